@@ -1,0 +1,1 @@
+"""The reference column: one speculative round in plain PyTorch, written to be checked by eye."""

@@ -1,0 +1,109 @@
+"""Drafters that run a small decoder once a step: EAGLE, EAGLE-3. What is theirs alone is in their head."""
+
+from typing import Protocol
+
+import torch
+
+from specsim.config import SpecConfig
+from specsim.drafter import Candidates
+from specsim.phases import Batch, DraftExtendInput, DraftInput, PrefillInput
+from specsim.pool import KVBuffer, KVLayout, KVPool
+from specsim.reference.attention import AttentionMetadata, causal_metadata, lane_metadata
+from specsim.reference.drafting import child_scores, draft_topk, parent_ids, root_scores
+from specsim.reference.extend import shift_left
+from specsim.reference.kv import duplicate_tails, lane_columns, tail_columns
+from specsim.reference.sampling import topk
+
+
+class Head(Protocol):
+    """A drafter's decoder. d2t: offsets from draft to target ids, None where the vocabularies are equal."""
+
+    kv_layout: KVLayout
+    feature_layers: tuple[int, ...]
+    hidden_size: int
+    draft_vocab_size: int
+    d2t: torch.Tensor | None
+
+    def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
+        """The target's features as the first hidden state, [R, H]."""
+
+    def forward(self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer) -> torch.Tensor:
+        """One forward over tokens and the hidden states one place before them: the hidden handed on, [R, H]."""
+
+    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        """[R, draft vocabulary]."""
+
+
+class AutoregressiveDrafter:
+    """The drafter protocol of specsim.drafter around a head."""
+
+    def __init__(self, head: Head, config: SpecConfig):
+        self._head, self._config = head, config
+        self.kv_layout, self.feature_layers = head.kv_layout, head.feature_layers
+
+    def seed(self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool) -> DraftInput:
+        rows = [torch.arange(int(n)) for n in prefill.row_starts.diff()]
+        starts = zip(rows, batch.req_pool_indices.tolist(), prefill.start_lens.tolist(), strict=True)
+        slots = torch.cat([prefill.row_starts[:0], *(pools.slots(row, start + steps) for steps, row, start in starts)])
+        metadata = causal_metadata(batch.req_pool_indices, prefill.start_lens, prefill.row_starts, slots, pools)
+        ids = shift_left(prefill, next_tokens)
+        return self._first_topk(ids, features_RF, metadata, prefill.row_starts[1:] - 1, next_tokens.int(), pools)
+
+    def extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
+        extend = draft_extend_input
+        metadata = causal_metadata(extend.req_pool_indices, extend.seq_lens, extend.row_starts, extend.cache_locations, pools)
+        return self._first_topk(extend.input_ids, extend.hidden, metadata, extend.last_rows, extend.bonus_tokens, pools)
+
+    def idle(self) -> DraftInput:
+        return DraftInput.empty(self._config.topk, self._head.hidden_size)
+
+    def _first_topk(self, ids, features_RF, metadata, last_rows, bonus_tokens, pools) -> DraftInput:
+        hidden_RH = self._head.forward(ids, self._head.fuse(features_RF), metadata, pools.draft)[last_rows]
+        topk_p, topk_index = draft_topk(self._head.logits(hidden_RH), self._config.topk, self._head.d2t)
+        return DraftInput(topk_p=topk_p, topk_index=topk_index, hidden=hidden_RH, bonus_tokens=bonus_tokens)
+
+    def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> Candidates:
+        k, mode = self._config.topk, self._config.score
+        duplicate_tails(batch, self._config, pools)
+        lanes_B1K = torch.arange(k).expand(batch.size, 1, k)
+        path_BKI = lanes_B1K.transpose(1, 2)
+        tokens_BK, scores_BK = draft_input.topk_index, root_scores(draft_input.topk_p, mode)
+        hidden_BKH = draft_input.hidden[:, None].expand(-1, k, -1)
+        tokens, scores = [tokens_BK], [scores_BK]
+        parent_list = [torch.arange(-1, k if self._config.num_steps > 1 else 0).expand(batch.size, -1)]
+        for step in range(self._config.num_steps - 1):
+            topk_p, topk_index, hidden_BKH = self._step(batch, tokens_BK, hidden_BKH, path_BKI, step, pools)
+            children = child_scores(scores_BK, topk_p, mode).flatten(1)
+            tokens.append(topk_index.flatten(1))
+            scores.append(children)
+            scores_BK, chosen_BK = topk(children, k)
+            tokens_BK = tokens[-1].gather(1, chosen_BK)
+            parents_BK = chosen_BK // k
+            hidden_BKH = hidden_BKH.gather(1, parents_BK[..., None].expand_as(hidden_BKH))
+            path_BKI = self._reparent(path_BKI, parents_BK)
+            if step < self._config.num_steps - 2:
+                parent_list.append(parent_ids(step + 1, chosen_BK, k))
+        return Candidates(torch.cat(tokens, 1), torch.cat(scores, 1), torch.cat(parent_list, 1))
+
+    def _step(self, batch: Batch, tokens_BK, hidden_BKH, path_BKI, step: int, pools: KVPool):
+        """One draft forward: topk_p f32 and topk_index i64 [B, K, K], hidden [B, K, H].
+
+        Beyond the length limit a row proposes nothing: ids 0..K-1 with probability 0.
+        """
+        config, lengths = self._config, batch.seq_lens.tolist()
+        tails = [tail_columns(length, config) for length in lengths]
+        columns = [lane_columns(length, config) for length in lengths]
+        metadata = lane_metadata(batch, tails, columns, path_BKI, config.max_len, pools)
+        hidden_RH = self._head.forward(tokens_BK.flatten(), hidden_BKH.flatten(0, 1), metadata, pools.draft)
+        topk_p, topk_index = draft_topk(self._head.logits(hidden_RH), config.topk, self._head.d2t)
+        live = (metadata.slots >= 0)[:, None]
+        topk_p, topk_index = torch.where(live, topk_p, 0.0), torch.where(live, topk_index, torch.arange(config.topk))
+        shape = (batch.size, config.topk, -1)
+        return topk_p.view(shape), topk_index.view(shape), hidden_RH.view(shape)
+
+    def _reparent(self, path_BKI: torch.Tensor, parents_BK: torch.Tensor) -> torch.Tensor:
+        """The lanes that hold each lane's tokens, one step on: its own in mode `lane`, its true ancestors' in mode `ancestor`."""
+        lanes_BK1 = torch.arange(path_BKI.shape[1])[None, :, None].expand(len(path_BKI), -1, 1)
+        if self._config.draft_kv == "ancestor":
+            path_BKI = path_BKI.gather(1, parents_BK[..., None].expand_as(path_BKI))
+        return torch.cat([path_BKI, lanes_BK1], dim=-1)

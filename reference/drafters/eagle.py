@@ -1,0 +1,45 @@
+"""EAGLE-1/2's head: one decoder layer over fc(concat(embedding, feature)), read by the target's own head (papers/eagle1)."""
+
+from collections.abc import Mapping
+
+import torch
+
+from specsim.drafter import DrafterConfig
+from specsim.pool import KVBuffer
+from specsim.reference.attention import AttentionMetadata
+from specsim.reference.layers import Weights, gated_mlp, inverse_frequencies, rms_norm, self_attention
+from specsim.target import Target
+
+
+class EagleHead:
+    """hidden = layers(fc(concat(embedding of token p+1, feature of p))); it imitates the tensor that the target's head reads."""
+
+    d2t = None
+
+    def __init__(self, config: DrafterConfig, tensors: Mapping[str, torch.Tensor], target: Target, dtype: torch.dtype):
+        self._model, self._target = config.model, target
+        self._weights = Weights({name: tensor.to(dtype) for name, tensor in tensors.items()})
+        self._inverse_D = inverse_frequencies(config.model)
+        self.kv_layout, self.feature_layers = config.model.kv_layout, config.feature_layers
+        self.hidden_size, self.draft_vocab_size = config.model.hidden_size, config.draft_vocab_size
+
+    def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
+        return features_RF
+
+    def forward(self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer) -> torch.Tensor:
+        embedded_RH = self._weights["embed_tokens.weight"][input_ids_R]
+        hidden_RH = self._weights.project(torch.cat([embedded_RH, hidden_RH], dim=-1), "fc")
+        for layer in range(self._model.num_layers):
+            hidden_RH = self._layer(hidden_RH, layer, metadata, kv)
+        return hidden_RH
+
+    def _layer(self, hidden_RH: torch.Tensor, layer: int, metadata: AttentionMetadata, kv: KVBuffer) -> torch.Tensor:
+        """A Llama layer whose first has no norm before its attention."""
+        weights, eps = self._weights.under(f"layers.{layer}"), self._model.rms_norm_eps
+        normed = rms_norm(hidden_RH, weights["input_layernorm.weight"], eps) if layer else hidden_RH
+        hidden_RH = hidden_RH + self_attention(normed, weights.under("self_attn"), self._model, self._inverse_D, layer, kv, metadata)
+        normed = rms_norm(hidden_RH, weights["post_attention_layernorm.weight"], eps)
+        return hidden_RH + gated_mlp(normed, weights.under("mlp"))
+
+    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        return self._target.logits(hidden_RH)

@@ -1,0 +1,41 @@
+"""EAGLE-3's head: one layer over concat(norm embedding, norm hidden), with a draft vocabulary of its own (papers/eagle3)."""
+
+from collections.abc import Mapping
+
+import torch
+
+from specsim.drafter import DrafterConfig
+from specsim.pool import KVBuffer
+from specsim.reference.attention import AttentionMetadata
+from specsim.reference.layers import Weights, gated_mlp, inverse_frequencies, rms_norm, self_attention
+from specsim.target import Target
+
+
+class Eagle3Head:
+    """hidden is fc(target features) at first and the layer's own output, before `norm`, from then on."""
+
+    def __init__(self, config: DrafterConfig, tensors: Mapping[str, torch.Tensor], target: Target, dtype: torch.dtype):
+        self._config, self._model = config, config.model
+        floating = {name: tensor.to(dtype) for name, tensor in tensors.items() if tensor.is_floating_point()}
+        self._weights, self.d2t = Weights(floating), tensors.get("d2t")
+        own = self._weights.get("embed_tokens.weight")
+        self._embedding = target.embedding if own is None else own
+        self._inverse_D = inverse_frequencies(config.model)
+        self.kv_layout, self.feature_layers = config.model.kv_layout, config.feature_layers
+        self.hidden_size, self.draft_vocab_size = config.model.hidden_size, config.draft_vocab_size
+
+    def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
+        return self._weights.project(features_RF, "fc")
+
+    def forward(self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer) -> torch.Tensor:
+        weights, eps = self._weights.under("midlayer"), self._model.rms_norm_eps
+        embedded = rms_norm(self._embedding[input_ids_R], weights["input_layernorm.weight"], eps)
+        normed = rms_norm(hidden_RH, weights["hidden_norm.weight"], eps)
+        residual = normed if self._config.norm_before_residual else hidden_RH
+        both = torch.cat([embedded, normed], dim=-1)
+        hidden_RH = residual + self_attention(both, weights.under("self_attn"), self._model, self._inverse_D, 0, kv, metadata)
+        normed = rms_norm(hidden_RH, weights["post_attention_layernorm.weight"], eps)
+        return hidden_RH + gated_mlp(normed, weights.under("mlp"))
+
+    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        return self._weights.project(rms_norm(hidden_RH, self._weights["norm.weight"], self._model.rms_norm_eps), "lm_head")

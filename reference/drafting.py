@@ -1,0 +1,39 @@
+"""EAGLE-2's dynamic tree: expansion of K lanes step by step, and the choice of the N-1 best candidates (papers/eagle2)."""
+
+import torch
+
+from specsim.reference.sampling import topk
+
+
+def draft_topk(logits_RV: torch.Tensor, k: int, d2t: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The drafter's k best tokens of each row: softmax at T = 1 over the draft vocabulary f32 [R, K], *target* ids i64 [R, K].
+
+    d2t holds offsets: draft id i is target id i + d2t[i].
+    """
+    topk_p, draft_ids = topk(torch.softmax(logits_RV.double(), dim=-1), k)
+    return topk_p.float(), draft_ids if d2t is None else draft_ids + d2t[draft_ids]
+
+
+def root_scores(topk_p_BK: torch.Tensor, score: str) -> torch.Tensor:
+    """Scores of the root's children."""
+    return topk_p_BK if score == "prob" else topk_p_BK.log()
+
+
+def child_scores(scores_BK: torch.Tensor, topk_p_BKK: torch.Tensor, score: str) -> torch.Tensor:
+    """Scores f32 [B, K lanes, K children]: the path's product (or sum of logs), never above the parent's."""
+    scores_BK1 = scores_BK[:, :, None]
+    children_BKK = scores_BK1 * topk_p_BKK if score == "prob" else scores_BK1 + topk_p_BKK.log()
+    return torch.minimum(children_BKK, scores_BK1)
+
+
+def parent_ids(step: int, chosen_BK: torch.Tensor, k: int) -> torch.Tensor:
+    """Flat candidate indices of step `step`'s lanes (step ≥ 1), the parents of the blocks of children they will have."""
+    return chosen_BK + k + (step - 1) * k * k
+
+
+def select(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """The `count` best candidates as ascending flat indices, i64 [B, count].
+
+    A parent scores at least its child and stands before it, so that with ties to the lower index the chosen set is a tree.
+    """
+    return topk(scores, count)[1].sort(dim=-1).values

@@ -1,0 +1,46 @@
+"""The rows the drafter reads after prefill and after verify: tokens one place ahead of their features."""
+
+import torch
+
+from specsim.phases import Batch, DraftExtendInput, PrefillInput
+from specsim.reference.verify import Verdict
+
+
+def shift_left(prefill: PrefillInput, next_tokens: torch.Tensor) -> torch.Tensor:
+    """Drafter ids after prefill, i64 [R]: each request's ids without the first, and the token after its chunk (sglang#26329)."""
+    shifted = prefill.input_ids.roll(-1)
+    shifted[prefill.row_starts[1:] - 1] = next_tokens.long()
+    return shifted
+
+
+def draft_extend_input(
+    batch: Batch, verdict: Verdict, features_RF: torch.Tensor, req_to_token: torch.Tensor, max_len: int, extend: str
+) -> DraftExtendInput:
+    """Gather predict and features along the accepted path: row j holds the token *after* node accept_index[b, j] and that node's features.
+
+    `fixed`: S+1 rows a request; a row past the path carries token 0 and the features of node 0. `ragged`: the path's rows only. A row
+    that has no slot, or stands at or beyond max_len, writes nothing.
+    """
+    width = verdict.accept_index.shape[1]
+    num_nodes = len(verdict.predict) // batch.size if batch.size else 0
+    steps = torch.arange(width)
+    live = steps < verdict.num_accepted_tokens[:, None]
+    root = torch.arange(batch.size)[:, None] * num_nodes
+    nodes = torch.where(live, verdict.accept_index.long(), root)
+    ids = torch.where(live, verdict.predict[nodes].long(), 0)
+    positions = batch.seq_lens[:, None] + steps
+    slots = req_to_token[batch.req_pool_indices[:, None], positions]
+    slots = torch.where(positions < max_len, slots, -1)
+    kept = live if extend == "ragged" else torch.ones_like(live)
+    return DraftExtendInput(
+        row_starts=torch.nn.functional.pad(kept.sum(1).cumsum(0), (1, 0)),
+        hidden=features_RF[nodes[kept]],
+        input_ids=ids[kept],
+        positions=positions[kept],
+        cache_locations=slots[kept],
+        num_accepted_drafts=verdict.num_accepted_drafts,
+        num_accepted_tokens=verdict.num_accepted_tokens,
+        bonus_tokens=ids[torch.arange(batch.size), verdict.num_accepted_drafts.long()].int(),
+        seq_lens=batch.seq_lens,
+        req_pool_indices=batch.req_pool_indices,
+    )

@@ -1,0 +1,77 @@
+"""The parts of a decoder layer, as functions of tensors by name."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch.nn.functional import linear, silu
+
+from specsim.pool import KVBuffer
+from specsim.reference.attention import AttentionMetadata, attention
+from specsim.target import ModelConfig
+
+
+class Weights:
+    """Tensors by name, seen from below a prefix."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], prefix: str = ""):
+        self._tensors, self._prefix = tensors, prefix
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._tensors[self._prefix + name]
+
+    def get(self, name: str) -> torch.Tensor | None:
+        return self._tensors.get(self._prefix + name)
+
+    def under(self, prefix: str) -> "Weights":
+        return Weights(self._tensors, f"{self._prefix}{prefix}.")
+
+    def project(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return linear(x, self[f"{name}.weight"], self.get(f"{name}.bias"))
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / √(mean x² + eps) · weight, in float32 or wider (Zhang & Sennrich 2019)."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
+    """Rotary frequencies f32 [D/2]; rope type llama3 stretches the long wavelengths (Llama 3.1)."""
+    inverse = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2).float() / config.head_dim)
+    scaling = config.rope_scaling
+    if scaling.get("rope_type", "default") == "default":
+        return inverse
+    factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
+    turns = scaling["original_max_position_embeddings"] * inverse / (2 * math.pi)
+    share = ((turns - low) / (high - low)).clamp(0, 1)
+    return share * inverse + (1 - share) * inverse / factor
+
+
+def rotate(x_RAD: torch.Tensor, positions_R: torch.Tensor, inverse_D: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding, halves convention: pairs are (i, i + D/2). Angles in float32, as the checkpoints were trained."""
+    angles = positions_R[:, None, None].float() * inverse_D
+    cos, sin = angles.cos().to(x_RAD.dtype), angles.sin().to(x_RAD.dtype)
+    first, second = x_RAD.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def self_attention(
+    x_RH: torch.Tensor, weights: Weights, config: ModelConfig, inverse_D: torch.Tensor, layer: int, kv: KVBuffer, metadata: AttentionMetadata
+) -> torch.Tensor:
+    """Project, (norm each head,) rotate, write KV, attend, project back: [R, H]."""
+    query = weights.project(x_RH, "q_proj").unflatten(-1, (-1, config.head_dim))
+    key = weights.project(x_RH, "k_proj").unflatten(-1, (-1, config.head_dim))
+    value = weights.project(x_RH, "v_proj").unflatten(-1, (-1, config.head_dim))
+    if weights.get("q_norm.weight") is not None:
+        query = rms_norm(query, weights["q_norm.weight"], config.rms_norm_eps)
+        key = rms_norm(key, weights["k_norm.weight"], config.rms_norm_eps)
+    query, key = rotate(query, metadata.positions, inverse_D), rotate(key, metadata.positions, inverse_D)
+    kv.write(layer, metadata.slots, key, value)
+    attended = attention(query, layer, kv, metadata, config.window(layer))
+    return weights.project(attended.flatten(1), "o_proj")
+
+
+def gated_mlp(x_RH: torch.Tensor, weights: Weights) -> torch.Tensor:
+    """down(silu(gate x) · up x)."""
+    return weights.project(silu(weights.project(x_RH, "gate_proj")) * weights.project(x_RH, "up_proj"), "down_proj")

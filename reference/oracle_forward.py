@@ -1,0 +1,128 @@
+"""Dense forwards for the oracle: a whole sequence at once, nothing kept, after Hugging Face's llama, mistral and qwen3.
+
+EAGLE: arXiv 2401.15077 and 2406.16858; EAGLE-3: arXiv 2503.01840. Rows stand at positions 0..R-1 and attend causally.
+Dimensions: R rows · H hidden · F target features · V vocabulary · A attention heads · D head dim.
+"""
+
+import math
+from collections.abc import Mapping
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+
+from specsim.config import InputError
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def in_dtype(model, dtype: torch.dtype) -> SimpleNamespace:
+    """The same config and tensors on the CPU, the floating ones in dtype."""
+    tensors = {name: x.to("cpu", dtype if x.is_floating_point() else x.dtype) for name, x in model.tensors.items()}
+    return SimpleNamespace(config=model.config, tensors=tensors)
+
+
+def target_forward(config, tensors: Tensors, token_ids: list[int], feature_layers: tuple[int, ...]):
+    """(logits [R, V], features [R, F]): the hidden states entering feature_layers, or what the head reads if there are none."""
+    hidden_RH = tensors["model.embed_tokens.weight"][token_ids]
+    entering = []
+    for layer in range(config.num_layers):
+        entering.append(hidden_RH)
+        name = f"model.layers.{layer}"
+        normed_RH = _norm(config, tensors, f"{name}.input_layernorm", hidden_RH)
+        hidden_RH = _layer(config, tensors, name, hidden_RH, normed_RH, config.window(layer))
+    last_RH = _norm(config, tensors, "model.norm", hidden_RH)
+    features_RF = torch.cat([entering[layer] for layer in feature_layers], dim=-1) if feature_layers else last_RH
+    return last_RH @ tensors["lm_head.weight"].T, features_RF
+
+
+def draft_forward(pair, token_ids: list[int], features_MF: torch.Tensor, hiddens: list[torch.Tensor]):
+    """(hidden [H] handed on, draft logits [V]) of the last of the rows (token, hidden).
+
+    The first rows have the target's features as their hidden, fused; the rows after them the given hiddens.
+    """
+    config, tensors = pair.drafter.config, pair.drafter.tensors
+    if config.kind not in ("eagle", "eagle3"):
+        raise InputError("kind", config.kind, "eagle or eagle3")
+    embedding = tensors.get("embed_tokens.weight", pair.target.tensors["model.embed_tokens.weight"])[token_ids]
+    fused_MH = _linear(tensors, "fc", features_MF) if config.kind == "eagle3" else features_MF
+    hidden_RH = torch.cat([fused_MH, *(hidden[None] for hidden in hiddens)])
+    if config.kind == "eagle":
+        hidden = _eagle(config.model, tensors, embedding, hidden_RH)[-1]
+        return hidden, pair.target.tensors["lm_head.weight"] @ hidden
+    hidden = _eagle3(config, tensors, embedding, hidden_RH)[-1]
+    return hidden, tensors["lm_head.weight"] @ _norm(config.model, tensors, "norm", hidden)
+
+
+def _eagle(config, tensors, embedding_RH, hidden_RH):
+    hidden_RH = _linear(tensors, "fc", torch.cat([embedding_RH, hidden_RH], dim=-1))
+    for layer in range(config.num_layers):
+        name = f"layers.{layer}"
+        normed_RH = _norm(config, tensors, f"{name}.input_layernorm", hidden_RH) if layer else hidden_RH
+        hidden_RH = _layer(config, tensors, name, hidden_RH, normed_RH, config.window(layer))
+    return hidden_RH
+
+
+def _eagle3(config, tensors, embedding_RH, hidden_RH):
+    embedding_RH = _norm(config.model, tensors, "midlayer.input_layernorm", embedding_RH)
+    normed_RH = _norm(config.model, tensors, "midlayer.hidden_norm", hidden_RH)
+    residual_RH = normed_RH if config.norm_before_residual else hidden_RH
+    both = torch.cat([embedding_RH, normed_RH], dim=-1)
+    return _layer(config.model, tensors, "midlayer", residual_RH, both, config.model.window(0))
+
+
+def _layer(config, tensors, name, residual_RH, normed, window):
+    """A decoder layer from its first projections on: attention reads `normed`, its output is added to the residual."""
+    hidden_RH = residual_RH + _attention(config, tensors, f"{name}.self_attn", normed, window)
+    normed_RH = _norm(config, tensors, f"{name}.post_attention_layernorm", hidden_RH)
+    gate, up = (_linear(tensors, f"{name}.mlp.{part}_proj", normed_RH) for part in ("gate", "up"))
+    return hidden_RH + _linear(tensors, f"{name}.mlp.down_proj", F.silu(gate) * up)
+
+
+def _attention(config, tensors, name, rows, window):
+    """Softmax attention of a row over the rows up to itself, the last `window` of them if there is a window."""
+    query, key, value = (
+        _linear(tensors, f"{name}.{part}_proj", rows).unflatten(-1, (-1, config.head_dim)).transpose(0, 1) for part in "qkv"
+    )
+    if f"{name}.q_norm.weight" in tensors:  # Qwen3, over each head
+        query, key = _norm(config, tensors, f"{name}.q_norm", query), _norm(config, tensors, f"{name}.k_norm", key)
+    query, key = _rotate(config, query), _rotate(config, key)
+    key, value = (x.repeat_interleave(config.num_heads // config.num_kv_heads, dim=0) for x in (key, value))
+    age_RR = torch.arange(len(rows))[:, None] - torch.arange(len(rows))
+    hidden = (age_RR < 0) | (age_RR >= (window or len(rows)))
+    scores_ARR = (query @ key.mT * config.head_dim**-0.5).masked_fill(hidden, -math.inf)
+    return _linear(tensors, f"{name}.o_proj", (scores_ARR.softmax(-1) @ value).transpose(0, 1).flatten(1))
+
+
+def _rotate(config, x_ARD):
+    """Rotary embedding, second half against first; angles in float32."""
+    angle = torch.arange(x_ARD.shape[1], dtype=torch.float32)[:, None] * _frequencies(config)
+    cos, sin = (torch.cat([x, x], dim=-1).to(x_ARD.dtype) for x in (angle.cos(), angle.sin()))
+    first, second = x_ARD.chunk(2, dim=-1)
+    return x_ARD * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+def _frequencies(config):
+    """Angle a position, [D/2] float32. llama3 slows the waves that are long against the original context."""
+    frequency = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2).float() / config.head_dim)
+    scaling = config.rope_scaling
+    rope_type = scaling.get("rope_type", "default")
+    if rope_type == "default":
+        return frequency
+    if rope_type != "llama3":
+        raise InputError("rope_type", rope_type, "default or llama3")
+    factor, low, high = (scaling[name] for name in ("factor", "low_freq_factor", "high_freq_factor"))
+    waves = scaling["original_max_position_embeddings"] * frequency / (2 * math.pi)  # in the original context
+    smooth = (waves - low) / (high - low)
+    blend = (1 - smooth) * frequency / factor + smooth * frequency
+    return torch.where(waves < low, frequency / factor, torch.where(waves > high, frequency, blend))
+
+
+def _norm(config, tensors, name, x):
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + config.rms_norm_eps)
+    return tensors[f"{name}.weight"] * wide.to(x.dtype)
+
+
+def _linear(tensors, name, x):
+    return F.linear(x, tensors[f"{name}.weight"], tensors.get(f"{name}.bias"))

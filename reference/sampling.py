@@ -1,0 +1,80 @@
+"""The law a row is sampled from: penalties, bias, mask, temperature, top-k, top-p, min-p (contracts of papers/sampling)."""
+
+import torch
+
+from specsim.phases import Sampling
+
+
+def topk(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k largest along the last dimension, largest first, ties to the lower index: (values, indices i64)."""
+    ordered = torch.sort(values, dim=-1, descending=True, stable=True)
+    return ordered.values[..., :k], ordered.indices[..., :k]
+
+
+def argmax(values: torch.Tensor) -> torch.Tensor:
+    """Index of the largest along the last dimension, the lowest of equals."""
+    return topk(values, 1)[1][..., 0]
+
+
+def adjust_logits(
+    logits_V: torch.Tensor, context: torch.Tensor, prompt_len: int, sampling: Sampling, request: int, allowed_V: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Logits after penalties, bias and grammar mask, f64 [V].
+
+    context: i64, the tokens up to and including the row's own. Repetition divides positive and multiplies negative logits of every token
+    in the context; presence and frequency subtract once, and once a count, for tokens after the prompt.
+    """
+    logits_V = logits_V.double().clone()
+    repetition = sampling.repetition_penalty[request]
+    seen = context.unique()
+    logits_V[seen] = torch.where(logits_V[seen] > 0, logits_V[seen] / repetition, logits_V[seen] * repetition)
+    counts_V = torch.bincount(context[prompt_len:], minlength=len(logits_V))
+    logits_V -= sampling.frequency_penalty[request] * counts_V + sampling.presence_penalty[request] * (counts_V > 0)
+    logits_V += sampling.logit_bias[request]
+    return logits_V if allowed_V is None else logits_V.masked_fill(~allowed_V, -torch.inf)
+
+
+def target_prob(adjusted_V: torch.Tensor, sampling: Sampling, request: int) -> torch.Tensor:
+    """The law of the next token at a row, f64 [V]; temperature 0 puts all mass on the argmax."""
+    temperature = float(sampling.temperature[request])
+    if temperature == 0:
+        return torch.nn.functional.one_hot(argmax(adjusted_V), len(adjusted_V)).double()
+    prob_V = torch.softmax(adjusted_V / temperature, dim=-1)
+    prob_V = _keep_top_k(prob_V, int(sampling.top_k[request]))
+    prob_V = _keep_top_p(prob_V, float(sampling.top_p[request]))
+    return _renormalise(prob_V, prob_V >= float(sampling.min_p[request]) * prob_V.max())
+
+
+def _renormalise(prob_V: torch.Tensor, kept_V: torch.Tensor) -> torch.Tensor:
+    kept = torch.where(kept_V, prob_V, 0.0)
+    return kept / kept.sum()
+
+
+def _keep_top_k(prob_V: torch.Tensor, k: int) -> torch.Tensor:
+    if k == 0 or k >= len(prob_V):
+        return prob_V
+    kept_V = torch.zeros_like(prob_V, dtype=torch.bool)
+    kept_V[topk(prob_V, k)[1]] = True
+    return _renormalise(prob_V, kept_V)
+
+
+def _keep_top_p(prob_V: torch.Tensor, p: float) -> torch.Tensor:
+    """The fewest most likely tokens whose mass reaches p: those with less than p before them."""
+    if p == 1:
+        return prob_V
+    ordered, order = topk(prob_V, len(prob_V))
+    kept_V = torch.zeros_like(prob_V, dtype=torch.bool)
+    kept_V[order[ordered.cumsum(-1) - ordered < p]] = True
+    return _renormalise(prob_V, kept_V)
+
+
+def logprob(adjusted_V: torch.Tensor, sampling: Sampling, request: int, token: int) -> float:
+    """log softmax(adjusted / T)[token], T = 1 when greedy; filters do not enter."""
+    temperature = float(sampling.temperature[request]) or 1.0
+    return float(torch.log_softmax(adjusted_V / temperature, dim=-1)[token])
+
+
+def inverse_cdf(weight_V: torch.Tensor, uniform: float) -> int:
+    """The first id with cdf > uniform · cdf[last] and mass; weights need not sum to one, some must be positive."""
+    cdf_V = weight_V.cumsum(-1)
+    return int(((cdf_V > uniform * cdf_V[-1]) & (weight_V > 0)).nonzero()[0])

@@ -1,0 +1,5 @@
+"""Target families."""
+
+from specsim.reference.targets.dense import DenseTarget
+
+FAMILIES = {"llama": DenseTarget, "mistral": DenseTarget, "qwen3": DenseTarget}

@@ -1,0 +1,134 @@
+"""Verification: walk the tree from its root as far as the target's law takes the drafts (papers/specinfer, sglang's target-only rule)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from specsim.config import SpecConfig
+from specsim.phases import Batch, VerifyInput
+from specsim.pool import KVPool
+from specsim.reference.sampling import adjust_logits, argmax, inverse_cdf, logprob, target_prob
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """One request's tree as verify walks it: lists of N; depth_limit is the deepest node that may be accepted."""
+
+    tokens: list[int]
+    parents: list[int]
+    next_token: list[int]
+    next_sibling: list[int]
+    depth_limit: int
+
+    def children(self, node: int) -> Iterator[int]:
+        child = self.next_token[node]
+        while child >= 0:
+            yield child
+            child = self.next_sibling[child]
+
+    def path_tokens(self, node: int) -> list[int]:
+        """Tokens from the root's to the node's own."""
+        return [*self.path_tokens(self.parents[node]), self.tokens[node]] if node >= 0 else []
+
+
+def trees(batch: Batch, verify_input: VerifyInput, max_len: int) -> list[Tree]:
+    columns = (verify_input.draft_tokens, verify_input.parents, verify_input.retrieve_next_token, verify_input.retrieve_next_sibling)
+    limits = (max_len - 1 - batch.seq_lens).tolist()
+    return [Tree(*row) for row in zip(*(column.tolist() for column in columns), limits, strict=True)]
+
+
+def node_logits(
+    batch: Batch, trees: list[Tree], logits_BNV: torch.Tensor, config: SpecConfig, pools: KVPool, allowed_BNV: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Every node's logits after penalties, bias and mask, f64 [B, N, V]; a node's context is the request's tokens and its own path.
+
+    Penalties `relaxed` count the request's tokens only, whatever the path.
+    """
+    adjusted_BNV = torch.empty_like(logits_BNV, dtype=torch.float64)
+    for request, (tree, row, length) in enumerate(zip(trees, batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), strict=True)):
+        committed, prompt_len = pools.token_ids[row, :length], int(batch.prompt_lens[request])
+        for node in range(len(tree.tokens)):
+            path = tree.path_tokens(node if config.penalties == "exact" else 0)
+            context = torch.cat([committed, torch.tensor(path)])
+            allowed = None if allowed_BNV is None else allowed_BNV[request, node]
+            adjusted_BNV[request, node] = adjust_logits(logits_BNV[request, node], context, prompt_len, batch.sampling, request, allowed)
+    return adjusted_BNV
+
+
+def greedy(tree: Tree, adjusted_NV: torch.Tensor) -> tuple[list[int], int]:
+    """Follow the child that holds the argmax of the current node; returns (path of nodes from the root, bonus token)."""
+    best = argmax(adjusted_NV).tolist()
+    path = [0]
+    while len(path) <= tree.depth_limit:
+        match = next((child for child in tree.children(path[-1]) if tree.tokens[child] == best[path[-1]]), None)
+        if match is None:
+            break
+        path.append(match)
+    return path, best[path[-1]]
+
+
+def target_only(
+    tree: Tree, prob_NV: torch.Tensor, coins: list[float], final_coin: float, threshold_single: float, threshold_acc: float
+) -> tuple[list[int], int]:
+    """Target-only sampling: drafts are points, accepted with the target's own probability.
+
+    A node has one coin u, coins[depth], for all its children in sibling order: with acc the probability of the children so far, child c is
+    accepted if u ≤ acc / threshold_acc or p(c) ≥ threshold_single. If none is, the bonus comes from p without the rejected children.
+    Thresholds of 1 leave the target's law unchanged. Returns (path of nodes from the root, bonus token).
+    """
+    path = [0]
+    while True:
+        prob_V = prob_NV[path[-1]].clone()
+        children = tree.children(path[-1]) if len(path) <= tree.depth_limit else ()
+        accumulated, accepted = 0.0, None
+        for child in children:
+            child_prob = float(prob_V[tree.tokens[child]])
+            accumulated += child_prob
+            if coins[len(path) - 1] <= accumulated / max(threshold_acc, 1e-9) or child_prob >= threshold_single:
+                accepted = child
+                break
+            prob_V[tree.tokens[child]] = 0.0
+        if accepted is None:
+            has_mass = bool(prob_V.sum() > 0)
+            return path, inverse_cdf(prob_V if has_mass else prob_NV[path[-1]], final_coin)
+        path.append(accepted)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """predict: i32 [B·N]; accept_index: i32 [B, S+1]; num_accepted_drafts, num_accepted_tokens: i32 [B]; logprobs: f32 [B, S+1]."""
+
+    predict: torch.Tensor
+    accept_index: torch.Tensor
+    num_accepted_drafts: torch.Tensor
+    num_accepted_tokens: torch.Tensor
+    logprobs: torch.Tensor
+
+
+def verify(
+    batch: Batch, trees: list[Tree], adjusted_BNV: torch.Tensor, coins_BD: torch.Tensor, final_coins_B: torch.Tensor, config: SpecConfig
+) -> Verdict:
+    """Walk every tree: greedily where the temperature is 0, else by target-only sampling.
+
+    coins_BD: one coin a depth 0..S; final_coins_B: the coin of the bonus token.
+    """
+    num_nodes, width = config.num_draft_tokens, config.num_steps + 1
+    predict = torch.full((batch.size * num_nodes,), -1, dtype=torch.int32)
+    accept_index = torch.full((batch.size, width), -1, dtype=torch.int32)
+    logprobs = torch.zeros(batch.size, width)
+    num_accepted_drafts = torch.zeros(batch.size, dtype=torch.int32)
+    for request, tree in enumerate(trees):
+        adjusted_NV = adjusted_BNV[request]
+        if batch.sampling.temperature[request] == 0:
+            path, bonus = greedy(tree, adjusted_NV)
+        else:
+            prob_NV = torch.stack([target_prob(adjusted_V, batch.sampling, request) for adjusted_V in adjusted_NV])
+            coins, final = coins_BD[request].tolist(), float(final_coins_B[request])
+            path, bonus = target_only(tree, prob_NV, coins, final, config.threshold_single, config.threshold_acc)
+        num_accepted_drafts[request] = len(path) - 1
+        for step, (node, token) in enumerate(zip(path, [*(tree.tokens[node] for node in path[1:]), bonus], strict=True)):
+            predict[request * num_nodes + node] = token
+            accept_index[request, step] = request * num_nodes + node
+            logprobs[request, step] = logprob(adjusted_NV[node], batch.sampling, request, token)
+    return Verdict(predict, accept_index, num_accepted_drafts, num_accepted_drafts + 1, logprobs)

@@ -1,0 +1,214 @@
+"""Targets and EAGLE heads from a local folder or the Hugging Face hub, and the shipped pair."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from specsim.config import InputError
+from specsim.drafter import DrafterConfig
+from specsim.drafter_config import drafter_config, is_speculators
+from specsim.fields import Fields, read_json
+from specsim.layout import drafter_layout, target_layout
+from specsim.model_config import read_target_config
+from specsim.target import ModelConfig
+from specsim.tokenizer import LazyTokenizer
+from specsim.weights import by_name, check_layout, read_weights
+
+_HUB_ID = r"[\w-][\w.-]*/[\w-][\w.-]*"
+_HUB_TEXT = ("*.json", "*.txt", "tokenizer.model")
+_EAGLE3_KEYS = {"d2t", "lm_head.weight", "midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight"}
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TargetCheckpoint:
+    """A target's shape and its tensors as stored, under Hugging Face names; a tied lm_head.weight is the embedding."""
+
+    config: ModelConfig
+    tensors: Mapping[str, torch.Tensor]
+
+    def __repr__(self) -> str:
+        return f"{_shape(self.config)}, {_size(self.tensors)}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DrafterCheckpoint:
+    """An EAGLE head's shape and its tensors as stored, under the EAGLE repository's names.
+
+    eagle: embed_tokens, fc [H,2H], fc.bias where it has one, layers.i.*. eagle3: fc [H,3·target H], midlayer.*, norm,
+    lm_head [draft vocab,H]; d2t (i64, target id = i + d2t[i]) and t2d (bool) together or not at all; embed_tokens where
+    it has its own.
+    """
+
+    config: DrafterConfig
+    tensors: Mapping[str, torch.Tensor]
+
+    def __repr__(self) -> str:
+        config = self.config
+        reads = (
+            f"reads layers {', '.join(map(str, config.feature_layers))}"
+            if config.feature_layers
+            else "reads the last hidden"
+        )
+        return f"{config.kind}, {_shape(config.model)}, draft vocabulary {config.draft_vocab_size}, {reads}, {_size(self.tensors)}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Pair:
+    """A target, a drafter that fits it (None: plain decoding) and the target's tokenizer (None where there is none)."""
+
+    target: TargetCheckpoint
+    drafter: DrafterCheckpoint | None
+    tokenizer: Any
+    name: str
+
+    def __repr__(self) -> str:
+        return f"Pair {self.name}\n  target:  {self.target!r}\n  drafter: {self.drafter!r}"
+
+    def _repr_html_(self) -> str:
+        parts = {"target": repr(self.target), "drafter": repr(self.drafter)}
+        rows = "".join(
+            f"<tr><th>{part}</th><td style='text-align:left'>{escape(text)}</td></tr>" for part, text in parts.items()
+        )
+        return f"<table><caption>{escape(self.name)}</caption>{rows}</table>"
+
+
+def load(
+    target: str | Path | None = None,
+    draft: str | Path | None = None,
+    drafter: Literal["eagle", "eagle3", "none"] = "eagle3",
+) -> Pair:
+    """A target and its drafter, each a folder or a hub id; with neither, the shipped pair, `drafter` naming its head.
+
+    The kind of a drafter of one's own is read off its files. A target alone needs drafter="none".
+    """
+    target, draft, name = _chosen(target, draft, drafter)
+    folder = locate("target", target)
+    checkpoint = load_target(folder)
+    head = None if draft is None else load_drafter(draft, checkpoint.config)
+    tokenizer = LazyTokenizer(folder) if any((folder / file).exists() for file in _TOKENIZERS) else None
+    return Pair(checkpoint, head, tokenizer, name)
+
+
+def _chosen(target: Any, draft: Any, drafter: str) -> tuple[str | Path, str | Path | None, str]:
+    """(target, draft, name of the pair) of load's arguments."""
+    if drafter not in ("eagle", "eagle3", "none"):
+        raise InputError("drafter", drafter, "eagle or eagle3 or none")
+    if target is None and draft is None:
+        from specsim.zoo import TINY
+
+        head = None if drafter == "none" else Path(TINY) / drafter
+        return Path(TINY) / "target", head, "tiny" if head is None else f"tiny, {drafter}"
+    if target is None:
+        raise InputError("target", None, "the target that the given drafter was trained for")
+    if draft is not None and drafter == "none":
+        raise InputError("draft", str(draft), "none where drafter is none")
+    if draft is None and drafter != "none":
+        raise InputError("draft", None, "a drafter of the given target, or drafter none")
+    return target, draft, str(target) if draft is None else f"{target}, {draft}"
+
+
+def load_target(path_or_hub: str | Path) -> TargetCheckpoint:
+    """A target of a supported family; InputError names file and key where anything is missing, extra or misshapen."""
+    folder = locate("target", path_or_hub)
+    config = read_target_config(folder)
+    required, optional = target_layout(config), {}
+    if config.tie_word_embeddings:
+        optional = {"lm_head.weight": required.pop("lm_head.weight")}
+    tensors = check_layout(by_name(read_weights(folder), _target_name), folder, required, optional)
+    if config.tie_word_embeddings:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    return TargetCheckpoint(config, tensors)
+
+
+def load_drafter(path_or_hub: str | Path, target_config: ModelConfig) -> DrafterCheckpoint:
+    """An EAGLE-1/2 or EAGLE-3 head for a target. Raises as load_target does, and where the two do not fit."""
+    folder = locate("draft", path_or_hub)
+    fields = read_json(folder / "config.json")
+    stored = by_name(read_weights(folder), lambda key: key.removeprefix("model."))
+    kind = _drafter_kind(fields, set(stored))
+    if kind == "eagle3":
+        stored = by_name(stored.values(), _eagle3_name)
+    config = drafter_config(fields, kind, target_config)
+    required, optional = drafter_layout(config)
+    if kind == "eagle" and fields.get("bias") is not None:
+        bias = {"fc.bias": optional.pop("fc.bias")}
+        required |= bias if fields.flag("bias") else {}
+    tensors = check_layout(stored, folder, required, optional)
+    tensors |= _vocabulary(tensors, folder, target_config.vocab_size) if "d2t" in tensors else {}
+    return DrafterCheckpoint(config, tensors)
+
+
+def locate(field: str, path_or_hub: str | Path) -> Path:
+    """The folder of a checkpoint: a local one, else a snapshot of a hub repository, downloaded once."""
+    folder = Path(path_or_hub).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists() or not re.fullmatch(_HUB_ID, str(path_or_hub)):
+        raise InputError(
+            field, str(path_or_hub), "an existing folder, or a hub id such as meta-llama/Llama-3.1-8B-Instruct"
+        )
+    from huggingface_hub import snapshot_download
+
+    try:
+        snapshot = Path(snapshot_download(str(path_or_hub), allow_patterns=[*_HUB_TEXT, "model*.safetensors"]))
+        if not any(snapshot.glob("model*.safetensors")):
+            snapshot_download(str(path_or_hub), allow_patterns=["pytorch_model*.bin"])
+    except Exception as error:  # the hub's, the network's and the cache's errors share no class
+        allowed = f"an existing folder, or a hub id that can be reached or is in the cache ({type(error).__name__})"
+        raise InputError(field, str(path_or_hub), allowed) from error
+    return snapshot
+
+
+def _target_name(key: str) -> str:
+    return key if key.startswith(("model.", "lm_head.")) else f"model.{key}"
+
+
+def _eagle3_name(key: str) -> str:
+    name = key.removeprefix("model.")
+    return f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name
+
+
+def _drafter_kind(fields: Fields, names: set[str]) -> str:
+    """From the keys, and from what only an EAGLE-3 config has, so that a key missing from one is told as that."""
+    if "fc.weight" not in names:
+        raise InputError(f"fc.weight in {fields.file.parent}", "missing", "an EAGLE-1, EAGLE-2 or EAGLE-3 head")
+    eagle3 = names & _EAGLE3_KEYS or fields.get("draft_vocab_size") or is_speculators(fields)
+    return "eagle3" if eagle3 else "eagle"
+
+
+def _vocabulary(tensors: Mapping[str, torch.Tensor], folder: Path, vocab_size: int) -> dict[str, torch.Tensor]:
+    """d2t as i64 and t2d as bool, either the inverse of the other; t2d is made where the files have only d2t."""
+    d2t = tensors["d2t"].long()
+    target_ids = d2t + torch.arange(len(d2t))
+    outside = ((target_ids < 0) | (target_ids >= vocab_size)).nonzero().flatten().tolist()
+    if outside:
+        allowed = f"an offset to a target id of 0 to {vocab_size - 1}"
+        raise InputError(f"d2t[{outside[0]}] in {folder}", int(d2t[outside[0]]), allowed)
+    ids, counts = target_ids.unique(return_counts=True)
+    if len(ids) != len(d2t):
+        twice = f"target id {int(ids[counts > 1][0])} twice"
+        raise InputError(f"d2t in {folder}", twice, "a different target id for every draft id")
+    t2d = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, target_ids, True)
+    differing = (tensors.get("t2d", t2d).bool() != t2d).nonzero().flatten().tolist()
+    if differing:
+        allowed = f"{t2d[differing[0]].item()}, as d2t has it"
+        raise InputError(f"t2d[{differing[0]}] in {folder}", not t2d[differing[0]].item(), allowed)
+    return {"d2t": d2t, "t2d": t2d}
+
+
+def _shape(config: ModelConfig) -> str:
+    heads = f"{config.num_heads}/{config.num_kv_heads} heads of {config.head_dim}"
+    return f"{config.family}, {config.num_layers} layers, hidden {config.hidden_size}, {heads}, vocabulary {config.vocab_size}"
+
+
+def _size(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Parameters, a tied head counted once, and the types they are stored in."""
+    unique = {id(tensor): tensor for tensor in tensors.values() if tensor.is_floating_point()}.values()
+    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in unique})
+    return f"{sum(tensor.numel() for tensor in unique):,} parameters ({', '.join(dtypes)})"

@@ -1,0 +1,163 @@
+"""Settings of a speculative run: validated when made, frozen afterwards."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+class InputError(ValueError):
+    """Bad input: one sentence naming the field, the value and what is allowed."""
+
+    def __init__(self, name: str, value: object, allowed: str):
+        super().__init__(f"{name} is {value!r}; allowed: {allowed}")
+        self.name, self.value, self.allowed = name, value, allowed
+
+
+def _require(condition: bool, name: str, value: object, allowed: str) -> None:
+    if not condition:
+        raise InputError(name, value, allowed)
+
+
+def _require_int(name: str, value: object, least: int) -> None:
+    _require(type(value) is int and value >= least, name, value, f"an integer of at least {least}")
+
+
+def _require_finite(name: str, value: object, least: float, most: float, allowed: str) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    _require(number and least <= value <= most, name, value, allowed)
+
+
+def ceil_to(value: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is at least `value`."""
+    return -(-value // multiple) * multiple
+
+
+@dataclass(frozen=True, slots=True)
+class SpecConfig:
+    """One setting of speculative decoding.
+
+    topk, num_steps and num_draft_tokens (root included) are K, S and N of the dimension key in specsim.phases.
+    `draft_kv`: `lane`, a lane keeps its own KV when it is re-parented, or `ancestor`, a node attends to its true ancestors.
+    `extend`: `fixed`, every request has num_steps + 1 rows in draft-extend, or `ragged`, the accepted rows only.
+    `release`: `finish`, slots are kept until a request ends, or `round`, scratch slots are returned every round.
+    `score`: lanes are ranked by products of probabilities (`prob`) or by sums of their logarithms (`logprob`).
+    `penalties`: `exact` counts a node's own path as plain decoding would; `relaxed` does not, and is not lossless.
+    threshold_single, threshold_acc: thresholds of target-only verification; below 1 they are lossy on purpose.
+    max_len: most tokens of a request, prompt included; None means the target's own limit.
+    """
+
+    topk: int = 4
+    num_steps: int = 3
+    num_draft_tokens: int = 8
+    page_size: int = 16
+    draft_kv: Literal["lane", "ancestor"] = "lane"
+    extend: Literal["fixed", "ragged"] = "fixed"
+    release: Literal["finish", "round"] = "finish"
+    score: Literal["prob", "logprob"] = "prob"
+    penalties: Literal["exact", "relaxed"] = "exact"
+    threshold_single: float = 1.0
+    threshold_acc: float = 1.0
+    max_len: int | None = None
+
+    def __post_init__(self):
+        plain = self.num_steps == 0
+        for name, least in (("topk", 1), ("num_steps", 0), ("num_draft_tokens", 1 if plain else 2), ("page_size", 1)):
+            _require_int(name, getattr(self, name), least)
+        self._check_tree()
+        for name, allowed in _CHOICES.items():
+            _require(getattr(self, name) in allowed, name, getattr(self, name), " or ".join(allowed))
+        for name in ("threshold_single", "threshold_acc"):
+            _require_finite(name, getattr(self, name), 0, 1, "a number from 0 to 1")
+        if self.max_len is not None:
+            _require_int("max_len", self.max_len, 2)
+
+    def _check_tree(self) -> None:
+        topk, num_steps, num_draft_tokens = self.topk, self.num_steps, self.num_draft_tokens
+        if num_steps == 0:
+            _require(topk == 1, "topk", topk, "1 when num_steps is 0 (plain decoding)")
+        if topk == 1:
+            only = f"{num_steps + 1}: a chain (topk 1) verifies num_steps + 1 tokens"
+            _require(num_draft_tokens == num_steps + 1, "num_draft_tokens", num_draft_tokens, only)
+        most = self.num_candidates + 1
+        limit = f"2 to {most}, the root and the {most - 1} candidates of topk {topk} and num_steps {num_steps}"
+        _require(num_draft_tokens <= most, "num_draft_tokens", num_draft_tokens, limit)
+
+    @classmethod
+    def plain(cls, page_size: int = 16, max_len: int | None = None) -> "SpecConfig":
+        """Decoding without drafts: a round whose tree is its root."""
+        return cls(topk=1, num_steps=0, num_draft_tokens=1, page_size=page_size, max_len=max_len)
+
+    @property
+    def is_plain(self) -> bool:
+        return self.num_steps == 0
+
+    @property
+    def num_candidates(self) -> int:
+        """Size of the pool that the tree is chosen from: K + (S-1)K²."""
+        return self.topk + (self.num_steps - 1) * self.topk**2 if self.num_steps else 0
+
+    @property
+    def pages_per_lane(self) -> int:
+        """Most pages that one lane's copied prefix tail and steps can cover."""
+        return ceil_to(self.page_size - 1 + self.num_steps, self.page_size) // self.page_size
+
+    @property
+    def need(self) -> int:
+        """Columns beyond L that one round may touch, for any L."""
+        if self.page_size == 1 or self.topk == 1:
+            return max(self.num_steps * self.topk, self.num_draft_tokens)
+        return max(self.pages_per_lane * self.page_size * self.topk, self.num_draft_tokens)
+
+    def reserved_columns(self, seq_len: int) -> int:
+        """Columns a request of L tokens owns under release `finish`: two rounds ahead, in whole pages."""
+        return ceil_to(seq_len + 2 * self.need, self.page_size)
+
+
+_CHOICES = {
+    "draft_kv": ("lane", "ancestor"),
+    "extend": ("fixed", "ragged"),
+    "release": ("finish", "round"),
+    "score": ("prob", "logprob"),
+    "penalties": ("exact", "relaxed"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request is decoded and when it ends.
+
+    temperature 0 is greedy. top_k 0, top_p 1, min_p 0, repetition_penalty 1, presence_penalty 0 and frequency_penalty 0
+    are off. The repetition penalty counts prompt and output, presence and frequency the output only, as engines do.
+    logit_bias maps token ids to additions to their logits. seed names the random stream (64 bits).
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    max_new_tokens: int = 64
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int = 0
+
+    def __post_init__(self):
+        _require_finite("temperature", self.temperature, 0, math.inf, "0 (greedy) or a positive number")
+        _require_int("top_k", self.top_k, 0)
+        _require_finite("top_p", self.top_p, math.ulp(0), 1, "a number above 0 and at most 1")
+        _require_finite("min_p", self.min_p, 0, 1, "a number from 0 to 1")
+        _require_finite("repetition_penalty", self.repetition_penalty, math.ulp(0), math.inf, "a positive number")
+        for name in ("presence_penalty", "frequency_penalty"):
+            _require_finite(name, getattr(self, name), -2, 2, "a number from -2 to 2")
+        for bias in self.logit_bias.values():
+            _require_finite("logit_bias", bias, -math.inf, math.inf, "finite numbers")
+        _require_int("max_new_tokens", self.max_new_tokens, 1)
+        _require(type(self.seed) is int and 0 <= self.seed < 2**64, "seed", self.seed, "an integer from 0 to 2^64 - 1")
+
+    @property
+    def has_penalties(self) -> bool:
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)

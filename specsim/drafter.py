@@ -1,0 +1,59 @@
+"""The drafter protocol: everything a round asks of a drafter. The round knows no drafter by name."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from specsim.phases import Batch, DraftExtendInput, DraftInput, PrefillInput
+from specsim.pool import KVLayout, KVPool
+from specsim.target import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterConfig:
+    """Shape of a drafter.
+
+    model: the shape of its own layers. draft_vocab_size: size of its head. target_hidden_size: width of one target feature.
+    feature_layers: the target layers whose *entering* hidden states it reads, ascending; () for the hidden that the target's
+    head reads. norm_before_residual: whether the residual of an EAGLE-3 layer is taken after hidden_norm.
+    """
+
+    kind: str
+    model: ModelConfig
+    draft_vocab_size: int
+    target_hidden_size: int
+    feature_layers: tuple[int, ...] = ()
+    norm_before_residual: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """All a drafter considered, before selection: the pool of K + (S-1)K² nodes.
+
+    tokens: i64 and scores: f32 [B, K+(S-1)K²]; parent_list: i64 [B, max(1, K(S-1)+1)], for each block of K siblings the flat
+    index of their parent, -1 for the root.
+    """
+
+    tokens: torch.Tensor
+    scores: torch.Tensor
+    parent_list: torch.Tensor
+
+
+class Drafter(Protocol):
+    """A drafter of one column. kv_layout is None where it keeps no KV."""
+
+    kv_layout: KVLayout | None
+    feature_layers: tuple[int, ...]
+
+    def seed(self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool) -> DraftInput:
+        """After the target's prefill of a chunk: what the first draft phase starts from."""
+
+    def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> Candidates:
+        """The draft phase: candidates for the tree below each bonus token."""
+
+    def extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
+        """After verify: a fresh DraftInput from the accepted rows; draft KV of those rows is rewritten."""
+
+    def idle(self) -> DraftInput:
+        """The DraftInput of no request."""

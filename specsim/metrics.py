@@ -1,0 +1,61 @@
+"""What the counters of a run mean, and how other tools' figures convert to ours.
+
+`draft` in a name counts drafts only; `accept` without `draft` includes the bonus token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Acceptance over rounds.
+
+    rounds: number of (request, round) pairs. accept_length: mean tokens a round, bonus included, in [1, S+1].
+    accept_rate: accepted drafts over proposed ones (num_steps a round). accepted_by_position: for i = 1..S the share of
+    rounds that accepted at least i drafts (unconditional).
+    """
+
+    rounds: int
+    accept_length: float
+    accept_rate: float
+    accepted_by_position: tuple[float, ...]
+
+    @property
+    def conditional_by_position(self) -> tuple[float, ...]:
+        """Share of the rounds that accepted i-1 drafts and accepted the i-th too; nan where there were none."""
+        reached = (1.0, *self.accepted_by_position[:-1])
+        return tuple(now / before if before else float("nan") for now, before in zip(self.accepted_by_position, reached, strict=True))
+
+
+def acceptance(num_accepted_drafts: Sequence[int], num_steps: int) -> Acceptance:
+    """Acceptance of rounds that accepted `num_accepted_drafts[i]` of `num_steps` drafts each."""
+    drafts = np.asarray(num_accepted_drafts, dtype=np.int64)
+    if drafts.size and (drafts.min() < 0 or drafts.max() > num_steps):
+        raise ValueError(f"accepted drafts lie in [0, {num_steps}], got {drafts.min()} to {drafts.max()}")
+    mean = float(drafts.mean()) if drafts.size else float("nan")
+    by_position = tuple(float((drafts >= position).mean()) if drafts.size else float("nan") for position in range(1, num_steps + 1))
+    return Acceptance(int(drafts.size), mean + 1, mean / num_steps if num_steps else float("nan"), by_position)
+
+
+def distinct_share(token_ids: Sequence[int], order: int = 4) -> float:
+    """Distinct n-grams over n-grams of a text: near 1 for fresh text, near 0 for a loop; 1 for a text shorter than n."""
+    grams = [tuple(token_ids[start : start + order]) for start in range(len(token_ids) - order + 1)]
+    return len(set(grams)) / len(grams) if grams else 1.0
+
+
+def accept_length_from_tensorrt_llm(accepted_drafts_per_round: float) -> float:
+    """Our accept length from TensorRT-LLM's acceptance length, which counts drafts only."""
+    return accepted_drafts_per_round + 1
+
+
+def accept_length_from_eagle_tau(tau: float, rounds: int) -> float:
+    """Our accept length from EAGLE's printed tau, which divides the same tokens by rounds - 1."""
+    return tau * (rounds - 1) / rounds
+
+
+def accept_length_from_rate(accept_rate: float, num_steps: int) -> float:
+    """Our accept length from vLLM's draft acceptance rate (accepted over proposed drafts)."""
+    return 1 + num_steps * accept_rate

@@ -1,0 +1,216 @@
+"""The states of a round: one type for each phase, made by one phase and read by the next (sglang#24859).
+
+Dimension key, used as suffix of tensor names everywhere:
+
+    B requests · K topk · S num_steps · N num_draft_tokens (verify width, root included) · P page_size
+    L seq_len (committed KV, bonus token excluded) · V vocabulary · H hidden · F target features · A attention heads
+    D head dim · R rows of a flattened batch · C columns (keys) of one request · Q rows of one request
+
+    DraftInput → draft → VerifyInput → verify → VerifyOutput.draft_extend_input → draft_extend → DraftInput
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+import torch
+
+from specsim.config import SamplingParams
+
+
+def _index_rows(value, rows: torch.Tensor):
+    return value if value is None else value.filter(rows) if isinstance(value, Rows) else value[rows]
+
+
+def _join_rows(first, second):
+    if first is None or second is None:
+        return None
+    return first.merge(second) if isinstance(first, Rows) else torch.cat([first, second])
+
+
+class Rows:
+    """A state whose every tensor has one row a request."""
+
+    __slots__ = ()
+
+    def filter(self, rows: torch.Tensor) -> Self:
+        """The requests `rows` (int64 indices), in that order; always by index, never by slice (sglang#9252)."""
+        return replace(self, **{f.name: _index_rows(getattr(self, f.name), rows) for f in fields(self)})
+
+    def merge(self, other: Self) -> Self:
+        """The requests of self followed by those of other."""
+        return replace(self, **{f.name: _join_rows(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)})
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling(Rows):
+    """SamplingParams of a batch as tensors [B] (logit_bias [B, V]); float64 so that no parameter is rounded here."""
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    repetition_penalty: torch.Tensor
+    presence_penalty: torch.Tensor
+    frequency_penalty: torch.Tensor
+    logit_bias: torch.Tensor
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], vocab_size: int) -> Self:
+        values = {
+            f.name: torch.tensor([getattr(p, f.name) for p in params], dtype=torch.float64)
+            for f in fields(cls)
+            if f.name != "logit_bias"
+        }
+        values["top_k"] = values["top_k"].long()
+        bias_BV = torch.zeros(len(params), vocab_size, dtype=torch.float64)
+        for bias_V, p in zip(bias_BV, params, strict=True):
+            for token, bias in p.logit_bias.items():
+                bias_V[token] = bias
+        return cls(**values, logit_bias=bias_BV)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(Rows):
+    """The requests of a round; no phase changes it.
+
+    request_ids, req_pool_indices (rows of the pool's tables), seq_lens (L), prompt_lens, seeds (the bits of an unsigned
+    64-bit seed): int64 [B]. sampling: the parameters of each request.
+    """
+
+    request_ids: torch.Tensor
+    req_pool_indices: torch.Tensor
+    seq_lens: torch.Tensor
+    prompt_lens: torch.Tensor
+    seeds: torch.Tensor
+    sampling: Sampling
+
+    @property
+    def size(self) -> int:
+        return len(self.request_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillInput:
+    """A chunk of every request's prompt, flattened over requests.
+
+    input_ids: i64 [R]. row_starts: i64 [B+1], request b owns rows row_starts[b]..row_starts[b+1]. start_lens: i64 [B],
+    tokens whose KV is there already. next_tokens: i64 [B], the token after the chunk where it is known (a chunk that is
+    not the last, a resumed request), else -1 and it is sampled.
+    """
+
+    input_ids: torch.Tensor
+    row_starts: torch.Tensor
+    start_lens: torch.Tensor
+    next_tokens: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillOutput:
+    """next_tokens i32 [B] and their logprobs [B] under the target's law; draft_input feeds the first round."""
+
+    next_tokens: torch.Tensor
+    logprobs: torch.Tensor
+    draft_input: "DraftInput"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftInput(Rows):
+    """What prefill and draft-extend leave to the next draft phase.
+
+    topk_p: f32 [B, K], the drafter's probabilities at T = 1 for the first drafts; topk_index: i64 [B, K], their target
+    ids; hidden: [B, H], the drafter's state they came from; bonus_tokens: i32 [B], the root of the next tree.
+    """
+
+    topk_p: torch.Tensor
+    topk_index: torch.Tensor
+    hidden: torch.Tensor
+    bonus_tokens: torch.Tensor
+
+    @classmethod
+    def empty(cls, topk: int, hidden_size: int, dtype: torch.dtype = torch.float32) -> Self:
+        """The state of no request: what is installed when all have finished, so that the next merge is well defined."""
+        return cls(
+            topk_p=torch.empty(0, topk),
+            topk_index=torch.empty(0, topk, dtype=torch.int64),
+            hidden=torch.empty(0, hidden_size, dtype=dtype),
+            bonus_tokens=torch.empty(0, dtype=torch.int32),
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        return len(self.topk_index) == 0
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyInput:
+    """A tree a request, ready for the target's forward. Node 0 is the root, the bonus token of the round before.
+
+    draft_tokens: i64 [B, N]; parents: i64 [B, N], node index of the parent, -1 for the root; scores: f32 [B, N], the
+    ranking score of each node, the root's that of the empty path. positions: i64 [B·N] = L + depth. mask: bool [B, N, N]
+    (layout QLEN_ONLY), row sees column. retrieve_index: i64 [B, N] = b·N + j; retrieve_next_token, retrieve_next_sibling:
+    i64 [B, N], first child and next sibling as node indices, -1 for none. cache_locations: i64 [B·N], slots in the target pool, -1 for a
+    node at or beyond the length limit.
+    """
+
+    draft_tokens: torch.Tensor
+    parents: torch.Tensor
+    scores: torch.Tensor
+    positions: torch.Tensor
+    mask: torch.Tensor
+    retrieve_index: torch.Tensor
+    retrieve_next_token: torch.Tensor
+    retrieve_next_sibling: torch.Tensor
+    cache_locations: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DraftExtendInput:
+    """The accepted rows, for the drafter to rewrite its KV from the target's features.
+
+    Row j of request b stands at position and column seq_lens[b] + j, holds the token *after* accepted node j and that node's
+    features. row_starts: i64 [B+1]; hidden: [R, F]; input_ids, positions, cache_locations (slot, -1 for a row that writes
+    nothing): i64 [R]. num_accepted_drafts, num_accepted_tokens, bonus_tokens: i32 [B]. seq_lens (L before the round),
+    req_pool_indices: i64 [B]. With `extend="fixed"` rows num_accepted_tokens and later of a request are junk.
+    """
+
+    row_starts: torch.Tensor
+    hidden: torch.Tensor
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    cache_locations: torch.Tensor
+    num_accepted_drafts: torch.Tensor
+    num_accepted_tokens: torch.Tensor
+    bonus_tokens: torch.Tensor
+    seq_lens: torch.Tensor
+    req_pool_indices: torch.Tensor
+
+    @property
+    def last_rows(self) -> torch.Tensor:
+        """i64 [B]: the row of each request's last accepted token, the only one that feeds the next draft phase."""
+        return self.row_starts[:-1] + self.num_accepted_tokens - 1
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOutput:
+    """What the target made of the trees.
+
+    predict: i32 [B·N], by node the token after it, -1 off the accepted path. accept_index: i32 [B, S+1], global node ids,
+    column 0 the root, padded with -1. num_accepted_drafts: i32 [B] in [0, S]; num_accepted_tokens: that + 1, the bonus
+    included. logprobs: [B, S+1], of predict at accept_index under penalties, bias and temperature, 0 where padded.
+    target_logits: [B·N, V], as the target gave them.
+    """
+
+    predict: torch.Tensor
+    accept_index: torch.Tensor
+    num_accepted_drafts: torch.Tensor
+    num_accepted_tokens: torch.Tensor
+    logprobs: torch.Tensor
+    target_logits: torch.Tensor
+    draft_extend_input: DraftExtendInput
+
+    def accepted_tokens(self) -> list[list[int]]:
+        """The new tokens of each request, bonus last."""
+        rows = zip(self.accept_index.tolist(), self.num_accepted_tokens.tolist(), strict=True)
+        predict = self.predict.tolist()
+        return [[predict[node] for node in path[:count]] for path, count in rows]

@@ -1,0 +1,55 @@
+"""The only source of randomness: counter-based draws that are named, not ordered.
+
+A draw is named (seed, request id, stream, L of its round's root, depth, index), so a request meets the same numbers
+alone, in any batch and after a retraction. The generator is Philox4x32-10 (Salmon et al., SC 2011).
+"""
+
+from enum import IntEnum
+
+import torch
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_LOW = 0xFFFFFFFF
+
+
+class Stream(IntEnum):
+    """What a draw is for. Two streams never share a number."""
+
+    PREFILL = 0
+    ACCEPT = 1
+    FINAL = 2
+    DRAFT = 3
+
+
+def philox(counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Philox4x32-10 on int64 tensors that hold 32-bit words; returns four words of the broadcast shape."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        high0, high1 = (product0 >> 32) & _LOW, (product1 >> 32) & _LOW
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, product1 & _LOW, high0 ^ c3 ^ k1, product0 & _LOW
+        k0, k1 = (k0 + _KEY_STEPS[0]) & _LOW, (k1 + _KEY_STEPS[1]) & _LOW
+    return c0, c1, c2, c3
+
+
+def words(seeds, request_ids, stream: Stream, root_lens, depths, indices=0) -> tuple[torch.Tensor, ...]:
+    """Four random 32-bit words (int64) for every name; arguments broadcast.
+
+    The counter is (index, root length, depth · 256 + stream, request id), the key the two halves of the seed, so
+    request ids, root lengths and indices are below 2³² and depths below 2²⁴.
+    """
+    names = (seeds, request_ids, root_lens, depths, indices)
+    seeds, request_ids, root_lens, depths, indices = (torch.as_tensor(name, dtype=torch.int64) for name in names)
+    counter = (indices & _LOW, root_lens & _LOW, (depths << 8) | int(stream), request_ids & _LOW)
+    return philox(counter, (seeds & _LOW, (seeds >> 32) & _LOW))
+
+
+def coins(seeds, request_ids, stream: Stream, root_lens, depths, indices=0) -> torch.Tensor:
+    """Uniforms of 24 bits in [2⁻²⁴, 1 - 2⁻²⁴], float64 (exact in float32 too), of the broadcast shape.
+
+    0 would accept a draft of probability zero (sglang#35771) and 1 walks off the end of a CDF (sglang#30822).
+    """
+    word = words(seeds, request_ids, stream, root_lens, depths, indices)[0]
+    return (word >> 8).clamp(min=1).double() * 2.0**-24
