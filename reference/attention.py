@@ -21,8 +21,8 @@ class Keys:
 class AttentionMetadata:
     """One forward over R rows, request after request; built anew for every forward (vllm#41162).
 
-    positions: i64 [R]; slots: i64 [R], where a row writes its KV, -1 for a dropped row, which writes nothing and sees nothing.
-    keys: one a request, in order, whose masks have as many rows as the request has.
+    positions: i64 [R]; slots: i64 [R], where a row writes its KV, -1 for a dropped row, which writes nothing and sees
+    nothing. keys: one a request, in order, whose masks have as many rows as the request has.
     """
 
     positions: torch.Tensor
@@ -35,9 +35,15 @@ def _metadata(positions: torch.Tensor, slots: torch.Tensor, keys: list[Keys]) ->
 
 
 def causal_metadata(
-    req_pool_indices: torch.Tensor, start_lens: torch.Tensor, row_starts: torch.Tensor, slots: torch.Tensor, pools: KVPool
+    req_pool_indices: torch.Tensor,
+    start_lens: torch.Tensor,
+    row_starts: torch.Tensor,
+    slots: torch.Tensor,
+    pools: KVPool,
 ) -> AttentionMetadata:
-    """Prefill and draft-extend: row j of request b stands at column start_lens[b] + j and sees every column up to its own."""
+    """Prefill and draft-extend: row j of request b stands at column start_lens[b] + j and sees every column up to its
+    own.
+    """
     keys, positions = [], []
     for row, start, low, high in zip(
         req_pool_indices.tolist(), start_lens.tolist(), row_starts[:-1].tolist(), row_starts[1:].tolist(), strict=True
@@ -53,8 +59,8 @@ def causal_metadata(
 
 def tree_metadata(batch: Batch, verify_input: VerifyInput, pools: KVPool) -> AttentionMetadata:
     """Verify: a node sees the prefix, and of the tree what its mask row says."""
-    locations_BN = verify_input.cache_locations.view(batch.size, -1)
-    positions_BN = verify_input.positions.view(batch.size, -1)
+    locations_BN = verify_input.cache_locations.view_as(verify_input.draft_tokens)
+    positions_BN = verify_input.positions.view_as(verify_input.draft_tokens)
     keys = []
     for request, (row, length) in enumerate(zip(batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), strict=True)):
         prefix = torch.arange(length)
@@ -70,12 +76,17 @@ def tree_metadata(batch: Batch, verify_input: VerifyInput, pools: KVPool) -> Att
 
 
 def lane_metadata(
-    batch: Batch, tails: list[torch.Tensor], lane_columns: list[torch.Tensor], path_BKI: torch.Tensor, max_len: int, pools: KVPool
+    batch: Batch,
+    tails: list[torch.Tensor],
+    lane_columns: list[torch.Tensor],
+    path_BKI: torch.Tensor,
+    max_len: int,
+    pools: KVPool,
 ) -> AttentionMetadata:
     """Draft step I-1: lane k of request b stands at position L + I-1.
 
-    tails[b]: columns [K, T] in which each lane finds the prefix's last T tokens. lane_columns[b]: [K, S], a lane's column at each
-    step. path_BKI: the lane that holds lane k's token of every step so far, k itself last.
+    tails[b]: columns [K, T] in which each lane finds the prefix's last T tokens. lane_columns[b]: [K, S], a lane's
+    column at each step. path_BKI: the lane that holds lane k's token of every step so far, k itself last.
     """
     num_lanes, num_steps = path_BKI.shape[1:]
     keys, positions, slots = [], [], []
@@ -87,7 +98,13 @@ def lane_metadata(
         sees_step = path_BKI[request][:, None, :] == torch.arange(num_lanes)[None, :, None]
         mask = torch.cat([torch.ones(num_lanes, base, dtype=torch.bool), sees_tail, sees_step.flatten(1)], dim=1)
         columns = torch.cat([torch.arange(base), tail.flatten(), lanes.flatten()])
-        key_positions = torch.cat([torch.arange(base), (base + torch.arange(tail.shape[1])).repeat(num_lanes), (length + steps).repeat(num_lanes)])
+        key_positions = torch.cat(
+            [
+                torch.arange(base),
+                (base + torch.arange(tail.shape[1])).repeat(num_lanes),
+                (length + steps).repeat(num_lanes),
+            ]
+        )
         kept = position < max_len
         keys.append(Keys(pools.slots(row, columns), key_positions, mask & kept))
         positions.append(torch.full((num_lanes,), position))
@@ -96,8 +113,11 @@ def lane_metadata(
     return _metadata(torch.cat([none, *positions]), torch.cat([none, *slots]), keys)
 
 
-def attention(query_RAD: torch.Tensor, layer: int, kv: KVBuffer, metadata: AttentionMetadata, window: int | None) -> torch.Tensor:
-    """softmax(q·k / √D) v over the visible keys, [R, A, D]; with a window a row sees the `window` last positions, its own included.
+def attention(
+    query_RAD: torch.Tensor, layer: int, kv: KVBuffer, metadata: AttentionMetadata, window: int | None
+) -> torch.Tensor:
+    """softmax(q·k / √D) v over the visible keys, [R, A, D]; with a window a row sees the `window` last positions, its
+    own included.
 
     Grouped queries share a key head. A row that sees nothing yields zeros. Slots that no row sees are not read.
     """

@@ -1,4 +1,4 @@
-"""EAGLE-2's dynamic tree: expansion of K lanes step by step, and the choice of the N-1 best candidates (papers/eagle2)."""
+"""EAGLE-2's dynamic tree (arXiv 2406.16858): K lanes expanded step by step, then the N-1 best candidates."""
 
 import torch
 
@@ -6,7 +6,8 @@ from specsim.reference.sampling import topk
 
 
 def draft_topk(logits_RV: torch.Tensor, k: int, d2t: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The drafter's k best tokens of each row: softmax at T = 1 over the draft vocabulary f32 [R, K], *target* ids i64 [R, K].
+    """The drafter's k best tokens of each row: softmax at T = 1 over the draft vocabulary f32 [R, K], *target* ids
+    i64 [R, K].
 
     d2t holds offsets: draft id i is target id i + d2t[i].
     """
@@ -27,13 +28,14 @@ def child_scores(scores_BK: torch.Tensor, topk_p_BKK: torch.Tensor, score: str) 
 
 
 def parent_ids(step: int, chosen_BK: torch.Tensor, k: int) -> torch.Tensor:
-    """Flat candidate indices of step `step`'s lanes (step ≥ 1), the parents of the blocks of children they will have."""
+    """Flat candidate indices of the lanes of step `step` ≥ 1: the parents of their blocks of children."""
     return chosen_BK + k + (step - 1) * k * k
 
 
 def select(scores: torch.Tensor, count: int) -> torch.Tensor:
     """The `count` best candidates as ascending flat indices, i64 [B, count].
 
-    A parent scores at least its child and stands before it, so that with ties to the lower index the chosen set is a tree.
+    A parent scores at least its child and stands before it, so that with ties to the lower index the chosen set is a
+    tree.
     """
     return topk(scores, count)[1].sort(dim=-1).values

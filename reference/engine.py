@@ -22,8 +22,8 @@ from specsim.uniforms import Stream, coins
 class Engine:
     """Rounds of one pair under one setting.
 
-    pair: target and drafter with config and tensors (specsim.checkpoint.Pair); drafter None decodes plainly. config.max_len None takes
-    the target's limit. dtype: of weights, activations and KV.
+    pair: target and drafter with config and tensors (specsim.checkpoint.Pair); drafter None decodes plainly.
+    config.max_len None takes the target's limit. dtype: of weights, activations and KV.
     """
 
     def __init__(self, pair, config: SpecConfig, dtype: torch.dtype = torch.float32):
@@ -42,16 +42,20 @@ class Engine:
         if checkpoint is None:
             raise InputError("num_steps", self.config.num_steps, "0 (SpecConfig.plain()) for a pair without a drafter")
         if self.config.topk > checkpoint.config.draft_vocab_size:
-            raise InputError("topk", self.config.topk, f"at most the draft vocabulary, {checkpoint.config.draft_vocab_size}")
+            raise InputError(
+                "topk", self.config.topk, f"at most the draft vocabulary, {checkpoint.config.draft_vocab_size}"
+            )
         head = HEADS[checkpoint.config.kind](checkpoint.config, checkpoint.tensors, self.target, self.dtype)
-        return AutoregressiveDrafter(head, self.config)
+        return AutoregressiveDrafter(head, self.config, self.dtype)
 
     def make_pools(self, num_requests: int, num_slots: int) -> KVPool:
         """Empty pools for up to `num_requests` requests and `num_slots` slots (rounded down to whole pages)."""
         num_slots -= num_slots % self.config.page_size
         draft = self.drafter.kv_layout and KVBuffer(self.drafter.kv_layout, num_slots, self.dtype)
         target = KVBuffer(self.target.config.kv_layout, num_slots, self.dtype)
-        return KVPool(target, draft, self.config.page_size, num_requests, self.config.reserved_columns(self.config.max_len))
+        return KVPool(
+            target, draft, self.config.page_size, num_requests, self.config.reserved_columns(self.config.max_len)
+        )
 
     def prefill(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> PrefillOutput:
         """Run a chunk of every prompt; batch.seq_lens counts it. Columns up to seq_lens must be owned."""
@@ -60,21 +64,33 @@ class Engine:
         pools.token_ids[batch.req_pool_indices[rows], columns] = prefill.input_ids
         slots = pools.slots(batch.req_pool_indices[rows], columns)
         metadata = causal_metadata(batch.req_pool_indices, prefill.start_lens, prefill.row_starts, slots, pools)
-        hidden_RH, features_RF = self.target.forward(prefill.input_ids, metadata, pools.target, self.drafter.feature_layers)
-        next_tokens, logprobs = self._next_tokens(batch, prefill, self.target.logits(hidden_RH[prefill.row_starts[1:] - 1]), pools)
+        hidden_RH, features_RF = self.target.forward(
+            prefill.input_ids, metadata, pools.target, self.drafter.feature_layers
+        )
+        next_tokens, logprobs = self._next_tokens(
+            batch, prefill, self.target.logits(hidden_RH[prefill.row_starts[1:] - 1]), pools
+        )
         pools.token_ids[batch.req_pool_indices, batch.seq_lens] = next_tokens.long()
         draft_input = self.drafter.seed(batch, prefill, next_tokens, features_RF, pools)
         return PrefillOutput(next_tokens, logprobs, draft_input)
 
-    def _next_tokens(self, batch: Batch, prefill: PrefillInput, logits_BV: torch.Tensor, pools: KVPool) -> tuple[torch.Tensor, torch.Tensor]:
+    def _next_tokens(
+        self, batch: Batch, prefill: PrefillInput, logits_BV: torch.Tensor, pools: KVPool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The token after each request's chunk, sampled where it is not known: (i32 [B], logprobs f32 [B])."""
         next_tokens, logprobs = prefill.next_tokens.int().clone(), torch.zeros(batch.size)
         coins_B = coins(batch.seeds, batch.request_ids, Stream.PREFILL, batch.seq_lens - 1, 0)
-        for request, (row, length) in enumerate(zip(batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), strict=True)):
+        for request, (row, length) in enumerate(
+            zip(batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), strict=True)
+        ):
             context = pools.token_ids[row, :length]
-            adjusted_V = adjust_logits(logits_BV[request], context, int(batch.prompt_lens[request]), batch.sampling, request)
+            adjusted_V = adjust_logits(
+                logits_BV[request], context, int(batch.prompt_lens[request]), batch.sampling, request
+            )
             if next_tokens[request] < 0:
-                next_tokens[request] = inverse_cdf(target_prob(adjusted_V, batch.sampling, request), float(coins_B[request]))
+                next_tokens[request] = inverse_cdf(
+                    target_prob(adjusted_V, batch.sampling, request), float(coins_B[request])
+                )
             logprobs[request] = logprob(adjusted_V, batch.sampling, request, int(next_tokens[request]))
         return next_tokens, logprobs
 
@@ -97,18 +113,16 @@ class Engine:
     def verify(self, batch: Batch, verify_input: VerifyInput, pools: KVPool) -> VerifyOutput:
         """Run the target over the trees, walk them, commit the accepted path."""
         metadata = tree_metadata(batch, verify_input, pools)
-        ids_R = verify_input.draft_tokens.flatten()
-        hidden_RH, features_RF = self.target.forward(ids_R, metadata, pools.target, self.drafter.feature_layers)
+        tokens_BN = verify_input.draft_tokens
+        features = self.drafter.feature_layers
+        hidden_RH, features_RF = self.target.forward(tokens_BN.flatten(), metadata, pools.target, features)
         logits_RV = self.target.logits(hidden_RH)
         trees = verify.trees(batch, verify_input, self.config.max_len)
-        adjusted_BNV = verify.node_logits(batch, trees, logits_RV.view(batch.size, self.config.num_draft_tokens, -1), self.config, pools)
-        coins_BD = coins(
-            batch.seeds[:, None],
-            batch.request_ids[:, None],
-            Stream.ACCEPT,
-            batch.seq_lens[:, None],
-            torch.arange(self.config.num_steps + 1),
-        )
+        logits_BNV = logits_RV.unflatten(0, tokens_BN.shape)
+        adjusted_BNV = verify.node_logits(batch, trees, logits_BNV, self.config, pools)
+        depths_D = torch.arange(self.config.num_steps + 1)
+        seeds_B1, ids_B1, lens_B1 = batch.seeds[:, None], batch.request_ids[:, None], batch.seq_lens[:, None]
+        coins_BD = coins(seeds_B1, ids_B1, Stream.ACCEPT, lens_B1, depths_D)
         final_coins_B = coins(batch.seeds, batch.request_ids, Stream.FINAL, batch.seq_lens, 0)
         verdict = verify.verify(batch, trees, adjusted_BNV, coins_BD, final_coins_B, self.config)
         return self._commit(batch, verify_input, verdict, features_RF, logits_RV, pools)
@@ -117,7 +131,9 @@ class Engine:
         rows = batch.req_pool_indices.tolist()
         kv.commit(batch, verify_input.cache_locations, verdict.accept_index, pools)
         own_committed(pools, rows, (batch.seq_lens + verdict.num_accepted_tokens).tolist(), self.config)
-        extend_input = draft_extend_input(batch, verdict, features_RF, pools.req_to_token, self.config.max_len, self.config.extend)
+        extend_input = draft_extend_input(
+            batch, verdict, features_RF, pools.req_to_token, self.config.max_len, self.config.extend
+        )
         output = VerifyOutput(
             predict=verdict.predict,
             accept_index=verdict.accept_index,

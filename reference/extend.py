@@ -7,7 +7,7 @@ from specsim.reference.verify import Verdict
 
 
 def shift_left(prefill: PrefillInput, next_tokens: torch.Tensor) -> torch.Tensor:
-    """Drafter ids after prefill, i64 [R]: each request's ids without the first, and the token after its chunk (sglang#26329)."""
+    """Drafter ids after prefill, i64 [R]: ids without the first, then the token after the chunk (sglang#26329)."""
     shifted = prefill.input_ids.roll(-1)
     shifted[prefill.row_starts[1:] - 1] = next_tokens.long()
     return shifted
@@ -16,10 +16,10 @@ def shift_left(prefill: PrefillInput, next_tokens: torch.Tensor) -> torch.Tensor
 def draft_extend_input(
     batch: Batch, verdict: Verdict, features_RF: torch.Tensor, req_to_token: torch.Tensor, max_len: int, extend: str
 ) -> DraftExtendInput:
-    """Gather predict and features along the accepted path: row j holds the token *after* node accept_index[b, j] and that node's features.
+    """Gather along the accepted path: row j holds the token *after* node accept_index[b, j] and that node's features.
 
-    `fixed`: S+1 rows a request; a row past the path carries token 0 and the features of node 0. `ragged`: the path's rows only. A row
-    that has no slot, or stands at or beyond max_len, writes nothing.
+    `fixed`: S+1 rows a request; a row past the path carries token 0 and the features of node 0. `ragged`: the path's
+    rows only. A row that has no slot, or stands at or beyond max_len, writes nothing.
     """
     width = verdict.accept_index.shape[1]
     num_nodes = len(verdict.predict) // batch.size if batch.size else 0

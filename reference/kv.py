@@ -1,4 +1,4 @@
-"""Where a round's KV lives: the lanes of the draft phase, the copied prefix tails, and the commit of the accepted path."""
+"""Where a round's KV lives: draft lanes, copied prefix tails, and the commit of the accepted path."""
 
 import torch
 
@@ -10,21 +10,23 @@ from specsim.pool import KVPool, lane_stride, prefix_tail
 def lane_columns(seq_len: int, config: SpecConfig) -> torch.Tensor:
     """Columns i64 [K, S] in which lane k writes its KV of step s.
 
-    Lanes follow each other after L; with pages and several lanes each lane starts on pages of its own, after room for a copy of the
-    prefix's tail, and lane 0's first page is the prefix's last.
+    Lanes follow each other after L; with pages and several lanes each lane starts on pages of its own, after room for
+    a copy of the prefix's tail, and lane 0's first page is the prefix's last.
     """
     first = seq_len + lane_stride(seq_len, config) * torch.arange(config.topk)
     return first[:, None] + torch.arange(config.num_steps)
 
 
 def tail_columns(seq_len: int, config: SpecConfig) -> torch.Tensor:
-    """Columns i64 [K, T] in which each lane finds the prefix's last T tokens, T = L mod P (0 where lanes share the prefix)."""
+    """Columns i64 [K, T] of each lane's copy of the prefix's last T tokens; T = 0 where lanes share the prefix."""
     tail = prefix_tail(seq_len, config)
     return lane_columns(seq_len, config)[:, :1] - tail + torch.arange(tail)
 
 
 def duplicate_tails(batch: Batch, config: SpecConfig, pools: KVPool) -> None:
-    """Copy the prefix tail's draft KV, content and not indices (sglang#7725), to lanes 1..K-1; once a round, before drafting."""
+    """Copy the prefix tail's draft KV, content and not indices (sglang#7725), to lanes 1..K-1; once a round, before
+    drafting.
+    """
     for row, length in zip(batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), strict=True):
         slots = pools.slots(row, tail_columns(length, config))
         pools.draft.move(slots[:1].expand_as(slots[1:]).flatten(), slots[1:].flatten())

@@ -49,7 +49,9 @@ def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
 
 
 def rotate(x_RAD: torch.Tensor, positions_R: torch.Tensor, inverse_D: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding, halves convention: pairs are (i, i + D/2). Angles in float32, as the checkpoints were trained."""
+    """Rotary embedding, halves convention: pairs are (i, i + D/2). Angles in float32, as the checkpoints were
+    trained.
+    """
     angles = positions_R[:, None, None].float() * inverse_D
     cos, sin = angles.cos().to(x_RAD.dtype), angles.sin().to(x_RAD.dtype)
     first, second = x_RAD.chunk(2, dim=-1)
@@ -57,7 +59,13 @@ def rotate(x_RAD: torch.Tensor, positions_R: torch.Tensor, inverse_D: torch.Tens
 
 
 def self_attention(
-    x_RH: torch.Tensor, weights: Weights, config: ModelConfig, inverse_D: torch.Tensor, layer: int, kv: KVBuffer, metadata: AttentionMetadata
+    x_RH: torch.Tensor,
+    weights: Weights,
+    config: ModelConfig,
+    inverse_D: torch.Tensor,
+    layer: int,
+    kv: KVBuffer,
+    metadata: AttentionMetadata,
 ) -> torch.Tensor:
     """Project, (norm each head,) rotate, write KV, attend, project back: [R, H]."""
     query = weights.project(x_RH, "q_proj").unflatten(-1, (-1, config.head_dim))

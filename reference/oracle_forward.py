@@ -18,12 +18,13 @@ Tensors = Mapping[str, torch.Tensor]
 
 def in_dtype(model, dtype: torch.dtype) -> SimpleNamespace:
     """The same config and tensors on the CPU, the floating ones in dtype."""
-    tensors = {name: x.to("cpu", dtype if x.is_floating_point() else x.dtype) for name, x in model.tensors.items()}
+    tensors = {name: x.detach().cpu() for name, x in model.tensors.items()}
+    tensors = {name: x.to(dtype) if x.is_floating_point() else x for name, x in tensors.items()}
     return SimpleNamespace(config=model.config, tensors=tensors)
 
 
 def target_forward(config, tensors: Tensors, token_ids: list[int], feature_layers: tuple[int, ...]):
-    """(logits [R, V], features [R, F]): the hidden states entering feature_layers, or what the head reads if there are none."""
+    """(logits [R, V], features [R, F]): the hidden states entering feature_layers; if none, what the head reads."""
     hidden_RH = tensors["model.embed_tokens.weight"][token_ids]
     entering = []
     for layer in range(config.num_layers):
@@ -82,15 +83,16 @@ def _layer(config, tensors, name, residual_RH, normed, window):
 def _attention(config, tensors, name, rows, window):
     """Softmax attention of a row over the rows up to itself, the last `window` of them if there is a window."""
     query, key, value = (
-        _linear(tensors, f"{name}.{part}_proj", rows).unflatten(-1, (-1, config.head_dim)).transpose(0, 1) for part in "qkv"
+        _linear(tensors, f"{name}.{part}_proj", rows).unflatten(-1, (-1, config.head_dim)).transpose(0, 1)
+        for part in "qkv"
     )
     if f"{name}.q_norm.weight" in tensors:  # Qwen3, over each head
         query, key = _norm(config, tensors, f"{name}.q_norm", query), _norm(config, tensors, f"{name}.k_norm", key)
     query, key = _rotate(config, query), _rotate(config, key)
     key, value = (x.repeat_interleave(config.num_heads // config.num_kv_heads, dim=0) for x in (key, value))
     age_RR = torch.arange(len(rows))[:, None] - torch.arange(len(rows))
-    hidden = (age_RR < 0) | (age_RR >= (window or len(rows)))
-    scores_ARR = (query @ key.mT * config.head_dim**-0.5).masked_fill(hidden, -math.inf)
+    unseen_RR = (age_RR < 0) | (age_RR >= (window or len(rows)))
+    scores_ARR = (query @ key.mT * config.head_dim**-0.5).masked_fill(unseen_RR, -math.inf)
     return _linear(tensors, f"{name}.o_proj", (scores_ARR.softmax(-1) @ value).transpose(0, 1).flatten(1))
 
 
@@ -112,10 +114,11 @@ def _frequencies(config):
     if rope_type != "llama3":
         raise InputError("rope_type", rope_type, "default or llama3")
     factor, low, high = (scaling[name] for name in ("factor", "low_freq_factor", "high_freq_factor"))
-    waves = scaling["original_max_position_embeddings"] * frequency / (2 * math.pi)  # in the original context
-    smooth = (waves - low) / (high - low)
+    context, wavelength = scaling["original_max_position_embeddings"], 2 * math.pi / frequency
+    smooth = (context / wavelength - low) / (high - low)
     blend = (1 - smooth) * frequency / factor + smooth * frequency
-    return torch.where(waves < low, frequency / factor, torch.where(waves > high, frequency, blend))
+    slow = torch.where(wavelength > context / low, frequency / factor, blend)
+    return torch.where(wavelength < context / high, frequency, slow)
 
 
 def _norm(config, tensors, name, x):

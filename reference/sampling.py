@@ -1,4 +1,4 @@
-"""The law a row is sampled from: penalties, bias, mask, temperature, top-k, top-p, min-p (contracts of papers/sampling)."""
+"""The law a row is sampled from: penalties, bias, mask, temperature, top-k, top-p, min-p applied in that order."""
 
 import torch
 
@@ -17,12 +17,18 @@ def argmax(values: torch.Tensor) -> torch.Tensor:
 
 
 def adjust_logits(
-    logits_V: torch.Tensor, context: torch.Tensor, prompt_len: int, sampling: Sampling, request: int, allowed_V: torch.Tensor | None = None
+    logits_V: torch.Tensor,
+    context: torch.Tensor,
+    prompt_len: int,
+    sampling: Sampling,
+    request: int,
+    allowed_V: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Logits after penalties, bias and grammar mask, f64 [V].
 
-    context: i64, the tokens up to and including the row's own. Repetition divides positive and multiplies negative logits of every token
-    in the context; presence and frequency subtract once, and once a count, for tokens after the prompt.
+    context: i64, the tokens up to and including the row's own. Repetition divides positive and multiplies negative
+    logits of every token in the context; presence and frequency subtract once, and once a count, for tokens after the
+    prompt.
     """
     logits_V = logits_V.double().clone()
     repetition = sampling.repetition_penalty[request]

@@ -1,5 +1,7 @@
 """The verify tree: parents, depths, masks and the first-child / next-sibling arrays that verify walks."""
 
+from itertools import pairwise
+
 import torch
 
 from specsim.config import SpecConfig
@@ -22,15 +24,20 @@ def parents_of(top_scores_index: list[int], parent_list: list[int], k: int, requ
     for node, flat in enumerate(top_scores_index, start=1):
         block = flat // k
         if not 0 <= block < len(parent_list):
-            raise MalformedTree(f"request {request}, node {node}: candidate {flat} is outside the pool of {len(parent_list) * k}")
+            raise MalformedTree(
+                f"request {request}, node {node}: candidate {flat} is outside the pool of {len(parent_list) * k}"
+            )
         parent = 0 if block == 0 else node_of.get(parent_list[block], -1)
         if not 0 <= parent < node:
-            raise MalformedTree(f"request {request}, node {node}: parent candidate {parent_list[block]} is not selected before it")
+            raise MalformedTree(
+                f"request {request}, node {node}: parent candidate {parent_list[block]} is not selected before it"
+            )
         parents.append(parent)
     return parents
 
 
 def depths_of(parents: list[int]) -> list[int]:
+    """Edges from the root."""
     depths = [0]
     for parent in parents[1:]:
         depths.append(depths[parent] + 1)
@@ -51,13 +58,17 @@ def links(parents: list[int]) -> tuple[list[int], list[int]]:
     next_token = [own[0] if own else -1 for own in children]
     next_sibling = [-1] * len(parents)
     for own in children:
-        for older, younger in zip(own, own[1:], strict=False):
+        for older, younger in pairwise(own):
             next_sibling[older] = younger
     return next_token, next_sibling
 
 
 def build(
-    candidates: Candidates, bonus_tokens: torch.Tensor, seq_lens: torch.Tensor, cache_locations: torch.Tensor, config: SpecConfig
+    candidates: Candidates,
+    bonus_tokens: torch.Tensor,
+    seq_lens: torch.Tensor,
+    cache_locations: torch.Tensor,
+    config: SpecConfig,
 ) -> VerifyInput:
     """Select the N-1 best candidates of each request and lay them out below its bonus token.
 
@@ -66,7 +77,9 @@ def build(
     num_nodes = config.num_draft_tokens
     top_scores_index = select(candidates.scores, num_nodes - 1)
     rows = zip(top_scores_index.tolist(), candidates.parent_list.tolist(), strict=True)
-    parents = [parents_of(chosen, parent_list, config.topk, request) for request, (chosen, parent_list) in enumerate(rows)]
+    parents = [
+        parents_of(chosen, parent_list, config.topk, request) for request, (chosen, parent_list) in enumerate(rows)
+    ]
     positions_BN = seq_lens[:, None] + _table([depths_of(own) for own in parents], num_nodes)
     kept = torch.ones_like(positions_BN, dtype=torch.bool) if config.max_len is None else positions_BN < config.max_len
     root_score = 1.0 if config.score == "prob" else 0.0
@@ -76,7 +89,9 @@ def build(
         parents=_table(parents, num_nodes),
         scores=torch.nn.functional.pad(candidates.scores.gather(1, top_scores_index), (1, 0), value=root_score),
         positions=positions_BN.flatten(),
-        mask=torch.stack([visibility(own) for own in parents]) if parents else torch.empty(0, num_nodes, num_nodes, dtype=torch.bool),
+        mask=torch.stack([visibility(own) for own in parents])
+        if parents
+        else torch.empty(0, num_nodes, num_nodes, dtype=torch.bool),
         retrieve_index=torch.arange(len(parents) * num_nodes).view(-1, num_nodes),
         retrieve_next_token=_table([first for first, _ in all_links], num_nodes),
         retrieve_next_sibling=_table([sibling for _, sibling in all_links], num_nodes),
@@ -97,7 +112,8 @@ def full_mask(mask_BNN: torch.Tensor, seq_lens: torch.Tensor) -> torch.Tensor:
 def bitpacked_mask(mask_BNN: torch.Tensor) -> torch.Tensor:
     """Layout QLEN_BITPACKED: bit c of a row's word is column c.
 
-    uint8 [B, N] for N ≤ 8, int16 for N ≤ 16, int32 for N ≤ 32, beyond that int32 [B, N, ceil(N/32)]; signed words carry the bits.
+    uint8 [B, N] for N ≤ 8, int16 for N ≤ 16, int32 for N ≤ 32, beyond that int32 [B, N, ceil(N/32)]; signed words
+    carry the bits.
     """
     num_nodes = mask_BNN.shape[-1]
     width = next((bits for bits in (8, 16, 32) if num_nodes <= bits), 32)

@@ -1,4 +1,4 @@
-"""Verification: walk the tree from its root as far as the target's law takes the drafts (papers/specinfer, sglang's target-only rule)."""
+"""Verification (trees: arXiv 2305.09781; target-only sampling: SGLang): walk as far as the target takes the drafts."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,31 +33,47 @@ class Tree:
 
 
 def trees(batch: Batch, verify_input: VerifyInput, max_len: int) -> list[Tree]:
-    columns = (verify_input.draft_tokens, verify_input.parents, verify_input.retrieve_next_token, verify_input.retrieve_next_sibling)
+    """Every request's tree; no node at or beyond max_len may be accepted."""
+    columns = (
+        verify_input.draft_tokens,
+        verify_input.parents,
+        verify_input.retrieve_next_token,
+        verify_input.retrieve_next_sibling,
+    )
     limits = (max_len - 1 - batch.seq_lens).tolist()
     return [Tree(*row) for row in zip(*(column.tolist() for column in columns), limits, strict=True)]
 
 
 def node_logits(
-    batch: Batch, trees: list[Tree], logits_BNV: torch.Tensor, config: SpecConfig, pools: KVPool, allowed_BNV: torch.Tensor | None = None
+    batch: Batch,
+    trees: list[Tree],
+    logits_BNV: torch.Tensor,
+    config: SpecConfig,
+    pools: KVPool,
+    allowed_BNV: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Every node's logits after penalties, bias and mask, f64 [B, N, V]; a node's context is the request's tokens and its own path.
+    """Every node's logits after penalties, bias and mask, f64 [B, N, V]; a node's context is the request's tokens and
+    its own path.
 
     Penalties `relaxed` count the request's tokens only, whatever the path.
     """
     adjusted_BNV = torch.empty_like(logits_BNV, dtype=torch.float64)
-    for request, (tree, row, length) in enumerate(zip(trees, batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), strict=True)):
+    for request, (tree, row, length) in enumerate(
+        zip(trees, batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), strict=True)
+    ):
         committed, prompt_len = pools.token_ids[row, :length], int(batch.prompt_lens[request])
         for node in range(len(tree.tokens)):
             path = tree.path_tokens(node if config.penalties == "exact" else 0)
             context = torch.cat([committed, torch.tensor(path)])
             allowed = None if allowed_BNV is None else allowed_BNV[request, node]
-            adjusted_BNV[request, node] = adjust_logits(logits_BNV[request, node], context, prompt_len, batch.sampling, request, allowed)
+            adjusted_BNV[request, node] = adjust_logits(
+                logits_BNV[request, node], context, prompt_len, batch.sampling, request, allowed
+            )
     return adjusted_BNV
 
 
 def greedy(tree: Tree, adjusted_NV: torch.Tensor) -> tuple[list[int], int]:
-    """Follow the child that holds the argmax of the current node; returns (path of nodes from the root, bonus token)."""
+    """Follow the child that holds the argmax of the current node: (path of nodes from the root, bonus token)."""
     best = argmax(adjusted_NV).tolist()
     path = [0]
     while len(path) <= tree.depth_limit:
@@ -69,13 +85,19 @@ def greedy(tree: Tree, adjusted_NV: torch.Tensor) -> tuple[list[int], int]:
 
 
 def target_only(
-    tree: Tree, prob_NV: torch.Tensor, coins: list[float], final_coin: float, threshold_single: float, threshold_acc: float
+    tree: Tree,
+    prob_NV: torch.Tensor,
+    coins: list[float],
+    final_coin: float,
+    threshold_single: float,
+    threshold_acc: float,
 ) -> tuple[list[int], int]:
     """Target-only sampling: drafts are points, accepted with the target's own probability.
 
-    A node has one coin u, coins[depth], for all its children in sibling order: with acc the probability of the children so far, child c is
-    accepted if u ≤ acc / threshold_acc or p(c) ≥ threshold_single. If none is, the bonus comes from p without the rejected children.
-    Thresholds of 1 leave the target's law unchanged. Returns (path of nodes from the root, bonus token).
+    A node has one coin u, coins[depth], for all its children in sibling order: with acc the probability of the
+    children so far, child c is accepted if u ≤ acc / threshold_acc or p(c) ≥ threshold_single. If none is, the bonus
+    comes from p without the rejected children. Thresholds of 1 leave the target's law unchanged. Returns (path of
+    nodes from the root, bonus token).
     """
     path = [0]
     while True:
@@ -97,7 +119,9 @@ def target_only(
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """predict: i32 [B·N]; accept_index: i32 [B, S+1]; num_accepted_drafts, num_accepted_tokens: i32 [B]; logprobs: f32 [B, S+1]."""
+    """predict: i32 [B·N]; accept_index: i32 [B, S+1]; num_accepted_drafts, num_accepted_tokens: i32 [B]; logprobs:
+    f32 [B, S+1].
+    """
 
     predict: torch.Tensor
     accept_index: torch.Tensor
@@ -107,7 +131,12 @@ class Verdict:
 
 
 def verify(
-    batch: Batch, trees: list[Tree], adjusted_BNV: torch.Tensor, coins_BD: torch.Tensor, final_coins_B: torch.Tensor, config: SpecConfig
+    batch: Batch,
+    trees: list[Tree],
+    adjusted_BNV: torch.Tensor,
+    coins_BD: torch.Tensor,
+    final_coins_B: torch.Tensor,
+    config: SpecConfig,
 ) -> Verdict:
     """Walk every tree: greedily where the temperature is 0, else by target-only sampling.
 
@@ -127,7 +156,9 @@ def verify(
             coins, final = coins_BD[request].tolist(), float(final_coins_B[request])
             path, bonus = target_only(tree, prob_NV, coins, final, config.threshold_single, config.threshold_acc)
         num_accepted_drafts[request] = len(path) - 1
-        for step, (node, token) in enumerate(zip(path, [*(tree.tokens[node] for node in path[1:]), bonus], strict=True)):
+        for step, (node, token) in enumerate(
+            zip(path, [*(tree.tokens[node] for node in path[1:]), bonus], strict=True)
+        ):
             predict[request * num_nodes + node] = token
             accept_index[request, step] = request * num_nodes + node
             logprobs[request, step] = logprob(adjusted_NV[node], batch.sampling, request, token)

@@ -1,7 +1,7 @@
 """Targets and EAGLE heads from a local folder or the Hugging Face hub, and the shipped pair."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -21,7 +21,7 @@ from specsim.weights import by_name, check_layout, read_weights
 
 _HUB_ID = r"[\w-][\w.-]*/[\w-][\w.-]*"
 _HUB_TEXT = ("*.json", "*.txt", "tokenizer.model")
-_EAGLE3_KEYS = {"d2t", "lm_head.weight", "midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight"}
+_EAGLE3_KEYS = ("midlayer.", "layers.0.hidden_norm.", "d2t")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
@@ -32,8 +32,12 @@ class TargetCheckpoint:
     config: ModelConfig
     tensors: Mapping[str, torch.Tensor]
 
+    def facts(self) -> dict[str, str]:
+        """What a reader wants to know of it, for repr and for Jupyter."""
+        return {"kind": self.config.family} | _facts(self.config, self.tensors)
+
     def __repr__(self) -> str:
-        return f"{_shape(self.config)}, {_size(self.tensors)}"
+        return _one_line(self)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -48,14 +52,15 @@ class DrafterCheckpoint:
     config: DrafterConfig
     tensors: Mapping[str, torch.Tensor]
 
+    def facts(self) -> dict[str, str]:
+        """What a reader wants to know of it, for repr and for Jupyter."""
+        layers = self.config.feature_layers
+        reads = f"what enters layers {', '.join(map(str, layers))}" if layers else "what enters the head"
+        own = {"drafts from": f"{self.config.draft_vocab_size:,} tokens", "reads": reads}
+        return {"kind": self.config.kind} | _facts(self.config.model, self.tensors) | own
+
     def __repr__(self) -> str:
-        config = self.config
-        reads = (
-            f"reads layers {', '.join(map(str, config.feature_layers))}"
-            if config.feature_layers
-            else "reads the last hidden"
-        )
-        return f"{config.kind}, {_shape(config.model)}, draft vocabulary {config.draft_vocab_size}, {reads}, {_size(self.tensors)}"
+        return _one_line(self)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -71,11 +76,12 @@ class Pair:
         return f"Pair {self.name}\n  target:  {self.target!r}\n  drafter: {self.drafter!r}"
 
     def _repr_html_(self) -> str:
-        parts = {"target": repr(self.target), "drafter": repr(self.drafter)}
-        rows = "".join(
-            f"<tr><th>{part}</th><td style='text-align:left'>{escape(text)}</td></tr>" for part, text in parts.items()
-        )
-        return f"<table><caption>{escape(self.name)}</caption>{rows}</table>"
+        parts = {"target": self.target.facts(), "drafter": self.drafter.facts() if self.drafter else {"kind": "none"}}
+        names = list(parts["target"] | parts["drafter"])
+        rows = [["", *names], *([part, *(facts.get(name, "") for name in names)] for part, facts in parts.items())]
+        cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+        body = "".join(f"<tr>{row}</tr>" for row in cells)
+        return f"<table><caption>{escape(self.name)}</caption>{body}</table>"
 
 
 def load(
@@ -131,7 +137,7 @@ def load_drafter(path_or_hub: str | Path, target_config: ModelConfig) -> Drafter
     folder = locate("draft", path_or_hub)
     fields = read_json(folder / "config.json")
     stored = by_name(read_weights(folder), lambda key: key.removeprefix("model."))
-    kind = _drafter_kind(fields, set(stored))
+    kind = _drafter_kind(fields, stored)
     if kind == "eagle3":
         stored = by_name(stored.values(), _eagle3_name)
     config = drafter_config(fields, kind, target_config)
@@ -150,9 +156,8 @@ def locate(field: str, path_or_hub: str | Path) -> Path:
     if folder.is_dir():
         return folder
     if folder.exists() or not re.fullmatch(_HUB_ID, str(path_or_hub)):
-        raise InputError(
-            field, str(path_or_hub), "an existing folder, or a hub id such as meta-llama/Llama-3.1-8B-Instruct"
-        )
+        allowed = "an existing folder, or a hub id such as meta-llama/Llama-3.1-8B-Instruct"
+        raise InputError(field, str(path_or_hub), allowed)
     from huggingface_hub import snapshot_download
 
     try:
@@ -174,12 +179,13 @@ def _eagle3_name(key: str) -> str:
     return f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name
 
 
-def _drafter_kind(fields: Fields, names: set[str]) -> str:
+def _drafter_kind(fields: Fields, names: Iterable[str]) -> str:
     """From the keys, and from what only an EAGLE-3 config has, so that a key missing from one is told as that."""
+    if is_speculators(fields) or fields.get("draft_vocab_size"):
+        return "eagle3"
     if "fc.weight" not in names:
         raise InputError(f"fc.weight in {fields.file.parent}", "missing", "an EAGLE-1, EAGLE-2 or EAGLE-3 head")
-    eagle3 = names & _EAGLE3_KEYS or fields.get("draft_vocab_size") or is_speculators(fields)
-    return "eagle3" if eagle3 else "eagle"
+    return "eagle3" if any(name.startswith(_EAGLE3_KEYS) for name in names) else "eagle"
 
 
 def _vocabulary(tensors: Mapping[str, torch.Tensor], folder: Path, vocab_size: int) -> dict[str, torch.Tensor]:
@@ -202,13 +208,20 @@ def _vocabulary(tensors: Mapping[str, torch.Tensor], folder: Path, vocab_size: i
     return {"d2t": d2t, "t2d": t2d}
 
 
-def _shape(config: ModelConfig) -> str:
-    heads = f"{config.num_heads}/{config.num_kv_heads} heads of {config.head_dim}"
-    return f"{config.family}, {config.num_layers} layers, hidden {config.hidden_size}, {heads}, vocabulary {config.vocab_size}"
-
-
-def _size(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Parameters, a tied head counted once, and the types they are stored in."""
+def _facts(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Parameters count a tied head once."""
     unique = {id(tensor): tensor for tensor in tensors.values() if tensor.is_floating_point()}.values()
-    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in unique})
-    return f"{sum(tensor.numel() for tensor in unique):,} parameters ({', '.join(dtypes)})"
+    return {
+        "layers": str(config.num_layers),
+        "hidden": str(config.hidden_size),
+        "heads": f"{config.num_heads} of {config.head_dim}",
+        "KV heads": str(config.num_kv_heads),
+        "vocabulary": f"{config.vocab_size:,}",
+        "parameters": f"{sum(tensor.numel() for tensor in unique):,}",
+        "dtype": ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in unique})),
+    }
+
+
+def _one_line(checkpoint: TargetCheckpoint | DrafterCheckpoint) -> str:
+    facts = ", ".join(f"{name} {value}" for name, value in checkpoint.facts().items())
+    return f"{type(checkpoint).__name__}({facts})"

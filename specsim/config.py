@@ -38,10 +38,10 @@ class SpecConfig:
     """One setting of speculative decoding.
 
     topk, num_steps and num_draft_tokens (root included) are K, S and N of the dimension key in specsim.phases.
-    `draft_kv`: `lane`, a lane keeps its own KV when it is re-parented, or `ancestor`, a node attends to its true ancestors.
-    `extend`: `fixed`, every request has num_steps + 1 rows in draft-extend, or `ragged`, the accepted rows only.
-    `release`: `finish`, slots are kept until a request ends, or `round`, scratch slots are returned every round.
-    `score`: lanes are ranked by products of probabilities (`prob`) or by sums of their logarithms (`logprob`).
+    `draft_kv`: `lane`, a lane keeps its own KV when it is re-parented, or `ancestor`, a node attends to its true
+    ancestors. `extend`: `fixed`, every request has num_steps + 1 rows in draft-extend, or `ragged`, the accepted rows
+    only. `release`: `finish`, slots are kept until a request ends, or `round`, scratch slots are returned every
+    round. `score`: lanes are ranked by products of probabilities (`prob`) or by sums of their logarithms (`logprob`).
     `penalties`: `exact` counts a node's own path as plain decoding would; `relaxed` does not, and is not lossless.
     threshold_single, threshold_acc: thresholds of target-only verification; below 1 they are lossy on purpose.
     max_len: most tokens of a request, prompt included; None means the target's own limit.

@@ -14,9 +14,10 @@ from specsim.target import ModelConfig
 class DrafterConfig:
     """Shape of a drafter.
 
-    model: the shape of its own layers. draft_vocab_size: size of its head. target_hidden_size: width of one target feature.
-    feature_layers: the target layers whose *entering* hidden states it reads, ascending; () for the hidden that the target's
-    head reads. norm_before_residual: whether the residual of an EAGLE-3 layer is taken after hidden_norm.
+    model: the shape of its own layers. draft_vocab_size: size of its head. target_hidden_size: width of one target
+    feature. feature_layers: the target layers whose *entering* hidden states it reads, ascending; () for the hidden
+    that the target's head reads. norm_before_residual: whether the residual of an EAGLE-3 layer is taken after
+    hidden_norm.
     """
 
     kind: str
@@ -31,8 +32,8 @@ class DrafterConfig:
 class Candidates:
     """All a drafter considered, before selection: the pool of K + (S-1)K² nodes.
 
-    tokens: i64 and scores: f32 [B, K+(S-1)K²]; parent_list: i64 [B, max(1, K(S-1)+1)], for each block of K siblings the flat
-    index of their parent, -1 for the root.
+    tokens: i64 and scores: f32 [B, K+(S-1)K²]; parent_list: i64 [B, max(1, K(S-1)+1)], for each block of K siblings
+    the flat index of their parent, -1 for the root.
     """
 
     tokens: torch.Tensor
@@ -46,7 +47,9 @@ class Drafter(Protocol):
     kv_layout: KVLayout | None
     feature_layers: tuple[int, ...]
 
-    def seed(self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool) -> DraftInput:
+    def seed(
+        self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
+    ) -> DraftInput:
         """After the target's prefill of a chunk: what the first draft phase starts from."""
 
     def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> Candidates:

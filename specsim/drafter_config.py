@@ -20,7 +20,7 @@ _INHERITED = {
 }
 _INHERITED_HEADS = {"num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads", "head_dim": "head_dim"}
 # Variants of published heads that are not computed here, with the one value that is.
-_ONLY = {"norm_before_fc": False, "use_aux_hidden_state": True, "attention_bias": False, "mlp_bias": False}
+_ONLY = {"norm_before_fc": False, "use_aux_hidden_state": True}
 
 
 def drafter_config(fields: Fields, kind: str, target: ModelConfig) -> DrafterConfig:
@@ -28,8 +28,8 @@ def drafter_config(fields: Fields, kind: str, target: ModelConfig) -> DrafterCon
     layer = fields.mapping("transformer_layer_config") if is_speculators(fields) else fields
     fields = fields.filled(fields.mapping("eagle_config").given)
     for name, only in _ONLY.items():
-        if fields.filled(layer.given).flag(name, default=only) != only:
-            raise fields.filled(layer.given).error(name, str(only).lower())
+        if fields.flag(name, default=only) != only:
+            raise fields.error(name, str(only).lower())
     model = model_config(_inherit(layer, target))
     config = _eagle3(fields, model, target) if kind == "eagle3" else _eagle(model)
     _check_fit(config, target, fields.file)

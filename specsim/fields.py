@@ -33,10 +33,10 @@ class Fields:
         """The same fields, and `defaults` for those that are not there at all."""
         return Fields(self.file, {**defaults, **self.values})
 
-    def integer(self, name: str, default: int | None = None) -> int:
+    def integer(self, name: str, default: int | None = None, least: int = 1) -> int:
         value = self.get(name, default)
-        if type(value) is not int or value < 1:
-            raise self.error(name, "a positive integer")
+        if type(value) is not int or value < least:
+            raise self.error(name, f"an integer of at least {least}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:

@@ -11,16 +11,18 @@ from tqdm.auto import tqdm
 from specsim.config import InputError, SamplingParams, SpecConfig
 from specsim.metrics import Acceptance, acceptance
 from specsim.phases import Batch, DraftInput, PrefillInput, Sampling
+from specsim.uniforms import seed_bits
 
 COLUMNS = ("reference",)
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One finished request. num_accepted_tokens_per_round counts whole rounds, also where the output was cut inside one.
+    """One finished request. num_accepted_tokens_per_round counts whole rounds, also where the output was cut inside
+    one.
 
-    logprobs are natural logarithms under penalties, bias and temperature; finish_reason is `stop` (EOS or a stop token, which is kept)
-    or `length`.
+    logprobs are natural logarithms under penalties, bias and temperature; finish_reason is `stop` (EOS or a stop
+    token, which is kept) or `length`.
     """
 
     text: str
@@ -45,13 +47,19 @@ class Generation:
 
     @property
     def metrics(self) -> dict:
-        """The acceptance figures of specsim.metrics, new tokens, seconds and tokens_per_s (tokens over seconds, all requests)."""
+        """The acceptance figures of specsim.metrics, new tokens, seconds and tokens_per_s (tokens over seconds, all
+        requests).
+        """
         tokens = sum(len(output.token_ids) for output in self.outputs)
         timing = {"tokens": tokens, "seconds": self.seconds, "tokens_per_s": tokens / self.seconds}
         return {**asdict(self.acceptance), **timing}
 
     def to_json(self) -> dict:
-        return {"outputs": [asdict(output) for output in self.outputs], "metrics": self.metrics, "config": asdict(self.config)}
+        return {
+            "outputs": [asdict(output) for output in self.outputs],
+            "metrics": self.metrics,
+            "config": asdict(self.config),
+        }
 
     def _repr_html_(self) -> str:
         from specsim.display import generation_html
@@ -75,7 +83,9 @@ class _Request:
     finish_reason: str | None = None
 
     def take(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        """Append tokens up to the first that ends the request; what follows it is dropped. A stop token at the cap is a stop."""
+        """Append tokens up to the first that ends the request; what follows it is dropped. A stop token at the cap is
+        a stop.
+        """
         for token, logprob in zip(token_ids, logprobs, strict=True):
             self.token_ids.append(token)
             self.logprobs.append(logprob)
@@ -107,8 +117,8 @@ def generate(
 ) -> Generation:
     """Continue every prompt (text or token ids) with the pair under one setting, all prompts in one batch.
 
-    config None is SpecConfig(), or plain decoding for a pair without a drafter. sampling: one for all prompts or one each. Raises InputError
-    for an empty or too long prompt and for token ids outside the vocabulary.
+    config None is SpecConfig(), or plain decoding for a pair without a drafter. sampling: one for all prompts or one
+    each. Raises InputError for an empty or too long prompt and for token ids outside the vocabulary.
     """
     config = config or (SpecConfig() if pair.drafter else SpecConfig.plain())
     engine = load_engine(pair, config, impl, dtype)
@@ -124,7 +134,9 @@ def _requests(pair, prompts, sampling, max_len: int) -> list[_Request]:
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
     sampling = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
     if len(sampling) != len(prompts):
-        raise InputError("sampling", f"{len(sampling)} parameter sets", f"one, or one for each of the {len(prompts)} prompts")
+        raise InputError(
+            "sampling", f"{len(sampling)} parameter sets", f"one, or one for each of the {len(prompts)} prompts"
+        )
     return [_request(pair, *item, max_len) for item in zip(range(len(prompts)), prompts, sampling, strict=True)]
 
 
@@ -166,7 +178,9 @@ def _run(engine, requests: list[_Request], progress: bool) -> None:
             break
         output, draft_input = engine.round(batch, draft_input, pools)
         counts = output.num_accepted_tokens.tolist()
-        for request, tokens, logprobs, count in zip(running, output.accepted_tokens(), output.logprobs.tolist(), counts, strict=True):
+        for request, tokens, logprobs, count in zip(
+            running, output.accepted_tokens(), output.logprobs.tolist(), counts, strict=True
+        ):
             request.take(tokens, logprobs[:count])
             request.accepted.append(count)
         batch = _advance(batch, output.num_accepted_tokens)
@@ -179,13 +193,12 @@ def _prefill(engine, requests: list[_Request], pools) -> tuple[Batch, DraftInput
     for request in requests:
         request.row = pools.open()
         pools.reserve(request.row, len(request.prompt_ids))
-    seeds = [request.params.seed for request in requests]
     batch = Batch(
         request_ids=torch.tensor([request.request_id for request in requests]),
         req_pool_indices=torch.tensor([request.row for request in requests]),
         seq_lens=lengths,
         prompt_lens=lengths,
-        seeds=torch.tensor([seed - 2**64 if seed >= 2**63 else seed for seed in seeds]),
+        seeds=torch.tensor([seed_bits(request.params.seed) for request in requests]),
         sampling=Sampling.of([request.params for request in requests], engine.target.config.vocab_size),
     )
     prefill = PrefillInput(

@@ -27,7 +27,10 @@ class Acceptance:
     def conditional_by_position(self) -> tuple[float, ...]:
         """Share of the rounds that accepted i-1 drafts and accepted the i-th too; nan where there were none."""
         reached = (1.0, *self.accepted_by_position[:-1])
-        return tuple(now / before if before else float("nan") for now, before in zip(self.accepted_by_position, reached, strict=True))
+        return tuple(
+            now / before if before else float("nan")
+            for now, before in zip(self.accepted_by_position, reached, strict=True)
+        )
 
 
 def acceptance(num_accepted_drafts: Sequence[int], num_steps: int) -> Acceptance:
@@ -36,12 +39,14 @@ def acceptance(num_accepted_drafts: Sequence[int], num_steps: int) -> Acceptance
     if drafts.size and (drafts.min() < 0 or drafts.max() > num_steps):
         raise ValueError(f"accepted drafts lie in [0, {num_steps}], got {drafts.min()} to {drafts.max()}")
     mean = float(drafts.mean()) if drafts.size else float("nan")
-    by_position = tuple(float((drafts >= position).mean()) if drafts.size else float("nan") for position in range(1, num_steps + 1))
+    by_position = tuple(
+        float((drafts >= position).mean()) if drafts.size else float("nan") for position in range(1, num_steps + 1)
+    )
     return Acceptance(int(drafts.size), mean + 1, mean / num_steps if num_steps else float("nan"), by_position)
 
 
 def distinct_share(token_ids: Sequence[int], order: int = 4) -> float:
-    """Distinct n-grams over n-grams of a text: near 1 for fresh text, near 0 for a loop; 1 for a text shorter than n."""
+    """Distinct n-grams over n-grams: near 1 for fresh text, near 0 for a loop; 1 for a text shorter than n."""
     grams = [tuple(token_ids[start : start + order]) for start in range(len(token_ids) - order + 1)]
     return len(set(grams)) / len(grams) if grams else 1.0
 

@@ -17,7 +17,7 @@ _ABSENT = {
 
 
 def read_target_config(folder: Path) -> ModelConfig:
-    """The shape of the target in a folder. generation_config.json's end tokens come first, as in transformers' generate."""
+    """The shape of a folder's target; generation_config.json's end tokens come first, as in transformers' generate."""
     fields = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
     ends = _end_tokens(read_json(generation)) if generation.exists() else ()
@@ -57,9 +57,8 @@ def model_config(fields: Fields, eos_token_ids: tuple[int, ...] = ()) -> ModelCo
 def _head_dim(fields: Fields, num_heads: int) -> int:
     hidden_size = fields.integer("hidden_size")
     if fields.get("head_dim") is None and hidden_size % num_heads:
-        raise fields.error(
-            "num_attention_heads", f"a divisor of hidden_size, {hidden_size}, where head_dim is not given"
-        )
+        allowed = f"a divisor of hidden_size, {hidden_size}, where head_dim is not given"
+        raise fields.error("num_attention_heads", allowed)
     head_dim = fields.integer("head_dim", default=hidden_size // num_heads)
     if head_dim % 2:
         raise InputError(f"head_dim in {fields.file}", head_dim, "an even number: RoPE turns pairs")
@@ -85,36 +84,26 @@ def _rope(fields: Fields) -> tuple[float, dict[str, Any]]:
 
 def _sliding_windows(family: str, fields: Fields, num_layers: int) -> tuple[int | None, ...]:
     """Per layer; () where every layer sees everything."""
-    switched_off = family == "qwen3" and not fields.flag("use_sliding_window")
-    window = None if switched_off or fields.get("sliding_window") is None else fields.integer("sliding_window")
-    if family == "llama" or (family == "mistral" and window is None):
+    if family == "llama":
         return ()
-    if family == "mistral":
-        return (window,) * num_layers
-    sliding = _sliding_layers(fields, num_layers)
-    if any(sliding) and window is None:
-        if fields.get("layer_types"):
-            raise fields.error(
-                "use_sliding_window", "true, with a sliding_window, where layer_types has sliding_attention"
-            )
-        return ()
-    return tuple(window if slides else None for slides in sliding) if any(sliding) else ()
+    switched_on = family == "mistral" or fields.flag("use_sliding_window")
+    window = fields.integer("sliding_window") if switched_on and fields.get("sliding_window") is not None else None
+    slides = [True] * num_layers if family == "mistral" else _sliding_layers(fields, num_layers, window)
+    return tuple(window if sliding else None for sliding in slides) if window and any(slides) else ()
 
 
-def _sliding_layers(fields: Fields, num_layers: int) -> list[bool]:
+def _sliding_layers(fields: Fields, num_layers: int, window: int | None) -> list[bool]:
     """Qwen3: by `layer_types`, else every layer from `max_window_layers` on."""
     layer_types = fields.get("layer_types")
     if layer_types is None:
-        first = fields.get("max_window_layers")
-        if type(first) is not int or first < 0:
-            raise fields.error("max_window_layers", "an integer of at least 0")
-        return [layer >= first for layer in range(num_layers)]
-    known = isinstance(layer_types, list) and all(
-        kind in ("full_attention", "sliding_attention") for kind in layer_types
-    )
-    if not known or len(layer_types) != num_layers:
-        raise fields.error("layer_types", f"{num_layers} times full_attention or sliding_attention")
-    return [kind == "sliding_attention" for kind in layer_types]
+        return [layer >= fields.integer("max_window_layers", least=0) for layer in range(num_layers)]
+    full, sliding = "full_attention", "sliding_attention"
+    listed = isinstance(layer_types, list) and all(kind in (full, sliding) for kind in layer_types)
+    if not listed or len(layer_types) != num_layers:
+        raise fields.error("layer_types", f"{num_layers} times {full} or {sliding}")
+    if window is None and sliding in layer_types:
+        raise fields.error("use_sliding_window", f"true, with a sliding_window, where layer_types has {sliding}")
+    return [kind == sliding for kind in layer_types]
 
 
 def _end_tokens(fields: Fields) -> tuple[int, ...]:

@@ -39,7 +39,9 @@ class Rows:
 
     def merge(self, other: Self) -> Self:
         """The requests of self followed by those of other."""
-        return replace(self, **{f.name: _join_rows(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)})
+        return replace(
+            self, **{f.name: _join_rows(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +149,10 @@ class VerifyInput:
     """A tree a request, ready for the target's forward. Node 0 is the root, the bonus token of the round before.
 
     draft_tokens: i64 [B, N]; parents: i64 [B, N], node index of the parent, -1 for the root; scores: f32 [B, N], the
-    ranking score of each node, the root's that of the empty path. positions: i64 [B·N] = L + depth. mask: bool [B, N, N]
-    (layout QLEN_ONLY), row sees column. retrieve_index: i64 [B, N] = b·N + j; retrieve_next_token, retrieve_next_sibling:
-    i64 [B, N], first child and next sibling as node indices, -1 for none. cache_locations: i64 [B·N], slots in the target pool, -1 for a
-    node at or beyond the length limit.
+    ranking score of each node, the root's that of the empty path. positions: i64 [B·N] = L + depth. mask: bool [B, N,
+    N] (layout QLEN_ONLY), row sees column. retrieve_index: i64 [B, N] = b·N + j; retrieve_next_token,
+    retrieve_next_sibling: i64 [B, N], first child and next sibling as node indices, -1 for none. cache_locations: i64
+    [B·N], slots in the target pool, -1 for a node at or beyond the length limit.
     """
 
     draft_tokens: torch.Tensor
@@ -168,10 +170,11 @@ class VerifyInput:
 class DraftExtendInput:
     """The accepted rows, for the drafter to rewrite its KV from the target's features.
 
-    Row j of request b stands at position and column seq_lens[b] + j, holds the token *after* accepted node j and that node's
-    features. row_starts: i64 [B+1]; hidden: [R, F]; input_ids, positions, cache_locations (slot, -1 for a row that writes
-    nothing): i64 [R]. num_accepted_drafts, num_accepted_tokens, bonus_tokens: i32 [B]. seq_lens (L before the round),
-    req_pool_indices: i64 [B]. With `extend="fixed"` rows num_accepted_tokens and later of a request are junk.
+    Row j of request b stands at position and column seq_lens[b] + j, holds the token *after* accepted node j and that
+    node's features. row_starts: i64 [B+1]; hidden: [R, F]; input_ids, positions, cache_locations (slot, -1 for a row
+    that writes nothing): i64 [R]. num_accepted_drafts, num_accepted_tokens, bonus_tokens: i32 [B]. seq_lens (L before
+    the round), req_pool_indices: i64 [B]. With `extend="fixed"` rows num_accepted_tokens and later of a request are
+    junk.
     """
 
     row_starts: torch.Tensor
@@ -195,10 +198,10 @@ class DraftExtendInput:
 class VerifyOutput:
     """What the target made of the trees.
 
-    predict: i32 [B·N], by node the token after it, -1 off the accepted path. accept_index: i32 [B, S+1], global node ids,
-    column 0 the root, padded with -1. num_accepted_drafts: i32 [B] in [0, S]; num_accepted_tokens: that + 1, the bonus
-    included. logprobs: [B, S+1], of predict at accept_index under penalties, bias and temperature, 0 where padded.
-    target_logits: [B·N, V], as the target gave them.
+    predict: i32 [B·N], by node the token after it, -1 off the accepted path. accept_index: i32 [B, S+1], global node
+    ids, column 0 the root, padded with -1. num_accepted_drafts: i32 [B] in [0, S]; num_accepted_tokens: that + 1, the
+    bonus included. logprobs: [B, S+1], of predict at accept_index under penalties, bias and temperature, 0 where
+    padded. target_logits: [B·N, V], as the target gave them.
     """
 
     predict: torch.Tensor

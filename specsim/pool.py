@@ -1,7 +1,7 @@
 """The only mutable state: KV buffers, the map from logical columns to slots, and the allocator of pages.
 
-Target and draft buffers are separate but share slot ids and `req_to_token`. Phases change them by verbs: `reserve`, `write`,
-`commit`, `release`.
+Target and draft buffers are separate but share slot ids and `req_to_token`. Phases change them by verbs: `reserve`,
+`write`, `commit`, `release`.
 """
 
 from collections import deque
@@ -37,7 +37,9 @@ class KVBuffer:
         self.values[layer, slots_R[kept]] = value_RAD[kept]
 
     def move(self, source: torch.Tensor, destination: torch.Tensor) -> None:
-        """Copy the content of slots `source` to slots `destination` in every layer; all is read before any is written."""
+        """Copy the content of slots `source` to slots `destination` in every layer; all is read before any is
+        written.
+        """
         keys, values = self.keys[:, source], self.values[:, source]
         self.keys[:, destination], self.values[:, destination] = keys, values
 
@@ -72,9 +74,9 @@ class PageAllocator:
 class KVPool:
     """KV of all requests.
 
-    target, draft: KVBuffer (draft is None where the drafter keeps no KV). req_to_token: i64 [requests, width], slot of every
-    owned logical column, -1 elsewhere. token_ids: i64 [requests, width], tokens 0..L of each request (L is the bonus). Rows are wide enough for
-    max_len plus what two rounds reserve (sglang#26972).
+    target, draft: KVBuffer (draft is None where the drafter keeps no KV). req_to_token: i64 [requests, width], slot
+    of every owned logical column, -1 elsewhere. token_ids: i64 [requests, width], tokens 0..L of each request (L is
+    the bonus). Rows are wide enough for max_len plus what two rounds reserve (sglang#26972).
     """
 
     def __init__(self, target: KVBuffer, draft: KVBuffer | None, page_size: int, num_requests: int, width: int):
@@ -110,7 +112,9 @@ class KVPool:
         missing = max(0, ceil_to(columns, self.page_size) // self.page_size - len(pages))
         first = self.owned_columns(row)
         pages.extend(self._allocator.allocate(missing))
-        slots = torch.tensor(pages[len(pages) - missing :], dtype=torch.int64)[:, None] * self.page_size + torch.arange(self.page_size)
+        slots = torch.tensor(pages[len(pages) - missing :], dtype=torch.int64)[:, None] * self.page_size + torch.arange(
+            self.page_size
+        )
         self.req_to_token[row, first : self.owned_columns(row)] = slots.flatten().to(self.req_to_token.device)
 
     def release(self, row: int, columns: int = 0) -> None:
@@ -133,7 +137,9 @@ class KVPool:
         slots = self.req_to_token[rows, columns]
         if bool((slots < 0).any()):
             bad = (slots < 0).nonzero()[0].tolist()
-            raise IndexError(f"column without a slot at index {bad} of rows {rows.tolist()}, columns {columns.tolist()}")
+            raise IndexError(
+                f"column without a slot at index {bad} of rows {rows.tolist()}, columns {columns.tolist()}"
+            )
         return slots
 
     def audit(self) -> dict[str, int]:
@@ -144,7 +150,9 @@ class KVPool:
         for row, pages in self._pages.items():
             for index, page in enumerate(pages):
                 if page in owner:
-                    raise AssertionError(f"page {page} of request row {row} is also owned by row {owner[page]} (-1: free)")
+                    raise AssertionError(
+                        f"page {page} of request row {row} is also owned by row {owner[page]} (-1: free)"
+                    )
                 owner[page] = row
                 columns = slice(index * self.page_size, (index + 1) * self.page_size)
                 expected = torch.arange(page * self.page_size, (page + 1) * self.page_size)
@@ -161,12 +169,16 @@ class KVPool:
 
 
 def prefix_tail(seq_len: int, config: SpecConfig) -> int:
-    """Tokens of the prefix's unfinished page that every lane keeps a copy of: L mod P, none where lanes share the prefix."""
+    """Tokens of the prefix's unfinished page that every lane keeps a copy of: L mod P, none where lanes share the
+    prefix.
+    """
     return 0 if config.page_size == 1 or config.topk == 1 else seq_len % config.page_size
 
 
 def lane_stride(seq_len: int, config: SpecConfig) -> int:
-    """Columns from one draft lane's first slot to the next lane's: S, or whole pages where lanes have pages of their own."""
+    """Columns from one draft lane's first slot to the next lane's: S, or whole pages where lanes have pages of their
+    own.
+    """
     if config.page_size == 1 or config.topk == 1:
         return config.num_steps
     return ceil_to(prefix_tail(seq_len, config) + config.num_steps, config.page_size)

@@ -38,7 +38,9 @@ class ModelConfig:
         if self.family not in FAMILIES:
             raise InputError("model_type", self.family, " or ".join(FAMILIES))
         if self.num_heads % self.num_kv_heads:
-            raise InputError("num_key_value_heads", self.num_kv_heads, f"a divisor of num_attention_heads, {self.num_heads}")
+            raise InputError(
+                "num_key_value_heads", self.num_kv_heads, f"a divisor of num_attention_heads, {self.num_heads}"
+            )
 
     @property
     def kv_layout(self) -> KVLayout:

@@ -22,6 +22,11 @@ class Stream(IntEnum):
     DRAFT = 3
 
 
+def seed_bits(seed: int) -> int:
+    """An unsigned 64-bit seed as the int64 that has its bits."""
+    return seed - 2**64 if seed >= 2**63 else seed
+
+
 def philox(counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """Philox4x32-10 on int64 tensors that hold 32-bit words; returns four words of the broadcast shape."""
     c0, c1, c2, c3 = counter

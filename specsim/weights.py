@@ -119,7 +119,7 @@ def _read_pickle(file: Path) -> dict[str, torch.Tensor]:
             str(file), "a pickle of more than tensors", "what torch.load reads with weights_only=True"
         ) from error
     except Exception as error:  # damaged bytes make the restricted unpickler raise nearly anything
-        reason = str(error).split(".")[0] or type(error).__name__
+        reason = " ".join(str(error).split(".")[0].split()) or type(error).__name__
         raise InputError(str(file), f"damaged or cut short: {reason}", "a complete PyTorch file") from error
     if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         raise InputError(str(file), "a pickle of something else", "a state dict: key and tensor")

@@ -27,7 +27,9 @@ class Head(Protocol):
     def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
         """The target's features as the first hidden state, [R, H]."""
 
-    def forward(self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer) -> torch.Tensor:
+    def forward(
+        self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
+    ) -> torch.Tensor:
         """One forward over tokens and the hidden states one place before them: the hidden handed on, [R, H]."""
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
@@ -37,11 +39,13 @@ class Head(Protocol):
 class AutoregressiveDrafter:
     """The drafter protocol of specsim.drafter around a head."""
 
-    def __init__(self, head: Head, config: SpecConfig):
-        self._head, self._config = head, config
+    def __init__(self, head: Head, config: SpecConfig, dtype: torch.dtype):
+        self._head, self._config, self._dtype = head, config, dtype
         self.kv_layout, self.feature_layers = head.kv_layout, head.feature_layers
 
-    def seed(self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool) -> DraftInput:
+    def seed(
+        self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
+    ) -> DraftInput:
         rows = [torch.arange(int(n)) for n in prefill.row_starts.diff()]
         starts = zip(rows, batch.req_pool_indices.tolist(), prefill.start_lens.tolist(), strict=True)
         slots = torch.cat([prefill.row_starts[:0], *(pools.slots(row, start + steps) for steps, row, start in starts)])
@@ -51,11 +55,13 @@ class AutoregressiveDrafter:
 
     def extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
         extend = draft_extend_input
-        metadata = causal_metadata(extend.req_pool_indices, extend.seq_lens, extend.row_starts, extend.cache_locations, pools)
+        metadata = causal_metadata(
+            extend.req_pool_indices, extend.seq_lens, extend.row_starts, extend.cache_locations, pools
+        )
         return self._first_topk(extend.input_ids, extend.hidden, metadata, extend.last_rows, extend.bonus_tokens, pools)
 
     def idle(self) -> DraftInput:
-        return DraftInput.empty(self._config.topk, self._head.hidden_size)
+        return DraftInput.empty(self._config.topk, self._head.hidden_size, self._dtype)
 
     def _first_topk(self, ids, features_RF, metadata, last_rows, bonus_tokens, pools) -> DraftInput:
         hidden_RH = self._head.forward(ids, self._head.fuse(features_RF), metadata, pools.draft)[last_rows]
@@ -98,11 +104,12 @@ class AutoregressiveDrafter:
         topk_p, topk_index = draft_topk(self._head.logits(hidden_RH), config.topk, self._head.d2t)
         live = (metadata.slots >= 0)[:, None]
         topk_p, topk_index = torch.where(live, topk_p, 0.0), torch.where(live, topk_index, torch.arange(config.topk))
-        shape = (batch.size, config.topk, -1)
-        return topk_p.view(shape), topk_index.view(shape), hidden_RH.view(shape)
+        return tuple(rows.unflatten(0, (batch.size, config.topk)) for rows in (topk_p, topk_index, hidden_RH))
 
     def _reparent(self, path_BKI: torch.Tensor, parents_BK: torch.Tensor) -> torch.Tensor:
-        """The lanes that hold each lane's tokens, one step on: its own in mode `lane`, its true ancestors' in mode `ancestor`."""
+        """The lanes that hold each lane's tokens, one step on: its own in mode `lane`, its true ancestors' in mode
+        `ancestor`.
+        """
         lanes_BK1 = torch.arange(path_BKI.shape[1])[None, :, None].expand(len(path_BKI), -1, 1)
         if self._config.draft_kv == "ancestor":
             path_BKI = path_BKI.gather(1, parents_BK[..., None].expand_as(path_BKI))

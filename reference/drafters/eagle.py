@@ -1,4 +1,4 @@
-"""EAGLE-1/2's head: one decoder layer over fc(concat(embedding, feature)), read by the target's own head (papers/eagle1)."""
+"""EAGLE-1/2 (arXiv 2401.15077): decoder layers over fc(concat(embedding, feature)), read by the target's head."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,9 @@ from specsim.target import Target
 
 
 class EagleHead:
-    """hidden = layers(fc(concat(embedding of token p+1, feature of p))); it imitates the tensor that the target's head reads."""
+    """hidden = layers(fc(concat(embedding of token p+1, feature of p))); it imitates the tensor that the target's
+    head reads.
+    """
 
     d2t = None
 
@@ -26,7 +28,9 @@ class EagleHead:
     def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
         return features_RF
 
-    def forward(self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer) -> torch.Tensor:
+    def forward(
+        self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
+    ) -> torch.Tensor:
         embedded_RH = self._weights["embed_tokens.weight"][input_ids_R]
         hidden_RH = self._weights.project(torch.cat([embedded_RH, hidden_RH], dim=-1), "fc")
         for layer in range(self._model.num_layers):
@@ -37,7 +41,9 @@ class EagleHead:
         """A Llama layer whose first has no norm before its attention."""
         weights, eps = self._weights.under(f"layers.{layer}"), self._model.rms_norm_eps
         normed = rms_norm(hidden_RH, weights["input_layernorm.weight"], eps) if layer else hidden_RH
-        hidden_RH = hidden_RH + self_attention(normed, weights.under("self_attn"), self._model, self._inverse_D, layer, kv, metadata)
+        hidden_RH = hidden_RH + self_attention(
+            normed, weights.under("self_attn"), self._model, self._inverse_D, layer, kv, metadata
+        )
         normed = rms_norm(hidden_RH, weights["post_attention_layernorm.weight"], eps)
         return hidden_RH + gated_mlp(normed, weights.under("mlp"))
 

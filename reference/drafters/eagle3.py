@@ -1,4 +1,4 @@
-"""EAGLE-3's head: one layer over concat(norm embedding, norm hidden), with a draft vocabulary of its own (papers/eagle3)."""
+"""EAGLE-3 (arXiv 2503.01840): one layer over concat(norm embedding, norm hidden), with a draft vocabulary."""
 
 from collections.abc import Mapping
 
@@ -27,15 +27,21 @@ class Eagle3Head:
     def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
         return self._weights.project(features_RF, "fc")
 
-    def forward(self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer) -> torch.Tensor:
+    def forward(
+        self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
+    ) -> torch.Tensor:
         weights, eps = self._weights.under("midlayer"), self._model.rms_norm_eps
         embedded = rms_norm(self._embedding[input_ids_R], weights["input_layernorm.weight"], eps)
         normed = rms_norm(hidden_RH, weights["hidden_norm.weight"], eps)
         residual = normed if self._config.norm_before_residual else hidden_RH
         both = torch.cat([embedded, normed], dim=-1)
-        hidden_RH = residual + self_attention(both, weights.under("self_attn"), self._model, self._inverse_D, 0, kv, metadata)
+        hidden_RH = residual + self_attention(
+            both, weights.under("self_attn"), self._model, self._inverse_D, 0, kv, metadata
+        )
         normed = rms_norm(hidden_RH, weights["post_attention_layernorm.weight"], eps)
         return hidden_RH + gated_mlp(normed, weights.under("mlp"))
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        return self._weights.project(rms_norm(hidden_RH, self._weights["norm.weight"], self._model.rms_norm_eps), "lm_head")
+        return self._weights.project(
+            rms_norm(hidden_RH, self._weights["norm.weight"], self._model.rms_norm_eps), "lm_head"
+        )

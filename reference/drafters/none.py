@@ -13,7 +13,9 @@ class NoDrafter:
     kv_layout = None
     feature_layers = ()
 
-    def seed(self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool) -> DraftInput:
+    def seed(
+        self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
+    ) -> DraftInput:
         return _rooted(next_tokens)
 
     def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> Candidates:

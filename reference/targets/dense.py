@@ -36,7 +36,9 @@ class DenseTarget:
     def _layer(self, hidden_RH: torch.Tensor, layer: int, metadata: AttentionMetadata, kv: KVBuffer) -> torch.Tensor:
         weights, eps = self._weights.under(f"model.layers.{layer}"), self.config.rms_norm_eps
         normed = rms_norm(hidden_RH, weights["input_layernorm.weight"], eps)
-        hidden_RH = hidden_RH + self_attention(normed, weights.under("self_attn"), self.config, self._inverse_D, layer, kv, metadata)
+        hidden_RH = hidden_RH + self_attention(
+            normed, weights.under("self_attn"), self.config, self._inverse_D, layer, kv, metadata
+        )
         normed = rms_norm(hidden_RH, weights["post_attention_layernorm.weight"], eps)
         return hidden_RH + gated_mlp(normed, weights.under("mlp"))
 

@@ -1,0 +1,252 @@
+"""The command line: specsim demo, generate, accept."""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from specsim.config import InputError, SamplingParams, SpecConfig
+
+DEMO_PROMPTS = 6
+_TREE, _GREEDY = SpecConfig(), SamplingParams()
+_SPECULATION = ("topk", "num_steps", "num_draft_tokens", "draft_kv", "extend", "release")
+_DTYPES = ("float32", "float64")
+_Settings = TypeVar("_Settings", SpecConfig, SamplingParams)
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line. Exit status: 1 where an equality fails, 2 for bad input, 130 when interrupted."""
+    sys.stdout.reconfigure(errors="replace")
+    try:
+        try:
+            app(arguments, prog_name="specsim")
+        finally:
+            sys.stdout.flush()
+    except InputError as error:
+        _fail(error)
+    except BrokenPipeError:
+        _discard_stdout()
+        sys.exit(1)
+    except OSError as error:
+        _discard_stdout()
+        _fail(InputError(str(error.filename or "standard output"), error.strerror, "a file that can be read or written"))
+    except RuntimeError as error:
+        if "allocate memory" not in str(error):
+            raise
+        _fail(InputError("the memory of this setting", "more than there is", "smaller pages, trees or lengths"))
+
+
+def _fail(error: InputError) -> None:
+    print(f"specsim: {error}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _discard_stdout() -> None:
+    """What is still buffered goes nowhere, so that the interpreter's last flush does not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print("specsim", version("specsim"))
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def specsim(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    """Speculative decoding with token trees (EAGLE-1, EAGLE-2, EAGLE-3)."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def demo() -> None:
+    """Watch tree speculation on the shipped pair (under a minute)."""
+    from specsim.checkpoint import load
+    from specsim.demo import run
+    from specsim.display import stdout_console
+    from specsim.zoo import load_prompts
+
+    texts = [prompt["text"] for prompt in load_prompts()[:DEMO_PROMPTS]]
+    if not run(load(), texts, stdout_console()):
+        raise typer.Exit(1)
+
+
+@app.command()
+def generate(
+    context: typer.Context,
+    impl: Annotated[str, typer.Option(help="Which implementation runs.", metavar="reference")] = "reference",
+    drafter: Annotated[str, typer.Option(help="Who drafts.", metavar="eagle|eagle3|none")] = "eagle3",
+    topk: Annotated[int, typer.Option(help="Drafts kept at each step; 1 is a chain.")] = _TREE.topk,
+    num_steps: Annotated[int, typer.Option(help="Depth of the tree.")] = _TREE.num_steps,
+    num_draft_tokens: Annotated[int, typer.Option(help="Tokens verified a round, the root included.")] = _TREE.num_draft_tokens,
+    page_size: Annotated[int, typer.Option(help="Slots of a KV page.")] = _TREE.page_size,
+    draft_kv: Annotated[str, typer.Option(help="Whose KV a draft sees.", metavar="lane|ancestor")] = _TREE.draft_kv,
+    extend: Annotated[str, typer.Option(help="Rows of draft-extend.", metavar="fixed|ragged")] = _TREE.extend,
+    release: Annotated[str, typer.Option(help="When slots are freed.", metavar="finish|round")] = _TREE.release,
+    max_len: Annotated[int | None, typer.Option(help="Most tokens, prompt included.", show_default="the target's")] = None,
+    target: Annotated[str | None, typer.Option(help="Folder or hub id.", show_default="the shipped one")] = None,
+    draft: Annotated[str | None, typer.Option(help="Folder or hub id.", show_default="the shipped one")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Text to continue.", show_default="a shipped one")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="UTF-8 file to continue, one text.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to add.")] = _GREEDY.max_new_tokens,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = _GREEDY.temperature,
+    top_k: Annotated[int, typer.Option(help="Most likely tokens kept; 0: all.")] = _GREEDY.top_k,
+    top_p: Annotated[float, typer.Option(help="Probability mass kept, above 0 to 1.")] = _GREEDY.top_p,
+    min_p: Annotated[float, typer.Option(help="Least share of the top probability, 0 to 1.")] = _GREEDY.min_p,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 0; 1: none.")] = _GREEDY.repetition_penalty,
+    presence_penalty: Annotated[float, typer.Option(help="From -2 to 2.")] = _GREEDY.presence_penalty,
+    frequency_penalty: Annotated[float, typer.Option(help="From -2 to 2.")] = _GREEDY.frequency_penalty,
+    seed: Annotated[int, typer.Option(help="Names the random stream, 0 to 2^64 - 1.")] = _GREEDY.seed,
+    dtype: Annotated[str, typer.Option(help="Of weights and KV.", metavar="float32|float64")] = "float32",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,
+) -> None:
+    """Continue a text, and show what speculation made of it."""
+    options = context.params
+    config, sampling = _speculation(options), _pick(SamplingParams, options)
+    if dtype not in _DTYPES:
+        raise InputError("dtype", dtype, " or ".join(_DTYPES))
+    _check_writable(json_file)
+    text = _read_prompt(prompt, prompt_file)
+    _generate(options, text, config, sampling)
+
+
+def _generate(options: dict[str, Any], text: str, config: SpecConfig, sampling: SamplingParams) -> None:
+    import torch
+
+    from specsim.checkpoint import load
+    from specsim.display import metrics_rows, print_table, stdout_console
+    from specsim.generate import generate
+
+    pair = load(options["target"], options["draft"], options["drafter"])
+    dtype = getattr(torch, options["dtype"])
+    generation = generate(pair, text, config, sampling, impl=options["impl"], dtype=dtype, progress=True)
+    _write_json(options["json_file"], generation.to_json())
+    console = stdout_console()
+    console.out(generation.outputs[0].text, highlight=False)
+    console.print()
+    print_table(console, (), [("pair", pair.name), *metrics_rows(generation)])
+
+
+@app.command()
+def accept(
+    prompts: Annotated[int | None, typer.Option(help="How many of the shipped prompts.", show_default="all")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="New tokens a prompt.")] = 64,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,
+) -> None:
+    """Measure what the shipped drafters get accepted (some minutes)."""
+    from specsim.accept import measure, show
+    from specsim.checkpoint import load
+    from specsim.display import stdout_console
+    from specsim.zoo import load_prompts
+
+    SamplingParams(max_new_tokens=max_new_tokens)
+    _check_writable(json_file)
+    texts = [prompt["text"] for prompt in load_prompts()]
+    if prompts is not None and not 1 <= prompts <= len(texts):
+        raise InputError("prompts", prompts, f"1 to {len(texts)}")
+    pairs = {drafter: load(drafter=drafter) for drafter in ("eagle3", "eagle")}
+    study = measure(pairs, texts[:prompts], max_new_tokens, progress=True)
+    _write_json(json_file, study.to_json())
+    show(study, stdout_console())
+    if not study.is_lossless:
+        raise typer.Exit(1)
+
+
+def _pick(settings: type[_Settings], options: dict[str, Any]) -> _Settings:
+    """Settings from the options of the same names."""
+    return settings(**{field.name: options[field.name] for field in fields(settings) if field.name in options})
+
+
+def _speculation(options: dict[str, Any]) -> SpecConfig:
+    if options["drafter"] != "none":
+        return _pick(SpecConfig, options)
+    for name in _SPECULATION:
+        if options[name] != getattr(_TREE, name):
+            raise InputError(name, options[name], f"only {getattr(_TREE, name)}, the default, with drafter none")
+    return SpecConfig.plain(options["page_size"], options["max_len"])
+
+
+def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
+    """The one text that was given, else the first shipped prompt."""
+    if prompt_file is not None:
+        if prompt is not None:
+            raise InputError("prompt_file", str(prompt_file), "one of --prompt and --prompt-file")
+        return _read_prompt_file(prompt_file)
+    if prompt is None:
+        from specsim.zoo import load_prompts
+
+        return load_prompts()[0]["text"]
+    if not prompt or not prompt.isprintable() and not _is_utf8(prompt):
+        raise InputError("prompt", prompt, "UTF-8 text of at least one character")
+    return prompt
+
+
+def _is_utf8(text: str) -> bool:
+    """False where bytes of the command line could not be decoded."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _read_prompt_file(path: Path) -> str:
+    allowed = "a UTF-8 text file that can be read and is not empty"
+    try:
+        text = path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error.reason
+        raise InputError("prompt_file", str(path), f"{allowed} ({reason})") from error
+    if not text:
+        raise InputError("prompt_file", str(path), f"{allowed} (it is empty)")
+    return text
+
+
+def _check_writable(path: Path | None) -> None:
+    """Before a long run: what can be known of a file that is written after it."""
+    if path is not None:
+        if path.is_dir():
+            raise InputError("json", str(path), "a file, not a folder")
+        if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+            raise InputError("json", str(path), "a file in a folder that exists and can be written")
+
+
+def _write_json(path: Path | None, value: dict) -> None:
+    """All of it or nothing: written beside `path` and renamed. Devices and pipes are written to directly."""
+    if path is None:
+        return
+    text = json.dumps(_without_nan(value), ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+    is_special = path.exists() and not path.is_file()
+    beside = path if is_special else path.resolve().with_name(f".specsim-{os.getpid()}.json")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        if not is_special:
+            os.replace(beside, path.resolve())
+    except OSError as error:
+        raise InputError("json", str(path), f"a file that can be written ({error.strerror})") from error
+    finally:
+        if not is_special:
+            beside.unlink(missing_ok=True)
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no numbers that are not finite; null stands for them."""
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,195 @@
+"""A first look: one round in detail, then whole continuations with a tree, a chain and no drafts at all."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, pairwise
+from textwrap import indent
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.text import Text
+from tqdm.auto import tqdm
+
+from specsim.config import SamplingParams, SpecConfig
+from specsim.display import by_position, figure, heading, print_table
+from specsim.generate import Generation, generate, load_engine
+from specsim.metrics import distinct_share
+from specsim.phases import Batch, PrefillInput, Sampling, VerifyInput, VerifyOutput
+
+PLAIN, CHAIN, TREE = SpecConfig.plain(), SpecConfig(topk=1, num_draft_tokens=4), SpecConfig()
+NAMES = {PLAIN: "plain", CHAIN: "chain of 3", TREE: "tree 4/3/8"}
+ROUNDS_TO_CHOOSE_FROM = 12
+PROMPT_LINES = 6
+NEXT = """\
+specsim generate --prompt "def main():"    continue a text of your own
+specsim generate --help                    trees, drafters, sampling, penalties, page sizes
+specsim accept                             acceptance over all shipped prompts (minutes)
+reference/engine.py                        the round as code: draft, verify, draft_extend
+reference/tree.py, reference/verify.py     how the tree is laid out, and how it is walked"""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round of one request: the tree that was proposed and what the target made of it."""
+
+    number: int
+    seq_len: int
+    tree: VerifyInput
+    verdict: VerifyOutput
+
+    @property
+    def path(self) -> list[int]:
+        """Accepted nodes, root first."""
+        return self.verdict.accept_index[0, : int(self.verdict.num_accepted_tokens)].tolist()
+
+    @property
+    def needs_the_tree(self) -> bool:
+        """Whether the accepted path leaves the drafter's first choices, where a chain would have stopped."""
+        first_child = self.tree.retrieve_next_token[0].tolist()
+        return any(first_child[parent] != node for parent, node in pairwise(self.path))
+
+
+def run(pair: Any, prompts: Sequence[str], console: Console, max_new_tokens: int = 48) -> bool:
+    """Show everything on the console; returns whether the greedy outputs of tree and chain equal plain decoding's."""
+    _introduce(pair, console)
+    generations = _generate_all(pair, prompts, max_new_tokens)
+    plain = generations[PLAIN, 0.0]
+    chosen = next((i for i, output in enumerate(plain.outputs) if distinct_share(output.token_ids) >= 0.5), 0)
+    _show_text(prompts[chosen], plain.outputs[chosen].text, console)
+    with torch.inference_mode():
+        first = list(islice(rounds(pair, pair.tokenizer.encode(prompts[chosen])), ROUNDS_TO_CHOOSE_FROM))
+    telling = max(first, key=lambda each: (each.needs_the_tree and len(each.path) > 2, len(each.path) > 2))
+    _show_round(telling, pair.tokenizer, console)
+    _show_rounds_of(chosen, generations, console)
+    equal = _show_equality(generations, console)
+    _show_figures(generations, console)
+    heading(console, "Next")
+    console.print(NEXT)
+    return equal
+
+
+def _introduce(pair: Any, console: Console) -> None:
+    console.print(Text("EAGLE tree speculation on the shipped pair", style="bold"))
+    console.print(
+        "A small drafter proposes a tree of tokens; the target checks the whole tree in one forward pass and\n"
+        "keeps the path that it would have written itself, plus one more token, the bonus.\n"
+    )
+    for name, checkpoint in (("target", pair.target), ("drafter", pair.drafter)):
+        shape = checkpoint.config if name == "target" else checkpoint.config.model
+        size = sum(tensor.numel() for tensor in {id(t): t for t in checkpoint.tensors.values()}.values())
+        console.print(f"{name:8} {size / 1e6:.1f} M parameters, {shape.num_layers} layers of {shape.hidden_size}")
+
+
+def _generate_all(pair: Any, prompts: Sequence[str], max_new_tokens: int) -> dict[tuple[SpecConfig, float], Generation]:
+    """Every setting at temperature 0, and the speculative ones at temperature 1."""
+    settings = [(PLAIN, 0.0), (CHAIN, 0.0), (TREE, 0.0), (CHAIN, 1.0), (TREE, 1.0)]
+    generations = {}
+    for config, temperature in tqdm(settings, desc="continuing the prompts", unit="run", leave=False, disable=None):
+        sampling = SamplingParams(temperature=temperature, max_new_tokens=max_new_tokens, ignore_eos=True)
+        generations[config, temperature] = generate(pair, prompts, config, sampling)
+    return generations
+
+
+def rounds(pair: Any, prompt_ids: Sequence[int]) -> Iterator[Round]:
+    """The rounds of one greedy request, phase by phase, as long as the caller asks for them."""
+    engine = load_engine(pair, TREE, "reference")
+    pools = engine.make_pools(1, engine.config.reserved_columns(engine.config.max_len))
+    length, row = torch.tensor([len(prompt_ids)]), pools.open()
+    pools.reserve(row, len(prompt_ids))
+    sampling = Sampling.of([SamplingParams()], engine.target.config.vocab_size)
+    batch = Batch(torch.tensor([0]), torch.tensor([row]), length, length, torch.tensor([0]), sampling)
+    starts = torch.tensor([0, len(prompt_ids)])
+    prompt = PrefillInput(torch.tensor(prompt_ids), starts, torch.tensor([0]), torch.tensor([-1]))
+    draft_input = engine.prefill(batch, prompt, pools).draft_input
+    for number in range(1, engine.config.max_len - len(prompt_ids)):
+        tree = engine.draft(batch, draft_input, pools)
+        verdict = engine.verify(batch, tree, pools)
+        yield Round(number, int(batch.seq_lens), tree, verdict)
+        draft_input = engine.draft_extend(batch, verdict.draft_extend_input, pools)
+        batch = replace(batch, seq_lens=batch.seq_lens + verdict.num_accepted_tokens)
+
+
+def _show_text(prompt: str, text: str, console: Console) -> None:
+    lines = prompt.splitlines()[-PROMPT_LINES:]
+    heading(console, f"A prompt from a file held out of training (its last {len(lines)} lines)")
+    console.print(Text(indent("\n".join(lines), "    "), style="dim"))
+    heading(console, "Its greedy continuation")
+    console.print(Text(indent(text, "    ")))
+
+
+def _show_round(shown: Round, tokenizer: Any, console: Console) -> None:
+    heading(console, f"Round {shown.number} of it: a tree of {TREE.num_draft_tokens} tokens")
+    console.print(
+        f"At each of {TREE.num_steps} steps the drafter keeps its {TREE.topk} best continuations. The {TREE.num_draft_tokens - 1} best nodes of all\n"
+        "hang below the root, the last token so far. Score: product of the drafter's probabilities.\n"
+    )
+    print_table(console, ("node", "token", "score", "the target says"), list(_tree_rows(shown, tokenizer)))
+    drafts, tokens = int(shown.verdict.num_accepted_drafts), int(shown.verdict.num_accepted_tokens)
+    before = shown.seq_len
+    console.print(
+        f"\nnum_accepted_drafts {drafts}, num_accepted_tokens {tokens} (the bonus included): "
+        f"the text grew from {before + 1} to {before + 1 + tokens} tokens\n"
+        "for one forward pass of the target."
+    )
+    if shown.needs_the_tree:
+        console.print("The path leaves the drafter's first choices: a chain would have stopped there.")
+
+
+def _tree_rows(shown: Round, tokenizer: Any) -> Iterator[tuple[Text, ...]]:
+    """One row a node, children below their parent."""
+    tokens, scores, parents = (column[0].tolist() for column in (shown.tree.draft_tokens, shown.tree.scores, shown.tree.parents))
+    path, predict = shown.path, shown.verdict.predict.tolist()
+
+    def rows(node: int, depth: int) -> Iterator[tuple[Text, ...]]:
+        says = "" if node not in path else "yes" if node else "the root"
+        if node == path[-1]:
+            says += f", and goes on with {_quoted(predict[node], tokenizer)}, the bonus"
+        cells = (str(node), "  " * depth + _quoted(tokens[node], tokenizer), f"{scores[node]:.3f}", says)
+        yield tuple(Text(cell, style="bold green" if node in path else "") for cell in cells)
+        for child in (child for child, parent in enumerate(parents) if parent == node):
+            yield from rows(child, depth + 1)
+
+    return rows(0, 0)
+
+
+def _quoted(token: int, tokenizer: Any) -> str:
+    return repr(tokenizer.decode([token]))
+
+
+def _show_rounds_of(chosen: int, generations: dict, console: Console) -> None:
+    heading(console, "The same continuation, three ways")
+    counts = {config: generations[config, 0.0].outputs[chosen] for config in NAMES}
+    columns = ("", "tokens", "target passes", "tokens gained in each round")
+    print_table(console, columns, [_count_cells(NAMES[config], output) for config, output in counts.items()])
+
+
+def _count_cells(name: str, output: Any) -> tuple[str, ...]:
+    gained = output.num_accepted_tokens_per_round
+    return name, str(len(output.token_ids)), str(len(gained) + 1), " ".join(map(str, gained))
+
+
+def _show_equality(generations: dict, console: Console) -> bool:
+    """Compare token ids, all prompts."""
+    plain = [output.token_ids for output in generations[PLAIN, 0.0].outputs]
+    num_tokens, equal = sum(map(len, plain)), True
+    console.print()
+    for config in (CHAIN, TREE):
+        same = [output.token_ids for output in generations[config, 0.0].outputs] == plain
+        claim = f"{NAMES[config]}: the {num_tokens} tokens of {len(plain)} prompts equal plain decoding's: {'yes' if same else 'NO'}"
+        console.print(Text(claim, style="bold green" if same else "bold red"))
+        equal = equal and same
+    return equal
+
+
+def _show_figures(generations: dict, console: Console) -> None:
+    heading(console, "Acceptance on these prompts (T: temperature)")
+    columns = ("", "T", "tokens", "rounds", "accept length", "rounds that accepted >= 1, 2, 3 drafts")
+    print_table(console, columns, [_figure_cells(*item) for item in generations.items()])
+    console.print("\nAccept length: mean tokens a round, bonus included. A tree is named by topk, steps, draft tokens.")
+
+
+def _figure_cells(setting: tuple[SpecConfig, float], generation: Generation) -> tuple[str, ...]:
+    (config, temperature), metrics = setting, generation.metrics
+    counts = (str(metrics["tokens"]), str(metrics["rounds"]), figure(metrics["accept_length"]))
+    return NAMES[config], f"{temperature:g}", *counts, by_position(metrics["accepted_by_position"])

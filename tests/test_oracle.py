@@ -1,0 +1,127 @@
+"""The reference engine against the oracle, which knows no cache, no mask and no pool, from the same uniforms."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specsim import SamplingParams, SpecConfig
+from specsim.config import InputError
+from specsim.generate import generate, load_engine
+from specsim.pairwise import pairwise
+from specsim.reference import oracle
+from specsim.uniforms import Stream, coins, seed_bits
+from specsim.zoo.agreeing import agreeing_pair
+
+PROMPTS = [[5, 17, 3, 40, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [30] * 3]
+SAMPLINGS = {
+    "greedy": SamplingParams(max_new_tokens=16),
+    "greedy, penalties": SamplingParams(max_new_tokens=16, repetition_penalty=1.3, frequency_penalty=0.4),
+    "warm": SamplingParams(temperature=1.0, max_new_tokens=16, seed=2**63 + 9),
+    "filtered": SamplingParams(temperature=0.7, top_k=12, top_p=0.9, min_p=0.02, max_new_tokens=16, seed=3),
+    "penalties": SamplingParams(
+        temperature=0.9, repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.2,
+        logit_bias={3: 1.5, 7: -2.0}, max_new_tokens=16, seed=4,
+    ),
+}  # fmt: skip
+AXES = {
+    "topk": [1, 2, 4, 8, 16],
+    "num_steps": [1, 2, 3, 5],
+    "num_draft_tokens": [2, 8, 16, 32],
+    "page_size": [1, 2, 4, 16, 64],
+    "batch": [1, 3],
+    "sampling": list(SAMPLINGS),
+    "kind": ["eagle", "eagle3"],
+    "family": ["llama", "qwen3", "mistral"],
+    "draft_kv": ["lane", "ancestor"],
+    "extend": ["fixed", "ragged"],
+    "release": ["finish", "round"],
+    "score": ["prob", "logprob"],
+    "penalties": ["exact", "relaxed"],
+    "threshold_acc": [1.0, 0.6],
+    "max_len": [None, 21],
+}
+WINDOW = {"mistral": 7}
+
+
+def is_valid(cell):
+    """A chain has one width only: it goes with the narrowest."""
+    return cell.get("topk") != 1 or cell.get("num_draft_tokens", 2) == 2
+
+
+CELLS = pairwise(AXES, is_valid)
+
+
+def config_of(cell):
+    """The cell's setting; its num_draft_tokens is cut to what topk and num_steps allow."""
+    topk, steps = cell["topk"], cell["num_steps"]
+    width = steps + 1 if topk == 1 else min(cell["num_draft_tokens"], 1 + topk + (steps - 1) * topk**2)
+    names = ("page_size", "draft_kv", "extend", "release", "score", "penalties", "threshold_acc", "max_len")
+    return SpecConfig(topk, steps, width, **{name: cell[name] for name in names})
+
+
+def uniforms(seed, request_id):
+    return lambda stream, root_len, depth: float(coins(seed_bits(seed), request_id, Stream[stream], root_len, depth))
+
+
+def truth(pair, prompts, config, sampling):
+    return [oracle.generate(pair, p, config, sampling, uniforms(sampling.seed, i)) for i, p in enumerate(prompts)]
+
+
+def assert_equal_to_the_oracle(pair, prompts, config, sampling):
+    found = generate(pair, prompts, config, sampling, dtype=torch.float64).outputs
+    for expected, output in zip(truth(pair, prompts, config, sampling), found, strict=True):
+        assert output.token_ids == expected.token_ids
+        assert output.finish_reason == expected.finish_reason
+        assert output.num_accepted_tokens_per_round == tuple(len(r.accepted) for r in expected.rounds)
+        assert output.logprobs == pytest.approx(expected.logprobs, abs=2e-6)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(map(str, cell.values())))
+def test_tokens_logprobs_and_counters_equal_the_oracle(cell):
+    pair = agreeing_pair(cell["kind"], cell["family"], window=WINDOW.get(cell["family"]))
+    assert_equal_to_the_oracle(pair, PROMPTS[: cell["batch"]], config_of(cell), SAMPLINGS[cell["sampling"]])
+
+
+@pytest.mark.parametrize("draft_kv", ["lane", "ancestor"])
+@pytest.mark.parametrize("num_steps", [6, 8])
+def test_eagles_own_setting_equals_the_oracle(num_steps, draft_kv):
+    config = SpecConfig(10, num_steps, 60, page_size=16, draft_kv=draft_kv)
+    assert_equal_to_the_oracle(
+        agreeing_pair("eagle"), PROMPTS[:1], config, replace(SAMPLINGS["warm"], max_new_tokens=8)
+    )
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+def test_plain_decoding_equals_the_oracle(sampling):
+    assert_equal_to_the_oracle(agreeing_pair("eagle3"), PROMPTS, SpecConfig.plain(page_size=4), sampling)
+
+
+def node_paths(verify_input, request):
+    tokens, parents = verify_input.draft_tokens[request].tolist(), verify_input.parents[request].tolist()
+    paths = [()]
+    for token, parent in zip(tokens[1:], parents[1:], strict=True):
+        paths.append((*paths[parent], token))
+    return tuple(paths[1:])
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+@pytest.mark.parametrize("draft_kv", ["lane", "ancestor"])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_trees_and_scores_equal_the_oracle_in_every_round(kind, draft_kv, page_size, monkeypatch):
+    """Draft-side parity: a fault that only lowers acceptance leaves tokens right and trees wrong."""
+    config = SpecConfig(4, 4, 12, page_size=page_size, draft_kv=draft_kv)
+    pair, sampling, seen = agreeing_pair(kind), SAMPLINGS["warm"], []
+    engine_type = type(load_engine(pair, config, "reference"))
+    draft = engine_type.draft
+    monkeypatch.setattr(engine_type, "draft", lambda *arguments: seen.append(draft(*arguments)) or seen[-1])
+    generate(pair, PROMPTS[:1], config, sampling, dtype=torch.float64)
+    rounds = truth(pair, PROMPTS[:1], config, sampling)[0].rounds
+    assert [node_paths(verify_input, 0) for verify_input in seen] == [r.paths for r in rounds]
+    assert [tuple(verify_input.scores[0, 1:].tolist()) for verify_input in seen] == [r.scores for r in rounds]
+    assert [int(verify_input.draft_tokens[0, 0]) for verify_input in seen] == [r.root for r in rounds]
+
+
+def test_the_oracle_refuses_a_prompt_that_leaves_no_room():
+    with pytest.raises(InputError, match="prompt length is 21"):
+        oracle.generate(agreeing_pair(), [1] * 21, SpecConfig(max_len=21), SamplingParams(), uniforms(0, 0))
