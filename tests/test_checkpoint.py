@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import save_file
 
 from specsim.checkpoint import Pair, load, load_drafter, load_target, locate
+from specsim.checkpoint.drafter_config import drafter_config
+from specsim.checkpoint.fields import Fields
+from specsim.checkpoint.layout import drafter_layout, target_layout
+from specsim.checkpoint.model_config import model_config, read_target_config
 from specsim.config import InputError
-from specsim.drafter_config import drafter_config
-from specsim.fields import Fields
-from specsim.layout import drafter_layout, target_layout
-from specsim.model_config import model_config, read_target_config
 
 MANIFESTS = {path.stem: json.loads(path.read_text()) for path in (Path(__file__).parent / "manifests").glob("*.json")}
 TARGETS = ("llama-3.1-8b-instruct", "qwen3-8b")

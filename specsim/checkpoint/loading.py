@@ -9,15 +9,15 @@ from typing import Any, Literal
 
 import torch
 
+from specsim.checkpoint.drafter_config import drafter_config, is_speculators
+from specsim.checkpoint.fields import Fields, read_json
+from specsim.checkpoint.layout import drafter_layout, target_layout
+from specsim.checkpoint.model_config import read_target_config
+from specsim.checkpoint.tokenizer import LazyTokenizer
+from specsim.checkpoint.weights import by_name, check_layout, read_weights
 from specsim.config import InputError
 from specsim.drafter import DrafterConfig
-from specsim.drafter_config import drafter_config, is_speculators
-from specsim.fields import Fields, read_json
-from specsim.layout import drafter_layout, target_layout
-from specsim.model_config import read_target_config
 from specsim.target import ModelConfig
-from specsim.tokenizer import LazyTokenizer
-from specsim.weights import by_name, check_layout, read_weights
 
 _HUB_ID = r"[\w-][\w.-]*/[\w-][\w.-]*"
 _HUB_TEXT = ("*.json", "*.txt", "tokenizer.model")

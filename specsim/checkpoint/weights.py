@@ -10,9 +10,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from specsim.checkpoint.fields import read_json
+from specsim.checkpoint.layout import Layout
 from specsim.config import InputError
-from specsim.fields import read_json
-from specsim.layout import Layout
 
 _FORMS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

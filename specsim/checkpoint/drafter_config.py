@@ -3,10 +3,10 @@
 from itertools import pairwise
 from pathlib import Path
 
+from specsim.checkpoint.fields import Fields
+from specsim.checkpoint.model_config import model_config
 from specsim.config import InputError
 from specsim.drafter import DrafterConfig
-from specsim.fields import Fields
-from specsim.model_config import model_config
 from specsim.target import ModelConfig
 
 # A head's config may leave these to its target. Not RoPE: published heads that do not name it were trained with

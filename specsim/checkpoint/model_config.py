@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from specsim.checkpoint.fields import Fields, read_json
 from specsim.config import InputError
-from specsim.fields import Fields, read_json
 from specsim.target import FAMILIES, ModelConfig
 
 _LLAMA3_ROPE = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")

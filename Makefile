@@ -1,0 +1,42 @@
+# A Python of at least 3.11, found by running it: a name on the path may be a shim with nothing behind it.
+# 3.11 comes first because every dependency has wheels for it. To choose another: make test PYTHON=python3.13
+PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python3 python; do \
+	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$name && break; done)
+WORKERS ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+ARGS ?=
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: help demo test lint format clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 10
+
+demo: $(INSTALLED) ## speculate with the shipped pair, round by round
+	$(BIN)/specsim demo
+
+# One thread a worker: two threads that share a busy core wait for each other.
+test: export OMP_NUM_THREADS := 1
+test: export MKL_NUM_THREADS := 1
+test: $(INSTALLED) ## every test, on every core; make test ARGS="-k tree" for some of them
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+lint: $(INSTALLED) ## ruff's rules and its format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(INSTALLED) ## apply both
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove what make and the tests made, the virtual environment included
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || test -n "$(PYTHON)" || { echo "specsim needs Python 3.11 or later; none was found. Name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Installing specsim and what it depends on into .venv: a few minutes, once."
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[test]'
+	@touch $@
