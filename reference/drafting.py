@@ -9,10 +9,10 @@ def draft_topk(logits_RV: torch.Tensor, k: int, d2t: torch.Tensor | None) -> tup
     """The drafter's k best tokens of each row: softmax at T = 1 over the draft vocabulary f32 [R, K], *target* ids
     i64 [R, K].
 
-    d2t holds offsets: draft id i is target id i + d2t[i].
+    Ranked as rounded to f32, ties to the lower draft id. d2t holds offsets: draft id i is target id i + d2t[i].
     """
-    topk_p, draft_ids = topk(torch.softmax(logits_RV.double(), dim=-1), k)
-    return topk_p.float(), draft_ids if d2t is None else draft_ids + d2t[draft_ids]
+    topk_p, draft_ids = topk(torch.softmax(logits_RV.double(), dim=-1).float(), k)
+    return topk_p, draft_ids if d2t is None else draft_ids + d2t[draft_ids]
 
 
 def root_scores(topk_p_BK: torch.Tensor, score: str) -> torch.Tensor:

@@ -45,7 +45,7 @@ def target_prob(adjusted_V: torch.Tensor, sampling: Sampling, request: int) -> t
     temperature = float(sampling.temperature[request])
     if temperature == 0:
         return torch.nn.functional.one_hot(argmax(adjusted_V), len(adjusted_V)).double()
-    prob_V = torch.softmax(adjusted_V / temperature, dim=-1)
+    prob_V = torch.softmax((adjusted_V - adjusted_V.max()) / temperature, dim=-1)
     prob_V = _keep_top_k(prob_V, int(sampling.top_k[request]))
     prob_V = _keep_top_p(prob_V, float(sampling.top_p[request]))
     return _renormalise(prob_V, prob_V >= float(sampling.min_p[request]) * prob_V.max())
@@ -77,7 +77,7 @@ def _keep_top_p(prob_V: torch.Tensor, p: float) -> torch.Tensor:
 def logprob(adjusted_V: torch.Tensor, sampling: Sampling, request: int, token: int) -> float:
     """log softmax(adjusted / T)[token], T = 1 when greedy; filters do not enter."""
     temperature = float(sampling.temperature[request]) or 1.0
-    return float(torch.log_softmax(adjusted_V / temperature, dim=-1)[token])
+    return float(torch.log_softmax((adjusted_V - adjusted_V.max()) / temperature, dim=-1)[token])
 
 
 def inverse_cdf(weight_V: torch.Tensor, uniform: float) -> int:

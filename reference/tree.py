@@ -20,6 +20,8 @@ def parents_of(top_scores_index: list[int], parent_list: list[int], k: int, requ
     Candidate f stands in block f // K of siblings; block 0 hangs from the root, block j from candidate parent_list[j].
     """
     node_of = {flat: node for node, flat in enumerate(top_scores_index, start=1)}
+    if len(node_of) < len(top_scores_index):
+        raise MalformedTree(f"request {request}: a candidate is selected twice in {top_scores_index}")
     parents = [-1]
     for node, flat in enumerate(top_scores_index, start=1):
         block = flat // k
@@ -106,7 +108,8 @@ def _table(rows: list[list[int]], width: int) -> torch.Tensor:
 def full_mask(mask_BNN: torch.Tensor, seq_lens: torch.Tensor) -> torch.Tensor:
     """Layout FULL: flat bool, request after request N rows of L + N columns, the prefix columns true."""
     rows = zip(mask_BNN, seq_lens.tolist(), strict=True)
-    return torch.cat([torch.nn.functional.pad(mask, (length, 0), value=True).flatten() for mask, length in rows])
+    padded = [torch.nn.functional.pad(mask, (length, 0), value=True).flatten() for mask, length in rows]
+    return torch.cat([mask_BNN[:0].flatten(), *padded])
 
 
 def bitpacked_mask(mask_BNN: torch.Tensor) -> torch.Tensor:

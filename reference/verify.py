@@ -29,7 +29,11 @@ class Tree:
 
     def path_tokens(self, node: int) -> list[int]:
         """Tokens from the root's to the node's own."""
-        return [*self.path_tokens(self.parents[node]), self.tokens[node]] if node >= 0 else []
+        path = []
+        while node >= 0:
+            path.append(self.tokens[node])
+            node = self.parents[node]
+        return path[::-1]
 
 
 def trees(batch: Batch, verify_input: VerifyInput, max_len: int) -> list[Tree]:

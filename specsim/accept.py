@@ -9,8 +9,8 @@ from rich.console import Console
 from tqdm.auto import tqdm
 
 from specsim.config import SamplingParams, SpecConfig
-from specsim.display import by_position, figure, heading, print_table
-from specsim.generate import Generation, generate
+from specsim.display import by_position, figure, heading, paragraph, print_table
+from specsim.generation import Generation, generate
 from specsim.metrics import Acceptance, distinct_share
 
 LEAST_PROMPTS, LEAST_NEW_TOKENS = 40, 64
@@ -37,6 +37,7 @@ class Setting:
 
 
 def chain(num_drafts: int) -> SpecConfig:
+    """A chain of drafts, the root and all of them verified."""
     return SpecConfig(topk=1, num_steps=num_drafts, num_draft_tokens=num_drafts + 1)
 
 
@@ -106,8 +107,8 @@ def measure(
 ) -> Study:
     """Run every setting on all prompts. pairs: one a drafter's name, all of the same target.
 
-    In float64, so that rounding decides no greedy token and equality with plain decoding is exact. An end token does not end a
-    request: every prompt weighs the same.
+    In float64, so that no greedy token is decided by rounding. An end token does not end a request, so that every
+    prompt weighs the same.
     """
     bar = tqdm(total=len(settings) + 1, unit="run", disable=None if progress else True)
 
@@ -132,9 +133,7 @@ def _row(setting: Setting, generation: Generation, plain: Generation) -> Measure
     both = list(zip(generation.outputs, plain.outputs, strict=True))
     fresh = replace(generation, outputs=tuple(output for output, greedy in both if _is_fresh(greedy)))
     num_equal = sum(output.token_ids == greedy.token_ids for output, greedy in both)
-    return Measurement(
-        setting, generation.acceptance, fresh.acceptance, None if setting.temperature else num_equal
-    )
+    return Measurement(setting, generation.acceptance, fresh.acceptance, None if setting.temperature else num_equal)
 
 
 def _checks(study: Study) -> Iterator[Check]:
@@ -173,17 +172,23 @@ def _tree_checks(rows: Sequence[Measurement]) -> Iterator[Check]:
 def show(study: Study, console: Console) -> None:
     """Print the study: one line a setting and group of prompts, then the checks."""
     heading(console, f"Acceptance on {study.num_prompts} held-out prompts, {study.max_new_tokens} new tokens each")
-    console.print(
-        f"{study.num_fresh} of them do not loop: at least {LOOPS_BELOW:.0%} of the 4-grams of their plain greedy\n"
-        "continuation are distinct. Accept length: mean tokens a round, bonus included. Rate: accepted over\n"
-        "proposed drafts. By position: share of the rounds that accepted at least 1, 2, ... drafts. A tree\n"
-        "is named by its topk, steps and draft tokens.\n"
+    paragraph(
+        console,
+        f"{study.num_fresh} do not loop: {LOOPS_BELOW:.0%} or more of the 4-grams of their plain greedy "
+        "continuation are distinct. Length: mean tokens a round, bonus included. Rate: accepted over proposed drafts. "
+        "By position: share of the rounds that accepted at least 1, 2, ... drafts. "
+        "A tree is named by topk, steps, draft tokens.",
     )
+    console.print()
     columns = ("setting", "T", "prompts", "rounds", "length", "rate", "accepted by position")
     print_table(console, columns, [cells for row in study.measurements for cells in _cells(row)])
     heading(console, "Asked")
-    checks = [(check.claim, f"{check.measured:.4g}", check.asked, "yes" if check.holds else "NO") for check in study.checks]
-    print_table(console, ("", "measured", "asked", "holds"), checks)
+    print_table(console, ("", "measured", "asked", "holds"), list(map(_check_cells, study.checks)))
+
+
+def _check_cells(check: Check) -> tuple[str, ...]:
+    digits = 0 if isinstance(check.measured, int) else 3
+    return check.claim, figure(check.measured, digits), check.asked, "yes" if check.holds else "NO"
 
 
 def _cells(row: Measurement) -> Iterator[tuple[str, ...]]:

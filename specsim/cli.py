@@ -1,7 +1,5 @@
 """The command line: specsim demo, generate, accept."""
 
-import json
-import math
 import os
 import sys
 from collections.abc import Sequence
@@ -36,8 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _discard_stdout()
         sys.exit(1)
     except OSError as error:
-        _discard_stdout()
-        _fail(InputError(str(error.filename or "standard output"), error.strerror, "a file that can be read or written"))
+        if error.filename is None:
+            _discard_stdout()
+        _fail(InputError(str(error.filename or "standard output"), error.strerror, "what can be read or written"))
     except RuntimeError as error:
         if "allocate memory" not in str(error):
             raise
@@ -65,7 +64,9 @@ def _print_version(wanted: bool) -> None:
 @app.callback(invoke_without_command=True)
 def specsim(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
 ) -> None:
     """Speculative decoding with token trees (EAGLE-1, EAGLE-2, EAGLE-3)."""
     if context.invoked_subcommand is None:
@@ -92,12 +93,12 @@ def generate(
     drafter: Annotated[str, typer.Option(help="Who drafts.", metavar="eagle|eagle3|none")] = "eagle3",
     topk: Annotated[int, typer.Option(help="Drafts kept at each step; 1 is a chain.")] = _TREE.topk,
     num_steps: Annotated[int, typer.Option(help="Depth of the tree.")] = _TREE.num_steps,
-    num_draft_tokens: Annotated[int, typer.Option(help="Tokens verified a round, the root included.")] = _TREE.num_draft_tokens,
+    num_draft_tokens: Annotated[int, typer.Option(help="Nodes of the tree, root too.")] = _TREE.num_draft_tokens,
     page_size: Annotated[int, typer.Option(help="Slots of a KV page.")] = _TREE.page_size,
     draft_kv: Annotated[str, typer.Option(help="Whose KV a draft sees.", metavar="lane|ancestor")] = _TREE.draft_kv,
     extend: Annotated[str, typer.Option(help="Rows of draft-extend.", metavar="fixed|ragged")] = _TREE.extend,
     release: Annotated[str, typer.Option(help="When slots are freed.", metavar="finish|round")] = _TREE.release,
-    max_len: Annotated[int | None, typer.Option(help="Most tokens, prompt included.", show_default="the target's")] = None,
+    max_len: Annotated[int | None, typer.Option(help="Most tokens with prompt.", show_default="the target's")] = None,
     target: Annotated[str | None, typer.Option(help="Folder or hub id.", show_default="the shipped one")] = None,
     draft: Annotated[str | None, typer.Option(help="Folder or hub id.", show_default="the shipped one")] = None,
     prompt: Annotated[str | None, typer.Option(help="Text to continue.", show_default="a shipped one")] = None,
@@ -119,7 +120,6 @@ def generate(
     config, sampling = _speculation(options), _pick(SamplingParams, options)
     if dtype not in _DTYPES:
         raise InputError("dtype", dtype, " or ".join(_DTYPES))
-    _check_writable(json_file)
     text = _read_prompt(prompt, prompt_file)
     _generate(options, text, config, sampling)
 
@@ -128,13 +128,14 @@ def _generate(options: dict[str, Any], text: str, config: SpecConfig, sampling: 
     import torch
 
     from specsim.checkpoint import load
-    from specsim.display import metrics_rows, print_table, stdout_console
-    from specsim.generate import generate
+    from specsim.display import check_writable, metrics_rows, print_table, stdout_console, write_json
+    from specsim.generation import generate
 
+    check_writable(options["json_file"])
     pair = load(options["target"], options["draft"], options["drafter"])
     dtype = getattr(torch, options["dtype"])
     generation = generate(pair, text, config, sampling, impl=options["impl"], dtype=dtype, progress=True)
-    _write_json(options["json_file"], generation.to_json())
+    write_json(options["json_file"], generation.to_json())
     console = stdout_console()
     console.out(generation.outputs[0].text, highlight=False)
     console.print()
@@ -150,17 +151,17 @@ def accept(
     """Measure what the shipped drafters get accepted (some minutes)."""
     from specsim.accept import measure, show
     from specsim.checkpoint import load
-    from specsim.display import stdout_console
+    from specsim.display import check_writable, stdout_console, write_json
     from specsim.zoo import load_prompts
 
     SamplingParams(max_new_tokens=max_new_tokens)
-    _check_writable(json_file)
+    check_writable(json_file)
     texts = [prompt["text"] for prompt in load_prompts()]
     if prompts is not None and not 1 <= prompts <= len(texts):
         raise InputError("prompts", prompts, f"1 to {len(texts)}")
     pairs = {drafter: load(drafter=drafter) for drafter in ("eagle3", "eagle")}
     study = measure(pairs, texts[:prompts], max_new_tokens, progress=True)
-    _write_json(json_file, study.to_json())
+    write_json(json_file, study.to_json())
     show(study, stdout_console())
     if not study.is_lossless:
         raise typer.Exit(1)
@@ -190,63 +191,19 @@ def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
         from specsim.zoo import load_prompts
 
         return load_prompts()[0]["text"]
-    if not prompt or not prompt.isprintable() and not _is_utf8(prompt):
+    # Bytes of the command line that are no UTF-8 have come as lone surrogates, which cannot be encoded.
+    if not prompt or prompt.encode(errors="replace").decode() != prompt:
         raise InputError("prompt", prompt, "UTF-8 text of at least one character")
     return prompt
-
-
-def _is_utf8(text: str) -> bool:
-    """False where bytes of the command line could not be decoded."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _read_prompt_file(path: Path) -> str:
     allowed = "a UTF-8 text file that can be read and is not empty"
     try:
-        text = path.read_bytes().decode()
+        text = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error.reason
         raise InputError("prompt_file", str(path), f"{allowed} ({reason})") from error
     if not text:
         raise InputError("prompt_file", str(path), f"{allowed} (it is empty)")
     return text
-
-
-def _check_writable(path: Path | None) -> None:
-    """Before a long run: what can be known of a file that is written after it."""
-    if path is not None:
-        if path.is_dir():
-            raise InputError("json", str(path), "a file, not a folder")
-        if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-            raise InputError("json", str(path), "a file in a folder that exists and can be written")
-
-
-def _write_json(path: Path | None, value: dict) -> None:
-    """All of it or nothing: written beside `path` and renamed. Devices and pipes are written to directly."""
-    if path is None:
-        return
-    text = json.dumps(_without_nan(value), ensure_ascii=False, allow_nan=False, indent=1) + "\n"
-    is_special = path.exists() and not path.is_file()
-    beside = path if is_special else path.resolve().with_name(f".specsim-{os.getpid()}.json")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        if not is_special:
-            os.replace(beside, path.resolve())
-    except OSError as error:
-        raise InputError("json", str(path), f"a file that can be written ({error.strerror})") from error
-    finally:
-        if not is_special:
-            beside.unlink(missing_ok=True)
-
-
-def _without_nan(value: Any) -> Any:
-    """JSON has no numbers that are not finite; null stands for them."""
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,6 +1,7 @@
 """Settings of a speculative run: validated when made, frozen afterwards."""
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -14,6 +15,9 @@ class InputError(ValueError):
         self.name, self.value, self.allowed = name, value, allowed
 
 
+_MOST = sys.float_info.max
+
+
 def _require(condition: bool, name: str, value: object, allowed: str) -> None:
     if not condition:
         raise InputError(name, value, allowed)
@@ -24,7 +28,7 @@ def _require_int(name: str, value: object, least: int) -> None:
 
 
 def _require_finite(name: str, value: object, least: float, most: float, allowed: str) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
     _require(number and least <= value <= most, name, value, allowed)
 
 
@@ -146,15 +150,19 @@ class SamplingParams:
     seed: int = 0
 
     def __post_init__(self):
-        _require_finite("temperature", self.temperature, 0, math.inf, "0 (greedy) or a positive number")
+        _require_finite("temperature", self.temperature, 0, _MOST, "0 (greedy) or a positive number")
         _require_int("top_k", self.top_k, 0)
         _require_finite("top_p", self.top_p, math.ulp(0), 1, "a number above 0 and at most 1")
         _require_finite("min_p", self.min_p, 0, 1, "a number from 0 to 1")
-        _require_finite("repetition_penalty", self.repetition_penalty, math.ulp(0), math.inf, "a positive number")
+        _require_finite("repetition_penalty", self.repetition_penalty, math.ulp(0), _MOST, "a positive number")
         for name in ("presence_penalty", "frequency_penalty"):
             _require_finite(name, getattr(self, name), -2, 2, "a number from -2 to 2")
-        for bias in self.logit_bias.values():
-            _require_finite("logit_bias", bias, -math.inf, math.inf, "finite numbers")
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        for token, bias in self.logit_bias.items():
+            _require_int("logit_bias", token, 0)
+            _require_finite("logit_bias", bias, -_MOST, _MOST, "finite numbers")
+        for token in self.stop_token_ids:
+            _require_int("stop_token_ids", token, 0)
         _require_int("max_new_tokens", self.max_new_tokens, 1)
         _require(type(self.seed) is int and 0 <= self.seed < 2**64, "seed", self.seed, "an integer from 0 to 2^64 - 1")
 

@@ -1,7 +1,7 @@
 """A first look: one round in detail, then whole continuations with a tree, a chain and no drafts at all."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice, pairwise
 from textwrap import indent
 from typing import Any
@@ -12,10 +12,10 @@ from rich.text import Text
 from tqdm.auto import tqdm
 
 from specsim.config import SamplingParams, SpecConfig
-from specsim.display import by_position, figure, heading, print_table
-from specsim.generate import Generation, generate, load_engine
+from specsim.display import by_position, figure, heading, paragraph, print_table
+from specsim.generation import Generation, generate, load_engine
 from specsim.metrics import distinct_share
-from specsim.phases import Batch, PrefillInput, Sampling, VerifyInput, VerifyOutput
+from specsim.phases import Batch, PrefillInput, VerifyInput, VerifyOutput
 
 PLAIN, CHAIN, TREE = SpecConfig.plain(), SpecConfig(topk=1, num_draft_tokens=4), SpecConfig()
 NAMES = {PLAIN: "plain", CHAIN: "chain of 3", TREE: "tree 4/3/8"}
@@ -59,7 +59,7 @@ def run(pair: Any, prompts: Sequence[str], console: Console, max_new_tokens: int
     _show_text(prompts[chosen], plain.outputs[chosen].text, console)
     with torch.inference_mode():
         first = list(islice(rounds(pair, pair.tokenizer.encode(prompts[chosen])), ROUNDS_TO_CHOOSE_FROM))
-    telling = max(first, key=lambda each: (each.needs_the_tree and len(each.path) > 2, len(each.path) > 2))
+    telling = max(first, key=lambda each: (each.needs_the_tree and len(each.path) > 2, len(each.path)))
     _show_round(telling, pair.tokenizer, console)
     _show_rounds_of(chosen, generations, console)
     equal = _show_equality(generations, console)
@@ -70,15 +70,21 @@ def run(pair: Any, prompts: Sequence[str], console: Console, max_new_tokens: int
 
 
 def _introduce(pair: Any, console: Console) -> None:
-    console.print(Text("EAGLE tree speculation on the shipped pair", style="bold"))
-    console.print(
-        "A small drafter proposes a tree of tokens; the target checks the whole tree in one forward pass and\n"
-        "keeps the path that it would have written itself, plus one more token, the bonus.\n"
+    console.print(Text("EAGLE tree speculation on a trained pair", style="bold"))
+    paragraph(
+        console,
+        "A small drafter proposes a tree of tokens; the target checks the whole tree in one forward pass and "
+        "keeps the path that it would have written itself, plus one more token, the bonus.",
     )
-    for name, checkpoint in (("target", pair.target), ("drafter", pair.drafter)):
-        shape = checkpoint.config if name == "target" else checkpoint.config.model
-        size = sum(tensor.numel() for tensor in {id(t): t for t in checkpoint.tensors.values()}.values())
-        console.print(f"{name:8} {size / 1e6:.1f} M parameters, {shape.num_layers} layers of {shape.hidden_size}")
+    console.print()
+    console.print(f"target   {_summary(pair.target, pair.target.config)}")
+    console.print(f"drafter  {pair.drafter.config.kind}, {_summary(pair.drafter, pair.drafter.config.model)}")
+
+
+def _summary(checkpoint: Any, shape: Any) -> str:
+    tensors = {id(tensor): tensor for tensor in checkpoint.tensors.values() if tensor.is_floating_point()}
+    size = sum(tensor.numel() for tensor in tensors.values()) / 1e6
+    return f"{shape.family}, layers {shape.num_layers}, hidden {shape.hidden_size}, {size:.1f} M parameters"
 
 
 def _generate_all(pair: Any, prompts: Sequence[str], max_new_tokens: int) -> dict[tuple[SpecConfig, float], Generation]:
@@ -95,19 +101,16 @@ def rounds(pair: Any, prompt_ids: Sequence[int]) -> Iterator[Round]:
     """The rounds of one greedy request, phase by phase, as long as the caller asks for them."""
     engine = load_engine(pair, TREE, "reference")
     pools = engine.make_pools(1, engine.config.reserved_columns(engine.config.max_len))
-    length, row = torch.tensor([len(prompt_ids)]), pools.open()
+    row, vocab_size = pools.open(), engine.target.config.vocab_size
     pools.reserve(row, len(prompt_ids))
-    sampling = Sampling.of([SamplingParams()], engine.target.config.vocab_size)
-    batch = Batch(torch.tensor([0]), torch.tensor([row]), length, length, torch.tensor([0]), sampling)
-    starts = torch.tensor([0, len(prompt_ids)])
-    prompt = PrefillInput(torch.tensor(prompt_ids), starts, torch.tensor([0]), torch.tensor([-1]))
-    draft_input = engine.prefill(batch, prompt, pools).draft_input
+    batch = Batch.of([0], [row], [len(prompt_ids)], [SamplingParams()], vocab_size)
+    draft_input = engine.prefill(batch, PrefillInput.whole([prompt_ids]), pools).draft_input
     for number in range(1, engine.config.max_len - len(prompt_ids)):
         tree = engine.draft(batch, draft_input, pools)
         verdict = engine.verify(batch, tree, pools)
         yield Round(number, int(batch.seq_lens), tree, verdict)
         draft_input = engine.draft_extend(batch, verdict.draft_extend_input, pools)
-        batch = replace(batch, seq_lens=batch.seq_lens + verdict.num_accepted_tokens)
+        batch = batch.after(verdict.num_accepted_tokens)
 
 
 def _show_text(prompt: str, text: str, console: Console) -> None:
@@ -120,25 +123,30 @@ def _show_text(prompt: str, text: str, console: Console) -> None:
 
 def _show_round(shown: Round, tokenizer: Any, console: Console) -> None:
     heading(console, f"Round {shown.number} of it: a tree of {TREE.num_draft_tokens} tokens")
-    console.print(
-        f"At each of {TREE.num_steps} steps the drafter keeps its {TREE.topk} best continuations. The {TREE.num_draft_tokens - 1} best nodes of all\n"
-        "hang below the root, the last token so far. Score: product of the drafter's probabilities.\n"
+    paragraph(
+        console,
+        f"At each of {TREE.num_steps} steps the drafter keeps its {TREE.topk} best continuations. Of all that it saw, "
+        f"the {TREE.num_draft_tokens - 1} best "
+        "hang below the root, the last token so far. Score: product of the drafter's probabilities.",
     )
+    console.print()
     print_table(console, ("node", "token", "score", "the target says"), list(_tree_rows(shown, tokenizer)))
     drafts, tokens = int(shown.verdict.num_accepted_drafts), int(shown.verdict.num_accepted_tokens)
     before = shown.seq_len
-    console.print(
-        f"\nnum_accepted_drafts {drafts}, num_accepted_tokens {tokens} (the bonus included): "
-        f"the text grew from {before + 1} to {before + 1 + tokens} tokens\n"
-        "for one forward pass of the target."
+    leaves = " The path leaves the drafter's first choices, where a chain would have stopped." * shown.needs_the_tree
+    console.print()
+    paragraph(
+        console,
+        f"num_accepted_drafts {drafts}, num_accepted_tokens {tokens} (the bonus included): one pass of the target took "
+        f"prompt and text from {before + 1} to {before + 1 + tokens} tokens.{leaves}",
     )
-    if shown.needs_the_tree:
-        console.print("The path leaves the drafter's first choices: a chain would have stopped there.")
 
 
 def _tree_rows(shown: Round, tokenizer: Any) -> Iterator[tuple[Text, ...]]:
     """One row a node, children below their parent."""
-    tokens, scores, parents = (column[0].tolist() for column in (shown.tree.draft_tokens, shown.tree.scores, shown.tree.parents))
+    tokens, scores, parents = (
+        column[0].tolist() for column in (shown.tree.draft_tokens, shown.tree.scores, shown.tree.parents)
+    )
     path, predict = shown.path, shown.verdict.predict.tolist()
 
     def rows(node: int, depth: int) -> Iterator[tuple[Text, ...]]:
@@ -160,13 +168,14 @@ def _quoted(token: int, tokenizer: Any) -> str:
 def _show_rounds_of(chosen: int, generations: dict, console: Console) -> None:
     heading(console, "The same continuation, three ways")
     counts = {config: generations[config, 0.0].outputs[chosen] for config in NAMES}
-    columns = ("", "tokens", "target passes", "tokens gained in each round")
+    columns = ("setting", "tokens", "target passes", "tokens of each round")
     print_table(console, columns, [_count_cells(NAMES[config], output) for config, output in counts.items()])
 
 
 def _count_cells(name: str, output: Any) -> tuple[str, ...]:
     gained = output.num_accepted_tokens_per_round
-    return name, str(len(output.token_ids)), str(len(gained) + 1), " ".join(map(str, gained))
+    each = f"{gained[0]} in every round" if len(set(gained)) == 1 else " ".join(map(str, gained))
+    return name, str(len(output.token_ids)), str(len(gained) + 1), each
 
 
 def _show_equality(generations: dict, console: Console) -> bool:
@@ -176,15 +185,15 @@ def _show_equality(generations: dict, console: Console) -> bool:
     console.print()
     for config in (CHAIN, TREE):
         same = [output.token_ids for output in generations[config, 0.0].outputs] == plain
-        claim = f"{NAMES[config]}: the {num_tokens} tokens of {len(plain)} prompts equal plain decoding's: {'yes' if same else 'NO'}"
-        console.print(Text(claim, style="bold green" if same else "bold red"))
+        claim = f"{NAMES[config]}: the {num_tokens} tokens of {len(plain)} prompts equal plain decoding's: "
+        console.print(Text(claim + ("yes" if same else "NO"), style="bold green" if same else "bold red"))
         equal = equal and same
     return equal
 
 
 def _show_figures(generations: dict, console: Console) -> None:
     heading(console, "Acceptance on these prompts (T: temperature)")
-    columns = ("", "T", "tokens", "rounds", "accept length", "rounds that accepted >= 1, 2, 3 drafts")
+    columns = ("setting", "T", "tokens", "rounds", "accept length", "rounds with at least 1, 2, 3 drafts accepted")
     print_table(console, columns, [_figure_cells(*item) for item in generations.items()])
     console.print("\nAccept length: mean tokens a round, bonus included. A tree is named by topk, steps, draft tokens.")
 

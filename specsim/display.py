@@ -1,9 +1,14 @@
-"""Tables for a terminal, plain text for a pipe, HTML for a notebook."""
+"""How results are shown: tables on a terminal, plain text in a pipe, HTML in a notebook, JSON for a program."""
 
+import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import Any
 
 from rich import box
@@ -11,32 +16,46 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-PIPE_WIDTH = 100
+from specsim.config import InputError
+
+WIDTH = 100
 
 
 def stdout_console() -> Console:
-    """Standard output: colours and rules on a terminal, plain text of up to `PIPE_WIDTH` columns anywhere else."""
-    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    """Standard output, at most `WIDTH` columns: colours and rules on a terminal, plain text anywhere else."""
+    width = min(WIDTH, get_terminal_size().columns) if sys.stdout.isatty() else WIDTH
     return Console(width=width, markup=False, emoji=False, highlight=False)
 
 
 def heading(console: Console, text: str) -> None:
+    """A line above a section."""
     console.print()
     console.print(Text(text, style="bold cyan"))
 
 
+def paragraph(console: Console, text: str) -> None:
+    """Running text in lines of the console's width."""
+    console.print(fill(text, console.width))
+
+
 def print_table(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> None:
     """Rows under their headings; a column of numbers is set flush right. Without headings the rows stand alone."""
-    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False, show_header=bool(columns))
+    table = Table(
+        box=box.SIMPLE_HEAD if console.is_terminal and columns else None, pad_edge=False, show_header=bool(columns)
+    )
     for index in range(len(rows[0])):
         numeric = all(is_number(str(row[index])) for row in rows)
         table.add_column(columns[index] if columns else "", justify="right" if numeric else "left")
     for row in rows:
         table.add_row(*row)
-    console.print(table)
+    with console.capture() as capture:
+        console.print(table)
+    lines = capture.get().splitlines()
+    console.out("\n".join(lines if console.is_terminal else map(str.rstrip, lines)), highlight=False)
 
 
 def is_number(cell: str) -> bool:
+    """Whether a cell holds a number, or the mark of one that is not defined."""
     return cell == "-" or cell.lstrip("-").replace(",", "").replace(".", "", 1).isdecimal()
 
 
@@ -46,28 +65,32 @@ def figure(value: float, digits: int = 2) -> str:
 
 
 def by_position(rates: Sequence[float]) -> str:
+    """Shares of rounds, one for each position."""
     return " ".join(map(figure, rates)) or "-"
 
 
 def metrics_rows(generation: Any) -> list[tuple[str, str]]:
-    """The figures of a specsim.generate.Generation, (name, value) each."""
+    """The figures of a specsim.generation.Generation, (name, value) each."""
     metrics, config = generation.metrics, generation.config
     tree = f"topk {config.topk}, {config.num_steps} steps, {config.num_draft_tokens} draft tokens"
+    drafted = [
+        ("accept length", f"{figure(metrics['accept_length'])} tokens a round, bonus included"),
+        ("accept rate", f"{figure(metrics['accept_rate'])} of the drafts proposed"),
+        ("accepted by position", f"{by_position(metrics['accepted_by_position'])} of the rounds"),
+    ]
     return [
         ("setting", "plain decoding" if config.is_plain else tree),
         ("finish reason", ", ".join(sorted({output.finish_reason for output in generation.outputs}))),
         ("tokens", figure(metrics["tokens"], 0)),
         ("rounds", figure(metrics["rounds"], 0)),
-        ("accept length (tokens a round, bonus included)", figure(metrics["accept_length"])),
-        ("accept rate (accepted over proposed drafts)", figure(metrics["accept_rate"])),
-        ("rounds that accepted at least 1, 2, ... drafts", by_position(metrics["accepted_by_position"])),
+        *([] if config.is_plain else drafted),
         ("seconds", figure(metrics["seconds"])),
         ("tokens a second", figure(metrics["tokens_per_s"], 1)),
     ]
 
 
 def generation_html(generation: Any) -> str:
-    """A specsim.generate.Generation as a notebook shows it: every output, then the figures."""
+    """A specsim.generation.Generation as a notebook shows it: every output, then the figures."""
     figures = "".join(_html_row(*row) for row in metrics_rows(generation))
     texts = "".join(_html_row(*row) for row in enumerate(map(_html_output, generation.outputs)))
     return f"<table>{texts}</table><table>{figures}</table>"
@@ -80,3 +103,48 @@ def _html_output(output: Any) -> str:
 def _html_row(name: object, text: str) -> str:
     style = "text-align:left;white-space:pre-wrap;font-family:monospace"
     return f"<tr><th style='text-align:left'>{escape(str(name))}</th><td style='{style}'>{escape(text)}</td></tr>"
+
+
+def check_writable(path: Path | None) -> None:
+    """Before a long run: what can be known of a file that is written after it."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise InputError("json", str(path), "a file, not a folder")
+    changed = [path] if path.exists() else []
+    if not _is_device(path):
+        changed.append(path.resolve().parent)
+    if not all(os.access(each, os.W_OK) for each in changed):
+        raise InputError("json", str(path), "a file that can be written, in a folder that exists and can be written")
+
+
+def _is_device(path: Path) -> bool:
+    """Also a pipe: what is written to and cannot be replaced."""
+    return path.exists() and not path.is_file()
+
+
+def write_json(path: Path | None, value: dict) -> None:
+    """All of it or nothing: written beside `path` and renamed. A device is written to directly."""
+    if path is None:
+        return
+    text = json.dumps(_without_nan(value), ensure_ascii=False, allow_nan=False) + "\n"
+    is_device = _is_device(path)
+    beside = path if is_device else path.resolve().with_name(f".specsim-{os.getpid()}.json")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        if not is_device:
+            os.replace(beside, path.resolve())
+    except OSError as error:
+        raise InputError("json", str(path), f"a file that can be written ({error.strerror})") from error
+    finally:
+        if not is_device:
+            beside.unlink(missing_ok=True)
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no numbers that are not finite; null stands for them."""
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -16,6 +16,7 @@ from typing import Self
 import torch
 
 from specsim.config import SamplingParams
+from specsim.uniforms import seed_bits
 
 
 def _index_rows(value, rows: torch.Tensor):
@@ -91,20 +92,47 @@ class Batch(Rows):
     def size(self) -> int:
         return len(self.request_ids)
 
+    @classmethod
+    def of(
+        cls,
+        request_ids: Sequence[int],
+        rows: Sequence[int],
+        prompt_lens: Sequence[int],
+        params: Sequence[SamplingParams],
+        vocab_size: int,
+    ) -> Self:
+        """Requests before their first round: seq_lens are the prompts' lengths."""
+        lens = torch.tensor(prompt_lens, dtype=torch.int64)
+        seeds = [seed_bits(each.seed) for each in params]
+        ids, rows, seeds = (torch.tensor(column, dtype=torch.int64) for column in (request_ids, rows, seeds))
+        return cls(ids, rows, seq_lens=lens, prompt_lens=lens, seeds=seeds, sampling=Sampling.of(params, vocab_size))
+
+    def after(self, num_accepted_tokens: torch.Tensor) -> Self:
+        """The batch of the next round."""
+        return replace(self, seq_lens=self.seq_lens + num_accepted_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillInput:
     """A chunk of every request's prompt, flattened over requests.
 
     input_ids: i64 [R]. row_starts: i64 [B+1], request b owns rows row_starts[b]..row_starts[b+1]. start_lens: i64 [B],
-    tokens whose KV is there already. next_tokens: i64 [B], the token after the chunk where it is known (a chunk that is
-    not the last, a resumed request), else -1 and it is sampled.
+    tokens whose KV is there already. A chunk has at least one row. next_tokens: i64 [B], the token after the chunk
+    where it is known (a chunk that is not the last, a resumed request), else -1 and it is sampled.
     """
 
     input_ids: torch.Tensor
     row_starts: torch.Tensor
     start_lens: torch.Tensor
     next_tokens: torch.Tensor
+
+    @classmethod
+    def whole(cls, prompts: Sequence[Sequence[int]]) -> Self:
+        """Whole prompts from their first token on, the next token to be sampled."""
+        lens = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int64)
+        input_ids = torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.int64)
+        row_starts = torch.nn.functional.pad(lens.cumsum(0), (1, 0))
+        return cls(input_ids, row_starts, torch.zeros_like(lens), torch.full_like(lens, -1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +170,10 @@ class DraftInput(Rows):
     @property
     def is_idle(self) -> bool:
         return len(self.topk_index) == 0
+
+    def merge(self, other: Self) -> Self:
+        """The requests of self followed by those of other; an idle state adds nothing, whatever its hidden is."""
+        return other if self.is_idle else self if other.is_idle else Rows.merge(self, other)
 
 
 @dataclass(frozen=True, slots=True)

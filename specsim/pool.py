@@ -109,6 +109,10 @@ class KVPool:
     def reserve(self, row: int, columns: int) -> None:
         """Own at least `columns` columns; never gives any back."""
         pages = self._pages[row]
+        if columns > self.req_to_token.shape[1]:
+            raise OutOfSlots(
+                f"{columns} columns asked for, a row of the request table has {self.req_to_token.shape[1]}"
+            )
         missing = max(0, ceil_to(columns, self.page_size) // self.page_size - len(pages))
         first = self.owned_columns(row)
         pages.extend(self._allocator.allocate(missing))
@@ -132,14 +136,12 @@ class KVPool:
         del self._pages[row]
         self._free_rows.append(row)
 
-    def slots(self, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    def slots(self, rows: torch.Tensor | int, columns: torch.Tensor) -> torch.Tensor:
         """Slots of logical columns of requests, of the broadcast shape; a column that is not owned is an error."""
         slots = self.req_to_token[rows, columns]
         if bool((slots < 0).any()):
-            bad = (slots < 0).nonzero()[0].tolist()
-            raise IndexError(
-                f"column without a slot at index {bad} of rows {rows.tolist()}, columns {columns.tolist()}"
-            )
+            row, column = (index.expand_as(slots)[slots < 0][0] for index in (torch.as_tensor(rows), columns))
+            raise IndexError(f"row {int(row)} of the request table owns no slot at column {int(column)}")
         return slots
 
     def audit(self) -> dict[str, int]:
@@ -147,6 +149,7 @@ class KVPool:
         owner = dict.fromkeys(self._allocator.free_pages(), -1)
         if len(owner) != self._allocator.num_free:
             raise AssertionError("a page is twice in the free list")
+        expected = torch.full_like(self.req_to_token, -1).cpu()
         for row, pages in self._pages.items():
             for index, page in enumerate(pages):
                 if page in owner:
@@ -155,11 +158,15 @@ class KVPool:
                     )
                 owner[page] = row
                 columns = slice(index * self.page_size, (index + 1) * self.page_size)
-                expected = torch.arange(page * self.page_size, (page + 1) * self.page_size)
-                if not torch.equal(self.req_to_token[row, columns].cpu(), expected):
-                    raise AssertionError(f"req_to_token of row {row} does not hold page {page} at columns {columns}")
-        if len(owner) != self._allocator.num_pages:
-            raise AssertionError(f"{self._allocator.num_pages - len(owner)} pages leaked")
+                expected[row, columns] = torch.arange(page * self.page_size, (page + 1) * self.page_size)
+        if owner.keys() != set(range(self._allocator.num_pages)):
+            raise AssertionError(
+                f"pages leaked or unknown: {sorted(owner.keys() ^ set(range(self._allocator.num_pages)))}"
+            )
+        wrong = (self.req_to_token.cpu() != expected).nonzero()
+        if len(wrong):
+            row, column = wrong[0].tolist()
+            raise AssertionError(f"req_to_token of row {row} disagrees with its pages at column {column}")
         return {
             "slots": self._allocator.num_pages * self.page_size,
             "free": self.free_slots,
@@ -196,6 +203,7 @@ def own_tree(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config
     if config.release == "round":
         for row, length in zip(rows, seq_lens, strict=True):
             pools.release(row, length)
+        for row, length in zip(rows, seq_lens, strict=True):
             pools.reserve(row, length + config.num_draft_tokens)
 
 

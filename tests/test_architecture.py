@@ -45,7 +45,7 @@ FAST_ROWS = ("uniforms", *ROWS[:-1], "graph", "engine", "bench")
 SETTINGS = {"numpy", "specsim.config", "specsim.metrics"}
 STATES = {"torch", "specsim.phases", "specsim.pool", "specsim.uniforms", "specsim.drafter", "specsim.target"} | SETTINGS
 ROUNDS = (
-    {f"specsim.{name}" for name in ("generate", "scheduler", "differential", "trace", "certify")} | {"tqdm"} | STATES
+    {f"specsim.{name}" for name in ("generation", "scheduler", "differential", "trace", "certify")} | {"tqdm"} | STATES
 )
 BOTH_COLUMNS = {"specsim.reference", "specsim.fast"}
 TRAINING = {"torch", "numpy", "transformers", "tokenizers", "safetensors", "tqdm", "typer"}
@@ -66,7 +66,7 @@ class Rule:
 RULES = {
     **dict.fromkeys(("config", "metrics", "pairwise"), Rule(SETTINGS, set())),
     **dict.fromkeys(("phases", "pool", "uniforms", "drafter", "target"), Rule(STATES, set())),
-    "generate": Rule(ROUNDS, {"specsim.display"} | BOTH_COLUMNS),
+    "generation": Rule(ROUNDS, {"specsim.display"} | BOTH_COLUMNS),
     **dict.fromkeys(("scheduler", "differential", "certify"), Rule(ROUNDS, BOTH_COLUMNS)),
     "trace": Rule(ROUNDS, {"pandas"} | BOTH_COLUMNS),
     "contract": Rule(set(), set()),
@@ -200,10 +200,10 @@ def test_no_import_cycles():
         ("specsim.pool", "import importlib\ndef f(impl): return importlib.import_module(f'specsim.{impl}')"),
         ("specsim.pool", "from importlib import import_module\ndef f(name): return import_module(name)"),
         ("specsim.phases", "from .reference import tree"),
-        ("specsim.generate", "from specsim.reference.engine import Engine"),
-        ("specsim.generate", "class Engines:\n    from specsim.fast import engine"),
-        ("specsim.generate", "import importlib\nENGINE = importlib.import_module('specsim.fast.engine')"),
-        ("specsim.generate", "from specsim.contract import OPERATIONS"),
+        ("specsim.generation", "from specsim.reference.engine import Engine"),
+        ("specsim.generation", "class Engines:\n    from specsim.fast import engine"),
+        ("specsim.generation", "import importlib\nENGINE = importlib.import_module('specsim.fast.engine')"),
+        ("specsim.generation", "from specsim.contract import OPERATIONS"),
         ("specsim.contract", "import torch"),
         ("specsim.cli", "from specsim.reference import engine"),
         ("specsim.cli", "def f():\n    import reference.engine"),
@@ -232,7 +232,7 @@ def test_checker_finds(module, source):
     [
         ("specsim.config", "import math\nimport numpy as np"),
         ("specsim.pool", "import torch\nfrom specsim.phases import Batch"),
-        ("specsim.generate", "import importlib\ndef f(impl): return importlib.import_module(f'specsim.{impl}.engine')"),
+        ("specsim.generation", "import importlib\ndef f(impl): return importlib.import_module(f'specsim.{impl}.engine')"),
         ("specsim.cli", "import typer\ndef f():\n    from specsim.reference.engine import Engine"),
         ("specsim.conformance.tree", "from specsim.contract import OPERATIONS"),
         ("specsim.reference.verify", "import torch\nfrom specsim.phases import Batch\nfrom .tree import build"),

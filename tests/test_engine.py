@@ -7,8 +7,8 @@ import torch
 
 from specsim import SamplingParams, SpecConfig, generate
 from specsim.config import InputError
-from specsim.generate import load_engine
-from specsim.phases import Batch, DraftInput, PrefillInput, Sampling
+from specsim.generation import load_engine
+from specsim.phases import Batch, DraftInput, PrefillInput
 from specsim.zoo.agreeing import agreeing_pair
 
 PROMPTS = [[5, 17, 3, 40, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [30] * 3, list(range(47, 20, -1))]
@@ -24,29 +24,12 @@ def start(pair, config, prompts=PROMPTS, num_slots=2048, ids=None):
     """An engine after prefill: (engine, batch, draft input, pools)."""
     engine = load_engine(pair, config, "reference", torch.float64)
     pools = engine.make_pools(len(prompts), num_slots)
-    lengths = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int64)
-    rows = [pools.open() for _ in prompts]
-    for row, length in zip(rows, lengths.tolist(), strict=True):
+    rows, lengths = [pools.open() for _ in prompts], [len(prompt) for prompt in prompts]
+    for row, length in zip(rows, lengths, strict=True):
         pools.reserve(row, length)
-    batch = Batch(
-        request_ids=torch.tensor(ids or range(len(prompts))),
-        req_pool_indices=torch.tensor(rows, dtype=torch.int64),
-        seq_lens=lengths,
-        prompt_lens=lengths,
-        seeds=torch.full_like(lengths, WARM.seed),
-        sampling=Sampling.of([WARM] * len(prompts), pair.target.config.vocab_size),
-    )
-    prefill = PrefillInput(
-        input_ids=torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.int64),
-        row_starts=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)),
-        start_lens=torch.zeros_like(lengths),
-        next_tokens=torch.full_like(lengths, -1),
-    )
-    return engine, batch, engine.prefill(batch, prefill, pools).draft_input, pools
-
-
-def after(batch, output):
-    return replace(batch, seq_lens=batch.seq_lens + output.num_accepted_tokens)
+    params, vocab_size = [WARM] * len(prompts), pair.target.config.vocab_size
+    batch = Batch.of(ids or range(len(prompts)), rows, lengths, params, vocab_size)
+    return engine, batch, engine.prefill(batch, PrefillInput.whole(prompts), pools).draft_input, pools
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
@@ -73,7 +56,7 @@ def test_a_request_is_the_same_alone_and_in_a_batch(config):
     while len(alone) < WARM.max_new_tokens:
         output, draft_input = engine.round(batch, draft_input, pools)
         alone += output.accepted_tokens()[0]
-        batch = after(batch, output)
+        batch = batch.after(output.num_accepted_tokens)
     assert tuple(alone[: WARM.max_new_tokens]) == together[2]
 
 
@@ -159,7 +142,7 @@ def test_a_resumed_request_goes_on_as_if_it_had_not_stopped():
     engine, batch, draft_input, pools = start(agreeing_pair("eagle3"), TREE, [PROMPTS[0]])
     for _ in range(3):
         output, draft_input = engine.round(batch, draft_input, pools)
-        batch = after(batch, output)
+        batch = batch.after(output.num_accepted_tokens)
     expected, _ = engine.round(batch, draft_input, pools)
     row, length = int(batch.req_pool_indices[0]), int(batch.seq_lens[0])
     committed, bonus = pools.token_ids[row, :length].clone(), draft_input.bonus_tokens.long()
@@ -177,7 +160,7 @@ def test_release_round_owns_the_committed_pages_between_rounds():
     engine, batch, draft_input, pools = start(agreeing_pair("eagle3"), replace(TREE, release="round"))
     for _ in range(4):
         output, draft_input = engine.round(batch, draft_input, pools)
-        batch = after(batch, output)
+        batch = batch.after(output.num_accepted_tokens)
         owned = [pools.owned_columns(row) for row in batch.req_pool_indices.tolist()]
         assert owned == [-(-length // 4) * 4 for length in batch.seq_lens.tolist()]
         pools.audit()
@@ -191,7 +174,7 @@ def test_release_finish_never_shrinks():
         owned = [pools.owned_columns(row) for row in batch.req_pool_indices.tolist()]
         assert owned == [TREE.reserved_columns(length) for length in batch.seq_lens.tolist()]
         assert all(now >= then for now, then in zip(owned, before, strict=True))
-        before, batch = owned, after(batch, output)
+        before, batch = owned, batch.after(output.num_accepted_tokens)
 
 
 def test_states_are_not_changed_by_the_phases_that_read_them():

@@ -7,7 +7,7 @@ import torch
 
 from specsim import SamplingParams, SpecConfig
 from specsim.config import InputError
-from specsim.generate import generate, load_engine
+from specsim.generation import generate, load_engine
 from specsim.pairwise import pairwise
 from specsim.reference import oracle
 from specsim.uniforms import Stream, coins, seed_bits

@@ -3,15 +3,14 @@
 import importlib
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 
 import torch
 from tqdm.auto import tqdm
 
 from specsim.config import InputError, SamplingParams, SpecConfig
 from specsim.metrics import Acceptance, acceptance
-from specsim.phases import Batch, DraftInput, PrefillInput, Sampling
-from specsim.uniforms import seed_bits
+from specsim.phases import Batch, DraftInput, PrefillInput
 
 COLUMNS = ("reference",)
 
@@ -183,38 +182,27 @@ def _run(engine, requests: list[_Request], progress: bool) -> None:
         ):
             request.take(tokens, logprobs[:count])
             request.accepted.append(count)
-        batch = _advance(batch, output.num_accepted_tokens)
+        batch = batch.after(output.num_accepted_tokens)
     bar.close()
     pools.audit()
 
 
 def _prefill(engine, requests: list[_Request], pools) -> tuple[Batch, DraftInput]:
-    lengths = torch.tensor([len(request.prompt_ids) for request in requests])
     for request in requests:
         request.row = pools.open()
         pools.reserve(request.row, len(request.prompt_ids))
-    batch = Batch(
-        request_ids=torch.tensor([request.request_id for request in requests]),
-        req_pool_indices=torch.tensor([request.row for request in requests]),
-        seq_lens=lengths,
-        prompt_lens=lengths,
-        seeds=torch.tensor([seed_bits(request.params.seed) for request in requests]),
-        sampling=Sampling.of([request.params for request in requests], engine.target.config.vocab_size),
+    batch = Batch.of(
+        request_ids=[request.request_id for request in requests],
+        rows=[request.row for request in requests],
+        prompt_lens=[len(request.prompt_ids) for request in requests],
+        params=[request.params for request in requests],
+        vocab_size=engine.target.config.vocab_size,
     )
-    prefill = PrefillInput(
-        input_ids=torch.tensor([token for request in requests for token in request.prompt_ids]),
-        row_starts=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)),
-        start_lens=torch.zeros_like(lengths),
-        next_tokens=torch.full_like(lengths, -1),
-    )
+    prefill = PrefillInput.whole([request.prompt_ids for request in requests])
     output = engine.prefill(batch, prefill, pools)
     for request, token, logprob in zip(requests, output.next_tokens.tolist(), output.logprobs.tolist(), strict=True):
         request.take([token], [logprob])
     return batch, output.draft_input
-
-
-def _advance(batch: Batch, num_accepted_tokens: torch.Tensor) -> Batch:
-    return replace(batch, seq_lens=batch.seq_lens + num_accepted_tokens)
 
 
 def _drop_finished(running, batch: Batch, draft_input: DraftInput, pools, engine):

@@ -1,0 +1,339 @@
+"""Attention against PyTorch's own, and the metadata of every phase against sets built key by key from the contracts."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from specsim.config import SamplingParams
+from specsim.phases import Batch, Sampling, VerifyInput
+from specsim.pool import KVBuffer, KVLayout, KVPool
+from specsim.reference.attention import (
+    AttentionMetadata,
+    Keys,
+    attention,
+    causal_metadata,
+    lane_metadata,
+    tree_metadata,
+)
+
+# Queries of one request, its keys, query heads, key heads, head dim.
+SHAPES = [(1, 1, 1, 1, 2), (1, 17, 4, 2, 16), (5, 13, 3, 3, 7), (7, 31, 6, 2, 10), (16, 16, 5, 1, 3)]
+
+
+def nan_buffer(layers: int, slots: int, heads: int, dim: int) -> KVBuffer:
+    buffer = KVBuffer(KVLayout(layers, heads, dim), slots, torch.float64)
+    buffer.keys.fill_(math.nan)
+    buffer.values.fill_(math.nan)
+    return buffer
+
+
+def random_keys(num_queries: int, num_keys: int, first_slot: int) -> Keys:
+    """Keys in shuffled slots, at increasing positions; every row sees itself, its last, and others at random."""
+    mask = torch.rand(num_queries, num_keys) < 0.5
+    mask[:, -1] = True
+    return Keys(first_slot + torch.randperm(num_keys), torch.arange(num_keys), mask)
+
+
+def fill_seen(kv: KVBuffer, layer: int, keys: Keys) -> None:
+    """Write random KV to the slots that some row sees; the others stay NaN."""
+    for slot in keys.slots[keys.mask.any(0)].tolist():
+        kv.keys[layer, slot] = torch.randn(kv.keys.shape[2:], dtype=torch.float64)
+        kv.values[layer, slot] = torch.randn(kv.keys.shape[2:], dtype=torch.float64)
+
+
+def torch_attention(query_QAD, keys: Keys, mask, kv: KVBuffer, layer: int):
+    """PyTorch's attention under an explicit mask, head by head; what is hidden reads zeros instead of NaN."""
+    key_CAD = kv.keys[layer, keys.slots].nan_to_num()
+    value_CAD = kv.values[layer, keys.slots].nan_to_num()
+    group = query_QAD.shape[1] // key_CAD.shape[1]
+    heads = [
+        scaled_dot_product_attention(
+            query_QAD[None, :, a], key_CAD[None, :, a // group], value_CAD[None, :, a // group], attn_mask=mask
+        )[0]
+        for a in range(query_QAD.shape[1])
+    ]
+    return torch.stack(heads, dim=1)
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("queries", "num_keys", "heads", "kv_heads", "dim"), SHAPES)
+def test_attention_equals_pytorchs_under_any_mask(queries, num_keys, heads, kv_heads, dim):
+    kv, requests = (
+        nan_buffer(2, 3 * num_keys, kv_heads, dim),
+        [random_keys(queries, num_keys, first) for first in (0, num_keys)],
+    )
+    for keys in requests:
+        fill_seen(kv, 1, keys)
+    query = torch.randn(2 * queries, heads, dim, dtype=torch.float64)
+    rows = torch.arange(2 * queries)
+    out = attention(query, 1, kv, AttentionMetadata(rows, rows, tuple(requests)), None)
+    for keys, query_QAD, out_QAD in zip(requests, query.chunk(2), out.chunk(2), strict=True):
+        assert_close(out_QAD, torch_attention(query_QAD, keys, keys.mask, kv, 1))
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 12, 13, 100])
+def test_a_window_counts_positions_back_from_the_row_itself(window):
+    positions = torch.arange(13)
+    keys = Keys(torch.randperm(13), positions, positions <= positions[:, None])
+    kv, query = nan_buffer(1, 13, 2, 6), torch.randn(13, 4, 6, dtype=torch.float64)
+    fill_seen(kv, 0, keys)
+    mask = torch.tensor([[row - window < key <= row for key in range(13)] for row in range(13)])
+    out = attention(query, 0, kv, AttentionMetadata(positions, keys.slots, (keys,)), window)
+    assert_close(out, torch_attention(query, keys, mask, kv, 0))
+
+
+def test_a_window_goes_by_position_and_not_by_the_place_among_the_keys():
+    """Two branches of a tree stand at the same positions one after the other."""
+    positions = torch.tensor([0, 1, 2, 3, 4, 3, 4])
+    mask = torch.tensor([[True, True, True, False, False, True, True]])
+    keys, kv = Keys(torch.randperm(7), positions, mask), nan_buffer(1, 7, 1, 4)
+    fill_seen(kv, 0, keys)
+    query = torch.randn(1, 1, 4, dtype=torch.float64)
+    out = attention(query, 0, kv, AttentionMetadata(torch.tensor([4]), torch.tensor([0]), (keys,)), 3)
+    seen = torch.tensor([[False, False, True, False, False, True, True]])
+    assert_close(out, torch_attention(query, keys, seen, kv, 0))
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_rows_that_see_nothing_yield_zeros_and_leave_the_others_alone(window):
+    mask = torch.ones(4, 5, dtype=torch.bool)
+    mask[[0, 2]] = False
+    keys, kv = Keys(torch.tensor([4, -1, 2, -1, 0]), torch.arange(5), mask), nan_buffer(1, 6, 1, 4)
+    keys.mask[:, [1, 3]] = False
+    fill_seen(kv, 0, keys)
+    query, rows = torch.randn(4, 2, 4, dtype=torch.float64), torch.full((4,), 4)
+    out = attention(query, 0, kv, AttentionMetadata(rows, rows, (keys,)), window)
+    assert torch.equal(out[[0, 2]], torch.zeros(2, 2, 4, dtype=torch.float64))
+    assert out[[1, 3]].isfinite().all()
+    assert (out[[1, 3]] != 0).any()
+
+
+def test_no_keys_at_all_yield_zeros():
+    empty = torch.empty(0, dtype=torch.int64)
+    keys = Keys(empty, empty, torch.empty(2, 0, dtype=torch.bool))
+    rows = torch.zeros(2, dtype=torch.int64)
+    out = attention(torch.randn(2, 1, 4), 0, nan_buffer(1, 1, 1, 4), AttentionMetadata(rows, rows, (keys,)), None)
+    assert torch.equal(out, torch.zeros(2, 1, 4))
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_nan_in_slots_that_no_row_sees_never_shows(window):
+    """What is beyond the window of every row counts as unseen too."""
+    positions = torch.arange(9)
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    mask[:, 6] = False
+    keys, kv = Keys(torch.randperm(9), positions, mask), nan_buffer(1, 9, 1, 4)
+    fill_seen(kv, 0, keys)
+    if window:
+        kv.keys[0, keys.slots[:4]] = kv.values[0, keys.slots[:4]] = math.nan
+    rows = torch.full((2,), 8 if window is None else 7)
+    out = attention(torch.randn(2, 1, 4, dtype=torch.float64), 0, kv, AttentionMetadata(rows, rows, (keys,)), window)
+    assert out.isfinite().all()
+
+
+# Metadata. What a row sees is compared as a set of (slot, position), built below key by key.
+
+
+def shuffled_pools(page_size: int, columns: list[int]) -> tuple[KVPool, list[int]]:
+    """Pools whose pages come in random order, and a row of the table for each request, owning `columns` columns."""
+    layout, num_pages = KVLayout(1, 1, 2), sum(-(-count // page_size) for count in columns) + 3
+    slots = num_pages * page_size
+    buffers = (KVBuffer(layout, slots, torch.float64), KVBuffer(layout, slots, torch.float64))
+    pools = KVPool(*buffers, page_size, num_pages, max(columns) + page_size)
+    taken = [pools.open() for _ in range(num_pages)]
+    for row in taken:
+        pools.reserve(row, page_size)
+    for index in torch.randperm(num_pages).tolist():
+        pools.close(taken[index])
+    rows = [pools.open() for _ in columns]
+    for row, count in zip(rows, columns, strict=True):
+        pools.reserve(row, count)
+    return pools, rows
+
+
+def make_batch(rows: list[int], lengths: list[int]) -> Batch:
+    zeros, lengths = torch.zeros(len(rows), dtype=torch.int64), torch.tensor(lengths, dtype=torch.int64)
+    return Batch(
+        request_ids=torch.arange(len(rows)),
+        req_pool_indices=torch.tensor(rows, dtype=torch.int64),
+        seq_lens=lengths,
+        prompt_lens=lengths,
+        seeds=zeros,
+        sampling=Sampling.of([SamplingParams()] * len(rows), vocab_size=3),
+    )
+
+
+def seen(metadata: AttentionMetadata) -> list[list[tuple[int, int]]]:
+    """For every row the (slot, position) of the keys it sees, sorted; a list, so that a key seen twice shows."""
+    rows = [(keys, visible) for keys in metadata.keys for visible in keys.mask]
+    return [
+        sorted(zip(keys.slots[visible].tolist(), keys.positions[visible].tolist(), strict=True))
+        for keys, visible in rows
+    ]
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_a_causal_row_sees_every_column_up_to_its_own(page_size):
+    starts, counts = [0, 5, 8, 3], [6, 1, 3, 0]
+    pools, rows = shuffled_pools(page_size, [start + count for start, count in zip(starts, counts, strict=True)])
+    table = pools.req_to_token.tolist()
+    stood = [(r, start + j) for r, start, count in zip(rows, starts, counts, strict=True) for j in range(count)]
+    slots = torch.tensor([table[row][column] for row, column in stood])
+    row_starts = torch.tensor([0, 6, 7, 10, 10])
+    metadata = causal_metadata(torch.tensor(rows), torch.tensor(starts), row_starts, slots, pools)
+    assert metadata.positions.tolist() == [column for _, column in stood]
+    assert metadata.slots.tolist() == slots.tolist()
+    assert [len(keys.mask) for keys in metadata.keys] == counts
+    assert seen(metadata) == [sorted((table[row][c], c) for c in range(column + 1)) for row, column in stood]
+
+
+def test_a_dropped_causal_row_sees_nothing_is_seen_by_none_and_stands_at_position_zero():
+    pools, rows = shuffled_pools(1, [7, 4])
+    first, second = (pools.req_to_token[row].tolist() for row in rows)
+    slots = torch.tensor([first[5], -1, -1, second[2], second[3]])
+    metadata = causal_metadata(torch.tensor(rows), torch.tensor([5, 2]), torch.tensor([0, 3, 5]), slots, pools)
+    assert metadata.positions.tolist() == [5, 0, 0, 2, 3]
+    assert metadata.slots.tolist() == slots.tolist()
+    assert seen(metadata) == [
+        sorted((first[c], c) for c in range(6)),
+        [],
+        [],
+        sorted((second[c], c) for c in range(3)),
+        sorted((second[c], c) for c in range(4)),
+    ]
+
+
+PARENTS = [[-1, 0, 0, 1, 1, 3, 2], [-1, 0, 1, 2, 3, 4, 5], [-1, 0, 0, 0, 0, 0, 0]]
+
+
+def ancestors(parents: list[int], node: int) -> list[int]:
+    """The node, its parent and so on to the root."""
+    return [node, *ancestors(parents, parents[node])] if node >= 0 else []
+
+
+def tree_input(parents: list[list[int]], lengths: list[int], locations: torch.Tensor) -> VerifyInput:
+    nodes = torch.tensor(parents)
+    depths = torch.tensor([[len(ancestors(own, node)) - 1 for node in range(len(own))] for own in parents])
+    positions = torch.tensor(lengths)[:, None] + depths
+    mask = [[[c in ancestors(own, node) for c in range(len(own))] for node in range(len(own))] for own in parents]
+    return VerifyInput(
+        draft_tokens=nodes, parents=nodes, scores=nodes.float(), positions=positions.flatten(),
+        mask=torch.tensor(mask), retrieve_index=nodes, retrieve_next_token=nodes, retrieve_next_sibling=nodes,
+        cache_locations=locations,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("max_len", [100, 9])
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_a_tree_row_sees_the_prefix_and_its_ancestors(page_size, max_len):
+    """A node at or beyond the length limit has lost its slot: it sees nothing, and no one sees it."""
+    lengths = [5, 8, 1]
+    pools, rows = shuffled_pools(page_size, [length + 7 for length in lengths])
+    table = pools.req_to_token.tolist()
+    expected, locations, positions = [], [], []
+    for row, length, parents in zip(rows, lengths, PARENTS, strict=True):
+        depth = [len(ancestors(parents, node)) - 1 for node in range(7)]
+        kept = [length + depth[node] < max_len for node in range(7)]
+        for node in range(7):
+            prefix = [(table[row][c], c) for c in range(length)]
+            path = [(table[row][length + a], length + depth[a]) for a in ancestors(parents, node)]
+            expected.append(sorted(prefix + path) if kept[node] else [])
+            locations.append(table[row][length + node] if kept[node] else -1)
+            positions.append(length + depth[node] if kept[node] else 0)
+    verify_input = tree_input(PARENTS, lengths, torch.tensor(locations))
+    metadata = tree_metadata(make_batch(rows, lengths), verify_input, pools)
+    assert seen(metadata) == expected
+    assert metadata.slots.tolist() == locations
+    assert metadata.positions.tolist() == positions
+
+
+def test_a_node_without_a_slot_is_seen_by_no_other_node():
+    pools, (row,) = shuffled_pools(1, [10])
+    table, chain = pools.req_to_token[row].tolist(), [PARENTS[1]]
+    locations = torch.tensor([-1 if node == 2 else table[3 + node] for node in range(7)])
+    metadata = tree_metadata(make_batch([row], [3]), tree_input(chain, [3], locations), pools)
+    everything = sorted((table[c], c) for c in range(10) if c != 5)
+    assert seen(metadata)[6] == everything
+    assert seen(metadata)[2] == []
+
+
+# For each of three lanes, the lane that holds its token of every step so far; `ancestor`: lanes were re-parented.
+PATHS = {
+    "first step": [[0], [1], [2]],
+    "lane": [[0, 0, 0], [1, 1, 1], [2, 2, 2]],
+    "ancestor": [[2, 0, 0], [2, 0, 1], [1, 1, 2]],
+}
+
+
+def lane_layout(length: int, page_size: int, num_steps: int) -> tuple[list[list[int]], list[list[int]]]:
+    """(tails, lanes) of three lanes by the contract: the columns of each lane's prefix tail and of its steps."""
+    last = length % page_size if page_size > 1 else 0
+    width = -(-(last + num_steps) // page_size) * page_size if page_size > 1 else num_steps
+    first = [length - last + lane * width for lane in range(3)]
+    return [[f + i for i in range(last)] for f in first], [[f + last + s for s in range(num_steps)] for f in first]
+
+
+@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_a_lane_sees_the_whole_prefix_with_its_own_tail_and_its_path(page_size, path):
+    lengths, num_steps = [7, 8, 17], 4
+    layouts = [lane_layout(length, page_size, num_steps) for length in lengths]
+    pools, rows = shuffled_pools(page_size, [lanes[-1][-1] + 1 for _, lanes in layouts])
+    table, steps = pools.req_to_token.tolist(), len(path[0])
+    metadata = lane_metadata(
+        make_batch(rows, lengths),
+        [torch.tensor(tails, dtype=torch.int64) for tails, _ in layouts],
+        [torch.tensor(lanes) for _, lanes in layouts],
+        torch.tensor(path).expand(3, -1, -1),
+        100,
+        pools,
+    )
+    expected, slots = [], []
+    for row, length, (tails, lanes) in zip(rows, lengths, layouts, strict=True):
+        base = length - len(tails[0])
+        for lane in range(3):
+            prefix = [(table[row][c], c) for c in range(base)]
+            tail = [(table[row][c], base + i) for i, c in enumerate(tails[lane])]
+            own = [(table[row][lanes[holder][s]], length + s) for s, holder in enumerate(path[lane])]
+            expected.append(sorted(prefix + tail + own))
+            slots.append(table[row][lanes[lane][steps - 1]])
+    assert seen(metadata) == expected
+    assert metadata.slots.tolist() == slots
+    assert metadata.positions.tolist() == [length + steps - 1 for length in lengths for _ in range(3)]
+
+
+@pytest.mark.parametrize(("max_len", "dropped"), [(9, 0), (8, 3), (7, 3)])
+def test_a_draft_step_at_the_length_limit_writes_and_sees_nothing(max_len, dropped):
+    """Three lanes of a request of 7 at step 1 stand at position 8; those of a request of 2 are far from the limit."""
+    layouts = [lane_layout(length, 4, 4) for length in (7, 2)]
+    pools, rows = shuffled_pools(4, [lanes[-1][-1] + 1 for _, lanes in layouts])
+    tails, lanes = ([torch.tensor(layout[part]) for layout in layouts] for part in (0, 1))
+    path = torch.tensor([[0, 0], [1, 1], [2, 2]]).expand(2, -1, -1)
+    metadata = lane_metadata(make_batch(rows, [7, 2]), tails, lanes, path, max_len, pools)
+    assert (metadata.slots < 0).tolist() == [index < dropped for index in range(6)]
+    assert [not keys for keys in seen(metadata)] == [index < dropped for index in range(6)]
+    assert metadata.positions.tolist() == [0 if dropped else 8] * 3 + [3] * 3
+
+
+def test_no_requests_make_empty_metadata():
+    pools, _ = shuffled_pools(4, [1])
+    none, nobody = torch.empty(0, dtype=torch.int64), make_batch([], [])
+    empty_tree = VerifyInput(
+        draft_tokens=none.view(0, 7), parents=none.view(0, 7), scores=torch.empty(0, 7), positions=none,
+        mask=torch.empty(0, 7, 7, dtype=torch.bool), retrieve_index=none.view(0, 7), cache_locations=none,
+        retrieve_next_token=none.view(0, 7), retrieve_next_sibling=none.view(0, 7),
+    )  # fmt: skip
+    for metadata in (
+        causal_metadata(none, none, torch.zeros(1, dtype=torch.int64), none, pools),
+        lane_metadata(nobody, [], [], none.view(0, 3, 1), 100, pools),
+        tree_metadata(nobody, empty_tree, pools),
+    ):
+        assert metadata.keys == ()
+        assert metadata.positions.shape == metadata.slots.shape == (0,)
+        assert metadata.positions.dtype == metadata.slots.dtype == torch.int64
+        assert attention(torch.empty(0, 1, 2), 0, pools.target, metadata, None).shape == (0, 1, 2)

@@ -1,0 +1,365 @@
+"""The commands on a small pair that stands where the shipped one does; bad input ends in one sentence and status 2."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import save_file
+
+import specsim.zoo
+from specsim import load
+from specsim.accept import Check, Measurement, Setting, Study, chain
+from specsim.checkpoint import Pair
+from specsim.cli import main
+from specsim.metrics import acceptance
+from specsim.target import ModelConfig
+from specsim.zoo.agreeing import agreeing_pair
+from specsim.zoo.tokenizer import save_tokenizer, train_tokenizer
+
+VOCAB_SIZE, DRAFT_VOCAB_SIZE, MAX_LEN = 257, 192, 512
+PROMPTS = ("def add(a, b):", "import os\n", "class Tree:\n    pass\n")
+FEW = ("generate", "--max-new-tokens", "5")
+
+
+def config_fields(config: ModelConfig) -> dict:
+    return {
+        "model_type": config.family,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "rms_norm_eps": config.rms_norm_eps,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rope_theta": config.rope_theta,
+    }
+
+
+def write_checkpoint(folder: Path, fields: dict, tensors: dict) -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(fields))
+    stored = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / "model.safetensors")
+
+
+def write_head(folder: Path, pair: Pair) -> None:
+    config, fields = pair.drafter.config, config_fields(pair.drafter.config.model)
+    if config.kind == "eagle3":
+        fields |= {"draft_vocab_size": config.draft_vocab_size, "eagle_aux_hidden_state_convention": "entering"}
+        fields |= {"eagle_aux_hidden_state_layer_ids": list(config.feature_layers)}
+    write_checkpoint(folder, fields, pair.drafter.tensors)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    """A folder like the shipped pair's: a target with its tokenizer, two heads, prompts."""
+    folder = tmp_path_factory.mktemp("zoo") / "tiny"
+    heads = {kind: agreeing_pair(kind, num_layers=4, vocab_size=VOCAB_SIZE) for kind in ("eagle", "eagle3")}
+    target = heads["eagle3"].target
+    write_checkpoint(folder / "target", config_fields(target.config), target.tensors)
+    save_tokenizer(train_tokenizer(["def"], VOCAB_SIZE), folder / "target", MAX_LEN)
+    for kind, pair in heads.items():
+        write_head(folder / kind, pair)
+    lines = [json.dumps({"id": str(index), "text": text}) + "\n" for index, text in enumerate(PROMPTS)]
+    (folder / "prompts.jsonl").write_text("".join(lines))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _shipped(tiny, monkeypatch):
+    monkeypatch.setattr(specsim.zoo, "TINY", tiny)
+
+
+@pytest.fixture
+def call(capsys):
+    """Run the command line in this process: (exit status, stdout, stderr)."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as exit_info:
+            main(arguments)
+        return exit_info.value.code, *capsys.readouterr()
+
+    return call
+
+
+def run(tiny: Path, *arguments: str, **options) -> tuple[int, str]:
+    """Run the command line in a process of its own: (exit status, stderr)."""
+    code = "import sys, pathlib, specsim.zoo\nspecsim.zoo.TINY = pathlib.Path(sys.argv.pop(1))\n"
+    command = [sys.executable, "-c", f"{code}from specsim.cli import main\nmain()", str(tiny), *arguments]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, **options)
+    return done.returncode, done.stderr
+
+
+def test_version(call):
+    assert call("--version") == (0, "specsim 0.1.0\n", "")
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("generate", "--help"), ("demo", "--help")])
+def test_help_is_plain_text(call, arguments):
+    status, out, err = call(*arguments)
+    assert (status, err) == (0, "")
+    assert out.startswith("Usage: specsim")
+    assert out.isascii()
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("drafter", ["eagle", "eagle3", "none"])
+def test_generate_prints_text_and_figures(call, drafter):
+    status, out, err = call(*FEW, "--drafter", drafter, "--prompt", "def f", "--seed", "3", "--temperature", "1")
+    assert (status, err) == (0, "")
+    expected = specsim.generate(
+        load(drafter=drafter), "def f", None, specsim.SamplingParams(temperature=1, max_new_tokens=5, seed=3)
+    )
+    assert out.startswith(expected.outputs[0].text)
+    figures = [line.split("  ")[0] for line in out.splitlines()]
+    assert {"pair", "setting", "finish reason", "tokens", "rounds", "tokens a second"} <= set(figures)
+    assert ({"accept length", "accept rate", "accepted by position"} <= set(figures)) == (drafter != "none")
+    assert "\x1b" not in out
+
+
+def test_generate_takes_every_option(call, tmp_path):
+    file = tmp_path / "out.json"
+    numbers = (
+        "--topk 2 --num-steps 4 --num-draft-tokens 7 --page-size 4 --max-len 64 --top-k 20 --top-p 0.9 --min-p 0.01"
+    )
+    penalties = (
+        "--repetition-penalty 1.1 --presence-penalty 0.5 --frequency-penalty -0.5 --dtype float64 --impl reference"
+    )
+    modes = "--draft-kv ancestor --extend ragged --release round"
+    status, _, err = call(*FEW, *numbers.split(), *penalties.split(), *modes.split(), "--json", str(file))
+    assert (status, err) == (0, "")
+    config = json.loads(file.read_text())["config"]
+    assert {name: config[name] for name in ("topk", "draft_kv", "extend", "release", "max_len", "page_size")} == {
+        "topk": 2, "draft_kv": "ancestor", "extend": "ragged", "release": "round", "max_len": 64, "page_size": 4
+    }  # fmt: skip
+
+
+def test_json_of_generate(call, tmp_path):
+    file = tmp_path / "out.json"
+    assert call(*FEW, "--json", str(file))[0] == 0
+    result = json.loads(file.read_text(), parse_constant=pytest.fail)
+    (output,) = result["outputs"]
+    keys = {"text", "token_ids", "logprobs", "finish_reason", "num_accepted_tokens_per_round"}
+    assert set(output) == keys
+    assert len(output["token_ids"]) == len(output["logprobs"]) == result["metrics"]["tokens"] == 5
+    assert {"accept_length", "accept_rate", "accepted_by_position", "rounds", "tokens_per_s"} <= set(result["metrics"])
+    assert os.listdir(tmp_path) == ["out.json"]
+
+
+def test_json_holds_null_where_a_figure_is_not_defined(call, tmp_path):
+    file = tmp_path / "out.json"
+    assert call(*FEW, "--drafter", "none", "--json", str(file))[0] == 0
+    assert json.loads(file.read_text(), parse_constant=pytest.fail)["metrics"]["accept_rate"] is None
+
+
+def test_json_replaces_what_a_link_points_to(call, tmp_path):
+    file, link = tmp_path / "out.json", tmp_path / "link.json"
+    file.write_text("old")
+    link.symlink_to(file)
+    assert call(*FEW, "--json", str(link))[0] == 0
+    assert link.is_symlink()
+    assert json.loads(file.read_text())["outputs"]
+
+
+def test_prompt_file_is_one_text(call, tmp_path):
+    text = "def f():\r\n    x = 'é'\n"
+    file = tmp_path / "prompt.py"
+    file.write_bytes(text.encode())
+    from_file, given = call(*FEW, "--prompt-file", str(file)), call(*FEW, "--prompt", text)
+    assert from_file[0] == given[0] == 0
+    assert from_file[1].split("\n\n")[0] == given[1].split("\n\n")[0]
+
+
+def test_first_shipped_prompt_is_the_default(call):
+    assert call(*FEW)[1].split("\npair")[0] == call(*FEW, "--prompt", PROMPTS[0])[1].split("\npair")[0]
+
+
+def test_accept(call, tmp_path):
+    file = tmp_path / "accept.json"
+    status, out, err = call("accept", "--prompts", "2", "--max-new-tokens", "6", "--json", str(file))
+    assert (status, err) == (0, "")
+    assert "Acceptance on 2 held-out prompts, 6 new tokens each" in out
+    study = json.loads(file.read_text(), parse_constant=pytest.fail)
+    assert (study["num_prompts"], len(study["measurements"])) == (2, 11)
+
+
+def test_demo(call):
+    status, out, err = call("demo")
+    assert (status, err) == (0, "")
+    assert "plain decoding's: yes" in out
+
+
+def test_demo_exits_1_where_outputs_differ(call, monkeypatch):
+    monkeypatch.setattr("specsim.demo.run", lambda *_: False)
+    assert call("demo") == (1, "", "")
+
+
+def test_accept_exits_1_where_outputs_differ(call, monkeypatch):
+    measured = Measurement(Setting("eagle3", chain(1)), acceptance([1, 0], 1), acceptance([0], 1), num_equal=1)
+    monkeypatch.setattr(
+        "specsim.accept.measure", lambda *_, **__: Study(2, 1, 64, (measured,), (Check("equal", 1, "all 2", False),))
+    )
+    assert call("accept")[0] == 1
+
+
+BAD = [
+    ("--topk 0", "topk", "0", "at least 1"),
+    ("--topk 1", "num_draft_tokens", "8", "4: a chain"),
+    ("--topk 200 --num-steps 1", "topk", "200", "at most the draft vocabulary, 192"),
+    ("--num-steps -1", "num_steps", "-1", "at least 0"),
+    ("--num-draft-tokens 99", "num_draft_tokens", "99", "2 to 37"),
+    ("--page-size 0", "page_size", "0", "at least 1"),
+    ("--draft-kv own", "draft_kv", "'own'", "lane or ancestor"),
+    ("--extend none", "extend", "'none'", "fixed or ragged"),
+    ("--release never", "release", "'never'", "finish or round"),
+    ("--max-len 1", "max_len", "1", "at least 2"),
+    ("--max-len 513", "max_len", "513", "at most the target's max_position_embeddings, 512"),
+    ("--max-len 8", "prompt", "'14 tokens'", "at most 7"),
+    ("--impl quick", "impl", "'quick'", "reference"),
+    ("--dtype int8", "dtype", "'int8'", "float32 or float64"),
+    ("--drafter medusa", "drafter", "'medusa'", "eagle or eagle3 or none"),
+    ("--drafter none --topk 2", "topk", "2", "only 4, the default, with drafter none"),
+    ("--drafter none --release round", "release", "'round'", "only finish"),
+    ("--temperature -1", "temperature", "-1.0", "0 (greedy) or a positive number"),
+    ("--temperature nan", "temperature", "nan", "0 (greedy) or a positive number"),
+    ("--top-k -1", "top_k", "-1", "at least 0"),
+    ("--top-p 0", "top_p", "0.0", "above 0 and at most 1"),
+    ("--min-p 2", "min_p", "2.0", "from 0 to 1"),
+    ("--repetition-penalty 0", "repetition_penalty", "0.0", "positive"),
+    ("--presence-penalty 3", "presence_penalty", "3.0", "from -2 to 2"),
+    ("--frequency-penalty -3", "frequency_penalty", "-3.0", "from -2 to 2"),
+    ("--max-new-tokens 0", "max_new_tokens", "0", "at least 1"),
+    ("--seed -1", "seed", "-1", "0 to 2^64 - 1"),
+    ("--prompt=", "prompt", "''", "UTF-8 text of at least one character"),
+    ("--prompt \udcff", "prompt", r"'\udcff'", "UTF-8 text of at least one character"),
+    ("--prompt-file {tmp}/missing", "prompt_file", "{tmp}/missing", "UTF-8 text file"),
+    ("--prompt-file {tmp}", "prompt_file", "{tmp}", "UTF-8 text file"),
+    ("--prompt-file {tmp}/empty", "prompt_file", "{tmp}/empty", "not empty"),
+    ("--prompt-file {tmp}/latin1", "prompt_file", "{tmp}/latin1", "UTF-8 text file"),
+    ("--prompt x --prompt-file {tmp}/empty", "prompt_file", "{tmp}/empty", "one of --prompt and --prompt-file"),
+    ("--target {tmp}/missing --drafter none", "target", "{tmp}/missing", "an existing folder, or a hub id"),
+    ("--target {tiny}/target", "draft", "None", "a drafter of the given target"),
+    ("--draft {tiny}/eagle3", "target", "None", "the target that the given drafter was trained for"),
+    ("--target {tiny}/target --draft {tmp}/wider", "hidden_size in", "64", "32, the target's"),
+    ("--target {tmp}/cut --drafter none", "{tmp}/cut/model.safetensors", "", "safetensors"),
+    ("--json {tmp}", "json", "{tmp}", "a file, not a folder"),
+    ("--json {tmp}/missing/out.json", "json", "{tmp}/missing/out.json", "a folder that exists"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def bad_files(tiny, tmp_path) -> Path:
+    (tmp_path / "empty").touch()
+    (tmp_path / "latin1").write_bytes("é".encode("latin1"))
+    write_head(tmp_path / "wider", agreeing_pair("eagle", vocab_size=VOCAB_SIZE, hidden_size=64))
+    shutil.copytree(tiny / "target", tmp_path / "cut")
+    os.truncate(tmp_path / "cut" / "model.safetensors", 1000)
+    return tmp_path
+
+
+def assert_one_sentence(result: tuple[int, str, str], name: str, value: str, allowed: str) -> None:
+    status, out, err = result
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    start, _, end = err.partition("; allowed: ")
+    assert start.startswith(f"specsim: {name}")
+    assert value in start
+    assert allowed in end
+
+
+@pytest.mark.parametrize(("arguments", "name", "value", "allowed"), BAD, ids=[repr(case[0]) for case in BAD])
+def test_bad_input_is_one_sentence(call, tiny, bad_files, arguments, name, value, allowed):
+    before = sorted(bad_files.rglob("*"))
+    filled = [word.format(tmp=bad_files, tiny=tiny) for word in arguments.split(" ")]
+    result = call("generate", *filled)
+    assert_one_sentence(result, name.format(tmp=bad_files), value.format(tmp=bad_files), allowed)
+    assert sorted(bad_files.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value", "allowed"),
+    [
+        ("--prompts 0", "prompts", "0", "1 to 3"),
+        ("--prompts 4", "prompts", "4", "1 to 3"),
+        ("--max-new-tokens 0", "max_new_tokens", "0", "at least 1"),
+        ("--json /", "json", "/", "a file, not a folder"),
+    ],
+)
+def test_bad_input_of_accept(call, arguments, name, value, allowed):
+    assert_one_sentence(call("accept", *arguments.split()), name, value, allowed)
+
+
+@pytest.mark.parametrize("arguments", ["generate --topk many", "generate --no-such", "nothing", "accept --prompts"])
+def test_usage_errors_exit_2(call, arguments):
+    status, out, err = call(*arguments.split())
+    assert (status, out) == (2, "")
+    assert "Error: " in err
+    assert "Traceback" not in err
+
+
+def test_missing_prompts_are_told(call, tmp_path, monkeypatch):
+    monkeypatch.setattr(specsim.zoo, "TINY", tmp_path)
+    assert_one_sentence(call("demo"), str(tmp_path / "prompts.jsonl"), "No such file", "what can be read")
+
+
+@pytest.mark.parametrize("existing", [None, "old"])
+def test_full_disk_leaves_nothing_behind(call, tmp_path, monkeypatch, existing):
+    file = tmp_path / "out.json"
+    if existing:
+        file.write_text(existing)
+
+    def fill(path: Path, text: str, **_) -> None:
+        path.write_bytes(text.encode()[:10])
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_text", fill)
+    result = call(*FEW, "--json", str(file))
+    assert_one_sentence(result, "json", str(file), "No space left on device")
+    assert os.listdir(tmp_path) == (["out.json"] if existing else [])
+    assert not existing or file.read_text() == existing
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_full_device(call, tiny):
+    assert_one_sentence(call(*FEW, "--json", "/dev/full"), "json", "/dev/full", "No space left on device")
+    assert Path("/dev/full").is_char_device()
+    with open("/dev/full", "w") as full:
+        status, err = run(tiny, "--version", stdout=full)
+    assert_one_sentence((status, "", err), "standard output", "No space left on device", "")
+
+
+def test_closed_pipe_is_quiet(tiny):
+    reader, writer = os.pipe()
+    os.close(reader)
+    status, err = run(tiny, *FEW, stdout=writer)
+    os.close(writer)
+    assert (status, err) == (1, "")
+
+
+def test_interrupt_is_quiet(call, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["specsim.generation"], "generate", interrupt)
+    assert call(*FEW) == (130, "", "")
+
+
+def test_too_little_memory_is_told(call):
+    result = call(*FEW, "--page-size", str(2**50))
+    assert_one_sentence(result, "the memory of this setting", "more than there is", "smaller pages")
+
+
+def test_errors_of_the_program_itself_are_not_hidden(monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(sys.modules["specsim.generation"], "generate", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        main(FEW)

@@ -1,0 +1,272 @@
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specsim.config import SamplingParams, SpecConfig
+from specsim.phases import Batch, DraftInput, Sampling
+from specsim.pool import KVBuffer, KVLayout, KVPool, own_lanes
+from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
+from specsim.reference.drafting import child_scores, draft_topk, parent_ids, root_scores, select
+from specsim.reference.tree import build
+
+V = 5
+L = 3  # of every request
+BONUS = 4
+
+
+class Law:
+    """A drafter's law: probabilities of the next token for every path of tokens, made up but always the same."""
+
+    def __init__(self, seed: int, dyadic: bool = False):
+        self.seed, self.dyadic = seed, dyadic
+
+    def __call__(self, path: tuple[int, ...]) -> list[float]:
+        source = random.Random(f"{self.seed} {path}")
+        if self.dyadic:
+            return source.sample([1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 16], V)
+        weights = [source.random() + 0.01 for _ in range(V)]
+        return [weight / sum(weights) for weight in weights]
+
+
+class PathHead:
+    """A head whose hidden state is the path so far, so that a lane with another lane's hidden proposes wrong tokens."""
+
+    kv_layout, feature_layers, draft_vocab_size = KVLayout(1, 1, 1), (), V
+
+    def __init__(self, laws: list[Callable], num_steps: int, d2t: torch.Tensor | None = None):
+        self.laws, self.hidden_size, self.d2t, self.forwards = laws, num_steps + 1, d2t, 0
+
+    def start(self) -> torch.Tensor:
+        """The number of a request, then no tokens yet."""
+        return torch.nn.functional.pad(
+            torch.arange(len(self.laws))[:, None].float(), (0, self.hidden_size - 1), value=-1
+        )
+
+    def forward(self, input_ids_R, hidden_RH, metadata, kv):
+        self.forwards += 1
+        return torch.cat([hidden_RH[:, :1], hidden_RH[:, 2:], input_ids_R[:, None].float()], dim=1)
+
+    def logits(self, hidden_RH):
+        rows = hidden_RH.int().tolist()
+        laws = [self.laws[request](tuple(token for token in path if token >= 0)) for request, *path in rows]
+        return torch.tensor(laws, dtype=torch.float64).view(-1, V).log()
+
+
+def propose(laws: list[Callable], config: SpecConfig, d2t: torch.Tensor | None = None):
+    """Candidates of one draft phase, the head that made them, and the trees built from them."""
+    head, size, config = PathHead(laws, config.num_steps, d2t), len(laws), replace(config, max_len=99)
+    width = config.reserved_columns(L)
+    slots = max(size, 1) * width
+    buffers = (KVBuffer(head.kv_layout, slots, torch.float32) for _ in range(2))
+    pools = KVPool(*buffers, config.page_size, size, width)
+    rows = [pools.open() for _ in laws]
+    lengths = torch.full((size,), L)
+    ids = torch.arange(size)
+    batch = Batch(
+        ids, torch.tensor(rows, dtype=torch.int64), lengths, lengths, ids, Sampling.of([SamplingParams()] * size, V)
+    )
+    own_lanes(pools, rows, [L] * size, config)
+    drafter, hidden = AutoregressiveDrafter(head, config, torch.float32), head.start()
+    topk_p, topk_index = draft_topk(head.logits(hidden), config.topk, d2t)
+    bonus = torch.full((size,), BONUS, dtype=torch.int32)
+    candidates = drafter.propose(batch, DraftInput(topk_p, topk_index, hidden, bonus), pools)
+    locations = torch.zeros(size, config.num_draft_tokens, dtype=torch.int64)
+    return candidates, head, build(candidates, bonus, lengths, locations, config)
+
+
+def paths(verify_input, request: int) -> list[tuple[int, ...]]:
+    """Tokens below the root of every node."""
+    tokens, parents = verify_input.draft_tokens[request].tolist(), verify_input.parents[request].tolist()
+    found = [()]
+    for token, parent in list(zip(tokens, parents, strict=True))[1:]:
+        found.append((*found[parent], token))
+    return found
+
+
+def product(law: Law, path: tuple[int, ...]) -> float:
+    score = 1.0
+    for depth, token in enumerate(path):
+        score *= law(path[:depth])[token]
+    return score
+
+
+def expand(law: Law, topk: int, num_steps: int) -> list[tuple[int, ...]]:
+    """The candidates as paths, in order: the K best tokens of each of the K best paths of every step."""
+
+    def best(paths):
+        return sorted(paths, key=lambda path: -product(law, path))[:topk]  # stable: the earlier of equals
+
+    lanes = best([(token,) for token in range(V)])
+    pool = list(lanes)
+    for _ in range(num_steps - 1):
+        children = [child for lane in lanes for child in best([(*lane, token) for token in range(V)])]
+        lanes = best(children)
+        pool += children
+    return pool
+
+
+settings_of_trees = st.tuples(st.integers(1, V), st.integers(1, 4)).flatmap(
+    lambda ks: st.tuples(
+        st.just(ks[0]),
+        st.just(ks[1]),
+        st.integers(2, min(20, ks[0] + (ks[1] - 1) * ks[0] ** 2 + 1)) if ks[0] > 1 else st.just(ks[1] + 1),
+    )
+)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("score", ["prob", "logprob"])
+@pytest.mark.parametrize("draft_kv", ["lane", "ancestor"])
+def test_a_tree_of_at_most_k_drafts_is_the_best_of_all_paths(seed, score, draft_kv):
+    """Products fall along a path, so that K lanes lose none of the K most probable of all 5 + 25 + 125 paths."""
+    law = Law(seed)
+    everything = [path for length in (1, 2, 3) for path in itertools.product(range(V), repeat=length)]
+    config = SpecConfig(topk=4, num_steps=3, num_draft_tokens=5, page_size=2, draft_kv=draft_kv, score=score)
+    _, _, verify_input = propose([law], config)
+    best = sorted(everything, key=lambda path: -product(law, path))[:4]
+    assert set(paths(verify_input, 0)) == {(), *best}
+
+
+@given(st.integers(0, 10**6), settings_of_trees, st.booleans(), st.sampled_from([1, 3]))
+@settings(max_examples=60)
+def test_candidates_and_tree_are_the_naive_ones(seed, setting, dyadic, page_size):
+    """With dyadic laws scores are exact in float32 and often tied; then order decides."""
+    topk, num_steps, num_draft_tokens = setting
+    law = Law(seed, dyadic)
+    candidates, head, verify_input = propose([law], SpecConfig(*setting, page_size))
+    pool = expand(law, topk, num_steps)
+    assert candidates.tokens[0].tolist() == [path[-1] for path in pool]
+    assert candidates.scores[0].tolist() == pytest.approx([product(law, path) for path in pool], rel=1e-6)
+    assert head.forwards == num_steps - 1
+    ranked = sorted(range(len(pool)), key=lambda flat: -product(law, pool[flat]))
+    assert paths(verify_input, 0) == [(), *(pool[flat] for flat in sorted(ranked[: num_draft_tokens - 1]))]
+
+
+@given(st.integers(0, 10**6), settings_of_trees)
+@settings(max_examples=60)
+def test_a_selected_child_has_its_parent_selected_before_it(seed, setting):
+    candidates, _, verify_input = propose([Law(seed, dyadic=True)], SpecConfig(*setting, page_size=1))
+    topk, num_steps, num_draft_tokens = setting
+    parent_list = candidates.parent_list[0].tolist()
+    assert len(parent_list) == max(1, topk * (num_steps - 1) + 1)
+    chosen = select(candidates.scores, num_draft_tokens - 1)[0].tolist()
+    assert chosen == sorted(set(chosen))
+    for flat in chosen:
+        parent = parent_list[flat // topk]
+        assert parent == -1 if flat < topk else parent in chosen[: chosen.index(flat)]
+        assert parent == -1 or candidates.scores[0, parent] >= candidates.scores[0, flat]
+    every = paths(verify_input, 0)
+    assert len(set(every)) == num_draft_tokens
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 5])
+@pytest.mark.parametrize("draft_kv", ["lane", "ancestor"])
+def test_one_lane_drafts_greedily_in_a_chain(num_steps, draft_kv):
+    law, greedy = Law(3), ()
+    for _ in range(num_steps):
+        greedy = (*greedy, max(range(V), key=law(greedy).__getitem__))
+    config = SpecConfig(topk=1, num_steps=num_steps, num_draft_tokens=num_steps + 1, draft_kv=draft_kv)
+    candidates, _, verify_input = propose([law], config)
+    assert paths(verify_input, 0) == [greedy[:length] for length in range(num_steps + 1)]
+    assert candidates.parent_list.tolist() == [list(range(-1, num_steps - 1))]
+    assert verify_input.parents.tolist() == [list(range(-1, num_steps))]
+
+
+def test_requests_are_drafted_each_with_its_own_law():
+    laws, config = [Law(1), Law(2), Law(1, dyadic=True)], SpecConfig(3, 3, 9, page_size=4)
+    _, _, together = propose(laws, config)
+    for request, law in enumerate(laws):
+        _, _, alone = propose([law], config)
+        assert paths(together, request) == paths(alone, 0)
+        assert torch.equal(together.scores[request], alone.scores[0])
+
+
+def test_no_request_has_no_candidates():
+    candidates, _, verify_input = propose([], SpecConfig(3, 3, 9, page_size=4))
+    assert candidates.tokens.shape == candidates.scores.shape == (0, 21)
+    assert candidates.parent_list.shape == (0, 7)
+    assert (candidates.tokens.dtype, candidates.parent_list.dtype) == (torch.int64, torch.int64)
+    assert verify_input.draft_tokens.shape == (0, 9)
+
+
+def test_every_candidate_is_mapped_to_a_target_id_once():
+    def memoryless(path):
+        return [0.1, 0.3, 0.2, 0.25, 0.15]
+
+    d2t, config = torch.tensor([0, 1, 3, 3, 6]), SpecConfig(3, 3, 9)  # offsets: the target ids are 0, 2, 5, 6 and 10
+    mapped, _, _ = propose([memoryless], config, d2t)
+    unmapped, _, _ = propose([memoryless], config)
+    assert mapped.tokens.tolist() == [[(0, 2, 5, 6, 10)[token] for token in unmapped.tokens[0].tolist()]]
+    assert torch.equal(mapped.scores, unmapped.scores)
+    assert torch.equal(mapped.parent_list, unmapped.parent_list)
+
+
+def test_draft_topk_is_the_softmax_over_the_draft_vocabulary_in_target_ids():
+    logits = torch.tensor([[1.0, 2.0, 8.0, 4.0], [8.0, 8.0, 4.0, 8.0]]).log()
+    d2t = torch.tensor([0, 3, 3, 10])  # draft ids 0..3 are target ids 0, 4, 5, 13
+    topk_p, target_ids = draft_topk(logits, 3, d2t)
+    torch.testing.assert_close(topk_p, torch.tensor([[8 / 15, 4 / 15, 2 / 15], [8 / 28] * 3]))
+    assert target_ids.tolist() == [[5, 13, 4], [0, 4, 13]]
+    assert (topk_p.dtype, target_ids.dtype) == (torch.float32, torch.int64)
+    assert draft_topk(logits, 3, None)[1].tolist() == [[2, 3, 1], [0, 1, 3]]
+
+
+@pytest.mark.parametrize("score", ["prob", "logprob"])
+def test_scores_multiply_along_the_path(score):
+    first, then = torch.tensor([[0.5, 0.25]]), torch.tensor([[[0.5, 0.125], [0.75, 0.25]]])
+    scores = child_scores(root_scores(first, score), then, score)
+    probs = scores if score == "prob" else scores.exp()
+    torch.testing.assert_close(probs, torch.tensor([[[0.25, 0.0625], [0.1875, 0.0625]]]))
+    assert scores.dtype == torch.float32
+
+
+@pytest.mark.parametrize("score", ["prob", "logprob"])
+def test_a_child_never_scores_above_its_parent(score):
+    """A softmax in float32 may exceed 1 by its last bit."""
+    parents = root_scores(torch.tensor([[0.3, 1.0]]), score)
+    above = torch.full((1, 2, 2), 1 + 2.0**-23)
+    assert torch.equal(child_scores(parents, above, score), parents[:, :, None].expand(1, 2, 2))
+
+
+@pytest.mark.parametrize("score", ["prob", "logprob"])
+def test_impossible_drafts_score_lowest_and_stay_comparable(score):
+    scores = child_scores(
+        root_scores(torch.tensor([[0.5, 0.0]]), score), torch.tensor([[[0.5, 0.0], [0.5, 0.0]]]), score
+    )
+    assert not scores.isnan().any()
+    assert select(scores.flatten(1), 2).tolist() == [[0, 1]]
+
+
+def test_scoring_changes_nothing_in_place():
+    first, then = torch.tensor([[0.5, 0.25]]), torch.rand(1, 2, 2)
+    copies = first.clone(), then.clone()
+    for score in ("prob", "logprob"):
+        child_scores(root_scores(first, score), then, score)
+    select(first, 1)
+    assert torch.equal(first, copies[0])
+    assert torch.equal(then, copies[1])
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_parent_ids_count_the_candidates_before(k):
+    steps = [k] + [k * k] * 3
+    flat = list(
+        itertools.chain.from_iterable([(step, index) for index in range(size)] for step, size in enumerate(steps))
+    )
+    for step in (1, 2, 3):
+        chosen = torch.arange(k * k).flip(0)[None, :k]
+        expected = [flat.index((step, index)) for index in chosen[0].tolist()]
+        assert parent_ids(step, chosen, k).tolist() == [expected]
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.data())
+def test_select_takes_the_best_and_the_lower_index_of_equals(scores, data):
+    count = data.draw(st.integers(0, len(scores)))
+    best = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[:count]
+    assert select(torch.tensor([scores, scores[::-1]]) / 4, count)[0].tolist() == sorted(best)

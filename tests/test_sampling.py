@@ -1,0 +1,311 @@
+import itertools
+import math
+from dataclasses import fields
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from specsim.config import SamplingParams
+from specsim.phases import Sampling
+from specsim.reference.sampling import adjust_logits, argmax, inverse_cdf, logprob, target_prob, topk
+
+NO_TOKENS = torch.empty(0, dtype=torch.int64)
+LOWEST, HIGHEST = 2.0**-24, 1 - 2.0**-24  # the bounds of specsim.uniforms.coins
+
+coarse_logits = st.lists(st.integers(-8, 8).map(lambda n: n / 4), min_size=1, max_size=9).map(torch.tensor)
+
+
+def one(vocab_size: int, **params) -> Sampling:
+    return Sampling.of([SamplingParams(**params)], vocab_size)
+
+
+def law(logits, **params) -> torch.Tensor:
+    logits_V = torch.as_tensor(logits, dtype=torch.float64)
+    return target_prob(logits_V, one(len(logits_V), **params), 0)
+
+
+def adjusted(logits, context=(), prompt_len=0, allowed=None, **params) -> list[float]:
+    logits_V, context = torch.tensor(logits), torch.tensor(context, dtype=torch.int64)
+    allowed_V = None if allowed is None else torch.tensor(allowed)
+    return adjust_logits(logits_V, context, prompt_len, one(len(logits_V), **params), 0, allowed_V).tolist()
+
+
+def support(prob_V: torch.Tensor) -> list[int]:
+    return prob_V.nonzero().flatten().tolist()
+
+
+@given(st.lists(st.sampled_from([-math.inf, -1.5, -0.0, 0.0, 1e-30, 2.0, math.inf]), min_size=1), st.data())
+def test_topk_is_largest_first_and_lower_index_first_among_equals(values, data):
+    k = data.draw(st.integers(0, len(values)))
+    order = sorted(range(len(values)), key=lambda index: (-values[index], index))[:k]
+    found, indices = topk(torch.tensor(values), k)
+    assert indices.tolist() == order
+    assert found.tolist() == torch.tensor(values)[indices].tolist()
+
+
+def test_topk_and_argmax_work_along_the_last_dimension():
+    values = torch.tensor([[[1, 3, 3], [2, 2, 2]], [[5, 4, 6], [0, 0, 1]]])
+    assert topk(values, 2)[1].tolist() == [[[1, 2], [0, 1]], [[2, 0], [2, 0]]]
+    assert argmax(values).tolist() == [[1, 0], [2, 2]]
+    assert argmax(torch.empty(0, 4)).shape == (0,)
+
+
+FILTERS = [
+    dict(temperature=0.7),
+    dict(temperature=1.0, top_k=1),
+    dict(temperature=1.3, top_k=5),
+    dict(temperature=1.0, top_k=500),
+    dict(temperature=0.9, top_p=0.8),
+    dict(temperature=0.9, top_p=0.01),
+    dict(temperature=1.1, min_p=0.1),
+    dict(temperature=1.6, top_k=20, top_p=0.7),
+    dict(temperature=1.6, top_p=0.7, min_p=0.2),
+    dict(temperature=2.0, top_k=30, top_p=0.9, min_p=0.05),
+    dict(temperature=0.8, repetition_penalty=1.3, logit_bias={3: 2.5, 40: -4.0}, top_k=12, top_p=0.9, min_p=0.02),
+    dict(temperature=1.2, repetition_penalty=0.8),
+]
+
+
+def transformers_law(logits_V: torch.Tensor, context: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(params.repetition_penalty)])
+    if params.logit_bias:
+        processors.append(SequenceBiasLogitsProcessor([[[token], bias] for token, bias in params.logit_bias.items()]))
+    processors.append(TemperatureLogitsWarper(params.temperature))
+    processors.append(TopKLogitsWarper(params.top_k or len(logits_V)))
+    processors.append(TopPLogitsWarper(params.top_p))
+    processors.append(MinPLogitsWarper(params.min_p))
+    return processors(context[None], logits_V[None])[0].softmax(-1)
+
+
+@pytest.mark.parametrize("params", FILTERS, ids=lambda params: ",".join(params))
+@pytest.mark.parametrize("vocab_size", [97, 256])
+def test_law_is_that_of_transformers(params, vocab_size):
+    """Ten rows of normal logits: no ties, no cut within rounding. Budget: a few roundings in float64 on either side."""
+    for _ in range(10):
+        logits_V = 3 * torch.randn(vocab_size, dtype=torch.float64)
+        context = torch.randint(vocab_size, (20,))
+        sampling = one(vocab_size, **params)
+        ours = target_prob(adjust_logits(logits_V, context, 7, sampling, 0), sampling, 0)
+        theirs = transformers_law(logits_V, context, SamplingParams(**params))
+        assert support(ours) == support(theirs)
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        (dict(temperature=1, top_p=0.8), [0, 1, 2]),
+        (dict(temperature=1, top_k=3, top_p=0.8), [0, 1]),  # 12/14 of what top-k left
+        (dict(temperature=1, top_p=0.66, min_p=0.3), [0, 1]),  # after min-p the first alone would have 8/12
+        (dict(temperature=1, top_p=0.7), [0, 1]),
+        (dict(temperature=2, top_p=0.7), [0, 1, 2]),  # of the tempered law
+        (dict(temperature=2, min_p=0.4), [0, 1, 2]),
+    ],
+)
+def test_filters_are_applied_in_their_order(params, kept):
+    assert support(law(torch.tensor([8, 4, 2, 1, 1]).double().log(), **params)) == kept
+
+
+@given(coarse_logits, st.integers(0, 10), st.floats(0.05, 1), st.floats(0, 1), st.floats(0.1, 3))
+def test_a_law_is_a_renormalised_part_of_the_softmax(logits_V, top_k, top_p, min_p, temperature):
+    filtered = law(logits_V, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    whole = (logits_V.double() / temperature).softmax(-1)
+    kept = filtered > 0
+    assert kept.any()
+    assert float(filtered.sum()) == pytest.approx(1, abs=1e-12)
+    torch.testing.assert_close(filtered[kept], whole[kept] / whole[kept].sum(), rtol=1e-12, atol=0)
+    assert whole[kept].min() >= whole.masked_fill(kept, 0).max()
+
+
+@given(coarse_logits, st.integers(1, 9))
+def test_top_k_keeps_the_lower_index_of_equals(logits_V, k):
+    logits = logits_V.tolist()
+    best = sorted(range(len(logits)), key=lambda token: (-logits[token], token))[:k]
+    assert support(law(logits_V, temperature=1, top_k=k)) == sorted(best)
+
+
+@pytest.mark.parametrize("size", [4, 8])
+@pytest.mark.parametrize("tokens", [1, 2, 3])
+def test_top_p_on_equals_keeps_just_enough_of_the_lower_indices(size, tokens):
+    """Equal probabilities of 1/4 and 1/8 are exact: mass that is reached exactly is enough."""
+    equal = torch.zeros(size)
+    assert support(law(equal, temperature=1, top_p=tokens / size)) == list(range(tokens))
+    assert support(law(equal, temperature=1, top_p=math.nextafter(tokens / size, 1))) == list(range(tokens + 1))
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=7), st.integers(1, 199))
+def test_top_p_keeps_the_fewest_tokens_that_reach_p(weights, p_of_199):
+    p, total = Fraction(p_of_199, 199), sum(weights)
+    assume(total % 199)  # then no sum of probabilities equals p
+    sizes = [
+        size
+        for size in range(1, len(weights) + 1)
+        if any(Fraction(sum(some), total) >= p for some in itertools.combinations(weights, size))
+    ]
+    kept = support(law(torch.tensor(weights).double().log(), temperature=1, top_p=float(p)))
+    assert len(kept) == sizes[0]
+    assert Fraction(sum(weights[token] for token in kept), total) >= p
+
+
+def test_min_p_is_relative_to_the_largest_that_remains():
+    logits = torch.tensor([4.0, 2.0, 2.0, 1.0]).log()
+    assert support(law(logits, temperature=1, min_p=0.49)) == [0, 1, 2]
+    assert support(law(logits, temperature=1, min_p=0.51)) == [0]
+    assert support(law(logits, temperature=1, min_p=0.24)) == [0, 1, 2, 3]
+    assert support(law(torch.zeros(4), temperature=1, min_p=1)) == [0, 1, 2, 3]
+
+
+@given(coarse_logits, st.integers(0, 4), st.floats(0.1, 1))
+def test_temperature_zero_is_one_hot_at_the_lowest_best(logits_V, top_k, top_p):
+    logits = logits_V.tolist()
+    prob = law(logits_V, temperature=0, top_k=top_k, top_p=top_p).tolist()
+    assert prob == [float(token == logits.index(max(logits))) for token in range(len(logits))]
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-300, 5e-324])
+def test_the_smallest_temperatures_approach_greedy(temperature):
+    """A temperature that is allowed gives a law."""
+    assert law([1.0, 30.0, -2.0], temperature=temperature).tolist() == [0, 1, 0]
+
+
+def test_a_huge_temperature_is_uniform():
+    torch.testing.assert_close(law([1.0, 30.0, -2.0, 0.0], temperature=1e300), torch.full((4,), 0.25).double())
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_masked_tokens_have_no_mass(temperature):
+    logits = torch.tensor(adjusted([9.0, 1.0, 8.0, 1.0], allowed=[False, True, False, True]))
+    prob = law(logits, temperature=temperature)
+    assert prob.tolist() == ([0, 1, 0, 0] if temperature == 0 else [0, 0.5, 0, 0.5])
+
+
+def test_repetition_divides_positive_and_multiplies_negative_logits_of_prompt_and_output():
+    logits = [2.0, -2.0, 3.0, -3.0, 0.0]
+    assert adjusted(logits, [0, 1, 2, 2], prompt_len=2, repetition_penalty=2.0) == [1.0, -4.0, 1.5, -3.0, 0.0]
+
+
+def test_presence_and_frequency_count_the_output_only():
+    context = [0, 0, 1, 2, 2, 2]
+    assert adjusted([0.0] * 4, context, prompt_len=2, presence_penalty=0.5) == [0, -0.5, -0.5, 0]
+    assert adjusted([0.0] * 4, context, prompt_len=2, frequency_penalty=0.5) == [0, -0.5, -1.5, 0]
+    both = adjusted([0.0] * 4, context, prompt_len=2, frequency_penalty=-0.5, presence_penalty=2.0)
+    assert both == [0, -1.5, -0.5, 0]
+
+
+@pytest.mark.parametrize("prompt_len", [3, 9])
+def test_a_context_inside_the_prompt_has_no_output(prompt_len):
+    assert adjusted([1.0, 2.0], [0, 0, 1], prompt_len, presence_penalty=1.0, frequency_penalty=1.0) == [1.0, 2.0]
+
+
+def test_penalties_come_before_bias_and_bias_before_the_mask():
+    params = dict(repetition_penalty=2.0, frequency_penalty=0.25, presence_penalty=0.5, logit_bias={0: -3.0, 2: 7.0})
+    after = adjusted([2.0, 2.0, 2.0], [0, 0], 0, allowed=[True, True, False], **params)
+    assert after == [2 / 2 - 2 * 0.25 - 0.5 - 3, 2.0, -math.inf]
+
+
+def test_each_request_has_its_own_parameters():
+    sampling = Sampling.of(
+        [SamplingParams(), SamplingParams(temperature=1, top_k=1, repetition_penalty=2, logit_bias={0: 5.0})], 3
+    )
+    logits_V, context = torch.tensor([1.0, 2.0, 2.0]), torch.tensor([1])
+    assert adjust_logits(logits_V, context, 0, sampling, 0).tolist() == [1, 2, 2]
+    assert adjust_logits(logits_V, context, 0, sampling, 1).tolist() == [6, 1, 2]
+    assert target_prob(logits_V.double(), sampling, 1).tolist() == [0, 1, 0]
+
+
+def test_nothing_is_changed_in_place():
+    sampling = one(5, temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, repetition_penalty=2, logit_bias={1: 1.0})
+    logits_V, context, allowed_V = torch.randn(5).double(), torch.tensor([1, 2, 2]), torch.tensor([True] * 4 + [False])
+    inputs = [logits_V, context, allowed_V, *(getattr(sampling, field.name) for field in fields(sampling))]
+    before = [tensor.clone() for tensor in inputs]
+    prob_V = target_prob(adjust_logits(logits_V, context, 1, sampling, 0, allowed_V), sampling, 0)
+    target_prob(logits_V, sampling, 0)
+    target_prob(logits_V, one(5, temperature=1), 0).zero_()
+    logprob(logits_V, sampling, 0, 1)
+    kept = prob_V.clone()
+    inverse_cdf(prob_V, 0.3)
+    assert torch.equal(prob_V, kept)
+    assert all(map(torch.equal, inputs, before))
+
+
+@pytest.mark.parametrize(("temperature", "expected"), [(0, 1 / 5), (1, 1 / 5), (0.5, 1 / 17), (2, 1 / 3)])
+def test_logprob_is_of_the_tempered_law_and_of_the_plain_one_when_greedy(temperature, expected):
+    logits_V = torch.tensor([1.0, 4.0]).double().log()
+    sampling = one(2, temperature=temperature, top_k=1, top_p=0.1, min_p=0.9)
+    assert logprob(logits_V, sampling, 0, 0) == pytest.approx(math.log(expected))
+    assert logprob(logits_V, sampling, 0, 1) == pytest.approx(math.log(1 - expected))
+
+
+def test_logprob_of_a_masked_token_is_minus_infinity():
+    logits_V = torch.tensor(adjusted([1.0, 1.0, 1.0], allowed=[True, False, True]))
+    assert logprob(logits_V, one(3), 0, 1) == -math.inf
+    assert logprob(logits_V, one(3), 0, 2) == pytest.approx(math.log(1 / 2))
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=9), st.sampled_from([torch.float32, torch.float64]))
+def test_inverse_cdf_spends_the_uniforms_in_proportion(weights, dtype):
+    """The midpoints of as many equal cells as there is mass: each id gets exactly its weight of them."""
+    total = sum(weights)
+    assume(total)
+    drawn = [inverse_cdf(torch.tensor(weights, dtype=dtype) / 16, (cell + 0.5) / total) for cell in range(total)]
+    assert [drawn.count(token) for token in range(len(weights))] == weights
+    assert drawn == sorted(drawn)
+
+
+@pytest.mark.parametrize(("uniform", "token"), [(0.0, 1), (0.25, 2), (0.5, 4), (0.75, 4), (HIGHEST, 4)])
+def test_a_uniform_on_a_dyadic_edge_belongs_to_the_next_id(uniform, token):
+    assert inverse_cdf(torch.tensor([0, 0.25, 0.25, 0, 0.5]), uniform) == token
+
+
+@given(
+    st.lists(st.one_of(st.just(0.0), st.floats(2.0**-100, 1.0, width=32)), min_size=1, max_size=300),
+    st.sampled_from([LOWEST, 0.5, HIGHEST]),
+    st.sampled_from([torch.float32, torch.float64]),
+)
+@settings(max_examples=200)
+def test_inverse_cdf_returns_an_id_with_mass(weights, uniform, dtype):
+    assume(any(weights))
+    assert weights[inverse_cdf(torch.tensor(weights, dtype=dtype), uniform)] > 0
+
+
+def test_an_id_without_mass_is_not_drawn_where_a_parallel_scan_rises_there(monkeypatch):
+    """A scan by blocks adds in another order at every id, so that its sums may rise where nothing was added."""
+    monkeypatch.setattr(torch.Tensor, "cumsum", lambda self, dim: torch.tensor([0.5, 0.5 + 2.0**-23, 1.0]))
+    assert inverse_cdf(torch.tensor([0.5, 0.0, 0.5]), 0.5 + 2.0**-24) == 2
+
+
+def thirds() -> torch.Tensor:
+    return torch.full((3,), 1 / 3)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        torch.full((10,), 0.1),  # sums to 1.0000001
+        torch.cat([thirds(), torch.zeros(100)]),
+        torch.cat([torch.tensor([1 - 2.0**-23]), torch.zeros(5)]),  # sums to less than the highest coin
+        torch.softmax(torch.linspace(0, 80, 50_000), -1),  # most of it too small to move the sum
+        torch.softmax(-torch.linspace(0, 80, 50_000), -1),
+    ],
+    ids=["tenths", "thirds", "short", "rising", "falling"],
+)
+@pytest.mark.parametrize("uniform", [LOWEST, HIGHEST])
+def test_no_coin_walks_off_the_end(weights, uniform):
+    token = inverse_cdf(weights, uniform)
+    assert weights[token] > 0
+    exact = weights.double().cumsum(-1) / weights.double().sum()
+    before = float(exact[token - 1]) if token else 0.0
+    budget = len(weights) * 2.0**-24  # of a sum in float32
+    assert before - budget <= uniform <= float(exact[token]) + budget

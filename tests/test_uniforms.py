@@ -1,0 +1,162 @@
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chi2
+
+from specsim.uniforms import Stream, coins, philox, words
+
+# counter, key, output: the known answers of philox4x32-10 in the Random123 distribution (Salmon et al., SC 2011).
+KNOWN_ANSWERS = [
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+
+# First word, then the name with seed 7 and stream ACCEPT that draws it; found by running the bijection backwards.
+EXTREME_DRAWS = [
+    (0x00000000, (2006363158, 4262740462, 8342112, 1187520981), 1),
+    (0x000000FF, (3844951995, 1578246744, 5901780, 1970166203), 1),
+    (0x00000100, (3312252772, 4108932461, 6933220, 633820874), 1),
+    (0xFFFFFEFF, (2722567563, 2607375528, 13271763, 2090983380), 2**24 - 2),
+    (0xFFFFFF00, (555710329, 107378549, 16677130, 1674812195), 2**24 - 1),
+    (0xFFFFFFFF, (2403542811, 1679758317, 10320016, 1122276331), 2**24 - 1),
+]
+
+FALSE_ALARM = 1e-6
+
+names = st.tuples(
+    st.integers(0, 2**32 - 1),  # request id
+    st.sampled_from(Stream),
+    st.integers(0, 2**32 - 1),  # L
+    st.integers(0, 2**24 - 1),  # depth
+    st.integers(0, 2**32 - 1),  # index
+)
+
+
+def tensors(values) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.tensor(value) for value in values)
+
+
+def draw(seed: int, name: tuple) -> tuple[int, ...]:
+    return tuple(int(word) for word in words(seed, *name))
+
+
+def assert_uniform(values: torch.Tensor, num_bins: int):
+    """Pearson's chi-square of integers 0..num_bins-1; fails for a fair source with probability FALSE_ALARM."""
+    counts = np.bincount(values.flatten().numpy(), minlength=num_bins)
+    expected = values.numel() / num_bins
+    assert len(counts) == num_bins
+    assert ((counts - expected) ** 2 / expected).sum() < chi2.isf(FALSE_ALARM, num_bins - 1)
+
+
+@pytest.mark.parametrize(("counter", "key", "output"), KNOWN_ANSWERS)
+def test_philox_known_answers(counter, key, output):
+    assert tuple(int(word) for word in philox(tensors(counter), tensors(key))) == output
+
+
+def test_philox_of_many_is_philox_of_each():
+    counters, keys, outputs = (tensors(zip(*column, strict=True)) for column in zip(*KNOWN_ANSWERS, strict=True))
+    assert all(map(torch.equal, philox(counters, keys), outputs))
+
+
+def test_the_name_of_zeros_has_the_counter_of_zeros():
+    assert draw(0, (0, Stream.PREFILL, 0, 0, 0)) == KNOWN_ANSWERS[0][2]
+
+
+def test_streams_are_distinct():
+    assert len(set(Stream)) == len(Stream.__members__)
+    assert all(0 <= stream < 256 for stream in Stream)
+
+
+@pytest.mark.parametrize("seed", [0, 1, -1])
+def test_names_that_differ_anywhere_never_share_a_counter(seed):
+    """Philox is a bijection of the counter under one key, so equal outputs would be equal counters."""
+    far = (0, 1, 2, 255, 256, 2**16, 2**24 - 1)
+    wide = (*far, 2**31, 2**32 - 1)
+    request, length, depth, index = torch.meshgrid(*map(torch.tensor, (wide, wide, far, wide)), indexing="ij")
+    drawn = [torch.stack(words(seed, request, stream, length, depth, index), -1).view(-1, 4) for stream in Stream]
+    assert len(torch.cat(drawn).unique(dim=0)) == len(Stream) * len(wide) ** 3 * len(far)
+
+
+@given(st.integers(-(2**63), 2**63 - 1), names, names)
+def test_two_names_share_a_draw_only_if_they_are_one(seed, first, second):
+    assert (draw(seed, first) == draw(seed, second)) == (first == second)
+
+
+@pytest.mark.parametrize(("length", "depth"), [(5, 1), (6, 0), (4, 2)])
+def test_rounds_that_reach_the_same_position_draw_apart(length, depth):
+    """A draw belongs to its round: position 6 is drawn for anew when a later round begins there."""
+    others = {(5, 1), (6, 0), (4, 2)} - {(length, depth)}
+    assert draw(3, (0, Stream.ACCEPT, length, depth, 0)) not in {draw(3, (0, Stream.ACCEPT, *o, 0)) for o in others}
+
+
+@given(names, st.integers(0, 63), st.integers(-(2**63), 2**63 - 1))
+def test_every_one_of_the_seeds_64_bits_matters(name, bit, seed):
+    flipped = seed ^ (1 << bit) if bit < 63 else seed ^ -(2**63)
+    assert draw(seed, name) != draw(flipped, name)
+
+
+def test_broadcast_draws_are_the_draws_one_by_one():
+    seeds, requests, lengths = torch.tensor([[1], [-5]]), torch.tensor([[7], [2**31]]), torch.tensor([[11], [4]])
+    depths = torch.arange(3)
+    table = coins(seeds, requests, Stream.ACCEPT, lengths, depths)
+    assert table.shape == (2, 3)
+    for row, depth in itertools.product(range(2), range(3)):
+        name = (int(requests[row]), Stream.ACCEPT, int(lengths[row]), depth)
+        assert table[row, depth] == coins(int(seeds[row]), *name)
+
+
+def test_no_names_draw_no_coins():
+    none = torch.empty(0, dtype=torch.int64)
+    assert coins(none[:, None], none[:, None], Stream.ACCEPT, none[:, None], torch.arange(4)).shape == (0, 4)
+
+
+def test_coins_leave_their_arguments_alone():
+    arguments = [torch.tensor([2**40, -3]), torch.tensor([1, 2]), torch.tensor([3, 4]), torch.tensor([5, 6])]
+    seeds, requests, lengths, depths = (argument.clone() for argument in arguments)
+    coins(seeds, requests, Stream.FINAL, lengths, depths)
+    assert all(map(torch.equal, (seeds, requests, lengths, depths), arguments))
+
+
+@pytest.mark.parametrize(("word", "name", "coin"), EXTREME_DRAWS)
+def test_extreme_words_give_coins_inside_the_bounds(word, name, coin):
+    request, length, depth, index = name
+    drawn = coins(7, request, Stream.ACCEPT, length, depth, index)
+    assert draw(7, (request, Stream.ACCEPT, length, depth, index))[0] == word
+    assert drawn.dtype == torch.float64
+    assert drawn == coin * 2.0**-24
+
+
+@pytest.mark.parametrize("stream", Stream)
+def test_coins_are_uniform_multiples_exact_in_float32(stream):
+    """n = 2^17 a stream over requests, lengths and depths; one byte a time; false alarm 3·10⁻⁶ a stream."""
+    requests, lengths, depths = torch.arange(128)[:, None, None], torch.arange(128)[:, None], torch.arange(8)
+    drawn = coins(0, requests, stream, lengths, depths)
+    assert torch.equal(drawn.float().double(), drawn)
+    assert drawn.min() >= 2.0**-24
+    assert drawn.max() <= 1 - 2.0**-24
+    ticks = (drawn * 2**24).long()
+    assert torch.equal(ticks * 2.0**-24, drawn)
+    for shift in (0, 8, 16):
+        assert_uniform(ticks >> shift & 255, 256)
+
+
+@pytest.mark.parametrize("change", ["seed", "request", "stream", "length", "depth", "index"])
+def test_neighbouring_names_draw_independently(change):
+    """n = 2^16 pairs that differ by one in one part of the name, 16 × 16 cells; false alarm 10⁻⁶ each."""
+    name = dict(seed=torch.arange(256)[:, None], request=torch.arange(256), stream=1, length=9, depth=2, index=0)
+    # Seed and request are shifted by a stride, so that a pair's second is not another pair's first.
+    step = 256 if change in ("seed", "request") else 1
+    first, second = (
+        coins(n["seed"], n["request"], Stream(n["stream"]), n["length"], n["depth"], n["index"])
+        for n in (name, name | {change: name[change] + step})
+    )
+    assert_uniform((first * 16).long() * 16 + (second * 16).long(), 256)

@@ -1,0 +1,505 @@
+import itertools
+import math
+from collections import defaultdict
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2
+
+from specsim.config import SamplingParams, SpecConfig
+from specsim.phases import Batch, Sampling, VerifyInput
+from specsim.pool import KVBuffer, KVLayout, KVPool
+from specsim.reference.tree import links, visibility
+from specsim.reference.verify import Tree, greedy, node_logits, target_only, trees, verify
+from specsim.uniforms import Stream, coins
+
+LOWEST, HIGHEST = 2.0**-24, 1 - 2.0**-24  # the bounds of specsim.uniforms.coins
+V = 4
+MASS = 4  # probabilities of the enumerated laws are multiples of 1/4
+ACCEPT_COINS = [(cell + 0.5) / MASS for cell in range(MASS)]  # one in every cell: no coin lies on an edge
+FINAL_COINS = [(cell + 0.5) / 12 for cell in range(12)]  # 12 divides by every mass that a residual can have
+
+
+def make_tree(parents: list[int], tokens: list[int], depth_limit: int = 99) -> Tree:
+    return Tree(tokens, parents, *links(parents), depth_limit)
+
+
+def paths(tree: Tree) -> list[tuple[int, ...]]:
+    """Tokens below the root of every node."""
+    found = [()]
+    for token, parent in list(zip(tree.tokens, tree.parents, strict=True))[1:]:
+        found.append((*found[parent], token))
+    return found
+
+
+class Target:
+    """A target's law: for every context of tokens below the root V multiples of 1/MASS, made up but always the same."""
+
+    def __init__(self, seed: int):
+        self.seed = seed
+
+    def __call__(self, context: tuple[int, ...]) -> list[Fraction]:
+        generator = np.random.default_rng([self.seed, *context, 99])
+        return [Fraction(int(n), MASS) for n in generator.multinomial(MASS, generator.dirichlet([0.6] * V))]
+
+    def rows(self, tree: Tree) -> torch.Tensor:
+        return torch.tensor([[float(p) for p in self(path)] for path in paths(tree)], dtype=torch.float64)
+
+
+def rounds(tree: Tree, prob_NV: torch.Tensor, threshold_single=1.0, threshold_acc=1.0):
+    """Every outcome of a round over the grid of coins, all equally likely: lists of tokens."""
+    depth = max(map(len, paths(tree)))
+    for accept in itertools.product(ACCEPT_COINS, repeat=depth):
+        for final in FINAL_COINS:
+            path, bonus = target_only(tree, prob_NV, [*accept, 0.5], final, threshold_single, threshold_acc)
+            yield [*(tree.tokens[node] for node in path[1:]), bonus]
+
+
+def joint_law(tree: Tree, target: Target, count: int, **thresholds) -> dict:
+    """Law of the first `count` tokens where rounds go on until there are as many, the later ones drawn plainly."""
+    outcomes = list(rounds(tree, target.rows(tree), **thresholds))
+    law = defaultdict(Fraction)
+    for tokens in outcomes:
+        for rest in itertools.product(range(V), repeat=max(0, count - len(tokens))):
+            text = (*tokens[:count], *rest)
+            chance = math.prod((target(text[:at])[text[at]] for at in range(len(tokens), count)), start=Fraction(1))
+            law[text] += chance / len(outcomes)
+    return {text: chance for text, chance in law.items() if chance}
+
+
+def plain_law(target: Target, count: int) -> dict:
+    law = {}
+    for text in itertools.product(range(V), repeat=count):
+        law[text] = math.prod(target(text[:at])[text[at]] for at in range(count))
+    return {text: chance for text, chance in law.items() if chance}
+
+
+@st.composite
+def draft_trees(draw, most_nodes: int = 7, most_depth: int = 2):
+    """A tree whose siblings carry distinct tokens, in any order."""
+    parents, tokens, depths = [-1], [0], [0]
+    for node in range(1, draw(st.integers(1, most_nodes))):
+        parent = draw(st.sampled_from([n for n in range(node) if depths[n] < most_depth]))
+        taken = {token for token, other in zip(tokens, parents, strict=True) if other == parent}
+        if len(taken) == V:
+            break
+        parents.append(parent)
+        tokens.append(draw(st.sampled_from([token for token in range(V) if token not in taken])))
+        depths.append(depths[parent] + 1)
+    return make_tree(parents, tokens)
+
+
+# Children 1 and 2 of the root, 3 and 0 below the first, 2 below the second.
+FIVE = make_tree([-1, 0, 0, 1, 1, 2], [0, 1, 2, 3, 0, 2])
+
+
+# Greedy
+
+
+def one_hot_rows(best: list[int]) -> torch.Tensor:
+    return torch.nn.functional.one_hot(torch.tensor(best), V).double()
+
+
+@pytest.mark.parametrize(
+    ("best", "path", "bonus"),
+    [
+        ([1, 3, 0, 2, 0, 0], [0, 1, 3], 2),
+        ([1, 0, 0, 2, 3, 0], [0, 1, 4], 3),
+        ([2, 0, 2, 0, 0, 1], [0, 2, 5], 1),
+        ([2, 0, 3, 0, 0, 1], [0, 2], 3),
+        ([1, 1, 3, 0, 0, 1], [0, 1], 1),
+        ([3, 3, 2, 0, 0, 1], [0], 3),
+    ],
+)
+def test_greedy_follows_the_argmax(best, path, bonus):
+    assert greedy(FIVE, one_hot_rows(best)) == (path, bonus)
+
+
+def test_greedy_breaks_ties_by_the_lower_token():
+    assert greedy(FIVE, torch.zeros(6, V)) == ([0], 0)
+    assert greedy(FIVE, torch.tensor([[0.0, 5.0, 5.0, 1.0]] * 6)) == ([0, 1], 1)
+
+
+@given(draft_trees(most_nodes=12, most_depth=4), st.integers(0, 10**6))
+def test_greedy_takes_the_longest_part_of_plain_greedy_text_in_the_tree(tree, seed):
+    logits_NV = torch.randn(len(tree.tokens), V, generator=torch.Generator().manual_seed(seed))
+    node_of = {path: node for node, path in enumerate(paths(tree))}
+    text = ()
+    while text in node_of:
+        text = (*text, int(logits_NV[node_of[text]].argmax()))
+    path, bonus = greedy(tree, logits_NV)
+    assert (paths(tree)[path[-1]], bonus) == (text[:-1], text[-1])
+    assert path == [node_of[text[:length]] for length in range(len(text))]
+
+
+@given(draft_trees(most_depth=3), st.integers(0, 10**6), st.sampled_from([LOWEST, 0.5, HIGHEST]), st.integers(0, 3))
+def test_sampling_a_one_hot_law_is_greedy(tree, seed, coin, depth_limit):
+    tree = make_tree(tree.parents, tree.tokens, depth_limit)
+    rows = one_hot_rows(torch.randint(V, (len(tree.tokens),), generator=torch.Generator().manual_seed(seed)).tolist())
+    assert target_only(tree, rows, [coin] * 4, coin, 1.0, 1.0) == greedy(tree, rows)
+
+
+# The law of target-only sampling
+
+
+@given(draft_trees(), st.integers(0, 10**6), st.integers(1, 3))
+@settings(max_examples=60)
+def test_text_has_exactly_the_targets_law(tree, seed, count):
+    """Total variation zero, in fractions: each coin runs over one point of every cell on which nothing can change."""
+    target = Target(seed)
+    assert joint_law(tree, target, count) == plain_law(target, count)
+
+
+@pytest.mark.parametrize(
+    "weights", [[1, 1, 1, 1], [0, 2, 1, 1], [0, 0, 2, 2], [4, 0, 0, 0], [0, 4, 0, 0], [1, 0, 0, 3]]
+)
+@pytest.mark.parametrize("order", list(itertools.permutations([1, 2, 3], 2)) + list(itertools.permutations(range(V))))
+def test_first_token_has_the_targets_law_whatever_the_siblings(weights, order):
+    tree = make_tree([-1] + [0] * len(order), [0, *order])
+    prob_NV = torch.tensor([weights] * len(tree.tokens)).double() / MASS
+    drawn = [tokens[0] for tokens in rounds(tree, prob_NV)]
+    assert [Fraction(drawn.count(token), len(drawn)) for token in range(V)] == [Fraction(w, MASS) for w in weights]
+
+
+def test_a_node_has_one_coin_for_all_its_children():
+    """p = 1/4 each and children 1, 2, 3 in this order: the coin's quarter decides which is accepted."""
+    tree = make_tree([-1, 0, 0, 0], [0, 1, 2, 3])
+    uniform = torch.full((4, V), 0.25).double()
+    accepted = [target_only(tree, uniform, [coin, 0.5], 0.1, 1.0, 1.0)[0] for coin in ACCEPT_COINS]
+    assert accepted == [[0, 1], [0, 2], [0, 3], [0]]
+
+
+def test_the_coin_of_a_node_is_that_of_its_depth_and_its_sum_starts_anew():
+    tree = make_tree([-1, 0, 0, 2], [0, 1, 2, 3])
+    uniform = torch.full((4, V), 0.25).double()
+    assert target_only(tree, uniform, [0.4, 0.2, 0.9], 0.6, 1.0, 1.0) == ([0, 2, 3], 2)
+    assert target_only(tree, uniform, [0.4, 0.3, 0.0], 0.9, 1.0, 1.0) == ([0, 2], 2)
+
+
+def test_equality_accepts():
+    tree = make_tree([-1, 0], [0, 1])
+    uniform = torch.full((2, V), 0.25).double()
+    assert target_only(tree, uniform, [0.25, 0.5], 0.5, 1.0, 1.0)[0] == [0, 1]
+    assert target_only(tree, uniform, [math.nextafter(0.25, 1), 0.5], 0.5, 1.0, 1.0)[0] == [0]
+
+
+@pytest.mark.parametrize(("final", "bonus"), [(LOWEST, 0), (0.49, 0), (0.51, 3), (HIGHEST, 3)])
+def test_the_rest_is_the_law_without_the_rejected_children(final, bonus):
+    tree = make_tree([-1, 0, 0], [0, 1, 2])
+    assert target_only(tree, torch.full((3, V), 0.25), [HIGHEST, 0.5], final, 1.0, 1.0) == ([0], bonus)
+
+
+@pytest.mark.parametrize("final", [LOWEST, 0.3, 0.6, HIGHEST])
+def test_at_full_depth_the_bonus_comes_from_the_whole_law(final):
+    tree = make_tree([-1, 0], [0, 1])
+    expected = [0.25, 0.5, 0.75, 1.0]
+    bonus = next(token for token in range(V) if final < expected[token])
+    assert target_only(tree, torch.full((2, V), 0.25), [LOWEST, 0.5], final, 1.0, 1.0) == ([0, 1], bonus)
+
+
+@pytest.mark.parametrize("threshold", [1.0, 0.5, 0.0])
+def test_no_coin_accepts_a_draft_without_probability(threshold):
+    tree = make_tree([-1, 0, 0], [0, 3, 2])
+    prob_NV = torch.tensor([[0.5, 0.5, 0, 0]] * 3).double()
+    for coin, final in itertools.product([LOWEST, 0.5, HIGHEST], repeat=2):
+        path, bonus = target_only(tree, prob_NV, [coin, coin], final, 1.0, threshold)
+        assert path == [0]
+        assert bonus in (0, 1)
+
+
+@pytest.mark.parametrize(("final", "bonus"), [(0.1, 0), (0.2, 0), (0.3, 1), (HIGHEST, 1)])
+def test_children_that_leave_nothing_fall_back_to_the_law(final, bonus):
+    """In float32 the children may cover the vocabulary and sum to less than the coin."""
+    tree = make_tree([-1, 0, 0], [0, 1, 0])
+    prob_NV = torch.tensor([[0.25, 0.75 - 2.0**-23, 0, 0]] * 3)
+    assert prob_NV[0].sum() < HIGHEST
+    assert target_only(tree, prob_NV, [HIGHEST, 0.5], final, 1.0, 1.0) == ([0], bonus)
+
+
+def test_the_laws_are_not_changed_in_place():
+    prob_NV = torch.full((6, V), 0.25)
+    before = prob_NV.clone()
+    target_only(FIVE, prob_NV, [HIGHEST] * 3, 0.5, 1.0, 1.0)
+    greedy(FIVE, prob_NV)
+    assert torch.equal(prob_NV, before)
+
+
+@pytest.mark.parametrize(
+    ("threshold_single", "threshold_acc", "weights", "expected"),
+    [
+        (1.0, 0.5, [1, 1, 1, 1], [Fraction(1, 6), Fraction(1, 2), Fraction(1, 6), Fraction(1, 6)]),
+        (1.0, 0.5, [1, 2, 1, 0], [0, 1, 0, 0]),
+        (1.0, 0.25, [2, 1, 1, 0], [0, 1, 0, 0]),
+        (0.25, 1.0, [1, 1, 1, 1], [0, 1, 0, 0]),
+        (0.5, 1.0, [1, 1, 1, 1], [Fraction(1, 4)] * 4),
+        (0.5, 1.0, [1, 2, 1, 0], [0, 1, 0, 0]),
+    ],
+)
+def test_thresholds_below_one_favour_the_draft(threshold_single, threshold_acc, weights, expected):
+    """One child, token 1: accepted with probability min(1, p / threshold_acc), surely where p ≥ threshold_single."""
+    tree = make_tree([-1, 0], [0, 1])
+    prob_NV = torch.tensor([weights] * 2).double() / MASS
+    drawn = [tokens[0] for tokens in rounds(tree, prob_NV, threshold_single, threshold_acc)]
+    assert [Fraction(drawn.count(token), len(drawn)) for token in range(V)] == expected
+
+
+def test_threshold_acc_scales_the_sum_over_siblings():
+    """p = 1/4 each under threshold 3/4: the first two children take the coins up to 1/3 and 2/3."""
+    tree = make_tree([-1, 0, 0], [0, 1, 2])
+    uniform = torch.full((3, V), 0.25).double()
+    for coin, path in ((0.32, [0, 1]), (0.34, [0, 2]), (0.66, [0, 2]), (0.67, [0])):
+        assert target_only(tree, uniform, [coin, 0.5], 0.5, 1.0, 0.75)[0] == path
+
+
+@given(draft_trees(), st.integers(0, 10**6), st.sampled_from([(1.0, 0.5), (0.5, 1.0), (0.5, 0.25), (1.0, 0.0)]))
+@settings(max_examples=40)
+def test_lower_thresholds_accept_with_every_coin_that_higher_ones_accept_with(tree, seed, thresholds):
+    rows = Target(seed).rows(tree)
+
+    def accepts_at_the_root(*thresholds):
+        grid = [(cell + 0.5) / 64 for cell in range(64)]
+        return {coin for coin in grid if len(target_only(tree, rows, [coin] * 3, 0.5, *thresholds)[0]) > 1}
+
+    assert accepts_at_the_root(1.0, 1.0) <= accepts_at_the_root(*thresholds)
+
+
+@pytest.mark.parametrize("depth_limit", [-1, 0, 1, 2])
+@given(tree=draft_trees(most_depth=3), seed=st.integers(0, 10**6))
+@settings(max_examples=15)
+def test_children_beyond_the_depth_limit_are_as_if_absent(depth_limit, tree, seed):
+    depths = [len(path) for path in paths(tree)]
+    kept = [node for node, depth in enumerate(depths) if depth <= max(0, depth_limit)]
+    parents = [-1 if node == 0 else kept.index(tree.parents[node]) for node in kept]
+    pruned = make_tree(parents, [tree.tokens[node] for node in kept])
+    limited = make_tree(tree.parents, tree.tokens, depth_limit)
+    rows = Target(seed).rows(tree)
+    path, bonus = greedy(pruned, rows[kept])
+    assert greedy(limited, rows) == ([kept[node] for node in path], bonus)
+    for coins_and_final in itertools.product(ACCEPT_COINS, repeat=3):
+        *accept, final = [*coins_and_final[:2], 0.4, coins_and_final[2]]
+        path, bonus = target_only(pruned, rows[kept], [*accept, 0.5], final, 1.0, 1.0)
+        assert target_only(limited, rows, [*accept, 0.5], final, 1.0, 1.0) == ([kept[node] for node in path], bonus)
+
+
+def test_first_token_with_the_packages_coins():
+    """Chi-square of n = 20 000 requests; the 24-bit grid moves the law by at most 2⁻²³; false alarm 10⁻⁶."""
+    tree, prob_V = make_tree([-1, 0, 0], [0, 2, 1]), torch.tensor([0.1, 0.2, 0.3, 0.4]).double()
+    requests = torch.arange(20_000)
+    accept = coins(5, requests, Stream.ACCEPT, 17, 0).tolist()
+    final = coins(5, requests, Stream.FINAL, 17, 0).tolist()
+    counts = [0] * V
+    for coin, last in zip(accept, final, strict=True):
+        path, bonus = target_only(tree, prob_V.expand(3, V), [coin, 0.5], last, 1.0, 1.0)
+        counts[tree.tokens[path[1]] if len(path) > 1 else bonus] += 1
+    expected = 20_000 * prob_V.numpy()
+    assert ((np.array(counts) - expected) ** 2 / expected).sum() < chi2.isf(1e-6, V - 1)
+
+
+# Batches
+
+
+def make_batch(params: list[SamplingParams], seq_lens=None, prompt_lens=None, vocab_size: int = V) -> Batch:
+    size = len(params)
+    ids = torch.arange(size)
+    seq_lens = torch.tensor(seq_lens or [4] * size, dtype=torch.int64)
+    prompt_lens = torch.tensor(prompt_lens or [2] * size, dtype=torch.int64)
+    return Batch(ids, ids, seq_lens, prompt_lens, ids, Sampling.of(params, vocab_size))
+
+
+# Two lanes of two steps: N = 6 nodes, rows of accept_index are S + 1 = 3 wide.
+CONFIG = SpecConfig(topk=2, num_steps=2, num_draft_tokens=6, page_size=1)
+LOGITS_NV = torch.tensor([[1.0, 2, 4, 1], [1, 2, 3, 2], [1, 1, 2, 4], [5, 1, 1, 1], [2, 2, 1, 3], [1, 1, 1, 5]]).log()
+GREEDY, SAMPLED, HOT = SamplingParams(), SamplingParams(temperature=1.0), SamplingParams(temperature=2.0, top_k=1)
+
+
+def verdict_of(params: list[SamplingParams], coins_BD, final_coins, config: SpecConfig = CONFIG):
+    adjusted_BNV = LOGITS_NV.double().expand(len(params), 6, V)
+    coins_BD = torch.tensor(coins_BD, dtype=torch.float64).view(len(params), 3)
+    final_coins_B = torch.tensor(final_coins, dtype=torch.float64)
+    return verify(make_batch(params), [FIVE] * len(params), adjusted_BNV, coins_BD, final_coins_B, config)
+
+
+def mixed_verdict():
+    """Greedy to the second child and its law's 3; sampled one deep; sampled with nothing accepted; greedy by top-k."""
+    coins_BD = [[HIGHEST] * 3, [0.2, 0.9, 0.5], [0.9, LOWEST, LOWEST], [HIGHEST] * 3]
+    return verdict_of([GREEDY, SAMPLED, SAMPLED, HOT], coins_BD, [0.1, 0.5, 0.6, 0.9])
+
+
+def test_verdict_of_a_mixed_batch_by_hand():
+    """Request 1: p(1) = 2/8 takes the coin .2; below it children 3 and 0 hold 2/8 + 1/8 < .9; of the rest (2, 3)/8 the
+    final coin .5 draws token 2. Request 2: 2/8 + 4/8 < .9; of the rest (1, ·, ·, 1)/8 the coin .6 draws token 3."""
+    verdict = mixed_verdict()
+    assert verdict.accept_index.tolist() == [[0, 2, -1], [6, 7, -1], [12, -1, -1], [18, 20, -1]]
+    predict = [[2, -1, 3, -1, -1, -1], [1, 2, -1, -1, -1, -1], [3, -1, -1, -1, -1, -1], [2, -1, 3, -1, -1, -1]]
+    assert verdict.predict.view(4, 6).tolist() == predict
+    assert verdict.num_accepted_drafts.tolist() == [1, 1, 0, 1]
+    assert verdict.num_accepted_tokens.tolist() == [2, 2, 1, 2]
+
+
+def test_bonus_is_found_through_accept_index():
+    verdict = mixed_verdict()
+    last = verdict.accept_index[torch.arange(4), verdict.num_accepted_drafts.long()]
+    assert verdict.predict[last.long()].tolist() == [3, 2, 3, 3]
+
+
+def test_logprobs_are_those_of_the_tokens_after_each_accepted_node():
+    """T = 1 where greedy, T where sampled, before top-k, 0 where padded."""
+    root, two = math.log(4 / 8), math.log(4 / 8)
+    hot_root = math.log(2 / (1 + math.sqrt(2) + 2 + 1))
+    hot_two = math.log(2 / (1 + 1 + math.sqrt(2) + 2))
+    expected = [[root, two, 0], [math.log(2 / 8), math.log(3 / 8), 0], [math.log(1 / 8), 0, 0], [hot_root, hot_two, 0]]
+    torch.testing.assert_close(mixed_verdict().logprobs, torch.tensor(expected), rtol=1e-6, atol=0)
+
+
+def test_types_and_widths_of_a_verdict():
+    verdict = mixed_verdict()
+    assert verdict.accept_index.shape == verdict.logprobs.shape == (4, 3)
+    assert verdict.predict.shape == (24,)
+    counters = (verdict.num_accepted_drafts, verdict.num_accepted_tokens)
+    assert {tensor.dtype for tensor in (verdict.predict, verdict.accept_index, *counters)} == {torch.int32}
+    assert verdict.logprobs.dtype == torch.float32
+    assert counters[0].data_ptr() != counters[1].data_ptr()
+
+
+def test_a_full_path_fills_its_row():
+    verdict = verdict_of([SAMPLED], [[0.2, 0.2, 0.5]], [0.9])
+    assert verdict.accept_index.tolist() == [[0, 1, 3]]
+    assert verdict.predict.tolist() == [1, 3, -1, 3, -1, -1]
+    assert (verdict.num_accepted_drafts.tolist(), verdict.num_accepted_tokens.tolist()) == ([2], [3])
+
+
+def test_a_request_has_the_same_verdict_alone_and_in_any_batch():
+    params, final = [GREEDY, SAMPLED, HOT, SAMPLED], [0.3, 0.2, 0.7, 0.9]
+    coins_BD = [[0.1, 0.8, 0.4], [0.3, 0.3, 0.6], [0.9, 0.2, 0.5], [0.2, 0.1, 0.1]]
+    together = verdict_of(params, coins_BD, final)
+    for request in range(4):
+        alone = verdict_of([params[request]], [coins_BD[request]], [final[request]])
+        assert torch.equal(together.predict.view(4, 6)[request], alone.predict)
+        assert torch.equal(together.logprobs[request], alone.logprobs[0])
+        local = together.accept_index[request] - 6 * request
+        assert torch.equal(torch.where(together.accept_index[request] < 0, -1, local), alone.accept_index[0])
+
+
+def test_thresholds_come_from_the_setting_and_greedy_ignores_them():
+    lossy = SpecConfig(topk=2, num_steps=2, num_draft_tokens=6, page_size=1, threshold_single=0.2)
+    by_sum = SpecConfig(topk=2, num_steps=2, num_draft_tokens=6, page_size=1, threshold_acc=0.3)
+    coins_BD, final = [[0.8, 0.95, 0.5]] * 2, [0.1] * 2
+    accepted = [
+        verdict_of([SAMPLED, GREEDY], coins_BD, final, config).accept_index.tolist()
+        for config in (CONFIG, lossy, by_sum)
+    ]
+    assert accepted == [[[0, -1, -1], [6, 8, -1]], [[0, 1, 3], [6, 8, -1]], [[0, 1, 4], [6, 8, -1]]]
+
+
+def test_an_idle_batch_has_a_verdict_of_no_rows():
+    none = make_batch([])
+    verdict = verify(none, [], torch.empty(0, 6, V).double(), torch.empty(0, 3), torch.empty(0), CONFIG)
+    assert verdict.accept_index.shape == verdict.logprobs.shape == (0, 3)
+    assert verdict.predict.shape == verdict.num_accepted_drafts.shape == verdict.num_accepted_tokens.shape == (0,)
+    assert {verdict.predict.dtype, verdict.accept_index.dtype, verdict.num_accepted_tokens.dtype} == {torch.int32}
+    assert node_logits(none, [], torch.empty(0, 6, V), CONFIG, make_pools([])).shape == (0, 6, V)
+
+
+def test_plain_decoding_draws_from_the_whole_law():
+    config, root = SpecConfig.plain(), make_tree([-1], [2])
+    adjusted_BNV = LOGITS_NV[:1].double().expand(2, 1, V)
+    coins_B1 = torch.full((2, 1), 0.5)
+    verdict = verify(
+        make_batch([GREEDY, SAMPLED]), [root] * 2, adjusted_BNV, coins_B1, torch.tensor([0.9, 0.2]), config
+    )
+    assert verdict.predict.tolist() == [2, 1]
+    assert verdict.accept_index.tolist() == [[0], [1]]
+    assert verdict.num_accepted_tokens.tolist() == [1, 1]
+
+
+# Trees and logits of a batch
+
+
+def verify_input_of(tree: Tree, size: int) -> VerifyInput:
+    tables = [
+        torch.tensor([row] * size).view(size, -1)
+        for row in (tree.tokens, tree.parents, tree.next_token, tree.next_sibling)
+    ]
+    tokens, parents, next_token, next_sibling = tables
+    num_nodes = len(tree.tokens)
+    return VerifyInput(
+        draft_tokens=tokens,
+        parents=parents,
+        scores=torch.ones(size, num_nodes),
+        positions=torch.zeros(size * num_nodes, dtype=torch.int64),
+        mask=visibility(tree.parents).expand(size, -1, -1),
+        retrieve_index=torch.arange(size * num_nodes).view(size, num_nodes),
+        retrieve_next_token=next_token,
+        retrieve_next_sibling=next_sibling,
+        cache_locations=torch.zeros(size * num_nodes, dtype=torch.int64),
+    )
+
+
+def test_trees_know_how_deep_the_length_limit_lets_them_go():
+    """A node of depth d stands at position L + d, which must be below max_len."""
+    batch = make_batch([GREEDY] * 3, seq_lens=[4, 7, 9])
+    made = trees(batch, verify_input_of(FIVE, 3), max_len=9)
+    assert [tree.depth_limit for tree in made] == [4, 1, -1]
+    assert {(tuple(tree.tokens), tuple(tree.parents)) for tree in made} == {(tuple(FIVE.tokens), tuple(FIVE.parents))}
+    assert [list(tree.children(0)) for tree in made] == [[1, 2]] * 3
+
+
+def test_children_and_path_tokens():
+    assert [list(FIVE.children(node)) for node in range(6)] == [[1, 2], [3, 4], [5], [], [], []]
+    assert [tuple(FIVE.path_tokens(node)) for node in range(6)] == [(0, *path) for path in paths(FIVE)]
+
+
+def make_pools(token_rows: list[list[int]]) -> KVPool:
+    """Tokens of each request, its bonus included, as the engine keeps them."""
+    pools = KVPool(KVBuffer(KVLayout(1, 1, 1), 8, torch.float32), None, 1, max(1, len(token_rows)), 8)
+    for row, tokens in zip(pools.token_ids, token_rows, strict=False):
+        row[: len(tokens)] = torch.tensor(tokens)
+    return pools
+
+
+# Prompt 0 1, output 2 2 and the bonus 3; the tree repeats 2 and 3 below it.
+BONUS_THREE = make_tree([-1, 0, 1, 0], [3, 2, 3, 1])
+FREQUENT = SamplingParams(frequency_penalty=1.0)
+
+
+@pytest.mark.parametrize(
+    ("penalties", "counts"),
+    [
+        ("exact", [[0, 0, 2, 1], [0, 0, 3, 1], [0, 0, 3, 2], [0, 1, 2, 1]]),
+        ("relaxed", [[0, 0, 2, 1], [0, 0, 2, 1], [0, 0, 2, 1], [0, 0, 2, 1]]),
+    ],
+)
+def test_penalties_count_the_output_the_bonus_once_and_in_exact_mode_the_path(penalties, counts):
+    config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=1, penalties=penalties)
+    pools = make_pools([[0, 1, 2, 2, 3]])
+    adjusted = node_logits(make_batch([FREQUENT]), [BONUS_THREE], torch.zeros(1, 4, V), config, pools)
+    assert (-adjusted).tolist() == [counts]
+    assert adjusted.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("row", "counts"), [(1, [0, 0, 2, 1]), (0, [0, 2, 0, 1])], ids=["prompt 0 0 1", "all of the prompt's"]
+)
+def test_every_request_is_penalised_by_its_own_row_length_and_prompt(row, counts):
+    """The second request is one token longer, has a prompt of three and stands in a row of the pool other than its
+    index."""
+    config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=1)
+    pools = make_pools([[1, 1, 1, 1, 1, 1], [0, 0, 1, 2, 2, 3], [0, 1, 2, 2, 3]])
+    batch = make_batch([FREQUENT, FREQUENT], seq_lens=[4, 5], prompt_lens=[2, 3])
+    batch = replace(batch, req_pool_indices=torch.tensor([2, row]))
+    adjusted = node_logits(batch, [BONUS_THREE] * 2, torch.zeros(2, 4, V), config, pools)
+    assert (-adjusted[:, 0]).tolist() == [[0, 0, 2, 1], counts]
+
+
+def test_every_node_has_its_own_grammar_mask():
+    config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=1)
+    allowed_BNV = torch.rand(1, 4, V) < 0.5
+    logits_BNV = torch.randn(1, 4, V)
+    pools = make_pools([[0, 1, 2, 2, 3]])
+    adjusted = node_logits(make_batch([GREEDY]), [BONUS_THREE], logits_BNV, config, pools, allowed_BNV)
+    assert torch.equal(adjusted, torch.where(allowed_BNV, logits_BNV.double(), -torch.inf))
