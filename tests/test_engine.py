@@ -190,7 +190,7 @@ def test_states_are_not_changed_by_the_phases_that_read_them():
     ("config", "message"),
     [
         (replace(TREE, max_len=513), "max_len is 513; allowed: at most the target's max_position_embeddings, 512"),
-        (SpecConfig(topk=40, num_steps=2, num_draft_tokens=8), "topk is 40; allowed: at most the draft vocabulary, 36"),
+        (SpecConfig(topk=43, num_steps=2, num_draft_tokens=8), "topk is 43; allowed: at most the draft vocabulary, 42"),
     ],
 )
 def test_a_setting_that_does_not_fit_the_pair_is_refused(config, message):
@@ -201,3 +201,11 @@ def test_a_setting_that_does_not_fit_the_pair_is_refused(config, message):
 def test_speculation_without_a_drafter_is_refused():
     with pytest.raises(InputError, match="num_steps is 4"):
         load_engine(replace(agreeing_pair("eagle3"), drafter=None), TREE, "reference")
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
+def test_the_agreeing_drafter_is_accepted_about_4_times_in_10(kind, family):
+    chain = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4)
+    accepted = generate(agreeing_pair(kind, family), PROMPTS * 3, chain, replace(WARM, max_new_tokens=40)).acceptance
+    assert 0.25 < accepted.accepted_by_position[0] < 0.55
