@@ -1,0 +1,99 @@
+"""The model card of a pair, written from its manifest and the figures of its training."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from specsim.zoo.acceptance import LOOPS_BELOW, NEW_TOKENS
+from specsim.zoo.prompts import RULE
+from specsim.zoo.recipe import Recipe
+
+CARD = """# The tiny pair: a target and two drafters
+
+A Llama of {figures[target][parameters]:,} parameters that writes Python, an EAGLE-1/2 head and an EAGLE-3 head for it.
+It exists to watch, test and teach speculative decoding on a trained pair without a download; it is no coding assistant.
+
+| folder | parameters | training steps | seconds on {figures[device]} |
+|---|---|---|---|
+| `target/` | {figures[target][parameters]:,} | {figures[target][steps]:,} | {figures[target][seconds]:.0f} |
+| `eagle/` | {figures[eagle][parameters]:,} | {figures[eagle][steps]:,} | {figures[eagle][seconds]:.0f} |
+| `eagle3/` | {figures[eagle3][parameters]:,} | {figures[eagle3][steps]:,} | {figures[eagle3][seconds]:.0f} |
+
+- Target: {recipe.num_layers} layers, hidden {recipe.hidden_size}, {recipe.num_heads} query and {recipe.num_kv_heads}
+  key-value heads, intermediate {recipe.intermediate_size}, tied embedding, byte-level BPE of {recipe.vocab_size}.
+- EAGLE: reads the tensor that the target's lm_head reads, borrows that lm_head, has an embedding of its own.
+- EAGLE-3: reads the hidden states *entering* layers {recipe.feature_layers}, transformers' `output_hidden_states[i]`;
+  its {recipe.draft_vocab_size} draft ids cover {figures[eagle3][coverage]:.1%} of the training tokens.
+- Both heads were unrolled {recipe.num_unrolled} steps on {recipe.rollout_window} tokens: {recipe.rollout_prompt} of
+  corpus text that the target continued, half of the time greedily and half by sampling. Weights are stored in
+  bfloat16.
+
+## Corpus and licences
+
+{manifest[train][files]:,} files of Python source ({manifest[train][bytes]:,} bytes, {figures[target][tokens]:,} tokens)
+from CPython's library and the installed distributions that declare a permissive licence. Left out are bundled
+third-party folders, generated files, files with a copyleft or proprietary notice, and
+{manifest[removed][exact_duplicates]} exact duplicates. {manifest[heldout][files]} whole files are held out, and
+{manifest[removed][near_duplicates_of_heldout]} files that nearly duplicate one of them were removed. `manifest.json`
+lists the distributions with their versions and licences, the hash of the selection and every held-out file.
+
+| licence | bytes | distributions |
+|---|---|---|
+{licences}
+
+`prompts.jsonl` holds excerpts of held-out files, each under the licence it names. {prompt_rule}
+
+## Losses
+
+Nats a token over windows of {recipe.target_window} tokens, after {figures[target][tokens_seen]:,} tokens of training:
+held-out files **{figures[target][heldout_loss]:.3f}**, training files {figures[target][train_loss]:.3f}.
+
+## Acceptance
+
+{measured}
+
+The trainer's own estimate, on continuations of the prompts by {new_tokens} tokens: mean accept length (bonus included)
+and, for each draft of the chain, how often it was accepted. A continuation loops if fewer than {loops_below:.0%} of its
+4-grams are distinct.
+
+| drafter | T | chain | prompts | accept length | accepted by position |
+|---|---|---|---|---|---|
+{acceptance}
+
+## Command
+
+    python -m specsim.zoo.train --manifest specsim/zoo/tiny/manifest.json
+
+`--smoke` trains a toy pair of the same formats on a CPU within a minute.
+"""
+MEASURED = "<!-- insert here what `specsim accept` prints -->"
+
+
+def write_card(recipe: Recipe, manifest: dict, figures: dict) -> str:
+    """Fill the card in."""
+    return CARD.format(
+        recipe=recipe,
+        manifest=manifest,
+        figures=figures,
+        licences="\n".join(_licence_rows(manifest["distributions"])),
+        prompt_rule=RULE.format(a_distribution=recipe.prompts_a_distribution),
+        measured=MEASURED,
+        new_tokens=NEW_TOKENS,
+        loops_below=LOOPS_BELOW,
+        acceptance="\n".join(row for name in ("eagle", "eagle3") for row in _acceptance_rows(name, figures[name])),
+    )
+
+
+def _licence_rows(distributions: list[dict]) -> Iterator[str]:
+    groups = defaultdict(list)
+    for distribution in distributions:
+        groups[distribution["licence"]].append(distribution)
+    for licence, members in sorted(groups.items()):
+        names = ", ".join(member["name"] for member in members)
+        yield f"| {licence} | {sum(member['bytes'] for member in members):,} | {names} |"
+
+
+def _acceptance_rows(name: str, figures: dict) -> Iterator[str]:
+    for row in figures["acceptance"]:
+        rates = ", ".join(f"{rate:.2f}" for rate in row["accepted_by_position"])
+        chain = len(row["accepted_by_position"])
+        yield f"| {name} | {row['temperature']} | {chain} | {row['prompts']} | {row['accept_length']:.2f} | {rates} |"

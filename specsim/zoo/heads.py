@@ -1,0 +1,151 @@
+"""The EAGLE and EAGLE-3 heads as modules whose parameters carry the published files' names.
+
+B windows · R rows of a window · V vocabulary · H hidden · A attention heads · D head dim · I input width of attention.
+The row that consumes token r + 1 and the hidden of position r is row r, at rope position r.
+Sources: EAGLE (arXiv 2401.15077), EAGLE-3 (arXiv 2503.01840) and its training-time test.
+"""
+
+import torch
+from torch import nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import (
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+    repeat_kv,
+)
+
+Memory = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+class UnrolledAttention(nn.Module):
+    """Attention of unrolled step i: row r is the draft i tokens after the root that row r of step 0 consumes.
+
+    It sees the keys of step 0 at rows ≤ r (the committed prefix) and its own path, row r of steps 1..i.
+    """
+
+    def __init__(self, config: LlamaConfig, input_size: int):
+        super().__init__()
+        width, kv_width = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
+        self.head_dim, self.groups = config.head_dim, config.num_attention_heads // config.num_key_value_heads
+        self.q_proj = nn.Linear(input_size, width, bias=False)
+        self.k_proj = nn.Linear(input_size, kv_width, bias=False)
+        self.v_proj = nn.Linear(input_size, kv_width, bias=False)
+        self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
+
+    def forward(self, x_BRI: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], memory: Memory) -> torch.Tensor:
+        """Attend, and append this step's keys and values [B, A, R, D] to `memory`."""
+        query, key, value = (
+            projection(x_BRI).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        query, key = apply_rotary_pos_emb(query, key, *rope)
+        memory.append((repeat_kv(key, self.groups), repeat_kv(value, self.groups)))
+        output_BARD = _attend(query * self.head_dim**-0.5, *zip(*memory, strict=True))
+        return self.o_proj(output_BARD.transpose(1, 2).flatten(2))
+
+
+def _attend(query: torch.Tensor, keys: tuple[torch.Tensor, ...], values: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Attend to the prefix as one block, and merge it with the row's own path by the block's log-sum-exp."""
+    future = torch.ones(query.shape[2], query.shape[2], dtype=torch.bool, device=query.device).triu(1)
+    scores = (query @ keys[0].transpose(2, 3)).float().masked_fill(future, float("-inf"))
+    prefix = scores.softmax(-1).to(values[0].dtype) @ values[0]
+    own_scores = [(query * key).sum(-1, keepdim=True).float() for key in keys[1:]]
+    weights = torch.cat([scores.logsumexp(-1, keepdim=True), *own_scores], -1).softmax(-1).to(values[0].dtype)
+    return sum(weights[..., block, None] * value for block, value in enumerate([prefix, *values[1:]]))
+
+
+class EagleLayer(nn.Module):
+    """A Llama layer without its first norm."""
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        self.self_attn = UnrolledAttention(config, config.hidden_size)
+        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = LlamaMLP(config)
+
+    def forward(self, x_BRH: torch.Tensor, rope: tuple, memory: Memory) -> torch.Tensor:
+        x_BRH = x_BRH + self.self_attn(x_BRH, rope, memory)
+        return x_BRH + self.mlp(self.post_attention_layernorm(x_BRH))
+
+
+class EagleHead(nn.Module):
+    """EAGLE-1/2: predicts the tensor that the target's lm_head reads, and borrows that lm_head."""
+
+    def __init__(self, config: LlamaConfig, target_head: nn.Linear):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size)
+        self.layers = nn.ModuleList([EagleLayer(config)])
+        self.rotary = LlamaRotaryEmbedding(config)
+        self.borrowed = {"lm_head": target_head}
+        self.embed_tokens.weight.data.copy_(target_head.weight)
+
+    @property
+    def vocabulary(self) -> torch.Tensor:
+        return torch.arange(self.embed_tokens.num_embeddings, device=self.fc.weight.device)
+
+    def first_hidden(self, features) -> torch.Tensor:
+        return features.last_BCH
+
+    def forward(self, token_BR: torch.Tensor, hidden_BRH: torch.Tensor, first_position: int, memory: Memory):
+        x_BRH = self.fc(torch.cat([self.embed_tokens(token_BR), hidden_BRH], -1))
+        return self.layers[0](x_BRH, rope_at(self.rotary, x_BRH, first_position), memory)
+
+    def logits(self, hidden_BRH: torch.Tensor) -> torch.Tensor:
+        return self.borrowed["lm_head"](hidden_BRH)
+
+
+class Eagle3Layer(nn.Module):
+    """A Llama layer whose attention reads the token's embedding beside the hidden, each under its own norm."""
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        self.hidden_norm, self.input_layernorm, self.post_attention_layernorm = (
+            LlamaRMSNorm(config.hidden_size, config.rms_norm_eps) for _ in range(3)
+        )
+        self.self_attn = UnrolledAttention(config, 2 * config.hidden_size)
+        self.mlp = LlamaMLP(config)
+
+    def forward(self, embedding_BRH: torch.Tensor, hidden_BRH: torch.Tensor, rope: tuple, memory: Memory):
+        x_BRI = torch.cat([self.input_layernorm(embedding_BRH), self.hidden_norm(hidden_BRH)], -1)
+        hidden_BRH = hidden_BRH + self.self_attn(x_BRI, rope, memory)
+        return hidden_BRH + self.mlp(self.post_attention_layernorm(hidden_BRH))
+
+
+class Eagle3Head(nn.Module):
+    """EAGLE-3: reads features of three of the target's layers and speaks a reduced vocabulary of its own."""
+
+    def __init__(self, config: LlamaConfig, target_embedding: nn.Embedding, draft_ids: torch.Tensor):
+        super().__init__()
+        num_features = len(config.eagle_aux_hidden_state_layer_ids)
+        self.fc = nn.Linear(num_features * config.hidden_size, config.hidden_size, bias=False)
+        self.midlayer = Eagle3Layer(config)
+        self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, len(draft_ids), bias=False)
+        self.rotary = LlamaRotaryEmbedding(config)
+        self.borrowed = {"embed_tokens": target_embedding}
+        self.register_buffer("d2t", draft_ids - torch.arange(len(draft_ids), device=draft_ids.device))
+        is_drafted = torch.zeros(config.vocab_size, dtype=torch.bool, device=draft_ids.device)
+        self.register_buffer("t2d", is_drafted.index_fill(0, draft_ids, True))
+        self.lm_head.weight.data.copy_(target_embedding.weight[draft_ids])
+
+    @property
+    def vocabulary(self) -> torch.Tensor:
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    def first_hidden(self, features) -> torch.Tensor:
+        return self.fc(features.aux_BCF)
+
+    def forward(self, token_BR: torch.Tensor, hidden_BRH: torch.Tensor, first_position: int, memory: Memory):
+        embedding_BRH = self.borrowed["embed_tokens"](token_BR)
+        return self.midlayer(embedding_BRH, hidden_BRH, rope_at(self.rotary, hidden_BRH, first_position), memory)
+
+    def logits(self, hidden_BRH: torch.Tensor) -> torch.Tensor:
+        return self.lm_head(self.norm(hidden_BRH))
+
+
+def rope_at(rotary: LlamaRotaryEmbedding, x_BRH: torch.Tensor, first_position: int) -> tuple:
+    """Give cos and sin [1, R, D] of rows that stand at consecutive positions."""
+    return rotary(x_BRH, torch.arange(first_position, first_position + x_BRH.shape[1], device=x_BRH.device)[None])

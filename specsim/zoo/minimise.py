@@ -1,0 +1,59 @@
+"""Minimise a loss within a time budget: Muon for matrices inside layers, AdamW for the rest, one schedule for both."""
+
+from collections.abc import Callable
+from itertools import count
+from time import perf_counter
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+WARM_UP = 0.02
+STEPS_A_REPORT = 10
+
+
+def learning_rate(progress: float) -> float:
+    """Give the share of the peak rate at `progress` (0 to 1): a warm-up, a plateau, and from one third a line to 0."""
+    return min(1.0, (progress + 1e-4) / WARM_UP, 1.5 * max(0.0, 1 - progress))
+
+
+def minimise(
+    loss_of_a_batch: Callable[[], torch.Tensor], module: nn.Module, peak: float, seconds: float, label: str
+) -> int:
+    """Train `module` in place for `seconds` after its first step (which may compile); give the number of steps."""
+    optimizers = _optimizers(module, peak)
+    with tqdm(total=round(seconds), desc=label, unit="s") as bar:
+        for step in count():
+            loss = loss_of_a_batch()
+            loss.backward()
+            nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+            if step == 0:
+                loss.item()
+                start = perf_counter()
+            elapsed = perf_counter() - start
+            if elapsed >= seconds:
+                return step + 1
+            _set_rates(optimizers, peak * learning_rate(elapsed / seconds))
+            if step % STEPS_A_REPORT == 0:
+                bar.set_postfix(loss=f"{loss.item():.3f}", step=step)
+                bar.update(int(elapsed) - bar.n)
+
+
+def _optimizers(module: nn.Module, peak: float) -> list[torch.optim.Optimizer]:
+    inside, rest = [], []
+    for name, parameter in module.named_parameters():
+        is_inside = parameter.ndim == 2 and not name.endswith(("embed_tokens.weight", "lm_head.weight"))
+        (inside if is_inside else rest).append(parameter)
+    rate = peak * learning_rate(0.0)
+    return [
+        torch.optim.Muon(inside, lr=rate, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, lr=rate, weight_decay=0.1, betas=(0.9, 0.95)),
+    ]
+
+
+def _set_rates(optimizers: list[torch.optim.Optimizer], rate: float) -> None:
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        group["lr"] = rate

@@ -1,0 +1,59 @@
+"""The sizes of a pair and of its training: the shipped one, and one that a CPU trains in seconds."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Sizes in files, tokens, rows or units; a head is a drafter's one layer."""
+
+    corpus_bytes: int | None = None
+    heldout_one_in: int = 64
+    tokenizer_one_in: int = 4
+    num_prompts: int = 64
+    prompts_a_distribution: int = 3
+
+    vocab_size: int = 4096
+    hidden_size: int = 256
+    num_layers: int = 4
+    num_heads: int = 8
+    num_kv_heads: int = 4
+    intermediate_size: int = 768
+    target_window: int = 1024
+    target_batch: int = 128
+
+    num_rollouts: int = 98304
+    rollouts_a_batch: int = 8192
+    rollout_prompt: int = 128
+    rollout_window: int = 261  # 256 rows, which suit matrix units, and the unrolled steps
+
+    head_intermediate_size: int = 1280
+    draft_vocab_size: int = 3584
+    feature_layers: tuple[int, ...] = (1, 2, 3)
+    num_unrolled: int = 5
+    head_batch: int = 96
+
+
+SHIPPED = Recipe()
+
+SMOKE = Recipe(
+    corpus_bytes=1_500_000,
+    heldout_one_in=8,
+    tokenizer_one_in=1,
+    num_prompts=4,
+    vocab_size=512,
+    hidden_size=64,
+    num_heads=4,
+    num_kv_heads=2,
+    intermediate_size=128,
+    target_window=64,
+    target_batch=8,
+    num_rollouts=16,
+    rollouts_a_batch=8,
+    rollout_prompt=16,
+    rollout_window=32,
+    head_intermediate_size=128,
+    draft_vocab_size=384,
+    num_unrolled=3,
+    head_batch=6,
+)
