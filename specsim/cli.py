@@ -88,9 +88,11 @@ def demo() -> None:
 
 @app.command()
 def generate(
-    context: typer.Context,
     impl: Annotated[str, typer.Option(help="Which implementation runs.", metavar="reference")] = "reference",
-    drafter: Annotated[str, typer.Option(help="Who drafts.", metavar="eagle|eagle3|none")] = "eagle3",
+    drafter: Annotated[
+        str | None,
+        typer.Option(help="Who drafts.", metavar="eagle|eagle3|none", show_default="eagle3, or --draft's kind"),
+    ] = None,
     topk: Annotated[int, typer.Option(help="Drafts kept at each step; 1 is a chain.")] = _TREE.topk,
     num_steps: Annotated[int, typer.Option(help="Depth of the tree.")] = _TREE.num_steps,
     num_draft_tokens: Annotated[int, typer.Option(help="Nodes of the tree, root too.")] = _TREE.num_draft_tokens,
@@ -116,7 +118,7 @@ def generate(
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,
 ) -> None:
     """Continue a text, and show what speculation made of it."""
-    options = context.params
+    options = locals()
     config, sampling = _speculation(options), _pick(SamplingParams, options)
     if dtype not in _DTYPES:
         raise InputError("dtype", dtype, " or ".join(_DTYPES))

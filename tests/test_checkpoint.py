@@ -810,9 +810,9 @@ def test_a_target_alone(zoo: Path):
 
 
 def test_the_kind_of_a_drafter_of_ones_own_is_detected(zoo: Path):
-    """Whatever `drafter` says."""
+    """Without a name for it."""
     for kind in ("eagle", "eagle3"):
-        assert load(zoo / "target", zoo / kind, drafter="eagle").drafter.config.kind == kind
+        assert load(zoo / "target", zoo / kind).drafter.config.kind == kind
 
 
 @pytest.mark.parametrize(
@@ -870,3 +870,10 @@ def test_loading_imports_no_heavy_library(tmp_path: Path):
     )
     run = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+def test_a_drafter_of_another_kind_than_named_is_refused():
+    from specsim.zoo import TINY
+
+    with pytest.raises(InputError, match=r"drafter is 'eagle'; allowed: eagle3, the kind of the one in"):
+        load(TINY / "target", TINY / "eagle3", drafter="eagle")

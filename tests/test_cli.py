@@ -212,7 +212,7 @@ def test_accept_exits_1_where_outputs_differ(call, monkeypatch):
 BAD = [
     ("--topk 0", "topk", "0", "at least 1"),
     ("--topk 1", "num_draft_tokens", "8", "4: a chain"),
-    ("--topk 200 --num-steps 1", "topk", "200", "at most the draft vocabulary, 192"),
+    ("--topk 240 --num-steps 1", "topk", "240", "at most the draft vocabulary, 224"),
     ("--num-steps -1", "num_steps", "-1", "at least 0"),
     ("--num-draft-tokens 99", "num_draft_tokens", "99", "2 to 37"),
     ("--page-size 0", "page_size", "0", "at least 1"),

@@ -87,29 +87,32 @@ class Pair:
 def load(
     target: str | Path | None = None,
     draft: str | Path | None = None,
-    drafter: Literal["eagle", "eagle3", "none"] = "eagle3",
+    drafter: Literal["eagle", "eagle3", "none"] | None = None,
 ) -> Pair:
-    """A target and its drafter, each a folder or a hub id; with neither, the shipped pair, `drafter` naming its head.
+    """A target and its drafter, each a folder or a hub id; with neither, the shipped pair with its EAGLE-3 head.
 
-    The kind of a drafter of one's own is read off its files. A target alone needs drafter="none".
+    drafter: another of the shipped heads, or the kind that the given one has to be. A target alone needs "none".
     """
     target, draft, name = _chosen(target, draft, drafter)
     folder = locate("target", target)
     checkpoint = load_target(folder)
     head = None if draft is None else load_drafter(draft, checkpoint.config)
+    if head and drafter not in (None, head.config.kind):
+        raise InputError("drafter", drafter, f"{head.config.kind}, the kind of the one in {draft}")
     tokenizer = LazyTokenizer(folder) if any((folder / file).exists() for file in _TOKENIZERS) else None
     return Pair(checkpoint, head, tokenizer, name)
 
 
-def _chosen(target: Any, draft: Any, drafter: str) -> tuple[str | Path, str | Path | None, str]:
+def _chosen(target: Any, draft: Any, drafter: str | None) -> tuple[str | Path, str | Path | None, str]:
     """(target, draft, name of the pair) of load's arguments."""
-    if drafter not in ("eagle", "eagle3", "none"):
+    if drafter not in (None, "eagle", "eagle3", "none"):
         raise InputError("drafter", drafter, "eagle or eagle3 or none")
     if target is None and draft is None:
         from specsim.zoo import TINY
 
-        head = None if drafter == "none" else Path(TINY) / drafter
-        return Path(TINY) / "target", head, "tiny" if head is None else f"tiny, {drafter}"
+        shipped = drafter or "eagle3"
+        head = None if shipped == "none" else TINY / shipped
+        return TINY / "target", head, "tiny" if head is None else f"tiny, {shipped}"
     if target is None:
         raise InputError("target", None, "the target that the given drafter was trained for")
     if draft is not None and drafter == "none":
