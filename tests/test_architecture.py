@@ -50,7 +50,7 @@ ROUNDS = (
 BOTH_COLUMNS = {"specsim.reference", "specsim.fast"}
 TRAINING = {"torch", "numpy", "transformers", "tokenizers", "safetensors", "tqdm", "typer"}
 # The agreeing pair is made in memory, as the loader would have returned it.
-ZOO = TRAINING | {f"specsim.{name}" for name in ("zoo", "checkpoint", "drafter", "target")}
+ZOO = TRAINING | {f"specsim.{name}" for name in ("zoo", "checkpoint", "drafter", "target", "metrics")}
 ANYTHING = {"*"}  # but a column and specsim.contract, which a rule has to name
 NEVER = {"reference", "fast"}  # a second copy of a column
 
@@ -232,7 +232,7 @@ def test_checker_finds(module, source):
     [
         ("specsim.config", "import math\nimport numpy as np"),
         ("specsim.pool", "import torch\nfrom specsim.phases import Batch"),
-        ("specsim.generation", "import importlib\ndef f(impl): return importlib.import_module(f'specsim.{impl}.engine')"),
+        ("specsim.generation", "import importlib as i\ndef f(impl): return i.import_module(f'specsim.{impl}.engine')"),
         ("specsim.cli", "import typer\ndef f():\n    from specsim.reference.engine import Engine"),
         ("specsim.conformance.tree", "from specsim.contract import OPERATIONS"),
         ("specsim.reference.verify", "import torch\nfrom specsim.phases import Batch\nfrom .tree import build"),

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from specsim.config import SamplingParams
-from specsim.phases import Batch, Sampling, VerifyInput
+from specsim.phases import Batch, VerifyInput
 from specsim.pool import KVBuffer, KVLayout, KVPool
 from specsim.reference.attention import (
     AttentionMetadata,
@@ -157,15 +157,7 @@ def shuffled_pools(page_size: int, columns: list[int]) -> tuple[KVPool, list[int
 
 
 def make_batch(rows: list[int], lengths: list[int]) -> Batch:
-    zeros, lengths = torch.zeros(len(rows), dtype=torch.int64), torch.tensor(lengths, dtype=torch.int64)
-    return Batch(
-        request_ids=torch.arange(len(rows)),
-        req_pool_indices=torch.tensor(rows, dtype=torch.int64),
-        seq_lens=lengths,
-        prompt_lens=lengths,
-        seeds=zeros,
-        sampling=Sampling.of([SamplingParams()] * len(rows), vocab_size=3),
-    )
+    return Batch.of(range(len(rows)), rows, lengths, [SamplingParams()] * len(rows), vocab_size=3)
 
 
 def seen(metadata: AttentionMetadata) -> list[list[tuple[int, int]]]:

@@ -15,7 +15,7 @@ from specsim.checkpoint import DrafterCheckpoint, Pair
 from specsim.checkpoint.layout import drafter_layout
 from specsim.config import SamplingParams, SpecConfig
 from specsim.drafter import Candidates, DrafterConfig
-from specsim.phases import Batch, DraftInput, PrefillInput, Sampling
+from specsim.phases import Batch, DraftInput, PrefillInput
 from specsim.pool import KVPool, own_lanes
 from specsim.reference.attention import causal_metadata
 from specsim.reference.drafters import HEADS
@@ -185,9 +185,8 @@ def poisoned(pools: KVPool) -> KVPool:
 
 
 def make_batch(rows: list[int], lengths: list[int], prompt_lens: list[int]) -> Batch:
-    rows, lengths, prompt_lens = (torch.tensor(values, dtype=torch.int64) for values in (rows, lengths, prompt_lens))
-    sampling = Sampling.of([SamplingParams()] * len(rows), vocab_size=48)
-    return Batch(rows, rows, lengths, prompt_lens, torch.zeros_like(rows), sampling)
+    batch = Batch.of(rows, rows, prompt_lens, [SamplingParams()] * len(rows), vocab_size=48)
+    return replace(batch, seq_lens=torch.tensor(lengths))
 
 
 class Run:

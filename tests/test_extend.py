@@ -1,12 +1,12 @@
 """Rows of draft-extend: ids one place ahead of their features, by hand and through the real engine."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
 
 from specsim.config import SamplingParams, SpecConfig
-from specsim.phases import Batch, DraftExtendInput, PrefillInput, Sampling
+from specsim.phases import Batch, DraftExtendInput, PrefillInput
 from specsim.reference.attention import causal_metadata
 from specsim.reference.engine import Engine
 from specsim.reference.extend import draft_extend_input, shift_left
@@ -59,11 +59,10 @@ PATHS = [[0, 2, 5], [0]]
 
 
 def make_batch(lengths: list[int], rows: list[int] | None = None, prompt_lens: list[int] | None = None) -> Batch:
-    lengths = torch.tensor(lengths, dtype=torch.int64)
-    rows = torch.tensor(rows or range(len(lengths)), dtype=torch.int64)
-    sampling = Sampling.of([SamplingParams()] * len(rows), vocab_size=48)
-    prompt_lens = lengths if prompt_lens is None else torch.tensor(prompt_lens)
-    return Batch(torch.arange(len(rows)), rows, lengths, prompt_lens, torch.zeros_like(rows), sampling)
+    params = [SamplingParams()] * len(lengths)
+    rows, prompt_lens = rows or range(len(lengths)), prompt_lens or lengths
+    batch = Batch.of(range(len(lengths)), rows, prompt_lens, params, vocab_size=48)
+    return replace(batch, seq_lens=torch.tensor(lengths, dtype=torch.int64))
 
 
 def make_verdict(paths: list[list[int]], num_nodes: int = 6, num_steps: int = 3) -> Verdict:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specsim.config import SamplingParams, SpecConfig
-from specsim.phases import Batch, Sampling
+from specsim.phases import Batch
 from specsim.pool import KVBuffer, KVLayout, KVPool, own_lanes
 from specsim.reference.kv import commit, duplicate_tails, lane_columns, tail_columns
 
@@ -107,10 +107,7 @@ def make_pools(page_size: int, columns: list[int]) -> tuple[KVPool, list[int]]:
 
 
 def make_batch(rows: list[int], lengths: list[int]) -> Batch:
-    lengths = torch.tensor(lengths, dtype=torch.int64)
-    rows = torch.tensor(rows, dtype=torch.int64)
-    sampling = Sampling.of([SamplingParams()] * len(rows), vocab_size=3)
-    return Batch(torch.arange(len(rows)), rows, lengths, lengths, torch.zeros_like(rows), sampling)
+    return Batch.of(range(len(rows)), rows, lengths, [SamplingParams()] * len(rows), vocab_size=3)
 
 
 def content(buffer: KVBuffer) -> torch.Tensor:

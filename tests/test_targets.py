@@ -12,7 +12,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from specsim import SamplingParams, SpecConfig, generate
 from specsim.checkpoint import Pair, TargetCheckpoint
-from specsim.phases import Batch, Sampling, VerifyInput
+from specsim.phases import Batch, VerifyInput
 from specsim.pool import KVBuffer, KVPool
 from specsim.reference.attention import causal_metadata, tree_metadata
 from specsim.reference.targets import FAMILIES
@@ -196,9 +196,7 @@ def tree_input(served: Served, trees: list[list[int]], lengths: list[int]) -> Ve
 
 
 def make_batch(rows: list[int], lengths: list[int]) -> Batch:
-    rows, lengths = torch.tensor(rows), torch.tensor(lengths)
-    sampling = Sampling.of([SamplingParams()] * len(rows), vocab_size=48)
-    return Batch(rows, rows, lengths, lengths, torch.zeros_like(rows), sampling)
+    return Batch.of(rows, rows, lengths, [SamplingParams()] * len(rows), vocab_size=48)
 
 
 @every_case

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
 from specsim.zoo import TINY, load_prompts
-from specsim.zoo.acceptance import chain_rounds, distinct_share, summarise
+from specsim.zoo.acceptance import chain_rounds
 from specsim.zoo.corpus import Source, build_corpus, read_documents, write_documents
 from specsim.zoo.drafter import build_head
 from specsim.zoo.duplicates import near_duplicates, resemblance, sketch
@@ -241,16 +241,6 @@ def test_chain_rounds_jump_over_what_they_accept():
     agrees = torch.tensor([[1, 1, 1], [1, 1, 0], [0, 1, 1], [1, 0, 1], [0, 0, 0], [1, 1, 1]], dtype=torch.bool)
     rounds = chain_rounds(agrees, first_root=2, num_drafts=3)
     assert rounds == [2, 0, 3]
-    assert summarise(rounds, 3) == {
-        "accept_length": pytest.approx(8 / 3),
-        "accepted_by_position": pytest.approx([2 / 3, 2 / 3, 1 / 3]),
-        "rounds": 3,
-    }
-
-
-def test_distinct_share_counts_loops():
-    assert distinct_share(range(64)) == 1
-    assert distinct_share([1, 2] * 32) == 2 / 61
 
 
 def test_learning_rate_rises_holds_and_ends_at_zero():

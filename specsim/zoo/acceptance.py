@@ -1,6 +1,7 @@
 """The trainer's own estimate of acceptance: chains over continuations of the held-out prompts."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import product
 
 import torch
@@ -8,18 +9,13 @@ from tokenizers import Tokenizer
 from torch import nn
 from transformers import LlamaForCausalLM
 
+from specsim.metrics import acceptance, distinct_share
 from specsim.zoo.rollouts import continue_prompts
 from specsim.zoo.unroll import read_features, unroll
 
 NEW_TOKENS = 64
 NUM_DRAFTS = 4
 LOOPS_BELOW = 0.5
-
-
-def distinct_share(tokens: Sequence[int], length: int = 4) -> float:
-    """Share of distinct n-grams; below `LOOPS_BELOW` a continuation counts as a loop."""
-    grams = [tuple(tokens[start : start + length]) for start in range(len(tokens) - length + 1)]
-    return len(set(grams)) / len(grams)
 
 
 @torch.no_grad()
@@ -46,12 +42,6 @@ def chain_rounds(agrees: torch.Tensor, first_root: int, num_drafts: int) -> list
     return rounds
 
 
-def summarise(rounds: list[int], num_drafts: int) -> dict:
-    """Mean accept length (bonus included) and the unconditional acceptance rate of each position."""
-    rates = [sum(n > position for n in rounds) / max(1, len(rounds)) for position in range(num_drafts)]
-    return {"accept_length": 1 + sum(rates), "accepted_by_position": rates, "rounds": len(rounds)}
-
-
 def continue_texts(target: LlamaForCausalLM, tokenizer: Tokenizer, texts: list[str], temperature: int) -> list[tuple]:
     """Give each text's token ids with its continuation, and the number of its own tokens."""
     ids = [tokenizer.encode(text).ids for text in texts]
@@ -76,5 +66,5 @@ def estimate(
         groups = {f"all {len(texts)}": range(len(texts)), f"{len(straight)} that do not loop": straight}
         for num_drafts, (group, chosen) in product((3, NUM_DRAFTS), groups.items()):
             rounds = [n for index in chosen for n in chain_rounds(agreements[index], written[index][1], num_drafts)]
-            rows.append({"temperature": temperature, "prompts": group, **summarise(rounds, num_drafts)})
+            rows.append({"temperature": temperature, "prompts": group, **asdict(acceptance(rounds, num_drafts))})
     return rows
