@@ -186,7 +186,7 @@ def poisoned(pools: KVPool) -> KVPool:
 
 def make_batch(rows: list[int], lengths: list[int], prompt_lens: list[int]) -> Batch:
     batch = Batch.of(rows, rows, prompt_lens, [SamplingParams()] * len(rows), vocab_size=48)
-    return replace(batch, seq_lens=torch.tensor(lengths))
+    return replace(batch, seq_lens=torch.tensor(lengths, dtype=torch.int64))
 
 
 class Run:
