@@ -31,7 +31,7 @@ class Output:
     num_accepted_tokens_per_round: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Generation:
     """What a run produced: outputs in the order of the prompts, the setting, and wall-clock seconds without loading."""
 

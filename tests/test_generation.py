@@ -154,3 +154,9 @@ def test_bad_input_is_refused_with_field_value_and_what_is_allowed(changes, mess
 def test_an_unknown_column_is_refused():
     with pytest.raises(InputError, match="impl is 'slow'; allowed: reference"):
         generate(PAIR, PROMPTS, TREE, impl="slow")
+
+
+def test_a_result_introduces_itself_in_a_line():
+    text = repr(run(max_new_tokens=4))
+    assert text.startswith("Generation(3 outputs, 12 tokens, ")
+    assert "accept length" in text
