@@ -53,6 +53,11 @@ class Generation:
         timing = {"tokens": tokens, "seconds": self.seconds, "tokens_per_s": tokens / self.seconds}
         return {**asdict(self.acceptance), **timing}
 
+    def __repr__(self) -> str:
+        metrics = self.metrics
+        counts = f"{len(self.outputs)} outputs, {metrics['tokens']} tokens, {metrics['rounds']} rounds"
+        return f"Generation({counts}, accept length {metrics['accept_length']:.2f}, {self.seconds:.2f} s)"
+
     def to_json(self) -> dict:
         return {
             "outputs": [asdict(output) for output in self.outputs],
