@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specsim.phases import Batch, VerifyInput
+from specsim.phases import Batch, PrefillInput, VerifyInput
 from specsim.pool import KVBuffer, KVPool
 
 
@@ -41,9 +41,7 @@ def causal_metadata(
     slots: torch.Tensor,
     pools: KVPool,
 ) -> AttentionMetadata:
-    """Prefill and draft-extend: row j of request b stands at column start_lens[b] + j and sees every column up to its
-    own.
-    """
+    """Row j of request b stands at column start_lens[b] + j, writes to its slot and sees every column up to its own."""
     keys, positions = [], []
     for row, start, low, high in zip(
         req_pool_indices.tolist(), start_lens.tolist(), row_starts[:-1].tolist(), row_starts[1:].tolist(), strict=True
@@ -57,12 +55,18 @@ def causal_metadata(
     return _metadata(torch.cat([slots[:0], *positions]), slots, keys)
 
 
+def prefill_metadata(batch: Batch, prefill: PrefillInput, pools: KVPool) -> AttentionMetadata:
+    """Prefill, of the target and of the drafter: every column of the chunk has to be owned."""
+    slots = pools.slots(batch.req_pool_indices[prefill.requests], prefill.columns)
+    return causal_metadata(batch.req_pool_indices, prefill.start_lens, prefill.row_starts, slots, pools)
+
+
 def tree_metadata(batch: Batch, verify_input: VerifyInput, pools: KVPool) -> AttentionMetadata:
     """Verify: a node sees the prefix, and of the tree what its mask row says."""
     locations_BN = verify_input.cache_locations.view_as(verify_input.draft_tokens)
     positions_BN = verify_input.positions.view_as(verify_input.draft_tokens)
     keys = []
-    for request, (row, length) in enumerate(zip(batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), strict=True)):
+    for request, (row, length) in enumerate(batch.rows_and_lens):
         prefix = torch.arange(length)
         live = locations_BN[request] >= 0
         keys.append(
@@ -90,21 +94,16 @@ def lane_metadata(
     """
     num_lanes, num_steps = path_BKI.shape[1:]
     keys, positions, slots = [], [], []
-    for request, (row, length) in enumerate(zip(batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), strict=True)):
+    for request, (row, length) in enumerate(batch.rows_and_lens):
         tail, lanes = tails[request], lane_columns[request][:, :num_steps]
         base, position = length - tail.shape[1], length + num_steps - 1
-        steps = torch.arange(num_steps)
         sees_tail = torch.eye(num_lanes, dtype=torch.bool).repeat_interleave(tail.shape[1], dim=1)
         sees_step = path_BKI[request][:, None, :] == torch.arange(num_lanes)[None, :, None]
         mask = torch.cat([torch.ones(num_lanes, base, dtype=torch.bool), sees_tail, sees_step.flatten(1)], dim=1)
         columns = torch.cat([torch.arange(base), tail.flatten(), lanes.flatten()])
-        key_positions = torch.cat(
-            [
-                torch.arange(base),
-                (base + torch.arange(tail.shape[1])).repeat(num_lanes),
-                (length + steps).repeat(num_lanes),
-            ]
-        )
+        tail_positions, step_positions = torch.arange(base, length), length + torch.arange(num_steps)
+        own_positions = [tail_positions.repeat(num_lanes), step_positions.repeat(num_lanes)]
+        key_positions = torch.cat([torch.arange(base), *own_positions])
         kept = position < max_len
         keys.append(Keys(pools.slots(row, columns), key_positions, mask & kept))
         positions.append(torch.full((num_lanes,), position))
@@ -116,10 +115,10 @@ def lane_metadata(
 def attention(
     query_RAD: torch.Tensor, layer: int, kv: KVBuffer, metadata: AttentionMetadata, window: int | None
 ) -> torch.Tensor:
-    """softmax(q·k / √D) v over the visible keys, [R, A, D]; with a window a row sees the `window` last positions, its
-    own included.
+    """softmax(q·k / √D) v over the visible keys, [R, A, D].
 
-    Grouped queries share a key head. A row that sees nothing yields zeros. Slots that no row sees are not read.
+    window: a row sees that many last positions, its own included. Grouped queries share a key head. A row that sees
+    nothing yields zeros. Slots that no row sees are not read.
     """
     out_RAD, start = torch.zeros_like(query_RAD), 0
     group = query_RAD.shape[1] // kv.keys.shape[2]

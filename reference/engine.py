@@ -9,7 +9,7 @@ from specsim.drafter import Drafter
 from specsim.phases import Batch, DraftExtendInput, DraftInput, PrefillInput, PrefillOutput, VerifyInput, VerifyOutput
 from specsim.pool import KVBuffer, KVPool, own_committed, own_lanes, own_tree
 from specsim.reference import kv, tree, verify
-from specsim.reference.attention import causal_metadata, tree_metadata
+from specsim.reference.attention import prefill_metadata, tree_metadata
 from specsim.reference.drafters import HEADS
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
 from specsim.reference.drafters.none import NoDrafter
@@ -42,9 +42,8 @@ class Engine:
         if checkpoint is None:
             raise InputError("num_steps", self.config.num_steps, "0 (SpecConfig.plain()) for a pair without a drafter")
         if self.config.topk > checkpoint.config.draft_vocab_size:
-            raise InputError(
-                "topk", self.config.topk, f"at most the draft vocabulary, {checkpoint.config.draft_vocab_size}"
-            )
+            most = checkpoint.config.draft_vocab_size
+            raise InputError("topk", self.config.topk, f"at most the draft vocabulary, {most}")
         head = HEADS[checkpoint.config.kind](checkpoint.config, checkpoint.tensors, self.target, self.dtype)
         return AutoregressiveDrafter(head, self.config, self.dtype)
 
@@ -53,23 +52,16 @@ class Engine:
         num_slots -= num_slots % self.config.page_size
         draft = self.drafter.kv_layout and KVBuffer(self.drafter.kv_layout, num_slots, self.dtype)
         target = KVBuffer(self.target.config.kv_layout, num_slots, self.dtype)
-        return KVPool(
-            target, draft, self.config.page_size, num_requests, self.config.reserved_columns(self.config.max_len)
-        )
+        width = self.config.reserved_columns(self.config.max_len)
+        return KVPool(target, draft, self.config.page_size, num_requests, width)
 
     def prefill(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> PrefillOutput:
         """Run a chunk of every prompt; batch.seq_lens counts it. Columns up to seq_lens must be owned."""
-        rows = torch.arange(batch.size).repeat_interleave(prefill.row_starts.diff())
-        columns = torch.arange(len(rows)) - prefill.row_starts[rows] + prefill.start_lens[rows]
-        pools.token_ids[batch.req_pool_indices[rows], columns] = prefill.input_ids
-        slots = pools.slots(batch.req_pool_indices[rows], columns)
-        metadata = causal_metadata(batch.req_pool_indices, prefill.start_lens, prefill.row_starts, slots, pools)
-        hidden_RH, features_RF = self.target.forward(
-            prefill.input_ids, metadata, pools.target, self.drafter.feature_layers
-        )
-        next_tokens, logprobs = self._next_tokens(
-            batch, prefill, self.target.logits(hidden_RH[prefill.row_starts[1:] - 1]), pools
-        )
+        pools.token_ids[batch.req_pool_indices[prefill.requests], prefill.columns] = prefill.input_ids
+        metadata, features = prefill_metadata(batch, prefill, pools), self.drafter.feature_layers
+        hidden_RH, features_RF = self.target.forward(prefill.input_ids, metadata, pools.target, features)
+        logits_BV = self.target.logits(hidden_RH[prefill.last_rows])
+        next_tokens, logprobs = self._next_tokens(batch, prefill, logits_BV, pools)
         pools.token_ids[batch.req_pool_indices, batch.seq_lens] = next_tokens.long()
         draft_input = self.drafter.seed(batch, prefill, next_tokens, features_RF, pools)
         return PrefillOutput(next_tokens, logprobs, draft_input)
@@ -80,17 +72,12 @@ class Engine:
         """The token after each request's chunk, sampled where it is not known: (i32 [B], logprobs f32 [B])."""
         next_tokens, logprobs = prefill.next_tokens.int().clone(), torch.zeros(batch.size)
         coins_B = coins(batch.seeds, batch.request_ids, Stream.PREFILL, batch.seq_lens - 1, 0)
-        for request, (row, length) in enumerate(
-            zip(batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), strict=True)
-        ):
-            context = pools.token_ids[row, :length]
-            adjusted_V = adjust_logits(
-                logits_BV[request], context, int(batch.prompt_lens[request]), batch.sampling, request
-            )
+        for request, (row, length) in enumerate(batch.rows_and_lens):
+            context, prompt_len = pools.token_ids[row, :length], int(batch.prompt_lens[request])
+            adjusted_V = adjust_logits(logits_BV[request], context, prompt_len, batch.sampling, request)
             if next_tokens[request] < 0:
-                next_tokens[request] = inverse_cdf(
-                    target_prob(adjusted_V, batch.sampling, request), float(coins_B[request])
-                )
+                prob_V = target_prob(adjusted_V, batch.sampling, request)
+                next_tokens[request] = inverse_cdf(prob_V, float(coins_B[request]))
             logprobs[request] = logprob(adjusted_V, batch.sampling, request, int(next_tokens[request]))
         return next_tokens, logprobs
 
@@ -131,9 +118,8 @@ class Engine:
         rows = batch.req_pool_indices.tolist()
         kv.commit(batch, verify_input.cache_locations, verdict.accept_index, pools)
         own_committed(pools, rows, (batch.seq_lens + verdict.num_accepted_tokens).tolist(), self.config)
-        extend_input = draft_extend_input(
-            batch, verdict, features_RF, pools.req_to_token, self.config.max_len, self.config.extend
-        )
+        max_len, extend = self.config.max_len, self.config.extend
+        extend_input = draft_extend_input(batch, verdict, features_RF, pools.req_to_token, max_len, extend)
         output = VerifyOutput(
             predict=verdict.predict,
             accept_index=verdict.accept_index,
@@ -143,7 +129,7 @@ class Engine:
             target_logits=logits_RV,
             draft_extend_input=extend_input,
         )
-        for row, length, tokens in zip(rows, batch.seq_lens.tolist(), output.accepted_tokens(), strict=True):
+        for (row, length), tokens in zip(batch.rows_and_lens, output.accepted_tokens(), strict=True):
             pools.token_ids[row, length + 1 : length + 1 + len(tokens)] = torch.tensor(tokens)
         return output
 

@@ -9,7 +9,7 @@ from specsim.reference.verify import Verdict
 def shift_left(prefill: PrefillInput, next_tokens: torch.Tensor) -> torch.Tensor:
     """Drafter ids after prefill, i64 [R]: ids without the first, then the token after the chunk (sglang#26329)."""
     shifted = prefill.input_ids.roll(-1)
-    shifted[prefill.row_starts[1:] - 1] = next_tokens.long()
+    shifted[prefill.last_rows] = next_tokens.long()
     return shifted
 
 

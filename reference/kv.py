@@ -27,14 +27,14 @@ def duplicate_tails(batch: Batch, config: SpecConfig, pools: KVPool) -> None:
     """Copy the prefix tail's draft KV, content and not indices (sglang#7725), to lanes 1..K-1; once a round, before
     drafting.
     """
-    for row, length in zip(batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), strict=True):
+    for row, length in batch.rows_and_lens:
         slots = pools.slots(row, tail_columns(length, config))
         pools.draft.move(slots[:1].expand_as(slots[1:]).flatten(), slots[1:].flatten())
 
 
 def commit(batch: Batch, cache_locations: torch.Tensor, accept_index: torch.Tensor, pools: KVPool) -> None:
     """Move the target KV of the accepted path to columns L..L+n; the whole path is read before any of it is written."""
-    for row, length, path in zip(batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), accept_index, strict=True):
+    for (row, length), path in zip(batch.rows_and_lens, accept_index, strict=True):
         nodes = path[path >= 0].long()
         columns = length + torch.arange(len(nodes))
         pools.target.move(cache_locations[nodes], pools.slots(row, columns))

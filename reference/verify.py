@@ -62,9 +62,7 @@ def node_logits(
     Penalties `relaxed` count the request's tokens only, whatever the path.
     """
     adjusted_BNV = torch.empty_like(logits_BNV, dtype=torch.float64)
-    for request, (tree, row, length) in enumerate(
-        zip(trees, batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), strict=True)
-    ):
+    for request, (tree, (row, length)) in enumerate(zip(trees, batch.rows_and_lens, strict=True)):
         committed, prompt_len = pools.token_ids[row, :length], int(batch.prompt_lens[request])
         for node in range(len(tree.tokens)):
             path = tree.path_tokens(node if config.penalties == "exact" else 0)

@@ -92,6 +92,11 @@ class Batch(Rows):
     def size(self) -> int:
         return len(self.request_ids)
 
+    @property
+    def rows_and_lens(self) -> list[tuple[int, int]]:
+        """(row of the pool's tables, L) of each request, on the host."""
+        return list(zip(self.req_pool_indices.tolist(), self.seq_lens.tolist(), strict=True))
+
     @classmethod
     def of(
         cls,
@@ -125,6 +130,21 @@ class PrefillInput:
     row_starts: torch.Tensor
     start_lens: torch.Tensor
     next_tokens: torch.Tensor
+
+    @property
+    def requests(self) -> torch.Tensor:
+        """i64 [R]: the request of each row."""
+        return torch.arange(len(self.start_lens)).repeat_interleave(self.row_starts.diff())
+
+    @property
+    def columns(self) -> torch.Tensor:
+        """i64 [R]: the column, which is the position, of each row."""
+        return torch.arange(len(self.input_ids)) + (self.start_lens - self.row_starts[:-1])[self.requests]
+
+    @property
+    def last_rows(self) -> torch.Tensor:
+        """i64 [B]: the last row of each request."""
+        return self.row_starts[1:] - 1
 
     @classmethod
     def whole(cls, prompts: Sequence[Sequence[int]]) -> Self:

@@ -8,7 +8,7 @@ from specsim.config import SpecConfig
 from specsim.drafter import Candidates
 from specsim.phases import Batch, DraftExtendInput, DraftInput, PrefillInput
 from specsim.pool import KVBuffer, KVLayout, KVPool
-from specsim.reference.attention import AttentionMetadata, causal_metadata, lane_metadata
+from specsim.reference.attention import AttentionMetadata, causal_metadata, lane_metadata, prefill_metadata
 from specsim.reference.drafting import child_scores, draft_topk, parent_ids, root_scores
 from specsim.reference.extend import shift_left
 from specsim.reference.kv import duplicate_tails, lane_columns, tail_columns
@@ -46,12 +46,8 @@ class AutoregressiveDrafter:
     def seed(
         self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
     ) -> DraftInput:
-        rows = [torch.arange(int(n)) for n in prefill.row_starts.diff()]
-        starts = zip(rows, batch.req_pool_indices.tolist(), prefill.start_lens.tolist(), strict=True)
-        slots = torch.cat([prefill.row_starts[:0], *(pools.slots(row, start + steps) for steps, row, start in starts)])
-        metadata = causal_metadata(batch.req_pool_indices, prefill.start_lens, prefill.row_starts, slots, pools)
-        ids = shift_left(prefill, next_tokens)
-        return self._first_topk(ids, features_RF, metadata, prefill.row_starts[1:] - 1, next_tokens.int(), pools)
+        ids, metadata = shift_left(prefill, next_tokens), prefill_metadata(batch, prefill, pools)
+        return self._first_topk(ids, features_RF, metadata, prefill.last_rows, next_tokens.int(), pools)
 
     def extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
         extend = draft_extend_input
@@ -71,8 +67,7 @@ class AutoregressiveDrafter:
     def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> Candidates:
         k, mode = self._config.topk, self._config.score
         duplicate_tails(batch, self._config, pools)
-        lanes_B1K = torch.arange(k).expand(batch.size, 1, k)
-        path_BKI = lanes_B1K.transpose(1, 2)
+        path_BKI = torch.arange(k)[None, :, None].expand(batch.size, k, 1)
         tokens_BK, scores_BK = draft_input.topk_index, root_scores(draft_input.topk_p, mode)
         hidden_BKH = draft_input.hidden[:, None].expand(-1, k, -1)
         tokens, scores = [tokens_BK], [scores_BK]
@@ -107,9 +102,7 @@ class AutoregressiveDrafter:
         return tuple(rows.unflatten(0, (batch.size, config.topk)) for rows in (topk_p, topk_index, hidden_RH))
 
     def _reparent(self, path_BKI: torch.Tensor, parents_BK: torch.Tensor) -> torch.Tensor:
-        """The lanes that hold each lane's tokens, one step on: its own in mode `lane`, its true ancestors' in mode
-        `ancestor`.
-        """
+        """The lanes that hold each lane's tokens, one step on: its own (mode `lane`) or its ancestors' (`ancestor`)."""
         lanes_BK1 = torch.arange(path_BKI.shape[1])[None, :, None].expand(len(path_BKI), -1, 1)
         if self._config.draft_kv == "ancestor":
             path_BKI = path_BKI.gather(1, parents_BK[..., None].expand_as(path_BKI))
