@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from email.message import Message
 from pathlib import Path
 
@@ -18,8 +18,11 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
+from specsim.accept import Setting, chain, measure
+from specsim.checkpoint import load
 from specsim.zoo import TINY, load_prompts
 from specsim.zoo.acceptance import chain_rounds
+from specsim.zoo.card import write_card
 from specsim.zoo.corpus import Source, build_corpus, read_documents, write_documents
 from specsim.zoo.drafter import build_head
 from specsim.zoo.duplicates import near_duplicates, resemblance, sketch
@@ -27,7 +30,7 @@ from specsim.zoo.heads import EagleHead, rope_at
 from specsim.zoo.licences import declared_licence, is_permissive
 from specsim.zoo.manifest import compare_selection, follow_manifest, make_manifest
 from specsim.zoo.minimise import learning_rate
-from specsim.zoo.recipe import SMOKE
+from specsim.zoo.recipe import SHIPPED, SMOKE
 from specsim.zoo.target import target_config
 from specsim.zoo.unroll import read_features, unroll
 
@@ -256,3 +259,20 @@ def test_smoke_trains_a_loadable_pair(tmp_path):
     _assert_is_pair(tmp_path / "tiny")
     assert (tmp_path / "tiny" / "MODEL_CARD.md").exists()
     assert (tmp_path / "tiny" / "prompts.jsonl").read_text().count("\n") >= 1
+
+
+def test_the_shipped_card_is_made_from_the_shipped_figures():
+    assert (TINY / "MODEL_CARD.md").read_text(encoding="utf-8") == write_card(SHIPPED, TINY)
+
+
+@pytest.mark.parametrize("drafter", ["eagle", "eagle3"])
+def test_the_shipped_acceptance_is_measured_again(drafter):
+    """The chain of 3 at temperature 0, on all prompts, in float64: the same rounds, not about as many."""
+    study = json.loads((TINY / "acceptance.json").read_text())
+    wanted = Setting(drafter, chain(3))
+    recorded = next(row for row in study["measurements"] if row["setting"] == json.loads(json.dumps(asdict(wanted))))
+    texts = [prompt["text"] for prompt in load_prompts()]
+    measured = measure({drafter: load(drafter=drafter)}, texts, study["max_new_tokens"], [wanted]).measurements[0]
+    assert measured.num_equal == study["num_prompts"] == len(texts)
+    for group in ("everything", "fresh"):
+        assert json.loads(json.dumps(asdict(getattr(measured, group)))) == recorded[group]

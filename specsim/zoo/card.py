@@ -1,7 +1,9 @@
 """The model card of a pair, written from its manifest and the figures of its training."""
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 from specsim.zoo.acceptance import LOOPS_BELOW, NEW_TOKENS
 from specsim.zoo.prompts import RULE
@@ -65,22 +67,57 @@ and, for each draft of the chain, how often it was accepted. A continuation loop
 
 `--smoke` trains a toy pair of the same formats on a CPU within a minute.
 """
-MEASURED = "<!-- insert here what `specsim accept` prints -->"
+UNMEASURED = "`specsim accept` has not been run on this pair yet."
 
 
-def write_card(recipe: Recipe, manifest: dict, figures: dict) -> str:
-    """Fill the card in."""
+def write_card(recipe: Recipe, folder: Path) -> str:
+    """The card of the pair in `folder`, from its manifest.json, training.json and, if there is one, acceptance.json."""
+    manifest, figures = (json.loads((folder / f"{name}.json").read_text()) for name in ("manifest", "training"))
+    accepted = folder / "acceptance.json"
     return CARD.format(
         recipe=recipe,
         manifest=manifest,
         figures=figures,
         licences="\n".join(_licence_rows(manifest["distributions"])),
         prompt_rule=RULE.format(a_distribution=recipe.prompts_a_distribution),
-        measured=MEASURED,
+        measured=_measured(json.loads(accepted.read_text())) if accepted.exists() else UNMEASURED,
         new_tokens=NEW_TOKENS,
         loops_below=LOOPS_BELOW,
         acceptance="\n".join(row for name in ("eagle", "eagle3") for row in _acceptance_rows(name, figures[name])),
     )
+
+
+def _measured(study: dict) -> str:
+    """What `specsim accept` measured, and next to it what was asked of the pair."""
+    prompts, tokens, fresh = study["num_prompts"], study["max_new_tokens"], study["num_fresh"]
+    lines = [
+        f"`specsim accept`: the reference engine on {prompts} held-out prompts, {tokens} new tokens each;",
+        f"{fresh} continuations do not loop. Accept length: mean tokens a round, bonus included.",
+        "",
+        "| setting | T | accept length | no loop | accepted by position |",
+        "|---|---|---|---|---|",
+        *map(_measurement_row, study["measurements"]),
+        "",
+        "| asked of the pair | measured | asked | holds |",
+        "|---|---|---|---|",
+    ]
+    checks = [(each["claim"], each["measured"], each["asked"], each["holds"]) for each in study["checks"]]
+    return "\n".join(
+        lines + [f"| {claim} | {value:.6g} | {asked} | {_yes(holds)} |" for claim, value, asked, holds in checks]
+    )
+
+
+def _measurement_row(row: dict) -> str:
+    config, everything = row["setting"]["config"], row["everything"]
+    tree = "tree {topk}/{num_steps}/{num_draft_tokens}" if config["topk"] > 1 else "chain of {num_steps}"
+    rates = ", ".join(f"{rate:.2f}" for rate in everything["accepted_by_position"])
+    lengths = f"{everything['accept_length']:.3f} | {row['fresh']['accept_length']:.3f}"
+    name = f"{row['setting']['drafter']}, {tree.format(**config)}"
+    return f"| {name} | {row['setting']['temperature']:g} | {lengths} | {rates} |"
+
+
+def _yes(holds: bool) -> str:
+    return "yes" if holds else "**no**"
 
 
 def _licence_rows(distributions: list[dict]) -> Iterator[str]:

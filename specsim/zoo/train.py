@@ -52,7 +52,7 @@ class Run:
 
     def note(self, name: str, figures: object) -> None:
         """Add figures for the card."""
-        path = self.work / "figures.json"
+        path = self.out / "training.json"
         noted = json.loads(path.read_text()) if path.exists() else {}
         _write_json(path, {**noted, name: figures})
 
@@ -131,11 +131,8 @@ def train_drafter(run: Run, stage: Stage) -> None:
 
 
 def fill_card(run: Run) -> None:
-    """Write the model card."""
-    manifest, figures = (
-        json.loads(path.read_text()) for path in (run.out / "manifest.json", run.work / "figures.json")
-    )
-    (run.out / "MODEL_CARD.md").write_text(write_card(run.recipe, manifest, figures), encoding="utf-8")
+    """Write the model card; `acceptance.json`, if it is there, is what `specsim accept --json` wrote."""
+    (run.out / "MODEL_CARD.md").write_text(write_card(run.recipe, run.out), encoding="utf-8")
 
 
 STAGES: dict[Stage, Callable[[Run], None]] = {
@@ -158,8 +155,8 @@ def train(
         Path | None, typer.Option(help="Select the distributions of this manifest.", exists=True)
     ] = None,
     seconds_target: Annotated[float, typer.Option(help="Training time of the target.")] = 290,
-    seconds_eagle3: Annotated[float, typer.Option(help="Training time of the EAGLE-3 head.")] = 300,
-    seconds_eagle: Annotated[float, typer.Option(help="Training time of the EAGLE head.")] = 110,
+    seconds_eagle3: Annotated[float, typer.Option(help="Training time of the EAGLE-3 head.")] = 360,
+    seconds_eagle: Annotated[float, typer.Option(help="Training time of the EAGLE head.")] = 100,
     smoke: Annotated[bool, typer.Option(help="A toy pair from CPython's library, for a CPU.")] = False,
 ) -> None:
     """Train the pair, or some of its stages."""
