@@ -6,12 +6,12 @@ from specsim.reference.sampling import topk
 
 
 def draft_topk(logits_RV: torch.Tensor, k: int, d2t: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The drafter's k best tokens of each row: softmax at T = 1 over the draft vocabulary f32 [R, K], *target* ids
-    i64 [R, K].
+    """The drafter's k best tokens of each row: probabilities at T = 1 over the draft vocabulary f32, *target* ids i64.
 
-    Ranked as rounded to f32, ties to the lower draft id. d2t holds offsets: draft id i is target id i + d2t[i].
+    Both [R, K], ranked by logit, ties to the lower draft id. d2t holds offsets: draft id i is target id i + d2t[i].
     """
-    topk_p, draft_ids = topk(torch.softmax(logits_RV.double(), dim=-1).float(), k)
+    _, draft_ids = topk(logits_RV, k)
+    topk_p = torch.softmax(logits_RV.double(), dim=-1).gather(-1, draft_ids).float()
     return topk_p, draft_ids if d2t is None else draft_ids + d2t[draft_ids]
 
 

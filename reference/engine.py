@@ -1,6 +1,6 @@
 """The reference engine: a round is draft, verify, draft-extend."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import torch
 
@@ -8,15 +8,13 @@ from specsim.config import InputError, SpecConfig
 from specsim.drafter import Drafter
 from specsim.phases import Batch, DraftExtendInput, DraftInput, PrefillInput, PrefillOutput, VerifyInput, VerifyOutput
 from specsim.pool import KVBuffer, KVPool, own_committed, own_lanes, own_tree
-from specsim.reference import kv, tree, verify
+from specsim.reference import drafters, kv, tree, verify
 from specsim.reference.attention import prefill_metadata, tree_metadata
-from specsim.reference.drafters import HEADS
-from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
 from specsim.reference.drafters.none import NoDrafter
 from specsim.reference.extend import draft_extend_input
 from specsim.reference.sampling import adjust_logits, inverse_cdf, logprob, target_prob
 from specsim.reference.targets import FAMILIES
-from specsim.uniforms import Stream, coins
+from specsim.uniforms import accept_coins, final_coins, first_coins
 
 
 class Engine:
@@ -41,11 +39,7 @@ class Engine:
             return NoDrafter()
         if checkpoint is None:
             raise InputError("num_steps", self.config.num_steps, "0 (SpecConfig.plain()) for a pair without a drafter")
-        if self.config.topk > checkpoint.config.draft_vocab_size:
-            most = checkpoint.config.draft_vocab_size
-            raise InputError("topk", self.config.topk, f"at most the draft vocabulary, {most}")
-        head = HEADS[checkpoint.config.kind](checkpoint.config, checkpoint.tensors, self.target, self.dtype)
-        return AutoregressiveDrafter(head, self.config, self.dtype)
+        return drafters.make(checkpoint, self.target, self.config, self.dtype)
 
     def make_pools(self, num_requests: int, num_slots: int) -> KVPool:
         """Empty pools for up to `num_requests` requests and `num_slots` slots (rounded down to whole pages)."""
@@ -57,12 +51,12 @@ class Engine:
 
     def prefill(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> PrefillOutput:
         """Run a chunk of every prompt; batch.seq_lens counts it. Columns up to seq_lens must be owned."""
-        pools.token_ids[batch.req_pool_indices[prefill.requests], prefill.columns] = prefill.input_ids
+        pools.record(batch.req_pool_indices[prefill.requests], prefill.columns, prefill.input_ids)
         metadata, features = prefill_metadata(batch, prefill, pools), self.drafter.feature_layers
         hidden_RH, features_RF = self.target.forward(prefill.input_ids, metadata, pools.target, features)
         logits_BV = self.target.logits(hidden_RH[prefill.last_rows])
         next_tokens, logprobs = self._next_tokens(batch, prefill, logits_BV, pools)
-        pools.token_ids[batch.req_pool_indices, batch.seq_lens] = next_tokens.long()
+        pools.record(batch.req_pool_indices, batch.seq_lens, next_tokens)
         draft_input = self.drafter.seed(batch, prefill, next_tokens, features_RF, pools)
         return PrefillOutput(next_tokens, logprobs, draft_input)
 
@@ -71,7 +65,7 @@ class Engine:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The token after each request's chunk, sampled where it is not known: (i32 [B], logprobs f32 [B])."""
         next_tokens, logprobs = prefill.next_tokens.int().clone(), torch.zeros(batch.size)
-        coins_B = coins(batch.seeds, batch.request_ids, Stream.PREFILL, batch.seq_lens - 1, 0)
+        coins_B = first_coins(batch.seeds, batch.request_ids, batch.seq_lens)
         for request, (row, length) in enumerate(batch.rows_and_lens):
             context, prompt_len = pools.token_ids[row, :length], int(batch.prompt_lens[request])
             adjusted_V = adjust_logits(logits_BV[request], context, prompt_len, batch.sampling, request)
@@ -107,11 +101,9 @@ class Engine:
         trees = verify.trees(batch, verify_input, self.config.max_len)
         logits_BNV = logits_RV.unflatten(0, tokens_BN.shape)
         adjusted_BNV = verify.node_logits(batch, trees, logits_BNV, self.config, pools)
-        depths_D = torch.arange(self.config.num_steps + 1)
-        seeds_B1, ids_B1, lens_B1 = batch.seeds[:, None], batch.request_ids[:, None], batch.seq_lens[:, None]
-        coins_BD = coins(seeds_B1, ids_B1, Stream.ACCEPT, lens_B1, depths_D)
-        final_coins_B = coins(batch.seeds, batch.request_ids, Stream.FINAL, batch.seq_lens, 0)
-        verdict = verify.verify(batch, trees, adjusted_BNV, coins_BD, final_coins_B, self.config)
+        names = batch.seeds, batch.request_ids, batch.seq_lens
+        coins_BW, final_coins_B = accept_coins(*names, self.config.num_steps), final_coins(*names)
+        verdict = verify.verify(batch, trees, adjusted_BNV, coins_BW, final_coins_B, self.config)
         return self._commit(batch, verify_input, verdict, features_RF, logits_RV, pools)
 
     def _commit(self, batch, verify_input, verdict, features_RF, logits_RV, pools: KVPool) -> VerifyOutput:
@@ -120,18 +112,10 @@ class Engine:
         own_committed(pools, rows, (batch.seq_lens + verdict.num_accepted_tokens).tolist(), self.config)
         max_len, extend = self.config.max_len, self.config.extend
         extend_input = draft_extend_input(batch, verdict, features_RF, pools.req_to_token, max_len, extend)
-        output = VerifyOutput(
-            predict=verdict.predict,
-            accept_index=verdict.accept_index,
-            num_accepted_drafts=verdict.num_accepted_drafts,
-            num_accepted_tokens=verdict.num_accepted_tokens,
-            logprobs=verdict.logprobs,
-            target_logits=logits_RV,
-            draft_extend_input=extend_input,
-        )
-        for (row, length), tokens in zip(batch.rows_and_lens, output.accepted_tokens(), strict=True):
-            pools.token_ids[row, length + 1 : length + 1 + len(tokens)] = torch.tensor(tokens)
-        return output
+        for (row, length), tokens in zip(batch.rows_and_lens, verdict.accepted_tokens(), strict=True):
+            pools.record(row, length + 1 + torch.arange(len(tokens)), torch.tensor(tokens))
+        judged = {field.name: getattr(verdict, field.name) for field in fields(verdict)}
+        return VerifyOutput(**judged, target_logits=logits_RV, draft_extend_input=extend_input)
 
     def draft_extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
         """Rewrite the drafter's KV of the accepted rows from the target's features: a fresh DraftInput."""

@@ -2,8 +2,7 @@
 
 import torch
 
-from specsim.phases import Batch, DraftExtendInput, PrefillInput
-from specsim.reference.verify import Verdict
+from specsim.phases import Batch, DraftExtendInput, PrefillInput, Verdict
 
 
 def shift_left(prefill: PrefillInput, next_tokens: torch.Tensor) -> torch.Tensor:

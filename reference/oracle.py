@@ -134,7 +134,7 @@ def draft(request: Request, tokens: list[int]) -> list[Candidate]:
 def draft_topk(drafter, logits: torch.Tensor, topk: int) -> tuple[list[int], torch.Tensor]:
     """The K likeliest draft tokens as target ids, and their float32 probabilities at temperature 1."""
     prob = logits.double().softmax(-1).float()
-    draft_ids = ranked(prob)[:topk]
+    draft_ids = ranked(logits)[:topk]
     offset = drafter.tensors.get("d2t", torch.zeros(len(prob), dtype=torch.int64))
     return [i + int(offset[i]) for i in draft_ids], prob[draft_ids]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from specsim.config import SpecConfig
-from specsim.phases import Batch, VerifyInput
+from specsim.phases import Batch, Verdict, VerifyInput
 from specsim.pool import KVPool
 from specsim.reference.sampling import adjust_logits, argmax, inverse_cdf, logprob, target_prob
 
@@ -119,30 +119,17 @@ def target_only(
         path.append(accepted)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """predict: i32 [B·N]; accept_index: i32 [B, S+1]; num_accepted_drafts, num_accepted_tokens: i32 [B]; logprobs:
-    f32 [B, S+1].
-    """
-
-    predict: torch.Tensor
-    accept_index: torch.Tensor
-    num_accepted_drafts: torch.Tensor
-    num_accepted_tokens: torch.Tensor
-    logprobs: torch.Tensor
-
-
 def verify(
     batch: Batch,
     trees: list[Tree],
     adjusted_BNV: torch.Tensor,
-    coins_BD: torch.Tensor,
+    coins_BW: torch.Tensor,
     final_coins_B: torch.Tensor,
     config: SpecConfig,
 ) -> Verdict:
     """Walk every tree: greedily where the temperature is 0, else by target-only sampling.
 
-    coins_BD: one coin a depth 0..S; final_coins_B: the coin of the bonus token.
+    coins_BW: one coin a depth 0..S; final_coins_B: the coin of the bonus token.
     """
     num_nodes, width = config.num_draft_tokens, config.num_steps + 1
     predict = torch.full((batch.size * num_nodes,), -1, dtype=torch.int32)
@@ -155,7 +142,7 @@ def verify(
             path, bonus = greedy(tree, adjusted_NV)
         else:
             prob_NV = torch.stack([target_prob(adjusted_V, batch.sampling, request) for adjusted_V in adjusted_NV])
-            coins, final = coins_BD[request].tolist(), float(final_coins_B[request])
+            coins, final = coins_BW[request].tolist(), float(final_coins_B[request])
             path, bonus = target_only(tree, prob_NV, coins, final, config.threshold_single, config.threshold_acc)
         num_accepted_drafts[request] = len(path) - 1
         for step, (node, token) in enumerate(

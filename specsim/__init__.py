@@ -3,16 +3,16 @@
 from importlib import import_module
 
 _HOMES = {
-    "config": ("InputError", "SamplingParams", "SpecConfig"),
-    "checkpoint": ("Pair", "load"),
-    "generation": ("Generation", "Output", "generate"),
+    **dict.fromkeys(("InputError", "SamplingParams", "SpecConfig"), "specsim.config"),
+    **dict.fromkeys(("Pair", "load"), "specsim.checkpoint"),
+    **dict.fromkeys(("Generation", "Output", "generate"), "specsim.generation"),
 }
 __all__ = ["Generation", "InputError", "Output", "Pair", "SamplingParams", "SpecConfig", "generate", "load"]
+__dir__ = __all__.copy
 
 
 def __getattr__(name: str):
-    """Import what is asked for, when it is asked for: `import specsim` alone loads no torch."""
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"specsim.{home}"), name)
-    raise AttributeError(f"module 'specsim' has no attribute {name!r}")
+    """Import what is asked for when it is asked for: `import specsim` alone loads no torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'specsim' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

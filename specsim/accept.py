@@ -11,10 +11,9 @@ from tqdm.auto import tqdm
 from specsim.config import SamplingParams, SpecConfig
 from specsim.display import by_position, figure, heading, paragraph, print_table
 from specsim.generation import Generation, generate
-from specsim.metrics import Acceptance, distinct_share
+from specsim.metrics import LOOP_SHARE, Acceptance, is_loop
 
 LEAST_PROMPTS, LEAST_NEW_TOKENS = 40, 64
-LOOPS_BELOW = 0.5
 NAMES = {"eagle": "EAGLE", "eagle3": "EAGLE-3"}
 
 
@@ -126,7 +125,7 @@ def measure(
 
 
 def _is_fresh(output: Any) -> bool:
-    return distinct_share(output.token_ids) >= LOOPS_BELOW
+    return not is_loop(output.token_ids)
 
 
 def _row(setting: Setting, generation: Generation, plain: Generation) -> Measurement:
@@ -174,7 +173,7 @@ def show(study: Study, console: Console) -> None:
     heading(console, f"Acceptance on {study.num_prompts} held-out prompts, {study.max_new_tokens} new tokens each")
     paragraph(
         console,
-        f"{study.num_fresh} do not loop: {LOOPS_BELOW:.0%} or more of the 4-grams of their plain greedy "
+        f"{study.num_fresh} do not loop: {LOOP_SHARE:.0%} or more of the 4-grams of their plain greedy "
         "continuation are distinct. Length: mean tokens a round, bonus included. Rate: accepted over proposed drafts. "
         "By position: share of the rounds that accepted at least 1, 2, ... drafts. "
         "A tree is named by topk, steps, draft tokens.",

@@ -165,7 +165,3 @@ class SamplingParams:
             _require_int("stop_token_ids", token, 0)
         _require_int("max_new_tokens", self.max_new_tokens, 1)
         _require(type(self.seed) is int and 0 <= self.seed < 2**64, "seed", self.seed, "an integer from 0 to 2^64 - 1")
-
-    @property
-    def has_penalties(self) -> bool:
-        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)

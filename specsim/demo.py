@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from specsim.config import SamplingParams, SpecConfig
 from specsim.display import by_position, figure, heading, paragraph, print_table
 from specsim.generation import Generation, generate, load_engine
-from specsim.metrics import distinct_share
+from specsim.metrics import is_loop
 from specsim.phases import Batch, PrefillInput, VerifyInput, VerifyOutput
 
 PLAIN, CHAIN, TREE = SpecConfig.plain(), SpecConfig(topk=1, num_draft_tokens=4), SpecConfig()
@@ -36,12 +36,12 @@ class Round:
     number: int
     seq_len: int
     tree: VerifyInput
-    verdict: VerifyOutput
+    output: VerifyOutput
 
     @property
     def path(self) -> list[int]:
         """Accepted nodes, root first."""
-        return self.verdict.accept_index[0, : int(self.verdict.num_accepted_tokens)].tolist()
+        return self.output.accept_index[0, : int(self.output.num_accepted_tokens)].tolist()
 
     @property
     def needs_the_tree(self) -> bool:
@@ -55,7 +55,7 @@ def run(pair: Any, prompts: Sequence[str], console: Console, max_new_tokens: int
     _introduce(pair, console)
     generations = _generate_all(pair, prompts, max_new_tokens)
     plain = generations[PLAIN, 0.0]
-    chosen = next((i for i, output in enumerate(plain.outputs) if distinct_share(output.token_ids) >= 0.5), 0)
+    chosen = next((i for i, output in enumerate(plain.outputs) if not is_loop(output.token_ids)), 0)
     _show_text(prompts[chosen], plain.outputs[chosen].text, console)
     with torch.inference_mode():
         first = list(islice(rounds(pair, pair.tokenizer.encode(prompts[chosen])), ROUNDS_TO_CHOOSE_FROM))
@@ -107,10 +107,10 @@ def rounds(pair: Any, prompt_ids: Sequence[int]) -> Iterator[Round]:
     draft_input = engine.prefill(batch, PrefillInput.whole([prompt_ids]), pools).draft_input
     for number in range(1, engine.config.max_len - len(prompt_ids)):
         tree = engine.draft(batch, draft_input, pools)
-        verdict = engine.verify(batch, tree, pools)
-        yield Round(number, int(batch.seq_lens), tree, verdict)
-        draft_input = engine.draft_extend(batch, verdict.draft_extend_input, pools)
-        batch = batch.after(verdict.num_accepted_tokens)
+        output = engine.verify(batch, tree, pools)
+        yield Round(number, int(batch.seq_lens), tree, output)
+        draft_input = engine.draft_extend(batch, output.draft_extend_input, pools)
+        batch = batch.after(output.num_accepted_tokens)
 
 
 def _show_text(prompt: str, text: str, console: Console) -> None:
@@ -131,7 +131,7 @@ def _show_round(shown: Round, tokenizer: Any, console: Console) -> None:
     )
     console.print()
     print_table(console, ("node", "token", "score", "the target says"), list(_tree_rows(shown, tokenizer)))
-    drafts, tokens = int(shown.verdict.num_accepted_drafts), int(shown.verdict.num_accepted_tokens)
+    drafts, tokens = int(shown.output.num_accepted_drafts), int(shown.output.num_accepted_tokens)
     before = shown.seq_len
     leaves = " The path leaves the drafter's first choices, where a chain would have stopped." * shown.needs_the_tree
     console.print()
@@ -147,7 +147,7 @@ def _tree_rows(shown: Round, tokenizer: Any) -> Iterator[tuple[Text, ...]]:
     tokens, scores, parents = (
         column[0].tolist() for column in (shown.tree.draft_tokens, shown.tree.scores, shown.tree.parents)
     )
-    path, predict = shown.path, shown.verdict.predict.tolist()
+    path, predict = shown.path, shown.output.predict.tolist()
 
     def rows(node: int, depth: int) -> Iterator[tuple[Text, ...]]:
         says = "" if node not in path else "yes" if node else "the root"

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+LOOP_SHARE = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
@@ -49,6 +51,11 @@ def distinct_share(token_ids: Sequence[int], order: int = 4) -> float:
     """Distinct n-grams over n-grams: near 1 for fresh text, near 0 for a loop; 1 for a text shorter than n."""
     grams = [tuple(token_ids[start : start + order]) for start in range(len(token_ids) - order + 1)]
     return len(set(grams)) / len(grams) if grams else 1.0
+
+
+def is_loop(token_ids: Sequence[int]) -> bool:
+    """Whether a continuation repeats itself: fewer than half of its 4-grams are distinct. Loops inflate acceptance."""
+    return distinct_share(token_ids) < LOOP_SHARE
 
 
 def accept_length_from_tensorrt_llm(accepted_drafts_per_round: float) -> float:

@@ -5,6 +5,7 @@ Dimension key, used as suffix of tensor names everywhere:
     B requests · K topk · S num_steps · N num_draft_tokens (verify width, root included) · P page_size
     L seq_len (committed KV, bonus token excluded) · V vocabulary · H hidden · F target features · A attention heads
     D head dim · R rows of a flattened batch · C columns (keys) of one request · Q rows of one request
+    W width of an accepted path (S + 1) · I draft steps so far
 
     DraftInput → draft → VerifyInput → verify → VerifyOutput.draft_extend_input → draft_extend → DraftInput
 """
@@ -247,13 +248,12 @@ class DraftExtendInput:
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyOutput:
-    """What the target made of the trees.
+class Verdict:
+    """How far the target took every tree.
 
-    predict: i32 [B·N], by node the token after it, -1 off the accepted path. accept_index: i32 [B, S+1], global node
-    ids, column 0 the root, padded with -1. num_accepted_drafts: i32 [B] in [0, S]; num_accepted_tokens: that + 1, the
-    bonus included. logprobs: [B, S+1], of predict at accept_index under penalties, bias and temperature, 0 where
-    padded. target_logits: [B·N, V], as the target gave them.
+    predict: i32 [B·N], by node the token after it, -1 off the accepted path. accept_index: i32 [B, W], global node ids,
+    column 0 the root, padded with -1. num_accepted_drafts: i32 [B] in [0, S]; num_accepted_tokens: that + 1, the bonus
+    included. logprobs: f32 [B, W], of predict at accept_index under penalties, bias and temperature, 0 where padded.
     """
 
     predict: torch.Tensor
@@ -261,11 +261,17 @@ class VerifyOutput:
     num_accepted_drafts: torch.Tensor
     num_accepted_tokens: torch.Tensor
     logprobs: torch.Tensor
-    target_logits: torch.Tensor
-    draft_extend_input: DraftExtendInput
 
     def accepted_tokens(self) -> list[list[int]]:
         """The new tokens of each request, bonus last."""
         rows = zip(self.accept_index.tolist(), self.num_accepted_tokens.tolist(), strict=True)
         predict = self.predict.tolist()
         return [[predict[node] for node in path[:count]] for path, count in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOutput(Verdict):
+    """The verdict, the target's own logits [B·N, V], and what draft-extend needs: all that verify leaves."""
+
+    target_logits: torch.Tensor
+    draft_extend_input: DraftExtendInput

@@ -1,7 +1,7 @@
 """The only mutable state: KV buffers, the map from logical columns to slots, and the allocator of pages.
 
-Target and draft buffers are separate but share slot ids and `req_to_token`. Phases change them by verbs: `reserve`,
-`write`, `commit`, `release`.
+Target and draft buffers are separate but share slot ids and `req_to_token`. They change by verbs only: `open`,
+`reserve`, `record`, `write`, `move`, `release`, `close`.
 """
 
 from collections import deque
@@ -135,6 +135,10 @@ class KVPool:
         self.token_ids[row] = -1
         del self._pages[row]
         self._free_rows.append(row)
+
+    def record(self, rows: torch.Tensor | int, columns: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Note the tokens that stand at logical columns of requests."""
+        self.token_ids[rows, columns] = tokens.long()
 
     def slots(self, rows: torch.Tensor | int, columns: torch.Tensor) -> torch.Tensor:
         """Slots of logical columns of requests, of the broadcast shape; a column that is not owned is an error."""

@@ -19,7 +19,6 @@ class Stream(IntEnum):
     PREFILL = 0
     ACCEPT = 1
     FINAL = 2
-    DRAFT = 3
 
 
 def seed_bits(seed: int) -> int:
@@ -58,3 +57,21 @@ def coins(seeds, request_ids, stream: Stream, root_lens, depths, indices=0) -> t
     """
     word = words(seeds, request_ids, stream, root_lens, depths, indices)[0]
     return (word >> 8).clamp(min=1).double() * 2.0**-24
+
+
+def accept_coins(
+    seeds: torch.Tensor, request_ids: torch.Tensor, root_lens: torch.Tensor, num_steps: int
+) -> torch.Tensor:
+    """The coins of a round's visited nodes, one a depth: float64 [B, S+1]."""
+    depths = torch.arange(num_steps + 1)
+    return coins(seeds[:, None], request_ids[:, None], Stream.ACCEPT, root_lens[:, None], depths)
+
+
+def final_coins(seeds: torch.Tensor, request_ids: torch.Tensor, root_lens: torch.Tensor) -> torch.Tensor:
+    """The coin of a round's bonus token, float64 [B]; its name has depth 0 wherever the walk ended."""
+    return coins(seeds, request_ids, Stream.FINAL, root_lens, 0)
+
+
+def first_coins(seeds: torch.Tensor, request_ids: torch.Tensor, prompt_lens: torch.Tensor) -> torch.Tensor:
+    """The coin of the token after a prompt, float64 [B]; its root is the prompt's last token."""
+    return coins(seeds, request_ids, Stream.PREFILL, prompt_lens - 1, 0)

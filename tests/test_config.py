@@ -120,12 +120,6 @@ def test_ends_of_the_allowed_ranges_are_allowed(params):
     assert {name: getattr(made, name) for name in params} == params
 
 
-@pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
-def test_any_single_penalty_counts_as_penalties(name):
-    assert not SamplingParams().has_penalties
-    assert SamplingParams(**{name: 0.5}).has_penalties
-
-
 @pytest.mark.parametrize("value", [SpecConfig(), SamplingParams()])
 def test_values_are_frozen(value):
     with pytest.raises(FrozenInstanceError):

@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from specsim.config import SamplingParams, SpecConfig
-from specsim.phases import Batch, DraftExtendInput, PrefillInput
+from specsim.phases import Batch, DraftExtendInput, PrefillInput, Verdict
 from specsim.reference.attention import causal_metadata
 from specsim.reference.engine import Engine
 from specsim.reference.extend import draft_extend_input, shift_left
-from specsim.reference.verify import Verdict
 from specsim.zoo.agreeing import agreeing_pair
 
 

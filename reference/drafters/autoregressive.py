@@ -4,7 +4,7 @@ from typing import Protocol
 
 import torch
 
-from specsim.config import SpecConfig
+from specsim.config import InputError, SpecConfig
 from specsim.drafter import Candidates
 from specsim.phases import Batch, DraftExtendInput, DraftInput, PrefillInput
 from specsim.pool import KVBuffer, KVLayout, KVPool
@@ -40,6 +40,8 @@ class AutoregressiveDrafter:
     """The drafter protocol of specsim.drafter around a head."""
 
     def __init__(self, head: Head, config: SpecConfig, dtype: torch.dtype):
+        if config.topk > head.draft_vocab_size:
+            raise InputError("topk", config.topk, f"at most the draft vocabulary, {head.draft_vocab_size}")
         self._head, self._config, self._dtype = head, config, dtype
         self.kv_layout, self.feature_layers = head.kv_layout, head.feature_layers
 

@@ -9,13 +9,12 @@ from tokenizers import Tokenizer
 from torch import nn
 from transformers import LlamaForCausalLM
 
-from specsim.metrics import acceptance, distinct_share
+from specsim.metrics import acceptance, is_loop
 from specsim.zoo.rollouts import continue_prompts
 from specsim.zoo.unroll import read_features, unroll
 
 NEW_TOKENS = 64
 NUM_DRAFTS = 4
-LOOPS_BELOW = 0.5
 
 
 @torch.no_grad()
@@ -62,7 +61,7 @@ def estimate(
         continuations = continue_texts(target, tokenizer, texts, temperature)
         agreements = [agreement(head, target, tokens_C, layers) for tokens_C, _ in continuations]
         written = [(tokens_C[own : own + NEW_TOKENS].tolist(), own) for tokens_C, own in continuations]
-        straight = [index for index, (tokens, _) in enumerate(written) if distinct_share(tokens) >= LOOPS_BELOW]
+        straight = [index for index, (tokens, _) in enumerate(written) if not is_loop(tokens)]
         groups = {f"all {len(texts)}": range(len(texts)), f"{len(straight)} that do not loop": straight}
         for num_drafts, (group, chosen) in product((3, NUM_DRAFTS), groups.items()):
             rounds = [n for index in chosen for n in chain_rounds(agreements[index], written[index][1], num_drafts)]

@@ -5,7 +5,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from specsim.zoo.acceptance import LOOPS_BELOW, NEW_TOKENS
+from specsim.metrics import LOOP_SHARE
+from specsim.zoo.acceptance import NEW_TOKENS
 from specsim.zoo.prompts import RULE
 from specsim.zoo.recipe import Recipe
 
@@ -82,7 +83,7 @@ def write_card(recipe: Recipe, folder: Path) -> str:
         prompt_rule=RULE.format(a_distribution=recipe.prompts_a_distribution),
         measured=_measured(json.loads(accepted.read_text())) if accepted.exists() else UNMEASURED,
         new_tokens=NEW_TOKENS,
-        loops_below=LOOPS_BELOW,
+        loops_below=LOOP_SHARE,
         acceptance="\n".join(row for name in ("eagle", "eagle3") for row in _acceptance_rows(name, figures[name])),
     )
 
