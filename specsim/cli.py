@@ -137,11 +137,13 @@ def _generate(options: dict[str, Any], text: str, config: SpecConfig, sampling: 
     pair = load(options["target"], options["draft"], options["drafter"])
     dtype = getattr(torch, options["dtype"])
     generation = generate(pair, text, config, sampling, impl=options["impl"], dtype=dtype, progress=True)
-    write_json(options["json_file"], generation.to_json())
     console = stdout_console()
-    console.out(generation.outputs[0].text, highlight=False)
-    console.print()
-    print_table(console, (), [("pair", pair.name), *metrics_rows(generation)])
+    try:
+        console.out(generation.outputs[0].text, highlight=False)
+        console.print()
+        print_table(console, (), [("pair", pair.name), *metrics_rows(generation)])
+    finally:  # neither a closed terminal nor a full disk costs the other its result
+        write_json(options["json_file"], generation.to_json())
 
 
 @app.command()
@@ -163,8 +165,10 @@ def accept(
         raise InputError("prompts", prompts, f"1 to {len(texts)}")
     pairs = {drafter: load(drafter=drafter) for drafter in ("eagle3", "eagle")}
     study = measure(pairs, texts[:prompts], max_new_tokens, progress=True)
-    write_json(json_file, study.to_json())
-    show(study, stdout_console())
+    try:
+        show(study, stdout_console())
+    finally:
+        write_json(json_file, study.to_json())
     if not study.is_lossless:
         raise typer.Exit(1)
 

@@ -161,6 +161,9 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             _require_int("logit_bias", token, 0)
             _require_finite("logit_bias", bias, -_MOST, _MOST, "finite numbers")
+        is_list = isinstance(self.stop_token_ids, (tuple, list, set, frozenset))
+        _require(is_list, "stop_token_ids", self.stop_token_ids, "a tuple of token ids")
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         for token in self.stop_token_ids:
             _require_int("stop_token_ids", token, 0)
         _require_int("max_new_tokens", self.max_new_tokens, 1)

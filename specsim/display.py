@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specsim.config import InputError
+from specsim.metrics import without_nan
 
 WIDTH = 100
 
@@ -127,7 +128,7 @@ def write_json(path: Path | None, value: dict) -> None:
     """All of it or nothing: written beside `path` and renamed. A device is written to directly."""
     if path is None:
         return
-    text = json.dumps(_without_nan(value), ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(without_nan(value), ensure_ascii=False, allow_nan=False) + "\n"
     is_device = _is_device(path)
     beside = path if is_device else path.resolve().with_name(f".specsim-{os.getpid()}.json")
     try:
@@ -139,12 +140,3 @@ def write_json(path: Path | None, value: dict) -> None:
     finally:
         if not is_device:
             beside.unlink(missing_ok=True)
-
-
-def _without_nan(value: Any) -> Any:
-    """JSON has no numbers that are not finite; null stands for them."""
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,14 +2,15 @@
 
 import importlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from numbers import Integral
 
 import torch
 from tqdm.auto import tqdm
 
 from specsim.config import InputError, SamplingParams, SpecConfig
-from specsim.metrics import Acceptance, acceptance
+from specsim.metrics import Acceptance, acceptance, without_nan
 from specsim.phases import Batch, DraftInput, PrefillInput
 
 COLUMNS = ("reference",)
@@ -59,11 +60,9 @@ class Generation:
         return f"Generation({counts}, accept length {metrics['accept_length']:.2f}, {self.seconds:.2f} s)"
 
     def to_json(self) -> dict:
-        return {
-            "outputs": [asdict(output) for output in self.outputs],
-            "metrics": self.metrics,
-            "config": asdict(self.config),
-        }
+        """A value that json can write; null where a figure is not defined (no rounds)."""
+        outputs = [asdict(output) for output in self.outputs]
+        return without_nan({"outputs": outputs, "metrics": self.metrics, "config": asdict(self.config)})
 
     def _repr_html_(self) -> str:
         from specsim.display import generation_html
@@ -115,6 +114,7 @@ def generate(
     config: SpecConfig | None = None,
     sampling: SamplingParams | Sequence[SamplingParams] | None = None,
     *,
+    request_ids: Sequence[int] | None = None,
     impl: str = "reference",
     dtype: torch.dtype = torch.float32,
     progress: bool = False,
@@ -122,11 +122,13 @@ def generate(
     """Continue every prompt (text or token ids) with the pair under one setting, all prompts in one batch.
 
     config None is SpecConfig(), or plain decoding for a pair without a drafter. sampling: one for all prompts or one
-    each. Raises InputError for an empty or too long prompt and for token ids outside the vocabulary.
+    each. request_ids (0, 1, ... unless given) name the random streams: a request with the same id, seed and prompt
+    gives the same tokens in any batch. Raises InputError for an empty or too long prompt and for token ids outside
+    the vocabulary.
     """
     config = config or (SpecConfig() if pair.drafter else SpecConfig.plain())
     engine = load_engine(pair, config, impl, dtype)
-    requests = _requests(pair, prompts, sampling or SamplingParams(), engine.config.max_len)
+    requests = _requests(pair, prompts, sampling or SamplingParams(), request_ids, engine.config.max_len)
     start = time.perf_counter()
     with torch.inference_mode():
         _run(engine, requests, progress)
@@ -134,33 +136,39 @@ def generate(
     return Generation(tuple(request.output(pair.tokenizer) for request in requests), config, seconds)
 
 
-def _requests(pair, prompts, sampling, max_len: int) -> list[_Request]:
+def _requests(pair, prompts, sampling, request_ids, max_len: int) -> list[_Request]:
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
     sampling = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
+    ids = list(range(len(prompts)) if request_ids is None else request_ids)
     if len(sampling) != len(prompts):
         raise InputError(
             "sampling", f"{len(sampling)} parameter sets", f"one, or one for each of the {len(prompts)} prompts"
         )
-    return [_request(pair, *item, max_len) for item in zip(range(len(prompts)), prompts, sampling, strict=True)]
+    if len(set(ids)) != len(prompts) or not all(type(each) is int and 0 <= each < 2**32 for each in ids):
+        raise InputError("request_ids", request_ids, f"{len(prompts)} different integers from 0 to 2^32 - 1")
+    return [_request(pair, *item, max_len) for item in zip(ids, prompts, sampling, strict=True)]
 
 
 def _request(pair, request_id: int, prompt: str | Sequence[int], params: SamplingParams, max_len: int) -> _Request:
     target = pair.target.config
-    ids = _encode(pair.tokenizer, prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+    ids = _token_ids(pair.tokenizer, prompt)
     if not ids:
         raise InputError("prompt", prompt, "at least one token")
     if len(ids) >= max_len:
         raise InputError("prompt", f"{len(ids)} tokens", f"at most {max_len - 1}, one less than max_len")
-    named = (("prompt", ids), ("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias))
-    for name, tokens in named:
+    for name, tokens in (("prompt", ids), ("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
         for token in tokens:
-            if not 0 <= token < target.vocab_size:
+            if not isinstance(token, Integral) or not 0 <= token < target.vocab_size:
                 raise InputError(name, token, f"token ids from 0 to {target.vocab_size - 1}")
     stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else target.eos_token_ids)
-    return _Request(request_id, ids, params, stop_ids, min(params.max_new_tokens, max_len - len(ids)))
+    return _Request(request_id, list(map(int, ids)), params, stop_ids, min(params.max_new_tokens, max_len - len(ids)))
 
 
-def _encode(tokenizer, prompt: str) -> list[int]:
+def _token_ids(tokenizer, prompt: str | Sequence[int]) -> list[int]:
+    if not isinstance(prompt, str):
+        if not isinstance(prompt, Iterable):
+            raise InputError("prompts", prompt, "a text, or a list of texts or of lists of token ids")
+        return prompt.tolist() if isinstance(prompt, torch.Tensor) else list(prompt)
     if tokenizer is None:
         raise InputError("prompt", prompt, "token ids: the target has no tokenizer")
     return tokenizer.encode(prompt)
@@ -171,7 +179,7 @@ def _run(engine, requests: list[_Request], progress: bool) -> None:
     if not requests:
         return
     config, longest = engine.config, max(len(request.prompt_ids) + request.max_tokens for request in requests)
-    pools = engine.make_pools(len(requests), len(requests) * config.reserved_columns(longest + config.page_size))
+    pools = engine.make_pools(len(requests), len(requests) * config.reserved_columns(longest))
     bar = tqdm(total=sum(request.max_tokens for request in requests), unit="token", disable=None if progress else True)
     batch, draft_input = _prefill(engine, requests, pools)
     running = list(requests)

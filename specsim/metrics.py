@@ -3,8 +3,10 @@
 `draft` in a name counts drafts only; `accept` without `draft` includes the bonus token.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -71,3 +73,12 @@ def accept_length_from_eagle_tau(tau: float, rounds: int) -> float:
 def accept_length_from_rate(accept_rate: float, num_steps: int) -> float:
     """Our accept length from vLLM's draft acceptance rate (accepted over proposed drafts)."""
     return 1 + num_steps * accept_rate
+
+
+def without_nan(value: Any) -> Any:
+    """A JSON value in which null stands for every number that is not finite, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -137,6 +138,8 @@ def test_results_survive_json():
         ({"prompts": [[1] * 512]}, "prompt is '512 tokens'; allowed: at most 511"),
         ({"prompts": [[1, 48]]}, "prompt is 48; allowed: token ids from 0 to 47"),
         ({"prompts": [[1, -1]]}, "prompt is -1; allowed: token ids from 0 to 47"),
+        ({"prompts": [[1, 2.5]]}, "prompt is 2.5; allowed: token ids from 0 to 47"),
+        ({"prompts": [1, 2, 3]}, "prompts is 1; allowed: a text, or a list of texts or of lists of token ids"),
         ({"prompts": "text"}, "prompt is 'text'; allowed: token ids"),
         ({"stop_token_ids": (99,)}, "stop_token_ids is 99; allowed: token ids from 0 to 47"),
         ({"logit_bias": {99: 1.0}}, "logit_bias is 99; allowed: token ids from 0 to 47"),
@@ -149,6 +152,30 @@ def test_results_survive_json():
 def test_bad_input_is_refused_with_field_value_and_what_is_allowed(changes, message):
     with pytest.raises(InputError, match=message):
         run(**changes)
+
+
+def test_request_ids_name_the_random_streams():
+    warm = SamplingParams(temperature=1.0, max_new_tokens=12)
+    together = generate(PAIR, PROMPTS, TREE, warm, dtype=torch.float64).outputs
+    alone = generate(PAIR, PROMPTS[1:2], TREE, warm, request_ids=[1], dtype=torch.float64).outputs
+    other = generate(PAIR, PROMPTS[1:2], TREE, warm, request_ids=[7], dtype=torch.float64).outputs
+    assert alone[0].token_ids == together[1].token_ids != other[0].token_ids
+
+
+@pytest.mark.parametrize("ids", [[0, 1], [0, 1, 1], [0, 1, -1], [0, 1, 2**32], [0, 1, 2.0]])
+def test_request_ids_are_different_integers_one_a_prompt(ids):
+    with pytest.raises(InputError, match=r"request_ids is .*; allowed: 3 different integers"):
+        generate(PAIR, PROMPTS, TREE, request_ids=ids)
+
+
+@pytest.mark.parametrize("prompt", [np.array([5, 17, 3]), torch.tensor([5, 17, 3]), (5, 17, 3), [np.int64(5), 17, 3]])
+def test_token_ids_come_in_any_sequence_of_integers(prompt):
+    expected = run([[5, 17, 3]], max_new_tokens=5).outputs[0]
+    assert run([prompt], max_new_tokens=5).outputs[0] == expected
+
+
+def test_a_result_without_rounds_is_json_too():
+    assert json.loads(json.dumps(run(max_new_tokens=1).to_json(), allow_nan=False))["metrics"]["accept_length"] is None
 
 
 def test_an_unknown_column_is_refused():

@@ -28,7 +28,7 @@ AXES = {
     "topk": [1, 2, 4, 8, 16],
     "num_steps": [1, 2, 3, 5],
     "num_draft_tokens": [2, 8, 16, 32],
-    "page_size": [1, 2, 4, 16, 64],
+    "page_size": [1, 2, 4, 16, 64, 256],
     "batch": [1, 3],
     "sampling": list(SAMPLINGS),
     "kind": ["eagle", "eagle3"],
@@ -38,6 +38,7 @@ AXES = {
     "release": ["finish", "round"],
     "score": ["prob", "logprob"],
     "penalties": ["exact", "relaxed"],
+    "threshold_single": [1.0, 0.3],
     "threshold_acc": [1.0, 0.6],
     "max_len": [None, 21],
 }
@@ -56,7 +57,17 @@ def config_of(cell):
     """The cell's setting; its num_draft_tokens is cut to what topk and num_steps allow."""
     topk, steps = cell["topk"], cell["num_steps"]
     width = steps + 1 if topk == 1 else min(cell["num_draft_tokens"], 1 + topk + (steps - 1) * topk**2)
-    names = ("page_size", "draft_kv", "extend", "release", "score", "penalties", "threshold_acc", "max_len")
+    names = (
+        "page_size",
+        "draft_kv",
+        "extend",
+        "release",
+        "score",
+        "penalties",
+        "threshold_single",
+        "threshold_acc",
+        "max_len",
+    )
     return SpecConfig(topk, steps, width, **{name: cell[name] for name in names})
 
 
@@ -95,6 +106,18 @@ def test_eagles_own_setting_equals_the_oracle(num_steps, draft_kv):
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_plain_decoding_equals_the_oracle(sampling):
     assert_equal_to_the_oracle(agreeing_pair("eagle3"), PROMPTS, SpecConfig.plain(page_size=4), sampling)
+
+
+@pytest.mark.parametrize("sampling", [SAMPLINGS["greedy"], SAMPLINGS["warm"]])
+@pytest.mark.parametrize("stops", [(0, 9, 21), (3, 30), tuple(range(0, 48, 3))])
+@pytest.mark.parametrize("by", ["eos", "stop tokens"])
+def test_requests_end_where_the_oracles_do(sampling, stops, by):
+    pair, config = agreeing_pair("eagle"), SpecConfig(4, 3, 8, page_size=4)
+    if by == "eos":
+        pair = replace(pair, target=replace(pair.target, config=replace(pair.target.config, eos_token_ids=stops)))
+    else:
+        sampling = replace(sampling, stop_token_ids=stops)
+    assert_equal_to_the_oracle(pair, PROMPTS, config, replace(sampling, max_new_tokens=40))
 
 
 def node_paths(verify_input, request):

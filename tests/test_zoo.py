@@ -20,6 +20,8 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repea
 
 from specsim.accept import Setting, chain, measure
 from specsim.checkpoint import load
+from specsim.config import SamplingParams
+from specsim.generation import generate
 from specsim.zoo import TINY, load_prompts
 from specsim.zoo.acceptance import chain_rounds
 from specsim.zoo.card import write_card
@@ -259,6 +261,21 @@ def test_smoke_trains_a_loadable_pair(tmp_path):
     _assert_is_pair(tmp_path / "tiny")
     assert (tmp_path / "tiny" / "MODEL_CARD.md").exists()
     assert (tmp_path / "tiny" / "prompts.jsonl").read_text().count("\n") >= 1
+
+
+def test_the_shipped_pair_speculates_as_transformers_decodes():
+    """Greedy, token for token, with either head, through the tokenizer and the loader of a hub checkpoint."""
+    texts = [prompt["text"] for prompt in load_prompts()[:3]]
+    model = AutoModelForCausalLM.from_pretrained(TINY / "target").double()
+    tokenizer = AutoTokenizer.from_pretrained(TINY / "target")
+    expected = []
+    for text in texts:
+        ids = torch.tensor([tokenizer.encode(text)])
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=32)
+        expected.append(tuple(out[0, ids.shape[1] :].tolist()))
+    for drafter in ("eagle", "eagle3"):
+        found = generate(load(drafter=drafter), texts, sampling=SamplingParams(max_new_tokens=32), dtype=torch.float64)
+        assert [output.token_ids for output in found.outputs] == expected
 
 
 def test_the_shipped_card_is_made_from_the_shipped_figures():

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Sizes in files, tokens, rows or units; a head is a drafter's one layer."""
+    """Sizes in files, tokens, rows or units, training times in seconds; a head is a drafter's one layer."""
 
     corpus_bytes: int | None = None
     heldout_one_in: int = 64
@@ -21,6 +21,7 @@ class Recipe:
     intermediate_size: int = 768
     target_window: int = 1024
     target_batch: int = 128
+    target_seconds: float = 290
 
     num_rollouts: int = 98304
     rollouts_a_batch: int = 8192
@@ -32,6 +33,8 @@ class Recipe:
     feature_layers: tuple[int, ...] = (1, 2, 3)
     num_unrolled: int = 5
     head_batch: int = 96
+    eagle3_seconds: float = 360
+    eagle_seconds: float = 100
 
 
 SHIPPED = Recipe()
@@ -56,4 +59,7 @@ SMOKE = Recipe(
     draft_vocab_size=384,
     num_unrolled=3,
     head_batch=6,
+    target_seconds=3,
+    eagle3_seconds=3,
+    eagle_seconds=3,
 )

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from time import perf_counter
@@ -20,8 +20,6 @@ from specsim.zoo.manifest import compare_selection, follow_manifest, make_manife
 from specsim.zoo.prompts import choose_prompts
 from specsim.zoo.recipe import SHIPPED, SMOKE, Recipe
 from specsim.zoo.tokenizer import encode_documents, save_tokenizer, train_tokenizer
-
-SMOKE_SECONDS = 3
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -47,7 +45,6 @@ class Run:
     work: Path
     manifest: Path | None
     is_smoke: bool
-    seconds: dict[Stage, float]
     device: torch.device
 
     def note(self, name: str, figures: object) -> None:
@@ -100,12 +97,12 @@ def learn_tokenizer(run: Run) -> None:
 
 def train_target(run: Run) -> None:
     """Write the target and measure its losses as it is written, in bfloat16."""
-    figures = target.train_target(run.tokens("train"), run.recipe, run.seconds[Stage.TARGET], run.out / "target")
+    figures = target.train_target(run.tokens("train"), run.recipe, run.recipe.target_seconds, run.out / "target")
     for part in ("train", "heldout"):
         loss = target.validation_loss(run.target(), run.tokens(part), run.recipe.target_window)
         figures[f"{part}_loss"] = loss
         typer.echo(f"{part} loss {loss:.3f}")
-    run.note(Stage.TARGET, {**figures, "seconds": run.seconds[Stage.TARGET]})
+    run.note(Stage.TARGET, {**figures, "seconds": run.recipe.target_seconds})
     run.note("device", torch.cuda.get_device_name() if run.device.type == "cuda" else "a CPU")
 
 
@@ -117,7 +114,8 @@ def write_rollouts(run: Run) -> None:
 
 def train_drafter(run: Run, stage: Stage) -> None:
     """Write one drafter and estimate its acceptance on the prompts."""
-    model, tokens, seconds = run.target(), run.tokens("train"), run.seconds[stage]
+    model, tokens = run.target(), run.tokens("train")
+    seconds = getattr(run.recipe, f"{stage}_seconds")
     head, figures = drafter.train_head(
         stage, model, tokens, run.tokens("rollouts"), run.recipe, seconds, run.out / stage
     )
@@ -154,17 +152,17 @@ def train(
     manifest: Annotated[
         Path | None, typer.Option(help="Select the distributions of this manifest.", exists=True)
     ] = None,
-    seconds_target: Annotated[float, typer.Option(help="Training time of the target.")] = 290,
-    seconds_eagle3: Annotated[float, typer.Option(help="Training time of the EAGLE-3 head.")] = 360,
-    seconds_eagle: Annotated[float, typer.Option(help="Training time of the EAGLE head.")] = 100,
+    seconds: Annotated[
+        float | None, typer.Option(help="Training time of each model.", show_default="the recipe's")
+    ] = None,
     smoke: Annotated[bool, typer.Option(help="A toy pair from CPython's library, for a CPU.")] = False,
 ) -> None:
     """Train the pair, or some of its stages."""
-    seconds = {Stage.TARGET: seconds_target, Stage.EAGLE3: seconds_eagle3, Stage.EAGLE: seconds_eagle}
-    if smoke:
-        seconds = dict.fromkeys(seconds, SMOKE_SECONDS)
+    recipe = SMOKE if smoke else SHIPPED
+    if seconds is not None:
+        recipe = replace(recipe, target_seconds=seconds, eagle3_seconds=seconds, eagle_seconds=seconds)
     device = torch.device("cuda" if torch.cuda.is_available() and not smoke else "cpu")
-    run = Run(SMOKE if smoke else SHIPPED, out, work, manifest, smoke, seconds, device)
+    run = Run(recipe, out, work, manifest, smoke, device)
     for folder in (out, work):
         folder.mkdir(parents=True, exist_ok=True)
     for each in stage or Stage:
