@@ -1,5 +1,6 @@
 """The command line: specsim demo, generate, accept."""
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -103,6 +104,10 @@ def generate(
     max_len: Annotated[int | None, typer.Option(help="Most tokens with prompt.", show_default="the target's")] = None,
     target: Annotated[str | None, typer.Option(help="Folder or hub id.", show_default="the shipped one")] = None,
     draft: Annotated[str | None, typer.Option(help="Folder or hub id.", show_default="the shipped one")] = None,
+    draft_field: Annotated[
+        list[str] | None,
+        typer.Option(help="A field of the drafter's config.json, which it lacks or has wrong.", metavar="NAME=JSON"),
+    ] = None,
     prompt: Annotated[str | None, typer.Option(help="Text to continue.", show_default="a shipped one")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="UTF-8 file to continue, one text.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to add.")] = _GREEDY.max_new_tokens,
@@ -134,7 +139,8 @@ def _generate(options: dict[str, Any], text: str, config: SpecConfig, sampling: 
     from specsim.generation import generate
 
     check_writable(options["json_file"])
-    pair = load(options["target"], options["draft"], options["drafter"])
+    draft_fields = dict(map(_field, options["draft_field"] or ()))
+    pair = load(options["target"], options["draft"], options["drafter"], draft_fields)
     dtype = getattr(torch, options["dtype"])
     generation = generate(pair, text, config, sampling, impl=options["impl"], dtype=dtype, progress=True)
     console = stdout_console()
@@ -185,6 +191,17 @@ def _speculation(options: dict[str, Any]) -> SpecConfig:
         if options[name] != getattr(_TREE, name):
             raise InputError(name, options[name], f"only {getattr(_TREE, name)}, the default, with drafter none")
     return SpecConfig.plain(options["page_size"], options["max_len"])
+
+
+def _field(assignment: str) -> tuple[str, Any]:
+    """NAME=JSON; a value that is no JSON stands for itself, so that words need no quotes."""
+    name, equals, value = assignment.partition("=")
+    if not name or not equals:
+        raise InputError("draft_field", assignment, "NAME=JSON, such as norm_before_residual=true")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -877,3 +878,16 @@ def test_a_drafter_of_another_kind_than_named_is_refused():
 
     with pytest.raises(InputError, match=r"drafter is 'eagle'; allowed: eagle3, the kind of the one in"):
         load(TINY / "target", TINY / "eagle3", drafter="eagle")
+
+
+def test_fields_that_a_head_lacks_can_be_said_when_loading(tmp_path: Path):
+    from specsim.zoo import TINY
+
+    shutil.copytree(TINY / "eagle3", tmp_path / "head")
+    config = json.loads((TINY / "eagle3" / "config.json").read_text())
+    del config["eagle_aux_hidden_state_convention"]
+    (tmp_path / "head" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="eagle_aux_hidden_state_convention"):
+        load(TINY / "target", tmp_path / "head")
+    said = {"eagle_aux_hidden_state_convention": "output", "eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+    assert load(TINY / "target", tmp_path / "head", draft_fields=said).drafter.config.feature_layers == (1, 2, 3)

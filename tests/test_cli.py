@@ -337,6 +337,17 @@ def test_full_device(call, tiny):
     assert_one_sentence((status, "", err), "standard output", "No space left on device", "")
 
 
+def test_fields_of_a_drafter_are_said_on_the_command_line(call, tiny, tmp_path):
+    shutil.copytree(tiny / "eagle3", tmp_path / "head")
+    fields = json.loads((tiny / "eagle3" / "config.json").read_text())
+    del fields["eagle_aux_hidden_state_convention"]
+    (tmp_path / "head" / "config.json").write_text(json.dumps(fields))
+    own = (*FEW, "--target", str(tiny / "target"), "--draft", str(tmp_path / "head"))
+    assert_one_sentence(call(*own), "eagle_aux_hidden_state_convention", "missing", "entering")
+    assert call(*own, "--draft-field", "eagle_aux_hidden_state_convention=entering")[0] == 0
+    assert_one_sentence(call(*own, "--draft-field", "entering"), "draft_field", "entering", "NAME=JSON")
+
+
 def test_closed_pipe_is_quiet(tiny):
     reader, writer = os.pipe()
     os.close(reader)

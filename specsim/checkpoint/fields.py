@@ -33,6 +33,10 @@ class Fields:
         """The same fields, and `defaults` for those that are not there at all."""
         return Fields(self.file, {**defaults, **self.values})
 
+    def replaced(self, values: Mapping[str, Any]) -> "Fields":
+        """The same fields, with `values` in the place of what was there."""
+        return Fields(self.file, {**self.values, **values})
+
     def integer(self, name: str, default: int | None = None, least: int = 1) -> int:
         value = self.get(name, default)
         if type(value) is not int or value < least:

@@ -88,15 +88,17 @@ def load(
     target: str | Path | None = None,
     draft: str | Path | None = None,
     drafter: Literal["eagle", "eagle3", "none"] | None = None,
+    draft_fields: Mapping[str, Any] | None = None,
 ) -> Pair:
     """A target and its drafter, each a folder or a hub id; with neither, the shipped pair with its EAGLE-3 head.
 
     drafter: another of the shipped heads, or the kind that the given one has to be. A target alone needs "none".
+    draft_fields: fields of the drafter's config.json that its publisher left out or that are to be read otherwise.
     """
     target, draft, name = _chosen(target, draft, drafter)
     folder = locate("target", target)
     checkpoint = load_target(folder)
-    head = None if draft is None else load_drafter(draft, checkpoint.config)
+    head = None if draft is None else load_drafter(draft, checkpoint.config, draft_fields)
     if head and drafter not in (None, head.config.kind):
         raise InputError("drafter", drafter, f"{head.config.kind}, the kind of the one in {draft}")
     tokenizer = LazyTokenizer(folder) if any((folder / file).exists() for file in _TOKENIZERS) else None
@@ -135,10 +137,12 @@ def load_target(path_or_hub: str | Path) -> TargetCheckpoint:
     return TargetCheckpoint(config, tensors)
 
 
-def load_drafter(path_or_hub: str | Path, target_config: ModelConfig) -> DrafterCheckpoint:
+def load_drafter(
+    path_or_hub: str | Path, target_config: ModelConfig, draft_fields: Mapping[str, Any] | None = None
+) -> DrafterCheckpoint:
     """An EAGLE-1/2 or EAGLE-3 head for a target. Raises as load_target does, and where the two do not fit."""
     folder = locate("draft", path_or_hub)
-    fields = read_json(folder / "config.json")
+    fields = read_json(folder / "config.json").replaced(draft_fields or {})
     stored = by_name(read_weights(folder), lambda key: key.removeprefix("model."))
     kind = _drafter_kind(fields, stored)
     if kind == "eagle3":
