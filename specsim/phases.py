@@ -20,34 +20,32 @@ from specsim.config import SamplingParams
 from specsim.uniforms import seed_bits
 
 
-def _index_rows(value, rows: torch.Tensor):
-    return value if value is None else value.filter(rows) if isinstance(value, Rows) else value[rows]
+def _chosen(value, requests: torch.Tensor):
+    return value if value is None else value.filter(requests) if isinstance(value, PerRequest) else value[requests]
 
 
-def _join_rows(first, second):
+def _joined(first, second):
     if first is None or second is None:
         return None
-    return first.merge(second) if isinstance(first, Rows) else torch.cat([first, second])
+    return first.merge(second) if isinstance(first, PerRequest) else torch.cat([first, second])
 
 
-class Rows:
-    """A state whose every tensor has one row a request."""
+class PerRequest:
+    """A state whose every tensor has one entry a request, along its first dimension."""
 
     __slots__ = ()
 
-    def filter(self, rows: torch.Tensor) -> Self:
-        """The requests `rows` (int64 indices), in that order; always by index, never by slice (sglang#9252)."""
-        return replace(self, **{f.name: _index_rows(getattr(self, f.name), rows) for f in fields(self)})
+    def filter(self, requests: torch.Tensor) -> Self:
+        """The requests at these places (int64), in that order; always by index, never by slice (sglang#9252)."""
+        return replace(self, **{f.name: _chosen(getattr(self, f.name), requests) for f in fields(self)})
 
     def merge(self, other: Self) -> Self:
         """The requests of self followed by those of other."""
-        return replace(
-            self, **{f.name: _join_rows(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
-        )
+        return replace(self, **{f.name: _joined(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)})
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling(Rows):
+class Sampling(PerRequest):
     """SamplingParams of a batch as tensors [B] (logit_bias [B, V]); float64 so that no parameter is rounded here."""
 
     temperature: torch.Tensor
@@ -75,7 +73,7 @@ class Sampling(Rows):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch(Rows):
+class Batch(PerRequest):
     """The requests of a round; no phase changes it.
 
     request_ids, req_pool_indices (rows of the pool's tables), seq_lens (L), prompt_lens, seeds (the bits of an unsigned
@@ -166,16 +164,17 @@ class PrefillOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftInput(Rows):
+class DraftInput(PerRequest):
     """What prefill and draft-extend leave to the next draft phase.
 
     topk_p: f32 [B, K], the drafter's probabilities at T = 1 for the first drafts; topk_index: i64 [B, K], their target
-    ids; hidden: [B, H], the drafter's state they came from; bonus_tokens: i32 [B], the root of the next tree.
+    ids; hidden: [B, H], the drafter's state they came from, None where it has none; bonus_tokens: i32 [B], the root of
+    the next tree.
     """
 
     topk_p: torch.Tensor
     topk_index: torch.Tensor
-    hidden: torch.Tensor
+    hidden: torch.Tensor | None
     bonus_tokens: torch.Tensor
 
     @classmethod
@@ -194,7 +193,7 @@ class DraftInput(Rows):
 
     def merge(self, other: Self) -> Self:
         """The requests of self followed by those of other; an idle state adds nothing, whatever its hidden is."""
-        return other if self.is_idle else self if other.is_idle else Rows.merge(self, other)
+        return other if self.is_idle else self if other.is_idle else PerRequest.merge(self, other)
 
 
 @dataclass(frozen=True, slots=True)
