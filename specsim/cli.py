@@ -23,6 +23,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line. Exit status: 1 where an equality fails, 2 for bad input, 130 when interrupted."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - closed by whoever started this program
     sys.stdout.reconfigure(errors="replace")
     try:
         try:
@@ -135,8 +136,9 @@ def _generate(options: dict[str, Any], text: str, config: SpecConfig, sampling: 
     import torch
 
     from specsim.checkpoint import load
-    from specsim.display import check_writable, metrics_rows, print_table, stdout_console, write_json
+    from specsim.display import metrics_rows, print_table, stdout_console
     from specsim.generation import generate
+    from specsim.json_file import check_writable, write_json
 
     check_writable(options["json_file"])
     draft_fields = dict(map(_field, options["draft_field"] or ()))
@@ -161,7 +163,8 @@ def accept(
     """Measure what the shipped drafters get accepted (some minutes)."""
     from specsim.accept import measure, show
     from specsim.checkpoint import load
-    from specsim.display import check_writable, stdout_console, write_json
+    from specsim.display import stdout_console
+    from specsim.json_file import check_writable, write_json
     from specsim.zoo import load_prompts
 
     SamplingParams(max_new_tokens=max_new_tokens)
@@ -200,7 +203,7 @@ def _field(assignment: str) -> tuple[str, Any]:
         raise InputError("draft_field", assignment, "NAME=JSON, such as norm_before_residual=true")
     try:
         return name, json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return name, value
 
 

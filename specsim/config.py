@@ -68,6 +68,7 @@ class SpecConfig:
         plain = self.num_steps == 0
         for name, least in (("topk", 1), ("num_steps", 0), ("num_draft_tokens", 1 if plain else 2), ("page_size", 1)):
             _require_int(name, getattr(self, name), least)
+        _require(self.page_size <= 2**16, "page_size", self.page_size, "an integer from 1 to 65536")
         self._check_tree()
         for name, allowed in _CHOICES.items():
             _require(getattr(self, name) in allowed, name, getattr(self, name), " or ".join(allowed))
@@ -154,7 +155,7 @@ class SamplingParams:
         _require_int("top_k", self.top_k, 0)
         _require_finite("top_p", self.top_p, math.ulp(0), 1, "a number above 0 and at most 1")
         _require_finite("min_p", self.min_p, 0, 1, "a number from 0 to 1")
-        _require_finite("repetition_penalty", self.repetition_penalty, math.ulp(0), _MOST, "a positive number")
+        _require_finite("repetition_penalty", self.repetition_penalty, 1e-3, 1e3, "a number from 0.001 to 1000")
         for name in ("presence_penalty", "frequency_penalty"):
             _require_finite(name, getattr(self, name), -2, 2, "a number from -2 to 2")
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))

@@ -1,12 +1,9 @@
-"""How results are shown: tables on a terminal, plain text in a pipe, HTML in a notebook, JSON for a program."""
+"""How results are shown: tables on a terminal, plain text in a pipe, HTML in a notebook."""
 
-import json
 import math
-import os
 import sys
 from collections.abc import Sequence
 from html import escape
-from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
 from typing import Any
@@ -15,9 +12,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-
-from specsim.config import InputError
-from specsim.metrics import without_nan
 
 WIDTH = 100
 
@@ -104,39 +98,3 @@ def _html_output(output: Any) -> str:
 def _html_row(name: object, text: str) -> str:
     style = "text-align:left;white-space:pre-wrap;font-family:monospace"
     return f"<tr><th style='text-align:left'>{escape(str(name))}</th><td style='{style}'>{escape(text)}</td></tr>"
-
-
-def check_writable(path: Path | None) -> None:
-    """Before a long run: what can be known of a file that is written after it."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise InputError("json", str(path), "a file, not a folder")
-    changed = [path] if path.exists() else []
-    if not _is_device(path):
-        changed.append(path.resolve().parent)
-    if not all(os.access(each, os.W_OK) for each in changed):
-        raise InputError("json", str(path), "a file that can be written, in a folder that exists and can be written")
-
-
-def _is_device(path: Path) -> bool:
-    """Also a pipe: what is written to and cannot be replaced."""
-    return path.exists() and not path.is_file()
-
-
-def write_json(path: Path | None, value: dict) -> None:
-    """All of it or nothing: written beside `path` and renamed. A device is written to directly."""
-    if path is None:
-        return
-    text = json.dumps(without_nan(value), ensure_ascii=False, allow_nan=False) + "\n"
-    is_device = _is_device(path)
-    beside = path if is_device else path.resolve().with_name(f".specsim-{os.getpid()}.json")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        if not is_device:
-            os.replace(beside, path.resolve())
-    except OSError as error:
-        raise InputError("json", str(path), f"a file that can be written ({error.strerror})") from error
-    finally:
-        if not is_device:
-            beside.unlink(missing_ok=True)

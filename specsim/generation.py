@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from numbers import Integral
+from pathlib import Path
 
 import torch
 from tqdm.auto import tqdm
@@ -14,6 +15,9 @@ from specsim.metrics import Acceptance, acceptance, without_nan
 from specsim.phases import Batch, DraftInput, PrefillInput
 
 COLUMNS = ("reference",)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+_PROMPTS = "a text, or a list of texts or of lists of token ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +130,13 @@ def generate(
     gives the same tokens in any batch. Raises InputError for an empty or too long prompt and for token ids outside
     the vocabulary.
     """
-    config = config or (SpecConfig() if pair.drafter else SpecConfig.plain())
+    config = (SpecConfig() if pair.drafter else SpecConfig.plain()) if config is None else config
+    if not isinstance(config, SpecConfig):
+        raise InputError("config", config, "a SpecConfig")
+    if dtype not in DTYPES:
+        raise InputError("dtype", dtype, " or ".join(map(str, DTYPES)))
     engine = load_engine(pair, config, impl, dtype)
-    requests = _requests(pair, prompts, sampling or SamplingParams(), request_ids, engine.config.max_len)
+    requests = _requests(pair, prompts, sampling, request_ids, engine.config.max_len)
     start = time.perf_counter()
     with torch.inference_mode():
         _run(engine, requests, progress)
@@ -137,8 +145,13 @@ def generate(
 
 
 def _requests(pair, prompts, sampling, request_ids, max_len: int) -> list[_Request]:
+    if isinstance(prompts, (bytes, Path)) or not isinstance(prompts, Iterable):
+        raise InputError("prompts", prompts, _PROMPTS)
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-    sampling = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
+    sampling = SamplingParams() if sampling is None else sampling
+    sampling = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
+    if not isinstance(sampling, Sequence) or not all(isinstance(each, SamplingParams) for each in sampling):
+        raise InputError("sampling", sampling, "SamplingParams, one for all prompts or one each")
     ids = list(range(len(prompts)) if request_ids is None else request_ids)
     if len(sampling) != len(prompts):
         raise InputError(
@@ -158,7 +171,7 @@ def _request(pair, request_id: int, prompt: str | Sequence[int], params: Samplin
         raise InputError("prompt", f"{len(ids)} tokens", f"at most {max_len - 1}, one less than max_len")
     for name, tokens in (("prompt", ids), ("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
         for token in tokens:
-            if not isinstance(token, Integral) or not 0 <= token < target.vocab_size:
+            if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= token < target.vocab_size:
                 raise InputError(name, token, f"token ids from 0 to {target.vocab_size - 1}")
     stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else target.eos_token_ids)
     return _Request(request_id, list(map(int, ids)), params, stop_ids, min(params.max_new_tokens, max_len - len(ids)))
@@ -166,11 +179,13 @@ def _request(pair, request_id: int, prompt: str | Sequence[int], params: Samplin
 
 def _token_ids(tokenizer, prompt: str | Sequence[int]) -> list[int]:
     if not isinstance(prompt, str):
-        if not isinstance(prompt, Iterable):
-            raise InputError("prompts", prompt, "a text, or a list of texts or of lists of token ids")
+        if isinstance(prompt, (bytes, Path)) or not isinstance(prompt, Iterable):
+            raise InputError("prompts", prompt, _PROMPTS)
         return prompt.tolist() if isinstance(prompt, torch.Tensor) else list(prompt)
     if tokenizer is None:
         raise InputError("prompt", prompt, "token ids: the target has no tokenizer")
+    if prompt.encode(errors="replace").decode() != prompt:
+        raise InputError("prompt", prompt, "text without lone surrogates")
     return tokenizer.encode(prompt)
 
 

@@ -64,11 +64,11 @@ class Sampling(PerRequest):
             for f in fields(cls)
             if f.name != "logit_bias"
         }
-        values["top_k"] = values["top_k"].long()
+        values["top_k"] = torch.tensor([min(p.top_k, vocab_size) for p in params], dtype=torch.int64)
         bias_BV = torch.zeros(len(params), vocab_size, dtype=torch.float64)
         for bias_V, p in zip(bias_BV, params, strict=True):
             for token, bias in p.logit_bias.items():
-                bias_V[token] = bias
+                bias_V[token] = float(bias)
         return cls(**values, logit_bias=bias_BV)
 
 

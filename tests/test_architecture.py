@@ -73,7 +73,8 @@ RULES = {
     "simulator": Rule(SETTINGS | {"scipy", "pandas", "specsim.simulator"}, set()),
     "zoo": Rule(ZOO, set()),
     **dict.fromkeys(
-        ("checkpoint", "display", "plots", "cli", "demo", "accept", "faults", "course"), Rule(ANYTHING, BOTH_COLUMNS)
+        ("checkpoint", "display", "json_file", "plots", "cli", "demo", "accept", "faults", "course"),
+        Rule(ANYTHING, BOTH_COLUMNS),
     ),
     "conformance": Rule(ANYTHING | {"specsim.contract"}, BOTH_COLUMNS),
     "__init__": Rule({"specsim.checkpoint"} | ROUNDS, {"specsim"}),

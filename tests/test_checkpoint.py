@@ -891,3 +891,36 @@ def test_fields_that_a_head_lacks_can_be_said_when_loading(tmp_path: Path):
         load(TINY / "target", tmp_path / "head")
     said = {"eagle_aux_hidden_state_convention": "output", "eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
     assert load(TINY / "target", tmp_path / "head", draft_fields=said).drafter.config.feature_layers == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda t: {**t, 1: torch.ones(2)}, "allowed: a state dict"),
+        (lambda t: {**t, "norm.weight": torch.ones(256).to_sparse()}, "allowed: a state dict"),
+        (lambda t: {**t, "norm.weight": torch.full((256,), torch.nan)}, "norm.weight .* allowed: finite weights"),
+    ],
+    ids=["a key that is no name", "sparse", "nan"],
+)
+def test_tensors_that_cannot_be_weights(tmp_path: Path, damage: Callable, message: str):
+    from safetensors.torch import load_file
+
+    from specsim.zoo import TINY
+
+    (tmp_path / "config.json").write_bytes((TINY / "eagle3" / "config.json").read_bytes())
+    torch.save(damage(load_file(TINY / "eagle3" / "model.safetensors")), tmp_path / "pytorch_model.bin")
+    with pytest.raises(InputError, match=message):
+        load(TINY / "target", tmp_path)
+
+
+def test_json_nested_too_deeply(tmp_path: Path):
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(InputError, match="allowed: valid JSON"):
+        load(tmp_path, drafter="none")
+
+
+def test_pairs_compare_by_identity():
+    pair = load()
+    assert pair == pair
+    assert pair != load()
+    assert hash(pair)

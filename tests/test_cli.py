@@ -228,11 +228,16 @@ BAD = [
     ("--drafter none --topk 2", "topk", "2", "only 4, the default, with drafter none"),
     ("--drafter none --release round", "release", "'round'", "only finish"),
     ("--temperature -1", "temperature", "-1.0", "0 (greedy) or a positive number"),
+    ("--page-size 65537", "page_size", "65537", "an integer from 1 to 65536"),
+    ("--topk 1 --num-steps 3000 --num-draft-tokens 3001", "num_steps", "3000", "less than the most tokens"),
+    ("--target ~nosuchuser --draft x", "target", "~nosuchuser", "an existing folder"),
+    ("--draft-field norm=1", "draft_fields", "norm", "norm_before_residual"),
+    ("--drafter none --draft-field norm=1", "draft_fields", "norm", "none without a drafter"),
     ("--temperature nan", "temperature", "nan", "0 (greedy) or a positive number"),
     ("--top-k -1", "top_k", "-1", "at least 0"),
     ("--top-p 0", "top_p", "0.0", "above 0 and at most 1"),
     ("--min-p 2", "min_p", "2.0", "from 0 to 1"),
-    ("--repetition-penalty 0", "repetition_penalty", "0.0", "positive"),
+    ("--repetition-penalty 0", "repetition_penalty", "0.0", "a number from 0.001 to 1000"),
     ("--presence-penalty 3", "presence_penalty", "3.0", "from -2 to 2"),
     ("--frequency-penalty -3", "frequency_penalty", "-3.0", "from -2 to 2"),
     ("--max-new-tokens 0", "max_new_tokens", "0", "at least 1"),
@@ -348,6 +353,30 @@ def test_fields_of_a_drafter_are_said_on_the_command_line(call, tiny, tmp_path):
     assert_one_sentence(call(*own, "--draft-field", "entering"), "draft_field", "entering", "NAME=JSON")
 
 
+@pytest.mark.parametrize("redirect", ["a", "w"])
+def test_json_to_standard_output_keeps_what_a_redirection_holds(tiny, tmp_path, redirect):
+    log = tmp_path / "log"
+    log.write_text("PRECIOUS\n")
+    with log.open(redirect) as out:
+        status, err = run(tiny, *FEW, "--json", "/dev/stdout", stdout=out)
+    text = log.read_text()
+    assert (status, err) == (0, "")
+    assert ("PRECIOUS" in text) == (redirect == "a")
+    assert "accept length" in text
+    assert json.loads(text.splitlines()[-1])["outputs"]
+
+
+def test_json_takes_the_place_of_a_link_that_leads_nowhere(call, tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    assert call(*FEW, "--json", str(tmp_path / "loop"))[0] == 0
+    assert json.loads((tmp_path / "loop").read_text())["outputs"]
+
+
+def test_closed_standard_output_does_not_cost_the_json(tiny, tmp_path):
+    command = f"{sys.executable} -c 'from specsim.cli import main; main()' --version >&-"
+    assert subprocess.run(command, shell=True, capture_output=True, text=True).returncode == 0
+
+
 def test_closed_pipe_is_quiet(tiny):
     reader, writer = os.pipe()
     os.close(reader)
@@ -372,9 +401,12 @@ def test_interrupt_is_quiet(call, monkeypatch):
     assert call(*FEW) == (130, "", "")
 
 
-def test_too_little_memory_is_told(call):
-    result = call(*FEW, "--page-size", str(2**50))
-    assert_one_sentence(result, "the memory of this setting", "more than there is", "smaller pages")
+def test_too_little_memory_is_told(call, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 10 bytes")
+
+    monkeypatch.setattr(sys.modules["specsim.generation"], "generate", fail)
+    assert_one_sentence(call(*FEW), "the memory of this setting", "more than there is", "smaller pages")
 
 
 def test_errors_of_the_program_itself_are_not_hidden(monkeypatch):

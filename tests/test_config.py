@@ -45,7 +45,7 @@ BAD_PARAMS = [
     ("top_p", 1.01, "at most 1"),
     ("min_p", -0.01, "from 0 to 1"),
     ("min_p", 1.01, "from 0 to 1"),
-    ("repetition_penalty", 0.0, "positive"),
+    ("repetition_penalty", 0.0, "a number from 0.001 to 1000"),
     ("presence_penalty", 2.5, "from -2 to 2"),
     ("frequency_penalty", -2.5, "from -2 to 2"),
     ("max_new_tokens", 0, "at least 1"),

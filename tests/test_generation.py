@@ -1,6 +1,7 @@
 """The public entry: how requests end, what is refused, what a result says."""
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,8 @@ PAIR = agreeing_pair("eagle3")
 
 
 def run(prompts=PROMPTS, config=TREE, sampling=None, pair=PAIR, **changes):
-    return generate(pair, prompts, config, sampling or SamplingParams(**changes), dtype=torch.float64)
+    sampling = SamplingParams(**changes) if sampling is None else sampling
+    return generate(pair, prompts, config, sampling, dtype=torch.float64)
 
 
 def with_eos(*token_ids):
@@ -140,6 +142,12 @@ def test_results_survive_json():
         ({"prompts": [[1, -1]]}, "prompt is -1; allowed: token ids from 0 to 47"),
         ({"prompts": [[1, 2.5]]}, "prompt is 2.5; allowed: token ids from 0 to 47"),
         ({"prompts": [1, 2, 3]}, "prompts is 1; allowed: a text, or a list of texts or of lists of token ids"),
+        ({"prompts": [[True]]}, "prompt is True; allowed: token ids"),
+        ({"prompts": b"text"}, "prompts is b'text'; allowed: a text"),
+        ({"prompts": None}, "prompts is None; allowed: a text"),
+        ({"sampling": []}, "sampling is '0 parameter sets'; allowed: one"),
+        ({"sampling": [None] * 3}, "sampling is .*; allowed: SamplingParams"),
+        ({"config": {"topk": 1}}, "config is .*; allowed: a SpecConfig"),
         ({"prompts": "text"}, "prompt is 'text'; allowed: token ids"),
         ({"stop_token_ids": (99,)}, "stop_token_ids is 99; allowed: token ids from 0 to 47"),
         ({"logit_bias": {99: 1.0}}, "logit_bias is 99; allowed: token ids from 0 to 47"),
@@ -176,6 +184,19 @@ def test_token_ids_come_in_any_sequence_of_integers(prompt):
 
 def test_a_result_without_rounds_is_json_too():
     assert json.loads(json.dumps(run(max_new_tokens=1).to_json(), allow_nan=False))["metrics"]["accept_length"] is None
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1.0, top_k=2**63 - 1, max_new_tokens=4),
+        SamplingParams(temperature=1.0, repetition_penalty=1e-3, max_new_tokens=4),
+        SamplingParams(temperature=1e-320, logit_bias={1: 2**63, 2: -1e308}, max_new_tokens=4),
+    ],
+)
+def test_extreme_parameters_give_finite_logprobs(params):
+    for output in run(sampling=params).outputs:
+        assert all(map(math.isfinite, output.logprobs))
 
 
 def test_an_unknown_column_is_refused():

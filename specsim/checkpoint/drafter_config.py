@@ -48,7 +48,7 @@ def _inherit(layer: Fields, target: ModelConfig) -> Fields:
     layer.choice("model_type", ("llama",), default="llama")
     names = _INHERITED if layer.get("num_attention_heads") else _INHERITED | _INHERITED_HEADS
     inherited = {name: getattr(target, field) for name, field in names.items()}
-    return Fields(layer.file, {"model_type": "llama", "num_hidden_layers": 1, **inherited, **layer.given})
+    return Fields(layer.file, {"model_type": "llama", "num_hidden_layers": 1, **inherited, **layer.given}, layer.asked)
 
 
 def _eagle(model: ModelConfig) -> DrafterConfig:

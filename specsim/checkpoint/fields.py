@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ class Fields:
 
     file: Path
     values: Mapping[str, Any]
+    asked: set[str] = field(default_factory=set)  # every name that was read, so that a misspelt one is noticed
 
     def get(self, name: str, default: Any = None) -> Any:
+        self.asked.add(name)
         value = self.values.get(name)
         return default if value is None else value
 
@@ -31,11 +33,11 @@ class Fields:
 
     def filled(self, defaults: Mapping[str, Any]) -> "Fields":
         """The same fields, and `defaults` for those that are not there at all."""
-        return Fields(self.file, {**defaults, **self.values})
+        return Fields(self.file, {**defaults, **self.values}, self.asked)
 
     def replaced(self, values: Mapping[str, Any]) -> "Fields":
         """The same fields, with `values` in the place of what was there."""
-        return Fields(self.file, {**self.values, **values})
+        return Fields(self.file, {**self.values, **values}, self.asked)
 
     def integer(self, name: str, default: int | None = None, least: int = 1) -> int:
         value = self.get(name, default)
@@ -65,7 +67,7 @@ class Fields:
         value = self.get(name, {})
         if not isinstance(value, dict):
             raise self.error(name, "an object")
-        return Fields(self.file, value)
+        return Fields(self.file, value, self.asked)
 
 
 def read_json(file: Path) -> Fields:
@@ -76,7 +78,7 @@ def read_json(file: Path) -> Fields:
         raise InputError(str(file), "missing", "a JSON file, as Hugging Face checkpoints have it") from None
     except OSError as error:
         raise InputError(str(file), error.strerror, "a file that can be read") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(str(file), str(error), "valid JSON") from error
     if not isinstance(values, dict):
         raise InputError(str(file), type(values).__name__, "a JSON object")

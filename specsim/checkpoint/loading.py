@@ -25,7 +25,7 @@ _EAGLE3_KEYS = ("midlayer.", "layers.0.hidden_norm.", "d2t")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class TargetCheckpoint:
     """A target's shape and its tensors as stored, under Hugging Face names; a tied lm_head.weight is the embedding."""
 
@@ -40,7 +40,7 @@ class TargetCheckpoint:
         return _one_line(self)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DrafterCheckpoint:
     """An EAGLE head's shape and its tensors as stored, under the EAGLE repository's names.
 
@@ -63,7 +63,7 @@ class DrafterCheckpoint:
         return _one_line(self)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Pair:
     """A target, a drafter that fits it (None: plain decoding) and the target's tokenizer (None where there is none)."""
 
@@ -98,6 +98,8 @@ def load(
     target, draft, name = _chosen(target, draft, drafter)
     folder = locate("target", target)
     checkpoint = load_target(folder)
+    if draft is None and draft_fields:
+        raise InputError("draft_fields", dict(draft_fields), "none without a drafter")
     head = None if draft is None else load_drafter(draft, checkpoint.config, draft_fields)
     if head and drafter not in (None, head.config.kind):
         raise InputError("drafter", drafter, f"{head.config.kind}, the kind of the one in {draft}")
@@ -148,6 +150,9 @@ def load_drafter(
     if kind == "eagle3":
         stored = by_name(stored.values(), _eagle3_name)
     config = drafter_config(fields, kind, target_config)
+    for name in draft_fields or ():
+        if name not in fields.asked:
+            raise InputError("draft_fields", name, f"a field that is read of an {kind} config, {sorted(fields.asked)}")
     required, optional = drafter_layout(config)
     if kind == "eagle" and fields.get("bias") is not None:
         bias = {"fc.bias": optional.pop("fc.bias")}
@@ -159,11 +164,15 @@ def load_drafter(
 
 def locate(field: str, path_or_hub: str | Path) -> Path:
     """The folder of a checkpoint: a local one, else a snapshot of a hub repository, downloaded once."""
-    folder = Path(path_or_hub).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.exists() or not re.fullmatch(_HUB_ID, str(path_or_hub)):
-        allowed = "an existing folder, or a hub id such as meta-llama/Llama-3.1-8B-Instruct"
+    allowed = "an existing folder, or a hub id such as meta-llama/Llama-3.1-8B-Instruct"
+    try:
+        folder = Path(path_or_hub).expanduser()
+        if folder.is_dir():
+            return folder
+        exists = folder.exists()
+    except (TypeError, RuntimeError, OSError) as error:
+        raise InputError(field, path_or_hub, allowed) from error
+    if exists or not re.fullmatch(_HUB_ID, str(path_or_hub)):
         raise InputError(field, str(path_or_hub), allowed)
     from huggingface_hub import snapshot_download
 

@@ -14,7 +14,7 @@ class LazyTokenizer:
         self._loaded: Any = None
 
     def encode(self, text: str, **options: Any) -> list[int]:
-        return self._tokenizer().encode(text, **options)
+        return self._tokenizer().encode(text, **{"verbose": False, **options})
 
     def decode(self, token_ids: Any, **options: Any) -> str:
         return self._tokenizer().decode(token_ids, **options)

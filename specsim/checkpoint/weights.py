@@ -78,6 +78,8 @@ def _check_tensor(entry: Stored, shape: tuple[int, ...], dtypes: tuple[torch.dty
         raise InputError(f"the shape of {where}", list(entry.tensor.shape), str(list(shape)))
     if entry.tensor.dtype not in dtypes:
         raise InputError(f"the dtype of {where}", str(entry.tensor.dtype), " or ".join(map(str, dtypes)))
+    if entry.tensor.is_floating_point() and not bool(entry.tensor.isfinite().all()):
+        raise InputError(where, "not finite everywhere", "finite weights")
 
 
 def _read_shards(index: Path) -> list[Stored]:
@@ -121,6 +123,13 @@ def _read_pickle(file: Path) -> dict[str, torch.Tensor]:
     except Exception as error:  # damaged bytes make the restricted unpickler raise nearly anything
         reason = " ".join(str(error).split(".")[0].split()) or type(error).__name__
         raise InputError(str(file), f"damaged or cut short: {reason}", "a complete PyTorch file") from error
-    if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+    if not isinstance(tensors, dict) or not all(map(_is_entry, tensors.items())):
         raise InputError(str(file), "a pickle of something else", "a state dict: key and tensor")
     return tensors
+
+
+def _is_entry(item: tuple[object, object]) -> bool:
+    """A name and a tensor that holds its values."""
+    key, tensor = item
+    is_tensor = isinstance(key, str) and isinstance(tensor, torch.Tensor)
+    return is_tensor and tensor.layout is torch.strided and not tensor.is_meta
