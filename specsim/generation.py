@@ -2,10 +2,8 @@
 
 import importlib
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from numbers import Integral
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
 import torch
 from tqdm.auto import tqdm
@@ -13,11 +11,10 @@ from tqdm.auto import tqdm
 from specsim.config import InputError, SamplingParams, SpecConfig
 from specsim.metrics import Acceptance, acceptance, without_nan
 from specsim.phases import Batch, DraftInput, PrefillInput
+from specsim.requests import Request, make_requests
 
 COLUMNS = ("reference",)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
-_PROMPTS = "a text, or a list of texts or of lists of token ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,37 +71,6 @@ class Generation:
         return generation_html(self)
 
 
-@dataclass(slots=True)
-class _Request:
-    """A request on its way to an Output."""
-
-    request_id: int
-    prompt_ids: list[int]
-    params: SamplingParams
-    stop_ids: frozenset[int]
-    max_tokens: int
-    row: int = -1
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
-    finish_reason: str | None = None
-
-    def take(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        """Append tokens up to the first that ends the request; what follows it is dropped. A stop token at the cap is
-        a stop.
-        """
-        for token, logprob in zip(token_ids, logprobs, strict=True):
-            self.token_ids.append(token)
-            self.logprobs.append(logprob)
-            if token in self.stop_ids or len(self.token_ids) == self.max_tokens:
-                self.finish_reason = "stop" if token in self.stop_ids else "length"
-                return
-
-    def output(self, tokenizer) -> Output:
-        text = tokenizer.decode(self.token_ids) if tokenizer is not None else ""
-        return Output(text, tuple(self.token_ids), tuple(self.logprobs), self.finish_reason, tuple(self.accepted))
-
-
 def load_engine(pair, config: SpecConfig, impl: str, dtype: torch.dtype = torch.float32):
     """The engine of a column by name; another column is never taken instead."""
     if impl not in COLUMNS:
@@ -136,60 +102,15 @@ def generate(
     if dtype not in DTYPES:
         raise InputError("dtype", dtype, " or ".join(map(str, DTYPES)))
     engine = load_engine(pair, config, impl, dtype)
-    requests = _requests(pair, prompts, sampling, request_ids, engine.config.max_len)
+    requests = make_requests(pair, prompts, sampling, request_ids, engine.config.max_len)
     start = time.perf_counter()
     with torch.inference_mode():
         _run(engine, requests, progress)
     seconds = time.perf_counter() - start
-    return Generation(tuple(request.output(pair.tokenizer) for request in requests), config, seconds)
+    return Generation(tuple(_output(request, pair.tokenizer) for request in requests), config, seconds)
 
 
-def _requests(pair, prompts, sampling, request_ids, max_len: int) -> list[_Request]:
-    if isinstance(prompts, (bytes, Path)) or not isinstance(prompts, Iterable):
-        raise InputError("prompts", prompts, _PROMPTS)
-    prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-    sampling = SamplingParams() if sampling is None else sampling
-    sampling = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
-    if not isinstance(sampling, Sequence) or not all(isinstance(each, SamplingParams) for each in sampling):
-        raise InputError("sampling", sampling, "SamplingParams, one for all prompts or one each")
-    ids = list(range(len(prompts)) if request_ids is None else request_ids)
-    if len(sampling) != len(prompts):
-        raise InputError(
-            "sampling", f"{len(sampling)} parameter sets", f"one, or one for each of the {len(prompts)} prompts"
-        )
-    if len(set(ids)) != len(prompts) or not all(type(each) is int and 0 <= each < 2**32 for each in ids):
-        raise InputError("request_ids", request_ids, f"{len(prompts)} different integers from 0 to 2^32 - 1")
-    return [_request(pair, *item, max_len) for item in zip(ids, prompts, sampling, strict=True)]
-
-
-def _request(pair, request_id: int, prompt: str | Sequence[int], params: SamplingParams, max_len: int) -> _Request:
-    target = pair.target.config
-    ids = _token_ids(pair.tokenizer, prompt)
-    if not ids:
-        raise InputError("prompt", prompt, "at least one token")
-    if len(ids) >= max_len:
-        raise InputError("prompt", f"{len(ids)} tokens", f"at most {max_len - 1}, one less than max_len")
-    for name, tokens in (("prompt", ids), ("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
-        for token in tokens:
-            if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= token < target.vocab_size:
-                raise InputError(name, token, f"token ids from 0 to {target.vocab_size - 1}")
-    stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else target.eos_token_ids)
-    return _Request(request_id, list(map(int, ids)), params, stop_ids, min(params.max_new_tokens, max_len - len(ids)))
-
-
-def _token_ids(tokenizer, prompt: str | Sequence[int]) -> list[int]:
-    if not isinstance(prompt, str):
-        if isinstance(prompt, (bytes, Path)) or not isinstance(prompt, Iterable):
-            raise InputError("prompts", prompt, _PROMPTS)
-        return prompt.tolist() if isinstance(prompt, torch.Tensor) else list(prompt)
-    if tokenizer is None:
-        raise InputError("prompt", prompt, "token ids: the target has no tokenizer")
-    if prompt.encode(errors="replace").decode() != prompt:
-        raise InputError("prompt", prompt, "text without lone surrogates")
-    return tokenizer.encode(prompt)
-
-
-def _run(engine, requests: list[_Request], progress: bool) -> None:
+def _run(engine, requests: list[Request], progress: bool) -> None:
     """Prefill everything, then rounds over the requests that have not finished."""
     if not requests:
         return
@@ -215,7 +136,7 @@ def _run(engine, requests: list[_Request], progress: bool) -> None:
     pools.audit()
 
 
-def _prefill(engine, requests: list[_Request], pools) -> tuple[Batch, DraftInput]:
+def _prefill(engine, requests: list[Request], pools) -> tuple[Batch, DraftInput]:
     for request in requests:
         request.row = pools.open()
         pools.reserve(request.row, len(request.prompt_ids))
@@ -242,3 +163,9 @@ def _drop_finished(running, batch: Batch, draft_input: DraftInput, pools, engine
     rows = torch.tensor(kept, dtype=torch.int64)
     draft_input = draft_input.filter(rows) if kept else engine.drafter.idle()
     return [running[index] for index in kept], batch.filter(rows), draft_input
+
+
+def _output(request: Request, tokenizer) -> Output:
+    text = tokenizer.decode(request.token_ids) if tokenizer is not None else ""
+    counts = tuple(request.accepted)
+    return Output(text, tuple(request.token_ids), tuple(request.logprobs), request.finish_reason, counts)

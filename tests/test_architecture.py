@@ -45,7 +45,9 @@ FAST_ROWS = ("uniforms", *ROWS[:-1], "graph", "engine", "bench")
 SETTINGS = {"numpy", "specsim.config", "specsim.metrics"}
 STATES = {"torch", "specsim.phases", "specsim.pool", "specsim.uniforms", "specsim.drafter", "specsim.target"} | SETTINGS
 ROUNDS = (
-    {f"specsim.{name}" for name in ("generation", "scheduler", "differential", "trace", "certify")} | {"tqdm"} | STATES
+    {f"specsim.{name}" for name in ("generation", "requests", "scheduler", "differential", "trace", "certify")}
+    | {"tqdm"}
+    | STATES
 )
 BOTH_COLUMNS = {"specsim.reference", "specsim.fast"}
 TRAINING = {"torch", "numpy", "transformers", "tokenizers", "safetensors", "tqdm", "typer"}
@@ -66,6 +68,7 @@ class Rule:
 RULES = {
     **dict.fromkeys(("config", "metrics", "pairwise"), Rule(SETTINGS, set())),
     **dict.fromkeys(("phases", "pool", "uniforms", "drafter", "target"), Rule(STATES, set())),
+    "requests": Rule(STATES, set()),
     "generation": Rule(ROUNDS, {"specsim.display"} | BOTH_COLUMNS),
     **dict.fromkeys(("scheduler", "differential", "certify"), Rule(ROUNDS, BOTH_COLUMNS)),
     "trace": Rule(ROUNDS, {"pandas"} | BOTH_COLUMNS),
