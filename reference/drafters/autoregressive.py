@@ -67,15 +67,20 @@ class AutoregressiveDrafter:
         return DraftInput(topk_p=topk_p, topk_index=topk_index, hidden=hidden_RH, bonus_tokens=bonus_tokens)
 
     def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> Candidates:
+        """S-1 forwards of K lanes; after each the K best of the K² children, in descending score, are the next lanes."""
         k, mode = self._config.topk, self._config.score
         duplicate_tails(batch, self._config, pools)
+        lengths = batch.seq_lens.tolist()
+        tails = [tail_columns(length, self._config) for length in lengths]
+        lanes = [lane_columns(length, self._config) for length in lengths]
         path_BKI = torch.arange(k)[None, :, None].expand(batch.size, k, 1)
         tokens_BK, scores_BK = draft_input.topk_index, root_scores(draft_input.topk_p, mode)
         hidden_BKH = draft_input.hidden[:, None].expand(-1, k, -1)
         tokens, scores = [tokens_BK], [scores_BK]
         parent_list = [torch.arange(-1, k if self._config.num_steps > 1 else 0).expand(batch.size, -1)]
         for step in range(self._config.num_steps - 1):
-            topk_p, topk_index, hidden_BKH = self._step(batch, tokens_BK, hidden_BKH, path_BKI, step, pools)
+            metadata = lane_metadata(batch, tails, lanes, path_BKI, self._config.max_len, pools)
+            topk_p, topk_index, hidden_BKH = self._step(tokens_BK, hidden_BKH, metadata, pools)
             children = child_scores(scores_BK, topk_p, mode).flatten(1)
             tokens.append(topk_index.flatten(1))
             scores.append(children)
@@ -88,20 +93,17 @@ class AutoregressiveDrafter:
                 parent_list.append(parent_ids(step + 1, chosen_BK, k))
         return Candidates(torch.cat(tokens, 1), torch.cat(scores, 1), torch.cat(parent_list, 1))
 
-    def _step(self, batch: Batch, tokens_BK, hidden_BKH, path_BKI, step: int, pools: KVPool):
+    def _step(self, tokens_BK, hidden_BKH, metadata: AttentionMetadata, pools: KVPool) -> tuple[torch.Tensor, ...]:
         """One draft forward: topk_p f32 and topk_index i64 [B, K, K], hidden [B, K, H].
 
         Beyond the length limit a row proposes nothing: ids 0..K-1 with probability 0.
         """
-        config, lengths = self._config, batch.seq_lens.tolist()
-        tails = [tail_columns(length, config) for length in lengths]
-        columns = [lane_columns(length, config) for length in lengths]
-        metadata = lane_metadata(batch, tails, columns, path_BKI, config.max_len, pools)
         hidden_RH = self._head.forward(tokens_BK.flatten(), hidden_BKH.flatten(0, 1), metadata, pools.draft)
-        topk_p, topk_index = draft_topk(self._head.logits(hidden_RH), config.topk, self._head.d2t)
+        topk_p, topk_index = draft_topk(self._head.logits(hidden_RH), self._config.topk, self._head.d2t)
         live = (metadata.slots >= 0)[:, None]
-        topk_p, topk_index = torch.where(live, topk_p, 0.0), torch.where(live, topk_index, torch.arange(config.topk))
-        return tuple(rows.unflatten(0, (batch.size, config.topk)) for rows in (topk_p, topk_index, hidden_RH))
+        topk_p = torch.where(live, topk_p, 0.0)
+        topk_index = torch.where(live, topk_index, torch.arange(self._config.topk))
+        return tuple(rows.unflatten(0, tokens_BK.shape) for rows in (topk_p, topk_index, hidden_RH))
 
     def _reparent(self, path_BKI: torch.Tensor, parents_BK: torch.Tensor) -> torch.Tensor:
         """The lanes that hold each lane's tokens, one step on: its own (mode `lane`) or its ancestors' (`ancestor`)."""
