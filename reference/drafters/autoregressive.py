@@ -67,7 +67,7 @@ class AutoregressiveDrafter:
         return DraftInput(topk_p=topk_p, topk_index=topk_index, hidden=hidden_RH, bonus_tokens=bonus_tokens)
 
     def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> Candidates:
-        """S-1 forwards of K lanes; after each the K best of the K² children, in descending score, are the next lanes."""
+        """S-1 forwards of K lanes; after each the K best of its K² children are the next lanes, best first."""
         k, mode = self._config.topk, self._config.score
         duplicate_tails(batch, self._config, pools)
         lengths = batch.seq_lens.tolist()
