@@ -103,6 +103,11 @@ class SpecConfig:
         return self.topk + (self.num_steps - 1) * self.topk**2 if self.num_steps else 0
 
     @property
+    def lanes_share_prefix(self) -> bool:
+        """Whether draft lanes read the prefix's own tail: without pages or with one lane no copy of it is needed."""
+        return self.page_size == 1 or self.topk == 1
+
+    @property
     def pages_per_lane(self) -> int:
         """Most pages that one lane's copied prefix tail and steps can cover."""
         return ceil_to(self.page_size - 1 + self.num_steps, self.page_size) // self.page_size
@@ -110,7 +115,7 @@ class SpecConfig:
     @property
     def need(self) -> int:
         """Columns beyond L that one round may touch, for any L."""
-        if self.page_size == 1 or self.topk == 1:
+        if self.lanes_share_prefix:
             return max(self.num_steps * self.topk, self.num_draft_tokens)
         return max(self.pages_per_lane * self.page_size * self.topk, self.num_draft_tokens)
 

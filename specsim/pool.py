@@ -102,6 +102,9 @@ class KVPool:
     def owned_columns(self, row: int) -> int:
         return len(self._pages[row]) * self.page_size
 
+    def _num_pages(self, columns: int) -> int:
+        return ceil_to(columns, self.page_size) // self.page_size
+
     @property
     def free_slots(self) -> int:
         return self._allocator.num_free * self.page_size
@@ -110,21 +113,17 @@ class KVPool:
         """Own at least `columns` columns; never gives any back."""
         pages = self._pages[row]
         if columns > self.req_to_token.shape[1]:
-            raise OutOfSlots(
-                f"{columns} columns asked for, a row of the request table has {self.req_to_token.shape[1]}"
-            )
-        missing = max(0, ceil_to(columns, self.page_size) // self.page_size - len(pages))
-        first = self.owned_columns(row)
-        pages.extend(self._allocator.allocate(missing))
-        slots = torch.tensor(pages[len(pages) - missing :], dtype=torch.int64)[:, None] * self.page_size + torch.arange(
-            self.page_size
-        )
+            width = self.req_to_token.shape[1]
+            raise OutOfSlots(f"{columns} columns asked for, a row of the request table has {width}")
+        first, missing = self.owned_columns(row), max(0, self._num_pages(columns) - len(pages))
+        new = self._allocator.allocate(missing)
+        pages.extend(new)
+        slots = torch.tensor(new, dtype=torch.int64)[:, None] * self.page_size + torch.arange(self.page_size)
         self.req_to_token[row, first : self.owned_columns(row)] = slots.flatten().to(self.req_to_token.device)
 
     def release(self, row: int, columns: int = 0) -> None:
         """Give back every whole page beyond the first `columns` columns."""
-        kept = ceil_to(columns, self.page_size) // self.page_size
-        pages = self._pages[row]
+        kept, pages = self._num_pages(columns), self._pages[row]
         self._allocator.free(pages[kept:])
         del pages[kept:]
         self.req_to_token[row, self.owned_columns(row) :] = -1
@@ -180,17 +179,13 @@ class KVPool:
 
 
 def prefix_tail(seq_len: int, config: SpecConfig) -> int:
-    """Tokens of the prefix's unfinished page that every lane keeps a copy of: L mod P, none where lanes share the
-    prefix.
-    """
-    return 0 if config.page_size == 1 or config.topk == 1 else seq_len % config.page_size
+    """Tokens of the prefix's unfinished page that every lane keeps a copy of: L mod P, 0 where lanes share it."""
+    return 0 if config.lanes_share_prefix else seq_len % config.page_size
 
 
 def lane_stride(seq_len: int, config: SpecConfig) -> int:
-    """Columns from one draft lane's first slot to the next lane's: S, or whole pages where lanes have pages of their
-    own.
-    """
-    if config.page_size == 1 or config.topk == 1:
+    """Columns from one draft lane's first slot to the next lane's: S, or whole pages where lanes own pages."""
+    if config.lanes_share_prefix:
         return config.num_steps
     return ceil_to(prefix_tail(seq_len, config) + config.num_steps, config.page_size)
 
