@@ -116,7 +116,7 @@ def generate(
     top_k: Annotated[int, typer.Option(help="Most likely tokens kept; 0: all.")] = _GREEDY.top_k,
     top_p: Annotated[float, typer.Option(help="Probability mass kept, above 0 to 1.")] = _GREEDY.top_p,
     min_p: Annotated[float, typer.Option(help="Least share of the top probability, 0 to 1.")] = _GREEDY.min_p,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 0; 1: none.")] = _GREEDY.repetition_penalty,
+    repetition_penalty: Annotated[float, typer.Option(help="0.001 to 1000; 1: none.")] = _GREEDY.repetition_penalty,
     presence_penalty: Annotated[float, typer.Option(help="From -2 to 2.")] = _GREEDY.presence_penalty,
     frequency_penalty: Annotated[float, typer.Option(help="From -2 to 2.")] = _GREEDY.frequency_penalty,
     seed: Annotated[int, typer.Option(help="Names the random stream, 0 to 2^64 - 1.")] = _GREEDY.seed,
@@ -217,9 +217,6 @@ def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
         from specsim.zoo import load_prompts
 
         return load_prompts()[0]["text"]
-    # Bytes of the command line that are no UTF-8 have come as lone surrogates, which cannot be encoded.
-    if not prompt or prompt.encode(errors="replace").decode() != prompt:
-        raise InputError("prompt", prompt, "UTF-8 text of at least one character")
     return prompt
 
 

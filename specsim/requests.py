@@ -78,6 +78,6 @@ def _token_ids(tokenizer, prompt: str | Sequence[int]) -> list[int]:
         return prompt.tolist() if isinstance(prompt, torch.Tensor) else list(prompt)
     if tokenizer is None:
         raise InputError("prompt", prompt, "token ids: the target has no tokenizer")
-    if prompt.encode(errors="replace").decode() != prompt:
-        raise InputError("prompt", prompt, "text without lone surrogates")
+    if not prompt or prompt.encode(errors="replace").decode() != prompt:  # a lone surrogate cannot be encoded
+        raise InputError("prompt", prompt, "UTF-8 text of at least one character")
     return tokenizer.encode(prompt)
