@@ -6,6 +6,7 @@ from pathlib import Path
 TINY = Path(__file__).parent / "tiny"
 
 
-def load_prompts() -> list[dict[str, str]]:
-    """Give the held-out prompts, each with its id, text, source and licence."""
-    return [json.loads(line) for line in (TINY / "prompts.jsonl").read_text(encoding="utf-8").splitlines()]
+def load_prompts(folder: Path | None = None) -> list[dict[str, str]]:
+    """Give the held-out prompts of the shipped pair or another's folder: id, text, source and licence of each."""
+    lines = ((folder or TINY) / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]

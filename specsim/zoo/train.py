@@ -13,7 +13,7 @@ import torch
 import typer
 from tokenizers import Tokenizer
 
-from specsim.zoo import acceptance, drafter, rollouts, target
+from specsim.zoo import acceptance, drafter, load_prompts, rollouts, target
 from specsim.zoo.card import write_card
 from specsim.zoo.corpus import build_corpus, find_sources, read_documents, write_documents
 from specsim.zoo.manifest import compare_selection, follow_manifest, make_manifest
@@ -120,8 +120,7 @@ def train_drafter(run: Run, stage: Stage) -> None:
         stage, model, tokens, run.tokens("rollouts"), run.recipe, seconds, run.out / stage
     )
     tokenizer = Tokenizer.from_file(str(run.out / "target" / "tokenizer.json"))
-    prompts = [json.loads(line) for line in (run.out / "prompts.jsonl").read_text(encoding="utf-8").splitlines()]
-    texts = [prompt["text"] for prompt in prompts]
+    texts = [prompt["text"] for prompt in load_prompts(run.out)]
     rows = acceptance.estimate(head, model, tokenizer, texts, run.recipe.feature_layers)
     for row in rows:
         typer.echo(f"{stage} {row}")
