@@ -22,15 +22,7 @@ from specsim.reference.drafters import HEADS
 from specsim.reference.drafters.none import NoDrafter
 from specsim.reference.engine import Engine
 from specsim.target import ModelConfig
-from specsim.zoo.agreeing import agreeing_pair, random_target, tiny_config
-
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
+from specsim.zoo.agreeing import LLAMA3, agreeing_pair, random_target, tiny_config
 
 
 @pytest.fixture(autouse=True)

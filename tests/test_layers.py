@@ -18,15 +18,7 @@ from transformers.models.llama.modeling_llama import (
 from specsim.pool import KVBuffer
 from specsim.reference.attention import AttentionMetadata, Keys
 from specsim.reference.layers import Weights, gated_mlp, inverse_frequencies, rms_norm, rotate, self_attention
-from specsim.zoo.agreeing import tiny_config
-
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
+from specsim.zoo.agreeing import LLAMA3, tiny_config
 
 
 def transformers_config(config) -> LlamaConfig:

@@ -17,15 +17,8 @@ from specsim.pool import KVBuffer, KVPool
 from specsim.reference.attention import causal_metadata, tree_metadata
 from specsim.reference.targets import FAMILIES
 from specsim.target import ModelConfig
-from specsim.zoo.agreeing import agreeing_pair, random_target, tiny_config
+from specsim.zoo.agreeing import LLAMA3, agreeing_pair, random_target, tiny_config
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 CASES = {
     "llama": tiny_config("llama"),
     "llama with llama3 scaling": tiny_config("llama", rope_theta=5e5, rope_scaling=LLAMA3),

@@ -13,6 +13,14 @@ from specsim.drafter import DrafterConfig
 from specsim.target import ModelConfig
 
 Tensors = dict[str, torch.Tensor]
+# Llama 3.1's rotary scaling, for contexts as short as those of these pairs.
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 
 
 def tiny_config(
