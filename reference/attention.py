@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from specsim.phases import Batch, PrefillInput, VerifyInput
-from specsim.pool import KVBuffer, KVPool
+from specsim.config import SpecConfig
+from specsim.phases import Batch, DraftExtendInput, PrefillInput, VerifyInput
+from specsim.pool import KVBuffer, KVPool, lane_columns, tail_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,12 @@ def prefill_metadata(batch: Batch, prefill: PrefillInput, pools: KVPool) -> Atte
     return causal_metadata(batch.req_pool_indices, prefill.start_lens, prefill.row_starts, slots, pools)
 
 
+def extend_metadata(batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> AttentionMetadata:
+    """Draft-extend: row j of a request stands at column L + j and sees every column up to its own."""
+    extend = draft_extend_input
+    return causal_metadata(batch.req_pool_indices, extend.seq_lens, extend.row_starts, extend.cache_locations, pools)
+
+
 def tree_metadata(batch: Batch, verify_input: VerifyInput, pools: KVPool) -> AttentionMetadata:
     """Verify: a node sees the prefix, and of the tree what its mask row says."""
     locations_BN = verify_input.cache_locations.view_as(verify_input.draft_tokens)
@@ -79,23 +86,16 @@ def tree_metadata(batch: Batch, verify_input: VerifyInput, pools: KVPool) -> Att
     return _metadata(verify_input.positions, verify_input.cache_locations, keys)
 
 
-def lane_metadata(
-    batch: Batch,
-    tails: list[torch.Tensor],
-    lane_columns: list[torch.Tensor],
-    path_BKI: torch.Tensor,
-    max_len: int,
-    pools: KVPool,
-) -> AttentionMetadata:
+def lane_metadata(batch: Batch, path_BKI: torch.Tensor, config: SpecConfig, pools: KVPool) -> AttentionMetadata:
     """Draft step I-1: lane k of request b stands at position L + I-1.
 
-    tails[b]: columns [K, T] in which each lane finds the prefix's last T tokens. lane_columns[b]: [K, S], a lane's
-    column at each step. path_BKI: the lane that holds lane k's token of every step so far, k itself last.
+    path_BKI: the lane that holds lane k's token of every step so far, k itself last. A lane sees the prefix, its tail
+    in the lane's own copy, and those tokens.
     """
     num_lanes, num_steps = path_BKI.shape[1:]
     keys, positions, slots = [], [], []
     for request, (row, length) in enumerate(batch.rows_and_lens):
-        tail, lanes = tails[request], lane_columns[request][:, :num_steps]
+        tail, lanes = tail_columns(length, config), lane_columns(length, config)[:, :num_steps]
         base, position = length - tail.shape[1], length + num_steps - 1
         sees_tail = torch.eye(num_lanes, dtype=torch.bool).repeat_interleave(tail.shape[1], dim=1)
         sees_step = path_BKI[request][:, None, :] == torch.arange(num_lanes)[None, :, None]
@@ -104,7 +104,7 @@ def lane_metadata(
         tail_positions, step_positions = torch.arange(base, length), length + torch.arange(num_steps)
         own_positions = [tail_positions.repeat(num_lanes), step_positions.repeat(num_lanes)]
         key_positions = torch.cat([torch.arange(base), *own_positions])
-        kept = position < max_len
+        kept = position < config.max_len
         keys.append(Keys(pools.slots(row, columns), key_positions, mask & kept))
         positions.append(torch.full((num_lanes,), position))
         slots.append(pools.slots(row, lanes[:, -1]) if kept else torch.full((num_lanes,), -1))

@@ -5,14 +5,21 @@ import torch
 from specsim.reference.sampling import topk
 
 
-def draft_topk(logits_RV: torch.Tensor, k: int, d2t: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def draft_topk(
+    logits_RV: torch.Tensor, k: int, d2t: torch.Tensor | None, slots_R: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The drafter's k best tokens of each row: probabilities at T = 1 over the draft vocabulary f32, *target* ids i64.
 
     Both [R, K], ranked by logit, ties to the lower draft id. d2t holds offsets: draft id i is target id i + d2t[i].
+    slots_R: a row whose slot is -1 was dropped at the length limit and proposes ids 0..K-1 with probability 0.
     """
     _, draft_ids = topk(logits_RV, k)
     topk_p = torch.softmax(logits_RV.double(), dim=-1).gather(-1, draft_ids).float()
-    return topk_p, draft_ids if d2t is None else draft_ids + d2t[draft_ids]
+    target_ids = draft_ids if d2t is None else draft_ids + d2t[draft_ids]
+    if slots_R is None:
+        return topk_p, target_ids
+    live_R1 = (slots_R >= 0)[:, None]
+    return torch.where(live_R1, topk_p, 0.0), torch.where(live_R1, target_ids, torch.arange(k))
 
 
 def root_scores(topk_p_BK: torch.Tensor, score: str) -> torch.Tensor:

@@ -6,15 +6,22 @@ import torch
 
 from specsim.config import InputError, SpecConfig
 from specsim.drafter import Drafter
-from specsim.phases import Batch, DraftExtendInput, DraftInput, PrefillInput, PrefillOutput, VerifyInput, VerifyOutput
+from specsim.phases import (
+    Batch,
+    DraftExtendInput,
+    DraftInput,
+    PrefillInput,
+    PrefillOutput,
+    RoundOutput,
+    VerifyInput,
+    VerifyOutput,
+)
 from specsim.pool import KVBuffer, KVPool, own_committed, own_lanes, own_tree
 from specsim.reference import drafters, kv, tree, verify
 from specsim.reference.attention import prefill_metadata, tree_metadata
 from specsim.reference.drafters.none import NoDrafter
 from specsim.reference.extend import draft_extend_input
-from specsim.reference.sampling import adjust_logits, inverse_cdf, logprob, target_prob
 from specsim.reference.targets import FAMILIES
-from specsim.uniforms import accept_coins, final_coins, first_coins
 
 
 class Engine:
@@ -57,31 +64,17 @@ class Engine:
         metadata, features = prefill_metadata(batch, prefill, pools), self.drafter.feature_layers
         hidden_RH, features_RF = self.target.forward(prefill.input_ids, metadata, pools.target, features)
         logits_BV = self.target.logits(hidden_RH[prefill.last_rows])
-        next_tokens, logprobs = self._next_tokens(batch, prefill, logits_BV, pools)
+        next_tokens, logprobs = verify.first_tokens(batch, prefill.next_tokens, logits_BV, pools)
         pools.record(batch.req_pool_indices, batch.seq_lens, next_tokens)
         draft_input = self.drafter.seed(batch, prefill, next_tokens, features_RF, pools)
         return PrefillOutput(next_tokens, logprobs, draft_input)
 
-    def _next_tokens(
-        self, batch: Batch, prefill: PrefillInput, logits_BV: torch.Tensor, pools: KVPool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The token after each request's chunk, sampled where it is not known: (i32 [B], logprobs f32 [B])."""
-        next_tokens, logprobs = prefill.next_tokens.int().clone(), torch.zeros(batch.size)
-        coins_B = first_coins(batch.seeds, batch.request_ids, batch.seq_lens)
-        for request, (row, length) in enumerate(batch.rows_and_lens):
-            context, prompt_len = pools.token_ids[row, :length], int(batch.prompt_lens[request])
-            adjusted_V = adjust_logits(logits_BV[request], context, prompt_len, batch.sampling, request)
-            if next_tokens[request] < 0:
-                prob_V = target_prob(adjusted_V, batch.sampling, request)
-                next_tokens[request] = inverse_cdf(prob_V, float(coins_B[request]))
-            logprobs[request] = logprob(adjusted_V, batch.sampling, request, int(next_tokens[request]))
-        return next_tokens, logprobs
-
-    def round(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> tuple[VerifyOutput, DraftInput]:
+    def round(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> RoundOutput:
         """One speculative round; the batch after it has seq_lens + num_accepted_tokens."""
         verify_input = self.draft(batch, draft_input, pools)
         verify_output = self.verify(batch, verify_input, pools)
-        return verify_output, self.draft_extend(batch, verify_output.draft_extend_input, pools)
+        next_input = self.draft_extend(batch, verify_output.draft_extend_input, pools)
+        return RoundOutput(verify_input, verify_output, next_input)
 
     def draft(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> VerifyInput:
         """Propose candidates and lay the best of them out as trees over columns L..L+N-1."""
@@ -89,8 +82,7 @@ class Engine:
         own_lanes(pools, rows, lengths, self.config)
         candidates = self.drafter.propose(batch, draft_input, pools)
         own_tree(pools, rows, lengths, self.config)
-        columns_BN = batch.seq_lens[:, None] + torch.arange(self.config.num_draft_tokens)
-        locations_BN = pools.slots(batch.req_pool_indices[:, None], columns_BN)
+        locations_BN = kv.tree_locations(batch, self.config, pools)
         return tree.build(candidates, draft_input.bonus_tokens, batch.seq_lens, locations_BN, self.config)
 
     def verify(self, batch: Batch, verify_input: VerifyInput, pools: KVPool) -> VerifyOutput:
@@ -100,12 +92,7 @@ class Engine:
         features = self.drafter.feature_layers
         hidden_RH, features_RF = self.target.forward(tokens_BN.flatten(), metadata, pools.target, features)
         logits_RV = self.target.logits(hidden_RH)
-        trees = verify.trees(batch, verify_input, self.config.max_len)
-        logits_BNV = logits_RV.unflatten(0, tokens_BN.shape)
-        adjusted_BNV = verify.node_logits(batch, trees, logits_BNV, self.config, pools)
-        names = batch.seeds, batch.request_ids, batch.seq_lens
-        coins_BW, final_coins_B = accept_coins(*names, self.config.num_steps), final_coins(*names)
-        verdict = verify.verify(batch, trees, adjusted_BNV, coins_BW, final_coins_B, self.config)
+        verdict = verify.verify(batch, verify_input, logits_RV, self.config, pools)
         return self._commit(batch, verify_input, verdict, features_RF, logits_RV, pools)
 
     def _commit(self, batch, verify_input, verdict, features_RF, logits_RV, pools: KVPool) -> VerifyOutput:
@@ -114,8 +101,7 @@ class Engine:
         own_committed(pools, rows, (batch.seq_lens + verdict.num_accepted_tokens).tolist(), self.config)
         max_len, extend = self.config.max_len, self.config.extend
         extend_input = draft_extend_input(batch, verdict, features_RF, pools.req_to_token, max_len, extend)
-        for (row, length), tokens in zip(batch.rows_and_lens, verdict.accepted_tokens(), strict=True):
-            pools.record(row, length + 1 + torch.arange(len(tokens)), torch.tensor(tokens))
+        kv.record_tokens(batch, verdict, pools)
         judged = {field.name: getattr(verdict, field.name) for field in fields(verdict)}
         return VerifyOutput(**judged, target_logits=logits_RV, draft_extend_input=extend_input)
 

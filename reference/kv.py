@@ -3,24 +3,8 @@
 import torch
 
 from specsim.config import SpecConfig
-from specsim.phases import Batch
-from specsim.pool import KVPool, lane_stride, prefix_tail
-
-
-def lane_columns(seq_len: int, config: SpecConfig) -> torch.Tensor:
-    """Columns i64 [K, S] in which lane k writes its KV of step s.
-
-    Lanes follow each other after L; with pages and several lanes each lane starts on pages of its own, after room for
-    a copy of the prefix's tail, and lane 0's first page is the prefix's last.
-    """
-    first = seq_len + lane_stride(seq_len, config) * torch.arange(config.topk)
-    return first[:, None] + torch.arange(config.num_steps)
-
-
-def tail_columns(seq_len: int, config: SpecConfig) -> torch.Tensor:
-    """Columns i64 [K, T] of each lane's copy of the prefix's last T tokens; T = 0 where lanes share the prefix."""
-    tail = prefix_tail(seq_len, config)
-    return lane_columns(seq_len, config)[:, :1] - tail + torch.arange(tail)
+from specsim.phases import Batch, Verdict
+from specsim.pool import KVPool, tail_columns
 
 
 def duplicate_tails(batch: Batch, config: SpecConfig, pools: KVPool) -> None:
@@ -32,9 +16,21 @@ def duplicate_tails(batch: Batch, config: SpecConfig, pools: KVPool) -> None:
         pools.draft.move(slots[:1].expand_as(slots[1:]).flatten(), slots[1:].flatten())
 
 
+def tree_locations(batch: Batch, config: SpecConfig, pools: KVPool) -> torch.Tensor:
+    """Slots i64 [B, N] of columns L..L+N-1, where the tree stands."""
+    columns_BN = batch.seq_lens[:, None] + torch.arange(config.num_draft_tokens)
+    return pools.slots(batch.req_pool_indices[:, None], columns_BN)
+
+
 def commit(batch: Batch, cache_locations: torch.Tensor, accept_index: torch.Tensor, pools: KVPool) -> None:
     """Move the target KV of the accepted path to columns L..L+n; the whole path is read before any of it is written."""
     for (row, length), path in zip(batch.rows_and_lens, accept_index, strict=True):
         nodes = path[path >= 0].long()
         columns = length + torch.arange(len(nodes))
         pools.target.move(cache_locations[nodes], pools.slots(row, columns))
+
+
+def record_tokens(batch: Batch, verdict: Verdict, pools: KVPool) -> None:
+    """Note the accepted tokens, bonus last, at columns L+1..L+n+1."""
+    for (row, length), tokens in zip(batch.rows_and_lens, verdict.accepted_tokens(), strict=True):
+        pools.record(row, length + 1 + torch.arange(len(tokens)), torch.tensor(tokens))

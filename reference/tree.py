@@ -5,8 +5,7 @@ from itertools import pairwise
 import torch
 
 from specsim.config import SpecConfig
-from specsim.drafter import Candidates
-from specsim.phases import VerifyInput
+from specsim.phases import Candidates, VerifyInput
 from specsim.reference.drafting import select
 
 
@@ -98,6 +97,7 @@ def build(
         retrieve_next_token=_table([first for first, _ in all_links], num_nodes),
         retrieve_next_sibling=_table([sibling for _, sibling in all_links], num_nodes),
         cache_locations=torch.where(kept, cache_locations, -1).flatten(),
+        candidates=candidates,
     )
 
 

@@ -9,6 +9,7 @@ from specsim.config import SpecConfig
 from specsim.phases import Batch, Verdict, VerifyInput
 from specsim.pool import KVPool
 from specsim.reference.sampling import adjust_logits, argmax, inverse_cdf, logprob, target_prob
+from specsim.uniforms import accept_coins, final_coins, first_coins
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ def target_only(
         path.append(accepted)
 
 
-def verify(
+def walk(
     batch: Batch,
     trees: list[Tree],
     adjusted_BNV: torch.Tensor,
@@ -152,3 +153,40 @@ def verify(
             accept_index[request, step] = request * num_nodes + node
             logprobs[request, step] = logprob(adjusted_NV[node], batch.sampling, request, token)
     return Verdict(predict, accept_index, num_accepted_drafts, num_accepted_drafts + 1, logprobs)
+
+
+def verify(
+    batch: Batch,
+    verify_input: VerifyInput,
+    logits_RV: torch.Tensor,
+    config: SpecConfig,
+    pools: KVPool,
+    coins: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> Verdict:
+    """How far the target, whose logits [B·N, V] these are, takes every tree.
+
+    coins: the accept coins [B, S+1] and final coins [B] of this round, drawn by their names where not given.
+    """
+    names = batch.seeds, batch.request_ids, batch.seq_lens
+    coins_BW, final_coins_B = coins or (accept_coins(*names, config.num_steps), final_coins(*names))
+    grown = trees(batch, verify_input, config.max_len)
+    logits_BNV = logits_RV.unflatten(0, verify_input.draft_tokens.shape)
+    return walk(batch, grown, node_logits(batch, grown, logits_BNV, config, pools), coins_BW, final_coins_B, config)
+
+
+def first_tokens(
+    batch: Batch, known_tokens: torch.Tensor, logits_BV: torch.Tensor, pools: KVPool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The token after each request's chunk: (i32 [B], logprobs f32 [B]).
+
+    known_tokens: i64 [B], what is known of them, -1 where the token is sampled.
+    """
+    tokens, logprobs = known_tokens.int().clone(), torch.zeros(batch.size)
+    coins_B = first_coins(batch.seeds, batch.request_ids, batch.seq_lens)
+    for request, (row, length) in enumerate(batch.rows_and_lens):
+        context, prompt_len = pools.token_ids[row, :length], int(batch.prompt_lens[request])
+        adjusted_V = adjust_logits(logits_BV[request], context, prompt_len, batch.sampling, request)
+        if tokens[request] < 0:
+            tokens[request] = inverse_cdf(target_prob(adjusted_V, batch.sampling, request), float(coins_B[request]))
+        logprobs[request] = logprob(adjusted_V, batch.sampling, request, int(tokens[request]))
+    return tokens, logprobs

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from specsim.phases import Batch, DraftExtendInput, DraftInput, PrefillInput
+from specsim.phases import Batch, Candidates, DraftExtendInput, DraftInput, PrefillInput
 from specsim.pool import KVLayout, KVPool
 from specsim.target import ModelConfig
 
@@ -26,19 +26,6 @@ class DrafterConfig:
     target_hidden_size: int
     feature_layers: tuple[int, ...] = ()
     norm_before_residual: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """All a drafter considered, before selection: the pool of K + (S-1)K² nodes.
-
-    tokens: i64 and scores: f32 [B, K+(S-1)K²]; parent_list: i64 [B, max(1, K(S-1)+1)], for each block of K siblings
-    the flat index of their parent, -1 for the root.
-    """
-
-    tokens: torch.Tensor
-    scores: torch.Tensor
-    parent_list: torch.Tensor
 
 
 class Drafter(Protocol):

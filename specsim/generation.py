@@ -124,7 +124,7 @@ def _run(engine, requests: list[Request], progress: bool) -> None:
         running, batch, draft_input = _drop_finished(running, batch, draft_input, pools, engine)
         if not running:
             break
-        output, draft_input = engine.round(batch, draft_input, pools)
+        _, output, draft_input = engine.round(batch, draft_input, pools)
         counts = output.num_accepted_tokens.tolist()
         for request, tokens, logprobs, count in zip(
             running, output.accepted_tokens(), output.logprobs.tolist(), counts, strict=True

@@ -12,7 +12,7 @@ Dimension key, used as suffix of tensor names everywhere:
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 
@@ -197,6 +197,21 @@ class DraftInput(PerRequest):
 
 
 @dataclass(frozen=True, slots=True)
+class Candidates:
+    """All a drafter considered, before selection: the pool of K + (S-1)K² nodes.
+
+    tokens: i64 and scores: f32 [B, K+(S-1)K²]; parent_list: i64 [B, max(1, K(S-1)+1)], for each block of K siblings
+    the flat index of their parent, -1 for the root. draft_logits: of every draft forward [B, K, draft vocabulary]; only
+    the reference keeps them, for whoever has to say how close a decision was.
+    """
+
+    tokens: torch.Tensor
+    scores: torch.Tensor
+    parent_list: torch.Tensor
+    draft_logits: tuple[torch.Tensor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyInput:
     """A tree a request, ready for the target's forward. Node 0 is the root, the bonus token of the round before.
 
@@ -204,7 +219,8 @@ class VerifyInput:
     ranking score of each node, the root's that of the empty path. positions: i64 [B·N] = L + depth. mask: bool [B, N,
     N] (layout QLEN_ONLY), row sees column. retrieve_index: i64 [B, N] = b·N + j; retrieve_next_token,
     retrieve_next_sibling: i64 [B, N], first child and next sibling as node indices, -1 for none. cache_locations: i64
-    [B·N], slots in the target pool, -1 for a node at or beyond the length limit.
+    [B·N], slots in the target pool, -1 for a node at or beyond the length limit. candidates: what the tree was chosen
+    from, where it was.
     """
 
     draft_tokens: torch.Tensor
@@ -216,6 +232,7 @@ class VerifyInput:
     retrieve_next_token: torch.Tensor
     retrieve_next_sibling: torch.Tensor
     cache_locations: torch.Tensor
+    candidates: Candidates | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,3 +291,11 @@ class VerifyOutput(Verdict):
 
     target_logits: torch.Tensor
     draft_extend_input: DraftExtendInput
+
+
+class RoundOutput(NamedTuple):
+    """What the three phases of a round left, in their order."""
+
+    verify_input: VerifyInput
+    verify_output: VerifyOutput
+    draft_input: DraftInput

@@ -190,6 +190,22 @@ def lane_stride(seq_len: int, config: SpecConfig) -> int:
     return ceil_to(prefix_tail(seq_len, config) + config.num_steps, config.page_size)
 
 
+def lane_columns(seq_len: int, config: SpecConfig) -> torch.Tensor:
+    """Columns i64 [K, S] in which lane k writes its KV of step s.
+
+    Lanes follow each other after L; with pages and several lanes each lane starts on pages of its own, after room for
+    a copy of the prefix's tail, and lane 0's first page is the prefix's last.
+    """
+    first = seq_len + lane_stride(seq_len, config) * torch.arange(config.topk)
+    return first[:, None] + torch.arange(config.num_steps)
+
+
+def tail_columns(seq_len: int, config: SpecConfig) -> torch.Tensor:
+    """Columns i64 [K, T] of each lane's copy of the prefix's last T tokens; T = 0 where lanes share the prefix."""
+    tail = prefix_tail(seq_len, config)
+    return lane_columns(seq_len, config)[:, :1] - tail + torch.arange(tail)
+
+
 def own_lanes(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig) -> None:
     """Before the draft phase: own two rounds' need (release `finish`) or borrow this round's lanes (`round`)."""
     for row, length in zip(rows, seq_lens, strict=True):

@@ -10,6 +10,10 @@ import hypothesis
 import pytest
 import torch
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":  # before anything imports triton
+    os.environ["TRITON_INTERPRET"] = "1"
+
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
 # With deterministic algorithms torch.empty holds NaN (the largest integer for integer types): an unwritten entry shows.
@@ -24,3 +28,25 @@ hypothesis.settings.load_profile("repeatable")
 def _seed() -> None:
     """Make a test that builds random weights independent of the tests before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def device() -> str:
+    """Where the fast column's tests run."""
+    return DEVICE
+
+
+# A GPU runs the programs of a launch in no order; the interpreter in one, so a race shows as a difference in another.
+@pytest.fixture(params=["in order", "reversed"] if DEVICE == "cpu" else ["in no order"])
+def program_order(request, monkeypatch) -> str:
+    """The order in which the interpreter runs the programs of every launch."""
+    if request.param == "reversed":
+        from triton.runtime.interpreter import InterpreterBuilder
+
+        in_order = InterpreterBuilder.set_grid_idx
+
+        def reversed_order(builder, *index: int) -> None:
+            in_order(builder, *(size - 1 - place for size, place in zip(builder.grid_dim, index, strict=True)))
+
+        monkeypatch.setattr(InterpreterBuilder, "set_grid_idx", reversed_order)
+    return request.param

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from specsim.config import SamplingParams
+from specsim.config import SamplingParams, SpecConfig
 from specsim.phases import Batch, VerifyInput
 from specsim.pool import KVBuffer, KVLayout, KVPool
 from specsim.reference.attention import (
@@ -279,10 +279,8 @@ def test_a_lane_sees_the_whole_prefix_with_its_own_tail_and_its_path(page_size, 
     table, steps = pools.req_to_token.tolist(), len(path[0])
     metadata = lane_metadata(
         make_batch(rows, lengths),
-        [torch.tensor(tails, dtype=torch.int64) for tails, _ in layouts],
-        [torch.tensor(lanes) for _, lanes in layouts],
         torch.tensor(path).expand(3, -1, -1),
-        100,
+        SpecConfig(3, num_steps, 8, page_size=page_size, max_len=100),
         pools,
     )
     expected, slots = [], []
@@ -304,9 +302,9 @@ def test_a_draft_step_at_the_length_limit_writes_and_sees_nothing(max_len, dropp
     """Three lanes of a request of 7 at step 1 stand at position 8; those of a request of 2 are far from the limit."""
     layouts = [lane_layout(length, 4, 4) for length in (7, 2)]
     pools, rows = shuffled_pools(4, [lanes[-1][-1] + 1 for _, lanes in layouts])
-    tails, lanes = ([torch.tensor(layout[part]) for layout in layouts] for part in (0, 1))
     path = torch.tensor([[0, 0], [1, 1], [2, 2]]).expand(2, -1, -1)
-    metadata = lane_metadata(make_batch(rows, [7, 2]), tails, lanes, path, max_len, pools)
+    config = SpecConfig(3, 4, 8, page_size=4, max_len=max_len)
+    metadata = lane_metadata(make_batch(rows, [7, 2]), path, config, pools)
     assert (metadata.slots < 0).tolist() == [index < dropped for index in range(6)]
     assert [not keys for keys in seen(metadata)] == [index < dropped for index in range(6)]
     assert metadata.positions.tolist() == [0 if dropped else 8] * 3 + [3] * 3
@@ -322,7 +320,7 @@ def test_no_requests_make_empty_metadata():
     )  # fmt: skip
     for metadata in (
         causal_metadata(none, none, torch.zeros(1, dtype=torch.int64), none, pools),
-        lane_metadata(nobody, [], [], none.view(0, 3, 1), 100, pools),
+        lane_metadata(nobody, none.view(0, 3, 1), SpecConfig(3, 4, 8, max_len=100), pools),
         tree_metadata(nobody, empty_tree, pools),
     ):
         assert metadata.keys == ()

@@ -217,7 +217,7 @@ class Run:
             return self.engine.drafter.propose(self.batch, self.draft_input, self.pools), calls
 
     def round(self) -> None:
-        output, self.draft_input = self.engine.round(self.batch, self.draft_input, self.pools)
+        _, output, self.draft_input = self.engine.round(self.batch, self.draft_input, self.pools)
         lengths = (self.batch.seq_lens + output.num_accepted_tokens).tolist()
         self.batch = make_batch(self.rows, lengths, self.batch.prompt_lens.tolist())
 

@@ -54,7 +54,7 @@ def test_a_request_is_the_same_alone_and_in_a_batch(config):
     engine, batch, draft_input, pools = start(pair, config, [PROMPTS[2]], ids=[2])
     alone = [int(draft_input.bonus_tokens[0])]
     while len(alone) < WARM.max_new_tokens:
-        output, draft_input = engine.round(batch, draft_input, pools)
+        _, output, draft_input = engine.round(batch, draft_input, pools)
         alone += output.accepted_tokens()[0]
         batch = batch.after(output.num_accepted_tokens)
     assert tuple(alone[: WARM.max_new_tokens]) == together[2]
@@ -96,7 +96,7 @@ def test_an_idle_batch_passes_through_every_phase(config):
     engine, batch, draft_input, pools = start(agreeing_pair("eagle3"), config)
     none = torch.empty(0, dtype=torch.int64)
     idle = engine.drafter.idle()
-    output, after_round = engine.round(batch.filter(none), idle, pools)
+    _, output, after_round = engine.round(batch.filter(none), idle, pools)
     assert output.accepted_tokens() == []
     for field in fields(DraftInput):
         expected, found, live = (getattr(state, field.name) for state in (idle, after_round, draft_input))
@@ -141,9 +141,9 @@ def test_a_resumed_request_goes_on_as_if_it_had_not_stopped():
     """Retraction: everything freed, committed tokens prefilled again, the known bonus token kept as root."""
     engine, batch, draft_input, pools = start(agreeing_pair("eagle3"), TREE, [PROMPTS[0]])
     for _ in range(3):
-        output, draft_input = engine.round(batch, draft_input, pools)
+        _, output, draft_input = engine.round(batch, draft_input, pools)
         batch = batch.after(output.num_accepted_tokens)
-    expected, _ = engine.round(batch, draft_input, pools)
+    _, expected, _ = engine.round(batch, draft_input, pools)
     row, length = int(batch.req_pool_indices[0]), int(batch.seq_lens[0])
     committed, bonus = pools.token_ids[row, :length].clone(), draft_input.bonus_tokens.long()
     pools.close(row)
@@ -151,7 +151,7 @@ def test_a_resumed_request_goes_on_as_if_it_had_not_stopped():
     pools.reserve(again, length)
     batch = replace(batch, req_pool_indices=torch.tensor([again]))
     prefill = PrefillInput(committed, torch.tensor([0, length]), torch.tensor([0]), bonus)
-    resumed, _ = engine.round(batch, engine.prefill(batch, prefill, pools).draft_input, pools)
+    _, resumed, _ = engine.round(batch, engine.prefill(batch, prefill, pools).draft_input, pools)
     assert resumed.accepted_tokens() == expected.accepted_tokens()
     torch.testing.assert_close(resumed.target_logits, expected.target_logits, rtol=0, atol=1e-10)
 
@@ -159,7 +159,7 @@ def test_a_resumed_request_goes_on_as_if_it_had_not_stopped():
 def test_release_round_owns_the_committed_pages_between_rounds():
     engine, batch, draft_input, pools = start(agreeing_pair("eagle3"), replace(TREE, release="round"))
     for _ in range(4):
-        output, draft_input = engine.round(batch, draft_input, pools)
+        _, output, draft_input = engine.round(batch, draft_input, pools)
         batch = batch.after(output.num_accepted_tokens)
         owned = [pools.owned_columns(row) for row in batch.req_pool_indices.tolist()]
         assert owned == [-(-length // 4) * 4 for length in batch.seq_lens.tolist()]
@@ -170,7 +170,7 @@ def test_release_finish_never_shrinks():
     engine, batch, draft_input, pools = start(agreeing_pair("eagle3"), TREE)
     before = [0] * batch.size
     for _ in range(4):
-        output, draft_input = engine.round(batch, draft_input, pools)
+        _, output, draft_input = engine.round(batch, draft_input, pools)
         owned = [pools.owned_columns(row) for row in batch.req_pool_indices.tolist()]
         assert owned == [TREE.reserved_columns(length) for length in batch.seq_lens.tolist()]
         assert all(now >= then for now, then in zip(owned, before, strict=True))
@@ -180,7 +180,7 @@ def test_release_finish_never_shrinks():
 def test_states_are_not_changed_by_the_phases_that_read_them():
     engine, batch, draft_input, pools = start(agreeing_pair("eagle3"), TREE)
     kept = {f.name: getattr(draft_input, f.name).clone() for f in fields(DraftInput)}
-    output, _ = engine.round(batch, draft_input, pools)
+    _, output, _ = engine.round(batch, draft_input, pools)
     assert all(torch.equal(kept[name], getattr(draft_input, name)) for name in kept)
     assert torch.equal(output.num_accepted_drafts + 1, output.num_accepted_tokens)
     assert output.accept_index.shape == (batch.size, TREE.num_steps + 1)

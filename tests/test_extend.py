@@ -188,7 +188,7 @@ class Run:
         """(batch, verify output, draft input) of each round."""
         for _ in range(count):
             batch = self.batch
-            output, self.draft_input = self.engine.round(batch, self.draft_input, self.pools)
+            _, output, self.draft_input = self.engine.round(batch, self.draft_input, self.pools)
             lengths = (batch.seq_lens + output.num_accepted_tokens).tolist()
             self.batch = make_batch(lengths, batch.req_pool_indices.tolist(), LENGTHS)
             yield batch, output, self.draft_input

@@ -7,8 +7,8 @@ import torch
 
 from specsim.config import SamplingParams, SpecConfig
 from specsim.phases import Batch
-from specsim.pool import KVBuffer, KVLayout, KVPool, own_lanes
-from specsim.reference.kv import commit, duplicate_tails, lane_columns, tail_columns
+from specsim.pool import KVBuffer, KVLayout, KVPool, lane_columns, own_lanes, tail_columns
+from specsim.reference.kv import commit, duplicate_tails
 
 LENGTHS = range(1, 36)
 PAGE_SIZES = [1, 2, 4, 5, 16]

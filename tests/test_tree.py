@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specsim.config import SpecConfig
-from specsim.drafter import Candidates
-from specsim.phases import VerifyInput
+from specsim.phases import Candidates, VerifyInput
 from specsim.reference.tree import MalformedTree, bitpacked_mask, build, full_mask, links, parents_of, visibility
 
 Node = tuple[int, ...]
@@ -100,7 +99,7 @@ def test_no_request_gives_tensors_of_no_rows(config):
     tables += (tree.retrieve_index, tree.retrieve_next_token, tree.retrieve_next_sibling)
     assert {tuple(table.shape) for table in tables} == {(0, num_nodes)}
     full = build_rows([HAND_TOKENS], [HAND_SCORES], [HAND_PARENT_LIST], HAND)
-    for name in VerifyInput.__slots__:
+    for name in sorted(set(VerifyInput.__slots__) - {"candidates"}):
         assert getattr(tree, name).dtype == getattr(full, name).dtype, name
 
 

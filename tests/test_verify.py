@@ -15,7 +15,7 @@ from specsim.config import SamplingParams, SpecConfig
 from specsim.phases import Batch, Sampling, VerifyInput
 from specsim.pool import KVBuffer, KVLayout, KVPool
 from specsim.reference.tree import links, visibility
-from specsim.reference.verify import Tree, greedy, node_logits, target_only, trees, verify
+from specsim.reference.verify import Tree, greedy, node_logits, target_only, trees, walk
 from specsim.uniforms import Stream, coins
 
 LOWEST, HIGHEST = 2.0**-24, 1 - 2.0**-24  # the bounds of specsim.uniforms.coins
@@ -321,7 +321,7 @@ def verdict_of(params: list[SamplingParams], coins_BD, final_coins, config: Spec
     adjusted_BNV = LOGITS_NV.double().expand(len(params), 6, V)
     coins_BD = torch.tensor(coins_BD, dtype=torch.float64).view(len(params), 3)
     final_coins_B = torch.tensor(final_coins, dtype=torch.float64)
-    return verify(make_batch(params), [FIVE] * len(params), adjusted_BNV, coins_BD, final_coins_B, config)
+    return walk(make_batch(params), [FIVE] * len(params), adjusted_BNV, coins_BD, final_coins_B, config)
 
 
 def mixed_verdict():
@@ -398,7 +398,7 @@ def test_thresholds_come_from_the_setting_and_greedy_ignores_them():
 
 def test_an_idle_batch_has_a_verdict_of_no_rows():
     none = make_batch([])
-    verdict = verify(none, [], torch.empty(0, 6, V).double(), torch.empty(0, 3), torch.empty(0), CONFIG)
+    verdict = walk(none, [], torch.empty(0, 6, V).double(), torch.empty(0, 3), torch.empty(0), CONFIG)
     assert verdict.accept_index.shape == verdict.logprobs.shape == (0, 3)
     assert verdict.predict.shape == verdict.num_accepted_drafts.shape == verdict.num_accepted_tokens.shape == (0,)
     assert {verdict.predict.dtype, verdict.accept_index.dtype, verdict.num_accepted_tokens.dtype} == {torch.int32}
@@ -409,7 +409,7 @@ def test_plain_decoding_draws_from_the_whole_law():
     config, root = SpecConfig.plain(), make_tree([-1], [2])
     adjusted_BNV = LOGITS_NV[:1].double().expand(2, 1, V)
     coins_B1 = torch.full((2, 1), 0.5)
-    verdict = verify(
+    verdict = walk(
         make_batch([GREEDY, SAMPLED]), [root] * 2, adjusted_BNV, coins_B1, torch.tensor([0.9, 0.2]), config
     )
     assert verdict.predict.tolist() == [2, 1]

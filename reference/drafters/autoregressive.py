@@ -5,13 +5,12 @@ from typing import Protocol
 import torch
 
 from specsim.config import InputError, SpecConfig
-from specsim.drafter import Candidates
-from specsim.phases import Batch, DraftExtendInput, DraftInput, PrefillInput
+from specsim.phases import Batch, Candidates, DraftExtendInput, DraftInput, PrefillInput
 from specsim.pool import KVBuffer, KVLayout, KVPool
-from specsim.reference.attention import AttentionMetadata, causal_metadata, lane_metadata, prefill_metadata
+from specsim.reference.attention import AttentionMetadata, extend_metadata, lane_metadata, prefill_metadata
 from specsim.reference.drafting import child_scores, draft_topk, parent_ids, root_scores
 from specsim.reference.extend import shift_left
-from specsim.reference.kv import duplicate_tails, lane_columns, tail_columns
+from specsim.reference.kv import duplicate_tails
 from specsim.reference.sampling import topk
 
 
@@ -53,9 +52,7 @@ class AutoregressiveDrafter:
 
     def extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
         extend = draft_extend_input
-        metadata = causal_metadata(
-            extend.req_pool_indices, extend.seq_lens, extend.row_starts, extend.cache_locations, pools
-        )
+        metadata = extend_metadata(batch, extend, pools)
         return self._first_topk(extend.input_ids, extend.hidden, metadata, extend.last_rows, extend.bonus_tokens, pools)
 
     def idle(self) -> DraftInput:
@@ -70,17 +67,15 @@ class AutoregressiveDrafter:
         """S-1 forwards of K lanes; after each the K best of its K² children are the next lanes, best first."""
         k, mode = self._config.topk, self._config.score
         duplicate_tails(batch, self._config, pools)
-        lengths = batch.seq_lens.tolist()
-        tails = [tail_columns(length, self._config) for length in lengths]
-        lanes = [lane_columns(length, self._config) for length in lengths]
         path_BKI = torch.arange(k)[None, :, None].expand(batch.size, k, 1)
         tokens_BK, scores_BK = draft_input.topk_index, root_scores(draft_input.topk_p, mode)
         hidden_BKH = draft_input.hidden[:, None].expand(-1, k, -1)
-        tokens, scores = [tokens_BK], [scores_BK]
+        tokens, scores, draft_logits = [tokens_BK], [scores_BK], []
         parent_list = [torch.arange(-1, k if self._config.num_steps > 1 else 0).expand(batch.size, -1)]
         for step in range(self._config.num_steps - 1):
-            metadata = lane_metadata(batch, tails, lanes, path_BKI, self._config.max_len, pools)
-            topk_p, topk_index, hidden_BKH = self._step(tokens_BK, hidden_BKH, metadata, pools)
+            metadata = lane_metadata(batch, path_BKI, self._config, pools)
+            topk_p, topk_index, hidden_BKH, logits_BKV = self._step(tokens_BK, hidden_BKH, metadata, pools)
+            draft_logits.append(logits_BKV)
             children = child_scores(scores_BK, topk_p, mode).flatten(1)
             tokens.append(topk_index.flatten(1))
             scores.append(children)
@@ -91,19 +86,14 @@ class AutoregressiveDrafter:
             path_BKI = self._reparent(path_BKI, parents_BK)
             if step < self._config.num_steps - 2:
                 parent_list.append(parent_ids(step + 1, chosen_BK, k))
-        return Candidates(torch.cat(tokens, 1), torch.cat(scores, 1), torch.cat(parent_list, 1))
+        return Candidates(torch.cat(tokens, 1), torch.cat(scores, 1), torch.cat(parent_list, 1), tuple(draft_logits))
 
     def _step(self, tokens_BK, hidden_BKH, metadata: AttentionMetadata, pools: KVPool) -> tuple[torch.Tensor, ...]:
-        """One draft forward: topk_p f32 and topk_index i64 [B, K, K], hidden [B, K, H].
-
-        Beyond the length limit a row proposes nothing: ids 0..K-1 with probability 0.
-        """
+        """One draft forward: topk_p f32 and topk_index i64 [B, K, K], hidden [B, K, H], logits [B, K, draft V]."""
         hidden_RH = self._head.forward(tokens_BK.flatten(), hidden_BKH.flatten(0, 1), metadata, pools.draft)
-        topk_p, topk_index = draft_topk(self._head.logits(hidden_RH), self._config.topk, self._head.d2t)
-        live = (metadata.slots >= 0)[:, None]
-        topk_p = torch.where(live, topk_p, 0.0)
-        topk_index = torch.where(live, topk_index, torch.arange(self._config.topk))
-        return tuple(rows.unflatten(0, tokens_BK.shape) for rows in (topk_p, topk_index, hidden_RH))
+        logits_RV = self._head.logits(hidden_RH)
+        topk_p, topk_index = draft_topk(logits_RV, self._config.topk, self._head.d2t, metadata.slots)
+        return tuple(rows.unflatten(0, tokens_BK.shape) for rows in (topk_p, topk_index, hidden_RH, logits_RV))
 
     def _reparent(self, path_BKI: torch.Tensor, parents_BK: torch.Tensor) -> torch.Tensor:
         """The lanes that hold each lane's tokens, one step on: its own (mode `lane`) or its ancestors' (`ancestor`)."""

@@ -2,8 +2,7 @@
 
 import torch
 
-from specsim.drafter import Candidates
-from specsim.phases import Batch, DraftExtendInput, DraftInput, PrefillInput
+from specsim.phases import Batch, Candidates, DraftExtendInput, DraftInput, PrefillInput
 from specsim.pool import KVPool
 
 

@@ -1,0 +1,67 @@
+"""How kernels are launched: compiled on a GPU, interpreted without one, and seen by whoever records a graph."""
+
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from contextvars import ContextVar
+
+import torch
+
+# Triton decides when it is imported whether kernels are interpreted, its own library functions included.
+if not torch.cuda.is_available() and "triton" not in sys.modules:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+try:
+    import triton
+except ImportError as error:
+    raise ImportError("specsim.fast needs Triton, which is published for Linux; specsim.reference does not") from error
+
+INTERPRETED: bool = triton.knobs.runtime.interpret
+
+Launch = Callable[[], None]
+# Who is told of a launch instead of its being run: a context, like torch's own stack of dispatch modes.
+recorder: ContextVar[Callable[[str, Launch], None] | None] = ContextVar("recorder", default=None)
+
+
+class Kernel:
+    """A Triton kernel, launched as `kernel[grid](arguments)`.
+
+    Integers are not specialised, so that one compilation serves every setting; what a kernel should know when it is
+    compiled is a constexpr.
+    """
+
+    def __init__(self, function: Callable):
+        parameters = inspect.signature(function).parameters
+        plain = [
+            name
+            for name, parameter in parameters.items()
+            if parameter.annotation is inspect.Parameter.empty and not name.endswith("_ptr")
+        ]
+        self.__name__, self.__doc__ = function.__name__, function.__doc__
+        self._compiled = triton.jit(function) if INTERPRETED else triton.jit(function, do_not_specialize=plain)
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        """A launch over `grid` programs; an empty grid launches nothing."""
+
+        def launch(*args, **kwargs) -> None:
+            if 0 in grid:
+                return
+            run = self._compiled[grid]
+            record = recorder.get()
+            if record is None:
+                run(*args, **kwargs)
+            else:
+                record(self.__name__, lambda: run(*args, **kwargs))
+
+        return launch
+
+
+def kernel(function: Callable) -> Kernel:
+    """Decorates a kernel that the host launches; device functions are decorated with triton.jit itself."""
+    return Kernel(function)
+
+
+def block_of(count: int, on_gpu: int) -> int:
+    """Rows of one program, a power of two: all of them under the interpreter, where programs cost, else `on_gpu`."""
+    return triton.next_power_of_2(max(count, 1)) if INTERPRETED else on_gpu
