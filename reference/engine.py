@@ -31,6 +31,8 @@ class Engine:
     config.max_len None takes the target's limit. dtype: of weights, activations and KV.
     """
 
+    device = torch.device("cpu")
+
     def __init__(self, pair, config: SpecConfig, dtype: torch.dtype = torch.float32):
         target = pair.target.config
         limit = target.max_position_embeddings

@@ -15,7 +15,7 @@ from specsim.config import InputError, SamplingParams, SpecConfig
 DEMO_PROMPTS = 6
 _TREE, _GREEDY = SpecConfig(), SamplingParams()
 _SPECULATION = ("topk", "num_steps", "num_draft_tokens", "draft_kv", "extend", "release")
-_DTYPES = ("float32", "float64")
+_DTYPES = ("float32", "float64", "bfloat16", "float16")
 _Settings = TypeVar("_Settings", SpecConfig, SamplingParams)
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -90,7 +90,7 @@ def demo() -> None:
 
 @app.command()
 def generate(
-    impl: Annotated[str, typer.Option(help="Which implementation runs.", metavar="reference")] = "reference",
+    impl: Annotated[str, typer.Option(help="Which column runs.", metavar="reference|fast")] = "reference",
     drafter: Annotated[
         str | None,
         typer.Option(help="Who drafts.", metavar="eagle|eagle3|none", show_default="eagle3, or --draft's kind"),
@@ -120,7 +120,21 @@ def generate(
     presence_penalty: Annotated[float, typer.Option(help="From -2 to 2.")] = _GREEDY.presence_penalty,
     frequency_penalty: Annotated[float, typer.Option(help="From -2 to 2.")] = _GREEDY.frequency_penalty,
     seed: Annotated[int, typer.Option(help="Names the random stream, 0 to 2^64 - 1.")] = _GREEDY.seed,
-    dtype: Annotated[str, typer.Option(help="Of weights and KV.", metavar="float32|float64")] = "float32",
+    dtype: Annotated[str, typer.Option(help="Of weights and KV.", metavar="|".join(_DTYPES))] = "float32",
+    device: Annotated[
+        str | None, typer.Option(help="Of the fast column.", metavar="cpu|cuda", show_default="a GPU if there is one")
+    ] = None,
+    graph: Annotated[
+        str | None,
+        typer.Option(
+            help="What the fast column replays.",
+            metavar="eager|step|phase|round",
+            show_default="round, or phase with --release round",
+        ),
+    ] = None,
+    bucket: Annotated[
+        int | None, typer.Option(help="Requests its buffers hold.", show_default="the next power of two")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,
 ) -> None:
     """Continue a text, and show what speculation made of it."""
@@ -144,7 +158,8 @@ def _generate(options: dict[str, Any], text: str, config: SpecConfig, sampling: 
     draft_fields = dict(map(_field, options["draft_field"] or ()))
     pair = load(options["target"], options["draft"], options["drafter"], draft_fields)
     dtype = getattr(torch, options["dtype"])
-    generation = generate(pair, text, config, sampling, impl=options["impl"], dtype=dtype, progress=True)
+    column = {name: options[name] for name in ("impl", "device", "graph", "bucket")}
+    generation = generate(pair, text, config, sampling, dtype=dtype, progress=True, **column)
     console = stdout_console()
     try:
         console.out(generation.outputs[0].text, highlight=False)

@@ -45,5 +45,8 @@ class Drafter(Protocol):
     def extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
         """After verify: a fresh DraftInput from the accepted rows; draft KV of those rows is rewritten."""
 
+    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        """What a DraftInput's hidden says of the first drafts: [R, draft vocabulary]."""
+
     def idle(self) -> DraftInput:
         """The DraftInput of no request."""

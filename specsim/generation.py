@@ -13,7 +13,7 @@ from specsim.metrics import Acceptance, acceptance, without_nan
 from specsim.phases import Batch, DraftInput, PrefillInput
 from specsim.requests import Request, make_requests
 
-COLUMNS = ("reference",)
+COLUMNS = ("reference", "fast")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -71,11 +71,52 @@ class Generation:
         return generation_html(self)
 
 
-def load_engine(pair, config: SpecConfig, impl: str, dtype: torch.dtype = torch.float32):
-    """The engine of a column by name; another column is never taken instead."""
-    if impl not in COLUMNS:
+def load_engine(
+    pair,
+    config: SpecConfig,
+    impl: str,
+    dtype: torch.dtype = torch.float32,
+    device: str | None = None,
+    graph: str | None = None,
+    bucket: int | None = None,
+):
+    """The engine of a column by name; another column is never taken instead.
+
+    device, graph, bucket are the fast column's: `cpu` or `cuda` (None: a GPU where there is one); `eager`, `step`,
+    `phase` or `round` (None: `round` where the setting allows it); requests that its buffers hold (None: the next power
+    of two).
+    """
+    if dtype not in DTYPES:
+        raise InputError("dtype", dtype, " or ".join(map(str, DTYPES)))
+    if impl == "fast":
+        return _load_fast(pair, config, dtype, device, graph, bucket)
+    if impl != "reference":
         raise InputError("impl", impl, " or ".join(COLUMNS))
-    return importlib.import_module(f"specsim.{impl}.engine").Engine(pair, config, dtype)
+    for name, value, only in (("device", device, "cpu"), ("graph", graph, "eager"), ("bucket", bucket, None)):
+        if value not in (None, only):
+            raise InputError(name, value, f"{only or 'nothing'} with impl 'reference'")
+    return importlib.import_module("specsim.reference.engine").Engine(pair, config, dtype)
+
+
+def _load_fast(pair, config: SpecConfig, dtype: torch.dtype, device, graph, bucket):
+    if dtype == torch.float64:
+        raise InputError("dtype", dtype, "torch.float32, torch.bfloat16 or torch.float16 with impl 'fast'")
+    has_gpu = torch.cuda.is_available()
+    device = device or ("cuda" if has_gpu else "cpu")
+    if device not in ("cpu", "cuda"):
+        raise InputError("device", device, "cpu or cuda")
+    if device == "cuda" and not has_gpu:
+        raise InputError("device", device, "cpu: this machine has no GPU that CUDA can use")
+    try:
+        interpreted = importlib.import_module("specsim.fast.launch").INTERPRETED
+    except ImportError as error:
+        raise InputError("impl", "fast", f"reference, unless Triton is installed ({error})") from error
+    if interpreted != (device == "cpu"):
+        allowed = "cpu where TRITON_INTERPRET=1 is set in the environment, else cuda"
+        raise InputError("device", device, allowed)
+    graph = graph or ("phase" if config.release == "round" else "round")
+    engine = importlib.import_module("specsim.fast.engine").Engine
+    return engine(pair, config, dtype, device, graph, bucket)
 
 
 def generate(
@@ -87,21 +128,22 @@ def generate(
     request_ids: Sequence[int] | None = None,
     impl: str = "reference",
     dtype: torch.dtype = torch.float32,
+    device: str | None = None,
+    graph: str | None = None,
+    bucket: int | None = None,
     progress: bool = False,
 ) -> Generation:
     """Continue every prompt (text or token ids) with the pair under one setting, all prompts in one batch.
 
     config None is SpecConfig(), or plain decoding for a pair without a drafter. sampling: one for all prompts or one
     each. request_ids (0, 1, ... unless given) name the random streams: a request with the same id, seed and prompt
-    gives the same tokens in any batch. Raises InputError for an empty or too long prompt and for token ids outside
-    the vocabulary.
+    gives the same tokens in any batch. impl: `reference` or `fast`; device, graph, bucket: see load_engine. Raises
+    InputError for an empty or too long prompt and for token ids outside the vocabulary.
     """
     config = (SpecConfig() if pair.drafter else SpecConfig.plain()) if config is None else config
     if not isinstance(config, SpecConfig):
         raise InputError("config", config, "a SpecConfig")
-    if dtype not in DTYPES:
-        raise InputError("dtype", dtype, " or ".join(map(str, DTYPES)))
-    engine = load_engine(pair, config, impl, dtype)
+    engine = load_engine(pair, config, impl, dtype, device, graph, bucket)
     requests = make_requests(pair, prompts, sampling, request_ids, engine.config.max_len)
     start = time.perf_counter()
     with torch.inference_mode():
@@ -146,8 +188,8 @@ def _prefill(engine, requests: list[Request], pools) -> tuple[Batch, DraftInput]
         prompt_lens=[len(request.prompt_ids) for request in requests],
         params=[request.params for request in requests],
         vocab_size=engine.target.config.vocab_size,
-    )
-    prefill = PrefillInput.whole([request.prompt_ids for request in requests])
+    ).to(engine.device)
+    prefill = PrefillInput.whole([request.prompt_ids for request in requests]).to(engine.device)
     output = engine.prefill(batch, prefill, pools)
     for request, token, logprob in zip(requests, output.next_tokens.tolist(), output.logprobs.tolist(), strict=True):
         request.take([token], [logprob])

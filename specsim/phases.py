@@ -30,7 +30,25 @@ def _joined(first, second):
     return first.merge(second) if isinstance(first, PerRequest) else torch.cat([first, second])
 
 
-class PerRequest:
+def _moved(value, device, dtype, name: str = ""):
+    if isinstance(value, State):
+        return replace(value, **{f.name: _moved(getattr(value, f.name), device, dtype, f.name) for f in fields(value)})
+    if isinstance(value, torch.Tensor):
+        return value.to(device=device, dtype=dtype if name == "hidden" else None)
+    return value
+
+
+class State:
+    """A value of named tensors that one phase leaves to another."""
+
+    __slots__ = ()
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """The state on another device, its hidden states (the only tensors in the model's dtype) in another dtype."""
+        return _moved(self, device, dtype)
+
+
+class PerRequest(State):
     """A state whose every tensor has one entry a request, along its first dimension."""
 
     __slots__ = ()
@@ -117,7 +135,7 @@ class Batch(PerRequest):
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillInput:
+class PrefillInput(State):
     """A chunk of every request's prompt, flattened over requests.
 
     input_ids: i64 [R]. row_starts: i64 [B+1], request b owns rows row_starts[b]..row_starts[b+1]. start_lens: i64 [B],
@@ -133,12 +151,17 @@ class PrefillInput:
     @property
     def requests(self) -> torch.Tensor:
         """i64 [R]: the request of each row."""
-        return torch.arange(len(self.start_lens)).repeat_interleave(self.row_starts.diff())
+        return torch.arange(len(self.start_lens), device=self.row_starts.device).repeat_interleave(
+            self.row_starts.diff()
+        )
 
     @property
     def columns(self) -> torch.Tensor:
         """i64 [R]: the column, which is the position, of each row."""
-        return torch.arange(len(self.input_ids)) + (self.start_lens - self.row_starts[:-1])[self.requests]
+        return (
+            torch.arange(len(self.input_ids), device=self.row_starts.device)
+            + (self.start_lens - self.row_starts[:-1])[self.requests]
+        )
 
     @property
     def last_rows(self) -> torch.Tensor:
@@ -155,7 +178,7 @@ class PrefillInput:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillOutput:
+class PrefillOutput(State):
     """next_tokens i32 [B] and their logprobs [B] under the target's law; draft_input feeds the first round."""
 
     next_tokens: torch.Tensor
@@ -197,7 +220,7 @@ class DraftInput(PerRequest):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
+class Candidates(State):
     """All a drafter considered, before selection: the pool of K + (S-1)K² nodes.
 
     tokens: i64 and scores: f32 [B, K+(S-1)K²]; parent_list: i64 [B, max(1, K(S-1)+1)], for each block of K siblings
@@ -212,7 +235,7 @@ class Candidates:
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyInput:
+class VerifyInput(State):
     """A tree a request, ready for the target's forward. Node 0 is the root, the bonus token of the round before.
 
     draft_tokens: i64 [B, N]; parents: i64 [B, N], node index of the parent, -1 for the root; scores: f32 [B, N], the
@@ -236,7 +259,7 @@ class VerifyInput:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftExtendInput:
+class DraftExtendInput(State):
     """The accepted rows, for the drafter to rewrite its KV from the target's features.
 
     Row j of request b stands at position and column seq_lens[b] + j, holds the token *after* accepted node j and that
@@ -264,7 +287,7 @@ class DraftExtendInput:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(State):
     """How far the target took every tree.
 
     predict: i32 [B·N], by node the token after it, -1 off the accepted path. accept_index: i32 [B, W], global node ids,

@@ -6,6 +6,7 @@ Target and draft buffers are separate but share slot ids and `req_to_token`. The
 
 from collections import deque
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
@@ -42,6 +43,11 @@ class KVBuffer:
         """
         keys, values = self.keys[:, source], self.values[:, source]
         self.keys[:, destination], self.values[:, destination] = keys, values
+
+    def copy_(self, source: "KVBuffer") -> None:
+        """Take over another buffer's content, from any device and dtype."""
+        self.keys.copy_(source.keys)
+        self.values.copy_(source.values)
 
 
 class OutOfSlots(RuntimeError):
@@ -146,6 +152,16 @@ class KVPool:
             row, column = (index.expand_as(slots)[slots < 0][0] for index in (torch.as_tensor(rows), columns))
             raise IndexError(f"row {int(row)} of the request table owns no slot at column {int(column)}")
         return slots
+
+    def copy_(self, source: "KVPool") -> None:
+        """Take over everything another pool of the same shape holds, in place: content, tables and books."""
+        self.target.copy_(source.target)
+        if self.draft is not None:
+            self.draft.copy_(source.draft)
+        self.req_to_token.copy_(source.req_to_token)
+        self.token_ids.copy_(source.token_ids)
+        self._allocator = deepcopy(source._allocator)
+        self._pages, self._free_rows = deepcopy(source._pages), source._free_rows.copy()
 
     def audit(self) -> dict[str, int]:
         """Account for every page: free or owned by exactly one request, tables and lists agreeing; raises if not."""

@@ -1,20 +1,27 @@
 """Attention against PyTorch's own, and the metadata of every phase against sets built key by key from the contracts."""
 
+import itertools
 import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from specsim.config import SamplingParams, SpecConfig
-from specsim.phases import Batch, VerifyInput
+from specsim.fast import attention as fast
+from specsim.phases import Batch, DraftExtendInput, PrefillInput, VerifyInput
 from specsim.pool import KVBuffer, KVLayout, KVPool
 from specsim.reference.attention import (
     AttentionMetadata,
     Keys,
     attention,
     causal_metadata,
+    extend_metadata,
     lane_metadata,
+    prefill_metadata,
     tree_metadata,
 )
 
@@ -139,9 +146,11 @@ def test_nan_in_slots_that_no_row_sees_never_shows(window):
 # Metadata. What a row sees is compared as a set of (slot, position), built below key by key.
 
 
-def shuffled_pools(page_size: int, columns: list[int]) -> tuple[KVPool, list[int]]:
+def shuffled_pools(
+    page_size: int, columns: list[int], layout: KVLayout = KVLayout(1, 1, 2)
+) -> tuple[KVPool, list[int]]:
     """Pools whose pages come in random order, and a row of the table for each request, owning `columns` columns."""
-    layout, num_pages = KVLayout(1, 1, 2), sum(-(-count // page_size) for count in columns) + 3
+    num_pages = sum(-(-count // page_size) for count in columns) + 3
     slots = num_pages * page_size
     buffers = (KVBuffer(layout, slots, torch.float64), KVBuffer(layout, slots, torch.float64))
     pools = KVPool(*buffers, page_size, num_pages, max(columns) + page_size)
@@ -327,3 +336,270 @@ def test_no_requests_make_empty_metadata():
         assert metadata.positions.shape == metadata.slots.shape == (0,)
         assert metadata.positions.dtype == metadata.slots.dtype == torch.int64
         assert attention(torch.empty(0, 1, 2), 0, pools.target, metadata, None).shape == (0, 1, 2)
+
+
+# The kernels. Every phase below makes both columns' metadata of the same requests; the fast column has one more, padded.
+
+
+def padded(rows: list[int], lengths: list[int], device: str) -> Batch:
+    return make_batch([*rows, -1], [*lengths, 0]).to(device)
+
+
+def twin(pools: KVPool, dtype: torch.dtype, device: str) -> KVPool:
+    """The same pool for kernels."""
+    layers, slots, heads, dim = pools.draft.keys.shape
+    buffers = [KVBuffer(KVLayout(layers, heads, dim), slots, dtype, device) for _ in range(2)]
+    other = KVPool(*buffers, pools.page_size, *pools.token_ids.shape)
+    other.copy_(pools)
+    return other
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One forward in both columns: what the reference makes, its pool, and how kernels make theirs of another pool."""
+
+    expected: AttentionMetadata
+    pools: KVPool
+    build: Callable[[KVPool, str], fast.AttentionMetadata]
+
+
+def random_parents(num_nodes: int) -> list[int]:
+    return [-1] + [int(torch.randint(node, ())) for node in range(1, num_nodes)]
+
+
+def tree_phase(num_nodes: int, page_size: int, max_len: int = 100, layout=KVLayout(1, 1, 2)) -> Phase:
+    lengths = [5, 8, 1]
+    pools, rows = shuffled_pools(page_size, [length + num_nodes for length in lengths], layout)
+    parents = [random_parents(num_nodes) for _ in lengths]
+    locations = torch.cat([pools.req_to_token[r, n : n + num_nodes] for r, n in zip(rows, lengths, strict=True)])
+    tree = tree_input(parents, lengths, locations)
+    tree = replace(tree, cache_locations=torch.where(tree.positions < max_len, locations, -1))
+    more = tree_input([*parents, parents[0]], [*lengths, 0], torch.cat([tree.cache_locations, -1 + 0 * locations[:num_nodes]]))
+    return Phase(
+        tree_metadata(make_batch(rows, lengths), tree, pools),
+        pools,
+        lambda other, device: fast.tree_metadata(padded(rows, lengths, device), more.to(device), other),
+    )
+
+
+def prefill_phase(starts: list[int], counts: list[int], page_size: int, layout=KVLayout(1, 1, 2)) -> Phase:
+    lengths = [start + count for start, count in zip(starts, counts, strict=True)]
+    pools, rows = shuffled_pools(page_size, lengths, layout)
+    row_starts = torch.tensor([0, *counts]).cumsum(0)
+    ids, none = torch.zeros(sum(counts), dtype=torch.int64), torch.full((len(rows),), -1)
+    prefill = PrefillInput(ids, row_starts, torch.tensor(starts), none)
+    batch = make_batch(rows, lengths)
+    return Phase(
+        prefill_metadata(batch, prefill, pools),
+        pools,
+        lambda other, device: fast.prefill_metadata(batch.to(device), prefill.to(device), other),
+    )
+
+
+def extend_phase(num_written: list[int], width: int, page_size: int, layout=KVLayout(1, 1, 2)) -> Phase:
+    """Rows of a request from num_written on have no slot."""
+    lengths = [5, 8, 1][: len(num_written)]
+    pools, rows = shuffled_pools(page_size, [length + width for length in lengths], layout)
+    slots = torch.stack([pools.req_to_token[r, n : n + width] for r, n in zip(rows, lengths, strict=True)])
+    slots = torch.where(torch.arange(width) < torch.tensor(num_written)[:, None], slots, -1)
+
+    def rows_of(batch: Batch, slots_R: torch.Tensor) -> DraftExtendInput:
+        ids = torch.zeros_like(slots_R)
+        return DraftExtendInput(
+            row_starts=torch.arange(0, len(ids) + 1, width), hidden=ids, input_ids=ids, positions=ids,
+            cache_locations=slots_R, num_accepted_drafts=ids, num_accepted_tokens=ids, bonus_tokens=ids,
+            seq_lens=batch.seq_lens, req_pool_indices=batch.req_pool_indices,
+        )  # fmt: skip
+
+    batch, more = make_batch(rows, lengths), padded(rows, lengths, "cpu")
+    more_slots = torch.cat([slots.flatten(), torch.full((width,), -1)])
+    return Phase(
+        extend_metadata(batch, rows_of(batch, slots.flatten()), pools),
+        pools,
+        lambda other, device: fast.extend_metadata(more.to(device), rows_of(more, more_slots).to(device), other),
+    )
+
+
+def lane_phase(
+    topk: int, num_steps: int, step: int, page_size: int, draft_kv: str, max_len: int = 100, layout=KVLayout(1, 1, 2)
+) -> Phase:
+    """A path holds some lane at every step, also at those to come, which nobody may read."""
+    lengths, num_nodes = [7, 8, 17], num_steps + 1 if topk == 1 else topk + 1
+    config = SpecConfig(topk, num_steps, num_nodes, page_size, draft_kv=draft_kv, max_len=max_len)
+    pools, rows = shuffled_pools(page_size, [length + config.need + page_size for length in lengths], layout)
+    lanes = torch.arange(topk)[:, None]
+    path = torch.randint(topk, (4, topk, num_steps)) if draft_kv == "ancestor" else lanes.expand(4, -1, num_steps).clone()
+    path[:, :, step] = lanes[:, 0]
+    state = SimpleNamespace(step=torch.tensor([step], dtype=torch.int32), path=path.int())
+    return Phase(
+        lane_metadata(make_batch(rows, lengths), path[:3, :, : step + 1], config, pools),
+        pools,
+        lambda other, device: fast.lane_metadata(
+            padded(rows, lengths, device),
+            SimpleNamespace(step=state.step.to(device), path=state.path.to(device)),
+            config,
+            other,
+        ),
+    )
+
+
+def seen_by_kernels(metadata: fast.AttentionMetadata) -> list[list[tuple[int, int]]]:
+    """As `seen`, read off the tensors."""
+    columns = metadata.kv_indices.shape[1] - metadata.extra_positions.shape[1]
+    rows = []
+    for request, (low, high) in enumerate(itertools.pairwise(metadata.row_starts.tolist())):
+        slots, places = metadata.kv_indices[request].tolist(), metadata.extra_positions[request].tolist()
+        for row in range(low, high):
+            words = metadata.visible[row].tolist()
+            keys = [(slots[c], c) for c in range(int(metadata.prefix_lens[row]))]
+            extras = range(int(metadata.num_extras[request]))
+            keys += [(slots[columns + e], places[e]) for e in extras if words[e // 32] >> e % 32 & 1]
+            rows.append(sorted(key for key in keys if key[0] >= 0))
+    return rows
+
+
+PHASES = {
+    **{f"tree of {n}, pages of {p}": (tree_phase, n, p) for n, p in [(1, 1), (2, 4), (7, 1), (32, 4), (33, 16), (64, 1)]},
+    "tree at the length limit": (tree_phase, 9, 4, 9),
+    "ragged prefill": (prefill_phase, [0, 5, 8, 3], [6, 1, 3, 17], 4),
+    "prefill of one token": (prefill_phase, [0], [1], 1),
+    "prefill in two blocks": (prefill_phase, [2, 0], [65, 40], 16),
+    "draft-extend": (extend_phase, [4, 4, 4], 4, 4),
+    "draft-extend with rows that write nothing": (extend_phase, [1, 4, 0], 4, 1),
+    "draft-extend of one row": (extend_phase, [1, 1], 1, 16),
+    **{
+        f"{mode} {k} x {s}, step {i}, pages of {p}": (lane_phase, k, s, i, p, mode)
+        for k, s, i, p, mode in [
+            (1, 4, 0, 1, "lane"), (1, 4, 3, 4, "lane"), (3, 4, 0, 4, "lane"), (3, 4, 2, 1, "lane"),
+            (3, 4, 1, 4, "ancestor"), (3, 4, 3, 16, "ancestor"), (5, 2, 1, 5, "ancestor"), (8, 5, 3, 1, "ancestor"),
+        ]
+    },
+    "lanes at the length limit": (lane_phase, 3, 4, 1, 4, "lane", 9),
+    "lanes beyond the length limit": (lane_phase, 2, 4, 2, 1, "ancestor", 9),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("phase", PHASES.values(), ids=PHASES)
+def test_kernels_see_what_the_reference_sees(phase, device, program_order):
+    make, *arguments = phase
+    phase = make(*arguments)
+    metadata = phase.build(twin(phase.pools, torch.float32, device), device)
+    rows, expected = len(phase.expected.slots), seen(phase.expected)
+    assert seen_by_kernels(metadata) == expected + [[]] * (len(metadata.slots) - rows)
+    assert metadata.max_rows == max(len(keys.mask) for keys in phase.expected.keys)
+    assert metadata.slots.tolist() == phase.expected.slots.tolist() + [-1] * (len(metadata.slots) - rows)
+    live = phase.expected.slots >= 0
+    positions = torch.where(live, phase.expected.positions, 0).tolist()
+    assert metadata.positions.tolist() == positions + [0] * (len(metadata.slots) - rows)
+    for tensor in (metadata.kv_indices, metadata.extra_positions):
+        assert (tensor < 2**31 - 1).all()  # none is left unwritten
+
+
+def fill_for(phase: Phase, layer: int, window: int | None, dtype: torch.dtype) -> None:
+    """Numbers of that type where some row looks; NaN everywhere else."""
+    kv, start = phase.pools.draft, 0
+    kv.keys.fill_(math.nan)
+    kv.values.fill_(math.nan)
+    for keys in phase.expected.keys:
+        rows = phase.expected.positions[start : (start := start + len(keys.mask)), None]
+        mask = keys.mask if window is None else keys.mask & (rows - keys.positions < window)
+        fill_seen(kv, layer, replace(keys, mask=mask))
+    for buffer in (kv.keys, kv.values):
+        buffer.copy_(buffer.to(dtype))
+
+
+def budget(query_RAD: torch.Tensor, phase: Phase, dtype: torch.dtype) -> float:
+    """Most that an element may be off, from the float64 inputs.
+
+    In f32, products of queries and keys are off by a few units of |q||k|/√D; weights by twice that, and the sum by a
+    unit a key. Weights that are rounded to `dtype` before they meet the values, and the output, add a unit of it each.
+    """
+    keys, values = phase.pools.draft.keys.nan_to_num(), phase.pools.draft.values.nan_to_num()
+    length = query_RAD.double().norm(dim=-1).max() * keys.norm(dim=-1).max() / query_RAD.shape[-1] ** 0.5
+    single, narrow = torch.finfo(torch.float32).eps, torch.finfo(dtype).eps
+    num_keys = max((keys.mask.shape[1] for keys in phase.expected.keys), default=0)
+    return float(values.abs().max() * (single * (4 * length + num_keys + 8) + narrow))
+
+
+# Phase, heads, key heads, head dim, window.
+ATTENDED = {
+    "tree, no grouping": (tree_phase, (33, 4), 2, 2, 16, None),
+    "tree, head dim 80": (tree_phase, (64, 1), 2, 1, 80, 3),
+    "tree at the limit, groups of 3": (tree_phase, (9, 4, 9), 6, 2, 10, None),
+    "tree, window at the prefix's end": (tree_phase, (7, 1), 4, 1, 16, 5),
+    "prefill, head dim 64": (prefill_phase, ([0, 5, 8, 3], [6, 1, 3, 17], 4), 4, 2, 64, None),
+    "prefill, several tiles of keys": (prefill_phase, ([130, 0], [9, 40], 16), 2, 2, 16, None),
+    "prefill, window in the first tile": (prefill_phase, ([130, 0], [9, 40], 16), 2, 2, 16, 7),
+    "prefill, window over the tile's edge": (prefill_phase, ([125], [9], 16), 3, 1, 16, 6),
+    "prefill, window of one": (prefill_phase, ([125], [9], 1), 3, 1, 2, 1),
+    "draft-extend with junk": (extend_phase, ([1, 4, 0], 4, 4), 4, 2, 16, None),
+    "lanes": (lane_phase, (3, 4, 3, 4, "lane"), 4, 2, 16, None),
+    "ancestors in a window": (lane_phase, (8, 5, 3, 16, "ancestor"), 4, 2, 16, 4),
+    "one lane in a window": (lane_phase, (1, 4, 2, 16, "lane"), 4, 1, 16, 18),
+    "lanes at the limit": (lane_phase, (3, 4, 1, 4, "lane", 9), 2, 1, 16, None),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("attended", ATTENDED.values(), ids=ATTENDED)
+def test_attention_of_kernels_equals_the_references(attended, dtype, device, program_order):
+    """NaN in every slot that no row sees. A padded request has NaN for queries and yields zeros, as dropped rows do."""
+    make, arguments, heads, kv_heads, dim, window = attended
+    phase = make(*arguments, layout=KVLayout(2, kv_heads, dim))
+    fill_for(phase, 1, window, dtype)
+    pools = twin(phase.pools, dtype, device)
+    metadata = phase.build(pools, device)
+    query = torch.randn(len(phase.expected.slots), heads, dim).to(dtype)
+    more = torch.full((len(metadata.slots), heads, dim), math.nan, dtype=dtype)
+    more[: len(query)] = query
+    expected = attention(query.double(), 1, phase.pools.draft, phase.expected, window)
+    out = fast.attention(more.to(device), 1, pools.draft, metadata, window).cpu()
+    assert out.dtype == dtype
+    assert (out[: len(query)].double() - expected).abs().max() <= budget(query, phase, dtype)
+    assert (out[: len(query)][phase.expected.slots < 0] == 0).all()
+    assert (out[len(query) :] == 0).all()
+
+
+def test_a_padded_request_changes_no_bit_of_the_others(device):
+    phase = tree_phase(9, 4, layout=KVLayout(1, 2, 16))
+    fill_for(phase, 0, None, torch.float32)
+    pools, query = twin(phase.pools, torch.float32, device), torch.randn(36, 4, 16, device=device)
+    metadata = phase.build(pools, device)
+    alone = replace(metadata, row_starts=metadata.row_starts[:4], num_extras=metadata.num_extras[:3])
+    out, buffer = fast.attention(query, 0, pools.draft, metadata, None), torch.empty(36, 4, 16, device=device)
+    assert fast.attention(query, 0, pools.draft, alone, None, out=buffer) is buffer
+    assert torch.equal(out[:27], buffer[:27])
+    assert buffer[27:].isnan().all()
+
+
+def test_queries_may_have_another_type_than_the_cache(device):
+    phase = tree_phase(9, 4, layout=KVLayout(1, 2, 16))
+    fill_for(phase, 0, None, torch.bfloat16)
+    pools, query = twin(phase.pools, torch.bfloat16, device), torch.randn(36, 4, 16)
+    out = fast.attention(query.to(device), 0, pools.draft, phase.build(pools, device), None).cpu()
+    expected = attention(query[:27].double(), 0, phase.pools.draft, phase.expected, None)
+    assert (out[:27].double() - expected).abs().max() <= budget(query, phase, torch.float32)
+
+
+def test_attention_of_kernels_wants_contiguous_queries(device):
+    phase = tree_phase(2, 1)
+    pools = twin(phase.pools, torch.float32, device)
+    with pytest.raises(ValueError, match="allowed: contiguous"):
+        fast.attention(torch.empty(8, 2, 4, device=device)[..., ::2], 0, pools.draft, phase.build(pools, device), None)
+
+
+def test_kernels_take_no_requests(device):
+    pools, nobody = twin(shuffled_pools(4, [1])[0], torch.float32, device), make_batch([], []).to(device)
+    none = torch.empty(0, dtype=torch.int64, device=device)
+    tree = tree_input([[-1, 0]], [0], torch.zeros(2, dtype=torch.int64)).to(device)
+    tree = replace(tree, **{f.name: getattr(tree, f.name)[:0] for f in fields(tree) if f.name != "candidates"})
+    prefill = PrefillInput(none, torch.zeros(1, dtype=torch.int64, device=device), none, none)
+    lanes = SimpleNamespace(step=torch.zeros(1, dtype=torch.int32, device=device), path=none.view(0, 3, 4).int())
+    for metadata in (
+        fast.tree_metadata(nobody, tree, pools),
+        fast.prefill_metadata(nobody, prefill, pools),
+        fast.lane_metadata(nobody, lanes, SpecConfig(3, 4, 8, max_len=100), pools),
+    ):
+        assert metadata.positions.shape == metadata.slots.shape == (0,)
+        query = torch.empty(0, 1, 2, device=device)
+        assert fast.attention(query, 0, pools.target, metadata, None).shape == (0, 1, 2)

@@ -14,8 +14,9 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 from specsim.checkpoint import DrafterCheckpoint, Pair
 from specsim.checkpoint.layout import drafter_layout
 from specsim.config import SamplingParams, SpecConfig
-from specsim.drafter import Candidates, DrafterConfig
-from specsim.phases import Batch, DraftInput, PrefillInput
+from specsim.drafter import DrafterConfig
+from specsim.generation import load_engine
+from specsim.phases import Batch, Candidates, DraftInput, PrefillInput
 from specsim.pool import KVPool, own_lanes
 from specsim.reference.attention import causal_metadata
 from specsim.reference.drafters import HEADS
@@ -165,7 +166,7 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, budget: float = 1
 
 def poisoned(pools: KVPool) -> KVPool:
     """The same empty pools with NaN in every slot, pages and rows in random order."""
-    for buffer in (pools.target, pools.draft):
+    for buffer in filter(None, (pools.target, pools.draft)):
         buffer.keys.fill_(math.nan)
         buffer.values.fill_(math.nan)
     taken = [pools.open() for _ in pools.req_to_token]
@@ -486,3 +487,59 @@ def test_no_drafter_hands_on_the_root_and_proposes_nothing():
     assert drafter.idle().is_idle
     assert drafter.kv_layout is None
     assert drafter.feature_layers == ()
+
+
+# The fast column.
+
+
+def rounded(pair: Pair, dtype: torch.dtype) -> Pair:
+    """The pair whose weights dtype can hold, so that every column reads the same numbers."""
+
+    def tensors(checkpoint):
+        kept = {n: t.to(dtype) if t.is_floating_point() else t for n, t in checkpoint.tensors.items()}
+        return replace(checkpoint, tensors=kept)
+
+    return replace(pair, target=tensors(pair.target), drafter=tensors(pair.drafter))
+
+
+def two_rounds(pair: Pair, config: SpecConfig, impl: str, dtype: torch.dtype, device: str | None = None) -> list:
+    """DraftInput after prefill, then the candidates of a round and the DraftInput after it."""
+    engine = load_engine(pair, config, impl, dtype, device, "eager")
+    pools = poisoned(engine.make_pools(8, 640))
+    prompts = [
+        torch.randint(48, (length,), generator=torch.Generator().manual_seed(length)).tolist() for length in (13, 1, 8)
+    ]
+    rows = [pools.open() for _ in prompts]
+    for row, prompt in zip(rows, prompts, strict=True):
+        pools.reserve(row, len(prompt))
+    lengths = [len(prompt) for prompt in prompts]
+    batch = make_batch(rows, lengths, lengths).to(engine.device)
+    prefill = PrefillInput.whole(prompts).to(engine.device)
+    with torch.inference_mode():
+        first = engine.prefill(batch, prefill, pools).draft_input
+        tree, _, second = engine.round(batch, first, pools)
+    return [state.to("cpu") for state in (first, tree.candidates, second)]
+
+
+@every_head
+@pytest.mark.parametrize("draft_kv", ["lane", "ancestor"])
+def test_the_fast_drafter_proposes_what_the_reference_does(case, draft_kv, device):
+    pair, config = rounded(random_pair(**case), torch.float32), tree(draft_kv=draft_kv)
+    fast = two_rounds(pair, config, "fast", torch.float32, device)
+    plain, exact = (two_rounds(pair, config, "reference", dtype) for dtype in (torch.float32, torch.float64))
+    for mine, theirs, truth in zip(fast, plain, exact, strict=True):
+        for name in ("topk_index", "tokens", "parent_list", "bonus_tokens"):
+            assert not hasattr(truth, name) or torch.equal(getattr(mine, name), getattr(truth, name)), name
+        for name in ("topk_p", "scores", "hidden"):
+            if hasattr(truth, name):
+                mine_, theirs_, truth_ = (getattr(state, name).double() for state in (mine, theirs, truth))
+                budget = 4 * (theirs_ - truth_).abs().max() + 16 * 2.0**-23 * truth_.abs().max()
+                assert (mine_ - truth_).abs().max() <= budget, name
+
+
+def test_the_fast_plain_drafter_proposes_nothing(device):
+    pair, config = replace(rounded(random_pair("eagle"), torch.float32), drafter=None), SpecConfig.plain(page_size=4)
+    fast, exact = (two_rounds(pair, config, impl, torch.float32) for impl in ("fast", "reference"))
+    assert fast[0].topk_p.shape == exact[0].topk_p.shape == (3, 0)
+    assert fast[1].tokens.shape == (3, 0)
+    assert torch.equal(fast[2].bonus_tokens, exact[2].bonus_tokens)

@@ -9,12 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.config import SamplingParams, SpecConfig
-from specsim.phases import Batch, DraftInput, Sampling
+from specsim.fast import drafting as fast
+from specsim.phases import Batch, Candidates, DraftInput, Sampling
 from specsim.pool import KVBuffer, KVLayout, KVPool, own_lanes
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
 from specsim.reference.drafting import child_scores, draft_topk, parent_ids, root_scores, select
+from specsim.reference.sampling import topk as best_first
 from specsim.reference.tree import build
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 V = 5
 L = 3  # of every request
 BONUS = 4
@@ -270,3 +273,292 @@ def test_select_takes_the_best_and_the_lower_index_of_equals(scores, data):
     count = data.draw(st.integers(0, len(scores)))
     best = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[:count]
     assert select(torch.tensor([scores, scores[::-1]]) / 4, count)[0].tolist() == sorted(best)
+
+
+# The fast column.
+
+EPS = 2.0**-23
+
+
+@pytest.fixture
+def gpu_blocks(monkeypatch) -> None:
+    """As many programs as on a GPU and more: under the interpreter one program would otherwise take all rows."""
+    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu: min(on_gpu, 4))
+    monkeypatch.setattr(fast, "_HIDDEN_BLOCK", 4)
+
+
+def rows_of_logits(num_rows: int, vocab_size: int, kind: str) -> torch.Tensor:
+    logits = 4 * torch.randn(num_rows, vocab_size)
+    if kind == "tied":
+        logits = logits.round()
+    elif kind == "equal":
+        logits = torch.zeros(num_rows, vocab_size)
+        logits[:, 1::2] = -0.0
+    elif kind == "impossible":
+        logits[:, 1::2] = -torch.inf
+    return logits
+
+
+def check_topk(logits, k, d2t, slots, device) -> None:
+    """Ids exactly; probabilities within what rounding does to an exponent and to a sum of as many terms."""
+
+    def on_device(value):
+        return None if value is None else value.to(device)
+
+    topk_p, target_ids = fast.draft_topk(logits.to(device), k, on_device(d2t), on_device(slots))
+    exact_p, exact_ids = draft_topk(logits, k, d2t, slots)
+    assert (topk_p.dtype, target_ids.dtype) == (torch.float32, torch.int64)
+    assert torch.equal(target_ids.cpu(), exact_ids)
+    spread = (logits.double().amax(-1, keepdim=True) - best_first(logits.double(), k)[0]).nan_to_num(posinf=0.0)
+    assert ((topk_p.cpu().double() - exact_p.double()).abs() <= exact_p.double() * EPS * (16 + 2 * spread)).all()
+
+
+@pytest.mark.parametrize("kind", ["random", "tied", "equal", "impossible"])
+@pytest.mark.parametrize(
+    ("num_rows", "vocab_size", "k"), [(1, 1, 1), (3, 5, 5), (7, 160, 10), (2, 4095, 16), (2, 4097, 64), (3, 9001, 3)]
+)
+def test_fast_draft_topk_is_the_references(num_rows, vocab_size, k, kind, device, gpu_blocks, program_order):
+    check_topk(rows_of_logits(num_rows, vocab_size, kind), k, None, None, device)
+
+
+@pytest.mark.parametrize("vocab_size", [7, 4099])
+def test_fast_draft_topk_maps_ids_once_and_drops_rows_without_a_slot(vocab_size, device, gpu_blocks, program_order):
+    d2t = torch.randint(0, 1000, (vocab_size,)).cumsum(0)
+    logits = rows_of_logits(5, vocab_size, "random")
+    logits[1] = torch.nan  # of a padded request
+    check_topk(logits, 4, d2t, torch.tensor([3, -1, 0, 5, -1]), device)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_fast_draft_topk_reads_half_precision_exactly(dtype, device):
+    check_topk(rows_of_logits(4, 300, "random").to(dtype), 6, None, None, device)
+
+
+def test_fast_draft_topk_of_a_row_is_the_same_in_any_batch(device):
+    logits = rows_of_logits(9, 5000, "random").to(device)
+    together = fast.draft_topk(logits, 5, None)
+    for row in (0, 4, 8):
+        alone = fast.draft_topk(logits[row : row + 1], 5, None)
+        assert all(torch.equal(one[0], all_of_them[row]) for one, all_of_them in zip(alone, together, strict=True))
+
+
+def test_fast_draft_topk_refuses_what_it_cannot_do(device):
+    with pytest.raises(ValueError, match="topk is 6, more than the 5 ids"):
+        fast.draft_topk(torch.zeros(2, 5, device=device), 6, None)
+    with pytest.raises(ValueError, match="logits_RV has strides"):
+        fast.draft_topk(torch.zeros(5, 2, device=device).T, 1, None)
+
+
+def scripted(batch_size: int, config: SpecConfig, hidden_size: int, tied: bool):
+    """A draft input and what each forward of a draft loop returns: (topk_p, topk_index, hidden)."""
+    k = config.topk
+
+    def chances(*shape):
+        return torch.randint(0, 5, shape) / 4 if tied else torch.rand(shape)
+
+    bonus = torch.randint(0, 9, (batch_size,), dtype=torch.int32)
+    first = DraftInput(
+        chances(batch_size, k), torch.randint(0, 99, (batch_size, k)), torch.randn(batch_size, hidden_size), bonus
+    )
+    steps = [
+        (
+            chances(batch_size, k, k),
+            torch.randint(0, 99, (batch_size, k, k)),
+            torch.randn(batch_size, k, hidden_size),
+        )
+        for _ in range(config.num_steps - 1)
+    ]
+    return first, steps
+
+
+def reference_loop(first: DraftInput, steps, config: SpecConfig):
+    """(candidates, lanes of every step as (tokens, scores, hidden, path)), by the reference's drafting functions."""
+    k, size = config.topk, len(first.topk_p)
+    tokens_BK, scores_BK = first.topk_index, root_scores(first.topk_p, config.score)
+    hidden_BKH, own = first.hidden[:, None].expand(-1, k, -1), torch.arange(k)[None, :, None].expand(size, k, 1)
+    path_BKI, lanes, tokens, scores = own, [(tokens_BK, scores_BK, hidden_BKH, own)], [tokens_BK], [scores_BK]
+    parent_list = [torch.arange(-1, k if config.num_steps > 1 else 0).expand(size, -1)]
+    for step, (topk_p, topk_index, hidden) in enumerate(steps, start=1):
+        children = child_scores(scores_BK, topk_p, config.score).flatten(1)
+        tokens.append(topk_index.flatten(1))
+        scores.append(children)
+        if step == len(steps):
+            break
+        scores_BK, chosen_BK = best_first(children, k)
+        tokens_BK, parents_BK1 = tokens[-1].gather(1, chosen_BK), chosen_BK[..., None] // k
+        hidden_BKH = hidden.gather(1, parents_BK1.expand_as(hidden))
+        if config.draft_kv == "ancestor":
+            path_BKI = path_BKI.gather(1, parents_BK1.expand_as(path_BKI))
+        path_BKI = torch.cat([path_BKI, own], dim=-1)
+        parent_list.append(parent_ids(step, chosen_BK, k))
+        lanes.append((tokens_BK, scores_BK, hidden_BKH, path_BKI))
+    return Candidates(torch.cat(tokens, 1), torch.cat(scores, 1), torch.cat(parent_list, 1)), lanes
+
+
+def check_lanes(lanes: fast.Lanes, expected, config: SpecConfig, exact: bool) -> None:
+    tokens, scores, hidden, path = expected
+    assert torch.equal(lanes.tokens.cpu(), tokens)
+    check_scores(lanes.scores.cpu(), scores, config, exact)
+    assert torch.equal(lanes.hidden.cpu(), hidden)
+    assert torch.equal(lanes.path.cpu()[..., : path.shape[-1]].long(), path)
+    assert (lanes.path[..., path.shape[-1] :] == -1).all()
+
+
+def check_scores(scores, expected, config: SpecConfig, exact: bool) -> None:
+    """Bit for bit, but for logarithms, of which two libraries may each be a unit in the last place off."""
+    if exact:
+        assert torch.equal(scores, expected)
+    else:
+        torch.testing.assert_close(scores, expected, rtol=4 * config.num_steps * EPS, atol=4 * config.num_steps * EPS)
+
+
+def check_loop(size: int, config: SpecConfig, hidden_size: int, tied: bool, device: str) -> None:
+    first, steps = scripted(size, config, hidden_size, tied)
+    expected, states = reference_loop(first, steps, config)
+    exact = config.score == "prob"
+    lanes = fast.Lanes.empty(size, hidden_size, config, torch.float32, device)
+    for _ in range(2):  # the buffers of one draft phase serve the next
+        fast.start_lanes(first.to(device), lanes, config)
+        for step, results in enumerate(steps):
+            check_lanes(lanes, states[step], config, exact)
+            assert lanes.step.tolist() == [step]
+            fast.expand(lanes, *(result.to(device) for result in results), config)
+        check_lanes(lanes, states[-1], config, exact)
+    assert torch.equal(lanes.candidates.tokens.cpu(), expected.tokens)
+    assert torch.equal(lanes.candidates.parent_list.cpu(), expected.parent_list)
+    check_scores(lanes.candidates.scores.cpu(), expected.scores, config, exact)
+    assert (lanes.candidates.tokens.dtype, lanes.candidates.scores.dtype) == (torch.int64, torch.float32)
+
+
+@pytest.mark.parametrize(("tied", "score"), [(True, "prob"), (False, "logprob")])
+@pytest.mark.parametrize("draft_kv", ["lane", "ancestor"])
+@pytest.mark.parametrize(("k", "num_steps"), [(1, 1), (1, 5), (2, 1), (2, 4), (3, 3), (10, 8), (16, 5)])
+def test_fast_lanes_are_the_references_at_every_step(
+    k, num_steps, tied, score, draft_kv, device, gpu_blocks, program_order
+):
+    config = SpecConfig(k, num_steps, num_steps + 1 if k == 1 else k, score=score, draft_kv=draft_kv)
+    check_loop(3 if k < 10 else 2, config, 7, tied, device)
+
+
+@given(st.integers(1, 16), st.integers(1, 5), st.integers(1, 4), st.booleans(), st.booleans(), st.integers(1, 5))
+@settings(max_examples=25)
+def test_fast_lanes_are_the_references_at_any_setting(k, num_steps, size, tied, ancestor, hidden_size):
+    config = SpecConfig(k, num_steps, num_steps + 1 if k == 1 else k, draft_kv="ancestor" if ancestor else "lane")
+    check_loop(size, config, hidden_size, tied, DEVICE)
+
+
+@pytest.mark.parametrize("score", ["prob", "logprob"])
+@pytest.mark.parametrize("num_steps", [1, 2, 5])
+def test_a_chain_is_expanded_as_a_tree_of_one_lane_would_be(
+    num_steps, score, device, monkeypatch, gpu_blocks, program_order
+):
+    config = SpecConfig(1, num_steps, num_steps + 1, score=score)
+    first, steps = scripted(3, config, 5, tied=False)
+    results = []
+    for expansion in (fast._expand_chain, fast._expand_tree):
+        monkeypatch.setattr(fast, "_expand_chain", expansion)
+        lanes = fast.Lanes.empty(3, 5, config, torch.float32, device)
+        fast.start_lanes(first.to(device), lanes, config)
+        for step in steps:
+            fast.expand(lanes, *(value.to(device) for value in step), config)
+        results.append(lanes.buffers)
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_nothing_is_written_after_the_last_step(k, device):
+    """A graph of the step may be replayed once too often: only the step number goes on."""
+    config = SpecConfig(k, 2, 3)
+    first, steps = scripted(2, config, 4, tied=False)
+    lanes = fast.Lanes.empty(2, 4, config, torch.float32, device)
+    fast.start_lanes(first.to(device), lanes, config)
+    for _ in range(2):
+        fast.expand(lanes, *(value.to(device) for value in steps[0]), config)
+        before = [buffer.clone() for buffer in lanes.buffers]
+        steps[0] = tuple(torch.ones_like(value) for value in steps[0])
+    fast.expand(lanes, *(value.to(device) for value in steps[0]), config)
+    step, *others = lanes.buffers
+    assert step.tolist() == [3]
+    assert all(torch.equal(one, other) for one, other in zip(others, before[1:], strict=True))
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_junk_of_padded_requests_changes_no_real_one(k, device, gpu_blocks, program_order):
+    config = SpecConfig(k, 4, 5)
+    first, steps = scripted(4, config, 6, tied=False)
+    expected, states = reference_loop(first.filter(torch.arange(2)), [[v[:2] for v in step] for step in steps], config)
+    for value in (first.topk_p, first.hidden, *(value for p, _, hidden in steps for value in (p, hidden))):
+        value[2:] = torch.nan
+    lanes = fast.Lanes.empty(4, 6, config, torch.float32, device)
+    fast.start_lanes(first.to(device), lanes, config)
+    for step in steps:
+        fast.expand(lanes, *(value.to(device) for value in step), config)
+    real = [buffer[:2].cpu() for buffer in lanes.buffers[1:]]
+    for one, other in zip(real, [*states[-1][:2], states[-1][3].int(), states[-1][2]], strict=False):
+        assert torch.equal(one[..., : other.shape[-1]], other)
+    for name in ("tokens", "scores", "parent_list"):
+        assert torch.equal(getattr(lanes.candidates, name)[:2].cpu(), getattr(expected, name))
+    chosen = fast.select(lanes.candidates.scores, config.num_draft_tokens - 1).cpu()
+    assert ((chosen >= 0) & (chosen < config.num_candidates)).all()
+    assert (chosen.diff() > 0).all()
+
+
+@given(st.integers(0, 10**6), st.sampled_from([(1, 1), (1, 3), (2, 3), (3, 3), (5, 3), (4, 4)]), st.booleans())
+@settings(max_examples=15)
+def test_the_fast_draft_loop_proposes_what_the_references_drafter_does(seed, setting, mapped):
+    """Laws without near ties, through both columns' top-k: tokens and parents exactly, scores to rounding."""
+    topk, num_steps = setting
+    config = SpecConfig(topk, num_steps, num_steps + 1 if topk == 1 else topk + 1)
+    laws, d2t = [Law(seed), Law(seed + 1)], torch.tensor([0, 1, 3, 3, 6]) if mapped else None
+    expected, head, _ = propose(laws, config, d2t)
+    hidden = head.start()
+    bonus = torch.full((2,), BONUS, dtype=torch.int32)
+    offsets = None if d2t is None else d2t.to(DEVICE)
+    topk_p, topk_index = fast.draft_topk(head.logits(hidden).float().to(DEVICE), topk, offsets)
+    lanes = fast.Lanes.empty(2, head.hidden_size, config, torch.float32, DEVICE)
+    fast.start_lanes(DraftInput(topk_p, topk_index, hidden.to(DEVICE), bonus.to(DEVICE)), lanes, config)
+    for _ in range(num_steps - 1):
+        hidden_RH = head.forward(lanes.tokens.flatten().cpu(), lanes.hidden.flatten(0, 1).cpu(), None, None)
+        results = *fast.draft_topk(head.logits(hidden_RH).float().to(DEVICE), topk, offsets), hidden_RH.to(DEVICE)
+        fast.expand(lanes, *(rows.unflatten(0, (2, topk)) for rows in results), config)
+    assert torch.equal(lanes.candidates.tokens.cpu(), expected.tokens)
+    assert torch.equal(lanes.candidates.parent_list.cpu(), expected.parent_list)
+    torch.testing.assert_close(lanes.candidates.scores.cpu(), expected.scores, rtol=1e-5, atol=0)
+
+
+@given(st.integers(1, 4), st.integers(1, 40), st.sampled_from([1, 3, 100]), st.data())
+@settings(max_examples=30)
+def test_fast_select_is_the_references(num_rows, num_candidates, num_values, data):
+    scores = torch.randint(-num_values, num_values + 1, (num_rows, num_candidates)) / num_values
+    count = data.draw(st.integers(0, num_candidates))
+    assert torch.equal(fast.select(scores.to(DEVICE), count).cpu(), select(scores, count))
+
+
+@pytest.mark.parametrize(("num_candidates", "count"), [(710, 59), (1040, 63), (1024, 1024), (1025, 1), (4112, 100)])
+@pytest.mark.parametrize("kind", ["random", "tied", "equal", "impossible"])
+def test_fast_select_of_large_pools(num_candidates, count, kind, device, gpu_blocks, program_order):
+    scores = rows_of_logits(2, num_candidates, kind)
+    assert torch.equal(fast.select(scores.to(device), count).cpu(), select(scores, count))
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 9])
+def test_fast_select_orders_junk_too(count, device):
+    """NaN above every number, as the reference's sort has it."""
+    nan, inf = torch.nan, torch.inf
+    scores = torch.tensor([[nan] * 9, [0.0, -0.0, 1, -inf, nan, inf, -1, 2, -nan], [-inf] * 9, [1e-45, -1e-45, 0] * 3])
+    assert torch.equal(fast.select(scores.to(device), count).cpu(), select(scores, count))
+
+
+def test_fast_select_refuses_more_than_there_are(device):
+    with pytest.raises(ValueError, match="4 candidates to select, there are 3"):
+        fast.select(torch.zeros(1, 3, device=device), 4)
+
+
+def test_the_fast_column_takes_no_request(device):
+    config = SpecConfig(3, 3, 9)
+    first, steps = scripted(0, config, 4, tied=False)
+    lanes = fast.Lanes.empty(0, 4, config, torch.float32, device)
+    fast.start_lanes(first.to(device), lanes, config)
+    fast.expand(lanes, *(value.to(device) for value in steps[0]), config)
+    assert fast.select(lanes.candidates.scores, 8).shape == (0, 8)
+    assert fast.draft_topk(torch.empty(0, 5, device=device), 2, None)[1].shape == (0, 2)

@@ -1,4 +1,4 @@
-"""The reference engine: rounds end to end, and what must not change their results."""
+"""Both engines: rounds end to end, and what must not change their results."""
 
 from dataclasses import fields, replace
 
@@ -7,8 +7,9 @@ import torch
 
 from specsim import SamplingParams, SpecConfig, generate
 from specsim.config import InputError
+from specsim.fast.graph import GuardError, Tape
 from specsim.generation import load_engine
-from specsim.phases import Batch, DraftInput, PrefillInput
+from specsim.phases import Batch, DraftInput, PrefillInput, State
 from specsim.zoo.agreeing import agreeing_pair
 
 PROMPTS = [[5, 17, 3, 40, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [30] * 3, list(range(47, 20, -1))]
@@ -209,3 +210,176 @@ def test_the_agreeing_drafter_is_accepted_about_4_times_in_10(kind, family):
     chain = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4)
     accepted = generate(agreeing_pair(kind, family), PROMPTS * 3, chain, replace(WARM, max_new_tokens=40)).acceptance
     assert 0.25 < accepted.accepted_by_position[0] < 0.55
+
+
+# The fast column.
+
+SMALL = SpecConfig(topk=3, num_steps=3, num_draft_tokens=7, page_size=4)
+FOUR = [PROMPTS[0], PROMPTS[1], PROMPTS[2], [9, 8, 7, 6]]
+
+
+def fast_start(pair, config, device, prompts=FOUR, graph="eager", bucket=None, params=None):
+    """A fast engine after prefill: (engine, batch, draft input, pools)."""
+    engine = load_engine(pair, config, "fast", torch.float32, device, graph, bucket)
+    pools = engine.make_pools(len(prompts), 1024)
+    for buffer in (pools.target, pools.draft):
+        if buffer is not None:
+            buffer.keys.fill_(float("nan"))
+            buffer.values.fill_(float("nan"))
+    rows, lengths = [pools.open() for _ in prompts], [len(prompt) for prompt in prompts]
+    for row, length in zip(rows, lengths, strict=True):
+        pools.reserve(row, length)
+    params = params or [replace(WARM, temperature=float(index % 2)) for index in range(len(prompts))]
+    batch = Batch.of(range(len(prompts)), rows, lengths, params, pair.target.config.vocab_size).to(device)
+    return engine, batch, engine.prefill(batch, PrefillInput.whole(prompts).to(device), pools).draft_input, pools
+
+
+def fast_rounds(engine, batch, draft_input, pools, count=2):
+    """Everything that `count` rounds leave, tensor by tensor: every phase's output, then both pools."""
+    left = {}
+    for number in range(count):
+        states = engine.round(batch, draft_input, pools)
+        left |= {f"round {number}, {name}": tensor for name, tensor in named_tensors(states._asdict())}
+        draft_input, batch = states.draft_input, batch.after(states.verify_output.num_accepted_tokens)
+    left |= {"token_ids": pools.token_ids, "req_to_token": pools.req_to_token, "target keys": pools.target.keys}
+    return left | ({"draft keys": pools.draft.keys} if pools.draft else {})
+
+
+def named_tensors(value, name=""):
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    parts = (
+        value
+        if isinstance(value, dict)
+        else {f.name: getattr(value, f.name) for f in fields(value)}
+        if isinstance(value, State)
+        else {}
+    )
+    for part, inner in parts.items():
+        yield from named_tensors(inner, f"{name}.{part}".strip("."))
+
+
+def assert_bitwise_equal(first, second):
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert torch.equal(bits(tensor), bits(second[name])), name
+
+
+def bits(tensor):
+    """NaN equals itself."""
+    return tensor.contiguous().view(torch.uint8) if tensor.is_floating_point() and tensor.numel() else tensor
+
+
+MODE_CONFIGS = {
+    "tree": SMALL,
+    "chain": SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=4),
+    "ancestor, ragged": replace(SMALL, draft_kv="ancestor", extend="ragged", page_size=1),
+    "one step": SpecConfig(topk=3, num_steps=1, num_draft_tokens=4, page_size=2),
+    "plain": SpecConfig.plain(page_size=4),
+}
+
+
+@pytest.mark.parametrize("config", MODE_CONFIGS.values(), ids=MODE_CONFIGS)
+def test_graph_modes_agree_bitwise(config, device):
+    pair = agreeing_pair("eagle3")
+    eager = fast_rounds(*fast_start(pair, config, device, FOUR[:3]))
+    for graph in ("step", "phase", "round"):
+        assert_bitwise_equal(eager, fast_rounds(*fast_start(pair, config, device, FOUR[:3], graph)))
+
+
+def test_graph_modes_agree_bitwise_where_pages_move_inside_a_round(device):
+    pair, config = agreeing_pair("eagle"), replace(SMALL, release="round", extend="ragged")
+    eager = fast_rounds(*fast_start(pair, config, device, FOUR[:3]))
+    for graph in ("step", "phase"):
+        assert_bitwise_equal(eager, fast_rounds(*fast_start(pair, config, device, FOUR[:3], graph)))
+
+
+@pytest.mark.parametrize("graph", ["eager", "round"])
+def test_padded_rows_change_no_real_row(graph, device):
+    """Three requests alone in a bucket of four, and beside a fourth: the same bits for the three."""
+    pair = agreeing_pair("eagle3")
+    engine, batch, draft_input, pools = fast_start(pair, SMALL, device, FOUR, graph)
+    three = torch.arange(3, device=device)
+    padded = engine.round(batch.filter(three), draft_input.filter(three), pools)
+    engine, batch, draft_input, pools = fast_start(pair, SMALL, device, FOUR, graph)
+    full = engine.round(batch, draft_input, pools)
+    for (name, mine), (_, theirs) in zip(named_tensors(padded._asdict()), named_tensors(full._asdict()), strict=True):
+        assert torch.equal(bits(mine), bits(theirs[: len(mine)])), name
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "none"])
+def test_inside_a_round_torch_runs_linear_layers_look_ups_and_copies_only(kind, device):
+    pair = agreeing_pair("eagle3" if kind == "none" else kind)
+    config = SpecConfig.plain(page_size=4) if kind == "none" else SMALL
+    engine, batch, _, pools = fast_start(pair, config, device, FOUR[:2])
+    frame = engine._frame(batch, pools)
+    sections = ("propose", "lay_out", "judge", "hand_over", "extend")
+    with torch.inference_mode():
+        tape = Tape.of(lambda: engine._launch(frame, sections))
+    assert set(tape.framework_operations) == {"aten.linear.default", "aten.embedding.default", "aten.copy_.default"}
+    assert len([step for step in tape.steps if step.is_kernel]) > 20
+
+
+@pytest.mark.parametrize("graph", ["eager", "step", "phase", "round"])
+@pytest.mark.parametrize("config", [SMALL, SpecConfig.plain(page_size=4)])
+def test_an_idle_batch_passes_through_every_fast_phase(graph, config, device):
+    engine, batch, _, pools = fast_start(agreeing_pair("eagle3"), config, device, FOUR[:1], graph)
+    before = {name: bits(tensor).clone() for name, tensor in (("keys", pools.target.keys), ("ids", pools.token_ids))}
+    none, idle = torch.empty(0, dtype=torch.int64, device=device), engine.drafter.idle()
+    states = engine.round(batch.filter(none), idle, pools)
+    assert states.verify_output.accepted_tokens() == []
+    for field in fields(DraftInput):
+        expected, found = (getattr(state, field.name) for state in (idle, states.draft_input))
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    assert torch.equal(before["keys"], bits(pools.target.keys))
+    assert torch.equal(before["ids"], pools.token_ids)
+
+
+def test_a_second_pool_gets_buffers_and_graphs_of_its_own(device):
+    pair = agreeing_pair("eagle3")
+    engine, *first = fast_start(pair, SMALL, device, FOUR[:2], "round")
+    expected = fast_rounds(engine, *first)
+    _, *second = fast_start(pair, SMALL, device, FOUR[:2], "round")
+    assert_bitwise_equal(expected, fast_rounds(engine, *second))
+
+
+def test_a_write_beside_a_static_buffer_is_found_after_the_phase(device):
+    engine, batch, draft_input, pools = fast_start(agreeing_pair("eagle"), SMALL, device, FOUR[:2])
+    frame = engine._frame(batch, pools)
+    predict = frame.verdict.predict
+    whole = torch.empty(0, dtype=torch.int32, device=device).set_(predict.untyped_storage())
+    whole[predict.storage_offset() - 1] = 7
+    # On a GPU nobody checks unasked, since the host would have to wait.
+    check = frame.buffers.check if device == "cuda" else lambda: engine.round(batch, draft_input, pools)
+    with pytest.raises(GuardError, match=r"before the static buffer verdict\.predict"):
+        check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({}, {"bucket": 2}, "bucket is 2; allowed: at least the number of requests of a batch, 3"),
+        ({}, {"bucket": 0}, "bucket is 0; allowed: at least 1"),
+        ({}, {"graph": "whole"}, "graph is 'whole'; allowed: eager or step or phase or round"),
+        (
+            {"release": "round"},
+            {"graph": "round"},
+            "graph is 'round'; allowed: eager, step or phase with release 'round'",
+        ),
+        ({"max_len": 513}, {}, "max_len is 513"),
+    ],
+)
+def test_a_fast_setting_that_cannot_run_is_refused(changes, options, message):
+    with pytest.raises(InputError, match=message):
+        generate(agreeing_pair("eagle3"), FOUR[:3], replace(SMALL, **changes), impl="fast", **options)
+
+
+def test_the_fast_column_continues_prompts_as_the_reference_does(device):
+    """A smoke test; specsim.differential is the proof."""
+    pair, sampling = agreeing_pair("eagle3"), [replace(WARM, max_new_tokens=8, temperature=t) for t in (0.0, 1.0, 0.7)]
+    fast = generate(pair, FOUR[:3], SMALL, sampling, impl="fast", device=device)
+    reference = generate(pair, FOUR[:3], SMALL, sampling)
+    for mine, theirs in zip(fast.outputs, reference.outputs, strict=True):
+        assert mine.token_ids == theirs.token_ids
+        assert mine.num_accepted_tokens_per_round == theirs.num_accepted_tokens_per_round
+        assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)

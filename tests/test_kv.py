@@ -4,11 +4,14 @@ import itertools
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specsim.config import SamplingParams, SpecConfig
-from specsim.phases import Batch
+from specsim.fast import kv as fast
+from specsim.phases import Batch, Verdict
 from specsim.pool import KVBuffer, KVLayout, KVPool, lane_columns, own_lanes, tail_columns
-from specsim.reference.kv import commit, duplicate_tails
+from specsim.reference.kv import commit, duplicate_tails, record_tokens, tree_locations
 
 LENGTHS = range(1, 36)
 PAGE_SIZES = [1, 2, 4, 5, 16]
@@ -19,7 +22,7 @@ def setting(topk: int, num_steps: int, page_size: int, **changes) -> SpecConfig:
     return SpecConfig(topk, num_steps, num_draft_tokens, page_size, **changes)
 
 
-def settings() -> list[SpecConfig]:
+def all_settings() -> list[SpecConfig]:
     sizes = itertools.product([1, 2, 3, 8], [1, 2, 3, 5, 7], PAGE_SIZES)
     return [setting(*size) for size in sizes]
 
@@ -50,7 +53,7 @@ def test_lanes_on_pages_stand_where_the_contract_puts_them(page_size):
 
 
 def test_no_two_lanes_share_a_column_and_none_touches_the_prefix():
-    for config, length in itertools.product(settings(), LENGTHS):
+    for config, length in itertools.product(all_settings(), LENGTHS):
         lanes, tails = lane_columns(length, config), tail_columns(length, config)
         written = [*lanes.flatten().tolist(), *tails[1:].flatten().tolist()]
         assert len(set(written)) == len(written)
@@ -61,7 +64,7 @@ def test_no_two_lanes_share_a_column_and_none_touches_the_prefix():
 
 def test_a_lanes_pages_are_its_own_and_hold_a_run_that_ends_in_its_steps():
     """An attention kernel addresses a lane by whole pages: its tail and its steps lie on them without a gap."""
-    for config, length in itertools.product(settings(), LENGTHS):
+    for config, length in itertools.product(all_settings(), LENGTHS):
         if config.page_size == 1 or config.topk == 1:
             continue
         runs = torch.cat([tail_columns(length, config), lane_columns(length, config)], dim=1)
@@ -74,7 +77,7 @@ def test_a_lanes_pages_are_its_own_and_hold_a_run_that_ends_in_its_steps():
 
 def test_every_column_of_this_round_and_the_next_is_reserved():
     """The length of a request may be one round behind: the columns of any length up to a round's more are owned too."""
-    for config, length in itertools.product(settings(), LENGTHS):
+    for config, length in itertools.product(all_settings(), LENGTHS):
         for later in range(length, length + config.num_steps + 2):
             last = max(int(lane_columns(later, config).max()), later + config.num_draft_tokens - 1)
             assert last < config.reserved_columns(length)
@@ -198,3 +201,139 @@ def test_no_requests_move_nothing():
     commit(nobody, torch.empty(0, dtype=torch.int64), accept([], 6, 4), pools)
     assert torch.equal(content(pools.draft), before[0])
     assert torch.equal(content(pools.target), before[1])
+
+
+# The kernels, against the reference over the same pool: every slot that must not change is compared as well. One more
+# request of theirs is padded, the first, and would be taken for the last row of the table.
+
+
+def padded(rows: list[int], lengths: list[int], device: str) -> Batch:
+    return make_batch([-1, *rows], [0, *lengths]).to(device)
+
+
+def twin(pools: KVPool, device: str, dtype: torch.dtype = torch.float32) -> KVPool:
+    """The same pool for kernels; its numbers are whole and exact in float32."""
+    buffers = []
+    for buffer in (pools.target, pools.draft):
+        layers, slots, heads, dim = buffer.keys.shape
+        buffers.append(KVBuffer(KVLayout(layers, heads, dim), slots, dtype, device))
+    other = KVPool(*buffers, pools.page_size, *pools.token_ids.shape)
+    other.copy_(pools)
+    return other
+
+
+def assert_same(pools: KVPool, other: KVPool) -> None:
+    for ours, theirs in ((pools.target, other.target), (pools.draft, other.draft)):
+        assert torch.equal(content(ours).to(theirs.keys.dtype), content(theirs).cpu())
+    assert torch.equal(pools.req_to_token, other.req_to_token.cpu())
+    assert torch.equal(pools.token_ids, other.token_ids.cpu())
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 5, 16])
+@pytest.mark.parametrize("topk", [1, 2, 7])
+def test_kernels_copy_the_same_tails(topk, page_size, device, program_order):
+    config, lengths = setting(topk, 3, page_size), [7, 8, 17, 31]
+    pools, rows = make_pools(page_size, [config.reserved_columns(length) for length in lengths])
+    other = twin(pools, device)
+    duplicate_tails(make_batch(rows, lengths), config, pools)
+    fast.duplicate_tails(padded(rows, lengths, device), config, other)
+    assert_same(pools, other)
+
+
+def with_a_padded_request(accept_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
+    """Behind a first request that accepts all it can: it is for its table row to stop it."""
+    own = torch.arange(accept_index.shape[1], dtype=torch.int32)[None]
+    return torch.cat([own, torch.where(accept_index < 0, -1, accept_index + num_nodes)])
+
+
+def commit_both(lengths: list[int], accept_index: torch.Tensor, num_nodes: int, page_size: int, device: str) -> None:
+    pools, rows = make_pools(page_size, [length + num_nodes for length in lengths])
+    columns = torch.tensor(lengths)[:, None] + torch.arange(num_nodes)
+    locations, other = pools.req_to_token[torch.tensor(rows)[:, None], columns].flatten(), twin(pools, device)
+    commit(make_batch(rows, lengths), locations, accept_index, pools)
+    more, path = torch.cat([locations[:num_nodes], locations]), with_a_padded_request(accept_index, num_nodes)
+    fast.commit(padded(rows, lengths, device), more.to(device), path.to(device), other)
+    assert_same(pools, other)
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("paths", [*PATHS, [[0, 2, 1, 3]], [[0, 3, 2, 1], [0, 1, 2, 3]]])
+def test_kernels_commit_the_same_content(paths, page_size, device, program_order):
+    """Also paths whose nodes are in no order, which read what an earlier one of them overwrites."""
+    commit_both([5, 8, 15][: len(paths)], accept(paths, 6, 4), 6, page_size, device)
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_kernels_commit_any_path_of_any_tree(data):
+    num_nodes, depth = data.draw(st.integers(2, 17)), data.draw(st.integers(0, 8))
+    nodes = st.lists(st.integers(1, num_nodes - 1), max_size=min(depth, num_nodes - 1), unique=True)
+    paths = [[0, *data.draw(nodes)] for _ in range(data.draw(st.integers(1, 2)))]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    commit_both([3, 9][: len(paths)], accept(paths, num_nodes, depth + 1), num_nodes, 4, device)
+
+
+@pytest.mark.parametrize("accepted", [0, 1, 3])
+def test_kernels_leave_what_a_chain_wrote_where_it_is(accepted, device):
+    commit_both([5, 9], accept([list(range(accepted + 1)), [0]], 4, 4), 4, 4, device)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_kernels_write_rows_to_their_slots_and_nowhere_else(dtype, device, program_order):
+    pools, _ = make_pools(4, [9])
+    other, slots = twin(pools, device, dtype), torch.tensor([3, -1, 0, 11, -1, 7, 2])
+    key, value = torch.randn(2, 7, 2, 3).to(dtype)
+    before = content(other.target).cpu()
+    fast.write(other.target, 2, slots.to(device), key.to(device), value.to(device))
+    expected = KVBuffer(KVLayout(3, 2, 3), len(before), dtype)
+    expected.keys.copy_(pools.target.keys)
+    expected.values.copy_(pools.target.values)
+    expected.write(2, slots, key, value)
+    assert torch.equal(content(other.target).cpu(), content(expected))
+    assert (content(expected) != before).any(1).sum() == 5
+
+
+def test_kernels_write_contiguous_rows_only(device):
+    other, key = twin(make_pools(4, [9])[0], device), torch.zeros(1, 2, 6, device=device)
+    with pytest.raises(ValueError, match="allowed: contiguous"):
+        fast.write(other.target, 0, torch.zeros(1, dtype=torch.int64, device=device), key[..., ::2], key[..., :3])
+
+
+@pytest.mark.parametrize("num_nodes", [1, 7, 64])
+def test_kernels_find_the_same_slots_for_a_tree(num_nodes, device, program_order):
+    config = SpecConfig.plain() if num_nodes == 1 else SpecConfig(8, 5, num_nodes)
+    lengths = [5, 8, 16]
+    pools, rows = make_pools(4, [length + num_nodes for length in lengths])
+    expected = tree_locations(make_batch(rows, lengths), config, pools)
+    batch, other = padded(rows, lengths, device), twin(pools, device)
+    out = fast.tree_locations(batch, config, other)
+    assert out.dtype == torch.int64
+    assert out.tolist() == [[-1] * num_nodes, *expected.tolist()]
+    assert fast.tree_locations(batch, config, other, out=out) is out
+
+
+@pytest.mark.parametrize("paths", PATHS)
+def test_kernels_record_the_same_tokens(paths, device, program_order):
+    lengths = [5, 8, 15][: len(paths)]
+    pools, rows = make_pools(4, [length + 6 for length in lengths])
+    other, accept_index = twin(pools, device), accept(paths, 6, 4)
+    counts = torch.tensor([len(path) for path in paths], dtype=torch.int32)
+    predict = torch.randint(100, (6 * len(paths) + 6,), dtype=torch.int32)
+    verdict = Verdict(predict[6:], accept_index, counts - 1, counts, accept_index.float())
+    record_tokens(make_batch(rows, lengths), verdict, pools)
+    counts = torch.cat([torch.full((1,), 4, dtype=torch.int32), counts])
+    verdict = Verdict(predict, with_a_padded_request(accept_index, 6), counts - 1, counts, accept_index.float())
+    fast.record_tokens(padded(rows, lengths, device), verdict.to(device), other)
+    assert_same(pools, other)
+    assert (pools.token_ids >= 0).sum() == sum(map(len, paths))
+
+
+def test_kernels_move_nothing_of_no_requests(device):
+    pools, _ = make_pools(4, [9])
+    other, nobody, config = twin(pools, device), make_batch([], []).to(device), setting(3, 3, 4)
+    none = torch.empty(0, dtype=torch.int32, device=device)
+    fast.duplicate_tails(nobody, config, other)
+    fast.commit(nobody, none.long(), none.view(0, 4), other)
+    fast.record_tokens(nobody, Verdict(none, none.view(0, 4), none, none, none.float()), other)
+    assert fast.tree_locations(nobody, config, other).shape == (0, 4)
+    assert_same(pools, other)

@@ -2,9 +2,11 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.functional import silu
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import (
@@ -15,8 +17,12 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
-from specsim.pool import KVBuffer
-from specsim.reference.attention import AttentionMetadata, Keys
+from specsim.config import SamplingParams
+from specsim.fast import attention as fast_attention
+from specsim.fast import layers as fast
+from specsim.phases import Batch, PrefillInput
+from specsim.pool import KVBuffer, KVLayout, KVPool
+from specsim.reference.attention import AttentionMetadata, Keys, prefill_metadata
 from specsim.reference.layers import Weights, gated_mlp, inverse_frequencies, rms_norm, rotate, self_attention
 from specsim.zoo.agreeing import LLAMA3, tiny_config
 
@@ -190,3 +196,157 @@ def test_gated_mlp_equals_transformers(mlp_bias):
     mlp.load_state_dict(below(tensors, "mlp."))
     x = torch.randn(5, 32, dtype=torch.float64)
     assert_close(gated_mlp(x, Weights(tensors).under("mlp")), mlp(x).detach())
+
+
+# The kernels. They round where the reference rounds; in float32 they reduce in another order.
+
+TYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def assert_within(out: torch.Tensor, exact: torch.Tensor, roundings: int, scale: torch.Tensor | float = 1.0) -> None:
+    """Off the float64 value by at most so many roundings to the type of an element of that scale."""
+    units = roundings * torch.finfo(out.dtype).eps
+    assert ((out.cpu().double() - exact).abs() <= units * exact.abs().clamp(min=scale)).all()
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("size", [1, 31, 64, 65])
+def test_fast_rms_norm_is_the_references(size, dtype, device, program_order):
+    """Rows of widely different scales, read from columns of a wider tensor and written to columns of another."""
+    scale = torch.tensor([1e-3, 1.0, 30.0, 0.0, 1e-2])[:, None]
+    wide, weight = (torch.randn(5, size + 4) * scale).to(dtype), torch.randn(size).to(dtype)
+    x, out = wide.to(device)[:, 1 : size + 1], torch.full((5, size + 7), 9.0, dtype=dtype, device=device)
+    exact = rms_norm(wide[:, 1 : size + 1].double(), weight.double(), 1e-5)
+    assert fast.rms_norm(x, weight.to(device), 1e-5, out=out[:, 3 : size + 3]).data_ptr() == out[:, 3:].data_ptr()
+    assert_within(out[:, 3 : size + 3], exact, 4, scale=1e-3)
+    assert (out[:, :3] == 9).all()
+    assert (out[:, size + 3 :] == 9).all()
+    assert torch.equal(fast.rms_norm(x, weight.to(device), 1e-5), out[:, 3 : size + 3])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("size", [7, 48])
+def test_fast_add_rms_norm_is_the_norm_of_the_rounded_sum(size, dtype, device, program_order):
+    x, delta, weight = torch.randn(6, size).to(dtype), torch.randn(6, size).to(dtype), torch.randn(size).to(dtype)
+    total, normed = fast.add_rms_norm(x.to(device), delta.to(device), weight.to(device), 1e-5)
+    assert torch.equal(total.cpu(), x + delta)
+    assert torch.equal(normed, fast.rms_norm(total, weight.to(device), 1e-5))
+    assert torch.equal(fast.add(x.to(device), delta.to(device)), total)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_fast_silu_is_rounded_before_it_meets_the_other_half(dtype, device, program_order):
+    """Far from zero neither overflows nor loses its sign."""
+    gate = torch.cat([torch.randn(4, 33) * 3, torch.tensor([-200.0, -20.0, 0.0, 20.0, 200.0]).repeat(4, 1)], dim=1).to(dtype)
+    up = torch.randn(4, 38).to(dtype)
+    out = fast.silu_mul(torch.cat([gate, up], dim=1).to(device))
+    assert_within(out, silu(gate.double()) * up.double(), 4, scale=1e-6)
+
+
+ROTATIONS = {
+    "default": {},
+    "llama3": {"rope_scaling": LLAMA3},
+    "one key head": {"num_kv_heads": 1},
+    "three heads": {"num_heads": 3, "num_kv_heads": 3, "head_dim": 10},
+    "head dim 80": {"head_dim": 80, "num_heads": 2},
+    "head dim 2": {"head_dim": 2},
+}
+
+
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "norms"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("changes", ROTATIONS.values(), ids=ROTATIONS)
+def test_fast_rotation_norms_rotates_and_writes_as_the_reference(changes, dtype, normed, device, program_order):
+    """Dropped rows write nothing; no slot of another row or layer changes."""
+    config = replace(tiny_config(), **changes)
+    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+    positions, slots = torch.tensor([0, 1, 2, 63, 500, 0, 511]), torch.tensor([4, 8, 0, -1, 9, -1, 3])
+    qkv, norms = torch.randn(7, (heads + 2 * kv_heads) * dim).to(dtype), torch.randn(2, dim).to(dtype)
+    kv = KVBuffer(KVLayout(2, kv_heads, dim), 10, dtype, device)
+    kv.keys.fill_(math.nan)
+    kv.values.fill_(math.nan)
+    inverse, eps = fast.inverse_frequencies(config), config.rms_norm_eps
+    assert torch.equal(inverse, inverse_frequencies(config))
+    out = fast.rotate_and_write(
+        qkv.to(device), *(norms.to(device) if normed else (None, None)), eps, inverse.to(device),
+        SimpleNamespace(positions=positions.to(device), slots=slots.to(device)), kv, 1, heads,
+    )  # fmt: skip
+    query, key, value = qkv.view(7, -1, dim).split([heads, kv_heads, kv_heads], dim=1)
+    expected, wide = KVBuffer(KVLayout(2, kv_heads, dim), 10, torch.float64), [query.double(), key.double()]
+    expected.keys.fill_(math.nan)
+    expected.values.fill_(math.nan)
+    if normed:
+        wide = [rms_norm(heads_RAD, norm.double(), eps) for heads_RAD, norm in zip(wide, norms, strict=True)]
+    # The float32 cosine of a float32 angle is what the checkpoints were trained with; here it is taken as exact.
+    query, key = (rotate(heads_RAD, positions, inverse) for heads_RAD in wide)
+    expected.write(1, slots, key, value.double())
+    scale = max(float(each.abs().max()) for each in wide)
+    assert_within(out, query, 4, scale)
+    assert torch.equal(kv.keys.cpu().isnan(), expected.keys.isnan())
+    written = ~expected.keys.isnan()
+    assert_within(kv.keys.cpu()[written], expected.keys[written], 4, scale)
+    assert torch.equal(kv.values.cpu().double().nan_to_num(7.0), expected.values.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("changes", [{}, {"attention_bias": True, "mlp_bias": True}], ids=["plain", "bias"])
+def test_fast_weights_stack_the_projections_of_one_input(changes):
+    config = tiny_config(**changes)
+    _, tensors = layer_weights(config)
+    tensors = {f"layers.0.{name}": tensor for name, tensor in tensors.items()} | {"fc.weight": torch.ones(3, 2)}
+    ours, theirs = fast.Weights(tensors).under("layers").under("0"), Weights(tensors).under("layers.0")
+    x = torch.randn(5, 32, dtype=torch.float64)
+    parts = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+    for (whole, names), block in zip(parts.items(), ("self_attn", "mlp"), strict=True):
+        expected = torch.cat([theirs.under(block).project(x, name) for name in names], dim=1)
+        assert_close(ours.under(block).project(x, whole), expected)
+        assert [ours.under(block).get(f"{name}.weight") for name in names] == [None] * len(names)
+    assert fast.Weights(tensors)["fc.weight"] is tensors["fc.weight"]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
+def test_a_fast_layer_equals_the_references(family, device, program_order):
+    """A prompt of 7 and one of 4 tokens, attention (qwen3: with norms; mistral: in a window) and MLP."""
+    config = tiny_config(family, window=3 if family == "mistral" else None)
+    _, tensors = layer_weights(config)
+    if family == "qwen3":
+        tensors |= {f"self_attn.{name}_norm.weight": torch.randn(16, dtype=torch.float64) for name in "qk"}
+    tensors = {name: tensor.float() for name, tensor in tensors.items()}
+    pools = [KVPool(KVBuffer(config.kv_layout, 24, dtype, where), None, 4, 2, 12)
+             for dtype, where in ((torch.float64, "cpu"), (torch.float32, device))]  # fmt: skip
+    for pool in pools:
+        for row in (pool.open(), pool.open()):
+            pool.reserve(row, 8)
+        pool.target.keys.fill_(math.nan)
+        pool.target.values.fill_(math.nan)
+    prefill = PrefillInput.whole([[0] * 7, [0] * 4])
+    batch = Batch.of([0, 1], [0, 1], [7, 4], [SamplingParams()] * 2, vocab_size=3)
+    x, inverse = torch.randn(11, 32), inverse_frequencies(config)
+    exact = Weights({name: tensor.double() for name, tensor in tensors.items()})
+    metadata = prefill_metadata(batch, prefill, pools[0])
+    attended = self_attention(x.double(), exact.under("self_attn"), config, inverse, 1, pools[0].target, metadata)
+    weights = fast.Weights({name: tensor.to(device) for name, tensor in tensors.items()})
+    metadata = fast_attention.prefill_metadata(batch.to(device), prefill.to(device), pools[1])
+    out = fast.self_attention(
+        x.to(device), weights.under("self_attn"), config, inverse.to(device), 1, pools[1].target, metadata
+    )
+    assert_within(out, attended, 64, float(attended.abs().max()))
+    grown = gated_mlp(attended, exact.under("mlp"))
+    assert_within(fast.gated_mlp(attended.float().to(device), weights.under("mlp")), grown, 32, float(grown.abs().max()))
+
+
+def test_fast_layers_take_no_rows(device):
+    none, weight = torch.empty(0, 32, device=device), torch.ones(32, device=device)
+    assert fast.rms_norm(none, weight, 1e-5).shape == (0, 32)
+    assert [rows.shape for rows in fast.add_rms_norm(none, none, weight, 1e-5)] == [(0, 32)] * 2
+    assert fast.add(none, none).shape == (0, 32)
+    assert fast.silu_mul(none).shape == (0, 16)
+
+
+def test_fast_layers_say_what_they_cannot_read(device):
+    x, weight = torch.ones(4, 8, device=device), torch.ones(8, device=device)
+    with pytest.raises(ValueError, match=r"strides .*allowed: 1 along the last dimension"):
+        fast.rms_norm(torch.ones(8, 4, device=device).T, weight, 1e-5)
+    for call in (fast.silu_mul, lambda rows: fast.add(rows, rows), lambda rows: fast.add_rms_norm(rows, rows, weight, 1)):
+        with pytest.raises(ValueError, match="allowed: contiguous"):
+            call(torch.ones(4, 16, device=device)[:, ::2])
+    assert torch.equal(fast.add(x, x), 2 * x)

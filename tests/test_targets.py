@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from specsim import SamplingParams, SpecConfig, generate
 from specsim.checkpoint import Pair, TargetCheckpoint
-from specsim.phases import Batch, VerifyInput
+from specsim.phases import Batch, PrefillInput, VerifyInput
 from specsim.pool import KVBuffer, KVPool
 from specsim.reference.attention import causal_metadata, tree_metadata
 from specsim.reference.targets import FAMILIES
@@ -278,3 +279,44 @@ def test_speculative_greedy_decoding_equals_transformers_generate(config, kind, 
     counts = {count for output in ours.outputs for count in output.num_accepted_tokens_per_round}
     assert [list(output.token_ids) for output in ours.outputs] == transformers_greedy(pair.target, prompts)
     assert len(counts) > 1
+
+
+# The fast column.
+
+
+def fast_and_exact(config: ModelConfig, prompts: list[list[int]], dtype: torch.dtype, device: str) -> list[tuple]:
+    """(logits, hidden, features entering every layer) of a prefill: fast in dtype, reference in dtype, in float64."""
+    checkpoint, layers = random_checkpoint(config), tuple(range(config.num_layers))
+    checkpoint = TargetCheckpoint(config, {name: each.to(dtype) for name, each in checkpoint.tensors.items()})
+    lengths = [len(prompt) for prompt in prompts]
+    results = []
+    for column, kind, place in (
+        ("fast", dtype, device),
+        ("reference", dtype, "cpu"),
+        ("reference", torch.float64, "cpu"),
+    ):
+        attention = import_module(f"specsim.{column}.attention")
+        families = import_module(f"specsim.{column}.targets").FAMILIES
+        more = (torch.device(place),) if column == "fast" else ()
+        target = families[config.family](config, checkpoint.tensors, kind, *more)
+        pools = KVPool(KVBuffer(config.kv_layout, 192, kind, place), None, 4, len(prompts), 64)
+        rows = [pools.open() for _ in prompts]
+        for row, length in zip(rows, lengths, strict=True):
+            pools.reserve(row, length)
+        batch = Batch.of(rows, rows, lengths, [SamplingParams()] * len(rows), config.vocab_size).to(place)
+        prefill = PrefillInput.whole(prompts).to(place)
+        metadata = attention.prefill_metadata(batch, prefill, pools)
+        hidden, features = target.forward(prefill.input_ids, metadata, pools.target, layers)
+        results.append(tuple(each.double().cpu() for each in (target.logits(hidden), hidden, features)))
+    return results
+
+
+@every_case
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_fast_target_is_as_exact_as_the_reference(config, dtype, device):
+    """Its error against float64 may be three times the reference's in the same type, and a few units of rounding."""
+    with torch.inference_mode():
+        fast, reference, exact = fast_and_exact(config, random_prompts(9, 1, 14), dtype, device)
+    for name, mine, plain, truth in zip(("logits", "hidden", "features"), fast, reference, exact, strict=True):
+        budget = 3 * (plain - truth).abs().max() + 4 * torch.finfo(dtype).eps * truth.abs().max()
+        assert (mine - truth).abs().max() <= budget, name

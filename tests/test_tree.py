@@ -2,13 +2,17 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.config import SpecConfig
+from specsim.fast import tree as fast
 from specsim.phases import Candidates, VerifyInput
+from specsim.reference.drafting import parent_ids, select
+from specsim.reference.sampling import topk as best_first
 from specsim.reference.tree import MalformedTree, bitpacked_mask, build, full_mask, links, parents_of, visibility
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Node = tuple[int, ...]
 
 
@@ -274,3 +278,240 @@ def test_full_mask_of_no_request_is_empty():
 @pytest.mark.parametrize(("num_nodes", "shape"), [(5, (0, 5)), (33, (0, 33, 2))])
 def test_bitpacked_mask_of_no_request_has_no_rows(num_nodes, shape):
     assert bitpacked_mask(torch.empty(0, num_nodes, num_nodes, dtype=torch.bool)).shape == shape
+
+
+# The fast column.
+
+
+@pytest.fixture
+def gpu_blocks(monkeypatch) -> None:
+    """As many programs as on a GPU and more: under the interpreter one program would otherwise take all nodes."""
+    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu: min(on_gpu, 16))
+
+
+def drafted(size: int, config: SpecConfig, tied: bool = False) -> Candidates:
+    """Candidates as a draft loop leaves them, of random probabilities."""
+
+    def chances(*shape: int) -> torch.Tensor:
+        return torch.randint(0, 5, shape) / 4 if tied else torch.rand(shape)
+
+    k = config.topk
+    lanes_BK = chances(size, k)
+    scores, parents = [lanes_BK], [torch.arange(-1, k if config.num_steps > 1 else 0).expand(size, -1)]
+    for step in range(1, config.num_steps):
+        children = (lanes_BK[:, :, None] * chances(size, k, k)).flatten(1)
+        scores.append(children)
+        lanes_BK, chosen_BK = best_first(children, k)
+        if step < config.num_steps - 1:
+            parents.append(parent_ids(step, chosen_BK, k))
+    tokens = torch.randint(0, 10**6, (size, config.num_candidates))
+    return Candidates(tokens, torch.cat(scores, 1), torch.cat(parents, 1))
+
+
+def both_columns(candidates: Candidates, config: SpecConfig, device: str) -> tuple[VerifyInput, VerifyInput]:
+    """The trees of both columns, of requests of random lengths that end at max_len, on the CPU."""
+    size, num_nodes = len(candidates.tokens), config.num_draft_tokens
+    bonus = torch.randint(0, 10**6, (size,), dtype=torch.int32)
+    seq_lens = torch.randint(1, config.max_len or 1000, (size,))
+    locations = torch.randint(-1, 10**6, (size, num_nodes))
+    expected = build(candidates, bonus, seq_lens, locations, config)
+    inputs = candidates.to(device), bonus.to(device), seq_lens.to(device), locations.to(device)
+    return fast.build(*inputs, config).to("cpu"), expected
+
+
+def check_equal(tree: VerifyInput, expected: VerifyInput) -> None:
+    for name in VerifyInput.__slots__:
+        one, other = getattr(tree, name), getattr(expected, name)
+        if isinstance(other, torch.Tensor):
+            assert one.dtype == other.dtype, name
+            assert torch.equal(one, other), name
+
+
+SETTINGS = [(1, 1, 2), (1, 5, 6), (2, 1, 3), (2, 3, 2), (3, 4, 31), (4, 3, 17), (10, 8, 60), (16, 5, 64), (9, 3, 130)]
+
+
+@pytest.mark.parametrize("max_len", [None, 6])
+@pytest.mark.parametrize(("tied", "score"), [(False, "prob"), (True, "prob"), (False, "logprob")])
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_fast_trees_are_the_references(setting, tied, score, max_len, device, gpu_blocks, program_order):
+    config = SpecConfig(*setting, score=score, max_len=max_len)
+    check_equal(*both_columns(drafted(3, config, tied), config, device))
+
+
+@given(st.integers(1, 16), st.integers(1, 5), st.integers(1, 3), st.booleans(), st.data())
+@settings(max_examples=25)
+def test_fast_trees_are_the_references_at_any_setting(topk, num_steps, size, tied, data):
+    most = topk + (num_steps - 1) * topk**2 + 1
+    num_draft_tokens = num_steps + 1 if topk == 1 else data.draw(st.integers(2, min(most, 64)))
+    config = SpecConfig(topk, num_steps, num_draft_tokens, max_len=9)
+    tree, expected = both_columns(drafted(size, config, tied), config, DEVICE)
+    check_equal(tree, expected)
+    assert torch.equal(fast.bitpacked_mask(tree.mask.to(DEVICE)).cpu(), bitpacked_mask(expected.mask))
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 7])
+@pytest.mark.parametrize("score", ["prob", "logprob"])
+def test_a_chain_is_laid_out_as_a_tree_of_one_lane_would_be(num_steps, score, device, monkeypatch):
+    config = SpecConfig(1, num_steps, num_steps + 1, score=score, max_len=9)
+    candidates = drafted(3, config)
+    bonus, seq_lens, locations = torch.tensor([5, 6, 7]), torch.tensor([1, 6, 8]), torch.arange(3 * num_steps + 3)
+    inputs = candidates.to(device), bonus.int().to(device), seq_lens.to(device), locations.view(3, -1).to(device)
+    chain = fast.build(*inputs, config)
+    monkeypatch.setattr(fast, "_build_chain", fast._build_tree)
+    check_equal(chain, fast.build(*inputs, config))
+
+
+@pytest.mark.parametrize("config", [HAND, SpecConfig.plain(), SpecConfig(1, 3, 4)])
+def test_the_fast_column_builds_no_tree_and_roots_alone(config, device):
+    for size in (0, 2):
+        candidates = Candidates(
+            torch.zeros(size, config.num_candidates, dtype=torch.int64),
+            torch.zeros(size, config.num_candidates),
+            torch.tensor(HAND_PARENT_LIST if config is HAND else [*range(-1, max(config.num_steps - 1, 0))])
+            .expand(size, -1)
+            .contiguous(),
+        )
+        check_equal(*both_columns(candidates, config, device))
+
+
+def test_a_tree_is_written_into_given_buffers(device):
+    candidates = drafted(2, HAND).to(device)
+    bonus, lens = torch.zeros(2, dtype=torch.int32, device=device), torch.ones(2, dtype=torch.int64, device=device)
+    locations = torch.zeros(2, 7, dtype=torch.int64, device=device)
+    first = fast.build(candidates, bonus, lens, locations, HAND)
+    again = fast.build(drafted(2, HAND).to(device), bonus, lens + 3, locations + 1, HAND, out=first)
+    for name in VerifyInput.__slots__:
+        if name != "candidates":
+            assert getattr(again, name) is getattr(first, name)
+    assert first.positions[0] == 4
+    assert again.candidates is not candidates
+
+
+def check_bounded(tree: VerifyInput, request: int, num_nodes: int) -> None:
+    """A tree, whatever it was built from."""
+    nodes = torch.arange(num_nodes)
+    parents, mask = tree.parents[request], tree.mask[request]
+    assert parents[0] == -1
+    assert ((parents[1:] >= 0) & (parents[1:] < nodes[1:])).all()
+    assert torch.equal(mask, visibility(parents.tolist()))
+    first, sibling = links(parents.tolist())
+    assert tree.retrieve_next_token[request].tolist() == first
+    assert tree.retrieve_next_sibling[request].tolist() == sibling
+
+
+@pytest.mark.parametrize("setting", [(1, 3, 4), (3, 3, 9), (16, 5, 64)])
+def test_padded_requests_of_junk_change_no_real_one(setting, device, gpu_blocks, program_order):
+    config = SpecConfig(*setting, max_len=50)
+    num_nodes, real = config.num_draft_tokens, torch.arange(2)
+    candidates = drafted(4, config)
+    candidates.scores[2], candidates.scores[3, ::2] = torch.nan, -torch.inf
+    candidates.parent_list[2], candidates.parent_list[3] = 2**62, -(2**62)
+    candidates.tokens[2:] = -(2**63)
+    bonus, seq_lens = torch.tensor([5, 6, 7, 8], dtype=torch.int32), torch.tensor([7, 9, 0, 0])
+    locations = torch.arange(4 * num_nodes).view(4, -1)
+    locations[2:] = -1
+    tree = fast.build(candidates.to(device), bonus.to(device), seq_lens.to(device), locations.to(device), config).to(
+        "cpu"
+    )
+    chosen = Candidates(candidates.tokens[:2], candidates.scores[:2], candidates.parent_list[:2])
+    expected = build(chosen, bonus[real], seq_lens[real], locations[real], config)
+    for name in VerifyInput.__slots__[:-1]:
+        own, other = getattr(tree, name), getattr(expected, name)
+        assert torch.equal(own[: len(other)], other), name
+    assert (tree.cache_locations[2 * num_nodes :] == -1).all()
+    for request in (2, 3):
+        check_bounded(tree, request, num_nodes)
+
+
+def fault(chosen: list[int], parent_list: list[int], k: int, request: int) -> tuple[str, int]:
+    """What the reference says of these lists, and the number of its node: 0 for the whole request, -1 if all is well."""
+    try:
+        parents_of(chosen, parent_list, k, request)
+    except MalformedTree as error:
+        return str(error), int(str(error).split("node ")[1].split(":")[0]) if "node " in str(error) else 0
+    return "", -1
+
+
+def check_faults(chosen: list[list[int]], parent_lists: list[list[int]], k: int, device: str) -> None:
+    """The fast column finds the reference's first fault of every request, and raises the first of all in its words."""
+    size = len(chosen)
+    faults = [fault(*lists, k, request) for request, lists in enumerate(zip(chosen, parent_lists, strict=True))]
+    parent_list = torch.tensor(parent_lists, dtype=torch.int64).view(size, -1).to(device)
+    none = torch.empty(size, 0, device=device)
+    candidates, config = Candidates(none, none, parent_list), SpecConfig(k, 1 if k > 1 else 4, 2 if k > 1 else 5)
+    index = torch.tensor(chosen, dtype=torch.int64).view(size, -1).to(device)
+    assert fast.malformed(candidates, index, config).tolist() == [node + 1 for _, node in faults]
+    texts = [text for text, _ in faults if text]
+    if not texts:
+        fast.check(candidates, index, config)
+        return
+    with pytest.raises(fast.MalformedTree) as raised:
+        fast.check(candidates, index, config)
+    assert str(raised.value) == texts[0]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "parent_list", "node"), [case[1:] for case in MALFORMED], ids=[c[0] for c in MALFORMED]
+)
+def test_a_malformed_parent_list_is_found_by_the_fast_column(chosen, parent_list, node, device, gpu_blocks):
+    fine = [*range(len(chosen))]
+    assert fault(chosen, parent_list, 2, 0)[1] == node
+    check_faults([fine, chosen, fine], [[-1, 0, 1], parent_list, [-1, 0, 1]], 2, device)
+
+
+@given(st.integers(1, 3), st.integers(0, 8), st.integers(1, 8), st.integers(1, 3), st.data())
+@settings(max_examples=60)
+def test_any_lists_are_judged_as_the_reference_does(k, num_drafts, num_blocks, size, data):
+    def lists(length: int):
+        return st.lists(st.integers(-3, 20), min_size=length, max_size=length)
+
+    chosen = [data.draw(lists(num_drafts)) for _ in range(size)]
+    parent_lists = [data.draw(lists(num_blocks)) for _ in range(size)]
+    check_faults(chosen, parent_lists, k, DEVICE)
+
+
+@given(st.sampled_from([(2, 3, 7), (3, 3, 9), (3, 3, 22)]), st.data())
+@settings(max_examples=40)
+def test_any_parent_list_builds_a_bounded_tree(setting, data):
+    """The reference's own where it builds one; where it raises, `check` says the same."""
+    config = SpecConfig(*setting)
+    candidates = drafted(1, config)
+    width = candidates.parent_list.shape[1]
+    ids = st.one_of(st.integers(-2, config.num_candidates + 2), st.sampled_from([2**62, -(2**63)]))
+    parent_list = data.draw(st.lists(ids, min_size=width, max_size=width))
+    candidates.parent_list[0] = torch.tensor(parent_list)
+    index = select(candidates.scores, config.num_draft_tokens - 1)
+    if not fault(index[0].tolist(), parent_list, config.topk, 0)[0]:
+        check_equal(*both_columns(candidates, config, DEVICE))
+    check_faults(index.tolist(), [parent_list], config.topk, DEVICE)
+    none = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    locations = none.new_zeros(1, config.num_draft_tokens)
+    tree = fast.build(candidates.to(DEVICE), none.int(), none, locations, config).to("cpu")
+    check_bounded(tree, 0, config.num_draft_tokens)
+
+
+@pytest.mark.parametrize("lengths", [[4], [0], [3, 1, 300], []])
+@pytest.mark.parametrize("num_nodes", [1, 5, 33])
+def test_fast_full_mask_is_the_references(lengths, num_nodes, device, gpu_blocks, program_order):
+    mask_BNN = masks(*lengths, num_nodes=num_nodes) if lengths else torch.empty(0, num_nodes, num_nodes).bool()
+    seq_lens = torch.tensor(lengths, dtype=torch.int64)
+    expected = full_mask(mask_BNN, seq_lens)
+    assert torch.equal(fast.full_mask(mask_BNN.to(device), seq_lens.to(device)).cpu(), expected)
+    out = torch.empty_like(expected, device=device)
+    assert fast.full_mask(mask_BNN.to(device), seq_lens.to(device), out) is out
+    assert torch.equal(out.cpu(), expected)
+
+
+@pytest.mark.parametrize("num_nodes", [1, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65])
+def test_fast_bitpacked_mask_is_the_references(num_nodes, device, gpu_blocks, program_order):
+    mask_BNN = torch.rand(3, num_nodes, num_nodes) < 0.5
+    mask_BNN[0, -1] = True  # the sign bit where the row fills its word
+    packed, expected = fast.bitpacked_mask(mask_BNN.to(device)).cpu(), bitpacked_mask(mask_BNN)
+    assert packed.dtype == expected.dtype
+    assert torch.equal(packed, expected)
+
+
+@pytest.mark.parametrize("num_nodes", [5, 33])
+def test_fast_bitpacked_mask_of_no_request_has_no_rows(num_nodes, device):
+    none = torch.empty(0, num_nodes, num_nodes, dtype=torch.bool, device=device)
+    assert fast.bitpacked_mask(none).shape == bitpacked_mask(none.cpu()).shape

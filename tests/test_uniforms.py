@@ -3,10 +3,14 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+import triton
+import triton.language as tl
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
+from specsim.fast import uniforms as fast
+from specsim.fast.launch import kernel
 from specsim.uniforms import Stream, coins, philox, words
 
 # counter, key, output: the known answers of philox4x32-10 in the Random123 distribution (Salmon et al., SC 2011).
@@ -30,6 +34,7 @@ EXTREME_DRAWS = [
     (0xFFFFFFFF, (2403542811, 1679758317, 10320016, 1122276331), 2**24 - 1),
 ]
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FALSE_ALARM = 1e-6
 
 names = st.tuples(
@@ -160,3 +165,60 @@ def test_neighbouring_names_draw_independently(change):
         for n in (name, name | {change: name[change] + step})
     )
     assert_uniform((first * 16).long() * 16 + (second * 16).long(), 256)
+
+
+# The fast column.
+
+
+@kernel
+def _indexed(names_ptr, out_ptr, stream, size, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    mask = offs < size
+    seed = tl.load(names_ptr + offs, mask=mask, other=0)
+    request_id = tl.load(names_ptr + size + offs, mask=mask, other=0)
+    root_len = tl.load(names_ptr + 2 * size + offs, mask=mask, other=0)
+    depth = tl.load(names_ptr + 3 * size + offs, mask=mask, other=0)
+    index = tl.load(names_ptr + 4 * size + offs, mask=mask, other=0)
+    tl.store(out_ptr + offs, fast.coin(seed, request_id, stream, root_len, depth, index), mask=mask)
+
+
+def kernel_coins(stream: Stream, named: list[tuple], device: str) -> torch.Tensor:
+    """The coins of (seed, request id, root length, depth, index), drawn in a kernel."""
+    names_5M = torch.tensor(named, dtype=torch.int64).T.contiguous().to(device)
+    out = torch.empty(len(named), device=device)
+    _indexed[(1,)](names_5M, out, int(stream), len(named), BLOCK=triton.next_power_of_2(len(named)))
+    return out.cpu()
+
+
+def test_a_coin_in_a_kernel_takes_every_end_of_its_range(device):
+    drawn = kernel_coins(Stream.ACCEPT, [(7, *name) for _, name, _ in EXTREME_DRAWS], device)
+    assert drawn.dtype == torch.float32
+    assert (drawn.double() * 2**24).tolist() == [cell for _, _, cell in EXTREME_DRAWS]
+
+
+@given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), names), min_size=1, max_size=40), st.sampled_from(Stream))
+@settings(max_examples=15)
+def test_a_coin_in_a_kernel_is_the_coin_of_its_name(named, stream):
+    named = [(seed, request, length, depth, index) for seed, (request, _, length, depth, index) in named]
+    seeds, requests, lengths, depths, indices = torch.tensor(named, dtype=torch.int64).T
+    expected = coins(seeds, requests, stream, lengths, depths, indices)
+    assert torch.equal(kernel_coins(stream, named, DEVICE).double(), expected)
+
+
+@pytest.mark.parametrize("stream", Stream)
+@pytest.mark.parametrize("size", [0, 1, 256, 601])
+def test_a_launch_draws_what_the_package_draws(stream, size, device, program_order, monkeypatch):
+    """In blocks of 256 names, as on a GPU."""
+    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu: on_gpu)
+    seeds, requests = torch.randint(-(2**63), 2**63 - 1, (size,)), torch.randint(2**32, (size,))
+    lengths, depths = torch.randint(2**32, (size,)), torch.randint(2**24, (size,))
+    drawn = fast.coins(*(part.to(device) for part in (seeds, requests)), stream, lengths.to(device), depths.to(device))
+    assert drawn.dtype == torch.float32
+    assert torch.equal(drawn.cpu().double(), coins(seeds, requests, stream, lengths, depths))
+
+
+def test_a_launch_draws_into_the_tensor_it_is_given(device):
+    names_M = torch.arange(3, device=device)
+    out = torch.empty(3, device=device)
+    assert fast.coins(names_M, names_M, Stream.FINAL, names_M, names_M, out=out) is out
+    assert torch.equal(out, fast.coins(names_M, names_M, Stream.FINAL, names_M, names_M))

@@ -1,0 +1,13 @@
+"""Drafters by the kind their checkpoint names."""
+
+from specsim.fast.drafters.autoregressive import AutoregressiveDrafter
+from specsim.fast.drafters.eagle import EagleHead
+from specsim.fast.drafters.eagle3 import Eagle3Head
+
+HEADS = {"eagle": EagleHead, "eagle3": Eagle3Head}
+
+
+def make(checkpoint, target, config, dtype, device) -> AutoregressiveDrafter:
+    """The drafter of a specsim.checkpoint.DrafterCheckpoint for a target under a SpecConfig."""
+    head = HEADS[checkpoint.config.kind](checkpoint.config, checkpoint.tensors, target, dtype, device)
+    return AutoregressiveDrafter(head, config, dtype, device)

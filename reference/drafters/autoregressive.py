@@ -55,6 +55,9 @@ class AutoregressiveDrafter:
         metadata = extend_metadata(batch, extend, pools)
         return self._first_topk(extend.input_ids, extend.hidden, metadata, extend.last_rows, extend.bonus_tokens, pools)
 
+    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        return self._head.logits(hidden_RH)
+
     def idle(self) -> DraftInput:
         return DraftInput.empty(self._config.topk, self._head.hidden_size, self._dtype)
 

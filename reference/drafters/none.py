@@ -24,6 +24,9 @@ class NoDrafter:
     def extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
         return _rooted(draft_extend_input.bonus_tokens)
 
+    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        return hidden_RH
+
     def idle(self) -> DraftInput:
         return DraftInput.empty(0, 0)
 

@@ -1,0 +1,111 @@
+"""Drafters that run a small decoder once a step: every step the same launches, its number read on the device."""
+
+from typing import Protocol
+
+import torch
+import triton
+import triton.language as tl
+
+from specsim.config import InputError, SpecConfig
+from specsim.fast.attention import AttentionMetadata, extend_metadata, lane_metadata, prefill_metadata
+from specsim.fast.drafting import Lanes, draft_topk, expand, start_lanes
+from specsim.fast.extend import shift_left
+from specsim.fast.kv import duplicate_tails
+from specsim.fast.launch import kernel
+from specsim.phases import Batch, Candidates, DraftExtendInput, DraftInput, PrefillInput
+from specsim.pool import KVBuffer, KVLayout, KVPool
+
+
+class Head(Protocol):
+    """A drafter's decoder. d2t: offsets from draft to target ids, None where the vocabularies are equal."""
+
+    kv_layout: KVLayout
+    feature_layers: tuple[int, ...]
+    hidden_size: int
+    draft_vocab_size: int
+    d2t: torch.Tensor | None
+
+    def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
+        """The target's features as the first hidden state, [R, H]."""
+
+    def forward(
+        self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
+    ) -> torch.Tensor:
+        """One forward over tokens and the hidden states one place before them: the hidden handed on, [R, H]."""
+
+    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        """[R, draft vocabulary]."""
+
+
+@kernel
+def _last_rows_kernel(hidden_ptr, row_starts_ptr, counts_ptr, out_ptr, size, BLOCK: tl.constexpr):
+    request, offs = tl.program_id(0), tl.arange(0, BLOCK)
+    row = tl.load(row_starts_ptr + request) + tl.load(counts_ptr + request) - 1
+    values = tl.load(hidden_ptr + row.to(tl.int64) * size + offs, mask=offs < size)
+    tl.store(out_ptr + request.to(tl.int64) * size + offs, values, mask=offs < size)
+
+
+class AutoregressiveDrafter:
+    """The drafter protocol of specsim.drafter around a head; a round calls start once and step S-1 times."""
+
+    def __init__(self, head: Head, config: SpecConfig, dtype: torch.dtype, device: torch.device):
+        if config.topk > head.draft_vocab_size:
+            raise InputError("topk", config.topk, f"at most the draft vocabulary, {head.draft_vocab_size}")
+        self._head, self._config, self._dtype, self._device = head, config, dtype, device
+        self.kv_layout, self.feature_layers = head.kv_layout, head.feature_layers
+        self.hidden_size = head.hidden_size
+
+    def seed(
+        self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
+    ) -> DraftInput:
+        ids, metadata = shift_left(prefill, next_tokens), prefill_metadata(batch, prefill, pools)
+        k = self._config.topk
+        out = DraftInput(
+            topk_p=torch.empty(batch.size, k, device=self._device),
+            topk_index=torch.empty(batch.size, k, dtype=torch.int64, device=self._device),
+            hidden=torch.empty(batch.size, self.hidden_size, dtype=self._dtype, device=self._device),
+            bonus_tokens=torch.empty(batch.size, dtype=torch.int32, device=self._device),
+        )
+        starts, counts = prefill.row_starts, prefill.row_starts.diff()
+        return self._first_topk(ids, features_RF, metadata, (starts, counts), next_tokens, pools, out)
+
+    def extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool, out: DraftInput) -> DraftInput:
+        extend, metadata = draft_extend_input, extend_metadata(batch, draft_extend_input, pools)
+        last = extend.row_starts, extend.num_accepted_tokens
+        return self._first_topk(extend.input_ids, extend.hidden, metadata, last, extend.bonus_tokens, pools, out)
+
+    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        return self._head.logits(hidden_RH)
+
+    def idle(self) -> DraftInput:
+        return DraftInput.empty(self._config.topk, self.hidden_size, self._dtype).to(self._device)
+
+    def _first_topk(self, ids, features_RF, metadata, last, bonus_tokens, pools: KVPool, out: DraftInput) -> DraftInput:
+        hidden_RH = self._head.forward(ids, self._head.fuse(features_RF), metadata, pools.draft)
+        block = triton.next_power_of_2(self.hidden_size)
+        _last_rows_kernel[(len(out.hidden),)](hidden_RH, *last, out.hidden, self.hidden_size, BLOCK=block)
+        logits_BV = self._head.logits(out.hidden)
+        draft_topk(logits_BV, self._config.topk, self._head.d2t, out=(out.topk_p, out.topk_index))
+        out.bonus_tokens.copy_(bonus_tokens)
+        return out
+
+    def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> Candidates:
+        lanes = Lanes.empty(batch.size, self.hidden_size, self._config, self._dtype, self._device)
+        self.start(batch, draft_input, lanes, pools)
+        for _ in range(self._config.num_steps - 1):
+            self.step(batch, lanes, pools)
+        return lanes.candidates
+
+    def start(self, batch: Batch, draft_input: DraftInput, lanes: Lanes, pools: KVPool) -> None:
+        """Copy the prefix's tail into every lane and begin the lanes with the root's children."""
+        duplicate_tails(batch, self._config, pools)
+        start_lanes(draft_input, lanes, self._config)
+
+    def step(self, batch: Batch, lanes: Lanes, pools: KVPool) -> None:
+        """One draft forward of all lanes, its metadata built for the step they are at."""
+        config, shape = self._config, lanes.tokens.shape
+        metadata = lane_metadata(batch, lanes, config, pools)
+        hidden_RH = self._head.forward(lanes.tokens.view(-1), lanes.hidden.flatten(0, 1), metadata, pools.draft)
+        logits_RV = self._head.logits(hidden_RH)
+        topk_p, topk_index = draft_topk(logits_RV, config.topk, self._head.d2t, metadata.slots)
+        expand(lanes, *(rows.unflatten(0, shape) for rows in (topk_p, topk_index, hidden_RH)), config)

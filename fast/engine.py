@@ -1,0 +1,261 @@
+"""The fast engine: the reference's round on static buffers, launched, or replayed from graphs."""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Literal
+
+import torch
+import triton
+
+from specsim.config import InputError, SpecConfig
+from specsim.drafter import Drafter
+from specsim.fast import drafters, kv, tree, verify
+from specsim.fast.attention import prefill_metadata, tree_metadata
+from specsim.fast.drafters.none import NoDrafter
+from specsim.fast.extend import draft_extend_input
+from specsim.fast.frame import Frame, load, load_extend_input, unload, unload_extend_input
+from specsim.fast.graph import capture
+from specsim.fast.targets import FAMILIES
+from specsim.phases import (
+    Batch,
+    DraftExtendInput,
+    DraftInput,
+    PrefillInput,
+    PrefillOutput,
+    RoundOutput,
+    VerifyInput,
+    VerifyOutput,
+)
+from specsim.pool import KVBuffer, KVPool, own_committed, own_lanes, own_tree
+
+GRAPHS = ("eager", "step", "phase", "round")
+
+
+class Engine:
+    """Rounds of one pair under one setting, over buffers of `bucket` requests (None: the next power of two).
+
+    pair, config, dtype: as the reference's. graph: `eager`, every kernel launched by the host; `step`, one recorded
+    draft step replayed; `phase`, a graph each for draft, verify and draft-extend; `round`, one graph for all of them,
+    which needs release `finish`, since pages cannot change hands inside it.
+    """
+
+    def __init__(
+        self,
+        pair,
+        config: SpecConfig,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        graph: Literal["eager", "step", "phase", "round"] = "eager",
+        bucket: int | None = None,
+    ):
+        target = pair.target.config
+        limit = target.max_position_embeddings
+        if config.max_len is not None and config.max_len > limit:
+            raise InputError("max_len", config.max_len, f"at most the target's max_position_embeddings, {limit}")
+        self.config = config = replace(config, max_len=config.max_len or limit)
+        if config.num_steps >= config.max_len:
+            raise InputError("num_steps", config.num_steps, f"less than the most tokens of a request, {config.max_len}")
+        if graph not in GRAPHS:
+            raise InputError("graph", graph, " or ".join(GRAPHS))
+        if graph == "round" and config.release == "round":
+            raise InputError("graph", graph, "eager, step or phase with release 'round', which moves pages in a round")
+        if bucket is not None and bucket < 1:
+            raise InputError("bucket", bucket, "at least 1")
+        self.dtype, self.device, self.graph = dtype, torch.device(device), graph
+        self._bucket, self._frames = bucket, {}
+        self.target = FAMILIES[target.family](target, pair.target.tensors, dtype, self.device)
+        self.drafter = self._drafter(pair.drafter)
+        self._sections: dict[str, Callable[[Frame], None]] = {
+            "start": self._start,
+            "step": self._step,
+            "propose": self._propose,
+            "lay_out": self._lay_out,
+            "judge": self._judge,
+            "hand_over": self._hand_over,
+            "extend": self._extend,
+        }
+
+    def _drafter(self, checkpoint) -> Drafter:
+        if self.config.is_plain:
+            return NoDrafter(self.config, self.dtype, self.device)
+        if checkpoint is None:
+            raise InputError("num_steps", self.config.num_steps, "0 (SpecConfig.plain()) for a pair without a drafter")
+        return drafters.make(checkpoint, self.target, self.config, self.dtype, self.device)
+
+    def make_pools(self, num_requests: int, num_slots: int) -> KVPool:
+        """Empty pools for up to `num_requests` requests and `num_slots` slots (rounded down to whole pages)."""
+        num_slots -= num_slots % self.config.page_size
+        draft = self.drafter.kv_layout and KVBuffer(self.drafter.kv_layout, num_slots, self.dtype, self.device)
+        target = KVBuffer(self.target.config.kv_layout, num_slots, self.dtype, self.device)
+        width = self.config.reserved_columns(self.config.max_len)
+        return KVPool(target, draft, self.config.page_size, num_requests, width)
+
+    @torch.inference_mode()
+    def prefill(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> PrefillOutput:
+        """Run a chunk of every prompt; batch.seq_lens counts it. Columns up to seq_lens must be owned."""
+        pools.record(batch.req_pool_indices[prefill.requests], prefill.columns, prefill.input_ids)
+        metadata, features = prefill_metadata(batch, prefill, pools), self.drafter.feature_layers
+        hidden_RH, features_RF = self.target.forward(prefill.input_ids, metadata, pools.target, features)
+        logits_BV = self.target.logits(hidden_RH[prefill.last_rows])
+        next_tokens, logprobs = verify.first_tokens(batch, prefill.next_tokens, logits_BV, pools)
+        pools.record(batch.req_pool_indices, batch.seq_lens, next_tokens)
+        draft_input = self.drafter.seed(batch, prefill, next_tokens, features_RF, pools)
+        return PrefillOutput(next_tokens, logprobs, draft_input)
+
+    @torch.inference_mode()
+    def round(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> RoundOutput:
+        """One speculative round; the batch after it has seq_lens + num_accepted_tokens."""
+        if self.graph != "round":
+            verify_input = self.draft(batch, draft_input, pools)
+            verify_output = self.verify(batch, verify_input, pools)
+            next_input = self.draft_extend(batch, verify_output.draft_extend_input, pools)
+            return RoundOutput(verify_input, verify_output, next_input)
+        own_lanes(pools, *_rows_and_lens(batch), self.config)
+        frame = self._frame(batch, pools)
+        load(frame.draft_input, draft_input)
+        self._run(frame, "propose", "lay_out", "judge", "hand_over", "extend")
+        verify_input = unload(frame.verify_input, batch.size, frame.bucket)
+        next_input = unload(frame.next_draft_input, batch.size, frame.bucket)
+        return RoundOutput(verify_input, self._verify_output(frame, batch.size), next_input)
+
+    @torch.inference_mode()
+    def draft(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> VerifyInput:
+        """Propose candidates and lay the best of them out as trees over columns L..L+N-1."""
+        own_lanes(pools, *_rows_and_lens(batch), self.config)
+        frame = self._frame(batch, pools)
+        load(frame.draft_input, draft_input)
+        if self.graph == "step":
+            self._run(frame, "start")
+            for _ in range(self.config.num_steps - 1):
+                self._run(frame, "step")
+            own_tree(pools, *_rows_and_lens(batch), self.config)
+            self._run(frame, "lay_out")
+        else:
+            self._run_around(frame, "propose", lambda: own_tree(pools, *_rows_and_lens(batch), self.config), "lay_out")
+        return unload(frame.verify_input, batch.size, frame.bucket)
+
+    @torch.inference_mode()
+    def verify(self, batch: Batch, verify_input: VerifyInput, pools: KVPool) -> VerifyOutput:
+        """Run the target over the trees, walk them, commit the accepted path."""
+        frame = self._frame(batch, pools)
+        load(frame.verify_input, replace(verify_input, candidates=None))
+
+        def own() -> None:
+            committed = batch.after(frame.verdict.num_accepted_tokens[: batch.size])
+            own_committed(pools, *_rows_and_lens(committed), self.config)
+
+        self._run_around(frame, "judge", own, "hand_over")
+        return self._verify_output(frame, batch.size)
+
+    @torch.inference_mode()
+    def draft_extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
+        """Rewrite the drafter's KV of the accepted rows from the target's features: a fresh DraftInput."""
+        frame = self._frame(batch, pools)
+        load_extend_input(frame.extend_input, draft_extend_input, self.config.num_steps + 1)
+        self._run(frame, "extend")
+        return unload(frame.next_draft_input, batch.size, frame.bucket)
+
+    def _verify_output(self, frame: Frame, size: int) -> VerifyOutput:
+        verdict = unload(frame.verdict, size, frame.bucket)
+        return VerifyOutput(
+            **{each.name: getattr(verdict, each.name) for each in fields(verdict)},
+            target_logits=frame.target_logits[: size * self.config.num_draft_tokens].clone(),
+            draft_extend_input=unload_extend_input(
+                frame.extend_input, size, self.config.num_steps + 1, self.config.extend
+            ),
+        )
+
+    def _frame(self, batch: Batch, pools: KVPool) -> Frame:
+        """The buffers of the batch's bucket over these pools, the batch loaded."""
+        bucket = self._bucket or triton.next_power_of_2(max(batch.size, 1))
+        if batch.size > bucket:
+            raise InputError("bucket", bucket, f"at least the number of requests of a batch, {batch.size}")
+        frame = self._frames.get(bucket)
+        if frame is None or frame.pools is not pools:
+            target, drafter = self.target.config, self.drafter
+            num_features = target.hidden_size * max(1, len(drafter.feature_layers))
+            frame = self._frames[bucket] = Frame.of(
+                bucket, pools, self.config, target.vocab_size, drafter.hidden_size, num_features, self.dtype
+            )
+            if self.graph != "eager":
+                self._capture(frame)
+        load(frame.batch, batch)
+        return frame
+
+    def _capture(self, frame: Frame) -> None:
+        """Record this mode's graphs, while the frame holds padded requests only."""
+        in_pieces = self.config.release == "round"
+        pieces = {
+            "step": [("start",), ("step",), ("lay_out",)],
+            "phase": [("propose",), ("lay_out",)] if in_pieces else [("propose", "lay_out")],
+            "round": [("propose", "lay_out", "judge", "hand_over", "extend")],
+        }[self.graph]
+        if self.graph != "round":
+            pieces += [("judge",), ("hand_over",)] if in_pieces else [("judge", "hand_over")]
+            pieces += [("extend",)]
+        for names in pieces:
+            frame.graphs[names] = capture(lambda names=names: self._launch(frame, names), self.device)
+
+    def _launch(self, frame: Frame, names: tuple[str, ...]) -> None:
+        for name in names:
+            self._sections[name](frame)
+
+    def _run(self, frame: Frame, *names: str) -> None:
+        """Sections of the round, one after the other: from one graph, except in mode eager."""
+        if self.graph == "eager":
+            self._launch(frame, names)
+        else:
+            frame.graphs[names].replay()
+        if self.device.type == "cpu":  # on a GPU the host would wait for it
+            frame.buffers.check()
+
+    def _run_around(self, frame: Frame, before: str, own: Callable[[], None], after: str) -> None:
+        """Two sections between which pages change hands under release `round`."""
+        if self.config.release == "finish":
+            return self._run(frame, before, after)
+        self._run(frame, before)
+        own()
+        self._run(frame, after)
+
+    def _propose(self, frame: Frame) -> None:
+        self._start(frame)
+        for _ in range(self.config.num_steps - 1):
+            self._step(frame)
+
+    def _start(self, frame: Frame) -> None:
+        self.drafter.start(frame.batch, frame.draft_input, frame.lanes, frame.pools)
+
+    def _step(self, frame: Frame) -> None:
+        self.drafter.step(frame.batch, frame.lanes, frame.pools)
+
+    def _lay_out(self, frame: Frame) -> None:
+        batch, bonus_tokens = frame.batch, frame.draft_input.bonus_tokens
+        locations_BN = kv.tree_locations(batch, self.config, frame.pools)
+        tree.build(
+            frame.lanes.candidates, bonus_tokens, batch.seq_lens, locations_BN, self.config, out=frame.verify_input
+        )
+
+    def _judge(self, frame: Frame) -> None:
+        batch, pools, verify_input = frame.batch, frame.pools, frame.verify_input
+        metadata = tree_metadata(batch, verify_input, pools)
+        hidden_RH, features_RF = self.target.forward(
+            verify_input.draft_tokens.view(-1), metadata, pools.target, self.drafter.feature_layers
+        )
+        frame.features.copy_(features_RF)
+        frame.target_logits.copy_(self.target.logits(hidden_RH))
+        verify.verify(batch, verify_input, frame.target_logits, self.config, pools, out=frame.verdict)
+        kv.commit(batch, verify_input.cache_locations, frame.verdict.accept_index, pools)
+        kv.record_tokens(batch, frame.verdict, pools)
+
+    def _hand_over(self, frame: Frame) -> None:
+        tables, max_len = frame.pools.req_to_token, self.config.max_len
+        draft_extend_input(
+            frame.batch, frame.verdict, frame.features, tables, max_len, self.config.extend, out=frame.extend_input
+        )
+
+    def _extend(self, frame: Frame) -> None:
+        self.drafter.extend(frame.batch, frame.extend_input, frame.pools, out=frame.next_draft_input)
+
+
+def _rows_and_lens(batch: Batch) -> tuple[list[int], list[int]]:
+    return batch.req_pool_indices.tolist(), batch.seq_lens.tolist()

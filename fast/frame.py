@@ -1,0 +1,187 @@
+"""The static buffers of a round, and how states are copied into them and out of them."""
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
+
+import torch
+
+from specsim.config import SamplingParams, SpecConfig
+from specsim.fast.drafting import Lanes
+from specsim.fast.graph import Buffers, Graph
+from specsim.phases import Batch, DraftExtendInput, DraftInput, State, Verdict, VerifyInput
+from specsim.pool import KVPool
+
+_State = TypeVar("_State", bound=State)
+# What the rows of a padded request hold, where it is not zero.
+PADDING = {
+    "req_pool_indices": -1,
+    "cache_locations": -1,
+    "parents": -1,
+    "retrieve_next_token": -1,
+    "retrieve_next_sibling": -1,
+}
+
+# Fields of DraftExtendInput that have a row for every token, not for every request.
+_ROWS = ("hidden", "input_ids", "positions", "cache_locations")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What every phase of a round reads and leaves, for `bucket` requests over one pool, and the graphs over it.
+
+    target_logits: [B·N, V]; features: the target's, [B·N, F]. extend_input has S+1 rows a request in both modes of
+    draft-extend.
+    """
+
+    bucket: int
+    pools: KVPool
+    buffers: Buffers
+    batch: Batch
+    draft_input: DraftInput
+    lanes: Lanes
+    verify_input: VerifyInput
+    target_logits: torch.Tensor
+    features: torch.Tensor
+    verdict: Verdict
+    extend_input: DraftExtendInput
+    next_draft_input: DraftInput
+    graphs: dict[tuple[str, ...], Graph] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        bucket: int,
+        pools: KVPool,
+        config: SpecConfig,
+        vocab_size: int,
+        draft_hidden_size: int,
+        num_features: int,
+        dtype: torch.dtype,
+    ) -> "Frame":
+        """Buffers on the pool's device that hold padded requests only."""
+        device = pools.req_to_token.device
+        buffers, num_rows = Buffers(device), bucket * config.num_draft_tokens
+        topk = 0 if config.is_plain else config.topk
+        draft_input = _padded_draft_input(bucket, topk, draft_hidden_size, dtype)
+        padded = [SamplingParams()] * bucket
+        batch = Batch.of([0] * bucket, [-1] * bucket, [0] * bucket, padded, vocab_size)
+        lanes = buffers.like("lanes", Lanes.empty(bucket, draft_hidden_size, config, dtype, "cpu"))
+        for buffer in lanes.buffers:  # a capture of one step reads what other steps would have written
+            buffer.zero_()
+        verify_input = buffers.like("verify_input", _padded_verify_input(bucket, config))
+        return cls(
+            bucket=bucket,
+            pools=pools,
+            buffers=buffers,
+            batch=buffers.like("batch", batch),
+            draft_input=buffers.like("draft_input", draft_input),
+            lanes=lanes,
+            verify_input=replace(verify_input, candidates=lanes.candidates),
+            target_logits=buffers.like("target_logits", torch.zeros(num_rows, vocab_size, dtype=dtype)),
+            features=buffers.like("features", torch.zeros(num_rows, num_features, dtype=dtype)),
+            verdict=buffers.like("verdict", _padded_verdict(bucket, config)),
+            extend_input=buffers.like("extend_input", _padded_extend_input(bucket, config, num_features, dtype)),
+            next_draft_input=buffers.like("next_draft_input", draft_input),
+        )
+
+
+def _padded_draft_input(bucket: int, topk: int, hidden_size: int, dtype: torch.dtype) -> DraftInput:
+    return DraftInput(
+        topk_p=torch.zeros(bucket, topk),
+        topk_index=torch.zeros(bucket, topk, dtype=torch.int64),
+        hidden=torch.zeros(bucket, hidden_size, dtype=dtype),
+        bonus_tokens=torch.zeros(bucket, dtype=torch.int32),
+    )
+
+
+def _padded_verify_input(bucket: int, config: SpecConfig) -> VerifyInput:
+    num_nodes = config.num_draft_tokens
+    none_BN = torch.full((bucket, num_nodes), -1)
+    return VerifyInput(
+        draft_tokens=torch.zeros_like(none_BN),
+        parents=none_BN,
+        scores=torch.zeros(bucket, num_nodes),
+        positions=torch.zeros_like(none_BN).flatten(),
+        mask=torch.zeros(bucket, num_nodes, num_nodes, dtype=torch.bool),
+        retrieve_index=torch.zeros_like(none_BN),
+        retrieve_next_token=none_BN,
+        retrieve_next_sibling=none_BN,
+        cache_locations=none_BN.flatten(),
+    )
+
+
+def _padded_verdict(bucket: int, config: SpecConfig) -> Verdict:
+    none_BW = torch.full((bucket, config.num_steps + 1), -1, dtype=torch.int32)
+    return Verdict(
+        predict=torch.full((bucket * config.num_draft_tokens,), -1, dtype=torch.int32),
+        accept_index=none_BW,
+        num_accepted_drafts=torch.zeros(bucket, dtype=torch.int32),
+        num_accepted_tokens=torch.ones(bucket, dtype=torch.int32),
+        logprobs=torch.zeros(none_BW.shape),
+    )
+
+
+def _padded_extend_input(bucket: int, config: SpecConfig, num_features: int, dtype: torch.dtype) -> DraftExtendInput:
+    width = config.num_steps + 1
+    ids_R, zeros_B = torch.zeros(bucket * width, dtype=torch.int64), torch.zeros(bucket, dtype=torch.int32)
+    return DraftExtendInput(
+        row_starts=width * torch.arange(bucket + 1),
+        hidden=torch.zeros(bucket * width, num_features, dtype=dtype),
+        input_ids=ids_R,
+        positions=ids_R,
+        cache_locations=ids_R - 1,
+        num_accepted_drafts=zeros_B,
+        num_accepted_tokens=zeros_B + 1,
+        bonus_tokens=zeros_B,
+        seq_lens=zeros_B.long(),
+        req_pool_indices=zeros_B.long() - 1,
+    )
+
+
+def load(static: State, state: State) -> None:
+    """Copy a state into the first rows of its static buffers and pad the others; what it lacks stays as it is."""
+    for name in (each.name for each in fields(state)):
+        buffer, value = getattr(static, name), getattr(state, name)
+        if isinstance(value, State):
+            load(buffer, value)
+        elif value is not None:
+            buffer[: len(value)].copy_(value)
+            buffer[len(value) :].fill_(PADDING.get(name, 0))
+
+
+def unload(static: _State, size: int, bucket: int) -> _State:
+    """A copy of what belongs to the first `size` of `bucket` requests."""
+
+    def taken(value: Any) -> Any:
+        if isinstance(value, State):
+            return unload(value, size, bucket)
+        return value[: size * (len(value) // bucket)].clone() if isinstance(value, torch.Tensor) else value
+
+    return replace(static, **{each.name: taken(getattr(static, each.name)) for each in fields(static)})
+
+
+def load_extend_input(static: DraftExtendInput, state: DraftExtendInput, width: int) -> None:
+    """Copy a state of any rows a request into buffers of `width` rows a request; rows it lacks write nothing."""
+    counts = state.row_starts.diff()
+    starts = width * torch.arange(len(counts), device=counts.device)
+    rows = torch.arange(len(state.input_ids), device=counts.device) + (
+        starts - state.row_starts[:-1]
+    ).repeat_interleave(counts)
+    for name in (each.name for each in fields(state) if each.name != "row_starts"):
+        buffer, value = getattr(static, name), getattr(state, name)
+        buffer.fill_(PADDING.get(name, 0))
+        buffer[rows if name in _ROWS else slice(len(value))] = value
+    static.num_accepted_tokens[len(counts) :].fill_(1)
+
+
+def unload_extend_input(static: DraftExtendInput, size: int, width: int, extend: str) -> DraftExtendInput:
+    """A copy of the first `size` requests' rows, of the accepted ones only in mode `ragged`."""
+    counts = static.num_accepted_tokens[:size].long()
+    counts = counts if extend == "ragged" else torch.full_like(counts, width)
+    kept = (torch.arange(width, device=counts.device) < counts[:, None]).flatten().nonzero()[:, 0]
+    rows = {name: getattr(static, name)[kept] for name in _ROWS}
+    requests = {
+        each.name: getattr(static, each.name)[:size].clone() for each in fields(static) if each.name not in _ROWS
+    }
+    row_starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    return DraftExtendInput(**{**requests, **rows, "row_starts": row_starts})

@@ -1,0 +1,162 @@
+"""Where a round's KV lives: writes, copied prefix tails, and the commit of the accepted path."""
+
+import torch
+import triton
+import triton.language as tl
+
+from specsim.config import SpecConfig
+from specsim.fast.attention import lane_column
+from specsim.fast.launch import block_of, kernel
+from specsim.phases import Batch, Verdict
+from specsim.pool import KVBuffer, KVPool
+
+
+@kernel
+def _write_kernel(
+    keys_ptr, values_ptr, slots_ptr, key_ptr, value_ptr, num_rows,
+    SIZE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64)
+    slot = tl.load(slots_ptr + row, mask=row < num_rows, other=-1)
+    offs = tl.arange(0, BLOCK_S)
+    mask = (slot >= 0)[:, None] & (offs < SIZE)[None, :]
+    source, destination = row[:, None] * SIZE + offs[None, :], slot[:, None] * SIZE + offs[None, :]
+    tl.store(keys_ptr + destination, tl.load(key_ptr + source, mask=mask), mask=mask)
+    tl.store(values_ptr + destination, tl.load(value_ptr + source, mask=mask), mask=mask)
+
+
+def write(kv: KVBuffer, layer: int, slots_R: torch.Tensor, key_RAD: torch.Tensor, value_RAD: torch.Tensor) -> None:
+    """Write rows to their slots; a row with slot -1 writes nothing."""
+    if not (key_RAD.is_contiguous() and value_RAD.is_contiguous()):
+        raise ValueError(f"key and value have strides {key_RAD.stride()} and {value_RAD.stride()}; allowed: contiguous")
+    size, block = kv.keys[0, 0].numel(), block_of(len(slots_R), 4)
+    _write_kernel[(triton.cdiv(len(slots_R), block),)](
+        kv.keys[layer], kv.values[layer], slots_R, key_RAD, value_RAD, len(slots_R),
+        SIZE=size, BLOCK_R=block, BLOCK_S=triton.next_power_of_2(size),
+    )  # fmt: skip
+
+
+@kernel
+def _tails_kernel(
+    keys_ptr, values_ptr, table_ptr, rows_ptr, lens_ptr, num_lanes, num_steps, page_size, columns, stride_layer,
+    SIZE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """One request and layer: some tokens of the tail, from lane 0's columns to every other lane's."""
+    request, layer = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    row, length = tl.load(rows_ptr + request), tl.load(lens_ptr + request)
+    table_ptr += row * columns
+    tail, token = length % page_size, tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
+    offs = layer * stride_layer + tl.arange(0, BLOCK_S)[None, :]
+    mask_s = (tl.arange(0, BLOCK_S) < SIZE)[None, :]
+    mask_t = (row >= 0) & (token < tail)
+    source = tl.load(table_ptr + length - tail + token, mask=mask_t, other=-1)
+    mask = (source >= 0)[:, None] & mask_s
+    key = tl.load(keys_ptr + source[:, None] * SIZE + offs, mask=mask)
+    value = tl.load(values_ptr + source[:, None] * SIZE + offs, mask=mask)
+    for lane in range(1, num_lanes):
+        column = lane_column(length, lane, token - tail, num_steps, page_size)
+        slot = tl.load(table_ptr + column, mask=mask_t & (column < columns), other=-1)
+        kept = mask & (slot >= 0)[:, None]
+        tl.store(keys_ptr + slot[:, None] * SIZE + offs, key, mask=kept)
+        tl.store(values_ptr + slot[:, None] * SIZE + offs, value, mask=kept)
+
+
+def duplicate_tails(batch: Batch, config: SpecConfig, pools: KVPool) -> None:
+    """Copy the prefix tail's draft KV, content and not indices (sglang#7725), to lanes 1..K-1; once a round, before
+    drafting.
+    """
+    if config.lanes_share_prefix:
+        return
+    keys, values = pools.draft.keys, pools.draft.values
+    size, block = keys[0, 0].numel(), block_of(config.page_size - 1, 8)
+    _tails_kernel[batch.size, len(keys), triton.cdiv(config.page_size - 1, block)](
+        keys, values, pools.req_to_token, batch.req_pool_indices, batch.seq_lens, config.topk, config.num_steps,
+        config.page_size, pools.req_to_token.shape[1], keys.stride(0),
+        SIZE=size, BLOCK_T=block, BLOCK_S=triton.next_power_of_2(size),
+    )  # fmt: skip
+
+
+@kernel
+def _locations_kernel(out_ptr, table_ptr, rows_ptr, lens_ptr, count, num_nodes, columns, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
+    mask, request = offs < count, offs // num_nodes
+    row = tl.load(rows_ptr + request, mask=mask, other=-1)
+    column = tl.load(lens_ptr + request, mask=mask, other=0) + offs % num_nodes
+    slot = tl.load(table_ptr + row * columns + column, mask=(row >= 0) & (column < columns), other=-1)
+    tl.store(out_ptr + offs, slot, mask=mask)
+
+
+def tree_locations(batch: Batch, config: SpecConfig, pools: KVPool, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Slots i64 [B, N] of columns L..L+N-1, where the tree stands; -1 in padded rows."""
+    num_nodes, columns = config.num_draft_tokens, pools.req_to_token.shape[1]
+    out = torch.empty_like(batch.seq_lens).new_empty(batch.size, num_nodes) if out is None else out
+    block = block_of(out.numel(), 256)
+    _locations_kernel[(triton.cdiv(out.numel(), block),)](
+        out, pools.req_to_token, batch.req_pool_indices, batch.seq_lens, out.numel(), num_nodes, columns, BLOCK=block
+    )
+    return out
+
+
+@kernel
+def _commit_kernel(
+    keys_ptr, values_ptr, table_ptr, rows_ptr, lens_ptr, locations_ptr, accept_index_ptr,
+    width, columns, stride_layer, size, total, BLOCK_W: tl.constexpr, BLOCK_X: tl.constexpr,
+):  # fmt: skip
+    """One request, the whole path: some numbers of a token's KV over all layers, read before any of it is written."""
+    request, step = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK_W)
+    row, column = tl.load(rows_ptr + request), tl.load(lens_ptr + request) + step
+    node = tl.load(accept_index_ptr + request * width + step, mask=step < width, other=-1).to(tl.int64)
+    kept = (node >= 0) & (row >= 0)
+    source = tl.load(locations_ptr + node, mask=kept, other=-1)
+    destination = tl.load(table_ptr + row * columns + column, mask=kept & (column < columns), other=-1)
+    moved = (source >= 0) & (destination >= 0) & (source != destination)
+    if tl.max(moved.to(tl.int32), axis=0) > 0:
+        offs = tl.program_id(1) * BLOCK_X + tl.arange(0, BLOCK_X).to(tl.int64)
+        mask = moved[:, None] & (offs < total)[None, :]
+        offs = (offs // size * stride_layer + offs % size)[None, :]
+        key = tl.load(keys_ptr + source[:, None] * size + offs, mask=mask)
+        value = tl.load(values_ptr + source[:, None] * size + offs, mask=mask)
+        tl.debug_barrier()
+        tl.store(keys_ptr + destination[:, None] * size + offs, key, mask=mask)
+        tl.store(values_ptr + destination[:, None] * size + offs, value, mask=mask)
+
+
+def commit(batch: Batch, cache_locations: torch.Tensor, accept_index: torch.Tensor, pools: KVPool) -> None:
+    """Move the target KV of the accepted path to columns L..L+n; the whole path is read before any of it is written.
+
+    What is in its place already, as the whole of a chain is, is left alone.
+    """
+    keys, values = pools.target.keys, pools.target.values
+    size = keys[0, 0].numel()
+    total, width = len(keys) * size, accept_index.shape[1]
+    block = block_of(total, 256)
+    _commit_kernel[batch.size, triton.cdiv(total, block)](
+        keys, values, pools.req_to_token, batch.req_pool_indices, batch.seq_lens, cache_locations, accept_index,
+        width, pools.req_to_token.shape[1], keys.stride(0), size, total,
+        BLOCK_W=triton.next_power_of_2(width), BLOCK_X=block,
+    )  # fmt: skip
+
+
+@kernel
+def _record_kernel(
+    token_ids_ptr, rows_ptr, lens_ptr, predict_ptr, accept_index_ptr, num_accepted_tokens_ptr, count, width, columns,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
+    mask, request, step = offs < count, offs // width, offs % width
+    row = tl.load(rows_ptr + request, mask=mask, other=-1)
+    column = tl.load(lens_ptr + request, mask=mask, other=0) + 1 + step
+    live = (row >= 0) & (step < tl.load(num_accepted_tokens_ptr + request, mask=mask, other=0)) & (column < columns)
+    node = tl.load(accept_index_ptr + offs, mask=live, other=0).to(tl.int64)
+    token = tl.load(predict_ptr + node, mask=live, other=0)
+    tl.store(token_ids_ptr + row * columns + column, token.to(tl.int64), mask=live)
+
+
+def record_tokens(batch: Batch, verdict: Verdict, pools: KVPool) -> None:
+    """Note the accepted tokens, bonus last, at columns L+1..L+n+1."""
+    path = verdict.accept_index
+    block = block_of(path.numel(), 256)
+    _record_kernel[(triton.cdiv(path.numel(), block),)](
+        pools.token_ids, batch.req_pool_indices, batch.seq_lens, verdict.predict, path, verdict.num_accepted_tokens,
+        path.numel(), path.shape[1], pools.token_ids.shape[1], BLOCK=block,
+    )  # fmt: skip

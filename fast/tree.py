@@ -1,0 +1,393 @@
+"""The verify tree: parents, depths, masks and the first-child / next-sibling arrays that verify walks."""
+
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+
+from specsim.config import SpecConfig
+from specsim.fast.drafting import select
+from specsim.fast.launch import block_of, kernel
+from specsim.phases import Candidates, VerifyInput
+
+_ROWS = 32
+_COLUMNS = 64
+_PREFIX = 256
+_NO_LIMIT = 2**31 - 1
+
+
+class MalformedTree(ValueError):
+    """A parent list that is no tree; names the request and the node."""
+
+
+@triton.jit
+def _parents(chosen_ptr, parent_list_ptr, node, num_nodes, num_blocks, k, COLUMNS: tl.constexpr):
+    """(candidate, parent node, whether there is one) of nodes [ROWS, 1]; a parent stands before its child.
+
+    chosen_ptr, parent_list_ptr: those of the nodes' own request. Where there is no parent the root stands in for it.
+    """
+    mask = (node > 0) & (node < num_nodes)
+    flat = tl.load(chosen_ptr + node - 1, mask=mask, other=0)
+    block = flat // k
+    inside = (flat >= 0) & (block < num_blocks)
+    wanted = tl.load(parent_list_ptr + block, mask=mask & inside, other=-1)
+    parent = tl.zeros_like(node)
+    for start in range(1, num_nodes, COLUMNS):
+        other = start + tl.arange(0, COLUMNS)[None, :]
+        other_flat = tl.load(chosen_ptr + other - 1, mask=other < num_nodes, other=-1)
+        found = tl.where((other_flat == wanted) & (other < node), other, 0)
+        parent = tl.maximum(parent, tl.max(found, axis=1, keep_dims=True))
+    parent = tl.where(inside & (block > 0), parent, 0)
+    return flat, parent, inside & ((block == 0) | (parent > 0))
+
+
+@kernel
+def _nodes_kernel(
+    tokens_ptr,
+    scores_ptr,
+    parent_list_ptr,
+    chosen_ptr,
+    bonus_tokens_ptr,
+    draft_tokens_ptr,
+    parents_ptr,
+    node_scores_ptr,
+    num_candidates,
+    num_blocks,
+    num_nodes,
+    k,
+    LOG: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """The chosen candidates of one request as nodes."""
+    request = tl.program_id(0).to(tl.int64)
+    node = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
+    chosen_ptr += request * (num_nodes - 1)
+    parent_list_ptr += request * num_blocks
+    flat, parent, _ = _parents(chosen_ptr, parent_list_ptr, node, num_nodes, num_blocks, k, COLUMNS)
+    own, mask = request * num_nodes + node, node < num_nodes
+    mask_draft = mask & (node > 0)
+    tokens = tl.load(tokens_ptr + request * num_candidates + flat, mask=mask_draft)
+    scores = tl.load(scores_ptr + request * num_candidates + flat, mask=mask_draft)
+    bonus = tl.load(bonus_tokens_ptr + request).to(tl.int64)
+    tl.store(draft_tokens_ptr + own, tl.where(node == 0, bonus, tokens), mask=mask)
+    tl.store(parents_ptr + own, tl.where(node == 0, -1, parent).to(tl.int64), mask=mask)
+    tl.store(node_scores_ptr + own, tl.where(node == 0, 0.0 if LOG else 1.0, scores), mask=mask)
+
+
+@kernel
+def _links_kernel(
+    parents_ptr,
+    seq_lens_ptr,
+    cache_locations_ptr,
+    positions_ptr,
+    mask_ptr,
+    retrieve_index_ptr,
+    next_token_ptr,
+    next_sibling_ptr,
+    kept_locations_ptr,
+    num_nodes,
+    max_len,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Everything that follows from the parents of one request."""
+    request = tl.program_id(0).to(tl.int64)
+    node = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
+    first, mask = request * num_nodes, node < num_nodes
+    own = first + node
+    parent = tl.load(parents_ptr + own, mask=mask, other=-1)
+    first_child, next_sibling = tl.zeros_like(node) + num_nodes, tl.zeros_like(node) + num_nodes
+    for start in range(0, num_nodes, COLUMNS):
+        other = start + tl.arange(0, COLUMNS)[None, :]
+        mask_other = other < num_nodes
+        tl.store(mask_ptr + own * num_nodes + other, other == node, mask=mask & mask_other)
+        parent_of_other = tl.load(parents_ptr + first + other, mask=mask_other, other=-1)
+        child = tl.where(parent_of_other == node, other, num_nodes)
+        first_child = tl.minimum(first_child, tl.min(child, axis=1, keep_dims=True))
+        sibling = tl.where((parent_of_other == parent) & (other > node), other, num_nodes)
+        next_sibling = tl.minimum(next_sibling, tl.min(sibling, axis=1, keep_dims=True))
+    tl.debug_barrier()  # the mask is cleared before ancestors are marked in it
+    ancestor, depth = tl.where(mask, node, 0).to(tl.int64), tl.zeros_like(node)
+    while tl.max(tl.max(ancestor, axis=1), axis=0) > 0:  # ends: a parent's index is below its child's
+        depth += (ancestor > 0).to(tl.int32)
+        ancestor = tl.load(parents_ptr + first + ancestor, mask=ancestor > 0, other=0)
+        tl.store(mask_ptr + own * num_nodes + ancestor, ancestor >= 0, mask=mask)
+    position = tl.load(seq_lens_ptr + request) + depth
+    slot = tl.load(cache_locations_ptr + own, mask=mask)
+    tl.store(positions_ptr + own, position, mask=mask)
+    tl.store(retrieve_index_ptr + own, own, mask=mask)
+    tl.store(next_token_ptr + own, tl.where(first_child < num_nodes, first_child, -1).to(tl.int64), mask=mask)
+    tl.store(next_sibling_ptr + own, tl.where(next_sibling < num_nodes, next_sibling, -1).to(tl.int64), mask=mask)
+    tl.store(kept_locations_ptr + own, tl.where(position < max_len, slot, -1), mask=mask)
+
+
+@kernel
+def _chain_kernel(
+    tokens_ptr,
+    scores_ptr,
+    bonus_tokens_ptr,
+    seq_lens_ptr,
+    cache_locations_ptr,
+    draft_tokens_ptr,
+    parents_ptr,
+    node_scores_ptr,
+    positions_ptr,
+    mask_ptr,
+    retrieve_index_ptr,
+    next_token_ptr,
+    next_sibling_ptr,
+    kept_locations_ptr,
+    num_rows,
+    num_nodes,
+    max_len,
+    LOG: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Rows are the nodes of all requests: node j hangs from node j - 1."""
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
+    request, node, mask = rows // num_nodes, rows % num_nodes, rows < num_rows
+    candidate, mask_draft = rows - request - 1, mask & (node > 0)
+    tokens = tl.load(tokens_ptr + candidate, mask=mask_draft)
+    scores = tl.load(scores_ptr + candidate, mask=mask_draft)
+    bonus = tl.load(bonus_tokens_ptr + request, mask=mask).to(tl.int64)
+    tl.store(draft_tokens_ptr + rows, tl.where(node == 0, bonus, tokens), mask=mask)
+    tl.store(parents_ptr + rows, node - 1, mask=mask)
+    tl.store(node_scores_ptr + rows, tl.where(node == 0, 0.0 if LOG else 1.0, scores), mask=mask)
+    position = tl.load(seq_lens_ptr + request, mask=mask, other=0) + node
+    slot = tl.load(cache_locations_ptr + rows, mask=mask)
+    tl.store(positions_ptr + rows, position, mask=mask)
+    tl.store(kept_locations_ptr + rows, tl.where(position < max_len, slot, -1), mask=mask)
+    tl.store(retrieve_index_ptr + rows, rows, mask=mask)
+    tl.store(next_token_ptr + rows, tl.where(node + 1 < num_nodes, node + 1, -1), mask=mask)
+    tl.store(next_sibling_ptr + rows, node * 0 - 1, mask=mask)
+    column = tl.arange(0, COLUMNS)[None, :]
+    tl.store(mask_ptr + rows * num_nodes + column, column <= node, mask=mask & (column < num_nodes))
+
+
+def build(
+    candidates: Candidates,
+    bonus_tokens: torch.Tensor,
+    seq_lens: torch.Tensor,
+    cache_locations: torch.Tensor,
+    config: SpecConfig,
+    out: VerifyInput | None = None,
+) -> VerifyInput:
+    """Select the N-1 best candidates of each request and lay them out below its bonus token; a chain selects nothing.
+
+    cache_locations: i64 [B, N], the slot of column L + j; a node at or beyond max_len loses its slot. A node whose
+    parent is malformed hangs from the root: `check` finds it.
+    """
+    empty = out or _empty(len(bonus_tokens), config.num_draft_tokens, bonus_tokens.device)
+    tree = replace(empty, candidates=candidates)
+    lay_out = _build_chain if config.topk == 1 else _build_tree
+    lay_out(tree, bonus_tokens, seq_lens, cache_locations, config)
+    return tree
+
+
+def _empty(batch_size: int, num_nodes: int, device: torch.device) -> VerifyInput:
+    def table(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    return VerifyInput(
+        draft_tokens=table(batch_size, num_nodes),
+        parents=table(batch_size, num_nodes),
+        scores=table(batch_size, num_nodes, dtype=torch.float32),
+        positions=table(batch_size * num_nodes),
+        mask=table(batch_size, num_nodes, num_nodes, dtype=torch.bool),
+        retrieve_index=table(batch_size, num_nodes),
+        retrieve_next_token=table(batch_size, num_nodes),
+        retrieve_next_sibling=table(batch_size, num_nodes),
+        cache_locations=table(batch_size * num_nodes),
+    )
+
+
+def _limit(config: SpecConfig) -> int:
+    return _NO_LIMIT if config.max_len is None else config.max_len
+
+
+def _build_chain(tree: VerifyInput, bonus_tokens, seq_lens, cache_locations, config: SpecConfig) -> None:
+    num_rows, num_nodes = len(tree.positions), config.num_draft_tokens
+    rows = block_of(num_rows, _ROWS)
+    _chain_kernel[(triton.cdiv(num_rows, rows),)](
+        tree.candidates.tokens,
+        tree.candidates.scores,
+        bonus_tokens,
+        seq_lens,
+        cache_locations,
+        tree.draft_tokens,
+        tree.parents,
+        tree.scores,
+        tree.positions,
+        tree.mask,
+        tree.retrieve_index,
+        tree.retrieve_next_token,
+        tree.retrieve_next_sibling,
+        tree.cache_locations,
+        num_rows,
+        num_nodes,
+        _limit(config),
+        LOG=config.score == "logprob",
+        ROWS=rows,
+        COLUMNS=triton.next_power_of_2(num_nodes),
+    )
+
+
+def _build_tree(tree: VerifyInput, bonus_tokens, seq_lens, cache_locations, config: SpecConfig) -> None:
+    batch_size, num_nodes = tree.parents.shape
+    candidates, rows, columns = tree.candidates, block_of(num_nodes, _ROWS), block_of(num_nodes, _COLUMNS)
+    grid = batch_size, triton.cdiv(num_nodes, rows)
+    _nodes_kernel[grid](
+        candidates.tokens,
+        candidates.scores,
+        candidates.parent_list,
+        select(candidates.scores, num_nodes - 1),
+        bonus_tokens,
+        tree.draft_tokens,
+        tree.parents,
+        tree.scores,
+        config.num_candidates,
+        candidates.parent_list.shape[1],
+        num_nodes,
+        config.topk,
+        LOG=config.score == "logprob",
+        ROWS=rows,
+        COLUMNS=columns,
+    )
+    _links_kernel[grid](
+        tree.parents,
+        seq_lens,
+        cache_locations,
+        tree.positions,
+        tree.mask,
+        tree.retrieve_index,
+        tree.retrieve_next_token,
+        tree.retrieve_next_sibling,
+        tree.cache_locations,
+        num_nodes,
+        _limit(config),
+        ROWS=rows,
+        COLUMNS=columns,
+    )
+
+
+@kernel
+def _malformed_kernel(
+    chosen_ptr, parent_list_ptr, out_ptr, num_nodes, num_blocks, k, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    request = tl.program_id(0).to(tl.int64)
+    chosen_ptr += request * (num_nodes - 1)
+    parent_list_ptr += request * num_blocks
+    first, twice = num_nodes, 0
+    for start in range(1, num_nodes, ROWS):
+        node = start + tl.arange(0, ROWS)[:, None]
+        flat, _, rooted = _parents(chosen_ptr, parent_list_ptr, node, num_nodes, num_blocks, k, COLUMNS)
+        bad = tl.where((node < num_nodes) & (rooted == 0), node, num_nodes)
+        first = tl.minimum(first, tl.min(tl.min(bad, axis=1), axis=0))
+        for other_start in range(1, num_nodes, COLUMNS):
+            other = other_start + tl.arange(0, COLUMNS)[None, :]
+            other_flat = tl.load(chosen_ptr + other - 1, mask=other < num_nodes, other=0)
+            same = (other_flat == flat) & (other < node) & (node < num_nodes)
+            twice = tl.maximum(twice, tl.max(tl.max(same.to(tl.int32), axis=1), axis=0))
+    found = tl.where(twice > 0, 1, tl.where(first < num_nodes, 1 + first, 0))
+    tl.store(out_ptr + request, found.to(tl.int32))
+
+
+def malformed(candidates: Candidates, top_scores_index: torch.Tensor, config: SpecConfig) -> torch.Tensor:
+    """i32 [B]: 1 + the first node without a parent before it, 1 if a candidate is selected twice, 0 if all is well."""
+    batch_size, num_drafts = top_scores_index.shape
+    num_nodes, out = num_drafts + 1, torch.empty(batch_size, dtype=torch.int32, device=top_scores_index.device)
+    _malformed_kernel[(batch_size,)](
+        top_scores_index,
+        candidates.parent_list,
+        out,
+        num_nodes,
+        candidates.parent_list.shape[1],
+        config.topk,
+        ROWS=block_of(num_nodes, _ROWS),
+        COLUMNS=block_of(num_nodes, _COLUMNS),
+    )
+    return out
+
+
+def check(candidates: Candidates, top_scores_index: torch.Tensor, config: SpecConfig) -> None:
+    """Raise MalformedTree for the first malformed request; waits for the device, so not while a graph is captured."""
+    for request, found in enumerate(malformed(candidates, top_scores_index, config).tolist()):
+        if found:
+            chosen, parent_list = top_scores_index[request].tolist(), candidates.parent_list[request].tolist()
+            raise MalformedTree(f"request {request}{_fault(chosen, parent_list, config.topk, found - 1)}")
+
+
+def _fault(chosen: list[int], parent_list: list[int], k: int, node: int) -> str:
+    if node == 0:
+        return f": a candidate is selected twice in {chosen}"
+    flat = chosen[node - 1]
+    if not 0 <= flat < len(parent_list) * k:
+        return f", node {node}: candidate {flat} is outside the pool of {len(parent_list) * k}"
+    return f", node {node}: parent candidate {parent_list[flat // k]} is not selected before it"
+
+
+@kernel
+def _full_mask_kernel(mask_ptr, seq_lens_ptr, out_ptr, batch_size, num_nodes, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    request = tl.program_id(0).to(tl.int64)
+    node = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
+    start = request * num_nodes * num_nodes
+    for first in range(0, batch_size, BLOCK):
+        before = first + tl.arange(0, BLOCK)
+        start += num_nodes * tl.sum(tl.load(seq_lens_ptr + before, mask=before < request, other=0))
+    prefix = tl.load(seq_lens_ptr + request)
+    for first in range(0, prefix + num_nodes, BLOCK):
+        column = first + tl.arange(0, BLOCK)[None, :]
+        mask = (node < num_nodes) & (column < prefix + num_nodes)
+        tree_column = (request * num_nodes + node) * num_nodes + column - prefix
+        sees = tl.load(mask_ptr + tree_column, mask=mask & (column >= prefix), other=1)
+        tl.store(out_ptr + start + node * (prefix + num_nodes) + column, sees, mask=mask)
+
+
+def full_mask(mask_BNN: torch.Tensor, seq_lens: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Layout FULL: flat bool, request after request N rows of L + N columns, the prefix columns true.
+
+    Its size depends on seq_lens: without `out` the host reads them, so not while a graph is captured.
+    """
+    batch_size, num_nodes = mask_BNN.shape[:2]
+    if out is None:
+        size = num_nodes * (int(seq_lens.sum()) + batch_size * num_nodes)
+        out = torch.empty(size, dtype=torch.bool, device=mask_BNN.device)
+    rows = block_of(num_nodes, 8)
+    _full_mask_kernel[(batch_size, triton.cdiv(num_nodes, rows))](
+        mask_BNN, seq_lens, out, batch_size, num_nodes, ROWS=rows, BLOCK=_PREFIX
+    )
+    return out
+
+
+@kernel
+def _bitpacked_mask_kernel(mask_ptr, out_ptr, num_rows, num_nodes, ROWS: tl.constexpr, BITS: tl.constexpr):
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
+    word, bit = tl.program_id(1), tl.arange(0, BITS)[None, :].to(tl.int64)
+    column = word * BITS + bit
+    mask = (rows < num_rows) & (column < num_nodes)
+    sees = tl.load(mask_ptr + rows * num_nodes + column, mask=mask, other=0)
+    packed = tl.sum(sees.to(tl.int64) << bit, axis=1, keep_dims=True)
+    tl.store(out_ptr + rows * tl.num_programs(1) + word, packed.to(out_ptr.dtype.element_ty), mask=rows < num_rows)
+
+
+def bitpacked_mask(mask_BNN: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Layout QLEN_BITPACKED: bit c of a row's word is column c.
+
+    uint8 [B, N] for N ≤ 8, int16 for N ≤ 16, int32 for N ≤ 32, beyond that int32 [B, N, ceil(N/32)]; signed words
+    carry the bits.
+    """
+    batch_size, num_nodes = mask_BNN.shape[:2]
+    bits = next((bits for bits in (8, 16, 32) if num_nodes <= bits), 32)
+    words, num_rows = triton.cdiv(num_nodes, bits), batch_size * num_nodes
+    if out is None:
+        shape = (batch_size, num_nodes) if words == 1 else (batch_size, num_nodes, words)
+        dtype = {8: torch.uint8, 16: torch.int16, 32: torch.int32}[bits]
+        out = torch.empty(shape, dtype=dtype, device=mask_BNN.device)
+    rows = block_of(num_rows, _ROWS)
+    _bitpacked_mask_kernel[(triton.cdiv(num_rows, rows), words)](
+        mask_BNN, out, num_rows, num_nodes, ROWS=rows, BITS=bits
+    )
+    return out

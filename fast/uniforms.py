@@ -1,0 +1,50 @@
+"""The named draws of specsim.uniforms inside kernels, bit for bit."""
+
+import torch
+import triton
+import triton.language as tl
+
+from specsim.fast.launch import block_of, kernel
+from specsim.uniforms import Stream
+
+# Streams as kernels name them.
+PREFILL = tl.constexpr(int(Stream.PREFILL))
+ACCEPT = tl.constexpr(int(Stream.ACCEPT))
+FINAL = tl.constexpr(int(Stream.FINAL))
+
+
+@triton.jit
+def coin(seed, request_id, stream, root_len, depth, index):
+    """A uniform of 24 bits in [2⁻²⁴, 1 - 2⁻²⁴], f32; seed is i64, everything else is cut to 32 bits and broadcasts."""
+    name = (depth.to(tl.uint32) << 8) | stream
+    word, _, _, _ = tl.philox(
+        seed, index.to(tl.uint32), root_len.to(tl.uint32), name.to(tl.uint32), request_id.to(tl.uint32)
+    )
+    return tl.maximum(word >> 8, 1).to(tl.float32) * (1.0 / 16777216)
+
+
+@kernel
+def _coins(seeds_ptr, request_ids_ptr, root_lens_ptr, depths_ptr, out_ptr, stream, size, BLOCK: tl.constexpr):
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < size
+    seed = tl.load(seeds_ptr + offs, mask=mask, other=0)
+    request_id = tl.load(request_ids_ptr + offs, mask=mask, other=0)
+    root_len = tl.load(root_lens_ptr + offs, mask=mask, other=0)
+    depth = tl.load(depths_ptr + offs, mask=mask, other=0)
+    tl.store(out_ptr + offs, coin(seed, request_id, stream, root_len, depth, tl.zeros_like(depth)), mask=mask)
+
+
+def coins(
+    seeds: torch.Tensor,
+    request_ids: torch.Tensor,
+    stream: Stream,
+    root_lens: torch.Tensor,
+    depths: torch.Tensor,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The coin of every name, f32 [M]; the parts of the names are contiguous i64 [M]."""
+    size = len(seeds)
+    out = torch.empty(size, dtype=torch.float32, device=seeds.device) if out is None else out
+    block = block_of(size, on_gpu=256)
+    _coins[(triton.cdiv(size, block),)](seeds, request_ids, root_lens, depths, out, int(stream), size, BLOCK=block)
+    return out

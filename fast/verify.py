@@ -1,0 +1,310 @@
+"""Verification of every tree of a batch: laws of all nodes at once, then one program a request for walk and draw."""
+
+import torch
+import triton
+import triton.language as tl
+
+from specsim.config import SpecConfig
+from specsim.fast.launch import kernel
+from specsim.fast.sampling import (
+    Law,
+    adjust_logits,
+    draw,
+    kept_mass,
+    laws,
+    logprob,
+    require_contiguous,
+    token_counts,
+    vocab_block,
+    weight,
+)
+from specsim.fast.uniforms import ACCEPT, FINAL, PREFILL, coin
+from specsim.phases import Batch, Verdict, VerifyInput
+from specsim.pool import KVPool
+
+
+def node_logits(
+    batch: Batch,
+    verify_input: VerifyInput,
+    logits_RV: torch.Tensor,
+    config: SpecConfig,
+    pools: KVPool,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Every node's logits after penalties and bias, f32 [B, N, V]; 0 for padded requests.
+
+    Penalties `exact` count a node's own path, `relaxed` the root alone.
+    """
+    tokens, parents = verify_input.draft_tokens, verify_input.parents
+    vocab_size = logits_RV.shape[-1]
+    if out is None:
+        out = torch.empty(*tokens.shape, vocab_size, dtype=torch.float32, device=logits_RV.device)
+    counts_B2V = token_counts(batch, pools, vocab_size)
+    levels = config.num_steps + 1 if config.penalties == "exact" else 1
+    adjust_logits(batch, logits_RV, counts_B2V, (tokens, parents), levels, out)
+    return out
+
+
+@triton.jit
+def _accepted_child(laws, row, siblings, uniform, threshold_single, threshold_acc):
+    """The first of the siblings that the uniform accepts at a row, -1 if none; siblings as of sampling.draw."""
+    tokens_ptr, next_sibling_ptr, child, num_nodes = siblings
+    mass, accumulated = kept_mass(laws, row), tl.full((), 0, tl.float32)
+    accepted, tried = tl.full((), -1, tl.int64), 0
+    while (child >= 0) & (child < num_nodes) & (accepted < 0) & (tried < num_nodes):
+        child_weight = weight(laws, row, tl.load(tokens_ptr + child))
+        accumulated += child_weight
+        enough = uniform * (threshold_acc * mass) <= accumulated
+        accepted = tl.where(enough | (child_weight >= threshold_single * mass), child, accepted)
+        child, tried = tl.load(next_sibling_ptr + child), tried + 1
+    return accepted
+
+
+@kernel
+def _walk(
+    adjusted_ptr,
+    moments_ptr,
+    lasts_ptr,
+    tokens_ptr,
+    next_token_ptr,
+    next_sibling_ptr,
+    temperature_ptr,
+    seq_lens_ptr,
+    seeds_ptr,
+    request_ids_ptr,
+    coins_ptr,
+    accept_index_ptr,
+    num_drafts_ptr,
+    rejected_ptr,
+    num_nodes,
+    num_steps,
+    max_len,
+    threshold_single,
+    threshold_acc,
+    vocab_size,
+):
+    request, laws = tl.program_id(0).to(tl.int64), (adjusted_ptr, moments_ptr, lasts_ptr, vocab_size)
+    root, length = request * num_nodes, tl.load(seq_lens_ptr + request)
+    seed, request_id = tl.load(seeds_ptr + request), tl.load(request_ids_ptr + request)
+    greedy = tl.load(temperature_ptr + request) == 0
+    single, acc = tl.where(greedy, 1.0, threshold_single), tl.where(greedy, 1.0, threshold_acc)
+    limit = tl.where(length > 0, tl.minimum(num_steps, max_len - 1 - length), 0)
+    accept_index_ptr += request * (num_steps + 1)
+    tl.store(accept_index_ptr, tl.where(length > 0, root, -1).to(tl.int32))
+    node, drafts, rejected = tl.full((), 0, tl.int64), tl.full((), 0, tl.int32), tl.full((), -1, tl.int64)
+    descending = limit > 0
+    while descending:
+        if coins_ptr is None:
+            uniform = coin(seed, request_id, ACCEPT, length, drafts, tl.full((), 0, tl.int32))
+        else:
+            uniform = tl.load(coins_ptr + request * (num_steps + 1) + drafts).to(tl.float32)
+        first = tl.load(next_token_ptr + root + node)
+        siblings = (tokens_ptr + root, next_sibling_ptr + root, first, num_nodes)
+        child = _accepted_child(laws, root + node, siblings, uniform, single, acc)
+        accepted = child >= 0
+        rejected, node = tl.where(accepted, -1, first), tl.where(accepted, child, node)
+        drafts += accepted.to(tl.int32)
+        tl.store(accept_index_ptr + drafts, (root + child).to(tl.int32), mask=accepted)
+        descending = accepted & (drafts < limit)
+    for step in range(drafts + 1, num_steps + 1):
+        tl.store(accept_index_ptr + step, -1)
+    tl.store(num_drafts_ptr + request, drafts)
+    tl.store(rejected_ptr + request, rejected)
+
+
+@kernel
+def _finish(
+    adjusted_ptr,
+    moments_ptr,
+    lasts_ptr,
+    tokens_ptr,
+    next_sibling_ptr,
+    rejected_ptr,
+    seq_lens_ptr,
+    seeds_ptr,
+    request_ids_ptr,
+    coins_ptr,
+    accept_index_ptr,
+    num_drafts_ptr,
+    num_tokens_ptr,
+    predict_ptr,
+    logprobs_ptr,
+    num_nodes,
+    num_steps,
+    vocab_size,
+    NODES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    request, laws = tl.program_id(0).to(tl.int64), (adjusted_ptr, moments_ptr, lasts_ptr, vocab_size)
+    root, length, drafts = request * num_nodes, tl.load(seq_lens_ptr + request), tl.load(num_drafts_ptr + request)
+    if coins_ptr is None:
+        seed, request_id = tl.load(seeds_ptr + request), tl.load(request_ids_ptr + request)
+        uniform = coin(seed, request_id, FINAL, length, tl.full((), 0, tl.int32), tl.full((), 0, tl.int32))
+    else:
+        uniform = tl.load(coins_ptr + request).to(tl.float32)
+    offs = tl.arange(0, NODES)
+    accept_index_ptr += request * (num_steps + 1)
+    path = tl.load(accept_index_ptr + offs, mask=(offs <= drafts) & (length > 0), other=-1).to(tl.int64)
+    following = tl.load(accept_index_ptr + offs + 1, mask=offs < drafts, other=0)
+    last = tl.maximum(tl.max(tl.where(offs == drafts, path, -1), axis=0), 0)
+    siblings = (tokens_ptr + root, next_sibling_ptr + root, tl.load(rejected_ptr + request), num_nodes)
+    bonus = draw(laws, last, siblings, uniform, BLOCK)
+    after = tl.where(offs == drafts, bonus, tl.load(tokens_ptr + following, mask=offs < drafts, other=0).to(tl.int32))
+    logprobs = logprob(laws, path, after, path >= 0)
+    tl.store(num_tokens_ptr + request, drafts + 1)
+    tl.store(logprobs_ptr + request * (num_steps + 1) + offs, logprobs, mask=offs <= num_steps)
+    tl.store(predict_ptr + root + offs, tl.full((NODES,), -1, tl.int32), mask=offs < num_nodes)
+    tl.debug_barrier()
+    tl.store(predict_ptr + path, after, mask=path >= 0)
+
+
+def _empty(batch: Batch, config: SpecConfig, device: torch.device) -> Verdict:
+    width = batch.size, config.num_steps + 1
+    int32 = dict(dtype=torch.int32, device=device)
+    return Verdict(
+        predict=torch.empty(batch.size * config.num_draft_tokens, **int32),
+        accept_index=torch.empty(width, **int32),
+        num_accepted_drafts=torch.empty(batch.size, **int32),
+        num_accepted_tokens=torch.empty(batch.size, **int32),
+        logprobs=torch.empty(width, dtype=torch.float32, device=device),
+    )
+
+
+def walk(
+    batch: Batch,
+    verify_input: VerifyInput,
+    adjusted_BNV: torch.Tensor,
+    law: Law,
+    coins: tuple[torch.Tensor, torch.Tensor] | None,
+    config: SpecConfig,
+    out: Verdict | None = None,
+) -> Verdict:
+    """Walk every tree under the laws of its nodes: target-only sampling, of which greedy is that of one-hot laws."""
+    vocab_size, verdict = adjusted_BNV.shape[-1], out or _empty(batch, config, adjusted_BNV.device)
+    num_nodes, num_steps = config.num_draft_tokens, config.num_steps
+    tokens, next_token = verify_input.draft_tokens, verify_input.retrieve_next_token
+    next_sibling, (accept_coins, final_coins) = verify_input.retrieve_next_sibling, coins or (None, None)
+    require_contiguous(draft_tokens=tokens, next_token=next_token, next_sibling=next_sibling, adjusted=adjusted_BNV)
+    rejected_B = torch.empty(batch.size, dtype=torch.int64, device=adjusted_BNV.device)
+    _walk[(batch.size,)](
+        adjusted_BNV,
+        law.moments,
+        law.lasts,
+        tokens,
+        next_token,
+        next_sibling,
+        batch.sampling.temperature,
+        batch.seq_lens,
+        batch.seeds,
+        batch.request_ids,
+        accept_coins,
+        verdict.accept_index,
+        verdict.num_accepted_drafts,
+        rejected_B,
+        num_nodes,
+        num_steps,
+        config.max_len,
+        config.threshold_single,
+        max(config.threshold_acc, 1e-9),
+        vocab_size,
+    )
+    _finish[(batch.size,)](
+        adjusted_BNV,
+        law.moments,
+        law.lasts,
+        tokens,
+        next_sibling,
+        rejected_B,
+        batch.seq_lens,
+        batch.seeds,
+        batch.request_ids,
+        final_coins,
+        verdict.accept_index,
+        verdict.num_accepted_drafts,
+        verdict.num_accepted_tokens,
+        verdict.predict,
+        verdict.logprobs,
+        num_nodes,
+        num_steps,
+        vocab_size,
+        NODES=triton.next_power_of_2(max(num_nodes, num_steps + 1)),
+        BLOCK=vocab_block(vocab_size),
+    )
+    return verdict
+
+
+def verify(
+    batch: Batch,
+    verify_input: VerifyInput,
+    logits_RV: torch.Tensor,
+    config: SpecConfig,
+    pools: KVPool,
+    coins: tuple[torch.Tensor, torch.Tensor] | None = None,
+    out: Verdict | None = None,
+) -> Verdict:
+    """How far the target, whose logits [B·N, V] these are, takes every tree.
+
+    coins: the accept coins [B, S+1] and final coins [B] of this round, drawn by their names in the kernels where not
+    given. A padded request has no path, predict and accept_index -1 and logprobs 0, no accepted draft and, as every
+    verdict, one token more than drafts.
+    """
+    adjusted_BNV = node_logits(batch, verify_input, logits_RV, config, pools)
+    law = laws(batch, adjusted_BNV.flatten(0, 1), config.num_draft_tokens)
+    return walk(batch, verify_input, adjusted_BNV, law, coins, config, out)
+
+
+@kernel
+def _first_tokens(
+    adjusted_ptr,
+    moments_ptr,
+    lasts_ptr,
+    known_tokens_ptr,
+    rows_ptr,
+    seq_lens_ptr,
+    seeds_ptr,
+    request_ids_ptr,
+    tokens_ptr,
+    logprobs_ptr,
+    vocab_size,
+    BLOCK: tl.constexpr,
+):
+    request, laws = tl.program_id(0).to(tl.int64), (adjusted_ptr, moments_ptr, lasts_ptr, vocab_size)
+    real = tl.load(rows_ptr + request) >= 0
+    token = tl.load(known_tokens_ptr + request).to(tl.int32)
+    if real & (token < 0):
+        seed, request_id = tl.load(seeds_ptr + request), tl.load(request_ids_ptr + request)
+        root_len, zero = tl.load(seq_lens_ptr + request) - 1, tl.full((), 0, tl.int32)
+        token = draw(laws, request, None, coin(seed, request_id, PREFILL, root_len, zero, zero), BLOCK)
+    token = tl.where(real, token, -1)
+    tl.store(tokens_ptr + request, token)
+    tl.store(logprobs_ptr + request, logprob(laws, request, token, real))
+
+
+def first_tokens(
+    batch: Batch, known_tokens: torch.Tensor, logits_BV: torch.Tensor, pools: KVPool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The token after each request's chunk: (i32 [B], logprobs f32 [B]); -1 and 0 for padded requests.
+
+    known_tokens: i64 [B], what is known of them, -1 where the token is sampled.
+    """
+    vocab_size, device = logits_BV.shape[-1], logits_BV.device
+    adjusted_BV = torch.empty(batch.size, vocab_size, dtype=torch.float32, device=device)
+    tokens_B = torch.empty(batch.size, dtype=torch.int32, device=device)
+    logprobs_B = torch.empty(batch.size, dtype=torch.float32, device=device)
+    adjust_logits(batch, logits_BV, token_counts(batch, pools, vocab_size), None, 0, adjusted_BV)
+    law = laws(batch, adjusted_BV, 1)
+    _first_tokens[(batch.size,)](
+        adjusted_BV,
+        law.moments,
+        law.lasts,
+        known_tokens,
+        batch.req_pool_indices,
+        batch.seq_lens,
+        batch.seeds,
+        batch.request_ids,
+        tokens_B,
+        logprobs_B,
+        vocab_size,
+        BLOCK=vocab_block(vocab_size),
+    )
+    return tokens_B, logprobs_B

@@ -1,0 +1,136 @@
+"""States copied into static buffers and out of them, with padded rows between."""
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+from specsim.config import SamplingParams, SpecConfig
+from specsim.fast.frame import Frame, load, load_extend_input, unload, unload_extend_input
+from specsim.phases import Batch, DraftExtendInput, State, VerifyInput
+from specsim.pool import KVBuffer, KVLayout, KVPool
+
+CONFIG = SpecConfig(topk=2, num_steps=3, num_draft_tokens=5, page_size=4, max_len=64)
+VOCAB, HIDDEN, FEATURES = 7, 6, 12
+
+
+def make_frame(bucket, config=CONFIG) -> Frame:
+    pools = KVPool(KVBuffer(KVLayout(1, 1, 2), 64, torch.float32), None, config.page_size, 4, 64)
+    return Frame.of(bucket, pools, config, VOCAB, HIDDEN, FEATURES, torch.float32)
+
+
+def tensors(state: State) -> dict[str, torch.Tensor]:
+    values = {}
+    for each in fields(state):
+        value = getattr(state, each.name)
+        if isinstance(value, State):
+            values |= {f"{each.name}.{name}": tensor for name, tensor in tensors(value).items()}
+        elif isinstance(value, torch.Tensor):
+            values[each.name] = value
+    return values
+
+
+def assert_equal_states(first: State, second: State) -> None:
+    first, second = tensors(first), tensors(second)
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+        assert first[name].dtype == second[name].dtype, name
+
+
+def make_batch(size: int) -> Batch:
+    params = [SamplingParams(temperature=0.5 + i, top_k=i, seed=i, logit_bias={i: 2.0}) for i in range(size)]
+    return Batch.of([5 + i for i in range(size)], list(range(size)), [3 + i for i in range(size)], params, VOCAB)
+
+
+def make_verify_input(size: int) -> VerifyInput:
+    n = CONFIG.num_draft_tokens
+    numbers = torch.arange(size * n)
+    return VerifyInput(
+        draft_tokens=numbers.view(-1, n),
+        parents=numbers.view(-1, n) + 1,
+        scores=numbers.view(-1, n).float(),
+        positions=numbers + 2,
+        mask=torch.ones(size, n, n, dtype=torch.bool).tril(),
+        retrieve_index=numbers.view(-1, n) + 3,
+        retrieve_next_token=numbers.view(-1, n) + 4,
+        retrieve_next_sibling=numbers.view(-1, n) + 5,
+        cache_locations=numbers + 6,
+    )
+
+
+def test_a_new_frame_holds_padded_requests_only():
+    frame = make_frame(4)
+    assert (frame.batch.req_pool_indices == -1).all()
+    assert (frame.verify_input.cache_locations == -1).all()
+    assert (frame.extend_input.cache_locations == -1).all()
+    for state in (frame.batch, frame.draft_input, frame.extend_input):
+        assert not any(tensor.isnan().any() for tensor in tensors(state).values())
+    frame.buffers.check()
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 4])
+def test_what_is_loaded_comes_out_again(size):
+    frame = make_frame(4)
+    load(frame.batch, make_batch(4))  # what an earlier, larger batch left
+    load(frame.batch, make_batch(size))
+    load(frame.verify_input, make_verify_input(4))
+    load(frame.verify_input, make_verify_input(size))
+    assert_equal_states(unload(frame.batch, size, 4), make_batch(size))
+    assert_equal_states(unload(replace(frame.verify_input, candidates=None), size, 4), make_verify_input(size))
+    assert (frame.batch.req_pool_indices[size:] == -1).all()
+    assert (frame.batch.seq_lens[size:] == 0).all()
+    assert (frame.batch.sampling.temperature[size:] == 0).all()
+    assert (frame.verify_input.cache_locations[size * CONFIG.num_draft_tokens :] == -1).all()
+    assert (frame.verify_input.retrieve_next_token[size:] == -1).all()
+
+
+def test_a_state_that_leaves_shares_no_memory_with_the_buffers():
+    frame = make_frame(2)
+    load(frame.batch, make_batch(2))
+    left = unload(frame.batch, 2, 2)
+    frame.batch.seq_lens.fill_(99)
+    assert left.seq_lens.tolist() == [3, 4]
+
+
+def make_extend_input(counts: list[int], extend: str) -> DraftExtendInput:
+    """Rows named by their request and place; counts: accepted tokens a request."""
+    width = CONFIG.num_steps + 1
+    rows = [width if extend == "fixed" else count for count in counts]
+    names = torch.tensor([100 * b + j for b, count in enumerate(rows) for j in range(count)], dtype=torch.int64)
+    tokens = torch.tensor(counts, dtype=torch.int32)
+    return DraftExtendInput(
+        row_starts=torch.tensor([0, *rows]).cumsum(0),
+        hidden=names[:, None].expand(-1, FEATURES).float().clone(),
+        input_ids=names,
+        positions=names + 1,
+        cache_locations=names + 2,
+        num_accepted_drafts=tokens - 1,
+        num_accepted_tokens=tokens,
+        bonus_tokens=tokens + 7,
+        seq_lens=tokens.long() + 20,
+        req_pool_indices=torch.arange(len(counts)),
+    )
+
+
+@pytest.mark.parametrize("extend", ["fixed", "ragged"])
+@pytest.mark.parametrize("counts", [[], [1], [4], [2, 4, 1], [1, 3, 4, 2]])
+def test_rows_of_draft_extend_keep_their_requests(counts, extend):
+    frame, width = make_frame(4), CONFIG.num_steps + 1
+    load_extend_input(frame.extend_input, make_extend_input([4, 4, 4, 4], extend), width)
+    state = make_extend_input(counts, extend)
+    load_extend_input(frame.extend_input, state, width)
+    assert_equal_states(unload_extend_input(frame.extend_input, len(counts), width, extend), state)
+    assert frame.extend_input.row_starts.tolist() == [0, 4, 8, 12, 16]
+    live = torch.zeros(4, width, dtype=torch.bool)
+    for request, count in enumerate(counts):
+        live[request, : width if extend == "fixed" else count] = True
+    assert ((frame.extend_input.cache_locations >= 0) == live.flatten()).all()
+    assert (frame.extend_input.num_accepted_tokens[len(counts) :] == 1).all()
+
+
+def test_plain_decoding_has_a_frame_without_drafts():
+    frame = make_frame(2, SpecConfig.plain(page_size=4, max_len=64))
+    assert frame.draft_input.topk_index.shape == (2, 0)
+    assert frame.verify_input.mask.shape == (2, 1, 1)
+    frame.buffers.check()
