@@ -174,7 +174,8 @@ def _tree_kernel(
     mask = offs < num_requests * num_nodes
     request, node = offs // num_nodes, offs % num_nodes
     slot = tl.load(slots_ptr + offs, mask=mask, other=-1)
-    live = (slot >= 0) & (tl.load(rows_ptr + request, mask=mask, other=-1) >= 0)
+    real = tl.load(rows_ptr + request, mask=mask, other=-1) >= 0
+    live = real & (slot >= 0)
     if tl.program_id(1) == 0:
         position = tl.load(node_positions_ptr + offs, mask=live, other=0)
         length = tl.load(lens_ptr + request, mask=live, other=0)
@@ -182,7 +183,7 @@ def _tree_kernel(
         tl.store(prefix_lens_ptr + offs, length.to(tl.int32), mask=mask)
         tl.store(kv_indices_ptr + request * (columns + num_nodes) + columns + node, slot.to(tl.int32), mask=mask)
         tl.store(extra_positions_ptr + offs, position.to(tl.int32), mask=mask)
-        tl.store(num_extras_ptr + request, num_nodes, mask=mask & (node == 0))
+        tl.store(num_extras_ptr + request, tl.where(real, num_nodes, 0), mask=mask & (node == 0))
         _store_starts(row_starts_ptr, offs, num_nodes, mask)
     word = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
     bit = tl.arange(0, WORD)[None, None, :]

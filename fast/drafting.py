@@ -20,6 +20,13 @@ _HIDDEN_BLOCK = 256
 _TAKEN = tl.constexpr(-0x8000000000000000)  # below every key
 
 
+def require_contiguous(**tensors: torch.Tensor | None) -> None:
+    """What kernels assume of tensors whose strides they do not take."""
+    for name, tensor in tensors.items():
+        if tensor is not None and not tensor.is_contiguous():
+            raise ValueError(f"{name} has strides {tensor.stride()}; allowed: a contiguous tensor")
+
+
 @triton.jit
 def ordered(values):
     """i32 that order as f32 values do; -0 equals 0, and NaN is the largest."""
@@ -57,17 +64,9 @@ def _best(keys, k, PLACES: tl.constexpr):
 
 @kernel
 def _chunk_topk_kernel(
-    logits_ptr,
-    keys_ptr,
-    sums_ptr,
-    num_rows,
-    vocab_size,
-    num_chunks,
-    k,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    logits_ptr, keys_ptr, sums_ptr, num_rows, vocab_size, num_chunks, k, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     PLACES: tl.constexpr,
-):
+):  # fmt: skip
     """keys [R, C, k], sums [R, C]: the k best of a chunk of the vocabulary, and Σ exp(logit - the chunk's best)."""
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     chunk = tl.program_id(1)
@@ -85,20 +84,9 @@ def _chunk_topk_kernel(
 
 @kernel
 def _merge_topk_kernel(
-    keys_ptr,
-    sums_ptr,
-    d2t_ptr,
-    slots_ptr,
-    topk_p_ptr,
-    topk_index_ptr,
-    num_rows,
-    num_chunks,
-    k,
-    ROWS: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PLACES: tl.constexpr,
-):
+    keys_ptr, sums_ptr, d2t_ptr, slots_ptr, topk_p_ptr, topk_index_ptr, num_rows, num_chunks, k, ROWS: tl.constexpr,
+    CHUNKS: tl.constexpr, BLOCK: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
     """The k best of all chunks' best, with probabilities under the whole row's normaliser and as target ids."""
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     mask_rows = rows < num_rows
@@ -139,7 +127,7 @@ def draft_topk(
     num_rows, vocab_size = logits_RV.shape
     if k > vocab_size:
         raise ValueError(f"topk is {k}, more than the {vocab_size} ids of the draft vocabulary")
-    _require_contiguous(logits_RV=logits_RV, d2t=d2t, slots_R=slots_R)
+    require_contiguous(logits_RV=logits_RV, d2t=d2t, slots_R=slots_R)
     places = triton.next_power_of_2(k)
     block = min(triton.next_power_of_2(vocab_size), max(_VOCABULARY_BLOCK, places))
     num_chunks, rows, device = triton.cdiv(vocab_size, block), block_of(num_rows, 1), logits_RV.device
@@ -154,20 +142,9 @@ def draft_topk(
         logits_RV, keys, sums, num_rows, vocab_size, num_chunks, k, ROWS=rows, BLOCK=block, PLACES=places
     )
     _merge_topk_kernel[(row_blocks,)](
-        keys,
-        sums,
-        d2t,
-        slots_R,
-        topk_p,
-        topk_index,
-        num_rows,
-        num_chunks,
-        k,
-        ROWS=rows,
-        CHUNKS=triton.next_power_of_2(num_chunks),
-        BLOCK=triton.next_power_of_2(num_chunks * k),
-        PLACES=places,
-    )
+        keys, sums, d2t, slots_R, topk_p, topk_index, num_rows, num_chunks, k, ROWS=rows,
+        CHUNKS=triton.next_power_of_2(num_chunks), BLOCK=triton.next_power_of_2(num_chunks * k), PLACES=places,
+    )  # fmt: skip
     return topk_p, topk_index
 
 
@@ -230,26 +207,10 @@ def _extended(scores, prob, LOG: tl.constexpr):
 
 @kernel
 def _start_kernel(
-    topk_p_ptr,
-    topk_index_ptr,
-    hidden_ptr,
-    step_ptr,
-    lane_tokens_ptr,
-    lane_scores_ptr,
-    path_ptr,
-    lane_hidden_ptr,
-    tokens_ptr,
-    scores_ptr,
-    parent_list_ptr,
-    num_lanes,
-    k,
-    num_steps,
-    hidden_size,
-    LOG: tl.constexpr,
-    ROWS: tl.constexpr,
-    STEPS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    topk_p_ptr, topk_index_ptr, hidden_ptr, step_ptr, lane_tokens_ptr, lane_scores_ptr, path_ptr, lane_hidden_ptr,
+    tokens_ptr, scores_ptr, parent_list_ptr, num_lanes, k, num_steps, hidden_size, LOG: tl.constexpr,
+    ROWS: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Lanes of all requests one after the other; programs of one row block share out the hidden state."""
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     request, lane = rows // k, rows % k
@@ -274,49 +235,27 @@ def _start_kernel(
         held_by = tl.where(steps == 0, lane, -1).to(tl.int32)
         tl.store(path_ptr + rows * num_steps + steps, held_by, mask=mask & (steps < num_steps))
         block = request * (k * (num_steps - 1) + 1)
-        tl.store(parent_list_ptr + block, -1 + lane * 0, mask=mask & (lane == 0))
+        tl.store(parent_list_ptr + block, -1, mask=mask & (lane == 0))
         tl.store(parent_list_ptr + block + 1 + lane, lane, mask=mask & (num_steps > 1))
 
 
 def start_lanes(draft_input: DraftInput, lanes: Lanes, config: SpecConfig) -> None:
     """Step 0: the root's children are the lanes, each with the hidden state they came from."""
     batch_size, k, hidden_size = lanes.hidden.shape
-    _require_contiguous(topk_p=draft_input.topk_p, topk_index=draft_input.topk_index, hidden=draft_input.hidden)
+    require_contiguous(topk_p=draft_input.topk_p, topk_index=draft_input.topk_index, hidden=draft_input.hidden)
     rows, block = block_of(batch_size * k, 16), _hidden_block(hidden_size)
     _start_kernel[(triton.cdiv(batch_size * k, rows), triton.cdiv(hidden_size, block))](
-        draft_input.topk_p,
-        draft_input.topk_index,
-        draft_input.hidden,
-        *lanes.buffers,
-        batch_size * k,
-        k,
-        config.num_steps,
-        hidden_size,
-        LOG=config.score == "logprob",
-        ROWS=rows,
-        STEPS=triton.next_power_of_2(config.num_steps),
-        BLOCK=block,
-    )
+        draft_input.topk_p, draft_input.topk_index, draft_input.hidden, *lanes.buffers, batch_size * k, k,
+        config.num_steps, hidden_size, LOG=config.score == "logprob", ROWS=rows,
+        STEPS=triton.next_power_of_2(config.num_steps), BLOCK=block,
+    )  # fmt: skip
 
 
 @kernel
 def _expand_kernel(
-    topk_p_ptr,
-    topk_index_ptr,
-    step_ptr,
-    lane_tokens_ptr,
-    lane_scores_ptr,
-    tokens_ptr,
-    scores_ptr,
-    parent_list_ptr,
-    batch_size,
-    k,
-    num_steps,
-    LOG: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PLACES: tl.constexpr,
-):
+    topk_p_ptr, topk_index_ptr, step_ptr, lane_tokens_ptr, lane_scores_ptr, tokens_ptr, scores_ptr, parent_list_ptr,
+    batch_size, k, num_steps, LOG: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
     """The K² children of each request, and, if another step follows, the K best of them as its lanes."""
     step = tl.load(step_ptr)
     request = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
@@ -344,21 +283,9 @@ def _expand_kernel(
 
 @kernel
 def _reparent_kernel(
-    hidden_ptr,
-    step_ptr,
-    parent_list_ptr,
-    path_ptr,
-    lane_hidden_ptr,
-    batch_size,
-    k,
-    num_steps,
-    hidden_size,
-    ANCESTOR: tl.constexpr,
-    REQUESTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    STEPS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    hidden_ptr, step_ptr, parent_list_ptr, path_ptr, lane_hidden_ptr, batch_size, k, num_steps, hidden_size,
+    ANCESTOR: tl.constexpr, REQUESTS: tl.constexpr, ROWS: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Hidden and path of each lane from its parent's; all lanes of a request are in one program, which reads first."""
     step = tl.load(step_ptr)
     if step < num_steps - 2:
@@ -386,24 +313,10 @@ def _reparent_kernel(
 
 @kernel
 def _expand_chain_kernel(
-    topk_p_ptr,
-    topk_index_ptr,
-    hidden_ptr,
-    step_ptr,
-    lane_tokens_ptr,
-    lane_scores_ptr,
-    path_ptr,
-    lane_hidden_ptr,
-    tokens_ptr,
-    scores_ptr,
-    parent_list_ptr,
-    batch_size,
-    num_steps,
-    hidden_size,
-    LOG: tl.constexpr,
-    ROWS: tl.constexpr,
+    topk_p_ptr, topk_index_ptr, hidden_ptr, step_ptr, lane_tokens_ptr, lane_scores_ptr, path_ptr, lane_hidden_ptr,
+    tokens_ptr, scores_ptr, parent_list_ptr, batch_size, num_steps, hidden_size, LOG: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """One child a step: nothing to choose and nothing to re-parent."""
     step = tl.load(step_ptr)
     request = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
@@ -423,8 +336,8 @@ def _expand_chain_kernel(
         tl.store(scores_ptr + candidate, scores, mask=mask)
         tl.store(lane_tokens_ptr + request, tokens, mask=mask_lane)
         tl.store(lane_scores_ptr + request, scores, mask=mask_lane)
-        tl.store(parent_list_ptr + candidate + 1, (step + 1).to(tl.int64) + request * 0, mask=mask_lane)
-        tl.store(path_ptr + candidate, (request * 0).to(tl.int32), mask=mask_lane)
+        tl.store(parent_list_ptr + candidate + 1, step + 1, mask=mask_lane)
+        tl.store(path_ptr + candidate, 0, mask=mask_lane)
 
 
 @kernel
@@ -443,7 +356,7 @@ def expand(
 
     Which step it is, and whether it is the last, after which no lane changes, is read from lanes.step on the device.
     """
-    _require_contiguous(topk_p_BKK=topk_p_BKK, topk_index_BKK=topk_index_BKK, hidden_BKH=hidden_BKH)
+    require_contiguous(topk_p_BKK=topk_p_BKK, topk_index_BKK=topk_index_BKK, hidden_BKH=hidden_BKH)
     advance = _expand_chain if config.topk == 1 else _expand_tree
     advance(lanes, topk_p_BKK, topk_index_BKK, hidden_BKH, config)
     _advance_kernel[(1,)](lanes.step)
@@ -453,56 +366,25 @@ def _expand_tree(lanes: Lanes, topk_p_BKK, topk_index_BKK, hidden_BKH, config: S
     batch_size, k, hidden_size = lanes.hidden.shape
     candidates, num_steps, requests = lanes.candidates, config.num_steps, block_of(batch_size, 1)
     _expand_kernel[(triton.cdiv(batch_size, requests),)](
-        topk_p_BKK,
-        topk_index_BKK,
-        lanes.step,
-        lanes.tokens,
-        lanes.scores,
-        candidates.tokens,
-        candidates.scores,
-        candidates.parent_list,
-        batch_size,
-        k,
-        num_steps,
-        LOG=config.score == "logprob",
-        ROWS=requests,
-        BLOCK=triton.next_power_of_2(k * k),
-        PLACES=triton.next_power_of_2(k),
-    )
+        topk_p_BKK, topk_index_BKK, lanes.step, lanes.tokens, lanes.scores, candidates.tokens, candidates.scores,
+        candidates.parent_list, batch_size, k, num_steps, LOG=config.score == "logprob", ROWS=requests,
+        BLOCK=triton.next_power_of_2(k * k), PLACES=triton.next_power_of_2(k),
+    )  # fmt: skip
     block = _hidden_block(hidden_size)
     _reparent_kernel[(triton.cdiv(batch_size, requests), triton.cdiv(hidden_size, block))](
-        hidden_BKH,
-        lanes.step,
-        candidates.parent_list,
-        lanes.path,
-        lanes.hidden,
-        batch_size,
-        k,
-        num_steps,
-        hidden_size,
-        ANCESTOR=config.draft_kv == "ancestor",
-        REQUESTS=requests,
-        ROWS=triton.next_power_of_2(requests * k),
-        STEPS=triton.next_power_of_2(num_steps),
-        BLOCK=block,
-    )
+        hidden_BKH, lanes.step, candidates.parent_list, lanes.path, lanes.hidden, batch_size, k, num_steps, hidden_size,
+        ANCESTOR=config.draft_kv == "ancestor", REQUESTS=requests, ROWS=triton.next_power_of_2(requests * k),
+        STEPS=triton.next_power_of_2(num_steps), BLOCK=block,
+    )  # fmt: skip
 
 
 def _expand_chain(lanes: Lanes, topk_p_BKK, topk_index_BKK, hidden_BKH, config: SpecConfig) -> None:
     batch_size, _, hidden_size = lanes.hidden.shape
     requests, block = block_of(batch_size, 4), _hidden_block(hidden_size)
     _expand_chain_kernel[(triton.cdiv(batch_size, requests), triton.cdiv(hidden_size, block))](
-        topk_p_BKK,
-        topk_index_BKK,
-        hidden_BKH,
-        *lanes.buffers,
-        batch_size,
-        config.num_steps,
-        hidden_size,
-        LOG=config.score == "logprob",
-        ROWS=requests,
-        BLOCK=block,
-    )
+        topk_p_BKK, topk_index_BKK, hidden_BKH, *lanes.buffers, batch_size, config.num_steps, hidden_size,
+        LOG=config.score == "logprob", ROWS=requests, BLOCK=block,
+    )  # fmt: skip
 
 
 @kernel
@@ -523,7 +405,7 @@ def _select_kernel(scores_ptr, out_ptr, num_rows, num_candidates, count, ROWS: t
     missing = count - tl.sum(above.to(tl.int32), axis=1, keep_dims=True)
     kept = above | (equal & (tl.cumsum(equal.to(tl.int32), axis=1) <= missing))
     place = tl.cumsum(kept.to(tl.int32), axis=1) - 1
-    tl.store(out_ptr + rows * count + place, index.to(tl.int64) + rows * 0, mask=kept)
+    tl.store(out_ptr + rows * count + place, index, mask=kept)
 
 
 def select(scores: torch.Tensor, count: int, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -531,7 +413,7 @@ def select(scores: torch.Tensor, count: int, out: torch.Tensor | None = None) ->
     num_rows, num_candidates = scores.shape
     if count > num_candidates:
         raise ValueError(f"{count} candidates to select, there are {num_candidates}")
-    _require_contiguous(scores=scores)
+    require_contiguous(scores=scores)
     out = torch.empty(num_rows, count, dtype=torch.int64, device=scores.device) if out is None else out
     rows, block = block_of(num_rows, 1), triton.next_power_of_2(max(num_candidates, 1))
     _select_kernel[(triton.cdiv(num_rows, rows),)](
@@ -542,9 +424,3 @@ def select(scores: torch.Tensor, count: int, out: torch.Tensor | None = None) ->
 
 def _hidden_block(hidden_size: int) -> int:
     return min(triton.next_power_of_2(hidden_size), block_of(hidden_size, _HIDDEN_BLOCK))
-
-
-def _require_contiguous(**tensors: torch.Tensor | None) -> None:
-    for name, tensor in tensors.items():
-        if tensor is not None and not tensor.is_contiguous():
-            raise ValueError(f"{name} has strides {tensor.stride()}; allowed: a contiguous tensor")

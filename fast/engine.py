@@ -193,19 +193,24 @@ class Engine:
         if self.graph != "round":
             pieces += [("judge",), ("hand_over",)] if in_pieces else [("judge", "hand_over")]
             pieces += [("extend",)]
-        for names in pieces:
+        for names in filter(self._is_recorded, pieces):
             frame.graphs[names] = capture(lambda names=names: self._launch(frame, names), self.device)
+
+    def _is_recorded(self, names: tuple[str, ...]) -> bool:
+        """A graph of nothing, such as plain decoding's draft loop, is not recorded: CUDA warns of it."""
+        is_nothing = self.config.is_plain and names in {("start",), ("step",), ("propose",)}
+        return self.graph != "eager" and not is_nothing
 
     def _launch(self, frame: Frame, names: tuple[str, ...]) -> None:
         for name in names:
             self._sections[name](frame)
 
     def _run(self, frame: Frame, *names: str) -> None:
-        """Sections of the round, one after the other: from one graph, except in mode eager."""
-        if self.graph == "eager":
-            self._launch(frame, names)
-        else:
+        """Sections of the round, one after the other: from their graph, except in mode eager."""
+        if self._is_recorded(names):
             frame.graphs[names].replay()
+        else:
+            self._launch(frame, names)
         if self.device.type == "cpu":  # on a GPU the host would wait for it
             frame.buffers.check()
 

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from specsim.fast.drafting import require_contiguous
 from specsim.fast.launch import block_of, kernel
 from specsim.phases import Batch, DraftExtendInput, PrefillInput, Verdict
 
@@ -34,22 +35,10 @@ def shift_left(prefill: PrefillInput, next_tokens: torch.Tensor) -> torch.Tensor
 
 @kernel
 def _requests_kernel(
-    req_pool_indices_ptr,
-    seq_lens_ptr,
-    num_accepted_drafts_ptr,
-    num_accepted_tokens_ptr,
-    predict_ptr,
-    accept_index_ptr,
-    row_starts_ptr,
-    out_rows_ptr,
-    out_lens_ptr,
-    out_drafts_ptr,
-    out_tokens_ptr,
-    bonus_tokens_ptr,
-    batch_size,
-    width,
+    req_pool_indices_ptr, seq_lens_ptr, num_accepted_drafts_ptr, num_accepted_tokens_ptr, predict_ptr, accept_index_ptr,
+    row_starts_ptr, out_rows_ptr, out_lens_ptr, out_drafts_ptr, out_tokens_ptr, bonus_tokens_ptr, batch_size, width,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """What is handed on of every request, and the ends of its rows."""
     request = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     mask = request < batch_size
@@ -69,27 +58,10 @@ def _requests_kernel(
 
 @kernel
 def _rows_kernel(
-    req_pool_indices_ptr,
-    seq_lens_ptr,
-    num_accepted_tokens_ptr,
-    predict_ptr,
-    accept_index_ptr,
-    req_to_token_ptr,
-    features_ptr,
-    input_ids_ptr,
-    positions_ptr,
-    cache_locations_ptr,
-    hidden_ptr,
-    num_rows,
-    width,
-    num_nodes,
-    num_columns,
-    num_features,
-    max_len,
-    RAGGED: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    req_pool_indices_ptr, seq_lens_ptr, num_accepted_tokens_ptr, predict_ptr, accept_index_ptr, req_to_token_ptr,
+    features_ptr, input_ids_ptr, positions_ptr, cache_locations_ptr, hidden_ptr, num_rows, width, num_nodes,
+    num_columns, num_features, max_len, RAGGED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """`width` rows a request; programs of one row block share out the features."""
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     request, step, mask = rows // width, rows % width, rows < num_rows
@@ -127,50 +99,23 @@ def draft_extend_input(
     and the features of node 0, and under `ragged` writes nothing. A row that has no slot, or stands at or beyond
     max_len, writes nothing. A padded request's rows are zeros that write nothing.
     """
+    require_contiguous(features_RF=features_RF, req_to_token=req_to_token, accept_index=verdict.accept_index)
     batch_size, width = verdict.accept_index.shape
     rows = out or _empty(batch_size, width, features_RF)
     requests = block_of(batch_size + 1, _REQUESTS)
     _requests_kernel[(triton.cdiv(batch_size + 1, requests),)](
-        batch.req_pool_indices,
-        batch.seq_lens,
-        verdict.num_accepted_drafts,
-        verdict.num_accepted_tokens,
-        verdict.predict,
-        verdict.accept_index,
-        rows.row_starts,
-        rows.req_pool_indices,
-        rows.seq_lens,
-        rows.num_accepted_drafts,
-        rows.num_accepted_tokens,
-        rows.bonus_tokens,
-        batch_size,
-        width,
-        BLOCK=requests,
-    )
+        batch.req_pool_indices, batch.seq_lens, verdict.num_accepted_drafts, verdict.num_accepted_tokens,
+        verdict.predict, verdict.accept_index, rows.row_starts, rows.req_pool_indices, rows.seq_lens,
+        rows.num_accepted_drafts, rows.num_accepted_tokens, rows.bonus_tokens, batch_size, width, BLOCK=requests,
+    )  # fmt: skip
     num_rows, num_features = rows.hidden.shape
     row_block, block = block_of(num_rows, 1), block_of(num_features, _FEATURES)
     _rows_kernel[(triton.cdiv(num_rows, row_block), triton.cdiv(max(num_features, 1), block))](
-        batch.req_pool_indices,
-        batch.seq_lens,
-        verdict.num_accepted_tokens,
-        verdict.predict,
-        verdict.accept_index,
-        req_to_token,
-        features_RF,
-        rows.input_ids,
-        rows.positions,
-        rows.cache_locations,
-        rows.hidden,
-        num_rows,
-        width,
-        len(verdict.predict) // max(batch_size, 1),
-        req_to_token.shape[1],
-        num_features,
-        max_len,
-        RAGGED=extend == "ragged",
-        ROWS=row_block,
-        BLOCK=block,
-    )
+        batch.req_pool_indices, batch.seq_lens, verdict.num_accepted_tokens, verdict.predict, verdict.accept_index,
+        req_to_token, features_RF, rows.input_ids, rows.positions, rows.cache_locations, rows.hidden, num_rows, width,
+        len(verdict.predict) // max(batch_size, 1), req_to_token.shape[1], num_features, max_len,
+        RAGGED=extend == "ragged", ROWS=row_block, BLOCK=block,
+    )  # fmt: skip
     return rows
 
 

@@ -89,7 +89,7 @@ def _locations_kernel(out_ptr, table_ptr, rows_ptr, lens_ptr, count, num_nodes, 
 def tree_locations(batch: Batch, config: SpecConfig, pools: KVPool, out: torch.Tensor | None = None) -> torch.Tensor:
     """Slots i64 [B, N] of columns L..L+N-1, where the tree stands; -1 in padded rows."""
     num_nodes, columns = config.num_draft_tokens, pools.req_to_token.shape[1]
-    out = torch.empty_like(batch.seq_lens).new_empty(batch.size, num_nodes) if out is None else out
+    out = batch.seq_lens.new_empty(batch.size, num_nodes) if out is None else out
     block = block_of(out.numel(), 256)
     _locations_kernel[(triton.cdiv(out.numel(), block),)](
         out, pools.req_to_token, batch.req_pool_indices, batch.seq_lens, out.numel(), num_nodes, columns, BLOCK=block

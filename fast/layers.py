@@ -200,7 +200,7 @@ def rotate_and_write(
     layer: int,
     num_heads: int,
 ) -> torch.Tensor:
-    """(Norm each head,) rotate queries and keys, write KV, in one launch: [R, queries, keys, values] to query [R, A, D].
+    """(Norm each head,) rotate queries and keys, write KV in one launch: [R, queries, keys, values] to query [R, A, D].
 
     Rotary embedding, halves convention: pairs are (i, i + D/2). Angles in float32, as the checkpoints were trained.
     """

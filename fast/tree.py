@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from specsim.config import SpecConfig
-from specsim.fast.drafting import select
+from specsim.fast.drafting import require_contiguous, select
 from specsim.fast.launch import block_of, kernel
 from specsim.phases import Candidates, VerifyInput
 
@@ -44,22 +44,10 @@ def _parents(chosen_ptr, parent_list_ptr, node, num_nodes, num_blocks, k, COLUMN
 
 @kernel
 def _nodes_kernel(
-    tokens_ptr,
-    scores_ptr,
-    parent_list_ptr,
-    chosen_ptr,
-    bonus_tokens_ptr,
-    draft_tokens_ptr,
-    parents_ptr,
-    node_scores_ptr,
-    num_candidates,
-    num_blocks,
-    num_nodes,
-    k,
-    LOG: tl.constexpr,
-    ROWS: tl.constexpr,
+    tokens_ptr, scores_ptr, parent_list_ptr, chosen_ptr, bonus_tokens_ptr, draft_tokens_ptr, parents_ptr,
+    node_scores_ptr, num_candidates, num_blocks, num_nodes, k, LOG: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-):
+):  # fmt: skip
     """The chosen candidates of one request as nodes."""
     request = tl.program_id(0).to(tl.int64)
     node = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -72,26 +60,15 @@ def _nodes_kernel(
     scores = tl.load(scores_ptr + request * num_candidates + flat, mask=mask_draft)
     bonus = tl.load(bonus_tokens_ptr + request).to(tl.int64)
     tl.store(draft_tokens_ptr + own, tl.where(node == 0, bonus, tokens), mask=mask)
-    tl.store(parents_ptr + own, tl.where(node == 0, -1, parent).to(tl.int64), mask=mask)
+    tl.store(parents_ptr + own, tl.where(node == 0, -1, parent), mask=mask)
     tl.store(node_scores_ptr + own, tl.where(node == 0, 0.0 if LOG else 1.0, scores), mask=mask)
 
 
 @kernel
 def _links_kernel(
-    parents_ptr,
-    seq_lens_ptr,
-    cache_locations_ptr,
-    positions_ptr,
-    mask_ptr,
-    retrieve_index_ptr,
-    next_token_ptr,
-    next_sibling_ptr,
-    kept_locations_ptr,
-    num_nodes,
-    max_len,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    parents_ptr, seq_lens_ptr, cache_locations_ptr, positions_ptr, mask_ptr, retrieve_index_ptr, next_token_ptr,
+    next_sibling_ptr, kept_locations_ptr, num_nodes, max_len, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Everything that follows from the parents of one request."""
     request = tl.program_id(0).to(tl.int64)
     node = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -113,39 +90,22 @@ def _links_kernel(
     while tl.max(tl.max(ancestor, axis=1), axis=0) > 0:  # ends: a parent's index is below its child's
         depth += (ancestor > 0).to(tl.int32)
         ancestor = tl.load(parents_ptr + first + ancestor, mask=ancestor > 0, other=0)
-        tl.store(mask_ptr + own * num_nodes + ancestor, ancestor >= 0, mask=mask)
+        tl.store(mask_ptr + own * num_nodes + ancestor, True, mask=mask)
     position = tl.load(seq_lens_ptr + request) + depth
     slot = tl.load(cache_locations_ptr + own, mask=mask)
     tl.store(positions_ptr + own, position, mask=mask)
     tl.store(retrieve_index_ptr + own, own, mask=mask)
-    tl.store(next_token_ptr + own, tl.where(first_child < num_nodes, first_child, -1).to(tl.int64), mask=mask)
-    tl.store(next_sibling_ptr + own, tl.where(next_sibling < num_nodes, next_sibling, -1).to(tl.int64), mask=mask)
+    tl.store(next_token_ptr + own, tl.where(first_child < num_nodes, first_child, -1), mask=mask)
+    tl.store(next_sibling_ptr + own, tl.where(next_sibling < num_nodes, next_sibling, -1), mask=mask)
     tl.store(kept_locations_ptr + own, tl.where(position < max_len, slot, -1), mask=mask)
 
 
 @kernel
 def _chain_kernel(
-    tokens_ptr,
-    scores_ptr,
-    bonus_tokens_ptr,
-    seq_lens_ptr,
-    cache_locations_ptr,
-    draft_tokens_ptr,
-    parents_ptr,
-    node_scores_ptr,
-    positions_ptr,
-    mask_ptr,
-    retrieve_index_ptr,
-    next_token_ptr,
-    next_sibling_ptr,
-    kept_locations_ptr,
-    num_rows,
-    num_nodes,
-    max_len,
-    LOG: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    tokens_ptr, scores_ptr, bonus_tokens_ptr, seq_lens_ptr, cache_locations_ptr, draft_tokens_ptr, parents_ptr,
+    node_scores_ptr, positions_ptr, mask_ptr, retrieve_index_ptr, next_token_ptr, next_sibling_ptr, kept_locations_ptr,
+    num_rows, num_nodes, max_len, LOG: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Rows are the nodes of all requests: node j hangs from node j - 1."""
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     request, node, mask = rows // num_nodes, rows % num_nodes, rows < num_rows
@@ -162,7 +122,7 @@ def _chain_kernel(
     tl.store(kept_locations_ptr + rows, tl.where(position < max_len, slot, -1), mask=mask)
     tl.store(retrieve_index_ptr + rows, rows, mask=mask)
     tl.store(next_token_ptr + rows, tl.where(node + 1 < num_nodes, node + 1, -1), mask=mask)
-    tl.store(next_sibling_ptr + rows, node * 0 - 1, mask=mask)
+    tl.store(next_sibling_ptr + rows, -1, mask=mask)
     column = tl.arange(0, COLUMNS)[None, :]
     tl.store(mask_ptr + rows * num_nodes + column, column <= node, mask=mask & (column < num_nodes))
 
@@ -180,6 +140,14 @@ def build(
     cache_locations: i64 [B, N], the slot of column L + j; a node at or beyond max_len loses its slot. A node whose
     parent is malformed hangs from the root: `check` finds it.
     """
+    require_contiguous(
+        tokens=candidates.tokens,
+        scores=candidates.scores,
+        parent_list=candidates.parent_list,
+        bonus_tokens=bonus_tokens,
+        seq_lens=seq_lens,
+        cache_locations=cache_locations,
+    )
     empty = out or _empty(len(bonus_tokens), config.num_draft_tokens, bonus_tokens.device)
     tree = replace(empty, candidates=candidates)
     lay_out = _build_chain if config.topk == 1 else _build_tree
@@ -212,27 +180,11 @@ def _build_chain(tree: VerifyInput, bonus_tokens, seq_lens, cache_locations, con
     num_rows, num_nodes = len(tree.positions), config.num_draft_tokens
     rows = block_of(num_rows, _ROWS)
     _chain_kernel[(triton.cdiv(num_rows, rows),)](
-        tree.candidates.tokens,
-        tree.candidates.scores,
-        bonus_tokens,
-        seq_lens,
-        cache_locations,
-        tree.draft_tokens,
-        tree.parents,
-        tree.scores,
-        tree.positions,
-        tree.mask,
-        tree.retrieve_index,
-        tree.retrieve_next_token,
-        tree.retrieve_next_sibling,
-        tree.cache_locations,
-        num_rows,
-        num_nodes,
-        _limit(config),
-        LOG=config.score == "logprob",
-        ROWS=rows,
-        COLUMNS=triton.next_power_of_2(num_nodes),
-    )
+        tree.candidates.tokens, tree.candidates.scores, bonus_tokens, seq_lens, cache_locations, tree.draft_tokens,
+        tree.parents, tree.scores, tree.positions, tree.mask, tree.retrieve_index, tree.retrieve_next_token,
+        tree.retrieve_next_sibling, tree.cache_locations, num_rows, num_nodes, _limit(config),
+        LOG=config.score == "logprob", ROWS=rows, COLUMNS=triton.next_power_of_2(num_nodes),
+    )  # fmt: skip
 
 
 def _build_tree(tree: VerifyInput, bonus_tokens, seq_lens, cache_locations, config: SpecConfig) -> None:
@@ -240,37 +192,16 @@ def _build_tree(tree: VerifyInput, bonus_tokens, seq_lens, cache_locations, conf
     candidates, rows, columns = tree.candidates, block_of(num_nodes, _ROWS), block_of(num_nodes, _COLUMNS)
     grid = batch_size, triton.cdiv(num_nodes, rows)
     _nodes_kernel[grid](
-        candidates.tokens,
-        candidates.scores,
-        candidates.parent_list,
-        select(candidates.scores, num_nodes - 1),
-        bonus_tokens,
-        tree.draft_tokens,
-        tree.parents,
-        tree.scores,
-        config.num_candidates,
-        candidates.parent_list.shape[1],
-        num_nodes,
-        config.topk,
-        LOG=config.score == "logprob",
-        ROWS=rows,
+        candidates.tokens, candidates.scores, candidates.parent_list, select(candidates.scores, num_nodes - 1),
+        bonus_tokens, tree.draft_tokens, tree.parents, tree.scores, config.num_candidates,
+        candidates.parent_list.shape[1], num_nodes, config.topk, LOG=config.score == "logprob", ROWS=rows,
         COLUMNS=columns,
-    )
+    )  # fmt: skip
     _links_kernel[grid](
-        tree.parents,
-        seq_lens,
-        cache_locations,
-        tree.positions,
-        tree.mask,
-        tree.retrieve_index,
-        tree.retrieve_next_token,
-        tree.retrieve_next_sibling,
-        tree.cache_locations,
-        num_nodes,
-        _limit(config),
-        ROWS=rows,
-        COLUMNS=columns,
-    )
+        tree.parents, seq_lens, cache_locations, tree.positions, tree.mask, tree.retrieve_index,
+        tree.retrieve_next_token, tree.retrieve_next_sibling, tree.cache_locations, num_nodes, _limit(config),
+        ROWS=rows, COLUMNS=columns,
+    )  # fmt: skip
 
 
 @kernel
@@ -297,18 +228,13 @@ def _malformed_kernel(
 
 def malformed(candidates: Candidates, top_scores_index: torch.Tensor, config: SpecConfig) -> torch.Tensor:
     """i32 [B]: 1 + the first node without a parent before it, 1 if a candidate is selected twice, 0 if all is well."""
+    require_contiguous(top_scores_index=top_scores_index, parent_list=candidates.parent_list)
     batch_size, num_drafts = top_scores_index.shape
     num_nodes, out = num_drafts + 1, torch.empty(batch_size, dtype=torch.int32, device=top_scores_index.device)
     _malformed_kernel[(batch_size,)](
-        top_scores_index,
-        candidates.parent_list,
-        out,
-        num_nodes,
-        candidates.parent_list.shape[1],
-        config.topk,
-        ROWS=block_of(num_nodes, _ROWS),
-        COLUMNS=block_of(num_nodes, _COLUMNS),
-    )
+        top_scores_index, candidates.parent_list, out, num_nodes, candidates.parent_list.shape[1], config.topk,
+        ROWS=block_of(num_nodes, _ROWS), COLUMNS=block_of(num_nodes, _COLUMNS),
+    )  # fmt: skip
     return out
 
 
@@ -351,6 +277,7 @@ def full_mask(mask_BNN: torch.Tensor, seq_lens: torch.Tensor, out: torch.Tensor 
 
     Its size depends on seq_lens: without `out` the host reads them, so not while a graph is captured.
     """
+    require_contiguous(mask_BNN=mask_BNN, seq_lens=seq_lens)
     batch_size, num_nodes = mask_BNN.shape[:2]
     if out is None:
         size = num_nodes * (int(seq_lens.sum()) + batch_size * num_nodes)
@@ -379,6 +306,7 @@ def bitpacked_mask(mask_BNN: torch.Tensor, out: torch.Tensor | None = None) -> t
     uint8 [B, N] for N ≤ 8, int16 for N ≤ 16, int32 for N ≤ 32, beyond that int32 [B, N, ceil(N/32)]; signed words
     carry the bits.
     """
+    require_contiguous(mask_BNN=mask_BNN)
     batch_size, num_nodes = mask_BNN.shape[:2]
     bits = next((bits for bits in (8, 16, 32) if num_nodes <= bits), 32)
     words, num_rows = triton.cdiv(num_nodes, bits), batch_size * num_nodes

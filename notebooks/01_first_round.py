@@ -60,8 +60,9 @@ def start(impl):
     rows = [pools.open() for _ in prompts]
     for row, length in zip(rows, lengths, strict=True):
         pools.reserve(row, length)
-    batch = Batch.of([0, 1], rows, lengths, [sampling] * 2, pair.target.config.vocab_size)
-    draft_input = engine.prefill(batch, PrefillInput.whole(prompt_ids), pools).draft_input
+    device = pools.req_to_token.device
+    batch = Batch.of([0, 1], rows, lengths, [sampling] * 2, pair.target.config.vocab_size).to(device)
+    draft_input = engine.prefill(batch, PrefillInput.whole(prompt_ids).to(device), pools).draft_input
     return engine, batch, draft_input, pools
 
 

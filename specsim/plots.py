@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from io import BytesIO
 from itertools import groupby
 
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties, findfont, get_font
-from matplotlib.patches import FancyBboxPatch, Rectangle
-
 from specsim.config import SpecConfig
 from specsim.phases import Batch, Verdict, VerifyInput
 from specsim.pool import KVPool, lane_columns, tail_columns
+
+try:
+    from matplotlib.axes import Axes
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+    from matplotlib.patches import FancyBboxPatch, Rectangle
+except ImportError as error:
+    raise ImportError("specsim.plots needs matplotlib: pip install 'specsim[notebooks]'") from error
 
 FONT = "DejaVu Sans Mono"
 EM = 0.602 / 72  # width of a character, in inches a point of size
@@ -65,7 +68,7 @@ class Picture(Figure):
 
     def _repr_png_(self) -> bytes:
         file = BytesIO()
-        self.savefig(file, format="png", dpi=110)
+        self.savefig(file, format="png", dpi=100, pil_kwargs={"optimize": True})
         return file.getvalue()
 
 

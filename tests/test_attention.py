@@ -146,9 +146,10 @@ def test_nan_in_slots_that_no_row_sees_never_shows(window):
 # Metadata. What a row sees is compared as a set of (slot, position), built below key by key.
 
 
-def shuffled_pools(
-    page_size: int, columns: list[int], layout: KVLayout = KVLayout(1, 1, 2)
-) -> tuple[KVPool, list[int]]:
+ONE_HEAD = KVLayout(1, 1, 2)
+
+
+def shuffled_pools(page_size: int, columns: list[int], layout: KVLayout = ONE_HEAD) -> tuple[KVPool, list[int]]:
     """Pools whose pages come in random order, and a row of the table for each request, owning `columns` columns."""
     num_pages = sum(-(-count // page_size) for count in columns) + 3
     slots = num_pages * page_size
@@ -338,7 +339,7 @@ def test_no_requests_make_empty_metadata():
         assert attention(torch.empty(0, 1, 2), 0, pools.target, metadata, None).shape == (0, 1, 2)
 
 
-# The kernels. Every phase below makes both columns' metadata of the same requests; the fast column has one more, padded.
+# The kernels. Every phase makes both columns' metadata of the same requests; the fast column has one more, padded.
 
 
 def padded(rows: list[int], lengths: list[int], device: str) -> Batch:
@@ -367,14 +368,15 @@ def random_parents(num_nodes: int) -> list[int]:
     return [-1] + [int(torch.randint(node, ())) for node in range(1, num_nodes)]
 
 
-def tree_phase(num_nodes: int, page_size: int, max_len: int = 100, layout=KVLayout(1, 1, 2)) -> Phase:
+def tree_phase(num_nodes: int, page_size: int, max_len: int = 100, layout: KVLayout = ONE_HEAD) -> Phase:
     lengths = [5, 8, 1]
     pools, rows = shuffled_pools(page_size, [length + num_nodes for length in lengths], layout)
     parents = [random_parents(num_nodes) for _ in lengths]
     locations = torch.cat([pools.req_to_token[r, n : n + num_nodes] for r, n in zip(rows, lengths, strict=True)])
     tree = tree_input(parents, lengths, locations)
     tree = replace(tree, cache_locations=torch.where(tree.positions < max_len, locations, -1))
-    more = tree_input([*parents, parents[0]], [*lengths, 0], torch.cat([tree.cache_locations, -1 + 0 * locations[:num_nodes]]))
+    none = torch.full((num_nodes,), -1)
+    more = tree_input([*parents, parents[0]], [*lengths, 0], torch.cat([tree.cache_locations, none]))
     return Phase(
         tree_metadata(make_batch(rows, lengths), tree, pools),
         pools,
@@ -382,7 +384,7 @@ def tree_phase(num_nodes: int, page_size: int, max_len: int = 100, layout=KVLayo
     )
 
 
-def prefill_phase(starts: list[int], counts: list[int], page_size: int, layout=KVLayout(1, 1, 2)) -> Phase:
+def prefill_phase(starts: list[int], counts: list[int], page_size: int, layout: KVLayout = ONE_HEAD) -> Phase:
     lengths = [start + count for start, count in zip(starts, counts, strict=True)]
     pools, rows = shuffled_pools(page_size, lengths, layout)
     row_starts = torch.tensor([0, *counts]).cumsum(0)
@@ -396,7 +398,7 @@ def prefill_phase(starts: list[int], counts: list[int], page_size: int, layout=K
     )
 
 
-def extend_phase(num_written: list[int], width: int, page_size: int, layout=KVLayout(1, 1, 2)) -> Phase:
+def extend_phase(num_written: list[int], width: int, page_size: int, layout: KVLayout = ONE_HEAD) -> Phase:
     """Rows of a request from num_written on have no slot."""
     lengths = [5, 8, 1][: len(num_written)]
     pools, rows = shuffled_pools(page_size, [length + width for length in lengths], layout)
@@ -421,15 +423,15 @@ def extend_phase(num_written: list[int], width: int, page_size: int, layout=KVLa
 
 
 def lane_phase(
-    topk: int, num_steps: int, step: int, page_size: int, draft_kv: str, max_len: int = 100, layout=KVLayout(1, 1, 2)
+    topk: int, num_steps: int, step: int, page_size: int, draft_kv: str, max_len: int = 100, layout: KVLayout = ONE_HEAD
 ) -> Phase:
     """A path holds some lane at every step, also at those to come, which nobody may read."""
     lengths, num_nodes = [7, 8, 17], num_steps + 1 if topk == 1 else topk + 1
     config = SpecConfig(topk, num_steps, num_nodes, page_size, draft_kv=draft_kv, max_len=max_len)
     pools, rows = shuffled_pools(page_size, [length + config.need + page_size for length in lengths], layout)
-    lanes = torch.arange(topk)[:, None]
-    path = torch.randint(topk, (4, topk, num_steps)) if draft_kv == "ancestor" else lanes.expand(4, -1, num_steps).clone()
-    path[:, :, step] = lanes[:, 0]
+    own = torch.arange(topk)[:, None].expand(4, -1, num_steps)
+    path = torch.randint(topk, own.shape) if draft_kv == "ancestor" else own.clone()
+    path[:, :, step] = own[:, :, step]
     state = SimpleNamespace(step=torch.tensor([step], dtype=torch.int32), path=path.int())
     return Phase(
         lane_metadata(make_batch(rows, lengths), path[:3, :, : step + 1], config, pools),
@@ -458,8 +460,9 @@ def seen_by_kernels(metadata: fast.AttentionMetadata) -> list[list[tuple[int, in
     return rows
 
 
+TREES = [(1, 1), (2, 4), (7, 1), (32, 4), (33, 16), (64, 1)]
 PHASES = {
-    **{f"tree of {n}, pages of {p}": (tree_phase, n, p) for n, p in [(1, 1), (2, 4), (7, 1), (32, 4), (33, 16), (64, 1)]},
+    **{f"tree of {nodes}, pages of {size}": (tree_phase, nodes, size) for nodes, size in TREES},
     "tree at the length limit": (tree_phase, 9, 4, 9),
     "ragged prefill": (prefill_phase, [0, 5, 8, 3], [6, 1, 3, 17], 4),
     "prefill of one token": (prefill_phase, [0], [1], 1),

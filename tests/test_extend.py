@@ -4,13 +4,18 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specsim.config import SamplingParams, SpecConfig
+from specsim.fast import extend as fast
 from specsim.phases import Batch, DraftExtendInput, PrefillInput, Verdict
 from specsim.reference.attention import causal_metadata
 from specsim.reference.engine import Engine
 from specsim.reference.extend import draft_extend_input, shift_left
 from specsim.zoo.agreeing import agreeing_pair
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def prefill_input(chunks: list[list[int]], starts: list[int], next_tokens: list[int]) -> PrefillInput:
@@ -249,3 +254,131 @@ def test_under_release_round_only_junk_rows_lack_a_slot():
             assert (slots[:count] >= 0).all()
             dropped += int((slots[count:] < 0).sum())
     assert dropped > 0
+
+
+# The fast column.
+
+
+@pytest.fixture
+def gpu_blocks(monkeypatch) -> None:
+    """As many programs as on a GPU and more: under the interpreter one program would otherwise take all rows."""
+    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu: min(on_gpu, 2))
+
+
+def random_case(size: int, num_steps: int, num_features: int, dtype: torch.dtype = torch.float32):
+    """(batch, verdict, features, table): random paths below roots, in rows of the table that are not all in use."""
+    num_nodes = num_steps + 3
+    paths = []
+    for length in torch.randint(1, num_steps + 2, (size,)).tolist():
+        paths.append([0, *sorted((torch.randperm(num_nodes - 1)[: length - 1] + 1).tolist())])
+    rows = torch.randperm(size + 2)[:size].tolist()
+    batch = make_batch(torch.randint(1, 30, (size,)).tolist(), rows=rows or None)
+    table = torch.randint(-1, 10**6, (size + 2, 40))
+    features = torch.randn(size * num_nodes, num_features).to(dtype)
+    return batch, make_verdict(paths, num_nodes, num_steps), features, table
+
+
+def fast_rows(case, max_len: int, extend: str, device: str) -> DraftExtendInput:
+    batch, verdict, features, table = case
+    inputs = batch.to(device), verdict.to(device), features.to(device), table.to(device)
+    return fast.draft_extend_input(*inputs, max_len, extend).to("cpu")
+
+
+def accepted_only(rows: DraftExtendInput, width: int) -> DraftExtendInput:
+    """The rows of every path, packed."""
+    live = (torch.arange(width) < rows.num_accepted_tokens[:, None]).flatten()
+    taken = {name: getattr(rows, name)[live] for name in ("hidden", "input_ids", "positions", "cache_locations")}
+    starts = torch.nn.functional.pad(rows.num_accepted_tokens.long().cumsum(0), (1, 0))
+    return replace(rows, **taken, row_starts=starts)
+
+
+def check_rows(rows: DraftExtendInput, expected: DraftExtendInput) -> None:
+    for field in fields(expected):
+        one, other = getattr(rows, field.name), getattr(expected, field.name)
+        assert one.dtype == other.dtype, field.name
+        assert torch.equal(one, other), field.name
+
+
+def check_case(case, max_len: int, device: str) -> None:
+    width = case[1].accept_index.shape[1]
+    expected = draft_extend_input(*case, max_len, "fixed")
+    check_rows(fast_rows(case, max_len, "fixed", device), expected)
+    ragged = fast_rows(case, max_len, "ragged", device)
+    check_rows(accepted_only(ragged, width), draft_extend_input(*case, max_len, "ragged"))
+    junk = (torch.arange(width) >= expected.num_accepted_tokens[:, None]).flatten()
+    check_rows(ragged, replace(expected, cache_locations=torch.where(junk, -1, expected.cache_locations)))
+
+
+@pytest.mark.parametrize("max_len", [100, 17])
+@pytest.mark.parametrize("num_steps", [0, 1, 3, 7])
+@pytest.mark.parametrize(("size", "num_features"), [(0, 3), (1, 1), (3, 17), (5, 5)])
+def test_fast_rows_are_the_references(size, num_steps, num_features, max_len, device, gpu_blocks, program_order):
+    check_case(random_case(size, num_steps, num_features), max_len, device)
+
+
+@given(st.integers(0, 6), st.integers(0, 9), st.integers(1, 40), st.integers(1, 45))
+@settings(max_examples=25)
+def test_fast_rows_are_the_references_at_any_setting(size, num_steps, num_features, max_len):
+    check_case(random_case(size, num_steps, num_features), max_len, DEVICE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_fast_rows_keep_the_features_bits(dtype, device):
+    check_case(random_case(3, 4, 1025, dtype), 100, device)
+
+
+@pytest.mark.parametrize("extend", ["fixed", "ragged"])
+def test_padded_requests_have_rows_of_zeros_that_write_nothing(extend, device, gpu_blocks, program_order):
+    batch, verdict, features, table = case = random_case(3, 2, 5)
+    width, num_nodes = 3, 5
+    padded = torch.tensor([0, 1, 2, 0, 0])
+    more, most = batch.filter(padded), torch.cat([verdict.accept_index, torch.full((2, width), -1, dtype=torch.int32)])
+    more = replace(more, req_pool_indices=batch.req_pool_indices[padded], seq_lens=batch.seq_lens[padded])
+    more.req_pool_indices[3:], more.seq_lens[3:] = -1, 0
+    counts = torch.cat([verdict.num_accepted_drafts, torch.zeros(2, dtype=torch.int32)])
+    predict = torch.cat([verdict.predict, torch.full((2 * num_nodes,), -1, dtype=torch.int32)])
+    bigger = replace(
+        verdict, predict=predict, accept_index=most, num_accepted_drafts=counts, num_accepted_tokens=counts + 1
+    )
+    junk = torch.full((2 * num_nodes, 5), torch.nan)
+    rows = fast_rows((more, bigger, torch.cat([features, junk]), table), 100, extend, device)
+    alone = fast_rows(case, 100, extend, device)
+    for name in ("hidden", "input_ids", "positions", "cache_locations"):
+        own, padding = getattr(rows, name)[: 3 * width], getattr(rows, name)[3 * width :]
+        assert torch.equal(own, getattr(alone, name)), name
+        assert (padding == (-1 if name == "cache_locations" else 0)).all(), name
+    assert rows.row_starts.tolist() == [0, 3, 6, 9, 12, 15]
+    assert rows.num_accepted_tokens.tolist() == (counts + 1).tolist()
+    assert rows.bonus_tokens.tolist() == [*alone.bonus_tokens.tolist(), 0, 0]
+    assert rows.req_pool_indices.tolist()[3:] == [-1, -1]
+
+
+def test_fast_rows_are_written_into_given_buffers(device):
+    """Every entry, the counters and lengths that are handed on included; nothing of what is read is aliased."""
+    batch, verdict, features, table = (value.to(device) for value in random_case(3, 2, 5))
+    expected = fast.draft_extend_input(batch, verdict, features, table, 100, "fixed")
+    out = replace(
+        expected, **{field.name: torch.empty_like(getattr(expected, field.name)) for field in fields(expected)}
+    )
+    assert fast.draft_extend_input(batch, verdict, features, table, 100, "fixed", out) is out
+    check_rows(out, expected)
+    assert out.seq_lens.data_ptr() != batch.seq_lens.data_ptr()
+
+
+@given(st.lists(st.integers(1, 9), max_size=5))
+@settings(max_examples=15)
+def test_fast_shift_left_is_the_references(sizes):
+    prefill = prefill_input([torch.randint(0, 99, (size,)).tolist() for size in sizes], sizes, [-1] * len(sizes))
+    next_tokens = torch.randint(0, 99, (len(sizes),), dtype=torch.int32)
+    shifted = fast.shift_left(prefill.to(DEVICE), next_tokens.to(DEVICE))
+    assert shifted.dtype == torch.int64
+    assert torch.equal(shifted.cpu(), shift_left(prefill, next_tokens))
+
+
+@pytest.mark.parametrize("sizes", [[1], [1024, 1, 1025], [5, 2, 3]])
+def test_fast_shift_left_of_long_chunks(sizes, device, program_order, monkeypatch):
+    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu: on_gpu)
+    prefill = prefill_input([torch.randint(0, 99, (size,)).tolist() for size in sizes], sizes, [-1] * len(sizes))
+    next_tokens = torch.randint(0, 99, (len(sizes),), dtype=torch.int32)
+    shifted = fast.shift_left(prefill.to(device), next_tokens.to(device))
+    assert torch.equal(shifted.cpu(), shift_left(prefill, next_tokens))

@@ -346,3 +346,9 @@ def test_a_picture_shows_itself_in_a_notebook_without_pyplot():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_without_matplotlib_the_error_says_what_to_install():
+    code = "import sys\nsys.modules['matplotlib'] = None\nimport specsim.plots"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ImportError: specsim.plots needs matplotlib: pip install" in done.stderr

@@ -1,6 +1,7 @@
 """What every comparison of a phase can look at."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,27 +12,29 @@ from specsim.differential.comparison import Tally, Trio
 from specsim.phases import Batch
 from specsim.pool import KVPool
 
+_HANDED_ON = {"prefill": "draft_input", "verify": "draft_extend_input", "round": "draft_input"}
+
 
 @dataclass(slots=True)
 class Column:
-    """One engine with its pools and the state it enters the next phase with."""
+    """One engine with its pools and the state it enters the next phase with. pads: whether it fills batches up."""
 
     engine: Any
     pools: KVPool
     dtype: torch.dtype
     device: torch.device | str = "cpu"
+    pads: bool = False
     state: Any = None
 
     def take_over(self, other: "Column") -> None:
         """Go on from where another column is: its state and everything its pools hold."""
         self.pools.copy_(other.pools)
-        self.state = other.state.to(self.device, self.dtype)
+        self.state = deepcopy(other.state).to(self.device, self.dtype)
 
     def advance(self, phase: str, batch: Batch) -> Any:
         """Run a phase (or a whole `round`) and keep what it leaves as the next one's state."""
         output = getattr(self.engine, phase)(batch.to(self.device), self.state, self.pools)
-        self.state = {"prefill": "draft_input", "verify": "draft_extend_input", "round": "draft_input"}.get(phase)
-        self.state = getattr(output, self.state) if self.state else output
+        self.state = getattr(output, _HANDED_ON[phase]) if phase in _HANDED_ON else output
         return output
 
     def keep(self, requests: Sequence[int]) -> None:

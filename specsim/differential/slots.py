@@ -7,47 +7,46 @@ import torch
 from specsim.differential.comparison import Comparison, Trio
 from specsim.differential.divergence import Mismatch
 from specsim.differential.scene import Scene
-from specsim.phases import DraftExtendInput
+from specsim.phases import DraftExtendInput, VerifyInput
 from specsim.pool import KVBuffer, KVPool, lane_columns, own_lanes, tail_columns
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-Slots = dict[str, torch.Tensor]
 
 
-def lane_slots(scene: Scene, request: int) -> torch.Tensor:
-    """Slots of the draft lanes' KV and of lanes 1..K-1's copies of the prefix's tail: all that drafting writes.
+def lane_slots(scene: Scene) -> list[torch.Tensor]:
+    """Of each request the slots of the draft lanes' KV and of lanes 1..K-1's copies of the prefix's tail.
 
-    Under release `round` lanes have been given back when the phase ends, so they are looked up in a copy of the books
-    from before it.
+    Under release `round` lanes have been given back when the phase ends, so they are taken once more in a copy of the
+    books from before it.
     """
-    config, lengths = scene.config, scene.batch.seq_lens.tolist()
-    books = deepcopy(scene.owned)
-    own_lanes(books, scene.batch.req_pool_indices.tolist(), lengths, config)
-    row, length = scene.place(request)
-    steps = max(0, min(config.num_steps - 1, config.max_len - length))
-    columns = lane_columns(length, config)[:, :steps].flatten()
-    return books.slots(row, torch.cat([columns, tail_columns(length, config)[1:].flatten()]))
+    config, books = scene.config, deepcopy(scene.owned)
+    own_lanes(books, scene.batch.req_pool_indices.tolist(), scene.batch.seq_lens.tolist(), config)
+    slots = []
+    for row, length in scene.batch.rows_and_lens:
+        steps = max(0, min(config.num_steps - 1, config.max_len - length))
+        lanes, tails = lane_columns(length, config)[:, :steps], tail_columns(length, config)[1:]
+        slots.append(books.slots(row, torch.cat([lanes.flatten(), tails.flatten()])))
+    return slots
 
 
-def tree_slots(scene: Scene, request: int) -> torch.Tensor:
-    """Slots of columns L..L+N-1 that are owned after verify or were in its own copy of the books."""
-    row, length = scene.place(request)
-    return _owned(scene, row, length, length + scene.config.num_draft_tokens)
+def tree_slots(scene: Scene, request: int, tree: VerifyInput, num_accepted_tokens: int) -> torch.Tensor:
+    """Slots of the nodes that have one, and of the columns that the accepted path is moved to."""
+    num_nodes, (row, length) = scene.config.num_draft_tokens, scene.place(request)
+    nodes = tree.cache_locations[request * num_nodes :][:num_nodes]
+    path = scene.pools.reference.slots(row, length + torch.arange(num_accepted_tokens))
+    return torch.cat([nodes[nodes >= 0], path])
 
 
-def extend_slots(scene: Scene, request: int, state: DraftExtendInput) -> torch.Tensor:
+def extend_slots(request: int, state: DraftExtendInput) -> torch.Tensor:
     """Slots that draft-extend writes, junk rows of `fixed` included."""
     low, high = state.row_starts[request : request + 2].tolist()
     slots = state.cache_locations[low:high]
     return slots[slots >= 0]
 
 
-def prefill_slots(scene: Scene, request: int, start: int) -> torch.Tensor:
-    row, length = scene.place(request)
-    return _owned(scene, row, start, length)
-
-
-def _owned(scene: Scene, row: int, low: int, high: int) -> torch.Tensor:
+def column_slots(scene: Scene, request: int, low: int, high: int) -> torch.Tensor:
+    """Slots that columns low..high-1 had before the phase or have after it."""
+    row, _ = scene.place(request)
     slots = torch.cat([books.req_to_token[row, low:high] for books in (scene.owned, scene.pools.reference)])
     return slots[slots >= 0].unique()
 
@@ -68,14 +67,15 @@ def compare_committed(scene: Scene, buffer: str, request: int, length: int, chec
         compare_kv(scene, buffer, scene.pools.reference.slots(row, torch.arange(length)), check)
 
 
-def compare_untouched(scene: Scene, written: Slots, check: Comparison) -> None:
+def compare_untouched(scene: Scene, written: dict[str, list[torch.Tensor]], check: Comparison) -> None:
     """Every other slot of the fast column's pools keeps its bits; written: by buffer, what the phase writes."""
     for buffer in ("target", "draft"):
         before, after = getattr(scene.before, buffer), getattr(scene.pools.fast, buffer)
         if after is None:
             continue
         changed = _changed(before, after)
-        changed[written.get(buffer, torch.empty(0, dtype=torch.int64))] = False
+        for slots in written[buffer]:
+            changed[slots] = False
         if changed.any():
             slot = int(changed.nonzero()[0])
             raise Mismatch(f"stray write, {buffer} pool", "unchanged", _owner(scene, slot), slot)

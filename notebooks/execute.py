@@ -1,0 +1,24 @@
+"""Run every notebook of this folder from its .py source and write the .ipynb beside it: make notebooks."""
+
+from pathlib import Path
+
+import jupytext
+import nbformat
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).parent
+
+
+def execute(source: Path) -> nbformat.NotebookNode:
+    """The notebook of a source with the outputs of a fresh kernel; equal runs leave equal files."""
+    notebook = jupytext.read(source)
+    for index, cell in enumerate(notebook.cells):
+        cell.id, cell.metadata = f"cell-{index}", nbformat.NotebookNode()
+    NotebookClient(notebook, timeout=600, record_timing=False, resources={"metadata": {"path": FOLDER}}).execute()
+    return notebook
+
+
+if __name__ == "__main__":
+    for source in sorted(FOLDER.glob("[0-9]*.py")):
+        nbformat.write(execute(source), source.with_suffix(".ipynb"))
+        print("wrote", source.with_suffix(".ipynb"))

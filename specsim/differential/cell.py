@@ -1,0 +1,35 @@
+"""One setting under which the columns are compared."""
+
+from dataclasses import dataclass, field
+
+from specsim.config import InputError, SamplingParams, SpecConfig
+
+MODES, GRAPHS = ("lockstep", "free"), ("eager", "step", "phase", "round")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What runs, and how it is compared.
+
+    pair: a name of specsim.differential.pairs. sampling: one for each prompt. mode `lockstep`: every phase starts from
+    the reference's state and pools; `free`: the columns keep their own, until an undecidable choice parts them. graph,
+    bucket: of the fast column. chunks: in how many parts prompts are prefilled. rounds: after so many the cell ends.
+    """
+
+    id: str
+    pair: str
+    prompts: tuple[tuple[int, ...], ...]
+    sampling: tuple[SamplingParams, ...]
+    config: SpecConfig = field(default_factory=SpecConfig)
+    mode: str = "lockstep"
+    graph: str = "eager"
+    bucket: int | None = None
+    chunks: int = 1
+    rounds: int = 4
+
+    def __post_init__(self):
+        for name, allowed in (("mode", MODES), ("graph", GRAPHS)):
+            if getattr(self, name) not in allowed:
+                raise InputError(name, getattr(self, name), " or ".join(allowed))
+        if self.graph == "round" and self.config.release == "round":
+            raise InputError("graph", self.graph, "eager, step or phase with release 'round', which frees slots inside it")

@@ -1,0 +1,142 @@
+"""The grids: which cells are compared, from seconds to every combination."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from specsim.config import InputError, SamplingParams, SpecConfig
+from specsim.differential.cell import Cell
+from specsim.pairwise import pairwise
+
+GRIDS = ("quick", "pairwise", "full")
+MOST_NODES, VOCAB_SIZE, ROOM = 32, 48, 6
+SAMPLINGS = {
+    "greedy": SamplingParams(),
+    "warm": SamplingParams(temperature=1.0, seed=2**63 + 9),
+    "filtered": SamplingParams(temperature=0.7, top_k=12, top_p=0.9, min_p=0.02, seed=3),
+    "penalties": SamplingParams(repetition_penalty=1.3, presence_penalty=0.2, frequency_penalty=0.4),
+    "biased": SamplingParams(
+        temperature=0.9, repetition_penalty=1.2, frequency_penalty=0.2, logit_bias={3: 1.5, 7: -2.0}, seed=4
+    ),
+}
+# A chain has one width, a tree of one step at most topk + 1 nodes: such cells take what there is.
+AXES = {
+    "topk": [1, 2, 4, 8, 16],
+    "num_steps": [1, 2, 3, 5],
+    "num_draft_tokens": [2, 8, 16, "most"],
+    "page_size": [1, 2, 4, 16, 64],
+    "batch": [1, 3],
+    "sampling": list(SAMPLINGS),
+    "kind": ["eagle", "eagle3"],
+    "family": ["llama", "qwen3", "mistral"],
+    "draft_kv": ["lane", "ancestor"],
+    "extend": ["fixed", "ragged"],
+    "release": ["finish", "round"],
+    "score": ["prob", "logprob"],
+    "penalties": ["exact", "relaxed"],
+    "threshold_single": [1.0, 0.3],
+    "threshold_acc": [1.0, 0.6],
+    "max_len": [None, "near"],
+    "graph": ["eager", "step", "phase", "round"],
+    "mode": ["lockstep", "free"],
+    "chunks": [1, 2],
+}
+CROSSED = ("topk", "num_steps", "num_draft_tokens", "page_size", "batch", "sampling")
+DEFAULTS = {name: values[0] for name, values in AXES.items()}
+QUICK = (
+    dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3),
+    dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3, sampling="warm", kind="eagle3", graph="phase"),
+    dict(topk=1, num_steps=5, page_size=16, sampling="warm", kind="eagle3", graph="step", mode="free", batch=3),
+    dict(topk=8, num_steps=2, num_draft_tokens=16, page_size=1, sampling="filtered", extend="ragged", graph="round"),
+    dict(topk=2, num_steps=5, num_draft_tokens="most", page_size=2, sampling="biased", draft_kv="ancestor", batch=3),
+    dict(topk=4, num_steps=2, num_draft_tokens="most", page_size=64, sampling="penalties", release="round"),
+    dict(topk=4, num_steps=3, num_draft_tokens="most", page_size=4, batch=3, max_len="near", score="logprob"),
+    dict(topk=4, num_steps=5, num_draft_tokens="most", page_size=16, family="twins", batch=3, graph="round"),
+)
+# Beside what is covered pairwise: equal logits, accepted paths as deep as trees get, plain decoding, mixed parameters.
+SPECIAL = (
+    *(dict(QUICK[7], kind=kind, graph=graph) for kind in ("eagle", "eagle3") for graph in ("eager", "phase")),
+    *(dict(QUICK[0], topk=16, num_steps=5, num_draft_tokens="most", family="twins", mode=mode) for mode in AXES["mode"]),
+    dict(QUICK[0], topk=1, num_steps=0, graph="phase", sampling="mixed"),
+    dict(QUICK[0], topk=1, num_steps=0, page_size=1, graph="round", mode="free"),
+    dict(QUICK[0], sampling="mixed", graph="round", bucket=8),
+    dict(QUICK[0], sampling="mixed", graph="eager", bucket=3, extend="ragged", release="round"),
+)
+SHIPPED = (
+    dict(QUICK[0], family="shipped", kind="eagle3", graph="round", mode="free", batch=1),
+    dict(QUICK[0], family="shipped", kind="eagle", graph="phase", topk=1, num_steps=5, batch=1, sampling="warm"),
+)
+
+
+def grid(name: str) -> tuple[Cell, ...]:
+    """The cells of a grid by its name."""
+    if name not in GRIDS:
+        raise InputError("grid", name, " or ".join(GRIDS))
+    if name == "quick":
+        return tuple(map(cell_of, QUICK))
+    settings = pairwise(AXES, is_valid)
+    if name == "full":
+        settings = [*_crossed(settings), *settings]
+    return tuple({cell.id: cell for cell in map(cell_of, (*settings, *SPECIAL, *SHIPPED))}.values())
+
+
+def is_valid(setting: Mapping[str, Any]) -> bool:
+    """A chain goes with the narrowest tree; one graph for a whole round cannot move pages inside it."""
+    is_chain_or_tree = setting.get("topk") != 1 or setting.get("num_draft_tokens", 2) == 2
+    return is_chain_or_tree and (setting.get("graph"), setting.get("release")) != ("round", "round")
+
+
+def _crossed(covering: list[dict]) -> list[dict]:
+    """Every combination of the crossed axes, its other settings taken in turn from the cells that cover their pairs."""
+    crossed = (dict(zip(CROSSED, values, strict=True)) for values in product(*(AXES[name] for name in CROSSED)))
+    valid = [setting for setting in crossed if is_valid(setting)]
+    return [{**covering[place % len(covering)], **setting} for place, setting in enumerate(valid)]
+
+
+def cell_of(setting: Mapping[str, Any]) -> Cell:
+    """The cell of a setting; what it does not name has the first value of its axis."""
+    values = {**DEFAULTS, "bucket": None, **setting}
+    prompts = _prompts(values["page_size"], values["batch"])
+    config = _config(values, max(map(len, prompts)))
+    values["num_draft_tokens"] = config.num_draft_tokens
+    return Cell(
+        id="-".join(_label(name, value) for name, value in values.items() if value != DEFAULTS.get(name)),
+        pair=f"{values['kind']}-{values['family']}",
+        prompts=prompts,
+        sampling=_sampling(values["sampling"], values["batch"]),
+        config=config,
+        mode=values["mode"],
+        graph=values["graph"],
+        bucket=values["bucket"],
+        chunks=values["chunks"],
+        rounds=2 if values["family"] == "shipped" else 4,
+    )
+
+
+def _label(name: str, value: Any) -> str:
+    short = {"topk": "k", "num_steps": "s", "num_draft_tokens": "n", "page_size": "p", "batch": "b", "chunks": "chunks"}
+    return f"{short[name]}{value}" if name in short else f"{name} {value}" if not isinstance(value, str) else value
+
+
+def _config(values: Mapping[str, Any], longest: int) -> SpecConfig:
+    topk, steps, width = values["topk"], values["num_steps"], values["num_draft_tokens"]
+    most = min(MOST_NODES, 1 + topk + (steps - 1) * topk**2)
+    width = steps + 1 if topk == 1 else min(most if width == "most" else width, most)
+    names = ("page_size", "draft_kv", "extend", "release", "score", "penalties", "threshold_single", "threshold_acc")
+    max_len = longest + ROOM if values["max_len"] == "near" else None
+    return SpecConfig(topk, steps, width, **{name: values[name] for name in names}, max_len=max_len)
+
+
+def _prompts(page_size: int, batch: int) -> tuple[tuple[int, ...], ...]:
+    """The first ends just before a page does, the next at its end."""
+    page = page_size if page_size >= 16 else 8
+    lengths = (page - 1, page, 5)[:batch]
+    return tuple(tuple((7 * i + 3 * i * i + 11 * b) % VOCAB_SIZE for i in range(n)) for b, n in enumerate(lengths))
+
+
+def _sampling(name: str, batch: int) -> tuple[SamplingParams, ...]:
+    """The second request ends early, so that a batch shrinks; `mixed` gives every request its own parameters."""
+    names = list(SAMPLINGS) if name == "mixed" else [name]
+    limits = (12, 4, 9)
+    return tuple(replace(SAMPLINGS[names[b % len(names)]], max_new_tokens=limits[b]) for b in range(batch))

@@ -1,0 +1,49 @@
+"""The pairs of the differential, by name: small random ones, and the shipped one."""
+
+from dataclasses import replace
+
+import torch
+
+from specsim.checkpoint import Pair, load
+from specsim.config import InputError
+from specsim.zoo.agreeing import agreeing_pair
+
+KINDS = ("eagle", "eagle3")
+FAMILIES = ("llama", "qwen3", "mistral", "twins", "shipped")
+_WINDOW = {"mistral": 7}
+
+
+def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
+    """`kind-family`, such as `eagle3-qwen3`; its weights are rounded to dtype, so that float64 runs start from the same.
+
+    `twins`: a target in which every odd token has the row of the even one before it in the head, so that logits tie.
+    `shipped`: the pair that comes with the package.
+    """
+    kind, _, family = name.partition("-")
+    if kind not in KINDS or family not in FAMILIES:
+        raise InputError("pair", name, f"{' or '.join(KINDS)}, a hyphen, {' or '.join(FAMILIES)}")
+    if family == "shipped":
+        pair = load(drafter=kind)
+    else:
+        model = "llama" if family == "twins" else family
+        pair = agreeing_pair(kind, model, window=_WINDOW.get(family))
+    pair = _with_twins(pair) if family == "twins" else pair
+    return replace(pair, target=_rounded(pair.target, dtype), drafter=_rounded(pair.drafter, dtype))
+
+
+def _with_twins(pair: Pair) -> Pair:
+    def doubled(checkpoint):
+        head = checkpoint.tensors.get("lm_head.weight")
+        if head is None:
+            return checkpoint
+        twins = head[torch.arange(len(head)) // 2 * 2]
+        return replace(checkpoint, tensors={**checkpoint.tensors, "lm_head.weight": twins})
+
+    return replace(pair, target=doubled(pair.target), drafter=doubled(pair.drafter))
+
+
+def _rounded(checkpoint, dtype: torch.dtype):
+    tensors = {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in checkpoint.tensors.items()
+    }
+    return replace(checkpoint, tensors=tensors)

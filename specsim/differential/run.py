@@ -1,0 +1,173 @@
+"""Running cells: the engines of each, the oracle beside them, and a file that grows with every cell."""
+
+import json
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+from tqdm.auto import tqdm
+
+from specsim.config import InputError
+from specsim.differential.cell import Cell
+from specsim.differential.comparison import Trio
+from specsim.differential.divergence import Divergence
+from specsim.differential.exercised import required
+from specsim.differential.lockstep import Lockstep
+from specsim.differential.pairs import make_pair
+from specsim.differential.result import CellResult, GridResult
+from specsim.differential.scene import Column
+from specsim.differential.truth import compare_with_oracle
+from specsim.generation import load_engine
+from specsim.json_file import write_json
+
+DTYPES = ("float32", "bfloat16")
+PACKAGES = ("specsim", "torch", "triton")
+
+
+def load_columns(
+    cell: Cell, pair, impl: str = "fast", dtype: str = "float32", device: str | None = None
+) -> Trio[Column]:
+    """The three engines of a cell with their pools."""
+    precision = getattr(torch, dtype)
+    longest = max(len(p) + s.max_new_tokens for p, s in zip(cell.prompts, cell.sampling, strict=True))
+
+    def column(impl: str, dtype: torch.dtype, device: str = "cpu", **options) -> Column:
+        engine = load_engine(pair, cell.config, impl, dtype, device, **options)
+        num_slots = len(cell.prompts) * engine.config.reserved_columns(min(longest, engine.config.max_len))
+        pools = engine.make_pools(len(cell.prompts), num_slots)
+        return Column(engine, pools, dtype, device, pads=impl == "fast")
+
+    if impl == "fast":
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        last = column("fast", precision, device, graph=cell.graph, bucket=cell.bucket)
+    else:
+        last = column(impl, precision, device or "cpu")
+    return Trio(column("reference", precision), column("reference", torch.float64), last)
+
+
+@torch.inference_mode()
+def check(
+    cell: Cell,
+    impl: str = "fast",
+    dtype: str = "float32",
+    device: str | None = None,
+    wrap: Callable[[Column], Column] = lambda column: column,
+) -> CellResult:
+    """Compare the columns in one cell, and the reference with the oracle. wrap: changes the column under test."""
+    start, pair = time.perf_counter(), make_pair(cell.pair, getattr(torch, dtype))
+    columns = load_columns(cell, pair, impl, dtype, device)
+    lockstep = Lockstep(cell, columns._replace(fast=wrap(columns.fast)), draft_ids(pair))
+    lockstep.run(pair)
+    divergences = [*lockstep.divergences, *compare_with_oracle(cell, pair)]
+    tally = lockstep.tally
+    return CellResult(
+        id=cell.id,
+        mismatches=len(divergences),
+        undecidable=tally.undecidable,
+        decisions=tally.decisions,
+        max_logprob_error=tally.max_logprob_error,
+        compared=dict(tally.compared),
+        left_out=dict(tally.left_out),
+        exercised={name: int(count) for name, count in tally.exercised.items()},
+        fields={name: int(count) for name, count in tally.fields.items()},
+        seconds=time.perf_counter() - start,
+        first_divergence=divergences[0] if divergences else None,
+    )
+
+
+def draft_ids(pair) -> torch.Tensor:
+    """i64 [V]: the draft id of every target id, -1 for a token that the drafter cannot propose."""
+    vocab_size, d2t = pair.target.config.vocab_size, pair.drafter.tensors.get("d2t")
+    if d2t is None:
+        return torch.arange(vocab_size)
+    ids = torch.arange(len(d2t))
+    return torch.full((vocab_size,), -1).index_put((ids + d2t,), ids)
+
+
+def run_grid(
+    name: str,
+    cells: Sequence[Cell],
+    *,
+    impl: str = "fast",
+    dtype: str = "float32",
+    device: str | None = None,
+    shard: str | None = None,
+    resume: bool = False,
+    json_file: Path | None = None,
+    progress: bool = False,
+) -> GridResult:
+    """Check every cell, or the i-th of n shards of them (`i/n`: cells i-1, i-1+n, …).
+
+    json_file is written anew after every cell; resume takes over the cells it holds.
+    """
+    if dtype not in DTYPES:
+        raise InputError("dtype", dtype, " or ".join(DTYPES))
+    if resume and json_file is None:
+        raise InputError("resume", resume, "with a JSON file of an earlier run")
+    own = _shard(cells, shard)
+    device = device or ("cuda" if impl == "fast" and torch.cuda.is_available() else "cpu")
+    result = GridResult(
+        grid=name,
+        fingerprint=sha256(repr(list(cells)).encode()).hexdigest()[:16],
+        num_cells=len(cells),
+        device=device,
+        dtype=dtype,
+        impl=impl,
+        versions=_versions(device),
+        required=required(cells) if name != "one cell" else (),
+        cells=(),
+    )
+    done = _resumed(json_file, result) if resume else {}
+    results = [done[cell.id] for cell in own if cell.id in done]
+    bar = tqdm(own, unit="cell", disable=None if progress else True)
+    for cell in bar:
+        if cell.id in done:
+            continue
+        results.append(check(cell, impl, dtype, device))
+        write_json(json_file, replace(result, cells=tuple(results)).to_json())
+    order = {cell.id: place for place, cell in enumerate(cells)}
+    result = replace(result, cells=tuple(sorted(results, key=lambda cell: order[cell.id])))
+    write_json(json_file, result.to_json())
+    return result
+
+
+def _shard(cells: Sequence[Cell], shard: str | None) -> Sequence[Cell]:
+    if shard is None:
+        return cells
+    index, slash, count = shard.partition("/")
+    if not (slash and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+        raise InputError("shard", shard, "i/n with i from 1 to n")
+    return cells[int(index) - 1 :: int(count)]
+
+
+def _resumed(path: Path, result: GridResult) -> dict[str, CellResult]:
+    """The cells of an earlier run of the same grid; a file that is not there yet holds none."""
+    if not path.exists():
+        return {}
+    names = ("grid", "fingerprint", "num_cells", "impl", "device", "dtype")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        found = {name: value[name] for name in names}
+        cells = [CellResult.from_json(each) for each in value["results"]]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise InputError("json", str(path), "a result of this grid to resume") from error
+    expected = {name: getattr(result, name) for name in names}
+    if found != expected:
+        wrong = next(name for name in names if found[name] != expected[name])
+        raise InputError("json", f"{path} ({wrong} {found[wrong]})", f"a result of the same {wrong}, {expected[wrong]}")
+    return {cell.id: cell for cell in cells}
+
+
+def _versions(device: str) -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return versions | ({"gpu": torch.cuda.get_device_name()} if device == "cuda" else {})
