@@ -1,13 +1,13 @@
 """Who attends to what in one forward, as tensors that kernels build, and attention over them."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import triton
 import triton.language as tl
 
 from specsim.config import SpecConfig
+from specsim.fast.drafting import Lanes
 from specsim.fast.launch import INTERPRETED, block_of, kernel
 from specsim.phases import Batch, DraftExtendInput, PrefillInput, VerifyInput
 from specsim.pool import KVBuffer, KVPool
@@ -38,13 +38,6 @@ class AttentionMetadata:
     num_extras: torch.Tensor
     extra_positions: torch.Tensor
     visible: torch.Tensor
-
-
-class Paths(Protocol):
-    """What a draft step knows of its lanes: its number, i32 [1], and which lane holds each token, i32 [B, K, S]."""
-
-    step: torch.Tensor
-    path: torch.Tensor
 
 
 @triton.jit
@@ -278,10 +271,10 @@ def tree_metadata(batch: Batch, verify_input: VerifyInput, pools: KVPool) -> Att
     return metadata
 
 
-def lane_metadata(batch: Batch, lanes: Paths, config: SpecConfig, pools: KVPool) -> AttentionMetadata:
+def lane_metadata(batch: Batch, lanes: Lanes, config: SpecConfig, pools: KVPool) -> AttentionMetadata:
     """Draft step lanes.step, read on the device: lane k of request b stands at position L + step.
 
-    A lane sees the prefix, its tail in the lane's own copy, and the tokens of its path.
+    A lane sees the prefix, its tail in the lane's own copy, and the tokens of its path, lanes.path.
     """
     page_size = 1 if config.lanes_share_prefix else config.page_size
     total, extras = batch.size * config.topk, config.topk * (page_size - 1 + config.num_steps)

@@ -314,7 +314,7 @@ def _laws(
         mass = tl.where(filtered, _mass(rows, best, scale, last_rank, last_token, False, BLOCK), mass)
     tl.store(moments_ptr + offs * 4, best, mask=mask)
     tl.store(moments_ptr + offs * 4 + 1, scale, mask=mask)
-    tl.store(moments_ptr + offs * 4 + 2, tl.log2(total), mask=mask)
+    tl.store(moments_ptr + offs * 4 + 2, tl.log2(tl.where(mask, total, 1.0)), mask=mask)
     tl.store(moments_ptr + offs * 4 + 3, mass, mask=mask)
     tl.store(lasts_ptr + offs * 2, last_rank, mask=mask)
     tl.store(lasts_ptr + offs * 2 + 1, last_token, mask=mask)

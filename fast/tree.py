@@ -208,6 +208,7 @@ def _build_tree(tree: VerifyInput, bonus_tokens, seq_lens, cache_locations, conf
 def _malformed_kernel(
     chosen_ptr, parent_list_ptr, out_ptr, num_nodes, num_blocks, k, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
+    """The first node of one request that has no parent, unless a candidate is chosen twice."""
     request = tl.program_id(0).to(tl.int64)
     chosen_ptr += request * (num_nodes - 1)
     parent_list_ptr += request * num_blocks

@@ -216,7 +216,7 @@ for output in speculative.outputs:
 speculative
 
 # %% [markdown]
-# * **Try** `temperature=1.0` in `whole`. The two texts now differ, and nothing is broken. Why not? What would have to
+# * **Try** `temperature=1.0` in `whole`. The assertion fails, and yet nothing is broken. Why not? What would have to
 #   be compared instead? (The answer is in `papers/eagle1/notes.md`, and the comparison in `tests/test_verify.py`.)
 #
 # ## The same round on the fast column

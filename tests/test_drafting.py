@@ -412,8 +412,11 @@ def check_scores(scores, expected, config: SpecConfig, exact: bool) -> None:
         torch.testing.assert_close(scores, expected, rtol=4 * config.num_steps * EPS, atol=4 * config.num_steps * EPS)
 
 
-def check_loop(size: int, config: SpecConfig, hidden_size: int, tied: bool, device: str) -> None:
+def check_loop(size: int, config: SpecConfig, hidden_size: int, tied: bool, device: str, live_steps: int = 99) -> None:
+    """live_steps: how many steps of the first request lie below max_len."""
     first, steps = scripted(size, config, hidden_size, tied)
+    for topk_p, topk_index, _ in steps[live_steps:]:
+        topk_p[0], topk_index[0] = 0.0, torch.arange(config.topk)
     expected, states = reference_loop(first, steps, config)
     exact = config.score == "prob"
     lanes = fast.Lanes.empty(size, hidden_size, config, torch.float32, device)
@@ -438,6 +441,14 @@ def test_fast_lanes_are_the_references_at_every_step(
 ):
     config = SpecConfig(k, num_steps, num_steps + 1 if k == 1 else k, score=score, draft_kv=draft_kv)
     check_loop(3 if k < 10 else 2, config, 7, tied, device)
+
+
+@pytest.mark.parametrize("score", ["prob", "logprob"])
+@pytest.mark.parametrize("live_steps", [0, 1, 3])
+@pytest.mark.parametrize("k", [1, 3])
+def test_fast_lanes_beyond_the_length_limit_are_the_references(k, live_steps, score, device):
+    """A dropped row proposes ids 0..K-1 with probability 0: all its children tie."""
+    check_loop(2, SpecConfig(k, 5, 6, score=score, draft_kv="ancestor"), 3, False, device, live_steps)
 
 
 @given(st.integers(1, 16), st.integers(1, 5), st.integers(1, 4), st.booleans(), st.booleans(), st.integers(1, 5))
