@@ -8,7 +8,7 @@ ARGS ?=
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help demo test lint format clean
+.PHONY: help demo test lint format notebooks clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -31,6 +31,9 @@ format: $(INSTALLED) ## apply both
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+notebooks: $(INSTALLED) ## run the notebooks again
+	$(BIN)/python notebooks/execute.py
+
 clean: ## remove what make and the tests made, the virtual environment included
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 
@@ -38,5 +41,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || test -n "$(PYTHON)" || { echo "specsim needs Python 3.11 or later; none was found. Name one: make PYTHON=/path/to/python3" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing specsim and what it depends on into .venv: a few minutes, once."
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[test]'
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[test,notebooks]'
 	@touch $@

@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parent
 
 
 def execute(source: Path) -> nbformat.NotebookNode:
-    """The notebook of a source with the outputs of a fresh kernel; equal runs leave equal files."""
+    """The notebook of a source with the outputs of a fresh kernel, without random cell ids and times of day."""
     notebook = jupytext.read(source)
     for index, cell in enumerate(notebook.cells):
         cell.id, cell.metadata = f"cell-{index}", nbformat.NotebookNode()

@@ -1,10 +1,11 @@
-"""The command line: specsim demo, generate, accept."""
+"""The command line: specsim demo, generate, accept, diff."""
 
 import json
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -194,6 +195,62 @@ def accept(
     finally:
         write_json(json_file, study.to_json())
     if not study.is_lossless:
+        raise typer.Exit(1)
+
+
+@app.command()
+def diff(
+    grid: Annotated[
+        str | None, typer.Option(help="Many cells.", metavar="quick|pairwise|full", show_default="one cell")
+    ] = None,
+    drafter: Annotated[str, typer.Option(help="Who drafts.", metavar="eagle|eagle3")] = "eagle3",
+    family: Annotated[str, typer.Option(help="Whose layers.", metavar="llama|qwen3|mistral|twins|shipped")] = "llama",
+    topk: Annotated[int, typer.Option(help="Drafts kept at each step; 1 is a chain.")] = _TREE.topk,
+    num_steps: Annotated[int, typer.Option(help="Depth of the tree.")] = _TREE.num_steps,
+    num_draft_tokens: Annotated[int, typer.Option(help="Nodes of the tree, root too.")] = _TREE.num_draft_tokens,
+    page_size: Annotated[int, typer.Option(help="Slots of a KV page.")] = _TREE.page_size,
+    draft_kv: Annotated[str, typer.Option(help="Whose KV a draft sees.", metavar="lane|ancestor")] = _TREE.draft_kv,
+    extend: Annotated[str, typer.Option(help="Rows of draft-extend.", metavar="fixed|ragged")] = _TREE.extend,
+    release: Annotated[str, typer.Option(help="When slots are freed.", metavar="finish|round")] = _TREE.release,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = _GREEDY.temperature,
+    batch: Annotated[int, typer.Option(help="Requests.")] = 3,
+    graph: Annotated[str, typer.Option(help="What is replayed.", metavar="eager|step|phase|round")] = "eager",
+    free: Annotated[bool, typer.Option("--free", help="Let columns keep their own states.")] = False,
+    impl: Annotated[str, typer.Option(help="Which column is checked.", metavar="fast|reference")] = "fast",
+    device: Annotated[
+        str | None, typer.Option(help="Where it runs.", metavar="cpu|cuda", show_default="a GPU if there is one")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Of weights and KV.", metavar="float32|bfloat16")] = "float32",
+    shard: Annotated[str | None, typer.Option(help="Every n-th cell from the i-th.", metavar="i/n")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep the cells that are in --json.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write results here, cell by cell.")] = None,
+) -> None:
+    """Hold the fast column against the reference, phase by phase."""
+    _diff(locals())
+
+
+def _diff(options: dict[str, Any]) -> None:
+    """A grid brings its own settings: with it only what says what to run where may be given."""
+    from specsim import differential
+    from specsim.differential.grids import one_cell
+    from specsim.differential.show import show
+    from specsim.display import stdout_console
+    from specsim.json_file import check_writable
+
+    name, config = options["grid"], _pick(SpecConfig, options)
+    run = {key: options[key] for key in ("impl", "dtype", "device", "shard", "resume", "json_file")}
+    if name is not None:
+        for key, parameter in signature(diff).parameters.items():
+            if key not in (*run, "grid") and options[key] != parameter.default:
+                raise InputError(key, options[key], f"{parameter.default}, the default, with a grid")
+        cells = differential.grid(name)
+    else:
+        pair, mode = f"{options['drafter']}-{options['family']}", "free" if options["free"] else "lockstep"
+        cells = (one_cell(config, options["temperature"], pair, options["batch"], mode, options["graph"]),)
+    check_writable(options["json_file"])
+    result = differential.run_grid(name or "one cell", cells, progress=True, **run)
+    show(result, stdout_console())
+    if result.failures():
         raise typer.Exit(1)
 
 

@@ -53,6 +53,7 @@ BOTH_COLUMNS = {"specsim.reference", "specsim.fast"}
 TRAINING = {"torch", "numpy", "transformers", "tokenizers", "safetensors", "tqdm", "typer"}
 # The agreeing pair is made in memory, as the loader would have returned it.
 ZOO = TRAINING | {f"specsim.{name}" for name in ("zoo", "checkpoint", "drafter", "target", "metrics")}
+CELLS = {f"specsim.{name}" for name in ("pairwise", "zoo", "checkpoint", "json_file")}
 ANYTHING = {"*"}  # but a column and specsim.contract, which a rule has to name
 NEVER = {"reference", "fast"}  # a second copy of a column
 
@@ -70,7 +71,8 @@ RULES = {
     **dict.fromkeys(("phases", "pool", "uniforms", "drafter", "target"), Rule(STATES, set())),
     "requests": Rule(STATES, set()),
     "generation": Rule(ROUNDS, {"specsim.display"} | BOTH_COLUMNS),
-    **dict.fromkeys(("scheduler", "differential", "certify"), Rule(ROUNDS, BOTH_COLUMNS)),
+    **dict.fromkeys(("scheduler", "certify"), Rule(ROUNDS, BOTH_COLUMNS)),
+    "differential": Rule(ROUNDS | CELLS, {"specsim.display", "rich"} | BOTH_COLUMNS),
     "trace": Rule(ROUNDS, {"pandas"} | BOTH_COLUMNS),
     "contract": Rule(set(), set()),
     "simulator": Rule(SETTINGS | {"scipy", "pandas", "specsim.simulator"}, set()),

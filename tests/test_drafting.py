@@ -459,6 +459,17 @@ def test_fast_lanes_are_the_references_at_any_setting(k, num_steps, size, tied, 
 
 
 @pytest.mark.parametrize("score", ["prob", "logprob"])
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_child_of_the_fast_column_never_scores_above_its_parent(k, score, device):
+    config = SpecConfig(k, 2, 3, score=score)
+    first, [(topk_p, *others)] = scripted(2, config, 3, tied=False)
+    lanes = fast.Lanes.empty(2, 3, config, torch.float32, device)
+    fast.start_lanes(first.to(device), lanes, config)
+    fast.expand(lanes, *(value.to(device) for value in (torch.full_like(topk_p, 1 + EPS), *others)), config)
+    assert torch.equal(lanes.candidates.scores[:, k:], lanes.scores.repeat_interleave(k, dim=1))
+
+
+@pytest.mark.parametrize("score", ["prob", "logprob"])
 @pytest.mark.parametrize("num_steps", [1, 2, 5])
 def test_a_chain_is_expanded_as_a_tree_of_one_lane_would_be(
     num_steps, score, device, monkeypatch, gpu_blocks, program_order

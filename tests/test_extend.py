@@ -322,6 +322,14 @@ def test_fast_rows_are_the_references_at_any_setting(size, num_steps, num_featur
     check_case(random_case(size, num_steps, num_features), max_len, DEVICE)
 
 
+@pytest.mark.parametrize("extend", ["fixed", "ragged"])
+def test_fast_rows_beyond_the_table_write_nothing(extend, device):
+    """Row 0 of a table of nine columns, which row 1 follows in memory."""
+    narrow = torch.arange(18).view(2, 9)
+    case = make_batch([7], rows=[0]), make_verdict([[0, 2, 3, 5]]), numbered_features(6), narrow
+    assert fast_rows(case, 100, extend, device).cache_locations.tolist() == [7, 8, -1, -1]
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_fast_rows_keep_the_features_bits(dtype, device):
     check_case(random_case(3, 4, 1025, dtype), 100, device)

@@ -458,6 +458,10 @@ def test_a_malformed_parent_list_is_found_by_the_fast_column(chosen, parent_list
     check_faults([fine, chosen, fine], [[-1, 0, 1], parent_list, [-1, 0, 1]], 2, device)
 
 
+def test_a_candidate_beyond_the_pool_has_no_parent_in_the_next_requests_list(device):
+    check_faults([[0, 4], [0, 1]], [[-1, 1], [0, 1]], 2, device)
+
+
 @given(st.integers(1, 3), st.integers(0, 8), st.integers(1, 8), st.integers(1, 3), st.data())
 @settings(max_examples=60)
 def test_any_lists_are_judged_as_the_reference_does(k, num_drafts, num_blocks, size, data):

@@ -1,23 +1,27 @@
 import itertools
 import math
+import random
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import fields, replace
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from specsim.config import SamplingParams, SpecConfig
+from specsim.fast import verify as fast
 from specsim.phases import Batch, Sampling, VerifyInput
 from specsim.pool import KVBuffer, KVLayout, KVPool
+from specsim.reference import verify as reference
 from specsim.reference.tree import links, visibility
 from specsim.reference.verify import Tree, greedy, node_logits, target_only, trees, walk
 from specsim.uniforms import Stream, coins
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LOWEST, HIGHEST = 2.0**-24, 1 - 2.0**-24  # the bounds of specsim.uniforms.coins
 V = 4
 MASS = 4  # probabilities of the enumerated laws are multiples of 1/4
@@ -409,9 +413,7 @@ def test_plain_decoding_draws_from_the_whole_law():
     config, root = SpecConfig.plain(), make_tree([-1], [2])
     adjusted_BNV = LOGITS_NV[:1].double().expand(2, 1, V)
     coins_B1 = torch.full((2, 1), 0.5)
-    verdict = walk(
-        make_batch([GREEDY, SAMPLED]), [root] * 2, adjusted_BNV, coins_B1, torch.tensor([0.9, 0.2]), config
-    )
+    verdict = walk(make_batch([GREEDY, SAMPLED]), [root] * 2, adjusted_BNV, coins_B1, torch.tensor([0.9, 0.2]), config)
     assert verdict.predict.tolist() == [2, 1]
     assert verdict.accept_index.tolist() == [[0], [1]]
     assert verdict.num_accepted_tokens.tolist() == [1, 1]
@@ -503,3 +505,297 @@ def test_every_node_has_its_own_grammar_mask():
     pools = make_pools([[0, 1, 2, 2, 3]])
     adjusted = node_logits(make_batch([GREEDY]), [BONUS_THREE], logits_BNV, config, pools, allowed_BNV)
     assert torch.equal(adjusted, torch.where(allowed_BNV, logits_BNV.double(), -torch.inf))
+
+
+# The fast column. Whole verdicts against the reference's on the same f32 logits.
+
+
+def random_tree(draw: random.Random, config: SpecConfig, vocab_size: int) -> Tree:
+    """N nodes of depth up to S; siblings carry distinct tokens, in any order."""
+    parents, tokens, depths = [-1], [draw.randrange(vocab_size)], [0]
+    while len(parents) < config.num_draft_tokens:
+        node = draw.randrange(len(parents))
+        token = draw.randrange(vocab_size)
+        siblings = [other for other, parent in zip(tokens, parents, strict=True) if parent == node]
+        if depths[node] < config.num_steps and token not in siblings:
+            parents, tokens, depths = [*parents, node], [*tokens, token], [*depths, depths[node] + 1]
+    return make_tree(parents, tokens)
+
+
+def inputs_of(grown: list[Tree]) -> VerifyInput:
+    each = [verify_input_of(tree, 1) for tree in grown]
+    joined = {field.name: [getattr(one, field.name) for one in each] for field in fields(VerifyInput)}
+    return VerifyInput(**{name: None if parts[0] is None else torch.cat(parts) for name, parts in joined.items()})
+
+
+def likely_logits(draw: random.Random, grown: list[Tree], vocab_size: int, more: float) -> torch.Tensor:
+    """Normal logits [B·N, V] of deviation 2, with `more` for the children of every node."""
+    generator = torch.Generator().manual_seed(draw.randrange(2**31))
+    logits_BNV = 2 * torch.randn(len(grown), len(grown[0].tokens), vocab_size, generator=generator)
+    for logits_NV, tree in zip(logits_BNV, grown, strict=True):
+        for node, parent in enumerate(tree.parents[1:], 1):
+            logits_NV[parent, tree.tokens[node]] += more
+    return logits_BNV.flatten(0, 1)
+
+
+def requests_of(draw: random.Random, params: list[SamplingParams], vocab_size: int) -> tuple[Batch, KVPool]:
+    """Requests of random lengths, in rows of the pool in reverse order; columns not theirs hold no token."""
+    params = [replace(each, seed=draw.randrange(2**64)) for each in params]
+    lengths = [draw.randrange(2, 12) for _ in params]
+    prompts = [draw.randrange(1, length + 1) for length in lengths]
+    rows = list(range(len(params)))[::-1]
+    batch = replace(Batch.of(rows, rows, prompts, params, vocab_size), seq_lens=torch.tensor(lengths))
+    pools = KVPool(KVBuffer(KVLayout(1, 1, 1), 8, torch.float32), None, 1, len(params), 40)
+    for row, length in batch.rows_and_lens:
+        pools.token_ids[row, : length + 1] = torch.tensor([draw.randrange(vocab_size) for _ in range(length + 1)])
+    return batch, pools
+
+
+def pools_on(pools: KVPool, device: str) -> KVPool:
+    """The tokens of these pools."""
+    width = pools.token_ids.shape[1]
+    moved = KVPool(KVBuffer(KVLayout(1, 1, 1), 8, torch.float32, device), None, 1, len(pools.token_ids), width)
+    moved.token_ids.copy_(pools.token_ids)
+    return moved
+
+
+def fast_verify(batch, verify_input, logits_RV, config, pools, device, coins=None):
+    """The verdict, on the CPU."""
+    coins = coins and tuple(each.to(device) for each in coins)
+    verdict = fast.verify(
+        batch.to(device), verify_input.to(device), logits_RV.to(device), config, pools_on(pools, device), coins
+    )
+    return type(verdict)(**{field.name: getattr(verdict, field.name).cpu() for field in fields(verdict)})
+
+
+COUNTED = ("predict", "accept_index", "num_accepted_drafts", "num_accepted_tokens")
+
+
+def assert_same(verdict, expected):
+    """Integers exactly; logprobs within the roundings of an exponent, which grow with it, and of a logarithm."""
+    for name in COUNTED:
+        assert getattr(verdict, name).dtype == torch.int32
+        assert torch.equal(getattr(verdict, name), getattr(expected, name)), name
+    assert verdict.logprobs.dtype == torch.float32
+    assert ((verdict.logprobs - expected.logprobs).abs() <= 2.0**-21 * (8 + expected.logprobs.abs())).all()
+
+
+BINARY = math.log2(math.e)  # this temperature makes the weights of integer logits powers of two: nothing is rounded
+EXACT = [
+    SamplingParams(temperature=BINARY),
+    SamplingParams(temperature=BINARY, top_k=5),
+    SamplingParams(temperature=BINARY, top_p=0.7),
+    SamplingParams(temperature=BINARY, min_p=0.125),
+    SamplingParams(temperature=BINARY, top_k=7, top_p=0.9, min_p=0.0625),
+    SamplingParams(),
+]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("thresholds", [(1.0, 1.0), (0.3, 0.7)])
+def test_fast_verdicts_of_binary_laws_are_exactly_the_references(seed, thresholds, device, program_order):
+    """Also where a coin or a cut ties. The coins are drawn by name, by each column for itself."""
+    draw, config = random.Random(seed), SpecConfig(topk=3, num_steps=3, num_draft_tokens=9, page_size=1, max_len=40)
+    config = replace(config, threshold_single=thresholds[0], threshold_acc=thresholds[1])
+    grown = [random_tree(draw, config, 13) for _ in EXACT]
+    logits_RV = likely_logits(draw, grown, 13, 3.0).round()
+    batch, pools = requests_of(draw, EXACT, 13)
+    verify_input = inputs_of(grown)
+    expected = reference.verify(batch, verify_input, logits_RV, config, pools)
+    assert_same(fast_verify(batch, verify_input, logits_RV, config, pools, device), expected)
+    assert expected.num_accepted_drafts.sum() > 0
+
+
+SHAPES = [(1, 1, 2), (1, 4, 5), (2, 2, 4), (4, 3, 13), (3, 5, 4), (8, 2, 31)]
+ANY = [
+    SamplingParams(),
+    SamplingParams(repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2),
+    SamplingParams(temperature=1.0, logit_bias={1: 3.0, 2: -2.0}),
+    SamplingParams(temperature=0.8, top_k=6, repetition_penalty=1.2),
+    SamplingParams(temperature=1.2, top_p=0.85, frequency_penalty=-0.4),
+    SamplingParams(temperature=1.5, top_k=9, top_p=0.9, min_p=0.04, presence_penalty=0.6),
+]
+
+
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from(SHAPES),
+    st.sampled_from(["exact", "relaxed"]),
+    st.sampled_from([(1.0, 1.0), (0.4, 1.0), (1.0, 0.6), (0.0, 0.0)]),
+)
+@settings(max_examples=10, phases=[Phase.generate])
+def test_fast_verdicts_are_the_references(seed, shape, penalties, thresholds):
+    """Every decision of ten batches. Roundings decide one of them with a probability of about 10⁻⁶."""
+    topk, num_steps, num_nodes = shape
+    config = SpecConfig(topk, num_steps, num_nodes, 1, penalties=penalties, max_len=14)
+    config = replace(config, threshold_single=thresholds[0], threshold_acc=thresholds[1])
+    draw = random.Random(seed)
+    grown = [random_tree(draw, config, 37) for _ in ANY]
+    logits_RV = likely_logits(draw, grown, 37, 4.0)
+    batch, pools = requests_of(draw, ANY, 37)
+    verify_input = inputs_of(grown)
+    expected = reference.verify(batch, verify_input, logits_RV, config, pools)
+    assert_same(fast_verify(batch, verify_input, logits_RV, config, pools, DEVICE), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fast_verdicts_of_a_vocabulary_of_several_tiles(dtype, device, program_order):
+    config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=1, max_len=40)
+    draw, params = random.Random(5), ANY[1:]
+    grown = [random_tree(draw, config, 5003) for _ in params]
+    logits_RV = likely_logits(draw, grown, 5003, 9.0).to(dtype)
+    batch, pools = requests_of(draw, params, 5003)
+    verify_input = inputs_of(grown)
+    expected = reference.verify(batch, verify_input, logits_RV, config, pools)
+    assert_same(fast_verify(batch, verify_input, logits_RV, config, pools, device), expected)
+
+
+def test_fast_verdict_of_given_coins_and_their_ends(device, program_order):
+    """The mixed batch by hand, then coins at both ends, then thresholds that greedy must not hear of."""
+    params = [GREEDY, SAMPLED, SAMPLED, HOT]
+    batch, verify_input, pools = make_batch(params), verify_input_of(FIVE, 4), make_pools([[0, 1, 2, 3]] * 4)
+    for single, acc in ((1.0, 1.0), (0.0, 0.0)):
+        config = replace(CONFIG, threshold_single=single, threshold_acc=acc, max_len=8)
+        for accept, final in itertools.product([LOWEST, HIGHEST, [0.2, 0.9, 0.5]], [LOWEST, 0.55, HIGHEST]):
+            coins_BW = torch.tensor(accept, dtype=torch.float64).expand(4, 3).contiguous()
+            given = coins_BW, torch.full((4,), final, dtype=torch.float64)
+            logits_RV = LOGITS_NV.repeat(4, 1)
+            expected = reference.verify(batch, verify_input, logits_RV, config, pools, given)
+            assert_same(fast_verify(batch, verify_input, logits_RV, config, pools, device, given), expected)
+
+
+def test_fast_walk_breaks_ties_by_the_lower_token_and_falls_back_where_nothing_is_left(device):
+    """Equal logits: greedy takes token 0. Children 0..3 cover the vocabulary, whose weight the thresholds leave."""
+    tree, config = make_tree([-1, 0, 0, 0], [3, 2, 0, 1]), SpecConfig(3, 1, 4, 1, max_len=8)
+    logits_RV = torch.tensor([-torch.inf, 0.0, 0.0, -torch.inf]).repeat(8, 1)
+    given = torch.full((2, 2), HIGHEST, dtype=torch.float64), torch.tensor([0.9, 0.9], dtype=torch.float64)
+    batch, pools = make_batch([GREEDY, SAMPLED]), make_pools([[0, 1, 2, 3]] * 2)
+    tree = replace(tree, tokens=[3, 2, 0, 3])
+    expected = reference.verify(batch, verify_input_of(tree, 2), logits_RV, config, pools, given)
+    assert expected.predict.tolist()[:4] == [1, -1, -1, -1]
+    assert_same(fast_verify(batch, verify_input_of(tree, 2), logits_RV, config, pools, device, given), expected)
+    covered = replace(tree, tokens=[3, 2, 1, 0])
+    ((verdict, law),) = [walk_by_hand(batch, covered, logits_RV, config, given, device)]
+    assert law.moments[4, 3] == 2
+    assert verdict.predict[4:].tolist() == [1, -1, 2, -1]
+
+
+def walk_by_hand(batch: Batch, tree: Tree, logits_RV: torch.Tensor, config: SpecConfig, given, device: str):
+    verify_input, on_device = verify_input_of(tree, batch.size).to(device), batch.to(device)
+    adjusted_RV = logits_RV.to(device)
+    law = fast.laws(on_device, adjusted_RV, config.num_draft_tokens)
+    given = tuple(each.to(device) for each in given)
+    return fast.walk(on_device, verify_input, adjusted_RV.unflatten(0, (batch.size, -1)), law, given, config), law
+
+
+@pytest.mark.parametrize("max_len", [5, 6, 7, 40])
+def test_fast_walk_stops_at_the_length_limit(max_len, device):
+    """Lengths 4 to 6 on both sides of the limit: no node at or beyond it is accepted, nor its sibling rejected."""
+    params = [GREEDY, SAMPLED, GREEDY, SAMPLED, SAMPLED]
+    batch = make_batch(params, seq_lens=[4, 4, 5, 5, 6])
+    config, pools = replace(CONFIG, max_len=max_len), make_pools([[0, 1, 2, 3, 0, 1, 2]] * 5)
+    given = torch.full((5, 3), 0.1, dtype=torch.float64), torch.full((5,), 0.3, dtype=torch.float64)
+    logits_RV = LOGITS_NV.repeat(5, 1)
+    expected = reference.verify(batch, verify_input_of(FIVE, 5), logits_RV, config, pools, given)
+    assert_same(fast_verify(batch, verify_input_of(FIVE, 5), logits_RV, config, pools, device, given), expected)
+
+
+def test_padded_requests_have_no_path_and_change_nobody(device, program_order):
+    """Padded at the front, in the middle and at the end, with NaN for logits, against the same requests alone."""
+    draw, config = random.Random(3), SpecConfig(topk=2, num_steps=2, num_draft_tokens=5, page_size=1, max_len=40)
+    grown = [random_tree(draw, config, 37) for _ in ANY]
+    logits_RV, verify_input = likely_logits(draw, grown, 37, 4.0), inputs_of(grown)
+    batch, pools = requests_of(draw, ANY, 37)
+    alone = fast_verify(batch, verify_input, logits_RV, config, pools, device)
+
+    places = torch.tensor([0, 0, 1, 2, 0, 3, 4, 5, 0])
+    real = torch.tensor([False, True, True, True, False, True, True, True, False])
+    spread = batch.filter(places)
+    rows, lengths = torch.where(real, spread.req_pool_indices, -1), torch.where(real, spread.seq_lens, 0)
+    spread = replace(spread, req_pool_indices=rows, seq_lens=lengths)
+    logits_BNV = logits_RV.unflatten(0, (6, 5))[places].masked_fill(~real[:, None, None], torch.nan)
+    among = fast_verify(
+        spread, inputs_of([grown[at] for at in places]), logits_BNV.flatten(0, 1), config, pools, device
+    )
+
+    assert torch.equal(among.predict.view(9, 5)[real], alone.predict.view(6, 5))
+    assert torch.equal(among.logprobs[real], alone.logprobs)
+    assert torch.equal(among.num_accepted_tokens[real], alone.num_accepted_tokens)
+    own = among.accept_index - 5 * torch.arange(9, dtype=torch.int32)[:, None]
+    expected = alone.accept_index - 5 * torch.arange(6, dtype=torch.int32)[:, None]
+    assert torch.equal(
+        own.masked_fill(among.accept_index < 0, -1)[real], expected.masked_fill(alone.accept_index < 0, -1)
+    )
+    assert (among.predict.view(9, 5)[~real] == -1).all()
+    assert (among.accept_index[~real] == -1).all()
+    assert among.num_accepted_drafts[~real].tolist() == [0] * 3
+    assert among.num_accepted_tokens[~real].tolist() == [1] * 3
+    assert among.logprobs[~real].tolist() == [[0.0] * 3] * 3
+
+
+@pytest.mark.parametrize("link", ["next_token", "next_sibling", "tokens"])
+@pytest.mark.parametrize("value", ["own", 0, 99, 2**40])
+def test_malformed_links_end_a_walk_within_the_tree(link, value, device):
+    """Links in circles and beyond the tree, tokens beyond the vocabulary: an end, and a verdict of some path."""
+    spoiled = [node if value == "own" else value for node in range(6)]
+    tree = replace(FIVE, **{link: spoiled})
+    given = torch.full((2, 3), 0.3, dtype=torch.float64), torch.full((2,), HIGHEST, dtype=torch.float64)
+    verdict, _ = walk_by_hand(
+        make_batch([GREEDY, SAMPLED]), tree, LOGITS_NV.repeat(2, 1), replace(CONFIG, max_len=9), given, device
+    )
+    drafts = verdict.num_accepted_drafts.tolist()
+    assert all(0 <= count <= 2 for count in drafts)
+    for request, (path, count) in enumerate(zip(verdict.accept_index.tolist(), drafts, strict=True)):
+        assert all(6 * request <= node < 6 * request + 6 for node in path[: count + 1])
+        assert path[count + 1 :] == [-1] * (2 - count)
+
+
+def test_fast_verdict_goes_where_it_is_told_and_of_no_requests_is_empty(device):
+    config, params = replace(CONFIG, max_len=8), [GREEDY, SAMPLED]
+    batch, verify_input, pools = make_batch(params), verify_input_of(FIVE, 2), make_pools([[0, 1, 2, 3]] * 2)
+    first = fast_verify(batch, verify_input, LOGITS_NV.repeat(2, 1), config, pools, device)
+    arguments = (batch.to(device), verify_input.to(device), LOGITS_NV.repeat(2, 1).to(device), config)
+    out = first.__class__(
+        **{field.name: torch.empty_like(getattr(first, field.name), device=device) for field in fields(first)}
+    )
+    assert fast.verify(*arguments, pools_on(pools, device), out=out) is out
+    assert all(torch.equal(getattr(out, field.name).cpu(), getattr(first, field.name)) for field in fields(first))
+    none = make_batch([])
+    verdict = fast_verify(none, verify_input_of(FIVE, 0), torch.empty(0, V), config, pools, device)
+    assert_same(verdict, reference.verify(none, verify_input_of(FIVE, 0), torch.empty(0, V), config, pools))
+
+
+@pytest.mark.parametrize("penalties", ["exact", "relaxed"])
+def test_fast_node_logits_are_the_references(penalties, device, program_order):
+    """Budget: a rounding for each of the four operations on what is at most as large as their operands."""
+    config = SpecConfig(topk=3, num_steps=3, num_draft_tokens=11, page_size=1, penalties=penalties, max_len=40)
+    draw = random.Random(1)
+    grown = [random_tree(draw, config, 19) for _ in ANY]
+    logits_RV, verify_input = likely_logits(draw, grown, 19, 2.0), inputs_of(grown)
+    batch, pools = requests_of(draw, ANY, 19)
+    logits_BNV = logits_RV.unflatten(0, (6, 11))
+    exact = node_logits(batch, trees(batch, verify_input, 40), logits_BNV, config, pools)
+    on_device = batch.to(device), verify_input.to(device), logits_RV.to(device)
+    adjusted = fast.node_logits(*on_device, config, pools_on(pools, device)).cpu()
+    assert torch.equal(adjusted[0], logits_BNV[0])
+    assert ((adjusted - exact).abs() <= 4 * 2.0**-24 * (1.3 * logits_BNV.abs() + 8)).all()
+
+
+def test_fast_first_tokens_are_the_references(device, program_order):
+    """Known ones are kept; chunks end within their prompts, at their ends and, resumed, beyond them; one is padded."""
+    draw, params = random.Random(8), [*ANY, SAMPLED, SAMPLED]
+    batch, pools = requests_of(draw, params, 37)
+    batch = replace(batch, prompt_lens=batch.seq_lens + torch.tensor([0, 0, 0, 0, 0, -1, 3, -1]))
+    logits_BV, known = 3 * torch.randn(8, 37), torch.tensor([-1, -1, -1, -1, -1, 5, 36, -1])
+    tokens, logprobs = reference.first_tokens(batch, known, logits_BV, pools)
+    padded = batch.filter(torch.tensor([*range(8), 0]))
+    rows, lengths = padded.req_pool_indices.clone(), padded.seq_lens.clone()
+    rows[8], lengths[8] = -1, 0
+    padded = replace(padded, req_pool_indices=rows, seq_lens=lengths).to(device)
+    logits_RV = torch.cat([logits_BV, torch.full((1, 37), torch.nan)]).to(device)
+    known = torch.cat([known, torch.tensor([4])]).to(device)
+    fast_tokens, fast_logprobs = fast.first_tokens(padded, known, logits_RV, pools_on(pools, device))
+    assert (fast_tokens.dtype, fast_logprobs.dtype) == (torch.int32, torch.float32)
+    assert fast_tokens.tolist() == [*tokens.tolist(), -1]
+    assert ((fast_logprobs[:8].cpu() - logprobs).abs() <= 2.0**-21 * (8 + logprobs.abs())).all()
+    assert fast_logprobs[8] == 0

@@ -32,4 +32,6 @@ class Cell:
             if getattr(self, name) not in allowed:
                 raise InputError(name, getattr(self, name), " or ".join(allowed))
         if self.graph == "round" and self.config.release == "round":
-            raise InputError("graph", self.graph, "eager, step or phase with release 'round', which frees slots inside it")
+            raise InputError(
+                "graph", self.graph, "eager, step or phase with release 'round', which frees slots inside it"
+            )

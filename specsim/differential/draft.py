@@ -41,7 +41,9 @@ def compare_candidates(scene: Scene, request: int, trees: Trio[VerifyInput], che
     column shows: they are held to exact's within the budget, and the choice to the column's own scores exactly.
     """
     pools = trees.map(lambda tree: tree.candidates)
-    columns = (pools.map(lambda pool, n=name: getattr(pool, n)[request]) for name in ("tokens", "scores", "parent_list"))
+    columns = (
+        pools.map(lambda pool, n=name: getattr(pool, n)[request]) for name in ("tokens", "scores", "parent_list")
+    )
     found = Considered(*columns, scene.config.topk)
     check.same(PARENTS, found.parents.reference[: 1 + found.topk], found.parents.fast[: 1 + found.topk])
     check.same(TOKENS, found.tokens.reference[: found.topk], found.tokens.fast[: found.topk])

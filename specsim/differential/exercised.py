@@ -23,8 +23,11 @@ def note_round(scene: Scene, request: int, tree: VerifyInput, outputs: Trio[Veri
         noted["last column of a page"] += length % page == page - 1
 
 
-def required(cells: Sequence[Cell]) -> tuple[str, ...]:
-    """What these cells together have to exercise, every accepted count up to their deepest tree's included."""
+def required(cells: Sequence[Cell], impl: str) -> tuple[str, ...]:
+    """What these cells together have to exercise, every accepted count up to their deepest tree's included; only the
+    fast column pads batches.
+    """
     deepest = max((cell.config.num_steps for cell in cells), default=0)
     names = ["rounds", *(f"accepted {count}" for count in range(deepest + 1)), "rejections", "page crossings"]
-    return (*names, "first column of a page", "last column of a page", "ties", "padded rows", "dropped rows")
+    names += ["first column of a page", "last column of a page", "ties", "dropped rows"]
+    return (*names, *(["padded rows"] if impl == "fast" else []))

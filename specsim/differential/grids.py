@@ -42,12 +42,15 @@ AXES = {
     "mode": ["lockstep", "free"],
     "chunks": [1, 2],
 }
-CROSSED = ("topk", "num_steps", "num_draft_tokens", "page_size", "batch", "sampling")
+CROSSED = ("topk", "num_steps", "num_draft_tokens", "page_size", "batch")
+NAMED = (*CROSSED, "sampling", "kind", "family")  # by every cell's id, default or not
 DEFAULTS = {name: values[0] for name, values in AXES.items()}
 QUICK = (
     dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3),
     dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3, sampling="warm", kind="eagle3", graph="phase"),
-    dict(topk=1, num_steps=5, page_size=16, sampling="warm", kind="eagle3", graph="step", mode="free", batch=3),
+    dict(
+        topk=1, num_steps=5, page_size=16, sampling="warm", kind="eagle3", graph="step", mode="free", threshold_acc=0.1
+    ),
     dict(topk=8, num_steps=2, num_draft_tokens=16, page_size=1, sampling="filtered", extend="ragged", graph="round"),
     dict(topk=2, num_steps=5, num_draft_tokens="most", page_size=2, sampling="biased", draft_kv="ancestor", batch=3),
     dict(topk=4, num_steps=2, num_draft_tokens="most", page_size=64, sampling="penalties", release="round"),
@@ -57,7 +60,10 @@ QUICK = (
 # Beside what is covered pairwise: equal logits, accepted paths as deep as trees get, plain decoding, mixed parameters.
 SPECIAL = (
     *(dict(QUICK[7], kind=kind, graph=graph) for kind in ("eagle", "eagle3") for graph in ("eager", "phase")),
-    *(dict(QUICK[0], topk=16, num_steps=5, num_draft_tokens="most", family="twins", mode=mode) for mode in AXES["mode"]),
+    *(
+        dict(QUICK[0], topk=16, num_steps=5, num_draft_tokens="most", family="twins", mode=mode)
+        for mode in AXES["mode"]
+    ),
     dict(QUICK[0], topk=1, num_steps=0, graph="phase", sampling="mixed"),
     dict(QUICK[0], topk=1, num_steps=0, page_size=1, graph="round", mode="free"),
     dict(QUICK[0], sampling="mixed", graph="round", bucket=8),
@@ -75,7 +81,8 @@ def grid(name: str) -> tuple[Cell, ...]:
         raise InputError("grid", name, " or ".join(GRIDS))
     if name == "quick":
         return tuple(map(cell_of, QUICK))
-    settings = pairwise(AXES, is_valid)
+    backwards = {axis: values[::-1] for axis, values in AXES.items()}
+    settings = [*pairwise(AXES, is_valid), *pairwise(backwards, is_valid)]
     if name == "full":
         settings = [*_crossed(settings), *settings]
     return tuple({cell.id: cell for cell in map(cell_of, (*settings, *SPECIAL, *SHIPPED))}.values())
@@ -88,10 +95,15 @@ def is_valid(setting: Mapping[str, Any]) -> bool:
 
 
 def _crossed(covering: list[dict]) -> list[dict]:
-    """Every combination of the crossed axes, its other settings taken in turn from the cells that cover their pairs."""
-    crossed = (dict(zip(CROSSED, values, strict=True)) for values in product(*(AXES[name] for name in CROSSED)))
-    valid = [setting for setting in crossed if is_valid(setting)]
-    return [{**covering[place % len(covering)], **setting} for place, setting in enumerate(valid)]
+    """Every combination of the crossed axes, greedy and warm, once for every tree that comes of it; other settings are
+    taken in turn from the cells that cover their pairs.
+    """
+    crossed = {}
+    for *values, sampling in product(*(AXES[name] for name in CROSSED), ("greedy", "warm")):
+        setting = {**dict(zip(CROSSED, values, strict=True)), "sampling": sampling}
+        width = _width(setting["topk"], setting["num_steps"], setting["num_draft_tokens"])
+        crossed.setdefault(tuple({**setting, "num_draft_tokens": width}.values()), setting)
+    return [{**covering[place % len(covering)], **setting} for place, setting in enumerate(crossed.values())]
 
 
 def cell_of(setting: Mapping[str, Any]) -> Cell:
@@ -101,7 +113,9 @@ def cell_of(setting: Mapping[str, Any]) -> Cell:
     config = _config(values, max(map(len, prompts)))
     values["num_draft_tokens"] = config.num_draft_tokens
     return Cell(
-        id="-".join(_label(name, value) for name, value in values.items() if value != DEFAULTS.get(name)),
+        id="-".join(
+            _label(name, value) for name, value in values.items() if value != DEFAULTS.get(name) or name in NAMED
+        ),
         pair=f"{values['kind']}-{values['family']}",
         prompts=prompts,
         sampling=_sampling(values["sampling"], values["batch"]),
@@ -114,24 +128,38 @@ def cell_of(setting: Mapping[str, Any]) -> Cell:
     )
 
 
+def one_cell(config: SpecConfig, temperature: float, pair: str, batch: int, mode: str, graph: str) -> Cell:
+    """A cell of one's own setting."""
+    sampling = SamplingParams(temperature=temperature)
+    if batch < 1:
+        raise InputError("batch", batch, "at least 1")
+    limited = tuple(replace(sampling, max_new_tokens=(12, 4, 9)[place % 3], seed=place) for place in range(batch))
+    return Cell("one cell", pair, _prompts(config.page_size, batch), limited, config, mode, graph)
+
+
 def _label(name: str, value: Any) -> str:
-    short = {"topk": "k", "num_steps": "s", "num_draft_tokens": "n", "page_size": "p", "batch": "b", "chunks": "chunks"}
-    return f"{short[name]}{value}" if name in short else f"{name} {value}" if not isinstance(value, str) else value
+    short = {"topk": "k", "num_steps": "s", "num_draft_tokens": "n", "page_size": "p", "batch": "b"}
+    words = ("sampling", "kind", "family", "draft_kv", "extend", "penalties", "score", "mode")
+    return f"{short[name]}{value}" if name in short else value if name in words else f"{name}={value}"
 
 
 def _config(values: Mapping[str, Any], longest: int) -> SpecConfig:
-    topk, steps, width = values["topk"], values["num_steps"], values["num_draft_tokens"]
-    most = min(MOST_NODES, 1 + topk + (steps - 1) * topk**2)
-    width = steps + 1 if topk == 1 else min(most if width == "most" else width, most)
+    topk, steps = values["topk"], values["num_steps"]
     names = ("page_size", "draft_kv", "extend", "release", "score", "penalties", "threshold_single", "threshold_acc")
     max_len = longest + ROOM if values["max_len"] == "near" else None
+    width = _width(topk, steps, values["num_draft_tokens"])
     return SpecConfig(topk, steps, width, **{name: values[name] for name in names}, max_len=max_len)
+
+
+def _width(topk: int, num_steps: int, asked: int | str) -> int:
+    most = min(MOST_NODES, 1 + topk + (num_steps - 1) * topk**2)
+    return num_steps + 1 if topk == 1 else most if asked == "most" else min(asked, most)
 
 
 def _prompts(page_size: int, batch: int) -> tuple[tuple[int, ...], ...]:
     """The first ends just before a page does, the next at its end."""
     page = page_size if page_size >= 16 else 8
-    lengths = (page - 1, page, 5)[:batch]
+    lengths = [(page - 1, page, 5)[place % 3] for place in range(batch)]
     return tuple(tuple((7 * i + 3 * i * i + 11 * b) % VOCAB_SIZE for i in range(n)) for b, n in enumerate(lengths))
 
 

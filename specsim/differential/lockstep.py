@@ -1,4 +1,4 @@
-"""Three engines side by side: the reference drives, its float64 self says what was decidable, the fast column follows."""
+"""Three engines side by side: the reference drives, its float64 self says what was decidable, the fast one follows."""
 
 import traceback
 from copy import deepcopy
@@ -12,7 +12,7 @@ from specsim.config import InputError
 from specsim.differential.cell import Cell
 from specsim.differential.comparison import Tally, Trio
 from specsim.differential.divergence import Divergence, Mismatch
-from specsim.differential.phase import Found, compare_step
+from specsim.differential.phase import compare_step
 from specsim.differential.scene import Column, Scene
 from specsim.differential.slots import compare_books
 from specsim.phases import Batch, PrefillInput, State
@@ -54,7 +54,7 @@ class Lockstep:
                     break
                 self.round += 1
                 batch = self._round(running, batch)
-            self._close([request for request in running])
+            self._close(running)
         except Diverged:
             pass
 

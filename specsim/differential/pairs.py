@@ -14,7 +14,7 @@ _WINDOW = {"mistral": 7}
 
 
 def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
-    """`kind-family`, such as `eagle3-qwen3`; its weights are rounded to dtype, so that float64 runs start from the same.
+    """`kind-family`, such as `eagle3-qwen3`; with weights rounded to dtype, so that float64 runs have the same.
 
     `twins`: a target in which every odd token has the row of the even one before it in the head, so that logits tie.
     `shipped`: the pair that comes with the package.

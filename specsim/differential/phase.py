@@ -33,7 +33,9 @@ BY_ROW = frozenset(f"draft_extend_input.{name}" for name in ("input_ids", "posit
 Found = tuple[str, int | None, Mismatch]
 
 
-def compare_step(scene: Scene, entered: Trio[Any], outputs: dict[str, Trio[Any]], left_out: set[int]) -> Iterator[Found]:
+def compare_step(
+    scene: Scene, entered: Trio[Any], outputs: dict[str, Trio[Any]], left_out: set[int]
+) -> Iterator[Found]:
     """Every request's first difference, (phase, place in the batch or None, what).
 
     entered: the states that the step started from. outputs: what each of its phases left, on the host. left_out: whom
@@ -62,7 +64,9 @@ def compare_step(scene: Scene, entered: Trio[Any], outputs: dict[str, Trio[Any]]
                 yield phase, request, found
     if found := _failed(compare_tables, scene, left_out | wrong, check):
         yield phase, None, found
-    if not was_apart and (found := _failed(compare_untouched, scene, _written(scene, entered, outputs, left_out), check)):
+    if not was_apart and (
+        found := _failed(compare_untouched, scene, _written(scene, entered, outputs, left_out), check)
+    ):
         yield phase, None, found
 
 

@@ -8,7 +8,12 @@ from specsim.differential.divergence import Mismatch
 
 
 def compare_ranking(
-    check: Comparison, name: str, chosen: Trio[list[int]], reference_V: torch.Tensor, exact_V: torch.Tensor, noise: float
+    check: Comparison,
+    name: str,
+    chosen: Trio[list[int]],
+    reference_V: torch.Tensor,
+    exact_V: torch.Tensor,
+    noise: float,
 ) -> None:
     """The k best of values that the fast column does not show: place by place it may differ from exact's by noise.
 

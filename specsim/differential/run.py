@@ -15,7 +15,6 @@ from tqdm.auto import tqdm
 from specsim.config import InputError
 from specsim.differential.cell import Cell
 from specsim.differential.comparison import Trio
-from specsim.differential.divergence import Divergence
 from specsim.differential.exercised import required
 from specsim.differential.lockstep import Lockstep
 from specsim.differential.pairs import make_pair
@@ -119,7 +118,7 @@ def run_grid(
         dtype=dtype,
         impl=impl,
         versions=_versions(device),
-        required=required(cells) if name != "one cell" else (),
+        required=required(cells, impl) if name != "one cell" else (),
         cells=(),
     )
     done = _resumed(json_file, result) if resume else {}

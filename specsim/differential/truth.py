@@ -27,9 +27,7 @@ def compare_with_oracle(cell: Cell, pair) -> list[Divergence]:
         errors = [abs(a - b) for a, b in zip(truth.logprobs, output.logprobs, strict=False)]
         if not wrong and not max(errors) <= ALLOWED:
             wrong = [("logprobs", truth.logprobs, output.logprobs)]
-        divergences += [
-            Divergence(cell.id, 0, "oracle against reference", request, None, *each) for each in wrong[:1]
-        ]
+        divergences += [Divergence(cell.id, 0, "oracle against reference", request, None, *each) for each in wrong[:1]]
     return divergences
 
 

@@ -5,6 +5,7 @@ never excused by the precision of the model, only by that of the law's float32 a
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -94,7 +95,7 @@ def _path(scene: Scene, request: int, tree, outputs: Trio[VerifyOutput], check: 
     """The path in accept_index, if it is one: from the root, child by child, no deeper than is allowed, then -1."""
     row, first = outputs.fast.accept_index[request].tolist(), _rows(scene, request).start
     path = tuple(node - first for node in row if node != -1)
-    steps = all(0 < b < len(tree.parents) and tree.parents[b] == a for a, b in zip(path, path[1:], strict=False))
+    steps = all(0 < b < len(tree.parents) and tree.parents[b] == a for a, b in pairwise(path))
     is_path = path[:1] == (0,) and steps and len(path) <= max(tree.depth_limit, 0) + 1
     padded = [first + node for node in path] + [-1] * (len(row) - len(path))
     check.require("accept_index", is_path and row == padded, outputs.reference.accept_index[request].tolist(), row)

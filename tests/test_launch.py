@@ -1,0 +1,76 @@
+"""Launches: what they run, who is told of them, and in which environment."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from specsim.fast.launch import INTERPRETED, block_of, kernel, recorder
+
+
+@kernel
+def _note_program(out_ptr, stride, BLOCK: tl.constexpr):
+    """Program p writes its number and the block size."""
+    program = tl.program_id(0)
+    tl.store(out_ptr + program * stride, program)
+    tl.store(out_ptr + program * stride + 1, BLOCK)
+
+
+def run(grid, device, **options):
+    out = torch.full((4, 2), -1, device=device)
+    _note_program[grid](out, 2, BLOCK=options.get("block", 8))
+    return out.tolist()
+
+
+def test_a_launch_runs_every_program_of_its_grid(device, program_order):
+    assert run((3,), device) == [[0, 8], [1, 8], [2, 8], [-1, -1]]
+
+
+def test_an_empty_grid_runs_nothing(device):
+    assert run((0,), device) == [[-1, -1]] * 4
+
+
+def test_a_recorder_is_told_instead(device):
+    told = []
+    token = recorder.set(lambda name, launch: told.append((name, launch)))
+    try:
+        assert run((2,), device) == [[-1, -1]] * 4
+    finally:
+        recorder.reset(token)
+    out = torch.full((4, 2), -1, device=device)
+    [(name, launch)] = told
+    assert name == "_note_program"
+    launch()  # on the tensor of the recorded launch, not on this one
+    assert out.tolist() == [[-1, -1]] * 4
+    assert run((1,), device)[0] == [0, 8]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 100])
+def test_blocks_are_powers_of_two_that_hold_all_rows_where_programs_cost(count):
+    block = block_of(count, 16)
+    assert block == triton.next_power_of_2(block)
+    assert block >= count if INTERPRETED else block == 16
+
+
+def test_without_triton_the_column_says_so_and_the_reference_still_runs():
+    script = """
+import sys
+sys.modules["triton"] = None
+import specsim.reference.engine
+from specsim import SpecConfig
+from specsim.config import InputError
+from specsim.generation import load_engine
+from specsim.zoo.agreeing import agreeing_pair
+load_engine(agreeing_pair(), SpecConfig(), "reference")
+try:
+    load_engine(agreeing_pair(), SpecConfig(), "fast")
+except InputError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=os.environ, check=True)
+    assert done.stdout.startswith("impl is 'fast'; allowed: reference, unless Triton is installed")
+    assert len(done.stdout.splitlines()) == 1
