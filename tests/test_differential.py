@@ -123,23 +123,8 @@ def paths(state) -> list[str]:
 
 
 FAULTS = [(phase, path) for phase, state in STATES.items() for path in paths(state)]
-# Entries that mean something: a row's last one may be padding.
+# Elsewhere than at a state's very first entry.
 PLACES = {"candidates.parent_list": (1, 6), "candidates.tokens": (1, 5), "candidates.scores": (1, 9)}
-DIMENSIONS = {"mask": 3, "target_logits": 2, "predict": 1, "positions": 1, "cache_locations": 1, "next_tokens": 1}
-
-
-def place_of(path: str, phase: str) -> tuple[int, ...]:
-    return PLACES.get(path, (0,))
-
-
-@pytest.mark.parametrize("cell", [CELL, WARM], ids=["greedy", "warm"])
-@pytest.mark.parametrize(("phase", "path"), FAULTS)
-def test_one_wrong_entry_of_any_field_is_named(cell, phase, path):
-    result = result_of(cell, phase, first_entry(path))
-    assert result.first_divergence is not None, f"{path} is not compared"
-    assert result.first_divergence.field == path
-    assert result.first_divergence.phase == phase
-    assert result.mismatches >= 1
 
 
 def first_entry(path: str):
@@ -152,3 +137,617 @@ def first_entry(path: str):
         return spoiler(path, PLACES.get(path, (0,) * value.dim()))(state, batch, pools)
 
     return spoil
+
+
+@pytest.mark.parametrize("cell", [CELL, WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize(("phase", "path"), FAULTS)
+def test_one_wrong_entry_of_any_field_is_named(cell, phase, path):
+    result = result_of(cell, phase, first_entry(path))
+    assert result.first_divergence is not None, f"{path} is not compared"
+    assert result.first_divergence.field == path
+    assert result.first_divergence.phase == phase
+    assert result.mismatches >= 1
+
+
+def in_round(phase, spoil):
+    """The same fault where the three phases are one step."""
+
+    def spoil_round(outputs, batch, pools):
+        name = {"draft": "verify_input", "verify": "verify_output", "draft_extend": "draft_input"}[phase]
+        return outputs._replace(**{name: spoil(getattr(outputs, name), batch, pools)})
+
+    return spoil_round
+
+
+@pytest.mark.parametrize("mode", ["lockstep", "free"])
+@pytest.mark.parametrize(("phase", "path"), [fault for fault in FAULTS if fault[0] != "prefill"])
+def test_one_wrong_entry_is_named_after_a_whole_round(mode, phase, path):
+    cell = replace(WARM, graph="round", mode=mode)
+    first = result_of(cell, "round", in_round(phase, first_entry(path))).first_divergence
+    assert first is not None
+    assert (first.phase, first.field) == (phase, path)
+
+
+def slot_of(batch, pools, column, request=1):
+    return int(pools.req_to_token[batch.req_pool_indices[request], column])
+
+
+def touch(buffer, name, column_of):
+    """Spoil the KV of one column of request 1, in the last layer."""
+
+    def spoil(output, batch, pools):
+        length = int(batch.seq_lens[1])
+        slot = slot_of(batch, pools, column_of(length))
+        getattr(getattr(pools, buffer), name)[-1, slot, -1, -1] += 1e-3
+
+    return spoil
+
+
+def lane(length):
+    return int(lane_columns(length, CELL.config)[2, 1])
+
+
+def tail(length):
+    columns = tail_columns(length, CELL.config)
+    return int(columns[3, -1]) if columns.numel() else lane(length)
+
+
+KV_WRITES = {
+    "a prompt's KV": ("prefill", "target", lambda length: 0),
+    "the prompt's last KV": ("prefill", "draft", lambda length: length - 1),
+    "a lane": ("draft", "draft", lane),
+    "a tail's copy": ("draft", "draft", tail),
+    "the root's KV": ("verify", "target", lambda length: length),
+    "an accepted row": ("draft_extend", "draft", lambda length: length),
+}
+STRAY = {
+    "verify writes to the prefix": ("verify", "target", lambda length: length - 1),
+    "verify writes to the draft pool": ("verify", "draft", lambda length: length),
+    "verify writes behind the tree": ("verify", "target", lambda length: length + 8),
+    "draft writes to the target pool": ("draft", "target", lambda length: length),
+    "draft writes to the prefix": ("draft", "draft", lambda length: 0),
+    "draft-extend writes to the target pool": ("draft_extend", "target", lambda length: length),
+    "draft-extend writes behind its rows": ("draft_extend", "draft", lambda length: length + 4),
+    "draft-extend writes to the prefix": ("draft_extend", "draft", lambda length: length - 1),
+}
+
+
+@pytest.mark.parametrize("name", ["keys", "values"])
+@pytest.mark.parametrize(("phase", "buffer", "column_of"), KV_WRITES.values(), ids=KV_WRITES)
+def test_wrong_kv_is_named(phase, buffer, column_of, name):
+    first = result_of(CELL, phase, touch(buffer, name, column_of)).first_divergence
+    assert (first.phase, first.field, first.request) == (phase, f"{buffer} {name}", 1)
+
+
+@pytest.mark.parametrize("name", ["keys", "values"])
+@pytest.mark.parametrize(("phase", "buffer", "column_of"), STRAY.values(), ids=STRAY)
+def test_a_stray_write_is_named_with_its_owner(phase, buffer, column_of, name):
+    """Where unwritten KV is not a number, adding to it changes no bit: the slot is set."""
+
+    def spoil(output, batch, pools):
+        slot = slot_of(batch, pools, column_of(int(batch.seq_lens[1])))
+        getattr(getattr(pools, buffer), name)[0, slot, 0, 0] = 7.0
+
+    first = result_of(CELL, phase, spoil).first_divergence
+    assert (first.phase, first.request) == (phase, None if "prefix" not in first.field else 1)
+    # The prefix after draft-extend is also compared by content, which comes first.
+    assert first.field in (f"stray write, {buffer} pool", f"{buffer} {name}")
+    assert "stray" not in first.field or f"request row {int(1)}, column" in first.fast
+
+
+def record_elsewhere(output, batch, pools):
+    pools.token_ids[batch.req_pool_indices[0], int(batch.seq_lens[0]) + 7] = 3
+
+
+def swap_slots(output, batch, pools):
+    row = batch.req_pool_indices[2]
+    pools.req_to_token[row, [0, 1]] = pools.req_to_token[row, [1, 0]]
+
+
+def lose_a_page(output, batch, pools):
+    pools._allocator.allocate(1)
+
+
+def give_a_page_twice(output, batch, pools):
+    pools._allocator.free(pools._allocator.free_pages()[:1])
+
+
+@pytest.mark.parametrize("phase", ["prefill", "draft", "verify", "draft_extend"])
+@pytest.mark.parametrize(
+    ("field", "spoil"),
+    [
+        ("token_ids", record_elsewhere),
+        ("req_to_token", swap_slots),
+        ("page books", lose_a_page),
+        ("page books", give_a_page_twice),
+    ],
+)
+def test_wrong_tables_and_books_are_named(phase, field, spoil):
+    first = result_of(CELL, phase, spoil).first_divergence
+    assert (first.phase, first.field) == (phase, field)
+
+
+def swapped(name, one, other, dim=1):
+    def spoil(state, batch, pools):
+        order = list(range(getattr(state, name).shape[dim]))
+        order[one], order[other] = order[other], order[one]
+        return replace(state, **{name: getattr(state, name).index_select(dim, torch.tensor(order))})
+
+    return spoil
+
+
+def leak_padding(state, batch, pools):
+    return replace(state, topk_p=torch.cat([state.topk_p, state.topk_p[:1]]))
+
+
+def narrow(state, batch, pools):
+    return replace(state, draft_tokens=state.draft_tokens.int())
+
+
+def lose(state, batch, pools):
+    return replace(state, hidden=None)
+
+
+def not_a_number(state, batch, pools):
+    return replace(state, target_logits=state.target_logits.index_fill(0, torch.tensor([3]), torch.nan))
+
+
+def accept_less(state, batch, pools):
+    """Everything in agreement with itself, one draft short: request 0's path ends at its root."""
+    if int(state.num_accepted_drafts[0]) == 0:
+        return None
+    accept_index, predict = state.accept_index.clone(), state.predict.clone()
+    predict[accept_index[0, 1:][accept_index[0, 1:] >= 0].long()] = -1
+    accept_index[0, 1:] = -1
+    drafts = state.num_accepted_drafts.index_fill(0, torch.tensor([0]), 0)
+    counts = {"num_accepted_drafts": drafts, "num_accepted_tokens": drafts + 1}
+    return replace(state, accept_index=accept_index, predict=predict, **counts)
+
+
+def raise_error(state, batch, pools):
+    raise IndexError("row 1 of the request table owns no slot")
+
+
+def write_into_the_batch(state, batch, pools):
+    state.bonus_tokens  # noqa: B018
+
+
+SEMANTIC = {
+    "two drafts change places": ("draft_extend", swapped("topk_index", 0, 1), "topk_index"),
+    "two nodes change places": ("draft", swapped("draft_tokens", 1, 2), "draft_tokens"),
+    "a padded row leaks": ("draft_extend", leak_padding, "topk_p (shape)"),
+    "a narrower type": ("draft", narrow, "draft_tokens (dtype)"),
+    "a lost field": ("draft_extend", lose, "hidden (type)"),
+    "not a number": ("verify", not_a_number, "target_logits"),
+    "a path cut short": ("verify", accept_less, "accept_index"),
+    "an error": ("draft", raise_error, "error"),
+}
+
+
+@pytest.mark.parametrize(("phase", "spoil", "field"), SEMANTIC.values(), ids=SEMANTIC)
+@pytest.mark.parametrize("cell", [CELL, WARM], ids=["greedy", "warm"])
+def test_faults_of_meaning_are_named(cell, phase, spoil, field):
+    first = result_of(cell, phase, spoil).first_divergence
+    assert (first.phase, first.field) == (phase, field)
+
+
+def test_a_column_that_writes_to_what_it_reads_is_caught():
+    class Writing(Faulty):
+        def draft(self, batch, state, pools):
+            output = self._engine.draft(batch, state, pools)
+            state.topk_p[0, 0] = 0.5
+            return output
+
+    result = check(CELL, "reference", wrap=lambda column: replace(column, engine=Writing(column.engine, "", None)))
+    assert result.first_divergence.field == "the state that it read"
+
+
+def test_a_column_that_changes_what_it_left_before_is_caught():
+    left = []
+
+    def spoil(state, batch, pools):
+        left.append(state)
+
+    class Aliasing(Faulty):
+        def draft_extend(self, batch, state, pools):
+            left[0].target_logits.zero_()
+            return self._engine.draft_extend(batch, state, pools)
+
+    def wrap(column):
+        return replace(column, engine=Aliasing(column.engine, "verify", spoil))
+
+    assert check(CELL, "reference", wrap=wrap).first_divergence.field == "a state that it had left before"
+
+
+def test_a_divergence_says_everything_in_words():
+    first = result_of(CELL, "draft", first_entry("positions")).first_divergence
+    assert (first.round, first.request, first.node) == (1, 0, 0)
+    assert str(first) == f"{CELL.id}: round 1, draft, request 0, entry 0: positions is 8, the reference has 7"
+
+
+# Rounding explains as much as it can, and no more.
+
+ONE = Sampling.of([SAMPLINGS["warm"]], 8)
+
+
+def comparison():
+    return Comparison(Tally(), FLOAT32_EPS)
+
+
+def rank(fast, exact_V, reference_V=None, noise=0.5, exact=None):
+    exact = exact or torch.sort(exact_V, descending=True, stable=True).indices[: len(fast)].tolist()
+    check = comparison()
+    compare_ranking(
+        check, "field", Trio(exact, exact, fast), exact_V if reference_V is None else reference_V, exact_V, noise
+    )
+    return check.tally
+
+
+def test_the_budget_is_measured_between_the_references():
+    reference, exact = torch.tensor([1.0, 2.5]), torch.tensor([1.25, 2.0], dtype=torch.float64)
+    assert budget(reference, exact, 0.0) == 2.0
+    assert budget(reference, exact, 0.125) == 2.0 + 16 * 0.125 * 2
+    assert budget(reference, exact, 0.125, magnitude=8.0) == 2.0 + 16 * 0.125 * 8
+    assert budget(torch.empty(0), torch.empty(0), 1.0) == 0
+    assert budget(torch.tensor([-torch.inf]), torch.tensor([-torch.inf]), 1.0) == 0
+
+
+@pytest.mark.parametrize(("gap", "error"), [(0.999, Undecidable), (1.001, Mismatch)])
+def test_two_values_change_places_only_within_twice_their_noise(gap, error):
+    with pytest.raises(error):
+        rank([1, 0], torch.tensor([1.0, 1.0 - gap, -9.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("fast", "error"), [([1, 0], Mismatch), ([1, 2], Mismatch), ([0, 2], Mismatch), ([0, 0], Mismatch), ([0, 1], None)]
+)
+def test_values_equal_in_both_precisions_go_by_index(fast, error):
+    """Ids 0, 1 and 2 tie; the noise would excuse any order of them."""
+    tied = torch.tensor([1.0, 1.0, 1.0, -9.0], dtype=torch.float64)
+    if error is None:
+        assert rank(fast, tied).exercised["ties"] == 1
+    else:
+        with pytest.raises(error):
+            rank(fast, tied)
+
+
+def test_values_equal_in_one_precision_only_may_go_either_way():
+    tied, apart = torch.tensor([1.0, 1.0, -9.0], dtype=torch.float64), torch.tensor([1.0, 1.1, -9.0])
+    with pytest.raises(Undecidable):
+        rank([1, 0], tied, apart)
+
+
+def test_a_shifted_ranking_is_not_taken_for_a_broken_tie():
+    values = torch.tensor([1.0, 0.9, 0.9, -9.0], dtype=torch.float64)
+    with pytest.raises(Undecidable):
+        rank([1, 2, 0], values, exact=[0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("known", "gap", "token", "error"),
+    [(True, 1e-9, 1, Mismatch), (False, 1e-9, 1, None), (False, 1e-3, 1, Mismatch), (True, 0.0, 1, Mismatch)],
+)
+def test_greedy_choices_from_known_logits_are_exact(known, gap, token, error):
+    adjusted_V = torch.tensor([2.0, 2.0 - gap, 0.0], dtype=torch.float64)
+    law = Law(adjusted_V, ONE, 0, rounding(adjusted_V), known)
+    law.compare_argmax("field", 0, 0)
+    if error is None:
+        law.compare_argmax("field", token, 0)
+    else:
+        with pytest.raises(error):
+            law.compare_argmax("field", token, 0)
+
+
+@pytest.mark.parametrize(("beyond", "fits"), [(0.9, True), (1.1, False)])
+def test_a_draw_may_miss_its_share_by_the_slack(beyond, fits):
+    law = Law(torch.zeros(8, dtype=torch.float64), ONE, 0, 1e-6)
+    coin = 0.125 + beyond * law.slack
+    law.compare_draw("field", law.prob(), coin, 1, 0)
+    if fits:
+        law.compare_draw("field", law.prob(), coin, 0, 0)
+    else:
+        with pytest.raises(Mismatch):
+            law.compare_draw("field", law.prob(), coin, 0, 0)
+
+
+def test_a_token_without_mass_is_never_drawn():
+    law = Law(torch.zeros(8, dtype=torch.float64), ONE, 0, 1e-6)
+    with pytest.raises(Mismatch):
+        law.compare_draw("field", law.prob().index_fill(0, torch.tensor([3]), 0.0), 0.375, 3, 0)
+
+
+FILTERS = {
+    "top_k": (dict(top_k=2), [3.0, 2.0, 2.0 - 1e-9, 0.0], [3.0, 2.0, 1.0, 0.0]),
+    "top_p": (dict(top_p=0.5), [2.0, 1.0, 1.0, -50.0], [2.0, 1.0, 0.0, -50.0]),
+    "min_p": (dict(min_p=0.5), [0.0, -0.6931471805599453, -3.0, -3.0], [0.0, -0.5, -3.0, -3.0]),
+}
+
+
+@pytest.mark.parametrize(("params", "close", "clear"), FILTERS.values(), ids=FILTERS)
+def test_a_filters_edge_within_the_noise_makes_a_draw_undecidable(params, close, clear):
+    sampling = Sampling.of([replace(SAMPLINGS["warm"], **params)], 4)
+    if "top_p" in params:  # a token before which exactly top_p stands
+        close = torch.tensor([0.5, 0.25, 0.125, 0.125]).log().tolist()
+    fragile, sound = (Law(torch.tensor(v, dtype=torch.float64), sampling, 0, 1e-6) for v in (close, clear))
+    assert fragile.is_fragile()
+    assert not sound.is_fragile()
+    with pytest.raises(Undecidable):
+        fragile.deny("field", 0, 3, 0)
+    with pytest.raises(Mismatch):
+        sound.deny("field", 0, 3, 0)
+
+
+def test_scores_are_held_to_their_own_size():
+    """As logarithms: a wrong score of 1e-9 beside one of 1 is as wrong as a wrong score of 1."""
+    right = torch.tensor([1.0, 1e-9])
+    values = Trio(*map(log_scores, (right, right.double(), torch.tensor([1.0, 1.01e-9]))))
+    with pytest.raises(Mismatch):
+        comparison().close("scores", values)
+    assert log_scores(torch.tensor([-2.0]), "logprob").tolist() == [-2.0]
+
+
+def with_near_twins(monkeypatch):
+    """Logits of an even token and the odd one after it differ by less than float32 can tell."""
+    made = running.make_pair
+
+    def make(name, dtype):
+        pair = made(name.replace("llama", "twins"), dtype)
+        head = pair.target.tensors["lm_head.weight"].clone()
+        head[1::2] *= 1 + 2e-7
+        return replace(pair, target=replace(pair.target, tensors={**pair.target.tensors, "lm_head.weight": head}))
+
+    monkeypatch.setattr(running, "make_pair", make)
+
+
+def test_near_ties_are_counted_as_undecidable_and_hide_nothing(monkeypatch):
+    with_near_twins(monkeypatch)
+    cell = cell_of(dict(topk=8, num_steps=3, num_draft_tokens=16, page_size=4, batch=3))
+    result = check(cell, "reference")
+    assert result.mismatches == 0
+    assert result.undecidable > 0
+    for path in ("positions", "mask", "draft_tokens", "scores"):
+        found = result_of(cell, "draft", first_entry(path))
+        assert found.first_divergence.field == path
+
+
+@pytest.mark.parametrize("mode", ["lockstep", "free"])
+@pytest.mark.parametrize("graph", ["eager", "round"])
+def test_columns_that_rounding_parted_come_back_together(monkeypatch, mode, graph):
+    with_near_twins(monkeypatch)
+    cell = cell_of(dict(topk=8, num_steps=3, num_draft_tokens=16, page_size=4, batch=3, mode=mode, graph=graph))
+    result = check(replace(cell, rounds=6), "reference")
+    assert (result.mismatches, result.first_divergence) == (0, None)
+    assert result.undecidable > 0
+    assert result.exercised["rounds"] > 3
+
+
+# What a grid says of itself.
+
+
+def outcome(*cells, **changes):
+    result = GridResult("g", "f", len(cells), "cpu", "float32", "reference", {}, ("rounds",), cells)
+    return replace(result, **changes)
+
+
+WHOLE = dict.fromkeys(("prefill", "draft", "verify", "draft_extend"), 1)
+GOOD = CellResult("a", decisions=100, compared=WHOLE, exercised={"rounds": 1})
+
+
+@pytest.mark.parametrize(
+    ("result", "reason"),
+    [
+        (outcome(replace(GOOD, mismatches=1)), "1 mismatches"),
+        (outcome(replace(GOOD, exercised={})), "never exercised: rounds"),
+        (outcome(replace(GOOD, compared={**WHOLE, "verify": 0})), "nothing was compared to the end in a"),
+        (outcome(replace(GOOD, undecidable=3)), "3.00% of the decisions are undecidable, more than 0.1%"),
+        (outcome(CellResult("b", compared=WHOLE)), "never exercised: rounds"),
+    ],
+)
+def test_a_grid_fails_in_words(result, reason):
+    assert result.failures() == [reason]
+    assert result.to_json()["failures"] == [reason]
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        outcome(GOOD),
+        outcome(replace(GOOD, undecidable=2)),
+        outcome(replace(GOOD, undecidable=30), dtype="bfloat16"),
+        outcome(replace(GOOD, exercised={}), num_cells=2),
+    ],
+)
+def test_a_grid_passes(result):
+    assert result.failures() == []
+
+
+def test_a_cell_whose_requests_end_in_prefill_shows_nothing():
+    ended = replace(CELL, sampling=tuple(replace(each, max_new_tokens=1) for each in CELL.sampling))
+    assert check(ended, "reference").is_empty
+
+
+def test_every_field_of_every_state_is_compared_in_the_quick_grid():
+    counts = Counter()
+    for cell in grid("quick"):
+        counts.update(check(cell, "reference").fields)
+    assert {path for _, path in FAULTS} <= {name for name, count in counts.items() if count}
+
+
+def test_the_oracle_sees_what_columns_share(monkeypatch):
+    """Coins of another stream in both columns are the same coins; the oracle draws by name."""
+    import specsim.reference.verify as shared
+    from specsim.uniforms import Stream, coins
+
+    monkeypatch.setattr(shared, "final_coins", lambda *names: coins(*names[:2], Stream.PREFILL, names[2], 0))
+    result = check(WARM, "reference")
+    assert result.mismatches > 0
+    assert "oracle" in {result.first_divergence.phase} | {"oracle"}
+
+
+def test_grids_have_the_cells_they_promise():
+    assert len(grid("quick")) == len(QUICK)
+    assert len(COVERING) >= 60
+    cells = grid("full")
+    assert len({cell.id for cell in cells}) == len(cells)
+    assert {cell.id for cell in COVERING} <= {cell.id for cell in cells}
+    trees = {(c.config.topk, c.config.num_steps, c.config.num_draft_tokens, c.config.page_size) for c in cells}
+    assert len(trees) > 250
+    with pytest.raises(InputError, match="grid is 'all'"):
+        grid("all")
+
+
+def test_the_pairwise_grid_covers_every_pair():
+    from specsim.pairwise import pairwise
+
+    cells = [dict(cell) for cell in pairwise(AXES, is_valid)]
+    for first, second in combinations(AXES, 2):
+        met = {(cell[first], cell[second]) for cell in cells}
+        valid = {(a, b) for a in AXES[first] for b in AXES[second] if is_valid({first: a, second: b})}
+        assert met == valid
+    assert {cell_of(cell).id for cell in cells} <= {cell.id for cell in COVERING}
+
+
+def test_the_pairwise_grid_exercises_what_it_has_to():
+    counts = Counter()
+    for cell in COVERING:
+        counts.update(check(cell, "reference").exercised)
+    assert [name for name in required(COVERING, "reference") if not counts[name]] == []
+
+
+TWO = (CELL, replace(WARM, rounds=1))
+
+
+def test_shards_and_resume_make_the_whole(tmp_path, monkeypatch):
+    file, whole = tmp_path / "grid.json", run_grid("g", TWO, impl="reference")
+    first = run_grid("g", TWO, impl="reference", shard="1/2", json_file=file)
+    assert [cell.id for cell in first.cells] == [CELL.id]
+    assert not first.is_complete
+    ran = []
+    monkeypatch.setattr(running, "check", lambda cell, *rest: ran.append(cell.id) or check(cell, *rest))
+    both = run_grid("g", TWO, impl="reference", resume=True, json_file=file)
+    assert ran == [WARM.id]
+    stripped = [[replace(cell, seconds=0.0) for cell in result.cells] for result in (both, whole)]
+    assert stripped[0] == stripped[1]
+    assert json.loads(file.read_text())["results"][0]["id"] == CELL.id
+
+
+def test_the_file_holds_every_cell_as_soon_as_it_is_done(tmp_path, monkeypatch):
+    def interrupted(cell, *rest):
+        if cell.id == WARM.id:
+            raise KeyboardInterrupt
+        return check(cell, *rest)
+
+    monkeypatch.setattr(running, "check", interrupted)
+    file = tmp_path / "grid.json"
+    with pytest.raises(KeyboardInterrupt):
+        run_grid("g", TWO, impl="reference", json_file=file)
+    assert [cell["id"] for cell in json.loads(file.read_text())["results"]] == [CELL.id]
+
+
+def test_a_divergence_survives_the_file(tmp_path):
+    divergence = Divergence("a", 2, "draft", 1, 3, "scores", 0.5, 0.25)
+    result = outcome(replace(GOOD, mismatches=1, first_divergence=divergence))
+    value = json.loads(json.dumps(result.to_json()))
+    assert CellResult.from_json(value["results"][0]) == result.cells[0]
+    assert value["first_divergence"]["field"] == "scores"
+
+
+@pytest.mark.parametrize("shard", ["5/3", "0/3", "x", "1", "1/", "/2", "1/0", "-1/2"])
+def test_a_bad_shard_is_refused(shard):
+    with pytest.raises(InputError, match="shard is"):
+        run_grid("g", TWO, impl="reference", shard=shard)
+
+
+def test_resuming_from_something_else_is_refused(tmp_path):
+    file = tmp_path / "grid.json"
+    run_grid("g", TWO[1:], impl="reference", json_file=file)
+    with pytest.raises(InputError, match="fingerprint"):
+        run_grid("g", TWO, impl="reference", resume=True, json_file=file)
+    for text in ("", "[]", "{}", '{"results": 1}'):
+        file.write_text(text)
+        with pytest.raises(InputError, match="a result of this grid to resume"):
+            run_grid("g", TWO, impl="reference", resume=True, json_file=file)
+    with pytest.raises(InputError, match="resume is True"):
+        run_grid("g", TWO, impl="reference", resume=True)
+    with pytest.raises(InputError, match="dtype is 'int8'"):
+        run_grid("g", TWO, impl="reference", dtype="int8")
+
+
+@pytest.mark.parametrize(
+    "changes", [dict(mode="loose"), dict(graph="all"), dict(graph="round", config=SpecConfig(release="round"))]
+)
+def test_a_cell_that_cannot_be_is_refused(changes):
+    with pytest.raises(InputError):
+        replace(CELL, **changes)
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle-gpt", "medusa-llama"])
+def test_an_unknown_pair_is_refused(name):
+    with pytest.raises(InputError, match="pair is"):
+        make_pair(name)
+
+
+# The command.
+
+
+@pytest.fixture
+def call(capsys):
+    def call(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as exit_info:
+            main(("diff", *arguments))
+        return exit_info.value.code, *capsys.readouterr()
+
+    return call
+
+
+def test_diff_shows_one_cell(call, tmp_path):
+    file = tmp_path / "out.json"
+    setting = "--topk 2 --num-steps 3 --num-draft-tokens 6 --page-size 4 --drafter eagle --family qwen3 --batch 2"
+    modes = "--draft-kv ancestor --extend ragged --release round --temperature 0.8 --graph phase --free"
+    status, out, err = call(*setting.split(), *modes.split(), "--impl", "reference", "--json", str(file))
+    assert (status, err) == (0, "")
+    assert out.rstrip().endswith("The columns are equal.")
+    names = [line.split("  ")[0] for line in out.splitlines()]
+    assert {"cells", "decisions", "undecidable", "mismatches", "largest logprob error"} <= set(names)
+    value = json.loads(file.read_text())
+    assert (value["mismatches"], value["cells"], value["first_divergence"]) == (0, 1, None)
+    assert {"grid", "device", "dtype", "versions", "seconds", "exercised", "results", "max_logprob_error"} <= set(value)
+
+
+def test_diff_fails_on_a_mismatch_and_says_where(call, monkeypatch):
+    monkeypatch.setattr(running, "check", lambda *rest: result_of(CELL, "draft", first_entry("positions")))
+    status, out, _ = call("--impl", "reference")
+    assert status == 1
+    assert "First divergence: " in out
+    assert "positions is 8" in out
+    assert "Not shown to be equal: " in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (("--grid", "huge"), "grid"),
+        (("--grid", "quick", "--topk", "2"), "topk"),
+        (("--grid", "quick", "--free"), "free"),
+        (("--shard", "5/3"), "shard"),
+        (("--dtype", "float64"), "dtype"),
+        (("--impl", "slow"), "impl"),
+        (("--batch", "0"), "batch"),
+        (("--topk", "1"), "num_draft_tokens"),
+        (("--family", "gpt"), "pair"),
+        (("--graph", "round", "--release", "round"), "graph"),
+        (("--resume",), "resume"),
+        (("--json", "/nowhere/out.json"), "json"),
+    ],
+)
+def test_diff_refuses_bad_input(call, arguments, name):
+    status, out, err = call("--impl", "reference", *arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"specsim: {name} is ")
+
+
+def test_the_help_of_diff_is_plain_text(call):
+    status, out, _ = call("--help")
+    assert status == 0
+    assert out.isascii()
+    assert max(map(len, out.splitlines())) <= 80

@@ -650,34 +650,30 @@ def test_fast_verdicts_of_a_vocabulary_of_several_tiles(dtype, device, program_o
     assert_same(fast_verify(batch, verify_input, logits_RV, config, pools, device), expected)
 
 
-def test_fast_verdict_of_given_coins_and_their_ends(device, program_order):
-    """The mixed batch by hand, then coins at both ends, then thresholds that greedy must not hear of."""
+@pytest.mark.parametrize("threshold", [1.0, 0.0])
+def test_fast_verdict_of_given_coins_and_their_ends(threshold, device, program_order):
+    """Greedy does not hear of the thresholds, sampling accepts every first child at 0."""
     params = [GREEDY, SAMPLED, SAMPLED, HOT]
     batch, verify_input, pools = make_batch(params), verify_input_of(FIVE, 4), make_pools([[0, 1, 2, 3]] * 4)
-    for single, acc in ((1.0, 1.0), (0.0, 0.0)):
-        config = replace(CONFIG, threshold_single=single, threshold_acc=acc, max_len=8)
-        for accept, final in itertools.product([LOWEST, HIGHEST, [0.2, 0.9, 0.5]], [LOWEST, 0.55, HIGHEST]):
-            coins_BW = torch.tensor(accept, dtype=torch.float64).expand(4, 3).contiguous()
-            given = coins_BW, torch.full((4,), final, dtype=torch.float64)
-            logits_RV = LOGITS_NV.repeat(4, 1)
-            expected = reference.verify(batch, verify_input, logits_RV, config, pools, given)
-            assert_same(fast_verify(batch, verify_input, logits_RV, config, pools, device, given), expected)
+    config = replace(CONFIG, threshold_single=threshold, threshold_acc=threshold, max_len=8)
+    ends = itertools.product([LOWEST, HIGHEST], repeat=2)
+    for accept, final in [*(([coin] * 3, final) for coin, final in ends), ([0.2, 0.9, 0.5], 0.55)]:
+        coins_BW = torch.tensor(accept, dtype=torch.float64).expand(4, 3).contiguous()
+        given = coins_BW, torch.full((4,), final, dtype=torch.float64)
+        expected = reference.verify(batch, verify_input, LOGITS_NV.repeat(4, 1), config, pools, given)
+        verdict = fast_verify(batch, verify_input, LOGITS_NV.repeat(4, 1), config, pools, device, given)
+        assert_same(verdict, expected)
 
 
-def test_fast_walk_breaks_ties_by_the_lower_token_and_falls_back_where_nothing_is_left(device):
-    """Equal logits: greedy takes token 0. Children 0..3 cover the vocabulary, whose weight the thresholds leave."""
-    tree, config = make_tree([-1, 0, 0, 0], [3, 2, 0, 1]), SpecConfig(3, 1, 4, 1, max_len=8)
+def test_fast_walk_breaks_ties_by_the_lower_token_and_draws_from_the_rest(device):
+    """Tokens 1 and 2 alike: greedy takes 1, which no child holds; the coin rejects the child that holds 2, 1 is left."""
+    tree, config = make_tree([-1, 0, 0, 0], [3, 2, 0, 3]), SpecConfig(3, 1, 4, 1, max_len=8)
     logits_RV = torch.tensor([-torch.inf, 0.0, 0.0, -torch.inf]).repeat(8, 1)
-    given = torch.full((2, 2), HIGHEST, dtype=torch.float64), torch.tensor([0.9, 0.9], dtype=torch.float64)
+    given = torch.full((2, 2), HIGHEST, dtype=torch.float64), torch.full((2,), LOWEST, dtype=torch.float64)
     batch, pools = make_batch([GREEDY, SAMPLED]), make_pools([[0, 1, 2, 3]] * 2)
-    tree = replace(tree, tokens=[3, 2, 0, 3])
-    expected = reference.verify(batch, verify_input_of(tree, 2), logits_RV, config, pools, given)
-    assert expected.predict.tolist()[:4] == [1, -1, -1, -1]
-    assert_same(fast_verify(batch, verify_input_of(tree, 2), logits_RV, config, pools, device, given), expected)
-    covered = replace(tree, tokens=[3, 2, 1, 0])
-    ((verdict, law),) = [walk_by_hand(batch, covered, logits_RV, config, given, device)]
-    assert law.moments[4, 3] == 2
-    assert verdict.predict[4:].tolist() == [1, -1, 2, -1]
+    verdict = fast_verify(batch, verify_input_of(tree, 2), logits_RV, config, pools, device, given)
+    assert verdict.predict.tolist() == [1, -1, -1, -1] * 2
+    assert_same(verdict, reference.verify(batch, verify_input_of(tree, 2), logits_RV, config, pools, given))
 
 
 def walk_by_hand(batch: Batch, tree: Tree, logits_RV: torch.Tensor, config: SpecConfig, given, device: str):
@@ -760,9 +756,10 @@ def test_fast_verdict_goes_where_it_is_told_and_of_no_requests_is_empty(device):
     )
     assert fast.verify(*arguments, pools_on(pools, device), out=out) is out
     assert all(torch.equal(getattr(out, field.name).cpu(), getattr(first, field.name)) for field in fields(first))
-    none = make_batch([])
-    verdict = fast_verify(none, verify_input_of(FIVE, 0), torch.empty(0, V), config, pools, device)
-    assert_same(verdict, reference.verify(none, verify_input_of(FIVE, 0), torch.empty(0, V), config, pools))
+    values = {field.name: getattr(verify_input, field.name) for field in fields(verify_input)}
+    empty = VerifyInput(**{name: None if value is None else value[:0] for name, value in values.items()})
+    none = make_batch([]), empty, torch.empty(0, V), config, pools
+    assert_same(fast_verify(*none, device), reference.verify(*none))
 
 
 @pytest.mark.parametrize("penalties", ["exact", "relaxed"])

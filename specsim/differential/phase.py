@@ -102,8 +102,10 @@ def _draft(scene: Scene, entered, outputs, check: Comparison):
     def compare(request: int) -> None:
         try:
             compare_candidates(scene, request, trees, check)
-        finally:
+        except Undecidable:
             compare_tree(scene, request, trees, check)
+            raise
+        compare_tree(scene, request, trees, check)
         if slots is not None:
             compare_kv(scene, "draft", slots[request], check)
         compare_selection(scene, request, trees, check)
