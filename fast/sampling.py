@@ -18,10 +18,9 @@ from specsim.pool import KVPool
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 LOWEST_RANK = tl.constexpr(-(2**31))  # below the rank of every number
-# T is held within what keeps (x - max) · log2(e) / T free of 0 · inf; beyond it nothing is left of a law's shape.
-LEAST_T, MOST_T = tl.constexpr(1e-30), tl.constexpr(1e30)
+# T and biases are held where (x - max) · log2(e) / T neither overflows nor is 0 · inf; beyond, laws have no shape left.
+LEAST_T, MOST_T, MOST_BIAS = tl.constexpr(1e-20), tl.constexpr(1e30), tl.constexpr(1e18)
 LEAST_P = tl.constexpr(1e-30)  # of top_p, so that the best token is always kept
-MOST_BIAS = tl.constexpr(1e30)
 
 VOCAB_BLOCK = 4096  # tokens of one tile
 
@@ -385,8 +384,9 @@ def kept_mass(laws, row):
 
 @triton.jit
 def logprob(laws, rows, tokens, mask):
-    """log softmax(adjusted / T) of tokens at rows, T = 1 when greedy; filters do not enter. 0 where masked."""
+    """log softmax(adjusted / T) of tokens at rows, T = 1 when greedy; filters do not enter. 0 where masked or no token."""
     adjusted_ptr, moments_ptr, _, vocab_size = laws
+    mask &= (tokens >= 0) & (tokens < vocab_size)
     logits = tl.load(adjusted_ptr + rows * vocab_size + tokens, mask=mask, other=0.0)
     best = tl.load(moments_ptr + rows * 4, mask=mask, other=0.0)
     scale = tl.load(moments_ptr + rows * 4 + 1, mask=mask, other=0.0)

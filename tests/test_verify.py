@@ -666,7 +666,7 @@ def test_fast_verdict_of_given_coins_and_their_ends(threshold, device, program_o
 
 
 def test_fast_walk_breaks_ties_by_the_lower_token_and_draws_from_the_rest(device):
-    """Tokens 1 and 2 alike: greedy takes 1, which no child holds; the coin rejects the child that holds 2, 1 is left."""
+    """Tokens 1 and 2 alike: greedy takes 1, which no child holds; the coin rejects the child of 2, and 1 is left."""
     tree, config = make_tree([-1, 0, 0, 0], [3, 2, 0, 3]), SpecConfig(3, 1, 4, 1, max_len=8)
     logits_RV = torch.tensor([-torch.inf, 0.0, 0.0, -torch.inf]).repeat(8, 1)
     given = torch.full((2, 2), HIGHEST, dtype=torch.float64), torch.full((2,), LOWEST, dtype=torch.float64)
