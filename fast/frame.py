@@ -68,6 +68,7 @@ class Frame:
         lanes = buffers.like("lanes", Lanes.empty(bucket, draft_hidden_size, config, dtype, "cpu"))
         for buffer in lanes.buffers:  # a capture of one step reads what other steps would have written
             buffer.zero_()
+        lanes.candidates.parent_list.fill_(-1)  # the root's block, all that plain decoding has
         verify_input = buffers.like("verify_input", _padded_verify_input(bucket, config))
         return cls(
             bucket=bucket,

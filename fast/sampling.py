@@ -289,7 +289,7 @@ def _laws(
     best, argmax = _best(rows, BLOCK)
     sampled = temperature > 0
     held = tl.minimum(tl.maximum(temperature, LEAST_T), MOST_T).to(tl.float32)
-    scale = tl.where(sampled, LOG2_E / held, LOG2_E)
+    scale = tl.where(sampled, tl.div_rn(tl.full((ROWS,), LOG2_E, tl.float32), held), LOG2_E)
     everything = tl.full((ROWS,), LOWEST_RANK, tl.int32), tl.full((ROWS,), vocab_size, tl.int32)
     total = _mass(rows, best, scale, everything[0], everything[1], False, BLOCK)
     last_rank, last_token = tl.where(sampled, everything[0], rank(best)), tl.where(sampled, everything[1], argmax)
@@ -384,7 +384,7 @@ def kept_mass(laws, row):
 
 @triton.jit
 def logprob(laws, rows, tokens, mask):
-    """log softmax(adjusted / T) of tokens at rows, T = 1 when greedy; filters do not enter. 0 where masked or no token."""
+    """log softmax(adjusted / T) of tokens at rows, T = 1 when greedy, before filters; 0 where masked or no token."""
     adjusted_ptr, moments_ptr, _, vocab_size = laws
     mask &= (tokens >= 0) & (tokens < vocab_size)
     logits = tl.load(adjusted_ptr + rows * vocab_size + tokens, mask=mask, other=0.0)

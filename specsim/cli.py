@@ -204,7 +204,9 @@ def diff(
         str | None, typer.Option(help="Many cells.", metavar="quick|pairwise|full", show_default="one cell")
     ] = None,
     drafter: Annotated[str, typer.Option(help="Who drafts.", metavar="eagle|eagle3")] = "eagle3",
-    family: Annotated[str, typer.Option(help="Whose layers.", metavar="llama|qwen3|mistral|twins|shipped")] = "llama",
+    family: Annotated[
+        str, typer.Option(help="Whose layers.", metavar="llama|qwen3|mistral|noisy|twins|shipped")
+    ] = "llama",
     topk: Annotated[int, typer.Option(help="Drafts kept at each step; 1 is a chain.")] = _TREE.topk,
     num_steps: Annotated[int, typer.Option(help="Depth of the tree.")] = _TREE.num_steps,
     num_draft_tokens: Annotated[int, typer.Option(help="Nodes of the tree, root too.")] = _TREE.num_draft_tokens,

@@ -13,7 +13,7 @@ from specsim import SpecConfig
 from specsim.cli import main
 from specsim.config import InputError
 from specsim.differential import CellResult, GridResult, check, grid, run_grid
-from specsim.differential.budget import FLOAT32_EPS, budget
+from specsim.differential.budget import FLOAT32_EPS, budget, log_prob_budget
 from specsim.differential.comparison import Comparison, Tally, Trio
 from specsim.differential.divergence import Divergence, Mismatch, Undecidable
 from specsim.differential.exercised import required
@@ -21,6 +21,7 @@ from specsim.differential.grids import AXES, QUICK, SAMPLINGS, cell_of, is_valid
 from specsim.differential.law import Law, rounding
 from specsim.differential.pairs import make_pair
 from specsim.differential.ranking import compare_ranking, log_scores
+from specsim.generation import load_engine
 from specsim.phases import Candidates, DraftExtendInput, DraftInput, PrefillOutput, Sampling, VerifyInput, VerifyOutput
 from specsim.pool import lane_columns, tail_columns
 
@@ -198,17 +199,17 @@ KV_WRITES = {
     "a lane": ("draft", "draft", lane),
     "a tail's copy": ("draft", "draft", tail),
     "the root's KV": ("verify", "target", lambda length: length),
+    "the prefix in verify": ("verify", "target", lambda length: length - 1),
+    "the prefix in draft-extend": ("draft_extend", "draft", lambda length: length - 1),
     "an accepted row": ("draft_extend", "draft", lambda length: length),
 }
 STRAY = {
-    "verify writes to the prefix": ("verify", "target", lambda length: length - 1),
     "verify writes to the draft pool": ("verify", "draft", lambda length: length),
     "verify writes behind the tree": ("verify", "target", lambda length: length + 8),
     "draft writes to the target pool": ("draft", "target", lambda length: length),
     "draft writes to the prefix": ("draft", "draft", lambda length: 0),
     "draft-extend writes to the target pool": ("draft_extend", "target", lambda length: length),
     "draft-extend writes behind its rows": ("draft_extend", "draft", lambda length: length + 4),
-    "draft-extend writes to the prefix": ("draft_extend", "draft", lambda length: length - 1),
 }
 
 
@@ -229,10 +230,8 @@ def test_a_stray_write_is_named_with_its_owner(phase, buffer, column_of, name):
         getattr(getattr(pools, buffer), name)[0, slot, 0, 0] = 7.0
 
     first = result_of(CELL, phase, spoil).first_divergence
-    assert (first.phase, first.request) == (phase, None if "prefix" not in first.field else 1)
-    # The prefix after draft-extend is also compared by content, which comes first.
-    assert first.field in (f"stray write, {buffer} pool", f"{buffer} {name}")
-    assert "stray" not in first.field or f"request row {int(1)}, column" in first.fast
+    assert (first.phase, first.field) == (phase, f"stray write, {buffer} pool")
+    assert f"(request row 1, column {column_of(8)}, token " in first.fast
 
 
 def record_elsewhere(output, batch, pools):
@@ -308,10 +307,6 @@ def raise_error(state, batch, pools):
     raise IndexError("row 1 of the request table owns no slot")
 
 
-def write_into_the_batch(state, batch, pools):
-    state.bonus_tokens  # noqa: B018
-
-
 SEMANTIC = {
     "two drafts change places": ("draft_extend", swapped("topk_index", 0, 1), "topk_index"),
     "two nodes change places": ("draft", swapped("draft_tokens", 1, 2), "draft_tokens"),
@@ -365,6 +360,97 @@ def test_a_divergence_says_everything_in_words():
     assert str(first) == f"{CELL.id}: round 1, draft, request 0, entry 0: positions is 8, the reference has 7"
 
 
+SETTINGS = [
+    dict(draft_kv="ancestor"),
+    dict(score="logprob"),
+    dict(penalties="relaxed"),
+    dict(threshold_single=0.3),
+    dict(threshold_acc=0.8),
+    dict(extend="ragged"),
+    dict(release="round"),
+    dict(max_len=14),
+]
+
+
+@pytest.mark.parametrize("graph", ["eager", "round"])
+@pytest.mark.parametrize("changes", SETTINGS, ids=str)
+def test_a_column_that_runs_another_setting_is_found(changes, graph):
+    """None of these says it in a field: it shows in what the column computes."""
+    setting = dict(topk=4, num_steps=4, num_draft_tokens=16, page_size=4, batch=3, sampling="biased")
+    cell = cell_of(setting | {"graph": graph, "threshold_acc": 0.6 if "threshold_acc" in changes else 1.0})
+
+    def wrap(column):
+        return replace(column, engine=load_engine(make_pair(cell.pair), replace(cell.config, **changes), "reference"))
+
+    assert check(cell, "reference", wrap=wrap).mismatches > 0
+
+
+def with_sampling(**changes):
+    def change(batch):
+        sampling = {name: getattr(batch.sampling, name) * factor for name, factor in changes.items()}
+        return replace(batch, sampling=replace(batch.sampling, **sampling))
+
+    return change
+
+
+BATCHES = {
+    "seeds": lambda batch: replace(batch, seeds=batch.seeds + 1),
+    "request ids": lambda batch: replace(batch, request_ids=batch.request_ids.flip(0)),
+    "prompt lengths": lambda batch: replace(batch, prompt_lens=batch.prompt_lens + 1),
+    **{
+        name: with_sampling(**{name: factor})
+        for name, factor in {
+            "temperature": 1.001, "top_k": 0, "top_p": 0.7, "min_p": 3, "repetition_penalty": 1.001,
+            "presence_penalty": 1.01, "frequency_penalty": 1.01, "logit_bias": 1.01,
+        }.items()
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", BATCHES.values(), ids=BATCHES)
+def test_a_column_that_reads_the_batch_wrongly_is_found(change):
+    """Every parameter is on; the same answer by luck in every round is what seven tokens a request exclude."""
+    everything = replace(
+        SAMPLINGS["biased"], top_k=6, top_p=0.8, min_p=0.05, presence_penalty=0.5, frequency_penalty=0.5,
+        temperature=1.3, max_new_tokens=24,
+    )  # fmt: skip
+    cell = replace(CELL, sampling=(everything,) * 3, rounds=12)
+
+    class Misreading(Faulty):
+        def __getattr__(self, name):
+            found = getattr(self._engine, name)
+            if name not in ("prefill", "draft", "verify", "draft_extend"):
+                return found
+            return lambda batch, state, pools: found(change(batch), state, pools)
+
+    result = check(cell, "reference", wrap=lambda column: replace(column, engine=Misreading(column.engine, "", None)))
+    assert result.mismatches > 0
+
+
+MODELS = {
+    "a window one too wide": lambda config: dict(sliding_windows=tuple(w + 1 for w in config.sliding_windows)),
+    "no window": lambda config: dict(sliding_windows=()),
+    "an epsilon": lambda config: dict(rms_norm_eps=1e-2),
+    "a rotary base": lambda config: dict(rope_theta=10001.0),
+}
+
+
+@pytest.mark.parametrize("part", ["target", "drafter"])
+@pytest.mark.parametrize("change", MODELS.values(), ids=MODELS)
+def test_a_column_with_another_model_is_found(change, part):
+    """Most of these turn no token."""
+    cell = cell_of(dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3, family="mistral"))
+    pair = make_pair(cell.pair, torch.float32)
+    if part == "target":
+        other = replace(pair.target, config=replace(pair.target.config, **change(pair.target.config)))
+    else:
+        model = pair.drafter.config.model
+        config = replace(pair.drafter.config, model=replace(model, **change(model)))
+        other = replace(pair.drafter, config=config)
+    engine = load_engine(replace(pair, **{part: other}), cell.config, "reference")
+    assert check(cell, "reference", wrap=lambda column: replace(column, engine=engine)).mismatches > 0
+
+
 # Rounding explains as much as it can, and no more.
 
 ONE = Sampling.of([SAMPLINGS["warm"]], 8)
@@ -390,6 +476,12 @@ def test_the_budget_is_measured_between_the_references():
     assert budget(reference, exact, 0.125, magnitude=8.0) == 2.0 + 16 * 0.125 * 8
     assert budget(torch.empty(0), torch.empty(0), 1.0) == 0
     assert budget(torch.tensor([-torch.inf]), torch.tensor([-torch.inf]), 1.0) == 0
+
+
+def test_the_budget_of_a_log_probability_is_that_of_all_logits():
+    """However right the probabilities that are compared happen to be."""
+    reference, exact = torch.tensor([[1.0, 2.0, 9.5]]), torch.tensor([[1.0, 2.0, 9.0]], dtype=torch.float64)
+    assert log_prob_budget(reference, exact, 0.0) == 4.0
 
 
 @pytest.mark.parametrize(("gap", "error"), [(0.999, Undecidable), (1.001, Mismatch)])
@@ -480,44 +572,41 @@ def test_a_filters_edge_within_the_noise_makes_a_draw_undecidable(params, close,
 def test_scores_are_held_to_their_own_size():
     """As logarithms: a wrong score of 1e-9 beside one of 1 is as wrong as a wrong score of 1."""
     right = torch.tensor([1.0, 1e-9])
-    values = Trio(*map(log_scores, (right, right.double(), torch.tensor([1.0, 1.01e-9]))))
+    wrong = torch.tensor([1.0, 1.01e-9])
     with pytest.raises(Mismatch):
-        comparison().close("scores", values)
+        comparison().within("scores", log_scores(right), log_scores(wrong), 1e-3)
     assert log_scores(torch.tensor([-2.0]), "logprob").tolist() == [-2.0]
 
 
-def with_near_twins(monkeypatch):
-    """Logits of an even token and the odd one after it differ by less than float32 can tell."""
-    made = running.make_pair
+NEAR_TWINS = cell_of(dict(topk=8, num_steps=3, num_draft_tokens=16, page_size=4, batch=3))
+
+
+@pytest.fixture
+def near_twins(monkeypatch):
+    """Logits of some tokens and of the one after them differ by less than float32 can tell."""
 
     def make(name, dtype):
-        pair = made(name.replace("llama", "twins"), dtype)
+        pair = make_pair(name, dtype)
         head = pair.target.tensors["lm_head.weight"].clone()
-        head[1::2] *= 1 + 2e-7
+        head[[9, 17, 33]] = head[[8, 16, 32]] * (1 + 2e-7)
         return replace(pair, target=replace(pair.target, tensors={**pair.target.tensors, "lm_head.weight": head}))
 
     monkeypatch.setattr(running, "make_pair", make)
 
 
-def test_near_ties_are_counted_as_undecidable_and_hide_nothing(monkeypatch):
-    with_near_twins(monkeypatch)
-    cell = cell_of(dict(topk=8, num_steps=3, num_draft_tokens=16, page_size=4, batch=3))
-    result = check(cell, "reference")
-    assert result.mismatches == 0
-    assert result.undecidable > 0
-    for path in ("positions", "mask", "draft_tokens", "scores"):
-        found = result_of(cell, "draft", first_entry(path))
-        assert found.first_divergence.field == path
+@pytest.mark.parametrize("path", ["positions", "mask", "draft_tokens", "scores"])
+def test_undecidable_choices_hide_nothing_that_does_not_hang_on_them(near_twins, path):
+    found = result_of(NEAR_TWINS, "draft", first_entry(path))
+    assert found.first_divergence.field == path
 
 
 @pytest.mark.parametrize("mode", ["lockstep", "free"])
 @pytest.mark.parametrize("graph", ["eager", "round"])
-def test_columns_that_rounding_parted_come_back_together(monkeypatch, mode, graph):
-    with_near_twins(monkeypatch)
-    cell = cell_of(dict(topk=8, num_steps=3, num_draft_tokens=16, page_size=4, batch=3, mode=mode, graph=graph))
-    result = check(replace(cell, rounds=6), "reference")
+def test_columns_that_rounding_parted_come_back_together(near_twins, mode, graph):
+    result = check(replace(NEAR_TWINS, mode=mode, graph=graph, rounds=6), "reference")
     assert (result.mismatches, result.first_divergence) == (0, None)
     assert result.undecidable > 0
+    assert sum(result.left_out.values()) >= result.undecidable
     assert result.exercised["rounds"] > 3
 
 
@@ -715,11 +804,11 @@ def test_diff_shows_one_cell(call, tmp_path):
 
 
 def test_diff_fails_on_a_mismatch_and_says_where(call, monkeypatch):
-    monkeypatch.setattr(running, "check", lambda *rest: result_of(CELL, "draft", first_entry("positions")))
+    monkeypatch.setattr(running, "check", lambda cell, *rest: result_of(cell, "draft", first_entry("positions")))
     status, out, _ = call("--impl", "reference")
     assert status == 1
     assert "First divergence: " in out
-    assert "positions is 8" in out
+    assert "positions is 16" in out
     assert "Not shown to be equal: " in out
 
 

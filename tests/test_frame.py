@@ -134,3 +134,8 @@ def test_plain_decoding_has_a_frame_without_drafts():
     assert frame.draft_input.topk_index.shape == (2, 0)
     assert frame.verify_input.mask.shape == (2, 1, 1)
     frame.buffers.check()
+
+
+def test_plain_decodings_only_block_of_candidates_hangs_from_nothing():
+    frame = make_frame(2, SpecConfig.plain(page_size=4, max_len=64))
+    assert frame.verify_input.candidates.parent_list.tolist() == [[-1], [-1]]

@@ -20,6 +20,13 @@ def budget(
     return 4 * _largest(reference.double() - exact.double()) + 16 * eps * _largest(scale.double())
 
 
+def log_prob_budget(reference_logits: torch.Tensor, exact_logits: torch.Tensor, eps: float) -> float:
+    """Most that the logarithm of a probability may be off: by its logit's error and by that of the normaliser, which is
+    at most the largest error of any logit. All logits are measured, since a few probabilities may be right by luck.
+    """
+    return 2 * budget(reference_logits, exact_logits, eps, max(1.0, _largest(exact_logits)))
+
+
 def _largest(values: torch.Tensor) -> float:
     """Largest finite absolute value; equal infinities (whose difference is not a number) do not count."""
     finite = values[values.isfinite()]

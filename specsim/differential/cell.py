@@ -14,6 +14,7 @@ class Cell:
     pair: a name of specsim.differential.pairs. sampling: one for each prompt. mode `lockstep`: every phase starts from
     the reference's state and pools; `free`: the columns keep their own, until an undecidable choice parts them. graph,
     bucket: of the fast column. chunks: in how many parts prompts are prefilled. rounds: after so many the cell ends.
+    is_idle_too: whether a round of no request follows.
     """
 
     id: str
@@ -26,6 +27,7 @@ class Cell:
     bucket: int | None = None
     chunks: int = 1
     rounds: int = 4
+    is_idle_too: bool = False
 
     def __post_init__(self):
         for name, allowed in (("mode", MODES), ("graph", GRAPHS)):

@@ -56,25 +56,27 @@ class Comparison:
         self._alike(name, reference, fast)
         self._none_wrong(name, reference, fast, reference != fast)
 
-    def close(self, name: str, values: Trio[torch.Tensor], magnitude: Any = None) -> None:
+    def close(self, name: str, values: Trio[torch.Tensor]) -> None:
         """Every entry of fast within the budget of exact's; not a number is never close."""
         self._alike(name, values.reference, values.fast)
         exact, fast = values.exact.double(), values.fast.double()
-        allowed = budget(values.reference, exact, self.eps, magnitude)
-        self._none_wrong(name, exact, fast, ~((fast == exact) | ((fast - exact).abs() <= allowed)))
+        self.within(name, exact, fast, budget(values.reference, exact, self.eps))
 
     def within(self, name: str, expected: torch.Tensor, fast: torch.Tensor, allowed: float) -> None:
         """Every entry within a distance that was derived otherwise."""
-        self._none_wrong(name, expected, fast, ~((fast.double() - expected).abs() <= allowed))
+        expected, fast = expected.double(), fast.double()
+        self._none_wrong(name, expected, fast, ~((fast == expected) | ((fast - expected).abs() <= allowed)))
 
     def layout(self, prefix: str, reference: State, fast: State, varying: frozenset[str] = frozenset()) -> None:
         """Shapes and types of a whole state; of the varying fields, whose rows depend on the choices, the type."""
         for each in fields(reference):
             name, ours, theirs = prefix + each.name, getattr(reference, each.name), getattr(fast, each.name)
+            if type(ours) is not type(theirs):
+                raise Mismatch(f"{name} (type)", type(ours).__name__, type(theirs).__name__)
             if isinstance(ours, State):
                 self.layout(f"{name}.", ours, theirs, varying)
             elif isinstance(ours, torch.Tensor):
-                rows = slice(0) if each.name in varying else slice(None)
+                rows = slice(0) if name in varying else slice(None)
                 self._alike(name, ours[rows], theirs[rows])
 
     def require(self, name: str, holds: bool, reference: Any, fast: Any, node: int | None = None) -> None:
@@ -90,8 +92,6 @@ class Comparison:
             raise Undecidable
 
     def _alike(self, name: str, reference: torch.Tensor, fast: torch.Tensor) -> None:
-        if not isinstance(fast, torch.Tensor):
-            raise Mismatch(f"{name} (type)", "a tensor", type(fast).__name__)
         if reference.shape != fast.shape:
             raise Mismatch(f"{name} (shape)", tuple(reference.shape), tuple(fast.shape))
         if reference.dtype != fast.dtype:

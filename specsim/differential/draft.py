@@ -4,11 +4,13 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from specsim.differential.budget import log_prob_budget
 from specsim.differential.comparison import Comparison, Trio
 from specsim.differential.divergence import Mismatch
+from specsim.differential.draft_input import first_draft_logits
 from specsim.differential.ranking import best, compare_drafts, log_scores
 from specsim.differential.scene import Scene
-from specsim.phases import Candidates, VerifyInput
+from specsim.phases import Candidates, DraftInput, VerifyInput
 
 TOKENS, SCORES, PARENTS = "candidates.tokens", "candidates.scores", "candidates.parent_list"
 
@@ -34,7 +36,9 @@ class Considered:
         return self.parents.map(lambda parents: parents[1 + (index - 1) * self.topk :][: self.topk])
 
 
-def compare_candidates(scene: Scene, request: int, trees: Trio[VerifyInput], check: Comparison) -> None:
+def compare_candidates(
+    scene: Scene, request: int, entered: Trio[DraftInput], trees: Trio[VerifyInput], check: Comparison
+) -> None:
     """In the order of cause and effect, so that the first choice that rounding decided ends the comparison.
 
     The drafts of a lane are ranked by logits, which only the reference shows. Lanes are ranked by scores, which every
@@ -47,13 +51,17 @@ def compare_candidates(scene: Scene, request: int, trees: Trio[VerifyInput], che
     found = Considered(*columns, scene.config.topk)
     check.same(PARENTS, found.parents.reference[: 1 + found.topk], found.parents.fast[: 1 + found.topk])
     check.same(TOKENS, found.tokens.reference[: found.topk], found.tokens.fast[: found.topk])
-    magnitude = _compare_scores(scene, found, 0, 1.0, check)
+    if scene.config.is_plain:
+        return
+    noise = log_prob_budget(*first_draft_logits(scene, request, entered), check.eps)
+    _compare_scores(scene, found, 0, noise, check)
     for step in range(1, scene.config.num_steps):
         if step > 1:
             _compare_lanes(found, step, check)
         logits = pools.map(lambda pool, s=step: pool.draft_logits[s - 1][request] if pool.draft_logits else None)
         _compare_children(scene, request, found, step, logits, check)
-        magnitude = _compare_scores(scene, found, step, max(magnitude, float(logits.exact.abs().max())), check)
+        noise += log_prob_budget(logits.reference, logits.exact, check.eps)
+        _compare_scores(scene, found, step, noise, check)
 
 
 def _compare_lanes(found: Considered, step: int, check: Comparison) -> None:
@@ -77,10 +85,10 @@ def _compare_children(
         compare_drafts(check, TOKENS, tokens, logits.reference, logits.exact, scene.draft_ids)
 
 
-def _compare_scores(scene: Scene, found: Considered, index: int, magnitude: float, check: Comparison) -> float:
-    """Within the budget as logarithms; and in the column's own figures never above the parent's, best sibling first.
+def _compare_scores(scene: Scene, found: Considered, index: int, noise: float, check: Comparison) -> None:
+    """Within the noise as logarithms; and in the column's own figures never above the parent's, best sibling first.
 
-    magnitude: of the logits that the scores came from. Returns it, or the scores' own where that is larger.
+    noise: that of the logarithms of a path's probabilities, together.
     """
     level, k = found.level(index), found.topk
     own = found.scores.fast[level].view(-1, min(k, found.scores.fast[level].numel()) or 1)
@@ -92,10 +100,7 @@ def _compare_scores(scene: Scene, found: Considered, index: int, magnitude: floa
         expected = found.scores.exact[level][place].item()
         raise Mismatch(SCORES, expected, own.flatten()[place].item(), level.start + place)
     scores = found.scores.map(lambda scores: log_scores(scores[level], scene.config.score))
-    sizes = scores.exact[scores.exact.isfinite()].abs()
-    magnitude = max(magnitude, float(sizes.max()) if len(sizes) else 0.0)
-    check.close(SCORES, scores, magnitude)
-    return magnitude
+    check.within(SCORES, scores.exact, scores.fast, noise)
 
 
 def _root_score(scene: Scene) -> float:

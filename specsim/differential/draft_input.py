@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import torch
 
-from specsim.differential.budget import budget
+from specsim.differential.budget import budget, log_prob_budget
 from specsim.differential.comparison import Comparison, Trio
 from specsim.differential.law import Law, rounding
 from specsim.differential.ranking import compare_drafts, compare_ranking, log_scores
-from specsim.differential.scene import Column, Scene
+from specsim.differential.scene import Scene
 from specsim.phases import DraftInput, PrefillInput, PrefillOutput
 
 
@@ -21,15 +21,18 @@ def compare_draft_input(
     if state.topk_index.shape[1] == 0:
         return
     check.close(f"{prefix}hidden", states.map(lambda state: state.hidden[request]))
-    logits = [_draft_logits(c, s.hidden[one]) for c, s in zip(scene.columns[:2], states[:2], strict=True)]
+    logits = first_draft_logits(scene, request, states)
     tokens = states.map(lambda state: state.topk_index[one])
     compare_drafts(check, f"{prefix}topk_index", tokens, *logits, scene.draft_ids)
     prob = states.map(lambda state: log_scores(state.topk_p[request]))
-    check.close(f"{prefix}topk_p", prob, max(1.0, float(logits[1].abs().max())))
+    check.within(f"{prefix}topk_p", prob.exact, prob.fast, log_prob_budget(*logits, check.eps))
 
 
-def _draft_logits(column: Column, hidden_RH: torch.Tensor) -> torch.Tensor:
-    return column.engine.drafter.logits(hidden_RH)
+def first_draft_logits(scene: Scene, request: int, states: Trio[DraftInput]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits [1, draft V] of a request's first drafts, the reference's and exact's."""
+    pairs = zip(scene.columns[:2], states[:2], strict=True)
+    reference, exact = (column.engine.drafter.logits(state.hidden[request, None]) for column, state in pairs)
+    return reference, exact
 
 
 def prefill_laws(scene: Scene, prefill: PrefillInput) -> tuple[torch.Tensor, torch.Tensor]:

@@ -29,7 +29,7 @@ AXES = {
     "batch": [1, 3],
     "sampling": list(SAMPLINGS),
     "kind": ["eagle", "eagle3"],
-    "family": ["llama", "qwen3", "mistral"],
+    "family": ["llama", "qwen3", "mistral", "noisy"],
     "draft_kv": ["lane", "ancestor"],
     "extend": ["fixed", "ragged"],
     "release": ["finish", "round"],
@@ -43,6 +43,7 @@ AXES = {
     "chunks": [1, 2],
 }
 CROSSED = ("topk", "num_steps", "num_draft_tokens", "page_size", "batch")
+EXTRA = {"bucket": None, "idle": False}
 NAMED = (*CROSSED, "sampling", "kind", "family")  # by every cell's id, default or not
 DEFAULTS = {name: values[0] for name, values in AXES.items()}
 QUICK = (
@@ -57,6 +58,7 @@ QUICK = (
     dict(topk=4, num_steps=3, num_draft_tokens="most", page_size=4, batch=3, max_len="near", score="logprob"),
     dict(topk=4, num_steps=5, num_draft_tokens="most", page_size=16, family="twins", batch=3, graph="round"),
 )
+DEEP = {"sampling": "warm", "threshold_acc": 0.1, "num_steps": 5, "num_draft_tokens": "most"}
 # Beside what is covered pairwise: equal logits, accepted paths as deep as trees get, plain decoding, mixed parameters.
 SPECIAL = (
     *(dict(QUICK[7], kind=kind, graph=graph) for kind in ("eagle", "eagle3") for graph in ("eager", "phase")),
@@ -64,10 +66,12 @@ SPECIAL = (
         dict(QUICK[0], topk=16, num_steps=5, num_draft_tokens="most", family="twins", mode=mode)
         for mode in AXES["mode"]
     ),
-    dict(QUICK[0], topk=1, num_steps=0, graph="phase", sampling="mixed"),
+    QUICK[0] | DEEP | {"kind": "eagle3"},
+    QUICK[0] | DEEP | {"topk": 2, "family": "noisy", "graph": "round"},
+    dict(QUICK[0], topk=1, num_steps=0, graph="phase", sampling="mixed", idle=True),
     dict(QUICK[0], topk=1, num_steps=0, page_size=1, graph="round", mode="free"),
-    dict(QUICK[0], sampling="mixed", graph="round", bucket=8),
-    dict(QUICK[0], sampling="mixed", graph="eager", bucket=3, extend="ragged", release="round"),
+    dict(QUICK[0], sampling="mixed", graph="round", bucket=8, idle=True),
+    dict(QUICK[0], sampling="mixed", graph="eager", bucket=3, extend="ragged", release="round", idle=True),
 )
 SHIPPED = (
     dict(QUICK[0], family="shipped", kind="eagle3", graph="round", mode="free", batch=1),
@@ -108,13 +112,15 @@ def _crossed(covering: list[dict]) -> list[dict]:
 
 def cell_of(setting: Mapping[str, Any]) -> Cell:
     """The cell of a setting; what it does not name has the first value of its axis."""
-    values = {**DEFAULTS, "bucket": None, **setting}
+    values = {**DEFAULTS, **EXTRA, **setting}
     prompts = _prompts(values["page_size"], values["batch"])
     config = _config(values, max(map(len, prompts)))
     values["num_draft_tokens"] = config.num_draft_tokens
     return Cell(
         id="-".join(
-            _label(name, value) for name, value in values.items() if value != DEFAULTS.get(name) or name in NAMED
+            _label(name, value)
+            for name, value in values.items()
+            if name in NAMED or value != {**DEFAULTS, **EXTRA}[name]
         ),
         pair=f"{values['kind']}-{values['family']}",
         prompts=prompts,
@@ -125,6 +131,7 @@ def cell_of(setting: Mapping[str, Any]) -> Cell:
         bucket=values["bucket"],
         chunks=values["chunks"],
         rounds=2 if values["family"] == "shipped" else 4,
+        is_idle_too=values["idle"],
     )
 
 

@@ -98,4 +98,5 @@ class Law:
 
 def rounding(adjusted_V: torch.Tensor) -> float:
     """How far arithmetic in float32 may take logits that are known to the last bit."""
-    return 16 * FLOAT32_EPS * float(adjusted_V[adjusted_V.isfinite()].abs().max())
+    finite = adjusted_V[adjusted_V.isfinite()]
+    return 16 * FLOAT32_EPS * float(finite.abs().max()) if len(finite) else 0.0

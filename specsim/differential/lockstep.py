@@ -1,4 +1,10 @@
-"""Three engines side by side: the reference drives, its float64 self says what was decidable, the fast one follows."""
+"""Three engines side by side: the reference drives, its float64 self says what was decidable, the fast one follows.
+
+A step is one phase. Before it everybody has the same state and the same KV; after it the reference and its float64 self
+say how large rounding errors are here, and everything that the fast column left is held against that: what it chose,
+what it wrote, and what it should not have touched. Then the reference's results are handed on, right or wrong: the
+oracle (specsim.differential.truth) is who checks those.
+"""
 
 import traceback
 from copy import deepcopy
@@ -55,6 +61,8 @@ class Lockstep:
                 self.round += 1
                 batch = self._round(running, batch)
             self._close(running)
+            if self.cell.is_idle_too:
+                self._run_idle(batch)
         except Diverged:
             pass
 
@@ -65,7 +73,7 @@ class Lockstep:
         again that rounding has parted.
         """
         outputs = {}
-        for step in [PHASES] if self.cell.graph == "round" else [(phase,) for phase in PHASES]:
+        for step in self._steps():
             if self.cell.mode == "lockstep":
                 self._hand_over()
             outputs |= self._step(step, batch)
@@ -180,6 +188,17 @@ class Lockstep:
         balanced, expected, found = compare_books(self.columns.reference.pools, self.columns.fast.pools)
         if not balanced or expected["free"] != expected["slots"]:
             self._note([("close", None, Mismatch("page books", expected, found))])
+
+    def _run_idle(self, batch: Batch) -> None:
+        """A round of no request: states of no row and of the right types, and nothing written."""
+        for column in self.columns:
+            column.state = column.engine.drafter.idle()
+        for step in self._steps():
+            self._step(step, batch.filter(torch.empty(0, dtype=torch.int64)))
+
+    def _steps(self) -> list[tuple[str, ...]]:
+        """The phases of a round by what is one call of an engine."""
+        return [PHASES] if self.cell.graph == "round" else [(phase,) for phase in PHASES]
 
     def _num_padded(self, batch: Batch) -> int:
         """Rows that a column which pads its batches added to this one."""

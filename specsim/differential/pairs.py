@@ -9,13 +9,14 @@ from specsim.config import InputError
 from specsim.zoo.agreeing import agreeing_pair
 
 KINDS = ("eagle", "eagle3")
-FAMILIES = ("llama", "qwen3", "mistral", "twins", "shipped")
+FAMILIES = ("llama", "qwen3", "mistral", "noisy", "twins", "shipped")
 _WINDOW = {"mistral": 7}
 
 
 def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
     """`kind-family`, such as `eagle3-qwen3`; with weights rounded to dtype, so that float64 runs have the same.
 
+    `noisy`: a drafter most of whose hidden state comes from its layers, so that nothing in them is too small to show.
     `twins`: a target in which every odd token has the row of the even one before it in the head, so that logits tie.
     `shipped`: the pair that comes with the package.
     """
@@ -25,8 +26,8 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
     if family == "shipped":
         pair = load(drafter=kind)
     else:
-        model = "llama" if family == "twins" else family
-        pair = agreeing_pair(kind, model, window=_WINDOW.get(family))
+        model, noise = "llama" if family in ("noisy", "twins") else family, 0.5 if family == "noisy" else 0.02
+        pair = agreeing_pair(kind, model, noise=noise, window=_WINDOW.get(family))
     pair = _with_twins(pair) if family == "twins" else pair
     return replace(pair, target=_rounded(pair.target, dtype), drafter=_rounded(pair.drafter, dtype))
 

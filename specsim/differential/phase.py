@@ -101,7 +101,7 @@ def _draft(scene: Scene, entered, outputs, check: Comparison):
 
     def compare(request: int) -> None:
         try:
-            compare_candidates(scene, request, trees, check)
+            compare_candidates(scene, request, entered, trees, check)
         except Undecidable:
             compare_tree(scene, request, trees, check)
             raise
@@ -121,7 +121,7 @@ def _verify(scene: Scene, entered, outputs, check: Comparison):
     def compare(request: int) -> None:
         compare_logits(scene, request, tree, states, check)
         compare_walk(scene, request, grown[request], laws[request], states, check)
-        compare_verdict(request, states, check)
+        compare_verdict(scene, request, states, check)
         compare_extend_input(request, states, check)
         length = scene.place(request)[1] + int(states.reference.num_accepted_tokens[request])
         compare_committed(scene, "target", request, length, check)

@@ -144,9 +144,10 @@ def _compare_logprobs(
     check.within("logprobs", expected, fast, allowed)
 
 
-def compare_verdict(request: int, outputs: Trio[VerifyOutput], check: Comparison) -> None:
+def compare_verdict(scene: Scene, request: int, outputs: Trio[VerifyOutput], check: Comparison) -> None:
     """Whether all columns went the same way; logprobs then are comparable."""
-    verdicts = outputs.map(lambda output: (output.accepted_tokens()[request], output.accept_index[request].tolist()))
+    rows = _rows(scene, request)
+    verdicts = outputs.map(lambda output: (output.accept_index[request].tolist(), output.predict[rows].tolist()))
     if not verdicts.fast == verdicts.exact == verdicts.reference:
         check.decided(False)
     error = (outputs.fast.logprobs[request].double() - outputs.exact.logprobs[request].double()).abs().max()
