@@ -4,8 +4,9 @@ The emulation keeps the rules of a CUDA graph: a replay repeats the recorded ope
 every number of the host frozen, and what reads device data on the host cannot be recorded.
 """
 
-from collections.abc import Callable
-from contextlib import ExitStack
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, TypeVar
 
@@ -75,9 +76,22 @@ def _capture_cuda(work: Launch) -> Graph:
         work()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with _without_collection(), torch.cuda.graph(graph):
         work()
     return graph
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Python may free an older graph at any time, and that would invalidate a capture under way."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class Engine:
 
     def _drafter(self, checkpoint) -> Drafter:
         if self.config.is_plain:
-            return NoDrafter()
+            return NoDrafter(self.dtype)
         if checkpoint is None:
             raise InputError("num_steps", self.config.num_steps, "0 (SpecConfig.plain()) for a pair without a drafter")
         return drafters.make(checkpoint, self.target, self.config, self.dtype)

@@ -12,25 +12,27 @@ class NoDrafter:
     kv_layout = None
     feature_layers = ()
 
+    def __init__(self, dtype: torch.dtype):
+        self._dtype = dtype
+
     def seed(
         self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
     ) -> DraftInput:
-        return _rooted(next_tokens)
+        return self._rooted(next_tokens)
 
     def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> Candidates:
         none = torch.empty(batch.size, 0)
         return Candidates(none.long(), none, torch.full((batch.size, 1), -1))
 
     def extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
-        return _rooted(draft_extend_input.bonus_tokens)
+        return self._rooted(draft_extend_input.bonus_tokens)
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return hidden_RH
 
     def idle(self) -> DraftInput:
-        return DraftInput.empty(0, 0)
+        return DraftInput.empty(0, 0, self._dtype)
 
-
-def _rooted(bonus_tokens: torch.Tensor) -> DraftInput:
-    none = torch.empty(len(bonus_tokens), 0)
-    return DraftInput(topk_p=none, topk_index=none.long(), hidden=none, bonus_tokens=bonus_tokens.int())
+    def _rooted(self, bonus_tokens: torch.Tensor) -> DraftInput:
+        none = torch.empty(len(bonus_tokens), 0)
+        return DraftInput(none, none.long(), hidden=none.to(self._dtype), bonus_tokens=bonus_tokens.int())

@@ -26,7 +26,7 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
     if family == "shipped":
         pair = load(drafter=kind)
     else:
-        model, noise = "llama" if family in ("noisy", "twins") else family, 0.5 if family == "noisy" else 0.02
+        model, noise = "llama" if family in ("noisy", "twins") else family, 0.15 if family == "noisy" else 0.02
         pair = agreeing_pair(kind, model, noise=noise, window=_WINDOW.get(family))
     pair = _with_twins(pair) if family == "twins" else pair
     return replace(pair, target=_rounded(pair.target, dtype), drafter=_rounded(pair.drafter, dtype))
