@@ -8,7 +8,7 @@ import triton.language as tl
 
 from specsim.config import SpecConfig
 from specsim.fast.drafting import Lanes
-from specsim.fast.launch import INTERPRETED, block_of, kernel
+from specsim.fast.launch import INTERPRETED, block_of, kernel, require_contiguous
 from specsim.phases import Batch, DraftExtendInput, PrefillInput, VerifyInput
 from specsim.pool import KVBuffer, KVPool
 
@@ -370,8 +370,7 @@ def attention(
     window: a row sees that many last positions, its own included. Grouped queries share a key head. A row that sees
     nothing yields zeros. Slots that no row sees are not read.
     """
-    if not query_RAD.is_contiguous():
-        raise ValueError(f"query has strides {query_RAD.stride()}; allowed: contiguous")
+    require_contiguous(query_RAD=query_RAD)
     out = torch.empty_like(query_RAD) if out is None else out
     keys, values, extras = kv.keys[layer], kv.values[layer], metadata.extra_positions.shape[1]
     kv_heads, head_dim = keys.shape[1:]

@@ -12,19 +12,12 @@ import triton
 import triton.language as tl
 
 from specsim.config import SpecConfig
-from specsim.fast.launch import block_of, kernel
+from specsim.fast.launch import block_of, kernel, require_contiguous
 from specsim.phases import Candidates, DraftInput, State
 
 _VOCABULARY_BLOCK = 4096
 _HIDDEN_BLOCK = 256
 _TAKEN = tl.constexpr(-0x8000000000000000)  # below every key
-
-
-def require_contiguous(**tensors: torch.Tensor | None) -> None:
-    """What kernels assume of tensors whose strides they do not take."""
-    for name, tensor in tensors.items():
-        if tensor is not None and not tensor.is_contiguous():
-            raise ValueError(f"{name} has strides {tensor.stride()}; allowed: a contiguous tensor")
 
 
 @triton.jit

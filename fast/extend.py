@@ -4,8 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from specsim.fast.drafting import require_contiguous
-from specsim.fast.launch import block_of, kernel
+from specsim.fast.launch import block_of, kernel, require_contiguous
 from specsim.phases import Batch, DraftExtendInput, PrefillInput, Verdict
 
 _TOKENS = 1024

@@ -6,7 +6,7 @@ import triton.language as tl
 
 from specsim.config import SpecConfig
 from specsim.fast.attention import lane_column
-from specsim.fast.launch import block_of, kernel
+from specsim.fast.launch import block_of, kernel, require_contiguous
 from specsim.phases import Batch, Verdict
 from specsim.pool import KVBuffer, KVPool
 
@@ -27,8 +27,7 @@ def _write_kernel(
 
 def write(kv: KVBuffer, layer: int, slots_R: torch.Tensor, key_RAD: torch.Tensor, value_RAD: torch.Tensor) -> None:
     """Write rows to their slots; a row with slot -1 writes nothing."""
-    if not (key_RAD.is_contiguous() and value_RAD.is_contiguous()):
-        raise ValueError(f"key and value have strides {key_RAD.stride()} and {value_RAD.stride()}; allowed: contiguous")
+    require_contiguous(key_RAD=key_RAD, value_RAD=value_RAD)
     size, block = kv.keys[0, 0].numel(), block_of(len(slots_R), 4)
     _write_kernel[(triton.cdiv(len(slots_R), block),)](
         kv.keys[layer], kv.values[layer], slots_R, key_RAD, value_RAD, len(slots_R),

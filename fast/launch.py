@@ -65,3 +65,10 @@ def kernel(function: Callable) -> Kernel:
 def block_of(count: int, on_gpu: int) -> int:
     """Rows of one program, a power of two: all of them under the interpreter, where programs cost, else `on_gpu`."""
     return triton.next_power_of_2(max(count, 1)) if INTERPRETED else on_gpu
+
+
+def require_contiguous(**tensors: torch.Tensor | None) -> None:
+    """What kernels assume of tensors whose strides they do not take."""
+    for name, tensor in tensors.items():
+        if tensor is not None and not tensor.is_contiguous():
+            raise ValueError(f"{name} has strides {tensor.stride()}; allowed: a contiguous tensor")

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch.nn.functional import linear
 
 from specsim.fast.attention import AttentionMetadata, attention, nearest
-from specsim.fast.launch import block_of, kernel
+from specsim.fast.launch import block_of, kernel, require_contiguous
 from specsim.pool import KVBuffer
 from specsim.target import ModelConfig
 
@@ -98,16 +98,10 @@ def add_rms_norm(
     x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(x + delta, its rms_norm) of rows [R, H] in one launch."""
-    _require_contiguous(delta)
+    require_contiguous(delta=delta)
     total, out = torch.empty_like(delta), torch.empty_like(delta)
     _norm(out, total, x, delta, weight, eps)
     return total, out
-
-
-def _require_contiguous(*tensors: torch.Tensor) -> None:
-    for tensor in tensors:
-        if not tensor.is_contiguous():
-            raise ValueError(f"a tensor {tuple(tensor.shape)} has strides {tensor.stride()}; allowed: contiguous")
 
 
 @kernel
@@ -120,7 +114,7 @@ def _add_kernel(out_ptr, x_ptr, delta_ptr, count, BLOCK: tl.constexpr):
 
 def add(x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
     """x + delta."""
-    _require_contiguous(x, delta)
+    require_contiguous(x=x, delta=delta)
     out, block = torch.empty_like(x), block_of(x.numel(), 1024)
     _add_kernel[(triton.cdiv(x.numel(), block),)](out, x, delta, x.numel(), BLOCK=block)
     return out
@@ -204,7 +198,7 @@ def rotate_and_write(
 
     Rotary embedding, halves convention: pairs are (i, i + D/2). Angles in float32, as the checkpoints were trained.
     """
-    _require_contiguous(qkv_R)
+    require_contiguous(qkv_R=qkv_R)
     num_rows, (kv_heads, head_dim) = len(qkv_R), kv.keys.shape[2:]
     query_RAD = qkv_R.new_empty(num_rows, num_heads, head_dim)
     pairs = num_rows * (num_heads + 2 * kv_heads)
@@ -233,7 +227,7 @@ def _silu_mul_kernel(out_ptr, gate_up_ptr, count, size, BLOCK: tl.constexpr):
 
 def silu_mul(gate_up_RI2: torch.Tensor) -> torch.Tensor:
     """silu(gate) · up, [R, I], of gate and up side by side in [R, 2I]."""
-    _require_contiguous(gate_up_RI2)
+    require_contiguous(gate_up_RI2=gate_up_RI2)
     num_rows, size = gate_up_RI2.shape[0], gate_up_RI2.shape[1] // 2
     out, block = gate_up_RI2.new_empty(num_rows, size), block_of(num_rows * size, 1024)
     _silu_mul_kernel[(triton.cdiv(out.numel(), block),)](out, gate_up_RI2, out.numel(), size, BLOCK=block)

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from specsim.fast.launch import INTERPRETED, block_of, kernel
+from specsim.fast.launch import INTERPRETED, block_of, kernel, require_contiguous
 from specsim.phases import Batch
 from specsim.pool import KVPool
 
@@ -29,13 +29,6 @@ def vocab_block(vocab_size: int, rows: int = 1) -> int:
     """Tokens of a tile that has as many rows; a function of the vocabulary alone for one row."""
     most = VOCAB_BLOCK if rows == 1 else max(64, (2**18 if INTERPRETED else 2**13) // rows)
     return min(triton.next_power_of_2(vocab_size), most)
-
-
-def require_contiguous(**tensors: torch.Tensor) -> None:
-    """Raise for the first tensor, by name, that a kernel could not address."""
-    for name, tensor in tensors.items():
-        if not tensor.is_contiguous():
-            raise ValueError(f"{name} has strides {tensor.stride()}; kernels need it contiguous")
 
 
 @triton.jit

@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 
 from specsim.config import SpecConfig
-from specsim.fast.drafting import require_contiguous, select
-from specsim.fast.launch import block_of, kernel
+from specsim.fast.drafting import select
+from specsim.fast.launch import block_of, kernel, require_contiguous
 from specsim.phases import Candidates, VerifyInput
 
 _ROWS = 32

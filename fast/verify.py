@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from specsim.config import SpecConfig
-from specsim.fast.launch import kernel
+from specsim.fast.launch import kernel, require_contiguous
 from specsim.fast.sampling import (
     Law,
     adjust_logits,
@@ -13,7 +13,6 @@ from specsim.fast.sampling import (
     kept_mass,
     laws,
     logprob,
-    require_contiguous,
     token_counts,
     vocab_block,
     weight,

@@ -30,9 +30,9 @@ class Trio(NamedTuple, Generic[T]):
 class Tally:
     """What a cell's comparisons came to.
 
-    decisions: choices that were compared; undecidable: those that rounding decided. budgets: the largest of each field. fields: how often each field was
-    compared and had entries. compared, left_out: requests a phase (all of it compared, or only what came before an
-    undecidable choice). exercised: situations met in what was compared.
+    decisions: choices that were compared; undecidable: those that rounding decided. budgets: the largest of each field.
+    fields: how often each field was compared and had entries. compared, left_out: requests a phase (all of it compared,
+    or only what came before an undecidable choice). exercised: situations met in what was compared.
     """
 
     decisions: int = 0
