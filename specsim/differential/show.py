@@ -32,4 +32,5 @@ def show(result: GridResult, console: "Console") -> None:
     if first := result.first_divergence:
         paragraph(console, f"First divergence: {first}.")
     reasons = result.failures()
-    paragraph(console, f"Not shown to be equal: {'; '.join(reasons)}." if reasons else "The columns are equal.")
+    equal = "The columns are equal." if result.is_complete else "The columns are equal in these cells."
+    paragraph(console, f"Not shown to be equal: {'; '.join(reasons)}." if reasons else equal)
