@@ -224,6 +224,7 @@ def diff(
     ] = None,
     dtype: Annotated[str, typer.Option(help="Of weights and KV.", metavar="float32|bfloat16")] = "float32",
     shard: Annotated[str | None, typer.Option(help="Every n-th cell from the i-th.", metavar="i/n")] = None,
+    jobs: Annotated[int, typer.Option(help="Processes that share the cells.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Keep the cells that are in --json.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write results here, cell by cell.")] = None,
 ) -> None:
@@ -240,7 +241,7 @@ def _diff(options: dict[str, Any]) -> None:
     from specsim.json_file import check_writable
 
     name, config = options["grid"], _pick(SpecConfig, options)
-    run = {key: options[key] for key in ("impl", "dtype", "device", "shard", "resume", "json_file")}
+    run = {key: options[key] for key in ("impl", "dtype", "device", "shard", "jobs", "resume", "json_file")}
     if name is not None:
         for key, parameter in signature(diff).parameters.items():
             if key not in (*run, "grid") and options[key] != parameter.default:

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import fields, replace
+from datetime import UTC, datetime
 from itertools import combinations
 
 import pytest
@@ -614,7 +615,7 @@ def test_columns_that_rounding_parted_come_back_together(near_twins, mode, graph
 
 
 def outcome(*cells, **changes):
-    result = GridResult("g", "f", len(cells), "cpu", "float32", "reference", {}, ("rounds",), cells)
+    result = GridResult("g", "f", len(cells), "cpu", "float32", "reference", {}, "", "", ("rounds",), cells)
     return replace(result, **changes)
 
 
@@ -739,6 +740,22 @@ def test_a_divergence_survives_the_file(tmp_path):
     value = json.loads(json.dumps(result.to_json()))
     assert CellResult.from_json(value["results"][0]) == result.cells[0]
     assert value["first_divergence"]["field"] == "scores"
+
+
+def test_processes_that_share_the_cells_find_the_same():
+    alone, shared = (run_grid("g", TWO, impl="reference", jobs=jobs) for jobs in (1, 2))
+    assert [replace(cell, seconds=0.0) for cell in shared.cells] == [replace(cell, seconds=0.0) for cell in alone.cells]
+
+
+def test_a_grid_says_what_ran_and_when():
+    result = run_grid("g", TWO[:1], impl="reference").to_json()
+    assert result["command"] == "specsim diff --grid g --device cpu --dtype float32"
+    assert datetime.fromisoformat(result["date"]) <= datetime.now(UTC)
+
+
+def test_no_process_at_all_is_refused():
+    with pytest.raises(InputError, match="jobs is 0; allowed: at least 1"):
+        run_grid("g", TWO, impl="reference", jobs=0)
 
 
 @pytest.mark.parametrize("shard", ["5/3", "0/3", "x", "1", "1/", "/2", "1/0", "-1/2"])

@@ -50,6 +50,8 @@ class GridResult:
     dtype: str
     impl: str
     versions: dict[str, str]
+    date: str
+    command: str
     required: tuple[str, ...]
     cells: tuple[CellResult, ...]
 
@@ -109,6 +111,8 @@ class GridResult:
             "device": self.device,
             "dtype": self.dtype,
             "versions": self.versions,
+            "date": self.date,
+            "command": self.command,
             "decisions": self.total("decisions"),
             "undecidable": self.total("undecidable"),
             "mismatches": self.total("mismatches"),

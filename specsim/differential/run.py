@@ -3,10 +3,13 @@
 import json
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
+from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -98,17 +101,20 @@ def run_grid(
     shard: str | None = None,
     resume: bool = False,
     json_file: Path | None = None,
+    jobs: int = 1,
     progress: bool = False,
 ) -> GridResult:
-    """Check every cell, or the i-th of n shards of them (`i/n`: cells i-1, i-1+n, …).
+    """Check every cell, or the i-th of n shards of them (`i/n`: cells i-1, i-1+n, …), in `jobs` processes.
 
     json_file is written anew after every cell; resume takes over the cells it holds.
     """
+    if jobs < 1:
+        raise InputError("jobs", jobs, "at least 1")
     if dtype not in DTYPES:
         raise InputError("dtype", dtype, " or ".join(DTYPES))
     if resume and json_file is None:
         raise InputError("resume", resume, "with a JSON file of an earlier run")
-    own = _shard(cells, shard)
+    own, order = _shard(cells, shard), {cell.id: place for place, cell in enumerate(cells)}
     device = device or ("cuda" if impl == "fast" and torch.cuda.is_available() else "cpu")
     result = GridResult(
         grid=name,
@@ -118,21 +124,33 @@ def run_grid(
         dtype=dtype,
         impl=impl,
         versions=_versions(device),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=f"specsim diff --grid {name} --device {device} --dtype {dtype}",
         required=required(cells, impl) if name != "one cell" else (),
         cells=(),
     )
     done = _resumed(json_file, result) if resume else {}
     results = [done[cell.id] for cell in own if cell.id in done]
-    bar = tqdm(own, unit="cell", disable=None if progress else True)
-    for cell in bar:
-        if cell.id in done:
-            continue
-        results.append(check(cell, impl, dtype, device))
+    left = [cell for cell in own if cell.id not in done]
+    bar = tqdm(total=len(own), initial=len(results), unit="cell", disable=None if progress else True)
+    for found in _checked(left, jobs, impl, dtype, device):
+        results.append(found)
+        bar.update()
         write_json(json_file, replace(result, cells=tuple(results)).to_json())
-    order = {cell.id: place for place, cell in enumerate(cells)}
+    bar.close()
     result = replace(result, cells=tuple(sorted(results, key=lambda cell: order[cell.id])))
     write_json(json_file, result.to_json())
     return result
+
+
+def _checked(cells: Sequence[Cell], jobs: int, *column: str) -> Iterator[CellResult]:
+    """Results in the order in which they are there; a process has one thread of its own."""
+    if jobs == 1:
+        yield from (check(cell, *column) for cell in cells)
+        return
+    # Not forked: a child may not use the parent's GPU.
+    with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,)) as executor:
+        yield from (done.result() for done in as_completed([executor.submit(check, cell, *column) for cell in cells]))
 
 
 def _shard(cells: Sequence[Cell], shard: str | None) -> Sequence[Cell]:
