@@ -20,8 +20,9 @@ from specsim.differential.divergence import Divergence, Mismatch, Undecidable
 from specsim.differential.exercised import required
 from specsim.differential.grids import AXES, QUICK, SAMPLINGS, cell_of, is_valid
 from specsim.differential.law import Law, rounding
-from specsim.differential.pairs import make_pair
+from specsim.differential.pairs import make_pair, moved
 from specsim.differential.ranking import compare_ranking, log_scores
+from specsim.differential.run import rehearse
 from specsim.generation import load_engine
 from specsim.phases import Candidates, DraftExtendInput, DraftInput, PrefillOutput, Sampling, VerifyInput, VerifyOutput
 from specsim.pool import lane_columns, tail_columns
@@ -628,7 +629,7 @@ GOOD = CellResult("a", decisions=100, compared=WHOLE, exercised={"rounds": 1})
     [
         (outcome(replace(GOOD, mismatches=1)), "1 mismatches"),
         (outcome(replace(GOOD, exercised={})), "never exercised: rounds"),
-        (outcome(replace(GOOD, compared={**WHOLE, "verify": 0})), "nothing was compared to the end in a"),
+        (outcome(replace(GOOD, compared={**WHOLE, "verify": 0})), "some phase was never compared to the end in a"),
         (outcome(replace(GOOD, undecidable=3)), "3.00% of the decisions are undecidable, more than 0.1%"),
         (outcome(CellResult("b", compared=WHOLE)), "never exercised: rounds"),
     ],
@@ -740,6 +741,36 @@ def test_a_divergence_survives_the_file(tmp_path):
     value = json.loads(json.dumps(result.to_json()))
     assert CellResult.from_json(value["results"][0]) == result.cells[0]
     assert value["first_divergence"]["field"] == "scores"
+
+
+def test_bfloat16_may_leave_a_phase_undecided_and_says_so():
+    parted = replace(GOOD, compared={**WHOLE, "verify": 0}, undecidable=1)
+    result = outcome(parted, dtype="bfloat16")
+    assert result.failures() == []
+    assert result.to_json()["parted"] == ["a"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_rehearsals_weights_lie_a_unit_in_the_last_place_beside_the_pairs(dtype):
+    pair = make_pair("eagle3-llama", dtype)
+    beside = moved(pair, 0)
+    for before, after in ((pair.target.tensors, beside.target.tensors), (pair.drafter.tensors, beside.drafter.tensors)):
+        assert before.keys() == after.keys()
+        for name, tensor in before.items():
+            assert after[name].dtype == tensor.dtype
+            apart = (after[name].double() - tensor.double()).abs()
+            assert (apart <= torch.finfo(dtype).eps * tensor.double().abs()).all()
+    moved_share = (beside.target.tensors["lm_head.weight"] != pair.target.tensors["lm_head.weight"]).float().mean()
+    assert 0.4 < moved_share < 0.8
+    assert torch.equal(beside.drafter.tensors["d2t"], pair.drafter.tensors["d2t"])
+
+
+def test_rehearsals_give_every_field_that_is_held_to_a_budget_one():
+    cell = cell_of(dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3))
+    budgets = rehearse(cell, make_pair(cell.pair, torch.float32), "float32")
+    fields_of = {"target keys", "target values", "draft keys", "draft values", "draft_input.hidden"}
+    assert budgets.keys() == fields_of | {"target_logits", "draft_extend_input.hidden", "hidden"}
+    assert all(0 < value < 1e-3 for value in budgets.values())
 
 
 def test_processes_that_share_the_cells_find_the_same():

@@ -32,6 +32,23 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
     return replace(pair, target=_rounded(pair.target, dtype), drafter=_rounded(pair.drafter, dtype))
 
 
+def moved(pair: Pair, seed: int) -> Pair:
+    """The pair with every weight one unit in the last place up or down, or where it is, at random."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def beside(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        towards = torch.tensor([-torch.inf, torch.nan, torch.inf], dtype=tensor.dtype)
+        towards = towards[torch.randint(3, tensor.shape, generator=generator)]
+        return torch.where(towards.isnan(), tensor, torch.nextafter(tensor, towards))
+
+    def checkpoint(each):
+        return replace(each, tensors={name: beside(tensor) for name, tensor in each.tensors.items()})
+
+    return replace(pair, target=checkpoint(pair.target), drafter=checkpoint(pair.drafter))
+
+
 def _with_twins(pair: Pair) -> Pair:
     def doubled(checkpoint):
         head = checkpoint.tensors.get("lm_head.weight")

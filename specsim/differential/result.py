@@ -77,6 +77,11 @@ class GridResult:
         return self.total("undecidable") / max(1, self.total("decisions"))
 
     @property
+    def parted(self) -> list[str]:
+        """Cells in which undecidable choices left some phase never compared to its end; bfloat16 has such cells."""
+        return [cell.id for cell in self.cells if cell.is_empty]
+
+    @property
     def is_complete(self) -> bool:
         return len(self.cells) == self.num_cells
 
@@ -88,8 +93,8 @@ class GridResult:
         reasons = []
         if mismatches := self.total("mismatches"):
             reasons.append(f"{mismatches} mismatches")
-        if empty := [cell.id for cell in self.cells if cell.is_empty]:
-            reasons.append(f"nothing was compared to the end in {', '.join(empty)}")
+        if self.parted and self.dtype == "float32":
+            reasons.append(f"some phase was never compared to the end in {', '.join(self.parted)}")
         allowed = max(FEW, MOST_UNDECIDABLE * self.total("decisions"))
         if self.dtype == "float32" and self.total("undecidable") > allowed:
             share = f"{self.undecidable_share:.2%} of the decisions are undecidable"
@@ -121,6 +126,7 @@ class GridResult:
             "exercised": self.exercised,
             "fields": self.sum("fields"),
             "max_logprob_error": max(errors, default=0.0),
+            "parted": self.parted,
             "seconds": sum(cell.seconds for cell in self.cells),
             "failures": self.failures(),
             "first_divergence": asdict(self.first_divergence) if self.first_divergence else None,

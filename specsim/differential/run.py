@@ -17,10 +17,10 @@ from tqdm.auto import tqdm
 
 from specsim.config import InputError
 from specsim.differential.cell import Cell
-from specsim.differential.comparison import Trio
+from specsim.differential.comparison import Tally, Trio
 from specsim.differential.exercised import required
 from specsim.differential.lockstep import Lockstep
-from specsim.differential.pairs import make_pair
+from specsim.differential.pairs import make_pair, moved
 from specsim.differential.result import CellResult, GridResult
 from specsim.differential.scene import Column
 from specsim.differential.truth import compare_with_oracle
@@ -29,6 +29,7 @@ from specsim.json_file import write_json
 
 DTYPES = ("float32", "bfloat16")
 PACKAGES = ("specsim", "torch", "triton")
+REHEARSALS = 3
 
 
 def load_columns(
@@ -62,11 +63,11 @@ def check(
 ) -> CellResult:
     """Compare the columns in one cell, and the reference with the oracle. wrap: changes the column under test."""
     start, pair = time.perf_counter(), make_pair(cell.pair, getattr(torch, dtype))
+    tally = Tally(budgets=rehearse(cell, pair, dtype))
     columns = load_columns(cell, pair, impl, dtype, device)
-    lockstep = Lockstep(cell, columns._replace(fast=wrap(columns.fast)), draft_ids(pair))
+    lockstep = Lockstep(cell, columns._replace(fast=wrap(columns.fast)), draft_ids(pair), tally)
     lockstep.run(pair)
     divergences = [*lockstep.divergences, *compare_with_oracle(cell, pair)]
-    tally = lockstep.tally
     return CellResult(
         id=cell.id,
         mismatches=len(divergences),
@@ -80,6 +81,19 @@ def check(
         seconds=time.perf_counter() - start,
         first_divergence=divergences[0] if divergences else None,
     )
+
+
+def rehearse(cell: Cell, pair, dtype: str) -> dict[str, float]:
+    """Budgets of every field from reference columns whose weights lie a unit in the last place beside the pair's.
+
+    How far such a column is from exact's is how far rounding carries in this cell: one reference alone may be right by
+    luck. The column under test has no part in it.
+    """
+    tally, cell = Tally(is_rehearsal=True), replace(cell, rounds=2, is_idle_too=False)
+    for seed in range(REHEARSALS):
+        columns, beside = (load_columns(cell, each, "reference", dtype) for each in (pair, moved(pair, seed)))
+        Lockstep(cell, columns._replace(fast=beside.fast), draft_ids(pair), tally).run(pair)
+    return tally.budgets
 
 
 def draft_ids(pair) -> torch.Tensor:

@@ -19,6 +19,7 @@ def show(result: GridResult, console: "Console") -> None:
     rows = [
         ("columns", f"{result.impl} on {result.device} in {result.dtype}, against the reference"),
         ("cells", f"{len(result.cells)} of {result.num_cells}"),
+        ("cells with a phase never compared to its end", figure(len(result.parted), 0)),
         ("requests a phase", f"{figure(compared, 0)} compared, {figure(left_out, 0)} left out"),
         ("decisions", figure(result.total("decisions"), 0)),
         ("undecidable", f"{figure(result.total('undecidable'), 0)}, {share}"),
