@@ -130,6 +130,7 @@ def attention(
         value = kv.values[layer, keys.slots[seen]].repeat_interleave(group, dim=1)
         logits = torch.einsum("qad,cad->aqc", query_RAD[rows], key) / query_RAD.shape[-1] ** 0.5
         weights = torch.softmax(logits.masked_fill(~mask[:, seen], -torch.inf), dim=-1)
-        attended = torch.einsum("aqc,cad->qad", weights, value)
-        out_RAD[rows] = torch.where(mask.any(1)[:, None, None], attended, 0.0)
+        # Some bfloat16 matrix products carry a row's NaN into other rows.
+        weights = torch.where(mask.any(1)[:, None], weights, 0.0)
+        out_RAD[rows] = torch.einsum("aqc,cad->qad", weights, value)
     return out_RAD

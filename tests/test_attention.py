@@ -320,6 +320,24 @@ def test_a_draft_step_at_the_length_limit_writes_and_sees_nothing(max_len, dropp
     assert metadata.positions.tolist() == [0 if dropped else 8] * 3 + [3] * 3
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_that_sees_nothing_brings_no_nan_into_the_product(dtype, monkeypatch):
+    """A library's bfloat16 product over a row of NaN left NaN in rows that were whole (oneDNN 3.10)."""
+    pools, rows = shuffled_pools(4, [8])
+    kv = KVBuffer(KVLayout(1, 1, 4), pools.target.keys.shape[1], dtype)
+    kv.keys.normal_()
+    kv.values.normal_()
+    slots = pools.slots(rows[0], torch.arange(3))
+    mask = torch.tensor([[True, True, False], [False, False, False]])
+    metadata = AttentionMetadata(torch.tensor([1, 0]), slots[:2], (Keys(slots, torch.arange(3), mask),))
+    factors, product = [], torch.einsum
+    monkeypatch.setattr(torch, "einsum", lambda *terms: factors.extend(terms[1:]) or product(*terms))
+    out = attention(torch.randn(2, 2, 4, dtype=dtype), 0, kv, metadata, None)
+    assert len(factors) == 4
+    assert all(factor.isfinite().all() for factor in factors)
+    assert (out[1] == 0).all()
+
+
 def test_no_requests_make_empty_metadata():
     pools, _ = shuffled_pools(4, [1])
     none, nobody = torch.empty(0, dtype=torch.int64), make_batch([], [])
