@@ -8,9 +8,14 @@ from contextvars import ContextVar
 
 import torch
 
-# Triton decides when it is imported whether kernels are interpreted, its own library functions included.
-if not torch.cuda.is_available() and "triton" not in sys.modules:
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+# Triton decides when it is imported whether kernels are interpreted, its own library functions included; without a GPU
+# nothing else could run them, so a copy that torch has imported for itself makes room. The extension loads only once.
+if not torch.cuda.is_available() and os.environ.setdefault("TRITON_INTERPRET", "1") == "1":
+    loaded = sys.modules.get("triton")
+    if loaded and type(loaded.language.sum).__name__ != "InterpretedFunction":
+        for name in [name for name in sys.modules if f"{name}.".startswith("triton.")]:
+            if not name.startswith("triton._C"):
+                del sys.modules[name]
 
 try:
     import triton

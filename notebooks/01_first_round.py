@@ -22,9 +22,6 @@ from dataclasses import fields, is_dataclass
 
 import torch
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # for the last section: kernels run on the CPU, slowly
-
 import specsim
 from specsim import SamplingParams, SpecConfig, plots
 from specsim.generation import load_engine

@@ -1,4 +1,4 @@
-"""A first look: one round in detail, then whole continuations with a tree, a chain and no drafts at all."""
+"""A first look: one round in detail, whole continuations, and the columns side by side."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.text import Text
 from tqdm.auto import tqdm
 
-from specsim.config import SamplingParams, SpecConfig
+from specsim.config import InputError, SamplingParams, SpecConfig
+from specsim.differential import Cell, check
 from specsim.display import by_position, figure, heading, paragraph, print_table
 from specsim.generation import Generation, generate, load_engine
 from specsim.metrics import is_loop
@@ -20,13 +21,17 @@ from specsim.phases import Batch, PrefillInput, VerifyInput, VerifyOutput
 PLAIN, CHAIN, TREE = SpecConfig.plain(), SpecConfig(topk=1, num_draft_tokens=4), SpecConfig()
 NAMES = {PLAIN: "plain", CHAIN: "chain of 3", TREE: "tree 4/3/8"}
 ROUNDS_TO_CHOOSE_FROM = 12
+# On both columns: rounds, last tokens of the prompts, new tokens.
+COLUMN_ROUNDS, COLUMN_PROMPT, COLUMN_TOKENS = 3, 32, 10
 PROMPT_LINES = 6
+NO_GPU = "(on Triton's interpreter: there is no GPU) "
 NEXT = """\
 specsim generate --prompt "def main():"    continue a text of your own
 specsim generate --help                    trees, drafters, sampling, penalties, page sizes
+specsim diff --grid quick                  the columns compared under more settings
 specsim accept                             acceptance over all shipped prompts (minutes)
 reference/engine.py                        the round as code: draft, verify, draft_extend
-reference/tree.py, reference/verify.py     how the tree is laid out, and how it is walked"""
+reference/tree.py, fast/tree.py            how a tree is laid out: to be read, and in kernels"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,10 @@ class Round:
 
 
 def run(pair: Any, prompts: Sequence[str], console: Console, max_new_tokens: int = 48) -> bool:
-    """Show everything on the console; returns whether the greedy outputs of tree and chain equal plain decoding's."""
+    """Show everything on the console.
+
+    Returns whether the greedy outputs of tree and chain equal plain decoding's, and the fast column the reference.
+    """
     _introduce(pair, console)
     generations = _generate_all(pair, prompts, max_new_tokens)
     plain = generations[PLAIN, 0.0]
@@ -64,6 +72,7 @@ def run(pair: Any, prompts: Sequence[str], console: Console, max_new_tokens: int
     _show_rounds_of(chosen, generations, console)
     equal = _show_equality(generations, console)
     _show_figures(generations, console)
+    equal = _show_columns(pair, prompts[:2], console) and equal
     heading(console, "Next")
     console.print(NEXT)
     return equal
@@ -202,3 +211,37 @@ def _figure_cells(setting: tuple[SpecConfig, float], generation: Generation) -> 
     (config, temperature), metrics = setting, generation.metrics
     counts = (str(metrics["tokens"]), str(metrics["rounds"]), figure(metrics["accept_length"]))
     return NAMES[config], f"{temperature:g}", *counts, by_position(metrics["accepted_by_position"])
+
+
+def column_cell(pair: Any, prompts: Sequence[str]) -> Cell:
+    """A greedy and a sampled request on one graph a round."""
+    ids = tuple(tuple(pair.tokenizer.encode(prompt)[-COLUMN_PROMPT:]) for prompt in prompts)
+    sampling = tuple(
+        SamplingParams(temperature=float(place), max_new_tokens=COLUMN_TOKENS) for place in range(len(ids))
+    )
+    return Cell("demo", "of the demo", ids, sampling, TREE, mode="free", graph="round", rounds=COLUMN_ROUNDS)
+
+
+def _show_columns(pair: Any, prompts: Sequence[str], console: Console) -> bool:
+    """The differential on a greedy and a sampled request."""
+    heading(console, "The same rounds in Triton kernels")
+    try:
+        result = check(column_cell(pair, prompts), pair=pair)
+    except InputError as error:
+        console.print(f"Only the reference ran: {error}")
+        return True
+    paragraph(
+        console,
+        f"One graph a round, replayed for a greedy and a sampled request {NO_GPU * (not torch.cuda.is_available())}"
+        "against the reference: trees, logits, accepted paths, tokens, logprobs and every KV slot, with float64 as "
+        "judge.",
+    )
+    console.print()
+    counts = (result.exercised["rounds"], result.decisions, result.undecidable, result.mismatches)
+    columns = ("requests x rounds", "decisions", "too close to call", "mismatches", "largest logprob error")
+    print_table(console, columns, [(*map(str, counts), f"{result.max_logprob_error:.0e}")])
+    same = not result.mismatches
+    verdict = "equal" if same else f"NOT equal; {result.first_divergence}"
+    console.print()
+    console.print(Text(f"The columns are {verdict}.", style="bold green" if same else "bold red"))
+    return same

@@ -9,6 +9,7 @@ import torch
 
 import specsim.demo as demo
 from specsim import SamplingParams, generate
+from specsim.differential import Divergence
 from specsim.display import stdout_console
 from specsim.zoo.agreeing import agreeing_pair
 
@@ -61,6 +62,26 @@ def test_equality_is_computed(pair, capsys, monkeypatch, config):
     assert not demo.run(pair, PROMPTS, stdout_console(), max_new_tokens=8)
     wrong = [line for line in capsys.readouterr().out.splitlines() if line.endswith("NO")]
     assert [line.split(":")[0] for line in wrong] == [demo.NAMES[config]]
+
+
+def test_both_columns_are_compared(shown):
+    (table,) = re.findall(r"requests x rounds .*\n +(\d+) +(\d+) +(\d+) +(\d+) ", shown)
+    rounds, decisions, undecidable, mismatches = map(int, table)
+    assert rounds >= 3
+    assert decisions > 20
+    assert undecidable <= 1
+    assert mismatches == 0
+    assert "The columns are equal." in shown
+
+
+def test_a_difference_between_the_columns_is_shown(pair, capsys, monkeypatch):
+    divergence = Divergence("demo", 2, "verify", 1, 3, "logprobs", -1.0, -2.0)
+    wrong = replace(demo.check(demo.column_cell(pair, PROMPTS), pair=pair), mismatches=1, first_divergence=divergence)
+    monkeypatch.setattr(demo, "check", lambda *arguments, **options: wrong)
+    assert not demo.run(pair, PROMPTS, stdout_console(), max_new_tokens=8)
+    shown = capsys.readouterr().out
+    assert "The columns are NOT equal" in shown
+    assert str(divergence) in " ".join(shown.split())
 
 
 def test_rounds_are_those_of_generate(pair):

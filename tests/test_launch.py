@@ -56,6 +56,22 @@ def test_blocks_are_powers_of_two_that_hold_all_rows_where_programs_cost(count):
     assert block >= count if INTERPRETED else block == 16
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU kernels are compiled")
+@pytest.mark.parametrize("earlier", ["", "import triton.language", "import torch._dynamo"])
+def test_kernels_are_interpreted_whatever_was_imported_before(earlier):
+    script = f"""
+{earlier}
+import torch
+from specsim import SamplingParams, SpecConfig, generate
+from specsim.zoo.agreeing import agreeing_pair
+config, sampling = SpecConfig(2, 1, 2), SamplingParams(max_new_tokens=2)
+outputs = [generate(agreeing_pair(), [[5, 6]], config, sampling, impl=impl).outputs for impl in ("reference", "fast")]
+assert outputs[0][0].token_ids == outputs[1][0].token_ids
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+
+
 def test_without_triton_the_column_says_so_and_the_reference_still_runs():
     script = """
 import sys

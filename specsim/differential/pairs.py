@@ -28,7 +28,11 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
     else:
         model, noise = "llama" if family in ("noisy", "twins") else family, 0.15 if family == "noisy" else 0.02
         pair = agreeing_pair(kind, model, noise=noise, window=_WINDOW.get(family))
-    pair = _with_twins(pair) if family == "twins" else pair
+    return rounded(_with_twins(pair) if family == "twins" else pair, dtype)
+
+
+def rounded(pair: Pair, dtype: torch.dtype) -> Pair:
+    """The pair with its weights as dtype holds them."""
     return replace(pair, target=_rounded(pair.target, dtype), drafter=_rounded(pair.drafter, dtype))
 
 

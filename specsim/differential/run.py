@@ -15,12 +15,13 @@ from pathlib import Path
 import torch
 from tqdm.auto import tqdm
 
+from specsim.checkpoint import Pair
 from specsim.config import InputError
 from specsim.differential.cell import Cell
 from specsim.differential.comparison import Tally, Trio
 from specsim.differential.exercised import required
 from specsim.differential.lockstep import Lockstep
-from specsim.differential.pairs import make_pair, moved
+from specsim.differential.pairs import make_pair, moved, rounded
 from specsim.differential.result import CellResult, GridResult
 from specsim.differential.scene import Column
 from specsim.differential.truth import compare_with_oracle
@@ -60,9 +61,14 @@ def check(
     dtype: str = "float32",
     device: str | None = None,
     wrap: Callable[[Column], Column] = lambda column: column,
+    pair: Pair | None = None,
 ) -> CellResult:
-    """Compare the columns in one cell, and the reference with the oracle. wrap: changes the column under test."""
-    start, pair = time.perf_counter(), make_pair(cell.pair, getattr(torch, dtype))
+    """Compare the columns in one cell, and the reference with the oracle.
+
+    wrap: changes the column under test. pair: instead of the one that the cell names.
+    """
+    start, precision = time.perf_counter(), getattr(torch, dtype)
+    pair = make_pair(cell.pair, precision) if pair is None else rounded(pair, precision)
     tally = Tally(budgets=rehearse(cell, pair, dtype))
     columns = load_columns(cell, pair, impl, dtype, device)
     lockstep = Lockstep(cell, columns._replace(fast=wrap(columns.fast)), draft_ids(pair), tally)
