@@ -80,7 +80,8 @@ def _kv_indices(rows_B, lens_B, page_size: int, num_extras: int, pools: KVPool) 
     """The slots of every prefix without its unfinished page, -1 after it; extra keys are for others to write."""
     num_requests, columns = len(rows_B), pools.req_to_token.shape[1]
     out = torch.empty(num_requests, columns + num_extras, dtype=torch.int32, device=rows_B.device)
-    block_b, block_c = block_of(num_requests, 1), block_of(columns, 1024)
+    block_c = block_of(columns, 1024)
+    block_b = block_of(num_requests, 1, block_c)
     _prefix_kernel[triton.cdiv(num_requests, block_b), triton.cdiv(columns, block_c)](
         out, pools.req_to_token, rows_B, lens_B, num_requests, columns, out.shape[1], page_size,
         BLOCK_B=block_b, BLOCK_C=block_c,
@@ -125,7 +126,8 @@ def _causal_metadata(rows_B, start_lens_B, row_starts, max_rows: int, slots_R, p
         extra_positions=torch.empty(num_requests, 0, dtype=torch.int32, device=device),
         visible=torch.empty(len(slots_R), 0, dtype=torch.int32, device=device),
     )
-    block_b, block_r = block_of(num_requests, 1), block_of(max_rows, 256)
+    block_r = block_of(max_rows, 256)
+    block_b = block_of(num_requests, 1, block_r)
     _causal_kernel[triton.cdiv(num_requests, block_b), triton.cdiv(max_rows, block_r)](
         metadata.positions, metadata.prefix_lens, metadata.kv_indices, metadata.num_extras, slots_R, row_starts,
         start_lens_B, rows_B, num_requests, metadata.kv_indices.shape[1], BLOCK_B=block_b, BLOCK_R=block_r,
@@ -261,7 +263,8 @@ def tree_metadata(batch: Batch, verify_input: VerifyInput, pools: KVPool) -> Att
     """Verify: a node sees the prefix, and of the tree what its mask row says."""
     num_nodes, slots = verify_input.draft_tokens.shape[1], verify_input.cache_locations
     metadata = _equal_rows(batch, num_nodes, num_nodes, 1, pools, slots=slots)
-    block_r, block_w = block_of(len(slots), 16), block_of(metadata.visible.shape[1], 1)
+    block_w = block_of(metadata.visible.shape[1], 1, WORD.value)
+    block_r = block_of(len(slots), 16, WORD.value * block_w)
     _tree_kernel[triton.cdiv(len(slots), block_r), triton.cdiv(metadata.visible.shape[1], block_w)](
         metadata.positions, metadata.row_starts, metadata.prefix_lens, metadata.kv_indices, metadata.num_extras,
         metadata.extra_positions, metadata.visible, slots, batch.req_pool_indices, batch.seq_lens,
@@ -280,7 +283,8 @@ def lane_metadata(batch: Batch, lanes: Lanes, config: SpecConfig, pools: KVPool)
     total, extras = batch.size * config.topk, config.topk * (page_size - 1 + config.num_steps)
     slots = torch.empty(total, dtype=torch.int64, device=batch.seq_lens.device)
     metadata = _equal_rows(batch, config.topk, extras, page_size, pools, slots=slots)
-    block_r, block_w = block_of(total, 16), block_of(metadata.visible.shape[1], 1)
+    block_w = block_of(metadata.visible.shape[1], 1, WORD.value)
+    block_r = block_of(total, 16, WORD.value * block_w)
     _lane_kernel[triton.cdiv(total, block_r), triton.cdiv(metadata.visible.shape[1], block_w)](
         metadata.positions, slots, metadata.row_starts, metadata.prefix_lens, metadata.kv_indices, metadata.num_extras,
         metadata.extra_positions, metadata.visible, lanes.step, lanes.path, pools.req_to_token,
@@ -376,7 +380,7 @@ def attention(
     kv_heads, head_dim = keys.shape[1:]
     group = query_RAD.shape[1] // kv_heads
     pairs = metadata.max_rows * group
-    block_m = max(16, min(block_of(pairs, 64), triton.next_power_of_2(pairs)))
+    block_m = max(16, min(block_of(pairs, 64, max(128, head_dim)), triton.next_power_of_2(pairs)))
     _attention_kernel[triton.cdiv(pairs, block_m), kv_heads, len(metadata.num_extras)](
         out, query_RAD, keys, values, metadata.positions, metadata.row_starts, metadata.prefix_lens,
         metadata.kv_indices, metadata.num_extras, metadata.extra_positions, metadata.visible,

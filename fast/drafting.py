@@ -123,7 +123,8 @@ def draft_topk(
     require_contiguous(logits_RV=logits_RV, d2t=d2t, slots_R=slots_R)
     places = triton.next_power_of_2(k)
     block = min(triton.next_power_of_2(vocab_size), max(_VOCABULARY_BLOCK, places))
-    num_chunks, rows, device = triton.cdiv(vocab_size, block), block_of(num_rows, 1), logits_RV.device
+    num_chunks, device = triton.cdiv(vocab_size, block), logits_RV.device
+    rows = block_of(num_rows, 1, max(block, num_chunks * k))
     keys = torch.empty(num_rows, num_chunks, k, dtype=torch.int64, device=device)
     sums = torch.empty(num_rows, num_chunks, device=device)
     topk_p, topk_index = out or (
@@ -236,7 +237,8 @@ def start_lanes(draft_input: DraftInput, lanes: Lanes, config: SpecConfig) -> No
     """Step 0: the root's children are the lanes, each with the hidden state they came from."""
     batch_size, k, hidden_size = lanes.hidden.shape
     require_contiguous(topk_p=draft_input.topk_p, topk_index=draft_input.topk_index, hidden=draft_input.hidden)
-    rows, block = block_of(batch_size * k, 16), _hidden_block(hidden_size)
+    block = _hidden_block(hidden_size)
+    rows = block_of(batch_size * k, 16, max(block, config.num_steps))
     _start_kernel[(triton.cdiv(batch_size * k, rows), triton.cdiv(hidden_size, block))](
         draft_input.topk_p, draft_input.topk_index, draft_input.hidden, *lanes.buffers, batch_size * k, k,
         config.num_steps, hidden_size, LOG=config.score == "logprob", ROWS=rows,
@@ -357,13 +359,13 @@ def expand(
 
 def _expand_tree(lanes: Lanes, topk_p_BKK, topk_index_BKK, hidden_BKH, config: SpecConfig) -> None:
     batch_size, k, hidden_size = lanes.hidden.shape
-    candidates, num_steps, requests = lanes.candidates, config.num_steps, block_of(batch_size, 1)
+    candidates, num_steps, block = lanes.candidates, config.num_steps, _hidden_block(hidden_size)
+    requests = block_of(batch_size, 1, triton.next_power_of_2(k) * max(k, block, num_steps))
     _expand_kernel[(triton.cdiv(batch_size, requests),)](
         topk_p_BKK, topk_index_BKK, lanes.step, lanes.tokens, lanes.scores, candidates.tokens, candidates.scores,
         candidates.parent_list, batch_size, k, num_steps, LOG=config.score == "logprob", ROWS=requests,
         BLOCK=triton.next_power_of_2(k * k), PLACES=triton.next_power_of_2(k),
     )  # fmt: skip
-    block = _hidden_block(hidden_size)
     _reparent_kernel[(triton.cdiv(batch_size, requests), triton.cdiv(hidden_size, block))](
         hidden_BKH, lanes.step, candidates.parent_list, lanes.path, lanes.hidden, batch_size, k, num_steps, hidden_size,
         ANCESTOR=config.draft_kv == "ancestor", REQUESTS=requests, ROWS=triton.next_power_of_2(requests * k),
@@ -373,7 +375,8 @@ def _expand_tree(lanes: Lanes, topk_p_BKK, topk_index_BKK, hidden_BKH, config: S
 
 def _expand_chain(lanes: Lanes, topk_p_BKK, topk_index_BKK, hidden_BKH, config: SpecConfig) -> None:
     batch_size, _, hidden_size = lanes.hidden.shape
-    requests, block = block_of(batch_size, 4), _hidden_block(hidden_size)
+    block = _hidden_block(hidden_size)
+    requests = block_of(batch_size, 4, block)
     _expand_chain_kernel[(triton.cdiv(batch_size, requests), triton.cdiv(hidden_size, block))](
         topk_p_BKK, topk_index_BKK, hidden_BKH, *lanes.buffers, batch_size, config.num_steps, hidden_size,
         LOG=config.score == "logprob", ROWS=requests, BLOCK=block,
@@ -408,7 +411,8 @@ def select(scores: torch.Tensor, count: int, out: torch.Tensor | None = None) ->
         raise ValueError(f"{count} candidates to select, there are {num_candidates}")
     require_contiguous(scores=scores)
     out = torch.empty(num_rows, count, dtype=torch.int64, device=scores.device) if out is None else out
-    rows, block = block_of(num_rows, 1), triton.next_power_of_2(max(num_candidates, 1))
+    block = triton.next_power_of_2(max(num_candidates, 1))
+    rows = block_of(num_rows, 1, 16 * block)
     _select_kernel[(triton.cdiv(num_rows, rows),)](
         scores, out, num_rows, num_candidates, count, ROWS=rows, BLOCK=block, num_warps=4 if block <= 2048 else 16
     )

@@ -29,6 +29,7 @@ from specsim.phases import (
 from specsim.pool import KVBuffer, KVPool, own_committed, own_lanes, own_tree
 
 GRAPHS = ("eager", "step", "phase", "round")
+MOST_CANDIDATES = 2**16  # what one program can rank
 
 
 class Engine:
@@ -36,7 +37,8 @@ class Engine:
 
     pair, config, dtype: as the reference's. graph: `eager`, every kernel launched by the host; `step`, one recorded
     draft step replayed; `phase`, a graph each for draft, verify and draft-extend; `round`, one graph for all of them,
-    which needs release `finish`, since pages cannot change hands inside it.
+    which needs release `finish`, since pages cannot change hands inside it; a phase that is called alone is launched
+    then.
     """
 
     def __init__(
@@ -59,8 +61,13 @@ class Engine:
             raise InputError("graph", graph, " or ".join(GRAPHS))
         if graph == "round" and config.release == "round":
             raise InputError("graph", graph, "eager, step or phase with release 'round', which moves pages in a round")
-        if bucket is not None and bucket < 1:
-            raise InputError("bucket", bucket, "at least 1")
+        if bucket is not None and (type(bucket) is not int or bucket < 1):
+            raise InputError("bucket", bucket, "an integer of at least 1")
+        if config.num_candidates > MOST_CANDIDATES:
+            allowed = (
+                f"settings of at most {MOST_CANDIDATES} candidates, topk + (num_steps - 1) topk², with impl 'fast'"
+            )
+            raise InputError("topk", config.topk, allowed)
         self.dtype, self.device, self.graph = dtype, torch.device(device), graph
         self._bucket, self._frames = bucket, {}
         self.target = FAMILIES[target.family](target, pair.target.tensors, dtype, self.device)
@@ -170,44 +177,49 @@ class Engine:
         bucket = self._bucket or triton.next_power_of_2(max(batch.size, 1))
         if batch.size > bucket:
             raise InputError("bucket", bucket, f"at least the number of requests of a batch, {batch.size}")
+        if any(frame.pools is not pools for frame in self._frames.values()):
+            self._frames.clear()  # graphs of other pools would keep them alive
         frame = self._frames.get(bucket)
-        if frame is None or frame.pools is not pools:
+        if frame is None:
             target, drafter = self.target.config, self.drafter
             num_features = target.hidden_size * max(1, len(drafter.feature_layers))
             frame = self._frames[bucket] = Frame.of(
                 bucket, pools, self.config, target.vocab_size, drafter.hidden_size, num_features, self.dtype
             )
-            if self.graph != "eager":
-                self._capture(frame)
+            self._capture(frame)
         load(frame.batch, batch)
         return frame
 
-    def _capture(self, frame: Frame) -> None:
-        """Record this mode's graphs, while the frame holds padded requests only."""
+    def _pieces(self) -> list[tuple[str, ...]]:
+        """The sections that this mode records together; a graph of nothing, such as plain decoding's draft loop, is not
+        recorded: CUDA warns of it.
+        """
         in_pieces = self.config.release == "round"
+        propose, judge = (
+            [(first,), (then,)] if in_pieces else [(first, then)]
+            for first, then in (("propose", "lay_out"), ("judge", "hand_over"))
+        )
         pieces = {
-            "step": [("start",), ("step",), ("lay_out",)],
-            "phase": [("propose",), ("lay_out",)] if in_pieces else [("propose", "lay_out")],
+            "eager": [],
+            "step": [("start",), ("step",), ("lay_out",), *judge, ("extend",)],
+            "phase": [*propose, *judge, ("extend",)],
             "round": [("propose", "lay_out", "judge", "hand_over", "extend")],
         }[self.graph]
-        if self.graph != "round":
-            pieces += [("judge",), ("hand_over",)] if in_pieces else [("judge", "hand_over")]
-            pieces += [("extend",)]
-        for names in filter(self._is_recorded, pieces):
-            frame.graphs[names] = capture(lambda names=names: self._launch(frame, names), self.device)
+        nothing = {("start",), ("step",), ("propose",)} if self.config.is_plain else set()
+        return [names for names in pieces if names not in nothing]
 
-    def _is_recorded(self, names: tuple[str, ...]) -> bool:
-        """A graph of nothing, such as plain decoding's draft loop, is not recorded: CUDA warns of it."""
-        is_nothing = self.config.is_plain and names in {("start",), ("step",), ("propose",)}
-        return self.graph != "eager" and not is_nothing
+    def _capture(self, frame: Frame) -> None:
+        """Record this mode's graphs, while the frame holds padded requests only."""
+        for names in self._pieces():
+            frame.graphs[names] = capture(lambda names=names: self._launch(frame, names), self.device)
 
     def _launch(self, frame: Frame, names: tuple[str, ...]) -> None:
         for name in names:
             self._sections[name](frame)
 
     def _run(self, frame: Frame, *names: str) -> None:
-        """Sections of the round, one after the other: from their graph, except in mode eager."""
-        if self._is_recorded(names):
+        """Sections of the round, one after the other: from their graph where this mode has recorded them together."""
+        if names in frame.graphs:
             frame.graphs[names].replay()
         else:
             self._launch(frame, names)

@@ -108,7 +108,8 @@ def draft_extend_input(
         rows.num_accepted_drafts, rows.num_accepted_tokens, rows.bonus_tokens, batch_size, width, BLOCK=requests,
     )  # fmt: skip
     num_rows, num_features = rows.hidden.shape
-    row_block, block = block_of(num_rows, 1), block_of(num_features, _FEATURES)
+    block = block_of(num_features, _FEATURES)
+    row_block = block_of(num_rows, 1, block)
     _rows_kernel[(triton.cdiv(num_rows, row_block), triton.cdiv(max(num_features, 1), block))](
         batch.req_pool_indices, batch.seq_lens, verdict.num_accepted_tokens, verdict.predict, verdict.accept_index,
         req_to_token, features_RF, rows.input_ids, rows.positions, rows.cache_locations, rows.hidden, num_rows, width,

@@ -146,12 +146,8 @@ def _unseen(launch: Launch) -> Launch:
 
 
 _ALLOCATIONS = {"aten.empty.memory_format", "aten.new_empty.default", "aten.empty_like.default"}
-_HOST_READS = {
-    "aten._local_scalar_dense.default",
-    "aten.nonzero.default",
-    "aten.equal.default",
-    "aten.masked_select.default",
-}
+# What an operation's result or size depends on has to be read on the host.
+_HOST_READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 class _Recording(TorchDispatchMode):
@@ -163,7 +159,8 @@ class _Recording(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, str(func)
-        if name in _HOST_READS or (name.startswith("aten.index") and _has_mask(args)):
+        is_indexing = name.startswith(("aten.index.", "aten.index_put"))  # which is told by its arguments
+        if _has_mask(args) if is_indexing else _HOST_READS & set(func.tags):
             raise HostRead(f"{name} reads device data on the host; a graph cannot repeat it")
         out = func(*args, **kwargs)
         if name in _ALLOCATIONS:
@@ -185,8 +182,8 @@ def _has_mask(args: tuple) -> bool:
 
 def _poison(allocated: torch.Tensor) -> None:
     """Memory that a graph takes anew holds what an earlier replay left there; nothing may count on it."""
-    if allocated.is_floating_point():
-        allocated.fill_(float("nan"))
+    is_float, dtype = allocated.is_floating_point(), allocated.dtype
+    allocated.fill_(float("nan") if is_float else True if dtype == torch.bool else torch.iinfo(dtype).max)
 
 
 def _overwrite(recorded: Any, computed: Any) -> None:
@@ -201,6 +198,7 @@ class _NoHostReads(TorchFunctionMode):
 
     def __torch_function__(self, func: Callable, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")
-        if name in self._NAMES and args and isinstance(args[0], torch.Tensor):
+        reads = name in self._NAMES or (name == "to" and "cpu" in map(str, args[1:]))
+        if reads and args and isinstance(args[0], torch.Tensor):
             raise HostRead(f"Tensor.{name} reads device data on the host; a graph cannot repeat it")
         return func(*args, **(kwargs or {}))

@@ -28,7 +28,8 @@ def _write_kernel(
 def write(kv: KVBuffer, layer: int, slots_R: torch.Tensor, key_RAD: torch.Tensor, value_RAD: torch.Tensor) -> None:
     """Write rows to their slots; a row with slot -1 writes nothing."""
     require_contiguous(key_RAD=key_RAD, value_RAD=value_RAD)
-    size, block = kv.keys[0, 0].numel(), block_of(len(slots_R), 4)
+    size = kv.keys[0, 0].numel()
+    block = block_of(len(slots_R), 4, size)
     _write_kernel[(triton.cdiv(len(slots_R), block),)](
         kv.keys[layer], kv.values[layer], slots_R, key_RAD, value_RAD, len(slots_R),
         SIZE=size, BLOCK_R=block, BLOCK_S=triton.next_power_of_2(size),
@@ -67,7 +68,8 @@ def duplicate_tails(batch: Batch, config: SpecConfig, pools: KVPool) -> None:
     if config.lanes_share_prefix:
         return
     keys, values = pools.draft.keys, pools.draft.values
-    size, block = keys[0, 0].numel(), block_of(config.page_size - 1, 8)
+    size = keys[0, 0].numel()
+    block = block_of(config.page_size - 1, 8, size)
     _tails_kernel[batch.size, len(keys), triton.cdiv(config.page_size - 1, block)](
         keys, values, pools.req_to_token, batch.req_pool_indices, batch.seq_lens, config.topk, config.num_steps,
         config.page_size, pools.req_to_token.shape[1], keys.stride(0),
@@ -128,7 +130,7 @@ def commit(batch: Batch, cache_locations: torch.Tensor, accept_index: torch.Tens
     keys, values = pools.target.keys, pools.target.values
     size = keys[0, 0].numel()
     total, width = len(keys) * size, accept_index.shape[1]
-    block = block_of(total, 256)
+    block = block_of(total, 256, width)
     _commit_kernel[batch.size, triton.cdiv(total, block)](
         keys, values, pools.req_to_token, batch.req_pool_indices, batch.seq_lens, cache_locations, accept_index,
         width, pools.req_to_token.shape[1], keys.stride(0), size, total,

@@ -23,6 +23,7 @@ except ImportError as error:
     raise ImportError("specsim.fast needs Triton, which is published for Linux; specsim.reference does not") from error
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
+MOST_ENTRIES = triton.language.TRITON_MAX_TENSOR_NUMEL
 
 Launch = Callable[[], None]
 # Who is told of a launch instead of its being run: a context, like torch's own stack of dispatch modes.
@@ -67,9 +68,12 @@ def kernel(function: Callable) -> Kernel:
     return Kernel(function)
 
 
-def block_of(count: int, on_gpu: int) -> int:
-    """Rows of one program, a power of two: all of them under the interpreter, where programs cost, else `on_gpu`."""
-    return triton.next_power_of_2(max(count, 1)) if INTERPRETED else on_gpu
+def block_of(count: int, on_gpu: int, others: int = 1) -> int:
+    """Rows of one program, a power of two: `on_gpu`, or under the interpreter, where programs cost, as many as there
+    are and a tile may hold. others: the tile's entries a row.
+    """
+    most = max(1, MOST_ENTRIES // triton.next_power_of_2(others))
+    return min(triton.next_power_of_2(max(count, 1)), most) if INTERPRETED else on_gpu
 
 
 def require_contiguous(**tensors: torch.Tensor | None) -> None:

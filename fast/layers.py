@@ -80,7 +80,7 @@ def _norm(out, total, x, delta, weight, eps: float) -> None:
     if any(rows.stride(-1) != 1 for rows in (x, out)):
         raise ValueError(f"rows have strides {x.stride()} and {out.stride()}; allowed: 1 along the last dimension")
     num_rows, size = x.shape
-    block = block_of(num_rows, 1)
+    block = block_of(num_rows, 1, size)
     _norm_kernel[(triton.cdiv(num_rows, block),)](
         out, total, x, delta, weight, num_rows, size, eps, x.stride(0), out.stride(0),
         ADD=delta is not x, BLOCK_R=block, BLOCK_H=triton.next_power_of_2(size),
@@ -202,7 +202,7 @@ def rotate_and_write(
     num_rows, (kv_heads, head_dim) = len(qkv_R), kv.keys.shape[2:]
     query_RAD = qkv_R.new_empty(num_rows, num_heads, head_dim)
     pairs = num_rows * (num_heads + 2 * kv_heads)
-    block = block_of(pairs, 16)
+    block = block_of(pairs, 16, head_dim)
     _rotate_kernel[(triton.cdiv(pairs, block),)](
         query_RAD, kv.keys[layer], kv.values[layer], qkv_R, qkv_R if q_norm is None else q_norm,
         qkv_R if k_norm is None else k_norm, inverse_D, metadata.positions, metadata.slots, num_rows, eps,

@@ -178,7 +178,7 @@ def _limit(config: SpecConfig) -> int:
 
 def _build_chain(tree: VerifyInput, bonus_tokens, seq_lens, cache_locations, config: SpecConfig) -> None:
     num_rows, num_nodes = len(tree.positions), config.num_draft_tokens
-    rows = block_of(num_rows, _ROWS)
+    rows = block_of(num_rows, _ROWS, num_nodes)
     _chain_kernel[(triton.cdiv(num_rows, rows),)](
         tree.candidates.tokens, tree.candidates.scores, bonus_tokens, seq_lens, cache_locations, tree.draft_tokens,
         tree.parents, tree.scores, tree.positions, tree.mask, tree.retrieve_index, tree.retrieve_next_token,
@@ -189,7 +189,8 @@ def _build_chain(tree: VerifyInput, bonus_tokens, seq_lens, cache_locations, con
 
 def _build_tree(tree: VerifyInput, bonus_tokens, seq_lens, cache_locations, config: SpecConfig) -> None:
     batch_size, num_nodes = tree.parents.shape
-    candidates, rows, columns = tree.candidates, block_of(num_nodes, _ROWS), block_of(num_nodes, _COLUMNS)
+    candidates, columns = tree.candidates, block_of(num_nodes, _COLUMNS)
+    rows = block_of(num_nodes, _ROWS, columns)
     grid = batch_size, triton.cdiv(num_nodes, rows)
     _nodes_kernel[grid](
         candidates.tokens, candidates.scores, candidates.parent_list, select(candidates.scores, num_nodes - 1),
@@ -234,7 +235,7 @@ def malformed(candidates: Candidates, top_scores_index: torch.Tensor, config: Sp
     num_nodes, out = num_drafts + 1, torch.empty(batch_size, dtype=torch.int32, device=top_scores_index.device)
     _malformed_kernel[(batch_size,)](
         top_scores_index, candidates.parent_list, out, num_nodes, candidates.parent_list.shape[1], config.topk,
-        ROWS=block_of(num_nodes, _ROWS), COLUMNS=block_of(num_nodes, _COLUMNS),
+        ROWS=block_of(num_nodes, _ROWS, num_nodes), COLUMNS=block_of(num_nodes, _COLUMNS),
     )  # fmt: skip
     return out
 
@@ -283,7 +284,7 @@ def full_mask(mask_BNN: torch.Tensor, seq_lens: torch.Tensor, out: torch.Tensor 
     if out is None:
         size = num_nodes * (int(seq_lens.sum()) + batch_size * num_nodes)
         out = torch.empty(size, dtype=torch.bool, device=mask_BNN.device)
-    rows = block_of(num_nodes, 8)
+    rows = block_of(num_nodes, 8, _PREFIX)
     _full_mask_kernel[(batch_size, triton.cdiv(num_nodes, rows))](
         mask_BNN, seq_lens, out, batch_size, num_nodes, ROWS=rows, BLOCK=_PREFIX
     )
@@ -315,7 +316,7 @@ def bitpacked_mask(mask_BNN: torch.Tensor, out: torch.Tensor | None = None) -> t
         shape = (batch_size, num_nodes) if words == 1 else (batch_size, num_nodes, words)
         dtype = {8: torch.uint8, 16: torch.int16, 32: torch.int32}[bits]
         out = torch.empty(shape, dtype=dtype, device=mask_BNN.device)
-    rows = block_of(num_rows, _ROWS)
+    rows = block_of(num_rows, _ROWS, bits)
     _bitpacked_mask_kernel[(triton.cdiv(num_rows, rows), words)](
         mask_BNN, out, num_rows, num_nodes, ROWS=rows, BITS=bits
     )

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _discard_stdout()
         _fail(InputError(str(error.filename or "standard output"), error.strerror, "what can be read or written"))
     except RuntimeError as error:
-        if "allocate memory" not in str(error):
+        if not any(text in str(error) for text in ("allocate memory", "out of memory")):
             raise
         _fail(InputError("the memory of this setting", "more than there is", "smaller pages, trees or lengths"))
 

@@ -14,6 +14,10 @@ class InputError(ValueError):
         super().__init__(f"{name} is {value!r}; allowed: {allowed}")
         self.name, self.value, self.allowed = name, value, allowed
 
+    def __reduce__(self):
+        """So that it crosses from a worker process to whoever waits for it."""
+        return InputError, (self.name, self.value, self.allowed)
+
 
 _MOST = sys.float_info.max
 
@@ -139,7 +143,8 @@ class SamplingParams:
 
     temperature 0 is greedy. top_k 0, top_p 1, min_p 0, repetition_penalty 1, presence_penalty 0 and frequency_penalty 0
     are off. The repetition penalty counts prompt and output, presence and frequency the output only, as engines do.
-    logit_bias maps token ids to additions to their logits. seed names the random stream (64 bits).
+    logit_bias maps token ids to additions to their logits (the fast column adds in float32: to allow a few tokens, ban
+    the others). seed names the random stream (64 bits).
     """
 
     temperature: float = 0.0

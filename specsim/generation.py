@@ -35,7 +35,10 @@ class Output:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Generation:
-    """What a run produced: outputs in the order of the prompts, the setting, and wall-clock seconds without loading."""
+    """What a run produced: outputs in the order of the prompts, the setting, and wall-clock seconds.
+
+    They leave loading out, and count what the fast column compiles and records on its way.
+    """
 
     outputs: tuple[Output, ...]
     config: SpecConfig
@@ -98,15 +101,21 @@ def load_engine(
     return importlib.import_module("specsim.reference.engine").Engine(pair, config, dtype)
 
 
-def _load_fast(pair, config: SpecConfig, dtype: torch.dtype, device, graph, bucket):
-    if dtype == torch.float64:
-        raise InputError("dtype", dtype, "torch.float32, torch.bfloat16 or torch.float16 with impl 'fast'")
+def check_device(device: str | None) -> str:
+    """A device that the fast column can run on here, a GPU where there is one unless another is named."""
     has_gpu = torch.cuda.is_available()
     device = device or ("cuda" if has_gpu else "cpu")
     if device not in ("cpu", "cuda"):
-        raise InputError("device", device, "cpu or cuda")
+        raise InputError("device", str(device), "cpu or cuda, as a text")
     if device == "cuda" and not has_gpu:
         raise InputError("device", device, "cpu: this machine has no GPU that CUDA can use")
+    return device
+
+
+def _load_fast(pair, config: SpecConfig, dtype: torch.dtype, device, graph, bucket):
+    if dtype == torch.float64:
+        raise InputError("dtype", dtype, "torch.float32, torch.bfloat16 or torch.float16 with impl 'fast'")
+    device = check_device(device)
     try:
         interpreted = importlib.import_module("specsim.fast.launch").INTERPRETED
     except ImportError as error:

@@ -383,3 +383,34 @@ def test_the_fast_column_continues_prompts_as_the_reference_does(device):
         assert mine.token_ids == theirs.token_ids
         assert mine.num_accepted_tokens_per_round == theirs.num_accepted_tokens_per_round
         assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+
+
+def test_prompts_and_batches_larger_than_a_tile_run(device):
+    """Interpreted programs take all rows of a launch only as far as a tile may hold them."""
+    pair, prompt = agreeing_pair("eagle", num_layers=1), [[index % 48 for index in range(500)]]
+    sampling = SamplingParams(max_new_tokens=2)
+    fast, reference = (generate(pair, prompt * 45, SMALL, sampling, impl=impl) for impl in ("fast", "reference"))
+    assert [output.token_ids for output in fast.outputs] == [output.token_ids for output in reference.outputs]
+
+
+def test_phases_can_be_called_alone_in_every_mode(device):
+    pair, left = agreeing_pair("eagle3"), []
+    for graph in ("eager", "phase", "round"):
+        engine, batch, draft_input, pools = fast_start(pair, SMALL, device, FOUR[:2], graph)
+        verify_input = engine.draft(batch, draft_input, pools)
+        verify_output = engine.verify(batch, verify_input, pools)
+        next_input = engine.draft_extend(batch, verify_output.draft_extend_input, pools)
+        left.append(dict(named_tensors({"tree": verify_input, "output": verify_output, "next": next_input})))
+    assert_bitwise_equal(left[0], left[1])
+    assert_bitwise_equal(left[0], left[2])
+
+
+def test_buffers_of_a_pool_that_was_replaced_are_let_go(device):
+    engine, batch, draft_input, pools = fast_start(agreeing_pair("eagle3"), SMALL, device, FOUR[:3])
+    engine.round(batch, draft_input, pools)
+    one = torch.zeros(1, dtype=torch.int64, device=device)
+    engine.round(batch.filter(one), draft_input.filter(one), pools)
+    assert sorted(engine._frames) == [1, 4]
+    _, batch, draft_input, others = fast_start(agreeing_pair("eagle3"), SMALL, device, FOUR[:3])
+    engine.round(batch, draft_input, others)
+    assert [frame.pools for frame in engine._frames.values()] == [others]

@@ -83,6 +83,12 @@ HOST_READS = {
     "nonzero": lambda x: x.nonzero(),
     "masked_select": lambda x: x.masked_select(x > 1),
     "equal": lambda x: torch.equal(x, x),
+    "allclose": lambda x: torch.allclose(x.float(), x.float()),
+    "to": lambda x: x.to("cpu"),
+    "to a device": lambda x: x.to(torch.device("cpu")),
+    "unique": lambda x: x.unique(),
+    "bincount": lambda x: x.bincount(),
+    "repeat_interleave": lambda x: x.repeat_interleave(x),
 }
 
 

@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 
+import specsim.fast
 from specsim.fast.launch import INTERPRETED, block_of, kernel, recorder
 
 
@@ -75,6 +77,7 @@ assert outputs[0][0].token_ids == outputs[1][0].token_ids
 def test_without_triton_the_column_says_so_and_the_reference_still_runs():
     script = """
 import sys
+from pathlib import Path
 sys.modules["triton"] = None
 import specsim.reference.engine
 from specsim import SpecConfig
@@ -90,3 +93,27 @@ except InputError as error:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=os.environ, check=True)
     assert done.stdout.startswith("impl is 'fast'; allowed: reference, unless Triton is installed")
     assert len(done.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize("others", [1, 3, 64, 2**19, 2**30])
+def test_no_block_makes_a_tile_larger_than_triton_allows(others):
+    block = block_of(2**30, 16, others)
+    assert block == triton.next_power_of_2(block)
+    assert block * triton.next_power_of_2(others) <= 2**20 or block == 1 or not INTERPRETED
+
+
+MODULES = sorted(path.stem for path in Path(specsim.fast.__file__).parent.glob("*.py"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU kernels are compiled")
+@pytest.mark.parametrize("module", ["attention", "drafters", "engine", "kv", "sampling"])
+def test_any_module_may_be_imported_first(module):
+    assert module == "drafters" or module in MODULES
+    script = f"""
+import specsim.fast.{module}
+import torch
+from specsim.fast.layers import silu_mul
+assert silu_mul(torch.ones(1, 4)).isfinite().all()
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)

@@ -33,6 +33,9 @@ class Cell:
         for name, allowed in (("mode", MODES), ("graph", GRAPHS)):
             if getattr(self, name) not in allowed:
                 raise InputError(name, getattr(self, name), " or ".join(allowed))
+        shortest = min(map(len, self.prompts), default=1)
+        if not 1 <= self.chunks <= shortest:
+            raise InputError("chunks", self.chunks, f"1 to the tokens of the shortest prompt, {shortest}")
         if self.graph == "round" and self.config.release == "round":
             raise InputError(
                 "graph", self.graph, "eager, step or phase with release 'round', which frees slots inside it"

@@ -1,16 +1,17 @@
 """Comparing one request in one phase: a check raises at the first difference, and counts itself if there is none."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from specsim.differential.budget import budget
+from specsim.differential.budget import FLOAT32_EPS, budget, rms, rms_budget
 from specsim.differential.divergence import Mismatch, Undecidable
 from specsim.phases import State
 
+ENOUGH = 64  # entries for a root mean square that hardly varies
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -69,9 +70,16 @@ class Comparison:
         self._alike(name, values.reference, values.fast)
         exact, fast = values.exact.double(), values.fast.double()
         right = (values.reference, values.fast) if self.tally.is_rehearsal else (values.reference,)
-        budgets = [budget(each, exact, self.eps) for each in right]
-        allowed = self.tally.budgets[name] = max(*budgets, self.tally.budgets.get(name, 0.0))
+        allowed = self._largest(name, (budget(each, exact, self.eps) for each in right))
         self.within(name, exact, fast, allowed)
+        if self.eps > FLOAT32_EPS and exact.numel() >= ENOUGH:
+            allowed = self._largest(f"{name} (rms)", (rms_budget(each, exact, self.eps) for each in right))
+            self.require(f"{name} (rms)", rms(fast - exact) <= allowed, allowed, rms(fast - exact))
+
+    def _largest(self, name: str, budgets: Iterable[float]) -> float:
+        """The largest budget of a name so far in the cell."""
+        self.tally.budgets[name] = max(*budgets, self.tally.budgets.get(name, 0.0), 0.0)
+        return self.tally.budgets[name]
 
     def within(self, name: str, expected: torch.Tensor, fast: torch.Tensor, allowed: float) -> None:
         """Every entry within a distance that was derived otherwise."""

@@ -1,5 +1,6 @@
 """Does a choice follow from logits? The law in float64, and how far arithmetic in float32 may stray from it."""
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -50,6 +51,10 @@ class Law:
         from specsim.reference.sampling import logprob
 
         return logprob(self.adjusted_V, self.sampling, self.request, token)
+
+    def logprob_slack(self, noise: float) -> float:
+        """Most that a logprob may be off where logits are off by noise; float32 rounds it besides."""
+        return 2 * noise / (self.temperature or 1.0) + 16 * FLOAT32_EPS * max(1.0, math.log(len(self.adjusted_V)))
 
     def compare_argmax(self, name: str, token: int, node: int) -> None:
         """Greedy: the first of the largest, or where logits are not known one that rounding may have made it."""

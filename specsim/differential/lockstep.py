@@ -228,4 +228,8 @@ def _same_bits(first: Any, second: Any) -> bool:
         return all(_same_bits(getattr(first, each.name), getattr(second, each.name)) for each in fields(first))
     if isinstance(first, tuple):
         return all(map(_same_bits, first, second))
-    return first is second if first is None else torch.equal(first.nan_to_num(), second.nan_to_num())
+    return first is second if first is None else torch.equal(_bytes(first), _bytes(second))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().flatten().view(torch.uint8)

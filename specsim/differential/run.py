@@ -25,7 +25,7 @@ from specsim.differential.pairs import make_pair, moved, rounded
 from specsim.differential.result import CellResult, GridResult
 from specsim.differential.scene import Column
 from specsim.differential.truth import compare_with_oracle
-from specsim.generation import load_engine
+from specsim.generation import check_device, load_engine
 from specsim.json_file import write_json
 
 DTYPES = ("float32", "bfloat16")
@@ -135,7 +135,9 @@ def run_grid(
     if resume and json_file is None:
         raise InputError("resume", resume, "with a JSON file of an earlier run")
     own, order = _shard(cells, shard), {cell.id: place for place, cell in enumerate(cells)}
-    device = device or ("cuda" if impl == "fast" and torch.cuda.is_available() else "cpu")
+    device = check_device(device) if impl == "fast" else device or "cpu"
+    if impl != "fast" and device != "cpu":
+        raise InputError("device", device, "cpu with impl 'reference'")
     result = GridResult(
         grid=name,
         fingerprint=sha256(repr(list(cells)).encode()).hexdigest()[:16],
@@ -150,9 +152,9 @@ def run_grid(
         cells=(),
     )
     done = _resumed(json_file, result) if resume else {}
-    results = [done[cell.id] for cell in own if cell.id in done]
+    results = list(done.values())
     left = [cell for cell in own if cell.id not in done]
-    bar = tqdm(total=len(own), initial=len(results), unit="cell", disable=None if progress else True)
+    bar = tqdm(total=len(own), initial=len(own) - len(left), unit="cell", disable=None if progress else True)
     for found in _checked(left, jobs, impl, dtype, device):
         results.append(found)
         bar.update()
@@ -170,15 +172,19 @@ def _checked(cells: Sequence[Cell], jobs: int, *column: str) -> Iterator[CellRes
         return
     # Not forked: a child may not use the parent's GPU.
     with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,)) as executor:
-        yield from (done.result() for done in as_completed([executor.submit(check, cell, *column) for cell in cells]))
+        try:
+            waiting = [executor.submit(check, cell, *column) for cell in cells]
+            yield from (done.result() for done in as_completed(waiting))
+        finally:  # an error or an interruption does not wait for the rest of the grid
+            executor.shutdown(cancel_futures=True)
 
 
 def _shard(cells: Sequence[Cell], shard: str | None) -> Sequence[Cell]:
     if shard is None:
         return cells
     index, slash, count = shard.partition("/")
-    if not (slash and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
-        raise InputError("shard", shard, "i/n with i from 1 to n")
+    if not (slash and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count) <= len(cells)):
+        raise InputError("shard", shard, f"i/n with i from 1 to n, and n at most the {len(cells)} cells")
     return cells[int(index) - 1 :: int(count)]
 
 
@@ -186,7 +192,7 @@ def _resumed(path: Path, result: GridResult) -> dict[str, CellResult]:
     """The cells of an earlier run of the same grid; a file that is not there yet holds none."""
     if not path.exists():
         return {}
-    names = ("grid", "fingerprint", "num_cells", "impl", "device", "dtype")
+    names = ("grid", "fingerprint", "num_cells", "impl", "device", "dtype", "versions")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         found = {name: value[name] for name in names}

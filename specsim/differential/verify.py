@@ -11,7 +11,7 @@ import torch
 
 from specsim.differential.comparison import Comparison, Trio
 from specsim.differential.divergence import Mismatch
-from specsim.differential.law import Law, rounding
+from specsim.differential.law import Law
 from specsim.differential.scene import Scene
 from specsim.phases import VerifyInput, VerifyOutput
 
@@ -140,7 +140,7 @@ def _compare_logprobs(
     expected = torch.zeros(len(fast), dtype=torch.float64)
     pairs = list(zip(walk.nodes, tokens, strict=True))
     expected[: len(pairs)] = torch.tensor([walk.laws[node].logprob(token) for node, token in pairs])
-    allowed = max(2 * rounding(walk.laws[node].adjusted_V) / (walk.laws[node].temperature or 1) for node, _ in pairs)
+    allowed = max(walk.laws[node].logprob_slack(walk.laws[node].noise) for node, _ in pairs)
     check.within("logprobs", expected, fast, allowed)
 
 
