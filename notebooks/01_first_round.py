@@ -16,7 +16,6 @@
 # Every question marked **Try** is answered by changing a cell and running it again. No GPU is needed.
 
 # %%
-import os
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
 

@@ -1,4 +1,5 @@
 import math
+import pickle
 from dataclasses import FrozenInstanceError, fields
 
 import pytest
@@ -187,3 +188,9 @@ def test_reserved_columns_are_the_fewest_whole_pages_for_two_rounds(config, seq_
 @given(st.integers(0, 10**6), st.integers(1, 1000))
 def test_ceil_to_is_the_smallest_multiple_at_or_above(value, multiple):
     assert ceil_to(value, multiple) == next(n for n in range(value, value + multiple) if n % multiple == 0)
+
+
+def test_an_input_error_crosses_processes():
+    error = pickle.loads(pickle.dumps(InputError("topk", 0, "at least 1")))
+    assert str(error) == "topk is 0; allowed: at least 1"
+    assert (error.name, error.value, error.allowed) == ("topk", 0, "at least 1")

@@ -20,6 +20,7 @@ from specsim.differential.divergence import Divergence, Mismatch, Undecidable
 from specsim.differential.exercised import required
 from specsim.differential.grids import AXES, QUICK, SAMPLINGS, cell_of, is_valid
 from specsim.differential.law import Law, rounding
+from specsim.differential.lockstep import _same_bits
 from specsim.differential.pairs import make_pair, moved
 from specsim.differential.ranking import compare_ranking, log_scores
 from specsim.differential.run import rehearse
@@ -789,7 +790,39 @@ def test_no_process_at_all_is_refused():
         run_grid("g", TWO, impl="reference", jobs=0)
 
 
-@pytest.mark.parametrize("shard", ["5/3", "0/3", "x", "1", "1/", "/2", "1/0", "-1/2"])
+def test_shards_run_one_after_the_other_complete_one_file(tmp_path):
+    file = tmp_path / "shards.json"
+    run_grid("g", TWO, impl="reference", shard="1/2", json_file=file)
+    whole = run_grid("g", TWO, impl="reference", shard="2/2", resume=True, json_file=file)
+    assert whole.is_complete
+    assert [cell["id"] for cell in json.loads(file.read_text())["results"]] == [cell.id for cell in TWO]
+
+
+def test_bad_input_in_a_worker_is_bad_input():
+    with pytest.raises(InputError, match="pair is 'nobody'"):
+        run_grid("g", [replace(TWO[0], pair="nobody")], impl="reference", jobs=2)
+
+
+@pytest.mark.parametrize("impl", ["fast", "reference"])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
+def test_a_gpu_that_is_not_there_is_refused(impl):
+    with pytest.raises(InputError, match="device is 'cuda'; allowed: cpu"):
+        run_grid("g", TWO, impl=impl, device="cuda")
+
+
+@pytest.mark.parametrize("chunks", [0, 6])
+def test_chunks_without_a_token_are_refused(chunks):
+    with pytest.raises(InputError, match=f"chunks is {chunks}; allowed: 1 to the tokens of the shortest prompt"):
+        replace(CELL, chunks=chunks)
+
+
+def test_a_state_overwritten_with_what_compares_as_equal_is_seen():
+    zeros = torch.zeros(2)
+    assert not _same_bits(zeros, torch.tensor([0.0, torch.nan]))
+    assert _same_bits(torch.tensor([torch.nan]), torch.tensor([torch.nan]))
+
+
+@pytest.mark.parametrize("shard", ["9/9", "5/3", "0/3", "x", "1", "1/", "/2", "1/0", "-1/2"])
 def test_a_bad_shard_is_refused(shard):
     with pytest.raises(InputError, match="shard is"):
         run_grid("g", TWO, impl="reference", shard=shard)
