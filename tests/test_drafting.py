@@ -283,7 +283,7 @@ EPS = 2.0**-23
 @pytest.fixture
 def gpu_blocks(monkeypatch) -> None:
     """As many programs as on a GPU and more: under the interpreter one program would otherwise take all rows."""
-    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu: min(on_gpu, 4))
+    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: min(on_gpu, 4))
     monkeypatch.setattr(fast, "_HIDDEN_BLOCK", 4)
 
 

@@ -359,7 +359,7 @@ def test_a_write_beside_a_static_buffer_is_found_after_the_phase(device):
     ("changes", "options", "message"),
     [
         ({}, {"bucket": 2}, "bucket is 2; allowed: at least the number of requests of a batch, 3"),
-        ({}, {"bucket": 0}, "bucket is 0; allowed: at least 1"),
+        ({}, {"bucket": 0}, "bucket is 0; allowed: an integer of at least 1"),
         ({}, {"graph": "whole"}, "graph is 'whole'; allowed: eager or step or phase or round"),
         (
             {"release": "round"},

@@ -262,7 +262,7 @@ def test_under_release_round_only_junk_rows_lack_a_slot():
 @pytest.fixture
 def gpu_blocks(monkeypatch) -> None:
     """As many programs as on a GPU and more: under the interpreter one program would otherwise take all rows."""
-    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu: min(on_gpu, 2))
+    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: min(on_gpu, 2))
 
 
 def random_case(size: int, num_steps: int, num_features: int, dtype: torch.dtype = torch.float32):
@@ -385,7 +385,7 @@ def test_fast_shift_left_is_the_references(sizes):
 
 @pytest.mark.parametrize("sizes", [[1], [1024, 1, 1025], [5, 2, 3]])
 def test_fast_shift_left_of_long_chunks(sizes, device, program_order, monkeypatch):
-    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu: on_gpu)
+    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: on_gpu)
     prefill = prefill_input([torch.randint(0, 99, (size,)).tolist() for size in sizes], sizes, [-1] * len(sizes))
     next_tokens = torch.randint(0, 99, (len(sizes),), dtype=torch.int32)
     shifted = fast.shift_left(prefill.to(device), next_tokens.to(device))

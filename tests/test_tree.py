@@ -286,7 +286,7 @@ def test_bitpacked_mask_of_no_request_has_no_rows(num_nodes, shape):
 @pytest.fixture
 def gpu_blocks(monkeypatch) -> None:
     """As many programs as on a GPU: under the interpreter one program would otherwise take all nodes."""
-    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu: on_gpu)
+    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: on_gpu)
 
 
 def drafted(size: int, config: SpecConfig, tied: bool = False) -> Candidates:

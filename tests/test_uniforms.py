@@ -209,7 +209,7 @@ def test_a_coin_in_a_kernel_is_the_coin_of_its_name(named, stream):
 @pytest.mark.parametrize("size", [0, 1, 256, 601])
 def test_a_launch_draws_what_the_package_draws(stream, size, device, program_order, monkeypatch):
     """In blocks of 256 names, as on a GPU."""
-    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu: on_gpu)
+    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: on_gpu)
     seeds, requests = torch.randint(-(2**63), 2**63 - 1, (size,)), torch.randint(2**32, (size,))
     lengths, depths = torch.randint(2**32, (size,)), torch.randint(2**24, (size,))
     drawn = fast.coins(*(part.to(device) for part in (seeds, requests)), stream, lengths.to(device), depths.to(device))
