@@ -1,12 +1,12 @@
 """The drafter protocol: everything a round asks of a drafter. The round knows no drafter by name."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from specsim.phases import Batch, Candidates, DraftExtendInput, DraftInput, PrefillInput
-from specsim.pool import KVLayout, KVPool
+from specsim.pool import KVBuffer, KVLayout, KVPool
 from specsim.target import ModelConfig
 
 
@@ -50,3 +50,25 @@ class Drafter(Protocol):
 
     def idle(self) -> DraftInput:
         """The DraftInput of no request."""
+
+
+class Head(Protocol):
+    """The decoder of a drafter that runs one forward a step; metadata is the column's own.
+
+    d2t: offsets from draft to target ids, None where the vocabularies are equal.
+    """
+
+    kv_layout: KVLayout
+    feature_layers: tuple[int, ...]
+    hidden_size: int
+    draft_vocab_size: int
+    d2t: torch.Tensor | None
+
+    def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
+        """The target's features as the first hidden state, [R, H]."""
+
+    def forward(self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: Any, kv: KVBuffer) -> torch.Tensor:
+        """One forward over tokens and the hidden states one place before them: the hidden handed on, [R, H]."""
+
+    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        """[R, draft vocabulary]."""

@@ -1,40 +1,18 @@
 """Drafters that run a small decoder once a step: every step the same launches, its number read on the device."""
 
-from typing import Protocol
-
 import torch
 import triton
 import triton.language as tl
 
 from specsim.config import InputError, SpecConfig
-from specsim.fast.attention import AttentionMetadata, extend_metadata, lane_metadata, prefill_metadata
+from specsim.drafter import Head
+from specsim.fast.attention import extend_metadata, lane_metadata, prefill_metadata
 from specsim.fast.drafting import Lanes, draft_topk, expand, start_lanes
 from specsim.fast.extend import shift_left
 from specsim.fast.kv import duplicate_tails
 from specsim.fast.launch import kernel
 from specsim.phases import Batch, Candidates, DraftExtendInput, DraftInput, PrefillInput
-from specsim.pool import KVBuffer, KVLayout, KVPool
-
-
-class Head(Protocol):
-    """A drafter's decoder. d2t: offsets from draft to target ids, None where the vocabularies are equal."""
-
-    kv_layout: KVLayout
-    feature_layers: tuple[int, ...]
-    hidden_size: int
-    draft_vocab_size: int
-    d2t: torch.Tensor | None
-
-    def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
-        """The target's features as the first hidden state, [R, H]."""
-
-    def forward(
-        self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
-    ) -> torch.Tensor:
-        """One forward over tokens and the hidden states one place before them: the hidden handed on, [R, H]."""
-
-    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        """[R, draft vocabulary]."""
+from specsim.pool import KVPool
 
 
 @kernel

@@ -1,38 +1,16 @@
 """Drafters that run a small decoder once a step: EAGLE, EAGLE-3. What is theirs alone is in their head."""
 
-from typing import Protocol
-
 import torch
 
 from specsim.config import InputError, SpecConfig
+from specsim.drafter import Head
 from specsim.phases import Batch, Candidates, DraftExtendInput, DraftInput, PrefillInput
-from specsim.pool import KVBuffer, KVLayout, KVPool
+from specsim.pool import KVPool
 from specsim.reference.attention import AttentionMetadata, extend_metadata, lane_metadata, prefill_metadata
 from specsim.reference.drafting import child_scores, draft_topk, parent_ids, root_scores
 from specsim.reference.extend import shift_left
 from specsim.reference.kv import duplicate_tails
 from specsim.reference.sampling import topk
-
-
-class Head(Protocol):
-    """A drafter's decoder. d2t: offsets from draft to target ids, None where the vocabularies are equal."""
-
-    kv_layout: KVLayout
-    feature_layers: tuple[int, ...]
-    hidden_size: int
-    draft_vocab_size: int
-    d2t: torch.Tensor | None
-
-    def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
-        """The target's features as the first hidden state, [R, H]."""
-
-    def forward(
-        self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
-    ) -> torch.Tensor:
-        """One forward over tokens and the hidden states one place before them: the hidden handed on, [R, H]."""
-
-    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        """[R, draft vocabulary]."""
 
 
 class AutoregressiveDrafter:
