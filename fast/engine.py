@@ -51,12 +51,7 @@ class Engine:
         bucket: int | None = None,
     ):
         target = pair.target.config
-        limit = target.max_position_embeddings
-        if config.max_len is not None and config.max_len > limit:
-            raise InputError("max_len", config.max_len, f"at most the target's max_position_embeddings, {limit}")
-        self.config = config = replace(config, max_len=config.max_len or limit)
-        if config.num_steps >= config.max_len:
-            raise InputError("num_steps", config.num_steps, f"less than the most tokens of a request, {config.max_len}")
+        self.config = config.within(target.max_position_embeddings)
         if graph not in GRAPHS:
             raise InputError("graph", graph, " or ".join(GRAPHS))
         if graph == "round" and config.release == "round":

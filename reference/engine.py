@@ -1,6 +1,6 @@
 """The reference engine: a round is draft, verify, draft-extend."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import torch
 
@@ -35,12 +35,7 @@ class Engine:
 
     def __init__(self, pair, config: SpecConfig, dtype: torch.dtype = torch.float32):
         target = pair.target.config
-        limit = target.max_position_embeddings
-        if config.max_len is not None and config.max_len > limit:
-            raise InputError("max_len", config.max_len, f"at most the target's max_position_embeddings, {limit}")
-        self.config = config = replace(config, max_len=config.max_len or limit)
-        if config.num_steps >= config.max_len:
-            raise InputError("num_steps", config.num_steps, f"less than the most tokens of a request, {config.max_len}")
+        self.config = config.within(target.max_position_embeddings)
         self.dtype = dtype
         self.target = FAMILIES[target.family](target, pair.target.tensors, dtype)
         self.drafter = self._drafter(pair.drafter)

@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 
@@ -96,6 +96,15 @@ class SpecConfig:
     def plain(cls, page_size: int = 16, max_len: int | None = None) -> "SpecConfig":
         """Decoding without drafts: a round whose tree is its root."""
         return cls(topk=1, num_steps=0, num_draft_tokens=1, page_size=page_size, max_len=max_len)
+
+    def within(self, limit: int) -> "SpecConfig":
+        """The setting for a target of at most `limit` positions, its max_len a number."""
+        if self.max_len is not None and self.max_len > limit:
+            raise InputError("max_len", self.max_len, f"at most the target's max_position_embeddings, {limit}")
+        max_len = self.max_len or limit
+        if self.num_steps >= max_len:
+            raise InputError("num_steps", self.num_steps, f"less than the most tokens of a request, {max_len}")
+        return replace(self, max_len=max_len)
 
     @property
     def is_plain(self) -> bool:

@@ -38,20 +38,21 @@ def load_columns(
 ) -> Trio[Column]:
     """The three engines of a cell with their pools."""
     precision = getattr(torch, dtype)
-    longest = max(len(p) + s.max_new_tokens for p, s in zip(cell.prompts, cell.sampling, strict=True))
-
-    def column(impl: str, dtype: torch.dtype, device: str = "cpu", **options) -> Column:
-        engine = load_engine(pair, cell.config, impl, dtype, device, **options)
-        num_slots = len(cell.prompts) * engine.config.reserved_columns(min(longest, engine.config.max_len))
-        pools = engine.make_pools(len(cell.prompts), num_slots)
-        return Column(engine, pools, dtype, device, pads=impl == "fast")
-
     if impl == "fast":
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        last = column("fast", precision, device, graph=cell.graph, bucket=cell.bucket)
+        options = {"graph": cell.graph, "bucket": cell.bucket}
+        last = load_column(cell, pair, "fast", precision, check_device(device), **options)
     else:
-        last = column(impl, precision, device or "cpu")
-    return Trio(column("reference", precision), column("reference", torch.float64), last)
+        last = load_column(cell, pair, impl, precision, device or "cpu")
+    return Trio(*(load_column(cell, pair, "reference", each) for each in (precision, torch.float64)), last)
+
+
+def load_column(cell: Cell, pair, impl: str, dtype: torch.dtype, device: str = "cpu", **options) -> Column:
+    """One engine of a cell with its pools."""
+    longest = max(len(p) + s.max_new_tokens for p, s in zip(cell.prompts, cell.sampling, strict=True))
+    engine = load_engine(pair, cell.config, impl, dtype, device, **options)
+    num_slots = len(cell.prompts) * engine.config.reserved_columns(min(longest, engine.config.max_len))
+    pools = engine.make_pools(len(cell.prompts), num_slots)
+    return Column(engine, pools, dtype, device, pads=impl == "fast")
 
 
 @torch.inference_mode()
@@ -95,10 +96,11 @@ def rehearse(cell: Cell, pair, dtype: str) -> dict[str, float]:
     How far such a column is from exact's is how far rounding carries in this cell: one reference alone may be right by
     luck. The column under test has no part in it.
     """
-    tally, cell = Tally(is_rehearsal=True), replace(cell, rounds=2, is_idle_too=False)
+    tally, cell, precision = Tally(is_rehearsal=True), replace(cell, rounds=2, is_idle_too=False), getattr(torch, dtype)
     for seed in range(REHEARSALS):
-        columns, beside = (load_columns(cell, each, "reference", dtype) for each in (pair, moved(pair, seed)))
-        Lockstep(cell, columns._replace(fast=beside.fast), draft_ids(pair), tally).run(pair)
+        settings = ((pair, precision), (pair, torch.float64), (moved(pair, seed), precision))
+        columns = Trio(*(load_column(cell, each, "reference", kind) for each, kind in settings))
+        Lockstep(cell, columns, draft_ids(pair), tally).run(pair)
     return tally.budgets
 
 
