@@ -105,14 +105,19 @@ class Engine:
         return PrefillOutput(next_tokens, logprobs, draft_input)
 
     @torch.inference_mode()
-    def round(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> RoundOutput:
-        """One speculative round; the batch after it has seq_lens + num_accepted_tokens."""
+    def round(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> RoundOutput:
+        """One speculative round; the batch after it has seq_lens + num_accepted_tokens.
+
+        reserved: the caller owns the columns of this round already (release `finish`), so that no length is read on
+        the host for them.
+        """
         if self.graph != "round":
-            verify_input = self.draft(batch, draft_input, pools)
+            verify_input = self.draft(batch, draft_input, pools, reserved)
             verify_output = self.verify(batch, verify_input, pools)
             next_input = self.draft_extend(batch, verify_output.draft_extend_input, pools)
             return RoundOutput(verify_input, verify_output, next_input)
-        own_lanes(pools, *_rows_and_lens(batch), self.config)
+        if not reserved:
+            own_lanes(pools, *_rows_and_lens(batch), self.config)
         frame = self._frame(batch, pools)
         load(frame.draft_input, draft_input)
         self._run(frame, "propose", "lay_out", "judge", "hand_over", "extend")
@@ -121,16 +126,18 @@ class Engine:
         return RoundOutput(verify_input, self._verify_output(frame, batch.size), next_input)
 
     @torch.inference_mode()
-    def draft(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> VerifyInput:
+    def draft(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> VerifyInput:
         """Propose candidates and lay the best of them out as trees over columns L..L+N-1."""
-        own_lanes(pools, *_rows_and_lens(batch), self.config)
+        if not reserved:
+            own_lanes(pools, *_rows_and_lens(batch), self.config)
         frame = self._frame(batch, pools)
         load(frame.draft_input, draft_input)
         if self.graph == "step":
             self._run(frame, "start")
             for _ in range(self.config.num_steps - 1):
                 self._run(frame, "step")
-            own_tree(pools, *_rows_and_lens(batch), self.config)
+            if self.config.release == "round":
+                own_tree(pools, *_rows_and_lens(batch), self.config)
             self._run(frame, "lay_out")
         else:
             self._run_around(frame, "propose", lambda: own_tree(pools, *_rows_and_lens(batch), self.config), "lay_out")

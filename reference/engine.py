@@ -66,17 +66,21 @@ class Engine:
         draft_input = self.drafter.seed(batch, prefill, next_tokens, features_RF, pools)
         return PrefillOutput(next_tokens, logprobs, draft_input)
 
-    def round(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> RoundOutput:
-        """One speculative round; the batch after it has seq_lens + num_accepted_tokens."""
-        verify_input = self.draft(batch, draft_input, pools)
+    def round(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> RoundOutput:
+        """One speculative round; the batch after it has seq_lens + num_accepted_tokens.
+
+        reserved: the caller owns the columns of this round already (release `finish`).
+        """
+        verify_input = self.draft(batch, draft_input, pools, reserved)
         verify_output = self.verify(batch, verify_input, pools)
         next_input = self.draft_extend(batch, verify_output.draft_extend_input, pools)
         return RoundOutput(verify_input, verify_output, next_input)
 
-    def draft(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> VerifyInput:
+    def draft(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> VerifyInput:
         """Propose candidates and lay the best of them out as trees over columns L..L+N-1."""
         rows, lengths = batch.req_pool_indices.tolist(), batch.seq_lens.tolist()
-        own_lanes(pools, rows, lengths, self.config)
+        if not reserved:
+            own_lanes(pools, rows, lengths, self.config)
         candidates = self.drafter.propose(batch, draft_input, pools)
         own_tree(pools, rows, lengths, self.config)
         locations_BN = kv.tree_locations(batch, self.config, pools)

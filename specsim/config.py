@@ -137,6 +137,34 @@ class SpecConfig:
         return ceil_to(seq_len + 2 * self.need, self.page_size)
 
 
+@dataclass(frozen=True, slots=True)
+class ServingConfig:
+    """How a scheduler serves requests.
+
+    schedule `sync`: results of a step are read before the next is planned; `overlap`: they are read one step later, so
+    that the host can plan while the device works. max_running: most requests that hold a place at once. num_slots: KV
+    slots of the pool, whole pages of them. chunk_tokens: most prompt tokens that a step prefills, over all requests;
+    None is no limit. prefix_cache: whether pages of committed tokens outlive their requests for others with the same
+    prefix. retraction: who gives way when slots run out, among those of the lowest priority: the `latest` to arrive,
+    the `shortest` (least to compute again) or the `longest` (most slots given back).
+    """
+
+    schedule: Literal["sync", "overlap"] = "sync"
+    max_running: int = 8
+    num_slots: int = 4096
+    chunk_tokens: int | None = None
+    prefix_cache: bool = False
+    retraction: Literal["latest", "shortest", "longest"] = "latest"
+
+    def __post_init__(self):
+        for name, allowed in _SERVING_CHOICES.items():
+            _require(getattr(self, name) in allowed, name, getattr(self, name), " or ".join(allowed))
+        for name in ("max_running", "num_slots", *(["chunk_tokens"] if self.chunk_tokens is not None else [])):
+            _require_int(name, getattr(self, name), 1)
+        _require(type(self.prefix_cache) is bool, "prefix_cache", self.prefix_cache, "True or False")
+
+
+_SERVING_CHOICES = {"schedule": ("sync", "overlap"), "retraction": ("latest", "shortest", "longest")}
 _CHOICES = {
     "draft_kv": ("lane", "ancestor"),
     "extend": ("fixed", "ragged"),
@@ -153,7 +181,8 @@ class SamplingParams:
     temperature 0 is greedy. top_k 0, top_p 1, min_p 0, repetition_penalty 1, presence_penalty 0 and frequency_penalty 0
     are off. The repetition penalty counts prompt and output, presence and frequency the output only, as engines do.
     logit_bias maps token ids to additions to their logits (the fast column adds in float32: to allow a few tokens, ban
-    the others). seed names the random stream (64 bits).
+    the others). seed names the random stream (64 bits). stop_token_ids end an output and are kept; stop: texts that end
+    it and are cut from its text with all that follows.
     """
 
     temperature: float = 0.0
@@ -168,6 +197,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     seed: int = 0
+    stop: tuple[str, ...] = ()
 
     def __post_init__(self):
         _require_finite("temperature", self.temperature, 0, _MOST, "0 (greedy) or a positive number")
@@ -186,5 +216,8 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         for token in self.stop_token_ids:
             _require_int("stop_token_ids", token, 0)
+        is_list = isinstance(self.stop, (tuple, list)) and all(isinstance(text, str) and text for text in self.stop)
+        _require(is_list, "stop", self.stop, "a tuple of texts of at least one character")
+        object.__setattr__(self, "stop", tuple(self.stop))
         _require_int("max_new_tokens", self.max_new_tokens, 1)
         _require(type(self.seed) is int and 0 <= self.seed < 2**64, "seed", self.seed, "an integer from 0 to 2^64 - 1")

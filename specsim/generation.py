@@ -217,6 +217,5 @@ def _drop_finished(running, batch: Batch, draft_input: DraftInput, pools, engine
 
 
 def _output(request: Request, tokenizer) -> Output:
-    text = tokenizer.decode(request.token_ids) if tokenizer is not None else ""
     counts = tuple(request.accepted)
-    return Output(text, tuple(request.token_ids), tuple(request.logprobs), request.finish_reason, counts)
+    return Output(request.text, tuple(request.token_ids), tuple(request.logprobs), request.finish_reason, counts)

@@ -6,6 +6,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,55 @@ def acceptance(num_accepted_drafts: Sequence[int], num_steps: int) -> Acceptance
         float((drafts >= position).mean()) if drafts.size else float("nan") for position in range(1, num_steps + 1)
     )
     return Acceptance(int(drafts.size), mean + 1, mean / num_steps if num_steps else float("nan"), by_position)
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """How long one request took, in steps of the scheduler and in seconds; nan where a figure is not defined.
+
+    ttft: arrival to first delivery. e2e: arrival to last delivery. Both count steps inclusively: a request that arrives
+    and is answered in the same step has ttft_steps 1. tpot: (last - first delivery) / (tokens - 1), nan below two
+    tokens. itl: mean gap between successive deliveries, nan below two of them. The tokens of a round arrive together,
+    so itl >= tpot; vLLM's benchmark counts both like this, and then pools the gaps of all requests. What waiting after
+    a retraction costs is part of the figures.
+    """
+
+    ttft_steps: float
+    ttft_seconds: float
+    tpot_steps: float
+    tpot_seconds: float
+    itl_steps: float
+    itl_seconds: float
+    e2e_steps: float
+    e2e_seconds: float
+
+
+def latency(arrived: tuple[int, float] | None, emissions: Sequence[tuple[int, float, int]]) -> Latency:
+    """Latency of a request that arrived at (step, seconds) and was delivered (step, seconds, tokens) each time.
+
+    arrived is None for a request that never did. Raises ValueError for deliveries without tokens or not in order.
+    """
+    nan = float("nan")
+    if arrived is None or not emissions:
+        return Latency(*[nan] * 8)
+    times = [tuple(arrived), *((step, seconds) for step, seconds, _ in emissions)]
+    in_order = all(before[axis] <= after[axis] for before, after in pairwise(times) for axis in (0, 1))
+    if not in_order or min(tokens for *_, tokens in emissions) < 1:
+        raise ValueError(f"deliveries follow the arrival in order, each of at least one token, got {emissions}")
+    (first_step, first_seconds), (last_step, last_seconds) = times[1], times[-1]
+    steps, seconds = last_step - first_step, last_seconds - first_seconds
+    more_tokens = sum(tokens for *_, tokens in emissions) - 1 or nan
+    gaps = len(emissions) - 1 or nan
+    return Latency(
+        ttft_steps=float(first_step - arrived[0] + 1),
+        ttft_seconds=float(first_seconds - arrived[1]),
+        tpot_steps=steps / more_tokens,
+        tpot_seconds=seconds / more_tokens,
+        itl_steps=steps / gaps,
+        itl_seconds=seconds / gaps,
+        e2e_steps=float(last_step - arrived[0] + 1),
+        e2e_seconds=float(last_seconds - arrived[1]),
+    )
 
 
 def distinct_share(token_ids: Sequence[int], order: int = 4) -> float:

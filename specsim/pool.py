@@ -1,13 +1,15 @@
 """The only mutable state: KV buffers, the map from logical columns to slots, and the allocator of pages.
 
-Target and draft buffers are separate but share slot ids and `req_to_token`. They change by verbs only: `open`,
-`reserve`, `record`, `write`, `move`, `release`, `close`.
+Target and draft buffers are separate but share slot ids and `req_to_token`. They change by verbs only: `open`, `share`,
+`reserve`, `record`, `write`, `move`, `settle`, `release`, `close`, and for whoever keeps pages beyond their requests
+`keep` and `drop`.
 """
 
 from collections import deque
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -55,26 +57,58 @@ class OutOfSlots(RuntimeError):
 
 
 class PageAllocator:
-    """Whole pages, handed out first in, first out."""
+    """Whole pages, handed out first in, first out, and free again when nobody holds them.
+
+    limit: most pages that may be in use; what is beyond it is withheld.
+    """
 
     def __init__(self, num_pages: int):
-        self.num_pages = num_pages
+        self.num_pages = self.limit = num_pages
         self._free = deque(range(num_pages))
+        self._holders = [0] * num_pages
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        """Pages that may be handed out; negative while more are in use than the limit allows."""
+        return self.limit - self.num_pages + len(self._free)
 
     def allocate(self, count: int) -> list[int]:
-        if count > len(self._free):
-            raise OutOfSlots(f"{count} pages asked for, {len(self._free)} of {self.num_pages} are free")
-        return [self._free.popleft() for _ in range(count)]
+        if count > max(0, self.num_free):
+            raise OutOfSlots(f"{count} pages asked for, {max(0, self.num_free)} of {self.limit} are free")
+        pages = [self._free.popleft() for _ in range(count)]
+        self.hold(pages)
+        return pages
+
+    def holders(self, page: int) -> int:
+        return self._holders[page]
+
+    def hold(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            self._holders[page] += 1
 
     def free(self, pages: Sequence[int]) -> None:
-        self._free.extend(pages)
+        """One holder less for each; a page that nobody holds is free."""
+        for page in pages:
+            self._holders[page] -= 1
+            if not self._holders[page]:
+                self._free.append(page)
 
     def free_pages(self) -> tuple[int, ...]:
         return tuple(self._free)
+
+
+class Account(NamedTuple):
+    """Who holds a page: rows of the request table, and whether it is kept beyond them; committed: slots of final KV."""
+
+    page: int
+    rows: tuple[int, ...]
+    is_kept: bool
+    committed: int
+
+    @property
+    def holders(self) -> str:
+        names = [*(f"row {row}" for row in self.rows), *(["whoever keeps it"] if self.is_kept else [])]
+        return " and ".join(names) or "nobody"
 
 
 class KVPool:
@@ -95,6 +129,8 @@ class KVPool:
         self.token_ids = torch.full((num_requests, width), -1, dtype=torch.int64, device=device)
         self._allocator = PageAllocator(num_slots // page_size)
         self._pages: dict[int, list[int]] = {}
+        self._committed: dict[int, int] = {}
+        self._kept: set[int] = set()
         self._free_rows = deque(range(num_requests))
 
     def open(self) -> int:
@@ -102,43 +138,99 @@ class KVPool:
         if not self._free_rows:
             raise OutOfSlots(f"all {len(self.req_to_token)} rows of the request table are in use")
         row = self._free_rows.popleft()
-        self._pages[row] = []
+        self._pages[row], self._committed[row] = [], 0
         return row
+
+    def pages(self, row: int) -> tuple[int, ...]:
+        """The pages of a request's columns, in order."""
+        return tuple(self._pages[row])
 
     def owned_columns(self, row: int) -> int:
         return len(self._pages[row]) * self.page_size
 
-    def _num_pages(self, columns: int) -> int:
+    def committed_columns(self, row: int) -> int:
+        """Columns from 0 on whose KV is final, as far as the host knows."""
+        return self._committed[row]
+
+    def num_pages(self, columns: int) -> int:
+        """Pages that hold that many columns."""
         return ceil_to(columns, self.page_size) // self.page_size
 
     @property
+    def num_slots(self) -> int:
+        return self._allocator.num_pages * self.page_size
+
+    @property
     def free_slots(self) -> int:
+        """Slots that may be reserved; negative while more are in use than `limit` allows."""
         return self._allocator.num_free * self.page_size
+
+    @property
+    def free_rows(self) -> int:
+        return len(self._free_rows)
+
+    def limit(self, num_slots: int) -> None:
+        """From now on use at most that many slots (whole pages of them); what is in use stays until it is released."""
+        if not 0 <= num_slots <= self.num_slots:
+            raise InputError("num_slots", num_slots, f"0 to the pool's {self.num_slots}")
+        self._allocator.limit = num_slots // self.page_size
+
+    def share(self, row: int, pages: Sequence[int]) -> None:
+        """Let a request that owns nothing begin with pages that are kept: columns 0 on, committed, never written."""
+        if self._pages[row]:
+            raise ValueError(f"row {row} of the request table owns columns already")
+        self._allocator.hold(pages)
+        self._own(row, pages)
+        self.settle(row, self.owned_columns(row))
+
+    def settle(self, row: int, columns: int) -> None:
+        """Note that a request's first columns hold committed KV."""
+        if columns > self.owned_columns(row):
+            raise IndexError(f"row {row} of the request table owns {self.owned_columns(row)} columns, not {columns}")
+        self._committed[row] = columns
+
+    def keep(self, pages: Sequence[int]) -> None:
+        """Hold committed pages beyond the requests that filled them."""
+        self._allocator.hold(pages)
+        self._kept.update(pages)
+
+    def drop(self, pages: Sequence[int]) -> None:
+        """Keep these pages no longer."""
+        self._kept.difference_update(pages)
+        self._allocator.free(pages)
+
+    def is_idle(self, page: int) -> bool:
+        """Whether a kept page belongs to no request."""
+        return self._allocator.holders(page) == 1
 
     def reserve(self, row: int, columns: int) -> None:
         """Own at least `columns` columns; never gives any back."""
-        pages = self._pages[row]
         if columns > self.req_to_token.shape[1]:
             width = self.req_to_token.shape[1]
             raise OutOfSlots(f"{columns} columns asked for, a row of the request table has {width}")
-        first, missing = self.owned_columns(row), max(0, self._num_pages(columns) - len(pages))
-        new = self._allocator.allocate(missing)
-        pages.extend(new)
-        slots = torch.tensor(new, dtype=torch.int64)[:, None] * self.page_size + torch.arange(self.page_size)
+        missing = max(0, self.num_pages(columns) - len(self._pages[row]))
+        if missing:
+            self._own(row, self._allocator.allocate(missing))
+
+    def _own(self, row: int, pages: Sequence[int]) -> None:
+        first = self.owned_columns(row)
+        self._pages[row].extend(pages)
+        slots = torch.tensor(pages, dtype=torch.int64)[:, None] * self.page_size + torch.arange(self.page_size)
         self.req_to_token[row, first : self.owned_columns(row)] = slots.flatten().to(self.req_to_token.device)
 
     def release(self, row: int, columns: int = 0) -> None:
         """Give back every whole page beyond the first `columns` columns."""
-        kept, pages = self._num_pages(columns), self._pages[row]
+        kept, pages = self.num_pages(columns), self._pages[row]
         self._allocator.free(pages[kept:])
         del pages[kept:]
         self.req_to_token[row, self.owned_columns(row) :] = -1
+        self._committed[row] = min(self._committed[row], self.owned_columns(row))
 
     def close(self, row: int) -> None:
-        """End a request: everything it owns is free again."""
+        """End a request: what it alone holds is free again."""
         self.release(row)
         self.token_ids[row] = -1
-        del self._pages[row]
+        del self._pages[row], self._committed[row]
         self._free_rows.append(row)
 
     def record(self, rows: torch.Tensor | int, columns: torch.Tensor, tokens: torch.Tensor) -> None:
@@ -160,38 +252,81 @@ class KVPool:
             self.draft.copy_(source.draft)
         self.req_to_token.copy_(source.req_to_token)
         self.token_ids.copy_(source.token_ids)
-        self._allocator = deepcopy(source._allocator)
-        self._pages, self._free_rows = deepcopy(source._pages), source._free_rows.copy()
+        self._allocator, self._free_rows = deepcopy(source._allocator), source._free_rows.copy()
+        self._pages, self._committed = deepcopy(source._pages), source._committed.copy()
+        self._kept = source._kept.copy()
 
-    def audit(self) -> dict[str, int]:
-        """Account for every page: free or owned by exactly one request, tables and lists agreeing; raises if not."""
-        owner = dict.fromkeys(self._allocator.free_pages(), -1)
-        if len(owner) != self._allocator.num_free:
-            raise AssertionError("a page is twice in the free list")
-        expected = torch.full_like(self.req_to_token, -1).cpu()
+    def accounts(self) -> list[Account]:
+        """Who holds every page that is held."""
+        rows: dict[int, list[int]] = {page: [] for page in sorted(self._kept)}
+        committed = dict.fromkeys(self._kept, self.page_size)
         for row, pages in self._pages.items():
             for index, page in enumerate(pages):
-                if page in owner:
-                    raise AssertionError(
-                        f"page {page} of request row {row} is also owned by row {owner[page]} (-1: free)"
-                    )
-                owner[page] = row
-                columns = slice(index * self.page_size, (index + 1) * self.page_size)
-                expected[row, columns] = torch.arange(page * self.page_size, (page + 1) * self.page_size)
-        if owner.keys() != set(range(self._allocator.num_pages)):
-            raise AssertionError(
-                f"pages leaked or unknown: {sorted(owner.keys() ^ set(range(self._allocator.num_pages)))}"
-            )
+                rows.setdefault(page, []).append(row)
+                filled = min(self.page_size, max(0, self._committed[row] - index * self.page_size))
+                committed[page] = max(committed.get(page, 0), filled)
+        return [Account(page, tuple(rows[page]), page in self._kept, committed[page]) for page in rows]
+
+    def usage(self) -> dict[str, int]:
+        """Numbers of slots: free + reserved + committed = slots.
+
+        free: counts what is withheld too; reserved: held, and not (known to be) committed; cached: of the committed
+        ones, those that are kept beyond their requests; withheld: beyond the limit. requests: rows in use.
+        """
+        accounts, free = self.accounts(), len(self._allocator.free_pages()) * self.page_size
+        committed = sum(each.committed for each in accounts)
+        return {
+            "slots": self.num_slots,
+            "free": free,
+            "reserved": len(accounts) * self.page_size - committed,
+            "committed": committed,
+            "cached": len(self._kept) * self.page_size,
+            "withheld": self.num_slots - self._allocator.limit * self.page_size,
+            "requests": len(self._pages),
+        }
+
+    def audit(self) -> dict[str, int]:
+        """Account for every slot; its usage, or AssertionError where books and tables disagree.
+
+        Every page is either free or held, by as many as are counted. A page that more than one holds lies, in each of
+        its requests, at the same place and wholly among the committed columns, so that nobody writes it.
+        """
+        accounts, free = self.accounts(), self._allocator.free_pages()
+        if len(set(free)) != len(free):
+            raise AssertionError("a page is twice in the free list")
+        for account in accounts:
+            self._check_account(account)
+        held = {account.page for account in accounts}
+        if both := held & set(free):
+            raise AssertionError(f"pages that are held are in the free list: {sorted(both)}")
+        if lost := set(range(self._allocator.num_pages)) - held - set(free):
+            raise AssertionError(f"pages leaked, neither free nor held: {sorted(lost)}")
+        self._check_tables()
+        usage = self.usage()
+        if usage["free"] + usage["reserved"] + usage["committed"] != usage["slots"]:
+            raise AssertionError(f"slots do not add up: {usage}")
+        return usage
+
+    def _check_account(self, account: Account) -> None:
+        page, counted = account.page, self._allocator.holders(account.page)
+        if counted != len(account.rows) + account.is_kept:
+            raise AssertionError(f"page {page} is counted {counted} times and held by {account.holders}")
+        if counted > 1:
+            place = self._pages[account.rows[0]].index(page)
+            is_final = (place + 1) * self.page_size <= min(self._committed[row] for row in account.rows)
+            in_order = all(self._pages[row][place : place + 1] == [page] for row in account.rows)
+            if not (is_final and in_order and len(set(account.rows)) == len(account.rows)):
+                raise AssertionError(f"page {page} is shared by {account.holders} where it may be written")
+
+    def _check_tables(self) -> None:
+        expected = torch.full_like(self.req_to_token, -1, device="cpu")
+        for row, pages in self._pages.items():
+            slots = torch.tensor(pages, dtype=torch.int64)[:, None] * self.page_size + torch.arange(self.page_size)
+            expected[row, : slots.numel()] = slots.flatten()
         wrong = (self.req_to_token.cpu() != expected).nonzero()
         if len(wrong):
             row, column = wrong[0].tolist()
             raise AssertionError(f"req_to_token of row {row} disagrees with its pages at column {column}")
-        return {
-            "slots": self._allocator.num_pages * self.page_size,
-            "free": self.free_slots,
-            "owned": sum(map(self.owned_columns, self._pages)),
-            "requests": len(self._pages),
-        }
 
 
 def prefix_tail(seq_len: int, config: SpecConfig) -> int:
@@ -222,11 +357,23 @@ def tail_columns(seq_len: int, config: SpecConfig) -> torch.Tensor:
     return lane_columns(seq_len, config)[:, :1] - tail + torch.arange(tail)
 
 
+def round_columns(seq_len: int, config: SpecConfig) -> int:
+    """Most columns that a request of L tokens owns in its next round."""
+    if config.release == "finish":
+        return config.reserved_columns(seq_len)
+    return max(_lanes_end(seq_len, config), seq_len + config.num_draft_tokens)
+
+
+def _lanes_end(seq_len: int, config: SpecConfig) -> int:
+    return seq_len - prefix_tail(seq_len, config) + config.topk * lane_stride(seq_len, config)
+
+
 def own_lanes(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig) -> None:
     """Before the draft phase: own two rounds' need (release `finish`) or borrow this round's lanes (`round`)."""
     for row, length in zip(rows, seq_lens, strict=True):
-        lanes_end = length - prefix_tail(length, config) + config.topk * lane_stride(length, config)
-        pools.reserve(row, config.reserved_columns(length) if config.release == "finish" else lanes_end)
+        finish = config.release == "finish"
+        pools.reserve(row, config.reserved_columns(length) if finish else _lanes_end(length, config))
+        pools.settle(row, length)
 
 
 def own_tree(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig) -> None:

@@ -4,37 +4,105 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from specsim.config import InputError, SamplingParams
 
 _PROMPTS = "a text, or a list of texts or of lists of token ids"
+_UNFINISHED = "\ufffd"  # what decoders put where the bytes of a character are not complete
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
-    """A request on its way: max_tokens new tokens at most, stop_ids end it, row is its place in the pool's tables."""
+    """A request on its way; it is itself and equal to no other.
+
+    What is asked for: prompt_ids, at most max_tokens new tokens, stop_ids end it. arrival: the first step in which it
+    may be planned. priority: higher goes first. continues: the id of the request whose conversation this is the next
+    turn of; prompt_ids is only that turn until `follow`. abort_at: the step at whose start it is aborted. keep:
+    whether its KV is held after it has finished, for a next turn that nobody has submitted yet. tokenizer: needed for
+    stop strings and `text`.
+
+    What has come of it: row, its place in the pool's tables (-1: none). accepted:
+    num_accepted_tokens of each round. finish_reason: `stop`, `length`, `abort` or `rejected`. stop_reason: the token id
+    or the stop string that ended it. error: why it was rejected. emissions: (step, seconds, tokens) of each delivery.
+    arrived: step and seconds at which it could first have been planned. num_reused: columns that were not prefilled,
+    since a tree or a session had them.
+    """
 
     request_id: int
     prompt_ids: list[int]
     params: SamplingParams
     stop_ids: frozenset[int]
     max_tokens: int
+    arrival: int = 0
+    priority: int = 0
+    continues: int | None = None
+    abort_at: int | None = None
+    keep: bool = False
+    tokenizer: Any = None
     row: int = -1
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    emissions: list[tuple[int, float, int]] = field(default_factory=list)
+    arrived: tuple[int, float] | None = None
+    num_retractions: int = 0
+    num_reused: int = 0
 
-    def take(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        """Append tokens up to the first that ends the request and drop the rest. A stop token at the cap is a stop."""
+    @property
+    def known_ids(self) -> list[int]:
+        """The tokens of prompt and output."""
+        return self.prompt_ids + self.token_ids
+
+    @property
+    def prefill_len(self) -> int:
+        """Columns to fill before its next round: a resumed request keeps its last token as root."""
+        return len(self.prompt_ids) + len(self.token_ids) - bool(self.token_ids)
+
+    @property
+    def text(self) -> str:
+        """The decoded output up to the stop string that ended it; empty without a tokenizer."""
+        text = self._decoded()
+        return text[: text.index(self.stop_reason)] if isinstance(self.stop_reason, str) else text
+
+    def take(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> int:
+        """Append tokens up to the first that ends the request, drop the rest, and give how many were kept.
+
+        A stop token ends it, then the token with which the decoded output first contains a stop string (an unfinished
+        character at its end is no text yet), then the cap: a stop at the cap is a stop. Of several strings the one that
+        starts first in the text counts. A request that has finished takes nothing.
+        """
+        before = len(self.token_ids)
         for token, logprob in zip(token_ids, logprobs, strict=True):
+            if self.finish_reason is not None:
+                break
             self.token_ids.append(token)
             self.logprobs.append(logprob)
-            if token in self.stop_ids or len(self.token_ids) == self.max_tokens:
-                self.finish_reason = "stop" if token in self.stop_ids else "length"
-                return
+            self.stop_reason = token if token in self.stop_ids else self._stop_string()
+            if self.stop_reason is not None:
+                self.finish_reason = "stop"
+            elif len(self.token_ids) == self.max_tokens:
+                self.finish_reason = "length"
+        return len(self.token_ids) - before
+
+    def follow(self, previous: "Request", max_len: int) -> None:
+        """Make the prompt the conversation so far and this turn; max_tokens is below 1 where max_len is too short."""
+        self.prompt_ids = previous.known_ids + self.prompt_ids
+        self.max_tokens = min(self.params.max_new_tokens, max_len - len(self.prompt_ids))
+
+    def _stop_string(self) -> str | None:
+        if not self.params.stop:
+            return None
+        text = self._decoded().rstrip(_UNFINISHED)
+        return min((stop for stop in self.params.stop if stop in text), key=text.index, default=None)
+
+    def _decoded(self) -> str:
+        return "" if self.tokenizer is None else self.tokenizer.decode(self.token_ids)
 
 
 def make_requests(pair, prompts, sampling, request_ids, max_len: int) -> list[Request]:
@@ -53,25 +121,64 @@ def make_requests(pair, prompts, sampling, request_ids, max_len: int) -> list[Re
         )
     if len(set(ids)) != len(prompts) or not all(type(each) is int and 0 <= each < 2**32 for each in ids):
         raise InputError("request_ids", request_ids, f"{len(prompts)} different integers from 0 to 2^32 - 1")
-    return [_request(pair, *item, max_len) for item in zip(ids, prompts, sampling, strict=True)]
+    requests = [
+        make_request(pair.target.config, pair.tokenizer, *item, max_len)
+        for item in zip(ids, prompts, sampling, strict=True)
+    ]
+    for request in requests:
+        if len(request.prompt_ids) >= max_len:
+            most = f"at most {max_len - 1}, one less than max_len"
+            raise InputError("prompt", f"{len(request.prompt_ids)} tokens", most)
+    return requests
 
 
-def _request(pair, request_id: int, prompt: str | Sequence[int], params: SamplingParams, max_len: int) -> Request:
-    target = pair.target.config
-    ids = _token_ids(pair.tokenizer, prompt)
+def make_request(
+    target_config,
+    tokenizer,
+    request_id: int,
+    prompt: str | Sequence[int],
+    params: SamplingParams,
+    max_len: int,
+    *,
+    arrival: int = 0,
+    priority: int = 0,
+    continues: int | None = None,
+    abort_at: int | None = None,
+) -> Request:
+    """Give a request of text or token ids. InputError names what no schedule could run.
+
+    Its length is not looked at: max_tokens is below 1 where max_len is too short. A turn that continues another is
+    encoded without the tokens that begin a text.
+    """
+    _check_schedule(request_id, arrival, priority, continues, abort_at)
+    ids = _token_ids(tokenizer, prompt, continues is None)
     if not ids:
         raise InputError("prompt", prompt, "at least one token")
-    if len(ids) >= max_len:
-        raise InputError("prompt", f"{len(ids)} tokens", f"at most {max_len - 1}, one less than max_len")
     for name, tokens in (("prompt", ids), ("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
         for token in tokens:
-            if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= token < target.vocab_size:
-                raise InputError(name, token, f"token ids from 0 to {target.vocab_size - 1}")
-    stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else target.eos_token_ids)
-    return Request(request_id, list(map(int, ids)), params, stop_ids, min(params.max_new_tokens, max_len - len(ids)))
+            in_vocabulary = isinstance(token, Integral) and 0 <= token < target_config.vocab_size
+            if isinstance(token, bool) or not in_vocabulary:
+                raise InputError(name, token, f"token ids from 0 to {target_config.vocab_size - 1}")
+    if params.stop and tokenizer is None:
+        raise InputError("stop", params.stop, "none: the target has no tokenizer")
+    stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else target_config.eos_token_ids)
+    max_tokens = min(params.max_new_tokens, max_len - len(ids))
+    schedule = (arrival, priority, continues, abort_at)
+    return Request(request_id, list(map(int, ids)), params, stop_ids, max_tokens, *schedule, tokenizer)
 
 
-def _token_ids(tokenizer, prompt: str | Sequence[int]) -> list[int]:
+def _check_schedule(request_id, arrival, priority, continues, abort_at) -> None:
+    for name, value in (("id", request_id), ("continues", continues)):
+        if (type(value) is not int or not 0 <= value < 2**32) and (name == "id" or value is not None):
+            raise InputError(name, value, "an integer from 0 to 2^32 - 1")
+    for name, value in (("arrival", arrival), ("abort_at", 0 if abort_at is None else abort_at)):
+        if type(value) is not int or value < 0:
+            raise InputError(name, value, "an integer of at least 0")
+    if type(priority) is not int:
+        raise InputError("priority", priority, "an integer")
+
+
+def _token_ids(tokenizer, prompt: str | Sequence[int], begins: bool) -> list[int]:
     if not isinstance(prompt, str):
         if isinstance(prompt, (bytes, Path)) or not isinstance(prompt, Iterable):
             raise InputError("prompts", prompt, _PROMPTS)
@@ -80,4 +187,4 @@ def _token_ids(tokenizer, prompt: str | Sequence[int]) -> list[int]:
         raise InputError("prompt", prompt, "token ids: the target has no tokenizer")
     if not prompt or prompt.encode(errors="replace").decode() != prompt:  # a lone surrogate cannot be encoded
         raise InputError("prompt", prompt, "UTF-8 text of at least one character")
-    return tokenizer.encode(prompt)
+    return tokenizer.encode(prompt) if begins else tokenizer.encode(prompt, add_special_tokens=False)

@@ -70,6 +70,7 @@ RULES = {
     **dict.fromkeys(("config", "metrics", "pairwise"), Rule(SETTINGS, set())),
     **dict.fromkeys(("phases", "pool", "uniforms", "drafter", "target"), Rule(STATES, set())),
     "requests": Rule(STATES, set()),
+    "workload": Rule({"specsim.config", "specsim.requests"}, set()),
     "generation": Rule(ROUNDS, {"specsim.display"} | BOTH_COLUMNS),
     **dict.fromkeys(("scheduler", "certify"), Rule(ROUNDS, BOTH_COLUMNS)),
     "differential": Rule(ROUNDS | CELLS, {"specsim.display", "rich"} | BOTH_COLUMNS),

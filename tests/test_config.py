@@ -53,6 +53,9 @@ BAD_PARAMS = [
     ("seed", -1, "from 0 to 2^64 - 1"),
     ("seed", 2**64, "from 0 to 2^64 - 1"),
     ("seed", 1.0, "from 0 to 2^64 - 1"),
+    ("stop", "end", "a tuple of texts"),
+    ("stop", ("end", ""), "of at least one character"),
+    ("stop", (7,), "a tuple of texts"),
 ]
 
 

@@ -1,4 +1,5 @@
 import math
+from dataclasses import astuple
 from fractions import Fraction
 
 import numpy as np
@@ -12,6 +13,7 @@ from specsim.metrics import (
     accept_length_from_tensorrt_llm,
     acceptance,
     distinct_share,
+    latency,
 )
 
 # Five rounds of three drafts that accept 0, 3, 1, 3 and 2 of them.
@@ -107,3 +109,71 @@ def test_vllm_rate_gives_its_published_length(percent, length):
 )
 def test_distinct_share_by_hand(tokens, order, share):
     assert distinct_share([ord(token) for token in tokens], order) == pytest.approx(share)
+
+
+def test_latency_of_a_request_answered_in_the_step_of_its_arrival():
+    figures = latency((3, 0.25), [(3, 0.75, 1)])
+    assert (figures.ttft_steps, figures.ttft_seconds) == (1.0, 0.5)
+    assert (figures.e2e_steps, figures.e2e_seconds) == (1.0, 0.5)
+    gaps = (figures.tpot_steps, figures.tpot_seconds, figures.itl_steps, figures.itl_seconds)
+    assert [math.isnan(gap) for gap in gaps] == [True] * 4
+
+
+def test_latency_with_several_tokens_in_a_delivery_by_hand():
+    """Seven tokens in three deliveries: four tokens' time is shared by six, the gaps are two."""
+    figures = latency((2, 1.0), [(4, 2.0, 1), (5, 2.5, 4), (7, 5.0, 2)])
+    assert (figures.ttft_steps, figures.ttft_seconds) == (3.0, 1.0)
+    assert (figures.tpot_steps, figures.tpot_seconds) == (3 / 6, 3.0 / 6)
+    assert (figures.itl_steps, figures.itl_seconds) == (3 / 2, 3.0 / 2)
+    assert (figures.e2e_steps, figures.e2e_seconds) == (6.0, 4.0)
+
+
+def test_tokens_of_one_delivery_took_no_time_between_them():
+    figures = latency((0, 0.0), [(1, 2.0, 3)])
+    assert (figures.tpot_steps, figures.tpot_seconds) == (0.0, 0.0)
+    assert math.isnan(figures.itl_steps)
+    assert math.isnan(figures.itl_seconds)
+
+
+def test_waiting_after_a_retraction_is_a_gap_like_any_other():
+    """One token in each of the steps 0, 1 and 2, retracted for ten steps, then one in each of 13 and 14."""
+    figures = latency((0, 0.0), [(step, step / 2 + 1, 1) for step in (0, 1, 2, 13, 14)])
+    assert (figures.ttft_steps, figures.ttft_seconds) == (1.0, 1.0)
+    assert (figures.itl_steps, figures.itl_seconds) == (14 / 4, 7 / 4)
+    assert (figures.tpot_steps, figures.tpot_seconds) == (14 / 4, 7 / 4)
+    assert (figures.e2e_steps, figures.e2e_seconds) == (15.0, 8.0)
+
+
+@pytest.mark.parametrize(("arrived", "emissions"), [(None, []), ((1, 0.5), []), (None, [(1, 0.5, 1)])])
+def test_a_request_that_was_never_answered_has_no_latency(arrived, emissions):
+    assert [math.isnan(figure) for figure in astuple(latency(arrived, emissions))] == [True] * 8
+
+
+@pytest.mark.parametrize(
+    "emissions",
+    [[(0, 2.0, 1)], [(1, 0.5, 1)], [(2, 2.0, 1), (1, 3.0, 1)], [(2, 2.0, 1), (3, 1.5, 1)], [(2, 2.0, 0)]],
+    ids=["step before arrival", "time before arrival", "steps fall", "seconds fall", "no token"],
+)
+def test_deliveries_out_of_order_or_empty_are_refused(emissions):
+    with pytest.raises(ValueError, match="in order, each of at least one token"):
+        latency((1, 1.0), emissions)
+
+
+@given(
+    st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 5)), min_size=1),
+)
+def test_a_gap_between_deliveries_is_at_least_a_gap_between_tokens(arrived, waits):
+    """And the figures of a request add up to its whole time."""
+    emissions, (step, seconds) = [], arrived
+    for steps, more, tokens in waits:
+        step, seconds = step + steps, seconds + more
+        emissions.append((step, float(seconds), tokens))
+    figures, tokens = latency(arrived, emissions), sum(tokens for *_, tokens in emissions)
+    if tokens > 1:
+        assert figures.ttft_steps + (tokens - 1) * figures.tpot_steps == pytest.approx(figures.e2e_steps)
+        assert figures.ttft_seconds + (tokens - 1) * figures.tpot_seconds == pytest.approx(figures.e2e_seconds)
+    if len(emissions) > 1:
+        assert figures.itl_steps >= figures.tpot_steps
+        assert figures.itl_seconds >= figures.tpot_seconds
+        assert figures.ttft_steps + (len(emissions) - 1) * figures.itl_steps == pytest.approx(figures.e2e_steps)

@@ -1,9 +1,10 @@
-"""The shipped pair: a small trained target, its two drafters and the prompts held out from their training."""
+"""The shipped pair: a small trained target, its two drafters, prompts held out from their training, and requests."""
 
 import json
 from pathlib import Path
 
 TINY = Path(__file__).parent / "tiny"
+REQUESTS = Path(__file__).parent / "requests.jsonl"
 
 
 def load_prompts(folder: Path | None = None) -> list[dict[str, str]]:

@@ -1,0 +1,125 @@
+"""Who holds KV: the requests that have a place, the sessions that wait for their next turn, the cached prefixes."""
+
+from collections.abc import Collection
+
+import torch
+
+from specsim.config import SpecConfig
+from specsim.pool import KVPool, round_columns
+from specsim.prefix import PrefixTree
+from specsim.requests import Request
+
+
+class Residents:
+    """Reservation, growth and release of requests' slots in one pool.
+
+    What nobody works on gives way first: cached prefixes, then the sessions that finished longest ago.
+    """
+
+    def __init__(self, pools: KVPool, config: SpecConfig, prefix_cache: bool):
+        self._pools, self._config = pools, config
+        self._tree = PrefixTree(pools) if prefix_cache else None
+        self._sessions: dict[int, Request] = {}
+        self.evicted_pages = 0
+
+    def why_never(self, request: Request) -> str | None:
+        """Why a request can never run in this pool, however empty it is; None if it can."""
+        length, most = len(request.prompt_ids), self._config.max_len - 1
+        if length > most:
+            return f"a prompt of {length} tokens; at most {most}, one less than max_len, can run"
+        columns = max(round_columns(each, self._config) for each in range(length, length + request.max_tokens))
+        needed = self._pools.num_pages(columns) * self._pools.page_size
+        if needed > self._pools.num_slots:
+            asked = f"{length} prompt tokens and {request.max_tokens} new ones"
+            return f"{asked} need {needed} slots, and the pool has {self._pools.num_slots}"
+        return None
+
+    def admit(self, request: Request, residents: Collection[Request]) -> bool:
+        """Give a request a row and the columns of its prefill and first round; False, and nothing done, if the others'
+        next round would not fit any more.
+        """
+        session = self._sessions.pop(request.continues, None)
+        if session is None and not self._free_a_row():
+            return False
+        request.row = session.row if session else self._open(request)
+        if not self.make_room([*residents, request]):
+            if session:
+                self._sessions[session.request_id] = session
+            else:
+                self._pools.close(request.row)
+            request.row = -1
+            return False
+        columns, finish = request.prefill_len, self._config.release == "finish"
+        self._pools.reserve(request.row, self._config.reserved_columns(columns) if finish else columns)
+        if session:
+            session.row = -1
+        return True
+
+    def _open(self, request: Request) -> int:
+        row, known_ids = self._pools.open(), request.known_ids
+        if self._tree is not None:  # one column at least is computed: the round starts from its hidden state
+            self._pools.share(row, self._tree.match(known_ids, request.prefill_len - 1))
+            tokens = torch.tensor(known_ids[: self._pools.committed_columns(row)], dtype=torch.int64)
+            self._pools.record(row, torch.arange(len(tokens)), tokens.to(self._pools.token_ids.device))
+        return row
+
+    def _free_a_row(self) -> bool:
+        return bool(self._pools.free_rows) or self._end_oldest_session()
+
+    def make_room(self, residents: Collection[Request]) -> bool:
+        """Evict prefixes and end sessions until the next round of these requests fits, if that can be reached."""
+        while (missing := self._missing_pages(residents)) > 0:
+            evicted = self._tree.evict(missing) if self._tree is not None else 0
+            self.evicted_pages += evicted
+            if not evicted and not self._end_oldest_session():
+                return False
+        return True
+
+    def _missing_pages(self, residents: Collection[Request]) -> int:
+        pools, needed = self._pools, 0
+        for request in residents:
+            columns = round_columns(request.prefill_len, self._config)
+            needed += max(0, pools.num_pages(columns) - len(pools.pages(request.row)))
+        return needed - pools.free_slots // pools.page_size
+
+    def reserve(self, requests: Collection[Request]) -> None:
+        """Own, before a round, what release `finish` owns: two rounds ahead of the length that the host knows."""
+        if self._config.release == "finish":
+            for request in requests:
+                self._pools.reserve(request.row, self._config.reserved_columns(request.prefill_len))
+
+    def settle(self, request: Request, columns: int) -> None:
+        """Note that a request's first columns are committed, and let others share their pages."""
+        self._pools.settle(request.row, columns)
+        if self._tree is not None:
+            self._tree.insert(request.known_ids, columns, self._pools.pages(request.row))
+
+    def committed(self, request: Request) -> int:
+        """Columns of a resident whose KV is final, as far as the host knows."""
+        return self._pools.committed_columns(request.row)
+
+    def release(self, request: Request, keep_session: bool = False) -> None:
+        """Take a request's place away; a session keeps the columns that are committed for its next turn."""
+        if keep_session:
+            self._pools.release(request.row, self.committed(request))
+            self._sessions[request.request_id] = request
+        else:
+            self._pools.close(request.row)
+            request.row = -1
+
+    def end_session(self, request_id: int) -> bool:
+        """Forget what a finished request left for its next turn; False if there is nothing."""
+        request = self._sessions.pop(request_id, None)
+        if request:
+            self.release(request)
+        return request is not None
+
+    def _end_oldest_session(self) -> bool:
+        return bool(self._sessions) and self.end_session(next(iter(self._sessions)))
+
+    def close(self) -> None:
+        """End all sessions and keep no prefix."""
+        while self._end_oldest_session():
+            pass
+        if self._tree is not None:
+            self._tree.clear()
