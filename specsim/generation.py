@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 import torch
 from tqdm.auto import tqdm
 
-from specsim.config import InputError, SamplingParams, SpecConfig
+from specsim.config import InputError, SamplingParams, ServingConfig, SpecConfig
 from specsim.metrics import Acceptance, acceptance, without_nan
-from specsim.phases import Batch, DraftInput, PrefillInput
 from specsim.requests import Request, make_requests
+from specsim.scheduler import Scheduler
 
 COLUMNS = ("reference", "fast")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -23,7 +23,7 @@ class Output:
     one.
 
     logprobs are natural logarithms under penalties, bias and temperature; finish_reason is `stop` (EOS or a stop
-    token, which is kept) or `length`.
+    token, which is kept, or a stop string, which the text ends before) or `length`.
     """
 
     text: str
@@ -158,64 +158,25 @@ def generate(
     with torch.inference_mode():
         _run(engine, requests, progress)
     seconds = time.perf_counter() - start
-    return Generation(tuple(_output(request, pair.tokenizer) for request in requests), config, seconds)
+    return Generation(tuple(map(_output, requests)), config, seconds)
 
 
 def _run(engine, requests: list[Request], progress: bool) -> None:
-    """Prefill everything, then rounds over the requests that have not finished."""
+    """All requests at once, in a pool that has room for all of them."""
     if not requests:
         return
     config, longest = engine.config, max(len(request.prompt_ids) + request.max_tokens for request in requests)
-    pools = engine.make_pools(len(requests), len(requests) * config.reserved_columns(longest))
-    bar = tqdm(total=sum(request.max_tokens for request in requests), unit="token", disable=None if progress else True)
-    batch, draft_input = _prefill(engine, requests, pools)
-    running = list(requests)
-    while True:
-        bar.update(sum(len(request.token_ids) for request in requests) - bar.n)
-        running, batch, draft_input = _drop_finished(running, batch, draft_input, pools, engine)
-        if not running:
-            break
-        _, output, draft_input = engine.round(batch, draft_input, pools)
-        counts = output.num_accepted_tokens.tolist()
-        for request, tokens, logprobs, count in zip(
-            running, output.accepted_tokens(), output.logprobs.tolist(), counts, strict=True
-        ):
-            request.take(tokens, logprobs[:count])
-            request.accepted.append(count)
-        batch = batch.after(output.num_accepted_tokens)
-    bar.close()
-    pools.audit()
-
-
-def _prefill(engine, requests: list[Request], pools) -> tuple[Batch, DraftInput]:
+    room = len(requests) * config.reserved_columns(longest)
+    scheduler = Scheduler(engine, ServingConfig(max_running=len(requests), num_slots=room))
     for request in requests:
-        request.row = pools.open()
-        pools.reserve(request.row, len(request.prompt_ids))
-    batch = Batch.of(
-        request_ids=[request.request_id for request in requests],
-        rows=[request.row for request in requests],
-        prompt_lens=[len(request.prompt_ids) for request in requests],
-        params=[request.params for request in requests],
-        vocab_size=engine.target.config.vocab_size,
-    ).to(engine.device)
-    prefill = PrefillInput.whole([request.prompt_ids for request in requests]).to(engine.device)
-    output = engine.prefill(batch, prefill, pools)
-    for request, token, logprob in zip(requests, output.next_tokens.tolist(), output.logprobs.tolist(), strict=True):
-        request.take([token], [logprob])
-    return batch, output.draft_input
+        scheduler.submit(request)
+    with tqdm(total=sum(r.max_tokens for r in requests), unit="token", disable=None if progress else True) as bar:
+        while scheduler.is_busy:
+            scheduler.step()
+            bar.update(sum(len(request.token_ids) for request in requests) - bar.n)
+    scheduler.close()
 
 
-def _drop_finished(running, batch: Batch, draft_input: DraftInput, pools, engine):
-    """Filter by row index; when nothing runs any more the empty state takes the place of the last."""
-    for request in running:
-        if request.finish_reason:
-            pools.close(request.row)
-    kept = [index for index, request in enumerate(running) if not request.finish_reason]
-    rows = torch.tensor(kept, dtype=torch.int64)
-    draft_input = draft_input.filter(rows) if kept else engine.drafter.idle()
-    return [running[index] for index in kept], batch.filter(rows), draft_input
-
-
-def _output(request: Request, tokenizer) -> Output:
+def _output(request: Request) -> Output:
     counts = tuple(request.accepted)
     return Output(request.text, tuple(request.token_ids), tuple(request.logprobs), request.finish_reason, counts)

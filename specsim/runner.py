@@ -67,11 +67,9 @@ class Launched:
         """The new tokens of every request; waits for the device."""
         results = self.results.read()
         if self.is_round:
-            verdict = Verdict(**results)
-            tokens = verdict.accepted_tokens()
+            tokens, logprobs = Verdict(**results).accepted_tokens(), results["logprobs"].tolist()
         else:
-            tokens = [[token] for token in results["next_tokens"].tolist()]
-        logprobs = results["logprobs"].reshape(len(tokens), -1).tolist()
+            tokens, logprobs = results["next_tokens"][:, None].tolist(), results["logprobs"][:, None].tolist()
         return [
             Delivery(self.requests[place], tokens[place], logprobs[place][: len(tokens[place])], self.is_round)
             for place in self.places

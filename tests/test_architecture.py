@@ -46,6 +46,7 @@ SETTINGS = {"numpy", "specsim.config", "specsim.metrics"}
 STATES = {"torch", "specsim.phases", "specsim.pool", "specsim.uniforms", "specsim.drafter", "specsim.target"} | SETTINGS
 ROUNDS = (
     {f"specsim.{name}" for name in ("generation", "requests", "scheduler", "differential", "trace", "certify")}
+    | {f"specsim.{name}" for name in ("prefix", "residents", "runner")}
     | {"tqdm"}
     | STATES
 )
@@ -72,7 +73,12 @@ RULES = {
     "requests": Rule(STATES, set()),
     "workload": Rule({"specsim.config", "specsim.requests"}, set()),
     "generation": Rule(ROUNDS, {"specsim.display"} | BOTH_COLUMNS),
-    **dict.fromkeys(("scheduler", "certify"), Rule(ROUNDS, BOTH_COLUMNS)),
+    "prefix": Rule(STATES, set()),
+    **dict.fromkeys(("residents", "runner"), Rule(STATES | {"specsim.prefix", "specsim.requests"}, set())),
+    # What schedules knows no column: it is given an engine.
+    **dict.fromkeys(("scheduler", "ranks"), Rule(ROUNDS, set())),
+    "invariance": Rule(ROUNDS, set()),
+    "certify": Rule(ROUNDS, BOTH_COLUMNS),
     "differential": Rule(ROUNDS | CELLS, {"specsim.display", "rich"} | BOTH_COLUMNS),
     "trace": Rule(ROUNDS, {"pandas"} | BOTH_COLUMNS),
     "contract": Rule(set(), set()),

@@ -11,10 +11,10 @@ MODES, GRAPHS = ("lockstep", "free"), ("eager", "step", "phase", "round")
 class Cell:
     """What runs, and how it is compared.
 
-    pair: a name of specsim.differential.pairs. sampling: one for each prompt. mode `lockstep`: every phase starts from
-    the reference's state and pools; `free`: the columns keep their own, until an undecidable choice parts them. graph,
-    bucket: of the fast column. chunks: in how many parts prompts are prefilled. rounds: after so many the cell ends.
-    is_idle_too: whether a round of no request follows.
+    pair: a name of specsim.differential.pairs. sampling: one for each prompt, and so are request_ids, 0 and on unless
+    given. mode `lockstep`: every phase starts from the reference's state and pools; `free`: the columns keep their own,
+    until an undecidable choice parts them. graph, bucket: of the fast column. chunks: in how many parts prompts are
+    prefilled. rounds: after so many the cell ends. is_idle_too: whether a round of no request follows.
     """
 
     id: str
@@ -28,6 +28,7 @@ class Cell:
     chunks: int = 1
     rounds: int = 4
     is_idle_too: bool = False
+    request_ids: tuple[int, ...] | None = None
 
     def __post_init__(self):
         for name, allowed in (("mode", MODES), ("graph", GRAPHS)):

@@ -51,7 +51,8 @@ class Lockstep:
     def run(self, pair) -> None:
         """Prefill, then rounds until every request has finished or the cell ends; the first divergence ends it too."""
         config = self.columns.reference.engine.config
-        running = make_requests(pair, self.cell.prompts, list(self.cell.sampling), None, config.max_len)
+        cell, limit = self.cell, config.max_len
+        running = make_requests(pair, cell.prompts, list(cell.sampling), cell.request_ids, limit)
         try:
             batch = self._prefill(running)
             while self.round < self.cell.rounds:

@@ -14,10 +14,11 @@ def compare_with_oracle(cell: Cell, pair) -> list[Divergence]:
     """Tokens, finish reasons, counters and logprobs of every request, in float64 from the same uniforms."""
     from specsim.reference import oracle
 
-    outputs = generate(pair, cell.prompts, cell.config, cell.sampling, dtype=torch.float64).outputs
+    ids = cell.request_ids or tuple(range(len(cell.prompts)))
+    outputs = generate(pair, cell.prompts, cell.config, cell.sampling, request_ids=ids, dtype=torch.float64).outputs
     divergences = []
     for request, (prompt, sampling, output) in enumerate(zip(cell.prompts, cell.sampling, outputs, strict=True)):
-        truth = oracle.generate(pair, prompt, cell.config, sampling, _draw(sampling.seed, request))
+        truth = oracle.generate(pair, prompt, cell.config, sampling, _draw(sampling.seed, ids[request]))
         facts = (
             ("tokens", truth.token_ids, output.token_ids),
             ("finish reason", truth.finish_reason, output.finish_reason),

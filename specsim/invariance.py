@@ -1,0 +1,55 @@
+"""A request's tokens are its own: what it gives in any company is what it gives alone."""
+
+import torch
+
+from specsim.config import SpecConfig
+from specsim.differential.cell import Cell
+from specsim.differential.run import check
+from specsim.generation import Output, generate
+from specsim.requests import Request
+
+# Largest error of a logprob, by the dtype of the weights: logprobs themselves are kept in float32.
+BUDGETS = {torch.float64: 2e-6, torch.float32: 1e-4}
+
+
+def alone(pair, config: SpecConfig, request: Request, dtype: torch.dtype = torch.float64, **column) -> Output:
+    """The request by itself, from its whole prompt on; column: impl, device, graph, bucket as in generate."""
+    ids, params = [request.request_id], request.params
+    return generate(pair, [request.prompt_ids], config, params, request_ids=ids, dtype=dtype, **column).outputs[0]
+
+
+def difference(request: Request, output: Output, budget: float) -> str | None:
+    """What parts a request from itself alone, in a sentence: tokens, end, rounds, or a logprob by more than budget.
+
+    Of an aborted request what it has is compared with the beginning of what it gives alone.
+    """
+    count = len(request.token_ids) if request.finish_reason == "abort" else len(output.token_ids)
+    rounds = len(request.accepted) if request.finish_reason == "abort" else len(output.num_accepted_tokens_per_round)
+    pairs = {
+        "token_ids": (tuple(request.token_ids), output.token_ids[:count]),
+        "accepted": (tuple(request.accepted), output.num_accepted_tokens_per_round[:rounds]),
+    }
+    if request.finish_reason != "abort":
+        pairs["finish_reason"] = (request.finish_reason, output.finish_reason)
+    for name, (served, expected) in pairs.items():
+        if served != expected:
+            return f"request {request.request_id}: {name} is {served}, alone {expected}"
+    errors = [abs(served - expected) for served, expected in zip(request.logprobs, output.logprobs, strict=False)]
+    if max(errors, default=0.0) > budget:
+        place = errors.index(max(errors))
+        return f"request {request.request_id}: logprob {place} is off by {errors[place]:.2e}, allowed {budget:.0e}"
+    return None
+
+
+def is_undecidable(pair, config: SpecConfig, request: Request, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether a decision of the request alone is too close to call in this dtype, by the rules of the differential."""
+    cell = Cell(
+        id=f"request {request.request_id}",
+        pair="",
+        prompts=(tuple(request.prompt_ids),),
+        sampling=(request.params,),
+        request_ids=(request.request_id,),
+        config=config,
+        rounds=request.max_tokens,
+    )
+    return check(cell, impl="reference", dtype=str(dtype).removeprefix("torch."), pair=pair).undecidable > 0
