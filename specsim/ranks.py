@@ -31,6 +31,10 @@ class Ranks:
     def run(self) -> None:
         """Steps until every request of every rank has ended."""
         while self.is_busy:
+            arrivals = [scheduler.next_arrival for scheduler in self.schedulers if scheduler.is_busy]
+            if None not in arrivals:
+                for scheduler in self.schedulers:
+                    scheduler.skip_to(min(arrivals))
             self.step()
 
     def step(self) -> tuple[StepRecord, ...]:

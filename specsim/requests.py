@@ -144,6 +144,7 @@ def make_request(
     priority: int = 0,
     continues: int | None = None,
     abort_at: int | None = None,
+    keep: bool = False,
 ) -> Request:
     """Give a request of text or token ids. InputError names what no schedule could run.
 
@@ -163,7 +164,7 @@ def make_request(
         raise InputError("stop", params.stop, "none: the target has no tokenizer")
     stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else target_config.eos_token_ids)
     max_tokens = min(params.max_new_tokens, max_len - len(ids))
-    schedule = (arrival, priority, continues, abort_at)
+    schedule = (arrival, priority, continues, abort_at, keep)
     return Request(request_id, list(map(int, ids)), params, stop_ids, max_tokens, *schedule, tokenizer)
 
 

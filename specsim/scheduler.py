@@ -8,7 +8,7 @@ after, so that nothing that is planned depends on a round that is still under wa
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 
 from specsim.config import InputError, ServingConfig
 from specsim.requests import Request
@@ -60,7 +60,7 @@ class Scheduler:
         self._unread: deque[Launched] = deque()
         self._continued: set[int] = set()
         self._clock, self._start, self._audits = clock, clock(), audits
-        self.is_stalled = False
+        self.is_stalled, self._limit = False, self.pools.num_slots
         self._log = _Log(0)
 
     def submit(self, request: Request) -> None:
@@ -88,9 +88,21 @@ class Scheduler:
     def run(self) -> None:
         """Steps until every request has ended."""
         while self.is_busy:
+            if (arrival := self.next_arrival) is not None:
+                self.skip_to(arrival)
             self.step()
             if self.is_stalled:
-                raise InputError("num_slots", self.pools.usage()["slots"], "as many as the requests that wait need")
+                raise InputError("limit", self._limit, "as many slots as the requests that wait need")
+
+    @property
+    def next_arrival(self) -> int | None:
+        """The step of the next arrival while there is nothing to do before it; None while there is."""
+        is_idle = bool(self._coming) and not (self._waiting or self._residents or self._unread)
+        return max(self.step_index, min(request.arrival for request in self._coming)) if is_idle else None
+
+    def skip_to(self, step: int) -> None:
+        """Leave out steps in which nothing happens."""
+        self._log.step = step
 
     def step(self) -> StepRecord:
         """Plan, launch and read once."""
@@ -138,7 +150,7 @@ class Scheduler:
         evicted, self.residents.evicted_pages = self.residents.evicted_pages, 0
         record = self._log.record(self._seconds(), evicted, usage)
         later = any(request.arrival > self.step_index for request in self._coming)
-        self.is_stalled = bool(self._waiting) and not later and not self._log.has_moved
+        self.is_stalled = bool(self._waiting) and not later and self._log.is_empty
         self.trace.append(record)
         self._log = _Log(self.step_index + 1)
         return record
@@ -155,6 +167,7 @@ class Scheduler:
     def limit(self, num_slots: int) -> None:
         """Use at most that many slots from the next step on; requests give way if more are in use."""
         self.pools.limit(num_slots)
+        self._limit = num_slots
 
     def close(self) -> dict[str, int]:
         """Abort what has not ended, give everything back, and account for it: all slots are free."""
@@ -291,23 +304,28 @@ class Scheduler:
         return self._clock() - self._start
 
 
+@dataclass(slots=True)
 class _Log:
-    """What happens in a step."""
+    """What happens in a step: the lists of a StepRecord while they grow."""
 
-    def __init__(self, step: int):
-        self.step = step
-        names = "arrived admitted resumed decoded aborted rejected prefilled reused results finished retracted"
-        self._events: dict[str, list] = {name: [] for name in names.split()}
-
-    def __getattr__(self, name: str) -> list:
-        return self._events[name]
-
-    @property
-    def has_moved(self) -> bool:
-        """Whether anything happened."""
-        return any(self._events.values())
+    step: int
+    arrived: list[int] = field(default_factory=list)
+    admitted: list[int] = field(default_factory=list)
+    resumed: list[int] = field(default_factory=list)
+    decoded: list[int] = field(default_factory=list)
+    aborted: list[int] = field(default_factory=list)
+    rejected: list[int] = field(default_factory=list)
+    prefilled: list[Chunk] = field(default_factory=list)
+    reused: list[tuple[int, int]] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+    finished: list[tuple[int, str]] = field(default_factory=list)
+    retracted: list[Retraction] = field(default_factory=list)
 
     def record(self, seconds: float, evicted_pages: int, usage: dict[str, int]) -> StepRecord:
+        events = {each.name: tuple(getattr(self, each.name)) for each in fields(self)[1:]}
         slots = {f"{name}_slots": usage[name] for name in ("free", "reserved", "committed", "cached", "withheld")}
-        events = {name: tuple(each) for name, each in self._events.items()}
-        return StepRecord(step=self.step, seconds=seconds, evicted_pages=evicted_pages, **slots, **events)
+        return StepRecord(self.step, seconds, **events, evicted_pages=evicted_pages, **slots)
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(getattr(self, each.name) for each in fields(self)[1:])

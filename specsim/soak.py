@@ -1,0 +1,206 @@
+"""The soak: thousands of requests in random programs, each compared with itself alone, every slot accounted for.
+
+A program is named by the seed and its index and repeats on its own, so that processes share programs and results do not
+depend on how.
+"""
+
+import time
+import traceback
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from tqdm.auto import tqdm
+
+from specsim.config import InputError
+from specsim.differential.pairs import make_pair
+from specsim.generation import COLUMNS, check_device, load_engine
+from specsim.invariance import BUDGETS, alone, difference, is_undecidable
+from specsim.programs import Program, draw, named
+from specsim.ranks import Ranks
+from specsim.requests import Request
+from specsim.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# What a soak of at least LEAST_REQUESTS has to go through, beside every count of accepted drafts.
+LEAST_REQUESTS = 2_000
+REQUIRED = (
+    "finished stop",
+    "finished length",
+    "finished abort",
+    "rejected",
+    "aborted while running",
+    "retracted",
+    "retracted in a page",
+    "retracted in a chunk",
+    "retracted with a result unread",
+    "resumed",
+    "turns",
+    "turns on kept KV",
+    "turns retracted",
+    "reused columns",
+    "shared pages",
+    "evicted pages",
+    "prefill chunks",
+    "cut inside a path",
+    "late results dropped",
+    "batches emptied",
+    "steps with slots withheld",
+    "steps with an idle rank",
+    "closed under way",
+)
+MOST_STEPS = 20_000  # of a program: more than any takes that ends
+
+
+class Failure(NamedTuple):
+    """A program that went wrong, what was seen first, and the command that runs it again."""
+
+    program: str
+    difference: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramResult:
+    """What came of one program.
+
+    counts: how often each situation occurred. mismatches: requests that differ from themselves alone although all their
+    decisions can be called; an error is one more. undecidable: requests that differ where one cannot (float32 only).
+    """
+
+    name: str
+    num_steps: int
+    counts: dict[str, int] = field(default_factory=dict)
+    mismatches: int = 0
+    undecidable: int = 0
+    max_logprob_error: float = 0.0
+    first_difference: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Soak:
+    """What came of all programs, in the order of their indices. arguments: of the command, impl, device and graph."""
+
+    command: str
+    arguments: str
+    programs: tuple[ProgramResult, ...]
+    seconds: float
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How often each situation occurred; what is required is there even if it never did."""
+        counts = Counter(dict.fromkeys(REQUIRED, 0))
+        for program in self.programs:
+            counts.update(program.counts)
+        return dict(counts)
+
+    def total(self, name: str) -> int:
+        """A sum over the programs: `mismatches` or `undecidable`."""
+        return sum(getattr(program, name) for program in self.programs)
+
+    @property
+    def max_logprob_error(self) -> float:
+        return max((program.max_logprob_error for program in self.programs), default=0.0)
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        return tuple(
+            Failure(each.name, each.first_difference, f"specsim soak --program {each.name}{self.arguments}")
+            for each in self.programs
+            if each.first_difference
+        )
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What was required and never happened; a short run has to go through nothing in particular."""
+        counts = self.counts
+        if counts.get("requests", 0) < LEAST_REQUESTS:
+            return ()
+        return required(counts, {program.num_steps for program in self.programs})
+
+    @property
+    def is_ok(self) -> bool:
+        return not self.failures and not self.missing
+
+    def figures(self) -> dict[str, int | float]:
+        """The numbers of the table, by what they count."""
+        counts = self.counts
+        return {
+            "programs": len(self.programs),
+            **{name: counts.get(name, 0) for name in ("requests", "tokens", "steps", *REQUIRED)},
+            **{name: counts[name] for name in sorted(counts) if name.startswith("accepted drafts")},
+            **{name: counts.get(name, 0) for name in ("audits", "slots audited")},
+            "mismatches": self.total("mismatches"),
+            "undecidable": self.total("undecidable"),
+            "largest logprob error": self.max_logprob_error,
+            "seconds": self.seconds,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """A value that json can write."""
+        return {
+            "command": self.command,
+            "is_ok": self.is_ok,
+            "figures": self.figures(),
+            "missing": list(self.missing),
+            "failures": [each._asdict() for each in self.failures],
+            "programs": [asdict(each) for each in self.programs],
+        }
+
+    def show(self, console: "Console") -> None:
+        """The figures, then what failed and how to see it again."""
+        from specsim.display import figure, paragraph, print_table
+
+        digits = {"largest logprob error": "{:.1e}", "seconds": "{:,.1f}"}
+        figures = self.figures().items()
+        print_table(console, (), [(name, digits.get(name, "{:,}").format(value)) for name, value in figures])
+        console.print()
+        for failure in self.failures:
+            paragraph(console, f"{failure.program}: {failure.difference}")
+            console.print(f"    {failure.command}")
+        if self.missing:
+            paragraph(console, f"Never happened: {', '.join(self.missing)}.")
+        count = figure(self.counts.get("requests", 0), 0)
+        equal = f"All {count} requests give what they give alone, and all slots are accounted for."
+        paragraph(console, equal if self.is_ok else "Not shown: that requests give what they give alone.")
+
+
+def soak(
+    num_requests: int = 10_000,
+    seed: int = 0,
+    *,
+    impl: str = "reference",
+    device: str | None = None,
+    graph: str | None = None,
+    jobs: int = 1,
+    progress: bool = False,
+    program: str | None = None,
+) -> Soak:
+    """Run random programs of so many requests together, in `jobs` processes, or the one that is named.
+
+    impl: the column that serves; alone, requests run on the reference in float64. device, graph: of the fast column, as
+    in generate; graph None: another from program to program.
+    """
+    for name, value, least in (("requests", num_requests, 1), ("seed", seed, 0), ("jobs", jobs, 1)):
+        if type(value) is not int or value < least:
+            raise InputError(name, value, f"an integer of at least {least}")
+    check_column(impl, device, graph)
+    start, names = time.perf_counter(), [program] if program else list(_names(num_requests, seed))
+    bar = tqdm(total=len(names), unit="program", disable=None if progress else True)
+    results = []
+    for result in _results(names, jobs, partial(run_named, impl=impl, device=device, graph=graph)):
+        results.append(result)
+        bar.update()
+    bar.close()
+    options = {"impl": impl if impl != "reference" else None, "device": device, "graph": graph}
+    arguments = "".join(f" --{name} {value}" for name, value in options.items() if value)
+    asked = f"--program {program}" if program else f"--requests {num_requests} --seed {seed}"
+    return Soak(f"specsim soak {asked}{arguments}", arguments, tuple(results), time.perf_counter() - start)
