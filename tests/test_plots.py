@@ -1,4 +1,4 @@
-"""The pictures of a round say what the states say: nodes, edges, paths, slots and texts, and nothing is drawn twice."""
+"""Pictures of a round and of a server say what states and trace say: nodes, paths, slots, steps; nothing twice."""
 
 import subprocess
 import sys
@@ -13,9 +13,13 @@ pytest.importorskip("matplotlib")
 from matplotlib.text import Text
 
 from specsim import SamplingParams, SpecConfig, plots
+from specsim.config import ServingConfig
 from specsim.generation import load_engine
 from specsim.phases import Batch, PrefillInput, VerifyInput, VerifyOutput
+from specsim.plots import sheet, token_tree
 from specsim.pool import KVPool, lane_columns, own_lanes, tail_columns
+from specsim.requests import make_request
+from specsim.scheduler import Scheduler
 from specsim.zoo.agreeing import agreeing_pair
 
 PROMPTS = [[5, 17, 3, 40, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]
@@ -137,10 +141,10 @@ def test_texts_are_legible_apart_and_inside_the_picture(played):
 
 
 def test_the_check_of_overlaps_finds_one():
-    figure, axes = plots._sheet(2, 1)
-    plots._text(axes, 0.5, 0.5, "one")
-    plots._text(axes, 0.6, 0.5, "two")
-    plots._text(axes, 1.5, 0.5, "apart")
+    figure, axes = sheet.new_sheet(2, 1)
+    sheet.draw_text(axes, 0.5, 0.5, "one")
+    sheet.draw_text(axes, 0.6, 0.5, "two")
+    sheet.draw_text(axes, 1.5, 0.5, "apart")
     assert overlaps(figure) == [("one", "two")]
 
 
@@ -148,7 +152,7 @@ def test_the_check_of_overlaps_finds_one():
 def test_tree_has_a_box_a_node_and_an_edge_a_parent(played, request_index):
     num_nodes = played.config.num_draft_tokens
     figure = plots.tree(played.tree, played.output, decode, request_index)
-    path = plots.path_of(played.output, request_index, num_nodes)
+    path = token_tree.path_of(played.output, request_index, num_nodes)
     parents = played.tree.parents[request_index].tolist()
     edges = {f"{parent}-{node}" for node, parent in enumerate(parents) if parent >= 0}
     assert sorted(marks(figure, "node"), key=int) == [str(node) for node in range(num_nodes)]
@@ -160,12 +164,12 @@ def test_tree_has_a_box_a_node_and_an_edge_a_parent(played, request_index):
 def test_tree_marks_the_accepted_path_and_nothing_else(played):
     num_nodes = played.config.num_draft_tokens
     figure = plots.tree(played.tree, played.output, decode, 1)
-    path = plots.path_of(played.output, 1, num_nodes)
+    path = token_tree.path_of(played.output, 1, num_nodes)
     accepted = look(figure, f"node:{path[0]}")
     assert [node for node in range(num_nodes) if look(figure, f"node:{node}") == accepted] == path
     widths = {mark: artist.get_linewidth() for artist, mark in edge_artists(figure)}
     on_path = {f"{parent}-{node}" for parent, node in pairwise([*path, num_nodes])}
-    assert {mark for mark, width in widths.items() if width == plots.ACCEPTED.width} == on_path
+    assert {mark for mark, width in widths.items() if width == sheet.ACCEPTED.width} == on_path
 
 
 def edge_artists(figure):
@@ -179,10 +183,10 @@ def test_tree_shows_every_token_score_position_and_the_bonus(played):
     deepest = max(int(played.tree.positions[: played.config.num_draft_tokens].max()) - length, drafts + 1)
     most = 14 if deepest <= 6 else 9
     for token, score in zip(played.tree.draft_tokens[0].tolist(), played.tree.scores[0].tolist(), strict=True):
-        assert plots.shown(decode([token]), most) in [*said, ""]
+        assert sheet.shown(decode([token]), most) in [*said, ""]
         assert f"{max(score, -99):.3f}" in said
     bonus = played.output.accepted_tokens()[0][-1]
-    assert plots.shown(decode([bonus]), most) in [*said, ""]
+    assert sheet.shown(decode([bonus]), most) in [*said, ""]
     columns = [f"position {length + depth}" for depth in range(deepest + 1)]
     assert [text for text in said if text.startswith("position")] == columns
     assert any(f"num_accepted_drafts {drafts}, num_accepted_tokens {drafts + 1}" in text for text in said)
@@ -197,9 +201,9 @@ def test_tree_without_a_verdict_marks_nothing():
 
 
 def test_siblings_stand_below_each_other_and_parents_between_their_children(played):
-    rows = plots._places(played.tree.parents[0].tolist())
+    rows = token_tree._places(played.tree.parents[0].tolist())
     parents = played.tree.parents[0].tolist()
-    depths = plots._depths(parents)
+    depths = token_tree._depths(parents)
     for depth in set(depths):
         level = sorted(row for row, own in zip(rows, depths, strict=True) if own == depth)
         assert all(after - before >= 1 for before, after in pairwise(level))
@@ -250,7 +254,7 @@ def test_the_commit_brings_the_path_from_its_nodes_columns_to_those_after_the_pr
     states = played.pools, played.batch, played.config, played.tree, played.output
     num_nodes = played.config.num_draft_tokens
     for request, (row, length) in enumerate(played.batch.rows_and_lens):
-        path = plots.path_of(played.output, request, num_nodes)
+        path = token_tree.path_of(played.output, request, num_nodes)
         after = [slot for slot in plots.slots(*states) if slot.row == row and slot.kind == "accepted"]
         assert [(slot.column, slot.label) for slot in sorted(after, key=lambda slot: slot.column)] == [
             (length + depth, str(node)) for depth, node in enumerate(path)
@@ -300,7 +304,7 @@ def test_long_prefixes_are_told_in_a_sentence():
 def test_arrows_go_from_node_to_depth_and_never_cross(played):
     for request in range(2):
         figure = plots.kv_move(played.tree, played.output, decode, request)
-        path = plots.path_of(played.output, request, played.config.num_draft_tokens)
+        path = token_tree.path_of(played.output, request, played.config.num_draft_tokens)
         assert marks(figure, "move") == [f"{node}-{depth}" for depth, node in enumerate(path)]
         assert path == sorted(path)
         accepted = look(figure, f"after:{0}")
@@ -323,7 +327,7 @@ def test_arrows_go_from_node_to_depth_and_never_cross(played):
     ],
 )
 def test_a_token_is_shown_in_signs_that_the_font_has(text, expected):
-    assert plots.shown(text) == expected
+    assert sheet.shown(text) == expected
 
 
 def test_kinds_differ_in_more_than_colour():
@@ -333,14 +337,14 @@ def test_kinds_differ_in_more_than_colour():
         red, green, blue = (int(kind.face[i : i + 2], 16) for i in (1, 3, 5))
         return round((0.299 * red + 0.587 * green + 0.114 * blue) / 12), kind.width, kind.dashed
 
-    for kinds in ((plots.ACCEPTED, plots.DRAFT, plots.BONUS), (plots.PREFIX, plots.ANCESTOR, plots.ITSELF)):
+    for kinds in ((sheet.ACCEPTED, sheet.DRAFT, sheet.BONUS), (sheet.PREFIX, sheet.ANCESTOR, sheet.ITSELF)):
         assert len({signs(kind) for kind in kinds}) == len(kinds)
 
 
 def test_a_picture_shows_itself_in_a_notebook_without_pyplot():
     code = (
-        "import sys, torch\nfrom specsim import plots\n"
-        "figure, axes = plots._sheet(2, 1)\n"
+        "import sys, torch\nfrom specsim.plots import sheet\n"
+        "figure, axes = sheet.new_sheet(2, 1)\n"
         "assert figure._repr_png_()[:4] == b'\\x89PNG'\n"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
@@ -352,3 +356,50 @@ def test_without_matplotlib_the_error_says_what_to_install():
     code = "import sys\nsys.modules['matplotlib'] = None\nimport specsim.plots"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "ImportError: specsim.plots needs matplotlib: pip install" in done.stderr
+
+
+@pytest.fixture(scope="module", params=["sync", "overlap"])
+def served(request) -> Scheduler:
+    """Six requests for two places and few slots: somebody waits, is retracted, is aborted."""
+    pair = agreeing_pair()
+    engine = load_engine(pair, SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=1), "reference")
+    serving = ServingConfig(request.param, max_running=3, num_slots=60, chunk_tokens=6)
+    scheduler = Scheduler(engine, serving)
+    for name in range(6):
+        params, abort_at = SamplingParams(max_new_tokens=12), 10 if name == 4 else None
+        schedule = {"arrival": 2 * name, "abort_at": abort_at}
+        scheduler.submit(make_request(pair.target.config, None, name, [name] * 11, params, 512, **schedule))
+    with torch.inference_mode():
+        scheduler.run()
+    assert scheduler.trace.counts()["retracted"] > 0
+    return scheduler
+
+
+def test_a_timeline_shows_every_chunk_round_and_end(served):
+    figure, records = plots.timeline(served.trace), served.trace.records
+    assert overlaps(figure) == []
+    both = {f"{name}:{each.step}" for each in records for name in each.decoded}
+    chunks = {f"{chunk.request_id}:{each.step}" for each in records for chunk in each.prefilled}
+    assert set(marks(figure, "round")) == both - chunks
+    assert set(marks(figure, "both")) == both & chunks
+    assert set(marks(figure, "prefill")) == chunks - both
+    assert set(marks(figure, "retract")) == {f"{each.request_id}:{r.step}" for r in records for each in r.retracted}
+    assert marks(figure, "wait")
+    said = texts(figure)
+    assert sorted(word for word in said if word in ("length", "abort")) == ["abort", *["length"] * 5]
+    assert any(f"{served.trace.counts()['num_kept']} tokens from" in text for text in said)
+
+
+def test_the_tokens_of_a_timeline_are_those_of_the_rounds(served):
+    """Numbers stand in the step in which the host read them."""
+    figure = plots.timeline(served.trace)
+    numbers = [text for text in figure.findobj(Text) if text.get_text().isdecimal() and text.get_fontsize() == 6.5]
+    inside = [int(text.get_text()) for text in numbers if text.get_color() == sheet.INK]
+    assert sum(inside) == served.trace.counts()["num_kept"]
+
+
+def test_a_timeline_of_some_steps_shows_those_only(served):
+    figure = plots.timeline(served.trace, first=2, last=4)
+    shown = {int(mark.split(":")[1]) for kind in ("round", "both", "prefill", "wait") for mark in marks(figure, kind)}
+    assert shown == {2, 3, 4}
+    assert texts(plots.timeline(served.trace, first=10_000)) == ["no request in these steps"]

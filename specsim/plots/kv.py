@@ -1,0 +1,202 @@
+"""Where the KV of a round lies, and what commit moves."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from specsim.config import SpecConfig
+from specsim.phases import Batch, Verdict, VerifyInput
+from specsim.plots.sheet import (
+    ACCEPTED,
+    EM,
+    FAINT,
+    INK,
+    KINDS,
+    SPARE,
+    TREE,
+    WIDTH,
+    Axes,
+    Decode,
+    Picture,
+    draw_cell,
+    draw_legend,
+    draw_text,
+    new_sheet,
+    shown,
+)
+from specsim.plots.token_tree import path_of
+from specsim.pool import KVPool, lane_columns, tail_columns
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What a slot of the pools holds: the table row that owns it (-1: free), its logical column, and a short label."""
+
+    kind: str
+    row: int = -1
+    column: int = -1
+    label: str = ""
+
+
+def slots(
+    pools: KVPool,
+    batch: Batch,
+    config: SpecConfig,
+    verify_input: VerifyInput | None = None,
+    verdict: Verdict | None = None,
+    committed: bool = True,
+) -> list[Slot]:
+    """Every slot of the pools in a round of `batch`, whose seq_lens are those before the round.
+
+    Without a tree: the draft lanes. With a tree: its nodes. With a verdict: the accepted nodes where the commit puts
+    them, or (committed=False) where verify wrote them.
+    """
+    found, table = [Slot("free")] * pools.target.keys.shape[1], pools.req_to_token.tolist()
+    for row, columns in enumerate(table):
+        for column, slot in enumerate(columns):
+            if slot >= 0:
+                found[slot] = Slot("spare", row, column)
+    for request, (row, length) in enumerate(batch.rows_and_lens):
+        kinds = dict.fromkeys(range(length), ("committed", ""))
+        if verify_input is None:
+            kinds = _lanes(length, config) | kinds
+        else:
+            kinds |= _nodes(verify_input, verdict, request, length, committed)
+        for column, (kind, label) in kinds.items():
+            if table[row][column] >= 0:
+                found[table[row][column]] = Slot(kind, row, column, label)
+    return found
+
+
+def _lanes(length: int, config: SpecConfig) -> dict[int, tuple[str, str]]:
+    kinds = {}
+    for lane, (tail, steps) in enumerate(
+        zip(tail_columns(length, config).tolist(), lane_columns(length, config).tolist(), strict=True)
+    ):
+        kinds |= {column: ("tail", str(lane)) for column in tail}
+        kinds |= {column: ("lane", f"{lane}.{step}") for step, column in enumerate(steps)}
+    return kinds
+
+
+def _nodes(
+    verify_input: VerifyInput, verdict: Verdict | None, request: int, length: int, committed: bool
+) -> dict[int, tuple[str, str]]:
+    locations = verify_input.cache_locations.view_as(verify_input.draft_tokens)[request].tolist()
+    path = path_of(verdict, request, len(locations))
+    if verdict is not None and committed:
+        return {length + depth: ("accepted", str(node)) for depth, node in enumerate(path)}
+    live = [node for node, slot in enumerate(locations) if slot >= 0]
+    return {length + node: ("accepted" if node in path else "tree", str(node)) for node in live}
+
+
+def kv_pages(
+    pools: KVPool,
+    batch: Batch,
+    config: SpecConfig,
+    verify_input: VerifyInput | None = None,
+    verdict: Verdict | None = None,
+    committed: bool = True,
+) -> Picture:
+    """Map of the pools, slot after slot, pages apart: owner above, logical column in the cell, and under it the node
+    or the lane that the slot serves. The arguments are those of `slots`.
+    """
+    found, page, cell, gap = slots(pools, batch, config, verify_input, verdict, committed), pools.page_size, 0.26, 0.06
+    per_line = min(page, 32) if page > 16 else 32 // page * page
+    lines = [list(range(start, min(start + per_line, len(found)))) for start in range(0, len(found), per_line)]
+    names = dict(zip(batch.req_pool_indices.tolist(), batch.request_ids.tolist(), strict=True))
+    pieces = list(_elided(lines, found, names))
+    heights = [0.28 if isinstance(piece, str) else 0.62 for piece in pieces]
+    figure, axes = new_sheet(WIDTH, 0.95 + sum(heights) + 0.42)
+    title = "the draft lanes" if verify_input is None else "the tree, before the commit"
+    if verdict is not None and committed:
+        title = "after the commit"
+    draw_text(axes, 0.2, 0.22, f"page_size {page}: {title}", 9.5, weight="bold")
+    scratch = "lane.step" if verify_input is None else "tree node"
+    draw_text(axes, 0.2, 0.46, f"in a cell: logical column, and below it the {scratch} that the slot serves", 7, FAINT)
+    draw_text(axes, 0.2, 0.72, "slot", 6.5, FAINT)
+    y = 0.75
+    for piece, height in zip(pieces, heights, strict=True):
+        if isinstance(piece, str):
+            draw_text(axes, 0.7, y + 0.1, piece, 7, FAINT)
+        else:
+            draw_text(axes, 0.2, y + 0.35, str(piece[0]), 7, FAINT)
+            _pages_line(axes, [(slot, found[slot]) for slot in piece], y, names, (cell, gap, page))
+        y += height
+    present = {slot.kind for slot in found}
+    draw_legend(axes, y + 0.2, [look for kind, look in KINDS.items() if kind in present])
+    return figure
+
+
+def _owner(row: int, names: dict[int, int]) -> str:
+    return f"request {names[row]}" if row in names else f"row {row}"
+
+
+def _elided(lines: list[list[int]], found: list[Slot], names: dict[int, int]) -> Iterator[list[int] | str]:
+    """The lines; those in which nothing is in use, and three and more of one prefix, become a sentence."""
+
+    def same(line: list[int]) -> object:
+        kinds = {(found[slot].kind, found[slot].row) for slot in line}
+        quiet = len(kinds) == 1 and next(iter(kinds))[0] in ("free", "committed", "spare")
+        return next(iter(kinds)) if quiet else line[0]
+
+    for key, run in groupby(lines, same):
+        run = list(run)
+        if not isinstance(key, tuple) or (key[0] == "committed" and len(run) < 3):
+            yield from run
+        else:
+            owner = "" if key[1] < 0 else f"{_owner(key[1], names)}, "
+            yield f"slots {run[0][0]}…{run[-1][-1]}: {owner}{KINDS[key[0]].meaning}"
+
+
+def _pages_line(axes: Axes, line, y: float, names: dict[int, int], sizes: tuple[float, float, int]) -> None:
+    cell, gap, page = sizes
+    first = line[0][0]
+    gap = gap if page > 1 else 0
+    lefts = {slot: 0.7 + (slot - first) * cell + (slot // page - first // page) * gap for slot, _ in line}
+    for row, run in groupby(line, lambda each: each[1].row):
+        run = [slot for slot, _ in run]
+        if row >= 0:
+            name, right = _owner(row, names), lefts[run[-1]] + cell
+            axes.plot((lefts[run[0]], right - 0.05), (y + 0.14, y + 0.14), color=INK, linewidth=1.2, gid=f"owner:{row}")
+            if len(name) * 6.5 * EM <= right - lefts[run[0]]:
+                draw_text(axes, lefts[run[0]], y + 0.06, name, 6.5)
+    for slot, held in line:
+        draw_cell(axes, lefts[slot], y + 0.18, cell, 0.34, KINDS[held.kind], f"slot:{slot}:{held.kind}")
+        middle = lefts[slot] + cell / 2
+        if held.kind != "free":
+            draw_text(axes, middle, y + 0.265, str(held.column), 5.5, FAINT, ha="center")
+            weight = "bold" if held.kind == "accepted" else "normal"
+            draw_text(axes, middle, y + 0.42, held.label, 7 if len(held.label) < 4 else 5.5, ha="center", weight=weight)
+
+
+def kv_move(verify_input: VerifyInput, verdict: Verdict, decode: Decode, request: int = 0) -> Picture:
+    """The commit of one request: above, the tree's nodes in columns L…L+N-1; below, the accepted path in L…L+n."""
+    tokens, num_nodes = verify_input.draft_tokens[request].tolist(), verify_input.draft_tokens.shape[1]
+    length = int(verify_input.positions[request * num_nodes])
+    locations = verify_input.cache_locations.view(-1, num_nodes)[request].tolist()
+    path, cell, left = path_of(verdict, request, num_nodes), min(0.6, max(0.27, 8.2 / num_nodes)), 1.35
+    texts = [shown(decode([token])) for token in tokens]
+    above = 0.62 + max(map(len, texts)) * 7.5 * EM
+    below, width = above + 1.15, max(left + num_nodes * cell + 0.3, 6.4)
+    figure, axes = new_sheet(width, below + 1.15)
+    title = f"request {request}: the accepted path moves to columns {length}…{length + len(path) - 1}"
+    draw_text(axes, 0.2, 0.22, title, 9.5, weight="bold")
+    for y, name in ((above + 0.2, "verify wrote"), (below + 0.2, "after commit"), (below + 0.5, "column")):
+        draw_text(axes, 0.2, y, name, 7, FAINT)
+    draw_text(axes, 0.2, below + 0.66, "slot", 7, FAINT)
+    for node, (text, slot) in enumerate(zip(texts, locations, strict=True)):
+        x, middle = left + node * cell, left + (node + 0.5) * cell
+        draw_cell(axes, x, above, cell, 0.4, ACCEPTED if node in path else TREE, f"before:{node}")
+        draw_text(axes, middle, above + 0.2, str(node), 8, ha="center", weight="bold" if node in path else "normal")
+        draw_text(axes, middle, above - 0.06, text, 7.5, ha="center", va="bottom", rotation=90)
+        moved = path[node : node + 1]
+        draw_cell(axes, x, below, cell, 0.4, ACCEPTED if moved else SPARE, f"after:{node}")
+        draw_text(axes, middle, below + 0.2, "".join(map(str, moved)), 8, ha="center", weight="bold")
+        draw_text(axes, middle, below + 0.5, str(length + node), 6, FAINT, ha="center")
+        draw_text(axes, middle, below + 0.66, str(slot), 6, FAINT, ha="center")
+    for depth, node in enumerate(path):
+        ends = {"xy": (left + (depth + 0.5) * cell, below - 0.02), "xytext": (left + (node + 0.5) * cell, above + 0.42)}
+        arrow = {"arrowstyle": "-|>", "color": ACCEPTED.edge, "linewidth": 1.6, "shrinkA": 0, "shrinkB": 0}
+        axes.annotate("", **ends, arrowprops=arrow, gid=f"move:{node}-{depth}")
+    draw_legend(axes, below + 0.95, [ACCEPTED, TREE, SPARE], room=width)
+    return figure

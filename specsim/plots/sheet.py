@@ -1,0 +1,130 @@
+"""What pictures are drawn with: a sheet in inches, boxes and cells with a look, text, a legend.
+
+Every artist that stands for something carries it in its gid (`node:3`, `edge:0-3`, `slot:17:tree`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from itertools import groupby
+
+try:
+    from matplotlib.axes import Axes
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+    from matplotlib.patches import FancyBboxPatch, Rectangle
+except ImportError as error:
+    raise ImportError("specsim.plots needs matplotlib: pip install 'specsim[notebooks]'") from error
+
+FONT = "DejaVu Sans Mono"
+EM = 0.602 / 72  # width of a character, in inches a point of size
+WIDTH = 10.0
+INK, FAINT = "#1A1A1A", "#6E6E6E"
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a kind of thing is drawn; told apart without colour by its border."""
+
+    meaning: str
+    face: str
+    edge: str
+    width: float = 0.8
+    dashed: bool = False
+
+
+# Hues of Okabe and Ito: told apart with any colour vision.
+ACCEPTED = Look("accepted", "#BFE5D8", "#00664B", 2.0)
+DRAFT = Look("draft", "#FFFFFF", "#8A8A8A")
+BONUS = Look("bonus: the target's own next token", "#FBE0B0", "#A35F00", 2.0, dashed=True)
+PREFIX = Look("committed prefix", "#CBE3F3", "#0072B2")
+ANCESTOR = Look("ancestor", "#0072B2", "#0072B2")
+ITSELF = Look("itself", "#F0C24B", "#7A4F00", 1.4)
+TREE = Look("tree node", "#FFFFFF", "#8A8A8A")
+LANE = Look("draft lane k, step s", "#F3D9E7", "#A2487D")
+TAIL = Look("copy of the prefix's tail", "#FBF1F6", "#A2487D", dashed=True)
+SPARE = Look("owned, not in use", "#F1F1F1", "#C4C4C4")
+FREE = Look("free", "#FFFFFF", "#DDDDDD")
+KINDS = {
+    "committed": PREFIX,
+    "accepted": ACCEPTED,
+    "tree": TREE,
+    "lane": LANE,
+    "tail": TAIL,
+    "spare": SPARE,
+    "free": FREE,
+}
+
+
+class Picture(Figure):
+    """A figure that a notebook shows by itself, without pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        file = BytesIO()
+        self.savefig(file, format="png", dpi=100, pil_kwargs={"optimize": True})
+        return file.getvalue()
+
+
+def new_sheet(width: float, height: float) -> tuple[Picture, Axes]:
+    """Axes over the whole figure in inches, y downwards."""
+    figure = Picture(figsize=(width, height), facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, width), ylim=(height, 0))
+    axes.axis("off")
+    return figure, axes
+
+
+def draw_text(axes: Axes, x: float, y: float, text: str, size: float = 8, color: str = INK, **options) -> None:
+    """Text as it is: a dollar sign starts no formula."""
+    options = {"va": "center", "family": FONT, "parse_math": False} | options
+    axes.text(x, y, text, fontsize=size, color=color, **options)
+
+
+def draw_box(axes: Axes, x: float, y: float, width: float, height: float, look: Look, gid: str) -> None:
+    """A box with round corners; x, y: its upper left corner, in inches."""
+    shape = FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0,rounding_size=0.05")
+    axes.add_patch(_dress(shape, look, gid))
+
+
+def draw_cell(axes: Axes, x: float, y: float, width: float, height: float, look: Look, gid: str) -> None:
+    """A box of a table or a row, with square corners."""
+    axes.add_patch(_dress(Rectangle((x, y), width, height), look, gid))
+
+
+def _dress(shape, look: Look, gid: str):
+    style = (0, (2.5, 1.5)) if look.dashed else "solid"
+    shape.set(facecolor=look.face, edgecolor=look.edge, linewidth=look.width, linestyle=style, gid=gid)
+    shape.set_zorder(1 + look.width / 10)  # a thin border never covers a thick one
+    return shape
+
+
+def draw_legend(axes: Axes, y: float, looks: Sequence[Look], left: float = 0.2, room: float = WIDTH) -> None:
+    """Swatches and what they mean; goes on in a next line where the room ends."""
+    x = left
+    for look in looks:
+        length = 0.32 + len(look.meaning) * 7 * EM
+        if x > left and x + length > room:
+            x, y = left, y + 0.22
+        draw_cell(axes, x, y - 0.06, 0.2, 0.12, look, "legend")
+        draw_text(axes, x + 0.27, y, look.meaning, 7, FAINT)
+        x += length + 0.2
+
+
+def shown(text: str, most: int = 14) -> str:
+    """A token as a picture shows it: blanks visible, no longer than `most`, only characters that the font has."""
+    font = get_font(findfont(FontProperties(family=FONT)))
+    pieces = []
+    for character, run in groupby(text):
+        count = len(list(run))
+        if character == " ":
+            pieces.append("␣" * count if count < 4 else f"␣×{count}")
+        elif character.isprintable() and font.get_char_index(ord(character)):
+            pieces.append(character * count)
+        else:
+            pieces.append(ascii(character)[1:-1] * count)
+    whole = "".join(pieces)
+    return whole if len(whole) <= most else whole[: most - 1] + "…"

@@ -1,0 +1,149 @@
+"""The token tree of a round and its mask."""
+
+from collections.abc import Sequence
+
+from specsim.phases import Verdict, VerifyInput
+from specsim.plots.sheet import (
+    ACCEPTED,
+    ANCESTOR,
+    BONUS,
+    DRAFT,
+    EM,
+    FAINT,
+    FREE,
+    ITSELF,
+    PREFIX,
+    Axes,
+    Decode,
+    Look,
+    Picture,
+    draw_box,
+    draw_cell,
+    draw_legend,
+    draw_text,
+    new_sheet,
+    shown,
+)
+
+
+def _depths(parents: Sequence[int]) -> list[int]:
+    depths = [0]
+    for parent in parents[1:]:
+        depths.append(depths[parent] + 1)
+    return depths
+
+
+def _places(parents: Sequence[int]) -> list[float]:
+    """Row of every node: leaves one below the other in the order of a walk, a parent midway between its children."""
+    children = [[node for node, parent in enumerate(parents) if parent == this] for this in range(len(parents))]
+    rows, ahead, leaves = [0.0] * len(parents), [0], 0
+    while ahead:
+        node = ahead.pop()
+        ahead.extend(reversed(children[node]))
+        if not children[node]:
+            rows[node], leaves = leaves, leaves + 1
+    for node in reversed(range(len(parents))):
+        if children[node]:
+            rows[node] = (rows[children[node][0]] + rows[children[node][-1]]) / 2
+    return rows
+
+
+def path_of(verdict: Verdict | None, request: int, num_nodes: int) -> list[int]:
+    """Accepted nodes of a request, root first; none without a verdict."""
+    if verdict is None:
+        return []
+    count = int(verdict.num_accepted_tokens[request])
+    return [node - request * num_nodes for node in verdict.accept_index[request, :count].tolist()]
+
+
+def tree(verify_input: VerifyInput, verdict: Verdict | None, decode: Decode, request: int = 0) -> Picture:
+    """The token tree, root on the left: node number, token and score in a box, the accepted path and its bonus marked.
+
+    decode: token ids to text. The score is the drafter's, of the whole path down to the node.
+    """
+    parents, scores = verify_input.parents[request].tolist(), verify_input.scores[request].tolist()
+    tokens, num_nodes = verify_input.draft_tokens[request].tolist(), len(parents)
+    path = path_of(verdict, request, num_nodes)
+    if path:  # the bonus token as one more node
+        tokens.append(int(verdict.predict[request * num_nodes + path[-1]]))
+        parents, scores, path = [*parents, path[-1]], [*scores, None], [*path, num_nodes]
+    depths, rows = _depths(parents), _places(parents)
+    texts = [shown(decode([token]), 14 if max(depths) <= 6 else 9) for token in tokens]
+    lefts, rights = _levels(depths, texts)
+    top, pitch, width = 1.0, 0.34, max(rights[-1] + 0.2, 6.4)
+    bottom = top + (max(rows) + 1) * pitch
+    figure, axes = new_sheet(width, bottom + 0.5)
+    _tree_head(axes, verify_input, verdict, request, lefts)
+    for node, (parent, depth) in enumerate(zip(parents, depths, strict=True)):
+        look = BONUS if node == num_nodes else ACCEPTED if node in path else DRAFT
+        x, y = lefts[depth], top + rows[node] * pitch + 0.14
+        if parent >= 0:
+            start = rights[depth - 1], top + rows[parent] * pitch + 0.14
+            _edge(axes, start, (x, y), look, f"edge:{parent}-{node}")
+        draw_box(axes, x, y - 0.13, rights[depth] - x, 0.26, look, "bonus" if look is BONUS else f"node:{node}")
+        draw_text(axes, x + 0.32, y, texts[node], 9, weight="bold" if node in path else "normal")
+        if look is not BONUS:
+            draw_text(axes, x + 0.06, y, str(node), 6.5, FAINT)
+            draw_text(axes, rights[depth] - 0.06, y, f"{max(scores[node], -99):.3f}", 6.5, FAINT, ha="right")
+    draw_legend(axes, bottom + 0.22, [ACCEPTED, DRAFT, BONUS] if path else [DRAFT], room=width)
+    return figure
+
+
+def _levels(depths: list[int], texts: list[str]) -> tuple[list[float], list[float]]:
+    """Left and right edge of the boxes of every depth, wide enough for its longest text."""
+    lefts, rights = [], []
+    for depth in range(max(depths) + 1):
+        length = max(len(text) for text, own in zip(texts, depths, strict=True) if own == depth)
+        lefts.append(rights[-1] + 0.34 if rights else 0.2)
+        rights.append(lefts[-1] + max(length * 9 * EM + 0.88, 0.95))
+    return lefts, rights
+
+
+def _tree_head(axes: Axes, verify_input: VerifyInput, verdict: Verdict | None, request: int, lefts) -> None:
+    num_nodes = verify_input.draft_tokens.shape[1]
+    title = f"request {request}: a tree of {num_nodes} nodes"
+    if verdict is not None:
+        drafts, tokens = int(verdict.num_accepted_drafts[request]), int(verdict.num_accepted_tokens[request])
+        title += f", num_accepted_drafts {drafts}, num_accepted_tokens {tokens}"
+    draw_text(axes, 0.2, 0.22, title, 9.5, weight="bold")
+    draw_text(axes, 0.2, 0.46, "in a box: node, token, score (the drafter's, of the path from the root)", 7, FAINT)
+    root = int(verify_input.positions[request * num_nodes])
+    for depth, x in enumerate(lefts):
+        draw_text(axes, x, 0.78, f"position {root + depth}", 6.5, FAINT)
+
+
+def _edge(axes: Axes, start: tuple[float, float], end: tuple[float, float], look: Look, gid: str) -> None:
+    middle, style = end[0] - 0.2, (0, (2.5, 1.5)) if look.dashed else "solid"
+    line = {"color": look.edge, "linewidth": look.width, "linestyle": style, "zorder": 0.5 + look.width / 10}
+    axes.plot((start[0], middle, middle, end[0]), (start[1], start[1], end[1], end[1]), gid=gid, **line)
+
+
+def mask(verify_input: VerifyInput, request: int = 0, decode: Decode | None = None) -> Picture:
+    """Who sees whom in verify: a row for each node, a column for each key; the prefix is drawn as one."""
+    mask_NN, tokens = verify_input.mask[request].tolist(), verify_input.draft_tokens[request].tolist()
+    num_nodes = len(tokens)
+    positions = verify_input.positions.view(-1, num_nodes)[request].tolist()
+    length, cell = positions[0], min(0.32, max(0.17, 7.0 / num_nodes))
+    texts = [shown(decode([token])) for token in tokens] if decode else [""] * num_nodes
+    label = max(map(len, texts)) * 8 * EM
+    left, top, prefix = 0.55 + label, 0.95, 1.25
+    first, side = left + prefix + 0.1, num_nodes * cell
+    width = max(first + side + 0.8, 6.4)
+    figure, axes = new_sheet(width, top + side + 0.5)
+    draw_text(axes, 0.2, 0.22, f"request {request}: what each of {num_nodes} rows sees", 9.5, weight="bold")
+    nodes = f"the nodes in columns {length}…{length + num_nodes - 1}"
+    draw_text(axes, 0.2, 0.46, f"down: nodes; across: the prefix as one, then {nodes}", 7, FAINT)
+    draw_text(axes, left + prefix / 2, top - 0.12, f"columns 0…{length - 1}", 6.5, FAINT, ha="center")
+    draw_text(axes, first + side + 0.06, top - 0.12, "position", 6.5, FAINT)
+    for row, (sees, text) in enumerate(zip(mask_NN, texts, strict=True)):
+        y = top + row * cell
+        draw_text(axes, 0.2, y + cell / 2, text, 8)
+        draw_text(axes, left - 0.06, y + cell / 2, str(row), 6.5, FAINT, ha="right")
+        draw_text(axes, first + row * cell + cell / 2, top - 0.12, str(row), 6.5, FAINT, ha="center")
+        draw_text(axes, first + side + 0.1, y + cell / 2, str(positions[row]), 6.5, FAINT)
+        draw_cell(axes, left, y, prefix, cell, PREFIX, f"prefix:{row}")
+        for column, visible in enumerate(sees):
+            look, gid = (ITSELF if row == column else ANCESTOR, "sees") if visible else (FREE, "hidden")
+            draw_cell(axes, first + column * cell, y, cell, cell, look, f"{gid}:{row}-{column}")
+    draw_legend(axes, top + side + 0.25, [PREFIX, ANCESTOR, ITSELF], room=width)
+    return figure
