@@ -8,7 +8,7 @@ ARGS ?=
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help demo test lint format notebooks clean
+.PHONY: help demo test soak lint format notebooks clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -22,6 +22,9 @@ test: export OMP_NUM_THREADS := 1
 test: export MKL_NUM_THREADS := 1
 test: $(INSTALLED) ## every test, on every core; make test ARGS="-k tree" for some of them
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+soak: $(INSTALLED) ## 10,000 requests served in random ways, each compared with the same request alone
+	$(BIN)/specsim soak $(ARGS)
 
 lint: $(INSTALLED) ## ruff's rules and its format
 	$(BIN)/ruff check .

@@ -1,23 +1,21 @@
-"""The command line: specsim demo, generate, accept, diff."""
+"""The command line: specsim demo, generate, run, soak, accept, diff."""
 
-import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
+from contextlib import ExitStack
+from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
-from specsim.config import InputError, SamplingParams, SpecConfig
+from specsim import options
+from specsim.config import InputError, SamplingParams, ServingConfig, SpecConfig
 
 DEMO_PROMPTS = 6
-_TREE, _GREEDY = SpecConfig(), SamplingParams()
-_SPECULATION = ("topk", "num_steps", "num_draft_tokens", "draft_kv", "extend", "release")
-_DTYPES = ("float32", "float64", "bfloat16", "float16")
-_Settings = TypeVar("_Settings", SpecConfig, SamplingParams)
+_TREE, _GREEDY, _SERVING = SpecConfig(), SamplingParams(), ServingConfig()
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -91,25 +89,19 @@ def demo() -> None:
 
 @app.command()
 def generate(
-    impl: Annotated[str, typer.Option(help="Which column runs.", metavar="reference|fast")] = "reference",
-    drafter: Annotated[
-        str | None,
-        typer.Option(help="Who drafts.", metavar="eagle|eagle3|none", show_default="eagle3, or --draft's kind"),
-    ] = None,
-    topk: Annotated[int, typer.Option(help="Drafts kept at each step; 1 is a chain.")] = _TREE.topk,
-    num_steps: Annotated[int, typer.Option(help="Depth of the tree.")] = _TREE.num_steps,
-    num_draft_tokens: Annotated[int, typer.Option(help="Nodes of the tree, root too.")] = _TREE.num_draft_tokens,
-    page_size: Annotated[int, typer.Option(help="Slots of a KV page.")] = _TREE.page_size,
-    draft_kv: Annotated[str, typer.Option(help="Whose KV a draft sees.", metavar="lane|ancestor")] = _TREE.draft_kv,
-    extend: Annotated[str, typer.Option(help="Rows of draft-extend.", metavar="fixed|ragged")] = _TREE.extend,
-    release: Annotated[str, typer.Option(help="When slots are freed.", metavar="finish|round")] = _TREE.release,
-    max_len: Annotated[int | None, typer.Option(help="Most tokens with prompt.", show_default="the target's")] = None,
-    target: Annotated[str | None, typer.Option(help="Folder or hub id.", show_default="the shipped one")] = None,
-    draft: Annotated[str | None, typer.Option(help="Folder or hub id.", show_default="the shipped one")] = None,
-    draft_field: Annotated[
-        list[str] | None,
-        typer.Option(help="A field of the drafter's config.json, which it lacks or has wrong.", metavar="NAME=JSON"),
-    ] = None,
+    impl: options.Impl = "reference",
+    drafter: options.Drafter = None,
+    topk: options.Topk = _TREE.topk,
+    num_steps: options.NumSteps = _TREE.num_steps,
+    num_draft_tokens: options.NumDraftTokens = _TREE.num_draft_tokens,
+    page_size: options.PageSize = _TREE.page_size,
+    draft_kv: options.DraftKV = _TREE.draft_kv,
+    extend: options.Extend = _TREE.extend,
+    release: options.Release = _TREE.release,
+    max_len: options.MaxLen = None,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    draft_field: options.DraftField = None,
     prompt: Annotated[str | None, typer.Option(help="Text to continue.", show_default="a shipped one")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="UTF-8 file to continue, one text.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to add.")] = _GREEDY.max_new_tokens,
@@ -121,53 +113,180 @@ def generate(
     presence_penalty: Annotated[float, typer.Option(help="From -2 to 2.")] = _GREEDY.presence_penalty,
     frequency_penalty: Annotated[float, typer.Option(help="From -2 to 2.")] = _GREEDY.frequency_penalty,
     seed: Annotated[int, typer.Option(help="Names the random stream, 0 to 2^64 - 1.")] = _GREEDY.seed,
-    dtype: Annotated[str, typer.Option(help="Of weights and KV.", metavar="|".join(_DTYPES))] = "float32",
-    device: Annotated[
-        str | None, typer.Option(help="Of the fast column.", metavar="cpu|cuda", show_default="a GPU if there is one")
-    ] = None,
-    graph: Annotated[
-        str | None,
-        typer.Option(
-            help="What the fast column replays.",
-            metavar="eager|step|phase|round",
-            show_default="round, or phase with --release round",
-        ),
-    ] = None,
-    bucket: Annotated[
-        int | None, typer.Option(help="Requests its buffers hold.", show_default="the next power of two")
-    ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,
+    dtype: options.Dtype = "float32",
+    device: options.Device = None,
+    graph: options.Graph = None,
+    bucket: options.Bucket = None,
+    json_file: options.JsonFile = None,
 ) -> None:
     """Continue a text, and show what speculation made of it."""
-    options = locals()
-    config, sampling = _speculation(options), _pick(SamplingParams, options)
-    if dtype not in _DTYPES:
-        raise InputError("dtype", dtype, " or ".join(_DTYPES))
-    text = _read_prompt(prompt, prompt_file)
-    _generate(options, text, config, sampling)
+    given = locals()
+    config, sampling = options.speculation(given), options.pick(SamplingParams, given)
+    column, text = options.column(given), _read_prompt(prompt, prompt_file)
+    _generate(given, text, config, sampling, column)
 
 
-def _generate(options: dict[str, Any], text: str, config: SpecConfig, sampling: SamplingParams) -> None:
-    import torch
-
+def _generate(
+    given: dict[str, Any], text: str, config: SpecConfig, sampling: SamplingParams, column: dict[str, Any]
+) -> None:
     from specsim.checkpoint import load
     from specsim.display import metrics_rows, print_table, stdout_console
     from specsim.generation import generate
     from specsim.json_file import check_writable, write_json
 
-    check_writable(options["json_file"])
-    draft_fields = dict(map(_field, options["draft_field"] or ()))
-    pair = load(options["target"], options["draft"], options["drafter"], draft_fields)
-    dtype = getattr(torch, options["dtype"])
-    column = {name: options[name] for name in ("impl", "device", "graph", "bucket")}
-    generation = generate(pair, text, config, sampling, dtype=dtype, progress=True, **column)
+    check_writable(given["json_file"])
+    pair = load(given["target"], given["draft"], given["drafter"], options.draft_fields(given))
+    generation = generate(pair, text, config, sampling, progress=True, **column)
     console = stdout_console()
     try:
         console.out(generation.outputs[0].text, highlight=False)
         console.print()
         print_table(console, (), [("pair", pair.name), *metrics_rows(generation)])
     finally:  # neither a closed terminal nor a full disk costs the other its result
-        write_json(options["json_file"], generation.to_json())
+        write_json(given["json_file"], generation.to_json())
+
+
+@app.command()
+def run(
+    requests: Annotated[
+        Path | None, typer.Option(help="JSON lines, a request a line.", show_default="the shipped ones")
+    ] = None,
+    skip_bad_lines: Annotated[
+        bool, typer.Option("--skip-bad-lines", help="Tell bad lines, and run the others.")
+    ] = False,
+    schedule: Annotated[
+        str, typer.Option(help="Results are read in their step, or one later.", metavar="sync|overlap")
+    ] = _SERVING.schedule,
+    max_running: Annotated[int, typer.Option(help="Most requests at a time.")] = _SERVING.max_running,
+    slots: Annotated[int, typer.Option(help="KV slots of the pool.")] = _SERVING.num_slots,
+    chunk_tokens: Annotated[
+        int | None, typer.Option(help="Most prompt tokens a step prefills.", show_default="no limit")
+    ] = _SERVING.chunk_tokens,
+    prefix_cache: Annotated[bool, typer.Option(help="Keep KV for equal prefixes.")] = _SERVING.prefix_cache,
+    retraction: Annotated[
+        str, typer.Option(help="Who gives way when slots run out.", metavar="latest|shortest|longest")
+    ] = _SERVING.retraction,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare", help="Both schedules, prefix cache off and on: exit status 1 unless each request is as alone."
+        ),
+    ] = False,
+    impl: options.Impl = "reference",
+    drafter: options.Drafter = None,
+    topk: options.Topk = _TREE.topk,
+    num_steps: options.NumSteps = _TREE.num_steps,
+    num_draft_tokens: options.NumDraftTokens = _TREE.num_draft_tokens,
+    page_size: options.PageSize = _TREE.page_size,
+    draft_kv: options.DraftKV = _TREE.draft_kv,
+    extend: options.Extend = _TREE.extend,
+    release: options.Release = _TREE.release,
+    max_len: options.MaxLen = None,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    draft_field: options.DraftField = None,
+    dtype: options.Dtype = "float32",
+    device: options.Device = None,
+    graph: options.Graph = None,
+    bucket: options.Bucket = None,
+    json_file: options.JsonFile = None,
+    trace: Annotated[Path | None, typer.Option(help="Write what happened, step by step, as Parquet.")] = None,
+) -> None:
+    """Serve a file of requests that come and go, and show what came of each.
+
+    Try: specsim run --slots 896 --chunk-tokens 24 --compare
+    """
+    given = locals()
+    config = options.speculation(given)
+    serving = options.pick(ServingConfig, given | {"num_slots": slots})
+    _run(given, config, serving, options.column(given))
+
+
+def _run(given: dict[str, Any], config: SpecConfig, serving: ServingConfig, column: dict[str, Any]) -> None:
+    from specsim.checkpoint import load
+    from specsim.display import stdout_console
+    from specsim.generation import load_engine
+    from specsim.json_file import check_writable, write_json
+    from specsim.serving import serve
+    from specsim.ways import compare
+    from specsim.workload import read_requests
+    from specsim.zoo import REQUESTS
+
+    check_writable(given["json_file"])
+    _check_run(given)
+    pair = load(given["target"], given["draft"], given["drafter"], options.draft_fields(given))
+    engine = load_engine(pair, config, **column)
+    if given["bucket"] is not None and given["bucket"] < serving.max_running:
+        raise InputError("bucket", given["bucket"], f"at least max_running, {serving.max_running}")
+    read = partial(read_requests, given["requests"] or REQUESTS, pair, engine.config.max_len, given["skip_bad_lines"])
+    if given["compare"]:
+        result = compare(pair, engine, read, serving, progress=True, **column)
+    else:
+        workload = read()
+        result = serve(engine, workload.requests, serving, skipped=workload.skipped, progress=True)
+    made = {"pair": pair.name} | {name: given[name] for name in ("impl", "dtype", "device", "graph", "bucket")}
+    with ExitStack() as after:  # no output that fails costs the others their result
+        after.callback(write_json, given["json_file"], made | result.to_json())
+        if given["trace"] is not None:
+            after.callback(result.trace.write_parquet, given["trace"])
+        result.show(stdout_console())
+    if given["compare"] and not result.is_equal:
+        raise typer.Exit(1)
+
+
+def _check_run(given: dict[str, Any]) -> None:
+    """What can be known before a long run: options that exclude each other, and whether a trace can be written."""
+    from specsim.json_file import check_writable
+    from specsim.trace import Trace
+
+    trace = given["trace"]
+    if given["compare"]:
+        for name, only in (("schedule", _SERVING.schedule), ("prefix_cache", _SERVING.prefix_cache), ("trace", None)):
+            if given[name] != only:
+                raise InputError(name, str(given[name]), f"only {only}, the default, with --compare")
+    if trace is None:
+        return
+    if given["json_file"] is not None and os.path.realpath(trace) == os.path.realpath(given["json_file"]):
+        raise InputError("trace", str(trace), "another file than --json's")
+    Trace().write_parquet(os.devnull)
+    try:
+        check_writable(trace)
+    except InputError as error:
+        raise InputError("trace", error.value, error.allowed) from error
+
+
+@app.command()
+def soak(
+    requests: Annotated[int, typer.Option(help="How many at least.")] = 10_000,
+    seed: Annotated[int, typer.Option(help="Names the programs.")] = 0,
+    impl: options.Impl = "reference",
+    device: options.Device = None,
+    graph: Annotated[
+        str | None,
+        typer.Option(
+            help="What the fast column replays.",
+            metavar="eager|step|phase|round",
+            show_default="another from program to program",
+        ),
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Processes that share the programs.")] = 2,
+    program: Annotated[str | None, typer.Option(help="Only this one, as a failure names it.")] = None,
+    json_file: options.JsonFile = None,
+) -> None:
+    """Serve requests in random programs, each compared with itself alone (exit status 1: not equal)."""
+    from specsim.display import stdout_console
+    from specsim.json_file import check_writable, write_json
+    from specsim.soak import soak
+
+    check_writable(json_file)
+    arguments = {"impl": impl, "device": device, "graph": graph, "jobs": jobs, "program": program}
+    result = soak(requests, seed, progress=True, **arguments)
+    try:
+        result.show(stdout_console())
+    finally:
+        write_json(json_file, result.to_json())
+    if not result.is_ok:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -213,13 +332,13 @@ def diff(
     family: Annotated[
         str, typer.Option(help="Whose layers.", metavar="llama|qwen3|mistral|noisy|twins|shipped")
     ] = "llama",
-    topk: Annotated[int, typer.Option(help="Drafts kept at each step; 1 is a chain.")] = _TREE.topk,
-    num_steps: Annotated[int, typer.Option(help="Depth of the tree.")] = _TREE.num_steps,
-    num_draft_tokens: Annotated[int, typer.Option(help="Nodes of the tree, root too.")] = _TREE.num_draft_tokens,
-    page_size: Annotated[int, typer.Option(help="Slots of a KV page.")] = _TREE.page_size,
-    draft_kv: Annotated[str, typer.Option(help="Whose KV a draft sees.", metavar="lane|ancestor")] = _TREE.draft_kv,
-    extend: Annotated[str, typer.Option(help="Rows of draft-extend.", metavar="fixed|ragged")] = _TREE.extend,
-    release: Annotated[str, typer.Option(help="When slots are freed.", metavar="finish|round")] = _TREE.release,
+    topk: options.Topk = _TREE.topk,
+    num_steps: options.NumSteps = _TREE.num_steps,
+    num_draft_tokens: options.NumDraftTokens = _TREE.num_draft_tokens,
+    page_size: options.PageSize = _TREE.page_size,
+    draft_kv: options.DraftKV = _TREE.draft_kv,
+    extend: options.Extend = _TREE.extend,
+    release: options.Release = _TREE.release,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = _GREEDY.temperature,
     batch: Annotated[int, typer.Option(help="Requests.")] = 3,
     graph: Annotated[str, typer.Option(help="What is replayed.", metavar="eager|step|phase|round")] = "eager",
@@ -240,7 +359,7 @@ def diff(
     _diff(locals())
 
 
-def _diff(options: dict[str, Any]) -> None:
+def _diff(given: dict[str, Any]) -> None:
     """A grid brings its own settings: with it only what says what to run where may be given."""
     from specsim import differential
     from specsim.differential.grids import one_cell
@@ -248,52 +367,27 @@ def _diff(options: dict[str, Any]) -> None:
     from specsim.display import stdout_console
     from specsim.json_file import check_writable
 
-    name, config = options["grid"], _pick(SpecConfig, options)
-    run = {key: options[key] for key in ("impl", "dtype", "device", "shard", "jobs", "resume", "json_file")}
+    name, config = given["grid"], options.pick(SpecConfig, given)
+    run = {key: given[key] for key in ("impl", "dtype", "device", "shard", "jobs", "resume", "json_file")}
     if name is not None:
         for key, parameter in signature(diff).parameters.items():
-            if key not in (*run, "grid", "cell") and options[key] != parameter.default:
-                raise InputError(key, options[key], f"{parameter.default}, the default, with a grid")
+            if key not in (*run, "grid", "cell") and given[key] != parameter.default:
+                raise InputError(key, given[key], f"{parameter.default}, the default, with a grid")
         cells = differential.grid(name)
-        if options["cell"] is not None:
-            name, cells = "one cell", tuple(each for each in cells if each.id == options["cell"])
+        if given["cell"] is not None:
+            name, cells = "one cell", tuple(each for each in cells if each.id == given["cell"])
             if not cells:
-                raise InputError("cell", options["cell"], f"the name of a cell of the grid {options['grid']}")
-    elif options["cell"] is not None:
-        raise InputError("cell", options["cell"], "a name together with the grid that the cell is of")
+                raise InputError("cell", given["cell"], f"the name of a cell of the grid {given['grid']}")
+    elif given["cell"] is not None:
+        raise InputError("cell", given["cell"], "a name together with the grid that the cell is of")
     else:
-        pair, mode = f"{options['drafter']}-{options['family']}", "free" if options["free"] else "lockstep"
-        cells = (one_cell(config, options["temperature"], pair, options["batch"], mode, options["graph"]),)
-    check_writable(options["json_file"])
+        pair, mode = f"{given['drafter']}-{given['family']}", "free" if given["free"] else "lockstep"
+        cells = (one_cell(config, given["temperature"], pair, given["batch"], mode, given["graph"]),)
+    check_writable(given["json_file"])
     result = differential.run_grid(name or "one cell", cells, progress=True, **run)
     show(result, stdout_console())
     if result.failures():
         raise typer.Exit(1)
-
-
-def _pick(settings: type[_Settings], options: dict[str, Any]) -> _Settings:
-    """Settings from the options of the same names."""
-    return settings(**{field.name: options[field.name] for field in fields(settings) if field.name in options})
-
-
-def _speculation(options: dict[str, Any]) -> SpecConfig:
-    if options["drafter"] != "none":
-        return _pick(SpecConfig, options)
-    for name in _SPECULATION:
-        if options[name] != getattr(_TREE, name):
-            raise InputError(name, options[name], f"only {getattr(_TREE, name)}, the default, with drafter none")
-    return SpecConfig.plain(options["page_size"], options["max_len"])
-
-
-def _field(assignment: str) -> tuple[str, Any]:
-    """NAME=JSON; a value that is no JSON stands for itself, so that words need no quotes."""
-    name, equals, value = assignment.partition("=")
-    if not name or not equals:
-        raise InputError("draft_field", assignment, "NAME=JSON, such as norm_before_residual=true")
-    try:
-        return name, json.loads(value)
-    except (ValueError, RecursionError):
-        return name, value
 
 
 def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:

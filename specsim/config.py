@@ -159,8 +159,11 @@ class ServingConfig:
     def __post_init__(self):
         for name, allowed in _SERVING_CHOICES.items():
             _require(getattr(self, name) in allowed, name, getattr(self, name), " or ".join(allowed))
-        for name in ("max_running", "num_slots", *(["chunk_tokens"] if self.chunk_tokens is not None else [])):
+        for name, most in (("max_running", 2**16), ("num_slots", 2**31 - 1)):
             _require_int(name, getattr(self, name), 1)
+            _require(getattr(self, name) <= most, name, getattr(self, name), f"an integer from 1 to {most}")
+        if self.chunk_tokens is not None:
+            _require_int("chunk_tokens", self.chunk_tokens, 1)
         _require(type(self.prefix_cache) is bool, "prefix_cache", self.prefix_cache, "True or False")
 
 

@@ -64,21 +64,32 @@ def by_position(rates: Sequence[float]) -> str:
     return " ".join(map(figure, rates)) or "-"
 
 
+def setting(config: Any) -> str:
+    """A specsim.SpecConfig in words."""
+    tree = f"topk {config.topk}, {config.num_steps} steps, {config.num_draft_tokens} draft tokens"
+    return "plain decoding" if config.is_plain else tree
+
+
+def acceptance_rows(acceptance: Any) -> list[tuple[str, str]]:
+    """The figures of a specsim.metrics.Acceptance, (name, value) each; none where nothing was drafted."""
+    if not (acceptance.rounds and acceptance.accepted_by_position):
+        return []
+    return [
+        ("accept length", f"{figure(acceptance.accept_length)} tokens a round, bonus included"),
+        ("accept rate", f"{figure(acceptance.accept_rate)} of the drafts proposed"),
+        ("accepted by position", f"{by_position(acceptance.accepted_by_position)} of the rounds"),
+    ]
+
+
 def metrics_rows(generation: Any) -> list[tuple[str, str]]:
     """The figures of a specsim.generation.Generation, (name, value) each."""
-    metrics, config = generation.metrics, generation.config
-    tree = f"topk {config.topk}, {config.num_steps} steps, {config.num_draft_tokens} draft tokens"
-    drafted = [
-        ("accept length", f"{figure(metrics['accept_length'])} tokens a round, bonus included"),
-        ("accept rate", f"{figure(metrics['accept_rate'])} of the drafts proposed"),
-        ("accepted by position", f"{by_position(metrics['accepted_by_position'])} of the rounds"),
-    ]
+    metrics = generation.metrics
     return [
-        ("setting", "plain decoding" if config.is_plain else tree),
+        ("setting", setting(generation.config)),
         ("finish reason", ", ".join(sorted({output.finish_reason for output in generation.outputs}))),
         ("tokens", figure(metrics["tokens"], 0)),
         ("rounds", figure(metrics["rounds"], 0)),
-        *([] if config.is_plain else drafted),
+        *acceptance_rows(generation.acceptance),
         ("seconds", figure(metrics["seconds"])),
         ("tokens a second", figure(metrics["tokens_per_s"], 1)),
     ]

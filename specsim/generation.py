@@ -171,9 +171,7 @@ def _run(engine, requests: list[Request], progress: bool) -> None:
     for request in requests:
         scheduler.submit(request)
     with tqdm(total=sum(r.max_tokens for r in requests), unit="token", disable=None if progress else True) as bar:
-        while scheduler.is_busy:
-            scheduler.step()
-            bar.update(sum(len(request.token_ids) for request in requests) - bar.n)
+        scheduler.run(lambda: bar.update(sum(len(request.token_ids) for request in requests) - bar.n))
     scheduler.close()
 
 

@@ -161,6 +161,11 @@ class KVPool:
         return self._allocator.num_pages * self.page_size
 
     @property
+    def usable_slots(self) -> int:
+        """Slots within the limit, in use or not."""
+        return self._allocator.limit * self.page_size
+
+    @property
     def free_slots(self) -> int:
         """Slots that may be reserved; negative while more are in use than `limit` allows."""
         return self._allocator.num_free * self.page_size
@@ -281,7 +286,7 @@ class KVPool:
             "reserved": len(accounts) * self.page_size - committed,
             "committed": committed,
             "cached": len(self._kept) * self.page_size,
-            "withheld": self.num_slots - self._allocator.limit * self.page_size,
+            "withheld": self.num_slots - self.usable_slots,
             "requests": len(self._pages),
         }
 
@@ -299,8 +304,11 @@ class KVPool:
         held = {account.page for account in accounts}
         if both := held & set(free):
             raise AssertionError(f"pages that are held are in the free list: {sorted(both)}")
+        if counted := [page for page in free if self._allocator.holders(page)]:
+            raise AssertionError(f"pages that are free are counted as held: page {counted[0]}")
         if lost := set(range(self._allocator.num_pages)) - held - set(free):
             raise AssertionError(f"pages leaked, neither free nor held: {sorted(lost)}")
+        self._check_rows()
         self._check_tables()
         usage = self.usage()
         if usage["free"] + usage["reserved"] + usage["committed"] != usage["slots"]:
@@ -317,6 +325,13 @@ class KVPool:
             in_order = all(self._pages[row][place : place + 1] == [page] for row in account.rows)
             if not (is_final and in_order and len(set(account.rows)) == len(account.rows)):
                 raise AssertionError(f"page {page} is shared by {account.holders} where it may be written")
+
+    def _check_rows(self) -> None:
+        if sorted([*self._free_rows, *self._pages]) != list(range(len(self.req_to_token))):
+            raise AssertionError(f"row leaked or in use twice: free {list(self._free_rows)}, open {list(self._pages)}")
+        for row, columns in self._committed.items():
+            if not 0 <= columns <= self.owned_columns(row):
+                raise AssertionError(f"row {row} owns {self.owned_columns(row)} columns and has committed {columns}")
 
     def _check_tables(self) -> None:
         expected = torch.full_like(self.req_to_token, -1, device="cpu")

@@ -1,13 +1,13 @@
-"""Random programs for the scheduler: a setting, requests that come and go, and slots that are taken away and given back."""
+"""Random programs for the scheduler: a setting, requests that come and go, slots taken away and given back."""
 
 import random
 from dataclasses import dataclass
 
-from specsim.config import InputError, SamplingParams, ServingConfig, SpecConfig
+from specsim.config import InputError, SamplingParams, ServingConfig, SpecConfig, ceil_to
 from specsim.pool import round_columns
 from specsim.requests import Request, make_request
 
-KINDS, FAMILIES = ("eagle", "eagle3"), ("llama", "qwen3", "mistral")
+KINDS, FAMILIES = ("eagle", "eagle3"), ("llama", "qwen3", "mistral", "noisy")
 MOST_REQUESTS, MOST_NODES, VOCAB_SIZE = 100, 12, 48
 STEM_LEN, USUAL_LEN = 32, 44
 
@@ -40,8 +40,9 @@ class Program:
 
     name: seed-index-requests, from which `named` makes it again. pair: a name of specsim.differential.pairs. graph: of
     the fast column. submissions: request i is the i-th. limits: (step, slots): before that step the pool's limit
-    becomes that; the last one takes it away. aborts: (step, request id): it is aborted between two steps. closes_at:
-    the step before which all is given back, whoever is still under way; None: once everybody has ended.
+    becomes that; the last one takes it away. aborts: (step, place): before that step whoever has that place among those
+    that hold a row is aborted, counted round and round. closes_at: the step before which all is given back, whoever is
+    still under way or to come; None: once everybody has ended.
     """
 
     name: str
@@ -67,14 +68,14 @@ def named(name: str) -> Program:
 def draw(seed: int, index: int, most: int = MOST_REQUESTS) -> Program:
     """The index-th program of a seed, of at most that many requests: the same as without that limit, and then cut."""
     rng = random.Random(f"{seed}-{index}")
-    size = min(rng.choice((4, 8, 16, 32, 64, MOST_REQUESTS)), most)
+    size = min(rng.choice((4, 8, 8, 16, 16, 32, 64, MOST_REQUESTS)), most)
     config, num_ranks = _config(rng), rng.choice((1, 1, 1, 2, 3))
     pair, graph = f"{rng.choice(KINDS)}-{rng.choice(FAMILIES)}", rng.choice(("eager", "step", "phase", "round"))
     serving, pace = _serving(rng, config), rng.choice((0, 1, 3))
     length = rng.choice((10, 40, 150))
     limits = _limits(rng, serving, length)
     closes_at = rng.randrange(5, length) if rng.random() < 0.05 else None
-    submissions, aborts = _submissions(rng, size, pace)
+    aborts = [(rng.randrange(1, 2 * length), rng.randrange(100)) for _ in range(rng.choice((0, 0, 4, 12)))]
     return Program(
         name=f"{seed}-{index}-{size}",
         pair=pair,
@@ -82,9 +83,9 @@ def draw(seed: int, index: int, most: int = MOST_REQUESTS) -> Program:
         serving=serving,
         num_ranks=num_ranks,
         graph="phase" if (graph, config.release) == ("round", "round") else graph,
-        submissions=submissions,
+        submissions=_submissions(rng, size, pace),
         limits=limits,
-        aborts=aborts,
+        aborts=tuple(aborts),
         closes_at=closes_at,
     )
 
@@ -106,18 +107,19 @@ def _config(rng: random.Random) -> SpecConfig:
         score=rng.choice(("prob", "logprob")),
         penalties=rng.choice(("exact", "exact", "relaxed")),
         threshold_single=rng.choice((1.0, 1.0, 0.3)),
-        threshold_acc=rng.choice((1.0, 1.0, 0.3)),
+        threshold_acc=rng.choice((1.0, 1.0, 0.1)),
         max_len=max_len,
     )
 
 
 def _serving(rng: random.Random, config: SpecConfig) -> ServingConfig:
-    """Slots for one to a few requests of usual length, so that they are short of them sooner or later."""
-    columns = round_columns(min(USUAL_LEN, config.max_len or USUAL_LEN), config)
+    """Slots for a request of usual length, or for a few shorter ones, so that they run short as these grow."""
+    usual, shorter = (min(length, config.max_len or length) for length in (USUAL_LEN, rng.randint(8, USUAL_LEN)))
+    columns = max(round_columns(usual, config), rng.randint(1, 4) * round_columns(shorter, config))
     return ServingConfig(
         schedule="sync" if config.release == "round" else rng.choice(("sync", "overlap")),
         max_running=rng.randint(1, 6),
-        num_slots=int(columns * rng.choice((1, 1.2, 1.6, 2.5, 4))) + config.page_size,
+        num_slots=ceil_to(columns, config.page_size),
         chunk_tokens=rng.choice((None, 1, 3, 8, 24)),
         prefix_cache=rng.random() < 0.6,
         retraction=rng.choice(("latest", "shortest", "longest")),
@@ -128,18 +130,16 @@ def _limits(rng: random.Random, serving: ServingConfig, length: int) -> tuple[tu
     """Now and then fewer slots, down to none, within so many steps; all of them in the end."""
     if rng.random() < 0.5:
         return ()
-    steps = sorted(rng.sample(range(1, length), rng.randint(2, 6)))
+    steps = sorted(rng.sample(range(1, length), rng.randint(2, 9)))
     slots = [int(serving.num_slots * rng.choice((0, 0.3, 0.6, 0.9, 1))) for _ in steps]
     return tuple(zip(steps, [*slots[:-1], serving.num_slots], strict=True))
 
 
-def _submissions(
-    rng: random.Random, size: int, pace: int
-) -> tuple[tuple[Submission, ...], tuple[tuple[int, int], ...]]:
-    """Requests with shared prefixes, about `pace` steps apart, in conversations; and who is aborted from outside."""
+def _submissions(rng: random.Random, size: int, pace: int) -> tuple[Submission, ...]:
+    """Requests with shared prefixes, at most `pace` steps apart, some of them turns of conversations."""
     stems = [[rng.randrange(VOCAB_SIZE) for _ in range(STEM_LEN)] for _ in range(3)]
     stems[1][: STEM_LEN // 2] = stems[0][: STEM_LEN // 2]
-    is_live, has_priorities, found, aborts, now = rng.random() < 0.5, rng.random() < 0.5, [], [], 0
+    is_live, has_priorities, found, now = rng.random() < 0.5, rng.random() < 0.5, [], 0
     for request_id in range(size):
         now += rng.randint(0, pace)
         turn = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 6))]
@@ -158,9 +158,7 @@ def _submissions(
             keep=rng.random() < 0.1,
         )
         found.append(submission)
-        if rng.random() < 0.04:
-            aborts.append((now + rng.randint(1, 15), request_id))
-    return tuple(found), tuple(aborts)
+    return tuple(found)
 
 
 def _params(rng: random.Random) -> SamplingParams:
@@ -175,7 +173,7 @@ def _params(rng: random.Random) -> SamplingParams:
     bias = {rng.randrange(VOCAB_SIZE): rng.choice((2.0, -3.0)) for _ in range(2)}
     return SamplingParams(
         temperature=0.0 if is_greedy else rng.choice((0.5, 1.0)),
-        max_new_tokens=rng.randint(1, 16),
+        max_new_tokens=rng.randint(1, 20),
         stop_token_ids=tuple(rng.sample(range(VOCAB_SIZE), rng.choice((0, 0, 2, 4)))),
         seed=rng.choice((rng.randrange(2**64), 0)),
         **(filters if is_filtered else {}),

@@ -36,6 +36,8 @@ class Ranks:
                 for scheduler in self.schedulers:
                     scheduler.skip_to(min(arrivals))
             self.step()
+            for scheduler in self.schedulers:
+                scheduler.check_not_stalled()
 
     def step(self) -> tuple[StepRecord, ...]:
         """One step of every rank: prefill and round in all of them if in any."""

@@ -27,7 +27,7 @@ class Residents:
         length, most = len(request.prompt_ids), self._config.max_len - 1
         if length > most:
             return f"a prompt of {length} tokens; at most {most}, one less than max_len, can run"
-        columns = max(round_columns(each, self._config) for each in range(length, length + request.max_tokens))
+        columns = max(round_columns(each, self._config) for each in range(length, length + max(1, request.max_tokens - 1)))
         needed = self._pools.num_pages(columns) * self._pools.page_size
         if needed > self._pools.num_slots:
             asked = f"{length} prompt tokens and {request.max_tokens} new ones"
@@ -67,20 +67,24 @@ class Residents:
         return bool(self._pools.free_rows) or self._end_oldest_session()
 
     def make_room(self, residents: Collection[Request]) -> bool:
-        """Evict prefixes and end sessions until the next round of these requests fits, if that can be reached."""
-        while (missing := self._missing_pages(residents)) > 0:
+        """Evict prefixes and end sessions until the next round of these requests fits; if it cannot, spare them all."""
+        held = {page for request in residents for page in self._pools.pages(request.row)}
+        if (self._growth(residents) + len(held)) * self._pools.page_size > self._pools.usable_slots:
+            return False
+        while (missing := self._growth(residents) - self._pools.free_slots // self._pools.page_size) > 0:
             evicted = self._tree.evict(missing) if self._tree is not None else 0
             self.evicted_pages += evicted
             if not evicted and not self._end_oldest_session():
                 return False
         return True
 
-    def _missing_pages(self, residents: Collection[Request]) -> int:
+    def _growth(self, residents: Collection[Request]) -> int:
+        """Pages that the next round of these requests needs beyond those they hold."""
         pools, needed = self._pools, 0
         for request in residents:
             columns = round_columns(request.prefill_len, self._config)
             needed += max(0, pools.num_pages(columns) - len(pools.pages(request.row)))
-        return needed - pools.free_slots // pools.page_size
+        return needed
 
     def reserve(self, requests: Collection[Request]) -> None:
         """Own, before a round, what release `finish` owns: two rounds ahead of the length that the host knows."""

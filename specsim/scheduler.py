@@ -60,7 +60,7 @@ class Scheduler:
         self._unread: deque[Launched] = deque()
         self._continued: set[int] = set()
         self._clock, self._start, self._audits = clock, clock(), audits
-        self.is_stalled, self._limit = False, self.pools.num_slots
+        self.is_stalled = False
         self._log = _Log(0)
 
     def submit(self, request: Request) -> None:
@@ -85,14 +85,19 @@ class Scheduler:
         """Whether a request has not ended yet, or a result has not been read."""
         return bool(self._coming or self._waiting or self._prefilling or self.runner.requests or self._unread)
 
-    def run(self) -> None:
-        """Steps until every request has ended."""
+    def run(self, after_step: Callable[[], None] = lambda: None) -> None:
+        """Steps until every request has ended; those in which nothing happens are left out."""
         while self.is_busy:
             if (arrival := self.next_arrival) is not None:
                 self.skip_to(arrival)
             self.step()
-            if self.is_stalled:
-                raise InputError("limit", self._limit, "as many slots as the requests that wait need")
+            after_step()
+            self.check_not_stalled()
+
+    def check_not_stalled(self) -> None:
+        """Raises InputError if nothing can happen any more: whoever waits needs more slots than the limit allows."""
+        if self.is_stalled:
+            raise InputError("limit", self.pools.usable_slots, "as many slots as the requests that wait need")
 
     @property
     def next_arrival(self) -> int | None:
@@ -167,7 +172,6 @@ class Scheduler:
     def limit(self, num_slots: int) -> None:
         """Use at most that many slots from the next step on; requests give way if more are in use."""
         self.pools.limit(num_slots)
-        self._limit = num_slots
 
     def close(self) -> dict[str, int]:
         """Abort what has not ended, give everything back, and account for it: all slots are free."""

@@ -16,6 +16,7 @@ from specsim import load
 from specsim.accept import Check, Measurement, Setting, Study, chain
 from specsim.checkpoint import Pair
 from specsim.cli import main
+from specsim.config import InputError
 from specsim.metrics import acceptance
 from specsim.target import ModelConfig
 from specsim.zoo.agreeing import agreeing_pair
@@ -101,7 +102,9 @@ def test_version(call):
     assert call("--version") == (0, "specsim 0.1.0\n", "")
 
 
-@pytest.mark.parametrize("arguments", [(), ("--help",), ("generate", "--help"), ("demo", "--help")])
+@pytest.mark.parametrize(
+    "arguments", [(), ("--help",), *((name, "--help") for name in ("generate", "run", "soak", "demo"))]
+)
 def test_help_is_plain_text(call, arguments):
     status, out, err = call(*arguments)
     assert (status, err) == (0, "")
@@ -188,6 +191,211 @@ def test_accept(call, tmp_path):
     assert "Acceptance on 2 held-out prompts, 6 new tokens each" in out
     study = json.loads(file.read_text(), parse_constant=pytest.fail)
     assert (study["num_prompts"], len(study["measurements"])) == (2, 11)
+
+
+LINES = (
+    '{"id": 3, "prompt": "def f(x):", "max_new_tokens": 6}',
+    '{"id": 5, "prompt": "def f(x):\\n    return", "arrival": 1, "max_new_tokens": 4, "temperature": 1, "seed": 2}',
+    '{"id": 6, "prompt": "x", "continues": 3, "max_new_tokens": 3}',
+    '{"id": 7, "prompt": "def g():", "abort_at": 2, "max_new_tokens": 50}',
+)
+
+
+@pytest.fixture
+def serve(call, tmp_path):
+    """Run a file of these lines from a folder of its own: (exit status, stdout, stderr)."""
+
+    def serve(*arguments: str, lines=LINES) -> tuple[int, str, str]:
+        file = tmp_path / "requests" / "lines.jsonl"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("\n".join(lines))
+        return call("run", "--requests", str(file), *arguments)
+
+    return serve
+
+
+def test_run_serves_the_shipped_requests(call):
+    status, out, err = call("run", "--slots", "1600", "--prefix-cache", "--schedule", "overlap")
+    assert (status, err) == (0, "")
+    assert "requests              14: " in out
+    assert "overlap, with prefix cache" in out
+    assert "after the last request 1,600 are free." in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_json_of_run(serve, tmp_path):
+    file = tmp_path / "out.json"
+    assert serve("--json", str(file))[::2] == (0, "")
+    result = json.loads(file.read_text(), parse_constant=pytest.fail)
+    assert [output["id"] for output in result["outputs"]] == [3, 5, 6, 7]
+    assert [output["finish_reason"] for output in result["outputs"]][3] == "abort"
+    keys = {"text", "token_ids", "logprobs", "stop_reason", "error", "latency", "num_accepted_tokens_per_round"}
+    assert keys <= set(result["outputs"][0])
+    assert {"steps", "prefill_steps", "num_prefilled", "num_reused", "tokens"} <= set(result["totals"])
+    assert result["audit"]["at_end"]["free"] == result["audit"]["at_end"]["slots"] == 4096
+    assert (result["serving"]["schedule"], result["config"]["topk"], result["skipped"]) == ("sync", 4, [])
+    assert (result["impl"], result["dtype"]) == ("reference", "float32")
+    assert sorted(os.listdir(tmp_path)) == ["out.json", "requests"]
+
+
+def test_run_gives_what_generate_gives(call, serve, tmp_path):
+    tree = "--topk 2 --num-steps 4 --num-draft-tokens 7 --page-size 4 --draft-kv ancestor --extend ragged".split()
+    serving = "--max-running 2 --slots 128 --chunk-tokens 5 --retraction shortest --no-prefix-cache".split()
+    same = (*tree, "--release", "round", "--dtype", "float64", "--drafter", "eagle", "--max-len", "64")
+    assert serve(*same, *serving, "--json", str(tmp_path / "run.json"))[0] == 0
+    texts = ("--prompt", "def f(x):", "--max-new-tokens", "6")
+    assert call("generate", *same, *texts, "--json", str(tmp_path / "generate.json"))[0] == 0
+    served, alone = (json.loads((tmp_path / name).read_text()) for name in ("run.json", "generate.json"))
+    assert served["outputs"][0]["token_ids"] == alone["outputs"][0]["token_ids"]
+    assert served["config"] == alone["config"]
+    expected = dict(max_running=2, num_slots=128, chunk_tokens=5, retraction="shortest", prefix_cache=False)
+    assert served["serving"] == {"schedule": "sync", **expected}
+
+
+def test_trace_of_run(serve, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    file = tmp_path / "trace.parquet"
+    assert serve("--trace", str(file))[::2] == (0, "")
+    events = pandas.read_parquet(file)
+    assert set(events.request_id) == {3, 5, 6, 7}
+    assert {"arrive", "admit", "prefill", "decode", "result", "finish", "abort"} <= set(events.event)
+    assert sorted(os.listdir(tmp_path)) == ["requests", "trace.parquet"]
+
+
+def test_run_compares_four_ways(serve, tmp_path, monkeypatch):
+    file = tmp_path / "out.json"
+    status, out, err = serve("--compare", "--slots", "700", "--chunk-tokens", "8", "--json", str(file))
+    assert (status, err) == (0, "")
+    assert out.count("4 of 4") == 4
+    result = json.loads(file.read_text(), parse_constant=pytest.fail)
+    assert result["is_equal"] is True
+    assert [way["serving"]["num_slots"] for way in result["ways"]] == [700] * 4
+    monkeypatch.setattr("specsim.ways.difference", lambda *_: "request 3: not what it was")
+    monkeypatch.setattr("specsim.ways.is_undecidable", lambda *_: False)
+    status, out, err = serve("--compare", "--json", str(file))
+    assert (status, err) == (1, "")
+    assert "NOT equal" in out
+    assert json.loads(file.read_text())["is_equal"] is False
+
+
+def test_bad_lines_of_a_request_file(serve, tmp_path):
+    lines = (*LINES, '{"prompt": 5}', '{"id": 3, "prompt": "x"}')
+    stopped = serve("--json", str(tmp_path / "out.json"), lines=lines)
+    assert_one_sentence(stopped, "requests", "lines.jsonl, line 5", "a text")
+    assert os.listdir(tmp_path) == ["requests"]
+    assert_one_sentence(serve(lines=(LINES[0], LINES[0])), "requests", "line 2", "no earlier line has, not 3")
+    status, out, err = serve("--skip-bad-lines", "--json", str(tmp_path / "out.json"), lines=lines)
+    assert (status, err) == (0, "")
+    assert "Line 5 is skipped: not a line whose prompt is a text, not 5." in out
+    assert [each["line"] for each in json.loads((tmp_path / "out.json").read_text())["skipped"]] == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value", "allowed"),
+    [
+        ("--schedule later", "schedule", "'later'", "sync or overlap"),
+        ("--schedule overlap --release round", "schedule", "'overlap'", "sync with release 'round'"),
+        ("--slots 15", "num_slots", "15", "at least a page, 16"),
+        ("--max-running 0", "max_running", "0", "at least 1"),
+        ("--chunk-tokens 0", "chunk_tokens", "0", "at least 1"),
+        ("--retraction oldest", "retraction", "'oldest'", "latest or shortest or longest"),
+        ("--topk 0", "topk", "0", "at least 1"),
+        ("--drafter none --topk 2", "topk", "2", "only 4, the default, with drafter none"),
+        ("--dtype int8", "dtype", "'int8'", "float32 or float64"),
+        ("--impl quick", "impl", "'quick'", "reference"),
+        ("--max-len 513", "max_len", "513", "at most the target's max_position_embeddings, 512"),
+        ("--requests {tmp}/missing", "requests", "{tmp}/missing", "UTF-8 file that can be read"),
+        ("--requests {tmp}", "requests", "{tmp}", "UTF-8 file that can be read"),
+        ("--requests {tmp}/empty", "requests", "{tmp}/empty", "at least one request"),
+        ("--compare --release round", "release", "'round'", "finish"),
+        ("--compare --dtype bfloat16", "dtype", "bfloat16", "float32"),
+        ("--compare --schedule overlap", "schedule", "overlap", "only sync, the default, with --compare"),
+        ("--compare --prefix-cache", "prefix_cache", "True", "only False, the default, with --compare"),
+        ("--compare --trace {tmp}/x", "trace", "{tmp}/x", "only None, the default, with --compare"),
+        ("--json {tmp}", "json", "{tmp}", "a file, not a folder"),
+        ("--trace {tmp}", "trace", "{tmp}", "a file, not a folder"),
+        ("--trace {tmp}/missing/x", "trace", "{tmp}/missing/x", "a folder that exists"),
+        ("--trace {tmp}/x --json {tmp}/x", "trace", "{tmp}/x", "another file than --json's"),
+    ],
+)
+def test_bad_input_of_run(call, bad_files, arguments, name, value, allowed):
+    if "--trace" in arguments and "--compare" not in arguments:
+        pytest.importorskip("pyarrow")
+    before = sorted(bad_files.rglob("*"))
+    result = call("run", *arguments.format(tmp=bad_files).split(" "))
+    assert_one_sentence(result, name, value.format(tmp=bad_files), allowed)
+    assert sorted(bad_files.rglob("*")) == before
+
+
+def test_a_trace_without_pandas_is_refused_before_the_run(serve, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    result = serve("--trace", str(tmp_path / "trace.parquet"))
+    assert_one_sentence(result, "trace", "", "pandas and pyarrow are installed")
+    assert os.listdir(tmp_path) == ["requests"]
+
+
+def test_buffers_of_fewer_requests_than_may_run(serve):
+    pytest.importorskip("triton")
+    result = serve("--impl", "fast", "--bucket", "2")
+    assert_one_sentence(result, "bucket", "2", "at least max_running, 8")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, InputError("num_slots", 1, "more")])
+def test_a_run_that_is_cut_short_leaves_no_files(serve, tmp_path, monkeypatch, error):
+    def stop(*_):
+        raise error
+
+    monkeypatch.setattr("specsim.scheduler.Scheduler.end_step", stop)
+    status, out, _ = serve("--json", str(tmp_path / "out.json"))
+    assert (status, out) == (130 if error is KeyboardInterrupt else 2, "")
+    assert os.listdir(tmp_path) == ["requests"]
+
+
+def test_a_trace_that_cannot_be_written_costs_nothing_else(serve, tmp_path, monkeypatch):
+    pytest.importorskip("pyarrow")
+    write = Path.write_bytes
+
+    def fill(path: Path, data: bytes) -> int:
+        if path.suffix == ".parquet":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", fill)
+    result = serve("--trace", str(tmp_path / "out.parquet"), "--json", str(tmp_path / "out.json"))
+    assert "audits accounted for" in result[1]
+    assert_one_sentence((result[0], "", result[2]), "trace", "out.parquet", "No space left on device")
+    assert json.loads((tmp_path / "out.json").read_text())["outputs"]
+    assert sorted(os.listdir(tmp_path)) == ["out.json", "requests"]
+
+
+@pytest.mark.parametrize("is_ok", [True, False])
+def test_soak(call, tmp_path, monkeypatch, is_ok):
+    asked = []
+
+    class Result:
+        def __init__(self, *arguments, **options):
+            asked.append((arguments, options))
+            self.is_ok = is_ok
+
+        def show(self, console):
+            console.print("shown")
+
+        def to_json(self):
+            return {"is_ok": is_ok}
+
+    monkeypatch.setattr("specsim.soak.soak", Result)
+    file = tmp_path / "soak.json"
+    given = "--requests 7 --seed 3 --impl fast --device cpu --graph eager --jobs 1 --program x".split()
+    assert call("soak", *given, "--json", str(file)) == (0 if is_ok else 1, "shown\n", "")
+    options = {"impl": "fast", "device": "cpu", "graph": "eager", "jobs": 1, "program": "x", "progress": True}
+    assert asked == [((7, 3), options)]
+    assert json.loads(file.read_text()) == {"is_ok": is_ok}
+
+
+def test_bad_input_of_soak(call):
+    assert_one_sentence(call("soak", "--requests", "0"), "requests", "0", "at least 1")
+    assert_one_sentence(call("soak", "--json", "/"), "json", "/", "a file, not a folder")
 
 
 def test_demo(call):

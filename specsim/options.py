@@ -1,0 +1,89 @@
+"""What commands of the command line share: their options, and the settings that these stand for."""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from specsim.config import InputError, SamplingParams, ServingConfig, SpecConfig
+
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+_TREE = SpecConfig()
+_SPECULATION = ("topk", "num_steps", "num_draft_tokens", "draft_kv", "extend", "release")
+_Settings = TypeVar("_Settings", SpecConfig, SamplingParams, ServingConfig)
+
+Impl = Annotated[str, typer.Option(help="Which column runs.", metavar="reference|fast")]
+Drafter = Annotated[
+    str | None, typer.Option(help="Who drafts.", metavar="eagle|eagle3|none", show_default="eagle3, or --draft's kind")
+]
+Topk = Annotated[int, typer.Option(help="Drafts kept at each step; 1 is a chain.")]
+NumSteps = Annotated[int, typer.Option(help="Depth of the tree.")]
+NumDraftTokens = Annotated[int, typer.Option(help="Nodes of the tree, root too.")]
+PageSize = Annotated[int, typer.Option(help="Slots of a KV page.")]
+DraftKV = Annotated[str, typer.Option(help="Whose KV a draft sees.", metavar="lane|ancestor")]
+Extend = Annotated[str, typer.Option(help="Rows of draft-extend.", metavar="fixed|ragged")]
+Release = Annotated[str, typer.Option(help="When slots are freed.", metavar="finish|round")]
+MaxLen = Annotated[int | None, typer.Option(help="Most tokens with prompt.", show_default="the target's")]
+Target = Annotated[str | None, typer.Option(help="Folder or hub id.", show_default="the shipped one")]
+Draft = Annotated[str | None, typer.Option(help="Folder or hub id.", show_default="the shipped one")]
+DraftField = Annotated[
+    list[str] | None,
+    typer.Option(help="A field of the drafter's config.json, which it lacks or has wrong.", metavar="NAME=JSON"),
+]
+Dtype = Annotated[str, typer.Option(help="Of weights and KV.", metavar="|".join(DTYPES))]
+Device = Annotated[
+    str | None, typer.Option(help="Of the fast column.", metavar="cpu|cuda", show_default="a GPU if there is one")
+]
+Graph = Annotated[
+    str | None,
+    typer.Option(
+        help="What the fast column replays.",
+        metavar="eager|step|phase|round",
+        show_default="round, or phase with --release round",
+    ),
+]
+Bucket = Annotated[int | None, typer.Option(help="Requests its buffers hold.", show_default="the next power of two")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the result here.")]
+
+
+def pick(settings: type[_Settings], options: dict[str, Any]) -> _Settings:
+    """Settings from the options of the same names."""
+    return settings(**{field.name: options[field.name] for field in fields(settings) if field.name in options})
+
+
+def speculation(options: dict[str, Any]) -> SpecConfig:
+    """The tree of the options; with drafter `none` they may say nothing of it."""
+    if options["drafter"] != "none":
+        return pick(SpecConfig, options)
+    for name in _SPECULATION:
+        if options[name] != getattr(_TREE, name):
+            raise InputError(name, options[name], f"only {getattr(_TREE, name)}, the default, with drafter none")
+    return SpecConfig.plain(options["page_size"], options["max_len"])
+
+
+def column(options: dict[str, Any]) -> dict[str, Any]:
+    """Which column runs, and how: arguments of specsim.generation.load_engine."""
+    import torch
+
+    if options["dtype"] not in DTYPES:
+        raise InputError("dtype", options["dtype"], " or ".join(DTYPES))
+    dtype = getattr(torch, options["dtype"])
+    return {"dtype": dtype} | {name: options[name] for name in ("impl", "device", "graph", "bucket")}
+
+
+def draft_fields(options: dict[str, Any]) -> dict[str, Any]:
+    """Fields of the drafter's config.json, given as NAME=JSON."""
+    return dict(map(_field, options["draft_field"] or ()))
+
+
+def _field(assignment: str) -> tuple[str, Any]:
+    """A value that is no JSON stands for itself, so that words need no quotes."""
+    name, equals, value = assignment.partition("=")
+    if not name or not equals:
+        raise InputError("draft_field", assignment, "NAME=JSON, such as norm_before_residual=true")
+    try:
+        return name, json.loads(value)
+    except (ValueError, RecursionError):
+        return name, value
