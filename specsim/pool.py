@@ -304,10 +304,10 @@ class KVPool:
         held = {account.page for account in accounts}
         if both := held & set(free):
             raise AssertionError(f"pages that are held are in the free list: {sorted(both)}")
+        if lost := set(range(self._allocator.num_pages)) ^ (held | set(free)):
+            raise AssertionError(f"pages leaked, neither free nor held, or unknown: {sorted(lost)}")
         if counted := [page for page in free if self._allocator.holders(page)]:
             raise AssertionError(f"pages that are free are counted as held: page {counted[0]}")
-        if lost := set(range(self._allocator.num_pages)) - held - set(free):
-            raise AssertionError(f"pages leaked, neither free nor held: {sorted(lost)}")
         self._check_rows()
         self._check_tables()
         usage = self.usage()

@@ -27,7 +27,8 @@ class Residents:
         length, most = len(request.prompt_ids), self._config.max_len - 1
         if length > most:
             return f"a prompt of {length} tokens; at most {most}, one less than max_len, can run"
-        columns = max(round_columns(each, self._config) for each in range(length, length + max(1, request.max_tokens - 1)))
+        lengths = range(length, length + max(1, request.max_tokens - 1))  # at the beginning of a round
+        columns = max(round_columns(each, self._config) for each in lengths)
         needed = self._pools.num_pages(columns) * self._pools.page_size
         if needed > self._pools.num_slots:
             asked = f"{length} prompt tokens and {request.max_tokens} new ones"

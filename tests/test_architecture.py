@@ -55,6 +55,7 @@ TRAINING = {"torch", "numpy", "transformers", "tokenizers", "safetensors", "tqdm
 # The agreeing pair is made in memory, as the loader would have returned it.
 ZOO = TRAINING | {f"specsim.{name}" for name in ("zoo", "checkpoint", "drafter", "target", "metrics")}
 CELLS = {f"specsim.{name}" for name in ("pairwise", "zoo", "checkpoint", "json_file")}
+SOAKED = {f"specsim.{name}" for name in ("invariance", "programs", "ranks", "situations")}
 ANYTHING = {"*"}  # but a column and specsim.contract, which a rule has to name
 NEVER = {"reference", "fast"}  # a second copy of a column
 
@@ -78,6 +79,9 @@ RULES = {
     # What schedules knows no column: it is given an engine.
     **dict.fromkeys(("scheduler", "ranks"), Rule(ROUNDS, set())),
     "invariance": Rule(ROUNDS, set()),
+    "programs": Rule(STATES | {"specsim.requests"}, set()),
+    "situations": Rule(ROUNDS, set()),
+    "soak": Rule(ROUNDS | SOAKED, {"specsim.display", "rich"}),
     "certify": Rule(ROUNDS, BOTH_COLUMNS),
     "serving": Rule(ROUNDS, {"specsim.display", "rich"}),
     "ways": Rule(ROUNDS | {"specsim.invariance", "specsim.serving", "specsim.workload"}, {"specsim.display", "rich"}),

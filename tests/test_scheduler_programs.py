@@ -257,6 +257,7 @@ class Serving(RuleBasedStateMachine):
             self.seen["compared"] += 1
 
 
+FAST_SEEDS = {}
 RULES = ("arrive", "continue_session", "round", "abort", "shrink", "grow")
 
 
@@ -330,6 +331,7 @@ def accepted(settings: tuple[Setting, ...]) -> list[str]:
     return [accepted_name(count, depth) for depth in sorted(depths) for count in range(depth + 1)]
 
 
+FAST_SEEDS = {}
 RULES = ("arrive", "continue_session", "round", "abort", "shrink", "grow")
 HAPPENED = ("retracted in a page", "retracted between chunks", "turns on kept KV", "evicted pages", "cut inside a path")
 
