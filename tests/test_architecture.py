@@ -55,7 +55,7 @@ TRAINING = {"torch", "numpy", "transformers", "tokenizers", "safetensors", "tqdm
 # The agreeing pair is made in memory, as the loader would have returned it.
 ZOO = TRAINING | {f"specsim.{name}" for name in ("zoo", "checkpoint", "drafter", "target", "metrics")}
 CELLS = {f"specsim.{name}" for name in ("pairwise", "zoo", "checkpoint", "json_file")}
-SOAKED = {f"specsim.{name}" for name in ("invariance", "programs", "ranks", "situations")}
+SOAKED = {f"specsim.{name}" for name in ("invariance", "programs", "ranks", "situations", "trial")}
 ANYTHING = {"*"}  # but a column and specsim.contract, which a rule has to name
 NEVER = {"reference", "fast"}  # a second copy of a column
 
@@ -81,6 +81,7 @@ RULES = {
     "invariance": Rule(ROUNDS, set()),
     "programs": Rule(STATES | {"specsim.requests"}, set()),
     "situations": Rule(ROUNDS, set()),
+    "trial": Rule(ROUNDS | SOAKED, set()),
     "soak": Rule(ROUNDS | SOAKED, {"specsim.display", "rich"}),
     "certify": Rule(ROUNDS, BOTH_COLUMNS),
     "serving": Rule(ROUNDS, {"specsim.display", "rich"}),

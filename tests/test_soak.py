@@ -9,7 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-import specsim.soak as soaking
+import specsim.trial as trial
 from specsim.cli import main
 from specsim.config import InputError, SamplingParams, ServingConfig, SpecConfig
 from specsim.differential.pairs import make_pair
@@ -22,7 +22,8 @@ from specsim.residents import Residents
 from specsim.runner import Runner
 from specsim.scheduler import Scheduler
 from specsim.situations import REQUIRED, accepted_name, exercised, required
-from specsim.soak import LEAST_REQUESTS, SITUATIONS, ProgramResult, Soak, soak
+from specsim.soak import LEAST_REQUESTS, SITUATIONS, Soak, soak
+from specsim.trial import ProgramResult
 
 PROGRAMS = [draw(0, index) for index in range(300)]
 
@@ -247,7 +248,7 @@ def test_a_failure_is_shown_with_the_command_that_repeats_it(monkeypatch):
 def test_requests_that_wait_for_ever_are_a_failure(monkeypatch):
     monkeypatch.setattr(Residents, "admit", lambda self, request, residents: False)
     (failure,) = soak(program="0-0-4").failures
-    assert "nothing happens any more" in failure.difference
+    assert "do not end" in failure.difference
 
 
 # Silence is no answer.
@@ -363,7 +364,7 @@ def test_what_nobody_may_read_is_poisoned():
     scheduler.submit(asked(*range(9)).request(0, pair.target.config, engine.config.max_len))
     with torch.inference_mode():
         scheduler.step()
-        soaking._poison(scheduler)
+        trial._poison(scheduler)
     for buffer in (scheduler.pools.target, scheduler.pools.draft):
         poisoned = buffer.keys.isnan().all(dim=(0, 2, 3))
         assert torch.equal(poisoned, buffer.values.isnan().any(dim=(0, 2, 3)))
@@ -376,8 +377,8 @@ def test_what_nobody_may_read_is_poisoned():
 
 def test_only_float32_may_leave_a_difference_undecided(monkeypatch, device):
     pytest.importorskip("triton")
-    monkeypatch.setattr(soaking, "is_undecidable", lambda *arguments: True)
-    monkeypatch.setattr(soaking, "difference", lambda request, *rest: f"request {request.request_id}: differs")
+    monkeypatch.setattr(trial, "is_undecidable", lambda *arguments: True)
+    monkeypatch.setattr(trial, "difference", lambda request, *rest: f"request {request.request_id}: differs")
     exact, rounded = soak(program="0-0-1"), soak(program="0-0-1", impl="fast", device=device, graph="eager")
     assert (exact.total("mismatches"), exact.total("undecidable")) == (1, 0)
     assert (rounded.total("mismatches"), rounded.total("undecidable")) == (0, 1)
