@@ -237,7 +237,7 @@ def _show_columns(pair: Any, prompts: Sequence[str], console: Console) -> bool:
         "judge.",
     )
     console.print()
-    counts = (result.exercised["rounds"], result.decisions, result.undecidable, result.mismatches)
+    counts = (result.exercised.get("rounds", 0), result.decisions, result.undecidable, result.mismatches)
     columns = ("requests x rounds", "decisions", "too close to call", "mismatches", "largest logprob error")
     print_table(console, columns, [(*map(str, counts), f"{result.max_logprob_error:.0e}")])
     same = not result.mismatches

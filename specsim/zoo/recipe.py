@@ -33,7 +33,7 @@ class Recipe:
     feature_layers: tuple[int, ...] = (1, 2, 3)
     num_unrolled: int = 5
     head_batch: int = 96
-    eagle3_seconds: float = 360
+    eagle3_seconds: float = 900
     eagle_seconds: float = 100
 
 
