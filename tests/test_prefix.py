@@ -37,7 +37,7 @@ def grown(pool: KVPool, tree: PrefixTree, token_ids, columns: int | None = None,
 
 
 @pytest.mark.parametrize("has_draft", [True, False], ids=["with draft KV", "without"])
-def test_a_page_is_known_by_its_tokens_and_with_draft_KV_by_the_next_one(has_draft):  # noqa: N802
+def test_a_page_is_known_by_its_tokens_and_with_draft_kv_by_the_next_one(has_draft):
     """Draft slot p holds token p+1: the page of columns 4 to 7 is another's only if token 8 is too."""
     pool = make_pool(has_draft)
     tree = PrefixTree(pool)
