@@ -178,9 +178,14 @@ def _names(num_requests: int, seed: int) -> Iterator[str]:
 
 
 def _results(names: Sequence[str], jobs: int, check) -> Iterator[ProgramResult]:
-    """Results in the order of the names; a process has one thread of its own."""
+    """Results in the order of the names; a process has one thread: two would wait for each other at every small sum."""
     if jobs == 1:
-        yield from map(check, names)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield from map(check, names)
+        finally:
+            torch.set_num_threads(threads)
         return
     # Not forked: a child may not use the parent's GPU.
     with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,)) as executor:

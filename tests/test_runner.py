@@ -333,7 +333,7 @@ def in_chunks(runner, request, sizes):
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 @pytest.mark.parametrize("sizes", CHUNKS.values(), ids=CHUNKS)
-def test_chunks_leave_the_KV_of_the_whole_prompt(kind, sizes):  # noqa: N802
+def test_chunks_leave_the_kv_of_the_whole_prompt(kind, sizes):
     """At each boundary the draft slot of the chunk's last column holds the token after it already (sglang#26329)."""
     whole, _, whole_pools = make_runner(kind=kind)
     (expected,) = seat(whole_pools, 1)
