@@ -34,10 +34,12 @@ def difference(request: Request, output: Output, budget: float) -> str | None:
     for name, (served, expected) in pairs.items():
         if served != expected:
             return f"request {request.request_id}: {name} is {served}, alone {expected}"
-    errors = [abs(served - expected) for served, expected in zip(request.logprobs, output.logprobs, strict=False)]
-    if max(errors, default=0.0) > budget:
-        place = errors.index(max(errors))
-        return f"request {request.request_id}: logprob {place} is off by {errors[place]:.2e}, allowed {budget:.0e}"
+    if len(request.logprobs) != len(request.token_ids):
+        return f"request {request.request_id}: {len(request.logprobs)} logprobs of {len(request.token_ids)} tokens"
+    for place, (served, expected) in enumerate(zip(request.logprobs, output.logprobs, strict=False)):
+        if not abs(served - expected) <= budget:  # also where it is not a number
+            error = f"logprob {place} is {served}, alone {expected}, allowed {budget:.0e} apart"
+            return f"request {request.request_id}: {error}"
     return None
 
 

@@ -106,7 +106,7 @@ def rehearse(cell: Cell, pair, dtype: str) -> dict[str, float]:
 
 def draft_ids(pair) -> torch.Tensor:
     """i64 [V]: the draft id of every target id, -1 for a token that the drafter cannot propose."""
-    vocab_size, d2t = pair.target.config.vocab_size, pair.drafter.tensors.get("d2t")
+    vocab_size, d2t = pair.target.config.vocab_size, pair.drafter and pair.drafter.tensors.get("d2t")
     if d2t is None:
         return torch.arange(vocab_size)
     ids = torch.arange(len(d2t))
