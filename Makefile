@@ -24,7 +24,7 @@ test: $(INSTALLED) ## every test, on every core; make test ARGS="-k tree" for so
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 soak: $(INSTALLED) ## 10,000 requests served in random ways, each compared with the same request alone
-	$(BIN)/specsim soak $(ARGS)
+	$(BIN)/specsim soak --jobs $(WORKERS) $(ARGS)
 
 lint: $(INSTALLED) ## ruff's rules and its format
 	$(BIN)/ruff check .

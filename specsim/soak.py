@@ -18,8 +18,9 @@ from tqdm.auto import tqdm
 
 from specsim.config import InputError, SpecConfig
 from specsim.differential.pairs import make_pair
-from specsim.generation import COLUMNS, load_engine
+from specsim.generation import COLUMNS, check_device, load_engine
 from specsim.programs import draw
+from specsim.provenance import now, versions
 from specsim.situations import REQUIRED, required
 from specsim.trial import ProgramResult, dtype_of, run_named
 
@@ -41,10 +42,12 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Soak:
-    """What came of all programs, in the order of their indices. arguments: of the command, impl, device and graph."""
+    """What came of all programs, in the order of their indices. arguments: of the command, impl, device and
+    graph. device: where the column ran."""
 
     command: str
     arguments: str
+    device: str
     programs: tuple[ProgramResult, ...]
     seconds: float
 
@@ -102,6 +105,9 @@ class Soak:
         """A value that json can write."""
         return {
             "command": self.command,
+            "device": self.device,
+            "versions": versions(self.device),
+            "date": now(),
             "is_ok": self.is_ok,
             "figures": self.figures(),
             "missing": list(self.missing),
@@ -157,7 +163,8 @@ def soak(
     options = {"impl": impl if impl != "reference" else None, "device": device, "graph": graph}
     arguments = "".join(f" --{name} {value}" for name, value in options.items() if value)
     asked = f"--program {program}" if program else f"--requests {num_requests} --seed {seed}"
-    return Soak(f"specsim soak {asked}{arguments}", arguments, tuple(results), time.perf_counter() - start)
+    where = check_device(device) if impl == "fast" else "cpu"
+    return Soak(f"specsim soak {asked}{arguments}", arguments, where, tuple(results), time.perf_counter() - start)
 
 
 def check_column(impl: str, device: str | None, graph: str | None) -> None:

@@ -54,8 +54,8 @@ BOTH_COLUMNS = {"specsim.reference", "specsim.fast"}
 TRAINING = {"torch", "numpy", "transformers", "tokenizers", "safetensors", "tqdm", "typer"}
 # The agreeing pair is made in memory, as the loader would have returned it.
 ZOO = TRAINING | {f"specsim.{name}" for name in ("zoo", "checkpoint", "drafter", "target", "metrics")}
-CELLS = {f"specsim.{name}" for name in ("pairwise", "zoo", "checkpoint", "json_file")}
-SOAKED = {f"specsim.{name}" for name in ("invariance", "programs", "ranks", "situations", "trial")}
+CELLS = {f"specsim.{name}" for name in ("pairwise", "zoo", "checkpoint", "json_file", "provenance")}
+SOAKED = {f"specsim.{name}" for name in ("invariance", "programs", "provenance", "ranks", "situations", "trial")}
 ANYTHING = {"*"}  # but a column and specsim.contract, which a rule has to name
 NEVER = {"reference", "fast"}  # a second copy of a column
 
@@ -79,6 +79,7 @@ RULES = {
     # What schedules knows no column: it is given an engine.
     **dict.fromkeys(("scheduler", "ranks"), Rule(ROUNDS, set())),
     "invariance": Rule(ROUNDS, set()),
+    "provenance": Rule({"torch"}, set()),
     "programs": Rule(STATES | {"specsim.requests"}, set()),
     "situations": Rule(ROUNDS, set()),
     "trial": Rule(ROUNDS | SOAKED, set()),

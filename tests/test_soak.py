@@ -255,7 +255,7 @@ def test_requests_that_wait_for_ever_are_a_failure(monkeypatch):
 
 
 def result_of(counts: dict[str, int], num_steps: int = 2) -> Soak:
-    return Soak("specsim soak", "", (ProgramResult("0-0-1", num_steps, counts),), seconds=1.0)
+    return Soak("specsim soak", "", "cpu", (ProgramResult("0-0-1", num_steps, counts),), seconds=1.0)
 
 
 ALL = dict.fromkeys((*SITUATIONS, *(accepted_name(count, 2) for count in range(3))), 1) | {"requests": LEAST_REQUESTS}

@@ -1,14 +1,11 @@
 """Running cells: the engines of each, the oracle beside them, and a file that grows with every cell."""
 
 import json
-import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
-from datetime import UTC, datetime
 from hashlib import sha256
-from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -27,9 +24,9 @@ from specsim.differential.scene import Column
 from specsim.differential.truth import compare_with_oracle
 from specsim.generation import check_device, load_engine
 from specsim.json_file import write_json
+from specsim.provenance import now, versions
 
 DTYPES = ("float32", "bfloat16")
-PACKAGES = ("specsim", "torch", "triton")
 REHEARSALS = 3
 
 
@@ -147,8 +144,8 @@ def run_grid(
         device=device,
         dtype=dtype,
         impl=impl,
-        versions=_versions(device),
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=versions(device),
+        date=now(),
         command=f"specsim diff --grid {name} --device {device} --dtype {dtype}" if name != "one cell" else "",
         required=required(cells, impl) if name != "one cell" else (),
         cells=(),
@@ -206,13 +203,3 @@ def _resumed(path: Path, result: GridResult) -> dict[str, CellResult]:
         wrong = next(name for name in names if found[name] != expected[name])
         raise InputError("json", f"{path} ({wrong} {found[wrong]})", f"a result of the same {wrong}, {expected[wrong]}")
     return {cell.id: cell for cell in cells}
-
-
-def _versions(device: str) -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return versions | ({"gpu": torch.cuda.get_device_name()} if device == "cuda" else {})
