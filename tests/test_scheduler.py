@@ -35,8 +35,8 @@ def _inference():
 
 
 @cache
-def pair_of(kind: str = "eagle"):
-    return make_pair(f"{kind}-llama")
+def pair_of():
+    return make_pair("eagle-noisy")
 
 
 @cache
@@ -540,6 +540,15 @@ def test_prefixes_are_reused_and_nothing_else_changes(config, schedule):
     assert prefilled[False] - prefilled[True] == sum(
         shared // config.page_size * config.page_size for shared in (23, 19, 17)
     )
+
+
+def test_ranks_say_so_where_one_of_them_can_go_on_no_more():
+    ranks = Ranks([make(), make()])
+    for number in range(2):
+        ranks.submit(ask(number))
+    ranks.schedulers[0].limit(0)
+    with pytest.raises(InputError, match=r"^limit is 0; allowed: as many slots as the requests that wait need$"):
+        ranks.run()
 
 
 @SCHEDULES
