@@ -28,6 +28,7 @@ class KVLayout:
 class KVBuffer:
     """Keys and values of one model, [layers, slots, kv heads, D] each."""
 
+    @torch.inference_mode(False)  # such a tensor may be written inside that mode and outside
     def __init__(self, layout: KVLayout, num_slots: int, dtype: torch.dtype, device: torch.device | str = "cpu"):
         shape = (layout.num_layers, num_slots, layout.num_kv_heads, layout.head_dim)
         self.keys = torch.empty(shape, dtype=dtype, device=device)
@@ -119,6 +120,7 @@ class KVPool:
     the bonus). Rows are wide enough for max_len plus what two rounds reserve (sglang#26972).
     """
 
+    @torch.inference_mode(False)
     def __init__(self, target: KVBuffer, draft: KVBuffer | None, page_size: int, num_requests: int, width: int):
         num_slots = target.keys.shape[1]
         if num_slots % page_size:

@@ -36,8 +36,9 @@ class Ranks:
                 for scheduler in self.schedulers:
                     scheduler.skip_to(min(arrivals))
             self.step()
-            for scheduler in self.schedulers:
-                scheduler.check_not_stalled()
+            if all(scheduler.is_stalled for scheduler in self.schedulers if scheduler.is_busy):
+                for scheduler in self.schedulers:
+                    scheduler.check_not_stalled()
 
     def step(self) -> tuple[StepRecord, ...]:
         """One step of every rank: prefill and round in all of them if in any."""

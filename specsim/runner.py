@@ -23,6 +23,7 @@ class Delivery(NamedTuple):
 class Relay:
     """Lengths as the device knows them, keyed by row of the request table: futures, for a host that lags behind."""
 
+    @torch.inference_mode(False)  # such a tensor may be written inside that mode and outside
     def __init__(self, num_rows: int, device: torch.device):
         self._seq_lens = torch.zeros(num_rows, dtype=torch.int64, device=device)
 

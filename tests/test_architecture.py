@@ -55,7 +55,7 @@ TRAINING = {"torch", "numpy", "transformers", "tokenizers", "safetensors", "tqdm
 # The agreeing pair is made in memory, as the loader would have returned it.
 ZOO = TRAINING | {f"specsim.{name}" for name in ("zoo", "checkpoint", "drafter", "target", "metrics")}
 CELLS = {f"specsim.{name}" for name in ("pairwise", "zoo", "checkpoint", "json_file", "provenance")}
-SOAKED = {f"specsim.{name}" for name in ("invariance", "programs", "provenance", "ranks", "situations", "trial")}
+SOAKED = {f"specsim.{name}" for name in ("invariance", "provenance", "ranks", "soak")}
 ANYTHING = {"*"}  # but a column and specsim.contract, which a rule has to name
 NEVER = {"reference", "fast"}  # a second copy of a column
 
@@ -80,9 +80,6 @@ RULES = {
     **dict.fromkeys(("scheduler", "ranks"), Rule(ROUNDS, set())),
     "invariance": Rule(ROUNDS, set()),
     "provenance": Rule({"torch"}, set()),
-    "programs": Rule(STATES | {"specsim.requests"}, set()),
-    "situations": Rule(ROUNDS, set()),
-    "trial": Rule(ROUNDS | SOAKED, set()),
     "soak": Rule(ROUNDS | SOAKED, {"specsim.display", "rich"}),
     "certify": Rule(ROUNDS, BOTH_COLUMNS),
     "serving": Rule(ROUNDS, {"specsim.display", "rich"}),

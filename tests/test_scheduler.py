@@ -650,3 +650,17 @@ def test_on_fast_graph_modes_and_schedules_give_the_same_bits(graph, schedule, d
 @cache
 def _expected_bits(device: str) -> dict[int, tuple]:
     return bits(fast_engine("tree", "eager", device), [0, 1, 2])
+
+
+@SCHEDULES
+def test_a_scheduler_made_in_inference_mode_can_be_used_outside_and_back_inside(schedule):
+    """Tests here run inside."""
+    scheduler = make(schedule=schedule)
+    scheduler.submit(ask(0, max_new_tokens=30))
+    scheduler.step()
+    with torch.inference_mode(False):
+        scheduler.step()
+    scheduler.step()
+    with torch.inference_mode(False):
+        assert scheduler.abort(0)
+        assert scheduler.close()["free"] == scheduler.pools.num_slots

@@ -31,7 +31,7 @@ from specsim.pool import round_columns
 from specsim.requests import Request, make_request
 from specsim.residents import Residents
 from specsim.scheduler import Scheduler
-from specsim.situations import accepted_name, exercised
+from specsim.soak.situations import accepted_name, exercised
 
 VOCAB = 48
 # Prompts share the first tokens of one of these.

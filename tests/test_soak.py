@@ -9,21 +9,21 @@ import pytest
 import torch
 from rich.console import Console
 
-import specsim.trial as trial
+import specsim.soak.trial as trial
 from specsim.cli import main
 from specsim.config import InputError, SamplingParams, ServingConfig, SpecConfig
 from specsim.differential.pairs import make_pair
 from specsim.generation import load_engine
 from specsim.phases import DraftInput
 from specsim.prefix import PrefixTree
-from specsim.programs import FAMILIES, KINDS, MOST_REQUESTS, Submission, draw, named
 from specsim.requests import Request
 from specsim.residents import Residents
 from specsim.runner import Runner
 from specsim.scheduler import Scheduler
-from specsim.situations import REQUIRED, accepted_name, exercised, required
-from specsim.soak import LEAST_REQUESTS, SITUATIONS, Soak, soak
-from specsim.trial import ProgramResult
+from specsim.soak.programs import FAMILIES, KINDS, MOST_REQUESTS, Submission, draw, named
+from specsim.soak.run import LEAST_REQUESTS, SITUATIONS, Soak, soak
+from specsim.soak.situations import REQUIRED, accepted_name, exercised, required
+from specsim.soak.trial import ProgramResult
 
 PROGRAMS = [draw(0, index) for index in range(300)]
 

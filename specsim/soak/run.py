@@ -19,10 +19,10 @@ from tqdm.auto import tqdm
 from specsim.config import InputError, SpecConfig
 from specsim.differential.pairs import make_pair
 from specsim.generation import COLUMNS, check_device, load_engine
-from specsim.programs import draw
 from specsim.provenance import now, versions
-from specsim.situations import REQUIRED, required
-from specsim.trial import ProgramResult, dtype_of, run_named
+from specsim.soak.programs import draw
+from specsim.soak.situations import REQUIRED, required
+from specsim.soak.trial import ProgramResult, dtype_of, run_named
 
 if TYPE_CHECKING:
     from rich.console import Console

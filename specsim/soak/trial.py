@@ -11,11 +11,11 @@ import torch
 from specsim.differential.pairs import make_pair
 from specsim.generation import load_engine
 from specsim.invariance import BUDGETS, alone, difference, is_undecidable
-from specsim.programs import Program, Submission, named
 from specsim.ranks import Ranks
 from specsim.requests import Request
 from specsim.scheduler import Scheduler
-from specsim.situations import accepted_name, exercised
+from specsim.soak.programs import Program, Submission, named
+from specsim.soak.situations import accepted_name, exercised
 
 MOST_STEPS = 20_000  # more than any program takes that ends
 
