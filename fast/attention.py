@@ -13,6 +13,7 @@ from specsim.phases import Batch, DraftExtendInput, PrefillInput, VerifyInput
 from specsim.pool import KVBuffer, KVPool
 
 WORD = tl.constexpr(32)  # visibility bits of one i32, and extra keys of one tile
+MOST_SPLITS = 64  # parts that a row's keys are read in
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,17 +315,19 @@ def _fold(query, total, top, acc, keys_ptr, values_ptr, slot, loaded, visible, s
 @kernel
 def _attention_kernel(
     out_ptr, query_ptr, keys_ptr, values_ptr, positions_ptr, row_starts_ptr, prefix_lens_ptr, kv_indices_ptr,
-    num_extras_ptr, extra_positions_ptr, visible_ptr, window, columns, extras,
-    GROUP: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr,
-    DOT: tl.constexpr,
+    num_extras_ptr, extra_positions_ptr, visible_ptr, parts_ptr, stats_ptr, window, columns, extras, stride_part,
+    GROUP: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_C: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     head, heads, request = tl.program_id(1), tl.num_programs(1), tl.program_id(2).to(tl.int64)
     low, high = tl.load(row_starts_ptr + request), tl.load(row_starts_ptr + request + 1)
-    pair = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # a row and a query head of the group
+    split = (tl.program_id(0) % SPLITS).to(tl.int64)
+    pair = tl.program_id(0) // SPLITS * BLOCK_M + tl.arange(0, BLOCK_M)  # a row and a query head of the group
     row = low + pair // GROUP
     mask = row < high
     offs_d = tl.arange(0, BLOCK_D)
-    address = ((row * heads + head) * GROUP + pair % GROUP)[:, None] * D + offs_d[None, :]
+    query_head = (row * heads + head) * GROUP + pair % GROUP
+    address = query_head[:, None] * D + offs_d[None, :]
     mask_q = mask[:, None] & (offs_d < D)[None, :]
     query = tl.load(query_ptr + address, mask=mask_q, other=0.0).to(DOT)
     position = tl.load(positions_ptr + row, mask=mask, other=0)
@@ -336,6 +339,8 @@ def _attention_kernel(
 
     first = tl.where(prefix_len > 0, tl.maximum(position - window + 1, 0), columns)  # of the window
     start, end = tl.min(first, axis=0), tl.max(prefix_len, axis=0)
+    share = tl.cdiv(tl.cdiv(tl.maximum(end - start, 0), SPLITS), BLOCK_C) * BLOCK_C
+    start, end = start + split * share, tl.minimum(end, start + (split + 1) * share)
     for tile in range(start // BLOCK_C * BLOCK_C, end, BLOCK_C):
         column = tile + tl.arange(0, BLOCK_C)
         inside = (column >= start) & (column < end)
@@ -346,7 +351,8 @@ def _attention_kernel(
         )
 
     num_words, bit = (extras + WORD - 1) // WORD, tl.arange(0, WORD)
-    for tile in range(0, tl.load(num_extras_ptr + request), WORD):
+    num_extras = tl.where(split == SPLITS - 1, tl.load(num_extras_ptr + request), 0)
+    for tile in range(0, num_extras, WORD):
         bits = tl.load(visible_ptr + row * num_words + tile // WORD, mask=mask, other=0)
         inside = tile + bit < extras
         slot = tl.load(kv_indices_ptr + columns + tile + bit, mask=inside, other=-1)
@@ -357,8 +363,45 @@ def _attention_kernel(
         total, top, acc = _fold(
             query, total, top, acc, keys_ptr, values_ptr, slot, loaded, visible, stride_slot, D, BLOCK_D
         )
-    out = acc / tl.where(total > 0, total, 1.0)[:, None]
-    tl.store(out_ptr + address, nearest(out, out_ptr.dtype.element_ty), mask=mask_q)
+    if SPLITS == 1:
+        out = acc / tl.where(total > 0, total, 1.0)[:, None]
+        tl.store(out_ptr + address, nearest(out, out_ptr.dtype.element_ty), mask=mask_q)
+    else:
+        tl.store(parts_ptr + split * stride_part * D + address, acc, mask=mask_q)
+        stats_ptr += 2 * (split * stride_part + query_head)
+        tl.store(stats_ptr, top, mask=mask)
+        tl.store(stats_ptr + 1, total, mask=mask)
+
+
+@kernel
+def _merge_kernel(
+    out_ptr, parts_ptr, stats_ptr, count,
+    D: tl.constexpr, SPLITS: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """The parts of every row and head, always in their order, under the largest of their maxima."""
+    row, split = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64), tl.arange(0, BLOCK_S)
+    offs_d = tl.arange(0, BLOCK_D)
+    mask = (row < count)[:, None] & (split < SPLITS)[None, :]
+    stats = 2 * (split[None, :].to(tl.int64) * count + row[:, None])
+    top = tl.load(stats_ptr + stats, mask=mask, other=float("-inf"))
+    total = tl.load(stats_ptr + stats + 1, mask=mask, other=0.0)
+    highest = tl.max(top, axis=1)
+    scale = tl.exp(top - tl.where(highest == float("-inf"), 0.0, highest)[:, None])
+    whole = tl.sum(scale * total, axis=1)
+    scale /= tl.where(whole > 0, whole, 1.0)[:, None]
+    address = (split[None, :, None].to(tl.int64) * count + row[:, None, None]) * D + offs_d[None, None, :]
+    parts = tl.load(parts_ptr + address, mask=mask[:, :, None] & (offs_d < D)[None, None, :], other=0.0)
+    out = tl.sum(parts * scale[:, :, None], axis=1)
+    mask_d = (row < count)[:, None] & (offs_d < D)[None, :]
+    tl.store(out_ptr + row[:, None] * D + offs_d[None, :], nearest(out, out_ptr.dtype.element_ty), mask=mask_d)
+
+
+def _num_splits(programs: int, columns: int, device: torch.device) -> int:
+    """In how many parts keys are read so that a GPU has two programs for each of its multiprocessors; one elsewhere."""
+    if device.type != "cuda":
+        return 1
+    wanted = triton.cdiv(2 * torch.cuda.get_device_properties(device).multi_processor_count, programs)
+    return max(1, min(wanted, MOST_SPLITS, triton.cdiv(columns, 64)))
 
 
 def attention(
@@ -368,26 +411,39 @@ def attention(
     metadata: AttentionMetadata,
     window: int | None,
     out: torch.Tensor | None = None,
+    splits: int | None = None,
 ) -> torch.Tensor:
     """softmax(q·k / √D) v over the visible keys, [R, A, D]: online softmax in f32, rows of a request share key loads.
 
     window: a row sees that many last positions, its own included. Grouped queries share a key head. A row that sees
-    nothing yields zeros. Slots that no row sees are not read.
+    nothing yields zeros. Slots that no row sees are not read. splits: in how many parts the keys of a row are read
+    side by side (None: as many as keep the device busy), which are merged in their order.
     """
     require_contiguous(query_RAD=query_RAD)
     out = torch.empty_like(query_RAD) if out is None else out
     keys, values, extras = kv.keys[layer], kv.values[layer], metadata.extra_positions.shape[1]
     kv_heads, head_dim = keys.shape[1:]
-    group = query_RAD.shape[1] // kv_heads
-    pairs = metadata.max_rows * group
+    group, count = query_RAD.shape[1] // kv_heads, query_RAD.shape[0] * query_RAD.shape[1]
+    pairs, columns = metadata.max_rows * group, metadata.kv_indices.shape[1] - extras
     block_m = max(16, min(block_of(pairs, 64, max(128, head_dim)), triton.next_power_of_2(pairs)))
-    _attention_kernel[triton.cdiv(pairs, block_m), kv_heads, len(metadata.num_extras)](
+    blocks, requests = triton.cdiv(pairs, block_m), len(metadata.num_extras)
+    splits = splits or _num_splits(max(1, blocks * kv_heads * requests), columns, query_RAD.device)
+    parts = out if splits == 1 else out.new_empty(splits, count, head_dim, dtype=torch.float32)
+    stats = out if splits == 1 else out.new_empty(splits, count, 2, dtype=torch.float32)
+    block_d = max(16, triton.next_power_of_2(head_dim))
+    _attention_kernel[blocks * splits, kv_heads, requests](
         out, query_RAD, keys, values, metadata.positions, metadata.row_starts, metadata.prefix_lens,
-        metadata.kv_indices, metadata.num_extras, metadata.extra_positions, metadata.visible,
-        2**30 if window is None else window, metadata.kv_indices.shape[1] - extras, extras,
-        GROUP=group, D=head_dim, BLOCK_M=block_m, BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
+        metadata.kv_indices, metadata.num_extras, metadata.extra_positions, metadata.visible, parts, stats,
+        2**30 if window is None else window, columns, extras, count,
+        GROUP=group, D=head_dim, SPLITS=splits, BLOCK_M=block_m, BLOCK_D=block_d,
         BLOCK_C=128 if INTERPRETED else 64, DOT=_dot_type(query_RAD.dtype, keys.dtype),
     )  # fmt: skip
+    if splits > 1:
+        block_s = triton.next_power_of_2(splits)
+        block_r = block_of(count, 1, block_s * block_d)
+        _merge_kernel[(triton.cdiv(count, block_r),)](
+            out, parts, stats, count, D=head_dim, SPLITS=splits, BLOCK_S=block_s, BLOCK_R=block_r, BLOCK_D=block_d
+        )
     return out
 
 

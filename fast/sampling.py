@@ -376,6 +376,12 @@ def kept_mass(laws, row):
 
 
 @triton.jit
+def only_token(laws, row):
+    """The one token that a row of temperature 0 keeps."""
+    return tl.load(laws[2] + row * 2 + 1)
+
+
+@triton.jit
 def logprob(laws, rows, tokens, mask):
     """log softmax(adjusted / T) of tokens at rows, T = 1 when greedy, before filters; 0 where masked or no token."""
     adjusted_ptr, moments_ptr, _, vocab_size = laws

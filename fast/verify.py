@@ -13,6 +13,7 @@ from specsim.fast.sampling import (
     kept_mass,
     laws,
     logprob,
+    only_token,
     token_counts,
     vocab_block,
     weight,
@@ -119,6 +120,7 @@ def _finish(
     tokens_ptr,
     next_sibling_ptr,
     rejected_ptr,
+    temperature_ptr,
     seq_lens_ptr,
     seeds_ptr,
     request_ids_ptr,
@@ -147,7 +149,10 @@ def _finish(
     following = tl.load(accept_index_ptr + offs + 1, mask=offs < drafts, other=0)
     last = tl.maximum(tl.max(tl.where(offs == drafts, path, -1), axis=0), 0)
     siblings = (tokens_ptr + root, next_sibling_ptr + root, tl.load(rejected_ptr + request), num_nodes)
-    bonus = draw(laws, last, siblings, uniform, BLOCK)
+    if tl.load(temperature_ptr + request) == 0:  # the walk rejects no child that holds it
+        bonus = only_token(laws, last)
+    else:
+        bonus = draw(laws, last, siblings, uniform, BLOCK)
     after = tl.where(offs == drafts, bonus, tl.load(tokens_ptr + following, mask=offs < drafts, other=0).to(tl.int32))
     logprobs = logprob(laws, path, after, path >= 0)
     tl.store(num_tokens_ptr + request, drafts + 1)
@@ -214,6 +219,7 @@ def walk(
         tokens,
         next_sibling,
         rejected_B,
+        batch.sampling.temperature,
         batch.seq_lens,
         batch.seeds,
         batch.request_ids,
@@ -259,6 +265,7 @@ def _first_tokens(
     lasts_ptr,
     known_tokens_ptr,
     rows_ptr,
+    temperature_ptr,
     seq_lens_ptr,
     seeds_ptr,
     request_ids_ptr,
@@ -270,6 +277,8 @@ def _first_tokens(
     request, laws = tl.program_id(0).to(tl.int64), (adjusted_ptr, moments_ptr, lasts_ptr, vocab_size)
     real = tl.load(rows_ptr + request) >= 0
     token = tl.load(known_tokens_ptr + request).to(tl.int32)
+    if real & (token < 0) & (tl.load(temperature_ptr + request) == 0):
+        token = only_token(laws, request)
     if real & (token < 0):
         seed, request_id = tl.load(seeds_ptr + request), tl.load(request_ids_ptr + request)
         root_len, zero = tl.load(seq_lens_ptr + request) - 1, tl.full((), 0, tl.int32)
@@ -298,6 +307,7 @@ def first_tokens(
         law.lasts,
         known_tokens,
         batch.req_pool_indices,
+        batch.sampling.temperature,
         batch.seq_lens,
         batch.seeds,
         batch.request_ids,

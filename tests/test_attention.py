@@ -561,9 +561,10 @@ ATTENDED = {
 }
 
 
+@pytest.mark.parametrize("splits", [None, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("attended", ATTENDED.values(), ids=ATTENDED)
-def test_attention_of_kernels_equals_the_references(attended, dtype, device, program_order):
+def test_attention_of_kernels_equals_the_references(attended, dtype, splits, device, program_order):
     """NaN in every slot that no row sees. A padded request has NaN for queries and yields zeros, as dropped rows do."""
     make, arguments, heads, kv_heads, dim, window = attended
     phase = make(*arguments, layout=KVLayout(2, kv_heads, dim))
@@ -574,11 +575,25 @@ def test_attention_of_kernels_equals_the_references(attended, dtype, device, pro
     more = torch.full((len(metadata.slots), heads, dim), math.nan, dtype=dtype)
     more[: len(query)] = query
     expected = attention(query.double(), 1, phase.pools.draft, phase.expected, window)
-    out = fast.attention(more.to(device), 1, pools.draft, metadata, window).cpu()
+    out = fast.attention(more.to(device), 1, pools.draft, metadata, window, splits=splits).cpu()
     assert out.dtype == dtype
     assert (out[: len(query)].double() - expected).abs().max() <= budget(query, phase, dtype)
     assert (out[: len(query)][phase.expected.slots < 0] == 0).all()
     assert (out[len(query) :] == 0).all()
+
+
+@pytest.mark.parametrize("splits", [2, 5, 64])
+def test_keys_read_in_parts_are_merged_in_their_order(splits, device, program_order):
+    """Prefixes of no key, less than a tile, several tiles, and more parts than tiles: the same bits every time."""
+    phase = prefill_phase([300, 0, 20], [3, 2, 1], 16, layout=KVLayout(1, 2, 16))
+    fill_for(phase, 0, None, torch.float32)
+    pools, query = twin(phase.pools, torch.float32, device), torch.randn(6, 4, 16, device=device)
+    metadata = phase.build(pools, device)
+    query = torch.nn.functional.pad(query, (0, 0, 0, 0, 0, len(metadata.slots) - 6))
+    out, again = (fast.attention(query, 0, pools.draft, metadata, None, splits=splits) for _ in range(2))
+    expected = attention(query[:6].cpu().double(), 0, phase.pools.draft, phase.expected, None)
+    assert torch.equal(out, again)
+    assert (out[:6].cpu().double() - expected).abs().max() <= budget(query[:6].cpu(), phase, torch.float32)
 
 
 def test_a_padded_request_changes_no_bit_of_the_others(device):
