@@ -108,8 +108,8 @@ class Engine:
     def round(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> RoundOutput:
         """One speculative round; the batch after it has seq_lens + num_accepted_tokens.
 
-        reserved: the caller owns the columns of this round already (release `finish`), so that no length is read on
-        the host for them.
+        reserved: the caller owns the columns of this round already, so that no length is read on the host for them;
+        under release `round` lanes are borrowed all the same.
         """
         if self.graph != "round":
             verify_input = self.draft(batch, draft_input, pools, reserved)
@@ -128,7 +128,7 @@ class Engine:
     @torch.inference_mode()
     def draft(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> VerifyInput:
         """Propose candidates and lay the best of them out as trees over columns L..L+N-1."""
-        if not reserved:
+        if not reserved or self.config.release == "round":
             own_lanes(pools, *_rows_and_lens(batch), self.config)
         frame = self._frame(batch, pools)
         load(frame.draft_input, draft_input)

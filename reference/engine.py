@@ -69,7 +69,8 @@ class Engine:
     def round(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> RoundOutput:
         """One speculative round; the batch after it has seq_lens + num_accepted_tokens.
 
-        reserved: the caller owns the columns of this round already (release `finish`).
+        reserved: the caller owns the columns of this round already; under release `round` lanes are borrowed all the
+        same.
         """
         verify_input = self.draft(batch, draft_input, pools, reserved)
         verify_output = self.verify(batch, verify_input, pools)
@@ -79,7 +80,7 @@ class Engine:
     def draft(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> VerifyInput:
         """Propose candidates and lay the best of them out as trees over columns L..L+N-1."""
         rows, lengths = batch.req_pool_indices.tolist(), batch.seq_lens.tolist()
-        if not reserved:
+        if not reserved or self.config.release == "round":
             own_lanes(pools, rows, lengths, self.config)
         candidates = self.drafter.propose(batch, draft_input, pools)
         own_tree(pools, rows, lengths, self.config)

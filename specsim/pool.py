@@ -81,15 +81,19 @@ class PageAllocator:
         return pages
 
     def holders(self, page: int) -> int:
+        """How many hold a page; 0: it is free."""
         return self._holders[page]
 
     def hold(self, pages: Sequence[int]) -> None:
+        """One holder more for each."""
         for page in pages:
             self._holders[page] += 1
 
     def free(self, pages: Sequence[int]) -> None:
-        """One holder less for each; a page that nobody holds is free."""
+        """One holder less for each; a page that nobody holds is free. ValueError for one that nobody held."""
         for page in pages:
+            if not self._holders[page]:
+                raise ValueError(f"page {page} is free already")
             self._holders[page] -= 1
             if not self._holders[page]:
                 self._free.append(page)
@@ -386,7 +390,10 @@ def _lanes_end(seq_len: int, config: SpecConfig) -> int:
 
 
 def own_lanes(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig) -> None:
-    """Before the draft phase: own two rounds' need (release `finish`) or borrow this round's lanes (`round`)."""
+    """Before the draft phase: own two rounds' need (release `finish`) or borrow this round's lanes (`round`).
+
+    seq_lens: what is committed, of which the pools take note.
+    """
     for row, length in zip(rows, seq_lens, strict=True):
         finish = config.release == "finish"
         pools.reserve(row, config.reserved_columns(length) if finish else _lanes_end(length, config))

@@ -6,6 +6,7 @@ phase as soon as another one has work in it.
 
 from collections.abc import Sequence
 
+from specsim.config import InputError
 from specsim.requests import Request
 from specsim.scheduler import Scheduler
 from specsim.trace import StepRecord
@@ -20,21 +21,24 @@ class Ranks:
 
     def submit(self, request: Request) -> None:
         """A conversation stays where its KV is."""
+        if request.request_id in self.home:
+            raise InputError("request_id", request.request_id, "an id that no other request has")
         scheduler = self.home.get(request.continues) or min(self.schedulers, key=_load)
         scheduler.submit(request)
         self.home[request.request_id] = scheduler
 
     @property
     def is_busy(self) -> bool:
+        """Whether a rank is."""
         return any(scheduler.is_busy for scheduler in self.schedulers)
 
     def run(self) -> None:
         """Steps until every request of every rank has ended."""
         while self.is_busy:
-            arrivals = [scheduler.next_arrival for scheduler in self.schedulers if scheduler.is_busy]
-            if None not in arrivals:
+            events = [scheduler.next_event for scheduler in self.schedulers if scheduler.is_busy]
+            if None not in events:
                 for scheduler in self.schedulers:
-                    scheduler.skip_to(min(arrivals))
+                    scheduler.skip_to(min(events))
             self.step()
             if all(scheduler.is_stalled for scheduler in self.schedulers if scheduler.is_busy):
                 for scheduler in self.schedulers:

@@ -19,16 +19,15 @@ class Request:
     """A request on its way; it is itself and equal to no other.
 
     What is asked for: prompt_ids, at most max_tokens new tokens, stop_ids end it. arrival: the first step in which it
-    may be planned. priority: higher goes first. continues: the id of the request whose conversation this is the next
-    turn of; prompt_ids is only that turn until `follow`. abort_at: the step at whose start it is aborted. keep:
-    whether its KV is held after it has finished, for a next turn that nobody has submitted yet. tokenizer: needed for
-    stop strings and `text`.
+    may be planned. priority: the higher is admitted first and gives way last. continues: the id of the request whose
+    conversation this is the next turn of; prompt_ids is only that turn until `follow`. abort_at: the step at whose
+    start it is aborted. keep: whether its KV is held after it has finished (not after an abort), for a next turn that
+    nobody has submitted yet. tokenizer: needed for stop strings and `text`.
 
-    What has come of it: row, its place in the pool's tables (-1: none). accepted:
-    num_accepted_tokens of each round. finish_reason: `stop`, `length`, `abort` or `rejected`. stop_reason: the token id
-    or the stop string that ended it. error: why it was rejected. emissions: (step, seconds, tokens) of each delivery.
-    arrived: step and seconds at which it could first have been planned. num_reused: columns that were not prefilled,
-    since a tree or a session had them.
+    What has come of it: row, its place in the pool's tables (-1: none). accepted: num_accepted_tokens of each round.
+    finish_reason: `stop`, `length`, `abort` or `rejected`. stop_reason: the token id or the stop string that ended it.
+    error: why it was rejected. emissions: (step, seconds, tokens) of each delivery. arrived: step and seconds at which
+    it could first have been planned. num_reused: columns that were not prefilled, since a tree or a session had them.
     """
 
     request_id: int
@@ -90,9 +89,12 @@ class Request:
                 self.finish_reason = "length"
         return len(self.token_ids) - before
 
-    def follow(self, previous: "Request", max_len: int) -> None:
-        """Make the prompt the conversation so far and this turn; max_tokens is below 1 where max_len is too short."""
+    def follow(self, previous: "Request") -> None:
+        """Make the prompt the conversation so far and this turn."""
         self.prompt_ids = previous.known_ids + self.prompt_ids
+
+    def fit(self, max_len: int) -> None:
+        """End at max_len tokens, prompt included, at the latest; max_tokens is below 1 where the prompt is too long."""
         self.max_tokens = min(self.params.max_new_tokens, max_len - len(self.prompt_ids))
 
     def _stop_string(self) -> str | None:
@@ -122,10 +124,10 @@ def make_requests(pair, prompts, sampling, request_ids, max_len: int) -> list[Re
     if len(set(ids)) != len(prompts) or not all(type(each) is int and 0 <= each < 2**32 for each in ids):
         raise InputError("request_ids", request_ids, f"{len(prompts)} different integers from 0 to 2^32 - 1")
     requests = [
-        make_request(pair.target.config, pair.tokenizer, *item, max_len)
-        for item in zip(ids, prompts, sampling, strict=True)
+        make_request(pair.target.config, pair.tokenizer, *item) for item in zip(ids, prompts, sampling, strict=True)
     ]
     for request in requests:
+        request.fit(max_len)
         if len(request.prompt_ids) >= max_len:
             most = f"at most {max_len - 1}, one less than max_len"
             raise InputError("prompt", f"{len(request.prompt_ids)} tokens", most)
@@ -138,7 +140,6 @@ def make_request(
     request_id: int,
     prompt: str | Sequence[int],
     params: SamplingParams,
-    max_len: int,
     *,
     arrival: int = 0,
     priority: int = 0,
@@ -148,10 +149,10 @@ def make_request(
 ) -> Request:
     """Give a request of text or token ids. InputError names what no schedule could run.
 
-    Its length is not looked at: max_tokens is below 1 where max_len is too short. A turn that continues another is
-    encoded without the tokens that begin a text.
+    Its length is not looked at: whoever runs it makes it `fit`. A turn that continues another is encoded without the
+    tokens that begin a text.
     """
-    _check_schedule(request_id, arrival, priority, continues, abort_at)
+    _check_place(request_id, arrival, priority, continues, abort_at)
     ids = _token_ids(tokenizer, prompt, continues is None)
     if not ids:
         raise InputError("prompt", prompt, "at least one token")
@@ -163,12 +164,11 @@ def make_request(
     if params.stop and tokenizer is None:
         raise InputError("stop", params.stop, "none: the target has no tokenizer")
     stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else target_config.eos_token_ids)
-    max_tokens = min(params.max_new_tokens, max_len - len(ids))
-    schedule = (arrival, priority, continues, abort_at, keep)
-    return Request(request_id, list(map(int, ids)), params, stop_ids, max_tokens, *schedule, tokenizer)
+    place = (arrival, priority, continues, abort_at, keep)
+    return Request(request_id, list(map(int, ids)), params, stop_ids, params.max_new_tokens, *place, tokenizer)
 
 
-def _check_schedule(request_id, arrival, priority, continues, abort_at) -> None:
+def _check_place(request_id, arrival, priority, continues, abort_at) -> None:
     for name, value in (("id", request_id), ("continues", continues)):
         if (type(value) is not int or not 0 <= value < 2**32) and (name == "id" or value is not None):
             raise InputError(name, value, "an integer from 0 to 2^32 - 1")

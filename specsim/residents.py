@@ -36,12 +36,16 @@ class Residents:
         return None
 
     def admit(self, request: Request, residents: Collection[Request]) -> bool:
-        """Give a request a row and the columns of its prefill and first round; False, and nothing done, if the others'
-        next round would not fit any more.
+        """Give a request a row and the columns of its prefill, and under release `finish` those of its first rounds;
+        False, and no session or prefix spent, if its next round and the others' would not fit together.
         """
-        session = self._sessions.pop(request.continues, None)
+        session = self._sessions.get(request.continues)
+        pages = self._pools.pages(session.row) if session else self._match(request)
+        if not self._can_fit(residents, pages, round_columns(request.prefill_len, self._config)):
+            return False
         if session is None and not self._free_a_row():
             return False
+        self._sessions.pop(request.continues, None)
         request.row = session.row if session else self._open(request)
         if not self.make_room([*residents, request]):
             if session:
@@ -57,20 +61,24 @@ class Residents:
         return True
 
     def _open(self, request: Request) -> int:
-        row, known_ids = self._pools.open(), request.known_ids
-        if self._tree is not None:  # one column at least is computed: the round starts from its hidden state
-            self._pools.share(row, self._tree.match(known_ids, request.prefill_len - 1))
-            tokens = torch.tensor(known_ids[: self._pools.committed_columns(row)], dtype=torch.int64)
-            self._pools.record(row, torch.arange(len(tokens)), tokens.to(self._pools.token_ids.device))
+        row = self._pools.open()
+        self._pools.share(row, self._match(request))
+        tokens = torch.tensor(request.known_ids[: self._pools.committed_columns(row)], dtype=torch.int64)
+        self._pools.record(row, torch.arange(len(tokens)), tokens.to(self._pools.token_ids.device))
         return row
+
+    def _match(self, request: Request) -> list[int]:
+        """Cached pages of a request's prefix; one column at least is computed: the round starts from its hidden."""
+        return [] if self._tree is None else self._tree.match(request.known_ids, request.prefill_len - 1)
 
     def _free_a_row(self) -> bool:
         return bool(self._pools.free_rows) or self._end_oldest_session()
 
     def make_room(self, residents: Collection[Request]) -> bool:
-        """Evict prefixes and end sessions until the next round of these requests fits; if it cannot, spare them all."""
-        held = {page for request in residents for page in self._pools.pages(request.row)}
-        if (self._growth(residents) + len(held)) * self._pools.page_size > self._pools.usable_slots:
+        """Evict prefixes and end sessions until the next round of these requests fits; False if it cannot, as a rule
+        before any is spent.
+        """
+        if not self._can_fit(residents):
             return False
         while (missing := self._growth(residents) - self._pools.free_slots // self._pools.page_size) > 0:
             evicted = self._tree.evict(missing) if self._tree is not None else 0
@@ -78,6 +86,18 @@ class Residents:
             if not evicted and not self._end_oldest_session():
                 return False
         return True
+
+    def _can_fit(self, residents: Collection[Request], pages: Collection[int] = (), columns: int = 0) -> bool:
+        """Whether the next rounds of residents, and of a request that would begin with these pages and need so many
+        columns, fit within the limit when nothing else is held.
+        """
+        held = {*pages, *(page for request in residents for page in self._pools.pages(request.row))}
+        growth = self._growth(residents) + max(0, self._pools.num_pages(columns) - len(pages))
+        return (growth + len(held)) * self._pools.page_size <= self._pools.usable_slots
+
+    def least_slots(self, request: Request) -> int:
+        """Slots that a request needs for its prefill and its next round."""
+        return self._pools.num_pages(round_columns(request.prefill_len, self._config)) * self._pools.page_size
 
     def _growth(self, residents: Collection[Request]) -> int:
         """Pages that the next round of these requests needs beyond those they hold."""

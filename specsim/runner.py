@@ -28,6 +28,7 @@ class Relay:
         self._seq_lens = torch.zeros(num_rows, dtype=torch.int64, device=device)
 
     def put(self, batch: Batch) -> None:
+        """Note the lengths of a batch's requests."""
         self._seq_lens[batch.req_pool_indices] = batch.seq_lens
 
     def get(self, batch: Batch) -> Batch:
@@ -49,6 +50,7 @@ class HostCopy:
             self._event.record()
 
     def read(self) -> dict[str, torch.Tensor]:
+        """The tensors on the host."""
         if self._event is not None:
             self._event.synchronize()
         return self._tensors
@@ -78,7 +80,7 @@ class Launched:
 
 
 class Runner:
-    """Prefills and rounds of one engine over one pool.
+    """Prefills and rounds of one engine over one pool. Between rounds the batch has no lengths of its own.
 
     requests: those that are being decoded, in the order of the batch's rows. lagging: the host learns results late, so
     that lengths come from the relay; else they come from what the host knows.
@@ -101,7 +103,7 @@ class Runner:
         return batch.to(self._engine.device)
 
     def prefill(self, step: int, requests: Sequence[Request], chunks: Sequence[tuple[int, int]]) -> Launched:
-        """Fill columns start..end of every request; those that are complete then join the batch.
+        """Fill columns start to end - 1 of every request; those that are complete then join the batch.
 
         The token after a chunk is sampled only if it is not known. No request: every phase is passed through all the
         same, as a rank does that has nothing to do while others have.
@@ -124,10 +126,8 @@ class Runner:
     def round(self, step: int) -> Launched:
         """One round of the batch, also of an empty one."""
         batch = self._relay.get(self._batch) if self._lagging else self._with_known_lengths()
-        reserved = self._engine.config.release == "finish"
-        _, output, self._draft_input = self._engine.round(batch, self._draft_input, self._pools, reserved=reserved)
-        self._batch = batch.after(output.num_accepted_tokens)
-        self._relay.put(self._batch)
+        _, output, self._draft_input = self._engine.round(batch, self._draft_input, self._pools, reserved=True)
+        self._relay.put(batch.after(output.num_accepted_tokens))
         results = HostCopy({each.name: getattr(output, each.name) for each in fields(Verdict)})
         return Launched(step, tuple(self.requests), results, is_round=True, places=tuple(range(len(self.requests))))
 

@@ -8,18 +8,18 @@ after, so that nothing that is planned depends on a round that is still under wa
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 
 from specsim.config import InputError, ServingConfig
 from specsim.requests import Request
 from specsim.residents import Residents
 from specsim.runner import Delivery, Launched, Runner
-from specsim.trace import Chunk, Result, Retraction, StepRecord, Trace
+from specsim.trace import Chunk, Result, Retraction, StepLog, StepRecord, Trace
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a step prefills: columns start..end of each request."""
+    """What a step prefills: columns start to end - 1 of each request, chunks (start, end)."""
 
     requests: tuple[Request, ...]
     chunks: tuple[tuple[int, int], ...]
@@ -29,8 +29,9 @@ class Scheduler:
     """Continuous batching over an engine of either column.
 
     serving: see ServingConfig. clock: seconds, for the requests' times. audits: whether the pool is audited after
-    every step (audited_slots counts them). Requests are submitted with `submit` and advanced with `step`, or with `run`
-    until all have ended; `close` then gives everything back.
+    every step (audited_slots counts them). requests: all that were submitted, by id; trace: a record a step; pools;
+    residents: who holds KV; runner: the batch. Requests are submitted with `submit` and advanced with `step`, or with
+    `run` until all have ended; `close` then gives everything back.
     """
 
     def __init__(
@@ -58,26 +59,23 @@ class Scheduler:
         self._waiting: list[Request] = []  # without a place
         self._prefilling: list[Request] = []
         self._unread: deque[Launched] = deque()
-        self._continued: set[int] = set()
         self._clock, self._start, self._audits = clock, clock(), audits
         self.is_stalled = False
-        self._log = _Log(0)
+        self._log = StepLog(0)
 
     def submit(self, request: Request) -> None:
         """Accept a request for its step of arrival; it may be one that continues a conversation that is under way."""
         if request.request_id in self.requests:
             raise InputError("request_id", request.request_id, "an id that no other request has")
-        if request.continues is not None:
-            if request.continues not in self.requests:
-                raise InputError("continues", request.continues, "the id of a request that was submitted before")
-            self._continued.add(request.continues)
+        if request.continues is not None and request.continues not in self.requests:
+            raise InputError("continues", request.continues, "the id of a request that was submitted before")
         self._order[request.request_id] = len(self._order)
         self.requests[request.request_id] = request
         self._coming.append(request)
 
     @property
     def step_index(self) -> int:
-        """The step that comes next."""
+        """The step that is under way, or between two steps the next."""
         return self._log.step
 
     @property
@@ -88,8 +86,8 @@ class Scheduler:
     def run(self, after_step: Callable[[], None] = lambda: None) -> None:
         """Steps until every request has ended; those in which nothing happens are left out."""
         while self.is_busy:
-            if (arrival := self.next_arrival) is not None:
-                self.skip_to(arrival)
+            if (event := self.next_event) is not None:
+                self.skip_to(event)
             self.step()
             after_step()
             self.check_not_stalled()
@@ -97,13 +95,19 @@ class Scheduler:
     def check_not_stalled(self) -> None:
         """Raises InputError if nothing can happen any more: whoever waits needs more slots than the limit allows."""
         if self.is_stalled:
-            raise InputError("limit", self.pools.usable_slots, "as many slots as the requests that wait need")
+            request = min(self._waiting, key=self._precedence)
+            needed = self.residents.least_slots(request)
+            raise InputError(
+                "limit", self.pools.usable_slots, f"at least {needed} slots, for request {request.request_id}"
+            )
 
     @property
-    def next_arrival(self) -> int | None:
-        """The step of the next arrival while there is nothing to do before it; None while there is."""
-        is_idle = bool(self._coming) and not (self._waiting or self._residents or self._unread)
-        return max(self.step_index, min(request.arrival for request in self._coming)) if is_idle else None
+    def next_event(self) -> int | None:
+        """The step of the next arrival or abort while there is nothing to do before it; None while there is."""
+        if not self._coming or self._waiting or self._placed or self._unread:
+            return None
+        aborts = (request.abort_at for request in self._coming if request.abort_at is not None)
+        return max(self.step_index, min([request.arrival for request in self._coming] + list(aborts)))
 
     def skip_to(self, step: int) -> None:
         """Leave out steps in which nothing happens."""
@@ -121,12 +125,12 @@ class Scheduler:
     def plan(self) -> Plan:
         """Decide what this step prefills, and make room for its round, from what the host knows."""
         self._arrive()
-        for request in [*self._coming, *self._waiting, *self._residents]:
+        for request in [*self._coming, *self._waiting, *self._placed]:
             if request.abort_at is not None and request.abort_at <= self.step_index:
                 self.abort(request.request_id)
-        while not self.residents.make_room(self._residents) and self._residents:
+        while not self.residents.make_room(self._placed) and self._placed:
             self._retract(self._who_gives_way())
-        if not self._log.retracted:  # whose last results may be unread; and there is no room anyway
+        if not self._log.events["retracted"]:  # whose last results may be unread; and there is no room anyway
             self._admit()
         self.residents.reserve(self.runner.requests)
         return self._chunks()
@@ -135,7 +139,7 @@ class Scheduler:
         """Launch a plan's chunks; of no request where a rank has none and others have."""
         launched = self.runner.prefill(self.step_index, plan.requests, plan.chunks)
         for request, (start, end) in zip(plan.requests, plan.chunks, strict=True):
-            self._log.prefilled.append(Chunk(request.request_id, start, end))
+            self._log.events["prefilled"].append(Chunk(request.request_id, start, end))
             self.residents.settle(request, end)
             if end == request.prefill_len:
                 self._prefilling.remove(request)
@@ -143,7 +147,7 @@ class Scheduler:
 
     def decode(self) -> None:
         """Launch a round of the running batch, also of an empty one."""
-        self._log.decoded += [request.request_id for request in self.runner.requests]
+        self._log.events["decoded"] += [request.request_id for request in self.runner.requests]
         self._launched(self.runner.round(self.step_index))
 
     def end_step(self) -> StepRecord:
@@ -155,9 +159,9 @@ class Scheduler:
         evicted, self.residents.evicted_pages = self.residents.evicted_pages, 0
         record = self._log.record(self._seconds(), evicted, usage)
         later = any(request.arrival > self.step_index for request in self._coming)
-        self.is_stalled = bool(self._waiting) and not later and self._log.is_empty
+        self.is_stalled = bool(self._waiting) and not later and not any(self._log.events.values())
         self.trace.append(record)
-        self._log = _Log(self.step_index + 1)
+        self._log = StepLog(self.step_index + 1)
         return record
 
     def abort(self, request_id: int) -> bool:
@@ -165,7 +169,7 @@ class Scheduler:
         request = self.requests.get(request_id)
         if request is None or request.finish_reason:
             return False
-        self._log.aborted.append(request_id)
+        self._log.events["aborted"].append(request_id)
         self._finish(request, "abort")
         return True
 
@@ -179,16 +183,18 @@ class Scheduler:
             self.abort(request_id)
         self._unread.clear()
         self.residents.close()
+        if any(self._log.events.values()):
+            self.end_step()
         usage = self.pools.audit()
         if usage["free"] != usage["slots"] or usage["requests"]:
             raise AssertionError(f"slots or rows are still held after the last request: {usage}")
         return usage
 
     @property
-    def _residents(self) -> list[Request]:
+    def _placed(self) -> list[Request]:
         return [*self.runner.requests, *self._prefilling]
 
-    def _rank(self, request: Request) -> tuple:
+    def _precedence(self, request: Request) -> tuple:
         """The order in which requests are served."""
         return -request.priority, request.arrived[0], self._order[request.request_id]
 
@@ -199,16 +205,17 @@ class Scheduler:
             if previous is not None and not previous.finish_reason:
                 continue
             self._coming.remove(request)
-            self._log.arrived.append(request.request_id)
+            self._log.events["arrived"].append(request.request_id)
             request.arrived = self.step_index, self._seconds()
             if previous is not None and previous.finish_reason == "rejected":
                 request.error = f"request {previous.request_id}, which it continues, was rejected"
             else:
                 if previous is not None:
-                    request.follow(previous, self.max_len)
+                    request.follow(previous)
+                request.fit(self.max_len)
                 request.error = self.residents.why_never(request)
             if request.error:
-                self._log.rejected.append(request.request_id)
+                self._log.events["rejected"].append(request.request_id)
                 self._finish(request, "rejected")
             else:
                 self._waiting.append(request)
@@ -218,16 +225,16 @@ class Scheduler:
         sign = {"latest": 0, "shortest": -1, "longest": 1}[self.serving.retraction]
 
         def key(request: Request) -> tuple:
-            priority, *arrival = self._rank(request)
+            priority, *arrival = self._precedence(request)
             return priority, sign * self.residents.committed(request), arrival
 
-        return max(self._residents, key=key)
+        return max(self._placed, key=key)
 
     def _retract(self, request: Request) -> None:
         """Take a request's place away: it waits, and will compute the KV of its known tokens again."""
-        seq_len, in_chunk = self.residents.committed(request), request in self._prefilling
+        seq_len, is_prefilling = self.residents.committed(request), request in self._prefilling
         in_page = seq_len % self.pools.page_size != 0
-        self._log.retracted.append(Retraction(request.request_id, seq_len, in_page, in_chunk))
+        self._log.events["retracted"].append(Retraction(request.request_id, seq_len, in_page, is_prefilling))
         request.num_retractions += 1
         self._remove(request)
         self.residents.release(request)
@@ -241,16 +248,16 @@ class Scheduler:
 
     def _admit(self) -> None:
         """First come, first served within a priority; who does not fit holds up those behind."""
-        for request in sorted(self._waiting, key=self._rank):
-            if len(self._residents) >= self.serving.max_running or not self.residents.admit(request, self._residents):
+        for request in sorted(self._waiting, key=self._precedence):
+            if len(self._placed) >= self.serving.max_running or not self.residents.admit(request, self._placed):
                 break
             self._waiting.remove(request)
             self._prefilling.append(request)
-            self._log.admitted.append(request.request_id)
+            self._log.events["admitted"].append(request.request_id)
             if request.num_retractions:
-                self._log.resumed.append(request.request_id)
+                self._log.events["resumed"].append(request.request_id)
             if reused := self.residents.committed(request):
-                self._log.reused.append((request.request_id, reused))
+                self._log.events["reused"].append((request.request_id, reused))
                 request.num_reused += reused
 
     def _chunks(self) -> Plan:
@@ -281,7 +288,7 @@ class Scheduler:
         kept = request.take(delivery.token_ids, delivery.logprobs)
         if delivery.is_round:
             count = len(delivery.token_ids)
-            self._log.results.append(Result(request.request_id, launched, count, kept))
+            self._log.events["results"].append(Result(request.request_id, launched, count, kept))
         if has_ended:
             return
         if delivery.is_round:
@@ -295,41 +302,18 @@ class Scheduler:
     def _finish(self, request: Request, reason: str) -> None:
         """The end of a request, wherever it stands."""
         request.finish_reason = reason
-        self._log.finished.append((request.request_id, reason))
+        self._log.events["finished"].append((request.request_id, reason))
         self._remove(request)
         previous = self.requests.get(request.continues)
-        if previous is not None and not previous.keep:  # in case this request never took it over
+        if previous is not None and not self._is_continued(previous):
             self.residents.end_session(previous.request_id)
         if request.row >= 0:
-            is_session = request.keep or request.request_id in self._continued
-            self.residents.release(request, keep_session=is_session and reason != "abort")
+            self.residents.release(request, keep_session=reason != "abort" and self._is_continued(request))
+
+    def _is_continued(self, request: Request) -> bool:
+        """Whether a turn may still come for which a request's KV is worth its slots."""
+        turns = [*self._coming, *self._waiting]
+        return request.keep or any(turn.continues == request.request_id for turn in turns)
 
     def _seconds(self) -> float:
         return self._clock() - self._start
-
-
-@dataclass(slots=True)
-class _Log:
-    """What happens in a step: the lists of a StepRecord while they grow."""
-
-    step: int
-    arrived: list[int] = field(default_factory=list)
-    admitted: list[int] = field(default_factory=list)
-    resumed: list[int] = field(default_factory=list)
-    decoded: list[int] = field(default_factory=list)
-    aborted: list[int] = field(default_factory=list)
-    rejected: list[int] = field(default_factory=list)
-    prefilled: list[Chunk] = field(default_factory=list)
-    reused: list[tuple[int, int]] = field(default_factory=list)
-    results: list[Result] = field(default_factory=list)
-    finished: list[tuple[int, str]] = field(default_factory=list)
-    retracted: list[Retraction] = field(default_factory=list)
-
-    def record(self, seconds: float, evicted_pages: int, usage: dict[str, int]) -> StepRecord:
-        events = {each.name: tuple(getattr(self, each.name)) for each in fields(self)[1:]}
-        slots = {f"{name}_slots": usage[name] for name in ("free", "reserved", "committed", "cached", "withheld")}
-        return StepRecord(self.step, seconds, **events, evicted_pages=evicted_pages, **slots)
-
-    @property
-    def is_empty(self) -> bool:
-        return not any(getattr(self, each.name) for each in fields(self)[1:])

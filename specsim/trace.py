@@ -33,7 +33,7 @@ EVENT_COLUMNS = {
     "event": "string",
     "seq_len": "Int64",
     "in_page": "boolean",
-    "in_chunk": "boolean",
+    "is_prefilling": "boolean",
     "num_reused": "Int64",
     "start": "Int64",
     "end": "Int64",
@@ -49,7 +49,7 @@ _ENTRIES = {"reused": ("request_id", "num_reused"), "finished": ("request_id", "
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Columns start..end of a request that one prefill call filled."""
+    """Columns start to end - 1 of a request that one prefill call filled."""
 
     request_id: int
     start: int
@@ -74,13 +74,13 @@ class Result:
 class Retraction:
     """An admitted request that gave its slots back and waits again.
 
-    seq_len: its committed columns; in_page: they end inside a page; in_chunk: its prefill was not complete.
+    seq_len: its committed columns; in_page: they end inside a page; is_prefilling: its prefill was not complete.
     """
 
     request_id: int
     seq_len: int
     in_page: bool
-    in_chunk: bool
+    is_prefilling: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,20 @@ class StepRecord:
     committed_slots: int
     cached_slots: int
     withheld_slots: int
+
+
+class StepLog:
+    """A record while its step is under way: events by name, in the order in which they happen."""
+
+    def __init__(self, step: int):
+        self.step = step
+        self.events: dict[str, list] = {name: [] for name in EVENTS}
+
+    def record(self, seconds: float, evicted_pages: int, usage: dict[str, int]) -> StepRecord:
+        """What happened, with the slots of KVPool.usage at the end."""
+        slots = {name: usage[name.removesuffix("_slots")] for name in SLOTS}
+        events = {name: tuple(events) for name, events in self.events.items()}
+        return StepRecord(step=self.step, seconds=seconds, evicted_pages=evicted_pages, **slots, **events)
 
 
 @dataclass(slots=True)

@@ -24,20 +24,20 @@ class Workload:
     skipped: list[tuple[int, str]]
 
 
-def read_requests(path: Path | str, pair, max_len: int, skip_bad_lines: bool = False) -> Workload:
+def read_requests(path: Path | str, pair, skip_bad_lines: bool = False) -> Workload:
     """Read a UTF-8 file of JSON objects, a line each, for a pair; blank lines are ignored.
 
     Fields: id (the line's number from 0 unless given), either prompt (text) or prompt_ids, arrival, priority, continues
     (the id of an earlier line, whose conversation this prompt is the next turn of), abort_at, and those of
     SamplingParams. A line that cannot become a request raises InputError, or is skipped with its reason. InputError
-    also for a file that cannot be read and for one without a request. A prompt may be too long for max_len.
+    also for a file that cannot be read and for one without a request. Whether a prompt is too long is not looked at.
     """
     requests, skipped = {}, []
     for index, line in enumerate(_read(Path(path)).split("\n")):
         if not line.strip():
             continue
         try:
-            request = _request(line, index, pair, max_len, requests)
+            request = _request(line, index, pair, requests)
         except InputError as error:
             reason = f"a line whose {error.name} is {error.allowed}, not {reprlib.repr(error.value)}"
             if not skip_bad_lines:
@@ -59,7 +59,7 @@ def _read(path: Path) -> str:
         raise InputError("requests", str(path), f"a UTF-8 file that can be read ({reason})") from error
 
 
-def _request(line: str, index: int, pair, max_len: int, earlier: dict[int, Request]) -> Request:
+def _request(line: str, index: int, pair, earlier: dict[int, Request]) -> Request:
     values = _parse(line)
     request_id = values.get("id", index)
     if type(request_id) is int and request_id in earlier:
@@ -69,7 +69,7 @@ def _request(line: str, index: int, pair, max_len: int, earlier: dict[int, Reque
         raise InputError("continues", continues, "the id of an earlier line")
     place = {name: values[name] for name in _PLACE if name in values}
     params = SamplingParams(**{name: _sampling_value(name, values[name]) for name in _SAMPLING if name in values})
-    return make_request(pair.target.config, pair.tokenizer, request_id, _prompt(values), params, max_len, **place)
+    return make_request(pair.target.config, pair.tokenizer, request_id, _prompt(values), params, **place)
 
 
 def _parse(line: str) -> dict[str, Any]:

@@ -368,7 +368,7 @@ def served(request) -> Scheduler:
     for name in range(6):
         params, abort_at = SamplingParams(max_new_tokens=12), 10 if name == 4 else None
         schedule = {"arrival": 2 * name, "abort_at": abort_at}
-        scheduler.submit(make_request(pair.target.config, None, name, [name] * 11, params, 512, **schedule))
+        scheduler.submit(make_request(pair.target.config, None, name, [name] * 11, params, **schedule))
     with torch.inference_mode():
         scheduler.run()
     assert scheduler.trace.counts()["retracted"] > 0

@@ -827,3 +827,11 @@ def test_release_round_keeps_the_slots_of_the_prefix():
     own_committed(pool, [row], [7], config)
     assert pool.owned_columns(row) == 8
     assert pool.req_to_token[row, :6].tolist() == prefix
+
+
+def test_what_is_free_cannot_be_freed_again():
+    allocator = PageAllocator(3)
+    pages = allocator.allocate(2)
+    allocator.free(pages)
+    with pytest.raises(ValueError, match="page 0 is free already"):
+        allocator.free(pages)

@@ -19,8 +19,10 @@ TEXT = "héllo → wörld 🎉 def f():\n    return 1\n"
 
 
 def made(max_len=MAX_LEN, pair=PAIR, prompt="x = 1", request_id=0, place=None, **params):
-    arguments = (request_id, prompt, SamplingParams(**params), max_len)
-    return make_request(pair.target.config, pair.tokenizer, *arguments, **(place or {}))
+    arguments = (request_id, prompt, SamplingParams(**params))
+    request = make_request(pair.target.config, pair.tokenizer, *arguments, **(place or {}))
+    request.fit(max_len)
+    return request
 
 
 def take(request: Request, token_ids, sizes=None) -> int:
@@ -157,11 +159,13 @@ def test_a_turn_follows_all_that_is_known():
     take(first, [5, 6])
     turn = made(prompt=[1, 2], max_new_tokens=60, place={"continues": 0}, request_id=1)
     assert turn.max_tokens == 60
-    turn.follow(first, MAX_LEN)
+    turn.follow(first)
+    turn.fit(MAX_LEN)
     assert (turn.prompt_ids, turn.max_tokens) == ([7, 8, 9, 5, 6, 1, 2], MAX_LEN - 7)
     assert first.prompt_ids == [7, 8, 9]
     turn = made(prompt=[1] * 60, place={"continues": 0}, request_id=1)
-    turn.follow(first, MAX_LEN)
+    turn.follow(first)
+    turn.fit(MAX_LEN)
     assert turn.max_tokens == -1
 
 

@@ -238,7 +238,8 @@ def test_an_admission_undone_leaves_the_session_to_be_continued():
     other = make_request(1)
     admit(residents, other)
     turn = make_request(2, length=2, max_tokens=1, continues=0)
-    turn.follow(session, MAX_LEN)
+    turn.follow(session)
+    turn.fit(MAX_LEN)
     row, before = session.row, books(pool)
     assert not residents.admit(turn, [other])
     assert books(pool) == before
@@ -268,7 +269,8 @@ def test_a_turn_appends_to_what_its_session_holds():
     pages = pool.pages(session.row)
     assert (len(pages), pool.audit()["committed"]) == (2, 6)  # and not what was reserved for its rounds
     turn = make_request(1, length=3, max_tokens=1, continues=0)
-    turn.follow(session, MAX_LEN)
+    turn.follow(session)
+    turn.fit(MAX_LEN)
     assert residents.admit(turn, [])
     assert pool.pages(turn.row)[:2] == pages
     assert pool.owned_columns(turn.row) == TREE.reserved_columns(10)
@@ -389,3 +391,12 @@ def test_penalties_count_the_tokens_of_a_prefix_that_was_not_computed(params, sc
     assert reused[2] == (2, len(turn.prompt_ids) - 3)  # all but its own turn and the token before
     for request in (first, second, turn):
         assert_as_alone(pair, config, request)
+
+
+def test_who_cannot_be_admitted_ends_no_session_for_a_row():
+    residents, pool = make_residents()
+    sessions = [a_session(residents, number) for number in range(pool.free_rows)]
+    assert pool.free_rows == 0
+    pool.limit(sum(len(pool.pages(session.row)) for session in sessions[:1]) * pool.page_size)
+    assert not residents.admit(make_request(50, length=30), [])
+    assert all(session.row >= 0 for session in sessions)

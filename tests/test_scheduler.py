@@ -52,7 +52,7 @@ def ask(
     request_id: int, prompt=SHORT, max_new_tokens: int = 8, pair=None, schedule=None, max_len=64, **params
 ) -> Request:
     pair, params = pair or pair_of(), SamplingParams(max_new_tokens=max_new_tokens, **params)
-    return make_request(pair.target.config, pair.tokenizer, request_id, prompt, params, max_len, **(schedule or {}))
+    return make_request(pair.target.config, pair.tokenizer, request_id, prompt, params, **(schedule or {}))
 
 
 def serve(scheduler: Scheduler, *requests: Request) -> Scheduler:
@@ -547,7 +547,7 @@ def test_ranks_say_so_where_one_of_them_can_go_on_no_more():
     for number in range(2):
         ranks.submit(ask(number))
     ranks.schedulers[0].limit(0)
-    with pytest.raises(InputError, match=r"^limit is 0; allowed: as many slots as the requests that wait need$"):
+    with pytest.raises(InputError, match=r"^limit is 0; allowed: at least 36 slots, for request 0$"):
         ranks.run()
 
 
@@ -556,7 +556,7 @@ def test_a_scheduler_in_which_nothing_can_happen_says_so(schedule):
     scheduler = make(schedule=schedule)
     scheduler.submit(request := ask(0))
     scheduler.limit(0)
-    with pytest.raises(InputError, match=r"^limit is 0; allowed: as many slots as the requests that wait need$"):
+    with pytest.raises(InputError, match=r"^limit is 0; allowed: at least 36 slots, for request 0$"):
         scheduler.run()
     assert scheduler.is_stalled
     scheduler.limit(scheduler.pools.num_slots)
@@ -664,3 +664,58 @@ def test_a_scheduler_made_in_inference_mode_can_be_used_outside_and_back_inside(
     with torch.inference_mode(False):
         assert scheduler.abort(0)
         assert scheduler.close()["free"] == scheduler.pools.num_slots
+
+
+@SCHEDULES
+def test_a_request_ends_at_the_engines_max_len_whatever_it_asks_for(schedule):
+    """And costs others nothing."""
+    greedy, other = ask(0, max_new_tokens=200), ask(1)
+    scheduler = serve(make(schedule=schedule), greedy, other)
+    assert len(greedy.known_ids) == scheduler.max_len
+    assert (greedy.finish_reason, other.finish_reason) == ("length", "length")
+    check_alone([greedy, other])
+
+
+def test_an_id_is_taken_once_over_all_ranks():
+    ranks = Ranks([make(), make()])
+    ranks.submit(ask(0))
+    with pytest.raises(InputError, match=r"^request_id is 0; allowed: an id that no other request has$"):
+        ranks.submit(ask(0))
+
+
+@SCHEDULES
+def test_no_kv_is_held_for_a_turn_that_will_never_come(schedule):
+    scheduler = make(schedule=schedule)
+    for request in (ask(0), ask(1, schedule={"continues": 0, "abort_at": 1})):
+        scheduler.submit(request)
+    scheduler.run()
+    assert scheduler.pools.usage()["requests"] == 0
+
+
+@SCHEDULES
+def test_kv_is_held_for_a_turn_that_is_still_to_come_when_another_has_been_aborted(schedule):
+    scheduler = make(schedule=schedule)
+    gone, coming = {"continues": 0, "arrival": 30, "abort_at": 20}, {"continues": 0, "arrival": 40}
+    requests = [ask(0), ask(1, schedule=gone), ask(2, [1, 2], schedule=coming)]
+    serve(scheduler, *requests)
+    assert requests[1].finish_reason == "abort"
+    assert requests[2].num_reused == requests[0].prefill_len
+    check_alone([requests[2]])
+
+
+@pytest.mark.parametrize("drive", ["step", "run"])
+def test_an_abort_comes_at_its_step_whoever_drives(drive):
+    """Also before the arrival, and when nothing else happens in between."""
+    scheduler, request = make(), ask(0, schedule={"arrival": 10, "abort_at": 5})
+    scheduler.submit(request)
+    scheduler.run() if drive == "run" else [scheduler.step() for _ in range(12)]
+    assert [record.step for record in scheduler.trace.records if record.aborted] == [5]
+    assert request.arrived is None
+
+
+def test_aborts_by_close_are_recorded():
+    scheduler = make()
+    scheduler.submit(ask(0))
+    scheduler.step()
+    scheduler.close()
+    assert scheduler.trace.counts()["aborted"] == 1

@@ -25,7 +25,7 @@ def read(tmp_path):
         path = tmp_path / "requests.jsonl"
         texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
         path.write_bytes((end.join(texts) + end).encode(encoding))
-        return read_requests(path, pair, MAX_LEN, **options)
+        return read_requests(path, pair, **options)
 
     return read
 
@@ -78,7 +78,7 @@ def test_null_stands_for_no_conversation_and_no_abort(read):
 
 def test_a_prompt_that_is_too_long_is_left_to_the_scheduler(read):
     (request,) = read({"prompt_ids": [5] * MAX_LEN}).requests
-    assert request.max_tokens == 0
+    assert len(request.prompt_ids) == MAX_LEN
 
 
 BAD = [
@@ -174,14 +174,14 @@ def test_a_file_of_bad_lines_only_is_refused_with_the_first_reason(read):
 def test_a_file_that_cannot_be_read_is_refused(tmp_path, read, skip_bad_lines):
     for path, reason in ((tmp_path / "none.jsonl", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(InputError, match=rf"requests is '{path}'; allowed: a UTF-8 file .*\({reason}"):
-            read_requests(path, PAIR, MAX_LEN, skip_bad_lines)
+            read_requests(path, PAIR, skip_bad_lines)
     with pytest.raises(InputError, match="allowed: a UTF-8 file that can be read \\(invalid start byte"):
         read('{"prompt": "\xff"}', encoding="latin-1", skip_bad_lines=skip_bad_lines)
 
 
 def test_a_path_may_be_text(tmp_path):
     (tmp_path / "a.jsonl").write_text(GOOD)
-    assert len(read_requests(os.fspath(tmp_path / "a.jsonl"), PAIR, MAX_LEN).requests) == 1
+    assert len(read_requests(os.fspath(tmp_path / "a.jsonl"), PAIR).requests) == 1
 
 
 def test_texts_need_a_tokenizer(read):
@@ -192,16 +192,16 @@ def test_texts_need_a_tokenizer(read):
             read(line, pair=pair)
 
 
-SHIPPED = read_requests(REQUESTS, PAIR, MAX_LEN).requests
+SHIPPED = read_requests(REQUESTS, PAIR).requests
 
 
 @pytest.fixture(scope="module")
 def finished():
     """The shipped requests by id, each run to its end alone, a turn after the one it continues."""
     done = {}
-    for request in read_requests(REQUESTS, PAIR, MAX_LEN).requests:
+    for request in read_requests(REQUESTS, PAIR).requests:
         if request.continues is not None:
-            request.follow(done[request.continues], MAX_LEN)
+            request.follow(done[request.continues])
         params, ids = request.params, [request.request_id]
         (output,) = generate(PAIR, [request.prompt_ids], SpecConfig(), params, request_ids=ids).outputs
         assert request.take(output.token_ids, output.logprobs) == len(output.token_ids)
