@@ -3,11 +3,13 @@
 from importlib import import_module
 
 _HOMES = {
-    **dict.fromkeys(("InputError", "SamplingParams", "SpecConfig"), "specsim.config"),
+    **dict.fromkeys(("InputError", "SamplingParams", "ServingConfig", "SpecConfig"), "specsim.config"),
     **dict.fromkeys(("Pair", "load"), "specsim.checkpoint"),
-    **dict.fromkeys(("Generation", "Output", "generate"), "specsim.generation"),
+    **dict.fromkeys(("Generation", "Output", "generate", "load_engine"), "specsim.generation"),
+    "make_request": "specsim.requests",
+    "Scheduler": "specsim.scheduler",
 }
-__all__ = ["Generation", "InputError", "Output", "Pair", "SamplingParams", "SpecConfig", "generate", "load"]
+__all__ = sorted(_HOMES)
 __dir__ = __all__.copy
 
 

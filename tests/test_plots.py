@@ -387,7 +387,7 @@ def test_a_timeline_shows_every_chunk_round_and_end(served):
     assert marks(figure, "wait")
     said = texts(figure)
     assert sorted(word for word in said if word in ("length", "abort")) == ["abort", *["length"] * 5]
-    assert any(f"{served.trace.counts()['num_kept']} tokens from" in text for text in said)
+    assert any(f"{served.trace.counts()['num_kept']} tokens read from" in text for text in said)
 
 
 def test_the_tokens_of_a_timeline_are_those_of_the_rounds(served):
@@ -402,4 +402,6 @@ def test_a_timeline_of_some_steps_shows_those_only(served):
     figure = plots.timeline(served.trace, first=2, last=4)
     shown = {int(mark.split(":")[1]) for kind in ("round", "both", "prefill", "wait") for mark in marks(figure, kind)}
     assert shown == {2, 3, 4}
+    kept = sum(each.num_kept for record in served.trace.records[2:5] for each in record.results)
+    assert any(f"3 steps, {kept} tokens read" in text for text in texts(figure))
     assert texts(plots.timeline(served.trace, first=10_000)) == ["no request in these steps"]

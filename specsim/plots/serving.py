@@ -44,7 +44,7 @@ def timeline(trace: Trace, first: int = 0, last: int | None = None) -> Picture:
     cell = min(0.4, max(0.2, (WIDTH - left - 1.0) / len(steps)))
     width, bottom = max(left + cell * len(steps) + 1.0, 6.4), top + height * len(shown)
     figure, axes = new_sheet(width, bottom + 0.75)
-    _head(axes, trace, steps, left, cell)
+    _head(axes, Trace(records), steps, left, cell)
     for row, (name, life) in enumerate(shown.items()):
         y = top + row * height
         draw_text(axes, left - 0.1, y + height / 2, f"request {name}", 7, ha="right")
@@ -65,7 +65,7 @@ def timeline(trace: Trace, first: int = 0, last: int | None = None) -> Picture:
 
 def _head(axes: Axes, trace: Trace, steps: list[int], left: float, cell: float) -> None:
     counts = trace.counts()
-    told = f"{counts['steps']} steps, {counts['num_kept']} tokens from {counts['results']} rounds"
+    told = f"{counts['steps']} steps, {counts['num_kept']} tokens read from {counts['results']} rounds"
     draw_text(axes, 0.2, 0.22, f"{told}, {counts['num_prefilled']} prompt tokens prefilled", 9.5, weight="bold")
     every = max(1, round(5 * 6.5 * EM / cell + 0.5))
     for place, step in enumerate(steps):
