@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 import triton
 
+from specsim.columns import own_committed, own_lanes, own_tree
 from specsim.config import InputError, SpecConfig
 from specsim.drafter import Drafter
 from specsim.fast import drafters, kv, tree, verify
@@ -26,7 +27,7 @@ from specsim.phases import (
     VerifyInput,
     VerifyOutput,
 )
-from specsim.pool import KVBuffer, KVPool, own_committed, own_lanes, own_tree
+from specsim.pool import KVBuffer, KVPool
 
 GRAPHS = ("eager", "step", "phase", "round")
 MOST_CANDIDATES = 2**16  # what one program can rank

@@ -4,6 +4,7 @@ from dataclasses import fields
 
 import torch
 
+from specsim.columns import own_committed, own_lanes, own_tree
 from specsim.config import InputError, SpecConfig
 from specsim.drafter import Drafter
 from specsim.phases import (
@@ -16,7 +17,7 @@ from specsim.phases import (
     VerifyInput,
     VerifyOutput,
 )
-from specsim.pool import KVBuffer, KVPool, own_committed, own_lanes, own_tree
+from specsim.pool import KVBuffer, KVPool
 from specsim.reference import drafters, kv, tree, verify
 from specsim.reference.attention import prefill_metadata, tree_metadata
 from specsim.reference.drafters.none import NoDrafter

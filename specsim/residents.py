@@ -4,8 +4,9 @@ from collections.abc import Collection
 
 import torch
 
+from specsim.columns import round_columns
 from specsim.config import SpecConfig
-from specsim.pool import KVPool, round_columns
+from specsim.pool import KVPool
 from specsim.prefix import PrefixTree
 from specsim.requests import Request
 

@@ -43,7 +43,15 @@ ORACLE = ("oracle_forward", "oracle")  # stands alone: no twin, and no row knows
 FAST_ROWS = ("launch", "uniforms", *ROWS[:-1], "graph", "frame", "engine", "bench")
 
 SETTINGS = {"numpy", "specsim.config", "specsim.metrics"}
-STATES = {"torch", "specsim.phases", "specsim.pool", "specsim.uniforms", "specsim.drafter", "specsim.target"} | SETTINGS
+STATES = {
+    "torch",
+    "specsim.phases",
+    "specsim.pool",
+    "specsim.columns",
+    "specsim.uniforms",
+    "specsim.drafter",
+    "specsim.target",
+} | SETTINGS
 ROUNDS = (
     {f"specsim.{name}" for name in ("generation", "requests", "scheduler", "differential", "trace", "certify")}
     | {f"specsim.{name}" for name in ("prefix", "residents", "runner")}
@@ -70,7 +78,7 @@ class Rule:
 
 RULES = {
     **dict.fromkeys(("config", "metrics", "pairwise"), Rule(SETTINGS, set())),
-    **dict.fromkeys(("phases", "pool", "uniforms", "drafter", "target"), Rule(STATES, set())),
+    **dict.fromkeys(("phases", "pool", "columns", "uniforms", "drafter", "target"), Rule(STATES, set())),
     "requests": Rule(STATES, set()),
     "workload": Rule({"specsim.config", "specsim.requests"}, set()),
     "generation": Rule(ROUNDS, {"specsim.display"} | BOTH_COLUMNS),

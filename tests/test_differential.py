@@ -12,6 +12,7 @@ import torch
 import specsim.differential.run as running
 from specsim import SpecConfig
 from specsim.cli import main
+from specsim.columns import lane_columns, tail_columns
 from specsim.config import InputError
 from specsim.differential import CellResult, GridResult, check, grid, proofs, run_grid
 from specsim.differential.budget import FLOAT32_EPS, budget, log_prob_budget
@@ -26,7 +27,6 @@ from specsim.differential.ranking import compare_ranking, log_scores
 from specsim.differential.run import rehearse
 from specsim.generation import load_engine
 from specsim.phases import Candidates, DraftExtendInput, DraftInput, PrefillOutput, Sampling, VerifyInput, VerifyOutput
-from specsim.pool import lane_columns, tail_columns
 
 CELL = cell_of(dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3))
 WARM = cell_of(dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3, sampling="warm", kind="eagle3"))

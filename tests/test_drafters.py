@@ -13,11 +13,12 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 from specsim.checkpoint import DrafterCheckpoint, Pair
 from specsim.checkpoint.layout import drafter_layout
+from specsim.columns import own_lanes
 from specsim.config import SamplingParams, SpecConfig
 from specsim.drafter import DrafterConfig
 from specsim.generation import load_engine
 from specsim.phases import Batch, Candidates, DraftInput, PrefillInput
-from specsim.pool import KVPool, own_lanes
+from specsim.pool import KVPool
 from specsim.reference.attention import causal_metadata
 from specsim.reference.drafters import HEADS
 from specsim.reference.drafters.none import NoDrafter

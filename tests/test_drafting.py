@@ -8,10 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specsim.columns import own_lanes
 from specsim.config import SamplingParams, SpecConfig
 from specsim.fast import drafting as fast
 from specsim.phases import Batch, Candidates, DraftInput, Sampling
-from specsim.pool import KVBuffer, KVLayout, KVPool, own_lanes
+from specsim.pool import KVBuffer, KVLayout, KVPool
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
 from specsim.reference.drafting import child_scores, draft_topk, parent_ids, root_scores, select
 from specsim.reference.sampling import topk as best_first

@@ -7,10 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specsim.columns import lane_columns, own_lanes, tail_columns
 from specsim.config import SamplingParams, SpecConfig
 from specsim.fast import kv as fast
 from specsim.phases import Batch, Verdict
-from specsim.pool import KVBuffer, KVLayout, KVPool, lane_columns, own_lanes, tail_columns
+from specsim.pool import KVBuffer, KVLayout, KVPool
 from specsim.reference.kv import commit, duplicate_tails, record_tokens, tree_locations
 
 LENGTHS = range(1, 36)

@@ -13,11 +13,12 @@ pytest.importorskip("matplotlib")
 from matplotlib.text import Text
 
 from specsim import SamplingParams, SpecConfig, plots
+from specsim.columns import lane_columns, own_lanes, tail_columns
 from specsim.config import ServingConfig
 from specsim.generation import load_engine
 from specsim.phases import Batch, PrefillInput, VerifyInput, VerifyOutput
 from specsim.plots import sheet, token_tree
-from specsim.pool import KVPool, lane_columns, own_lanes, tail_columns
+from specsim.pool import KVPool
 from specsim.requests import make_request
 from specsim.scheduler import Scheduler
 from specsim.zoo.agreeing import agreeing_pair

@@ -5,20 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specsim.columns import lane_stride, own_committed, own_lanes, own_tree, prefix_tail
 from specsim.config import InputError, SpecConfig
-from specsim.pool import (
-    Account,
-    KVBuffer,
-    KVLayout,
-    KVPool,
-    OutOfSlots,
-    PageAllocator,
-    lane_stride,
-    own_committed,
-    own_lanes,
-    own_tree,
-    prefix_tail,
-)
+from specsim.pool import Account, KVBuffer, KVLayout, KVPool, OutOfSlots, PageAllocator
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=3)
 P = 4

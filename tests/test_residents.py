@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specsim import SamplingParams, SpecConfig, generate
+from specsim.columns import own_committed, own_lanes, own_tree, round_columns
 from specsim.config import ServingConfig
 from specsim.generation import load_engine
-from specsim.pool import KVBuffer, KVLayout, KVPool, own_committed, own_lanes, own_tree, round_columns
+from specsim.pool import KVBuffer, KVLayout, KVPool
 from specsim.requests import Request
 from specsim.residents import Residents
 from specsim.scheduler import Scheduler

@@ -4,11 +4,12 @@ from copy import deepcopy
 
 import torch
 
+from specsim.columns import lane_columns, own_lanes, tail_columns
 from specsim.differential.comparison import Comparison, Trio
 from specsim.differential.divergence import Mismatch
 from specsim.differential.scene import Scene
 from specsim.phases import DraftExtendInput, VerifyInput
-from specsim.pool import KVBuffer, KVPool, lane_columns, own_lanes, tail_columns
+from specsim.pool import KVBuffer, KVPool
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
+from specsim.columns import lane_columns, tail_columns
 from specsim.config import SpecConfig
 from specsim.phases import Batch, Verdict, VerifyInput
 from specsim.plots.sheet import (
@@ -25,7 +26,7 @@ from specsim.plots.sheet import (
     shown,
 )
 from specsim.plots.token_tree import path_of
-from specsim.pool import KVPool, lane_columns, tail_columns
+from specsim.pool import KVPool
 
 
 @dataclass(frozen=True, slots=True)
