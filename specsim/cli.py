@@ -207,6 +207,7 @@ def _run(given: dict[str, Any], config: SpecConfig, serving: ServingConfig, colu
     from specsim.display import stdout_console
     from specsim.generation import load_engine
     from specsim.json_file import check_writable, write_json
+    from specsim.provenance import now, versions
     from specsim.serving import serve
     from specsim.ways import compare
     from specsim.workload import read_requests
@@ -218,13 +219,23 @@ def _run(given: dict[str, Any], config: SpecConfig, serving: ServingConfig, colu
     engine = load_engine(pair, config, **column)
     if given["bucket"] is not None and given["bucket"] < serving.max_running:
         raise InputError("bucket", given["bucket"], f"at least max_running, {serving.max_running}")
-    read = partial(read_requests, given["requests"] or REQUESTS, pair, engine.config.max_len, given["skip_bad_lines"])
+    file, date = given["requests"] or REQUESTS, now()
+    read = partial(read_requests, file, pair, given["skip_bad_lines"])
     if given["compare"]:
         result = compare(pair, engine, read, serving, progress=True, **column)
     else:
         workload = read()
         result = serve(engine, workload.requests, serving, skipped=workload.skipped, progress=True)
-    made = {"pair": pair.name} | {name: given[name] for name in ("impl", "dtype", "device", "graph", "bucket")}
+    made = {
+        "command": options.command("specsim run", run, given, without=("json_file", "trace")),
+        "file": str(file),
+        "date": date,
+        "versions": versions(engine.device.type),
+        "pair": pair.name,
+        **{name: given[name] for name in ("impl", "dtype", "bucket")},
+        "device": engine.device.type,
+        "graph": getattr(engine, "graph", None),
+    }
     with ExitStack() as after:  # no output that fails costs the others their result
         after.callback(write_json, given["json_file"], made | result.to_json())
         if given["trace"] is not None:
@@ -257,8 +268,8 @@ def _check_run(given: dict[str, Any]) -> None:
 
 @app.command()
 def soak(
-    requests: Annotated[int, typer.Option(help="How many at least.")] = 10_000,
-    seed: Annotated[int, typer.Option(help="Names the programs.")] = 0,
+    requests: Annotated[int | None, typer.Option(help="How many.", show_default="10000")] = None,
+    seed: Annotated[int | None, typer.Option(help="Names the programs.", show_default="0")] = None,
     impl: options.Impl = "reference",
     device: options.Device = None,
     graph: Annotated[
@@ -279,8 +290,12 @@ def soak(
     from specsim.soak import soak
 
     check_writable(json_file)
+    drawn = {"num_requests": requests, "seed": seed}
+    drawn = {name: value for name, value in drawn.items() if value is not None}
+    if program is not None and drawn:
+        raise InputError("program", program, "alone, without --requests and --seed, which its name holds")
     arguments = {"impl": impl, "device": device, "graph": graph, "jobs": jobs, "program": program}
-    result = soak(requests, seed, progress=True, **arguments)
+    result = soak(**drawn, progress=True, **arguments)
     try:
         result.show(stdout_console())
     finally:

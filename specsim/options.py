@@ -1,7 +1,10 @@
 """What commands of the command line share: their options, and the settings that these stand for."""
 
 import json
+import shlex
+from collections.abc import Callable, Collection
 from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -71,6 +74,19 @@ def column(options: dict[str, Any]) -> dict[str, Any]:
         raise InputError("dtype", options["dtype"], " or ".join(DTYPES))
     dtype = getattr(torch, options["dtype"])
     return {"dtype": dtype} | {name: options[name] for name in ("impl", "device", "graph", "bucket")}
+
+
+def command(name: str, function: Callable, given: dict[str, Any], without: Collection[str] = ()) -> str:
+    """The command line that gives a command's function these options, as a shell takes it, but for some of them."""
+    words = name.split(" ")
+    for key, parameter in signature(function).parameters.items():
+        value = given[key]
+        if key in without or value == parameter.default:
+            continue
+        for each in value if isinstance(value, list) else [value]:
+            option = f"--{key.replace('_', '-')}"
+            words += [option] if each is True else [option, str(each)]
+    return shlex.join(words)
 
 
 def draft_fields(options: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-COLUMNS = ("id", "prompt", "reused", "new", "finish", "rounds", "TTFT", "TPOT", "ITL", "retracted", "text")
+HEADINGS = ("id", "prompt", "reused", "new", "finish", "rounds", "TTFT", "TPOT", "ITL", "retracted", "text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ class Served:
 
     @property
     def acceptance(self) -> Acceptance:
+        """Of all rounds whose tokens a request took."""
         drafts = [count - 1 for request in self.requests for count in request.accepted]
         return acceptance(drafts, self.config.num_steps)
 
@@ -77,7 +78,7 @@ class Served:
         }
 
     def to_json(self) -> dict:
-        """A value that json can write; null where a figure is not defined."""
+        """A value that json can write; null where a figure is not defined. `trace` is for Trace.from_json."""
         value = {
             "outputs": list(map(_output, self.requests)),
             "totals": self.totals,
@@ -85,6 +86,7 @@ class Served:
             "config": asdict(self.config),
             "serving": asdict(self.serving),
             "skipped": [{"line": line, "reason": reason} for line, reason in self.skipped],
+            "trace": self.trace.to_json(),
         }
         return without_nan(value)
 
@@ -93,7 +95,7 @@ class Served:
         from specsim.display import figure, heading, paragraph, print_table
 
         heading(console, "Requests (TTFT, TPOT and ITL in steps)")
-        print_table(console, COLUMNS, list(map(_cells, self.requests)))
+        print_table(console, HEADINGS, list(map(_cells, self.requests)))
         told = [f"Request {each.request_id} is rejected: {each.error}." for each in self.requests if each.error]
         told += [f"Line {line} is skipped: not {reason}." for line, reason in self.skipped]
         for sentence in told:
@@ -142,7 +144,7 @@ def serve(
     the engine cannot run with, and for ids or conversations that do not fit together.
     """
     serving, start = serving or ServingConfig(), time.perf_counter()
-    total = sum(max(0, request.max_tokens) for request in requests)
+    total = sum(min(request.max_tokens, engine.config.max_len) for request in requests)
     scheduler = Scheduler(engine, serving, audits=True)
     for request in requests:
         scheduler.submit(request)
@@ -162,6 +164,9 @@ def _latency(request: Request) -> Latency:
 def _output(request: Request) -> dict:
     return {
         "id": request.request_id,
+        "arrival": request.arrival,
+        "priority": request.priority,
+        "continues": request.continues,
         "text": request.text,
         "token_ids": request.token_ids,
         "logprobs": request.logprobs,
@@ -172,6 +177,7 @@ def _output(request: Request) -> dict:
         "prompt_tokens": len(request.prompt_ids),
         "num_reused": request.num_reused,
         "num_retractions": request.num_retractions,
+        "emissions": request.emissions,
         "latency": asdict(_latency(request)),
     }
 

@@ -1,16 +1,14 @@
 """The same requests under both schedules, without and with a prefix cache, each compared with itself alone."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from tqdm.auto import tqdm
 
 from specsim.config import InputError, ServingConfig
 from specsim.generation import Output
-from specsim.invariance import BUDGETS, alone, difference, is_undecidable
+from specsim.invariance import BUDGETS, alone, judge
 from specsim.metrics import without_nan
 from specsim.requests import Request
 from specsim.serving import Served, serve
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WAYS = tuple((schedule, prefix_cache) for schedule in ("sync", "overlap") for prefix_cache in (False, True))
-COLUMNS = ("way", "steps", "prefill steps", "prefilled", "reused", "retracted", "seconds", "equal to alone")
+HEADINGS = ("way", "steps", "prefill steps", "prefilled", "reused", "retracted", "seconds", "equal to alone")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +35,7 @@ class Way:
 
     @property
     def num_equal(self) -> int:
+        """Requests that give just what they give alone."""
         return self.num_compared - len(self.undecidable) - len(self.differences)
 
     def __str__(self) -> str:
@@ -53,6 +52,7 @@ class Comparison:
 
     @property
     def is_equal(self) -> bool:
+        """Whether nothing differs, except where a decision is too close to call."""
         return not any(way.differences for way in self.ways)
 
     def to_json(self) -> dict:
@@ -69,7 +69,7 @@ class Comparison:
         from specsim.display import heading, paragraph, print_table
 
         heading(console, "Each request as alone, however it is served")
-        print_table(console, COLUMNS, list(map(_cells, self.ways)))
+        print_table(console, HEADINGS, list(map(_cells, self.ways)))
         console.print()
         for way in self.ways:
             for text in way.differences:
@@ -111,7 +111,7 @@ def compare(
     if engine.dtype not in BUDGETS:
         allowed = f"{' or '.join(map(str, BUDGETS))}, in which runs can be told apart"
         raise InputError("dtype", engine.dtype, allowed)
-    outputs: dict[tuple, Output] = {}
+    outputs, column = {}, column | {"dtype": engine.dtype}
     ways = []
     for schedule, prefix_cache in WAYS:
         workload, way = read(), replace(serving or ServingConfig(), schedule=schedule, prefix_cache=prefix_cache)
@@ -119,7 +119,7 @@ def compare(
         compared = [request for request in served.requests if request.finish_reason != "rejected"]
         for request in tqdm(compared, "alone", unit="request", leave=False, disable=None if progress else True):
             if _key(request) not in outputs:
-                outputs[_key(request)] = alone(pair, engine.config, request, **({"dtype": engine.dtype} | column))
+                outputs[_key(request)] = alone(pair, engine.config, request, **column)
         ways.append(_judge(pair, engine, served, [(request, outputs[_key(request)]) for request in compared]))
     return Comparison(tuple(ways), len(outputs))
 
@@ -132,16 +132,9 @@ def _key(request: Request) -> tuple[int, ...]:
 def _judge(pair, engine, served: Served, compared: Sequence[tuple[Request, Output]]) -> Way:
     differences, undecidable = [], []
     for request, output in compared:
-        if text := difference(request, output, BUDGETS[engine.dtype]):
-            if _is_excused(pair, engine, request, output):
-                undecidable.append(request.request_id)
-            else:
-                differences.append(text)
+        judgement = judge(pair, engine.config, request, output, engine.dtype)
+        if judgement.verdict == "undecidable":
+            undecidable.append(request.request_id)
+        elif judgement.verdict == "different":
+            differences.append(judgement.difference)
     return Way(served, len(compared), tuple(undecidable), tuple(differences))
-
-
-def _is_excused(pair, engine, request: Request, output: Output) -> bool:
-    """Whether what differs is decided, not only a logprob, and a decision of the request is too close to call."""
-    if engine.dtype != torch.float32 or difference(request, output, math.inf) is None:
-        return False
-    return is_undecidable(pair, engine.config, request, engine.dtype)

@@ -3,26 +3,30 @@
 import errno
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from safetensors.torch import save_file
 
+import specsim.provenance
 import specsim.zoo
 from specsim import load
 from specsim.accept import Check, Measurement, Setting, Study, chain
 from specsim.checkpoint import Pair
 from specsim.cli import main
 from specsim.config import InputError
+from specsim.invariance import Judgement
 from specsim.metrics import acceptance
 from specsim.target import ModelConfig
 from specsim.zoo.agreeing import agreeing_pair
 from specsim.zoo.tokenizer import save_tokenizer, train_tokenizer
 
-VOCAB_SIZE, DRAFT_VOCAB_SIZE, MAX_LEN = 257, 192, 512
+VOCAB_SIZE, MAX_LEN = 257, 512
 PROMPTS = ("def add(a, b):", "import os\n", "class Tree:\n    pass\n")
 FEW = ("generate", "--max-new-tokens", "5")
 
@@ -234,8 +238,40 @@ def test_json_of_run(serve, tmp_path):
     assert {"steps", "prefill_steps", "num_prefilled", "num_reused", "tokens"} <= set(result["totals"])
     assert result["audit"]["at_end"]["free"] == result["audit"]["at_end"]["slots"] == 4096
     assert (result["serving"]["schedule"], result["config"]["topk"], result["skipped"]) == ("sync", 4, [])
-    assert (result["impl"], result["dtype"]) == ("reference", "float32")
+    assert [result[name] for name in ("impl", "dtype", "device", "graph", "bucket")] == [
+        "reference",
+        "float32",
+        "cpu",
+        None,
+        None,
+    ]
     assert sorted(os.listdir(tmp_path)) == ["out.json", "requests"]
+
+
+def test_json_of_run_says_where_it_comes_from(tiny, call, serve, tmp_path):
+    file, lines = tmp_path / "out.json", tmp_path / "requests" / "lines.jsonl"
+    head = json.loads((tiny / "eagle3" / "config.json").read_text())
+    fields = [f"{name}={head[name]}" for name in ("eagle_aux_hidden_state_layer_ids", "draft_vocab_size")]
+    given = ("--slots", "700", "--prefix-cache", "--topk", "2", "--draft-field", fields[0], "--draft-field", fields[1])
+    assert serve(*given, "--max-running", "8", "--json", str(file))[::2] == (0, "")
+    first = json.loads(file.read_text())
+    assert first["file"] == str(lines)
+    command = f"specsim run --requests {lines} --slots 700 --prefix-cache --topk 2 --draft-field"
+    assert first["command"] == f"{command} '{fields[0]}' --draft-field {fields[1]}"
+    assert first["versions"] == specsim.provenance.versions("cpu")
+    assert datetime.fromisoformat(first["date"]) <= datetime.now(UTC)
+    assert call(*shlex.split(first["command"])[1:], "--json", str(file))[0] == 0
+    second = json.loads(file.read_text())
+    assert second["command"] == first["command"]
+    assert [each["token_ids"] for each in second["outputs"]] == [each["token_ids"] for each in first["outputs"]]
+
+
+def test_json_of_run_says_what_fast_ran_on(serve, tmp_path, device):
+    pytest.importorskip("triton")
+    file, few = tmp_path / "out.json", ('{"prompt": "x", "max_new_tokens": 2}',)
+    assert serve("--impl", "fast", "--release", "round", "--json", str(file), lines=few)[::2] == (0, "")
+    result = json.loads(file.read_text())
+    assert [result[name] for name in ("impl", "device", "graph", "bucket")] == ["fast", device, "phase", None]
 
 
 def test_run_gives_what_generate_gives(call, serve, tmp_path):
@@ -271,8 +307,8 @@ def test_run_compares_four_ways(serve, tmp_path, monkeypatch):
     result = json.loads(file.read_text(), parse_constant=pytest.fail)
     assert result["is_equal"] is True
     assert [way["serving"]["num_slots"] for way in result["ways"]] == [700] * 4
-    monkeypatch.setattr("specsim.ways.difference", lambda *_: "request 3: not what it was")
-    monkeypatch.setattr("specsim.ways.is_undecidable", lambda *_: False)
+    different = Judgement("different", "request 3: not what it was")
+    monkeypatch.setattr("specsim.ways.judge", lambda *_: different)
     status, out, err = serve("--compare", "--json", str(file))
     assert (status, err) == (1, "")
     assert "NOT equal" in out
@@ -386,16 +422,26 @@ def test_soak(call, tmp_path, monkeypatch, is_ok):
 
     monkeypatch.setattr("specsim.soak.soak", Result)
     file = tmp_path / "soak.json"
-    given = "--requests 7 --seed 3 --impl fast --device cpu --graph eager --jobs 1 --program x".split()
-    assert call("soak", *given, "--json", str(file)) == (0 if is_ok else 1, "shown\n", "")
-    options = {"impl": "fast", "device": "cpu", "graph": "eager", "jobs": 1, "program": "x", "progress": True}
-    assert asked == [((7, 3), options)]
-    assert json.loads(file.read_text()) == {"is_ok": is_ok}
+    given = "--impl fast --device cpu --graph eager --jobs 1".split()
+    options = {"impl": "fast", "device": "cpu", "graph": "eager", "jobs": 1, "progress": True}
+    drawn = {"--requests 7 --seed 3": {"num_requests": 7, "seed": 3, "program": None}, "--program x": {"program": "x"}}
+    for words, expected in drawn.items():
+        assert call("soak", *given, *words.split(), "--json", str(file)) == (0 if is_ok else 1, "shown\n", "")
+        assert asked.pop() == ((), options | expected)
+        assert json.loads(file.read_text()) == {"is_ok": is_ok}
+    call("soak")
+    assert asked == [
+        ((), {"impl": "reference", "device": None, "graph": None, "jobs": 2, "program": None, "progress": True})
+    ]
 
 
 def test_bad_input_of_soak(call):
     assert_one_sentence(call("soak", "--requests", "0"), "requests", "0", "at least 1")
     assert_one_sentence(call("soak", "--json", "/"), "json", "/", "a file, not a folder")
+    assert_one_sentence(call("soak", "--program", ""), "program", "''", "SEED-INDEX-REQUESTS")
+    for given in (("--requests", "10000"), ("--seed", "0")):
+        alone = "alone, without --requests and --seed"
+        assert_one_sentence(call("soak", "--program", "0-0-1", *given), "program", "'0-0-1'", alone)
 
 
 def test_demo(call):

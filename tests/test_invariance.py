@@ -1,13 +1,14 @@
 """What parts a request from itself alone is told, and nothing that should part them passes."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 
+import specsim.invariance
 from specsim import SamplingParams, SpecConfig
-from specsim.invariance import BUDGETS, alone, difference, is_undecidable
+from specsim.differential.result import CellResult
+from specsim.invariance import BUDGETS, Judgement, alone, difference, is_undecidable, judge
 from specsim.requests import make_request
 from specsim.zoo.agreeing import agreeing_pair
 
@@ -19,7 +20,7 @@ BUDGET = BUDGETS[torch.float64]
 def ended(**changes):
     """A request that holds just what it gives alone, but for changes, and that."""
     params = SamplingParams(max_new_tokens=6, temperature=1.0, seed=3)
-    request = make_request(PAIR.target.config, None, 7, [5, 17, 3], params, 512)
+    request = make_request(PAIR.target.config, None, 7, [5, 17, 3], params)
     output = alone(PAIR, CONFIG, request)
     request.token_ids, request.logprobs = list(output.token_ids), list(output.logprobs)
     request.accepted, request.finish_reason = list(output.num_accepted_tokens_per_round), output.finish_reason
@@ -67,11 +68,64 @@ def test_what_a_request_gives_alone_depends_on_its_id():
     assert alone(PAIR, CONFIG, request).token_ids != output.token_ids
 
 
-def test_what_lies_within_rounding_cannot_be_called_and_clear_decisions_can():
-    """Every odd row of the head is the even one before it, a unit in the last place away: all logits nearly tie."""
-    request = make_request(PAIR.target.config, None, 0, [5, 17, 3], SamplingParams(max_new_tokens=4), 512)
-    head = PAIR.target.tensors["lm_head.weight"].float()
-    head[1::2] = head[::2] * (1 + 2**-23)
-    near = replace(PAIR, target=replace(PAIR.target, tensors={**PAIR.target.tensors, "lm_head.weight": head}))
+def test_clear_decisions_can_be_called():
+    request = make_request(PAIR.target.config, None, 5, [5, 17, 3], SamplingParams(max_new_tokens=4))
     assert not is_undecidable(PAIR, CONFIG, request)
-    assert is_undecidable(near, CONFIG, request)
+
+
+@pytest.mark.parametrize(("count", "dtype"), [(0, torch.float32), (1, torch.float32), (2, torch.float64)])
+def test_undecidable_is_what_the_differential_says_of_the_request(monkeypatch, count, dtype):
+    request, asked = ended()[0], []
+
+    def check(cell, **how):
+        asked.append((cell, how))
+        return CellResult(cell.id, undecidable=count)
+
+    monkeypatch.setattr(specsim.invariance, "check", check)
+    assert is_undecidable(PAIR, CONFIG, request, dtype) == (count > 0)
+    ((cell, how),) = asked
+    assert (cell.prompts, cell.request_ids, cell.sampling) == (((5, 17, 3),), (7,), (request.params,))
+    assert (cell.config, cell.rounds) == (CONFIG, 6)
+    assert how == {"impl": "reference", "dtype": str(dtype).removeprefix("torch."), "pair": PAIR}
+
+
+OTHER = {
+    "token_ids": lambda ids: [*ids[:-1], ids[-1] ^ 1],
+    "accepted": lambda counts: [*counts, 1],
+    "finish_reason": lambda reason: "stop",
+}
+NO_DECISION = {
+    "a larger error": lambda values: [value + 1 for value in values],
+    "no number": lambda values: [math.nan, *values[1:]],
+    "too few": lambda values: values[:-1],
+}
+
+
+def judged(dtype, **changes) -> Judgement:
+    return judge(PAIR, CONFIG, *ended(**changes), dtype)
+
+
+@pytest.mark.parametrize("dtype", BUDGETS)
+def test_what_is_equal_is_judged_so_whatever_can_be_called(monkeypatch, dtype):
+    monkeypatch.setattr(specsim.invariance, "is_undecidable", lambda *_: pytest.fail("not asked for"))
+    assert judged(dtype) == Judgement("equal")
+    assert judged(dtype, logprobs=lambda values: [value + BUDGETS[dtype] / 2 for value in values]).verdict == "equal"
+
+
+@pytest.mark.parametrize("is_close", [True, False])
+@pytest.mark.parametrize("dtype", BUDGETS)
+@pytest.mark.parametrize("name", OTHER)
+def test_only_a_decision_in_float32_is_excused(monkeypatch, name, dtype, is_close):
+    monkeypatch.setattr(specsim.invariance, "is_undecidable", lambda *_: is_close)
+    found = judged(dtype, **{name: OTHER[name]})
+    assert found.verdict == ("undecidable" if is_close and dtype == torch.float32 else "different")
+    assert f"request 7: {name} is" in found.difference
+
+
+@pytest.mark.parametrize("dtype", BUDGETS)
+@pytest.mark.parametrize("change", NO_DECISION.values(), ids=list(NO_DECISION))
+def test_logprobs_alone_are_never_excused(monkeypatch, change, dtype):
+    monkeypatch.setattr(specsim.invariance, "is_undecidable", lambda *_: True)
+    found = judged(dtype, logprobs=change)
+    assert found.verdict == "different"
+    assert "logprob" in found.difference

@@ -8,14 +8,17 @@ import pytest
 import torch
 from rich.console import Console
 
+import specsim.invariance
 import specsim.ways
 from specsim import InputError, SamplingParams, SpecConfig
 from specsim.checkpoint import load
 from specsim.config import ServingConfig
 from specsim.generation import load_engine
 from specsim.metrics import latency
+from specsim.pool import KVPool
 from specsim.requests import make_request
 from specsim.serving import serve
+from specsim.trace import Trace
 from specsim.ways import WAYS, compare
 from specsim.workload import Workload, read_requests
 from specsim.zoo import REQUESTS
@@ -29,8 +32,7 @@ PREFIX = [5, 9, 3, 7, 1, 8, 2, 6, 4, 11]
 
 def request(request_id: int, prompt=(1, 2, 3), max_new_tokens: int = 5, pair=PAIR, **place):
     params = SamplingParams(max_new_tokens=max_new_tokens)
-    max_len = pair.target.config.max_position_embeddings
-    return make_request(pair.target.config, pair.tokenizer, request_id, prompt, params, max_len, **place)
+    return make_request(pair.target.config, pair.tokenizer, request_id, prompt, params, **place)
 
 
 def some_requests() -> list:
@@ -58,23 +60,50 @@ def served():
     return serve(engine(), some_requests(), replace(SERVING, prefix_cache=True), skipped=[(7, "a line")])
 
 
-def test_totals_are_those_of_trace_and_requests(served):
-    totals, counts = served.totals, served.trace.counts()
-    assert (totals["requests"], totals["finish_reasons"]) == (5, {"abort": 1, "length": 4})
-    assert totals["tokens"] == sum(len(each.token_ids) for each in served.requests)
-    assert totals["steps"] == len(served.trace)
-    assert totals["prefill_steps"] == sum(1 for record in served.trace.records if record.prefilled) < totals["steps"]
-    assert totals["num_prefilled"] == counts["num_prefilled"] > 0
-    assert totals["num_reused"] == sum(each.num_reused for each in served.requests) > 0
-    assert totals["num_retractions"] == sum(each.num_retractions for each in served.requests)
-    assert totals["num_aborts"] == 1
-    assert totals["rounds"] == sum(len(each.accepted) for each in served.requests)
+def totals_of(requests, serving: ServingConfig, page_size: int) -> dict:
+    """Of plain decoding, so that a round gives one token: all can be counted by hand."""
+    return serve(engine(SpecConfig.plain(page_size)), requests, serving).totals
 
 
-def test_every_step_and_the_end_are_audited(served):
+def test_totals_of_a_chunked_prompt_a_turn_and_an_abort():
+    """Request 1 waits for the place of request 3, and request 2 finds all but the last of the 8 tokens before it."""
+    requests = [
+        request(0, [1, 2, 3, 4, 5], 3),  # prefilled in steps 0 and 1, rounds in 1 and 2
+        request(1, [5, 6], 2, arrival=1),  # prefill and round in step 2
+        request(2, [9], 2, continues=0),  # prefill and round in step 3
+        request(3, [1, 2, 3], 20, abort_at=2),  # prefill and round in step 1
+    ]
+    totals = totals_of(requests, ServingConfig(max_running=2, num_slots=96, chunk_tokens=4), page_size=4)
+    assert (totals["requests"], totals["finish_reasons"]) == (4, {"abort": 1, "length": 3})
+    assert (totals["steps"], totals["prefill_steps"], totals["rounds"]) == (4, 4, 2 + 1 + 1 + 1)
+    assert (totals["num_prefilled"], totals["num_reused"]) == (5 + 3 + 2 + 2, 7)
+    assert (totals["num_retractions"], totals["num_aborts"], totals["tokens"]) == (0, 1, 3 + 2 + 2 + 2)
+    assert totals["tokens_per_s"] == 9 / totals["seconds"]
+
+
+def test_totals_of_a_retraction():
+    """With L columns a request owns L + 2, for two rounds: of 10 slots there is enough for two of 3, not of 4."""
+    requests = [request(0, [1, 2, 3], 4), request(1, [4, 5, 6], 4)]
+    totals = totals_of(requests, ServingConfig(num_slots=10), page_size=1)
+    assert (totals["steps"], totals["prefill_steps"], totals["rounds"]) == (3 + 2, 2, 3 + 3)
+    assert (totals["num_prefilled"], totals["num_reused"]) == (3 + 3 + 4, 0)
+    assert (totals["num_retractions"], totals["num_aborts"], totals["evicted_pages"]) == (1, 0, 0)
+    assert (totals["finish_reasons"], totals["tokens"]) == ({"length": 2}, 8)
+
+
+def test_every_step_and_the_end_are_audited(monkeypatch):
+    audited, audit = [], KVPool.audit
+
+    def counted(pool):
+        audited.append(pool.num_slots)
+        return audit(pool)
+
+    monkeypatch.setattr(KVPool, "audit", counted)
+    served = serve(engine(), some_requests(), SERVING)
     audit = served.audit
-    assert audit.num_audits == len(served.trace) + 1
-    assert audit.audited_slots == audit.num_audits * SERVING.num_slots
+    assert len(audited) == audit.num_audits == len(served.trace) + 1
+    assert sum(audited) == audit.audited_slots
+    assert set(audited) == {SERVING.num_slots}
     assert audit.at_end["free"] == audit.at_end["slots"] == SERVING.num_slots
     assert audit.at_end["requests"] == 0
 
@@ -87,12 +116,17 @@ def test_json_says_what_came_of_each_request(served):
         assert output["num_accepted_tokens_per_round"] == each.accepted
         assert (output["num_reused"], output["num_retractions"]) == (each.num_reused, each.num_retractions)
         assert output["prompt_tokens"] == len(each.prompt_ids)
+        places = (each.arrival, each.priority, each.continues)
+        assert (output["arrival"], output["priority"], output["continues"]) == places
+        assert [tuple(emission) for emission in output["emissions"]] == each.emissions
         times = asdict(latency(each.arrived, each.emissions))
         assert output["latency"] == {name: None if time != time else time for name, time in times.items()}
     assert value["serving"] == asdict(served.serving)
     assert value["config"] == asdict(served.config)
     assert value["audit"] == asdict(served.audit)
     assert value["skipped"] == [{"line": 7, "reason": "a line"}]
+    assert [output["continues"] for output in value["outputs"]] == [None, None, 0, None, None]
+    assert Trace.from_json(value["trace"]) == served.trace
 
 
 def test_one_request_alone_is_answered_in_its_step():
@@ -216,13 +250,13 @@ def test_a_difference_fails_unless_a_decision_is_too_close_to_call(monkeypatch, 
         return replace(output, **{field: changed}) if asked.request_id == 1 else output
 
     monkeypatch.setattr(specsim.ways, "alone", other)
-    monkeypatch.setattr(specsim.ways, "is_undecidable", lambda *_: False)
+    monkeypatch.setattr(specsim.invariance, "is_undecidable", lambda *_: False)
     result = comparison(dtype=dtype)
     assert not result.is_equal
     assert all(len(way.differences) == 1 and way.num_equal == 4 for way in result.ways)
     assert "NOT equal" in shown(result)
     assert "sync, prefix cache: request 1: " in " ".join(shown(result).split())
-    monkeypatch.setattr(specsim.ways, "is_undecidable", lambda *_: True)
+    monkeypatch.setattr(specsim.invariance, "is_undecidable", lambda *_: True)
     result = comparison(dtype=dtype)
     assert result.is_equal == (dtype == torch.float32 and field != "logprobs")
     if result.is_equal:
@@ -242,7 +276,7 @@ def test_what_cannot_be_compared_is_refused(config, dtype, name):
 def test_shipped_requests_are_equal_four_ways_and_a_prefix_cache_saves_prefill_steps():
     pair, serving = load(), ServingConfig(num_slots=896, chunk_tokens=24)
     column = engine(SpecConfig(), torch.float32, pair)
-    result = compare(pair, column, lambda: read_requests(REQUESTS, pair, column.config.max_len), serving)
+    result = compare(pair, column, lambda: read_requests(REQUESTS, pair), serving)
     assert result.is_equal
     assert {way.num_equal for way in result.ways} == {14}
     sync, sync_cached, overlap, overlap_cached = (way.served for way in result.ways)

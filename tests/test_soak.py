@@ -24,6 +24,7 @@ from specsim.soak.programs import FAMILIES, KINDS, MOST_REQUESTS, Submission, dr
 from specsim.soak.run import LEAST_REQUESTS, SITUATIONS, Soak, soak
 from specsim.soak.situations import REQUIRED, accepted_name, exercised, required
 from specsim.soak.trial import ProgramResult
+from specsim.trace import Retraction
 
 PROGRAMS = [draw(0, index) for index in range(300)]
 
@@ -61,7 +62,9 @@ def test_its_figures_are_shown_and_written(small):
     assert value["figures"]["requests"] == 150
     assert len(value["programs"]) == value["figures"]["programs"]
     assert value["is_ok"]
-    assert value["failures"] == value["missing"] == []
+    assert value["failures"] == []
+    assert value["missing"] is None  # so short a run has to go through nothing
+    assert (value["date"], value["versions"]) == (small.date, small.versions)
     text = shown(small)
     assert all(name in text for name in value["figures"])
     assert text.endswith("All 150 requests give what they give alone, and all slots are accounted for.\n")
@@ -255,14 +258,18 @@ def test_requests_that_wait_for_ever_are_a_failure(monkeypatch):
 
 
 def result_of(counts: dict[str, int], num_steps: int = 2) -> Soak:
-    return Soak("specsim soak", "", "cpu", (ProgramResult("0-0-1", num_steps, counts),), seconds=1.0)
+    programs = (ProgramResult("0-0-1", num_steps, counts),)
+    return Soak("specsim soak", "", "cpu", programs, 1.0, date="2026-01-01T00:00:00+00:00", versions={"python": "3"})
 
 
 ALL = dict.fromkeys((*SITUATIONS, *(accepted_name(count, 2) for count in range(3))), 1) | {"requests": LEAST_REQUESTS}
 
 
 def test_a_run_that_went_through_everything_passes():
-    assert result_of(ALL).is_ok
+    result = result_of(ALL)
+    assert result.is_ok
+    assert result.missing == ()
+    assert result.to_json().items() >= {"date": result.date, "versions": result.versions}.items()
 
 
 @pytest.mark.parametrize("name", sorted(ALL.keys() - {"requests"}))
@@ -271,7 +278,7 @@ def test_a_required_situation_that_never_happens_fails(name):
     assert not result.is_ok
     assert result.missing == (name,)
     assert f"Never happened: {name}." in shown(result)
-    assert result.to_json()["missing"] == [name]
+    assert json.loads(json.dumps(result.to_json()))["missing"] == [name]
 
 
 def test_every_depth_has_its_own_accepted_counts():
@@ -279,7 +286,9 @@ def test_every_depth_has_its_own_accepted_counts():
 
 
 def test_a_short_run_has_to_go_through_nothing():
-    assert result_of({"requests": LEAST_REQUESTS - 1}).is_ok
+    short = result_of({"requests": LEAST_REQUESTS - 1})
+    assert short.is_ok
+    assert short.missing is short.to_json()["missing"] is None
     assert not result_of({"requests": LEAST_REQUESTS}).is_ok
 
 
@@ -299,7 +308,7 @@ def served(submissions: list[Submission], serving: ServingConfig, **config) -> t
     scheduler = Scheduler(engine, serving, audits=True)
     with torch.inference_mode():
         for request_id, each in enumerate(submissions):
-            scheduler.submit(each.request(request_id, pair.target.config, engine.config.max_len))
+            scheduler.submit(each.request(request_id, pair.target.config))
         scheduler.run()
         counts = exercised(scheduler)
         scheduler.close()
@@ -357,11 +366,22 @@ def test_retractions_are_counted():
     assert "retracted in a page" not in counts
 
 
+def test_retracted_in_a_chunk_is_who_had_columns_and_not_all():
+    scheduler, counts = served([asked(1, 2, 3)], ServingConfig())
+    assert "retracted in a chunk" not in counts
+    nothing_yet, some, all_of_it = (
+        Retraction(0, *each) for each in ((0, False, True), (3, True, True), (3, True, False))
+    )
+    scheduler.trace.records[0] = replace(scheduler.trace.records[0], retracted=(nothing_yet, some, some, all_of_it))
+    counts = exercised(scheduler)
+    assert (counts["retracted"], counts["retracted in a page"], counts["retracted in a chunk"]) == (4, 3, 2)
+
+
 def test_what_nobody_may_read_is_poisoned():
     pair = make_pair("eagle3-llama")
     engine = load_engine(pair, SpecConfig(page_size=4), "reference", torch.float64)
     scheduler = Scheduler(engine, ServingConfig(num_slots=256))
-    scheduler.submit(asked(*range(9)).request(0, pair.target.config, engine.config.max_len))
+    scheduler.submit(asked(*range(9)).request(0, pair.target.config))
     with torch.inference_mode():
         scheduler.step()
         trial._poison(scheduler)
@@ -375,16 +395,35 @@ def test_what_nobody_may_read_is_poisoned():
 # Rounding, and what cannot run.
 
 
+def alter_alone(monkeypatch, **changes):
+    """Requests give something else alone, and all their decisions are too close to call."""
+    alone = trial.alone
+
+    def wrong(*arguments):
+        output = alone(*arguments)
+        return replace(output, **{name: change(getattr(output, name)) for name, change in changes.items()})
+
+    monkeypatch.setattr(trial, "alone", wrong)
+    monkeypatch.setattr("specsim.invariance.is_undecidable", lambda *arguments: True)
+
+
 def test_only_float32_may_leave_a_difference_undecided(monkeypatch, device):
     pytest.importorskip("triton")
-    monkeypatch.setattr(trial, "is_undecidable", lambda *arguments: True)
-    monkeypatch.setattr(trial, "difference", lambda request, *rest: f"request {request.request_id}: differs")
+    alter_alone(monkeypatch, token_ids=lambda ids: (*ids[:-1], ids[-1] ^ 1))
     exact, rounded = soak(program="0-0-1"), soak(program="0-0-1", impl="fast", device=device, graph="eager")
     assert (exact.total("mismatches"), exact.total("undecidable")) == (1, 0)
     assert (rounded.total("mismatches"), rounded.total("undecidable")) == (0, 1)
     assert not exact.is_ok
     assert rounded.is_ok
     assert rounded.command == f"specsim soak --program 0-0-1 --impl fast --device {device} --graph eager"
+
+
+def test_a_logprob_alone_is_never_left_undecided(monkeypatch, device):
+    pytest.importorskip("triton")
+    alter_alone(monkeypatch, logprobs=lambda values: tuple(value + 1 for value in values))
+    result = soak(program="0-0-1", impl="fast", device=device, graph="eager")
+    assert (result.total("mismatches"), result.total("undecidable")) == (1, 0)
+    assert "logprob 0 is" in result.failures[0].difference
 
 
 @pytest.mark.parametrize("name", ["0-32-2", "0-97-2"])
@@ -409,6 +448,7 @@ def test_the_fast_column_serves(name, device):
         ({"impl": "reference", "graph": "round"}, "graph"),
         ({"impl": "fast", "graph": "square"}, "graph"),
         ({"program": "x"}, "program"),
+        ({"program": ""}, "program"),
     ],
 )
 def test_bad_input_is_named_before_anything_runs(arguments, named_as):

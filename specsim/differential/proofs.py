@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "fast" / "measurements"
 START, END = "<!-- proofs -->\n", "<!-- /proofs -->"
-COLUMNS = ("grid", "dtype", "cells", "decisions", "undecidable", "mismatches", "largest logprob error")
+HEADINGS = ("grid", "dtype", "cells", "decisions", "undecidable", "mismatches", "largest logprob error")
 
 
 def keep(path: Path) -> Path:
@@ -31,7 +31,7 @@ def table() -> str:
     """The kept results in Markdown, and where they come from."""
     values = [json.loads(path.read_text(encoding="utf-8")) for path in KEPT.glob("diff-*.json")]
     values.sort(key=lambda value: (value["num_cells"], value["dtype"] != "float32"))
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
+    lines = ["| " + " | ".join(HEADINGS) + " |", "|---" * len(HEADINGS) + "|"]
     for value in values:
         share = value["undecidable"] / max(1, value["decisions"])
         cells = [value["grid"], value["dtype"], value["cells"], f"{value['decisions']:,}"]

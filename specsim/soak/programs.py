@@ -3,8 +3,8 @@
 import random
 from dataclasses import dataclass
 
+from specsim.columns import round_columns
 from specsim.config import InputError, SamplingParams, ServingConfig, SpecConfig, ceil_to
-from specsim.pool import round_columns
 from specsim.requests import Request, make_request
 
 KINDS, FAMILIES = ("eagle", "eagle3"), ("llama", "qwen3", "mistral", "noisy")
@@ -25,13 +25,11 @@ class Submission:
     abort_at: int | None = None
     keep: bool = False
 
-    def request(self, request_id: int, target_config, max_len: int) -> Request:
+    def request(self, request_id: int, target_config) -> Request:
         """The request of that id, with nothing come of it yet."""
-        names = ("arrival", "priority", "continues", "abort_at")
-        fields = {name: getattr(self, name) for name in names}
-        request = make_request(target_config, None, request_id, self.prompt_ids, self.params, max_len, **fields)
-        request.keep = self.keep
-        return request
+        names = ("arrival", "priority", "continues", "abort_at", "keep")
+        place = {name: getattr(self, name) for name in names}
+        return make_request(target_config, None, request_id, self.prompt_ids, self.params, **place)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from specsim.generation import COLUMNS, check_device, load_engine
 from specsim.provenance import now, versions
 from specsim.soak.programs import draw
 from specsim.soak.situations import REQUIRED, required
-from specsim.soak.trial import ProgramResult, dtype_of, run_named
+from specsim.soak.trial import ProgramResult, check_named, dtype_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,14 +42,19 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Soak:
-    """What came of all programs, in the order of their indices. arguments: of the command, impl, device and
-    graph. device: where the column ran."""
+    """What came of all programs, in the order of their indices.
+
+    arguments: of the command, impl, device and graph. device: where the column ran. date, versions: of the run, as in
+    specsim.provenance.
+    """
 
     command: str
     arguments: str
     device: str
     programs: tuple[ProgramResult, ...]
     seconds: float
+    date: str
+    versions: dict[str, str]
 
     @property
     def counts(self) -> dict[str, int]:
@@ -65,10 +70,12 @@ class Soak:
 
     @property
     def max_logprob_error(self) -> float:
+        """The largest over the programs."""
         return max((program.max_logprob_error for program in self.programs), default=0.0)
 
     @property
     def failures(self) -> tuple[Failure, ...]:
+        """The programs in which anything differs or goes wrong."""
         return tuple(
             Failure(each.name, each.first_difference, f"specsim soak --program {each.name}{self.arguments}")
             for each in self.programs
@@ -76,15 +83,16 @@ class Soak:
         )
 
     @property
-    def missing(self) -> tuple[str, ...]:
-        """What was required and never happened; a short run has to go through nothing in particular."""
+    def missing(self) -> tuple[str, ...] | None:
+        """What was required and never happened; None for a short run, of which nothing is required."""
         counts = self.counts
         if counts.get("requests", 0) < LEAST_REQUESTS:
-            return ()
+            return None
         return required(counts, {program.num_steps for program in self.programs}, SITUATIONS)
 
     @property
     def is_ok(self) -> bool:
+        """Whether all requests give what they give alone, and nothing that was required is missing."""
         return not self.failures and not self.missing
 
     def figures(self) -> dict[str, int | float]:
@@ -102,15 +110,15 @@ class Soak:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """A value that json can write."""
+        """A value that json can write; `missing` is null for a short run."""
         return {
             "command": self.command,
             "device": self.device,
-            "versions": versions(self.device),
-            "date": now(),
+            "versions": self.versions,
+            "date": self.date,
             "is_ok": self.is_ok,
             "figures": self.figures(),
-            "missing": list(self.missing),
+            "missing": self.missing,
             "failures": [each._asdict() for each in self.failures],
             "programs": [asdict(each) for each in self.programs],
         }
@@ -153,18 +161,27 @@ def soak(
         if type(value) is not int or value < least:
             raise InputError(name, value, f"an integer of at least {least}")
     check_column(impl, device, graph)
-    start, names = time.perf_counter(), [program] if program else list(_names(num_requests, seed))
+    is_named, date, start = program is not None, now(), time.perf_counter()
+    names = [program] if is_named else list(_names(num_requests, seed))
     bar = tqdm(total=len(names), unit="program", disable=None if progress else True)
     results = []
-    for result in _results(names, min(jobs, len(names)), partial(run_named, impl=impl, device=device, graph=graph)):
+    for result in _results(names, min(jobs, len(names)), partial(check_named, impl=impl, device=device, graph=graph)):
         results.append(result)
         bar.update()
     bar.close()
     options = {"impl": impl if impl != "reference" else None, "device": device, "graph": graph}
     arguments = "".join(f" --{name} {value}" for name, value in options.items() if value)
-    asked = f"--program {program}" if program else f"--requests {num_requests} --seed {seed}"
+    asked = f"--program {program}" if is_named else f"--requests {num_requests} --seed {seed}"
     where = check_device(device) if impl == "fast" else "cpu"
-    return Soak(f"specsim soak {asked}{arguments}", arguments, where, tuple(results), time.perf_counter() - start)
+    return Soak(
+        command=f"specsim soak {asked}{arguments}",
+        arguments=arguments,
+        device=where,
+        programs=tuple(results),
+        seconds=time.perf_counter() - start,
+        date=date,
+        versions=versions(where),
+    )
 
 
 def check_column(impl: str, device: str | None, graph: str | None) -> None:

@@ -57,8 +57,9 @@ def exercised(scheduler: Scheduler) -> Counter[str]:
 
     prefill chunks: those that went on where another had stopped. turns on kept KV: that found all of their
     conversation's columns; with a prefix tree only those that end inside a page, which no tree holds. shared pages:
-    that admission took over from the tree. late results dropped: of requests that had ended. accepted drafts i: of
-    results of which something was kept.
+    that admission took over from the tree. retracted in a chunk: before the prefill was complete, with some of its
+    columns filled. late results dropped: of requests that had ended. accepted drafts i: of results of which something
+    was kept.
     """
     requests, records = scheduler.requests.values(), scheduler.trace.records
     counts = Counter(steps=len(records), requests=len(requests), tokens=sum(len(each.token_ids) for each in requests))
@@ -86,7 +87,7 @@ def _events(record: StepRecord) -> Counter[str]:
             "aborted": len(record.aborted),
             "retracted": len(record.retracted),
             "retracted in a page": sum(each.in_page for each in record.retracted),
-            "retracted in a chunk": sum(each.in_chunk for each in record.retracted),
+            "retracted in a chunk": sum(each.is_prefilling and each.seq_len > 0 for each in record.retracted),
             "retracted with a result unread": sum(each.request_id in late for each in record.retracted),
             "resumed": len(record.resumed),
             "evicted pages": record.evicted_pages,

@@ -10,7 +10,7 @@ import torch
 
 from specsim.differential.pairs import make_pair
 from specsim.generation import load_engine
-from specsim.invariance import BUDGETS, alone, difference, is_undecidable
+from specsim.invariance import alone, judge
 from specsim.ranks import Ranks
 from specsim.requests import Request
 from specsim.scheduler import Scheduler
@@ -42,13 +42,15 @@ def dtype_of(impl: str) -> torch.dtype:
     return torch.float64 if impl == "reference" else torch.float32
 
 
-def run_named(name: str, impl: str = "reference", device: str | None = None, graph: str | None = None) -> ProgramResult:
+def check_named(
+    name: str, impl: str = "reference", device: str | None = None, graph: str | None = None
+) -> ProgramResult:
     """Serve the program of that name and compare each of its requests with itself alone."""
-    return run(named(name), impl, device, graph)
+    return check(named(name), impl, device, graph)
 
 
 @torch.inference_mode()
-def run(
+def check(
     program: Program, impl: str = "reference", device: str | None = None, graph: str | None = None
 ) -> ProgramResult:
     """Serve a program and compare each of its requests with itself alone; an error is a difference like any other."""
@@ -131,7 +133,7 @@ def _poison(scheduler: Scheduler) -> None:
 def _submit(ranks: Ranks, coming: deque[tuple[int, Submission]], count: int, target_config) -> None:
     for _ in range(count):
         request_id, submission = coming.popleft()
-        ranks.submit(submission.request(request_id, target_config, ranks.schedulers[0].max_len))
+        ranks.submit(submission.request(request_id, target_config))
 
 
 def _abort(ranks: Ranks, place: int) -> None:
@@ -165,12 +167,12 @@ def _compare(program: Program, pair, requests: Iterable[Request], dtype: torch.d
         if not request.token_ids:  # rejected, or aborted before its first token
             continue
         output = alone(pair, program.config, request)
-        if text := difference(request, output, BUDGETS[dtype]):
-            if dtype == torch.float32 and is_undecidable(pair, program.config, request, dtype):
-                found.undecidable += 1
-                continue
+        judgement = judge(pair, program.config, request, output, dtype)
+        if judgement.verdict == "different":
             found.mismatches += 1
-            found.first_difference = found.first_difference or text
+            found.first_difference = found.first_difference or judgement.difference
+        elif judgement.verdict == "undecidable":
+            found.undecidable += 1
         elif errors := [abs(a - b) for a, b in zip(request.logprobs, output.logprobs, strict=False)]:
             found.max_logprob_error = max(found.max_logprob_error, *errors)
     return found
