@@ -210,7 +210,7 @@ def _run(given: dict[str, Any], config: SpecConfig, serving: ServingConfig, colu
     from specsim.provenance import now, versions
     from specsim.serving import serve
     from specsim.ways import compare
-    from specsim.workload import read_requests
+    from specsim.workload import parse_requests, read_text
     from specsim.zoo import REQUESTS
 
     check_writable(given["json_file"])
@@ -220,7 +220,7 @@ def _run(given: dict[str, Any], config: SpecConfig, serving: ServingConfig, colu
     if given["bucket"] is not None and given["bucket"] < serving.max_running:
         raise InputError("bucket", given["bucket"], f"at least max_running, {serving.max_running}")
     file, date = given["requests"] or REQUESTS, now()
-    read = partial(read_requests, file, pair, given["skip_bad_lines"])
+    read = partial(parse_requests, read_text(file), file, pair, given["skip_bad_lines"])
     if given["compare"]:
         result = compare(pair, engine, read, serving, progress=True, **column)
     else:
@@ -250,7 +250,10 @@ def _check_run(given: dict[str, Any]) -> None:
     from specsim.json_file import check_writable
     from specsim.trace import Trace
 
-    trace = given["trace"]
+    trace, source = given["trace"], given["requests"]
+    for name, file in (("json", given["json_file"]), ("trace", trace)):
+        if source is not None and file is not None and os.path.realpath(file) == os.path.realpath(source):
+            raise InputError(name, str(file), "another file than that of the requests")
     if given["compare"]:
         for name, only in (("schedule", _SERVING.schedule), ("prefix_cache", _SERVING.prefix_cache), ("trace", None)):
             if given[name] != only:

@@ -182,7 +182,7 @@ class KVPool:
 
     def limit(self, num_slots: int) -> None:
         """From now on use at most that many slots (whole pages of them); what is in use stays until it is released."""
-        if not 0 <= num_slots <= self.num_slots:
+        if type(num_slots) is not int or not 0 <= num_slots <= self.num_slots:
             raise InputError("num_slots", num_slots, f"0 to the pool's {self.num_slots}")
         self._allocator.limit = num_slots // self.page_size
 

@@ -173,8 +173,8 @@ def _check_place(request_id, arrival, priority, continues, abort_at) -> None:
         if (type(value) is not int or not 0 <= value < 2**32) and (name == "id" or value is not None):
             raise InputError(name, value, "an integer from 0 to 2^32 - 1")
     for name, value in (("arrival", arrival), ("abort_at", 0 if abort_at is None else abort_at)):
-        if type(value) is not int or value < 0:
-            raise InputError(name, value, "an integer of at least 0")
+        if type(value) is not int or not 0 <= value < 2**62:
+            raise InputError(name, value, "an integer from 0 to 2^62 - 1")
     if type(priority) is not int:
         raise InputError("priority", priority, "an integer")
 

@@ -69,6 +69,10 @@ class Scheduler:
             raise InputError("request_id", request.request_id, "an id that no other request has")
         if request.continues is not None and request.continues not in self.requests:
             raise InputError("continues", request.continues, "the id of a request that was submitted before")
+        if not request.prompt_ids:
+            raise InputError("prompt_ids", request.prompt_ids, "at least one token")
+        if request.finish_reason or request.arrived or request.token_ids:
+            raise InputError("request", f"request {request.request_id}, served before", "one that has not been served")
         self._order[request.request_id] = len(self._order)
         self.requests[request.request_id] = request
         self._coming.append(request)
@@ -106,8 +110,14 @@ class Scheduler:
         """The step of the next arrival or abort while there is nothing to do before it; None while there is."""
         if not self._coming or self._waiting or self._placed or self._unread:
             return None
-        aborts = (request.abort_at for request in self._coming if request.abort_at is not None)
-        return max(self.step_index, min([request.arrival for request in self._coming] + list(aborts)))
+        arrivals = [request.arrival for request in self._coming if self._can_come(request)]
+        aborts = [request.abort_at for request in self._coming if request.abort_at is not None]
+        return max(self.step_index, min(arrivals + aborts))
+
+    def _can_come(self, request: Request) -> bool:
+        """Whether a request waits for no earlier turn of its conversation."""
+        previous = self.requests.get(request.continues)
+        return previous is None or previous.finish_reason is not None
 
     def skip_to(self, step: int) -> None:
         """Leave out steps in which nothing happens."""
@@ -159,6 +169,7 @@ class Scheduler:
         evicted, self.residents.evicted_pages = self.residents.evicted_pages, 0
         record = self._log.record(self._seconds(), evicted, usage)
         later = any(request.arrival > self.step_index for request in self._coming)
+        later = later or any(request.abort_at is not None for request in self._waiting)
         self.is_stalled = bool(self._waiting) and not later and not any(self._log.events.values())
         self.trace.append(record)
         self._log = StepLog(self.step_index + 1)
@@ -201,14 +212,15 @@ class Scheduler:
     def _arrive(self) -> None:
         """Who is due comes in, the next turn of a conversation once the one before has ended."""
         for request in [each for each in self._coming if each.arrival <= self.step_index]:
-            previous = self.requests.get(request.continues)
-            if previous is not None and not previous.finish_reason:
+            if not self._can_come(request):
                 continue
+            previous = self.requests.get(request.continues)
             self._coming.remove(request)
             self._log.events["arrived"].append(request.request_id)
             request.arrived = self.step_index, self._seconds()
-            if previous is not None and previous.finish_reason == "rejected":
-                request.error = f"request {previous.request_id}, which it continues, was rejected"
+            if previous is not None and (previous.arrived is None or previous.finish_reason == "rejected"):
+                what = "was rejected" if previous.finish_reason == "rejected" else "was aborted before it began"
+                request.error = f"request {previous.request_id}, which it continues, {what}"
             else:
                 if previous is not None:
                     request.follow(previous)

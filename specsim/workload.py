@@ -25,15 +25,20 @@ class Workload:
 
 
 def read_requests(path: Path | str, pair, skip_bad_lines: bool = False) -> Workload:
-    """Read a UTF-8 file of JSON objects, a line each, for a pair; blank lines are ignored.
+    """Read a UTF-8 file of requests: parse_requests of its text. InputError also for a file that cannot be read."""
+    return parse_requests(read_text(path), path, pair, skip_bad_lines)
+
+
+def parse_requests(text: str, path: Path | str, pair, skip_bad_lines: bool = False) -> Workload:
+    """Requests of JSON objects, a line each, for a pair; blank lines are ignored. path: what errors name.
 
     Fields: id (the line's number from 0 unless given), either prompt (text) or prompt_ids, arrival, priority, continues
     (the id of an earlier line, whose conversation this prompt is the next turn of), abort_at, and those of
     SamplingParams. A line that cannot become a request raises InputError, or is skipped with its reason. InputError
-    also for a file that cannot be read and for one without a request. Whether a prompt is too long is not looked at.
+    also for a text without a request. Whether a prompt is too long is not looked at.
     """
     requests, skipped = {}, []
-    for index, line in enumerate(_read(Path(path)).split("\n")):
+    for index, line in enumerate(text.split("\n")):
         if not line.strip():
             continue
         try:
@@ -51,9 +56,10 @@ def read_requests(path: Path | str, pair, skip_bad_lines: bool = False) -> Workl
     return Workload(list(requests.values()), skipped)
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path | str) -> str:
+    """A UTF-8 file as it is; InputError for one that cannot be read."""
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return Path(path).read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error.reason
         raise InputError("requests", str(path), f"a UTF-8 file that can be read ({reason})") from error

@@ -719,3 +719,104 @@ def test_aborts_by_close_are_recorded():
     scheduler.step()
     scheduler.close()
     assert scheduler.trace.counts()["aborted"] == 1
+
+
+@pytest.mark.parametrize("abort_at", [0, 1, 3])
+def test_a_turn_of_one_that_never_began_is_rejected(abort_at):
+    """Its conversation would lack what came before."""
+    first, gone = ask(0, max_new_tokens=20), ask(1, [1, 2], schedule={"continues": 0, "abort_at": abort_at})
+    last = ask(2, [3, 4], schedule={"continues": 1, "arrival": 30})
+    serve(make(), first, gone, last)
+    assert (gone.finish_reason, last.finish_reason) == ("abort", "rejected")
+    assert last.error == "request 1, which it continues, was aborted before it began"
+
+
+@SCHEDULES
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_turn_begins_with_all_that_was_said_before(stops, schedule):
+    """The token that stopped the turn before is part of it."""
+    output = alone(pair_of(), TREE, ask(0, max_new_tokens=12))
+    stop = (output.token_ids[4],) if stops else ()
+    first, turn = ask(0, max_new_tokens=12, stop_token_ids=stop), ask(1, [1, 2, 3], schedule={"continues": 0})
+    serve(make(schedule=schedule), first, turn)
+    assert first.finish_reason == ("stop" if stops else "length")
+    assert turn.prompt_ids == [*SHORT, *first.token_ids, 1, 2, 3]
+
+
+def test_a_request_is_served_once():
+    request = serve(make(), ask(0)).requests[0]
+    with pytest.raises(InputError, match=r"^request is 'request 0, served before'; allowed: one that has not been"):
+        make().submit(request)
+
+
+def test_gaps_are_left_out_also_where_a_turn_could_have_come_earlier():
+    first = ask(0, max_new_tokens=2, schedule={"arrival": 10**9})
+    scheduler = serve(make(), first, ask(1, [1], 2, schedule={"continues": 0}))
+    assert len(scheduler.trace) < 10
+    assert scheduler.requests[1].finish_reason == "length"
+
+
+@pytest.mark.parametrize("num_slots", [True, 100.0, None, "3", -1, 10**6])
+def test_a_limit_is_a_number_of_slots_that_there_are(num_slots):
+    with pytest.raises(InputError, match=r"^num_slots is "):
+        make().limit(num_slots)
+
+
+def test_who_waits_may_still_be_aborted_when_nothing_else_can_happen():
+    scheduler, request = make(), ask(0, schedule={"abort_at": 5})
+    scheduler.limit(0)
+    scheduler.submit(request)
+    scheduler.run()
+    assert request.finish_reason == "abort"
+
+
+@SCHEDULES
+def test_a_step_prefills_no_more_than_its_budget_over_all(schedule):
+    scheduler = serve(make(schedule=schedule, chunk_tokens=5), *(ask(each, LONG[each:]) for each in range(4)))
+    chunks = [sum(each.end - each.start for each in record.prefilled) for record in scheduler.trace.records]
+    assert max(chunks) == 5
+    assert any(len(record.prefilled) > 1 for record in scheduler.trace.records)
+
+
+@SCHEDULES
+def test_nobody_overtakes_who_waits_for_room(schedule):
+    """A small request that comes later stays behind a large one of the same priority."""
+    running, large, small = ask(0, LONG, 14), ask(1, LONG[::-1], 14), ask(2, [5], 2)
+    config = CHAIN.reserved_columns(len(LONG) + 14)
+    scheduler = make(CHAIN, schedule=schedule, num_slots=config + 8)
+    serve(scheduler, running, large, small)
+    assert events(scheduler, "admitted")[:3] == [0, 1, 2]
+    admitted = {name: r.step for r in scheduler.trace.records for name in r.admitted}
+    assert admitted[1] > 0
+    assert admitted[2] >= admitted[1]
+
+
+def test_an_aborted_request_leaves_nothing_for_its_next_turn():
+    scheduler = make()
+    for request in (ask(0, max_new_tokens=20), ask(1, [1], schedule={"continues": 0, "arrival": 50})):
+        scheduler.submit(request)
+    for _ in range(3):
+        scheduler.step()
+    scheduler.abort(0)
+    assert scheduler.pools.usage()["requests"] == 0
+    scheduler.run()
+    assert scheduler.requests[1].num_reused == 0
+    check_alone([scheduler.requests[1]])
+
+
+def test_waiting_for_a_place_counts_towards_the_first_token():
+    scheduler = serve(make(max_running=1), ask(0, max_new_tokens=14), ask(1))
+    assert [request.arrived[0] for request in scheduler.requests.values()] == [0, 0]
+    assert scheduler.requests[1].emissions[0][0] > 3
+
+
+@SCHEDULES
+def test_between_steps_no_more_is_committed_than_is_known(schedule):
+    """Columns of tokens that the host knows, the last of which is the root of the next round."""
+    scheduler = make(schedule=schedule)
+    for request_id in range(3):
+        scheduler.submit(ask(request_id, LONG[: 5 * request_id + 3], 12, temperature=1.0))
+    while scheduler.is_busy:
+        scheduler.step()
+        for request in scheduler.runner.requests:
+            assert scheduler.residents.committed(request) == request.prefill_len

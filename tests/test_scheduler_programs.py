@@ -421,13 +421,13 @@ LATE = ("late results dropped", "retracted with a result unread")
 @pytest.mark.parametrize("schedule", ["sync", "overlap"])
 @pytest.mark.parametrize("topk", [1, 2, 3])
 def test_programs_on_the_reference(topk, schedule):
-    counts, least = Counter(), {"programs": 160} | dict.fromkeys(RULES, 10) | dict.fromkeys(HAPPENED, 1)
+    counts, least = Counter(), {"programs": 280} | dict.fromkeys(RULES, 10) | dict.fromkeys(HAPPENED, 1)
     if schedule == "overlap":
         least |= dict.fromkeys(LATE, 1)
     for num_steps in (1, 2, 3, 4):
         settings = reference_settings(topk, schedule, num_steps)
         counts += run_programs(
-            settings, 15 + 10 * num_steps, steps=24, most_tokens=10, seed=SEEDS[topk, schedule] + 10 * topk + num_steps
+            settings, 20 + 20 * num_steps, steps=24, most_tokens=10, seed=SEEDS[topk, schedule] + 10 * topk + num_steps
         )
         least |= dict.fromkeys(accepted(settings), 1)
     check_counts(counts, least)

@@ -58,7 +58,8 @@ class Program:
 def named(name: str) -> Program:
     """The program of that name."""
     parts = name.split("-")
-    if len(parts) != 3 or not all(part.isdecimal() for part in parts) or not 1 <= int(parts[2]) <= MOST_REQUESTS:
+    are_numbers = all(part.isascii() and part.isdecimal() and len(part) < 20 for part in parts)
+    if len(parts) != 3 or not are_numbers or not 1 <= int(parts[2]) <= MOST_REQUESTS:
         raise InputError("program", name, f"SEED-INDEX-REQUESTS with 1 to {MOST_REQUESTS} requests, such as 0-17-40")
     return draw(*map(int, parts))
 
