@@ -131,8 +131,8 @@ def _generate(
 ) -> None:
     from specsim.checkpoint import load
     from specsim.display import metrics_rows, print_table, stdout_console
+    from specsim.files import check_writable, write_json
     from specsim.generation import generate
-    from specsim.json_file import check_writable, write_json
 
     check_writable(given["json_file"])
     pair = load(given["target"], given["draft"], given["drafter"], options.draft_fields(given))
@@ -205,12 +205,12 @@ def run(
 def _run(given: dict[str, Any], config: SpecConfig, serving: ServingConfig, column: dict[str, Any]) -> None:
     from specsim.checkpoint import load
     from specsim.display import stdout_console
+    from specsim.files import check_writable, write_json
     from specsim.generation import load_engine
-    from specsim.json_file import check_writable, write_json
     from specsim.provenance import now, versions
     from specsim.serving import serve
     from specsim.ways import compare
-    from specsim.workload import parse_requests, read_text
+    from specsim.workload import parse_requests, read_file
     from specsim.zoo import REQUESTS
 
     check_writable(given["json_file"])
@@ -220,7 +220,7 @@ def _run(given: dict[str, Any], config: SpecConfig, serving: ServingConfig, colu
     if given["bucket"] is not None and given["bucket"] < serving.max_running:
         raise InputError("bucket", given["bucket"], f"at least max_running, {serving.max_running}")
     file, date = given["requests"] or REQUESTS, now()
-    read = partial(parse_requests, read_text(file), file, pair, given["skip_bad_lines"])
+    read = partial(parse_requests, read_file(file), file, pair, given["skip_bad_lines"])
     if given["compare"]:
         result = compare(pair, engine, read, serving, progress=True, **column)
     else:
@@ -247,7 +247,7 @@ def _run(given: dict[str, Any], config: SpecConfig, serving: ServingConfig, colu
 
 def _check_run(given: dict[str, Any]) -> None:
     """What can be known before a long run: options that exclude each other, and whether a trace can be written."""
-    from specsim.json_file import check_writable
+    from specsim.files import check_writable
     from specsim.trace import Trace
 
     trace, source = given["trace"], given["requests"]
@@ -263,10 +263,7 @@ def _check_run(given: dict[str, Any]) -> None:
     if given["json_file"] is not None and os.path.realpath(trace) == os.path.realpath(given["json_file"]):
         raise InputError("trace", str(trace), "another file than --json's")
     Trace().write_parquet(os.devnull)
-    try:
-        check_writable(trace)
-    except InputError as error:
-        raise InputError("trace", error.value, error.allowed) from error
+    check_writable(trace, "trace")
 
 
 @app.command()
@@ -289,7 +286,7 @@ def soak(
 ) -> None:
     """Serve requests in random programs, each compared with itself alone (exit status 1: not equal)."""
     from specsim.display import stdout_console
-    from specsim.json_file import check_writable, write_json
+    from specsim.files import check_writable, write_json
     from specsim.soak import soak
 
     check_writable(json_file)
@@ -317,7 +314,7 @@ def accept(
     from specsim.accept import measure, show
     from specsim.checkpoint import load
     from specsim.display import stdout_console
-    from specsim.json_file import check_writable, write_json
+    from specsim.files import check_writable, write_json
     from specsim.zoo import load_prompts
 
     SamplingParams(max_new_tokens=max_new_tokens)
@@ -383,7 +380,7 @@ def _diff(given: dict[str, Any]) -> None:
     from specsim.differential.grids import one_cell
     from specsim.differential.show import show
     from specsim.display import stdout_console
-    from specsim.json_file import check_writable
+    from specsim.files import check_writable
 
     name, config = given["grid"], options.pick(SpecConfig, given)
     run = {key: given[key] for key in ("impl", "dtype", "device", "shard", "jobs", "resume", "json_file")}
@@ -422,12 +419,10 @@ def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
 
 
 def _read_prompt_file(path: Path) -> str:
+    from specsim.files import read_text
+
     allowed = "a UTF-8 text file that can be read and is not empty"
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error.reason
-        raise InputError("prompt_file", str(path), f"{allowed} ({reason})") from error
+    text = read_text(path, "prompt_file", allowed)
     if not text:
         raise InputError("prompt_file", str(path), f"{allowed} (it is empty)")
     return text

@@ -1,12 +1,12 @@
 """What a serving run did, step by step, and the same as data frames, as JSON and as a Parquet file."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args, get_origin, get_type_hints
 
 from specsim.config import InputError
+from specsim.files import write_whole
 
 if TYPE_CHECKING:
     import pandas
@@ -180,10 +180,7 @@ class Trace:
             raise _missing("a Parquet file", error) from error
         path = Path(path)
         try:
-            if path.exists() and not path.is_file():
-                path.write_bytes(data)
-            else:
-                _replace(Path(os.path.realpath(path)), data)
+            write_whole(path, data)
         except OSError as error:
             raise InputError("trace", str(path), f"a file that can be written ({error.strerror})") from error
 
@@ -250,12 +247,3 @@ def _read(kind: Any, value: Any, name: str) -> Any:
 def _unreadable(name: str, value: Any, allowed: str) -> InputError:
     shown = value if value is None or isinstance(value, (str, int, float)) else f"a {type(value).__name__}"
     return InputError(name, shown, allowed)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    beside = path.with_name(f".specsim-{os.getpid()}.parquet")
-    try:
-        beside.write_bytes(data)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)

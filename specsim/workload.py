@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.config import InputError, SamplingParams
+from specsim.files import read_text
 from specsim.requests import Request, make_request
 
 _SAMPLING = tuple(field.name for field in fields(SamplingParams))
@@ -26,7 +27,7 @@ class Workload:
 
 def read_requests(path: Path | str, pair, skip_bad_lines: bool = False) -> Workload:
     """Read a UTF-8 file of requests: parse_requests of its text. InputError also for a file that cannot be read."""
-    return parse_requests(read_text(path), path, pair, skip_bad_lines)
+    return parse_requests(read_file(path), path, pair, skip_bad_lines)
 
 
 def parse_requests(text: str, path: Path | str, pair, skip_bad_lines: bool = False) -> Workload:
@@ -56,13 +57,9 @@ def parse_requests(text: str, path: Path | str, pair, skip_bad_lines: bool = Fal
     return Workload(list(requests.values()), skipped)
 
 
-def read_text(path: Path | str) -> str:
-    """A UTF-8 file as it is; InputError for one that cannot be read."""
-    try:
-        return Path(path).read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error.reason
-        raise InputError("requests", str(path), f"a UTF-8 file that can be read ({reason})") from error
+def read_file(path: Path | str) -> str:
+    """The text of a request file; InputError for one that cannot be read."""
+    return read_text(Path(path), "requests", "a UTF-8 file that can be read")
 
 
 def _request(line: str, index: int, pair, earlier: dict[int, Request]) -> Request:

@@ -62,7 +62,7 @@ BOTH_COLUMNS = {"specsim.reference", "specsim.fast"}
 TRAINING = {"torch", "numpy", "transformers", "tokenizers", "safetensors", "tqdm", "typer"}
 # The agreeing pair is made in memory, as the loader would have returned it.
 ZOO = TRAINING | {f"specsim.{name}" for name in ("zoo", "checkpoint", "drafter", "target", "metrics")}
-CELLS = {f"specsim.{name}" for name in ("pairwise", "zoo", "checkpoint", "json_file", "provenance")}
+CELLS = {f"specsim.{name}" for name in ("pairwise", "zoo", "checkpoint", "files", "provenance")}
 SOAKED = {f"specsim.{name}" for name in ("invariance", "provenance", "ranks", "soak")}
 ANYTHING = {"*"}  # but a column and specsim.contract, which a rule has to name
 NEVER = {"reference", "fast"}  # a second copy of a column
@@ -80,7 +80,7 @@ RULES = {
     **dict.fromkeys(("config", "metrics", "pairwise"), Rule(SETTINGS, set())),
     **dict.fromkeys(("phases", "pool", "columns", "uniforms", "drafter", "target"), Rule(STATES, set())),
     "requests": Rule(STATES, set()),
-    "workload": Rule({"specsim.config", "specsim.requests"}, set()),
+    "workload": Rule({"specsim.config", "specsim.files", "specsim.requests"}, set()),
     "generation": Rule(ROUNDS, {"specsim.display"} | BOTH_COLUMNS),
     "prefix": Rule(STATES, set()),
     **dict.fromkeys(("residents", "runner"), Rule(STATES | {"specsim.prefix", "specsim.requests"}, set())),
@@ -93,12 +93,12 @@ RULES = {
     "serving": Rule(ROUNDS, {"specsim.display", "rich"}),
     "ways": Rule(ROUNDS | {"specsim.invariance", "specsim.serving", "specsim.workload"}, {"specsim.display", "rich"}),
     "differential": Rule(ROUNDS | CELLS, {"specsim.display", "rich"} | BOTH_COLUMNS),
-    "trace": Rule(ROUNDS, {"pandas"} | BOTH_COLUMNS),
+    "trace": Rule(ROUNDS | {"specsim.files"}, {"pandas"} | BOTH_COLUMNS),
     "contract": Rule(set(), set()),
     "simulator": Rule(SETTINGS | {"scipy", "pandas", "specsim.simulator"}, set()),
     "zoo": Rule(ZOO, set()),
     **dict.fromkeys(
-        ("checkpoint", "display", "json_file", "plots", "cli", "options", "demo", "accept", "faults", "course"),
+        ("checkpoint", "display", "files", "plots", "cli", "options", "demo", "accept", "faults", "course"),
         Rule(ANYTHING, BOTH_COLUMNS),
     ),
     "conformance": Rule(ANYTHING | {"specsim.contract"}, BOTH_COLUMNS),

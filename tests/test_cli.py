@@ -574,11 +574,12 @@ def test_full_disk_leaves_nothing_behind(call, tmp_path, monkeypatch, existing):
     if existing:
         file.write_text(existing)
 
-    def fill(path: Path, text: str, **_) -> None:
-        path.write_bytes(text.encode()[:10])
+    def fill(path: Path, data: bytes) -> None:
+        with path.open("wb") as begun:
+            begun.write(data[:10])
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr(Path, "write_text", fill)
+    monkeypatch.setattr(Path, "write_bytes", fill)
     status, out, err = call(*FEW, "--json", str(file))
     assert "accept length" in out, "the result is shown all the same"
     assert_one_sentence((status, "", err), "json", str(file), "No space left on device")

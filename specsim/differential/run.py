@@ -22,8 +22,8 @@ from specsim.differential.pairs import make_pair, moved, rounded
 from specsim.differential.result import CellResult, GridResult
 from specsim.differential.scene import Column
 from specsim.differential.truth import compare_with_oracle
+from specsim.files import write_json
 from specsim.generation import check_device, load_engine
-from specsim.json_file import write_json
 from specsim.provenance import now, versions
 
 DTYPES = ("float32", "bfloat16")

@@ -1,4 +1,4 @@
-"""Results as a JSON file: written whole or not at all."""
+"""Files: texts are read, and results written, whole or not at all."""
 
 import json
 import os
@@ -10,17 +10,26 @@ from specsim.config import InputError
 from specsim.metrics import without_nan
 
 
-def check_writable(path: Path | None) -> None:
-    """Before a long run: what can be known of a file that is written after it."""
+def read_text(path: Path, name: str, allowed: str) -> str:
+    """A UTF-8 file as it is, with or without a byte order mark; InputError, under that name, if it cannot be read."""
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error.reason
+        raise InputError(name, str(path), f"{allowed} ({reason})") from error
+
+
+def check_writable(path: Path | None, name: str = "json") -> None:
+    """Before a long run: what can be known of a file that is written after it; InputError under that name."""
     if path is None or _stream(path):
         return
     if path.is_dir():
-        raise InputError("json", str(path), "a file, not a folder")
+        raise InputError(name, str(path), "a file, not a folder")
     changed = [path] if path.exists() else []
     if not _is_device(path):
         changed.append(_real(path).parent)
     if not all(os.access(each, os.W_OK) for each in changed):
-        raise InputError("json", str(path), "a file that can be written, in a folder that exists and can be written")
+        raise InputError(name, str(path), "a file that can be written, in a folder that exists and can be written")
 
 
 def write_json(path: Path | None, value: dict) -> None:
@@ -31,18 +40,23 @@ def write_json(path: Path | None, value: dict) -> None:
     try:
         if stream := _stream(path):
             stream.write(text)
-        elif _is_device(path):
-            path.write_text(text, encoding="utf-8")
         else:
-            _replace(_real(path), text)
+            write_whole(path, text.encode())
     except OSError as error:
         raise InputError("json", str(path), f"a file that can be written ({error.strerror})") from error
 
 
-def _replace(path: Path, text: str) -> None:
-    beside = path.with_name(f".specsim-{os.getpid()}.json")
+def write_whole(path: Path, data: bytes) -> None:
+    """Write beside a file, or what it links to, and rename: all of it or nothing. A device is written to; OSError if
+    that fails.
+    """
+    if _is_device(path):
+        path.write_bytes(data)
+        return
+    path = _real(path)
+    beside = path.with_name(f".specsim-{os.getpid()}{path.suffix}")
     try:
-        beside.write_text(text, encoding="utf-8")
+        beside.write_bytes(data)
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
