@@ -1,5 +1,6 @@
 """How kernels are launched: compiled on a GPU, interpreted without one, and seen by whoever records a graph."""
 
+import functools
 import inspect
 import os
 import sys
@@ -19,22 +20,38 @@ if not torch.cuda.is_available() and os.environ.setdefault("TRITON_INTERPRET", "
 
 try:
     import triton
+    import triton.language as tl
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 except ImportError as error:
     raise ImportError("specsim.fast needs Triton, which is published for Linux; specsim.reference does not") from error
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
-MOST_ENTRIES = triton.language.TRITON_MAX_TENSOR_NUMEL
+MOST_ENTRIES = tl.TRITON_MAX_TENSOR_NUMEL
 
 Launch = Callable[[], None]
 # Who is told of a launch instead of its being run: a context, like torch's own stack of dispatch modes.
 recorder: ContextVar[Callable[[str, Launch], None] | None] = ContextVar("recorder", default=None)
 
 
+@triton.jit
+def await_input(PDL: tl.constexpr):
+    """The first statement of a kernel that takes PDL, before any load of what another kernel wrote and any store.
+
+    Lets the next kernel of the stream begin beside this one, and waits until the one before has ended: what stands
+    before it in a kernel (weights fetched ahead) overlaps with the end of its predecessor. Every kernel launched with
+    PDL has to wait, or a kernel two places on would not know of what came before.
+    """
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
 class Kernel:
     """A Triton kernel, launched as `kernel[grid](arguments)`.
 
     Integers are not specialised, so that one compilation serves every setting; what a kernel should know when it is
-    compiled is a constexpr.
+    compiled is a constexpr. A kernel with a constexpr PDL is told whether it is launched so that it may begin before
+    its predecessor has ended (programmatic dependent launch): on GPUs that can, from Hopper on.
     """
 
     def __init__(self, function: Callable):
@@ -45,6 +62,7 @@ class Kernel:
             if parameter.annotation is inspect.Parameter.empty and not name.endswith("_ptr")
         ]
         self.__name__, self.__doc__ = function.__name__, function.__doc__
+        self._takes_pdl = "PDL" in parameters
         self._compiled = triton.jit(function) if INTERPRETED else triton.jit(function, do_not_specialize=plain)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
@@ -53,6 +71,8 @@ class Kernel:
         def launch(*args, **kwargs) -> None:
             if 0 in grid:
                 return
+            if self._takes_pdl:
+                kwargs |= {"PDL": True, "launch_pdl": True} if can_overlap() else {"PDL": False}
             run = self._compiled[grid]
             record = recorder.get()
             if record is None:
@@ -61,6 +81,12 @@ class Kernel:
                 record(self.__name__, lambda: run(*args, **kwargs))
 
         return launch
+
+
+@functools.cache
+def can_overlap() -> bool:
+    """Whether kernels can be launched before their predecessors have ended."""
+    return not INTERPRETED and torch.cuda.get_device_capability() >= (9, 0)
 
 
 def kernel(function: Callable) -> Kernel:
