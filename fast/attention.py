@@ -8,7 +8,7 @@ import triton.language as tl
 
 from specsim.config import SpecConfig
 from specsim.fast.drafting import Lanes
-from specsim.fast.launch import INTERPRETED, block_of, kernel, require_contiguous
+from specsim.fast.launch import INTERPRETED, block_of, kernel, nearest, require_contiguous
 from specsim.phases import Batch, DraftExtendInput, PrefillInput, VerifyInput
 from specsim.pool import KVBuffer, KVPool
 
@@ -39,16 +39,6 @@ class AttentionMetadata:
     num_extras: torch.Tensor
     extra_positions: torch.Tensor
     visible: torch.Tensor
-
-
-@triton.jit
-def nearest(x, DTYPE: tl.constexpr):
-    """x, f32, rounded to nearest even: under the interpreter the cast alone would cut bf16 off."""
-    if DTYPE == tl.bfloat16:  # noqa: SIM300
-        bits = x.to(tl.uint32, bitcast=True)
-        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-        x = tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
-    return x.to(DTYPE)
 
 
 @triton.jit

@@ -34,16 +34,41 @@ recorder: ContextVar[Callable[[str, Launch], None] | None] = ContextVar("recorde
 
 
 @triton.jit
-def await_input(PDL: tl.constexpr):
-    """The first statement of a kernel that takes PDL, before any load of what another kernel wrote and any store.
+def await_predecessor(PDL: tl.constexpr):
+    """Waits until the kernel before has ended, where this one was launched so that it may begin sooner.
 
-    Lets the next kernel of the stream begin beside this one, and waits until the one before has ended: what stands
-    before it in a kernel (weights fetched ahead) overlaps with the end of its predecessor. Every kernel launched with
-    PDL has to wait, or a kernel two places on would not know of what came before.
+    Before any load of what another kernel wrote and any store. Every kernel launched with PDL has to wait, or a kernel
+    two places on would not know of what came before.
     """
     if PDL:
-        gdc_launch_dependents()
         gdc_wait()
+
+
+@triton.jit
+def let_successor_begin(PDL: tl.constexpr):
+    """Lets the next kernel of the stream begin as soon as every program of this one has come here or ended."""
+    if PDL:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def await_input(PDL: tl.constexpr):
+    """The first statement of a small kernel that takes PDL: both of the above."""
+    let_successor_begin(PDL)
+    await_predecessor(PDL)
+
+
+_CASTS_ROUND = tl.constexpr(not INTERPRETED)  # the interpreter cuts bf16 off
+
+
+@triton.jit
+def nearest(x, DTYPE: tl.constexpr):
+    """x, f32, rounded to nearest even."""
+    if DTYPE == tl.bfloat16 and not _CASTS_ROUND:  # noqa: SIM300
+        bits = x.to(tl.uint32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        x = tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+    return x.to(DTYPE)
 
 
 class Kernel:

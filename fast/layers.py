@@ -6,10 +6,11 @@ from collections.abc import Mapping
 import torch
 import triton
 import triton.language as tl
-from torch.nn.functional import linear
 
-from specsim.fast.attention import AttentionMetadata, attention, nearest
-from specsim.fast.launch import block_of, kernel, require_contiguous
+from specsim.fast.attention import AttentionMetadata, attention
+from specsim.fast.launch import await_input, block_of, kernel, nearest, require_contiguous
+from specsim.fast.linear import Tiling, linear, linear_gated, linear_onto, streamed, streaming, tile_arguments
+from specsim.fast.rows import Rows, normalised
 from specsim.pool import KVBuffer
 from specsim.target import ModelConfig
 
@@ -23,18 +24,29 @@ def _fused(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         for whole, parts in FUSED.items():
             prefix, found, kind = name.rpartition(f"{parts[0]}.")
             if found and prefix[-1:] in ("", "."):
-                tensors[f"{prefix}{whole}.{kind}"] = torch.cat(
-                    [tensors.pop(f"{prefix}{part}.{kind}") for part in parts]
-                )
+                tensors[f"{prefix}{whole}.{kind}"] = _stacked([tensors.pop(f"{prefix}{part}.{kind}") for part in parts])
     return tensors
 
 
-class Weights:
-    """Tensors by name, seen from below a prefix; `qkv_proj` and `gate_up_proj` stand for the projections they fuse."""
+def _stacked(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Rows of all parts; not copied where they lie one behind the other in one storage already."""
+    first, ends = parts[0], [part.data_ptr() + part.nbytes for part in parts]
+    is_whole = all(part.is_contiguous() for part in parts) and [part.data_ptr() for part in parts[1:]] == ends[:-1]
+    if not is_whole or len({part.untyped_storage().data_ptr() for part in parts}) > 1:
+        return torch.cat(parts)
+    return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], prefix: str = ""):
+
+class Weights:
+    """Tensors by name, seen from below a prefix; `qkv_proj` and `gate_up_proj` stand for the projections they fuse.
+
+    batch_invariant: whether a product's rows may not depend on how many there are.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], prefix: str = "", batch_invariant: bool = False):
         # Below a prefix they are fused already.
         self._tensors, self._prefix = tensors if prefix else _fused(tensors), prefix
+        self.batch_invariant = batch_invariant
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._tensors[self._prefix + name]
@@ -43,81 +55,22 @@ class Weights:
         return self._tensors.get(self._prefix + name)
 
     def under(self, prefix: str) -> "Weights":
-        return Weights(self._tensors, f"{self._prefix}{prefix}.")
+        return Weights(self._tensors, f"{self._prefix}{prefix}.", self.batch_invariant)
 
-    def project(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        return linear(x, self[f"{name}.weight"], self.get(f"{name}.bias"))
+    def project(self, rows: Rows, name: str) -> torch.Tensor:
+        """x Wᵀ (+ bias), [R, out]."""
+        return linear(rows, *self._named(name), self.batch_invariant)
 
+    def project_onto(self, base: Rows, rows: Rows, name: str, out: torch.Tensor | None = None) -> Rows:
+        """base + x Wᵀ (+ bias), [R, out]."""
+        return linear_onto(base, rows, *self._named(name), self.batch_invariant, out)
 
-@triton.jit
-def _normed(x, mean_square, weight, eps, DTYPE: tl.constexpr):
-    """x / √(mean x² + eps) · weight, rounded to DTYPE before the weight and after."""
-    return nearest(weight.to(tl.float32) * nearest(x * tl.rsqrt(mean_square + eps), DTYPE).to(tl.float32), DTYPE)
+    def project_gated(self, rows: Rows, name: str) -> torch.Tensor:
+        """silu(gate) · up, [R, out / 2], of a weight that stacks gate and up."""
+        return linear_gated(rows, *self._named(name), self.batch_invariant)
 
-
-@kernel
-def _norm_kernel(
-    out_ptr, sum_ptr, x_ptr, delta_ptr, weight_ptr, num_rows, size, eps, stride_x, stride_out,
-    ADD: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_H: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64)[:, None]
-    offs = tl.arange(0, BLOCK_H)[None, :]
-    mask = (row < num_rows) & (offs < size)
-    x = tl.load(x_ptr + row * stride_x + offs, mask=mask, other=0.0).to(tl.float32)
-    if ADD:
-        delta = tl.load(delta_ptr + row * size + offs, mask=mask, other=0.0).to(tl.float32)
-        total = nearest(x + delta, sum_ptr.dtype.element_ty)
-        tl.store(sum_ptr + row * size + offs, total, mask=mask)
-        x = total.to(tl.float32)
-    weight = tl.load(weight_ptr + offs, mask=offs < size, other=0.0)
-    mean_square = tl.sum(x * x, axis=1, keep_dims=True) / size
-    normed = _normed(x, mean_square, weight, eps, out_ptr.dtype.element_ty)
-    tl.store(out_ptr + row * stride_out + offs, normed, mask=mask)
-
-
-def _norm(out, total, x, delta, weight, eps: float) -> None:
-    """Rows of x (plus delta, noted in total) to rows of out; only a row itself has to lie in one piece."""
-    if any(rows.stride(-1) != 1 for rows in (x, out)):
-        raise ValueError(f"rows have strides {x.stride()} and {out.stride()}; allowed: 1 along the last dimension")
-    num_rows, size = x.shape
-    block = block_of(num_rows, 1, size)
-    _norm_kernel[(triton.cdiv(num_rows, block),)](
-        out, total, x, delta, weight, num_rows, size, eps, x.stride(0), out.stride(0),
-        ADD=delta is not x, BLOCK_R=block, BLOCK_H=triton.next_power_of_2(size),
-    )  # fmt: skip
-
-
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None) -> torch.Tensor:
-    """x / √(mean x² + eps) · weight of rows [R, H], in f32 (Zhang & Sennrich 2019); out may be columns of a wider."""
-    out = torch.empty_like(x) if out is None else out
-    _norm(out, out, x, x, weight, eps)
-    return out
-
-
-def add_rms_norm(
-    x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x + delta, its rms_norm) of rows [R, H] in one launch."""
-    require_contiguous(delta=delta)
-    total, out = torch.empty_like(delta), torch.empty_like(delta)
-    _norm(out, total, x, delta, weight, eps)
-    return total, out
-
-
-@kernel
-def _add_kernel(out_ptr, x_ptr, delta_ptr, count, BLOCK: tl.constexpr):
-    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = offs < count
-    total = tl.load(x_ptr + offs, mask=mask).to(tl.float32) + tl.load(delta_ptr + offs, mask=mask).to(tl.float32)
-    tl.store(out_ptr + offs, nearest(total, out_ptr.dtype.element_ty), mask=mask)
-
-
-def add(x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-    """x + delta."""
-    require_contiguous(x=x, delta=delta)
-    out, block = torch.empty_like(x), block_of(x.numel(), 1024)
-    _add_kernel[(triton.cdiv(x.numel(), block),)](out, x, delta, x.numel(), BLOCK=block)
-    return out
+    def _named(self, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self[f"{name}.weight"], self.get(f"{name}.bias")
 
 
 def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
@@ -139,40 +92,27 @@ def _turned(x, cos, y, sin, DTYPE: tl.constexpr):
     return nearest(products, DTYPE)
 
 
-@kernel
-def _rotate_kernel(
-    query_ptr, keys_ptr, values_ptr, qkv_ptr, q_norm_ptr, k_norm_ptr, inverse_ptr, positions_ptr, slots_ptr,
-    num_rows, eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, NORM: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr,
+@triton.jit
+def _store_heads(
+    query_ptr, keys_ptr, values_ptr, inverse_ptr, positions_ptr, slots_ptr, row, head, offs, first, second, mask,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Pairs of a row and a head, each head as its two halves."""
-    DTYPE: tl.constexpr = qkv_ptr.dtype.element_ty
-    HALF: tl.constexpr = D // 2
-    pair = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P).to(tl.int64)[:, None]
-    row, head = pair // (HEADS + 2 * KV_HEADS), pair % (HEADS + 2 * KV_HEADS)
-    mask_p, offs = row < num_rows, tl.arange(0, BLOCK_D)[None, :]
-    mask_d = offs < HALF
-    mask = mask_p & mask_d
-    first = tl.load(qkv_ptr + pair * D + offs, mask=mask, other=0.0)
-    second = tl.load(qkv_ptr + pair * D + HALF + offs, mask=mask, other=0.0)
-    slot = tl.load(slots_ptr + row, mask=mask_p, other=-1)
-    kept = mask & (slot >= 0)
-    value_ptr = values_ptr + (slot * KV_HEADS + head - HEADS - KV_HEADS) * D + offs
-    is_value = kept & (head >= HEADS + KV_HEADS)
-    tl.store(value_ptr, first, mask=is_value)
-    tl.store(value_ptr + HALF, second, mask=is_value)
+    """Rotate the two halves of queries and keys, f32, and write queries to their rows, keys and values to their slots.
 
-    first, second = first.to(tl.float32), second.to(tl.float32)
-    if NORM:
-        mean_square = tl.sum(first * first + second * second, axis=1, keep_dims=True) / D
-        norm_ptr = tl.where(head < HEADS, q_norm_ptr, k_norm_ptr) + offs
-        first = _normed(first, mean_square, tl.load(norm_ptr, mask=mask), eps, DTYPE)
-        second = _normed(second, mean_square, tl.load(norm_ptr + HALF, mask=mask), eps, DTYPE)
-    position = tl.load(positions_ptr + row, mask=mask_p, other=0).to(tl.float32)
-    angle = position * tl.load(inverse_ptr + offs, mask=mask_d, other=0.0)
+    row, head, offs (of a half): what broadcasts to the shape of first, second and mask; rows of slot -1 write no KV.
+    """
+    DTYPE: tl.constexpr = query_ptr.dtype.element_ty
+    HALF: tl.constexpr = D // 2
+    slot = tl.load(slots_ptr + row, mask=mask, other=-1)
+    position = tl.load(positions_ptr + row, mask=mask, other=0).to(tl.float32)
+    kept = mask & (slot >= 0)
+    address = values_ptr + (slot * KV_HEADS + head - HEADS - KV_HEADS) * D + offs
+    is_value = kept & (head >= HEADS + KV_HEADS)
+    tl.store(address, first.to(DTYPE), mask=is_value)
+    tl.store(address + HALF, second.to(DTYPE), mask=is_value)
+    angle = position * tl.load(inverse_ptr + offs, mask=offs < HALF, other=0.0)
     cos, sin = nearest(tl.cos(angle), DTYPE).to(tl.float32), nearest(tl.sin(angle), DTYPE).to(tl.float32)
     first, second = _turned(first, cos, second, -sin, DTYPE), _turned(second, cos, first, sin, DTYPE)
-
     address = query_ptr + (row * HEADS + head) * D + offs
     is_query = mask & (head < HEADS)
     tl.store(address, first, mask=is_query)
@@ -181,6 +121,36 @@ def _rotate_kernel(
     is_key = kept & (head >= HEADS) & (head < HEADS + KV_HEADS)
     tl.store(address, first, mask=is_key)
     tl.store(address + HALF, second, mask=is_key)
+
+
+@kernel
+def _rotate_kernel(
+    query_ptr, keys_ptr, values_ptr, qkv_ptr, q_norm_ptr, k_norm_ptr, inverse_ptr, positions_ptr, slots_ptr,
+    num_rows, eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, NORM: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Pairs of a row and a head, each head as its two halves."""
+    await_input(PDL)
+    DTYPE: tl.constexpr = qkv_ptr.dtype.element_ty
+    HALF: tl.constexpr = D // 2
+    pair = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P).to(tl.int64)[:, None]
+    row, head = pair // (HEADS + 2 * KV_HEADS), pair % (HEADS + 2 * KV_HEADS)
+    offs = tl.arange(0, BLOCK_D)[None, :]
+    mask = (row < num_rows) & (offs < HALF)
+    first = tl.load(qkv_ptr + pair * D + offs, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(qkv_ptr + pair * D + HALF + offs, mask=mask, other=0.0).to(tl.float32)
+    if NORM:
+        scale = tl.rsqrt(tl.sum(first * first + second * second, axis=1, keep_dims=True) / D + eps)
+        norm_ptr = tl.where(head < HEADS, q_norm_ptr, k_norm_ptr) + offs
+        is_value = head >= HEADS + KV_HEADS
+        normed = normalised(first, scale, tl.load(norm_ptr, mask=mask, other=0.0), DTYPE).to(tl.float32)
+        first = tl.where(is_value, first, normed)
+        normed = normalised(second, scale, tl.load(norm_ptr + HALF, mask=mask, other=0.0), DTYPE).to(tl.float32)
+        second = tl.where(is_value, second, normed)
+    _store_heads(
+        query_ptr, keys_ptr, values_ptr, inverse_ptr, positions_ptr, slots_ptr, row, head, offs, first, second, mask,
+        HEADS, KV_HEADS, D,
+    )  # fmt: skip
 
 
 def rotate_and_write(
@@ -234,24 +204,79 @@ def silu_mul(gate_up_RI2: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@kernel
+def _qkv_kernel(
+    query_ptr, keys_ptr, values_ptr, x_ptr, squares_ptr, norm_ptr, w_ptr, bias_ptr, inverse_ptr, positions_ptr,
+    slots_ptr, num_rows, eps, stride_x, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, K: tl.constexpr,
+    PARTS: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Some places of both halves of one head, for a block of rows."""
+    DTYPE: tl.constexpr = query_ptr.dtype.element_ty
+    HALF: tl.constexpr = D // 2
+    row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M).to(tl.int64)
+    head, offs = tl.program_id(0) // (HALF // BLOCK_N), tl.program_id(0) % (HALF // BLOCK_N) * BLOCK_N
+    offs += tl.arange(0, BLOCK_N)
+    mask, output = row < num_rows, head * D + offs
+    first, second = streamed(
+        x_ptr, stride_x, squares_ptr, norm_ptr, eps, w_ptr, row, mask, output, offs < HALF, K, HALF, PARTS, EVEN,
+        BLOCK_M, BLOCK_N, BLOCK_K, STAGES, DOT, PDL,
+    )  # fmt: skip
+    if bias_ptr is not None:
+        first += tl.load(bias_ptr + output).to(tl.float32)[None, :]
+        second += tl.load(bias_ptr + output + HALF).to(tl.float32)[None, :]
+    first, second = nearest(first, DTYPE).to(tl.float32), nearest(second, DTYPE).to(tl.float32)
+    both = mask[:, None] & (offs < HALF)[None, :]
+    _store_heads(
+        query_ptr, keys_ptr, values_ptr, inverse_ptr, positions_ptr, slots_ptr, row[:, None], head, offs[None, :],
+        first, second, both, HEADS, KV_HEADS, D,
+    )  # fmt: skip
+
+
+def _stream_qkv(
+    tiling: Tiling, rows: Rows, weights: Weights, inverse_D, metadata: AttentionMetadata, kv: KVBuffer, layer: int,
+    num_heads: int,
+) -> torch.Tensor:  # fmt: skip
+    """rotate_and_write fused to the product before it."""
+    weight, x, (kv_heads, head_dim) = weights["qkv_proj.weight"], rows.values, kv.keys.shape[2:]
+    query_RAD = x.new_empty(len(x), num_heads, head_dim)
+    tiling = tiling._replace(block_n=tiling.block_n // 2)  # outputs of each half
+    _qkv_kernel[len(weight) // 2 // tiling.block_n, triton.cdiv(len(x), tiling.block_m)](
+        query_RAD, kv.keys[layer], kv.values[layer], x, rows.squares, rows.weight, weight, weights.get("qkv_proj.bias"),
+        inverse_D, metadata.positions, metadata.slots, len(x), rows.eps, x.stride(0), HEADS=num_heads,
+        KV_HEADS=kv_heads, D=head_dim, **tile_arguments(tiling, rows, len(weight) // 2, weight.shape[1]),
+    )  # fmt: skip
+    return query_RAD
+
+
+def _queries(
+    rows: Rows, weights: Weights, config: ModelConfig, inverse_D, layer: int, kv: KVBuffer, metadata: AttentionMetadata
+) -> torch.Tensor:
+    """Rotated queries [R, A, D] of rows whose keys and values are written on the way."""
+    norms = weights.get("q_norm.weight"), weights.get("k_norm.weight")
+    tiling, rows = streaming(rows, weights["qkv_proj.weight"], weights.batch_invariant)
+    if tiling and norms == (None, None) and config.head_dim % tiling.block_n == 0:
+        return _stream_qkv(tiling, rows, weights, inverse_D, metadata, kv, layer, config.num_heads)
+    qkv_R = weights.project(rows, "qkv_proj")
+    return rotate_and_write(qkv_R, *norms, config.rms_norm_eps, inverse_D, metadata, kv, layer, config.num_heads)
+
+
 def self_attention(
-    x_RH: torch.Tensor,
+    base: Rows,
+    rows: Rows,
     weights: Weights,
     config: ModelConfig,
     inverse_D: torch.Tensor,
     layer: int,
     kv: KVBuffer,
     metadata: AttentionMetadata,
-) -> torch.Tensor:
-    """Project, (norm each head,) rotate, write KV, attend, project back: [R, H]."""
-    query_RAD = rotate_and_write(
-        weights.project(x_RH, "qkv_proj"), weights.get("q_norm.weight"), weights.get("k_norm.weight"),
-        config.rms_norm_eps, inverse_D, metadata, kv, layer, config.num_heads,
-    )  # fmt: skip
+) -> Rows:
+    """base + attention of rows: project, (norm each head,) rotate, write KV, attend, project back: [R, H]."""
+    query_RAD = _queries(rows, weights, config, inverse_D, layer, kv, metadata)
     attended_RAD = attention(query_RAD, layer, kv, metadata, config.window(layer))
-    return weights.project(attended_RAD.flatten(1), "o_proj")
+    return weights.project_onto(base, Rows(attended_RAD.flatten(1)), "o_proj")
 
 
-def gated_mlp(x_RH: torch.Tensor, weights: Weights) -> torch.Tensor:
-    """down(silu(gate x) · up x)."""
-    return weights.project(silu_mul(weights.project(x_RH, "gate_up_proj")), "down_proj")
+def gated_mlp(base: Rows, rows: Rows, weights: Weights, out: torch.Tensor | None = None) -> Rows:
+    """base + down(silu(gate x) · up x); out: where it goes, perhaps columns of a wider tensor."""
+    return weights.project_onto(base, Rows(weights.project_gated(rows, "gate_up_proj")), "down_proj", out)

@@ -112,7 +112,7 @@ def test_any_module_may_be_imported_first(module):
     script = f"""
 import specsim.fast.{module}
 import torch
-from specsim.fast.layers import silu_mul
+from specsim.fast.rows import silu_mul
 assert silu_mul(torch.ones(1, 4)).isfinite().all()
 """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.nn.functional import silu
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import (
@@ -20,6 +19,7 @@ from transformers.models.llama.modeling_llama import (
 from specsim.config import SamplingParams
 from specsim.fast import attention as fast_attention
 from specsim.fast import layers as fast
+from specsim.fast.rows import Rows
 from specsim.phases import Batch, PrefillInput
 from specsim.pool import KVBuffer, KVLayout, KVPool
 from specsim.reference.attention import AttentionMetadata, Keys, prefill_metadata
@@ -200,49 +200,11 @@ def test_gated_mlp_equals_transformers(mlp_bias):
 
 # The kernels. They round where the reference rounds; in float32 they reduce in another order.
 
-TYPES = [torch.float32, torch.bfloat16, torch.float16]
-
 
 def assert_within(out: torch.Tensor, exact: torch.Tensor, roundings: int, scale: torch.Tensor | float = 1.0) -> None:
     """Off the float64 value by at most so many roundings to the type of an element of that scale."""
     units = roundings * torch.finfo(out.dtype).eps
     assert ((out.cpu().double() - exact).abs() <= units * exact.abs().clamp(min=scale)).all()
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("size", [1, 31, 64, 65])
-def test_fast_rms_norm_is_the_references(size, dtype, device, program_order):
-    """Rows of widely different scales, read from columns of a wider tensor and written to columns of another."""
-    scale = torch.tensor([1e-3, 1.0, 30.0, 0.0, 1e-2])[:, None]
-    wide, weight = (torch.randn(5, size + 4) * scale).to(dtype), torch.randn(size).to(dtype)
-    x, out = wide.to(device)[:, 1 : size + 1], torch.full((5, size + 7), 9.0, dtype=dtype, device=device)
-    exact = rms_norm(wide[:, 1 : size + 1].double(), weight.double(), 1e-5)
-    assert fast.rms_norm(x, weight.to(device), 1e-5, out=out[:, 3 : size + 3]).data_ptr() == out[:, 3:].data_ptr()
-    assert_within(out[:, 3 : size + 3], exact, 4, scale=1e-3)
-    assert (out[:, :3] == 9).all()
-    assert (out[:, size + 3 :] == 9).all()
-    assert torch.equal(fast.rms_norm(x, weight.to(device), 1e-5), out[:, 3 : size + 3])
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("size", [7, 48])
-def test_fast_add_rms_norm_is_the_norm_of_the_rounded_sum(size, dtype, device, program_order):
-    x, delta, weight = torch.randn(6, size).to(dtype), torch.randn(6, size).to(dtype), torch.randn(size).to(dtype)
-    total, normed = fast.add_rms_norm(x.to(device), delta.to(device), weight.to(device), 1e-5)
-    assert torch.equal(total.cpu(), x + delta)
-    assert torch.equal(normed, fast.rms_norm(total, weight.to(device), 1e-5))
-    assert torch.equal(fast.add(x.to(device), delta.to(device)), total)
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-def test_fast_silu_is_rounded_before_it_meets_the_other_half(dtype, device, program_order):
-    """Far from zero neither overflows nor loses its sign."""
-    gate = torch.cat([torch.randn(4, 33) * 3, torch.tensor([-200.0, -20.0, 0.0, 20.0, 200.0]).repeat(4, 1)], dim=1).to(
-        dtype
-    )
-    up = torch.randn(4, 38).to(dtype)
-    out = fast.silu_mul(torch.cat([gate, up], dim=1).to(device))
-    assert_within(out, silu(gate.double()) * up.double(), 4, scale=torch.finfo(dtype).tiny)
 
 
 ROTATIONS = {
@@ -300,7 +262,7 @@ def test_fast_weights_stack_the_projections_of_one_input(changes):
     parts = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
     for (whole, names), block in zip(parts.items(), ("self_attn", "mlp"), strict=True):
         expected = torch.cat([theirs.under(block).project(x, name) for name in names], dim=1)
-        assert_close(ours.under(block).project(x, whole), expected)
+        assert_close(ours.under(block).project(Rows(x), whole), expected)
         assert [ours.under(block).get(f"{name}.weight") for name in names] == [None] * len(names)
     assert fast.Weights(tensors)["fc.weight"] is tensors["fc.weight"]
 
@@ -328,33 +290,12 @@ def test_a_fast_layer_equals_the_references(family, device, program_order):
     attended = self_attention(x.double(), exact.under("self_attn"), config, inverse, 1, pools[0].target, metadata)
     weights = fast.Weights({name: tensor.to(device) for name, tensor in tensors.items()})
     metadata = fast_attention.prefill_metadata(batch.to(device), prefill.to(device), pools[1])
+    base, given = Rows(torch.randn(11, 32).to(device)), Rows(x.to(device))
     out = fast.self_attention(
-        x.to(device), weights.under("self_attn"), config, inverse.to(device), 1, pools[1].target, metadata
+        base, given, weights.under("self_attn"), config, inverse.to(device), 1, pools[1].target, metadata
     )
-    assert_within(out, attended, 64, float(attended.abs().max()))
-    grown = gated_mlp(attended, exact.under("mlp"))
-    assert_within(
-        fast.gated_mlp(attended.float().to(device), weights.under("mlp")), grown, 32, float(grown.abs().max())
-    )
-
-
-def test_fast_layers_take_no_rows(device):
-    none, weight = torch.empty(0, 32, device=device), torch.ones(32, device=device)
-    assert fast.rms_norm(none, weight, 1e-5).shape == (0, 32)
-    assert [rows.shape for rows in fast.add_rms_norm(none, none, weight, 1e-5)] == [(0, 32)] * 2
-    assert fast.add(none, none).shape == (0, 32)
-    assert fast.silu_mul(none).shape == (0, 16)
-
-
-def test_fast_layers_say_what_they_cannot_read(device):
-    x, weight = torch.ones(4, 8, device=device), torch.ones(8, device=device)
-    with pytest.raises(ValueError, match=r"strides .*allowed: 1 along the last dimension"):
-        fast.rms_norm(torch.ones(8, 4, device=device).T, weight, 1e-5)
-    for call in (
-        fast.silu_mul,
-        lambda rows: fast.add(rows, rows),
-        lambda rows: fast.add_rms_norm(rows, rows, weight, 1),
-    ):
-        with pytest.raises(ValueError, match="allowed: a contiguous tensor"):
-            call(torch.ones(4, 16, device=device)[:, ::2])
-    assert torch.equal(fast.add(x, x), 2 * x)
+    expected = base.values.cpu().double() + attended
+    assert_within(out.values, expected, 64, float(expected.abs().max()))
+    expected = base.values.cpu().double() + gated_mlp(attended, exact.under("mlp"))
+    grown = fast.gated_mlp(base, Rows(attended.float().to(device)), weights.under("mlp"))
+    assert_within(grown.values, expected, 32, float(expected.abs().max()))

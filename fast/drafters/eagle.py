@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 
 import torch
-from torch.nn.functional import embedding
 
 from specsim.drafter import DrafterConfig
 from specsim.fast.attention import AttentionMetadata
-from specsim.fast.layers import Weights, add, add_rms_norm, gated_mlp, inverse_frequencies, self_attention
+from specsim.fast.layers import Weights, gated_mlp, inverse_frequencies, self_attention
+from specsim.fast.rows import Rows, embed
 from specsim.pool import KVBuffer
 from specsim.target import Target
 
@@ -24,9 +24,11 @@ class EagleHead:
         target: Target,
         dtype: torch.dtype,
         device: torch.device,
+        batch_invariant: bool = False,
     ):
         self._model, self._target = config.model, target
-        self._weights = Weights({name: tensor.to(device, dtype) for name, tensor in tensors.items()})
+        moved = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
+        self._weights = Weights(moved, batch_invariant=batch_invariant)
         self._inverse_D = inverse_frequencies(config.model).to(device)
         self.kv_layout, self.feature_layers = config.model.kv_layout, config.feature_layers
         self.hidden_size, self.draft_vocab_size = config.model.hidden_size, config.draft_vocab_size
@@ -37,23 +39,20 @@ class EagleHead:
     def forward(
         self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
     ) -> torch.Tensor:
-        eps, last = self._model.rms_norm_eps, self._model.num_layers - 1
-        both = hidden_RH.new_empty(len(hidden_RH), 2 * self.hidden_size)
-        both[:, : self.hidden_size].copy_(embedding(input_ids_R, self._weights["embed_tokens.weight"]))
+        eps, both = self._model.rms_norm_eps, hidden_RH.new_empty(len(hidden_RH), 2 * self.hidden_size)
+        embed(input_ids_R, self._weights["embed_tokens.weight"], out=both[:, : self.hidden_size])
         both[:, self.hidden_size :].copy_(hidden_RH)
-        # The first layer has no norm before its attention.
-        hidden_RH = normed_RH = self._weights.project(both, "fc")
+        hidden = normed = Rows(self._weights.project(Rows(both), "fc"))
         for layer in range(self._model.num_layers):
             weights = self._weights.under(f"layers.{layer}")
-            attended_RH = self_attention(
-                normed_RH, weights.under("self_attn"), self._model, self._inverse_D, layer, kv, metadata
+            if layer > 0:  # the first has no norm before its attention
+                normed = hidden.normed(weights["input_layernorm.weight"], eps)
+            hidden = self_attention(
+                hidden, normed, weights.under("self_attn"), self._model, self._inverse_D, layer, kv, metadata
             )
-            hidden_RH, normed_RH = add_rms_norm(hidden_RH, attended_RH, weights["post_attention_layernorm.weight"], eps)
-            grown_RH = gated_mlp(normed_RH, weights.under("mlp"))
-            if layer == last:
-                return add(hidden_RH, grown_RH)
-            input_norm = self._weights[f"layers.{layer + 1}.input_layernorm.weight"]
-            hidden_RH, normed_RH = add_rms_norm(hidden_RH, grown_RH, input_norm, eps)
+            normed = hidden.normed(weights["post_attention_layernorm.weight"], eps)
+            hidden = gated_mlp(hidden, normed, weights.under("mlp"))
+        return hidden.values
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._target.logits(hidden_RH)

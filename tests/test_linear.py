@@ -1,0 +1,148 @@
+"""Products of few rows: streamed or taken from a library, within a budget from float64."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import silu
+
+from specsim.fast.launch import INTERPRETED
+from specsim.fast.linear import Tiling, choose, linear, linear_gated, linear_onto
+from specsim.fast.rows import Rows, rms_norm, silu_mul
+
+TYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def assert_within(out: torch.Tensor, exact: torch.Tensor, roundings: int, scale: torch.Tensor | float = 1.0) -> None:
+    """Off the float64 value by at most so many roundings to the type of an element of that scale."""
+    units = roundings * torch.finfo(out.dtype).eps
+    assert ((out.cpu().double() - exact).abs() <= units * exact.abs().clamp(min=scale)).all()
+
+
+def rows_and_weight(num_rows: int, size: int, inner: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(num_rows, inner).to(dtype), (torch.randn(size, inner) / math.sqrt(inner)).to(dtype)
+
+
+@pytest.fixture
+def tiled(monkeypatch):
+    """Streams every product with the tiling that is set, whatever `choose` says."""
+
+    def stream_with(tiling: Tiling) -> None:
+        monkeypatch.setattr("specsim.fast.linear.choose", lambda *_: tiling)
+
+    return stream_with
+
+
+SIZES = [(1, 64, 128), (5, 70, 200), (16, 128, 1024), (17, 3, 7), (65, 130, 96)]
+TILINGS = [Tiling(16, 32, 32, 2), Tiling(64, 64, 128, 3)]
+
+
+@pytest.mark.parametrize("tiling", TILINGS, ids=str)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("num_rows", "size", "inner"), SIZES)
+def test_a_streamed_product_is_the_product(num_rows, size, inner, dtype, tiling, device, tiled, program_order):
+    """Also where tiles reach beyond the weight, or are its only one, and rows come in blocks."""
+    tiled(tiling)
+    x, weight = rows_and_weight(num_rows, size, inner, dtype)
+    bias, rows = torch.randn(size).to(dtype), Rows(x.to(device))
+    exact = x.double() @ weight.double().T
+    scale = float((x.double().abs() @ weight.double().abs().T).max())
+    out = linear(rows, weight.to(device))
+    assert_within(out, exact, 2, scale)
+    assert_within(linear(rows, weight.to(device), bias.to(device)), exact + bias.double(), 2, scale)
+    assert torch.equal(out, linear(rows, weight.to(device)))
+
+
+@pytest.mark.parametrize("tiling", TILINGS, ids=str)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("num_rows", "size", "inner"), SIZES)
+def test_a_product_is_added_onto_rows_whose_squares_are_noted(
+    num_rows, size, inner, dtype, tiling, device, tiled, program_order
+):
+    """Rounded before the sum and after; base and out are columns of wider tensors; parts of squares add up."""
+    x, weight = rows_and_weight(num_rows, size, inner, dtype)
+    base, wide = torch.randn(num_rows, size + 3).to(dtype), torch.full((num_rows, size + 5), 9.0, dtype=dtype)
+    bias, wide, given = torch.randn(size).to(dtype).to(device), wide.to(device), Rows(base.to(device)[:, 3:])
+    tiled(tiling)
+    out = linear_onto(given, Rows(x.to(device)), weight.to(device), bias, out=wide[:, 2 : size + 2])
+    product = linear(Rows(x.to(device)), weight.to(device), bias)
+    assert torch.equal(out.values, given.values + product)
+    assert out.values.data_ptr() == wide[:, 2:].data_ptr()
+    assert (wide[:, :2] == 9).all()
+    assert (wide[:, size + 2 :] == 9).all()
+    assert_within(out.squares.sum(1), out.values.cpu().double().square().sum(1), 4 * size)
+    tiled(None)
+    library = linear_onto(given, Rows(x.to(device)), weight.to(device), bias)
+    assert library.squares is None
+    assert_within(library.values, out.values.cpu().double(), 4, 8.0)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("num_rows", "size", "inner"), SIZES)
+def test_a_streamed_gated_product_is_rounded_where_three_operations_round(
+    num_rows, size, inner, dtype, device, tiled, program_order
+):
+    x, weight = rows_and_weight(num_rows, 2 * size, inner, dtype)
+    bias, tiling = torch.randn(2 * size).to(dtype), Tiling(16, 32, 32, 2)
+    gate, up = (x.double() @ weight.double().T + bias.double()).chunk(2, dim=1)
+    tiled(tiling)
+    out = linear_gated(Rows(x.to(device)), weight.to(device), bias.to(device))
+    assert_within(out, silu(gate) * up, 8, float((silu(gate) * up).abs().max()))
+    whole = silu_mul(linear(Rows(x.to(device)), weight.to(device), bias.to(device)))
+    assert_within(out, whole.cpu().double(), 4, float(whole.abs().max()))
+
+
+@pytest.mark.parametrize("parts", [1, 3, 5])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("num_rows", "size", "inner"), SIZES)
+def test_a_pending_norm_is_applied_as_rows_are_read(num_rows, size, inner, dtype, parts, device, tiled, program_order):
+    """As by the norm's own kernel, but for a sum of squares in another order; without squares that kernel serves."""
+    x, weight = rows_and_weight(num_rows, 2 * size, inner, dtype)
+    norm = torch.randn(inner).to(dtype).to(device)
+    x, weight, total = x.to(device), weight.to(device), x.double().square().sum(1)
+    shares = torch.rand(num_rows, parts, dtype=torch.float64).softmax(1)
+    rows = Rows(x, (total[:, None] * shares).float().to(device)).normed(norm, 1e-3)
+    tiled(Tiling(16, 32, 32, 2))
+    applied = rms_norm(x, norm, 1e-3)
+    for multiply in (linear, linear_gated):
+        expected = multiply(Rows(applied), weight)
+        scale = float(applied.cpu().double().abs().max() * weight.cpu().double().abs().sum(1).max())
+        assert_within(multiply(rows, weight), expected.cpu().double(), 4, scale)
+        assert torch.equal(multiply(Rows(x).normed(norm, 1e-3), weight), expected)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_row_is_the_same_whatever_stands_beside_it(dtype, device):
+    """Alone, among 16, and in the second block of 64: bit for bit; the interpreter's products add up in an order of
+    their own, so there the sums are exact in any.
+    """
+    x, weight = (each.to(device) for each in rows_and_weight(100, 130, 256, dtype))
+    if INTERPRETED:
+        x, weight = ((each * 8).round() / 8 for each in (x, weight))
+    many = linear(Rows(x), weight, batch_invariant=True)
+    gated = linear_gated(Rows(x), weight, batch_invariant=True)
+    for low, high in ((0, 1), (3, 19), (70, 71), (64, 100), (10, 60)):
+        assert torch.equal(linear(Rows(x[low:high]), weight, batch_invariant=True), many[low:high])
+        assert torch.equal(linear_gated(Rows(x[low:high]), weight, batch_invariant=True), gated[low:high])
+
+
+def test_the_choice_depends_on_the_shape_alone():
+    """Where rows are many, the weight small or the type wide, the library serves."""
+    assert choose(65, 4096, 4096, 2, False) is None
+    assert choose(1, 64, 64, 2, False) is None
+    assert choose(1, 4096, 4096, 4, False) is None
+    if not INTERPRETED:
+        assert choose(1, 4096, 14336, 2, False) == choose(16, 4096, 14336, 2, False) == Tiling(16, 32, 256, 6)
+        assert choose(17, 4096, 4096, 2, False).block_m == 32
+    assert {choose(rows, 4096, 4096, 2, True) for rows in (1, 64, 1000)} == {Tiling(64, 32, 128, 6)}
+
+
+def test_no_rows_and_rows_that_cannot_be_read(device):
+    none, weight = Rows(torch.empty(0, 32, device=device)), torch.ones(6, 32, device=device)
+    for batch_invariant in (False, True):
+        assert linear(none, weight, None, batch_invariant).shape == (0, 6)
+        assert linear_gated(none, weight, None, batch_invariant).shape == (0, 3)
+        base = Rows(torch.empty(0, 6, device=device))
+        assert linear_onto(base, none, weight, None, batch_invariant).values.shape == (0, 6)
+    with pytest.raises(ValueError, match=r"strides .*allowed: 1 along the last dimension"):
+        linear(Rows(torch.ones(32, 4, device=device).T), weight, None, True)
