@@ -64,40 +64,36 @@ def streamed(
     first, second = tl.zeros([BLOCK_M, BLOCK_N], tl.float32), tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     w_ptrs, x_ptrs = w_ptr + offs_n.to(tl.int64)[:, None] * K, x_ptr + offs_m[:, None] * stride_x
     scale, offs_k = tl.full([BLOCK_M], 1.0, tl.float32), tl.arange(0, BLOCK_K)
-    mask_k = offs_k < K
-    mask_w = mask_n[:, None] & mask_k[None, :]
-    w = tl.load(w_ptrs + offs_k[None, :], mask=mask_w, other=0.0)
+    mask_first = mask_n[:, None] & (offs_k < K)[None, :]
+    w = tl.load(w_ptrs + offs_k[None, :], mask=mask_first, other=0.0)
     if PAIR > 0:
-        paired = tl.load(w_ptrs + PAIR * K + offs_k[None, :], mask=mask_w, other=0.0)
+        paired = tl.load(w_ptrs + PAIR * K + offs_k[None, :], mask=mask_first, other=0.0)
     await_predecessor(PDL)
     if PARTS > 0:
         part = tl.arange(0, triton.next_power_of_2(PARTS))
         squares_ptrs = squares_ptr + offs_m[:, None] * PARTS + part[None, :]
         squares = tl.load(squares_ptrs, mask=mask_m[:, None] & (part < PARTS)[None, :], other=0.0)
         scale = tl.rsqrt(tl.sum(squares, axis=1) / K + eps)
-    x = tl.load(x_ptrs + offs_k[None, :], mask=mask_m[:, None] & mask_k[None, :], other=0.0)
+    x = tl.load(x_ptrs + offs_k[None, :], mask=mask_m[:, None] & (offs_k < K)[None, :], other=0.0)
     if PARTS > 0:
-        weight = tl.load(norm_ptr + offs_k, mask=mask_k, other=0.0)[None, :]
+        weight = tl.load(norm_ptr + offs_k, mask=offs_k < K, other=0.0)[None, :]
         x = normalised(x, scale[:, None], weight, x_ptr.dtype.element_ty)
     first = tl.dot(x.to(DOT), w.to(DOT).T, first, input_precision="ieee")
     if PAIR > 0:
         second = tl.dot(x.to(DOT), paired.to(DOT).T, second, input_precision="ieee")
-    OTHER: tl.constexpr = None if EVEN else 0.0
     for place in tl.range(BLOCK_K, K, BLOCK_K, num_stages=STAGES):
-        offs_k = place + tl.arange(0, BLOCK_K)
-        mask_k, mask_w, mask_x = None, None, mask_m[:, None]
-        if not EVEN:
-            mask_k = offs_k < K
-            mask_w, mask_x = mask_n[:, None] & mask_k[None, :], mask_x & mask_k[None, :]
-        x = tl.load(x_ptrs + offs_k[None, :], mask=mask_x, other=0.0)
+        inner = place + tl.arange(0, BLOCK_K)
+        inside = inner < K
+        mask_w = mask_n[:, None] & inside[None, :]
+        x = tl.load(x_ptrs + inner[None, :], mask=mask_m[:, None] & (EVEN | inside)[None, :], other=0.0)
         if PARTS > 0:
-            weight = tl.load(norm_ptr + offs_k, mask=mask_k, other=OTHER)[None, :]
+            weight = tl.load(norm_ptr + inner, mask=EVEN | inside, other=0.0)[None, :]
             x = normalised(x, scale[:, None], weight, x_ptr.dtype.element_ty)
-        w = tl.load(w_ptrs + offs_k[None, :], mask=mask_w, other=OTHER, eviction_policy="evict_first")
+        w = tl.load(w_ptrs + inner[None, :], mask=EVEN | mask_w, other=0.0, eviction_policy="evict_first")
         first = tl.dot(x.to(DOT), w.to(DOT).T, first, input_precision="ieee")
         if PAIR > 0:
-            w_places = w_ptrs + PAIR * K + offs_k[None, :]
-            paired = tl.load(w_places, mask=mask_w, other=OTHER, eviction_policy="evict_first")
+            w_places = w_ptrs + PAIR * K + inner[None, :]
+            paired = tl.load(w_places, mask=EVEN | mask_w, other=0.0, eviction_policy="evict_first")
             second = tl.dot(x.to(DOT), paired.to(DOT).T, second, input_precision="ieee")
     let_successor_begin(PDL)
     return first, second
