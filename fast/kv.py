@@ -6,9 +6,11 @@ import triton.language as tl
 
 from specsim.config import SpecConfig
 from specsim.fast.attention import lane_column
-from specsim.fast.launch import block_of, kernel, require_contiguous
+from specsim.fast.launch import await_input, block_of, kernel, require_contiguous
 from specsim.phases import Batch, Verdict
 from specsim.pool import KVBuffer, KVPool
+
+_COMMITTED = 512  # numbers of a token's KV that one program moves
 
 
 @kernel
@@ -100,17 +102,25 @@ def tree_locations(batch: Batch, config: SpecConfig, pools: KVPool, out: torch.T
 
 @kernel
 def _commit_kernel(
-    keys_ptr, values_ptr, table_ptr, rows_ptr, lens_ptr, locations_ptr, accept_index_ptr,
-    width, columns, stride_layer, size, total, BLOCK_W: tl.constexpr, BLOCK_X: tl.constexpr,
+    keys_ptr, values_ptr, token_ids_ptr, next_lens_ptr, table_ptr, rows_ptr, lens_ptr, locations_ptr, accept_index_ptr,
+    num_accepted_tokens_ptr, predict_ptr, width, columns, token_columns, stride_layer, size, total,
+    BLOCK_W: tl.constexpr, BLOCK_X: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One request, the whole path: some numbers of a token's KV over all layers, read before any of it is written."""
+    await_input(PDL)
     request, step = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK_W)
-    row, column = tl.load(rows_ptr + request), tl.load(lens_ptr + request) + step
-    node = tl.load(accept_index_ptr + request * width + step, mask=step < width, other=-1).to(tl.int64)
-    kept = (node >= 0) & (row >= 0)
-    source = tl.load(locations_ptr + node, mask=kept, other=-1)
-    destination = tl.load(table_ptr + row * columns + column, mask=kept & (column < columns), other=-1)
+    row, length = tl.load(rows_ptr + request), tl.load(lens_ptr + request)
+    column, real = length + step, row >= 0
+    node = tl.load(accept_index_ptr + request * width + step, mask=(step < width) & real, other=-1).to(tl.int64)
+    source = tl.load(locations_ptr + node, mask=node >= 0, other=-1)
+    destination = tl.load(table_ptr + row * columns + column, mask=(node >= 0) & (column < columns), other=-1)
     moved = (source >= 0) & (destination >= 0) & (source != destination)
+    if tl.program_id(1) == 0:
+        count = tl.load(num_accepted_tokens_ptr + request)
+        tl.store(next_lens_ptr + request, tl.where(real, length + count, 0))
+        token = tl.load(predict_ptr + node, mask=node >= 0, other=0).to(tl.int64)
+        noted = (node >= 0) & (step < count) & (column + 1 < token_columns)
+        tl.store(token_ids_ptr + row * token_columns + column + 1, token, mask=noted)
     if tl.max(moved.to(tl.int32), axis=0) > 0:
         offs = tl.program_id(1) * BLOCK_X + tl.arange(0, BLOCK_X).to(tl.int64)
         mask = moved[:, None] & (offs < total)[None, :]
@@ -122,42 +132,24 @@ def _commit_kernel(
         tl.store(values_ptr + destination[:, None] * size + offs, value, mask=mask)
 
 
-def commit(batch: Batch, cache_locations: torch.Tensor, accept_index: torch.Tensor, pools: KVPool) -> None:
-    """Move the target KV of the accepted path to columns L..L+n; the whole path is read before any of it is written.
+def commit(
+    batch: Batch, cache_locations: torch.Tensor, verdict: Verdict, pools: KVPool, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Move the target KV of the accepted path to columns L..L+n, note the accepted tokens, bonus last, at columns
+    L+1..L+n+1, and give the lengths after the round, i64 [B], 0 of padded requests: the reference's commit and
+    record_tokens in one launch.
 
-    What is in its place already, as the whole of a chain is, is left alone.
+    The whole path is read before any of it is written. What is in its place already, as the whole of a chain is, is
+    left alone.
     """
-    keys, values = pools.target.keys, pools.target.values
+    keys, values, path = pools.target.keys, pools.target.values, verdict.accept_index
+    out = torch.empty_like(batch.seq_lens) if out is None else out
     size = keys[0, 0].numel()
-    total, width = len(keys) * size, accept_index.shape[1]
-    block = block_of(total, 256, width)
+    total, width = len(keys) * size, path.shape[1]
+    block = block_of(total, _COMMITTED, width)
     _commit_kernel[batch.size, triton.cdiv(total, block)](
-        keys, values, pools.req_to_token, batch.req_pool_indices, batch.seq_lens, cache_locations, accept_index,
-        width, pools.req_to_token.shape[1], keys.stride(0), size, total,
-        BLOCK_W=triton.next_power_of_2(width), BLOCK_X=block,
+        keys, values, pools.token_ids, out, pools.req_to_token, batch.req_pool_indices, batch.seq_lens, cache_locations,
+        path, verdict.num_accepted_tokens, verdict.predict, width, pools.req_to_token.shape[1],
+        pools.token_ids.shape[1], keys.stride(0), size, total, BLOCK_W=triton.next_power_of_2(width), BLOCK_X=block,
     )  # fmt: skip
-
-
-@kernel
-def _record_kernel(
-    token_ids_ptr, rows_ptr, lens_ptr, predict_ptr, accept_index_ptr, num_accepted_tokens_ptr, count, width, columns,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
-    mask, request, step = offs < count, offs // width, offs % width
-    row = tl.load(rows_ptr + request, mask=mask, other=-1)
-    column = tl.load(lens_ptr + request, mask=mask, other=0) + 1 + step
-    live = (row >= 0) & (step < tl.load(num_accepted_tokens_ptr + request, mask=mask, other=0)) & (column < columns)
-    node = tl.load(accept_index_ptr + offs, mask=live, other=0).to(tl.int64)
-    token = tl.load(predict_ptr + node, mask=live, other=0)
-    tl.store(token_ids_ptr + row * columns + column, token.to(tl.int64), mask=live)
-
-
-def record_tokens(batch: Batch, verdict: Verdict, pools: KVPool) -> None:
-    """Note the accepted tokens, bonus last, at columns L+1..L+n+1."""
-    path = verdict.accept_index
-    block = block_of(path.numel(), 256)
-    _record_kernel[(triton.cdiv(path.numel(), block),)](
-        pools.token_ids, batch.req_pool_indices, batch.seq_lens, verdict.predict, path, verdict.num_accepted_tokens,
-        path.numel(), path.shape[1], pools.token_ids.shape[1], BLOCK=block,
-    )  # fmt: skip
+    return out
