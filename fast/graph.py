@@ -7,7 +7,7 @@ every number of the host frozen, and what reads device data on the host cannot b
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -74,17 +74,27 @@ class Block:
 
     raw: torch.Tensor
     tensors: dict[str, torch.Tensor]
+    _cuts: dict[tuple[int, int], list[tuple]] = field(default_factory=dict)
 
     def copy(self, size: int, bucket: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """A copy of the memory, and in it of every tensor what belongs to the first `size` of `bucket` requests."""
-        raw, typed, taken = self.raw.clone(), {}, []
-        for tensor in self.tensors.values():
-            dtype, shape = tensor.dtype, tensor.shape
-            if dtype not in typed:
-                typed[dtype] = raw.view(dtype)
-            shape = (size * (shape[0] // bucket), *shape[1:])
-            taken.append(typed[dtype].as_strided(shape, tensor.stride(), tensor.storage_offset()))
-        return raw, taken
+        cuts = self._cuts.get((size, bucket)) or self._cut(size, bucket)
+        raw = self.raw.clone()
+        typed = {dtype: raw.view(dtype) for dtype in {tensor.dtype for tensor in self.tensors.values()}}
+        return raw, [typed[dtype].as_strided(*place) for dtype, *place in cuts]
+
+    def _cut(self, size: int, bucket: int) -> list[tuple]:
+        """Data type, shape, strides and offset of every tensor's part."""
+        cuts = self._cuts[size, bucket] = [
+            (
+                each.dtype,
+                (size * (len(each) // bucket), *each.shape[1:]),
+                each.stride(),
+                each.storage_offset(),
+            )
+            for each in self.tensors.values()
+        ]
+        return cuts
 
 
 class Graph(Protocol):

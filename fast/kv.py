@@ -41,13 +41,16 @@ def write(kv: KVBuffer, layer: int, slots_R: torch.Tensor, key_RAD: torch.Tensor
 @kernel
 def _tails_kernel(
     keys_ptr, values_ptr, table_ptr, rows_ptr, lens_ptr, num_lanes, num_steps, page_size, columns, stride_layer,
-    SIZE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
+    num_blocks, SIZE: tl.constexpr, LANES: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """One request and layer: some tokens of the tail, from lane 0's columns to every other lane's."""
+    """One request and layer: some tokens of the tail, from lane 0's columns to those of some other lanes."""
+    await_input(PDL)
     request, layer = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    first_lane, block = 1 + tl.program_id(2) // num_blocks * LANES, tl.program_id(2) % num_blocks
     row, length = tl.load(rows_ptr + request), tl.load(lens_ptr + request)
     table_ptr += row * columns
-    tail, token = length % page_size, tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
+    tail, token = length % page_size, block * BLOCK_T + tl.arange(0, BLOCK_T)
     offs = layer * stride_layer + tl.arange(0, BLOCK_S)[None, :]
     mask_s = (tl.arange(0, BLOCK_S) < SIZE)[None, :]
     mask_t = (row >= 0) & (token < tail)
@@ -55,7 +58,7 @@ def _tails_kernel(
     mask = (source >= 0)[:, None] & mask_s
     key = tl.load(keys_ptr + source[:, None] * SIZE + offs, mask=mask)
     value = tl.load(values_ptr + source[:, None] * SIZE + offs, mask=mask)
-    for lane in range(1, num_lanes):
+    for lane in range(first_lane, tl.minimum(first_lane + LANES, num_lanes)):
         column = lane_column(length, lane, token - tail, num_steps, page_size)
         slot = tl.load(table_ptr + column, mask=mask_t & (column < columns), other=-1)
         kept = mask & (slot >= 0)[:, None]
@@ -71,16 +74,20 @@ def duplicate_tails(batch: Batch, config: SpecConfig, pools: KVPool) -> None:
         return
     keys, values = pools.draft.keys, pools.draft.values
     size = keys[0, 0].numel()
-    block = block_of(config.page_size - 1, 8, size)
-    _tails_kernel[batch.size, len(keys), triton.cdiv(config.page_size - 1, block)](
+    block, lanes = block_of(config.page_size - 1, 8, size), block_of(config.topk - 1, 1)
+    num_blocks = triton.cdiv(config.page_size - 1, block)
+    _tails_kernel[batch.size, len(keys), triton.cdiv(config.topk - 1, lanes) * num_blocks](
         keys, values, pools.req_to_token, batch.req_pool_indices, batch.seq_lens, config.topk, config.num_steps,
-        config.page_size, pools.req_to_token.shape[1], keys.stride(0),
-        SIZE=size, BLOCK_T=block, BLOCK_S=triton.next_power_of_2(size),
+        config.page_size, pools.req_to_token.shape[1], keys.stride(0), num_blocks,
+        SIZE=size, LANES=lanes, BLOCK_T=block, BLOCK_S=triton.next_power_of_2(size),
     )  # fmt: skip
 
 
 @kernel
-def _locations_kernel(out_ptr, table_ptr, rows_ptr, lens_ptr, count, num_nodes, columns, BLOCK: tl.constexpr):
+def _locations_kernel(
+    out_ptr, table_ptr, rows_ptr, lens_ptr, count, num_nodes, columns, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    await_input(PDL)
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
     mask, request = offs < count, offs // num_nodes
     row = tl.load(rows_ptr + request, mask=mask, other=-1)

@@ -21,27 +21,42 @@ class Delivery(NamedTuple):
 
 
 class HostCopy:
-    """Tensors on their way to the host, which waits for them in `read` only; from a GPU they come as one."""
+    """Contiguous tensors on their way to the host, which waits for them in `read` only.
+
+    Those that lie in one piece of memory, as what a round leaves does, leave the GPU in one copy.
+    """
 
     def __init__(self, tensors: dict[str, torch.Tensor]):
         self._tensors, self._event = tensors, None
         if any(tensor.is_cuda for tensor in tensors.values()):
-            tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].itemsize))  # each aligned to its own size
-            packed = torch.cat([tensor.flatten().view(torch.uint8) for tensor in tensors.values()])
-            on_host = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=True).copy_(packed, non_blocking=True)
-            parts = on_host.split([tensor.nbytes for tensor in tensors.values()])
-            self._tensors = {
-                name: part.view(tensor.dtype).view(tensor.shape)
-                for (name, tensor), part in zip(tensors.items(), parts, strict=True)
-            }
+            pieces: dict[int, list[torch.Tensor]] = {}
+            for tensor in tensors.values():
+                pieces.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
+            self._pieces = {address: _sent(piece) for address, piece in pieces.items()}
             self._event = torch.cuda.Event()
             self._event.record()
 
     def read(self) -> dict[str, torch.Tensor]:
         """The tensors on the host."""
-        if self._event is not None:
-            self._event.synchronize()
-        return self._tensors
+        if self._event is None:
+            return self._tensors
+        self._event.synchronize()
+        return {name: self._read(tensor) for name, tensor in self._tensors.items()}
+
+    def _read(self, tensor: torch.Tensor) -> torch.Tensor:
+        raw, first = self._pieces[tensor.untyped_storage().data_ptr()]
+        place = tensor.storage_offset() * tensor.itemsize - first
+        return raw[place : place + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+
+
+def _sent(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, int]:
+    """The bytes from the first of some tensors in one piece of memory to the last, and where they begin in it."""
+    places = [tensor.storage_offset() * tensor.itemsize for tensor in tensors]
+    first = min(places) // 8 * 8  # whatever is behind it stays aligned
+    size = max(place + tensor.nbytes for place, tensor in zip(places, tensors, strict=True)) - first
+    on_gpu = torch.empty(0, dtype=torch.uint8, device=tensors[0].device)
+    on_gpu.set_(tensors[0].untyped_storage(), first, (size,))
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True).copy_(on_gpu, non_blocking=True), first
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,21 +155,21 @@ def test_a_prefill_delivers_the_first_token_of_those_that_are_complete_and_have_
 
 
 def test_a_copy_is_read_on_the_host(device):
-    """All of them at once, also where one's bytes would begin inside a number of another's."""
+    """Also of what lies in one piece of memory, between other things and in another order."""
+    raw = torch.arange(64, dtype=torch.uint8, device=device)
     tensors = {
         "a": torch.tensor([0.5, 1.5, 2.5], device=device),
         "b": torch.arange(6, device=device).view(2, 3),
         "c": torch.empty(0, 3, device=device),
+        "d": raw[24:40].view(torch.int64),
+        "e": raw[12:20].view(torch.int32).view(2, 1),
+        "f": raw[40:40].view(torch.int32),
     }
-    read = HostCopy(tensors).read()
-    assert {name: (read[name].device.type, read[name].dtype) for name in tensors} == {
-        "a": ("cpu", torch.float32),
-        "b": ("cpu", torch.int64),
-        "c": ("cpu", torch.float32),
-    }
-    assert read["a"].tolist() == [0.5, 1.5, 2.5]
-    assert read["b"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert read["c"].shape == (0, 3)
+    read, expected = HostCopy(tensors).read(), {name: tensor.tolist() for name, tensor in tensors.items()}
+    assert {name: tensor.tolist() for name, tensor in read.items()} == expected
+    for name, tensor in tensors.items():
+        assert (read[name].device.type, read[name].dtype) == ("cpu", tensor.dtype)
+        assert read[name].shape == tensor.shape
 
 
 # Nothing to do.
