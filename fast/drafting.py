@@ -201,8 +201,8 @@ def _extended(scores, prob, LOG: tl.constexpr):
 @kernel
 def _start_kernel(
     topk_p_ptr, topk_index_ptr, hidden_ptr, step_ptr, lane_tokens_ptr, path_ptr, lane_hidden_ptr, tokens_ptr,
-    scores_ptr, parent_list_ptr, num_lanes, k, num_steps, hidden_size, LOG: tl.constexpr, ROWS: tl.constexpr,
-    STEPS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    scores_ptr, parent_list_ptr, num_lanes, k, num_steps, LOG: tl.constexpr, ROWS: tl.constexpr, STEPS: tl.constexpr,
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Lanes of all requests one after the other; programs of one row block share out the hidden state."""
     await_input(PDL)
@@ -210,9 +210,9 @@ def _start_kernel(
     request, lane = rows // k, rows % k
     mask = rows < num_lanes
     offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    mask_hidden = mask & (offs < hidden_size)
-    hidden = tl.load(hidden_ptr + request * hidden_size + offs, mask=mask_hidden)
-    tl.store(lane_hidden_ptr + rows * hidden_size + offs, hidden, mask=mask_hidden)
+    mask_hidden = mask & (offs < HIDDEN)
+    hidden = tl.load(hidden_ptr + request * HIDDEN + offs, mask=mask_hidden)
+    tl.store(lane_hidden_ptr + rows * HIDDEN + offs, hidden, mask=mask_hidden)
     if tl.program_id(1) == 0:
         if tl.program_id(0) == 0:
             tl.store(step_ptr, 0)
@@ -241,8 +241,8 @@ def start_lanes(draft_input: DraftInput, lanes: Lanes, config: SpecConfig) -> No
     rows = block_of(batch_size * k, 16, max(block, config.num_steps))
     _start_kernel[(triton.cdiv(batch_size * k, rows), triton.cdiv(hidden_size, block))](
         draft_input.topk_p, draft_input.topk_index, draft_input.hidden, *lanes.buffers, batch_size * k, k,
-        config.num_steps, hidden_size, LOG=config.score == "logprob", ROWS=rows,
-        STEPS=triton.next_power_of_2(config.num_steps), BLOCK=block,
+        config.num_steps, LOG=config.score == "logprob", ROWS=rows, STEPS=triton.next_power_of_2(config.num_steps),
+        HIDDEN=hidden_size, BLOCK=block,
     )  # fmt: skip
 
 
@@ -258,8 +258,9 @@ def _end_step(step_ptr, step):
 @kernel
 def _expand_kernel(
     topk_p_ptr, topk_index_ptr, hidden_ptr, step_ptr, lane_tokens_ptr, path_ptr, lane_hidden_ptr, tokens_ptr,
-    scores_ptr, parent_list_ptr, batch_size, k, num_steps, hidden_size, LOG: tl.constexpr, ANCESTOR: tl.constexpr,
-    REQUESTS: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    scores_ptr, parent_list_ptr, batch_size, k, num_steps, LOG: tl.constexpr, ANCESTOR: tl.constexpr,
+    REQUESTS: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """The K² children of each request, and, if another step follows, the K best of them as its lanes.
 
@@ -291,9 +292,9 @@ def _expand_kernel(
             source = tl.reshape(request * k + chosen // k, [REQUESTS * LANES, 1])
             mask_rows = tl.reshape(mask_lane, [REQUESTS * LANES, 1])
             offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
-            mask_hidden = mask_rows & (offs < hidden_size)
-            hidden = tl.load(hidden_ptr + source * hidden_size + offs, mask=mask_hidden)
-            tl.store(lane_hidden_ptr + rows * hidden_size + offs, hidden, mask=mask_hidden)
+            mask_hidden = mask_rows & (offs < HIDDEN)
+            hidden = tl.load(hidden_ptr + source * HIDDEN + offs, mask=mask_hidden)
+            tl.store(lane_hidden_ptr + rows * HIDDEN + offs, hidden, mask=mask_hidden)
             if is_first:
                 steps = tl.arange(0, STEPS)[None, :]
                 mask_path = mask_rows & (steps < num_steps)
@@ -307,7 +308,7 @@ def _expand_kernel(
 @kernel
 def _expand_chain_kernel(
     topk_p_ptr, topk_index_ptr, hidden_ptr, step_ptr, lane_tokens_ptr, path_ptr, lane_hidden_ptr, tokens_ptr,
-    scores_ptr, parent_list_ptr, batch_size, num_steps, hidden_size, LOG: tl.constexpr, ROWS: tl.constexpr,
+    scores_ptr, parent_list_ptr, batch_size, num_steps, LOG: tl.constexpr, ROWS: tl.constexpr, HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One child a step: nothing to choose and nothing to re-parent."""
@@ -317,9 +318,9 @@ def _expand_chain_kernel(
     mask = (request < batch_size) & (step < num_steps - 1)
     mask_lane = mask & (step < num_steps - 2)
     offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    mask_hidden = mask_lane & (offs < hidden_size)
-    hidden = tl.load(hidden_ptr + request * hidden_size + offs, mask=mask_hidden)
-    tl.store(lane_hidden_ptr + request * hidden_size + offs, hidden, mask=mask_hidden)
+    mask_hidden = mask_lane & (offs < HIDDEN)
+    hidden = tl.load(hidden_ptr + request * HIDDEN + offs, mask=mask_hidden)
+    tl.store(lane_hidden_ptr + request * HIDDEN + offs, hidden, mask=mask_hidden)
     if tl.program_id(1) == 0:
         tokens, candidate = tl.load(topk_index_ptr + request, mask=mask), request * num_steps + step + 1
         scores = tl.load(scores_ptr + candidate - 1, mask=mask, other=0.0)
@@ -353,9 +354,9 @@ def _expand_tree(lanes: Lanes, topk_p_BKK, topk_index_BKK, hidden_BKH, config: S
     num_steps, block, places = config.num_steps, _hidden_block(hidden_size), triton.next_power_of_2(k)
     requests = block_of(batch_size, 1, places * max(places, block, num_steps))
     _expand_kernel[(triton.cdiv(batch_size, requests), triton.cdiv(hidden_size, block))](
-        topk_p_BKK, topk_index_BKK, hidden_BKH, *lanes.buffers, batch_size, k, num_steps, hidden_size,
+        topk_p_BKK, topk_index_BKK, hidden_BKH, *lanes.buffers, batch_size, k, num_steps,
         LOG=config.score == "logprob", ANCESTOR=config.draft_kv == "ancestor", REQUESTS=requests, LANES=places,
-        STEPS=triton.next_power_of_2(num_steps), BLOCK=block,
+        STEPS=triton.next_power_of_2(num_steps), HIDDEN=hidden_size, BLOCK=block,
     )  # fmt: skip
 
 
@@ -364,8 +365,8 @@ def _expand_chain(lanes: Lanes, topk_p_BKK, topk_index_BKK, hidden_BKH, config: 
     block = _hidden_block(hidden_size)
     requests = block_of(batch_size, 4, block)
     _expand_chain_kernel[(triton.cdiv(batch_size, requests), triton.cdiv(hidden_size, block))](
-        topk_p_BKK, topk_index_BKK, hidden_BKH, *lanes.buffers, batch_size, config.num_steps, hidden_size,
-        LOG=config.score == "logprob", ROWS=requests, BLOCK=block,
+        topk_p_BKK, topk_index_BKK, hidden_BKH, *lanes.buffers, batch_size, config.num_steps,
+        LOG=config.score == "logprob", ROWS=requests, HIDDEN=hidden_size, BLOCK=block,
     )  # fmt: skip
 
 

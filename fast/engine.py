@@ -41,7 +41,7 @@ class Engine:
     pair, config, dtype: as the reference's. graph: `eager`, every kernel launched by the host; `step`, one recorded
     draft step replayed; `phase`, a graph each for draft, verify and draft-extend; `round`, one graph for all of them,
     which needs release `finish`, since pages cannot change hands inside it; a phase that is called alone is launched
-    then.
+    then. batch_invariant: a request's results depend on no other of its batch.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Engine:
         device: torch.device | str = "cpu",
         graph: Literal["eager", "step", "phase", "round"] = "eager",
         bucket: int | None = None,
+        batch_invariant: bool = False,
     ):
         target = pair.target.config
         self.config = config.within(target.max_position_embeddings)
@@ -67,6 +68,7 @@ class Engine:
             )
             raise InputError("topk", config.topk, allowed)
         self.dtype, self.device, self.graph = dtype, torch.device(device), graph
+        self.batch_invariant = batch_invariant
         self._bucket, self._frames = bucket, {}
         self.target = FAMILIES[target.family](target, pair.target.tensors, dtype, self.device)
         self.drafter = self._drafter(pair.drafter)

@@ -60,7 +60,7 @@ def _requests_kernel(
 def _rows_kernel(
     req_pool_indices_ptr, seq_lens_ptr, num_accepted_tokens_ptr, predict_ptr, accept_index_ptr, req_to_token_ptr,
     features_ptr, input_ids_ptr, positions_ptr, cache_locations_ptr, hidden_ptr, num_rows, width, num_columns,
-    num_features, max_len, RAGGED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    max_len, RAGGED: tl.constexpr, FEATURES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """`width` rows a request; programs of one row block share out the features."""
     await_input(PDL)
@@ -73,9 +73,9 @@ def _rows_kernel(
     root = tl.load(accept_index_ptr + request * width, mask=real, other=0).to(tl.int64)
     source = tl.where(node >= 0, node, root)
     offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    mask_offs = offs < num_features
-    features = tl.load(features_ptr + source * num_features + offs, mask=real & mask_offs, other=0.0)
-    tl.store(hidden_ptr + rows * num_features + offs, features, mask=mask & mask_offs)
+    mask_offs = offs < FEATURES
+    features = tl.load(features_ptr + source * FEATURES + offs, mask=real & mask_offs, other=0.0)
+    tl.store(hidden_ptr + rows * FEATURES + offs, features, mask=mask & mask_offs)
     if tl.program_id(1) == 0:
         position = tl.where(real, tl.load(seq_lens_ptr + request, mask=mask, other=0) + step, 0)
         writes = (live if RAGGED else real) & (position < max_len) & (position < num_columns)
@@ -116,7 +116,7 @@ def draft_extend_input(
     _rows_kernel[(triton.cdiv(num_rows, row_block), triton.cdiv(max(num_features, 1), block))](
         batch.req_pool_indices, batch.seq_lens, verdict.num_accepted_tokens, verdict.predict, verdict.accept_index,
         req_to_token, features_RF, rows.input_ids, rows.positions, rows.cache_locations, rows.hidden, num_rows, width,
-        req_to_token.shape[1], num_features, max_len, RAGGED=extend == "ragged", ROWS=row_block, BLOCK=block,
+        req_to_token.shape[1], max_len, RAGGED=extend == "ragged", FEATURES=num_features, ROWS=row_block, BLOCK=block,
     )  # fmt: skip
     return rows
 

@@ -40,7 +40,7 @@ def write(kv: KVBuffer, layer: int, slots_R: torch.Tensor, key_RAD: torch.Tensor
 
 @kernel
 def _tails_kernel(
-    keys_ptr, values_ptr, table_ptr, rows_ptr, lens_ptr, num_lanes, num_steps, page_size, columns, stride_layer,
+    keys_ptr, values_ptr, table_ptr, rows_ptr, lens_ptr, num_lanes, num_steps, page_size, columns, num_slots,
     num_blocks, SIZE: tl.constexpr, LANES: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -51,7 +51,7 @@ def _tails_kernel(
     row, length = tl.load(rows_ptr + request), tl.load(lens_ptr + request)
     table_ptr += row * columns
     tail, token = length % page_size, block * BLOCK_T + tl.arange(0, BLOCK_T)
-    offs = layer * stride_layer + tl.arange(0, BLOCK_S)[None, :]
+    offs = layer * num_slots * SIZE + tl.arange(0, BLOCK_S)[None, :]
     mask_s = (tl.arange(0, BLOCK_S) < SIZE)[None, :]
     mask_t = (row >= 0) & (token < tail)
     source = tl.load(table_ptr + length - tail + token, mask=mask_t, other=-1)
@@ -78,7 +78,7 @@ def duplicate_tails(batch: Batch, config: SpecConfig, pools: KVPool) -> None:
     num_blocks = triton.cdiv(config.page_size - 1, block)
     _tails_kernel[batch.size, len(keys), triton.cdiv(config.topk - 1, lanes) * num_blocks](
         keys, values, pools.req_to_token, batch.req_pool_indices, batch.seq_lens, config.topk, config.num_steps,
-        config.page_size, pools.req_to_token.shape[1], keys.stride(0), num_blocks,
+        config.page_size, pools.req_to_token.shape[1], keys.shape[1], num_blocks,
         SIZE=size, LANES=lanes, BLOCK_T=block, BLOCK_S=triton.next_power_of_2(size),
     )  # fmt: skip
 
@@ -110,10 +110,10 @@ def tree_locations(batch: Batch, config: SpecConfig, pools: KVPool, out: torch.T
 @kernel
 def _commit_kernel(
     keys_ptr, values_ptr, token_ids_ptr, next_lens_ptr, table_ptr, rows_ptr, lens_ptr, locations_ptr, accept_index_ptr,
-    num_accepted_tokens_ptr, predict_ptr, width, columns, token_columns, stride_layer, size, total,
+    num_accepted_tokens_ptr, predict_ptr, width, columns, token_columns, num_slots, SIZE: tl.constexpr,
     BLOCK_W: tl.constexpr, BLOCK_X: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One request, the whole path: some numbers of a token's KV over all layers, read before any of it is written."""
+    """One request and layer, the whole path: some of a token's numbers, read before any of them is written."""
     await_input(PDL)
     request, step = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK_W)
     row, length = tl.load(rows_ptr + request), tl.load(lens_ptr + request)
@@ -122,21 +122,21 @@ def _commit_kernel(
     source = tl.load(locations_ptr + node, mask=node >= 0, other=-1)
     destination = tl.load(table_ptr + row * columns + column, mask=(node >= 0) & (column < columns), other=-1)
     moved = (source >= 0) & (destination >= 0) & (source != destination)
-    if tl.program_id(1) == 0:
+    if (tl.program_id(1) == 0) & (tl.program_id(2) == 0):
         count = tl.load(num_accepted_tokens_ptr + request)
         tl.store(next_lens_ptr + request, tl.where(real, length + count, 0))
         token = tl.load(predict_ptr + node, mask=node >= 0, other=0).to(tl.int64)
         noted = (node >= 0) & (step < count) & (column + 1 < token_columns)
         tl.store(token_ids_ptr + row * token_columns + column + 1, token, mask=noted)
     if tl.max(moved.to(tl.int32), axis=0) > 0:
-        offs = tl.program_id(1) * BLOCK_X + tl.arange(0, BLOCK_X).to(tl.int64)
-        mask = moved[:, None] & (offs < total)[None, :]
-        offs = (offs // size * stride_layer + offs % size)[None, :]
-        key = tl.load(keys_ptr + source[:, None] * size + offs, mask=mask)
-        value = tl.load(values_ptr + source[:, None] * size + offs, mask=mask)
+        offs = tl.program_id(2) * BLOCK_X + tl.arange(0, BLOCK_X)
+        mask = moved[:, None] & (offs < SIZE)[None, :]
+        offs = tl.program_id(1).to(tl.int64) * num_slots * SIZE + offs[None, :]
+        key = tl.load(keys_ptr + source[:, None] * SIZE + offs, mask=mask)
+        value = tl.load(values_ptr + source[:, None] * SIZE + offs, mask=mask)
         tl.debug_barrier()
-        tl.store(keys_ptr + destination[:, None] * size + offs, key, mask=mask)
-        tl.store(values_ptr + destination[:, None] * size + offs, value, mask=mask)
+        tl.store(keys_ptr + destination[:, None] * SIZE + offs, key, mask=mask)
+        tl.store(values_ptr + destination[:, None] * SIZE + offs, value, mask=mask)
 
 
 def commit(
@@ -151,12 +151,11 @@ def commit(
     """
     keys, values, path = pools.target.keys, pools.target.values, verdict.accept_index
     out = torch.empty_like(batch.seq_lens) if out is None else out
-    size = keys[0, 0].numel()
-    total, width = len(keys) * size, path.shape[1]
-    block = block_of(total, _COMMITTED, width)
-    _commit_kernel[batch.size, triton.cdiv(total, block)](
+    size, width = keys[0, 0].numel(), path.shape[1]
+    block = min(block_of(size, _COMMITTED, width), triton.next_power_of_2(size))
+    _commit_kernel[batch.size, len(keys), triton.cdiv(size, block)](
         keys, values, pools.token_ids, out, pools.req_to_token, batch.req_pool_indices, batch.seq_lens, cache_locations,
         path, verdict.num_accepted_tokens, verdict.predict, width, pools.req_to_token.shape[1],
-        pools.token_ids.shape[1], keys.stride(0), size, total, BLOCK_W=triton.next_power_of_2(width), BLOCK_X=block,
+        pools.token_ids.shape[1], keys.shape[1], SIZE=size, BLOCK_W=triton.next_power_of_2(width), BLOCK_X=block,
     )  # fmt: skip
     return out

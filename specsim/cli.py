@@ -117,6 +117,7 @@ def generate(
     device: options.Device = None,
     graph: options.Graph = None,
     bucket: options.Bucket = None,
+    batch_invariant: options.BatchInvariant = False,
     json_file: options.JsonFile = None,
 ) -> None:
     """Continue a text, and show what speculation made of it."""
@@ -189,6 +190,7 @@ def run(
     device: options.Device = None,
     graph: options.Graph = None,
     bucket: options.Bucket = None,
+    batch_invariant: options.BatchInvariant = False,
     json_file: options.JsonFile = None,
     trace: Annotated[Path | None, typer.Option(help="Write what happened, step by step, as Parquet.")] = None,
 ) -> None:
@@ -232,7 +234,7 @@ def _run(given: dict[str, Any], config: SpecConfig, serving: ServingConfig, colu
         "date": date,
         "versions": versions(engine.device.type),
         "pair": pair.name,
-        **{name: given[name] for name in ("impl", "dtype", "bucket")},
+        **{name: given[name] for name in ("impl", "dtype", "bucket", "batch_invariant")},
         "device": engine.device.type,
         "graph": getattr(engine, "graph", None),
     }

@@ -48,6 +48,9 @@ Graph = Annotated[
     ),
 ]
 Bucket = Annotated[int | None, typer.Option(help="Requests its buffers hold.", show_default="the next power of two")]
+BatchInvariant = Annotated[
+    bool, typer.Option("--batch-invariant", help="Sums never depend on the batch: no library products.")
+]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the result here.")]
 
 
@@ -73,7 +76,7 @@ def column(options: dict[str, Any]) -> dict[str, Any]:
     if options["dtype"] not in DTYPES:
         raise InputError("dtype", options["dtype"], " or ".join(DTYPES))
     dtype = getattr(torch, options["dtype"])
-    return {"dtype": dtype} | {name: options[name] for name in ("impl", "device", "graph", "bucket")}
+    return {"dtype": dtype} | {name: options[name] for name in ("impl", "device", "graph", "bucket", "batch_invariant")}
 
 
 def command(name: str, function: Callable, given: dict[str, Any], without: Collection[str] = ()) -> str:

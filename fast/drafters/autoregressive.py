@@ -17,14 +17,14 @@ from specsim.pool import KVPool
 
 @kernel
 def _last_rows_kernel(
-    hidden_ptr, row_starts_ptr, counts_ptr, bonus_tokens_ptr, out_ptr, out_tokens_ptr, size, BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
+    hidden_ptr, row_starts_ptr, counts_ptr, bonus_tokens_ptr, out_ptr, out_tokens_ptr, SIZE: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     await_input(PDL)
     request, offs = tl.program_id(0), tl.arange(0, BLOCK)
     row = tl.load(row_starts_ptr + request) + tl.load(counts_ptr + request) - 1
-    values = tl.load(hidden_ptr + row.to(tl.int64) * size + offs, mask=offs < size)
-    tl.store(out_ptr + request.to(tl.int64) * size + offs, values, mask=offs < size)
+    values = tl.load(hidden_ptr + row.to(tl.int64) * SIZE + offs, mask=offs < SIZE)
+    tl.store(out_ptr + request.to(tl.int64) * SIZE + offs, values, mask=offs < SIZE)
     tl.store(out_tokens_ptr + request, tl.load(bonus_tokens_ptr + request))
 
 
@@ -67,7 +67,7 @@ class AutoregressiveDrafter:
         hidden_RH = self._head.forward(ids, self._head.fuse(features_RF), metadata, pools.draft)
         block = triton.next_power_of_2(self.hidden_size)
         _last_rows_kernel[(len(out.hidden),)](
-            hidden_RH, *last, bonus_tokens, out.hidden, out.bonus_tokens, self.hidden_size, BLOCK=block
+            hidden_RH, *last, bonus_tokens, out.hidden, out.bonus_tokens, SIZE=self.hidden_size, BLOCK=block
         )
         logits_BV = self._head.logits(out.hidden)
         draft_topk(logits_BV, self._config.topk, self._head.d2t, out=(out.topk_p, out.topk_index))
