@@ -41,14 +41,15 @@ class Inlet:
 
     def expect(self, draft_input: DraftInput, seq_lens: torch.Tensor, raw: torch.Tensor) -> None:
         """What a round left, and memory that begins with it as this one's does."""
-        self._left = draft_input, seq_lens, raw
+        self._left = draft_input, seq_lens, raw[: len(self._raw)]
 
     def load(self, batch: Batch, draft_input: DraftInput | None = None) -> None:
         """Copy what is not there yet into the first rows, and pad the others."""
         if self._left is not None and self._left[0] is draft_input and self._left[1] is batch.seq_lens:
-            self._raw.copy_(self._left[2][: len(self._raw)])
-            parts = {f"draft_input.{each.name}": getattr(draft_input, each.name) for each in fields(draft_input)}
-            self._held |= parts | {"draft_input": draft_input, "batch.seq_lens": batch.seq_lens, "batch": None}
+            self._raw.copy_(self._left[2])
+            for path, value in _named("draft_input", draft_input).items():
+                self._held[path] = value
+            self._held |= {"draft_input": draft_input, "batch.seq_lens": batch.seq_lens, "batch": None}
         self._load("batch", self.batch, batch)
         if draft_input is not None:
             self._load("draft_input", self.draft_input, draft_input)

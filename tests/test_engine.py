@@ -205,6 +205,12 @@ def test_speculation_without_a_drafter_is_refused():
         load_engine(replace(agreeing_pair("eagle3"), drafter=None), TREE, "reference")
 
 
+@pytest.mark.parametrize("option", [{"device": "cuda"}, {"graph": "round"}, {"bucket": 2}, {"batch_invariant": True}])
+def test_an_option_of_the_fast_column_is_refused_by_the_reference(option):
+    with pytest.raises(InputError, match=f"{next(iter(option))} is .*with impl 'reference'"):
+        load_engine(agreeing_pair(), TREE, "reference", **option)
+
+
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
 def test_the_agreeing_drafter_is_accepted_about_4_times_in_10(kind, family):

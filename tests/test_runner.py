@@ -8,7 +8,7 @@ import torch
 
 from specsim import SamplingParams, SpecConfig, generate
 from specsim.generation import load_engine
-from specsim.phases import Advance, Batch, DraftInput, State
+from specsim.phases import Advance, DraftInput, State
 from specsim.requests import Request
 from specsim.runner import Delivery, HostCopy, Runner
 from specsim.zoo.agreeing import agreeing_pair
