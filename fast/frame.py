@@ -45,11 +45,11 @@ class Inlet:
 
     def load(self, batch: Batch, draft_input: DraftInput | None = None) -> None:
         """Copy what is not there yet into the first rows, and pad the others."""
-        if self._left is not None and self._left[0] is draft_input and self._left[1] is batch.seq_lens:
-            self._raw.copy_(self._left[2])
-            for path, value in _named("draft_input", draft_input).items():
-                self._held[path] = value
-            self._held |= {"draft_input": draft_input, "batch.seq_lens": batch.seq_lens, "batch": None}
+        if self._left is not None and self._left[0] is draft_input is not self._held.get("draft_input"):
+            _, seq_lens, raw = self._left
+            self._raw.copy_(raw)
+            self._held |= {"draft_input": draft_input, "batch.seq_lens": seq_lens, "batch": None}
+            self._held |= _named("draft_input", draft_input)
         self._load("batch", self.batch, batch)
         if draft_input is not None:
             self._load("draft_input", self.draft_input, draft_input)

@@ -110,25 +110,26 @@ def _links_kernel(
 def _small_tree_kernel(
     tokens_ptr, scores_ptr, parent_list_ptr, bonus_tokens_ptr, seq_lens_ptr, cache_locations_ptr, draft_tokens_ptr,
     parents_ptr, node_scores_ptr, positions_ptr, mask_ptr, retrieve_index_ptr, next_token_ptr, next_sibling_ptr,
-    kept_locations_ptr, num_candidates, num_nodes, k, max_len, LOG: tl.constexpr, NODES: tl.constexpr,
+    kept_locations_ptr, num_candidates, num_nodes, num_steps, k, max_len, LOG: tl.constexpr, NODES: tl.constexpr,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Selection, nodes and what follows from their parents of one request; draft_tokens first holds who is chosen."""
     await_input(PDL)
     request = tl.program_id(0).to(tl.int64)
-    first, index, candidates = request * num_nodes, tl.arange(0, BLOCK)[None, :], request * num_candidates
+    first, candidates, index = request * num_nodes, request * num_candidates, tl.arange(0, BLOCK)[None, :]
     scores = tl.load(scores_ptr + candidates + index, mask=index < num_candidates, other=0.0)
     kept, place = selected(scores, index < num_candidates, num_nodes - 1)
     tl.store(draft_tokens_ptr + first + 1 + place, index.to(tl.int64), mask=kept)
+    node_of = tl.reshape(tl.where(kept, 1 + place, 0), [BLOCK])
     tl.debug_barrier()  # all are written before any is read, and read before tokens take their place
-    node, other = tl.arange(0, NODES)[:, None], tl.arange(0, NODES)[None, :]
+    node = tl.arange(0, NODES)
     own, mask, mask_draft = first + node, node < num_nodes, (node > 0) & (node < num_nodes)
     flat = tl.load(draft_tokens_ptr + own, mask=mask_draft, other=0)
-    other_flat = tl.load(draft_tokens_ptr + first + other, mask=(other > 0) & (other < num_nodes), other=-1)
     tl.debug_barrier()
     wanted = tl.load(parent_list_ptr + request * (num_candidates // k) + flat // k, mask=mask_draft, other=-1)
-    found = tl.where((other_flat == wanted) & (other < node), other, 0)
-    parent = tl.where(flat < k, 0, tl.max(found, axis=1, keep_dims=True))
+    is_candidate = (wanted >= 0) & (wanted < num_candidates)
+    parent = tl.where(is_candidate, tl.gather(node_of, tl.where(is_candidate, wanted, 0).to(tl.int32), 0), 0)
+    parent = tl.where((parent < node) & (flat >= k), parent, 0)
     parent = tl.where(mask_draft, parent, tl.where(node == 0, -1, -2))  # -2: of no node
     tokens = tl.load(tokens_ptr + candidates + flat, mask=mask_draft)
     tokens = tl.where(node == 0, tl.load(bonus_tokens_ptr + request).to(tl.int64), tokens)
@@ -137,23 +138,22 @@ def _small_tree_kernel(
     tl.store(parents_ptr + own, parent.to(tl.int64), mask=mask)
     tl.store(node_scores_ptr + own, tl.where(node == 0, 0.0 if LOG else 1.0, scores), mask=mask)
 
-    parent_of_other = tl.trans(parent)
-    first_child = tl.min(tl.where(parent_of_other == node, other, num_nodes), axis=1, keep_dims=True)
-    is_sibling = (parent_of_other == parent) & (other > node)
-    next_sibling = tl.min(tl.where(is_sibling, other, num_nodes), axis=1, keep_dims=True)
-    sees, ancestor, depth = (other == node).to(tl.int32), tl.where(mask, node, 0), tl.zeros_like(node)
-    while tl.max(tl.max(ancestor, axis=1), axis=0) > 0:  # ends: a parent's index is below its child's
+    row, column, parent_of_column = node[:, None], node[None, :], parent[None, :]
+    first_child = tl.min(tl.where(parent_of_column == row, column, NODES), axis=1)
+    is_sibling = (parent_of_column == parent[:, None]) & (column > row)
+    next_sibling = tl.min(tl.where(is_sibling, column, NODES), axis=1)
+    sees, ancestor, depth = (column == row).to(tl.int32), tl.where(mask, node, 0), tl.zeros_like(node)
+    for _ in range(num_steps):
         depth += (ancestor > 0).to(tl.int32)
-        above = tl.sum(tl.where(other == ancestor, parent_of_other, 0), axis=1, keep_dims=True)
-        ancestor = tl.maximum(above, 0)
-        sees = tl.where(other == ancestor, 1, sees)
-    tl.store(mask_ptr + own * num_nodes + other, sees != 0, mask=mask & (other < num_nodes))
+        ancestor = tl.maximum(tl.gather(parent, ancestor, 0), 0)
+        sees = tl.where(column == ancestor[:, None], 1, sees)
+    tl.store(mask_ptr + own[:, None] * num_nodes + column, sees != 0, mask=mask[:, None] & mask[None, :])
     position = tl.load(seq_lens_ptr + request) + depth
     slot = tl.load(cache_locations_ptr + own, mask=mask)
     tl.store(positions_ptr + own, position, mask=mask)
     tl.store(retrieve_index_ptr + own, own, mask=mask)
-    tl.store(next_token_ptr + own, tl.where(first_child < num_nodes, first_child, -1), mask=mask)
-    tl.store(next_sibling_ptr + own, tl.where(next_sibling < num_nodes, next_sibling, -1), mask=mask)
+    tl.store(next_token_ptr + own, tl.where(first_child < num_nodes, first_child, -1).to(tl.int64), mask=mask)
+    tl.store(next_sibling_ptr + own, tl.where(next_sibling < num_nodes, next_sibling, -1).to(tl.int64), mask=mask)
     tl.store(kept_locations_ptr + own, tl.where(position < max_len, slot, -1), mask=mask)
 
 
@@ -271,7 +271,7 @@ def _build_small_tree(tree: VerifyInput, bonus_tokens, seq_lens, cache_locations
         tree.candidates.tokens, tree.candidates.scores, tree.candidates.parent_list, bonus_tokens, seq_lens,
         cache_locations, tree.draft_tokens, tree.parents, tree.scores, tree.positions, tree.mask, tree.retrieve_index,
         tree.retrieve_next_token, tree.retrieve_next_sibling, tree.cache_locations, config.num_candidates, num_nodes,
-        config.topk, _limit(config), LOG=config.score == "logprob", NODES=triton.next_power_of_2(num_nodes),
+        config.num_steps, config.topk, _limit(config), LOG=config.score == "logprob", NODES=triton.next_power_of_2(num_nodes),
         BLOCK=triton.next_power_of_2(config.num_candidates),
     )  # fmt: skip
 
