@@ -68,9 +68,10 @@ class Engine:
             )
             raise InputError("topk", config.topk, allowed)
         self.dtype, self.device, self.graph = dtype, torch.device(device), graph
-        self.batch_invariant = batch_invariant
+        self._batch_invariant = batch_invariant
         self._bucket, self._frames = bucket, {}
-        self.target = FAMILIES[target.family](target, pair.target.tensors, dtype, self.device)
+        family = FAMILIES[target.family]
+        self.target = family(target, pair.target.tensors, dtype, self.device, batch_invariant=batch_invariant)
         self.drafter = self._drafter(pair.drafter)
         self._sections: dict[str, Callable[[Frame], None]] = {
             "start": self._start,
@@ -87,7 +88,9 @@ class Engine:
             return NoDrafter(self.config, self.dtype, self.device)
         if checkpoint is None:
             raise InputError("num_steps", self.config.num_steps, "0 (SpecConfig.plain()) for a pair without a drafter")
-        return drafters.make(checkpoint, self.target, self.config, self.dtype, self.device)
+        return drafters.make(
+            checkpoint, self.target, self.config, self.dtype, self.device, batch_invariant=self._batch_invariant
+        )
 
     def make_pools(self, num_requests: int, num_slots: int) -> KVPool:
         """Empty pools for up to `num_requests` requests and `num_slots` slots (rounded down to whole pages)."""
