@@ -247,6 +247,16 @@ def start_lanes(draft_input: DraftInput, lanes: Lanes, config: SpecConfig) -> No
 
 
 @triton.jit
+def _best_children(keys, child, k, LANES: tl.constexpr):
+    """The k best of LANES² children of each row by their keys, best first, [ROWS, LANES]."""
+    if LANES > 8:  # too many to hold each against each other
+        return _index(_best(keys, k, LANES))
+    better = (keys[:, None, :] > keys[:, :, None]).to(tl.int32)
+    place, lane = tl.sum(better, axis=2)[:, :, None], tl.arange(0, LANES)[None, None, :]
+    return tl.sum(tl.where(place == lane, child[:, :, None], 0), axis=1)
+
+
+@triton.jit
 def _end_step(step_ptr, step):
     """The last program that is done with the step's number raises it."""
     tl.debug_barrier()  # every thread of this one is done with it
@@ -282,7 +292,7 @@ def _expand_kernel(
         tl.store(scores_ptr + pool + before + child, scores, mask=mask & is_first)
         if step < num_steps - 2:
             lane = tl.arange(0, LANES)[None, :]
-            chosen = _index(_best(tl.where(mask, _key(scores, child), _TAKEN), k, LANES))
+            chosen = _best_children(tl.where(mask, _key(scores, child), _TAKEN), child, k, LANES)
             mask_lane = mask_request & (lane < k)
             if is_first:
                 lane_tokens = tl.load(topk_index_ptr + request * k * k + chosen, mask=mask_lane)
@@ -351,12 +361,13 @@ def expand(
 
 def _expand_tree(lanes: Lanes, topk_p_BKK, topk_index_BKK, hidden_BKH, config: SpecConfig) -> None:
     batch_size, k, hidden_size = lanes.hidden.shape
-    num_steps, block, places = config.num_steps, _hidden_block(hidden_size), triton.next_power_of_2(k)
-    requests = block_of(batch_size, 1, places * max(places, block, num_steps))
+    num_steps, places = config.num_steps, triton.next_power_of_2(k)
+    block = _hidden_block(hidden_size, min(1024, max(1, 8192 // places)))
+    requests = block_of(batch_size, 1, places * max(places**3 if places <= 8 else places, block, num_steps))
     _expand_kernel[(triton.cdiv(batch_size, requests), triton.cdiv(hidden_size, block))](
         topk_p_BKK, topk_index_BKK, hidden_BKH, *lanes.buffers, batch_size, k, num_steps,
         LOG=config.score == "logprob", ANCESTOR=config.draft_kv == "ancestor", REQUESTS=requests, LANES=places,
-        STEPS=triton.next_power_of_2(num_steps), HIDDEN=hidden_size, BLOCK=block,
+        STEPS=triton.next_power_of_2(num_steps), HIDDEN=hidden_size, BLOCK=block, num_warps=1 if places <= 32 else 4,
     )  # fmt: skip
 
 
@@ -374,17 +385,24 @@ def _expand_chain(lanes: Lanes, topk_p_BKK, topk_index_BKK, hidden_BKH, config: 
 def selected(scores, mask, count):
     """Of scores [ROWS, BLOCK]: (which are a row's `count` best, how many of these stand before each).
 
-    The count-th best is found two bits at a time; kept is what is above it, and of its equals the first.
+    A bound is raised two bits at a time until `count` reach it, or else it is the count-th best; kept is what is above
+    it, and of its equals the first. Three counts share a word of 64 bits, so that they are one sum.
     """
     rank = tl.where(mask, ordered(scores), -0x80000000)  # no number's rank is that low
-    threshold = tl.full([scores.shape[0], 1], -0x80000000, tl.int64)
-    for digit in range(16):
-        unit, lower = tl.full((), 1, tl.int64) << (30 - 2 * digit), threshold
+    bound = tl.full([scores.shape[0], 1], -0x80000000, tl.int64)
+    reached, shift = tl.full([scores.shape[0], 1], -1, tl.int64), 30
+    while (shift >= 0) & (tl.max(tl.max((reached != count).to(tl.int32), axis=1), axis=0) > 0):
+        unit, counts = tl.full((), 1, tl.int64) << shift, tl.zeros(rank.shape, tl.int64)
         for part in tl.static_range(1, 4):
-            raised = lower + part * unit
-            reached = tl.sum((rank >= raised.to(tl.int32)).to(tl.int32), axis=1, keep_dims=True)
-            threshold = tl.where(reached >= count, raised, threshold)
-    above, equal = rank > threshold.to(tl.int32), (rank == threshold.to(tl.int32)) & mask
+            raised = (bound + part * unit).to(tl.int32)
+            counts += (rank >= raised).to(tl.int64) << (20 * part - 20)
+        sums, lower = tl.sum(counts, axis=1, keep_dims=True), bound
+        for part in tl.static_range(1, 4):
+            reaching = (sums >> (20 * part - 20)) & 0xFFFFF
+            bound = tl.where(reaching >= count, lower + part * unit, bound)
+            reached = tl.where(reaching >= count, reaching, reached)
+        shift -= 2
+    above, equal = rank > bound.to(tl.int32), (rank == bound.to(tl.int32)) & mask
     counted = tl.cumsum((above.to(tl.int64) << 32) | equal.to(tl.int64), axis=1)  # of both at once
     missing = count - tl.sum(above.to(tl.int32), axis=1, keep_dims=True)
     equals = (counted & 0xFFFFFFFF).to(tl.int32)
@@ -420,5 +438,5 @@ def select(scores: torch.Tensor, count: int, out: torch.Tensor | None = None) ->
     return out
 
 
-def _hidden_block(hidden_size: int) -> int:
-    return min(triton.next_power_of_2(hidden_size), block_of(hidden_size, _HIDDEN_BLOCK))
+def _hidden_block(hidden_size: int, on_gpu: int = _HIDDEN_BLOCK) -> int:
+    return min(triton.next_power_of_2(hidden_size), block_of(hidden_size, on_gpu))

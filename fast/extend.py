@@ -9,7 +9,7 @@ from specsim.phases import Batch, DraftExtendInput, PrefillInput, Verdict
 
 _TOKENS = 1024
 _REQUESTS = 128
-_FEATURES = 1024
+_FEATURES = 4096
 
 
 @kernel

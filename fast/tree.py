@@ -115,28 +115,30 @@ def _small_tree_kernel(
 ):  # fmt: skip
     """Selection, nodes and what follows from their parents of one request; draft_tokens first holds who is chosen."""
     await_input(PDL)
-    request = tl.program_id(0).to(tl.int64)
-    first, candidates, index = request * num_nodes, request * num_candidates, tl.arange(0, BLOCK)[None, :]
-    scores = tl.load(scores_ptr + candidates + index, mask=index < num_candidates, other=0.0)
-    kept, place = selected(scores, index < num_candidates, num_nodes - 1)
-    tl.store(draft_tokens_ptr + first + 1 + place, index.to(tl.int64), mask=kept)
+    request, index, node = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK), tl.arange(0, NODES)
+    first, mask, mask_draft = request * num_nodes, node < num_nodes, (node > 0) & (node < num_nodes)
+    candidates, is_candidate = request * num_candidates + index, index < num_candidates
+    scores = tl.load(scores_ptr + candidates, mask=is_candidate, other=0.0)
+    all_tokens = tl.load(tokens_ptr + candidates, mask=is_candidate, other=0)
+    num_blocks, own = num_candidates // k, first + node
+    block_parents = tl.load(parent_list_ptr + request * num_blocks + index, mask=index < num_blocks, other=-1)
+    bonus, length = tl.load(bonus_tokens_ptr + request).to(tl.int64), tl.load(seq_lens_ptr + request)
+    slot = tl.load(cache_locations_ptr + own, mask=mask)
+    kept, place = selected(scores[None, :], is_candidate[None, :], num_nodes - 1)
     node_of = tl.reshape(tl.where(kept, 1 + place, 0), [BLOCK])
+    tl.store(draft_tokens_ptr + first + node_of, index.to(tl.int64), mask=node_of > 0)
     tl.debug_barrier()  # all are written before any is read, and read before tokens take their place
-    node = tl.arange(0, NODES)
-    own, mask, mask_draft = first + node, node < num_nodes, (node > 0) & (node < num_nodes)
-    flat = tl.load(draft_tokens_ptr + own, mask=mask_draft, other=0)
+    flat = tl.load(draft_tokens_ptr + own, mask=mask_draft, other=0).to(tl.int32)
     tl.debug_barrier()
-    wanted = tl.load(parent_list_ptr + request * (num_candidates // k) + flat // k, mask=mask_draft, other=-1)
-    is_candidate = (wanted >= 0) & (wanted < num_candidates)
-    parent = tl.where(is_candidate, tl.gather(node_of, tl.where(is_candidate, wanted, 0).to(tl.int32), 0), 0)
-    parent = tl.where((parent < node) & (flat >= k), parent, 0)
+    wanted = tl.gather(block_parents, flat // k, 0)
+    is_known = (flat >= k) & (wanted >= 0) & (wanted < num_candidates)
+    parent = tl.gather(node_of, tl.where(is_known, wanted, 0).to(tl.int32), 0)
+    parent = tl.where(is_known & (parent < node), parent, 0)
     parent = tl.where(mask_draft, parent, tl.where(node == 0, -1, -2))  # -2: of no node
-    tokens = tl.load(tokens_ptr + candidates + flat, mask=mask_draft)
-    tokens = tl.where(node == 0, tl.load(bonus_tokens_ptr + request).to(tl.int64), tokens)
-    scores = tl.load(scores_ptr + candidates + flat, mask=mask_draft)
-    tl.store(draft_tokens_ptr + own, tokens, mask=mask)
+    tokens, node_scores = tl.gather(all_tokens, flat, 0), tl.gather(scores, flat, 0)
+    tl.store(draft_tokens_ptr + own, tl.where(node == 0, bonus, tokens), mask=mask)
     tl.store(parents_ptr + own, parent.to(tl.int64), mask=mask)
-    tl.store(node_scores_ptr + own, tl.where(node == 0, 0.0 if LOG else 1.0, scores), mask=mask)
+    tl.store(node_scores_ptr + own, tl.where(node == 0, 0.0 if LOG else 1.0, node_scores), mask=mask)
 
     row, column, parent_of_column = node[:, None], node[None, :], parent[None, :]
     first_child = tl.min(tl.where(parent_of_column == row, column, NODES), axis=1)
@@ -148,8 +150,7 @@ def _small_tree_kernel(
         ancestor = tl.maximum(tl.gather(parent, ancestor, 0), 0)
         sees = tl.where(column == ancestor[:, None], 1, sees)
     tl.store(mask_ptr + own[:, None] * num_nodes + column, sees != 0, mask=mask[:, None] & mask[None, :])
-    position = tl.load(seq_lens_ptr + request) + depth
-    slot = tl.load(cache_locations_ptr + own, mask=mask)
+    position = length + depth
     tl.store(positions_ptr + own, position, mask=mask)
     tl.store(retrieve_index_ptr + own, own, mask=mask)
     tl.store(next_token_ptr + own, tl.where(first_child < num_nodes, first_child, -1).to(tl.int64), mask=mask)
@@ -272,7 +273,7 @@ def _build_small_tree(tree: VerifyInput, bonus_tokens, seq_lens, cache_locations
         cache_locations, tree.draft_tokens, tree.parents, tree.scores, tree.positions, tree.mask, tree.retrieve_index,
         tree.retrieve_next_token, tree.retrieve_next_sibling, tree.cache_locations, config.num_candidates, num_nodes,
         config.num_steps, config.topk, _limit(config), LOG=config.score == "logprob", NODES=triton.next_power_of_2(num_nodes),
-        BLOCK=triton.next_power_of_2(config.num_candidates),
+        BLOCK=triton.next_power_of_2(config.num_candidates), num_warps=8,
     )  # fmt: skip
 
 
