@@ -250,10 +250,12 @@ def start_lanes(draft_input: DraftInput, lanes: Lanes, config: SpecConfig) -> No
 def _best_children(keys, child, k, LANES: tl.constexpr):
     """The k best of LANES² children of each row by their keys, best first, [ROWS, LANES]."""
     if LANES > 8:  # too many to hold each against each other
-        return _index(_best(keys, k, LANES))
-    better = (keys[:, None, :] > keys[:, :, None]).to(tl.int32)
-    place, lane = tl.sum(better, axis=2)[:, :, None], tl.arange(0, LANES)[None, None, :]
-    return tl.sum(tl.where(place == lane, child[:, :, None], 0), axis=1)
+        best = _index(_best(keys, k, LANES))
+    else:
+        better = (keys[:, None, :] > keys[:, :, None]).to(tl.int32)
+        place, lane = tl.sum(better, axis=2)[:, :, None], tl.arange(0, LANES)[None, None, :]
+        best = tl.sum(tl.where(place == lane, child[:, :, None], 0), axis=1)
+    return best
 
 
 @triton.jit
