@@ -1,7 +1,7 @@
 """Rows of hidden states, and what is done with each of them alone: norms, sums, gates."""
 
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import torch
 import triton
@@ -10,26 +10,38 @@ import triton.language as tl
 from specsim.fast.launch import await_input, block_of, kernel, nearest, require_contiguous
 
 
+class Norm(NamedTuple):
+    """An RMS norm: its weight [H] and epsilon."""
+
+    weight: torch.Tensor
+    eps: float
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows [R, H] of a hidden state.
+    """Rows [R, H] of a hidden state, under a norm that whoever multiplies them has to apply; None: under none.
 
-    squares: f32 [R, parts], whose sum is that of a row's squares, where whoever wrote the row has noted them. weight
-    and eps: of a norm that is still to be applied, by whoever multiplies the rows; None: no norm is.
+    What it takes to apply it to a product, where whoever wrote the rows has noted it: weighted, the rows times the
+    norm's weight, and squares, f32 [R, parts], which add up to the sum of a row's squares.
     """
 
     values: torch.Tensor
+    norm: Norm | None = None
+    weighted: torch.Tensor | None = None
     squares: torch.Tensor | None = None
-    weight: torch.Tensor | None = None
-    eps: float = 0.0
 
-    def normed(self, weight: torch.Tensor, eps: float) -> Self:
-        """These rows under a norm, which is applied where they are read."""
-        return replace(self, weight=weight, eps=eps)
+    @classmethod
+    def to_write(cls, values: torch.Tensor, norm: Norm | None, parts: int) -> Self:
+        """With room for what a norm takes; in float16 a row times a weight may be too large."""
+        if norm is None or values.dtype == torch.float16:
+            return cls(values, norm)
+        num_rows, size = values.shape
+        squares = values.new_empty(num_rows, parts, dtype=torch.float32)
+        return cls(values, norm, values.new_empty(num_rows, size), squares)
 
     def applied(self) -> torch.Tensor:
         """[R, H], the norm applied now."""
-        return self.values if self.weight is None else rms_norm(self.values, self.weight, self.eps)
+        return self.values if self.norm is None else rms_norm(self.values, *self.norm)
 
 
 @triton.jit
@@ -79,7 +91,7 @@ def rms_norm(
 
 @kernel
 def _embed_kernel(
-    out_ptr, squares_ptr, table_ptr, ids_ptr, num_rows, size, stride_out,
+    out_ptr, weighted_ptr, squares_ptr, table_ptr, ids_ptr, norm_ptr, num_rows, size, stride_out,
     BLOCK_R: tl.constexpr, BLOCK_H: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     await_input(PDL)
@@ -89,20 +101,26 @@ def _embed_kernel(
     source = tl.load(ids_ptr + row, mask=mask_r, other=0)
     x = tl.load(table_ptr + source[:, None] * size + offs[None, :], mask=mask, other=0.0)
     tl.store(out_ptr + row[:, None] * stride_out + offs[None, :], x, mask=mask)
-    x = x.to(tl.float32)
-    tl.store(squares_ptr + row, tl.sum(x * x, axis=1), mask=mask_r)
+    if norm_ptr is not None:
+        x, weight = x.to(tl.float32), tl.load(norm_ptr + offs, mask=offs < size, other=0.0).to(tl.float32)
+        weighted = nearest(x * weight[None, :], weighted_ptr.dtype.element_ty)
+        tl.store(weighted_ptr + row[:, None] * size + offs[None, :], weighted, mask=mask)
+        tl.store(squares_ptr + row, tl.sum(x * x, axis=1), mask=mask_r)
 
 
-def embed(ids_R: torch.Tensor, table_VH: torch.Tensor, out: torch.Tensor | None = None) -> Rows:
-    """Rows of an embedding table and their squares; out may be columns of a wider tensor."""
+def embed(
+    ids_R: torch.Tensor, table_VH: torch.Tensor, norm: Norm | None = None, out: torch.Tensor | None = None
+) -> Rows:
+    """Rows of an embedding table under the norm that follows; out may be columns of a wider tensor."""
     num_rows, size = len(ids_R), table_VH.shape[1]
     out = table_VH.new_empty(num_rows, size) if out is None else out
-    squares, block = out.new_empty(num_rows, 1, dtype=torch.float32), block_of(num_rows, 1, size)
+    rows, block = Rows.to_write(out, norm, 1), block_of(num_rows, 1, size)
+    norm_weight = None if rows.weighted is None else norm.weight
     _embed_kernel[(triton.cdiv(num_rows, block),)](
-        out, squares, table_VH, ids_R, num_rows, size, out.stride(0),
+        out, rows.weighted, rows.squares, table_VH, ids_R, norm_weight, num_rows, size, out.stride(0),
         BLOCK_R=block, BLOCK_H=triton.next_power_of_2(size), num_warps=8 if size > 2048 else 4,
     )  # fmt: skip
-    return Rows(out, squares)
+    return rows
 
 
 @kernel

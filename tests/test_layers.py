@@ -19,7 +19,9 @@ from transformers.models.llama.modeling_llama import (
 from specsim.config import SamplingParams
 from specsim.fast import attention as fast_attention
 from specsim.fast import layers as fast
-from specsim.fast.rows import Rows
+from specsim.fast import rotary
+from specsim.fast.linear import Tiling
+from specsim.fast.rows import Norm, Rows
 from specsim.phases import Batch, PrefillInput
 from specsim.pool import KVBuffer, KVLayout, KVPool
 from specsim.reference.attention import AttentionMetadata, Keys, prefill_metadata
@@ -229,11 +231,12 @@ def test_fast_rotation_norms_rotates_and_writes_as_the_reference(changes, dtype,
     kv = KVBuffer(KVLayout(2, kv_heads, dim), 10, dtype, device)
     kv.keys.fill_(math.nan)
     kv.values.fill_(math.nan)
-    inverse, eps = fast.inverse_frequencies(config), config.rms_norm_eps
+    inverse, eps = rotary.inverse_frequencies(config), config.rms_norm_eps
     assert torch.equal(inverse, inverse_frequencies(config))
-    out = fast.rotate_and_write(
-        qkv.to(device), *(norms.to(device) if normed else (None, None)), eps, inverse.to(device),
-        SimpleNamespace(positions=positions.to(device), slots=slots.to(device)), kv, 1, heads,
+    turns = rotary.rotations(positions.to(device), inverse.to(device), dtype)
+    out = rotary.rotate_and_write(
+        qkv.to(device), *(norms.to(device) if normed else (None, None)), eps, turns,
+        SimpleNamespace(slots=slots.to(device)), kv, 1, heads,
     )  # fmt: skip
     query, key, value = qkv.view(7, -1, dim).split([heads, kv_heads, kv_heads], dim=1)
     expected, wide = KVBuffer(KVLayout(2, kv_heads, dim), 10, torch.float64), [query.double(), key.double()]
@@ -290,12 +293,55 @@ def test_a_fast_layer_equals_the_references(family, device, program_order):
     attended = self_attention(x.double(), exact.under("self_attn"), config, inverse, 1, pools[0].target, metadata)
     weights = fast.Weights({name: tensor.to(device) for name, tensor in tensors.items()})
     metadata = fast_attention.prefill_metadata(batch.to(device), prefill.to(device), pools[1])
-    base, given = Rows(torch.randn(11, 32).to(device)), Rows(x.to(device))
+    base, turns = torch.randn(11, 32).to(device), rotary.rotations(metadata.positions, inverse.to(device), x.dtype)
+    norm = Norm(torch.ones(32, device=device), 1e-5)
     out = fast.self_attention(
-        base, given, weights.under("self_attn"), config, inverse.to(device), 1, pools[1].target, metadata
+        base, Rows(x.to(device)), weights.under("self_attn"), config, turns, 1, pools[1].target, metadata, norm
     )
-    expected = base.values.cpu().double() + attended
+    expected = base.cpu().double() + attended
+    assert out.norm is norm
     assert_within(out.values, expected, 64, float(expected.abs().max()))
-    expected = base.values.cpu().double() + gated_mlp(attended, exact.under("mlp"))
-    grown = fast.gated_mlp(base, Rows(attended.float().to(device)), weights.under("mlp"))
+    expected = attended + gated_mlp(rms_norm(attended, torch.ones(32), 1e-5), exact.under("mlp"))
+    grown = fast.gated_mlp(Rows(attended.float().to(device), norm), weights.under("mlp"), norm)
     assert_within(grown.values, expected, 32, float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("changes", [{}, {"attention_bias": True}, {"num_kv_heads": 1, "head_dim": 64}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_fused_projection_leaves_what_projection_and_rotation_leave(
+    changes, dtype, device, program_order, monkeypatch
+):
+    """Of normed rows, some of which write nothing; no slot of another row or layer changes."""
+    config = replace(tiny_config(), **changes)
+    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+    width, norm = (heads + 2 * kv_heads) * dim, Norm(torch.randn(32).to(dtype).to(device), 1e-5)
+    tensors = {"qkv_proj.weight": (torch.randn(width, 32) / 6).to(dtype).to(device)}
+    if config.attention_bias:
+        tensors["qkv_proj.bias"] = torch.randn(width).to(dtype).to(device)
+    x = torch.randn(5, 32).to(dtype).to(device)
+    rows = Rows(x, norm, x * norm.weight, x.float().square().sum(1, keepdim=True))
+    positions = torch.tensor([0, 3, 63, 500, 7], device=device)
+    metadata = SimpleNamespace(slots=torch.tensor([4, 8, -1, 9, 3], device=device))
+    turns = rotary.rotations(positions, rotary.inverse_frequencies(config).to(device), dtype)
+    left = []
+    for tiling in (Tiling(16, 32, 32, 2), None):
+        monkeypatch.setattr("specsim.fast.linear.choose", lambda *_, tiling=tiling: tiling)
+        kv = KVBuffer(KVLayout(2, kv_heads, dim), 10, dtype, device)
+        kv.keys.fill_(math.nan)
+        kv.values.fill_(math.nan)
+        query = fast._queries(rows, fast.Weights(tensors), config, turns, 1, kv, metadata)
+        left.append((query, kv.keys, kv.values))
+    assert int(left[0][1].isfinite().all((-1, -2)).sum()) == 4
+    for fused, apart in zip(*left, strict=True):
+        assert torch.equal(fused.isnan(), apart.isnan())
+        assert_within(fused.nan_to_num(), apart.nan_to_num().cpu().double(), 8, float(apart.nan_to_num().abs().max()))
+
+
+def test_weights_that_lie_behind_each_other_are_stacked_without_a_copy():
+    whole = torch.randn(7, 4)
+    parts = dict(zip(("q_proj.weight", "k_proj.weight", "v_proj.weight"), whole.split([4, 2, 1]), strict=True))
+    assert fast.Weights(parts)["qkv_proj.weight"].data_ptr() == whole.data_ptr()
+    assert torch.equal(fast.Weights(parts)["qkv_proj.weight"], whole)
+    parts["v_proj.weight"] = parts["v_proj.weight"].clone()
+    assert fast.Weights(parts)["qkv_proj.weight"].data_ptr() != whole.data_ptr()
+    assert torch.equal(fast.Weights(parts)["qkv_proj.weight"], whole)

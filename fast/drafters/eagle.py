@@ -6,8 +6,9 @@ import torch
 
 from specsim.drafter import DrafterConfig
 from specsim.fast.attention import AttentionMetadata
-from specsim.fast.layers import Weights, gated_mlp, inverse_frequencies, self_attention
-from specsim.fast.rows import Rows, embed
+from specsim.fast.layers import Weights, gated_mlp, self_attention
+from specsim.fast.rotary import inverse_frequencies, rotations
+from specsim.fast.rows import Norm, Rows, embed
 from specsim.pool import KVBuffer
 from specsim.target import Target
 
@@ -42,16 +43,16 @@ class EagleHead:
         eps, both = self._model.rms_norm_eps, hidden_RH.new_empty(len(hidden_RH), 2 * self.hidden_size)
         embed(input_ids_R, self._weights["embed_tokens.weight"], out=both[:, : self.hidden_size])
         both[:, self.hidden_size :].copy_(hidden_RH)
-        hidden = normed = Rows(self._weights.project(Rows(both), "fc"))
+        turns = rotations(metadata.positions, self._inverse_D, hidden_RH.dtype)
+        hidden = Rows(self._weights.project(Rows(both), "fc"))  # the first layer has no norm before its attention
         for layer in range(self._model.num_layers):
             weights = self._weights.under(f"layers.{layer}")
-            if layer > 0:  # the first has no norm before its attention
-                normed = hidden.normed(weights["input_layernorm.weight"], eps)
             hidden = self_attention(
-                hidden, normed, weights.under("self_attn"), self._model, self._inverse_D, layer, kv, metadata
-            )
-            normed = hidden.normed(weights["post_attention_layernorm.weight"], eps)
-            hidden = gated_mlp(hidden, normed, weights.under("mlp"))
+                hidden.values, hidden, weights.under("self_attn"), self._model, turns, layer, kv, metadata,
+                Norm(weights["post_attention_layernorm.weight"], eps),
+            )  # fmt: skip
+            following = self._weights.get(f"layers.{layer + 1}.input_layernorm.weight")
+            hidden = gated_mlp(hidden, weights.under("mlp"), None if following is None else Norm(following, eps))
         return hidden.values
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:

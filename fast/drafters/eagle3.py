@@ -6,8 +6,9 @@ import torch
 
 from specsim.drafter import DrafterConfig
 from specsim.fast.attention import AttentionMetadata
-from specsim.fast.layers import Weights, gated_mlp, inverse_frequencies, self_attention
-from specsim.fast.rows import Rows, rms_norm
+from specsim.fast.layers import Weights, gated_mlp, self_attention
+from specsim.fast.rotary import inverse_frequencies, rotations
+from specsim.fast.rows import Norm, Rows, rms_norm
 from specsim.pool import KVBuffer
 from specsim.target import Target
 
@@ -45,13 +46,14 @@ class Eagle3Head:
         embedded_RH, normed_RH = both.chunk(2, dim=1)
         rms_norm(self._embedding, weights["input_layernorm.weight"], eps, out=embedded_RH, ids_R=input_ids_R)
         rms_norm(hidden_RH, weights["hidden_norm.weight"], eps, out=normed_RH)
-        hidden = Rows(normed_RH if self._config.norm_before_residual else hidden_RH)
+        turns = rotations(metadata.positions, self._inverse_D, hidden_RH.dtype)
+        base_RH = normed_RH if self._config.norm_before_residual else hidden_RH
         hidden = self_attention(
-            hidden, Rows(both), weights.under("self_attn"), self._model, self._inverse_D, 0, kv, metadata
-        )
-        normed = hidden.normed(weights["post_attention_layernorm.weight"], eps)
-        return gated_mlp(hidden, normed, weights.under("mlp")).values
+            base_RH, Rows(both), weights.under("self_attn"), self._model, turns, 0, kv, metadata,
+            Norm(weights["post_attention_layernorm.weight"], eps),
+        )  # fmt: skip
+        return gated_mlp(hidden, weights.under("mlp")).values
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        rows = Rows(hidden_RH).normed(self._weights["norm.weight"], self._model.rms_norm_eps)
+        rows = Rows(hidden_RH, Norm(self._weights["norm.weight"], self._model.rms_norm_eps))
         return self._weights.project(rows, "lm_head")

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 import torch
 
 from specsim.fast.attention import AttentionMetadata
-from specsim.fast.layers import Weights, gated_mlp, inverse_frequencies, self_attention
-from specsim.fast.rows import Rows, embed
+from specsim.fast.layers import Weights, gated_mlp, self_attention
+from specsim.fast.rotary import inverse_frequencies, rotations
+from specsim.fast.rows import Norm, Rows, embed
 from specsim.pool import KVBuffer
 from specsim.target import ModelConfig
 
@@ -38,20 +39,29 @@ class DenseTarget:
         features_RF = self.embedding.new_empty(num_rows, len(feature_layers) * size)
         # What enters a layer is written where it is wanted as a feature.
         entering = {layer: features_RF[:, i * size : (i + 1) * size] for i, layer in enumerate(feature_layers)}
-        hidden = embed(input_ids_R, self.embedding, out=entering.get(0))
+        turns = rotations(metadata.positions, self._inverse_D, self.embedding.dtype)
+        hidden = embed(input_ids_R, self.embedding, self._input_norm(0), out=entering.get(0))
         for layer in range(self.config.num_layers):
-            weights = self._weights.under(f"model.layers.{layer}")
+            weights, name = (
+                self._weights.under(f"model.layers.{layer}"),
+                f"model.layers.{layer}.post_attention_layernorm",
+            )
             hidden = self_attention(
-                hidden, self._normed(hidden, f"model.layers.{layer}.input_layernorm"), weights.under("self_attn"),
-                self.config, self._inverse_D, layer, kv, metadata,
+                hidden.values, hidden, weights.under("self_attn"), self.config, turns, layer, kv, metadata,
+                self._norm(name),
             )  # fmt: skip
-            normed = self._normed(hidden, f"model.layers.{layer}.post_attention_layernorm")
-            hidden = gated_mlp(hidden, normed, weights.under("mlp"), out=entering.get(layer + 1))
-        normed_RH = self._normed(hidden, "model.norm").applied()
+            following, out = self._input_norm(layer + 1), entering.get(layer + 1)
+            hidden = gated_mlp(hidden, weights.under("mlp"), following, out)
+        normed_RH = hidden.applied()
         return normed_RH, features_RF if feature_layers else normed_RH
 
-    def _normed(self, rows: Rows, norm: str) -> Rows:
-        return rows.normed(self._weights[f"{norm}.weight"], self.config.rms_norm_eps)
+    def _norm(self, name: str) -> Norm:
+        return Norm(self._weights[f"{name}.weight"], self.config.rms_norm_eps)
+
+    def _input_norm(self, layer: int) -> Norm:
+        """The norm that a layer begins with, the final norm after the last."""
+        is_layer = layer < self.config.num_layers
+        return self._norm(f"model.layers.{layer}.input_layernorm" if is_layer else "model.norm")
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._weights.project(Rows(hidden_RH), "lm_head")
