@@ -44,8 +44,13 @@ def choose(
     if not (streams or batch_invariant):
         return None
     is_narrow, few = num_rows <= 16 and not batch_invariant, size <= PROGRAMS * 32
-    block_n, block_k = (64, 64) if is_gated and not is_narrow else (32, 256 if is_narrow else 128)
-    stages = 6 if few else 3 if is_gated and is_narrow else 4
+    if is_gated:
+        tiles = (32, 256, 3) if is_narrow else (64, 64, 4)
+    elif is_narrow:
+        tiles = (32, 512, 4) if few else (32, 256, 4)
+    else:
+        tiles = (32, 256, 4) if few else (32, 128, 4)
+    block_n, block_k, stages = tiles
     return Tiling(16 if is_narrow else MOST_ROWS, block_n, block_k * 2 // dtype.itemsize, stages)
 
 
@@ -128,7 +133,7 @@ def _product_kernel(
 
 
 def tile_arguments(tiling: Tiling, rows: Rows, size: int, inner: int) -> dict:
-    """The constexpr arguments that kernels of streamed products share."""
+    """The constexpr arguments and options that kernels of streamed products share."""
     return dict(
         STRIDE_X=factor(rows).stride(0),
         K=inner,
@@ -139,6 +144,8 @@ def tile_arguments(tiling: Tiling, rows: Rows, size: int, inner: int) -> dict:
         BLOCK_K=tiling.block_k,
         STAGES=tiling.stages,
         DOT=_dot_type(rows.values.dtype),
+        # Warps share out eight outputs each of a narrow block; more of them would read the same weights again.
+        num_warps=min(4, tiling.block_n // 8) if tiling.block_m == 16 else 4,
     )
 
 

@@ -272,8 +272,8 @@ def _build_small_tree(tree: VerifyInput, bonus_tokens, seq_lens, cache_locations
         tree.candidates.tokens, tree.candidates.scores, tree.candidates.parent_list, bonus_tokens, seq_lens,
         cache_locations, tree.draft_tokens, tree.parents, tree.scores, tree.positions, tree.mask, tree.retrieve_index,
         tree.retrieve_next_token, tree.retrieve_next_sibling, tree.cache_locations, config.num_candidates, num_nodes,
-        config.num_steps, config.topk, _limit(config), LOG=config.score == "logprob", NODES=triton.next_power_of_2(num_nodes),
-        BLOCK=triton.next_power_of_2(config.num_candidates), num_warps=8,
+        config.num_steps, config.topk, _limit(config), LOG=config.score == "logprob",
+        NODES=triton.next_power_of_2(num_nodes), BLOCK=triton.next_power_of_2(config.num_candidates), num_warps=8,
     )  # fmt: skip
 
 
