@@ -207,9 +207,9 @@ def silu_mul(gate_up_RI2: torch.Tensor) -> torch.Tensor:
 @kernel
 def _qkv_kernel(
     query_ptr, keys_ptr, values_ptr, x_ptr, squares_ptr, norm_ptr, w_ptr, bias_ptr, inverse_ptr, positions_ptr,
-    slots_ptr, num_rows, eps, stride_x, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, K: tl.constexpr,
-    PARTS: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    slots_ptr, num_rows, eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, STRIDE_X: tl.constexpr,
+    K: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Some places of both halves of one head, for a block of rows."""
     DTYPE: tl.constexpr = query_ptr.dtype.element_ty
@@ -219,7 +219,7 @@ def _qkv_kernel(
     offs += tl.arange(0, BLOCK_N)
     mask, output = row < num_rows, head * D + offs
     first, second = streamed(
-        x_ptr, stride_x, squares_ptr, norm_ptr, eps, w_ptr, row, mask, output, offs < HALF, K, HALF, PARTS, EVEN,
+        x_ptr, squares_ptr, norm_ptr, eps, w_ptr, row, mask, output, offs < HALF, STRIDE_X, K, HALF, PARTS, EVEN,
         BLOCK_M, BLOCK_N, BLOCK_K, STAGES, DOT, PDL,
     )  # fmt: skip
     if bias_ptr is not None:
@@ -243,7 +243,7 @@ def _stream_qkv(
     tiling = tiling._replace(block_n=tiling.block_n // 2)  # outputs of each half
     _qkv_kernel[len(weight) // 2 // tiling.block_n, triton.cdiv(len(x), tiling.block_m)](
         query_RAD, kv.keys[layer], kv.values[layer], x, rows.squares, rows.weight, weight, weights.get("qkv_proj.bias"),
-        inverse_D, metadata.positions, metadata.slots, len(x), rows.eps, x.stride(0), HEADS=num_heads,
+        inverse_D, metadata.positions, metadata.slots, len(x), rows.eps, HEADS=num_heads,
         KV_HEADS=kv_heads, D=head_dim, **tile_arguments(tiling, rows, len(weight) // 2, weight.shape[1]),
     )  # fmt: skip
     return query_RAD

@@ -52,7 +52,7 @@ def _tiling(block_m: int, size: int, itemsize: int) -> Tiling:
 
 @triton.jit
 def streamed(
-    x_ptr, stride_x, squares_ptr, norm_ptr, eps, w_ptr, offs_m, mask_m, offs_n, mask_n, K: tl.constexpr,
+    x_ptr, squares_ptr, norm_ptr, eps, w_ptr, offs_m, mask_m, offs_n, mask_n, STRIDE_X: tl.constexpr, K: tl.constexpr,
     PAIR: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -62,7 +62,7 @@ def streamed(
     tile of the weight is on its way before the rows to multiply are waited for.
     """
     first, second = tl.zeros([BLOCK_M, BLOCK_N], tl.float32), tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    w_ptrs, x_ptrs = w_ptr + offs_n.to(tl.int64)[:, None] * K, x_ptr + offs_m[:, None] * stride_x
+    w_ptrs, x_ptrs = w_ptr + offs_n.to(tl.int64)[:, None] * K, x_ptr + offs_m[:, None] * STRIDE_X
     scale, offs_k = tl.full([BLOCK_M], 1.0, tl.float32), tl.arange(0, BLOCK_K)
     mask_first = mask_n[:, None] & (offs_k < K)[None, :]
     w = tl.load(w_ptrs + offs_k[None, :], mask=mask_first, other=0.0)
@@ -101,10 +101,10 @@ def streamed(
 
 @kernel
 def _product_kernel(
-    out_ptr, squares_out_ptr, base_ptr, x_ptr, squares_ptr, norm_ptr, w_ptr, bias_ptr, num_rows, eps, stride_out,
-    stride_base, stride_x, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, PARTS: tl.constexpr,
-    EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    DOT: tl.constexpr, PDL: tl.constexpr,
+    out_ptr, squares_out_ptr, base_ptr, x_ptr, squares_ptr, norm_ptr, w_ptr, bias_ptr, num_rows, eps,
+    STRIDE_OUT: tl.constexpr, STRIDE_BASE: tl.constexpr, STRIDE_X: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    GATED: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A tile of the product, gated, or added to base rows whose squares are noted, a part for every tile."""
     DTYPE: tl.constexpr = out_ptr.dtype.element_ty
@@ -112,7 +112,7 @@ def _product_kernel(
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     mask_m, mask_n = offs_m < num_rows, offs_n < N
     first, second = streamed(
-        x_ptr, stride_x, squares_ptr, norm_ptr, eps, w_ptr, offs_m, mask_m, offs_n, mask_n, K, N if GATED else 0, PARTS,
+        x_ptr, squares_ptr, norm_ptr, eps, w_ptr, offs_m, mask_m, offs_n, mask_n, STRIDE_X, K, N if GATED else 0, PARTS,
         EVEN, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, DOT, PDL,
     )  # fmt: skip
     if bias_ptr is not None:
@@ -123,16 +123,17 @@ def _product_kernel(
         first = gated(first, second, DTYPE)
     mask = mask_m[:, None] & mask_n[None, :]
     if base_ptr is not None:
-        base = tl.load(base_ptr + offs_m[:, None] * stride_base + offs_n[None, :], mask=mask, other=0.0)
+        base = tl.load(base_ptr + offs_m[:, None] * STRIDE_BASE + offs_n[None, :], mask=mask, other=0.0)
         first = nearest(base.to(tl.float32) + nearest(first, DTYPE).to(tl.float32), DTYPE).to(tl.float32)
         tile, tiles = tl.program_id(0), tl.num_programs(0)
         tl.store(squares_out_ptr + offs_m * tiles + tile, tl.sum(first * first, axis=1), mask=mask_m)
-    tl.store(out_ptr + offs_m[:, None] * stride_out + offs_n[None, :], nearest(first, DTYPE), mask=mask)
+    tl.store(out_ptr + offs_m[:, None] * STRIDE_OUT + offs_n[None, :], nearest(first, DTYPE), mask=mask)
 
 
 def tile_arguments(tiling: Tiling, rows: Rows, size: int, inner: int) -> dict:
     """The constexpr arguments that kernels of streamed products share."""
     return dict(
+        STRIDE_X=rows.values.stride(0),
         K=inner,
         PARTS=0 if rows.weight is None else rows.squares.shape[1],
         EVEN=size % tiling.block_n == 0 and inner % tiling.block_k == 0,
@@ -156,8 +157,8 @@ def _stream(tiling: Tiling, rows: Rows, weight, bias, out, base=None, squares_ou
     if any(each is not None and each.stride(-1) != 1 for each in (x, out, base)):
         raise ValueError(f"rows have strides {x.stride()} and {out.stride()}; allowed: 1 along the last dimension")
     _product_kernel[triton.cdiv(size, tiling.block_n), triton.cdiv(num_rows, tiling.block_m)](
-        out, squares_out, base, x, rows.squares, rows.weight, weight, bias, num_rows, rows.eps, out.stride(0),
-        0 if base is None else base.stride(0), x.stride(0), N=size, GATED=is_gated,
+        out, squares_out, base, x, rows.squares, rows.weight, weight, bias, num_rows, rows.eps,
+        STRIDE_OUT=out.stride(0), STRIDE_BASE=0 if base is None else base.stride(0), N=size, GATED=is_gated,
         **tile_arguments(tiling, rows, size, weight.shape[1]),
     )  # fmt: skip
 

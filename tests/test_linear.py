@@ -19,6 +19,11 @@ def assert_within(out: torch.Tensor, exact: torch.Tensor, roundings: int, scale:
     assert ((out.cpu().double() - exact).abs() <= units * exact.abs().clamp(min=scale)).all()
 
 
+def roundings(inner: int, dtype: torch.dtype) -> int:
+    """Of a sum of so many products in float32, none of them larger than the sum of all, and of two to the type."""
+    return 2 + math.ceil(inner * torch.finfo(torch.float32).eps / torch.finfo(dtype).eps)
+
+
 def rows_and_weight(num_rows: int, size: int, inner: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(num_rows, inner).to(dtype), (torch.randn(size, inner) / math.sqrt(inner)).to(dtype)
 
@@ -48,8 +53,9 @@ def test_a_streamed_product_is_the_product(num_rows, size, inner, dtype, tiling,
     exact = x.double() @ weight.double().T
     scale = float((x.double().abs() @ weight.double().abs().T).max())
     out = linear(rows, weight.to(device))
-    assert_within(out, exact, 2, scale)
-    assert_within(linear(rows, weight.to(device), bias.to(device)), exact + bias.double(), 2, scale)
+    budget = roundings(inner, dtype)
+    assert_within(out, exact, budget, scale)
+    assert_within(linear(rows, weight.to(device), bias.to(device)), exact + bias.double(), budget, scale)
     assert torch.equal(out, linear(rows, weight.to(device)))
 
 
