@@ -97,6 +97,9 @@ RULES = {
     "contract": Rule(set(), set()),
     "simulator": Rule(SETTINGS | {"scipy", "pandas", "specsim.simulator"}, set()),
     "zoo": Rule(ZOO, set()),
+    "shapes": Rule(
+        {"torch", "specsim.checkpoint", "specsim.config", "specsim.drafter", "specsim.target", "specsim.shapes"}, set()
+    ),
     **dict.fromkeys(
         ("checkpoint", "display", "files", "plots", "cli", "options", "demo", "accept", "faults", "course"),
         Rule(ANYTHING, BOTH_COLUMNS),
