@@ -16,6 +16,7 @@ from specsim.fast.drafters.none import NoDrafter
 from specsim.fast.extend import draft_extend_input
 from specsim.fast.frame import Frame, load, load_extend_input, unload, unload_extend_input
 from specsim.fast.graph import capture
+from specsim.fast.synthetic import Schedule
 from specsim.fast.targets import FAMILIES
 from specsim.phases import (
     Batch,
@@ -28,6 +29,7 @@ from specsim.phases import (
     VerifyOutput,
 )
 from specsim.pool import KVBuffer, KVPool
+from specsim.synthetic import SyntheticAcceptance
 
 GRAPHS = ("eager", "step", "phase", "round")
 MOST_CANDIDATES = 2**16  # what one program can rank
@@ -36,10 +38,10 @@ MOST_CANDIDATES = 2**16  # what one program can rank
 class Engine:
     """Rounds of one pair under one setting, over buffers of `bucket` requests (None: the next power of two).
 
-    pair, config, dtype: as the reference's. graph: `eager`, every kernel launched by the host; `step`, one recorded
-    draft step replayed; `phase`, a graph each for draft, verify and draft-extend; `round`, one graph for all of them,
-    which needs release `finish`, since pages cannot change hands inside it; a phase that is called alone is launched
-    then.
+    pair, config, dtype, acceptance: as the reference's. graph: `eager`, every kernel launched by the host; `step`, one
+    recorded draft step replayed; `phase`, a graph each for draft, verify and draft-extend; `round`, one graph for all
+    of them, which needs release `finish`, since pages cannot change hands inside it; a phase that is called alone is
+    launched then.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Engine:
         device: torch.device | str = "cpu",
         graph: Literal["eager", "step", "phase", "round"] = "eager",
         bucket: int | None = None,
+        acceptance: SyntheticAcceptance | None = None,
     ):
         target = pair.target.config
         self.config = config.within(target.max_position_embeddings)
@@ -66,6 +69,8 @@ class Engine:
             raise InputError("topk", config.topk, allowed)
         self.dtype, self.device, self.graph = dtype, torch.device(device), graph
         self._bucket, self._frames = bucket, {}
+        self.acceptance = acceptance and acceptance.fit(config.num_steps)
+        self._schedule = acceptance and Schedule.of(acceptance, self.device)
         self.target = FAMILIES[target.family](target, pair.target.tensors, dtype, self.device)
         self.drafter = self._drafter(pair.drafter)
         self._sections: dict[str, Callable[[Frame], None]] = {
@@ -263,7 +268,8 @@ class Engine:
         )
         frame.features.copy_(features_RF)
         frame.target_logits.copy_(self.target.logits(hidden_RH))
-        verify.verify(batch, verify_input, frame.target_logits, self.config, pools, out=frame.verdict)
+        logits_RV, schedule = frame.target_logits, self._schedule
+        verify.verify(batch, verify_input, logits_RV, self.config, pools, out=frame.verdict, schedule=schedule)
         kv.commit(batch, verify_input.cache_locations, frame.verdict.accept_index, pools)
         kv.record_tokens(batch, frame.verdict, pools)
 

@@ -32,6 +32,7 @@ ROWS = (
     "tree",
     "attention",
     "kv",
+    "synthetic",
     "verify",
     "extend",
     "layers",
@@ -51,6 +52,7 @@ STATES = {
     "specsim.uniforms",
     "specsim.drafter",
     "specsim.target",
+    "specsim.synthetic",
 } | SETTINGS
 ROUNDS = (
     {f"specsim.{name}" for name in ("generation", "requests", "scheduler", "differential", "trace", "certify")}
@@ -77,7 +79,7 @@ class Rule:
 
 
 RULES = {
-    **dict.fromkeys(("config", "metrics", "pairwise"), Rule(SETTINGS, set())),
+    **dict.fromkeys(("config", "metrics", "pairwise", "synthetic"), Rule(SETTINGS, set())),
     **dict.fromkeys(("phases", "pool", "columns", "uniforms", "drafter", "target"), Rule(STATES, set())),
     "requests": Rule(STATES, set()),
     "workload": Rule({"specsim.config", "specsim.files", "specsim.requests"}, set()),
