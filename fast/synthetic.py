@@ -11,25 +11,23 @@ from specsim.config import SpecConfig
 from specsim.fast.launch import await_input, kernel, require_contiguous
 from specsim.fast.uniforms import SYNTHETIC, word
 from specsim.phases import Batch, Verdict, VerifyInput
-from specsim.synthetic import ONE, SyntheticAcceptance
+from specsim.synthetic import SyntheticAcceptance
 from specsim.uniforms import seed_bits
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A SyntheticAcceptance on a device: seed i64 [1], shares i64 [S]; per_round: mean tokens in units of 1/ONE."""
+    """A SyntheticAcceptance on a device: seed i64 [1], shares i64 [S] in units of 1/2²⁴."""
 
     seed: torch.Tensor
     shares: torch.Tensor
-    per_round: int
     is_independent: bool
 
     @classmethod
     def of(cls, acceptance: SyntheticAcceptance, device: torch.device | str) -> Self:
         seed, shares = ([seed_bits(acceptance.seed)], acceptance.shares)
         seed, shares = (torch.tensor(values, dtype=torch.int64, device=device) for values in (seed, shares))
-        is_independent = acceptance.schedule == "independent"
-        return cls(seed, shares, int(acceptance.tokens_per_round * ONE), is_independent)
+        return cls(seed, shares, acceptance.schedule == "independent")
 
 
 @triton.jit
@@ -42,24 +40,16 @@ def _coined(seed, request_id, length, shares_ptr, num_steps):
 
 
 @triton.jit
-def _spread(seed, request_id, num_tokens, shares_ptr, num_steps, per_round, ROUNDS: tl.constexpr):
-    """Accepted drafts of schedule `minimum-variance` in the round after num_tokens tokens.
-
-    Tokens after r rounds miss r times the mean by less than S (S + 1) / 2, so ROUNDS counts that begin before hold the
-    last that is not above num_tokens and the next.
-    """
-    zero, miss = tl.full((), 0, tl.int32), num_steps * (num_steps + 1) // 2
-    first = tl.maximum(((num_tokens - miss) << 24) // per_round - 2, 0)
-    count = first + tl.arange(0, ROUNDS)
-    tokens = count
+def _spread(seed, request_id, num_rounds, shares_ptr, num_steps):
+    """Accepted drafts of schedule `minimum-variance` in the round after num_rounds."""
+    zero, before, after = tl.full((), 0, tl.int32), num_rounds, num_rounds + 1
+    drafts = zero.to(tl.int64)
     for position in range(num_steps):
+        share = tl.load(shares_ptr + position)
         phase = word(seed, request_id, SYNTHETIC, zero, zero + position, zero).to(tl.int64)
-        count = (count * tl.load(shares_ptr + position) + phase) >> 24
-        tokens += count
-    is_past = tokens <= num_tokens
-    before = tl.max(tl.where(is_past, tokens, 0), axis=0)
-    after = tl.min(tl.where(is_past, 1 << 62, tokens), axis=0)
-    return (after - before - 1).to(tl.int32)
+        before, after = (before * share + phase) >> 24, (after * share + phase) >> 24
+        drafts += after - before
+    return drafts.to(tl.int32)
 
 
 @kernel
@@ -68,7 +58,7 @@ def _follow(
     parents_ptr,
     request_ids_ptr,
     seq_lens_ptr,
-    prompt_lens_ptr,
+    num_rounds_ptr,
     seed_ptr,
     shares_ptr,
     accept_index_ptr,
@@ -77,10 +67,8 @@ def _follow(
     num_nodes,
     num_steps,
     max_len,
-    per_round,
     INDEPENDENT: tl.constexpr,
     NODES: tl.constexpr,
-    ROUNDS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Of the nodes of the depth to accept, or of the deepest, the first is taken, and its ancestors."""
@@ -91,8 +79,7 @@ def _follow(
     if INDEPENDENT:
         drafts = _coined(seed, request_id, length, shares_ptr, num_steps)
     else:
-        num_tokens = tl.maximum(length - tl.load(prompt_lens_ptr + request), 0)
-        drafts = _spread(seed, request_id, num_tokens, shares_ptr, num_steps, per_round, ROUNDS)
+        drafts = _spread(seed, request_id, tl.load(num_rounds_ptr + request), shares_ptr, num_steps)
     offs = tl.arange(0, NODES)
     depth = tl.load(positions_ptr + root + offs, mask=offs < num_nodes, other=-1) - length
     limit = tl.where(length > 0, tl.maximum(tl.minimum(drafts, max_len - 1 - length), 0), 0)
@@ -129,7 +116,7 @@ def follow(
         parents,
         batch.request_ids,
         batch.seq_lens,
-        batch.prompt_lens,
+        batch.num_rounds,
         schedule.seed,
         schedule.shares,
         out.accept_index,
@@ -138,8 +125,6 @@ def follow(
         config.num_draft_tokens,
         num_steps,
         config.max_len,
-        schedule.per_round,
         INDEPENDENT=schedule.is_independent,
         NODES=triton.next_power_of_2(config.num_draft_tokens),
-        ROUNDS=triton.next_power_of_2(num_steps * (num_steps + 1) + 8),
     )

@@ -102,11 +102,12 @@ def metrics_rows(generation: Any) -> list[tuple[str, str]]:
 def generation_html(generation: Any) -> str:
     """A specsim.generation.Generation as a notebook shows it: every output, then the figures."""
     figures = "".join(_html_row(*row) for row in metrics_rows(generation))
-    texts = "".join(_html_row(*row) for row in enumerate(map(_html_output, generation.outputs)))
+    texts = "".join(_html_row(*row) for row in enumerate(map(output_text, generation.outputs)))
     return f"<table>{texts}</table><table>{figures}</table>"
 
 
-def _html_output(output: Any) -> str:
+def output_text(output: Any) -> str:
+    """The text of a specsim.generation.Output, its token ids where the target has no tokenizer."""
     return output.text or " ".join(map(str, output.token_ids))
 
 

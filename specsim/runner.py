@@ -99,6 +99,7 @@ class Runner:
             prompt_lens=[len(request.prompt_ids) for request in requests],
             params=[request.params for request in requests],
             vocab_size=self._engine.target.config.vocab_size,
+            num_rounds=[len(request.accepted) for request in requests],
         )
         return batch.to(self._engine.device)
 
@@ -127,7 +128,9 @@ class Runner:
         """One round of the batch, also of an empty one."""
         batch = self._relay.get(self._batch) if self._lagging else self._with_known_lengths()
         _, output, self._draft_input = self._engine.round(batch, self._draft_input, self._pools, reserved=True)
-        self._relay.put(batch.after(output.num_accepted_tokens))
+        after = batch.after(output.num_accepted_tokens)
+        self._relay.put(after)
+        self._batch = replace(self._batch, num_rounds=after.num_rounds)
         results = HostCopy({each.name: getattr(output, each.name) for each in fields(Verdict)})
         return Launched(step, tuple(self.requests), results, is_round=True, places=tuple(range(len(self.requests))))
 

@@ -71,11 +71,6 @@ class SyntheticAcceptance:
             return tuple(round(rate * ONE) for rate in self.rates)
         return tuple(round(rate / before * ONE) if before else 0 for before, rate in pairwise((1.0, *self.rates)))
 
-    @property
-    def tokens_per_round(self) -> float:
-        """Mean tokens of a round, bonus included."""
-        return 1 + sum(self.rates)
-
     def __str__(self) -> str:
         return f"synthetic, {self.schedule} at rates {', '.join(f'{rate:g}' for rate in self.rates)}"
 

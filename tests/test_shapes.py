@@ -172,7 +172,7 @@ def test_random_pair_runs_from_token_ids_and_says_that_it_reads_no_text(drafter)
 
 
 def test_drafts_are_as_sure_as_a_trained_heads():
-    """The best of 32000 has about a half, so that trees reach their last level."""
+    """The best of 32000 has 0.7 in the mean, so that trees reach their last level."""
     head = random_pair(tiny(num_layers=3, vocab_size=32000)).drafter.tensors["lm_head.weight"].float()
     hidden = torch.nn.functional.rms_norm(torch.randn(200, 32), (32,))
-    assert 0.3 < (hidden @ head.T).softmax(-1).amax(-1).mean() < 0.7
+    assert 0.6 < (hidden @ head.T).softmax(-1).amax(-1).mean() < 0.8

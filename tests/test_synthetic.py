@@ -12,17 +12,16 @@ from specsim.config import InputError, SamplingParams, ServingConfig, SpecConfig
 from specsim.fast import synthetic as fast
 from specsim.fast.verify import verify as fast_verify
 from specsim.generation import generate, load_engine
-from specsim.phases import Batch, VerifyInput
+from specsim.phases import Batch, Verdict, VerifyInput
 from specsim.pool import KVBuffer, KVLayout, KVPool
 from specsim.reference import tree
-from specsim.reference.synthetic import minimum_variance, scheduled_drafts, tokens_after
+from specsim.reference.synthetic import accepting, scheduled_drafts
 from specsim.reference.verify import Tree, follow
 from specsim.reference.verify import verify as reference_verify
 from specsim.requests import make_request
 from specsim.serving import serve
 from specsim.synthetic import ONE, SCHEDULES, SyntheticAcceptance
 from specsim.trace import Trace
-from specsim.uniforms import Stream, words
 from specsim.zoo.agreeing import agreeing_pair
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -41,18 +40,17 @@ def unconditional(draw, most: int = 6):
     return tuple(sorted(draw(st.lists(rate, min_size=1, max_size=most)), reverse=True))
 
 
-def batch_of(ids, lengths, prompt_lens=None, params=GREEDY) -> Batch:
-    """Requests at these lengths; their rows of a pool are 0, 1, ..."""
-    prompt_lens = prompt_lens or [1] * len(ids)
-    batch = Batch.of(list(ids), range(len(ids)), prompt_lens, [params] * len(ids), 8)
+def batch_of(ids, lengths, num_rounds, params=GREEDY) -> Batch:
+    """Requests at these lengths after so many rounds; their rows of a pool are 0, 1, ..."""
+    batch = Batch.of(list(ids), range(len(ids)), [1] * len(ids), [params] * len(ids), 8, num_rounds)
     return replace(batch, seq_lens=torch.tensor(list(lengths), dtype=torch.int64))
 
 
 def drafts(acceptance: SyntheticAcceptance, request_id: int, num_rounds: int, prompt_len: int = 7) -> list[int]:
     """What a request's first rounds accept, as they follow each other."""
     found, length = [], prompt_len
-    for _ in range(num_rounds):
-        found += scheduled_drafts(batch_of([request_id], [length], [prompt_len]), acceptance)
+    for index in range(num_rounds):
+        found += scheduled_drafts(batch_of([request_id], [length], [index]), acceptance)
         length += found[-1] + 1
     return found
 
@@ -92,7 +90,6 @@ def test_there_is_a_rate_for_each_step(impl):
 def test_rates_of_a_length_vary_least(length, num_steps, rates):
     acceptance = SyntheticAcceptance.of_length(length, num_steps, schedule="independent")
     assert acceptance.rates == pytest.approx(rates)
-    assert acceptance.tokens_per_round == pytest.approx(length)
     assert acceptance.schedule == "independent"
 
 
@@ -115,14 +112,17 @@ def test_minimum_variance_keeps_every_position_close_after_every_round(rates, re
             assert abs(count - rounds * rate) < position + 1
 
 
-def test_minimum_variance_is_the_same_round_by_round_and_at_once():
-    rng = random.Random(3)
-    for _ in range(50):
-        shares, phases = ([rng.randrange(limit) for _ in range(4)] for limit in (ONE + 1, ONE))
-        after = [tokens_after(rounds, shares, phases) for rounds in range(40)]
-        accepted = [minimum_variance(tokens, shares, phases) for tokens in after[:-1]]
-        assert accepted == [after[n + 1] - after[n] - 1 for n in range(39)]
-        assert all(0 <= n <= 4 for n in accepted)
+def test_minimum_variance_by_hand():
+    """Three of four rounds accept a draft, and two of three of these a second one."""
+    shares, phases = (ONE * 3 // 4, round(ONE * 2 / 3)), (ONE // 2, 0)
+    assert [accepting(rounds, shares, phases) for rounds in range(6)] == [
+        [0, 0],
+        [1, 0],
+        [2, 1],
+        [2, 1],
+        [3, 2],
+        [4, 2],
+    ]
 
 
 def test_minimum_variance_has_the_rates_in_the_mean_in_every_round():
@@ -236,7 +236,7 @@ def test_both_columns_give_the_same_verdict(schedule, temperature, num_steps, pr
         rates = sorted((rng.random() for _ in range(num_steps)), reverse=True)
         acceptance = SyntheticAcceptance(tuple(rates), schedule, seed=rng.randrange(2**64))
         params = replace(GREEDY, temperature=temperature, seed=3)
-        batch = batch_of(range(8), lengths, [3] * 7 + [0], params)
+        batch = batch_of(range(8), lengths, [*range(7), 0], params)
         padded = replace(batch, req_pool_indices=torch.tensor([*range(7), -1]))
         logits = torch.randint(-4, 4, (8 * num_nodes, 8)).float()
         real = batch.filter(torch.arange(7))
@@ -268,46 +268,27 @@ def test_both_columns_give_the_same_verdict(schedule, temperature, num_steps, pr
 
 @given(unconditional(8), st.sampled_from(SCHEDULES), st.integers(0, 2**64 - 1), st.data())
 @settings(max_examples=25)
-def test_kernel_decides_as_the_reference_at_any_length(rates, schedule, seed, data):
-    """In chains, where nothing but the schedule decides; many lengths at once, the longest beyond a million tokens."""
+def test_kernel_decides_as_the_reference_in_any_round(rates, schedule, seed, data):
+    """In chains, where nothing but the schedule decides; many rounds at once, up to the two millionth."""
     acceptance, num_steps = SyntheticAcceptance(rates, schedule, seed), len(rates)
-    most = 1 << 21 if schedule == "independent" else 3000
-    lengths = [data.draw(st.integers(2, most)) for _ in range(6)] + [2, 3]
+    lengths, num_rounds = ([data.draw(st.integers(1, 1 << 21)) for _ in range(6)] for _ in range(2))
     config = SpecConfig(topk=1, num_steps=num_steps, num_draft_tokens=num_steps + 1, page_size=1, max_len=1 << 22)
-    batch = batch_of(range(8), lengths, [2] * 8)
-    chain = [-1, *range(num_steps)]
-    grown = verify_input_of([chain] * 8, lengths, num_steps).to(DEVICE)
-    assert followed(acceptance, batch, grown, config) == scheduled_drafts(batch, acceptance)
-
-
-def followed(acceptance, batch, verify_input, config) -> list[int]:
-    from specsim.fast.verify import _empty
-
-    verdict = _empty(batch, config, torch.device(DEVICE))
-    rejected = torch.empty(batch.size, dtype=torch.int64, device=DEVICE)
-    schedule = fast.Schedule.of(acceptance, DEVICE)
-    fast.follow(batch.to(DEVICE), verify_input, schedule, config, verdict, rejected)
+    batch = batch_of(range(6), lengths, num_rounds)
+    grown = verify_input_of([[-1, *range(num_steps)]] * 6, lengths, num_steps).to(DEVICE)
+    verdict, rejected = empty_verdict(batch, config), torch.empty(6, dtype=torch.int64, device=DEVICE)
+    on_device = fast.Schedule.of(acceptance, DEVICE)
+    fast.follow(batch.to(DEVICE), grown, on_device, config, verdict, rejected)
+    assert verdict.num_accepted_drafts.tolist() == scheduled_drafts(batch, acceptance)
     assert (rejected == -1).all()
-    return verdict.num_accepted_drafts.tolist()
 
 
-def test_minimum_variance_is_found_after_a_million_tokens():
-    """The reference counts rounds from the first; here they are counted in closed form around the length asked for."""
-    rates = (0.93, 0.71, 0.5, 0.31, 0.07)
-    acceptance = SyntheticAcceptance(rates, seed=9)
-    config = SpecConfig(topk=1, num_steps=5, num_draft_tokens=6, page_size=1, max_len=1 << 22)
-    lengths = [(1 << 20) + n for n in range(12)]
-    batch = batch_of([4] * 12, lengths, [2] * 12)
-    grown = verify_input_of([[-1, 0, 1, 2, 3, 4]] * 12, lengths, 5).to(DEVICE)
-    phases = (words(9, 4, Stream.SYNTHETIC, 0, torch.arange(5))[0] >> 8).tolist()
-    expected = []
-    for length in lengths:
-        rounds = math.floor((length - 2) / acceptance.tokens_per_round) - 20
-        while tokens_after(rounds + 1, acceptance.shares, phases) <= length - 2:
-            rounds += 1
-        after, before = (tokens_after(each, acceptance.shares, phases) for each in (rounds + 1, rounds))
-        expected.append(after - before - 1)
-    assert followed(acceptance, batch, grown, config) == expected
+def empty_verdict(batch: Batch, config: SpecConfig) -> Verdict:
+    def unwritten(*size, dtype=torch.int32):
+        return torch.empty(size, dtype=dtype, device=DEVICE)
+
+    rows, width = batch.size * config.num_draft_tokens, (batch.size, config.num_steps + 1)
+    counts = unwritten(batch.size), unwritten(batch.size)
+    return Verdict(unwritten(rows), unwritten(*width), *counts, unwritten(*width, dtype=torch.float32))
 
 
 # Engines
@@ -340,15 +321,16 @@ def test_accepted_tokens_are_drafts_and_the_bonus_is_the_targets():
     assert every.acceptance.accepted_by_position == (1.0, 1.0, 1.0)
 
 
+@pytest.mark.parametrize("serving", ["sync", "overlap"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_request_is_the_same_alone_in_a_batch_and_after_retractions(schedule):
+def test_a_request_is_the_same_alone_in_a_batch_and_after_retractions(schedule, serving):
     pair, acceptance = agreeing_pair(), SyntheticAcceptance(RATES, schedule)
     engine = load_engine(pair, TREE, "reference", torch.float64, acceptance=acceptance)
     requests = [
         make_request(pair.target.config, None, 7 + n, prompt, replace(WARM, max_new_tokens=40))
         for n, prompt in enumerate(PROMPTS)
     ]
-    served = serve(engine, requests, ServingConfig(num_slots=112, chunk_tokens=4))
+    served = serve(engine, requests, ServingConfig(serving, num_slots=112, chunk_tokens=4))
     assert served.totals["num_retractions"] > 0
     for request in served.requests:
         (alone,) = generate(

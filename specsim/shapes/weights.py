@@ -16,9 +16,9 @@ from specsim.target import ModelConfig
 
 DRAFT_VOCAB_SIZE = 32000  # of the published EAGLE-3 heads for Llama 3 and Qwen3
 _SCALE = 0.02
-# Standard deviation of the logits: with it the best of 32000 drafts has a probability of about a half, as a trained
-# head's, so that trees are as deep. Flat logits would grow trees of one level.
-_LOGIT_SCALE = 5.0
+# Standard deviation of the logits: with it the best of 32000 drafts has 0.7 in the mean, as a trained head's, and 99 of
+# 100 trees of topk 4, 3 steps and 8 nodes reach their third level. Flat logits would grow trees of two.
+_LOGIT_SCALE = 10.0
 _DRAFTERS = ("eagle3", "eagle", None)
 Tensors = dict[str, torch.Tensor]
 
