@@ -114,7 +114,7 @@ def test_random_pair_has_every_tensor_of_its_shape(family, drafter, device):
         for name, tensor in tensors.items():
             assert tensor.device.type == device, name
             assert tensor.is_floating_point() is False or tensor.isfinite().all(), name
-    assert pair.name == f"tiny, random weights, {drafter}"
+    assert pair.name == f"random weights of tiny, {drafter}"
 
 
 def test_random_pair_is_the_same_for_the_same_seed():

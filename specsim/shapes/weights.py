@@ -45,7 +45,7 @@ def random_pair(
     generator = torch.Generator(device=device).manual_seed(seed)
     target = TargetCheckpoint(of.config, _target_tensors(of.config, generator, dtype))
     drafting = head and DrafterCheckpoint(head, _drafter_tensors(head, generator, dtype))
-    return Pair(target, drafting, None, f"{of.name}, random weights" + (f", {drafter}" if drafter else ""))
+    return Pair(target, drafting, None, f"random weights of {of.name}" + (f", {drafter}" if drafter else ""))
 
 
 def _drafter_config(of: Shape, kind: str) -> DrafterConfig:
