@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from specsim.config import SpecConfig
-from specsim.fast.launch import block_of, kernel, require_contiguous
+from specsim.fast.launch import await_input, block_of, kernel, require_contiguous
 from specsim.phases import Candidates, DraftInput, State
 
 _VOCABULARY_BLOCK = 4096
@@ -146,14 +146,14 @@ def draft_topk(
 class Lanes(State):
     """The draft loop's buffers; every step changes them in place.
 
-    step: i32 [1], current_draft_step, read on the device only. tokens i64 and scores f32 [B, K]: each lane's last
-    token, best lane first. path: i32 [B, K, S], the lane that holds lane k's token of each step, -1 for steps to come.
-    hidden: [B, K, H]. candidates: all proposed so far.
+    step: i32 [2], current_draft_step, read on the device only, and how many programs of a launch are done with it, 0
+    between launches. tokens: i64 [B, K], each lane's last token, best lane first. path: i32 [B, K, S], the lane that
+    holds lane k's token of each step, -1 for steps to come. hidden: [B, K, H]. candidates: all proposed so far; the
+    lanes of a step are those whose indices are the step's block of parent_list.
     """
 
     step: torch.Tensor
     tokens: torch.Tensor
-    scores: torch.Tensor
     path: torch.Tensor
     hidden: torch.Tensor
     candidates: Candidates
@@ -169,9 +169,8 @@ class Lanes(State):
             return torch.empty(shape, dtype=dtype, device=device)
 
         return cls(
-            step=buffer(1, dtype=torch.int32),
+            step=buffer(2, dtype=torch.int32),
             tokens=buffer(batch_size, k),
-            scores=buffer(batch_size, k, dtype=torch.float32),
             path=buffer(batch_size, k, num_steps, dtype=torch.int32),
             hidden=buffer(batch_size, k, hidden_size, dtype=dtype),
             candidates=Candidates(
@@ -185,7 +184,7 @@ class Lanes(State):
     def buffers(self) -> tuple[torch.Tensor, ...]:
         """All of them, in the order in which kernels take them."""
         candidates = self.candidates.tokens, self.candidates.scores, self.candidates.parent_list
-        return self.step, self.tokens, self.scores, self.path, self.hidden, *candidates
+        return self.step, self.tokens, self.path, self.hidden, *candidates
 
 
 @triton.jit
@@ -201,27 +200,28 @@ def _extended(scores, prob, LOG: tl.constexpr):
 
 @kernel
 def _start_kernel(
-    topk_p_ptr, topk_index_ptr, hidden_ptr, step_ptr, lane_tokens_ptr, lane_scores_ptr, path_ptr, lane_hidden_ptr,
-    tokens_ptr, scores_ptr, parent_list_ptr, num_lanes, k, num_steps, hidden_size, LOG: tl.constexpr,
-    ROWS: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
+    topk_p_ptr, topk_index_ptr, hidden_ptr, step_ptr, lane_tokens_ptr, path_ptr, lane_hidden_ptr, tokens_ptr,
+    scores_ptr, parent_list_ptr, num_lanes, k, num_steps, LOG: tl.constexpr, ROWS: tl.constexpr, STEPS: tl.constexpr,
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Lanes of all requests one after the other; programs of one row block share out the hidden state."""
+    await_input(PDL)
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     request, lane = rows // k, rows % k
     mask = rows < num_lanes
     offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    mask_hidden = mask & (offs < hidden_size)
-    hidden = tl.load(hidden_ptr + request * hidden_size + offs, mask=mask_hidden)
-    tl.store(lane_hidden_ptr + rows * hidden_size + offs, hidden, mask=mask_hidden)
+    mask_hidden = mask & (offs < HIDDEN)
+    hidden = tl.load(hidden_ptr + request * HIDDEN + offs, mask=mask_hidden)
+    tl.store(lane_hidden_ptr + rows * HIDDEN + offs, hidden, mask=mask_hidden)
     if tl.program_id(1) == 0:
         if tl.program_id(0) == 0:
             tl.store(step_ptr, 0)
+            tl.store(step_ptr + 1, 0)
         tokens = tl.load(topk_index_ptr + rows, mask=mask)
         scores = tl.load(topk_p_ptr + rows, mask=mask)
         if LOG:
             scores = _log(scores)
         tl.store(lane_tokens_ptr + rows, tokens, mask=mask)
-        tl.store(lane_scores_ptr + rows, scores, mask=mask)
         candidate = request * (k + (num_steps - 1) * k * k) + lane
         tl.store(tokens_ptr + candidate, tokens, mask=mask)
         tl.store(scores_ptr + candidate, scores, mask=mask)
@@ -241,103 +241,96 @@ def start_lanes(draft_input: DraftInput, lanes: Lanes, config: SpecConfig) -> No
     rows = block_of(batch_size * k, 16, max(block, config.num_steps))
     _start_kernel[(triton.cdiv(batch_size * k, rows), triton.cdiv(hidden_size, block))](
         draft_input.topk_p, draft_input.topk_index, draft_input.hidden, *lanes.buffers, batch_size * k, k,
-        config.num_steps, hidden_size, LOG=config.score == "logprob", ROWS=rows,
-        STEPS=triton.next_power_of_2(config.num_steps), BLOCK=block,
+        config.num_steps, LOG=config.score == "logprob", ROWS=rows, STEPS=triton.next_power_of_2(config.num_steps),
+        HIDDEN=hidden_size, BLOCK=block,
     )  # fmt: skip
+
+
+@triton.jit
+def _end_step(step_ptr, step):
+    """The last program that is done with the step's number raises it."""
+    tl.debug_barrier()  # every thread of this one is done with it
+    if tl.atomic_add(step_ptr + 1, 1) == tl.num_programs(0) * tl.num_programs(1) - 1:
+        tl.store(step_ptr + 1, 0)
+        tl.store(step_ptr, step + 1)
 
 
 @kernel
 def _expand_kernel(
-    topk_p_ptr, topk_index_ptr, step_ptr, lane_tokens_ptr, lane_scores_ptr, tokens_ptr, scores_ptr, parent_list_ptr,
-    batch_size, k, num_steps, LOG: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PLACES: tl.constexpr,
+    topk_p_ptr, topk_index_ptr, hidden_ptr, step_ptr, lane_tokens_ptr, path_ptr, lane_hidden_ptr, tokens_ptr,
+    scores_ptr, parent_list_ptr, batch_size, k, num_steps, LOG: tl.constexpr, ANCESTOR: tl.constexpr,
+    REQUESTS: tl.constexpr, LANES: tl.constexpr, STEPS: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """The K² children of each request, and, if another step follows, the K best of them as its lanes."""
-    step = tl.load(step_ptr)
-    request = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
-    mask_request = (request < batch_size) & (step < num_steps - 1)
-    child = tl.arange(0, BLOCK)[None, :]
-    mask = mask_request & (child < k * k)
-    scores = tl.load(lane_scores_ptr + request * k + child // k, mask=mask, other=0.0)
-    scores = _extended(scores, tl.load(topk_p_ptr + request * k * k + child, mask=mask, other=0.0), LOG)
-    tokens = tl.load(topk_index_ptr + request * k * k + child, mask=mask)
-    before = k + step * k * k
-    candidate = request * (k + (num_steps - 1) * k * k) + before + child
-    tl.store(tokens_ptr + candidate, tokens, mask=mask)
-    tl.store(scores_ptr + candidate, scores, mask=mask)
-    if step < num_steps - 2:
-        keys = tl.where(mask, _key(scores, child), _TAKEN)
-        best, lane = _best(keys, k, PLACES), tl.arange(0, PLACES)[None, :]
-        mask_lane, chosen = mask_request & (lane < k), _index(best)
-        block = request * (k * (num_steps - 1) + 1) + 1 + (step + 1) * k + lane
-        lane_tokens = tl.load(topk_index_ptr + request * k * k + chosen, mask=mask_lane)
-        tl.debug_barrier()  # every thread has read the scores that are written below
-        tl.store(lane_tokens_ptr + request * k + lane, lane_tokens, mask=mask_lane)
-        tl.store(lane_scores_ptr + request * k + lane, _value(best), mask=mask_lane)
-        tl.store(parent_list_ptr + block, chosen + before, mask=mask_lane)
+    """The K² children of each request, and, if another step follows, the K best of them as its lanes.
 
-
-@kernel
-def _reparent_kernel(
-    hidden_ptr, step_ptr, parent_list_ptr, path_ptr, lane_hidden_ptr, batch_size, k, num_steps, hidden_size,
-    ANCESTOR: tl.constexpr, REQUESTS: tl.constexpr, ROWS: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Hidden and path of each lane from its parent's; all lanes of a request are in one program, which reads first."""
-    step = tl.load(step_ptr)
-    if step < num_steps - 2:
-        first = tl.program_id(0) * REQUESTS
-        rows = (first * k + tl.arange(0, ROWS)[:, None]).to(tl.int64)
-        request, lane = rows // k, rows % k
-        mask = (request < first + REQUESTS) & (request < batch_size)
-        block = request * (k * (num_steps - 1) + 1) + 1 + (step + 1) * k
-        chosen = tl.load(parent_list_ptr + block + lane, mask=mask, other=0) - (k + step * k * k)
-        parent = request * k + chosen // k
-        offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
-        mask_hidden = mask & (offs < hidden_size)
-        hidden = tl.load(hidden_ptr + parent * hidden_size + offs, mask=mask_hidden)
-        tl.debug_barrier()
-        tl.store(lane_hidden_ptr + rows * hidden_size + offs, hidden, mask=mask_hidden)
-        if tl.program_id(1) == 0:
-            steps = tl.arange(0, STEPS)[None, :]
-            mask_path = mask & (steps < num_steps)
-            source = parent if ANCESTOR else rows
-            held_by = tl.load(path_ptr + source * num_steps + steps, mask=mask_path)
-            tl.debug_barrier()
-            held_by = tl.where(steps == step + 1, lane.to(tl.int32), held_by)
-            tl.store(path_ptr + rows * num_steps + steps, held_by, mask=mask_path)
+    Programs of one request each rank the children and share out the hidden state; the first writes all else.
+    """
+    await_input(PDL)
+    step, is_first = tl.load(step_ptr), tl.program_id(1) == 0
+    if step < num_steps - 1:
+        request = (tl.program_id(0) * REQUESTS + tl.arange(0, REQUESTS)[:, None]).to(tl.int64)
+        mask_request, child = request < batch_size, tl.arange(0, LANES * LANES)[None, :]
+        pool, before = request * (k + (num_steps - 1) * k * k), k + step * k * k
+        block = request * (k * (num_steps - 1) + 1) + 1 + step * k
+        mask = mask_request & (child < k * k)
+        parent = tl.maximum(tl.load(parent_list_ptr + block + child // k, mask=mask, other=0), 0)
+        scores = tl.load(scores_ptr + pool + parent, mask=mask, other=0.0)
+        scores = _extended(scores, tl.load(topk_p_ptr + request * k * k + child, mask=mask, other=0.0), LOG)
+        tokens = tl.load(topk_index_ptr + request * k * k + child, mask=mask & is_first)
+        tl.store(tokens_ptr + pool + before + child, tokens, mask=mask & is_first)
+        tl.store(scores_ptr + pool + before + child, scores, mask=mask & is_first)
+        if step < num_steps - 2:
+            lane = tl.arange(0, LANES)[None, :]
+            chosen = _index(_best(tl.where(mask, _key(scores, child), _TAKEN), k, LANES))
+            mask_lane = mask_request & (lane < k)
+            if is_first:
+                lane_tokens = tl.load(topk_index_ptr + request * k * k + chosen, mask=mask_lane)
+                tl.store(lane_tokens_ptr + request * k + lane, lane_tokens, mask=mask_lane)
+                tl.store(parent_list_ptr + block + k + lane, chosen + before, mask=mask_lane)
+            rows = tl.reshape(request * k + lane, [REQUESTS * LANES, 1])
+            source = tl.reshape(request * k + chosen // k, [REQUESTS * LANES, 1])
+            mask_rows = tl.reshape(mask_lane, [REQUESTS * LANES, 1])
+            offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+            mask_hidden = mask_rows & (offs < HIDDEN)
+            hidden = tl.load(hidden_ptr + source * HIDDEN + offs, mask=mask_hidden)
+            tl.store(lane_hidden_ptr + rows * HIDDEN + offs, hidden, mask=mask_hidden)
+            if is_first:
+                steps = tl.arange(0, STEPS)[None, :]
+                mask_path = mask_rows & (steps < num_steps)
+                held_by = tl.load(path_ptr + (source if ANCESTOR else rows) * num_steps + steps, mask=mask_path)
+                tl.debug_barrier()  # every lane's path is read before any is written
+                held_by = tl.where(steps == step + 1, (rows % k).to(tl.int32), held_by)
+                tl.store(path_ptr + rows * num_steps + steps, held_by, mask=mask_path)
+    _end_step(step_ptr, step)
 
 
 @kernel
 def _expand_chain_kernel(
-    topk_p_ptr, topk_index_ptr, hidden_ptr, step_ptr, lane_tokens_ptr, lane_scores_ptr, path_ptr, lane_hidden_ptr,
-    tokens_ptr, scores_ptr, parent_list_ptr, batch_size, num_steps, hidden_size, LOG: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    topk_p_ptr, topk_index_ptr, hidden_ptr, step_ptr, lane_tokens_ptr, path_ptr, lane_hidden_ptr, tokens_ptr,
+    scores_ptr, parent_list_ptr, batch_size, num_steps, LOG: tl.constexpr, ROWS: tl.constexpr, HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One child a step: nothing to choose and nothing to re-parent."""
+    await_input(PDL)
     step = tl.load(step_ptr)
     request = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     mask = (request < batch_size) & (step < num_steps - 1)
     mask_lane = mask & (step < num_steps - 2)
     offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    mask_hidden = mask_lane & (offs < hidden_size)
-    hidden = tl.load(hidden_ptr + request * hidden_size + offs, mask=mask_hidden)
-    tl.store(lane_hidden_ptr + request * hidden_size + offs, hidden, mask=mask_hidden)
+    mask_hidden = mask_lane & (offs < HIDDEN)
+    hidden = tl.load(hidden_ptr + request * HIDDEN + offs, mask=mask_hidden)
+    tl.store(lane_hidden_ptr + request * HIDDEN + offs, hidden, mask=mask_hidden)
     if tl.program_id(1) == 0:
-        tokens = tl.load(topk_index_ptr + request, mask=mask)
-        scores = tl.load(lane_scores_ptr + request, mask=mask, other=0.0)
+        tokens, candidate = tl.load(topk_index_ptr + request, mask=mask), request * num_steps + step + 1
+        scores = tl.load(scores_ptr + candidate - 1, mask=mask, other=0.0)
         scores = _extended(scores, tl.load(topk_p_ptr + request, mask=mask, other=0.0), LOG)
-        tl.debug_barrier()  # every thread has read the score that is written below
-        candidate = request * num_steps + step + 1
         tl.store(tokens_ptr + candidate, tokens, mask=mask)
         tl.store(scores_ptr + candidate, scores, mask=mask)
         tl.store(lane_tokens_ptr + request, tokens, mask=mask_lane)
-        tl.store(lane_scores_ptr + request, scores, mask=mask_lane)
         tl.store(parent_list_ptr + candidate + 1, step + 1, mask=mask_lane)
         tl.store(path_ptr + candidate, 0, mask=mask_lane)
-
-
-@kernel
-def _advance_kernel(step_ptr):
-    tl.store(step_ptr, tl.load(step_ptr) + 1)
+    _end_step(step_ptr, step)
 
 
 def expand(
@@ -354,22 +347,16 @@ def expand(
     require_contiguous(topk_p_BKK=topk_p_BKK, topk_index_BKK=topk_index_BKK, hidden_BKH=hidden_BKH)
     advance = _expand_chain if config.topk == 1 else _expand_tree
     advance(lanes, topk_p_BKK, topk_index_BKK, hidden_BKH, config)
-    _advance_kernel[(1,)](lanes.step)
 
 
 def _expand_tree(lanes: Lanes, topk_p_BKK, topk_index_BKK, hidden_BKH, config: SpecConfig) -> None:
     batch_size, k, hidden_size = lanes.hidden.shape
-    candidates, num_steps, block = lanes.candidates, config.num_steps, _hidden_block(hidden_size)
-    requests = block_of(batch_size, 1, triton.next_power_of_2(k) * max(k, block, num_steps))
-    _expand_kernel[(triton.cdiv(batch_size, requests),)](
-        topk_p_BKK, topk_index_BKK, lanes.step, lanes.tokens, lanes.scores, candidates.tokens, candidates.scores,
-        candidates.parent_list, batch_size, k, num_steps, LOG=config.score == "logprob", ROWS=requests,
-        BLOCK=triton.next_power_of_2(k * k), PLACES=triton.next_power_of_2(k),
-    )  # fmt: skip
-    _reparent_kernel[(triton.cdiv(batch_size, requests), triton.cdiv(hidden_size, block))](
-        hidden_BKH, lanes.step, candidates.parent_list, lanes.path, lanes.hidden, batch_size, k, num_steps, hidden_size,
-        ANCESTOR=config.draft_kv == "ancestor", REQUESTS=requests, ROWS=triton.next_power_of_2(requests * k),
-        STEPS=triton.next_power_of_2(num_steps), BLOCK=block,
+    num_steps, block, places = config.num_steps, _hidden_block(hidden_size), triton.next_power_of_2(k)
+    requests = block_of(batch_size, 1, places * max(places, block, num_steps))
+    _expand_kernel[(triton.cdiv(batch_size, requests), triton.cdiv(hidden_size, block))](
+        topk_p_BKK, topk_index_BKK, hidden_BKH, *lanes.buffers, batch_size, k, num_steps,
+        LOG=config.score == "logprob", ANCESTOR=config.draft_kv == "ancestor", REQUESTS=requests, LANES=places,
+        STEPS=triton.next_power_of_2(num_steps), HIDDEN=hidden_size, BLOCK=block,
     )  # fmt: skip
 
 
@@ -378,29 +365,43 @@ def _expand_chain(lanes: Lanes, topk_p_BKK, topk_index_BKK, hidden_BKH, config: 
     block = _hidden_block(hidden_size)
     requests = block_of(batch_size, 4, block)
     _expand_chain_kernel[(triton.cdiv(batch_size, requests), triton.cdiv(hidden_size, block))](
-        topk_p_BKK, topk_index_BKK, hidden_BKH, *lanes.buffers, batch_size, config.num_steps, hidden_size,
-        LOG=config.score == "logprob", ROWS=requests, BLOCK=block,
+        topk_p_BKK, topk_index_BKK, hidden_BKH, *lanes.buffers, batch_size, config.num_steps,
+        LOG=config.score == "logprob", ROWS=requests, HIDDEN=hidden_size, BLOCK=block,
     )  # fmt: skip
 
 
+@triton.jit
+def selected(scores, mask, count):
+    """Of scores [ROWS, BLOCK]: (which are a row's `count` best, how many of these stand before each).
+
+    The count-th best is found two bits at a time; kept is what is above it, and of its equals the first.
+    """
+    rank = tl.where(mask, ordered(scores), -0x80000000)  # no number's rank is that low
+    threshold = tl.full([scores.shape[0], 1], -0x80000000, tl.int64)
+    for digit in range(16):
+        unit, lower = tl.full((), 1, tl.int64) << (30 - 2 * digit), threshold
+        for part in tl.static_range(1, 4):
+            raised = lower + part * unit
+            reached = tl.sum((rank >= raised.to(tl.int32)).to(tl.int32), axis=1, keep_dims=True)
+            threshold = tl.where(reached >= count, raised, threshold)
+    above, equal = rank > threshold.to(tl.int32), (rank == threshold.to(tl.int32)) & mask
+    counted = tl.cumsum((above.to(tl.int64) << 32) | equal.to(tl.int64), axis=1)  # of both at once
+    missing = count - tl.sum(above.to(tl.int32), axis=1, keep_dims=True)
+    equals = (counted & 0xFFFFFFFF).to(tl.int32)
+    kept = above | (equal & (equals <= missing))
+    return kept, (counted >> 32).to(tl.int32) + tl.minimum(equals, missing) - kept.to(tl.int32)
+
+
 @kernel
-def _select_kernel(scores_ptr, out_ptr, num_rows, num_candidates, count, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """The count-th best score, four bits at a time; kept is what is above it, and of its equals the first."""
+def _select_kernel(
+    scores_ptr, out_ptr, num_rows, num_candidates, count, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    await_input(PDL)
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     index = tl.arange(0, BLOCK)[None, :]
     mask = (rows < num_rows) & (index < num_candidates)
     scores = tl.load(scores_ptr + rows * num_candidates + index, mask=mask, other=0.0)
-    rank = tl.where(mask, ordered(scores), -0x80000000)  # no number's rank is that low
-    threshold = tl.full([ROWS, 1], -0x80000000, tl.int64)
-    for digit in range(8):
-        raised = threshold + (tl.arange(0, 16)[None, :].to(tl.int64) << (28 - 4 * digit))
-        reached = tl.sum((rank[:, None, :] >= raised.to(tl.int32)[:, :, None]).to(tl.int32), axis=2)
-        largest = tl.max(tl.where(reached >= count, raised, -0x80000000), axis=1)
-        threshold = largest[:, None]
-    above, equal = rank > threshold, (rank == threshold) & mask
-    missing = count - tl.sum(above.to(tl.int32), axis=1, keep_dims=True)
-    kept = above | (equal & (tl.cumsum(equal.to(tl.int32), axis=1) <= missing))
-    place = tl.cumsum(kept.to(tl.int32), axis=1) - 1
+    kept, place = selected(scores, mask, count)
     tl.store(out_ptr + rows * count + place, index, mask=kept)
 
 
@@ -412,7 +413,7 @@ def select(scores: torch.Tensor, count: int, out: torch.Tensor | None = None) ->
     require_contiguous(scores=scores)
     out = torch.empty(num_rows, count, dtype=torch.int64, device=scores.device) if out is None else out
     block = triton.next_power_of_2(max(num_candidates, 1))
-    rows = block_of(num_rows, 1, 16 * block)
+    rows = block_of(num_rows, 1, block)
     _select_kernel[(triton.cdiv(num_rows, rows),)](
         scores, out, num_rows, num_candidates, count, ROWS=rows, BLOCK=block, num_warps=4 if block <= 2048 else 16
     )

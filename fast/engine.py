@@ -19,6 +19,7 @@ from specsim.fast.graph import capture
 from specsim.fast.synthetic import Schedule
 from specsim.fast.targets import FAMILIES
 from specsim.phases import (
+    Advance,
     Batch,
     DraftExtendInput,
     DraftInput,
@@ -32,6 +33,7 @@ from specsim.pool import KVBuffer, KVPool
 from specsim.synthetic import SyntheticAcceptance
 
 GRAPHS = ("eager", "step", "phase", "round")
+ROUND = ("propose", "lay_out", "judge", "hand_over", "extend")  # its sections
 MOST_CANDIDATES = 2**16  # what one program can rank
 
 
@@ -41,7 +43,7 @@ class Engine:
     pair, config, dtype, acceptance: as the reference's. graph: `eager`, every kernel launched by the host; `step`, one
     recorded draft step replayed; `phase`, a graph each for draft, verify and draft-extend; `round`, one graph for all
     of them, which needs release `finish`, since pages cannot change hands inside it; a phase that is called alone is
-    launched then.
+    launched then. batch_invariant: a request's results depend on no other of its batch.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Engine:
         device: torch.device | str = "cpu",
         graph: Literal["eager", "step", "phase", "round"] = "eager",
         bucket: int | None = None,
+        batch_invariant: bool = False,
         acceptance: SyntheticAcceptance | None = None,
     ):
         target = pair.target.config
@@ -68,10 +71,12 @@ class Engine:
             )
             raise InputError("topk", config.topk, allowed)
         self.dtype, self.device, self.graph = dtype, torch.device(device), graph
+        self._batch_invariant = batch_invariant
         self._bucket, self._frames = bucket, {}
         self.acceptance = acceptance and acceptance.fit(config.num_steps)
         self._schedule = acceptance and Schedule.of(acceptance, self.device)
-        self.target = FAMILIES[target.family](target, pair.target.tensors, dtype, self.device)
+        family = FAMILIES[target.family]
+        self.target = family(target, pair.target.tensors, dtype, self.device, batch_invariant=batch_invariant)
         self.drafter = self._drafter(pair.drafter)
         self._sections: dict[str, Callable[[Frame], None]] = {
             "start": self._start,
@@ -88,7 +93,9 @@ class Engine:
             return NoDrafter(self.config, self.dtype, self.device)
         if checkpoint is None:
             raise InputError("num_steps", self.config.num_steps, "0 (SpecConfig.plain()) for a pair without a drafter")
-        return drafters.make(checkpoint, self.target, self.config, self.dtype, self.device)
+        return drafters.make(
+            checkpoint, self.target, self.config, self.dtype, self.device, batch_invariant=self._batch_invariant
+        )
 
     def make_pools(self, num_requests: int, num_slots: int) -> KVPool:
         """Empty pools for up to `num_requests` requests and `num_slots` slots (rounded down to whole pages)."""
@@ -117,36 +124,26 @@ class Engine:
         reserved: the caller owns the columns of this round already, so that no length is read on the host for them;
         under release `round` lanes are borrowed all the same.
         """
-        if self.graph != "round":
-            verify_input = self.draft(batch, draft_input, pools, reserved)
-            verify_output = self.verify(batch, verify_input, pools)
-            next_input = self.draft_extend(batch, verify_output.draft_extend_input, pools)
-            return RoundOutput(verify_input, verify_output, next_input)
-        if not reserved:
-            own_lanes(pools, *_rows_and_lens(batch), self.config)
-        frame = self._frame(batch, pools)
-        load(frame.draft_input, draft_input)
-        self._run(frame, "propose", "lay_out", "judge", "hand_over", "extend")
+        frame = self._play(batch, draft_input, pools, reserved)
         verify_input = unload(frame.verify_input, batch.size, frame.bucket)
         next_input = unload(frame.next_draft_input, batch.size, frame.bucket)
         return RoundOutput(verify_input, self._verify_output(frame, batch.size), next_input)
 
     @torch.inference_mode()
+    def advance(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> Advance:
+        """A round, of which only what a serving loop needs is copied out.
+
+        With reserved columns under release `finish` the host waits for nothing: rounds can be enqueued one behind the
+        other, each with what the one before gave.
+        """
+        return self._play(batch, draft_input, pools, reserved).advance(batch)
+
+    @torch.inference_mode()
     def draft(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> VerifyInput:
         """Propose candidates and lay the best of them out as trees over columns L..L+N-1."""
-        if not reserved or self.config.release == "round":
-            own_lanes(pools, *_rows_and_lens(batch), self.config)
-        frame = self._frame(batch, pools)
-        load(frame.draft_input, draft_input)
-        if self.graph == "step":
-            self._run(frame, "start")
-            for _ in range(self.config.num_steps - 1):
-                self._run(frame, "step")
-            if self.config.release == "round":
-                own_tree(pools, *_rows_and_lens(batch), self.config)
-            self._run(frame, "lay_out")
-        else:
-            self._run_around(frame, "propose", lambda: own_tree(pools, *_rows_and_lens(batch), self.config), "lay_out")
+        self._own_lanes(batch, pools, reserved)
+        frame = self._frame(batch, pools, draft_input)
+        self._play_draft(frame, batch)
         return unload(frame.verify_input, batch.size, frame.bucket)
 
     @torch.inference_mode()
@@ -154,12 +151,7 @@ class Engine:
         """Run the target over the trees, walk them, commit the accepted path."""
         frame = self._frame(batch, pools)
         load(frame.verify_input, replace(verify_input, candidates=None))
-
-        def own() -> None:
-            committed = batch.after(frame.verdict.num_accepted_tokens[: batch.size])
-            own_committed(pools, *_rows_and_lens(committed), self.config)
-
-        self._run_around(frame, "judge", own, "hand_over")
+        self._play_verify(frame, batch)
         return self._verify_output(frame, batch.size)
 
     @torch.inference_mode()
@@ -170,18 +162,54 @@ class Engine:
         self._run(frame, "extend")
         return unload(frame.next_draft_input, batch.size, frame.bucket)
 
+    def _play(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool) -> Frame:
+        """A whole round; the frame holds what it left."""
+        self._own_lanes(batch, pools, reserved)
+        frame = self._frame(batch, pools, draft_input)
+        if self.graph == "round":
+            self._run(frame, *ROUND)
+        else:
+            self._play_draft(frame, batch)
+            self._play_verify(frame, batch)
+            self._run(frame, "extend")
+        return frame
+
+    def _own_lanes(self, batch: Batch, pools: KVPool, reserved: bool) -> None:
+        if not reserved or self.config.release == "round":
+            own_lanes(pools, *_rows_and_lens(batch), self.config)
+
+    def _play_draft(self, frame: Frame, batch: Batch) -> None:
+        def own() -> None:
+            own_tree(frame.pools, *_rows_and_lens(batch), self.config)
+
+        if self.graph != "step":
+            return self._run_around(frame, "propose", own, "lay_out")
+        self._run(frame, "start")
+        for _ in range(self.config.num_steps - 1):
+            self._run(frame, "step")
+        if self.config.release == "round":
+            own()
+        self._run(frame, "lay_out")
+
+    def _play_verify(self, frame: Frame, batch: Batch) -> None:
+        def own() -> None:
+            committed = batch.after(frame.verdict.num_accepted_tokens[: batch.size])
+            own_committed(frame.pools, *_rows_and_lens(committed), self.config)
+
+        self._run_around(frame, "judge", own, "hand_over")
+
     def _verify_output(self, frame: Frame, size: int) -> VerifyOutput:
         verdict = unload(frame.verdict, size, frame.bucket)
         return VerifyOutput(
             **{each.name: getattr(verdict, each.name) for each in fields(verdict)},
-            target_logits=frame.target_logits[: size * self.config.num_draft_tokens].clone(),
+            target_logits=frame.forward["target_logits"][: size * self.config.num_draft_tokens].clone(),
             draft_extend_input=unload_extend_input(
                 frame.extend_input, size, self.config.num_steps + 1, self.config.extend
             ),
         )
 
-    def _frame(self, batch: Batch, pools: KVPool) -> Frame:
-        """The buffers of the batch's bucket over these pools, the batch loaded."""
+    def _frame(self, batch: Batch, pools: KVPool, draft_input: DraftInput | None = None) -> Frame:
+        """The buffers of the batch's bucket over these pools, the batch and what else is given loaded."""
         bucket = self._bucket or triton.next_power_of_2(max(batch.size, 1))
         if batch.size > bucket:
             raise InputError("bucket", bucket, f"at least the number of requests of a batch, {batch.size}")
@@ -195,7 +223,7 @@ class Engine:
                 bucket, pools, self.config, target.vocab_size, drafter.hidden_size, num_features, self.dtype
             )
             self._capture(frame)
-        load(frame.batch, batch)
+        frame.inlet.load(batch, draft_input)
         return frame
 
     def _pieces(self) -> list[tuple[str, ...]]:
@@ -211,7 +239,7 @@ class Engine:
             "eager": [],
             "step": [("start",), ("step",), ("lay_out",), *judge, ("extend",)],
             "phase": [*propose, *judge, ("extend",)],
-            "round": [("propose", "lay_out", "judge", "hand_over", "extend")],
+            "round": [ROUND],
         }[self.graph]
         nothing = {("start",), ("step",), ("propose",)} if self.config.is_plain else set()
         return [names for names in pieces if names not in nothing]
@@ -220,6 +248,7 @@ class Engine:
         """Record this mode's graphs, while the frame holds padded requests only."""
         for names in self._pieces():
             frame.graphs[names] = capture(lambda names=names: self._launch(frame, names), self.device)
+            frame.recorded[names] = dict(frame.forward)
 
     def _launch(self, frame: Frame, names: tuple[str, ...]) -> None:
         for name in names:
@@ -229,6 +258,7 @@ class Engine:
         """Sections of the round, one after the other: from their graph where this mode has recorded them together."""
         if names in frame.graphs:
             frame.graphs[names].replay()
+            frame.forward.update(frame.recorded[names])
         else:
             self._launch(frame, names)
         if self.device.type == "cpu":  # on a GPU the host would wait for it
@@ -266,17 +296,16 @@ class Engine:
         hidden_RH, features_RF = self.target.forward(
             verify_input.draft_tokens.view(-1), metadata, pools.target, self.drafter.feature_layers
         )
-        frame.features.copy_(features_RF)
-        frame.target_logits.copy_(self.target.logits(hidden_RH))
-        logits_RV, schedule = frame.target_logits, self._schedule
-        verify.verify(batch, verify_input, logits_RV, self.config, pools, out=frame.verdict, schedule=schedule)
-        kv.commit(batch, verify_input.cache_locations, frame.verdict.accept_index, pools)
-        kv.record_tokens(batch, frame.verdict, pools)
+        logits_RV = self.target.logits(hidden_RH)
+        frame.forward.update(features=features_RF, target_logits=logits_RV)
+        out, schedule = frame.verdict, self._schedule
+        verify.verify(batch, verify_input, logits_RV, self.config, pools, out=out, schedule=schedule)
+        kv.commit(batch, verify_input.cache_locations, out, pools, out=frame.next_seq_lens)
 
     def _hand_over(self, frame: Frame) -> None:
-        tables, max_len = frame.pools.req_to_token, self.config.max_len
+        features_RF, table, max_len = frame.forward["features"], frame.pools.req_to_token, self.config.max_len
         draft_extend_input(
-            frame.batch, frame.verdict, frame.features, tables, max_len, self.config.extend, out=frame.extend_input
+            frame.batch, frame.verdict, features_RF, table, max_len, self.config.extend, out=frame.extend_input
         )
 
     def _extend(self, frame: Frame) -> None:

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from specsim.fast.launch import block_of, kernel, require_contiguous
+from specsim.fast.launch import await_input, block_of, kernel, require_contiguous
 from specsim.phases import Batch, DraftExtendInput, PrefillInput, Verdict
 
 _TOKENS = 1024
@@ -36,9 +36,10 @@ def shift_left(prefill: PrefillInput, next_tokens: torch.Tensor) -> torch.Tensor
 def _requests_kernel(
     req_pool_indices_ptr, seq_lens_ptr, num_accepted_drafts_ptr, num_accepted_tokens_ptr, predict_ptr, accept_index_ptr,
     row_starts_ptr, out_rows_ptr, out_lens_ptr, out_drafts_ptr, out_tokens_ptr, bonus_tokens_ptr, batch_size, width,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """What is handed on of every request, and the ends of its rows."""
+    await_input(PDL)
     request = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     mask = request < batch_size
     row = tl.load(req_pool_indices_ptr + request, mask=mask, other=-1)
@@ -58,21 +59,23 @@ def _requests_kernel(
 @kernel
 def _rows_kernel(
     req_pool_indices_ptr, seq_lens_ptr, num_accepted_tokens_ptr, predict_ptr, accept_index_ptr, req_to_token_ptr,
-    features_ptr, input_ids_ptr, positions_ptr, cache_locations_ptr, hidden_ptr, num_rows, width, num_nodes,
-    num_columns, num_features, max_len, RAGGED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    features_ptr, input_ids_ptr, positions_ptr, cache_locations_ptr, hidden_ptr, num_rows, width, num_columns,
+    max_len, RAGGED: tl.constexpr, FEATURES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """`width` rows a request; programs of one row block share out the features."""
+    await_input(PDL)
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     request, step, mask = rows // width, rows % width, rows < num_rows
     row = tl.load(req_pool_indices_ptr + request, mask=mask, other=-1)
     real = mask & (row >= 0)
     live = real & (step < tl.load(num_accepted_tokens_ptr + request, mask=mask, other=0))
     node = tl.load(accept_index_ptr + rows, mask=live, other=-1).to(tl.int64)
-    source = tl.where(node >= 0, node, request * num_nodes)
+    root = tl.load(accept_index_ptr + request * width, mask=real, other=0).to(tl.int64)
+    source = tl.where(node >= 0, node, root)
     offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    mask_offs = offs < num_features
-    features = tl.load(features_ptr + source * num_features + offs, mask=real & mask_offs, other=0.0)
-    tl.store(hidden_ptr + rows * num_features + offs, features, mask=mask & mask_offs)
+    mask_offs = offs < FEATURES
+    features = tl.load(features_ptr + source * FEATURES + offs, mask=real & mask_offs, other=0.0)
+    tl.store(hidden_ptr + rows * FEATURES + offs, features, mask=mask & mask_offs)
     if tl.program_id(1) == 0:
         position = tl.where(real, tl.load(seq_lens_ptr + request, mask=mask, other=0) + step, 0)
         writes = (live if RAGGED else real) & (position < max_len) & (position < num_columns)
@@ -113,8 +116,7 @@ def draft_extend_input(
     _rows_kernel[(triton.cdiv(num_rows, row_block), triton.cdiv(max(num_features, 1), block))](
         batch.req_pool_indices, batch.seq_lens, verdict.num_accepted_tokens, verdict.predict, verdict.accept_index,
         req_to_token, features_RF, rows.input_ids, rows.positions, rows.cache_locations, rows.hidden, num_rows, width,
-        len(verdict.predict) // max(batch_size, 1), req_to_token.shape[1], num_features, max_len,
-        RAGGED=extend == "ragged", ROWS=row_block, BLOCK=block,
+        req_to_token.shape[1], max_len, RAGGED=extend == "ragged", FEATURES=num_features, ROWS=row_block, BLOCK=block,
     )  # fmt: skip
     return rows
 

@@ -7,8 +7,8 @@ import torch
 
 from specsim.config import SamplingParams, SpecConfig
 from specsim.fast.drafting import Lanes
-from specsim.fast.graph import Buffers, Graph
-from specsim.phases import Batch, DraftExtendInput, DraftInput, State, Verdict, VerifyInput
+from specsim.fast.graph import Block, Buffers, Graph
+from specsim.phases import Advance, Batch, DraftExtendInput, DraftInput, State, Verdict, VerifyInput
 from specsim.pool import KVPool
 
 _State = TypeVar("_State", bound=State)
@@ -21,31 +21,74 @@ PADDING = {
     "retrieve_next_sibling": -1,
 }
 
+_NEXT = len(fields(DraftInput))  # place of the lengths, behind the draft input and before the verdict
 # Fields of DraftExtendInput that have a row for every token, not for every request.
 _ROWS = ("hidden", "input_ids", "positions", "cache_locations")
+
+
+class Inlet:
+    """The static batch and draft input that a round starts from, and what was copied into them last.
+
+    States are values, so what was copied last and is given again is there still; and what a round left for the next
+    one comes back in a single copy.
+    """
+
+    def __init__(self, batch: Batch, draft_input: DraftInput, raw: torch.Tensor):
+        """raw: the memory of draft_input and of the batch's lengths."""
+        self.batch, self.draft_input, self._raw = batch, draft_input, raw
+        self._held: dict[str, Any] = {}
+        self._left: tuple[DraftInput, torch.Tensor, torch.Tensor] | None = None
+
+    def expect(self, draft_input: DraftInput, seq_lens: torch.Tensor, raw: torch.Tensor) -> None:
+        """What a round left, and memory that begins with it as this one's does."""
+        self._left = draft_input, seq_lens, raw[: len(self._raw)]
+
+    def load(self, batch: Batch, draft_input: DraftInput | None = None) -> None:
+        """Copy what is not there yet into the first rows, and pad the others."""
+        if self._left is not None and self._left[0] is draft_input is not self._held.get("draft_input"):
+            _, seq_lens, raw = self._left
+            self._raw.copy_(raw)
+            self._held |= {"draft_input": draft_input, "batch.seq_lens": seq_lens, "batch": None}
+            self._held |= _named("draft_input", draft_input)
+        self._load("batch", self.batch, batch)
+        if draft_input is not None:
+            self._load("draft_input", self.draft_input, draft_input)
+
+    def _load(self, path: str, static: Any, value: Any) -> None:
+        if self._held.get(path) is value:
+            return
+        self._held[path] = None
+        if isinstance(value, State):
+            for each in fields(value):
+                self._load(f"{path}.{each.name}", getattr(static, each.name), getattr(value, each.name))
+        elif value is not None:
+            _fill(static, value, path.rpartition(".")[2])
+        self._held[path] = value
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
     """What every phase of a round reads and leaves, for `bucket` requests over one pool, and the graphs over it.
 
-    target_logits: [B·N, V]; features: the target's, [B·N, F]. extend_input has S+1 rows a request in both modes of
-    draft-extend.
+    extend_input has S+1 rows a request in both modes of draft-extend. outlet: the memory of next_draft_input,
+    next_seq_lens and verdict. forward: `features` [B·N, F] and `target_logits` [B·N, V] of the target's last forward,
+    as the target made them; recorded: those of each graph's.
     """
 
     bucket: int
     pools: KVPool
     buffers: Buffers
-    batch: Batch
-    draft_input: DraftInput
+    inlet: Inlet
     lanes: Lanes
     verify_input: VerifyInput
-    target_logits: torch.Tensor
-    features: torch.Tensor
     verdict: Verdict
     extend_input: DraftExtendInput
     next_draft_input: DraftInput
+    next_seq_lens: torch.Tensor
+    outlet: Block
+    forward: dict[str, torch.Tensor] = field(default_factory=dict)
     graphs: dict[tuple[str, ...], Graph] = field(default_factory=dict)
+    recorded: dict[tuple[str, ...], dict[str, torch.Tensor]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -59,31 +102,55 @@ class Frame:
         dtype: torch.dtype,
     ) -> "Frame":
         """Buffers on the pool's device that hold padded requests only."""
-        device = pools.req_to_token.device
-        buffers, num_rows = Buffers(device), bucket * config.num_draft_tokens
-        topk = 0 if config.is_plain else config.topk
-        draft_input = _padded_draft_input(bucket, topk, draft_hidden_size, dtype)
-        padded = [SamplingParams()] * bucket
-        batch = Batch.of([0] * bucket, [-1] * bucket, [0] * bucket, padded, vocab_size)
+        buffers = Buffers(pools.req_to_token.device)
+        draft_input = _padded_draft_input(bucket, 0 if config.is_plain else config.topk, draft_hidden_size, dtype)
+        batch = Batch.of([0] * bucket, [-1] * bucket, [0] * bucket, [SamplingParams()] * bucket, vocab_size)
+        verdict = _padded_verdict(bucket, config)
+        inlet = buffers.block(_named("draft_input", draft_input) | {"batch.seq_lens": batch.seq_lens})
+        outlet = buffers.block(
+            _named("next_draft_input", draft_input) | {"next_seq_lens": batch.seq_lens} | _named("verdict", verdict)
+        )
+        *entering, seq_lens = inlet.tensors.values()
+        leaving = list(outlet.tensors.values())
         lanes = buffers.like("lanes", Lanes.empty(bucket, draft_hidden_size, config, dtype, "cpu"))
         for buffer in lanes.buffers:  # a capture of one step reads what other steps would have written
             buffer.zero_()
         lanes.candidates.parent_list.fill_(-1)  # the root's block, all that plain decoding has
+        batch = replace(buffers.like("batch", replace(batch, seq_lens=None)), seq_lens=seq_lens)
         verify_input = buffers.like("verify_input", _padded_verify_input(bucket, config))
         return cls(
             bucket=bucket,
             pools=pools,
             buffers=buffers,
-            batch=buffers.like("batch", batch),
-            draft_input=buffers.like("draft_input", draft_input),
+            inlet=Inlet(batch, DraftInput(*entering), inlet.raw),
             lanes=lanes,
             verify_input=replace(verify_input, candidates=lanes.candidates),
-            target_logits=buffers.like("target_logits", torch.zeros(num_rows, vocab_size, dtype=dtype)),
-            features=buffers.like("features", torch.zeros(num_rows, num_features, dtype=dtype)),
-            verdict=buffers.like("verdict", _padded_verdict(bucket, config)),
+            verdict=Verdict(*leaving[_NEXT + 1 :]),
             extend_input=buffers.like("extend_input", _padded_extend_input(bucket, config, num_features, dtype)),
-            next_draft_input=buffers.like("next_draft_input", draft_input),
+            next_draft_input=DraftInput(*leaving[:_NEXT]),
+            next_seq_lens=leaving[_NEXT],
+            outlet=outlet,
         )
+
+    @property
+    def batch(self) -> Batch:
+        return self.inlet.batch
+
+    @property
+    def draft_input(self) -> DraftInput:
+        return self.inlet.draft_input
+
+    def advance(self, batch: Batch) -> Advance:
+        """A copy of what the round of this batch left to the next one."""
+        raw, left = self.outlet.copy(batch.size, self.bucket)
+        draft_input, seq_lens = DraftInput(*left[:_NEXT]), left[_NEXT]
+        self.inlet.expect(draft_input, seq_lens, raw)
+        after = replace(batch, seq_lens=seq_lens, num_rounds=batch.num_rounds + 1)
+        return Advance(Verdict(*left[_NEXT + 1 :]), draft_input, after)
+
+
+def _named(name: str, state: State) -> dict[str, torch.Tensor]:
+    return {f"{name}.{each.name}": getattr(state, each.name) for each in fields(state)}
 
 
 def _padded_draft_input(bucket: int, topk: int, hidden_size: int, dtype: torch.dtype) -> DraftInput:
@@ -146,8 +213,16 @@ def load(static: State, state: State) -> None:
         if isinstance(value, State):
             load(buffer, value)
         elif value is not None:
-            buffer[: len(value)].copy_(value)
-            buffer[len(value) :].fill_(PADDING.get(name, 0))
+            _fill(buffer, value, name)
+
+
+def _fill(buffer: torch.Tensor, value: torch.Tensor, name: str) -> None:
+    size = len(value)
+    if size == len(buffer):
+        buffer.copy_(value)
+    else:
+        buffer[:size].copy_(value)
+        buffer[size:].fill_(PADDING.get(name, 0))
 
 
 def unload(static: _State, size: int, bucket: int) -> _State:

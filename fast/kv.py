@@ -6,9 +6,11 @@ import triton.language as tl
 
 from specsim.config import SpecConfig
 from specsim.fast.attention import lane_column
-from specsim.fast.launch import block_of, kernel, require_contiguous
+from specsim.fast.launch import await_input, block_of, kernel, require_contiguous
 from specsim.phases import Batch, Verdict
 from specsim.pool import KVBuffer, KVPool
+
+_COMMITTED = 512  # numbers of a token's KV that one program moves
 
 
 @kernel
@@ -38,22 +40,25 @@ def write(kv: KVBuffer, layer: int, slots_R: torch.Tensor, key_RAD: torch.Tensor
 
 @kernel
 def _tails_kernel(
-    keys_ptr, values_ptr, table_ptr, rows_ptr, lens_ptr, num_lanes, num_steps, page_size, columns, stride_layer,
-    SIZE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
+    keys_ptr, values_ptr, table_ptr, rows_ptr, lens_ptr, num_lanes, num_steps, page_size, columns, num_slots,
+    num_blocks, SIZE: tl.constexpr, LANES: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """One request and layer: some tokens of the tail, from lane 0's columns to every other lane's."""
+    """One request and layer: some tokens of the tail, from lane 0's columns to those of some other lanes."""
+    await_input(PDL)
     request, layer = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    first_lane, block = 1 + tl.program_id(2) // num_blocks * LANES, tl.program_id(2) % num_blocks
     row, length = tl.load(rows_ptr + request), tl.load(lens_ptr + request)
     table_ptr += row * columns
-    tail, token = length % page_size, tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
-    offs = layer * stride_layer + tl.arange(0, BLOCK_S)[None, :]
+    tail, token = length % page_size, block * BLOCK_T + tl.arange(0, BLOCK_T)
+    offs = layer * num_slots * SIZE + tl.arange(0, BLOCK_S)[None, :]
     mask_s = (tl.arange(0, BLOCK_S) < SIZE)[None, :]
     mask_t = (row >= 0) & (token < tail)
     source = tl.load(table_ptr + length - tail + token, mask=mask_t, other=-1)
     mask = (source >= 0)[:, None] & mask_s
     key = tl.load(keys_ptr + source[:, None] * SIZE + offs, mask=mask)
     value = tl.load(values_ptr + source[:, None] * SIZE + offs, mask=mask)
-    for lane in range(1, num_lanes):
+    for lane in range(first_lane, tl.minimum(first_lane + LANES, num_lanes)):
         column = lane_column(length, lane, token - tail, num_steps, page_size)
         slot = tl.load(table_ptr + column, mask=mask_t & (column < columns), other=-1)
         kept = mask & (slot >= 0)[:, None]
@@ -69,16 +74,20 @@ def duplicate_tails(batch: Batch, config: SpecConfig, pools: KVPool) -> None:
         return
     keys, values = pools.draft.keys, pools.draft.values
     size = keys[0, 0].numel()
-    block = block_of(config.page_size - 1, 8, size)
-    _tails_kernel[batch.size, len(keys), triton.cdiv(config.page_size - 1, block)](
+    block, lanes = block_of(config.page_size - 1, 8, size), block_of(config.topk - 1, 1)
+    num_blocks = triton.cdiv(config.page_size - 1, block)
+    _tails_kernel[batch.size, len(keys), triton.cdiv(config.topk - 1, lanes) * num_blocks](
         keys, values, pools.req_to_token, batch.req_pool_indices, batch.seq_lens, config.topk, config.num_steps,
-        config.page_size, pools.req_to_token.shape[1], keys.stride(0),
-        SIZE=size, BLOCK_T=block, BLOCK_S=triton.next_power_of_2(size),
+        config.page_size, pools.req_to_token.shape[1], keys.shape[1], num_blocks,
+        SIZE=size, LANES=lanes, BLOCK_T=block, BLOCK_S=triton.next_power_of_2(size),
     )  # fmt: skip
 
 
 @kernel
-def _locations_kernel(out_ptr, table_ptr, rows_ptr, lens_ptr, count, num_nodes, columns, BLOCK: tl.constexpr):
+def _locations_kernel(
+    out_ptr, table_ptr, rows_ptr, lens_ptr, count, num_nodes, columns, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    await_input(PDL)
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
     mask, request = offs < count, offs // num_nodes
     row = tl.load(rows_ptr + request, mask=mask, other=-1)
@@ -100,64 +109,53 @@ def tree_locations(batch: Batch, config: SpecConfig, pools: KVPool, out: torch.T
 
 @kernel
 def _commit_kernel(
-    keys_ptr, values_ptr, table_ptr, rows_ptr, lens_ptr, locations_ptr, accept_index_ptr,
-    width, columns, stride_layer, size, total, BLOCK_W: tl.constexpr, BLOCK_X: tl.constexpr,
+    keys_ptr, values_ptr, token_ids_ptr, next_lens_ptr, table_ptr, rows_ptr, lens_ptr, locations_ptr, accept_index_ptr,
+    num_accepted_tokens_ptr, predict_ptr, width, columns, token_columns, num_slots, SIZE: tl.constexpr,
+    BLOCK_W: tl.constexpr, BLOCK_X: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One request, the whole path: some numbers of a token's KV over all layers, read before any of it is written."""
+    """One request and layer, the whole path: some of a token's numbers, read before any of them is written."""
+    await_input(PDL)
     request, step = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK_W)
-    row, column = tl.load(rows_ptr + request), tl.load(lens_ptr + request) + step
-    node = tl.load(accept_index_ptr + request * width + step, mask=step < width, other=-1).to(tl.int64)
-    kept = (node >= 0) & (row >= 0)
-    source = tl.load(locations_ptr + node, mask=kept, other=-1)
-    destination = tl.load(table_ptr + row * columns + column, mask=kept & (column < columns), other=-1)
+    row, length = tl.load(rows_ptr + request), tl.load(lens_ptr + request)
+    column, real = length + step, row >= 0
+    node = tl.load(accept_index_ptr + request * width + step, mask=(step < width) & real, other=-1).to(tl.int64)
+    source = tl.load(locations_ptr + node, mask=node >= 0, other=-1)
+    destination = tl.load(table_ptr + row * columns + column, mask=(node >= 0) & (column < columns), other=-1)
     moved = (source >= 0) & (destination >= 0) & (source != destination)
+    if (tl.program_id(1) == 0) & (tl.program_id(2) == 0):
+        count = tl.load(num_accepted_tokens_ptr + request)
+        tl.store(next_lens_ptr + request, tl.where(real, length + count, 0))
+        token = tl.load(predict_ptr + node, mask=node >= 0, other=0).to(tl.int64)
+        noted = (node >= 0) & (step < count) & (column + 1 < token_columns)
+        tl.store(token_ids_ptr + row * token_columns + column + 1, token, mask=noted)
     if tl.max(moved.to(tl.int32), axis=0) > 0:
-        offs = tl.program_id(1) * BLOCK_X + tl.arange(0, BLOCK_X).to(tl.int64)
-        mask = moved[:, None] & (offs < total)[None, :]
-        offs = (offs // size * stride_layer + offs % size)[None, :]
-        key = tl.load(keys_ptr + source[:, None] * size + offs, mask=mask)
-        value = tl.load(values_ptr + source[:, None] * size + offs, mask=mask)
+        offs = tl.program_id(2) * BLOCK_X + tl.arange(0, BLOCK_X)
+        mask = moved[:, None] & (offs < SIZE)[None, :]
+        offs = tl.program_id(1).to(tl.int64) * num_slots * SIZE + offs[None, :]
+        key = tl.load(keys_ptr + source[:, None] * SIZE + offs, mask=mask)
+        value = tl.load(values_ptr + source[:, None] * SIZE + offs, mask=mask)
         tl.debug_barrier()
-        tl.store(keys_ptr + destination[:, None] * size + offs, key, mask=mask)
-        tl.store(values_ptr + destination[:, None] * size + offs, value, mask=mask)
+        tl.store(keys_ptr + destination[:, None] * SIZE + offs, key, mask=mask)
+        tl.store(values_ptr + destination[:, None] * SIZE + offs, value, mask=mask)
 
 
-def commit(batch: Batch, cache_locations: torch.Tensor, accept_index: torch.Tensor, pools: KVPool) -> None:
-    """Move the target KV of the accepted path to columns L..L+n; the whole path is read before any of it is written.
+def commit(
+    batch: Batch, cache_locations: torch.Tensor, verdict: Verdict, pools: KVPool, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Move the target KV of the accepted path to columns L..L+n, note the accepted tokens, bonus last, at columns
+    L+1..L+n+1, and give the lengths after the round, i64 [B], 0 of padded requests: the reference's commit and
+    record_tokens in one launch.
 
-    What is in its place already, as the whole of a chain is, is left alone.
+    The whole path is read before any of it is written. What is in its place already, as the whole of a chain is, is
+    left alone.
     """
-    keys, values = pools.target.keys, pools.target.values
-    size = keys[0, 0].numel()
-    total, width = len(keys) * size, accept_index.shape[1]
-    block = block_of(total, 256, width)
-    _commit_kernel[batch.size, triton.cdiv(total, block)](
-        keys, values, pools.req_to_token, batch.req_pool_indices, batch.seq_lens, cache_locations, accept_index,
-        width, pools.req_to_token.shape[1], keys.stride(0), size, total,
-        BLOCK_W=triton.next_power_of_2(width), BLOCK_X=block,
+    keys, values, path = pools.target.keys, pools.target.values, verdict.accept_index
+    out = torch.empty_like(batch.seq_lens) if out is None else out
+    size, width = keys[0, 0].numel(), path.shape[1]
+    block = min(block_of(size, _COMMITTED, width), triton.next_power_of_2(size))
+    _commit_kernel[batch.size, len(keys), triton.cdiv(size, block)](
+        keys, values, pools.token_ids, out, pools.req_to_token, batch.req_pool_indices, batch.seq_lens, cache_locations,
+        path, verdict.num_accepted_tokens, verdict.predict, width, pools.req_to_token.shape[1],
+        pools.token_ids.shape[1], keys.shape[1], SIZE=size, BLOCK_W=triton.next_power_of_2(width), BLOCK_X=block,
     )  # fmt: skip
-
-
-@kernel
-def _record_kernel(
-    token_ids_ptr, rows_ptr, lens_ptr, predict_ptr, accept_index_ptr, num_accepted_tokens_ptr, count, width, columns,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
-    mask, request, step = offs < count, offs // width, offs % width
-    row = tl.load(rows_ptr + request, mask=mask, other=-1)
-    column = tl.load(lens_ptr + request, mask=mask, other=0) + 1 + step
-    live = (row >= 0) & (step < tl.load(num_accepted_tokens_ptr + request, mask=mask, other=0)) & (column < columns)
-    node = tl.load(accept_index_ptr + offs, mask=live, other=0).to(tl.int64)
-    token = tl.load(predict_ptr + node, mask=live, other=0)
-    tl.store(token_ids_ptr + row * columns + column, token.to(tl.int64), mask=live)
-
-
-def record_tokens(batch: Batch, verdict: Verdict, pools: KVPool) -> None:
-    """Note the accepted tokens, bonus last, at columns L+1..L+n+1."""
-    path = verdict.accept_index
-    block = block_of(path.numel(), 256)
-    _record_kernel[(triton.cdiv(path.numel(), block),)](
-        pools.token_ids, batch.req_pool_indices, batch.seq_lens, verdict.predict, path, verdict.num_accepted_tokens,
-        path.numel(), path.shape[1], pools.token_ids.shape[1], BLOCK=block,
-    )  # fmt: skip
+    return out

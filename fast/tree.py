@@ -7,14 +7,17 @@ import triton
 import triton.language as tl
 
 from specsim.config import SpecConfig
-from specsim.fast.drafting import select
-from specsim.fast.launch import block_of, kernel, require_contiguous
+from specsim.fast.drafting import select, selected
+from specsim.fast.launch import await_input, block_of, kernel, require_contiguous
 from specsim.phases import Candidates, VerifyInput
 
 _ROWS = 32
 _COLUMNS = 64
 _PREFIX = 256
 _NO_LIMIT = 2**31 - 1
+# A tree of at most so many nodes and candidates is built by one program.
+_SMALL_NODES = 64
+_SMALL_CANDIDATES = 2048
 
 
 class MalformedTree(ValueError):
@@ -46,9 +49,10 @@ def _parents(chosen_ptr, parent_list_ptr, node, num_nodes, num_blocks, k, COLUMN
 def _nodes_kernel(
     tokens_ptr, scores_ptr, parent_list_ptr, chosen_ptr, bonus_tokens_ptr, draft_tokens_ptr, parents_ptr,
     node_scores_ptr, num_candidates, num_blocks, num_nodes, k, LOG: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    COLUMNS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The chosen candidates of one request as nodes."""
+    await_input(PDL)
     request = tl.program_id(0).to(tl.int64)
     node = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
     chosen_ptr += request * (num_nodes - 1)
@@ -68,8 +72,10 @@ def _nodes_kernel(
 def _links_kernel(
     parents_ptr, seq_lens_ptr, cache_locations_ptr, positions_ptr, mask_ptr, retrieve_index_ptr, next_token_ptr,
     next_sibling_ptr, kept_locations_ptr, num_nodes, max_len, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Everything that follows from the parents of one request."""
+    await_input(PDL)
     request = tl.program_id(0).to(tl.int64)
     node = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
     first, mask = request * num_nodes, node < num_nodes
@@ -101,12 +107,64 @@ def _links_kernel(
 
 
 @kernel
+def _small_tree_kernel(
+    tokens_ptr, scores_ptr, parent_list_ptr, bonus_tokens_ptr, seq_lens_ptr, cache_locations_ptr, draft_tokens_ptr,
+    parents_ptr, node_scores_ptr, positions_ptr, mask_ptr, retrieve_index_ptr, next_token_ptr, next_sibling_ptr,
+    kept_locations_ptr, num_candidates, num_nodes, num_steps, k, max_len, LOG: tl.constexpr, NODES: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Selection, nodes and what follows from their parents of one request; draft_tokens first holds who is chosen."""
+    await_input(PDL)
+    request = tl.program_id(0).to(tl.int64)
+    first, candidates, index = request * num_nodes, request * num_candidates, tl.arange(0, BLOCK)[None, :]
+    scores = tl.load(scores_ptr + candidates + index, mask=index < num_candidates, other=0.0)
+    kept, place = selected(scores, index < num_candidates, num_nodes - 1)
+    tl.store(draft_tokens_ptr + first + 1 + place, index.to(tl.int64), mask=kept)
+    node_of = tl.reshape(tl.where(kept, 1 + place, 0), [BLOCK])
+    tl.debug_barrier()  # all are written before any is read, and read before tokens take their place
+    node = tl.arange(0, NODES)
+    own, mask, mask_draft = first + node, node < num_nodes, (node > 0) & (node < num_nodes)
+    flat = tl.load(draft_tokens_ptr + own, mask=mask_draft, other=0)
+    tl.debug_barrier()
+    wanted = tl.load(parent_list_ptr + request * (num_candidates // k) + flat // k, mask=mask_draft, other=-1)
+    is_candidate = (wanted >= 0) & (wanted < num_candidates)
+    parent = tl.where(is_candidate, tl.gather(node_of, tl.where(is_candidate, wanted, 0).to(tl.int32), 0), 0)
+    parent = tl.where((parent < node) & (flat >= k), parent, 0)
+    parent = tl.where(mask_draft, parent, tl.where(node == 0, -1, -2))  # -2: of no node
+    tokens = tl.load(tokens_ptr + candidates + flat, mask=mask_draft)
+    tokens = tl.where(node == 0, tl.load(bonus_tokens_ptr + request).to(tl.int64), tokens)
+    scores = tl.load(scores_ptr + candidates + flat, mask=mask_draft)
+    tl.store(draft_tokens_ptr + own, tokens, mask=mask)
+    tl.store(parents_ptr + own, parent.to(tl.int64), mask=mask)
+    tl.store(node_scores_ptr + own, tl.where(node == 0, 0.0 if LOG else 1.0, scores), mask=mask)
+
+    row, column, parent_of_column = node[:, None], node[None, :], parent[None, :]
+    first_child = tl.min(tl.where(parent_of_column == row, column, NODES), axis=1)
+    is_sibling = (parent_of_column == parent[:, None]) & (column > row)
+    next_sibling = tl.min(tl.where(is_sibling, column, NODES), axis=1)
+    sees, ancestor, depth = (column == row).to(tl.int32), tl.where(mask, node, 0), tl.zeros_like(node)
+    for _ in range(num_steps):
+        depth += (ancestor > 0).to(tl.int32)
+        ancestor = tl.maximum(tl.gather(parent, ancestor, 0), 0)
+        sees = tl.where(column == ancestor[:, None], 1, sees)
+    tl.store(mask_ptr + own[:, None] * num_nodes + column, sees != 0, mask=mask[:, None] & mask[None, :])
+    position = tl.load(seq_lens_ptr + request) + depth
+    slot = tl.load(cache_locations_ptr + own, mask=mask)
+    tl.store(positions_ptr + own, position, mask=mask)
+    tl.store(retrieve_index_ptr + own, own, mask=mask)
+    tl.store(next_token_ptr + own, tl.where(first_child < num_nodes, first_child, -1).to(tl.int64), mask=mask)
+    tl.store(next_sibling_ptr + own, tl.where(next_sibling < num_nodes, next_sibling, -1).to(tl.int64), mask=mask)
+    tl.store(kept_locations_ptr + own, tl.where(position < max_len, slot, -1), mask=mask)
+
+
+@kernel
 def _chain_kernel(
     tokens_ptr, scores_ptr, bonus_tokens_ptr, seq_lens_ptr, cache_locations_ptr, draft_tokens_ptr, parents_ptr,
     node_scores_ptr, positions_ptr, mask_ptr, retrieve_index_ptr, next_token_ptr, next_sibling_ptr, kept_locations_ptr,
-    num_rows, num_nodes, max_len, LOG: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    num_rows, num_nodes, max_len, LOG: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Rows are the nodes of all requests: node j hangs from node j - 1."""
+    await_input(PDL)
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     request, node, mask = rows // num_nodes, rows % num_nodes, rows < num_rows
     candidate, mask_draft = rows - request - 1, mask & (node > 0)
@@ -189,6 +247,8 @@ def _build_chain(tree: VerifyInput, bonus_tokens, seq_lens, cache_locations, con
 
 def _build_tree(tree: VerifyInput, bonus_tokens, seq_lens, cache_locations, config: SpecConfig) -> None:
     batch_size, num_nodes = tree.parents.shape
+    if num_nodes <= _SMALL_NODES and config.num_candidates <= _SMALL_CANDIDATES:
+        return _build_small_tree(tree, bonus_tokens, seq_lens, cache_locations, config)
     candidates, columns = tree.candidates, block_of(num_nodes, _COLUMNS)
     rows = block_of(num_nodes, _ROWS, columns)
     grid = batch_size, triton.cdiv(num_nodes, rows)
@@ -202,6 +262,17 @@ def _build_tree(tree: VerifyInput, bonus_tokens, seq_lens, cache_locations, conf
         tree.parents, seq_lens, cache_locations, tree.positions, tree.mask, tree.retrieve_index,
         tree.retrieve_next_token, tree.retrieve_next_sibling, tree.cache_locations, num_nodes, _limit(config),
         ROWS=rows, COLUMNS=columns,
+    )  # fmt: skip
+
+
+def _build_small_tree(tree: VerifyInput, bonus_tokens, seq_lens, cache_locations, config: SpecConfig) -> None:
+    batch_size, num_nodes = tree.parents.shape
+    _small_tree_kernel[(batch_size,)](
+        tree.candidates.tokens, tree.candidates.scores, tree.candidates.parent_list, bonus_tokens, seq_lens,
+        cache_locations, tree.draft_tokens, tree.parents, tree.scores, tree.positions, tree.mask, tree.retrieve_index,
+        tree.retrieve_next_token, tree.retrieve_next_sibling, tree.cache_locations, config.num_candidates, num_nodes,
+        config.num_steps, config.topk, _limit(config), LOG=config.score == "logprob", NODES=triton.next_power_of_2(num_nodes),
+        BLOCK=triton.next_power_of_2(config.num_candidates),
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from specsim.columns import own_committed, own_lanes, own_tree
 from specsim.config import InputError, SpecConfig
 from specsim.drafter import Drafter
 from specsim.phases import (
+    Advance,
     Batch,
     DraftExtendInput,
     DraftInput,
@@ -85,6 +86,11 @@ class Engine:
         verify_output = self.verify(batch, verify_input, pools)
         next_input = self.draft_extend(batch, verify_output.draft_extend_input, pools)
         return RoundOutput(verify_input, verify_output, next_input)
+
+    def advance(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> Advance:
+        """A round, of which only what a serving loop needs is handed out."""
+        _, output, next_input = self.round(batch, draft_input, pools, reserved)
+        return Advance(output, next_input, batch.after(output.num_accepted_tokens))
 
     def draft(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> VerifyInput:
         """Propose candidates and lay the best of them out as trees over columns L..L+N-1."""

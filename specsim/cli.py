@@ -124,6 +124,7 @@ def generate(
     device: options.Device = None,
     graph: options.Graph = None,
     bucket: options.Bucket = None,
+    batch_invariant: options.BatchInvariant = False,
     json_file: options.JsonFile = None,
 ) -> None:
     """Continue a text, and show what speculation made of it."""
@@ -200,6 +201,7 @@ def run(
     device: options.Device = None,
     graph: options.Graph = None,
     bucket: options.Bucket = None,
+    batch_invariant: options.BatchInvariant = False,
     json_file: options.JsonFile = None,
     trace: Annotated[Path | None, typer.Option(help="Write what happened, step by step, as Parquet.")] = None,
 ) -> None:
@@ -242,7 +244,7 @@ def _run(given: dict[str, Any], config: SpecConfig, serving: ServingConfig, colu
         "date": date,
         "versions": versions(engine.device.type),
         "pair": pair.name,
-        **{name: given[name] for name in ("impl", "dtype", "bucket")},
+        **{name: given[name] for name in ("impl", "dtype", "bucket", "batch_invariant")},
         "device": engine.device.type,
         "graph": getattr(engine, "graph", None),
     }

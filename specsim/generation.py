@@ -87,23 +87,28 @@ def load_engine(
     device: str | None = None,
     graph: str | None = None,
     bucket: int | None = None,
+    batch_invariant: bool = False,
     acceptance: SyntheticAcceptance | None = None,
 ):
     """The engine of a column by name; another column is never taken instead.
 
     device, graph, bucket are the fast column's: `cpu` or `cuda` (None: a GPU where there is one); `eager`, `step`,
     `phase` or `round` (None: `round` where the setting allows it); requests that its buffers hold (None: the next power
-    of two). acceptance: decides how many drafts a round accepts, whatever the target says: not lossless.
+    of two). So is batch_invariant: a request's results depend on no other of its batch, for which sums are taken in an
+    order that no batch changes. acceptance: decides how many drafts a round accepts, whatever the target says: not
+    lossless.
     """
     if dtype not in DTYPES:
         raise InputError("dtype", dtype, " or ".join(map(str, DTYPES)))
     if impl == "fast":
-        return _load_fast(pair, config, dtype, device, graph, bucket, acceptance)
+        return _load_fast(pair, config, dtype, device, graph, bucket, batch_invariant, acceptance)
     if impl != "reference":
         raise InputError("impl", impl, " or ".join(COLUMNS))
     for name, value, only in (("device", device, "cpu"), ("graph", graph, "eager"), ("bucket", bucket, None)):
         if value not in (None, only):
             raise InputError(name, value, f"{only or 'nothing'} with impl 'reference'")
+    if batch_invariant:
+        raise InputError("batch_invariant", batch_invariant, "False with impl 'reference'")
     return importlib.import_module("specsim.reference.engine").Engine(pair, config, dtype, acceptance)
 
 
@@ -118,7 +123,7 @@ def check_device(device: str | None) -> str:
     return device
 
 
-def _load_fast(pair, config: SpecConfig, dtype: torch.dtype, device, graph, bucket, acceptance):
+def _load_fast(pair, config: SpecConfig, dtype: torch.dtype, device, graph, bucket, batch_invariant: bool, acceptance):
     if dtype == torch.float64:
         raise InputError("dtype", dtype, "torch.float32, torch.bfloat16 or torch.float16 with impl 'fast'")
     device = check_device(device)
@@ -131,7 +136,7 @@ def _load_fast(pair, config: SpecConfig, dtype: torch.dtype, device, graph, buck
         raise InputError("device", device, allowed)
     graph = graph or ("phase" if config.release == "round" else "round")
     engine = importlib.import_module("specsim.fast.engine").Engine
-    return engine(pair, config, dtype, device, graph, bucket, acceptance)
+    return engine(pair, config, dtype, device, graph, bucket, batch_invariant, acceptance)
 
 
 def generate(
@@ -146,6 +151,7 @@ def generate(
     device: str | None = None,
     graph: str | None = None,
     bucket: int | None = None,
+    batch_invariant: bool = False,
     acceptance: SyntheticAcceptance | None = None,
     progress: bool = False,
 ) -> Generation:
@@ -153,13 +159,14 @@ def generate(
 
     config None is SpecConfig(), or plain decoding for a pair without a drafter. sampling: one for all prompts or one
     each. request_ids (0, 1, ... unless given) name the random streams: a request with the same id, seed and prompt
-    gives the same tokens in any batch. impl: `reference` or `fast`; device, graph, bucket, acceptance: see
-    load_engine. Raises InputError for an empty or too long prompt and for token ids outside the vocabulary.
+    gives the same tokens in any batch. impl: `reference` or `fast`; device, graph, bucket, batch_invariant,
+    acceptance: see load_engine. Raises InputError for an empty or too long prompt and for token ids outside the
+    vocabulary.
     """
     config = (SpecConfig() if pair.drafter else SpecConfig.plain()) if config is None else config
     if not isinstance(config, SpecConfig):
         raise InputError("config", config, "a SpecConfig")
-    engine = load_engine(pair, config, impl, dtype, device, graph, bucket, acceptance)
+    engine = load_engine(pair, config, impl, dtype, device, graph, bucket, batch_invariant, acceptance)
     requests = make_requests(pair, prompts, sampling, request_ids, engine.config.max_len)
     start = time.perf_counter()
     with torch.inference_mode():

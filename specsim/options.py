@@ -68,6 +68,9 @@ Graph = Annotated[
     ),
 ]
 Bucket = Annotated[int | None, typer.Option(help="Requests its buffers hold.", show_default="the next power of two")]
+BatchInvariant = Annotated[
+    bool, typer.Option("--batch-invariant", help="Sums never depend on the batch: no library products.")
+]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the result here.")]
 
 
@@ -93,7 +96,7 @@ def column(options: dict[str, Any]) -> dict[str, Any]:
     if options["dtype"] not in DTYPES:
         raise InputError("dtype", options["dtype"], " or ".join(DTYPES))
     dtype = getattr(torch, options["dtype"])
-    column = {name: options[name] for name in ("impl", "device", "graph", "bucket")}
+    column = {name: options[name] for name in ("impl", "device", "graph", "bucket", "batch_invariant")}
     return {"dtype": dtype, "acceptance": acceptance(options), **column}
 
 

@@ -325,3 +325,11 @@ class RoundOutput(NamedTuple):
     verify_input: VerifyInput
     verify_output: VerifyOutput
     draft_input: DraftInput
+
+
+class Advance(NamedTuple):
+    """What a round leaves to a serving loop: how far it went, and what the next round starts from."""
+
+    verdict: Verdict
+    draft_input: DraftInput
+    batch: Batch

@@ -20,40 +20,43 @@ class Delivery(NamedTuple):
     is_round: bool
 
 
-class Relay:
-    """Lengths as the device knows them, keyed by row of the request table: futures, for a host that lags behind."""
-
-    @torch.inference_mode(False)  # such a tensor may be written inside that mode and outside
-    def __init__(self, num_rows: int, device: torch.device):
-        self._seq_lens = torch.zeros(num_rows, dtype=torch.int64, device=device)
-
-    def put(self, batch: Batch) -> None:
-        """Note the lengths of a batch's requests."""
-        self._seq_lens[batch.req_pool_indices] = batch.seq_lens
-
-    def get(self, batch: Batch) -> Batch:
-        """The batch with the lengths that were put last for its requests, whatever place they had then."""
-        return replace(batch, seq_lens=self._seq_lens[batch.req_pool_indices])
-
-
 class HostCopy:
-    """Tensors on their way to the host, which waits for them in `read` only."""
+    """Contiguous tensors on their way to the host, which waits for them in `read` only.
+
+    Those that lie in one piece of memory, as what a round leaves does, leave the GPU in one copy.
+    """
 
     def __init__(self, tensors: dict[str, torch.Tensor]):
         self._tensors, self._event = tensors, None
         if any(tensor.is_cuda for tensor in tensors.values()):
-            self._tensors = {
-                name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-                for name, tensor in tensors.items()
-            }
+            pieces: dict[int, list[torch.Tensor]] = {}
+            for tensor in tensors.values():
+                pieces.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
+            self._pieces = {address: _sent(piece) for address, piece in pieces.items()}
             self._event = torch.cuda.Event()
             self._event.record()
 
     def read(self) -> dict[str, torch.Tensor]:
         """The tensors on the host."""
-        if self._event is not None:
-            self._event.synchronize()
-        return self._tensors
+        if self._event is None:
+            return self._tensors
+        self._event.synchronize()
+        return {name: self._read(tensor) for name, tensor in self._tensors.items()}
+
+    def _read(self, tensor: torch.Tensor) -> torch.Tensor:
+        raw, first = self._pieces[tensor.untyped_storage().data_ptr()]
+        place = tensor.storage_offset() * tensor.itemsize - first
+        return raw[place : place + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+
+
+def _sent(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, int]:
+    """The bytes from the first of some tensors in one piece of memory to the last, and where they begin in it."""
+    places = [tensor.storage_offset() * tensor.itemsize for tensor in tensors]
+    first = min(places) // 8 * 8  # whatever is behind it stays aligned
+    size = max(place + tensor.nbytes for place, tensor in zip(places, tensors, strict=True)) - first
+    on_gpu = torch.empty(0, dtype=torch.uint8, device=tensors[0].device)
+    on_gpu.set_(tensors[0].untyped_storage(), first, (size,))
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True).copy_(on_gpu, non_blocking=True), first
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +83,14 @@ class Launched:
 
 
 class Runner:
-    """Prefills and rounds of one engine over one pool. Between rounds the batch has no lengths of its own.
+    """Prefills and rounds of one engine over one pool.
 
     requests: those that are being decoded, in the order of the batch's rows. lagging: the host learns results late, so
-    that lengths come from the relay; else they come from what the host knows.
+    that the lengths of a round are those that the round before left on the device; else they are what the host knows.
     """
 
     def __init__(self, engine, pools: KVPool, lagging: bool):
         self._engine, self._pools, self._lagging = engine, pools, lagging
-        self._relay = Relay(len(pools.req_to_token), engine.device)
         self.requests: list[Request] = []
         self._batch, self._draft_input = self._batch_of([]), engine.drafter.idle()
 
@@ -122,16 +124,14 @@ class Runner:
     def _join(self, requests: list[Request], batch: Batch, draft_input: DraftInput) -> None:
         self.requests += requests
         self._batch, self._draft_input = self._batch.merge(batch), self._draft_input.merge(draft_input)
-        self._relay.put(batch)
 
     def round(self, step: int) -> Launched:
         """One round of the batch, also of an empty one."""
-        batch = self._relay.get(self._batch) if self._lagging else self._with_known_lengths()
-        _, output, self._draft_input = self._engine.round(batch, self._draft_input, self._pools, reserved=True)
-        after = batch.after(output.num_accepted_tokens)
-        self._relay.put(after)
-        self._batch = replace(self._batch, num_rounds=after.num_rounds)
-        results = HostCopy({each.name: getattr(output, each.name) for each in fields(Verdict)})
+        batch = self._batch if self._lagging else self._with_known_lengths()
+        verdict, self._draft_input, self._batch = self._engine.advance(
+            batch, self._draft_input, self._pools, reserved=True
+        )
+        results = HostCopy({each.name: getattr(verdict, each.name) for each in fields(Verdict)})
         return Launched(step, tuple(self.requests), results, is_round=True, places=tuple(range(len(self.requests))))
 
     def _with_known_lengths(self) -> Batch:

@@ -395,10 +395,18 @@ def reference_loop(first: DraftInput, steps, config: SpecConfig):
     return Candidates(torch.cat(tokens, 1), torch.cat(scores, 1), torch.cat(parent_list, 1)), lanes
 
 
+def lane_scores(lanes: fast.Lanes, config: SpecConfig) -> torch.Tensor:
+    """The scores of the candidates that are the lanes now."""
+    first = 1 + min(int(lanes.step[0]), max(0, config.num_steps - 2)) * config.topk
+    ids = lanes.candidates.parent_list[:, first : first + config.topk]
+    scores = lanes.candidates.scores
+    return (scores.gather(1, ids) if config.num_steps > 1 else scores).cpu()
+
+
 def check_lanes(lanes: fast.Lanes, expected, config: SpecConfig, exact: bool) -> None:
     tokens, scores, hidden, path = expected
     assert torch.equal(lanes.tokens.cpu(), tokens)
-    check_scores(lanes.scores.cpu(), scores, config, exact)
+    check_scores(lane_scores(lanes, config), scores, config, exact)
     assert torch.equal(lanes.hidden.cpu(), hidden)
     assert torch.equal(lanes.path.cpu()[..., : path.shape[-1]].long(), path)
     assert (lanes.path[..., path.shape[-1] :] == -1).all()
@@ -424,7 +432,7 @@ def check_loop(size: int, config: SpecConfig, hidden_size: int, tied: bool, devi
         fast.start_lanes(first.to(device), lanes, config)
         for step, results in enumerate(steps):
             check_lanes(lanes, states[step], config, exact)
-            assert lanes.step.tolist() == [step]
+            assert lanes.step.tolist() == [step, 0]
             fast.expand(lanes, *(result.to(device) for result in results), config)
         check_lanes(lanes, states[-1], config, exact)
     assert torch.equal(lanes.candidates.tokens.cpu(), expected.tokens)
@@ -466,7 +474,8 @@ def test_a_child_of_the_fast_column_never_scores_above_its_parent(k, score, devi
     lanes = fast.Lanes.empty(2, 3, config, torch.float32, device)
     fast.start_lanes(first.to(device), lanes, config)
     fast.expand(lanes, *(value.to(device) for value in (torch.full_like(topk_p, 1 + EPS), *others)), config)
-    assert torch.equal(lanes.candidates.scores[:, k:], lanes.scores.repeat_interleave(k, dim=1))
+    scores = lanes.candidates.scores
+    assert torch.equal(scores[:, k:], scores[:, :k].repeat_interleave(k, dim=1))
 
 
 @pytest.mark.parametrize("score", ["prob", "logprob"])
@@ -500,7 +509,7 @@ def test_nothing_is_written_after_the_last_step(k, device):
         steps[0] = tuple(torch.ones_like(value) for value in steps[0])
     fast.expand(lanes, *(value.to(device) for value in steps[0]), config)
     step, *others = lanes.buffers
-    assert step.tolist() == [3]
+    assert step.tolist() == [3, 0]
     assert all(torch.equal(one, other) for one, other in zip(others, before[1:], strict=True))
 
 
@@ -515,8 +524,9 @@ def test_junk_of_padded_requests_changes_no_real_one(k, device, gpu_blocks, prog
     fast.start_lanes(first.to(device), lanes, config)
     for step in steps:
         fast.expand(lanes, *(value.to(device) for value in step), config)
+    tokens, _, hidden, path = states[-1]
     real = [buffer[:2].cpu() for buffer in lanes.buffers[1:]]
-    for one, other in zip(real, [*states[-1][:2], states[-1][3].int(), states[-1][2]], strict=False):
+    for one, other in zip(real, [tokens, path.int(), hidden], strict=False):
         assert torch.equal(one[..., : other.shape[-1]], other)
     for name in ("tokens", "scores", "parent_list"):
         assert torch.equal(getattr(lanes.candidates, name)[:2].cpu(), getattr(expected, name))

@@ -1,5 +1,6 @@
 """States copied into static buffers and out of them, with padded rows between."""
 
+from copy import deepcopy
 from dataclasses import fields, replace
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from specsim.config import SamplingParams, SpecConfig
 from specsim.fast.frame import Frame, load, load_extend_input, unload, unload_extend_input
-from specsim.phases import Batch, DraftExtendInput, State, VerifyInput
+from specsim.phases import Batch, DraftExtendInput, DraftInput, State, VerifyInput
 from specsim.pool import KVBuffer, KVLayout, KVPool
 
 CONFIG = SpecConfig(topk=2, num_steps=3, num_draft_tokens=5, page_size=4, max_len=64)
@@ -83,6 +84,85 @@ def test_what_is_loaded_comes_out_again(size):
     assert (frame.batch.sampling.temperature[size:] == 0).all()
     assert (frame.verify_input.cache_locations[size * CONFIG.num_draft_tokens :] == -1).all()
     assert (frame.verify_input.retrieve_next_token[size:] == -1).all()
+
+
+def make_draft_input(size: int, first: int = 0) -> DraftInput:
+    numbers = torch.arange(first, first + size)
+    return DraftInput(
+        topk_p=numbers[:, None].repeat(1, 2) / 64,
+        topk_index=numbers[:, None].repeat(1, 2) + 1,
+        hidden=numbers[:, None].repeat(1, HIDDEN).float(),
+        bonus_tokens=numbers.int() + 2,
+    )
+
+
+def loaded(frame: Frame, size: int) -> tuple[Batch, DraftInput]:
+    return unload(frame.batch, size, frame.bucket), unload(frame.draft_input, size, frame.bucket)
+
+
+def test_what_is_there_already_is_not_copied_again():
+    frame, batch, draft_input = make_frame(4), make_batch(3), make_draft_input(3)
+    frame.inlet.load(batch, draft_input)
+    frame.batch.prompt_lens.fill_(77)
+    frame.draft_input.topk_index.fill_(77)
+    frame.inlet.load(replace(batch, seq_lens=batch.seq_lens + 2), draft_input)
+    assert frame.batch.seq_lens.tolist() == [5, 6, 7, 0]
+    assert (frame.batch.prompt_lens == 77).all()
+    assert (frame.draft_input.topk_index == 77).all()
+    frame.inlet.load(deepcopy(batch), replace(draft_input, topk_index=draft_input.topk_index + 0))
+    assert_equal_states(loaded(frame, 3)[0], batch)
+    assert_equal_states(loaded(frame, 3)[1], draft_input)
+
+
+def leave(frame: Frame, seq_lens: list[int], first: int) -> None:
+    """What a round would have left."""
+    load(frame.next_draft_input, make_draft_input(len(seq_lens), first))
+    frame.next_seq_lens.zero_()
+    frame.next_seq_lens[: len(seq_lens)] = torch.tensor(seq_lens, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 4])
+def test_what_a_round_left_comes_back_whatever_came_in_between(size):
+    frame, batch = make_frame(4), make_batch(size)
+    frame.inlet.load(batch, make_draft_input(size, 50))
+    leave(frame, list(range(20, 20 + size)), 5)
+    first = frame.advance(batch)
+    leave(frame, list(range(30, 30 + size)), 9)
+    second = frame.advance(first.batch)
+    assert first.batch.seq_lens.tolist() == list(range(20, 20 + size))
+    mixed = replace(second.draft_input, topk_p=first.draft_input.topk_p)
+    for state, draft_input in [
+        (second.batch, second.draft_input),
+        (batch, second.draft_input),
+        (second.batch, second.draft_input),
+        (second.batch, mixed),
+        (first.batch, first.draft_input),
+        (second.batch, first.draft_input),
+        (second.batch, second.draft_input),
+        (make_batch(4), make_draft_input(4)),
+        (second.batch, second.draft_input),
+        (batch, mixed),
+    ]:
+        frame.inlet.load(state, draft_input)
+        assert_equal_states(loaded(frame, state.size)[0], state)
+        assert_equal_states(loaded(frame, state.size)[1], draft_input)
+        assert (frame.batch.req_pool_indices[state.size :] == -1).all()
+        assert (frame.batch.seq_lens[state.size :] == 0).all()
+    frame.buffers.check()
+
+
+def test_a_copy_of_what_a_round_left_is_of_its_own_memory():
+    frame, batch = make_frame(4), make_batch(2)
+    leave(frame, [11, 12], 3)
+    left = frame.advance(batch)
+    assert_equal_states(left.draft_input, make_draft_input(2, 3))
+    assert_equal_states(left.verdict, unload(frame.verdict, 2, 4))
+    leave(frame, [0, 0], 8)
+    frame.verdict.predict.fill_(5)
+    assert left.batch.seq_lens.tolist() == [11, 12]
+    assert_equal_states(left.draft_input, make_draft_input(2, 3))
+    assert (left.verdict.predict == -1).all()
+    assert left.verdict.predict.shape == (2 * CONFIG.num_draft_tokens,)
 
 
 def test_a_state_that_leaves_shares_no_memory_with_the_buffers():

@@ -251,9 +251,17 @@ def commit_both(lengths: list[int], accept_index: torch.Tensor, num_nodes: int, 
     pools, rows = make_pools(page_size, [length + num_nodes for length in lengths])
     columns = torch.tensor(lengths)[:, None] + torch.arange(num_nodes)
     locations, other = pools.req_to_token[torch.tensor(rows)[:, None], columns].flatten(), twin(pools, device)
-    commit(make_batch(rows, lengths), locations, accept_index, pools)
+    batch, counts = make_batch(rows, lengths), (accept_index >= 0).sum(1, dtype=torch.int32)
+    predict = torch.randint(100, (num_nodes * (1 + len(rows)),), dtype=torch.int32)
+    verdict = Verdict(predict[num_nodes:], accept_index, counts - 1, counts, accept_index.float())
+    commit(batch, locations, accept_index, pools)
+    record_tokens(batch, verdict, pools)
+    assert (pools.token_ids >= 0).sum() == counts.sum()
     more, path = torch.cat([locations[:num_nodes], locations]), with_a_padded_request(accept_index, num_nodes)
-    fast.commit(padded(rows, lengths, device), more.to(device), path.to(device), other)
+    counts = torch.cat([torch.full((1,), path.shape[1], dtype=torch.int32), counts])
+    verdict = Verdict(predict, path, counts - 1, counts, path.float()).to(device)
+    next_lens = fast.commit(padded(rows, lengths, device), more.to(device), verdict, other)
+    assert next_lens.tolist() == [0, *batch.after(counts[1:]).seq_lens.tolist()]
     assert_same(pools, other)
 
 
@@ -313,28 +321,11 @@ def test_kernels_find_the_same_slots_for_a_tree(num_nodes, device, program_order
     assert fast.tree_locations(batch, config, other, out=out) is out
 
 
-@pytest.mark.parametrize("paths", PATHS)
-def test_kernels_record_the_same_tokens(paths, device, program_order):
-    lengths = [5, 8, 15][: len(paths)]
-    pools, rows = make_pools(4, [length + 6 for length in lengths])
-    other, accept_index = twin(pools, device), accept(paths, 6, 4)
-    counts = torch.tensor([len(path) for path in paths], dtype=torch.int32)
-    predict = torch.randint(100, (6 * len(paths) + 6,), dtype=torch.int32)
-    verdict = Verdict(predict[6:], accept_index, counts - 1, counts, accept_index.float())
-    record_tokens(make_batch(rows, lengths), verdict, pools)
-    counts = torch.cat([torch.full((1,), 4, dtype=torch.int32), counts])
-    verdict = Verdict(predict, with_a_padded_request(accept_index, 6), counts - 1, counts, accept_index.float())
-    fast.record_tokens(padded(rows, lengths, device), verdict.to(device), other)
-    assert_same(pools, other)
-    assert (pools.token_ids >= 0).sum() == sum(map(len, paths))
-
-
 def test_kernels_move_nothing_of_no_requests(device):
     pools, _ = make_pools(4, [9])
     other, nobody, config = twin(pools, device), make_batch([], []).to(device), setting(3, 3, 4)
     none = torch.empty(0, dtype=torch.int32, device=device)
     fast.duplicate_tails(nobody, config, other)
-    fast.commit(nobody, none.long(), none.view(0, 4), other)
-    fast.record_tokens(nobody, Verdict(none, none.view(0, 4), none, none, none.float()), other)
+    fast.commit(nobody, none.long(), Verdict(none, none.view(0, 4), none, none, none.float()), other)
     assert fast.tree_locations(nobody, config, other).shape == (0, 4)
     assert_same(pools, other)

@@ -8,9 +8,9 @@ import torch
 
 from specsim import SamplingParams, SpecConfig, generate
 from specsim.generation import load_engine
-from specsim.phases import Batch, DraftInput, State
+from specsim.phases import Advance, DraftInput, State
 from specsim.requests import Request
-from specsim.runner import Delivery, HostCopy, Relay, Runner
+from specsim.runner import Delivery, HostCopy, Runner
 from specsim.zoo.agreeing import agreeing_pair
 
 CONFIG = SpecConfig(topk=2, num_steps=2, num_draft_tokens=5, page_size=4, max_len=64)
@@ -63,9 +63,9 @@ def alone(number: int, config=CONFIG) -> tuple[int, ...]:
 def named_tensors(value, name=""):
     if isinstance(value, torch.Tensor):
         yield name, value
-    elif isinstance(value, State):
-        for field in fields(value):
-            yield from named_tensors(getattr(value, field.name), f"{name}.{field.name}".strip("."))
+    elif isinstance(value, State | Advance):
+        for part in value._fields if isinstance(value, Advance) else [field.name for field in fields(value)]:
+            yield from named_tensors(getattr(value, part), f"{name}.{part}".strip("."))
 
 
 def assert_same(first, second, **tolerance):
@@ -76,39 +76,7 @@ def assert_same(first, second, **tolerance):
         torch.testing.assert_close(mine, theirs, **(tolerance or dict(rtol=0, atol=0)), msg=name)
 
 
-# The relay.
-
-
-def make_batch(rows, lens) -> Batch:
-    batch = Batch.of(range(len(rows)), rows, [1] * len(rows), [PARAMS] * len(rows), vocab_size=4)
-    return replace(batch, seq_lens=torch.tensor(lens, dtype=torch.int64))
-
-
-@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [2], [1, 0], []])
-def test_the_relay_knows_a_request_by_its_row_whatever_its_place(order):
-    relay, batch = Relay(7, torch.device("cpu")), make_batch([4, 1, 6], [10, 20, 30])
-    relay.put(batch)
-    stale = replace(batch, seq_lens=torch.tensor([1, 1, 1])).filter(torch.tensor(order, dtype=torch.int64))
-    relayed = relay.get(stale)
-    assert relayed.seq_lens.tolist() == [[10, 20, 30][place] for place in order]
-    assert_same(replace(relayed, seq_lens=stale.seq_lens), stale)
-
-
-def test_the_relay_keeps_what_was_put_last_for_every_row():
-    relay, batch = Relay(7, torch.device("cpu")), make_batch([4, 1, 6], [10, 20, 30])
-    relay.put(batch)
-    relay.put(make_batch([6, 3], [33, 5]))
-    assert relay.get(batch).seq_lens.tolist() == [10, 20, 33]
-    relay.put(make_batch([], []))
-    assert relay.get(make_batch([3, 4], [0, 0])).seq_lens.tolist() == [5, 10]
-
-
-def test_what_was_got_does_not_change_with_what_is_put_later():
-    relay, batch = Relay(7, torch.device("cpu")), make_batch([4, 1, 6], [10, 20, 30])
-    relay.put(batch)
-    got = relay.get(batch)
-    relay.put(replace(batch, seq_lens=torch.tensor([0, 0, 0])))
-    assert got.seq_lens.tolist() == [10, 20, 30]
+# Lengths.
 
 
 @pytest.mark.parametrize("config", [CONFIG, SpecConfig(1, 2, 3, page_size=1, max_len=64)], ids=["tree", "chain"])
@@ -139,9 +107,9 @@ def test_a_host_that_does_not_lag_says_the_lengths_itself():
     (delivery,) = runner.round(1).read()
     request.take(delivery.token_ids, delivery.logprobs)
     seen = []
-    whole = engine.round
-    engine.round = lambda batch, *rest, **more: (seen.append(batch.seq_lens.tolist()), whole(batch, *rest, **more))[1]
-    runner._relay.put(replace(runner._batch, seq_lens=torch.tensor([1])))
+    whole = engine.advance
+    engine.advance = lambda batch, *rest, **more: (seen.append(batch.seq_lens.tolist()), whole(batch, *rest, **more))[1]
+    runner._batch = replace(runner._batch, seq_lens=torch.tensor([1]))
     (delivery,) = runner.round(2).read()
     assert seen == [[request.prefill_len]]
     request.take(delivery.token_ids, delivery.logprobs)
@@ -187,21 +155,28 @@ def test_a_prefill_delivers_the_first_token_of_those_that_are_complete_and_have_
 
 
 def test_a_copy_is_read_on_the_host(device):
-    tensors = {"a": torch.arange(6, device=device).view(2, 3), "b": torch.empty(0, 3, device=device)}
-    read = HostCopy(tensors).read()
-    assert {name: (tensor.device.type, tensor.dtype) for name, tensor in read.items()} == {
-        "a": ("cpu", torch.int64),
-        "b": ("cpu", torch.float32),
+    """Also of what lies in one piece of memory, between other things and in another order."""
+    raw = torch.arange(64, dtype=torch.uint8, device=device)
+    tensors = {
+        "a": torch.tensor([0.5, 1.5, 2.5], device=device),
+        "b": torch.arange(6, device=device).view(2, 3),
+        "c": torch.empty(0, 3, device=device),
+        "d": raw[24:40].view(torch.int64),
+        "e": raw[12:20].view(torch.int32).view(2, 1),
+        "f": raw[40:40].view(torch.int32),
     }
-    assert read["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert read["b"].shape == (0, 3)
+    read, expected = HostCopy(tensors).read(), {name: tensor.tolist() for name, tensor in tensors.items()}
+    assert {name: tensor.tolist() for name, tensor in read.items()} == expected
+    for name, tensor in tensors.items():
+        assert (read[name].device.type, read[name].dtype) == ("cpu", tensor.dtype)
+        assert read[name].shape == tensor.shape
 
 
 # Nothing to do.
 
 
-def spied(engine, monkeypatch) -> list[tuple[str, State]]:
-    """The state that every phase is given and gives, in the order of the calls."""
+def spied(engine, phases: list[str], monkeypatch) -> list[tuple[str, State]]:
+    """The state that every phase is given and gives, in the order of the calls; seed is the drafter's."""
     seen = []
 
     def spy(owner, name, given, given_name=None):
@@ -214,13 +189,11 @@ def spied(engine, monkeypatch) -> list[tuple[str, State]]:
 
         monkeypatch.setattr(owner, name, call)
 
-    for name in ("prefill", "draft", "verify", "draft_extend"):
-        spy(engine, name, 1)
-    spy(engine.drafter, "seed", 1)
+    for name in phases:
+        spy(engine.drafter if name == "seed" else engine, name, 1)
     return seen
 
 
-PHASES = ["seed", "prefill", "draft", "verify", "draft_extend"]
 IDLE = {
     "reference": dict(),
     "reference, eagle": dict(kind="eagle"),
@@ -236,7 +209,8 @@ def test_with_nothing_to_do_every_phase_is_passed_through_with_states_of_no_row(
     """The types and shapes of a live call but for their rows; nothing is written, and what follows is as ever."""
     column = dict(device=device, graph="eager") if how.get("impl") == "fast" else {}
     runner, engine, pools = make_runner(**how, **column, lagging=lagging)
-    seen = spied(engine, monkeypatch)
+    phases = ["seed", "prefill", *(["advance"] if how.get("impl") == "fast" else ["draft", "verify", "draft_extend"])]
+    seen = spied(engine, phases, monkeypatch)
     before = {name: tensor.clone() for name, tensor in pool_tensors(pools)}
     launched = [runner.prefill(0, [], []), runner.round(0)]
     assert [each.read() for each in launched] == [[], []]
@@ -250,7 +224,7 @@ def test_with_nothing_to_do_every_phase_is_passed_through_with_states_of_no_row(
     for delivery in live[0].read():
         request.take(delivery.token_ids, delivery.logprobs)
     live.append(runner.round(1))
-    assert [name for name, _ in idle] == [f"{phase} {way}" for phase in PHASES for way in ("takes", "gives")]
+    assert [name for name, _ in idle] == [f"{phase} {way}" for phase in phases for way in ("takes", "gives")]
     assert [name for name, _ in seen] == [name for name, _ in idle]
     for (name, empty), (_, full) in zip(idle, seen, strict=True):
         assert type(empty) is type(full)

@@ -289,6 +289,13 @@ def gpu_blocks(monkeypatch) -> None:
     monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: on_gpu)
 
 
+@pytest.fixture(params=["small trees in one program", "no tree is small"])
+def smallness(request, monkeypatch) -> None:
+    """Which kernels lay a tree out."""
+    if request.param == "no tree is small":
+        monkeypatch.setattr(fast, "_SMALL_NODES", 0)
+
+
 def drafted(size: int, config: SpecConfig, tied: bool = False) -> Candidates:
     """Candidates as a draft loop leaves them, of random probabilities."""
 
@@ -332,7 +339,7 @@ SETTINGS = [(1, 1, 2), (1, 5, 6), (2, 1, 3), (2, 3, 2), (3, 4, 31), (4, 3, 17), 
 
 @pytest.mark.parametrize(("tied", "score", "max_len"), [(True, "prob", 6), (False, "logprob", None)])
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
-def test_fast_trees_are_the_references(setting, tied, score, max_len, device, gpu_blocks, program_order):
+def test_fast_trees_are_the_references(setting, tied, score, max_len, device, gpu_blocks, smallness, program_order):
     config = SpecConfig(*setting, score=score, max_len=max_len)
     check_equal(*both_columns(drafted(3, config, tied), config, device))
 
@@ -399,7 +406,7 @@ def check_bounded(tree: VerifyInput, request: int, num_nodes: int) -> None:
 
 
 @pytest.mark.parametrize("setting", [(1, 3, 4), (3, 3, 9), (16, 5, 64)])
-def test_padded_requests_of_junk_change_no_real_one(setting, device, gpu_blocks, program_order):
+def test_padded_requests_of_junk_change_no_real_one(setting, device, gpu_blocks, smallness, program_order):
     config = SpecConfig(*setting, max_len=50)
     num_nodes, real = config.num_draft_tokens, torch.arange(2)
     candidates = drafted(4, config)

@@ -10,17 +10,22 @@ from specsim.fast.attention import extend_metadata, lane_metadata, prefill_metad
 from specsim.fast.drafting import Lanes, draft_topk, expand, start_lanes
 from specsim.fast.extend import shift_left
 from specsim.fast.kv import duplicate_tails
-from specsim.fast.launch import kernel
+from specsim.fast.launch import await_input, kernel
 from specsim.phases import Batch, Candidates, DraftExtendInput, DraftInput, PrefillInput
 from specsim.pool import KVPool
 
 
 @kernel
-def _last_rows_kernel(hidden_ptr, row_starts_ptr, counts_ptr, out_ptr, size, BLOCK: tl.constexpr):
+def _last_rows_kernel(
+    hidden_ptr, row_starts_ptr, counts_ptr, bonus_tokens_ptr, out_ptr, out_tokens_ptr, SIZE: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    await_input(PDL)
     request, offs = tl.program_id(0), tl.arange(0, BLOCK)
     row = tl.load(row_starts_ptr + request) + tl.load(counts_ptr + request) - 1
-    values = tl.load(hidden_ptr + row.to(tl.int64) * size + offs, mask=offs < size)
-    tl.store(out_ptr + request.to(tl.int64) * size + offs, values, mask=offs < size)
+    values = tl.load(hidden_ptr + row.to(tl.int64) * SIZE + offs, mask=offs < SIZE)
+    tl.store(out_ptr + request.to(tl.int64) * SIZE + offs, values, mask=offs < SIZE)
+    tl.store(out_tokens_ptr + request, tl.load(bonus_tokens_ptr + request))
 
 
 class AutoregressiveDrafter:
@@ -61,10 +66,11 @@ class AutoregressiveDrafter:
     def _first_topk(self, ids, features_RF, metadata, last, bonus_tokens, pools: KVPool, out: DraftInput) -> DraftInput:
         hidden_RH = self._head.forward(ids, self._head.fuse(features_RF), metadata, pools.draft)
         block = triton.next_power_of_2(self.hidden_size)
-        _last_rows_kernel[(len(out.hidden),)](hidden_RH, *last, out.hidden, self.hidden_size, BLOCK=block)
+        _last_rows_kernel[(len(out.hidden),)](
+            hidden_RH, *last, bonus_tokens, out.hidden, out.bonus_tokens, SIZE=self.hidden_size, BLOCK=block
+        )
         logits_BV = self._head.logits(out.hidden)
         draft_topk(logits_BV, self._config.topk, self._head.d2t, out=(out.topk_p, out.topk_index))
-        out.bonus_tokens.copy_(bonus_tokens)
         return out
 
     def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> Candidates:
