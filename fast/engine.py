@@ -16,6 +16,7 @@ from specsim.fast.drafters.none import NoDrafter
 from specsim.fast.extend import draft_extend_input
 from specsim.fast.frame import Frame, load, load_extend_input, unload, unload_extend_input
 from specsim.fast.graph import capture
+from specsim.fast.synthetic import Schedule
 from specsim.fast.targets import FAMILIES
 from specsim.phases import (
     Advance,
@@ -29,6 +30,7 @@ from specsim.phases import (
     VerifyOutput,
 )
 from specsim.pool import KVBuffer, KVPool
+from specsim.synthetic import SyntheticAcceptance
 
 GRAPHS = ("eager", "step", "phase", "round")
 ROUND = ("propose", "lay_out", "judge", "hand_over", "extend")  # its sections
@@ -38,10 +40,10 @@ MOST_CANDIDATES = 2**16  # what one program can rank
 class Engine:
     """Rounds of one pair under one setting, over buffers of `bucket` requests (None: the next power of two).
 
-    pair, config, dtype: as the reference's. graph: `eager`, every kernel launched by the host; `step`, one recorded
-    draft step replayed; `phase`, a graph each for draft, verify and draft-extend; `round`, one graph for all of them,
-    which needs release `finish`, since pages cannot change hands inside it; a phase that is called alone is launched
-    then. batch_invariant: a request's results depend on no other of its batch.
+    pair, config, dtype, acceptance: as the reference's. graph: `eager`, every kernel launched by the host; `step`, one
+    recorded draft step replayed; `phase`, a graph each for draft, verify and draft-extend; `round`, one graph for all
+    of them, which needs release `finish`, since pages cannot change hands inside it; a phase that is called alone is
+    launched then. batch_invariant: a request's results depend on no other of its batch.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Engine:
         graph: Literal["eager", "step", "phase", "round"] = "eager",
         bucket: int | None = None,
         batch_invariant: bool = False,
+        acceptance: SyntheticAcceptance | None = None,
     ):
         target = pair.target.config
         self.config = config.within(target.max_position_embeddings)
@@ -70,6 +73,8 @@ class Engine:
         self.dtype, self.device, self.graph = dtype, torch.device(device), graph
         self._batch_invariant = batch_invariant
         self._bucket, self._frames = bucket, {}
+        self.acceptance = acceptance and acceptance.fit(config.num_steps)
+        self._schedule = acceptance and Schedule.of(acceptance, self.device)
         family = FAMILIES[target.family]
         self.target = family(target, pair.target.tensors, dtype, self.device, batch_invariant=batch_invariant)
         self.drafter = self._drafter(pair.drafter)
@@ -293,8 +298,9 @@ class Engine:
         )
         logits_RV = self.target.logits(hidden_RH)
         frame.forward.update(features=features_RF, target_logits=logits_RV)
-        verify.verify(batch, verify_input, logits_RV, self.config, pools, out=frame.verdict)
-        kv.commit(batch, verify_input.cache_locations, frame.verdict, pools, out=frame.next_seq_lens)
+        out, schedule = frame.verdict, self._schedule
+        verify.verify(batch, verify_input, logits_RV, self.config, pools, out=out, schedule=schedule)
+        kv.commit(batch, verify_input.cache_locations, out, pools, out=frame.next_seq_lens)
 
     def _hand_over(self, frame: Frame) -> None:
         features_RF, table, max_len = frame.forward["features"], frame.pools.req_to_token, self.config.max_len

@@ -145,7 +145,8 @@ class Frame:
         raw, left = self.outlet.copy(batch.size, self.bucket)
         draft_input, seq_lens = DraftInput(*left[:_NEXT]), left[_NEXT]
         self.inlet.expect(draft_input, seq_lens, raw)
-        return Advance(Verdict(*left[_NEXT + 1 :]), draft_input, replace(batch, seq_lens=seq_lens))
+        after = replace(batch, seq_lens=seq_lens, num_rounds=batch.num_rounds + 1)
+        return Advance(Verdict(*left[_NEXT + 1 :]), draft_input, after)
 
 
 def _named(name: str, state: State) -> dict[str, torch.Tensor]:

@@ -11,16 +11,23 @@ from specsim.uniforms import Stream
 PREFILL = tl.constexpr(int(Stream.PREFILL))
 ACCEPT = tl.constexpr(int(Stream.ACCEPT))
 FINAL = tl.constexpr(int(Stream.FINAL))
+SYNTHETIC = tl.constexpr(int(Stream.SYNTHETIC))
+
+
+@triton.jit
+def word(seed, request_id, stream, root_len, depth, index):
+    """A random integer of 24 bits; seed is i64, everything else is cut to 32 bits and broadcasts."""
+    name = (depth.to(tl.uint32) << 8) | stream
+    first, _, _, _ = tl.philox(
+        seed, index.to(tl.uint32), root_len.to(tl.uint32), name.to(tl.uint32), request_id.to(tl.uint32)
+    )
+    return first >> 8
 
 
 @triton.jit
 def coin(seed, request_id, stream, root_len, depth, index):
-    """A uniform of 24 bits in [2⁻²⁴, 1 - 2⁻²⁴], f32; seed is i64, everything else is cut to 32 bits and broadcasts."""
-    name = (depth.to(tl.uint32) << 8) | stream
-    word, _, _, _ = tl.philox(
-        seed, index.to(tl.uint32), root_len.to(tl.uint32), name.to(tl.uint32), request_id.to(tl.uint32)
-    )
-    return tl.maximum(word >> 8, 1).to(tl.float32) * (1.0 / 16777216)
+    """A uniform of 24 bits in [2⁻²⁴, 1 - 2⁻²⁴], f32, of the word of that name."""
+    return tl.maximum(word(seed, request_id, stream, root_len, depth, index), 1).to(tl.float32) * (1.0 / 16777216)
 
 
 @kernel

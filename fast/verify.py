@@ -18,6 +18,7 @@ from specsim.fast.sampling import (
     vocab_block,
     weight,
 )
+from specsim.fast.synthetic import Schedule, follow
 from specsim.fast.uniforms import ACCEPT, FINAL, PREFILL, coin
 from specsim.phases import Batch, Verdict, VerifyInput
 from specsim.pool import KVPool
@@ -182,6 +183,7 @@ def walk(
     coins: tuple[torch.Tensor, torch.Tensor] | None,
     config: SpecConfig,
     out: Verdict | None = None,
+    schedule: Schedule | None = None,
 ) -> Verdict:
     """Walk every tree under the laws of its nodes: target-only sampling, of which greedy is that of one-hot laws."""
     vocab_size, verdict = adjusted_BNV.shape[-1], out or _empty(batch, config, adjusted_BNV.device)
@@ -190,28 +192,31 @@ def walk(
     next_sibling, (accept_coins, final_coins) = verify_input.retrieve_next_sibling, coins or (None, None)
     require_contiguous(draft_tokens=tokens, next_token=next_token, next_sibling=next_sibling, adjusted=adjusted_BNV)
     rejected_B = torch.empty(batch.size, dtype=torch.int64, device=adjusted_BNV.device)
-    _walk[(batch.size,)](
-        adjusted_BNV,
-        law.moments,
-        law.lasts,
-        tokens,
-        next_token,
-        next_sibling,
-        batch.sampling.temperature,
-        batch.seq_lens,
-        batch.seeds,
-        batch.request_ids,
-        accept_coins,
-        verdict.accept_index,
-        verdict.num_accepted_drafts,
-        rejected_B,
-        num_nodes,
-        num_steps,
-        config.max_len,
-        config.threshold_single,
-        max(config.threshold_acc, 1e-9),
-        vocab_size,
-    )
+    if schedule is not None:
+        follow(batch, verify_input, schedule, config, verdict, rejected_B)
+    else:
+        _walk[(batch.size,)](
+            adjusted_BNV,
+            law.moments,
+            law.lasts,
+            tokens,
+            next_token,
+            next_sibling,
+            batch.sampling.temperature,
+            batch.seq_lens,
+            batch.seeds,
+            batch.request_ids,
+            accept_coins,
+            verdict.accept_index,
+            verdict.num_accepted_drafts,
+            rejected_B,
+            num_nodes,
+            num_steps,
+            config.max_len,
+            config.threshold_single,
+            max(config.threshold_acc, 1e-9),
+            vocab_size,
+        )
     _finish[(batch.size,)](
         adjusted_BNV,
         law.moments,
@@ -246,16 +251,17 @@ def verify(
     pools: KVPool,
     coins: tuple[torch.Tensor, torch.Tensor] | None = None,
     out: Verdict | None = None,
+    schedule: Schedule | None = None,
 ) -> Verdict:
     """How far the target, whose logits [B·N, V] these are, takes every tree.
 
     coins: the accept coins [B, S+1] and final coins [B] of this round, drawn by their names in the kernels where not
     given. A padded request has no path, predict and accept_index -1 and logprobs 0, no accepted draft and, as every
-    verdict, one token more than drafts.
+    verdict, one token more than drafts. schedule: where given it decides how far, and the target the bonus tokens only.
     """
     adjusted_BNV = node_logits(batch, verify_input, logits_RV, config, pools)
     law = laws(batch, adjusted_BNV.flatten(0, 1), config.num_draft_tokens)
-    return walk(batch, verify_input, adjusted_BNV, law, coins, config, out)
+    return walk(batch, verify_input, adjusted_BNV, law, coins, config, out, schedule)
 
 
 @kernel

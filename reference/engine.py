@@ -24,21 +24,29 @@ from specsim.reference.attention import prefill_metadata, tree_metadata
 from specsim.reference.drafters.none import NoDrafter
 from specsim.reference.extend import draft_extend_input
 from specsim.reference.targets import FAMILIES
+from specsim.synthetic import SyntheticAcceptance
 
 
 class Engine:
     """Rounds of one pair under one setting.
 
     pair: target and drafter with config and tensors (specsim.checkpoint.Pair); drafter None decodes plainly.
-    config.max_len None takes the target's limit. dtype: of weights, activations and KV.
+    config.max_len None takes the target's limit. dtype: of weights, activations and KV. acceptance: where given it
+    decides how many drafts a round accepts, not the target.
     """
 
     device = torch.device("cpu")
 
-    def __init__(self, pair, config: SpecConfig, dtype: torch.dtype = torch.float32):
+    def __init__(
+        self,
+        pair,
+        config: SpecConfig,
+        dtype: torch.dtype = torch.float32,
+        acceptance: SyntheticAcceptance | None = None,
+    ):
         target = pair.target.config
         self.config = config.within(target.max_position_embeddings)
-        self.dtype = dtype
+        self.dtype, self.acceptance = dtype, acceptance and acceptance.fit(config.num_steps)
         self.target = FAMILIES[target.family](target, pair.target.tensors, dtype)
         self.drafter = self._drafter(pair.drafter)
 
@@ -101,7 +109,7 @@ class Engine:
         features = self.drafter.feature_layers
         hidden_RH, features_RF = self.target.forward(tokens_BN.flatten(), metadata, pools.target, features)
         logits_RV = self.target.logits(hidden_RH)
-        verdict = verify.verify(batch, verify_input, logits_RV, self.config, pools)
+        verdict = verify.verify(batch, verify_input, logits_RV, self.config, pools, acceptance=self.acceptance)
         return self._commit(batch, verify_input, verdict, features_RF, logits_RV, pools)
 
     def _commit(self, batch, verify_input, verdict, features_RF, logits_RV, pools: KVPool) -> VerifyOutput:

@@ -9,6 +9,8 @@ from specsim.config import SpecConfig
 from specsim.phases import Batch, Verdict, VerifyInput
 from specsim.pool import KVPool
 from specsim.reference.sampling import adjust_logits, argmax, inverse_cdf, logprob, target_prob
+from specsim.reference.synthetic import scheduled_drafts
+from specsim.synthetic import SyntheticAcceptance
 from specsim.uniforms import accept_coins, final_coins, first_coins
 
 
@@ -28,13 +30,17 @@ class Tree:
             yield child
             child = self.next_sibling[child]
 
-    def path_tokens(self, node: int) -> list[int]:
-        """Tokens from the root's to the node's own."""
+    def path(self, node: int) -> list[int]:
+        """Nodes from the root to this one."""
         path = []
         while node >= 0:
-            path.append(self.tokens[node])
+            path.append(node)
             node = self.parents[node]
         return path[::-1]
+
+    def path_tokens(self, node: int) -> list[int]:
+        """Tokens from the root's to the node's own."""
+        return [self.tokens[node] for node in self.path(node)]
 
 
 def trees(batch: Batch, verify_input: VerifyInput, max_len: int) -> list[Tree]:
@@ -120,6 +126,13 @@ def target_only(
         path.append(accepted)
 
 
+def follow(tree: Tree, num_drafts: int) -> list[int]:
+    """Accept that many drafts whatever the target says: the path to the first node of that depth, or of the deepest."""
+    limit = max(0, min(num_drafts, tree.depth_limit))
+    paths = [tree.path(node) for node in range(len(tree.tokens))]
+    return max((path for path in paths if len(path) <= limit + 1), key=len)
+
+
 def walk(
     batch: Batch,
     trees: list[Tree],
@@ -127,10 +140,12 @@ def walk(
     coins_BW: torch.Tensor,
     final_coins_B: torch.Tensor,
     config: SpecConfig,
+    num_drafts: list[int] | None = None,
 ) -> Verdict:
     """Walk every tree: greedily where the temperature is 0, else by target-only sampling.
 
-    coins_BW: one coin a depth 0..S; final_coins_B: the coin of the bonus token.
+    coins_BW: one coin a depth 0..S; final_coins_B: the coin of the bonus token. num_drafts: how many drafts each
+    request accepts where a schedule decides that.
     """
     num_nodes, width = config.num_draft_tokens, config.num_steps + 1
     predict = torch.full((batch.size * num_nodes,), -1, dtype=torch.int32)
@@ -139,11 +154,15 @@ def walk(
     num_accepted_drafts = torch.zeros(batch.size, dtype=torch.int32)
     for request, tree in enumerate(trees):
         adjusted_NV = adjusted_BNV[request]
-        if batch.sampling.temperature[request] == 0:
+        final = float(final_coins_B[request])
+        if num_drafts is not None:
+            path = follow(tree, num_drafts[request])
+            bonus = inverse_cdf(target_prob(adjusted_NV[path[-1]], batch.sampling, request), final)
+        elif batch.sampling.temperature[request] == 0:
             path, bonus = greedy(tree, adjusted_NV)
         else:
             prob_NV = torch.stack([target_prob(adjusted_V, batch.sampling, request) for adjusted_V in adjusted_NV])
-            coins, final = coins_BW[request].tolist(), float(final_coins_B[request])
+            coins = coins_BW[request].tolist()
             path, bonus = target_only(tree, prob_NV, coins, final, config.threshold_single, config.threshold_acc)
         num_accepted_drafts[request] = len(path) - 1
         for step, (node, token) in enumerate(
@@ -162,16 +181,20 @@ def verify(
     config: SpecConfig,
     pools: KVPool,
     coins: tuple[torch.Tensor, torch.Tensor] | None = None,
+    acceptance: SyntheticAcceptance | None = None,
 ) -> Verdict:
     """How far the target, whose logits [B·N, V] these are, takes every tree.
 
     coins: the accept coins [B, S+1] and final coins [B] of this round, drawn by their names where not given.
+    acceptance: where given it decides how far, and the target the bonus tokens only.
     """
     names = batch.seeds, batch.request_ids, batch.seq_lens
     coins_BW, final_coins_B = coins or (accept_coins(*names, config.num_steps), final_coins(*names))
     grown = trees(batch, verify_input, config.max_len)
     logits_BNV = logits_RV.unflatten(0, verify_input.draft_tokens.shape)
-    return walk(batch, grown, node_logits(batch, grown, logits_BNV, config, pools), coins_BW, final_coins_B, config)
+    adjusted_BNV = node_logits(batch, grown, logits_BNV, config, pools)
+    num_drafts = None if acceptance is None else scheduled_drafts(batch, acceptance)
+    return walk(batch, grown, adjusted_BNV, coins_BW, final_coins_B, config, num_drafts)
 
 
 def first_tokens(

@@ -13,6 +13,7 @@ import typer
 
 from specsim import options
 from specsim.config import InputError, SamplingParams, ServingConfig, SpecConfig
+from specsim.synthetic import SCHEDULES
 
 DEMO_PROMPTS = 6
 _TREE, _GREEDY, _SERVING = SpecConfig(), SamplingParams(), ServingConfig()
@@ -102,8 +103,14 @@ def generate(
     target: options.Target = None,
     draft: options.Draft = None,
     draft_field: options.DraftField = None,
+    shape: options.Shape = None,
+    accept_rates: options.AcceptRates = None,
+    accept_schedule: options.AcceptSchedule = SCHEDULES[0],
     prompt: Annotated[str | None, typer.Option(help="Text to continue.", show_default="a shipped one")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="UTF-8 file to continue, one text.")] = None,
+    prompt_length: Annotated[
+        int | None, typer.Option(help="Random tokens to continue, with --shape.", show_default="128")
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to add.")] = _GREEDY.max_new_tokens,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = _GREEDY.temperature,
     top_k: Annotated[int, typer.Option(help="Most likely tokens kept; 0: all.")] = _GREEDY.top_k,
@@ -123,24 +130,25 @@ def generate(
     """Continue a text, and show what speculation made of it."""
     given = locals()
     config, sampling = options.speculation(given), options.pick(SamplingParams, given)
-    column, text = options.column(given), _read_prompt(prompt, prompt_file)
+    column, text = options.column(given), None if shape else _read_prompt(prompt, prompt_file)
+    _check_prompt(given)
     _generate(given, text, config, sampling, column)
 
 
 def _generate(
-    given: dict[str, Any], text: str, config: SpecConfig, sampling: SamplingParams, column: dict[str, Any]
+    given: dict[str, Any], text: str | None, config: SpecConfig, sampling: SamplingParams, column: dict[str, Any]
 ) -> None:
-    from specsim.checkpoint import load
-    from specsim.display import metrics_rows, print_table, stdout_console
+    from specsim.display import metrics_rows, output_text, print_table, stdout_console
     from specsim.files import check_writable, write_json
     from specsim.generation import generate
 
     check_writable(given["json_file"])
-    pair = load(given["target"], given["draft"], given["drafter"], options.draft_fields(given))
-    generation = generate(pair, text, config, sampling, progress=True, **column)
+    pair = options.pair(given)
+    prompts = [_random_prompt(pair, given["prompt_length"])] if text is None else text
+    generation = generate(pair, prompts, config, sampling, progress=True, **column)
     console = stdout_console()
     try:
-        console.out(generation.outputs[0].text, highlight=False)
+        console.out(output_text(generation.outputs[0]), highlight=False)
         console.print()
         print_table(console, (), [("pair", pair.name), *metrics_rows(generation)])
     finally:  # neither a closed terminal nor a full disk costs the other its result
@@ -186,6 +194,9 @@ def run(
     target: options.Target = None,
     draft: options.Draft = None,
     draft_field: options.DraftField = None,
+    shape: options.Shape = None,
+    accept_rates: options.AcceptRates = None,
+    accept_schedule: options.AcceptSchedule = SCHEDULES[0],
     dtype: options.Dtype = "float32",
     device: options.Device = None,
     graph: options.Graph = None,
@@ -205,7 +216,6 @@ def run(
 
 
 def _run(given: dict[str, Any], config: SpecConfig, serving: ServingConfig, column: dict[str, Any]) -> None:
-    from specsim.checkpoint import load
     from specsim.display import stdout_console
     from specsim.files import check_writable, write_json
     from specsim.generation import load_engine
@@ -217,7 +227,7 @@ def _run(given: dict[str, Any], config: SpecConfig, serving: ServingConfig, colu
 
     check_writable(given["json_file"])
     _check_run(given)
-    pair = load(given["target"], given["draft"], given["drafter"], options.draft_fields(given))
+    pair = options.pair(given)
     engine = load_engine(pair, config, **column)
     if given["bucket"] is not None and given["bucket"] < serving.max_running:
         raise InputError("bucket", given["bucket"], f"at least max_running, {serving.max_running}")
@@ -257,7 +267,8 @@ def _check_run(given: dict[str, Any]) -> None:
         if source is not None and file is not None and os.path.realpath(file) == os.path.realpath(source):
             raise InputError(name, str(file), "another file than that of the requests")
     if given["compare"]:
-        for name, only in (("schedule", _SERVING.schedule), ("prefix_cache", _SERVING.prefix_cache), ("trace", None)):
+        defaults = {"schedule": _SERVING.schedule, "prefix_cache": _SERVING.prefix_cache}
+        for name, only in (defaults | {"trace": None, "accept_rates": None}).items():
             if given[name] != only:
                 raise InputError(name, str(given[name]), f"only {only}, the default, with --compare")
     if trace is None:
@@ -405,6 +416,19 @@ def _diff(given: dict[str, Any]) -> None:
     show(result, stdout_console())
     if result.failures():
         raise typer.Exit(1)
+
+
+def _check_prompt(given: dict[str, Any]) -> None:
+    """Weights with a tokenizer continue a text, random ones random tokens."""
+    for name in ("prompt", "prompt_file") if given["shape"] else ("prompt_length",):
+        if given[name] is not None:
+            raise InputError(name, str(given[name]), f"none {'with' if given['shape'] else 'without'} --shape")
+
+
+def _random_prompt(pair: Any, length: int | None) -> list[int]:
+    from specsim.shapes import random_prompt
+
+    return random_prompt(pair.target.config.vocab_size, 128 if length is None else length)
 
 
 def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:

@@ -70,11 +70,15 @@ def setting(config: Any) -> str:
     return "plain decoding" if config.is_plain else tree
 
 
-def acceptance_rows(acceptance: Any) -> list[tuple[str, str]]:
-    """The figures of a specsim.metrics.Acceptance, (name, value) each; none where nothing was drafted."""
+def acceptance_rows(acceptance: Any, synthetic: Any = None) -> list[tuple[str, str]]:
+    """The figures of a specsim.metrics.Acceptance, (name, value) each; none where nothing was drafted.
+
+    synthetic: the specsim.SyntheticAcceptance that decided it, if one did, which is said first.
+    """
     if not (acceptance.rounds and acceptance.accepted_by_position):
         return []
     return [
+        *([("acceptance", f"{synthetic}: not the target's, nor are the tokens")] if synthetic else []),
         ("accept length", f"{figure(acceptance.accept_length)} tokens a round, bonus included"),
         ("accept rate", f"{figure(acceptance.accept_rate)} of the drafts proposed"),
         ("accepted by position", f"{by_position(acceptance.accepted_by_position)} of the rounds"),
@@ -89,7 +93,7 @@ def metrics_rows(generation: Any) -> list[tuple[str, str]]:
         ("finish reason", ", ".join(sorted({output.finish_reason for output in generation.outputs}))),
         ("tokens", figure(metrics["tokens"], 0)),
         ("rounds", figure(metrics["rounds"], 0)),
-        *acceptance_rows(generation.acceptance),
+        *acceptance_rows(generation.acceptance, generation.synthetic),
         ("seconds", figure(metrics["seconds"])),
         ("tokens a second", figure(metrics["tokens_per_s"], 1)),
     ]
@@ -98,11 +102,12 @@ def metrics_rows(generation: Any) -> list[tuple[str, str]]:
 def generation_html(generation: Any) -> str:
     """A specsim.generation.Generation as a notebook shows it: every output, then the figures."""
     figures = "".join(_html_row(*row) for row in metrics_rows(generation))
-    texts = "".join(_html_row(*row) for row in enumerate(map(_html_output, generation.outputs)))
+    texts = "".join(_html_row(*row) for row in enumerate(map(output_text, generation.outputs)))
     return f"<table>{texts}</table><table>{figures}</table>"
 
 
-def _html_output(output: Any) -> str:
+def output_text(output: Any) -> str:
+    """The text of a specsim.generation.Output, its token ids where the target has no tokenizer."""
     return output.text or " ".join(map(str, output.token_ids))
 
 

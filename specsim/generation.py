@@ -12,6 +12,7 @@ from specsim.config import InputError, SamplingParams, ServingConfig, SpecConfig
 from specsim.metrics import Acceptance, acceptance, without_nan
 from specsim.requests import Request, make_requests
 from specsim.scheduler import Scheduler
+from specsim.synthetic import SyntheticAcceptance, acceptance_json
 
 COLUMNS = ("reference", "fast")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -37,12 +38,14 @@ class Output:
 class Generation:
     """What a run produced: outputs in the order of the prompts, the setting, and wall-clock seconds.
 
-    They leave loading out, and count what the fast column compiles and records on its way.
+    They leave loading out, and count what the fast column compiles and records on its way. synthetic: what decided how
+    many drafts were accepted where it was not the target: then the tokens are not the target's.
     """
 
     outputs: tuple[Output, ...]
     config: SpecConfig
     seconds: float
+    synthetic: SyntheticAcceptance | None = None
 
     @property
     def acceptance(self) -> Acceptance:
@@ -61,12 +64,14 @@ class Generation:
     def __repr__(self) -> str:
         metrics = self.metrics
         counts = f"{len(self.outputs)} outputs, {metrics['tokens']} tokens, {metrics['rounds']} rounds"
-        return f"Generation({counts}, accept length {metrics['accept_length']:.2f}, {self.seconds:.2f} s)"
+        kind = "synthetic accept length" if self.synthetic else "accept length"
+        return f"Generation({counts}, {kind} {metrics['accept_length']:.2f}, {self.seconds:.2f} s)"
 
     def to_json(self) -> dict:
         """A value that json can write; null where a figure is not defined (no rounds)."""
         outputs = [asdict(output) for output in self.outputs]
-        return without_nan({"outputs": outputs, "metrics": self.metrics, "config": asdict(self.config)})
+        made = {"config": asdict(self.config), "acceptance": acceptance_json(self.synthetic)}
+        return without_nan({"outputs": outputs, "metrics": self.metrics, **made})
 
     def _repr_html_(self) -> str:
         from specsim.display import generation_html
@@ -83,18 +88,20 @@ def load_engine(
     graph: str | None = None,
     bucket: int | None = None,
     batch_invariant: bool = False,
+    acceptance: SyntheticAcceptance | None = None,
 ):
     """The engine of a column by name; another column is never taken instead.
 
     device, graph, bucket are the fast column's: `cpu` or `cuda` (None: a GPU where there is one); `eager`, `step`,
     `phase` or `round` (None: `round` where the setting allows it); requests that its buffers hold (None: the next power
     of two). So is batch_invariant: a request's results depend on no other of its batch, for which sums are taken in an
-    order that no batch changes.
+    order that no batch changes. acceptance: decides how many drafts a round accepts, whatever the target says: not
+    lossless.
     """
     if dtype not in DTYPES:
         raise InputError("dtype", dtype, " or ".join(map(str, DTYPES)))
     if impl == "fast":
-        return _load_fast(pair, config, dtype, device, graph, bucket, batch_invariant)
+        return _load_fast(pair, config, dtype, device, graph, bucket, batch_invariant, acceptance)
     if impl != "reference":
         raise InputError("impl", impl, " or ".join(COLUMNS))
     for name, value, only in (("device", device, "cpu"), ("graph", graph, "eager"), ("bucket", bucket, None)):
@@ -102,7 +109,7 @@ def load_engine(
             raise InputError(name, value, f"{only or 'nothing'} with impl 'reference'")
     if batch_invariant:
         raise InputError("batch_invariant", batch_invariant, "False with impl 'reference'")
-    return importlib.import_module("specsim.reference.engine").Engine(pair, config, dtype)
+    return importlib.import_module("specsim.reference.engine").Engine(pair, config, dtype, acceptance)
 
 
 def check_device(device: str | None) -> str:
@@ -116,7 +123,7 @@ def check_device(device: str | None) -> str:
     return device
 
 
-def _load_fast(pair, config: SpecConfig, dtype: torch.dtype, device, graph, bucket, batch_invariant: bool):
+def _load_fast(pair, config: SpecConfig, dtype: torch.dtype, device, graph, bucket, batch_invariant: bool, acceptance):
     if dtype == torch.float64:
         raise InputError("dtype", dtype, "torch.float32, torch.bfloat16 or torch.float16 with impl 'fast'")
     device = check_device(device)
@@ -129,7 +136,7 @@ def _load_fast(pair, config: SpecConfig, dtype: torch.dtype, device, graph, buck
         raise InputError("device", device, allowed)
     graph = graph or ("phase" if config.release == "round" else "round")
     engine = importlib.import_module("specsim.fast.engine").Engine
-    return engine(pair, config, dtype, device, graph, bucket, batch_invariant)
+    return engine(pair, config, dtype, device, graph, bucket, batch_invariant, acceptance)
 
 
 def generate(
@@ -145,25 +152,27 @@ def generate(
     graph: str | None = None,
     bucket: int | None = None,
     batch_invariant: bool = False,
+    acceptance: SyntheticAcceptance | None = None,
     progress: bool = False,
 ) -> Generation:
     """Continue every prompt (text or token ids) with the pair under one setting, all prompts in one batch.
 
     config None is SpecConfig(), or plain decoding for a pair without a drafter. sampling: one for all prompts or one
     each. request_ids (0, 1, ... unless given) name the random streams: a request with the same id, seed and prompt
-    gives the same tokens in any batch. impl: `reference` or `fast`; device, graph, bucket, batch_invariant: see
-    load_engine. Raises InputError for an empty or too long prompt and for token ids outside the vocabulary.
+    gives the same tokens in any batch. impl: `reference` or `fast`; device, graph, bucket, batch_invariant,
+    acceptance: see load_engine. Raises InputError for an empty or too long prompt and for token ids outside the
+    vocabulary.
     """
     config = (SpecConfig() if pair.drafter else SpecConfig.plain()) if config is None else config
     if not isinstance(config, SpecConfig):
         raise InputError("config", config, "a SpecConfig")
-    engine = load_engine(pair, config, impl, dtype, device, graph, bucket, batch_invariant)
+    engine = load_engine(pair, config, impl, dtype, device, graph, bucket, batch_invariant, acceptance)
     requests = make_requests(pair, prompts, sampling, request_ids, engine.config.max_len)
     start = time.perf_counter()
     with torch.inference_mode():
         _run(engine, requests, progress)
     seconds = time.perf_counter() - start
-    return Generation(tuple(map(_output, requests)), config, seconds)
+    return Generation(tuple(map(_output, requests)), config, seconds, acceptance)
 
 
 def _run(engine, requests: list[Request], progress: bool) -> None:

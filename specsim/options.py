@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from specsim.config import InputError, SamplingParams, ServingConfig, SpecConfig
+from specsim.synthetic import SCHEDULES, SyntheticAcceptance
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 _TREE = SpecConfig()
@@ -34,6 +35,25 @@ Draft = Annotated[str | None, typer.Option(help="Folder or hub id.", show_defaul
 DraftField = Annotated[
     list[str] | None,
     typer.Option(help="A field of the drafter's config.json, which it lacks or has wrong.", metavar="NAME=JSON"),
+]
+Shape = Annotated[
+    str | None,
+    typer.Option(
+        help="Random weights of this shape; NAME-tpK-slice: one GPU's share.",
+        metavar="NAME|config.json|folder",
+        show_default="trained weights",
+    ),
+]
+AcceptRates = Annotated[
+    str | None,
+    typer.Option(
+        help="Share of the rounds that accept a draft at each position, whatever the target says: for timing.",
+        metavar="R1,R2,...",
+        show_default="the target decides",
+    ),
+]
+AcceptSchedule = Annotated[
+    str, typer.Option(help="How --accept-rates are spread over rounds.", metavar="|".join(SCHEDULES))
 ]
 Dtype = Annotated[str, typer.Option(help="Of weights and KV.", metavar="|".join(DTYPES))]
 Device = Annotated[
@@ -76,7 +96,41 @@ def column(options: dict[str, Any]) -> dict[str, Any]:
     if options["dtype"] not in DTYPES:
         raise InputError("dtype", options["dtype"], " or ".join(DTYPES))
     dtype = getattr(torch, options["dtype"])
-    return {"dtype": dtype} | {name: options[name] for name in ("impl", "device", "graph", "bucket", "batch_invariant")}
+    column = {name: options[name] for name in ("impl", "device", "graph", "bucket", "batch_invariant")}
+    return {"dtype": dtype, "acceptance": acceptance(options), **column}
+
+
+def acceptance(options: dict[str, Any]) -> SyntheticAcceptance | None:
+    """What decides how many drafts are accepted where the target does not."""
+    rates, schedule = options["accept_rates"], options["accept_schedule"]
+    if rates is None:
+        if schedule != SCHEDULES[0]:
+            raise InputError("accept_schedule", schedule, f"only {SCHEDULES[0]}, the default, without --accept-rates")
+        return None
+    try:
+        numbers = tuple(map(float, rates.split(",")))
+    except ValueError:
+        raise InputError("accept_rates", rates, "numbers with commas between them, such as 0.8,0.6,0.4") from None
+    return SyntheticAcceptance(numbers, schedule)
+
+
+def pair(options: dict[str, Any]):
+    """The pair of the options: a loaded one, or one with random weights on the device that will run it."""
+    import torch
+
+    if options["shape"] is None:
+        from specsim.checkpoint import load
+
+        return load(options["target"], options["draft"], options["drafter"], draft_fields(options))
+    for name in ("target", "draft", "draft_field"):
+        if options[name]:
+            raise InputError(name, str(options[name]), "none with --shape, whose weights are random")
+    from specsim.generation import check_device
+    from specsim.shapes import random_pair
+
+    device = check_device(options["device"]) if options["impl"] == "fast" else "cpu"
+    drafter = None if options["drafter"] == "none" else options["drafter"] or "eagle3"
+    return random_pair(options["shape"], device, getattr(torch, options["dtype"]), drafter)
 
 
 def command(name: str, function: Callable, given: dict[str, Any], without: Collection[str] = ()) -> str:

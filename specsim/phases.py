@@ -95,7 +95,7 @@ class Batch(PerRequest):
     """The requests of a round; no phase changes it.
 
     request_ids, req_pool_indices (rows of the pool's tables), seq_lens (L), prompt_lens, seeds (the bits of an unsigned
-    64-bit seed): int64 [B]. sampling: the parameters of each request.
+    64-bit seed), num_rounds (those a request has had): int64 [B]. sampling: the parameters of each request.
     """
 
     request_ids: torch.Tensor
@@ -104,6 +104,7 @@ class Batch(PerRequest):
     prompt_lens: torch.Tensor
     seeds: torch.Tensor
     sampling: Sampling
+    num_rounds: torch.Tensor
 
     @property
     def size(self) -> int:
@@ -122,16 +123,18 @@ class Batch(PerRequest):
         prompt_lens: Sequence[int],
         params: Sequence[SamplingParams],
         vocab_size: int,
+        num_rounds: Sequence[int] | None = None,
     ) -> Self:
-        """Requests before their first round: seq_lens are the prompts' lengths."""
+        """Requests before their first round, or after so many: seq_lens are the prompts' lengths."""
         lens = torch.tensor(prompt_lens, dtype=torch.int64)
         seeds = [seed_bits(each.seed) for each in params]
         ids, rows, seeds = (torch.tensor(column, dtype=torch.int64) for column in (request_ids, rows, seeds))
-        return cls(ids, rows, seq_lens=lens, prompt_lens=lens, seeds=seeds, sampling=Sampling.of(params, vocab_size))
+        rounds = torch.zeros_like(lens) if num_rounds is None else torch.tensor(num_rounds, dtype=torch.int64)
+        return cls(ids, rows, lens, lens, seeds, Sampling.of(params, vocab_size), rounds)
 
     def after(self, num_accepted_tokens: torch.Tensor) -> Self:
         """The batch of the next round."""
-        return replace(self, seq_lens=self.seq_lens + num_accepted_tokens)
+        return replace(self, seq_lens=self.seq_lens + num_accepted_tokens, num_rounds=self.num_rounds + 1)
 
 
 @dataclass(frozen=True, slots=True)

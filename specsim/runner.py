@@ -101,6 +101,7 @@ class Runner:
             prompt_lens=[len(request.prompt_ids) for request in requests],
             params=[request.params for request in requests],
             vocab_size=self._engine.target.config.vocab_size,
+            num_rounds=[len(request.accepted) for request in requests],
         )
         return batch.to(self._engine.device)
 

@@ -54,7 +54,7 @@ class Scheduler:
         self.runner = Runner(engine, self.pools, lagging=serving.schedule == "overlap")
         self.requests: dict[int, Request] = {}
         self._order: dict[int, int] = {}
-        self.trace, self.audited_slots = Trace(), 0
+        self.trace, self.audited_slots = Trace(acceptance=str(engine.acceptance or "target")), 0
         self._coming: list[Request] = []  # not yet arrived
         self._waiting: list[Request] = []  # without a place
         self._prefilling: list[Request] = []

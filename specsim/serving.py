@@ -13,6 +13,7 @@ from specsim.config import ServingConfig, SpecConfig
 from specsim.metrics import Acceptance, Latency, acceptance, latency, without_nan
 from specsim.requests import Request
 from specsim.scheduler import Scheduler
+from specsim.synthetic import SyntheticAcceptance, acceptance_json
 from specsim.trace import Trace
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class Served:
     """What a run produced: the requests as they ended, and every step that served them.
 
     skipped: (line number, reason) of what the file held besides. seconds: wall-clock, audits included, without loading.
+    synthetic: what decided how many drafts were accepted where it was not the target: then the tokens are not the
+    target's.
     """
 
     requests: tuple[Request, ...]
@@ -48,6 +51,7 @@ class Served:
     serving: ServingConfig
     seconds: float
     skipped: tuple[tuple[int, str], ...] = ()
+    synthetic: SyntheticAcceptance | None = None
 
     @property
     def acceptance(self) -> Acceptance:
@@ -84,6 +88,7 @@ class Served:
             "totals": self.totals,
             "audit": asdict(self.audit),
             "config": asdict(self.config),
+            "acceptance": acceptance_json(self.synthetic),
             "serving": asdict(self.serving),
             "skipped": [{"line": line, "reason": reason} for line, reason in self.skipped],
             "trace": self.trace.to_json(),
@@ -124,7 +129,7 @@ class Served:
             ("serving", f"{serving.schedule}, {cache} prefix cache, at most {serving.max_running} at a time"),
             ("requests", f"{totals['requests']}: {reasons}"),
             *((name, figure(totals[key], 0)) for name, key in counted),
-            *acceptance_rows(self.acceptance),
+            *acceptance_rows(self.acceptance, self.synthetic),
             ("seconds", figure(totals["seconds"])),
             ("tokens a second", figure(totals["tokens_per_s"], 1)),
         ]
@@ -154,7 +159,8 @@ def serve(
         at_end = scheduler.close()
     seconds, audited = time.perf_counter() - start, scheduler.audited_slots + at_end["slots"]
     audit = Audit(len(scheduler.trace) + 1, audited, at_end)
-    return Served(tuple(requests), scheduler.trace, audit, engine.config, serving, seconds, tuple(skipped))
+    made = (tuple(requests), scheduler.trace, audit, engine.config, serving, seconds, tuple(skipped))
+    return Served(*made, engine.acceptance)
 
 
 def _latency(request: Request) -> Latency:

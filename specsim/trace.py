@@ -40,6 +40,7 @@ EVENT_COLUMNS = {
     "launched": "Int64",
     "num_accepted_tokens": "Int64",
     "num_kept": "Int64",
+    "acceptance": "string",
     "finish_reason": "string",
 }
 COUNTS = (*EVENTS, "num_reused", "num_prefilled", "num_accepted_tokens", "num_kept", "evicted_pages")
@@ -130,9 +131,13 @@ class StepLog:
 
 @dataclass(slots=True)
 class Trace:
-    """The records of a run, in the order of its steps."""
+    """The records of a run, in the order of its steps.
+
+    acceptance: what decided how many drafts were accepted: `target`, or a schedule, named (specsim.synthetic).
+    """
 
     records: list[StepRecord] = field(default_factory=list)
+    acceptance: str = "target"
 
     def append(self, record: StepRecord) -> None:
         self.records.append(record)
@@ -160,7 +165,11 @@ class Trace:
 
         A resumed request has the event `admit` as well.
         """
-        return _frame([row for record in self.records for row in _events(record)], EVENT_COLUMNS)
+        rows = [row for record in self.records for row in _events(record)]
+        return _frame([row | self._decided(row) for row in rows], EVENT_COLUMNS)
+
+    def _decided(self, row: dict) -> dict:
+        return {"acceptance": self.acceptance} if row["event"] == EVENTS["results"] else {}
 
     def to_json(self) -> dict:
         """A value that json can write and from_json takes."""

@@ -19,6 +19,7 @@ class Stream(IntEnum):
     PREFILL = 0
     ACCEPT = 1
     FINAL = 2
+    SYNTHETIC = 3
 
 
 def seed_bits(seed: int) -> int:

@@ -32,6 +32,7 @@ ROWS = (
     "tree",
     "attention",
     "kv",
+    "synthetic",
     "verify",
     "extend",
     "layers",
@@ -63,6 +64,7 @@ STATES = {
     "specsim.uniforms",
     "specsim.drafter",
     "specsim.target",
+    "specsim.synthetic",
 } | SETTINGS
 ROUNDS = (
     {f"specsim.{name}" for name in ("generation", "requests", "scheduler", "differential", "trace", "certify")}
@@ -89,7 +91,7 @@ class Rule:
 
 
 RULES = {
-    **dict.fromkeys(("config", "metrics", "pairwise"), Rule(SETTINGS, set())),
+    **dict.fromkeys(("config", "metrics", "pairwise", "synthetic"), Rule(SETTINGS, set())),
     **dict.fromkeys(("phases", "pool", "columns", "uniforms", "drafter", "target"), Rule(STATES, set())),
     "requests": Rule(STATES, set()),
     "workload": Rule({"specsim.config", "specsim.files", "specsim.requests"}, set()),
@@ -109,6 +111,9 @@ RULES = {
     "contract": Rule(set(), set()),
     "simulator": Rule(SETTINGS | {"scipy", "pandas", "specsim.simulator"}, set()),
     "zoo": Rule(ZOO, set()),
+    "shapes": Rule(
+        {"torch", "specsim.checkpoint", "specsim.config", "specsim.drafter", "specsim.target", "specsim.shapes"}, set()
+    ),
     **dict.fromkeys(
         ("checkpoint", "display", "files", "plots", "cli", "options", "demo", "accept", "faults", "course"),
         Rule(ANYTHING, BOTH_COLUMNS),

@@ -188,6 +188,69 @@ def test_first_shipped_prompt_is_the_default(call):
     assert call(*FEW)[1].split("\npair")[0] == call(*FEW, "--prompt", PROMPTS[0])[1].split("\npair")[0]
 
 
+SHAPE = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "max_position_embeddings": 256,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 96,
+}
+CHAIN = ("--topk", "1", "--num-draft-tokens", "4")
+RATES = ("--accept-rates", "1,0.5,0.5")
+SYNTHETIC = {"synthetic": True, "rates": [1.0, 0.5, 0.5], "schedule": "minimum-variance", "seed": 0}
+
+
+@pytest.fixture
+def shape(tmp_path) -> Path:
+    (tmp_path / "shapes").mkdir()
+    (file := tmp_path / "shapes" / "small.json").write_text(json.dumps(SHAPE))
+    return file
+
+
+@pytest.mark.parametrize("impl", ["reference", "fast"])
+def test_generate_times_a_shape_at_synthetic_acceptance(call, shape, tmp_path, impl):
+    pytest.importorskip("triton")
+    options = ("--shape", f"{shape}-tp2-slice", *CHAIN, *RATES, "--impl", impl, "--prompt-length", "5")
+    status, out, err = call("generate", *options, "--max-new-tokens", "7", "--json", str(tmp_path / "out.json"))
+    assert (status, err) == (0, "")
+    assert "random weights of" in out
+    assert "synthetic, minimum-variance at rates 1, 0.5, 0.5: not the target's" in out
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert result["acceptance"] == SYNTHETIC
+    (output,) = result["outputs"]
+    assert out.startswith(" ".join(map(str, output["token_ids"])))
+    assert set(output["num_accepted_tokens_per_round"]) <= {2, 4}
+
+
+def test_run_serves_a_shape_from_token_ids(serve, shape, tmp_path):
+    file, trace = tmp_path / "out.json", tmp_path / "trace.parquet"
+    lines = [json.dumps({"prompt_ids": [1, 2, 3, request], "max_new_tokens": 9}) for request in range(3)]
+    options = ("--shape", str(shape), *CHAIN, *RATES, "--accept-schedule", "independent", "--json", str(file))
+    status, out, err = serve(*options, "--trace", str(trace), lines=lines)
+    assert (status, err) == (0, "")
+    assert "synthetic, independent at rates 1, 0.5, 0.5: not the target's" in out
+    result = json.loads(file.read_text())
+    assert result["acceptance"] == SYNTHETIC | {"schedule": "independent"}
+    assert result["pair"] == f"random weights of {shape}, eagle3"
+    assert "--accept-rates 1,0.5,0.5 --accept-schedule independent" in result["command"]
+    events = pytest.importorskip("pandas").read_parquet(trace)
+    assert set(events.acceptance.dropna()) == {"synthetic, independent at rates 1, 0.5, 0.5"}
+
+
+def test_acceptance_of_trained_weights_can_be_synthetic_too(call):
+    status, out, _ = call(*FEW, "--accept-rates", "1,1,1", *CHAIN)
+    assert status == 0
+    assert "accepted by position  1.00 1.00 1.00 of the rounds" in out
+
+
+def test_a_shape_reads_no_text(serve, shape):
+    assert_one_sentence(serve("--shape", str(shape)), "requests", "line 1", "token ids: the target has no tokenizer")
+
+
 def test_accept(call, tmp_path):
     file = tmp_path / "accept.json"
     status, out, err = call("accept", "--prompts", "2", "--max-new-tokens", "6", "--json", str(file))
@@ -348,6 +411,7 @@ def test_bad_lines_of_a_request_file(serve, tmp_path):
         ("--compare --dtype bfloat16", "dtype", "bfloat16", "float32"),
         ("--compare --schedule overlap", "schedule", "overlap", "only sync, the default, with --compare"),
         ("--compare --prefix-cache", "prefix_cache", "True", "only False, the default, with --compare"),
+        ("--compare --accept-rates 1,1,1", "accept_rates", "1,1,1", "only None, the default, with --compare"),
         ("--compare --trace {tmp}/x", "trace", "{tmp}/x", "only None, the default, with --compare"),
         ("--json {tmp}", "json", "{tmp}", "a file, not a folder"),
         ("--trace {tmp}", "trace", "{tmp}", "a file, not a folder"),
@@ -508,6 +572,19 @@ BAD = [
     ("--draft {tiny}/eagle3", "target", "None", "the target that the given drafter was trained for"),
     ("--target {tiny}/target --draft {tmp}/wider", "hidden_size in", "64", "32, the target's"),
     ("--target {tmp}/cut --drafter none", "{tmp}/cut/model.safetensors", "", "safetensors"),
+    ("--shape llama-9", "shape", "'llama-9'", "qwen3-8b"),
+    ("--shape llama-3-8b-tp3-slice", "shape", "'llama-3-8b-tp3-slice'", "num_heads 32"),
+    ("--shape {tmp}/latin1", "{tmp}/latin1", "", "valid JSON"),
+    ("--shape llama-3-8b --target {tmp}/cut", "target", "{tmp}/cut", "none with --shape"),
+    ("--shape llama-3-8b --draft-field a=1", "draft_field", "a=1", "none with --shape"),
+    ("--shape llama-3-8b --drafter medusa", "drafter", "medusa", "eagle3 or eagle"),
+    ("--shape llama-3-8b --prompt x", "prompt", "x", "none with --shape"),
+    ("--prompt-length 5", "prompt_length", "5", "none without --shape"),
+    ("--accept-rates 0.5,x,0", "accept_rates", "0.5,x,0", "such as 0.8,0.6,0.4"),
+    ("--accept-rates 0.5,0.6,0", "rates", "(0.5, 0.6, 0.0)", "none larger than the one before"),
+    ("--accept-rates 0.5,0.4", "rates", "(0.5, 0.4)", "num_steps rates, 3"),
+    ("--accept-rates 1,1,1 --accept-schedule often", "schedule", "often", "minimum-variance or independent"),
+    ("--accept-schedule independent", "accept_schedule", "independent", "without --accept-rates"),
     ("--json {tmp}", "json", "{tmp}", "a file, not a folder"),
     ("--json {tmp}/missing/out.json", "json", "{tmp}/missing/out.json", "a folder that exists"),
 ]  # fmt: skip

@@ -72,9 +72,8 @@ def propose(laws: list[Callable], config: SpecConfig, d2t: torch.Tensor | None =
     rows = [pools.open() for _ in laws]
     lengths = torch.full((size,), L)
     ids = torch.arange(size)
-    batch = Batch(
-        ids, torch.tensor(rows, dtype=torch.int64), lengths, lengths, ids, Sampling.of([SamplingParams()] * size, V)
-    )
+    sampling = Sampling.of([SamplingParams()] * size, V)
+    batch = Batch(ids, torch.tensor(rows, dtype=torch.int64), lengths, lengths, ids, sampling, 0 * ids)
     own_lanes(pools, rows, [L] * size, config)
     drafter, hidden = AutoregressiveDrafter(head, config, torch.float32), head.start()
     topk_p, topk_index = draft_topk(head.logits(hidden), config.topk, d2t)

@@ -23,7 +23,7 @@ def draft_input(*requests: int) -> DraftInput:
 def batch(*requests: int) -> Batch:
     ids = torch.tensor(requests, dtype=torch.int64)
     params = [SamplingParams(temperature=request, logit_bias={request % V: 1.0 + request}) for request in requests]
-    return Batch(ids, ids + 10, ids + 20, ids + 30, ids + 40, Sampling.of(params, V))
+    return Batch(ids, ids + 10, ids + 20, ids + 30, ids + 40, Sampling.of(params, V), ids + 50)
 
 
 def assert_same(actual, expected):

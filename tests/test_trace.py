@@ -120,6 +120,7 @@ def test_events_by_hand():
     assert events.dtypes.map(str).to_dict() == EVENT_COLUMNS
     assert [name for name, kind in EVENT_COLUMNS.items() if kind == "float64"] == ["seconds"]
     rows = [{k: v for k, v in row.items() if v is not None} for row in json.loads(events.to_json(orient="records"))]
+    told = {"acceptance": "target"}
     first, second = {"step": 4, "seconds": 0.1}, {"step": 5, "seconds": pytest.approx(1 / 3)}
     assert rows == [
         first | {"request_id": 8, "event": "arrive"},
@@ -138,8 +139,8 @@ def test_events_by_hand():
         second | {"request_id": 7, "event": "prefill", "start": 0, "end": 13},
         second | {"request_id": 7, "event": "decode"},
         second | {"request_id": 8, "event": "decode"},
-        second | {"request_id": 7, "event": "result", "launched": 5, "num_accepted_tokens": 4, "num_kept": 4},
-        second | {"request_id": 8, "event": "result", "launched": 5, "num_accepted_tokens": 3, "num_kept": 2},
+        second | {"request_id": 7, "event": "result", "launched": 5, "num_accepted_tokens": 4, "num_kept": 4} | told,
+        second | {"request_id": 8, "event": "result", "launched": 5, "num_accepted_tokens": 3, "num_kept": 2} | told,
         second | {"request_id": 8, "event": "finish", "finish_reason": "stop"},
     ]
 
@@ -217,10 +218,13 @@ def changed(**changes) -> dict:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ([], "trace is 'a list'; allowed: an object with the fields records"),
-        (None, "trace is None; allowed: an object with the fields records"),
-        ({"records": {}}, "trace.records is 'a dict'; allowed: an array"),
-        ({"records": [3]}, "trace.records[0] is 3; allowed: an object with the fields step, seconds, arrived, "),
+        ([], "trace is 'a list'; allowed: an object with the fields records, acceptance"),
+        (None, "trace is None; allowed: an object with the fields records, acceptance"),
+        ({"records": {}, "acceptance": "target"}, "trace.records is 'a dict'; allowed: an array"),
+        (
+            {"records": [3], "acceptance": "target"},
+            "trace.records[0] is 3; allowed: an object with the fields step, seconds, arrived, ",
+        ),
         (changed(extra=1), "trace.records[1] is 'a dict'; allowed: an object with the fields step, "),
         (changed(step=1.0), "trace.records[1].step is 1.0; allowed: an integer"),
         (changed(step=True), "trace.records[1].step is True; allowed: an integer"),

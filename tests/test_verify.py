@@ -312,7 +312,7 @@ def make_batch(params: list[SamplingParams], seq_lens=None, prompt_lens=None, vo
     ids = torch.arange(size)
     seq_lens = torch.tensor(seq_lens or [4] * size, dtype=torch.int64)
     prompt_lens = torch.tensor(prompt_lens or [2] * size, dtype=torch.int64)
-    return Batch(ids, ids, seq_lens, prompt_lens, ids, Sampling.of(params, vocab_size))
+    return Batch(ids, ids, seq_lens, prompt_lens, ids, Sampling.of(params, vocab_size), 0 * ids)
 
 
 # Two lanes of two steps: N = 6 nodes, rows of accept_index are S + 1 = 3 wide.
