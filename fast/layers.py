@@ -7,9 +7,10 @@ import torch
 import triton
 import triton.language as tl
 
-from specsim.fast.attention import AttentionMetadata, attention
+from specsim.fast.attention import attention
 from specsim.fast.launch import await_input, block_of, kernel, nearest, require_contiguous
 from specsim.fast.linear import Tiling, linear, linear_gated, linear_onto, streamed, streaming, tile_arguments
+from specsim.fast.metadata import AttentionMetadata
 from specsim.fast.rows import Rows, normalised
 from specsim.pool import KVBuffer
 from specsim.target import ModelConfig

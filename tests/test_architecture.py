@@ -40,7 +40,19 @@ ROWS = (
     "engine",
 )
 ORACLE = ("oracle_forward", "oracle")  # stands alone: no twin, and no row knows it
-FAST_ROWS = ("launch", "uniforms", "rows", "linear", *ROWS[:-1], "graph", "frame", "engine", "bench")
+FAST_ROWS = (
+    "launch",
+    "uniforms",
+    "rows",
+    "linear",
+    *ROWS[:3],
+    "metadata",
+    *ROWS[3:-1],
+    "graph",
+    "frame",
+    "engine",
+    "bench",
+)
 
 SETTINGS = {"numpy", "specsim.config", "specsim.metrics"}
 STATES = {
