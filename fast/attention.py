@@ -49,12 +49,6 @@ def _pairs(block, heads, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
 
 
 @triton.jit
-def _slots(table_ptr, column, start, end):
-    """The slots of these columns, -1 outside."""
-    return tl.load(table_ptr + 2 * column, mask=(column >= start) & (column < end), other=-1)
-
-
-@triton.jit
 def _read(base_ptr, slot, loaded, stride_slot, DOT: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
     """The keys or values in these slots, zeros where not loaded."""
     offs_d = tl.arange(0, BLOCK_D)[None, :]
@@ -72,6 +66,74 @@ def _fold(total, top, acc, logits, value, scale):
     weight, kept = tl.exp2(logits * scale - shift[:, None]), tl.exp2(top * scale - shift)
     acc = tl.dot(weight.to(value.dtype), value, acc * kept[:, None], input_precision="ieee")
     return total * kept + tl.sum(weight, axis=1), higher, acc
+
+
+@triton.jit
+def _fold_seen_by_all(total, top, acc, query, keys_ptr, values_ptr, table_ptr, low_tile, high_tile, stride_slot, scale,
+                      D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+    """Tiles of the prefix of which every row sees every key."""
+    offs_c, end = tl.arange(0, BLOCK_C), high_tile * BLOCK_C
+    column = low_tile * BLOCK_C + offs_c
+    slot = tl.load(table_ptr + 2 * column, mask=column < end, other=-1)
+    for tile in tl.range(low_tile, high_tile, num_stages=STAGES):
+        column = (tile + 1) * BLOCK_C + offs_c
+        next_slot = tl.load(table_ptr + 2 * column, mask=column < end, other=-1)  # a tile ahead, or keys would wait
+        key = _read(keys_ptr, slot, slot >= 0, stride_slot, query.dtype, D, BLOCK_D)
+        value = _read(values_ptr, slot, slot >= 0, stride_slot, query.dtype, D, BLOCK_D)
+        logits = tl.dot(query, tl.trans(key), input_precision="ieee")
+        total, top, acc = _fold(total, top, acc, logits, value, scale)
+        slot = next_slot
+    return total, top, acc
+
+
+@triton.jit
+def _fold_prefix(total, top, acc, query, keys_ptr, values_ptr, table_ptr, low_tile, high_tile, first, prefix_len, start,
+                 end, columns, stride_slot, scale, RAGGED: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+                 BLOCK_C: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+    """Tiles of the prefix: those that every row sees whole, then those at the edges of what rows see."""
+    all_from, all_until = start, end
+    if RAGGED:
+        all_from = tl.max(tl.where(prefix_len > 0, first, 0), axis=0)
+        all_until = tl.min(tl.where(prefix_len > 0, prefix_len, columns), axis=0)
+    low_whole = tl.minimum(tl.maximum(low_tile, tl.cdiv(all_from, BLOCK_C)), high_tile)
+    high_whole = tl.minimum(tl.maximum(low_whole, all_until // BLOCK_C), high_tile)
+    total, top, acc = _fold_seen_by_all(
+        total, top, acc, query, keys_ptr, values_ptr, table_ptr, low_whole, high_whole, stride_slot, scale,
+        D, BLOCK_D, BLOCK_C, STAGES,
+    )  # fmt: skip
+    for edge in tl.range(low_tile, high_tile - (high_whole - low_whole), num_stages=1):
+        tile = edge + tl.where(edge < low_whole, 0, high_whole - low_whole)
+        column = tile * BLOCK_C + tl.arange(0, BLOCK_C)
+        slot = tl.load(table_ptr + 2 * column, mask=(column >= start) & (column < end), other=-1)
+        key = _read(keys_ptr, slot, slot >= 0, stride_slot, query.dtype, D, BLOCK_D)
+        value = _read(values_ptr, slot, slot >= 0, stride_slot, query.dtype, D, BLOCK_D)
+        seen = (slot >= 0)[None, :]
+        if RAGGED:
+            seen = seen & (column[None, :] >= first[:, None]) & (column[None, :] < prefix_len[:, None])
+        logits = tl.dot(query, tl.trans(key), input_precision="ieee")
+        total, top, acc = _fold(total, top, acc, tl.where(seen, logits, float("-inf")), value, scale)
+    dropped = prefix_len == 0  # what such a row met in the tiles is not its own
+    return tl.where(dropped, 0.0, total), tl.where(dropped, float("-inf"), top), tl.where(dropped[:, None], 0.0, acc)
+
+
+@triton.jit
+def _fold_extras(total, top, acc, query, keys_ptr, values_ptr, slots_ptr, places_ptr, visible_ptr, row, mask, position,
+                 low, high, extras, window, stride_slot, scale, D: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+    """Extra keys low..high, 32 at a time; one that no row sees is not read."""
+    num_words, bit = (extras + WORD - 1) // WORD, tl.arange(0, WORD)
+    for extra in tl.range(low, high, WORD, num_stages=1):
+        bits = tl.load(visible_ptr + row * num_words + extra // WORD, mask=mask, other=0)
+        inside = extra + bit < extras
+        slot = tl.load(slots_ptr + extra + bit, mask=inside, other=-1)
+        place = tl.load(places_ptr + extra + bit, mask=inside, other=0)
+        visible = ((bits[:, None] >> bit[None, :]) & 1 != 0) & (slot >= 0)[None, :]
+        visible = visible & (position[:, None] - place[None, :] < window)
+        loaded = tl.max(visible.to(tl.int32), axis=0) > 0
+        key = _read(keys_ptr, slot, loaded, stride_slot, query.dtype, D, BLOCK_D)
+        value = _read(values_ptr, slot, loaded, stride_slot, query.dtype, D, BLOCK_D)
+        logits = tl.dot(query, tl.trans(key), input_precision="ieee")
+        total, top, acc = _fold(total, top, acc, tl.where(visible, logits, float("-inf")), value, scale)
+    return total, top, acc
 
 
 @kernel
@@ -109,12 +171,10 @@ def _attention_kernel(
     keys_ptr, values_ptr, stride_slot = keys_ptr + head * D, values_ptr + head * D, heads * D
     scale = D**-0.5 * LOG2_E
 
-    start, end, all_from, all_until = 0, key_len, 0, key_len
+    first, start, end = prefix_len, 0, key_len
     if RAGGED:
         first = tl.where(prefix_len > 0, tl.maximum(position - window + 1, 0), columns)  # of the window
         start, end = tl.min(first, axis=0), tl.max(prefix_len, axis=0)
-        all_from = tl.max(tl.where(prefix_len > 0, first, 0), axis=0)
-        all_until = tl.min(tl.where(prefix_len > 0, prefix_len, columns), axis=0)
     first_tile = start // BLOCK_C
     last_tile = tl.maximum(tl.cdiv(end, BLOCK_C), first_tile)
     num_tiles = last_tile - first_tile + tl.cdiv(num_extras, BLOCK_C)
@@ -122,42 +182,18 @@ def _attention_kernel(
     more = num_tiles - each * num_splits
     low_tile = first_tile + split * each + tl.minimum(split, more)
     high_tile = low_tile + each + (split < more).to(tl.int32)
-    offs_c = tl.arange(0, BLOCK_C)
-    slot = _slots(table_ptr, low_tile * BLOCK_C + offs_c, start, end)
-    for tile in tl.range(low_tile, tl.minimum(high_tile, last_tile), num_stages=STAGES):
-        column = tile * BLOCK_C + offs_c
-        next_slot = _slots(table_ptr, column + BLOCK_C, start, end)  # before its tile's turn, or keys would wait for it
-        key = _read(keys_ptr, slot, slot >= 0, stride_slot, DOT, D, BLOCK_D)
-        value = _read(values_ptr, slot, slot >= 0, stride_slot, DOT, D, BLOCK_D)
-        logits = tl.dot(query, tl.trans(key), input_precision="ieee")
-        if (tile * BLOCK_C < all_from) | (tile * BLOCK_C + BLOCK_C > all_until):
-            seen = (column < end)[None, :]
-            if RAGGED:
-                seen = (column[None, :] >= first[:, None]) & (column[None, :] < prefix_len[:, None])
-            logits = tl.where(seen, logits, float("-inf"))
-        total, top, acc = _fold(total, top, acc, logits, value, scale)
-        slot = next_slot
+    total, top, acc = _fold_prefix(
+        total, top, acc, query, keys_ptr, values_ptr, table_ptr, tl.minimum(low_tile, last_tile),
+        tl.minimum(high_tile, last_tile), first, prefix_len, start, end, columns, stride_slot, scale,
+        RAGGED, D, BLOCK_D, BLOCK_C, STAGES,
+    )  # fmt: skip
     low_again = tl.load(row_starts_ptr + request, volatile=True)  # or addresses would stay in registers meanwhile
-    dropped = prefix_len == 0  # what such a row met in the request's tiles is not its own
-    total, top = tl.where(dropped, 0.0, total), tl.where(dropped, float("-inf"), top)
-    acc = tl.where(dropped[:, None], 0.0, acc)
-
-    num_words, bit = (extras + WORD - 1) // WORD, tl.arange(0, WORD)
-    visible_ptr += low * num_words
-    extra_slots_ptr, extra_positions_ptr = extra_slots_ptr + request * extras, extra_positions_ptr + request * extras
-    extra_low, extra_high = tl.maximum(low_tile - last_tile, 0) * BLOCK_C, (high_tile - last_tile) * BLOCK_C
-    for extra in tl.range(extra_low, tl.minimum(extra_high, num_extras), WORD, num_stages=1):
-        bits = tl.load(visible_ptr + row * num_words + extra // WORD, mask=mask, other=0)
-        inside = extra + bit < extras
-        extra_slot = tl.load(extra_slots_ptr + extra + bit, mask=inside, other=-1)
-        place = tl.load(extra_positions_ptr + extra + bit, mask=inside, other=0)
-        visible = ((bits[:, None] >> bit[None, :]) & 1 != 0) & (extra_slot >= 0)[None, :]
-        visible = visible & (position[:, None] - place[None, :] < window)
-        loaded = tl.max(visible.to(tl.int32), axis=0) > 0
-        extra_key = _read(keys_ptr, extra_slot, loaded, stride_slot, DOT, D, BLOCK_D)
-        extra_value = _read(values_ptr, extra_slot, loaded, stride_slot, DOT, D, BLOCK_D)
-        extra_logits = tl.dot(query, tl.trans(extra_key), input_precision="ieee")
-        total, top, acc = _fold(total, top, acc, tl.where(visible, extra_logits, float("-inf")), extra_value, scale)
+    total, top, acc = _fold_extras(
+        total, top, acc, query, keys_ptr, values_ptr, extra_slots_ptr + request * extras,
+        extra_positions_ptr + request * extras, visible_ptr + low * ((extras + WORD - 1) // WORD), row, mask, position,
+        tl.maximum(low_tile - last_tile, 0) * BLOCK_C, tl.minimum((high_tile - last_tile) * BLOCK_C, num_extras),
+        extras, window, stride_slot, scale, D, BLOCK_D,
+    )  # fmt: skip
     if head + block + split == 0:
         tl.store(plan_ptr + 2 * request, kept)
         tl.store(plan_ptr + 2 * request + 1, num_splits)
