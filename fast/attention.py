@@ -1,397 +1,303 @@
-"""Who attends to what in one forward, as tensors that kernels build, and attention over them."""
+"""Attention over the keys that a forward's metadata names: parts of a request's keys side by side, then merged."""
 
-from dataclasses import dataclass
+import functools
+import math
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from specsim.config import SpecConfig
-from specsim.fast.drafting import Lanes
-from specsim.fast.launch import INTERPRETED, block_of, kernel, nearest, require_contiguous
-from specsim.phases import Batch, DraftExtendInput, PrefillInput, VerifyInput
-from specsim.pool import KVBuffer, KVPool
+from specsim.fast.launch import INTERPRETED, await_input, block_of, kernel, nearest, require_contiguous
+from specsim.fast.metadata import WORD, AttentionMetadata
+from specsim.pool import KVBuffer
 
-WORD = tl.constexpr(32)  # visibility bits of one i32, and extra keys of one tile
-MOST_SPLITS = 64  # parts that a row's keys are read in
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionMetadata:
-    """One forward over R rows, request after request; built anew for every forward (vllm#41162).
-
-    A request's keys are its prefix, of which a row sees the first so many, and its extra keys, of which a row sees
-    those whose bit is set. Prefix key c stands at position c. A key without a slot is seen by nobody.
-
-    positions: i64 [R], 0 for a dropped row. slots: i64 [R], where a row writes its KV, -1 for a dropped row, which sees
-    nothing. row_starts: i64 [B+1]; max_rows: most rows of a request. prefix_lens: i32 [R], prefix keys that a row
-    sees. kv_indices: i32 [B, columns of the pool's table + E], slots, -1 for none: the prefix keys' by column, then the
-    extra keys'. num_extras: i32 [B], how many of these there are. extra_positions: i32 [B, E]. visible: i32 [R, E/32
-    rounded up], bit e % 32 of word e / 32 says whether extra key e is seen.
-    """
-
-    positions: torch.Tensor
-    slots: torch.Tensor
-    row_starts: torch.Tensor
-    max_rows: int
-    prefix_lens: torch.Tensor
-    kv_indices: torch.Tensor
-    num_extras: torch.Tensor
-    extra_positions: torch.Tensor
-    visible: torch.Tensor
+MOST_MERGES = 4096  # programs
+MANY = 2**30  # more than there are of anything
+LOG2_E = tl.constexpr(math.log2(math.e))
 
 
 @triton.jit
-def lane_column(seq_len, lane, step, num_steps, page_size):
-    """Column in which a lane writes its KV of a step; steps -tail..-1 are its copy of the prefix's unfinished page.
+def _assignment(unit, key_lens_ptr, num_extras_ptr, window, num_requests, share, units, least, most,
+                BLOCK_B: tl.constexpr):  # fmt: skip
+    """Which part of which request is the unit's: request, part, its number of parts, and where these are kept.
 
-    page_size: 1 where lanes share the prefix.
+    A request's number of parts goes with its keys: one for every `share` of them, or for more, so that there are no
+    more than `units` in all, but at least `least` and at most `most`. Past the last unit: a request that is none.
     """
-    pages = (seq_len % page_size + num_steps + page_size - 1) // page_size
-    return seq_len + lane * pages * page_size + step
-
-
-@kernel
-def _prefix_kernel(
-    kv_indices_ptr, table_ptr, rows_ptr, lens_ptr, num_requests, columns, width, page_size,
-    BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    request = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B).to(tl.int64)[:, None]
-    column = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C).to(tl.int64)[None, :]
-    mask = request < num_requests
-    row = tl.load(rows_ptr + request, mask=mask, other=-1)
-    length = tl.load(lens_ptr + request, mask=mask, other=0)
-    mask &= column < columns
-    kept = mask & (row >= 0) & (column < length - length % page_size)
-    slot = tl.load(table_ptr + row * columns + column, mask=kept, other=-1)
-    tl.store(kv_indices_ptr + request * width + column, slot.to(tl.int32), mask=mask)
-
-
-def _kv_indices(rows_B, lens_B, page_size: int, num_extras: int, pools: KVPool) -> torch.Tensor:
-    """The slots of every prefix without its unfinished page, -1 after it; extra keys are for others to write."""
-    num_requests, columns = len(rows_B), pools.req_to_token.shape[1]
-    out = torch.empty(num_requests, columns + num_extras, dtype=torch.int32, device=rows_B.device)
-    block_c = block_of(columns, 1024)
-    block_b = block_of(num_requests, 1, block_c)
-    _prefix_kernel[triton.cdiv(num_requests, block_b), triton.cdiv(columns, block_c)](
-        out, pools.req_to_token, rows_B, lens_B, num_requests, columns, out.shape[1], page_size,
-        BLOCK_B=block_b, BLOCK_C=block_c,
-    )  # fmt: skip
-    return out
-
-
-@kernel
-def _causal_kernel(
-    positions_ptr, prefix_lens_ptr, kv_indices_ptr, num_extras_ptr, slots_ptr, row_starts_ptr, start_lens_ptr,
-    rows_ptr, num_requests, columns, BLOCK_B: tl.constexpr, BLOCK_R: tl.constexpr,
-):  # fmt: skip
-    request = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B).to(tl.int64)[:, None]
-    mask = request < num_requests
-    start = tl.load(start_lens_ptr + request, mask=mask, other=0)
-    low = tl.load(row_starts_ptr + request, mask=mask, other=0)
-    high = tl.load(row_starts_ptr + request + 1, mask=mask, other=0)
-    real = tl.load(rows_ptr + request, mask=mask, other=-1) >= 0
-    if tl.program_id(1) == 0:
-        tl.store(num_extras_ptr + request, tl.zeros([BLOCK_B, 1], tl.int32), mask=mask)
-    step = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64)[None, :]
-    offs, column = low + step, start + step
-    mask &= offs < high
-    slot = tl.load(slots_ptr + offs, mask=mask, other=-1)
-    live = real & (slot >= 0)
-    tl.store(positions_ptr + offs, tl.where(live, column, 0), mask=mask)
-    tl.store(prefix_lens_ptr + offs, tl.where(live, column + 1, 0).to(tl.int32), mask=mask)
-    tl.store(kv_indices_ptr + request * columns + column, slot.to(tl.int32), mask=mask & real & (column < columns))
-
-
-def _causal_metadata(rows_B, start_lens_B, row_starts, max_rows: int, slots_R, pools: KVPool) -> AttentionMetadata:
-    """Row j of request b stands at column start_lens[b] + j, writes to its slot and sees every column up to its own."""
-    num_requests, device = len(rows_B), slots_R.device
-    metadata = AttentionMetadata(
-        positions=torch.empty_like(slots_R),
-        slots=slots_R,
-        row_starts=row_starts,
-        max_rows=max_rows,
-        prefix_lens=torch.empty_like(slots_R, dtype=torch.int32),
-        kv_indices=_kv_indices(rows_B, start_lens_B, 1, 0, pools),
-        num_extras=torch.empty(num_requests, dtype=torch.int32, device=device),
-        extra_positions=torch.empty(num_requests, 0, dtype=torch.int32, device=device),
-        visible=torch.empty(len(slots_R), 0, dtype=torch.int32, device=device),
-    )
-    block_r = block_of(max_rows, 256)
-    block_b = block_of(num_requests, 1, block_r)
-    _causal_kernel[triton.cdiv(num_requests, block_b), triton.cdiv(max_rows, block_r)](
-        metadata.positions, metadata.prefix_lens, metadata.kv_indices, metadata.num_extras, slots_R, row_starts,
-        start_lens_B, rows_B, num_requests, metadata.kv_indices.shape[1], BLOCK_B=block_b, BLOCK_R=block_r,
-    )  # fmt: skip
-    return metadata
-
-
-def prefill_metadata(batch: Batch, prefill: PrefillInput, pools: KVPool) -> AttentionMetadata:
-    """Prefill, of the target and of the drafter: every column of the chunk has to be owned. Outside graphs."""
-    slots = pools.slots(batch.req_pool_indices[prefill.requests], prefill.columns)
-    max_rows = max(prefill.row_starts.diff().tolist(), default=0)
-    return _causal_metadata(batch.req_pool_indices, prefill.start_lens, prefill.row_starts, max_rows, slots, pools)
-
-
-def extend_metadata(batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> AttentionMetadata:
-    """Draft-extend: equally many rows a request; rows without a slot stand at the end of a request's."""
-    extend = draft_extend_input
-    max_rows = len(extend.input_ids) // max(batch.size, 1)
-    return _causal_metadata(
-        extend.req_pool_indices, extend.seq_lens, extend.row_starts, max_rows, extend.cache_locations, pools
-    )
+    offs = tl.arange(0, BLOCK_B)
+    mask = offs < num_requests
+    length = tl.load(key_lens_ptr + offs, mask=mask, other=0)
+    work = tl.minimum(length, window) + tl.load(num_extras_ptr + offs, mask=mask, other=0)
+    share = tl.maximum(share, tl.cdiv(tl.sum(work, axis=0), units))
+    splits = tl.where(mask, tl.minimum(tl.maximum(work // share, least), most), 0)
+    ends = tl.cumsum(splits, axis=0)
+    request = tl.sum((ends <= unit).to(tl.int32), axis=0)
+    kept = tl.sum(tl.where((offs < request) & (splits > 1), splits, 0), axis=0)
+    own = offs == request
+    num_splits = tl.sum(tl.where(own, splits, 0), axis=0)
+    split = unit - tl.sum(tl.where(own, ends - splits, 0), axis=0)
+    return request, split, num_splits, kept, tl.sum(tl.where(own, length, 0), axis=0)
 
 
 @triton.jit
-def _store_starts(row_starts_ptr, offs, rows_per_request, mask):
-    """row_starts of requests that have equally many rows."""
-    tl.store(row_starts_ptr + offs // rows_per_request, offs, mask=mask & (offs % rows_per_request == 0))
-    end = offs + 1
-    tl.store(row_starts_ptr + end // rows_per_request, end, mask=mask & (end % rows_per_request == 0))
-
-
-@kernel
-def _tree_kernel(
-    positions_ptr, row_starts_ptr, prefix_lens_ptr, kv_indices_ptr, num_extras_ptr, extra_positions_ptr, visible_ptr,
-    slots_ptr, rows_ptr, lens_ptr, node_positions_ptr, mask_ptr, num_requests, num_nodes, columns,
-    BLOCK_R: tl.constexpr, BLOCK_W: tl.constexpr,
-):  # fmt: skip
-    offs = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64)
-    mask = offs < num_requests * num_nodes
-    request, node = offs // num_nodes, offs % num_nodes
-    slot = tl.load(slots_ptr + offs, mask=mask, other=-1)
-    real = tl.load(rows_ptr + request, mask=mask, other=-1) >= 0
-    live = real & (slot >= 0)
-    if tl.program_id(1) == 0:
-        position = tl.load(node_positions_ptr + offs, mask=live, other=0)
-        length = tl.load(lens_ptr + request, mask=live, other=0)
-        tl.store(positions_ptr + offs, position, mask=mask)
-        tl.store(prefix_lens_ptr + offs, length.to(tl.int32), mask=mask)
-        tl.store(kv_indices_ptr + request * (columns + num_nodes) + columns + node, slot.to(tl.int32), mask=mask)
-        tl.store(extra_positions_ptr + offs, position.to(tl.int32), mask=mask)
-        tl.store(num_extras_ptr + request, tl.where(real, num_nodes, 0), mask=mask & (node == 0))
-        _store_starts(row_starts_ptr, offs, num_nodes, mask)
-    word = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
-    bit = tl.arange(0, WORD)[None, None, :]
-    other = word[None, :, None] * WORD + bit
-    seen = tl.load(
-        mask_ptr + offs[:, None, None] * num_nodes + other, mask=live[:, None, None] & (other < num_nodes), other=0
-    )
-    num_words = (num_nodes + WORD - 1) // WORD
-    packed = tl.sum((seen != 0).to(tl.int32) << bit, axis=2)
-    mask_w = mask[:, None] & (word < num_words)[None, :]
-    tl.store(visible_ptr + offs[:, None] * num_words + word[None, :], packed, mask=mask_w)
-
-
-@kernel
-def _lane_kernel(
-    positions_ptr, slots_ptr, row_starts_ptr, prefix_lens_ptr, kv_indices_ptr, num_extras_ptr, extra_positions_ptr,
-    visible_ptr, step_ptr, path_ptr, table_ptr, rows_ptr, lens_ptr,
-    num_requests, num_lanes, num_steps, page_size, max_len, columns, BLOCK_R: tl.constexpr, BLOCK_W: tl.constexpr,
-):  # fmt: skip
-    offs = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64)
-    mask = offs < num_requests * num_lanes
-    request, lane, step = offs // num_lanes, offs % num_lanes, tl.load(step_ptr)
-    row = tl.load(rows_ptr + request, mask=mask, other=-1)
-    length = tl.load(lens_ptr + request, mask=mask, other=0)
-    column = lane_column(length, lane, step, num_steps, page_size)
-    kept = (row >= 0) & (length + step < max_len) & (column < columns)
-    slot = tl.load(table_ptr + row * columns + column, mask=kept, other=-1)
-    live, tail = slot >= 0, length % page_size
-    num_extras = num_lanes * (tail + step + 1)
-    if tl.program_id(1) == 0:
-        tl.store(positions_ptr + offs, tl.where(live, length + step, 0), mask=mask)
-        tl.store(slots_ptr + offs, slot, mask=mask)
-        tl.store(prefix_lens_ptr + offs, tl.where(live, length - tail, 0).to(tl.int32), mask=mask)
-        tl.store(num_extras_ptr + request, tl.where(row >= 0, num_extras, 0).to(tl.int32), mask=mask & (lane == 0))
-        _store_starts(row_starts_ptr, offs, num_lanes, mask)
-    # Extra keys: every lane's copy of the tail, lane after lane, then every step's tokens, step after step.
-    most = num_lanes * (page_size - 1 + num_steps)
-    word, bit = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W), tl.arange(0, WORD)[None, None, :]
-    extra = word[None, :, None] * WORD + bit
-    lane, tail, later = lane[:, None, None], tail[:, None, None], extra - (num_lanes * tail)[:, None, None]
-    in_tail = later < 0
-    holder = tl.where(in_tail, extra // tl.maximum(tail, 1), later % num_lanes)
-    held_step = tl.where(in_tail, extra % tl.maximum(tail, 1) - tail, later // num_lanes)
-    present = (row >= 0)[:, None, None] & (extra < num_extras[:, None, None])
-    path_address = path_ptr + offs[:, None, None] * num_steps + held_step
-    on_path = tl.load(path_address, mask=present & ~in_tail, other=-1) == holder
-    seen = live[:, None, None] & present & tl.where(in_tail, holder == lane, on_path)
-    num_words = (most + WORD - 1) // WORD
-    mask_w = mask[:, None] & (word < num_words)[None, :]
-    packed = tl.sum(seen.to(tl.int32) << bit, axis=2)
-    tl.store(visible_ptr + offs[:, None] * num_words + word[None, :], packed, mask=mask_w)
-    first, request = mask[:, None, None] & (lane == 0) & (extra < most), request[:, None, None]
-    column = lane_column(length[:, None, None], holder, held_step, num_steps, page_size)
-    slot_address = table_ptr + row[:, None, None] * columns + column
-    held_slot = tl.load(slot_address, mask=first & present & (column < columns), other=-1)
-    tl.store(kv_indices_ptr + request * (columns + most) + columns + extra, held_slot.to(tl.int32), mask=first)
-    position = tl.where(present, length[:, None, None] + held_step, 0)
-    tl.store(extra_positions_ptr + request * most + extra, position.to(tl.int32), mask=first)
-
-
-def _equal_rows(batch: Batch, rows: int, extras: int, page_size: int, pools: KVPool, **given) -> AttentionMetadata:
-    """Metadata of requests with equally many rows; its prefixes are filled in, the rest is to be written."""
-    total, device = batch.size * rows, batch.seq_lens.device
-
-    def new(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    return AttentionMetadata(
-        positions=new(total, dtype=torch.int64),
-        row_starts=new(batch.size + 1, dtype=torch.int64),
-        max_rows=rows,
-        prefix_lens=new(total),
-        kv_indices=_kv_indices(batch.req_pool_indices, batch.seq_lens, page_size, extras, pools),
-        num_extras=new(batch.size),
-        extra_positions=new(batch.size, extras),
-        visible=new(total, triton.cdiv(extras, WORD.value)),
-        **given,
-    )
-
-
-def tree_metadata(batch: Batch, verify_input: VerifyInput, pools: KVPool) -> AttentionMetadata:
-    """Verify: a node sees the prefix, and of the tree what its mask row says."""
-    num_nodes, slots = verify_input.draft_tokens.shape[1], verify_input.cache_locations
-    metadata = _equal_rows(batch, num_nodes, num_nodes, 1, pools, slots=slots)
-    block_w = block_of(metadata.visible.shape[1], 1, WORD.value)
-    block_r = block_of(len(slots), 16, WORD.value * block_w)
-    _tree_kernel[triton.cdiv(len(slots), block_r), triton.cdiv(metadata.visible.shape[1], block_w)](
-        metadata.positions, metadata.row_starts, metadata.prefix_lens, metadata.kv_indices, metadata.num_extras,
-        metadata.extra_positions, metadata.visible, slots, batch.req_pool_indices, batch.seq_lens,
-        verify_input.positions, verify_input.mask, batch.size, num_nodes, pools.req_to_token.shape[1],
-        BLOCK_R=block_r, BLOCK_W=block_w,
-    )  # fmt: skip
-    return metadata
-
-
-def lane_metadata(batch: Batch, lanes: Lanes, config: SpecConfig, pools: KVPool) -> AttentionMetadata:
-    """Draft step lanes.step, read on the device: lane k of request b stands at position L + step.
-
-    A lane sees the prefix, its tail in the lane's own copy, and the tokens of its path, lanes.path.
-    """
-    page_size = 1 if config.lanes_share_prefix else config.page_size
-    total, extras = batch.size * config.topk, config.topk * (page_size - 1 + config.num_steps)
-    slots = torch.empty(total, dtype=torch.int64, device=batch.seq_lens.device)
-    metadata = _equal_rows(batch, config.topk, extras, page_size, pools, slots=slots)
-    block_w = block_of(metadata.visible.shape[1], 1, WORD.value)
-    block_r = block_of(total, 16, WORD.value * block_w)
-    _lane_kernel[triton.cdiv(total, block_r), triton.cdiv(metadata.visible.shape[1], block_w)](
-        metadata.positions, slots, metadata.row_starts, metadata.prefix_lens, metadata.kv_indices, metadata.num_extras,
-        metadata.extra_positions, metadata.visible, lanes.step, lanes.path, pools.req_to_token,
-        batch.req_pool_indices, batch.seq_lens, batch.size, config.topk, config.num_steps, page_size, config.max_len,
-        pools.req_to_token.shape[1], BLOCK_R=block_r, BLOCK_W=block_w,
-    )  # fmt: skip
-    return metadata
+def _pairs(block, heads, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
+    """The block's pairs of a row and a query head of the group: both counted from the block's first row."""
+    pair = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    row = pair // GROUP - block * BLOCK_M // GROUP
+    return row, row * heads * GROUP + pair % GROUP
 
 
 @triton.jit
-def _fold(query, total, top, acc, keys_ptr, values_ptr, slot, loaded, visible, stride_slot, D: tl.constexpr,
-          BLOCK_D: tl.constexpr):  # fmt: skip
-    """One tile of keys into the online softmax; a key that is not loaded is visible to no row."""
+def _read(base_ptr, slot, loaded, stride_slot, DOT: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The keys or values in these slots, zeros where not loaded."""
     offs_d = tl.arange(0, BLOCK_D)[None, :]
-    address, mask = slot.to(tl.int64)[:, None] * stride_slot + offs_d, loaded[:, None] & (offs_d < D)
-    key = tl.load(keys_ptr + address, mask=mask, other=0.0).to(query.dtype)
-    value = tl.load(values_ptr + address, mask=mask, other=0.0).to(query.dtype)
-    logits = tl.dot(query, tl.trans(key), input_precision="ieee") * (D**-0.5)
-    logits = tl.where(visible, logits, float("-inf"))
+    mask = loaded[:, None]
+    if D < BLOCK_D:
+        mask = mask & (offs_d < D)
+    return tl.load(base_ptr + slot.to(tl.int64)[:, None] * stride_slot + offs_d, mask=mask, other=0.0).to(DOT)
+
+
+@triton.jit
+def _fold(total, top, acc, logits, value, scale):
+    """One tile of keys into the online softmax; logits, of which `scale` makes powers of two, are -inf where unseen."""
     higher = tl.maximum(top, tl.max(logits, axis=1))
-    shift = tl.where(higher == float("-inf"), 0.0, higher)
-    weight, kept = tl.exp(logits - shift[:, None]), tl.exp(top - shift)
-    acc = acc * kept[:, None] + tl.dot(weight.to(query.dtype), value, input_precision="ieee")
+    shift = tl.where(higher == float("-inf"), 0.0, higher * scale)
+    weight, kept = tl.exp2(logits * scale - shift[:, None]), tl.exp2(top * scale - shift)
+    acc = tl.dot(weight.to(value.dtype), value, acc * kept[:, None], input_precision="ieee")
     return total * kept + tl.sum(weight, axis=1), higher, acc
+
+
+@triton.jit
+def _fold_seen_by_all(total, top, acc, query, keys_ptr, values_ptr, table_ptr, low_tile, high_tile, stride_slot, scale,
+                      D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+    """Tiles of the prefix of which every row sees every key."""
+    offs_c, end = tl.arange(0, BLOCK_C), high_tile * BLOCK_C
+    column = low_tile * BLOCK_C + offs_c
+    slot = tl.load(table_ptr + 2 * column, mask=column < end, other=-1)
+    for tile in tl.range(low_tile, high_tile, num_stages=STAGES):
+        column = (tile + 1) * BLOCK_C + offs_c
+        next_slot = tl.load(table_ptr + 2 * column, mask=column < end, other=-1)  # a tile ahead, or keys would wait
+        key = _read(keys_ptr, slot, slot >= 0, stride_slot, query.dtype, D, BLOCK_D)
+        value = _read(values_ptr, slot, slot >= 0, stride_slot, query.dtype, D, BLOCK_D)
+        logits = tl.dot(query, tl.trans(key), input_precision="ieee")
+        total, top, acc = _fold(total, top, acc, logits, value, scale)
+        slot = next_slot
+    return total, top, acc
+
+
+@triton.jit
+def _fold_prefix(total, top, acc, query, keys_ptr, values_ptr, table_ptr, low_tile, high_tile, first, prefix_len, start,
+                 end, columns, stride_slot, scale, RAGGED: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+                 BLOCK_C: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+    """Tiles of the prefix: those that every row sees whole, then those at the edges of what rows see."""
+    all_from, all_until = start, end
+    if RAGGED:
+        all_from = tl.max(tl.where(prefix_len > 0, first, 0), axis=0)
+        all_until = tl.min(tl.where(prefix_len > 0, prefix_len, columns), axis=0)
+    low_whole = tl.minimum(tl.maximum(low_tile, tl.cdiv(all_from, BLOCK_C)), high_tile)
+    high_whole = tl.minimum(tl.maximum(low_whole, all_until // BLOCK_C), high_tile)
+    total, top, acc = _fold_seen_by_all(
+        total, top, acc, query, keys_ptr, values_ptr, table_ptr, low_whole, high_whole, stride_slot, scale,
+        D, BLOCK_D, BLOCK_C, STAGES,
+    )  # fmt: skip
+    for edge in tl.range(low_tile, high_tile - (high_whole - low_whole), num_stages=1):
+        tile = edge + tl.where(edge < low_whole, 0, high_whole - low_whole)
+        column = tile * BLOCK_C + tl.arange(0, BLOCK_C)
+        slot = tl.load(table_ptr + 2 * column, mask=(column >= start) & (column < end), other=-1)
+        key = _read(keys_ptr, slot, slot >= 0, stride_slot, query.dtype, D, BLOCK_D)
+        value = _read(values_ptr, slot, slot >= 0, stride_slot, query.dtype, D, BLOCK_D)
+        seen = (slot >= 0)[None, :]
+        if RAGGED:
+            seen = seen & (column[None, :] >= first[:, None]) & (column[None, :] < prefix_len[:, None])
+        logits = tl.dot(query, tl.trans(key), input_precision="ieee")
+        total, top, acc = _fold(total, top, acc, tl.where(seen, logits, float("-inf")), value, scale)
+    dropped = prefix_len == 0  # what such a row met in the tiles is not its own
+    return tl.where(dropped, 0.0, total), tl.where(dropped, float("-inf"), top), tl.where(dropped[:, None], 0.0, acc)
+
+
+@triton.jit
+def _fold_extras(total, top, acc, query, keys_ptr, values_ptr, slots_ptr, places_ptr, visible_ptr, row, mask, position,
+                 low, high, extras, window, stride_slot, scale, D: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+    """Extra keys low..high, 32 at a time; one that no row sees is not read."""
+    num_words, bit = (extras + WORD - 1) // WORD, tl.arange(0, WORD)
+    for extra in tl.range(low, high, WORD, num_stages=1):
+        bits = tl.load(visible_ptr + row * num_words + extra // WORD, mask=mask, other=0)
+        inside = extra + bit < extras
+        slot = tl.load(slots_ptr + extra + bit, mask=inside, other=-1)
+        place = tl.load(places_ptr + extra + bit, mask=inside, other=0)
+        visible = ((bits[:, None] >> bit[None, :]) & 1 != 0) & (slot >= 0)[None, :]
+        visible = visible & (position[:, None] - place[None, :] < window)
+        loaded = tl.max(visible.to(tl.int32), axis=0) > 0
+        key = _read(keys_ptr, slot, loaded, stride_slot, query.dtype, D, BLOCK_D)
+        value = _read(values_ptr, slot, loaded, stride_slot, query.dtype, D, BLOCK_D)
+        logits = tl.dot(query, tl.trans(key), input_precision="ieee")
+        total, top, acc = _fold(total, top, acc, tl.where(visible, logits, float("-inf")), value, scale)
+    return total, top, acc
 
 
 @kernel
 def _attention_kernel(
-    out_ptr, query_ptr, keys_ptr, values_ptr, positions_ptr, row_starts_ptr, prefix_lens_ptr, kv_indices_ptr,
-    num_extras_ptr, extra_positions_ptr, visible_ptr, parts_ptr, stats_ptr, window, columns, extras, stride_part,
-    GROUP: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_C: tl.constexpr, DOT: tl.constexpr,
+    out_ptr, query_ptr, keys_ptr, values_ptr, positions_ptr, row_starts_ptr, table_ptr, table_rows_ptr,
+    prefix_lens_ptr, key_lens_ptr, num_extras_ptr, extra_slots_ptr, extra_positions_ptr, visible_ptr,
+    parts_ptr, stats_ptr, plan_ptr, window, columns, extras, num_requests, pairs,
+    share, units, least, most,
+    GROUP: tl.constexpr, D: tl.constexpr, RAGGED: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    head, heads, request = tl.program_id(1), tl.num_programs(1), tl.program_id(2).to(tl.int64)
+    await_input(PDL)
+    head, heads, block = tl.program_id(0), tl.num_programs(0), tl.num_programs(2) - 1 - tl.program_id(2)
+    request, split, num_splits, kept, key_len = _assignment(
+        tl.program_id(1), key_lens_ptr, num_extras_ptr, window, num_requests, share, units, least, most, BLOCK_B
+    )
+    if request >= num_requests:
+        return
+    request = request.to(tl.int64)
     low, high = tl.load(row_starts_ptr + request), tl.load(row_starts_ptr + request + 1)
-    split = (tl.program_id(0) % SPLITS).to(tl.int64)
-    pair = tl.program_id(0) // SPLITS * BLOCK_M + tl.arange(0, BLOCK_M)  # a row and a query head of the group
-    row = low + pair // GROUP
-    mask = row < high
-    offs_d = tl.arange(0, BLOCK_D)
-    query_head = (row * heads + head) * GROUP + pair % GROUP
+    low += block * BLOCK_M // GROUP  # the block's first row
+    if (low >= high) & (block > 0):
+        return
+    table_ptr += tl.load(table_rows_ptr + request) * columns * 2
+    num_extras = tl.load(num_extras_ptr + request)
+    row, query_head = _pairs(block, heads, GROUP, BLOCK_M)
+    mask, offs_d = row < (high - low).to(tl.int32), tl.arange(0, BLOCK_D)
     address = query_head[:, None] * D + offs_d[None, :]
-    mask_q = mask[:, None] & (offs_d < D)[None, :]
-    query = tl.load(query_ptr + address, mask=mask_q, other=0.0).to(DOT)
-    position = tl.load(positions_ptr + row, mask=mask, other=0)
-    prefix_len = tl.load(prefix_lens_ptr + row, mask=mask, other=0)
+    query_ptr += (low * heads + head) * GROUP * D
+    query = tl.load(query_ptr + address, mask=mask[:, None] & (offs_d < D)[None, :], other=0.0).to(DOT)
+    position = tl.load(positions_ptr + low + row, mask=mask, other=0).to(tl.int32)
+    prefix_len = tl.load(prefix_lens_ptr + low + row, mask=mask, other=0)
     total, top = tl.zeros([BLOCK_M], tl.float32), tl.full([BLOCK_M], float("-inf"), tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     keys_ptr, values_ptr, stride_slot = keys_ptr + head * D, values_ptr + head * D, heads * D
-    kv_indices_ptr += request * (columns + extras)
+    scale = D**-0.5 * LOG2_E
 
-    first = tl.where(prefix_len > 0, tl.maximum(position - window + 1, 0), columns)  # of the window
-    start, end = tl.min(first, axis=0), tl.max(prefix_len, axis=0)
-    share = tl.cdiv(tl.cdiv(tl.maximum(end - start, 0), SPLITS), BLOCK_C) * BLOCK_C
-    start, end = start + split * share, tl.minimum(end, start + (split + 1) * share)
-    for tile in range(start // BLOCK_C * BLOCK_C, end, BLOCK_C):
-        column = tile + tl.arange(0, BLOCK_C)
-        inside = (column >= start) & (column < end)
-        slot = tl.load(kv_indices_ptr + column, mask=inside, other=-1)
-        visible = (column[None, :] >= first[:, None]) & (column[None, :] < prefix_len[:, None]) & (slot >= 0)[None, :]
-        total, top, acc = _fold(
-            query, total, top, acc, keys_ptr, values_ptr, slot, slot >= 0, visible, stride_slot, D, BLOCK_D
-        )
-
-    num_words, bit = (extras + WORD - 1) // WORD, tl.arange(0, WORD)
-    num_extras = tl.where(split == SPLITS - 1, tl.load(num_extras_ptr + request), 0)
-    for tile in range(0, num_extras, WORD):
-        bits = tl.load(visible_ptr + row * num_words + tile // WORD, mask=mask, other=0)
-        inside = tile + bit < extras
-        slot = tl.load(kv_indices_ptr + columns + tile + bit, mask=inside, other=-1)
-        place = tl.load(extra_positions_ptr + request * extras + tile + bit, mask=inside, other=0)
-        visible = ((bits[:, None] >> bit[None, :]) & 1 != 0) & (slot >= 0)[None, :]
-        visible = visible & (position[:, None] - place[None, :] < window)
-        loaded = tl.max(visible.to(tl.int32), axis=0) > 0
-        total, top, acc = _fold(
-            query, total, top, acc, keys_ptr, values_ptr, slot, loaded, visible, stride_slot, D, BLOCK_D
-        )
-    if SPLITS == 1:
+    first, start, end = prefix_len, 0, key_len
+    if RAGGED:
+        first = tl.where(prefix_len > 0, tl.maximum(position - window + 1, 0), columns)  # of the window
+        start, end = tl.min(first, axis=0), tl.max(prefix_len, axis=0)
+    first_tile = start // BLOCK_C
+    last_tile = tl.maximum(tl.cdiv(end, BLOCK_C), first_tile)
+    num_tiles = last_tile - first_tile + tl.cdiv(num_extras, BLOCK_C)
+    each = num_tiles // num_splits
+    more = num_tiles - each * num_splits
+    low_tile = first_tile + split * each + tl.minimum(split, more)
+    high_tile = low_tile + each + (split < more).to(tl.int32)
+    total, top, acc = _fold_prefix(
+        total, top, acc, query, keys_ptr, values_ptr, table_ptr, tl.minimum(low_tile, last_tile),
+        tl.minimum(high_tile, last_tile), first, prefix_len, start, end, columns, stride_slot, scale,
+        RAGGED, D, BLOCK_D, BLOCK_C, STAGES,
+    )  # fmt: skip
+    low_again = tl.load(row_starts_ptr + request, volatile=True)  # or addresses would stay in registers meanwhile
+    total, top, acc = _fold_extras(
+        total, top, acc, query, keys_ptr, values_ptr, extra_slots_ptr + request * extras,
+        extra_positions_ptr + request * extras, visible_ptr + low * ((extras + WORD - 1) // WORD), row, mask, position,
+        tl.maximum(low_tile - last_tile, 0) * BLOCK_C, tl.minimum((high_tile - last_tile) * BLOCK_C, num_extras),
+        extras, window, stride_slot, scale, D, BLOCK_D,
+    )  # fmt: skip
+    if head + block + split == 0:
+        tl.store(plan_ptr + 2 * request, kept)
+        tl.store(plan_ptr + 2 * request + 1, num_splits)
+    low_again += block * BLOCK_M // GROUP
+    row, query_head = _pairs(block, heads, GROUP, BLOCK_M)
+    mask = row < (high - low_again).to(tl.int32)
+    mask_q = mask[:, None] & (offs_d < D)[None, :]
+    if num_splits == 1:
         out = acc / tl.where(total > 0, total, 1.0)[:, None]
+        out_ptr += (low_again * heads + head) * GROUP * D
+        address = query_head[:, None] * D + offs_d[None, :]
         tl.store(out_ptr + address, nearest(out, out_ptr.dtype.element_ty), mask=mask_q)
     else:
-        tl.store(parts_ptr + split * stride_part * D + address, acc, mask=mask_q)
-        stats_ptr += 2 * (split * stride_part + query_head)
-        tl.store(stats_ptr, top, mask=mask)
-        tl.store(stats_ptr + 1, total, mask=mask)
+        part = ((kept + split).to(tl.int64) * heads + head) * pairs + block * BLOCK_M
+        parts_ptr, stats_ptr, pair = parts_ptr + part * D, stats_ptr + 2 * part, tl.arange(0, BLOCK_M)
+        tl.store(parts_ptr + pair[:, None] * D + offs_d[None, :], acc, mask=mask_q)
+        tl.store(stats_ptr + 2 * pair, top * scale, mask=mask)
+        tl.store(stats_ptr + 2 * pair + 1, total, mask=mask)
 
 
 @kernel
 def _merge_kernel(
-    out_ptr, parts_ptr, stats_ptr, count,
-    D: tl.constexpr, SPLITS: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    out_ptr, parts_ptr, stats_ptr, plan_ptr, row_starts_ptr, pairs,
+    GROUP: tl.constexpr, D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """The parts of every row and head, always in their order, under the largest of their maxima."""
-    row, split = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64), tl.arange(0, BLOCK_S)
+    """The parts of every row and head, always in their order; a request that is in one part is finished."""
+    await_input(PDL)
+    head, heads, request = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
+    kept, num_splits = tl.load(plan_ptr + 2 * request), tl.load(plan_ptr + 2 * request + 1)
+    low, high = tl.load(row_starts_ptr + request), tl.load(row_starts_ptr + request + 1)
+    if num_splits == 1:
+        return
     offs_d = tl.arange(0, BLOCK_D)
-    mask = (row < count)[:, None] & (split < SPLITS)[None, :]
-    stats = 2 * (split[None, :].to(tl.int64) * count + row[:, None])
-    top = tl.load(stats_ptr + stats, mask=mask, other=float("-inf"))
-    total = tl.load(stats_ptr + stats + 1, mask=mask, other=0.0)
-    highest = tl.max(top, axis=1)
-    scale = tl.exp(top - tl.where(highest == float("-inf"), 0.0, highest)[:, None])
-    whole = tl.sum(scale * total, axis=1)
-    scale /= tl.where(whole > 0, whole, 1.0)[:, None]
-    address = (split[None, :, None].to(tl.int64) * count + row[:, None, None]) * D + offs_d[None, None, :]
-    parts = tl.load(parts_ptr + address, mask=mask[:, :, None] & (offs_d < D)[None, None, :], other=0.0)
-    out = tl.sum(parts * scale[:, :, None], axis=1)
-    mask_d = (row < count)[:, None] & (offs_d < D)[None, :]
-    tl.store(out_ptr + row[:, None] * D + offs_d[None, :], nearest(out, out_ptr.dtype.element_ty), mask=mask_d)
+    mask_d = offs_d < D
+    for start in range(tl.program_id(2) * BLOCK_R, pairs, tl.num_programs(2) * BLOCK_R):
+        pair = start + tl.arange(0, BLOCK_R)
+        row = low + pair // GROUP
+        mask = row < high
+        total, top = tl.zeros([BLOCK_R], tl.float32), tl.full([BLOCK_R], float("-inf"), tl.float32)
+        acc = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
+        for first in range(0, num_splits, BLOCK_S):
+            split = first + tl.arange(0, BLOCK_S)
+            part = ((kept + split).to(tl.int64)[None, :] * heads + head) * pairs + pair[:, None]
+            mask_s = mask[:, None] & (split < num_splits)[None, :]
+            part_top = tl.load(stats_ptr + 2 * part, mask=mask_s, other=float("-inf"))
+            part_total = tl.load(stats_ptr + 2 * part + 1, mask=mask_s, other=0.0)
+            mask_p = mask_s[:, :, None] & mask_d[None, None, :]
+            parts = tl.load(parts_ptr + part[:, :, None] * D + offs_d[None, None, :], mask=mask_p, other=0.0)
+            higher = tl.maximum(top, tl.max(part_top, axis=1))
+            shift = tl.where(higher == float("-inf"), 0.0, higher)
+            weight, before = tl.exp2(part_top - shift[:, None]), tl.exp2(top - shift)
+            acc = acc * before[:, None] + tl.sum(parts * weight[:, :, None], axis=1)
+            total, top = total * before + tl.sum(part_total * weight, axis=1), higher
+        out = acc / tl.where(total > 0, total, 1.0)[:, None]
+        address = ((row * heads + head) * GROUP + pair % GROUP)[:, None] * D + offs_d[None, :]
+        tl.store(out_ptr + address, nearest(out, out_ptr.dtype.element_ty), mask=mask[:, None] & mask_d[None, :])
 
 
-def _num_splits(programs: int, columns: int, device: torch.device) -> int:
-    """In how many parts keys are read so that a GPU has two programs for each of its multiprocessors; one elsewhere."""
-    if device.type != "cuda":
-        return 1
-    wanted = triton.cdiv(2 * torch.cuda.get_device_properties(device).multi_processor_count, programs)
-    return max(1, min(wanted, MOST_SPLITS, triton.cdiv(columns, 64)))
+class Tiling(NamedTuple):
+    """What a program holds: pairs of a row and a query head, keys of a tile, tiles on their way; and how it runs."""
+
+    block_m: int
+    block_c: int
+    stages: int
+    warps: int
+    resident: int  # programs of a multiprocessor
+
+
+def _tiling(pairs: int, block_d: int, dot: tl.dtype) -> Tiling:
+    """As measured on an H200 for heads of 128 in two bytes; what is wider takes smaller tiles."""
+    least = max(16, triton.next_power_of_2(pairs))
+    if INTERPRETED:
+        return Tiling(min(block_of(pairs, 64, max(128, block_d)), least), 128, 1, 4, 1)
+    if dot.primitive_bitwidth > 16:
+        return Tiling(min(least, max(16, 4096 // max(block_d, 128))), 32, 2, 8, 1)
+    if block_d > 128:
+        return Tiling(min(least, 64), 32, 2, 8, 1)
+    if least >= 128:
+        return Tiling(128, 64, 3, 8, 1)
+    return Tiling(least, 64, 4 if least == 16 else 3, 4, 2)
+
+
+class Partition(NamedTuple):
+    """Into how many parts requests' keys go: one for every `share` keys or for more, so that those of all requests are
+    no more than `units`, but at least one a request; from `least` to `most` of one request.
+    """
+
+    share: int
+    units: int
+    least: int
+    most: int
+
+    def most_units(self, num_requests: int) -> int:
+        """Most that all requests come to, whatever their lengths."""
+        return min(self.units + num_requests - 1, self.most * num_requests)
+
+
+INVARIANT = Partition(256, MANY, 1, 16)  # by a request's own keys alone
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def attention(
@@ -402,39 +308,55 @@ def attention(
     window: int | None,
     out: torch.Tensor | None = None,
     splits: int | None = None,
+    invariant: bool = False,
 ) -> torch.Tensor:
     """softmax(q·k / √D) v over the visible keys, [R, A, D]: online softmax in f32, rows of a request share key loads.
 
     window: a row sees that many last positions, its own included. Grouped queries share a key head. A row that sees
-    nothing yields zeros. Slots that no row sees are not read. splits: in how many parts the keys of a row are read
-    side by side (None: as many as keep the device busy), which are merged in their order.
+    nothing yields zeros. Slots that no row sees are not read. The keys of a request are read in parts side by side,
+    which are merged in their order: `splits` of them; None: as many as keep the device busy; invariant: so many that a
+    request's result does not depend on what else is in the batch.
     """
     require_contiguous(query_RAD=query_RAD)
     out = torch.empty_like(query_RAD) if out is None else out
-    keys, values, extras = kv.keys[layer], kv.values[layer], metadata.extra_positions.shape[1]
-    kv_heads, head_dim = keys.shape[1:]
-    group, count = query_RAD.shape[1] // kv_heads, query_RAD.shape[0] * query_RAD.shape[1]
-    pairs, columns = metadata.max_rows * group, metadata.kv_indices.shape[1] - extras
-    block_m = max(16, min(block_of(pairs, 64, max(128, head_dim)), triton.next_power_of_2(pairs)))
-    blocks, requests = triton.cdiv(pairs, block_m), len(metadata.num_extras)
-    splits = splits or _num_splits(max(1, blocks * kv_heads * requests), columns, query_RAD.device)
-    parts = out if splits == 1 else out.new_empty(splits, count, head_dim, dtype=torch.float32)
-    stats = out if splits == 1 else out.new_empty(splits, count, 2, dtype=torch.float32)
-    block_d = max(16, triton.next_power_of_2(head_dim))
-    _attention_kernel[blocks * splits, kv_heads, requests](
-        out, query_RAD, keys, values, metadata.positions, metadata.row_starts, metadata.prefix_lens,
-        metadata.kv_indices, metadata.num_extras, metadata.extra_positions, metadata.visible, parts, stats,
-        2**30 if window is None else window, columns, extras, count,
-        GROUP=group, D=head_dim, SPLITS=splits, BLOCK_M=block_m, BLOCK_D=block_d,
-        BLOCK_C=128 if INTERPRETED else 64, DOT=_dot_type(query_RAD.dtype, keys.dtype),
+    keys, values, num_requests = kv.keys[layer], kv.values[layer], len(metadata.num_extras)
+    heads, head_dim = keys.shape[1:]
+    group = query_RAD.shape[1] // heads
+    pairs, block_d = metadata.max_rows * group, max(16, triton.next_power_of_2(head_dim))
+    dot = _dot_type(query_RAD.dtype, keys.dtype)
+    tiling = _tiling(64 if invariant and metadata.is_causal else pairs, block_d, dot)
+    blocks = triton.cdiv(pairs, tiling.block_m)
+    partition = Partition(1, MANY, splits, splits) if splits else INVARIANT
+    if not (splits or invariant):
+        programs = _multiprocessors(query_RAD.device) * tiling.resident
+        partition = Partition(64, max(1, programs // max(1, heads * blocks)), 1, MANY)
+    units = partition.most_units(num_requests)
+    is_whole = units == num_requests
+    parts = out.new_empty(0 if is_whole else units * heads * pairs, head_dim, dtype=torch.float32)
+    stats, plan = parts.new_empty(len(parts), 2), metadata.num_extras.new_empty(num_requests, 2)
+    _attention_kernel[heads, units, blocks](
+        out, query_RAD, keys, values, metadata.positions, metadata.row_starts, metadata.table.view(torch.int32),
+        metadata.table_rows, metadata.prefix_lens, metadata.key_lens, metadata.num_extras, metadata.extra_slots,
+        metadata.extra_positions, metadata.visible, parts, stats, plan, MANY if window is None else window,
+        metadata.table.shape[1], metadata.extra_slots.shape[1], num_requests, pairs, *partition,
+        GROUP=group, D=head_dim, RAGGED=metadata.is_causal or window is not None,
+        BLOCK_B=_request_block(num_requests), BLOCK_M=tiling.block_m, BLOCK_D=block_d,
+        BLOCK_C=tiling.block_c, STAGES=tiling.stages, DOT=dot, num_warps=tiling.warps,
     )  # fmt: skip
-    if splits > 1:
-        block_s = triton.next_power_of_2(splits)
-        block_r = block_of(count, 1, block_s * block_d)
-        _merge_kernel[(triton.cdiv(count, block_r),)](
-            out, parts, stats, count, D=head_dim, SPLITS=splits, BLOCK_S=block_s, BLOCK_R=block_r, BLOCK_D=block_d
-        )
+    if not is_whole:
+        block_s = max(1, 4096 // block_d)
+        block_r = block_of(pairs, 1, block_s * block_d)
+        blocks = min(triton.cdiv(pairs, block_r), triton.cdiv(MOST_MERGES, heads * num_requests))
+        _merge_kernel[heads, num_requests, blocks](
+            out, parts, stats, plan, metadata.row_starts, pairs,
+            GROUP=group, D=head_dim, BLOCK_R=block_r, BLOCK_S=block_s, BLOCK_D=block_d,
+        )  # fmt: skip
     return out
+
+
+def _request_block(num_requests: int) -> int:
+    """The power of 16 that holds them: few, since each is a compilation."""
+    return 1 << 4 * triton.cdiv(max(num_requests - 1, 0).bit_length(), 4)
 
 
 def _dot_type(query: torch.dtype, keys: torch.dtype) -> tl.dtype:

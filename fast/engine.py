@@ -11,11 +11,11 @@ from specsim.columns import own_committed, own_lanes, own_tree
 from specsim.config import InputError, SpecConfig
 from specsim.drafter import Drafter
 from specsim.fast import drafters, kv, tree, verify
-from specsim.fast.attention import prefill_metadata, tree_metadata
 from specsim.fast.drafters.none import NoDrafter
 from specsim.fast.extend import draft_extend_input
 from specsim.fast.frame import Frame, load, load_extend_input, unload, unload_extend_input
 from specsim.fast.graph import capture
+from specsim.fast.metadata import prefill_metadata, tree_metadata
 from specsim.fast.synthetic import Schedule
 from specsim.fast.targets import FAMILIES
 from specsim.phases import (

@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 
 from specsim.config import SpecConfig
-from specsim.fast.attention import lane_column
 from specsim.fast.launch import await_input, block_of, kernel, require_contiguous
+from specsim.fast.metadata import lane_column
 from specsim.phases import Batch, Verdict
 from specsim.pool import KVBuffer, KVPool
 

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 import torch
 
-from specsim.fast.attention import AttentionMetadata, attention
+from specsim.fast.attention import attention
 from specsim.fast.linear import linear, linear_gated, linear_onto, streaming
+from specsim.fast.metadata import AttentionMetadata
 from specsim.fast.rotary import project_rotate_and_write, rotate_and_write
 from specsim.fast.rows import Norm, Rows
 from specsim.pool import KVBuffer

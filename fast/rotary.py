@@ -6,7 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-from specsim.fast.attention import AttentionMetadata
 from specsim.fast.launch import (
     await_input,
     await_predecessor,
@@ -17,6 +16,7 @@ from specsim.fast.launch import (
     require_contiguous,
 )
 from specsim.fast.linear import Tiling, eps_of, factor, scale_of, squares_of, streamed, tile_arguments
+from specsim.fast.metadata import AttentionMetadata
 from specsim.fast.rows import Rows, normalised
 from specsim.pool import KVBuffer
 from specsim.target import ModelConfig

@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from specsim.config import SamplingParams, SpecConfig
 from specsim.fast import attention as fast
+from specsim.fast import metadata as made
 from specsim.phases import Batch, DraftExtendInput, PrefillInput, VerifyInput
 from specsim.pool import KVBuffer, KVLayout, KVPool
 from specsim.reference.attention import (
@@ -379,7 +380,7 @@ class Phase:
 
     expected: AttentionMetadata
     pools: KVPool
-    build: Callable[[KVPool, str], fast.AttentionMetadata]
+    build: Callable[[KVPool, str], made.AttentionMetadata]
 
 
 def random_parents(num_nodes: int) -> list[int]:
@@ -398,7 +399,7 @@ def tree_phase(num_nodes: int, page_size: int, max_len: int = 100, layout: KVLay
     return Phase(
         tree_metadata(make_batch(rows, lengths), tree, pools),
         pools,
-        lambda other, device: fast.tree_metadata(padded(rows, lengths, device), more.to(device), other),
+        lambda other, device: made.tree_metadata(padded(rows, lengths, device), more.to(device), other),
     )
 
 
@@ -412,7 +413,7 @@ def prefill_phase(starts: list[int], counts: list[int], page_size: int, layout: 
     return Phase(
         prefill_metadata(batch, prefill, pools),
         pools,
-        lambda other, device: fast.prefill_metadata(batch.to(device), prefill.to(device), other),
+        lambda other, device: made.prefill_metadata(batch.to(device), prefill.to(device), other),
     )
 
 
@@ -436,7 +437,7 @@ def extend_phase(num_written: list[int], width: int, page_size: int, layout: KVL
     return Phase(
         extend_metadata(batch, rows_of(batch, slots.flatten()), pools),
         pools,
-        lambda other, device: fast.extend_metadata(more.to(device), rows_of(more, more_slots).to(device), other),
+        lambda other, device: made.extend_metadata(more.to(device), rows_of(more, more_slots).to(device), other),
     )
 
 
@@ -454,7 +455,7 @@ def lane_phase(
     return Phase(
         lane_metadata(make_batch(rows, lengths), path[:3, :, : step + 1], config, pools),
         pools,
-        lambda other, device: fast.lane_metadata(
+        lambda other, device: made.lane_metadata(
             padded(rows, lengths, device),
             SimpleNamespace(step=state.step.to(device), path=state.path.to(device)),
             config,
@@ -463,17 +464,19 @@ def lane_phase(
     )
 
 
-def seen_by_kernels(metadata: fast.AttentionMetadata) -> list[list[tuple[int, int]]]:
+def seen_by_kernels(metadata: made.AttentionMetadata) -> list[list[tuple[int, int]]]:
     """As `seen`, read off the tensors."""
-    columns = metadata.kv_indices.shape[1] - metadata.extra_positions.shape[1]
     rows = []
     for request, (low, high) in enumerate(itertools.pairwise(metadata.row_starts.tolist())):
-        slots, places = metadata.kv_indices[request].tolist(), metadata.extra_positions[request].tolist()
+        column_slots = metadata.table[metadata.table_rows[request]].tolist()
+        slots, places = metadata.extra_slots[request].tolist(), metadata.extra_positions[request].tolist()
+        key_len = int(metadata.key_lens[request])
         for row in range(low, high):
-            words = metadata.visible[row].tolist()
-            keys = [(slots[c], c) for c in range(int(metadata.prefix_lens[row]))]
+            words, prefix_len = metadata.visible[row].tolist(), int(metadata.prefix_lens[row])
+            assert prefix_len in ({0, key_len} if not metadata.is_causal else range(key_len + 1))
+            keys = [(column_slots[c], c) for c in range(prefix_len)]
             extras = range(int(metadata.num_extras[request]))
-            keys += [(slots[columns + e], places[e]) for e in extras if words[e // 32] >> e % 32 & 1]
+            keys += [(slots[e], places[e]) for e in extras if words[e // 32] >> e % 32 & 1]
             rows.append(sorted(key for key in keys if key[0] >= 0))
     return rows
 
@@ -512,7 +515,7 @@ def test_kernels_see_what_the_reference_sees(phase, device, program_order):
     live = phase.expected.slots >= 0
     positions = torch.where(live, phase.expected.positions, 0).tolist()
     assert metadata.positions.tolist() == positions + [0] * (len(metadata.slots) - rows)
-    for tensor in (metadata.kv_indices, metadata.extra_positions):
+    for tensor in (metadata.extra_slots, metadata.extra_positions):
         assert (tensor < 2**31 - 1).all()  # none is left unwritten
 
 
@@ -596,6 +599,42 @@ def test_keys_read_in_parts_are_merged_in_their_order(splits, device, program_or
     assert (out[:6].cpu().double() - expected).abs().max() <= budget(query[:6].cpu(), phase, torch.float32)
 
 
+@pytest.mark.parametrize("multiprocessors", [1, 7, 40])
+def test_requests_are_read_in_parts_by_their_lengths(multiprocessors, device, monkeypatch, program_order):
+    """As many parts as a device of that size wants: a long request in several of them beside others in one."""
+    monkeypatch.setattr(fast, "_multiprocessors", lambda _: multiprocessors)
+    phase = prefill_phase([700, 0, 20, 200], [3, 2, 1, 40], 16, layout=KVLayout(1, 2, 16))
+    fill_for(phase, 0, None, torch.float32)
+    pools, query = twin(phase.pools, torch.float32, device), torch.randn(46, 4, 16, device=device)
+    out, again = (fast.attention(query, 0, pools.draft, phase.build(pools, device), None) for _ in range(2))
+    expected = attention(query.cpu().double(), 0, phase.pools.draft, phase.expected, None)
+    assert torch.equal(out, again)
+    assert (out.cpu().double() - expected).abs().max() <= budget(query.cpu(), phase, torch.float32)
+
+
+@pytest.mark.parametrize("window", [None, 150])
+def test_an_invariant_result_is_the_same_bits_alone_and_in_company(window, device):
+    """Requests of many rows and few, of several parts and one, each alone and all together."""
+    starts, counts = torch.tensor([600, 0, 1100, 37]), torch.tensor([1, 70, 5, 3])
+    pools, rows = shuffled_pools(16, (starts + counts).tolist(), KVLayout(1, 2, 16))
+    pools.draft.keys.normal_()
+    pools.draft.values.normal_()
+    other, rows = twin(pools, torch.float32, device), torch.tensor(rows)
+    query = torch.randn(int(counts.sum()), 4, 16, device=device)
+
+    def attend(query: torch.Tensor, chosen: slice) -> torch.Tensor:
+        row_starts, none = torch.nn.functional.pad(counts[chosen].cumsum(0), (1, 0)), torch.full((4,), -1)
+        ids = torch.zeros(int(row_starts[-1]), dtype=torch.int64)
+        prefill = PrefillInput(ids, row_starts, starts[chosen], none[chosen]).to(device)
+        batch = make_batch(rows[chosen].tolist(), (starts + counts)[chosen].tolist()).to(device)
+        metadata = made.prefill_metadata(batch, prefill, other)
+        return fast.attention(query, 0, other.draft, metadata, window, invariant=True)
+
+    together, lows = attend(query, slice(None)), [0, *counts.cumsum(0).tolist()]
+    for request, (low, high) in enumerate(itertools.pairwise(lows)):
+        assert torch.equal(attend(query[low:high], slice(request, request + 1)), together[low:high])
+
+
 def test_a_padded_request_changes_no_bit_of_the_others(device):
     phase = tree_phase(9, 4, layout=KVLayout(1, 2, 16))
     fill_for(phase, 0, None, torch.float32)
@@ -632,9 +671,9 @@ def test_kernels_take_no_requests(device):
     prefill = PrefillInput(none, torch.zeros(1, dtype=torch.int64, device=device), none, none)
     lanes = SimpleNamespace(step=torch.zeros(1, dtype=torch.int32, device=device), path=none.view(0, 3, 4).int())
     for metadata in (
-        fast.tree_metadata(nobody, tree, pools),
-        fast.prefill_metadata(nobody, prefill, pools),
-        fast.lane_metadata(nobody, lanes, SpecConfig(3, 4, 8, max_len=100), pools),
+        made.tree_metadata(nobody, tree, pools),
+        made.prefill_metadata(nobody, prefill, pools),
+        made.lane_metadata(nobody, lanes, SpecConfig(3, 4, 8, max_len=100), pools),
     ):
         assert metadata.positions.shape == metadata.slots.shape == (0,)
         query = torch.empty(0, 1, 2, device=device)

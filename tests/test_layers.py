@@ -16,8 +16,8 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from specsim.config import SamplingParams
-from specsim.fast import attention as fast_attention
 from specsim.fast import layers as fast
+from specsim.fast import metadata as metadata_of_kernels
 from specsim.fast import rotary
 from specsim.fast.rows import Norm, Rows
 from specsim.phases import Batch, PrefillInput
@@ -244,7 +244,7 @@ def test_a_fast_layer_equals_the_references(family, device, program_order):
     metadata = prefill_metadata(batch, prefill, pools[0])
     attended = self_attention(x.double(), exact.under("self_attn"), config, inverse, 1, pools[0].target, metadata)
     weights = fast.Weights({name: tensor.to(device) for name, tensor in tensors.items()})
-    metadata = fast_attention.prefill_metadata(batch.to(device), prefill.to(device), pools[1])
+    metadata = metadata_of_kernels.prefill_metadata(batch.to(device), prefill.to(device), pools[1])
     base, turns = torch.randn(11, 32).to(device), rotary.rotations(metadata.positions, inverse.to(device), x.dtype)
     norm = Norm(torch.ones(32, device=device), 1e-5)
     out = fast.self_attention(

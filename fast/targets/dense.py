@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import torch
 
-from specsim.fast.attention import AttentionMetadata
 from specsim.fast.layers import Weights, gated_mlp, self_attention
+from specsim.fast.metadata import AttentionMetadata
 from specsim.fast.rotary import inverse_frequencies, rotations
 from specsim.fast.rows import Norm, Rows, embed
 from specsim.pool import KVBuffer
