@@ -99,7 +99,8 @@ def self_attention(
 ) -> Rows:
     """base + attention of rows, [R, H], under the norm that follows; the rows' KV is written."""
     query_RAD = _queries(rows, weights, config, turns, layer, kv, metadata)
-    attended_RAD = attention(query_RAD, layer, kv, metadata, config.window(layer))
+    window, invariant = config.window(layer), weights.batch_invariant
+    attended_RAD = attention(query_RAD, layer, kv, metadata, window, invariant=invariant)
     return weights.project_onto(base, Rows(attended_RAD.flatten(1)), "o_proj", norm)
 
 
