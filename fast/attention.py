@@ -292,7 +292,13 @@ class Partition(NamedTuple):
         return min(self.units + num_requests - 1, self.most * num_requests)
 
 
-INVARIANT = Partition(256, MANY, 1, 16)  # by a request's own keys alone
+def _partition(programs: int, has_equal_rows: bool, splits: int | None, invariant: bool) -> Partition:
+    """programs: how many the device should have for each of a unit's."""
+    if splits:
+        return Partition(1, MANY, splits, splits)
+    if invariant:  # by a request's own keys alone; parts of a long prompt's rows would fill the memory
+        return Partition(256, MANY, 1, 16 if has_equal_rows else 1)
+    return Partition(64, max(1, programs), 1, MANY)
 
 
 @functools.cache
@@ -314,8 +320,8 @@ def attention(
 
     window: a row sees that many last positions, its own included. Grouped queries share a key head. A row that sees
     nothing yields zeros. Slots that no row sees are not read. The keys of a request are read in parts side by side,
-    which are merged in their order: `splits` of them; None: as many as keep the device busy; invariant: so many that a
-    request's result does not depend on what else is in the batch.
+    which are merged in their order: `splits` of them; None: as many as keep the device busy, by the lengths of the
+    whole batch, on which the last bits then depend; invariant: so many that they do not.
     """
     require_contiguous(query_RAD=query_RAD)
     out = torch.empty_like(query_RAD) if out is None else out
@@ -324,12 +330,10 @@ def attention(
     group = query_RAD.shape[1] // heads
     pairs, block_d = metadata.max_rows * group, max(16, triton.next_power_of_2(head_dim))
     dot = _dot_type(query_RAD.dtype, keys.dtype)
-    tiling = _tiling(64 if invariant and metadata.is_causal else pairs, block_d, dot)
+    tiling = _tiling(64 if invariant and not metadata.has_equal_rows else pairs, block_d, dot)
     blocks = triton.cdiv(pairs, tiling.block_m)
-    partition = Partition(1, MANY, splits, splits) if splits else INVARIANT
-    if not (splits or invariant):
-        programs = _multiprocessors(query_RAD.device) * tiling.resident
-        partition = Partition(64, max(1, programs // max(1, heads * blocks)), 1, MANY)
+    programs = _multiprocessors(query_RAD.device) * tiling.resident // max(1, heads * blocks)
+    partition = _partition(programs, metadata.has_equal_rows, splits, invariant)
     units = partition.most_units(num_requests)
     is_whole = units == num_requests
     parts = out.new_empty(0 if is_whole else units * heads * pairs, head_dim, dtype=torch.float32)

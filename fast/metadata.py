@@ -24,7 +24,8 @@ class AttentionMetadata:
     owned if a row sees it. An extra key without a slot is seen by nobody.
 
     positions: i64 [R], 0 for a dropped row. slots: i64 [R], where a row writes its KV, -1 for a dropped row, which sees
-    nothing. row_starts: i64 [B+1]; max_rows: most rows of a request. table: i64 [rows, columns], the pool's;
+    nothing. row_starts: i64 [B+1]; max_rows: most rows of a request, and if has_equal_rows those of every one, in
+    every batch of the phase. table: i64 [rows, columns], the pool's;
     table_rows: i64 [B], -1 for a padded request. prefix_lens: i32 [R], prefix keys that a row sees; key_lens: i32 [B],
     at most so many are seen by a row of the request, and unless is_causal by every row but the dropped.
     extra_slots, extra_positions: i32 [B, E], a slot is -1 for none; num_extras: i32 [B], how many of these there are.
@@ -35,6 +36,7 @@ class AttentionMetadata:
     slots: torch.Tensor
     row_starts: torch.Tensor
     max_rows: int
+    has_equal_rows: bool
     table: torch.Tensor
     table_rows: torch.Tensor
     prefix_lens: torch.Tensor
@@ -79,7 +81,9 @@ def _causal_kernel(
     tl.store(prefix_lens_ptr + offs, tl.where(live, column + 1, 0).to(tl.int32), mask=mask)
 
 
-def _causal_metadata(rows_B, start_lens_B, row_starts, max_rows: int, slots_R, pools: KVPool) -> AttentionMetadata:
+def _causal_metadata(
+    rows_B, start_lens_B, row_starts, max_rows: int, has_equal_rows: bool, slots_R, pools: KVPool
+) -> AttentionMetadata:
     """Row j of request b stands at column start_lens[b] + j, writes to its slot and sees every column up to its own."""
     num_requests, none = len(rows_B), slots_R.new_empty(0, dtype=torch.int32)
     metadata = AttentionMetadata(
@@ -87,6 +91,7 @@ def _causal_metadata(rows_B, start_lens_B, row_starts, max_rows: int, slots_R, p
         slots=slots_R,
         row_starts=row_starts,
         max_rows=max_rows,
+        has_equal_rows=has_equal_rows,
         table=pools.req_to_token,
         table_rows=rows_B,
         prefix_lens=torch.empty_like(slots_R, dtype=torch.int32),
@@ -110,7 +115,9 @@ def prefill_metadata(batch: Batch, prefill: PrefillInput, pools: KVPool) -> Atte
     """Prefill, of the target and of the drafter: every column of the chunk has to be owned. Outside graphs."""
     slots = pools.slots(batch.req_pool_indices[prefill.requests], prefill.columns)
     max_rows = max(prefill.row_starts.diff().tolist(), default=0)
-    return _causal_metadata(batch.req_pool_indices, prefill.start_lens, prefill.row_starts, max_rows, slots, pools)
+    return _causal_metadata(
+        batch.req_pool_indices, prefill.start_lens, prefill.row_starts, max_rows, False, slots, pools
+    )
 
 
 def extend_metadata(batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> AttentionMetadata:
@@ -118,7 +125,7 @@ def extend_metadata(batch: Batch, draft_extend_input: DraftExtendInput, pools: K
     extend = draft_extend_input
     max_rows = len(extend.input_ids) // max(batch.size, 1)
     return _causal_metadata(
-        extend.req_pool_indices, extend.seq_lens, extend.row_starts, max_rows, extend.cache_locations, pools
+        extend.req_pool_indices, extend.seq_lens, extend.row_starts, max_rows, True, extend.cache_locations, pools
     )
 
 
@@ -228,6 +235,7 @@ def _equal_rows(batch: Batch, slots: torch.Tensor, rows: int, extras: int, pools
         slots=slots,
         row_starts=new(batch.size + 1, dtype=torch.int64),
         max_rows=rows,
+        has_equal_rows=True,
         table=pools.req_to_token,
         table_rows=batch.req_pool_indices,
         prefix_lens=new(total),

@@ -613,9 +613,10 @@ def test_requests_are_read_in_parts_by_their_lengths(multiprocessors, device, mo
 
 
 @pytest.mark.parametrize("window", [None, 150])
-def test_an_invariant_result_is_the_same_bits_alone_and_in_company(window, device):
-    """Requests of many rows and few, of several parts and one, each alone and all together."""
-    starts, counts = torch.tensor([600, 0, 1100, 37]), torch.tensor([1, 70, 5, 3])
+@pytest.mark.parametrize("counts", [[1, 70, 5, 3], [4, 4, 4, 4]], ids=["prefill", "draft-extend"])
+def test_an_invariant_result_is_the_same_bits_alone_and_in_company(counts, window, device):
+    """Requests of many keys and few, each alone and all together."""
+    starts, counts = torch.tensor([600, 0, 1100, 37]), torch.tensor(counts)
     pools, rows = shuffled_pools(16, (starts + counts).tolist(), KVLayout(1, 2, 16))
     pools.draft.keys.normal_()
     pools.draft.values.normal_()
@@ -624,10 +625,10 @@ def test_an_invariant_result_is_the_same_bits_alone_and_in_company(window, devic
 
     def attend(query: torch.Tensor, chosen: slice) -> torch.Tensor:
         row_starts, none = torch.nn.functional.pad(counts[chosen].cumsum(0), (1, 0)), torch.full((4,), -1)
-        ids = torch.zeros(int(row_starts[-1]), dtype=torch.int64)
-        prefill = PrefillInput(ids, row_starts, starts[chosen], none[chosen]).to(device)
+        prefill = PrefillInput(torch.zeros(len(query), dtype=torch.int64), row_starts, starts[chosen], none[chosen])
         batch = make_batch(rows[chosen].tolist(), (starts + counts)[chosen].tolist()).to(device)
-        metadata = made.prefill_metadata(batch, prefill, other)
+        metadata = made.prefill_metadata(batch, prefill.to(device), other)
+        metadata = replace(metadata, has_equal_rows=len(set(counts.tolist())) == 1)
         return fast.attention(query, 0, other.draft, metadata, window, invariant=True)
 
     together, lows = attend(query, slice(None)), [0, *counts.cumsum(0).tolist()]
