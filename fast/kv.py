@@ -1,41 +1,16 @@
-"""Where a round's KV lives: writes, copied prefix tails, and the commit of the accepted path."""
+"""Where a round's KV lives: copied prefix tails, the tree, and the commit of the accepted path."""
 
 import torch
 import triton
 import triton.language as tl
 
 from specsim.config import SpecConfig
-from specsim.fast.launch import await_input, block_of, kernel, require_contiguous
+from specsim.fast.launch import await_input, block_of, kernel
 from specsim.fast.metadata import lane_column
 from specsim.phases import Batch, Verdict
-from specsim.pool import KVBuffer, KVPool
+from specsim.pool import KVPool
 
 _COMMITTED = 512  # numbers of a token's KV that one program moves
-
-
-@kernel
-def _write_kernel(
-    keys_ptr, values_ptr, slots_ptr, key_ptr, value_ptr, num_rows,
-    SIZE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_S: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64)
-    slot = tl.load(slots_ptr + row, mask=row < num_rows, other=-1)
-    offs = tl.arange(0, BLOCK_S)
-    mask = (slot >= 0)[:, None] & (offs < SIZE)[None, :]
-    source, destination = row[:, None] * SIZE + offs[None, :], slot[:, None] * SIZE + offs[None, :]
-    tl.store(keys_ptr + destination, tl.load(key_ptr + source, mask=mask), mask=mask)
-    tl.store(values_ptr + destination, tl.load(value_ptr + source, mask=mask), mask=mask)
-
-
-def write(kv: KVBuffer, layer: int, slots_R: torch.Tensor, key_RAD: torch.Tensor, value_RAD: torch.Tensor) -> None:
-    """Write rows to their slots; a row with slot -1 writes nothing."""
-    require_contiguous(key_RAD=key_RAD, value_RAD=value_RAD)
-    size = kv.keys[0, 0].numel()
-    block = block_of(len(slots_R), 4, size)
-    _write_kernel[(triton.cdiv(len(slots_R), block),)](
-        kv.keys[layer], kv.values[layer], slots_R, key_RAD, value_RAD, len(slots_R),
-        SIZE=size, BLOCK_R=block, BLOCK_S=triton.next_power_of_2(size),
-    )  # fmt: skip
 
 
 @kernel
