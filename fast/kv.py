@@ -84,9 +84,9 @@ def tree_locations(batch: Batch, config: SpecConfig, pools: KVPool, out: torch.T
 
 @kernel
 def _commit_kernel(
-    keys_ptr, values_ptr, token_ids_ptr, next_lens_ptr, table_ptr, rows_ptr, lens_ptr, locations_ptr, accept_index_ptr,
-    num_accepted_tokens_ptr, predict_ptr, width, columns, token_columns, num_slots, SIZE: tl.constexpr,
-    BLOCK_W: tl.constexpr, BLOCK_X: tl.constexpr, PDL: tl.constexpr,
+    keys_ptr, values_ptr, token_ids_ptr, next_lens_ptr, next_rounds_ptr, table_ptr, rows_ptr, lens_ptr, rounds_ptr,
+    locations_ptr, accept_index_ptr, num_accepted_tokens_ptr, predict_ptr, width, columns, token_columns, num_slots,
+    SIZE: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_X: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One request and layer, the whole path: some of a token's numbers, read before any of them is written."""
     await_input(PDL)
@@ -100,6 +100,7 @@ def _commit_kernel(
     if (tl.program_id(1) == 0) & (tl.program_id(2) == 0):
         count = tl.load(num_accepted_tokens_ptr + request)
         tl.store(next_lens_ptr + request, tl.where(real, length + count, 0))
+        tl.store(next_rounds_ptr + request, tl.where(real, tl.load(rounds_ptr + request) + 1, 0))
         token = tl.load(predict_ptr + node, mask=node >= 0, other=0).to(tl.int64)
         noted = (node >= 0) & (step < count) & (column + 1 < token_columns)
         tl.store(token_ids_ptr + row * token_columns + column + 1, token, mask=noted)
@@ -115,22 +116,27 @@ def _commit_kernel(
 
 
 def commit(
-    batch: Batch, cache_locations: torch.Tensor, verdict: Verdict, pools: KVPool, out: torch.Tensor | None = None
-) -> torch.Tensor:
+    batch: Batch,
+    cache_locations: torch.Tensor,
+    verdict: Verdict,
+    pools: KVPool,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Move the target KV of the accepted path to columns L..L+n, note the accepted tokens, bonus last, at columns
-    L+1..L+n+1, and give the lengths after the round, i64 [B], 0 of padded requests: the reference's commit and
-    record_tokens in one launch.
+    L+1..L+n+1, and give what Batch.after does, lengths and numbers of rounds, i64 [B], 0 of padded requests: the
+    reference's commit and record_tokens in one launch.
 
     The whole path is read before any of it is written. What is in its place already, as the whole of a chain is, is
     left alone.
     """
     keys, values, path = pools.target.keys, pools.target.values, verdict.accept_index
-    out = torch.empty_like(batch.seq_lens) if out is None else out
+    out = (torch.empty_like(batch.seq_lens), torch.empty_like(batch.num_rounds)) if out is None else out
     size, width = keys[0, 0].numel(), path.shape[1]
     block = min(block_of(size, _COMMITTED, width), triton.next_power_of_2(size))
     _commit_kernel[batch.size, len(keys), triton.cdiv(size, block)](
-        keys, values, pools.token_ids, out, pools.req_to_token, batch.req_pool_indices, batch.seq_lens, cache_locations,
-        path, verdict.num_accepted_tokens, verdict.predict, width, pools.req_to_token.shape[1],
-        pools.token_ids.shape[1], keys.shape[1], SIZE=size, BLOCK_W=triton.next_power_of_2(width), BLOCK_X=block,
+        keys, values, pools.token_ids, *out, pools.req_to_token, batch.req_pool_indices, batch.seq_lens,
+        batch.num_rounds, cache_locations, path, verdict.num_accepted_tokens, verdict.predict, width,
+        pools.req_to_token.shape[1], pools.token_ids.shape[1], keys.shape[1],
+        SIZE=size, BLOCK_W=triton.next_power_of_2(width), BLOCK_X=block,
     )  # fmt: skip
     return out

@@ -1,6 +1,7 @@
 """Columns of lanes and tails by formula and by exhaustion; the copies and the commit slot by slot."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -260,8 +261,11 @@ def commit_both(lengths: list[int], accept_index: torch.Tensor, num_nodes: int, 
     more, path = torch.cat([locations[:num_nodes], locations]), with_a_padded_request(accept_index, num_nodes)
     counts = torch.cat([torch.full((1,), path.shape[1], dtype=torch.int32), counts])
     verdict = Verdict(predict, path, counts - 1, counts, path.float()).to(device)
-    next_lens = fast.commit(padded(rows, lengths, device), more.to(device), verdict, other)
+    given = padded(rows, lengths, device)
+    given = replace(given, num_rounds=given.num_rounds + 5)
+    next_lens, num_rounds = fast.commit(given, more.to(device), verdict, other)
     assert next_lens.tolist() == [0, *batch.after(counts[1:]).seq_lens.tolist()]
+    assert num_rounds.tolist() == [0] + [6] * len(rows)
     assert_same(pools, other)
 
 
