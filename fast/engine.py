@@ -300,7 +300,7 @@ class Engine:
         frame.forward.update(features=features_RF, target_logits=logits_RV)
         out, schedule = frame.verdict, self._schedule
         verify.verify(batch, verify_input, logits_RV, self.config, pools, out=out, schedule=schedule)
-        kv.commit(batch, verify_input.cache_locations, out, pools, out=frame.next_seq_lens)
+        kv.commit(batch, verify_input.cache_locations, out, pools, out=frame.progress)
 
     def _hand_over(self, frame: Frame) -> None:
         features_RF, table, max_len = frame.forward["features"], frame.pools.req_to_token, self.config.max_len

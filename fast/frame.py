@@ -21,7 +21,9 @@ PADDING = {
     "retrieve_next_sibling": -1,
 }
 
-_NEXT = len(fields(DraftInput))  # place of the lengths, behind the draft input and before the verdict
+# What a round leaves to the next one, in this order: its draft input, lengths and numbers of rounds; then the verdict.
+_NEXT = len(fields(DraftInput))
+_PROGRESS = ("seq_lens", "num_rounds")
 # Fields of DraftExtendInput that have a row for every token, not for every request.
 _ROWS = ("hidden", "input_ids", "positions", "cache_locations")
 
@@ -34,22 +36,22 @@ class Inlet:
     """
 
     def __init__(self, batch: Batch, draft_input: DraftInput, raw: torch.Tensor):
-        """raw: the memory of draft_input and of the batch's lengths."""
+        """raw: the memory of draft_input and of the batch's lengths and numbers of rounds."""
         self.batch, self.draft_input, self._raw = batch, draft_input, raw
         self._held: dict[str, Any] = {}
-        self._left: tuple[DraftInput, torch.Tensor, torch.Tensor] | None = None
+        self._left: tuple[Advance, torch.Tensor] | None = None
 
-    def expect(self, draft_input: DraftInput, seq_lens: torch.Tensor, raw: torch.Tensor) -> None:
+    def expect(self, left: Advance, raw: torch.Tensor) -> None:
         """What a round left, and memory that begins with it as this one's does."""
-        self._left = draft_input, seq_lens, raw[: len(self._raw)]
+        self._left = left, raw[: len(self._raw)]
 
     def load(self, batch: Batch, draft_input: DraftInput | None = None) -> None:
         """Copy what is not there yet into the first rows, and pad the others."""
-        if self._left is not None and self._left[0] is draft_input is not self._held.get("draft_input"):
-            _, seq_lens, raw = self._left
+        if self._left is not None and self._left[0].draft_input is draft_input is not self._held.get("draft_input"):
+            left, raw = self._left
             self._raw.copy_(raw)
-            self._held |= {"draft_input": draft_input, "batch.seq_lens": seq_lens, "batch": None}
-            self._held |= _named("draft_input", draft_input)
+            self._held |= {"draft_input": draft_input, "batch": None} | _named("draft_input", draft_input)
+            self._held |= {f"batch.{name}": getattr(left.batch, name) for name in _PROGRESS}
         self._load("batch", self.batch, batch)
         if draft_input is not None:
             self._load("draft_input", self.draft_input, draft_input)
@@ -70,9 +72,9 @@ class Inlet:
 class Frame:
     """What every phase of a round reads and leaves, for `bucket` requests over one pool, and the graphs over it.
 
-    extend_input has S+1 rows a request in both modes of draft-extend. outlet: the memory of next_draft_input,
-    next_seq_lens and verdict. forward: `features` [B·N, F] and `target_logits` [B·N, V] of the target's last forward,
-    as the target made them; recorded: those of each graph's.
+    extend_input has S+1 rows a request in both modes of draft-extend. progress: lengths and numbers of rounds after
+    the round, i64 [bucket]. outlet: the memory of next_draft_input, progress and verdict. forward: `features` [B·N, F]
+    and `target_logits` [B·N, V] of the target's last forward, as the target made them; recorded: those of each graph's.
     """
 
     bucket: int
@@ -84,7 +86,7 @@ class Frame:
     verdict: Verdict
     extend_input: DraftExtendInput
     next_draft_input: DraftInput
-    next_seq_lens: torch.Tensor
+    progress: tuple[torch.Tensor, torch.Tensor]
     outlet: Block
     forward: dict[str, torch.Tensor] = field(default_factory=dict)
     graphs: dict[tuple[str, ...], Graph] = field(default_factory=dict)
@@ -106,29 +108,34 @@ class Frame:
         draft_input = _padded_draft_input(bucket, 0 if config.is_plain else config.topk, draft_hidden_size, dtype)
         batch = Batch.of([0] * bucket, [-1] * bucket, [0] * bucket, [SamplingParams()] * bucket, vocab_size)
         verdict = _padded_verdict(bucket, config)
-        inlet = buffers.block(_named("draft_input", draft_input) | {"batch.seq_lens": batch.seq_lens})
-        outlet = buffers.block(
-            _named("next_draft_input", draft_input) | {"next_seq_lens": batch.seq_lens} | _named("verdict", verdict)
+        progress = {name: getattr(batch, name) for name in _PROGRESS}
+        inlet = buffers.block(
+            _named("draft_input", draft_input) | {f"batch.{name}": value for name, value in progress.items()}
         )
-        *entering, seq_lens = inlet.tensors.values()
-        leaving = list(outlet.tensors.values())
+        outlet = buffers.block(
+            _named("next_draft_input", draft_input)
+            | {f"progress.{name}": value for name, value in progress.items()}
+            | _named("verdict", verdict)
+        )
+        entering, leaving = list(inlet.tensors.values()), list(outlet.tensors.values())
         lanes = buffers.like("lanes", Lanes.empty(bucket, draft_hidden_size, config, dtype, "cpu"))
         for buffer in lanes.buffers:  # a capture of one step reads what other steps would have written
             buffer.zero_()
         lanes.candidates.parent_list.fill_(-1)  # the root's block, all that plain decoding has
-        batch = replace(buffers.like("batch", replace(batch, seq_lens=None)), seq_lens=seq_lens)
+        batch = buffers.like("batch", replace(batch, **dict.fromkeys(_PROGRESS)))
+        batch = replace(batch, **dict(zip(_PROGRESS, entering[_NEXT:], strict=True)))
         verify_input = buffers.like("verify_input", _padded_verify_input(bucket, config))
         return cls(
             bucket=bucket,
             pools=pools,
             buffers=buffers,
-            inlet=Inlet(batch, DraftInput(*entering), inlet.raw),
+            inlet=Inlet(batch, DraftInput(*entering[:_NEXT]), inlet.raw),
             lanes=lanes,
             verify_input=replace(verify_input, candidates=lanes.candidates),
-            verdict=Verdict(*leaving[_NEXT + 1 :]),
+            verdict=Verdict(*leaving[_NEXT + 2 :]),
             extend_input=buffers.like("extend_input", _padded_extend_input(bucket, config, num_features, dtype)),
             next_draft_input=DraftInput(*leaving[:_NEXT]),
-            next_seq_lens=leaving[_NEXT],
+            progress=(leaving[_NEXT], leaving[_NEXT + 1]),
             outlet=outlet,
         )
 
@@ -142,11 +149,11 @@ class Frame:
 
     def advance(self, batch: Batch) -> Advance:
         """A copy of what the round of this batch left to the next one."""
-        raw, left = self.outlet.copy(batch.size, self.bucket)
-        draft_input, seq_lens = DraftInput(*left[:_NEXT]), left[_NEXT]
-        self.inlet.expect(draft_input, seq_lens, raw)
-        after = replace(batch, seq_lens=seq_lens, num_rounds=batch.num_rounds + 1)
-        return Advance(Verdict(*left[_NEXT + 1 :]), draft_input, after)
+        raw, copies = self.outlet.copy(batch.size, self.bucket)
+        after = replace(batch, seq_lens=copies[_NEXT], num_rounds=copies[_NEXT + 1])
+        left = Advance(Verdict(*copies[_NEXT + 2 :]), DraftInput(*copies[:_NEXT]), after)
+        self.inlet.expect(left, raw)
+        return left
 
 
 def _named(name: str, state: State) -> dict[str, torch.Tensor]:

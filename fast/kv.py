@@ -1,41 +1,16 @@
-"""Where a round's KV lives: writes, copied prefix tails, and the commit of the accepted path."""
+"""Where a round's KV lives: copied prefix tails, the tree, and the commit of the accepted path."""
 
 import torch
 import triton
 import triton.language as tl
 
 from specsim.config import SpecConfig
-from specsim.fast.launch import await_input, block_of, kernel, require_contiguous
+from specsim.fast.launch import await_input, block_of, kernel
 from specsim.fast.metadata import lane_column
 from specsim.phases import Batch, Verdict
-from specsim.pool import KVBuffer, KVPool
+from specsim.pool import KVPool
 
 _COMMITTED = 512  # numbers of a token's KV that one program moves
-
-
-@kernel
-def _write_kernel(
-    keys_ptr, values_ptr, slots_ptr, key_ptr, value_ptr, num_rows,
-    SIZE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_S: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64)
-    slot = tl.load(slots_ptr + row, mask=row < num_rows, other=-1)
-    offs = tl.arange(0, BLOCK_S)
-    mask = (slot >= 0)[:, None] & (offs < SIZE)[None, :]
-    source, destination = row[:, None] * SIZE + offs[None, :], slot[:, None] * SIZE + offs[None, :]
-    tl.store(keys_ptr + destination, tl.load(key_ptr + source, mask=mask), mask=mask)
-    tl.store(values_ptr + destination, tl.load(value_ptr + source, mask=mask), mask=mask)
-
-
-def write(kv: KVBuffer, layer: int, slots_R: torch.Tensor, key_RAD: torch.Tensor, value_RAD: torch.Tensor) -> None:
-    """Write rows to their slots; a row with slot -1 writes nothing."""
-    require_contiguous(key_RAD=key_RAD, value_RAD=value_RAD)
-    size = kv.keys[0, 0].numel()
-    block = block_of(len(slots_R), 4, size)
-    _write_kernel[(triton.cdiv(len(slots_R), block),)](
-        kv.keys[layer], kv.values[layer], slots_R, key_RAD, value_RAD, len(slots_R),
-        SIZE=size, BLOCK_R=block, BLOCK_S=triton.next_power_of_2(size),
-    )  # fmt: skip
 
 
 @kernel
@@ -109,9 +84,9 @@ def tree_locations(batch: Batch, config: SpecConfig, pools: KVPool, out: torch.T
 
 @kernel
 def _commit_kernel(
-    keys_ptr, values_ptr, token_ids_ptr, next_lens_ptr, table_ptr, rows_ptr, lens_ptr, locations_ptr, accept_index_ptr,
-    num_accepted_tokens_ptr, predict_ptr, width, columns, token_columns, num_slots, SIZE: tl.constexpr,
-    BLOCK_W: tl.constexpr, BLOCK_X: tl.constexpr, PDL: tl.constexpr,
+    keys_ptr, values_ptr, token_ids_ptr, next_lens_ptr, next_rounds_ptr, table_ptr, rows_ptr, lens_ptr, rounds_ptr,
+    locations_ptr, accept_index_ptr, num_accepted_tokens_ptr, predict_ptr, width, columns, token_columns, num_slots,
+    SIZE: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_X: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One request and layer, the whole path: some of a token's numbers, read before any of them is written."""
     await_input(PDL)
@@ -125,6 +100,7 @@ def _commit_kernel(
     if (tl.program_id(1) == 0) & (tl.program_id(2) == 0):
         count = tl.load(num_accepted_tokens_ptr + request)
         tl.store(next_lens_ptr + request, tl.where(real, length + count, 0))
+        tl.store(next_rounds_ptr + request, tl.where(real, tl.load(rounds_ptr + request) + 1, 0))
         token = tl.load(predict_ptr + node, mask=node >= 0, other=0).to(tl.int64)
         noted = (node >= 0) & (step < count) & (column + 1 < token_columns)
         tl.store(token_ids_ptr + row * token_columns + column + 1, token, mask=noted)
@@ -140,22 +116,27 @@ def _commit_kernel(
 
 
 def commit(
-    batch: Batch, cache_locations: torch.Tensor, verdict: Verdict, pools: KVPool, out: torch.Tensor | None = None
-) -> torch.Tensor:
+    batch: Batch,
+    cache_locations: torch.Tensor,
+    verdict: Verdict,
+    pools: KVPool,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Move the target KV of the accepted path to columns L..L+n, note the accepted tokens, bonus last, at columns
-    L+1..L+n+1, and give the lengths after the round, i64 [B], 0 of padded requests: the reference's commit and
-    record_tokens in one launch.
+    L+1..L+n+1, and give what Batch.after does, lengths and numbers of rounds, i64 [B], 0 of padded requests: the
+    reference's commit and record_tokens in one launch.
 
     The whole path is read before any of it is written. What is in its place already, as the whole of a chain is, is
     left alone.
     """
     keys, values, path = pools.target.keys, pools.target.values, verdict.accept_index
-    out = torch.empty_like(batch.seq_lens) if out is None else out
+    out = (torch.empty_like(batch.seq_lens), torch.empty_like(batch.num_rounds)) if out is None else out
     size, width = keys[0, 0].numel(), path.shape[1]
     block = min(block_of(size, _COMMITTED, width), triton.next_power_of_2(size))
     _commit_kernel[batch.size, len(keys), triton.cdiv(size, block)](
-        keys, values, pools.token_ids, out, pools.req_to_token, batch.req_pool_indices, batch.seq_lens, cache_locations,
-        path, verdict.num_accepted_tokens, verdict.predict, width, pools.req_to_token.shape[1],
-        pools.token_ids.shape[1], keys.shape[1], SIZE=size, BLOCK_W=triton.next_power_of_2(width), BLOCK_X=block,
+        keys, values, pools.token_ids, *out, pools.req_to_token, batch.req_pool_indices, batch.seq_lens,
+        batch.num_rounds, cache_locations, path, verdict.num_accepted_tokens, verdict.predict, width,
+        pools.req_to_token.shape[1], pools.token_ids.shape[1], keys.shape[1],
+        SIZE=size, BLOCK_W=triton.next_power_of_2(width), BLOCK_X=block,
     )  # fmt: skip
     return out

@@ -117,8 +117,9 @@ def test_what_is_there_already_is_not_copied_again():
 def leave(frame: Frame, seq_lens: list[int], first: int) -> None:
     """What a round would have left."""
     load(frame.next_draft_input, make_draft_input(len(seq_lens), first))
-    frame.next_seq_lens.zero_()
-    frame.next_seq_lens[: len(seq_lens)] = torch.tensor(seq_lens, dtype=torch.int64)
+    for after in frame.progress:
+        after.zero_()
+        after[: len(seq_lens)] = torch.tensor(seq_lens, dtype=torch.int64)
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 4])
