@@ -104,7 +104,8 @@ class Frame:
         """Buffers on the pool's device that hold padded requests only."""
         buffers = Buffers(pools.req_to_token.device)
         draft_input = _padded_draft_input(bucket, 0 if config.is_plain else config.topk, draft_hidden_size, dtype)
-        batch = Batch.of([0] * bucket, [-1] * bucket, [0] * bucket, [SamplingParams()] * bucket, vocab_size)
+        padded = [SamplingParams(logit_bias={0: 0.0})] * bucket  # so that there is a buffer for biases
+        batch = Batch.of([0] * bucket, [-1] * bucket, [0] * bucket, padded, vocab_size)
         verdict = _padded_verdict(bucket, config)
         inlet = buffers.block(_named("draft_input", draft_input) | {"batch.seq_lens": batch.seq_lens})
         outlet = buffers.block(
