@@ -1,7 +1,6 @@
 """EAGLE-2's dynamic tree (arXiv 2406.16858): K lanes expanded step by step, then the N-1 best candidates.
 
-Every choice ranks a 64-bit key, the value above the index counted down: no two keys are equal, and of equal values the
-lower index is the larger key. NaN ranks above every number, so that junk is ordered too.
+Every choice ranks the keys of specsim.fast.topk, so that of equal values the lower index is the better.
 """
 
 from dataclasses import dataclass
@@ -13,133 +12,10 @@ import triton.language as tl
 
 from specsim.config import SpecConfig
 from specsim.fast.launch import await_input, block_of, kernel, require_contiguous
+from specsim.fast.topk import TAKEN, best_of, index_of, key_of, ordered, value_of
 from specsim.phases import Candidates, DraftInput, State
 
-_VOCABULARY_BLOCK = 4096
 _HIDDEN_BLOCK = 256
-_TAKEN = tl.constexpr(-0x8000000000000000)  # below every key
-
-
-@triton.jit
-def ordered(values):
-    """i32 that order as f32 values do; -0 equals 0, and NaN is the largest."""
-    bits = tl.where(values == 0, 0.0, values).to(tl.int32, bitcast=True)
-    return tl.where(values != values, 0x7FFFFFFF, tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits))
-
-
-@triton.jit
-def _key(values, index):
-    return (ordered(values).to(tl.int64) << 32) | (0x7FFFFFFF - index).to(tl.int64)
-
-
-@triton.jit
-def _value(key):
-    bits = (key >> 32).to(tl.int32)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _index(key):
-    return 0x7FFFFFFF - (key & 0x7FFFFFFF)
-
-
-@triton.jit
-def _best(keys, k, PLACES: tl.constexpr):
-    """The k largest keys of each row, largest first, [ROWS, PLACES]."""
-    place = tl.arange(0, PLACES)[None, :]
-    best = tl.full([keys.shape[0], PLACES], _TAKEN, tl.int64)
-    for taken in range(k):
-        largest = tl.max(keys, axis=1, keep_dims=True)
-        best = tl.where(place == taken, largest, best)
-        keys = tl.where(keys == largest, _TAKEN, keys)
-    return best
-
-
-@kernel
-def _chunk_topk_kernel(
-    logits_ptr, keys_ptr, sums_ptr, num_rows, vocab_size, num_chunks, k, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    PLACES: tl.constexpr,
-):  # fmt: skip
-    """keys [R, C, k], sums [R, C]: the k best of a chunk of the vocabulary, and Σ exp(logit - the chunk's best)."""
-    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
-    chunk = tl.program_id(1)
-    ids = chunk * BLOCK + tl.arange(0, BLOCK)[None, :]
-    mask = (rows < num_rows) & (ids < vocab_size)
-    logits = tl.load(logits_ptr + rows * vocab_size + ids, mask=mask, other=-float("inf")).to(tl.float32)
-    keys = _key(logits, ids)
-    largest = _value(tl.max(keys, axis=1, keep_dims=True))
-    largest = tl.where(largest == -float("inf"), 0.0, largest)
-    own = rows * num_chunks + chunk
-    tl.store(sums_ptr + own, tl.sum(tl.exp(logits - largest), axis=1, keep_dims=True), mask=rows < num_rows)
-    place = tl.arange(0, PLACES)[None, :]
-    tl.store(keys_ptr + own * k + place, _best(keys, k, PLACES), mask=(rows < num_rows) & (place < k))
-
-
-@kernel
-def _merge_topk_kernel(
-    keys_ptr, sums_ptr, d2t_ptr, slots_ptr, topk_p_ptr, topk_index_ptr, num_rows, num_chunks, k, ROWS: tl.constexpr,
-    CHUNKS: tl.constexpr, BLOCK: tl.constexpr, PLACES: tl.constexpr,
-):  # fmt: skip
-    """The k best of all chunks' best, with probabilities under the whole row's normaliser and as target ids."""
-    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
-    mask_rows = rows < num_rows
-    chunks, entries = tl.arange(0, CHUNKS)[None, :], tl.arange(0, BLOCK)[None, :]
-    mask_chunks = mask_rows & (chunks < num_chunks)
-    own = rows * num_chunks + chunks
-    mask = mask_rows & (entries < num_chunks * k)
-    keys = tl.load(keys_ptr + rows * num_chunks * k + entries, mask=mask, other=_TAKEN)
-    largest = _value(tl.max(keys, axis=1, keep_dims=True))
-    chunk_largest = _value(tl.load(keys_ptr + own * k, mask=mask_chunks, other=0))
-    sums = tl.load(sums_ptr + own, mask=mask_chunks, other=0.0)
-    shift = tl.where(mask_chunks & (chunk_largest != -float("inf")), chunk_largest - largest, 0.0)
-    total = tl.sum(sums * tl.exp(shift), axis=1, keep_dims=True)
-    live = mask_rows
-    if slots_ptr is not None:
-        live = tl.load(slots_ptr + rows, mask=mask_rows, other=-1) >= 0
-    place = tl.arange(0, PLACES)[None, :]
-    mask, best = mask_rows & (place < k), _best(keys, k, PLACES)
-    target_ids = _index(best)
-    if d2t_ptr is not None:
-        target_ids += tl.load(d2t_ptr + target_ids, mask=mask & live, other=0)
-    prob = tl.exp(_value(best) - largest) / total
-    tl.store(topk_p_ptr + rows * k + place, tl.where(live, prob, 0.0), mask=mask)
-    tl.store(topk_index_ptr + rows * k + place, tl.where(live, target_ids, place), mask=mask)
-
-
-def draft_topk(
-    logits_RV: torch.Tensor,
-    k: int,
-    d2t: torch.Tensor | None,
-    slots_R: torch.Tensor | None = None,
-    out: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Selection, softmax and the map to target ids in one reading of the logits: (topk_p f32, target ids i64), [R, K].
-
-    A row whose slot is -1 proposes ids 0..K-1 with probability 0.
-    """
-    num_rows, vocab_size = logits_RV.shape
-    if k > vocab_size:
-        raise ValueError(f"topk is {k}, more than the {vocab_size} ids of the draft vocabulary")
-    require_contiguous(logits_RV=logits_RV, d2t=d2t, slots_R=slots_R)
-    places = triton.next_power_of_2(k)
-    block = min(triton.next_power_of_2(vocab_size), max(_VOCABULARY_BLOCK, places))
-    num_chunks, device = triton.cdiv(vocab_size, block), logits_RV.device
-    rows = block_of(num_rows, 1, max(block, num_chunks * k))
-    keys = torch.empty(num_rows, num_chunks, k, dtype=torch.int64, device=device)
-    sums = torch.empty(num_rows, num_chunks, device=device)
-    topk_p, topk_index = out or (
-        torch.empty(num_rows, k, device=device),
-        torch.empty(num_rows, k, dtype=torch.int64, device=device),
-    )
-    row_blocks = triton.cdiv(num_rows, rows)
-    _chunk_topk_kernel[(row_blocks, num_chunks)](
-        logits_RV, keys, sums, num_rows, vocab_size, num_chunks, k, ROWS=rows, BLOCK=block, PLACES=places
-    )
-    _merge_topk_kernel[(row_blocks,)](
-        keys, sums, d2t, slots_R, topk_p, topk_index, num_rows, num_chunks, k, ROWS=rows,
-        CHUNKS=triton.next_power_of_2(num_chunks), BLOCK=triton.next_power_of_2(num_chunks * k), PLACES=places,
-    )  # fmt: skip
-    return topk_p, topk_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +126,7 @@ def start_lanes(draft_input: DraftInput, lanes: Lanes, config: SpecConfig) -> No
 def _best_children(keys, child, k, LANES: tl.constexpr):
     """The k best of LANES² children of each row by their keys, best first, [ROWS, LANES]."""
     if LANES > 8:  # too many to hold each against each other
-        best = _index(_best(keys, k, LANES))
+        best = index_of(best_of(keys, k, LANES))
     else:
         better = (keys[:, None, :] > keys[:, :, None]).to(tl.int32)
         place, lane = tl.sum(better, axis=2)[:, :, None], tl.arange(0, LANES)[None, None, :]
@@ -294,7 +170,7 @@ def _expand_kernel(
         tl.store(scores_ptr + pool + before + child, scores, mask=mask & is_first)
         if step < num_steps - 2:
             lane = tl.arange(0, LANES)[None, :]
-            chosen = _best_children(tl.where(mask, _key(scores, child), _TAKEN), child, k, LANES)
+            chosen = _best_children(tl.where(mask, key_of(scores, child), TAKEN), child, k, LANES)
             mask_lane = mask_request & (lane < k)
             if is_first:
                 lane_tokens = tl.load(topk_index_ptr + request * k * k + chosen, mask=mask_lane)

@@ -106,7 +106,8 @@ class Frame:
         """Buffers on the pool's device that hold padded requests only."""
         buffers = Buffers(pools.req_to_token.device)
         draft_input = _padded_draft_input(bucket, 0 if config.is_plain else config.topk, draft_hidden_size, dtype)
-        batch = Batch.of([0] * bucket, [-1] * bucket, [0] * bucket, [SamplingParams()] * bucket, vocab_size)
+        padded = [SamplingParams(logit_bias={0: 0.0})] * bucket  # so that there is a buffer for biases
+        batch = Batch.of([0] * bucket, [-1] * bucket, [0] * bucket, padded, vocab_size)
         verdict = _padded_verdict(bucket, config)
         progress = {name: getattr(batch, name) for name in _PROGRESS}
         inlet = buffers.block(

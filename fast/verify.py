@@ -5,19 +5,11 @@ import triton
 import triton.language as tl
 
 from specsim.config import SpecConfig
-from specsim.fast.launch import kernel, require_contiguous
-from specsim.fast.sampling import (
-    Law,
-    adjust_logits,
-    draw,
-    kept_mass,
-    laws,
-    logprob,
-    only_token,
-    token_counts,
-    vocab_block,
-    weight,
-)
+from specsim.fast.draw import PER, draw, groups_block, workspace
+from specsim.fast.launch import await_input, kernel, require_contiguous
+from specsim.fast.penalties import Logits, adjust_logits
+from specsim.fast.sampling import Law, kept_mass, laws, logprob, only_token, weight
+from specsim.fast.summaries import GROUP
 from specsim.fast.synthetic import Schedule, follow
 from specsim.fast.uniforms import ACCEPT, FINAL, PREFILL, coin
 from specsim.phases import Batch, Verdict, VerifyInput
@@ -25,30 +17,16 @@ from specsim.pool import KVPool
 
 
 def node_logits(
-    batch: Batch,
-    verify_input: VerifyInput,
-    logits_RV: torch.Tensor,
-    config: SpecConfig,
-    pools: KVPool,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Every node's logits after penalties and bias, f32 [B, N, V]; 0 for padded requests.
-
-    Penalties `exact` count a node's own path, `relaxed` the root alone.
-    """
-    tokens, parents = verify_input.draft_tokens, verify_input.parents
-    vocab_size = logits_RV.shape[-1]
-    if out is None:
-        out = torch.empty(*tokens.shape, vocab_size, dtype=torch.float32, device=logits_RV.device)
-    counts_B2V = token_counts(batch, pools, vocab_size)
+    batch: Batch, verify_input: VerifyInput, logits_RV: torch.Tensor, config: SpecConfig, pools: KVPool
+) -> Logits:
+    """Every node's logits after penalties and bias; penalties `exact` count a node's path, `relaxed` the root."""
     levels = config.num_steps + 1 if config.penalties == "exact" else 1
-    adjust_logits(batch, logits_RV, counts_B2V, (tokens, parents), levels, out)
-    return out
+    return adjust_logits(batch, logits_RV, pools, (verify_input.draft_tokens, verify_input.parents), levels)
 
 
 @triton.jit
 def _accepted_child(laws, row, siblings, uniform, threshold_single, threshold_acc):
-    """The first of the siblings that the uniform accepts at a row, -1 if none; siblings as of sampling.draw."""
+    """The first of the siblings that the uniform accepts at a row, -1 if none; siblings as of specsim.fast.draw."""
     tokens_ptr, next_sibling_ptr, child, num_nodes = siblings
     mass, accumulated = kept_mass(laws, row), tl.full((), 0, tl.float32)
     accepted, tried = tl.full((), -1, tl.int64), 0
@@ -63,16 +41,11 @@ def _accepted_child(laws, row, siblings, uniform, threshold_single, threshold_ac
 
 @kernel
 def _walk(
-    adjusted_ptr,
-    moments_ptr,
-    lasts_ptr,
+    laws,
     tokens_ptr,
     next_token_ptr,
     next_sibling_ptr,
-    temperature_ptr,
-    seq_lens_ptr,
-    seeds_ptr,
-    request_ids_ptr,
+    requests,
     coins_ptr,
     accept_index_ptr,
     num_drafts_ptr,
@@ -82,9 +55,11 @@ def _walk(
     max_len,
     threshold_single,
     threshold_acc,
-    vocab_size,
+    PDL: tl.constexpr,
 ):
-    request, laws = tl.program_id(0).to(tl.int64), (adjusted_ptr, moments_ptr, lasts_ptr, vocab_size)
+    request = tl.program_id(0).to(tl.int64)
+    temperature_ptr, seq_lens_ptr, seeds_ptr, request_ids_ptr = requests
+    await_input(PDL)
     root, length = request * num_nodes, tl.load(seq_lens_ptr + request)
     seed, request_id = tl.load(seeds_ptr + request), tl.load(request_ids_ptr + request)
     greedy = tl.load(temperature_ptr + request) == 0
@@ -115,16 +90,12 @@ def _walk(
 
 @kernel
 def _finish(
-    adjusted_ptr,
-    moments_ptr,
-    lasts_ptr,
+    laws,
+    space,
     tokens_ptr,
     next_sibling_ptr,
     rejected_ptr,
-    temperature_ptr,
-    seq_lens_ptr,
-    seeds_ptr,
-    request_ids_ptr,
+    requests,
     coins_ptr,
     accept_index_ptr,
     num_drafts_ptr,
@@ -133,11 +104,15 @@ def _finish(
     logprobs_ptr,
     num_nodes,
     num_steps,
-    vocab_size,
     NODES: tl.constexpr,
-    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    PER: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    request, laws = tl.program_id(0).to(tl.int64), (adjusted_ptr, moments_ptr, lasts_ptr, vocab_size)
+    request = tl.program_id(0).to(tl.int64)
+    temperature_ptr, seq_lens_ptr, seeds_ptr, request_ids_ptr = requests
+    await_input(PDL)
     root, length, drafts = request * num_nodes, tl.load(seq_lens_ptr + request), tl.load(num_drafts_ptr + request)
     if coins_ptr is None:
         seed, request_id = tl.load(seeds_ptr + request), tl.load(request_ids_ptr + request)
@@ -150,10 +125,10 @@ def _finish(
     following = tl.load(accept_index_ptr + offs + 1, mask=offs < drafts, other=0)
     last = tl.maximum(tl.max(tl.where(offs == drafts, path, -1), axis=0), 0)
     siblings = (tokens_ptr + root, next_sibling_ptr + root, tl.load(rejected_ptr + request), num_nodes)
-    if tl.load(temperature_ptr + request) == 0:  # the walk rejects no child that holds it
-        bonus = only_token(laws, last)
-    else:
-        bonus = draw(laws, last, siblings, uniform, BLOCK)
+    bonus = only_token(laws, last)
+    if (length > 0) & (tl.load(temperature_ptr + request) > 0):  # a greedy walk rejects no child that holds the token
+        own = request * tl.cdiv(laws[6], GROUP)
+        bonus = draw(laws, last, siblings, uniform, (space[0] + own, space[1] + own), GROUP, GROUPS, PER)
     after = tl.where(offs == drafts, bonus, tl.load(tokens_ptr + following, mask=offs < drafts, other=0).to(tl.int32))
     logprobs = logprob(laws, path, after, path >= 0)
     tl.store(num_tokens_ptr + request, drafts + 1)
@@ -178,7 +153,6 @@ def _empty(batch: Batch, config: SpecConfig, device: torch.device) -> Verdict:
 def walk(
     batch: Batch,
     verify_input: VerifyInput,
-    adjusted_BNV: torch.Tensor,
     law: Law,
     coins: tuple[torch.Tensor, torch.Tensor] | None,
     config: SpecConfig,
@@ -186,26 +160,22 @@ def walk(
     schedule: Schedule | None = None,
 ) -> Verdict:
     """Walk every tree under the laws of its nodes: target-only sampling, of which greedy is that of one-hot laws."""
-    vocab_size, verdict = adjusted_BNV.shape[-1], out or _empty(batch, config, adjusted_BNV.device)
+    verdict, sampling = out or _empty(batch, config, law.moments.device), batch.sampling
     num_nodes, num_steps = config.num_draft_tokens, config.num_steps
     tokens, next_token = verify_input.draft_tokens, verify_input.retrieve_next_token
     next_sibling, (accept_coins, final_coins) = verify_input.retrieve_next_sibling, coins or (None, None)
-    require_contiguous(draft_tokens=tokens, next_token=next_token, next_sibling=next_sibling, adjusted=adjusted_BNV)
-    rejected_B = torch.empty(batch.size, dtype=torch.int64, device=adjusted_BNV.device)
+    require_contiguous(draft_tokens=tokens, next_token=next_token, next_sibling=next_sibling)
+    requests = sampling.temperature, batch.seq_lens, batch.seeds, batch.request_ids
+    rejected_B = torch.empty(batch.size, dtype=torch.int64, device=law.moments.device)
     if schedule is not None:
         follow(batch, verify_input, schedule, config, verdict, rejected_B)
     else:
         _walk[(batch.size,)](
-            adjusted_BNV,
-            law.moments,
-            law.lasts,
+            law.table,
             tokens,
             next_token,
             next_sibling,
-            batch.sampling.temperature,
-            batch.seq_lens,
-            batch.seeds,
-            batch.request_ids,
+            requests,
             accept_coins,
             verdict.accept_index,
             verdict.num_accepted_drafts,
@@ -215,19 +185,14 @@ def walk(
             config.max_len,
             config.threshold_single,
             max(config.threshold_acc, 1e-9),
-            vocab_size,
         )
     _finish[(batch.size,)](
-        adjusted_BNV,
-        law.moments,
-        law.lasts,
+        law.table,
+        workspace(law, batch.size),
         tokens,
         next_sibling,
         rejected_B,
-        batch.sampling.temperature,
-        batch.seq_lens,
-        batch.seeds,
-        batch.request_ids,
+        requests,
         final_coins,
         verdict.accept_index,
         verdict.num_accepted_drafts,
@@ -236,9 +201,10 @@ def walk(
         verdict.logprobs,
         num_nodes,
         num_steps,
-        vocab_size,
         NODES=triton.next_power_of_2(max(num_nodes, num_steps + 1)),
-        BLOCK=vocab_block(vocab_size),
+        GROUP=GROUP,
+        GROUPS=groups_block(law.logits.raw.shape[1]),
+        PER=PER,
     )
     return verdict
 
@@ -259,16 +225,14 @@ def verify(
     given. A padded request has no path, predict and accept_index -1 and logprobs 0, no accepted draft and, as every
     verdict, one token more than drafts. schedule: where given it decides how far, and the target the bonus tokens only.
     """
-    adjusted_BNV = node_logits(batch, verify_input, logits_RV, config, pools)
-    law = laws(batch, adjusted_BNV.flatten(0, 1), config.num_draft_tokens)
-    return walk(batch, verify_input, adjusted_BNV, law, coins, config, out, schedule)
+    law = laws(batch, node_logits(batch, verify_input, logits_RV, config, pools))
+    return walk(batch, verify_input, law, coins, config, out, schedule)
 
 
 @kernel
 def _first_tokens(
-    adjusted_ptr,
-    moments_ptr,
-    lasts_ptr,
+    laws,
+    space,
     known_tokens_ptr,
     rows_ptr,
     temperature_ptr,
@@ -277,10 +241,13 @@ def _first_tokens(
     request_ids_ptr,
     tokens_ptr,
     logprobs_ptr,
-    vocab_size,
-    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    PER: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    request, laws = tl.program_id(0).to(tl.int64), (adjusted_ptr, moments_ptr, lasts_ptr, vocab_size)
+    request = tl.program_id(0).to(tl.int64)
+    await_input(PDL)
     real = tl.load(rows_ptr + request) >= 0
     token = tl.load(known_tokens_ptr + request).to(tl.int32)
     if real & (token < 0) & (tl.load(temperature_ptr + request) == 0):
@@ -288,7 +255,8 @@ def _first_tokens(
     if real & (token < 0):
         seed, request_id = tl.load(seeds_ptr + request), tl.load(request_ids_ptr + request)
         root_len, zero = tl.load(seq_lens_ptr + request) - 1, tl.full((), 0, tl.int32)
-        token = draw(laws, request, None, coin(seed, request_id, PREFILL, root_len, zero, zero), BLOCK)
+        uniform, own = coin(seed, request_id, PREFILL, root_len, zero, zero), request * tl.cdiv(laws[6], GROUP)
+        token = draw(laws, request, None, uniform, (space[0] + own, space[1] + own), GROUP, GROUPS, PER)
     token = tl.where(real, token, -1)
     tl.store(tokens_ptr + request, token)
     tl.store(logprobs_ptr + request, logprob(laws, request, token, real))
@@ -301,16 +269,12 @@ def first_tokens(
 
     known_tokens: i64 [B], what is known of them, -1 where the token is sampled.
     """
-    vocab_size, device = logits_BV.shape[-1], logits_BV.device
-    adjusted_BV = torch.empty(batch.size, vocab_size, dtype=torch.float32, device=device)
-    tokens_B = torch.empty(batch.size, dtype=torch.int32, device=device)
-    logprobs_B = torch.empty(batch.size, dtype=torch.float32, device=device)
-    adjust_logits(batch, logits_BV, token_counts(batch, pools, vocab_size), None, 0, adjusted_BV)
-    law = laws(batch, adjusted_BV, 1)
+    tokens_B = torch.empty(batch.size, dtype=torch.int32, device=logits_BV.device)
+    logprobs_B = torch.empty(batch.size, dtype=torch.float32, device=logits_BV.device)
+    law = laws(batch, adjust_logits(batch, logits_BV, pools, None, 0))
     _first_tokens[(batch.size,)](
-        adjusted_BV,
-        law.moments,
-        law.lasts,
+        law.table,
+        workspace(law, batch.size),
         known_tokens,
         batch.req_pool_indices,
         batch.sampling.temperature,
@@ -319,7 +283,8 @@ def first_tokens(
         batch.request_ids,
         tokens_B,
         logprobs_B,
-        vocab_size,
-        BLOCK=vocab_block(vocab_size),
+        GROUP=GROUP,
+        GROUPS=groups_block(logits_BV.shape[1]),
+        PER=PER,
     )
     return tokens_B, logprobs_B

@@ -36,7 +36,8 @@ def adjust_logits(
     logits_V[seen] = torch.where(logits_V[seen] > 0, logits_V[seen] / repetition, logits_V[seen] * repetition)
     counts_V = torch.bincount(context[prompt_len:], minlength=len(logits_V))
     logits_V -= sampling.frequency_penalty[request] * counts_V + sampling.presence_penalty[request] * (counts_V > 0)
-    logits_V += sampling.logit_bias[request]
+    if sampling.logit_bias is not None:
+        logits_V += sampling.logit_bias[request]
     return logits_V if allowed_V is None else logits_V.masked_fill(~allowed_V, -torch.inf)
 
 

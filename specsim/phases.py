@@ -64,7 +64,11 @@ class PerRequest(State):
 
 @dataclass(frozen=True, slots=True)
 class Sampling(PerRequest):
-    """SamplingParams of a batch as tensors [B] (logit_bias [B, V]); float64 so that no parameter is rounded here."""
+    """SamplingParams of a batch as tensors [B]; float64 so that no parameter is rounded here.
+
+    logit_bias: [B, V], None where no request of the batch has any; is_biased: bool, whether a row of it has an entry
+    other than 0, so that the others need not be read.
+    """
 
     temperature: torch.Tensor
     top_k: torch.Tensor
@@ -73,21 +77,39 @@ class Sampling(PerRequest):
     repetition_penalty: torch.Tensor
     presence_penalty: torch.Tensor
     frequency_penalty: torch.Tensor
-    logit_bias: torch.Tensor
+    is_biased: torch.Tensor
+    logit_bias: torch.Tensor | None
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], vocab_size: int) -> Self:
+        """Biases are held as soon as a request names a token, be its bias 0."""
         values = {
             f.name: torch.tensor([getattr(p, f.name) for p in params], dtype=torch.float64)
             for f in fields(cls)
-            if f.name != "logit_bias"
+            if f.name not in ("is_biased", "logit_bias")
         }
         values["top_k"] = torch.tensor([min(p.top_k, vocab_size) for p in params], dtype=torch.int64)
+        is_biased = torch.tensor([any(p.logit_bias.values()) for p in params], dtype=torch.bool)
+        if not any(p.logit_bias for p in params):
+            return cls(**values, is_biased=is_biased, logit_bias=None)
         bias_BV = torch.zeros(len(params), vocab_size, dtype=torch.float64)
         for bias_V, p in zip(bias_BV, params, strict=True):
             for token, bias in p.logit_bias.items():
                 bias_V[token] = float(bias)
-        return cls(**values, logit_bias=bias_BV)
+        return cls(**values, is_biased=is_biased, logit_bias=bias_BV)
+
+    def merge(self, other: Self) -> Self:
+        """The requests of self followed by those of other; where one side alone has biases the other's are 0."""
+        merged, biases = PerRequest.merge(self, other), (self.logit_bias, other.logit_bias)
+        held = next((bias for bias in biases if bias is not None), None)
+        if held is None or merged.logit_bias is not None:
+            return merged
+        sizes = len(self.is_biased), len(other.is_biased)
+        parts = [
+            held.new_zeros(size, held.shape[1]) if bias is None else bias
+            for size, bias in zip(sizes, biases, strict=True)
+        ]
+        return replace(merged, logit_bias=torch.cat(parts))
 
 
 @dataclass(frozen=True, slots=True)

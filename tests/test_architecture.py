@@ -41,12 +41,14 @@ ROWS = (
     "engine",
 )
 ORACLE = ("oracle_forward", "oracle")  # stands alone: no twin, and no row knows it
+VOCABULARY = ("penalties", "summaries", "filters", "sampling", "draw", "topk")  # passes over the logits
 FAST_ROWS = (
     "launch",
     "uniforms",
     "rows",
     "linear",
-    *ROWS[:3],
+    *VOCABULARY,
+    *ROWS[1:3],
     "metadata",
     *ROWS[3:7],
     "rotary",

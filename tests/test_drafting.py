@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from specsim.columns import own_lanes
 from specsim.config import SamplingParams, SpecConfig
 from specsim.fast import drafting as fast
+from specsim.fast import topk as fast_topk
 from specsim.phases import Batch, Candidates, DraftInput, Sampling
 from specsim.pool import KVBuffer, KVLayout, KVPool
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
@@ -287,66 +288,16 @@ def gpu_blocks(monkeypatch) -> None:
     monkeypatch.setattr(fast, "_HIDDEN_BLOCK", 4)
 
 
-def rows_of_logits(num_rows: int, vocab_size: int, kind: str) -> torch.Tensor:
-    logits = 4 * torch.randn(num_rows, vocab_size)
+def rows_of_scores(num_rows: int, num_candidates: int, kind: str) -> torch.Tensor:
+    scores = 4 * torch.randn(num_rows, num_candidates)
     if kind == "tied":
-        logits = logits.round()
+        scores = scores.round()
     elif kind == "equal":
-        logits = torch.zeros(num_rows, vocab_size)
-        logits[:, 1::2] = -0.0
+        scores = torch.zeros(num_rows, num_candidates)
+        scores[:, 1::2] = -0.0
     elif kind == "impossible":
-        logits[:, 1::2] = -torch.inf
-    return logits
-
-
-def check_topk(logits, k, d2t, slots, device) -> None:
-    """Ids exactly; probabilities within what rounding does to an exponent and to a sum of as many terms."""
-
-    def on_device(value):
-        return None if value is None else value.to(device)
-
-    topk_p, target_ids = fast.draft_topk(logits.to(device), k, on_device(d2t), on_device(slots))
-    exact_p, exact_ids = draft_topk(logits, k, d2t, slots)
-    assert (topk_p.dtype, target_ids.dtype) == (torch.float32, torch.int64)
-    assert torch.equal(target_ids.cpu(), exact_ids)
-    spread = (logits.double().amax(-1, keepdim=True) - best_first(logits.double(), k)[0]).nan_to_num(posinf=0.0)
-    assert ((topk_p.cpu().double() - exact_p.double()).abs() <= exact_p.double() * EPS * (16 + 2 * spread)).all()
-
-
-@pytest.mark.parametrize("kind", ["random", "tied", "equal", "impossible"])
-@pytest.mark.parametrize(
-    ("num_rows", "vocab_size", "k"), [(1, 1, 1), (3, 5, 5), (7, 160, 10), (2, 4095, 16), (2, 4097, 64), (3, 9001, 3)]
-)
-def test_fast_draft_topk_is_the_references(num_rows, vocab_size, k, kind, device, gpu_blocks, program_order):
-    check_topk(rows_of_logits(num_rows, vocab_size, kind), k, None, None, device)
-
-
-@pytest.mark.parametrize("vocab_size", [7, 4099])
-def test_fast_draft_topk_maps_ids_once_and_drops_rows_without_a_slot(vocab_size, device, gpu_blocks, program_order):
-    d2t = torch.randint(0, 1000, (vocab_size,)).cumsum(0)
-    logits = rows_of_logits(5, vocab_size, "random")
-    logits[1] = torch.nan  # of a padded request
-    check_topk(logits, 4, d2t, torch.tensor([3, -1, 0, 5, -1]), device)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_fast_draft_topk_reads_half_precision_exactly(dtype, device):
-    check_topk(rows_of_logits(4, 300, "random").to(dtype), 6, None, None, device)
-
-
-def test_fast_draft_topk_of_a_row_is_the_same_in_any_batch(device):
-    logits = rows_of_logits(9, 5000, "random").to(device)
-    together = fast.draft_topk(logits, 5, None)
-    for row in (0, 4, 8):
-        alone = fast.draft_topk(logits[row : row + 1], 5, None)
-        assert all(torch.equal(one[0], all_of_them[row]) for one, all_of_them in zip(alone, together, strict=True))
-
-
-def test_fast_draft_topk_refuses_what_it_cannot_do(device):
-    with pytest.raises(ValueError, match="topk is 6, more than the 5 ids"):
-        fast.draft_topk(torch.zeros(2, 5, device=device), 6, None)
-    with pytest.raises(ValueError, match="logits_RV has strides"):
-        fast.draft_topk(torch.zeros(5, 2, device=device).T, 1, None)
+        scores[:, 1::2] = -torch.inf
+    return scores
 
 
 def scripted(batch_size: int, config: SpecConfig, hidden_size: int, tied: bool):
@@ -546,12 +497,12 @@ def test_the_fast_draft_loop_proposes_what_the_references_drafter_does(seed, set
     hidden = head.start()
     bonus = torch.full((2,), BONUS, dtype=torch.int32)
     offsets = None if d2t is None else d2t.to(DEVICE)
-    topk_p, topk_index = fast.draft_topk(head.logits(hidden).float().to(DEVICE), topk, offsets)
+    topk_p, topk_index = fast_topk.draft_topk(head.logits(hidden).float().to(DEVICE), topk, offsets)
     lanes = fast.Lanes.empty(2, head.hidden_size, config, torch.float32, DEVICE)
     fast.start_lanes(DraftInput(topk_p, topk_index, hidden.to(DEVICE), bonus.to(DEVICE)), lanes, config)
     for _ in range(num_steps - 1):
         hidden_RH = head.forward(lanes.tokens.flatten().cpu(), lanes.hidden.flatten(0, 1).cpu(), None, None)
-        results = *fast.draft_topk(head.logits(hidden_RH).float().to(DEVICE), topk, offsets), hidden_RH.to(DEVICE)
+        results = *fast_topk.draft_topk(head.logits(hidden_RH).float().to(DEVICE), topk, offsets), hidden_RH.to(DEVICE)
         fast.expand(lanes, *(rows.unflatten(0, (2, topk)) for rows in results), config)
     assert torch.equal(lanes.candidates.tokens.cpu(), expected.tokens)
     assert torch.equal(lanes.candidates.parent_list.cpu(), expected.parent_list)
@@ -569,7 +520,7 @@ def test_fast_select_is_the_references(num_rows, num_candidates, num_values, dat
 @pytest.mark.parametrize(("num_candidates", "count"), [(710, 59), (1040, 63), (1024, 1024), (1025, 1), (4112, 100)])
 @pytest.mark.parametrize("kind", ["random", "tied", "equal", "impossible"])
 def test_fast_select_of_large_pools(num_candidates, count, kind, device, gpu_blocks, program_order):
-    scores = rows_of_logits(2, num_candidates, kind)
+    scores = rows_of_scores(2, num_candidates, kind)
     assert torch.equal(fast.select(scores.to(device), count).cpu(), select(scores, count))
 
 
@@ -593,4 +544,4 @@ def test_the_fast_column_takes_no_request(device):
     fast.start_lanes(first.to(device), lanes, config)
     fast.expand(lanes, *(value.to(device) for value in steps[0]), config)
     assert fast.select(lanes.candidates.scores, 8).shape == (0, 8)
-    assert fast.draft_topk(torch.empty(0, 5, device=device), 2, None)[1].shape == (0, 2)
+    assert fast_topk.draft_topk(torch.empty(0, 5, device=device), 2, None)[1].shape == (0, 2)

@@ -31,6 +31,8 @@ def assert_same(actual, expected):
         ours, theirs = getattr(actual, field.name), getattr(expected, field.name)
         if isinstance(theirs, Sampling):
             assert_same(ours, theirs)
+        elif theirs is None:  # biases that nobody has
+            assert ours is None or not ours.any()
         else:
             assert ours.dtype == theirs.dtype, field.name
             assert torch.equal(ours, theirs), field.name
@@ -107,16 +109,32 @@ def test_sampling_holds_every_parameter_unrounded():
     first = SamplingParams(temperature=0.1, top_k=5, top_p=0.9, min_p=0.05, repetition_penalty=1.1)
     second = SamplingParams(presence_penalty=-0.3, frequency_penalty=0.7, logit_bias={0: -1.5, 6: 0.1})
     sampling = Sampling.of([first, second], V)
-    for name in {field.name for field in fields(Sampling)} - {"logit_bias"}:
+    for name in {field.name for field in fields(Sampling)} - {"is_biased", "logit_bias"}:
         assert getattr(sampling, name).tolist() == [getattr(first, name), getattr(second, name)], name
     assert sampling.logit_bias.tolist() == [[0.0] * V, [-1.5, 0, 0, 0, 0, 0, 0.1]]
+    assert sampling.is_biased.tolist() == [False, True]
     assert sampling.top_k.dtype == torch.int64
 
 
 def test_sampling_of_no_request_has_no_rows():
     sampling = Sampling.of([], V)
-    assert sampling.logit_bias.shape == (0, V)
-    assert {len(getattr(sampling, field.name)) for field in fields(Sampling)} == {0}
+    assert sampling.logit_bias is None
+    assert {len(getattr(sampling, field.name)) for field in fields(Sampling) if field.name != "logit_bias"} == {0}
+
+
+def test_biases_are_held_only_where_a_request_names_a_token_and_are_0_beside_others():
+    plain, named = Sampling.of([SamplingParams()] * 2, V), Sampling.of([SamplingParams(logit_bias={1: 0.0})], V)
+    biased = Sampling.of([SamplingParams(logit_bias={1: 2.0})], V)
+    assert plain.logit_bias is None
+    assert plain.merge(plain).logit_bias is None
+    assert (named.logit_bias.tolist(), named.is_biased.tolist()) == ([[0.0] * V], [False])
+    expected = [0.0, 2.0, *[0.0] * (V - 2)]
+    for merged, row in ((plain.merge(biased), 2), (biased.merge(plain), 0)):
+        assert merged.logit_bias.shape == (3, V)
+        assert merged.is_biased.nonzero().tolist() == [[row]]
+        assert merged.logit_bias[row].tolist() == expected
+        assert float(merged.logit_bias.sum()) == 2.0
+        assert merged.filter(torch.tensor([row])).logit_bias.tolist() == [expected]
 
 
 def extend_input(row_starts: list[int], accepted: list[int]) -> DraftExtendInput:

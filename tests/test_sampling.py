@@ -21,9 +21,10 @@ from transformers import (
 
 from specsim.config import SamplingParams
 from specsim.fast import sampling as fast
+from specsim.fast import summaries
 from specsim.fast.launch import block_of, kernel
+from specsim.fast.penalties import Logits
 from specsim.phases import Batch, Sampling
-from specsim.pool import KVBuffer, KVLayout, KVPool
 from specsim.reference.sampling import adjust_logits, argmax, inverse_cdf, logprob, target_prob, topk
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -321,41 +322,13 @@ def test_no_coin_walks_off_the_end(weights, uniform):
 
 
 @kernel
-def _read(
-    adjusted_ptr,
-    moments_ptr,
-    lasts_ptr,
-    prob_ptr,
-    logprob_ptr,
-    num_rows,
-    vocab_size,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    laws = (adjusted_ptr, moments_ptr, lasts_ptr, vocab_size)
+def _read(laws, prob_ptr, logprob_ptr, num_rows, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     tokens = tl.arange(0, BLOCK)[None, :]
-    mask, out = (rows < num_rows) & (tokens < vocab_size), rows * vocab_size + tokens
+    mask, out = (rows < num_rows) & (tokens < laws[6]), rows * laws[6] + tokens
     rows = tl.minimum(rows, num_rows - 1)
     tl.store(prob_ptr + out, fast.weight(laws, rows, tokens) / fast.kept_mass(laws, rows), mask=mask)
     tl.store(logprob_ptr + out, fast.logprob(laws, rows + 0 * tokens, tokens, mask), mask=mask)
-
-
-@kernel
-def _draw(adjusted_ptr, moments_ptr, lasts_ptr, coins_ptr, out_ptr, vocab_size, BLOCK: tl.constexpr):
-    laws = (adjusted_ptr, moments_ptr, lasts_ptr, vocab_size)
-    draw = tl.program_id(0)
-    tl.store(out_ptr + draw, fast.draw(laws, 0, None, tl.load(coins_ptr + draw), BLOCK))
-
-
-@kernel
-def _draw_without(
-    adjusted_ptr, moments_ptr, lasts_ptr, tokens_ptr, next_ptr, coins_ptr, out_ptr, first, count, vocab_size
-):
-    laws = (adjusted_ptr, moments_ptr, lasts_ptr, vocab_size)
-    draw = tl.program_id(0)
-    siblings = (tokens_ptr, next_ptr, tl.full((), first, tl.int64), count)
-    tl.store(out_ptr + draw, fast.draw(laws, 0, siblings, tl.load(coins_ptr + draw), 4))
 
 
 def make_batch(params: list[SamplingParams], vocab_size: int, rows=None, seq_lens=None, prompt_lens=None) -> Batch:
@@ -364,25 +337,30 @@ def make_batch(params: list[SamplingParams], vocab_size: int, rows=None, seq_len
     return replace(batch, prompt_lens=torch.tensor(prompt_lens)) if prompt_lens else batch
 
 
-def laws_of(logits_RV: torch.Tensor, params: list[SamplingParams], device: str = DEVICE):
-    """(adjusted, law) of rows on the device, as many for each request."""
+def as_left(logits_RV: torch.Tensor, num_requests: int) -> Logits:
+    """Logits that no request changes; nothing may read the others."""
+    changed = torch.zeros(num_requests, dtype=torch.int32, device=logits_RV.device)
+    return Logits(logits_RV, changed, torch.full_like(logits_RV, torch.nan, dtype=torch.float32))
+
+
+def laws_of(logits_RV: torch.Tensor, params: list[SamplingParams], device: str = DEVICE) -> fast.Law:
+    """The law of rows on the device, as many for each request."""
     batch = make_batch(params, logits_RV.shape[1]).to(device)
-    adjusted_RV = logits_RV.float().to(device)
-    return adjusted_RV, fast.laws(batch, adjusted_RV, len(logits_RV) // len(params))
+    return fast.laws(batch, as_left(logits_RV.to(device), len(params)))
 
 
-def read(adjusted_RV: torch.Tensor, law: fast.Law) -> tuple[torch.Tensor, torch.Tensor]:
+def read(law: fast.Law) -> tuple[torch.Tensor, torch.Tensor]:
     """(probabilities, logprobs) of every token."""
-    (num_rows, vocab_size), prob_RV, logprob_RV = adjusted_RV.shape, *(torch.empty_like(adjusted_RV) for _ in range(2))
+    (num_rows, vocab_size), device = law.logits.raw.shape, law.moments.device
+    prob_RV, logprob_RV = torch.empty(2, num_rows, vocab_size, device=device)
     block = triton.next_power_of_2(vocab_size)
-    rows = block_of(num_rows, on_gpu=1)
-    tables = adjusted_RV, law.moments, law.lasts, prob_RV, logprob_RV
-    _read[(triton.cdiv(num_rows, rows),)](*tables, num_rows, vocab_size, ROWS=rows, BLOCK=block)
+    rows = block_of(num_rows, 1, block)
+    _read[(triton.cdiv(num_rows, rows),)](law.table, prob_RV, logprob_RV, num_rows, ROWS=rows, BLOCK=block)
     return prob_RV.cpu(), logprob_RV.cpu()
 
 
 def fast_law(logits, **params) -> torch.Tensor:
-    return read(*laws_of(torch.as_tensor(logits)[None], [SamplingParams(**params)]))[0][0]
+    return read(laws_of(torch.as_tensor(logits)[None], [SamplingParams(**params)]))[0][0]
 
 
 def assert_within_rounding(prob_V: torch.Tensor, exact_V: torch.Tensor):
@@ -406,7 +384,7 @@ def test_fast_laws_are_the_references(vocab_size, device, program_order):
     """Every filter in one launch, three rows a request. A cut within rounding would show in is_decidable."""
     every = [SamplingParams(**params | dict(logit_bias={})) for params in [*FILTERS, dict()]]
     logits_RV = 3 * torch.randn(3 * len(every), vocab_size)
-    prob_RV, logprob_RV = read(*laws_of(logits_RV, every, device))
+    prob_RV, logprob_RV = read(laws_of(logits_RV, every, device))
     for row, (logits_V, prob_V, logprob_V) in enumerate(zip(logits_RV, prob_RV, logprob_RV, strict=True)):
         params = every[row // 3]
         filters = dict(temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
@@ -429,7 +407,7 @@ def test_fast_laws_cut_ties_as_the_reference(device):
     every = [
         dict(zip(columns, row, strict=True)) for row in zip(*(each.tolist() for each in columns.values()), strict=True)
     ]
-    prob_RV, _ = read(*laws_of(logits_RV, [SamplingParams(**params) for params in every], device))
+    prob_RV, _ = read(laws_of(logits_RV, [SamplingParams(**params) for params in every], device))
     decidable = [row for row in range(num_rows) if is_decidable(logits_RV[row], **every[row])]
     assert len(decidable) > 0.95 * num_rows
     for row in decidable:
@@ -461,7 +439,7 @@ CUTS = [  # and how many of the weights 8 4 2 1 1 they keep
 
 def test_fast_laws_of_powers_of_two_are_cut_exactly(device):
     weights_RV = torch.tensor([8.0, 4.0, 2.0, 1.0, 1.0]).repeat(len(CUTS), 1)
-    prob_RV, _ = read(*laws_of(weights_RV.log2(), [SamplingParams(**BINARY, **params) for params, _ in CUTS], device))
+    prob_RV, _ = read(laws_of(weights_RV.log2(), [SamplingParams(**BINARY, **params) for params, _ in CUTS], device))
     for weights_V, prob_V, (params, kept) in zip(weights_RV, prob_RV, CUTS, strict=True):
         weights_V[kept:] = 0
         assert torch.equal(prob_V, weights_V / weights_V.sum()), params
@@ -472,7 +450,7 @@ def test_fast_top_p_on_equals_keeps_just_enough_of_the_lower_indices(size, devic
     cuts = [(tokens / size + more, tokens + bool(more)) for tokens in range(1, size) for more in (0, 2.0**-24)]
     equal_RV = torch.zeros(len(cuts), size)
     equal_RV[:, 1::2] = -0.0
-    prob_RV, _ = read(*laws_of(equal_RV, [SamplingParams(temperature=1, top_p=p) for p, _ in cuts], device))
+    prob_RV, _ = read(laws_of(equal_RV, [SamplingParams(temperature=1, top_p=p) for p, _ in cuts], device))
     assert [support(prob_V) for prob_V in prob_RV] == [list(range(tokens)) for _, tokens in cuts]
 
 
@@ -487,150 +465,32 @@ def test_fast_laws_of_extreme_temperatures():
 
 @pytest.mark.parametrize("integers", [True, False])
 def test_fast_laws_do_not_depend_on_how_rows_and_tokens_are_cut(integers, device, program_order, monkeypatch):
-    """A row a program gives the same bits; tiles of 16 tokens the same cuts, and the same bits where sums are exact."""
+    """A row a program gives the same bits, groups of 16 tokens the same cuts, and the same bits of exact sums."""
     every = [SamplingParams(), *(SamplingParams(**FILTERS[chosen]) for chosen in (0, 2, 9))]
     if integers:
         every = [replace(params, **BINARY) for params in every]
     logits_RV = 3 * torch.randn(len(every), 97)
     logits_RV = logits_RV.round() if integers else logits_RV
-    _, whole = laws_of(logits_RV, every, device)
-    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: on_gpu)
-    _, by_row = laws_of(logits_RV, every, device)
+    whole = laws_of(logits_RV, every, device)
+    for module in (fast, summaries):
+        monkeypatch.setattr(module, "block_of", lambda count, on_gpu, others=1: on_gpu)
+    by_row = laws_of(logits_RV, every, device)
     assert torch.equal(by_row.moments, whole.moments)
     assert torch.equal(by_row.lasts, whole.lasts)
-    monkeypatch.setattr(fast, "VOCAB_BLOCK", 16)
-    _, by_tile = laws_of(logits_RV, every, device)
-    assert torch.equal(by_tile.lasts, whole.lasts)
-    torch.testing.assert_close(by_tile.moments, whole.moments, rtol=0, atol=0 if integers else 2.0**-18)
+    monkeypatch.setattr(summaries, "GROUP", 16)
+    monkeypatch.setattr(fast, "GROUP", 16)
+    by_group = laws_of(logits_RV, every, device)
+    assert torch.equal(by_group.lasts, whole.lasts)
+    torch.testing.assert_close(by_group.moments, whole.moments, rtol=0, atol=0 if integers else 2.0**-18)
 
 
 def test_fast_laws_of_no_rows(device):
-    batch = make_batch([], 5).to(device)
-    law = fast.laws(batch, torch.empty(0, 5, device=device), 4)
+    law = laws_of(torch.empty(0, 5), [], device)
     assert law.moments.shape == (0, 4)
-    assert law.lasts.shape == (0, 2)
+    assert law.lasts.shape == (0, 3)
 
 
 def test_fast_laws_refuse_strided_logits(device):
     batch = make_batch([SamplingParams()], 5).to(device)
-    with pytest.raises(ValueError, match=r"adjusted has strides \(1, 5\)"):
-        fast.laws(batch, torch.zeros(5, 5, device=device).T, 5)
-
-
-def fast_draws(logits, uniforms: list[float], block: int, device: str = DEVICE, **params) -> list[int]:
-    adjusted_1V, law = laws_of(torch.as_tensor(logits)[None], [SamplingParams(**params)], device)
-    coins = torch.tensor(uniforms, device=device)
-    out = torch.empty(len(uniforms), dtype=torch.int32, device=device)
-    _draw[(len(uniforms),)](adjusted_1V, law.moments, law.lasts, coins, out, adjusted_1V.shape[1], BLOCK=block)
-    return out.tolist()
-
-
-@pytest.mark.parametrize("logits", [[0], [3, 1, -1, 2, -6, 0], [-4, 0, -4, 0, 0, -2, -1, -4, -4]])
-@pytest.mark.parametrize("block", [2, 16])
-def test_fast_draws_spend_the_uniforms_in_proportion(logits, block, device):
-    """The midpoints of as many equal cells as there is mass; weights below 2⁻³ of the largest are filtered away."""
-    weights = [2 ** (logit - max(logits) + 3) if logit >= max(logits) - 3 else 0 for logit in logits]
-    cells = [(cell + 0.5) / sum(weights) for cell in range(sum(weights))]
-    drawn = fast_draws(torch.tensor(logits).float(), cells, block, device, **BINARY, min_p=0.125)
-    assert [drawn.count(token) for token in range(len(weights))] == weights
-    assert drawn == sorted(drawn)
-
-
-@pytest.mark.parametrize("block", [2, 8])
-def test_fast_draws_on_an_edge_belong_to_the_next_id_and_the_ends_to_ids_with_mass(block, device, program_order):
-    logits = torch.tensor([-torch.inf, 0, 0, -torch.inf, 1, -torch.inf])
-    uniforms = [LOWEST, 0.25, 0.5, 0.75, HIGHEST]
-    assert fast_draws(logits, uniforms, block, device, **BINARY) == [1, 2, 4, 4, 4]
-
-
-@pytest.mark.parametrize("sign", [-1, 0, 1], ids=["falling", "equal", "rising"])
-def test_fast_draws_from_a_large_vocabulary_stay_on_it(sign, device):
-    logits_V = sign * torch.linspace(0, 80, 50_000)
-    exact = torch.softmax(logits_V.double(), -1).cumsum(-1)
-    uniforms = [LOWEST, 0.3, HIGHEST]
-    for uniform, token in zip(uniforms, fast_draws(logits_V, uniforms, 4096, device, temperature=1.0), strict=True):
-        before = float(exact[token - 1]) if token else 0.0
-        assert before - 50_000 * 2.0**-24 <= uniform <= float(exact[token]) + 50_000 * 2.0**-24
-
-
-@pytest.mark.parametrize(
-    ("rejected", "uniforms", "drawn"),
-    [
-        ([4], [LOWEST, 0.49, 0.51, HIGHEST], [0, 0, 1, 1]),
-        ([0, 1], [LOWEST, HIGHEST], [4, 4]),
-        ([], [LOWEST, 0.26, 0.51, HIGHEST], [0, 1, 4, 4]),
-        ([0, 1, 4], [LOWEST, 0.26, 0.51, HIGHEST], [0, 1, 4, 4]),  # nothing is left: the law is taken whole
-    ],
-)
-def test_fast_draws_leave_out_the_rejected_unless_nothing_is_left(rejected, uniforms, drawn, device):
-    """The law 1/4, 1/4, -, -, 1/2; nodes 1, 2, … hold the rejected tokens, and a link beyond the tree ends the list."""
-    logits = torch.tensor([[0, 0, -torch.inf, -torch.inf, 1]])
-    adjusted, law = laws_of(logits, [SamplingParams(**BINARY)], device)
-    tokens = torch.tensor([9, *rejected], device=device)
-    siblings = torch.tensor([-1, *range(2, len(rejected) + 2)], device=device)
-    coins, out = torch.tensor(uniforms, device=device), torch.empty(len(drawn), dtype=torch.int32, device=device)
-    first, count = (1 if rejected else -1), len(rejected) + 1
-    _draw_without[(len(drawn),)](adjusted, law.moments, law.lasts, tokens, siblings, coins, out, first, count, 5)
-    assert out.tolist() == drawn
-
-
-# Penalties.
-
-
-def pools_of(token_rows: list[list[int]], width: int, device: str) -> KVPool:
-    """Tokens of each request; what no request has written holds no token at all."""
-    pools = KVPool(KVBuffer(KVLayout(1, 1, 1), 8, torch.float32, device), None, 1, len(token_rows), width)
-    for row, tokens in zip(pools.token_ids, token_rows, strict=True):
-        row[: len(tokens)] = torch.tensor(tokens)
-    return pools
-
-
-PENALISED = dict(repetition_penalty=1.3, presence_penalty=0.7, frequency_penalty=-0.3)
-
-
-@pytest.mark.parametrize("vocab_size", [5, 97])
-def test_token_counts_are_those_of_each_requests_own_tokens(vocab_size, device, program_order, monkeypatch):
-    """Requests with each penalty and none, longer than a tile of columns, and a padded one, in tiles of 16 tokens."""
-    monkeypatch.setattr(fast, "VOCAB_BLOCK", 16)
-    rows = torch.randint(vocab_size, (5, 1100)).tolist()
-    params = [SamplingParams(**{name: value}) for name, value in PENALISED.items()] + [SamplingParams()]
-    params.append(SamplingParams(**PENALISED))
-    lengths, prompts = [1099, 1025, 3, 40, 0], [17, 1025, 5, 9, 0]
-    batch = make_batch(params, vocab_size, [4, 0, 2, 1, -1], lengths, prompts).to(device)
-    counts = fast.token_counts(batch, pools_of(rows, 1200, device), vocab_size).cpu()
-    assert counts.dtype == torch.int32
-    for request, (row, length, prompt) in enumerate(zip([4, 0, 2], lengths[:3], prompts[:3], strict=True)):
-        own = torch.tensor(rows[row][:length])
-        assert torch.equal(counts[request, 0], own[:prompt].bincount(minlength=vocab_size))
-        assert torch.equal(counts[request, 1], own[prompt:].bincount(minlength=vocab_size))
-    assert not counts[3:].any()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_fast_adjusted_logits_are_the_references(dtype, device, program_order):
-    """Without a tree: the rows' context is the requests' tokens. Budget: a rounding for each of the four operations."""
-    vocab_size, rows = 83, torch.randint(83, (4, 30)).tolist()
-    bias = {int(token): float(value) for token, value in zip(torch.randint(83, (9,)), torch.randn(9), strict=True)}
-    params = [SamplingParams(**PENALISED, logit_bias=bias), SamplingParams(), SamplingParams(frequency_penalty=2.0)]
-    params.append(SamplingParams(logit_bias={3: 1e308, 4: -1e308, 5: 2.5}))
-    batch = make_batch(params, vocab_size, [3, 1, 0, 2], [30, 12, 7, 1], [11, 12, 9, 1])
-    logits_BV, out = 3 * torch.randn(4, vocab_size).to(dtype), torch.empty(4, vocab_size, device=device)
-    pools, on_device = pools_of(rows, 32, device), batch.to(device)
-    counts = fast.token_counts(on_device, pools, vocab_size)
-    fast.adjust_logits(on_device, logits_BV.to(device), counts, None, 0, out)
-    assert torch.equal(out[1].cpu(), logits_BV[1].float())
-    for request, (row, length) in enumerate(batch.rows_and_lens):
-        context, prompt = torch.tensor(rows[row][:length]), int(batch.prompt_lens[request])
-        exact = adjust_logits(logits_BV[request], context, prompt, batch.sampling, request).clamp(-1e18, 1e18)
-        scale = logits_BV[request].double().abs() * 1.3 + 2 * length + exact.abs()
-        assert ((out[request].cpu() - exact).abs() <= scale * 4 * 2.0**-24).all()
-
-
-def test_fast_adjusted_logits_of_a_padded_request_are_zero_whatever_it_holds(device):
-    batch = make_batch([SamplingParams(**PENALISED)] * 2, 5, [0, -1], [3, 0]).to(device)
-    pools, out = pools_of([[1, 2, 3]], 8, device), torch.empty(2, 5, device=device)
-    logits = torch.full((2, 5), torch.nan, device=device)
-    logits[0] = 1.0
-    fast.adjust_logits(batch, logits, fast.token_counts(batch, pools, 5), None, 0, out)
-    assert out[1].tolist() == [0] * 5
-    assert not out.isnan().any()
+    with pytest.raises(ValueError, match=r"logits has strides \(1, 5\)"):
+        fast.laws(batch, as_left(torch.zeros(5, 5, device=device).T, 1))

@@ -14,6 +14,7 @@ from scipy.stats import chi2
 
 from specsim.config import SamplingParams, SpecConfig
 from specsim.fast import verify as fast
+from specsim.fast.penalties import Logits
 from specsim.phases import Batch, Sampling, VerifyInput
 from specsim.pool import KVBuffer, KVLayout, KVPool
 from specsim.reference import verify as reference
@@ -678,10 +679,9 @@ def test_fast_walk_breaks_ties_by_the_lower_token_and_draws_from_the_rest(device
 
 def walk_by_hand(batch: Batch, tree: Tree, logits_RV: torch.Tensor, config: SpecConfig, given, device: str):
     verify_input, on_device = verify_input_of(tree, batch.size).to(device), batch.to(device)
-    adjusted_RV = logits_RV.to(device)
-    law = fast.laws(on_device, adjusted_RV, config.num_draft_tokens)
-    given = tuple(each.to(device) for each in given)
-    return fast.walk(on_device, verify_input, adjusted_RV.unflatten(0, (batch.size, -1)), law, given, config), law
+    changed, adjusted = torch.zeros(batch.size, dtype=torch.int32, device=device), torch.empty_like(logits_RV)
+    law = fast.laws(on_device, Logits(logits_RV.to(device), changed, adjusted.to(device)))
+    return fast.walk(on_device, verify_input, law, tuple(each.to(device) for each in given), config)
 
 
 @pytest.mark.parametrize("max_len", [5, 6, 7, 40])
@@ -736,7 +736,7 @@ def test_malformed_links_end_a_walk_within_the_tree(link, value, device):
     spoiled = [node if value == "own" else value for node in range(6)]
     tree = replace(FIVE, **{link: spoiled})
     given = torch.full((2, 3), 0.3, dtype=torch.float64), torch.full((2,), HIGHEST, dtype=torch.float64)
-    verdict, _ = walk_by_hand(
+    verdict = walk_by_hand(
         make_batch([GREEDY, SAMPLED]), tree, LOGITS_NV.repeat(2, 1), replace(CONFIG, max_len=9), given, device
     )
     drafts = verdict.num_accepted_drafts.tolist()
@@ -773,9 +773,11 @@ def test_fast_node_logits_are_the_references(penalties, device, program_order):
     logits_BNV = logits_RV.unflatten(0, (6, 11))
     exact = node_logits(batch, trees(batch, verify_input, 40), logits_BNV, config, pools)
     on_device = batch.to(device), verify_input.to(device), logits_RV.to(device)
-    adjusted = fast.node_logits(*on_device, config, pools_on(pools, device)).cpu()
-    assert torch.equal(adjusted[0], logits_BNV[0])
-    assert ((adjusted - exact).abs() <= 4 * 2.0**-24 * (1.3 * logits_BNV.abs() + 8)).all()
+    logits = fast.node_logits(*on_device, config, pools_on(pools, device))
+    assert logits.changed.tolist() == [0, 1, 1, 1, 1, 1]
+    adjusted = logits.adjusted.cpu().unflatten(0, (6, 11))
+    assert torch.equal(exact[0].float(), logits_BNV[0])
+    assert ((adjusted - exact).abs() <= 4 * 2.0**-24 * (1.3 * logits_BNV.abs() + 8))[1:].all()
 
 
 def test_fast_first_tokens_are_the_references(device, program_order):

@@ -6,11 +6,12 @@ import triton.language as tl
 
 from specsim.config import InputError, SpecConfig
 from specsim.drafter import Head
-from specsim.fast.drafting import Lanes, draft_topk, expand, start_lanes
+from specsim.fast.drafting import Lanes, expand, start_lanes
 from specsim.fast.extend import shift_left
 from specsim.fast.kv import duplicate_tails
 from specsim.fast.launch import await_input, kernel
 from specsim.fast.metadata import extend_metadata, lane_metadata, prefill_metadata
+from specsim.fast.topk import draft_topk
 from specsim.phases import Batch, Candidates, DraftExtendInput, DraftInput, PrefillInput
 from specsim.pool import KVPool
 

@@ -1,0 +1,121 @@
+"""Cuts of rows by bisection: the same from a list of tokens as from the row, and floors that leave nothing out."""
+
+import math
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from specsim.fast import filters as fast
+from specsim.fast.launch import kernel
+from specsim.fast.summaries import rank, scale_of, summarise, weights_of
+
+GROUP = 16
+SETTINGS = [
+    (0, 0.9, 0.0),
+    (0, 0.5, 0.0),
+    (0, 0.999, 0.0),
+    (0, 2.0**-20, 0.0),
+    (40, 1.0, 0.0),
+    (1, 1.0, 0.0),
+    (100, 0.8, 0.0),
+    (0, 1.0, 0.01),
+    (0, 1.0, 1.0),
+    (0, 0.7, 0.05),
+    (30, 0.9, 0.02),
+]
+
+
+@kernel
+def _cut(
+    logits_ptr, unread_ptr, maxima_ptr, sums_ptr, top_k_ptr, top_p_ptr, min_p_ptr, lists_ptr, cuts_ptr, masses_ptr,
+    temperature, num_rows, vocab_size, width, ROWS: tl.constexpr, FLOOR: tl.constexpr, LISTED: tl.constexpr,
+    SHIFT: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """All rows in one program, each under its own filters; without FLOOR with no floor at all."""
+    row, groups, count = (
+        tl.minimum(tl.arange(0, ROWS), num_rows - 1),
+        tl.arange(0, GROUPS)[None, :],
+        tl.cdiv(vocab_size, GROUP),
+    )
+    mask = (row[:, None] >= 0) & (groups < count)
+    maxima = tl.load(maxima_ptr + row[:, None] * count + groups, mask=mask, other=float("-inf"))
+    sums = tl.load(sums_ptr + row[:, None] * count + groups, mask=mask, other=0.0)
+    best, scale, shift = tl.max(maxima, axis=1), scale_of(temperature + 0.0 * row), row * 0 + SHIFT
+    masses = sums * weights_of(maxima, best[:, None], scale[:, None])
+    moments = best, scale, tl.sum(masses, axis=1)
+    filters = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row), tl.load(min_p_ptr + row)
+    floor = tl.full((ROWS,), -(2**31), tl.int32)
+    if FLOOR:
+        floor = fast.floor_of(maxima, masses, moments, filters, shift, vocab_size, GROUP, 16)
+    rows = (logits_ptr, unread_ptr, row[:, None] * 0, row[:, None] * vocab_size, vocab_size)
+    list_ptr, size = lists_ptr + row * width, row * 0 + vocab_size
+    if LISTED:
+        wanted = mask & (rank(maxima) >= floor[:, None])
+        size = fast.list_tokens(rows, wanted, floor, list_ptr, list_ptr + GROUPS, GROUP, 8)
+    cut = fast.cut_source((rows, list_ptr + GROUPS, size), moments, filters, floor, shift, LISTED, 128, 4)
+    tl.store(cuts_ptr + row * 3, cut[0])
+    tl.store(cuts_ptr + row * 3 + 1, cut[1])
+    tl.store(cuts_ptr + row * 3 + 2, size)
+    tl.store(masses_ptr + row, cut[2])
+
+
+def cuts_of(logits_RV, device: str, temperature: float, use_floor: bool, listed: bool):
+    """(last rank, last token, entries read) and masses of rows, the row's filters in the order of SETTINGS."""
+    logits_RV = logits_RV.to(device)
+    (num_rows, vocab_size), kinds = logits_RV.shape, list(zip(*SETTINGS, strict=True))
+    top_k, top_p, min_p = (torch.tensor(kind, device=device) for kind in kinds)
+    temperatures = torch.full((num_rows,), temperature, dtype=torch.float64, device=device)
+    maxima, sums = summarise(logits_RV, temperatures, group=GROUP)
+    groups = triton.next_power_of_2(maxima.shape[1])
+    width = groups + 2 * fast.MOST_LISTED.value
+    lists = torch.empty(num_rows, width, dtype=torch.int32, device=device)
+    cuts, masses = torch.empty(num_rows, 3, dtype=torch.int32, device=device), torch.empty(num_rows, device=device)
+    _cut[(1,)](
+        logits_RV, logits_RV.float(), maxima, sums, top_k, top_p, min_p, lists, cuts, masses, temperature, num_rows,
+        vocab_size, width, ROWS=triton.next_power_of_2(num_rows), FLOOR=use_floor, LISTED=listed,
+        SHIFT=16 if logits_RV.dtype == torch.bfloat16 else 0, GROUPS=groups, GROUP=GROUP,
+    )  # fmt: skip
+    return cuts.cpu(), masses.cpu()
+
+
+def rows(kind: str, vocab_size: int) -> torch.Tensor:
+    normal = torch.randn(len(SETTINGS), vocab_size)
+    if kind == "peaked":
+        return -1.7 * (1 + torch.rand(normal.shape).argsort(-1)).log() + 0.1 * normal
+    if kind == "clustered":  # the likely tokens have the lowest ids
+        return -1.2 * torch.arange(1, vocab_size + 1).log() + 0.1 * normal
+    if kind == "tied":
+        return (2 * normal).round()
+    return {"flat": 0.3 * normal, "equal": 0 * normal}[kind]
+
+
+def kept(logits_RV: torch.Tensor, cuts: torch.Tensor) -> torch.Tensor:
+    """Which tokens cuts keep, bool [R, V]."""
+    bits_RV = torch.where(logits_RV == 0, 0.0, logits_RV.float()).view(torch.int32)
+    ranks_RV, tokens = bits_RV ^ ((bits_RV >> 31) & 0x7FFFFFFF), torch.arange(logits_RV.shape[1])
+    return (ranks_RV > cuts[:, :1]) | ((ranks_RV == cuts[:, :1]) & (tokens <= cuts[:, 1:2]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["peaked", "clustered", "tied", "flat", "equal"])
+def test_cuts_through_lists_and_floors_are_those_of_the_whole_row(kind, dtype, device):
+    """The floors hold for any order of tokens; what is listed is at most what reaches them."""
+    logits_RV = rows(kind, 300).to(dtype)
+    exact, exact_masses = cuts_of(logits_RV, device, 1.0, False, False)
+    for use_floor, listed in ((True, False), (True, True), (False, True)):
+        cuts, masses = cuts_of(logits_RV, device, 1.0, use_floor, listed)
+        assert torch.equal(kept(logits_RV, cuts), kept(logits_RV, exact))
+        torch.testing.assert_close(masses, exact_masses, rtol=2.0**-20, atol=0)
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0])
+def test_few_tokens_of_peaked_rows_are_listed(temperature, device):
+    """Of top-p .9 at most ten times what is kept, of top-k 1 the ties, of min-p 1 what is within rounding."""
+    logits_RV = rows("peaked", 1000)
+    cuts, _ = cuts_of(logits_RV, device, temperature, True, True)
+    kept = logits_RV[0].double().div(temperature).softmax(-1).sort(descending=True).values.cumsum(-1) < 0.9
+    assert int(cuts[0, 2]) <= 10 * (int(kept.sum()) + 1)
+    assert int(cuts[5, 2]) <= 2 * GROUP
+    assert math.isclose(int(cuts[8, 2]), 1, abs_tol=2)
