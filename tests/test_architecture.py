@@ -118,7 +118,7 @@ RULES = {
         {"torch", "specsim.checkpoint", "specsim.config", "specsim.drafter", "specsim.target", "specsim.shapes"}, set()
     ),
     **dict.fromkeys(
-        ("checkpoint", "display", "files", "plots", "cli", "options", "demo", "accept", "faults", "course"),
+        ("bench", "checkpoint", "display", "files", "plots", "cli", "options", "demo", "accept", "faults", "course"),
         Rule(ANYTHING, BOTH_COLUMNS),
     ),
     "conformance": Rule(ANYTHING | {"specsim.contract"}, BOTH_COLUMNS),
