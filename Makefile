@@ -4,11 +4,12 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$name && break; done)
 WORKERS ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 ARGS ?=
+SUITE ?= round
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help demo test soak lint format notebooks clean
+.PHONY: help demo test soak bench lint format notebooks clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -25,6 +26,9 @@ test: $(INSTALLED) ## every test, on every core; make test ARGS="-k tree" for so
 
 soak: $(INSTALLED) ## 10,000 requests served in random ways, each compared with the same request alone
 	$(BIN)/specsim soak --jobs $(WORKERS) $(ARGS)
+
+bench: $(INSTALLED) ## time the fast column on a GPU; make bench SUITE=kernels for another suite
+	$(BIN)/specsim bench --suite $(SUITE) $(ARGS)
 
 lint: $(INSTALLED) ## ruff's rules and its format
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""The command line: specsim demo, generate, run, soak, accept, diff."""
+"""The command line: specsim demo, generate, run, soak, accept, diff, bench."""
 
 import os
 import sys
@@ -415,6 +415,42 @@ def _diff(given: dict[str, Any]) -> None:
     result = differential.run_grid(name or "one cell", cells, progress=True, **run)
     show(result, stdout_console())
     if result.failures():
+        raise typer.Exit(1)
+
+
+@app.command()
+def bench(
+    suite: Annotated[str, typer.Option(help="What is timed.", metavar="kernels|round|scale|peers")],
+    shape: Annotated[str, typer.Option(help="Of the model, by name or config.json; weights random.")] = "llama-3-8b",
+    only: Annotated[
+        str, typer.Option(help="Groups of rows whose name holds this text.", show_default="all of the suite")
+    ] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="Few points.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="All points of the grid (scale).")] = False,
+    seconds: Annotated[
+        float | None, typer.Option(help="Begin no further row after these.", show_default="the suite's own limit")
+    ] = None,
+    json_file: options.JsonFile = None,
+) -> None:
+    """Time the fast column on a GPU, each figure behind its equality check (exit status 1: one failed)."""
+    _bench(locals())
+
+
+def _bench(given: dict[str, Any]) -> None:
+    from specsim.bench.run import bench as run_suite
+    from specsim.bench.run import check_options
+    from specsim.bench.show import show
+    from specsim.bench.suites import Options
+    from specsim.display import stdout_console
+    from specsim.files import check_writable
+
+    asked = Options(**{name: each for name, each in given.items() if name != "json_file"})
+    check_options(asked)
+    check_writable(given["json_file"])
+    console, line = stdout_console(), options.command("specsim bench", bench, given, without=("json_file",))
+    result = run_suite(asked, line, given["json_file"], console)
+    show(result, console)
+    if not result.passed:
         raise typer.Exit(1)
 
 

@@ -80,7 +80,7 @@ BOTH_COLUMNS = {"specsim.reference", "specsim.fast"}
 TRAINING = {"torch", "numpy", "transformers", "tokenizers", "safetensors", "tqdm", "typer"}
 # The agreeing pair is made in memory, as the loader would have returned it.
 ZOO = TRAINING | {f"specsim.{name}" for name in ("zoo", "checkpoint", "drafter", "target", "metrics")}
-CELLS = {f"specsim.{name}" for name in ("pairwise", "zoo", "checkpoint", "files", "provenance")}
+CELLS = {f"specsim.{name}" for name in ("pairwise", "zoo", "checkpoint", "files", "provenance", "measurements")}
 SOAKED = {f"specsim.{name}" for name in ("invariance", "provenance", "ranks", "soak")}
 ANYTHING = {"*"}  # but a column and specsim.contract, which a rule has to name
 NEVER = {"reference", "fast"}  # a second copy of a column
@@ -106,6 +106,7 @@ RULES = {
     **dict.fromkeys(("scheduler", "ranks"), Rule(ROUNDS, set())),
     "invariance": Rule(ROUNDS, set()),
     "provenance": Rule({"torch"}, set()),
+    "measurements": Rule(set(), set()),
     "soak": Rule(ROUNDS | SOAKED, {"specsim.display", "rich"}),
     "certify": Rule(ROUNDS, BOTH_COLUMNS),
     "serving": Rule(ROUNDS, {"specsim.display", "rich"}),
@@ -119,7 +120,7 @@ RULES = {
         {"torch", "specsim.checkpoint", "specsim.config", "specsim.drafter", "specsim.target", "specsim.shapes"}, set()
     ),
     **dict.fromkeys(
-        ("checkpoint", "display", "files", "plots", "cli", "options", "demo", "accept", "faults", "course"),
+        ("bench", "checkpoint", "display", "files", "plots", "cli", "options", "demo", "accept", "faults", "course"),
         Rule(ANYTHING, BOTH_COLUMNS),
     ),
     "conformance": Rule(ANYTHING | {"specsim.contract"}, BOTH_COLUMNS),

@@ -3,61 +3,57 @@
 python -m specsim.differential.proofs [results of specsim diff --json ...]
 """
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-KEPT = ROOT / "fast" / "measurements"
-START, END = "<!-- proofs -->\n", "<!-- /proofs -->"
+from specsim.measurements import KEPT, ROOT, markdown, measured_on, placed, read, rewrite
+from specsim.measurements import keep as keep_value
+
+__all__ = ["KEPT", "ROOT", "keep", "main", "table", "written"]
+MARK = "proofs"
 HEADINGS = ("grid", "dtype", "cells", "decisions", "undecidable", "mismatches", "largest logprob error")
 
 
 def keep(path: Path) -> Path:
     """Keep what a grid came to, without its cells; a part of a grid is refused."""
-    value = json.loads(path.read_text(encoding="utf-8"))
+    value = read(path)
     if value["cells"] != value["num_cells"]:
         raise ValueError(f"{path} holds {value['cells']} of {value['num_cells']} cells")
     kept = {name: each for name, each in value.items() if name != "results"}
     kept["parted"] = len(value["parted"])
-    KEPT.mkdir(exist_ok=True)
-    target = KEPT / f"diff-{value['grid']}-{value['dtype']}-{value['device']}.json"
-    target.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    return target
+    return keep_value(KEPT / f"diff-{value['grid']}-{value['dtype']}-{value['device']}.json", kept)
 
 
 def table() -> str:
     """The kept results in Markdown, and where they come from."""
-    values = [json.loads(path.read_text(encoding="utf-8")) for path in KEPT.glob("diff-*.json")]
+    values = [read(path) for path in KEPT.glob("diff-*.json")]
     values.sort(key=lambda value: (value["num_cells"], value["dtype"] != "float32"))
-    lines = ["| " + " | ".join(HEADINGS) + " |", "|---" * len(HEADINGS) + "|"]
+    rows = []
     for value in values:
         share = value["undecidable"] / max(1, value["decisions"])
         cells = [value["grid"], value["dtype"], value["cells"], f"{value['decisions']:,}"]
-        cells += [f"{value['undecidable']:,} ({share:.3%})", value["mismatches"], f"{value['max_logprob_error']:.1e}"]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    runs = sorted({_run(value) for value in values})
-    return "\n".join([*lines, "", f"Measured on {'; '.join(runs)} (`fast/measurements/`)."]) + "\n"
-
-
-def _run(value: dict) -> str:
-    versions = value["versions"]
-    return f"one {versions['gpu']}, torch {versions['torch']}, triton {versions['triton']}, {value['date'][:10]}"
+        rows.append(
+            [
+                *cells,
+                f"{value['undecidable']:,} ({share:.3%})",
+                value["mismatches"],
+                f"{value['max_logprob_error']:.1e}",
+            ]
+        )
+    return "\n".join([*markdown(HEADINGS, rows), "", measured_on(values)]) + "\n"
 
 
 def written(readme: str) -> str:
     """The README with the table in its place."""
-    before, _, rest = readme.partition(START)
-    return before + START + table() + END + rest.partition(END)[2]
+    return placed(readme, MARK, table())
 
 
 def main(paths: Sequence[str]) -> None:
     """Keep these results and write the table."""
     for path in paths:
         print(keep(Path(path)))
-    readme = ROOT / "README.md"
-    readme.write_text(written(readme.read_text(encoding="utf-8")), encoding="utf-8")
+    rewrite(MARK, table())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,6 @@
+"""Timings of the fast column on a GPU, each beside its floor and its rivals, none without its equality check."""
+
+from specsim.bench.run import Result, bench
+from specsim.bench.suites import SUITES, Options
+
+__all__ = ["SUITES", "Options", "Result", "bench"]

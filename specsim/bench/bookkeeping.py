@@ -1,0 +1,229 @@
+"""What is left of a round beside the model and the vocabulary: trees, the walk, the commit, what draft-extend reads."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+
+from specsim.bench.contest import Contender, contest
+from specsim.bench.floor import Ceilings, Floor, Part
+from specsim.bench.gate import all_of, equal
+from specsim.bench.judgement import tensors_of
+from specsim.bench.random_trees import agree_with
+from specsim.bench.row import OURS, Asked, Check, Row
+from specsim.bench.verdict import judge_verdict
+from specsim.config import SamplingParams, SpecConfig
+from specsim.phases import Batch, Candidates, Verdict, VerifyInput
+from specsim.pool import KVBuffer, KVLayout, KVPool
+from specsim.target import ModelConfig
+
+REQUESTS, SEQ_LEN, VOCAB_SIZE = 32, 1024, 64
+CONFIG = SpecConfig(topk=8, num_steps=6, num_draft_tokens=64, max_len=2048)
+MOST_US = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A round whose model has just run. expected: the tree by the reference; verdict: of the fast column's walk."""
+
+    batch: Batch
+    pools: KVPool
+    candidates: Candidates
+    bonus_tokens: torch.Tensor
+    locations: torch.Tensor
+    expected: VerifyInput
+    verify_input: VerifyInput
+    logits: torch.Tensor
+    features: torch.Tensor
+    verdict: Verdict
+
+
+def make_round(model: ModelConfig, num_features: int, device: str = "cuda") -> Round:
+    """REQUESTS requests of SEQ_LEN tokens with KV of the model's shape; the target agrees with many drafts.
+
+    Verification has a vocabulary of VOCAB_SIZE tokens, so that what is timed of it is the walk and no pass.
+    """
+    from specsim.fast.verify import verify
+    from specsim.reference import tree
+
+    generator = torch.Generator().manual_seed(0)
+    reserved = CONFIG.reserved_columns(SEQ_LEN)
+    kv = KVBuffer(model.kv_layout, REQUESTS * reserved, torch.bfloat16, device)
+    kv.keys.normal_()
+    kv.values.normal_()
+    pools = KVPool(kv, None, CONFIG.page_size, REQUESTS, CONFIG.reserved_columns(CONFIG.max_len))
+    pools.token_ids.zero_()
+    rows = [pools.open() for _ in range(REQUESTS)]
+    for row in rows:
+        pools.reserve(row, reserved)
+    params = [SamplingParams()] * REQUESTS
+    on_cpu = Batch.of(list(range(REQUESTS)), rows, [SEQ_LEN] * REQUESTS, params, VOCAB_SIZE)
+    columns = SEQ_LEN + torch.arange(CONFIG.num_draft_tokens)
+    locations = pools.req_to_token.cpu()[:, columns]
+    candidates, bonus_tokens = _candidates(generator), torch.zeros(REQUESTS, dtype=torch.int32)
+    expected = tree.build(candidates, bonus_tokens, on_cpu.seq_lens, locations, CONFIG)
+    num_rows, batch = REQUESTS * CONFIG.num_draft_tokens, on_cpu.to(device)
+    logits = torch.randn(num_rows, VOCAB_SIZE, generator=generator).to(device, torch.bfloat16)
+    agree_with(logits, expected, 0.8, generator)
+    verify_input = expected.to(device)
+    features = torch.randn(num_rows, num_features, device=device, dtype=torch.bfloat16)
+    verdict = verify(batch, verify_input, logits, CONFIG, pools)
+    return Round(
+        batch, pools, candidates.to(device), bonus_tokens.to(device), locations.to(device), expected, verify_input,
+        logits, features, verdict,
+    )  # fmt: skip
+
+
+def _candidates(generator: torch.Generator) -> Candidates:
+    """What a drafter proposes whose every row ranks its tokens at random."""
+    from specsim.reference.drafting import child_scores, parent_ids, root_scores
+    from specsim.reference.sampling import topk
+
+    k, steps = CONFIG.topk, CONFIG.num_steps
+
+    def drafts(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+        prob = torch.rand(*shape, VOCAB_SIZE, generator=generator).softmax(-1)
+        return topk(prob * 8, k)
+
+    first, tokens_BK = drafts(REQUESTS)
+    scores_BK = root_scores(first, CONFIG.score)
+    tokens, scores, parents = [tokens_BK], [scores_BK], [torch.arange(-1, k).expand(REQUESTS, -1)]
+    for step in range(steps - 1):
+        prob, ids = drafts(REQUESTS, k)
+        children = child_scores(scores_BK, prob, CONFIG.score).flatten(1)
+        tokens.append(ids.flatten(1))
+        scores.append(children)
+        scores_BK, chosen = topk(children, k)
+        if step < steps - 2:
+            parents.append(parent_ids(step + 1, chosen, k))
+    return Candidates(torch.cat(tokens, 1), torch.cat(scores, 1), torch.cat(parents, 1))
+
+
+def bookkeeping_rows(model: ModelConfig, num_features: int, ceilings: Ceilings) -> Iterator[Row]:
+    """Each piece, then all of them one after the other."""
+    case = make_round(model, num_features)
+    accepted = float(case.verdict.num_accepted_drafts.float().mean())
+    setting = {"requests": REQUESTS, "nodes": CONFIG.num_draft_tokens, "L": SEQ_LEN}
+    notes = [f"{accepted:.1f} drafts accepted a request", "inputs lie in the L2 cache, as they do in a round"]
+    checks, runs, total = [], [], Floor(())
+    for name, run, judge, floor in _pieces(case):
+        judged = _once(judge)
+        checks.append(judged)
+        runs.append(run)
+        total += floor
+        yield contest(name, setting, [Contender(OURS, run, judged)], floor, ceilings, notes=notes)
+
+    def everything(index: int) -> None:
+        for run in runs:
+            run(index)
+
+    def asks(times, floor, ceilings) -> list[Asked]:
+        return [Asked("us in all", times[OURS], MOST_US)]
+
+    def judge(_) -> Check:
+        return all_of("each of them, as above", *(judged(None) for judged in checks))
+
+    name = "all that is neither model nor vocabulary"
+    yield contest(name, setting, [Contender(OURS, everything, judge)], total, ceilings, asks=asks, notes=notes)
+
+
+def _once(judge: Callable) -> Callable:
+    """A judge that judges what it is given first: a second run of a commit would find its own work."""
+    found = []
+
+    def judged(output) -> Check:
+        if not found:
+            found.append(judge(output))
+        return found[0]
+
+    return judged
+
+
+def _pieces(case: Round) -> Iterator[tuple[str, Callable, Callable, Floor]]:
+    """(name, run, judge, floor), in the order of a round; a piece is judged before the next one runs."""
+    from specsim.fast import kv, tree
+    from specsim.fast.extend import draft_extend_input
+    from specsim.fast.verify import verify
+
+    batch, pools = case.batch, case.pools
+
+    def build(_) -> VerifyInput:
+        locations = kv.tree_locations(batch, CONFIG, pools)
+        return tree.build(case.candidates, case.bonus_tokens, batch.seq_lens, locations, CONFIG)
+
+    yield "selection and tree", build, lambda found: _same("the reference's tree", found, case.expected), Floor(())
+
+    def walk(_) -> Verdict:
+        return verify(batch, case.verify_input, case.logits, CONFIG, pools)
+
+    def judge_walk(found: Verdict) -> Check:
+        given = batch, case.verify_input, case.logits, CONFIG, pools.token_ids
+        return judge_verdict(*given, found, range(REQUESTS))
+
+    yield f"walk (verify, V={VOCAB_SIZE})", walk, judge_walk, Floor(())
+    before = SimpleNamespace(target=_copy(pools.target), slots=pools.slots)
+
+    def commit(_) -> None:
+        kv.commit(batch, case.verify_input.cache_locations, case.verdict, pools)
+
+    yield "commit", commit, lambda _: _judge_commit(case, before), _commit_floor(case)
+
+    def prepare(_):
+        tables = pools.req_to_token
+        return draft_extend_input(batch, case.verdict, case.features, tables, CONFIG.max_len, CONFIG.extend)
+
+    yield "draft-extend preparation", prepare, lambda found: _judge_extend(case, found), _extend_floor(case)
+
+
+def _same(what: str, found, expected) -> Check:
+    names = tensors_of(expected)
+    return equal(what, tensors_of(found), {name: each for name, each in names.items() if "candidates" not in name})
+
+
+def _copy(kv: KVBuffer) -> KVBuffer:
+    layers, slots, heads, size = kv.keys.shape
+    copy = KVBuffer(KVLayout(layers, heads, size), slots, kv.keys.dtype, kv.keys.device)
+    copy.copy_(kv)
+    return copy
+
+
+def _judge_commit(case: Round, before) -> Check:
+    """All slots of all layers as the reference's commit leaves them, and the recorded tokens."""
+    from specsim.reference.kv import commit
+
+    commit(case.batch, case.verify_input.cache_locations, case.verdict.accept_index, before)
+    ours = case.pools.target
+    differing = sum(
+        int((mine.view(torch.int16) != theirs.view(torch.int16)).sum())
+        for kind in ("keys", "values")
+        for mine, theirs in zip(getattr(ours, kind), getattr(before.target, kind), strict=True)
+    )
+    wrong, tokens = "", case.pools.token_ids.cpu()
+    for row, (length, path) in enumerate(
+        zip(case.batch.seq_lens.tolist(), case.verdict.accepted_tokens(), strict=True)
+    ):
+        if tokens[row, length + 1 : length + 1 + len(path)].tolist() != path:
+            wrong = wrong or f"tokens of request {row}"
+    return Check("KV of every slot bit for bit, and the tokens", float(differing), 0, wrong)
+
+
+def _judge_extend(case: Round, found) -> Check:
+    from specsim.reference.extend import draft_extend_input
+
+    on_cpu = case.batch.to("cpu"), case.verdict.to("cpu"), case.features.cpu(), case.pools.req_to_token.cpu()
+    return _same("the reference's rows", found, draft_extend_input(*on_cpu, CONFIG.max_len, CONFIG.extend))
+
+
+def _commit_floor(case: Round) -> Floor:
+    """Keys and values of the drafts that are not in their place already, read and written."""
+    path = case.verdict.accept_index.cpu()
+    nodes = torch.where(path >= 0, path % CONFIG.num_draft_tokens, -1)
+    moved = int(((nodes >= 0) & (nodes != torch.arange(path.shape[1]))).sum())
+    numbers = case.pools.target.keys[:, 0].numel() * 2 * moved
+    return Floor((Part("KV of accepted drafts, read", numbers), Part("KV of accepted drafts, written", numbers)))
+
+
+def _extend_floor(case: Round) -> Floor:
+    size = 2 * REQUESTS * (CONFIG.num_steps + 1) * case.features.shape[1]
+    return Floor((Part("features, read", size), Part("features, written", size)))

@@ -1,0 +1,98 @@
+"""Times on a GPU: graphs of many launches over inputs that no cache holds, and what the device does at its best."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from specsim.bench.floor import Ceilings
+from specsim.bench.row import Timing
+
+LEAST_LAUNCHES = 32  # of one graph, so that a replay is much longer than what an event costs
+MOST_COPIES = 64
+_NUMBERS = 2**30  # of four bytes
+
+
+def timing(samples_us: list[float]) -> Timing:
+    """Median and spread of samples."""
+    median = statistics.median(samples_us)
+    if len(samples_us) < 4:
+        return Timing(median, 100 * (max(samples_us) - min(samples_us)) / median, len(samples_us))
+    low, _, high = statistics.quantiles(samples_us, n=4)
+    return Timing(median, 100 * (high - low) / median, len(samples_us))
+
+
+def copies_of(input_bytes: int) -> int:
+    """How many different inputs an operation has to be given in turn for its L2 cache to hold none of them."""
+    cache = torch.cuda.get_device_properties(0).L2_cache_size
+    return max(2, min(MOST_COPIES, -(-4 * cache // max(1, input_bytes))))
+
+
+def replayed(replay: Callable[[], None], samples: int, parts: int = 1) -> Timing:
+    """Time between events around each replay, a share of it if one holds several equal parts."""
+    for _ in range(2):
+        replay()
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(samples)]
+    for start, end in events:
+        start.record()
+        replay()
+        end.record()
+    torch.cuda.synchronize()
+    return timing([1e3 * start.elapsed_time(end) / parts for start, end in events])
+
+
+def launched(run: Callable[[int], Any], copies: int, samples: int, least: int = LEAST_LAUNCHES) -> Timing:
+    """Time of one `run(i)`, i in turn 0 to copies - 1, launched at least so often from a graph."""
+    from specsim.fast.graph import capture
+
+    repeats = -(-least // copies)
+
+    def work() -> None:
+        for _ in range(repeats):
+            for index in range(copies):
+                run(index)
+
+    graph = capture(work, torch.device("cuda"))
+    return replayed(graph.replay, samples, repeats * copies)
+
+
+def walled(run: Callable[[], Any], samples: int, parts: int = 1) -> Timing:
+    """Wall-clock time of a call until the device is done, a share of it if it has several equal parts."""
+    found = []
+    for _ in range(samples):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        found.append(1e6 * (time.perf_counter() - start) / parts)
+    return timing(found)
+
+
+def measure_ceilings(samples: int = 15) -> Ceilings:
+    """The best of some plain kernels: a sum over memory, a copy, a product of two matrices of random numbers.
+
+    Of four gigabytes L2 keeps less than a fiftieth from one pass to the next.
+    """
+    numbers = torch.randint(-(2**31), 2**31 - 1, (_NUMBERS,), dtype=torch.int32, device="cuda")
+    read, copy = _read_rate(numbers, samples), torch.empty_like(numbers)
+    copied = launched(lambda _: torch.neg(numbers, out=copy), 1, samples, 2)  # a kernel: copy_ need not be one
+    size = 8192
+    left, right = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    product = replayed(lambda: torch.mm(left, right), samples)
+    dense = 2e6 * size**3 / product.median_us
+    return Ceilings(read=read, copy=2e6 * numbers.nbytes / copied.median_us, dense=dense)
+
+
+def _read_rate(numbers: torch.Tensor, samples: int) -> float:
+    from specsim.bench.bandwidth import TILES, partial_sums
+
+    expected, times = numbers.sum(), []
+    for tile, tiles, warps in TILES:
+        found = partial_sums(numbers, tile, tiles, warps).sum()
+        if (found - expected) % 2**32:
+            raise ArithmeticError("the sum over memory that measures read bandwidth is wrong")
+        run = lambda _, shape=(tile, tiles, warps): partial_sums(numbers, *shape)  # noqa: E731
+        times.append(launched(run, 1, samples, 2).median_us)
+    return 1e6 * numbers.nbytes / min(times)

@@ -1,0 +1,129 @@
+"""An independent forward in plain torch, to judge a round by: no kernel of ours, no page, no graph.
+
+Weights are cast tensor by tensor, so that a model of bf16 runs in float32 beside itself.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import silu
+
+from specsim.checkpoint import Pair
+
+Prefix = Callable[[int], tuple[torch.Tensor, torch.Tensor]]  # of a layer, keys and values [C, KV heads, D]
+
+
+class Cast(Mapping):
+    """Tensors by name, each in `dtype` when it is asked for."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype):
+        self._tensors, self._dtype = tensors, dtype
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor = self._tensors[name]
+        return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of one request. seen: bool [R, C + R], which columns of the prefix and which rows each row sees."""
+
+    positions: torch.Tensor
+    seen: torch.Tensor
+
+    @classmethod
+    def causal(cls, count: int, device: torch.device | str) -> "Rows":
+        """A text from its beginning."""
+        seen = torch.ones(count, count, dtype=torch.bool, device=device).tril()
+        return cls(torch.arange(count, device=device), seen)
+
+    @classmethod
+    def tree(cls, prefix_len: int, positions: torch.Tensor, mask: torch.Tensor, with_prompt: bool) -> "Rows":
+        """Nodes behind a prefix, which is either rows itself or KV that is given."""
+        nodes = len(mask)
+        behind = torch.cat([torch.ones(nodes, prefix_len, dtype=torch.bool, device=mask.device), mask], dim=1)
+        if not with_prompt:
+            return cls(positions, behind)
+        prompt = cls.causal(prefix_len, mask.device)
+        above = torch.nn.functional.pad(prompt.seen, (0, nodes), value=False)
+        return cls(torch.cat([prompt.positions, positions]), torch.cat([above, behind]))
+
+
+def target_forward(
+    pair: Pair, ids: torch.Tensor, rows: Rows, dtype: torch.dtype, last: int, prefix: Prefix | None = None,
+    feature_layers: tuple[int, ...] = (),
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(logits [last, V] of the last rows, features [R, F]: what enters the feature layers) in dtype."""
+    from specsim.reference.layers import Weights, rms_norm
+
+    model, tensors = pair.target.config, Cast(pair.target.tensors, dtype)
+    weights, eps = Weights(tensors), model.rms_norm_eps
+    hidden = pair.target.tensors["model.embed_tokens.weight"][ids].to(dtype)
+    entering = {}
+    for layer in range(model.num_layers):
+        entering[layer] = hidden if layer in feature_layers else None
+        own = weights.under(f"model.layers.{layer}")
+        normed = rms_norm(hidden, own["input_layernorm.weight"], eps)
+        past = None if prefix is None else prefix(layer)
+        hidden = _layer(hidden, normed, own, model, rows, model.window(layer), past)
+    normed = rms_norm(hidden[-last:], weights["model.norm.weight"], eps)
+    features = [entering[layer] for layer in feature_layers]
+    return normed @ weights["lm_head.weight"].T, torch.cat(features, dim=-1) if features else hidden
+
+
+def eagle3_forward(pair: Pair, ids: torch.Tensor, features: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The hidden state [H] that an EAGLE-3 head hands on at the last of these rows; a row's feature is one behind."""
+    from specsim.reference.layers import Weights, rms_norm
+
+    config, tensors = pair.drafter.config, Cast(pair.drafter.tensors, dtype)
+    model, weights, eps = config.model, Weights(tensors), config.model.rms_norm_eps
+    own = pair.drafter.tensors.get("embed_tokens.weight", pair.target.tensors["model.embed_tokens.weight"])
+    hidden, layer = weights.project(features.to(dtype), "fc"), weights.under("midlayer")
+    embedded = rms_norm(own[ids].to(dtype), layer["input_layernorm.weight"], eps)
+    normed = rms_norm(hidden, layer["hidden_norm.weight"], eps)
+    residual = normed if config.norm_before_residual else hidden
+    both, rows = torch.cat([embedded, normed], dim=-1), Rows.causal(len(ids), ids.device)
+    return _layer(residual, both, layer, model, rows, model.window(0), None)[-1]
+
+
+def _layer(residual, normed, weights, model, rows: Rows, window: int | None, past) -> torch.Tensor:
+    from specsim.reference.layers import rms_norm
+
+    hidden = residual + _attention(normed, weights.under("self_attn"), model, rows, window, past)
+    normed, mlp = rms_norm(hidden, weights["post_attention_layernorm.weight"], model.rms_norm_eps), weights.under("mlp")
+    return hidden + mlp.project(silu(mlp.project(normed, "gate_proj")) * mlp.project(normed, "up_proj"), "down_proj")
+
+
+def _attention(normed, weights, model, rows: Rows, window: int | None, past) -> torch.Tensor:
+    """Softmax attention of all rows at once, a group of query heads over one key head."""
+    from specsim.reference.layers import inverse_frequencies, rms_norm, rotate
+
+    query, key, value = (weights.project(normed, f"{part}_proj").unflatten(-1, (-1, model.head_dim)) for part in "qkv")
+    if weights.get("q_norm.weight") is not None:
+        query = rms_norm(query, weights["q_norm.weight"], model.rms_norm_eps)
+        key = rms_norm(key, weights["k_norm.weight"], model.rms_norm_eps)
+    inverse = inverse_frequencies(model).to(normed.device)
+    query, key = rotate(query, rows.positions, inverse), rotate(key, rows.positions, inverse)
+    if past is not None:
+        key, value = (torch.cat([part.to(own.dtype), own]) for part, own in zip(past, (key, value), strict=True))
+    grouped = query.unflatten(1, (model.num_kv_heads, -1)).permute(1, 2, 0, 3).flatten(1, 2)  # a head's group as rows
+    scores = grouped @ key.permute(1, 2, 0) * model.head_dim**-0.5
+    scores = scores.unflatten(1, (-1, len(normed))).masked_fill(~_in_window(rows, window, len(key)), -torch.inf)
+    attended = scores.softmax(-1).flatten(1, 2) @ value.transpose(0, 1)
+    attended = attended.unflatten(1, (-1, len(normed))).permute(2, 0, 1, 3).flatten(1)
+    return weights.project(attended, "o_proj")
+
+
+def _in_window(rows: Rows, window: int | None, columns: int) -> torch.Tensor:
+    """What is seen at all and stands among the last `window` positions."""
+    if window is None:
+        return rows.seen
+    before = torch.arange(columns - len(rows.positions), device=rows.positions.device)
+    return rows.seen & (rows.positions[:, None] - torch.cat([before, rows.positions]) < window)

@@ -1,0 +1,70 @@
+"""What the host does of a round: how long, how many launches, and that it never waits for the device."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from specsim.bench.clock import timing
+from specsim.bench.gate import all_of
+from specsim.bench.row import OURS, Asked, Check, Row, Timing
+from specsim.bench.scene import Scene
+
+CONSECUTIVE = 8  # rounds, one enqueued behind the other
+MOST_HOST_US = 100.0
+
+
+def host_row(name: str, setting: Mapping[str, Any], scene: Scene, judged: Check) -> Row:
+    """What the host does of a round that was judged: its time until all is enqueued, and that it never waits."""
+    check = all_of("the round's own check, and that the host never waits", judged, _without_waiting(scene))
+    timings, asked, notes = {}, (), ()
+    if check.passed:
+        timings[OURS], first = host_times(scene)
+        asked = (Asked("host time, us", timings[OURS].median_us, MOST_HOST_US),)
+        notes = (f"{first:.0f} us after an idle device",)
+    return Row(name, setting, {OURS: check}, timings, asked=asked, notes=notes)
+
+
+def _without_waiting(scene: Scene) -> Check:
+    """CONSECUTIVE rounds under torch's sync debug mode, which raises where the host would wait for the device."""
+    what = f"no synchronisation in {CONSECUTIVE} consecutive rounds (torch's sync debug mode)"
+    scene.rounds(CONSECUTIVE)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        scene.rounds(CONSECUTIVE)
+    except RuntimeError as error:
+        return Check(what, 1, 0, str(error).strip().splitlines()[0])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    return Check(what, 0, 0)
+
+
+def host_times(scene: Scene, samples: int = 15) -> tuple[Timing, float]:
+    """Wall-clock time until a round is enqueued, of all but the first after the device was idle; and of the first."""
+    first, others = [], []
+    for _ in range(samples):
+        torch.cuda.synchronize()
+        before = time.perf_counter()
+        for place, _ in enumerate(scene.following(CONSECUTIVE)):
+            now = time.perf_counter()
+            (others if place else first).append(1e6 * (now - before))
+            before = now
+    torch.cuda.synchronize()
+    return timing(others), timing(first).median_us
+
+
+def launches(scene: Scene) -> tuple[float, float]:
+    """(graph launches, other launches and copies) a round, as torch's profiler counts calls of the CUDA runtime."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        scene.rounds(CONSECUTIVE)
+        torch.cuda.synchronize()
+    counts = {event.key: event.count for event in profiler.key_averages()}
+    graphs = sum(count for key, count in counts.items() if key.startswith(("cudaGraphLaunch", "cuGraphLaunch")))
+    kinds = ("cudaLaunchKernel", "cuLaunchKernel", "cudaMemcpy", "cudaMemset")
+    others = sum(count for key, count in counts.items() if key.startswith(kinds))
+    return graphs / CONSECUTIVE, others / CONSECUTIVE

@@ -1,0 +1,69 @@
+"""The matrix products of a model's layers at the row counts of decoding and verification."""
+
+from collections.abc import Iterator
+
+import torch
+from torch.nn.functional import linear as library_linear
+
+from specsim.bench.clock import copies_of
+from specsim.bench.contest import Contender, contest
+from specsim.bench.floor import Ceilings, Floor, Part
+from specsim.bench.gate import within
+from specsim.bench.row import OURS, Check, Row
+from specsim.target import ModelConfig
+
+ROWS, FEW_ROWS = (1, 8, 16, 64), (1, 64)
+
+
+def shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
+    """(outputs, inputs) of the products that one forward consists of, projections of the same input as one."""
+    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    return {
+        "qkv": (queries + 2 * keys, model.hidden_size),
+        "o": (model.hidden_size, queries),
+        "gate-up": (2 * model.intermediate_size, model.hidden_size),
+        "down": (model.hidden_size, model.intermediate_size),
+        "lm_head": (model.vocab_size, model.hidden_size),
+    }
+
+
+def linear_rows(model: ModelConfig, ceilings: Ceilings, quick: bool) -> Iterator[Row]:
+    """Every product against torch's; both within the same budget of float64."""
+    from specsim.fast.linear import linear
+    from specsim.fast.rows import Rows
+
+    def ours(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return linear(Rows(x), weight)
+
+    for name, (outputs, inputs) in shapes(model).items():
+        copies = copies_of(2 * outputs * inputs)
+        weights = [torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16) * 0.02 for _ in range(copies)]
+        for rows in FEW_ROWS if quick else ROWS:
+            x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
+            judge = judge_product(x, weights[0])
+            contenders = [
+                Contender(who, lambda index, run=run, x=x, weights=weights: run(x, weights[index]), judge)
+                for who, run in ((OURS, ours), ("torch linear", library_linear))
+            ]
+            setting = {"rows": rows, "outputs": outputs, "inputs": inputs}
+            yield contest(f"linear {name}", setting, contenders, product_floor(rows, outputs, inputs), ceilings, copies)
+
+
+def product_floor(rows: int, outputs: int, inputs: int) -> Floor:
+    """The weight, the rows and their products, bf16."""
+    parts = Part("weight", 2 * outputs * inputs), Part("rows", 2 * rows * inputs), Part("products", 2 * rows * outputs)
+    return Floor(parts, 2 * rows * outputs * inputs)
+
+
+def judge_product(x: torch.Tensor, weight: torch.Tensor):
+    """A product of these, bf16, against float64: half a unit in the last place twice, of the entry and of its scale.
+
+    The second leaves room for a library that adds parts of a sum in bf16; one missing summand in a thousand exceeds it.
+    """
+    exact = torch.cat([x.double() @ part.double().T for part in weight.split(16384)], dim=1)
+    budget = 2**-8 * (exact.abs() + exact.square().mean().sqrt())
+
+    def judge(found: torch.Tensor) -> Check:
+        return within("products against float64", found, exact, budget)
+
+    return judge

@@ -1,0 +1,65 @@
+"""What each graph mode gains over the one before it: rounds of the shipped pair at one request."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+
+import torch
+
+from specsim.bench.clock import walled
+from specsim.bench.row import OURS, Asked, Check, Row
+from specsim.bench.scene import Scene, prefilled, tree_of
+from specsim.checkpoint import Pair, load
+from specsim.config import SpecConfig
+from specsim.generation import load_engine
+from specsim.zoo import load_prompts
+
+MODES = ("eager", "step", "phase", "round")
+EAGLE3 = SpecConfig(topk=4, num_steps=3, num_draft_tokens=8)
+ROUNDS, SAMPLES = 16, 9
+
+
+def mode_rows() -> Iterator[Row]:
+    """Plain decoding and the graph modes in float32 at one request, each against the mode before it."""
+    pair = load()
+    prompt = pair.tokenizer.encode(load_prompts()[0]["text"])
+    plain = _scene(replace(pair, drafter=None), SpecConfig.plain(), "round", prompt)
+    expected, times = _accepted(plain, ROUNDS * 4), {}
+    yield _mode_row("plain", plain, expected, expected, times)
+    first = None
+    for mode in MODES:
+        scene = _scene(pair, EAGLE3, mode, prompt)
+        found = _accepted(scene, ROUNDS)
+        first = first or found
+        yield _mode_row(mode, scene, found, expected, times, first)
+
+
+def _scene(pair: Pair, config: SpecConfig, mode: str, prompt: Sequence[int], **options) -> Scene:
+    return prefilled(pair, load_engine(pair, config, "fast", torch.float32, "cuda", mode, 1, **options), [prompt])
+
+
+def _accepted(scene: Scene, rounds: int) -> list[list[int]]:
+    """The tokens of each of so many rounds."""
+    return [verdict.accepted_tokens()[0] for verdict in scene.following(rounds)]
+
+
+def _mode_row(mode: str, scene: Scene, found, plain, times: dict[str, float], first=None) -> Row:
+    """Rounds that follow each other until the device is done, a round's share; tokens are plain decoding's."""
+    tokens = list(chain.from_iterable(found))
+    reference = list(chain.from_iterable(plain))[: len(tokens)]
+    what = "tokens of plain decoding" + (" and rounds of the first mode" if first else "")
+    same = tokens[: len(reference)] == reference and (first is None or found == first)
+    check = Check(what, float(not same), 0, "" if same else f"{tokens[:8]}…, not {reference[:8]}…")
+    timings, asked = {}, []
+    if check.passed:
+        timings[OURS] = walled(lambda: scene.rounds(ROUNDS), SAMPLES, ROUNDS)
+        slower = next(iter(reversed([each for each in times if each != "plain"])), None)
+        if slower:
+            asked.append(Asked(f"time / {slower}", timings[OURS].median_us / times[slower], 1.0))
+        times[mode] = timings[OURS].median_us
+    per_round = len(tokens) / len(found)
+    notes = (f"{per_round:.2f} tokens a round",)
+    if timings:
+        notes += (f"{timings[OURS].median_us / per_round:.0f} us a token",)
+    setting = {"graph": "round" if mode == "plain" else mode, "tree": tree_of(scene.engine.config), "dtype": "float32"}
+    return Row(f"shipped pair, {mode}", setting, {OURS: check}, timings, asked=tuple(asked), notes=notes)

@@ -1,0 +1,48 @@
+"""Trees of random form, and logits under which they are walked some way."""
+
+import torch
+
+from specsim.phases import VerifyInput
+
+
+def random_parents(requests: int, nodes: int, depth: int, generator: torch.Generator) -> list[list[int]]:
+    """Parents of each tree's nodes: any earlier node above that depth, -1 for the root."""
+    trees = []
+    for _ in range(requests):
+        parents, depths = [-1], [0]
+        for _ in range(1, nodes):
+            above = [node for node, its_depth in enumerate(depths) if its_depth < depth]
+            parents.append(above[int(torch.randint(len(above), (1,), generator=generator))])
+            depths.append(depths[parents[-1]] + 1)
+        trees.append(parents)
+    return trees
+
+
+def tree_input(
+    parents: list[list[int]], seq_lens: torch.Tensor, draft_tokens: torch.Tensor, cache_locations: torch.Tensor
+) -> VerifyInput:
+    """The verify input of these trees, on the CPU; draft_tokens, cache_locations: [B, N]."""
+    from specsim.reference.tree import depths_of, links, visibility
+
+    all_links, shape = [links(own) for own in parents], draft_tokens.shape
+    return VerifyInput(
+        draft_tokens=draft_tokens.long(),
+        parents=torch.tensor(parents),
+        scores=torch.ones(shape),
+        positions=(seq_lens.cpu()[:, None] + torch.tensor([depths_of(own) for own in parents])).flatten(),
+        mask=torch.stack([visibility(own) for own in parents]),
+        retrieve_index=torch.arange(draft_tokens.numel()).view(shape),
+        retrieve_next_token=torch.tensor([first for first, _ in all_links]),
+        retrieve_next_sibling=torch.tensor([sibling for _, sibling in all_links]),
+        cache_locations=cache_locations.flatten(),
+    )
+
+
+def agree_with(logits_RV: torch.Tensor, verify_input: VerifyInput, share: float, generator: torch.Generator) -> None:
+    """Make the first child of so many of the nodes the likeliest token there, in place."""
+    tokens, first = verify_input.draft_tokens.cpu(), verify_input.retrieve_next_token.cpu()
+    chosen = (first >= 0) & (torch.rand(first.shape, generator=generator) < share)
+    rows = chosen.flatten().nonzero()[:, 0]
+    wanted = tokens.gather(1, first.clamp(min=0)).flatten()[rows]
+    rows, wanted = rows.to(logits_RV.device), wanted.to(logits_RV.device)
+    logits_RV[rows, wanted] = logits_RV[rows].amax(dim=1) + 1

@@ -1,0 +1,189 @@
+"""Whole rounds of a model of real shape with random weights: device time, host time, launches, synchronisations."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+
+import torch
+
+from specsim.bench.clock import replayed
+from specsim.bench.contest import Contender, at_floor, contest, nothing_asked
+from specsim.bench.floor import Ceilings, forward_floor, round_floor
+from specsim.bench.gate import all_of, equal
+from specsim.bench.host import CONSECUTIVE, host_row, launches
+from specsim.bench.judgement import judge_round
+from specsim.bench.row import OURS, Asked, Check, Row, Timing
+from specsim.bench.scene import Scene, prefilled, random_prompts, stacked, tree_of
+from specsim.checkpoint import Pair
+from specsim.config import SpecConfig
+from specsim.generation import load_engine
+from specsim.shapes import random_pair
+from specsim.synthetic import SyntheticAcceptance
+
+SEQ_LEN = 1024
+MOST_REQUESTS = 16
+RATES = (0.8, 0.6, 0.4)  # of synthetic acceptance, by position
+MOST_LAUNCHES = 1.0
+RANDOM = "random weights: no draft but chance is accepted, which changes what is committed, not what is read"
+PLAIN, EAGLE3 = SpecConfig.plain(), SpecConfig(topk=4, num_steps=3, num_draft_tokens=8)
+# Setting, temperature, and the asked limit of time over floor.
+ROUNDS = (
+    ("plain decode", PLAIN, 0.0, 1.20),
+    ("EAGLE-3 round", EAGLE3, 0.0, 1.30),
+    ("EAGLE-3 round, T=1", EAGLE3, 1.0, None),
+)
+FORWARDS = ((8, 1.25), (64, 1.40))  # draft tokens and limit of verify forwards
+
+
+def round_rows(shape: str, ceilings: Ceilings, quick: bool) -> Iterator[Row]:
+    """Rounds at one request of SEQ_LEN tokens, on the device and on the host."""
+    pair = stacked(random_pair(shape, "cuda", torch.bfloat16))
+    for name, config, temperature, limit in ROUNDS[: 2 if quick else None]:
+        scene = scene_of(pair, config, temperature)
+        row = round_row(name, scene, ceilings, limit)
+        yield row
+        yield host_row(f"{name}, host", row.setting, scene, row.checks[OURS])
+        del scene
+        torch.cuda.empty_cache()
+    if not quick:
+        yield synthetic_row(pair, ceilings)
+
+
+def forward_rows(shape: str, ceilings: Ceilings) -> Iterator[Row]:
+    """Verify forwards alone."""
+    pair = stacked(random_pair(shape, "cuda", torch.bfloat16))
+    for nodes, limit in FORWARDS:
+        yield forward_row(pair, nodes, ceilings, limit)
+        torch.cuda.empty_cache()
+
+
+def invariance_rows(shape: str, quick: bool) -> Iterator[Row]:
+    """What batch_invariant costs a round, alone and in company."""
+    pair = stacked(random_pair(shape, "cuda", torch.bfloat16))
+    for requests in (1,) if quick else (1, MOST_REQUESTS):
+        yield invariance_row(pair, requests)
+        torch.cuda.empty_cache()
+
+
+def scene_of(pair: Pair, config: SpecConfig, temperature: float = 0.0, requests: int = 1, **options) -> Scene:
+    """Requests of SEQ_LEN random tokens behind a real prefill, one graph a round."""
+    plain = replace(pair, drafter=None) if config.is_plain else pair
+    engine = load_engine(plain, config, "fast", torch.bfloat16, "cuda", "round", requests, **options)
+    prompts = random_prompts(MOST_REQUESTS, SEQ_LEN, pair.target.config.vocab_size)[:requests]
+    return prefilled(plain, engine, prompts, temperature, options)
+
+
+def round_row(name: str, scene: Scene, ceilings: Ceilings, limit: float | None) -> Row:
+    """Device time a round of several that follow each other, what lies between two graphs included."""
+    config, pair = scene.engine.config, scene.pair
+    floor = round_floor(pair.target.config, pair.drafter and pair.drafter.config, config, scene.batch.size, SEQ_LEN)
+    judge = cache(lambda _: judge_round(scene))
+    us = Contender(OURS, lambda _: None, judge, lambda: consecutive(scene))
+    alone = Contender(f"{OURS}, the graph alone", lambda _: None, judge, lambda: replayed(scene.replay, 30))
+    setting = {"requests": scene.batch.size, "tree": tree_of(config), "L": SEQ_LEN}
+    asks = at_floor("time / floor", limit) if limit else nothing_asked
+    return contest(name, setting, (us, alone), floor, ceilings, asks=asks, notes=[RANDOM])
+
+
+def synthetic_row(pair: Pair, ceilings: Ceilings) -> Row:
+    """The EAGLE-3 round where a schedule decides what is accepted: what a token costs at these rates."""
+    acceptance = SyntheticAcceptance(RATES)
+    scene = scene_of(pair, EAGLE3, acceptance=acceptance)
+    row = round_row("EAGLE-3 round, synthetic acceptance", scene, ceilings, None)
+    counts = [float(verdict.num_accepted_tokens[0]) for verdict in scene.following(3 * CONSECUTIVE)]
+    accepted = sum(counts) / len(counts)
+    notes = (f"acceptance: {acceptance}: not the target's, nor are the tokens", f"{accepted:.2f} tokens a round")
+    if OURS in row.timings:
+        notes += (f"{row.ours_us / accepted:,.0f} us a token",)
+    return replace(row, notes=(*row.notes[1:], *notes))
+
+
+def consecutive(scene: Scene, samples: int = 15) -> Timing:
+    """Time between events around CONSECUTIVE rounds, a round's share of it."""
+    return replayed(lambda: scene.rounds(CONSECUTIVE), samples, CONSECUTIVE)
+
+
+def launch_rows(shape: str) -> Iterator[Row]:
+    """What a profile says the host launches a round. Last of all: a profiler that has run once slows later launches."""
+    pair = stacked(random_pair(shape, "cuda", torch.bfloat16))
+    for name, config, temperature, _ in ROUNDS[:2]:
+        scene = scene_of(pair, config, temperature)
+        check, asked, notes = judge_round(scene), (), ()
+        if check.passed:
+            graphs, others = launches(scene)
+            asked = (Asked("graph launches a round", graphs, MOST_LAUNCHES),)
+            notes = (f"beside it {others:g} launches and copies",)
+        setting = {"requests": 1, "tree": tree_of(config), "L": SEQ_LEN}
+        yield Row(f"{name}, launches", setting, {OURS: check}, asked=asked, notes=notes)
+
+
+def forward_row(pair: Pair, nodes: int, ceilings: Ceilings, limit: float) -> Row:
+    """The target's forward over a tree, its logits included: what verification costs without the rest of a round.
+
+    Timed from a graph of its own; the round it is part of is judged, and its logits are that round's bit for bit.
+    """
+    from specsim.fast.graph import capture
+    from specsim.fast.metadata import tree_metadata
+
+    steps, topk = (3, 4) if nodes <= 8 else (6, 8)
+    scene = scene_of(pair, SpecConfig(topk=topk, num_steps=steps, num_draft_tokens=nodes))
+    engine, output = scene.engine, scene.round()
+    verify_input, logits = output.verify_input, {"logits": output.verify_output.target_logits}
+
+    @torch.inference_mode()
+    def forward() -> torch.Tensor:
+        metadata = tree_metadata(scene.batch, verify_input, scene.pools)
+        ids, features = verify_input.draft_tokens.view(-1), engine.drafter.feature_layers
+        hidden, _ = engine.target.forward(ids, metadata, scene.pools.target, features)
+        return engine.target.logits(hidden)
+
+    def judge(found: torch.Tensor) -> Check:
+        round_ = judge_round(scene)
+        return all_of(round_.what, round_, equal("the round's logits, bit for bit", {"logits": found}, logits))
+
+    def time_it() -> Timing:
+        graph = capture(forward, torch.device("cuda"))
+        return replayed(graph.replay, 30)
+
+    floor = forward_floor(pair.target.config, 1, nodes, SEQ_LEN)
+    us = Contender(OURS, lambda _: forward(), judge, time_it)
+    setting = {"requests": 1, "nodes": nodes, "L": SEQ_LEN}
+    return contest("verify forward", setting, (us,), floor, ceilings, asks=at_floor("time / floor", limit))
+
+
+def invariance_row(pair: Pair, requests: int) -> Row:
+    """What it costs that a request's results do not depend on its company: the round with that option and without.
+
+    Judged as any round, and the first request in company against itself alone, bit for bit.
+    """
+    scenes = {
+        OURS: scene_of(pair, EAGLE3, requests=requests, batch_invariant=True),
+        f"{OURS}, without the option": scene_of(pair, EAGLE3, requests=requests),
+    }
+    checks = {name: judge_round(scene) for name, scene in scenes.items()}
+    if requests > 1:
+        alone, company = (
+            _first_request(scene) for scene in (scene_of(pair, EAGLE3, batch_invariant=True), scenes[OURS])
+        )
+        same = equal("alone and in company bit for bit", company, alone)
+        checks[OURS] = all_of(f"{checks[OURS].what}; {same.what}", checks[OURS], same)
+    timings = {name: consecutive(scene) for name, scene in scenes.items() if checks[name].passed}
+    notes = [RANDOM]
+    if len(timings) == len(scenes):
+        with_it, without = (timing.median_us for timing in timings.values())
+        notes.append(f"the option costs {with_it / without - 1:+.1%}")
+    setting = {"requests": requests, "tree": tree_of(EAGLE3), "L": SEQ_LEN}
+    return Row("EAGLE-3 round, batch-invariant", setting, checks, timings, notes=tuple(notes))
+
+
+def _first_request(scene: Scene) -> dict[str, torch.Tensor]:
+    """What a round leaves of its first request."""
+    output, nodes = scene.round(), scene.engine.config.num_draft_tokens
+    verdict, following = output.verify_output, output.draft_input
+    return {
+        "draft tokens": output.verify_input.draft_tokens[0],
+        "target logits": verdict.target_logits[:nodes],
+        "logprobs": verdict.logprobs[0],
+        "hidden state": following.hidden[0],
+        "first drafts": following.topk_index[0],
+    }

@@ -1,0 +1,112 @@
+"""Running a suite: rows as they come, and what came of all of them."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specsim.bench.floor import Ceilings
+from specsim.bench.row import Row
+from specsim.bench.suites import SUITES, Group, Options
+from specsim.config import InputError
+from specsim.files import write_json
+from specsim.provenance import now, versions
+from specsim.shapes import shape
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a suite. finished: the groups of which all rows are there, and not only those that time allowed."""
+
+    options: Options
+    command: str
+    date: str
+    versions: dict[str, str]
+    ceilings: Ceilings
+    rows: tuple[Row, ...] = ()
+    seconds: float = 0.0
+    finished: tuple[str, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all rows of the suite are there."""
+        return not self.options.quick and set(self.finished) == set(SUITES[self.options.suite].groups)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every equality check of the run passed."""
+        return all(row.passed for row in self.rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """A value that json can write."""
+        return {
+            "suite": self.options.suite,
+            "shape": self.options.shape,
+            "command": self.command,
+            "date": self.date,
+            "versions": self.versions,
+            "ceilings": asdict(self.ceilings),
+            "seconds": self.seconds,
+            "finished": list(self.finished),
+            "is_complete": self.is_complete,
+            "is_quick": self.options.quick,
+            "passed": self.passed,
+            "rows": [row.to_json() for row in self.rows],
+        }
+
+
+def check_options(options: Options) -> dict[str, Group]:
+    """The groups that will run. InputError for options that cannot be, and without a GPU."""
+    if options.suite not in SUITES:
+        raise InputError("suite", options.suite, " or ".join(SUITES))
+    groups = SUITES[options.suite].groups
+    chosen = {name: group for name, group in groups.items() if options.only in name}
+    if not chosen:
+        raise InputError("only", options.only, f"a part of a group's name: {', '.join(groups)}")
+    if options.seconds is not None and not options.seconds > 0:
+        raise InputError("seconds", options.seconds, "a number above 0")
+    shape(options.shape)
+    if not torch.cuda.is_available():
+        raise InputError(
+            "suite", options.suite, "nothing on a machine without a GPU that CUDA can use, such as this one"
+        )
+    return chosen
+
+
+def bench(
+    options: Options, command: str = "", json_file: Path | None = None, console: "Console | None" = None
+) -> Result:
+    """Run a suite; rows are shown, and json_file is written anew, as they come."""
+    from specsim.bench.clock import measure_ceilings
+    from specsim.bench.show import show_ceilings, show_row
+
+    groups, start = check_options(options), time.perf_counter()
+    most = options.seconds or SUITES[options.suite].seconds
+    torch.manual_seed(0)
+    result = Result(options, command, now(), versions("cuda"), measure_ceilings())
+    torch.cuda.empty_cache()
+    if console:
+        show_ceilings(result.ceilings, console)
+    for row, group in _rows(groups, options, result.ceilings):
+        seconds = time.perf_counter() - start
+        rows, finished = (row,) if row else (), () if row else (group,)
+        result = replace(result, rows=(*result.rows, *rows), finished=(*result.finished, *finished), seconds=seconds)
+        if row and console:
+            show_row(row, console)
+        write_json(json_file, result.to_json())
+        if seconds >= most:
+            break
+    return result
+
+
+def _rows(groups: dict[str, Group], options: Options, ceilings: Ceilings) -> Iterator[tuple[Row | None, str]]:
+    """Every row with its group's name, and None when a group is finished."""
+    for name, group in groups.items():
+        yield from ((row, name) for row in group(options, ceilings))
+        yield None, name

@@ -1,0 +1,92 @@
+"""Growth: plain decoding over many requests and long contexts, each point against its floor."""
+
+import gc
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from specsim.bench.clock import replayed
+from specsim.bench.contest import Contender, at_floor, contest
+from specsim.bench.floor import Ceilings, round_floor
+from specsim.bench.judgement import judge_round
+from specsim.bench.row import OURS, Row
+from specsim.bench.scene import close, invented, stacked, tree_of
+from specsim.checkpoint import Pair
+from specsim.config import SpecConfig
+from specsim.generation import load_engine
+from specsim.pool import KVPool
+from specsim.shapes import random_pair, shape
+
+MOST_TOKENS, MOST_RATIO = 900_000, 1.6
+LONGEST = 131_072
+REQUESTS, LENGTHS = (1, 4, 16, 64, 256), (1024, 4096, 16384, 65536, LONGEST)
+ALL_REQUESTS, ALL_LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256), (1024, 2048, 4096, 8192, 16384, 32768, 65536, LONGEST)
+PAGE_SIZE, ROUNDS, SAMPLES = 16, 4, 5
+PLAIN = SpecConfig.plain(PAGE_SIZE)
+EAGLE3 = SpecConfig(topk=4, num_steps=3, num_draft_tokens=8, page_size=PAGE_SIZE)
+INVENTED = "KV is random, as is the first draft; pages are the pool's, no prompt was prefilled"
+
+
+def points(full: bool) -> list[tuple[int, int]]:
+    """(requests, length) of the grid, and of each number of requests the longest that fits."""
+    requests, lengths = (ALL_REQUESTS, ALL_LENGTHS) if full else (REQUESTS, LENGTHS)
+    grid = {(count, length) for count in requests for length in lengths if count * length <= MOST_TOKENS}
+    corners = {(count, min(LONGEST, MOST_TOKENS // count // PAGE_SIZE * PAGE_SIZE)) for count in requests}
+    return sorted(grid | corners, key=lambda point: (point[0], point[1]))
+
+
+def scale_rows(name: str, config: SpecConfig, ceilings: Ceilings, full: bool, quick: bool) -> Iterator[Row]:
+    """Every point at which the columns of a round fit into the memory there is; quick: short ones."""
+    of = shape(name)
+    long = replace(of, config=replace(of.config, max_position_embeddings=LONGEST + PAGE_SIZE, rope_scaling={}))
+    pair = stacked(random_pair(long, "cuda", torch.bfloat16, None if config.is_plain else "eagle3"))
+    chosen = [point for point in points(full) if not quick or point[0] * point[1] <= 70_000]
+    yield from _rows_of(pair, config, chosen, ceilings)
+    del pair
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def _rows_of(pair: Pair, config: SpecConfig, chosen: list[tuple[int, int]], ceilings: Ceilings) -> Iterator[Row]:
+    """One pool for all points, as large as the largest of those that fit into the memory there is."""
+    engine = load_engine(pair, config, "fast", torch.bfloat16, "cuda", "round")
+    slots = min(max(_slots(engine, *point) for point in chosen), _room(pair))
+    chosen = [point for point in chosen if _slots(engine, *point) <= slots]
+    pools = engine.make_pools(max(requests for requests, _ in chosen), slots)
+    for kv in (pools.target, pools.draft):
+        for part in () if kv is None else (*kv.keys, *kv.values):
+            part.normal_()
+    for requests, length in chosen:
+        yield _row(pair, engine, pools, requests, length, ceilings)
+
+
+def _slots(engine, requests: int, length: int) -> int:
+    return requests * engine.config.reserved_columns(length)
+
+
+def _room(pair: Pair) -> int:
+    """Slots that fit beside what a round needs: twelve gigabytes, for buffers and for judging."""
+    models = [pair.target.config, *([pair.drafter.config.model] if pair.drafter else [])]
+    numbers = sum(2 * model.num_layers * model.num_kv_heads * model.head_dim for model in models)
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    return (free - 12 * 2**30) // (2 * numbers)
+
+
+def _row(pair: Pair, engine, pools: KVPool, requests: int, length: int, ceilings: Ceilings) -> Row:
+    scene = invented(pair, engine, pools, requests, length)
+    drafter = pair.drafter and pair.drafter.config
+    floor = round_floor(pair.target.config, drafter, engine.config, requests, length)
+    us = Contender(
+        OURS,
+        lambda _: None,
+        lambda _: judge_round(scene, sorted({0, requests - 1}), with_eager=False),
+        lambda: replayed(lambda: scene.again(ROUNDS), SAMPLES, ROUNDS),
+    )
+    setting = {"requests": requests, "L": length, "tree": tree_of(engine.config)}
+    try:
+        asks = at_floor("time / floor", MOST_RATIO)
+        return contest("growth", setting, (us,), floor, ceilings, asks=asks, notes=[INVENTED])
+    finally:
+        close(scene)

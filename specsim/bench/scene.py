@@ -1,0 +1,138 @@
+"""An engine in the middle of its work: requests with committed KV, ready for rounds that can be timed."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from specsim.checkpoint import Pair
+from specsim.config import SamplingParams, SpecConfig
+from specsim.generation import load_engine
+from specsim.phases import Batch, DraftInput, PrefillInput, Verdict
+from specsim.pool import KVPool
+
+STACKED = (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj"))
+SLACK = 256  # tokens that a request may grow by while it is timed
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What a round needs. prompts: the tokens behind the KV, None where it is random. options: of load_engine, others
+    than where and in what type it runs.
+    """
+
+    pair: Pair
+    engine: Any
+    pools: KVPool
+    batch: Batch
+    draft_input: DraftInput
+    prompts: list[list[int]] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def round(self):
+        """The next round of these requests, always the same one."""
+        return self.engine.round(self.batch, self.draft_input, self.pools, reserved=True)
+
+    def following(self, count: int) -> Iterator[Verdict]:
+        """So many rounds one after the other, each enqueued without waiting for the one before."""
+        batch, draft_input = self.batch, self.draft_input
+        for _ in range(count):
+            verdict, draft_input, batch = self.engine.advance(batch, draft_input, self.pools, reserved=True)
+            yield verdict
+
+    def rounds(self, count: int) -> None:
+        """The same, without looking at their results."""
+        for _ in self.following(count):
+            pass
+
+    def again(self, count: int) -> None:
+        """The same round so many times, enqueued without looking at its results."""
+        for _ in range(count):
+            self.engine.advance(self.batch, self.draft_input, self.pools, reserved=True)
+
+    @torch.inference_mode()
+    def replay(self) -> None:
+        """The round's graph alone, on the states that lie in its buffers."""
+        frames = self.engine._frames.values()  # the one place that knows where an engine keeps its graphs
+        frame = min((frame for frame in frames if frame.bucket >= self.batch.size), key=lambda frame: frame.bucket)
+        next(iter(frame.graphs.values())).replay()
+
+
+def prefilled(
+    pair: Pair,
+    engine,
+    prompts: Sequence[Sequence[int]],
+    temperature: float = 0.0,
+    options: Mapping[str, Any] | None = None,
+) -> Scene:
+    """Requests behind a real prefill of these prompts, on an engine that was loaded with these options."""
+    prompts = [list(prompt) for prompt in prompts]
+    longest = max(map(len, prompts)) + SLACK
+    pools = engine.make_pools(len(prompts), len(prompts) * engine.config.reserved_columns(longest))
+    batch = _batch(engine, pools, [len(prompt) for prompt in prompts], longest, temperature)
+    with torch.inference_mode():
+        output = engine.prefill(batch, PrefillInput.whole(prompts).to(engine.device), pools)
+    return Scene(pair, engine, pools, batch, output.draft_input, prompts, options or {})
+
+
+def invented(pair: Pair, engine, pools: KVPool, requests: int, seq_len: int, slack: int = 0) -> Scene:
+    """Requests whose KV is whatever the pools hold, with random first drafts, at temperature 0."""
+    batch = _batch(engine, pools, [seq_len] * requests, seq_len + slack, 0.0)
+    topk, device = 0 if engine.config.is_plain else engine.config.topk, engine.device
+    first = torch.arange(topk, device=device).expand(requests, topk).contiguous()
+    draft_input = DraftInput(
+        topk_p=torch.full((requests, topk), 0.1, device=device),
+        topk_index=first,
+        hidden=torch.randn(requests, engine.drafter.hidden_size, device=device, dtype=engine.dtype),
+        bonus_tokens=torch.arange(1, requests + 1, dtype=torch.int32, device=device),
+    )
+    return Scene(pair, engine, pools, batch, draft_input)
+
+
+def close(scene: Scene) -> None:
+    """Give the requests' columns back to their pools."""
+    for row in scene.batch.req_pool_indices.tolist():
+        scene.pools.close(row)
+
+
+def with_graph(scene: Scene, graph: str) -> Scene:
+    """The same requests in the same pools under another engine, which records anew."""
+    old, bucket = scene.engine, scene.batch.size
+    engine = load_engine(scene.pair, old.config, "fast", old.dtype, old.device.type, graph, bucket, **scene.options)
+    return replace(scene, engine=engine)
+
+
+def random_prompts(count: int, length: int, vocab_size: int, seed: int = 0) -> list[list[int]]:
+    """Token ids without meaning."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(vocab_size, (count, length), generator=generator).tolist()
+
+
+def _batch(engine, pools: KVPool, seq_lens: list[int], longest: int, temperature: float) -> Batch:
+    rows = [pools.open() for _ in seq_lens]
+    for row in rows:
+        pools.reserve(row, min(engine.config.reserved_columns(longest), pools.req_to_token.shape[1]))
+    params = [SamplingParams(temperature=temperature)] * len(rows)
+    vocab_size = engine.target.config.vocab_size
+    return Batch.of(list(range(len(rows))), rows, seq_lens, params, vocab_size).to(engine.device)
+
+
+def tree_of(config: SpecConfig) -> str:
+    """(topk, num_steps, num_draft_tokens) as a table shows them."""
+    return "plain" if config.is_plain else f"({config.topk}, {config.num_steps}, {config.num_draft_tokens})"
+
+
+def stacked(pair: Pair) -> Pair:
+    """The pair, the target's projections of the same input lying one behind the other, so that no engine copies them.
+
+    The tensors are replaced where they are: whoever else holds the pair holds no second copy either.
+    """
+    tensors = pair.target.tensors
+    for layer in range(pair.target.config.num_layers):
+        for parts in STACKED:
+            names = [f"model.layers.{layer}.{part}.weight" for part in parts]
+            whole = torch.cat([tensors[name] for name in names])
+            rows = [len(tensors[name]) for name in names]
+            tensors.update(zip(names, whole.split(rows), strict=True))
+    return pair

@@ -1,0 +1,141 @@
+"""Results of whole suites on GPUs: kept as JSON beside the kernels, and README's tables of them.
+
+python -m specsim.bench.table [results of specsim bench --json ...: whole suites, or all groups of one in several]
+"""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from specsim.bench.row import OURS
+from specsim.bench.suites import SUITES, Options
+from specsim.measurements import KEPT, markdown, measured_on, placed, read, rewrite
+from specsim.measurements import keep as keep_value
+
+MARK = "performance"
+ORDER = ("round", "kernels", "scale", "peers")
+MOST_ROWS = 8  # of one name that are shown one by one
+HEADINGS = ("operation", "setting", "ours, us", "floor, us", "ours / floor", "asked", "best other, us")
+
+
+def keep(paths: Sequence[Path]) -> list[Path]:
+    """Keep what suites came to, each in one run or in several by groups of rows.
+
+    Refused are a part of a suite, a quick run, one with a failed check, and runs of different versions.
+    """
+    values: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for path in paths:
+        value = read(path)
+        for fault in _faults(value):
+            raise ValueError(f"{path} holds {fault}")
+        values.setdefault((value["suite"], value["shape"]), []).append(value)
+    return [_keep(suite, shape, runs) for (suite, shape), runs in values.items()]
+
+
+def _faults(value: Mapping[str, Any]) -> Iterator[str]:
+    if value["is_quick"]:
+        yield "a quick run"
+    if not value["passed"]:
+        yield "rows that are not equal"
+
+
+def _keep(suite: str, shape: str, runs: Sequence[Mapping[str, Any]]) -> Path:
+    finished = [group for run in runs for group in run["finished"]]
+    if sorted(finished) != sorted(SUITES[suite].groups):
+        raise ValueError(
+            f"of {suite} there is {', '.join(finished)}, each of {', '.join(SUITES[suite].groups)} is wanted"
+        )
+    if any(run["versions"] != runs[0]["versions"] for run in runs):
+        raise ValueError(f"the runs of {suite} are of different versions")
+    names = ("command", "date", "versions", "ceilings", "seconds", "finished")
+    value = {
+        "suite": suite,
+        "shape": shape,
+        "runs": [{name: run[name] for name in names} for run in runs],
+        "rows": [row for run in runs for row in run["rows"]],
+    }
+    suffix = "" if shape == Options(suite).shape else f"-{shape}"
+    return keep_value(KEPT / f"bench-{suite}{suffix}.json", value)
+
+
+def table() -> str:
+    """The kept results in Markdown, and where they come from; nothing where none is kept."""
+    values = [read(path) for path in KEPT.glob("bench-*.json")]
+    values.sort(key=lambda value: (ORDER.index(value["suite"]), value["shape"]))
+    if not values:
+        return ""
+    lines, runs = [], [run for value in values for run in value["runs"]]
+    for value in values:
+        commands = ", ".join(f"`{run['command']}`" for run in value["runs"])
+        lines += [f"{commands}:", "", *markdown(HEADINGS, _rows(value)), ""]
+    rates = [f"{_range(runs, 'read', 1e12, 2)} TB/s read", f"{_range(runs, 'dense', 1e12, 0)} TFLOP/s of dense bf16"]
+    return "\n".join([*lines, f"{measured_on(runs)} Ceilings in these runs: {', '.join(rates)}."]) + "\n"
+
+
+def _range(runs: Sequence[Mapping[str, Any]], name: str, unit: float, digits: int) -> str:
+    """The least and the largest of a ceiling."""
+    found = sorted({f"{run['ceilings'][name] / unit:.{digits}f}" for run in runs})
+    return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}"
+
+
+def _rows(value: Mapping[str, Any]) -> Iterator[list[str]]:
+    """A line for every row; of rows that differ in their setting only, where there are many, the worst and the best."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in value["rows"]:
+        groups.setdefault(row["name"], []).append(row)
+    for rows in groups.values():
+        timed = [row for row in rows if row["ratio"] is not None]
+        if len(rows) > MOST_ROWS and timed:
+            yield from _summary(sorted(timed, key=lambda row: row["ratio"]))
+        else:
+            yield from map(_cells, rows)
+
+
+def _summary(ranked: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
+    """The best, the median and the worst of many rows, and at how many of them all is met that is asked."""
+    met = sum(all(each["met"] for each in row["asked"]) for row in ranked)
+    yield _cells(ranked[0], "best: ")
+    yield _cells(ranked[len(ranked) // 2], "median: ")
+    cells = _cells(ranked[-1], "worst: ")
+    if ranked[-1]["asked"]:
+        cells[5] += f"; all that is asked is met at {met} of {len(ranked)} points"
+    yield cells
+
+
+def _cells(row: Mapping[str, Any], which: str = "") -> list[str]:
+    timing = row["timings"].get(OURS)
+    ours = f"{timing['median_us']:,.1f} ±{timing['spread'] / 2:.1f} %" if timing else "equal"
+    rivals = {name: each["median_us"] for name, each in row["timings"].items() if not name.startswith(OURS)}
+    best = min(rivals, key=rivals.__getitem__, default=None)
+    setting = ", ".join(f"{name} {each}" for name, each in row["setting"].items())
+    has_floor = row["ratio"] is not None
+    return [
+        row["name"],
+        which + setting,
+        ours,
+        f"{row['floor_us']:,.1f}" if has_floor else "",
+        f"{row['ratio']:.2f}" if has_floor else "",
+        "; ".join(_asked(each) for each in row["asked"]),
+        f"{rivals[best]:,.1f} ({best})" if best else "",
+    ]
+
+
+def _asked(each: Mapping[str, Any]) -> str:
+    return f"{each['what']} {each['value']:.2f} {'≤' if each['met'] else '**above**'} {each['limit']:.2f}"
+
+
+def written(readme: str) -> str:
+    """The README with the tables in their place."""
+    return placed(readme, MARK, table())
+
+
+def main(paths: Sequence[str]) -> None:
+    """Keep these results and write the tables."""
+    for path in keep([Path(path) for path in paths]):
+        print(path)
+    rewrite(MARK, table())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

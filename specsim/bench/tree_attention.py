@@ -1,0 +1,224 @@
+"""Attention of tree nodes over a long paged prefix, against SDPA on gathered KV and flex_attention."""
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from specsim.bench.clock import copies_of
+from specsim.bench.contest import Contender, contest
+from specsim.bench.floor import Ceilings, Floor, Part
+from specsim.bench.gate import all_of, within
+from specsim.bench.random_trees import random_parents, tree_input
+from specsim.bench.row import OURS, Asked, Check, Row
+from specsim.config import SamplingParams
+from specsim.phases import Batch, VerifyInput
+from specsim.pool import KVBuffer, KVLayout, KVPool
+
+HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
+GROUP = HEADS // KV_HEADS
+COLUMNS = 32768  # of a request, its tree included
+REQUESTS, NODES, PAGE_SIZES = (1, 4, 8), (1, 8, 16, 32, 64), (16, 64)
+SDPA, FLEX = "SDPA, explicit mask, gather counted", "flex_attention, KV contiguous already"
+# Of the read bandwidth for few rows at one request and at more, of the dense rate for many.
+SHARE_ALONE, SHARE_TOGETHER, SHARE_DENSE, FEW_NODES = 0.55, 0.75, 0.50, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """Random trees over random KV, a layer of it for each of several calls; pages lie in a random order.
+
+    mask: bool [B, N, N], who sees whom among the nodes. slots: i64 [B, C] of every column. query: [B·N, A, D].
+    """
+
+    batch: Batch
+    verify_input: VerifyInput
+    pools: KVPool
+    mask: torch.Tensor
+    slots: torch.Tensor
+    query: torch.Tensor
+
+
+def trees(requests: int, nodes: int, page_size: int, layers: int, columns: int, device: str = "cuda") -> Trees:
+    """Nodes hang from random earlier ones. Their values are large, so that a wrong mask shows among so many keys."""
+    generator = torch.Generator().manual_seed(requests * 1000 + nodes)
+    prefix = columns - nodes
+    kv = KVBuffer(KVLayout(layers, KV_HEADS, HEAD_DIM), requests * columns, torch.bfloat16, device)
+    kv.keys.normal_()
+    kv.values.normal_()
+    pools = KVPool(kv, None, page_size, requests, columns)
+    pages = torch.randperm(requests * columns // page_size, generator=generator)
+    slots = (pages[:, None] * page_size + torch.arange(page_size)).view(requests, columns).to(device)
+    pools.req_to_token.copy_(slots)
+    for layer in range(layers):
+        kv.values[layer, slots[:, prefix:].flatten()] *= 64
+    batch = Batch.of([0] * requests, list(range(requests)), [prefix] * requests, [SamplingParams()] * requests, 1)
+    parents = random_parents(requests, nodes, nodes, generator)
+    verify_input = tree_input(parents, batch.seq_lens, torch.zeros(requests, nodes), slots[:, prefix:].cpu()).to(device)
+    mask = verify_input.mask
+    query = torch.randn(requests * nodes, HEADS, HEAD_DIM, device=device, dtype=torch.bfloat16)
+    return Trees(batch.to(device), verify_input, pools, mask, slots, query)
+
+
+def attention_rows(ceilings: Ceilings, quick: bool) -> Iterator[Row]:
+    """Every point of requests, nodes and page sizes."""
+    sizes = PAGE_SIZES[:1] if quick else PAGE_SIZES
+    for requests in REQUESTS:
+        for nodes in (1, 8, 64) if quick else NODES:
+            for page_size in sizes:
+                yield attention_row(requests, nodes, page_size, ceilings)
+                torch.cuda.empty_cache()
+
+
+def attention_row(requests: int, nodes: int, page_size: int, ceilings: Ceilings) -> Row:
+    """One point, everyone judged and timed."""
+    floor = attention_floor(requests, nodes, COLUMNS)
+    layers = copies_of(floor.bytes)
+    case = trees(requests, nodes, page_size, layers, COLUMNS)
+    judge = judge_attention(case)
+    contenders = [Contender(OURS, ours(case), judge), Contender(SDPA, sdpa(case), judge)]
+    if page_size == PAGE_SIZES[0]:  # it knows no pages
+        contenders.append(Contender(FLEX, flex(case), judge))
+    setting = {"requests": requests, "nodes": nodes, "columns": COLUMNS, "page size": page_size}
+    notes = ["flex_attention's block mask is made before the clock starts"] if page_size == PAGE_SIZES[0] else []
+    asks = lambda times, floor, ceilings: asked(requests, nodes, times, floor, ceilings)  # noqa: E731
+    name = f"tree attention, {'up to 16' if nodes <= FEW_NODES else '32 and 64'} nodes"
+    return contest(name, setting, contenders, floor, ceilings, layers, asks=asks, notes=notes)
+
+
+def attention_floor(requests: int, nodes: int, columns: int) -> Floor:
+    """Keys and values once, the queries and what comes of them; nodes are counted as if they all saw all columns."""
+    kv, rows = 2 * requests * columns * KV_HEADS * HEAD_DIM, 2 * requests * nodes * HEADS * HEAD_DIM
+    parts = Part("keys", kv), Part("values", kv), Part("queries", rows), Part("attended", rows)
+    return Floor(parts, 4 * requests * nodes * columns * HEADS * HEAD_DIM)
+
+
+def asked(requests: int, nodes: int, times, floor: Floor, ceilings: Ceilings) -> list[Asked]:
+    """A share of what the device can do, as time over that of all of it, and to be faster than the others."""
+    if nodes <= FEW_NODES:
+        share = SHARE_ALONE if requests == 1 else SHARE_TOGETHER
+        found = [
+            Asked(f"time / bytes ({share:.0%} of read bandwidth)", times[OURS] / floor.read_us(ceilings), 1 / share)
+        ]
+    else:
+        ratio = times[OURS] / floor.compute_us(ceilings)
+        found = [Asked(f"time / operations ({SHARE_DENSE:.0%} of the dense rate)", ratio, 1 / SHARE_DENSE)]
+    return found + [Asked(f"time / {name}", times[OURS] / times[name], 1.0) for name in times if name != OURS]
+
+
+def ours(case: Trees):
+    """The fast column's kernel over pages; its metadata is made once a forward, not once a layer, and not counted."""
+    from specsim.fast.attention import attention
+    from specsim.fast.metadata import tree_metadata
+
+    metadata = tree_metadata(case.batch, case.verify_input, case.pools)
+    return lambda layer: attention(case.query, layer, case.pools.target, metadata, None)
+
+
+def _rows_of_group(case: Trees) -> torch.Tensor:
+    """The queries of a key head's group as rows of one head, [B, KV heads, N · group, D]."""
+    requests, nodes = case.mask.shape[:2]
+    query = case.query.view(requests, nodes, KV_HEADS, GROUP, HEAD_DIM)
+    return query.permute(0, 2, 1, 3, 4).reshape(requests, KV_HEADS, nodes * GROUP, HEAD_DIM)
+
+
+def _flat(attended: torch.Tensor, nodes: int) -> torch.Tensor:
+    """[B, KV heads, N · group, D] back to [B·N, A, D]."""
+    requests = len(attended)
+    parts = attended.view(requests, KV_HEADS, nodes, GROUP, HEAD_DIM).permute(0, 2, 1, 3, 4)
+    return parts.reshape(requests * nodes, HEADS, HEAD_DIM)
+
+
+def _gathered(case: Trees, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of every column, [B, KV heads, C, D] each."""
+    kv = case.pools.target
+    return tuple(part[layer][case.slots].transpose(1, 2) for part in (kv.keys, kv.values))
+
+
+def _seen(case: Trees) -> torch.Tensor:
+    """bool [B, N, C]: every node sees the prefix, and of the nodes what the mask says."""
+    requests, nodes = case.mask.shape[:2]
+    prefix = torch.ones(requests, nodes, case.slots.shape[1] - nodes, dtype=torch.bool, device=case.mask.device)
+    return torch.cat([prefix, case.mask], dim=2)
+
+
+def sdpa(case: Trees):
+    """Gather, then attend with an explicit mask; a group's queries are rows of one head, so that no key is copied."""
+    query, nodes = _rows_of_group(case), case.mask.shape[1]
+    mask = _seen(case).repeat_interleave(GROUP, dim=1)[:, None]
+
+    def run(layer: int) -> torch.Tensor:
+        return _flat(scaled_dot_product_attention(query, *_gathered(case, layer), attn_mask=mask), nodes)
+
+    return run
+
+
+def flex(case: Trees):
+    """flex_attention, compiled, over KV that lies contiguous before the clock starts."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    requests, nodes = case.mask.shape[:2]
+    columns = case.slots.shape[1]
+    prefix, mask = columns - nodes, case.mask
+    query = case.query.view(requests, nodes, HEADS, HEAD_DIM).transpose(1, 2).contiguous()
+
+    def sees(request, head, node, column):
+        return (column < prefix) | mask[request, node, (column - prefix).clamp(min=0)]
+
+    @functools.cache  # what the first call makes is not counted
+    def prepared() -> tuple[Callable[..., torch.Tensor], list[tuple[torch.Tensor, ...]]]:
+        layers = range(len(case.pools.target.keys))
+        kv = [tuple(part.contiguous() for part in _gathered(case, layer)) for layer in layers]
+        block_mask = create_block_mask(sees, requests, None, nodes, columns, device="cuda")
+        return _flex_of(query, kv[0], {"block_mask": block_mask, "enable_gqa": True}), kv
+
+    def run(layer: int) -> torch.Tensor:
+        attend, kv = prepared()
+        return attend(kv[layer]).transpose(1, 2).reshape(requests * nodes, HEADS, HEAD_DIM)
+
+    return run
+
+
+def _flex_of(query: torch.Tensor, kv, given: dict) -> Callable[[tuple[torch.Tensor, ...]], torch.Tensor]:
+    """flex_attention as it compiles: its kernel for few queries has no configuration for many, its main one has."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    attend = torch.compile(flex_attention, dynamic=False)
+    few, many = {}, {"FORCE_USE_FLEX_ATTENTION": True}
+    *first, last = (few, many) if query.shape[2] * GROUP <= 64 else (many,)
+    for options in first:
+        try:
+            attend(query, *kv, kernel_options=options, **given)
+        except Exception:  # of whatever kind its compiler raises
+            continue
+        return lambda kv: attend(query, *kv, kernel_options=options, **given)
+    return lambda kv: attend(query, *kv, kernel_options=last, **given)
+
+
+def judge_attention(case: Trees):
+    """The first and the last request of layer 0 against float64.
+
+    The budget is four times the largest error of the same formula with weights and result rounded to bf16.
+    """
+    nodes = case.mask.shape[1]
+    query, seen = _rows_of_group(case), _seen(case).repeat_interleave(GROUP, dim=1)
+    keys, values = _gathered(case, 0)
+    cases = []
+    for request in sorted({0, len(case.mask) - 1}):
+        weights = query[request].double() @ keys[request].double().mT * HEAD_DIM**-0.5
+        weights = weights.masked_fill(~seen[request], -torch.inf).softmax(-1)
+        exact = weights @ values[request].double()
+        rounded = (weights.bfloat16() @ values[request]).double()
+        budget = 4 * float((rounded - exact).abs().max())
+        cases.append((request, _flat(exact[None], nodes), budget))
+
+    def judge(found: torch.Tensor) -> Check:
+        checks = [
+            within(f"request {request}", found[request * nodes : (request + 1) * nodes], exact, budget)
+            for request, exact, budget in cases
+        ]
+        return all_of("all nodes and heads of the first and the last request against float64", *checks)
+
+    return judge

@@ -1,0 +1,75 @@
+"""Whether trees were walked as the reference walks them under the same logits, in float64 on the CPU."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+
+import torch
+
+from specsim.bench.gate import all_of, equal, within
+from specsim.bench.row import Check
+from specsim.config import SpecConfig
+from specsim.phases import Batch, Verdict, VerifyInput
+from specsim.synthetic import SyntheticAcceptance
+
+# A draw in float32 may fall on the other side of a boundary that the coin hits: so much law may lie in between.
+MOST_BETWEEN = 1e-5
+LOGPROBS = 1e-4
+
+
+def judge_verdict(
+    batch: Batch, verify_input: VerifyInput, logits_RV: torch.Tensor, config: SpecConfig, token_ids: torch.Tensor,
+    found: Verdict, places: Sequence[int], acceptance: SyntheticAcceptance | None = None,
+) -> Check:  # fmt: skip
+    """The verdict of the requests at these places: paths exact, bonus tokens but for boundaries, logprobs close.
+
+    acceptance: what decided how far they were walked, if one did.
+    """
+    from specsim.reference import verify
+
+    nodes, places = config.num_draft_tokens, torch.tensor(list(places))
+    rows = (places[:, None] * nodes + torch.arange(nodes)).flatten()
+    names = ("draft_tokens", "parents", "retrieve_next_token", "retrieve_next_sibling")
+    own = SimpleNamespace(**{name: getattr(verify_input, name)[places.to(logits_RV.device)].cpu() for name in names})
+    batch, logits = batch.filter(places.to(logits_RV.device)).to("cpu"), logits_RV[rows.to(logits_RV.device)].cpu()
+    pools = SimpleNamespace(token_ids=token_ids[batch.req_pool_indices.to(token_ids.device)].cpu())
+    batch = replace(batch, req_pool_indices=torch.arange(len(places)))
+    expected = verify.verify(batch, own, logits, config, pools, acceptance=acceptance)
+    paths, exact_paths = (_nodes(each, nodes) for each in (found.accept_index.cpu()[places], expected.accept_index))
+    checks = [equal("paths", {"path": paths}, {"path": exact_paths})]
+    if checks[0].passed:
+        grown = verify.trees(batch, own, config.max_len)
+        adjusted = verify.node_logits(batch, grown, logits.unflatten(0, (len(places), nodes)), config, pools)
+        ours = found.predict.cpu().view(-1, nodes)[places], expected.predict.view(-1, nodes)
+        checks += _tokens(batch, paths, adjusted, *ours, found.logprobs.cpu()[places], expected.logprobs)
+    accepted = float((exact_paths >= 0).sum(1).float().mean()) - 1
+    return all_of(f"verdicts of {len(places)} requests ({accepted:.1f} drafts accepted) against the reference", *checks)
+
+
+def _nodes(accept_index: torch.Tensor, nodes: int) -> torch.Tensor:
+    """Node indices within each tree, -1 for none."""
+    return torch.where(accept_index >= 0, accept_index % nodes, -1).int()
+
+
+def _tokens(batch: Batch, paths, adjusted_BNV, ours_BN, exact_BN, logprobs_BW, exact_logprobs_BW) -> list[Check]:
+    """Tokens along the paths, the last of which may have been drawn, and their logprobs where they are the same."""
+    from specsim.reference.sampling import target_prob
+
+    checks = []
+    for request, path in enumerate(paths):
+        path = path[path >= 0].long()
+        ours, exact = ours_BN[request, path], exact_BN[request, path]
+        checks.append(equal("accepted tokens", {"tokens": ours[:-1]}, {"tokens": exact[:-1]}))
+        low, high = sorted((int(ours[-1]), int(exact[-1])))
+        last = len(path) if low == high else len(path) - 1
+        if low != high:
+            law = target_prob(adjusted_BNV[request, path[-1]], batch.sampling, request)
+            sampled = float(batch.sampling.temperature[request]) > 0
+            between = float(law[low + 1 : high].sum()) if sampled else torch.inf
+            checks.append(
+                within(f"bonus token {int(ours[-1])}", torch.tensor(between), torch.tensor(0.0), MOST_BETWEEN)
+            )
+        found = logprobs_BW[request, :last].double(), exact_logprobs_BW[request, :last].double()
+        if last:
+            checks.append(within("logprobs", *found, LOGPROBS))
+    return checks
