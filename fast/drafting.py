@@ -12,7 +12,7 @@ import triton.language as tl
 
 from specsim.config import SpecConfig
 from specsim.fast.launch import await_input, block_of, kernel, require_contiguous
-from specsim.fast.topk import TAKEN, best_of, index_of, key_of, ordered, value_of
+from specsim.fast.topk import TAKEN, best_of, index_of, key_of, ordered
 from specsim.phases import Candidates, DraftInput, State
 
 _HIDDEN_BLOCK = 256

@@ -99,7 +99,7 @@ def _verify(case: Case) -> tuple[Contender, int]:
 
 
 def _topk(rows: int, vocab_size: int) -> tuple[Contender, int]:
-    from specsim.fast.drafting import draft_topk
+    from specsim.fast.topk import draft_topk
 
     copies = copies_of(2 * rows * vocab_size)
     logits = [torch.randn(rows, vocab_size, device="cuda", dtype=torch.bfloat16) * 4 for _ in range(copies)]
