@@ -43,6 +43,9 @@ MODEL = ModelConfig(
 HEAD = DrafterConfig("eagle3", replace(MODEL, num_layers=1), 7, 4, (0, 1, 1))
 TREE = SpecConfig(topk=2, num_steps=3, num_draft_tokens=5, page_size=4)
 
+# Their columns stand on the CPU, where kernels run only if they are interpreted.
+interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels of this machine run on its GPU")
+
 
 def text_of(row: Row) -> str:
     console = Console(file=io.StringIO(), width=150)
@@ -256,6 +259,7 @@ def few_columns(monkeypatch) -> None:
     monkeypatch.setattr(module, "HEAD_DIM", 16)
 
 
+@interpreted
 @pytest.mark.parametrize(("requests", "nodes"), [(1, 1), (2, 5)])
 def test_attention_is_judged_and_a_wrong_mask_is_found(few_columns, requests, nodes):
     from specsim.bench.tree_attention import judge_attention, ours, sdpa, trees
@@ -270,6 +274,7 @@ def test_attention_is_judged_and_a_wrong_mask_is_found(few_columns, requests, no
         assert not judge(sdpa(replace(case, mask=wrong))(0)).passed
 
 
+@interpreted
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_k": 9, "top_p": 0.9}], ids=["greedy", "filters"])
 def test_verdicts_are_judged_and_a_planted_one_is_found(sampling):
     from specsim.bench.verdict import judge_verdict
@@ -310,6 +315,7 @@ def scene(monkeypatch):
     return prefilled(pair, engine, random_prompts(2, 9, pair.target.config.vocab_size))
 
 
+@interpreted
 def test_a_round_is_judged_by_an_independent_forward(scene):
     from specsim.bench.judgement import judge_round
 
@@ -321,6 +327,7 @@ def test_a_round_is_judged_by_an_independent_forward(scene):
     assert judge_round(scene, (1,)).passed  # what was timed has changed nothing
 
 
+@interpreted
 def test_a_round_of_synthetic_acceptance_is_judged_by_its_schedule():
     from specsim.bench.judgement import judge_round
     from specsim.bench.scene import prefilled, random_prompts
@@ -338,6 +345,7 @@ def test_a_round_of_synthetic_acceptance_is_judged_by_its_schedule():
     assert not judge_round(replace(scene, options={}), with_eager=False).passed  # the target would have accepted less
 
 
+@interpreted
 @pytest.mark.parametrize("planted", ["logits", "hidden", "path"])
 def test_what_is_planted_into_a_round_is_found(scene, planted, monkeypatch):
     from specsim.bench.judgement import judge_round
@@ -356,6 +364,7 @@ def test_what_is_planted_into_a_round_is_found(scene, planted, monkeypatch):
     assert planted in check.difference
 
 
+@interpreted
 def test_requests_on_random_kv_are_judged_too():
     from specsim.bench.judgement import judge_round
     from specsim.bench.scene import close, invented, stacked
@@ -388,6 +397,7 @@ def test_points_of_growth():
     assert set(points(False)) <= set(points(True))
 
 
+@interpreted
 def test_pieces_of_a_round_equal_the_references(monkeypatch):
     import specsim.bench.bookkeeping as module
 
@@ -425,6 +435,7 @@ def test_transformers_is_given_the_same_model_and_is_judged():
     assert "behind the likeliest" in judge(wrong).difference
 
 
+@interpreted
 def test_a_graph_mode_with_other_tokens_gets_no_time(scene):
     from specsim.bench.modes import _accepted, _mode_row
 

@@ -295,7 +295,7 @@ def fast_and_exact(config: ModelConfig, prompts: list[list[int]], dtype: torch.d
         ("reference", dtype, "cpu"),
         ("reference", torch.float64, "cpu"),
     ):
-        attention = import_module(f"specsim.{column}.attention")
+        built_in = import_module(f"specsim.{column}.{'metadata' if column == 'fast' else 'attention'}")
         families = import_module(f"specsim.{column}.targets").FAMILIES
         more = (torch.device(place),) if column == "fast" else ()
         target = families[config.family](config, checkpoint.tensors, kind, *more)
@@ -305,7 +305,7 @@ def fast_and_exact(config: ModelConfig, prompts: list[list[int]], dtype: torch.d
             pools.reserve(row, length)
         batch = Batch.of(rows, rows, lengths, [SamplingParams()] * len(rows), config.vocab_size).to(place)
         prefill = PrefillInput.whole(prompts).to(place)
-        metadata = attention.prefill_metadata(batch, prefill, pools)
+        metadata = built_in.prefill_metadata(batch, prefill, pools)
         hidden, features = target.forward(prefill.input_ids, metadata, pools.target, layers)
         results.append(tuple(each.double().cpu() for each in (target.logits(hidden), hidden, features)))
     return results
