@@ -5,11 +5,14 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python
 WORKERS ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 ARGS ?=
 SUITE ?= round
+TOOL ?= memcheck
+KERNELS := rows linear rotary attention metadata kv tree drafting topk penalties summaries filters draw sampling verify \
+	synthetic extend
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help demo test soak bench lint format notebooks clean
+.PHONY: help demo test soak bench sanitize lint format notebooks clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -29,6 +32,15 @@ soak: $(INSTALLED) ## 10,000 requests served in random ways, each compared with 
 
 bench: $(INSTALLED) ## time the fast column on a GPU; make bench SUITE=kernels for another suite
 	$(BIN)/specsim bench --suite $(SUITE) $(ARGS)
+
+# Every process of the run leaves a summary; memory is not cached, so that what lies beyond a tensor is nobody's.
+sanitize: export PYTORCH_NO_CUDA_MEMORY_CACHING := 1
+sanitize: $(INSTALLED) ## the kernels' tests under compute-sanitizer, on a GPU; make sanitize TOOL=racecheck for races
+	rm -rf build/sanitize && mkdir -p build/sanitize
+	compute-sanitizer --tool $(TOOL) --log-file build/sanitize/%p.txt \
+		$(BIN)/python -m pytest -q -n $(WORKERS) $(patsubst %,tests/test_%.py,$(KERNELS)) $(ARGS)
+	@grep -h SUMMARY build/sanitize/*.txt | sort | uniq -c
+	@! grep -h SUMMARY build/sanitize/*.txt | grep -v "SUMMARY: 0 "
 
 lint: $(INSTALLED) ## ruff's rules and its format
 	$(BIN)/ruff check .
