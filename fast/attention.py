@@ -142,16 +142,21 @@ def _attention_kernel(
     prefix_lens_ptr, key_lens_ptr, num_extras_ptr, extra_slots_ptr, extra_positions_ptr, visible_ptr,
     parts_ptr, stats_ptr, plan_ptr, window, columns, extras, num_requests, pairs,
     share, units, least, most,
-    GROUP: tl.constexpr, D: tl.constexpr, RAGGED: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    GROUP: tl.constexpr, D: tl.constexpr, RAGGED: tl.constexpr, WHOLE: tl.constexpr, BLOCK_B: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     await_input(PDL)
     head, heads, block = tl.program_id(0), tl.num_programs(0), tl.num_programs(2) - 1 - tl.program_id(2)
-    request, split, num_splits, kept, key_len = _assignment(
-        tl.program_id(1), key_lens_ptr, num_extras_ptr, window, num_requests, share, units, least, most, BLOCK_B
-    )
-    if request >= num_requests:
-        return
+    request, split, num_splits, kept, key_len = tl.program_id(1), 0, 1, 0, 0
+    if WHOLE:
+        key_len = tl.load(key_lens_ptr + request)
+    else:
+        request, split, num_splits, kept, key_len = _assignment(
+            request, key_lens_ptr, num_extras_ptr, window, num_requests, share, units, least, most, BLOCK_B
+        )
+        if request >= num_requests:
+            return
     request = request.to(tl.int64)
     low, high = tl.load(row_starts_ptr + request), tl.load(row_starts_ptr + request + 1)
     low += block * BLOCK_M // GROUP  # the block's first row
@@ -194,7 +199,7 @@ def _attention_kernel(
         tl.maximum(low_tile - last_tile, 0) * BLOCK_C, tl.minimum((high_tile - last_tile) * BLOCK_C, num_extras),
         extras, window, stride_slot, scale, D, BLOCK_D,
     )  # fmt: skip
-    if head + block + split == 0:
+    if not WHOLE and head + block + split == 0:
         tl.store(plan_ptr + 2 * request, kept)
         tl.store(plan_ptr + 2 * request + 1, num_splits)
     low_again += block * BLOCK_M // GROUP
@@ -343,7 +348,7 @@ def attention(
         metadata.table_rows, metadata.prefix_lens, metadata.key_lens, metadata.num_extras, metadata.extra_slots,
         metadata.extra_positions, metadata.visible, parts, stats, plan, MANY if window is None else window,
         metadata.table.shape[1], metadata.extra_slots.shape[1], num_requests, pairs, *partition,
-        GROUP=group, D=head_dim, RAGGED=metadata.is_causal or window is not None,
+        GROUP=group, D=head_dim, RAGGED=metadata.is_causal or window is not None, WHOLE=is_whole,
         BLOCK_B=_request_block(num_requests), BLOCK_M=tiling.block_m, BLOCK_D=block_d,
         BLOCK_C=tiling.block_c, STAGES=tiling.stages, DOT=dot, num_warps=tiling.warps,
     )  # fmt: skip

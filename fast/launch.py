@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
+from types import SimpleNamespace
 
 import torch
 
@@ -26,6 +27,22 @@ except ImportError as error:
     raise ImportError("specsim.fast needs Triton, which is published for Linux; specsim.reference does not") from error
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
+
+
+def _redefine_language_once() -> None:
+    """The interpreter gives triton.language its meaning anew for every launch and every call of a device function; once
+    is enough where nothing is ever compiled, and takes half the time.
+    """
+    from triton.runtime import interpreter
+
+    interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    kept = SimpleNamespace(restore=lambda: None)
+    interpreter._patch_lang = lambda function: kept
+
+
+if INTERPRETED:
+    _redefine_language_once()
+
 MOST_ENTRIES = tl.TRITON_MAX_TENSOR_NUMEL
 
 Launch = Callable[[], None]
