@@ -536,7 +536,7 @@ def test_without_a_gpu_one_sentence_and_exit_status_2(capsys):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("\n") == 1
-    assert captured.err.startswith("specsim: suite is 'round'; allowed: nothing on a machine without a GPU")
+    assert captured.err.startswith("specsim: device is 'cpu'; allowed: a GPU that CUDA can use")
 
 
 BAD = {"suite": "all", "only": "x", "seconds": 0, "shape": "llama-9"}
