@@ -41,9 +41,9 @@ def choose(
     row's result does not depend on how many there are. The numbers are those that were quickest on an H200.
     """
     streams = not INTERPRETED and dtype == torch.bfloat16 and num_rows <= MOST_ROWS and size * inner >= 2**20
-    if not (streams or batch_invariant):
-        return None
     is_narrow, few = num_rows <= 16 and not batch_invariant, size <= PROGRAMS * 32
+    if not batch_invariant and not (streams and (is_narrow or is_gated or size < 2**14)):
+        return None
     if is_gated:
         tiles = (32, 256, 3) if is_narrow else (64, 64, 4)
     elif is_narrow:

@@ -150,6 +150,8 @@ def test_the_choice_depends_on_the_shape_alone():
     if not INTERPRETED:
         assert choose(1, 4096, 14336, bf16, False) == choose(16, 4096, 14336, bf16, False) == Tiling(16, 32, 512, 4)
         assert choose(17, 4096, 4096, bf16, False).block_m == 64
+        assert choose(16, 128256, 4096, bf16, False).block_m == 16
+        assert choose(17, 128256, 4096, bf16, False) is None
     assert {choose(rows, 4096, 4096, bf16, True) for rows in (1, 64, 1000)} == {Tiling(64, 32, 256, 4)}
     assert choose(1, 28672, 4096, torch.float32, True, True) == Tiling(64, 64, 32, 4)
 
