@@ -90,7 +90,8 @@ def _adjust(
     presence = tl.load(presence_ptr + request).to(tl.float32)
     frequency = tl.load(frequency_ptr + request).to(tl.float32)
     penalised = (repetition != 1) | (presence != 0) | (frequency != 0)
-    changed = penalised | (tl.load(is_biased_ptr + request) != 0)
+    is_biased = tl.load(is_biased_ptr + request) != 0
+    changed = penalised | is_biased
     if tl.program_id(1) == 0:
         tl.store(changed_ptr + request, tl.where(row < 0, -1, changed.to(tl.int32)))
     first = tl.where((row >= 0) & changed, tl.program_id(1) * BLOCK, vocab_size)
@@ -108,7 +109,7 @@ def _adjust(
             logits = tl.where(in_prompt + output > 0, repeated, logits)
             logits -= frequency * output.to(tl.float32) + tl.where(output > 0, presence, 0.0)
         if bias_ptr is not None:
-            bias = tl.load(bias_ptr + request * vocab_size + offs_v, mask=mask_v, other=0.0)
+            bias = tl.load(bias_ptr + request * vocab_size + offs_v, mask=mask_v & is_biased, other=0.0)
             logits += tl.minimum(tl.maximum(bias, -MOST_BIAS), MOST_BIAS).to(tl.float32)[None, :]
         tl.store(adjusted_ptr + offs, logits, mask=mask)
 

@@ -71,6 +71,15 @@ def test_a_bias_beside_requests_without_one_is_its_own(device):
     assert logits.adjusted[1].tolist() == [1.0, 3.5, 1.0, 1.0, -63.0]
 
 
+def test_a_bias_of_nobody_is_not_read(device):
+    """A static buffer keeps what an earlier batch wrote where the requests of a later one have no bias."""
+    batch = make_batch([SamplingParams(frequency_penalty=1.0), SamplingParams(logit_bias={1: 2.5})], 5)
+    batch.sampling.logit_bias[0] = 100.0
+    logits = adjust(batch, torch.ones(2, 5), [[1, 2, 3]] * 2, device)
+    assert logits.adjusted[0].tolist() == [1.0] * 5
+    assert logits.adjusted[1].tolist() == [1.0, 3.5, 1.0, 1.0, 1.0]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fast_adjusted_logits_are_the_references(dtype, device, program_order):
     """Without a tree: the rows' context is the requests' tokens. Budget: a rounding for each of the four operations."""
