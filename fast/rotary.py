@@ -160,28 +160,6 @@ def rotate_and_write(
 
 
 @kernel
-def _silu_mul_kernel(out_ptr, gate_up_ptr, count, size, BLOCK: tl.constexpr):
-    DTYPE: tl.constexpr = out_ptr.dtype.element_ty
-    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = offs < count
-    address = gate_up_ptr + offs // size * 2 * size + offs % size
-    gate = tl.load(address, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(address + size, mask=mask, other=0.0).to(tl.float32)
-    shrunk = tl.exp(-tl.abs(gate))
-    silu = nearest(gate * tl.where(gate >= 0, 1.0, shrunk) / (1.0 + shrunk), DTYPE)
-    tl.store(out_ptr + offs, nearest(silu.to(tl.float32) * up, DTYPE), mask=mask)
-
-
-def silu_mul(gate_up_RI2: torch.Tensor) -> torch.Tensor:
-    """silu(gate) · up, [R, I], of gate and up side by side in [R, 2I]."""
-    require_contiguous(gate_up_RI2=gate_up_RI2)
-    num_rows, size = gate_up_RI2.shape[0], gate_up_RI2.shape[1] // 2
-    out, block = gate_up_RI2.new_empty(num_rows, size), block_of(num_rows * size, 1024)
-    _silu_mul_kernel[(triton.cdiv(out.numel(), block),)](out, gate_up_RI2, out.numel(), size, BLOCK=block)
-    return out
-
-
-@kernel
 def _qkv_kernel(
     query_ptr, keys_ptr, values_ptr, x_ptr, squares_ptr, w_ptr, bias_ptr, turns_ptr, slots_ptr, num_rows, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, STRIDE_X: tl.constexpr, K: tl.constexpr,
