@@ -16,8 +16,8 @@ FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj
 
 
 def _fused(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors with projections of the same input stacked into one."""
-    tensors = dict(tensors)
+    """The tensors, contiguous as kernels read them, with projections of the same input stacked into one."""
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     for name in list(tensors):
         for whole, parts in FUSED.items():
             prefix, found, kind = name.rpartition(f"{parts[0]}.")

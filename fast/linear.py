@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch.nn.functional import linear as library_product
 
-from specsim.fast.launch import INTERPRETED, await_predecessor, kernel, let_successor_begin, nearest
+from specsim.fast.launch import INTERPRETED, await_predecessor, kernel, let_successor_begin, nearest, require_contiguous
 from specsim.fast.rows import Norm, Rows, add, gated, silu_mul
 
 MOST_ROWS = 64  # of a block of rows, and of a product that is streamed where a library's may serve
@@ -172,6 +172,7 @@ def streaming(
 def _stream(tiling: Tiling, rows: Rows, weight, bias, onto: Rows, base=None, is_gated=False) -> None:
     x, out, (num_rows, size) = factor(rows), onto.values, onto.values.shape
     next_norm = None if onto.weighted is None else onto.norm.weight
+    require_contiguous(weight=weight, bias=bias, norm=next_norm)
     if any(each is not None and each.stride(-1) != 1 for each in (x, out, base)):
         raise ValueError(f"rows have strides {x.stride()} and {out.stride()}; allowed: 1 along the last dimension")
     _product_kernel[triton.cdiv(size, tiling.block_n), triton.cdiv(num_rows, tiling.block_m)](

@@ -207,6 +207,7 @@ def project_rotate_and_write(
     num_heads: int,
 ) -> torch.Tensor:
     """rotate_and_write, without norms of heads, fused to the product with the projections' weight and bias."""
+    require_contiguous(weight=weight, bias=bias)
     x, (kv_heads, head_dim) = factor(rows), kv.keys.shape[2:]
     query_RAD = x.new_empty(len(x), num_heads, head_dim)
     tiling = tiling._replace(block_n=tiling.block_n // 2)  # outputs of each half

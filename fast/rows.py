@@ -112,6 +112,7 @@ def embed(
     ids_R: torch.Tensor, table_VH: torch.Tensor, norm: Norm | None = None, out: torch.Tensor | None = None
 ) -> Rows:
     """Rows of an embedding table under the norm that follows; out may be columns of a wider tensor."""
+    require_contiguous(table_VH=table_VH)
     num_rows, size = len(ids_R), table_VH.shape[1]
     out = table_VH.new_empty(num_rows, size) if out is None else out
     rows, block = Rows.to_write(out, norm, 1), block_of(num_rows, 1, size)

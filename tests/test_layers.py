@@ -266,3 +266,10 @@ def test_weights_that_lie_behind_each_other_are_stacked_without_a_copy():
     parts["v_proj.weight"] = parts["v_proj.weight"].clone()
     assert fast.Weights(parts)["qkv_proj.weight"].data_ptr() != whole.data_ptr()
     assert torch.equal(fast.Weights(parts)["qkv_proj.weight"], whole)
+
+
+def test_weights_that_a_checkpoint_keeps_transposed_are_read_in_order():
+    stored = torch.randn(3, 5)
+    weights = fast.Weights({"fc.weight": stored.T})
+    assert weights["fc.weight"].is_contiguous()
+    assert torch.equal(weights["fc.weight"], stored.T)
