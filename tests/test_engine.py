@@ -8,6 +8,7 @@ import torch
 
 from specsim import SamplingParams, SpecConfig, generate
 from specsim.config import InputError
+from specsim.fast import layers, linear
 from specsim.fast.graph import GuardError, Tape
 from specsim.generation import load_engine
 from specsim.phases import Advance, Batch, DraftInput, PrefillInput, State, Verdict
@@ -372,6 +373,32 @@ def test_padded_rows_change_no_real_row(graph, device):
     full = engine.round(batch, draft_input, pools)
     for (name, mine), (_, theirs) in zip(named_tensors(padded._asdict()), named_tensors(full._asdict()), strict=True):
         assert torch.equal(bits(mine), bits(theirs[: len(mine)])), name
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_batch_invariance_reaches_every_product_and_attention(batch_invariant, kind, device, monkeypatch):
+    """Of target and drafter, in prefill and round; what it does there is tested with them."""
+    told = {"choose": set(), "attention": set()}
+
+    def choose(*shape_and_type, _choose=linear.choose):
+        told["choose"].add(shape_and_type[4])
+        return _choose(*shape_and_type)
+
+    def attention(*args, invariant, _attention=layers.attention):
+        told["attention"].add(invariant)
+        return _attention(*args, invariant=invariant)
+
+    monkeypatch.setattr(linear, "choose", choose)
+    monkeypatch.setattr(layers, "attention", attention)
+    engine = load_engine(agreeing_pair(kind), SMALL, "fast", device=device, batch_invariant=batch_invariant)
+    pools = engine.make_pools(1, 64)
+    row = pools.open()
+    pools.reserve(row, 5)
+    batch = Batch.of([0], [row], [5], [WARM], engine.target.config.vocab_size).to(engine.device)
+    prefilled = engine.prefill(batch, PrefillInput.whole([PROMPTS[0]]).to(engine.device), pools)
+    engine.round(batch, prefilled.draft_input, pools)
+    assert told == {"choose": {batch_invariant}, "attention": {batch_invariant}}
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "none"])
