@@ -111,6 +111,7 @@ def test_a_streamed_gated_product_is_rounded_where_three_operations_round(
 def test_a_norm_is_applied_to_the_product(num_rows, size, inner, dtype, parts, device, tiled, program_order):
     """As if to the rows, with a rounding less; where it was not noted with the rows, by the norm's own kernel."""
     x, weight = rows_and_weight(num_rows, 2 * size, inner, dtype)
+    x *= 8.0 ** (torch.arange(num_rows) % 3 + 1)[:, None].to(dtype)  # rows of one length would hide the norm
     norm = Norm(torch.randn(inner).to(dtype).to(device), 1e-3)
     x, weight, total = x.to(device), weight.to(device), x.double().square().sum(1)
     shares = torch.rand(num_rows, parts, dtype=torch.float64).softmax(1)
