@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from specsim.fast.launch import INTERPRETED, await_input, block_of, kernel, nearest, require_contiguous
+from specsim.fast.launch import INTERPRETED, await_input, block_of, kernel, nearest, require_contiguous, stages_within
 from specsim.fast.metadata import WORD, AttentionMetadata
 from specsim.pool import KVBuffer
 
@@ -297,12 +297,12 @@ class Partition(NamedTuple):
         return min(self.units + num_requests - 1, self.most * num_requests)
 
 
-def _partition(programs: int, has_equal_rows: bool, splits: int | None, invariant: bool) -> Partition:
-    """programs: how many the device should have for each of a unit's."""
+def _partition(programs: int, pairs: int, splits: int | None, invariant: bool) -> Partition:
+    """programs: how many the device should have for each of a unit's; pairs: of a row and a query head of a unit."""
     if splits:
         return Partition(1, MANY, splits, splits)
-    if invariant:  # by a request's own keys alone; parts of a long prompt's rows would fill the memory
-        return Partition(256, MANY, 1, 16 if has_equal_rows else 1)
+    if invariant:  # by a request's own keys alone; parts of many rows would fill the memory
+        return Partition(256, MANY, 1, max(1, min(16, 2048 // max(1, pairs))))
     return Partition(64, max(1, programs), 1, MANY)
 
 
@@ -338,7 +338,9 @@ def attention(
     tiling = _tiling(64 if invariant and not metadata.has_equal_rows else pairs, block_d, dot)
     blocks = triton.cdiv(pairs, tiling.block_m)
     programs = _multiprocessors(query_RAD.device) * tiling.resident // max(1, heads * blocks)
-    partition = _partition(programs, metadata.has_equal_rows, splits, invariant)
+    partition = _partition(programs, pairs if metadata.has_equal_rows else MANY, splits, invariant)
+    tile_bytes = tiling.block_c * block_d * dot.primitive_bitwidth // 8
+    stages = stages_within(tiling.stages, 2 * tile_bytes, spare=tiling.block_m * block_d * 2)
     units = partition.most_units(num_requests)
     is_whole = units == num_requests
     parts = out.new_empty(0 if is_whole else units * heads * pairs, head_dim, dtype=torch.float32)
@@ -350,7 +352,7 @@ def attention(
         metadata.table.shape[1], metadata.extra_slots.shape[1], num_requests, pairs, *partition,
         GROUP=group, D=head_dim, RAGGED=metadata.is_causal or window is not None, WHOLE=is_whole,
         BLOCK_B=_request_block(num_requests), BLOCK_M=tiling.block_m, BLOCK_D=block_d,
-        BLOCK_C=tiling.block_c, STAGES=tiling.stages, DOT=dot, num_warps=tiling.warps,
+        BLOCK_C=tiling.block_c, STAGES=stages, DOT=dot, num_warps=tiling.warps,
     )  # fmt: skip
     if not is_whole:
         block_s = max(1, 4096 // block_d)

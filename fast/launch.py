@@ -128,7 +128,19 @@ class Kernel:
 @functools.cache
 def can_overlap() -> bool:
     """Whether kernels can be launched before their predecessors have ended."""
-    return not INTERPRETED and torch.cuda.get_device_capability() >= (9, 0)
+    is_nvidia = not INTERPRETED and torch.version.hip is None
+    return is_nvidia and torch.cuda.get_device_capability() >= (9, 0)
+
+
+def stages_within(stages: int, stage_bytes: int, spare: int = 0) -> int:
+    """How many stages of a software pipeline, at most `stages`, fit into shared memory beside `spare` bytes.
+
+    All but one of them hold a tile at a time. How many there are changes no result.
+    """
+    if INTERPRETED:
+        return stages
+    room = torch.cuda.get_device_properties(torch.cuda.current_device()).shared_memory_per_block_optin - spare
+    return max(2, min(stages, 1 + room // stage_bytes))
 
 
 def kernel(function: Callable) -> Kernel:

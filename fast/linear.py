@@ -13,13 +13,19 @@ import triton
 import triton.language as tl
 from torch.nn.functional import linear as library_product
 
-from specsim.fast.launch import INTERPRETED, await_predecessor, kernel, let_successor_begin, nearest, require_contiguous
+from specsim.fast.launch import (
+    INTERPRETED,
+    await_predecessor,
+    kernel,
+    let_successor_begin,
+    nearest,
+    require_contiguous,
+    stages_within,
+)
 from specsim.fast.rows import Norm, Rows, add, gated, silu_mul
 
 MOST_ROWS = 64  # of a block of rows, and of a product that is streamed where a library's may serve
-PROGRAMS = (
-    132  # side by side on an H100 or H200, one a multiprocessor; a constant, so that choices are the same anywhere
-)
+PROGRAMS = 132  # one a multiprocessor of an H100 or H200; a constant, so that choices are the same anywhere
 
 
 class Tiling(NamedTuple):
@@ -132,8 +138,9 @@ def _product_kernel(
         tl.store(squares_out_ptr, tl.sum(tl.where(mask, first * first, 0.0), axis=1), mask=mask_m)
 
 
-def tile_arguments(tiling: Tiling, rows: Rows, size: int, inner: int) -> dict:
-    """The constexpr arguments and options that kernels of streamed products share."""
+def tile_arguments(tiling: Tiling, rows: Rows, size: int, inner: int, num_tiles: int = 1) -> dict:
+    """The constexpr arguments and options that kernels of streamed products share; num_tiles: of weights at a time."""
+    stage_bytes = (tiling.block_m + num_tiles * tiling.block_n) * tiling.block_k * rows.values.itemsize
     return dict(
         STRIDE_X=factor(rows).stride(0),
         K=inner,
@@ -142,7 +149,7 @@ def tile_arguments(tiling: Tiling, rows: Rows, size: int, inner: int) -> dict:
         BLOCK_M=tiling.block_m,
         BLOCK_N=tiling.block_n,
         BLOCK_K=tiling.block_k,
-        STAGES=tiling.stages,
+        STAGES=stages_within(tiling.stages, stage_bytes),
         DOT=_dot_type(rows.values.dtype),
         # Warps share out eight outputs each of a narrow block; more of them would read the same weights again.
         num_warps=min(4, tiling.block_n // 8) if tiling.block_m == 16 else 4,
@@ -178,7 +185,7 @@ def _stream(tiling: Tiling, rows: Rows, weight, bias, onto: Rows, base=None, is_
     _product_kernel[triton.cdiv(size, tiling.block_n), triton.cdiv(num_rows, tiling.block_m)](
         out, onto.weighted, onto.squares, base, x, rows.squares, weight, bias, next_norm, num_rows, eps_of(rows),
         STRIDE_OUT=out.stride(0), STRIDE_BASE=0 if base is None else base.stride(0), N=size, GATED=is_gated,
-        **tile_arguments(tiling, rows, size, weight.shape[1]),
+        **tile_arguments(tiling, rows, size, weight.shape[1], 2 if is_gated else 1),
     )  # fmt: skip
 
 

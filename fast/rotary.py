@@ -214,6 +214,6 @@ def project_rotate_and_write(
     _qkv_kernel[len(weight) // 2 // tiling.block_n, triton.cdiv(len(x), tiling.block_m)](
         query_RAD, kv.keys[layer], kv.values[layer], x, rows.squares, weight, bias, turns,
         metadata.slots, len(x), eps_of(rows), HEADS=num_heads, KV_HEADS=kv_heads, D=head_dim,
-        **tile_arguments(tiling, rows, len(weight) // 2, weight.shape[1]),
+        **tile_arguments(tiling, rows, len(weight) // 2, weight.shape[1], 2),
     )  # fmt: skip
     return query_RAD
