@@ -111,7 +111,10 @@ def acceptance(options: dict[str, Any]) -> SyntheticAcceptance | None:
         numbers = tuple(map(float, rates.split(",")))
     except ValueError:
         raise InputError("accept_rates", rates, "numbers with commas between them, such as 0.8,0.6,0.4") from None
-    return SyntheticAcceptance(numbers, schedule)
+    try:
+        return SyntheticAcceptance(numbers, schedule)
+    except InputError as error:  # specsim run has a --schedule that is another
+        raise InputError(f"accept_{error.name}", error.value, error.allowed) from error
 
 
 def pair(options: dict[str, Any]):
