@@ -1,18 +1,40 @@
 """Results of runs on GPUs: kept as JSON beside the kernels, and README's tables of them."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from specsim.config import InputError
+from specsim.files import read_text
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "fast" / "measurements"
 README = ROOT / "README.md"
 
 
-def read(path: Path) -> Any:
-    """A result as it was written."""
-    return json.loads(path.read_text(encoding="utf-8"))
+def read(path: Path, *names: str) -> dict[str, Any]:
+    """A result as it was written, with fields of these names; InputError for any other file."""
+    allowed = "a result that a command of specsim wrote with --json"
+    text = read_text(path, "file", allowed)
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InputError("file", str(path), f"{allowed} (it is no JSON)") from error
+    for name in names:
+        if not isinstance(value, dict) or name not in value:
+            raise InputError("file", str(path), f"{allowed} (it has no {name})")
+    return value
+
+
+def as_command(run: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> None:
+    """Run a module's command; bad input is one sentence and exit status 2."""
+    try:
+        run(arguments)
+    except InputError as error:
+        print(f"specsim: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def keep(path: Path, value: Mapping[str, Any]) -> Path:

@@ -3,6 +3,8 @@
 import io
 import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -587,14 +589,16 @@ def test_readme_shows_the_results_that_are_kept():
 
 def test_a_part_and_a_failure_are_not_kept(kept):
     for part, changes, reason in (
-        (("some", ROWS), {}, "of kernels there is some"),
-        (("some some", ROWS), {}, "of kernels there is some, some"),
+        (("some", ROWS), {}, "kernels is 'some'"),
+        (("some some", ROWS), {}, "kernels is 'some, some'"),
         (("some others", ROWS), {"is_quick": True}, "a quick run"),
+        (("some others", ROWS), {"suite": "nope"}, "a suite that there is not"),
+        (("some others", ROWS), {"shape": "../a/config.json"}, "a shape without a name"),
         (("some others", (*ROWS, Row("linear", {}, {OURS: FAILED}))), {}, "not equal"),
     ):
-        with pytest.raises(ValueError, match=reason):
+        with pytest.raises(InputError, match=reason):
             kept(part, **changes)
-    with pytest.raises(ValueError, match="different versions"):
+    with pytest.raises(InputError, match="different versions"):
         kept(("some", ROWS), ("others", ROWS), versions={"gpu": "another"})
 
 
@@ -625,3 +629,22 @@ def test_many_rows_of_a_kind_are_the_best_the_median_and_the_worst(kept):
 def test_nothing_kept_is_an_empty_table(tmp_path, monkeypatch):
     monkeypatch.setattr(table, "KEPT", tmp_path)
     assert table.table() == ""
+
+
+@pytest.mark.parametrize("module", ["specsim.bench.table", "specsim.differential.proofs"])
+def test_another_file_is_refused_in_a_sentence(module, tmp_path):
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "text.json").write_text("{")
+    (tmp_path / "other.json").write_text('{"suite": "kernels"}')
+    for name, reason in {
+        "list.json": "has no",
+        "text.json": "no JSON",
+        "other.json": "has no",
+        "none.json": "No",
+    }.items():
+        done = subprocess.run(
+            [sys.executable, "-m", module, str(tmp_path / name)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1
+        assert reason in done.stderr

@@ -940,7 +940,7 @@ def test_a_part_of_a_grid_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(proofs, "KEPT", tmp_path / "kept")
     file = tmp_path / "part.json"
     run_grid("g", TWO, impl="reference", shard="1/2", json_file=file)
-    with pytest.raises(ValueError, match="holds 1 of 2 cells"):
+    with pytest.raises(InputError, match="not 1 of 2 cells"):
         proofs.keep(file)
     run_grid("g", TWO, impl="reference", json_file=file)
     kept = json.loads(proofs.keep(file).read_text())

@@ -3,6 +3,7 @@
 python -m specsim.bench.table [results of specsim bench --json ...: whole suites, or all groups of one in several]
 """
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 from specsim.bench.row import OURS
 from specsim.bench.suites import SUITES, Options
-from specsim.measurements import KEPT, markdown, measured_on, placed, read, rewrite
+from specsim.config import InputError
+from specsim.measurements import KEPT, as_command, markdown, measured_on, placed, read, rewrite
 from specsim.measurements import keep as keep_value
 
 MARK = "performance"
@@ -26,9 +28,9 @@ def keep(paths: Sequence[Path]) -> list[Path]:
     """
     values: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for path in paths:
-        value = read(path)
+        value = read(path, "suite", "shape", "finished", "is_quick", "passed", "versions", "ceilings", "rows")
         for fault in _faults(value):
-            raise ValueError(f"{path} holds {fault}")
+            raise InputError("file", str(path), f"the result of a whole suite that passed, and not {fault}")
         values.setdefault((value["suite"], value["shape"]), []).append(value)
     return [_keep(suite, shape, runs) for (suite, shape), runs in values.items()]
 
@@ -38,16 +40,18 @@ def _faults(value: Mapping[str, Any]) -> Iterator[str]:
         yield "a quick run"
     if not value["passed"]:
         yield "rows that are not equal"
+    if value["suite"] not in SUITES:
+        yield "a suite that there is not"
+    if not re.fullmatch(r"[\w.-]+", value["shape"]):
+        yield "one of a shape without a name"
 
 
 def _keep(suite: str, shape: str, runs: Sequence[Mapping[str, Any]]) -> Path:
     finished = [group for run in runs for group in run["finished"]]
     if sorted(finished) != sorted(SUITES[suite].groups):
-        raise ValueError(
-            f"of {suite} there is {', '.join(finished)}, each of {', '.join(SUITES[suite].groups)} is wanted"
-        )
+        raise InputError(suite, ", ".join(finished), f"each of its groups once: {', '.join(SUITES[suite].groups)}")
     if any(run["versions"] != runs[0]["versions"] for run in runs):
-        raise ValueError(f"the runs of {suite} are of different versions")
+        raise InputError(suite, "runs of different versions", "runs of one")
     names = ("command", "date", "versions", "ceilings", "seconds", "finished")
     value = {
         "suite": suite,
@@ -138,4 +142,4 @@ def main(paths: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    as_command(main, sys.argv[1:])

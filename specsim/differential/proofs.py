@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from specsim.measurements import KEPT, ROOT, markdown, measured_on, placed, read, rewrite
+from specsim.config import InputError
+from specsim.measurements import KEPT, ROOT, as_command, markdown, measured_on, placed, read, rewrite
 from specsim.measurements import keep as keep_value
 
 __all__ = ["KEPT", "ROOT", "keep", "main", "table", "written"]
@@ -17,9 +18,9 @@ HEADINGS = ("grid", "dtype", "cells", "decisions", "undecidable", "mismatches", 
 
 def keep(path: Path) -> Path:
     """Keep what a grid came to, without its cells; a part of a grid is refused."""
-    value = read(path)
+    value = read(path, "grid", "dtype", "device", "cells", "num_cells", "parted", "versions")
     if value["cells"] != value["num_cells"]:
-        raise ValueError(f"{path} holds {value['cells']} of {value['num_cells']} cells")
+        raise InputError("file", str(path), f"a whole grid, and not {value['cells']} of {value['num_cells']} cells")
     kept = {name: each for name, each in value.items() if name != "results"}
     kept["parted"] = len(value["parted"])
     return keep_value(KEPT / f"diff-{value['grid']}-{value['dtype']}-{value['device']}.json", kept)
@@ -57,4 +58,4 @@ def main(paths: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    as_command(main, sys.argv[1:])
