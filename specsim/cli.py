@@ -263,6 +263,8 @@ def _check_run(given: dict[str, Any]) -> None:
     from specsim.trace import Trace
 
     trace, source = given["trace"], given["requests"]
+    if given["shape"] is not None and source is None:
+        raise InputError("requests", "the shipped texts", "a file with prompt_ids: a --shape has no tokenizer")
     for name, file in (("json", given["json_file"]), ("trace", trace)):
         if source is not None and file is not None and os.path.realpath(file) == os.path.realpath(source):
             raise InputError(name, str(file), "another file than that of the requests")

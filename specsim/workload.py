@@ -105,7 +105,9 @@ def _no_constant(name: str) -> None:
 def _prompt(values: dict[str, Any]) -> str | list[int]:
     if ("prompt" in values) == ("prompt_ids" in values):
         raise InputError("input", "both" if "prompt" in values else "neither", "one of prompt and prompt_ids")
-    name, kind, allowed = ("prompt", str, "a text") if "prompt" in values else ("prompt_ids", list, "a list")
+    name, kind, allowed = (
+        ("prompt", str, "a text (token ids: prompt_ids)") if "prompt" in values else ("prompt_ids", list, "a list")
+    )
     if not isinstance(values[name], kind):
         raise InputError(name, values[name], allowed)
     return values[name]

@@ -106,7 +106,7 @@ RULES = {
     **dict.fromkeys(("scheduler", "ranks"), Rule(ROUNDS, set())),
     "invariance": Rule(ROUNDS, set()),
     "provenance": Rule({"torch"}, set()),
-    "measurements": Rule(set(), set()),
+    "measurements": Rule({"specsim.config", "specsim.files"}, set()),
     "soak": Rule(ROUNDS | SOAKED, {"specsim.display", "rich"}),
     "certify": Rule(ROUNDS, BOTH_COLUMNS),
     "serving": Rule(ROUNDS, {"specsim.display", "rich"}),
