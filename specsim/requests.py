@@ -185,7 +185,9 @@ def _token_ids(tokenizer, prompt: str | Sequence[int], begins: bool) -> list[int
             raise InputError("prompts", prompt, _PROMPTS)
         return prompt.tolist() if isinstance(prompt, torch.Tensor) else list(prompt)
     if tokenizer is None:
-        raise InputError("prompt", prompt, "token ids (in a file of requests prompt_ids): the target has no tokenizer")
+        raise InputError(
+            "prompt", prompt, "token ids: the target has no tokenizer (in a file of requests they are prompt_ids)"
+        )
     if not prompt or prompt.encode(errors="replace").decode() != prompt:  # a lone surrogate cannot be encoded
         raise InputError("prompt", prompt, "UTF-8 text of at least one character")
     return tokenizer.encode(prompt) if begins else tokenizer.encode(prompt, add_special_tokens=False)

@@ -247,8 +247,9 @@ def test_acceptance_of_trained_weights_can_be_synthetic_too(call):
     assert "accepted by position  1.00 1.00 1.00 of the rounds" in out
 
 
-def test_a_shape_reads_no_text(serve, shape):
+def test_a_shape_reads_no_text(call, serve, shape):
     assert_one_sentence(serve("--shape", str(shape)), "requests", "line 1", "token ids: the target has no tokenizer")
+    assert_one_sentence(call("run", "--shape", str(shape)), "requests", "the shipped texts", "prompt_ids")
 
 
 def test_accept(call, tmp_path):

@@ -96,7 +96,7 @@ BAD = [
     ({"prompt": "x", "temprature": 1}, "every field is one of id, prompt, .*, not 'temprature'"),
     ({"prompt": "x", "messages": []}, "every field is one of"),
     ({"prompt": ""}, "prompt is UTF-8 text of at least one character, not ''"),
-    ({"prompt": None}, "prompt is a text, not None"),
+    ({"prompt": None}, r"prompt is a text \(token ids: prompt_ids\), not None"),
     ({"prompt": ["x"]}, "prompt is a text"),
     ({"prompt": "\ud800"}, "prompt is UTF-8 text"),
     ({"prompt_ids": []}, "prompt is at least one token"),
