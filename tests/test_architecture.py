@@ -56,7 +56,6 @@ FAST_ROWS = (
     "graph",
     "frame",
     "engine",
-    "bench",
 )
 
 SETTINGS = {"numpy", "specsim.config", "specsim.metrics"}
@@ -146,8 +145,7 @@ def rule(module: str) -> Rule:
         raise LookupError(f"{module} is not a row: the rows are {', '.join(order)}")
     left = {f"{column}.{other}" for other in order[: order.index(row) + 1]}
     kernels = {"triton"} if name == "fast" else set()
-    timings = {"specsim.contract"} if row == "bench" else set()
-    return Rule(STATES | left | kernels | timings, set())
+    return Rule(STATES | left | kernels, set())
 
 
 def python_modules() -> dict[str, Path]:
@@ -289,7 +287,7 @@ def test_checker_finds(module, source):
             "from specsim.reference.targets.llama import Llama\nfrom ..layers import norm",
         ),
         ("specsim.reference.oracle", "import torch\nfrom specsim.config import SpecConfig"),
-        ("specsim.fast.bench", "import triton\nfrom specsim.contract import OPERATIONS\nfrom .engine import Engine"),
+        ("specsim.fast.engine", "import triton\nfrom .graph import capture\nfrom specsim.phases import Batch"),
     ],
 )
 def test_checker_allows(module, source):
