@@ -140,19 +140,25 @@ def _generate(
 ) -> None:
     from specsim.display import metrics_rows, output_text, print_table, stdout_console
     from specsim.files import check_writable, write_json
-    from specsim.generation import generate
+    from specsim.generation import generate as continue_texts
+    from specsim.provenance import now
 
     check_writable(given["json_file"])
+    made = {
+        "command": options.command("specsim generate", generate, given, without=("json_file",)),
+        "date": now(),
+        **{name: given[name] for name in ("impl", "dtype")},
+    }
     pair = options.pair(given)
     prompts = [_random_prompt(pair, given["prompt_length"])] if text is None else text
-    generation = generate(pair, prompts, config, sampling, progress=True, **column)
+    generation = continue_texts(pair, prompts, config, sampling, progress=True, **column)
     console = stdout_console()
     try:
         console.out(output_text(generation.outputs[0]), highlight=False)
         console.print()
         print_table(console, (), [("pair", pair.name), *metrics_rows(generation)])
     finally:  # neither a closed terminal nor a full disk costs the other its result
-        write_json(given["json_file"], generation.to_json())
+        write_json(given["json_file"], made | {"pair": pair.name} | generation.to_json())
 
 
 @app.command()

@@ -221,6 +221,8 @@ def test_generate_times_a_shape_at_synthetic_acceptance(call, shape, tmp_path, i
     assert "synthetic, minimum-variance at rates 1, 0.5, 0.5: not the target's" in out
     result = json.loads((tmp_path / "out.json").read_text())
     assert result["acceptance"] == SYNTHETIC
+    assert result["pair"].startswith("random weights of")
+    assert result["command"].startswith("specsim generate --")
     (output,) = result["outputs"]
     assert out.startswith(" ".join(map(str, output["token_ids"])))
     assert set(output["num_accepted_tokens_per_round"]) <= {2, 4}
