@@ -130,7 +130,7 @@ def generate(
     """Continue a text, and show what speculation made of it."""
     given = locals()
     config, sampling = options.speculation(given), options.pick(SamplingParams, given)
-    column, text = options.column(given), None if shape else _read_prompt(prompt, prompt_file)
+    column, text = options.column(given), None if shape is not None else _read_prompt(prompt, prompt_file)
     _check_prompt(given)
     _generate(given, text, config, sampling, column)
 
@@ -464,9 +464,10 @@ def _bench(given: dict[str, Any]) -> None:
 
 def _check_prompt(given: dict[str, Any]) -> None:
     """Weights with a tokenizer continue a text, random ones random tokens."""
-    for name in ("prompt", "prompt_file") if given["shape"] else ("prompt_length",):
+    has_shape = given["shape"] is not None
+    for name in ("prompt", "prompt_file") if has_shape else ("prompt_length",):
         if given[name] is not None:
-            raise InputError(name, str(given[name]), f"none {'with' if given['shape'] else 'without'} --shape")
+            raise InputError(name, str(given[name]), f"none {'with' if has_shape else 'without'} --shape")
 
 
 def _random_prompt(pair: Any, length: int | None) -> list[int]:
