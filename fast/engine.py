@@ -134,7 +134,8 @@ class Engine:
         """A round, of which only what a serving loop needs is copied out.
 
         With reserved columns under release `finish` the host waits for nothing: rounds can be enqueued one behind the
-        other, each with what the one before gave.
+        other, each with what the one before gave. States are values: what is changed in place in a tensor that was
+        given before goes unnoticed.
         """
         return self._play(batch, draft_input, pools, reserved).advance(batch)
 

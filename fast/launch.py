@@ -137,10 +137,13 @@ def stages_within(stages: int, stage_bytes: int, spare: int = 0) -> int:
 
     All but one of them hold a tile at a time. How many there are changes no result.
     """
-    if INTERPRETED:
-        return stages
-    room = torch.cuda.get_device_properties(torch.cuda.current_device()).shared_memory_per_block_optin - spare
-    return max(2, min(stages, 1 + room // stage_bytes))
+    return stages if INTERPRETED else max(2, min(stages, 1 + (_shared_memory() - spare) // stage_bytes))
+
+
+@functools.cache
+def _shared_memory() -> int:
+    """Bytes that a program can have on the GPU of this process."""
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).shared_memory_per_block_optin
 
 
 def kernel(function: Callable) -> Kernel:
