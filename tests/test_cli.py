@@ -389,7 +389,7 @@ def test_bad_lines_of_a_request_file(serve, tmp_path):
     assert_one_sentence(serve(lines=(LINES[0], LINES[0])), "requests", "line 2", "no earlier line has, not 3")
     status, out, err = serve("--skip-bad-lines", "--json", str(tmp_path / "out.json"), lines=lines)
     assert (status, err) == (0, "")
-    assert "Line 5 is skipped: not a line whose prompt is a text, not 5." in out
+    assert "Line 5 is skipped: not a line whose prompt is a text (token ids: prompt_ids), not 5." in out
     assert [each["line"] for each in json.loads((tmp_path / "out.json").read_text())["skipped"]] == [5, 6]
 
 
