@@ -42,13 +42,11 @@ class DenseTarget:
         turns = rotations(metadata.positions, self._inverse_D, self.embedding.dtype)
         hidden = embed(input_ids_R, self.embedding, self._input_norm(0), out=entering.get(0))
         for layer in range(self.config.num_layers):
-            weights, name = (
-                self._weights.under(f"model.layers.{layer}"),
-                f"model.layers.{layer}.post_attention_layernorm",
-            )
+            name = f"model.layers.{layer}"
+            weights = self._weights.under(name)
             hidden = self_attention(
                 hidden.values, hidden, weights.under("self_attn"), self.config, turns, layer, kv, metadata,
-                self._norm(name),
+                self._norm(f"{name}.post_attention_layernorm"),
             )  # fmt: skip
             following, out = self._input_norm(layer + 1), entering.get(layer + 1)
             hidden = gated_mlp(hidden, weights.under("mlp"), following, out)
