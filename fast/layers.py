@@ -27,9 +27,9 @@ def _fused(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _stacked(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Rows of all parts; not copied where they lie one behind the other in one storage already."""
+    """Rows of all parts, contiguous ones; not copied where they lie one behind the other in one storage already."""
     first, ends = parts[0], [part.data_ptr() + part.nbytes for part in parts]
-    is_whole = all(part.is_contiguous() for part in parts) and [part.data_ptr() for part in parts[1:]] == ends[:-1]
+    is_whole = [part.data_ptr() for part in parts[1:]] == ends[:-1]
     if not is_whole or len({part.untyped_storage().data_ptr() for part in parts}) > 1:
         return torch.cat(parts)
     return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())

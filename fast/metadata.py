@@ -24,10 +24,10 @@ class AttentionMetadata:
     owned if a row sees it. An extra key without a slot is seen by nobody.
 
     positions: i64 [R], 0 for a dropped row. slots: i64 [R], where a row writes its KV, -1 for a dropped row, which sees
-    nothing. row_starts: i64 [B+1]; max_rows: most rows of a request, and if has_equal_rows those of every one, in
-    every batch of the phase. table: i64 [rows, columns], the pool's;
-    table_rows: i64 [B], -1 for a padded request. prefix_lens: i32 [R], prefix keys that a row sees; key_lens: i32 [B],
-    at most so many are seen by a row of the request, and unless is_causal by every row but the dropped.
+    nothing. row_starts: i64 [B+1]; max_rows: most rows of a request, and if has_equal_rows those of every one, in every
+    batch of the phase. table: i64 [rows, columns], the pool's; table_rows: i64 [B], -1 for a padded request.
+    prefix_lens: i32 [R], prefix keys that a row sees; key_lens: i32 [B], at most so many are seen by a row of the
+    request, and unless is_causal by every row but the dropped.
     extra_slots, extra_positions: i32 [B, E], a slot is -1 for none; num_extras: i32 [B], how many of these there are.
     visible: i32 [R, E/32 rounded up], bit e % 32 of word e / 32 says whether extra key e is seen.
     """

@@ -12,7 +12,6 @@ from specsim.generation import load_engine
 from specsim.phases import Batch, DraftInput, PrefillInput, Verdict
 from specsim.pool import KVPool
 
-STACKED = (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj"))
 SLACK = 256  # tokens that a request may grow by while it is timed
 
 
@@ -128,10 +127,12 @@ def stacked(pair: Pair) -> Pair:
 
     The tensors are replaced where they are: whoever else holds the pair holds no second copy either.
     """
+    from specsim.fast.layers import FUSED
+
     tensors = pair.target.tensors
-    for layer in range(pair.target.config.num_layers):
-        for parts in STACKED:
-            names = [f"model.layers.{layer}.{part}.weight" for part in parts]
+    for parts in FUSED.values():
+        for first in [name for name in tensors if name.endswith(f".{parts[0]}.weight")]:
+            names = [first.replace(parts[0], part) for part in parts]
             whole = torch.cat([tensors[name] for name in names])
             rows = [len(tensors[name]) for name in names]
             tensors.update(zip(names, whole.split(rows), strict=True))
