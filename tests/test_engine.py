@@ -332,7 +332,7 @@ def test_advancing_agrees_with_whole_rounds_in_every_mode(config, bucket, device
 @pytest.mark.parametrize("extend", ["fixed", "ragged"])
 def test_eight_rounds_are_enqueued_without_waiting(extend):
     if not torch.cuda.is_available():
-        pytest.skip("needs a GPU, for which to wait")
+        pytest.skip("without a GPU there is nothing that the host could wait for")
     config = replace(SMALL, extend=extend)
     engine, batch, draft_input, pools = fast_start(agreeing_pair("eagle3"), config, "cuda", FOUR[:3], "round")
     for row, length in batch.rows_and_lens:
