@@ -119,7 +119,7 @@ RULES = {
         {"torch", "specsim.checkpoint", "specsim.config", "specsim.drafter", "specsim.target", "specsim.shapes"}, set()
     ),
     **dict.fromkeys(
-        ("bench", "checkpoint", "display", "files", "plots", "cli", "options", "demo", "accept", "faults", "course"),
+        ("bench", "checkpoint", "display", "files", "plots", "cli", "commands", "options", "demo", "accept", "faults"),
         Rule(ANYTHING, BOTH_COLUMNS),
     ),
     "conformance": Rule(ANYTHING | {"specsim.contract"}, BOTH_COLUMNS),
