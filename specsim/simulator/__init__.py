@@ -1,0 +1,11 @@
+"""What speculation will do to a server: hardware, model shapes, cost of a round, checked against published tables.
+
+Nothing here needs torch: figures in, figures out.
+"""
+
+from specsim.simulator.cost import CostModel, Phases
+from specsim.simulator.efficiency import Efficiency
+from specsim.simulator.hardware import Hardware, hardware
+from specsim.simulator.model import Drafter, Model, drafter, model
+
+__all__ = ["CostModel", "Drafter", "Efficiency", "Hardware", "Model", "Phases", "drafter", "hardware", "model"]

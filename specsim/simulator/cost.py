@@ -1,0 +1,175 @@
+"""What a forward and a round take: bytes over bandwidth, operations over rate, launches, exchanges, the host."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from specsim.config import InputError, SpecConfig
+from specsim.simulator.efficiency import Efficiency
+from specsim.simulator.forward import Forward, padded
+from specsim.simulator.hardware import Hardware
+from specsim.simulator.model import Drafter, Model
+from specsim.simulator.numbers import share, whole
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """Seconds of one round by part; host is what of the host's work the device waits for."""
+
+    draft: float
+    verify: float
+    extend: float
+    host: float
+
+    @property
+    def total(self) -> float:
+        return self.draft + self.verify + self.extend + self.host
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A phase of a round at one batch size.
+
+    seconds, and with them slopes (window, columns beyond the context, seconds a column that layers of this window
+    read); at least the seconds of launching.
+    """
+
+    seconds: float = 0.0
+    slopes: tuple[tuple[int | None, float, float], ...] = ()
+    launching: float = 0.0
+
+    def at(self, contexts: np.ndarray, total: float) -> float:
+        seconds = self.seconds
+        for window, beyond, slope in self.slopes:
+            columns = total + beyond * len(contexts) if window is None else np.minimum(contexts + beyond, window).sum()
+            seconds += slope * columns
+        return max(seconds, self.launching)
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Seconds of prefills and rounds of a target, and a drafter, on `tensor_parallel` GPUs.
+
+    drafter None with a config that drafts: proposals are looked up, which takes the host only. schedule `sync`: the
+    device waits for the host in every step; `overlap`: the longer of both counts. buckets: batch sizes that graphs were
+    captured for, ascending; a batch is padded to the next, and beyond the last one kernels are launched one by one
+    (empty: always; None: a graph for every size). draft_graph: whether drafting is in graphs at all.
+    """
+
+    hardware: Hardware
+    model: Model
+    drafter: Drafter | None = None
+    efficiency: Efficiency = field(default_factory=Efficiency)
+    tensor_parallel: int = 1
+    schedule: Literal["sync", "overlap"] = "overlap"
+    buckets: tuple[int, ...] | None = None
+    draft_graph: bool = True
+    dtype: str = "bfloat16"
+    _parts: dict = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self):
+        whole("tensor_parallel", self.tensor_parallel)
+        if self.schedule not in ("sync", "overlap"):
+            raise InputError("schedule", self.schedule, "sync or overlap")
+        if self.buckets is not None:
+            sizes = tuple(self.buckets)
+            if any(type(size) is not int or size < 1 for size in sizes) or sorted(set(sizes)) != list(sizes):
+                raise InputError("buckets", self.buckets, "ascending batch sizes of at least 1")
+        self.hardware.flops(self.dtype)
+
+    def round(self, contexts: np.ndarray, config: SpecConfig) -> float:
+        """Seconds of one round of requests with these committed lengths [B]; a plain config is one decode step."""
+        return self.phases(contexts, config).total
+
+    def phases(self, contexts: np.ndarray, config: SpecConfig) -> Phases:
+        """The same by part."""
+        size = len(contexts)
+        if not size:
+            return Phases(0.0, 0.0, 0.0, 0.0)
+        parts = self._parts.get((size, config))
+        if parts is None:
+            parts = self._parts[size, config] = self._round_parts(size, config)
+        total = float(contexts.sum())
+        draft, verify, extend = (part.at(contexts, total) for part in parts)
+        return Phases(draft, verify, extend, self._exposed(size, draft + verify + extend))
+
+    def prefill(self, new_tokens: np.ndarray, contexts: np.ndarray) -> float:
+        """Seconds of a step that prefills new_tokens [B] behind contexts [B], drafter and host included."""
+        return self.mixed(new_tokens, contexts, np.zeros(0), SpecConfig.plain())
+
+    def mixed(self, new_tokens: np.ndarray, behind: np.ndarray, contexts: np.ndarray, config: SpecConfig) -> float:
+        """Seconds of a round of requests [B] whose forwards take chunks of other requests' prompts along.
+
+        new_tokens, behind: tokens of each chunk and those before it. Without chunks it is a round. With them no graph
+        fits: kernels are launched one by one, and weights are read once for both.
+        """
+        new, behind = np.asarray(new_tokens, float), np.asarray(behind, float)
+        size, chunks = len(contexts), len(new)
+        if not chunks:
+            return self.round(contexts, config)
+        nodes = config.num_draft_tokens
+        device = self._taken_along(self.model, new, behind, contexts, nodes, nodes)
+        if self.drafter:
+            rows = 0 if config.is_plain or not self.drafter.is_feature else config.num_steps + 1
+            device += self._taken_along(self.drafter.model, new, behind, contexts, rows, min(rows, 1))
+        if size and self.drafter and not config.is_plain:
+            device += self.phases(contexts, config).draft
+        return device + self._exposed(size + chunks, device)
+
+    def kv_slots(self, memory_share: float = 0.9) -> int:
+        """Tokens whose KV, the drafter's included, fits beside the weights into this share of all GPUs' memory."""
+        share("memory_share", memory_share)
+        models = [self.model, *([self.drafter.model] if self.drafter else [])]
+        room = memory_share * self.hardware.memory
+        for model in models:
+            room -= self._forward(model).weight_bytes
+        slots = int(room // sum(self._forward(model).kv_bytes for model in models))
+        if slots < 1:
+            raise InputError("tensor_parallel", self.tensor_parallel, f"GPUs that hold {self.model.name} and some KV")
+        return slots
+
+    def _exposed(self, size: int, device: float) -> float:
+        host = self.efficiency.host + size * self.efficiency.host_request
+        return host if self.schedule == "sync" else max(0.0, host - device)
+
+    def _taken_along(
+        self, model: Model, new: np.ndarray, behind: np.ndarray, contexts: np.ndarray, rows: int, head_rows: int
+    ) -> float:
+        """One forward of chunks and of `rows` rows of each running request."""
+        forward, size = self._forward(model, graph=False), len(contexts)
+        device = forward.products(size * rows + float(new.sum()), size * head_rows + len(new), entry=True)
+        device += forward.chunk_attention(new, behind)
+        if size and rows:
+            part = _Part(0.0, _slopes(forward, rows, rows / 2))
+            device += part.at(contexts, float(contexts.sum()))
+        return max(device, forward.launching)
+
+    def _forward(self, model: Model, graph: bool = True) -> Forward:
+        return Forward(self.hardware, model, self.efficiency, self.tensor_parallel, self.dtype, graph)
+
+    def _round_parts(self, size: int, config: SpecConfig) -> tuple[_Part, _Part, _Part]:
+        rows, graph = padded(size, self.buckets)
+        nodes = config.num_draft_tokens
+        verify = self._part(self._forward(self.model, graph), rows, nodes, nodes, nodes / 2)
+        none = _Part()
+        if config.is_plain or self.drafter is None:
+            return none, verify, none
+        drafting = self._forward(self.drafter.model, graph and self.draft_graph)
+        forwards, lanes = self.drafter.forwards(config.num_steps), config.topk
+        draft = self._part(drafting, rows, lanes, lanes, lanes * forwards / 2, forwards) if forwards else none
+        if not self.drafter.is_feature:
+            return draft, verify, none
+        extend = self._part(drafting, rows, config.num_steps + 1, 1, config.num_steps / 2, entry=True)
+        return draft, verify, extend
+
+    def _part(
+        self, forward: Forward, size: int, rows: int, head_rows: int, beyond: float, times: int = 1, entry: bool = False
+    ) -> _Part:
+        """`times` forwards of a batch, each request with so many rows, and so many of them with logits."""
+        seconds = times * forward.products(size * rows, size * head_rows, entry)
+        return _Part(seconds, _slopes(forward, rows, beyond, times), times * forward.launching)
+
+
+def _slopes(forward: Forward, rows: int, beyond: float, times: int = 1) -> tuple[tuple[int | None, float, float], ...]:
+    return tuple((window, beyond, times * slope) for window, slope in forward.column_seconds(rows).items())

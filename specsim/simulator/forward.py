@@ -1,0 +1,113 @@
+"""One forward of one model: its products, its attention, its launches and its exchanges between GPUs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specsim.simulator.efficiency import Efficiency
+from specsim.simulator.hardware import Hardware
+from specsim.simulator.layers import Layers
+from specsim.simulator.model import Model, expected_experts
+
+LOGIT_BYTES = 12  # written and read in 16 bits, written and read again in 32
+HEAD_KERNELS = 4  # embedding, last norm, head, choice
+
+
+def padded(size: int, buckets: Sequence[int] | None) -> tuple[int, bool]:
+    """The rows that a batch runs with, and whether a graph holds them."""
+    if buckets is None:
+        return size, True
+    fitting = [bucket for bucket in buckets if bucket >= size]
+    return (fitting[0], True) if fitting else (size, False)
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Seconds of a model's forwards on each of `parallel` GPUs, which share heads, widths, experts and vocabulary."""
+
+    hardware: Hardware
+    model: Model
+    efficiency: Efficiency
+    parallel: int = 1
+    dtype: str = "bfloat16"
+    graph: bool = True
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of weights on one GPU."""
+        return self.model.bytes / self.parallel
+
+    @property
+    def kv_bytes(self) -> float:
+        """Bytes of a token's KV on one GPU: what cannot be split is held by each."""
+        return sum(group.count * self._kv_bytes(group) for group in self.model.layers)
+
+    @property
+    def launching(self) -> float:
+        """Seconds in which the host launches all kernels, and before which no forward ends; 0 in a graph."""
+        return 0.0 if self.graph else self._kernels * self.efficiency.launch
+
+    def products(self, rows: float, head_rows: float, entry: bool = False) -> float:
+        """Seconds of all that does not read KV, gaps and exchanges included; entry: through fc too."""
+        model, device = self.model, 0.0
+        for group in model.layers:
+            device += group.count * self._layer(group, rows)
+        if entry:
+            device += self._product(model.entry_weights, model.weight_bytes, rows)
+        device += self._product(model.head_weights, model.weight_bytes, head_rows)
+        device += self._seconds(head_rows * model.vocab_size * LOGIT_BYTES / self.parallel, 0)
+        return device + self._kernels * self.efficiency.gap + self._exchanges(rows)
+
+    def column_seconds(self, rows: float) -> dict[int | None, float]:
+        """By window: seconds that its layers take for each column, `rows` rows of a request looking at it."""
+        seconds: dict[int | None, float] = {}
+        for group in self.model.layers:
+            each = self._seconds(self._kv_bytes(group), rows * group.pair_flops / self.parallel)
+            seconds[group.window] = seconds.get(group.window, 0.0) + group.count * each
+        return seconds
+
+    def chunk_attention(self, new_tokens: np.ndarray, contexts: np.ndarray) -> float:
+        """Seconds in which chunks of prompts [B] read what lies before them [B] and themselves."""
+        seconds = 0.0
+        for group in self.model.layers:
+            reach = np.inf if group.window is None else group.window
+            pairs = new_tokens * np.minimum(contexts + (new_tokens + 1) / 2, reach)
+            columns = np.minimum(contexts, reach) + new_tokens
+            flops = pairs.sum() * group.pair_flops / self.parallel
+            seconds += group.count * self._seconds(columns.sum() * self._kv_bytes(group), flops)
+        return seconds
+
+    def _layer(self, group: Layers, rows: float) -> float:
+        weight_bytes = self.model.weight_bytes
+        seconds = self._product(group.attention_weights, weight_bytes, rows)
+        seconds += self._product(group.dense_weights, weight_bytes, rows)
+        if group.experts:
+            touched = expected_experts(group.experts, group.experts_per_token, rows)
+            flops = 2 * rows * group.experts_per_token * group.expert_weights / self.parallel
+            seconds += self._seconds(touched * group.expert_weights * self.model.expert_bytes / self.parallel, flops)
+        return seconds
+
+    def _product(self, weights: int, weight_bytes: float, rows: float) -> float:
+        return self._seconds(weights * weight_bytes / self.parallel, 2 * weights * rows / self.parallel)
+
+    def _seconds(self, nbytes: float, flops: float) -> float:
+        """Reading and computing, the shorter of both partly hidden behind the longer."""
+        reading = nbytes / (self.hardware.bandwidth * self.efficiency.bandwidth)
+        computing = flops / (self.hardware.flops(self.dtype) * self.efficiency.compute)
+        return max(reading, computing) + (1 - self.efficiency.overlap) * min(reading, computing)
+
+    def _kv_bytes(self, group: Layers) -> float:
+        return group.kv_width * self.model.kv_bytes / min(self.parallel, group.kv_parts)
+
+    @property
+    def _kernels(self) -> int:
+        return HEAD_KERNELS + sum(group.count * group.kernels for group in self.model.layers)
+
+    def _exchanges(self, rows: float) -> float:
+        """Sums over GPUs after attention and feed-forward of every layer, as a ring; and the logits' gathering."""
+        if self.parallel == 1:
+            return 0.0
+        count = 2 * self.model.num_layers + 1
+        sent = 2 * (self.parallel - 1) / self.parallel * rows * self.model.hidden_size * 2
+        return count * (self.efficiency.collective + sent / self.hardware.interconnect)

@@ -1,0 +1,69 @@
+"""GPUs: peak rates, bandwidth, memory and links, each figure with its source in hardware.csv."""
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from specsim.config import InputError
+from specsim.simulator.numbers import positive
+
+_TABLE = Path(__file__).parent / "hardware.csv"
+_FLOPS = "peak_flops_"
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """One GPU.
+
+    peak_flops: operations a second of dense matrix products by dtype (bfloat16, float8, …). bandwidth: bytes a second
+    of its memory. memory: bytes. interconnect: bytes a second in one direction to the GPUs beside it.
+    """
+
+    name: str
+    peak_flops: Mapping[str, float] = field(hash=False)
+    bandwidth: float
+    memory: float
+    interconnect: float
+
+    def __post_init__(self):
+        if not self.peak_flops:
+            raise InputError("peak_flops", dict(self.peak_flops), "a rate for at least one dtype")
+        for dtype, rate in self.peak_flops.items():
+            positive(f"peak_flops {dtype}", rate)
+        for name in ("bandwidth", "memory", "interconnect"):
+            positive(name, getattr(self, name))
+
+    def flops(self, dtype: str) -> float:
+        """Peak rate of a dtype; InputError for one that the GPU has no figure of."""
+        if dtype not in self.peak_flops:
+            raise InputError("dtype", dtype, f"{' or '.join(self.peak_flops)} on {self.name}")
+        return self.peak_flops[dtype]
+
+
+def hardware(name: str) -> Hardware:
+    """The GPU of a name in hardware.csv, in any case of letters."""
+    known = _known()
+    if name.lower() not in known:
+        raise InputError("hardware", name, ", ".join(gpu.name for gpu in known.values()))
+    return known[name.lower()]
+
+
+def names() -> tuple[str, ...]:
+    """The GPUs that hardware.csv knows."""
+    return tuple(gpu.name for gpu in _known().values())
+
+
+@cache
+def _known() -> dict[str, Hardware]:
+    figures: dict[str, dict[str, float]] = {}
+    with _TABLE.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            figures.setdefault(row["name"], {})[row["figure"]] = float(row["value"])
+    return {name.lower(): _hardware(name, values) for name, values in figures.items()}
+
+
+def _hardware(name: str, figures: Mapping[str, float]) -> Hardware:
+    rates = {each.removeprefix(_FLOPS): value for each, value in figures.items() if each.startswith(_FLOPS)}
+    return Hardware(name, rates, **{each: value for each, value in figures.items() if not each.startswith(_FLOPS)})

@@ -1,0 +1,183 @@
+"""Shapes of models as a cost needs them: weights, KV and operations, layer by layer."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specsim.config import InputError
+from specsim.simulator.layers import Layers, layers_of
+from specsim.simulator.numbers import not_negative, positive, whole
+
+_FOLDERS = (Path(__file__).parent / "models", Path(__file__).parents[1] / "shapes" / "configs")
+HALF = 2.0
+MXFP4 = 17 / 32  # 4 bits a weight, and 8 bits of scale for 32 of them
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A transformer.
+
+    layers: groups of equal layers in order. head_weights: of the product that makes logits; embedding_weights: of a
+    table of its own, 0 where the head is used. entry_weights: of a product that a drafter's input passes through (fc).
+    weight_bytes, expert_bytes, kv_bytes: a weight's, an expert weight's, a number of the KV cache's.
+    """
+
+    name: str
+    hidden_size: int
+    vocab_size: int
+    layers: tuple[Layers, ...]
+    head_weights: int
+    embedding_weights: int
+    entry_weights: int = 0
+    weight_bytes: float = HALF
+    expert_bytes: float = HALF
+    kv_bytes: float = HALF
+
+    def __post_init__(self):
+        for name in ("hidden_size", "vocab_size", "head_weights"):
+            whole(name, getattr(self, name))
+        for name in ("embedding_weights", "entry_weights"):
+            whole(name, getattr(self, name), least=0)
+        for name in ("weight_bytes", "expert_bytes", "kv_bytes"):
+            positive(name, getattr(self, name))
+
+    @property
+    def num_layers(self) -> int:
+        return sum(group.count for group in self.layers)
+
+    @property
+    def parameters(self) -> int:
+        """All weights, norms and biases left out."""
+        inside = sum(group.count * group.weights for group in self.layers)
+        return inside + self.head_weights + self.embedding_weights + self.entry_weights
+
+    @property
+    def active_parameters(self) -> int:
+        """Weights that one token meets in products, the embedding's rows left out."""
+        inside = sum(group.count * group.active_weights for group in self.layers)
+        return inside + self.head_weights + self.entry_weights
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of all weights."""
+        experts = sum(group.count * group.experts * group.expert_weights for group in self.layers)
+        return (self.parameters - experts) * self.weight_bytes + experts * self.expert_bytes
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Bytes of KV that a token owns in all layers, windows or not."""
+        return self.kv_bytes * sum(group.count * group.kv_width for group in self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """What proposes drafts: a model that runs forwards.
+
+    is_feature: it reads the target's hidden states (EAGLE, MTP), so that draft-extend leaves the first draft and
+    num_steps - 1 forwards make the others; otherwise it is a language model of its own, which runs num_steps forwards
+    and catches up in the first of them.
+    """
+
+    model: Model
+    is_feature: bool = True
+
+    def forwards(self, num_steps: int) -> int:
+        """Forwards of one drafting."""
+        return max(num_steps - 1, 0) if self.is_feature else num_steps
+
+
+def expected_experts(experts: int, chosen: int, rows: float | np.ndarray) -> float | np.ndarray:
+    """Experts that `rows` tokens touch if each chooses `chosen` of `experts` uniformly: E(1 - (1 - k/E)^n)."""
+    not_negative("rows", float(np.min(rows)))
+    return experts * (1 - (1 - chosen / experts) ** rows)
+
+
+def model(source: str | Path | Mapping[str, Any]) -> Model:
+    """The model of a shipped name, a config.json, a folder with one, or the dict of one.
+
+    InputError for a name that is not shipped, an unreadable file and a config that lacks or contradicts a field.
+    """
+    if isinstance(source, Mapping):
+        return _model(str(source.get("name", source.get("model_type", "model"))), source)
+    path = _shipped().get(str(source)) or Path(source)
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError("model", str(source), f"{', '.join(names())}, or a config.json") from error
+    if not isinstance(config, dict):
+        raise InputError("model", str(source), "a config.json that holds an object")
+    return _model(path.stem if path.stem != "config" else path.parent.name, config)
+
+
+def names() -> tuple[str, ...]:
+    """The models whose configs are shipped."""
+    return tuple(sorted(_shipped()))
+
+
+@cache
+def _shipped() -> dict[str, Path]:
+    return {path.stem: path for folder in _FOLDERS for path in folder.glob("*.json")}
+
+
+def _model(name: str, config: Mapping[str, Any]) -> Model:
+    config = config.get("text_config", config)
+    for field in ("hidden_size", "vocab_size", "num_hidden_layers"):
+        whole(field, config.get(field))
+    table = config["hidden_size"] * config["vocab_size"]
+    quantised = (config.get("quantization_config") or {}).get("quant_method")
+    if quantised not in (None, "mxfp4", "fp8"):
+        raise InputError("quantization_config", quantised, "none, mxfp4 (of experts) or fp8")
+    return Model(
+        name,
+        config["hidden_size"],
+        config["vocab_size"],
+        layers_of(config),
+        head_weights=table,
+        embedding_weights=0 if config.get("tie_word_embeddings") else table,
+        weight_bytes=1.0 if quantised == "fp8" else HALF,
+        expert_bytes={"mxfp4": MXFP4, "fp8": 1.0}.get(quantised, HALF),
+    )
+
+
+def drafter(kind: str, target: Model, draft_vocab_size: int | None = None) -> Drafter:
+    """A drafter that goes with a target, its one layer of the target's own width.
+
+    `eagle`: fc over token and feature [H, 2H], the target's head. `eagle3`: fc over three features [H, 3H], attention
+    over token and feature, a head over `draft_vocab_size`. `mtp`: the target's last layer behind fc [H, 2H], the
+    target's head.
+    """
+    last = replace(target.layers[-1], count=1)
+    square = target.hidden_size**2
+    if kind == "eagle" or kind == "mtp":
+        return Drafter(
+            replace(
+                target,
+                name=f"{kind} of {target.name}",
+                layers=(last,),
+                embedding_weights=0,
+                entry_weights=2 * square,
+                expert_bytes=target.expert_bytes if kind == "mtp" else HALF,
+            )
+        )
+    if kind == "eagle3":
+        vocab = target.vocab_size if draft_vocab_size is None else draft_vocab_size
+        whole("draft_vocab_size", vocab)
+        wide = replace(last, attention_weights=last.attention_weights + last.input_weights, window=None)
+        return Drafter(
+            replace(
+                target,
+                name=f"eagle3 of {target.name}",
+                vocab_size=vocab,
+                layers=(wide,),
+                head_weights=vocab * target.hidden_size,
+                embedding_weights=0,
+                entry_weights=3 * square,
+            )
+        )
+    raise InputError("drafter", kind, "eagle, eagle3 or mtp")
