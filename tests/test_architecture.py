@@ -113,7 +113,7 @@ RULES = {
     "differential": Rule(ROUNDS | CELLS, {"specsim.display", "rich"} | BOTH_COLUMNS),
     "trace": Rule(ROUNDS | {"specsim.files"}, {"pandas"} | BOTH_COLUMNS),
     "contract": Rule(set(), set()),
-    "simulator": Rule(SETTINGS | {"scipy", "pandas", "specsim.simulator"}, set()),
+    "simulator": Rule(SETTINGS | {"scipy", "pandas", "specsim.files", "specsim.simulator"}, set()),
     "zoo": Rule(ZOO, set()),
     "shapes": Rule(
         {"torch", "specsim.checkpoint", "specsim.config", "specsim.drafter", "specsim.target", "specsim.shapes"}, set()

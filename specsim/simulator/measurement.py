@@ -1,0 +1,133 @@
+"""Results of benchmarks of servers, read from what vLLM's and SGLang's own benchmark clients write."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specsim.config import InputError
+from specsim.files import read_text
+
+LATENCIES = ("TTFT", "TPOT", "ITL", "E2E Latency")
+STATISTICS = ("Mean", "Median", "P99")
+THROUGHPUTS = ("Output Throughput (tok/s)", "Request Throughput (req/s)", "Total Token Throughput (tok/s)")
+SPECULATION = ("Spec Decode Accept Length", "Spec Decode Accept Rate (%)")
+METRICS = (*THROUGHPUTS, *(f"{how} {what} (ms)" for what in LATENCIES for how in STATISTICS), *SPECULATION)
+
+_SHARED = {
+    "Output Throughput (tok/s)": "output_throughput",
+    "Request Throughput (req/s)": "request_throughput",
+    **{
+        f"{how} {what} (ms)": f"{how.lower()}_{what.lower()}_ms"
+        for what in ("TTFT", "TPOT", "ITL")
+        for how in STATISTICS
+    },
+}
+_VLLM = _SHARED | {
+    "Total Token Throughput (tok/s)": "total_token_throughput",
+    **{f"{how} E2E Latency (ms)": f"{how.lower()}_e2el_ms" for how in STATISTICS},
+    "Spec Decode Accept Length": "spec_decode_acceptance_length",
+    "Spec Decode Accept Rate (%)": "spec_decode_acceptance_rate",
+}
+_SGLANG = _SHARED | {
+    "Total Token Throughput (tok/s)": "total_throughput",
+    **{f"{how} E2E Latency (ms)": f"{how.lower()}_e2e_latency_ms" for how in STATISTICS},
+    "Spec Decode Accept Length": "accept_length",
+}
+_COUNTS = {
+    "duration": "duration",
+    "completed": "completed",
+    "input_tokens": "total_input_tokens",
+    "output_tokens": "total_output_tokens",
+}
+_OPTIONAL = {"concurrency": "max_concurrency", "rate": "request_rate"}
+_RATES = "spec_decode_per_position_acceptance_rates"
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One run of a benchmark client.
+
+    tool: `vllm` or `sglang`. metrics: figures by the names of METRICS, those that the file has. duration: seconds.
+    completed, input_tokens, output_tokens: totals. concurrency, rate (requests a second): what the client was told;
+    None where it was told nothing (a rate without limit is none). rates_by_position: unconditional, empty if unknown.
+    """
+
+    tool: str
+    metrics: dict[str, float]
+    duration: float
+    completed: int
+    input_tokens: int
+    output_tokens: int
+    concurrency: int | None
+    rate: float | None
+    rates_by_position: tuple[float, ...]
+
+
+def read_measurements(path: Path | str) -> list[Measurement]:
+    """The runs in a result of `vllm bench serve` or benchmark_serving.py (one JSON object), or of SGLang's
+    bench_serving (an object a line). InputError for any other file.
+    """
+    text = read_text(Path(path), "file", "a UTF-8 file that can be read")
+    return [measurement(value, str(path)) for value in _objects(text, str(path))]
+
+
+def measurement(value: Any, place: str) -> Measurement:
+    """One result; place: what errors name. SGLang's have a mean E2E latency spelled out, vLLM's have not."""
+    if not isinstance(value, Mapping):
+        raise InputError("file", place, "a JSON object for each run")
+    tool = "sglang" if "mean_e2e_latency_ms" in value else "vllm"
+    names = {"sglang": _SGLANG, "vllm": _VLLM}[tool]
+    counts = {ours: _number(value, theirs, place) for ours, theirs in _COUNTS.items()}
+    told = {ours: _told(value, theirs, place) for ours, theirs in _OPTIONAL.items()}
+    metrics = {ours: _number(value, theirs, place) for ours, theirs in names.items() if value.get(theirs) is not None}
+    missing = [names[name] for name in THROUGHPUTS[:2] if name not in metrics]
+    if missing:
+        raise InputError("file", place, f"a result of vLLM's or SGLang's benchmark (it has no {missing[0]})")
+    if tool == "sglang" and "Total Token Throughput (tok/s)" not in metrics:
+        tokens = counts["input_tokens"] + counts["output_tokens"]
+        metrics["Total Token Throughput (tok/s)"] = tokens / counts["duration"]
+    rates = value.get(_RATES) or ()
+    if not isinstance(rates, (list, tuple)) or not all(_is_number(rate) and 0 <= rate <= 1 for rate in rates):
+        raise InputError(_RATES, rates, "numbers from 0 to 1")
+    for name in ("completed", "input_tokens", "output_tokens"):
+        counts[name] = int(counts[name])
+    concurrency = told["concurrency"] and int(told["concurrency"])
+    return Measurement(
+        tool, metrics, **counts, concurrency=concurrency, rate=told["rate"], rates_by_position=tuple(map(float, rates))
+    )
+
+
+def _objects(text: str, place: str) -> list[Any]:
+    """The one JSON value of a text, or the values of its lines."""
+    try:
+        return [json.loads(text)]
+    except (ValueError, RecursionError):
+        pass
+    try:
+        values = [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (ValueError, RecursionError) as error:
+        raise InputError("file", place, "JSON, or a JSON object a line") from error
+    if not values:
+        raise InputError("file", place, "JSON, or a JSON object a line (it is empty)")
+    return values
+
+
+def _told(value: Mapping, name: str, place: str) -> float | None:
+    """null, `inf` (a number or a text) and `trace` are no limit."""
+    given = value.get(name)
+    return None if given in (None, "inf", "trace", math.inf) else _number(value, name, place)
+
+
+def _number(value: Mapping, name: str, place: str) -> float:
+    if name not in value:
+        raise InputError("file", place, f"a result of vLLM's or SGLang's benchmark (it has no {name})")
+    if not _is_number(value[name]) or not 0 <= value[name] < math.inf:
+        raise InputError(name, value[name], f"a number of at least 0 (in {place})")
+    return float(value[name])
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
