@@ -1,46 +1,15 @@
-"""Verification (trees: arXiv 2305.09781; target-only sampling: SGLang): walk as far as the target takes the drafts."""
-
-from collections.abc import Iterator
-from dataclasses import dataclass
+"""Verification (trees: arXiv 2305.09781) of a batch: walk every tree as far as the target takes the drafts."""
 
 import torch
 
 from specsim.config import SpecConfig
 from specsim.phases import Batch, Verdict, VerifyInput
 from specsim.pool import KVPool
-from specsim.reference.sampling import adjust_logits, argmax, inverse_cdf, logprob, target_prob
+from specsim.reference.acceptance import Tree, greedy, target_only
+from specsim.reference.sampling import adjust_logits, inverse_cdf, logprob, target_prob
 from specsim.reference.synthetic import scheduled_drafts
 from specsim.synthetic import SyntheticAcceptance
 from specsim.uniforms import accept_coins, final_coins, first_coins
-
-
-@dataclass(frozen=True, slots=True)
-class Tree:
-    """One request's tree as verify walks it: lists of N; depth_limit is the deepest node that may be accepted."""
-
-    tokens: list[int]
-    parents: list[int]
-    next_token: list[int]
-    next_sibling: list[int]
-    depth_limit: int
-
-    def children(self, node: int) -> Iterator[int]:
-        child = self.next_token[node]
-        while child >= 0:
-            yield child
-            child = self.next_sibling[child]
-
-    def path(self, node: int) -> list[int]:
-        """Nodes from the root to this one."""
-        path = []
-        while node >= 0:
-            path.append(node)
-            node = self.parents[node]
-        return path[::-1]
-
-    def path_tokens(self, node: int) -> list[int]:
-        """Tokens from the root's to the node's own."""
-        return [self.tokens[node] for node in self.path(node)]
 
 
 def trees(batch: Batch, verify_input: VerifyInput, max_len: int) -> list[Tree]:
@@ -79,51 +48,6 @@ def node_logits(
                 logits_BNV[request, node], context, prompt_len, batch.sampling, request, allowed
             )
     return adjusted_BNV
-
-
-def greedy(tree: Tree, adjusted_NV: torch.Tensor) -> tuple[list[int], int]:
-    """Follow the child that holds the argmax of the current node: (path of nodes from the root, bonus token)."""
-    best = argmax(adjusted_NV).tolist()
-    path = [0]
-    while len(path) <= tree.depth_limit:
-        match = next((child for child in tree.children(path[-1]) if tree.tokens[child] == best[path[-1]]), None)
-        if match is None:
-            break
-        path.append(match)
-    return path, best[path[-1]]
-
-
-def target_only(
-    tree: Tree,
-    prob_NV: torch.Tensor,
-    coins: list[float],
-    final_coin: float,
-    threshold_single: float,
-    threshold_acc: float,
-) -> tuple[list[int], int]:
-    """Target-only sampling: drafts are points, accepted with the target's own probability.
-
-    A node has one coin u, coins[depth], for all its children in sibling order: with acc the probability of the
-    children so far, child c is accepted if u ≤ acc / threshold_acc or p(c) ≥ threshold_single. If none is, the bonus
-    comes from p without the rejected children. Thresholds of 1 leave the target's law unchanged. Returns (path of
-    nodes from the root, bonus token).
-    """
-    path = [0]
-    while True:
-        prob_V = prob_NV[path[-1]].clone()
-        children = tree.children(path[-1]) if len(path) <= tree.depth_limit else ()
-        accumulated, accepted = 0.0, None
-        for child in children:
-            child_prob = float(prob_V[tree.tokens[child]])
-            accumulated += child_prob
-            if coins[len(path) - 1] <= accumulated / max(threshold_acc, 1e-9) or child_prob >= threshold_single:
-                accepted = child
-                break
-            prob_V[tree.tokens[child]] = 0.0
-        if accepted is None:
-            has_mass = bool(prob_V.sum() > 0)
-            return path, inverse_cdf(prob_V if has_mass else prob_NV[path[-1]], final_coin)
-        path.append(accepted)
 
 
 def follow(tree: Tree, num_drafts: int) -> list[int]:

@@ -15,8 +15,9 @@ from specsim.generation import generate, load_engine
 from specsim.phases import Batch, Verdict, VerifyInput
 from specsim.pool import KVBuffer, KVLayout, KVPool
 from specsim.reference import tree
+from specsim.reference.acceptance import Tree
 from specsim.reference.synthetic import accepting, scheduled_drafts
-from specsim.reference.verify import Tree, follow
+from specsim.reference.verify import follow
 from specsim.reference.verify import verify as reference_verify
 from specsim.requests import make_request
 from specsim.serving import serve

@@ -1,16 +1,12 @@
 import itertools
 import math
 import random
-from collections import defaultdict
 from dataclasses import fields, replace
-from fractions import Fraction
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from scipy.stats import chi2
 
 from specsim.config import SamplingParams, SpecConfig
 from specsim.fast import verify as fast
@@ -18,291 +14,21 @@ from specsim.fast.penalties import Logits
 from specsim.phases import Batch, Sampling, VerifyInput
 from specsim.pool import KVBuffer, KVLayout, KVPool
 from specsim.reference import verify as reference
+from specsim.reference.acceptance import Tree
 from specsim.reference.tree import links, visibility
-from specsim.reference.verify import Tree, greedy, node_logits, target_only, trees, walk
-from specsim.uniforms import Stream, coins
+from specsim.reference.verify import node_logits, trees, walk
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LOWEST, HIGHEST = 2.0**-24, 1 - 2.0**-24  # the bounds of specsim.uniforms.coins
 V = 4
-MASS = 4  # probabilities of the enumerated laws are multiples of 1/4
-ACCEPT_COINS = [(cell + 0.5) / MASS for cell in range(MASS)]  # one in every cell: no coin lies on an edge
-FINAL_COINS = [(cell + 0.5) / 12 for cell in range(12)]  # 12 divides by every mass that a residual can have
 
 
 def make_tree(parents: list[int], tokens: list[int], depth_limit: int = 99) -> Tree:
     return Tree(tokens, parents, *links(parents), depth_limit)
 
 
-def paths(tree: Tree) -> list[tuple[int, ...]]:
-    """Tokens below the root of every node."""
-    found = [()]
-    for token, parent in list(zip(tree.tokens, tree.parents, strict=True))[1:]:
-        found.append((*found[parent], token))
-    return found
-
-
-class Target:
-    """A target's law: for every context of tokens below the root V multiples of 1/MASS, made up but always the same."""
-
-    def __init__(self, seed: int):
-        self.seed = seed
-
-    def __call__(self, context: tuple[int, ...]) -> list[Fraction]:
-        generator = np.random.default_rng([self.seed, *context, 99])
-        return [Fraction(int(n), MASS) for n in generator.multinomial(MASS, generator.dirichlet([0.6] * V))]
-
-    def rows(self, tree: Tree) -> torch.Tensor:
-        return torch.tensor([[float(p) for p in self(path)] for path in paths(tree)], dtype=torch.float64)
-
-
-def rounds(tree: Tree, prob_NV: torch.Tensor, threshold_single=1.0, threshold_acc=1.0):
-    """Every outcome of a round over the grid of coins, all equally likely: lists of tokens."""
-    depth = max(map(len, paths(tree)))
-    for accept in itertools.product(ACCEPT_COINS, repeat=depth):
-        for final in FINAL_COINS:
-            path, bonus = target_only(tree, prob_NV, [*accept, 0.5], final, threshold_single, threshold_acc)
-            yield [*(tree.tokens[node] for node in path[1:]), bonus]
-
-
-def joint_law(tree: Tree, target: Target, count: int, **thresholds) -> dict:
-    """Law of the first `count` tokens where rounds go on until there are as many, the later ones drawn plainly."""
-    outcomes = list(rounds(tree, target.rows(tree), **thresholds))
-    law = defaultdict(Fraction)
-    for tokens in outcomes:
-        for rest in itertools.product(range(V), repeat=max(0, count - len(tokens))):
-            text = (*tokens[:count], *rest)
-            chance = math.prod((target(text[:at])[text[at]] for at in range(len(tokens), count)), start=Fraction(1))
-            law[text] += chance / len(outcomes)
-    return {text: chance for text, chance in law.items() if chance}
-
-
-def plain_law(target: Target, count: int) -> dict:
-    law = {}
-    for text in itertools.product(range(V), repeat=count):
-        law[text] = math.prod(target(text[:at])[text[at]] for at in range(count))
-    return {text: chance for text, chance in law.items() if chance}
-
-
-@st.composite
-def draft_trees(draw, most_nodes: int = 7, most_depth: int = 2):
-    """A tree whose siblings carry distinct tokens, in any order."""
-    parents, tokens, depths = [-1], [0], [0]
-    for node in range(1, draw(st.integers(1, most_nodes))):
-        parent = draw(st.sampled_from([n for n in range(node) if depths[n] < most_depth]))
-        taken = {token for token, other in zip(tokens, parents, strict=True) if other == parent}
-        if len(taken) == V:
-            break
-        parents.append(parent)
-        tokens.append(draw(st.sampled_from([token for token in range(V) if token not in taken])))
-        depths.append(depths[parent] + 1)
-    return make_tree(parents, tokens)
-
-
 # Children 1 and 2 of the root, 3 and 0 below the first, 2 below the second.
 FIVE = make_tree([-1, 0, 0, 1, 1, 2], [0, 1, 2, 3, 0, 2])
-
-
-# Greedy
-
-
-def one_hot_rows(best: list[int]) -> torch.Tensor:
-    return torch.nn.functional.one_hot(torch.tensor(best), V).double()
-
-
-@pytest.mark.parametrize(
-    ("best", "path", "bonus"),
-    [
-        ([1, 3, 0, 2, 0, 0], [0, 1, 3], 2),
-        ([1, 0, 0, 2, 3, 0], [0, 1, 4], 3),
-        ([2, 0, 2, 0, 0, 1], [0, 2, 5], 1),
-        ([2, 0, 3, 0, 0, 1], [0, 2], 3),
-        ([1, 1, 3, 0, 0, 1], [0, 1], 1),
-        ([3, 3, 2, 0, 0, 1], [0], 3),
-    ],
-)
-def test_greedy_follows_the_argmax(best, path, bonus):
-    assert greedy(FIVE, one_hot_rows(best)) == (path, bonus)
-
-
-def test_greedy_breaks_ties_by_the_lower_token():
-    assert greedy(FIVE, torch.zeros(6, V)) == ([0], 0)
-    assert greedy(FIVE, torch.tensor([[0.0, 5.0, 5.0, 1.0]] * 6)) == ([0, 1], 1)
-
-
-@given(draft_trees(most_nodes=12, most_depth=4), st.integers(0, 10**6))
-def test_greedy_takes_the_longest_part_of_plain_greedy_text_in_the_tree(tree, seed):
-    logits_NV = torch.randn(len(tree.tokens), V, generator=torch.Generator().manual_seed(seed))
-    node_of = {path: node for node, path in enumerate(paths(tree))}
-    text = ()
-    while text in node_of:
-        text = (*text, int(logits_NV[node_of[text]].argmax()))
-    path, bonus = greedy(tree, logits_NV)
-    assert (paths(tree)[path[-1]], bonus) == (text[:-1], text[-1])
-    assert path == [node_of[text[:length]] for length in range(len(text))]
-
-
-@given(draft_trees(most_depth=3), st.integers(0, 10**6), st.sampled_from([LOWEST, 0.5, HIGHEST]), st.integers(0, 3))
-def test_sampling_a_one_hot_law_is_greedy(tree, seed, coin, depth_limit):
-    tree = make_tree(tree.parents, tree.tokens, depth_limit)
-    rows = one_hot_rows(torch.randint(V, (len(tree.tokens),), generator=torch.Generator().manual_seed(seed)).tolist())
-    assert target_only(tree, rows, [coin] * 4, coin, 1.0, 1.0) == greedy(tree, rows)
-
-
-# The law of target-only sampling
-
-
-@given(draft_trees(), st.integers(0, 10**6), st.integers(1, 3))
-@settings(max_examples=60)
-def test_text_has_exactly_the_targets_law(tree, seed, count):
-    """Total variation zero, in fractions: each coin runs over one point of every cell on which nothing can change."""
-    target = Target(seed)
-    assert joint_law(tree, target, count) == plain_law(target, count)
-
-
-@pytest.mark.parametrize(
-    "weights", [[1, 1, 1, 1], [0, 2, 1, 1], [0, 0, 2, 2], [4, 0, 0, 0], [0, 4, 0, 0], [1, 0, 0, 3]]
-)
-@pytest.mark.parametrize("order", list(itertools.permutations([1, 2, 3], 2)) + list(itertools.permutations(range(V))))
-def test_first_token_has_the_targets_law_whatever_the_siblings(weights, order):
-    tree = make_tree([-1] + [0] * len(order), [0, *order])
-    prob_NV = torch.tensor([weights] * len(tree.tokens)).double() / MASS
-    drawn = [tokens[0] for tokens in rounds(tree, prob_NV)]
-    assert [Fraction(drawn.count(token), len(drawn)) for token in range(V)] == [Fraction(w, MASS) for w in weights]
-
-
-def test_a_node_has_one_coin_for_all_its_children():
-    """p = 1/4 each and children 1, 2, 3 in this order: the coin's quarter decides which is accepted."""
-    tree = make_tree([-1, 0, 0, 0], [0, 1, 2, 3])
-    uniform = torch.full((4, V), 0.25).double()
-    accepted = [target_only(tree, uniform, [coin, 0.5], 0.1, 1.0, 1.0)[0] for coin in ACCEPT_COINS]
-    assert accepted == [[0, 1], [0, 2], [0, 3], [0]]
-
-
-def test_the_coin_of_a_node_is_that_of_its_depth_and_its_sum_starts_anew():
-    tree = make_tree([-1, 0, 0, 2], [0, 1, 2, 3])
-    uniform = torch.full((4, V), 0.25).double()
-    assert target_only(tree, uniform, [0.4, 0.2, 0.9], 0.6, 1.0, 1.0) == ([0, 2, 3], 2)
-    assert target_only(tree, uniform, [0.4, 0.3, 0.0], 0.9, 1.0, 1.0) == ([0, 2], 2)
-
-
-def test_equality_accepts():
-    tree = make_tree([-1, 0], [0, 1])
-    uniform = torch.full((2, V), 0.25).double()
-    assert target_only(tree, uniform, [0.25, 0.5], 0.5, 1.0, 1.0)[0] == [0, 1]
-    assert target_only(tree, uniform, [math.nextafter(0.25, 1), 0.5], 0.5, 1.0, 1.0)[0] == [0]
-
-
-@pytest.mark.parametrize(("final", "bonus"), [(LOWEST, 0), (0.49, 0), (0.51, 3), (HIGHEST, 3)])
-def test_the_rest_is_the_law_without_the_rejected_children(final, bonus):
-    tree = make_tree([-1, 0, 0], [0, 1, 2])
-    assert target_only(tree, torch.full((3, V), 0.25), [HIGHEST, 0.5], final, 1.0, 1.0) == ([0], bonus)
-
-
-@pytest.mark.parametrize("final", [LOWEST, 0.3, 0.6, HIGHEST])
-def test_at_full_depth_the_bonus_comes_from_the_whole_law(final):
-    tree = make_tree([-1, 0], [0, 1])
-    expected = [0.25, 0.5, 0.75, 1.0]
-    bonus = next(token for token in range(V) if final < expected[token])
-    assert target_only(tree, torch.full((2, V), 0.25), [LOWEST, 0.5], final, 1.0, 1.0) == ([0, 1], bonus)
-
-
-@pytest.mark.parametrize("threshold", [1.0, 0.5, 0.0])
-def test_no_coin_accepts_a_draft_without_probability(threshold):
-    tree = make_tree([-1, 0, 0], [0, 3, 2])
-    prob_NV = torch.tensor([[0.5, 0.5, 0, 0]] * 3).double()
-    for coin, final in itertools.product([LOWEST, 0.5, HIGHEST], repeat=2):
-        path, bonus = target_only(tree, prob_NV, [coin, coin], final, 1.0, threshold)
-        assert path == [0]
-        assert bonus in (0, 1)
-
-
-@pytest.mark.parametrize(("final", "bonus"), [(0.1, 0), (0.2, 0), (0.3, 1), (HIGHEST, 1)])
-def test_children_that_leave_nothing_fall_back_to_the_law(final, bonus):
-    """In float32 the children may cover the vocabulary and sum to less than the coin."""
-    tree = make_tree([-1, 0, 0], [0, 1, 0])
-    prob_NV = torch.tensor([[0.25, 0.75 - 2.0**-23, 0, 0]] * 3)
-    assert prob_NV[0].sum() < HIGHEST
-    assert target_only(tree, prob_NV, [HIGHEST, 0.5], final, 1.0, 1.0) == ([0], bonus)
-
-
-def test_the_laws_are_not_changed_in_place():
-    prob_NV = torch.full((6, V), 0.25)
-    before = prob_NV.clone()
-    target_only(FIVE, prob_NV, [HIGHEST] * 3, 0.5, 1.0, 1.0)
-    greedy(FIVE, prob_NV)
-    assert torch.equal(prob_NV, before)
-
-
-@pytest.mark.parametrize(
-    ("threshold_single", "threshold_acc", "weights", "expected"),
-    [
-        (1.0, 0.5, [1, 1, 1, 1], [Fraction(1, 6), Fraction(1, 2), Fraction(1, 6), Fraction(1, 6)]),
-        (1.0, 0.5, [1, 2, 1, 0], [0, 1, 0, 0]),
-        (1.0, 0.25, [2, 1, 1, 0], [0, 1, 0, 0]),
-        (0.25, 1.0, [1, 1, 1, 1], [0, 1, 0, 0]),
-        (0.5, 1.0, [1, 1, 1, 1], [Fraction(1, 4)] * 4),
-        (0.5, 1.0, [1, 2, 1, 0], [0, 1, 0, 0]),
-    ],
-)
-def test_thresholds_below_one_favour_the_draft(threshold_single, threshold_acc, weights, expected):
-    """One child, token 1: accepted with probability min(1, p / threshold_acc), surely where p ≥ threshold_single."""
-    tree = make_tree([-1, 0], [0, 1])
-    prob_NV = torch.tensor([weights] * 2).double() / MASS
-    drawn = [tokens[0] for tokens in rounds(tree, prob_NV, threshold_single, threshold_acc)]
-    assert [Fraction(drawn.count(token), len(drawn)) for token in range(V)] == expected
-
-
-def test_threshold_acc_scales_the_sum_over_siblings():
-    """p = 1/4 each under threshold 3/4: the first two children take the coins up to 1/3 and 2/3."""
-    tree = make_tree([-1, 0, 0], [0, 1, 2])
-    uniform = torch.full((3, V), 0.25).double()
-    for coin, path in ((0.32, [0, 1]), (0.34, [0, 2]), (0.66, [0, 2]), (0.67, [0])):
-        assert target_only(tree, uniform, [coin, 0.5], 0.5, 1.0, 0.75)[0] == path
-
-
-@given(draft_trees(), st.integers(0, 10**6), st.sampled_from([(1.0, 0.5), (0.5, 1.0), (0.5, 0.25), (1.0, 0.0)]))
-@settings(max_examples=40)
-def test_lower_thresholds_accept_with_every_coin_that_higher_ones_accept_with(tree, seed, thresholds):
-    rows = Target(seed).rows(tree)
-
-    def accepts_at_the_root(*thresholds):
-        grid = [(cell + 0.5) / 64 for cell in range(64)]
-        return {coin for coin in grid if len(target_only(tree, rows, [coin] * 3, 0.5, *thresholds)[0]) > 1}
-
-    assert accepts_at_the_root(1.0, 1.0) <= accepts_at_the_root(*thresholds)
-
-
-@pytest.mark.parametrize("depth_limit", [-1, 0, 1, 2])
-@given(tree=draft_trees(most_depth=3), seed=st.integers(0, 10**6))
-@settings(max_examples=15)
-def test_children_beyond_the_depth_limit_are_as_if_absent(depth_limit, tree, seed):
-    depths = [len(path) for path in paths(tree)]
-    kept = [node for node, depth in enumerate(depths) if depth <= max(0, depth_limit)]
-    parents = [-1 if node == 0 else kept.index(tree.parents[node]) for node in kept]
-    pruned = make_tree(parents, [tree.tokens[node] for node in kept])
-    limited = make_tree(tree.parents, tree.tokens, depth_limit)
-    rows = Target(seed).rows(tree)
-    path, bonus = greedy(pruned, rows[kept])
-    assert greedy(limited, rows) == ([kept[node] for node in path], bonus)
-    for coins_and_final in itertools.product(ACCEPT_COINS, repeat=3):
-        *accept, final = [*coins_and_final[:2], 0.4, coins_and_final[2]]
-        path, bonus = target_only(pruned, rows[kept], [*accept, 0.5], final, 1.0, 1.0)
-        assert target_only(limited, rows, [*accept, 0.5], final, 1.0, 1.0) == ([kept[node] for node in path], bonus)
-
-
-def test_first_token_with_the_packages_coins():
-    """Chi-square of n = 20 000 requests; the 24-bit grid moves the law by at most 2⁻²³; false alarm 10⁻⁶."""
-    tree, prob_V = make_tree([-1, 0, 0], [0, 2, 1]), torch.tensor([0.1, 0.2, 0.3, 0.4]).double()
-    requests = torch.arange(20_000)
-    accept = coins(5, requests, Stream.ACCEPT, 17, 0).tolist()
-    final = coins(5, requests, Stream.FINAL, 17, 0).tolist()
-    counts = [0] * V
-    for coin, last in zip(accept, final, strict=True):
-        path, bonus = target_only(tree, prob_V.expand(3, V), [coin, 0.5], last, 1.0, 1.0)
-        counts[tree.tokens[path[1]] if len(path) > 1 else bonus] += 1
-    expected = 20_000 * prob_V.numpy()
-    assert ((np.array(counts) - expected) ** 2 / expected).sum() < chi2.isf(1e-6, V - 1)
 
 
 # Batches
@@ -450,11 +176,6 @@ def test_trees_know_how_deep_the_length_limit_lets_them_go():
     assert [tree.depth_limit for tree in made] == [4, 1, -1]
     assert {(tuple(tree.tokens), tuple(tree.parents)) for tree in made} == {(tuple(FIVE.tokens), tuple(FIVE.parents))}
     assert [list(tree.children(0)) for tree in made] == [[1, 2]] * 3
-
-
-def test_children_and_path_tokens():
-    assert [list(FIVE.children(node)) for node in range(6)] == [[1, 2], [3, 4], [5], [], [], []]
-    assert [tuple(FIVE.path_tokens(node)) for node in range(6)] == [(0, *path) for path in paths(FIVE)]
 
 
 def make_pools(token_rows: list[list[int]]) -> KVPool:

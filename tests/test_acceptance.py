@@ -1,0 +1,509 @@
+import itertools
+import math
+from collections import defaultdict
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2
+
+from specsim.reference.acceptance import (
+    Tree,
+    block,
+    greedy,
+    gumbel,
+    multi_round,
+    rejection,
+    residual,
+    target_only,
+    typical,
+)
+from specsim.reference.tree import links
+from specsim.uniforms import Stream, coins
+
+LOWEST, HIGHEST = 2.0**-24, 1 - 2.0**-24  # the bounds of specsim.uniforms.coins
+V = 4
+MASS = 4  # probabilities of the enumerated laws are multiples of 1/4
+ACCEPT_COINS = [(cell + 0.5) / MASS for cell in range(MASS)]  # one in every cell: no coin lies on an edge
+FINAL_COINS = [(cell + 0.5) / 12 for cell in range(12)]  # 12 divides by every mass that a residual can have
+
+
+def make_tree(parents: list[int], tokens: list[int], depth_limit: int = 99) -> Tree:
+    return Tree(tokens, parents, *links(parents), depth_limit)
+
+
+def paths(tree: Tree) -> list[tuple[int, ...]]:
+    """Tokens below the root of every node."""
+    found = [()]
+    for token, parent in list(zip(tree.tokens, tree.parents, strict=True))[1:]:
+        found.append((*found[parent], token))
+    return found
+
+
+class Target:
+    """A target's law: for every context of tokens below the root V multiples of 1/MASS, made up but always the same."""
+
+    def __init__(self, seed: int):
+        self.seed = seed
+
+    def __call__(self, context: tuple[int, ...]) -> list[Fraction]:
+        generator = np.random.default_rng([self.seed, *context, 99])
+        return [Fraction(int(n), MASS) for n in generator.multinomial(MASS, generator.dirichlet([0.6] * V))]
+
+    def rows(self, tree: Tree) -> torch.Tensor:
+        return torch.tensor([[float(p) for p in self(path)] for path in paths(tree)], dtype=torch.float64)
+
+
+def rounds(tree: Tree, prob_NV: torch.Tensor, threshold_single=1.0, threshold_acc=1.0):
+    """Every outcome of a round over the grid of coins, all equally likely: lists of tokens."""
+    depth = max(map(len, paths(tree)))
+    for accept in itertools.product(ACCEPT_COINS, repeat=depth):
+        for final in FINAL_COINS:
+            path, bonus = target_only(tree, prob_NV, [*accept, 0.5], final, threshold_single, threshold_acc)
+            yield [*(tree.tokens[node] for node in path[1:]), bonus]
+
+
+def joint_law(tree: Tree, target: Target, count: int, **thresholds) -> dict:
+    """Law of the first `count` tokens where rounds go on until there are as many, the later ones drawn plainly."""
+    outcomes = list(rounds(tree, target.rows(tree), **thresholds))
+    law = defaultdict(Fraction)
+    for tokens in outcomes:
+        for rest in itertools.product(range(V), repeat=max(0, count - len(tokens))):
+            text = (*tokens[:count], *rest)
+            chance = math.prod((target(text[:at])[text[at]] for at in range(len(tokens), count)), start=Fraction(1))
+            law[text] += chance / len(outcomes)
+    return {text: chance for text, chance in law.items() if chance}
+
+
+def plain_law(target: Target, count: int) -> dict:
+    law = {}
+    for text in itertools.product(range(V), repeat=count):
+        law[text] = math.prod(target(text[:at])[text[at]] for at in range(count))
+    return {text: chance for text, chance in law.items() if chance}
+
+
+@st.composite
+def draft_trees(draw, most_nodes: int = 7, most_depth: int = 2):
+    """A tree whose siblings carry distinct tokens, in any order."""
+    parents, tokens, depths = [-1], [0], [0]
+    for node in range(1, draw(st.integers(1, most_nodes))):
+        parent = draw(st.sampled_from([n for n in range(node) if depths[n] < most_depth]))
+        taken = {token for token, other in zip(tokens, parents, strict=True) if other == parent}
+        if len(taken) == V:
+            break
+        parents.append(parent)
+        tokens.append(draw(st.sampled_from([token for token in range(V) if token not in taken])))
+        depths.append(depths[parent] + 1)
+    return make_tree(parents, tokens)
+
+
+# Children 1 and 2 of the root, 3 and 0 below the first, 2 below the second.
+FIVE = make_tree([-1, 0, 0, 1, 1, 2], [0, 1, 2, 3, 0, 2])
+
+
+def test_children_and_path_tokens():
+    assert [list(FIVE.children(node)) for node in range(6)] == [[1, 2], [3, 4], [5], [], [], []]
+    assert [tuple(FIVE.path_tokens(node)) for node in range(6)] == [(0, *path) for path in paths(FIVE)]
+
+
+# Greedy
+
+
+def one_hot_rows(best: list[int]) -> torch.Tensor:
+    return torch.nn.functional.one_hot(torch.tensor(best), V).double()
+
+
+@pytest.mark.parametrize(
+    ("best", "path", "bonus"),
+    [
+        ([1, 3, 0, 2, 0, 0], [0, 1, 3], 2),
+        ([1, 0, 0, 2, 3, 0], [0, 1, 4], 3),
+        ([2, 0, 2, 0, 0, 1], [0, 2, 5], 1),
+        ([2, 0, 3, 0, 0, 1], [0, 2], 3),
+        ([1, 1, 3, 0, 0, 1], [0, 1], 1),
+        ([3, 3, 2, 0, 0, 1], [0], 3),
+    ],
+)
+def test_greedy_follows_the_argmax(best, path, bonus):
+    assert greedy(FIVE, one_hot_rows(best)) == (path, bonus)
+
+
+def test_greedy_breaks_ties_by_the_lower_token():
+    assert greedy(FIVE, torch.zeros(6, V)) == ([0], 0)
+    assert greedy(FIVE, torch.tensor([[0.0, 5.0, 5.0, 1.0]] * 6)) == ([0, 1], 1)
+
+
+@given(draft_trees(most_nodes=12, most_depth=4), st.integers(0, 10**6))
+def test_greedy_takes_the_longest_part_of_plain_greedy_text_in_the_tree(tree, seed):
+    logits_NV = torch.randn(len(tree.tokens), V, generator=torch.Generator().manual_seed(seed))
+    node_of = {path: node for node, path in enumerate(paths(tree))}
+    text = ()
+    while text in node_of:
+        text = (*text, int(logits_NV[node_of[text]].argmax()))
+    path, bonus = greedy(tree, logits_NV)
+    assert (paths(tree)[path[-1]], bonus) == (text[:-1], text[-1])
+    assert path == [node_of[text[:length]] for length in range(len(text))]
+
+
+@given(draft_trees(most_depth=3), st.integers(0, 10**6), st.sampled_from([LOWEST, 0.5, HIGHEST]), st.integers(0, 3))
+def test_sampling_a_one_hot_law_is_greedy(tree, seed, coin, depth_limit):
+    tree = make_tree(tree.parents, tree.tokens, depth_limit)
+    rows = one_hot_rows(torch.randint(V, (len(tree.tokens),), generator=torch.Generator().manual_seed(seed)).tolist())
+    assert target_only(tree, rows, [coin] * 4, coin, 1.0, 1.0) == greedy(tree, rows)
+
+
+# The law of target-only sampling
+
+
+@given(draft_trees(), st.integers(0, 10**6), st.integers(1, 3))
+@settings(max_examples=60)
+def test_text_has_exactly_the_targets_law(tree, seed, count):
+    """Total variation zero, in fractions: each coin runs over one point of every cell on which nothing can change."""
+    target = Target(seed)
+    assert joint_law(tree, target, count) == plain_law(target, count)
+
+
+@pytest.mark.parametrize(
+    "weights", [[1, 1, 1, 1], [0, 2, 1, 1], [0, 0, 2, 2], [4, 0, 0, 0], [0, 4, 0, 0], [1, 0, 0, 3]]
+)
+@pytest.mark.parametrize("order", list(itertools.permutations([1, 2, 3], 2)) + list(itertools.permutations(range(V))))
+def test_first_token_has_the_targets_law_whatever_the_siblings(weights, order):
+    tree = make_tree([-1] + [0] * len(order), [0, *order])
+    prob_NV = torch.tensor([weights] * len(tree.tokens)).double() / MASS
+    drawn = [tokens[0] for tokens in rounds(tree, prob_NV)]
+    assert [Fraction(drawn.count(token), len(drawn)) for token in range(V)] == [Fraction(w, MASS) for w in weights]
+
+
+def test_a_node_has_one_coin_for_all_its_children():
+    """p = 1/4 each and children 1, 2, 3 in this order: the coin's quarter decides which is accepted."""
+    tree = make_tree([-1, 0, 0, 0], [0, 1, 2, 3])
+    uniform = torch.full((4, V), 0.25).double()
+    accepted = [target_only(tree, uniform, [coin, 0.5], 0.1, 1.0, 1.0)[0] for coin in ACCEPT_COINS]
+    assert accepted == [[0, 1], [0, 2], [0, 3], [0]]
+
+
+def test_the_coin_of_a_node_is_that_of_its_depth_and_its_sum_starts_anew():
+    tree = make_tree([-1, 0, 0, 2], [0, 1, 2, 3])
+    uniform = torch.full((4, V), 0.25).double()
+    assert target_only(tree, uniform, [0.4, 0.2, 0.9], 0.6, 1.0, 1.0) == ([0, 2, 3], 2)
+    assert target_only(tree, uniform, [0.4, 0.3, 0.0], 0.9, 1.0, 1.0) == ([0, 2], 2)
+
+
+def test_equality_accepts():
+    tree = make_tree([-1, 0], [0, 1])
+    uniform = torch.full((2, V), 0.25).double()
+    assert target_only(tree, uniform, [0.25, 0.5], 0.5, 1.0, 1.0)[0] == [0, 1]
+    assert target_only(tree, uniform, [math.nextafter(0.25, 1), 0.5], 0.5, 1.0, 1.0)[0] == [0]
+
+
+@pytest.mark.parametrize(("final", "bonus"), [(LOWEST, 0), (0.49, 0), (0.51, 3), (HIGHEST, 3)])
+def test_the_rest_is_the_law_without_the_rejected_children(final, bonus):
+    tree = make_tree([-1, 0, 0], [0, 1, 2])
+    assert target_only(tree, torch.full((3, V), 0.25), [HIGHEST, 0.5], final, 1.0, 1.0) == ([0], bonus)
+
+
+@pytest.mark.parametrize("final", [LOWEST, 0.3, 0.6, HIGHEST])
+def test_at_full_depth_the_bonus_comes_from_the_whole_law(final):
+    tree = make_tree([-1, 0], [0, 1])
+    expected = [0.25, 0.5, 0.75, 1.0]
+    bonus = next(token for token in range(V) if final < expected[token])
+    assert target_only(tree, torch.full((2, V), 0.25), [LOWEST, 0.5], final, 1.0, 1.0) == ([0, 1], bonus)
+
+
+@pytest.mark.parametrize("threshold", [1.0, 0.5, 0.0])
+def test_no_coin_accepts_a_draft_without_probability(threshold):
+    tree = make_tree([-1, 0, 0], [0, 3, 2])
+    prob_NV = torch.tensor([[0.5, 0.5, 0, 0]] * 3).double()
+    for coin, final in itertools.product([LOWEST, 0.5, HIGHEST], repeat=2):
+        path, bonus = target_only(tree, prob_NV, [coin, coin], final, 1.0, threshold)
+        assert path == [0]
+        assert bonus in (0, 1)
+
+
+@pytest.mark.parametrize(("final", "bonus"), [(0.1, 0), (0.2, 0), (0.3, 1), (HIGHEST, 1)])
+def test_children_that_leave_nothing_fall_back_to_the_law(final, bonus):
+    """In float32 the children may cover the vocabulary and sum to less than the coin."""
+    tree = make_tree([-1, 0, 0], [0, 1, 0])
+    prob_NV = torch.tensor([[0.25, 0.75 - 2.0**-23, 0, 0]] * 3)
+    assert prob_NV[0].sum() < HIGHEST
+    assert target_only(tree, prob_NV, [HIGHEST, 0.5], final, 1.0, 1.0) == ([0], bonus)
+
+
+def test_the_laws_are_not_changed_in_place():
+    prob_NV = torch.full((6, V), 0.25)
+    before = prob_NV.clone()
+    target_only(FIVE, prob_NV, [HIGHEST] * 3, 0.5, 1.0, 1.0)
+    greedy(FIVE, prob_NV)
+    assert torch.equal(prob_NV, before)
+
+
+@pytest.mark.parametrize(
+    ("threshold_single", "threshold_acc", "weights", "expected"),
+    [
+        (1.0, 0.5, [1, 1, 1, 1], [Fraction(1, 6), Fraction(1, 2), Fraction(1, 6), Fraction(1, 6)]),
+        (1.0, 0.5, [1, 2, 1, 0], [0, 1, 0, 0]),
+        (1.0, 0.25, [2, 1, 1, 0], [0, 1, 0, 0]),
+        (0.25, 1.0, [1, 1, 1, 1], [0, 1, 0, 0]),
+        (0.5, 1.0, [1, 1, 1, 1], [Fraction(1, 4)] * 4),
+        (0.5, 1.0, [1, 2, 1, 0], [0, 1, 0, 0]),
+    ],
+)
+def test_thresholds_below_one_favour_the_draft(threshold_single, threshold_acc, weights, expected):
+    """One child, token 1: accepted with probability min(1, p / threshold_acc), surely where p ≥ threshold_single."""
+    tree = make_tree([-1, 0], [0, 1])
+    prob_NV = torch.tensor([weights] * 2).double() / MASS
+    drawn = [tokens[0] for tokens in rounds(tree, prob_NV, threshold_single, threshold_acc)]
+    assert [Fraction(drawn.count(token), len(drawn)) for token in range(V)] == expected
+
+
+def test_threshold_acc_scales_the_sum_over_siblings():
+    """p = 1/4 each under threshold 3/4: the first two children take the coins up to 1/3 and 2/3."""
+    tree = make_tree([-1, 0, 0], [0, 1, 2])
+    uniform = torch.full((3, V), 0.25).double()
+    for coin, path in ((0.32, [0, 1]), (0.34, [0, 2]), (0.66, [0, 2]), (0.67, [0])):
+        assert target_only(tree, uniform, [coin, 0.5], 0.5, 1.0, 0.75)[0] == path
+
+
+@given(draft_trees(), st.integers(0, 10**6), st.sampled_from([(1.0, 0.5), (0.5, 1.0), (0.5, 0.25), (1.0, 0.0)]))
+@settings(max_examples=40)
+def test_lower_thresholds_accept_with_every_coin_that_higher_ones_accept_with(tree, seed, thresholds):
+    rows = Target(seed).rows(tree)
+
+    def accepts_at_the_root(*thresholds):
+        grid = [(cell + 0.5) / 64 for cell in range(64)]
+        return {coin for coin in grid if len(target_only(tree, rows, [coin] * 3, 0.5, *thresholds)[0]) > 1}
+
+    assert accepts_at_the_root(1.0, 1.0) <= accepts_at_the_root(*thresholds)
+
+
+@pytest.mark.parametrize("depth_limit", [-1, 0, 1, 2])
+@given(tree=draft_trees(most_depth=3), seed=st.integers(0, 10**6))
+@settings(max_examples=15)
+def test_children_beyond_the_depth_limit_are_as_if_absent(depth_limit, tree, seed):
+    depths = [len(path) for path in paths(tree)]
+    kept = [node for node, depth in enumerate(depths) if depth <= max(0, depth_limit)]
+    parents = [-1 if node == 0 else kept.index(tree.parents[node]) for node in kept]
+    pruned = make_tree(parents, [tree.tokens[node] for node in kept])
+    limited = make_tree(tree.parents, tree.tokens, depth_limit)
+    rows = Target(seed).rows(tree)
+    path, bonus = greedy(pruned, rows[kept])
+    assert greedy(limited, rows) == ([kept[node] for node in path], bonus)
+    for coins_and_final in itertools.product(ACCEPT_COINS, repeat=3):
+        *accept, final = [*coins_and_final[:2], 0.4, coins_and_final[2]]
+        path, bonus = target_only(pruned, rows[kept], [*accept, 0.5], final, 1.0, 1.0)
+        assert target_only(limited, rows, [*accept, 0.5], final, 1.0, 1.0) == ([kept[node] for node in path], bonus)
+
+
+def test_first_token_with_the_packages_coins():
+    """Chi-square of n = 20 000 requests; the 24-bit grid moves the law by at most 2⁻²³; false alarm 10⁻⁶."""
+    tree, prob_V = make_tree([-1, 0, 0], [0, 2, 1]), torch.tensor([0.1, 0.2, 0.3, 0.4]).double()
+    requests = torch.arange(20_000)
+    accept = coins(5, requests, Stream.ACCEPT, 17, 0).tolist()
+    final = coins(5, requests, Stream.FINAL, 17, 0).tolist()
+    counts = [0] * V
+    for coin, last in zip(accept, final, strict=True):
+        path, bonus = target_only(tree, prob_V.expand(3, V), [coin, 0.5], last, 1.0, 1.0)
+        counts[tree.tokens[path[1]] if len(path) > 1 else bonus] += 1
+    expected = 20_000 * prob_V.numpy()
+    assert ((np.array(counts) - expected) ** 2 / expected).sum() < chi2.isf(1e-6, V - 1)
+
+
+# Sampled drafts
+
+
+def chain(*drafts: int, depth_limit: int = 99) -> Tree:
+    return make_tree([*range(-1, len(drafts))], [0, *drafts], depth_limit)
+
+
+def rows_of(*laws: list[float]) -> torch.Tensor:
+    return torch.tensor(laws, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("accept", "final", "path", "bonus"),
+    [
+        ([0.49, 0.9], 0.6, [0, 1, 2], 2),
+        ([0.49, 0.9], 0.4, [0, 1, 2], 1),
+        ([0.5, 0.1], LOWEST, [0], 1),
+        ([HIGHEST, 0.1], 0.74, [0], 1),
+        ([HIGHEST, 0.1], 0.76, [0], 2),
+    ],
+)
+def test_rejection_accepts_below_the_ratio_and_draws_the_rest_from_what_the_draft_left(accept, final, path, bonus):
+    """p(0) / q(0) = 1/2 and p(1) / q(1) > 1; without the first draft 3/8 of token 1 and 1/8 of token 2 are left."""
+    prob_NV = rows_of([0.25, 0.5, 0.25], [0.25, 0.75, 0.0], [0.0, 0.5, 0.5])
+    draft_prob_SV = rows_of([0.5, 0.125, 0.125], [0.25, 0.5, 0.25])
+    assert rejection(chain(0, 1), prob_NV, draft_prob_SV, accept, final) == (path, bonus)
+
+
+@pytest.mark.parametrize(
+    ("drafts", "accept", "path", "bonus"),
+    [
+        ((0, 0), [LOWEST, 0.24], [0, 1, 2], None),
+        ((0, 0), [LOWEST, 0.26], [0], 1),
+        ((0, 1), [HIGHEST, HIGHEST], [0, 1, 2], None),
+        ((1, 0), [HIGHEST, 0.49], [0, 1, 2], None),
+        ((1, 0), [HIGHEST, 0.51], [0, 1], 1),
+        ((1, 1), [HIGHEST, HIGHEST], [0, 1, 2], None),
+    ],
+)
+def test_block_verification_by_hand(drafts, accept, path, bonus):
+    """p = (1/3, 2/3), q = (2/3, 1/3): w_1 is 1/2 after token 0 (r_1 = 0), 1 after token 1 (r_1 = 1/3); w_2 doubles or
+    halves it.
+    """
+    prob_NV, draft_prob_SV = rows_of(*[[1 / 3, 2 / 3]] * 3), rows_of(*[[2 / 3, 1 / 3]] * 2)
+    for final in (LOWEST, 0.3, 0.4, HIGHEST):
+        expected = bonus if bonus is not None else int(final > 1 / 3)
+        assert block(chain(*drafts), prob_NV, draft_prob_SV, accept, final) == (path, expected)
+
+
+LANES = make_tree([-1, 0, 0, 1, 2], [0, 1, 1, 0, 2])
+
+
+@pytest.mark.parametrize(
+    ("accept", "final", "path", "bonus"),
+    [
+        ({1: 0.4, 3: 0.1}, 0.5, [0, 1, 3], 3),
+        ({1: 0.4, 3: 0.9}, 0.5, [0, 1], 1),
+        ({1: 0.6, 2: LOWEST}, 0.27, [0], 0),
+        ({1: 0.6, 2: LOWEST}, 0.29, [0], 3),
+    ],
+)
+def test_multi_round_tries_each_sibling_with_a_coin_of_its_own(accept, final, path, bonus):
+    """Both children of the root hold token 1, p = 3/8 and q = 3/4. One rejection leaves 1/3 of token 0 and 2/3 of
+    token 3, the second 5/18 and 13/18.
+    """
+    prob_NV = rows_of([0.25, 0.375, 0, 0.375], [0.25, 0.75, 0, 0], [0.25] * 4, [0, 0, 0, 1], [0.25] * 4)
+    draft_prob_NV = rows_of([0.125, 0.75, 0, 0.125], [0.5, 0.5, 0, 0], *[[0.25] * 4] * 3)
+    coins_N = [accept.get(node, math.nan) for node in range(5)]
+    assert multi_round(LANES, prob_NV, draft_prob_NV, coins_N, final) == (path, bonus)
+
+
+def test_multi_round_normalises_what_is_left_before_the_next_sibling():
+    """Without token 0 a quarter of tokens 1 and 2 each is left, a half once normalised: as much as q(2)."""
+    tree, prob_NV = make_tree([-1, 0, 0], [0, 0, 2]), rows_of(*[[0, 0.25, 0.75, 0]] * 3)
+    draft_prob_NV = rows_of(*[[0.5, 0, 0.5, 0]] * 3)
+    assert multi_round(tree, prob_NV, draft_prob_NV, [math.nan, LOWEST, HIGHEST], 0.2) == ([0, 2], 1)
+
+
+DYADIC = [[8, 0, 0], [0, 3, 5], [2, 2, 4], [1, 6, 1], [4, 4, 0], [3, 3, 2]]  # eighths
+COINS = st.integers(0, 63).map(lambda cell: (2 * cell + 1) / 128)
+
+
+@given(st.sampled_from(DYADIC), st.sampled_from(DYADIC), st.integers(0, 2), COINS, COINS)
+def test_one_draft_is_verified_alike_by_rejection_block_and_multi_round(prob, draft_prob, draft, accept, final):
+    prob_NV, draft_prob_NV = rows_of(prob, [2, 1, 5]) / 8, rows_of(draft_prob, draft_prob) / 8
+    if draft_prob_NV[0, draft] > 0:
+        expected = rejection(chain(draft), prob_NV, draft_prob_NV, [accept], final)
+        assert block(chain(draft), prob_NV, draft_prob_NV, [accept], final) == expected
+        assert multi_round(chain(draft), prob_NV, draft_prob_NV, [math.nan, accept], final) == expected
+
+
+@given(st.lists(st.sampled_from(DYADIC), min_size=4, max_size=4), st.lists(COINS, min_size=4, max_size=4))
+def test_drafts_from_the_targets_own_law_are_all_accepted(laws, accept):
+    prob_NV = rows_of(*laws) / 8
+    drafts = [max(range(3), key=law.__getitem__) for law in laws[:3]]
+    whole = [0, 1, 2, 3]
+    assert rejection(chain(*drafts), prob_NV, prob_NV[:3], accept, 0.5)[0] == whole
+    assert block(chain(*drafts), prob_NV, prob_NV[:3], accept, 0.5)[0] == whole
+    assert multi_round(chain(*drafts), prob_NV, prob_NV, accept, 0.5)[0] == whole
+
+
+@pytest.mark.parametrize("coin", [LOWEST, 0.5, HIGHEST])
+def test_a_sampled_draft_that_the_target_never_says_is_never_accepted(coin):
+    prob_NV, draft_prob_NV = rows_of(*[[0, 0.5, 0.5]] * 3), rows_of(*[[0.5, 0.25, 0.25]] * 3)
+    for final in (LOWEST, HIGHEST):
+        for verifier in (rejection, block, multi_round):
+            path, bonus = verifier(chain(0, 1), prob_NV, draft_prob_NV, [coin] * 3, final)
+            assert path == [0]
+            assert bonus in (1, 2)
+
+
+@given(
+    st.sampled_from([rejection, block, multi_round]),
+    st.lists(st.sampled_from(DYADIC), min_size=8, max_size=8),
+    st.lists(st.integers(0, 2), min_size=3, max_size=3),
+    st.lists(COINS, min_size=5, max_size=5),
+    st.integers(-1, 3),
+)
+def test_a_chain_ends_at_the_depth_limit_as_if_it_were_no_longer(verifier, laws, drafts, uniforms, depth_limit):
+    prob_NV, draft_prob_NV = rows_of(*laws[:4]) / 8, (rows_of(*laws[4:]) + 1) / 11
+    *accept, final = uniforms
+    limited = verifier(chain(*drafts, depth_limit=depth_limit), prob_NV, draft_prob_NV, accept, final)
+    kept = max(depth_limit, 0)
+    shorter = chain(*drafts[:kept])
+    assert limited == verifier(shorter, prob_NV[: kept + 1], draft_prob_NV[: kept + 1], accept, final)
+
+
+def test_what_is_left_of_nothing_is_the_law_itself():
+    prob_V = torch.tensor([0.25, 0.75])
+    assert residual(prob_V, torch.tensor([0.25, 0.75])) is prob_V
+    assert residual(prob_V, torch.tensor([0.5, 0.5])).tolist() == [0.0, 0.25]
+
+
+# Typical acceptance
+
+
+@pytest.mark.parametrize(
+    ("prob", "is_accepted"),
+    [
+        ([0.25, 0.25, 0.25, 0.25], True),  # entropy log 4: δ exp(-H) = 0.075
+        ([0.0, 0.08, 0.92, 0.0], False),  # δ exp(-H) = 0.227: ε = 0.09 is less
+        ([0.0, 0.1, 0.9, 0.0], True),
+        ([0.0, 0.0, 1.0, 0.0], False),
+    ],
+)
+def test_typical_accepts_above_the_lesser_of_two_thresholds(prob, is_accepted):
+    path, bonus = typical(chain(1), rows_of(prob, [0, 0, 0, 1]), 0.09, 0.3, 0.5)
+    assert (path, bonus) == (([0, 1], 3) if is_accepted else ([0], 2 if prob[2] > 0.5 else 1))
+
+
+def test_typical_asks_for_more_than_its_threshold():
+    """δ exp(-H) of the uniform law is δ / 4 = p where δ = 1; ε = 1/4 is as much."""
+    uniform = torch.full((2, V), 0.25, dtype=torch.float64)
+    assert typical(chain(1), uniform, 0.25, 9.0, 0.5)[0] == [0]
+    assert typical(chain(1), uniform, 0.2499, 9.0, 0.5)[0] == [0, 1]
+    assert typical(chain(1), uniform, 9.0, 0.999, 0.5)[0] == [0, 1]
+    assert typical(chain(1), uniform, 9.0, 1.001, 0.5)[0] == [0]
+
+
+def test_typical_takes_the_longest_path_then_the_likeliest_then_the_first():
+    prob_NV = torch.full((6, V), 0.25, dtype=torch.float64)
+    assert typical(FIVE, prob_NV, 0.09, 0.3, 0.9) == ([0, 1, 3], 3)
+    prob_NV[2] = torch.tensor([0, 0, 1.0, 0])
+    assert typical(FIVE, prob_NV, 0.09, 0.3, 0.9)[0] == [0, 2, 5]
+    prob_NV[2] = torch.tensor([1.0, 0, 0, 0])
+    prob_NV[0] = torch.tensor([0.0, 0.2, 0.8, 0])
+    assert typical(FIVE, prob_NV, 0.09, 0.3, 0.9)[0] == [0, 1, 3]
+    assert typical(make_tree(FIVE.parents, FIVE.tokens, 1), prob_NV, 0.09, 0.3, 0.9) == ([0, 2], 0)
+    assert typical(make_tree(FIVE.parents, FIVE.tokens, 0), prob_NV, 0.09, 0.3, 0.9) == ([0], 2)
+
+
+# Gumbel-max coupling
+
+
+def test_gumbel_takes_the_argmax_of_each_position_and_accepts_while_it_is_the_draft():
+    prob_NV = rows_of([0.5, 0.5, 0, 0], [0.25, 0.25, 0.5, 0], [0, 0, 0.5, 0.5])
+    noise_WV = rows_of([0, 0.1, 99, 99], [3, 0, 1, 99], [99, 99, 0, 0])
+    assert gumbel(chain(1, 0), prob_NV, noise_WV) == ([0, 1, 2], 2)
+    assert gumbel(chain(1, 1), prob_NV, noise_WV) == ([0, 1], 0)
+    assert gumbel(chain(0, 0), prob_NV, noise_WV) == ([0], 1)
+    assert gumbel(chain(1, 0, depth_limit=1), prob_NV, noise_WV) == ([0, 1], 0)
+
+
+def test_gumbel_noise_is_that_of_the_position_on_every_branch():
+    prob_NV, noise_WV = torch.full((6, V), 0.25, dtype=torch.float64), torch.zeros(3, V)
+    noise_WV[0, 2], noise_WV[1, 2], noise_WV[2, 3] = 1, 1, 1
+    assert gumbel(FIVE, prob_NV, noise_WV) == ([0, 2, 5], 3)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 4))
+def test_drafts_of_equal_laws_and_equal_noise_are_all_accepted(seed, num_drafts):
+    generator = torch.Generator().manual_seed(seed)
+    prob_NV = torch.softmax(torch.randn(num_drafts + 1, V, generator=generator, dtype=torch.float64), -1)
+    noise_WV = -torch.empty_like(prob_NV).exponential_(generator=generator).log()
+    drafts = (prob_NV.log() + noise_WV).argmax(-1).tolist()
+    assert gumbel(chain(*drafts[:-1]), prob_NV, noise_WV) == ([*range(num_drafts + 1)], drafts[-1])
