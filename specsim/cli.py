@@ -1,4 +1,4 @@
-"""The command line: specsim demo, generate, run, soak, accept, diff, bench."""
+"""The command line: specsim demo, generate, run, soak, accept, diff, bench, faults."""
 
 import os
 import sys
@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from specsim import options
+from specsim.commands.faults import faults
 from specsim.config import InputError, SamplingParams, ServingConfig, SpecConfig
 from specsim.synthetic import SCHEDULES
 
@@ -460,6 +461,9 @@ def _bench(given: dict[str, Any]) -> None:
     show(result, console)
     if not result.passed:
         raise typer.Exit(1)
+
+
+app.command()(faults)
 
 
 def _check_prompt(given: dict[str, Any]) -> None:

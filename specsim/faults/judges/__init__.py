@@ -1,0 +1,18 @@
+"""Judges: what each is given is a setting, and what it gives is every field that is wrong, the first cause first."""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from specsim.config import InputError
+from specsim.faults.fault import Finding
+
+JUDGES = ("differential", "oracle")
+
+
+def judge(name: str, setting: Mapping[str, Any], device: str) -> list[Finding]:
+    """The findings of a judge by its name."""
+    if name not in JUDGES:
+        raise InputError("judge", name, " or ".join(JUDGES))
+    run: Callable[..., list[Finding]] = import_module(f"specsim.faults.judges.{name}").judge
+    return run(dict(setting), device)
