@@ -1,0 +1,60 @@
+"""What a simulated server is made of: a cost, settings to choose from, and who chooses."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from specsim.config import InputError, SpecConfig
+from specsim.simulator.acceptance import Acceptance, PerPosition
+
+
+class Cost(Protocol):
+    """Seconds of forwards; see specsim.simulator.cost.CostModel."""
+
+    def prefill(self, new_tokens: np.ndarray, contexts: np.ndarray) -> float: ...
+
+    def round(self, contexts: np.ndarray, config: SpecConfig) -> float: ...
+
+    def mixed(self, new_tokens: np.ndarray, behind: np.ndarray, contexts: np.ndarray, config: SpecConfig) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A setting of speculation and what it gets accepted."""
+
+    config: SpecConfig
+    acceptance: Acceptance
+
+    def __post_init__(self):
+        if self.acceptance.num_steps < self.config.num_steps:
+            allowed = f"a law of at least num_steps drafts, {self.config.num_steps}"
+            raise InputError("acceptance", self.acceptance.num_steps, allowed)
+
+    @classmethod
+    def plain(cls, page_size: int = 16) -> "Option":
+        """Decoding without drafts."""
+        return cls(SpecConfig.plain(page_size), PerPosition(()))
+
+
+class Policy(Protocol):
+    """Chooses one of the options for every round."""
+
+    def choose(self, contexts: np.ndarray) -> int:
+        """The number of an option, for requests of these committed lengths [B]."""
+
+    def observe(self, option: int, accepted: np.ndarray, seconds: float) -> None:
+        """What a round of this option accepted [B], and how long its step took."""
+
+
+class Always:
+    """The policy that has no choice."""
+
+    def __init__(self, option: int = 0):
+        self._option = option
+
+    def choose(self, contexts: np.ndarray) -> int:
+        return self._option
+
+    def observe(self, option: int, accepted: np.ndarray, seconds: float) -> None:
+        pass

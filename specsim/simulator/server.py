@@ -1,0 +1,226 @@
+"""A simulated server under way: its requests, what they hold, and what the host has not read yet."""
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from specsim.simulator.acceptance import Rounds
+from specsim.simulator.client import Client
+from specsim.simulator.coins import Stream, coins, keys
+from specsim.simulator.columns import round_pages
+from specsim.simulator.run import Ledger, Run
+
+
+@dataclass(frozen=True, slots=True)
+class _Results:
+    """Tokens on their way to the host, of requests [B], made in a step and there at `seconds`: first ones, or those of
+    a round that accepted so many drafts.
+    """
+
+    requests: np.ndarray
+    seconds: float
+    step: int
+    accepted: np.ndarray | None
+    option: int
+
+
+class Server:
+    """A run under way. Arrays by request number: tokens, those that the host knows; sent, those that the device has
+    made; filled, columns of the prompt that are prefilled.
+    """
+
+    def __init__(self, cost, options, workload, serving, prefill, policy, seed, log):
+        self.cost, self.options, self.policy = cost, options, policy
+        self.configs = tuple(option.config for option in options)
+        self.serving, self.mode, self.lagging = serving, prefill, serving.schedule == "overlap"
+        self.num_pages = serving.num_slots // self.configs[0].page_size
+        self.prompts, self.outputs = workload.prompt_tokens, workload.output_tokens
+        size = len(workload)
+        self.keys = keys(seed, Stream.ROUND, np.arange(size))
+        self.tokens, self.sent, self.rounds, self.filled = (np.zeros(size, dtype=np.int64) for _ in range(4))
+        self.client, self.ledger = Client(workload), Ledger(workload, self.configs, log)
+        self.waiting: list[tuple[float, int]] = []
+        self.running = np.zeros(0, dtype=np.int64)
+        self.prefilling: list[int] = []
+        self.unread: list[_Results] = []
+        self.now = self.planned = 0.0  # when the next step starts; until when its plan knows of arrivals
+
+    def serve(self) -> Run:
+        while self.ledger.num_ended < len(self.prompts):
+            if not (self.waiting or self.prefilling or len(self.running) or self.unread):
+                self.now = self.planned = max(self.now, self.client.next_time)
+            self._step()
+        return self.ledger.run()
+
+    def _step(self) -> None:
+        for arrival in self.client.due(self.planned):
+            self.ledger.arrivals[arrival[1]] = arrival[0]
+            heapq.heappush(self.waiting, arrival)
+        pages = self._plan()
+        chunks, due, start = self._chunks(), self.unread, self.now
+        self.unread = []
+        running, waiting = len(self.running), len(self.waiting)
+        option = self._launch(chunks)
+        for results in due:
+            self._read(results)
+        if not self.lagging:
+            self._read_all()
+        launched = bool(chunks) or option >= 0
+        self.planned = start if self.lagging and launched else self.now
+        if launched:
+            prompt_tokens = sum(end - begin for _, begin, end in chunks)
+            self.ledger.step((start, self.now - start, running, len(chunks), waiting, prompt_tokens, option, pages))
+
+    def _plan(self) -> int:
+        """Make room for the next round of all who have a place, admit whom there is room for; the pages they need."""
+        pages, retracted = self._pages(), False
+        while pages > self.num_pages:
+            self._retract()
+            pages, retracted = self._pages(), True
+        while self.waiting and not retracted and len(self.running) + len(self.prefilling) < self.serving.max_running:
+            request = self.waiting[0][1]
+            needed = self._pages_of(np.array([request]))
+            if pages + needed > self.num_pages:
+                break
+            heapq.heappop(self.waiting)
+            self.filled[request] = 0
+            self.prefilling.append(request)
+            pages += needed
+        return pages
+
+    def _pages(self) -> int:
+        pages = self._pages_of(self.running)
+        return pages + self._pages_of(np.array(self.prefilling)) if self.prefilling else pages
+
+    def _pages_of(self, requests: np.ndarray) -> int:
+        """Of the columns that requests need in their next round, as far as the host knows."""
+        lengths = self.prompts[requests] + np.maximum(self.tokens[requests] - 1, 0)
+        return int(round_pages(lengths, self.configs).sum())
+
+    def _retract(self) -> None:
+        """Whoever gives way waits, and will compute the KV of its known tokens again."""
+        sign = {"latest": 0, "shortest": -1, "longest": 1}[self.serving.retraction]
+        placed = [*self.running.tolist(), *self.prefilling]
+        self.filled[self.running] = self.prompts[self.running] + self.tokens[self.running] - 1
+        request = max(placed, key=lambda each: (sign * int(self.filled[each]), self.ledger.arrivals[each], each))
+        self.running = self.running[self.running != request]
+        self.prefilling = [each for each in self.prefilling if each != request]
+        self.ledger.retractions[request] += 1
+        heapq.heappush(self.waiting, (float(self.ledger.arrivals[request]), request))
+
+    def _chunks(self) -> list[tuple[int, int, int]]:
+        """(request, first column, end) of what this step prefills, oldest place first."""
+        left, chunks = self.serving.chunk_tokens, []
+        for request in self.prefilling:
+            start = int(self.filled[request])
+            length = int(self.prompts[request] + max(self.tokens[request] - 1, 0))
+            end = length if left is None else min(length, start + left)
+            if end > start:
+                left = None if left is None else left - (end - start)
+                chunks.append((request, start, end))
+        return chunks
+
+    def _launch(self, chunks: list[tuple[int, int, int]]) -> int:
+        """Let the device do the step; the option of its round, -1 without one."""
+        if self.mode == "mixed":
+            return self._mixed(chunks)
+        if chunks:
+            new, behind = _tokens(chunks)
+            self.now += self.cost.prefill(new, behind)
+            self._join(chunks)
+            if not self.lagging:
+                self._read_all()
+        if not len(self.running) or (chunks and self.mode == "first"):
+            return -1
+        contexts = self.prompts[self.running] + self.sent[self.running] - 1
+        option = self.policy.choose(contexts)
+        seconds = self.cost.round(contexts, self.configs[option])
+        self._round(option, seconds)
+        return option
+
+    def _mixed(self, chunks: list[tuple[int, int, int]]) -> int:
+        if not chunks and not len(self.running):
+            return -1
+        contexts = self.prompts[self.running] + self.sent[self.running] - 1
+        option = self.policy.choose(contexts) if len(contexts) else -1
+        config = self.configs[option if len(contexts) else 0]
+        if chunks:
+            seconds = self.cost.mixed(*_tokens(chunks), contexts, config)
+        else:
+            seconds = self.cost.round(contexts, config)
+        if len(contexts):
+            self._round(option, seconds)
+        else:
+            self.now += seconds
+        self._join(chunks)
+        return option
+
+    def _join(self, chunks: list[tuple[int, int, int]]) -> None:
+        """Prompts that are complete make their first token, and their requests run from the next round on."""
+        whole = []
+        for request, _, end in chunks:
+            self.filled[request] = end
+            if end == self.prompts[request] + max(self.tokens[request] - 1, 0):
+                whole.append(request)
+        if not whole:
+            return
+        self.prefilling = [each for each in self.prefilling if each not in whole]
+        joined = np.array(whole)
+        self.running = np.append(self.running, joined)
+        fresh = joined[self.tokens[joined] == 0]
+        self.sent[joined] = np.maximum(self.tokens[joined], 1)
+        if len(fresh):
+            self.unread.append(_Results(fresh, self.now, self.ledger.num_steps, None, -1))
+
+    def _round(self, option: int, seconds: float) -> None:
+        requests, law = self.running, self.options[option].acceptance
+        positions = self.sent[requests] - 1
+        drawn = Rounds(requests, self.rounds[requests], positions, coins(self.keys[requests], positions))
+        accepted = law.accepted(drawn)
+        if law.num_steps > self.configs[option].num_steps:
+            accepted = np.minimum(accepted, self.configs[option].num_steps)
+        self.policy.observe(option, accepted, seconds)
+        self.now += seconds
+        self.sent[requests] += accepted + 1
+        self.rounds[requests] += 1
+        self.unread.append(_Results(requests, self.now, self.ledger.num_steps, accepted, option))
+
+    def _read_all(self) -> None:
+        for results in self.unread:
+            self._read(results)
+        self.unread = []
+
+    def _read(self, results: _Results) -> None:
+        """The host learns of tokens; what is beyond a request's end is dropped, and who has ended leaves."""
+        requests, accepted = results.requests, results.accepted
+        left = self.outputs[requests] - self.tokens[requests]
+        if accepted is None:
+            kept = np.ones_like(left)
+            self.ledger.first(requests, results.seconds, results.step)
+        else:
+            if self.lagging and not left.all():
+                alive = left > 0
+                requests, accepted, left = requests[alive], accepted[alive], left[alive]
+            kept = np.minimum(accepted + 1, left)
+            self.ledger.round(requests, results.seconds, accepted, results.option)
+        self.tokens[requests] += kept
+        ended = requests[kept == left]
+        if len(ended):
+            self.ledger.ended(ended, results.step)
+            self._end(len(ended), results.seconds)
+
+    def _end(self, num_ended: int, seconds: float) -> None:
+        """Whose tokens are complete leaves, whether it runs or waits since a retraction."""
+        self.running = self.running[self.tokens[self.running] < self.outputs[self.running]]
+        if self.waiting and self.lagging:
+            self.waiting = [each for each in self.waiting if self.tokens[each[1]] < self.outputs[each[1]]]
+            heapq.heapify(self.waiting)
+        for _ in range(num_ended):
+            self.client.ended(seconds)
+
+
+def _tokens(chunks: list[tuple[int, int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of each chunk, and those before it."""
+    columns = np.array(chunks, dtype=np.int64)
+    return columns[:, 2] - columns[:, 1], columns[:, 1]

@@ -1,0 +1,62 @@
+"""Continuous batching on a clock: who is served when, what a step takes, what comes out when.
+
+Steps are those of specsim.scheduler: arrivals, room for the next round (or retraction), admission, chunks of prompts,
+one round of whoever runs; under `overlap` a step is planned before the results of the one before it are known, so that
+a request that has ended takes part in one more round. A step takes what the cost model says.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from specsim.config import InputError, ServingConfig
+from specsim.simulator.columns import round_pages
+from specsim.simulator.option import Always, Cost, Option, Policy
+from specsim.simulator.run import Run
+from specsim.simulator.server import Server
+from specsim.simulator.workload import Workload
+
+PREFILLS = ("mixed", "beside", "first")
+Prefill = Literal["mixed", "beside", "first"]
+
+
+def simulate(
+    cost: Cost,
+    options: Option | Sequence[Option],
+    workload: Workload,
+    serving: ServingConfig | None = None,
+    *,
+    prefill: Prefill = "mixed",
+    policy: Policy | None = None,
+    seed: int = 0,
+    log: bool = False,
+) -> Run:
+    """Serve a workload. The same arguments give the same run, to the last bit.
+
+    prefill: prompts go through the round's own forward (`mixed`, as in vLLM), a forward of their own before the round,
+    which takes them along (`beside`, as in specsim.scheduler), or one that rounds wait for (`first`, as in SGLang).
+    policy: chooses among several options. log: keep a record of every step.
+    """
+    options = (options,) if isinstance(options, Option) else tuple(options)
+    serving = serving or ServingConfig(max_running=256, num_slots=2**31 - 1)
+    _check(cost, options, workload, serving, prefill)
+    return Server(cost, options, workload, serving, prefill, policy or Always(), seed, log).serve()
+
+
+def _check(cost: Cost, options: tuple[Option, ...], workload: Workload, serving: ServingConfig, prefill: str) -> None:
+    if prefill not in PREFILLS:
+        raise InputError("prefill", prefill, " or ".join(PREFILLS))
+    if not options or len({option.config.page_size for option in options}) != 1:
+        raise InputError("options", f"{len(options)} settings", "at least one, all of one page_size")
+    if serving.prefix_cache:
+        raise InputError("prefix_cache", True, "False: requests of a workload have lengths and no tokens")
+    if getattr(cost, "schedule", serving.schedule) != serving.schedule:
+        raise InputError("schedule", serving.schedule, f"that of the cost model, {cost.schedule}")
+    if serving.schedule == "overlap" and any(option.config.release == "round" for option in options):
+        raise InputError("schedule", "overlap", "sync with release 'round', which frees what a round leaves")
+    configs, page = tuple(option.config for option in options), options[0].config.page_size
+    most = round_pages(workload.prompt_tokens + np.maximum(workload.output_tokens - 2, 0), configs) * page
+    if most.max() > serving.num_slots:
+        request = int(most.argmax())
+        raise InputError("num_slots", serving.num_slots, f"at least {most[request]}, which request {request} needs")
