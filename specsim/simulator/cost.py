@@ -6,11 +6,11 @@ from typing import Literal
 import numpy as np
 
 from specsim.config import InputError, SpecConfig
+from specsim.simulator.bounds import share, whole
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.forward import Forward, padded
 from specsim.simulator.hardware import Hardware
 from specsim.simulator.model import Drafter, Model
-from specsim.simulator.numbers import share, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +116,11 @@ class CostModel:
         if size and self.drafter and not config.is_plain:
             device += self.phases(contexts, config).draft
         return device + self._exposed(size + chunks, device)
+
+    @property
+    def launches(self) -> int:
+        """Kernels of one forward of the target."""
+        return self._forward(self.model).kernels
 
     def kv_slots(self, memory_share: float = 0.9) -> int:
         """Tokens whose KV, the drafter's included, fits beside the weights into this share of all GPUs' memory."""

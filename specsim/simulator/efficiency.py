@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from specsim.simulator.numbers import not_negative, share
+from specsim.simulator.bounds import not_negative, share
 
 SHARES = ("bandwidth", "compute")
 

@@ -46,7 +46,7 @@ class Forward:
     @property
     def launching(self) -> float:
         """Seconds in which the host launches all kernels, and before which no forward ends; 0 in a graph."""
-        return 0.0 if self.graph else self._kernels * self.efficiency.launch
+        return 0.0 if self.graph else self.kernels * self.efficiency.launch
 
     def products(self, rows: float, head_rows: float, entry: bool = False) -> float:
         """Seconds of all that does not read KV, gaps and exchanges included; entry: through fc too."""
@@ -57,7 +57,7 @@ class Forward:
             device += self._product(model.entry_weights, model.weight_bytes, rows)
         device += self._product(model.head_weights, model.weight_bytes, head_rows)
         device += self._seconds(head_rows * model.vocab_size * LOGIT_BYTES / self.parallel, 0)
-        return device + self._kernels * self.efficiency.gap + self._exchanges(rows)
+        return device + self.kernels * self.efficiency.gap + self._exchanges(rows)
 
     def column_seconds(self, rows: float) -> dict[int | None, float]:
         """By window: seconds that its layers take for each column, `rows` rows of a request looking at it."""
@@ -101,7 +101,8 @@ class Forward:
         return group.kv_width * self.model.kv_bytes / min(self.parallel, group.kv_parts)
 
     @property
-    def _kernels(self) -> int:
+    def kernels(self) -> int:
+        """Launches of one forward."""
         return HEAD_KERNELS + sum(group.count * group.kernels for group in self.model.layers)
 
     def _exchanges(self, rows: float) -> float:

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from specsim.config import InputError
-from specsim.simulator.numbers import positive
+from specsim.simulator.bounds import positive
 
 _TABLE = Path(__file__).parent / "hardware.csv"
 _FLOPS = "peak_flops_"
@@ -18,7 +18,8 @@ class Hardware:
     """One GPU.
 
     peak_flops: operations a second of dense matrix products by dtype (bfloat16, float8, …). bandwidth: bytes a second
-    of its memory. memory: bytes. interconnect: bytes a second in one direction to the GPUs beside it.
+    of its memory. memory: bytes (a data sheet's GB are 2^30 of them). interconnect: bytes a second in one direction to
+    the GPUs beside it.
     """
 
     name: str

@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from specsim.config import InputError
-from specsim.simulator.numbers import whole
+from specsim.simulator.bounds import whole
 
 _TWO_PRODUCTS = {"gpt_neox", "opt", "phi", "starcoder2", "nemotron"}  # feed-forwards without a gate
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from specsim.config import InputError
+from specsim.simulator.bounds import not_negative, positive, whole
 from specsim.simulator.layers import Layers, layers_of
-from specsim.simulator.numbers import not_negative, positive, whole
 
 _FOLDERS = (Path(__file__).parent / "models", Path(__file__).parents[1] / "shapes" / "configs")
 HALF = 2.0

@@ -1,0 +1,68 @@
+"""specsim simulate: published tables beside what the simulator makes of them."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specsim import options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from specsim.simulator.reproduce.reproduction import Reproduction
+
+
+def simulate(
+    table: Annotated[str, typer.Option(help="Which; an unknown name shows them all.", metavar="NAME")],
+    json_file: options.JsonFile = None,
+) -> None:
+    """Reproduce a published table: side by side, every error, what was fitted."""
+    from specsim.display import stdout_console
+    from specsim.files import check_writable, write_json
+    from specsim.simulator.reproduce import reproduction
+
+    check_writable(json_file)
+    result = reproduction(table)()
+    try:
+        show(result, stdout_console())
+    finally:
+        write_json(json_file, result.to_json())
+
+
+def show(result: "Reproduction", console: "Console") -> None:
+    """What came of a table, with every error."""
+    from specsim.display import heading, paragraph, print_table
+
+    console.print(f"{result.name}, {result.source}")
+    console.print()
+    paragraph(console, result.method)
+    heading(console, "side by side")
+    print_table(console, ("setting", "", "published", "simulated", "error", ""), _figures(result))
+    if result.parameters:
+        heading(console, "parameters and their intervals")
+        print_table(console, ("parameter", "value", "from", "to", "unit"), _parameters(result))
+    heading(console, "asked")
+    print_table(console, (), [(each.what, each.value, "met" if each.is_met else "not met") for each in result.asked])
+    for note in result.notes:
+        console.print()
+        paragraph(console, note)
+
+
+def _figures(result: "Reproduction") -> list[tuple[str, ...]]:
+    return [
+        (
+            each.setting,
+            each.quantity,
+            f"{each.published:.{each.digits}f}",
+            f"{each.simulated:.{each.digits}f}",
+            f"{each.error:+.1%}",
+            each.role,
+        )
+        for each in result.figures
+    ]
+
+
+def _parameters(result: "Reproduction") -> list[tuple[Any, ...]]:
+    return [
+        (each.name, f"{each.value:.3g}", f"{each.low:.3g}", f"{each.high:.3g}", each.unit) for each in result.parameters
+    ]

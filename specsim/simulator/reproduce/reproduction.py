@@ -1,0 +1,92 @@
+"""What came of reproducing a table: figures side by side, fitted parameters, and what was asked."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from specsim.simulator.calibrate import Calibration, Fitted
+
+Role = Literal["fitted", "held out", "computed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A published figure beside the simulated one. role: whether a fit saw it, or none was needed."""
+
+    setting: str
+    quantity: str
+    published: float
+    simulated: float
+    role: Role = "computed"
+    digits: int = 2
+
+    @property
+    def error(self) -> float:
+        """Relative and signed."""
+        return self.simulated / self.published - 1
+
+    @property
+    def is_as_printed(self) -> bool:
+        """Whether both are the same in the digits that were published."""
+        return round(self.simulated + 1e-9, self.digits) == round(self.published, self.digits)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was asked of a reproduction, and what came of it."""
+
+    what: str
+    value: str
+    is_met: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduction:
+    """A table and its reproduction. method: how, with all that was fixed before any fit; notes: what follows."""
+
+    name: str
+    source: str
+    method: str
+    figures: tuple[Figure, ...]
+    parameters: tuple[Fitted, ...] = ()
+    asked: tuple[Asked, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def errors(self, role: Role) -> np.ndarray:
+        """Absolute relative errors of the figures in this role."""
+        return np.array([abs(figure.error) for figure in self.figures if figure.role == role])
+
+    def to_json(self) -> dict[str, Any]:
+        """A value that json can write."""
+        return {
+            "table": self.name,
+            "source": self.source,
+            "method": self.method,
+            "figures": [asdict(figure) | {"error": figure.error} for figure in self.figures],
+            "parameters": [asdict(each) for each in self.parameters],
+            "asked": [asdict(each) for each in self.asked],
+            "notes": list(self.notes),
+        }
+
+
+def figures_of(calibration: Calibration, quantity: str, digits: int = 2, scale: float = 1.0) -> tuple[Figure, ...]:
+    """The cells of a calibration, seconds times `scale`."""
+    return tuple(
+        Figure(
+            cell.label,
+            quantity,
+            cell.measured * scale,
+            cell.predicted * scale,
+            "held out" if cell.held_out else "fitted",
+            digits,
+        )
+        for cell in calibration.cells
+    )
+
+
+def at_most(what: str, errors: Iterable[float], limit: float) -> Asked:
+    """That no error exceeds a limit."""
+    worst = max(errors)
+    return Asked(what, f"{worst:.2%} at worst, asked at most {limit:.1%}", worst <= limit)

@@ -1,0 +1,22 @@
+"""The tables that can be reproduced, by name."""
+
+from collections.abc import Callable
+
+from specsim.config import InputError
+from specsim.simulator.reproduce import leviathan, sglang_6995, spec_bench, vllm_20780
+from specsim.simulator.reproduce.reproduction import Reproduction
+
+TABLES: dict[str, Callable[[], Reproduction]] = {
+    "leviathan_table1": leviathan.table1,
+    "leviathan_table4": leviathan.table4,
+    "sglang_6995": sglang_6995.reproduce,
+    "spec_bench": spec_bench.reproduce,
+    "vllm_20780": vllm_20780.reproduce,
+}
+
+
+def reproduction(name: str) -> Callable[[], Reproduction]:
+    """What reproduces the table of this name."""
+    if name not in TABLES:
+        raise InputError("table", name, ", ".join(TABLES))
+    return TABLES[name]

@@ -1,0 +1,137 @@
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specsim.config import InputError
+from specsim.simulator import hardware, model
+from specsim.simulator.model import names
+from specsim.simulator.reproduce import TABLES, leviathan, published, reproduction, spec_bench, vllm_20780
+
+HELD_OUT = {"vllm_20780": (13, 6), "spec_bench": (12, 6)}
+
+
+@pytest.fixture(scope="module")
+def made():
+    return {name: reproduction(name)() for name in TABLES}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_what_is_asked_of_a_table_is_met(made, name):
+    assert made[name].asked
+    assert [each.what for each in made[name].asked if not each.is_met] == []
+
+
+@pytest.mark.parametrize("name", HELD_OUT)
+def test_held_out_cells_and_parameters_are_as_many_as_the_method_says(made, name):
+    result = made[name]
+    figures, held_out = HELD_OUT[name]
+    assert (len(result.figures), len(result.errors("held out"))) == (figures, held_out)
+    assert f"{len(result.parameters)} parameters" in result.method
+    assert f"itted to {figures - held_out} cells" in result.method
+    assert f"{held_out} held out" in result.method
+
+
+def test_leviathan_is_exact_where_it_can_be(made):
+    assert all(figure.is_as_printed for figure in made["leviathan_table1"].figures)
+    expected = [figure for figure in made["leviathan_table4"].figures if figure.quantity == "expected"]
+    assert sum(figure.is_as_printed for figure in expected) == 9
+
+
+def test_a_table_with_a_wrong_figure_is_not_reproduced(monkeypatch):
+    true = published.rows
+
+    def wrong(name):
+        table = true(name)
+        table[0] |= {"speedup": "2.00"} if name == "leviathan_table1" else {}
+        for row in table if name == "vllm_20780" else ():
+            row["tpot_ms"] = str(float(row["tpot_ms"]) * (1.05 if row["num_drafts"] == "5" else 1))
+        return table
+
+    for module in (leviathan, vllm_20780):
+        monkeypatch.setattr(module, "rows", wrong)
+    assert not leviathan.table1().asked[0].is_met
+    assert not vllm_20780.reproduce().asked[0].is_met
+
+
+def test_sglang_accept_lengths_are_what_their_rows_allow(made):
+    _, two, four = made["sglang_6995"].parameters
+    assert 1 < two.low <= two.value <= two.high < 2
+    assert 1 < four.low <= four.value <= four.high < 5
+
+
+def test_the_chain_of_assisted_generation_is_a_law_with_the_published_mean():
+    drafts, tokens = spec_bench._chain(0.6)
+    rng, length, counts, given = np.random.default_rng(0), 5, [], []
+    for _ in range(40000):
+        accepted = int(np.argmin(np.append(rng.random(length) < 0.6, False)))
+        counts.append(length)
+        given.append(accepted + 1)
+        length = length + 2 if accepted == length else max(1, length - 1)
+    assert drafts == pytest.approx(np.mean(counts), rel=0.03)  # 6 standard errors
+    assert tokens == pytest.approx(np.mean(given), rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "active"),
+    [  # as published with the models
+        ("llama-3-8b", 8.03, None),
+        ("llama-2-70b", 68.98, None),
+        ("qwen3-8b", 8.19, None),
+        ("gpt-oss-20b", 20.9, 3.6),
+        ("glm-4.7-flash", 29.9, None),
+        ("vicuna-33b-v1.3", 32.5, None),
+        ("vicuna-68m", 0.068, None),
+    ],
+)
+def test_models_weigh_what_was_published(name, billions, active):
+    assert model(name).parameters / 1e9 == pytest.approx(billions, rel=0.005)
+    assert active is None or model(name).active_parameters / 1e9 == pytest.approx(active, rel=0.01)
+
+
+def test_gpt_oss_in_four_bits_is_as_large_as_its_checkpoint():
+    assert model("gpt-oss-20b").bytes == pytest.approx(13.76e9, rel=0.005)
+    windows = [group.window for group in model("gpt-oss-20b").layers]
+    assert windows == [128, None] * 12
+
+
+def test_latent_attention_keeps_one_vector_a_token():
+    assert model("glm-4.7-flash").kv_bytes_per_token == 47 * 576 * 2
+
+
+def test_every_figure_and_every_model_has_its_source():
+    folder = Path(published.__file__).parents[1]
+    with (folder / "hardware.csv").open() as file:
+        assert all(row["source"].startswith("https://") for row in csv.DictReader(file))
+    for name in names():
+        assert model(name).parameters > 0
+    assert all("https://huggingface.co/" in path.read_text() for path in (folder / "models").glob("*.json"))
+    assert [hardware(name).name for name in ("h20", "A100-80gb-sxm")] == ["H20", "A100-80GB-SXM"]
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"hidden_size": None}, "hidden_size is None"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3; allowed: a divisor of num_attention_heads, 32"),
+        ({"num_experts": 4, "num_experts_per_tok": 8}, "num_experts_per_tok is 8; allowed: at most the 4 experts"),
+        ({"sliding_window": "wide"}, "sliding_window is 'wide'"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is 'awq'"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused_by_its_field(change, match):
+    shape = {"hidden_size": 4096, "vocab_size": 100, "num_hidden_layers": 2, "num_attention_heads": 32}
+    with pytest.raises(InputError, match=match):
+        model(shape | {"intermediate_size": 11008} | change)
+
+
+def test_an_unknown_model_table_or_file_is_refused(tmp_path):
+    with pytest.raises(InputError, match="model is 'gpt-9'; allowed: glm"):
+        model("gpt-9")
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(InputError, match="holds an object"):
+        model(tmp_path)
+    with pytest.raises(InputError, match="table is 'x'; allowed: leviathan_table1"):
+        reproduction("x")
