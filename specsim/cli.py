@@ -1,4 +1,4 @@
-"""The command line: specsim demo, generate, run, soak, accept, diff, bench, faults, simulate."""
+"""The command line: specsim demo, generate, run, soak, accept, diff, bench, faults, simulate, predict."""
 
 import os
 import sys
@@ -13,6 +13,7 @@ import typer
 
 from specsim import options
 from specsim.commands.faults import faults
+from specsim.commands.predict import predict
 from specsim.commands.simulate import simulate
 from specsim.config import InputError, SamplingParams, ServingConfig, SpecConfig
 from specsim.synthetic import SCHEDULES
@@ -466,6 +467,7 @@ def _bench(given: dict[str, Any]) -> None:
 
 app.command()(faults)
 app.command()(simulate)
+app.command()(predict)
 
 
 def _check_prompt(given: dict[str, Any]) -> None:

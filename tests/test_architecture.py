@@ -115,6 +115,8 @@ RULES = {
     "trace": Rule(ROUNDS | {"specsim.files"}, {"pandas"} | BOTH_COLUMNS),
     "contract": Rule(set(), set()),
     "simulator": Rule(SETTINGS | {"scipy", "pandas", "specsim.files", "specsim.simulator"}, set()),
+    "recording": Rule(ROUNDS | {"specsim.simulator"}, set()),
+    "prediction": Rule(ROUNDS | {"specsim.simulator", "specsim.recording", "specsim.display", "rich"}, set()),
     "zoo": Rule(ZOO, set()),
     "shapes": Rule(
         {"torch", "specsim.checkpoint", "specsim.config", "specsim.drafter", "specsim.target", "specsim.shapes"}, set()
