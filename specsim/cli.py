@@ -1,4 +1,4 @@
-"""The command line: specsim demo, generate, run, soak, accept, diff, bench, faults, simulate, predict."""
+"""The command line: specsim demo, generate, run, soak, accept, diff, bench, conformance, faults, simulate, predict."""
 
 import os
 import sys
@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from specsim import options
+from specsim.commands.conformance import conformance
 from specsim.commands.faults import faults
 from specsim.commands.predict import predict
 from specsim.commands.simulate import simulate
@@ -465,6 +466,7 @@ def _bench(given: dict[str, Any]) -> None:
         raise typer.Exit(1)
 
 
+app.command()(conformance)
 app.command()(faults)
 app.command()(simulate)
 app.command()(predict)

@@ -1,0 +1,166 @@
+"""Running cases against a module's functions."""
+
+import importlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+
+from specsim.config import InputError
+from specsim.conformance.case import DEVICE, Call, Case
+from specsim.conformance.comparison import Difference, difference
+from specsim.conformance.memory import pieces, place_all, tensors
+from specsim.contract import BY_NAME, OPERATIONS, Operation
+
+SECONDS = 120  # that a process of its own may take
+Status = Literal["equal", "refused", "different", "raised", "ended"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one case. refused: an exception where one is allowed; ended: the process hung or died."""
+
+    operation: str
+    case: str
+    status: Status
+    what: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.status in ("equal", "refused")
+
+
+def load_module(name: str) -> ModuleType:
+    """A module by its dotted name, as Python finds it from the current folder, or by its file."""
+    allowed = "a module that Python can import, or a .py file"
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    if name.endswith(".py") and not Path(name).is_file():
+        raise InputError("module", name, f"{allowed} (there is no such file)")
+    try:
+        return _load_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
+    except Exception as error:
+        raise InputError("module", name, f"{allowed} ({type(error).__name__}: {error})") from error
+
+
+def _load_file(path: Path) -> ModuleType:
+    """Known to Python by its stem, as Triton and pickle look modules up."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def function_of(module: ModuleType, operation: Operation) -> Callable | None:
+    """The operation's function in the module, None where it has none."""
+    found = (getattr(module, name, None) for name in operation.functions)
+    return next((function for function in found if callable(function)), None)
+
+
+def chosen_operations(module: ModuleType, names: Sequence[str] | None) -> list[Operation]:
+    """The operations that are run: the named ones, each of which the module must have, or all that it has."""
+    for name in names or ():
+        if name not in BY_NAME:
+            raise InputError("ops", name, ", ".join(BY_NAME))
+        if function_of(module, BY_NAME[name]) is None:
+            functions = " or ".join(BY_NAME[name].functions)
+            raise InputError("ops", name, f"operations that {module.__name__} has a function for, here {functions}")
+    chosen = [BY_NAME[name] for name in dict.fromkeys(names)] if names else list(OPERATIONS)
+    chosen = [operation for operation in chosen if function_of(module, operation) is not None]
+    if not chosen:
+        functions = ", ".join(operation.functions[0] for operation in OPERATIONS)
+        raise InputError("module", module.__name__, f"a module with at least one of the functions {functions}")
+    return chosen
+
+
+def run(module: str, case: Case, device: str) -> Outcome:
+    """One case, in this process or, if it is perilous, in one of its own."""
+    if case.perilous:
+        return _run_alone(module, case, device)
+    function = function_of(load_module(module), BY_NAME[case.operation])
+    return call(function, case, torch.device(device))
+
+
+def call(function: Callable, case: Case, device: torch.device) -> Outcome:
+    """Call the function once, in this process, and compare what it leaves."""
+    made, operation = case.build(), BY_NAME[case.operation]
+    made = made if case.adapt is None else case.adapt(function, made)
+    arguments = [device if each is DEVICE else place_all(each, device) for each in made.arguments]
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            returned = function(*map(tensors, arguments))
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+    except Exception as error:
+        status = "refused" if case.may_refuse else "raised"
+        return Outcome(case.operation, case.name, status, f"{type(error).__name__}: {error}")
+    found = _results(operation, arguments, returned)
+    wrong = _first_wrong(operation, found, made) or _misused(operation, arguments)
+    return Outcome(case.operation, case.name, "different" if wrong else "equal", str(wrong) if wrong else "")
+
+
+def _first_wrong(operation: Operation, found: dict[str, Any], made: Call) -> Difference | None:
+    """Of what is expected, unless an alternative fits."""
+    firsts = []
+    for expected in (made.expected, *made.alternatives):
+        fitted = replace(made, expected=expected)
+        differences = (difference(value, found.get(value.name), fitted) for value in operation.results)
+        firsts.append(next((each for each in differences if each is not None), None))
+    return None if None in firsts else firsts[0]
+
+
+def _results(operation: Operation, arguments: list, returned: Any) -> dict[str, Any]:
+    """By name what the call has left: arguments written in place, and what it returned, nested or not."""
+    values = zip(operation.arguments, arguments, strict=True)
+    found = {value.name: tensors(argument) for value, argument in values if value.role in ("out", "inout")}
+    names = [value.name for value in operation.results if value.role == "returned"]
+    return found | dict(zip(names, _flat(returned), strict=False))
+
+
+def _flat(returned: Any) -> list:
+    if isinstance(returned, (tuple, list)):
+        return [leaf for each in returned for leaf in _flat(each)]
+    return [returned]
+
+
+def _misused(operation: Operation, arguments: list) -> Difference | None:
+    """An input that was changed, or memory beside a tensor that was written."""
+    for value, argument in zip(operation.arguments, arguments, strict=True):
+        for placed in pieces(argument):
+            if placed.is_overrun:
+                return Difference(value.name, None, "nothing written beside the tensor", "a write out of bounds")
+            if value.role == "in" and placed.is_changed:
+                return Difference(value.name, None, "an input that stays as it is", "another content")
+    return None
+
+
+def _run_alone(module: str, case: Case, device: str) -> Outcome:
+    """The case in a process of its own, which may hang or die."""
+    with tempfile.TemporaryDirectory() as folder:
+        left = Path(folder) / "outcome.json"
+        command = [sys.executable, "-m", "specsim.conformance.alone", module, case.operation, case.name, device, left]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, timeout=SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            return Outcome(case.operation, case.name, "ended", f"no result within {SECONDS} seconds")
+        if not left.exists():
+            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
+            return Outcome(case.operation, case.name, "ended", f"exit status {done.returncode}: {last[0]}")
+        return Outcome(**json.loads(left.read_text()))
+
+
+def write(outcome: Outcome, path: Path) -> None:
+    """For the process that waits for it."""
+    path.write_text(json.dumps(asdict(outcome)))

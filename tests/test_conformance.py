@@ -1,0 +1,359 @@
+import json
+import re
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+import torch
+
+from specsim.cli import main
+from specsim.config import InputError
+from specsim.conformance import runner
+from specsim.conformance.case import DEVICE, Call, Case, Law, replaced, strided
+from specsim.conformance.catalogue import CASES
+from specsim.conformance.chains import ROWS, law_of
+from specsim.conformance.comparison import difference
+from specsim.conformance.memory import place
+from specsim.conformance.runner import call, chosen_operations, function_of, load_module, run
+from specsim.contract import BY_NAME, OPERATIONS, Value
+
+TESTS = Path(__file__).parent
+PLAIN = str(TESTS / "plain_kernels.py")
+FAST = "specsim.conformance.fast_column"
+PAGE = TESTS.parents[0] / "specsim" / "conformance" / "README.md"
+CPU = torch.device("cpu")
+DEVICE_HERE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def cases_of(operation: str) -> list[Case]:
+    return [case for case in CASES if case.operation == operation]
+
+
+# The table and the cases
+
+
+def test_every_operation_has_cases_with_names_of_their_own():
+    assert {case.operation for case in CASES} == set(BY_NAME) == {operation.name for operation in OPERATIONS}
+    assert len({case.id for case in CASES}) == len(CASES)
+    assert all(any("no requests" in case.name or "no rows" in case.name for case in cases_of(name)) for name in BY_NAME)
+
+
+def fits(shape: str, size: tuple[int, ...], sizes: dict[str, int]) -> bool:
+    """Whether a size is of the shape; a letter stands for one number in all arguments of a call."""
+    if shape == "*":
+        return True
+    letters = shape.split(",") if shape else []
+    for letter, count in zip(letters, size, strict=True) if len(letters) == len(size) else ():
+        if letter.isalpha():
+            sizes.setdefault(letter, count)
+    known = all(set(re.findall("[A-Z]", letter)) <= set(sizes) for letter in letters)
+    return len(letters) == len(size) and (not known or [eval(each, dict(sizes)) for each in letters] == list(size))
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_arguments_and_results_are_as_the_table_says(operation):
+    for case in (case for case in cases_of(operation.name) if not case.may_refuse):
+        made, sizes = case.build(), {}
+        assert len(made.arguments) == len(operation.arguments)
+        assert set(made.expected) <= {value.name for value in operation.results}
+        given = dict(zip((value.name for value in operation.arguments), made.arguments, strict=True)) | made.expected
+        scalars = {name: value for name, value in given.items() if isinstance(value, int)}
+        names = {"topk": "K", "num_steps": "S", "depth": "S", "draft_token_num": "N", "num_draft_token": "N"}
+        sizes |= {letter: scalars[name] for name, letter in names.items() if name in scalars}
+        for value in operation.values:
+            held = given.get(value.name)
+            for tensor in held if isinstance(held, list) else [held]:
+                if isinstance(tensor, torch.Tensor):
+                    assert value.dtype in (str(tensor.dtype).removeprefix("torch."), "bool or packed"), case.id
+                    assert fits(value.shape, tuple(tensor.shape), sizes), (case.id, value, tensor.shape, sizes)
+
+
+def test_the_page_lists_the_operations():
+    page = PAGE.read_text(encoding="utf-8")
+    for operation in OPERATIONS:
+        functions = ", ".join(f"`{name}`" for name in operation.functions)
+        assert f"| `{operation.name}` | {functions} | {operation.origin} | {operation.summary} |" in page
+
+
+# Whole modules
+
+
+def test_a_third_partys_module_passes_every_case():
+    plain = load_module(PLAIN)
+    outcomes = [call(function_of(plain, BY_NAME[case.operation]), case, CPU) for case in CASES]
+    assert [outcome for outcome in outcomes if not outcome.passed] == []
+    assert {outcome.status for outcome in outcomes if "malformed" in outcome.case} == {"equal", "refused"}
+
+
+def test_a_perilous_case_is_called_in_a_process_of_its_own():
+    (outcome,) = (run(PLAIN, case, "cpu") for case in CASES if case.perilous and "not selected" in case.name)
+    assert (outcome.status, outcome.what) == ("refused", "ValueError: 6 is not in list")
+
+
+HAS_FAST = [operation.name for operation in OPERATIONS if function_of(load_module(FAST), operation)]
+
+
+@pytest.mark.parametrize("operation", HAS_FAST)
+def test_the_fast_column_passes_every_case(operation):
+    function, device = function_of(load_module(FAST), BY_NAME[operation]), torch.device(DEVICE_HERE)
+    outcomes = [call(function, case, device) for case in cases_of(operation)]
+    assert [outcome for outcome in outcomes if not outcome.passed] == []
+
+
+def test_the_fast_column_has_all_but_what_it_does_elsewhere():
+    assert set(BY_NAME) - set(HAS_FAST) == {"lane_locations", "chain_rejection"}
+
+
+# One planted error for every operation: what is changed, into what, and what of the report shows it.
+PLANTED = {
+    "draft_topk": ("order.gather(dim, nan_first)[:, :topk]", "order[:, :topk]", "NaN"),
+    "expand": ("+ topk + topk * topk * (i - 1)", "+ topk + topk * topk * i", "tree_parents"),
+    "select": ("1, -1)[1].sort(dim=-1).values", "1, -1)[1]", "top_scores_index"),
+    "build_tree": ("retrive_next_sibling[b, older] = younger", "retrive_next_sibling[b, younger] = older", "sibling"),
+    "verify_greedy": ("candidates[b, child] != wanted", "False", "predicts["),
+    "verify_target_only": ("if coin <= held", "if coin < held", "edges"),
+    "bonus_tokens": ("accept_stride + length - 1]", "accept_stride + length - 2]", "bonus_tokens"),
+    "move_kv": (
+        "keys[tgt_loc] = keys[src_loc]",
+        "for i in range(len(src_loc))[::-1]: keys[tgt_loc[i]] = keys[src_loc[i]]",
+        "k_buffer",
+    ),
+    "cache_locations": ("req_to_token[req_pool_indices[b],", "req_to_token[b,", "out_cache_loc"),
+    "lane_locations": ("append(req_to_token[row, length - tail : length]", "append(target[-1]", "source_cache_loc"),
+    "shift_ids": ("first + 1 : first + length].clone()", "first : first + length - 1].clone()", "input_ids"),
+    "tree_attention": ("q.shape[-1] ** 0.5).softmax", "q.shape[-1] ** 0.499).softmax", "o["),
+    "chain_rejection": ("(law - draft).clamp(min=0)", "law", "law: "),
+}
+
+
+def module_of(source: str, tmp_path: Path) -> str:
+    path = tmp_path / f"{tmp_path.name}_kernels.py"
+    path.write_text(source)
+    return str(path)
+
+
+@pytest.mark.parametrize("operation", BY_NAME)
+def test_a_planted_error_is_found(operation, tmp_path):
+    change, into, shown = PLANTED[operation]
+    source = Path(PLAIN).read_text()
+    assert source.count(change) == 1
+    function = function_of(load_module(module_of(source.replace(change, into), tmp_path)), BY_NAME[operation])
+    outcomes = [call(function, case, CPU) for case in cases_of(operation) if not case.perilous]
+    wrong = [outcome for outcome in outcomes if not outcome.passed]
+    assert any(shown in f"{outcome.case} {outcome.what}" for outcome in wrong)
+    assert {outcome.status for outcome in wrong} == {"different"}
+
+
+# The command
+
+
+def command(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["conformance", *arguments])
+    return ended.value.code or 0
+
+
+def test_the_command_names_operation_case_and_first_wrong_element(tmp_path, capsys):
+    greedy, after, rest = Path(PLAIN).read_text().partition("def tree_speculative_sampling_target_only")
+    source = greedy.replace("accept_token_num[b] = count", "accept_token_num[b] = count + 1") + after + rest
+    module, file = module_of(source, tmp_path), tmp_path / "report.json"
+    assert command("--module", module, "--ops", "verify_greedy,move_kv", "--device", "cpu", "--json", str(file)) == 1
+    printed = capsys.readouterr().out
+    assert re.search(r"verify_greedy +verify_tree_greedy +10 +1 +0 +9", printed)
+    assert (
+        "verify_greedy: padded requests\n    different: accept_token_num[0]: expected 2, found 3 (3 elements" in printed
+    )
+    report = json.loads(file.read_text())
+    assert report["functions"] == {"verify_greedy": "verify_tree_greedy", "move_kv": "move_kv_cache_native"}
+    assert {each["operation"] for each in report["outcomes"] if not each["passed"]} == {"verify_greedy"}
+    assert {"date", "versions", "module", "device"} <= set(report)
+
+
+def test_the_pages_adapter_passes(tmp_path, capsys):
+    (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert command("--module", module_of(source, tmp_path), "--device", "cpu") == 0
+    assert "Wrong" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--module", "no_such_module"], "No module named 'no_such_module'"),
+        (["--module", "no_such_file.py"], "there is no such file"),
+        (["--module", "json"], "a module with at least one of the functions fast_topk,"),
+        (["--module", ".."], "a module that Python can import"),
+        (["--module", PLAIN, "--ops", "build_trees"], "ops is 'build_trees'; allowed: draft_topk, expand,"),
+        (["--module", FAST, "--ops", "lane_locations"], "has a function for, here draft_lane_locations"),
+        (["--module", PLAIN, "--device", "tpu"], "device is 'tpu'"),
+        (["--module", PLAIN, "--json", "no/such/folder.json"], "json is"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, sentence, capsys):
+    assert command(*arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert sentence in line
+
+
+def test_a_module_that_fails_when_it_is_imported_is_bad_input(tmp_path):
+    with pytest.raises(InputError, match="ZeroDivisionError"):
+        load_module(module_of("1 / 0", tmp_path))
+
+
+# The plugin
+
+
+def test_the_cases_run_as_tests(tmp_path):
+    assert "specsim.conformance.plugin" in {each.value for each in entry_points(group="pytest11")}
+    source = Path(PLAIN).read_text().replace("stride + length - 1]", "stride + length - 2]")
+    options = ["--impl", module_of(source, tmp_path), "--impl-ops", "bonus_tokens,shift_ids", "--impl-device", "cpu"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "specsim.conformance", *options],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "3 failed, 5 passed" in done.stdout
+    assert "bonus_tokens: rows of 4, of trees of 8: different: bonus_tokens[0]: expected 1000, found" in done.stdout
+
+
+# The judge itself
+
+
+def outcome_of(function, call_made: Call, operation: str = "bonus_tokens", **case) -> runner.Outcome:
+    return call(function, Case(operation, "made up", lambda: call_made, **case), CPU)
+
+
+MADE = Call(
+    (torch.arange(6).int(), torch.tensor([1, 3]).int(), torch.tensor([-7, -7]).int(), 3),
+    {"bonus_tokens": torch.tensor([0, 5]).int()},
+)
+
+
+def right(tokens, lens, out, stride):
+    out.copy_(tokens[torch.arange(len(lens)) * stride + lens - 1])
+
+
+def beside(tokens, lens, out, stride):
+    right(tokens, lens, out, stride)
+    out.as_strided((1,), (1,), out.storage_offset() + len(out)).fill_(9)
+
+
+def in_its_input(tokens, lens, out, stride):
+    right(tokens, lens, out, stride)
+    lens += 1
+
+
+def raising(*arguments):
+    raise ValueError("not contiguous")
+
+
+def test_what_is_done_beside_the_result_is_found():
+    assert outcome_of(right, MADE).status == "equal"
+    assert (
+        outcome_of(beside, MADE).what
+        == "bonus_tokens: expected nothing written beside the tensor, found a write out of bounds"
+    )
+    assert (
+        outcome_of(in_its_input, MADE).what
+        == "accept_lens: expected an input that stays as it is, found another content"
+    )
+    assert outcome_of(raising, MADE).status == "raised"
+    assert outcome_of(raising, MADE, may_refuse=True).status == "refused"
+    assert outcome_of(lambda *each: None, MADE, may_refuse=True).status == "different"
+
+
+def test_the_callers_tensors_are_not_touched():
+    before = [each.clone() for each in MADE.arguments[:3]]
+    outcome_of(in_its_input, MADE)
+    assert all(torch.equal(one, other) for one, other in zip(before, MADE.arguments, strict=False))
+
+
+def test_strides_survive_being_placed():
+    tensor = strided(torch.arange(12.0).view(3, 4))
+    placed = place(tensor, CPU).tensor
+    assert placed.stride() == tensor.stride() == (8, 2)
+    assert torch.equal(placed, tensor)
+
+
+def test_an_alternative_stands_in_for_all_that_is_expected():
+    other = Call(MADE.arguments, {"bonus_tokens": torch.tensor([1, 5]).int()}, alternatives=(MADE.expected,))
+    assert outcome_of(right, other).status == "equal"
+    assert outcome_of(right, replaced(other, 3, 2)).status == "different"
+
+
+EXACT, CLOSE = Value("x", "float32", "*", "returned"), Value("x", "float32", "*", "returned", "close")
+
+
+@pytest.mark.parametrize(
+    ("found", "shown"),
+    [
+        (torch.tensor([1.0, float("nan"), 0.0]), None),
+        (torch.tensor([1.0, float("nan"), -0.0]), None),
+        (torch.tensor([1.0, 0.0, 0.0]), "x[1]: expected nan, found 0.0"),
+        (torch.tensor([1.0, float("nan"), 1e-9]), "x[2]: expected 0.0, found 9.999999717180685e-10"),
+        (torch.tensor([1.0, float("nan")]), "x: expected shape [3], found shape [2]"),
+        (torch.tensor([1.0, float("nan"), 0.0]).double(), "x: expected dtype torch.float32, found dtype torch.float64"),
+        (None, "x: expected a tensor, found NoneType"),
+    ],
+)
+def test_differences(found, shown):
+    made = difference(EXACT, found, Call((), {"x": torch.tensor([1.0, float("nan"), 0.0])}))
+    assert (None if made is None else str(made)) == shown
+
+
+def test_close_is_within_the_tolerance_and_no_further():
+    expected = Call((), {"x": torch.tensor([1.0])}, tolerance=1e-3)
+    assert difference(CLOSE, torch.tensor([1.0009]), expected) is None
+    assert difference(CLOSE, torch.tensor([1.0011]), expected).index == (0,)
+    assert difference(CLOSE, torch.tensor([float("nan")]), expected).index == (0,)
+
+
+def test_only_the_rows_that_count_are_compared():
+    kept = Call((), {"x": torch.zeros(2, 3)}, rows={"x": torch.tensor([False, True])})
+    assert difference(EXACT, torch.tensor([[1.0, 1, 1], [0, 0, 0]]), kept) is None
+    assert difference(EXACT, torch.tensor([[1.0, 1, 1], [0, 2, 0]]), kept).index == (1, 1)
+
+
+LAW = Call((), {"x": Law({(1, -1): 0.75, (2, -1): 0.25})})
+
+
+@pytest.mark.parametrize(
+    ("ones", "twos", "others", "passes"),
+    [(3072, 1024, 0, True), (3000, 1096, 0, True), (2860, 1236, 0, False), (3071, 1024, 1, False), (0, 0, 0, False)],
+)
+def test_samples_of_a_law(ones, twos, others, passes):
+    rows = torch.tensor([[1, -1]] * ones + [[2, -1]] * twos + [[3, -1]] * others or [[9, 9]])
+    assert (difference(EXACT, rows, LAW) is None) is passes
+
+
+def test_the_cells_of_the_laws_are_fine_enough():
+    """Were there an edge inside a cell, cells of half the width would give another law."""
+    for draft, prob, draft_prob in (
+        ([0, 1], [[0.125, 0.5, 0.375, 0.0], [0.25] * 4], [[0.5, 0.25, 0.125, 0.125], [0.25, 0.5, 0.125, 0.125]]),
+        ([3, 0], [[0.125, 0.5, 0.375, 0.0], [0.25] * 4], [[0.5, 0.25, 0.125, 0.125], [0.25] * 4]),
+        ([1, 2], [[0.125, 0.5, 0.375, 0.0], [0.25, 0.25, 0.5, 0.0]], [[0.0, 1, 0, 0], [0.0, 0, 1, 0]]),
+    ):
+        assert law_of(draft, prob, draft_prob, 9).outcomes == law_of(draft, prob, draft_prob, 9, cells=16).outcomes
+    assert ROWS == 4096
+
+
+ENDS = {
+    "exits": ("import os; os._exit(3)", 60, "exit status 3"),
+    "hangs": ("import time; time.sleep(60)", 4, "no result within 4 seconds"),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_process_that_dies_or_hangs_is_an_outcome(how, tmp_path, monkeypatch):
+    body, seconds, shown = ENDS[how]
+    monkeypatch.setattr(runner, "SECONDS", seconds)
+    module = module_of(f"def build_tree_kernel_efficient(*arguments): {body}", tmp_path)
+    outcome = run(module, next(case for case in CASES if case.perilous), "cpu")
+    assert (outcome.status, outcome.passed) == ("ended", False)
+    assert shown in outcome.what
+
+
+def test_a_device_stands_for_itself():
+    assert DEVICE in next(case for case in CASES if case.operation == "cache_locations").build().arguments
+    assert [operation.name for operation in chosen_operations(load_module(PLAIN), ["select", "select"])] == ["select"]
