@@ -1,7 +1,8 @@
 """What a forward and a round take: bytes over bandwidth, operations over rate, launches, exchanges, the host."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.forward import Forward, padded
 from specsim.simulator.hardware import Hardware
 from specsim.simulator.model import Drafter, Model
+
+MOST_PARTS = 2**14  # that a cost model remembers
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +90,7 @@ class CostModel:
         size = len(contexts)
         if not size:
             return Phases(0.0, 0.0, 0.0, 0.0)
-        parts = self._parts.get((size, config))
-        if parts is None:
-            parts = self._parts[size, config] = self._round_parts(size, config)
+        parts = self._known((size, config), lambda: self._round_parts(size, config))
         total = float(contexts.sum())
         draft, verify, extend = (part.at(contexts, total) for part in parts)
         return Phases(draft, verify, extend, self._exposed(size, draft + verify + extend))
@@ -143,12 +144,20 @@ class CostModel:
     ) -> float:
         """One forward of chunks and of `rows` rows of each running request."""
         forward, size = self._forward(model, graph=False), len(contexts)
-        device = forward.products(size * rows + float(new.sum()), size * head_rows + len(new), entry=True)
-        device += forward.chunk_attention(new, behind)
+        key = model is self.model, size * rows + float(new.sum()), size * head_rows + len(new)
+        device = self._known(key, lambda: forward.products(*key[1:], entry=True)) + forward.chunk_attention(new, behind)
         if size and rows:
-            part = _Part(0.0, _slopes(forward, rows, rows / 2))
+            part = self._known((key[0], rows), lambda: _Part(0.0, _slopes(forward, rows, rows / 2)))
             device += part.at(contexts, float(contexts.sum()))
         return max(device, forward.launching)
+
+    def _known(self, key: tuple, make: Callable[[], Any]) -> Any:
+        """What was worked out before, and else is now: a simulated server asks for the same again and again."""
+        if key not in self._parts:
+            if len(self._parts) >= MOST_PARTS:
+                self._parts.clear()
+            self._parts[key] = make()
+        return self._parts[key]
 
     def _forward(self, model: Model, graph: bool = True) -> Forward:
         return Forward(self.hardware, model, self.efficiency, self.tensor_parallel, self.dtype, graph)

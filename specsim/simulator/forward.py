@@ -69,13 +69,13 @@ class Forward:
 
     def chunk_attention(self, new_tokens: np.ndarray, contexts: np.ndarray) -> float:
         """Seconds in which chunks of prompts [B] read what lies before them [B] and themselves."""
-        seconds = 0.0
+        seconds, seen = 0.0, {}
         for group in self.model.layers:
-            reach = np.inf if group.window is None else group.window
-            pairs = new_tokens * np.minimum(contexts + (new_tokens + 1) / 2, reach)
-            columns = np.minimum(contexts, reach) + new_tokens
-            flops = pairs.sum() * group.pair_flops / self.parallel
-            seconds += group.count * self._seconds(columns.sum() * self._kv_bytes(group), flops)
+            if group.window not in seen:
+                seen[group.window] = _seen(new_tokens, contexts, group.window)
+            pairs, columns = seen[group.window]
+            flops = pairs * group.pair_flops / self.parallel
+            seconds += group.count * self._seconds(columns * self._kv_bytes(group), flops)
         return seconds
 
     def _layer(self, group: Layers, rows: float) -> float:
@@ -112,3 +112,12 @@ class Forward:
         count = 2 * self.model.num_layers + 1
         sent = 2 * (self.parallel - 1) / self.parallel * rows * self.model.hidden_size * 2
         return count * (self.efficiency.collective + sent / self.hardware.interconnect)
+
+
+def _seen(new_tokens: np.ndarray, contexts: np.ndarray, window: int | None) -> tuple[float, float]:
+    """Pairs of a token and a column it sees, and columns that are read, of chunks behind their contexts."""
+    reach = contexts + (new_tokens + 1) / 2
+    if window is None:
+        return float(new_tokens @ reach), float(contexts.sum() + new_tokens.sum())
+    columns = np.minimum(contexts, window) + new_tokens
+    return float(new_tokens @ np.minimum(reach, window)), float(columns.sum())
