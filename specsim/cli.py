@@ -1,4 +1,4 @@
-"""The command line: specsim demo, generate, run, soak, accept, diff, bench, conformance, faults, simulate, predict."""
+"""The command line. Some commands are functions here, the others modules of specsim.commands."""
 
 import os
 import sys
@@ -14,6 +14,7 @@ import typer
 from specsim import options
 from specsim.commands.conformance import conformance
 from specsim.commands.faults import faults
+from specsim.commands.lint_report import lint_report
 from specsim.commands.predict import predict
 from specsim.commands.simulate import simulate
 from specsim.config import InputError, SamplingParams, ServingConfig, SpecConfig
@@ -468,6 +469,7 @@ def _bench(given: dict[str, Any]) -> None:
 
 app.command()(conformance)
 app.command()(faults)
+app.command()(lint_report)
 app.command()(simulate)
 app.command()(predict)
 

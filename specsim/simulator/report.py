@@ -1,0 +1,84 @@
+"""Reports of benchmarks: results that clients write, or published tables with a metric and a value in each row."""
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+
+from specsim.config import InputError
+from specsim.files import read_text
+from specsim.simulator.measurement import METRICS, Measurement, read_measurements
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was reported of one run; None where nothing was said.
+
+    figures: by the names of measurement.METRICS. concurrency: most requests under way. duration: seconds. completed,
+    input_tokens, output_tokens: totals. rates_by_position: unconditional acceptance.
+    """
+
+    label: str
+    figures: Mapping[str, float]
+    concurrency: int | None = None
+    duration: float | None = None
+    completed: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    rates_by_position: tuple[float, ...] = ()
+
+
+def read_reports(path: Path) -> list[Report]:
+    """The reports in a file: a CSV with columns metric and value (those beside them name the run; `concurrency` is
+    read), or what vLLM's and SGLang's clients write. InputError for any other file.
+    """
+    if path.suffix.lower() == ".csv":
+        return _table(read_text(path, "file", "a UTF-8 file that can be read"), path)
+    measurements = read_measurements(path)
+    return [_report(each, f"{each.tool}, run {at}") for at, each in enumerate(measurements, start=1)]
+
+
+def _report(measured: Measurement, label: str) -> Report:
+    totals = (measured.duration, measured.completed, measured.input_tokens, measured.output_tokens)
+    return Report(label, measured.metrics, measured.concurrency, *totals, measured.rates_by_position)
+
+
+def _table(text: str, path: Path) -> list[Report]:
+    rows = list(csv.DictReader(StringIO(text)))
+    if not rows or not {"metric", "value"} <= set(rows[0]):
+        raise InputError("file", str(path), "a CSV of at least one row, with columns metric and value")
+    runs: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
+    for number, row in enumerate(rows, start=2):
+        place = f"{path}, line {number}"
+        if row["metric"] not in METRICS:
+            raise InputError("metric", row["metric"], f"{', '.join(METRICS)} (in {place})")
+        key = tuple((name, text) for name, text in row.items() if name not in ("metric", "value"))
+        figures = runs.setdefault(key, {})
+        if row["metric"] in figures:
+            raise InputError("metric", row["metric"], f"one value of it a run (in {place})")
+        figures[row["metric"]] = _number("value", row["value"], place)
+    return [
+        Report(" · ".join(text for _, text in key) or "the run", figures, _concurrency(dict(key), path))
+        for key, figures in runs.items()
+    ]
+
+
+def _concurrency(named: Mapping[str, str], path: Path) -> int | None:
+    if "concurrency" not in named:
+        return None
+    number = _number("concurrency", named["concurrency"], str(path))
+    if number < 1 or number != int(number):
+        raise InputError("concurrency", named["concurrency"], f"an integer of at least 1 (in {path})")
+    return int(number)
+
+
+def _number(name: str, text: str | None, place: str) -> float:
+    try:
+        number = float(text or "")
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise InputError(name, text, f"a number of at least 0 (in {place})")
+    return number
