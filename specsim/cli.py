@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from specsim import options
+from specsim.commands.certify import certify
 from specsim.commands.conformance import conformance
 from specsim.commands.faults import faults
 from specsim.commands.lint_report import lint_report
@@ -467,6 +468,7 @@ def _bench(given: dict[str, Any]) -> None:
         raise typer.Exit(1)
 
 
+app.command()(certify)
 app.command()(conformance)
 app.command()(faults)
 app.command()(lint_report)

@@ -108,7 +108,7 @@ RULES = {
     "provenance": Rule({"torch"}, set()),
     "measurements": Rule({"specsim.config", "specsim.files"}, set()),
     "soak": Rule(ROUNDS | SOAKED, {"specsim.display", "rich"}),
-    "certify": Rule(ROUNDS, BOTH_COLUMNS),
+    "certify": Rule(ROUNDS | {"specsim.provenance"}, {"specsim.display", "rich", "scipy"} | BOTH_COLUMNS),
     "serving": Rule(ROUNDS, {"specsim.display", "rich"}),
     "ways": Rule(ROUNDS | {"specsim.invariance", "specsim.serving", "specsim.workload"}, {"specsim.display", "rich"}),
     "differential": Rule(ROUNDS | CELLS, {"specsim.display", "rich"} | BOTH_COLUMNS),

@@ -1,0 +1,113 @@
+"""The exact law of a round's tokens: every drafted tree, every cell of its uniforms, one outcome each."""
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from specsim.certify.cells import grid_cost
+from specsim.certify.model import Case, Draw, Text, draws, text_prob, texts
+from specsim.certify.verifier import Accepted, Verifier
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One call of a verifier: the index of the drafted tree, its coins or noise, and the final coin."""
+
+    draw: int
+    coins: tuple
+    final: float
+
+
+Column = Callable[[Sequence[Draw], Sequence[Trial]], list[Accepted]]
+
+
+class NotConstant(Exception):
+    """Two points of a cell, on which nothing should change, have different outcomes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExactLaw:
+    """What a round does, in fractions.
+
+    text_probs: of the round's tokens, the target's own tokens after them up to S + 1. accepted: expected accepted
+    drafts. regions: in which the outcome was taken. grid: at most what coins on the grid of 24 bits change, in total
+    variation.
+    """
+
+    text_probs: dict[Text, Fraction]
+    accepted: Fraction
+    regions: int
+    grid: Fraction
+
+    def total_variation(self, case: Case) -> Fraction:
+        """From the target's law of S + 1 tokens."""
+        length = case.num_steps + 1
+        pairs = ((self.text_probs.get(text, 0), text_prob(case.target, text)) for text in _texts(case, length))
+        return sum((abs(ours - theirs) for ours, theirs in pairs), Fraction(0)) / 2
+
+    def impossible(self, case: Case) -> Fraction:
+        """The probability of texts that the target never writes."""
+        return sum((prob for text, prob in self.text_probs.items() if not text_prob(case.target, text)), Fraction(0))
+
+
+def _texts(case: Case, length: int) -> list[Text]:
+    return texts(case.target.vocab_size, length)
+
+
+def exact_law(verifier: Verifier, case: Case, column: Column) -> ExactLaw:
+    """The law of a case. NotConstant where an outcome changes within a cell."""
+    drafted = list(draws(case))
+    regions = list(_regions(verifier, drafted, column))
+    trials = [trial for region in regions for trial in region.trials]
+    outcomes = iter(column(drafted, trials))
+    emitted, accepted = defaultdict(Fraction), Fraction(0)
+    for region in regions:
+        path, bonus = _one(region, list(itertools.islice(outcomes, len(region.trials))))
+        emitted[(*drafted[region.draw].text(path[-1]), bonus)] += region.volume
+        accepted += region.volume * (len(path) - 1)
+    text_probs = defaultdict(Fraction)
+    for tokens, volume in emitted.items():
+        for rest in _texts(case, case.num_steps + 1 - len(tokens)):
+            text_probs[(*tokens, *rest)] += volume * text_prob(case.target, (*tokens, *rest), len(tokens))
+    return ExactLaw(dict(text_probs), accepted, len(regions), _grid(verifier, drafted))
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A drafted tree and a cell of all its uniforms: its probability, the path, and calls at several points."""
+
+    draw: int
+    volume: Fraction
+    path: list[int]
+    trials: tuple[Trial, ...]
+
+
+def _regions(verifier: Verifier, drafted: Sequence[Draw], column: Column) -> Iterator[Region]:
+    """The final coin's cells are those of the node where the path ends, which one call says for each cell of coins."""
+    parts = [(index, part) for index, draw in enumerate(drafted) for part in itertools.product(*verifier.axes(draw))]
+    walks = column(drafted, [Trial(index, tuple(cell.points[0] for cell in part), 0.5) for index, part in parts])
+    for (index, part), (path, _) in zip(parts, walks, strict=True):
+        for last in verifier.last(drafted[index], path[-1]):
+            volume = math.prod((cell.volume for cell in (*part, last)), start=drafted[index].prob)
+            points = zip(*(cell.points for cell in (*part, last)), strict=True)
+            yield Region(index, volume, path, tuple(Trial(index, point[:-1], point[-1]) for point in points))
+
+
+def _one(region: Region, outcomes: list[Accepted]) -> Accepted:
+    """The outcome of a region, at all its points and where the final coin was another."""
+    if any(outcome != outcomes[0] for outcome in outcomes) or outcomes[0][0] != region.path:
+        found = " and ".join(sorted({str(outcome) for outcome in outcomes}))
+        raise NotConstant(f"{found} in one region, {region.path} with another final coin")
+    return outcomes[0]
+
+
+def _grid(verifier: Verifier, drafted: Sequence[Draw]) -> Fraction:
+    """The cost of the grid over all drafted trees; the final coin's that of the node where it is greatest."""
+    total = Fraction(0)
+    for draw in drafted:
+        last = max(grid_cost(verifier.last(draw, node)) for node in range(len(draw.parents)))
+        total += draw.prob * (sum(map(grid_cost, verifier.axes(draw)), Fraction(0)) + last)
+    return total

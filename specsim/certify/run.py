@@ -1,0 +1,152 @@
+"""Certificates of every verifier in every column, and of what is wrong on purpose."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from tqdm.auto import tqdm
+
+from specsim.certify import columns
+from specsim.certify.cases import cases_of
+from specsim.certify.controls import CONTROLS
+from specsim.certify.law import ExactLaw, NotConstant, exact_law
+from specsim.certify.model import Case
+from specsim.certify.optimum import optimum
+from specsim.certify.verifier import VERIFIERS, Verifier
+from specsim.config import InputError
+from specsim.generation import check_device
+from specsim.provenance import now, versions
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+NAMES = tuple(dict.fromkeys(verifier.family for verifier in VERIFIERS))
+LAUNCHED = tuple(dict.fromkeys(verifier.family for verifier in VERIFIERS if verifier.is_launched))
+IMPLS = ("reference", "fast", "both")
+Task = tuple[Case, tuple[str, str, str], Callable[[], ExactLaw]]
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What one verifier does on one case, exactly.
+
+    total_variation: of the law of S + 1 tokens from the target's. accepted: expected accepted drafts. optimum: the most
+    that a lossless rule could accept. impossible: the probability of texts that the target never writes. grid: at most
+    what coins of 24 bits add to the total variation, 0 where none are read. regions: outcomes that were taken.
+    """
+
+    verifier: str
+    promise: str
+    impl: str
+    case: str
+    total_variation: Fraction
+    accepted: Fraction
+    optimum: float
+    impossible: Fraction
+    grid: Fraction
+    regions: int
+
+    @property
+    def is_as_promised(self) -> bool:
+        """Whether a lossless verifier has exactly the target's law, and a wrong one is seen to have another."""
+        expected = {"lossless": self.total_variation == 0, "wrong": self.total_variation > 0}
+        return expected.get(self.promise, True)
+
+    @property
+    def gap(self) -> float | None:
+        """What a lossless verifier accepts less than it could."""
+        return self.optimum - float(self.accepted) if self.promise == "lossless" else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Fractions as texts and, under another name, as numbers."""
+        exact = ("total_variation", "accepted", "impossible", "grid")
+        plain = ("verifier", "promise", "impl", "case", "optimum", "regions", "gap", "is_as_promised")
+        return {
+            **{name: getattr(self, name) for name in plain},
+            **{name: str(getattr(self, name)) for name in exact},
+            **{f"{name}_float": float(getattr(self, name)) for name in exact},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """All of a run, controls among them.
+
+    inconsistent: laws that could not be taken, and why. missing: verifiers that were asked for and that the fast column
+    does not have.
+    """
+
+    rows: tuple[Certificate, ...]
+    inconsistent: tuple[str, ...]
+    missing: tuple[str, ...]
+    seconds: float
+    date: str
+    versions: dict[str, str]
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """What is not as promised, in words."""
+        broken = (row for row in self.rows if not row.is_as_promised)
+        return (*(f"{row.verifier} ({row.impl}) on {row.case}" for row in broken), *self.inconsistent)
+
+    def to_json(self) -> dict[str, Any]:
+        made = {"date": self.date, "versions": self.versions, "seconds": self.seconds}
+        rows = [row.to_json() for row in self.rows]
+        return made | {
+            "is_ok": not self.failures,
+            "failures": self.failures,
+            "missing": self.missing,
+            "certificates": rows,
+        }
+
+    def show(self, console: "Console") -> None:
+        from specsim.certify.show import show
+
+        show(self, console)
+
+
+def certify(
+    verifier: str | None = None, *, impl: str = "reference", device: str | None = None, progress: bool = False
+) -> Certificates:
+    """Certify a verifier, or all of them and the controls. device: of the fast column."""
+    if verifier is not None and verifier not in NAMES:
+        raise InputError("verifier", verifier, " or ".join(NAMES))
+    if impl not in IMPLS:
+        raise InputError("impl", impl, " or ".join(IMPLS))
+    if impl == "fast" and verifier is not None and verifier not in LAUNCHED:
+        raise InputError("verifier", verifier, f"{' or '.join(LAUNCHED)}, which the fast column has")
+    where = "cpu" if impl == "reference" else check_device(device)
+    date, start = now(), time.perf_counter()
+    chosen = [each for each in VERIFIERS if verifier in (None, each.family)]
+    tasks = [*_tasks(chosen, impl, where), *(_controls() if verifier is None else ())]
+    rows, inconsistent, most = [], [], cache(optimum)
+    for case, names, law in tqdm(tasks, unit="law", disable=None if progress else True):
+        try:
+            rows.append(_certificate(case, names, law(), most(case)))
+        except NotConstant as error:
+            inconsistent.append(f"{names[0]} ({names[2]}) on {case.name}: {error}")
+    missing = () if impl == "reference" else tuple(each.name for each in chosen if not each.is_launched)
+    return Certificates(tuple(rows), tuple(inconsistent), missing, time.perf_counter() - start, date, versions(where))
+
+
+def _tasks(chosen: list[Verifier], impl: str, device: str) -> Iterator[Task]:
+    for each in chosen:
+        for name in ("reference", "fast") if impl == "both" else (impl,):
+            if name == "fast" and not each.is_launched:
+                continue
+            column = columns.fast(each, device) if name == "fast" else columns.reference(each)
+            for case in cases_of(each.drafts, each.name == "greedy"):
+                yield case, (each.name, each.promise, name), partial(exact_law, each, case, column)
+
+
+def _controls() -> Iterator[Task]:
+    for each in CONTROLS:
+        yield each.case, (each.name, "wrong", "control"), each.law
+
+
+def _certificate(case: Case, names: tuple[str, str, str], law: ExactLaw, most: float) -> Certificate:
+    figures = law.total_variation(case), law.accepted, most, law.impossible(case), law.grid, law.regions
+    return Certificate(*names, case.name, *figures)
