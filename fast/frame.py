@@ -22,8 +22,8 @@ PADDING = {
 }
 
 # What a round leaves to the next one, in this order: its draft input, lengths and numbers of rounds; then the verdict.
-_NEXT = len(fields(DraftInput))
 _PROGRESS = ("seq_lens", "num_rounds")
+_VERDICT = len(fields(Verdict))
 # Fields of DraftExtendInput that have a row for every token, not for every request.
 _ROWS = ("hidden", "input_ids", "positions", "cache_locations")
 
@@ -118,25 +118,26 @@ class Frame:
             | {f"progress.{name}": value for name, value in progress.items()}
             | _named("verdict", verdict)
         )
-        entering, leaving = list(inlet.tensors.values()), list(outlet.tensors.values())
+        *entering, seq_lens, num_rounds = inlet.tensors.values()
+        next_draft_input, next_progress, next_verdict = _left(list(outlet.tensors.values()))
         lanes = buffers.like("lanes", Lanes.empty(bucket, draft_hidden_size, config, dtype, "cpu"))
         for buffer in lanes.buffers:  # a capture of one step reads what other steps would have written
             buffer.zero_()
         lanes.candidates.parent_list.fill_(-1)  # the root's block, all that plain decoding has
         batch = buffers.like("batch", replace(batch, **dict.fromkeys(_PROGRESS)))
-        batch = replace(batch, **dict(zip(_PROGRESS, entering[_NEXT:], strict=True)))
+        batch = replace(batch, seq_lens=seq_lens, num_rounds=num_rounds)
         verify_input = buffers.like("verify_input", _padded_verify_input(bucket, config))
         return cls(
             bucket=bucket,
             pools=pools,
             buffers=buffers,
-            inlet=Inlet(batch, DraftInput(*entering[:_NEXT]), inlet.raw),
+            inlet=Inlet(batch, DraftInput(*entering), inlet.raw),
             lanes=lanes,
             verify_input=replace(verify_input, candidates=lanes.candidates),
-            verdict=Verdict(*leaving[_NEXT + 2 :]),
+            verdict=next_verdict,
             extend_input=buffers.like("extend_input", _padded_extend_input(bucket, config, num_features, dtype)),
-            next_draft_input=DraftInput(*leaving[:_NEXT]),
-            progress=(leaving[_NEXT], leaving[_NEXT + 1]),
+            next_draft_input=next_draft_input,
+            progress=next_progress,
             outlet=outlet,
         )
 
@@ -151,14 +152,20 @@ class Frame:
     def advance(self, batch: Batch) -> Advance:
         """A copy of what the round of this batch left to the next one."""
         raw, copies = self.outlet.copy(batch.size, self.bucket)
-        after = replace(batch, seq_lens=copies[_NEXT], num_rounds=copies[_NEXT + 1])
-        left = Advance(Verdict(*copies[_NEXT + 2 :]), DraftInput(*copies[:_NEXT]), after)
+        draft_input, (seq_lens, num_rounds), verdict = _left(copies)
+        left = Advance(verdict, draft_input, replace(batch, seq_lens=seq_lens, num_rounds=num_rounds))
         self.inlet.expect(left, raw)
         return left
 
 
 def _named(name: str, state: State) -> dict[str, torch.Tensor]:
-    return {f"{name}.{each.name}": getattr(state, each.name) for each in fields(state)}
+    return {f"{name}.{field}": value for field, value in state.tensors.items()}
+
+
+def _left(tensors: list[torch.Tensor]) -> tuple[DraftInput, tuple[torch.Tensor, torch.Tensor], Verdict]:
+    """The outlet's tensors as what they are; a draft input has a law, its last field, only where one is read."""
+    *entering, seq_lens, num_rounds = tensors[:-_VERDICT]
+    return DraftInput(*entering), (seq_lens, num_rounds), Verdict(*tensors[-_VERDICT:])
 
 
 def _padded_draft_input(bucket: int, topk: int, hidden_size: int, dtype: torch.dtype) -> DraftInput:

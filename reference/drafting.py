@@ -1,8 +1,10 @@
-"""EAGLE-2's dynamic tree (arXiv 2406.16858): K lanes expanded step by step, then the N-1 best candidates."""
+"""EAGLE-2's dynamic tree (arXiv 2406.16858): K lanes expanded step by step, then the N-1 best candidates; and lanes of
+sampled drafts, each of which has one child a step.
+"""
 
 import torch
 
-from specsim.reference.sampling import topk
+from specsim.reference.sampling import argmax, inverse_cdf, topk
 
 
 def draft_topk(
@@ -20,6 +22,46 @@ def draft_topk(
         return topk_p, target_ids
     live_R1 = (slots_R >= 0)[:, None]
     return torch.where(live_R1, topk_p, 0.0), torch.where(live_R1, target_ids, torch.arange(k))
+
+
+def draft_law(
+    logits_RV: torch.Tensor,
+    temperature_R: torch.Tensor,
+    d2t: torch.Tensor | None,
+    slots_R: torch.Tensor | None,
+    vocab_size: int,
+) -> torch.Tensor:
+    """What sampled drafts are drawn from, f32 [R, V]: softmax(logits / T) over the draft vocabulary, by *target* id.
+
+    0 for a token that cannot be drafted, and in all of a row whose temperature is 0 or whose slot is -1.
+    """
+    is_drawn_R = temperature_R > 0 if slots_R is None else (temperature_R > 0) & (slots_R >= 0)
+    logits_RV = logits_RV.double() - logits_RV.double().max(-1, keepdim=True).values
+    prob_RV = torch.softmax(logits_RV / torch.where(is_drawn_R, temperature_R, 1.0)[:, None], dim=-1)
+    target_ids = torch.arange(logits_RV.shape[1]) + (0 if d2t is None else d2t)
+    draft_prob_RV = torch.zeros(len(logits_RV), vocab_size, dtype=torch.float64)
+    draft_prob_RV[:, target_ids] = torch.where(is_drawn_R[:, None], prob_RV, 0.0)
+    return draft_prob_RV.float()
+
+
+def sampled(
+    best: tuple[torch.Tensor, torch.Tensor],
+    draft_prob_RV: torch.Tensor,
+    coins_RK: torch.Tensor | None,
+    noise_RV: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Drafts drawn from the law, each with a coin of its own, or the argmax of log law + noise: as `best`, what
+    draft_topk says, which stays where a row has no law. Of several drawn with coins two may be the same token.
+    """
+    topk_p, target_ids = best[0].clone(), best[1].clone()
+    for row, draft_prob_V in enumerate(draft_prob_RV):
+        if draft_prob_V.any():
+            if noise_RV is None:
+                ids = [inverse_cdf(draft_prob_V.double(), coin) for coin in coins_RK[row].tolist()]
+            else:
+                ids = [int(argmax(draft_prob_V.double().log() + noise_RV[row]))]
+            target_ids[row], topk_p[row] = torch.tensor(ids), draft_prob_V[ids]
+    return topk_p, target_ids
 
 
 def root_scores(topk_p_BK: torch.Tensor, score: str) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """The verify tree: parents, depths, masks and the first-child / next-sibling arrays that verify walks."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -37,6 +38,13 @@ def parents_of(top_scores_index: list[int], parent_list: list[int], k: int, requ
     return parents
 
 
+def lane_parents(k: int, num_steps: int) -> list[int]:
+    """Parents of the static tree of sampled drafts: K children of the root, then one child of every lane a step, so
+    that lane l's node of depth d is 1 + (d-1)K + l.
+    """
+    return [-1, *(max(0, node - k) for node in range(1, 1 + k * num_steps))]
+
+
 def depths_of(parents: list[int]) -> list[int]:
     """Edges from the root."""
     depths = [0]
@@ -71,7 +79,7 @@ def build(
     cache_locations: torch.Tensor,
     config: SpecConfig,
 ) -> VerifyInput:
-    """Select the N-1 best candidates of each request and lay them out below its bonus token.
+    """Select the N-1 best candidates of each request and lay them out below its bonus token; of sampled drafts all.
 
     cache_locations: i64 [B, N], the slot of column L + j; a node at or beyond max_len loses its slot.
     """
@@ -79,7 +87,10 @@ def build(
     top_scores_index = select(candidates.scores, num_nodes - 1)
     rows = zip(top_scores_index.tolist(), candidates.parent_list.tolist(), strict=True)
     parents = [
-        parents_of(chosen, parent_list, config.topk, request) for request, (chosen, parent_list) in enumerate(rows)
+        lane_parents(config.topk, config.num_steps)
+        if config.is_sampled
+        else parents_of(chosen, parent_list, config.topk, request)
+        for request, (chosen, parent_list) in enumerate(rows)
     ]
     positions_BN = seq_lens[:, None] + _table([depths_of(own) for own in parents], num_nodes)
     kept = torch.ones_like(positions_BN, dtype=torch.bool) if config.max_len is None else positions_BN < config.max_len
@@ -97,7 +108,8 @@ def build(
         retrieve_next_token=_table([first for first, _ in all_links], num_nodes),
         retrieve_next_sibling=_table([sibling for _, sibling in all_links], num_nodes),
         cache_locations=torch.where(kept, cache_locations, -1).flatten(),
-        candidates=candidates,
+        candidates=replace(candidates, draft_prob=None),
+        draft_prob=candidates.draft_prob,
     )
 
 

@@ -5,11 +5,12 @@ import torch
 from specsim.config import SpecConfig
 from specsim.phases import Batch, Verdict, VerifyInput
 from specsim.pool import KVPool
-from specsim.reference.acceptance import Tree, greedy, target_only
+from specsim.reference import acceptance as accept
+from specsim.reference.acceptance import Tree
 from specsim.reference.sampling import adjust_logits, inverse_cdf, logprob, target_prob
 from specsim.reference.synthetic import scheduled_drafts
 from specsim.synthetic import SyntheticAcceptance
-from specsim.uniforms import accept_coins, final_coins, first_coins
+from specsim.uniforms import accept_coins, final_coins, first_coins, gumbel_noise, lane_accept_coins
 
 
 def trees(batch: Batch, verify_input: VerifyInput, max_len: int) -> list[Tree]:
@@ -57,6 +58,30 @@ def follow(tree: Tree, num_drafts: int) -> list[int]:
     return max((path for path in paths if len(path) <= limit + 1), key=len)
 
 
+def accepted(
+    tree: Tree,
+    prob_NV: torch.Tensor,
+    draft_prob_MV: torch.Tensor | None,
+    coins: tuple[torch.Tensor, float, torch.Tensor | None],
+    config: SpecConfig,
+) -> tuple[list[int], int]:
+    """What the setting's verifier makes of one request's tree: (path of nodes from the root, bonus token).
+
+    draft_prob_MV: by node, for those that have children. coins: accept coins, final coin, Gumbel noise.
+    """
+    (uniforms, final, noise_WV), verifier = coins, config.verifier
+    if verifier == "gumbel":
+        return accept.gumbel(tree, prob_NV, noise_WV)
+    if verifier == "typical":
+        return accept.typical(tree, prob_NV, config.typical_epsilon, config.typical_delta, final)
+    if verifier == "target_only":
+        thresholds = config.threshold_single, config.threshold_acc
+        return accept.target_only(tree, prob_NV, uniforms.tolist(), final, *thresholds)
+    leaves = len(prob_NV) - len(draft_prob_MV)
+    draft_prob_NV = torch.nn.functional.pad(draft_prob_MV.double(), (0, 0, 0, leaves))
+    return getattr(accept, verifier)(tree, prob_NV, draft_prob_NV, uniforms.tolist(), final)
+
+
 def walk(
     batch: Batch,
     trees: list[Tree],
@@ -65,11 +90,14 @@ def walk(
     final_coins_B: torch.Tensor,
     config: SpecConfig,
     num_drafts: list[int] | None = None,
+    draft_prob_BMV: torch.Tensor | None = None,
+    noise_BWV: torch.Tensor | None = None,
 ) -> Verdict:
-    """Walk every tree: greedily where the temperature is 0, else by target-only sampling.
+    """Walk every tree: greedily where the temperature is 0, else as the setting's verifier does.
 
-    coins_BW: one coin a depth 0..S; final_coins_B: the coin of the bonus token. num_drafts: how many drafts each
-    request accepts where a schedule decides that.
+    coins_BW: one coin a depth 0..S, one a node for multi_round; final_coins_B: the coin of the bonus token. num_drafts:
+    how many drafts each request accepts where a schedule decides that. draft_prob_BMV: as of VerifyInput; noise_BWV:
+    the Gumbel noise of the tokens at L+1..L+S+1, where the verifier reads them.
     """
     num_nodes, width = config.num_draft_tokens, config.num_steps + 1
     predict = torch.full((batch.size * num_nodes,), -1, dtype=torch.int32)
@@ -83,11 +111,11 @@ def walk(
             path = follow(tree, num_drafts[request])
             bonus = inverse_cdf(target_prob(adjusted_NV[path[-1]], batch.sampling, request), final)
         elif batch.sampling.temperature[request] == 0:
-            path, bonus = greedy(tree, adjusted_NV)
+            path, bonus = accept.greedy(tree, adjusted_NV)
         else:
             prob_NV = torch.stack([target_prob(adjusted_V, batch.sampling, request) for adjusted_V in adjusted_NV])
-            coins = coins_BW[request].tolist()
-            path, bonus = target_only(tree, prob_NV, coins, final, config.threshold_single, config.threshold_acc)
+            noise_WV, draft_prob_MV = (None if each is None else each[request] for each in (noise_BWV, draft_prob_BMV))
+            path, bonus = accepted(tree, prob_NV, draft_prob_MV, (coins_BW[request], final, noise_WV), config)
         num_accepted_drafts[request] = len(path) - 1
         for step, (node, token) in enumerate(
             zip(path, [*(tree.tokens[node] for node in path[1:]), bonus], strict=True)
@@ -96,6 +124,20 @@ def walk(
             accept_index[request, step] = request * num_nodes + node
             logprobs[request, step] = logprob(adjusted_NV[node], batch.sampling, request, token)
     return Verdict(predict, accept_index, num_accepted_drafts, num_accepted_drafts + 1, logprobs)
+
+
+def round_coins(batch: Batch, config: SpecConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """Accept coins of a round, one a depth or for multi_round one a node, and its final coins."""
+    names = batch.seeds, batch.request_ids, batch.seq_lens
+    if config.verifier == "multi_round":
+        return lane_accept_coins(*names, config.num_steps, config.topk), final_coins(*names)
+    return accept_coins(*names, config.num_steps), final_coins(*names)
+
+
+def round_noise(batch: Batch, config: SpecConfig, vocab_size: int) -> torch.Tensor:
+    """Gumbel noise f64 [B, S+1, V] of the tokens that follow a round's nodes, by depth."""
+    positions_BW = batch.seq_lens[:, None] + 1 + torch.arange(config.num_steps + 1)
+    return gumbel_noise(batch.seeds[:, None], batch.request_ids[:, None], positions_BW, vocab_size)
 
 
 def verify(
@@ -109,16 +151,18 @@ def verify(
 ) -> Verdict:
     """How far the target, whose logits [B·N, V] these are, takes every tree.
 
-    coins: the accept coins [B, S+1] and final coins [B] of this round, drawn by their names where not given.
+    coins: the accept coins [B, S+1] ([B, N] for multi_round) and final coins [B] of this round, drawn by their names
+    where not given.
     acceptance: where given it decides how far, and the target the bonus tokens only.
     """
-    names = batch.seeds, batch.request_ids, batch.seq_lens
-    coins_BW, final_coins_B = coins or (accept_coins(*names, config.num_steps), final_coins(*names))
+    coins_BW, final_coins_B = coins or round_coins(batch, config)
+    noise_BWV = round_noise(batch, config, logits_RV.shape[1]) if config.verifier == "gumbel" else None
     grown = trees(batch, verify_input, config.max_len)
     logits_BNV = logits_RV.unflatten(0, verify_input.draft_tokens.shape)
     adjusted_BNV = node_logits(batch, grown, logits_BNV, config, pools)
     num_drafts = None if acceptance is None else scheduled_drafts(batch, acceptance)
-    return walk(batch, grown, adjusted_BNV, coins_BW, final_coins_B, config, num_drafts)
+    laws = verify_input.draft_prob
+    return walk(batch, grown, adjusted_BNV, coins_BW, final_coins_B, config, num_drafts, laws, noise_BWV)
 
 
 def first_tokens(

@@ -19,6 +19,7 @@ class InputError(ValueError):
         return InputError, (self.name, self.value, self.allowed)
 
 
+VERIFIERS = ("target_only", "typical", "rejection", "block", "multi_round", "gumbel")
 _MOST = sys.float_info.max
 
 
@@ -51,7 +52,11 @@ class SpecConfig:
     only. `release`: `finish`, slots are kept until a request ends, or `round`, scratch slots are returned every
     round. `score`: lanes are ranked by products of probabilities (`prob`) or by sums of their logarithms (`logprob`).
     `penalties`: `exact` counts a node's own path as plain decoding would; `relaxed` does not, and is not lossless.
-    threshold_single, threshold_acc: thresholds of target-only verification; below 1 they are lossy on purpose.
+    verifier: how far the target takes a tree at temperatures above 0 (specsim.reference.acceptance). `target_only` and
+    `typical` take the drafter's best tokens; `rejection`, `block` and `gumbel` a sampled chain (topk 1); `multi_round`
+    topk sampled lanes, num_draft_tokens 1 + topk · num_steps. Only `typical` is not lossless. threshold_single,
+    threshold_acc: thresholds of target_only; below 1 they are lossy on purpose. typical_epsilon, typical_delta: a draft
+    is typical above min(epsilon, delta · exp(-entropy)).
     max_len: most tokens of a request, prompt included; None means the target's own limit.
     """
 
@@ -64,8 +69,11 @@ class SpecConfig:
     release: Literal["finish", "round"] = "finish"
     score: Literal["prob", "logprob"] = "prob"
     penalties: Literal["exact", "relaxed"] = "exact"
+    verifier: Literal["target_only", "typical", "rejection", "block", "multi_round", "gumbel"] = "target_only"
     threshold_single: float = 1.0
     threshold_acc: float = 1.0
+    typical_epsilon: float = 0.09
+    typical_delta: float = 0.3
     max_len: int | None = None
 
     def __post_init__(self):
@@ -73,13 +81,27 @@ class SpecConfig:
         for name, least in (("topk", 1), ("num_steps", 0), ("num_draft_tokens", 1 if plain else 2), ("page_size", 1)):
             _require_int(name, getattr(self, name), least)
         _require(self.page_size <= 2**16, "page_size", self.page_size, "an integer from 1 to 65536")
-        self._check_tree()
         for name, allowed in _CHOICES.items():
             _require(getattr(self, name) in allowed, name, getattr(self, name), " or ".join(allowed))
-        for name in ("threshold_single", "threshold_acc"):
+        self._check_verifier()
+        self._check_tree()
+        for name in ("threshold_single", "threshold_acc", "typical_epsilon", "typical_delta"):
             _require_finite(name, getattr(self, name), 0, 1, "a number from 0 to 1")
         if self.max_len is not None:
             _require_int("max_len", self.max_len, 2)
+
+    def _check_verifier(self) -> None:
+        verifier, topk, num_draft_tokens = self.verifier, self.topk, self.num_draft_tokens
+        if self.is_plain:
+            _require(not self.has_draft_prob, "verifier", verifier, "one that reads no draft law when num_steps is 0")
+        elif verifier == "multi_round":
+            static = 1 + topk * self.num_steps
+            only = f"{static}: verifier multi_round verifies topk · num_steps drafts below the root"
+            _require(num_draft_tokens == static, "num_draft_tokens", num_draft_tokens, only)
+        elif self.is_sampled:
+            _require(topk == 1, "topk", topk, f"1: verifier {verifier} verifies a chain of sampled drafts")
+        for name in ("threshold_single", "threshold_acc") if verifier != "target_only" else ():
+            _require(getattr(self, name) == 1, name, getattr(self, name), "1, unless the verifier is target_only")
 
     def _check_tree(self) -> None:
         topk, num_steps, num_draft_tokens = self.topk, self.num_steps, self.num_draft_tokens
@@ -111,8 +133,30 @@ class SpecConfig:
         return self.num_steps == 0
 
     @property
+    def is_sampled(self) -> bool:
+        """Whether drafts are drawn from the drafter's law; no choice is made among them, and the tree is static."""
+        return self.verifier in ("rejection", "block", "multi_round", "gumbel")
+
+    @property
+    def has_draft_prob(self) -> bool:
+        """Whether verify reads the law that drafts were drawn from."""
+        return self.is_sampled and self.verifier != "gumbel"
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether the verifier keeps the target's law."""
+        return self.verifier != "typical" and self.threshold_single == self.threshold_acc == 1
+
+    @property
+    def num_parents(self) -> int:
+        """Nodes of a static tree that have children, the first so many: 1 + K(S-1)."""
+        return 1 + self.topk * (self.num_steps - 1)
+
+    @property
     def num_candidates(self) -> int:
-        """Size of the pool that the tree is chosen from: K + (S-1)K²."""
+        """Size of the pool that the tree is chosen from: K + (S-1)K², or KS where every sampled lane has one child."""
+        if self.is_sampled:
+            return self.topk * self.num_steps
         return self.topk + (self.num_steps - 1) * self.topk**2 if self.num_steps else 0
 
     @property
@@ -174,6 +218,7 @@ _CHOICES = {
     "release": ("finish", "round"),
     "score": ("prob", "logprob"),
     "penalties": ("exact", "relaxed"),
+    "verifier": VERIFIERS,
 }
 
 

@@ -66,8 +66,11 @@ def by_position(rates: Sequence[float]) -> str:
 
 def setting(config: Any) -> str:
     """A specsim.SpecConfig in words."""
+    if config.is_plain:
+        return "plain decoding"
     tree = f"topk {config.topk}, {config.num_steps} steps, {config.num_draft_tokens} draft tokens"
-    return "plain decoding" if config.is_plain else tree
+    verifier = "" if config.verifier == "target_only" else f", verifier {config.verifier}"
+    return tree + verifier + ("" if config.is_lossless else ", not lossless")
 
 
 def acceptance_rows(acceptance: Any, synthetic: Any = None) -> list[tuple[str, str]]:

@@ -10,12 +10,12 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from specsim.config import InputError, SamplingParams, ServingConfig, SpecConfig
+from specsim.config import VERIFIERS, InputError, SamplingParams, ServingConfig, SpecConfig
 from specsim.synthetic import SCHEDULES, SyntheticAcceptance
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 _TREE = SpecConfig()
-_SPECULATION = ("topk", "num_steps", "num_draft_tokens", "draft_kv", "extend", "release")
+_SPECULATION = ("topk", "num_steps", "num_draft_tokens", "verifier", "draft_kv", "extend", "release")
 _Settings = TypeVar("_Settings", SpecConfig, SamplingParams, ServingConfig)
 
 Impl = Annotated[str, typer.Option(help="Which column runs.", metavar="reference|fast")]
@@ -25,6 +25,9 @@ Drafter = Annotated[
 Topk = Annotated[int, typer.Option(help="Drafts kept at each step; 1 is a chain.")]
 NumSteps = Annotated[int, typer.Option(help="Depth of the tree.")]
 NumDraftTokens = Annotated[int, typer.Option(help="Nodes of the tree, root too.")]
+Verifier = Annotated[
+    str, typer.Option(help="How drafts are accepted; all but typical are lossless.", metavar="|".join(VERIFIERS))
+]
 PageSize = Annotated[int, typer.Option(help="Slots of a KV page.")]
 DraftKV = Annotated[str, typer.Option(help="Whose KV a draft sees.", metavar="lane|ancestor")]
 Extend = Annotated[str, typer.Option(help="Rows of draft-extend.", metavar="fixed|ragged")]

@@ -43,6 +43,12 @@ class State:
 
     __slots__ = ()
 
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Its own tensors by name, but for those that are None."""
+        values = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return {name: value for name, value in values if isinstance(value, torch.Tensor)}
+
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """The state on another device, its hidden states (the only tensors in the model's dtype) in another dtype."""
         return _moved(self, device, dtype)
@@ -215,24 +221,32 @@ class PrefillOutput(State):
 class DraftInput(PerRequest):
     """What prefill and draft-extend leave to the next draft phase.
 
-    topk_p: f32 [B, K], the drafter's probabilities at T = 1 for the first drafts; topk_index: i64 [B, K], their target
-    ids; hidden: [B, H], the drafter's state they came from, None where it has none; bonus_tokens: i32 [B], the root of
-    the next tree.
+    topk_p: f32 [B, K], the drafter's probabilities for the first drafts, at T = 1, or at the request's T where drafts
+    are sampled; topk_index: i64 [B, K], their target ids; hidden: [B, H], the drafter's state they came from, None
+    where it has none; bonus_tokens: i32 [B], the root of the next tree. draft_prob: f32 [B, V], the law that the first
+    drafts were drawn from, by target id, 0 where the temperature is 0; None where verify reads none.
     """
 
     topk_p: torch.Tensor
     topk_index: torch.Tensor
     hidden: torch.Tensor | None
     bonus_tokens: torch.Tensor
+    draft_prob: torch.Tensor | None = None
 
     @classmethod
-    def empty(cls, topk: int, hidden_size: int, dtype: torch.dtype = torch.float32) -> Self:
-        """The state of no request: what is installed when all have finished, so that the next merge is well defined."""
+    def empty(
+        cls, topk: int, hidden_size: int, dtype: torch.dtype = torch.float32, vocab_size: int | None = None
+    ) -> Self:
+        """The state of no request: what is installed when all have finished, so that the next merge is well defined.
+
+        vocab_size: given where there are draft laws.
+        """
         return cls(
             topk_p=torch.empty(0, topk),
             topk_index=torch.empty(0, topk, dtype=torch.int64),
             hidden=torch.empty(0, hidden_size, dtype=dtype),
             bonus_tokens=torch.empty(0, dtype=torch.int32),
+            draft_prob=None if vocab_size is None else torch.empty(0, vocab_size),
         )
 
     @property
@@ -246,17 +260,19 @@ class DraftInput(PerRequest):
 
 @dataclass(frozen=True, slots=True)
 class Candidates(State):
-    """All a drafter considered, before selection: the pool of K + (S-1)K² nodes.
+    """All a drafter considered, before selection: the pool of K + (S-1)K² nodes, of KS where drafts are sampled.
 
     tokens: i64 and scores: f32 [B, K+(S-1)K²]; parent_list: i64 [B, max(1, K(S-1)+1)], for each block of K siblings
-    the flat index of their parent, -1 for the root. draft_logits: of every draft forward [B, K, draft vocabulary]; only
-    the reference keeps them, for whoever has to say how close a decision was.
+    the flat index of their parent, -1 for the root; a block of one where drafts are sampled, but for the root's.
+    draft_logits: of every draft forward [B, K, draft vocabulary]; only the reference keeps them, for whoever has to say
+    how close a decision was. draft_prob: see VerifyInput, to which it is handed on.
     """
 
     tokens: torch.Tensor
     scores: torch.Tensor
     parent_list: torch.Tensor
     draft_logits: tuple[torch.Tensor, ...] = ()
+    draft_prob: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +284,8 @@ class VerifyInput(State):
     N] (layout QLEN_ONLY), row sees column. retrieve_index: i64 [B, N] = b·N + j; retrieve_next_token,
     retrieve_next_sibling: i64 [B, N], first child and next sibling as node indices, -1 for none. cache_locations: i64
     [B·N], slots in the target pool, -1 for a node at or beyond the length limit. candidates: what the tree was chosen
-    from, where it was.
+    from, where it was. draft_prob: f32 [B, 1+K(S-1), V], by node the law that its children were drawn from, by target
+    id; 0 where the temperature is 0; None where verify reads none.
     """
 
     draft_tokens: torch.Tensor
@@ -281,6 +298,7 @@ class VerifyInput(State):
     retrieve_next_sibling: torch.Tensor
     cache_locations: torch.Tensor
     candidates: Candidates | None = None
+    draft_prob: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

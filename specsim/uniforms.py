@@ -20,6 +20,8 @@ class Stream(IntEnum):
     ACCEPT = 1
     FINAL = 2
     SYNTHETIC = 3
+    DRAFT = 4
+    GUMBEL = 5
 
 
 def seed_bits(seed: int) -> int:
@@ -60,6 +62,20 @@ def coins(seeds, request_ids, stream: Stream, root_lens, depths, indices=0) -> t
     return (word >> 8).clamp(min=1).double() * 2.0**-24
 
 
+def gumbel_noise(
+    seeds: torch.Tensor, request_ids: torch.Tensor, positions: torch.Tensor, vocab_size: int
+) -> torch.Tensor:
+    """Standard Gumbel noise -log(-log u) for every token at every position, float64 [..., V]; the names broadcast.
+
+    It is named by the position of the token that it chooses, not by a round, so that a drafter and its target share it.
+    u has 53 bits, in [2⁻⁵³, 1 - 2⁻⁵³]: with 24 noise would end at 16.6, and a large vocabulary would lose its tail.
+    """
+    names = (seeds[..., None], request_ids[..., None], Stream.GUMBEL, positions[..., None], 0)
+    high, low, _, _ = words(*names, torch.arange(vocab_size))
+    uniform = ((high << 21) | (low >> 11)).clamp(min=1).double() * 2.0**-53
+    return -(-uniform.log()).log()
+
+
 def accept_coins(
     seeds: torch.Tensor, request_ids: torch.Tensor, root_lens: torch.Tensor, num_steps: int
 ) -> torch.Tensor:
@@ -76,3 +92,21 @@ def final_coins(seeds: torch.Tensor, request_ids: torch.Tensor, root_lens: torch
 def first_coins(seeds: torch.Tensor, request_ids: torch.Tensor, prompt_lens: torch.Tensor) -> torch.Tensor:
     """The coin of the token after a prompt, float64 [B]; its root is the prompt's last token."""
     return coins(seeds, request_ids, Stream.PREFILL, prompt_lens - 1, 0)
+
+
+def draft_coins(seeds: torch.Tensor, request_ids: torch.Tensor, root_lens: torch.Tensor, depth: int, num_lanes: int):
+    """The coins that draw what follows the nodes of a depth, one a lane, float64 [B, K]; a round's first drafts, drawn
+    before it, have its root's length.
+    """
+    return coins(seeds[:, None], request_ids[:, None], Stream.DRAFT, root_lens[:, None], depth, torch.arange(num_lanes))
+
+
+def lane_accept_coins(
+    seeds: torch.Tensor, request_ids: torch.Tensor, root_lens: torch.Tensor, num_steps: int, num_lanes: int
+) -> torch.Tensor:
+    """A coin for every node of a static tree, float64 [B, N], by its parent's depth and its lane; the root's is not
+    used.
+    """
+    child = torch.arange(-1, num_lanes * num_steps).clamp(min=0)
+    names = seeds[:, None], request_ids[:, None], Stream.ACCEPT, root_lens[:, None]
+    return coins(*names, child // num_lanes, child % num_lanes)

@@ -537,6 +537,8 @@ BAD = [
     ("--num-steps -1", "num_steps", "-1", "at least 0"),
     ("--num-draft-tokens 99", "num_draft_tokens", "99", "2 to 37"),
     ("--page-size 0", "page_size", "0", "at least 1"),
+    ("--verifier multi_round", "num_draft_tokens", "8", "13: verifier multi_round verifies"),
+    ("--drafter none --verifier block", "verifier", "block", "only target_only"),
     ("--draft-kv own", "draft_kv", "'own'", "lane or ancestor"),
     ("--extend none", "extend", "'none'", "fixed or ragged"),
     ("--release never", "release", "'never'", "finish or round"),

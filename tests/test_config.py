@@ -31,6 +31,22 @@ BAD_SPECS = [
     ("threshold_single", dict(threshold_single=math.nan), "from 0 to 1"),
     ("threshold_acc", dict(threshold_acc=-0.1), "from 0 to 1"),
     ("threshold_acc", dict(threshold_acc=True), "from 0 to 1"),
+    ("typical_epsilon", dict(typical_epsilon=1.5), "from 0 to 1"),
+    ("typical_delta", dict(typical_delta=-1), "from 0 to 1"),
+    ("verifier", dict(verifier="greedy"), "target_only or typical or rejection"),
+    ("topk", dict(verifier="rejection", topk=4), "1: verifier rejection verifies a chain"),
+    ("topk", dict(verifier="block", topk=2), "1: verifier block verifies a chain"),
+    ("topk", dict(verifier="gumbel", topk=2), "1: verifier gumbel verifies a chain"),
+    ("num_draft_tokens", dict(verifier="rejection", topk=1, num_draft_tokens=8), "4"),
+    ("num_draft_tokens", dict(verifier="multi_round", num_draft_tokens=8), "13: verifier multi_round"),
+    ("num_draft_tokens", dict(verifier="multi_round", topk=1, num_draft_tokens=5), "4: verifier multi_round"),
+    ("verifier", dict(verifier="block", topk=1, num_steps=0, num_draft_tokens=1), "no draft law"),
+    ("threshold_acc", dict(verifier="typical", threshold_acc=0.5), "1, unless the verifier is target_only"),
+    (
+        "threshold_single",
+        dict(verifier="block", topk=1, num_draft_tokens=4, threshold_single=0.5),
+        "unless the verifier",
+    ),
     ("max_len", dict(max_len=1), "at least 2"),
     ("max_len", dict(max_len=64.0), "at least 2"),
 ]
@@ -197,3 +213,22 @@ def test_an_input_error_crosses_processes():
     error = pickle.loads(pickle.dumps(InputError("topk", 0, "at least 1")))
     assert str(error) == "topk is 0; allowed: at least 1"
     assert (error.name, error.value, error.allowed) == ("topk", 0, "at least 1")
+
+
+@pytest.mark.parametrize(("topk", "num_steps"), [(1, 1), (1, 4), (3, 1), (2, 3)])
+def test_a_static_tree_has_a_lane_of_every_child_of_the_root(topk, num_steps):
+    config = SpecConfig(topk, num_steps, 1 + topk * num_steps, verifier="multi_round")
+    assert (config.num_candidates, config.num_parents) == (topk * num_steps, 1 + topk * (num_steps - 1))
+    assert config.is_sampled
+    assert config.has_draft_prob
+
+
+def test_gumbel_reads_noise_instead_of_a_law_and_decodes_without_drafts_too():
+    for steps in (0, 3):
+        config = SpecConfig(1, steps, steps + 1, verifier="gumbel")
+        assert (config.is_sampled, config.has_draft_prob) == (True, False)
+
+
+@pytest.mark.parametrize("verifier", ["target_only", "typical"])
+def test_the_best_drafts_are_not_sampled(verifier):
+    assert not SpecConfig(verifier=verifier).is_sampled

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from specsim import Generation, Output, SpecConfig
-from specsim.display import by_position, figure, generation_html, metrics_rows, print_table, stdout_console
+from specsim.display import by_position, figure, generation_html, metrics_rows, print_table, setting, stdout_console
 
 ROWS = [("[bold]", "1.50"), (":smile:", "-"), ("x", "1,234")]
 OUTPUT = Output("if a < b & c:\n    <b>", (1, 2, 3), (-0.5, -0.25, -0.125), "length", (2, 1))
@@ -87,3 +87,16 @@ def test_generation_html_shows_texts_and_figures():
 def test_generation_html_shows_ids_without_a_tokenizer():
     nameless = Output("", (4, 5), (0.0, 0.0), "stop", (2,))
     assert Cells(generation_html(Generation((nameless,), SpecConfig(), 1.0))).cells[1] == "4 5"
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (SpecConfig(verifier="typical"), "topk 4, 3 steps, 8 draft tokens, verifier typical, not lossless"),
+        (SpecConfig(1, 3, 4, verifier="block"), "topk 1, 3 steps, 4 draft tokens, verifier block"),
+        (SpecConfig(threshold_acc=0.5), "topk 4, 3 steps, 8 draft tokens, not lossless"),
+        (SpecConfig.plain(), "plain decoding"),
+    ],
+)
+def test_a_setting_says_who_verifies_and_what_is_not_lossless(config, words):
+    assert setting(config) == words

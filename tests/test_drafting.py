@@ -1,4 +1,6 @@
+import functools
 import itertools
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import chi2
 
 from specsim.columns import own_lanes
 from specsim.config import SamplingParams, SpecConfig
@@ -15,9 +18,18 @@ from specsim.fast import topk as fast_topk
 from specsim.phases import Batch, Candidates, DraftInput, Sampling
 from specsim.pool import KVBuffer, KVLayout, KVPool
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
-from specsim.reference.drafting import child_scores, draft_topk, parent_ids, root_scores, select
+from specsim.reference.drafting import (
+    child_scores,
+    draft_law,
+    draft_topk,
+    parent_ids,
+    root_scores,
+    sampled,
+    select,
+)
 from specsim.reference.sampling import topk as best_first
 from specsim.reference.tree import build
+from specsim.reference.verify import round_coins, round_noise, trees, walk
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 V = 5
@@ -76,7 +88,7 @@ def propose(laws: list[Callable], config: SpecConfig, d2t: torch.Tensor | None =
     sampling = Sampling.of([SamplingParams()] * size, V)
     batch = Batch(ids, torch.tensor(rows, dtype=torch.int64), lengths, lengths, ids, sampling, 0 * ids)
     own_lanes(pools, rows, [L] * size, config)
-    drafter, hidden = AutoregressiveDrafter(head, config, torch.float32), head.start()
+    drafter, hidden = AutoregressiveDrafter(head, config, torch.float32, V), head.start()
     topk_p, topk_index = draft_topk(head.logits(hidden), config.topk, d2t)
     bonus = torch.full((size,), BONUS, dtype=torch.int32)
     candidates = drafter.propose(batch, DraftInput(topk_p, topk_index, hidden, bonus), pools)
@@ -545,3 +557,127 @@ def test_the_fast_column_takes_no_request(device):
     fast.expand(lanes, *(value.to(device) for value in steps[0]), config)
     assert fast.select(lanes.candidates.scores, 8).shape == (0, 8)
     assert fast_topk.draft_topk(torch.empty(0, 5, device=device), 2, None)[1].shape == (0, 2)
+
+
+# Sampled drafts
+
+SAMPLED = {
+    "rejection": SpecConfig(1, 2, 3, page_size=1, verifier="rejection"),
+    "block": SpecConfig(1, 2, 3, page_size=1, verifier="block"),
+    "multi_round": SpecConfig(2, 2, 5, page_size=1, verifier="multi_round"),
+    "gumbel": SpecConfig(1, 2, 3, page_size=1, verifier="gumbel"),
+}
+LOGITS_RV = torch.tensor([[0.5, 2.0, -1.0], [1.0, 1.0, 3.0], [0.0, 4.0, 0.0], [2.0, 1.0, 0.0]])
+SAMPLES, FALSE_ALARM = 2500, 1e-6
+
+
+def test_draft_law_is_the_softmax_at_the_temperature_by_target_id():
+    """Draft ids 0, 1, 2 are target ids 1, 2, 4; the third row is greedy and the last was dropped."""
+    d2t, slots = torch.tensor([1, 1, 2]), torch.tensor([3, 0, 5, -1])
+    law = draft_law(LOGITS_RV, torch.tensor([1.0, 0.5, 0.0, 1.0]).double(), d2t, slots, V)
+    assert law.dtype == torch.float32
+    expected = torch.zeros(4, V)
+    expected[0, [1, 2, 4]] = LOGITS_RV[0].softmax(-1)
+    expected[1, [1, 2, 4]] = (2 * LOGITS_RV[1]).softmax(-1)
+    torch.testing.assert_close(law, expected)
+
+
+def test_draft_law_of_the_coldest_temperature_is_a_point():
+    law = draft_law(LOGITS_RV[:1], torch.tensor([5e-324], dtype=torch.float64), None, None, 3)
+    assert law.tolist() == [[0.0, 1.0, 0.0]]
+
+
+def test_drafts_with_coins_are_drawn_each_for_itself_and_a_row_without_a_law_keeps_its_best():
+    best = draft_topk(LOGITS_RV[:2], 2, None)
+    law = torch.tensor([[0.25, 0.5, 0.25], [0.0, 0.0, 0.0]])
+    topk_p, ids = sampled(best, law, torch.tensor([[0.3, 0.7], [0.3, 0.7]]))
+    assert (ids.tolist(), topk_p[0].tolist()) == ([[1, 1], [2, 0]], [0.5, 0.5])
+    assert torch.equal(topk_p[1], best[0][1])
+
+
+def test_drafts_with_noise_are_the_argmax_with_it_and_never_a_token_without_probability():
+    best, law = draft_topk(LOGITS_RV[:1], 1, None), torch.tensor([[0.25, 0.75, 0.0]])
+    for noise, token in (([0.0, 0.0, 99.0], 1), ([1.2, 0.0, 0.0], 0), ([math.log(3), 0.0, 0.0], 0)):
+        topk_p, ids = sampled(best, law, None, torch.tensor([noise]).double())
+        assert (ids.tolist(), topk_p.tolist()) == ([[token]], [[law[0, token].item()]])
+
+
+def sampled_trees(config: SpecConfig, size: int, sampling: SamplingParams, d2t=None):
+    """One draft phase of `size` requests with the same laws, its first drafts made as draft-extend would."""
+    law = functools.cache(Law(17))
+    head, config = PathHead([law] * size, config.num_steps, d2t), replace(config, max_len=99)
+    width = config.reserved_columns(L)
+    buffers = (KVBuffer(head.kv_layout, size * width, torch.float32) for _ in range(2))
+    pools = KVPool(*buffers, 1, size, width)
+    rows = torch.tensor([pools.open() for _ in range(size)])
+    lengths, ids = torch.full((size,), L), torch.arange(size)
+    batch = Batch(ids, rows, lengths, lengths, 3 + 0 * ids, Sampling.of([sampling] * size, V), 0 * ids)
+    own_lanes(pools, rows.tolist(), lengths.tolist(), config)
+    drafter = AutoregressiveDrafter(head, config, torch.float32, V)
+    draft_input = drafter._first_drafts(batch, head.start(), torch.full((size,), BONUS, dtype=torch.int32), lengths)
+    candidates = drafter.propose(batch, draft_input, pools)
+    locations = torch.zeros(size, config.num_draft_tokens, dtype=torch.int64)
+    return batch, law, build(candidates, draft_input.bonus_tokens, lengths, locations, config)
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_sampled_drafts_hand_on_the_law_of_every_node_with_children(name):
+    config, temperature = SAMPLED[name], 1.7
+    _, law, tree = sampled_trees(config, 3, SamplingParams(temperature=temperature))
+    k, depth = config.topk, config.num_steps
+    assert tree.parents.tolist() == [[-1, *[0] * k, *range(1, k * (depth - 1) + 1)]] * 3
+    if not config.has_draft_prob:
+        assert tree.draft_prob is None
+        return
+    assert tree.draft_prob.shape == (3, config.num_parents, V)
+    for request in range(3):
+        for node, path in enumerate(paths(tree, request)[: config.num_parents]):
+            weights = torch.tensor(law(path), dtype=torch.float64) ** (1 / temperature)
+            torch.testing.assert_close(tree.draft_prob[request, node].double(), weights / weights.sum())
+    children = tree.parents[:, 1:, None].expand(-1, -1, V)
+    drawn = tree.draft_prob.gather(1, children).gather(2, tree.draft_tokens[:, 1:, None])[..., 0]
+    above = tree.scores.gather(1, tree.parents[:, 1:])
+    torch.testing.assert_close(tree.scores[:, 1:], drawn * above)
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_greedy_requests_draft_the_best_lanes(name):
+    """Distinct children of the root, then the best child of every lane."""
+    config = SAMPLED[name]
+    _, law, tree = sampled_trees(config, 1, SamplingParams())
+    assert tree.draft_prob is None or not tree.draft_prob.any()
+    first = best_first(torch.tensor(law(())), config.topk)[1].tolist()
+    second = [max(range(V), key=law((token,)).__getitem__) for token in first]
+    assert tree.draft_tokens.tolist() == [[BONUS, *first, *second]]
+
+
+def emitted(name: str, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first two tokens after the root i64 [size], of rounds of requests that have the same laws, and the law of
+    the two [V²]: where a round emits one, the target's law says the other.
+    """
+    config = SAMPLED[name]
+    batch, _, tree = sampled_trees(config, size, SamplingParams(temperature=1.0))
+    target = functools.cache(Law(23))
+    grown = trees(batch, tree, 99)
+    logits = [[target(path) for path in paths(tree, request)] for request in range(size)]
+    adjusted_BNV = torch.tensor(logits, dtype=torch.float64).log()
+    noise = round_noise(batch, config, V) if name == "gumbel" else None
+    verdict = walk(batch, grown, adjusted_BNV, *round_coins(batch, config), config, None, tree.draft_prob, noise)
+    others, pairs = random.Random(5), []
+    for tokens in verdict.accepted_tokens():
+        tokens += others.choices(range(V), target(tuple(tokens))) if len(tokens) == 1 else []
+        pairs.append(tokens[0] * V + tokens[1])
+    joint = [p * q for first, p in enumerate(target(())) for q in target((first,))]
+    return torch.tensor(pairs), torch.tensor(joint, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_a_round_of_sampled_drafts_emits_the_targets_law(name):
+    """Drafts and uniforms by their names, as in production. Pearson's chi-square of two consecutive tokens over 2,500
+    rounds; false alarm 1e-6 each.
+    """
+    pairs, joint = emitted(name, SAMPLES)
+    expected = SAMPLES * joint
+    counts = torch.bincount(pairs, minlength=V * V).double()
+    assert expected.min() > 3
+    assert float(((counts - expected) ** 2 / expected).sum()) < chi2.isf(FALSE_ALARM, V * V - 1)

@@ -17,6 +17,9 @@ from specsim.zoo.agreeing import agreeing_pair
 PROMPTS = [[5, 17, 3, 40, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [30] * 3, list(range(47, 20, -1))]
 WARM = SamplingParams(temperature=1.0, max_new_tokens=24, seed=7)
 TREE = SpecConfig(topk=4, num_steps=4, num_draft_tokens=12, page_size=4)
+CHAIN = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=4)
+LANES = SpecConfig(topk=3, num_steps=3, num_draft_tokens=10, page_size=4, verifier="multi_round")
+SAMPLED = [LANES, *(replace(CHAIN, verifier=name) for name in ("rejection", "block", "gumbel"))]
 
 
 def tokens(pair, config, sampling=WARM, prompts=PROMPTS):
@@ -50,7 +53,7 @@ def test_ragged_and_fixed_draft_extend_agree(kind, release):
     assert tokens(pair, fixed) == tokens(pair, ragged)
 
 
-@pytest.mark.parametrize("config", [TREE, SpecConfig(topk=1, num_steps=3, num_draft_tokens=4), SpecConfig.plain()])
+@pytest.mark.parametrize("config", [TREE, CHAIN, SpecConfig.plain(), *SAMPLED])
 def test_a_request_is_the_same_alone_and_in_a_batch(config):
     pair = agreeing_pair("eagle3")
     together = tokens(pair, config)
@@ -94,24 +97,31 @@ def test_more_noise_means_less_agreement():
     assert lengths[0] > lengths[1] > lengths[2]
 
 
-@pytest.mark.parametrize("config", [TREE, replace(TREE, release="round", extend="ragged"), SpecConfig.plain()])
+@pytest.mark.parametrize(
+    "config", [TREE, replace(TREE, release="round", extend="ragged"), SpecConfig.plain(), *SAMPLED]
+)
 def test_an_idle_batch_passes_through_every_phase(config):
     engine, batch, draft_input, pools = start(agreeing_pair("eagle3"), config)
     none = torch.empty(0, dtype=torch.int64)
     idle = engine.drafter.idle()
     _, output, after_round = engine.round(batch.filter(none), idle, pools)
     assert output.accepted_tokens() == []
+    assert (draft_input.draft_prob is not None) == config.has_draft_prob
     for field in fields(DraftInput):
         expected, found, live = (getattr(state, field.name) for state in (idle, after_round, draft_input))
+        if live is None:
+            assert expected is None
+            assert found is None
+            continue
         assert found.shape == expected.shape
         assert found.shape[1:] == live.shape[1:]
         assert found.dtype == live.dtype
 
 
 def test_merging_with_the_idle_state_changes_nothing():
-    engine, _, draft_input, _ = start(agreeing_pair("eagle3"), TREE)
+    engine, _, draft_input, _ = start(agreeing_pair("eagle3"), LANES)
     merged = engine.drafter.idle().merge(draft_input)
-    assert all(torch.equal(getattr(merged, f.name), getattr(draft_input, f.name)) for f in fields(DraftInput))
+    assert all(torch.equal(merged.tensors[name], tensor) for name, tensor in draft_input.tensors.items())
 
 
 @pytest.mark.parametrize("config", [TREE, SpecConfig.plain(page_size=4)])
@@ -140,9 +150,12 @@ def test_chunked_prefill_starts_the_same_round(config, chunk):
     torch.testing.assert_close(output.draft_input.hidden, expected.hidden, rtol=0, atol=1e-12)
 
 
-def test_a_resumed_request_goes_on_as_if_it_had_not_stopped():
-    """Retraction: everything freed, committed tokens prefilled again, the known bonus token kept as root."""
-    engine, batch, draft_input, pools = start(agreeing_pair("eagle3"), TREE, [PROMPTS[0]])
+@pytest.mark.parametrize("config", [TREE, *SAMPLED])
+def test_a_resumed_request_goes_on_as_if_it_had_not_stopped(config):
+    """Retraction: everything freed, committed tokens prefilled again, the known bonus token kept as root; sampled
+    drafts are those that it would have had.
+    """
+    engine, batch, draft_input, pools = start(agreeing_pair("eagle3"), config, [PROMPTS[0]])
     for _ in range(3):
         _, output, draft_input = engine.round(batch, draft_input, pools)
         batch = batch.after(output.num_accepted_tokens)
@@ -180,9 +193,32 @@ def test_release_finish_never_shrinks():
         before, batch = owned, batch.after(output.num_accepted_tokens)
 
 
+@pytest.mark.parametrize("config", SAMPLED)
+def test_sampled_drafts_stop_at_the_longest_text(config):
+    """Lanes beyond it are dropped, have no law, and are never accepted."""
+    near = replace(config, max_len=len(PROMPTS[0]) + 9, release="round")
+    found = tokens(agreeing_pair("eagle3"), near, WARM, PROMPTS[:1])
+    assert found == [tokens(agreeing_pair("eagle3"), config, WARM, PROMPTS[:1])[0][:9]]
+
+
+@pytest.mark.parametrize("config", SAMPLED)
+def test_sampled_drafts_leave_greedy_output_alone(config):
+    pair, greedy = agreeing_pair("eagle3"), SamplingParams(max_new_tokens=16)
+    assert tokens(pair, config, greedy, PROMPTS[:2]) == tokens(pair, SpecConfig.plain(), greedy, PROMPTS[:2])
+
+
+def test_the_gumbel_coupling_gives_the_same_tokens_whoever_drafts():
+    """Also without drafts: noise belongs to a position, and what is drafted there only says how soon it is known."""
+    filtered = replace(WARM, temperature=0.8, top_k=20, top_p=0.9, frequency_penalty=0.3)
+    chain, plain = SAMPLED[3], replace(SpecConfig.plain(page_size=4), verifier="gumbel")
+    expected = tokens(agreeing_pair("eagle3"), plain, filtered, PROMPTS[:2])
+    for pair in (agreeing_pair("eagle3"), agreeing_pair("eagle"), agreeing_pair("eagle", noise=1.0)):
+        assert tokens(pair, chain, filtered, PROMPTS[:2]) == expected
+
+
 def test_states_are_not_changed_by_the_phases_that_read_them():
     engine, batch, draft_input, pools = start(agreeing_pair("eagle3"), TREE)
-    kept = {f.name: getattr(draft_input, f.name).clone() for f in fields(DraftInput)}
+    kept = {name: tensor.clone() for name, tensor in draft_input.tensors.items()}
     _, output, _ = engine.round(batch, draft_input, pools)
     assert all(torch.equal(kept[name], getattr(draft_input, name)) for name in kept)
     assert torch.equal(output.num_accepted_drafts + 1, output.num_accepted_tokens)
@@ -422,9 +458,8 @@ def test_an_idle_batch_passes_through_every_fast_phase(graph, config, device):
     none, idle = torch.empty(0, dtype=torch.int64, device=device), engine.drafter.idle()
     states = engine.round(batch.filter(none), idle, pools)
     assert states.verify_output.accepted_tokens() == []
-    for field in fields(DraftInput):
-        expected, found = (getattr(state, field.name) for state in (idle, states.draft_input))
-        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    kinds = [{n: (t.shape, t.dtype) for n, t in state.tensors.items()} for state in (idle, states.draft_input)]
+    assert kinds[0] == kinds[1]
     assert torch.equal(before["keys"], bits(pools.target.keys))
     assert torch.equal(before["ids"], pools.token_ids)
 

@@ -20,6 +20,12 @@ def draft_input(*requests: int) -> DraftInput:
     )
 
 
+def sampled_input(*requests: int) -> DraftInput:
+    """The same with the law of its drafts."""
+    law_BV = torch.tensor(requests).float()[:, None] + torch.arange(V) / 10
+    return replace(draft_input(*requests), draft_prob=law_BV)
+
+
 def batch(*requests: int) -> Batch:
     ids = torch.tensor(requests, dtype=torch.int64)
     params = [SamplingParams(temperature=request, logit_bias={request % V: 1.0 + request}) for request in requests]
@@ -38,7 +44,7 @@ def assert_same(actual, expected):
             assert torch.equal(ours, theirs), field.name
 
 
-@pytest.mark.parametrize("make", [draft_input, batch])
+@pytest.mark.parametrize("make", [draft_input, sampled_input, batch])
 @pytest.mark.parametrize("rows", [[0, 1, 2, 3], [2], [3, 1], [1, 1, 0], []])
 def test_filter_takes_rows_by_index_in_the_order_given(make, rows):
     requests = [5, 3, 8, 1]
@@ -46,13 +52,13 @@ def test_filter_takes_rows_by_index_in_the_order_given(make, rows):
     assert_same(kept, make(*(requests[row] for row in rows)))
 
 
-@pytest.mark.parametrize("make", [draft_input, batch])
+@pytest.mark.parametrize("make", [draft_input, sampled_input, batch])
 def test_filter_twice_is_the_rows_of_the_rows(make):
     kept = make(5, 3, 8, 1).filter(torch.tensor([3, 0, 2])).filter(torch.tensor([2, 0]))
     assert_same(kept, make(8, 1))
 
 
-@pytest.mark.parametrize("make", [draft_input, batch])
+@pytest.mark.parametrize("make", [draft_input, sampled_input, batch])
 @pytest.mark.parametrize(("first", "second"), [([4], [2, 3]), ([4, 1], []), ([], [2]), ([], [])])
 def test_merge_puts_the_others_rows_after_its_own(make, first, second):
     assert_same(make(*first).merge(make(*second)), make(*first, *second))
@@ -70,6 +76,8 @@ def test_filter_and_merge_leave_their_arguments_alone():
 def test_empty_draft_input_is_idle_and_has_the_types_of_a_live_one():
     empty = DraftInput.empty(K, H)
     assert_same(empty, draft_input())
+    assert empty.draft_prob is None
+    assert_same(DraftInput.empty(K, H, vocab_size=V), sampled_input())
     assert empty.is_idle
     assert not draft_input(0).is_idle
 

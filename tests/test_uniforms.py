@@ -1,4 +1,5 @@
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from scipy.stats import chi2
 
 from specsim.fast import uniforms as fast
 from specsim.fast.launch import kernel
-from specsim.uniforms import Stream, coins, philox, words
+from specsim.uniforms import Stream, accept_coins, coins, draft_coins, gumbel_noise, lane_accept_coins, philox, words
 
 # counter, key, output: the known answers of philox4x32-10 in the Random123 distribution (Salmon et al., SC 2011).
 KNOWN_ANSWERS = [
@@ -117,6 +118,44 @@ def test_broadcast_draws_are_the_draws_one_by_one():
     for row, depth in itertools.product(range(2), range(3)):
         name = (int(requests[row]), Stream.ACCEPT, int(lengths[row]), depth)
         assert table[row, depth] == coins(int(seeds[row]), *name)
+
+
+def test_coins_of_drafts_are_named_by_depth_and_lane():
+    seeds, requests, lengths = torch.tensor([1, -5]), torch.tensor([7, 2**31]), torch.tensor([11, 4])
+    drawn = draft_coins(seeds, requests, lengths, 2, 3)
+    for row, lane in itertools.product(range(2), range(3)):
+        name = int(requests[row]), Stream.DRAFT, int(lengths[row]), 2, lane
+        assert drawn[row, lane] == coins(int(seeds[row]), *name)
+
+
+def test_every_draft_of_a_static_tree_has_a_coin_of_its_own_and_a_chains_are_those_of_its_depths():
+    names = torch.tensor([3]), torch.tensor([9]), torch.tensor([6])
+    tree_coins = lane_accept_coins(*names, 3, 2)[0, 1:].view(3, 2)
+    assert len(tree_coins.unique()) == 6
+    for depth, lane in itertools.product(range(3), range(2)):
+        assert tree_coins[depth, lane] == coins(3, 9, Stream.ACCEPT, 6, depth, lane)
+    assert torch.equal(lane_accept_coins(*names, 3, 1)[:, 1:], accept_coins(*names, 3)[:, :3])
+
+
+def test_gumbel_noise_is_named_by_the_position_of_its_token():
+    seeds, requests = torch.tensor([[3], [4]]), torch.tensor([[1], [2]])
+    noise = gumbel_noise(seeds, requests, torch.tensor([[5, 6], [5, 6]]), 7)
+    assert noise.shape == (2, 2, 7)
+    assert torch.equal(noise[1, 1], gumbel_noise(torch.tensor(4), torch.tensor(2), torch.tensor(6), 7))
+    assert len(noise.unique()) == noise.numel()
+
+
+def test_gumbel_noise_has_the_law_of_gumbels():
+    """exp(-exp(-g)) is uniform: chi-square of 50 equal parts over 100,000."""
+    noise = gumbel_noise(torch.tensor(1), torch.tensor(0), torch.tensor(9), 100_000)
+    assert_uniform(((-(-noise).exp()).exp() * 50).long(), 50)
+    assert noise.dtype == torch.float64
+
+
+def test_extreme_words_give_finite_noise(monkeypatch):
+    for word, noise in ((0, -math.log(53 * math.log(2))), (2**32 - 1, 53 * math.log(2))):
+        monkeypatch.setattr("specsim.uniforms.words", lambda *name, word=word: (torch.full((1,), word),) * 4)
+        assert gumbel_noise(torch.tensor(1), torch.tensor(0), torch.tensor(9), 1).item() == pytest.approx(noise)
 
 
 def test_no_names_draw_no_coins():

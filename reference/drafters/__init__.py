@@ -11,4 +11,4 @@ HEADS = {"eagle": EagleHead, "eagle3": Eagle3Head}
 def make(checkpoint, target, config, dtype) -> Drafter:
     """The drafter of a specsim.checkpoint.DrafterCheckpoint for a target under a SpecConfig."""
     head = HEADS[checkpoint.config.kind](checkpoint.config, checkpoint.tensors, target, dtype)
-    return AutoregressiveDrafter(head, config, dtype)
+    return AutoregressiveDrafter(head, config, dtype, target.config.vocab_size)
