@@ -126,3 +126,17 @@ def test_no_request_takes_no_time_and_weights_that_do_not_fit_are_refused():
 def test_what_cannot_be_is_refused_by_name(make, match):
     with pytest.raises(InputError, match=match):
         make()
+
+
+@pytest.mark.parametrize("config", [PLAIN, TREE])
+def test_at_full_bandwidth_a_round_reads_what_the_benchmarks_floor_lists(config):
+    """Within 1 %: the floor leaves out logits and a round's own columns, the cost model norms."""
+    from specsim.bench.floor import round_floor
+    from specsim.drafter import DrafterConfig
+    from specsim.shapes import shape
+
+    target = shape("llama-3-8b").config
+    head = DrafterConfig("eagle3", replace(target, num_layers=1), 32000, target.hidden_size, (2, 16, 29))
+    floor = round_floor(target, None if config.is_plain else head, config, 2, 3000)
+    cost = CostModel(replace(H100, peak_flops={"bfloat16": 1e30}), LLAMA, drafter("eagle3", LLAMA, 32000), PERFECT)
+    assert cost.round(np.full(2, 3000), config) == pytest.approx(floor.bytes / H100.bandwidth, rel=0.01)

@@ -146,38 +146,21 @@ def _model(name: str, config: Mapping[str, Any]) -> Model:
 
 
 def drafter(kind: str, target: Model, draft_vocab_size: int | None = None) -> Drafter:
-    """A drafter that goes with a target, its one layer of the target's own width.
+    """A drafter that goes with a target, one layer of the target's width.
 
-    `eagle`: fc over token and feature [H, 2H], the target's head. `eagle3`: fc over three features [H, 3H], attention
-    over token and feature, a head over `draft_vocab_size`. `mtp`: the target's last layer behind fc [H, 2H], the
-    target's head.
+    `eagle`: fc over token and feature [H, 2H] before every forward, the target's head. `mtp`: the same with the
+    target's last layer. `eagle3`: fc over three features [H, 3H] in draft-extend, attention over token and feature, a
+    head over `draft_vocab_size`.
     """
-    last = replace(target.layers[-1], count=1)
-    square = target.hidden_size**2
-    if kind == "eagle" or kind == "mtp":
-        return Drafter(
-            replace(
-                target,
-                name=f"{kind} of {target.name}",
-                layers=(last,),
-                embedding_weights=0,
-                entry_weights=2 * square,
-                expert_bytes=target.expert_bytes if kind == "mtp" else HALF,
-            )
-        )
-    if kind == "eagle3":
-        vocab = target.vocab_size if draft_vocab_size is None else draft_vocab_size
-        whole("draft_vocab_size", vocab)
-        wide = replace(last, attention_weights=last.attention_weights + last.input_weights, window=None)
-        return Drafter(
-            replace(
-                target,
-                name=f"eagle3 of {target.name}",
-                vocab_size=vocab,
-                layers=(wide,),
-                head_weights=vocab * target.hidden_size,
-                embedding_weights=0,
-                entry_weights=3 * square,
-            )
-        )
-    raise InputError("drafter", kind, "eagle, eagle3 or mtp")
+    last, square = replace(target.layers[-1], count=1, window=None), target.hidden_size**2
+    alone = replace(target, name=f"{kind} of {target.name}", embedding_weights=0)
+    if kind in ("eagle", "mtp"):
+        layer = replace(last, dense_weights=last.dense_weights + 2 * square)
+        return Drafter(replace(alone, layers=(layer,)))
+    if kind != "eagle3":
+        raise InputError("drafter", kind, "eagle, eagle3 or mtp")
+    vocab = target.vocab_size if draft_vocab_size is None else draft_vocab_size
+    whole("draft_vocab_size", vocab)
+    layer = replace(last, attention_weights=last.attention_weights + last.input_weights)
+    head = {"vocab_size": vocab, "head_weights": vocab * target.hidden_size}
+    return Drafter(replace(alone, layers=(layer,), entry_weights=3 * square, **head))

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 
 from specsim.config import InputError
-from specsim.simulator.reproduce import leviathan, sglang_6995, spec_bench, vllm_20780
+from specsim.simulator.reproduce import fast_rounds, leviathan, sglang_6995, spec_bench, vllm_20780
 from specsim.simulator.reproduce.reproduction import Reproduction
 
 TABLES: dict[str, Callable[[], Reproduction]] = {
+    "fast_rounds": fast_rounds.reproduce,
     "leviathan_table1": leviathan.table1,
     "leviathan_table4": leviathan.table4,
     "sglang_6995": sglang_6995.reproduce,

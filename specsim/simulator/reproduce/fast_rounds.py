@@ -1,0 +1,86 @@
+"""Rounds of specsim.fast as they were measured on a GPU (fast/measurements), beside the cost model's."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specsim.config import InputError, SpecConfig
+from specsim.simulator.calibrate import Timed, calibrate
+from specsim.simulator.cost import CostModel
+from specsim.simulator.efficiency import Efficiency
+from specsim.simulator.hardware import Hardware, hardware, names
+from specsim.simulator.model import drafter, model
+from specsim.simulator.reproduce.reproduction import Asked, Reproduction, figures_of
+
+KEPT = Path("fast") / "measurements"
+FREE = ("bandwidth", "compute", "overlap", "gap")
+FITTED_REQUESTS, FITTED_LENGTHS = (1, 64), (1024, 4096)
+MOST_ERROR = 0.10
+DRAFT_VOCAB = 32000
+_TREES = {"plain": SpecConfig.plain(), "(4, 3, 8)": SpecConfig(4, 3, 8)}
+
+
+def reproduce() -> Reproduction:
+    """Four parameters fitted to the corners of the grid; the other points predicted."""
+    path = _kept()
+    value = json.loads(path.read_bytes())
+    rows = [row for row in value["rows"] if row["name"] == "growth" and "ours" in row["timings"]]
+    cost = _cost(value["shape"], _gpu(value))
+    _, calibration = calibrate(cost, [_timed(row) for row in rows], FREE)
+    errors = calibration.errors(held_out=True)
+    asked = Asked(
+        "held-out round times",
+        f"{errors.mean():.1%} off on average, asked {MOST_ERROR:.0%}; {errors.max():.1%} at worst",
+        bool(errors.mean() <= MOST_ERROR),
+    )
+    figures = figures_of(calibration, "round, ms", 3, 1e3)
+    source = f"fast/measurements/{path.name}"
+    method = _METHOD.format(fitted=len(calibration.cells) - len(errors), held_out=len(errors), shape=value["shape"])
+    return Reproduction("fast_rounds", source, method, figures, calibration.parameters, (asked,))
+
+
+def _kept() -> Path:
+    """The result that is kept, of a checkout or of an installed package."""
+    package = Path(__file__).parents[2]
+    for folder in (package.parent / KEPT, package / KEPT):
+        for path in sorted(folder.glob("bench-scale*.json")):
+            return path
+    allowed = "a result of specsim bench --suite scale that python -m specsim.bench.table keeps there"
+    raise InputError("bench-scale.json", "not in fast/measurements", allowed)
+
+
+def _gpu(value: Mapping[str, Any]) -> Hardware:
+    told = value["runs"][0]["versions"]["gpu"]
+    for name in sorted(names(), key=len, reverse=True):
+        if name.split("-SXM")[0].replace("-", " ").lower() in told.replace("-", " ").lower():
+            return hardware(name)
+    raise InputError("gpu", told, ", ".join(names()))
+
+
+def _cost(shape: str, gpu: Hardware) -> CostModel:
+    """Times are of the device, which replays a graph for every round."""
+    target = model(shape)
+    silent = Efficiency(host=0.0, host_request=0.0)
+    return CostModel(gpu, target, drafter("eagle3", target, DRAFT_VOCAB), silent)
+
+
+def _timed(row: Mapping[str, Any]) -> Timed:
+    requests, length, tree = (row["setting"][name] for name in ("requests", "L", "tree"))
+    contexts, config = np.full(requests, length), _TREES[tree]
+    is_fitted = requests in FITTED_REQUESTS and length in FITTED_LENGTHS
+    return Timed(
+        f"{tree}, {requests} requests, L {length}",
+        row["timings"]["ours"]["median_us"] * 1e-6,
+        lambda cost: cost.round(contexts, config),
+        held_out=not is_fitted,
+    )
+
+
+_METHOD = (
+    "Rounds of {shape} with random weights in bfloat16, plain and with an EAGLE-3 tree of topk 4, 3 steps, 8 tokens, "
+    "medians as kept. 4 parameters: shares of bandwidth and arithmetic, how far they overlap, the gap between kernels; "
+    "fitted to {fitted} cells (1 and 64 requests at lengths of 1024 and 4096), {held_out} held out."
+)
