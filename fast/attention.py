@@ -303,7 +303,7 @@ def _partition(programs: int, pairs: int, splits: int | None, invariant: bool) -
         return Partition(1, MANY, splits, splits)
     if invariant:  # by a request's own keys alone; parts of many rows would fill the memory
         return Partition(256, MANY, 1, max(1, min(16, 2048 // max(1, pairs))))
-    return Partition(64, max(1, programs), 1, MANY)
+    return Partition(128, max(1, programs), 1, MANY)
 
 
 @functools.cache
@@ -355,12 +355,14 @@ def attention(
         BLOCK_C=tiling.block_c, STAGES=stages, DOT=dot, num_warps=tiling.warps,
     )  # fmt: skip
     if not is_whole:
-        block_s = max(1, 4096 // block_d)
-        block_r = block_of(pairs, 1, block_s * block_d)
+        few = pairs < 128
+        block_s = max(1, (2048 if few else 1024) // block_d)
+        block_r = block_of(pairs, 1 if few else 4, block_s * block_d)
         blocks = min(triton.cdiv(pairs, block_r), triton.cdiv(MOST_MERGES, heads * num_requests))
         _merge_kernel[heads, num_requests, blocks](
             out, parts, stats, plan, metadata.row_starts, pairs,
             GROUP=group, D=head_dim, BLOCK_R=block_r, BLOCK_S=block_s, BLOCK_D=block_d,
+            num_warps=2 if few else 4,
         )  # fmt: skip
     return out
 
