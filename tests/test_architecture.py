@@ -114,6 +114,7 @@ RULES = {
     "differential": Rule(ROUNDS | CELLS, {"specsim.display", "rich"} | BOTH_COLUMNS),
     "trace": Rule(ROUNDS | {"specsim.files"}, {"pandas"} | BOTH_COLUMNS),
     "contract": Rule(set(), set()),
+    "ledger": Rule({"specsim.config", "specsim.measurements", "specsim.simulator"}, set()),
     "simulator": Rule(SETTINGS | {"scipy", "pandas", "specsim.files", "specsim.simulator"}, set()),
     "recording": Rule(ROUNDS | {"specsim.simulator"}, set()),
     "prediction": Rule(ROUNDS | {"specsim.simulator", "specsim.recording", "specsim.display", "rich"}, set()),

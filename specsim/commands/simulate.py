@@ -1,6 +1,6 @@
 """specsim simulate: published tables beside what the simulator makes of them."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -32,37 +32,22 @@ def simulate(
 def show(result: "Reproduction", console: "Console") -> None:
     """What came of a table, with every error."""
     from specsim.display import heading, paragraph, print_table
+    from specsim.simulator.reproduce.reproduction import parameter_cells
 
     console.print(f"{result.name}, {result.source}")
     console.print()
     paragraph(console, result.method)
     heading(console, "side by side")
-    print_table(console, ("setting", "", "published", "simulated", "error", ""), _figures(result))
+    print_table(
+        console, ("setting", "", "published", "simulated", "error", ""), [each.cells() for each in result.figures]
+    )
     if result.parameters:
         heading(console, "parameters and their intervals")
-        print_table(console, ("parameter", "value", "from", "to", "unit"), _parameters(result))
+        print_table(
+            console, ("parameter", "value", "from", "to", "unit"), [parameter_cells(each) for each in result.parameters]
+        )
     heading(console, "asked")
     print_table(console, (), [(each.what, each.value, "met" if each.is_met else "not met") for each in result.asked])
     for note in result.notes:
         console.print()
         paragraph(console, note)
-
-
-def _figures(result: "Reproduction") -> list[tuple[str, ...]]:
-    return [
-        (
-            each.setting,
-            each.quantity,
-            f"{each.published:.{each.digits}f}",
-            f"{each.simulated:.{each.digits}f}",
-            f"{each.error:+.1%}",
-            each.role,
-        )
-        for each in result.figures
-    ]
-
-
-def _parameters(result: "Reproduction") -> list[tuple[Any, ...]]:
-    return [
-        (each.name, f"{each.value:.3g}", f"{each.low:.3g}", f"{each.high:.3g}", each.unit) for each in result.parameters
-    ]

@@ -27,6 +27,12 @@ class Figure:
         """Relative and signed."""
         return self.simulated / self.published - 1
 
+    def cells(self) -> tuple[str, ...]:
+        """As a line of a table: setting, figure, published, simulated, error, role."""
+        values = (f"{value:.{self.digits}f}" for value in (self.published, self.simulated))
+        error = f"{self.error:+.1%}"
+        return (self.setting, self.quantity, *values, "0.0%" if error[1:] == "0.0%" else error, self.role)
+
     @property
     def is_as_printed(self) -> bool:
         """Whether both are the same in the digits that were published."""
@@ -84,6 +90,13 @@ def figures_of(calibration: Calibration, quantity: str, digits: int = 2, scale: 
         )
         for cell in calibration.cells
     )
+
+
+def parameter_cells(fitted: Fitted) -> tuple[str, ...]:
+    """As a line of a table: parameter, value, from, to, unit; seconds as microseconds."""
+    scale, unit = (1e6, "µs") if fitted.unit == "s" else (1, fitted.unit)
+    values = (f"{scale * value:.3g}" for value in (fitted.value, fitted.low, fitted.high))
+    return (fitted.name, *values, unit)
 
 
 def at_most(what: str, errors: Iterable[float], limit: float) -> Asked:
