@@ -36,10 +36,12 @@ def simulate(
 
     prefill: prompts go through the round's own forward (`mixed`, as in vLLM), a forward of their own before the round,
     which takes them along (`beside`, as in specsim.scheduler), or one that rounds wait for (`first`, as in SGLang).
-    policy: chooses among several options. log: keep a record of every step.
+    policy: chooses among several options. log: keep a record of every step. serving: unless given, 256 places, slots
+    for all, and the cost model's schedule.
     """
     options = (options,) if isinstance(options, Option) else tuple(options)
-    serving = serving or ServingConfig(max_running=256, num_slots=2**31 - 1)
+    if serving is None:
+        serving = ServingConfig(getattr(cost, "schedule", "sync"), max_running=256, num_slots=2**31 - 1)
     _check(cost, options, workload, serving, prefill)
     return Server(cost, options, workload, serving, prefill, policy or Always(), seed, log).serve()
 
