@@ -203,6 +203,18 @@ def test_the_grid_costs_at_least_what_any_assignment_of_its_edges_does(cut):
             assert exact <= bound <= Fraction(len(axis), 8)
 
 
+def test_the_grid_costs_the_coins_that_are_read_and_those_that_draw_the_drafts():
+    """One draft, p = (1/2, 1/2), q = (3/4, 1/4): the draw's cut at 3/4 and the bonus' at 1/2 are points of the grid and
+    cost one each, the coin's at 2/3 of token 0 less.
+    """
+    case = Case("", Model(((1, 1),)), Model(((3, 1),)), (-1, 0))
+    point = Fraction(1, 2**24)
+    assert 2 * point < law_of("rejection", case).grid <= (2 + Fraction(3, 4)) * point
+    given_draft = replace(case, tokens=(0,))
+    assert law_of("target_only", given_draft).grid == 2 * point
+    assert law_of("gumbel", case).grid == 0
+
+
 def test_a_coin_that_may_be_zero_has_that_point_as_a_cell():
     zero, *rest = cells.with_zero(cells.cells([Fraction(1, 2)]), Fraction(1, 8))
     assert (zero.volume, zero.points) == (Fraction(1, 8), (0.0, 0.0, 0.0))

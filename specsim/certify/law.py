@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from specsim.certify.cells import grid_cost
+from specsim.certify.cells import Axis, cdf_cuts, cells, grid_cost
 from specsim.certify.model import Case, Draw, Text, draws, text_prob, texts
 from specsim.certify.verifier import Accepted, Verifier
 
@@ -34,7 +34,7 @@ class ExactLaw:
 
     text_probs: of the round's tokens, the target's own tokens after them up to S + 1. accepted: expected accepted
     drafts. regions: in which the outcome was taken. grid: at most what coins on the grid of 24 bits change, in total
-    variation.
+    variation, those that draw the drafts included.
     """
 
     text_probs: dict[Text, Fraction]
@@ -72,7 +72,12 @@ def exact_law(verifier: Verifier, case: Case, column: Column) -> ExactLaw:
     for tokens, volume in emitted.items():
         for rest in _texts(case, case.num_steps + 1 - len(tokens)):
             text_probs[(*tokens, *rest)] += volume * text_prob(case.target, (*tokens, *rest), len(tokens))
-    return ExactLaw(dict(text_probs), accepted, len(regions), _grid(verifier, drafted))
+    return ExactLaw(
+        dict(text_probs),
+        accepted,
+        len(regions),
+        _grid(verifier, drafted, case.tokens is None and not verifier.is_coupled),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +109,18 @@ def _one(region: Region, outcomes: list[Accepted]) -> Accepted:
     return outcomes[0]
 
 
-def _grid(verifier: Verifier, drafted: Sequence[Draw]) -> Fraction:
-    """The cost of the grid over all drafted trees; the final coin's that of the node where it is greatest."""
+def _grid(verifier: Verifier, drafted: Sequence[Draw], is_drawn: bool) -> Fraction:
+    """The cost of the grid over all drafted trees: of accept coins, of the final coin at the node where it is greatest,
+    and of the coins that draw the drafts.
+    """
     total = Fraction(0)
     for draw in drafted:
         last = max(grid_cost(verifier.last(draw, node)) for node in range(len(draw.parents)))
-        total += draw.prob * (sum(map(grid_cost, verifier.axes(draw)), Fraction(0)) + last)
+        axes = [*verifier.axes(draw), *(_draws(draw) if is_drawn else ())]
+        total += draw.prob * (sum(map(grid_cost, axes), Fraction(0)) + last)
     return total
+
+
+def _draws(draw: Draw) -> Iterator[Axis]:
+    """The coin of every draft, by inverse CDF of the drafter's law at its parent."""
+    return (cells(cdf_cuts(draw.draft_NV[parent])) for parent in draw.parents[1:])

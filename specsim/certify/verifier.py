@@ -50,7 +50,8 @@ class Verifier:
     promise: `lossless` or `lossy`, and `wrong` of a control. drafts: `given` ones, `chain`, a chain of sampled ones, or
     `siblings`, trees in which they are sampled independently. axes: of a drafted tree's coins or noise. last: of the
     final coin where the path ends at a node. accept: the reference column's function. settings: of a SpecConfig.
-    is_launched: whether the fast column has it.
+    is_launched: whether the fast column has it. is_coupled: whether drafts are drawn with the target's noise, not by
+    coins.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Verifier:
     accept: Accept
     settings: dict[str, float] = field(default_factory=dict)
     is_launched: bool = False
+    is_coupled: bool = False
 
     @property
     def family(self) -> str:
@@ -145,7 +147,7 @@ VERIFIERS = (
             ("block", cuts.coins_block, cuts.bonus_block),
         )
     ),
-    Verifier("gumbel", "lossless", "chain", _race, _nothing, _gumbel),
+    Verifier("gumbel", "lossless", "chain", _race, _nothing, _gumbel, is_coupled=True),
     Verifier(
         "multi_round",
         "lossless",
