@@ -5,15 +5,18 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 
 import specsim
 from specsim.cli import main
 from specsim.faults import Edit, Fault, Finding, StalePlant, Trial
 from specsim.faults import run as running
-from specsim.faults.judges import JUDGES
+from specsim.faults.judges import JUDGES, judge
+from specsim.faults.judges.memory import guarded
 from specsim.faults.museum import FAULTS
 from specsim.faults.planting import changed, environment, path_of, planted, read, sources
 from specsim.faults.run import Exhibit, Museum
+from specsim.uniforms import Stream
 
 BY_NAME = {fault.name: fault for fault in FAULTS}
 SHARED = "specsim.requests"
@@ -117,6 +120,67 @@ def test_an_error_is_a_finding():
     broken = changed([Edit(SHARED, "before = len(self.token_ids)", "before = 1 // 0")])
     ((found,),) = running._judged(broken, [ORACLE], "cpu")
     assert (found.field, found.found.split(":")[0]) == ("error", "ZeroDivisionError")
+
+
+# Judges: silent where nothing is wrong, which `exhibit` sees to for every setting, and never silent about what is.
+
+
+def fields_of(name: str, **setting) -> list[str]:
+    return [each.field for each in judge(name, setting, "cpu")]
+
+
+def test_pools_of_equal_scores_are_ranked_with_ties_to_the_lower_index(monkeypatch):
+    from specsim.reference import tree
+
+    assert fields_of("trees", pools="tied", impl="reference", count=50) == []
+    monkeypatch.setattr(tree, "select", lambda scores, count: scores.topk(count).indices.flip(0).sort(-1).values)
+    assert fields_of("trees", pools="tied", impl="reference", count=50) == ["tree"]
+
+
+def test_parent_lists_are_fuzzed_in_both_ways(monkeypatch):
+    from specsim.reference import tree
+
+    assert fields_of("trees", pools="malformed", impl="reference", count=200) == []
+    monkeypatch.setattr(tree, "parents_of", lambda *arguments: [])
+    assert fields_of("trees", pools="malformed", impl="reference", count=200) == ["malformed trees"]
+
+
+def test_the_law_test_finds_a_coin_that_is_used_twice(monkeypatch):
+    from specsim import uniforms
+    from specsim.reference import verify
+
+    assert fields_of("law", impl="reference", n=1500, temperature=0.7, top_k=3) == []
+    twice = lambda *names: uniforms.accept_coins(*names, 0)[:, 0]  # noqa: E731
+    monkeypatch.setattr(verify, "final_coins", twice)
+    assert fields_of("law", impl="reference", n=1500) == ["law"]
+
+
+COMPANY = dict(impl="reference", topk=2, num_steps=2, num_draft_tokens=5, page_size=4, batch=3, ids=[4, 2, 9])
+
+
+def test_requests_are_followed_through_company(monkeypatch):
+    """What is noted of a request is its own, whatever row it has; a wrong root shows in the round that it begins."""
+    from specsim.phases import DraftInput
+
+    setting = COMPANY | dict(arrivals=[0, 1, 0], sampling="warm", schedule="overlap", prefix_cache=True)
+    assert fields_of("company", **setting) == []
+    kept = DraftInput.filter
+    monkeypatch.setattr(DraftInput, "filter", lambda self, rows: kept(self, rows.flip(0)))
+    assert "draft state" in fields_of("company", **setting)
+
+
+def test_accesses_beside_the_tensors_of_a_launch_are_found_and_left_out():
+    pytest.importorskip("triton")
+    from specsim.fast.uniforms import coins
+
+    names = torch.zeros(4, 5, dtype=torch.int64)
+    out = torch.zeros(8)
+    with guarded() as guard:
+        coins(*names[:2], Stream.ACCEPT, *names[2:], out=out[:5])
+        assert guard.first is None
+        coins(names[0], names[1], Stream.ACCEPT, names[2, :3], names[3], out=out[:4])
+    assert (guard.first.field, guard.first.place) == ("out of bounds", "kernel _coins")
+    assert out[5:].tolist() == [0.0, 0.0, 0.0]
 
 
 # The command.

@@ -7,7 +7,7 @@ from typing import Any
 from specsim.config import InputError
 from specsim.faults.fault import Finding
 
-JUDGES = ("differential", "oracle")
+JUDGES = ("differential", "oracle", "company", "law", "trees", "memory")
 
 
 def judge(name: str, setting: Mapping[str, Any], device: str) -> list[Finding]:
