@@ -28,7 +28,7 @@ def _argmax(rows, maxima, best, GROUP: tl.constexpr):
     groups, count = tl.arange(0, maxima.shape[1])[None, :], tl.cdiv(rows[4], GROUP)
     group = tl.min(tl.where(maxima == best[:, None], groups, count - 1), axis=1)
     tokens = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    found = logits_at(rows, tokens, tokens >= 0) == best[:, None]
+    found = logits_at(rows, tokens, (tokens >= 0) & (rows[2] >= 0)) == best[:, None]
     return tl.min(tl.where(found, tokens, rows[4] - 1), axis=1)
 
 

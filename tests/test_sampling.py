@@ -24,6 +24,7 @@ from specsim.fast import sampling as fast
 from specsim.fast import summaries
 from specsim.fast.launch import block_of, kernel
 from specsim.fast.penalties import Logits
+from specsim.faults.judges.memory import guarded
 from specsim.phases import Batch, Sampling
 from specsim.reference.sampling import adjust_logits, argmax, inverse_cdf, logprob, target_prob, topk
 
@@ -488,6 +489,15 @@ def test_fast_laws_of_no_rows(device):
     law = laws_of(torch.empty(0, 5), [], device)
     assert law.moments.shape == (0, 4)
     assert law.lasts.shape == (0, 3)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="kernels are watched under the interpreter")
+@pytest.mark.parametrize("num_rows", [1, 3, 5])
+def test_fast_laws_of_greedy_rows_read_no_other_memory(num_rows):
+    """Blocks of rows are powers of two: what stands beyond the last row is nobody's."""
+    with guarded() as guard:
+        laws_of(torch.randn(num_rows, 48), [SamplingParams()] * num_rows)
+    assert guard.first is None
 
 
 def test_fast_laws_refuse_strided_logits(device):
