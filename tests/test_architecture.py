@@ -115,6 +115,7 @@ RULES = {
     "trace": Rule(ROUNDS | {"specsim.files"}, {"pandas"} | BOTH_COLUMNS),
     "contract": Rule(set(), set()),
     "ledger": Rule({"specsim.config", "specsim.measurements", "specsim.simulator"}, set()),
+    "simulated": Rule({"specsim.simulator"}, {"specsim.display", "rich"}),
     "simulator": Rule(SETTINGS | {"scipy", "pandas", "specsim.files", "specsim.simulator"}, set()),
     "recording": Rule(ROUNDS | {"specsim.simulator"}, set()),
     "prediction": Rule(ROUNDS | {"specsim.simulator", "specsim.recording", "specsim.display", "rich"}, set()),

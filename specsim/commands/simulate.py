@@ -1,53 +1,144 @@
-"""specsim simulate: published tables beside what the simulator makes of them."""
+"""specsim simulate: a server with speculation and without, or a published table beside its reproduction."""
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import fields
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specsim import options
+from specsim.config import InputError, SpecConfig
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from specsim.simulator.acceptance import PerPosition
+    from specsim.simulator.efficiency import Efficiency
+    from specsim.simulator.scenario import Scenario
+    from specsim.simulator.workload import Workload
 
-    from specsim.simulator.reproduce.reproduction import Reproduction
+CLIENTS = 64
+RATES = "0.73,0.52,0.35"  # vllm#32030, Llama-3.1-8B with EAGLE-3
 
 
 def simulate(
-    table: Annotated[str, typer.Option(help="Which; an unknown name shows them all.", metavar="NAME")],
+    table: Annotated[
+        str | None, typer.Option(help="A published one; an unknown name shows all.", metavar="NAME", show_default=False)
+    ] = None,
+    model: Annotated[str, typer.Option(help="A name, or a config.json.")] = "llama-3.1-8b",
+    hardware: Annotated[str, typer.Option(help="A GPU's name.")] = "H100-SXM",
+    tensor_parallel: Annotated[int, typer.Option(help="How many of them.")] = 1,
+    drafter: Annotated[str, typer.Option(help="Who drafts.", metavar="eagle|eagle3|mtp|none")] = "eagle3",
+    draft_vocab: Annotated[int, typer.Option(help="Tokens that eagle3 knows.")] = 32000,
+    topk: options.Topk = 1,
+    num_steps: options.NumSteps = 3,
+    num_draft_tokens: options.NumDraftTokens = 4,
+    page_size: options.PageSize = 16,
+    accept_rates: Annotated[
+        str, typer.Option(help="Share of rounds that accept 1, 2, … drafts.", metavar="R1,R2,...")
+    ] = RATES,
+    requests: Annotated[int, typer.Option(help="How many.")] = 1000,
+    prompt_tokens: Annotated[int, typer.Option(help="Of each request.")] = 512,
+    output_tokens: Annotated[int, typer.Option(help="Of each request.")] = 128,
+    concurrency: Annotated[int | None, typer.Option(help="Clients, one request each.", show_default="64")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests a second at random instead.", show_default=False)] = None,
+    workload: Annotated[Path | None, typer.Option(help="Requests as JSON lines instead.", show_default=False)] = None,
+    schedule: Annotated[str, typer.Option(help="When results are read.", metavar="sync|overlap")] = "overlap",
+    prefill: Annotated[
+        str, typer.Option(help="Prompts in the round's forward, or apart.", metavar="mixed|beside|first")
+    ] = "mixed",
+    max_running: Annotated[int, typer.Option(help="Most requests at a time.")] = 256,
+    chunk_tokens: Annotated[int, typer.Option(help="Most prompt tokens a step prefills.")] = 8192,
+    memory_share: Annotated[float, typer.Option(help="Of GPU memory, for weights and KV.")] = 0.9,
+    efficiency: Annotated[
+        list[str] | None, typer.Option(help="Such as bandwidth=0.7; see its docstring.", metavar="NAME=NUMBER")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Names what chance decides.")] = 0,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Reproduce a published table: side by side, every error, what was fitted."""
+    """Simulate a server with speculation and without, or reproduce a published table."""
+    given = locals()
     from specsim.display import stdout_console
     from specsim.files import check_writable, write_json
-    from specsim.simulator.reproduce import reproduction
+    from specsim.simulated import compare, show, show_table
 
     check_writable(json_file)
-    result = reproduction(table)()
+    if table is None:
+        result = compare(_scenario(given))
+        shown = show
+    else:
+        _check_alone(given)
+        from specsim.simulator.reproduce import reproduction
+
+        result, shown = reproduction(table)(), show_table
     try:
-        show(result, stdout_console())
+        shown(result, stdout_console())
     finally:
         write_json(json_file, result.to_json())
 
 
-def show(result: "Reproduction", console: "Console") -> None:
-    """What came of a table, with every error."""
-    from specsim.display import heading, paragraph, print_table
-    from specsim.simulator.reproduce.reproduction import parameter_cells
+def _check_alone(given: dict[str, Any]) -> None:
+    """A table brings its own server."""
+    for name, parameter in signature(simulate).parameters.items():
+        if name not in ("table", "json_file") and given[name] != parameter.default:
+            raise InputError(name, str(given[name]), f"{parameter.default}, the default, with a table")
 
-    console.print(f"{result.name}, {result.source}")
-    console.print()
-    paragraph(console, result.method)
-    heading(console, "side by side")
-    print_table(
-        console, ("setting", "", "published", "simulated", "error", ""), [each.cells() for each in result.figures]
-    )
-    if result.parameters:
-        heading(console, "parameters and their intervals")
-        print_table(
-            console, ("parameter", "value", "from", "to", "unit"), [parameter_cells(each) for each in result.parameters]
-        )
-    heading(console, "asked")
-    print_table(console, (), [(each.what, each.value, "met" if each.is_met else "not met") for each in result.asked])
-    for note in result.notes:
-        console.print()
-        paragraph(console, note)
+
+def _scenario(given: dict[str, Any]) -> "Scenario":
+    from specsim.simulator.hardware import hardware
+    from specsim.simulator.model import drafter, model
+    from specsim.simulator.option import Option
+    from specsim.simulator.scenario import Scenario
+
+    target = model(given["model"])
+    if given["drafter"] == "none":
+        head, option = None, Option.plain(given["page_size"])
+    else:
+        head = drafter(given["drafter"], target, given["draft_vocab"] if given["drafter"] == "eagle3" else None)
+        option = Option(options.pick(SpecConfig, given), _law(given))
+    settings = ("tensor_parallel", "schedule", "prefill", "max_running", "chunk_tokens", "memory_share", "seed")
+    chosen = {name: given[name] for name in settings}
+    gpu, work = hardware(given["hardware"]), _workload(given)
+    return Scenario(target, gpu, head, option, work, efficiency=_efficiency(given["efficiency"] or []), **chosen)
+
+
+def _law(given: dict[str, Any]) -> "PerPosition":
+    """Of as many drafts as there are steps: rates beyond them say nothing of this setting."""
+    from specsim.simulator.acceptance import PerPosition
+
+    text, steps = given["accept_rates"], given["num_steps"]
+    try:
+        rates = tuple(map(float, text.split(",")))
+    except ValueError:
+        raise InputError("accept_rates", text, f"numbers with commas between them, such as {RATES}") from None
+    if len(rates) < steps:
+        raise InputError("accept_rates", text, f"a rate for each of the {steps} steps")
+    return PerPosition(rates[:steps])
+
+
+def _workload(given: dict[str, Any]) -> "Workload":
+    from specsim.simulator.workload import closed_loop, poisson, read_workload
+
+    ways = [name for name in ("workload", "rate", "concurrency") if given[name] is not None]
+    if len(ways) > 1:
+        raise InputError(ways[0], str(given[ways[0]]), f"one of it and {', '.join(ways[1:])}")
+    if given["workload"] is not None:
+        return read_workload(given["workload"])
+    lengths = (given["prompt_tokens"], given["output_tokens"], given["seed"])
+    if given["rate"] is not None:
+        return poisson(given["requests"], given["rate"], *lengths)
+    return closed_loop(given["requests"], given["concurrency"] or CLIENTS, *lengths)
+
+
+def _efficiency(assignments: list[str]) -> "Efficiency":
+    from specsim.simulator.efficiency import Efficiency
+
+    known, values = {field.name for field in fields(Efficiency)}, {}
+    for assignment in assignments:
+        name, _, number = assignment.partition("=")
+        try:
+            values[name] = float(number)
+        except ValueError:
+            name = ""
+        if name not in known:
+            raise InputError("efficiency", assignment, f"NAME=NUMBER with one of {', '.join(sorted(known))}")
+    return Efficiency(**values)

@@ -1,0 +1,98 @@
+import json
+
+import pytest
+
+from specsim.cli import main
+from specsim.simulator.lint import lint
+from specsim.simulator.report import Report
+
+SMALL = ["simulate", "--requests", "40", "--prompt-tokens", "60", "--output-tokens", "30", "--concurrency", "8"]
+
+
+def run(arguments, status=0):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == status
+
+
+@pytest.fixture
+def made(tmp_path):
+    def simulate(*more):
+        path = tmp_path / "result.json"
+        run([*SMALL, *more, "--json", str(path)])
+        return json.loads(path.read_text())
+
+    return simulate
+
+
+def test_a_workload_is_served_in_both_ways_and_its_report_holds(made, capsys):
+    result = made()
+    assert list(result["runs"]) == ["no drafts", "drafts"]
+    for metrics in result["runs"].values():
+        seconds = metrics.pop("seconds")
+        report = Report("simulated", metrics, 8, seconds, 40, 40 * 60, 40 * 30)
+        known = Report("simulated", {name: value for name, value in metrics.items() if value is not None}, *_of(report))
+        assert [finding for finding in lint(known) if finding.verdict == "cannot be true"] == []
+        assert metrics["Output Throughput (tok/s)"] * seconds == pytest.approx(40 * 30)
+    out = capsys.readouterr().out
+    assert "simulated, not measured" in out
+    assert "pays above" in out
+
+
+def _of(report):
+    return report.concurrency, report.duration, report.completed, report.input_tokens, report.output_tokens
+
+
+def test_drafts_that_are_all_accepted_pay_what_a_round_says(made):
+    alone = ("--requests", "2", "--concurrency", "1", "--prompt-tokens", "1", "--output-tokens", "401")
+    result = made("--accept-rates", "1,1,1", *alone)
+    ratio = result["runs"]["no drafts"]["Mean TPOT (ms)"] / result["runs"]["drafts"]["Mean TPOT (ms)"]
+    assert ratio == pytest.approx(4 / 1.16, rel=0.01)  # 1.16 plain steps for four tokens
+
+
+def test_settings_reach_the_simulated_server(made):
+    base = made()["runs"]["drafts"]
+    slow = made("--efficiency", "bandwidth=0.4")["runs"]["drafts"]
+    assert slow["Mean TPOT (ms)"] > 1.5 * base["Mean TPOT (ms)"]
+    assert made("--hardware", "h200")["runs"]["drafts"]["Mean TPOT (ms)"] < base["Mean TPOT (ms)"]
+    host = made("--schedule", "sync", "--efficiency", "host=0.1")["runs"]["drafts"]
+    assert host["Mean ITL (ms)"] > 100
+    assert made("--seed", "1")["runs"]["drafts"] != base
+    assert made()["runs"]["drafts"] == base
+    assert list(made("--drafter", "none")["runs"]) == ["no drafts"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--hardware", "TPU"], "hardware is 'TPU'; allowed: A100"),
+        (["--model", "gpt-9"], "model is 'gpt-9'; allowed: glm"),
+        (["--drafter", "medusa"], "drafter is 'medusa'; allowed: eagle, eagle3 or mtp"),
+        (["--accept-rates", "0.5,0.7,0.1"], "by_position is (0.5, 0.7, 0.1); allowed: unconditional rates"),
+        (["--accept-rates", "1.5,0.7,0.1"], "by_position is 1.5"),
+        (["--accept-rates", "high"], "accept_rates is 'high'; allowed: numbers"),
+        (["--num-steps", "5", "--num-draft-tokens", "6"], "a rate for each of the 5 steps"),
+        (["--rate", "3"], "rate is '3.0'; allowed: one of it and concurrency"),
+        (["--efficiency", "speed=2"], "efficiency is 'speed=2'; allowed: NAME=NUMBER with one of bandwidth"),
+        (["--efficiency", "bandwidth=2"], "bandwidth is 2.0; allowed: a number above 0 and at most 1"),
+        (["--memory-share", "0.1"], "tensor_parallel is 1; allowed: GPUs that hold llama-3.1-8b and some KV"),
+        (["--table", "vllm_20780"], "requests is '40'; allowed: 1000, the default, with a table"),
+    ],
+)
+def test_what_cannot_be_simulated_is_one_sentence(arguments, says, capsys):
+    run([*SMALL, *arguments], 2)
+    err = capsys.readouterr().err
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_arrivals_by_rate_and_by_file(made, tmp_path):
+    path = tmp_path / "requests.jsonl"
+    line = {"arrival_s": 0.0, "prompt_tokens": 20, "output_tokens": 5}
+    path.write_text("\n".join(json.dumps(line | {"arrival_s": float(at)}) for at in range(3)))
+    arguments = ["simulate", "--workload", str(path), "--json", str(tmp_path / "r.json")]
+    run(arguments)
+    metrics = json.loads((tmp_path / "r.json").read_text())["runs"]["drafts"]
+    assert 2 < metrics["seconds"] < 2.5
+    run(["simulate", "--requests", "50", "--rate", "1000", "--output-tokens", "3", "--json", str(tmp_path / "s.json")])
+    assert json.loads((tmp_path / "s.json").read_text())["runs"]["drafts"]["seconds"] < 2
