@@ -123,9 +123,8 @@ def check_device(device: str | None) -> str:
     return device
 
 
-def _load_fast(pair, config: SpecConfig, dtype: torch.dtype, device, graph, bucket, batch_invariant: bool, acceptance):
-    if dtype == torch.float64:
-        raise InputError("dtype", dtype, "torch.float32, torch.bfloat16 or torch.float16 with impl 'fast'")
+def kernel_device(device: str | None) -> str:
+    """A device that kernels run on in this process, as of check_device; InputError without Triton."""
     device = check_device(device)
     try:
         interpreted = importlib.import_module("specsim.fast.launch").INTERPRETED
@@ -134,6 +133,13 @@ def _load_fast(pair, config: SpecConfig, dtype: torch.dtype, device, graph, buck
     if interpreted != (device == "cpu"):
         allowed = "cpu where TRITON_INTERPRET=1 is set in the environment, else cuda"
         raise InputError("device", device, allowed)
+    return device
+
+
+def _load_fast(pair, config: SpecConfig, dtype: torch.dtype, device, graph, bucket, batch_invariant: bool, acceptance):
+    if dtype == torch.float64:
+        raise InputError("dtype", dtype, "torch.float32, torch.bfloat16 or torch.float16 with impl 'fast'")
+    device = kernel_device(device)
     graph = graph or ("phase" if config.release == "round" else "round")
     engine = importlib.import_module("specsim.fast.engine").Engine
     return engine(pair, config, dtype, device, graph, bucket, batch_invariant, acceptance)

@@ -100,6 +100,30 @@ def test_typical_acceptance_of_a_given_tree_by_hand():
     assert law.total_variation(GIVEN_TREE) == 1 - chance
 
 
+@st.composite
+def models(draw, vocab_size: int):
+    """Two rows of small weights, zeros among them."""
+    rows = st.lists(st.integers(0, 4), min_size=vocab_size, max_size=vocab_size).filter(any).map(tuple)
+    return Model(tuple(draw(st.lists(rows, min_size=2, max_size=2))))
+
+
+SHAPES = {"given": [(-1, 0, 0, 1), (-1, 0, 1)], "chain": [(-1, 0), (-1, 0, 1)], "siblings": [(-1, 0, 0), (-1, 0, 0, 1)]}
+
+
+@pytest.mark.parametrize("name", [name for name, each in BY_NAME.items() if each.promise == "lossless"])
+@given(data=st.data())
+@settings(max_examples=6, deadline=None)  # also when new examples are looked for
+def test_lossless_verifiers_are_so_for_any_models(name, data):
+    drafts, vocab_size = BY_NAME[name].drafts, data.draw(st.integers(2, 3))
+    parents = data.draw(st.sampled_from(SHAPES[drafts]))
+    tokens = (1, 0, 1)[: len(parents) - 1] if drafts == "given" else None
+    target, draft = (data.draw(models(vocab_size)) for _ in range(2))
+    case = Case("", Certain(target) if name == "greedy" else target, draft, parents, tokens)
+    law = law_of(name, case)
+    assert law.total_variation(case) == 0
+    assert float(law.accepted) <= optimum(case) + 1e-9
+
+
 # Wrong verifiers
 
 
@@ -353,6 +377,7 @@ def test_the_command_fails_where_a_promise_is_not_kept(capsys, tmp_path, monkeyp
         ({"impl": "slow"}, "impl is 'slow'; allowed: reference or fast or both"),
         ({"verifier": "typical", "impl": "fast"}, "verifier is 'typical'; allowed: greedy or target_only, which"),
         ({"impl": "fast", "device": "tpu"}, "device is 'tpu'; allowed: cpu or cuda"),
+        ({"device": "cuda"}, "device is 'cuda'; allowed: cpu with impl 'reference'"),
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(arguments, allowed):

@@ -17,7 +17,7 @@ from specsim.certify.model import Case
 from specsim.certify.optimum import optimum
 from specsim.certify.verifier import VERIFIERS, Verifier
 from specsim.config import InputError
-from specsim.generation import check_device
+from specsim.generation import kernel_device
 from specsim.provenance import now, versions
 
 if TYPE_CHECKING:
@@ -118,7 +118,9 @@ def certify(
         raise InputError("impl", impl, " or ".join(IMPLS))
     if impl == "fast" and verifier is not None and verifier not in LAUNCHED:
         raise InputError("verifier", verifier, f"{' or '.join(LAUNCHED)}, which the fast column has")
-    where = "cpu" if impl == "reference" else check_device(device)
+    if impl == "reference" and device not in (None, "cpu"):
+        raise InputError("device", device, "cpu with impl 'reference'")
+    where = "cpu" if impl == "reference" else kernel_device(device)
     date, start = now(), time.perf_counter()
     chosen = [each for each in VERIFIERS if verifier in (None, each.family)]
     tasks = [*_tasks(chosen, impl, where), *(_controls() if verifier is None else ())]
