@@ -448,6 +448,19 @@ def test_a_graph_mode_with_other_tokens_gets_no_time(scene):
     assert (row.passed, row.timings, times) == (False, {}, {})
 
 
+@interpreted
+def test_a_graph_mode_is_timed_read_and_enqueued_and_compared_with_the_mode_before(scene, monkeypatch):
+    from specsim.bench import modes
+
+    monkeypatch.setattr(modes, "walled", lambda run, samples, parts: Timing(50.0, 0.0, samples))
+    rounds = modes._accepted(scene, 1)
+    times = {"plain": 10.0, "step": 100.0}
+    row = modes._mode_row("phase", scene, rounds, rounds, times, rounds)
+    assert set(row.timings) == {OURS, f"{OURS}, enqueued"}
+    assert [(each.what, each.value) for each in row.asked] == [("time / step", 0.5)]
+    assert times["phase"] == 50.0
+
+
 def test_outputs_are_compared_token_for_token_and_bit_for_bit():
     from specsim.bench.sameness import _equal, _same_tokens
     from specsim.generation import Generation, Output

@@ -38,7 +38,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A figure that issue 5 asks for: at most `limit`."""
+    """A figure that is asked for: at most `limit`."""
 
     what: str
     value: float

@@ -185,6 +185,7 @@ def _flex_of(query: torch.Tensor, kv, given: dict) -> Callable[[tuple[torch.Tens
     """flex_attention as it compiles: its kernel for few queries has no configuration for many, its main one has."""
     from torch.nn.attention.flex_attention import flex_attention
 
+    torch.compiler.reset()  # a function that has been compiled for eight shapes is compiled for no more
     attend = torch.compile(flex_attention, dynamic=False)
     few, many = {}, {"FORCE_USE_FLEX_ATTENTION": True}
     *first, last = (few, many) if query.shape[2] * GROUP <= 64 else (many,)
