@@ -47,15 +47,15 @@ def test_a_held_out_cell_does_not_move_the_fit():
 
 
 def test_intervals_of_a_fit_cover_the_truth_as_often_as_they_say():
-    """100 fits of 8 cells with 5 % noise: 95 % intervals miss 0 to 13 % of the time (p < 1e-3 either side)."""
+    """60 fits of 8 cells with 5 % noise: 95 % intervals miss 0 to 15 % of the time (p < 1e-3 either side)."""
     rng, missed = np.random.default_rng(3), 0
     scale = np.linspace(1, 3, 8)
-    for _ in range(100):
+    for _ in range(60):
         figures = 2 * scale * np.exp(0.05 * rng.standard_normal(8))
         noisy = {str(at): (figure, False) for at, figure in enumerate(figures)}
         (found,) = fit(lambda values: values["x"] * scale, noisy, {"x": (1.0, 0.1, 10.0)}).parameters
         missed += not found.low <= 2 <= found.high
-    assert missed <= 13
+    assert missed <= 9
     assert 1.02 < found.high / found.value < 1.1
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from specsim.config import InputError, SpecConfig
 from specsim.simulator import CostModel, Efficiency, Hardware, drafter, hardware, model
+from specsim.simulator.model import expected_experts
 
 PLAIN, CHAIN, TREE = SpecConfig.plain(), SpecConfig(1, 3, 4), SpecConfig(4, 3, 8)
 LLAMA, H100 = model("llama-3-8b"), hardware("H100-SXM")
@@ -140,3 +141,22 @@ def test_at_full_bandwidth_a_round_reads_what_the_benchmarks_floor_lists(config)
     floor = round_floor(target, None if config.is_plain else head, config, 2, 3000)
     cost = CostModel(replace(H100, peak_flops={"bfloat16": 1e30}), LLAMA, drafter("eagle3", LLAMA, 32000), PERFECT)
     assert cost.round(np.full(2, 3000), config) == pytest.approx(floor.bytes / H100.bandwidth, rel=0.01)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64])
+def test_experts_touched_are_the_mean_over_uniform_routings(rows):
+    """4000 draws of 4 of 32 experts a row; within 6 standard errors of at most 3/sqrt(4000) experts."""
+    rng, touched = np.random.default_rng(0), []
+    for _ in range(4000):
+        touched.append(len(np.unique(rng.random((rows, 32)).argpartition(4, axis=1)[:, :4])))
+    assert expected_experts(32, 4, rows) == pytest.approx(np.mean(touched), abs=6 * 3 / 4000**0.5)
+
+
+def test_few_rows_read_few_experts_and_many_all_of_them():
+    moe = model("gpt-oss-20b")
+    cost = CostModel(H100, moe, efficiency=PERFECT)
+    one = cost.round(np.array([0]), PLAIN) * 3.35e12
+    active = moe.active_parameters - moe.head_weights - 24 * 4 * 3 * 2880**2
+    assert one == pytest.approx(2 * (active + moe.head_weights) + 24 * 4 * 3 * 2880**2 * 17 / 32, rel=0.01)
+    many = cost.round(np.zeros(256, int), PLAIN) * 3.35e12
+    assert many > 12e9

@@ -158,6 +158,10 @@ def test_every_figure_and_every_model_has_its_source():
         ({"num_key_value_heads": 3}, "num_key_value_heads is 3; allowed: a divisor of num_attention_heads, 32"),
         ({"num_experts": 4, "num_experts_per_tok": 8}, "num_experts_per_tok is 8; allowed: at most the 4 experts"),
         ({"sliding_window": "wide"}, "sliding_window is 'wide'"),
+        (
+            {"sliding_window": 4, "layer_types": ["full_attention"]},
+            "layer_types is '1 layers'",
+        ),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is 'awq'"),
     ],
 )

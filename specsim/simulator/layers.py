@@ -96,6 +96,8 @@ def _window(config: Mapping[str, Any], index: int) -> int | None:
         return None
     whole("sliding_window", window)
     if kinds is not None:
+        if len(kinds) != config["num_hidden_layers"]:
+            raise InputError("layer_types", f"{len(kinds)} layers", f"one for each of {config['num_hidden_layers']}")
         return window if kinds[index] == "sliding_attention" else None
     if "max_window_layers" in config:
         return window if index >= config["max_window_layers"] else None

@@ -15,12 +15,12 @@ from specsim.simulator.hardware import Hardware, hardware, names
 from specsim.simulator.model import drafter, model
 from specsim.simulator.reproduce.reproduction import Asked, Reproduction, figures_of
 
-KEPT = Path("fast") / "measurements"
+KEPT = Path("fast") / "measurements" / "bench-scale.json"
 FREE = ("bandwidth", "compute", "overlap", "gap")
 FITTED_REQUESTS, FITTED_LENGTHS = (1, 64), (1024, 4096)
 MOST_ERROR = 0.10
 DRAFT_VOCAB = 32000
-_TREES = {"plain": SpecConfig.plain(), "(4, 3, 8)": SpecConfig(4, 3, 8)}
+_TREES = {"plain": SpecConfig.plain(), "(4, 3, 8)": SpecConfig(4, 3, 8)}  # as specsim bench writes them
 
 
 def reproduce() -> Reproduction:
@@ -45,8 +45,8 @@ def reproduce() -> Reproduction:
 def _kept() -> Path:
     """The result that is kept, of a checkout or of an installed package."""
     package = Path(__file__).parents[2]
-    for folder in (package.parent / KEPT, package / KEPT):
-        for path in sorted(folder.glob("bench-scale*.json")):
+    for path in (package.parent / KEPT, package / KEPT):
+        if path.is_file():
             return path
     allowed = "a result of specsim bench --suite scale that python -m specsim.bench.table keeps there"
     raise InputError("bench-scale.json", "not in fast/measurements", allowed)
@@ -69,6 +69,8 @@ def _cost(shape: str, gpu: Hardware) -> CostModel:
 
 def _timed(row: Mapping[str, Any]) -> Timed:
     requests, length, tree = (row["setting"][name] for name in ("requests", "L", "tree"))
+    if tree not in _TREES:
+        raise InputError("tree", tree, " or ".join(_TREES))
     contexts, config = np.full(requests, length), _TREES[tree]
     is_fitted = requests in FITTED_REQUESTS and length in FITTED_LENGTHS
     return Timed(

@@ -78,7 +78,7 @@ def speedup(row: Mapping[str, str], values: Mapping[str, float]) -> float:
 
 
 def _round(cost: CostModel, nodes: int) -> float:
-    return cost.round(CONTEXT, SpecConfig(1, nodes, nodes + 1))
+    return cost.round(CONTEXT, _chain_of(nodes))
 
 
 def _drafted(cost: CostModel, length: float) -> float:
@@ -86,6 +86,11 @@ def _drafted(cost: CostModel, length: float) -> float:
     drafts = _mean_drafts(length)
     fewer = int(drafts)
     return (fewer + 1 - drafts) * _round(cost, fewer) + (drafts - fewer) * _round(cost, fewer + 1)
+
+
+@cache
+def _chain_of(nodes: int) -> SpecConfig:
+    return SpecConfig(1, nodes, nodes + 1)
 
 
 _model = cache(model)
