@@ -16,6 +16,7 @@ from specsim.commands.certify import certify
 from specsim.commands.conformance import conformance
 from specsim.commands.faults import faults
 from specsim.commands.lint_report import lint_report
+from specsim.commands.plan import plan
 from specsim.commands.predict import predict
 from specsim.commands.simulate import simulate
 from specsim.config import InputError, SamplingParams, ServingConfig, SpecConfig
@@ -476,6 +477,7 @@ app.command()(faults)
 app.command()(lint_report)
 app.command()(simulate)
 app.command()(predict)
+app.command()(plan)
 
 
 def _check_prompt(given: dict[str, Any]) -> None:

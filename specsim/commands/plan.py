@@ -1,0 +1,92 @@
+"""specsim plan: the best setting for a model, hardware and load."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specsim import options
+from specsim.commands import cell as fields
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from specsim.simulator.plan import Plan
+
+SHOWN = 12
+
+
+def plan(
+    model: fields.Model = "llama-3.1-8b",
+    hardware: fields.Hardware = "H100-SXM",
+    tensor_parallel: fields.TensorParallel = 1,
+    drafter: fields.Drafter = "eagle3",
+    draft_vocab: fields.DraftVocab = 32000,
+    accept: fields.Accept = None,
+    accept_rates: fields.AcceptRates = None,
+    requests: fields.Requests = 256,
+    concurrency: fields.Concurrency = 16,
+    rate: fields.Rate = None,
+    prompt_tokens: fields.PromptTokens = "512",
+    output_tokens: fields.OutputTokens = "256",
+    schedule: fields.Schedule = "overlap",
+    prefill: fields.Prefill = "mixed",
+    chunk_tokens: fields.ChunkTokens = 8192,
+    max_running: fields.MaxRunning = 256,
+    memory_share: fields.MemoryShare = 0.9,
+    page_size: options.PageSize = 16,
+    seed: fields.Seed = 0,
+    objective: Annotated[str, typer.Option(help="What is best.", metavar="throughput|latency")] = "throughput",
+    draft: Annotated[str, typer.Option(help="Drafter's name in the flags.")] = "DRAFT_MODEL",
+    json_file: options.JsonFile = None,
+) -> None:
+    """Find the best setting for a model, GPUs and a load, and print its flags."""
+    given = locals()
+    from specsim.display import stdout_console
+    from specsim.files import check_writable, write_json
+    from specsim.simulator.plan import plan as make
+
+    check_writable(json_file)
+    found = make(fields.cell(given), objective)
+    try:
+        show(found, draft, stdout_console())
+    finally:
+        write_json(json_file, found.to_json())
+
+
+def show(found: "Plan", draft: str, console: "Console") -> None:
+    """The candidates with their regret, the choice by batch size, and flags."""
+    from specsim.display import figure, heading, paragraph, print_table
+    from specsim.simulator.plan import sglang_flags, vllm_flags
+
+    load = found.cell
+    arrivals = f"{load.concurrency} clients" if load.rate is None else f"{load.rate:g} requests a second"
+    where = f"{load.model} on {load.tensor_parallel} × {load.hardware}, {arrivals}"
+    heading(console, f"{where}: best for {found.objective}")
+    names = ("Output Throughput (tok/s)", "Mean TTFT (ms)", "Mean TPOT (ms)", "P99 ITL (ms)")
+    rows = [
+        (
+            _name(each.config),
+            figure(each.accept_length),
+            *(figure(each.metrics[name], 0 if "tok/s" in name else 2) for name in names),
+            f"{each.regret:.1%}",
+        )
+        for each in found.candidates[:SHOWN]
+    ]
+    print_table(console, ("setting", "accepts", "tok/s", "TTFT ms", "TPOT ms", "P99 ITL ms", "regret"), rows)
+    if len(found.candidates) > SHOWN:
+        paragraph(console, f"and {len(found.candidates) - SHOWN} more, none of them better.")
+    heading(console, "by batch size")
+    rows = [(str(each.batch), _name(each.config), f"{each.speedup:.2f} ×") for each in found.by_batch]
+    print_table(console, ("requests", "setting", "over plain"), rows)
+    heading(console, "SGLang")
+    console.print(sglang_flags(load, found.best.config, draft), soft_wrap=True)
+    heading(console, "vLLM (chains)")
+    console.print(vllm_flags(load, found.best_chain.config, draft), soft_wrap=True)
+
+
+def _name(config) -> str:
+    if config.is_plain:
+        return "no drafts"
+    if config.topk == 1:
+        return f"chain of {config.num_steps}"
+    return f"tree {config.topk}/{config.num_steps}/{config.num_draft_tokens}"
