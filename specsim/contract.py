@@ -29,7 +29,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """name: as --ops takes it. functions: public names of functions of this signature, the first that exists is called.
+    """name: as --ops takes it. functions: public names of functions of this signature, those in `_cpu` for a CPU alone.
 
     origin: whose convention it is. values: the arguments in their order, then what is returned.
     """

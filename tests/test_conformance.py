@@ -4,6 +4,7 @@ import subprocess
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -352,6 +353,13 @@ def test_a_process_that_dies_or_hangs_is_an_outcome(how, tmp_path, monkeypatch):
     outcome = run(module, next(case for case in CASES if case.perilous), "cpu")
     assert (outcome.status, outcome.passed) == ("ended", False)
     assert shown in outcome.what
+
+
+def test_a_function_named_after_the_cpu_is_for_the_cpu():
+    both = SimpleNamespace(verify_tree_greedy=lambda: "any", verify_tree_greedy_cpu=lambda: "cpu")
+    assert function_of(both, BY_NAME["verify_greedy"], "cpu")() == "cpu"
+    assert function_of(both, BY_NAME["verify_greedy"], "cuda")() == "any"
+    assert function_of(SimpleNamespace(verify_tree_greedy=max), BY_NAME["verify_greedy"], "cpu") is max
 
 
 def test_a_device_stands_for_itself():

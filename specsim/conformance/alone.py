@@ -11,5 +11,5 @@ from specsim.contract import BY_NAME
 
 if __name__ == "__main__":
     module, operation, name, device, file = sys.argv[1:]
-    function = function_of(load_module(module), BY_NAME[operation])
+    function = function_of(load_module(module), BY_NAME[operation], device)
     write(call(function, case_of(operation, name), torch.device(device)), Path(file))

@@ -38,7 +38,7 @@ class Report:
         for done, case in enumerate(cases):
             watch(done, len(cases))
             outcomes.append(run(module, case, device))
-        return cls(module, device, {each.name: _called(loaded, each) for each in chosen}, tuple(outcomes))
+        return cls(module, device, {each.name: _called(loaded, each, device) for each in chosen}, tuple(outcomes))
 
     @property
     def failures(self) -> tuple[Outcome, ...]:
@@ -65,6 +65,6 @@ class Report:
         return name, self.functions[name], *map(str, (len(own), *counts, wrong))
 
 
-def _called(module, operation: Operation) -> str:
-    function = function_of(module, operation)
+def _called(module, operation: Operation, device: str) -> str:
+    function = function_of(module, operation, device)
     return next(name for name in operation.functions if getattr(module, name, None) is function)

@@ -62,9 +62,10 @@ def _load_file(path: Path) -> ModuleType:
     return module
 
 
-def function_of(module: ModuleType, operation: Operation) -> Callable | None:
-    """The operation's function in the module, None where it has none."""
-    found = (getattr(module, name, None) for name in operation.functions)
+def function_of(module: ModuleType, operation: Operation, device: str = "cpu") -> Callable | None:
+    """The operation's function in the module, None where it has none; what is named after the CPU is for it alone."""
+    names = sorted(operation.functions, key=lambda name: name.endswith("_cpu") != (device == "cpu"))
+    found = (getattr(module, name, None) for name in names)
     return next((function for function in found if callable(function)), None)
 
 
@@ -88,7 +89,7 @@ def run(module: str, case: Case, device: str) -> Outcome:
     """One case, in this process or, if it is perilous, in one of its own."""
     if case.perilous:
         return _run_alone(module, case, device)
-    function = function_of(load_module(module), BY_NAME[case.operation])
+    function = function_of(load_module(module), BY_NAME[case.operation], device)
     return call(function, case, torch.device(device))
 
 
