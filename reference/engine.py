@@ -7,6 +7,7 @@ import torch
 from specsim.columns import own_committed, own_lanes, own_tree
 from specsim.config import InputError, SpecConfig
 from specsim.drafter import Drafter
+from specsim.grammar import Grammars, allowed_first, allowed_trees, check
 from specsim.phases import (
     Advance,
     Batch,
@@ -32,7 +33,8 @@ class Engine:
 
     pair: target and drafter with config and tensors (specsim.checkpoint.Pair); drafter None decodes plainly.
     config.max_len None takes the target's limit. dtype: of weights, activations and KV. acceptance: where given it
-    decides how many drafts a round accepts, not the target.
+    decides how many drafts a round accepts, not the target. grammars: of requests, by their ids, whose outputs are
+    constrained.
     """
 
     device = torch.device("cpu")
@@ -43,10 +45,13 @@ class Engine:
         config: SpecConfig,
         dtype: torch.dtype = torch.float32,
         acceptance: SyntheticAcceptance | None = None,
+        grammars: Grammars | None = None,
     ):
         target = pair.target.config
         self.config = config.within(target.max_position_embeddings)
         self.dtype, self.acceptance = dtype, acceptance and acceptance.fit(config.num_steps)
+        self.grammars = grammars or {}
+        check(self.grammars, config)
         self.target = FAMILIES[target.family](target, pair.target.tensors, dtype)
         self.drafter = self._drafter(pair.drafter)
 
@@ -71,7 +76,8 @@ class Engine:
         metadata, features = prefill_metadata(batch, prefill, pools), self.drafter.feature_layers
         hidden_RH, features_RF = self.target.forward(prefill.input_ids, metadata, pools.target, features)
         logits_BV = self.target.logits(hidden_RH[prefill.last_rows])
-        next_tokens, logprobs = verify.first_tokens(batch, prefill.next_tokens, logits_BV, pools)
+        allowed_BV = allowed_first(batch, pools, self.grammars, logits_BV.shape[-1])
+        next_tokens, logprobs = verify.first_tokens(batch, prefill.next_tokens, logits_BV, pools, allowed_BV)
         pools.record(batch.req_pool_indices, batch.seq_lens, next_tokens)
         draft_input = self.drafter.seed(batch, prefill, next_tokens, features_RF, pools)
         return PrefillOutput(next_tokens, logprobs, draft_input)
@@ -109,7 +115,10 @@ class Engine:
         features = self.drafter.feature_layers
         hidden_RH, features_RF = self.target.forward(tokens_BN.flatten(), metadata, pools.target, features)
         logits_RV = self.target.logits(hidden_RH)
-        verdict = verify.verify(batch, verify_input, logits_RV, self.config, pools, acceptance=self.acceptance)
+        allowed_BNV = allowed_trees(batch, verify_input, pools, self.grammars, logits_RV.shape[-1])
+        verdict = verify.verify(
+            batch, verify_input, logits_RV, self.config, pools, acceptance=self.acceptance, allowed_BNV=allowed_BNV
+        )
         return self._commit(batch, verify_input, verdict, features_RF, logits_RV, pools)
 
     def _commit(self, batch, verify_input, verdict, features_RF, logits_RV, pools: KVPool) -> VerifyOutput:

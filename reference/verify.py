@@ -148,35 +148,41 @@ def verify(
     pools: KVPool,
     coins: tuple[torch.Tensor, torch.Tensor] | None = None,
     acceptance: SyntheticAcceptance | None = None,
+    allowed_BNV: torch.Tensor | None = None,
 ) -> Verdict:
     """How far the target, whose logits [B·N, V] these are, takes every tree.
 
     coins: the accept coins [B, S+1] ([B, N] for multi_round) and final coins [B] of this round, drawn by their names
-    where not given.
-    acceptance: where given it decides how far, and the target the bonus tokens only.
+    where not given. acceptance: where given it decides how far, and the target the bonus tokens only. allowed_BNV:
+    bool, the tokens that may follow each node, all where it is not given.
     """
     coins_BW, final_coins_B = coins or round_coins(batch, config)
     noise_BWV = round_noise(batch, config, logits_RV.shape[1]) if config.verifier == "gumbel" else None
     grown = trees(batch, verify_input, config.max_len)
     logits_BNV = logits_RV.unflatten(0, verify_input.draft_tokens.shape)
-    adjusted_BNV = node_logits(batch, grown, logits_BNV, config, pools)
+    adjusted_BNV = node_logits(batch, grown, logits_BNV, config, pools, allowed_BNV)
     num_drafts = None if acceptance is None else scheduled_drafts(batch, acceptance)
     laws = verify_input.draft_prob
     return walk(batch, grown, adjusted_BNV, coins_BW, final_coins_B, config, num_drafts, laws, noise_BWV)
 
 
 def first_tokens(
-    batch: Batch, known_tokens: torch.Tensor, logits_BV: torch.Tensor, pools: KVPool
+    batch: Batch,
+    known_tokens: torch.Tensor,
+    logits_BV: torch.Tensor,
+    pools: KVPool,
+    allowed_BV: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The token after each request's chunk: (i32 [B], logprobs f32 [B]).
 
-    known_tokens: i64 [B], what is known of them, -1 where the token is sampled.
+    known_tokens: i64 [B], what is known of them, -1 where the token is sampled. allowed_BV: bool, the tokens it may be.
     """
     tokens, logprobs = known_tokens.int().clone(), torch.zeros(batch.size)
     coins_B = first_coins(batch.seeds, batch.request_ids, batch.seq_lens)
     for request, (row, length) in enumerate(batch.rows_and_lens):
         context, prompt_len = pools.token_ids[row, :length], int(batch.prompt_lens[request])
-        adjusted_V = adjust_logits(logits_BV[request], context, prompt_len, batch.sampling, request)
+        allowed = None if allowed_BV is None else allowed_BV[request]
+        adjusted_V = adjust_logits(logits_BV[request], context, prompt_len, batch.sampling, request, allowed)
         if tokens[request] < 0:
             tokens[request] = inverse_cdf(target_prob(adjusted_V, batch.sampling, request), float(coins_B[request]))
         logprobs[request] = logprob(adjusted_V, batch.sampling, request, int(tokens[request]))

@@ -9,6 +9,7 @@ import torch
 from tqdm.auto import tqdm
 
 from specsim.config import InputError, SamplingParams, ServingConfig, SpecConfig
+from specsim.grammar import Grammar, Grammars
 from specsim.metrics import Acceptance, acceptance, without_nan
 from specsim.requests import Request, make_requests
 from specsim.scheduler import Scheduler
@@ -89,6 +90,7 @@ def load_engine(
     bucket: int | None = None,
     batch_invariant: bool = False,
     acceptance: SyntheticAcceptance | None = None,
+    grammars: Grammars | None = None,
 ):
     """The engine of a column by name; another column is never taken instead.
 
@@ -96,11 +98,15 @@ def load_engine(
     `phase` or `round` (None: `round` where the setting allows it); requests that its buffers hold (None: the next power
     of two). So is batch_invariant: a request's results depend on no other of its batch, for which sums are taken in an
     order that no batch changes. acceptance: decides how many drafts a round accepts, whatever the target says: not
-    lossless.
+    lossless. grammars: of requests, by their ids; the reference's.
     """
     if dtype not in DTYPES:
         raise InputError("dtype", dtype, " or ".join(map(str, DTYPES)))
+    if grammars and acceptance is not None:
+        raise InputError("grammars", len(grammars), "none with synthetic acceptance, which asks no target")
     if impl == "fast":
+        if grammars:
+            raise InputError("impl", impl, "reference, for requests with a grammar")
         return _load_fast(pair, config, dtype, device, graph, bucket, batch_invariant, acceptance)
     if impl != "reference":
         raise InputError("impl", impl, " or ".join(COLUMNS))
@@ -109,7 +115,7 @@ def load_engine(
             raise InputError(name, value, f"{only or 'nothing'} with impl 'reference'")
     if batch_invariant:
         raise InputError("batch_invariant", batch_invariant, "False with impl 'reference'")
-    return importlib.import_module("specsim.reference.engine").Engine(pair, config, dtype, acceptance)
+    return importlib.import_module("specsim.reference.engine").Engine(pair, config, dtype, acceptance, grammars)
 
 
 def check_device(device: str | None) -> str:
@@ -151,6 +157,7 @@ def generate(
     config: SpecConfig | None = None,
     sampling: SamplingParams | Sequence[SamplingParams] | None = None,
     *,
+    grammars: Grammar | Sequence[Grammar | None] | None = None,
     request_ids: Sequence[int] | None = None,
     impl: str = "reference",
     dtype: torch.dtype = torch.float32,
@@ -166,19 +173,31 @@ def generate(
     config None is SpecConfig(), or plain decoding for a pair without a drafter. sampling: one for all prompts or one
     each. request_ids (0, 1, ... unless given) name the random streams: a request with the same id, seed and prompt
     gives the same tokens in any batch. impl: `reference` or `fast`; device, graph, bucket, batch_invariant,
-    acceptance: see load_engine. Raises InputError for an empty or too long prompt and for token ids outside the
-    vocabulary.
+    acceptance: see load_engine. grammars: what outputs are allowed (specsim.grammar, specsim.guidance), one for all
+    prompts or one each, None for those that are free. Raises InputError for an empty or too long prompt and for token
+    ids outside the vocabulary.
     """
     config = (SpecConfig() if pair.drafter else SpecConfig.plain()) if config is None else config
     if not isinstance(config, SpecConfig):
         raise InputError("config", config, "a SpecConfig")
-    engine = load_engine(pair, config, impl, dtype, device, graph, bucket, batch_invariant, acceptance)
-    requests = make_requests(pair, prompts, sampling, request_ids, engine.config.max_len)
+    most = config.within(pair.target.config.max_position_embeddings).max_len
+    requests = make_requests(pair, prompts, sampling, request_ids, most)
+    named = _by_request(grammars, requests)
+    engine = load_engine(pair, config, impl, dtype, device, graph, bucket, batch_invariant, acceptance, named)
     start = time.perf_counter()
     with torch.inference_mode():
         _run(engine, requests, progress)
     seconds = time.perf_counter() - start
     return Generation(tuple(map(_output, requests)), config, seconds, acceptance)
+
+
+def _by_request(grammars, requests: list[Request]) -> Grammars:
+    """The grammars by the ids of their requests."""
+    own = grammars if isinstance(grammars, Sequence) else [grammars] * len(requests)
+    if len(own) != len(requests) or not all(each is None or hasattr(each, "matcher") for each in own):
+        allowed = f"a grammar for all of the {len(requests)} prompts, or one or None for each"
+        raise InputError("grammars", f"{len(own)} values" if own is grammars else grammars, allowed)
+    return {request.request_id: each for request, each in zip(requests, own, strict=True) if each is not None}
 
 
 def _run(engine, requests: list[Request], progress: bool) -> None:

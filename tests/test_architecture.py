@@ -69,6 +69,7 @@ STATES = {
     "specsim.drafter",
     "specsim.target",
     "specsim.synthetic",
+    "specsim.grammar",
 } | SETTINGS
 ROUNDS = (
     {f"specsim.{name}" for name in ("generation", "requests", "scheduler", "differential", "trace", "certify")}
@@ -96,7 +97,8 @@ class Rule:
 
 RULES = {
     **dict.fromkeys(("config", "metrics", "pairwise", "synthetic"), Rule(SETTINGS, set())),
-    **dict.fromkeys(("phases", "pool", "columns", "uniforms", "drafter", "target"), Rule(STATES, set())),
+    **dict.fromkeys(("phases", "pool", "columns", "uniforms", "drafter", "target", "grammar"), Rule(STATES, set())),
+    "guidance": Rule({"torch", "specsim.config"}, {"llguidance"}),
     "requests": Rule(STATES, set()),
     "workload": Rule({"specsim.config", "specsim.files", "specsim.requests"}, set()),
     "generation": Rule(ROUNDS, {"specsim.display"} | BOTH_COLUMNS),

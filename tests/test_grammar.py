@@ -1,0 +1,572 @@
+"""Grammars over trees: the automata of the tests, the masks of nodes, the law of what is generated."""
+
+import functools
+import itertools
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import specsim
+from specsim.config import InputError, SamplingParams, SpecConfig
+from specsim.grammar import after, allowed_first, allowed_nodes, allowed_trees
+from specsim.guidance import Guidance
+from specsim.phases import Batch
+from specsim.reference.acceptance import Tree, greedy, target_only
+from specsim.reference.sampling import adjust_logits, target_prob
+from specsim.reference.tree import links
+from specsim.synthetic import SyntheticAcceptance
+
+# Automata over characters, as grammars over tokens: regular expressions by derivatives, JSON by a stack.
+
+# A regular expression is a nested tuple: ("char", set), ("cat", a, b), ("or", a, b), ("star", a), EMPTY or NOTHING.
+EMPTY, NOTHING = ("empty",), ("nothing",)
+
+
+def cat(first, second):
+    if NOTHING in (first, second):
+        return NOTHING
+    return second if first == EMPTY else first if second == EMPTY else ("cat", first, second)
+
+
+def either(first, second):
+    if first == second or second == NOTHING:
+        return first
+    return second if first == NOTHING else ("or", *sorted((first, second), key=repr))
+
+
+def is_nullable(regex) -> bool:
+    kind, *parts = regex
+    if kind == "or":
+        return any(map(is_nullable, parts))
+    return kind in ("empty", "star") or (kind == "cat" and all(map(is_nullable, parts)))
+
+
+def derivative(regex, char: str):
+    """What may follow the character (Brzozowski 1964)."""
+    kind, *parts = regex
+    if kind == "char":
+        return EMPTY if char in parts[0] else NOTHING
+    if kind == "cat":
+        first, second = parts
+        rest = derivative(second, char) if is_nullable(first) else NOTHING
+        return either(cat(derivative(first, char), second), rest)
+    if kind == "or":
+        return either(*(derivative(part, char) for part in parts))
+    return cat(derivative(parts[0], char), regex) if kind == "star" else NOTHING
+
+
+def parse(pattern: str):
+    """Of literals, [sets], (groups), |, * and +."""
+    regex, rest = _alternatives(pattern)
+    assert not rest, rest
+    return regex
+
+
+def _alternatives(text: str):
+    branch, found = EMPTY, NOTHING
+    while text and text[0] != ")":
+        if text[0] == "|":
+            found, branch, text = either(found, branch), EMPTY, text[1:]
+            continue
+        atom, text = _atom(text)
+        if text[:1] in ("*", "+"):
+            star = ("star", atom)
+            atom, text = (star if text[0] == "*" else cat(atom, star)), text[1:]
+        branch = cat(branch, atom)
+    return either(found, branch), text
+
+
+def _atom(text: str):
+    if text[0] == "(":
+        inner, rest = _alternatives(text[1:])
+        return inner, rest[1:]
+    if text[0] == "[":
+        body, rest = text[1:].split("]", 1)
+        chars = set()
+        while body:
+            if body[1:2] == "-":
+                chars |= {chr(code) for code in range(ord(body[0]), ord(body[2]) + 1)}
+                body = body[3:]
+            else:
+                chars, body = chars | {body[0]}, body[1:]
+        return ("char", frozenset(chars)), rest
+    return ("char", frozenset(text[0])), text[1:]
+
+
+# JSON without spaces: arrays, objects, strings without escapes, numbers of digits. A state is what is still to come,
+# the next at the end, of these: V a value, J a value or ], K a key, L a key or }, A and O what follows a value in an
+# array and in an object, S the rest of a string, D of a number, and characters that stand for themselves.
+def json_step(state: str | None, char: str) -> str | None:
+    if not state:
+        return None
+    rest, top = state[:-1], state[-1]
+    if top == "D":
+        return state if char.isdigit() else json_step(rest, char)
+    if top == "S":
+        return rest if char == '"' else state
+    if top == "J" and char == "]":
+        return rest
+    if top in "VJ":
+        rest += "A" if top == "J" else ""
+        after = {"[": "J", "{": "L", '"': "S"}.get(char, "D" if char.isdigit() else None)
+        return None if after is None else rest + after
+    if top in "KL":
+        return rest if (top, char) == ("L", "}") else rest + "OV:S" if char == '"' else None
+    closing, following = {"A": ("]", "AV"), "O": ("}", "K")}.get(top, (top, None))
+    if char == closing:
+        return rest
+    return rest + following if following and char == "," else None
+
+
+@dataclass(frozen=True)
+class Automaton:
+    """A grammar of texts over tokens: step(state, character) is the next state, None for none; the end token ends."""
+
+    start: Hashable
+    step: Callable
+    may_end: Callable
+    texts: tuple[str, ...]
+    end: int
+
+    @classmethod
+    def regex(cls, pattern: str, texts, end: int) -> "Automaton":
+        def step(state, char):
+            after = derivative(state, char)
+            return None if after == NOTHING else after
+
+        return cls(parse(pattern), step, is_nullable, tuple(texts), end)
+
+    @classmethod
+    def json(cls, texts, end: int) -> "Automaton":
+        return cls("V", json_step, lambda state: state in ("", "D"), tuple(texts), end)
+
+    def after(self, state, text: str):
+        for char in text:
+            state = None if state is None else self.step(state, char)
+        return state if text else None
+
+    def matcher(self) -> "AutomatonMatcher":
+        return AutomatonMatcher(self)
+
+
+class AutomatonMatcher:
+    """Keeps every state it was in; `moves` counts what was asked of it."""
+
+    def __init__(self, automaton: Automaton):
+        self.automaton, self.states, self.moves = automaton, [automaton.start], 0
+        self.vocab_size = len(automaton.texts)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.states[-1] is None
+
+    def allowed(self) -> torch.Tensor:
+        assert not self.has_ended, "nothing is asked after the end"
+        state, grammar = self.states[-1], self.automaton
+        return torch.tensor([self._next(token, state, grammar) is not False for token in range(self.vocab_size)])
+
+    def _next(self, token: int, state, grammar):
+        """The state after a token, None for the end, False if it is not allowed."""
+        if token == grammar.end:
+            return None if grammar.may_end(state) else False
+        after = grammar.after(state, grammar.texts[token])
+        return False if after is None else after
+
+    def advance(self, token: int) -> bool:
+        assert not self.has_ended, "nothing is taken after the end"
+        self.moves += 1
+        after = self._next(token, self.states[-1], self.automaton)
+        if after is not False:
+            self.states.append(after)
+        return after is not False
+
+    def roll_back(self, count: int) -> None:
+        assert count < len(self.states)
+        del self.states[len(self.states) - count :]
+
+
+END = 0
+TEXTS = ("", "a", "b", "ab", "ba", "c")  # token 0 ends
+AB = Automaton.regex("(ab|c)+", TEXTS, END)
+
+
+# The automata of the tests
+
+
+@pytest.mark.parametrize("pattern", ["(ab|c)+", "a*", "x[0-9]+(,[0-9]+)*", "(a|ab)(c|bcd)*", "[abx]*b", ""])
+def test_derivatives_agree_with_pythons_expressions(pattern):
+    for length in range(5):
+        for text in itertools.product("abcx1,", repeat=length) if length < 4 else itertools.product("abc1", repeat=4):
+            regex = parse(pattern)
+            for char in text:
+                regex = derivative(regex, char)
+            assert is_nullable(regex) == bool(re.fullmatch(pattern, "".join(text)))
+
+
+JSON_TEXTS = ("", "{", "}", "[", "]", '"', ":", ",", "a", "1", '{"a":', '"]')
+JSON = Automaton.json(JSON_TEXTS, END)
+
+
+def is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+LONGER = [
+    '{"a":1',
+    '{"a":1}',
+    '[[1],{"a":[]}]',
+    '{"a":1,"aa":"a"}',
+    '{"a":1,}',
+    "[1,]",
+    '["a"1]',
+    '{"a":[1,2}',
+    "[[]]]",
+]
+
+
+def test_the_stack_takes_what_json_takes_and_no_more():
+    short = ("".join(text) for length in range(1, 5) for text in itertools.product('{}[]":,a1', repeat=length))
+    for text in (*short, *LONGER):
+        assert (JSON.after("V", text) in ("", "D")) == is_json(text), text
+
+
+# Masks of nodes
+
+
+def tree_of(parents: list[int], tokens: list[int], depth_limit: int = 99) -> Tree:
+    return Tree(tokens, parents, *links(parents), depth_limit)
+
+
+def masks(matcher, tree: Tree) -> torch.Tensor:
+    return allowed_nodes(matcher, tree.tokens, tree.next_token, tree.next_sibling)
+
+
+def texts_of(allowed_V: torch.Tensor) -> set[str]:
+    return {TEXTS[token] or "end" for token in allowed_V.nonzero().flatten().tolist()}
+
+
+# root ─┬─ "a" ─┬─ "b" ─── end
+#       │       └─ "ba"
+#       ├─ "b", which is forbidden ─── "a"
+#       └─ "ab" ─┬─ end ─── "c"
+#                └─ "c"
+TREE = tree_of([-1, 0, 0, 0, 1, 1, 2, 3, 3, 4, 7], [9, 1, 2, 3, 2, 4, 1, 0, 5, 0, 5])
+
+
+def test_masks_by_hand():
+    allowed_NV = masks(AB.matcher(), TREE)
+    after_piece, everything = {"end", "a", "ab", "c"}, set(TEXTS) - {""} | {"end"}
+    expected = [
+        {"a", "ab", "c"}, {"b", "ba"}, everything, after_piece, after_piece, {"b", "ba"}, everything, everything,
+        after_piece, everything, everything,
+    ]  # fmt: skip
+    assert [texts_of(row) for row in allowed_NV] == expected
+
+
+def test_the_matcher_stands_where_it_stood():
+    matcher = after(AB, [1, 4])
+    before = list(matcher.states)
+    masks(matcher, TREE)
+    assert matcher.states == before
+
+
+def test_every_child_of_an_allowed_node_is_tried_once():
+    matcher = AB.matcher()
+    masks(matcher, TREE)
+    assert matcher.moves == 3 + 2 + 1 + 2
+
+
+def test_nothing_is_asked_after_the_end():
+    matcher = after(AB, [3, END, 1, 1])
+    assert matcher.has_ended
+    assert masks(matcher, TREE).all()
+
+
+def test_an_output_that_is_forbidden_is_refused():
+    with pytest.raises(InputError, match="output is 5; allowed: a token that the grammar allows at place 2"):
+        after(AB, [5, 1, 5])
+
+
+def pools_of(*rows: list[int]) -> SimpleNamespace:
+    width = max(map(len, rows)) + 3
+    return SimpleNamespace(token_ids=torch.tensor([row + [-1] * (width - len(row)) for row in rows]))
+
+
+def test_masks_of_a_batch_follow_each_requests_own_output():
+    """Request 7 has a prompt of 2 and the output "a", "b"; request 8 no grammar; request 9 has its first token, "a"."""
+    batch = Batch.of([7, 8, 9], [0, 1, 2], [2, 3, 1], [SamplingParams()] * 3, 6)
+    batch = replace(batch, seq_lens=torch.tensor([3, 3, 1]))
+    pools = pools_of([4, 4, 1, 2], [4, 4, 4, 4], [4, 1])
+    columns = {
+        "draft_tokens": torch.tensor([[2, 3], [4, 1], [1, 4]]),
+        "retrieve_next_token": torch.tensor([[1, -1]] * 3),
+        "retrieve_next_sibling": torch.full((3, 2), -1),
+    }
+    allowed_BNV = allowed_trees(batch, SimpleNamespace(**columns), pools, {7: AB, 9: AB}, 6)
+    assert [texts_of(row) for row in allowed_BNV[0]] == [{"end", "a", "ab", "c"}] * 2
+    assert allowed_BNV[1].all()
+    assert [texts_of(row) for row in allowed_BNV[2]] == [{"b", "ba"}] * 2
+    assert allowed_trees(batch, SimpleNamespace(**columns), pools, {5: AB}, 6) is None
+
+
+def test_the_first_token_is_masked_where_the_prompt_is_complete():
+    batch = Batch.of([0, 1, 2], [0, 1, 2], [2, 2, 2], [SamplingParams()] * 3, 6)
+    batch = replace(batch, seq_lens=torch.tensor([2, 1, 3]))  # complete; a chunk of it; resumed with one known token
+    pools = pools_of([4, 4], [4, 4], [4, 4, 1])
+    allowed_BV = allowed_first(batch, pools, {0: AB, 1: AB, 2: AB}, 6)
+    assert [texts_of(row) for row in allowed_BV[[0, 2]]] == [{"a", "ab", "c"}, {"b", "ba"}]
+    assert allowed_BV[1].all()
+
+
+# The law of masked text
+
+V, CELLS = 4, 12
+WEIGHTS = (
+    (1, 1, 1, 1),
+    (2, 1, 1, 0),
+    (3, 1, 0, 0),
+)  # of any of them the sum divides 12, so that edges are those of cells
+WORDS = ("", "a", "b", "aa")
+GRAMMARS = [Automaton.regex(pattern, WORDS, END) for pattern in ("(ab)*", "a*(b|ba)", "(aa)*b*")]
+
+
+class Masked:
+    """A made-up target under a grammar, as plain decoding has it; nothing is asked of tokens after the end."""
+
+    def __init__(self, seed: int, grammar: Automaton):
+        self.seed, self.grammar = seed, grammar
+
+    def weights(self, context: tuple[int, ...], kept: list[bool]) -> list[int]:
+        """Of the tokens after a context, before the mask; something is left of them after it."""
+        generator = np.random.default_rng([self.seed, *context, 99])
+        while True:
+            weights = generator.permutation(WEIGHTS[generator.integers(len(WEIGHTS))]).tolist()
+            if any(weight for weight, one in zip(weights, kept, strict=True) if one):
+                return weights
+
+    def logits(self, context: tuple[int, ...], allowed_V: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(self.weights(context, allowed_V.tolist())).double().log()
+
+    @functools.cache  # noqa: B019 - a target lives as long as its test
+    def law(self, context: tuple[int, ...]) -> list[Fraction]:
+        try:
+            matcher = after(self.grammar, context)
+        except InputError:  # never asked for, but where a fault is planted
+            return [Fraction(1, V)] * V
+        kept = [True] * V if matcher.has_ended else matcher.allowed().tolist()
+        weights = [weight * one for weight, one in zip(self.weights(context, kept), kept, strict=True)]
+        return [Fraction(weight, sum(weights)) for weight in weights]
+
+
+def until_end(tokens) -> tuple[int, ...]:
+    tokens = tuple(tokens)
+    return tokens[: tokens.index(END) + 1] if END in tokens else tokens
+
+
+def chance_of(target: Masked, text: tuple[int, ...], start: int) -> Fraction:
+    """Of the tokens from `start` on; what comes after a token that is forbidden is never asked."""
+    chance = Fraction(1)
+    for at in range(start, len(text)):
+        chance *= target.law(text[:at])[text[at]]
+        if not chance:
+            break
+    return chance
+
+
+def plain_law(target: Masked, count: int) -> dict:
+    law = Counter()
+    for text in itertools.product(range(V), repeat=count):
+        law[until_end(text)] += chance_of(target, text, 0)
+    return {text: chance for text, chance in law.items() if chance}
+
+
+def speculative_law(target: Masked, tree: Tree, count: int) -> dict:
+    """Of the first `count` tokens: a round over the tree, in fractions, completed by plain decoding."""
+    sampling = Batch.of([0], [0], [0], [SamplingParams(temperature=1.0)], V).sampling
+    allowed_NV = masks(target.grammar.matcher(), tree)
+    rows = []
+    for node, allowed_V in enumerate(allowed_NV):
+        logits_V = target.logits(tuple(tree.path_tokens(node)[1:]), allowed_V)
+        rows.append(target_prob(adjust_logits(logits_V, torch.tensor([1]), 1, sampling, 0, allowed_V), sampling, 0))
+    prob_NV, outcomes, law = torch.stack(rows), Counter(), Counter()
+    points = [(cell + 0.5) / CELLS for cell in range(CELLS)]
+    depth = max(len(tree.path(node)) - 1 for node in range(len(tree.tokens)))
+    for *coins, final in itertools.product(points, repeat=depth + 1):
+        path, bonus = target_only(tree, prob_NV, [*coins, 0.5], final, 1.0, 1.0)
+        outcomes[(*(tree.tokens[node] for node in path[1:]), bonus)] += Fraction(1, CELLS ** (depth + 1))
+    for tokens, share in outcomes.items():
+        for rest in itertools.product(range(V), repeat=max(0, count - len(tokens))):
+            text = (*tokens[:count], *rest)
+            law[until_end(text)] += share * chance_of(target, text, len(tokens))
+    return {text: chance for text, chance in law.items() if chance}
+
+
+@st.composite
+def draft_trees(draw):
+    """Two levels, siblings with distinct tokens; the end and what the grammar forbids among them."""
+    parents, tokens, depths = [-1], [9], [0]
+    for node in range(1, draw(st.integers(2, 6))):
+        parent = draw(st.sampled_from([other for other in range(node) if depths[other] < 2]))
+        taken = {token for token, other in zip(tokens, parents, strict=True) if other == parent}
+        free = [token for token in range(V) if token not in taken]
+        if not free:
+            break
+        parents.append(parent)
+        tokens.append(draw(st.sampled_from(free)))
+        depths.append(depths[parent] + 1)
+    return tree_of(parents, tokens)
+
+
+@given(draft_trees(), st.integers(0, 10**6), st.sampled_from(GRAMMARS))
+@settings(max_examples=12)
+def test_masked_speculative_text_has_the_law_of_masked_plain_text(tree, seed, grammar):
+    target = Masked(seed, grammar)
+    assert speculative_law(target, tree, 3) == plain_law(target, 3)
+
+
+def test_a_mask_that_is_one_node_off_has_another_law(monkeypatch):
+    """The law is a test of the traversal: with each node's mask at its parent it fails."""
+    tree, target = tree_of([-1, 0, 1], [9, 1, 2]), Masked(3, GRAMMARS[0])
+    assert speculative_law(target, tree, 3) == plain_law(target, 3)
+    right = masks
+    monkeypatch.setattr(sys.modules[__name__], "masks", lambda *each: right(*each).roll(-1, 0))
+    assert speculative_law(target, tree, 3) != plain_law(target, 3)
+
+
+def test_greedy_follows_the_best_allowed_tokens():
+    tree = tree_of([-1, 0, 0, 1], [9, 1, 2, 2])
+    logits = torch.tensor([[0.0, 1.0, 3.0, 2.0]] * 4)
+    allowed_NV = masks(GRAMMARS[0].matcher(), tree)
+    path, bonus = greedy(tree, logits.masked_fill(~allowed_NV, -torch.inf))
+    assert ([tree.tokens[node] for node in path[1:]], bonus) == ([1, 2], 1)
+
+
+# Whole runs
+
+PAIR = specsim.load()
+PIECES = tuple(PAIR.tokenizer.decode([token]) for token in range(PAIR.target.config.vocab_size))
+NUMBERS = "[0-9]+(, [0-9]+)*"
+PROMPT = "PRIMES = ["
+SETTING = SpecConfig(topk=3, num_steps=3, num_draft_tokens=8)
+
+
+def run(grammars, config=SETTING, prompts=(PROMPT,), **sampling):
+    params = SamplingParams(**{"max_new_tokens": 12, **sampling})
+    return specsim.generate(PAIR, list(prompts), config, params, grammars=grammars).outputs
+
+
+def numbers() -> Automaton:
+    return Automaton.regex(NUMBERS, PIECES, END)
+
+
+def test_the_library_allows_what_the_automaton_allows():
+    """Along a tree of tokens of the shipped pair, the end inside it."""
+    library, own = Guidance.regex(PAIR, NUMBERS), numbers()
+    ids = {text: PAIR.tokenizer.encode(text, add_special_tokens=False)[0] for text in ("1", "2", ",", " ", "x")}
+    tree = tree_of([-1, 0, 0, 1, 1, 3, 3, 5], [9, ids["1"], ids["x"], ids[","], END, ids[" "], ids["2"], ids["2"]])
+    allowed_NV = masks(library.matcher(), tree)
+    assert torch.equal(allowed_NV, masks(own.matcher(), tree))
+    assert 0 < allowed_NV[5].sum() < allowed_NV.shape[1]
+
+
+@pytest.mark.parametrize("pattern", ["ab", "(ab)+"])
+def test_the_library_gives_back_what_it_was_given_also_at_the_end(pattern):
+    matcher = Guidance.regex(PAIR, pattern).matcher()
+    a, b = (PAIR.tokenizer.encode(char, add_special_tokens=False)[0] for char in "ab")
+    before = matcher.allowed()
+    assert matcher.advance(a)
+    within = matcher.allowed()
+    assert not matcher.advance(a)
+    assert not matcher.advance(END)
+    assert matcher.advance(b)
+    complete = matcher.allowed()
+    assert matcher.advance(END)
+    assert matcher.has_ended
+    matcher.roll_back(1)
+    assert not matcher.has_ended
+    assert torch.equal(matcher.allowed(), complete)
+    matcher.advance(END)
+    matcher.roll_back(2)
+    assert torch.equal(matcher.allowed(), within)
+    matcher.roll_back(1)
+    assert torch.equal(matcher.allowed(), before)
+
+
+def test_greedy_text_is_plain_greedy_text_under_the_grammar():
+    speculative, free = run([numbers(), None], prompts=(PROMPT, PROMPT))
+    (plain,) = run(numbers(), SpecConfig.plain())
+    assert speculative.token_ids == plain.token_ids
+    assert speculative.logprobs == pytest.approx(plain.logprobs, abs=1e-4)
+    text = speculative.text.removesuffix(PIECES[END])
+    assert re.fullmatch(f"({NUMBERS})?[, 0-9]*", text)
+    assert free.token_ids != speculative.token_ids
+    assert free.token_ids == run(None)[0].token_ids
+    assert max(speculative.num_accepted_tokens_per_round) > 1
+
+
+CHAIN = dict(topk=1, num_steps=3, num_draft_tokens=4)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [SETTING, *(SpecConfig(**CHAIN, verifier=verifier) for verifier in ("rejection", "block", "gumbel", "typical"))],
+    ids=lambda config: config.verifier,
+)
+def test_a_request_ends_where_its_grammar_does(config):
+    (output,) = run(Automaton.regex("(no|yes)!", PIECES, END), config, temperature=1.0, seed=4)
+    assert output.finish_reason == "stop"
+    assert re.fullmatch("(no|yes)!", PAIR.tokenizer.decode(list(output.token_ids[:-1])))
+    assert output.token_ids[-1] == END
+
+
+def test_json_of_a_schema():
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 99}}, "required": ["a"]}
+    schema |= {"additionalProperties": False}
+    grammar = Guidance.json_schema(PAIR, schema)
+    (output,) = run(grammar, temperature=1.0, max_new_tokens=40, seed=1)
+    assert output.finish_reason == "stop"
+    assert list(json.loads(PAIR.tokenizer.decode(list(output.token_ids[:-1])))) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"impl": "fast"}, "impl is 'fast'; allowed: reference, for requests with a grammar"),
+        ({"acceptance": SyntheticAcceptance((0.5, 0.5, 0.5))}, "none with synthetic acceptance"),
+        (
+            {"config": SpecConfig(threshold_single=0.0)},
+            "threshold_single is 0.0; allowed: a number above 0 with",
+        ),
+        ({"grammars": [AB, AB]}, "grammars is '2 values'; allowed: a grammar for all of the 1 prompts, or one or None"),
+        ({"grammars": "a+"}, "grammars is '2 values'"),
+    ],
+)
+def test_what_a_grammar_excludes_is_one_sentence(change, sentence):
+    arguments = {"prompts": [PROMPT], "config": SETTING, "grammars": AB} | change
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        specsim.generate(PAIR, **arguments)
+
+
+def test_a_grammar_that_is_none_is_one_sentence(monkeypatch):
+    with pytest.raises(InputError, match="what llguidance understands"):
+        Guidance.regex(PAIR, "(a")
+    with pytest.raises(InputError, match="the target has no tokenizer"):
+        Guidance.regex(replace(PAIR, tokenizer=None), "a")
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(InputError, match=re.escape("pip install 'specsim[grammar]'")):
+        Guidance.regex(PAIR, "a")
