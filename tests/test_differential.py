@@ -112,7 +112,7 @@ def spoiler(path: str, place: tuple[int, ...]):
     return spoil
 
 
-NOT_COMPARED = {"draft_logits"}  # the reference's alone
+NOT_COMPARED = {"draft_logits", "draft_prob"}  # the reference's alone, and what deterministic drafts have not
 NESTED = {"candidates": Candidates, "draft_extend_input": DraftExtendInput, "draft_input": DraftInput}
 STATES = {"prefill": PrefillOutput, "draft": VerifyInput, "verify": VerifyOutput, "draft_extend": DraftInput}
 

@@ -1,6 +1,6 @@
 """The draft phase: everything the drafter considered, level by level, and the tree that was chosen from it."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 
@@ -128,8 +128,8 @@ def compare_tree(scene: Scene, request: int, trees: Trio[VerifyInput], check: Co
     except tree.MalformedTree as error:
         raise Mismatch(PARENTS, "a tree", str(error)) from None
     flattened = {"positions", "cache_locations"}
-    for name in (field.name for field in fields(VerifyInput) if field.name != "candidates"):
-        ours, theirs = getattr(expected, name), getattr(fast, name)
+    for name, ours in expected.tensors.items():
+        theirs = getattr(fast, name)
         theirs = (theirs.view(-1, num_nodes) if name in flattened else theirs)[request]
         ours = ours + request * num_nodes if name == "retrieve_index" else ours
         check.same(name, ours.view_as(theirs), theirs)
