@@ -60,5 +60,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || test -n "$(PYTHON)" || { echo "specsim needs Python 3.11 or later; none was found. Name one: make PYTHON=/path/to/python3" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing specsim and what it depends on into .venv: a few minutes, once."
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[test,notebooks,data,grammar]'
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[test,notebooks,data,grammar,cluster]'
 	@touch $@

@@ -19,6 +19,7 @@ from specsim.commands.lint_report import lint_report
 from specsim.commands.plan import plan
 from specsim.commands.predict import predict
 from specsim.commands.simulate import simulate
+from specsim.commands.sweep import sweep
 from specsim.config import InputError, SamplingParams, ServingConfig, SpecConfig
 from specsim.synthetic import SCHEDULES
 
@@ -478,6 +479,7 @@ app.command()(lint_report)
 app.command()(simulate)
 app.command()(predict)
 app.command()(plan)
+app.command()(sweep)
 
 
 def _check_prompt(given: dict[str, Any]) -> None:

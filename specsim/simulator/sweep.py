@@ -1,0 +1,119 @@
+"""Many cells through an executor, their results in one SQLite file, cell by cell: what is in it is never lost."""
+
+import json
+import os
+import socket
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, as_completed
+from dataclasses import fields
+from hashlib import sha256
+from itertools import product
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from specsim.config import InputError
+from specsim.simulator.cell import Cell
+from specsim.simulator.measurement import METRICS
+
+if TYPE_CHECKING:
+    import pandas
+
+FIELDS = tuple(field.name for field in fields(Cell))
+COLUMNS = ("key", *FIELDS, *METRICS, "error", "seconds", "worker")
+
+
+def cells(base: Cell, vary: dict[str, Sequence[Any]]) -> list[Cell]:
+    """The base with every combination of these values of its fields."""
+    return [base.with_values(**dict(zip(vary, values, strict=True))) for values in product(*vary.values())]
+
+
+def key(cell: Cell) -> str:
+    """What names a cell in a file: equal for equal cells."""
+    return sha256(json.dumps(cell.to_json(), sort_keys=True).encode()).hexdigest()[:32]
+
+
+def run_cell(value: dict[str, Any]) -> dict[str, Any]:
+    """Metrics of a cell that was sent as JSON, or under `error` why it cannot be; who ran it, in how many seconds."""
+    start = perf_counter()
+    try:
+        result = Cell.from_json(value).run().metrics() | {"error": None}
+    except InputError as error:
+        result = {"error": str(error)}
+    return result | {"seconds": perf_counter() - start, "worker": f"{socket.gethostname()}:{os.getpid()}"}
+
+
+class Results:
+    """A SQLite file with a row a cell: its fields (JSON where they are no numbers or texts), METRICS, error, seconds,
+    worker. A row is there as a whole, and stays, whatever becomes of this program.
+    """
+
+    def __init__(self, path: Path | str):
+        self.path = Path(path)
+        try:
+            self._file = sqlite3.connect(self.path)
+            names = ", ".join(f'"{name}"' for name in COLUMNS[1:])
+            self._file.execute(f'create table if not exists cells ("key" text primary key, {names})')
+            found = tuple(row[1] for row in self._file.execute("pragma table_info(cells)"))
+        except sqlite3.Error as error:
+            raise InputError("out", str(path), f"a new file, or one of an earlier sweep ({error})") from error
+        if found != COLUMNS:
+            raise InputError("out", str(path), "a new file, or one of an earlier sweep (its columns are others)")
+
+    def keys(self) -> set[str]:
+        return {row[0] for row in self._file.execute("select key from cells")}
+
+    def add(self, cell: Cell, result: dict[str, Any]) -> None:
+        """One row, in a transaction of its own."""
+        row = {"key": key(cell), **cell.to_json(), **result}
+        values = [_plain(row.get(name)) for name in COLUMNS]
+        with self._file:
+            self._file.execute(f"insert or replace into cells values ({', '.join('?' * len(COLUMNS))})", values)
+
+    def rows(self, wanted: Iterable[str] | None = None) -> list[dict[str, Any]]:
+        """All rows, or those of some keys in their order."""
+        found = {row[0]: dict(zip(COLUMNS, row, strict=True)) for row in self._file.execute("select * from cells")}
+        return list(found.values()) if wanted is None else [found[each] for each in wanted]
+
+    def frame(self, wanted: Iterable[str] | None = None) -> "pandas.DataFrame":
+        """The same as a data frame, for Parquet or plots."""
+        try:
+            import pandas
+        except ImportError as error:
+            allowed = f"rows, unless pandas is installed by: pip install 'specsim[data]' ({error})"
+            raise InputError("sweep", "a data frame", allowed) from error
+        return pandas.DataFrame(self.rows(wanted), columns=list(COLUMNS))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def sweep(
+    wanted: Sequence[Cell], results: Results, executor: Executor, done: Callable[[], None] = lambda: None
+) -> tuple[int, int]:
+    """Run the cells that the file has not, and add each as soon as it is there; how many were run, how many kept.
+
+    done: called for every cell that the file holds, those that it held before first.
+    """
+    known = results.keys()
+    missing = {key(cell): cell for cell in wanted if key(cell) not in known}
+    kept = len({key(cell) for cell in wanted} & known)
+    for _ in range(kept):
+        done()
+    futures = {executor.submit(run_cell, cell.to_json()): cell for cell in missing.values()}
+    try:
+        for future in as_completed(futures):
+            results.add(futures[future], future.result())
+            done()
+    finally:
+        for future in futures:
+            future.cancel()
+    return len(missing), kept
+
+
+def _plain(value: Any) -> Any:
+    """What SQLite holds: nan is null there, and tuples are JSON."""
+    if isinstance(value, (tuple, list)):
+        return json.dumps(value)
+    return None if isinstance(value, float) and value != value else value

@@ -1,0 +1,166 @@
+"""Sweeps: every cell lands, nothing is run twice, nothing is lost, whoever runs it."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from specsim.cli import main
+from specsim.config import InputError
+from specsim.simulator.cell import Cell
+from specsim.simulator.sweep import COLUMNS, FIELDS, Results, cells, key, run_cell, sweep
+
+BASE = Cell(requests=6, concurrency=2, prompt_tokens=(10, 40), output_tokens=12)
+VARY = {"num_steps": [0, 1, 3, 9], "concurrency": [1, 4], "seed": [0, 1, 2]}
+
+
+class Counting(ThreadPoolExecutor):
+    """An executor that counts what it was given."""
+
+    submitted = 0
+
+    def submit(self, *arguments, **named):
+        self.submitted += 1
+        return super().submit(*arguments, **named)
+
+
+def run(wanted, path):
+    results = Results(path)
+    with Counting(1) as executor:
+        counts = sweep(wanted, results, executor)
+    rows = results.rows(map(key, wanted))
+    results.close()
+    return counts, executor.submitted, rows
+
+
+def test_every_cell_is_there_with_what_it_is(tmp_path):
+    wanted = cells(BASE, VARY)
+    counts, submitted, rows = run(wanted, tmp_path / "out.sqlite")
+    assert counts == (24, 0)
+    assert submitted == 24
+    for cell, row in zip(wanted, rows, strict=True):
+        assert (row["num_steps"], row["concurrency"], row["seed"]) == (cell.num_steps, cell.concurrency, cell.seed)
+        if cell.num_steps == 9:
+            assert "num_steps rows" in row["error"]
+        else:
+            assert row["error"] is None
+            assert row["Output Throughput (tok/s)"] == cell.run().metrics()["Output Throughput (tok/s)"]
+    assert json.loads(rows[0]["prompt_tokens"]) == [10, 40]
+
+
+def test_nothing_is_run_twice(tmp_path):
+    path = tmp_path / "out.sqlite"
+    run(cells(BASE, VARY | {"seed": [0]}), path)
+    counts, submitted, _ = run(cells(BASE, VARY | {"seed": [0, 1]}), path)
+    assert counts == (8, 8)
+    assert submitted == 8
+
+
+def test_a_cell_survives_json():
+    cell = Cell(prompt_tokens=(3, 9), shares=((0.5, 0.25), (0.5, 0.1)), rate=2.5)
+    again = Cell.from_json(json.loads(json.dumps(cell.to_json())))
+    assert again == cell
+    assert key(again) == key(cell) != key(BASE)
+
+
+def test_what_is_no_sweep_is_refused(tmp_path):
+    text, other = tmp_path / "text", tmp_path / "other.sqlite"
+    text.write_text("no database at all" * 100)
+    with sqlite3.connect(other) as file:
+        file.execute("create table cells (key text)")
+    for path in (text, other):
+        with pytest.raises(InputError, match="a new file, or one of an earlier sweep"):
+            Results(path)
+    with pytest.raises(InputError, match="vary is 'colour'"):
+        cells(BASE, {"colour": [1]})
+
+
+def rows_of(path) -> dict[str, tuple]:
+    if not path.exists():
+        return {}
+    with sqlite3.connect(path) as file:
+        try:
+            return {row[0]: row for row in file.execute("select * from cells")}
+        except sqlite3.OperationalError:
+            return {}
+
+
+def test_killed_and_resumed(tmp_path):
+    """kill -9 in the middle: what was there stays as it is, the rest comes, and no worker is left behind."""
+    path, seeds = tmp_path / "out.sqlite", ",".join(map(str, range(24)))
+    base = Cell(requests=60, output_tokens=100, prompt_tokens=(10, 40))
+    words = ["sweep", "--out", str(path), "--vary", f"seed={seeds}", "--requests", "60", "--output-tokens", "100"]
+    words += ["--prompt-tokens", "10-40", "--jobs", "1"]
+    process = subprocess.Popen([sys.executable, "-m", "specsim", *words], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while len(rows_of(path)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = rows_of(path)
+    assert 3 <= len(before) < 24
+    worker = int(dict(zip(COLUMNS, next(iter(before.values())), strict=True))["worker"].split(":")[1])
+    while _lives(worker) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _lives(worker)
+    counts, submitted, _ = run(cells(base, {"seed": range(24)}), path)
+    assert counts == (24 - len(before), len(before))
+    assert submitted == counts[0]
+    after = rows_of(path)
+    assert len(after) == 24
+    assert {name: after[name] for name in before} == before
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_cluster_gives_what_this_process_gives(tmp_path):
+    """A real Dask cluster of two workers, each a process."""
+    distributed = pytest.importorskip("distributed")
+    path, words = tmp_path / "out.sqlite", ["--requests", "6", "--prompt-tokens", "20", "--output-tokens", "12"]
+    settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": 50}
+    with distributed.LocalCluster(**settings) as cluster:
+        address = cluster.scheduler_address
+        with pytest.raises(SystemExit, match="0"):
+            main(["sweep", "--out", str(path), "--vary", "seed=0,1,2,3,4,5,6,7", *words, "--cluster", address])
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in rows_of(path).values()]
+    assert len({row["worker"] for row in rows}) == 2
+    for row in rows[:2]:
+        values = {name: row[name] for name in FIELDS} | {"shares": json.loads(row["shares"])}
+        mine = run_cell(values)
+        assert all(mine[name] == row[name] for name in mine if name not in ("seconds", "worker"))
+
+
+def call(capsys, *words: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    return end.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--vary", "seed"], "vary is 'seed'; allowed: NAME=V1,V2"),
+        (["--vary", "colour=1"], "vary is 'colour'; allowed: model, hardware"),
+        (["--vary", "accept_rate=2"], "rates from 0 to 1"),
+        (["--vary", "seed=1", "--jobs", "0"], "jobs is 0"),
+        (["--vary", "seed=1", "--jobs", "2", "--cluster", "tcp://127.0.0.1:1"], "none with --cluster"),
+    ],
+)
+def test_bad_input_is_one_sentence(capsys, tmp_path, words, message):
+    status, told = call(capsys, "sweep", "--out", str(tmp_path / "out.sqlite"), *words)
+    assert status == 2
+    assert message in told
+    assert told.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
