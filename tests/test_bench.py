@@ -592,6 +592,7 @@ VERSIONS = {"gpu": "NVIDIA H200", "torch": "2.11.0", "triton": "3.6.0"}
 def test_readme_shows_the_results_that_are_kept():
     readme = README.read_text(encoding="utf-8")
     assert readme == table.written(readme)
+    assert (table.KEPT / table.PAGE).read_text(encoding="utf-8") == table.page()
     for path in table.KEPT.glob("bench-*.json"):
         value = json.loads(path.read_text(encoding="utf-8"))
         finished = [group for each in value["runs"] for group in each["finished"]]
@@ -619,12 +620,14 @@ def test_the_table_of_what_is_kept_in_parts(kept):
     kept(("some others", ()))
     (path,) = kept(("some", ROWS[:1]), ("others", ROWS[1:]))
     assert path.name == "bench-kernels.json"
-    text = table.table()
-    assert "`specsim bench --suite kernels --only some`, `specsim bench --suite kernels --only others`:" in text
+    text = table.page()
+    assert "`specsim bench --suite kernels`:" in text
     assert "| linear | rows 8 | 5.0 ±0.5 % | 4.0 | 1.25 | time / floor 1.25 ≤ 1.30 |  |" in text
     assert "| linear | rows 64 | equal |  |  |  | 9.0 (library) |" in text
     assert "one NVIDIA H200, torch 2.11.0, triton 3.6.0, 2026-11-20" in text
     assert text.endswith("Ceilings in these runs: 1.00 TB/s read, 1 TFLOP/s of dense bf16.\n")
+    assert "rows 8" in table.table()
+    assert "rows 64" not in table.table()  # of which nothing is asked
 
 
 def test_many_rows_of_a_kind_are_the_best_the_median_and_the_worst(kept):

@@ -1,11 +1,11 @@
-"""Results of whole suites on GPUs: kept as JSON beside the kernels, and README's tables of them.
+"""Results of whole suites on GPUs: kept as JSON beside the kernels, a page of them there, and README's tables.
 
 python -m specsim.bench.table [results of specsim bench --json ...: whole suites, or all groups of one in several]
 """
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from specsim.config import InputError
 from specsim.measurements import KEPT, as_command, markdown, measured_on, placed, read, rewrite
 from specsim.measurements import keep as keep_value
 
-MARK = "performance"
+MARK, PAGE = "performance", "README.md"
 ORDER = ("round", "kernels", "scale", "peers")
 MOST_ROWS = 8  # of one name that are shown one by one
 HEADINGS = ("operation", "setting", "ours, us", "floor, us", "ours / floor", "asked", "best other, us")
@@ -64,17 +64,32 @@ def _keep(suite: str, shape: str, runs: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def table() -> str:
-    """The kept results in Markdown, and where they come from; nothing where none is kept."""
+    """README's tables of the kept results in Markdown: what is asked, and the peers; nothing where none is kept."""
+    return _tables(lambda value, row: value["suite"] == "peers" or row["asked"])
+
+
+def page() -> str:
+    """A page of all kept results in Markdown."""
+    return "# Measured on GPUs\n\nWritten by `python -m specsim.bench.table`.\n\n" + _tables(lambda value, row: True)
+
+
+def _tables(is_shown: Callable[[Mapping[str, Any], Mapping[str, Any]], Any]) -> str:
     values = [read(path) for path in KEPT.glob("bench-*.json")]
     values.sort(key=lambda value: (ORDER.index(value["suite"]), value["shape"]))
-    if not values:
-        return ""
     lines, runs = [], [run for value in values for run in value["runs"]]
     for value in values:
-        commands = ", ".join(f"`{run['command']}`" for run in value["runs"])
-        lines += [f"{commands}:", "", *markdown(HEADINGS, _rows(value)), ""]
+        rows = [row for row in value["rows"] if is_shown(value, row)]
+        lines += [f"`{_command(value)}`:", "", *markdown(HEADINGS, _rows(rows)), ""]
+    if not lines:
+        return ""
     rates = [f"{_range(runs, 'read', 1e12, 2)} TB/s read", f"{_range(runs, 'dense', 1e12, 0)} TFLOP/s of dense bf16"]
     return "\n".join([*lines, f"{measured_on(runs)} Ceilings in these runs: {', '.join(rates)}."]) + "\n"
+
+
+def _command(value: Mapping[str, Any]) -> str:
+    """What runs the whole suite."""
+    is_usual = value["shape"] == Options(value["suite"]).shape
+    return f"specsim bench --suite {value['suite']}" + ("" if is_usual else f" --shape {value['shape']}")
 
 
 def _range(runs: Sequence[Mapping[str, Any]], name: str, unit: float, digits: int) -> str:
@@ -83,10 +98,10 @@ def _range(runs: Sequence[Mapping[str, Any]], name: str, unit: float, digits: in
     return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}"
 
 
-def _rows(value: Mapping[str, Any]) -> Iterator[list[str]]:
+def _rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
     """A line for every row; of rows that differ in their setting only, where there are many, the worst and the best."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
-    for row in value["rows"]:
+    for row in rows:
         groups.setdefault(row["name"], []).append(row)
     for rows in groups.values():
         timed = [row for row in rows if row["ratio"] is not None]
@@ -139,6 +154,7 @@ def main(paths: Sequence[str]) -> None:
     for path in keep([Path(path) for path in paths]):
         print(path)
     rewrite(MARK, table())
+    (KEPT / PAGE).write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":
