@@ -253,6 +253,15 @@ def test_a_client_sends_no_more_than_it_may():
     assert (run.arrivals >= load.arrivals_s).all()
 
 
+def test_a_front_end_takes_requests_in_one_by_one():
+    run = simulate(Linear(base=0.125), OPTION, bursts(5, 5, 1, 10, 1), prefill="beside", intake=0.5)
+    assert run.ttft.tolist() == [0.5, 1.0, 1.5, 2.0, 2.5]
+    run = simulate(Linear(base=0.125), OPTION, bursts(3, 3, 1, 10, 1), prefill="beside", intake=0.5, latency=0.25)
+    assert run.ttft.tolist() == [0.75, 1.25, 1.75]
+    with pytest.raises(InputError, match="intake is -1"):
+        simulate(Linear(), OPTION, bursts(5, 5, 1, 10, 1), intake=-1)
+
+
 def test_time_and_memory_grow_with_the_work():
     """Of twice the requests: twice the steps; and the notes of a round do not outlive it."""
     import tracemalloc

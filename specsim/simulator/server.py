@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from specsim.simulator.acceptance import Rounds
-from specsim.simulator.client import Client
 from specsim.simulator.coins import Stream, coins, keys
 from specsim.simulator.columns import round_pages
 from specsim.simulator.run import Ledger, Run
@@ -30,7 +29,7 @@ class Server:
     made; filled, columns of the prompt that are prefilled.
     """
 
-    def __init__(self, cost, options, workload, serving, prefill, policy, seed, log):
+    def __init__(self, cost, options, workload, serving, prefill, policy, client, seed, log):
         self.cost, self.options, self.policy = cost, options, policy
         self.configs = tuple(option.config for option in options)
         self.serving, self.mode, self.lagging = serving, prefill, serving.schedule == "overlap"
@@ -39,7 +38,7 @@ class Server:
         size = len(workload)
         self.keys = keys(seed, Stream.ROUND, np.arange(size))
         self.tokens, self.sent, self.rounds, self.filled = (np.zeros(size, dtype=np.int64) for _ in range(4))
-        self.client, self.ledger = Client(workload), Ledger(workload, self.configs, log)
+        self.client, self.ledger = client, Ledger(workload, self.configs, log)
         self.waiting: list[tuple[float, int]] = []
         self.running = np.zeros(0, dtype=np.int64)
         self.prefilling: list[int] = []

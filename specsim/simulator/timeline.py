@@ -11,6 +11,8 @@ from typing import Literal
 import numpy as np
 
 from specsim.config import InputError, ServingConfig
+from specsim.simulator.acceptance import check_number
+from specsim.simulator.client import Client
 from specsim.simulator.columns import round_pages
 from specsim.simulator.option import Always, Cost, Option, Policy
 from specsim.simulator.run import Run
@@ -29,6 +31,8 @@ def simulate(
     *,
     prefill: Prefill = "mixed",
     policy: Policy | None = None,
+    intake: float = 0.0,
+    latency: float = 0.0,
     seed: int = 0,
     log: bool = False,
 ) -> Run:
@@ -36,14 +40,18 @@ def simulate(
 
     prefill: prompts go through the round's own forward (`mixed`, as in vLLM), a forward of their own before the round,
     which takes them along (`beside`, as in specsim.scheduler), or one that rounds wait for (`first`, as in SGLang).
-    policy: chooses among several options. log: keep a record of every step. serving: unless given, 256 places, slots
-    for all, and the cost model's schedule.
+    policy: chooses among several options. intake, latency: seconds of the front end for each request, one at a time and
+    besides (see Client). log: keep a record of every step. serving: unless given, 256 places, slots for all, and the
+    cost model's schedule.
     """
     options = (options,) if isinstance(options, Option) else tuple(options)
     if serving is None:
         serving = ServingConfig(getattr(cost, "schedule", "sync"), max_running=256, num_slots=2**31 - 1)
+    for name, value in (("intake", intake), ("latency", latency)):
+        check_number(name, value, 0, np.inf)
     _check(cost, options, workload, serving, prefill)
-    return Server(cost, options, workload, serving, prefill, policy or Always(), seed, log).serve()
+    client = Client(workload, intake, latency)
+    return Server(cost, options, workload, serving, prefill, policy or Always(), client, seed, log).serve()
 
 
 def _check(cost: Cost, options: tuple[Option, ...], workload: Workload, serving: ServingConfig, prefill: str) -> None:
