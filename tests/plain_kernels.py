@@ -78,8 +78,12 @@ def verify_tree_greedy(
             wanted = best[retrive_index[b, node]]
             predicts[retrive_index[b, node]] = wanted
             child = int(retrive_next_token[b, node])
-            while child >= 0 and candidates[b, child] != wanted:
+            for _ in range(candidates.shape[1]):
+                if child < 0 or candidates[b, child] == wanted:
+                    break
                 child = int(retrive_next_sibling[b, child])
+            else:
+                raise ValueError(f"request {b}: siblings in a circle")
             if child < 0 or count + 1 == accept_index.shape[1]:
                 break
             node, count = child, count + 1

@@ -3,16 +3,31 @@
 It is also an example of an adapter: kernels that take other states, or give what they return in another form.
 """
 
-import math
 from types import SimpleNamespace
 
 import torch
 
 from specsim.config import SamplingParams, SpecConfig
+from specsim.conformance.fast_walks import tree_speculative_sampling_target_only, verify_tree_greedy
 from specsim.phases import Batch, Candidates, DraftInput, PrefillInput, Verdict
 from specsim.pool import KVBuffer, KVLayout, KVPool
 
 _FAR = 2**31 - 1  # a length limit that nothing reaches
+
+__all__ = [
+    "assign_extend_cache_locs_func",
+    "build_tree_kernel_efficient",
+    "draft_lane_locations",
+    "fast_topk",
+    "fill_bonus_tokens",
+    "move_kv_cache_native",
+    "organize_draft_results",
+    "rotate_input_ids_triton",
+    "select_top_k_tokens",
+    "tree_attention",
+    "tree_speculative_sampling_target_only",
+    "verify_tree_greedy",
+]
 
 
 def fast_topk(values, topk, dim):
@@ -84,78 +99,6 @@ def build_tree_kernel_efficient(
     retrive_next_sibling.copy_(tree.retrieve_next_sibling)
 
 
-def verify_tree_greedy(
-    predicts, accept_index, accept_token_num, candidates, retrive_index, retrive_next_token, retrive_next_sibling,
-    target_predict,
-):  # fmt: skip
-    """Tokens are numbered anew, so that a law over those that occur puts all its mass on the target's."""
-    known, numbers = torch.cat([candidates, target_predict]).unique(return_inverse=True)
-    tokens, best = numbers.view(2, *candidates.shape)
-    logits_BNV = torch.nn.functional.one_hot(best, max(1, len(known))).float()
-    tables = tokens, retrive_next_token, retrive_next_sibling
-    verdict = _walk(tables, logits_BNV, 0.0, None, accept_index.shape[1], 1.0, 1.0)
-    accept_index.copy_(verdict.accept_index)
-    accept_token_num.copy_(verdict.num_accepted_drafts)
-    if len(known):
-        predicts.copy_(torch.where(verdict.predict < 0, -1, known[verdict.predict.long().clamp(min=0)]))
-
-
-def tree_speculative_sampling_target_only(
-    predicts, accept_index, accept_token_num, candidates, retrive_index, retrive_next_token, retrive_next_sibling,
-    uniform_samples, uniform_samples_for_final_sampling, target_probs, draft_probs, threshold_single=1.0,
-    threshold_acc=1.0, deterministic=True,
-):  # fmt: skip
-    """Laws are made of logits: log2 p at the temperature at which 2^x is the weight of x."""
-    tables, coins = (candidates, retrive_next_token, retrive_next_sibling), None
-    if len(candidates):
-        coins = _coins_by_depth(retrive_next_token, retrive_next_sibling, uniform_samples, accept_index.shape[1])
-        coins = coins, uniform_samples_for_final_sampling
-    width, logits_BNV = accept_index.shape[1], target_probs.float().contiguous().log2()
-    verdict = _walk(tables, logits_BNV, math.log2(math.e), coins, width, threshold_single, threshold_acc)
-    predicts.copy_(verdict.predict)
-    accept_index.copy_(verdict.accept_index)
-    accept_token_num.copy_(verdict.num_accepted_drafts)
-
-
-def _walk(tables, logits_BNV, temperature: float, coins, width: int, single: float, acc: float) -> Verdict:
-    """Walk every tree under the laws of its nodes' logits; tables: tokens, first children and next siblings."""
-    from specsim.fast.penalties import Logits
-    from specsim.fast.sampling import laws
-    from specsim.fast.verify import walk
-
-    batch_size, num_nodes, vocab_size = logits_BNV.shape
-    logits_RV = logits_BNV.reshape(-1, vocab_size)
-    params = [SamplingParams(temperature=temperature)] * batch_size
-    batch = Batch.of(range(batch_size), range(batch_size), [1] * batch_size, params, vocab_size).to(logits_RV.device)
-    config = SpecConfig(
-        max(2, num_nodes), width - 1, num_nodes, threshold_single=single, threshold_acc=acc, max_len=_FAR
-    )
-    links = dict(zip(("draft_tokens", "retrieve_next_token", "retrieve_next_sibling"), tables, strict=True))
-    tree = SimpleNamespace(**links)
-    unchanged = torch.zeros(batch_size, dtype=torch.int32, device=logits_RV.device)
-    return walk(batch, tree, laws(batch, Logits(logits_RV, unchanged, logits_RV)), coins, config)
-
-
-def _coins_by_depth(next_token, next_sibling, uniform_samples, width: int) -> torch.Tensor:
-    """The column has one coin a depth: that of the first node found there."""
-    coins = torch.full((len(uniform_samples), width), 0.5, device=uniform_samples.device)
-    for request, (children, siblings) in enumerate(zip(next_token.tolist(), next_sibling.tolist(), strict=True)):
-        level = [0]
-        for depth in range(width):
-            if level:
-                coins[request, depth] = uniform_samples[request, level[0]]
-            level = [node for parent in level for node in _siblings(children[parent], siblings)]
-    return coins
-
-
-def _siblings(first: int, siblings: list[int]) -> list[int]:
-    found = []
-    while first >= 0:
-        found.append(first)
-        first = siblings[first]
-    return found
-
-
 def move_kv_cache_native(k_buffer, v_buffer, tgt_loc, src_loc):
     """The commit of one request that owns the target slots from its first column on."""
     from specsim.fast.kv import commit
@@ -197,6 +140,30 @@ def assign_extend_cache_locs_func(
     config = SpecConfig(1, draft_token_num - 1, draft_token_num)
     batch = SimpleNamespace(size=batch_size, req_pool_indices=req_pool_indices, seq_lens=start_offset)
     return tree_locations(batch, config, SimpleNamespace(req_to_token=req_to_token.long())).flatten()
+
+
+def draft_lane_locations(req_pool_indices, req_to_token, seq_lens, topk, num_steps, page_size):
+    """Where draft steps write, and what the copy of tails moves in a pool whose KV are the numbers of its slots."""
+    from specsim.fast.kv import duplicate_tails
+    from specsim.fast.metadata import lane_metadata
+
+    batch_size, device = len(seq_lens), seq_lens.device
+    config = SpecConfig(topk, num_steps, num_steps + 1 if topk == 1 else 2, page_size, max_len=_FAR)
+    params = [SamplingParams()] * batch_size
+    batch = Batch.of(range(batch_size), req_pool_indices.tolist(), seq_lens.tolist(), params, 1).to(device)
+    numbers = torch.arange(int(req_to_token.max()) + 2, device=device)
+    pools = _pool(*2 * [numbers.float().view(1, -1, 1, 1)], req_to_token)
+    pools.draft = pools.target
+    duplicate_tails(batch, config, pools)
+    moved_to = pools.draft.keys[0, :, 0, 0].long()
+    own = req_to_token[req_pool_indices]
+    target = own[(own >= 0) & (moved_to != numbers)[own.clamp(min=0)]]
+    path = torch.zeros(batch_size, topk, num_steps, dtype=torch.int32, device=device)
+    slots = [torch.zeros(0, batch_size, topk, dtype=torch.int64, device=device)]
+    for step in range(num_steps):
+        lanes = SimpleNamespace(step=torch.tensor([step, 0], dtype=torch.int32, device=device), path=path)
+        slots.append(lane_metadata(batch, lanes, config, pools).slots.view(1, batch_size, topk))
+    return torch.cat(slots).permute(1, 2, 0).flatten(), moved_to[target], target
 
 
 def rotate_input_ids_triton(input_ids, extend_start_loc, extend_seq_lens, topk_index):

@@ -65,6 +65,16 @@ def _roots() -> Call:
     return replace(call, arguments=(*call.arguments[:5], *table, call.arguments[7]), expected=alone.expected)
 
 
+def _circle() -> Call:
+    """Three requests; the siblings of the middle one follow each other in a circle, and none is the target's."""
+    forest = Forest([FLAT] * 3, [[0, 1, 2, 3, 0, 2]] * 3, 2)
+    call = greedy_call(forest, [[1, 3, 0, 2, 0, 0], [3] * 6, [2, 0, 3, 0, 0, 1]])
+    siblings, well = call.arguments[6].clone(), torch.tensor([True, False, True])
+    siblings[1, 2] = 1
+    rows = {"predicts": well.repeat_interleave(6), "accept_index": well, "accept_token_num": well}
+    return replace(replaced(call, 6, siblings), rows=rows)
+
+
 def _wide_tokens() -> Call:
     """Tokens that are equal as float32 and differ as integers."""
     large = 2**24
@@ -90,4 +100,5 @@ CASES = (
     Case("verify_greedy", "no requests", lambda: greedy_call(Forest([], [], 2), [])),
     Case("verify_greedy", "inputs with gaps", partial(_greedy_refusable, strided), may_refuse=True),
     Case("verify_greedy", "inputs in int32", partial(_greedy_refusable, torch.Tensor.int), may_refuse=True),
+    Case("verify_greedy", "malformed: siblings in a circle", _circle, may_refuse=True, perilous=True),
 )

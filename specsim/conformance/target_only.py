@@ -77,6 +77,19 @@ def _unvisited() -> Call:
     return replaced(call, 9, laws.expand(len(_INSIDE), -1, -1).contiguous())
 
 
+def _roots() -> Call:
+    """Padded requests: nothing hangs from the root, so that the bonus token comes from its whole law."""
+    call, lone = _grid([0.2], _INSIDE, _LAWS), _grid([0.2], _INSIDE, _LAWS[:1], [-1])
+    batch = len(_INSIDE)
+    paths = lone.expected["predicts"].view(batch, 1)
+    predicts = torch.cat([paths, torch.full((batch, 5), -1, dtype=torch.int32)], dim=1)
+    accept_index = torch.full((batch, 3), -1, dtype=torch.int32)
+    accept_index[:, 0] = torch.arange(batch) * 6
+    expected = lone.expected | {"predicts": predicts.flatten(), "accept_index": accept_index}
+    none = torch.full((batch, 6), -1)
+    return replace(replaced(replaced(call, 5, none), 6, none), expected=expected)
+
+
 def _wide_vocabulary(vocab: int) -> Call:
     """Probabilities in units of 2⁻¹⁶, so that float32 sums are exact in any order, and coins off their edges."""
     generator = torch.Generator().manual_seed(vocab)
@@ -124,6 +137,7 @@ CASES = (
     Case("verify_target_only", "threshold_acc 0", lambda: _grid(_INSIDE[1:], [0.3], _LAWS, acc=0.0)),
     Case("verify_target_only", "threshold_single 1/4", lambda: _grid(_INSIDE, [0.3], _LAWS, single=0.25)),
     Case("verify_target_only", "NaN where no walk comes", _unvisited),
+    Case("verify_target_only", "padded requests", _roots),
     Case("verify_target_only", "a vocabulary of 33", partial(_wide_vocabulary, 33)),
     Case("verify_target_only", "a vocabulary of 2053", partial(_wide_vocabulary, 2053)),
     Case(
