@@ -7,7 +7,7 @@ from typing import Any
 from specsim.config import InputError
 from specsim.faults.fault import Finding
 
-JUDGES = ("differential", "oracle", "company", "law", "trees", "memory")
+JUDGES = ("differential", "oracle", "company", "law", "draft_laws", "trees", "memory")
 
 
 def judge(name: str, setting: Mapping[str, Any], device: str) -> list[Finding]:

@@ -3,15 +3,16 @@
 from dataclasses import replace
 from typing import Any
 
-from specsim.config import SpecConfig
 from specsim.differential import Cell
 from specsim.differential.grids import cell_of
 
-OWN = ("rounds", "stop_token_ids", "max_new_tokens", "prompt_lengths", "temperature", "draft_tokens")
+OWN = ("rounds", "stop_token_ids", "max_new_tokens", "temperature", "verifier")
 
 
 def cell(setting: dict[str, Any]) -> Cell:
-    """Axes of the grids, and: rounds; of every request stop_token_ids, max_new_tokens, temperature; prompt_lengths."""
+    """Axes of the grids, and: rounds; verifier, with the width that it needs; of every request stop_token_ids,
+    max_new_tokens, temperature.
+    """
     axes = {name: value for name, value in setting.items() if name not in OWN}
     case = cell_of(axes)
     sampling = case.sampling
@@ -19,13 +20,8 @@ def cell(setting: dict[str, Any]) -> Cell:
         if name in setting:
             value = tuple(setting[name]) if name == "stop_token_ids" else setting[name]
             sampling = tuple(replace(each, **{name: value}) for each in sampling)
-    prompts = case.prompts
-    if "prompt_lengths" in setting:
-        lengths = setting["prompt_lengths"]
-        prompts = tuple(tuple((7 * i + 3 * i * i + 11 * b) % 48 for i in range(n)) for b, n in enumerate(lengths))
-    return replace(case, sampling=sampling, prompts=prompts, rounds=setting.get("rounds", 2))
-
-
-def config(setting: dict[str, Any]) -> SpecConfig:
-    """The SpecConfig of a setting."""
-    return cell(setting).config
+    config = case.config
+    if verifier := setting.get("verifier"):
+        width = 1 + config.topk * config.num_steps
+        config = replace(config, verifier=verifier, num_draft_tokens=width)
+    return replace(case, sampling=sampling, config=config, rounds=setting.get("rounds", 2))

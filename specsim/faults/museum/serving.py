@@ -125,4 +125,14 @@ FAULTS = (
         edits=(Edit("specsim.uniforms", "    FINAL = 2\n", "    FINAL = 1\n"),),
         trial=Trial("law", dict(impl="reference", n=4000)),
     ),
+    Fault(
+        name="gumbel-noise-shared",
+        source="vllm-project/vllm#54282, vllm-project/vllm#47386",
+        operation="sampling",
+        cause="what replaces a rejected draft is drawn with the noise that the draft was drawn with",
+        symptom="both columns agree; the more the drafter differs from the target, the more the output is biased",
+        fields=("law",),
+        edits=(Edit("specsim.uniforms", "    DRAFT = 4\n", "    DRAFT = 2\n"),),
+        trial=Trial("law", dict(impl="reference", n=4000, verifier="rejection")),
+    ),
 )

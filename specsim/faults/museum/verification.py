@@ -149,4 +149,45 @@ FAULTS = (
         ),
         trial=Trial("differential", TREE | dict(sampling="penalties", rounds=1)),
     ),
+    Fault(
+        name="final-path-skips-processors",
+        source="SafeAILab/EAGLE#215",
+        operation="verify",
+        cause="when every draft was accepted the last token is drawn without temperature and top-p",
+        symptom="the better the drafter, the more tokens are of another law",
+        fields=("law",),
+        edits=(
+            Edit(
+                "specsim.reference.verify",
+                "            path, bonus = accepted(tree, prob_NV, draft_prob_MV, "
+                "(coins_BW[request], final, noise_WV), config)\n",
+                "            path, bonus = accepted(tree, prob_NV, draft_prob_MV, "
+                "(coins_BW[request], final, noise_WV), config)\n"
+                "            if len(path) == width:\n"
+                "                bonus = inverse_cdf(torch.softmax(adjusted_NV[path[-1]], dim=-1), final)\n",
+            ),
+        ),
+        trial=Trial("law", dict(impl="reference", n=4000, temperature=0.6, top_p=0.9)),
+    ),
+    Fault(
+        name="logits-column-copied",
+        source="vllm-project/vllm#41162",
+        operation="sampling",
+        cause="the laws of later draft steps are written to what advanced indexing gives, which is a copy",
+        symptom="drafts after the first are judged by a law that they were not drawn from",
+        fields=("draft_prob",),
+        edits=(
+            Edit(
+                "specsim.reference.drafters.autoregressive",
+                "        draft_prob = torch.cat(laws, 1) if laws else None\n",
+                "        draft_prob = torch.cat(laws, 1) if laws else None\n"
+                "        if laws:\n"
+                "            kept, later = draft_prob, torch.arange(1, len(laws))\n"
+                "            draft_prob = torch.zeros_like(kept)\n"
+                "            draft_prob[:, 0] = kept[:, 0]\n"
+                "            draft_prob[:, later].copy_(kept[:, later])\n",
+            ),
+        ),
+        trial=Trial("draft_laws", dict(topk=1, num_steps=3, page_size=1, batch=2, sampling="warm", verifier="block")),
+    ),
 )
