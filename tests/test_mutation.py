@@ -1,0 +1,144 @@
+"""Mutants are what they say, are drawn by seed, and are judged by the tests of their row over a copy."""
+
+import ast
+import json
+from collections import Counter
+
+import pytest
+
+from specsim.faults import mutation
+from specsim.faults.equivalents import EQUIVALENT
+from specsim.faults.mutants import Mutant, mutants, sample
+from specsim.faults.mutation import Mutation, Verdict, rows
+from specsim.faults.planting import read
+
+SOURCE = '''
+"""Told: 1 + 1."""
+LIMIT = 3
+
+
+@kernel
+def _scale(x_ptr, n, BLOCK: tl.constexpr):
+    """· is two bytes long: 2 + 2."""
+    offs = row * stride + column
+    x = tl.load(x_ptr + offs, mask=(offs < n) & live, other=7)
+    tl.store(x_ptr + offs, tl.where(live, tl.maximum(x, low), high), mask=live)
+
+
+def launch(x, n):
+    if n and not x:
+        raise ValueError(f"n is {n - 1}")
+    block = block_of(n, 128)
+    _scale[(n // block,)](x, n, BLOCK=block, num_warps=4)
+    return n - block
+'''
+MADE = {
+    ("comparison flipped", "offs < n", "(offs) <= (n)"),
+    ("condition dropped", "(offs < n) & live", "(offs < n)"),
+    ("condition dropped", "(offs < n) & live", "(live)"),
+    ("mask dropped", "(offs < n) & live", "(((offs < n) & live) | True)"),
+    ("mask dropped", "live", "((live) | True)"),
+    ("branches swapped", "tl.where(live, tl.maximum(x, low), high)", "tl.where(live, high, tl.maximum(x, low))"),
+    ("min for max", "tl.maximum", "tl.minimum"),
+    ("stride swapped", "row * stride + column", "((row) + (column) * (stride))"),
+    ("off by one", "7", "8"),
+    ("and for or", "n and not x", "((n) or (not x))"),
+    ("not dropped", "not x", "(x)"),
+    ("condition negated", "n and not x", "not (n and not x)"),
+    ("operands swapped", "n // block", "((block) // (n))"),
+    ("sign changed", "n - block", "((n) + (block))"),
+}
+
+
+def test_every_kind_of_mutant_is_made():
+    made = {(each.operator, each.old, each.new) for each in mutants("m", SOURCE)}
+    assert made >= MADE
+
+
+def test_a_mutant_changes_its_place_and_no_other():
+    for each in mutants("m", SOURCE):
+        changed = each.apply(SOURCE)
+        assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(SOURCE)) or each.operator == "not dropped"
+        assert len(changed.encode()) - len(SOURCE.encode()) == len(each.new.encode()) - len(each.old.encode())
+        assert SOURCE.splitlines()[each.line - 1] not in changed.splitlines() or each.old in ("live", "x")
+
+
+def test_what_is_told_and_what_only_tunes_is_left_alone():
+    olds = {each.old for each in mutants("m", SOURCE)}
+    assert not {"1", "2", "3", "4", "128", "n - 1"} & olds
+
+
+def test_kernels_are_known_as_such():
+    found = {(each.function, each.is_kernel) for each in mutants("m", SOURCE)}
+    assert found == {("_scale", True), ("launch", False)}
+
+
+def test_a_sample_is_drawn_by_seed_from_every_module_and_operator():
+    candidates = {name: mutants(name, SOURCE) for name in ("a", "b")}
+    drawn = sample(candidates, 20, 1)
+    assert drawn == sample(candidates, 20, 1) != sample(candidates, 20, 2)
+    assert set(Counter(each.module for each in drawn).values()) == {10}
+    assert len({each.operator for each in drawn if each.module == "a"}) == 10
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_rows_have_their_tests_and_thousands_of_mutants():
+    found = rows()
+    assert {"specsim.fast.kv", "specsim.fast.drafters.eagle", "specsim.pool"} <= set(found)
+    assert found["specsim.fast.drafters.eagle"].name == "test_drafters.py"
+    kernels = [each for module in ("specsim.fast.kv", "specsim.fast.tree") for each in mutants(module, read(module))]
+    assert sum(each.is_kernel for each in kernels) > 300
+    for each in sample({"specsim.fast.kv": mutants("specsim.fast.kv", read("specsim.fast.kv"))}, 40, 0):
+        assert ast.parse(each.apply(read(each.module)))
+
+
+TEST = "from specsim import metrics\n\n\ndef test_it():\n    assert metrics.acceptance([1, 1], 2).accept_length == 2\n"
+
+
+def test_a_row_is_judged_over_a_copy(tmp_path, monkeypatch):
+    tests = tmp_path / "test_made_up.py"
+    tests.write_text(TEST)
+    monkeypatch.setattr(mutation, "rows", lambda: {"specsim.metrics": tests})
+    source = read("specsim.metrics")
+    drawn = [each for each in mutants("specsim.metrics", source) if each.function == "acceptance"]
+    drawn = [each for each in drawn if each.operator == "sign changed"][-1:]
+    monkeypatch.setattr(mutation, "sample", lambda candidates, count, seed: drawn)
+    result = mutation.mutate(1, 0, jobs=1)
+    value = result.to_json()
+    assert (value["mutants"], value["killed"], value["score"]) == (1, 1, 1.0)
+    assert value["results"][0]["by"] == "test_it"
+    assert json.dumps(value)
+    monkeypatch.setattr(mutation, "_tested", lambda *arguments: (1, "test_never", 1.0))
+    with pytest.raises(mutation.InputError, match=r"test_made_up\.py \(test_never\)"):
+        mutation.mutate(1, 0, jobs=1)
+
+
+def test_survivors_are_listed_and_the_score_is_told_raw_and_without_equivalents(monkeypatch, capsys):
+    one, other = mutants("specsim.metrics", read("specsim.metrics"))[:2]
+    verdicts = Verdict(one, "t", None, 1.0), Verdict(other, "t", None, 1.0), Verdict(one, "t", "test_it", 1.0)
+    monkeypatch.setitem(EQUIVALENT, other.key, "no matter")
+    result = Mutation(verdicts, 0, 9, 3.0, True)
+    assert [each.mutant for each in result.survivors] == [one]
+    assert (result.to_json()["score_raw"], result.to_json()["score"]) == (1 / 3, 1 / 2)
+    mutation.show(result, print)
+    out = capsys.readouterr().out
+    assert one.old in out
+    assert "33.3%; 50.0% without 1 that are equivalent" in out
+
+
+def test_an_equivalent_mutant_is_one_of_today():
+    for key in EQUIVALENT:
+        module = key.partition(": ")[0]
+        candidates = [name for name in rows() if module.startswith(f"{name}.")]
+        assert any(key == each.key for name in candidates for each in mutants(name, read(name))), key
+
+
+def test_bad_input_is_a_sentence(capsys):
+    with pytest.raises(SystemExit) as ended:
+        mutation.main(["--only", "specsim.none"])
+    assert ended.value.code == 2
+    assert "only is 'specsim.none'; allowed: modules that have tests" in capsys.readouterr().err
+
+
+def test_a_mutant_is_a_value():
+    assert Mutant("m", "f", False, 1, "o", "a", "b", (0, 1)).key == "m.f: o: a -> b"
