@@ -16,6 +16,7 @@ from specsim.faults.judges.memory import guarded
 from specsim.faults.museum import FAULTS
 from specsim.faults.planting import changed, environment, path_of, planted, read, sources
 from specsim.faults.run import Exhibit, Museum
+from specsim.faults.trial import findings
 from specsim.uniforms import Stream
 
 BY_NAME = {fault.name: fault for fault in FAULTS}
@@ -116,10 +117,13 @@ def test_a_process_that_dies_or_does_not_end_is_a_finding(monkeypatch):
     assert end.field == "no end"
 
 
-def test_an_error_is_a_finding():
-    broken = changed([Edit(SHARED, "before = len(self.token_ids)", "before = 1 // 0")])
-    ((found,),) = running._judged(broken, [ORACLE], "cpu")
-    assert (found.field, found.found.split(":")[0]) == ("error", "ZeroDivisionError")
+def test_an_error_is_a_finding(monkeypatch):
+    def broken(name, setting, device):
+        return [1 // 0]
+
+    monkeypatch.setattr("specsim.faults.trial.judge", broken)
+    (found,) = findings(ORACLE, "cpu")
+    assert (found["field"], found["found"].split(":")[0]) == ("error", "ZeroDivisionError")
 
 
 # Judges: silent where nothing is wrong, which `exhibit` sees to for every setting, and never silent about what is.
@@ -149,19 +153,19 @@ def test_the_law_test_finds_a_coin_that_is_used_twice(monkeypatch):
     from specsim import uniforms
     from specsim.reference import verify
 
-    assert fields_of("law", impl="reference", n=1500, temperature=0.7, top_k=3) == []
+    assert fields_of("law", impl="reference", n=500, temperature=0.7, top_k=3) == []
     twice = lambda *names: uniforms.accept_coins(*names, 0)[:, 0]  # noqa: E731
     monkeypatch.setattr(verify, "final_coins", twice)
-    assert fields_of("law", impl="reference", n=1500) == ["law"]
+    assert fields_of("law", impl="reference", n=500) == ["law"]
 
 
 def test_the_law_test_draws_drafts_where_a_verifier_wants_them(monkeypatch):
     from specsim import uniforms
     from specsim.faults.judges import law
 
-    assert fields_of("law", impl="reference", n=1000, verifier="rejection") == []
+    assert fields_of("law", impl="reference", n=600, verifier="rejection") == []
     monkeypatch.setattr(law, "draft_coins", lambda *names: uniforms.final_coins(*names[:3])[:, None])
-    assert fields_of("law", impl="reference", n=1000, verifier="rejection") == ["law"]
+    assert fields_of("law", impl="reference", n=600, verifier="rejection") == ["law"]
 
 
 def test_draft_laws_are_those_of_the_logits(monkeypatch):
