@@ -39,6 +39,15 @@ def test_what_no_cell_depends_on_is_left_between_its_bounds():
     assert (unknown.low, unknown.high) == pytest.approx((1e-9, 10))
 
 
+def test_what_hardly_matters_has_a_wide_interval_and_what_starts_at_nothing_is_found():
+    scale = np.linspace(1, 3, 5)
+    noisy = {str(at): (2 * figure * 1.3 ** (-1) ** at, False) for at, figure in enumerate(scale)}
+    free = {"x": (0.0, 0.1, 10.0), "y": (1.0, 1e-3, 1e3)}
+    x, y = fit(lambda values: values["x"] * scale * values["y"] ** (1e-6 * scale), noisy, free).parameters
+    assert x.value == pytest.approx(2, rel=0.3)
+    assert (y.low, y.high) == (1e-3, 1e3)
+
+
 def test_a_held_out_cell_does_not_move_the_fit():
     cells = timed(COST)
     wrong = [*cells[:4], *(Timed(cell.label, 9.0, cell.predict, True) for cell in cells[4:])]

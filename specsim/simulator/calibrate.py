@@ -16,6 +16,7 @@ CONFIDENCE = 0.95
 _LEAST, _MOST = 1e-9, 10.0  # seconds
 _STARTS = (1.0, 1 / 3, 3.0)  # times the given start: maxima in a cost make local optima
 _STILL = 1e-8  # a derivative below it is none
+_WIDEST = 700.0  # logarithm of a factor that is as good as infinite
 _UNITS = {"bandwidth": "of the peak", "compute": "of the peak", "overlap": "of the shorter"}
 
 
@@ -100,17 +101,21 @@ def fit(
     measured: Mapping[str, tuple[float, bool]],
     free: Mapping[str, tuple[float, float, float]],
     unit: Callable[[str], str] = lambda name: _UNITS.get(name, "s"),
+    step: float = 1e-4,
 ) -> Calibration:
     """Least squares on logarithms, so that every cell counts by its relative error.
 
     predict: from values of the parameters to one positive figure a cell. measured: by cell the figure, and whether it
-    is held out. free: by parameter a start and the bounds. InputError where cells are fewer than parameters.
+    is held out. free: by parameter a start and the bounds. step: of the derivatives, relative to the logarithm of a
+    parameter; a simulated server answers in jumps and needs a large one. InputError where there are fewer cells than
+    parameters.
     """
     figures = np.log([figure for figure, _ in measured.values()])
     seen = np.array([not held_out for _, held_out in measured.values()])
     if seen.sum() < len(free):
         raise InputError("free", ", ".join(free), f"at most {seen.sum()} parameters, one for each fitted cell")
-    start, low, high = (np.log([bounds[at] for bounds in free.values()]) for at in range(3))
+    start, low, high = (np.array([bounds[at] for bounds in free.values()]) for at in range(3))
+    start, low, high = np.log(np.clip(start, low, high)), np.log(low), np.log(high)
 
     def residuals(logs: np.ndarray) -> np.ndarray:
         values = dict(zip(free, np.exp(logs), strict=True))
@@ -118,7 +123,7 @@ def fit(
 
     starts = [np.clip(start + np.log(factor), low + 1e-6, high - 1e-6) for factor in _STARTS]
     best = min(
-        (least_squares(residuals, each, bounds=(low, high), diff_step=1e-4) for each in starts),
+        (least_squares(residuals, each, bounds=(low, high), diff_step=step) for each in starts),
         key=lambda found: found.cost,
     )
     values = np.exp(best.x)
@@ -147,5 +152,6 @@ def _factors(jacobian: np.ndarray, residuals: np.ndarray) -> np.ndarray:
     if freedom < 1 or not moves.any() or np.linalg.cond(inner) > 1 / _STILL:
         return factors
     variance = (residuals @ residuals) / freedom * np.linalg.inv(inner.T @ inner).diagonal()
-    factors[moves] = np.exp(student.ppf((1 + CONFIDENCE) / 2, freedom) * np.sqrt(variance))
+    half = student.ppf((1 + CONFIDENCE) / 2, freedom) * np.sqrt(variance)
+    factors[moves] = np.exp(np.minimum(half, _WIDEST))
     return factors
