@@ -1,10 +1,13 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from specsim.config import InputError, SpecConfig
 from specsim.simulator import CostModel, Efficiency, drafter, hardware, model
 from specsim.simulator.calibrate import Timed, calibrate, fit
-from specsim.simulator.inverse import recover
+from specsim.simulator.inverse import least_bandwidth, recover
+from specsim.simulator.reproduce.published import rows
 from specsim.simulator.theory import expected_tokens, operations, speedup
 
 LLAMA = model("llama-3-8b")
@@ -100,6 +103,30 @@ def test_two_points_leave_no_interval_and_impossible_points_are_refused():
     ):
         with pytest.raises(InputError, match=match):
             recover(drafts, lengths, times)
+
+
+def test_experts_that_more_rows_touch_tell_the_bandwidth():
+    """Planted: a cost bound by reading grows by those experts alone, KV and logits left out."""
+    moe = model("glm-4.7-flash")
+    perfect = Efficiency(1, 1, 1, gap=0, launch=0, host=0, host_request=0, collective=0)
+    cost = CostModel(hardware("B200"), replace(moe, vocab_size=1), efficiency=perfect)
+    seconds = tuple(cost.round(np.zeros(size, int), SpecConfig(1, 3, 4)) for size in (1, 16))
+    assert least_bandwidth(moe, (4, 64), seconds) == pytest.approx(8e12, rel=0.01)
+
+
+def test_the_gpu_of_vllm_41162_reads_faster_than_an_h200():
+    table = {(row["model"], row["temperature"], row["concurrency"], row["side"], row["metric"]): float(row["value"])
+             for row in rows("vllm_41162")}  # fmt: skip
+    for temperature in ("0.0", "1.0"):
+        gaps = (table["GLM 4.7 Flash", temperature, size, "after", "Median ITL (ms)"] / 1e3 for size in ("1", "16"))
+        assert least_bandwidth(model("glm-4.7-flash"), (4, 64), tuple(gaps)) > 1.5 * hardware("H200").bandwidth
+
+
+def test_a_bandwidth_of_what_does_not_grow_is_refused():
+    with pytest.raises(InputError, match="model is 'llama-3-8b'; allowed: a model of experts"):
+        least_bandwidth(LLAMA, (4, 64), (1.0, 2.0))
+    with pytest.raises(InputError, match="seconds is"):
+        least_bandwidth(model("gpt-oss-20b"), (4, 64), (2.0, 1.0))
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.9, 1.0])

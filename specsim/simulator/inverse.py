@@ -9,6 +9,7 @@ from scipy.stats import t as student
 from specsim.config import InputError
 from specsim.simulator.bounds import positive
 from specsim.simulator.calibrate import CONFIDENCE
+from specsim.simulator.model import Model, expected_experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,25 @@ def recover(num_drafts: Sequence[int], accept_lengths: Sequence[float], tpot: Se
     residuals = scaled @ solution - 1
     fixed, draft = (Interval(*each) for each in zip(solution, *_interval(scaled, residuals, solution), strict=True))
     return Recovered(fixed, draft, float(np.abs(residuals).max()))
+
+
+def least_bandwidth(model: Model, rows: tuple[int, int], seconds: tuple[float, float]) -> float:
+    """Bytes a second that a GPU reads, if a forward's growth from few rows to many were all reading of experts.
+
+    rows, seconds: of two forwards. Uniform routing; routing that favours some experts touches fewer of them and needs
+    less. InputError for a model without experts, and for a second forward that is not larger and slower.
+    """
+    few, many = rows
+    if not any(group.experts for group in model.layers):
+        raise InputError("model", model.name, "a model of experts: others read the same weights for any rows")
+    if not (0 < few < many and 0 < seconds[0] < seconds[1]):
+        raise InputError("seconds", seconds, f"two rising times above 0, of {few} and of more rows")
+    nbytes = 0.0
+    for group in model.layers:
+        touched = [expected_experts(group.experts, group.experts_per_token, each) for each in rows if group.experts]
+        if touched:
+            nbytes += group.count * (touched[1] - touched[0]) * group.expert_weights * model.expert_bytes
+    return nbytes / (seconds[1] - seconds[0])
 
 
 def _interval(scaled: np.ndarray, residuals: np.ndarray, solution: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
