@@ -25,8 +25,11 @@ class _Results:
 
 
 class Server:
-    """A run under way. Arrays by request number: tokens, those that the host knows; sent, those that the device has
-    made; filled, columns of the prompt that are prefilled.
+    """A run under way.
+
+    Arrays by request number: left, tokens that are still to come, and lengths, committed columns (filled, or to be
+    filled again), both as far as the host knows; ahead, the device's committed columns; filled, those of a prefill that
+    are done.
     """
 
     def __init__(self, cost, options, workload, serving, prefill, policy, client, seed, log):
@@ -37,7 +40,8 @@ class Server:
         self.prompts, self.outputs = workload.prompt_tokens, workload.output_tokens
         size = len(workload)
         self.keys = keys(seed, Stream.ROUND, np.arange(size))
-        self.tokens, self.sent, self.rounds, self.filled = (np.zeros(size, dtype=np.int64) for _ in range(4))
+        self.left, self.lengths = self.outputs.copy(), self.prompts.copy()
+        self.ahead, self.rounds, self.filled = (np.zeros(size, dtype=np.int64) for _ in range(3))
         self.client, self.ledger = client, Ledger(workload, self.configs, log)
         self.waiting: list[tuple[float, int]] = []
         self.running = np.zeros(0, dtype=np.int64)
@@ -94,14 +98,13 @@ class Server:
 
     def _pages_of(self, requests: np.ndarray) -> int:
         """Of the columns that requests need in their next round, as far as the host knows."""
-        lengths = self.prompts[requests] + np.maximum(self.tokens[requests] - 1, 0)
-        return int(round_pages(lengths, self.configs).sum())
+        return int(round_pages(self.lengths[requests], self.configs).sum())
 
     def _retract(self) -> None:
         """Whoever gives way waits, and will compute the KV of its known tokens again."""
         sign = {"latest": 0, "shortest": -1, "longest": 1}[self.serving.retraction]
         placed = [*self.running.tolist(), *self.prefilling]
-        self.filled[self.running] = self.prompts[self.running] + self.tokens[self.running] - 1
+        self.filled[self.running] = self.lengths[self.running]
         request = max(placed, key=lambda each: (sign * int(self.filled[each]), self.ledger.arrivals[each], each))
         self.running = self.running[self.running != request]
         self.prefilling = [each for each in self.prefilling if each != request]
@@ -112,8 +115,7 @@ class Server:
         """(request, first column, end) of what this step prefills, oldest place first."""
         left, chunks = self.serving.chunk_tokens, []
         for request in self.prefilling:
-            start = int(self.filled[request])
-            length = int(self.prompts[request] + max(self.tokens[request] - 1, 0))
+            start, length = int(self.filled[request]), int(self.lengths[request])
             end = length if left is None else min(length, start + left)
             if end > start:
                 left = None if left is None else left - (end - start)
@@ -132,16 +134,16 @@ class Server:
                 self._read_all()
         if not len(self.running) or (chunks and self.mode == "first"):
             return -1
-        contexts = self.prompts[self.running] + self.sent[self.running] - 1
+        contexts = self.ahead[self.running]
         option = self.policy.choose(contexts)
         seconds = self.cost.round(contexts, self.configs[option])
-        self._round(option, seconds)
+        self._round(option, contexts, seconds)
         return option
 
     def _mixed(self, chunks: list[tuple[int, int, int]]) -> int:
         if not chunks and not len(self.running):
             return -1
-        contexts = self.prompts[self.running] + self.sent[self.running] - 1
+        contexts = self.ahead[self.running]
         option = self.policy.choose(contexts) if len(contexts) else -1
         config = self.configs[option if len(contexts) else 0]
         if chunks:
@@ -149,7 +151,7 @@ class Server:
         else:
             seconds = self.cost.round(contexts, config)
         if len(contexts):
-            self._round(option, seconds)
+            self._round(option, contexts, seconds)
         else:
             self.now += seconds
         self._join(chunks)
@@ -160,28 +162,28 @@ class Server:
         whole = []
         for request, _, end in chunks:
             self.filled[request] = end
-            if end == self.prompts[request] + max(self.tokens[request] - 1, 0):
+            if end == self.lengths[request]:
                 whole.append(request)
         if not whole:
             return
         self.prefilling = [each for each in self.prefilling if each not in whole]
         joined = np.array(whole)
         self.running = np.append(self.running, joined)
-        fresh = joined[self.tokens[joined] == 0]
-        self.sent[joined] = np.maximum(self.tokens[joined], 1)
+        fresh = joined[self.left[joined] == self.outputs[joined]]
+        self.ahead[joined] = self.lengths[joined]
         if len(fresh):
             self.unread.append(_Results(fresh, self.now, self.ledger.num_steps, None, -1))
 
-    def _round(self, option: int, seconds: float) -> None:
+    def _round(self, option: int, contexts: np.ndarray, seconds: float) -> None:
         requests, law = self.running, self.options[option].acceptance
-        positions = self.sent[requests] - 1
+        positions = contexts - self.prompts[requests]
         drawn = Rounds(requests, self.rounds[requests], positions, coins(self.keys[requests], positions))
         accepted = law.accepted(drawn)
         if law.num_steps > self.configs[option].num_steps:
             accepted = np.minimum(accepted, self.configs[option].num_steps)
         self.policy.observe(option, accepted, seconds)
         self.now += seconds
-        self.sent[requests] += accepted + 1
+        self.ahead[requests] = contexts + accepted + 1
         self.rounds[requests] += 1
         self.unread.append(_Results(requests, self.now, self.ledger.num_steps, accepted, option))
 
@@ -193,27 +195,29 @@ class Server:
     def _read(self, results: _Results) -> None:
         """The host learns of tokens; what is beyond a request's end is dropped, and who has ended leaves."""
         requests, accepted = results.requests, results.accepted
-        left = self.outputs[requests] - self.tokens[requests]
+        left = self.left[requests]
         if accepted is None:
-            kept = np.ones_like(left)
+            left -= 1
             self.ledger.first(requests, results.seconds, results.step)
         else:
             if self.lagging and not left.all():
                 alive = left > 0
                 requests, accepted, left = requests[alive], accepted[alive], left[alive]
             kept = np.minimum(accepted + 1, left)
+            left -= kept
+            self.lengths[requests] += kept
             self.ledger.round(requests, results.seconds, accepted, results.option)
-        self.tokens[requests] += kept
-        ended = requests[kept == left]
-        if len(ended):
+        self.left[requests] = left
+        if not left.all():
+            ended = requests[left == 0]
             self.ledger.ended(ended, results.step)
             self._end(len(ended), results.seconds)
 
     def _end(self, num_ended: int, seconds: float) -> None:
         """Whose tokens are complete leaves, whether it runs or waits since a retraction."""
-        self.running = self.running[self.tokens[self.running] < self.outputs[self.running]]
+        self.running = self.running[self.left[self.running] > 0]
         if self.waiting and self.lagging:
-            self.waiting = [each for each in self.waiting if self.tokens[each[1]] < self.outputs[each[1]]]
+            self.waiting = [each for each in self.waiting if self.left[each[1]]]
             heapq.heapify(self.waiting)
         for _ in range(num_ended):
             self.client.ended(seconds)
