@@ -103,10 +103,14 @@ def _replace(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def environment(root: Path) -> dict[str, str]:
-    """Of a process that imports the package from a copy; one thread, so that processes can share the cores."""
+def environment(root: Path, device: str | None = None) -> dict[str, str]:
+    """Of a process that imports the package from a copy; one thread, so that processes can share the cores.
+
+    device: on `cpu` kernels are interpreted, also where there is a GPU; None leaves that as it is.
+    """
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return {**os.environ, **threads, "PYTHONPATH": str(root), "PYTHONSAFEPATH": "1"}
+    interpreted = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+    return {**os.environ, **threads, **interpreted, "PYTHONPATH": str(root), "PYTHONSAFEPATH": "1"}
 
 
 def require_copy(root: Path) -> None:

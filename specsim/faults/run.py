@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 
 from specsim.config import InputError
 from specsim.faults.fault import Fault, Finding, Trial
+from specsim.faults.judges import INTERPRETED
 from specsim.faults.planting import changed, environment, planted
 from specsim.provenance import now, versions
 
@@ -162,8 +163,7 @@ def _exhibits(faults: Sequence[Fault], device: str, jobs: int) -> Iterator[Exhib
     with ThreadPoolExecutor(jobs) as pool:
         try:
             before: dict[str, tuple[int, Future]] = {}
-            for first in range(jobs):
-                keys = list(trials)[first::jobs]
+            for keys in _shares(trials, jobs):
                 share = pool.submit(_judged, {}, [trials[key] for key in keys], device)
                 before |= {key: (place, share) for place, key in enumerate(keys)}
             waiting = {pool.submit(_timed, texts[fault.name], fault.trial, device): fault for fault in faults}
@@ -173,6 +173,13 @@ def _exhibits(faults: Sequence[Fault], device: str, jobs: int) -> Iterator[Exhib
                 yield Exhibit(fault, found, share.result()[place], seconds)
         finally:  # an error or an interruption does not wait for the rest
             pool.shutdown(cancel_futures=True)
+
+
+def _shares(trials: Mapping[str, Trial], jobs: int) -> Iterator[list[str]]:
+    """Keys of trials that can share a process: as many shares as jobs, and those of interpreted kernels apart."""
+    apart = [key for key, trial in trials.items() if trial.judge in INTERPRETED]
+    others = [key for key in trials if key not in apart]
+    yield from filter(None, (*(others[first::jobs] for first in range(jobs)), apart))
 
 
 def _key(trial: Trial) -> str:
@@ -190,13 +197,12 @@ def _judged(texts: dict[str, str], trials: Sequence[Trial], device: str) -> list
 
     That the process ends otherwise than it should is a finding too.
     """
-    if not trials:
-        return []
+    device = "cpu" if trials[0].judge in INTERPRETED else device
     with planted(texts) as root:
         asked = {"root": str(root), "device": device, "trials": [asdict(trial) for trial in trials]}
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "specsim.faults.trial"], input=json.dumps(asked), env=environment(root),
+                [sys.executable, "-m", "specsim.faults.trial"], input=json.dumps(asked), env=environment(root, device),
                 cwd=root, capture_output=True, text=True, timeout=SECONDS * len(trials), check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:

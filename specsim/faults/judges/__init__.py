@@ -9,6 +9,8 @@ from specsim.faults.fault import Finding
 
 JUDGES = ("differential", "oracle", "company", "law", "draft_laws", "trees", "memory")
 
+INTERPRETED = ("memory",)  # which watch Triton's interpreter, also where there is a GPU
+
 
 def judge(name: str, setting: Mapping[str, Any], device: str) -> list[Finding]:
     """The findings of a judge by its name."""

@@ -125,8 +125,8 @@ FAULTS = (
             ),
             Edit(
                 DRAFTER,
-                "for rows in (topk_p, topk_index, hidden_RH)), config)",
-                "for rows in (topk_p, topk_index, hidden_RH - self._head.residual_RH)), config)",
+                "hidden_RH)), config)",
+                "hidden_RH - self._head.residual_RH)), config)",
             ),
         ),
         trial=Trial("differential", TREE | dict(page_size=1, batch=1, kind="eagle3")),
@@ -170,8 +170,8 @@ FAULTS = (
         edits=(
             Edit(
                 "specsim.fast.drafting",
-                "    tl.store(lane_hidden_ptr + request * HIDDEN + offs, hidden, mask=mask_hidden)\n",
-                "",
+                "mask_hidden = mask_lane & (offs < HIDDEN)",
+                "mask_hidden = mask_lane & (offs < 0)",
             ),
         ),
         trial=Trial("differential", dict(topk=1, num_steps=3, page_size=1, batch=1, rounds=1, family="noisy")),

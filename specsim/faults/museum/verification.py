@@ -53,13 +53,13 @@ FAULTS = (
         edits=(
             Edit(
                 "specsim.fast.drafters.autoregressive",
-                "        last = extend.row_starts, extend.num_accepted_tokens\n",
-                "        width, last = self._config.num_steps + 1, (extend.row_starts, extend.num_accepted_tokens)\n"
+                "        extend, metadata = draft_extend_input, extend_metadata(batch, draft_extend_input, pools)\n",
+                "        extend, metadata = draft_extend_input, extend_metadata(batch, draft_extend_input, pools)\n"
+                "        from dataclasses import replace\n"
+                "        width = self._config.num_steps + 1\n"
                 "        step = torch.arange(len(metadata.slots), device=metadata.slots.device) % width\n"
                 "        kept = (step < width - 2) & (step < extend.num_accepted_drafts.repeat_interleave(width))\n"
-                "        slots = torch.where(kept, -1, metadata.slots)\n"
-                "        from dataclasses import replace\n"
-                "        metadata = replace(metadata, slots=slots)\n",
+                "        metadata = replace(metadata, slots=torch.where(kept, -1, metadata.slots))\n",
             ),
         ),
         trial=Trial("differential", dict(topk=1, num_steps=3, page_size=1, batch=3, rounds=3)),
