@@ -198,7 +198,7 @@ def rejection_sample(
     for b, (end, count) in enumerate(zip(cu_num_draft_tokens.tolist(), num_draft_tokens, strict=True)):
         for place, row in enumerate(range(end - count, end)):
             token, law = int(draft_token_ids[row]), target_probs[row]
-            if sampling_metadata.all_greedy:
+            if sampling_metadata.temperature[b] == 0:
                 kept, other = token == int(law.argmax()), int(law.argmax())
             else:
                 draft = torch.zeros_like(law) if draft_probs is None else draft_probs[row]

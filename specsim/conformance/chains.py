@@ -1,7 +1,7 @@
 """Cases of rejection sampling of chains: results that are sure whatever is drawn, and laws of those that are not."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import signature
 from itertools import product
@@ -16,14 +16,21 @@ CELLS = 8  # of a coin; no edge of the laws below lies inside one
 
 
 def chain_call(
-    drafts: list[list[int]], prob: list, draft_prob: list | None, bonus: list[int], expected, temperature: float = 1.0
+    drafts: list[list[int]],
+    prob: list,
+    draft_prob: list | None,
+    bonus: list[int],
+    expected: torch.Tensor | Law,
+    temperatures: Sequence[float] = (1.0,),
 ) -> Call:
-    """drafts: of each request. prob, draft_prob: rows of all requests, one after the other."""
+    """drafts: of each request. prob, draft_prob: rows of all requests, one after the other. temperatures: of each
+    request, or one for all; 0 is greedy.
+    """
     lengths = [len(own) for own in drafts]
-    greedy = temperature == 0
+    warmth = torch.tensor(temperatures).expand(len(drafts)).contiguous()
     metadata = SimpleNamespace(
-        all_greedy=greedy, all_random=not greedy, temperature=torch.full((len(drafts),), temperature),
-        top_k=None, top_p=None, generators={},
+        all_greedy=bool((warmth == 0).all()), all_random=bool((warmth > 0).all()), temperature=warmth, top_k=None,
+        top_p=None, generators={},
     )  # fmt: skip
     width = len(prob[0]) if prob else 4
     rows = torch.tensor(prob, dtype=torch.float32).view(-1, width)
@@ -52,22 +59,23 @@ def _point(token: int, width: int = 4) -> list[float]:
 _LAW = [0.125, 0.5, 0.375, 0.0]
 
 
-def _sure(temperature: float = 1.0) -> Call:
+def _sure(*temperatures: float) -> Call:
     """Chains of 3, 0, 1 and 2 drafts: all accepted, none to accept, one refused, the second refused.
 
     A draft is accepted for sure where its law is the target's, and refused where the target's mass is on another token.
     """
     drafts, bonus = [[0, 1, 2], [], [3], [2, 0]], [7, 8, 9, 6]
-    prob = [_LAW, _LAW, _LAW, _point(1), _LAW, _point(2)] if temperature else [_point(t) for t in (0, 1, 2, 1, 2, 2)]
-    draft_prob = [_LAW, _LAW, _LAW, _point(3), _LAW, _point(0)]
+    prob, draft_prob = [_LAW, _LAW, _LAW, _point(1), _LAW, _point(2)], [_LAW, _LAW, _LAW, _point(3), _LAW, _point(0)]
+    if 0.0 in temperatures:  # a greedy request asks for the best token alone
+        prob, draft_prob = (list(map(_point, own)) for own in ((0, 1, 2, 1, 2, 2), (0, 1, 2, 3, 2, 0)))
     rows = [[0, 1, 2, 7], [8], [1], [2, 2]]
-    return chain_call(drafts, prob, draft_prob, bonus, _table(rows, 4), temperature)
+    return chain_call(drafts, prob, draft_prob, bonus, _table(rows, 4), temperatures)
 
 
 def _sure_of_points(temperature: float) -> Call:
     """No laws of drafts, as of drafts that were looked up."""
     drafts, prob = [[1, 1], [1, 0]], [_point(1), _point(1), _point(1), _point(3)]
-    return chain_call(drafts, prob, None, [5, 6], _table([[1, 1, 5], [1, 3]], 3), temperature)
+    return chain_call(drafts, prob, None, [5, 6], _table([[1, 1, 5], [1, 3]], 3), [temperature])
 
 
 def law_of(draft: list[int], prob: list, draft_prob: list, bonus: int, cells: int = CELLS) -> Law:
@@ -124,8 +132,9 @@ _LAWS = {
 CASES = tuple(
     Case("chain_rejection", name, build, adapt=as_named)
     for name, build in {
-        "chains of 3, 0, 1 and 2 drafts": _sure,
+        "chains of 3, 0, 1 and 2 drafts": partial(_sure, 1.0),
         "greedy chains": partial(_sure, 0.0),
+        "greedy and sampled chains in one batch": partial(_sure, 0.0, 1.0, 1.0, 0.0),
         "drafts without laws, sure": partial(_sure_of_points, 1.0),
         "greedy drafts without laws": partial(_sure_of_points, 0.0),
         **{f"law: {name}": build for name, build in _LAWS.items()},
