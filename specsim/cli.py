@@ -129,6 +129,8 @@ def generate(
     presence_penalty: Annotated[float, typer.Option(help="From -2 to 2.")] = _GREEDY.presence_penalty,
     frequency_penalty: Annotated[float, typer.Option(help="From -2 to 2.")] = _GREEDY.frequency_penalty,
     seed: Annotated[int, typer.Option(help="Names the random stream, 0 to 2^64 - 1.")] = _GREEDY.seed,
+    regex: options.Regex = None,
+    json_schema: options.JsonSchema = None,
     dtype: options.Dtype = "float32",
     device: options.Device = None,
     graph: options.Graph = None,
@@ -160,7 +162,8 @@ def _generate(
     }
     pair = options.pair(given)
     prompts = [_random_prompt(pair, given["prompt_length"])] if text is None else text
-    generation = continue_texts(pair, prompts, config, sampling, progress=True, **column)
+    grammar = options.grammar(given, pair)
+    generation = continue_texts(pair, prompts, config, sampling, grammars=grammar, progress=True, **column)
     console = stdout_console()
     try:
         console.out(output_text(generation.outputs[0]), highlight=False)

@@ -10,49 +10,44 @@ from specsim.config import InputError
 
 
 class Guidance:
-    """A grammar of llguidance over a tokenizer's tokens.
+    """A grammar over a tokenizer's tokens; regex, json_schema and lark make one for a pair.
 
-    tokenizer: a fast tokenizer of transformers (pair.tokenizer). end_ids: the tokens that end an output. source: as
-    llguidance takes it; regex, json_schema and lark make it. InputError for one that it does not understand.
+    form: regex, json_schema or lark; text: the grammar in it. tokenizer: a fast one of transformers. end_ids: tokens
+    that end an output. InputError for what llguidance does not understand.
     """
 
-    def __init__(self, tokenizer: Any, vocab_size: int, end_ids: Sequence[int], source: str):
+    def __init__(self, form: str, text: str, tokenizer: Any, vocab_size: int, end_ids: Sequence[int]):
         try:
             from llguidance import LLMatcher, LLTokenizer
         except ImportError as error:
-            raise InputError("grammar", "llguidance", "an installed library: pip install 'specsim[grammar]'") from error
+            raise InputError(form, text, "none without llguidance: pip install 'specsim[grammar]'") from error
+        if tokenizer is None:
+            raise InputError(form, text, "none: the target has no tokenizer")
         self.vocab_size, self.end_ids = vocab_size, frozenset(end_ids)
-        text = tokenizer.backend_tokenizer.to_str()
-        self._tokens = LLTokenizer(text, n_vocab=vocab_size, eos_token=list(end_ids))
-        self._start = LLMatcher(self._tokens, source)
+        words = tokenizer.backend_tokenizer.to_str()
+        self._tokens = LLTokenizer(words, n_vocab=vocab_size, eos_token=list(end_ids))
+        self._start = LLMatcher(self._tokens, getattr(LLMatcher, f"grammar_from_{form}")(text))
         if self._start.is_error():
-            raise InputError("grammar", source, f"what llguidance understands ({self._start.get_error()})")
+            raise InputError(form, text, f"what llguidance understands ({_reason(self._start.get_error())})")
 
     @classmethod
     def regex(cls, pair, pattern: str) -> Self:
         """Outputs that match a regular expression as a whole."""
-        return cls._of(pair, "grammar_from_regex", pattern)
+        return cls._of("regex", pattern, pair)
 
     @classmethod
     def json_schema(cls, pair, schema: dict[str, Any]) -> Self:
         """Outputs that are JSON of this schema."""
-        return cls._of(pair, "grammar_from_json_schema", json.dumps(schema))
+        return cls._of("json_schema", json.dumps(schema), pair)
 
     @classmethod
     def lark(cls, pair, text: str) -> Self:
         """Outputs of a context-free grammar in llguidance's form of Lark."""
-        return cls._of(pair, "grammar_from_lark", text)
+        return cls._of("lark", text, pair)
 
     @classmethod
-    def _of(cls, pair, form: str, text: str) -> Self:
-        if pair.tokenizer is None:
-            raise InputError("grammar", text, "none: the target has no tokenizer")
-        try:
-            from llguidance import LLMatcher
-        except ImportError as error:
-            raise InputError("grammar", "llguidance", "an installed library: pip install 'specsim[grammar]'") from error
-        config = pair.target.config
-        return cls(pair.tokenizer, config.vocab_size, config.eos_token_ids, getattr(LLMatcher, form)(text))
+    def _of(cls, form: str, text: str, pair) -> Self:
+        return cls(form, text, pair.tokenizer, pair.target.config.vocab_size, pair.target.config.eos_token_ids)
 
     def matcher(self) -> "GuidanceMatcher":
         """Before the first token of an output."""
@@ -88,3 +83,9 @@ class GuidanceMatcher:
         self.has_ended = self.has_ended and count == 0
         if handed_over:
             self._matcher.rollback(handed_over)
+
+
+def _reason(error: str) -> str:
+    """The line of a message that says what is wrong."""
+    lines = error.splitlines()
+    return next((line for line in lines if line.startswith("error:")), lines[0]).removeprefix("error: ")

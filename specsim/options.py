@@ -74,6 +74,10 @@ Bucket = Annotated[int | None, typer.Option(help="Requests its buffers hold.", s
 BatchInvariant = Annotated[
     bool, typer.Option("--batch-invariant", help="Sums never depend on the batch: no library products.")
 ]
+Regex = Annotated[str | None, typer.Option(help="Expression that the output has to match.", show_default="any text")]
+JsonSchema = Annotated[
+    Path | None, typer.Option(help="File with a JSON schema that the output has to match.", show_default="any text")
+]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the result here.")]
 
 
@@ -137,6 +141,27 @@ def pair(options: dict[str, Any]):
     device = check_device(options["device"]) if options["impl"] == "fast" else "cpu"
     drafter = None if options["drafter"] == "none" else options["drafter"] or "eagle3"
     return random_pair(options["shape"], device, getattr(torch, options["dtype"]), drafter)
+
+
+def grammar(options: dict[str, Any], pair: Any):
+    """What the output is constrained by, None where it is free."""
+    pattern, file = options["regex"], options["json_schema"]
+    if pattern is None and file is None:
+        return None
+    if pattern is not None and file is not None:
+        raise InputError("json_schema", str(file), "one of --regex and --json-schema")
+    from specsim.files import read_text
+    from specsim.guidance import Guidance
+
+    if pattern is not None:
+        return Guidance.regex(pair, pattern)
+    allowed = "a file with a JSON schema"
+    text = read_text(file, "json_schema", allowed)
+    try:
+        schema = json.loads(text)
+    except ValueError as error:
+        raise InputError("json_schema", str(file), f"{allowed} ({error})") from error
+    return Guidance.json_schema(pair, schema)
 
 
 def command(name: str, function: Callable, given: dict[str, Any], without: Collection[str] = ()) -> str:

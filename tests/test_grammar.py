@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import specsim
+from specsim.cli import main
 from specsim.config import InputError, SamplingParams, SpecConfig
 from specsim.grammar import after, allowed_first, allowed_nodes, allowed_trees
 from specsim.guidance import Guidance
@@ -568,10 +569,51 @@ def test_what_a_grammar_excludes_is_one_sentence(change, sentence):
 
 
 def test_a_grammar_that_is_none_is_one_sentence(monkeypatch):
-    with pytest.raises(InputError, match="what llguidance understands"):
+    understood = "regex is '(a'; allowed: what llguidance understands (unclosed group)"
+    with pytest.raises(InputError, match=re.escape(understood)):
         Guidance.regex(PAIR, "(a")
+    with pytest.raises(InputError, match="schema must be an object or boolean"):
+        Guidance.json_schema(PAIR, [1])
+    with pytest.raises(InputError, match="lark is 'a b'; allowed: what llguidance understands"):
+        Guidance.lark(PAIR, "a b")
     with pytest.raises(InputError, match="the target has no tokenizer"):
         Guidance.regex(replace(PAIR, tokenizer=None), "a")
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(InputError, match=re.escape("pip install 'specsim[grammar]'")):
         Guidance.regex(PAIR, "a")
+
+
+# From the shell
+
+
+def command(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["generate", "--prompt", PROMPT, "--max-new-tokens", "24", *arguments])
+    return ended.value.code or 0
+
+
+def test_generate_takes_an_expression_or_a_schema(tmp_path, capsys):
+    assert command("--regex", "(no|yes)!", "--temperature", "1") == 0
+    assert re.match("(no|yes)!", capsys.readouterr().out)
+    (file := tmp_path / "schema.json").write_text('{"type": "integer", "minimum": 10, "maximum": 99}')
+    assert command("--json-schema", str(file)) == 0
+    assert re.match("[1-9][0-9]<", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ("--regex", "a", "--json-schema", "a.json"),
+            "json_schema is 'a.json'; allowed: one of --regex and --json-schema",
+        ),
+        (("--json-schema", "no.json"), "json_schema is 'no.json'; allowed: a file with a JSON schema (No such file"),
+        (("--json-schema", __file__), "a file with a JSON schema (Extra data"),
+        (("--regex", "[a"), "regex is '[a'; allowed: what llguidance understands (unclosed character class)"),
+        (("--regex", "a", "--impl", "fast"), "impl is 'fast'; allowed: reference"),
+    ],
+)
+def test_bad_options_are_one_sentence(arguments, sentence, capsys):
+    assert command(*arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert sentence in line
