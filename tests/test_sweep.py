@@ -152,6 +152,10 @@ def call(capsys, *words: str) -> tuple[int, str]:
     ("words", "message"),
     [
         (["--vary", "seed"], "vary is 'seed'; allowed: NAME=V1,V2"),
+        (["--vary", "seed=a"], "seed is 'a'; allowed: an integer"),
+        (["--vary", "rate=1,fast"], "rate is 'fast'; allowed: a number or null"),
+        (["--vary", "model=3"], "model is 3; allowed: a text"),
+        (["--vary", "chunk_tokens=true"], "chunk_tokens is True; allowed: an integer or null"),
         (["--vary", "colour=1"], "vary is 'colour'; allowed: model, hardware"),
         (["--vary", "accept_rate=2"], "rates from 0 to 1"),
         (["--vary", "seed=1", "--jobs", "0"], "jobs is 0"),

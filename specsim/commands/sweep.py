@@ -4,7 +4,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from time import sleep
@@ -74,7 +74,11 @@ def sweep(
     names = [key(each) for each in wanted]
     with _executor(jobs, cluster) as executor, tqdm(total=len(set(names)), unit="cell", disable=None) as bar:
         results = Results(out)
-        counts = run(wanted, results, executor, lambda: bar.update())
+        try:
+            counts = run(wanted, results, executor, lambda: bar.update())
+        except BrokenExecutor as error:
+            allowed = f"fewer: one was ended from outside; what is in {out} stays"
+            raise InputError("jobs", jobs or os.cpu_count(), allowed) from error
     show(results.rows(names), list(dict(map(_values, vary))), counts, out, stdout_console())
     write_json(json_file, {"cells": results.rows(names)})
     if parquet is not None:
@@ -96,7 +100,8 @@ def show(rows: list[dict], varied: list[str], counts: tuple[int, int], out: Path
         print_table(console, (*columns, *_FIGURES), table)
     for told in list(dict.fromkeys(row["error"] for row in bad))[:3]:
         paragraph(console, f"impossible: {told}")
-    console.print(f"The best {min(SHOWN, len(good))} by throughput; all are in {out}.", soft_wrap=True)
+    best = f"The best {min(SHOWN, len(good))} by throughput; all" if good else "All"
+    console.print(f"{best} are in {out}.", soft_wrap=True)
 
 
 def _values(assignment: str) -> tuple[str, list[Any]]:

@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from specsim.config import InputError, SpecConfig
 from specsim.files import read_text
@@ -50,6 +50,14 @@ class Cell:
     max_running: int = 256
     memory_share: float = 0.9
     seed: int = 0
+
+    def __post_init__(self):
+        for each in fields(self):
+            value, kinds = getattr(self, each.name), _KINDS.get(each.name)
+            if kinds and (isinstance(value, bool) or not isinstance(value, kinds)):
+                names = {str: "a text", int: "an integer", float: "a number", type(None): "null"}
+                allowed = [names[kind] for kind in kinds if not (kind is int and float in kinds)]
+                raise InputError(each.name, value, " or ".join(allowed))
 
     @property
     def config(self) -> SpecConfig:
@@ -103,6 +111,19 @@ class Cell:
             if name not in self.__dataclass_fields__:
                 raise InputError("vary", name, ", ".join(self.__dataclass_fields__))
         return replace(self, **values)
+
+
+def _kinds(kind: Any) -> tuple[type, ...]:
+    """Types of a field; a whole number is a number, too."""
+    kinds = get_args(kind) or (kind,)
+    return (*kinds, int) if float in kinds else kinds
+
+
+_KINDS = {
+    each.name: _kinds(each.type)
+    for each in fields(Cell)
+    if each.name not in ("shares", "prompt_tokens", "output_tokens")  # which laws and workloads look at
+}
 
 
 def chain_shares(rates: Sequence[float]) -> Shares:
