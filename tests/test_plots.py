@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
 import pytest
@@ -14,13 +14,18 @@ from matplotlib.text import Text
 
 from specsim import SamplingParams, SpecConfig, plots
 from specsim.columns import lane_columns, own_lanes, tail_columns
-from specsim.config import ServingConfig
+from specsim.config import InputError, ServingConfig
 from specsim.generation import load_engine
 from specsim.phases import Batch, PrefillInput, VerifyInput, VerifyOutput
 from specsim.plots import sheet, token_tree
 from specsim.pool import KVPool
 from specsim.requests import make_request
 from specsim.scheduler import Scheduler
+from specsim.simulator import drafter, hardware, model
+from specsim.simulator.acceptance import PerPosition
+from specsim.simulator.option import Option
+from specsim.simulator.scenario import Scenario
+from specsim.simulator.workload import closed_loop
 from specsim.zoo.agreeing import agreeing_pair
 
 PROMPTS = [[5, 17, 3, 40, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]
@@ -406,3 +411,35 @@ def test_a_timeline_of_some_steps_shows_those_only(served):
     kept = sum(each.num_kept for record in served.trace.records[2:5] for each in record.results)
     assert any(f"3 steps, {kept} tokens read" in text for text in texts(figure))
     assert texts(plots.timeline(served.trace, first=10_000)) == ["no request in these steps"]
+
+
+@pytest.fixture(scope="module")
+def servers():
+    """The same setting on two GPUs, one of which runs out of arithmetic early."""
+    target = model("llama-3.1-8b")
+    law = PerPosition((0.73, 0.52, 0.35))
+    setting = Option(SpecConfig(1, 3, 4), law)
+    head, work = drafter("eagle3", target, 32000), closed_loop(4, 1, 1024, 256)
+    return {name: Scenario(target, hardware(name), head, setting, work) for name in ("H100-SXM", "H20")}
+
+
+def test_speedup_draws_what_scenarios_say_and_where_drafts_stop_paying(servers):
+    figure = plots.speedup(servers, most=64)
+    lines = {line.get_gid(): line for line in figure.axes[0].lines}
+    for name, scenario in servers.items():
+        drawn = dict(zip(*(values.tolist() for values in lines[f"speedup:{name}"].get_data()), strict=True))
+        assert {1, 16, 64} <= set(drawn)
+        for size in (1, 16, 64):
+            plain, drafts = (scenario.phases(option, size).total for option in (scenario.plain, scenario.option))
+            assert drawn[size] == pytest.approx(2.6 * plain / drafts)
+    size = servers["H20"].crossover()
+    assert servers["H20"].speedup(size) < 1 <= servers["H20"].speedup(size - 1)
+    assert [gid for gid in lines if gid.startswith("crossover")] == [f"crossover:H20:{size}"]
+    assert {"H20", "H100-SXM", str(size)} <= {text.get_text() for text in figure.findobj(Text)}
+
+
+def test_speedup_refuses_what_has_none(servers):
+    plain = replace(servers["H20"], option=Option.plain())
+    for scenarios, match in (({}, "scenarios is 0; allowed: 1 to 5"), ({"a": plain}, "scenarios that draft")):
+        with pytest.raises(InputError, match=match):
+            plots.speedup(scenarios)

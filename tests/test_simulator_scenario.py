@@ -96,3 +96,12 @@ def test_arrivals_by_rate_and_by_file(made, tmp_path):
     assert 2 < metrics["seconds"] < 2.5
     run(["simulate", "--requests", "50", "--rate", "1000", "--output-tokens", "3", "--json", str(tmp_path / "s.json")])
     assert json.loads((tmp_path / "s.json").read_text())["runs"]["drafts"]["seconds"] < 2
+
+
+def test_a_picture_is_written_beside_the_table(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "speedup.png"
+    run([*SMALL, "--plot", str(path)])
+    assert path.read_bytes().startswith(b"\x89PNG")
+    run([*SMALL, "--drafter", "none", "--plot", str(path)], 2)
+    assert "scenarios that draft" in capsys.readouterr().err

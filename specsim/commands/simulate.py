@@ -54,26 +54,41 @@ def simulate(
     ] = None,
     seed: Annotated[int, typer.Option(help="Names what chance decides.")] = 0,
     json_file: options.JsonFile = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw speed-up against running requests here (PNG).", show_default=False)
+    ] = None,
 ) -> None:
     """Simulate a server with speculation and without, or reproduce a published table."""
     given = locals()
     from specsim.display import stdout_console
-    from specsim.files import check_writable, write_json
+    from specsim.files import check_writable, write_json, write_whole
     from specsim.simulated import compare, show, show_table
 
     check_writable(json_file)
+    check_writable(plot, "plot")
     if table is None:
-        result = compare(_scenario(given))
-        shown = show
+        scenario = _scenario(given)
+        picture = plot and _picture(scenario)
+        result, shown = compare(scenario), show
     else:
         _check_alone(given)
         from specsim.simulator.reproduce import reproduction
 
-        result, shown = reproduction(table)(), show_table
+        result, shown, picture = reproduction(table)(), show_table, None
     try:
         shown(result, stdout_console())
     finally:
         write_json(json_file, result.to_json())
+        if picture:
+            write_whole(plot, picture)
+
+
+def _picture(scenario: "Scenario") -> bytes:
+    try:
+        from specsim.plots import speedup
+    except ImportError as error:
+        raise InputError("plot", "a picture", f"none without matplotlib ({error})") from error
+    return speedup({scenario.hardware.name: scenario})._repr_png_()
 
 
 def _check_alone(given: dict[str, Any]) -> None:

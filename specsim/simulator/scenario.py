@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 
 from specsim.config import ServingConfig
+from specsim.simulator.acceptance import accept_length
 from specsim.simulator.cost import CostModel, Phases
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import Hardware
@@ -16,6 +17,7 @@ from specsim.simulator.timeline import Prefill, simulate
 from specsim.simulator.workload import Workload
 
 MOST_SLOTS = 2**31 - 1
+MOST_REQUESTS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,15 @@ class Scenario:
     def plain(self) -> Option:
         """Decoding without drafts."""
         return Option.plain(self.option.config.page_size)
+
+    def speedup(self, requests: int) -> float:
+        """Of decoding over plain decoding, at the same number of running requests."""
+        plain, drafts = (self.phases(option, requests).total for option in (self.plain, self.option))
+        return accept_length(self.option.acceptance) * plain / drafts
+
+    def crossover(self, most: int = MOST_REQUESTS) -> int | None:
+        """The smallest batch, up to `most`, at which drafts cost more than they bring; None where there is none."""
+        return next((size for size in range(1, most + 1) if self.speedup(size) < 1), None)
 
     def phases(self, option: Option, requests: int) -> Phases:
         """A round of so many requests, each in the middle of its mean output."""
