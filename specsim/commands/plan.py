@@ -36,6 +36,7 @@ def plan(
     page_size: options.PageSize = 16,
     seed: fields.Seed = 0,
     objective: Annotated[str, typer.Option(help="What is best.", metavar="throughput|latency")] = "throughput",
+    policies: Annotated[bool, typer.Option("--policies", help="Compare policies, too.")] = False,
     draft: Annotated[str, typer.Option(help="Drafter's name in the flags.")] = "DRAFT_MODEL",
     json_file: options.JsonFile = None,
 ) -> None:
@@ -44,13 +45,17 @@ def plan(
     from specsim.display import stdout_console
     from specsim.files import check_writable, write_json
     from specsim.simulator.plan import plan as make
+    from specsim.simulator.plan import policies as choose
 
     check_writable(json_file)
-    found = make(fields.cell(given), objective)
+    console, found = stdout_console(), make(fields.cell(given), objective)
+    compared = choose(found.cell, found.crossover or max_running) if policies else {}
     try:
-        show(found, draft, stdout_console())
+        show(found, draft, console)
+        if compared:
+            show_policies(compared, console)
     finally:
-        write_json(json_file, found.to_json())
+        write_json(json_file, found.to_json() | {"policies": compared})
 
 
 def show(found: "Plan", draft: str, console: "Console") -> None:
@@ -82,6 +87,16 @@ def show(found: "Plan", draft: str, console: "Console") -> None:
     console.print(sglang_flags(load, found.best.config, draft), soft_wrap=True)
     heading(console, "vLLM (chains)")
     console.print(vllm_flags(load, found.best_chain.config, draft), soft_wrap=True)
+
+
+def show_policies(compared: dict[str, dict[str, float]], console: "Console") -> None:
+    """What comes of choosing anew for every round, on equal traces."""
+    from specsim.display import figure, heading, print_table
+
+    names = ("Output Throughput (tok/s)", "Mean E2E Latency (ms)", "P99 ITL (ms)")
+    heading(console, "policies that choose a chain for every round, on equal traces")
+    rows = [(name, *(figure(metrics[each], 1) for each in names)) for name, metrics in compared.items()]
+    print_table(console, ("policy", "tok/s", "E2E ms", "P99 ITL ms"), rows)
 
 
 def _name(config) -> str:

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from specsim.config import InputError, SpecConfig
+from specsim.config import InputError, ServingConfig, SpecConfig
 from specsim.simulator.acceptance import accept_length
 from specsim.simulator.cell import Cell
 from specsim.simulator.option import Option
+from specsim.simulator.policy import compare
 from specsim.simulator.scenario import Scenario
 
 _TREES = ((2, 2), (2, 3), (3, 3), (4, 3), (4, 5), (8, 3), (8, 5))
@@ -110,6 +111,16 @@ def plan(cell: Cell, objective: str = "throughput", configs: Sequence[SpecConfig
     ]
     by_batch = tuple(_choose(scenario, options, batch) for batch in _batches(cell.max_running))
     return Plan(cell, objective, tuple(sorted(rows, key=lambda row: row.regret)), by_batch)
+
+
+def policies(cell: Cell, limit: int) -> dict[str, dict[str, float]]:
+    """Metrics of every policy over plain decoding and all chains, on equal traces; limit: of the off-switch."""
+    scenario = cell.with_values(topk=1, num_steps=0, num_draft_tokens=None).scenario
+    options = [cell.option(config) for config in candidates(cell) if config.topk == 1]
+    serving = ServingConfig(cell.schedule, cell.max_running, scenario.slots(options[-1]), cell.chunk_tokens)
+    cost, same = scenario.cost(options[-1]), {"prefill": cell.prefill, "seed": cell.seed}
+    runs = compare(cost, options, scenario.workload, serving, limit=limit, **same)
+    return {name: run.metrics() for name, run in runs.items()}
 
 
 def _batches(most: int) -> list[int]:
