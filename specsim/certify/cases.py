@@ -15,12 +15,9 @@ PAPER = Case("2 tokens, a chain of 2 drafts", Model(((1, 2),)), Model(((2, 1),))
 CHAIN = Case("3 tokens, a chain of 3 drafts", _TARGET3, _DRAFT3, (-1, 0, 1, 2))
 ONE = Case("4 tokens, 1 draft", _TARGET4, _DRAFT4, (-1, 0))
 # What the first sibling leaves is less than q for some tokens and more for others, so that the second's coin matters.
-LANES = Case(
-    "3 tokens, 2 lanes of 2 drafts",
-    Model(((2, 5, 9), (1, 6, 9), (4, 8, 4), (0, 7, 9))),
-    Model(((10, 4, 2), (9, 5, 2), (5, 3, 8))),
-    (-1, 0, 0, 1, 2),
-)
+_LEAVING, _LEFT = Model(((2, 5, 9), (1, 6, 9), (4, 8, 4), (0, 7, 9))), Model(((10, 4, 2), (9, 5, 2), (5, 3, 8)))
+PAIR = Case("3 tokens, 2 siblings", _LEAVING, _LEFT, (-1, 0, 0))
+LANES = Case("3 tokens, 2 lanes of 2 drafts", _LEAVING, _LEFT, (-1, 0, 0, 1, 2))
 SQUARE = Case(
     "2 tokens, 2 siblings, 2 children each",
     Model(((1, 3), (3, 1), (1, 1))),
@@ -30,11 +27,14 @@ SQUARE = Case(
 GIVEN_CHAIN = Case("4 tokens, a given chain of 3 drafts", _TARGET4, _DRAFT4, (-1, 0, 1, 2), (0, 3, 2))
 GIVEN_TREE = Case("4 tokens, a given tree of 6 drafts", _TARGET4, _DRAFT4, (-1, 0, 0, 1, 1, 2, 2), (3, 0, 3, 1, 0, 3))
 
-CASES = {"given": (GIVEN_CHAIN, GIVEN_TREE), "chain": (PAPER, CHAIN), "one": (ONE,), "siblings": (LANES, SQUARE)}
+CASES = {"given": (GIVEN_CHAIN, GIVEN_TREE), "chain": (PAPER, CHAIN), "one": (ONE,), "siblings": (PAIR, LANES, SQUARE)}
+# The fast column's lanes have one child a step, and under the interpreter a case takes a minute for 600 calls.
+LAUNCHED = CASES | {"siblings": (PAIR, LANES)}
+INTERPRETED = CASES | {"chain": (PAPER,), "siblings": (PAIR,)}
 
 
-def cases_of(drafts: str, is_greedy: bool = False) -> tuple[Case, ...]:
-    """The cases of a kind of drafts; under greedy decoding the target is certain of each token."""
+def cases_of(cases: dict[str, tuple[Case, ...]], drafts: str, is_greedy: bool) -> tuple[Case, ...]:
+    """Those of a table for a kind of drafts; under greedy decoding the target is certain of each token."""
     if not is_greedy:
-        return CASES[drafts]
-    return tuple(Case(case.name, Certain(case.target), case.draft, case.parents, case.tokens) for case in CASES[drafts])
+        return cases[drafts]
+    return tuple(Case(each.name, Certain(each.target), each.draft, each.parents, each.tokens) for each in cases[drafts])

@@ -1,19 +1,22 @@
 """How a column carries out trials: the reference a call each, the fast column all of them in one launch."""
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
 
 from specsim.certify.law import Column, Trial
 from specsim.certify.model import Draw
-from specsim.certify.verifier import Accepted, Given, Verifier
+from specsim.certify.verifier import Accepted, Given, Verifier, rows
 from specsim.config import SamplingParams, SpecConfig
 from specsim.phases import Batch, Verdict, VerifyInput
+from specsim.uniforms import gumbel_noise
 
 _UNIT = math.log2(math.e)  # the temperature at which a logit's weight is 2^logit, of whole logits without rounding
-_LENGTH, _ROOM = 4, 64  # of the requests, in tokens: far from the limit
+LENGTH, _ROOM = 4, 64  # of the requests, in tokens: far from the limit
+_POOL = 2**15  # requests among whose noise that of a region is looked for
 
 
 def reference(verifier: Verifier) -> Column:
@@ -36,15 +39,16 @@ def _walk(verifier: Verifier, device: str, drafted: Sequence[Draw], trials: Sequ
     from specsim.fast.verify import laws, walk
 
     draws = [drafted[trial.draw] for trial in trials]
-    config, batch = _config(verifier, draws[0]), _batch(verifier, draws).to(device)
-    logits_BNV = torch.tensor([[list(map(float, law)) for law in draw.target_NV] for draw in draws]).log2()
-    logits_RV = logits_BNV.flatten(0, 1).to(device)
+    config, batch = _config(verifier, draws[0]), _batch(verifier, drafted, trials).to(device)
+    logits_RV = rows([law for draw in draws for law in draw.target_NV]).log2().float().to(device)
     changed_B = torch.zeros(len(trials), dtype=torch.int32, device=device)
     law = laws(batch, Logits(logits_RV, changed_B, torch.empty_like(logits_RV)))
-    width = config.num_steps + 1
-    coins_BW = torch.tensor([[*trial.coins, *[0.5] * (width - len(trial.coins))] for trial in trials]).double()
-    coins = coins_BW.to(device), torch.tensor([trial.final for trial in trials]).double().to(device)
-    return _accepted(walk(batch, _verify_input(draws).to(device), law, coins, config).to("cpu"))
+    width = config.num_draft_tokens if verifier.drafts == "siblings" else config.num_steps + 1
+    coins = [[] if verifier.is_coupled else trial.coins for trial in trials]
+    coins_BW = torch.tensor([[*each, *[0.5] * (width - len(each))] for each in coins], dtype=torch.float64)
+    final_B = torch.tensor([trial.final for trial in trials], dtype=torch.float64)
+    verify_input = _verify_input(draws, config).to(device)
+    return _accepted(walk(batch, verify_input, law, (coins_BW.to(device), final_B.to(device)), config).to("cpu"))
 
 
 def _config(verifier: Verifier, draw: Draw) -> SpecConfig:
@@ -53,33 +57,67 @@ def _config(verifier: Verifier, draw: Draw) -> SpecConfig:
     return SpecConfig(topk, num_steps, num_nodes, 1, max_len=_ROOM, **verifier.settings)
 
 
-def _batch(verifier: Verifier, draws: Sequence[Draw]) -> Batch:
+def _batch(verifier: Verifier, drafted: Sequence[Draw], trials: Sequence[Trial]) -> Batch:
     params = SamplingParams(temperature=0.0 if verifier.name == "greedy" else _UNIT)
-    size, vocab_size = len(draws), len(draws[0].target_NV[0])
-    return Batch.of(range(size), range(size), [_LENGTH] * size, [params] * size, vocab_size)
+    size, vocab_size = len(trials), len(drafted[0].target_NV[0])
+    ids = ids_with_noise(drafted, trials) if verifier.is_coupled else range(size)
+    return Batch.of(ids, range(size), [LENGTH] * size, [params] * size, vocab_size)
 
 
-def _verify_input(draws: Sequence[Draw]) -> VerifyInput:
+def ids_with_noise(drafted: Sequence[Draw], trials: Sequence[Trial]) -> list[int]:
+    """Requests whose own noise lies in the regions of the trials' noise, another for every trial of a region.
+
+    Kernels draw noise by its name. A region is told by who wins each position's race, under p and under q.
+    """
+    positions = LENGTH + 1 + torch.arange(len(drafted[0].parents))
+    zero, ids = torch.zeros(_POOL, 1, dtype=torch.int64), torch.arange(_POOL)[:, None]
+    pool_PWV = gumbel_noise(zero, ids, positions[None, :], len(drafted[0].target_NV[0]))
+    winners = {index: _winners(drafted[index], pool_PWV) for index in {trial.draw for trial in trials}}
+    found: dict[tuple, Iterator[int]] = {}
+    chosen = []
+    for trial in trials:
+        wanted = _winners(drafted[trial.draw], torch.tensor([trial.coins], dtype=torch.float64))
+        region = (trial.draw, *wanted[0].tolist())
+        if region not in found:
+            inside = (winners[trial.draw] == wanted).all(1).nonzero().flatten().tolist()
+            if not inside:
+                raise LookupError(f"none of {_POOL} requests has noise in a region of the tree {trial.draw}")
+            found[region] = itertools.cycle(inside)
+        chosen.append(next(found[region]))
+    return chosen
+
+
+def _winners(draw: Draw, noise_PWV: torch.Tensor) -> torch.Tensor:
+    """Tokens that win each position's race, under the target's law and, but for the last, the drafter's: [P, 2W-1]."""
+    target_PW = (rows(draw.target_NV).log() + noise_PWV).argmax(-1)
+    draft_PS = (rows(draw.draft_NV[:-1]).log() + noise_PWV[:, :-1]).argmax(-1)
+    return torch.cat([target_PW, draft_PS], dim=1)
+
+
+def _verify_input(draws: Sequence[Draw], config: SpecConfig) -> VerifyInput:
     from specsim.reference.tree import links, visibility
 
     parents, size = list(draws[0].parents), len(draws)
     parents_BN, next_token_BN, next_sibling_BN = (torch.tensor([row] * size) for row in (parents, *links(parents)))
     depths_N = torch.tensor([draws[0].depth(node) for node in range(len(parents))])
     index_BN = torch.arange(size * len(parents)).view(size, -1)
+    inner = max(parents) + 1
+    laws = torch.stack([rows(draw.draft_NV[:inner]).float() for draw in draws]) if config.has_draft_prob else None
     return VerifyInput(
         draft_tokens=torch.tensor([draw.tokens for draw in draws]),
         parents=parents_BN,
         scores=torch.ones(parents_BN.shape),
-        positions=(_LENGTH + depths_N).repeat(size),
+        positions=(LENGTH + depths_N).repeat(size),
         mask=visibility(parents).repeat(size, 1, 1),
         retrieve_index=index_BN,
         retrieve_next_token=next_token_BN,
         retrieve_next_sibling=next_sibling_BN,
         cache_locations=index_BN.flatten(),
+        draft_prob=laws,
     )
 
 
 def _accepted(verdict: Verdict) -> list[Accepted]:
     nodes = len(verdict.predict) // len(verdict.accept_index)
-    rows = zip(verdict.accept_index.tolist(), verdict.accepted_tokens(), strict=True)
-    return [([node % nodes for node in path[: len(tokens)]], tokens[-1]) for path, tokens in rows]
+    paths = zip(verdict.accept_index.tolist(), verdict.accepted_tokens(), strict=True)
+    return [([node % nodes for node in path[: len(tokens)]], tokens[-1]) for path, tokens in paths]

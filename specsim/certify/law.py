@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from specsim.certify.cells import Axis, cdf_cuts, cells, grid_cost
+from specsim.certify.cells import Axis, Cell, cdf_cuts, cells, grid_cost
 from specsim.certify.model import Case, Draw, Text, draws, text_prob, texts
 from specsim.certify.verifier import Accepted, Verifier
 
@@ -60,11 +60,10 @@ def _texts(case: Case, length: int) -> list[Text]:
 def exact_law(verifier: Verifier, case: Case, column: Column) -> ExactLaw:
     """The law of a case. NotConstant where an outcome changes within a cell."""
     drafted = list(draws(case))
-    regions = list(_regions(verifier, drafted, column))
-    trials = [trial for region in regions for trial in region.trials]
-    outcomes = iter(column(drafted, trials))
+    found = regions(verifier, drafted, column)
+    outcomes = iter(column(drafted, [trial for region in found for trial in region.trials]))
     emitted, accepted = defaultdict(Fraction), Fraction(0)
-    for region in regions:
+    for region in found:
         path, bonus = _one(region, list(itertools.islice(outcomes, len(region.trials))))
         emitted[(*drafted[region.draw].text(path[-1]), bonus)] += region.volume
         accepted += region.volume * (len(path) - 1)
@@ -72,12 +71,8 @@ def exact_law(verifier: Verifier, case: Case, column: Column) -> ExactLaw:
     for tokens, volume in emitted.items():
         for rest in _texts(case, case.num_steps + 1 - len(tokens)):
             text_probs[(*tokens, *rest)] += volume * text_prob(case.target, (*tokens, *rest), len(tokens))
-    return ExactLaw(
-        dict(text_probs),
-        accepted,
-        len(regions),
-        _grid(verifier, drafted, case.tokens is None and not verifier.is_coupled),
-    )
+    grid = _grid(verifier, drafted, case.tokens is None and not verifier.is_coupled)
+    return ExactLaw(dict(text_probs), accepted, len(found), grid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +85,21 @@ class Region:
     trials: tuple[Trial, ...]
 
 
-def _regions(verifier: Verifier, drafted: Sequence[Draw], column: Column) -> Iterator[Region]:
+def regions(verifier: Verifier, drafted: Sequence[Draw], column: Column) -> list[Region]:
     """The final coin's cells are those of the node where the path ends, which one call says for each cell of coins."""
     parts = [(index, part) for index, draw in enumerate(drafted) for part in itertools.product(*verifier.axes(draw))]
     walks = column(drafted, [Trial(index, tuple(cell.points[0] for cell in part), 0.5) for index, part in parts])
-    for (index, part), (path, _) in zip(parts, walks, strict=True):
-        for last in verifier.last(drafted[index], path[-1]):
-            volume = math.prod((cell.volume for cell in (*part, last)), start=drafted[index].prob)
-            points = zip(*(cell.points for cell in (*part, last)), strict=True)
-            yield Region(index, volume, path, tuple(Trial(index, point[:-1], point[-1]) for point in points))
+    return [
+        _region(index, drafted[index], (*part, last), path)
+        for (index, part), (path, _) in zip(parts, walks, strict=True)
+        for last in verifier.last(drafted[index], path[-1])
+    ]
+
+
+def _region(index: int, draw: Draw, part: Sequence[Cell], path: list[int]) -> Region:
+    points = zip(*(cell.points for cell in part), strict=True)
+    trials = tuple(Trial(index, point[:-1], point[-1]) for point in points)
+    return Region(index, math.prod((cell.volume for cell in part), start=draw.prob), path, trials)
 
 
 def _one(region: Region, outcomes: list[Accepted]) -> Accepted:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 
-from specsim.certify import columns
-from specsim.certify.cases import cases_of
+from specsim.certify import cases, columns
+from specsim.certify.cases import CASES, cases_of
 from specsim.certify.controls import CONTROLS
 from specsim.certify.law import ExactLaw, NotConstant, exact_law
 from specsim.certify.model import Case
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 NAMES = tuple(dict.fromkeys(verifier.family for verifier in VERIFIERS))
-LAUNCHED = tuple(dict.fromkeys(verifier.family for verifier in VERIFIERS if verifier.is_launched))
+LAUNCHED = ("greedy", "target_only")  # what the fast column verifies
 IMPLS = ("reference", "fast", "both")
 Task = tuple[Case, tuple[str, str, str], Callable[[], ExactLaw]]
 
@@ -44,7 +44,7 @@ class Certificate:
     case: str
     total_variation: Fraction
     accepted: Fraction
-    optimum: float
+    optimum: Fraction
     impossible: Fraction
     grid: Fraction
     regions: int
@@ -56,18 +56,19 @@ class Certificate:
         return expected.get(self.promise, True)
 
     @property
-    def gap(self) -> float | None:
+    def gap(self) -> Fraction | None:
         """What a lossless verifier accepts less than it could."""
-        return self.optimum - float(self.accepted) if self.promise == "lossless" else None
+        return self.optimum - self.accepted if self.promise == "lossless" else None
 
     def to_json(self) -> dict[str, Any]:
         """Fractions as texts and, under another name, as numbers."""
-        exact = ("total_variation", "accepted", "impossible", "grid")
-        plain = ("verifier", "promise", "impl", "case", "optimum", "regions", "gap", "is_as_promised")
+        plain = ("verifier", "promise", "impl", "case", "regions", "is_as_promised")
+        names = ("total_variation", "accepted", "optimum", "gap", "impossible", "grid")
+        exact = {name: value for name in names if (value := getattr(self, name)) is not None}
         return {
             **{name: getattr(self, name) for name in plain},
-            **{name: str(getattr(self, name)) for name in exact},
-            **{f"{name}_float": float(getattr(self, name)) for name in exact},
+            **{name: str(value) for name, value in exact.items()},
+            **{f"{name}_float": float(value) for name, value in exact.items()},
         }
 
 
@@ -75,13 +76,12 @@ class Certificate:
 class Certificates:
     """All of a run, controls among them.
 
-    inconsistent: laws that could not be taken, and why. missing: verifiers that were asked for and that the fast column
-    does not have.
+    inconsistent: laws that could not be taken, and why. left_out: verifiers that the fast column does not have.
     """
 
     rows: tuple[Certificate, ...]
     inconsistent: tuple[str, ...]
-    missing: tuple[str, ...]
+    left_out: tuple[str, ...]
     seconds: float
     date: str
     versions: dict[str, str]
@@ -98,7 +98,7 @@ class Certificates:
         return made | {
             "is_ok": not self.failures,
             "failures": self.failures,
-            "missing": self.missing,
+            "left_out": self.left_out,
             "certificates": rows,
         }
 
@@ -130,18 +130,23 @@ def certify(
             rows.append(_certificate(case, names, law(), most(case)))
         except NotConstant as error:
             inconsistent.append(f"{names[0]} ({names[2]}) on {case.name}: {error}")
-    missing = () if impl == "reference" else tuple(each.name for each in chosen if not each.is_launched)
-    return Certificates(tuple(rows), tuple(inconsistent), missing, time.perf_counter() - start, date, versions(where))
+    left_out = () if impl == "reference" else tuple(each.name for each in chosen if each.family not in LAUNCHED)
+    seconds = time.perf_counter() - start
+    return Certificates(tuple(rows), tuple(inconsistent), left_out, seconds, date, versions(where))
 
 
 def _tasks(chosen: list[Verifier], impl: str, device: str) -> Iterator[Task]:
     for each in chosen:
         for name in ("reference", "fast") if impl == "both" else (impl,):
-            if name == "fast" and not each.is_launched:
+            if name == "fast" and each.family not in LAUNCHED:
                 continue
             column = columns.fast(each, device) if name == "fast" else columns.reference(each)
-            for case in cases_of(each.drafts, each.name == "greedy"):
+            for case in cases_of(_table(name, device), each.drafts, each.name == "greedy"):
                 yield case, (each.name, each.promise, name), partial(exact_law, each, case, column)
+
+
+def _table(impl: str, device: str) -> dict[str, tuple[Case, ...]]:
+    return CASES if impl == "reference" else cases.LAUNCHED if device == "cuda" else cases.INTERPRETED
 
 
 def _controls() -> Iterator[Task]:
@@ -149,6 +154,6 @@ def _controls() -> Iterator[Task]:
         yield each.case, (each.name, "wrong", "control"), each.law
 
 
-def _certificate(case: Case, names: tuple[str, str, str], law: ExactLaw, most: float) -> Certificate:
+def _certificate(case: Case, names: tuple[str, str, str], law: ExactLaw, most: Fraction) -> Certificate:
     figures = law.total_variation(case), law.accepted, most, law.impossible(case), law.grid, law.regions
     return Certificate(*names, case.name, *figures)

@@ -12,8 +12,8 @@ INTRODUCTION = (
     "Every drafted tree and every region of the uniforms was enumerated in fractions, and the verifier called in each. "
     "Distance: total variation of the law of S + 1 tokens from the target's, exact. Accepted: expected drafts a round. "
     "Optimum: the most that any rule can accept which keeps a path of the tree, adds one token and leaves the target's "
-    "law as it is (linear programming). 24 bits: at most what coins of 24 bits instead of uniform ones add to the "
-    "distance."
+    "law as it is (a linear programme's bound, in fractions too). 24 bits: at most what coins of 24 bits instead of "
+    "uniform ones add to the distance."
 )
 COLUMNS = ("verifier", "law", "column", "distance", "accepted", "optimum", "gap", "24 bits")
 _SHORT = 4096
@@ -33,8 +33,8 @@ def show(certificates: Any, console: "Console") -> None:
         columns = ("what", "on", "distance", "never the target's")
         print_table(console, columns, [_control(row) for row in controls])
     console.print()
-    if certificates.missing:
-        paragraph(console, f"Not in the fast column: {', '.join(certificates.missing)}.")
+    if certificates.left_out:
+        paragraph(console, f"Not taken of the fast column: {'; '.join(certificates.left_out)}.")
     paragraph(console, _verdict(certificates))
 
 
@@ -44,11 +44,11 @@ def _place(row: Any, rows: Sequence[Any]) -> int:
 
 
 def _cells(row: Any) -> tuple[str, ...]:
-    gap = "-" if row.gap is None else f"{abs(row.gap):.4f}"
+    gap = "-" if row.gap is None else f"{float(row.gap):.4f}" if row.gap else "0"
     grid = f"{float(row.grid):.0e}" if row.grid else "-"
     return (
         *(row.verifier, row.promise, row.impl, exact(row.total_variation)),
-        *(f"{float(row.accepted):.4f}", f"{abs(row.optimum):.4f}", gap, grid),
+        *(f"{float(row.accepted):.4f}", f"{float(row.optimum):.4f}", gap, grid),
     )
 
 

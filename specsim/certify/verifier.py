@@ -18,7 +18,8 @@ Last = Callable[[Draw, int], Axis]
 EPSILON, DELTA = 0.09, 0.3  # Medusa's own
 
 
-def _rows(laws: Sequence[Law]) -> torch.Tensor:
+def rows(laws: Sequence[Law]) -> torch.Tensor:
+    """Laws as f64 [N, V]."""
     return torch.tensor([list(map(float, law)) for law in laws], dtype=torch.float64)
 
 
@@ -37,7 +38,7 @@ class Given:
 
         parents = list(draw.parents)
         tree = Tree(list(draw.tokens), parents, *links(parents), len(parents))
-        return cls(tree, *(_rows(laws) for laws in (draw.target_NV, draw.draft_NV)))
+        return cls(tree, *(rows(laws) for laws in (draw.target_NV, draw.draft_NV)))
 
 
 Accept = Callable[[Given, Sequence, float], Accepted]
@@ -49,9 +50,8 @@ class Verifier:
 
     promise: `lossless` or `lossy`, and `wrong` of a control. drafts: `given` ones, `chain`, a chain of sampled ones, or
     `siblings`, trees in which they are sampled independently. axes: of a drafted tree's coins or noise. last: of the
-    final coin where the path ends at a node. accept: the reference column's function. settings: of a SpecConfig.
-    is_launched: whether the fast column has it. is_coupled: whether drafts are drawn with the target's noise, not by
-    coins.
+    final coin where the path ends at a node. accept: the reference column's function. settings: of the fast column's
+    SpecConfig. is_coupled: whether drafts are drawn with the target's noise, not by coins.
     """
 
     name: str
@@ -60,8 +60,7 @@ class Verifier:
     axes: Axes
     last: Last
     accept: Accept
-    settings: dict[str, float] = field(default_factory=dict)
-    is_launched: bool = False
+    settings: dict[str, float | str] = field(default_factory=dict)
     is_coupled: bool = False
 
     @property
@@ -129,25 +128,24 @@ def target_only(single: Fraction, acc: Fraction) -> Verifier:
         last=inverse_cdf(cuts.bonus_target_only),
         accept=partial(_target_only, float(single), float(acc)),
         settings={"threshold_single": float(single), "threshold_acc": float(acc)},
-        is_launched=True,
     )
 
 
 ONE, HALF = Fraction(1), Fraction(1, 2)
 VERIFIERS = (
-    Verifier("greedy", "lossless", "given", _no_coins, _nothing, _greedy, is_launched=True),
+    Verifier("greedy", "lossless", "given", _no_coins, _nothing, _greedy),
     target_only(ONE, ONE),
     target_only(ONE, HALF),
     target_only(HALF, ONE),
-    Verifier("typical", "lossy", "given", _no_coins, inverse_cdf(cuts.bonus_whole), _typical),
+    Verifier("typical", "lossy", "given", _no_coins, inverse_cdf(cuts.bonus_whole), _typical, {"verifier": "typical"}),
     *(
-        Verifier(name, "lossless", "chain", axes, inverse_cdf(bonus), partial(_sampled, name))
+        Verifier(name, "lossless", "chain", axes, inverse_cdf(bonus), partial(_sampled, name), {"verifier": name})
         for name, axes, bonus in (
             ("rejection", cuts.coins_rejection, cuts.bonus_rejection),
             ("block", cuts.coins_block, cuts.bonus_block),
         )
     ),
-    Verifier("gumbel", "lossless", "chain", _race, _nothing, _gumbel, is_coupled=True),
+    Verifier("gumbel", "lossless", "chain", _race, _nothing, _gumbel, {"verifier": "gumbel"}, is_coupled=True),
     Verifier(
         "multi_round",
         "lossless",
@@ -155,5 +153,6 @@ VERIFIERS = (
         cuts.coins_multi_round,
         inverse_cdf(cuts.bonus_multi_round),
         partial(_sampled, "multi_round"),
+        {"verifier": "multi_round"},
     ),
 )
