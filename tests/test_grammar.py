@@ -3,11 +3,12 @@
 import functools
 import itertools
 import json
+import math
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -142,6 +143,7 @@ class Automaton:
     may_end: Callable
     texts: tuple[str, ...]
     end: int
+    known: dict = field(default_factory=dict, compare=False)  # by state what may follow, which takes long to find
 
     @classmethod
     def regex(cls, pattern: str, texts, end: int) -> "Automaton":
@@ -178,7 +180,10 @@ class AutomatonMatcher:
     def allowed(self) -> torch.Tensor:
         assert not self.has_ended, "nothing is asked after the end"
         state, grammar = self.states[-1], self.automaton
-        return torch.tensor([self._next(token, state, grammar) is not False for token in range(self.vocab_size)])
+        if state not in grammar.known:
+            every = (self._next(token, state, grammar) is not False for token in range(self.vocab_size))
+            grammar.known[state] = torch.tensor(list(every))
+        return grammar.known[state].clone()
 
     def _next(self, token: int, state, grammar):
         """The state after a token, None for the end, False if it is not allowed."""
@@ -538,6 +543,34 @@ def test_a_request_ends_where_its_grammar_does(config):
     assert output.finish_reason == "stop"
     assert re.fullmatch("(no|yes)!", PAIR.tokenizer.decode(list(output.token_ids[:-1])))
     assert output.token_ids[-1] == END
+
+
+def excess(outputs, false_alarm: float = 1e-6) -> float:
+    """By how much the share of an output is too far from its probability under its own logprobs, which are those of
+    plain decoding; at most 0 but in a share false_alarm of runs (Chernoff).
+    """
+    chances = {output.token_ids: min(1.0, math.exp(sum(output.logprobs))) for output in outputs}
+    counts, most = Counter(output.token_ids for output in outputs), math.log(2 * len(chances) / false_alarm)
+
+    def divergence(share: float, chance: float) -> float:
+        terms = ((share, chance), (1 - share, 1 - chance))
+        return sum(one * math.log(one / max(other, 1e-12)) for one, other in terms if one > 0)
+
+    return max(len(outputs) * divergence(counts[text] / len(outputs), chances[text]) - most for text in chances)
+
+
+def test_sampled_texts_come_as_often_as_plain_decoding_would_have_them():
+    """160 requests of one prompt: a few texts, in their joint law."""
+    grammar = Automaton.regex("(0|1), (0|1|2)", PIECES, END)
+    outputs = run(grammar, prompts=[PROMPT] * 160, temperature=1.0, max_new_tokens=6)
+    chances = {output.token_ids: math.exp(sum(output.logprobs)) for output in outputs}
+    assert 4 <= len(chances) <= 8
+    assert sum(chances.values()) <= 1 + 1e-5
+    rounds = [count for output in outputs for count in output.num_accepted_tokens_per_round]
+    assert sum(rounds) > 2 * len(rounds)
+    assert excess(outputs) <= 0
+    often = max(outputs, key=lambda output: chances[output.token_ids])
+    assert excess(outputs[:80] + (often,) * 80) > 0
 
 
 def test_json_of_a_schema():
