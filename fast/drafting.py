@@ -1,4 +1,5 @@
-"""EAGLE-2's dynamic tree (arXiv 2406.16858): K lanes expanded step by step, then the N-1 best candidates.
+"""EAGLE-2's dynamic tree (arXiv 2406.16858): K lanes expanded step by step, then the N-1 best candidates; and lanes of
+sampled drafts, each of which has one child a step.
 
 Every choice ranks the keys of specsim.fast.topk, so that of equal values the lower index is the better.
 """
@@ -36,14 +37,22 @@ class Lanes(State):
 
     @classmethod
     def empty(
-        cls, batch_size: int, hidden_size: int, config: SpecConfig, dtype: torch.dtype, device: torch.device | str
+        cls,
+        batch_size: int,
+        hidden_size: int,
+        config: SpecConfig,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        vocab_size: int = 0,
     ) -> Self:
-        """Buffers with nothing in them; `start_lanes` begins a draft phase."""
-        k, num_steps = config.topk, config.num_steps
+        """Buffers with nothing in them; `start_lanes` begins a draft phase. vocab_size: of draft laws."""
+        k, num_steps, laws = config.topk, config.num_steps, None
 
         def buffer(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
 
+        if config.has_draft_prob:
+            laws = buffer(batch_size, config.num_parents, vocab_size, dtype=torch.float32)
         return cls(
             step=buffer(2, dtype=torch.int32),
             tokens=buffer(batch_size, k),
@@ -53,6 +62,7 @@ class Lanes(State):
                 tokens=buffer(batch_size, config.num_candidates),
                 scores=buffer(batch_size, config.num_candidates, dtype=torch.float32),
                 parent_list=buffer(batch_size, max(1, k * (num_steps - 1) + 1)),
+                draft_prob=laws,
             ),
         )
 
@@ -77,8 +87,8 @@ def _extended(scores, prob, LOG: tl.constexpr):
 @kernel
 def _start_kernel(
     topk_p_ptr, topk_index_ptr, hidden_ptr, step_ptr, lane_tokens_ptr, path_ptr, lane_hidden_ptr, tokens_ptr,
-    scores_ptr, parent_list_ptr, num_lanes, k, num_steps, LOG: tl.constexpr, ROWS: tl.constexpr, STEPS: tl.constexpr,
-    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    scores_ptr, parent_list_ptr, num_lanes, num_candidates, k, num_steps, LOG: tl.constexpr, ROWS: tl.constexpr,
+    STEPS: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Lanes of all requests one after the other; programs of one row block share out the hidden state."""
     await_input(PDL)
@@ -98,7 +108,7 @@ def _start_kernel(
         if LOG:
             scores = _log(scores)
         tl.store(lane_tokens_ptr + rows, tokens, mask=mask)
-        candidate = request * (k + (num_steps - 1) * k * k) + lane
+        candidate = request * num_candidates + lane
         tl.store(tokens_ptr + candidate, tokens, mask=mask)
         tl.store(scores_ptr + candidate, scores, mask=mask)
         steps = tl.arange(0, STEPS)[None, :]
@@ -110,16 +120,18 @@ def _start_kernel(
 
 
 def start_lanes(draft_input: DraftInput, lanes: Lanes, config: SpecConfig) -> None:
-    """Step 0: the root's children are the lanes, each with the hidden state they came from."""
+    """Step 0: the root's children are the lanes, each with the hidden state they came from, and their law the first."""
     batch_size, k, hidden_size = lanes.hidden.shape
     require_contiguous(topk_p=draft_input.topk_p, topk_index=draft_input.topk_index, hidden=draft_input.hidden)
     block = _hidden_block(hidden_size)
     rows = block_of(batch_size * k, 16, max(block, config.num_steps))
     _start_kernel[(triton.cdiv(batch_size * k, rows), triton.cdiv(hidden_size, block))](
-        draft_input.topk_p, draft_input.topk_index, draft_input.hidden, *lanes.buffers, batch_size * k, k,
-        config.num_steps, LOG=config.score == "logprob", ROWS=rows, STEPS=triton.next_power_of_2(config.num_steps),
-        HIDDEN=hidden_size, BLOCK=block,
+        draft_input.topk_p, draft_input.topk_index, draft_input.hidden, *lanes.buffers, batch_size * k,
+        config.num_candidates, k, config.num_steps, LOG=config.score == "logprob", ROWS=rows,
+        STEPS=triton.next_power_of_2(config.num_steps), HIDDEN=hidden_size, BLOCK=block,
     )  # fmt: skip
+    if lanes.candidates.draft_prob is not None:
+        lanes.candidates.draft_prob[:, 0].copy_(draft_input.draft_prob)
 
 
 @triton.jit
@@ -194,30 +206,32 @@ def _expand_kernel(
 
 
 @kernel
-def _expand_chain_kernel(
+def _expand_lanes_kernel(
     topk_p_ptr, topk_index_ptr, hidden_ptr, step_ptr, lane_tokens_ptr, path_ptr, lane_hidden_ptr, tokens_ptr,
-    scores_ptr, parent_list_ptr, batch_size, num_steps, LOG: tl.constexpr, ROWS: tl.constexpr, HIDDEN: tl.constexpr,
+    scores_ptr, parent_list_ptr, num_lanes, k, num_steps, LOG: tl.constexpr, ROWS: tl.constexpr, HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One child a step: nothing to choose and nothing to re-parent."""
+    """One child of every lane a step: nothing to choose and nothing to re-parent."""
     await_input(PDL)
     step = tl.load(step_ptr)
-    request = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
-    mask = (request < batch_size) & (step < num_steps - 1)
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
+    mask = (rows < num_lanes) & (step < num_steps - 1)
     mask_lane = mask & (step < num_steps - 2)
     offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     mask_hidden = mask_lane & (offs < HIDDEN)
-    hidden = tl.load(hidden_ptr + request * HIDDEN + offs, mask=mask_hidden)
-    tl.store(lane_hidden_ptr + request * HIDDEN + offs, hidden, mask=mask_hidden)
+    hidden = tl.load(hidden_ptr + rows * HIDDEN + offs, mask=mask_hidden)
+    tl.store(lane_hidden_ptr + rows * HIDDEN + offs, hidden, mask=mask_hidden)
     if tl.program_id(1) == 0:
-        tokens, candidate = tl.load(topk_index_ptr + request, mask=mask), request * num_steps + step + 1
-        scores = tl.load(scores_ptr + candidate - 1, mask=mask, other=0.0)
-        scores = _extended(scores, tl.load(topk_p_ptr + request, mask=mask, other=0.0), LOG)
+        request, lane = rows // k, rows % k
+        place = (step + 1) * k + lane
+        tokens, candidate = tl.load(topk_index_ptr + rows, mask=mask), request * k * num_steps + place
+        scores = tl.load(scores_ptr + candidate - k, mask=mask, other=0.0)
+        scores = _extended(scores, tl.load(topk_p_ptr + rows, mask=mask, other=0.0), LOG)
         tl.store(tokens_ptr + candidate, tokens, mask=mask)
         tl.store(scores_ptr + candidate, scores, mask=mask)
-        tl.store(lane_tokens_ptr + request, tokens, mask=mask_lane)
-        tl.store(parent_list_ptr + candidate + 1, step + 1, mask=mask_lane)
-        tl.store(path_ptr + candidate, 0, mask=mask_lane)
+        tl.store(lane_tokens_ptr + rows, tokens, mask=mask_lane)
+        tl.store(parent_list_ptr + request * (k * (num_steps - 1) + 1) + place + 1, place, mask=mask_lane)
+        tl.store(path_ptr + rows * num_steps + step + 1, lane.to(tl.int32), mask=mask_lane)
     _end_step(step_ptr, step)
 
 
@@ -228,12 +242,13 @@ def expand(
     hidden_BKH: torch.Tensor,
     config: SpecConfig,
 ) -> None:
-    """The lanes' children as candidates and the K best of them as lanes; the same launches at every step.
+    """The lanes' children as candidates and the K best of them as lanes; the same launches at every step. A lane of
+    sampled drafts has one child.
 
     Which step it is, and whether it is the last, after which no lane changes, is read from lanes.step on the device.
     """
     require_contiguous(topk_p_BKK=topk_p_BKK, topk_index_BKK=topk_index_BKK, hidden_BKH=hidden_BKH)
-    advance = _expand_chain if config.topk == 1 else _expand_tree
+    advance = _expand_lanes if config.topk == 1 or config.is_sampled else _expand_tree
     advance(lanes, topk_p_BKK, topk_index_BKK, hidden_BKH, config)
 
 
@@ -249,13 +264,13 @@ def _expand_tree(lanes: Lanes, topk_p_BKK, topk_index_BKK, hidden_BKH, config: S
     )  # fmt: skip
 
 
-def _expand_chain(lanes: Lanes, topk_p_BKK, topk_index_BKK, hidden_BKH, config: SpecConfig) -> None:
-    batch_size, _, hidden_size = lanes.hidden.shape
-    block = _hidden_block(hidden_size)
-    requests = block_of(batch_size, 4, block)
-    _expand_chain_kernel[(triton.cdiv(batch_size, requests), triton.cdiv(hidden_size, block))](
-        topk_p_BKK, topk_index_BKK, hidden_BKH, *lanes.buffers, batch_size, config.num_steps,
-        LOG=config.score == "logprob", ROWS=requests, HIDDEN=hidden_size, BLOCK=block,
+def _expand_lanes(lanes: Lanes, topk_p_BK1, topk_index_BK1, hidden_BKH, config: SpecConfig) -> None:
+    batch_size, k, hidden_size = lanes.hidden.shape
+    block, num_lanes = _hidden_block(hidden_size), batch_size * k
+    rows = block_of(num_lanes, 4, block)
+    _expand_lanes_kernel[(triton.cdiv(num_lanes, rows), triton.cdiv(hidden_size, block))](
+        topk_p_BK1, topk_index_BK1, hidden_BKH, *lanes.buffers, num_lanes, k, config.num_steps,
+        LOG=config.score == "logprob", ROWS=rows, HIDDEN=hidden_size, BLOCK=block,
     )  # fmt: skip
 
 

@@ -74,6 +74,25 @@ def _group_masses(laws, row, siblings, space, GROUP: tl.constexpr, GROUPS: tl.co
 
 
 @triton.jit
+def group_at(masses, uniform, GROUPS: tl.constexpr):
+    """The group of the share `uniform` of all masses: (group, mass before it, mass at the share)."""
+    groups, cdf = tl.arange(0, GROUPS), tl.cumsum(masses, axis=0)
+    bound = uniform * tl.max(cdf, axis=0)
+    found = tl.min(tl.where((masses > 0) & (cdf > bound), groups, GROUPS), axis=0)
+    last = tl.maximum(tl.max(tl.where(masses > 0, groups, -1), axis=0), 0)
+    group = tl.where(found < GROUPS, found, last)  # a parallel scan may have its peak where there is no mass
+    return group, tl.sum(tl.where(groups == group - 1, cdf, 0.0), axis=0), bound
+
+
+@triton.jit
+def token_at(tokens, weights, before, bound, vocab_size):
+    """Of a group's tokens the first with weight at which the mass so far exceeds the bound."""
+    first = tl.min(tl.where((weights > 0) & (before + tl.cumsum(weights, axis=0) > bound), tokens, vocab_size), axis=0)
+    last = tl.maximum(tl.max(tl.where(weights > 0, tokens, -1), axis=0), 0)
+    return tl.where(first < vocab_size, first, last)
+
+
+@triton.jit
 def draw(laws, row, siblings, uniform, space, GROUP: tl.constexpr, GROUPS: tl.constexpr, PER: tl.constexpr):
     """The first token with weight and cdf > uniform · cdf[last], under a row's law without the rejected siblings.
 
@@ -87,14 +106,6 @@ def draw(laws, row, siblings, uniform, space, GROUP: tl.constexpr, GROUPS: tl.co
             siblings = (tokens_ptr, next_sibling_ptr, first, num_nodes)
             masses = _group_masses(laws, row, siblings, space, GROUP, GROUPS, PER)
         siblings = (tokens_ptr, next_sibling_ptr, first, num_nodes)
-    groups, cdf = tl.arange(0, GROUPS), tl.cumsum(masses, axis=0)
-    bound = uniform * tl.max(cdf, axis=0)
-    found = tl.min(tl.where((masses > 0) & (cdf > bound), groups, GROUPS), axis=0)
-    last = tl.maximum(tl.max(tl.where(masses > 0, groups, -1), axis=0), 0)
-    group = tl.where(found < GROUPS, found, last)  # a parallel scan may have its peak where there is no mass
-    before = tl.sum(tl.where(groups == group - 1, cdf, 0.0), axis=0)
+    group, before, bound = group_at(masses, uniform, GROUPS)
     tokens = group * GROUP + tl.arange(0, GROUP)
-    weights = _residual(laws, row, siblings, tokens)
-    first = tl.min(tl.where((weights > 0) & (before + tl.cumsum(weights, axis=0) > bound), tokens, laws[6]), axis=0)
-    last = tl.maximum(tl.max(tl.where(weights > 0, tokens, -1), axis=0), 0)
-    return tl.where(first < laws[6], first, last)
+    return token_at(tokens, _residual(laws, row, siblings, tokens), before, bound, laws[6])

@@ -63,8 +63,6 @@ class Engine:
             raise InputError("graph", graph, " or ".join(GRAPHS))
         if graph == "round" and config.release == "round":
             raise InputError("graph", graph, "eager, step or phase with release 'round', which moves pages in a round")
-        if config.verifier != "target_only":
-            raise InputError("verifier", config.verifier, "target_only with impl 'fast'")
         if bucket is not None and (type(bucket) is not int or bucket < 1):
             raise InputError("bucket", bucket, "an integer of at least 1")
         if config.num_candidates > MOST_CANDIDATES:

@@ -105,7 +105,7 @@ class Frame:
     ) -> "Frame":
         """Buffers on the pool's device that hold padded requests only."""
         buffers = Buffers(pools.req_to_token.device)
-        draft_input = _padded_draft_input(bucket, 0 if config.is_plain else config.topk, draft_hidden_size, dtype)
+        draft_input = _padded_draft_input(bucket, config, draft_hidden_size, dtype, vocab_size)
         padded = [SamplingParams(logit_bias={0: 0.0})] * bucket  # so that there is a buffer for biases
         batch = Batch.of([0] * bucket, [-1] * bucket, [0] * bucket, padded, vocab_size)
         verdict = _padded_verdict(bucket, config)
@@ -120,7 +120,7 @@ class Frame:
         )
         *entering, seq_lens, num_rounds = inlet.tensors.values()
         next_draft_input, next_progress, next_verdict = _left(list(outlet.tensors.values()))
-        lanes = buffers.like("lanes", Lanes.empty(bucket, draft_hidden_size, config, dtype, "cpu"))
+        lanes = buffers.like("lanes", Lanes.empty(bucket, draft_hidden_size, config, dtype, "cpu", vocab_size))
         for buffer in lanes.buffers:  # a capture of one step reads what other steps would have written
             buffer.zero_()
         lanes.candidates.parent_list.fill_(-1)  # the root's block, all that plain decoding has
@@ -133,7 +133,11 @@ class Frame:
             buffers=buffers,
             inlet=Inlet(batch, DraftInput(*entering), inlet.raw),
             lanes=lanes,
-            verify_input=replace(verify_input, candidates=lanes.candidates),
+            verify_input=replace(
+                verify_input,
+                candidates=replace(lanes.candidates, draft_prob=None),
+                draft_prob=lanes.candidates.draft_prob,
+            ),
             verdict=next_verdict,
             extend_input=buffers.like("extend_input", _padded_extend_input(bucket, config, num_features, dtype)),
             next_draft_input=next_draft_input,
@@ -168,12 +172,16 @@ def _left(tensors: list[torch.Tensor]) -> tuple[DraftInput, tuple[torch.Tensor, 
     return DraftInput(*entering), (seq_lens, num_rounds), Verdict(*tensors[-_VERDICT:])
 
 
-def _padded_draft_input(bucket: int, topk: int, hidden_size: int, dtype: torch.dtype) -> DraftInput:
+def _padded_draft_input(
+    bucket: int, config: SpecConfig, hidden_size: int, dtype: torch.dtype, vocab_size: int
+) -> DraftInput:
+    topk = 0 if config.is_plain else config.topk
     return DraftInput(
         topk_p=torch.zeros(bucket, topk),
         topk_index=torch.zeros(bucket, topk, dtype=torch.int64),
         hidden=torch.zeros(bucket, hidden_size, dtype=dtype),
         bonus_tokens=torch.zeros(bucket, dtype=torch.int32),
+        draft_prob=torch.zeros(bucket, vocab_size) if config.has_draft_prob else None,
     )
 
 

@@ -159,12 +159,12 @@ def _small_tree_kernel(
 
 
 @kernel
-def _chain_kernel(
+def _lanes_kernel(
     tokens_ptr, scores_ptr, bonus_tokens_ptr, seq_lens_ptr, cache_locations_ptr, draft_tokens_ptr, parents_ptr,
     node_scores_ptr, positions_ptr, mask_ptr, retrieve_index_ptr, next_token_ptr, next_sibling_ptr, kept_locations_ptr,
-    num_rows, num_nodes, max_len, LOG: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
+    num_rows, num_nodes, k, max_len, LOG: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Rows are the nodes of all requests: node j hangs from node j - 1."""
+    """Rows are the nodes of all requests: the first k hang from the root, and node j from node j - k."""
     await_input(PDL)
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     request, node, mask = rows // num_nodes, rows % num_nodes, rows < num_rows
@@ -173,17 +173,19 @@ def _chain_kernel(
     scores = tl.load(scores_ptr + candidate, mask=mask_draft)
     bonus = tl.load(bonus_tokens_ptr + request, mask=mask).to(tl.int64)
     tl.store(draft_tokens_ptr + rows, tl.where(node == 0, bonus, tokens), mask=mask)
-    tl.store(parents_ptr + rows, node - 1, mask=mask)
+    tl.store(parents_ptr + rows, tl.where(node == 0, -1, tl.maximum(node - k, 0)), mask=mask)
     tl.store(node_scores_ptr + rows, tl.where(node == 0, 0.0 if LOG else 1.0, scores), mask=mask)
-    position = tl.load(seq_lens_ptr + request, mask=mask, other=0) + node
+    position = tl.load(seq_lens_ptr + request, mask=mask, other=0) + (node + k - 1) // k
     slot = tl.load(cache_locations_ptr + rows, mask=mask)
     tl.store(positions_ptr + rows, position, mask=mask)
     tl.store(kept_locations_ptr + rows, tl.where(position < max_len, slot, -1), mask=mask)
     tl.store(retrieve_index_ptr + rows, rows, mask=mask)
-    tl.store(next_token_ptr + rows, tl.where(node + 1 < num_nodes, node + 1, -1), mask=mask)
-    tl.store(next_sibling_ptr + rows, -1, mask=mask)
+    child = tl.where(node == 0, 1, node + k)
+    tl.store(next_token_ptr + rows, tl.where(child < num_nodes, child, -1), mask=mask)
+    tl.store(next_sibling_ptr + rows, tl.where((node > 0) & (node < k), node + 1, -1), mask=mask)
     column = tl.arange(0, COLUMNS)[None, :]
-    tl.store(mask_ptr + rows * num_nodes + column, column <= node, mask=mask & (column < num_nodes))
+    sees = (column == 0) | ((column <= node) & ((node - column) % k == 0))
+    tl.store(mask_ptr + rows * num_nodes + column, sees, mask=mask & (column < num_nodes))
 
 
 def build(
@@ -194,7 +196,8 @@ def build(
     config: SpecConfig,
     out: VerifyInput | None = None,
 ) -> VerifyInput:
-    """Select the N-1 best candidates of each request and lay them out below its bonus token; a chain selects nothing.
+    """Select the N-1 best candidates of each request and lay them out below its bonus token; of a chain, and of sampled
+    drafts, all.
 
     cache_locations: i64 [B, N], the slot of column L + j; a node at or beyond max_len loses its slot. A node whose
     parent is malformed hangs from the root: `check` finds it.
@@ -208,8 +211,8 @@ def build(
         cache_locations=cache_locations,
     )
     empty = out or _empty(len(bonus_tokens), config.num_draft_tokens, bonus_tokens.device)
-    tree = replace(empty, candidates=candidates)
-    lay_out = _build_chain if config.topk == 1 else _build_tree
+    tree = replace(empty, candidates=replace(candidates, draft_prob=None), draft_prob=candidates.draft_prob)
+    lay_out = _build_lanes if config.topk == 1 or config.is_sampled else _build_tree
     lay_out(tree, bonus_tokens, seq_lens, cache_locations, config)
     return tree
 
@@ -235,13 +238,13 @@ def _limit(config: SpecConfig) -> int:
     return _NO_LIMIT if config.max_len is None else config.max_len
 
 
-def _build_chain(tree: VerifyInput, bonus_tokens, seq_lens, cache_locations, config: SpecConfig) -> None:
+def _build_lanes(tree: VerifyInput, bonus_tokens, seq_lens, cache_locations, config: SpecConfig) -> None:
     num_rows, num_nodes = len(tree.positions), config.num_draft_tokens
     rows = block_of(num_rows, _ROWS, num_nodes)
-    _chain_kernel[(triton.cdiv(num_rows, rows),)](
+    _lanes_kernel[(triton.cdiv(num_rows, rows),)](
         tree.candidates.tokens, tree.candidates.scores, bonus_tokens, seq_lens, cache_locations, tree.draft_tokens,
         tree.parents, tree.scores, tree.positions, tree.mask, tree.retrieve_index, tree.retrieve_next_token,
-        tree.retrieve_next_sibling, tree.cache_locations, num_rows, num_nodes, _limit(config),
+        tree.retrieve_next_sibling, tree.cache_locations, num_rows, num_nodes, config.topk, _limit(config),
         LOG=config.score == "logprob", ROWS=rows, COLUMNS=triton.next_power_of_2(num_nodes),
     )  # fmt: skip
 

@@ -12,6 +12,8 @@ PREFILL = tl.constexpr(int(Stream.PREFILL))
 ACCEPT = tl.constexpr(int(Stream.ACCEPT))
 FINAL = tl.constexpr(int(Stream.FINAL))
 SYNTHETIC = tl.constexpr(int(Stream.SYNTHETIC))
+DRAFT = tl.constexpr(int(Stream.DRAFT))
+GUMBEL = tl.constexpr(int(Stream.GUMBEL))
 
 
 @triton.jit
@@ -28,6 +30,16 @@ def word(seed, request_id, stream, root_len, depth, index):
 def coin(seed, request_id, stream, root_len, depth, index):
     """A uniform of 24 bits in [2⁻²⁴, 1 - 2⁻²⁴], f32, of the word of that name."""
     return tl.maximum(word(seed, request_id, stream, root_len, depth, index), 1).to(tl.float32) * (1.0 / 16777216)
+
+
+@triton.jit
+def gumbel(seed, request_id, position, tokens):
+    """Standard Gumbel noise of tokens at a position, f64 (f32 would have no place for 53 bits)."""
+    name = (position.to(tl.uint32) * 0 + GUMBEL).to(tl.uint32)
+    high, low, _, _ = tl.philox(seed, tokens.to(tl.uint32), position.to(tl.uint32), name, request_id.to(tl.uint32))
+    word = (high.to(tl.int64) << 21) | (low.to(tl.int64) >> 11)
+    uniform = tl.maximum(word, 1).to(tl.float64) * (1.0 / 9007199254740992)
+    return -tl.log(-tl.log(uniform))
 
 
 @kernel

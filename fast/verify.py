@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from specsim.config import SpecConfig
+from specsim.fast.acceptance import accept
 from specsim.fast.draw import PER, draw, groups_block, workspace
 from specsim.fast.launch import await_input, kernel, require_contiguous
 from specsim.fast.penalties import Logits, adjust_logits
@@ -97,6 +98,7 @@ def _finish(
     rejected_ptr,
     requests,
     coins_ptr,
+    bonus_ptr,
     accept_index_ptr,
     num_drafts_ptr,
     num_tokens_ptr,
@@ -124,11 +126,14 @@ def _finish(
     path = tl.load(accept_index_ptr + offs, mask=(offs <= drafts) & (length > 0), other=-1).to(tl.int64)
     following = tl.load(accept_index_ptr + offs + 1, mask=offs < drafts, other=0)
     last = tl.maximum(tl.max(tl.where(offs == drafts, path, -1), axis=0), 0)
-    siblings = (tokens_ptr + root, next_sibling_ptr + root, tl.load(rejected_ptr + request), num_nodes)
-    bonus = only_token(laws, last)
-    if (length > 0) & (tl.load(temperature_ptr + request) > 0):  # a greedy walk rejects no child that holds the token
-        own = request * tl.cdiv(laws[6], GROUP)
-        bonus = draw(laws, last, siblings, uniform, (space[0] + own, space[1] + own), GROUP, GROUPS, PER)
+    if bonus_ptr is None:
+        siblings = (tokens_ptr + root, next_sibling_ptr + root, tl.load(rejected_ptr + request), num_nodes)
+        bonus = only_token(laws, last)
+        if (length > 0) & (tl.load(temperature_ptr + request) > 0):  # a greedy walk rejects no child with the token
+            own = request * tl.cdiv(laws[6], GROUP)
+            bonus = draw(laws, last, siblings, uniform, (space[0] + own, space[1] + own), GROUP, GROUPS, PER)
+    else:
+        bonus = tl.load(bonus_ptr + request)
     after = tl.where(offs == drafts, bonus, tl.load(tokens_ptr + following, mask=offs < drafts, other=0).to(tl.int32))
     logprobs = logprob(laws, path, after, path >= 0)
     tl.store(num_tokens_ptr + request, drafts + 1)
@@ -159,16 +164,20 @@ def walk(
     out: Verdict | None = None,
     schedule: Schedule | None = None,
 ) -> Verdict:
-    """Walk every tree under the laws of its nodes: target-only sampling, of which greedy is that of one-hot laws."""
+    """Walk every tree under the laws of its nodes: target-only sampling, of which greedy is that of one-hot laws, or
+    another verifier.
+    """
     verdict, sampling = out or _empty(batch, config, law.moments.device), batch.sampling
     num_nodes, num_steps = config.num_draft_tokens, config.num_steps
     tokens, next_token = verify_input.draft_tokens, verify_input.retrieve_next_token
     next_sibling, (accept_coins, final_coins) = verify_input.retrieve_next_sibling, coins or (None, None)
     require_contiguous(draft_tokens=tokens, next_token=next_token, next_sibling=next_sibling)
     requests = sampling.temperature, batch.seq_lens, batch.seeds, batch.request_ids
-    rejected_B = torch.empty(batch.size, dtype=torch.int64, device=law.moments.device)
+    rejected_B, bonus_B = torch.empty(batch.size, dtype=torch.int64, device=law.moments.device), None
     if schedule is not None:
         follow(batch, verify_input, schedule, config, verdict, rejected_B)
+    elif config.verifier != "target_only":
+        bonus_B = accept(batch, verify_input, law, coins, config, verdict, rejected_B)
     else:
         _walk[(batch.size,)](
             law.table,
@@ -194,6 +203,7 @@ def walk(
         rejected_B,
         requests,
         final_coins,
+        bonus_B,
         verdict.accept_index,
         verdict.num_accepted_drafts,
         verdict.num_accepted_tokens,

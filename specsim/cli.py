@@ -371,7 +371,7 @@ def diff(
     grid: Annotated[
         str | None,
         typer.Option(
-            help="Many settings, a cell each: 8 (half a minute), 84 (minutes), 1283 (hours; on a GPU minutes).",
+            help="Many settings, a cell each: 8 (half a minute), 90 (minutes), 1289 (hours; on a GPU minutes).",
             metavar="quick|pairwise|full",
             show_default="the one cell of the options below",
         ),
@@ -384,6 +384,7 @@ def diff(
     topk: options.Topk = _TREE.topk,
     num_steps: options.NumSteps = _TREE.num_steps,
     num_draft_tokens: options.NumDraftTokens = _TREE.num_draft_tokens,
+    verifier: options.Verifier = _TREE.verifier,
     page_size: options.PageSize = _TREE.page_size,
     draft_kv: options.DraftKV = _TREE.draft_kv,
     extend: options.Extend = _TREE.extend,

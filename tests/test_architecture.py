@@ -49,6 +49,8 @@ FAST_ROWS = (
     "rows",
     "linear",
     *VOCABULARY,
+    "draft_law",
+    "excess",
     *ROWS[1:3],
     "metadata",
     *ROWS[3:8],

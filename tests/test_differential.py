@@ -153,6 +153,62 @@ def test_one_wrong_entry_of_any_field_is_named(cell, phase, path):
     assert result.mismatches >= 1
 
 
+LANES = cell_of(
+    dict(
+        topk=2, num_steps=2, page_size=4, batch=1, sampling="warm", kind="eagle3", verifier="multi_round", graph="phase"
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("phase", "path"),
+    [
+        ("prefill", "draft_input.draft_prob"),
+        ("prefill", "draft_input.topk_index"),
+        ("draft", "draft_prob"),
+        ("draft", "candidates.tokens"),
+        ("draft", "candidates.scores"),
+        ("verify", "predict"),
+        ("verify", "accept_index"),
+        ("draft_extend", "draft_prob"),
+        ("draft_extend", "topk_index"),
+        ("draft_extend", "topk_p"),
+    ],
+)
+def test_one_wrong_entry_of_sampled_drafts_is_named(phase, path):
+    place = (0,) if path == "predict" else (0, 0, 0) if (phase, path) == ("draft", "draft_prob") else (0, 0)
+    first = result_of(LANES, phase, spoiler(path, place)).first_divergence
+    assert (first.phase, first.field) == (phase, path)
+
+
+def other_verifier(name: str):
+    """A column that verifies as another verifier would."""
+
+    class Other(Faulty):
+        def __init__(self, engine):
+            super().__init__(engine, "none", None)
+
+        def verify(self, batch, state, pools):
+            engine = self._engine
+            own, engine.config = engine.config, replace(engine.config, verifier=name)
+            try:
+                return engine.verify(batch, state, pools)
+            finally:
+                engine.config = own
+
+    return lambda column: replace(column, engine=Other(column.engine))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"), [("rejection", "target_only"), ("block", "rejection"), ("rejection", "block")]
+)
+def test_a_column_that_verifies_otherwise_is_found(right, wrong):
+    setting = dict(topk=1, num_steps=3, page_size=4, batch=3, sampling="warm", verifier=right)
+    found = check(replace(cell_of(setting), rounds=6), "reference", wrap=other_verifier(wrong)).first_divergence
+    assert found.phase == "verify"
+    assert found.field in ("accept_index", "predict")
+
+
 def in_round(phase, spoil):
     """The same fault where the three phases are one step."""
 

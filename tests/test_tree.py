@@ -363,8 +363,25 @@ def test_a_chain_is_laid_out_as_a_tree_of_one_lane_would_be(num_steps, score, de
     bonus, seq_lens, locations = torch.tensor([5, 6, 7]), torch.tensor([1, 6, 8]), torch.arange(3 * num_steps + 3)
     inputs = candidates.to(device), bonus.int().to(device), seq_lens.to(device), locations.view(3, -1).to(device)
     chain = fast.build(*inputs, config)
-    monkeypatch.setattr(fast, "_build_chain", fast._build_tree)
+    monkeypatch.setattr(fast, "_build_lanes", fast._build_tree)
     check_equal(chain, fast.build(*inputs, config))
+
+
+@pytest.mark.parametrize(("k", "num_steps"), [(1, 3), (2, 1), (3, 4), (5, 2)])
+def test_lanes_of_sampled_drafts_are_a_static_tree(k, num_steps, device, program_order):
+    """Every lane a path of its own below the root, whatever the scores."""
+    config = SpecConfig(k, num_steps, 1 + k * num_steps, max_len=1000, verifier="multi_round")
+    shape = 3, config.num_candidates
+    parent_list = torch.arange(-1, config.num_parents - 1).expand(3, -1).contiguous()
+    law = torch.rand(3, config.num_parents, 4)
+    candidates = Candidates(torch.randint(0, 99, shape), torch.rand(shape), parent_list, (), law)
+    tree, expected = both_columns(candidates, config, device)
+    check_equal(tree, expected)
+    assert torch.equal(expected.draft_prob, law)
+    lanes = [[0, *range(1 + lane, 1 + k * num_steps, k)] for lane in range(k)]
+    for lane in lanes:
+        assert [expected.parents[0, node].item() for node in lane] == [-1, *lane[:-1]]
+        assert expected.mask[0, lane[-1]].nonzero().flatten().tolist() == lane
 
 
 @pytest.mark.parametrize("config", [HAND, SpecConfig.plain(), SpecConfig(1, 3, 4)])

@@ -11,4 +11,4 @@ def make(checkpoint, target, config, dtype, device, batch_invariant: bool = Fals
     """The drafter of a specsim.checkpoint.DrafterCheckpoint for a target under a SpecConfig."""
     head = HEADS[checkpoint.config.kind]
     head = head(checkpoint.config, checkpoint.tensors, target, dtype, device, batch_invariant=batch_invariant)
-    return AutoregressiveDrafter(head, config, dtype, device)
+    return AutoregressiveDrafter(head, config, dtype, device, target.config.vocab_size)

@@ -9,6 +9,7 @@ from specsim.differential.comparison import Comparison, Trio
 from specsim.differential.divergence import Mismatch
 from specsim.differential.draft_input import first_draft_logits
 from specsim.differential.ranking import best, compare_drafts, log_scores
+from specsim.differential.sampled import compare_lanes
 from specsim.differential.scene import Scene
 from specsim.phases import Candidates, DraftInput, VerifyInput
 
@@ -44,6 +45,9 @@ def compare_candidates(
     The drafts of a lane are ranked by logits, which only the reference shows. Lanes are ranked by scores, which every
     column shows: they are held to exact's within the budget, and the choice to the column's own scores exactly.
     """
+    if scene.config.is_sampled and not scene.config.is_plain:
+        logits = first_draft_logits(scene, request, entered)
+        return compare_lanes(scene, request, logits, entered, trees, check)
     pools = trees.map(lambda tree: tree.candidates)
     columns = (
         pools.map(lambda pool, n=name: getattr(pool, n)[request]) for name in ("tokens", "scores", "parent_list")

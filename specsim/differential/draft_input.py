@@ -4,28 +4,43 @@ from collections.abc import Sequence
 
 import torch
 
-from specsim.differential.budget import budget, log_prob_budget
+from specsim.differential.budget import budget
 from specsim.differential.comparison import Comparison, Trio
 from specsim.differential.law import Law, rounding
 from specsim.differential.ranking import compare_drafts, compare_ranking, log_scores
+from specsim.differential.sampled import Names, compare_draws, log_noise
 from specsim.differential.scene import Scene
 from specsim.phases import DraftInput, PrefillInput, PrefillOutput
 
 
 def compare_draft_input(
-    scene: Scene, request: int, states: Trio[DraftInput], bonus: int, check: Comparison, prefix: str = ""
+    scene: Scene,
+    request: int,
+    states: Trio[DraftInput],
+    bonus: int,
+    root_len: int,
+    check: Comparison,
+    prefix: str = "",
 ) -> None:
-    """bonus: the root that the column has to hand on. The first drafts are ranked by the logits of exact's hidden."""
+    """bonus: the root that the column has to hand on; root_len: its L. The first drafts are ranked by the logits of
+    exact's hidden, or drawn from their law.
+    """
     state, one = states.fast, slice(request, request + 1)
     check.same(f"{prefix}bonus_tokens", torch.tensor(bonus, dtype=torch.int32), state.bonus_tokens[request])
     if state.topk_index.shape[1] == 0:
         return
     check.close(f"{prefix}hidden", states.map(lambda state: state.hidden[request]))
     logits = first_draft_logits(scene, request, states)
-    tokens = states.map(lambda state: state.topk_index[one])
-    compare_drafts(check, f"{prefix}topk_index", tokens, *logits, scene.draft_ids)
+    if scene.config.is_sampled:
+        tokens = states.map(lambda state: state.topk_index[request])
+        laws = states.map(lambda state: None if state.draft_prob is None else state.draft_prob[request])
+        names = Names(root_len, 0, range(scene.config.topk))
+        compare_draws(scene, request, names, f"{prefix}topk_index", tokens, laws, logits, check)
+    else:
+        tokens = states.map(lambda state: state.topk_index[one])
+        compare_drafts(check, f"{prefix}topk_index", tokens, *logits, scene.draft_ids)
     prob = states.map(lambda state: log_scores(state.topk_p[request]))
-    check.within(f"{prefix}topk_p", prob.exact, prob.fast, log_prob_budget(*logits, check.eps))
+    check.within(f"{prefix}topk_p", prob.exact, prob.fast, log_noise(scene, request, logits, check))
 
 
 def first_draft_logits(scene: Scene, request: int, states: Trio[DraftInput]) -> tuple[torch.Tensor, torch.Tensor]:

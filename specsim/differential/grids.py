@@ -43,7 +43,7 @@ AXES = {
     "chunks": [1, 2],
 }
 CROSSED = ("topk", "num_steps", "num_draft_tokens", "page_size", "batch")
-EXTRA = {"bucket": None, "idle": False}
+EXTRA = {"bucket": None, "idle": False, "verifier": "target_only"}
 NAMED = (*CROSSED, "sampling", "kind", "family")  # by every cell's id, default or not
 DEFAULTS = {name: values[0] for name, values in AXES.items()}
 QUICK = (
@@ -57,6 +57,21 @@ QUICK = (
     dict(topk=4, num_steps=2, num_draft_tokens="most", page_size=64, sampling="penalties", release="round"),
     dict(topk=4, num_steps=3, num_draft_tokens="most", page_size=4, batch=3, max_len="near", score="logprob"),
     dict(topk=4, num_steps=5, num_draft_tokens="most", page_size=16, family="twins", batch=3, graph="round"),
+)
+# The other verifiers: one batch that shrinks in a bucket of four, each in another graph mode.
+VERIFIERS = (
+    dict(topk=1, num_steps=3, page_size=4, batch=3, sampling="warm", verifier="rejection", max_len="near"),
+    dict(topk=1, num_steps=3, page_size=4, batch=3, sampling="mixed", verifier="block", graph="round", idle=True),
+    dict(
+        topk=1, num_steps=2, page_size=4, batch=3, sampling="filtered", verifier="gumbel", graph="phase", kind="eagle3"
+    ),
+    dict(
+        topk=3, num_steps=3, page_size=4, batch=3, sampling="warm", verifier="multi_round", graph="step", kind="eagle3"
+    ),
+    dict(
+        topk=2, num_steps=2, page_size=4, batch=1, sampling="biased", verifier="multi_round", graph="round", mode="free"
+    ),
+    dict(topk=2, num_steps=2, num_draft_tokens=5, page_size=4, batch=2, sampling="warm", verifier="typical"),
 )
 DEEP = {"sampling": "warm", "threshold_acc": 0.1, "num_steps": 5, "num_draft_tokens": "most"}
 # Beside what is covered pairwise: equal logits, accepted paths as deep as trees get, plain decoding, mixed parameters.
@@ -72,6 +87,7 @@ SPECIAL = (
     dict(QUICK[0], topk=1, num_steps=0, page_size=1, graph="round", mode="free"),
     dict(QUICK[0], sampling="mixed", graph="round", bucket=8, idle=True),
     dict(QUICK[0], sampling="mixed", graph="eager", bucket=3, extend="ragged", release="round", idle=True),
+    *VERIFIERS,
 )
 SHIPPED = (
     dict(QUICK[0], family="shipped", kind="eagle3", graph="round", mode="free", batch=1),
@@ -151,11 +167,11 @@ def _label(name: str, value: Any) -> str:
 
 
 def _config(values: Mapping[str, Any], longest: int) -> SpecConfig:
-    topk, steps = values["topk"], values["num_steps"]
+    topk, steps, verifier = values["topk"], values["num_steps"], values["verifier"]
     names = ("page_size", "draft_kv", "extend", "release", "score", "penalties", "threshold_single", "threshold_acc")
     max_len = longest + ROOM if values["max_len"] == "near" else None
-    width = _width(topk, steps, values["num_draft_tokens"])
-    return SpecConfig(topk, steps, width, **{name: values[name] for name in names}, max_len=max_len)
+    width = 1 + topk * steps if verifier == "multi_round" else _width(topk, steps, values["num_draft_tokens"])
+    return SpecConfig(topk, steps, width, verifier=verifier, **{name: values[name] for name in names}, max_len=max_len)
 
 
 def _width(topk: int, num_steps: int, asked: int | str) -> int:

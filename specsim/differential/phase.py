@@ -89,7 +89,7 @@ def _prefill(scene: Scene, entered, outputs, check: Comparison):
         compare_first_token(scene, request, known[request], adjusted, states, check)
         compare_committed(scene, "draft", request, length, check)
         bonus = int(states.fast.next_tokens[request])
-        compare_draft_input(scene, request, states.map(lambda s: s.draft_input), bonus, check, "draft_input.")
+        compare_draft_input(scene, request, states.map(lambda s: s.draft_input), bonus, length, check, "draft_input.")
 
     return compare
 
@@ -115,12 +115,14 @@ def _draft(scene: Scene, entered, outputs, check: Comparison):
 
 def _verify(scene: Scene, entered, outputs, check: Comparison):
     states = outputs["verify"]
-    tree = outputs["draft"].reference if "draft" in outputs else entered.reference
+    seen = outputs.get("draft", entered)
+    tree, own_prob = seen.reference, seen.fast.draft_prob
     grown, laws = own_laws(scene, tree, states.fast.target_logits)
 
     def compare(request: int) -> None:
         compare_logits(scene, request, tree, states, check)
-        compare_walk(scene, request, grown[request], laws[request], states, check)
+        draft_prob = None if own_prob is None else own_prob[request].cpu()
+        compare_walk(scene, request, grown[request], laws[request], states, check, draft_prob)
         compare_verdict(scene, request, states, check)
         compare_extend_input(request, states, check)
         length = scene.place(request)[1] + int(states.reference.num_accepted_tokens[request])
@@ -137,7 +139,7 @@ def _draft_extend(scene: Scene, entered, outputs, check: Comparison):
     def compare(request: int) -> None:
         length = scene.place(request)[1] + int(rows.num_accepted_tokens[request])
         compare_committed(scene, "draft", request, length, check)
-        compare_draft_input(scene, request, states, int(rows.bonus_tokens[request]), check)
+        compare_draft_input(scene, request, states, int(rows.bonus_tokens[request]), length, check)
 
     return compare
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import torch
 
+from specsim.differential.acceptance import compare_accepted
 from specsim.differential.comparison import Comparison, Trio
 from specsim.differential.divergence import Mismatch
 from specsim.differential.law import Law
@@ -61,9 +62,17 @@ def compare_logits(scene: Scene, request: int, tree: VerifyInput, outputs: Trio[
 
 
 def compare_walk(
-    scene: Scene, request: int, tree, laws: tuple[Law, ...], outputs: Trio[VerifyOutput], check: Comparison
+    scene: Scene,
+    request: int,
+    tree,
+    laws: tuple[Law, ...],
+    outputs: Trio[VerifyOutput],
+    check: Comparison,
+    draft_prob_MV: torch.Tensor | None = None,
 ) -> None:
-    """Path, tokens, counters and logprobs, as they follow from the column's own logits."""
+    """Path, tokens, counters and logprobs, as they follow from the column's own logits, and from its draft laws where
+    the verifier reads them.
+    """
     from specsim.uniforms import accept_coins, final_coins
 
     names = tuple(getattr(scene.batch, name)[request, None] for name in ("seeds", "request_ids", "seq_lens"))
@@ -75,11 +84,14 @@ def compare_walk(
     bonus = int(predict[nodes[-1]])
     expected = torch.full_like(predict, -1)
     expected[list(nodes)] = torch.tensor([*tokens, bonus], dtype=predict.dtype)
+    by_step = laws[0].temperature == 0 or scene.config.verifier == "target_only"
     choose = _compare_greedy if laws[0].temperature == 0 else _compare_sampled
     for depth, token in enumerate([*tokens, bonus]):
         if not 0 <= token < len(laws[0].adjusted_V):
             raise Mismatch("predict", int(outputs.reference.predict[_rows(scene, request)][nodes[depth]]), token)
-        check.tally.decisions += choose(scene, walk, depth, token)
+        check.tally.decisions += choose(scene, walk, depth, token) if by_step else 0
+    if not by_step:
+        check.tally.decisions += compare_accepted(scene, request, tree, laws, draft_prob_MV, nodes, bonus)
     check.same("predict", expected, predict)
     for name, count in zip(COUNTERS, (len(nodes) - 1, len(nodes)), strict=True):
         check.same(name, torch.tensor(count, dtype=torch.int32), getattr(outputs.fast, name)[request])

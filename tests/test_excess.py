@@ -1,0 +1,55 @@
+"""What rejected drafts leave of a law: masses by group, and the token drawn from them."""
+
+import pytest
+import torch
+
+from specsim.config import SamplingParams
+from specsim.fast import excess as fast
+from specsim.fast.penalties import Logits
+from specsim.fast.sampling import laws
+from specsim.fast.summaries import GROUP
+from specsim.phases import Batch
+from specsim.reference.sampling import inverse_cdf
+
+V, NODES = 300, 3
+PARAMS = [SamplingParams(temperature=1.0), SamplingParams(temperature=1.0), SamplingParams()]
+
+
+def scene(device: str):
+    """Laws of three requests' three nodes, the third padded; draft laws of two nodes of each."""
+    logits_RV = 2 * torch.randn(len(PARAMS) * NODES, V)
+    batch = Batch.of(range(3), [0, 1, -1], [5, 6, 0], PARAMS, V)
+    changed = torch.tensor([0, 0, -1], dtype=torch.int32)
+    law = laws(batch.to(device), Logits(logits_RV.to(device), changed.to(device), torch.empty_like(logits_RV)))
+    return batch, logits_RV.double().softmax(-1).view(3, NODES, V), torch.randn(3, 2, V).softmax(-1), law
+
+
+def test_masses_are_those_of_the_excess_of_every_group(device, program_order):
+    """Two rows a request; where q counts for nothing it is not read, for there is none below a leaf."""
+    batch, prob_BNV, draft_prob, law = scene(device)
+    nodes, scales = (
+        torch.tensor([0, 1, 1, 2, 0, 0]),
+        torch.tensor([[1.0, 1], [0.5, 1], [1, 2.5], [1, 0], [1, 0], [1, 0]]),
+    )
+    moved = (each.to(device) for each in (draft_prob, nodes, scales, batch.seq_lens))
+    found = fast.excess_masses(law, *moved).cpu()
+    for row, (node, (a, c)) in enumerate(zip(nodes.tolist(), scales.tolist(), strict=True)):
+        request = row // 2
+        left = a * prob_BNV[request, node] - (c * draft_prob[request, node] if c else 0)
+        groups = torch.nn.functional.pad(left.clamp(min=0), (0, -V % GROUP)).view(-1, GROUP).sum(-1)
+        expected = groups if batch.seq_lens[request] > 0 else torch.zeros_like(groups)
+        torch.testing.assert_close(found[row].double(), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("coin", [2.0**-24, 0.31, 0.77, 1 - 2.0**-24])
+def test_the_bonus_is_drawn_from_what_is_left_or_else_from_the_law(coin, device):
+    """The second request's draft law leaves nothing of its first node."""
+    batch, prob_BNV, draft_prob, law = scene(device)
+    nodes, scales = torch.tensor([1, 0, 0]), torch.tensor([[1.0, 1.0], [1.0, 1e9], [1.0, 0.0]])
+    sampling = batch.to(device)
+    requests = sampling.sampling.temperature, sampling.seq_lens, sampling.seeds, sampling.request_ids
+    coins = torch.full((3,), coin, dtype=torch.float64, device=device)
+    moved = (each.to(device) for each in (draft_prob, nodes, scales))
+    found = fast.draw_bonus(law, *moved, requests, coins).tolist()
+    left = (prob_BNV[0, 1] - draft_prob[0, 1]).clamp(min=0)
+    assert found[:2] == [inverse_cdf(left, coin), inverse_cdf(prob_BNV[1, 0], coin)]
