@@ -14,6 +14,7 @@ import typer
 from specsim import options
 from specsim.commands.certify import certify
 from specsim.commands.conformance import conformance
+from specsim.commands.explain import explain
 from specsim.commands.faults import faults
 from specsim.commands.lint_report import lint_report
 from specsim.commands.plan import plan
@@ -478,6 +479,7 @@ def _bench(given: dict[str, Any]) -> None:
 
 app.command()(certify)
 app.command()(conformance)
+app.command()(explain)
 app.command()(faults)
 app.command()(lint_report)
 app.command()(simulate)

@@ -33,6 +33,7 @@ class Output:
     logprobs: tuple[float, ...]
     finish_reason: str
     num_accepted_tokens_per_round: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -216,4 +217,5 @@ def _run(engine, requests: list[Request], progress: bool) -> None:
 
 def _output(request: Request) -> Output:
     counts = tuple(request.accepted)
-    return Output(request.text, tuple(request.token_ids), tuple(request.logprobs), request.finish_reason, counts)
+    ids, logprobs, prompt_ids = map(tuple, (request.token_ids, request.logprobs, request.prompt_ids))
+    return Output(request.text, ids, logprobs, request.finish_reason, counts, prompt_ids)

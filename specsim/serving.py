@@ -181,6 +181,7 @@ def _output(request: Request) -> dict:
         "error": request.error,
         "num_accepted_tokens_per_round": request.accepted,
         "prompt_tokens": len(request.prompt_ids),
+        "prompt_token_ids": request.prompt_ids,
         "num_reused": request.num_reused,
         "num_retractions": request.num_retractions,
         "emissions": request.emissions,

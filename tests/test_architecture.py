@@ -118,6 +118,7 @@ RULES = {
     "differential": Rule(ROUNDS | CELLS, {"specsim.display", "rich"} | BOTH_COLUMNS),
     "trace": Rule(ROUNDS | {"specsim.files"}, {"pandas"} | BOTH_COLUMNS),
     "contract": Rule(set(), set()),
+    "explain": Rule({"torch", "specsim.config", "specsim.files", "specsim.explain"}, {"specsim.reference"}),
     "ledger": Rule({"specsim.config", "specsim.measurements", "specsim.simulator"}, set()),
     "simulated": Rule({"specsim.simulator"}, {"specsim.display", "rich"}),
     "simulator": Rule(SETTINGS | {"scipy", "pandas", "specsim.files", "specsim.simulator"}, set()),

@@ -1,0 +1,75 @@
+"""specsim explain: the first token that two engines disagree about, and whether rounding explains it."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specsim import options
+from specsim.config import InputError
+
+if TYPE_CHECKING:
+    from specsim.explain import Answer, Finding
+
+
+def explain(
+    a: Annotated[Path, typer.Option(help="Answers of one engine, with logprobs.", show_default=False)],
+    b: Annotated[Path, typer.Option(help="Another's, to the same prompts.", show_default=False)],
+    dtype: Annotated[
+        str, typer.Option(help="Of both engines' arithmetic.", metavar="|".join(options.DTYPES))
+    ] = "bfloat16",
+    target: Annotated[
+        str | None, typer.Option(help="Folder or hub id of the weights, or tiny: measure.", show_default="assume")
+    ] = None,
+    json_file: options.JsonFile = None,
+) -> None:
+    """Tell rounding from faults where two engines differ (exit status 1: fault)."""
+    from specsim.display import heading, print_table, stdout_console
+    from specsim.explain import Noise, read_answers
+    from specsim.explain import explain as compare
+    from specsim.files import check_writable, write_json
+
+    check_writable(json_file)
+    answers, noise = (read_answers(a, "a"), read_answers(b, "b")), Noise.of(dtype)
+    findings = list(compare(*answers, noise))
+    if target is not None:
+        findings = [_measured(each, answers[0][each.request], target, dtype) for each in findings]
+    else:
+        heading(stdout_console(), f"assumed: a logit is off by {noise.error:.3g} at most ({noise.source})")
+    rows = [_row(each) for each in findings]
+    print_table(stdout_console(), ("request", "verdict", "place", "tokens", "margins", "drift", ""), rows)
+    write_json(json_file, {"a": str(a), "b": str(b), "dtype": dtype, "findings": [asdict(each) for each in findings]})
+    if any(each.verdict == "fault" for each in findings):
+        raise typer.Exit(1)
+
+
+def _row(finding: "Finding") -> tuple[str, ...]:
+    def shown(values: tuple | None, form: str) -> str:
+        return "" if values is None else " | ".join("-" if each is None else format(each, form) for each in values)
+
+    place = "" if finding.place is None else str(finding.place)
+    drift = f"{finding.drift:.2g}" if finding.drift_place is not None else "-"
+    cells = (finding.verdict, place, shown(finding.tokens, ""), shown(finding.margins, ".3g"), drift, finding.says)
+    return (str(finding.request), *cells)
+
+
+def _measured(finding: "Finding", answer: "Answer", target: str, dtype: str) -> "Finding":
+    """The finding by the weights: what the two tokens' logits are, and how far rounding takes them."""
+    import torch
+
+    from specsim.checkpoint import load
+    from specsim.explain.weights import judged, measure
+
+    if (
+        finding.verdict == "equal"
+        or finding.is_drawn
+        or not all(isinstance(token, int) for token in finding.tokens or (None,))
+    ):
+        return finding
+    if not isinstance(answer.prompt, tuple):
+        raise InputError("a", "answers without prompt_token_ids", "answers with them, where the target is given")
+    pair = load(None if target == "tiny" else target, None, "none")
+    context = (*answer.prompt, *answer.tokens[: finding.place])
+    exact, noise = measure(pair.target, context, finding.tokens, getattr(torch, dtype))
+    return judged(finding, exact, noise)

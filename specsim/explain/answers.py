@@ -1,0 +1,135 @@
+"""What engines answered, token by token with log probabilities, as specsim, vLLM, SGLang and OpenAI's API write it."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specsim.config import InputError
+from specsim.files import read_text
+
+ALLOWED = "results of specsim generate or run, of vLLM, of SGLang's /generate, or of OpenAI's API, with logprobs"
+Token = int | str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One request's answer. A token is its id, or its text where the engine gave no ids.
+
+    logprobs: natural logarithm of each token's probability, None where not given. top: by token, the log probabilities
+    that were reported at each place, the chosen token's among them. prompt: token ids, or the text; None if not given.
+    """
+
+    tokens: tuple[Token, ...]
+    logprobs: tuple[float | None, ...]
+    top: tuple[Mapping[Token, float], ...] = field(repr=False)
+    prompt: tuple[int, ...] | str | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, chosen: list[tuple[Any, Any]], top: list[Mapping[Any, Any]] | None = None, prompt: Any = None):
+        """From pairs of a token and its log probability, and what was reported beside them."""
+        tokens = [(_token(token), None if logprob is None else float(logprob)) for token, logprob in chosen]
+        reported = [{_token(token): float(value) for token, value in (each or {}).items()} for each in top or ()]
+        if len(reported) not in (0, len(tokens)):
+            raise ValueError(f"log probabilities of {len(reported)} places for {len(tokens)} tokens")
+        reported = reported or [{} for _ in tokens]
+        for (token, logprob), place in zip(tokens, reported, strict=True):
+            if logprob is not None:
+                place.setdefault(token, logprob)
+        prompt = tuple(prompt) if isinstance(prompt, list) else prompt
+        return cls(
+            *(tuple(each) for each in (zip(*tokens, strict=True) if tokens else ((), ()))), tuple(reported), prompt
+        )
+
+
+def _token(token: Any) -> Token:
+    """An id, or the token's text; vLLM writes ids as token_id:123 if asked to."""
+    if isinstance(token, str):
+        return int(token[9:]) if token.startswith("token_id:") and token[9:].isdecimal() else token
+    return int(token)
+
+
+def _by_id(place: Mapping[str, Any] | None) -> dict[int, float]:
+    """Log probabilities by token id, of which JSON has made a text; each a number, or {logprob, …}."""
+    numbers = {token: each["logprob"] if isinstance(each, Mapping) else each for token, each in (place or {}).items()}
+    return {int(token): float(number) for token, number in numbers.items()}
+
+
+def read_answers(path: Path, name: str) -> tuple[Answer, ...]:
+    """The answers of a file of JSON or JSON lines; InputError, under that name, for any other."""
+    text = read_text(path, name, ALLOWED)
+    try:
+        value = json.loads(text)
+    except ValueError:
+        try:
+            value = [json.loads(line) for line in text.splitlines() if line.strip()]
+        except ValueError as error:
+            raise InputError(name, str(path), f"{ALLOWED} (it is no JSON)") from error
+    try:
+        answers = tuple(_answers(value))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise InputError(name, str(path), f"{ALLOWED} ({type(error).__name__}: {error})") from error
+    if not answers:
+        raise InputError(name, str(path), ALLOWED)
+    return answers
+
+
+def _answers(value: Any) -> Iterator[Answer]:
+    if isinstance(value, list):
+        for each in value:
+            yield from _answers(each)
+    elif isinstance(value, dict):
+        for key, convert in CONVERTERS.items():
+            if key in value:
+                yield from convert(value)
+                return
+
+
+def _ours(value: Mapping[str, Any]) -> Iterator[Answer]:
+    """specsim: token_ids with logprobs, a number each, and perhaps top_logprobs, by token id."""
+    top = value.get("top_logprobs")
+    chosen = list(zip(value["token_ids"], value["logprobs"], strict=True))
+    yield Answer.of(chosen, top and list(map(_by_id, top)), value.get("prompt_token_ids"))
+
+
+def _outputs(value: Mapping[str, Any]) -> Iterator[Answer]:
+    """specsim generate and run; or vLLM's RequestOutput: by place and token id {logprob, rank, …}."""
+    for output in value["outputs"]:
+        prompt = output.get("prompt_token_ids") or value.get("prompt_token_ids") or value.get("prompt")
+        logprobs = output["logprobs"]
+        if logprobs and isinstance(logprobs[0], Mapping):
+            top = list(map(_by_id, logprobs))
+            chosen = [place.get(int(token)) for token, place in zip(output["token_ids"], top, strict=True)]
+            output = {"token_ids": output["token_ids"], "logprobs": chosen, "top_logprobs": logprobs}
+        yield from _ours(output | {"prompt_token_ids": prompt})
+
+
+def _sglang(value: Mapping[str, Any]) -> Iterator[Answer]:
+    """SGLang's /generate: meta_info with lists of (logprob, token id, text)."""
+    meta = value["meta_info"]
+    chosen = [(token, logprob) for logprob, token, *_ in meta["output_token_logprobs"]]
+    top = meta.get("output_top_logprobs")
+    reported = top and [{token: logprob for logprob, token, *_ in place or ()} for place in top]
+    yield Answer.of(chosen, reported, value.get("prompt_token_ids"))
+
+
+def _openai(value: Mapping[str, Any]) -> Iterator[Answer]:
+    """OpenAI's completions and chat completions, which name tokens by their text."""
+    for choice in value["choices"]:
+        logprobs = choice["logprobs"]
+        if "content" in logprobs:
+            content = logprobs["content"]
+            top = [{each["token"]: each["logprob"] for each in place.get("top_logprobs", ())} for place in content]
+            yield Answer.of([(place["token"], place["logprob"]) for place in content], top, value.get("prompt"))
+        else:
+            chosen = list(zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True))
+            yield Answer.of(chosen, logprobs.get("top_logprobs"), value.get("prompt"))
+
+
+CONVERTERS: dict[str, Callable[[Mapping[str, Any]], Iterator[Answer]]] = {
+    "outputs": _outputs,
+    "meta_info": _sglang,
+    "choices": _openai,
+    "token_ids": _ours,
+}

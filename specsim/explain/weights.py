@@ -1,0 +1,35 @@
+"""How far apart two tokens' logits are in float64, and how far rounding takes them, where the weights are at hand."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from specsim.explain.finding import Finding, Noise
+
+
+def measure(target, token_ids: Sequence[int], tokens: tuple[int, int], dtype: torch.dtype) -> tuple[float, Noise]:
+    """(logit of the first token less that of the second, in float64; how far a logit is off in `dtype`).
+
+    target: a loaded target; token_ids: the context, prompt and all. The error is four times the largest that a plain
+    forward in that type makes of any logit here: another order of the same sums errs about as much.
+    """
+    from specsim.reference.oracle_forward import in_dtype, target_forward
+
+    def logits(dtype: torch.dtype) -> torch.Tensor:
+        model = in_dtype(target, dtype)
+        return target_forward(model.config, model.tensors, list(token_ids), ())[0][-1].double()
+
+    with torch.inference_mode():
+        exact, rounded = logits(torch.float64), logits(dtype)
+    error = 4 * float((exact - rounded).abs().max())
+    name = str(dtype).removeprefix("torch.")
+    return float(exact[tokens[0]] - exact[tokens[1]]), Noise(error, f"measured: {name} against float64")
+
+
+def judged(finding: Finding, exact: float, noise: Noise) -> Finding:
+    """By the exact distance of the two tokens' logits: at most what two errors come to, or one engine is wrong."""
+    is_near = abs(exact) <= 2 * noise.error
+    says = f"in float64 their logits lie {abs(exact):.3g} apart; rounding ({noise.source}) moves them by "
+    says += f"{2 * noise.error:.3g} at most" + ("" if is_near else f": {'b' if exact > 0 else 'a'} is wrong")
+    return replace(finding, verdict="numerics" if is_near else "fault", says=says, exact=exact)

@@ -1,0 +1,213 @@
+"""specsim explain: where two engines' answers part, and whether rounding explains it."""
+
+import json
+
+import pytest
+import torch
+
+from specsim.checkpoint import load
+from specsim.cli import main
+from specsim.config import InputError
+from specsim.explain import Answer, Noise, explain, read_answers
+from specsim.explain.finding import ERRORS, Finding
+from specsim.explain.weights import judged, measure
+
+NOISE = Noise(0.01, "said so")  # so that 0.04 is the most
+
+
+def answer(tokens, logprobs, top=None, prompt=None) -> Answer:
+    return Answer.of(list(zip(tokens, logprobs, strict=True)), top, prompt)
+
+
+def one(a: Answer, b: Answer, noise: Noise = NOISE) -> Finding:
+    (finding,) = explain([a], [b], noise)
+    return finding
+
+
+def parted(mine: float, theirs: float) -> tuple[Answer, Answer]:
+    """Answers of three tokens whose last differs; by how much each engine prefers its own there."""
+    a = answer([5, 6, 7], [-0.1, -0.2, -0.6], [{}, {}, {8: -0.6 - mine}])
+    b = answer([5, 6, 8], [-0.1, -0.2, -0.6], [{}, {}, {7: -0.6 - theirs}])
+    return a, b
+
+
+def test_equal_answers():
+    finding = one(*[answer([5, 6], [-0.1, -0.2])] * 2)
+    assert (finding.verdict, finding.place, finding.drift) == ("equal", None, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "verdict"),
+    [(0.0, 0.0, "numerics"), (0.02, 0.0199, "numerics"), (0.0, 0.041, "fault"), (0.021, 0.02, "fault")],
+)
+def test_two_margins_are_held_against_four_errors(mine, theirs, verdict):
+    finding = one(*parted(mine, theirs))
+    assert (finding.verdict, finding.place, finding.tokens) == (verdict, 2, (7, 8))
+    assert finding.margins == pytest.approx((mine, theirs))
+    assert f"{NOISE.most:.3g}" in finding.says
+
+
+def test_the_bound_is_sharp():
+    """Two engines that are each off by e a logit can just come to 4e."""
+    logits, error = torch.tensor([1.0, 1.0], dtype=torch.float64), 0.25
+    shifts = torch.tensor([error, -error], dtype=torch.float64)
+    first, second = (logits + shifts).log_softmax(0), (logits - shifts).log_softmax(0)
+    a = answer([0], [float(first[0])], [{1: float(first[1])}])
+    b = answer([1], [float(second[1])], [{0: float(second[0])}])
+    assert sum(one(a, b, Noise(error, "")).margins) == pytest.approx(4 * error)
+    assert one(a, b, Noise(1.0001 * error, "")).verdict == "numerics"
+    assert one(a, b, Noise(0.9999 * error, "")).verdict == "fault"
+
+
+def test_log_probabilities_that_drift_are_a_fault_before_tokens_differ():
+    for tokens in ([5, 6, 7], [5, 6, 8]):
+        finding = one(answer([5, 6, 7], [-0.1, -0.2, -0.3]), answer(tokens, [-0.1, -0.25, -0.3]))
+        assert (finding.verdict, finding.drift_place) == ("fault", 1)
+        assert finding.drift == pytest.approx(0.05)
+    same_length = one(answer([5, 6], [-0.1, None]), answer([5, 6], [-0.1, -9.0]))
+    assert same_length.verdict == "equal"
+
+
+def test_what_is_not_reported_bounds_the_margin():
+    a, b = parted(0.0, 0.0)
+    hidden = answer([5, 6, 7], [-0.1, -0.2, -0.6], [{}, {}, {3: -0.61}])
+    assert one(hidden, b).verdict == "undecided"
+    assert one(hidden, b).margins[0] is None
+    hidden = answer([5, 6, 7], [-0.1, -0.2, -0.6], [{}, {}, {3: -0.61, 4: -0.7}])
+    finding = one(hidden, b)
+    assert (finding.verdict, finding.at_least[0]) == ("fault", pytest.approx(0.1))
+    assert one(a, answer([5, 6, 8], [None] * 3)).verdict == "undecided"
+
+
+def test_a_drawn_token_and_an_early_end_are_not_decided():
+    assert one(*parted(-0.5, 0.0)).verdict == "undecided"
+    assert one(*parted(-0.5, 0.0)).is_drawn
+    finding = one(answer([5, 6], [-0.1, -0.2]), answer([5], [-0.1]))
+    assert (finding.verdict, finding.place, finding.tokens) == ("undecided", 1, (6, None))
+
+
+def test_answers_have_to_belong_together():
+    mine = answer([5], [-0.1], prompt=[1, 2])
+    with pytest.raises(InputError, match=r"b is '2 answers'; allowed: as many as a has, 1"):
+        list(explain([mine], [mine, mine], NOISE))
+    with pytest.raises(InputError, match="another prompt"):
+        list(explain([mine], [answer([5], [-0.1], prompt=[1, 3])], NOISE))
+    with pytest.raises(InputError, match="dtype is 'int8'"):
+        Noise.of("int8")
+
+
+# The same answer as each engine writes it: tokens 11 and 12, the second beside 13.
+VLLM = {
+    "prompt_token_ids": [1, 2],
+    "outputs": [
+        {
+            "token_ids": [11, 12],
+            "logprobs": [
+                {"11": {"logprob": -0.5, "rank": 1}},
+                {"12": {"logprob": -0.25, "rank": 1}, "13": {"logprob": -2.5, "rank": 2}},
+            ],
+        }
+    ],
+}
+SGLANG = {
+    "text": "a b",
+    "prompt_token_ids": [1, 2],
+    "meta_info": {
+        "output_token_logprobs": [[-0.5, 11, None], [-0.25, 12, None]],
+        "output_top_logprobs": [None, [[-0.25, 12, None], [-2.5, 13, None]]],
+    },
+}
+OURS = {
+    "token_ids": [11, 12],
+    "logprobs": [-0.5, -0.25],
+    "top_logprobs": [None, {"13": -2.5}],
+    "prompt_token_ids": [1, 2],
+}
+NAMED = {
+    "tokens": ["token_id:11", "token_id:12"],
+    "token_logprobs": [-0.5, -0.25],
+    "top_logprobs": [{}, {"token_id:13": -2.5}],
+}
+CHAT = [
+    {"token": "token_id:11", "logprob": -0.5},
+    {"token": "token_id:12", "logprob": -0.25, "top_logprobs": [{"token": "token_id:13", "logprob": -2.5}]},
+]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        VLLM,
+        [SGLANG],
+        {"outputs": [OURS]},
+        {"prompt": [1, 2], "choices": [{"logprobs": NAMED}]},
+        {"prompt": [1, 2], "choices": [{"logprobs": {"content": CHAT}}]},
+    ],
+)
+def test_engines_are_read(written, tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps(written))
+    (found,) = read_answers(tmp_path / "a.json", "a")
+    assert found == answer([11, 12], [-0.5, -0.25], [{11: -0.5}, {12: -0.25, 13: -2.5}], [1, 2])
+    (tmp_path / "a.jsonl").write_text(f"{json.dumps(written)}\n\n{json.dumps(written)}\n")
+    assert read_answers(tmp_path / "a.jsonl", "a") == (found, found)
+
+
+def test_tokens_by_their_text(tmp_path):
+    logprobs = {"tokens": ["7", " x"], "token_logprobs": [-0.5, -0.1], "top_logprobs": None}
+    (tmp_path / "a.json").write_text(json.dumps({"choices": [{"logprobs": logprobs}]}))
+    (found,) = read_answers(tmp_path / "a.json", "a")
+    assert found.tokens == ("7", " x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "7", '{"outputs": [{"token_ids": [1]}]}', '{"outputs": [{"token_ids": [1, 2], "logprobs": [-1]}]}',
+     '{"choices": [{"logprobs": null}]}', '{"meta_info": {"output_token_logprobs": [7]}}'],
+)  # fmt: skip
+def test_other_files_are_refused_in_a_sentence(text, tmp_path):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(InputError, match=r"^a is .*; allowed: results of specsim") as error:
+        read_answers(tmp_path / "a.json", "a")
+    assert "\n" not in str(error.value)
+
+
+def test_the_weights_decide():
+    """Two tokens of a real forward: the likeliest and the least likely are no near-tie, one and itself are."""
+    target, context = load().target, [17, 300, 41]
+    low, high = 5, 6
+    exact, noise = measure(target, context, (low, high), torch.bfloat16)
+    assert exact == pytest.approx(-measure(target, context, (high, low), torch.float32)[0], abs=1e-9)
+    assert 0 < measure(target, context, (low, high), torch.float32)[1].error < noise.error / 100
+    finding = one(*parted(0.0, 0.0))
+    assert judged(finding, 2 * noise.error, noise).verdict == "numerics"
+    assert judged(finding, 2.001 * noise.error, noise).verdict == "fault"
+    assert "b is wrong" in judged(finding, 2.001 * noise.error, noise).says
+    assert "a is wrong" in judged(finding, -2.001 * noise.error, noise).says
+
+
+def test_the_command(tmp_path, capsys):
+    def write(name: str, *changes: dict) -> str:
+        (tmp_path / name).write_text(json.dumps({"outputs": [OURS | change for change in changes]}))
+        return str(tmp_path / name)
+
+    near = {"token_ids": [11, 13], "logprobs": [-0.5, -0.3], "top_logprobs": [None, {"12": -0.3}]}
+    near_a = {"top_logprobs": [None, {"13": -0.26}]}
+    a, b = write("a.json", near_a, {}), write("b.json", near, {"logprobs": [-0.5, -1.5]})
+    out = str(tmp_path / "out.json")
+    with pytest.raises(SystemExit) as status:
+        main(["explain", "--a", a, "--b", b, "--json", out])
+    assert status.value.code == 1
+    assert [each["verdict"] for each in json.loads((tmp_path / "out.json").read_text())["findings"]] == [
+        "numerics",
+        "fault",
+    ]
+    shown = capsys.readouterr().out
+    assert "near-tie" in shown
+    assert f"{ERRORS['bfloat16']:.3g}" in shown
+    with pytest.raises(SystemExit) as status:
+        main(["explain", "--a", a, "--b", a])
+    assert status.value.code in (None, 0)
+    with pytest.raises(SystemExit) as status:
+        main(["explain", "--a", a, "--b", b, "--target", "tiny", "--dtype", "float32"])
+    assert status.value.code in (0, 1)
+    assert "in float64 their logits lie" in " ".join(capsys.readouterr().out.split())
