@@ -111,7 +111,7 @@ def _block_kernel(
     request = tl.program_id(0).to(tl.int64)
     await_input(PDL)
     root, length, lane = request * num_nodes, tl.load(requests[1] + request), tl.full((), 0, tl.int32)
-    limit, greedy = _limit(length, num_steps, max_len), tl.load(requests[0] + request) == 0
+    limit, greedy = _limit(length, num_steps, max_len).to(tl.int32), tl.load(requests[0] + request) == 0
     drafts, follows, last_kept = tl.full((), 0, tl.int32), tl.full((), 1, tl.int32), tl.full((), 1.0, tl.float32)
     groups, count = tl.arange(0, GROUPS), tl.cdiv(laws[6], GROUP)
     for node in range(1, limit + 1):

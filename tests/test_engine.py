@@ -437,11 +437,18 @@ def test_batch_invariance_reaches_every_product_and_attention(batch_invariant, k
     assert told == {"choose": {batch_invariant}, "attention": {batch_invariant}}
 
 
-@pytest.mark.parametrize("kind", ["eagle", "eagle3", "none"])
-def test_inside_a_round_torch_runs_linear_layers_and_copies_only(kind, device):
-    pair = agreeing_pair("eagle3" if kind == "none" else kind)
-    config = SpecConfig.plain(page_size=4) if kind == "none" else SMALL
-    engine, batch, _, pools = fast_start(pair, config, device, FOUR[:2])
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("eagle", SMALL),
+        ("eagle3", SMALL),
+        ("eagle3", SpecConfig.plain(page_size=4)),
+        ("eagle3", LANES),
+        ("eagle", SAMPLED[3]),
+    ],
+)
+def test_inside_a_round_torch_runs_linear_layers_and_copies_only(kind, config, device):
+    engine, batch, _, pools = fast_start(agreeing_pair(kind), config, device, FOUR[:2])
     frame = engine._frame(batch, pools)
     sections = ("propose", "lay_out", "judge", "hand_over", "extend")
     with torch.inference_mode():
