@@ -73,6 +73,15 @@ def setting(config: Any) -> str:
     return tree + verifier + ("" if config.is_lossless else ", not lossless")
 
 
+def short_setting(config: Any) -> str:
+    """A specsim.SpecConfig in a few words: a tree by topk, steps and draft tokens."""
+    if config.is_plain:
+        return "no drafts"
+    if config.topk == 1:
+        return f"chain of {config.num_steps}"
+    return f"tree {config.topk}/{config.num_steps}/{config.num_draft_tokens}"
+
+
 def acceptance_rows(acceptance: Any, synthetic: Any = None) -> list[tuple[str, str]]:
     """The figures of a specsim.metrics.Acceptance, (name, value) each; none where nothing was drafted.
 

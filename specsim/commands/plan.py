@@ -60,7 +60,7 @@ def plan(
 
 def show(found: "Plan", draft: str, console: "Console") -> None:
     """The candidates with their regret, the choice by batch size, and flags."""
-    from specsim.display import figure, heading, paragraph, print_table
+    from specsim.display import figure, heading, paragraph, print_table, short_setting
     from specsim.simulator.plan import sglang_flags, vllm_flags
 
     load = found.cell
@@ -70,7 +70,7 @@ def show(found: "Plan", draft: str, console: "Console") -> None:
     names = ("Output Throughput (tok/s)", "Mean TTFT (ms)", "Mean TPOT (ms)", "P99 ITL (ms)")
     rows = [
         (
-            _name(each.config),
+            short_setting(each.config),
             figure(each.accept_length),
             *(figure(each.metrics[name], 0 if "tok/s" in name else 2) for name in names),
             f"{each.regret:.1%}",
@@ -81,7 +81,7 @@ def show(found: "Plan", draft: str, console: "Console") -> None:
     if len(found.candidates) > SHOWN:
         paragraph(console, f"and {len(found.candidates) - SHOWN} more, none of them better.")
     heading(console, "by batch size")
-    rows = [(str(each.batch), _name(each.config), f"{each.speedup:.2f} ×") for each in found.by_batch]
+    rows = [(str(each.batch), short_setting(each.config), f"{each.speedup:.2f} ×") for each in found.by_batch]
     print_table(console, ("requests", "setting", "over plain"), rows)
     heading(console, "SGLang")
     console.print(sglang_flags(load, found.best.config, draft), soft_wrap=True)
@@ -97,11 +97,3 @@ def show_policies(compared: dict[str, dict[str, float]], console: "Console") -> 
     heading(console, "policies that choose a chain for every round, on equal traces")
     rows = [(name, *(figure(metrics[each], 1) for each in names)) for name, metrics in compared.items()]
     print_table(console, ("policy", "tok/s", "E2E ms", "P99 ITL ms"), rows)
-
-
-def _name(config) -> str:
-    if config.is_plain:
-        return "no drafts"
-    if config.topk == 1:
-        return f"chain of {config.num_steps}"
-    return f"tree {config.topk}/{config.num_steps}/{config.num_draft_tokens}"

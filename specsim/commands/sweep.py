@@ -54,6 +54,7 @@ def sweep(
     jobs: Annotated[int | None, typer.Option(help="Processes.", show_default="one a core")] = None,
     cluster: Annotated[str | None, typer.Option(help="Address of a Dask scheduler.", metavar="ADDRESS")] = None,
     parquet: Annotated[Path | None, typer.Option(help="Also write all cells here.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw what each gets against what all get (PNG).")] = None,
     json_file: options.JsonFile = None,
 ) -> None:
     """Simulate every combination of some values, cell by cell into a file.
@@ -69,7 +70,7 @@ def sweep(
     from specsim.simulator.sweep import sweep as run
 
     wanted = cells(fields.cell(given), dict(map(_values, vary)))
-    for file, name in ((json_file, "json"), (parquet, "parquet"), (out, "out")):
+    for file, name in ((json_file, "json"), (parquet, "parquet"), (plot, "plot"), (out, "out")):
         check_writable(file, name)
     names = [key(each) for each in wanted]
     with _executor(jobs, cluster) as executor, tqdm(total=len(set(names)), unit="cell", disable=None) as bar:
@@ -83,6 +84,16 @@ def sweep(
     write_json(json_file, {"cells": results.rows(names)})
     if parquet is not None:
         write_whole(parquet, results.frame(names).to_parquet(index=False))
+    if plot is not None:
+        write_whole(plot, _picture(results.rows(names)))
+
+
+def _picture(rows: list[dict]) -> bytes:
+    try:
+        from specsim.plots import pareto
+    except ImportError as error:
+        raise InputError("plot", "a picture", f"none without matplotlib ({error})") from error
+    return pareto(rows)._repr_png_()
 
 
 def show(rows: list[dict], varied: list[str], counts: tuple[int, int], out: Path, console: "Console") -> None:

@@ -1,0 +1,33 @@
+"""A simulated batch in time: who waits, who decodes, and what each step takes."""
+
+from specsim.config import InputError
+from specsim.plots.chart import SIZE, new_chart
+from specsim.plots.sheet import ACCEPTED, FONT, SPARE, Picture
+from specsim.simulator.run import Run
+
+MOST = 200
+
+
+def batch(run: Run, first: int = 0, last: int | None = None) -> Picture:
+    """A bar a request in seconds: from when it was sent to its first token, and on to its last. Requests first to last
+    by number (None: the end); InputError for none of them, or more than 200. A cross: it was retracted.
+    """
+    numbers = range(len(run.arrivals))[first : None if last is None else last + 1]
+    if not 1 <= len(numbers) <= MOST:
+        raise InputError("requests", len(numbers), f"1 to {MOST} of them")
+    height = 1.2 + 0.12 * max(len(numbers), 8)
+    title = f"requests {numbers[0]} to {numbers[-1]}, simulated: waiting, then decoding"
+    figure, axes = new_chart(title, "seconds", "request", height)
+    for number in numbers:
+        sent, begun, ended = (float(times[number]) for times in (run.arrivals, run.firsts, run.lasts))
+        for start, end, look, kind in ((sent, begun, SPARE, "wait"), (begun, ended, ACCEPTED, "decode")):
+            bar = axes.barh(number, end - start, left=start, height=0.7, color=look.face, edgecolor=look.edge, lw=0.6)
+            bar[0].set_gid(f"{kind}:{number}")
+        if run.retractions[number]:
+            axes.plot([begun], [number], "x", color="#A2487D", markersize=5, gid=f"retracted:{number}")
+    axes.set_ylim(numbers[-1] + 0.6, numbers[0] - 0.6)
+    axes.set_yticks([numbers[0], numbers[-1]])
+    axes.set_xlim(left=min(0.0, float(run.arrivals[numbers[0]])) if first == 0 else None)
+    axes.text(1, 1.01, f"{run.duration:.2f} s, {run.num_steps:,} steps in all", ha="right", va="bottom",
+              transform=axes.transAxes, family=FONT, fontsize=SIZE)  # fmt: skip
+    return figure

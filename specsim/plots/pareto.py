@@ -1,0 +1,69 @@
+"""What a server gives each against what it gives all: a sweep's settings over loads, and what none of them beats."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specsim.config import InputError
+from specsim.plots.chart import SIZE, new_chart, write_beside
+from specsim.plots.sheet import ACCEPTED, FAINT, FONT, Axes, Picture
+from specsim.plots.speedup import LINES
+
+Row = Mapping[str, Any]
+
+
+def pareto(rows: Sequence[Row]) -> Picture:
+    """Tokens a second of the server against those of one request (1 / TPOT), a line a setting over its loads.
+
+    rows: of specsim.simulator.sweep.Results; those without figures are left out. Beside a point: its clients. Ringed:
+    no other cell gives as much to each and to all. InputError for no row, or more than five settings.
+    """
+    rows = [row for row in rows if row["error"] is None]
+    lines: dict[str, list[Row]] = {}
+    for row in rows:
+        lines.setdefault(_setting(row), []).append(row)
+    if not 1 <= len(lines) <= len(LINES):
+        raise InputError("settings", len(lines), f"1 to {len(LINES)}")
+    where = " and ".join(sorted({f"{row['model']} on {row['hardware']}" for row in rows}))
+    figure, axes = new_chart(f"{where}, simulated", "tokens a second of a request", "tokens a second of all")
+    for (name, own), (color, dash) in zip(lines.items(), LINES, strict=False):
+        _line(axes, name, sorted(own, key=lambda row: (row["concurrency"], row["rate"] or 0)), color, dash)
+    for row in front(rows):
+        ring = {"markersize": 9, "markerfacecolor": "none", "markeredgecolor": ACCEPTED.edge}
+        axes.plot([each(row)], [everyone(row)], "o", gid=f"front:{row['key']}", **ring)
+    axes.legend(loc="lower left", frameon=False, handlelength=3, prop={"family": FONT, "size": SIZE})
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    return figure
+
+
+def _line(axes: Axes, name: str, rows: list[Row], color: str, dash: Any) -> None:
+    x, y = [each(row) for row in rows], [everyone(row) for row in rows]
+    axes.plot(x, y, color=color, linestyle=dash, marker="o", markersize=3.5, label=name, gid=f"setting:{name}")
+    for row in rows if rows[0]["rate"] is None else []:
+        write_beside(axes, each(row), everyone(row), f"{row['concurrency']}", FAINT, (6, 5))
+
+
+def front(rows: Sequence[Row]) -> list[Row]:
+    """Rows that no other beats in one figure without losing in the other."""
+    kept: list[Row] = []
+    for row in sorted(rows, key=lambda row: (-each(row), -everyone(row))):
+        if not kept or everyone(row) > everyone(kept[-1]):
+            kept.append(row)
+    return kept
+
+
+def each(row: Row) -> float:
+    """Tokens a second of one request after its first token."""
+    return 1e3 / row["Mean TPOT (ms)"]
+
+
+def everyone(row: Row) -> float:
+    """Tokens a second of the server."""
+    return row["Output Throughput (tok/s)"]
+
+
+def _setting(row: Row) -> str:
+    topk, steps, nodes = (row[name] for name in ("topk", "num_steps", "num_draft_tokens"))
+    if not steps:
+        return "no drafts"
+    return f"chain of {steps}" if topk == 1 else f"tree {topk}/{steps}/{nodes}"

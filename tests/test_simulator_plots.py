@@ -1,0 +1,89 @@
+"""Pictures of simulated servers say what runs, laws and sweeps say."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from concurrent.futures import ThreadPoolExecutor
+
+from specsim import SpecConfig, plots
+from specsim.config import InputError, ServingConfig
+from specsim.plots.pareto import each, everyone, front
+from specsim.simulator.acceptance import PerPosition, accept_length, iid
+from specsim.simulator.cell import Cell
+from specsim.simulator.option import Option
+from specsim.simulator.sweep import Results, cells, sweep
+from specsim.simulator.timeline import simulate
+from specsim.simulator.workload import bursts
+
+
+class Seconds:
+    """Every round takes one, a prefill nothing."""
+
+    def prefill(self, new_tokens, contexts):
+        return 0.0
+
+    def round(self, contexts, config):
+        return 1.0
+
+
+def artists(figure, start: str) -> dict:
+    found = {artist.get_gid(): artist for artist in figure.axes[0].get_children() if artist.get_gid()}
+    return {gid: artist for gid, artist in found.items() if gid.startswith(start)}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    results = Results(tmp_path_factory.mktemp("sweep") / "out.sqlite")
+    base = Cell(requests=8, prompt_tokens=20, output_tokens=16)
+    with ThreadPoolExecutor(1) as executor:
+        sweep(cells(base, {"num_steps": [0, 2, 9], "concurrency": [1, 8]}), results, executor)
+    return results.rows()
+
+
+def test_pareto_draws_every_cell_and_rings_what_none_beats(rows):
+    figure = plots.pareto(rows)
+    good = [row for row in rows if row["error"] is None]
+    lines = artists(figure, "setting:")
+    assert set(lines) == {"setting:no drafts", "setting:chain of 2"}
+    drawn = {tuple(point) for line in lines.values() for point in np.transpose(line.get_data()).tolist()}
+    assert drawn == {(each(row), everyone(row)) for row in good}
+    ringed = {gid.split(":")[1] for gid in artists(figure, "front:")}
+    beaten = {
+        row["key"]
+        for row in good
+        if any(each(other) >= each(row) and everyone(other) >= everyone(row) for other in good if other is not row)
+    }
+    assert ringed == {row["key"] for row in good} - beaten == {row["key"] for row in front(good)}
+    with pytest.raises(InputError, match="settings is 0"):
+        plots.pareto([row for row in rows if row["error"]])
+
+
+def test_positions_draw_rates_and_name_accept_lengths():
+    laws = {"even": iid(0.5, 3), "given": PerPosition((0.9, 0.1))}
+    figure = plots.positions(laws)
+    for name, law in laws.items():
+        (line,) = artists(figure, f"law:{name}").values()
+        assert line.get_ydata() == pytest.approx([1, *law.rates()])
+        assert any(text.get_text() == f"{name}: {accept_length(law):.2f}" for text in figure.axes[0].texts)
+    with pytest.raises(InputError, match="laws is 0"):
+        plots.positions({})
+
+
+def test_a_batch_is_drawn_in_seconds():
+    option, serving = Option(SpecConfig(1, 1, 2), iid(1.0, 1)), ServingConfig("sync", 2, 1000)
+    run = simulate(Seconds(), option, bursts(4, 4, 1, 5, 5), serving, prefill="beside")
+    figure = plots.batch(run, 1, 3)
+    bars = {gid: (bar.get_x(), bar.get_x() + bar.get_width()) for gid, bar in artists(figure, "").items()}
+    assert bars == {f"{kind}:{number}": span for number in (1, 2, 3) for kind, span in SPANS[number].items()}
+    with pytest.raises(InputError, match="requests is 0"):
+        plots.batch(run, 9)
+
+
+# Two places; a request takes two rounds of two tokens after its first.
+SPANS = {
+    1: {"wait": (0, 0), "decode": (0, 2)},
+    2: {"wait": (0, 2), "decode": (2, 4)},
+    3: {"wait": (0, 2), "decode": (2, 4)},
+}
