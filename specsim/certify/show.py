@@ -34,7 +34,7 @@ def show(certificates: Any, console: "Console") -> None:
         print_table(console, columns, [_control(row) for row in controls])
     console.print()
     if certificates.left_out:
-        paragraph(console, f"Not taken of the fast column: {'; '.join(certificates.left_out)}.")
+        paragraph(console, f"The fast column was not run on: {'; '.join(certificates.left_out)}.")
     paragraph(console, _verdict(certificates))
 
 
