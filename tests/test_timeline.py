@@ -82,6 +82,7 @@ LENGTHS = [(0, 9, 12), (0, 21, 9), (0, 4, 20), (2, 13, 7), (3, 6, 15), (3, 30, 8
     ("config", "serving"),
     [
         (TREE, ServingConfig("sync", 3, 1000)),
+        (TREE, ServingConfig("overlap", 9, 1000)),
         (TREE, ServingConfig("overlap", 4, 1000, chunk_tokens=7)),
         (TREE, ServingConfig("sync", 5, 148, chunk_tokens=11, retraction="longest")),
         (TREE, ServingConfig("overlap", 5, 148, retraction="latest")),
