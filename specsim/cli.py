@@ -372,7 +372,7 @@ def diff(
     grid: Annotated[
         str | None,
         typer.Option(
-            help="Many settings, a cell each: 8 (half a minute), 90 (minutes), 1289 (hours; on a GPU minutes).",
+            help="Many settings, a cell each: 8 (half a minute), 89 (minutes), 1288 (hours; on a GPU minutes).",
             metavar="quick|pairwise|full",
             show_default="the one cell of the options below",
         ),

@@ -58,20 +58,13 @@ QUICK = (
     dict(topk=4, num_steps=3, num_draft_tokens="most", page_size=4, batch=3, max_len="near", score="logprob"),
     dict(topk=4, num_steps=5, num_draft_tokens="most", page_size=16, family="twins", batch=3, graph="round"),
 )
-# The other verifiers: one batch that shrinks in a bucket of four, each in another graph mode.
+# The other verifiers: few requests, each in another graph mode.
 VERIFIERS = (
-    dict(topk=1, num_steps=3, page_size=4, batch=3, sampling="warm", verifier="rejection", max_len="near"),
-    dict(topk=1, num_steps=3, page_size=4, batch=3, sampling="mixed", verifier="block", graph="round", idle=True),
-    dict(
-        topk=1, num_steps=2, page_size=4, batch=3, sampling="filtered", verifier="gumbel", graph="phase", kind="eagle3"
-    ),
-    dict(
-        topk=3, num_steps=3, page_size=4, batch=3, sampling="warm", verifier="multi_round", graph="step", kind="eagle3"
-    ),
-    dict(
-        topk=2, num_steps=2, page_size=4, batch=1, sampling="biased", verifier="multi_round", graph="round", mode="free"
-    ),
-    dict(topk=2, num_steps=2, num_draft_tokens=5, page_size=4, batch=2, sampling="warm", verifier="typical"),
+    dict(topk=1, num_steps=2, page_size=4, sampling="warm", verifier="rejection", max_len="near", mode="free"),
+    dict(topk=1, num_steps=2, page_size=4, batch=3, sampling="mixed", verifier="block", graph="round", idle=True),
+    dict(topk=1, num_steps=2, page_size=4, sampling="filtered", verifier="gumbel", graph="phase", kind="eagle3"),
+    dict(topk=2, num_steps=2, page_size=4, sampling="warm", verifier="multi_round", graph="step", kind="eagle3"),
+    dict(topk=2, num_steps=2, num_draft_tokens=5, page_size=4, sampling="warm", verifier="typical"),
 )
 DEEP = {"sampling": "warm", "threshold_acc": 0.1, "num_steps": 5, "num_draft_tokens": "most"}
 # Beside what is covered pairwise: equal logits, accepted paths as deep as trees get, plain decoding, mixed parameters.
