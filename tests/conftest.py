@@ -1,6 +1,7 @@
 """What every test runs under: one thread, no network, deterministic operations, and NaN in unwritten memory."""
 
 import os
+from collections.abc import Iterator
 
 # Read when the libraries load, so before torch is imported.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
@@ -38,9 +39,14 @@ def device() -> str:
 
 # A GPU runs the programs of a launch in no order; the interpreter in one, so a race shows as a difference in another.
 @pytest.fixture(params=["in order", "reversed"] if DEVICE == "cpu" else ["in no order"])
-def program_order(request, monkeypatch) -> str:
-    """The order in which the interpreter runs the programs of every launch."""
-    if request.param == "reversed":
+def program_order(request, monkeypatch) -> Iterator[str]:
+    """The order in which the interpreter runs the programs of every launch; in one, none may leave its tensors."""
+    if request.param != "reversed":
+        yield request.param
+        return
+    from specsim.faults.judges.memory import guarded
+
+    with guarded() as guard:
         from triton.runtime.interpreter import InterpreterBuilder
 
         in_order = InterpreterBuilder.set_grid_idx
@@ -49,4 +55,5 @@ def program_order(request, monkeypatch) -> str:
             in_order(builder, *(size - 1 - place for size, place in zip(builder.grid_dim, index, strict=True)))
 
         monkeypatch.setattr(InterpreterBuilder, "set_grid_idx", reversed_order)
-    return request.param
+        yield request.param
+    assert guard.first is None, guard.first

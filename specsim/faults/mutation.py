@@ -27,8 +27,9 @@ ROOT = Path(__file__).parents[2]
 SHARED = "columns config invariance metrics phases pool prefix requests residents runner scheduler uniforms".split()
 PATIENCE, SPARE = 3.0, 60.0  # times what a row's tests take, and seconds besides: then a mutant has no end
 PROGRAM = """
-import sys, pytest, specsim
-assert specsim.__file__.startswith(sys.argv[1]), specsim.__file__
+import sys, pytest
+from importlib.util import find_spec  # pytest wants to be the first to import what it may find plugins in
+assert find_spec("specsim").origin.startswith(sys.argv[1]), find_spec("specsim").origin
 sys.exit(pytest.main(["-x", "-q", "--no-header", "-p", "no:cacheprovider", sys.argv[2]]))
 """
 SURVIVED, FAILED = 0, 1
