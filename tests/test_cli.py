@@ -153,7 +153,7 @@ def test_json_of_generate(call, tmp_path):
     assert call(*FEW, "--json", str(file))[0] == 0
     result = json.loads(file.read_text(), parse_constant=pytest.fail)
     (output,) = result["outputs"]
-    keys = {"text", "token_ids", "logprobs", "finish_reason", "num_accepted_tokens_per_round"}
+    keys = {"text", "token_ids", "logprobs", "finish_reason", "num_accepted_tokens_per_round", "prompt_token_ids"}
     assert set(output) == keys
     assert len(output["token_ids"]) == len(output["logprobs"]) == result["metrics"]["tokens"] == 5
     assert {"accept_length", "accept_rate", "accepted_by_position", "rounds", "tokens_per_s"} <= set(result["metrics"])
