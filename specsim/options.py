@@ -114,14 +114,19 @@ def acceptance(options: dict[str, Any]) -> SyntheticAcceptance | None:
         if schedule != SCHEDULES[0]:
             raise InputError("accept_schedule", schedule, f"only {SCHEDULES[0]}, the default, without --accept-rates")
         return None
-    try:
-        numbers = tuple(map(float, rates.split(",")))
-    except ValueError:
-        raise InputError("accept_rates", rates, "numbers with commas between them, such as 0.8,0.6,0.4") from None
+    numbers = accepted_shares(rates)
     try:
         return SyntheticAcceptance(numbers, schedule)
     except InputError as error:  # specsim run has a --schedule that is another
         raise InputError(f"accept_{error.name}", error.value, error.allowed) from error
+
+
+def accepted_shares(text: str) -> tuple[float, ...]:
+    """The numbers of --accept-rates."""
+    try:
+        return tuple(map(float, text.split(",")))
+    except ValueError:
+        raise InputError("accept_rates", text, "numbers with commas between them, such as 0.8,0.6,0.4") from None
 
 
 def pair(options: dict[str, Any]):

@@ -1,4 +1,4 @@
-"""Options of plan and sweep, and the cell that they stand for."""
+"""Options that say which server is simulated under which load, and the cell that those of plan and sweep stand for."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specsim import options
 from specsim.config import InputError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def cell(given: dict[str, Any]) -> "Cell":
     if given["accept"] is not None:
         values["shares"] = read_shares(given["accept"])
     if given["accept_rates"] is not None:
-        values["shares"] = chain_shares(_numbers(given["accept_rates"]))
+        values["shares"] = chain_shares(options.accepted_shares(given["accept_rates"]))
     return Cell(**values)
 
 
@@ -66,10 +67,3 @@ def length(name: str, text: str) -> int | tuple[int, int]:
     if len(most) > 1 or least < 1:
         raise InputError(name, text, "a number of tokens such as 512, or two with a dash between them: 64-512")
     return (least, most[0]) if most else least
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(map(float, text.split(",")))
-    except ValueError:
-        raise InputError("accept_rates", text, "numbers with commas between them, such as 0.8,0.6,0.4") from None

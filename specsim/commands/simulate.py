@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specsim import options
+from specsim.commands import cell
+from specsim.commands.picture import png
 from specsim.config import InputError, SpecConfig
 
 if TYPE_CHECKING:
@@ -24,11 +26,11 @@ def simulate(
     table: Annotated[
         str | None, typer.Option(help="A published one; an unknown name shows all.", metavar="NAME", show_default=False)
     ] = None,
-    model: Annotated[str, typer.Option(help="A name, or a config.json.")] = "llama-3.1-8b",
-    hardware: Annotated[str, typer.Option(help="A GPU's name.")] = "H100-SXM",
-    tensor_parallel: Annotated[int, typer.Option(help="How many of them.")] = 1,
+    model: cell.Model = "llama-3.1-8b",
+    hardware: cell.Hardware = "H100-SXM",
+    tensor_parallel: cell.TensorParallel = 1,
     drafter: Annotated[str, typer.Option(help="Who drafts.", metavar="eagle|eagle3|mtp|none")] = "eagle3",
-    draft_vocab: Annotated[int, typer.Option(help="Tokens that eagle3 knows.")] = 32000,
+    draft_vocab: cell.DraftVocab = 32000,
     topk: options.Topk = 1,
     num_steps: options.NumSteps = 3,
     num_draft_tokens: options.NumDraftTokens = 4,
@@ -36,23 +38,21 @@ def simulate(
     accept_rates: Annotated[
         str, typer.Option(help="Share of rounds that accept 1, 2, … drafts.", metavar="R1,R2,...")
     ] = RATES,
-    requests: Annotated[int, typer.Option(help="How many.")] = 1000,
+    requests: cell.Requests = 1000,
     prompt_tokens: Annotated[int, typer.Option(help="Of each request.")] = 512,
     output_tokens: Annotated[int, typer.Option(help="Of each request.")] = 128,
     concurrency: Annotated[int | None, typer.Option(help="Clients, one request each.", show_default="64")] = None,
-    rate: Annotated[float | None, typer.Option(help="Requests a second at random instead.", show_default=False)] = None,
+    rate: cell.Rate = None,
     workload: Annotated[Path | None, typer.Option(help="Requests as JSON lines instead.", show_default=False)] = None,
-    schedule: Annotated[str, typer.Option(help="When results are read.", metavar="sync|overlap")] = "overlap",
-    prefill: Annotated[
-        str, typer.Option(help="Prompts in the round's forward, or apart.", metavar="mixed|beside|first")
-    ] = "mixed",
-    max_running: Annotated[int, typer.Option(help="Most requests at a time.")] = 256,
-    chunk_tokens: Annotated[int, typer.Option(help="Most prompt tokens a step prefills.")] = 8192,
-    memory_share: Annotated[float, typer.Option(help="Of GPU memory, for weights and KV.")] = 0.9,
+    schedule: cell.Schedule = "overlap",
+    prefill: cell.Prefill = "mixed",
+    max_running: cell.MaxRunning = 256,
+    chunk_tokens: cell.ChunkTokens = 8192,
+    memory_share: cell.MemoryShare = 0.9,
     efficiency: Annotated[
         list[str] | None, typer.Option(help="Such as bandwidth=0.7; see its docstring.", metavar="NAME=NUMBER")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Names what chance decides.")] = 0,
+    seed: cell.Seed = 0,
     json_file: options.JsonFile = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw speed-up against running requests here (PNG).", show_default=False)
@@ -68,7 +68,7 @@ def simulate(
     check_writable(plot, "plot")
     if table is None:
         scenario = _scenario(given)
-        picture = plot and _picture(scenario)
+        picture = plot and png("speedup", {scenario.hardware.name: scenario})
         result, shown = compare(scenario), show
     else:
         _check_alone(given)
@@ -81,14 +81,6 @@ def simulate(
         write_json(json_file, result.to_json())
         if picture:
             write_whole(plot, picture)
-
-
-def _picture(scenario: "Scenario") -> bytes:
-    try:
-        from specsim.plots import speedup
-    except ImportError as error:
-        raise InputError("plot", "a picture", f"none without matplotlib ({error})") from error
-    return speedup({scenario.hardware.name: scenario})._repr_png_()
 
 
 def _check_alone(given: dict[str, Any]) -> None:
@@ -121,10 +113,7 @@ def _law(given: dict[str, Any]) -> "PerPosition":
     from specsim.simulator.acceptance import PerPosition
 
     text, steps = given["accept_rates"], given["num_steps"]
-    try:
-        rates = tuple(map(float, text.split(",")))
-    except ValueError:
-        raise InputError("accept_rates", text, f"numbers with commas between them, such as {RATES}") from None
+    rates = options.accepted_shares(text)
     if len(rates) < steps:
         raise InputError("accept_rates", text, f"a rate for each of the {steps} steps")
     return PerPosition(rates[:steps])

@@ -14,6 +14,7 @@ import typer
 
 from specsim import options
 from specsim.commands import cell as fields
+from specsim.commands.picture import png
 from specsim.config import InputError
 
 if TYPE_CHECKING:
@@ -85,15 +86,7 @@ def sweep(
     if parquet is not None:
         write_whole(parquet, results.frame(names).to_parquet(index=False))
     if plot is not None:
-        write_whole(plot, _picture(results.rows(names)))
-
-
-def _picture(rows: list[dict]) -> bytes:
-    try:
-        from specsim.plots import pareto
-    except ImportError as error:
-        raise InputError("plot", "a picture", f"none without matplotlib ({error})") from error
-    return pareto(rows)._repr_png_()
+        write_whole(plot, png("pareto", results.rows(names)))
 
 
 def show(rows: list[dict], varied: list[str], counts: tuple[int, int], out: Path, console: "Console") -> None:
