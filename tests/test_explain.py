@@ -10,7 +10,7 @@ from specsim.cli import main
 from specsim.config import InputError
 from specsim.explain import Answer, Noise, explain, read_answers
 from specsim.explain.finding import ERRORS, Finding
-from specsim.explain.weights import judged, measure
+from specsim.explain.weights import Weights, judged
 
 NOISE = Noise(0.01, "said so")  # so that 0.04 is the most
 
@@ -175,9 +175,10 @@ def test_the_weights_decide():
     """Two tokens of a real forward: the likeliest and the least likely are no near-tie, one and itself are."""
     target, context = load().target, [17, 300, 41]
     low, high = 5, 6
-    exact, noise = measure(target, context, (low, high), torch.bfloat16)
-    assert exact == pytest.approx(-measure(target, context, (high, low), torch.float32)[0], abs=1e-9)
-    assert 0 < measure(target, context, (low, high), torch.float32)[1].error < noise.error / 100
+    coarse, fine = (Weights.of(target, dtype) for dtype in (torch.bfloat16, torch.float32))
+    exact, noise = coarse.measure(context, (low, high))
+    assert exact == pytest.approx(-fine.measure(context, (high, low))[0], abs=1e-9)
+    assert 0 < fine.measure(context, (low, high))[1].error < noise.error / 100
     finding = one(*parted(0.0, 0.0))
     assert judged(finding, 2 * noise.error, noise).verdict == "numerics"
     assert judged(finding, 2.001 * noise.error, noise).verdict == "fault"

@@ -11,6 +11,7 @@ from specsim.config import InputError
 
 if TYPE_CHECKING:
     from specsim.explain import Answer, Finding
+    from specsim.explain.weights import Weights
 
 
 def explain(
@@ -34,7 +35,8 @@ def explain(
     answers, noise = (read_answers(a, "a"), read_answers(b, "b")), Noise.of(dtype)
     findings = list(compare(*answers, noise))
     if target is not None:
-        findings = [_measured(each, answers[0][each.request], target, dtype) for each in findings]
+        weights = _weights(target, dtype)
+        findings = [_measured(each, answers[0][each.request], weights) for each in findings]
     else:
         heading(stdout_console(), f"assumed: a logit is off by {noise.error:.3g} at most ({noise.source})")
     rows = [_row(each) for each in findings]
@@ -54,22 +56,24 @@ def _row(finding: "Finding") -> tuple[str, ...]:
     return (str(finding.request), *cells)
 
 
-def _measured(finding: "Finding", answer: "Answer", target: str, dtype: str) -> "Finding":
-    """The finding by the weights: what the two tokens' logits are, and how far rounding takes them."""
+def _weights(target: str, dtype: str) -> "Weights":
     import torch
 
     from specsim.checkpoint import load
-    from specsim.explain.weights import judged, measure
+    from specsim.explain.weights import Weights
 
-    if (
-        finding.verdict == "equal"
-        or finding.is_drawn
-        or not all(isinstance(token, int) for token in finding.tokens or (None,))
-    ):
+    pair = load(None if target == "tiny" else target, None, "none")
+    return Weights.of(pair.target, getattr(torch, dtype))
+
+
+def _measured(finding: "Finding", answer: "Answer", weights: "Weights") -> "Finding":
+    """The finding by the weights: what the two tokens' logits are, and how far rounding takes them."""
+    from specsim.explain.weights import judged
+
+    has_ids = all(isinstance(token, int) for token in finding.tokens or (None,))
+    if finding.verdict == "equal" or finding.is_drawn or not has_ids:
         return finding
     if not isinstance(answer.prompt, tuple):
         raise InputError("a", "answers without prompt_token_ids", "answers with them, where the target is given")
-    pair = load(None if target == "tiny" else target, None, "none")
     context = (*answer.prompt, *answer.tokens[: finding.place])
-    exact, noise = measure(pair.target, context, finding.tokens, getattr(torch, dtype))
-    return judged(finding, exact, noise)
+    return judged(finding, *weights.measure(context, finding.tokens))

@@ -1,30 +1,45 @@
 """How far apart two tokens' logits are in float64, and how far rounding takes them, where the weights are at hand."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from specsim.explain.finding import Finding, Noise
 
 
-def measure(target, token_ids: Sequence[int], tokens: tuple[int, int], dtype: torch.dtype) -> tuple[float, Noise]:
-    """(logit of the first token less that of the second, in float64; how far a logit is off in `dtype`).
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A target in float64 and in the type of the engines' arithmetic."""
 
-    target: a loaded target; token_ids: the context, prompt and all. The error is four times the largest that a plain
-    forward in that type makes of any logit here: another order of the same sums errs about as much.
-    """
-    from specsim.reference.oracle_forward import in_dtype, target_forward
+    exact: Any
+    rounded: Any
+    dtype: torch.dtype
 
-    def logits(dtype: torch.dtype) -> torch.Tensor:
-        model = in_dtype(target, dtype)
-        return target_forward(model.config, model.tensors, list(token_ids), ())[0][-1].double()
+    @classmethod
+    def of(cls, target, dtype: torch.dtype) -> "Weights":
+        """Of a loaded target."""
+        from specsim.reference.oracle_forward import in_dtype
 
-    with torch.inference_mode():
-        exact, rounded = logits(torch.float64), logits(dtype)
-    error = 4 * float((exact - rounded).abs().max())
-    name = str(dtype).removeprefix("torch.")
-    return float(exact[tokens[0]] - exact[tokens[1]]), Noise(error, f"measured: {name} against float64")
+        return cls(in_dtype(target, torch.float64), in_dtype(target, dtype), dtype)
+
+    def measure(self, token_ids: Sequence[int], tokens: tuple[int, int]) -> tuple[float, Noise]:
+        """(logit of the first token less that of the second, in float64; how far a logit is off in the type).
+
+        token_ids: the context, prompt and all. The error is four times the largest that a plain forward in that type
+        makes of any logit here: another order of the same sums errs about as much.
+        """
+        from specsim.reference.oracle_forward import target_forward
+
+        with torch.inference_mode():
+            exact, rounded = (
+                target_forward(model.config, model.tensors, list(token_ids), ())[0][-1].double()
+                for model in (self.exact, self.rounded)
+            )
+        error = 4 * float((exact - rounded).abs().max())
+        name = str(self.dtype).removeprefix("torch.")
+        return float(exact[tokens[0]] - exact[tokens[1]]), Noise(error, f"measured: {name} against float64")
 
 
 def judged(finding: Finding, exact: float, noise: Noise) -> Finding:
