@@ -29,9 +29,9 @@ def judge_verdict(
 
     nodes, places = config.num_draft_tokens, torch.tensor(list(places))
     rows = (places[:, None] * nodes + torch.arange(nodes)).flatten()
-    names = ("draft_tokens", "parents", "retrieve_next_token", "retrieve_next_sibling")
-    own = {name: getattr(verify_input, name)[places.to(logits_RV.device)].cpu() for name in names}
-    own = SimpleNamespace(**own, draft_prob=None)
+    read = ("draft_tokens", "parents", "retrieve_next_token", "retrieve_next_sibling", "draft_prob")
+    whole = {name: tensor for name, tensor in verify_input.tensors.items() if name in read}
+    own = replace(verify_input, **{name: each[places.to(each.device)].cpu() for name, each in whole.items()})
     batch, logits = batch.filter(places.to(logits_RV.device)).to("cpu"), logits_RV[rows.to(logits_RV.device)].cpu()
     pools = SimpleNamespace(token_ids=token_ids[batch.req_pool_indices.to(token_ids.device)].cpu())
     batch = replace(batch, req_pool_indices=torch.arange(len(places)))
