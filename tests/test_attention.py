@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -668,7 +668,7 @@ def test_kernels_take_no_requests(device):
     pools, nobody = twin(shuffled_pools(4, [1])[0], torch.float32, device), make_batch([], []).to(device)
     none = torch.empty(0, dtype=torch.int64, device=device)
     tree = tree_input([[-1, 0]], [0], torch.zeros(2, dtype=torch.int64)).to(device)
-    tree = replace(tree, **{f.name: getattr(tree, f.name)[:0] for f in fields(tree) if f.name != "candidates"})
+    tree = replace(tree, **{name: tensor[:0] for name, tensor in tree.tensors.items()})
     prefill = PrefillInput(none, torch.zeros(1, dtype=torch.int64, device=device), none, none)
     lanes = SimpleNamespace(step=torch.zeros(1, dtype=torch.int32, device=device), path=none.view(0, 3, 4).int())
     for metadata in (
