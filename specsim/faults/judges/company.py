@@ -4,7 +4,7 @@ the state that a round starts from, and the KV that it leaves. And every slot is
 What both columns share, and what is right alone, is not seen by comparing columns.
 """
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -51,8 +51,7 @@ class Witness:
             row, end = int(batch.req_pool_indices[place]), int(batch.seq_lens[place] + counts[place])
             slots = pools.req_to_token[row, :end]
             self.notes[request_id, num_rounds] = {
-                **{f"draft state, {f.name}": getattr(draft_input, f.name)[place].clone() for f in fields(draft_input)
-                   if getattr(draft_input, f.name) is not None},
+                **{f"draft state, {name}": rows[place].clone() for name, rows in draft_input.tensors.items()},
                 "draft tokens": tree.draft_tokens[place].clone(),
                 "counters": counts[place].clone(),
                 "accepted tokens": torch.tensor(verdict.accepted_tokens()[place]),
