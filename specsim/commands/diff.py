@@ -1,0 +1,85 @@
+"""specsim diff: the fast column compared with the reference."""
+
+from inspect import signature
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specsim import options
+from specsim.config import InputError, SamplingParams, SpecConfig
+
+_TREE, _GREEDY = SpecConfig(), SamplingParams()
+
+
+def diff(
+    grid: Annotated[
+        str | None,
+        typer.Option(
+            help="Many settings, a cell each: 8 (half a minute), 89 (minutes), 1288 (hours; on a GPU minutes).",
+            metavar="quick|pairwise|full",
+            show_default="the one cell of the options below",
+        ),
+    ] = None,
+    cell: Annotated[str | None, typer.Option(help="Only this cell of the grid, as a divergence names it.")] = None,
+    drafter: Annotated[str, typer.Option(help="Who drafts.", metavar="eagle|eagle3")] = "eagle3",
+    family: Annotated[
+        str, typer.Option(help="Whose layers.", metavar="llama|qwen3|mistral|noisy|twins|shipped")
+    ] = "llama",
+    topk: options.Topk = _TREE.topk,
+    num_steps: options.NumSteps = _TREE.num_steps,
+    num_draft_tokens: options.NumDraftTokens = _TREE.num_draft_tokens,
+    verifier: options.Verifier = _TREE.verifier,
+    page_size: options.PageSize = _TREE.page_size,
+    draft_kv: options.DraftKV = _TREE.draft_kv,
+    extend: options.Extend = _TREE.extend,
+    release: options.Release = _TREE.release,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = _GREEDY.temperature,
+    batch: Annotated[int, typer.Option(help="Requests.")] = 3,
+    graph: Annotated[str, typer.Option(help="What is replayed.", metavar="eager|step|phase|round")] = "eager",
+    free: Annotated[
+        bool, typer.Option("--free", help="Let columns keep their own states, not start each phase from one.")
+    ] = False,
+    impl: Annotated[str, typer.Option(help="Which column is checked.", metavar="fast|reference")] = "fast",
+    device: Annotated[
+        str | None, typer.Option(help="Where it runs.", metavar="cpu|cuda", show_default="a GPU if there is one")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Of weights and KV.", metavar="float32|bfloat16")] = "float32",
+    shard: Annotated[str | None, typer.Option(help="Every n-th cell from the i-th.", metavar="i/n")] = None,
+    jobs: Annotated[int, typer.Option(help="Processes that share the cells.")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep the cells that are in --json.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write results here, cell by cell.")] = None,
+) -> None:
+    """Compare the fast column with the reference, phase by phase (exit status 1: not equal)."""
+    _diff(locals())
+
+
+def _diff(given: dict[str, Any]) -> None:
+    """A grid brings its own settings: with it only what says what to run where may be given."""
+    from specsim import differential
+    from specsim.differential.grids import one_cell
+    from specsim.differential.show import show
+    from specsim.display import stdout_console
+    from specsim.files import check_writable
+
+    name, config = given["grid"], options.pick(SpecConfig, given)
+    run = {key: given[key] for key in ("impl", "dtype", "device", "shard", "jobs", "resume", "json_file")}
+    if name is not None:
+        for key, parameter in signature(diff).parameters.items():
+            if key not in (*run, "grid", "cell") and given[key] != parameter.default:
+                raise InputError(key, given[key], f"{parameter.default}, the default, with a grid")
+        cells = differential.grid(name)
+        if given["cell"] is not None:
+            name, cells = "one cell", tuple(each for each in cells if each.id == given["cell"])
+            if not cells:
+                raise InputError("cell", given["cell"], f"the name of a cell of the grid {given['grid']}")
+    elif given["cell"] is not None:
+        raise InputError("cell", given["cell"], "a name together with the grid that the cell is of")
+    else:
+        pair, mode = f"{given['drafter']}-{given['family']}", "free" if given["free"] else "lockstep"
+        cells = (one_cell(config, given["temperature"], pair, given["batch"], mode, given["graph"]),)
+    check_writable(given["json_file"])
+    result = differential.run_grid(name or "one cell", cells, progress=True, **run)
+    show(result, stdout_console())
+    if result.failures():
+        raise typer.Exit(1)
