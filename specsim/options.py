@@ -169,6 +169,16 @@ def grammar(options: dict[str, Any], pair: Any):
     return Guidance.json_schema(pair, schema)
 
 
+def shipped_texts(count: int | None) -> list[str]:
+    """So many of the shipped prompts; None: all."""
+    from specsim.zoo import load_prompts
+
+    texts = [prompt["text"] for prompt in load_prompts()]
+    if count is not None and not 1 <= count <= len(texts):
+        raise InputError("prompts", count, f"1 to {len(texts)}")
+    return texts[:count]
+
+
 def command(name: str, function: Callable, given: dict[str, Any], without: Collection[str] = ()) -> str:
     """The command line that gives a command's function these options, as a shell takes it, but for some of them."""
     words = name.split(" ")

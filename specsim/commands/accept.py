@@ -1,32 +1,29 @@
 """specsim accept: what the shipped drafters get accepted."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from specsim.config import InputError, SamplingParams
+from specsim import options
+from specsim.config import SamplingParams
 
 
 def accept(
     prompts: Annotated[int | None, typer.Option(help="How many of the shipped prompts.", show_default="all")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="New tokens a prompt.")] = 64,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,
+    json_file: options.JsonFile = None,
 ) -> None:
     """Measure what the shipped drafters get accepted (some minutes)."""
     from specsim.accept import measure, show
     from specsim.checkpoint import load
     from specsim.display import stdout_console
     from specsim.files import check_writable, write_json
-    from specsim.zoo import load_prompts
 
     SamplingParams(max_new_tokens=max_new_tokens)
     check_writable(json_file)
-    texts = [prompt["text"] for prompt in load_prompts()]
-    if prompts is not None and not 1 <= prompts <= len(texts):
-        raise InputError("prompts", prompts, f"1 to {len(texts)}")
+    texts = options.shipped_texts(prompts)
     pairs = {drafter: load(drafter=drafter) for drafter in ("eagle3", "eagle")}
-    study = measure(pairs, texts[:prompts], max_new_tokens, progress=True)
+    study = measure(pairs, texts, max_new_tokens, progress=True)
     try:
         show(study, stdout_console())
     finally:

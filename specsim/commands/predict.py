@@ -23,18 +23,15 @@ def predict(
     from specsim.files import check_writable, write_json
     from specsim.prediction import ASKED, show
     from specsim.prediction import predict as run
-    from specsim.zoo import load_prompts
 
     SamplingParams(max_new_tokens=max_new_tokens)
     check_writable(json_file)
-    texts = [prompt["text"] for prompt in load_prompts()]
-    if not 1 <= prompts <= len(texts):
-        raise InputError("prompts", prompts, f"1 to {len(texts)}")
+    texts = options.shipped_texts(prompts)
     if max_new_tokens < 2:
         raise InputError("max_new_tokens", max_new_tokens, "at least 2: the first token needs no round")
     if drafter not in ("eagle", "eagle3"):
         raise InputError("drafter", drafter, "eagle or eagle3")
-    predictions = run(load(drafter=drafter), texts[:prompts], max_new_tokens, progress=True)
+    predictions = run(load(drafter=drafter), texts, max_new_tokens, progress=True)
     try:
         show(predictions, stdout_console())
     finally:
