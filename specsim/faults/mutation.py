@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from specsim.config import InputError
 from specsim.faults.equivalents import EQUIVALENT
 from specsim.faults.mutants import Mutant, mutants, sample
 from specsim.faults.planting import environment, path_of, planted, read, sources
+from specsim.measurements import as_command
 
 ROOT = Path(__file__).parents[2]
 # Of what both columns share: what rounds and servers are made of.
@@ -204,13 +206,9 @@ def command(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; bad input is one sentence and exit status 2."""
-    try:
-        app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-        app.command()(command)
-        app(arguments, prog_name="python -m specsim.faults.mutation")
-    except InputError as error:
-        print(f"specsim: {error}", file=sys.stderr)
-        sys.exit(2)
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command()(command)
+    as_command(partial(app, prog_name="python -m specsim.faults.mutation"), arguments)
 
 
 if __name__ == "__main__":
