@@ -449,8 +449,8 @@ def test_a_chain_is_expanded_as_a_tree_of_one_lane_would_be(
     config = SpecConfig(1, num_steps, num_steps + 1, score=score)
     first, steps = scripted(3, config, 5, tied=False)
     results = []
-    for expansion in (fast._expand_chain, fast._expand_tree):
-        monkeypatch.setattr(fast, "_expand_chain", expansion)
+    for expansion in (fast._expand_lanes, fast._expand_tree):
+        monkeypatch.setattr(fast, "_expand_lanes", expansion)
         lanes = fast.Lanes.empty(3, 5, config, torch.float32, device)
         fast.start_lanes(first.to(device), lanes, config)
         for step in steps:
