@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
@@ -29,19 +30,23 @@ except ImportError as error:
 INTERPRETED: bool = triton.knobs.runtime.interpret
 
 
-def _redefine_language_once() -> None:
-    """The interpreter gives triton.language its meaning anew for every launch and every call of a device function; once
-    is enough where nothing is ever compiled, and takes half the time.
+def _spare_the_interpreter() -> None:
+    """It gives triton.language its meaning anew for every launch and every call of a device function; once is enough
+    where nothing is ever compiled, and takes half the time. Whether sums of integers fit, it works out for a check that
+    only its debug mode makes; and which numpy type a type is, from a table that it writes down each time.
     """
     from triton.runtime import interpreter
 
+    builder, numpy_type, known = interpreter.interpreter_builder, interpreter._get_np_dtype, {}
+    builder.options = replace(builder.options, sanitize_overflow=False)
+    interpreter._get_np_dtype = lambda kind: known.get(kind.name) or known.setdefault(kind.name, numpy_type(kind))
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     kept = SimpleNamespace(restore=lambda: None)
     interpreter._patch_lang = lambda function: kept
 
 
 if INTERPRETED:
-    _redefine_language_once()
+    _spare_the_interpreter()
 
 MOST_ENTRIES = tl.TRITON_MAX_TENSOR_NUMEL
 

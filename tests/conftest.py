@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from itertools import combinations
 
 # Read when the libraries load, so before torch is imported.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
@@ -23,6 +24,45 @@ torch.utils.deterministic.fill_uninitialized_memory = True
 # The same examples in every run. To look for new ones: make test ARGS="--hypothesis-profile=default"
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("repeatable")
+
+
+def pytest_addoption(parser) -> None:
+    parser.addoption("--whole", action="store_true", help="every combination of parameters, not every two values")
+
+
+def pytest_configure(config) -> None:
+    config.addinivalue_line("markers", "whole: with --whole alone")
+
+
+def pytest_collection_modifyitems(config, items) -> None:
+    """Of each test's parameters, combinations in which every two values meet; all with --whole, or if one is named."""
+    if config.getoption("--whole") or any("[" in argument for argument in config.args):
+        return
+    by_test = {}
+    for item in items:
+        if item.get_closest_marker("whole"):
+            continue
+        by_test.setdefault((item.path, getattr(item, "originalname", item.name)), []).append(item)
+    kept = {item for group in by_test.values() for item in _covering(group)}
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
+
+
+def _covering(group: list) -> list:
+    """The item with the most pairs that are still missing, the first of equals, until none is."""
+    pairs = {item: set(combinations(_values(item), 2)) for item in group}
+    kept, missing = [item for item in group if not pairs[item]], set().union(*pairs.values())
+    while missing:
+        best = max(pairs, key=lambda item: len(pairs[item] & missing))
+        kept.append(best)
+        missing -= pairs.pop(best)
+    return kept
+
+
+def _values(item) -> list[tuple[str, int]]:
+    """Parameters by name, values by identity: those of one list of values are shared by the tests that it makes."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    return [(name, id(params[name])) for name in sorted(params)]
 
 
 @pytest.fixture(autouse=True)

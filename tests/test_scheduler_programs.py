@@ -418,8 +418,12 @@ HAPPENED = (
 LATE = ("late results dropped", "retracted with a result unread")
 
 
-@pytest.mark.parametrize("schedule", ["sync", "overlap"])
-@pytest.mark.parametrize("topk", [1, 2, 3])
+def by_default(names: str, chosen: list[tuple], others: list[tuple]):
+    """Those that are chosen; the others with --whole."""
+    return pytest.mark.parametrize(names, [*chosen, *(pytest.param(*each, marks=pytest.mark.whole) for each in others)])
+
+
+@by_default("topk, schedule", [(1, "sync"), (2, "overlap")], [(1, "overlap"), (2, "sync"), (3, "sync"), (3, "overlap")])
 def test_programs_on_the_reference(topk, schedule):
     counts, least = Counter(), {"programs": 280} | dict.fromkeys(RULES, 10) | dict.fromkeys(HAPPENED, 1)
     if schedule == "overlap":
@@ -433,8 +437,11 @@ def test_programs_on_the_reference(topk, schedule):
     check_counts(counts, least)
 
 
-@pytest.mark.parametrize("schedule", ["sync", "overlap"])
-@pytest.mark.parametrize("graph", ["eager", "step", "phase", "round"])
+@by_default(
+    "graph, schedule",
+    [("eager", "overlap"), ("step", "sync"), ("phase", "sync"), ("round", "overlap")],
+    [("eager", "sync"), ("step", "overlap"), ("phase", "overlap"), ("round", "sync")],
+)
 def test_programs_on_fast(graph, schedule):
     settings = fast_settings(graph, schedule)
     counts = run_programs(settings, 6, steps=12, most_tokens=5, seed=FAST_SEEDS[graph, schedule])
