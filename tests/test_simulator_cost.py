@@ -152,6 +152,40 @@ def test_experts_touched_are_the_mean_over_uniform_routings(rows):
     assert expected_experts(32, 4, rows) == pytest.approx(np.mean(touched), abs=6 * 3 / 4000**0.5)
 
 
+@pytest.mark.parametrize(("rows", "skew"), [(4, 1.0), (64, 1.0), (16, 0.3)])
+def test_experts_touched_under_an_uneven_choice_are_the_mean_over_its_draws(rows, skew):
+    """20,000 experts whose share is drawn anew; within 6 standard errors of at most 64/(2 sqrt(20000)) experts."""
+    rng = np.random.default_rng(1)
+    shares = rng.beta(1 / skew, (16 - 1) / skew, 20000)
+    touched = 64 * (rng.random((20000, rows)) < shares[:, None]).any(axis=1).mean()
+    assert expected_experts(64, 4, rows, skew) == pytest.approx(touched, abs=6 * 64 / 2 / 20000**0.5)
+
+
+def test_an_uneven_choice_touches_fewer_experts_and_an_even_one_is_its_limit():
+    rows = np.array([1.0, 4, 64, 1024])
+    even = expected_experts(32, 4, rows)
+    assert expected_experts(32, 4, rows, 1e-7) == pytest.approx(even, rel=1e-5)
+    assert expected_experts(32, 4, rows, 1.0)[0] == pytest.approx(4)  # one token chooses four in any case
+    assert (np.diff([expected_experts(32, 4, 64.0, skew) for skew in (0.0, 0.1, 1.0, 10.0)]) < 0).all()
+    assert expected_experts(8, 8, 3, 1.0) == 8
+
+
+def test_slow_experts_slow_their_products_down_and_nothing_else():
+    def seconds(name, share):
+        return CostModel(H100, model(name), efficiency=replace(PERFECT, experts=share)).round(np.array([100]), PLAIN)
+
+    assert seconds("llama-3-8b", 0.5) == seconds("llama-3-8b", 1.0)
+    read = 24 * 4 * 3 * 2880**2 * 17 / 32 / H100.bandwidth
+    assert seconds("gpt-oss-20b", 0.5) - seconds("gpt-oss-20b", 1.0) == pytest.approx(read, rel=1e-6)
+
+
+def test_filters_take_their_time_in_every_step():
+    contexts, chunk = np.array([100, 200]), (np.array([50]), np.array([0]))
+    plain, slow = (CostModel(H100, LLAMA, efficiency=replace(PERFECT, filters=each)) for each in (0.0, 1e-3))
+    assert slow.round(contexts, PLAIN) - plain.round(contexts, PLAIN) == pytest.approx(1e-3)
+    assert slow.mixed(*chunk, contexts, PLAIN) - plain.mixed(*chunk, contexts, PLAIN) == pytest.approx(1e-3)
+
+
 def test_few_rows_read_few_experts_and_many_all_of_them():
     moe = model("gpt-oss-20b")
     cost = CostModel(H100, moe, efficiency=PERFECT)

@@ -17,7 +17,12 @@ _LEAST, _MOST = 1e-9, 10.0  # seconds
 _STARTS = (1.0, 1 / 3, 3.0)  # times the given start: maxima in a cost make local optima
 _STILL = 1e-8  # a derivative below it is none
 _WIDEST = 700.0  # logarithm of a factor that is as good as infinite
-_UNITS = {"bandwidth": "of the peak", "compute": "of the peak", "overlap": "of the shorter"}
+_UNITS = {
+    "bandwidth": "of the peak",
+    "compute": "of the peak",
+    "experts": "of other products",
+    "overlap": "of the shorter",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +107,15 @@ def fit(
     free: Mapping[str, tuple[float, float, float]],
     unit: Callable[[str], str] = lambda name: _UNITS.get(name, "s"),
     step: float = 1e-4,
+    starts: Sequence[float] = _STARTS,
+    tolerance: float = 1e-8,
 ) -> Calibration:
     """Least squares on logarithms, so that every cell counts by its relative error.
 
     predict: from values of the parameters to one positive figure a cell. measured: by cell the figure, and whether it
     is held out. free: by parameter a start and the bounds. step: of the derivatives, relative to the logarithm of a
-    parameter; a simulated server answers in jumps and needs a large one. InputError where there are fewer cells than
-    parameters.
+    parameter; a simulated server answers in jumps and needs a large one. starts: factors of the given start, all of
+    which are tried. tolerance: of the optimum, relative. InputError where there are fewer cells than parameters.
     """
     figures = np.log([figure for figure, _ in measured.values()])
     seen = np.array([not held_out for _, held_out in measured.values()])
@@ -121,11 +128,9 @@ def fit(
         values = dict(zip(free, np.exp(logs), strict=True))
         return (np.log(predict(values)) - figures)[seen]
 
-    starts = [np.clip(start + np.log(factor), low + 1e-6, high - 1e-6) for factor in _STARTS]
-    best = min(
-        (least_squares(residuals, each, bounds=(low, high), diff_step=step) for each in starts),
-        key=lambda found: found.cost,
-    )
+    limits = {"bounds": (low, high), "diff_step": step, "ftol": tolerance, "xtol": tolerance}
+    tried = [np.clip(start + np.log(factor), low + 1e-6, high - 1e-6) for factor in starts]
+    best = min((least_squares(residuals, each, **limits) for each in tried), key=lambda found: found.cost)
     values = np.exp(best.x)
     parameters = tuple(
         Fitted(name, float(value), max(free[name][1], value / factor), min(free[name][2], value * factor), unit(name))

@@ -93,6 +93,7 @@ class CostModel:
         parts = self._known((size, config), lambda: self._round_parts(size, config))
         total = float(contexts.sum())
         draft, verify, extend = (part.at(contexts, total) for part in parts)
+        verify += self.efficiency.filters
         return Phases(draft, verify, extend, self._exposed(size, draft + verify + extend))
 
     def prefill(self, new_tokens: np.ndarray, contexts: np.ndarray) -> float:
@@ -110,7 +111,7 @@ class CostModel:
         if not chunks:
             return self.round(contexts, config)
         nodes = config.num_draft_tokens
-        device = self._taken_along(self.model, new, behind, contexts, nodes, nodes)
+        device = self._taken_along(self.model, new, behind, contexts, nodes, nodes) + self.efficiency.filters
         if self.drafter:
             rows = 0 if config.is_plain or not self.drafter.is_feature else config.num_steps + 1
             device += self._taken_along(self.drafter.model, new, behind, contexts, rows, min(rows, 1))

@@ -83,9 +83,10 @@ class Forward:
         seconds = self._product(group.attention_weights, weight_bytes, rows)
         seconds += self._product(group.dense_weights, weight_bytes, rows)
         if group.experts:
-            touched = expected_experts(group.experts, group.experts_per_token, rows)
+            touched = expected_experts(group.experts, group.experts_per_token, rows, self.model.skew)
             flops = 2 * rows * group.experts_per_token * group.expert_weights / self.parallel
-            seconds += self._seconds(touched * group.expert_weights * self.model.expert_bytes / self.parallel, flops)
+            nbytes = touched * group.expert_weights * self.model.expert_bytes / self.parallel
+            seconds += self._seconds(nbytes, flops) / self.efficiency.experts
         return seconds
 
     def _product(self, weights: int, weight_bytes: float, rows: float) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import betaln
 
 from specsim.config import InputError
 from specsim.simulator.bounds import not_negative, positive, whole
@@ -24,7 +25,8 @@ class Model:
 
     layers: groups of equal layers in order. head_weights: of the product that makes logits; embedding_weights: of a
     table of its own, 0 where the head is used. entry_weights: of a product that a drafter's input passes through (fc).
-    weight_bytes, expert_bytes, kv_bytes: a weight's, an expert weight's, a number of the KV cache's.
+    weight_bytes, expert_bytes, kv_bytes: a weight's, an expert weight's, a number of the KV cache's. skew: how unevenly
+    tokens choose experts (expected_experts).
     """
 
     name: str
@@ -37,6 +39,7 @@ class Model:
     weight_bytes: float = HALF
     expert_bytes: float = HALF
     kv_bytes: float = HALF
+    skew: float = 0.0
 
     def __post_init__(self):
         for name in ("hidden_size", "vocab_size", "head_weights"):
@@ -45,6 +48,7 @@ class Model:
             whole(name, getattr(self, name), least=0)
         for name in ("weight_bytes", "expert_bytes", "kv_bytes"):
             positive(name, getattr(self, name))
+        not_negative("skew", self.skew)
 
     @property
     def num_layers(self) -> int:
@@ -91,10 +95,18 @@ class Drafter:
         return max(num_steps - 1, 0) if self.is_feature else num_steps
 
 
-def expected_experts(experts: int, chosen: int, rows: float | np.ndarray) -> float | np.ndarray:
-    """Experts that `rows` tokens touch if each chooses `chosen` of `experts` uniformly: E(1 - (1 - k/E)^n)."""
+def expected_experts(experts: int, chosen: int, rows: float | np.ndarray, skew: float = 0.0) -> float | np.ndarray:
+    """Experts that `rows` tokens touch if each chooses `chosen` of `experts`: E(1 - mean of (1 - p)^n over experts).
+
+    skew: 0, every expert is as likely as any other, p = k/E; above, p differs between experts as a beta law of mean k/E
+    and first parameter 1/skew. With skew 1 and k = 1 every division of tokens among experts is as likely as any other.
+    """
     not_negative("rows", float(np.min(rows)))
-    return experts * (1 - (1 - chosen / experts) ** rows)
+    not_negative("skew", skew)
+    if not skew or chosen == experts:
+        return experts * (1 - (1 - chosen / experts) ** rows)
+    first, second = 1 / skew, (experts / chosen - 1) / skew
+    return experts * (1 - np.exp(betaln(first, second + rows) - betaln(first, second)))
 
 
 def model(source: str | Path | Mapping[str, Any]) -> Model:
