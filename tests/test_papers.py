@@ -91,11 +91,16 @@ def test_notes_link_their_claims_to_code_and_tests(folder):
 @pytest.mark.parametrize("folder", sorted(folders()))
 def test_notes_name_their_source_as_the_index_does(folder):
     (row,) = [line for line in (PAPERS / "index.md").read_text().splitlines() if f"({folder}/notes.md)" in line]
-    sources = [target for _, target in links(row) if "://" in target]
-    assert len(sources) == 1
-    assert sources[0] in [target for _, target in links((PAPERS / folder / "notes.md").read_text())]
+    page = PAPERS / folder / "notes.md"
+    (source,) = [place(PAPERS, target) for _, target in links(row) if target != f"{folder}/notes.md"]
+    assert source in [place(page.parent, target) for _, target in links(page.read_text())]
     number = folder.rpartition("-")[2]
-    assert not number.isdecimal() or sources[0].endswith(f"/{number}")
+    assert not number.isdecimal() or source.endswith(f"/{number}")
+
+
+def place(folder: Path, target: str) -> str:
+    """An address, or the file of the project that a link leads to."""
+    return target if "://" in target else str((folder / target).resolve())
 
 
 def test_index_lists_every_folder_and_no_other():
