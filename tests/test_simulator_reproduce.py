@@ -8,10 +8,22 @@ import pytest
 
 from specsim.config import InputError
 from specsim.simulator import hardware, model
+from specsim.simulator.calibrate import Calibration
 from specsim.simulator.model import names
-from specsim.simulator.reproduce import TABLES, fast_rounds, leviathan, published, reproduction, spec_bench, vllm_20780
+from specsim.simulator.reproduce import (
+    TABLES,
+    fast_rounds,
+    leviathan,
+    published,
+    reproduction,
+    spec_bench,
+    vllm_20780,
+    vllm_41162,
+)
+from specsim.simulator.reproduce.served import REQUESTS, Bench, read
 
-SHIPPED = [name for name in TABLES if name != "fast_rounds"]  # which needs a measurement that may not be kept
+APART = ("fast_rounds", "vllm_41162")  # one needs a measurement that may not be kept, one takes a minute
+SHIPPED = [name for name in TABLES if name not in APART]
 HELD_OUT = {"vllm_20780": (13, 6), "spec_bench": (12, 6)}
 
 
@@ -111,6 +123,39 @@ def test_the_chain_of_assisted_generation_is_a_law_with_the_published_mean():
         length = length + 2 if accepted == length else max(1, length - 1)
     assert drafts == pytest.approx(np.mean(counts), rel=0.03)  # 6 standard errors
     assert tokens == pytest.approx(np.mean(given), rel=0.03)
+
+
+@pytest.fixture(scope="module")
+def served():
+    return {(cell.model, cell.temperature, cell.clients): cell for cell in read()}
+
+
+def test_a_served_cell_has_the_requests_and_the_accept_length_of_its_runs(served):
+    for key in (("Qwen3 8B", 0, 16), ("GPT-OSS 20B", 0, 16), ("GPT-OSS 20B", 1, 1)):
+        bench = Bench.of(served[key])
+        metrics = bench.metrics({"gap": 1e-5, "compute": 0.3, "intake": 1e-3, "latency": 1e-3})
+        runs = served[key].runs.values()
+        assert len(bench.workload) == REQUESTS * key[2]
+        assert bench.workload.output_tokens.mean() == pytest.approx(served[key].tokens[1], abs=0.02)
+        length = np.mean([run["Spec Decode Accept Length"] for run in runs])
+        assert metrics["Spec Decode Accept Length"] == pytest.approx(length, abs=0.01)
+
+
+def test_outputs_of_one_client_that_end_early_are_one_of_39_tokens(served):
+    outputs = Bench.of(served["GPT-OSS 20B", 0, 1]).workload.output_tokens
+    assert sorted(outputs) == [39] + [128] * 9
+
+
+def test_a_fit_of_served_cells_sees_neither_16_clients_nor_temperature_1(served, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        vllm_41162, "fit", lambda _, measured, free, **rest: seen.append(measured) or Calibration((), ())
+    )
+    benches = [Bench(cell, None, None) for key, cell in served.items() if key[0] == "Qwen3 8B"]
+    vllm_41162._fit(benches, {})
+    cells = {label.rsplit(", ", 2)[0] for label in seen[0]}
+    assert cells == {"Qwen3 8B, T 0, 1 client", "Qwen3 8B, T 0, 64 clients"}
+    assert len(seen[0]) == 2 * 2 * len(vllm_41162.QUANTITIES)
 
 
 @pytest.mark.parametrize(

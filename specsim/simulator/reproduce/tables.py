@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from specsim.config import InputError
-from specsim.simulator.reproduce import fast_rounds, leviathan, sglang_6995, spec_bench, vllm_20780
+from specsim.simulator.reproduce import fast_rounds, leviathan, sglang_6995, spec_bench, vllm_20780, vllm_41162
 from specsim.simulator.reproduce.reproduction import Reproduction
 
 TABLES: dict[str, Callable[[], Reproduction]] = {
@@ -13,6 +13,7 @@ TABLES: dict[str, Callable[[], Reproduction]] = {
     "sglang_6995": sglang_6995.reproduce,
     "spec_bench": spec_bench.reproduce,
     "vllm_20780": vllm_20780.reproduce,
+    "vllm_41162": vllm_41162.reproduce,
 }
 
 

@@ -1,0 +1,152 @@
+"""The benchmark of vllm#41162 as simulated servers: its runs, their requests, and what each model's server takes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from specsim.config import SpecConfig
+from specsim.simulator.acceptance import Acceptance, Judged, Rounds, iid_of_length
+from specsim.simulator.coins import Stream, coins, keys
+from specsim.simulator.cost import CostModel
+from specsim.simulator.efficiency import Efficiency
+from specsim.simulator.hardware import hardware
+from specsim.simulator.model import drafter, model
+from specsim.simulator.option import Option
+from specsim.simulator.reproduce.published import rows
+from specsim.simulator.timeline import simulate
+from specsim.simulator.workload import Workload
+
+REQUESTS = 10  # a client; vllm#38496 has the command of its author's benchmarks
+TOKENS, EARLY = 128, 39  # of an output; of one that ends by itself: GPT-OSS, one client, T 0: 1191 = 9 · 128 + 39
+CONFIG = SpecConfig(1, 3, 4)
+GPU = "B200"
+OVERLAP = 1 / 3  # what spec_bench and fast_rounds come to
+SKEW = 1.0
+FILTERS = 3.1e-4  # seconds, vllm#40376: top-k and top-p over 64 rows of 131072
+_HALVINGS = 14
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A target and its drafter. filters: whether the target asks for top-p by itself wherever it samples."""
+
+    model: str
+    drafter: str
+    draft_vocab: int | None = None
+    filters: bool = False
+
+
+PAIRS = {
+    "Llama3 8B": Pair("llama-3-8b", "eagle", filters=True),
+    "Qwen3 8B": Pair("qwen3-8b", "eagle3", 32000, filters=True),
+    "GLM 4.7 Flash": Pair("glm-4.7-flash", "mtp"),
+    "GPT-OSS 20B": Pair("gpt-oss-20b", "eagle3", 32000),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One model at one temperature and number of clients. runs: by side (before, after), figures by their names."""
+
+    model: str
+    temperature: float
+    clients: int
+    runs: Mapping[str, Mapping[str, float]]
+
+    @property
+    def label(self) -> str:
+        return f"{self.model}, T {self.temperature:.0f}, {self.clients} client{'s' * (self.clients > 1)}"
+
+    def mean(self, name: str) -> float:
+        """A figure, mean of the runs."""
+        return float(np.mean([run[name] for run in self.runs.values()]))
+
+    @property
+    def tokens(self) -> tuple[float, float]:
+        """Of the prompt and of the output of a request, on average."""
+        rate, output = self.mean("Request Throughput (req/s)"), self.mean("Output Throughput (tok/s)")
+        return (self.mean("Total Token Throughput (tok/s)") - output) / rate, output / rate
+
+
+def read() -> list[Served]:
+    """The cells of the table, in its order."""
+    found: dict[tuple[str, float, int], dict[str, dict[str, float]]] = {}
+    for row in rows("vllm_41162"):
+        runs = found.setdefault((row["model"], float(row["temperature"]), int(row["concurrency"])), {})
+        runs.setdefault(row["side"], {})[row["metric"]] = float(row["value"])
+    return [Served(*key, runs) for key, runs in sorted(found.items())]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What a cell's clients ask for, and what its drafts have accepted."""
+
+    cell: Served
+    workload: Workload
+    option: Option
+
+    @classmethod
+    def of(cls, cell: Served) -> "Bench":
+        prompt, output = cell.tokens
+        outputs = _outputs(REQUESTS * cell.clients, output)
+        prompts = np.full(len(outputs), round(prompt))
+        law = _matched(cell.mean("Spec Decode Accept Length"), outputs)
+        return cls(cell, Workload(prompts, outputs, concurrency=cell.clients), Option(CONFIG, law))
+
+    def metrics(self, values: Mapping[str, float], filters: float = FILTERS) -> dict[str, float]:
+        """The figures of a server of these efficiencies, and of this intake and latency of its front end."""
+        pair = PAIRS[self.cell.model]
+        target = replace(model(pair.model), skew=SKEW)
+        given = {name: value for name, value in values.items() if name not in ("intake", "latency")}
+        filters *= pair.filters and self.cell.temperature > 0
+        cost = CostModel(
+            hardware(GPU),
+            target,
+            drafter(pair.drafter, target, pair.draft_vocab),
+            Efficiency(overlap=OVERLAP, filters=filters, **given),
+        )
+        front = {name: values[name] for name in ("intake", "latency")}
+        return simulate(cost, self.option, self.workload, **front).metrics()
+
+
+def _outputs(requests: int, mean: float) -> np.ndarray:
+    """Tokens of every output, of this mean: TOKENS, or about EARLY for some, evenly among the others."""
+    outputs, missing = np.full(requests, TOKENS), round(requests * (TOKENS - mean))
+    early = round(missing / (TOKENS - EARLY))
+    if early:
+        outputs[np.linspace(0, requests - 1, early + 2)[1:-1].round().astype(int)] = TOKENS - round(missing / early)
+    return outputs
+
+
+def _matched(length: float, outputs: np.ndarray) -> Acceptance:
+    """The law under which rounds of all requests together have this accept length, by their own coins.
+
+    Drafts are accepted alike, but none of an output that ends early.
+    """
+    low, high = 1.0, CONFIG.num_steps + 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _played(_law(middle, outputs), outputs) < length else (low, middle)
+    return _law(low, outputs)
+
+
+def _law(length: float, outputs: np.ndarray) -> Acceptance:
+    law = iid_of_length(length, CONFIG.num_steps)
+    is_early = outputs < TOKENS
+    if not is_early.any():
+        return law
+    return Judged(lambda each: np.where(is_early[each.request_ids], 0, law.accepted(each)), CONFIG.num_steps)
+
+
+def _played(law: Acceptance, outputs: np.ndarray) -> float:
+    """The accept length that a simulated server will count, seed 0."""
+    requests, put_out, drafts = np.arange(len(outputs)), np.ones(len(outputs), dtype=np.int64), 0
+    names, rounds = keys(0, Stream.ROUND, requests), np.zeros(len(outputs), dtype=np.int64)
+    while len(running := requests[put_out < outputs]):
+        places = put_out[running] - 1
+        accepted = law.accepted(Rounds(running, rounds[running], places, coins(names[running], places)))
+        put_out[running] += accepted + 1
+        rounds[running] += 1
+        drafts += int(accepted.sum())
+    return 1 + drafts / int(rounds.sum())
