@@ -16,8 +16,10 @@ from specsim.fast.extend import draft_extend_input
 from specsim.fast.frame import Frame, load, load_extend_input, unload, unload_extend_input
 from specsim.fast.graph import capture
 from specsim.fast.metadata import prefill_metadata, tree_metadata
+from specsim.fast.penalties import Allowed
 from specsim.fast.synthetic import Schedule
 from specsim.fast.targets import FAMILIES
+from specsim.grammar import Grammars, allowed_first, allowed_trees, check
 from specsim.phases import (
     Advance,
     Batch,
@@ -40,10 +42,11 @@ MOST_CANDIDATES = 2**16  # what one program can rank
 class Engine:
     """Rounds of one pair under one setting, over buffers of `bucket` requests (None: the next power of two).
 
-    pair, config, dtype, acceptance: as the reference's. graph: `eager`, every kernel launched by the host; `step`, one
-    recorded draft step replayed; `phase`, a graph each for draft, verify and draft-extend; `round`, one graph for all
-    of them, which needs release `finish`, since pages cannot change hands inside it; a phase that is called alone is
-    launched then. batch_invariant: a request's results depend on no other of its batch.
+    pair, config, dtype, acceptance, grammars: as the reference's. graph: `eager`, every kernel launched by the host;
+    `step`, one recorded draft step replayed; `phase`, a graph each for draft, verify and draft-extend; `round`, one
+    graph for all of them, which needs release `finish`, since pages cannot change hands inside it, and no grammars,
+    which the host asks between draft and verify; a phase that is called alone is launched then. batch_invariant: a
+    request's results depend on no other of its batch.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Engine:
         bucket: int | None = None,
         batch_invariant: bool = False,
         acceptance: SyntheticAcceptance | None = None,
+        grammars: Grammars | None = None,
     ):
         target = pair.target.config
         self.config = config.within(target.max_position_embeddings)
@@ -63,6 +67,8 @@ class Engine:
             raise InputError("graph", graph, " or ".join(GRAPHS))
         if graph == "round" and config.release == "round":
             raise InputError("graph", graph, "eager, step or phase with release 'round', which moves pages in a round")
+        if graph == "round" and grammars:
+            raise InputError("graph", graph, "eager, step or phase with a grammar, which the host asks inside a round")
         if bucket is not None and (type(bucket) is not int or bucket < 1):
             raise InputError("bucket", bucket, "an integer of at least 1")
         if config.num_candidates > MOST_CANDIDATES:
@@ -73,6 +79,8 @@ class Engine:
         self.dtype, self.device, self.graph = dtype, torch.device(device), graph
         self._batch_invariant = batch_invariant
         self._bucket, self._frames = bucket, {}
+        self.grammars = grammars or {}
+        check(self.grammars, config, target.vocab_size)
         self.acceptance = acceptance and acceptance.fit(config.num_steps)
         self._schedule = acceptance and Schedule.of(acceptance, self.device)
         family = FAMILIES[target.family]
@@ -112,10 +120,18 @@ class Engine:
         metadata, features = prefill_metadata(batch, prefill, pools), self.drafter.feature_layers
         hidden_RH, features_RF = self.target.forward(prefill.input_ids, metadata, pools.target, features)
         logits_BV = self.target.logits(hidden_RH[prefill.last_rows])
-        next_tokens, logprobs = verify.first_tokens(batch, prefill.next_tokens, logits_BV, pools)
+        allowed = self._allowed_first(batch, pools, logits_BV.shape[-1])
+        next_tokens, logprobs = verify.first_tokens(batch, prefill.next_tokens, logits_BV, pools, allowed)
         pools.record(batch.req_pool_indices, batch.seq_lens, next_tokens)
         draft_input = self.drafter.seed(batch, prefill, next_tokens, features_RF, pools)
         return PrefillOutput(next_tokens, logprobs, draft_input)
+
+    def _allowed_first(self, batch: Batch, pools: KVPool, vocab_size: int) -> Allowed | None:
+        if not self.grammars:
+            return None
+        allowed = Allowed.empty(batch.size, 1, vocab_size, self.device)
+        allowed.load(allowed_first(batch, pools, self.grammars))
+        return allowed
 
     @torch.inference_mode()
     def round(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> RoundOutput:
@@ -197,6 +213,8 @@ class Engine:
             committed = batch.after(frame.verdict.num_accepted_tokens[: batch.size])
             own_committed(frame.pools, *_rows_and_lens(committed), self.config)
 
+        if frame.allowed is not None:
+            frame.allowed.load(allowed_trees(batch, frame.verify_input, frame.pools, self.grammars))
         self._run_around(frame, "judge", own, "hand_over")
 
     def _verify_output(self, frame: Frame, size: int) -> VerifyOutput:
@@ -221,7 +239,14 @@ class Engine:
             target, drafter = self.target.config, self.drafter
             num_features = target.hidden_size * max(1, len(drafter.feature_layers))
             frame = self._frames[bucket] = Frame.of(
-                bucket, pools, self.config, target.vocab_size, drafter.hidden_size, num_features, self.dtype
+                bucket,
+                pools,
+                self.config,
+                target.vocab_size,
+                drafter.hidden_size,
+                num_features,
+                self.dtype,
+                has_grammars=bool(self.grammars),
             )
             self._capture(frame)
         frame.inlet.load(batch, draft_input)
@@ -300,7 +325,9 @@ class Engine:
         logits_RV = self.target.logits(hidden_RH)
         frame.forward.update(features=features_RF, target_logits=logits_RV)
         out, schedule = frame.verdict, self._schedule
-        verify.verify(batch, verify_input, logits_RV, self.config, pools, out=out, schedule=schedule)
+        verify.verify(
+            batch, verify_input, logits_RV, self.config, pools, out=out, schedule=schedule, allowed=frame.allowed
+        )
         kv.commit(batch, verify_input.cache_locations, out, pools, out=frame.progress)
 
     def _hand_over(self, frame: Frame) -> None:

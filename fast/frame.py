@@ -8,6 +8,7 @@ import torch
 from specsim.config import SamplingParams, SpecConfig
 from specsim.fast.drafting import Lanes
 from specsim.fast.graph import Block, Buffers, Graph
+from specsim.fast.penalties import Allowed
 from specsim.phases import Advance, Batch, DraftExtendInput, DraftInput, State, Verdict, VerifyInput
 from specsim.pool import KVPool
 
@@ -75,6 +76,8 @@ class Frame:
     extend_input has S+1 rows a request in both modes of draft-extend. progress: lengths and numbers of rounds after
     the round, i64 [bucket]. outlet: the memory of next_draft_input, progress and verdict. forward: `features` [B·N, F]
     and `target_logits` [B·N, V] of the target's last forward, as the target made them; recorded: those of each graph's.
+    allowed: what grammars allow after every node, which the host writes between draft and verify; None where there are
+    no grammars.
     """
 
     bucket: int
@@ -88,6 +91,7 @@ class Frame:
     next_draft_input: DraftInput
     progress: tuple[torch.Tensor, torch.Tensor]
     outlet: Block
+    allowed: Allowed | None = None
     forward: dict[str, torch.Tensor] = field(default_factory=dict)
     graphs: dict[tuple[str, ...], Graph] = field(default_factory=dict)
     recorded: dict[tuple[str, ...], dict[str, torch.Tensor]] = field(default_factory=dict)
@@ -102,6 +106,7 @@ class Frame:
         draft_hidden_size: int,
         num_features: int,
         dtype: torch.dtype,
+        has_grammars: bool = False,
     ) -> "Frame":
         """Buffers on the pool's device that hold padded requests only."""
         buffers = Buffers(pools.req_to_token.device)
@@ -143,6 +148,9 @@ class Frame:
             next_draft_input=next_draft_input,
             progress=next_progress,
             outlet=outlet,
+            allowed=buffers.like("allowed", Allowed.empty(*verify_input.draft_tokens.shape, vocab_size))
+            if has_grammars
+            else None,
         )
 
     @property

@@ -1,13 +1,18 @@
-"""Logits after penalties and bias, for the requests that have some; the others' are read where the model left them."""
+"""Logits after penalties, bias and grammar mask, for the requests that have some; the others' are read where the model
+left them.
+"""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 
 from specsim.fast.launch import INTERPRETED, await_input, kernel, require_contiguous
-from specsim.phases import Batch
+from specsim.phases import Batch, State
 from specsim.pool import KVPool
 
 MOST_BIAS = tl.constexpr(1e18)  # beyond it laws have no shape left, and (x - max) · log2(e) / T may overflow
@@ -19,8 +24,9 @@ PROGRAMS = 16  # of one request, which share out its vocabulary; most requests h
 class Logits:
     """Logits of a batch's rows [R, V], as many rows for each request.
 
-    raw: the model's, in its dtype. changed: i32 [B], 1 where a request has penalties or a bias, 0 where it has none, -1
-    where it is padded and has no law. adjusted: f32 [R, V], what laws are made of where changed is 1, else unwritten.
+    raw: the model's, in its dtype. changed: i32 [B], 1 where a request has penalties, a bias or a grammar, 0 where it
+    has none, -1 where it is padded and has no law. adjusted: f32 [R, V], what laws are made of where changed is 1, else
+    unwritten.
     """
 
     raw: torch.Tensor
@@ -30,6 +36,35 @@ class Logits:
     @property
     def rows_per_request(self) -> int:
         return len(self.raw) // max(1, len(self.changed))
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed(State):
+    """The tokens that grammars allow after a batch's rows, as many rows for each request.
+
+    bits: i32 [B, N, ceil(V / 32)], token t is bit t % 32 of word t // 32: an eighth of what bool would bring to the
+    device every round. is_constrained: bool [B]; of a request without a grammar no bit is read.
+    """
+
+    bits: torch.Tensor
+    is_constrained: torch.Tensor
+
+    @classmethod
+    def empty(cls, size: int, num_rows: int, vocab_size: int, device: torch.device | str = "cpu") -> Self:
+        """Of `size` requests with `num_rows` rows each, none of which is constrained."""
+        bits = torch.zeros(size, num_rows, triton.cdiv(vocab_size, 32), dtype=torch.int32, device=device)
+        return cls(bits, torch.zeros(size, dtype=torch.bool, device=device))
+
+    def load(self, rows: Mapping[int, torch.Tensor]) -> None:
+        """Hold these rows, bool [N, V] on the host by place in the batch; every other request is free."""
+        self.is_constrained.copy_(torch.tensor([place in rows for place in range(len(self.is_constrained))]))
+        for place, allowed_NV in rows.items():
+            self.bits[place].copy_(_packed(allowed_NV))
+
+
+def _packed(allowed_NV: torch.Tensor) -> torch.Tensor:
+    whole = torch.nn.functional.pad(allowed_NV, (0, -allowed_NV.shape[1] % 32)).numpy()
+    return torch.from_numpy(np.packbits(whole, axis=1, bitorder="little").view(np.int32))
 
 
 @triton.jit
@@ -70,11 +105,10 @@ def _adjust(
     rows_ptr,
     seq_lens_ptr,
     prompt_lens_ptr,
-    repetition_ptr,
-    presence_ptr,
-    frequency_ptr,
+    penalties,
     is_biased_ptr,
     bias_ptr,
+    allowed,
     stride_token_ids,
     num_nodes,
     levels,
@@ -86,12 +120,15 @@ def _adjust(
     request, offs_n = tl.program_id(0).to(tl.int64), tl.arange(0, NODES)
     await_input(PDL)
     row, mask_n, root = tl.load(rows_ptr + request), offs_n < num_nodes, request * num_nodes
-    repetition = tl.load(repetition_ptr + request).to(tl.float32)
-    presence = tl.load(presence_ptr + request).to(tl.float32)
-    frequency = tl.load(frequency_ptr + request).to(tl.float32)
+    repetition = tl.load(penalties[0] + request).to(tl.float32)
+    presence = tl.load(penalties[1] + request).to(tl.float32)
+    frequency = tl.load(penalties[2] + request).to(tl.float32)
     penalised = (repetition != 1) | (presence != 0) | (frequency != 0)
     is_biased = tl.load(is_biased_ptr + request) != 0
-    changed = penalised | is_biased
+    changed, (bits_ptr, is_constrained_ptr) = penalised | is_biased, allowed
+    if bits_ptr is not None:
+        is_constrained = tl.load(is_constrained_ptr + request) != 0
+        changed |= is_constrained
     if tl.program_id(1) == 0:
         tl.store(changed_ptr + request, tl.where(row < 0, -1, changed.to(tl.int32)))
     first = tl.where((row >= 0) & changed, tl.program_id(1) * BLOCK, vocab_size)
@@ -111,6 +148,10 @@ def _adjust(
         if bias_ptr is not None:
             bias = tl.load(bias_ptr + request * vocab_size + offs_v, mask=mask_v & is_biased, other=0.0)
             logits += tl.minimum(tl.maximum(bias, -MOST_BIAS), MOST_BIAS).to(tl.float32)[None, :]
+        if bits_ptr is not None:
+            words = (root + offs_n)[:, None] * tl.cdiv(vocab_size, 32) + offs_v[None, :] // 32
+            bits = tl.load(bits_ptr + words, mask=mask & is_constrained, other=-1) >> (offs_v % 32)[None, :]
+            logits = tl.where((bits & 1) != 0, logits, float("-inf"))
         tl.store(adjusted_ptr + offs, logits, mask=mask)
 
 
@@ -120,11 +161,13 @@ def adjust_logits(
     pools: KVPool,
     tree: tuple[torch.Tensor, torch.Tensor] | None,
     levels: int,
+    allowed: Allowed | None = None,
 ) -> Logits:
-    """Penalties, counts of the context and of the tree's paths, and bias in one pass over the rows that have any.
+    """Penalties, counts of the context and of the tree's paths, bias and mask in one pass over the rows that have any.
 
     tree: (tokens, parents), i64 [B, N]. levels: how many nodes of its path, from itself up, a row counts beside the
-    request's tokens 0..L-1; 1 is the root alone, for every row, and 0 nothing.
+    request's tokens 0..L-1; 1 is the root alone, for every row, and 0 nothing. allowed: of the rows, all where it is
+    not given.
     """
     num_rows, vocab_size = logits_RV.shape
     num_nodes, sampling, device = num_rows // max(1, batch.size), batch.sampling, logits_RV.device
@@ -142,11 +185,10 @@ def adjust_logits(
         batch.req_pool_indices,
         batch.seq_lens,
         batch.prompt_lens,
-        sampling.repetition_penalty,
-        sampling.presence_penalty,
-        sampling.frequency_penalty,
+        (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty),
         sampling.is_biased,
         sampling.logit_bias,
+        (None, None) if allowed is None else (allowed.bits, allowed.is_constrained),
         pools.token_ids.stride(0),
         num_nodes,
         levels,

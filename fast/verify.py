@@ -8,7 +8,7 @@ from specsim.config import SpecConfig
 from specsim.fast.acceptance import accept
 from specsim.fast.draw import PER, draw, groups_block, workspace
 from specsim.fast.launch import await_input, kernel, require_contiguous
-from specsim.fast.penalties import Logits, adjust_logits
+from specsim.fast.penalties import Allowed, Logits, adjust_logits
 from specsim.fast.sampling import Law, kept_mass, laws, logprob, only_token, weight
 from specsim.fast.summaries import GROUP
 from specsim.fast.synthetic import Schedule, follow
@@ -18,11 +18,17 @@ from specsim.pool import KVPool
 
 
 def node_logits(
-    batch: Batch, verify_input: VerifyInput, logits_RV: torch.Tensor, config: SpecConfig, pools: KVPool
+    batch: Batch,
+    verify_input: VerifyInput,
+    logits_RV: torch.Tensor,
+    config: SpecConfig,
+    pools: KVPool,
+    allowed: Allowed | None = None,
 ) -> Logits:
-    """Every node's logits after penalties and bias; penalties `exact` count a node's path, `relaxed` the root."""
+    """Every node's logits after penalties, bias and mask; penalties `exact` count a node's path, `relaxed` the root."""
     levels = config.num_steps + 1 if config.penalties == "exact" else 1
-    return adjust_logits(batch, logits_RV, pools, (verify_input.draft_tokens, verify_input.parents), levels)
+    tree = verify_input.draft_tokens, verify_input.parents
+    return adjust_logits(batch, logits_RV, pools, tree, levels, allowed)
 
 
 @triton.jit
@@ -228,14 +234,16 @@ def verify(
     coins: tuple[torch.Tensor, torch.Tensor] | None = None,
     out: Verdict | None = None,
     schedule: Schedule | None = None,
+    allowed: Allowed | None = None,
 ) -> Verdict:
     """How far the target, whose logits [B·N, V] these are, takes every tree.
 
     coins: the accept coins [B, S+1] and final coins [B] of this round, drawn by their names in the kernels where not
     given. A padded request has no path, predict and accept_index -1 and logprobs 0, no accepted draft and, as every
     verdict, one token more than drafts. schedule: where given it decides how far, and the target the bonus tokens only.
+    allowed: what may follow every node.
     """
-    law = laws(batch, node_logits(batch, verify_input, logits_RV, config, pools))
+    law = laws(batch, node_logits(batch, verify_input, logits_RV, config, pools, allowed))
     return walk(batch, verify_input, law, coins, config, out, schedule)
 
 
@@ -273,15 +281,19 @@ def _first_tokens(
 
 
 def first_tokens(
-    batch: Batch, known_tokens: torch.Tensor, logits_BV: torch.Tensor, pools: KVPool
+    batch: Batch,
+    known_tokens: torch.Tensor,
+    logits_BV: torch.Tensor,
+    pools: KVPool,
+    allowed: Allowed | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The token after each request's chunk: (i32 [B], logprobs f32 [B]); -1 and 0 for padded requests.
 
-    known_tokens: i64 [B], what is known of them, -1 where the token is sampled.
+    known_tokens: i64 [B], what is known of them, -1 where the token is sampled. allowed: what it may be, a row each.
     """
     tokens_B = torch.empty(batch.size, dtype=torch.int32, device=logits_BV.device)
     logprobs_B = torch.empty(batch.size, dtype=torch.float32, device=logits_BV.device)
-    law = laws(batch, adjust_logits(batch, logits_BV, pools, None, 0))
+    law = laws(batch, adjust_logits(batch, logits_BV, pools, None, 0, allowed))
     _first_tokens[(batch.size,)](
         law.table,
         workspace(law, batch.size),

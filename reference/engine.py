@@ -7,7 +7,7 @@ import torch
 from specsim.columns import own_committed, own_lanes, own_tree
 from specsim.config import InputError, SpecConfig
 from specsim.drafter import Drafter
-from specsim.grammar import Grammars, allowed_first, allowed_trees, check
+from specsim.grammar import Grammars, allowed_first, allowed_trees, check, stacked
 from specsim.phases import (
     Advance,
     Batch,
@@ -51,7 +51,7 @@ class Engine:
         self.config = config.within(target.max_position_embeddings)
         self.dtype, self.acceptance = dtype, acceptance and acceptance.fit(config.num_steps)
         self.grammars = grammars or {}
-        check(self.grammars, config)
+        check(self.grammars, config, target.vocab_size)
         self.target = FAMILIES[target.family](target, pair.target.tensors, dtype)
         self.drafter = self._drafter(pair.drafter)
 
@@ -76,8 +76,8 @@ class Engine:
         metadata, features = prefill_metadata(batch, prefill, pools), self.drafter.feature_layers
         hidden_RH, features_RF = self.target.forward(prefill.input_ids, metadata, pools.target, features)
         logits_BV = self.target.logits(hidden_RH[prefill.last_rows])
-        allowed_BV = allowed_first(batch, pools, self.grammars, logits_BV.shape[-1])
-        next_tokens, logprobs = verify.first_tokens(batch, prefill.next_tokens, logits_BV, pools, allowed_BV)
+        allowed_B1V = stacked(allowed_first(batch, pools, self.grammars), batch.size)
+        next_tokens, logprobs = verify.first_tokens(batch, prefill.next_tokens, logits_BV, pools, allowed_B1V)
         pools.record(batch.req_pool_indices, batch.seq_lens, next_tokens)
         draft_input = self.drafter.seed(batch, prefill, next_tokens, features_RF, pools)
         return PrefillOutput(next_tokens, logprobs, draft_input)
@@ -115,7 +115,7 @@ class Engine:
         features = self.drafter.feature_layers
         hidden_RH, features_RF = self.target.forward(tokens_BN.flatten(), metadata, pools.target, features)
         logits_RV = self.target.logits(hidden_RH)
-        allowed_BNV = allowed_trees(batch, verify_input, pools, self.grammars, logits_RV.shape[-1])
+        allowed_BNV = stacked(allowed_trees(batch, verify_input, pools, self.grammars), batch.size)
         verdict = verify.verify(
             batch, verify_input, logits_RV, self.config, pools, acceptance=self.acceptance, allowed_BNV=allowed_BNV
         )

@@ -171,17 +171,17 @@ def first_tokens(
     known_tokens: torch.Tensor,
     logits_BV: torch.Tensor,
     pools: KVPool,
-    allowed_BV: torch.Tensor | None = None,
+    allowed_B1V: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The token after each request's chunk: (i32 [B], logprobs f32 [B]).
 
-    known_tokens: i64 [B], what is known of them, -1 where the token is sampled. allowed_BV: bool, the tokens it may be.
+    known_tokens: i64 [B], what is known of them, -1 where the token is sampled. allowed_B1V: bool, what it may be.
     """
     tokens, logprobs = known_tokens.int().clone(), torch.zeros(batch.size)
     coins_B = first_coins(batch.seeds, batch.request_ids, batch.seq_lens)
     for request, (row, length) in enumerate(batch.rows_and_lens):
         context, prompt_len = pools.token_ids[row, :length], int(batch.prompt_lens[request])
-        allowed = None if allowed_BV is None else allowed_BV[request]
+        allowed = None if allowed_B1V is None else allowed_B1V[request, 0]
         adjusted_V = adjust_logits(logits_BV[request], context, prompt_len, batch.sampling, request, allowed)
         if tokens[request] < 0:
             tokens[request] = inverse_cdf(target_prob(adjusted_V, batch.sampling, request), float(coins_B[request]))

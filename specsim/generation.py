@@ -99,16 +99,14 @@ def load_engine(
     `phase` or `round` (None: `round` where the setting allows it); requests that its buffers hold (None: the next power
     of two). So is batch_invariant: a request's results depend on no other of its batch, for which sums are taken in an
     order that no batch changes. acceptance: decides how many drafts a round accepts, whatever the target says: not
-    lossless. grammars: of requests, by their ids; the reference's.
+    lossless. grammars: of requests, by their ids.
     """
     if dtype not in DTYPES:
         raise InputError("dtype", dtype, " or ".join(map(str, DTYPES)))
     if grammars and acceptance is not None:
         raise InputError("grammars", len(grammars), "none with synthetic acceptance, which asks no target")
     if impl == "fast":
-        if grammars:
-            raise InputError("impl", impl, "reference, for requests with a grammar")
-        return _load_fast(pair, config, dtype, device, graph, bucket, batch_invariant, acceptance)
+        return _load_fast(pair, config, dtype, device, graph, bucket, batch_invariant, acceptance, grammars)
     if impl != "reference":
         raise InputError("impl", impl, " or ".join(COLUMNS))
     for name, value, only in (("device", device, "cpu"), ("graph", graph, "eager"), ("bucket", bucket, None)):
@@ -143,13 +141,15 @@ def kernel_device(device: str | None) -> str:
     return device
 
 
-def _load_fast(pair, config: SpecConfig, dtype: torch.dtype, device, graph, bucket, batch_invariant: bool, acceptance):
+def _load_fast(
+    pair, config: SpecConfig, dtype: torch.dtype, device, graph, bucket, batch_invariant: bool, acceptance, grammars
+):
     if dtype == torch.float64:
         raise InputError("dtype", dtype, "torch.float32, torch.bfloat16 or torch.float16 with impl 'fast'")
     device = kernel_device(device)
-    graph = graph or ("phase" if config.release == "round" else "round")
+    graph = graph or ("phase" if config.release == "round" or grammars else "round")
     engine = importlib.import_module("specsim.fast.engine").Engine
-    return engine(pair, config, dtype, device, graph, bucket, batch_invariant, acceptance)
+    return engine(pair, config, dtype, device, graph, bucket, batch_invariant, acceptance, grammars)
 
 
 def generate(

@@ -43,10 +43,16 @@ class Grammar(Protocol):
 Grammars = Mapping[int, Grammar]  # by request id; a request that has none is free
 
 
-def check(grammars: Grammars, config: SpecConfig) -> None:
-    """InputError for a setting that takes drafts whatever their probability, and so could leave the grammar."""
+def check(grammars: Grammars, config: SpecConfig, vocab_size: int) -> None:
+    """InputError for a setting that takes drafts whatever their probability, and so could leave the grammar, and for a
+    grammar over other tokens than the target's.
+    """
     if grammars and config.threshold_single == 0:
         raise InputError("threshold_single", config.threshold_single, "a number above 0 with a grammar")
+    for grammar in grammars.values():
+        own = grammar.matcher().vocab_size
+        if own != vocab_size:
+            raise InputError("grammars", f"one over {own} tokens", f"grammars over the target's {vocab_size} tokens")
 
 
 def after(grammar: Grammar, output: Sequence[int]) -> Matcher:
@@ -87,43 +93,46 @@ def allowed_nodes(
 
 
 def allowed_trees(
-    batch: Batch, verify_input: VerifyInput, pools: KVPool, grammars: Grammars, vocab_size: int
-) -> torch.Tensor | None:
-    """bool [B, N, V]: what may follow the nodes of every request's tree; None where no request has a grammar."""
+    batch: Batch, verify_input: VerifyInput, pools: KVPool, grammars: Grammars
+) -> dict[int, torch.Tensor]:
+    """bool [N, V] by place in the batch: what may follow the nodes of the tree of every request that has a grammar.
+
+    verify_input: rows behind the batch's are not looked at.
+    """
     tables = verify_input.draft_tokens, verify_input.retrieve_next_token, verify_input.retrieve_next_sibling
-    links = zip(*(table.tolist() for table in tables), strict=True)
-    rows = {}
-    for request, (grammar, own) in enumerate(zip(_of_batch(batch, grammars), links, strict=True)):
-        if grammar is not None:
-            output = _output(batch, request, int(batch.seq_lens[request]) + 1, pools)
-            rows[request] = allowed_nodes(after(grammar, output), *own)
-    return _stacked(rows, torch.ones(*verify_input.draft_tokens.shape, vocab_size, dtype=torch.bool))
+    links = list(zip(*(table[: batch.size].tolist() for table in tables), strict=True))
+    return {
+        place: allowed_nodes(after(grammar, _output(pools, row, prompt_len, length + 1)), *links[place])
+        for place, grammar, row, prompt_len, length in _constrained(batch, grammars)
+    }
 
 
-def allowed_first(batch: Batch, pools: KVPool, grammars: Grammars, vocab_size: int) -> torch.Tensor | None:
-    """bool [B, V]: what may follow each request's chunk; everything where the chunk ends inside the prompt."""
-    rows = {}
-    for request, grammar in enumerate(_of_batch(batch, grammars)):
-        length = int(batch.seq_lens[request])
-        if grammar is not None and length >= int(batch.prompt_lens[request]):
-            matcher = after(grammar, _output(batch, request, length, pools))
-            rows[request] = allowed_nodes(matcher, [-1], [-1], [-1])[0]
-    return _stacked(rows, torch.ones(batch.size, vocab_size, dtype=torch.bool))
+def allowed_first(batch: Batch, pools: KVPool, grammars: Grammars) -> dict[int, torch.Tensor]:
+    """bool [1, V] by place in the batch: what may follow the chunk of every request that has a grammar, but for chunks
+    that end inside the prompt.
+    """
+    return {
+        place: allowed_nodes(after(grammar, _output(pools, row, prompt_len, length)), [-1], [-1], [-1])
+        for place, grammar, row, prompt_len, length in _constrained(batch, grammars)
+        if length >= prompt_len
+    }
 
 
-def _of_batch(batch: Batch, grammars: Grammars) -> list[Grammar | None]:
-    return [grammars.get(request_id) for request_id in batch.request_ids.tolist()]
-
-
-def _output(batch: Batch, request: int, count: int, pools: KVPool) -> list[int]:
-    """The request's tokens from the end of its prompt to column count - 1."""
-    row, start = int(batch.req_pool_indices[request]), int(batch.prompt_lens[request])
-    return pools.token_ids[row, start:count].tolist()
-
-
-def _stacked(rows: Mapping[int, torch.Tensor], allowed: torch.Tensor) -> torch.Tensor | None:
+def stacked(rows: Mapping[int, torch.Tensor], size: int) -> torch.Tensor | None:
+    """bool [B, N, V] of `size` requests, everything allowed to those without rows of their own; None where all are."""
     if not rows:
         return None
-    for request, own in rows.items():
-        allowed[request] = own
-    return allowed
+    free_NV = torch.ones_like(next(iter(rows.values())))
+    return torch.stack([rows.get(place, free_NV) for place in range(size)])
+
+
+def _constrained(batch: Batch, grammars: Grammars) -> list[tuple[int, Grammar, int, int, int]]:
+    """(place, grammar, row of the pool's tables, length of the prompt, L) of every request that has a grammar."""
+    columns = batch.request_ids, batch.req_pool_indices, batch.prompt_lens, batch.seq_lens
+    requests = zip(*(column.tolist() for column in columns), strict=True)
+    return [(place, grammars[key], *own) for place, (key, *own) in enumerate(requests) if key in grammars]
+
+
+def _output(pools: KVPool, row: int, start: int, end: int) -> list[int]:
+    """A request's tokens from the end of its prompt to column end - 1."""
+    return pools.token_ids[row, start:end].tolist()

@@ -13,6 +13,8 @@ from scipy.stats import chi2
 
 from specsim.config import SamplingParams, SpecConfig
 from specsim.fast import verify as fast
+from specsim.fast.penalties import Allowed
+from specsim.grammar import stacked
 from specsim.phases import Batch, Candidates, VerifyInput
 from specsim.pool import KVBuffer, KVLayout, KVPool
 from specsim.reference import verify as reference
@@ -570,17 +572,21 @@ def pools_of(size: int, device: str = "cpu") -> KVPool:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_fast_verdicts_are_the_references(name, device, program_order):
-    """Drawn by name by each column for itself; greedy requests, limits and padded rows among them, and a vocabulary of
-    more than one group of tokens.
+    """Drawn by name by each column for itself; greedy requests, limits, padded rows and grammars among them, and a
+    vocabulary of more than one group of tokens.
     """
     config, size, vocab_size = SETTINGS[name], 18, 300
     batch, tree, logits_RV = rounds_of(config, size, vocab_size, 2)
     real, nodes = torch.arange(size - 2), (size - 2) * config.num_draft_tokens
     own = {each: value[:nodes] if len(value) > size else value[: size - 2] for each, value in tree.tensors.items()}
     own = VerifyInput(**own | {"candidates": None})
-    expected = reference.verify(batch.filter(real), own, logits_RV[:nodes], config, pools_of(size))
+    masks = {place: torch.rand(config.num_draft_tokens, vocab_size) < 0.7 for place in range(2, 16, 5)}
+    allowed, allowed_BNV = Allowed.empty(size, config.num_draft_tokens, vocab_size, device), stacked(masks, size - 2)
+    allowed.load(masks)
+    mine = batch.filter(real), own, logits_RV[:nodes], config, pools_of(size)
+    expected = reference.verify(*mine, allowed_BNV=allowed_BNV)
     moved = (each.to(device) for each in (batch, replace(tree, candidates=None), logits_RV))
-    found = fast.verify(*moved, config, pools_of(size, device)).to("cpu")
+    found = fast.verify(*moved, config, pools_of(size, device), allowed=allowed).to("cpu")
     for each in ("predict", "accept_index", "num_accepted_drafts", "num_accepted_tokens"):
         value = getattr(expected, each)
         assert torch.equal(getattr(found, each)[: len(value)], value), each

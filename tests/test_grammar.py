@@ -21,13 +21,17 @@ from hypothesis import strategies as st
 import specsim
 from specsim.cli import main
 from specsim.config import InputError, SamplingParams, SpecConfig
-from specsim.grammar import after, allowed_first, allowed_nodes, allowed_trees
+from specsim.differential import check
+from specsim.differential.grids import cell_of
+from specsim.generation import load_engine
+from specsim.grammar import after, allowed_first, allowed_nodes, allowed_trees, stacked
 from specsim.guidance import Guidance
 from specsim.phases import Batch
 from specsim.reference.acceptance import Tree, greedy, target_only
 from specsim.reference.sampling import adjust_logits, target_prob
 from specsim.reference.tree import links
 from specsim.synthetic import SyntheticAcceptance
+from specsim.zoo.agreeing import agreeing_pair
 
 # Automata over characters, as grammars over tokens: regular expressions by derivatives, JSON by a stack.
 
@@ -326,20 +330,20 @@ def test_masks_of_a_batch_follow_each_requests_own_output():
         "retrieve_next_token": torch.tensor([[1, -1]] * 3),
         "retrieve_next_sibling": torch.full((3, 2), -1),
     }
-    allowed_BNV = allowed_trees(batch, SimpleNamespace(**columns), pools, {7: AB, 9: AB}, 6)
+    allowed_BNV = stacked(allowed_trees(batch, SimpleNamespace(**columns), pools, {7: AB, 9: AB}), 3)
     assert [texts_of(row) for row in allowed_BNV[0]] == [{"end", "a", "ab", "c"}] * 2
     assert allowed_BNV[1].all()
     assert [texts_of(row) for row in allowed_BNV[2]] == [{"b", "ba"}] * 2
-    assert allowed_trees(batch, SimpleNamespace(**columns), pools, {5: AB}, 6) is None
+    assert stacked(allowed_trees(batch, SimpleNamespace(**columns), pools, {5: AB}), 3) is None
 
 
 def test_the_first_token_is_masked_where_the_prompt_is_complete():
     batch = Batch.of([0, 1, 2], [0, 1, 2], [2, 2, 2], [SamplingParams()] * 3, 6)
     batch = replace(batch, seq_lens=torch.tensor([2, 1, 3]))  # complete; a chunk of it; resumed with one known token
     pools = pools_of([4, 4], [4, 4], [4, 4, 1])
-    allowed_BV = allowed_first(batch, pools, {0: AB, 1: AB, 2: AB}, 6)
-    assert [texts_of(row) for row in allowed_BV[[0, 2]]] == [{"a", "ab", "c"}, {"b", "ba"}]
-    assert allowed_BV[1].all()
+    allowed_B1V = stacked(allowed_first(batch, pools, {0: AB, 1: AB, 2: AB}), 3)
+    assert [texts_of(row) for row in allowed_B1V[[0, 2], 0]] == [{"a", "ab", "c"}, {"b", "ba"}]
+    assert allowed_B1V[1].all()
 
 
 # The law of masked text
@@ -582,10 +586,84 @@ def test_json_of_a_schema():
     assert list(json.loads(PAIR.tokenizer.decode(list(output.token_ids[:-1])))) == ["a"]
 
 
+# Both columns
+
+TINY = agreeing_pair("eagle3")  # 48 tokens, of which those after the last text are no one's
+LETTERS = ("", *'abc[],{}:"01', "ab", "ba", "[1", ',"')
+LETTERS += tuple(chr(200 + token) for token in range(len(LETTERS), TINY.target.config.vocab_size))
+MIXED = {0: Automaton.regex("a(b|ca)", LETTERS, END), 2: Automaton.regex("b(1|:)*", LETTERS, END)}
+
+
+def test_the_fast_columns_tokens_are_the_references():
+    """A greedy request and a sampled one with a grammar each, a free one between them, in buffers of four requests of
+    which the padded one has the id of the first; drafts that are forbidden, and an end inside a tree.
+    """
+    setting = dict(
+        config=SpecConfig(topk=2, num_steps=2, num_draft_tokens=5), grammars=[MIXED.get(id) for id in range(3)]
+    )
+    sampling = [SamplingParams(temperature=float(id > 0), seed=id, max_new_tokens=3) for id in range(3)]
+    both = [
+        specsim.generate(TINY, [[1, 2, 3], [4, 5], [6]], sampling=sampling, **setting, **column).outputs
+        for column in ({}, {"impl": "fast", "bucket": 4})
+    ]
+    for expected, found in zip(*both, strict=True):
+        assert found.token_ids == expected.token_ids
+        assert found.num_accepted_tokens_per_round == expected.num_accepted_tokens_per_round
+        assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+    free = specsim.generate(TINY, [[1, 2, 3], [4, 5], [6]], setting["config"], sampling).outputs
+    assert both[1][0].token_ids != free[0].token_ids
+    assert both[1][1].token_ids == free[1].token_ids
+    assert (both[1][2].token_ids[1], both[1][2].num_accepted_tokens_per_round) == (END, (3,))
+
+
+def test_graphs_are_those_of_phases_where_there_are_grammars():
+    engines = [load_engine(TINY, SpecConfig(), "fast", grammars=grammars) for grammars in (MIXED, {}, None)]
+    assert [engine.graph for engine in engines] == ["phase", "round", "round"]
+
+
+@dataclass(frozen=True)
+class Forgetful:
+    """An engine that asks no grammar in one of its calls."""
+
+    engine: object
+    phase: str
+
+    def __getattr__(self, name: str):
+        return getattr(self.engine, name)
+
+    def _call(self, name: str, *arguments):
+        grammars = self.engine.grammars
+        self.engine.grammars = {} if name == self.phase else grammars
+        try:
+            return getattr(self.engine, name)(*arguments)
+        finally:
+            self.engine.grammars = grammars
+
+    def prefill(self, *arguments):
+        return self._call("prefill", *arguments)
+
+    def verify(self, *arguments):
+        return self._call("verify", *arguments)
+
+
+@pytest.mark.parametrize("phase", ["", "prefill", "verify"])
+def test_the_differential_asks_grammars(phase):
+    """The reference in the place of the fast column; where it forgets them it is found out."""
+    setting = dict(topk=3, num_steps=2, num_draft_tokens=6, batch=3, sampling="warm")
+    cell = replace(cell_of(setting), rounds=2, grammars=MIXED)
+    result = check(cell, "reference", wrap=lambda column: replace(column, engine=Forgetful(column.engine, phase)))
+    assert result.decisions > 20 or phase
+    assert (result.first_divergence.phase if result.first_divergence else "") == phase
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"impl": "fast"}, "impl is 'fast'; allowed: reference, for requests with a grammar"),
+        (
+            {"impl": "fast", "graph": "round", "grammars": numbers()},
+            "graph is 'round'; allowed: eager, step or phase with a grammar, which the host asks inside a round",
+        ),
+        ({}, "grammars is 'one over 6 tokens'; allowed: grammars over the target's"),
         ({"acceptance": SyntheticAcceptance((0.5, 0.5, 0.5))}, "none with synthetic acceptance"),
         (
             {"config": SpecConfig(threshold_single=0.0)},
@@ -643,7 +721,7 @@ def test_generate_takes_an_expression_or_a_schema(tmp_path, capsys):
         (("--json-schema", "no.json"), "json_schema is 'no.json'; allowed: a file with a JSON schema (No such file"),
         (("--json-schema", __file__), "a file with a JSON schema (Extra data"),
         (("--regex", "[a"), "regex is '[a'; allowed: what llguidance understands (unclosed character class)"),
-        (("--regex", "a", "--impl", "fast"), "impl is 'fast'; allowed: reference"),
+        (("--regex", "a", "--impl", "fast", "--graph", "round"), "graph is 'round'; allowed: eager, step or phase"),
     ],
 )
 def test_bad_options_are_one_sentence(arguments, sentence, capsys):

@@ -101,6 +101,29 @@ def test_fast_adjusted_logits_are_the_references(dtype, device, program_order):
         assert ((logits.adjusted[request].cpu() - exact).abs() <= scale * 4 * 2.0**-24).all()
 
 
+@pytest.mark.parametrize("vocab_size", [5, 32, 97])
+def test_a_mask_takes_what_it_forbids_from_its_own_row_and_nothing_else(vocab_size, device, program_order, monkeypatch):
+    """Three rows a request: penalised and biased, as they are, penalised without a grammar (its bits are another's),
+    padded.
+    """
+    monkeypatch.setattr(fast, "INTERPRETED", False)
+    monkeypatch.setattr(fast, "PROGRAMS", 2)
+    penalised, plain = SamplingParams(**PENALISED, logit_bias={1: 2.5, 3: 9.0}), SamplingParams()
+    params = [penalised, plain, penalised, plain]
+    batch = make_batch(params, vocab_size, [3, 1, 0, -1], [30, 12, 7, 0], [11, 12, 3, 0]).to(device)
+    pools = pools_of(torch.randint(vocab_size, (4, 30)).tolist(), 32, device)
+    logits_RV, allowed_BNV = torch.randn(12, vocab_size, device=device), torch.rand(4, 3, vocab_size) < 0.5
+    allowed = fast.Allowed.empty(4, 3, vocab_size, device)
+    allowed.load({3: allowed_BNV[3], 2: allowed_BNV[2]})
+    allowed.load({place: allowed_BNV[place] for place in (0, 1, 3)})
+    free, masked = (fast.adjust_logits(batch, logits_RV, pools, None, 0, each) for each in (None, allowed))
+    assert (free.changed.tolist(), masked.changed.tolist()) == ([1, 0, 1, -1], [1, 1, 1, -1])
+    before, found = (each.adjusted.cpu().unflatten(0, (4, 3)) for each in (free, masked))
+    before[1], allowed_BNV[2] = logits_RV[3:6].cpu(), True
+    assert torch.equal(found[:3], before[:3].masked_fill(~allowed_BNV[:3], -torch.inf))
+    assert found[3].isnan().all()  # as torch.empty left it
+
+
 def test_padded_requests_have_no_logits_whatever_they_hold(device):
     batch = make_batch([SamplingParams(**PENALISED)] * 2, 5, [0, -1], [3, 0])
     logits_BV = torch.full((2, 5), torch.nan)

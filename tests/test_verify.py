@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from specsim.config import SamplingParams, SpecConfig
 from specsim.fast import verify as fast
-from specsim.fast.penalties import Logits
+from specsim.fast.penalties import Allowed, Logits
+from specsim.grammar import stacked
 from specsim.phases import Batch, Sampling, VerifyInput
 from specsim.pool import KVBuffer, KVLayout, KVPool
 from specsim.reference import verify as reference
@@ -281,12 +282,19 @@ def pools_on(pools: KVPool, device: str) -> KVPool:
     return moved
 
 
-def fast_verify(batch, verify_input, logits_RV, config, pools, device, coins=None):
+def masks_of(grown: list[Tree], vocab_size: int) -> dict[int, torch.Tensor]:
+    """bool [N, V] of every other request: half of the tokens may follow a node, the first always."""
+    rows = {place: torch.rand(len(grown[place].tokens), vocab_size) < 0.5 for place in range(1, len(grown), 2)}
+    return {place: allowed_NV | (torch.arange(vocab_size) == 0) for place, allowed_NV in rows.items()}
+
+
+def fast_verify(batch, verify_input, logits_RV, config, pools, device, coins=None, masks=None):
     """The verdict, on the CPU."""
     coins = coins and tuple(each.to(device) for each in coins)
-    verdict = fast.verify(
-        batch.to(device), verify_input.to(device), logits_RV.to(device), config, pools_on(pools, device), coins
-    )
+    allowed = Allowed.empty(*verify_input.draft_tokens.shape, logits_RV.shape[1], device)
+    allowed.load(masks or {})
+    moved = batch.to(device), verify_input.to(device), logits_RV.to(device), config, pools_on(pools, device)
+    verdict = fast.verify(*moved, coins, allowed=allowed if masks else None)
     return type(verdict)(**{field.name: getattr(verdict, field.name).cpu() for field in fields(verdict)})
 
 
@@ -347,7 +355,9 @@ ANY = [
 )
 @settings(max_examples=10, phases=[Phase.generate])
 def test_fast_verdicts_are_the_references(seed, shape, penalties, thresholds):
-    """Every decision of ten batches. Roundings decide one of them with a probability of about 10⁻⁶."""
+    """Every decision of ten batches, half of whose requests are constrained. Roundings decide one of them with a
+    probability of about 10⁻⁶.
+    """
     topk, num_steps, num_nodes = shape
     config = SpecConfig(topk, num_steps, num_nodes, 1, penalties=penalties, max_len=14)
     config = replace(config, threshold_single=thresholds[0], threshold_acc=thresholds[1])
@@ -355,9 +365,10 @@ def test_fast_verdicts_are_the_references(seed, shape, penalties, thresholds):
     grown = [random_tree(draw, config, 37) for _ in ANY]
     logits_RV = likely_logits(draw, grown, 37, 4.0)
     batch, pools = requests_of(draw, ANY, 37)
-    verify_input = inputs_of(grown)
-    expected = reference.verify(batch, verify_input, logits_RV, config, pools)
-    assert_same(fast_verify(batch, verify_input, logits_RV, config, pools, DEVICE), expected)
+    verify_input, masks = inputs_of(grown), masks_of(grown, 37) if thresholds[0] else {}
+    allowed_BNV = stacked(masks, len(ANY))
+    expected = reference.verify(batch, verify_input, logits_RV, config, pools, allowed_BNV=allowed_BNV)
+    assert_same(fast_verify(batch, verify_input, logits_RV, config, pools, DEVICE, masks=masks), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

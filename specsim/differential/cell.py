@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from specsim.config import InputError, SamplingParams, SpecConfig
+from specsim.grammar import Grammars
 
 MODES, GRAPHS = ("lockstep", "free"), ("eager", "step", "phase", "round")
 
@@ -14,7 +15,8 @@ class Cell:
     pair: a name of specsim.differential.pairs. sampling: one for each prompt, and so are request_ids, 0 and on unless
     given. mode `lockstep`: every phase starts from the reference's state and pools; `free`: the columns keep their own,
     until an undecidable choice parts them. graph, bucket: of the fast column. chunks: in how many parts prompts are
-    prefilled. rounds: after so many the cell ends. is_idle_too: whether a round of no request follows.
+    prefilled. rounds: after so many the cell ends. is_idle_too: whether a round of no request follows. grammars: of
+    requests, by their ids.
     """
 
     id: str
@@ -29,6 +31,7 @@ class Cell:
     rounds: int = 4
     is_idle_too: bool = False
     request_ids: tuple[int, ...] | None = None
+    grammars: Grammars = field(default_factory=dict, repr=False, hash=False)
 
     def __post_init__(self):
         for name, allowed in (("mode", MODES), ("graph", GRAPHS)):

@@ -10,6 +10,7 @@ from specsim.differential.law import Law, rounding
 from specsim.differential.ranking import compare_drafts, compare_ranking, log_scores
 from specsim.differential.sampled import Names, compare_draws, log_noise
 from specsim.differential.scene import Scene
+from specsim.grammar import allowed_first
 from specsim.phases import DraftInput, PrefillInput, PrefillOutput
 
 
@@ -64,8 +65,11 @@ def prefill_laws(scene: Scene, prefill: PrefillInput) -> tuple[torch.Tensor, tor
         logits_BV = column.engine.target.logits(hidden_RH[prefill.last_rows])
         contexts = [column.pools.token_ids[row, :length] for row, length in scene.batch.rows_and_lens]
         prompt_lens, sampling = scene.batch.prompt_lens.tolist(), scene.batch.sampling
+        allowed, free_1V = allowed_first(scene.batch, column.pools, column.engine.grammars), (None,)
         rows = zip(logits_BV, contexts, prompt_lens, range(scene.batch.size), strict=True)
-        adjusted.append(torch.stack([adjust_logits(*row[:3], sampling, row[3]) for row in rows]))
+        adjusted.append(
+            torch.stack([adjust_logits(*row[:3], sampling, row[3], allowed.get(row[3], free_1V)[0]) for row in rows])
+        )
     return adjusted[0], adjusted[1]
 
 

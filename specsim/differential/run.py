@@ -46,7 +46,7 @@ def load_columns(
 def load_column(cell: Cell, pair, impl: str, dtype: torch.dtype, device: str = "cpu", **options) -> Column:
     """One engine of a cell with its pools."""
     longest = max(len(p) + s.max_new_tokens for p, s in zip(cell.prompts, cell.sampling, strict=True))
-    engine = load_engine(pair, cell.config, impl, dtype, device, **options)
+    engine = load_engine(pair, cell.config, impl, dtype, device, grammars=cell.grammars, **options)
     num_slots = len(cell.prompts) * engine.config.reserved_columns(min(longest, engine.config.max_len))
     pools = engine.make_pools(len(cell.prompts), num_slots)
     return Column(engine, pools, dtype, device, pads=impl == "fast")

@@ -14,6 +14,7 @@ from specsim.differential.comparison import Comparison, Trio
 from specsim.differential.divergence import Mismatch
 from specsim.differential.law import Law
 from specsim.differential.scene import Scene
+from specsim.grammar import allowed_trees, stacked
 from specsim.phases import VerifyInput, VerifyOutput
 
 COUNTERS = ("num_accepted_drafts", "num_accepted_tokens")
@@ -46,7 +47,9 @@ def own_laws(scene: Scene, verify_input: VerifyInput, logits_RV: torch.Tensor) -
 
     grown = trees(scene.batch, verify_input, scene.config.max_len)
     logits_BNV = logits_RV.unflatten(0, verify_input.draft_tokens.shape)
-    adjusted_BNV = node_logits(scene.batch, grown, logits_BNV, scene.config, scene.pools.reference)
+    batch, pools, grammars = scene.batch, scene.pools.reference, scene.columns.reference.engine.grammars
+    allowed_BNV = stacked(allowed_trees(batch, verify_input, pools, grammars), batch.size)
+    adjusted_BNV = node_logits(batch, grown, logits_BNV, scene.config, pools, allowed_BNV)
     sampling = scene.batch.sampling
     return grown, [
         tuple(Law.of_own_logits(*rows, sampling, request) for rows in zip(raw_NV, adjusted_NV, strict=True))
