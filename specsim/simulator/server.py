@@ -175,17 +175,21 @@ class Server:
             self.unread.append(_Results(fresh, self.now, self.ledger.num_steps, None, -1))
 
     def _round(self, option: int, contexts: np.ndarray, seconds: float) -> None:
-        requests, law = self.running, self.options[option].acceptance
-        positions = contexts - self.prompts[requests]
-        drawn = Rounds(requests, self.rounds[requests], positions, coins(self.keys[requests], positions))
-        accepted = law.accepted(drawn)
-        if law.num_steps > self.configs[option].num_steps:
-            accepted = np.minimum(accepted, self.configs[option].num_steps)
+        requests, steps = self.running, self.configs[option].num_steps
+        accepted = self._accepted(option, contexts) if steps else np.zeros(len(requests), dtype=np.int64)
         self.policy.observe(option, accepted, seconds)
         self.now += seconds
         self.ahead[requests] = contexts + accepted + 1
         self.rounds[requests] += 1
         self.unread.append(_Results(requests, self.now, self.ledger.num_steps, accepted, option))
+
+    def _accepted(self, option: int, contexts: np.ndarray) -> np.ndarray:
+        requests, law, steps = self.running, self.options[option].acceptance, self.configs[option].num_steps
+        positions = contexts - self.prompts[requests]
+        accepted = law.accepted(
+            Rounds(requests, self.rounds[requests], positions, coins(self.keys[requests], positions))
+        )
+        return np.minimum(accepted, steps) if law.num_steps > steps else accepted
 
     def _read_all(self) -> None:
         for results in self.unread:
