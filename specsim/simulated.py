@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from specsim.simulator.cost import Phases
@@ -19,10 +20,14 @@ _MOST_BATCH = 256
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One workload served without drafts and, if there is a drafter, with them."""
+    """One workload served without drafts and, if there is a drafter, with them.
+
+    took: seconds in which this machine simulated each run, measured: not the same another time, as all else is.
+    """
 
     scenario: Scenario
     runs: dict[str, Run]
+    took: dict[str, float]
 
     def to_json(self) -> dict[str, Any]:
         """A value that json can write."""
@@ -33,6 +38,7 @@ class Comparison:
             "tensor_parallel": scenario.tensor_parallel,
             "config": asdict(scenario.option.config),
             "efficiency": asdict(scenario.efficiency),
+            "simulation_took_s": self.took,
             "runs": {name: run.metrics() | {"seconds": run.duration} for name, run in self.runs.items()},
         }
 
@@ -42,7 +48,12 @@ def compare(scenario: Scenario) -> Comparison:
     options = {"no drafts": scenario.plain}
     if not scenario.option.config.is_plain:
         options["drafts"] = scenario.option
-    return Comparison(scenario, {name: scenario.run(option) for name, option in options.items()})
+    runs, took = {}, {}
+    for name, option in options.items():
+        start = perf_counter()
+        runs[name] = scenario.run(option)
+        took[name] = perf_counter() - start
+    return Comparison(scenario, runs, took)
 
 
 def show(comparison: Comparison, console: "Console") -> None:
@@ -59,6 +70,9 @@ def show(comparison: Comparison, console: "Console") -> None:
     if len(runs) > 1:
         heading(console, "a round, in ms")
         print_table(console, ("requests", "no drafts", *_PHASES, "pays above"), _rounds(scenario))
+    took = ", ".join(f"{seconds:.1f} s ({name})" for name, seconds in comparison.took.items())
+    console.print()
+    paragraph(console, f"simulated {len(scenario.workload):,} requests in {took}")
 
 
 _PHASES = ("draft", "verify", "extend", "host")
