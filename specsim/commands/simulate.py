@@ -1,6 +1,6 @@
 """specsim simulate: a server with speculation and without, or a published table beside its reproduction."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from specsim.simulator.acceptance import PerPosition
     from specsim.simulator.efficiency import Efficiency
     from specsim.simulator.scenario import Scenario
-    from specsim.simulator.workload import Workload
 
 CLIENTS = 64
 RATES = "0.73,0.52,0.35"  # vllm#32030, Llama-3.1-8B with EAGLE-3
@@ -91,21 +90,21 @@ def _check_alone(given: dict[str, Any]) -> None:
 
 
 def _scenario(given: dict[str, Any]) -> "Scenario":
-    from specsim.simulator.hardware import hardware
-    from specsim.simulator.model import drafter, model
+    from specsim.simulator.cell import Cell
     from specsim.simulator.option import Option
-    from specsim.simulator.scenario import Scenario
+    from specsim.simulator.workload import read_workload
 
-    target = model(given["model"])
+    ways = [name for name in ("workload", "rate", "concurrency") if given[name] is not None]
+    if len(ways) > 1:
+        raise InputError(ways[0], str(given[ways[0]]), f"one of it and {', '.join(ways[1:])}")
+    values = {"concurrency": CLIENTS if given["concurrency"] is None else given["concurrency"]}
     if given["drafter"] == "none":
-        head, option = None, Option.plain(given["page_size"])
+        option, values["drafter"] = Option.plain(given["page_size"]), "eagle3"  # which plain decoding leaves aside
     else:
-        head = drafter(given["drafter"], target, given["draft_vocab"] if given["drafter"] == "eagle3" else None)
         option = Option(options.pick(SpecConfig, given), _law(given))
-    settings = ("tensor_parallel", "schedule", "prefill", "max_running", "chunk_tokens", "memory_share", "seed")
-    chosen = {name: given[name] for name in settings}
-    gpu, work = hardware(given["hardware"]), _workload(given)
-    return Scenario(target, gpu, head, option, work, efficiency=_efficiency(given["efficiency"] or []), **chosen)
+    scenario = options.pick(Cell, given | values).serving(option)
+    work = scenario.workload if given["workload"] is None else read_workload(given["workload"])
+    return replace(scenario, workload=work, efficiency=_efficiency(given["efficiency"] or []))
 
 
 def _law(given: dict[str, Any]) -> "PerPosition":
@@ -117,20 +116,6 @@ def _law(given: dict[str, Any]) -> "PerPosition":
     if len(rates) < steps:
         raise InputError("accept_rates", text, f"a rate for each of the {steps} steps")
     return PerPosition(rates[:steps])
-
-
-def _workload(given: dict[str, Any]) -> "Workload":
-    from specsim.simulator.workload import closed_loop, poisson, read_workload
-
-    ways = [name for name in ("workload", "rate", "concurrency") if given[name] is not None]
-    if len(ways) > 1:
-        raise InputError(ways[0], str(given[ways[0]]), f"one of it and {', '.join(ways[1:])}")
-    if given["workload"] is not None:
-        return read_workload(given["workload"])
-    lengths = (given["prompt_tokens"], given["output_tokens"], given["seed"])
-    if given["rate"] is not None:
-        return poisson(given["requests"], given["rate"], *lengths)
-    return closed_loop(given["requests"], given["concurrency"] or CLIENTS, *lengths)
 
 
 def _efficiency(assignments: list[str]) -> "Efficiency":

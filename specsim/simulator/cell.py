@@ -77,11 +77,15 @@ class Cell:
 
     @property
     def scenario(self) -> Scenario:
+        return self.serving(self.option(self.config))
+
+    def serving(self, option: Option) -> Scenario:
+        """The server under its load, with this setting and law in place of its own."""
         target = model(self.model)
         head = drafter(self.drafter, target, self.draft_vocab if self.drafter == "eagle3" else None)
         same = ("tensor_parallel", "schedule", "prefill", "max_running", "chunk_tokens", "memory_share", "seed")
         settings = {name: getattr(self, name) for name in same}
-        return Scenario(target, hardware(self.hardware), head, self.option(self.config), self.workload, **settings)
+        return Scenario(target, hardware(self.hardware), head, option, self.workload, **settings)
 
     def option(self, config: SpecConfig) -> Option:
         """A setting and what the shares make of it."""
