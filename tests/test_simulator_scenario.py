@@ -82,7 +82,7 @@ def test_settings_reach_the_simulated_server(made):
         (["--accept-rates", "1.5,0.7,0.1"], "by_position is 1.5"),
         (["--accept-rates", "high"], "accept_rates is 'high'; allowed: numbers"),
         (["--num-steps", "5", "--num-draft-tokens", "6"], "a rate for each of the 5 steps"),
-        (["--concurrency", "0"], "concurrency is 0; allowed: an integer of at least 1"),
+        (["--concurrency", "0"], "concurrency is 0; allowed: an integer from 1"),
         (["--rate", "3"], "rate is '3.0'; allowed: one of it and concurrency"),
         (["--efficiency", "speed=2"], "efficiency is 'speed=2'; allowed: NAME=NUMBER with one of bandwidth"),
         (["--efficiency", "bandwidth=2"], "bandwidth is 2.0; allowed: a number above 0 and at most 1"),
