@@ -33,6 +33,11 @@ class Logits:
     changed: torch.Tensor
     adjusted: torch.Tensor
 
+    @classmethod
+    def unchanged(cls, logits_RV: torch.Tensor, size: int) -> Self:
+        """Of `size` requests that are not padded and have nothing to add."""
+        return cls(logits_RV, torch.zeros(size, dtype=torch.int32, device=logits_RV.device), logits_RV)
+
     @property
     def rows_per_request(self) -> int:
         return len(self.raw) // max(1, len(self.changed))

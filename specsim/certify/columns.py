@@ -41,8 +41,7 @@ def _walk(verifier: Verifier, device: str, drafted: Sequence[Draw], trials: Sequ
     draws = [drafted[trial.draw] for trial in trials]
     config, batch = _config(verifier, draws[0]), _batch(verifier, drafted, trials).to(device)
     logits_RV = rows([law for draw in draws for law in draw.target_NV]).log2().float().to(device)
-    changed_B = torch.zeros(len(trials), dtype=torch.int32, device=device)
-    law = laws(batch, Logits(logits_RV, changed_B, torch.empty_like(logits_RV)))
+    law = laws(batch, Logits.unchanged(logits_RV, len(trials)))
     width = config.num_draft_tokens if verifier.drafts == "siblings" else config.num_steps + 1
     coins = [[] if verifier.is_coupled else trial.coins for trial in trials]
     coins_BW = torch.tensor([[*each, *[0.5] * (width - len(each))] for each in coins], dtype=torch.float64)

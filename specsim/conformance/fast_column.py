@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 
 from specsim.config import SamplingParams, SpecConfig
-from specsim.conformance.fast_walks import tree_speculative_sampling_target_only, verify_tree_greedy
+from specsim.conformance.fast_walks import rejection_sample, tree_speculative_sampling_target_only, verify_tree_greedy
 from specsim.phases import Batch, Candidates, DraftInput, PrefillInput, Verdict
 from specsim.pool import KVBuffer, KVLayout, KVPool
 
@@ -22,6 +22,7 @@ __all__ = [
     "fill_bonus_tokens",
     "move_kv_cache_native",
     "organize_draft_results",
+    "rejection_sample",
     "rotate_input_ids_triton",
     "select_top_k_tokens",
     "tree_attention",
