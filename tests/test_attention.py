@@ -585,7 +585,7 @@ def test_attention_of_kernels_equals_the_references(attended, dtype, splits, dev
     assert (out[len(query) :] == 0).all()
 
 
-@pytest.mark.parametrize("splits", [2, 5, 64])
+@pytest.mark.parametrize("splits", [2, 5, 9])
 def test_keys_read_in_parts_are_merged_in_their_order(splits, device, program_order):
     """Prefixes of no key, less than a tile, several tiles, and more parts than tiles: the same bits every time."""
     phase = prefill_phase([300, 0, 20], [3, 2, 1], 16, layout=KVLayout(1, 2, 16))

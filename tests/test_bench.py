@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ from specsim.config import InputError, SamplingParams, SpecConfig
 from specsim.differential.pairs import rounded
 from specsim.drafter import DrafterConfig
 from specsim.files import write_json
-from specsim.measurements import README
+from specsim.measurements import README, as_command
 from specsim.synthetic import SyntheticAcceptance
 from specsim.target import ModelConfig
 from specsim.zoo.agreeing import agreeing_pair
@@ -648,19 +649,16 @@ def test_nothing_kept_is_an_empty_table(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("module", ["specsim.bench.table", "specsim.differential.proofs"])
-def test_another_file_is_refused_in_a_sentence(module, tmp_path):
+def test_another_file_is_refused_in_a_sentence(module, tmp_path, capsys):
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "text.json").write_text("{")
     (tmp_path / "other.json").write_text('{"suite": "kernels"}')
-    for name, reason in {
-        "list.json": "has no",
-        "text.json": "no JSON",
-        "other.json": "has no",
-        "none.json": "No",
-    }.items():
-        done = subprocess.run(
-            [sys.executable, "-m", module, str(tmp_path / name)], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 2
-        assert done.stderr.count("\n") == 1
-        assert reason in done.stderr
+    for name, reason in {"list": "has no", "text": "no JSON", "other": "has no", "none": "No"}.items():
+        with pytest.raises(SystemExit) as ended:
+            as_command(import_module(module).main, [str(tmp_path / f"{name}.json")])
+        told = capsys.readouterr().err
+        assert ended.value.code == 2
+        assert told.count("\n") == 1
+        assert reason in told
+    command = [sys.executable, "-m", module, str(tmp_path / "list.json")]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 2

@@ -1,7 +1,9 @@
 """The demo shows a real round and computes the equality it prints."""
 
 import re
+from contextlib import redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from itertools import pairwise
 
 import pytest
@@ -33,10 +35,11 @@ def pair():
     return replace(agreeing_pair(), tokenizer=Letters())
 
 
-@pytest.fixture
-def shown(pair, capsys) -> str:
-    assert demo.run(pair, PROMPTS, stdout_console(), max_new_tokens=24)
-    return capsys.readouterr().out
+@pytest.fixture(scope="module")
+def shown(pair) -> str:
+    with redirect_stdout(StringIO()) as out:
+        assert demo.run(pair, PROMPTS, stdout_console(), max_new_tokens=24)
+    return out.getvalue()
 
 
 def test_output_is_plain_text_of_at_most_100_columns(shown):

@@ -106,7 +106,7 @@ MODULES = sorted(path.stem for path in Path(specsim.fast.__file__).parent.glob("
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU kernels are compiled")
-@pytest.mark.parametrize("module", ["attention", "drafters", "engine", "kv", "sampling"])
+@pytest.mark.parametrize("module", ["drafters", "kv"])
 def test_any_module_may_be_imported_first(module):
     assert module == "drafters" or module in MODULES
     script = f"""

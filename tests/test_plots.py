@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("matplotlib")
 
 from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 from specsim import SamplingParams, SpecConfig, plots
 from specsim.columns import lane_columns, own_lanes, tail_columns
@@ -129,19 +130,24 @@ def pictures(played: Round) -> dict:
     return each | (maps if played.config.num_steps else {name: maps[name] for name in ("written", "committed")})
 
 
-def overlaps(figure) -> list[tuple[str, str]]:
-    """Pairs of texts that lie on each other."""
+def boxes(figure) -> list[tuple[Text, Bbox]]:
+    """Every text that says something, and where it lies."""
     renderer = figure.canvas.get_renderer()
-    shown = [(text.get_text(), text.get_window_extent(renderer)) for text in figure.findobj(Text) if text.get_text()]
-    return [(first, second) for (first, one), (second, two) in combinations(shown, 2) if one.overlaps(two)]
+    return [(text, text.get_window_extent(renderer)) for text in figure.findobj(Text) if text.get_text()]
+
+
+def overlaps(shown: list[tuple[Text, Bbox]]) -> list[tuple[str, str]]:
+    """Pairs of texts that lie on each other."""
+    pairs = combinations(shown, 2)
+    return [(first.get_text(), second.get_text()) for (first, one), (second, two) in pairs if one.overlaps(two)]
 
 
 def test_texts_are_legible_apart_and_inside_the_picture(played):
     for name, figure in pictures(played).items():
         assert figure.get_figwidth() <= 18, name
-        assert overlaps(figure) == [], name
-        for text in filter(Text.get_text, figure.findobj(Text)):
-            box = text.get_window_extent(figure.canvas.get_renderer())
+        shown = boxes(figure)
+        assert overlaps(shown) == [], name
+        for text, box in shown:
             assert text.get_fontsize() >= 5.5, (name, text)
             assert min(box.x0, box.y0, figure.bbox.x1 - box.x1, figure.bbox.y1 - box.y1) >= 0, (name, text)
 
@@ -151,7 +157,7 @@ def test_the_check_of_overlaps_finds_one():
     sheet.draw_text(axes, 0.5, 0.5, "one")
     sheet.draw_text(axes, 0.6, 0.5, "two")
     sheet.draw_text(axes, 1.5, 0.5, "apart")
-    assert overlaps(figure) == [("one", "two")]
+    assert overlaps(boxes(figure)) == [("one", "two")]
 
 
 @pytest.mark.parametrize("request_index", [0, 1])
@@ -383,7 +389,7 @@ def served(request) -> Scheduler:
 
 def test_a_timeline_shows_every_chunk_round_and_end(served):
     figure, records = plots.timeline(served.trace), served.trace.records
-    assert overlaps(figure) == []
+    assert overlaps(boxes(figure)) == []
     both = {f"{name}:{each.step}" for each in records for name in each.decoded}
     chunks = {f"{chunk.request_id}:{each.step}" for each in records for chunk in each.prefilled}
     assert set(marks(figure, "round")) == both - chunks

@@ -1,7 +1,7 @@
 """Random programs for the scheduler: a setting, requests that come and go, slots taken away and given back."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specsim.columns import round_columns
 from specsim.config import InputError, SamplingParams, ServingConfig, SpecConfig, ceil_to
@@ -69,6 +69,7 @@ def draw(seed: int, index: int, most: int = MOST_REQUESTS) -> Program:
     rng = random.Random(f"{seed}-{index}")
     size = min(rng.choice((4, 8, 8, 16, 16, 32, 64, MOST_REQUESTS)), most)
     config, num_ranks = _config(rng), rng.choice((1, 1, 1, 2, 3))
+    config = _judged(random.Random(f"{seed}-{index}-verifier"), config)
     pair, graph = f"{rng.choice(KINDS)}-{rng.choice(FAMILIES)}", rng.choice(("eager", "step", "phase", "round"))
     serving, pace = _serving(rng, config), rng.choice((0, 1, 3))
     length = rng.choice((10, 40, 150))
@@ -109,6 +110,15 @@ def _config(rng: random.Random) -> SpecConfig:
         threshold_acc=rng.choice((1.0, 1.0, 0.1)),
         max_len=max_len,
     )
+
+
+def _judged(rng: random.Random, config: SpecConfig) -> SpecConfig:
+    """Half of the time by another verifier that can judge such drafts; thresholds are target_only's alone."""
+    if config.is_plain or rng.random() < 0.5:
+        return config
+    verifier = rng.choice(("typical", *(("rejection", "block", "gumbel") if config.topk == 1 else ("multi_round",))))
+    static = {"num_draft_tokens": 1 + config.topk * config.num_steps} if verifier == "multi_round" else {}
+    return replace(config, verifier=verifier, threshold_single=1.0, threshold_acc=1.0, **static)
 
 
 def _serving(rng: random.Random, config: SpecConfig) -> ServingConfig:

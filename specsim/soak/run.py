@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing import get_context
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_type_hints
 
 import torch
 from tqdm.auto import tqdm
@@ -21,7 +21,7 @@ from specsim.differential.pairs import make_pair
 from specsim.generation import COLUMNS, check_device, load_engine
 from specsim.provenance import now, versions
 from specsim.soak.programs import draw
-from specsim.soak.situations import REQUIRED, required
+from specsim.soak.situations import REQUIRED, required, verified_name
 from specsim.soak.trial import ProgramResult, check_named, dtype_of
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 # What a soak has to go through, and from how many requests on.
 LEAST_REQUESTS = 2_000
-SITUATIONS = (*REQUIRED, "steps with an idle rank", "closed under way")
+VERIFIERS = tuple(verified_name(each) for each in get_args(get_type_hints(SpecConfig)["verifier"]))
+SITUATIONS = (*REQUIRED, *VERIFIERS, "steps with an idle rank", "closed under way")
 
 
 class Failure(NamedTuple):

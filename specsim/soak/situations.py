@@ -52,6 +52,11 @@ def accepted_name(count: int, num_steps: int) -> str:
     return f"accepted drafts {count} of {num_steps}"
 
 
+def verified_name(verifier: str) -> str:
+    """What a request is counted as whose drafts that verifier judges."""
+    return f"verified by {verifier}"
+
+
 def exercised(scheduler: Scheduler) -> Counter[str]:
     """How often what happened in a scheduler's run; names are those of REQUIRED and a few totals.
 

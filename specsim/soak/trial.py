@@ -15,7 +15,7 @@ from specsim.ranks import Ranks
 from specsim.requests import Request
 from specsim.scheduler import Scheduler
 from specsim.soak.programs import Program, Submission, named
-from specsim.soak.situations import accepted_name, exercised
+from specsim.soak.situations import accepted_name, exercised, verified_name
 
 MOST_STEPS = 20_000  # more than any program takes that ends
 
@@ -67,6 +67,8 @@ def check(
     for scheduler in schedulers:
         counts.update(_by_depth(exercised(scheduler), program.config.num_steps))
     requests = [request for scheduler in schedulers for request in scheduler.requests.values()]
+    if not program.config.is_plain:
+        counts[verified_name(program.config.verifier)] = len(requests)
     found = _compare(program, pair, requests, dtype_of(impl)) if error is None else _Comparison(mismatches=1)
     return ProgramResult(
         name=program.name,
