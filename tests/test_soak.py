@@ -71,7 +71,7 @@ def test_its_figures_are_shown_and_written(small):
 
 
 def test_results_do_not_depend_on_processes():
-    alone, shared = (soak(14, seed=4, jobs=jobs) for jobs in (1, 2))
+    alone, shared = (soak(16, seed=15, jobs=jobs) for jobs in (1, 2))
     assert len(alone.programs) > 2
     assert alone.programs == shared.programs
 
