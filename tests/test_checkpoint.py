@@ -681,7 +681,16 @@ DAMAGE = [
         "d2t[13] in head is 27; allowed: an offset to a target id of 0 to 39",
     ),
     (FORMS[0], edit(lambda t: t["d2t"].__setitem__(2, -3)), "d2t[2] in head is -3; allowed: an offset to"),
-    (FORMS[0], edit(lambda t: t["d2t"].__setitem__(1, 2)), "d2t in head is 'target id 3 twice'; allowed: a different"),
+    (
+        FORMS[0],
+        edit(lambda t: t["d2t"].__setitem__(1, 2)),
+        "d2t[1] in head is 2; allowed: an offset to a target id above 3, that of draft id 0",
+    ),
+    (
+        FORMS[0],
+        edit(lambda t: t["d2t"].__setitem__(slice(1, 3), torch.tensor([6, 3]))),
+        "d2t[2] in head is 3; allowed: an offset to a target id above 7, that of draft id 1",
+    ),
     (FORMS[0], edit(lambda t: t["t2d"].__setitem__(3, False)), "t2d[3] in head is False; allowed: True, as d2t has it"),
     (FORMS[0], edit(lambda t: t["t2d"].__setitem__(0, True)), "t2d[0] in head is True; allowed: False, as d2t has it"),
     (

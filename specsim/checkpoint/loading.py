@@ -45,8 +45,8 @@ class DrafterCheckpoint:
     """An EAGLE head's shape and its tensors as stored, under the EAGLE repository's names.
 
     eagle: embed_tokens, fc [H,2H], fc.bias where it has one, layers.i.*. eagle3: fc [H,3·target H], midlayer.*, norm,
-    lm_head [draft vocab,H]; d2t (i64, target id = i + d2t[i]) and t2d (bool) together or not at all; embed_tokens where
-    it has its own.
+    lm_head [draft vocab,H]; d2t (i64, target id = i + d2t[i], ascending) and t2d (bool) together or not at all;
+    embed_tokens where it has its own.
     """
 
     config: DrafterConfig
@@ -205,17 +205,21 @@ def _drafter_kind(fields: Fields, names: Iterable[str]) -> str:
 
 
 def _vocabulary(tensors: Mapping[str, torch.Tensor], folder: Path, vocab_size: int) -> dict[str, torch.Tensor]:
-    """d2t as i64 and t2d as bool, either the inverse of the other; t2d is made where the files have only d2t."""
+    """d2t as i64 and t2d as bool, either the inverse of the other; t2d is made where the files have only d2t.
+
+    Target ids ascend with draft ids, so that ties and sums over a law come out alike in either numbering.
+    """
     d2t = tensors["d2t"].long()
     target_ids = d2t + torch.arange(len(d2t))
     outside = ((target_ids < 0) | (target_ids >= vocab_size)).nonzero().flatten().tolist()
     if outside:
         allowed = f"an offset to a target id of 0 to {vocab_size - 1}"
         raise InputError(f"d2t[{outside[0]}] in {folder}", int(d2t[outside[0]]), allowed)
-    ids, counts = target_ids.unique(return_counts=True)
-    if len(ids) != len(d2t):
-        twice = f"target id {int(ids[counts > 1][0])} twice"
-        raise InputError(f"d2t in {folder}", twice, "a different target id for every draft id")
+    falling = (target_ids.diff() <= 0).nonzero().flatten().tolist()
+    if falling:
+        before, place = int(target_ids[falling[0]]), falling[0] + 1
+        allowed = f"an offset to a target id above {before}, that of draft id {place - 1}"
+        raise InputError(f"d2t[{place}] in {folder}", int(d2t[place]), allowed)
     t2d = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, target_ids, True)
     differing = (tensors.get("t2d", t2d).bool() != t2d).nonzero().flatten().tolist()
     if differing:
