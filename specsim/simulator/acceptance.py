@@ -65,12 +65,14 @@ class PerPosition:
     by_position: tuple[float, ...]
     schedule: Literal["independent", "minimum-variance"] = "independent"
     seed: int = 0
+    _ascending: np.ndarray = field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
         values = tuple(check_number("by_position", rate) for rate in _sequence("by_position", self.by_position))
         if not all(before >= after for before, after in pairwise((1.0, *values))):
             raise InputError("by_position", self.by_position, "unconditional rates, none larger than the one before")
         object.__setattr__(self, "by_position", values)
+        object.__setattr__(self, "_ascending", np.array(values[::-1]))
         if self.schedule not in SCHEDULES:
             raise InputError("schedule", self.schedule, " or ".join(SCHEDULES))
 
@@ -84,7 +86,7 @@ class PerPosition:
     def accepted(self, rounds: Rounds) -> np.ndarray:
         if self.schedule == "minimum-variance":
             return self._counts(rounds, rounds.indices + 1) - self._counts(rounds, rounds.indices)
-        return self.num_steps - np.searchsorted(np.array(self.by_position[::-1]), rounds.coins, side="right")
+        return self.num_steps - self._ascending.searchsorted(rounds.coins, side="right")
 
     def _counts(self, rounds: Rounds, num_rounds: np.ndarray) -> np.ndarray:
         """Drafts that the first `num_rounds` rounds of each request accept in all: one rounding a position."""

@@ -91,9 +91,9 @@ class CostModel:
         if not size:
             return Phases(0.0, 0.0, 0.0, 0.0)
         parts = self._known((size, config), lambda: self._round_parts(size, config))
-        total = float(contexts.sum())
-        draft, verify, extend = (part.at(contexts, total) for part in parts)
-        verify += self.efficiency.filters
+        total = float(np.add.reduce(contexts))
+        draft, extend = parts[0].at(contexts, total), parts[2].at(contexts, total)
+        verify = parts[1].at(contexts, total) + self.efficiency.filters
         return Phases(draft, verify, extend, self._exposed(size, draft + verify + extend))
 
     def prefill(self, new_tokens: np.ndarray, contexts: np.ndarray) -> float:
@@ -146,7 +146,8 @@ class CostModel:
         """One forward of chunks and of `rows` rows of each running request."""
         forward, size = self._forward(model, graph=False), len(contexts)
         key = model is self.model, size * rows + float(new.sum()), size * head_rows + len(new)
-        device = self._known(key, lambda: forward.products(*key[1:], entry=True)) + forward.chunk_attention(new, behind)
+        device = self._known(key, lambda: forward.products(*key[1:], entry=True))
+        device += self._known((key[0], new.tobytes(), behind.tobytes()), lambda: forward.chunk_attention(new, behind))
         if size and rows:
             part = self._known((key[0], rows), lambda: _Part(0.0, _slopes(forward, rows, rows / 2)))
             device += part.at(contexts, float(contexts.sum()))

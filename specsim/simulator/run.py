@@ -171,9 +171,12 @@ class Ledger:
         self._gaps(seconds - self.lasts[requests])
         self.lasts[requests] = seconds
         self.rounds[requests] += 1
-        self.drafts[requests] += accepted
         counts = self.accepted[option]
-        counts += np.bincount(accepted, minlength=len(counts))
+        if len(counts) > 1:
+            self.drafts[requests] += accepted
+            counts += np.bincount(accepted, minlength=len(counts))
+        else:
+            counts[0] += len(accepted)
 
     def ended(self, requests: np.ndarray, step: int) -> None:
         self.last_steps[requests] = step

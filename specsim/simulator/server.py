@@ -83,7 +83,7 @@ class Server:
             pages, retracted = self._pages(), True
         while self.waiting and not retracted and len(self.running) + len(self.prefilling) < self.serving.max_running:
             request = self.waiting[0][1]
-            needed = self._pages_of(np.array([request]))
+            needed = int(round_pages(self.lengths[request], self.configs))
             if pages + needed > self.num_pages:
                 break
             heapq.heappop(self.waiting)
@@ -98,7 +98,7 @@ class Server:
 
     def _pages_of(self, requests: np.ndarray) -> int:
         """Of the columns that requests need in their next round, as far as the host knows."""
-        return int(round_pages(self.lengths[requests], self.configs).sum())
+        return int(np.add.reduce(round_pages(self.lengths[requests], self.configs)))
 
     def _retract(self) -> None:
         """Whoever gives way waits, and will compute the KV of its known tokens again."""
