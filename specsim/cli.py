@@ -16,6 +16,7 @@ from specsim.commands.diff import diff
 from specsim.commands.explain import explain
 from specsim.commands.faults import faults
 from specsim.commands.generate import generate
+from specsim.commands.laws import laws
 from specsim.commands.lint_report import lint_report
 from specsim.commands.plan import plan
 from specsim.commands.predict import predict
@@ -94,6 +95,7 @@ COMMANDS = (
     conformance,
     explain,
     faults,
+    laws,
     lint_report,
     simulate,
     predict,

@@ -113,6 +113,9 @@ RULES = {
     "measurements": Rule({"specsim.config", "specsim.files"}, set()),
     "soak": Rule(ROUNDS | SOAKED, {"specsim.display", "rich"}),
     "certify": Rule(ROUNDS | {"specsim.provenance"}, {"specsim.display", "rich", "scipy"} | BOTH_COLUMNS),
+    "laws": Rule(
+        ROUNDS | {"scipy", "specsim.checkpoint", "specsim.provenance", "specsim.laws"}, {"specsim.display", "rich"}
+    ),
     "serving": Rule(ROUNDS, {"specsim.display", "rich"}),
     "ways": Rule(ROUNDS | {"specsim.invariance", "specsim.serving", "specsim.workload"}, {"specsim.display", "rich"}),
     "differential": Rule(ROUNDS | CELLS, {"specsim.display", "rich"} | BOTH_COLUMNS),

@@ -1,0 +1,161 @@
+"""Law tests of running engines: all verifiers, all sampling, and controls that must be rejected."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from tqdm.auto import tqdm
+
+from specsim.config import InputError
+from specsim.generation import Output, kernel_device
+from specsim.laws.controls import CONTROLS, Control
+from specsim.laws.engine import Column, Load, outputs, sample
+from specsim.laws.evidence import ChiSquare, chi_square, ln_evidence
+from specsim.laws.narrow import opposed
+from specsim.laws.power import noticed
+from specsim.laws.settings import CONFIGS, PLAIN, SETTINGS
+from specsim.provenance import now, versions
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+FALSE_ALARM = 1e-6
+IMPLS = ("reference", "fast", "both")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One test. tokens, borders: how many tokens were tested, and how many of them begin a round after another.
+
+    accept_length: tokens a round. ln_evidence: see specsim.laws.evidence. bound: the p-value below which the law is
+    rejected. noticed: the least total variation that would have been noticed, with probability 0.99; NaN for none.
+    """
+
+    what: str
+    impl: str
+    sampling: str
+    tokens: int
+    borders: int
+    accept_length: float
+    ln_evidence: float
+    chi_square: ChiSquare
+    bound: float
+    noticed: float
+    is_control: bool = False
+
+    @property
+    def p_value(self) -> float:
+        """At most this, however many or few tokens there are."""
+        return math.exp(min(0.0, -self.ln_evidence))
+
+    @property
+    def is_rejected(self) -> bool:
+        return self.p_value < self.bound
+
+    def to_json(self) -> dict[str, Any]:
+        found = asdict(self) | {"p_value": self.p_value, "is_rejected": self.is_rejected}
+        return found | {"ln_evidence": min(self.ln_evidence, 1e300)}
+
+
+@dataclass(frozen=True, slots=True)
+class Laws:
+    """All tests of a run; false_alarm: at most the probability that a right engine fails any of them."""
+
+    rows: tuple[Row, ...]
+    seed: int
+    false_alarm: float
+    seconds: float
+    date: str
+    versions: dict[str, str]
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """Laws that are rejected and controls that are not, in words."""
+        return tuple(
+            f"{row.what} ({row.impl}), {row.sampling}" for row in self.rows if row.is_rejected != row.is_control
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        made = {name: getattr(self, name) for name in ("date", "versions", "seconds", "seed", "false_alarm")}
+        return made | {"is_ok": not self.failures, "failures": self.failures, "tests": [r.to_json() for r in self.rows]}
+
+    def show(self, console: "Console") -> None:
+        from specsim.laws.show import show
+
+        show(self, console)
+
+
+def laws(
+    verifier: str | None = None,
+    *,
+    impl: str = "reference",
+    tokens: int = 200_000,
+    device: str | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> Laws:
+    """Test the law of one verifier, or of all and the controls, with at least so many tokens of each column.
+
+    They are divided among verifiers and settings. device: of the fast column. The controls are the reference's.
+    """
+    columns = _columns(impl, device)
+    if verifier is not None and verifier not in CONFIGS:
+        raise InputError("verifier", verifier, " or ".join(CONFIGS))
+    if tokens < 1:
+        raise InputError("tokens", tokens, "an integer of at least 1")
+    date, start = now(), time.perf_counter()
+    verifiers = [verifier] if verifier else list(CONFIGS)
+    bound = FALSE_ALARM / (len(columns) * len(verifiers) * len(SETTINGS))
+    share = math.ceil(tokens / len(verifiers) / len(SETTINGS))
+    with tqdm(unit="token", disable=None if progress else True) as bar:
+        rows = [
+            row
+            for column, name in product(columns, verifiers)
+            for row in _tested(name, Load(CONFIGS[name], SETTINGS, share, seed, column), bound, bar.update)
+        ]
+        rows += [row for each in CONTROLS if verifier is None for row in _rejected(each, seed, bound, bar.update)]
+    made = time.perf_counter() - start, date, versions(columns[-1].device or "cpu")
+    return Laws(tuple(rows), seed, FALSE_ALARM, *made)
+
+
+def _columns(impl: str, device: str | None) -> list[Column]:
+    if impl not in IMPLS:
+        raise InputError("impl", impl, " or ".join(IMPLS))
+    if impl == "reference" and device not in (None, "cpu"):
+        raise InputError("device", device, "cpu with impl 'reference'")
+    reference = [Column()] if impl != "fast" else []
+    return reference if impl == "reference" else [*reference, Column("fast", kernel_device(device))]
+
+
+def _tested(name: str, load: Load, bound: float, tell: Callable[[int], Any]) -> Iterator[Row]:
+    """A row for each setting of a load."""
+    narrow = opposed()
+    found = outputs(narrow, load, tell)
+    for setting in load.settings:
+        tested, rounds = sample(narrow, setting, found[setting.name]), _rounds(found[setting.name])
+        yield Row(
+            what=name,
+            impl=load.column.impl,
+            sampling=setting.name,
+            tokens=len(tested),
+            borders=int(tested.is_first.sum()),
+            accept_length=sum(rounds) / len(rounds),
+            ln_evidence=ln_evidence(tested),
+            chi_square=chi_square(tested),
+            bound=bound,
+            noticed=noticed(tested, bound),
+        )
+
+
+def _rejected(control: Control, seed: int, bound: float, tell: Callable[[int], Any]) -> Iterator[Row]:
+    """The row of a control."""
+    with control.planted():
+        rows = list(_tested(control.name, Load(control.config, [PLAIN], control.tokens, seed), bound, tell))
+    return (replace(row, is_control=True) for row in rows)
+
+
+def _rounds(found: Sequence[Output]) -> list[int]:
+    return [count for output in found for count in output.num_accepted_tokens_per_round]
