@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from itertools import combinations
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -86,9 +87,21 @@ class Faulty:
         return run
 
 
+BUDGETS = {}
+
+
+def rehearsed(cell, pair, dtype):
+    """The cell's budgets, worked out once: faults of the column under test have no part in them."""
+    name = repr((cell, dtype))
+    if name not in BUDGETS:
+        BUDGETS[name] = rehearse(cell, pair, dtype)
+    return dict(BUDGETS[name])
+
+
 def result_of(cell, phase, spoil, dtype="float32"):
     wrap = lambda column: replace(column, engine=Faulty(column.engine, phase, spoil))  # noqa: E731
-    return check(cell, "reference", dtype, wrap=wrap)
+    with patch.object(running, "rehearse", rehearsed):
+        return check(cell, "reference", dtype, wrap=wrap)
 
 
 def changed(value: torch.Tensor, place: tuple[int, ...]) -> torch.Tensor:
