@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
 
 from specsim.simulator.cost import Phases
@@ -19,15 +19,23 @@ _MOST_BATCH = 256
 
 
 @dataclass(frozen=True, slots=True)
+class Took:
+    """Seconds on the clock, and of a core: fewer where other programs had it, too."""
+
+    seconds: float
+    core_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """One workload served without drafts and, if there is a drafter, with them.
 
-    took: seconds in which this machine simulated each run, measured: not the same another time, as all else is.
+    took: of each run, what simulating it took this machine, measured: not the same another time, as all else is.
     """
 
     scenario: Scenario
     runs: dict[str, Run]
-    took: dict[str, float]
+    took: dict[str, Took]
 
     def to_json(self) -> dict[str, Any]:
         """A value that json can write."""
@@ -38,7 +46,7 @@ class Comparison:
             "tensor_parallel": scenario.tensor_parallel,
             "config": asdict(scenario.option.config),
             "efficiency": asdict(scenario.efficiency),
-            "simulation_took_s": self.took,
+            "simulation_took": {name: asdict(each) for name, each in self.took.items()},
             "runs": {name: run.metrics() | {"seconds": run.duration} for name, run in self.runs.items()},
         }
 
@@ -50,9 +58,9 @@ def compare(scenario: Scenario) -> Comparison:
         options["drafts"] = scenario.option
     runs, took = {}, {}
     for name, option in options.items():
-        start = perf_counter()
+        start, core = perf_counter(), process_time()
         runs[name] = scenario.run(option)
-        took[name] = perf_counter() - start
+        took[name] = Took(perf_counter() - start, process_time() - core)
     return Comparison(scenario, runs, took)
 
 
@@ -70,7 +78,9 @@ def show(comparison: Comparison, console: "Console") -> None:
     if len(runs) > 1:
         heading(console, "a round, in ms")
         print_table(console, ("requests", "no drafts", *_PHASES, "pays above"), _rounds(scenario))
-    took = ", ".join(f"{seconds:.1f} s ({name})" for name, seconds in comparison.took.items())
+    took = ", ".join(
+        f"{each.seconds:.1f} s, {each.core_seconds:.1f} s of a core ({name})" for name, each in comparison.took.items()
+    )
     console.print()
     paragraph(console, f"simulated {len(scenario.workload):,} requests in {took}")
 
