@@ -130,7 +130,8 @@ def _adjust(
     frequency = tl.load(penalties[2] + request).to(tl.float32)
     penalised = (repetition != 1) | (presence != 0) | (frequency != 0)
     is_biased = tl.load(is_biased_ptr + request) != 0
-    changed, (bits_ptr, is_constrained_ptr) = penalised | is_biased, allowed
+    changed = penalised | is_biased
+    bits_ptr, is_constrained_ptr = allowed
     if bits_ptr is not None:
         is_constrained = tl.load(is_constrained_ptr + request) != 0
         changed |= is_constrained

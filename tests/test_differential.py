@@ -916,7 +916,13 @@ def test_resuming_from_something_else_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes", [dict(mode="loose"), dict(graph="all"), dict(graph="round", config=SpecConfig(release="round"))]
+    "changes",
+    [
+        dict(mode="loose"),
+        dict(graph="all"),
+        dict(graph="round", config=SpecConfig(release="round")),
+        dict(graph="round", grammars={0: None}),
+    ],
 )
 def test_a_cell_that_cannot_be_is_refused(changes):
     with pytest.raises(InputError):
@@ -965,10 +971,22 @@ def test_diff_fails_on_a_mismatch_and_says_where(call, monkeypatch):
     assert "Not shown to be equal: " in out
 
 
+def test_diff_puts_every_other_request_under_an_expression(call, monkeypatch):
+    cells = []
+    monkeypatch.setattr(running, "check", lambda cell, *rest: cells.append(cell) or replace(GOOD, id=cell.id))
+    status, _, err = call("--family", "shipped", "--regex", "(no|yes)!", "--impl", "reference", "--jobs", "2")
+    assert (status, err) == (0, "")
+    (cell,) = cells
+    assert (cell.id, list(cell.grammars)) == ("one cell, (no|yes)!", [0, 2])
+    assert 0 < cell.grammars[2].matcher().allowed().sum() < 20
+
+
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
         (("--grid", "huge"), "grid"),
+        (("--grid", "quick", "--regex", "a"), "regex"),
+        (("--regex", "a"), "regex"),
         (("--grid", "quick", "--topk", "2"), "topk"),
         (("--grid", "quick", "--free"), "free"),
         (("--shard", "5/3"), "shard"),

@@ -1,5 +1,6 @@
 """specsim diff: the fast column compared with the reference."""
 
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,6 +37,9 @@ def diff(
     release: options.Release = _TREE.release,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = _GREEDY.temperature,
     batch: Annotated[int, typer.Option(help="Requests.")] = 3,
+    regex: Annotated[
+        str | None, typer.Option(help="What every other request's output has to match; with --family shipped.")
+    ] = None,
     graph: Annotated[str, typer.Option(help="What is replayed.", metavar="eager|step|phase|round")] = "eager",
     free: Annotated[
         bool, typer.Option("--free", help="Let columns keep their own states, not start each phase from one.")
@@ -77,9 +81,19 @@ def _diff(given: dict[str, Any]) -> None:
         raise InputError("cell", given["cell"], "a name together with the grid that the cell is of")
     else:
         pair, mode = f"{given['drafter']}-{given['family']}", "free" if given["free"] else "lockstep"
-        cells = (one_cell(config, given["temperature"], pair, given["batch"], mode, given["graph"]),)
+        cell = one_cell(config, given["temperature"], pair, given["batch"], mode, given["graph"])
+        cells = (cell if given["regex"] is None else _constrained(cell, given["regex"]),)
     check_writable(given["json_file"])
     result = differential.run_grid(name or "one cell", cells, progress=True, **run)
     show(result, stdout_console())
     if result.failures():
         raise typer.Exit(1)
+
+
+def _constrained(cell, pattern: str):
+    """The cell with every other request under the expression, from the first on."""
+    from specsim.differential.pairs import make_pair
+    from specsim.guidance import Guidance
+
+    grammar = Guidance.regex(make_pair(cell.pair), pattern)
+    return replace(cell, id=f"one cell, {pattern}", grammars=dict.fromkeys(range(0, len(cell.prompts), 2), grammar))

@@ -44,3 +44,7 @@ class Cell:
             raise InputError(
                 "graph", self.graph, "eager, step or phase with release 'round', which frees slots inside it"
             )
+        if self.graph == "round" and self.grammars:
+            raise InputError(
+                "graph", self.graph, "eager, step or phase with a grammar, which the host asks inside a round"
+            )

@@ -166,7 +166,7 @@ def run_grid(
 
 def _checked(cells: Sequence[Cell], jobs: int, *column: str) -> Iterator[CellResult]:
     """Results in the order in which they are there; a process has one thread of its own."""
-    if jobs == 1:
+    if jobs == 1 or len(cells) == 1:
         yield from (check(cell, *column) for cell in cells)
         return
     # Not forked: a child may not use the parent's GPU.
