@@ -74,6 +74,16 @@ def test_chunks_taken_along_share_the_reading_of_weights():
     assert COST.mixed(new[:0], behind[:0], contexts, CHAIN) == COST.round(contexts, CHAIN)
 
 
+def test_a_cost_that_was_asked_before_answers_as_one_that_was_not():
+    contexts = [np.full(size, 500) for size in (0, 2, 4)]
+    chunks = [([64], [0]), ([64], [4000]), ([32, 32], [0, 0]), ([32, 32], [0, 4000])]
+    asked = [(np.array(new), np.array(behind), each) for new, behind in chunks for each in contexts]
+    old, fresh = replace(COST), [replace(COST).mixed(*each, CHAIN) for each in asked]
+    assert [old.mixed(*each, CHAIN) for each in asked] == fresh
+    assert [old.mixed(*each, CHAIN) for each in reversed(asked)] == fresh[::-1]
+    assert len(set(fresh)) == len(fresh)
+
+
 def test_a_window_bounds_what_a_layer_reads():
     windowed = model({**CONFIG, "sliding_window": 128})
     slow = replace(PERFECT, bandwidth=1e-3)

@@ -11,18 +11,18 @@ SHARES = ("bandwidth", "compute", "experts")
 class Efficiency:
     """What a server makes of its hardware.
 
-    bandwidth, compute: shares of the peak that long reads and large products reach. experts: share of both that the
-    products of experts reach. overlap: share of the shorter of
-    reading and computing that hides behind the longer one, in [0, 1]. gap: seconds between two kernels of a graph.
-    launch: seconds in which the host launches a kernel where there is no graph. host: seconds of the host a step;
-    host_request: and for each request in it. collective: seconds that an exchange between GPUs waits. filters: seconds
-    a step in which the device applies top-k and top-p.
+    bandwidth, compute: shares of the peak that long reads and large products reach. overlap: share of the shorter of
+    reading and computing that hides behind the longer one, in [0, 1]. experts: share of other products' speed that
+    those of experts reach. gap: seconds between two kernels of a graph. launch: seconds in which the host launches a
+    kernel where there is no graph. host: seconds of the host a step; host_request: and for each request in it.
+    collective: seconds that an exchange between GPUs waits. filters: seconds a step in which the device applies top-k
+    and top-p.
     """
 
     bandwidth: float = 0.8
     compute: float = 0.7
-    experts: float = 1.0
     overlap: float = 1.0
+    experts: float = 1.0
     gap: float = 1e-6
     launch: float = 5e-6
     host: float = 5e-4
