@@ -1,7 +1,7 @@
 """Both engines: rounds end to end, and what must not change their results."""
 
 import warnings
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 
 import pytest
 import torch
@@ -262,9 +262,9 @@ SMALL = SpecConfig(topk=3, num_steps=3, num_draft_tokens=7, page_size=4)
 FOUR = [PROMPTS[0], PROMPTS[1], PROMPTS[2], [9, 8, 7, 6]]
 
 
-def fast_start(pair, config, device, prompts=FOUR, graph="eager", bucket=None, params=None):
+def fast_start(pair, config, device, prompts=FOUR, graph="eager", bucket=None, params=None, grammars=None):
     """A fast engine after prefill: (engine, batch, draft input, pools)."""
-    engine = load_engine(pair, config, "fast", torch.float32, device, graph, bucket)
+    engine = load_engine(pair, config, "fast", torch.float32, device, graph, bucket, grammars=grammars)
     pools = engine.make_pools(len(prompts), 1024)
     for buffer in (pools.target, pools.draft):
         if buffer is not None:
@@ -489,6 +489,41 @@ def test_a_write_beside_a_static_buffer_is_found_after_the_phase(device):
     check = frame.buffers.check if device == "cuda" else lambda: engine.round(batch, draft_input, pools)
     with pytest.raises(GuardError, match=r"before the static buffer verdict\.predict"):
         check()
+
+
+@dataclass
+class Only:
+    """A grammar of one token, as often as one likes, and the matcher of it."""
+
+    token: int
+    vocab_size: int = 48
+    has_ended: bool = False
+
+    def matcher(self):
+        return self
+
+    def allowed(self):
+        return torch.arange(self.vocab_size) == self.token
+
+    def advance(self, token):
+        return token == self.token
+
+    def roll_back(self, count):
+        pass
+
+
+def test_prefill_and_rounds_ask_the_grammar_of_a_request(device):
+    """Request 0 alone is constrained, which nobody of the padding is, although it has that id."""
+    pair, plain, params = agreeing_pair("eagle3"), SpecConfig.plain(), [SamplingParams(max_new_tokens=2)] * 2
+    free = generate(pair, FOUR[:2], plain, params).outputs
+    start = pair, plain, device, FOUR[:2], "phase", 4, params
+    engine, batch, draft_input, pools = fast_start(*start, grammars={0: Only(7)})
+    output = engine.round(batch, draft_input, pools).verify_output
+    assert [*zip(draft_input.bonus_tokens.tolist(), output.predict.tolist(), strict=True)] == [
+        (7, 7),
+        free[1].token_ids,
+    ]
+    assert 7 not in free[0].token_ids
 
 
 @pytest.mark.parametrize(
