@@ -5,7 +5,6 @@ from collections import Counter
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from itertools import combinations
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -34,6 +33,22 @@ WARM = cell_of(dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=
 COVERING = grid("pairwise")
 # The pairwise grid in full is a step of .ci/run.
 FEW = tuple({cell.id: cell for cell in map(cell_of, (*QUICK, *SPECIAL, *SHIPPED))}.values())
+
+
+BUDGETS = {}
+
+
+@pytest.fixture(autouse=True)
+def _rehearsed_once(monkeypatch):
+    """A cell's budgets are worked out once: faults of the column under test have no part in them."""
+
+    def rehearsed(cell, pair, dtype):
+        name = repr((cell, dtype))
+        if name not in BUDGETS:
+            BUDGETS[name] = rehearse(cell, pair, dtype)
+        return dict(BUDGETS[name])
+
+    monkeypatch.setattr(running, "rehearse", rehearsed)
 
 
 # What is right passes.
@@ -87,21 +102,9 @@ class Faulty:
         return run
 
 
-BUDGETS = {}
-
-
-def rehearsed(cell, pair, dtype):
-    """The cell's budgets, worked out once: faults of the column under test have no part in them."""
-    name = repr((cell, dtype))
-    if name not in BUDGETS:
-        BUDGETS[name] = rehearse(cell, pair, dtype)
-    return dict(BUDGETS[name])
-
-
 def result_of(cell, phase, spoil, dtype="float32"):
     wrap = lambda column: replace(column, engine=Faulty(column.engine, phase, spoil))  # noqa: E731
-    with patch.object(running, "rehearse", rehearsed):
-        return check(cell, "reference", dtype, wrap=wrap)
+    return check(cell, "reference", dtype, wrap=wrap)
 
 
 def changed(value: torch.Tensor, place: tuple[int, ...]) -> torch.Tensor:

@@ -348,8 +348,9 @@ def advances(engine, batch, draft_input, pools, keep):
     return left | {"token_ids": pools.token_ids, "target keys": pools.target.keys}
 
 
-@pytest.mark.parametrize("config", [SMALL, replace(SMALL, extend="ragged"), SpecConfig.plain(page_size=4)])
-@pytest.mark.parametrize("bucket", [3, 4])
+@pytest.mark.parametrize(
+    ("config", "bucket"), [(SMALL, 4), (replace(SMALL, extend="ragged"), 3), (SpecConfig.plain(page_size=4), 4)]
+)
 def test_advancing_agrees_with_whole_rounds_in_every_mode(config, bucket, device):
     pair, keep, left = agreeing_pair("eagle3"), torch.tensor([2, 0], device=device), []
     for graph in ("eager", "step", "phase", "round"):
