@@ -36,6 +36,16 @@ class Load:
     seed: int = 0
     column: Column = Column()
 
+    @property
+    def requests(self) -> tuple[int, ...]:
+        """Of each setting."""
+        return tuple(-(-self.num_tokens // setting.num_tokens) for setting in self.settings)
+
+    @property
+    def total(self) -> int:
+        """New tokens of all requests."""
+        return sum(count * each.num_tokens for count, each in zip(self.requests, self.settings, strict=True))
+
 
 def outputs(narrow: Narrow, load: Load, tell: Callable[[int], Any]) -> dict[str, list[Output]]:
     """What comes of a load, by the names of settings. Requests of all settings share batches, and no two share an id.
@@ -43,8 +53,8 @@ def outputs(narrow: Narrow, load: Load, tell: Callable[[int], Any]) -> dict[str,
     tell: is told how many new tokens there are.
     """
     pair, settings, batch = narrow.pair(), load.settings, load.column.batch
-    turns = [range(-(-load.num_tokens // setting.num_tokens)) for setting in settings]
-    wanted = sorted((settings[place].num_tokens, turn, place) for place, each in enumerate(turns) for turn in each)
+    turns = ((place, turn) for place, count in enumerate(load.requests) for turn in range(count))
+    wanted = sorted((settings[place].num_tokens, turn, place) for place, turn in turns)
     found = {setting.name: [] for setting in settings}
     for start in range(0, len(wanted), batch):
         chosen = [settings[place] for *_, place in wanted[start : start + batch]]

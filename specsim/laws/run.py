@@ -56,8 +56,9 @@ class Row:
         return self.p_value < self.bound
 
     def to_json(self) -> dict[str, Any]:
-        found = asdict(self) | {"p_value": self.p_value, "is_rejected": self.is_rejected}
-        return found | {"ln_evidence": min(self.ln_evidence, 1e300)}
+        """Evidence without end, of a token that has no probability, is null."""
+        found = asdict(self) | {"chi_square": self.chi_square._asdict()}
+        return found | {"p_value": self.p_value, "is_rejected": self.is_rejected}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +111,12 @@ def laws(
     verifiers = [verifier] if verifier else list(CONFIGS)
     bound = FALSE_ALARM / (len(columns) * len(verifiers) * len(SETTINGS))
     share = math.ceil(tokens / len(verifiers) / len(SETTINGS))
-    with tqdm(unit="token", disable=None if progress else True) as bar:
-        rows = [
-            row
-            for column, name in product(columns, verifiers)
-            for row in _tested(name, Load(CONFIGS[name], SETTINGS, share, seed, column), bound, bar.update)
-        ]
-        rows += [row for each in CONTROLS if verifier is None for row in _rejected(each, seed, bound, bar.update)]
+    loads = [(name, Load(CONFIGS[name], SETTINGS, share, seed, column)) for column, name in product(columns, verifiers)]
+    controls = [(each, Load(each.config, [PLAIN], each.tokens, seed)) for each in CONTROLS if verifier is None]
+    total = sum(load.total for _, load in (*loads, *controls))
+    with tqdm(total=total, unit="token", disable=None if progress else True) as bar:
+        rows = [row for name, load in loads for row in _tested(name, load, bound, bar.update)]
+        rows += [row for control, load in controls for row in _rejected(control, load, bound, bar.update)]
     made = time.perf_counter() - start, date, versions(columns[-1].device or "cpu")
     return Laws(tuple(rows), seed, FALSE_ALARM, *made)
 
@@ -150,10 +150,10 @@ def _tested(name: str, load: Load, bound: float, tell: Callable[[int], Any]) -> 
         )
 
 
-def _rejected(control: Control, seed: int, bound: float, tell: Callable[[int], Any]) -> Iterator[Row]:
+def _rejected(control: Control, load: Load, bound: float, tell: Callable[[int], Any]) -> Iterator[Row]:
     """The row of a control."""
     with control.planted():
-        rows = list(_tested(control.name, Load(control.config, [PLAIN], control.tokens, seed), bound, tell))
+        rows = list(_tested(control.name, load, bound, tell))
     return (replace(row, is_control=True) for row in rows)
 
 
