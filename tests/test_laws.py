@@ -185,8 +185,11 @@ FILTERED = [{}, {"temperature": 1.5, "top_p": 0.5}, {"temperature": 0.7, "top_k"
 
 @pytest.mark.parametrize("verifier", CONFIGS)
 def test_the_fast_column_writes_the_same_on_dyadic_laws(verifier, device):
-    """Every sum is exact in float32, so nothing is left to rounding: tokens and rounds are equal."""
-    sampling = [SamplingParams(**({"temperature": 1.0} | each), max_new_tokens=3, seed=10) for each in FILTERED]
+    """Every sum is exact in float32, so nothing is left to rounding: tokens and rounds are equal.
+
+    Under this seed another name of the accept coins changes what any verifier that has some lets through.
+    """
+    sampling = [SamplingParams(**({"temperature": 1.0} | each), max_new_tokens=3, seed=60) for each in FILTERED]
     config, prompts = replace(CONFIGS[verifier], max_len=12), [(3, 9), (1, 2), (14, 7)]
     pair, drafts = DYADIC.pair(), 0
     mine = generate(pair, prompts, config, sampling, impl="fast", device=device, graph="eager").outputs
