@@ -78,14 +78,15 @@ class Narrow:
 
 
 def opposed(seed: int = 0) -> Narrow:
-    """A drafter that likes what the target dislikes, but for the target's favourite, so that drafts are accepted too.
+    """A drafter that likes what the target dislikes, and the target's favourite more than the target does.
 
-    Four kinds of last token and three pairs of classes are told apart: twelve laws, each met often.
+    So drafts are accepted too, and coins decide it also where a filter leaves few tokens. Four kinds of last
+    token and three pairs of classes are told apart: twelve laws, each met often.
     """
     generator = np.random.default_rng(seed)
     last_VV = generator.normal(0, 0.9, (VOCAB, 4))[:, np.arange(VOCAB) // 4]
     draft_VV = -0.6 * last_VV
-    draft_VV[last_VV.argmax(0), np.arange(VOCAB)] = draft_VV.max(0) - 0.1
+    draft_VV[last_VV.argmax(0), np.arange(VOCAB)] = draft_VV.max(0) + 1.5
     return Narrow(last_VV, generator.normal(0, 2.5, (VOCAB, CLASSES)), draft_VV)
 
 
