@@ -3,8 +3,10 @@
 import re
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial, wraps
+from itertools import product
 
 import hypothesis
 import pytest
@@ -418,12 +420,13 @@ HAPPENED = (
 LATE = ("late results dropped", "retracted with a result unread")
 
 
-def by_default(names: str, chosen: list[tuple], others: list[tuple]):
-    """Those that are chosen; the others with --whole."""
-    return pytest.mark.parametrize(names, [*chosen, *(pytest.param(*each, marks=pytest.mark.whole) for each in others)])
+def by_default(names: str, chosen: set[tuple], *values: Sequence):
+    """Of all combinations those that are chosen; the others with --whole."""
+    marks = {each: () if each in chosen else pytest.mark.whole for each in product(*values)}
+    return pytest.mark.parametrize(names, [pytest.param(*each, marks=mark) for each, mark in marks.items()])
 
 
-@by_default("topk, schedule", [(1, "sync"), (2, "overlap")], [(1, "overlap"), (2, "sync"), (3, "sync"), (3, "overlap")])
+@by_default("topk, schedule", {(2, "overlap")}, (1, 2, 3), ("sync", "overlap"))
 def test_programs_on_the_reference(topk, schedule):
     counts, least = Counter(), {"programs": 280} | dict.fromkeys(RULES, 10) | dict.fromkeys(HAPPENED, 1)
     if schedule == "overlap":
@@ -439,8 +442,9 @@ def test_programs_on_the_reference(topk, schedule):
 
 @by_default(
     "graph, schedule",
-    [("eager", "overlap"), ("step", "sync"), ("phase", "sync"), ("round", "overlap")],
-    [("eager", "sync"), ("step", "overlap"), ("phase", "overlap"), ("round", "sync")],
+    {("phase", "sync"), ("round", "overlap")},
+    ("eager", "step", "phase", "round"),
+    ("sync", "overlap"),
 )
 def test_programs_on_fast(graph, schedule):
     settings = fast_settings(graph, schedule)
