@@ -315,7 +315,6 @@ def bits(tensor):
 
 
 MODE_CONFIGS = {
-    "tree": SMALL,
     "chain": SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=4),
     "ancestor, ragged": replace(SMALL, draft_kv="ancestor", extend="ragged", page_size=1),
     "one step": SpecConfig(topk=3, num_steps=1, num_draft_tokens=4, page_size=2),
@@ -349,7 +348,7 @@ def advances(engine, batch, draft_input, pools, keep):
 
 
 @pytest.mark.parametrize(
-    ("config", "bucket"), [(SMALL, 4), (replace(SMALL, extend="ragged"), 3), (SpecConfig.plain(page_size=4), 4)]
+    ("config", "bucket"), [(replace(SMALL, extend="ragged"), 4), (SpecConfig.plain(page_size=4), 3)]
 )
 def test_advancing_agrees_with_whole_rounds_in_every_mode(config, bucket, device):
     pair, keep, left = agreeing_pair("eagle3"), torch.tensor([2, 0], device=device), []

@@ -347,8 +347,9 @@ def test_a_request_is_the_same_alone_in_a_batch_and_after_retractions(schedule, 
         assert tuple(request.accepted) == alone.num_accepted_tokens_per_round
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("graph", ["eager", "step", "phase", "round"])
+@pytest.mark.parametrize(
+    ("graph", "schedule"), zip(["eager", "step", "phase", "round"], [*SCHEDULES, *SCHEDULES], strict=True)
+)
 def test_every_graph_mode_gives_what_the_reference_gives(schedule, graph, device):
     pair, acceptance, sampling = (
         agreeing_pair(),

@@ -287,7 +287,7 @@ def _setting(row: dict) -> Setting:
     return Setting(**row | {"config": SpecConfig(**row["config"])})
 
 
-@pytest.mark.parametrize("drafter", ["eagle", "eagle3"])
+@pytest.mark.parametrize("drafter", [pytest.param("eagle", marks=pytest.mark.whole), "eagle3"])
 def test_the_shipped_acceptance_is_measured_again(drafter):
     """The chain of 3 at temperature 0, on all prompts, in float64: the same rounds, not about as many."""
     study = json.loads((TINY / "acceptance.json").read_text())
