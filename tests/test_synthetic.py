@@ -348,7 +348,7 @@ def test_a_request_is_the_same_alone_in_a_batch_and_after_retractions(schedule, 
 
 
 @pytest.mark.parametrize(
-    ("graph", "schedule"), zip(["eager", "step", "phase", "round"], [*SCHEDULES, *SCHEDULES], strict=True)
+    ("graph", "schedule"), list(zip(["eager", "step", "phase", "round"], 2 * SCHEDULES, strict=True))
 )
 def test_every_graph_mode_gives_what_the_reference_gives(schedule, graph, device):
     pair, acceptance, sampling = (
