@@ -522,8 +522,11 @@ def two_rounds(pair: Pair, config: SpecConfig, impl: str, dtype: torch.dtype, de
     return [state.to("cpu") for state in (first, tree.candidates, second)]
 
 
-@every_head
-@pytest.mark.parametrize("draft_kv", ["lane", "ancestor"])
+@pytest.mark.parametrize(
+    ("case", "draft_kv"),
+    [*zip(HEAD_CASES.values(), 5 * ("lane", "ancestor"), strict=True), (HEAD_CASES["eagle"], "ancestor")],
+    ids=[*HEAD_CASES, "eagle, ancestor"],
+)
 def test_the_fast_drafter_proposes_what_the_reference_does(case, draft_kv, device):
     pair, config = rounded(random_pair(**case), torch.float32), tree(draft_kv=draft_kv)
     fast = two_rounds(pair, config, "fast", torch.float32, device)

@@ -609,7 +609,6 @@ def test_close_gives_everything_back(reason):
 FAST = {
     "tree": SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=4, max_len=64),
     "chain": SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=1, max_len=64),
-    "branchy": SpecConfig(topk=3, num_steps=2, num_draft_tokens=7, page_size=16, max_len=64),
 }
 
 
