@@ -6,10 +6,10 @@ import os
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import replace
-from types import SimpleNamespace
 
 import torch
+
+from specsim.fast.interpreter import spare_the_interpreter
 
 # Triton decides when it is imported whether kernels are interpreted, its own library functions included; without a GPU
 # nothing else could run them, so a copy that torch has imported for itself makes room. The extension loads only once.
@@ -28,25 +28,8 @@ except ImportError as error:
     raise ImportError("specsim.fast needs Triton, which is published for Linux; specsim.reference does not") from error
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
-
-
-def _spare_the_interpreter() -> None:
-    """It gives triton.language its meaning anew for every launch and every call of a device function; once is enough
-    where nothing is ever compiled, and takes half the time. Whether sums of integers fit, it works out for a check that
-    only its debug mode makes; and which numpy type a type is, from a table that it writes down each time.
-    """
-    from triton.runtime import interpreter
-
-    builder, numpy_type, known = interpreter.interpreter_builder, interpreter._get_np_dtype, {}
-    builder.options = replace(builder.options, sanitize_overflow=False)
-    interpreter._get_np_dtype = lambda kind: known.get(kind.name) or known.setdefault(kind.name, numpy_type(kind))
-    interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
-    kept = SimpleNamespace(restore=lambda: None)
-    interpreter._patch_lang = lambda function: kept
-
-
 if INTERPRETED:
-    _spare_the_interpreter()
+    spare_the_interpreter()
 
 MOST_ENTRIES = tl.TRITON_MAX_TENSOR_NUMEL
 

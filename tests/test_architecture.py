@@ -44,6 +44,7 @@ ROWS = (
 ORACLE = ("oracle_forward", "oracle")  # stands alone: no twin, and no row knows it
 VOCABULARY = ("penalties", "summaries", "filters", "sampling", "draw", "topk")  # passes over the logits
 FAST_ROWS = (
+    "interpreter",
     "launch",
     "uniforms",
     "rows",
