@@ -26,6 +26,8 @@ from specsim.commands.soak import soak
 from specsim.commands.sweep import sweep
 from specsim.config import InputError
 
+# What runs models so small that threads only wait for each other; libraries read the number when they are loaded.
+SMALL = {"demo", "soak", "accept", "diff", "certify", "conformance", "laws", "predict"}
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
@@ -81,6 +83,9 @@ def specsim(
     """Speculative decoding with token trees (EAGLE-1, EAGLE-2, EAGLE-3)."""
     if context.invoked_subcommand is None:
         print(context.get_help())
+    if context.invoked_subcommand in SMALL:
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+            os.environ.setdefault(name, "1")
 
 
 COMMANDS = (

@@ -511,6 +511,17 @@ def test_bad_input_of_soak(call):
         assert_one_sentence(call("soak", "--program", "0-0-1", *given), "program", "'0-0-1'", alone)
 
 
+@pytest.mark.parametrize(
+    ("command", "given", "used"), [("demo", None, "1"), ("laws", "3", "3"), ("generate", None, None)]
+)
+def test_small_models_get_one_thread_unless_told_otherwise(call, monkeypatch, command, given, used):
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "0")  # which is put back in the end
+        monkeypatch.delenv(name) if given is None else monkeypatch.setenv(name, given)
+    assert call(command, "--help")[0] == 0
+    assert os.environ.get("OMP_NUM_THREADS") == os.environ.get("MKL_NUM_THREADS") == used
+
+
 def test_demo(call):
     status, out, err = call("demo")
     assert (status, err) == (0, "")
