@@ -322,7 +322,13 @@ MODE_CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("config", MODE_CONFIGS.values(), ids=MODE_CONFIGS)
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(SMALL, id="tree", marks=pytest.mark.whole),
+        *(pytest.param(MODE_CONFIGS[name], id=name) for name in MODE_CONFIGS),
+    ],
+)
 def test_graph_modes_agree_bitwise(config, device):
     pair = agreeing_pair("eagle3")
     eager = fast_rounds(*fast_start(pair, config, device, FOUR[:3]))
@@ -348,7 +354,20 @@ def advances(engine, batch, draft_input, pools, keep):
 
 
 @pytest.mark.parametrize(
-    ("config", "bucket"), [(replace(SMALL, extend="ragged"), 4), (SpecConfig.plain(page_size=4), 3)]
+    ("config", "bucket"),
+    [
+        (replace(SMALL, extend="ragged"), 4),
+        (SpecConfig.plain(page_size=4), 3),
+        *(
+            pytest.param(*each, marks=pytest.mark.whole)
+            for each in [
+                (SMALL, 3),
+                (SMALL, 4),
+                (replace(SMALL, extend="ragged"), 3),
+                (SpecConfig.plain(page_size=4), 4),
+            ]
+        ),
+    ],
 )
 def test_advancing_agrees_with_whole_rounds_in_every_mode(config, bucket, device):
     pair, keep, left = agreeing_pair("eagle3"), torch.tensor([2, 0], device=device), []

@@ -609,6 +609,7 @@ def test_close_gives_everything_back(reason):
 FAST = {
     "tree": SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=4, max_len=64),
     "chain": SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=1, max_len=64),
+    "branchy": SpecConfig(topk=3, num_steps=2, num_draft_tokens=7, page_size=16, max_len=64),
 }
 
 
@@ -630,7 +631,7 @@ def bits(engine, numbers, schedule: str = "sync") -> dict[int, tuple]:
     return {number: (each.token_ids, each.logprobs, each.accepted) for number, each in scheduler.requests.items()}
 
 
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("name", ["tree", "chain", pytest.param("branchy", marks=pytest.mark.whole)])
 def test_on_fast_a_request_gives_bit_for_bit_what_it_gives_alone_in_buffers_of_the_same_size(name, device):
     """Whatever its row: prompts are prefilled each in a call of its own, and every round has the bucket's shape."""
     engine = fast_engine(name, "eager", device)
@@ -639,8 +640,12 @@ def test_on_fast_a_request_gives_bit_for_bit_what_it_gives_alone_in_buffers_of_t
         assert bits(engine, order) == by_themselves
 
 
+MODES = (("eager", "overlap"), ("step", "sync"), ("phase", "sync"), ("round", "overlap"))
+OTHER_MODES = (("eager", "sync"), ("step", "overlap"), ("phase", "overlap"), ("round", "sync"))
+
+
 @pytest.mark.parametrize(
-    ("graph", "schedule"), [("eager", "overlap"), ("step", "sync"), ("phase", "sync"), ("round", "overlap")]
+    ("graph", "schedule"), [*MODES, *(pytest.param(*each, marks=pytest.mark.whole) for each in OTHER_MODES)]
 )
 def test_on_fast_graph_modes_and_schedules_give_the_same_bits(graph, schedule, device):
     expected = _expected_bits(device)

@@ -347,8 +347,12 @@ def test_a_request_is_the_same_alone_in_a_batch_and_after_retractions(schedule, 
         assert tuple(request.accepted) == alone.num_accepted_tokens_per_round
 
 
+MODES = tuple(zip(("eager", "step", "phase", "round"), 2 * SCHEDULES, strict=True))
+OTHER_MODES = tuple(zip(("eager", "step", "phase", "round"), 2 * SCHEDULES[::-1], strict=True))
+
+
 @pytest.mark.parametrize(
-    ("graph", "schedule"), list(zip(["eager", "step", "phase", "round"], 2 * SCHEDULES, strict=True))
+    ("graph", "schedule"), [*MODES, *(pytest.param(*each, marks=pytest.mark.whole) for each in OTHER_MODES)]
 )
 def test_every_graph_mode_gives_what_the_reference_gives(schedule, graph, device):
     pair, acceptance, sampling = (

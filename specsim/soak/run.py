@@ -11,12 +11,12 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing import get_context
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from tqdm.auto import tqdm
 
-from specsim.config import InputError, SpecConfig
+from specsim.config import VERIFIERS, InputError, SpecConfig
 from specsim.differential.pairs import make_pair
 from specsim.generation import COLUMNS, check_device, load_engine
 from specsim.provenance import now, versions
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 # What a soak has to go through, and from how many requests on.
 LEAST_REQUESTS = 2_000
-VERIFIERS = tuple(verified_name(each) for each in get_args(get_type_hints(SpecConfig)["verifier"]))
-SITUATIONS = (*REQUIRED, *VERIFIERS, "steps with an idle rank", "closed under way")
+SITUATIONS = (*REQUIRED, *map(verified_name, VERIFIERS), "steps with an idle rank", "closed under way")
 
 
 class Failure(NamedTuple):
