@@ -14,16 +14,20 @@ from specsim.laws.law import draft_law, next_law
 from specsim.laws.narrow import Narrow
 from specsim.laws.settings import Setting
 
-BATCH = 96
+BATCH, GPU_BATCH = 96, 1024  # every batch captures its graphs anew, which a GPU does not do in less than seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Which column runs, and where; batch: requests at once."""
+    """Which column runs, and where."""
 
     impl: str = "reference"
     device: str | None = None
-    batch: int = BATCH
+
+    @property
+    def batch(self) -> int:
+        """Requests at once."""
+        return GPU_BATCH if self.device == "cuda" else BATCH
 
 
 @dataclass(frozen=True, slots=True)
