@@ -33,12 +33,14 @@ soak: $(INSTALLED) ## 10,000 requests served in random ways, each compared with 
 bench: $(INSTALLED) ## time the fast column on a GPU; make bench SUITE=kernels for another suite
 	$(BIN)/specsim bench --suite $(SUITE) $(ARGS)
 
-# Every process of the run leaves a summary; memory is not cached, so that what lies beyond a tensor is nobody's.
+# Every process of the run leaves a summary; memory is not cached, so that what lies beyond a tensor is nobody's. Graphs
+# are left out: what is allocated while one is recorded has to come from the cache.
 sanitize: export PYTORCH_NO_CUDA_MEMORY_CACHING := 1
 sanitize: $(INSTALLED) ## the kernels' tests under compute-sanitizer, on a GPU; make sanitize TOOL=racecheck for races
 	rm -rf build/sanitize && mkdir -p build/sanitize
 	compute-sanitizer --tool $(TOOL) --log-file build/sanitize/%p.txt \
-		$(BIN)/python -m pytest -q -n $(WORKERS) $(patsubst %,tests/test_%.py,$(KERNELS)) $(ARGS)
+		$(BIN)/python -m pytest -q -n $(WORKERS) $(patsubst %,tests/test_%.py,$(KERNELS)) \
+		-k "not every_graph_mode" $(ARGS)
 	@grep -h SUMMARY build/sanitize/*.txt | sort | uniq -c
 	@! grep -h SUMMARY build/sanitize/*.txt | grep -v "SUMMARY: 0 "
 
