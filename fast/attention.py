@@ -352,7 +352,7 @@ def attention(
         metadata.table.shape[1], metadata.extra_slots.shape[1], num_requests, pairs, *partition,
         GROUP=group, D=head_dim, RAGGED=metadata.is_causal or window is not None, WHOLE=is_whole,
         BLOCK_B=_request_block(num_requests), BLOCK_M=tiling.block_m, BLOCK_D=block_d,
-        BLOCK_C=tiling.block_c, STAGES=stages, DOT=dot, num_warps=tiling.warps,
+        BLOCK_C=tiling.block_c, STAGES=stages, DOT=dot, num_warps=tiling.warps, enable_fp_fusion=True,
     )  # fmt: skip
     if not is_whole:
         few = pairs < 128

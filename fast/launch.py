@@ -82,6 +82,9 @@ class Kernel:
     Integers are not specialised, so that one compilation serves every setting; what a kernel should know when it is
     compiled is a constexpr. A kernel with a constexpr PDL is told whether it is launched so that it may begin before
     its predecessor has ended (programmatic dependent launch): on GPUs that can, from Hopper on.
+
+    The compiler fuses no product with a sum, unless a launch says enable_fp_fusion: where lanes exchange what they sum,
+    each would leave another product unrounded, and lanes that stand for one number would go on with different ones.
     """
 
     def __init__(self, function: Callable):
@@ -101,6 +104,7 @@ class Kernel:
         def launch(*args, **kwargs) -> None:
             if 0 in grid:
                 return
+            kwargs = {"enable_fp_fusion": False, **kwargs}
             if self._takes_pdl:
                 kwargs |= {"PDL": True, "launch_pdl": True} if can_overlap() else {"PDL": False}
             run = self._compiled[grid]

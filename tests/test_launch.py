@@ -51,6 +51,29 @@ def test_a_recorder_is_told_instead(device):
     assert run((1,), device)[0] == [0, 8]
 
 
+@kernel
+def _sum_in_every_lane(out_ptr, left_ptr, right_ptr, SIZE: tl.constexpr):
+    """Each of SIZE lanes writes the sum of products that it holds."""
+    offs = tl.arange(0, SIZE)
+    total = tl.sum(tl.load(left_ptr + offs) * tl.load(right_ptr + offs), axis=0)
+    tl.store(out_ptr + offs, tl.full((SIZE,), 0.0, tl.float32) + total)
+
+
+def test_lanes_agree_about_a_sum_of_products(device):
+    for _ in range(20):
+        left, right, out = torch.rand(32, device=device), torch.rand(32, device=device), torch.empty(32, device=device)
+        _sum_in_every_lane[(1,)](out, left, right, SIZE=32, num_warps=1)
+        assert out.unique().numel() == 1
+
+
+def test_products_are_fused_with_sums_where_a_launch_says_so(monkeypatch):
+    told = []
+    monkeypatch.setattr(_note_program, "_compiled", {(1,): lambda *args, **kwargs: told.append(kwargs)})
+    _note_program[(1,)](None, 2, BLOCK=8)
+    _note_program[(1,)](None, 2, BLOCK=8, enable_fp_fusion=True)
+    assert [each["enable_fp_fusion"] for each in told] == [False, True]
+
+
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 100])
 def test_blocks_are_powers_of_two_that_hold_all_rows_where_programs_cost(count):
     block = block_of(count, 16)
