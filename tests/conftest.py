@@ -1,6 +1,7 @@
 """What every test runs under: one thread, no network, deterministic operations, and NaN in unwritten memory."""
 
 import os
+import sys
 from collections.abc import Iterator
 from itertools import combinations
 
@@ -71,6 +72,19 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _no_address_beside_a_tensor() -> Iterator[None]:
+    """What a kernel reads or writes lies in the tensors that it was given; on a GPU compute-sanitizer sees to that."""
+    if DEVICE != "cpu" or "specsim.fast.launch" not in sys.modules:
+        yield
+        return
+    from specsim.faults.judges.memory import guarded
+
+    with guarded() as guard:
+        yield
+    assert guard.first is None, guard.first
+
+
 @pytest.fixture
 def device() -> str:
     """Where the fast column's tests run."""
@@ -79,14 +93,9 @@ def device() -> str:
 
 # A GPU runs the programs of a launch in no order; the interpreter in one, so a race shows as a difference in another.
 @pytest.fixture(params=["in order", "reversed"] if DEVICE == "cpu" else ["in no order"])
-def program_order(request, monkeypatch) -> Iterator[str]:
-    """The order in which the interpreter runs the programs of every launch; in one, none may leave its tensors."""
-    if request.param != "reversed":
-        yield request.param
-        return
-    from specsim.faults.judges.memory import guarded
-
-    with guarded() as guard:
+def program_order(request, monkeypatch) -> str:
+    """The order in which the interpreter runs the programs of every launch."""
+    if request.param == "reversed":
         from triton.runtime.interpreter import InterpreterBuilder
 
         in_order = InterpreterBuilder.set_grid_idx
@@ -95,5 +104,4 @@ def program_order(request, monkeypatch) -> Iterator[str]:
             in_order(builder, *(size - 1 - place for size, place in zip(builder.grid_dim, index, strict=True)))
 
         monkeypatch.setattr(InterpreterBuilder, "set_grid_idx", reversed_order)
-        yield request.param
-    assert guard.first is None, guard.first
+    return request.param
