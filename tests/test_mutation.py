@@ -8,7 +8,7 @@ import pytest
 
 from specsim.faults import mutation
 from specsim.faults.equivalents import EQUIVALENT
-from specsim.faults.mutants import Mutant, mutants, sample
+from specsim.faults.mutants import mutants, sample
 from specsim.faults.mutation import Mutation, Verdict, rows
 from specsim.faults.planting import read
 
@@ -140,5 +140,22 @@ def test_bad_input_is_a_sentence(capsys):
     assert "only is 'specsim.none'; allowed: modules that have tests" in capsys.readouterr().err
 
 
-def test_a_mutant_is_a_value():
-    assert Mutant("m", "f", False, 1, "o", "a", "b", (0, 1)).key == "m.f: o: a -> b"
+def test_a_mutant_is_known_by_its_lines():
+    [each] = [each for each in mutants("m", SOURCE) if each.new == "((n) + (block))"]
+    assert each.key == "m.launch: return n - block -> return ((n) + (block))"
+    dropped = next(each for each in mutants("m", SOURCE) if each.new == "((live) | True)")
+    assert dropped.before == "tl.store(x_ptr + offs, tl.where(live, tl.maximum(x, low), high), mask=live)"
+    assert dropped.after == "tl.store(x_ptr + offs, tl.where(live, tl.maximum(x, low), high), mask=((live) | True))"
+
+
+def test_survivors_of_a_result_are_judged_again(tmp_path, monkeypatch):
+    one, other, *_ = mutants("specsim.metrics", read("specsim.metrics"))
+    kept = tmp_path / "kept.json"
+    kept.write_text(
+        json.dumps(Mutation((Verdict(one, "t", None, 1.0), Verdict(other, "t", "it", 1.0)), 0, 9, 3.0, True).to_json())
+    )
+    monkeypatch.setattr(mutation, "_tested", lambda *arguments: (0, None, 1.0))
+    assert [each.mutant for each in mutation.mutate(300, 0, again=kept).verdicts] == [one]
+    kept.write_text("{}")
+    with pytest.raises(mutation.InputError, match="it has no results"):
+        mutation.mutate(300, 0, again=kept)

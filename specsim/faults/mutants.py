@@ -29,7 +29,10 @@ ON_GPU |= {"let_successor_begin", "await_input", "_capture_cuda", "_without_coll
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """In `function` of `module`, at `line`, `old` becomes `new`. span: of old in the source's bytes."""
+    """In `function` of `module`, at `line`, `old` becomes `new`. span: of old in the source's bytes.
+
+    before, after: the lines that old lies in, as they are and changed, with single spaces.
+    """
 
     module: str
     function: str
@@ -38,12 +41,14 @@ class Mutant:
     operator: str
     old: str
     new: str
+    before: str
+    after: str
     span: Span
 
     @property
     def key(self) -> str:
         """By which it is known as long as its line does not change, wherever that stands."""
-        return f"{self.module}.{self.function}: {self.operator}: {self.old} -> {self.new}"
+        return f"{self.module}.{self.function}: {self.before} -> {self.after}"
 
     def apply(self, source: str) -> str:
         """The module with the change."""
@@ -65,13 +70,19 @@ def mutants(module: str, source: str) -> list[Mutant]:
         start, end = span(node)
         return raw[start:end].decode()
 
+    def lines(target: ast.AST, new: str) -> str:
+        start, end = span(target)
+        first, last = starts[target.lineno - 1], starts[target.end_lineno]
+        return " ".join((raw[first:start].decode() + new + raw[end:last].decode()).split())
+
     found = []
     for function, is_kernel, node in _visited(tree):
         for operator, target, new in _made(node, text):
-            old, (start, end) = text(target), span(target)
+            old = text(target)
             if new != old:
                 place = module, function, is_kernel, target.lineno
-                found.append(Mutant(*place, operator, old, new, (start, end)))
+                changes = operator, old, new, lines(target, old), lines(target, new)
+                found.append(Mutant(*place, *changes, span(target)))
     return sorted(found, key=lambda each: (each.span, each.operator, each.new))
 
 

@@ -23,6 +23,7 @@ from specsim.faults.equivalents import EQUIVALENT
 from specsim.faults.mutants import Mutant, mutants, sample
 from specsim.faults.planting import environment, path_of, planted, read, sources
 from specsim.measurements import as_command
+from specsim.measurements import read as read_kept
 
 ROOT = Path(__file__).parents[2]
 # Of what both columns share: what rounds and servers are made of.
@@ -87,7 +88,13 @@ class Mutation:
             "operators": dict(by_operator),
             "results": [
                 {name: value for name, value in asdict(each.mutant).items() if name in kept}
-                | {"tests": each.tests, "by": each.by, "why_equivalent": each.why_equivalent, "seconds": each.seconds}
+                | {
+                    "key": each.mutant.key,
+                    "tests": each.tests,
+                    "by": each.by,
+                    "why_equivalent": each.why_equivalent,
+                    "seconds": each.seconds,
+                }
                 for each in self.verdicts
             ],
         }
@@ -108,15 +115,24 @@ def rows() -> dict[str, Path]:
 
 
 def mutate(
-    count: int, seed: int, *, only: str = "", jobs: int = 2, minutes: float = 60.0, progress: bool = False
+    count: int,
+    seed: int,
+    *,
+    only: str = "",
+    again: Path | None = None,
+    jobs: int = 2,
+    minutes: float = 60.0,
+    progress: bool = False,
 ) -> Mutation:
     """Judge a sample of mutants, of the modules that `only` names; what has not begun when time is up is left out.
 
-    Tests that fail without a mutant would kill everything: InputError.
+    again: a result, whose survivors are judged instead of a sample, as far as their lines are still there. Tests that
+    fail without a mutant would kill everything: InputError.
     """
     start, found = time.perf_counter(), _chosen(only)
     candidates = {module: mutants(module, read(module)) for module in found}
-    drawn, deadline = sample(candidates, count, seed), start + 60 * minutes
+    drawn = _survivors(again, candidates) if again else sample(candidates, count, seed)
+    deadline = start + 60 * minutes
     with ThreadPoolExecutor(jobs) as pool:
         clean = dict(_clean(pool, {found[mutant.module] for mutant in drawn}))
         waiting = [pool.submit(_judge, each, found[each.module], clean, deadline) for each in drawn]
@@ -135,6 +151,13 @@ def _chosen(only: str) -> dict[str, Path]:
         if name not in found:
             raise InputError("only", name, f"modules that have tests: {', '.join(found) or 'a checkout has some'}")
     return {name: found[name] for name in names}
+
+
+def _survivors(path: Path, candidates: dict[str, list[Mutant]]) -> list[Mutant]:
+    """Those that survived in a kept result."""
+    results = read_kept(path, "results", "seed", "mutants")["results"]
+    keys = {each["key"] for each in results if not each["by"] and not each["why_equivalent"]}
+    return [each for found in candidates.values() for each in found if each.key in keys]
 
 
 def _clean(pool: ThreadPoolExecutor, files: set[Path]) -> Iterator[tuple[Path, float]]:
@@ -177,7 +200,8 @@ def show(result: Mutation, say: Callable[[str], None]) -> None:
     for each in result.survivors:
         mutant = each.mutant
         say(f"{path_of(mutant.module).name}, line {mutant.line}, {mutant.function}: {mutant.operator}")
-        say(f"    {mutant.old}  ->  {mutant.new}")
+        say(f"    {mutant.before}")
+        say(f"    {mutant.after}")
     value = result.to_json()
     kernels = f"{value['in_kernels']} in kernels"
     say(f"\n{value['mutants']} mutants of {value['candidates']} candidates ({kernels}), seed {value['seed']}, ")
@@ -189,6 +213,9 @@ def command(
     count: Annotated[int, typer.Option("--mutants", help="How many are drawn.")] = 300,
     seed: Annotated[int, typer.Option(help="Names the sample.")] = 0,
     only: Annotated[str, typer.Option(help="Modules, with commas between them.", show_default="all")] = "",
+    again: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A result whose survivors are judged anew, instead of a sample.")
+    ] = None,
     jobs: Annotated[int, typer.Option(help="Processes that share the mutants.")] = 2,
     minutes: Annotated[float, typer.Option(help="Begin no further mutant after these.")] = 60.0,
     json_file: options.JsonFile = None,
@@ -197,7 +224,7 @@ def command(
     from specsim.files import check_writable, write_json
 
     check_writable(json_file)
-    result = mutate(count, seed, only=only, jobs=jobs, minutes=minutes, progress=True)
+    result = mutate(count, seed, only=only, again=again, jobs=jobs, minutes=minutes, progress=True)
     try:
         show(result, print)
     finally:
