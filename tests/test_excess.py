@@ -20,7 +20,8 @@ def scene(device: str):
     logits_RV = 2 * torch.randn(len(PARAMS) * NODES, V)
     batch = Batch.of(range(3), [0, 1, -1], [5, 6, 0], PARAMS, V)
     changed = torch.tensor([0, 0, -1], dtype=torch.int32)
-    law = laws(batch.to(device), Logits(logits_RV.to(device), changed.to(device), torch.empty_like(logits_RV)))
+    logits = Logits(logits_RV.to(device), changed.to(device), torch.empty_like(logits_RV, device=device))
+    law = laws(batch.to(device), logits)
     return batch, logits_RV.double().softmax(-1).view(3, NODES, V), torch.randn(3, 2, V).softmax(-1), law
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import numpy as np
@@ -32,6 +33,8 @@ from specsim.reference.sampling import adjust_logits, target_prob
 from specsim.reference.tree import links
 from specsim.synthetic import SyntheticAcceptance
 from specsim.zoo.agreeing import agreeing_pair
+
+needs_library = pytest.mark.skipif(not find_spec("llguidance"), reason="llguidance is an extra: specsim[grammar]")
 
 # Automata over characters, as grammars over tokens: regular expressions by derivatives, JSON by a stack.
 
@@ -487,6 +490,7 @@ def numbers() -> Automaton:
     return Automaton.regex(NUMBERS, PIECES, END)
 
 
+@needs_library
 def test_the_library_allows_what_the_automaton_allows():
     """Along a tree of tokens of the shipped pair, the end inside it."""
     library, own = Guidance.regex(PAIR, NUMBERS), numbers()
@@ -497,6 +501,7 @@ def test_the_library_allows_what_the_automaton_allows():
     assert 0 < allowed_NV[5].sum() < allowed_NV.shape[1]
 
 
+@needs_library
 @pytest.mark.parametrize("pattern", ["ab", "(ab)+"])
 def test_the_library_gives_back_what_it_was_given_also_at_the_end(pattern):
     matcher = Guidance.regex(PAIR, pattern).matcher()
@@ -577,6 +582,7 @@ def test_sampled_texts_come_as_often_as_plain_decoding_would_have_them():
     assert excess(outputs[:80] + (often,) * 80) > 0
 
 
+@needs_library
 def test_json_of_a_schema():
     schema = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 99}}, "required": ["a"]}
     schema |= {"additionalProperties": False}
@@ -679,6 +685,7 @@ def test_what_a_grammar_excludes_is_one_sentence(change, sentence):
         specsim.generate(PAIR, **arguments)
 
 
+@needs_library
 def test_a_grammar_that_is_none_is_one_sentence(monkeypatch):
     understood = "regex is '(a'; allowed: what llguidance understands (unclosed group)"
     with pytest.raises(InputError, match=re.escape(understood)):
@@ -703,6 +710,7 @@ def command(*arguments: str) -> int:
     return ended.value.code or 0
 
 
+@needs_library
 def test_generate_takes_an_expression_or_a_schema(tmp_path, capsys):
     assert command("--regex", "(no|yes)!", "--temperature", "1") == 0
     assert re.match("(no|yes)!", capsys.readouterr().out)
@@ -720,11 +728,23 @@ def test_generate_takes_an_expression_or_a_schema(tmp_path, capsys):
         ),
         (("--json-schema", "no.json"), "json_schema is 'no.json'; allowed: a file with a JSON schema (No such file"),
         (("--json-schema", __file__), "a file with a JSON schema (Extra data"),
+    ],
+)
+def test_bad_options_are_one_sentence(arguments, sentence, capsys):
+    assert command(*arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert sentence in line
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
         (("--regex", "[a"), "regex is '[a'; allowed: what llguidance understands (unclosed character class)"),
         (("--regex", "a", "--impl", "fast", "--graph", "round"), "graph is 'round'; allowed: eager, step or phase"),
     ],
 )
-def test_bad_options_are_one_sentence(arguments, sentence, capsys):
+def test_bad_expressions_are_one_sentence(arguments, sentence, capsys):
     assert command(*arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert sentence in line
