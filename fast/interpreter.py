@@ -23,8 +23,14 @@ def _define_language_once(interpreter) -> None:
     import triton.language as tl
 
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    tl.core.tensor.__index__ = _index  # Triton 3.6 has its own refused by numpy 2.4
     kept = SimpleNamespace(restore=lambda: None)
     interpreter._patch_lang = lambda function: kept
+
+
+def _index(self) -> int:
+    """The bound of a loop: a scalar, which the interpreter keeps as an array of one entry."""
+    return self.handle.data.item()
 
 
 def _remember_numpy_types(interpreter) -> None:
