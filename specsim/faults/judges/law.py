@@ -29,10 +29,11 @@ LOGITS = [[0.5, 1.0, -0.5, 0.0], [0.0, 0.5, 1.0, 0.5], [1.0, 0.0, 0.5, 0.5]]
 @torch.inference_mode()
 def judge(setting: dict[str, Any], device: str) -> list[Finding]:
     """setting: impl; n, the number of requests; verifier; of every request temperature, and what else SamplingParams
-    has.
+    has. device: of the fast column.
     """
     given = dict(setting)
     impl, count, verifier = given.pop("impl"), given.pop("n"), given.pop("verifier", "target_only")
+    device = device if impl == "fast" else "cpu"
     config = _config(verifier)
     sampling = SamplingParams(**{"temperature": 1.0, **given})
     expected = _law(sampling, config)

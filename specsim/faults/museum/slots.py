@@ -53,6 +53,7 @@ FAULTS = (
                 "        tl.store(keys_ptr + destination[:, None] * SIZE + offs, key, mask=mask)\n"
                 "        tl.store(values_ptr + destination[:, None] * SIZE + offs, value, mask=mask)\n",
                 "        for back in range(BLOCK_W):\n"
+                "            tl.debug_barrier()\n"
                 "            one = mask & (step == BLOCK_W - 1 - back)[:, None]\n"
                 "            key = tl.load(keys_ptr + source[:, None] * SIZE + offs, mask=one)\n"
                 "            value = tl.load(values_ptr + source[:, None] * SIZE + offs, mask=one)\n"
