@@ -648,7 +648,7 @@ def test_nothing_kept_is_an_empty_table(tmp_path, monkeypatch):
     assert table.table() == ""
 
 
-@pytest.mark.parametrize("module", ["specsim.bench.table", "specsim.differential.proofs"])
+@pytest.mark.parametrize("module", ["specsim.bench.table", "specsim.proofs"])
 def test_another_file_is_refused_in_a_sentence(module, tmp_path, capsys):
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "text.json").write_text("{")

@@ -14,7 +14,7 @@ from specsim import SpecConfig
 from specsim.cli import main
 from specsim.columns import lane_columns, tail_columns
 from specsim.config import InputError
-from specsim.differential import CellResult, GridResult, check, grid, proofs, run_grid
+from specsim.differential import CellResult, GridResult, check, grid, run_grid
 from specsim.differential.budget import FLOAT32_EPS, budget, log_prob_budget
 from specsim.differential.comparison import Comparison, Tally, Trio
 from specsim.differential.divergence import Divergence, Mismatch, Undecidable
@@ -1014,28 +1014,3 @@ def test_the_help_of_diff_is_plain_text(call):
     assert status == 0
     assert out.isascii()
     assert max(map(len, out.splitlines())) <= 80
-
-
-# What is kept of it.
-
-
-def test_readme_shows_the_results_that_are_kept():
-    readme = (proofs.ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme == proofs.written(readme)
-    kept = [json.loads(path.read_text(encoding="utf-8")) for path in proofs.KEPT.glob("diff-*.json")]
-    assert {(each["grid"], each["dtype"], each["device"]) for each in kept} == {
-        (grid, dtype, "cuda") for grid in ("pairwise", "full") for dtype in ("float32", "bfloat16")
-    }
-    assert all(each["cells"] == each["num_cells"] and each["mismatches"] == 0 for each in kept)
-
-
-def test_a_part_of_a_grid_is_not_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(proofs, "KEPT", tmp_path / "kept")
-    file = tmp_path / "part.json"
-    run_grid("g", TWO, impl="reference", shard="1/2", json_file=file)
-    with pytest.raises(InputError, match="not 1 of 2 cells"):
-        proofs.keep(file)
-    run_grid("g", TWO, impl="reference", json_file=file)
-    kept = json.loads(proofs.keep(file).read_text())
-    assert kept["decisions"] > 0
-    assert "results" not in kept

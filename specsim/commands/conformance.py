@@ -19,6 +19,7 @@ def conformance(
     json_file: options.JsonFile = None,
 ) -> None:
     """Run a module's kernels against the cases of every operation (exit status 1: not equal)."""
+    given = locals()
     from specsim.conformance.report import Report
     from specsim.display import stdout_console
     from specsim.files import check_writable, write_json
@@ -26,12 +27,13 @@ def conformance(
     from specsim.provenance import now, versions
 
     check_writable(json_file)
+    line = options.command("specsim conformance", conformance, given, without=("json_file",))
     device = check_device(device)
     report = Report.of(module, None if ops is None else ops.split(","), device, _tell)
     try:
         report.show(stdout_console())
     finally:
-        write_json(json_file, {"date": now(), "versions": versions(device)} | report.to_json())
+        write_json(json_file, {"command": line, "date": now(), "versions": versions(device)} | report.to_json())
     if report.failures:
         raise typer.Exit(1)
 

@@ -1,0 +1,117 @@
+"""Results of proofs on GPUs: kept as JSON beside the kernels, and README's tables of them.
+
+python -m specsim.proofs [results that specsim diff, laws, certify, faults, conformance and soak wrote with --json ...]
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from specsim.config import InputError
+from specsim.measurements import KEPT, ROOT, as_command, markdown, measured_on, placed, read, rewrite
+from specsim.measurements import keep as keep_value
+
+__all__ = ["KEPT", "ROOT", "grids", "keep", "main", "proofs", "written"]
+HEADINGS = ("grid", "dtype", "cells", "decisions", "undecidable", "mismatches", "largest logprob error")
+Result = Mapping[str, Any]
+
+
+def keep(path: Path) -> Path:
+    """Keep what a proof came to, without a grid's cells and a soak's programs; a part of a grid is refused."""
+    value = read(path, "command", "versions", "date")
+    what = value["command"].removeprefix("specsim ").split(" ")[0]
+    if what == "diff":
+        return _keep_grid(path)
+    if what not in TOLD or "gpu" not in value["versions"]:
+        raise InputError("file", str(path), f"a result of specsim diff, {' or '.join(TOLD)} on a GPU")
+    return keep_value(KEPT / f"{what}-cuda.json", {name: each for name, each in value.items() if name != "programs"})
+
+
+def _keep_grid(path: Path) -> Path:
+    value = read(path, "grid", "dtype", "device", "cells", "num_cells", "parted")
+    if value["cells"] != value["num_cells"]:
+        raise InputError("file", str(path), f"a whole grid, and not {value['cells']} of {value['num_cells']} cells")
+    kept = {name: each for name, each in value.items() if name != "results"} | {"parted": len(value["parted"])}
+    return keep_value(KEPT / f"diff-{value['grid']}-{value['dtype']}-{value['device']}.json", kept)
+
+
+def grids() -> str:
+    """The kept grids in Markdown, and where they come from."""
+    values = [read(path) for path in KEPT.glob("diff-*.json")]
+    values.sort(key=lambda value: (value["num_cells"], value["dtype"] != "float32"))
+    rows = []
+    for value in values:
+        share = value["undecidable"] / max(1, value["decisions"])
+        cells = [value["grid"], value["dtype"], value["cells"], f"{value['decisions']:,}"]
+        undecidable, error = f"{value['undecidable']:,} ({share:.3%})", f"{value['max_logprob_error']:.1e}"
+        rows.append([*cells, undecidable, value["mismatches"], error])
+    return "\n".join([*markdown(HEADINGS, rows), "", measured_on(values)]) + "\n"
+
+
+def _laws(value: Result) -> str:
+    rows = [each for each in value["tests"] if not each["is_control"]]
+    wrong = [each["is_rejected"] for each in value["tests"] if each["is_control"]]
+    tokens, rejected = sum(each["tokens"] for each in rows), sum(each["is_rejected"] for each in rows)
+    return f"{len(rows)} laws of {tokens:,} tokens, {rejected} rejected; {sum(wrong)} of {len(wrong)} wrong engines are"
+
+
+def _certificates(value: Result) -> str:
+    found = {promise: [] for promise in ("lossless", "wrong")}
+    for each in value["certificates"]:
+        found.setdefault(each["promise"], []).append(each["total_variation_float"])
+    exact, wrong = found["lossless"], found["wrong"]
+    return (
+        f"{sum(each == 0 for each in exact)} of {len(exact)} lossless cases exact; "
+        f"{sum(each > 0 for each in wrong)} of {len(wrong)} wrong ones are not"
+    )
+
+
+def _faults(value: Result) -> str:
+    return f"{value['as_named']} of {value['faults']} planted faults found by the field that names them"
+
+
+def _conformance(value: Result) -> str:
+    count = Counter(each["status"] for each in value["outcomes"])
+    wrong = sum(not each["passed"] for each in value["outcomes"])
+    return f"{len(value['outcomes'])} cases: {count['equal']} equal, {count['refused']} refused, {wrong} wrong"
+
+
+def _soak(value: Result) -> str:
+    figures = value["figures"]
+    audits = f"{figures['slots audited']:,} slots audited"
+    return f"{figures['requests']:,} requests, {audits}, {figures['mismatches']} mismatches"
+
+
+TOLD: dict[str, Callable[[Result], str]] = {
+    "laws": _laws,
+    "certify": _certificates,
+    "faults": _faults,
+    "conformance": _conformance,
+    "soak": _soak,
+}
+
+
+def proofs() -> str:
+    """What else is kept in Markdown, a row a command."""
+    values = {name: read(path) for name in TOLD if (path := KEPT / f"{name}-cuda.json").is_file()}
+    rows = [(f"`{value['command']}`", TOLD[name](value)) for name, value in values.items()]
+    return "\n".join([*markdown(("on a GPU", "came to"), rows), "", measured_on(values.values())]) + "\n"
+
+
+def written(readme: str) -> str:
+    """The README with the tables in their places."""
+    return placed(placed(readme, "grids", grids()), "proofs", proofs())
+
+
+def main(paths: Sequence[str]) -> None:
+    """Keep these results and write the tables."""
+    for path in paths:
+        print(keep(Path(path)))
+    rewrite("grids", grids())
+    rewrite("proofs", proofs())
+
+
+if __name__ == "__main__":
+    as_command(main, sys.argv[1:])
