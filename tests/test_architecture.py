@@ -84,7 +84,7 @@ BOTH_COLUMNS = {"specsim.reference", "specsim.fast"}
 TRAINING = {"torch", "numpy", "transformers", "tokenizers", "safetensors", "tqdm", "typer"}
 # The agreeing pair is made in memory, as the loader would have returned it.
 ZOO = TRAINING | {f"specsim.{name}" for name in ("zoo", "checkpoint", "drafter", "target", "metrics")}
-CELLS = {f"specsim.{name}" for name in ("pairwise", "zoo", "checkpoint", "files", "provenance", "measurements")}
+CELLS = {f"specsim.{name}" for name in ("pairwise", "zoo", "checkpoint", "files", "provenance")}
 SOAKED = {f"specsim.{name}" for name in ("invariance", "provenance", "ranks", "soak")}
 ANYTHING = {"*"}  # but a column and specsim.contract, which a rule has to name
 NEVER = {"reference", "fast"}  # a second copy of a column
@@ -112,6 +112,7 @@ RULES = {
     "invariance": Rule(ROUNDS, set()),
     "provenance": Rule({"torch"}, set()),
     "measurements": Rule({"specsim.config", "specsim.files"}, set()),
+    "proofs": Rule({"specsim.config", "specsim.measurements"}, set()),
     "soak": Rule(ROUNDS | SOAKED, {"specsim.display", "rich"}),
     "certify": Rule(ROUNDS | {"specsim.provenance"}, {"specsim.display", "rich", "scipy"} | BOTH_COLUMNS),
     "laws": Rule(
