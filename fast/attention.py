@@ -109,7 +109,7 @@ def _fold_prefix(total, top, acc, query, keys_ptr, values_ptr, table_ptr, low_ti
         value = _read(values_ptr, slot, slot >= 0, stride_slot, query.dtype, D, BLOCK_D)
         seen = (slot >= 0)[None, :]
         if RAGGED:
-            seen = seen & (column[None, :] >= first[:, None]) & (column[None, :] < prefix_len[:, None])
+            seen = (column[None, :] >= first[:, None]) & (column[None, :] < prefix_len[:, None])
         logits = tl.dot(query, tl.trans(key), input_precision="ieee")
         total, top, acc = _fold(total, top, acc, tl.where(seen, logits, float("-inf")), value, scale)
     dropped = prefix_len == 0  # what such a row met in the tiles is not its own

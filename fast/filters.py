@@ -242,7 +242,7 @@ def list_tokens(rows, wanted, floor, groups_ptr, listed_ptr, GROUP: tl.constexpr
 
     groups_ptr, listed_ptr: [ROWS], where a row's lists of groups and of tokens begin; the list ends at MOST_LISTED.
     """
-    groups = tl.arange(0, wanted.shape[1])[None, :] + tl.full(wanted.shape, 0, tl.int32)
+    groups = tl.arange(0, wanted.shape[1])[None, :]
     tl.store(groups_ptr[:, None] + tl.cumsum(wanted.to(tl.int32), axis=1) - 1, groups, mask=wanted)
     tl.debug_barrier()
     count, found = tl.sum(wanted.to(tl.int32), axis=1), tl.full(floor.shape, 0, tl.int32)

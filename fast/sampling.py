@@ -199,8 +199,8 @@ def only_token(laws, row):
 @triton.jit
 def logprob(laws, rows, tokens, mask):
     """log softmax(adjusted / T) of tokens at rows, T = 1 when greedy, before filters; 0 where masked or no token."""
-    moments_ptr, vocab_size = laws[4], laws[6]
-    mask &= (tokens >= 0) & (tokens < vocab_size)
+    moments_ptr = laws[4]
+    mask &= tokens >= 0
     logits = tl.where(mask, logits_at(_rows_of(laws, tl.where(mask, rows, 0)), tokens, mask), 0.0)
     best = tl.load(moments_ptr + rows * 4, mask=mask, other=0.0)
     scale = tl.load(moments_ptr + rows * 4 + 1, mask=mask, other=0.0)
