@@ -7,9 +7,12 @@ import torch
 import triton
 import triton.language as tl
 
+from specsim.config import SamplingParams
 from specsim.fast import filters as fast
 from specsim.fast.launch import kernel
-from specsim.fast.summaries import rank, scale_of, summarise, weights_of
+from specsim.fast.summaries import LOWEST_RANK, rank, scale_of, summarise, unrank, weights_of
+from specsim.phases import Sampling
+from specsim.reference.sampling import target_prob
 
 GROUP = 16
 SETTINGS = [
@@ -30,10 +33,10 @@ SETTINGS = [
 @kernel
 def _cut(
     logits_ptr, unread_ptr, maxima_ptr, sums_ptr, top_k_ptr, top_p_ptr, min_p_ptr, lists_ptr, cuts_ptr, masses_ptr,
-    temperature, num_rows, vocab_size, width, ROWS: tl.constexpr, FLOOR: tl.constexpr, LISTED: tl.constexpr,
+    temperature, num_rows, vocab_size, width, every, ROWS: tl.constexpr, FLOOR: tl.constexpr, LISTED: tl.constexpr,
     SHIFT: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """All rows in one program, each under its own filters; without FLOOR with no floor at all."""
+    """All rows in one program, each under its own filters, cut where it is one of `every`; without FLOOR no floor."""
     row, groups, count = (
         tl.minimum(tl.arange(0, ROWS), num_rows - 1),
         tl.arange(0, GROUPS)[None, :],
@@ -54,15 +57,20 @@ def _cut(
     if LISTED:
         wanted = mask & (rank(maxima) >= floor[:, None])
         size = fast.list_tokens(rows, wanted, floor, list_ptr, list_ptr + GROUPS, GROUP, 8)
-    cut = fast.cut_source((rows, list_ptr + GROUPS, size), moments, filters, floor, shift, LISTED, 128, 4)
+    chosen, others = row % every == 0, (row * 0 - 1, row * 0 - 2, row * 0 - 3.0)
+    source = rows, list_ptr + GROUPS, tl.where(chosen, size, 0)
+    cut = fast.cut_rows(chosen, source, moments, filters, floor, shift, others, LISTED, 128, 4)
     tl.store(cuts_ptr + row * 3, cut[0])
     tl.store(cuts_ptr + row * 3 + 1, cut[1])
     tl.store(cuts_ptr + row * 3 + 2, size)
     tl.store(masses_ptr + row, cut[2])
 
 
-def cuts_of(logits_RV, device: str, temperature: float, use_floor: bool, listed: bool):
-    """(last rank, last token, entries read) and masses of rows, the row's filters in the order of SETTINGS."""
+def cuts_of(logits_RV, device: str, temperature: float, use_floor: bool, listed: bool, every: int = 1):
+    """(last rank, last token, entries read) and masses of rows, the row's filters in the order of SETTINGS.
+
+    every: one of so many rows is cut, the others keep the cut -1, -2 and the mass -3.
+    """
     logits_RV = logits_RV.to(device)
     (num_rows, vocab_size), kinds = logits_RV.shape, list(zip(*SETTINGS, strict=True))
     top_k, top_p, min_p = (torch.tensor(kind, device=device) for kind in kinds)
@@ -74,7 +82,7 @@ def cuts_of(logits_RV, device: str, temperature: float, use_floor: bool, listed:
     cuts, masses = torch.empty(num_rows, 3, dtype=torch.int32, device=device), torch.empty(num_rows, device=device)
     _cut[(1,)](
         logits_RV, logits_RV.float(), maxima, sums, top_k, top_p, min_p, lists, cuts, masses, temperature, num_rows,
-        vocab_size, width, ROWS=triton.next_power_of_2(num_rows), FLOOR=use_floor, LISTED=listed,
+        vocab_size, width, every, ROWS=triton.next_power_of_2(num_rows), FLOOR=use_floor, LISTED=listed,
         SHIFT=16 if logits_RV.dtype == torch.bfloat16 else 0, GROUPS=groups, GROUP=GROUP,
     )  # fmt: skip
     return cuts.cpu(), masses.cpu()
@@ -108,6 +116,54 @@ def test_cuts_through_lists_and_floors_are_those_of_the_whole_row(kind, dtype, d
         cuts, masses = cuts_of(logits_RV, device, 1.0, use_floor, listed)
         assert torch.equal(kept(logits_RV, cuts), kept(logits_RV, exact))
         torch.testing.assert_close(masses, exact_masses, rtol=2.0**-20, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["peaked", "clustered", "flat"])
+def test_cuts_keep_what_the_reference_keeps(kind, dtype, device):
+    """Of logits that are nearly all negative, and of both signs; none of the cuts is within rounding."""
+    logits_RV = rows(kind, 257).to(dtype)
+    every = [SamplingParams(temperature=1.0, top_k=top_k, top_p=top_p, min_p=min_p) for top_k, top_p, min_p in SETTINGS]
+    sampling = Sampling.of(every, 257)
+    laws_RV = torch.stack([target_prob(logits_V.double(), sampling, row) for row, logits_V in enumerate(logits_RV)])
+    cuts, _ = cuts_of(logits_RV, device, 1.0, False, False)
+    assert torch.equal(kept(logits_RV, cuts), laws_RV > 0)
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_rows_that_are_not_chosen_keep_the_cut_they_have(listed, device):
+    logits_RV = rows("peaked", 300)
+    all_cuts, all_masses = cuts_of(logits_RV, device, 1.0, True, listed)
+    cuts, masses = cuts_of(logits_RV, device, 1.0, True, listed, every=3)
+    chosen = torch.arange(len(SETTINGS)) % 3 == 0
+    assert torch.equal(cuts[chosen], all_cuts[chosen])
+    assert torch.equal(masses[chosen], all_masses[chosen])
+    assert cuts[~chosen, :2].unique(dim=0).tolist() == [[-1, -2]]
+    assert masses[~chosen].unique().tolist() == [-3]
+
+
+@kernel
+def _cut_again(logits_ptr, values_ptr, tokens_ptr, last_token, target, vocab_size, BLOCK: tl.constexpr):
+    """One row, best token first, of which a cut ends at the token `last_token`, cut again at the mass `target`."""
+    row = tl.arange(0, 1)
+    cut, floor = (rank(tl.load(logits_ptr + last_token + row)), row + last_token), tl.full((1,), LOWEST_RANK, tl.int32)
+    rows, best = (logits_ptr, logits_ptr, row[:, None], row[:, None], vocab_size), tl.load(logits_ptr + row)
+    source = rows, None, row + vocab_size
+    found = fast._keep_before(source, best, row + 1.0, cut, floor, row, row + target, False, False, BLOCK, 4)
+    tl.store(values_ptr + row, unrank(found[0]))
+    tl.store(tokens_ptr + row, found[1])
+
+
+@pytest.mark.parametrize(
+    ("mass", "last"),
+    [(1.0, (3.0, 0)), (1.25, (2.0, 1)), (1.75, (1.0, 2)), (1.875, (1.0, 3)), (2.25, (1.0, 3)), (3.0, (1.0, 3))],
+)
+def test_a_second_cut_keeps_no_more_than_the_first(mass, last, device):
+    """Of weights 1, 1/2, three of 1/4, and 1/8 the last two are cut; more mass than is left may be a sum's rounding."""
+    logits, value = torch.tensor([3.0, 2.0, 1.0, 1.0, 1.0, 0.0], device=device), torch.empty(1, device=device)
+    token = torch.empty(1, dtype=torch.int32, device=device)
+    _cut_again[(1,)](logits, value, token, 3, mass, 6, BLOCK=8)
+    assert (value.item(), token.item()) == last
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0])

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import silu
 
 from specsim.fast.launch import INTERPRETED
-from specsim.fast.linear import Tiling, choose, linear, linear_gated, linear_onto
+from specsim.fast.linear import Tiling, choose, linear, linear_gated, linear_onto, tile_arguments
 from specsim.fast.rows import Norm, Rows, rms_norm, silu_mul
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -38,7 +38,7 @@ def tiled(monkeypatch):
     return stream_with
 
 
-SIZES = [(1, 64, 128), (5, 70, 200), (16, 64, 256), (17, 3, 7), (65, 34, 96)]
+SIZES = [(1, 64, 128), (5, 70, 200), (16, 64, 256), (3, 64, 16), (17, 3, 7), (65, 34, 96)]
 TILINGS = [Tiling(16, 32, 32, 2), Tiling(64, 64, 128, 3)]
 
 
@@ -155,6 +155,19 @@ def test_the_choice_depends_on_the_shape_alone():
         assert choose(17, 128256, 4096, bf16, False) is None
     assert {choose(rows, 4096, 4096, bf16, True) for rows in (1, 64, 1000)} == {Tiling(64, 32, 256, 4)}
     assert choose(1, 28672, 4096, torch.float32, True, True) == Tiling(64, 64, 32, 4)
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_tiles_on_their_way_fit_into_the_memory_of_a_small_gpu(dtype, is_gated, monkeypatch):
+    """All stages but one hold a tile of the rows and one of each weight."""
+    memory, tiling, weights = 99 * 2**10, choose(64, 4096, 4096, dtype, True, is_gated), 1 + is_gated
+    monkeypatch.setattr("specsim.fast.launch.INTERPRETED", False)
+    monkeypatch.setattr("specsim.fast.launch._shared_memory", lambda: memory)
+    stages = tile_arguments(tiling, Rows(torch.empty(64, 4096, dtype=dtype)), 4096, 4096, weights)["STAGES"]
+    entries = (tiling.block_m + weights * tiling.block_n) * tiling.block_k
+    assert 2 <= stages <= tiling.stages
+    assert (stages - 1) * entries * dtype.itemsize <= memory
 
 
 def test_no_rows_and_rows_that_cannot_be_read(device):

@@ -19,12 +19,13 @@ def grouped(logits_RV: torch.Tensor, group: int) -> torch.Tensor:
     return torch.nn.functional.pad(logits_RV.double(), (0, missing), value=-torch.inf).unflatten(1, (-1, group))
 
 
+@pytest.mark.parametrize("num_requests", [1, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("vocab_size", [1, 255, 256, 257, 4096, 4099, 8208])
-def test_summaries_of_powers_of_two_are_exact(vocab_size, dtype, device, program_order):
+def test_summaries_of_powers_of_two_are_exact(vocab_size, dtype, num_requests, device, program_order):
     logits_RV = torch.randint(-8, 8, (5, vocab_size)).to(dtype)
     logits_RV[:, ::3], logits_RV[2] = -torch.inf, -torch.inf
-    temperature_B = torch.full((5,), BINARY, dtype=torch.float64, device=device)
+    temperature_B = torch.full((num_requests,), BINARY, dtype=torch.float64, device=device)
     maxima, sums = fast.summarise(logits_RV.to(device), temperature_B, torch.zeros_like(temperature_B))
     exact = grouped(logits_RV, fast.GROUP)
     assert torch.equal(maxima.cpu().double(), exact.amax(-1))
@@ -43,30 +44,32 @@ def test_groups_have_the_size_they_are_asked_for(group, device):
     torch.testing.assert_close(sums.cpu().double().log(), total, rtol=0, atol=2.0**-20)
 
 
-def test_rows_are_read_where_their_request_has_them_and_padded_requests_not_at_all(device, program_order):
-    """Two rows for each of four requests: as left, adjusted, padded, adjusted; what must not be read is NaN."""
+@pytest.mark.parametrize("per_request", [1, 2])
+def test_rows_are_read_where_their_request_has_them_and_padded_requests_not_at_all(per_request, device, program_order):
+    """Rows of four requests: as left, adjusted, padded, adjusted; what must not be read is NaN."""
     changed_B = torch.tensor([0, 1, -1, 1], dtype=torch.int32)
-    logits_RV, adjusted_RV = torch.randn(8, 300).bfloat16(), torch.randn(8, 300)
-    is_adjusted = (changed_B == 1).repeat_interleave(2)
-    read_RV = torch.where(is_adjusted[:, None], adjusted_RV, logits_RV.float())
-    logits_RV[changed_B.repeat_interleave(2) != 0], adjusted_RV[~is_adjusted] = torch.nan, torch.nan
     temperature_B = torch.tensor([0.0, 0.5, 1.0, 2.0], dtype=torch.float64)
+    changed_R, temperature_R = (each.repeat_interleave(per_request) for each in (changed_B, temperature_B))
+    logits_RV, adjusted_RV = torch.randn(len(changed_R), 300).bfloat16(), torch.randn(len(changed_R), 300)
+    read_RV = torch.where((changed_R == 1)[:, None], adjusted_RV, logits_RV.float())
+    logits_RV[changed_R != 0], adjusted_RV[changed_R != 1] = torch.nan, torch.nan
     tables = (each.to(device) for each in (logits_RV, temperature_B, changed_B, adjusted_RV))
     maxima, sums = (each.cpu() for each in fast.summarise(*tables))
-    assert maxima[4:6].tolist() == [[-math.inf] * 2] * 2
-    assert sums[4:6].tolist() == [[0.0] * 2] * 2
-    for row in (0, 1, 2, 3, 6, 7):
+    assert (maxima[changed_R < 0] == -math.inf).all()
+    assert (sums[changed_R < 0] == 0).all()
+    for row in (changed_R >= 0).nonzero().flatten().tolist():
         exact = grouped(read_RV[row : row + 1], fast.GROUP)[0]
         assert torch.equal(maxima[row].double(), exact.amax(-1))
-        exact = (exact - exact.amax(-1, keepdim=True)) / (float(temperature_B[row // 2]) or 1.0)
+        exact = (exact - exact.amax(-1, keepdim=True)) / (float(temperature_R[row]) or 1.0)
         torch.testing.assert_close(sums[row].double(), exact.exp().sum(-1), rtol=2.0**-18, atol=0)
 
 
 def test_summaries_of_a_row_are_the_same_in_any_batch(device):
-    logits_RV = torch.randn(9, 5000).to(device)
-    together = fast.summarise(logits_RV)
+    """Each row at its own temperature, where no requests are marked."""
+    logits_RV, temperature_R = torch.randn(9, 5000).to(device), torch.linspace(0, 2, 9).double().to(device)
+    together = fast.summarise(logits_RV, temperature_R)
     for row in (0, 4, 8):
-        alone = fast.summarise(logits_RV[row : row + 1])
+        alone = fast.summarise(logits_RV[row : row + 1], temperature_R[row : row + 1])
         assert all(torch.equal(one[0], all_of_them[row]) for one, all_of_them in zip(alone, together, strict=True))
 
 
