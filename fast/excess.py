@@ -80,7 +80,7 @@ def _bonus_kernel(
     node, length = tl.load(nodes_ptr + request), tl.load(seq_lens_ptr + request)
     row, own = request * num_nodes + node, request * tl.cdiv(laws[6], GROUP)
     bonus = only_token(laws, row)
-    if (length > 0) & (tl.load(temperature_ptr + request) > 0):
+    if tl.load(temperature_ptr + request) > 0:
         if coins_ptr is None:
             seed, request_id = tl.load(seeds_ptr + request), tl.load(request_ids_ptr + request)
             uniform = coin(seed, request_id, FINAL, length, tl.full((), 0, tl.int32), tl.full((), 0, tl.int32))

@@ -59,9 +59,8 @@ def _nodes_kernel(
     parent_list_ptr += request * num_blocks
     flat, parent, _ = _parents(chosen_ptr, parent_list_ptr, node, num_nodes, num_blocks, k, COLUMNS)
     own, mask = request * num_nodes + node, node < num_nodes
-    mask_draft = mask & (node > 0)
-    tokens = tl.load(tokens_ptr + request * num_candidates + flat, mask=mask_draft)
-    scores = tl.load(scores_ptr + request * num_candidates + flat, mask=mask_draft)
+    tokens = tl.load(tokens_ptr + request * num_candidates + flat, mask=mask)  # the root's are some candidate's
+    scores = tl.load(scores_ptr + request * num_candidates + flat, mask=mask)
     bonus = tl.load(bonus_tokens_ptr + request).to(tl.int64)
     tl.store(draft_tokens_ptr + own, tl.where(node == 0, bonus, tokens), mask=mask)
     tl.store(parents_ptr + own, tl.where(node == 0, -1, parent), mask=mask)
@@ -93,7 +92,7 @@ def _links_kernel(
         next_sibling = tl.minimum(next_sibling, tl.min(sibling, axis=1, keep_dims=True))
     tl.debug_barrier()  # the mask is cleared before ancestors are marked in it
     ancestor, depth = tl.where(mask, node, 0).to(tl.int64), tl.zeros_like(node)
-    while tl.max(tl.max(ancestor, axis=1), axis=0) > 0:  # ends: a parent's index is below its child's
+    while tl.max(ancestor) > 0:  # ends: a parent's index is below its child's
         depth += (ancestor > 0).to(tl.int32)
         ancestor = tl.load(parents_ptr + first + ancestor, mask=ancestor > 0, other=0)
         tl.store(mask_ptr + own * num_nodes + ancestor, True, mask=mask)

@@ -135,7 +135,7 @@ def _finish(
     if bonus_ptr is None:
         siblings = (tokens_ptr + root, next_sibling_ptr + root, tl.load(rejected_ptr + request), num_nodes)
         bonus = only_token(laws, last)
-        if (length > 0) & (tl.load(temperature_ptr + request) > 0):  # a greedy walk rejects no child with the token
+        if tl.load(temperature_ptr + request) > 0:  # a greedy walk rejects no child with the token
             own = request * tl.cdiv(laws[6], GROUP)
             bonus = draw(laws, last, siblings, uniform, (space[0] + own, space[1] + own), GROUP, GROUPS, PER)
     else:
