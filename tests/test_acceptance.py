@@ -557,7 +557,6 @@ def rounds_of(config: SpecConfig, size: int, vocab_size: int, padded: int):
     """A batch with requests near the longest text, its trees, logits and pools; the last `padded` ones are padding."""
     lengths = [40 - 1 - 5 * place % 6 for place in range(size - padded)] + [0] * padded
     rows, params = [*range(size - padded), *[-1] * padded], [PARAMS[place % 4] for place in range(size)]
-    params[size - padded :] = [SamplingParams()] * padded
     batch = Batch.of(range(size), rows, lengths, params, vocab_size)
     candidates, logits_BNV = drafted(config, batch, vocab_size)
     bonus, locations = torch.zeros(size, dtype=torch.int32), torch.zeros(size, config.num_draft_tokens).long()
@@ -570,12 +569,18 @@ def pools_of(size: int, device: str = "cpu") -> KVPool:
     return KVPool(*(KVBuffer(KVLayout(1, 1, 1), 8, torch.float32, device) for _ in range(2)), 1, size, 64)
 
 
+@pytest.fixture
+def small_programs(monkeypatch) -> None:
+    """Programs of 256 tokens, so that a vocabulary of this size takes several."""
+    monkeypatch.setattr("specsim.fast.acceptance.block_of", lambda count, on_gpu: 256)
+
+
 @pytest.mark.parametrize("name", SETTINGS)
-def test_fast_verdicts_are_the_references(name, device, program_order):
+def test_fast_verdicts_are_the_references(name, device, small_programs, program_order):
     """Drawn by name by each column for itself; greedy requests, limits, padded rows and grammars among them, and a
-    vocabulary of more than one group of tokens.
+    vocabulary of three groups of tokens.
     """
-    config, size, vocab_size = SETTINGS[name], 18, 300
+    config, size, vocab_size = SETTINGS[name], 18, 700
     batch, tree, logits_RV = rounds_of(config, size, vocab_size, 2)
     real, nodes = torch.arange(size - 2), (size - 2) * config.num_draft_tokens
     own = {each: value[:nodes] if len(value) > size else value[: size - 2] for each, value in tree.tensors.items()}

@@ -81,6 +81,15 @@ def test_fast_draws_on_an_edge_belong_to_the_next_id_and_the_ends_to_ids_with_ma
     assert fast_draws(logits, uniforms, device, **BINARY) == [1, 2, 4, 4, 4]
 
 
+@pytest.mark.parametrize("vocab_size", [200, 256, 700])
+def test_the_highest_coin_draws_the_last_possible_token_however_sums_are_rounded(vocab_size, device):
+    """A group's mass may be rounded up beyond the sum of its tokens' weights as they are added one by one."""
+    logits_RV = torch.randn(8, vocab_size)
+    logits_RV[:, -3:] = -torch.inf
+    drawn = [fast_draws(logits_V, [HIGHEST], device, temperature=1.0)[0] for logits_V in logits_RV]
+    assert drawn == [vocab_size - 4] * 8
+
+
 @pytest.mark.parametrize("sign", [-1, 0, 1], ids=["falling", "equal", "rising"])
 def test_fast_draws_from_a_large_vocabulary_stay_on_it(sign, device):
     logits_V = sign * torch.linspace(0, 80, 50_000)

@@ -9,20 +9,21 @@ from specsim.fast.penalties import Logits
 from specsim.fast.sampling import laws
 from specsim.fast.summaries import GROUP
 from specsim.phases import Batch
-from specsim.reference.sampling import inverse_cdf
+from specsim.reference.sampling import inverse_cdf, target_prob
 
-V, NODES = 300, 3
-PARAMS = [SamplingParams(temperature=1.0), SamplingParams(temperature=1.0), SamplingParams()]
+V, NODES = 600, 3  # three groups of tokens
+PARAMS = [SamplingParams(temperature=1.0, top_k=400), SamplingParams(temperature=1.0), SamplingParams()]
 
 
 def scene(device: str):
-    """Laws of three requests' three nodes, the third padded; draft laws of two nodes of each."""
+    """Laws of three requests' three nodes, the first's cut and the third padded; draft laws of two nodes of each."""
     logits_RV = 2 * torch.randn(len(PARAMS) * NODES, V)
     batch = Batch.of(range(3), [0, 1, -1], [5, 6, 0], PARAMS, V)
     changed = torch.tensor([0, 0, -1], dtype=torch.int32)
     logits = Logits(logits_RV.to(device), changed.to(device), torch.empty_like(logits_RV, device=device))
     law = laws(batch.to(device), logits)
-    return batch, logits_RV.double().softmax(-1).view(3, NODES, V), torch.randn(3, 2, V).softmax(-1), law
+    prob_RV = [target_prob(logits_V.double(), batch.sampling, row // NODES) for row, logits_V in enumerate(logits_RV)]
+    return batch, torch.stack(prob_RV).view(3, NODES, V), torch.randn(3, 2, V).softmax(-1), law
 
 
 def test_masses_are_those_of_the_excess_of_every_group(device, program_order):
@@ -44,13 +45,13 @@ def test_masses_are_those_of_the_excess_of_every_group(device, program_order):
 
 @pytest.mark.parametrize("coin", [2.0**-24, 0.31, 0.77, 1 - 2.0**-24])
 def test_the_bonus_is_drawn_from_what_is_left_or_else_from_the_law(coin, device):
-    """The second request's draft law leaves nothing of its first node."""
+    """The first request's draft law leaves nothing of its first node."""
     batch, prob_BNV, draft_prob, law = scene(device)
-    nodes, scales = torch.tensor([1, 0, 0]), torch.tensor([[1.0, 1.0], [1.0, 1e9], [1.0, 0.0]])
+    nodes, scales = torch.tensor([0, 1, 0]), torch.tensor([[1.0, 1e9], [1.0, 1.0], [1.0, 0.0]])
     sampling = batch.to(device)
     requests = sampling.sampling.temperature, sampling.seq_lens, sampling.seeds, sampling.request_ids
     coins = torch.full((3,), coin, dtype=torch.float64, device=device)
     moved = (each.to(device) for each in (draft_prob, nodes, scales))
     found = fast.draw_bonus(law, *moved, requests, coins).tolist()
-    left = (prob_BNV[0, 1] - draft_prob[0, 1]).clamp(min=0)
-    assert found[:2] == [inverse_cdf(left, coin), inverse_cdf(prob_BNV[1, 0], coin)]
+    left = (prob_BNV[1, 1] - draft_prob[1, 1]).clamp(min=0)
+    assert found[:2] == [inverse_cdf(prob_BNV[0, 0], coin), inverse_cdf(left, coin)]

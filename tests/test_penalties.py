@@ -1,5 +1,6 @@
 """Penalties and bias: what the fast column adds to logits, and for whom it does."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -53,6 +54,30 @@ def test_tokens_are_counted_in_their_own_context(vocab_size, device, program_ord
         context = torch.tensor(rows[row][:length])
         exact = reference(logits_BV[request], context, prompts[request], batch.sampling, request)
         assert torch.equal(adjusted_BV[request].double(), exact)
+
+
+@pytest.mark.parametrize("levels", [1, 4])
+def test_a_nodes_path_is_counted_beside_its_requests_tokens(levels, device, program_order):
+    """Of two requests, one for each penalty; with one level the root alone. All but the counts is exact."""
+    params = [dict(frequency_penalty=2.0**-4, presence_penalty=2.0**-5), dict(repetition_penalty=2.0)]
+    batch = make_batch([SamplingParams(**each) for each in params], 7, [1, 0], [3, 5], [2, 5])
+    parents, rows = [-1, 0, 0, 1, 3], torch.randint(7, (2, 6)).tolist()
+    tokens_BN, parents_BN = torch.randint(7, (2, 5)), torch.tensor([parents] * 2)
+    logits_RV, tree = torch.ones(10, 7, device=device), (tokens_BN.to(device), parents_BN.to(device))
+    logits = fast.adjust_logits(batch.to(device), logits_RV, pools_of(rows, 8, device), tree, levels)
+    adjusted_BNV = logits.adjusted.cpu().view(2, 5, 7)
+    for (request, (row, length)), node in itertools.product(enumerate(batch.rows_and_lens), range(5)):
+        path = [0] if levels == 1 else [node]
+        while path[-1] > 0:
+            path.append(parents[path[-1]])
+        context = torch.tensor(rows[row][:length] + tokens_BN[request, path].tolist())
+        exact = reference(torch.ones(7), context, int(batch.prompt_lens[request]), batch.sampling, request)
+        assert torch.equal(adjusted_BNV[request, node].double(), exact)
+
+
+@pytest.mark.parametrize(("size", "num_rows"), [(0, 0), (1, 1), (1, 6), (3, 6)])
+def test_every_request_has_as_many_rows_as_any_other(size, num_rows):
+    assert fast.Logits.unchanged(torch.zeros(num_rows, 5), size).rows_per_request == num_rows / max(1, size)
 
 
 @pytest.mark.parametrize("params", [{}, dict(temperature=1.0, top_k=3), dict(logit_bias={2: 0.0})])

@@ -344,6 +344,12 @@ def test_fast_trees_are_the_references(setting, tied, score, max_len, device, gp
     check_equal(*both_columns(drafted(3, config, tied), config, device))
 
 
+def test_a_fast_tree_of_more_nodes_than_a_tile_has_rows_and_columns_is_the_references(device):
+    """1025² entries of its mask: one program could not hold them."""
+    config = SpecConfig(topk=32, num_steps=2, num_draft_tokens=1025)
+    check_equal(*both_columns(drafted(1, config), config, device))
+
+
 @given(st.integers(1, 16), st.integers(1, 5), st.integers(1, 3), st.booleans(), st.data())
 @settings(max_examples=25)
 def test_fast_trees_are_the_references_at_any_setting(topk, num_steps, size, tied, data):

@@ -35,6 +35,9 @@ EXTREME_DRAWS = [
     (0xFFFFFFFF, (2403542811, 1679758317, 10320016, 1122276331), 2**24 - 1),
 ]
 
+# The token, position and request id with seed 7 whose noise has these 53 bits; found in the same way.
+EXTREME_NOISE = [(0, (791181283, 191658986, 3740279792)), (2**53 - 1, (471590633, 92401136, 2458293184))]
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FALSE_ALARM = 1e-6
 
@@ -242,6 +245,42 @@ def test_a_coin_in_a_kernel_is_the_coin_of_its_name(named, stream):
     seeds, requests, lengths, depths, indices = torch.tensor(named, dtype=torch.int64).T
     expected = coins(seeds, requests, stream, lengths, depths, indices)
     assert torch.equal(kernel_coins(stream, named, DEVICE).double(), expected)
+
+
+@kernel
+def _noise(names_ptr, out_ptr, size, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    mask = offs < size
+    seed = tl.load(names_ptr + offs, mask=mask, other=0)
+    request_id = tl.load(names_ptr + size + offs, mask=mask, other=0)
+    position = tl.load(names_ptr + 2 * size + offs, mask=mask, other=0)
+    token = tl.load(names_ptr + 3 * size + offs, mask=mask, other=0)
+    tl.store(out_ptr + offs, fast.gumbel(seed, request_id, position, token), mask=mask)
+
+
+def kernel_noise(named: list[tuple], device: str) -> torch.Tensor:
+    """The Gumbel noise of (seed, request id, position, token), drawn in a kernel."""
+    names_4M = torch.tensor(named, dtype=torch.int64).T.contiguous().to(device)
+    out = torch.empty(len(named), dtype=torch.float64, device=device)
+    _noise[(1,)](names_4M, out, len(named), BLOCK=triton.next_power_of_2(len(named)))
+    return out.cpu()
+
+
+def test_noise_in_a_kernel_is_the_noise_of_its_name(device):
+    """Budget: two logarithms, each within some roundings of a number below 2⁶."""
+    seeds, requests, positions = torch.randint(-(2**63), 2**63 - 1, (3,)), torch.randint(2**32, (3,)), torch.arange(3)
+    expected = gumbel_noise(seeds, requests, positions, 100)
+    names = zip(seeds.tolist(), requests.tolist(), positions.tolist(), strict=True)
+    drawn = kernel_noise([(*name, token) for name in names for token in range(100)], device)
+    torch.testing.assert_close(drawn, expected.flatten(), rtol=0, atol=2.0**-44)
+
+
+def test_noise_in_a_kernel_is_finite_at_both_ends(device):
+    for bits, (token, position, request) in EXTREME_NOISE:
+        high, low, _, _ = words(7, request, Stream.GUMBEL, position, 0, token)
+        assert int(high << 21 | low >> 11) == bits
+        noise = -math.log(-math.log(max(bits, 1) * 2.0**-53))
+        assert kernel_noise([(7, request, position, token)], device).item() == pytest.approx(noise)
 
 
 @pytest.mark.parametrize("stream", Stream)

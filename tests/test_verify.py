@@ -429,14 +429,16 @@ def test_fast_walk_stops_at_the_length_limit(max_len, device):
 
 
 def test_padded_requests_have_no_path_and_change_nobody(device, program_order):
-    """Padded at the front, in the middle and at the end, with NaN for logits, against the same requests alone."""
+    """Padded at the front, in the middle and at the end, greedy and sampled, with NaN for logits, against the same
+    requests alone.
+    """
     draw, config = random.Random(3), SpecConfig(topk=2, num_steps=2, num_draft_tokens=5, page_size=1, max_len=40)
     grown = [random_tree(draw, config, 37) for _ in ANY]
     logits_RV, verify_input = likely_logits(draw, grown, 37, 4.0), inputs_of(grown)
     batch, pools = requests_of(draw, ANY, 37)
     alone = fast_verify(batch, verify_input, logits_RV, config, pools, device)
 
-    places = torch.tensor([0, 0, 1, 2, 0, 3, 4, 5, 0])
+    places = torch.tensor([0, 0, 1, 2, 2, 3, 4, 5, 5])
     real = torch.tensor([False, True, True, True, False, True, True, True, False])
     spread = batch.filter(places)
     rows, lengths = torch.where(real, spread.req_pool_indices, -1), torch.where(real, spread.seq_lens, 0)
@@ -517,7 +519,7 @@ def test_fast_first_tokens_are_the_references(device, program_order):
     draw, params = random.Random(8), [*ANY, SAMPLED, SAMPLED]
     batch, pools = requests_of(draw, params, 37)
     batch = replace(batch, prompt_lens=batch.seq_lens + torch.tensor([0, 0, 0, 0, 0, -1, 3, -1]))
-    logits_BV, known = 3 * torch.randn(8, 37), torch.tensor([-1, -1, -1, -1, -1, 5, 36, -1])
+    logits_BV, known = 3 * torch.randn(8, 37), torch.tensor([-1, 11, -1, -1, -1, 5, 36, -1])
     tokens, logprobs = reference.first_tokens(batch, known, logits_BV, pools)
     padded = batch.filter(torch.tensor([*range(8), 0]))
     rows, lengths = padded.req_pool_indices.clone(), padded.seq_lens.clone()
