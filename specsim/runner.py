@@ -23,24 +23,23 @@ class Delivery(NamedTuple):
 class HostCopy:
     """Contiguous tensors on their way to the host, which waits for them in `read` only.
 
-    Those that lie in one piece of memory, as what a round leaves does, leave the GPU in one copy.
+    Those that lie in one piece of memory, as what a round leaves does, are sent in one copy.
     """
 
     def __init__(self, tensors: dict[str, torch.Tensor]):
+        pieces: dict[int, list[torch.Tensor]] = {}
+        for tensor in tensors.values():
+            pieces.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
         self._tensors, self._event = tensors, None
+        self._pieces = {address: _sent(piece) for address, piece in pieces.items()}
         if any(tensor.is_cuda for tensor in tensors.values()):
-            pieces: dict[int, list[torch.Tensor]] = {}
-            for tensor in tensors.values():
-                pieces.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
-            self._pieces = {address: _sent(piece) for address, piece in pieces.items()}
             self._event = torch.cuda.Event()
             self._event.record()
 
     def read(self) -> dict[str, torch.Tensor]:
         """The tensors on the host."""
-        if self._event is None:
-            return self._tensors
-        self._event.synchronize()
+        if self._event is not None:
+            self._event.synchronize()
         return {name: self._read(tensor) for name, tensor in self._tensors.items()}
 
     def _read(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -54,9 +53,10 @@ def _sent(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, int]:
     places = [tensor.storage_offset() * tensor.itemsize for tensor in tensors]
     first = min(places) // 8 * 8  # whatever is behind it stays aligned
     size = max(place + tensor.nbytes for place, tensor in zip(places, tensors, strict=True)) - first
-    on_gpu = torch.empty(0, dtype=torch.uint8, device=tensors[0].device)
-    on_gpu.set_(tensors[0].untyped_storage(), first, (size,))
-    return torch.empty(size, dtype=torch.uint8, pin_memory=True).copy_(on_gpu, non_blocking=True), first
+    piece = torch.empty(0, dtype=torch.uint8, device=tensors[0].device)
+    piece.set_(tensors[0].untyped_storage(), first, (size,))
+    sent = torch.empty(size, dtype=torch.uint8, pin_memory=piece.is_cuda)
+    return sent.copy_(piece, non_blocking=True), first
 
 
 @dataclass(frozen=True, slots=True)

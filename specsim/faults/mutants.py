@@ -24,7 +24,7 @@ TUNING = {"num_warps", "num_stages", "STAGES", "PDL", "eviction_policy", "input_
 
 # What only a GPU runs, or what decides how fast it does.
 ON_GPU = {"_tiling", "_multiprocessors", "_shared_memory", "stages_within", "can_overlap", "await_predecessor"}
-ON_GPU |= {"let_successor_begin", "await_input", "_capture_cuda", "_without_collection", "_sent"}
+ON_GPU |= {"let_successor_begin", "await_input", "_capture_cuda", "_without_collection"}
 
 
 @dataclass(frozen=True, slots=True)
