@@ -229,6 +229,14 @@ def test_gumbel_reads_noise_instead_of_a_law_and_decodes_without_drafts_too():
         assert (config.is_sampled, config.has_draft_prob) == (True, False)
 
 
+def test_only_typical_acceptance_and_lower_thresholds_are_not_lossless():
+    sampled = dict.fromkeys(("rejection", "block", "gumbel", "multi_round"), True)
+    for verifier, is_lossless in ({"target_only": True, "typical": False} | sampled).items():
+        assert SpecConfig(1, 3, 4, verifier=verifier).is_lossless == is_lossless
+    for name in ("threshold_single", "threshold_acc"):
+        assert not SpecConfig(**{name: 0.9}).is_lossless
+
+
 @pytest.mark.parametrize("verifier", ["target_only", "typical"])
 def test_the_best_drafts_are_not_sampled(verifier):
     assert not SpecConfig(verifier=verifier).is_sampled

@@ -57,7 +57,11 @@ HEAD_CASES = {
     "eagle with llama3 scaling": {"kind": "eagle", "model": {"rope_theta": 5e5, "rope_scaling": LLAMA3}},
     "eagle, head_dim 10, one key head": {"kind": "eagle", "model": {"num_heads": 2, "num_kv_heads": 1, "head_dim": 10}},
     "eagle3": {"kind": "eagle3"},
-    "eagle3, norm before residual": {"kind": "eagle3", "norm_before_residual": True},
+    "eagle3, narrow, norm before residual": {
+        "kind": "eagle3",
+        "model": {"hidden_size": 24},
+        "norm_before_residual": True,
+    },
     "eagle3 with its own embedding": {"kind": "eagle3", "own": "embed_tokens.weight"},
     "eagle3 without a draft vocabulary": {"kind": "eagle3", "draft_vocab_size": 48},
     "eagle3 with a window": {"kind": "eagle3", "model": {"window": 5}},
@@ -178,8 +182,8 @@ def poisoned(pools: KVPool) -> KVPool:
     return pools
 
 
-def make_batch(rows: list[int], lengths: list[int], prompt_lens: list[int]) -> Batch:
-    batch = Batch.of(rows, rows, prompt_lens, [SamplingParams()] * len(rows), vocab_size=48)
+def make_batch(rows: list[int], lengths: list[int], prompt_lens: list[int], temperature: float = 0.0) -> Batch:
+    batch = Batch.of(range(len(rows)), rows, prompt_lens, [SamplingParams(temperature)] * len(rows), vocab_size=48)
     return replace(batch, seq_lens=torch.tensor(lengths, dtype=torch.int64))
 
 
@@ -503,7 +507,9 @@ def rounded(pair: Pair, dtype: torch.dtype) -> Pair:
     return replace(pair, target=tensors(pair.target), drafter=tensors(pair.drafter))
 
 
-def two_rounds(pair: Pair, config: SpecConfig, impl: str, dtype: torch.dtype, device: str | None = None) -> list:
+def two_rounds(
+    pair: Pair, config: SpecConfig, impl: str, dtype: torch.dtype, device: str | None = None, temperature: float = 0.0
+) -> list:
     """DraftInput after prefill, then the candidates of a round and the DraftInput after it."""
     engine = load_engine(pair, config, impl, dtype, device, "eager")
     pools = poisoned(engine.make_pools(8, 640))
@@ -514,7 +520,7 @@ def two_rounds(pair: Pair, config: SpecConfig, impl: str, dtype: torch.dtype, de
     for row, prompt in zip(rows, prompts, strict=True):
         pools.reserve(row, len(prompt))
     lengths = [len(prompt) for prompt in prompts]
-    batch = make_batch(rows, lengths, lengths).to(engine.device)
+    batch = make_batch(rows, lengths, lengths, temperature).to(engine.device)
     prefill = PrefillInput.whole(prompts).to(engine.device)
     with torch.inference_mode():
         first = engine.prefill(batch, prefill, pools).draft_input
@@ -543,9 +549,28 @@ def test_the_fast_drafter_proposes_what_the_reference_does(case, draft_kv, devic
                 assert (found - truly).abs().max() <= budget, name
 
 
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+@pytest.mark.parametrize("verifier", ["rejection", "gumbel", "multi_round"])
+def test_the_fast_drafter_samples_what_the_reference_does(verifier, kind, device):
+    """By coins, by noise, and several lanes: in every step, and from the same laws."""
+    pair, topk = rounded(random_pair(kind), torch.float32), 3 if verifier == "multi_round" else 1
+    config = tree(topk=topk, num_draft_tokens=1 + 4 * topk, verifier=verifier)
+    fast = two_rounds(pair, config, "fast", torch.float32, device, temperature=1.0)
+    exact = two_rounds(pair, config, "reference", torch.float64, temperature=1.0)
+    for mine, truth in zip(fast, exact, strict=True):
+        for name, expected in truth.tensors.items():
+            if expected.is_floating_point():
+                assert_close(getattr(mine, name).double(), expected.double(), budget=1e-4)
+            else:
+                assert torch.equal(getattr(mine, name), expected), name
+
+
 def test_the_fast_plain_drafter_proposes_nothing(device):
     pair, config = replace(rounded(random_pair("eagle"), torch.float32), drafter=None), SpecConfig.plain(page_size=4)
     fast, exact = (two_rounds(pair, config, impl, torch.float32) for impl in ("fast", "reference"))
     assert fast[0].topk_p.shape == exact[0].topk_p.shape == (3, 0)
     assert fast[1].tokens.shape == (3, 0)
     assert torch.equal(fast[2].bonus_tokens, exact[2].bonus_tokens)
+    idle = load_engine(pair, config, "fast", torch.float32, device).drafter.idle()
+    for name, live in fast[0].tensors.items():
+        assert idle.tensors[name].shape == (0, *live.shape[1:]), name

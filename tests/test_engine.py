@@ -417,6 +417,13 @@ def test_graph_modes_agree_bitwise_where_pages_move_inside_a_round(device):
         assert_bitwise_equal(eager, fast_rounds(*fast_start(pair, config, device, FOUR[:3], graph)))
 
 
+def test_a_fast_round_owns_the_columns_that_it_needs(device):
+    engine, batch, draft_input, pools = fast_start(agreeing_pair("eagle3"), SMALL, device, FOUR[:2])
+    engine.round(batch, draft_input, pools)
+    owned = [pools.owned_columns(row) for row, _ in batch.rows_and_lens]
+    assert owned == [SMALL.reserved_columns(length) for _, length in batch.rows_and_lens]
+
+
 @pytest.mark.parametrize("graph", ["eager", "round"])
 def test_padded_rows_change_no_real_row(graph, device):
     """Three requests alone in a bucket of four, and beside a fourth: the same bits for the three."""
@@ -532,15 +539,16 @@ class Only:
 
 
 def test_prefill_and_rounds_ask_the_grammar_of_a_request(device):
-    """Request 0 alone is constrained, which nobody of the padding is, although it has that id."""
-    pair, plain, params = agreeing_pair("eagle3"), SpecConfig.plain(), [SamplingParams(max_new_tokens=2)] * 2
-    free = generate(pair, FOUR[:2], plain, params).outputs
-    start = pair, plain, device, FOUR[:2], "phase", 4, params
-    engine, batch, draft_input, pools = fast_start(*start, grammars={0: Only(7)})
+    """Requests 0 and 2 are constrained, each by its own; nobody of the padding is, although it has the id 0."""
+    pair, plain, params = agreeing_pair("eagle3"), SpecConfig.plain(), [SamplingParams(max_new_tokens=2)] * 3
+    free = generate(pair, FOUR[:3], plain, params).outputs
+    start = pair, plain, device, FOUR[:3], "phase", 4, params
+    engine, batch, draft_input, pools = fast_start(*start, grammars={0: Only(7), 2: Only(9)})
     output = engine.round(batch, draft_input, pools).verify_output
     assert [*zip(draft_input.bonus_tokens.tolist(), output.predict.tolist(), strict=True)] == [
         (7, 7),
         free[1].token_ids,
+        (9, 9),
     ]
     assert 7 not in free[0].token_ids
 

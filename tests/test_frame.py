@@ -72,6 +72,17 @@ def test_a_new_frame_holds_padded_requests_only():
     frame.buffers.check()
 
 
+def test_a_new_frame_holds_what_a_batch_of_nobody_leaves_in_it():
+    new, used = make_frame(4), make_frame(4)
+    width, extend = CONFIG.num_steps + 1, CONFIG.extend
+    for size in (4, 0):
+        used.inlet.load(make_batch(size), make_draft_input(size))
+        load(used.verify_input, make_verify_input(size))
+        load_extend_input(used.extend_input, make_extend_input([4] * size, extend), width)
+    for name in ("draft_input", "verify_input", "extend_input"):
+        assert_equal_states(getattr(new, name), getattr(used, name))
+
+
 @pytest.mark.parametrize("size", [0, 1, 3, 4])
 def test_what_is_loaded_comes_out_again(size):
     frame = make_frame(4)

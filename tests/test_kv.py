@@ -95,11 +95,12 @@ def numbered_buffer(layers: int, slots: int) -> KVBuffer:
     return buffer
 
 
-def make_pools(page_size: int, columns: list[int]) -> tuple[KVPool, list[int]]:
+def make_pools(page_size: int, columns: list[int], num_layers: int = 3) -> tuple[KVPool, list[int]]:
     """Pools whose pages come in random order, numbered; and a row for each request, owning `columns` columns."""
     num_pages = sum(-(-count // page_size) for count in columns) + 2
     slots = num_pages * page_size
-    pools = KVPool(numbered_buffer(3, slots), numbered_buffer(2, slots), page_size, num_pages, max(columns) + page_size)
+    target, draft = numbered_buffer(num_layers, slots), numbered_buffer(2, slots)
+    pools = KVPool(target, draft, page_size, num_pages, max(columns) + page_size)
     taken = [pools.open() for _ in range(num_pages)]
     for row in taken:
         pools.reserve(row, page_size)
@@ -248,8 +249,10 @@ def with_a_padded_request(accept_index: torch.Tensor, num_nodes: int) -> torch.T
     return torch.cat([own, torch.where(accept_index < 0, -1, accept_index + num_nodes)])
 
 
-def commit_both(lengths: list[int], accept_index: torch.Tensor, num_nodes: int, page_size: int, device: str) -> None:
-    pools, rows = make_pools(page_size, [length + num_nodes for length in lengths])
+def commit_both(
+    lengths: list[int], accept_index: torch.Tensor, num_nodes: int, page_size: int, device: str, num_layers: int = 3
+) -> None:
+    pools, rows = make_pools(page_size, [length + num_nodes for length in lengths], num_layers)
     columns = torch.tensor(lengths)[:, None] + torch.arange(num_nodes)
     locations, other = pools.req_to_token[torch.tensor(rows)[:, None], columns].flatten(), twin(pools, device)
     batch, counts = make_batch(rows, lengths), (accept_index >= 0).sum(1, dtype=torch.int32)
@@ -269,11 +272,12 @@ def commit_both(lengths: list[int], accept_index: torch.Tensor, num_nodes: int, 
     assert_same(pools, other)
 
 
+@pytest.mark.parametrize("num_layers", [1, 3])
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("paths", [*PATHS, [[0, 2, 1, 3]], [[0, 3, 2, 1], [0, 1, 2, 3]]])
-def test_kernels_commit_the_same_content(paths, page_size, device, program_order):
+def test_kernels_commit_the_same_content(paths, page_size, num_layers, device, program_order):
     """Also paths whose nodes are in no order, which read what an earlier one of them overwrites."""
-    commit_both([5, 8, 15][: len(paths)], accept(paths, 6, 4), 6, page_size, device)
+    commit_both([5, 8, 15][: len(paths)], accept(paths, 6, 4), 6, page_size, device, num_layers)
 
 
 @settings(max_examples=25)

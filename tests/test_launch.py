@@ -1,5 +1,6 @@
 """Launches: what they run, who is told of them, and in which environment."""
 
+import math
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import triton
 import triton.language as tl
 
 import specsim.fast
-from specsim.fast.launch import INTERPRETED, block_of, kernel, recorder
+from specsim.fast.launch import INTERPRETED, block_of, kernel, nearest, recorder
 
 
 @kernel
@@ -72,6 +73,36 @@ def test_products_are_fused_with_sums_where_a_launch_says_so(monkeypatch):
     _note_program[(1,)](None, 2, BLOCK=8)
     _note_program[(1,)](None, 2, BLOCK=8, enable_fp_fusion=True)
     assert [each["enable_fp_fusion"] for each in told] == [False, True]
+
+
+@kernel
+def _cast(out_ptr, x_ptr, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    tl.store(out_ptr + offs, nearest(tl.load(x_ptr + offs), out_ptr.dtype.element_ty))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_numbers_are_rounded_as_torch_rounds_them(dtype, device):
+    """Also halfway between two, just beside that, and what is no number."""
+    halves = torch.arange(1, 2, 2**-8).repeat(3, 1)  # bf16 holds every second of them
+    halves[1:] = torch.nextafter(halves[1:], torch.tensor([[0.0], [3.0]]))
+    special = torch.tensor([0.0, -0.0, 1e-30, -6e4, math.inf, -math.inf, math.nan, math.pi])
+    x = torch.cat([torch.randn(248), special, halves.flatten()]).to(device)
+    out = torch.empty(len(x), dtype=dtype, device=device)
+    _cast[(1,)](out, x, BLOCK=len(x))
+    assert torch.equal(out.nan_to_num(7.0), x.to(dtype).nan_to_num(7.0))
+    assert torch.equal(out.isnan(), x.isnan())
+
+
+def test_a_kernel_is_compiled_for_pointers_but_for_no_integer():
+    """Else a batch of another size might get other code, and other bits."""
+    script = """
+from specsim.fast.drafting import _select_kernel
+print(*(each.name for each in _select_kernel._compiled.params if each.do_not_specialize))
+"""
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.split() == ["num_rows", "num_candidates", "count"]
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 100])

@@ -222,13 +222,16 @@ def test_fast_weights_stack_the_projections_of_one_input(changes):
     assert fast.Weights(tensors)["fc.weight"] is tensors["fc.weight"]
 
 
+@pytest.mark.parametrize(("batch_invariant", "head_dim"), [(False, 16), (True, 16), (True, 32)])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
-def test_a_fast_layer_equals_the_references(family, device, program_order):
-    """A prompt of 7 and one of 4 tokens, attention (qwen3: with norms; mistral: in a window) and MLP."""
-    config = tiny_config(family, window=3 if family == "mistral" else None)
+def test_a_fast_layer_equals_the_references(family, batch_invariant, head_dim, device, program_order):
+    """A prompt of 7 and one of 4 tokens, attention (qwen3: with norms; mistral: in a window) and MLP; batch_invariant:
+    products are streamed, of heads of 32 rotated on the way.
+    """
+    config = tiny_config(family, window=3 if family == "mistral" else None, head_dim=head_dim)
     _, tensors = layer_weights(config)
     if family == "qwen3":
-        tensors |= {f"self_attn.{name}_norm.weight": torch.randn(16, dtype=torch.float64) for name in "qk"}
+        tensors |= {f"self_attn.{name}_norm.weight": torch.randn(head_dim, dtype=torch.float64) for name in "qk"}
     tensors = {name: tensor.float() for name, tensor in tensors.items()}
     pools = [KVPool(KVBuffer(config.kv_layout, 24, dtype, where), None, 4, 2, 12)
              for dtype, where in ((torch.float64, "cpu"), (torch.float32, device))]  # fmt: skip
@@ -243,7 +246,8 @@ def test_a_fast_layer_equals_the_references(family, device, program_order):
     exact = Weights({name: tensor.double() for name, tensor in tensors.items()})
     metadata = prefill_metadata(batch, prefill, pools[0])
     attended = self_attention(x.double(), exact.under("self_attn"), config, inverse, 1, pools[0].target, metadata)
-    weights = fast.Weights({name: tensor.to(device) for name, tensor in tensors.items()})
+    tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
+    weights = fast.Weights(tensors, batch_invariant=batch_invariant)
     metadata = metadata_of_kernels.prefill_metadata(batch.to(device), prefill.to(device), pools[1])
     base, turns = torch.randn(11, 32).to(device), rotary.rotations(metadata.positions, inverse.to(device), x.dtype)
     norm = Norm(torch.ones(32, device=device), 1e-5)
@@ -263,6 +267,9 @@ def test_weights_that_lie_behind_each_other_are_stacked_without_a_copy():
     parts = dict(zip(("q_proj.weight", "k_proj.weight", "v_proj.weight"), whole.split([4, 2, 1]), strict=True))
     assert fast.Weights(parts)["qkv_proj.weight"].data_ptr() == whole.data_ptr()
     assert torch.equal(fast.Weights(parts)["qkv_proj.weight"], whole)
+    first, *others = parts
+    elsewhere = dict(zip([*others, first], whole.split([2, 1, 4]), strict=True))
+    assert torch.equal(fast.Weights(elsewhere)["qkv_proj.weight"], torch.cat([whole[3:], whole[:3]]))
     parts["v_proj.weight"] = parts["v_proj.weight"].clone()
     assert fast.Weights(parts)["qkv_proj.weight"].data_ptr() != whole.data_ptr()
     assert torch.equal(fast.Weights(parts)["qkv_proj.weight"], whole)

@@ -72,19 +72,23 @@ def test_rows_of_a_draft_extend_see_up_to_themselves(pools, device):
 
 
 def test_a_lane_sees_whole_pages_of_the_prefix_and_its_own_tail(pools, device):
-    """Two lanes, pages of 2, a prefix of 3: column 2 is the tail, of which lane 1 has a copy in column 4 or beyond."""
-    batch = make_batch([1, -1], [3, 0], device)
+    """Two lanes, pages of 2, a prefix of 3: column 2 is the tail, of which lane 1 has a copy in column 4 or beyond. A
+    prefix of 2 has no tail.
+    """
+    batch = make_batch([1, 0, -1], [3, 2, 0], device)
     config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=2, max_len=8)
-    path = torch.tensor([[[0, 0], [1, 0]], [[0, 0], [1, 0]]], dtype=torch.int32, device=device)
+    path = torch.tensor([[[0, 0], [1, 0]]] * 3, dtype=torch.int32, device=device)
     lanes = SimpleNamespace(step=torch.zeros(1, dtype=torch.int32, device=device), path=path)
     metadata = lane_metadata(batch, lanes, config, pools)
     assert_table_is_the_pools(metadata, pools, batch)
     assert not metadata.is_causal
-    assert metadata.slots.tolist() == [23, 27, -1, -1]
-    assert metadata.positions.tolist() == [3, 3, 0, 0]
-    assert metadata.prefix_lens.tolist() == [2, 2, 0, 0]
-    assert metadata.key_lens.tolist() == [2, 0]
-    assert metadata.num_extras.tolist() == [4, 0]
+    assert metadata.slots.tolist() == [23, 27, 12, 14, -1, -1]
+    assert metadata.positions.tolist() == [3, 3, 2, 2, 0, 0]
+    assert metadata.prefix_lens.tolist() == [2, 2, 2, 2, 0, 0]
+    assert metadata.key_lens.tolist() == [2, 2, 0]
+    assert metadata.num_extras.tolist() == [4, 2, 0]
     assert metadata.extra_slots[0, :4].tolist() == [22, 26, 23, 27]
+    assert metadata.extra_slots[1, :2].tolist() == [12, 14]
     assert metadata.extra_positions[0, :4].tolist() == [2, 2, 3, 3]
-    assert metadata.visible.tolist() == [[0b0101], [0b1010], [0], [0]]
+    assert metadata.extra_positions[1, :2].tolist() == [2, 2]
+    assert metadata.visible.tolist() == [[0b0101], [0b1010], [0b01], [0b10], [0], [0]]

@@ -14,6 +14,7 @@ from specsim.metrics import (
     acceptance,
     distinct_share,
     latency,
+    without_nan,
 )
 
 # Five rounds of three drafts that accept 0, 3, 1, 3 and 2 of them.
@@ -177,3 +178,8 @@ def test_a_gap_between_deliveries_is_at_least_a_gap_between_tokens(arrived, wait
         assert figures.itl_steps >= figures.tpot_steps
         assert figures.itl_seconds >= figures.tpot_seconds
         assert figures.ttft_steps + (len(emissions) - 1) * figures.itl_steps == pytest.approx(figures.e2e_steps)
+
+
+def test_what_is_not_finite_is_null_in_json_wherever_it_stands():
+    value = {"a": [1, math.nan, ("x", -math.inf)], "b": {"c": math.inf, "d": None, "e": 0.5}, "f": True}
+    assert without_nan(value) == {"a": [1, None, ["x", None]], "b": {"c": None, "d": None, "e": 0.5}, "f": True}

@@ -204,6 +204,7 @@ def test_a_long_prompt_is_refused_by_generate_and_left_to_a_scheduler():
         ({"place": {"priority": "high"}}, "priority is 'high'; allowed: an integer"),
         ({"prompt": []}, "prompt is .*; allowed: at least one token"),
         ({"prompt": [4096]}, "prompt is 4096; allowed: token ids from 0 to 4095"),
+        ({"prompt": [5, -1]}, "prompt is -1; allowed: token ids from 0 to 4095"),
         ({"prompt": "\ud800"}, "prompt is .*; allowed: UTF-8 text"),
         ({"stop_token_ids": (4096,)}, "stop_token_ids is 4096; allowed: token ids from 0 to 4095"),
         ({"stop": "end"}, "stop is 'end'; allowed: a tuple of texts"),

@@ -19,7 +19,7 @@ from specsim.ranks import Ranks
 from specsim.requests import Request, make_request
 from specsim.runner import HostCopy, Launched
 from specsim.scheduler import Scheduler
-from specsim.trace import Chunk
+from specsim.trace import Chunk, Retraction
 
 TREE = SpecConfig(topk=2, num_steps=3, num_draft_tokens=6, page_size=4, max_len=64)
 CHAIN = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=1, max_len=64)
@@ -291,6 +291,16 @@ def test_the_lowest_priority_gives_way_first(retraction, lowest):
     assert [each.request_id for each in events(scheduler, "retracted")] == expected
 
 
+@pytest.mark.parametrize(("chunk", "in_page"), [(6, True), (8, False), (2, True)])
+def test_a_retraction_tells_how_far_a_request_was_and_whether_inside_a_page(chunk, in_page):
+    scheduler = make(chunk_tokens=chunk)
+    scheduler.submit(ask(0, LONG))
+    scheduler.step()
+    scheduler.limit(0)
+    scheduler.step()
+    assert events(scheduler, "retracted") == [Retraction(0, chunk, in_page, is_prefilling=True)]
+
+
 @SCHEDULES
 def test_the_highest_priority_is_served_first(schedule):
     requests = [ask(request_id, schedule={"priority": request_id // 2}) for request_id in range(4)]
@@ -553,15 +563,17 @@ def test_ranks_say_so_where_one_of_them_can_go_on_no_more():
 
 @SCHEDULES
 def test_a_scheduler_in_which_nothing_can_happen_says_so(schedule):
-    scheduler = make(schedule=schedule)
-    scheduler.submit(request := ask(0))
+    """And who is the first that needs more slots."""
+    scheduler, requests = make(schedule=schedule), [ask(0), ask(1, LONG)]
+    for request in requests:
+        scheduler.submit(request)
     scheduler.limit(0)
     with pytest.raises(InputError, match=r"^limit is 0; allowed: at least 36 slots, for request 0$"):
         scheduler.run()
     assert scheduler.is_stalled
     scheduler.limit(scheduler.pools.num_slots)
     serve(scheduler)
-    check_alone([request])
+    check_alone(requests)
 
 
 def test_overlap_and_release_round_exclude_each_other():

@@ -12,7 +12,17 @@ from scipy.stats import chi2
 
 from specsim.fast import uniforms as fast
 from specsim.fast.launch import kernel
-from specsim.uniforms import Stream, accept_coins, coins, draft_coins, gumbel_noise, lane_accept_coins, philox, words
+from specsim.uniforms import (
+    Stream,
+    accept_coins,
+    coins,
+    draft_coins,
+    gumbel_noise,
+    lane_accept_coins,
+    philox,
+    seed_bits,
+    words,
+)
 
 # counter, key, output: the known answers of philox4x32-10 in the Random123 distribution (Salmon et al., SC 2011).
 KNOWN_ANSWERS = [
@@ -78,6 +88,11 @@ def test_philox_of_many_is_philox_of_each():
 
 def test_the_name_of_zeros_has_the_counter_of_zeros():
     assert draw(0, (0, Stream.PREFILL, 0, 0, 0)) == KNOWN_ANSWERS[0][2]
+
+
+@pytest.mark.parametrize("seed", [0, 2**63 - 1, 2**63, 2**64 - 1])
+def test_a_seed_keeps_its_bits(seed):
+    assert torch.tensor(seed_bits(seed)).numpy().view(np.uint64) == seed
 
 
 def test_streams_are_distinct():
