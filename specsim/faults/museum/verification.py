@@ -111,7 +111,7 @@ FAULTS = (
                 LAWS,
                 "    return tl.where(mask, ((logits - best) * scale - log_sum) * LN_2, 0.0)\n",
                 "    total = logits * 0\n"
-                "    for other in range(vocab_size):\n"
+                "    for other in range(laws[6]):\n"
                 "        own = _rows_of(laws, tl.where(mask, rows, 0))\n"
                 "        total += tl.exp(logits_at(own, tokens * 0 + other, mask) - best)\n"
                 "    return tl.where(mask, logits - best - tl.log(total), 0.0)\n",
