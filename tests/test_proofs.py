@@ -32,6 +32,7 @@ def test_all_four_grids_are_kept_whole_and_equal():
 def test_every_other_proof_that_is_kept_holds():
     results = kept()
     assert all(results[f"{name}-cuda"]["is_ok"] for name in ("laws", "certify", "soak"))
+    assert all(each["passed"] for each in results["conformance-cuda"]["outcomes"])
 
 
 def test_a_part_of_a_grid_is_not_kept(tmp_path, monkeypatch):
