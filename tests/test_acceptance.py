@@ -561,7 +561,7 @@ def rounds_of(config: SpecConfig, size: int, vocab_size: int, padded: int):
     candidates, logits_BNV = drafted(config, batch, vocab_size)
     bonus, locations = torch.zeros(size, dtype=torch.int32), torch.zeros(size, config.num_draft_tokens).long()
     tree = build(candidates, bonus, batch.seq_lens, locations, config)
-    logits_BNV[size - padded :] = torch.nan
+    logits_BNV[size - padded :], tree.draft_tokens[size - padded :] = torch.nan, 2**40  # read by nobody
     return batch, tree, logits_BNV.flatten(0, 1)
 
 
@@ -613,6 +613,18 @@ def test_fast_coins_can_be_given(name, device):
     found = fast.verify(*moved, config, pools_of(8, device), tuple(each.to(device) for each in given)).to("cpu")
     assert torch.equal(found.accept_index, expected.accept_index)
     assert torch.equal(found.predict, expected.predict)
+
+
+@pytest.mark.parametrize("name", ["rejection", "block", "gumbel"])
+def test_the_last_request_may_accept_its_whole_chain(name, device):
+    """It is greedy, and drafted what the target says; no draft stands behind its last."""
+    config = SETTINGS[name]
+    batch, tree, logits_RV = rounds_of(config, 3, 7, 0)
+    tree.draft_tokens[-1, 1:] = logits_RV[-config.num_draft_tokens : -1].argmax(-1)
+    moved = (each.to(device) for each in (batch, replace(tree, candidates=None), logits_RV))
+    found = fast.verify(*moved, config, pools_of(3, device))
+    assert found.num_accepted_drafts[-1] == config.num_steps
+    assert found.predict[-1] == logits_RV[-1].argmax()
 
 
 @pytest.mark.parametrize("name", SETTINGS)

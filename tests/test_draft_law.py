@@ -31,13 +31,19 @@ def rows(vocabulary: tuple[int, int], num_lanes: int):
     return logits_RV, batch, ids - torch.arange(draft_size), t2d
 
 
+@pytest.fixture
+def small_programs(monkeypatch) -> None:
+    """Programs of 256 tokens, so that the larger vocabularies take several."""
+    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu: 256)
+
+
 def on(device: str, *values):
     return tuple(value if value is None else value.to(device) for value in values)
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @pytest.mark.parametrize(("is_gumbel", "count"), [(False, 1), (False, 3), (True, 1)])
-def test_first_drafts_are_the_references(vocabulary, is_gumbel, count, device, program_order):
+def test_first_drafts_are_the_references(vocabulary, is_gumbel, count, device, small_programs, program_order):
     """With lengths that are still to be added to, as in draft-extend; a greedy request keeps its best."""
     logits_RV, batch, d2t, t2d = rows(vocabulary, 1)
     best, counts = draft_topk(logits_RV, count, d2t), torch.tensor([1, 2, 3, 4], dtype=torch.int32)
@@ -57,7 +63,7 @@ def test_first_drafts_are_the_references(vocabulary, is_gumbel, count, device, p
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES[:2])
 @pytest.mark.parametrize(("is_gumbel", "num_lanes"), [(False, 1), (False, 2), (True, 1)])
-def test_drafts_of_a_step_are_the_references(vocabulary, is_gumbel, num_lanes, device, program_order):
+def test_drafts_of_a_step_are_the_references(vocabulary, is_gumbel, num_lanes, device, small_programs, program_order):
     """The second of three steps: the law goes to the lanes of that step, and a lane without a slot has none."""
     logits_RV, batch, d2t, t2d = rows(vocabulary, num_lanes)
     slots = torch.arange(4 * num_lanes)

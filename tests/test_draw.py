@@ -90,6 +90,12 @@ def test_the_highest_coin_draws_the_last_possible_token_however_sums_are_rounded
     assert drawn == [vocab_size - 4] * 8
 
 
+def test_a_share_that_no_sum_exceeds_draws_the_last_possible_token(group, device):
+    """1, which is no coin: a GPU adds groups up in parallel, and its largest sum may stand where there is no mass."""
+    logits = torch.tensor([0, 1, -torch.inf, 0, 1, 0, -torch.inf, -torch.inf, -torch.inf])
+    assert fast_draws(logits, [1.0], device, **BINARY) == [5]
+
+
 @pytest.mark.parametrize("sign", [-1, 0, 1], ids=["falling", "equal", "rising"])
 def test_fast_draws_from_a_large_vocabulary_stay_on_it(sign, device):
     logits_V = sign * torch.linspace(0, 80, 50_000)

@@ -10,9 +10,10 @@ from specsim.fast.sampling import laws
 from specsim.fast.summaries import GROUP
 from specsim.phases import Batch
 from specsim.reference.sampling import inverse_cdf, target_prob
+from specsim.uniforms import Stream, coins
 
 V, NODES = 600, 3  # three groups of tokens
-PARAMS = [SamplingParams(temperature=1.0, top_k=400), SamplingParams(temperature=1.0), SamplingParams()]
+PARAMS = [SamplingParams(temperature=1.0, top_k=400, seed=5), SamplingParams(temperature=1.0, seed=8), SamplingParams()]
 
 
 def scene(device: str):
@@ -43,15 +44,16 @@ def test_masses_are_those_of_the_excess_of_every_group(device, program_order):
         torch.testing.assert_close(found[row].double(), expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("coin", [2.0**-24, 0.31, 0.77, 1 - 2.0**-24])
+@pytest.mark.parametrize("coin", [2.0**-24, 0.31, 0.77, 1 - 2.0**-24, None])
 def test_the_bonus_is_drawn_from_what_is_left_or_else_from_the_law(coin, device):
-    """The first request's draft law leaves nothing of its first node."""
+    """The first request's draft law leaves nothing of its first node. Coins that are not given are drawn by name."""
     batch, prob_BNV, draft_prob, law = scene(device)
     nodes, scales = torch.tensor([0, 1, 0]), torch.tensor([[1.0, 1e9], [1.0, 1.0], [1.0, 0.0]])
     sampling = batch.to(device)
     requests = sampling.sampling.temperature, sampling.seq_lens, sampling.seeds, sampling.request_ids
-    coins = torch.full((3,), coin, dtype=torch.float64, device=device)
+    own = coins(batch.seeds, batch.request_ids, Stream.FINAL, batch.seq_lens, 0)
+    given = own if coin is None else torch.full((3,), coin, dtype=torch.float64)
     moved = (each.to(device) for each in (draft_prob, nodes, scales))
-    found = fast.draw_bonus(law, *moved, requests, coins).tolist()
+    found = fast.draw_bonus(law, *moved, requests, None if coin is None else given.to(device)).tolist()
     left = (prob_BNV[1, 1] - draft_prob[1, 1]).clamp(min=0)
-    assert found[:2] == [inverse_cdf(prob_BNV[0, 0], coin), inverse_cdf(left, coin)]
+    assert found[:2] == [inverse_cdf(prob_BNV[0, 0], float(given[0])), inverse_cdf(left, float(given[1]))]
