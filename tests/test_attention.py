@@ -585,12 +585,16 @@ def test_attention_of_kernels_equals_the_references(attended, dtype, splits, dev
     assert (out[len(query) :] == 0).all()
 
 
+@pytest.mark.parametrize("length", [1.0, 100.0])
 @pytest.mark.parametrize("splits", [2, 5, 9])
-def test_keys_read_in_parts_are_merged_in_their_order(splits, device, program_order):
-    """Prefixes of no key, less than a tile, several tiles, and more parts than tiles: the same bits every time."""
+def test_keys_read_in_parts_are_merged_in_their_order(splits, length, device, program_order):
+    """Prefixes of no key, less than a tile, several tiles, and more parts than tiles: the same bits every time.
+
+    length: of queries; by a long one the parts' largest logits lie further from 0 than an f32 has exponents.
+    """
     phase = prefill_phase([300, 0, 20], [3, 2, 1], 16, layout=KVLayout(1, 2, 16))
     fill_for(phase, 0, None, torch.float32)
-    pools, query = twin(phase.pools, torch.float32, device), torch.randn(6, 4, 16, device=device)
+    pools, query = twin(phase.pools, torch.float32, device), length * torch.randn(6, 4, 16, device=device)
     metadata = phase.build(pools, device)
     query = torch.nn.functional.pad(query, (0, 0, 0, 0, 0, len(metadata.slots) - 6))
     out, again = (fast.attention(query, 0, pools.draft, metadata, None, splits=splits) for _ in range(2))

@@ -32,11 +32,14 @@ SETTINGS = [
 
 @kernel
 def _cut(
-    logits_ptr, unread_ptr, maxima_ptr, sums_ptr, top_k_ptr, top_p_ptr, min_p_ptr, lists_ptr, cuts_ptr, masses_ptr,
+    logits_ptr, adjusted_ptr, maxima_ptr, sums_ptr, top_k_ptr, top_p_ptr, min_p_ptr, lists_ptr, cuts_ptr, masses_ptr,
     temperature, num_rows, vocab_size, width, every, ROWS: tl.constexpr, FLOOR: tl.constexpr, LISTED: tl.constexpr,
     SHIFT: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """All rows in one program, each under its own filters, cut where it is one of `every`; without FLOOR no floor."""
+    """All rows in one program, each under its own filters, cut where it is one of `every`; without FLOOR no floor.
+
+    Every other row, the first and the last among them, is read from the adjusted logits.
+    """
     row, groups, count = (
         tl.minimum(tl.arange(0, ROWS), num_rows - 1),
         tl.arange(0, GROUPS)[None, :],
@@ -52,7 +55,7 @@ def _cut(
     floor = tl.full((ROWS,), -(2**31), tl.int32)
     if FLOOR:
         floor = fast.floor_of(maxima, masses, moments, filters, shift, vocab_size, GROUP, 16)
-    rows = (logits_ptr, unread_ptr, row[:, None] * 0, row[:, None] * vocab_size, vocab_size)
+    rows = (logits_ptr, adjusted_ptr, 1 - row[:, None] % 2, row[:, None] * vocab_size, vocab_size)
     list_ptr, size = lists_ptr + row * width, row * 0 + vocab_size
     if LISTED:
         wanted = mask & (rank(maxima) >= floor[:, None])
@@ -80,8 +83,10 @@ def cuts_of(logits_RV, device: str, temperature: float, use_floor: bool, listed:
     width = groups + 2 * fast.MOST_LISTED.value
     lists = torch.empty(num_rows, width, dtype=torch.int32, device=device)
     cuts, masses = torch.empty(num_rows, 3, dtype=torch.int32, device=device), torch.empty(num_rows, device=device)
+    is_raw = (torch.arange(num_rows, device=device) % 2 == 1)[:, None]  # nothing may read the others
+    raw_RV, adjusted_RV = logits_RV.masked_fill(~is_raw, torch.nan), logits_RV.float().masked_fill(is_raw, torch.nan)
     _cut[(1,)](
-        logits_RV, logits_RV.float(), maxima, sums, top_k, top_p, min_p, lists, cuts, masses, temperature, num_rows,
+        raw_RV, adjusted_RV, maxima, sums, top_k, top_p, min_p, lists, cuts, masses, temperature, num_rows,
         vocab_size, width, every, ROWS=triton.next_power_of_2(num_rows), FLOOR=use_floor, LISTED=listed,
         SHIFT=16 if logits_RV.dtype == torch.bfloat16 else 0, GROUPS=groups, GROUP=GROUP,
     )  # fmt: skip

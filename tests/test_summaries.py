@@ -19,10 +19,16 @@ def grouped(logits_RV: torch.Tensor, group: int) -> torch.Tensor:
     return torch.nn.functional.pad(logits_RV.double(), (0, missing), value=-torch.inf).unflatten(1, (-1, group))
 
 
+@pytest.mark.parametrize("as_on_gpu", [False, True])
 @pytest.mark.parametrize("num_requests", [1, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("vocab_size", [1, 255, 256, 257, 4096, 4099, 8208])
-def test_summaries_of_powers_of_two_are_exact(vocab_size, dtype, num_requests, device, program_order):
+def test_summaries_of_powers_of_two_are_exact(
+    vocab_size, dtype, num_requests, as_on_gpu, device, program_order, monkeypatch
+):
+    """as_on_gpu: in several programs, of which a row's last holds groups that the row does not have."""
+    if as_on_gpu:
+        monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: on_gpu)
     logits_RV = torch.randint(-8, 8, (5, vocab_size)).to(dtype)
     logits_RV[:, ::3], logits_RV[2] = -torch.inf, -torch.inf
     temperature_B = torch.full((num_requests,), BINARY, dtype=torch.float64, device=device)
