@@ -22,6 +22,7 @@ BAD_SPECS = [
     ("num_draft_tokens", dict(topk=3, num_steps=3, num_draft_tokens=23), "2 to 22"),
     ("page_size", dict(page_size=0), "at least 1"),
     ("page_size", dict(page_size="16"), "at least 1"),
+    ("page_size", dict(page_size=2**16 + 1), "from 1 to 65536"),
     ("draft_kv", dict(draft_kv="path"), "lane or ancestor"),
     ("extend", dict(extend="padded"), "fixed or ragged"),
     ("release", dict(release="never"), "finish or round"),

@@ -65,6 +65,8 @@ def make_verify_input(size: int) -> VerifyInput:
 def test_a_new_frame_holds_padded_requests_only():
     frame = make_frame(4)
     assert (frame.batch.req_pool_indices == -1).all()
+    assert not frame.batch.seq_lens.any()
+    assert not frame.batch.prompt_lens.any()
     assert (frame.verify_input.cache_locations == -1).all()
     assert (frame.extend_input.cache_locations == -1).all()
     for state in (frame.batch, frame.draft_input, frame.extend_input):

@@ -95,8 +95,12 @@ def numbered_buffer(layers: int, slots: int) -> KVBuffer:
     return buffer
 
 
-def make_pools(page_size: int, columns: list[int], num_layers: int = 3) -> tuple[KVPool, list[int]]:
-    """Pools whose pages come in random order, numbered; and a row for each request, owning `columns` columns."""
+def make_pools(
+    page_size: int, columns: list[int], num_layers: int = 3, turn: int | None = None
+) -> tuple[KVPool, list[int]]:
+    """Pools whose pages come in random order, or page 0 behind `turn` others, numbered; and a row for each request,
+    owning `columns` columns.
+    """
     num_pages = sum(-(-count // page_size) for count in columns) + 2
     slots = num_pages * page_size
     target, draft = numbered_buffer(num_layers, slots), numbered_buffer(2, slots)
@@ -104,7 +108,8 @@ def make_pools(page_size: int, columns: list[int], num_layers: int = 3) -> tuple
     taken = [pools.open() for _ in range(num_pages)]
     for row in taken:
         pools.reserve(row, page_size)
-    for index in torch.randperm(num_pages).tolist():
+    order = torch.randperm(num_pages) if turn is None else torch.arange(num_pages).roll(turn)
+    for index in order.tolist():
         pools.close(taken[index])
     rows = [pools.open() for _ in columns]
     for row, count in zip(rows, columns, strict=True):
@@ -241,6 +246,18 @@ def test_kernels_copy_the_same_tails(topk, page_size, device, program_order):
     duplicate_tails(make_batch(rows, lengths), config, pools)
     fast.duplicate_tails(padded(rows, lengths, device), config, other)
     assert_same(pools, other)
+
+
+def test_kernels_copy_tails_to_any_page_also_the_pools_first(device):
+    config, length = setting(3, 3, 4), 7
+    columns = config.reserved_columns(length)
+    for turn in range(columns // 4):
+        pools, rows = make_pools(4, [columns], turn=turn)
+        assert pools.req_to_token[rows[0], 4 * turn] == 0
+        other = twin(pools, device)
+        duplicate_tails(make_batch(rows, [length]), config, pools)
+        fast.duplicate_tails(padded(rows, [length], device), config, other)
+        assert_same(pools, other)
 
 
 def with_a_padded_request(accept_index: torch.Tensor, num_nodes: int) -> torch.Tensor:

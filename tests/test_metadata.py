@@ -1,23 +1,25 @@
 """What kernels are told of a forward, on cases small enough to be written down; test_attention.py compares the rest.
 
-In each the last request is padded.
+In each but a prefill's the last request is padded.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from specsim.config import SamplingParams, SpecConfig
-from specsim.fast.metadata import AttentionMetadata, extend_metadata, lane_metadata, tree_metadata
-from specsim.phases import Batch
+from specsim.fast.metadata import AttentionMetadata, extend_metadata, lane_metadata, prefill_metadata, tree_metadata
+from specsim.phases import Batch, PrefillInput
 
 TABLE = [[10, 11, 12, 13, 14, 15, 16, 17], [20, 21, 22, 23, 24, 25, 26, 27]]
 
 
 @pytest.fixture
 def pools(device) -> SimpleNamespace:
-    return SimpleNamespace(req_to_token=torch.tensor(TABLE, device=device))
+    table = torch.tensor(TABLE, device=device)
+    return SimpleNamespace(req_to_token=table, slots=lambda rows, columns: table[rows, columns])
 
 
 def make_batch(rows: list[int], lengths: list[int], device: str) -> Batch:
@@ -50,6 +52,22 @@ def test_nodes_of_a_tree_see_the_whole_prefix_unless_dropped(pools, device):
     assert metadata.num_extras.tolist() == [2, 2, 0]
     assert metadata.extra_slots.tolist() == [[23, -1], [10, 11], [-1, -1]]
     assert metadata.visible.tolist() == [[1], [0], [1], [3], [0], [0]]
+
+
+def test_rows_of_a_prefill_see_up_to_themselves(pools, device, program_order):
+    """Chunks of 3 tokens and of 1, behind 4 and 2 that are there already."""
+    batch = make_batch([0, 1], [7, 3], device)
+    chunks = replace(PrefillInput.whole([[5, 6, 7], [8]]), start_lens=torch.tensor([4, 2])).to(device)
+    metadata = prefill_metadata(batch, chunks, pools)
+    assert_table_is_the_pools(metadata, pools, batch)
+    assert metadata.is_causal
+    assert (metadata.max_rows, metadata.has_equal_rows) == (3, False)
+    assert metadata.row_starts.tolist() == [0, 3, 4]
+    assert metadata.slots.tolist() == [14, 15, 16, 22]
+    assert metadata.positions.tolist() == [4, 5, 6, 2]
+    assert metadata.prefix_lens.tolist() == [5, 6, 7, 3]
+    assert metadata.key_lens.tolist() == [7, 3]
+    assert metadata.num_extras.tolist() == [0, 0]
 
 
 def test_rows_of_a_draft_extend_see_up_to_themselves(pools, device):

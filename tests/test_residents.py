@@ -218,6 +218,18 @@ def test_a_place_is_the_columns_of_the_prefill_and_room_for_every_next_round(rel
     assert second.row == -1
 
 
+@BOTH
+@pytest.mark.parametrize("config", SETTINGS.values(), ids=SETTINGS)
+def test_the_least_slots_of_a_request_are_the_smallest_limit_that_admits_it(config, release):
+    config = replace(config, release=release)
+    for length in range(1, 14):
+        request, (residents, pool) = make_request(length=length), make_residents(config)
+        least = residents.least_slots(request)
+        for num_slots in (least - config.page_size, least):
+            pool.limit(num_slots)
+            assert residents.admit(request, []) == (num_slots == least)
+
+
 def test_an_admission_undone_gives_a_shared_prefix_back():
     residents, pool = make_residents(num_pages=room(9) + room(12) - 3, prefix_cache=True)
     first, second = make_request(0, length=9), make_request(1, length=12)
@@ -346,6 +358,9 @@ def test_at_least_one_column_of_a_known_prompt_is_computed():
         residents.settle(request, length)
         request.take([length], [0.0])  # the token that follows in the longer prompts too
         residents.settle(request, length)
+        residents.release(request)
+        assert residents.admit(request, [])  # again, with a token of its own
+        assert residents.committed(request) == (length - 1) // 4 * 4
         residents.release(request)
     residents.close()
     assert pool.audit()["free"] == pool.num_slots

@@ -720,6 +720,15 @@ def test_kv_is_held_for_a_turn_that_is_still_to_come_when_another_has_been_abort
     check_alone([requests[2]])
 
 
+@SCHEDULES
+def test_as_many_conversations_wait_for_a_turn_as_requests_run_meanwhile(schedule):
+    first = [ask(number, OTHER, 4) for number in range(3)]
+    others = [ask(3 + number, SHORT, 12, schedule={"arrival": 20}) for number in range(3)]
+    turns = [ask(6 + number, [1, 2], 4, schedule={"continues": number, "arrival": 60}) for number in range(3)]
+    serve(make(schedule=schedule, max_running=3), *first, *others, *turns)
+    assert [turn.num_reused for turn in turns] == [request.prefill_len for request in first]
+
+
 @pytest.mark.parametrize("drive", ["step", "run"])
 def test_an_abort_comes_at_its_step_whoever_drives(drive):
     """Also before the arrival, and when nothing else happens in between."""
@@ -825,6 +834,16 @@ def test_waiting_for_a_place_counts_towards_the_first_token():
     scheduler = serve(make(max_running=1), ask(0, max_new_tokens=14), ask(1))
     assert [request.arrived[0] for request in scheduler.requests.values()] == [0, 0]
     assert scheduler.requests[1].emissions[0][0] > 3
+
+
+def test_times_are_seconds_since_the_scheduler_was_made():
+    now, request = [100.0], ask(0)
+    scheduler = Scheduler(engine_of(), ServingConfig(num_slots=1000), clock=lambda: now[0])
+    scheduler.submit(request)
+    now[0] = 102.5
+    assert scheduler.step().seconds == 2.5
+    assert request.arrived == (0, 2.5)
+    assert [seconds for _, seconds, _ in request.emissions] == [2.5, 2.5]  # of the prompt and of a round
 
 
 @SCHEDULES
