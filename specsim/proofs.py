@@ -25,7 +25,8 @@ def keep(path: Path) -> Path:
     if what == "diff":
         return _keep_grid(path)
     if what not in TOLD or "gpu" not in value["versions"]:
-        raise InputError("file", str(path), f"a result of specsim diff, {' or '.join(TOLD)} on a GPU")
+        *others, last = "diff", *TOLD
+        raise InputError("file", str(path), f"what specsim {', '.join(others)} or {last} wrote on a GPU")
     return keep_value(KEPT / f"{what}-cuda.json", {name: each for name, each in value.items() if name != "programs"})
 
 

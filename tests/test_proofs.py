@@ -61,5 +61,5 @@ def test_what_a_proof_came_to_is_counted(tmp_path, monkeypatch):
 def test_a_run_without_a_gpu_and_of_no_proof_is_not_kept(change, tmp_path):
     file = tmp_path / "result.json"
     file.write_text(json.dumps({"command": "specsim laws"} | ON_GPU | change))
-    with pytest.raises(InputError, match=r"allowed: a result of specsim diff, laws or certify .* on a GPU"):
+    with pytest.raises(InputError, match=r"allowed: what specsim diff, laws, certify, .* or soak wrote on a GPU"):
         proofs.keep(file)
