@@ -148,14 +148,17 @@ def test_a_mutant_is_known_by_its_lines():
     assert dropped.after == "tl.store(x_ptr + offs, tl.where(live, tl.maximum(x, low), high), mask=((live) | True))"
 
 
-def test_survivors_of_a_result_are_judged_again(tmp_path, monkeypatch):
-    one, other, *_ = mutants("specsim.metrics", read("specsim.metrics"))
+def test_survivors_of_a_result_are_judged_again_and_the_rest_is_taken_over(tmp_path, monkeypatch):
+    one, other, third, *_ = mutants("specsim.metrics", read("specsim.metrics"))
     kept = tmp_path / "kept.json"
-    kept.write_text(
-        json.dumps(Mutation((Verdict(one, "t", None, 1.0), Verdict(other, "t", "it", 1.0)), 0, 9, 3.0, True).to_json())
-    )
-    monkeypatch.setattr(mutation, "_tested", lambda *arguments: (0, None, 1.0))
-    assert [each.mutant for each in mutation.mutate(300, 0, again=kept).verdicts] == [one]
+    before = Verdict(one, "t", None, 1.0), Verdict(other, "t", "it", 1.0), Verdict(third, "t", None, 1.0)
+    kept.write_text(json.dumps(Mutation(before, 5, 9, 3.0, True).to_json()))
+    monkeypatch.setitem(EQUIVALENT, third.key, "no matter")
+    monkeypatch.setattr(mutation, "_clean", lambda pool, files: [(file, 1.0) for file in files])
+    monkeypatch.setattr(mutation, "_tested", lambda *arguments: (1, "test_new", 1.0))
+    result = mutation.mutate(300, 0, again=kept)
+    assert [(each.mutant, each.by) for each in result.verdicts] == [(one, "test_new"), (other, "it"), (third, None)]
+    assert (result.seed, result.is_complete, result.survivors) == (5, True, ())
     kept.write_text("{}")
     with pytest.raises(mutation.InputError, match="it has no results"):
         mutation.mutate(300, 0, again=kept)

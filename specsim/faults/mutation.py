@@ -126,21 +126,22 @@ def mutate(
 ) -> Mutation:
     """Judge a sample of mutants, of the modules that `only` names; what has not begun when time is up is left out.
 
-    again: a result, whose survivors are judged instead of a sample, as far as their lines are still there. Tests that
-    fail without a mutant would kill everything: InputError.
+    again: a result, of which the survivors are judged anew and the rest is taken over, as far as the lines are still
+    there. Tests that fail without a mutant would kill everything: InputError.
     """
     start, found = time.perf_counter(), _chosen(only)
     candidates = {module: mutants(module, read(module)) for module in found}
-    drawn = _survivors(again, candidates) if again else sample(candidates, count, seed)
+    seed, judged = _kept(again, candidates) if again else (seed, dict.fromkeys(sample(candidates, count, seed)))
+    drawn = [mutant for mutant, verdict in judged.items() if verdict is None]
     deadline = start + 60 * minutes
     with ThreadPoolExecutor(jobs) as pool:
         clean = dict(_clean(pool, {found[mutant.module] for mutant in drawn}))
         waiting = [pool.submit(_judge, each, found[each.module], clean, deadline) for each in drawn]
         bar = tqdm(as_completed(waiting), total=len(drawn), unit="mutant", disable=None if progress else True)
-        verdicts = {done.result().mutant: done.result() for done in bar if done.result() is not None}
-    in_order = tuple(verdicts[mutant] for mutant in drawn if mutant in verdicts)
+        judged |= {done.result().mutant: done.result() for done in bar if done.result() is not None}
+    verdicts = tuple(verdict for verdict in judged.values() if verdict is not None)
     seconds, total = time.perf_counter() - start, sum(map(len, candidates.values()))
-    return Mutation(in_order, seed, total, seconds, len(in_order) == len(drawn))
+    return Mutation(verdicts, seed, total, seconds, len(verdicts) == len(judged))
 
 
 def _chosen(only: str) -> dict[str, Path]:
@@ -153,11 +154,18 @@ def _chosen(only: str) -> dict[str, Path]:
     return {name: found[name] for name in names}
 
 
-def _survivors(path: Path, candidates: dict[str, list[Mutant]]) -> list[Mutant]:
-    """Those that survived in a kept result."""
-    results = read_kept(path, "results", "seed", "mutants")["results"]
-    keys = {each["key"] for each in results if not each["by"] and not each["why_equivalent"]}
-    return [each for found in candidates.values() for each in found if each.key in keys]
+def _kept(path: Path, candidates: dict[str, list[Mutant]]) -> tuple[int, dict[Mutant, Verdict | None]]:
+    """(seed, verdicts) of a kept result; None for a survivor that is not known to be the same program."""
+    kept, by_key = read_kept(path, "results", "seed", "mutants"), {}
+    for each in (each for found in candidates.values() for each in found):
+        by_key.setdefault(each.key, []).append(each)
+    verdicts = {}
+    for each in kept["results"]:
+        if by_key.get(each["key"]):
+            mutant = by_key[each["key"]].pop(0)
+            verdict = Verdict(mutant, each["tests"], each["by"], each["seconds"])
+            verdicts[mutant] = verdict if verdict.by or verdict.why_equivalent else None
+    return kept["seed"], verdicts
 
 
 def _clean(pool: ThreadPoolExecutor, files: set[Path]) -> Iterator[tuple[Path, float]]:
@@ -214,7 +222,7 @@ def command(
     seed: Annotated[int, typer.Option(help="Names the sample.")] = 0,
     only: Annotated[str, typer.Option(help="Modules, with commas between them.", show_default="all")] = "",
     again: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A result whose survivors are judged anew, instead of a sample.")
+        Path | None, typer.Option(metavar="FILE", help="A result, whose survivors are judged anew.")
     ] = None,
     jobs: Annotated[int, typer.Option(help="Processes that share the mutants.")] = 2,
     minutes: Annotated[float, typer.Option(help="Begin no further mutant after these.")] = 60.0,
