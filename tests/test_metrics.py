@@ -152,7 +152,7 @@ def test_a_request_that_was_never_answered_has_no_latency(arrived, emissions):
 
 @pytest.mark.parametrize(
     "emissions",
-    [[(0, 2.0, 1)], [(1, 0.5, 1)], [(2, 2.0, 1), (1, 3.0, 1)], [(2, 2.0, 1), (3, 1.5, 1)], [(2, 2.0, 0)]],
+    [[(0, 2.0, 1)], [(1, 0.5, 1)], [(2, 2.0, 1), (1, 3.0, 1)], [(2, 2.0, 1), (3, 1.5, 1)], [(2, 2.0, 1), (3, 3.0, 0)]],
     ids=["step before arrival", "time before arrival", "steps fall", "seconds fall", "no token"],
 )
 def test_deliveries_out_of_order_or_empty_are_refused(emissions):

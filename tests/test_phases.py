@@ -113,6 +113,14 @@ def test_batch_size_counts_requests():
     assert [batch(*range(count)).size for count in range(3)] == [0, 1, 2]
 
 
+def test_the_next_round_finds_the_accepted_tokens_committed_and_one_round_more():
+    before = batch(5, 3)
+    after = before.after(torch.tensor([1, 4], dtype=torch.int32))
+    assert after.seq_lens.tolist() == [26, 27]
+    assert after.num_rounds.tolist() == [56, 54]
+    assert_same(replace(after, seq_lens=before.seq_lens, num_rounds=before.num_rounds), before)
+
+
 def test_sampling_holds_every_parameter_unrounded():
     first = SamplingParams(temperature=0.1, top_k=5, top_p=0.9, min_p=0.05, repetition_penalty=1.1)
     second = SamplingParams(presence_penalty=-0.3, frequency_penalty=0.7, logit_bias={0: -1.5, 6: 0.1})

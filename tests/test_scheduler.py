@@ -563,14 +563,16 @@ def test_ranks_say_so_where_one_of_them_can_go_on_no_more():
 
 @SCHEDULES
 def test_a_scheduler_in_which_nothing_can_happen_says_so(schedule):
-    """And who is the first that needs more slots."""
-    scheduler, requests = make(schedule=schedule), [ask(0), ask(1, LONG)]
+    """In the first such step, and who is the first that needs more slots; the turn waits for the first to end."""
+    turn = ask(2, [1, 2], schedule={"continues": 0, "arrival": 1})
+    scheduler, requests = make(schedule=schedule), [ask(0), ask(1, LONG), turn]
     for request in requests:
         scheduler.submit(request)
     scheduler.limit(0)
     with pytest.raises(InputError, match=r"^limit is 0; allowed: at least 36 slots, for request 0$"):
         scheduler.run()
     assert scheduler.is_stalled
+    assert [record.step for record in scheduler.trace.records] == [0, 1]
     scheduler.limit(scheduler.pools.num_slots)
     serve(scheduler)
     check_alone(requests)
