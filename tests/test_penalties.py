@@ -128,25 +128,25 @@ def test_fast_adjusted_logits_are_the_references(dtype, device, program_order):
 
 @pytest.mark.parametrize("vocab_size", [5, 32, 97])
 def test_a_mask_takes_what_it_forbids_from_its_own_row_and_nothing_else(vocab_size, device, program_order, monkeypatch):
-    """Three rows a request: penalised and biased, as they are, penalised without a grammar (its bits are another's),
-    padded.
+    """Three rows a request: padded, penalised without a grammar (its bits are another's), as they are, penalised and
+    biased.
     """
     monkeypatch.setattr(fast, "INTERPRETED", False)
     monkeypatch.setattr(fast, "PROGRAMS", 2)
     penalised, plain = SamplingParams(**PENALISED, logit_bias={1: 2.5, 3: 9.0}), SamplingParams()
-    params = [penalised, plain, penalised, plain]
-    batch = make_batch(params, vocab_size, [3, 1, 0, -1], [30, 12, 7, 0], [11, 12, 3, 0]).to(device)
+    params = [plain, penalised, plain, penalised]
+    batch = make_batch(params, vocab_size, [-1, 0, 1, 3], [0, 7, 12, 30], [0, 3, 12, 11]).to(device)
     pools = pools_of(torch.randint(vocab_size, (4, 30)).tolist(), 32, device)
     logits_RV, allowed_BNV = torch.randn(12, vocab_size, device=device), torch.rand(4, 3, vocab_size) < 0.5
     allowed = fast.Allowed.empty(4, 3, vocab_size, device)
-    allowed.load({3: allowed_BNV[3], 2: allowed_BNV[2]})
-    allowed.load({place: allowed_BNV[place] for place in (0, 1, 3)})
+    allowed.load({0: allowed_BNV[0], 1: allowed_BNV[1]})
+    allowed.load({place: allowed_BNV[place] for place in (0, 2, 3)})
     free, masked = (fast.adjust_logits(batch, logits_RV, pools, None, 0, each) for each in (None, allowed))
-    assert (free.changed.tolist(), masked.changed.tolist()) == ([1, 0, 1, -1], [1, 1, 1, -1])
+    assert (free.changed.tolist(), masked.changed.tolist()) == ([-1, 1, 0, 1], [-1, 1, 1, 1])
     before, found = (each.adjusted.cpu().unflatten(0, (4, 3)) for each in (free, masked))
-    before[1], allowed_BNV[2] = logits_RV[3:6].cpu(), True
-    assert torch.equal(found[:3], before[:3].masked_fill(~allowed_BNV[:3], -torch.inf))
-    assert found[3].isnan().all()  # as torch.empty left it
+    before[2], allowed_BNV[1] = logits_RV[6:9].cpu(), True
+    assert torch.equal(found[1:], before[1:].masked_fill(~allowed_BNV[1:], -torch.inf))
+    assert found[0].isnan().all()  # as torch.empty left it
 
 
 def test_padded_requests_have_no_logits_whatever_they_hold(device):
@@ -157,3 +157,12 @@ def test_padded_requests_have_no_logits_whatever_they_hold(device):
     assert logits.changed.tolist() == [1, -1]
     assert not logits.adjusted[0].isnan().any()
     assert logits.adjusted[1].isnan().all()
+
+
+def test_many_rows_of_a_large_vocabulary_fit_in_tiles(device):
+    """32 rows of 40,000 logits are more than the 2²⁰ numbers of Triton's largest tile."""
+    bias = {0: 2.0, 31: 1.0, 39_999: -3.0}
+    batch = make_batch([SamplingParams(logit_bias=bias)], 40_000)
+    adjusted_RV = adjust(batch, torch.ones(32, 40_000), [[1, 2, 3]], device).adjusted.cpu()
+    expected_V = torch.ones(40_000).index_add(0, torch.tensor([*bias]), torch.tensor([*bias.values()]))
+    assert torch.equal(adjusted_RV, expected_V.expand(32, -1))

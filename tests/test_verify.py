@@ -371,6 +371,17 @@ def test_fast_verdicts_are_the_references(seed, shape, penalties, thresholds):
     assert_same(fast_verify(batch, verify_input, logits_RV, config, pools, DEVICE, masks=masks), expected)
 
 
+def test_fast_verdicts_end_with_the_bonus_tokens_of_a_verifier_that_chooses_them(device, program_order):
+    """Gumbel's, on chains: a request's own, whichever stands beside it."""
+    draw, config = random.Random(2), SpecConfig(1, 3, 4, page_size=1, max_len=40, verifier="gumbel")
+    grown = [make_tree([-1, 0, 1, 2], [draw.randrange(5) for _ in range(4)]) for _ in ANY]
+    logits_RV, verify_input = likely_logits(draw, grown, 5, 2.0), inputs_of(grown)
+    batch, pools = requests_of(draw, ANY, 5)
+    expected = reference.verify(batch, verify_input, logits_RV, config, pools)
+    assert_same(fast_verify(batch, verify_input, logits_RV, config, pools, device), expected)
+    assert len(set(expected.num_accepted_drafts.tolist())) > 1
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fast_verdicts_of_a_vocabulary_of_several_tiles(dtype, device, program_order):
     config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=1, max_len=40)
