@@ -603,6 +603,19 @@ def test_keys_read_in_parts_are_merged_in_their_order(splits, length, device, pr
     assert (out[:6].cpu().double() - expected).abs().max() <= budget(query[:6].cpu(), phase, torch.float32)
 
 
+@pytest.mark.parametrize("programs", [1, 24])
+def test_parts_are_merged_to_the_same_bits_however_few_programs_there_are(programs, device, monkeypatch, program_order):
+    """Of twelve pairs of a row and a query head, of which a program of a GPU merges one at a time."""
+    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: on_gpu)
+    phase = prefill_phase([300, 20], [6, 5], 16, layout=KVLayout(1, 2, 16))
+    fill_for(phase, 0, None, torch.float32)
+    pools, query = twin(phase.pools, torch.float32, device), torch.randn(11, 4, 16, device=device)
+    metadata = phase.build(pools, device)
+    out = fast.attention(query, 0, pools.draft, metadata, None, splits=3)
+    monkeypatch.setattr(fast, "MOST_MERGES", programs)
+    assert torch.equal(fast.attention(query, 0, pools.draft, metadata, None, splits=3), out)
+
+
 @pytest.mark.parametrize("multiprocessors", [1, 7, 40])
 def test_requests_are_read_in_parts_by_their_lengths(multiprocessors, device, monkeypatch, program_order):
     """As many parts as a device of that size wants: a long request in several of them beside others in one."""
@@ -641,11 +654,13 @@ def test_an_invariant_result_is_the_same_bits_alone_and_in_company(counts, windo
 
 
 def test_a_padded_request_changes_no_bit_of_the_others(device):
+    """Without it there are no rows beyond theirs, which a block of rows would reach."""
     phase = tree_phase(9, 4, layout=KVLayout(1, 2, 16))
     fill_for(phase, 0, None, torch.float32)
     pools, query = twin(phase.pools, torch.float32, device), torch.randn(36, 4, 16, device=device)
     metadata = phase.build(pools, device)
-    alone = replace(metadata, row_starts=metadata.row_starts[:4], num_extras=metadata.num_extras[:3])
+    by_row = {name: getattr(metadata, name)[:27] for name in ("positions", "prefix_lens", "visible")}
+    alone = replace(metadata, row_starts=metadata.row_starts[:4], num_extras=metadata.num_extras[:3], **by_row)
     out, buffer = fast.attention(query, 0, pools.draft, metadata, None), torch.empty(36, 4, 16, device=device)
     assert fast.attention(query, 0, pools.draft, alone, None, out=buffer) is buffer
     assert torch.equal(out[:27], buffer[:27])

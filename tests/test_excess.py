@@ -16,23 +16,27 @@ V, NODES = 600, 3  # three groups of tokens
 PARAMS = [SamplingParams(temperature=1.0, top_k=400, seed=5), SamplingParams(temperature=1.0, seed=8), SamplingParams()]
 
 
-def scene(device: str):
-    """Laws of three requests' three nodes, the first's cut and the third padded; draft laws of two nodes of each."""
-    logits_RV = 2 * torch.randn(len(PARAMS) * NODES, V)
-    batch = Batch.of(range(3), [0, 1, -1], [5, 6, 0], PARAMS, V)
-    changed = torch.tensor([0, 0, -1], dtype=torch.int32)
+def scene(device: str, size: int = 3):
+    """Laws of three requests' three nodes, the first's cut and the third padded; draft laws of two nodes of each.
+
+    size: how many of them there are.
+    """
+    logits_RV = 2 * torch.randn(size * NODES, V)
+    batch = Batch.of(range(size), [0, 1, -1][:size], [5, 6, 0][:size], PARAMS[:size], V)
+    changed = torch.tensor([0, 0, -1][:size], dtype=torch.int32)
     logits = Logits(logits_RV.to(device), changed.to(device), torch.empty_like(logits_RV, device=device))
     law = laws(batch.to(device), logits)
     prob_RV = [target_prob(logits_V.double(), batch.sampling, row // NODES) for row, logits_V in enumerate(logits_RV)]
-    return batch, torch.stack(prob_RV).view(3, NODES, V), torch.randn(3, 2, V).softmax(-1), law
+    return batch, torch.stack(prob_RV).view(size, NODES, V), torch.randn(size, 2, V).softmax(-1), law
 
 
-def test_masses_are_those_of_the_excess_of_every_group(device, program_order):
+@pytest.mark.parametrize("size", [1, 3])
+def test_masses_are_those_of_the_excess_of_every_group(size, device, program_order):
     """Two rows a request; where q counts for nothing it is not read, for there is none below a leaf."""
-    batch, prob_BNV, draft_prob, law = scene(device)
+    batch, prob_BNV, draft_prob, law = scene(device, size)
     nodes, scales = (
-        torch.tensor([0, 1, 1, 2, 0, 0]),
-        torch.tensor([[1.0, 1], [0.5, 1], [1, 2.5], [1, 0], [1, 0], [1, 0]]),
+        torch.tensor([0, 1, 1, 2, 0, 0])[: 2 * size],
+        torch.tensor([[1.0, 1], [0.5, 1], [1, 2.5], [1, 0], [1, 0], [1, 0]])[: 2 * size],
     )
     moved = (each.to(device) for each in (draft_prob, nodes, scales, batch.seq_lens))
     found = fast.excess_masses(law, *moved).cpu()
