@@ -82,6 +82,14 @@ def test_a_sample_is_drawn_by_seed_from_every_module_and_operator():
     assert len(set(drawn)) == len(drawn)
 
 
+@pytest.mark.parametrize("count", [3, 4, 10, 20, 23])
+def test_a_sample_is_as_large_as_asked_and_has_one_of_every_module(count):
+    candidates = {name: mutants(name, SOURCE)[:size] for name, size in (("a", 21), ("b", 7), ("c", 14))}
+    drawn = sample(candidates, count, 0)
+    assert len(drawn) == count
+    assert {each.module for each in drawn} == set(candidates)
+
+
 def test_rows_have_their_tests_and_thousands_of_mutants():
     found = rows()
     assert {"specsim.fast.kv", "specsim.fast.drafters.eagle", "specsim.pool"} <= set(found)

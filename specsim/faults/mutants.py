@@ -87,13 +87,15 @@ def mutants(module: str, source: str) -> list[Mutant]:
 
 
 def sample(candidates: dict[str, list[Mutant]], count: int, seed: int) -> list[Mutant]:
-    """`count` of them, drawn by seed: of every module in proportion to the root of how many it has."""
+    """`count` of them, or one a module if that is more, drawn by seed: of every module in proportion to the root of how
+    many it has.
+    """
     rng, weights = random.Random(seed), {name: len(found) ** 0.5 for name, found in candidates.items() if found}
-    total, drawn = sum(weights.values()), []
-    for name in sorted(weights):
-        share = max(1, round(count * weights[name] / total))
-        drawn += _by_turns(rng, candidates[name])[:share]
-    return drawn
+    exact = {name: count * weight / sum(weights.values()) for name, weight in sorted(weights.items())}
+    shares = {name: max(1, int(share)) for name, share in exact.items()}
+    for name in sorted(exact, key=lambda name: int(exact[name]) - exact[name]):  # the largest remainder first
+        shares[name] += sum(shares.values()) < count
+    return [each for name in shares for each in _by_turns(rng, candidates[name])[: shares[name]]]
 
 
 def _by_turns(rng: random.Random, found: list[Mutant]) -> list[Mutant]:
