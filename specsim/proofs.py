@@ -101,17 +101,22 @@ def proofs() -> str:
     return "\n".join([*markdown(("on a GPU", "came to"), rows), "", measured_on(values.values())]) + "\n"
 
 
+TABLES = {"grids": grids, "proofs": proofs}  # by their places in README
+
+
 def written(readme: str) -> str:
     """The README with the tables in their places."""
-    return placed(placed(readme, "grids", grids()), "proofs", proofs())
+    for mark, table in TABLES.items():
+        readme = placed(readme, mark, table())
+    return readme
 
 
 def main(paths: Sequence[str]) -> None:
     """Keep these results and write the tables."""
     for path in paths:
         print(keep(Path(path)))
-    rewrite("grids", grids())
-    rewrite("proofs", proofs())
+    for mark, table in TABLES.items():
+        rewrite(mark, table())
 
 
 if __name__ == "__main__":
