@@ -7,10 +7,10 @@ import torch
 
 from specsim import SamplingParams, SpecConfig
 from specsim.config import InputError
+from specsim.differential.truth import draws
 from specsim.generation import generate, load_engine
 from specsim.pairwise import pairwise
 from specsim.reference import oracle
-from specsim.uniforms import Stream, coins, seed_bits
 from specsim.zoo.agreeing import agreeing_pair
 
 PROMPTS = [[5, 17, 3, 40, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [30] * 3]
@@ -71,27 +71,115 @@ def config_of(cell):
     return SpecConfig(topk, steps, width, **{name: cell[name] for name in names})
 
 
-def uniforms(seed, request_id):
-    return lambda stream, root_len, depth: float(coins(seed_bits(seed), request_id, Stream[stream], root_len, depth))
+def truth(pair, prompts, config, sampling, grammar=None):
+    vocab_size = pair.target.config.vocab_size
+    return [
+        oracle.generate(pair, prompt, config, sampling, draws(sampling.seed, i, vocab_size), grammar=grammar)
+        for i, prompt in enumerate(prompts)
+    ]
 
 
-def truth(pair, prompts, config, sampling):
-    return [oracle.generate(pair, p, config, sampling, uniforms(sampling.seed, i)) for i, p in enumerate(prompts)]
-
-
-def assert_equal_to_the_oracle(pair, prompts, config, sampling):
-    found = generate(pair, prompts, config, sampling, dtype=torch.float64).outputs
-    for expected, output in zip(truth(pair, prompts, config, sampling), found, strict=True):
-        assert output.token_ids == expected.token_ids
-        assert output.finish_reason == expected.finish_reason
-        assert output.num_accepted_tokens_per_round == tuple(len(r.accepted) for r in expected.rounds)
-        assert output.logprobs == pytest.approx(expected.logprobs, abs=2e-6)
+def assert_equal_to_the_oracle(pair, prompts, config, sampling, grammar=None):
+    found = generate(pair, prompts, config, sampling, dtype=torch.float64, grammars=grammar).outputs
+    expected = truth(pair, prompts, config, sampling, grammar)
+    for each, output in zip(expected, found, strict=True):
+        assert output.token_ids == each.token_ids
+        assert output.finish_reason == each.finish_reason
+        assert output.num_accepted_tokens_per_round == tuple(len(r.accepted) for r in each.rounds)
+        assert output.logprobs == pytest.approx(each.logprobs, abs=2e-6)
+    return expected
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(map(str, cell.values())))
 def test_tokens_logprobs_and_counters_equal_the_oracle(cell):
     pair = agreeing_pair(cell["kind"], cell["family"], window=WINDOW.get(cell["family"]))
     assert_equal_to_the_oracle(pair, PROMPTS[: cell["batch"]], config_of(cell), SAMPLINGS[cell["sampling"]])
+
+
+VERIFIER_AXES = {
+    "verifier": ["typical", "rejection", "block", "multi_round", "gumbel"],
+    "topk": [1, 2, 4],
+    "num_steps": [1, 2, 4],
+    "page_size": [1, 4, 64],
+    "batch": [1, 3],
+    "sampling": list(SAMPLINGS),
+    "kind": ["eagle", "eagle3"],
+    "draft_kv": ["lane", "ancestor"],
+    "penalties": ["exact", "relaxed"],
+    "score": ["prob", "logprob"],
+    "max_len": [None, 21],
+    "is_constrained": [False, True],
+}
+
+
+def verifies(cell):
+    """Chains are verified by three of them."""
+    return cell.get("topk", 1) == 1 or cell.get("verifier") not in ("rejection", "block", "gumbel")
+
+
+def setting_of(cell):
+    topk, steps, verifier = cell["topk"], cell["num_steps"], cell["verifier"]
+    num_draft_tokens = 1 + topk * steps if topk == 1 or verifier == "multi_round" else 1 + topk + (steps > 1)
+    names = "verifier", "page_size", "draft_kv", "penalties", "score", "max_len"
+    return SpecConfig(topk, steps, num_draft_tokens, **{name: cell[name] for name in names})
+
+
+class Alternating:
+    """Outputs of 3 tokens or more, each as much above the last, modulo 6, as one of `steps`; token 0 ends them."""
+
+    def __init__(self, vocab_size=48, steps=(1, 2)):
+        self.vocab_size, self.steps = vocab_size, steps
+
+    def matcher(self):
+        return AlternatingMatcher(self)
+
+
+class AlternatingMatcher:
+    def __init__(self, grammar):
+        self.grammar, self.vocab_size, self.taken = grammar, grammar.vocab_size, []
+
+    @property
+    def has_ended(self):
+        return self.taken[-1:] == [0]
+
+    def allowed(self):
+        assert not self.has_ended
+        ids, last = torch.arange(self.vocab_size), self.taken[-1] if self.taken else 0
+        allowed_V = sum((ids - last) % 6 == step for step in self.grammar.steps).bool()
+        allowed_V[0] = len(self.taken) >= 3
+        return allowed_V
+
+    def advance(self, token):
+        is_allowed = bool(self.allowed()[token])
+        self.taken += [token] * is_allowed
+        return is_allowed
+
+    def roll_back(self, count):
+        del self.taken[len(self.taken) - count :]
+
+
+@pytest.mark.parametrize("cell", pairwise(VERIFIER_AXES, verifies), ids=lambda cell: "-".join(map(str, cell.values())))
+def test_every_verifier_equals_the_oracle(cell):
+    """Also under a grammar, whose outputs may end in a tree, and which forbids many drafts."""
+    pair, grammar = agreeing_pair(cell["kind"]), Alternating() if cell["is_constrained"] else None
+    if grammar:
+        pair = replace(pair, target=replace(pair.target, config=replace(pair.target.config, eos_token_ids=(0,))))
+    assert_equal_to_the_oracle(pair, PROMPTS[: cell["batch"]], setting_of(cell), SAMPLINGS[cell["sampling"]], grammar)
+
+
+@pytest.mark.parametrize(
+    ("verifier", "topk"), [("typical", 3), ("rejection", 1), ("block", 1), ("multi_round", 6), ("gumbel", 1)]
+)
+def test_every_verifier_equals_the_oracle_where_drafts_are_often_wrong(verifier, topk):
+    """Rounds of every length; the laws are so flat that a sibling's coin instead of a draft's own would be seen."""
+    pair = agreeing_pair("eagle3", noise=0.1)
+    thresholds = {"typical_epsilon": 0.1, "typical_delta": 0.3} if verifier == "typical" else {}
+    config = SpecConfig(topk, 3, 1 + 3 * topk, page_size=4, verifier=verifier, **thresholds)
+    prompts = [[i, 2 * i, 40 - i] for i in range(1, 9)]
+    sampling = SamplingParams(temperature=3.0, max_new_tokens=24, seed=11)
+    results = assert_equal_to_the_oracle(pair, prompts, config, sampling)
+    lengths = [len(each.accepted) for result in results for each in result.rounds]
+    assert set(lengths) == {1, 2, 3, 4}
 
 
 @pytest.mark.parametrize("draft_kv", ["lane", "ancestor"])
@@ -131,9 +219,12 @@ def node_paths(verify_input, request):
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 @pytest.mark.parametrize("draft_kv", ["lane", "ancestor"])
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_trees_and_scores_equal_the_oracle_in_every_round(kind, draft_kv, page_size, monkeypatch):
+@pytest.mark.parametrize(("verifier", "num_draft_tokens"), [("target_only", 12), ("multi_round", 17)])
+def test_trees_and_scores_equal_the_oracle_in_every_round(
+    kind, draft_kv, page_size, verifier, num_draft_tokens, monkeypatch
+):
     """Draft-side parity: a fault that only lowers acceptance leaves tokens right and trees wrong."""
-    config = SpecConfig(4, 4, 12, page_size=page_size, draft_kv=draft_kv)
+    config = SpecConfig(4, 4, num_draft_tokens, page_size=page_size, draft_kv=draft_kv, verifier=verifier)
     pair, sampling, seen = agreeing_pair(kind), SAMPLINGS["warm"], []
     engine_type = type(load_engine(pair, config, "reference"))
     draft = engine_type.draft
@@ -147,4 +238,4 @@ def test_trees_and_scores_equal_the_oracle_in_every_round(kind, draft_kv, page_s
 
 def test_the_oracle_refuses_a_prompt_that_leaves_no_room():
     with pytest.raises(InputError, match="prompt length is 21"):
-        oracle.generate(agreeing_pair(), [1] * 21, SpecConfig(max_len=21), SamplingParams(), uniforms(0, 0))
+        oracle.generate(agreeing_pair(), [1] * 21, SpecConfig(max_len=21), SamplingParams(), draws(0, 0, 48))

@@ -5,26 +5,23 @@ import torch
 from specsim.differential.cell import Cell
 from specsim.differential.divergence import Divergence
 from specsim.generation import generate
-from specsim.uniforms import Stream, coins, seed_bits
+from specsim.uniforms import Stream, coins, gumbel_noise, seed_bits
 
 ALLOWED = 2e-6  # logprobs are kept in float32
 
 
 def compare_with_oracle(cell: Cell, pair) -> list[Divergence]:
-    """Tokens, finish reasons, counters and logprobs of every request, in float64 from the same uniforms.
-
-    The oracle knows target-only sampling and no grammars; what other verifiers emit at temperatures above 0 is judged
-    by their laws.
-    """
-    if cell.config.verifier != "target_only" or cell.grammars:
-        return []
+    """Tokens, finish reasons, counters and logprobs of every request, in float64 from the same uniforms."""
     from specsim.reference import oracle
 
     ids = cell.request_ids or tuple(range(len(cell.prompts)))
-    outputs = generate(pair, cell.prompts, cell.config, cell.sampling, request_ids=ids, dtype=torch.float64).outputs
+    grammars = [cell.grammars.get(each) for each in ids]
+    settings = {"grammars": grammars, "request_ids": ids, "dtype": torch.float64}
+    outputs = generate(pair, cell.prompts, cell.config, cell.sampling, **settings).outputs
     divergences = []
     for request, (prompt, sampling, output) in enumerate(zip(cell.prompts, cell.sampling, outputs, strict=True)):
-        truth = oracle.generate(pair, prompt, cell.config, sampling, _draw(sampling.seed, ids[request]))
+        named = draws(sampling.seed, ids[request], pair.target.config.vocab_size)
+        truth = oracle.generate(pair, prompt, cell.config, sampling, named, grammar=grammars[request])
         facts = (
             ("tokens", truth.token_ids, output.token_ids),
             ("finish reason", truth.finish_reason, output.finish_reason),
@@ -38,5 +35,14 @@ def compare_with_oracle(cell: Cell, pair) -> list[Divergence]:
     return divergences
 
 
-def _draw(seed: int, request_id: int):
-    return lambda stream, root_len, depth: float(coins(seed_bits(seed), request_id, Stream[stream], root_len, depth))
+def draws(seed: int, request_id: int, vocab_size: int):
+    """What the engines draw for a request, as the oracle asks for it."""
+    from specsim.reference.oracle import Draws
+
+    bits = seed_bits(seed)
+    named, request = torch.tensor(bits), torch.tensor(request_id)
+
+    def coin(stream: str, root_len: int, depth: int, index: int) -> float:
+        return float(coins(bits, request_id, Stream[stream], root_len, depth, index))
+
+    return Draws(coin, lambda position: gumbel_noise(named, request, torch.tensor(position), vocab_size))
