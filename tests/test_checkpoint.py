@@ -221,12 +221,19 @@ def test_prefixes(tmp_path: Path):
 @pytest.mark.parametrize("stored", [True, False])
 def test_a_tied_head_is_the_embedding(stored: bool, tmp_path: Path):
     folder, tensors = write_manifest(tmp_path, "qwen3-8b", tie_word_embeddings=True)
-    if not stored:
-        del tensors["lm_head.weight"]
-        save_file(tensors, folder / FORMS[0])
+    del tensors["lm_head.weight"]
+    head = {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()} if stored else {}
+    save_file(tensors | head, folder / FORMS[0])
     loaded = load_target(folder).tensors
     assert loaded["lm_head.weight"] is loaded["model.embed_tokens.weight"]
     assert torch.equal(loaded["lm_head.weight"], tensors["model.embed_tokens.weight"])
+
+
+def test_a_tied_head_that_is_not_the_embedding_is_refused(tmp_path: Path):
+    """Others would read it as it stands."""
+    folder, _ = write_manifest(tmp_path, "qwen3-8b", tie_word_embeddings=True)
+    with pytest.raises(InputError, match=r"lm_head.weight in .* is 'another tensor'; allowed: the embedding, or none"):
+        load_target(folder)
 
 
 def test_rotary_tables_are_passed_over(tmp_path: Path):
@@ -271,6 +278,9 @@ def test_a_head_of_equal_vocabularies_has_no_tables(tmp_path: Path):
     head = load_drafter(write(tmp_path, config, tensors), target_of(EAGLE3))
     assert_same(head.tensors, tensors)
     assert head.config.draft_vocab_size == 40
+    save_file(tensors | {"t2d": torch.ones(40, dtype=torch.bool)}, tmp_path / FORMS[0])
+    with pytest.raises(InputError, match=r"d2t in .* is 'missing'; allowed: a table of offsets, where there is a t2d"):
+        load_drafter(tmp_path, target_of(EAGLE3))
 
 
 def test_t2d_is_made_from_d2t(tmp_path: Path):
@@ -343,6 +353,15 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "origi
         ({"rope_theta": 5.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}}, 5.0, LLAMA3),
         ({"rope_theta": 5.0, "rope_scaling": {"type": "llama3", **LLAMA3}}, 5.0, LLAMA3),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5.0, **LLAMA3}}, 5.0, LLAMA3),
+        (
+            {
+                "rope_theta": 5.0,
+                "rope_scaling": {"type": "llama3", **LLAMA3},
+                "rope_parameters": {"rope_type": "llama3", "rope_theta": 5.0, **LLAMA3},
+            },
+            5.0,
+            LLAMA3,
+        ),
     ],
 )
 def test_rope_spellings(fields: dict[str, Any], theta: float, scaling: dict[str, float]):
@@ -358,6 +377,12 @@ def test_rope_spellings(fields: dict[str, Any], theta: float, scaling: dict[str,
         ("mistral", {"sliding_window": 5}, (5, 5, 5, 5)),
         ("mistral", {"sliding_window": None}, ()),
         ("mistral", {}, (4096,) * 4),
+        ("mistral", {"sliding_window": 5, "layer_types": ["full_attention"] * 4}, ()),
+        (
+            "mistral",
+            {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"] * 2},
+            (5, None, 5, None),
+        ),
         ("qwen3", {"sliding_window": 5, "max_window_layers": 2}, ()),
         ("qwen3", {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 2}, ()),
         (
@@ -450,6 +475,16 @@ def test_norm_before_residual(value: bool):
             "llama",
             {"rope_scaling": {"type": "linear", "factor": 4.0}},
             "rope_type in config.json is 'linear'; allowed: default or llama3",
+        ),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}, "rope_scaling": {"type": "yarn"}},
+            "rope_type in config.json is 'yarn'; allowed: default or llama3",
+        ),
+        (
+            "llama",
+            {"rope_parameters": {"rope_theta": 10000.0}, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
+            "allowed: what rope_parameters says, rope_theta included, where both are given",
         ),
         ("llama", {"rope_scaling": "x"}, "rope_scaling in config.json is 'x'; allowed: an object"),
         (
@@ -854,6 +889,7 @@ def test_a_pair_shows_its_shapes(zoo: Path):
 
 def test_a_tied_head_is_counted_once(tmp_path: Path):
     folder, tensors = write_manifest(tmp_path, "qwen3-8b", tie_word_embeddings=True)
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, folder / FORMS[0])
     parameters = sum(tensor.numel() for tensor in tensors.values()) - 40 * 24
     assert f"parameters {parameters:,}" in repr(load_target(folder))
 

@@ -135,7 +135,11 @@ def load_target(path_or_hub: str | Path) -> TargetCheckpoint:
         optional = {"lm_head.weight": required.pop("lm_head.weight")}
     tensors = check_layout(by_name(read_weights(folder), _target_name), folder, required, optional)
     if config.tie_word_embeddings:
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+        embedding = tensors["model.embed_tokens.weight"]
+        if not torch.equal(tensors.get("lm_head.weight", embedding), embedding):
+            allowed = "the embedding, or none, where tie_word_embeddings is true"
+            raise InputError(f"lm_head.weight in {folder}", "another tensor", allowed)
+        tensors["lm_head.weight"] = embedding
     return TargetCheckpoint(config, tensors)
 
 
@@ -158,6 +162,8 @@ def load_drafter(
         bias = {"fc.bias": optional.pop("fc.bias")}
         required |= bias if fields.flag("bias") else {}
     tensors = check_layout(stored, folder, required, optional)
+    if "t2d" in tensors and "d2t" not in tensors:
+        raise InputError(f"d2t in {folder}", "missing", "a table of offsets, where there is a t2d")
     tensors |= _vocabulary(tensors, folder, target_config.vocab_size) if "d2t" in tensors else {}
     return DrafterCheckpoint(config, tensors)
 

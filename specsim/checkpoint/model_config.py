@@ -67,14 +67,20 @@ def _head_dim(fields: Fields, num_heads: int) -> int:
 
 def _rope(fields: Fields) -> tuple[float, dict[str, Any]]:
     """(base, scaling): `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of transformers 4."""
-    name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
-    rope = fields.mapping(name)
-    theta = rope.filled({"rope_theta": fields.get("rope_theta", 10000.0)}).number("rope_theta")
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    theta = {"rope_theta": fields.get("rope_theta", 10000.0)}
+    given = [name for name in ("rope_parameters", "rope_scaling") if fields.get(name)] or ["rope_parameters"]
+    first, *others = (_one_rope(name, fields.mapping(name).filled(theta)) for name in given)
+    if any(other != first for other in others):
+        raise fields.error("rope_scaling", "what rope_parameters says, rope_theta included, where both are given")
+    return first
+
+
+def _one_rope(name: str, rope: Fields) -> tuple[float, dict[str, Any]]:
+    theta, kind = rope.number("rope_theta"), rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "llama3"):
-        raise InputError(f"rope_type in {fields.file}", kind, "default or llama3")
+        raise InputError(f"rope_type in {rope.file}", kind, "default or llama3")
     if any(isinstance(value, dict) for value in rope.values.values()):
-        raise fields.error(name, "one setting for all layers")
+        raise InputError(f"{name} in {rope.file}", dict(rope.values), "one setting for all layers")
     if rope.get("partial_rotary_factor", 1) != 1:
         raise rope.error("partial_rotary_factor", "1")
     if kind == "default":
@@ -88,12 +94,13 @@ def _sliding_windows(family: str, fields: Fields, num_layers: int) -> tuple[int 
         return ()
     switched_on = family == "mistral" or fields.flag("use_sliding_window")
     window = fields.integer("sliding_window") if switched_on and fields.get("sliding_window") is not None else None
-    slides = [True] * num_layers if family == "mistral" else _sliding_layers(fields, num_layers, window)
+    is_listed = family == "qwen3" or fields.get("layer_types") is not None
+    slides = _sliding_layers(fields, num_layers, window) if is_listed else [True] * num_layers
     return tuple(window if sliding else None for sliding in slides) if window and any(slides) else ()
 
 
 def _sliding_layers(fields: Fields, num_layers: int, window: int | None) -> list[bool]:
-    """Qwen3: by `layer_types`, else every layer from `max_window_layers` on."""
+    """By `layer_types`, else (Qwen3) every layer from `max_window_layers` on."""
     layer_types = fields.get("layer_types")
     if layer_types is None:
         return [layer >= fields.integer("max_window_layers", least=0) for layer in range(num_layers)]
