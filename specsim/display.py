@@ -38,7 +38,7 @@ def print_table(console: Console, columns: Sequence[str], rows: Sequence[Sequenc
     table = Table(
         box=box.SIMPLE_HEAD if console.is_terminal and columns else None, pad_edge=False, show_header=bool(columns)
     )
-    for index in range(len(rows[0])):
+    for index in range(len(columns) or max(map(len, rows), default=0)):
         numeric = all(is_number(str(row[index])) for row in rows)
         table.add_column(columns[index] if columns else "", justify="right" if numeric else "left")
     for row in rows:

@@ -23,6 +23,8 @@ class Guidance:
             raise InputError(form, text, "none without llguidance: pip install 'specsim[grammar]'") from error
         if tokenizer is None:
             raise InputError(form, text, "none: the target has no tokenizer")
+        if not end_ids:
+            raise InputError(form, text, "none: the target has no end token, eos_token_id in its config")
         self.vocab_size, self.end_ids = vocab_size, frozenset(end_ids)
         words = tokenizer.backend_tokenizer.to_str()
         self._tokens = LLTokenizer(words, n_vocab=vocab_size, eos_token=list(end_ids))

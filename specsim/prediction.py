@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from tqdm.auto import tqdm
 
-from specsim.config import SamplingParams, SpecConfig
+from specsim.config import InputError, SamplingParams, SpecConfig
 from specsim.display import figure, heading, paragraph, print_table, setting
 from specsim.generation import generate
 from specsim.recording import record
@@ -86,7 +86,12 @@ def predict(
     """Record once, replay every setting, then run each on the reference column, greedily and in float64.
 
     A setting has to lie within the recorded one. End tokens end nothing, so that every prompt weighs the same.
+    max_new_tokens: at least 2.
     """
+    if max_new_tokens < 2:
+        raise InputError("max_new_tokens", max_new_tokens, "at least 2: the first token needs no round")
+    if not settings:
+        raise InputError("settings", settings, "at least one setting")
     sampling = SamplingParams(max_new_tokens=max_new_tokens, ignore_eos=True)
     with tqdm(total=len(settings) + 1, unit="run", disable=None if progress else True) as bar:
         start = perf_counter()
@@ -100,7 +105,7 @@ def predict(
             rows.append(Prediction(config, predicted, figures.accept_length, figures.rounds))
             bar.update()
     seconds = replaying - start, running - replaying, perf_counter() - running
-    return Predictions(recorded, len(prompts), max_new_tokens, tuple(rows), seconds)
+    return Predictions(recorded, len(candidates.texts), max_new_tokens, tuple(rows), seconds)
 
 
 def show(predictions: Predictions, console: Console) -> None:

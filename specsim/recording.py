@@ -41,11 +41,15 @@ def record(
     """
     if config.is_plain:
         raise InputError("num_steps", config.num_steps, "at least 1: plain decoding drafts nothing")
+    if positions < 1:
+        raise InputError("positions", positions, "at least 1")
     new_tokens = positions + config.num_steps
     none_accepted = SyntheticAcceptance((0.0,) * config.num_steps)
     engine = Recorder(load_engine(pair, config, "reference", dtype, acceptance=none_accepted))
     sampling = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
     requests = make_requests(pair, prompts, sampling, None, engine.config.max_len)
+    if not requests:
+        raise InputError("prompts", prompts, "at least one prompt")
     for request in requests:
         if request.max_tokens < new_tokens:
             most = engine.config.max_len - new_tokens

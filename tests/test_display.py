@@ -20,6 +20,11 @@ def test_piped_table_is_plain_and_aligned(capsys):
     assert capsys.readouterr().out.splitlines() == expected
 
 
+def test_a_table_without_rows_is_its_headings(capsys):
+    print_table(stdout_console(), ("name", "value"), [])
+    assert capsys.readouterr().out == "name  value\n"
+
+
 def test_piped_styles_are_left_out(capsys):
     print_table(stdout_console(), (), [(Text("a", style="bold red"), "b")])
     assert capsys.readouterr().out == "a  b\n"

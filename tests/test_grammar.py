@@ -696,6 +696,9 @@ def test_a_grammar_that_is_none_is_one_sentence(monkeypatch):
         Guidance.lark(PAIR, "a b")
     with pytest.raises(InputError, match="the target has no tokenizer"):
         Guidance.regex(replace(PAIR, tokenizer=None), "a")
+    endless = replace(PAIR, target=replace(PAIR.target, config=replace(PAIR.target.config, eos_token_ids=())))
+    with pytest.raises(InputError, match="the target has no end token"):
+        Guidance.regex(endless, "a")
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(InputError, match=re.escape("pip install 'specsim[grammar]'")):
         Guidance.regex(PAIR, "a")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+import specsim
 from specsim import SamplingParams, SpecConfig, generate
 from specsim.config import InputError
 from specsim.display import stdout_console
@@ -66,3 +67,19 @@ def test_what_cannot_be_recorded_is_refused():
         record(agreeing_pair("eagle3"), PROMPTS, SpecConfig.plain(), 8)
     with pytest.raises(InputError, match=r"prompt is '4 tokens'; allowed: at most"):
         record(agreeing_pair("eagle3"), [[7, 8, 9, 10]], replace(LARGE, max_len=20), 17)
+    with pytest.raises(InputError, match=r"positions is 0; allowed: at least 1"):
+        record(agreeing_pair("eagle3"), PROMPTS, LARGE, 0)
+    with pytest.raises(InputError, match=r"prompts is \[\]; allowed: at least one prompt"):
+        record(agreeing_pair("eagle3"), [], LARGE, 4)
+
+
+def test_what_cannot_be_predicted_is_refused():
+    with pytest.raises(InputError, match="max_new_tokens is 1; allowed: at least 2"):
+        predict(agreeing_pair("eagle3"), PROMPTS, 1, SMALLER, LARGE)
+    with pytest.raises(InputError, match=r"settings is \[\]; allowed: at least one setting"):
+        predict(agreeing_pair("eagle3"), PROMPTS, 12, [], LARGE)
+
+
+def test_one_text_is_one_prompt():
+    found = predict(specsim.load(drafter="eagle"), "def main():", 4, [SpecConfig(1, 1, 2)], SpecConfig(1, 1, 2))
+    assert found.num_prompts == 1

@@ -27,8 +27,6 @@ def predict(
     SamplingParams(max_new_tokens=max_new_tokens)
     check_writable(json_file)
     texts = options.shipped_texts(prompts)
-    if max_new_tokens < 2:
-        raise InputError("max_new_tokens", max_new_tokens, "at least 2: the first token needs no round")
     if drafter not in ("eagle", "eagle3"):
         raise InputError("drafter", drafter, "eagle or eagle3")
     predictions = run(load(drafter=drafter), texts, max_new_tokens, progress=True)
