@@ -168,16 +168,6 @@ def test_the_law_test_draws_drafts_where_a_verifier_wants_them(monkeypatch):
     assert fields_of("law", impl="reference", n=600, verifier="rejection") == ["law"]
 
 
-def test_draft_laws_are_those_of_the_logits(monkeypatch):
-    from specsim.reference.drafters import autoregressive
-
-    setting = dict(topk=2, num_steps=2, num_draft_tokens=5, batch=2, sampling="warm", verifier="multi_round")
-    assert fields_of("draft_laws", **setting) == []
-    law = autoregressive.draft_law
-    monkeypatch.setattr(autoregressive, "draft_law", lambda *arguments: law(*arguments).roll(1, -1))
-    assert fields_of("draft_laws", **setting) == ["draft_prob"]
-
-
 COMPANY = dict(impl="reference", topk=2, num_steps=2, num_draft_tokens=5, page_size=4, batch=3, ids=[4, 2, 9])
 
 

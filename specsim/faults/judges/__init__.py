@@ -7,7 +7,7 @@ from typing import Any
 from specsim.config import InputError
 from specsim.faults.fault import Finding
 
-JUDGES = ("differential", "oracle", "company", "law", "draft_laws", "trees", "memory")
+JUDGES = ("differential", "oracle", "company", "law", "trees", "memory")
 
 INTERPRETED = ("memory",)  # which watch Triton's interpreter, also where there is a GPU
 

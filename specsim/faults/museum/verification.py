@@ -157,17 +157,28 @@ FAULTS = (
         symptom="the better the drafter, the more tokens are of another law",
         fields=("law",),
         edits=(
+            Edit(VERIFY, "def _finish(\n    laws,\n", "def _finish(\n    laws,\n    unprocessed,\n"),
             Edit(
-                "specsim.reference.verify",
-                "            path, bonus = accepted(tree, prob_NV, draft_prob_MV, "
-                "(coins_BW[request], final, noise_WV), config)\n",
-                "            path, bonus = accepted(tree, prob_NV, draft_prob_MV, "
-                "(coins_BW[request], final, noise_WV), config)\n"
-                "            if len(path) == width:\n"
-                "                bonus = inverse_cdf(torch.softmax(adjusted_NV[path[-1]], dim=-1), final)\n",
+                VERIFY,
+                "            bonus = draw(laws, last, siblings, uniform, (space[0] + own, space[1] + own), "
+                "GROUP, GROUPS, PER)\n",
+                "            own_space = space[0] + own, space[1] + own\n"
+                "            if drafts == num_steps:\n"
+                "                bonus = draw(unprocessed, last, siblings, uniform, own_space, GROUP, GROUPS, PER)\n"
+                "            else:\n"
+                "                bonus = draw(laws, last, siblings, uniform, own_space, GROUP, GROUPS, PER)\n",
+            ),
+            Edit(
+                VERIFY,
+                "    _finish[(batch.size,)](\n        law.table,\n",
+                "    from dataclasses import replace\n"
+                "    plain = replace(sampling, temperature=torch.ones_like(sampling.temperature),\n"
+                "                    top_p=torch.ones_like(sampling.top_p))\n"
+                "    unprocessed = laws(replace(batch, sampling=plain), law.logits)\n"
+                "    _finish[(batch.size,)](\n        law.table,\n        unprocessed.table,\n",
             ),
         ),
-        trial=Trial("law", dict(impl="reference", n=4000, temperature=0.6, top_p=0.9)),
+        trial=Trial("law", dict(impl="fast", n=120, temperature=0.25, top_p=0.8)),
     ),
     Fault(
         name="logits-column-copied",
@@ -178,16 +189,12 @@ FAULTS = (
         fields=("draft_prob",),
         edits=(
             Edit(
-                "specsim.reference.drafters.autoregressive",
-                "        draft_prob = torch.cat(laws, 1) if laws else None\n",
-                "        draft_prob = torch.cat(laws, 1) if laws else None\n"
-                "        if laws:\n"
-                "            kept, later = draft_prob, torch.arange(1, len(laws))\n"
-                "            draft_prob = torch.zeros_like(kept)\n"
-                "            draft_prob[:, 0] = kept[:, 0]\n"
-                "            draft_prob[:, later].copy_(kept[:, later])\n",
+                "specsim.fast.draft_law",
+                "        vocab_size, block = law.shape[-1], block_of(law.shape[-1], BLOCK)\n",
+                "        law = law if step is None else law[:, torch.arange(law.shape[1], device=device)]\n"
+                "        vocab_size, block = law.shape[-1], block_of(law.shape[-1], BLOCK)\n",
             ),
         ),
-        trial=Trial("draft_laws", dict(topk=1, num_steps=3, page_size=1, batch=2, sampling="warm", verifier="block")),
+        trial=Trial("differential", dict(topk=1, num_steps=3, page_size=1, batch=2, sampling="warm", verifier="block")),
     ),
 )
