@@ -1,5 +1,6 @@
 """The timeline against the server itself, step by step, and against laws that hold whatever is served."""
 
+import signal
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -304,6 +305,35 @@ def test_what_cannot_be_served_is_refused(change, message):
     arguments = {"options": OPTION, "workload": closed_loop(3, 2, 20, 20), "serving": None} | change
     with pytest.raises(InputError, match=message):
         simulate(COST, **arguments)
+
+
+@pytest.fixture
+def patience():
+    """A run that does not end is interrupted."""
+
+    def interrupt(*_):
+        raise TimeoutError("the run does not end")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.alarm(10)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("patience")
+@pytest.mark.parametrize("prompt", [13, 15, 16, 17])
+@pytest.mark.parametrize("output", [1, 2, 3, 5, 20])
+def test_a_request_needs_what_its_largest_round_does_and_not_its_last(prompt, output):
+    """With pages of 8, two lanes and release `round` a round from 14 tokens needs 5 pages, one from 16 needs 4."""
+    config = SpecConfig(2, 3, 5, page_size=8, release="round")
+    option, load = Option(config, iid(0.0, 3)), closed_loop(1, 1, prompt, output)
+    most = max(round_columns(np.arange(prompt, prompt + max(1, output - 1)), config))
+    slots = int(-(-most // 8) * 8)
+    with pytest.raises(InputError, match=f"num_slots is {slots - 8}; allowed: at least {slots}, which request 0 needs"):
+        simulate(Linear(), option, load, ServingConfig(num_slots=slots - 8))
+    run = simulate(Linear(), option, load, ServingConfig(num_slots=slots))
+    assert run.retractions.sum() == 0
 
 
 def test_an_option_needs_a_law_of_its_steps():

@@ -66,7 +66,10 @@ def _check(cost: Cost, options: tuple[Option, ...], workload: Workload, serving:
     if serving.schedule == "overlap" and any(option.config.release == "round" for option in options):
         raise InputError("schedule", "overlap", "sync with release 'round', which frees what a round leaves")
     configs, page = tuple(option.config for option in options), options[0].config.page_size
-    most = round_pages(workload.prompt_tokens + np.maximum(workload.output_tokens - 2, 0), configs) * page
+    # Lanes' copies of a prefix's tail grow with it: a round from a page's last token may need most of all.
+    last = workload.prompt_tokens + np.maximum(workload.output_tokens - 2, 0)
+    fullest = np.maximum(last - last % page - 1, workload.prompt_tokens)
+    most = np.maximum(round_pages(last, configs), round_pages(fullest, configs)) * page
     if most.max() > serving.num_slots:
         request = int(most.argmax())
         raise InputError("num_slots", serving.num_slots, f"at least {most[request]}, which request {request} needs")
