@@ -10,7 +10,9 @@ import pytest
 from specsim import SpecConfig
 from specsim.cli import main
 from specsim.config import InputError
+from specsim.simulator.acceptance import iid
 from specsim.simulator.cell import Cell, chain_shares, read_shares
+from specsim.simulator.option import Option
 from specsim.simulator.plan import candidates, plan, sglang_flags, vllm_flags
 
 SHARES = ((0.6, 0.15, 0.05), (0.55, 0.15, 0.05), (0.5, 0.15, 0.05))
@@ -52,6 +54,13 @@ def test_drafts_pay_in_small_batches_and_not_in_large_ones():
     assert found.by_batch[0].speedup > 1.05
     assert found.crossover is not None
     assert all(each.config.is_plain == (each.batch >= found.crossover) for each in found.by_batch)
+
+
+def test_speed_up_and_crossover_are_those_of_the_setting_and_not_of_a_longer_law():
+    scenario, config = CELL.scenario, SpecConfig(1, 2, 3)
+    own, longer = (replace(scenario, option=Option(config, iid(0.8, drafts))) for drafts in (2, 5))
+    assert longer.speedup(1) == own.speedup(1) < 3
+    assert longer.crossover() == own.crossover() is not None
 
 
 def test_flags_are_those_of_the_engines():

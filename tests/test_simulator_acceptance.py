@@ -111,6 +111,17 @@ def test_recorded_positions_are_walked():
     assert law.accepted(drawn).tolist() == [2, 0, 1]
 
 
+def test_a_shorter_chain_has_the_rates_of_its_own_rounds():
+    assert PerPosition((0.8, 0.5, 0.3)).rates(2).tolist() == [0.8, 0.5]
+    # Of equally many tokens the first kind makes 2 rounds where the second makes 1.
+    assert Mixture((iid(0.0, 3), iid(1.0, 3)), (1.0, 1.0)).rates(1) == pytest.approx([1 / 3])
+    by_round, by_position = Recorded((np.array([0, 2, 1]),), 2), Recorded((np.array([2, 2, 2, 0]),), 2, by="position")
+    assert by_round.rates(1) == pytest.approx([2 / 3])
+    assert by_position.rates(1) == pytest.approx([1])  # from positions 0 and 2, where two drafts lead to 3
+    for law in (by_round, by_position):
+        assert accept_length(law, 0) == 1
+
+
 def test_judged_asks_and_checks():
     drawn = rounds(3, 1)
     assert Judged(lambda asked: asked.request_ids % 2, 1).accepted(drawn).tolist() == [0, 1, 0]

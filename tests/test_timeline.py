@@ -195,6 +195,13 @@ def test_independent_acceptance_has_its_mean():
     assert run.accept_length == pytest.approx(2.5, abs=5 * 1.2 / run.rounds.sum() ** 0.5)
 
 
+def test_a_setting_accepts_no_more_than_its_steps_of_a_longer_law():
+    option = Option(SpecConfig(1, 2, 3), iid(0.8, 5))
+    assert option.accept_length == pytest.approx(1 + 0.8 + 0.64)
+    run = simulate(Linear(), option, closed_loop(500, 64, 10, 400), prefill="beside")
+    assert run.accept_length == pytest.approx(option.accept_length, abs=5 * 0.8 / run.rounds.sum() ** 0.5)
+
+
 def test_overlap_wastes_a_round_of_each_request_that_ends():
     load, option = closed_loop(1, 1, 10, 9), Option(CHAIN, steady(4, 3))
     steps = {}

@@ -44,13 +44,15 @@ class Acceptance(Protocol):
 class Law(Acceptance, Protocol):
     """Acceptance with a closed form."""
 
-    def rates(self) -> np.ndarray:
-        """Share of the rounds that accept at least 1, 2, ... num_steps drafts (unconditional), float64 [S]."""
+    def rates(self, num_steps: int | None = None) -> np.ndarray:
+        """Share of the rounds that accept at least 1, 2, ... drafts (unconditional), up to the law's own num_steps or
+        under a setting of fewer, which cuts what a round accepts: float64 [S].
+        """
 
 
-def accept_length(law: Law) -> float:
-    """Mean tokens of a round, bonus included."""
-    return 1.0 + float(np.sum(law.rates()))
+def accept_length(law: Law, num_steps: int | None = None) -> float:
+    """Mean tokens of a round, bonus included; num_steps as in Law.rates."""
+    return 1.0 + float(np.sum(law.rates(num_steps)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,8 @@ class PerPosition:
     def num_steps(self) -> int:
         return len(self.by_position)
 
-    def rates(self) -> np.ndarray:
-        return np.array(self.by_position)
+    def rates(self, num_steps: int | None = None) -> np.ndarray:
+        return np.array(self.by_position[:num_steps])
 
     def accepted(self, rounds: Rounds) -> np.ndarray:
         if self.schedule == "minimum-variance":
@@ -144,13 +146,12 @@ class Mixture:
     def num_steps(self) -> int:
         return self.parts[0].num_steps
 
-    def rates(self) -> np.ndarray:
-        share = np.array(self.weights) / [accept_length(part) for part in self.parts]
-        return share @ np.stack([part.rates() for part in self.parts]) / share.sum()
+    def rates(self, num_steps: int | None = None) -> np.ndarray:
+        share = np.array(self.weights) / [accept_length(part, num_steps) for part in self.parts]
+        return share @ np.stack([part.rates(num_steps) for part in self.parts]) / share.sum()
 
     def accepted(self, rounds: Rounds) -> np.ndarray:
-        chosen = self.kinds(rounds.request_ids)
-        return np.choose(chosen, [part.accepted(rounds) for part in self.parts])
+        return np.choose(self.kinds(rounds.request_ids), [part.accepted(rounds) for part in self.parts])
 
     def kinds(self, request_ids: np.ndarray) -> np.ndarray:
         """Which part each request follows, int64."""
@@ -195,10 +196,10 @@ class Recorded:
         places = rounds.indices if self.by == "round" else rounds.positions
         return self._flat[self._starts[requests] + places % self._lengths[requests]]
 
-    def rates(self) -> np.ndarray:
+    def rates(self, num_steps: int | None = None) -> np.ndarray:
         """Of the rounds of one pass through every recorded request."""
-        played = self._flat if self.by == "round" else np.concatenate([walk(each) for each in self.counts])
-        return np.array([(played >= step).mean() for step in range(1, self.num_steps + 1)])
+        played = self._flat if self.by == "round" else np.concatenate([walk(each, num_steps) for each in self.counts])
+        return np.array([(played >= step).mean() for step in range(1, self.num_steps + 1)])[:num_steps]
 
 
 def walk(by_position: np.ndarray, num_steps: int | None = None) -> np.ndarray:
@@ -206,8 +207,7 @@ def walk(by_position: np.ndarray, num_steps: int | None = None) -> np.ndarray:
 
     num_steps: of a shorter chain, which accepts at most that many.
     """
-    by_position = np.asarray(by_position)
-    limited = by_position if num_steps is None else np.minimum(by_position, num_steps)
+    limited = np.asarray(by_position) if num_steps is None else np.minimum(by_position, num_steps)
     places, place = [], 0
     while place < len(limited):
         places.append(place)

@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from specsim.config import InputError, SpecConfig
-from specsim.simulator.acceptance import Acceptance, PerPosition
+from specsim.simulator.acceptance import Acceptance, PerPosition, accept_length
 
 
 class Cost(Protocol):
@@ -30,6 +30,11 @@ class Option:
         if self.acceptance.num_steps < self.config.num_steps:
             allowed = f"a law of at least num_steps drafts, {self.config.num_steps}"
             raise InputError("acceptance", self.acceptance.num_steps, allowed)
+
+    @property
+    def accept_length(self) -> float:
+        """Mean tokens of a round, bonus included; of a law with a closed form."""
+        return accept_length(self.acceptance, self.config.num_steps)
 
     @classmethod
     def plain(cls, page_size: int = 16) -> "Option":

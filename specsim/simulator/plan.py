@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from specsim.config import InputError, ServingConfig, SpecConfig
-from specsim.simulator.acceptance import accept_length
 from specsim.simulator.cell import Cell
 from specsim.simulator.option import Option
 from specsim.simulator.policy import compare
@@ -106,7 +105,7 @@ def plan(cell: Cell, objective: str = "throughput", configs: Sequence[SpecConfig
     figures = [metrics[OBJECTIVES[objective]] for metrics in runs]
     costs = [1 / figure if objective == "throughput" else figure for figure in figures]
     rows = [
-        Candidate(option.config, accept_length(option.acceptance), metrics, cost / min(costs) - 1)
+        Candidate(option.config, option.accept_length, metrics, cost / min(costs) - 1)
         for option, metrics, cost in zip(options, runs, costs, strict=True)
     ]
     by_batch = tuple(_choose(scenario, options, batch) for batch in _batches(cell.max_running))
@@ -132,7 +131,7 @@ def _choose(scenario: Scenario, options: Sequence[Option], batch: int) -> BatchC
     """By tokens a second of a round of requests that are half done."""
 
     def speed(option: Option) -> float:
-        return batch * accept_length(option.acceptance) / scenario.phases(option, batch).total
+        return batch * option.accept_length / scenario.phases(option, batch).total
 
     best = max(options, key=speed)
     return BatchChoice(batch, best.config, speed(best), speed(scenario.plain))

@@ -6,7 +6,6 @@ from typing import Literal
 import numpy as np
 
 from specsim.config import ServingConfig
-from specsim.simulator.acceptance import accept_length
 from specsim.simulator.cost import CostModel, Phases
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import Hardware
@@ -64,7 +63,7 @@ class Scenario:
     def speedup(self, requests: int) -> float:
         """Of decoding over plain decoding, at the same number of running requests."""
         plain, drafts = (self.phases(option, requests).total for option in (self.plain, self.option))
-        return accept_length(self.option.acceptance) * plain / drafts
+        return self.option.accept_length * plain / drafts
 
     def crossover(self, most: int = MOST_REQUESTS) -> int | None:
         """The smallest batch, up to `most`, at which drafts cost more than they bring; None where there is none."""
