@@ -1,6 +1,7 @@
 """specsim explain: where two engines' answers part, and whether rounding explains it."""
 
 import json
+from math import inf, nan
 
 import pytest
 import torch
@@ -66,6 +67,24 @@ def test_log_probabilities_that_drift_are_a_fault_before_tokens_differ():
         assert finding.drift == pytest.approx(0.05)
     same_length = one(answer([5, 6], [-0.1, None]), answer([5, 6], [-0.1, -9.0]))
     assert same_length.verdict == "equal"
+
+
+def test_a_nan_differs_from_every_log_probability():
+    """Wherever it comes, and whatever else differs; log probabilities of minus infinity are equal."""
+    sound = answer([5, 6], [-0.1, -0.2])
+    for logprobs in ([nan, -0.2], [-0.1, nan], [nan, -9.0]):
+        assert one(answer([5, 6], logprobs), sound).verdict == "fault"
+        assert one(sound, answer([5, 6], logprobs)).verdict == "fault"
+    assert one(answer([5, 6], [-inf, -0.2]), answer([5, 6], [-inf, -9.0])).drift_place == 1
+    assert one(*[answer([5, 6], [-inf, -0.2])] * 2).drift == 0.0
+
+
+@pytest.mark.parametrize("top", [{8: nan}, {7: nan, 8: -0.6}, {3: nan, 4: -0.7}, {4: -0.7, 3: nan}])
+def test_a_nan_where_tokens_differ_is_a_fault(top):
+    _, b = parted(0.0, 0.0)
+    own = top.get(7, -0.6)
+    assert one(answer([5, 6, 7], [-0.1, -0.2, own], [{}, {}, top]), b).verdict == "fault"
+    assert one(b, answer([5, 6, 7], [-0.1, -0.2, own], [{}, {}, top])).verdict == "fault"
 
 
 def test_what_is_not_reported_bounds_the_margin():

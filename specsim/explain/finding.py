@@ -8,6 +8,7 @@ puts between its token and the first's, come to at most 4e; and log probabilitie
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf, isnan
 from typing import Literal
 
 from specsim.config import InputError
@@ -46,8 +47,8 @@ class Finding:
     place: of the first token that differs, None where none does; tokens: both answers' token there, None where one has
     ended. margins: what either engine puts between its own token and the other's, None where it did not report the
     other's; at_least: then the least that it can be. drift: the largest difference of log probabilities of equal
-    tokens before, and drift_place where. exact: the distance of the two tokens' logits in float64, where weights were
-    given.
+    tokens before, and drift_place where. Both are infinite where a log probability is NaN. exact: the distance of the
+    two tokens' logits in float64, where weights were given.
     """
 
     request: int
@@ -130,8 +131,15 @@ def _tokens(one: Answer, other: Answer, place: int | None) -> tuple[Token | None
 def _drift(one: Answer, other: Answer, place: int | None) -> tuple[float, int | None]:
     """The largest difference of log probabilities of equal tokens, and where; 0 where there is none to compare."""
     both = zip(one.logprobs[:place], other.logprobs[:place], strict=False)
-    known = [(abs(mine - theirs), at) for at, (mine, theirs) in enumerate(both) if None not in (mine, theirs)]
+    known = [(abs(_above(mine, theirs)), at) for at, (mine, theirs) in enumerate(both) if None not in (mine, theirs)]
     return max(known, key=lambda each: each[0], default=(0.0, None))
+
+
+def _above(mine: float, theirs: float) -> float:
+    """By how much a log probability is above another: infinitely, where one is NaN."""
+    if mine == theirs:  # also where both are minus infinity
+        return 0.0
+    return inf if isnan(mine - theirs) else mine - theirs
 
 
 def _margins(one: Answer, other: Answer, place: int) -> Iterator[tuple[float | None, float]]:
@@ -143,7 +151,6 @@ def _margins(one: Answer, other: Answer, place: int) -> Iterator[tuple[float | N
             continue
         found = top.get(theirs.tokens[place])
         # A token that is not reported is less likely than all that are, the chosen one aside.
-        others = [value for token, value in top.items() if token != mine.tokens[place]]
-        bound = own - min(others) if others else 0.0
-        margin = None if found is None else own - found
+        bound = max((_above(own, value) for value in top.values()), default=0.0)
+        margin = None if found is None else _above(own, found)
         yield margin, max(0.0, bound if margin is None else margin)
