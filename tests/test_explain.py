@@ -105,6 +105,16 @@ def test_a_drawn_token_and_an_early_end_are_not_decided():
     assert (finding.verdict, finding.place, finding.tokens) == ("undecided", 1, (6, None))
 
 
+def test_a_token_below_any_reported_one_was_drawn():
+    """Also where the other engine's token is not reported; a tie is none, and its own token is no other."""
+    b = answer([7], [-0.05], [{1: -4.0, 2: -6.0}])
+    finding = one(answer([5], [-5.0], [{1: -0.1, 2: -3.0}]), b)
+    assert (finding.verdict, finding.is_drawn) == ("undecided", True)
+    assert one(b, answer([5], [-5.0], [{1: -0.1, 2: -3.0}])).verdict == "undecided"
+    for top in ({1: -0.7, 2: -3.0}, {5: -0.69999, 2: -3.0}):
+        assert one(answer([5], [-0.7], [top]), b).verdict == "fault"
+
+
 def test_answers_have_to_belong_together():
     mine = answer([5], [-0.1], prompt=[1, 2])
     with pytest.raises(InputError, match=r"b is '2 answers'; allowed: as many as a has, 1"):

@@ -46,9 +46,10 @@ class Finding:
 
     place: of the first token that differs, None where none does; tokens: both answers' token there, None where one has
     ended. margins: what either engine puts between its own token and the other's, None where it did not report the
-    other's; at_least: then the least that it can be. drift: the largest difference of log probabilities of equal
-    tokens before, and drift_place where. Both are infinite where a log probability is NaN. exact: the distance of the
-    two tokens' logits in float64, where weights were given.
+    other's; at_least: then the least that it can be. is_drawn: whether an engine reported a likelier token than its
+    own there: greedy decoding did not choose it. drift: the largest difference of log probabilities of equal tokens
+    before, and drift_place where. Margins and drift are infinite where a log probability is NaN. exact: the distance
+    of the two tokens' logits in float64, where weights were given.
     """
 
     request: int
@@ -58,14 +59,10 @@ class Finding:
     tokens: tuple[Token | None, Token | None] | None = None
     margins: tuple[float | None, float | None] | None = None
     at_least: tuple[float, float] | None = None
+    is_drawn: bool = False
     drift: float = 0.0
     drift_place: int | None = None
     exact: float | None = None
-
-    @property
-    def is_drawn(self) -> bool:
-        """Whether a token is not the likeliest of its place: greedy decoding did not choose it."""
-        return any(margin is not None and margin < 0 for margin in self.margins or ())
 
 
 def explain(a: Sequence[Answer], b: Sequence[Answer], noise: Noise) -> Iterator[Finding]:
@@ -94,27 +91,29 @@ def first_difference(one: Answer, other: Answer) -> int | None:
 def _finding(request: int, one: Answer, other: Answer, noise: Noise) -> Finding:
     place = first_difference(one, other)
     drift, drift_place = _drift(one, other, place)
-    if drift > noise.most:
-        says = (
-            f"the same token after the same tokens has log probabilities {drift:.3g} apart, more than {noise.most:.3g}"
-        )
-        return Finding(request, "fault", says, place, _tokens(one, other, place), drift=drift, drift_place=drift_place)
-    if place is None:
-        return Finding(request, "equal", "all tokens are equal", drift=drift, drift_place=drift_place)
     tokens = _tokens(one, other, place)
-    if None in tokens:
-        says = "one answer ends here, the other goes on: limits or stops differ, or an end of text was missed"
-        return Finding(request, "undecided", says, place, tokens, drift=drift, drift_place=drift_place)
-    margins, at_least = zip(*_margins(one, other, place), strict=True)
-    finding = Finding(request, "undecided", "", place, tokens, margins, at_least, drift, drift_place)
-    verdict, says = _judged(finding, noise)
+    finding = Finding(request, "undecided", "", place, tokens, drift=drift, drift_place=drift_place)
+    if tokens and None not in tokens:
+        margins, at_least = zip(*_margins(one, other, place), strict=True)
+        is_drawn = any(_is_drawn(each, place) for each in (one, other))
+        finding = replace(finding, margins=margins, at_least=at_least, is_drawn=is_drawn)
+    verdict, says = verdict_of(finding, noise)
     return replace(finding, verdict=verdict, says=says)
 
 
-def _judged(finding: Finding, noise: Noise) -> tuple[Verdict, str]:
-    least = sum(finding.at_least)
+def verdict_of(finding: Finding, noise: Noise) -> tuple[Verdict, str]:
+    """What the engines' own log probabilities come to under that noise, and what is to be said of it."""
+    if finding.drift > noise.most:
+        says = f"the same token after the same tokens has log probabilities {finding.drift:.3g} apart"
+        return "fault", f"{says}, more than {noise.most:.3g}"
+    if finding.place is None:
+        return "equal", "all tokens are equal"
+    if None in finding.tokens:
+        says = "one answer ends here, the other goes on: limits or stops differ, or an end of text was missed"
+        return "undecided", says
     if finding.is_drawn:
         return "undecided", "a token was drawn that is not the likeliest, and two engines draw other numbers"
+    least = sum(finding.at_least)
     if least > noise.most:
         return "fault", f"the two tokens lie {least:.3g} apart or more, rounding explains {noise.most:.3g}"
     if None in finding.margins:
@@ -154,3 +153,9 @@ def _margins(one: Answer, other: Answer, place: int) -> Iterator[tuple[float | N
         bound = max((_above(own, value) for value in top.values()), default=0.0)
         margin = None if found is None else _above(own, found)
         yield margin, max(0.0, bound if margin is None else margin)
+
+
+def _is_drawn(answer: Answer, place: int) -> bool:
+    """Whether another token is reported as likelier than the one at that place."""
+    token, own = answer.tokens[place], answer.logprobs[place]
+    return own is not None and any(value > own for each, value in answer.top[place].items() if each != token)
