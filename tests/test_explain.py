@@ -215,6 +215,22 @@ def test_the_weights_decide():
     assert "a is wrong" in judged(finding, -2.001 * noise.error, noise).says
 
 
+def test_weights_excuse_no_drift_and_no_margins_that_rounding_does_not_explain():
+    """A near-tie in float64 is none in an engine whose own log probabilities are further off."""
+    drifted = one(answer([5, 7], [-0.1, -0.5]), answer([5, 8], [-9.1, -0.5]))
+    apart = one(*parted(0.5, 0.0))
+    for finding in (drifted, apart):
+        decided = judged(finding, 0.0, NOISE)
+        assert (decided.verdict, decided.says) == ("fault", f"{finding.says} (said so)")
+        assert judged(finding, 0.0, Noise(3.0, "coarser")).verdict == "numerics"
+    assert "b is wrong" in judged(drifted, 0.03, NOISE).says
+
+
+def test_float64_is_not_measured_against_itself():
+    target, context = load().target, [17, 300, 41]
+    assert Weights.of(target, torch.float64).measure(context, (5, 6))[1].error == ERRORS["float64"]
+
+
 def test_the_command(tmp_path, capsys):
     def write(name: str, *changes: dict) -> str:
         (tmp_path / name).write_text(json.dumps({"outputs": [OURS | change for change in changes]}))

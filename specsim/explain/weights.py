@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from specsim.explain.finding import Finding, Noise
+from specsim.explain.finding import ERRORS, Finding, Noise, verdict_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Weights:
         """(logit of the first token less that of the second, in float64; how far a logit is off in the type).
 
         token_ids: the context, prompt and all. The error is four times the largest that a plain forward in that type
-        makes of any logit here: another order of the same sums errs about as much.
+        makes of any logit here: another order of the same sums errs about as much. In float64 it is what is assumed.
         """
         from specsim.reference.oracle_forward import target_forward
 
@@ -37,14 +37,20 @@ class Weights:
                 target_forward(model.config, model.tensors, list(token_ids), ())[0][-1].double()
                 for model in (self.exact, self.rounded)
             )
-        error = 4 * float((exact - rounded).abs().max())
+        error = max(4 * float((exact - rounded).abs().max()), ERRORS["float64"])
         name = str(self.dtype).removeprefix("torch.")
         return float(exact[tokens[0]] - exact[tokens[1]]), Noise(error, f"measured: {name} against float64")
 
 
 def judged(finding: Finding, exact: float, noise: Noise) -> Finding:
-    """By the exact distance of the two tokens' logits: at most what two errors come to, or one engine is wrong."""
+    """By the exact distance of the two tokens' logits: at most what two errors come to, or one engine is wrong.
+
+    Of a near-tie the engines' own log probabilities have to be explained by the same noise, or it is a fault as well.
+    """
     is_near = abs(exact) <= 2 * noise.error
+    verdict, says = verdict_of(finding, noise)
+    if is_near and verdict == "fault":
+        return replace(finding, verdict=verdict, says=f"{says} ({noise.source})", exact=exact)
     says = f"in float64 their logits lie {abs(exact):.3g} apart; rounding ({noise.source}) moves them by "
     says += f"{2 * noise.error:.3g} at most" + ("" if is_near else f": {'b' if exact > 0 else 'a'} is wrong")
     return replace(finding, verdict="numerics" if is_near else "fault", says=says, exact=exact)
