@@ -121,6 +121,10 @@ def test_answers_have_to_belong_together():
         list(explain([mine], [mine, mine], NOISE))
     with pytest.raises(InputError, match="another prompt"):
         list(explain([mine], [answer([5], [-0.1], prompt=[1, 3])], NOISE))
+    for pair in ([mine], [answer([" x"], [-0.1])]), ([answer([" x"], [-0.1])], [mine]):
+        with pytest.raises(InputError, match=r"b is 'an answer that names tokens by (id|text) \(request 0\)'"):
+            list(explain(*pair, NOISE))
+    assert one(answer([" x"], [-0.1]), answer([], [])).verdict == "undecided"
     with pytest.raises(InputError, match="dtype is 'int8'"):
         Noise.of("int8")
 

@@ -66,7 +66,10 @@ class Finding:
 
 
 def explain(a: Sequence[Answer], b: Sequence[Answer], noise: Noise) -> Iterator[Finding]:
-    """A finding for each request, the answers being to the same prompts in the same order."""
+    """A finding for each request, the answers being to the same prompts in the same order, tokens named alike.
+
+    InputError for answers that differ in number, in their prompts, or in naming tokens by id or by text.
+    """
     if len(a) != len(b):
         raise InputError("b", f"{len(b)} answers", f"as many as a has, {len(a)}")
     for request, (one, other) in enumerate(zip(a, b, strict=True)):
@@ -76,6 +79,10 @@ def explain(a: Sequence[Answer], b: Sequence[Answer], noise: Noise) -> Iterator[
             and one.prompt != other.prompt
         ):
             raise InputError("b", f"an answer to another prompt (request {request})", "answers to the prompts of a")
+        if one.tokens and other.tokens and type(one.tokens[0]) is not type(other.tokens[0]):
+            by = "text" if isinstance(other.tokens[0], str) else "id"
+            allowed = "answers named as a's are, by text or by id (vLLM's server: return_tokens_as_token_ids)"
+            raise InputError("b", f"an answer that names tokens by {by} (request {request})", allowed)
         yield _finding(request, one, other, noise)
 
 
