@@ -162,7 +162,7 @@ NAMED = {
     "top_logprobs": [{}, {"token_id:13": -2.5}],
 }
 CHAT = [
-    {"token": "token_id:11", "logprob": -0.5},
+    {"token": "token_id:11", "logprob": -0.5, "top_logprobs": None},
     {"token": "token_id:12", "logprob": -0.25, "top_logprobs": [{"token": "token_id:13", "logprob": -2.5}]},
 ]
 
@@ -195,13 +195,32 @@ def test_tokens_by_their_text(tmp_path):
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", "7", '{"outputs": [{"token_ids": [1]}]}', '{"outputs": [{"token_ids": [1, 2], "logprobs": [-1]}]}',
-     '{"choices": [{"logprobs": null}]}', '{"meta_info": {"output_token_logprobs": [7]}}'],
+     '{"choices": [{"logprobs": null}]}', '{"meta_info": {"output_token_logprobs": [7]}}', "[" * 100_000,
+     '{"token_ids": [1.7], "logprobs": [-1]}', '{"token_ids": [true], "logprobs": [-1]}',
+     '{"token_ids": [1], "logprobs": [-1' + "0" * 400 + "]}"],
 )  # fmt: skip
 def test_other_files_are_refused_in_a_sentence(text, tmp_path):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(InputError, match=r"^a is .*; allowed: results of specsim") as error:
         read_answers(tmp_path / "a.json", "a")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("entry", [{"error": "overloaded"}, 5, "text", None, [], {"choices": []}, {"outputs": []}])
+def test_an_entry_without_an_answer_is_refused(entry, tmp_path):
+    """Or the answers after it would be compared with those to other prompts."""
+    (tmp_path / "a.json").write_text(json.dumps([SGLANG, entry, SGLANG]))
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, (SGLANG, entry, SGLANG))))
+    for name in ("a.json", "a.jsonl"):
+        with pytest.raises(InputError, match=r"entry 1, counted from 0: .* holds no answer"):
+            read_answers(tmp_path / name, "a")
+
+
+def test_lines_end_at_line_feeds_alone(tmp_path):
+    """U+2028 and U+0085 may stand in a text as they are."""
+    line = json.dumps(OURS | {"text": "a\u2028b\u0085c"}, ensure_ascii=False)
+    (tmp_path / "a.jsonl").write_bytes(f"{line}\r\n\r\n{line}".encode())
+    assert len(read_answers(tmp_path / "a.jsonl", "a")) == 2
 
 
 def test_the_weights_decide():

@@ -1,6 +1,7 @@
 """What engines answered, token by token with log probabilities, as specsim, vLLM, SGLang and OpenAI's API write it."""
 
 import json
+import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +48,9 @@ def _token(token: Any) -> Token:
     """An id, or the token's text; vLLM writes ids as token_id:123 if asked to."""
     if isinstance(token, str):
         return int(token[9:]) if token.startswith("token_id:") and token[9:].isdecimal() else token
-    return int(token)
+    if type(token) is not int:
+        raise TypeError(f"{token!r} is no token id")
+    return token
 
 
 def _by_id(place: Mapping[str, Any] | None) -> dict[int, float]:
@@ -57,33 +60,43 @@ def _by_id(place: Mapping[str, Any] | None) -> dict[int, float]:
 
 
 def read_answers(path: Path, name: str) -> tuple[Answer, ...]:
-    """The answers of a file of JSON or JSON lines; InputError, under that name, for any other."""
+    """The answers of a file of JSON or JSON lines, each entry holding one or more; InputError, under that name, for any
+    other, and for an entry without.
+    """
+    answers: list[Answer] = []
+    for at, entry in enumerate(_entries(path, name)):
+        try:
+            answers += _answers(entry)
+        except (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError) as error:
+            reason = f"entry {at}, counted from 0: {type(error).__name__}: {error}"
+            raise InputError(name, str(path), f"{ALLOWED} ({reason})") from error
+    if not answers:
+        raise InputError(name, str(path), ALLOWED)
+    return tuple(answers)
+
+
+def _entries(path: Path, name: str) -> list[Any]:
     text = read_text(path, name, ALLOWED)
     try:
         value = json.loads(text)
-    except ValueError:
+    except (RecursionError, ValueError):
         try:
-            value = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except ValueError as error:
-            raise InputError(name, str(path), f"{ALLOWED} (it is no JSON)") from error
-    try:
-        answers = tuple(_answers(value))
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise InputError(name, str(path), f"{ALLOWED} ({type(error).__name__}: {error})") from error
-    if not answers:
-        raise InputError(name, str(path), ALLOWED)
-    return answers
+            return [json.loads(line) for line in text.split("\n") if line.strip()]
+        except (RecursionError, ValueError) as error:
+            raise InputError(name, str(path), f"{ALLOWED} (it is no JSON, or nested too deeply)") from error
+    return value if isinstance(value, list) else [value]
 
 
 def _answers(value: Any) -> Iterator[Answer]:
-    if isinstance(value, list):
+    if isinstance(value, list) and value:
         for each in value:
             yield from _answers(each)
-    elif isinstance(value, dict):
-        for key, convert in CONVERTERS.items():
-            if key in value:
-                yield from convert(value)
-                return
+        return
+    key = next((key for key in CONVERTERS if isinstance(value, dict) and key in value), None)
+    answers = list(CONVERTERS[key](value)) if key else []
+    if not answers:
+        raise ValueError(f"{reprlib.repr(value)} holds no answer")
+    yield from answers
 
 
 def _ours(value: Mapping[str, Any]) -> Iterator[Answer]:
@@ -100,7 +113,7 @@ def _outputs(value: Mapping[str, Any]) -> Iterator[Answer]:
         logprobs = output["logprobs"]
         if logprobs and isinstance(logprobs[0], Mapping):
             top = list(map(_by_id, logprobs))
-            chosen = [place.get(int(token)) for token, place in zip(output["token_ids"], top, strict=True)]
+            chosen = [place.get(token) for token, place in zip(output["token_ids"], top, strict=True)]
             output = {"token_ids": output["token_ids"], "logprobs": chosen, "top_logprobs": logprobs}
         yield from _ours(output | {"prompt_token_ids": prompt})
 
@@ -120,7 +133,7 @@ def _openai(value: Mapping[str, Any]) -> Iterator[Answer]:
         logprobs = choice["logprobs"]
         if "content" in logprobs:
             content = logprobs["content"]
-            top = [{each["token"]: each["logprob"] for each in place.get("top_logprobs", ())} for place in content]
+            top = [{each["token"]: each["logprob"] for each in place.get("top_logprobs") or ()} for place in content]
             yield Answer.of([(place["token"], place["logprob"]) for place in content], top, value.get("prompt"))
         else:
             chosen = list(zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True))
