@@ -192,6 +192,42 @@ def test_tokens_by_their_text(tmp_path):
     assert found.tokens == ("7", " x")
 
 
+def chat(tmp_path, *places: list[tuple[str, float, list[int] | None]]) -> Answer:
+    """Read from a chat completion: by place what is reported, the chosen token first; bytes None where not given."""
+    reported = [[dict(zip(("token", "logprob", "bytes"), each, strict=True)) for each in place] for place in places]
+    content = [place[0] | {"top_logprobs": place} for place in reported]
+    (tmp_path / "chat.json").write_text(json.dumps({"choices": [{"logprobs": {"content": content}}]}))
+    (found,) = read_answers(tmp_path / "chat.json", "a")
+    return found
+
+
+def test_bytes_tell_tokens_of_one_text_apart(tmp_path):
+    a = chat(tmp_path, [("A", -0.69, [65]), ("\ufffd", -0.70, [240]), ("\ufffd", -9.0, [241])])
+    near = chat(tmp_path, [("\ufffd", -0.69, [240]), ("A", -0.70, [65])])
+    far = chat(tmp_path, [("\ufffd", -0.69, [241]), ("A", -0.70, [65])])
+    assert (one(a, near).verdict, one(a, near).tokens) == ("numerics", ("A", r"\xf0"))
+    assert (one(a, far).verdict, one(a, far).at_least[0]) == ("fault", pytest.approx(8.31))
+    assert one(near, far).place == 0
+
+
+def test_of_tokens_of_one_text_the_likeliest_is_taken(tmp_path):
+    """Without bytes, or with those of another engine that has none: no margin then is more than it can be."""
+    b = chat(tmp_path, [("\ufffd", -0.69, None), ("A", -0.70, None)])
+    for given in ([240], None):
+        a = chat(tmp_path, [("A", -0.69, [65]), ("\ufffd", -0.70, given), ("\ufffd", -9.0, given)])
+        assert one(a, b).verdict == "numerics"
+
+
+def test_a_text_of_several_tokens_is_no_fault(tmp_path):
+    """Engines may have parted there without its being seen."""
+    a, b = ([("\ufffd", -0.1, given), ("x", -9.0, None)] for given in (None, [240]))
+    last, off = [("y", -0.2, None)], [("y", -3.0, None)]
+    assert one(chat(tmp_path, a), chat(tmp_path, b)).verdict == "undecided"
+    assert one(chat(tmp_path, a, last), chat(tmp_path, a, off)).verdict == "undecided"
+    assert one(chat(tmp_path, b, last), chat(tmp_path, b, off)).verdict == "fault"
+    assert one(chat(tmp_path, last, a), chat(tmp_path, off, a)).verdict == "fault"
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", "7", '{"outputs": [{"token_ids": [1]}]}', '{"outputs": [{"token_ids": [1, 2], "logprobs": [-1]}]}',

@@ -2,8 +2,9 @@
 
 import json
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ from specsim.config import InputError
 from specsim.files import read_text
 
 ALLOWED = "results of specsim generate or run, of vLLM, of SGLang's /generate, or of OpenAI's API, with logprobs"
+UNCLEAR = "\ufffd"  # what a token's text has for bytes that are no text by themselves
 Token = int | str
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One request's answer. A token is its id, or its text where the engine gave no ids.
+    """One request's answer. A token is its id, or its text where the engine gave no ids, bytes written as \\xf0.
 
     logprobs: natural logarithm of each token's probability, None where not given. top: by token, the log probabilities
     that were reported at each place, the chosen token's among them. prompt: token ids, or the text; None if not given.
@@ -128,16 +130,32 @@ def _sglang(value: Mapping[str, Any]) -> Iterator[Answer]:
 
 
 def _openai(value: Mapping[str, Any]) -> Iterator[Answer]:
-    """OpenAI's completions and chat completions, which name tokens by their text."""
+    """OpenAI's completions and chat completions, which name tokens by their text, in chats by their bytes as well."""
     for choice in value["choices"]:
         logprobs = choice["logprobs"]
         if "content" in logprobs:
             content = logprobs["content"]
-            top = [{each["token"]: each["logprob"] for each in place.get("top_logprobs") or ()} for place in content]
-            yield Answer.of([(place["token"], place["logprob"]) for place in content], top, value.get("prompt"))
+            top = [_by_text(place.get("top_logprobs") or ()) for place in content]
+            yield Answer.of([(_text(place), place["logprob"]) for place in content], top, value.get("prompt"))
         else:
             chosen = list(zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True))
             yield Answer.of(chosen, logprobs.get("top_logprobs"), value.get("prompt"))
+
+
+def _by_text(entries: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Log probabilities by token; of tokens of one text the largest, that no margin is more than it can be."""
+    largest: dict[str, float] = {}
+    for each in entries:
+        for token in {_text(each), each["token"]}:
+            largest[token] = max(each["logprob"], largest.get(token, -inf))
+    return largest
+
+
+def _text(entry: Mapping[str, Any]) -> str:
+    """A token's text, with its bytes where they are none: as text all such tokens are alike."""
+    if UNCLEAR in entry["token"] and entry.get("bytes"):
+        return bytes(entry["bytes"]).decode(errors="backslashreplace")
+    return entry["token"]
 
 
 CONVERTERS: dict[str, Callable[[Mapping[str, Any]], Iterator[Answer]]] = {

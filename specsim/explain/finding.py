@@ -12,7 +12,7 @@ from math import inf, isnan
 from typing import Literal
 
 from specsim.config import InputError
-from specsim.explain.answers import Answer, Token
+from specsim.explain.answers import UNCLEAR, Answer, Token
 
 Verdict = Literal["equal", "numerics", "fault", "undecided"]
 
@@ -105,6 +105,8 @@ def _finding(request: int, one: Answer, other: Answer, noise: Noise) -> Finding:
         is_drawn = any(_is_drawn(each, place) for each in (one, other))
         finding = replace(finding, margins=margins, at_least=at_least, is_drawn=is_drawn)
     verdict, says = verdict_of(finding, noise)
+    if verdict == "fault" and _is_unclear(one, other, drift_place if drift > noise.most else place):
+        verdict, says = "undecided", f"{UNCLEAR} stands for several tokens, which may differ: ask for ids, or bytes"
     return replace(finding, verdict=verdict, says=says)
 
 
@@ -166,3 +168,8 @@ def _is_drawn(answer: Answer, place: int) -> bool:
     """Whether another token is reported as likelier than the one at that place."""
     token, own = answer.tokens[place], answer.logprobs[place]
     return own is not None and any(value > own for each, value in answer.top[place].items() if each != token)
+
+
+def _is_unclear(one: Answer, other: Answer, place: int) -> bool:
+    """Whether texts do not tell if the tokens up to that place are equal."""
+    return any(UNCLEAR in str(token) for answer in (one, other) for token in answer.tokens[: place + 1])
