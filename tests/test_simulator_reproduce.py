@@ -38,6 +38,12 @@ def test_what_is_asked_of_a_table_is_met(made, name):
     assert [each.what for each in made[name].asked if not each.is_met] == []
 
 
+@pytest.mark.parametrize("name", SHIPPED)
+def test_what_came_of_a_table_survives_json(made, name):
+    value = made[name].to_json()
+    assert json.loads(json.dumps(value, allow_nan=False)) == value
+
+
 @pytest.mark.parametrize("name", HELD_OUT)
 def test_held_out_cells_and_parameters_are_as_many_as_the_method_says(made, name):
     result = made[name]

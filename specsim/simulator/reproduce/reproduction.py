@@ -102,4 +102,4 @@ def parameter_cells(fitted: Fitted) -> tuple[str, ...]:
 def at_most(what: str, errors: Iterable[float], limit: float) -> Asked:
     """That no error exceeds a limit."""
     worst = max(errors)
-    return Asked(what, f"{worst:.2%} at worst, asked at most {limit:.1%}", worst <= limit)
+    return Asked(what, f"{worst:.2%} at worst, asked at most {limit:.1%}", bool(worst <= limit))
