@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated
 
 import typer
@@ -28,6 +29,8 @@ from specsim.config import InputError
 
 # What runs models so small that threads only wait for each other; libraries read the number when they are loaded.
 SMALL = {"demo", "soak", "accept", "diff", "certify", "conformance", "laws", "predict"}
+_UsageError = typer.BadParameter.__base__  # of the click that typer brings along
+_KINDS = {"integer": "an integer", "int": "an integer", "number": "a number", "float": "a number"}
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
@@ -37,11 +40,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.stdout.reconfigure(errors="replace")
     try:
         try:
-            app(arguments, prog_name="specsim")
+            status = app(arguments, prog_name="specsim", standalone_mode=False)
         finally:
             sys.stdout.flush()
+        sys.exit(status or 0)
     except InputError as error:
         _fail(error)
+    except _UsageError as error:
+        _fail(_sentence(error, sys.argv[1:] if arguments is None else arguments))
     except BrokenPipeError:
         _discard_stdout()
         sys.exit(1)
@@ -55,7 +61,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(InputError("the memory of this setting", "more than there is", "smaller pages, trees or lengths"))
 
 
-def _fail(error: InputError) -> None:
+def _sentence(error: Exception, words: Sequence[str]) -> InputError | str:
+    """What the command line itself refuses, in the words of every other refusal where a value is of another type."""
+    names = getattr(getattr(error, "param", None), "opts", ())
+    given = [after for before, after in pairwise(words) if before in names]
+    given += [value for name, _, value in (word.partition("=") for word in words) if name in names and value]
+    kinds = [kind for word, kind in _KINDS.items() if f"valid {word}" in error.message]
+    if given and kinds:
+        return InputError(error.param.name, given[-1], kinds[0])
+    return " ".join(error.format_message().split())
+
+
+def _fail(error: InputError | str) -> None:
     print(f"specsim: {error}", file=sys.stderr)
     sys.exit(2)
 

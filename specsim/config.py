@@ -255,6 +255,8 @@ class SamplingParams:
         _require_finite("repetition_penalty", self.repetition_penalty, 1e-3, 1e3, "a number from 0.001 to 1000")
         for name in ("presence_penalty", "frequency_penalty"):
             _require_finite(name, getattr(self, name), -2, 2, "a number from -2 to 2")
+        is_mapping = isinstance(self.logit_bias, Mapping)
+        _require(is_mapping, "logit_bias", self.logit_bias, "a mapping of token ids to numbers")
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         for token, bias in self.logit_bias.items():
             _require_int("logit_bias", token, 0)

@@ -32,6 +32,16 @@ def check_writable(path: Path | None, name: str = "json") -> None:
         raise InputError(name, str(path), "a file that can be written, in a folder that exists and can be written")
 
 
+def check_apart(**files: Path | None) -> None:
+    """Before anything is written: that none of a command's files is another of them; inputs first, by their names."""
+    known: dict[Path, str] = {}
+    for name, path in files.items():
+        if path is None or _stream(path) or _is_device(path):
+            continue
+        if (other := known.setdefault(_real(path), name)) != name:
+            raise InputError(name, str(path), f"another file than that of {other}")
+
+
 def write_json(path: Path | None, value: dict) -> None:
     """All of it or nothing: written beside `path` and renamed. Devices and this program's own output are written to."""
     if path is None:

@@ -35,6 +35,8 @@ class Guidance:
     @classmethod
     def regex(cls, pair, pattern: str) -> Self:
         """Outputs that match a regular expression as a whole."""
+        if not isinstance(pattern, str):
+            raise InputError("regex", pattern, "a text")
         return cls._of("regex", pattern, pair)
 
     @classmethod

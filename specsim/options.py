@@ -2,7 +2,8 @@
 
 import json
 import shlex
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
@@ -86,6 +87,15 @@ def pick(settings: type[_Settings], options: dict[str, Any]) -> _Settings:
     return settings(**{field.name: options[field.name] for field in fields(settings) if field.name in options})
 
 
+@contextmanager
+def told_as(**names: str) -> Iterator[None]:
+    """What is wrong with a field is told of the option that it comes from."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(names.get(error.name, error.name), error.value, error.allowed) from error
+
+
 def speculation(options: dict[str, Any]) -> SpecConfig:
     """The tree of the options; with drafter `none` they may say nothing of it."""
     if options["drafter"] != "none":
@@ -115,10 +125,10 @@ def acceptance(options: dict[str, Any]) -> SyntheticAcceptance | None:
             raise InputError("accept_schedule", schedule, f"only {SCHEDULES[0]}, the default, without --accept-rates")
         return None
     numbers = accepted_shares(rates)
-    try:
-        return SyntheticAcceptance(numbers, schedule)
-    except InputError as error:  # specsim run has a --schedule that is another
-        raise InputError(f"accept_{error.name}", error.value, error.allowed) from error
+    if options["drafter"] == "none":
+        raise InputError("accept_rates", rates, "none with drafter none, which drafts nothing")
+    with told_as(rates="accept_rates", schedule="accept_schedule"):  # specsim run has a --schedule that is another
+        return SyntheticAcceptance(numbers, schedule).fit(options["num_steps"])
 
 
 def accepted_shares(text: str) -> tuple[float, ...]:
@@ -153,6 +163,9 @@ def grammar(options: dict[str, Any], pair: Any):
     pattern, file = options["regex"], options["json_schema"]
     if pattern is None and file is None:
         return None
+    if options["accept_rates"] is not None:
+        name, value = ("json_schema", str(file)) if pattern is None else ("regex", pattern)
+        raise InputError(name, value, "none with --accept-rates, which asks no target")
     if pattern is not None and file is not None:
         raise InputError("json_schema", str(file), "one of --regex and --json-schema")
     from specsim.files import read_text
@@ -164,7 +177,7 @@ def grammar(options: dict[str, Any], pair: Any):
     text = read_text(file, "json_schema", allowed)
     try:
         schema = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError("json_schema", str(file), f"{allowed} ({error})") from error
     return Guidance.json_schema(pair, schema)
 

@@ -53,12 +53,16 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """What was recorded, on how many prompts, what followed from it, and seconds of recording, replaying, running."""
+    """What was recorded, on how many prompts, what followed from it, and seconds of recording, replaying, running.
+
+    shares: by depth and rank, as of specsim.simulator.Candidates.shares; what plans and simulations read.
+    """
 
     recorded: SpecConfig
     num_prompts: int
     max_new_tokens: int
     rows: tuple[Prediction, ...]
+    shares: tuple[tuple[float, ...], ...]
     seconds: tuple[float, float, float]
 
     @property
@@ -105,7 +109,8 @@ def predict(
             rows.append(Prediction(config, predicted, figures.accept_length, figures.rounds))
             bar.update()
     seconds = replaying - start, running - replaying, perf_counter() - running
-    return Predictions(recorded, len(candidates.texts), max_new_tokens, tuple(rows), seconds)
+    shares = tuple(map(tuple, candidates.shares().tolist()))
+    return Predictions(recorded, len(candidates.texts), max_new_tokens, tuple(rows), shares, seconds)
 
 
 def show(predictions: Predictions, console: Console) -> None:

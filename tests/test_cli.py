@@ -398,7 +398,7 @@ def test_bad_lines_of_a_request_file(serve, tmp_path):
     [
         ("--schedule later", "schedule", "'later'", "sync or overlap"),
         ("--schedule overlap --release round", "schedule", "'overlap'", "sync with release 'round'"),
-        ("--slots 15", "num_slots", "15", "at least a page, 16"),
+        ("--slots 15", "slots", "15", "at least a page, 16"),
         ("--max-running 0", "max_running", "0", "at least 1"),
         ("--chunk-tokens 0", "chunk_tokens", "0", "at least 1"),
         ("--retraction oldest", "retraction", "'oldest'", "latest or shortest or longest"),
@@ -419,7 +419,7 @@ def test_bad_lines_of_a_request_file(serve, tmp_path):
         ("--json {tmp}", "json", "{tmp}", "a file, not a folder"),
         ("--trace {tmp}", "trace", "{tmp}", "a file, not a folder"),
         ("--trace {tmp}/missing/x", "trace", "{tmp}/missing/x", "a folder that exists"),
-        ("--trace {tmp}/x --json {tmp}/x", "trace", "{tmp}/x", "another file than --json's"),
+        ("--trace {tmp}/x --json {tmp}/x", "trace", "{tmp}/x", "another file than that of json"),
     ],
 )
 def test_bad_input_of_run(call, bad_files, arguments, name, value, allowed):
@@ -598,7 +598,13 @@ BAD = [
     ("--prompt-length 5", "prompt_length", "5", "none without --shape"),
     ("--accept-rates 0.5,x,0", "accept_rates", "0.5,x,0", "such as 0.8,0.6,0.4"),
     ("--accept-rates 0.5,0.6,0", "accept_rates", "(0.5, 0.6, 0.0)", "none larger than the one before"),
-    ("--accept-rates 0.5,0.4", "rates", "(0.5, 0.4)", "num_steps rates, 3"),
+    ("--accept-rates 0.5,0.4", "accept_rates", "(0.5, 0.4)", "num_steps rates, 3"),
+    ("--accept-rates 1,1,1 --drafter none", "accept_rates", "1,1,1", "none with drafter none"),
+    ("--accept-rates 1,1,1 --regex a", "regex", "a", "none with --accept-rates"),
+    ("--json-schema {tmp}/deep", "json_schema", "{tmp}/deep", "a file with a JSON schema"),
+    ("--prompt-file {tmp}/text --json {tmp}/text", "json", "{tmp}/text", "another file than that of prompt_file"),
+    ("--temperature warm", "temperature", "'warm'", "a number"),
+    ("--seed=1.5", "seed", "'1.5'", "an integer"),
     ("--accept-rates 1,1,1 --accept-schedule often", "accept_schedule", "often", "minimum-variance or independent"),
     ("--accept-schedule independent", "accept_schedule", "independent", "without --accept-rates"),
     ("--json {tmp}", "json", "{tmp}", "a file, not a folder"),
@@ -609,6 +615,8 @@ BAD = [
 @pytest.fixture
 def bad_files(tiny, tmp_path) -> Path:
     (tmp_path / "empty").touch()
+    (tmp_path / "text").write_text("a text")
+    (tmp_path / "deep").write_text("[" * 100_000)
     (tmp_path / "latin1").write_bytes("é".encode("latin1"))
     write_head(tmp_path / "wider", agreeing_pair("eagle", vocab_size=VOCAB_SIZE, hidden_size=64))
     shutil.copytree(tiny / "target", tmp_path / "cut")
@@ -648,12 +656,54 @@ def test_bad_input_of_accept(call, arguments, name, value, allowed):
     assert_one_sentence(call("accept", *arguments.split()), name, value, allowed)
 
 
-@pytest.mark.parametrize("arguments", ["generate --topk many", "generate --no-such", "nothing", "accept --prompts"])
-def test_usage_errors_exit_2(call, arguments):
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("generate --topk many", "topk is 'many'; allowed: an integer"),
+        ("generate --no-such", "No such option: --no-such"),
+        ("generate more", "Got unexpected extra argument"),
+        ("nothing", "No such command 'nothing'."),
+        ("accept --prompts", "Option '--prompts' requires an argument."),
+        ("sweep --vary seed=1", "Missing option '--out'."),
+    ],
+)
+def test_usage_errors_are_one_sentence(call, arguments, message):
     status, out, err = call(*arguments.split())
     assert (status, out) == (2, "")
-    assert "Error: " in err
-    assert "Traceback" not in err
+    assert err.startswith(f"specsim: {message}")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value", "allowed"),
+    [
+        ("--family gpt", "family", "'gpt'", "llama or qwen3"),
+        ("--drafter mtp", "drafter", "'mtp'", "eagle or eagle3"),
+        ("--impl reference --graph round", "graph", "'round'", "eager with impl reference"),
+    ],
+)
+def test_bad_input_of_diff(call, arguments, name, value, allowed):
+    assert_one_sentence(call("diff", *arguments.split()), name, value, allowed)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "lint-report {tmp}/text --json {tmp}/text",
+        "explain --a {tmp}/text --b {tmp}/empty --json {tmp}/text",
+        "plan --accept {tmp}/text --json {tmp}/text",
+        "simulate --workload {tmp}/text --json {tmp}/text",
+        "simulate --plot {tmp}/new --json {tmp}/new",
+        "sweep --out {tmp}/new --json {tmp}/new --vary seed=1",
+        "run --requests {tmp}/text --json {tmp}/text",
+    ],
+)
+def test_no_result_takes_the_place_of_another_file_of_the_command(call, bad_files, arguments):
+    before = sorted(bad_files.rglob("*"))
+    result = call(*arguments.format(tmp=bad_files).split())
+    assert_one_sentence(result, "", str(bad_files), "another file than that of")
+    assert sorted(bad_files.rglob("*")) == before
+    assert (bad_files / "text").read_text() == "a text"
 
 
 def test_missing_prompts_are_told(call, tmp_path, monkeypatch):

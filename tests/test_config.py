@@ -119,6 +119,11 @@ def test_logit_bias_is_finite(bias):
         SamplingParams(logit_bias={3: bias})
 
 
+def test_logit_bias_is_a_mapping():
+    with pytest.raises(InputError, match=r"logit_bias is \[3\]; allowed: a mapping of token ids to numbers"):
+        SamplingParams(logit_bias=[3])
+
+
 def test_a_number_beyond_floats_is_bad_input_too():
     with pytest.raises(InputError, match="temperature"):
         SamplingParams(temperature=10**400)

@@ -696,6 +696,8 @@ def test_a_grammar_that_is_none_is_one_sentence(monkeypatch):
         Guidance.lark(PAIR, "a b")
     with pytest.raises(InputError, match="the target has no tokenizer"):
         Guidance.regex(replace(PAIR, tokenizer=None), "a")
+    with pytest.raises(InputError, match="regex is 5; allowed: a text"):
+        Guidance.regex(PAIR, 5)
     endless = replace(PAIR, target=replace(PAIR.target, config=replace(PAIR.target.config, eos_token_ids=())))
     with pytest.raises(InputError, match="the target has no end token"):
         Guidance.regex(endless, "a")

@@ -11,9 +11,11 @@ import specsim
 from specsim import SamplingParams, SpecConfig, generate
 from specsim.config import InputError
 from specsim.display import stdout_console
+from specsim.files import write_json
 from specsim.prediction import RECORDED, SETTINGS, predict, show
 from specsim.recording import record
 from specsim.simulator.acceptance import walk
+from specsim.simulator.cell import read_shares
 from specsim.zoo.agreeing import agreeing_pair
 
 PROMPTS = [[1, 2, 3], [7, 8, 9, 10], [11], [40, 3, 22]]
@@ -22,8 +24,8 @@ SMALLER = [LARGE, SpecConfig(1, 3, 4), SpecConfig(1, 1, 2), *(SpecConfig(2, 2, s
 
 
 @cache
-def recorded():
-    return record(agreeing_pair("eagle3"), PROMPTS, LARGE, NEW_TOKENS - 1)
+def recorded(new_tokens=NEW_TOKENS):
+    return record(agreeing_pair("eagle3"), PROMPTS, LARGE, new_tokens - 1)
 
 
 @pytest.mark.parametrize("config", SMALLER)
@@ -53,7 +55,14 @@ def test_predictions_stand_beside_runs(capsys):
     printed = capsys.readouterr().out
     assert f"{found.rows[1].measured:.3f}" in printed
     assert f"Mean error {found.mean_error:.2%}" in printed
+    assert found.shares[0][0] == recorded(12).shares()[0, 0]
     assert found.to_json()["rows"][0]["error"] == found.rows[0].predicted / found.rows[0].measured - 1
+
+
+def test_plans_read_what_predictions_write(tmp_path):
+    found = predict(agreeing_pair("eagle3"), PROMPTS, 12, [SpecConfig(1, 2, 3)], LARGE)
+    write_json(tmp_path / "predict.json", found.to_json())
+    assert read_shares(tmp_path / "predict.json") == found.shares
 
 
 def test_thirty_settings_lie_within_the_recorded_one():

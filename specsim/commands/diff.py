@@ -62,6 +62,7 @@ def _diff(given: dict[str, Any]) -> None:
     """A grid brings its own settings: with it only what says what to run where may be given."""
     from specsim import differential
     from specsim.differential.grids import one_cell
+    from specsim.differential.pairs import FAMILIES, KINDS
     from specsim.differential.show import show
     from specsim.display import stdout_console
     from specsim.files import check_writable
@@ -80,6 +81,11 @@ def _diff(given: dict[str, Any]) -> None:
     elif given["cell"] is not None:
         raise InputError("cell", given["cell"], "a name together with the grid that the cell is of")
     else:
+        for key, known in (("drafter", KINDS), ("family", FAMILIES)):
+            if given[key] not in known:
+                raise InputError(key, given[key], " or ".join(known))
+        if given["impl"] == "reference" and given["graph"] != "eager":
+            raise InputError("graph", given["graph"], "eager with impl reference, which replays nothing")
         pair, mode = f"{given['drafter']}-{given['family']}", "free" if given["free"] else "lockstep"
         cell = one_cell(config, given["temperature"], pair, given["batch"], mode, given["graph"])
         cells = (cell if given["regex"] is None else _constrained(cell, given["regex"]),)

@@ -29,8 +29,10 @@ def explain(
     from specsim.display import heading, print_table, stdout_console
     from specsim.explain import Noise, read_answers
     from specsim.explain import explain as compare
-    from specsim.files import check_writable, write_json
+    from specsim.files import check_apart, check_writable, write_json
 
+    for name, answers in (("a", a), ("b", b)):
+        check_apart(**{name: answers}, json=json_file)
     check_writable(json_file)
     answers, noise = (read_answers(a, "a"), read_answers(b, "b")), Noise.of(dtype)
     findings = list(compare(*answers, noise))

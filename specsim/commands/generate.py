@@ -65,10 +65,11 @@ def _generate(
     given: dict[str, Any], text: str | None, config: SpecConfig, sampling: SamplingParams, column: dict[str, Any]
 ) -> None:
     from specsim.display import metrics_rows, output_text, print_table, stdout_console
-    from specsim.files import check_writable, write_json
+    from specsim.files import check_apart, check_writable, write_json
     from specsim.generation import generate as continue_texts
     from specsim.provenance import now
 
+    check_apart(**{name: given[name] for name in ("prompt_file", "json_schema")}, json=given["json_file"])
     check_writable(given["json_file"])
     made = {
         "command": options.command("specsim generate", generate, given, without=("json_file",)),

@@ -71,8 +71,9 @@ def run(
     """
     given = locals()
     config = options.speculation(given)
-    serving = options.pick(ServingConfig, given | {"num_slots": slots})
-    _run(given, config, serving, options.column(given))
+    with options.told_as(num_slots="slots"):
+        serving = options.pick(ServingConfig, given | {"num_slots": slots})
+        _run(given, config, serving, options.column(given))
 
 
 def _run(given: dict[str, Any], config: SpecConfig, serving: ServingConfig, column: dict[str, Any]) -> None:
@@ -119,15 +120,13 @@ def _run(given: dict[str, Any], config: SpecConfig, serving: ServingConfig, colu
 
 def _check_run(given: dict[str, Any]) -> None:
     """What can be known before a long run: options that exclude each other, and whether a trace can be written."""
-    from specsim.files import check_writable
+    from specsim.files import check_apart, check_writable
     from specsim.trace import Trace
 
     trace, source = given["trace"], given["requests"]
+    check_apart(requests=source, json=given["json_file"], trace=trace)
     if given["shape"] is not None and source is None:
         raise InputError("requests", "the shipped texts", "a file with prompt_ids: a --shape has no tokenizer")
-    for name, file in (("json", given["json_file"]), ("trace", trace)):
-        if source is not None and file is not None and os.path.realpath(file) == os.path.realpath(source):
-            raise InputError(name, str(file), "another file than that of the requests")
     if given["compare"]:
         defaults = {"schedule": _SERVING.schedule, "prefix_cache": _SERVING.prefix_cache}
         for name, only in (defaults | {"trace": None, "accept_rates": None}).items():
@@ -135,7 +134,5 @@ def _check_run(given: dict[str, Any]) -> None:
                 raise InputError(name, str(given[name]), f"only {only}, the default, with --compare")
     if trace is None:
         return
-    if given["json_file"] is not None and os.path.realpath(trace) == os.path.realpath(given["json_file"]):
-        raise InputError("trace", str(trace), "another file than --json's")
     Trace().write_parquet(os.devnull)
     check_writable(trace, "trace")

@@ -60,9 +60,10 @@ def simulate(
     """Simulate a server with speculation and without, or reproduce a published table."""
     given = locals()
     from specsim.display import stdout_console
-    from specsim.files import check_writable, write_json, write_whole
+    from specsim.files import check_apart, check_writable, write_json, write_whole
     from specsim.simulated import compare, show, show_table
 
+    check_apart(workload=workload, json=json_file, plot=plot)
     check_writable(json_file)
     check_writable(plot, "plot")
     if table is None:

@@ -66,11 +66,12 @@ def sweep(
     from tqdm.auto import tqdm
 
     from specsim.display import stdout_console
-    from specsim.files import check_writable, write_json, write_whole
+    from specsim.files import check_apart, check_writable, write_json, write_whole
     from specsim.simulator.sweep import Results, cells, key
     from specsim.simulator.sweep import sweep as run
 
     wanted = cells(fields.cell(given), dict(map(_values, vary)))
+    check_apart(accept=accept, out=out, json=json_file, parquet=parquet, plot=plot)
     for file, name in ((json_file, "json"), (parquet, "parquet"), (plot, "plot"), (out, "out")):
         check_writable(file, name)
     names = [key(each) for each in wanted]

@@ -196,7 +196,7 @@ def _resumed(path: Path, result: GridResult) -> dict[str, CellResult]:
         value = json.loads(path.read_text(encoding="utf-8"))
         found = {name: value[name] for name in names}
         cells = [CellResult.from_json(each) for each in value["results"]]
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise InputError("json", str(path), "a result of this grid to resume") from error
     expected = {name: getattr(result, name) for name in names}
     if found != expected:
