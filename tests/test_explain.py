@@ -1,6 +1,7 @@
 """specsim explain: where two engines' answers part, and whether rounding explains it."""
 
 import json
+import re
 from math import inf, nan
 
 import pytest
@@ -316,3 +317,23 @@ def test_the_command(tmp_path, capsys):
         main(["explain", "--a", a, "--b", b, "--target", "tiny", "--dtype", "float32"])
     assert status.value.code in (0, 1)
     assert "in float64 their logits lie" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "says"),
+    [
+        ({"token_ids": [4096]}, {}, r"a is 'an answer with token id 4096 \(request 0\)'; allowed: ids from 0 to 4095"),
+        ({}, {"token_ids": [-3]}, r"b is 'an answer with token id -3 \(request 0\)'; allowed: ids from 0 to 4095"),
+        ({"prompt_token_ids": [1, 9999]}, {}, "a is 'an answer with token id 9999"),
+        ({"prompt_token_ids": ["x"]}, {}, "a is 'an answer with token id x"),
+        ({"prompt_token_ids": []}, {}, "a is 'answers without prompt_token_ids'"),
+    ],
+)
+def test_weights_are_asked_for_their_own_ids_alone(a, b, says, tmp_path, capsys):
+    answers = {"a": {"token_ids": [8], "prompt_token_ids": [1]} | a, "b": {"token_ids": [9]} | b}
+    for name, each in answers.items():
+        (tmp_path / name).write_text(json.dumps(each | {"logprobs": [-0.1]}))
+    with pytest.raises(SystemExit) as status:
+        main(["explain", "--a", str(tmp_path / "a"), "--b", str(tmp_path / "b"), "--target", "tiny"])
+    assert status.value.code == 2
+    assert re.search(says, " ".join(capsys.readouterr().err.split()))

@@ -75,7 +75,13 @@ def _measured(finding: "Finding", answer: "Answer", weights: "Weights") -> "Find
     has_ids = all(isinstance(token, int) for token in finding.tokens or (None,))
     if finding.verdict == "equal" or finding.is_drawn or not has_ids:
         return finding
-    if not isinstance(answer.prompt, tuple):
+    if not (isinstance(answer.prompt, tuple) and answer.prompt):
         raise InputError("a", "answers without prompt_token_ids", "answers with them, where the target is given")
     context = (*answer.prompt, *answer.tokens[: finding.place])
+    vocab_size = weights.exact.config.vocab_size
+    for name, ids in (("a", (*context, finding.tokens[0])), ("b", finding.tokens[1:])):
+        for token in ids:
+            if type(token) is not int or not 0 <= token < vocab_size:
+                value = f"an answer with token id {token} (request {finding.request})"
+                raise InputError(name, value, f"ids from 0 to {vocab_size - 1}, which the target has")
     return judged(finding, *weights.measure(context, finding.tokens))
