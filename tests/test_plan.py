@@ -101,11 +101,14 @@ def test_plan_prints_flags_and_writes_json(capsys, tmp_path):
     shares, out = tmp_path / "shares.json", tmp_path / "out.json"
     shares.write_text(json.dumps({"shares": SHARES}))
     assert read_shares(shares) == SHARES
-    status, printed, _ = call(capsys, "plan", *LOAD, "--accept", str(shares), "--policies", "--json", str(out))
+    words = ["plan", *LOAD, "--accept", str(shares), "--draft", "my/head", "--policies", "--json", str(out)]
+    status, printed, _ = call(capsys, *words)
     assert status == 0
     value = json.loads(out.read_text())
     assert value["sglang"] in printed
     assert value["vllm"] in printed
+    assert "my/head" in value["sglang"]
+    assert "my/head" in value["vllm"]
     assert value["candidates"][0]["regret"] == 0
     throughputs = {name: metrics["Output Throughput (tok/s)"] for name, metrics in value["policies"].items()}
     assert {"no drafts", "3 drafts", "goodput", "throughput", "moving average"} < set(throughputs)

@@ -56,7 +56,7 @@ def plan(
         if compared:
             show_policies(compared, console)
     finally:
-        write_json(json_file, found.to_json() | {"policies": compared})
+        write_json(json_file, found.to_json(draft) | {"policies": compared})
 
 
 def show(found: "Plan", draft: str, console: "Console") -> None:

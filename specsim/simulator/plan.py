@@ -67,16 +67,16 @@ class Plan:
         start = len(plain) - next((index for index, is_plain in enumerate(reversed(plain)) if not is_plain), len(plain))
         return self.by_batch[start].batch if start < len(plain) else None
 
-    def to_json(self) -> dict[str, Any]:
-        """A value that json can write."""
+    def to_json(self, draft: str = "DRAFT_MODEL") -> dict[str, Any]:
+        """A value that json can write; draft: the drafter's name in the flags."""
         return {
             "cell": self.cell.to_json(),
             "objective": self.objective,
             "candidates": [asdict(each) for each in self.candidates],
             "by_batch": [asdict(each) | {"speedup": each.speedup} for each in self.by_batch],
             "crossover": self.crossover,
-            "sglang": sglang_flags(self.cell, self.best.config),
-            "vllm": vllm_flags(self.cell, self.best_chain.config),
+            "sglang": sglang_flags(self.cell, self.best.config, draft),
+            "vllm": vllm_flags(self.cell, self.best_chain.config, draft),
         }
 
 
