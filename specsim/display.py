@@ -35,12 +35,12 @@ def paragraph(console: Console, text: str) -> None:
 
 def print_table(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> None:
     """Rows under their headings; a column of numbers is set flush right. Without headings the rows stand alone."""
-    table = Table(
-        box=box.SIMPLE_HEAD if console.is_terminal and columns else None, pad_edge=False, show_header=bool(columns)
-    )
+    rule = box.SIMPLE_HEAD if console.is_terminal and columns else None
+    padding = (0, 2 if rule is None else 1, 0, 0)
+    table = Table(box=rule, show_edge=False, pad_edge=False, padding=padding, show_header=bool(columns))
     for index in range(len(columns) or max(map(len, rows), default=0)):
         numeric = all(is_number(str(row[index])) for row in rows)
-        table.add_column(columns[index] if columns else "", justify="right" if numeric else "left")
+        table.add_column(columns[index] if columns else "", justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
     with console.capture() as capture:
