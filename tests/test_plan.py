@@ -85,6 +85,13 @@ def test_shares_of_a_chain_give_its_rates_back():
         chain_shares((0.4, 0.5))
 
 
+def test_a_share_larger_than_any_float_is_refused(tmp_path):
+    path = tmp_path / "shares.json"
+    path.write_text(json.dumps({"shares": [[10**400]]}))
+    with pytest.raises(InputError, match="rows of numbers"):
+        read_shares(path)
+
+
 def call(capsys, *words: str) -> tuple[int, str, str]:
     try:
         main(words)

@@ -97,6 +97,13 @@ def test_an_accept_length_without_the_bonus_is_named_as_what_it_is():
     assert any("3 drafts do without the bonus token" in finding.says for finding in lint(bare))
 
 
+@pytest.mark.parametrize(("length", "rate"), [(1e308, 1e-298), (2.0, 5e-324)])
+def test_an_accept_length_that_takes_more_drafts_than_there_are_numbers_cannot_be_true(length, rate):
+    report = Report("a run", {"Spec Decode Accept Length": length, "Spec Decode Accept Rate (%)": rate})
+    (finding,) = (each for each in lint(report) if each.verdict == "cannot be true")
+    assert "no number of drafts gives both" in finding.says
+
+
 def test_a_published_table_put_out_128_tokens_and_not_what_its_command_states():
     reports = read_reports(VLLM_41162)
     assert len(reports) == 45

@@ -105,6 +105,8 @@ def test_sglang_results_are_read_line_by_line(tmp_path):
     assert (first.tool, first.rate, second.rate, first.concurrency) == ("sglang", 8.0, None, None)
     assert first.metrics["Mean E2E Latency (ms)"] == 900
     assert first.metrics["Total Token Throughput (tok/s)"] == (40 + 512) / 2
+    path.write_text(json.dumps(SGLANG | {"duration": 0}))
+    assert "Total Token Throughput (tok/s)" not in read_measurements(path)[0].metrics
 
 
 @pytest.mark.parametrize(
@@ -117,6 +119,7 @@ def test_sglang_results_are_read_line_by_line(tmp_path):
         (json.dumps({name: value for name, value in VLLM.items() if name != "output_throughput"}), "output_throughput"),
         (json.dumps(VLLM | {"duration": -1}), "duration is -1; allowed: a number of at least 0"),
         (json.dumps(VLLM | {"mean_ttft_ms": "fast"}), "mean_ttft_ms is 'fast'"),
+        (json.dumps(VLLM | {"mean_ttft_ms": 10**400}), "mean_ttft_ms is 1000"),
         (json.dumps(VLLM | {"spec_decode_per_position_acceptance_rates": [1.5]}), "from 0 to 1"),
     ],
 )

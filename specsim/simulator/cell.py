@@ -144,5 +144,5 @@ def read_shares(path: Path | str) -> Shares:
     try:
         rows: Any = json.loads(text)["shares"]
         return tuple(tuple(float(share) for share in row) for row in rows)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise InputError("accept", str(path), "a JSON object with `shares`, rows of numbers") from error

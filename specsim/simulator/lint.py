@@ -67,7 +67,7 @@ def decoded_tokens(report: Report) -> float | None:
 def num_drafts(report: Report) -> float | None:
     """Drafts of a round: (accept length - 1) / accept rate."""
     length, rate = (report.figures.get(name) for name in (_ACCEPT_LENGTH, _ACCEPT_RATE))
-    return (length - 1) / (rate / 100) if length and rate else None
+    return 100 * (length - 1) / rate if length and rate else None
 
 
 def in_flight(report: Report) -> float | None:
@@ -87,15 +87,13 @@ def _acceptance(report: Report, stated: Stated) -> Said:
         yield "cannot be true", f"accept rate {rate:g} %: more accepted than proposed"
     if drafts is None or length < 1:
         return
-    whole = round(drafts)
-    if whole >= 1 and _equal(drafts, whole, 3 * EXACT):
+    if _is_whole(drafts) and (whole := round(drafts)) >= 1:
         yield "holds", f"{length:g} = 1 + {whole} · {rate / 100:.4f}"
         if stated.num_drafts not in (None, whole):
             yield "cannot be true", f"{stated.num_drafts} drafts a round as stated: the figures are those of {whole}"
     else:
-        drafts_only = length / (rate / 100)
-        is_whole = _equal(drafts_only, round(drafts_only), 3 * EXACT)
-        hint = f"; {round(drafts_only)} drafts do without the bonus token" if is_whole else ""
+        drafts_only = 100 * length / rate
+        hint = f"; {round(drafts_only)} drafts do without the bonus token" if _is_whole(drafts_only) else ""
         yield "cannot be true", f"accept length {length:g} at {rate:g} %: no number of drafts gives both{hint}"
 
 
@@ -190,6 +188,10 @@ IDENTITIES: dict[str, Callable[[Report, Stated], Said]] = {
 def _identity(left: str, value: float, right: str, other: float) -> tuple[Verdict, str]:
     is_equal = _equal(value, other, EXACT)
     return ("holds" if is_equal else "cannot be true"), f"{left} {value:g}, {right} {other:g}"
+
+
+def _is_whole(drafts: float) -> bool:
+    return math.isfinite(drafts) and _equal(drafts, round(drafts), 3 * EXACT)
 
 
 def _equal(value: float, other: float, within: float) -> bool:

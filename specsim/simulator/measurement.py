@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +87,7 @@ def measurement(value: Any, place: str) -> Measurement:
     missing = [names[name] for name in THROUGHPUTS[:2] if name not in metrics]
     if missing:
         raise InputError("file", place, f"a result of vLLM's or SGLang's benchmark (it has no {missing[0]})")
-    if tool == "sglang" and "Total Token Throughput (tok/s)" not in metrics:
+    if tool == "sglang" and "Total Token Throughput (tok/s)" not in metrics and counts["duration"]:
         tokens = counts["input_tokens"] + counts["output_tokens"]
         metrics["Total Token Throughput (tok/s)"] = tokens / counts["duration"]
     rates = value.get(_RATES) or ()
@@ -124,8 +125,8 @@ def _told(value: Mapping, name: str, place: str) -> float | None:
 def _number(value: Mapping, name: str, place: str) -> float:
     if name not in value:
         raise InputError("file", place, f"a result of vLLM's or SGLang's benchmark (it has no {name})")
-    if not _is_number(value[name]) or not 0 <= value[name] < math.inf:
-        raise InputError(name, value[name], f"a number of at least 0 (in {place})")
+    if not _is_number(value[name]) or not 0 <= value[name] <= sys.float_info.max:
+        raise InputError(name, value[name], f"a number of at least 0 and at most {sys.float_info.max:.2g} (in {place})")
     return float(value[name])
 
 
