@@ -8,12 +8,14 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
 from specsim.cli import main
 from specsim.config import InputError
 from specsim.simulator.cell import Cell
+from specsim.simulator.model import read_config
 from specsim.simulator.sweep import COLUMNS, FIELDS, Results, cells, key, run_cell, sweep
 
 BASE = Cell(requests=6, concurrency=2, prompt_tokens=(10, 40), output_tokens=12)
@@ -67,6 +69,18 @@ def test_a_cell_survives_json():
     again = Cell.from_json(json.loads(json.dumps(cell.to_json())))
     assert again == cell
     assert key(again) == key(cell) != key(BASE)
+
+
+def test_a_config_that_has_changed_is_another_cell(tmp_path):
+    path = tmp_path / "mine.json"
+    keys = []
+    for name in ("llama-3.1-8b", "qwen3-4b"):
+        path.write_text(json.dumps(read_config(name)[1]))
+        keys.append(key(replace(BASE, model=str(path))))
+    assert keys[0] != keys[1]
+    path.write_text(json.dumps(read_config("llama-3.1-8b")[1], indent=2))
+    assert key(replace(BASE, model=str(path))) == keys[0]
+    assert key(Cell()) == "426fcfd3ce100fbe2d1553194d0ba3e2"  # as in files that were written before
 
 
 def test_what_is_no_sweep_is_refused(tmp_path):

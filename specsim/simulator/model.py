@@ -116,15 +116,20 @@ def model(source: str | Path | Mapping[str, Any]) -> Model:
     """
     if isinstance(source, Mapping):
         return _model(str(source.get("name", source.get("model_type", "model"))), source)
+    return _model(*read_config(source))
+
+
+def read_config(source: str | Path) -> tuple[str, dict[str, Any]]:
+    """Name and config.json of a shipped model, of such a file or of a folder with one; InputError as for model."""
     path = _shipped().get(str(source)) or Path(source)
-    path = path / "config.json" if path.is_dir() else path
     try:
+        path = path / "config.json" if path.is_dir() else path
         config = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError("model", str(source), f"{', '.join(names())}, or a config.json") from error
     if not isinstance(config, dict):
         raise InputError("model", str(source), "a config.json that holds an object")
-    return _model(path.stem if path.stem != "config" else path.parent.name, config)
+    return path.stem if path.stem != "config" else path.parent.name, config
 
 
 def names() -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from specsim.config import InputError
 from specsim.simulator.cell import Cell
 from specsim.simulator.measurement import METRICS
+from specsim.simulator.model import names, read_config
 
 if TYPE_CHECKING:
     import pandas
@@ -30,8 +31,14 @@ def cells(base: Cell, vary: dict[str, Sequence[Any]]) -> list[Cell]:
 
 
 def key(cell: Cell) -> str:
-    """What names a cell in a file: equal for equal cells."""
-    return sha256(json.dumps(cell.to_json(), sort_keys=True).encode()).hexdigest()[:32]
+    """What names a cell in a file: equal for equal cells, of a model that is not shipped with an equal config."""
+    value = cell.to_json()
+    if cell.model not in names():
+        try:
+            value["config"] = read_config(cell.model)[1]
+        except InputError:
+            pass  # the cell is impossible until there is such a file
+    return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def run_cell(value: dict[str, Any]) -> dict[str, Any]:
