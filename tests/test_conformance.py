@@ -66,7 +66,7 @@ def test_arguments_and_results_are_as_the_table_says(operation):
         for value in operation.values:
             held = given.get(value.name)
             for tensor in held if isinstance(held, list) else [held]:
-                if isinstance(tensor, torch.Tensor):
+                if isinstance(tensor, (torch.Tensor, Law)):
                     assert value.dtype in (str(tensor.dtype).removeprefix("torch."), "bool or packed"), case.id
                     assert fits(value.shape, tuple(tensor.shape), sizes), (case.id, value, tensor.shape, sizes)
 
@@ -295,6 +295,7 @@ EXACT, CLOSE = Value("x", "float32", "*", "returned"), Value("x", "float32", "*"
         (torch.tensor([1.0, float("nan"), 1e-9]), "x[2]: expected 0.0, found 9.999999717180685e-10"),
         (torch.tensor([1.0, float("nan")]), "x: expected shape [3], found shape [2]"),
         (torch.tensor([1.0, float("nan"), 0.0]).double(), "x: expected dtype torch.float32, found dtype torch.float64"),
+        (torch.zeros(3).to_sparse(), "x: expected layout torch.strided, found layout torch.sparse_coo"),
         (None, "x: expected a tensor, found NoneType"),
     ],
 )
@@ -316,16 +317,35 @@ def test_only_the_rows_that_count_are_compared():
     assert difference(EXACT, torch.tensor([[1.0, 1, 1], [0, 2, 0]]), kept).index == (1, 1)
 
 
-LAW = Call((), {"x": Law({(1, -1): 0.75, (2, -1): 0.25})})
+LAW = Call((), {"x": Law({(1, -1): 0.75, (2, -1): 0.25}, rows=4096)})
+
+
+def sampled(ones: int, twos: int, others: int) -> torch.Tensor:
+    return torch.tensor([[1, -1]] * ones + [[2, -1]] * twos + [[3, -1]] * others, dtype=torch.int32)
 
 
 @pytest.mark.parametrize(
     ("ones", "twos", "others", "passes"),
-    [(3072, 1024, 0, True), (3000, 1096, 0, True), (2860, 1236, 0, False), (3071, 1024, 1, False), (0, 0, 0, False)],
+    [(3072, 1024, 0, True), (3000, 1096, 0, True), (2860, 1236, 0, False), (3071, 1024, 1, False), (0, 0, 4096, False)],
 )
 def test_samples_of_a_law(ones, twos, others, passes):
-    rows = torch.tensor([[1, -1]] * ones + [[2, -1]] * twos + [[3, -1]] * others or [[9, 9]])
-    assert (difference(EXACT, rows, LAW) is None) is passes
+    assert (difference(EXACT, sampled(ones, twos, others), LAW) is None) is passes
+
+
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        (lambda rows: rows[:1], "shape [4096, 2], found shape [1, 2]"),
+        (lambda rows: rows[:0], "shape [4096, 2], found shape [0, 2]"),
+        (torch.flatten, "shape [4096, 2], found shape [8192]"),
+        (lambda rows: rows[0, 0], "shape [4096, 2], found shape []"),
+        (torch.Tensor.long, "dtype torch.int32, found dtype torch.int64"),
+        (torch.Tensor.double, "dtype torch.int32, found dtype torch.float64"),
+        (torch.Tensor.to_sparse, "layout torch.strided, found layout torch.sparse_coo"),
+    ],
+)
+def test_samples_of_a_law_in_another_form(change, shown):
+    assert str(difference(EXACT, change(sampled(3072, 1024, 0)), LAW)) == f"x: expected {shown}"
 
 
 def test_the_cells_of_the_laws_are_fine_enough():
@@ -335,7 +355,7 @@ def test_the_cells_of_the_laws_are_fine_enough():
         ([3, 0], [[0.125, 0.5, 0.375, 0.0], [0.25] * 4], [[0.5, 0.25, 0.125, 0.125], [0.25] * 4]),
         ([1, 2], [[0.125, 0.5, 0.375, 0.0], [0.25, 0.25, 0.5, 0.0]], [[0.0, 1, 0, 0], [0.0, 0, 1, 0]]),
     ):
-        assert law_of(draft, prob, draft_prob, 9).outcomes == law_of(draft, prob, draft_prob, 9, cells=16).outcomes
+        assert law_of(draft, prob, draft_prob, 9, ROWS) == law_of(draft, prob, draft_prob, 9, ROWS, cells=16)
     assert ROWS == 4096
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -11,12 +11,19 @@ DEVICE = object()  # an argument that stands for the device that the call is mad
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """The law of a row of a result, every row being one draw of its own.
+    """The law of a result, int32 [rows, width], every row of which is one draw of its own.
 
     outcomes: by the entries of a row its probability; they sum to one. An outcome that is not among them never happens.
     """
 
     outcomes: Mapping[tuple[int, ...], float]
+    rows: int
+    dtype: ClassVar = torch.int32
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the result."""
+        return self.rows, len(next(iter(self.outcomes)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,27 +78,27 @@ def _sure_of_points(temperature: float) -> Call:
     return chain_call(drafts, prob, None, [5, 6], _table([[1, 1, 5], [1, 3]], 3), [temperature])
 
 
-def law_of(draft: list[int], prob: list, draft_prob: list, bonus: int, cells: int = CELLS) -> Law:
-    """The law of a row: the reference column over one point of every cell of the coins."""
+def law_of(draft: list[int], prob: list, draft_prob: list, bonus: int, rows: int, cells: int = CELLS) -> Law:
+    """The law of so many rows: the reference column over one point of every cell of the coins."""
     from specsim.reference.acceptance import Tree, rejection
     from specsim.reference.tree import links
 
     parents = list(range(-1, len(draft)))
     tree = Tree([0, *draft], parents, *links(parents), len(draft))
-    rows, draft_rows = torch.tensor([*prob, prob[0]]).double(), torch.tensor(draft_prob).double()
+    prob_NV, draft_prob_NV = torch.tensor([*prob, prob[0]]).double(), torch.tensor(draft_prob).double()
     points, counts = [(cell + 0.5) / cells for cell in range(cells)], Counter()
     for *coins, final in product(points, repeat=len(draft) + 1):
-        path, drawn = rejection(tree, rows, draft_rows, coins, final)
+        path, drawn = rejection(tree, prob_NV, draft_prob_NV, coins, final)
         accepted = draft[: len(path) - 1]
         last = bonus if len(accepted) == len(draft) else drawn
         counts[(*accepted, last, *[-1] * (len(draft) - len(accepted)))] += 1
-    return Law({row: count / counts.total() for row, count in counts.items()})
+    return Law({row: count / counts.total() for row, count in counts.items()}, rows)
 
 
 def law_call(draft: list[int], prob: list, draft_prob: list | None, bonus: int = 9) -> Call:
     """ROWS requests with the same chain, laws and bonus token."""
     points = [_point(token, len(prob[0])) for token in draft]
-    law = law_of(draft, prob, points if draft_prob is None else draft_prob, bonus)
+    law = law_of(draft, prob, points if draft_prob is None else draft_prob, bonus, ROWS)
     laws = None if draft_prob is None else draft_prob * ROWS
     return chain_call([draft] * ROWS, prob * ROWS, laws, [bonus] * ROWS, law)
 
@@ -117,7 +117,8 @@ def _spread(weights: list[float], width: int = 1030) -> list[float]:
 def _wide() -> Call:
     """A vocabulary of 1030: tokens 0, 511, 512 and 1029 have mass; fewer rows keep it small."""
     prob, draft_prob = [_spread(_LAW)], [_spread(_HALVES)]
-    law, count = law_of([0], prob, draft_prob, 9), ROWS // 4
+    count = ROWS // 4
+    law = law_of([0], prob, draft_prob, 9, count)
     return chain_call([[0]] * count, prob * count, draft_prob * count, [9] * count, law)
 
 

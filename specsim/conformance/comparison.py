@@ -42,7 +42,7 @@ def difference(value: Value, found: Any, call: Call) -> Difference | None:
     if not isinstance(found, torch.Tensor):
         return Difference(value.name, None, "a tensor", type(found).__name__)
     if isinstance(expected, Law):
-        return _of_law(value.name, expected, found.cpu())
+        return _of_law(value.name, expected, found)
     tolerance = call.tolerance if value.match == "close" else None
     return _of_tensors(value.name, expected, found, tolerance, call.rows.get(value.name))
 
@@ -50,13 +50,10 @@ def difference(value: Value, found: Any, call: Call) -> Difference | None:
 def _of_tensors(
     name: str, expected: torch.Tensor, found: torch.Tensor, tolerance: float | None, rows: torch.Tensor | None
 ) -> Difference | None:
+    form = _of_form(name, expected, found)
+    if form is not None:
+        return form
     found = found.cpu()
-    for what, one, other in (
-        ("dtype", expected.dtype, found.dtype),
-        ("shape", list(expected.shape), list(found.shape)),
-    ):
-        if one != other:
-            return Difference(name, None, f"{what} {one}", f"{what} {other}")
     wrong = _wrong(expected, found, tolerance)
     if rows is not None:
         wrong &= rows.view(-1, *[1] * (wrong.dim() - 1))
@@ -65,6 +62,18 @@ def _of_tensors(
         return None
     index = tuple(places[0].tolist())
     return Difference(name, index, _shown(expected, index), _shown(found, index), len(places))
+
+
+def _of_form(name: str, expected: torch.Tensor | Law, found: torch.Tensor) -> Difference | None:
+    """Before entries are compared: layout, dtype, shape."""
+    for what, one, other in (
+        ("layout", torch.strided, found.layout),
+        ("dtype", expected.dtype, found.dtype),
+        ("shape", list(expected.shape), list(found.shape)),
+    ):
+        if one != other:
+            return Difference(name, None, f"{what} {one}", f"{what} {other}")
+    return None
 
 
 def _wrong(expected: torch.Tensor, found: torch.Tensor, tolerance: float | None) -> torch.Tensor:
@@ -82,6 +91,9 @@ def _shown(tensor: torch.Tensor, index: tuple[int, ...]) -> str:
 
 def _of_law(name: str, law: Law, found: torch.Tensor) -> Difference | None:
     """Chernoff's bound: n · KL(share, chance) of an outcome, of m, exceeds log(2m / α) in at most α / m of runs."""
+    form = _of_form(name, law, found)
+    if form is not None:
+        return form
     rows = [tuple(row) for row in found.tolist()]
     counts, limit = Counter(rows), math.log(2 * max(1, len(law.outcomes)) / FALSE_ALARM)
     for row in rows:
