@@ -78,6 +78,13 @@ def test_the_page_lists_the_operations():
         assert f"| `{operation.name}` | {functions} | {operation.origin} | {operation.summary} |" in page
 
 
+def test_logits_are_for_who_calls_them_so_and_a_compiled_function_gets_probabilities():
+    case, logits = cases_of("chain_rejection")[0], lambda a, b, c, d, e, target_logits, f, g: None
+    made = case.build()
+    assert torch.equal(case.adapt(logits, made).arguments[5], made.arguments[5].log())
+    assert case.adapt(max, made) is made
+
+
 # Whole modules
 
 

@@ -43,8 +43,14 @@ def chain_call(
 
 
 def as_named(function: Callable, call: Call) -> Call:
-    """Newer versions of vLLM hand over logits where older ones do probabilities; the parameter's name says which."""
-    names = list(signature(function).parameters)
+    """Newer versions of vLLM hand over logits where older ones do probabilities; the parameter's name says which.
+
+    Compiled functions may not say how their parameters are called; they are given probabilities.
+    """
+    try:
+        names = list(signature(function).parameters)
+    except (TypeError, ValueError):
+        return call
     return replaced(call, 5, call.arguments[5].log()) if "target_logits" in names else call
 
 
