@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from specsim.conformance.catalogue import CASES
 from specsim.conformance.chains import ROWS, law_of
 from specsim.conformance.comparison import difference
 from specsim.conformance.memory import place
+from specsim.conformance.report import Report
 from specsim.conformance.runner import call, chosen_operations, function_of, load_module, run
 from specsim.contract import BY_NAME, OPERATIONS, Value
 
@@ -204,9 +206,49 @@ def test_bad_input_is_one_sentence(arguments, sentence, capsys):
     assert sentence in line
 
 
-def test_a_module_that_fails_when_it_is_imported_is_bad_input(tmp_path):
-    with pytest.raises(InputError, match="ZeroDivisionError"):
-        load_module(module_of("1 / 0", tmp_path))
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("1 / 0", r"\(ZeroDivisionError: division by zero\)"),
+        ("raise ImportError('no libcuda\\nis it installed?')", r"\(ImportError: no libcuda is it installed\?\)"),
+        ("import sys; sys.exit(0)", r"\(SystemExit: 0\)"),
+    ],
+)
+def test_a_module_that_fails_when_it_is_imported_is_bad_input(source, shown, tmp_path):
+    with pytest.raises(InputError, match=shown):
+        load_module(module_of(source, tmp_path))
+
+
+LAZY = """
+def __getattr__(name):
+    if name == "fill_bonus_tokens":
+        {}
+    raise AttributeError(name)
+"""
+
+
+def test_a_module_may_make_its_functions_when_it_is_asked_for_them(tmp_path):
+    source = LAZY.format("return lambda *arguments: None")
+    report = Report.of(module_of(source, tmp_path), None, "cpu")
+    assert report.functions == {"bonus_tokens": "fill_bonus_tokens"}
+    assert {outcome.status for outcome in report.failures} == {"different"}
+
+
+def test_a_module_that_fails_when_it_is_asked_for_a_function_is_bad_input(tmp_path):
+    source = LAZY.format("raise ImportError('no libcuda')")
+    with pytest.raises(InputError, match=r"asked for fill_bonus_tokens.* \(ImportError: no libcuda\)"):
+        Report.of(module_of(source, tmp_path), None, "cpu")
+
+
+def test_a_file_is_executed_once_until_it_changes(tmp_path):
+    counted = tmp_path / "executions"
+    count = f"with open({str(counted)!r}, 'a') as file: file.write('x')\n"
+    module = module_of(count + Path(PLAIN).read_text(), tmp_path)
+    assert Report.of(module, ["bonus_tokens", "shift_ids"], "cpu").failures == ()
+    assert counted.read_text() == "x"
+    os.utime(module, (0, 0))
+    load_module(module)
+    assert counted.read_text() == "xx"
 
 
 # The plugin

@@ -5,8 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from specsim.conformance.catalogue import CASES
-from specsim.conformance.runner import Outcome, chosen_operations, function_of, load_module, run
-from specsim.contract import Operation
+from specsim.conformance.runner import Outcome, chosen_operations, load_module, name_of, run
 from specsim.display import heading, print_table
 
 
@@ -38,7 +37,7 @@ class Report:
         for done, case in enumerate(cases):
             watch(done, len(cases))
             outcomes.append(run(module, case, device))
-        return cls(module, device, {each.name: _called(loaded, each, device) for each in chosen}, tuple(outcomes))
+        return cls(module, device, {each.name: name_of(loaded, each, device) for each in chosen}, tuple(outcomes))
 
     @property
     def failures(self) -> tuple[Outcome, ...]:
@@ -63,8 +62,3 @@ class Report:
         counts = [sum(outcome.status == status for outcome in own) for status in ("equal", "refused")]
         wrong = sum(not outcome.passed for outcome in own)
         return name, self.functions[name], *map(str, (len(own), *counts, wrong))
-
-
-def _called(module, operation: Operation, device: str) -> str:
-    function = function_of(module, operation, device)
-    return next(name for name in operation.functions if getattr(module, name, None) is function)

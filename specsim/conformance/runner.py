@@ -10,6 +10,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -41,20 +42,29 @@ class Outcome:
 
 
 def load_module(name: str) -> ModuleType:
-    """A module by its dotted name, as Python finds it from the current folder, or by its file."""
+    """A module by its dotted name, as Python finds it from the current folder, or by its file.
+
+    A file is executed once, and anew when it has changed. InputError for what cannot be imported.
+    """
     allowed = "a module that Python can import, or a .py file"
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     if name.endswith(".py") and not Path(name).is_file():
         raise InputError("module", name, f"{allowed} (there is no such file)")
     try:
-        return _load_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
-    except Exception as error:
-        raise InputError("module", name, f"{allowed} ({type(error).__name__}: {error})") from error
+        if name.endswith(".py"):
+            path = Path(name).resolve()
+            return _load_file(path, path.stat().st_mtime_ns)
+        return importlib.import_module(name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise InputError("module", name, f"{allowed} ({_said(error)})") from error
 
 
-def _load_file(path: Path) -> ModuleType:
-    """Known to Python by its stem, as Triton and pickle look modules up."""
+@cache
+def _load_file(path: Path, changed: int) -> ModuleType:
+    """Known to Python by its stem, as Triton and pickle look modules up. changed: when, so that an edited file is new."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -62,11 +72,28 @@ def _load_file(path: Path) -> ModuleType:
     return module
 
 
-def function_of(module: ModuleType, operation: Operation, device: str = "cpu") -> Callable | None:
-    """The operation's function in the module, None where it has none; what is named after the CPU is for it alone."""
+def _said(error: BaseException) -> str:
+    """In one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def name_of(module: ModuleType, operation: Operation, device: str = "cpu") -> str | None:
+    """Name of the operation's function in the module, None where it has none; one named after the CPU is for it alone.
+
+    InputError for a module that raises when it is asked for the function.
+    """
     names = sorted(operation.functions, key=lambda name: name.endswith("_cpu") != (device == "cpu"))
-    found = (getattr(module, name, None) for name in names)
-    return next((function for function in found if callable(function)), None)
+    try:
+        return next((name for name in names if callable(getattr(module, name, None))), None)
+    except Exception as error:
+        allowed = f"a module that can be asked for {' or '.join(names)} ({_said(error)})"
+        raise InputError("module", module.__name__, allowed) from error
+
+
+def function_of(module: ModuleType, operation: Operation, device: str = "cpu") -> Callable | None:
+    """The function of this name."""
+    name = name_of(module, operation, device)
+    return None if name is None else getattr(module, name)
 
 
 def chosen_operations(module: ModuleType, names: Sequence[str] | None) -> list[Operation]:
@@ -74,11 +101,11 @@ def chosen_operations(module: ModuleType, names: Sequence[str] | None) -> list[O
     for name in names or ():
         if name not in BY_NAME:
             raise InputError("ops", name, ", ".join(BY_NAME))
-        if function_of(module, BY_NAME[name]) is None:
+        if name_of(module, BY_NAME[name]) is None:
             functions = " or ".join(BY_NAME[name].functions)
             raise InputError("ops", name, f"operations that {module.__name__} has a function for, here {functions}")
     chosen = [BY_NAME[name] for name in dict.fromkeys(names)] if names else list(OPERATIONS)
-    chosen = [operation for operation in chosen if function_of(module, operation) is not None]
+    chosen = [operation for operation in chosen if name_of(module, operation) is not None]
     if not chosen:
         functions = ", ".join(operation.functions[0] for operation in OPERATIONS)
         raise InputError("module", module.__name__, f"a module with at least one of the functions {functions}")
