@@ -252,7 +252,7 @@ def test_an_unknown_model_table_or_file_is_refused(tmp_path):
     with pytest.raises(InputError, match="holds an object"):
         model(tmp_path)
     (tmp_path / "config.json").write_text("[" * 100_000)
-    with pytest.raises(InputError, match="or a config.json"):
+    with pytest.raises(InputError, match=r"or a config\.json"):
         model(tmp_path)
     with pytest.raises(InputError, match="table is 'x'; allowed: fast_rounds, leviathan_table1"):
         reproduction("x")

@@ -6,6 +6,7 @@ import socket
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, as_completed
+from contextlib import suppress
 from dataclasses import fields
 from hashlib import sha256
 from itertools import product
@@ -34,10 +35,8 @@ def key(cell: Cell) -> str:
     """What names a cell in a file: equal for equal cells, of a model that is not shipped with an equal config."""
     value = cell.to_json()
     if cell.model not in names():
-        try:
+        with suppress(InputError):  # the cell is impossible until there is such a file
             value["config"] = read_config(cell.model)[1]
-        except InputError:
-            pass  # the cell is impossible until there is such a file
     return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
 
 
