@@ -64,7 +64,7 @@ def load_module(name: str) -> ModuleType:
 
 @cache
 def _load_file(path: Path, changed: int) -> ModuleType:
-    """Known to Python by its stem, as Triton and pickle look modules up. changed: when, so that an edited file is new."""
+    """Known to Python by its stem, as Triton and pickle look modules up. changed: when it was written."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
