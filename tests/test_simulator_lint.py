@@ -147,6 +147,11 @@ def main_status(arguments, status):
         ("metric,value\nMean ITL (ms),fast\n", "value is 'fast'"),
         ("metric,value\nMean ITL (ms),1\nMean ITL (ms),2\n", "one value of it a run"),
         ("concurrency,metric,value\nmany,Mean ITL (ms),1\n", "concurrency is 'many'"),
+        ("metric,value,run\nMean ITL (ms),1\n", "line 2'; allowed: a row with a field for each column"),
+        ("metric,value\nMean ITL (ms),1,extra\n", "line 2'; allowed: a row with a field for each column"),
+        ("metric,value\n\nMean ITL (ms),fast\n", "line 3"),
+        (f"metric,value\nMean ITL (ms),{'1' * 200_000}\n", "a table as CSV"),
+        ("metric,value\n", "at least one row"),
     ],
 )
 def test_a_foreign_table_is_refused_by_field(text, match, tmp_path):
@@ -154,6 +159,13 @@ def test_a_foreign_table_is_refused_by_field(text, match, tmp_path):
     path.write_text(text)
     with pytest.raises(InputError, match=match):
         read_reports(path)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_of_a_table_may_end_as_anywhere(end, tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_bytes(end.join(("metric,value", "Mean ITL (ms),5", "")).encode())
+    assert read_reports(path) == [Report("the run", {"Mean ITL (ms)": 5.0})]
 
 
 def test_results_of_clients_are_read_and_others_refused(tmp_path):

@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -46,12 +46,8 @@ def _report(measured: Measurement, label: str) -> Report:
 
 
 def _table(text: str, path: Path) -> list[Report]:
-    rows = list(csv.DictReader(StringIO(text)))
-    if not rows or not {"metric", "value"} <= set(rows[0]):
-        raise InputError("file", str(path), "a CSV of at least one row, with columns metric and value")
     runs: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
-    for number, row in enumerate(rows, start=2):
-        place = f"{path}, line {number}"
+    for place, row in _rows(text, path):
         if row["metric"] not in METRICS:
             raise InputError("metric", row["metric"], f"{', '.join(METRICS)} (in {place})")
         key = tuple((name, text) for name, text in row.items() if name not in ("metric", "value"))
@@ -59,10 +55,26 @@ def _table(text: str, path: Path) -> list[Report]:
         if row["metric"] in figures:
             raise InputError("metric", row["metric"], f"one value of it a run (in {place})")
         figures[row["metric"]] = _number("value", row["value"], place)
+    if not runs:
+        raise InputError("file", str(path), "a CSV of at least one row, with columns metric and value")
     return [
         Report(" · ".join(text for _, text in key) or "the run", figures, _concurrency(dict(key), path))
         for key, figures in runs.items()
     ]
+
+
+def _rows(text: str, path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Where every row is, and its fields by column; nothing of a table that lacks the two columns."""
+    rows = csv.DictReader(StringIO(text, newline=""))
+    try:
+        if {"metric", "value"} <= set(rows.fieldnames or ()):
+            for row in rows:
+                place = f"{path}, line {rows.line_num}"
+                if None in row or None in row.values():
+                    raise InputError("file", place, "a row with a field for each column")
+                yield place, row
+    except csv.Error as error:
+        raise InputError("file", str(path), f"a table as CSV ({error})") from error
 
 
 def _concurrency(named: Mapping[str, str], path: Path) -> int | None:
@@ -74,9 +86,9 @@ def _concurrency(named: Mapping[str, str], path: Path) -> int | None:
     return int(number)
 
 
-def _number(name: str, text: str | None, place: str) -> float:
+def _number(name: str, text: str, place: str) -> float:
     try:
-        number = float(text or "")
+        number = float(text)
     except ValueError:
         number = math.nan
     if not 0 <= number < math.inf:
