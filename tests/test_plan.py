@@ -79,6 +79,19 @@ def test_flags_are_those_of_the_engines():
         vllm_flags(CELL, tree)
 
 
+def test_a_plan_of_trees_alone_has_no_flags_for_an_engine_of_chains():
+    found = plan(CELL, configs=[SpecConfig(2, 2, 4)])
+    assert found.best_chain is None
+    value = found.to_json()
+    assert value["vllm"] is None
+    assert "--speculative-eagle-topk 2" in value["sglang"]
+
+
+def test_a_plan_of_no_settings_is_refused():
+    with pytest.raises(InputError, match=r"configs is \[\]; allowed: at least one setting"):
+        plan(CELL, configs=[])
+
+
 def test_shares_of_a_chain_give_its_rates_back():
     assert chain_shares((0.8, 0.4, 0.0, 0.0)) == ((0.8,), (0.5,), (0.0,), (0.0,))
     with pytest.raises(InputError, match="none larger than the one before"):

@@ -56,9 +56,9 @@ class Plan:
         return self.candidates[0]
 
     @property
-    def best_chain(self) -> Candidate:
-        """Of those that every engine takes."""
-        return next(each for each in self.candidates if each.config.topk == 1)
+    def best_chain(self) -> Candidate | None:
+        """Of those that every engine takes; None if all are trees."""
+        return next((each for each in self.candidates if each.config.topk == 1), None)
 
     @property
     def crossover(self) -> int | None:
@@ -76,7 +76,7 @@ class Plan:
             "by_batch": [asdict(each) | {"speedup": each.speedup} for each in self.by_batch],
             "crossover": self.crossover,
             "sglang": sglang_flags(self.cell, self.best.config, draft),
-            "vllm": vllm_flags(self.cell, self.best_chain.config, draft),
+            "vllm": vllm_flags(self.cell, self.best_chain.config, draft) if self.best_chain else None,
         }
 
 
@@ -99,6 +99,8 @@ def plan(cell: Cell, objective: str = "throughput", configs: Sequence[SpecConfig
     if objective not in OBJECTIVES:
         raise InputError("objective", objective, " or ".join(OBJECTIVES))
     configs = candidates(cell) if configs is None else configs
+    if not configs:
+        raise InputError("configs", configs, "at least one setting")
     scenario = cell.with_values(topk=1, num_steps=0, num_draft_tokens=None).scenario
     options = [cell.option(config) for config in configs]
     runs = [scenario.run(option).metrics() for option in options]
