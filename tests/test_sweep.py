@@ -83,6 +83,32 @@ def test_a_config_that_has_changed_is_another_cell(tmp_path):
     assert key(Cell()) == "426fcfd3ce100fbe2d1553194d0ba3e2"  # as in files that were written before
 
 
+def test_equal_cells_have_equal_keys():
+    whole = Cell(rate=8, memory_share=1, shares=[[1, 0], [1, 0]])
+    exact = Cell(rate=8.0, memory_share=1.0, shares=((1.0, 0.0), (1.0, 0.0)))
+    assert whole == exact
+    assert key(whole) == key(exact)
+
+
+def test_keys_are_those_of_earlier_sweeps():
+    assert key(BASE) == "468b67e5919866afd04f5069f644066e"
+    assert key(Cell(rate=2.5, num_steps=0, shares=((0.5, 0.25), (0.5, 0.1)))) == "d05412bce6fb77aae454df47c34c08c4"
+
+
+def test_a_tree_of_no_nodes_is_not_the_whole_chain(tmp_path):
+    wanted = cells(BASE.with_values(topk=2, shares=((0.5, 0.2),) * 3), {"num_draft_tokens": [0, 4]})
+    _, _, rows = run(wanted, tmp_path / "out.sqlite")
+    assert [row["error"] for row in rows] == ["num_draft_tokens is 0; allowed: an integer of at least 2", None]
+    assert cells(BASE, {"num_steps": [0]})[0].config == BASE.with_values(num_steps=0, num_draft_tokens=0).config
+
+
+def test_a_seed_beyond_sqlites_integers_is_kept(tmp_path):
+    wanted = cells(BASE, {"seed": [2**63 - 1, 2**63]})
+    counts, _, rows = run(wanted, tmp_path / "out.sqlite")
+    assert counts == (2, 0)
+    assert [row["seed"] for row in rows] == [2**63 - 1, str(2**63)]
+
+
 def test_what_is_no_sweep_is_refused(tmp_path):
     text, other = tmp_path / "text", tmp_path / "other.sqlite"
     text.write_text("no database at all" * 100)
@@ -164,6 +190,14 @@ def call(capsys, *words: str) -> tuple[int, str]:
     return end.value.code, capsys.readouterr().err
 
 
+def test_a_cell_that_is_asked_for_twice_is_one(capsys, tmp_path):
+    load = ["--requests", "1", "--prompt-tokens", "9", "--output-tokens", "2", "--jobs", "1"]
+    words = ["--out", str(tmp_path / "out.sqlite"), "--vary", "rate=8,8.0", *load]
+    with pytest.raises(SystemExit, match="0"):
+        main(["sweep", *words])
+    assert "1 cells: 1 simulated, 0 kept" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -173,7 +207,12 @@ def call(capsys, *words: str) -> tuple[int, str]:
         (["--vary", "model=3"], "model is 3; allowed: a text"),
         (["--vary", "chunk_tokens=true"], "chunk_tokens is True; allowed: an integer or null"),
         (["--vary", "colour=1"], "vary is 'colour'; allowed: model, hardware"),
+        (["--vary", "rate=1,NaN"], "rate is nan; allowed: a number or null"),
+        (["--vary", f"rate=1{'0' * 400}"], "allowed: a number or null"),
+        (["--vary", "shares=0.5"], "shares is 0.5; allowed: rows of numbers"),
         (["--vary", "accept_rate=2"], "rates from 0 to 1"),
+        (["--vary", "seed=1,2", "--vary", "seed=4"], "vary is 'seed=4'; allowed: each name once"),
+        (["--vary", "accept_rate=0", "--vary", "accept_rate=1"], "vary is 'accept_rate=1'; allowed: each name once"),
         (["--vary", "seed=1", "--jobs", "0"], "jobs is 0"),
         (["--vary", "seed=1", "--jobs", "2", "--cluster", "tcp://127.0.0.1:1"], "none with --cluster"),
     ],

@@ -70,19 +70,20 @@ def sweep(
     from specsim.simulator.sweep import Results, cells, key
     from specsim.simulator.sweep import sweep as run
 
-    wanted = cells(fields.cell(given), dict(map(_values, vary)))
+    varied = _varied(vary)
+    wanted = cells(fields.cell(given), varied)
     check_apart(accept=accept, out=out, json=json_file, parquet=parquet, plot=plot)
     for file, name in ((json_file, "json"), (parquet, "parquet"), (plot, "plot"), (out, "out")):
         check_writable(file, name)
-    names = [key(each) for each in wanted]
-    with _executor(jobs, cluster) as executor, tqdm(total=len(set(names)), unit="cell", disable=None) as bar:
+    names = list(dict.fromkeys(map(key, wanted)))
+    with _executor(jobs, cluster) as executor, tqdm(total=len(names), unit="cell", disable=None) as bar:
         results = Results(out)
         try:
             counts = run(wanted, results, executor, lambda: bar.update())
         except BrokenExecutor as error:
             allowed = f"fewer: one was ended from outside; what is in {out} stays"
             raise InputError("jobs", jobs or os.cpu_count(), allowed) from error
-    show(results.rows(names), list(dict(map(_values, vary))), counts, out, stdout_console())
+    show(results.rows(names), list(varied), counts, out, stdout_console())
     write_json(json_file, {"cells": results.rows(names)})
     if parquet is not None:
         write_whole(parquet, results.frame(names).to_parquet(index=False))
@@ -107,6 +108,17 @@ def show(rows: list[dict], varied: list[str], counts: tuple[int, int], out: Path
         paragraph(console, f"impossible: {told}")
     best = f"The best {min(SHOWN, len(good))} by throughput; all" if good else "All"
     console.print(f"{best} are in {out}.", soft_wrap=True)
+
+
+def _varied(assignments: list[str]) -> dict[str, list[Any]]:
+    """Values by field; InputError for a field that is given twice."""
+    varied: dict[str, list[Any]] = {}
+    for assignment in assignments:
+        name, values = _values(assignment)
+        if name in varied:
+            raise InputError("vary", assignment, "each name once, with all of its values")
+        varied[name] = values
+    return varied
 
 
 def _values(assignment: str) -> tuple[str, list[Any]]:

@@ -1,6 +1,7 @@
 """A cell of a plan or a sweep: one server under one load in plain values, which a file can hold."""
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
@@ -9,6 +10,7 @@ from typing import Any, get_args
 
 from specsim.config import InputError, SpecConfig
 from specsim.files import read_text
+from specsim.simulator.acceptance import check_number
 from specsim.simulator.hardware import hardware
 from specsim.simulator.model import drafter, model
 from specsim.simulator.option import Option
@@ -52,12 +54,9 @@ class Cell:
     seed: int = 0
 
     def __post_init__(self):
-        for each in fields(self):
-            value, kinds = getattr(self, each.name), _KINDS.get(each.name)
-            if kinds and (isinstance(value, bool) or not isinstance(value, kinds)):
-                names = {str: "a text", int: "an integer", float: "a number", type(None): "null"}
-                allowed = [names[kind] for kind in kinds if not (kind is int and float in kinds)]
-                raise InputError(each.name, value, " or ".join(allowed))
+        for name, kinds in _KINDS.items():
+            object.__setattr__(self, name, _checked(name, getattr(self, name), kinds))
+        object.__setattr__(self, "shares", _shares(self.shares))
 
     @property
     def config(self) -> SpecConfig:
@@ -66,7 +65,7 @@ class Cell:
         nodes = self.num_draft_tokens
         if nodes is None and self.topk > 1:
             raise InputError("num_draft_tokens", None, "a number, for a tree")
-        return SpecConfig(self.topk, self.num_steps, nodes or self.num_steps + 1, self.page_size)
+        return SpecConfig(self.topk, self.num_steps, self.num_steps + 1 if nodes is None else nodes, self.page_size)
 
     @property
     def workload(self) -> Workload:
@@ -107,7 +106,7 @@ class Cell:
             name: tuple(value[name]) if isinstance(value[name], list) else value[name]
             for name in ("prompt_tokens", "output_tokens")
         }
-        return cls(**value | lengths | {"shares": tuple(map(tuple, value["shares"]))})
+        return cls(**value | lengths)
 
     def with_values(self, **values: Any) -> "Cell":
         """The same but for some fields; InputError for a field that there is not."""
@@ -126,8 +125,26 @@ def _kinds(kind: Any) -> tuple[type, ...]:
 _KINDS = {
     each.name: _kinds(each.type)
     for each in fields(Cell)
-    if each.name not in ("shares", "prompt_tokens", "output_tokens")  # which laws and workloads look at
+    if each.name not in ("shares", "prompt_tokens", "output_tokens")  # which _shares and workloads look at
 }
+
+
+def _checked(name: str, value: object, kinds: tuple[type, ...]) -> Any:
+    """A value of one of these types; where numbers are allowed a finite one, as float: 8 and 8.0 are one cell."""
+    fits = isinstance(value, kinds) and not isinstance(value, bool)
+    is_number = fits and float in kinds and value is not None
+    if not fits or (is_number and not abs(value) <= sys.float_info.max):
+        names = {str: "a text", int: "an integer", float: "a number", type(None): "null"}
+        allowed = [names[kind] for kind in kinds if not (kind is int and float in kinds)]
+        raise InputError(name, value, " or ".join(allowed))
+    return float(value) if is_number else value
+
+
+def _shares(rows: Any) -> Shares:
+    try:
+        return tuple(tuple(check_number("shares", share) for share in row) for row in rows)
+    except TypeError as error:
+        raise InputError("shares", rows, "rows of numbers") from error
 
 
 def chain_shares(rates: Sequence[float]) -> Shares:

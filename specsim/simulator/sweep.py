@@ -51,7 +51,7 @@ def run_cell(value: dict[str, Any]) -> dict[str, Any]:
 
 
 class Results:
-    """A SQLite file with a row a cell: its fields (JSON where they are no numbers or texts), METRICS, error, seconds,
+    """A SQLite file with a row a cell: its fields (JSON where SQLite has no type for them), METRICS, error, seconds,
     worker. A row is there as a whole, and stays, whatever becomes of this program.
     """
 
@@ -119,7 +119,7 @@ def sweep(
 
 
 def _plain(value: Any) -> Any:
-    """What SQLite holds: nan is null there, and tuples are JSON."""
-    if isinstance(value, (tuple, list)):
+    """What SQLite holds: nan is null there; tuples, and integers beyond its 64 bits, are JSON."""
+    if isinstance(value, (tuple, list)) or (isinstance(value, int) and not -(2**63) <= value < 2**63):
         return json.dumps(value)
     return None if isinstance(value, float) and value != value else value
