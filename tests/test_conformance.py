@@ -313,6 +313,61 @@ def test_what_is_done_beside_the_result_is_found():
     assert outcome_of(lambda *each: None, MADE, may_refuse=True).status == "different"
 
 
+CHANGES = {
+    "a tensor of the metadata": (lambda lens, meta: meta.temperature.zero_(), "sampling_metadata"),
+    "a field of the metadata": (lambda lens, meta: setattr(meta, "top_k", 1), "sampling_metadata"),
+    "generators in the metadata": (
+        lambda lens, meta: meta.generators.update({0: None}),
+        "sampling_metadata",
+    ),
+    "one more length": (lambda lens, meta: lens.append(5), "num_draft_tokens"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_metadata_and_lists_are_inputs_too(change):
+    made, (apply, name) = cases_of("chain_rejection")[0].build(), CHANGES[change]
+
+    def answering(*arguments):
+        return made.expected["output_token_ids"]
+
+    def changing(*arguments):
+        apply(arguments[1], arguments[7])
+        return answering()
+
+    assert outcome_of(answering, made, "chain_rejection").status == "equal"
+    found = outcome_of(changing, made, "chain_rejection").what
+    assert found == f"{name}: expected an input that stays as it is, found another content"
+
+
+def test_a_write_beside_a_tensor_of_the_metadata_is_found():
+    made = cases_of("chain_rejection")[0].build()
+
+    def writing(*arguments):
+        warmth = arguments[7].temperature
+        warmth.as_strided((1,), (1,), warmth.storage_offset() + len(warmth)).fill_(9)
+        return made.expected["output_token_ids"]
+
+    assert "found a write out of bounds" in outcome_of(writing, made, "chain_rejection").what
+
+
+def resizing(tokens, lens, out, stride):
+    right(tokens, lens, out, stride)
+    lens.resize_(500)
+
+
+def retyping(tokens, lens, out, stride):
+    right(tokens, lens, out, stride)
+    lens.data = lens.long()
+
+
+@pytest.mark.parametrize("function", [resizing, retyping])
+def test_an_input_of_another_form_is_found(function):
+    assert (
+        outcome_of(function, MADE).what == "accept_lens: expected an input that stays as it is, found another content"
+    )
+
+
 def test_the_callers_tensors_are_not_touched():
     before = [each.clone() for each in MADE.arguments[:3]]
     outcome_of(in_its_input, MADE)

@@ -11,9 +11,13 @@ MARGIN = 64  # entries before and after; a multiple of what vector loads are ali
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A tensor in memory of its own. before: its entries when it was placed; whole: the memory, with the margins."""
+    """A tensor in memory of its own. before: its entries when it was placed; whole: the memory, with the margins.
+
+    Whoever is given the tensor may have resized it since; strides are those it was placed with.
+    """
 
     tensor: torch.Tensor
+    strides: tuple[int, ...]
     before: torch.Tensor
     whole: torch.Tensor
     whole_before: torch.Tensor
@@ -23,16 +27,13 @@ class Placed:
         """Whether something beside the tensor was written."""
         now, then = self.whole.clone(), self.whole_before.clone()
         for memory in (now, then):
-            self._view(memory).zero_()
+            memory.as_strided(self.before.shape, self.strides, MARGIN).zero_()
         return not torch.equal(bits(now), bits(then))
 
     @property
     def is_changed(self) -> bool:
-        """Whether one of its entries is another now."""
-        return not torch.equal(bits(self.tensor), bits(self.before))
-
-    def _view(self, memory: torch.Tensor) -> torch.Tensor:
-        return memory.as_strided(self.tensor.shape, self.tensor.stride(), MARGIN)
+        """Whether its dtype, its shape or one of its entries is another now."""
+        return self.tensor.dtype != self.before.dtype or not torch.equal(bits(self.tensor), bits(self.before))
 
 
 def place(tensor: torch.Tensor, device: torch.device) -> Placed:
@@ -44,7 +45,7 @@ def place(tensor: torch.Tensor, device: torch.device) -> Placed:
     whole.as_strided(tensor.shape, tensor.stride(), MARGIN).copy_(tensor)
     whole = whole.to(device)
     placed = whole.as_strided(tensor.shape, tensor.stride(), MARGIN)
-    return Placed(placed, placed.clone(), whole, whole.clone())
+    return Placed(placed, placed.stride(), placed.clone(), whole, whole.clone())
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -54,30 +55,41 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def place_all(value: Any, device: torch.device) -> Any:
-    """Every tensor of an argument placed; lists stay lists, and what is no tensor stays as it is."""
+    """Every tensor of an argument placed, in lists and namespaces, too; what is no tensor stays as it is."""
     if isinstance(value, torch.Tensor):
         return place(value, device)
-    if isinstance(value, list) and value and isinstance(value[0], torch.Tensor):
-        return [place(each, device) for each in value]
+    if isinstance(value, list):
+        return [place_all(each, device) for each in value]
     if isinstance(value, SimpleNamespace):
-        moved = {name: each.to(device) for name, each in vars(value).items() if isinstance(each, torch.Tensor)}
-        return SimpleNamespace(**vars(value) | moved)
+        return SimpleNamespace(**{name: place_all(each, device) for name, each in vars(value).items()})
     return value
 
 
 def tensors(value: Any) -> Any:
-    """The argument as it is handed over."""
+    """The argument as it is handed over, its lists and namespaces new ones."""
     if isinstance(value, Placed):
         return value.tensor
-    return [each.tensor for each in value] if isinstance(value, list) and _is_placed(value) else value
+    if isinstance(value, list):
+        return [tensors(each) for each in value]
+    if isinstance(value, SimpleNamespace):
+        return SimpleNamespace(**{name: tensors(each) for name, each in vars(value).items()})
+    return value
 
 
 def pieces(value: Any) -> list[Placed]:
     """The placed tensors of an argument."""
-    return (
-        [value] if isinstance(value, Placed) else list(value) if isinstance(value, list) and _is_placed(value) else []
-    )
+    if isinstance(value, Placed):
+        return [value]
+    inside = vars(value).values() if isinstance(value, SimpleNamespace) else value if isinstance(value, list) else ()
+    return [placed for each in inside for placed in pieces(each)]
 
 
-def _is_placed(value: list) -> bool:
-    return bool(value) and isinstance(value[0], Placed)
+def outline(value: Any) -> Any:
+    """What lists, dictionaries and namespaces hold, to be compared later: numbers by value, all else by identity."""
+    if isinstance(value, SimpleNamespace):
+        return outline(vars(value))
+    if isinstance(value, dict):
+        return {name: outline(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [outline(each) for each in value]
+    return value if isinstance(value, int) else id(value)

@@ -20,7 +20,7 @@ import torch
 from specsim.config import InputError
 from specsim.conformance.case import DEVICE, Call, Case
 from specsim.conformance.comparison import Difference, difference
-from specsim.conformance.memory import pieces, place_all, tensors
+from specsim.conformance.memory import outline, pieces, place_all, tensors
 from specsim.contract import BY_NAME, OPERATIONS, Operation
 
 SECONDS = 120  # that a process of its own may take
@@ -125,16 +125,18 @@ def call(function: Callable, case: Case, device: torch.device) -> Outcome:
     made, operation = case.build(), BY_NAME[case.operation]
     made = made if case.adapt is None else case.adapt(function, made)
     arguments = [device if each is DEVICE else place_all(each, device) for each in made.arguments]
+    handed = tensors(arguments)
+    before = outline(handed)
     try:
         with warnings.catch_warnings(action="ignore"):
-            returned = function(*map(tensors, arguments))
+            returned = function(*handed)
         if device.type == "cuda":
             torch.cuda.synchronize()
     except Exception as error:
         status = "refused" if case.may_refuse else "raised"
         return Outcome(case.operation, case.name, status, f"{type(error).__name__}: {error}")
     found = _results(operation, arguments, returned)
-    wrong = _first_wrong(operation, found, made) or _misused(operation, arguments)
+    wrong = _first_wrong(operation, found, made) or _misused(operation, arguments, before, outline(handed))
     return Outcome(case.operation, case.name, "different" if wrong else "equal", str(wrong) if wrong else "")
 
 
@@ -162,14 +164,14 @@ def _flat(returned: Any) -> list:
     return [returned]
 
 
-def _misused(operation: Operation, arguments: list) -> Difference | None:
-    """An input that was changed, or memory beside a tensor that was written."""
-    for value, argument in zip(operation.arguments, arguments, strict=True):
-        for placed in pieces(argument):
-            if placed.is_overrun:
-                return Difference(value.name, None, "nothing written beside the tensor", "a write out of bounds")
-            if value.role == "in" and placed.is_changed:
-                return Difference(value.name, None, "an input that stays as it is", "another content")
+def _misused(operation: Operation, arguments: list, before: list, after: list) -> Difference | None:
+    """An input that was changed, or memory beside a tensor that was written. before, after: outlines of the call."""
+    for value, argument, then, now in zip(operation.arguments, arguments, before, after, strict=True):
+        placed = pieces(argument)
+        if any(each.is_overrun for each in placed):
+            return Difference(value.name, None, "nothing written beside the tensor", "a write out of bounds")
+        if value.role == "in" and (now != then or any(each.is_changed for each in placed)):
+            return Difference(value.name, None, "an input that stays as it is", "another content")
     return None
 
 
