@@ -84,6 +84,37 @@ def test_one_wrong_figure_is_found(figure, factor, identity):
     assert identity in wrong(replace(report, figures=report.figures | {figure: report.figures[figure] * factor}))
 
 
+@pytest.mark.parametrize(
+    ("figures", "identity"),
+    [
+        ({"Spec Decode Accept Rate (%)": 0.0}, "accept length = 1 + K · accept rate"),
+        ({"Mean E2E Latency (ms)": 0.0}, "E2E = TTFT + (L - 1) · TPOT"),
+        ({"Output Throughput (tok/s)": 0.0}, "E2E = TTFT + (L - 1) · TPOT"),
+    ],
+)
+def test_a_figure_of_0_is_one_that_the_report_has(figures, identity):
+    report = served(3, (128, 129))
+    assert identity in wrong(replace(report, figures=report.figures | figures), Stated(output_tokens=128))
+
+
+def test_nothing_accepted_is_one_token_a_round():
+    report = served(3, (128, 129))
+    nothing = {"Spec Decode Accept Length": 1.0, "Spec Decode Accept Rate (%)": 0.0}
+    (first, *_) = lint(replace(report, figures=nothing, rates_by_position=()))
+    assert (first.identity, first.verdict) == ("accept length = 1 + K · accept rate", "holds")
+    assert num_drafts(replace(report, figures=nothing)) is None
+
+
+def test_an_idle_server_has_no_requests_under_way():
+    assert in_flight(Report("idle", {"Request Throughput (req/s)": 0.0, "Mean E2E Latency (ms)": 9.0})) == 0
+
+
+def test_output_tokens_as_stated_are_compared_without_latencies():
+    report = Report("a run", {"Output Throughput (tok/s)": 1280.0, "Request Throughput (req/s)": 10.0})
+    assert wrong(report, Stated(output_tokens=128)) == set()
+    assert wrong(report, Stated(output_tokens=1536)) == {"E2E = TTFT + (L - 1) · TPOT"}
+
+
 def test_rates_by_position_that_increase_are_found():
     report = served(3, (128, 129))
     assert wrong(replace(report, rates_by_position=(0.4, 0.5, 0.1))) == {"accept length = 1 + Σ rates by position"}

@@ -38,7 +38,9 @@ class Stated:
 
 
 def lint(report: Report, stated: Stated = Stated()) -> list[Finding]:
-    """Every identity that the report has the figures for."""
+    """Every identity that the report has the figures for. A mean TPOT or ITL of 0 is none: clients write it where they
+    measured nothing.
+    """
     return [
         Finding(report.label, identity, verdict, says)
         for identity, check in IDENTITIES.items()
@@ -49,45 +51,48 @@ def lint(report: Report, stated: Stated = Stated()) -> list[Finding]:
 def output_tokens(report: Report) -> float | None:
     """Tokens a request puts out, by its throughputs."""
     output, requests = (report.figures.get(name) for name in (_OUTPUT, _REQUESTS))
-    return output / requests if output and requests else None
+    return output / requests if output is not None and requests else None
 
 
 def prompt_tokens(report: Report) -> float | None:
     """Tokens of a prompt, by the throughputs."""
     total, output, requests = (report.figures.get(name) for name in (_TOTAL, _OUTPUT, _REQUESTS))
-    return (total - output) / requests if total and output and requests else None
+    return (total - output) / requests if None not in (total, output) and requests else None
 
 
 def decoded_tokens(report: Report) -> float | None:
     """Tokens a request puts out, by its latencies: E2E = TTFT + (L - 1) · TPOT."""
     ttft, tpot, e2e = (report.figures.get(f"Mean {what} (ms)") for what in ("TTFT", "TPOT", "E2E Latency"))
-    return 1 + (e2e - ttft) / tpot if tpot and e2e and ttft is not None else None
+    return 1 + (e2e - ttft) / tpot if None not in (ttft, e2e) and tpot else None
 
 
 def num_drafts(report: Report) -> float | None:
     """Drafts of a round: (accept length - 1) / accept rate."""
     length, rate = (report.figures.get(name) for name in (_ACCEPT_LENGTH, _ACCEPT_RATE))
-    return 100 * (length - 1) / rate if length and rate else None
+    return 100 * (length - 1) / rate if length is not None and rate else None
 
 
 def in_flight(report: Report) -> float | None:
     """Requests under way on average: Little's law."""
     requests, e2e = report.figures.get(_REQUESTS), report.figures.get("Mean E2E Latency (ms)")
-    return requests * e2e / 1e3 if requests and e2e else None
+    return requests * e2e / 1e3 if None not in (requests, e2e) else None
 
 
 Said = Iterator[tuple[Verdict, str]]
 
 
 def _acceptance(report: Report, stated: Stated) -> Said:
-    length, rate, drafts = report.figures.get(_ACCEPT_LENGTH), report.figures.get(_ACCEPT_RATE), num_drafts(report)
+    length, rate = report.figures.get(_ACCEPT_LENGTH), report.figures.get(_ACCEPT_RATE)
     if length is not None and length < 1:
         yield "cannot be true", f"accept length {length:g}: a round gives at least its bonus token"
     if rate is not None and rate > 100:
         yield "cannot be true", f"accept rate {rate:g} %: more accepted than proposed"
-    if drafts is None or length < 1:
+    if length is None or rate is None or length < 1:
         return
-    if _is_whole(drafts) and (whole := round(drafts)) >= 1:
+    drafts = num_drafts(report)
+    if drafts is None:
+        yield _identity("accept length", length, "1 + K · 0 =", 1)
+    elif _is_whole(drafts) and (whole := round(drafts)) >= 1:
         yield "holds", f"{length:g} = 1 + {whole} · {rate / 100:.4f}"
         if stated.num_drafts not in (None, whole):
             yield "cannot be true", f"{stated.num_drafts} drafts a round as stated: the figures are those of {whole}"
@@ -110,13 +115,11 @@ def _positions(report: Report, stated: Stated) -> Said:
 def _latency(report: Report, stated: Stated) -> Said:
     """Exact if all requests put out as many tokens; the mean of products otherwise."""
     by_rate, by_time = output_tokens(report), decoded_tokens(report)
-    if by_time is None:
-        return
-    if by_time < 1:
+    if by_time is not None and by_time < 1:
         yield "cannot be true", "E2E latency below TTFT"
-    elif by_rate is not None and _equal(by_rate, by_time, EXACT):
+    elif None not in (by_rate, by_time) and _equal(by_rate, by_time, EXACT):
         yield "holds", f"every request put out {by_rate:.0f} tokens: {by_rate:.2f} by throughput, {by_time:.2f} by time"
-    elif by_rate is not None:
+    elif None not in (by_rate, by_time):
         yield "follows", f"outputs differ in length: {by_rate:.1f} tokens on average, {by_time:.1f} by mean times"
     if stated.output_tokens and by_rate is not None and not _equal(by_rate, stated.output_tokens, EXACT):
         yield "cannot be true", f"{stated.output_tokens} output tokens as stated: a request put out {by_rate:.1f}"
