@@ -245,6 +245,21 @@ def test_a_config_that_cannot_be_is_refused_by_its_field(change, match):
         model(shape | {"intermediate_size": 11008} | change)
 
 
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [("llama-2-70b", (1, 2, 4, 8, 16, 32, 64)), ("glm-4.7-flash", (1, 2, 4)), ("vicuna-68m", (1, 2, 3, 4, 6, 12))],
+)
+def test_a_model_is_split_among_as_many_gpus_as_divide_its_heads_and_feed_forwards(name, counts):
+    assert model(name).splits == counts
+
+
+def test_kv_heads_are_split_or_copied_evenly():
+    shape = {"hidden_size": 1536, "vocab_size": 100, "num_hidden_layers": 2, "intermediate_size": 8960}
+    assert model(shape | {"num_attention_heads": 12, "num_key_value_heads": 2}).splits == (1, 2, 4)
+    assert model(shape | {"num_attention_heads": 12, "num_key_value_heads": 3}).splits == (1,)
+    assert model(shape | {"num_attention_heads": 12, "intermediate_size": 36}).splits == (1, 2, 3, 4, 6, 12)
+
+
 def test_an_unknown_model_table_or_file_is_refused(tmp_path):
     with pytest.raises(InputError, match="model is 'gpt-9'; allowed: glm"):
         model("gpt-9")

@@ -87,6 +87,11 @@ def test_settings_reach_the_simulated_server(made):
         (["--efficiency", "speed=2"], "efficiency is 'speed=2'; allowed: NAME=NUMBER with one of bandwidth"),
         (["--efficiency", "bandwidth=2"], "bandwidth is 2.0; allowed: a number above 0 and at most 1"),
         (["--memory-share", "0.1"], "tensor_parallel is 1; allowed: GPUs that hold llama-3.1-8b and some KV"),
+        (["--prompt-tokens", "10000000"], "and enough KV slots: at least 10000032, which request 0 needs"),
+        (["--requests", "0"], ": requests is 0; allowed: an integer from 1"),
+        (["--seed", "-1"], "seed is -1; allowed: an integer from 0 to 2^64 - 1"),
+        (["--tensor-parallel", "3"], "tensor_parallel is 3; allowed: 1, 2, 4, 8, 16, 32: "),
+        (["--tensor-parallel", "0"], "tensor_parallel is 0; allowed: 1, 2, 4"),
         (["--table", "vllm_20780"], "requests is '40'; allowed: 1000, the default, with a table"),
     ],
 )

@@ -70,6 +70,8 @@ def test_a_bad_file_of_requests_is_refused(tmp_path, line, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: closed_loop(1, 1, 1, 1, -1), r"seed is -1; allowed: an integer from 0 to 2\^64 - 1"),
+        (lambda: closed_loop(1, 1, 1, 1, 2**64), "seed is 18446744073709551616"),
         (lambda: closed_loop(0, 1, 1, 1), "num_requests is 0"),
         (lambda: closed_loop(4, 0, 1, 1), "concurrency is 0"),
         (lambda: closed_loop(4, 1, (5, 4), 1), "prompt_tokens is 4; allowed: an integer from 5"),

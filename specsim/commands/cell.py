@@ -39,7 +39,7 @@ Prefill = Annotated[
 ChunkTokens = Annotated[int, typer.Option(help="Most prompt tokens a step.")]
 MaxRunning = Annotated[int, typer.Option(help="Most requests with a place.")]
 MemoryShare = Annotated[float, typer.Option(help="Of GPU memory, for weights and KV.")]
-Seed = Annotated[int, typer.Option(help="Names all coins.")]
+Seed = Annotated[int, typer.Option(help="Names all coins, 0 to 2^64 - 1.")]
 
 
 def cell(given: dict[str, Any]) -> "Cell":

@@ -17,7 +17,7 @@ from specsim.simulator.option import Option
 from specsim.simulator.ranks import rank_by_depth
 from specsim.simulator.run import Run
 from specsim.simulator.scenario import Scenario
-from specsim.simulator.workload import Length, Workload, closed_loop, poisson
+from specsim.simulator.workload import Length, Workload, check_count, closed_loop, poisson
 
 Shares = tuple[tuple[float, ...], ...]
 EVEN = ((0.7,),) * 6
@@ -69,6 +69,7 @@ class Cell:
 
     @property
     def workload(self) -> Workload:
+        check_count("requests", self.requests)
         lengths = self.prompt_tokens, self.output_tokens, self.seed
         if self.rate is None:
             return closed_loop(self.requests, self.concurrency, *lengths)

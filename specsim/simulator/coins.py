@@ -4,6 +4,8 @@ from enum import IntEnum
 
 import numpy as np
 
+from specsim.config import InputError
+
 _STEP, _WORD = 0x9E3779B97F4A7C15, 2**64 - 1
 _MULTIPLIERS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
@@ -29,6 +31,8 @@ def mix(words: np.ndarray) -> np.ndarray:
 
 def keys(seed: int, stream: Stream, request_ids: np.ndarray) -> np.ndarray:
     """What names a request's coins of one stream, uint64; worth keeping where a request tosses many."""
+    if not 0 <= seed <= _WORD:
+        raise InputError("seed", seed, "an integer from 0 to 2^64 - 1")
     start = mix(np.array([(seed + (stream + 1) * _STEP) & _WORD], dtype=np.uint64))
     return mix(start + np.asarray(request_ids).astype(np.uint64) * _STRIDE)
 

@@ -1,8 +1,9 @@
 """What one layer weighs, keeps and computes, read from a config.json of any of the usual families."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
+from math import gcd
 from typing import Any
 
 from specsim.config import InputError
@@ -18,9 +19,9 @@ class Layers:
 
     attention_weights: of all projections; input_weights: of those that read hidden states of width H (q, k and v).
     kv_width: numbers a token keeps; kv_parts: into how many GPUs they can be split. pair_flops: operations of one row
-    with one column, scores and values. window: columns that a row sees, None for all. dense_weights: of the
-    feed-forward that every row meets, shared experts and router included; experts, experts_per_token, expert_weights:
-    of those that rows choose, 0 for none.
+    with one column, scores and values. parts: into how many GPUs heads and feed-forward can be split. window: columns
+    that a row sees, None for all. dense_weights: of the feed-forward that every row meets, shared experts and router
+    included; experts, experts_per_token, expert_weights: of those that rows choose, 0 for none.
     """
 
     count: int
@@ -34,6 +35,7 @@ class Layers:
     experts: int = 0
     experts_per_token: int = 0
     expert_weights: int = 0
+    parts: int = field(kw_only=True)
 
     @property
     def weights(self) -> int:
@@ -57,7 +59,7 @@ def layers_of(config: Mapping[str, Any]) -> tuple[Layers, ...]:
     indices = range(config["num_hidden_layers"])
     each = [(_window(config, index), _is_sparse(config, index)) for index in indices]
     return tuple(
-        Layers(len(list(group)), *attention, window, *_feed_forward(config, sparse))
+        Layers(len(list(group)), *attention, window, *_feed_forward(config, sparse), parts=_parts(config, sparse))
         for (window, sparse), group in groupby(each)
     )
 
@@ -117,13 +119,18 @@ def _feed_forward(config: Mapping[str, Any], sparse: bool) -> tuple[int, int, in
         whole("intermediate_size", config.get("intermediate_size"))
         return products * hidden * config["intermediate_size"], 0, 0, 0
     experts = next(config[name] for name in _EXPERTS if config.get(name))
-    chosen, width = (
-        config.get("num_experts_per_tok"),
-        config.get("moe_intermediate_size", config.get("intermediate_size")),
-    )
+    chosen, width = config.get("num_experts_per_tok"), _expert_width(config)
     whole("num_experts_per_tok", chosen)
     whole("moe_intermediate_size", width)
     if chosen > experts:
         raise InputError("num_experts_per_tok", chosen, f"at most the {experts} experts")
     shared = config.get("shared_expert_intermediate_size") or (config.get("n_shared_experts") or 0) * width
     return hidden * experts + products * hidden * shared, experts, chosen, products * hidden * width
+
+
+def _expert_width(config: Mapping[str, Any]) -> int | None:
+    return config.get("moe_intermediate_size", config.get("intermediate_size"))
+
+
+def _parts(config: Mapping[str, Any], sparse: bool) -> int:
+    return gcd(config["num_attention_heads"], _expert_width(config) if sparse else config["intermediate_size"])

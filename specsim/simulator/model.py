@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,13 @@ class Model:
     @property
     def num_layers(self) -> int:
         return sum(group.count for group in self.layers)
+
+    @property
+    def splits(self) -> tuple[int, ...]:
+        """Among how many GPUs it can be divided: evenly, but that KV heads may have equally many copies instead."""
+        most, kv_parts = gcd(*(group.parts for group in self.layers)), {group.kv_parts for group in self.layers}
+        counts = (count for count in range(1, most + 1) if most % count == 0)
+        return tuple(count for count in counts if all(not count % heads or not heads % count for heads in kv_parts))
 
     @property
     def parameters(self) -> int:

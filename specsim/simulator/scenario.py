@@ -5,14 +5,14 @@ from typing import Literal
 
 import numpy as np
 
-from specsim.config import ServingConfig
+from specsim.config import InputError, ServingConfig
 from specsim.simulator.cost import CostModel, Phases
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import Hardware
 from specsim.simulator.model import Drafter, Model
 from specsim.simulator.option import Option
 from specsim.simulator.run import Run
-from specsim.simulator.timeline import Prefill, simulate
+from specsim.simulator.timeline import Prefill, check, simulate
 from specsim.simulator.workload import Workload
 
 MOST_SLOTS = 2**31 - 1
@@ -23,8 +23,9 @@ MOST_REQUESTS = 512
 class Scenario:
     """A model on tensor_parallel GPUs, one setting of speculation with what it gets accepted, and a workload.
 
-    max_running: most requests with a place; chunk_tokens: most prompt tokens of a step, None for no limit;
-    memory_share: of the GPUs' memory that weights and KV may take. seed: of what chance decides.
+    tensor_parallel: one of model.splits. max_running: most requests with a place; chunk_tokens: most prompt tokens of a
+    step, None for no limit; memory_share: of the GPUs' memory that weights and KV may take. seed: of what chance
+    decides.
     """
 
     model: Model
@@ -41,6 +42,12 @@ class Scenario:
     efficiency: Efficiency = field(default_factory=Efficiency)
     seed: int = 0
 
+    def __post_init__(self):
+        splits = self.model.splits
+        if self.tensor_parallel not in splits:
+            allowed = f"{', '.join(map(str, splits))}: GPUs that {self.model.name} divides among"
+            raise InputError("tensor_parallel", self.tensor_parallel, allowed)
+
     def cost(self, option: Option) -> CostModel:
         """What rounds of an option take; without drafts no drafter is loaded."""
         drafter = None if option.config.is_plain else self.drafter
@@ -52,8 +59,20 @@ class Scenario:
 
     def run(self, option: Option) -> Run:
         """The workload served with this option."""
-        serving = ServingConfig(self.schedule, self.max_running, self.slots(option), self.chunk_tokens)
+        serving = self.serving(option)
         return simulate(self.cost(option), option, self.workload, serving, prefill=self.prefill, seed=self.seed)
+
+    def serving(self, option: Option) -> ServingConfig:
+        """How this option is served; InputError if the workload cannot be served so."""
+        serving = ServingConfig(self.schedule, self.max_running, self.slots(option), self.chunk_tokens)
+        try:
+            check(self.cost(option), (option,), self.workload, serving, self.prefill)
+        except InputError as error:
+            if error.name != "num_slots":
+                raise
+            allowed = f"GPUs that hold {self.model.name} and enough KV slots: {error.allowed}, not {error.value}"
+            raise InputError("tensor_parallel", self.tensor_parallel, allowed) from error
+        return serving
 
     @property
     def plain(self) -> Option:

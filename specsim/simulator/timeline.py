@@ -49,12 +49,13 @@ def simulate(
         serving = ServingConfig(getattr(cost, "schedule", "sync"), max_running=256, num_slots=2**31 - 1)
     for name, value in (("intake", intake), ("latency", latency)):
         check_number(name, value, 0, np.inf)
-    _check(cost, options, workload, serving, prefill)
+    check(cost, options, workload, serving, prefill)
     client = Client(workload, intake, latency)
     return Server(cost, options, workload, serving, prefill, policy or Always(), client, seed, log).serve()
 
 
-def _check(cost: Cost, options: tuple[Option, ...], workload: Workload, serving: ServingConfig, prefill: str) -> None:
+def check(cost: Cost, options: Sequence[Option], workload: Workload, serving: ServingConfig, prefill: str) -> None:
+    """InputError for what simulate cannot serve."""
     if prefill not in PREFILLS:
         raise InputError("prefill", prefill, " or ".join(PREFILLS))
     if not options or len({option.config.page_size for option in options}) != 1:
