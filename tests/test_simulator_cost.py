@@ -131,6 +131,7 @@ def test_no_request_takes_no_time_and_weights_that_do_not_fit_are_refused():
         (lambda: CostModel(H100, LLAMA, tensor_parallel=0), "tensor_parallel"),
         (lambda: Efficiency(bandwidth=1.2), "bandwidth is 1.2; allowed: a number above 0 and at most 1"),
         (lambda: Efficiency(host=-1.0), "host is -1.0"),
+        (lambda: Efficiency(host=10**400), "host is 10"),
         (lambda: drafter("medusa", LLAMA), "drafter is 'medusa'; allowed: eagle, eagle3 or mtp"),
     ],
 )

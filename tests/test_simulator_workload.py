@@ -54,6 +54,7 @@ def test_a_file_is_sorted_by_arrival(tmp_path):
     [
         ('{"arrival_s": -1, "prompt_tokens": 5, "output_tokens": 2}', "arrival_s is a number of at least 0, not -1"),
         ('{"arrival_s": NaN, "prompt_tokens": 5, "output_tokens": 2}', "arrival_s is a number of at least 0, not nan"),
+        (f'{{"arrival_s": 1{"0" * 400}, "prompt_tokens": 5, "output_tokens": 2}}', "number of at least 0, not 10000"),
         ('{"arrival_s": 0, "prompt_tokens": 0, "output_tokens": 2}', "prompt_tokens is an integer of at least 1"),
         ('{"arrival_s": 0, "prompt_tokens": 5}', "a JSON object of arrival_s, prompt_tokens, output_tokens"),
         ("no JSON", "a JSON object"),
@@ -77,6 +78,7 @@ def test_a_bad_file_of_requests_is_refused(tmp_path, line, message):
         (lambda: closed_loop(4, 1, (5, 4), 1), "prompt_tokens is 4; allowed: an integer from 5"),
         (lambda: poisson(4, 0, 1, 1), "rate is 0; allowed: a number above 0"),
         (lambda: poisson(4, float("inf"), 1, 1), "rate is inf"),
+        (lambda: poisson(4, 10**400, 1, 1), "rate is 10"),
         (lambda: bursts(4, 2, -1.0, 1, 1), "every_s is -1.0"),
         (lambda: Workload(np.array([1]), np.array([1])), "concurrency is None"),
         (lambda: Workload(np.array([1, 1]), np.array([1, 1]), np.array([1.0, 0.5])), "in order"),

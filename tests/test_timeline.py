@@ -267,8 +267,9 @@ def test_a_front_end_takes_requests_in_one_by_one():
     assert run.ttft.tolist() == [0.5, 1.0, 1.5, 2.0, 2.5]
     run = simulate(Linear(base=0.125), OPTION, bursts(3, 3, 1, 10, 1), prefill="beside", intake=0.5, latency=0.25)
     assert run.ttft.tolist() == [0.75, 1.25, 1.75]
-    with pytest.raises(InputError, match="intake is -1"):
-        simulate(Linear(), OPTION, bursts(5, 5, 1, 10, 1), intake=-1)
+    for never in (-1, float("inf"), 10**400):
+        with pytest.raises(InputError, match=f"intake is {never}; allowed: a number of at least 0"):
+            simulate(Linear(), OPTION, bursts(5, 5, 1, 10, 1), intake=never)
 
 
 def test_time_and_memory_grow_with_the_work():

@@ -4,6 +4,7 @@ A law is a function of named coins, not of a stream of random numbers: a request
 what n drafts of a chain would have done is known to every shorter chain (it accepts the smaller of both numbers).
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -45,9 +46,7 @@ class Law(Acceptance, Protocol):
     """Acceptance with a closed form."""
 
     def rates(self, num_steps: int | None = None) -> np.ndarray:
-        """Share of the rounds that accept at least 1, 2, ... drafts (unconditional), up to the law's own num_steps or
-        under a setting of fewer, which cuts what a round accepts: float64 [S].
-        """
+        """Share of rounds, cut to num_steps if given, that accept at least 1, 2, ... drafts (unconditional), f64 [S]."""
 
 
 def accept_length(law: Law, num_steps: int | None = None) -> float:
@@ -231,9 +230,9 @@ class Judged:
 
 
 def check_number(name: str, value: object, least: float = 0, most: float = 1) -> float:
-    """A real number within bounds; InputError otherwise."""
+    """A finite number within bounds; InputError otherwise."""
     number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    if not number or not least <= value <= most:
+    if not number or not least <= value <= min(most, sys.float_info.max):
         allowed = f"from {least:g} to {most:g}" if most < np.inf else f"of at least {least:g}"
         raise InputError(name, value, f"a number {allowed}")
     return float(value)

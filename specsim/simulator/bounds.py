@@ -1,6 +1,6 @@
 """What numbers of a description may be; anything else is bad input."""
 
-import math
+import sys
 
 from specsim.config import InputError
 
@@ -27,6 +27,6 @@ def whole(name: str, value: object, least: int = 1) -> None:
 
 
 def _number(name: str, value: object, holds, allowed: str) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if not (number and holds(value)):
         raise InputError(name, value, allowed)

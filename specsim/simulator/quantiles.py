@@ -12,8 +12,8 @@ _SIZE = PER_DOUBLING * 64 + 2
 class Quantiles:
     """Counts and sums of positive values in bins 0.14 % wide; a bin's value is the mean of what fell into it.
 
-    So equal values come back exactly, and no quantile is off by more than a bin. Values below 2^-40 or from 2^24 on
-    share a bin each.
+    So equal values come back but for rounding, and no quantile is off by more than a bin. Values below 2^-40 or from
+    2^24 on share a bin each.
     """
 
     def __init__(self):

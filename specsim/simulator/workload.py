@@ -1,6 +1,7 @@
 """Workloads: which requests come when, each with its prompt's tokens and the tokens that it puts out."""
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +102,7 @@ def _row(line: str, place: str) -> tuple[float, int, int]:
     if not isinstance(values, Mapping) or set(values) != set(_FIELDS):
         raise InputError("workload", place, allowed)
     arrival, *tokens = (values[name] for name in _FIELDS)
-    if type(arrival) not in (int, float) or not 0 <= arrival < np.inf:
+    if type(arrival) not in (int, float) or not 0 <= arrival <= sys.float_info.max:
         raise InputError("workload", place, f"a line whose arrival_s is a number of at least 0, not {arrival!r}")
     for name, value in zip(_FIELDS[1:], tokens, strict=True):
         if type(value) is not int or not 1 <= value < _LONGEST:
@@ -140,6 +141,6 @@ def check_count(name: str, value: object, least: int = 1) -> int:
 
 
 def _positive(name: str, value: object) -> float:
-    if type(value) not in (int, float) or not 0 < value < np.inf:
+    if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
         raise InputError(name, value, "a number above 0")
     return float(value)
