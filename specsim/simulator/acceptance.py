@@ -46,7 +46,7 @@ class Law(Acceptance, Protocol):
     """Acceptance with a closed form."""
 
     def rates(self, num_steps: int | None = None) -> np.ndarray:
-        """Share of rounds, cut to num_steps if given, that accept at least 1, 2, ... drafts (unconditional), f64 [S]."""
+        """Share of rounds, cut to num_steps if given, that accept at least 1, 2, ... drafts: unconditional, f64 [S]."""
 
 
 def accept_length(law: Law, num_steps: int | None = None) -> float:
