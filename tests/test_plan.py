@@ -144,6 +144,7 @@ def test_plan_prints_flags_and_writes_json(capsys, tmp_path):
         (["plan", "--drafter", "oracle"], "drafter is 'oracle'; allowed: eagle, eagle3 or mtp"),
         (["plan", "--accept-rates", "0.5,0.9"], "none larger than the one before"),
         (["plan", "--accept", "/nowhere.json"], "accept is '/nowhere.json'"),
+        (["plan", "--rate", "3", "--concurrency", "5"], "rate is '3.0'; allowed: one of it and concurrency"),
         (["plan", "--rate", "-1"], "rate is -1.0; allowed: a number above 0"),
         (["plan", "--memory-share", "0.1"], "tensor_parallel is 1; allowed: GPUs that hold"),
     ],

@@ -184,6 +184,15 @@ def test_a_cluster_gives_what_this_process_gives(tmp_path):
         assert all(mine[name] == row[name] for name in mine if name not in ("seconds", "worker"))
 
 
+def test_rates_of_acceptance_are_shown_as_they_were_given(capsys, tmp_path):
+    load = ["--requests", "1", "--prompt-tokens", "9", "--output-tokens", "9", "--jobs", "1"]
+    with pytest.raises(SystemExit, match="0"):
+        main(["sweep", "--out", str(tmp_path / "out.sqlite"), "--vary", "accept_rate=0.25,0.75", *load])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert any(words[:1] == ["accept_rate"] for words in lines)
+    assert [words[0] for words in lines if len(words) == 4] == ["0.75", "0.25"]
+
+
 def call(capsys, *words: str) -> tuple[int, str]:
     with pytest.raises(SystemExit) as end:
         main(words)
@@ -206,11 +215,22 @@ def test_a_cell_that_is_asked_for_twice_is_one(capsys, tmp_path):
         (["--vary", "rate=1,fast"], "rate is 'fast'; allowed: a number or null"),
         (["--vary", "model=3"], "model is 3; allowed: a text"),
         (["--vary", "chunk_tokens=true"], "chunk_tokens is True; allowed: an integer or null"),
-        (["--vary", "colour=1"], "vary is 'colour'; allowed: model, hardware"),
+        (["--vary", "colour=1"], "vary is 'colour'; allowed: accept_rate, model, hardware"),
         (["--vary", "rate=1,NaN"], "rate is nan; allowed: a number or null"),
         (["--vary", f"rate=1{'0' * 400}"], "allowed: a number or null"),
-        (["--vary", "shares=0.5"], "shares is 0.5; allowed: rows of numbers"),
         (["--vary", "accept_rate=2"], "rates from 0 to 1"),
+        (["--vary", "shares=0.5"], "vary is 'shares'; allowed: accept_rate, model, hardware"),
+        (["--vary", "concurrency=1,2", "--hardware", "typo"], "hardware is 'typo'; allowed: A100"),
+        (["--vary", "concurrency=1,2", "--model", "typo"], "model is 'typo'; allowed: glm"),
+        (["--vary", "concurrency=1,2", "--requests", "-8"], ": requests is -8; allowed: an integer from 1"),
+        (["--vary", "concurrency=1,2", "--prefill", "never"], "prefill is 'never'; allowed: mixed or beside or first"),
+        (["--vary", "num_steps=9,10"], "num_steps rows of topk numbers, 9 of 1"),
+        (
+            ["--vary", "seed=1", "--rate", "3", "--concurrency", "5"],
+            "rate is '3.0'; allowed: one of it and concurrency",
+        ),
+        (["--vary", "rate=1,2", "--concurrency", "5"], "rate is '[1, 2]'; allowed: one of it and concurrency"),
+        (["--vary", "concurrency=1,2", "--rate", "3"], "rate is '3.0'; allowed: one of it and concurrency"),
         (["--vary", "seed=1,2", "--vary", "seed=4"], "vary is 'seed=4'; allowed: each name once"),
         (["--vary", "accept_rate=0", "--vary", "accept_rate=1"], "vary is 'accept_rate=1'; allowed: each name once"),
         (["--vary", "seed=1", "--jobs", "0"], "jobs is 0"),

@@ -1,5 +1,6 @@
 """Options that say which server is simulated under which load, and the cell that those of plan and sweep stand for."""
 
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,7 +27,7 @@ AcceptRates = Annotated[
     typer.Option(help="Share of rounds that accept a draft at each position of a chain.", metavar="R1,R2,..."),
 ]
 Requests = Annotated[int, typer.Option(help="How many are sent.")]
-Concurrency = Annotated[int, typer.Option(help="Clients, each with one request at a time.")]
+Concurrency = Annotated[int | None, typer.Option(help="Clients, each with one request at a time.", show_default="16")]
 Rate = Annotated[float | None, typer.Option(help="Requests a second that come by themselves.", show_default="clients")]
 PromptTokens = Annotated[str, typer.Option(help="Of a request, or from A to B.", metavar="N|A-B")]
 OutputTokens = Annotated[str, typer.Option(help="Of a request, or from A to B.", metavar="N|A-B")]
@@ -46,7 +47,8 @@ def cell(given: dict[str, Any]) -> "Cell":
     """The cell of the options of its fields' names."""
     from specsim.simulator.cell import Cell, chain_shares, read_shares
 
-    values = {field.name: given[field.name] for field in fields(Cell) if field.name in given}
+    values = {field.name: given[field.name] for field in fields(Cell) if given.get(field.name) is not None}
+    check_one_load(given)
     for name in ("prompt_tokens", "output_tokens"):
         values[name] = length(name, values[name])
     if given["accept"] is not None and given["accept_rates"] is not None:
@@ -56,6 +58,13 @@ def cell(given: dict[str, Any]) -> "Cell":
     if given["accept_rates"] is not None:
         values["shares"] = chain_shares(options.accepted_shares(given["accept_rates"]))
     return Cell(**values)
+
+
+def check_one_load(given: Mapping[str, Any]) -> None:
+    """InputError for more than one way in which requests come."""
+    ways = [name for name in ("workload", "rate", "concurrency") if given.get(name) is not None]
+    if len(ways) > 1:
+        raise InputError(ways[0], str(given[ways[0]]), f"one of it and {', '.join(ways[1:])}")
 
 
 def length(name: str, text: str) -> int | tuple[int, int]:

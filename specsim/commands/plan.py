@@ -24,7 +24,7 @@ def plan(
     accept: fields.Accept = None,
     accept_rates: fields.AcceptRates = None,
     requests: fields.Requests = 256,
-    concurrency: fields.Concurrency = 16,
+    concurrency: fields.Concurrency = None,
     rate: fields.Rate = None,
     prompt_tokens: fields.PromptTokens = "512",
     output_tokens: fields.OutputTokens = "256",

@@ -95,9 +95,7 @@ def _scenario(given: dict[str, Any]) -> "Scenario":
     from specsim.simulator.option import Option
     from specsim.simulator.workload import read_workload
 
-    ways = [name for name in ("workload", "rate", "concurrency") if given[name] is not None]
-    if len(ways) > 1:
-        raise InputError(ways[0], str(given[ways[0]]), f"one of it and {', '.join(ways[1:])}")
+    cell.check_one_load(given)
     values = {"concurrency": CLIENTS if given["concurrency"] is None else given["concurrency"]}
     if given["drafter"] == "none":
         option, values["drafter"] = Option.plain(given["page_size"]), "eagle3"  # which plain decoding leaves aside

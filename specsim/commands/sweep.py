@@ -42,7 +42,7 @@ def sweep(
     accept: fields.Accept = None,
     accept_rates: fields.AcceptRates = None,
     requests: fields.Requests = 256,
-    concurrency: fields.Concurrency = 16,
+    concurrency: fields.Concurrency = None,
     rate: fields.Rate = None,
     prompt_tokens: fields.PromptTokens = "512",
     output_tokens: fields.OutputTokens = "256",
@@ -67,14 +67,17 @@ def sweep(
 
     from specsim.display import stdout_console
     from specsim.files import check_apart, check_writable, write_json, write_whole
-    from specsim.simulator.sweep import Results, cells, key
+    from specsim.simulator.sweep import Results, cells, check, key
     from specsim.simulator.sweep import sweep as run
 
     varied = _varied(vary)
     wanted = cells(fields.cell(given), varied)
+    if all(each.rate is not None for each in wanted):
+        fields.check_one_load(given | varied)
     check_apart(accept=accept, out=out, json=json_file, parquet=parquet, plot=plot)
     for file, name in ((json_file, "json"), (parquet, "parquet"), (plot, "plot"), (out, "out")):
         check_writable(file, name)
+    check(wanted)
     names = list(dict.fromkeys(map(key, wanted)))
     with _executor(jobs, cluster) as executor, tqdm(total=len(names), unit="cell", disable=None) as bar:
         results = Results(out)
@@ -100,14 +103,21 @@ def show(rows: list[dict], varied: list[str], counts: tuple[int, int], out: Path
     impossible = f", {len(bad):,} impossible" if bad else ""
     heading(console, f"{len(rows):,} cells: {ran:,} simulated, {kept:,} kept{impossible}")
     good.sort(key=lambda row: -row[_FIGURES[0]])
-    columns = [each if each != "accept_rate" else "shares" for each in varied]
-    table = [(*(str(row[name]) for name in columns), *(figure(row[name]) for name in _FIGURES)) for row in good[:SHOWN]]
+    columns = ["accept_rate" if each == "shares" else each for each in varied]
+    table = [
+        (*(_shown(row, name) for name in varied), *(figure(row[name]) for name in _FIGURES)) for row in good[:SHOWN]
+    ]
     if table:
         print_table(console, (*columns, *_FIGURES), table)
     for told in list(dict.fromkeys(row["error"] for row in bad))[:3]:
         paragraph(console, f"impossible: {told}")
     best = f"The best {min(SHOWN, len(good))} by throughput; all" if good else "All"
     console.print(f"{best} are in {out}.", soft_wrap=True)
+
+
+def _shown(row: dict, name: str) -> str:
+    """A value as it was given: shares are those of accept_rate."""
+    return str(json.loads(row[name])[0][0] if name == "shares" else row[name])
 
 
 def _varied(assignments: list[str]) -> dict[str, list[Any]]:
@@ -126,6 +136,11 @@ def _values(assignment: str) -> tuple[str, list[Any]]:
     name, _, text = assignment.partition("=")
     if not name or not text:
         raise InputError("vary", assignment, "NAME=V1,V2,..., such as concurrency=1,16,64")
+    from specsim.simulator.sweep import FIELDS
+
+    allowed = ("accept_rate", *(each for each in FIELDS if each != "shares"))
+    if name not in allowed:
+        raise InputError("vary", name, ", ".join(allowed))
     values = [fields.length(name, each) if name in _LENGTHS else _value(each) for each in text.split(",")]
     if name != "accept_rate":
         return name, values
@@ -138,7 +153,7 @@ def _value(text: str) -> Any:
     """A number, true, false or null, else the text itself."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return value if not isinstance(value, (list, dict)) else text
 

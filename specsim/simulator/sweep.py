@@ -31,6 +31,19 @@ def cells(base: Cell, vary: dict[str, Sequence[Any]]) -> list[Cell]:
     return [base.with_values(**dict(zip(vary, values, strict=True))) for values in product(*vary.values())]
 
 
+def check(wanted: Sequence[Cell]) -> None:
+    """InputError, that of the first cell, if none of them is possible."""
+    errors = []
+    for cell in wanted:
+        try:
+            scenario = cell.scenario
+            scenario.serving(scenario.option)
+            return
+        except InputError as error:
+            errors.append(error)
+    raise errors[0]
+
+
 def key(cell: Cell) -> str:
     """What names a cell in a file: equal for equal cells, of a model that is not shipped with an equal config."""
     value = cell.to_json()
