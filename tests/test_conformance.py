@@ -21,6 +21,7 @@ from specsim.conformance.memory import place
 from specsim.conformance.report import Report
 from specsim.conformance.runner import call, chosen_operations, function_of, load_module, run
 from specsim.contract import BY_NAME, OPERATIONS, Value
+from specsim.display import stdout_console
 
 TESTS = Path(__file__).parent
 PLAIN = str(TESTS / "plain_kernels.py")
@@ -177,6 +178,12 @@ def test_the_command_names_operation_case_and_first_wrong_element(tmp_path, caps
     assert {"date", "versions", "module", "device"} <= set(report)
 
 
+def test_a_message_of_several_lines_stands_under_its_case(capsys):
+    outcome = runner.Outcome("select", "a chain", "raised", "CompilationError: at 30:4:\nno such type")
+    Report("my_kernels", "cpu", {"select": "organize_draft_results"}, (outcome,)).show(stdout_console())
+    assert "select: a chain\n    raised: CompilationError: at 30:4:\n    no such type\n" in capsys.readouterr().out
+
+
 def test_the_pages_adapter_passes(tmp_path, capsys):
     """A malformed tree, which is called in a process of its own, included."""
     (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
@@ -316,10 +323,7 @@ def test_what_is_done_beside_the_result_is_found():
 CHANGES = {
     "a tensor of the metadata": (lambda lens, meta: meta.temperature.zero_(), "sampling_metadata"),
     "a field of the metadata": (lambda lens, meta: setattr(meta, "top_k", 1), "sampling_metadata"),
-    "generators in the metadata": (
-        lambda lens, meta: meta.generators.update({0: None}),
-        "sampling_metadata",
-    ),
+    "generators in the metadata": (lambda lens, meta: meta.generators.update({0: None}), "sampling_metadata"),
     "one more length": (lambda lens, meta: lens.append(5), "num_draft_tokens"),
 }
 
@@ -366,6 +370,38 @@ def test_an_input_of_another_form_is_found(function):
     assert (
         outcome_of(function, MADE).what == "accept_lens: expected an input that stays as it is, found another content"
     )
+
+
+class Stop(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), Stop(), torch.AcceleratorError("an illegal memory access")])
+def test_an_exit_or_an_error_of_the_gpu_is_no_refusal(error):
+    def ending(*arguments):
+        raise error
+
+    assert outcome_of(ending, MADE, may_refuse=True).status == "raised"
+
+
+def test_an_interruption_ends_the_run():
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        outcome_of(interrupted, MADE)
+
+
+def test_results_are_as_many_as_the_convention_has_and_on_the_device():
+    case = cases_of("draft_topk")[0]
+    topk = function_of(load_module(PLAIN), BY_NAME["draft_topk"])
+
+    def what(change) -> str:
+        return call(lambda *arguments: change(topk(*arguments)), case, CPU).what
+
+    assert what(lambda results: results[:1]) == "topk_index: expected a tensor, found NoneType"
+    assert what(lambda results: (*results, 3)) == "what is returned: expected 2 (topk_p, topk_index), found 3"
+    assert what(lambda results: results[0].to("meta")) == "topk_p: expected a tensor on cpu, found one on meta"
 
 
 def test_the_callers_tensors_are_not_touched():

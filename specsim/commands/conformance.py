@@ -29,11 +29,12 @@ def conformance(
     check_writable(json_file)
     line = options.command("specsim conformance", conformance, given, without=("json_file",))
     device = check_device(device)
+    used = versions(device)  # before a kernel can break the GPU, which then does not say its name
     report = Report.of(module, None if ops is None else ops.split(","), device, _tell)
     try:
         report.show(stdout_console())
     finally:
-        write_json(json_file, {"command": line, "date": now(), "versions": versions(device)} | report.to_json())
+        write_json(json_file, {"command": line, "date": now(), "versions": used} | report.to_json())
     if report.failures:
         raise typer.Exit(1)
 

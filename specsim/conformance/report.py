@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from textwrap import indent
 from typing import Any, Self
 
 from specsim.conformance.catalogue import CASES
@@ -55,7 +56,7 @@ class Report:
             heading(console, "Wrong")
             for outcome in self.failures:
                 console.print(f"{outcome.operation}: {outcome.case}", highlight=False)
-                console.print(f"    {outcome.status}: {outcome.what}", highlight=False)
+                console.print(indent(f"{outcome.status}: {outcome.what}", "    "), highlight=False)
 
     def _row(self, name: str) -> tuple[str, ...]:
         own = [outcome for outcome in self.outcomes if outcome.operation == name]

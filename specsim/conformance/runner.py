@@ -124,24 +124,38 @@ def call(function: Callable, case: Case, device: torch.device) -> Outcome:
     """Call the function once, in this process, and compare what it leaves."""
     made, operation = case.build(), BY_NAME[case.operation]
     made = made if case.adapt is None else case.adapt(function, made)
-    arguments = [device if each is DEVICE else place_all(each, device) for each in made.arguments]
-    handed = tensors(arguments)
-    before = outline(handed)
     try:
+        arguments = [device if each is DEVICE else place_all(each, device) for each in made.arguments]
+        handed = tensors(arguments)
+        before = outline(handed)
         with warnings.catch_warnings(action="ignore"):
             returned = function(*handed)
         if device.type == "cuda":
             torch.cuda.synchronize()
-    except Exception as error:
-        status = "refused" if case.may_refuse else "raised"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        status = "refused" if case.may_refuse and _is_refusal(error) else "raised"
         return Outcome(case.operation, case.name, status, f"{type(error).__name__}: {error}")
-    found = _results(operation, arguments, returned)
-    wrong = _first_wrong(operation, found, made) or _misused(operation, arguments, before, outline(handed))
+    wrong = (
+        _miscounted(operation, returned)
+        or _first_wrong(operation, _results(operation, arguments, returned), made, device)
+        or _misused(operation, arguments, before, outline(handed))
+    )
     return Outcome(case.operation, case.name, "different" if wrong else "equal", str(wrong) if wrong else "")
 
 
-def _first_wrong(operation: Operation, found: dict[str, Any], made: Call) -> Difference | None:
+def _is_refusal(error: BaseException) -> bool:
+    """Whoever calls goes on after an exception, not after an exit or an error that the GPU does not recover from."""
+    return isinstance(error, Exception) and not isinstance(error, torch.AcceleratorError)
+
+
+def _first_wrong(operation: Operation, found: dict[str, Any], made: Call, device: torch.device) -> Difference | None:
     """Of what is expected, unless an alternative fits."""
+    for name in made.expected:
+        result = found.get(name)
+        if isinstance(result, torch.Tensor) and result.device.type != device.type:
+            return Difference(name, None, f"a tensor on {device.type}", f"one on {result.device.type}")
     firsts = []
     for expected in (made.expected, *made.alternatives):
         fitted = replace(made, expected=expected)
@@ -154,8 +168,19 @@ def _results(operation: Operation, arguments: list, returned: Any) -> dict[str, 
     """By name what the call has left: arguments written in place, and what it returned, nested or not."""
     values = zip(operation.arguments, arguments, strict=True)
     found = {value.name: tensors(argument) for value, argument in values if value.role in ("out", "inout")}
-    names = [value.name for value in operation.results if value.role == "returned"]
-    return found | dict(zip(names, _flat(returned), strict=False))
+    return found | dict(zip(_returned(operation), _flat(returned), strict=False))
+
+
+def _returned(operation: Operation) -> list[str]:
+    return [value.name for value in operation.results if value.role == "returned"]
+
+
+def _miscounted(operation: Operation, returned: Any) -> Difference | None:
+    """More than the convention has, which its callers cannot unpack; what is missing is named when it is compared."""
+    names, count = _returned(operation), len(_flat(returned))
+    if not 0 < len(names) < count:
+        return None
+    return Difference("what is returned", None, f"{len(names)} ({', '.join(names)})", str(count))
 
 
 def _flat(returned: Any) -> list:
