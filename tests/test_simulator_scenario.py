@@ -77,13 +77,17 @@ def test_settings_reach_the_simulated_server(made):
     [
         (["--hardware", "TPU"], "hardware is 'TPU'; allowed: A100"),
         (["--model", "gpt-9"], "model is 'gpt-9'; allowed: glm"),
-        (["--drafter", "medusa"], "drafter is 'medusa'; allowed: eagle, eagle3 or mtp"),
-        (["--accept-rates", "0.5,0.7,0.1"], "by_position is (0.5, 0.7, 0.1); allowed: unconditional rates"),
-        (["--accept-rates", "1.5,0.7,0.1"], "by_position is 1.5"),
+        (["--drafter", "medusa"], "drafter is 'medusa'; allowed: eagle or eagle3 or mtp or none"),
+        (["--accept-rates", "0.5,0.7,0.1"], "accept_rates is '0.5,0.7,0.1'; allowed: unconditional rates"),
+        (["--accept-rates", "1.5,0.7,0.1"], "accept_rates is '1.5,0.7,0.1'; allowed: a number from 0 to 1"),
         (["--accept-rates", "high"], "accept_rates is 'high'; allowed: numbers"),
         (["--num-steps", "5", "--num-draft-tokens", "6"], "a rate for each of the 5 steps"),
         (["--concurrency", "0"], "concurrency is 0; allowed: an integer from 1"),
         (["--rate", "3"], "rate is '3.0'; allowed: one of it and concurrency"),
+        (["--drafter", "none", "--num-steps", "5"], "num_steps is '5'; allowed: 3, the default, with drafter none"),
+        (["--drafter", "none", "--topk", "0"], "topk is '0'; allowed: 1, the default, with drafter none"),
+        (["--drafter", "none", "--accept-rates", "foo"], "accept_rates is 'foo'; allowed: 0.73,0.52,0.35, the default"),
+        (["--drafter", "none", "--plot", "p.png"], "plot is 'p.png'; allowed: none without drafts"),
         (["--efficiency", "speed=2"], "efficiency is 'speed=2'; allowed: NAME=NUMBER with one of bandwidth"),
         (["--efficiency", "bandwidth=2"], "bandwidth is 2.0; allowed: a number above 0 and at most 1"),
         (["--memory-share", "0.1"], "tensor_parallel is 1; allowed: GPUs that hold llama-3.1-8b and some KV"),
@@ -114,10 +118,13 @@ def test_arrivals_by_rate_and_by_file(made, tmp_path):
     assert json.loads((tmp_path / "s.json").read_text())["runs"]["drafts"]["seconds"] < 2
 
 
-def test_a_picture_is_written_beside_the_table(tmp_path, capsys):
+def test_a_file_of_requests_says_all_of_them(tmp_path, capsys):
+    run(["simulate", "--workload", str(tmp_path / "requests.jsonl"), "--output-tokens", "5"], 2)
+    assert "output_tokens is '5'; allowed: 128, the default, with a workload" in capsys.readouterr().err
+
+
+def test_a_picture_is_written_beside_the_table(tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "speedup.png"
     run([*SMALL, "--plot", str(path)])
     assert path.read_bytes().startswith(b"\x89PNG")
-    run([*SMALL, "--drafter", "none", "--plot", str(path)], 2)
-    assert "scenarios that draft" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """specsim simulate: a server with speculation and without, or a published table beside its reproduction."""
 
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from inspect import signature
 from pathlib import Path
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from specsim.simulator.scenario import Scenario
 
 CLIENTS = 64
+DRAFTERS = ("eagle", "eagle3", "mtp", "none")
 RATES = "0.73,0.52,0.35"  # vllm#32030, Llama-3.1-8B with EAGLE-3
+_DRAFTING = ("draft_vocab", "topk", "num_steps", "num_draft_tokens", "accept_rates")
 
 
 def simulate(
@@ -68,10 +71,13 @@ def simulate(
     check_writable(plot, "plot")
     if table is None:
         scenario = _scenario(given)
+        if plot and scenario.option.config.is_plain:
+            raise InputError("plot", str(plot), "none without drafts")
         picture = plot and png("speedup", {scenario.hardware.name: scenario})
         result, shown = compare(scenario), show
     else:
-        _check_alone(given)
+        own = [name for name in given if name not in ("table", "json_file")]
+        _check_default(own, given, "with a table")
         from specsim.simulator.reproduce import reproduction
 
         result, shown, picture = reproduction(table)(), show_table, None
@@ -83,11 +89,12 @@ def simulate(
             write_whole(plot, picture)
 
 
-def _check_alone(given: dict[str, Any]) -> None:
-    """A table brings its own server."""
-    for name, parameter in signature(simulate).parameters.items():
-        if name not in ("table", "json_file") and given[name] != parameter.default:
-            raise InputError(name, str(given[name]), f"{parameter.default}, the default, with a table")
+def _check_default(names: Iterable[str], given: dict[str, Any], why: str) -> None:
+    """InputError for an option that would be left aside."""
+    for name in names:
+        default = signature(simulate).parameters[name].default
+        if given[name] != default:
+            raise InputError(name, str(given[name]), f"{default}, the default, {why}")
 
 
 def _scenario(given: dict[str, Any]) -> "Scenario":
@@ -95,9 +102,14 @@ def _scenario(given: dict[str, Any]) -> "Scenario":
     from specsim.simulator.option import Option
     from specsim.simulator.workload import read_workload
 
+    if given["drafter"] not in DRAFTERS:
+        raise InputError("drafter", given["drafter"], " or ".join(DRAFTERS))
     cell.check_one_load(given)
+    if given["workload"] is not None:
+        _check_default(("requests", "prompt_tokens", "output_tokens"), given, "with a workload")
     values = {"concurrency": CLIENTS if given["concurrency"] is None else given["concurrency"]}
     if given["drafter"] == "none":
+        _check_default(_DRAFTING, given, "with drafter none")
         option, values["drafter"] = Option.plain(given["page_size"]), "eagle3"  # which plain decoding leaves aside
     else:
         option = Option(options.pick(SpecConfig, given), _law(given))
@@ -114,7 +126,10 @@ def _law(given: dict[str, Any]) -> "PerPosition":
     rates = options.accepted_shares(text)
     if len(rates) < steps:
         raise InputError("accept_rates", text, f"a rate for each of the {steps} steps")
-    return PerPosition(rates[:steps])
+    try:
+        return PerPosition(rates[:steps])
+    except InputError as error:
+        raise InputError("accept_rates", text, error.allowed) from error
 
 
 def _efficiency(assignments: list[str]) -> "Efficiency":
