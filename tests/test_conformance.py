@@ -247,6 +247,20 @@ def test_a_module_that_fails_when_it_is_asked_for_a_function_is_bad_input(tmp_pa
         Report.of(module_of(source, tmp_path), None, "cpu")
 
 
+def test_a_modules_own_defaults_are_for_itself():
+    """Cases and memory are made as torch starts."""
+    topk = function_of(load_module(PLAIN), BY_NAME["draft_topk"])
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    try:
+        outcomes = [call(topk, case, CPU) for case in cases_of("draft_topk")]
+        assert (torch.empty(0).dtype, torch.empty(0).device.type) == (torch.float64, "meta")
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    assert {outcome.status for outcome in outcomes} == {"equal"}
+
+
 def test_a_file_is_executed_once_until_it_changes(tmp_path):
     counted = tmp_path / "executions"
     count = f"with open({str(counted)!r}, 'a') as file: file.write('x')\n"

@@ -39,9 +39,9 @@ class Placed:
 def place(tensor: torch.Tensor, device: torch.device) -> Placed:
     """A copy on the device, strides and all."""
     reach = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    whole = torch.zeros((reach if tensor.numel() else 0) + 2 * MARGIN, dtype=tensor.dtype)
-    fill = float("nan") if tensor.is_floating_point() else 1
-    whole.copy_(torch.full(whole.shape, fill, dtype=torch.float64 if tensor.is_floating_point() else torch.int64))
+    whole = tensor.new_zeros((reach if tensor.numel() else 0) + 2 * MARGIN)
+    fill, wide = (float("nan"), torch.float64) if tensor.is_floating_point() else (1, torch.int64)
+    whole.copy_(tensor.new_full(whole.shape, fill, dtype=wide))
     whole.as_strided(tensor.shape, tensor.stride(), MARGIN).copy_(tensor)
     whole = whole.to(device)
     placed = whole.as_strided(tensor.shape, tensor.stride(), MARGIN)

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -122,8 +123,10 @@ def run(module: str, case: Case, device: str) -> Outcome:
 
 def call(function: Callable, case: Case, device: torch.device) -> Outcome:
     """Call the function once, in this process, and compare what it leaves."""
-    made, operation = case.build(), BY_NAME[case.operation]
-    made = made if case.adapt is None else case.adapt(function, made)
+    operation = BY_NAME[case.operation]
+    with _defaults():
+        made = case.build()
+        made = made if case.adapt is None else case.adapt(function, made)
     try:
         arguments = [device if each is DEVICE else place_all(each, device) for each in made.arguments]
         handed = tensors(arguments)
@@ -143,6 +146,18 @@ def call(function: Callable, case: Case, device: torch.device) -> Outcome:
         or _misused(operation, arguments, before, outline(handed))
     )
     return Outcome(case.operation, case.name, "different" if wrong else "equal", str(wrong) if wrong else "")
+
+
+@contextmanager
+def _defaults() -> Iterator[None]:
+    """Torch's own, whatever a module has set for itself."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 def _is_refusal(error: BaseException) -> bool:
