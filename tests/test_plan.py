@@ -92,6 +92,14 @@ def test_a_plan_of_no_settings_is_refused():
         plan(CELL, configs=[])
 
 
+def test_flags_are_words_of_a_shell_whatever_the_drafter_is_called():
+    chain, name = SpecConfig(1, 3, 4), "my heads/it's one"
+    words = shlex.split(sglang_flags(CELL, chain, name))
+    assert words[words.index("--speculative-draft-model-path") + 1] == name
+    words = shlex.split(vllm_flags(CELL, chain, name))
+    assert json.loads(words[words.index("--speculative-config") + 1])["model"] == name
+
+
 def test_shares_of_a_chain_give_its_rates_back():
     assert chain_shares((0.8, 0.4, 0.0, 0.0)) == ((0.8,), (0.5,), (0.0,), (0.0,))
     with pytest.raises(InputError, match="none larger than the one before"):

@@ -92,6 +92,7 @@ def test_settings_reach_the_simulated_server(made):
         (["--efficiency", "bandwidth=2"], "bandwidth is 2.0; allowed: a number above 0 and at most 1"),
         (["--memory-share", "0.1"], "tensor_parallel is 1; allowed: GPUs that hold llama-3.1-8b and some KV"),
         (["--prompt-tokens", "10000000"], "and enough KV slots: at least 10000032, which request 0 needs"),
+        (["--draft-vocab", "0"], "draft_vocab is 0; allowed: an integer of at least 1"),
         (["--requests", "0"], ": requests is 0; allowed: an integer from 1"),
         (["--seed", "-1"], "seed is -1; allowed: an integer from 0 to 2^64 - 1"),
         (["--tensor-parallel", "3"], "tensor_parallel is 3; allowed: 1, 2, 4, 8, 16, 32: "),

@@ -11,6 +11,7 @@ from typing import Any, get_args
 from specsim.config import InputError, SpecConfig
 from specsim.files import read_text
 from specsim.simulator.acceptance import check_number
+from specsim.simulator.bounds import whole
 from specsim.simulator.hardware import hardware
 from specsim.simulator.model import drafter, model
 from specsim.simulator.option import Option
@@ -81,6 +82,7 @@ class Cell:
 
     def serving(self, option: Option) -> Scenario:
         """The server under its load, with this setting and law in place of its own."""
+        whole("draft_vocab", self.draft_vocab)
         target = model(self.model)
         head = drafter(self.drafter, target, self.draft_vocab if self.drafter == "eagle3" else None)
         same = ("tensor_parallel", "schedule", "prefill", "max_running", "chunk_tokens", "memory_share", "seed")

@@ -1,6 +1,7 @@
 """The best setting for a model, hardware and load: of all candidates, simulated, and by batch size, computed."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -143,7 +144,7 @@ def sglang_flags(cell: Cell, config: SpecConfig, draft: str = "DRAFT_MODEL") -> 
     """Options of `python -m sglang.launch_server`."""
     flags = [f"--tp-size {cell.tensor_parallel}", f"--page-size {config.page_size}"]
     if not config.is_plain:
-        head = "" if cell.drafter == "mtp" else f" --speculative-draft-model-path {draft}"
+        head = "" if cell.drafter == "mtp" else f" --speculative-draft-model-path {shlex.quote(draft)}"
         flags = [
             f"--speculative-algorithm {'EAGLE3' if cell.drafter == 'eagle3' else 'EAGLE'}{head}",
             f"--speculative-num-steps {config.num_steps}",
@@ -163,5 +164,5 @@ def vllm_flags(cell: Cell, config: SpecConfig, draft: str = "DRAFT_MODEL") -> st
         settings = {"method": cell.drafter, "model": draft, "num_speculative_tokens": config.num_steps}
         if cell.drafter == "mtp":
             settings.pop("model")
-        flags = [f"--speculative-config '{json.dumps(settings)}'", *flags]
+        flags = [f"--speculative-config {shlex.quote(json.dumps(settings))}", *flags]
     return " ".join(flags)
