@@ -386,6 +386,16 @@ def test_an_input_of_another_form_is_found(function):
     )
 
 
+def test_a_result_in_other_memory_is_not_written_in_place():
+    def swapping(tokens, lens, out, stride):
+        own = out.clone()
+        right(tokens, lens, own, stride)
+        out.data = own
+
+    found = outcome_of(swapping, MADE).what
+    assert found == "bonus_tokens: expected a tensor that stays in its memory, found one in other memory"
+
+
 class Stop(BaseException):
     pass
 

@@ -31,6 +31,11 @@ class Placed:
         return not torch.equal(bits(now), bits(then))
 
     @property
+    def is_moved(self) -> bool:
+        """Whether the tensor lies in other memory now."""
+        return self.tensor.numel() > 0 and self.tensor.data_ptr() != self.whole[MARGIN:].data_ptr()
+
+    @property
     def is_changed(self) -> bool:
         """Whether its dtype, its shape or one of its entries is another now."""
         return self.tensor.dtype != self.before.dtype or not torch.equal(bits(self.tensor), bits(self.before))

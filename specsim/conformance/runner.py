@@ -205,13 +205,15 @@ def _flat(returned: Any) -> list:
 
 
 def _misused(operation: Operation, arguments: list, before: list, after: list) -> Difference | None:
-    """An input that was changed, or memory beside a tensor that was written. before, after: outlines of the call."""
+    """A write beside a tensor, a changed input, a result in other memory. before, after: outlines of the call."""
     for value, argument, then, now in zip(operation.arguments, arguments, before, after, strict=True):
         placed = pieces(argument)
         if any(each.is_overrun for each in placed):
             return Difference(value.name, None, "nothing written beside the tensor", "a write out of bounds")
         if value.role == "in" and (now != then or any(each.is_changed for each in placed)):
             return Difference(value.name, None, "an input that stays as it is", "another content")
+        if value.role in ("out", "inout") and any(each.is_moved for each in placed):
+            return Difference(value.name, None, "a tensor that stays in its memory", "one in other memory")
     return None
 
 
