@@ -5,16 +5,19 @@ from collections import Counter
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from itertools import combinations
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import specsim.differential.run as running
-from specsim import SpecConfig
+import specsim.reference.verify as verify
+from specsim import SamplingParams, SpecConfig
 from specsim.cli import main
 from specsim.columns import lane_columns, tail_columns
 from specsim.config import InputError
 from specsim.differential import CellResult, GridResult, check, grid, run_grid
+from specsim.differential.acceptance import LEAST, MOST, compare_accepted
 from specsim.differential.budget import FLOAT32_EPS, budget, log_prob_budget
 from specsim.differential.comparison import Comparison, Tally, Trio
 from specsim.differential.divergence import Divergence, Mismatch, Undecidable
@@ -27,7 +30,18 @@ from specsim.differential.ranking import compare_ranking, log_scores
 from specsim.differential.run import rehearse
 from specsim.differential.truth import compare_with_oracle
 from specsim.generation import load_engine
-from specsim.phases import Candidates, DraftExtendInput, DraftInput, PrefillOutput, Sampling, VerifyInput, VerifyOutput
+from specsim.phases import (
+    Batch,
+    Candidates,
+    DraftExtendInput,
+    DraftInput,
+    PrefillOutput,
+    Sampling,
+    VerifyInput,
+    VerifyOutput,
+)
+from specsim.reference.acceptance import Tree
+from specsim.uniforms import final_coins
 
 CELL = cell_of(dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3))
 WARM = cell_of(dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3, sampling="warm", kind="eagle3"))
@@ -738,6 +752,64 @@ def test_every_field_of_every_state_is_compared_in_the_quick_grid():
     for cell in grid("quick"):
         counts.update(check(cell, "reference").fields)
     assert {path for _, path in FAULTS} <= {name for name, count in counts.items() if count}
+
+
+CHAIN = dict(topk=1, num_steps=3, page_size=4, batch=3, sampling="warm")
+
+
+class Shifted:
+    """An engine whose final coins are off."""
+
+    def __init__(self, engine, shift: float):
+        self._engine, self._shift = engine, shift
+
+    def __getattr__(self, name: str):
+        return getattr(self._engine, name)
+
+    def verify(self, *arguments):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(verify, "final_coins", lambda *names: (final_coins(*names) + self._shift).clamp(LEAST, MOST))
+            return self._engine.verify(*arguments)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.2])
+@pytest.mark.parametrize(
+    "setting",
+    [dict(verifier="rejection"), dict(verifier="block"), dict(verifier="multi_round", topk=2, num_draft_tokens=7)],
+    ids=lambda setting: setting["verifier"],
+)
+def test_a_bonus_of_a_coin_that_is_a_little_off_is_a_mismatch(setting, temperature, monkeypatch):
+    """And nothing of it is undecidable, however small the mass that the bonus is drawn from."""
+    monkeypatch.setattr(running, "compare_with_oracle", lambda *_: [])
+    sampling = replace(SAMPLINGS["warm"], temperature=temperature, max_new_tokens=40)
+    cell = replace(cell_of(CHAIN | setting), rounds=10, sampling=(sampling,) * 3)
+    assert check(cell, "reference").mismatches == 0
+    found = check(cell, "reference", wrap=lambda column: replace(column, engine=Shifted(column.engine, -0.05)))
+    assert (found.mismatches > 0, found.undecidable) == (True, 0)
+    assert found.first_divergence.field in ("predict", "accept_index")
+
+
+def accepted_at(edge: float, found: tuple[list[int], int]) -> int:
+    """A chain of one draft, rejected; the bonus is token 0 where the final coin lies below `edge` of itself, else 1."""
+    config = SpecConfig(1, 1, 2, verifier="rejection", max_len=64)
+    params = SamplingParams(temperature=1.0)
+    batch = Batch.of([0], [0], [4], [params], 3)
+    final = float(verify.final_coins(batch.seeds, batch.request_ids, batch.seq_lens)[0])
+    logits = torch.tensor([final * edge, 1 - final * edge, 1e-30], dtype=torch.float64).log()
+    laws = tuple(Law.of_own_logits(logits, logits, batch.sampling, 0) for _ in range(2))
+    tree = Tree([0, 2], [-1, 0], [1, -1], [-1, -1], 9)
+    return compare_accepted(SimpleNamespace(config=config, batch=batch), 0, tree, laws, torch.eye(3)[2:], *found)
+
+
+def test_a_bonus_beside_the_edge_of_its_coin_is_undecidable_and_one_away_from_it_wrong():
+    zero, one = ((0,), 0), ((0,), 1)
+    assert accepted_at(1 + 1e-3, zero) == accepted_at(1 - 1e-3, one) == 1
+    for edge, wrong in ((1 + 1e-3, one), (1 - 1e-3, zero)):
+        with pytest.raises(Mismatch, match="predict"):
+            accepted_at(edge, wrong)
+    for edge, other in ((1 + 1e-9, one), (1 - 1e-9, zero)):
+        with pytest.raises(Undecidable):
+            accepted_at(edge, other)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import torch
 
@@ -10,7 +11,8 @@ from specsim.differential.law import Law
 from specsim.differential.scene import Scene
 
 Accepted = tuple[list[int], int]
-STEPS = (1.0, 30.0, 1000.0)  # a residual of small mass makes a small error of a law a large one of its draw
+LEAST, MOST = 2.0**-24, 1 - 2.0**-24  # of a coin
+OF_ENTROPY = 30.0  # an entropy adds up the errors of log probabilities
 
 
 def compare_accepted(
@@ -22,7 +24,7 @@ def compare_accepted(
     nodes: tuple[int, ...],
     bonus: int,
 ) -> int:
-    """The path and the bonus that follow; where they do not, other uniforms within the slack have to give them.
+    """The path and the bonus that follow; where they do not, laws that rounding could have made have to give them.
 
     Returns the number of choices.
     """
@@ -32,34 +34,46 @@ def compare_accepted(
     batch = scene.batch.filter(torch.tensor([request]))
     coins, finals = round_coins(batch, config)
     noise = round_noise(batch, config, vocab_size)[0] if config.verifier == "gumbel" else None
-    prob_NV = torch.stack([law.prob() for law in laws])
-    expected = accepted(tree, prob_NV, draft_prob_MV, (coins[0], float(finals[0]), noise), config)
+    prob_NV, final = torch.stack([law.prob() for law in laws]), float(finals[0])
+    expected = accepted(tree, prob_NV, draft_prob_MV, (coins[0], final, noise), config)
     if expected != found:
         slack, tokens = max(law.slack for law in laws), [*(tree.tokens[node] for node in nodes[1:]), bonus]
-        for uniforms, changed in _nearby(config, coins[0], float(finals[0]), noise, tokens, slack):
-            if accepted(tree, prob_NV, draft_prob_MV, uniforms, changed) == found:
+        moves = _moves(prob_NV, nodes, tokens)
+        finals = [min(max(final + sign * slack, LEAST), MOST) for sign in (0, -1, 1)]
+        for move_NV, coin, setting in product(moves, finals, _settings(config, slack)):
+            moved_NV = prob_NV * (len(nodes) * slack * move_NV).exp()
+            if accepted(tree, moved_NV, draft_prob_MV, (coins[0], coin, noise), setting) == found:
                 raise Undecidable
         _deny(laws, expected, found)
     return len(nodes)
 
 
-def _nearby(config, coins: torch.Tensor, final: float, noise, tokens: list[int], slack: float) -> Iterator:
-    """Uniforms and settings that rounding could have stood for, one changed at a time."""
-    if noise is not None:
-        raised = noise.clone()
-        raised[torch.arange(len(tokens)), tokens] += 2 * slack
-        yield (coins, final, raised), config
-    for sign in (-1, 1):
-        for step in STEPS:
-            yield (coins, min(max(final + sign * step * slack, 0.0), 1.0), noise), config
-        for place in range(len(coins)):
-            moved = coins.clone()
-            moved[place] = moved[place] * (1 + sign * STEPS[1] * slack) + sign * slack
-            yield (moved, final, noise), config
-        if config.verifier == "typical":
-            for name in ("typical_epsilon", "typical_delta"):
-                value = getattr(config, name) * (1 + sign * STEPS[1] * slack)
-                yield (coins, final, noise), replace(config, **{name: min(value, 1.0)})
+def _moves(prob_NV: torch.Tensor, nodes: tuple[int, ...], tokens: list[int]) -> Iterator[torch.Tensor]:
+    """Which probabilities go up (1), and which down (-1), so that a path and its bonus become likelier: the laws of the
+    first nodes of the path against all others, or the path's own tokens against the rest of their laws; and where the
+    bonus is drawn, tokens up to it against those behind it. A residual of small mass makes much of a small move.
+    """
+    rows = [torch.zeros_like(prob_NV)]
+    for cut in range(len(nodes) + 1):
+        rows.append(torch.full_like(prob_NV, -1.0))
+        rows[-1][list(nodes[:cut])] = 1.0
+    rows.append(torch.zeros_like(prob_NV))
+    for node, token in zip(nodes, tokens, strict=True):
+        rows[-1][node] = -1.0
+        rows[-1][node, token] = 1.0
+    for row, sign in product(rows, (1.0, -1.0)):
+        yield sign * row
+        for behind in (1.0, -1.0):
+            parted = sign * row
+            parted[nodes[-1], : tokens[-1] + (behind < 0)] = -behind
+            parted[nodes[-1], tokens[-1] + (behind < 0) :] = behind
+            yield parted
+
+
+def _settings(config, slack: float) -> Iterator:
+    yield config
+    for name, sign in product(("typical_epsilon", "typical_delta"), (-1, 1)) if config.verifier == "typical" else ():
+        yield replace(config, **{name: min(getattr(config, name) * (1 + sign * OF_ENTROPY * slack), 1.0)})
 
 
 def _deny(laws: tuple[Law, ...], expected: Accepted, found: Accepted) -> None:
