@@ -85,6 +85,15 @@ def test_checks_follow_from_the_figures(study):
     assert len(checks) == len(figures) + 2
 
 
+def test_a_tree_that_accepts_as_much_as_the_best_chain_is_not_above_it(pairs):
+    """Of its two drafts the likelier one is verified, which is the chain's."""
+    tree = Setting("eagle3", SpecConfig(topk=2, num_steps=1, num_draft_tokens=2))
+    study = measure(pairs, PROMPTS, NEW_TOKENS, (Setting("eagle3", chain(1)), tree))
+    check = checks_by_claim(study)["EAGLE-3 tree 2/1/2, T=0: accept length"]
+    assert check.measured == study.measurements[0].everything.accept_length
+    assert not check.holds
+
+
 def test_a_figure_that_is_not_defined_does_not_hold(pairs):
     looping = measure(pairs, PROMPTS[:1], 40, (Setting("eagle3", chain(3)),))
     check = checks_by_claim(looping)["EAGLE-3 chain of 3, T=0, no loop: accept length"]

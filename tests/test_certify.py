@@ -52,6 +52,12 @@ def test_every_verifier_is_as_it_promises_and_every_control_is_caught(all_of_the
     assert all(row.regions > 1 for row in all_of_them.rows if row.verifier != "greedy")
 
 
+def test_a_control_that_keeps_the_targets_law_is_a_failure(all_of_them):
+    (row,) = [row for row in all_of_them.rows if row.verifier == "the coin is used twice"]
+    exact = replace(row, total_variation=Fraction(0))
+    assert replace(all_of_them, rows=(exact,)).failures == ("the coin is used twice (control) on " + PAPER.name,)
+
+
 def test_no_lossless_verifier_accepts_more_than_the_optimum(all_of_them):
     gaps = {(row.verifier, row.case): row.gap for row in all_of_them.rows if row.gap is not None}
     assert min(gaps.values()) == 0
@@ -178,6 +184,19 @@ def test_a_law_of_other_uniforms_than_the_verifiers_is_refused():
         exact_law(other, PAPER, columns.reference(other))
 
 
+def test_a_path_that_depends_on_the_final_coin_is_refused():
+    """The final coin's cells are those of the node where the path ends, whatever that coin is."""
+    half = cells.cells([Fraction(1, 2)])
+    other = replace(
+        BY_NAME["rejection"],
+        axes=lambda draw: [],
+        last=lambda draw, node: half,
+        accept=lambda given, coins, final: (given.tree.path(int(final < 0.5)), 0),
+    )
+    with pytest.raises(NotConstant, match="with another final coin"):
+        exact_law(other, PAPER, columns.reference(other))
+
+
 # The fast column
 
 
@@ -205,6 +224,12 @@ def test_the_fast_column_does_what_the_reference_does(name, case):
     found = regions(verifier, drafted, columns.reference(verifier))
     trials = [region.trials[0] for region in found][:: 1 + len(found) // 12]
     assert columns.fast(verifier, DEVICE)(drafted, trials) == columns.reference(verifier)(drafted, trials)
+
+
+def test_cases_that_the_fast_column_is_not_run_on_are_named():
+    found = certify("block", impl="fast", device=DEVICE)
+    assert found.left_out == (() if DEVICE == "cuda" else (CHAIN.name,))
+    assert {row.case for row in found.rows} == {PAPER.name, CHAIN.name} - set(found.left_out)
 
 
 def test_requests_are_found_whose_noise_lies_in_a_region():

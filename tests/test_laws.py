@@ -123,6 +123,15 @@ def test_a_token_without_probability_is_evidence_enough():
     assert ln_evidence(small((2, 1, 0))) == math.inf
 
 
+def test_an_error_of_the_first_tokens_of_rounds_is_seen_among_all_others():
+    """Tokens 0 and 1 are as likely, and there are as many; but 0 begins all rounds."""
+    place = np.zeros(80, dtype=int)
+    token, law_nV = np.arange(80) % 2, np.full((80, 2), 0.5)
+    drawn = Sample(token, law_nV, place, place, token == 0, np.zeros((1, 80, 2), dtype=bool))
+    assert ln_evidence(drawn) > 5
+    assert ln_evidence(replace(drawn, is_first=token < 0)) < 0
+
+
 def drawn_sample(count, generator, share=0.0):
     """Tokens of one context of 8 laws each, from a mixture with an even law."""
     law_GV = np.random.default_rng(1).dirichlet(np.ones(6), 8)
@@ -143,6 +152,37 @@ def test_what_is_noticed_is_noticed():
     for share, seen in ((least / distance, True), (0.0, False)):
         found = [ln_evidence(drawn_sample(4000, generator, share)) > -math.log(1e-7) for _ in range(20)]
         assert found == [seen] * 20
+
+
+def test_what_is_noticed_is_so_with_probability_099():
+    """By the error that it was reckoned with: of four tokens that are as likely two are drawn more often."""
+
+    def even(share):
+        cdf_V = (1 + share * np.array([1, -1, -1, 1])).cumsum() / 4
+        place, token = np.zeros(500, dtype=int), np.searchsorted(cdf_V, generator.random(500), side="right")
+        return Sample(token, np.full((500, 4), 0.25), place, place, place > 0, np.zeros((1, 500, 4), dtype=bool))
+
+    generator = np.random.default_rng(0)
+    share = 2 * noticed(even(0.0), 1e-4)
+    for part, least, most in ((1, 95, 100), (0.8, 50, 80)):
+        assert least <= sum(ln_evidence(even(part * share)) > -math.log(1e-4) for _ in range(100)) <= most
+
+
+def test_chi_square_puts_cells_together_that_expect_fewer_than_five():
+    """Tokens of four contexts: no such cell, two that expect 6, two that expect 2 and are left out, and all of them."""
+    contexts = [
+        ((0.5, 0.25, 0.25), (22, 8, 10), (0.2, 0.4, 0.0), 2),
+        ((0.8, 0.1, 0.1), (21, 5, 4), (0.375, 1.5), 1),
+        ((0.9, 0.05, 0.05), (15, 3, 2), (0.5,), 1),
+        ((0.5, 0.25, 0.25), (0, 4, 0), (), 0),
+    ]
+    place = np.repeat(range(4), [sum(counts) for _, counts, *_ in contexts])
+    token = np.concatenate([np.repeat(range(3), counts) for _, counts, *_ in contexts])
+    law_nV = np.array([law for law, *_ in contexts])[place]
+    found = chi_square(Sample(token, law_nV, place, place, place < 0, np.zeros((0, len(place), 3), dtype=bool)))
+    assert found.statistic == pytest.approx(sum(sum(terms) for *_, terms, _ in contexts))
+    assert found.degrees_of_freedom == sum(freedom for *_, freedom in contexts) == 4
+    assert found.p_value == pytest.approx(math.exp(-found.statistic / 2) * (1 + found.statistic / 2))
 
 
 def test_chi_square_of_a_right_law_is_near_its_degrees_of_freedom():
@@ -213,7 +253,22 @@ def test_the_command_says_what_was_tested(tmp_path, capsys):
     assert written["is_ok"]
     assert written["false_alarm"] == FALSE_ALARM
     assert sum(row["bound"] for row in written["tests"]) == pytest.approx(FALSE_ALARM)
+    assert [row["tokens"] for row in written["tests"]] == [setting.num_tokens for setting in SETTINGS]
     assert all(0 < row["borders"] < row["tokens"] for row in written["tests"])
+
+
+def test_a_law_that_is_rejected_and_a_control_that_is_not_are_failures():
+    found = laws("gumbel", tokens=1)
+    assert found.failures == ()
+    right, wrong = found.rows[0], replace(found.rows[0], ln_evidence=math.inf)
+    for row, is_control, is_failure in (
+        (right, False, False),
+        (right, True, True),
+        (wrong, False, True),
+        (wrong, True, False),
+    ):
+        failures = replace(found, rows=(replace(row, is_control=is_control),)).failures
+        assert failures == (("gumbel (reference), T 0.7",) if is_failure else ())
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def chi_square(sample: Sample) -> ChiSquare:
         expected = np.append(expected_V[large], expected_V[~large].sum())
         kept = expected >= LEAST_EXPECTED
         statistic += float(((count[kept] - expected[kept]) ** 2 / expected[kept]).sum())
-        freedom += int(kept.sum()) - bool(kept.any() and not expected[~kept].sum())
+        freedom += int(kept.sum()) - (not expected[~kept].any())
     return ChiSquare(statistic, freedom, float(chi2.sf(statistic, freedom)) if freedom else 1.0)
 
 
