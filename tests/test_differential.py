@@ -899,10 +899,12 @@ def test_a_divergence_survives_the_file(tmp_path):
 
 
 def test_bfloat16_may_leave_a_phase_undecided_and_says_so():
-    parted = replace(GOOD, compared={**WHOLE, "verify": 0}, undecidable=1)
-    result = outcome(parted, dtype="bfloat16")
+    parted = replace(GOOD, compared={**WHOLE, "verify": 0}, left_out={"verify": WHOLE["verify"]}, undecidable=1)
+    result = outcome(parted, replace(GOOD, id="b"), dtype="bfloat16")
     assert result.failures() == []
     assert result.to_json()["parted"] == ["a"]
+    (reason,) = outcome(parted, dtype="bfloat16").failures()
+    assert reason == "compared to the end was only 0% of verify, less than 25%"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -8,6 +8,7 @@ from specsim.differential.divergence import Divergence
 
 PHASES = ("prefill", "draft", "verify", "draft_extend")
 MOST_UNDECIDABLE, FEW = 0.001, 2  # of the decisions in float32; and how many a short run may have whatever its share
+LEAST_COMPARED = 0.25  # of the requests of each phase in bfloat16, whose rounding parts about half of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,11 @@ class GridResult:
         """Cells in which undecidable choices left some phase never compared to its end; bfloat16 has such cells."""
         return [cell.id for cell in self.cells if cell.is_empty]
 
+    def compared_share(self, phase: str) -> float:
+        """Of the requests that came to a phase, those of which all was compared; 0 where none came."""
+        compared, left_out = (self.sum(name).get(phase, 0) for name in ("compared", "left_out"))
+        return compared / max(1, compared + left_out)
+
     @property
     def is_complete(self) -> bool:
         return len(self.cells) == self.num_cells
@@ -99,6 +105,10 @@ class GridResult:
         if self.dtype == "float32" and self.total("undecidable") > allowed:
             share = f"{self.undecidable_share:.2%} of the decisions are undecidable"
             reasons.append(f"{share}, more than {MOST_UNDECIDABLE:.1%}")
+        coarse = self.dtype != "float32" and self.is_complete
+        shares = {phase: self.compared_share(phase) for phase in PHASES} if coarse else {}
+        if few := [f"{share:.0%} of {phase}" for phase, share in shares.items() if share < LEAST_COMPARED]:
+            reasons.append(f"compared to the end was only {', '.join(few)}, less than {LEAST_COMPARED:.0%}")
         missing = [name for name in self.required if not self.exercised[name]] if self.is_complete else []
         if missing:
             reasons.append(f"never exercised: {', '.join(missing)}")
