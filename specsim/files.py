@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
+from secrets import token_hex
 from typing import TextIO
 
 from specsim.config import InputError
@@ -51,7 +53,7 @@ def write_json(path: Path | None, value: dict) -> None:
         if stream := _stream(path):
             stream.write(text)
         else:
-            write_whole(path, text.encode())
+            write_whole(path, text.encode(errors="backslashreplace"))  # half a surrogate pair is one in JSON too
     except OSError as error:
         raise InputError("json", str(path), f"a file that can be written ({error.strerror})") from error
 
@@ -64,9 +66,11 @@ def write_whole(path: Path, data: bytes) -> None:
         path.write_bytes(data)
         return
     path = _real(path)
-    beside = path.with_name(f".specsim-{os.getpid()}{path.suffix}")
+    beside = path.with_name(f".specsim-{token_hex(8)}{path.suffix}")
     try:
         beside.write_bytes(data)
+        if path.exists():
+            shutil.copymode(path, beside)
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
