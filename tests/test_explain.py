@@ -319,6 +319,15 @@ def test_the_command(tmp_path, capsys):
     assert "in float64 their logits lie" in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_token_of_white_space_stays_in_its_row(tmp_path, capsys):
+    for name, token in (("a", "\n"), ("b", " x")):
+        place = {"token": token, "logprob": -0.5, "top_logprobs": []}
+        (tmp_path / name).write_text(json.dumps({"choices": [{"logprobs": {"content": [place]}}]}))
+    with pytest.raises(SystemExit):
+        main(["explain", "--a", str(tmp_path / "a"), "--b", str(tmp_path / "b")])
+    assert r"'\n' | ' x'" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("a", "b", "says"),
     [

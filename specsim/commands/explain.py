@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +10,8 @@ from specsim import options
 from specsim.config import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from specsim.explain import Answer, Finding
     from specsim.explain.weights import Weights
 
@@ -49,12 +51,19 @@ def explain(
 
 
 def _row(finding: "Finding") -> tuple[str, ...]:
-    def shown(values: tuple | None, form: str) -> str:
-        return "" if values is None else " | ".join("-" if each is None else format(each, form) for each in values)
+    def shown(values: tuple | None, form: "Callable[[Any], str]") -> str:
+        return "" if values is None else " | ".join("-" if each is None else form(each) for each in values)
 
     place = "" if finding.place is None else str(finding.place)
     drift = f"{finding.drift:.2g}" if finding.drift_place is not None else "-"
-    cells = (finding.verdict, place, shown(finding.tokens, ""), shown(finding.margins, ".3g"), drift, finding.says)
+    cells = (
+        finding.verdict,
+        place,
+        shown(finding.tokens, repr),
+        shown(finding.margins, "{:.3g}".format),
+        drift,
+        finding.says,
+    )
     return (str(finding.request), *cells)
 
 
