@@ -54,9 +54,9 @@ def is_number(cell: str) -> bool:
     return cell == "-" or cell.lstrip("-").replace(",", "").replace(".", "", 1).isdecimal()
 
 
-def figure(value: float, digits: int = 2) -> str:
+def figure(value: float | None, digits: int = 2) -> str:
     """A number as a table shows it; `-` where it is not defined."""
-    return "-" if math.isnan(value) else f"{value:,.{digits}f}"
+    return "-" if value is None or math.isnan(value) else f"{value:,.{digits}f}"
 
 
 def by_position(rates: Sequence[float]) -> str:

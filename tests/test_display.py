@@ -38,7 +38,9 @@ def test_terminal_table_has_rules_and_colours():
     assert "\x1b[32m" in shown
 
 
-@pytest.mark.parametrize(("value", "shown"), [(1.005, "1.00"), (float("nan"), "-"), (1234.5, "1,234.50"), (0, "0.00")])
+@pytest.mark.parametrize(
+    ("value", "shown"), [(1.005, "1.00"), (float("nan"), "-"), (None, "-"), (1234.5, "1,234.50"), (0, "0.00")]
+)
 def test_figure(value, shown):
     assert figure(value) == shown
 

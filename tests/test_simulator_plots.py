@@ -60,6 +60,14 @@ def test_pareto_draws_every_cell_and_rings_what_none_beats(rows):
         plots.pareto([row for row in rows if row["error"]])
 
 
+def test_pareto_leaves_out_requests_of_one_token_which_have_no_tpot(rows):
+    first, *others = [row for row in rows if row["error"] is None]
+    one_token = first | {"Mean TPOT (ms)": None}
+    assert artists(plots.pareto([one_token, *others]), "").keys() == artists(plots.pareto(others), "").keys()
+    with pytest.raises(InputError, match="settings is 0; allowed: 1 to 5, of cells with a TPOT"):
+        plots.pareto([one_token])
+
+
 def test_positions_draw_rates_and_name_accept_lengths():
     laws = {"even": iid(0.5, 3), "given": PerPosition((0.9, 0.1))}
     figure = plots.positions(laws)

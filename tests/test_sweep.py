@@ -9,6 +9,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -191,6 +192,16 @@ def test_rates_of_acceptance_are_shown_as_they_were_given(capsys, tmp_path):
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert any(words[:1] == ["accept_rate"] for words in lines)
     assert [words[0] for words in lines if len(words) == 4] == ["0.75", "0.25"]
+
+
+def test_requests_of_one_token_have_no_tpot_to_show(capsys, tmp_path):
+    load = ["--requests", "2", "--prompt-tokens", "9", "--output-tokens", "1", "--jobs", "1"]
+    out, json_file = (str(tmp_path / name) for name in ("out.sqlite", "cells.json"))
+    with pytest.raises(SystemExit, match="0"):
+        main(["sweep", "--out", out, "--vary", "num_steps=0,2", "--json", json_file, *load])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert sorted(words[0] for words in lines if words[-1:] == ["-"]) == ["0", "2"]
+    assert [cell["Mean TPOT (ms)"] for cell in json.loads(Path(json_file).read_text())["cells"]] == [None, None]
 
 
 def call(capsys, *words: str) -> tuple[int, str]:

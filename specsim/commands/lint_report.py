@@ -80,5 +80,4 @@ def _derived(report: "Report") -> list[str]:
         lint.num_drafts,
         lint.in_flight,
     ]
-    values = [measure(report) for measure in measures]
-    return ["-" if value is None else figure(value) for value in values]
+    return [figure(measure(report)) for measure in measures]

@@ -14,15 +14,16 @@ Row = Mapping[str, Any]
 def pareto(rows: Sequence[Row]) -> Picture:
     """Tokens a second of the server against those of one request (1 / TPOT), a line a setting over its loads.
 
-    rows: of specsim.simulator.sweep.Results; those without figures are left out. Beside a point: its clients. Ringed:
-    no other cell gives as much to each and to all. InputError for no row, or more than five settings.
+    rows: of specsim.simulator.sweep.Results; those without a TPOT (impossible, or of one token a request) are left out.
+    Beside a point: its clients. Ringed: no other cell gives as much to each and to all. InputError for no row, or more
+    than five settings.
     """
-    rows = [row for row in rows if row["error"] is None]
+    rows = [row for row in rows if row["Mean TPOT (ms)"]]
     lines: dict[str, list[Row]] = {}
     for row in rows:
         lines.setdefault(_setting(row), []).append(row)
     if not 1 <= len(lines) <= len(LINES):
-        raise InputError("settings", len(lines), f"1 to {len(LINES)}")
+        raise InputError("settings", len(lines), f"1 to {len(LINES)}, of cells with a TPOT")
     where = " and ".join(sorted({f"{row['model']} on {row['hardware']}" for row in rows}))
     figure, axes = new_chart(f"{where}, simulated", "tokens a second of a request", "tokens a second of all")
     for (name, own), (color, dash) in zip(lines.items(), LINES, strict=False):
@@ -44,7 +45,7 @@ def _line(axes: Axes, name: str, rows: list[Row], color: str, dash: Any) -> None
 
 
 def front(rows: Sequence[Row]) -> list[Row]:
-    """Rows that no other beats in one figure without losing in the other."""
+    """Rows, of those with a TPOT, that no other beats in one figure without losing in the other."""
     kept: list[Row] = []
     for row in sorted(rows, key=lambda row: (-each(row), -everyone(row))):
         if not kept or everyone(row) > everyone(kept[-1]):
