@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 from functools import cache, partial
+from itertools import accumulate
 
 import pytest
 import torch
@@ -126,6 +127,7 @@ def test_a_turn_for_which_the_conversation_leaves_no_room_is_rejected():
 
 
 GREEDY = 24  # tokens of the request that the next test cuts short
+POSITIONS = (0, 1, 2, 3, 4, 9, 14)
 
 
 @cache
@@ -134,7 +136,7 @@ def uncut() -> list[int]:
 
 
 @SCHEDULES
-@pytest.mark.parametrize("position", [0, 1, 2, 3, 4, 9, 14])
+@pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("by", ["eos", "stop token", "max_new_tokens", "max_len"])
 def test_a_request_ends_where_it_should_also_inside_an_accepted_path(by, position, schedule):
     end = uncut().index(uncut()[position]) + 1
@@ -164,14 +166,13 @@ def test_a_request_ends_where_it_should_also_inside_an_accepted_path(by, positio
     assert scheduler.requests[0] is request
 
 
-def test_cuts_inside_an_accepted_path_are_among_these():
+def test_cuts_after_prefill_inside_an_accepted_path_and_at_its_end_are_among_these():
     output = alone(pair_of(), TREE, ask(0, max_new_tokens=GREEDY))
-    ends, counts = set(), list(output.num_accepted_tokens_per_round)
-    for index in range(len(counts)):
-        ends.add(1 + sum(counts[: index + 1]))
-    cuts = {uncut().index(uncut()[position]) + 1 for position in (0, 1, 2, 3, 4, 9, 14)}
-    assert cuts - ends - {1}
-    assert cuts & (ends | {1})
+    after_prefill, *ends = accumulate(output.num_accepted_tokens_per_round, initial=1)
+    cuts = {uncut().index(uncut()[position]) + 1 for position in POSITIONS}
+    assert after_prefill in cuts
+    assert cuts & set(ends)
+    assert cuts - {after_prefill, *ends}
 
 
 @SCHEDULES
