@@ -222,6 +222,30 @@ _CHOICES = {
 }
 
 
+class _Biases(Mapping):
+    """Additions to logits by token id; unlike a mappingproxy they can be hashed and pickled."""
+
+    __slots__ = ("_bias",)
+
+    def __init__(self, bias: Mapping[int, float]):
+        self._bias = dict(bias)
+
+    def __getitem__(self, token: int) -> float:
+        return self._bias[token]
+
+    def __iter__(self):
+        return iter(self._bias)
+
+    def __len__(self):
+        return len(self._bias)
+
+    def __hash__(self):
+        return hash(frozenset(self.items()))
+
+    def __repr__(self):
+        return repr(self._bias)
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one request is decoded and when it ends.
@@ -257,7 +281,7 @@ class SamplingParams:
             _require_finite(name, getattr(self, name), -2, 2, "a number from -2 to 2")
         is_mapping = isinstance(self.logit_bias, Mapping)
         _require(is_mapping, "logit_bias", self.logit_bias, "a mapping of token ids to numbers")
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        object.__setattr__(self, "logit_bias", _Biases(self.logit_bias))
         for token, bias in self.logit_bias.items():
             _require_int("logit_bias", token, 0)
             _require_finite("logit_bias", bias, -_MOST, _MOST, "finite numbers")
@@ -270,4 +294,5 @@ class SamplingParams:
         _require(is_list, "stop", self.stop, "a tuple of texts of at least one character")
         object.__setattr__(self, "stop", tuple(self.stop))
         _require_int("max_new_tokens", self.max_new_tokens, 1)
+        _require(type(self.ignore_eos) is bool, "ignore_eos", self.ignore_eos, "True or False")
         _require(type(self.seed) is int and 0 <= self.seed < 2**64, "seed", self.seed, "an integer from 0 to 2^64 - 1")

@@ -1,6 +1,7 @@
 import math
 import pickle
-from dataclasses import FrozenInstanceError, fields
+from copy import deepcopy
+from dataclasses import FrozenInstanceError, fields, replace
 
 import pytest
 from hypothesis import given
@@ -67,6 +68,8 @@ BAD_PARAMS = [
     ("presence_penalty", 2.5, "from -2 to 2"),
     ("frequency_penalty", -2.5, "from -2 to 2"),
     ("max_new_tokens", 0, "at least 1"),
+    ("ignore_eos", "no", "True or False"),
+    ("ignore_eos", None, "True or False"),
     ("seed", -1, "from 0 to 2^64 - 1"),
     ("seed", 2**64, "from 0 to 2^64 - 1"),
     ("seed", 1.0, "from 0 to 2^64 - 1"),
@@ -109,7 +112,7 @@ def test_bad_sampling_params_name_field_value_and_what_is_allowed(name, value, a
 
 def test_every_checked_field_has_a_bad_case():
     assert {name for name, _, _ in BAD_SPECS} == {field.name for field in fields(SpecConfig)}
-    unchecked = {"logit_bias", "stop_token_ids", "ignore_eos"}
+    unchecked = {"logit_bias", "stop_token_ids"}
     assert {name for name, _, _ in BAD_PARAMS} == {field.name for field in fields(SamplingParams)} - unchecked
 
 
@@ -150,6 +153,19 @@ def test_ends_of_the_allowed_ranges_are_allowed(params):
 def test_values_are_frozen(value):
     with pytest.raises(FrozenInstanceError):
         setattr(value, fields(value)[0].name, 1)
+
+
+def test_params_with_biases_stay_as_they_were_made_and_are_equal_hashed_copied_and_sent_as_values():
+    given = {3: 1.5, 7: -2.0}
+    params = SamplingParams(logit_bias=given)
+    given[3] = math.nan
+    with pytest.raises(TypeError):
+        params.logit_bias[3] = math.nan
+    assert dict(params.logit_bias) == params.logit_bias == {3: 1.5, 7: -2.0}
+    same = SamplingParams(logit_bias={7: -2.0, 3: 1.5})
+    assert {params} == {same, replace(params), deepcopy(params), pickle.loads(pickle.dumps(params))}
+    assert params != SamplingParams(logit_bias={3: 1.5})
+    assert eval(repr(params)) == params
 
 
 def test_plain_is_a_round_whose_tree_is_its_root():
