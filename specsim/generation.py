@@ -103,6 +103,8 @@ def load_engine(
     """
     if dtype not in DTYPES:
         raise InputError("dtype", dtype, " or ".join(map(str, DTYPES)))
+    if acceptance is not None and not isinstance(acceptance, SyntheticAcceptance):
+        raise InputError("acceptance", acceptance, "a SyntheticAcceptance")
     if grammars and acceptance is not None:
         raise InputError("grammars", len(grammars), "none with synthetic acceptance, which asks no target")
     if impl == "fast":

@@ -39,10 +39,14 @@ class Acceptance:
 
 
 def acceptance(num_accepted_drafts: Sequence[int], num_steps: int) -> Acceptance:
-    """Acceptance of rounds that accepted `num_accepted_drafts[i]` of `num_steps` drafts each."""
-    drafts = np.asarray(num_accepted_drafts, dtype=np.int64)
-    if drafts.size and (drafts.min() < 0 or drafts.max() > num_steps):
-        raise ValueError(f"accepted drafts lie in [0, {num_steps}], got {drafts.min()} to {drafts.max()}")
+    """Acceptance of rounds that accepted `num_accepted_drafts[i]` of `num_steps` drafts each.
+
+    Raises ValueError for counts that are no integers from 0 to num_steps.
+    """
+    drafts = np.asarray(num_accepted_drafts)
+    is_integer = np.issubdtype(drafts.dtype, np.integer)
+    if drafts.size and not (is_integer and drafts.min() >= 0 and drafts.max() <= num_steps):
+        raise ValueError(f"accepted drafts are integers in [0, {num_steps}], got {drafts.min()} to {drafts.max()}")
     mean = float(drafts.mean()) if drafts.size else float("nan")
     by_position = tuple(
         float((drafts >= position).mean()) if drafts.size else float("nan") for position in range(1, num_steps + 1)

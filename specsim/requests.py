@@ -1,12 +1,9 @@
 """Requests: what is asked for, checked, and what has come of it so far."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from specsim.config import InputError, SamplingParams
 
@@ -109,20 +106,20 @@ class Request:
 
 def make_requests(pair, prompts, sampling, request_ids, max_len: int) -> list[Request]:
     """One request a prompt; arguments as in specsim.generate. InputError names what cannot be run."""
-    if isinstance(prompts, (bytes, Path)) or not isinstance(prompts, Iterable):
-        raise InputError("prompts", prompts, _PROMPTS)
-    prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+    prompts = [prompts] if isinstance(prompts, str) else _items("prompts", prompts, _PROMPTS)
     sampling = SamplingParams() if sampling is None else sampling
     sampling = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
     if not isinstance(sampling, Sequence) or not all(isinstance(each, SamplingParams) for each in sampling):
         raise InputError("sampling", sampling, "SamplingParams, one for all prompts or one each")
-    ids = list(range(len(prompts)) if request_ids is None else request_ids)
+    allowed_ids = f"{len(prompts)} different integers from 0 to 2^32 - 1"
+    ids = _items("request_ids", range(len(prompts)) if request_ids is None else request_ids, allowed_ids)
     if len(sampling) != len(prompts):
         raise InputError(
             "sampling", f"{len(sampling)} parameter sets", f"one, or one for each of the {len(prompts)} prompts"
         )
-    if len(set(ids)) != len(prompts) or not all(type(each) is int and 0 <= each < 2**32 for each in ids):
-        raise InputError("request_ids", request_ids, f"{len(prompts)} different integers from 0 to 2^32 - 1")
+    are_ids = all(type(each) is int and 0 <= each < 2**32 for each in ids)
+    if not are_ids or not len(ids) == len(set(ids)) == len(prompts):
+        raise InputError("request_ids", request_ids, allowed_ids)
     requests = [
         make_request(pair.target.config, pair.tokenizer, *item) for item in zip(ids, prompts, sampling, strict=True)
     ]
@@ -179,11 +176,17 @@ def _check_place(request_id, arrival, priority, continues, abort_at) -> None:
         raise InputError("priority", priority, "an integer")
 
 
+def _items(name: str, value: Any, allowed: str) -> list:
+    """What a sequence, an array or a tensor holds; InputError for what has no order, for a text and for bytes."""
+    items = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(items, Sequence) or isinstance(value, (str, bytes, bytearray, memoryview)):
+        raise InputError(name, value, allowed)
+    return list(items)
+
+
 def _token_ids(tokenizer, prompt: str | Sequence[int], begins: bool) -> list[int]:
     if not isinstance(prompt, str):
-        if isinstance(prompt, (bytes, Path)) or not isinstance(prompt, Iterable):
-            raise InputError("prompts", prompt, _PROMPTS)
-        return prompt.tolist() if isinstance(prompt, torch.Tensor) else list(prompt)
+        return _items("prompts", prompt, _PROMPTS)
     if tokenizer is None:
         raise InputError(
             "prompt", prompt, "token ids: the target has no tokenizer (in a file of requests they are prompt_ids)"

@@ -145,6 +145,17 @@ def test_results_survive_json():
         ({"prompts": [[True]]}, "prompt is True; allowed: token ids"),
         ({"prompts": b"text"}, "prompts is b'text'; allowed: a text"),
         ({"prompts": None}, "prompts is None; allowed: a text"),
+        ({"prompts": {"a": 1}}, "prompts is {'a': 1}; allowed: a text"),
+        ({"prompts": [{1, 2}]}, "prompts is {1, 2}; allowed: a text"),
+        ({"prompts": [{1: 1}]}, "prompts is {1: 1}; allowed: a text"),
+        ({"prompts": [bytearray(b"ab")]}, r"prompts is bytearray\(b'ab'\); allowed: a text"),
+        ({"prompts": torch.tensor([1, 2, 3])}, "prompts is 1; allowed: a text"),
+        ({"prompts": np.array([1, 2, 3])}, "prompts is 1; allowed: a text"),
+        ({"prompts": torch.tensor(3)}, r"prompts is tensor\(3\); allowed: a text"),
+        ({"prompts": np.array(3)}, r"prompts is array\(3\); allowed: a text"),
+        ({"prompts": [torch.tensor(3)]}, r"prompts is tensor\(3\); allowed: a text"),
+        ({"prompts": [np.array(3)]}, r"prompts is array\(3\); allowed: a text"),
+        ({"prompts": [[[1]]]}, r"prompt is \[1\]; allowed: token ids from 0 to 47"),
         ({"sampling": []}, "sampling is '0 parameter sets'; allowed: one"),
         ({"sampling": [None] * 3}, "sampling is .*; allowed: SamplingParams"),
         ({"config": {"topk": 1}}, "config is .*; allowed: a SpecConfig"),
@@ -170,7 +181,9 @@ def test_request_ids_name_the_random_streams():
     assert alone[0].token_ids == together[1].token_ids != other[0].token_ids
 
 
-@pytest.mark.parametrize("ids", [[0, 1], [0, 1, 1], [0, 1, -1], [0, 1, 2**32], [0, 1, 2.0]])
+@pytest.mark.parametrize(
+    "ids", [[0, 1], [0, 1, 1], [0, 1, -1], [0, 1, 2**32], [0, 1, 2.0], [0, 1, 2, 2], 0, [[0], [1], [2]], "012"]
+)
 def test_request_ids_are_different_integers_one_a_prompt(ids):
     with pytest.raises(InputError, match=r"request_ids is .*; allowed: 3 different integers"):
         generate(PAIR, PROMPTS, TREE, request_ids=ids)
@@ -180,6 +193,12 @@ def test_request_ids_are_different_integers_one_a_prompt(ids):
 def test_token_ids_come_in_any_sequence_of_integers(prompt):
     expected = run([[5, 17, 3]], max_new_tokens=5).outputs[0]
     assert run([prompt], max_new_tokens=5).outputs[0] == expected
+
+
+@pytest.mark.parametrize("prompts", [np.array([[5, 17], [3, 4]]), torch.tensor([[5, 17], [3, 4]]), ((5, 17), (3, 4))])
+def test_prompts_come_in_any_sequence(prompts):
+    expected = run([[5, 17], [3, 4]], max_new_tokens=5).outputs
+    assert run(prompts, max_new_tokens=5).outputs == expected
 
 
 def test_a_result_without_rounds_is_json_too():
@@ -197,6 +216,11 @@ def test_a_result_without_rounds_is_json_too():
 def test_extreme_parameters_give_finite_logprobs(params):
     for output in run(sampling=params).outputs:
         assert all(map(math.isfinite, output.logprobs))
+
+
+def test_acceptance_that_is_no_schedule_is_refused():
+    with pytest.raises(InputError, match="acceptance is 3; allowed: a SyntheticAcceptance"):
+        generate(PAIR, PROMPTS, TREE, acceptance=3)
 
 
 def test_an_unknown_column_is_refused():

@@ -276,6 +276,8 @@ def test_a_law_that_is_rejected_and_a_control_that_is_not_are_failures():
     [
         ({"verifier": "typical"}, "verifier is 'typical'; allowed: target_only or rejection or block"),
         ({"tokens": 0}, "tokens is 0; allowed: an integer of at least 1"),
+        ({"tokens": 1.5}, "tokens is 1.5; allowed: an integer of at least 1"),
+        ({"tokens": math.nan}, "tokens is nan; allowed: an integer of at least 1"),
         ({"impl": "slow"}, "impl is 'slow'; allowed: reference or fast or both"),
         ({"device": "cuda"}, "device is 'cuda'; allowed: cpu with impl 'reference'"),
         ({"verifier": "block", "seed": -1, "tokens": 1}, "seed is -1; allowed: an integer from 0"),

@@ -76,9 +76,9 @@ def test_plain_decoding_has_length_one_and_no_rate():
     assert math.isnan(figures.accept_rate)
 
 
-@pytest.mark.parametrize("drafts", [[-1, 2], [0, 4]])
-def test_counts_outside_zero_to_num_steps_are_refused(drafts):
-    with pytest.raises(ValueError, match=r"\[0, 3\]"):
+@pytest.mark.parametrize("drafts", [[-1, 2], [0, 4], [1.9, 2.5], [0, 1.0], [True]])
+def test_counts_that_are_no_integers_from_zero_to_num_steps_are_refused(drafts):
+    with pytest.raises(ValueError, match=r"integers in \[0, 3\]"):
         acceptance(drafts, num_steps=3)
 
 

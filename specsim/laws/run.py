@@ -105,7 +105,7 @@ def laws(
     columns = _columns(impl, device)
     if verifier is not None and verifier not in CONFIGS:
         raise InputError("verifier", verifier, " or ".join(CONFIGS))
-    if tokens < 1:
+    if type(tokens) is not int or tokens < 1:
         raise InputError("tokens", tokens, "an integer of at least 1")
     date, start = now(), time.perf_counter()
     verifiers = [verifier] if verifier else list(CONFIGS)
