@@ -181,6 +181,11 @@ def test_an_uneven_choice_touches_fewer_experts_and_an_even_one_is_its_limit():
     assert expected_experts(8, 8, 3, 1.0) == 8
 
 
+def test_an_uneven_choice_matters_more_to_many_rows_than_to_few():
+    touched = {skew: expected_experts(64, 4, np.array([4.0, 64]), skew).round().tolist() for skew in (0.0, 1.0)}
+    assert touched == {0.0: [15, 63], 1.0: [13, 52]}
+
+
 def test_slow_experts_slow_their_products_down_and_nothing_else():
     def seconds(name, share):
         return CostModel(H100, model(name), efficiency=replace(PERFECT, experts=share)).round(np.array([100]), PLAIN)

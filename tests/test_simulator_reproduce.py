@@ -1,5 +1,6 @@
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -129,6 +130,24 @@ def test_the_chain_of_assisted_generation_is_a_law_with_the_published_mean():
         length = length + 2 if accepted == length else max(1, length - 1)
     assert drafts == pytest.approx(np.mean(counts), rel=0.03)  # 6 standard errors
     assert tokens == pytest.approx(np.mean(given), rel=0.03)
+
+
+def test_figures_that_notes_quote_are_those_that_commands_say(made):
+    """Papers' notes beside what each command says below its table."""
+    said = {name: " ".join(made[name].notes) for name in ("sglang_6995", "spec_bench")}
+    assert re.findall(r"not one graph (\d+) ms longer", said["sglang_6995"]) == ["12"]
+    (placed,) = re.findall(r"average: EAGLE (.*?)%, EAGLE-2 (.*?)%, Medusa (.*?)%", said["spec_bench"])
+    (alone,) = re.findall(r"tried first, EAGLE (.*?)%, EAGLE-2 (.*?)%", said["spec_bench"])
+    assert [round(float(each)) for each in placed] == [3, 7, 10]
+    assert [round(float(each)) for each in alone] == [14, 15]
+
+
+def test_the_best_times_of_a_token_are_as_far_apart_as_notes_say(made):
+    best = {
+        name: min(each.published for each in made["vllm_20780"].figures if each.setting.startswith(name))
+        for name in ("eagle1", "eagle3")
+    }
+    assert round(100 * (1 - best["eagle3"] / best["eagle1"])) == 6
 
 
 def test_trees_take_the_work_of_methods_that_were_fitted():
