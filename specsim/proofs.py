@@ -5,7 +5,7 @@ python -m specsim.proofs [results that specsim diff, laws, certify, faults, conf
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,30 @@ Result = Mapping[str, Any]
 
 
 def keep(path: Path) -> Path:
-    """Keep what a proof came to, without a grid's cells and a soak's programs; a part of a grid is refused."""
+    """Keep what a proof of the fast column came to, without a grid's cells and a soak's programs.
+
+    Refused are a part of a grid, a run without a GPU, one of the reference, and one that failed; but planted faults are
+    kept as they were found, because their row says how many were.
+    """
     value = read(path, "command", "versions", "date")
     what = value["command"].removeprefix("specsim ").split(" ")[0]
-    if what == "diff":
-        return _keep_grid(path)
-    if what not in TOLD or "gpu" not in value["versions"]:
+    if what not in ("diff", *TOLD) or "gpu" not in value["versions"]:
         *others, last = "diff", *TOLD
         raise InputError("file", str(path), f"what specsim {', '.join(others)} or {last} wrote on a GPU")
+    for fault in _unlike_a_proof(value):
+        raise InputError("file", str(path), f"a proof of the fast column, and not {fault}")
+    if what == "diff":
+        return _keep_grid(path)
     return keep_value(KEPT / f"{what}-cuda.json", {name: each for name, each in value.items() if name != "programs"})
+
+
+def _unlike_a_proof(value: Result) -> Iterator[str]:
+    rows = [each for name in ("tests", "certificates") for each in value.get(name, ()) if not each.get("is_control")]
+    if "reference" in (value.get("impl"), *(each["impl"] for each in rows)):
+        yield "a run of the reference"
+    is_ok = value.get("is_ok", True) and all(each["passed"] for each in value.get("outcomes", ()))
+    if not is_ok or value.get("failures"):
+        yield "a run that failed"
 
 
 def _keep_grid(path: Path) -> Path:
@@ -55,7 +70,8 @@ def _laws(value: Result) -> str:
     rows = [each for each in value["tests"] if not each["is_control"]]
     wrong = [each["is_rejected"] for each in value["tests"] if each["is_control"]]
     tokens, rejected = sum(each["tokens"] for each in rows), sum(each["is_rejected"] for each in rows)
-    return f"{len(rows)} laws of {tokens:,} tokens, {rejected} rejected; {sum(wrong)} of {len(wrong)} wrong engines are"
+    told = f"{len(rows)} laws of {tokens:,} tokens, {rejected} rejected"
+    return f"{told}; of the reference's {len(wrong)} wrong engines, on the CPU, {sum(wrong)} are"
 
 
 def _certificates(value: Result) -> str:
