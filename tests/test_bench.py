@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib import import_module
+from operator import attrgetter
 
 import pytest
 import torch
@@ -302,6 +303,8 @@ def test_verdicts_are_judged_and_a_planted_one_is_found(sampling):
     predict[last] = (predict[last] + 20) % 40
     assert "bonus token" in judged(replace(found, predict=predict)).difference
     assert "logprobs" in judged(replace(found, logprobs=found.logprobs + 1e-3)).difference
+    counted = replace(found, num_accepted_tokens=found.num_accepted_drafts)
+    assert "counts of accepted: tokens" in judged(counted).difference
 
 
 # Rounds.
@@ -348,27 +351,66 @@ def test_a_round_of_synthetic_acceptance_is_judged_by_its_schedule():
     assert not judge_round(replace(scene, options={}), with_eager=False).passed  # the target would have accepted less
 
 
+# A tensor of a round, what is written over an entry of it, and what the check says of it.
+PLANTED = {
+    "logits": ("verify_output.target_logits", (3, 5), lambda value: value + 0.5, "logits of request 0"),
+    "hidden": ("draft_input.hidden", (0, 1), lambda value: value + 0.5, "hidden state of request 0"),
+    "path": ("verify_output.accept_index", (0, 1), lambda value: 1 - value, "paths: path"),
+    "count of drafts": ("verify_output.num_accepted_drafts", 1, lambda value: value + 5, "counts of accepted: drafts"),
+    "prediction": ("verify_output.predict", 4, lambda value: 7, "tokens off the paths"),
+    "logprob": ("verify_output.logprobs", (0, 3), lambda value: -1, "logprobs past the paths"),
+    "other draft": ("draft_input.topk_index", (0, 1), lambda value: value + 1, "next first drafts of request 0"),
+    "same draft": ("draft_input.topk_index", 1, lambda value: 0, "next first drafts of request 1"),
+    "share": ("draft_input.topk_p", (1, 0), lambda value: 0.9 * value, "probabilities: entry 0"),
+    "no share": ("draft_input.topk_p", (0, 0), lambda value: math.nan, "probabilities: entry 0"),
+    "score": ("verify_input.scores", (1, 2), lambda value: math.nan, "trees of the candidates by the reference"),
+    "place": ("verify_input.retrieve_index", (1, 3), lambda value: 0, "trees of the candidates by the reference"),
+    "first draft": ("verify_input.candidates.tokens", (0, 0), lambda value: value + 1, "the drafts that the round"),
+}
+
+
+def plant(output, name: str) -> None:
+    path, place, wrong, _ = PLANTED[name]
+    tensor = attrgetter(path)(output)
+    with torch.inference_mode():
+        tensor[place] = wrong(tensor[place])
+
+
 @interpreted
-@pytest.mark.parametrize("planted", ["logits", "hidden", "path"])
+@pytest.mark.parametrize("planted", PLANTED)
 def test_what_is_planted_into_a_round_is_found(scene, planted, monkeypatch):
     from specsim.bench.judgement import judge_round
 
     output = scene.round()
-    with torch.inference_mode():
-        if planted == "logits":
-            output.verify_output.target_logits[3, 5] += 0.5
-        elif planted == "hidden":
-            output.draft_input.hidden[0, 1] += 0.5
-        else:
-            output.verify_output.accept_index[0, 1] = 1 - output.verify_output.accept_index[0, 1]
+    plant(output, planted)
     monkeypatch.setattr(type(scene), "round", lambda self: output)
     check = judge_round(scene, (0, 1), with_eager=False)
     assert not check.passed
-    assert planted in check.difference
+    assert PLANTED[planted][-1] in check.difference
 
 
 @interpreted
-def test_requests_on_random_kv_are_judged_too():
+def test_a_graph_that_differs_from_its_kernels_launched_one_by_one_is_found(scene, monkeypatch):
+    from specsim.bench.judgement import judge_round
+
+    right = type(scene).round
+
+    def round_(self):
+        output = right(self)
+        if self.engine.graph == "round":
+            with torch.inference_mode():
+                output.verify_output.draft_extend_input.hidden[0, 1] += 1  # which nothing else is held against
+        return output
+
+    monkeypatch.setattr(type(scene), "round", round_)
+    assert judge_round(scene, with_eager=False).passed
+    check = judge_round(scene)
+    assert not check.passed
+    assert check.difference.startswith("graph and eager bit for bit: verify_output.draft_extend_input.hidden, entry 1")
+
+
+@interpreted
+def test_requests_on_random_kv_are_judged_too(monkeypatch):
     from specsim.bench.judgement import judge_round
     from specsim.bench.scene import close, invented, stacked
     from specsim.generation import load_engine
@@ -387,6 +429,11 @@ def test_requests_on_random_kv_are_judged_too():
     scene = invented(pair, engine, pools, 2, 21)
     check = judge_round(scene, (0, 1), with_eager=False)
     assert check.passed, check
+    output = scene.round()
+    with torch.inference_mode():
+        output.draft_input.bonus_tokens[1] += 1
+    monkeypatch.setattr(type(scene), "round", lambda self: output)
+    assert "next bonus token of request 1" in judge_round(scene, (1,), with_eager=False).difference
     close(scene)
     assert pools.free_slots == pools.num_slots
 

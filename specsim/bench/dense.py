@@ -93,6 +93,14 @@ def eagle3_forward(pair: Pair, ids: torch.Tensor, features: torch.Tensor, dtype:
     return _layer(residual, both, layer, model, rows, model.window(0), None)[-1]
 
 
+def eagle3_logits(pair: Pair, hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What an EAGLE-3 head makes of a hidden state [H]: logits [draft V] in dtype."""
+    from specsim.reference.layers import Weights, rms_norm
+
+    weights, eps = Weights(Cast(pair.drafter.tensors, dtype)), pair.drafter.config.model.rms_norm_eps
+    return weights.project(rms_norm(hidden.to(dtype), weights["norm.weight"], eps), "lm_head")
+
+
 def _layer(residual, normed, weights, model, rows: Rows, window: int | None, past) -> torch.Tensor:
     from specsim.reference.layers import rms_norm
 

@@ -21,7 +21,8 @@ def judge_verdict(
     batch: Batch, verify_input: VerifyInput, logits_RV: torch.Tensor, config: SpecConfig, token_ids: torch.Tensor,
     found: Verdict, places: Sequence[int], acceptance: SyntheticAcceptance | None = None,
 ) -> Check:  # fmt: skip
-    """The verdict of the requests at these places: paths exact, bonus tokens but for boundaries, logprobs close.
+    """The verdict of the requests at these places: paths exact, nothing off them, bonus tokens but for boundaries,
+    logprobs close; and every request's counts by its own path.
 
     acceptance: what decided how far they were walked, if one did.
     """
@@ -39,12 +40,19 @@ def judge_verdict(
     paths, exact_paths = (_nodes(each, nodes) for each in (found.accept_index.cpu()[places], expected.accept_index))
     checks = [equal("paths", {"path": paths}, {"path": exact_paths})]
     if checks[0].passed:
+        checks.append(_counts(found))
         grown = verify.trees(batch, own, config.max_len)
         adjusted = verify.node_logits(batch, grown, logits.unflatten(0, (len(places), nodes)), config, pools)
         ours = found.predict.cpu().view(-1, nodes)[places], expected.predict.view(-1, nodes)
         checks += _tokens(batch, paths, adjusted, *ours, found.logprobs.cpu()[places], expected.logprobs)
     accepted = float((exact_paths >= 0).sum(1).float().mean()) - 1
     return all_of(f"verdicts of {len(places)} requests ({accepted:.1f} drafts accepted) against the reference", *checks)
+
+
+def _counts(found: Verdict) -> Check:
+    counted = (found.accept_index >= 0).sum(1, dtype=torch.int32)
+    ours = {"drafts": found.num_accepted_drafts, "tokens": found.num_accepted_tokens}
+    return equal("counts of accepted", ours, {"drafts": counted - 1, "tokens": counted})
 
 
 def _nodes(accept_index: torch.Tensor, nodes: int) -> torch.Tensor:
@@ -56,7 +64,11 @@ def _tokens(batch: Batch, paths, adjusted_BNV, ours_BN, exact_BN, logprobs_BW, e
     """Tokens along the paths, the last of which may have been drawn, and their logprobs where they are the same."""
     from specsim.reference.sampling import target_prob
 
-    checks = []
+    off, past = ours_BN[exact_BN < 0], logprobs_BW[paths < 0]
+    checks = [
+        equal("tokens off the paths", {"tokens": off}, {"tokens": torch.full_like(off, -1)}),
+        equal("logprobs past the paths", {"logprobs": past}, {"logprobs": torch.zeros_like(past)}),
+    ]
     for request, path in enumerate(paths):
         path = path[path >= 0].long()
         ours, exact = ours_BN[request, path], exact_BN[request, path]
