@@ -7,7 +7,9 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib import import_module
+from itertools import count
 from operator import attrgetter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -676,6 +678,22 @@ def test_the_table_of_what_is_kept_in_parts(kept):
     assert text.endswith("Ceilings in these runs: 1.00 TB/s read, 1 TFLOP/s of dense bf16.\n")
     assert "rows 8" in table.table()
     assert "rows 64" not in table.table()  # of which nothing is asked
+
+
+def test_rows_of_a_group_that_time_cut_off_are_not_kept_beside_those_of_its_whole_run(suite, tmp_path, monkeypatch):
+    suite()
+    groups = {"some": lambda *given: iter(ROWS[:1]), "others": lambda *given: iter(ROWS[::-1])}
+    for module in (run, table):
+        monkeypatch.setattr(module, "SUITES", {"kernels": Suite(groups, 60)})
+    monkeypatch.setattr(run, "time", SimpleNamespace(perf_counter=count().__next__))
+    monkeypatch.setattr(table, "KEPT", tmp_path / "kept")
+    files = [tmp_path / "cut.json", tmp_path / "others.json"]
+    cut = bench(Options("kernels", seconds=3), "specsim bench", files[0])
+    assert (cut.rows, cut.finished, cut.unfinished) == ((ROWS[0], ROWS[1]), ("some",), 1)
+    assert bench(Options("kernels", only="others"), "specsim bench", files[1]).unfinished == 0
+    (path,) = table.keep(files)
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    assert [row["setting"] for row in rows] == [each.setting for each in (ROWS[0], *ROWS[::-1])]
 
 
 def test_many_rows_of_a_kind_are_the_best_the_median_and_the_worst(kept):

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a suite. finished: the groups of which all rows are there, and not only those that time allowed."""
+    """What came of a suite. finished: the groups of which all rows are there, and not only those that time allowed;
+    unfinished: how many rows, the last ones, are of no such group.
+    """
 
     options: Options
     command: str
@@ -32,6 +34,7 @@ class Result:
     rows: tuple[Row, ...] = ()
     seconds: float = 0.0
     finished: tuple[str, ...] = ()
+    unfinished: int = 0
 
     @property
     def is_complete(self) -> bool:
@@ -54,6 +57,7 @@ class Result:
             "ceilings": asdict(self.ceilings),
             "seconds": self.seconds,
             "finished": list(self.finished),
+            "unfinished": self.unfinished,
             "is_complete": self.is_complete,
             "is_quick": self.options.quick,
             "passed": self.passed,
@@ -93,8 +97,10 @@ def bench(
         show_ceilings(result.ceilings, console)
     for row, group in _rows(groups, options, result.ceilings):
         seconds = time.perf_counter() - start
-        rows, finished = (row,) if row else (), () if row else (group,)
-        result = replace(result, rows=(*result.rows, *rows), finished=(*result.finished, *finished), seconds=seconds)
+        if row:
+            result = replace(result, rows=(*result.rows, row), unfinished=result.unfinished + 1, seconds=seconds)
+        else:
+            result = replace(result, finished=(*result.finished, group), unfinished=0, seconds=seconds)
         if row and console:
             show_row(row, console)
         write_json(json_file, result.to_json())

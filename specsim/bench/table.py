@@ -24,7 +24,8 @@ HEADINGS = ("operation", "setting", "ours, us", "floor, us", "ours / floor", "as
 def keep(paths: Sequence[Path]) -> list[Path]:
     """Keep what suites came to, each in one run or in several by groups of rows.
 
-    Refused are a part of a suite, a quick run, one with a failed check, and runs of different versions.
+    Refused are a part of a suite, a quick run, one with a failed check, and runs of different versions. Rows of a group
+    that time cut off are left out: those of its whole run stand for it.
     """
     values: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for path in paths:
@@ -57,7 +58,7 @@ def _keep(suite: str, shape: str, runs: Sequence[Mapping[str, Any]]) -> Path:
         "suite": suite,
         "shape": shape,
         "runs": [{name: run[name] for name in names} for run in runs],
-        "rows": [row for run in runs for row in run["rows"]],
+        "rows": [row for run in runs for row in run["rows"][: len(run["rows"]) - run.get("unfinished", 0)]],
     }
     suffix = "" if shape == Options(suite).shape else f"-{shape}"
     return keep_value(KEPT / f"bench-{suite}{suffix}.json", value)
