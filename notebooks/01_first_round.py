@@ -42,7 +42,7 @@ pair
 
 # %%
 config = SpecConfig(topk=4, num_steps=3, num_draft_tokens=8, page_size=4)
-prompts = ["def fibonacci(n):\n    if n", "def read(path):\n    with open("]
+prompts = ["def count(n):\n    while n", "def read(path):\n    with open("]
 sampling = SamplingParams(temperature=0.0)
 
 
@@ -85,7 +85,7 @@ plots.tree(verify_input, None, decode)
 #
 # * No score is above its parent's. Why can a product never be? What would go wrong if a child were ranked above its
 #   parent?
-# * Node 5 scores 0.153 below node 2 with 0.161. What probability did the drafter give to `:` after ` 0`?
+# * Node 5 scores 0.193 below node 2 with 0.201. What probability did the drafter give to `:` after ` 1`?
 # * **Try** `topk=1, num_draft_tokens=4`: a chain. Which of the nodes above does it have?
 #
 # ## Who sees whom
@@ -169,7 +169,7 @@ for request, (row, length) in enumerate(batch.rows_and_lens):
     print(f"request {request}: slots {source.tolist()} → {destination.tolist()}, content equal in every layer")
 
 # %% [markdown]
-# * Slot numbers of request 0 follow each other, those of request 1 have a gap. Find it in the map.
+# * The slots that request 0's path moves to follow each other, those of request 1's have a gap. Find it in the map.
 # * If nodes 2, 5 and 7 were moved one after the other, 7 first, whose KV would be lost?
 # * **Try** `release="round"`: which slots of the last map are free now?
 #
