@@ -121,6 +121,50 @@ def test_a_row_is_judged_over_a_copy(tmp_path, monkeypatch):
         mutation.mutate(1, 0, jobs=1)
 
 
+ONCE = "os.path.exists({0!r}) or (open({0!r}, 'w'), os.kill(os.getpid(), 15))"
+
+
+@pytest.mark.parametrize(
+    ("ending", "by"),
+    [
+        ("sys.exit(0)", None),
+        ("sys.exit(1)", "exit status 1"),
+        ("sys.exit(2)", "exit status 2"),
+        ("os.kill(os.getpid(), 15)", "exit status -15"),
+        (ONCE, None),
+        ("time.sleep(60)", "no end"),
+    ],
+)
+def test_a_failure_a_signal_that_comes_again_and_no_end_are_kills(ending, by, ended, tmp_path):
+    result = ended(ending.format(str(tmp_path / "begun")))
+    assert [each.by for each in result.verdicts] == [by]
+    assert result.is_complete
+
+
+@pytest.mark.parametrize("ending", ["os.kill(os.getpid(), 9)", "sys.exit(3)", "sys.exit(5)"])
+def test_a_process_that_something_else_ended_is_not_judged(ending, ended, capsys):
+    result = ended(ending)
+    assert (result.verdicts, result.is_complete) == ((), False)
+    mutation.show(result, print)
+    out = capsys.readouterr().out
+    assert "0 mutants" in out
+    assert "not all that were drawn" in out
+
+
+@pytest.fixture
+def ended(monkeypatch, tmp_path):
+    """Judges a mutant whose tests end like this."""
+
+    def judge(ending: str) -> Mutation:
+        monkeypatch.setattr(mutation, "rows", lambda: {"specsim.metrics": tmp_path / "test_made_up.py"})
+        monkeypatch.setattr(mutation, "_clean", lambda pool, files: [(file, 0.0) for file in files])
+        monkeypatch.setattr(mutation, "SPARE", 1.0 if "sleep" in ending else 60.0)
+        monkeypatch.setattr(mutation, "PROGRAM", f"import os, sys, time\n{ending}")
+        return mutation.mutate(1, 0, jobs=1)
+
+    return judge
+
+
 def test_survivors_are_listed_and_the_score_is_told_raw_and_without_equivalents(monkeypatch, capsys):
     one, other = mutants("specsim.metrics", read("specsim.metrics"))[:2]
     verdicts = Verdict(one, "t", None, 1.0), Verdict(other, "t", None, 1.0), Verdict(one, "t", "test_it", 1.0)

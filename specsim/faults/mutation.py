@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from signal import SIGKILL
 from typing import Annotated
 
 import typer
@@ -35,12 +36,12 @@ from importlib.util import find_spec  # pytest wants to be the first to import w
 assert find_spec("specsim").origin.startswith(sys.argv[1]), find_spec("specsim").origin
 sys.exit(pytest.main(["-x", "-q", "--no-header", "-p", "no:cacheprovider", sys.argv[2]]))
 """
-SURVIVED, FAILED = 0, 1
+SURVIVED, UNJUDGED = 0, (-SIGKILL, 3, 4, 5)  # by lack of memory, or by pytest itself: no test said anything
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """by: the test that failed, `no end`, or `exit status n`; None for a survivor."""
+    """by: the test that failed, `no end`, or `exit status n`, below 0 for a signal; None for a survivor."""
 
     mutant: Mutant
     tests: str
@@ -72,7 +73,6 @@ class Mutation:
         """A value that json can write."""
         count, killed = len(self.verdicts), sum(each.by is not None for each in self.verdicts)
         equivalent = sum(each.why_equivalent is not None for each in self.verdicts)
-        by_operator = Counter(each.mutant.operator for each in self.verdicts)
         kept = {"module", "function", "is_kernel", "line", "operator", "old", "new"}
         return {
             "seed": self.seed,
@@ -85,16 +85,11 @@ class Mutation:
             "score_raw": killed / max(1, count),
             "score": killed / max(1, count - equivalent),
             "seconds": self.seconds,
-            "operators": dict(by_operator),
+            "operators": dict(Counter(each.mutant.operator for each in self.verdicts)),
             "results": [
                 {name: value for name, value in asdict(each.mutant).items() if name in kept}
-                | {
-                    "key": each.mutant.key,
-                    "tests": each.tests,
-                    "by": each.by,
-                    "why_equivalent": each.why_equivalent,
-                    "seconds": each.seconds,
-                }
+                | {"key": each.mutant.key}
+                | {name: getattr(each, name) for name in ("tests", "by", "why_equivalent", "seconds")}
                 for each in self.verdicts
             ],
         }
@@ -124,7 +119,7 @@ def mutate(
     minutes: float = 60.0,
     progress: bool = False,
 ) -> Mutation:
-    """Judge a sample of mutants, of the modules that `only` names; what has not begun when time is up is left out.
+    """Judge a sample of mutants, of the modules that `only` names, but for those that time and memory do not allow.
 
     again: a result, of which the survivors are judged anew and the rest is taken over, as far as the lines are still
     there. Tests that fail without a mutant would kill everything: InputError.
@@ -178,11 +173,14 @@ def _clean(pool: ThreadPoolExecutor, files: set[Path]) -> Iterator[tuple[Path, f
 
 
 def _judge(mutant: Mutant, tests: Path, clean: dict[Path, float], deadline: float) -> Verdict | None:
+    """None where time is up, and where its tests were ended from outside."""
     if time.perf_counter() > deadline:
         return None
-    text = mutant.apply(read(mutant.module))
-    _, by, seconds = _tested({mutant.module: text}, tests, PATIENCE * clean[tests] + SPARE)
-    return Verdict(mutant, tests.name, by, seconds)
+    texts, limit = {mutant.module: mutant.apply(read(mutant.module))}, PATIENCE * clean[tests] + SPARE
+    status, by, seconds = _tested(texts, tests, limit)
+    if (status or 0) < 0:  # a signal, which is the mutant's own if it comes again
+        status, by, seconds = _tested(texts, tests, limit)
+    return None if status in UNJUDGED else Verdict(mutant, tests.name, by, seconds)
 
 
 def _tested(texts: dict[str, str], tests: Path, limit: float) -> tuple[int | None, str | None, float]:
@@ -192,7 +190,7 @@ def _tested(texts: dict[str, str], tests: Path, limit: float) -> tuple[int | Non
         command = [sys.executable, "-c", PROGRAM, str(root), str(tests)]
         try:
             done = subprocess.run(
-                command, cwd=ROOT, env=environment(root), capture_output=True, text=True, timeout=limit, check=False
+                command, cwd=ROOT, env=environment(root), capture_output=True, text=True, timeout=limit
             )
         except subprocess.TimeoutExpired:
             return None, "no end", time.perf_counter() - start
@@ -214,6 +212,8 @@ def show(result: Mutation, say: Callable[[str], None]) -> None:
     kernels = f"{value['in_kernels']} in kernels"
     say(f"\n{value['mutants']} mutants of {value['candidates']} candidates ({kernels}), seed {value['seed']}, ")
     raw, score = f"{value['score_raw']:.1%}", f"{value['score']:.1%}"
+    if not result.is_complete:
+        say("not all that were drawn: time was up, or tests were ended from outside, as without memory")
     say(f"{value['killed']} killed: {raw}; {score} without {value['equivalent']} that are equivalent")
 
 
