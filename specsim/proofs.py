@@ -14,7 +14,7 @@ from specsim.measurements import KEPT, ROOT, as_command, markdown, measured_on, 
 from specsim.measurements import keep as keep_value
 
 __all__ = ["KEPT", "ROOT", "grids", "keep", "main", "proofs", "written"]
-HEADINGS = ("grid", "dtype", "cells", "decisions", "undecidable", "mismatches", "largest logprob error")
+HEADINGS = ("grid", "dtype", "cells", "compared", "decisions", "undecidable", "mismatches", "largest logprob error")
 Result = Mapping[str, Any]
 
 
@@ -60,7 +60,9 @@ def grids() -> str:
     rows = []
     for value in values:
         share = value["undecidable"] / max(1, value["decisions"])
-        cells = [value["grid"], value["dtype"], value["cells"], f"{value['decisions']:,}"]
+        compared, left_out = (sum(value[name].values()) for name in ("compared", "left_out"))
+        whole = f"{compared / max(1, compared + left_out):.1%}"
+        cells = [value["grid"], value["dtype"], value["cells"], whole, f"{value['decisions']:,}"]
         undecidable, error = f"{value['undecidable']:,} ({share:.3%})", f"{value['max_logprob_error']:.1e}"
         rows.append([*cells, undecidable, value["mismatches"], error])
     return "\n".join([*markdown(HEADINGS, rows), "", measured_on(values)]) + "\n"
