@@ -13,6 +13,7 @@ from specsim.config import InputError
 from specsim.explain import Answer, Noise, explain, read_answers
 from specsim.explain.finding import ERRORS, Finding
 from specsim.explain.weights import Weights, judged
+from specsim.reference.oracle_forward import target_forward
 
 NOISE = Noise(0.01, "said so")  # so that 0.04 is the most
 
@@ -104,6 +105,8 @@ def test_a_drawn_token_and_an_early_end_are_not_decided():
     assert one(*parted(-0.5, 0.0)).is_drawn
     finding = one(answer([5, 6], [-0.1, -0.2]), answer([5], [-0.1]))
     assert (finding.verdict, finding.place, finding.tokens) == ("undecided", 1, (6, None))
+    finding = one(answer([5], [-0.1]), answer([5, 6], [-0.1, -0.2]))
+    assert (finding.verdict, finding.place, finding.tokens) == ("undecided", 1, (None, 6))
 
 
 def test_a_token_below_any_reported_one_was_drawn():
@@ -116,8 +119,15 @@ def test_a_token_below_any_reported_one_was_drawn():
         assert one(answer([5], [-0.7], [top]), b).verdict == "fault"
 
 
+def test_errors_of_16_bits_are_a_unit_of_roundoff_at_a_logit_of_32():
+    for name in ("float16", "bfloat16"):
+        assert Noise.of(name).error == 32 * torch.finfo(getattr(torch, name)).eps / 2
+
+
 def test_answers_have_to_belong_together():
     mine = answer([5], [-0.1], prompt=[1, 2])
+    for prompt in (None, "x = 1"):  # which may be the same
+        assert one(mine, answer([5], [-0.1], prompt=prompt)).verdict == "equal"
     with pytest.raises(InputError, match=r"b is '2 answers'; allowed: as many as a has, 1"):
         list(explain([mine], [mine, mine], NOISE))
     with pytest.raises(InputError, match="another prompt"):
@@ -184,6 +194,13 @@ def test_engines_are_read(written, tmp_path):
     assert found == answer([11, 12], [-0.5, -0.25], [{11: -0.5}, {12: -0.25, 13: -2.5}], [1, 2])
     (tmp_path / "a.jsonl").write_text(f"{json.dumps(written)}\n\n{json.dumps(written)}\n")
     assert read_answers(tmp_path / "a.jsonl", "a") == (found, found)
+
+
+def test_a_prompt_may_be_a_text(tmp_path):
+    (output,) = VLLM["outputs"]
+    (tmp_path / "a.json").write_text(json.dumps({"prompt": "x = 1", "outputs": [output]}))
+    (found,) = read_answers(tmp_path / "a.json", "a")
+    assert found.prompt == "x = 1"
 
 
 def test_tokens_by_their_text(tmp_path):
@@ -275,6 +292,18 @@ def test_the_weights_decide():
     assert "a is wrong" in judged(finding, -2.001 * noise.error, noise).says
 
 
+def test_weights_measure_at_the_end_of_the_context():
+    """The error is four times the largest of a forward's logits."""
+    weights, context = Weights.of(load().target, torch.bfloat16), [17, 300, 41]
+    exact_V, rounded_V = (
+        target_forward(each.config, each.tensors, context, ())[0][-1].double()
+        for each in (weights.exact, weights.rounded)
+    )
+    found, noise = weights.measure(context, (5, 6))
+    assert found == float(exact_V[5] - exact_V[6])
+    assert noise.error == 4 * float((exact_V - rounded_V).abs().max())
+
+
 def test_weights_excuse_no_drift_and_no_margins_that_rounding_does_not_explain():
     """A near-tie in float64 is none in an engine whose own log probabilities are further off."""
     drifted = one(answer([5, 7], [-0.1, -0.5]), answer([5, 8], [-9.1, -0.5]))
@@ -312,10 +341,12 @@ def test_the_command(tmp_path, capsys):
     assert f"{ERRORS['bfloat16']:.3g}" in shown
     with pytest.raises(SystemExit) as status:
         main(["explain", "--a", a, "--b", a])
-    assert status.value.code in (None, 0)
+    assert status.value.code == 0
     with pytest.raises(SystemExit) as status:
-        main(["explain", "--a", a, "--b", b, "--target", "tiny", "--dtype", "float32"])
-    assert status.value.code in (0, 1)
+        main(["explain", "--a", a, "--b", b, "--target", "tiny", "--dtype", "float32", "--json", out])
+    assert status.value.code == 1
+    distance, _ = Weights.of(load().target, torch.float32).measure([1, 2, 11], (12, 13))
+    assert [each["exact"] for each in json.loads((tmp_path / "out.json").read_text())["findings"]] == [distance, None]
     assert "in float64 their logits lie" in " ".join(capsys.readouterr().out.split())
 
 

@@ -13,6 +13,7 @@ from specsim.metrics import (
     accept_length_from_tensorrt_llm,
     acceptance,
     distinct_share,
+    is_loop,
     latency,
     without_nan,
 )
@@ -110,6 +111,12 @@ def test_vllm_rate_gives_its_published_length(percent, length):
 )
 def test_distinct_share_by_hand(tokens, order, share):
     assert distinct_share([ord(token) for token in tokens], order) == pytest.approx(share)
+
+
+def test_a_text_loops_where_fewer_than_half_of_its_4_grams_are_distinct():
+    """Of 8 and of 9 there are four."""
+    assert not is_loop([0, 1, 2, 3] * 2 + [0, 1, 2])
+    assert is_loop([0, 1, 2, 3] * 3)
 
 
 def test_latency_of_a_request_answered_in_the_step_of_its_arrival():

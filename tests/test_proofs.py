@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from specsim import proofs
+from specsim import measurements, proofs
 from specsim.config import InputError
 from specsim.differential import grid, run_grid
 
@@ -70,6 +70,18 @@ def test_a_part_of_a_grid_is_not_kept(written, of_a_grid):
     assert "| g | float32 | 2 |" in proofs.grids()
 
 
+def test_a_grid_is_a_row_of_what_came_of_it(written, of_a_grid):
+    counts = {
+        "decisions": 1000,
+        "undecidable": 15,
+        "compared": {"tokens": 60, "logprobs": 3},
+        "left_out": {"tokens": 1},
+    }
+    figures = counts | {"mismatches": 2, "max_logprob_error": 0.25, "parted": ["one", "another", "a third"]}
+    assert written(of_a_grid[0] | figures)["parted"] == 3
+    assert "| g | float32 | 2 | 98.4% | 1,000 | 15 (1.500%) | 2 | 2.5e-01 |" in proofs.grids().splitlines()
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -114,9 +126,64 @@ def test_what_a_proof_came_to_is_counted(written):
     assert run == "Measured on one NVIDIA H200, torch 2, triton 3, 2026-11-22 (`fast/measurements/`)."
 
 
-@pytest.mark.parametrize("change", [{"command": "specsim demo"}, {"command": "specsim"}, {"versions": {"torch": "2"}}])
-def test_a_run_without_a_gpu_and_of_no_proof_is_not_kept(change, tmp_path):
+def rows(names: str, *values: tuple) -> list[dict]:
+    return [dict(zip(names.split(), each, strict=True)) for each in values]
+
+
+LAW_TESTS = (1000, False, True), (200, False, False), (30, False, False), (5, True, True), (7, True, False)
+DISTANCES = ("lossless", 0.0), ("lossless", 0.0), ("lossless", 0.25), ("lossy", 0.5), ("wrong", 0.125), ("wrong", 0.0)
+OUTCOMES = ("equal", True), ("equal", True), ("refused", True), ("different", False)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        (
+            "laws",
+            {"tests": rows("tokens is_control is_rejected", *LAW_TESTS)},
+            "3 laws of 1,230 tokens, 1 rejected; of the reference's 2 wrong engines, on the CPU, 1 are",
+        ),
+        (
+            "certify",
+            {"certificates": rows("promise total_variation_float", *DISTANCES)},
+            "2 of 3 lossless cases exact; 1 of 2 wrong ones are not",
+        ),
+        (
+            "conformance",
+            {"outcomes": rows("status passed", *OUTCOMES)},
+            "4 cases: 2 equal, 1 refused, 1 wrong",
+        ),
+        (
+            "soak",
+            {"figures": {"requests": 2000, "slots audited": 12345, "mismatches": 2}},
+            "2,000 requests, 12,345 slots audited, 2 mismatches",
+        ),
+    ],
+)
+def test_what_is_not_as_it_should_be_is_counted_as_such(name, value, told):
+    assert proofs.TOLD[name](value) == told
+
+
+def test_a_soak_is_kept_without_its_programs(written):
+    soak = {"command": "specsim soak --device cuda", "is_ok": True, "figures": {"requests": 1}, "programs": [{}]}
+    assert written(soak | ON_GPU) == {name: value for name, value in soak.items() if name != "programs"} | ON_GPU
+
+
+def test_the_command_keeps_results_and_writes_the_tables_in_their_places(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(proofs, "KEPT", tmp_path / "kept")
+    monkeypatch.setattr(measurements, "README", tmp_path / "README.md")
+    old = "before\n" + "".join(f"<!-- {mark} -->\nold\n<!-- /{mark} -->\n" for mark in proofs.TABLES) + "after\n"
+    measurements.README.write_text(old)
     file = tmp_path / "result.json"
-    file.write_text(json.dumps({"command": "specsim laws"} | ON_GPU | change))
+    file.write_text(json.dumps({"command": "specsim faults", "faults": 2, "as_named": 1} | ON_GPU))
+    proofs.main([str(file)])
+    assert capsys.readouterr().out == f"{proofs.KEPT / 'faults-cuda.json'}\n"
+    readme = measurements.README.read_text()
+    assert readme == proofs.written(old) == old.replace("old\n", "{}").format(proofs.grids(), proofs.proofs())
+    assert "| `specsim faults` | 1 of 2 planted" in readme
+
+
+@pytest.mark.parametrize("change", [{"command": "specsim demo"}, {"command": "specsim"}, {"versions": {"torch": "2"}}])
+def test_a_run_without_a_gpu_and_of_no_proof_is_not_kept(change, written):
     with pytest.raises(InputError, match=r"allowed: what specsim diff, laws, certify, .* or soak wrote on a GPU"):
-        proofs.keep(file)
+        written({"command": "specsim laws"} | ON_GPU | change)

@@ -229,6 +229,7 @@ def changed(**changes) -> dict:
         (changed(step=1.0), "trace.records[1].step is 1.0; allowed: an integer"),
         (changed(step=True), "trace.records[1].step is True; allowed: an integer"),
         (changed(seconds="1"), "trace.records[1].seconds is '1'; allowed: a number"),
+        (changed(seconds=True), "trace.records[1].seconds is True; allowed: a number"),
         (changed(seconds=None), "trace.records[1].seconds is None; allowed: a number"),
         (changed(arrived="12"), "trace.records[1].arrived is '12'; allowed: an array"),
         (changed(arrived=[1, [2]]), "trace.records[1].arrived[1] is 'a list'; allowed: an integer"),

@@ -73,11 +73,7 @@ def explain(a: Sequence[Answer], b: Sequence[Answer], noise: Noise) -> Iterator[
     if len(a) != len(b):
         raise InputError("b", f"{len(b)} answers", f"as many as a has, {len(a)}")
     for request, (one, other) in enumerate(zip(a, b, strict=True)):
-        if (
-            None not in (one.prompt, other.prompt)
-            and type(one.prompt) is type(other.prompt)
-            and one.prompt != other.prompt
-        ):
+        if type(one.prompt) is type(other.prompt) and one.prompt != other.prompt:
             raise InputError("b", f"an answer to another prompt (request {request})", "answers to the prompts of a")
         if one.tokens and other.tokens and type(one.tokens[0]) is not type(other.tokens[0]):
             by = "text" if isinstance(other.tokens[0], str) else "id"
