@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specsim import SamplingParams, SpecConfig, generate
-from specsim.accept import SETTINGS, TREE, Check, Setting, Study, chain, measure, show
+from specsim import SamplingParams, SpecConfig, accept, generate
+from specsim.accept import SETTINGS, TREE, Check, Measurement, Setting, Study, chain, measure, show
 from specsim.config import InputError
 from specsim.display import stdout_console
-from specsim.metrics import acceptance, distinct_share
+from specsim.metrics import Acceptance, acceptance, distinct_share
 from specsim.zoo.agreeing import agreeing_pair
 
 PROMPTS = [[1, 2, 3], [7, 8, 9, 10], [11], [40, 3, 22]]
@@ -56,7 +56,10 @@ def test_greedy_outputs_equal_plain_decoding(study):
 
 def test_a_greedy_output_that_differs_is_counted(study):
     first, *others = study.measurements
-    assert not replace(study, measurements=(replace(first, num_equal=3), *others)).is_lossless
+    lossy = replace(study, measurements=(replace(first, num_equal=3), *others))
+    assert not lossy.is_lossless
+    *_, check = accept._checks(lossy)
+    assert (check.measured, check.asked, check.holds) == (15, "all 16", False)
 
 
 def checks_by_claim(study: Study) -> dict[str, Check]:
@@ -81,7 +84,8 @@ def test_checks_follow_from_the_figures(study):
     found = checks["EAGLE-3 tree 4/4/16, T=0: accept length"]
     assert (found.measured, found.holds) == (tree, tree > best)
     assert f"{best:.2f}" in found.asked
-    assert checks["greedy outputs equal to plain decoding's"].measured == 16
+    equal = "greedy outputs equal to plain decoding's"
+    assert checks[equal] == Check(equal, 16, "all 16", True)
     assert len(checks) == len(figures) + 2
 
 
@@ -92,6 +96,35 @@ def test_a_tree_that_accepts_as_much_as_the_best_chain_is_not_above_it(pairs):
     check = checks_by_claim(study)["EAGLE-3 tree 2/1/2, T=0: accept length"]
     assert check.measured == study.measurements[0].everything.accept_length
     assert not check.holds
+
+
+def rows_of(lengths: dict[Setting, float]) -> Study:
+    """Settings of these accept lengths."""
+    figures = {setting: Acceptance(10, length, 0.5, (0.5,)) for setting, length in lengths.items()}
+    return Study(4, 4, 64, tuple(Measurement(setting, each, each, None) for setting, each in figures.items()), ())
+
+
+def test_a_tree_is_held_against_chains_of_its_temperature_that_are_not_deeper():
+    tree = Setting("eagle3", SpecConfig(topk=2, num_steps=2, num_draft_tokens=5), 1.0)
+    others = {Setting("eagle3", chain(3), 1.0): 1.7, Setting("eagle3", chain(2)): 1.8, replace(tree, config=TREE): 1.9}
+    others[Setting("eagle3", replace(tree.config, num_draft_tokens=4), 1.0)] = 2.0
+    peers = {Setting("eagle3", chain(1), 1.0): 1.4, Setting("eagle3", chain(2), 1.0): 1.5}
+    claim = "EAGLE-3 tree 2/2/5, T=1: accept length"
+    (check,) = [each for each in accept._checks(rows_of({tree: 1.6} | others | peers)) if each.claim == claim]
+    assert check == Check(claim, 1.6, "above 1.50, the best chain's", True)
+    assert claim not in {
+        each.claim for each in accept._checks(rows_of({tree: 1.6, Setting("eagle3", chain(3), 1.0): 1}))
+    }
+
+
+def test_an_end_token_ends_no_request(pairs):
+    ending = {"eagle3": agreeing_pair("eagle3", eos_token_ids=tuple(range(48)))}
+    assert measure(ending, PROMPTS, 8, SHORT[:1]) == measure(pairs, PROMPTS, 8, SHORT[:1])
+
+
+def test_what_is_just_reached_holds(pairs):
+    check = checks_by_claim(measure(pairs, PROMPTS[:1], 64, ()))["new tokens a prompt"]
+    assert (check.asked, check.holds) == ("at least 64", True)
 
 
 def test_a_figure_that_is_not_defined_does_not_hold(pairs):
@@ -114,17 +147,24 @@ def test_table(study, capsys):
     show(study, stdout_console())
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
-    row = next(line for line in lines if line.startswith("EAGLE-3 chain of 3 "))
-    figures = study.measurements[1].everything
-    assert row.split()[4:] == [
-        "0",
-        "all",
-        str(figures.rounds),
-        f"{figures.accept_length:.2f}",
-        f"{figures.accept_rate:.2f}",
-        *(f"{rate:.2f}" for rate in figures.accepted_by_position),
+    place = next(place for place, line in enumerate(lines) if line.startswith("EAGLE-3 chain of 3 "))
+    measured = study.measurements[1]
+    cells = [*lines[place].split()[4:], *lines[place + 1].split()]
+    assert cells == [
+        cell
+        for name, figures in (("0 all", measured.everything), ("- no loop", measured.fresh))
+        for cell in (
+            *name.split(),
+            str(figures.rounds),
+            f"{figures.accept_length:.2f}",
+            f"{figures.accept_rate:.2f}",
+            *(f"{rate:.2f}" for rate in figures.accepted_by_position),
+        )
     ]
-    assert sum(line.split()[-1:] in (["yes"], ["NO"]) for line in lines) == len(study.checks)
+    answers = [line.split()[-1] for line in lines if line.split()[-1:] in (["yes"], ["NO"])]
+    assert answers == ["yes" if check.holds else "NO" for check in study.checks]
+    assert set(answers) == {"yes", "NO"}
+    assert any(line.split() == ["prompts", "4", "at", "least", "40", "NO"] for line in lines)
 
 
 def test_bad_setting_is_refused(pairs):

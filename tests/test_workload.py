@@ -130,6 +130,7 @@ BAD = [
     ({"prompt": "x", "logit_bias": [1]}, "logit_bias is an object of numbers by token id"),
     ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias is an object of numbers by token id"),
     ({"prompt": "x", "logit_bias": {"01": 1}}, "logit_bias is an object of numbers by token id"),
+    ({"prompt": "x", "logit_bias": {"9" * 5000: 1}}, "logit_bias is an object of numbers by token id"),
     ({"prompt": "x", "logit_bias": {"1": None}}, "logit_bias is finite numbers"),
     ({"prompt": "x", "logit_bias": {"4096": 1}}, "logit_bias is token ids from 0 to 4095"),
 ]
