@@ -123,13 +123,27 @@ def test_a_token_without_probability_is_evidence_enough():
     assert ln_evidence(small((2, 1, 0))) == math.inf
 
 
-def test_an_error_of_the_first_tokens_of_rounds_is_seen_among_all_others():
-    """Tokens 0 and 1 are as likely, and there are as many; but 0 begins all rounds."""
-    place = np.zeros(80, dtype=int)
-    token, law_nV = np.arange(80) % 2, np.full((80, 2), 0.5)
-    drawn = Sample(token, law_nV, place, place, token == 0, np.zeros((1, 80, 2), dtype=bool))
-    assert ln_evidence(drawn) > 5
-    assert ln_evidence(replace(drawn, is_first=token < 0)) < 0
+EVEN = np.arange(80) % 2
+NO_MARK, OWN = np.zeros((80, 2), dtype=bool), np.eye(2, dtype=bool)[EVEN]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"is_first": EVEN == 0},
+        {"pasts": EVEN},
+        {"marks": np.stack([OWN, NO_MARK])},
+        {"marks": np.stack([NO_MARK, OWN])},
+        {"token": 0 * EVEN, "pasts": np.arange(80)},
+    ],
+    ids=["first tokens of rounds", "pasts", "tokens of the first kind", "of the second", "laws"],
+)
+def test_evidence_is_found_of_every_kind_of_error(changes):
+    """Tokens 0 and 1 are as likely, and as many, but not of those that the change sets apart."""
+    place = 0 * EVEN
+    even = Sample(EVEN, np.full((80, 2), 0.5), place, place, EVEN < 0, np.stack([NO_MARK, NO_MARK]))
+    assert ln_evidence(even) < 0
+    assert ln_evidence(replace(even, **changes)) > 5
 
 
 def drawn_sample(count, generator, share=0.0):

@@ -291,7 +291,9 @@ def test_a_map_draws_every_slot_that_it_does_not_put_in_words(played):
     assert told | drawn.keys() == set(range(len(found)))
     assert not told & drawn.keys()
     assert {found[slot].kind for slot in told} <= {"free", "spare", "committed"}
-    assert set(marks(figure, "owner")) <= {str(row) for row in played.batch.req_pool_indices.tolist()}
+    owners = {found[slot].row for slot in drawn} - {-1}
+    assert owners == set(played.batch.req_pool_indices.tolist())
+    assert set(marks(figure, "owner")) == set(map(str, owners))
 
 
 def test_a_map_names_the_requests_and_rows_that_it_was_not_given():

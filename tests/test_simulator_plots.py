@@ -6,6 +6,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from specsim import SpecConfig, plots
 from specsim.config import InputError, ServingConfig
@@ -56,6 +57,9 @@ def test_pareto_draws_every_cell_and_rings_what_none_beats(rows):
         if any(each(other) >= each(row) and everyone(other) >= everyone(row) for other in good if other is not row)
     }
     assert ringed == {row["key"] for row in good} - beaten == {row["key"] for row in front(good)}
+    assert sorted(text.get_text() for text in figure.axes[0].texts) == sorted(str(row["concurrency"]) for row in good)
+    trees = artists(plots.pareto([row | {"topk": 4, "num_draft_tokens": 8} for row in good]), "setting:")
+    assert set(trees) == {"setting:no drafts", "setting:tree 4/2/8"}
     with pytest.raises(InputError, match="settings is 0"):
         plots.pareto([row for row in rows if row["error"]])
 
@@ -79,9 +83,39 @@ def test_positions_draw_rates_and_name_accept_lengths():
         plots.positions({})
 
 
-def test_a_batch_is_drawn_in_seconds():
+def test_names_of_laws_stand_apart():
+    laws = {name: iid(rate, 3) for name, rate in (("a", 0.5), ("b", 0.5), ("c", 0.51), ("d", 0.0))}
+    heights = sorted(text.xy[1] for text in plots.positions(laws).axes[0].texts)
+    assert min(np.diff(heights)) > 0.05
+
+
+def test_a_row_is_beaten_by_one_that_gives_all_as_much_and_each_more():
+    rows = [{"Mean TPOT (ms)": tpot, "Output Throughput (tok/s)": 100.0} for tpot in (20.0, 10.0)]
+    assert front(rows) == rows[1:]
+
+
+def run_of(count):
+    """Requests that come at once, to two places."""
     option, serving = Option(SpecConfig(1, 1, 2), iid(1.0, 1)), ServingConfig("sync", 2, 1000)
-    run = simulate(Seconds(), option, bursts(4, 4, 1, 5, 5), serving, prefill="beside")
+    return simulate(Seconds(), option, bursts(count, count, 1, 5, 5), serving, prefill="beside")
+
+
+def test_a_batch_of_more_than_200_requests_is_drawn_in_parts():
+    run = run_of(201)
+    assert len(artists(plots.batch(run, 0, 199), "decode:")) == 200
+    with pytest.raises(InputError, match="requests is 201; allowed: 1 to 200"):
+        plots.batch(run)
+
+
+def test_a_retraction_is_a_cross():
+    run = run_of(4)
+    assert artists(plots.batch(run), "retracted:") == {}
+    retracted = replace(run, retractions=np.array([0, 0, 2, 0]))
+    assert set(artists(plots.batch(retracted), "retracted:")) == {"retracted:2"}
+
+
+def test_a_batch_is_drawn_in_seconds():
+    run = run_of(4)
     figure = plots.batch(run, 1, 3)
     bars = {gid: (bar.get_x(), bar.get_x() + bar.get_width()) for gid, bar in artists(figure, "").items()}
     assert bars == {f"{kind}:{number}": span for number in (1, 2, 3) for kind, span in SPANS[number].items()}
