@@ -269,6 +269,29 @@ def test_the_command_says_what_was_tested(tmp_path, capsys):
     assert sum(row["bound"] for row in written["tests"]) == pytest.approx(FALSE_ALARM)
     assert [row["tokens"] for row in written["tests"]] == [setting.num_tokens for setting in SETTINGS]
     assert all(0 < row["borders"] < row["tokens"] for row in written["tests"])
+    assert all(0 < row["p_value"] <= 1 for row in written["tests"])
+    # One request each: its first token is of no round, and the last round may have gone on.
+    assert all(
+        row["tokens"] - 1 <= round(row["accept_length"] * row["borders"], 6) <= row["tokens"] + 1
+        for row in written["tests"]
+    )
+
+
+def test_a_run_of_all_divides_the_false_alarm_among_its_laws_and_has_the_controls(monkeypatch, device):
+    control = replace(BY_NAME["accept if target ≥ draft"], tokens=480)
+    few = {"SETTINGS": (replace(PLAIN, num_tokens=2),), "CONFIGS": {"block": CONFIGS["block"]}, "CONTROLS": (control,)}
+    for name, value in few.items():
+        monkeypatch.setattr(f"specsim.laws.run.{name}", value)
+    found = laws(impl="both", device=device, tokens=1)
+    *tests, wrong = found.rows
+    assert [(row.impl, row.is_control) for row in found.rows] == [
+        ("reference", False),
+        ("fast", False),
+        ("reference", True),
+    ]
+    assert sum(row.bound for row in tests) == pytest.approx(FALSE_ALARM)
+    assert (wrong.what, wrong.tokens, wrong.is_rejected) == (control.name, 480, True)
+    assert found.failures == ()
 
 
 def test_a_law_that_is_rejected_and_a_control_that_is_not_are_failures():
