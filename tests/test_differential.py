@@ -1035,7 +1035,7 @@ def call(capsys):
 def test_diff_shows_one_cell(call, tmp_path):
     file = tmp_path / "out.json"
     setting = "--topk 2 --num-steps 3 --num-draft-tokens 6 --page-size 4 --drafter eagle --family qwen3 --batch 2"
-    modes = "--draft-kv ancestor --extend ragged --release round --temperature 0.8 --graph phase --free"
+    modes = "--draft-kv ancestor --extend ragged --release round --temperature 0.8 --free"
     status, out, err = call(*setting.split(), *modes.split(), "--impl", "reference", "--json", str(file))
     assert (status, err) == (0, "")
     assert out.rstrip().endswith("The columns are equal.")
@@ -1078,7 +1078,7 @@ def test_diff_puts_every_other_request_under_an_expression(call, monkeypatch):
         (("--impl", "slow"), "impl"),
         (("--batch", "0"), "batch"),
         (("--topk", "1"), "num_draft_tokens"),
-        (("--family", "gpt"), "pair"),
+        (("--family", "gpt"), "family"),
         (("--graph", "round", "--release", "round"), "graph"),
         (("--resume",), "resume"),
         (("--json", "/nowhere/out.json"), "json"),
