@@ -27,6 +27,7 @@ from specsim.simulator.acceptance import PerPosition
 from specsim.simulator.option import Option
 from specsim.simulator.scenario import Scenario
 from specsim.simulator.workload import closed_loop
+from specsim.trace import EVENTS, SLOTS, Chunk, Result, Retraction, StepRecord, Trace
 from specsim.zoo.agreeing import agreeing_pair
 
 PROMPTS = [[5, 17, 3, 40, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]
@@ -410,6 +411,38 @@ def test_the_tokens_of_a_timeline_are_those_of_the_rounds(served):
     numbers = [text for text in figure.findobj(Text) if text.get_text().isdecimal() and text.get_fontsize() == 6.5]
     inside = [int(text.get_text()) for text in numbers if text.get_color() == sheet.INK]
     assert sum(inside) == served.trace.counts()["num_kept"]
+
+
+def record(step: int, **events) -> StepRecord:
+    rest = {name: events.pop(name, ()) for name in EVENTS}
+    return StepRecord(step=step, seconds=0.0, evicted_pages=0, **rest, **dict.fromkeys(SLOTS, 0))
+
+
+def test_a_timeline_by_hand():
+    """Request 1 is prefilled, looked past, advanced, retracted and resumed; 2 waits and ends; 3 never has a place."""
+    records = [
+        record(
+            0, arrived=(1, 2, 3), rejected=(3,), admitted=(1,), prefilled=(Chunk(1, 0, 4),), finished=((3, "rejected"),)
+        ),
+        record(1),
+        record(2, admitted=(2,), prefilled=(Chunk(2, 0, 3),), decoded=(1, 2)),
+        record(3, retracted=(Retraction(1, 6, True, False),), decoded=(2,), results=(Result(2, 3, 3, 2),)),
+        record(4, decoded=(2,), finished=((2, "length"),)),
+        record(5, admitted=(1,), resumed=(1,), prefilled=(Chunk(1, 0, 6),)),
+        record(6),
+    ]
+    figure = plots.timeline(Trace(records))
+    assert {kind: sorted(marks(figure, kind)) for kind in ("wait", "prefill", "both", "round", "place", "retract")} == {
+        "wait": ["1:4", "2:0", "2:1", "3:0"],
+        "prefill": ["1:0", "1:5"],
+        "both": ["2:2"],
+        "round": ["1:2", "2:3", "2:4"],
+        "place": ["1:1", "1:6"],
+        "retract": ["1:3"],
+    }
+    said = texts(figure)
+    assert [said.count(text) for text in ("rejected", "length")] == [1, 1]
+    assert "7 steps, 2 tokens read from 1 rounds, 13 prompt tokens prefilled" in said
 
 
 def test_a_timeline_of_some_steps_shows_those_only(served):

@@ -87,9 +87,9 @@ def _lives(records: list[StepRecord]) -> dict[int, _Life]:
     waiting: set[int] = set()
     placed: set[int] = set()
     for record in records:
-        waiting |= set(record.arrived) - set(record.rejected)
         away = {each.request_id for each in record.retracted}
-        waiting, placed = (waiting | away) - set(record.admitted), (placed - away) | set(record.admitted)
+        waiting = (waiting | set(record.arrived) | away) - set(record.admitted)
+        placed |= set(record.admitted)
         prefilled = {chunk.request_id for chunk in record.prefilled}
         for name in sorted(waiting | placed | set(record.decoded) | set(record.arrived)):
             life = lives.setdefault(name, _Life())
