@@ -305,15 +305,18 @@ def test_a_map_names_the_requests_and_rows_that_it_was_not_given():
     assert "row 0" in said
 
 
-def test_long_prefixes_are_told_in_a_sentence():
+@pytest.mark.parametrize(("length", "told"), [(300, 288), (108, 96), (76, 0)])
+def test_three_lines_and_more_of_a_prefix_are_told_in_a_sentence(length, told):
+    """A line has 32 slots."""
     config = SpecConfig(page_size=8)
     engine = load_engine(agreeing_pair("eagle3"), config, "reference")
     pools = engine.make_pools(1, 512)
-    pools.reserve(pools.open(), 300)
-    batch = Batch.of([5], [0], [300], [SamplingParams()], 48)
+    pools.reserve(pools.open(), length)
+    batch = Batch.of([5], [0], [length], [SamplingParams()], 48)
     figure = plots.kv_pages(pools, batch, config)
-    assert "slots 0…287: request 5, committed prefix" in texts(figure)
-    assert [slot for slot, kind in slot_kinds(figure).items() if kind == "committed"] == list(range(288, 300))
+    said = [text for text in texts(figure) if text.endswith("committed prefix") and text.startswith("slots")]
+    assert said == ([f"slots 0…{told - 1}: request 5, committed prefix"] if told else [])
+    assert [slot for slot, kind in slot_kinds(figure).items() if kind == "committed"] == list(range(told, length))
 
 
 def test_arrows_go_from_node_to_depth_and_never_cross(played):
@@ -481,6 +484,11 @@ def test_speedup_draws_what_scenarios_say_and_where_drafts_stop_paying(servers):
 
 def test_speedup_refuses_what_has_none(servers):
     plain = replace(servers["H20"], option=Option.plain())
-    for scenarios, match in (({}, "scenarios is 0; allowed: 1 to 5"), ({"a": plain}, "scenarios that draft")):
+    six = dict.fromkeys("abcdef", servers["H20"])
+    for scenarios, match in (
+        ({}, "scenarios is 0; allowed: 1 to 5"),
+        (six, "scenarios is 6; allowed: 1 to 5"),
+        ({"a": plain}, "scenarios that draft"),
+    ):
         with pytest.raises(InputError, match=match):
             plots.speedup(scenarios)
