@@ -25,7 +25,7 @@ from specsim.soak.programs import FAMILIES, KINDS, MOST_REQUESTS, Submission, dr
 from specsim.soak.run import LEAST_REQUESTS, SITUATIONS, Soak, soak
 from specsim.soak.situations import REQUIRED, accepted_name, exercised, required
 from specsim.soak.trial import ProgramResult
-from specsim.trace import Retraction
+from specsim.trace import EVENTS, Chunk, Result, Retraction
 
 PROGRAMS = [draw(0, index) for index in range(300)]
 
@@ -377,6 +377,27 @@ def test_retracted_in_a_chunk_is_who_had_columns_and_not_all():
     scheduler.trace.records[0] = replace(scheduler.trace.records[0], retracted=(nothing_yet, some, some, all_of_it))
     counts = exercised(scheduler)
     assert (counts["retracted"], counts["retracted in a page"], counts["retracted in a chunk"]) == (4, 3, 2)
+
+
+def test_situations_of_a_trace_by_hand():
+    """A result of the same step is none that was unread, one that was dropped none that was cut, and who was retracted
+    begins anew.
+    """
+    scheduler, _ = served([asked(1, 2, 3)], ServingConfig())
+    idle, gone = replace(scheduler.trace.records[0], **dict.fromkeys(EVENTS, ())), (Retraction(0, 4, False, False),)
+    events = [
+        {"admitted": (0,), "prefilled": (Chunk(0, 0, 2),)},
+        {"prefilled": (Chunk(0, 2, 4),)},
+        {"retracted": gone, "results": (Result(0, 2, 3, 0),)},
+        {"admitted": (0,), "prefilled": (Chunk(0, 0, 2),)},
+        {"decoded": (0,)},
+        {"retracted": gone, "results": (Result(0, 4, 3, 2),)},
+        {},
+    ]
+    scheduler.trace.records = [replace(idle, step=step, **each) for step, each in enumerate(events)]
+    once = ("prefill chunks", "retracted with a result unread", "cut inside a path", "late results dropped")
+    counts = exercised(scheduler)
+    assert {name: counts[name] for name in (*once, "batches emptied")} == dict.fromkeys((*once, "batches emptied"), 1)
 
 
 def test_what_nobody_may_read_is_poisoned():
