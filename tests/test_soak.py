@@ -325,11 +325,12 @@ def asked(*prompt_ids: int, tokens: int = 6, **fields) -> Submission:
 
 
 def test_turns_and_their_kept_columns_are_counted():
-    """The first turn finds what the request that it continues has left, the second finds it taken."""
-    turns = [asked(7, 8, continues=0), asked(9, continues=0)]
+    """The first finds what the request that it continues has left, the second finds it taken; the last is rejected."""
+    turns = [asked(7, 8, continues=0), asked(9, continues=0), asked(*[1] * 600, continues=0)]
     scheduler, counts = served([asked(1, 2, 3, 4, 5), *turns], ServingConfig(), page_size=4)
     assert counts["turns"] == 2
-    assert counts["turns on kept KV"] == 1
+    assert counts["turns on kept KV"] == counts["rejected"] == 1
+    assert "turns retracted" not in counts
     assert counts["reused columns"] == scheduler.requests[0].prefill_len
     assert counts["finished length"] == 3
     assert "shared pages" not in counts
