@@ -115,12 +115,12 @@ def sweep(
 
     done: called for every cell that the file holds, those that it held before first.
     """
-    known = results.keys()
-    missing = {key(cell): cell for cell in wanted if key(cell) not in known}
-    kept = len({key(cell) for cell in wanted} & known)
+    named, known = {key(cell): cell for cell in wanted}, results.keys()
+    missing = [cell for name, cell in named.items() if name not in known]
+    kept = len(named) - len(missing)
     for _ in range(kept):
         done()
-    futures = {executor.submit(run_cell, cell.to_json()): cell for cell in missing.values()}
+    futures = {executor.submit(run_cell, cell.to_json()): cell for cell in missing}
     try:
         for future in as_completed(futures):
             results.add(futures[future], future.result())
