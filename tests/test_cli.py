@@ -646,14 +646,17 @@ def test_bad_input_is_one_sentence(call, tiny, bad_files, arguments, name, value
 @pytest.mark.parametrize(
     ("arguments", "name", "value", "allowed"),
     [
-        ("--prompts 0", "prompts", "0", "1 to 3"),
-        ("--prompts 4", "prompts", "4", "1 to 3"),
-        ("--max-new-tokens 0", "max_new_tokens", "0", "at least 1"),
-        ("--json /", "json", "/", "a file, not a folder"),
+        ("accept --prompts 0", "prompts", "0", "1 to 3"),
+        ("accept --prompts 4", "prompts", "4", "1 to 3"),
+        ("accept --max-new-tokens 0", "max_new_tokens", "0", "at least 1"),
+        ("accept --json /", "json", "/", "a file, not a folder"),
+        ("diff --family gpt", "family", "'gpt'", "llama or qwen3"),
+        ("diff --drafter mtp", "drafter", "'mtp'", "eagle or eagle3"),
+        ("diff --impl reference --graph round", "graph", "'round'", "eager with impl reference"),
     ],
 )
-def test_bad_input_of_accept(call, arguments, name, value, allowed):
-    assert_one_sentence(call("accept", *arguments.split()), name, value, allowed)
+def test_bad_input_of_accept_and_diff(call, arguments, name, value, allowed):
+    assert_one_sentence(call(*arguments.split()), name, value, allowed)
 
 
 @pytest.mark.parametrize(
@@ -672,18 +675,6 @@ def test_usage_errors_are_one_sentence(call, arguments, message):
     assert (status, out) == (2, "")
     assert err.startswith(f"specsim: {message}")
     assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "name", "value", "allowed"),
-    [
-        ("--family gpt", "family", "'gpt'", "llama or qwen3"),
-        ("--drafter mtp", "drafter", "'mtp'", "eagle or eagle3"),
-        ("--impl reference --graph round", "graph", "'round'", "eager with impl reference"),
-    ],
-)
-def test_bad_input_of_diff(call, arguments, name, value, allowed):
-    assert_one_sentence(call("diff", *arguments.split()), name, value, allowed)
 
 
 @pytest.mark.parametrize(
