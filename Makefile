@@ -39,14 +39,15 @@ sanitize: export PYTORCH_NO_CUDA_MEMORY_CACHING := 1
 sanitize: $(INSTALLED) ## the kernels' tests under compute-sanitizer, on a GPU; make sanitize TOOL=racecheck for races
 	rm -rf build/sanitize && mkdir -p build/sanitize
 	compute-sanitizer --tool $(TOOL) --log-file build/sanitize/%p.txt \
-		$(BIN)/python -m pytest -q -n $(WORKERS) $(patsubst %,tests/test_%.py,$(KERNELS)) \
+		$(BIN)/python -m pytest -q -n $(WORKERS) $(wildcard $(patsubst %,tests/*/test_%.py,$(KERNELS))) \
 		-k "not every_graph_mode" $(ARGS)
 	@grep -h SUMMARY build/sanitize/*.txt | sort | uniq -c
 	@! grep -h SUMMARY build/sanitize/*.txt | grep -v "SUMMARY: 0 "
 
-lint: $(INSTALLED) ## ruff's rules and its format
+lint: $(INSTALLED) ## ruff's rules and its format, and who may import whom
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 
 format: $(INSTALLED) ## apply both
 	$(BIN)/ruff check --fix .

@@ -7,14 +7,14 @@ import torch
 import triton
 import triton.language as tl
 
-from specsim.config import SpecConfig
-from specsim.fast.draw import PER, groups_block
-from specsim.fast.excess import draw_bonus, excess, excess_mass, excess_masses
-from specsim.fast.launch import await_input, block_of, kernel
-from specsim.fast.sampling import Law, kept_mass, only_token, weight
-from specsim.fast.summaries import GROUP
-from specsim.fast.uniforms import ACCEPT, coin, gumbel
-from specsim.phases import Batch, Verdict, VerifyInput
+from specsim.core.config import SpecConfig
+from specsim.core.phases import Batch, Verdict, VerifyInput
+from specsim.fast.runtime.launch import await_input, block_of, kernel
+from specsim.fast.runtime.uniforms import ACCEPT, gumbel, named_uniform
+from specsim.fast.vocabulary.distribution import Law, kept_mass, only_token, weight
+from specsim.fast.vocabulary.draw import PER, groups_block
+from specsim.fast.vocabulary.residual import draw_bonus, excess, excess_mass, excess_masses
+from specsim.fast.vocabulary.summaries import GROUP
 
 BLOCK = 2048  # tokens of a program
 
@@ -26,13 +26,13 @@ def _limit(length, num_steps, max_len):
 
 
 @triton.jit
-def _uniform(requests, coins_ptr, request, width, place, depth, lane):
-    """An accept coin: number `place` of the request's, or drawn by its name."""
-    if coins_ptr is None:
+def _uniform(requests, uniforms_ptr, request, width, place, depth, lane):
+    """An accept uniform: number `place` of the request's, or drawn by its name."""
+    if uniforms_ptr is None:
         seed, request_id = tl.load(requests[2] + request), tl.load(requests[3] + request)
-        uniform = coin(seed, request_id, ACCEPT, tl.load(requests[1] + request), depth, lane)
+        uniform = named_uniform(seed, request_id, ACCEPT, tl.load(requests[1] + request), depth, lane)
     else:
-        uniform = tl.load(coins_ptr + request * width + place).to(tl.float32)
+        uniform = tl.load(uniforms_ptr + request * width + place).to(tl.float32)
     return uniform
 
 
@@ -61,10 +61,10 @@ def _store_left(nodes_ptr, scales_ptr, request, node, target_scale, draft_scale)
 
 @kernel
 def _reject_kernel(
-    laws, tokens_ptr, draft_prob_ptr, requests, coins_ptr, accept_index_ptr, num_drafts_ptr, nodes_ptr, scales_ptr,
+    laws, tokens_ptr, draft_prob_ptr, requests, uniforms_ptr, accept_index_ptr, num_drafts_ptr, nodes_ptr, scales_ptr,
     num_nodes, num_laws, num_steps, max_len, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Chain rejection (arXiv 2211.17192): accepted while coin · q < p."""
+    """Chain rejection (arXiv 2211.17192): accepted while uniform · q < p."""
     request = tl.program_id(0).to(tl.int64)
     await_input(PDL)
     root, length, lane = request * num_nodes, tl.load(requests[1] + request), tl.full((), 0, tl.int32)
@@ -73,7 +73,7 @@ def _reject_kernel(
     while (drafts < limit) & (rejected == 0):
         token = tl.load(tokens_ptr + root + drafts + 1)
         draft_prob = tl.load(draft_prob_ptr + (request * num_laws + drafts) * laws[6] + token)
-        uniform = _uniform(requests, coins_ptr, request, num_steps + 1, drafts, drafts, lane)
+        uniform = _uniform(requests, uniforms_ptr, request, num_steps + 1, drafts, drafts, lane)
         rejected = tl.where(uniform * draft_prob < _prob(laws, root + drafts, token), 0, 1)
         drafts += 1 - rejected
     _store_chain(accept_index_ptr, num_drafts_ptr, request, root, length, drafts, num_steps)
@@ -103,11 +103,11 @@ def _ratios_kernel(
 
 @kernel
 def _block_kernel(
-    laws, tokens_ptr, draft_prob_ptr, requests, coins_ptr, ratios_ptr, masses_ptr, accept_index_ptr, num_drafts_ptr,
+    laws, tokens_ptr, draft_prob_ptr, requests, uniforms_ptr, ratios_ptr, masses_ptr, accept_index_ptr, num_drafts_ptr,
     nodes_ptr, scales_ptr, num_nodes, num_laws, num_steps, max_len, GROUPS: tl.constexpr, GROUP: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Block verification (arXiv 2403.10444): every coin is read, and the longest prefix that passes is accepted."""
+    """Block verification (arXiv 2403.10444): every uniform is read, and the longest prefix that passes is accepted."""
     request = tl.program_id(0).to(tl.int64)
     await_input(PDL)
     root, length, lane = request * num_nodes, tl.load(requests[1] + request), tl.full((), 0, tl.int32)
@@ -120,7 +120,7 @@ def _block_kernel(
         target = tl.load(ratios_ptr + before * 2) * _prob(laws, root + node - 1, token)
         kept = tl.where(target < draft_prob, target / tl.where(draft_prob > 0, draft_prob, 1.0), 1.0)
         depth = (lane + node - 1).to(tl.int32)
-        uniform = _uniform(requests, coins_ptr, request, num_steps + 1, node - 1, depth, lane)
+        uniform = _uniform(requests, uniforms_ptr, request, num_steps + 1, node - 1, depth, lane)
         masses = tl.load(masses_ptr + (before + 1) * count + groups, mask=(groups < count) & (node < limit), other=0.0)
         mass = tl.sum(masses, axis=0)
         passes = tl.where(node < limit, uniform * (mass + 1 - kept) - mass, uniform - kept) < 0
@@ -134,11 +134,13 @@ def _block_kernel(
 
 @kernel
 def _multi_round_kernel(
-    laws, tokens_ptr, next_token_ptr, next_sibling_ptr, draft_prob_ptr, requests, coins_ptr, accept_index_ptr,
+    laws, tokens_ptr, next_token_ptr, next_sibling_ptr, draft_prob_ptr, requests, uniforms_ptr, accept_index_ptr,
     num_drafts_ptr, nodes_ptr, scales_ptr, num_nodes, num_laws, num_lanes, num_steps, max_len, GROUP: tl.constexpr,
     PER: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """SpecInfer (arXiv 2305.09781): siblings in order, each with a coin of its own, against what those before left."""
+    """SpecInfer (arXiv 2305.09781): siblings in order, each with a uniform of its own, against what those before
+    left.
+    """
     request = tl.program_id(0).to(tl.int64)
     await_input(PDL)
     root, length = request * num_nodes, tl.load(requests[1] + request)
@@ -153,7 +155,7 @@ def _multi_round_kernel(
         child, accepted, tried = tl.load(next_token_ptr + row), tl.full((), -1, tl.int64), 0
         while (child > 0) & (child < num_nodes) & (accepted < 0) & (tried < num_lanes):
             token, lane = tl.load(tokens_ptr + root + child), ((child - 1) % num_lanes).to(tl.int32)
-            uniform = _uniform(requests, coins_ptr, request, num_nodes, child, drafts, lane)
+            uniform = _uniform(requests, uniforms_ptr, request, num_nodes, child, drafts, lane)
             bound = uniform * tl.load(own + token) * mass
             accepted = tl.where(bound < excess(laws, row, own, 1.0, draft_scale, token), child, -1)
             if accepted < 0:
@@ -272,7 +274,7 @@ def accept(
     batch: Batch,
     verify_input: VerifyInput,
     law: Law,
-    coins: tuple[torch.Tensor, torch.Tensor] | None,
+    uniforms: tuple[torch.Tensor, torch.Tensor] | None,
     config: SpecConfig,
     out: Verdict,
     rejected_B: torch.Tensor,
@@ -286,23 +288,23 @@ def accept(
         return _accept_typical(verify_input, law, requests, config, (*paths, rejected_B))
     if config.verifier == "gumbel":
         return _accept_gumbel(verify_input, law, requests, config, paths)
-    accept_coins, final_coins = coins or (None, None)
+    accept_uniforms, final_uniforms = uniforms or (None, None)
     nodes_B = torch.empty(batch.size, dtype=torch.int64, device=law.moments.device)
     scales_B2 = torch.empty(batch.size, 2, dtype=torch.float32, device=law.moments.device)
     settle = {"rejection": _reject, "block": _accept_block, "multi_round": _accept_multi_round}[config.verifier]
-    settle(verify_input, law, requests, accept_coins, config, (*paths, nodes_B, scales_B2))
-    return draw_bonus(law, verify_input.draft_prob, nodes_B, scales_B2, requests, final_coins)
+    settle(verify_input, law, requests, accept_uniforms, config, (*paths, nodes_B, scales_B2))
+    return draw_bonus(law, verify_input.draft_prob, nodes_B, scales_B2, requests, final_uniforms)
 
 
-def _reject(verify_input: VerifyInput, law: Law, requests, coins, config: SpecConfig, out) -> None:
+def _reject(verify_input: VerifyInput, law: Law, requests, uniforms, config: SpecConfig, out) -> None:
     draft_prob = verify_input.draft_prob
     _reject_kernel[(len(draft_prob),)](
-        law.table, verify_input.draft_tokens, draft_prob, requests, coins, *out, config.num_draft_tokens,
+        law.table, verify_input.draft_tokens, draft_prob, requests, uniforms, *out, config.num_draft_tokens,
         draft_prob.shape[1], config.num_steps, config.max_len,
     )  # fmt: skip
 
 
-def _accept_block(verify_input: VerifyInput, law: Law, requests, coins, config: SpecConfig, out) -> None:
+def _accept_block(verify_input: VerifyInput, law: Law, requests, uniforms, config: SpecConfig, out) -> None:
     draft_prob, (size, num_steps) = verify_input.draft_prob, (len(verify_input.draft_prob), config.num_steps)
     nodes = torch.empty(size * num_steps, dtype=torch.int64, device=draft_prob.device)
     ratios = torch.empty(size * num_steps, 2, dtype=torch.float32, device=draft_prob.device)
@@ -310,17 +312,17 @@ def _accept_block(verify_input: VerifyInput, law: Law, requests, coins, config: 
     _ratios_kernel[(size,)](law.table, verify_input.draft_tokens, draft_prob, requests[1], nodes, ratios, *settings)
     masses = excess_masses(law, draft_prob, nodes, ratios, requests[1])
     _block_kernel[(size,)](
-        law.table, verify_input.draft_tokens, draft_prob, requests, coins, ratios, masses, *out, *settings,
+        law.table, verify_input.draft_tokens, draft_prob, requests, uniforms, ratios, masses, *out, *settings,
         config.max_len, GROUPS=groups_block(law.logits.raw.shape[1]), GROUP=GROUP,
     )  # fmt: skip
 
 
-def _accept_multi_round(verify_input: VerifyInput, law: Law, requests, coins, config: SpecConfig, out) -> None:
+def _accept_multi_round(verify_input: VerifyInput, law: Law, requests, uniforms, config: SpecConfig, out) -> None:
     tree, draft_prob = verify_input, verify_input.draft_prob
     _multi_round_kernel[(len(draft_prob),)](
-        law.table, tree.draft_tokens, tree.retrieve_next_token, tree.retrieve_next_sibling, draft_prob, requests, coins,
-        *out, config.num_draft_tokens, draft_prob.shape[1], config.topk, config.num_steps, config.max_len, GROUP=GROUP,
-        PER=PER,
+        law.table, tree.draft_tokens, tree.retrieve_next_token, tree.retrieve_next_sibling, draft_prob, requests,
+        uniforms, *out, config.num_draft_tokens, draft_prob.shape[1], config.topk, config.num_steps, config.max_len,
+        GROUP=GROUP, PER=PER,
     )  # fmt: skip
 
 

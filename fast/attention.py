@@ -8,9 +8,17 @@ import torch
 import triton
 import triton.language as tl
 
-from specsim.fast.launch import INTERPRETED, await_input, block_of, kernel, nearest, require_contiguous, stages_within
-from specsim.fast.metadata import WORD, AttentionMetadata
-from specsim.pool import KVBuffer
+from specsim.core.pool import KVBuffer
+from specsim.fast.model.metadata import WORD, AttentionMetadata
+from specsim.fast.runtime.launch import (
+    INTERPRETED,
+    await_input,
+    block_of,
+    kernel,
+    nearest,
+    require_contiguous,
+    stages_within,
+)
 
 MOST_MERGES = 4096  # programs
 MANY = 2**30  # more than there are of anything

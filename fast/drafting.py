@@ -1,7 +1,7 @@
 """EAGLE-2's dynamic tree (arXiv 2406.16858): K lanes expanded step by step, then the N-1 best candidates; and lanes of
 sampled drafts, each of which has one child a step.
 
-Every choice ranks the keys of specsim.fast.topk, so that of equal values the lower index is the better.
+Every choice ranks the keys of specsim.fast.vocabulary.topk, so that of equal values the lower index is the better.
 """
 
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
-from specsim.config import SpecConfig
-from specsim.fast.launch import await_input, block_of, kernel, require_contiguous
-from specsim.fast.topk import TAKEN, best_of, index_of, key_of, ordered
-from specsim.phases import Candidates, DraftInput, State
+from specsim.core.config import SpecConfig
+from specsim.core.phases import Candidates, DraftInput, State
+from specsim.fast.runtime.launch import await_input, block_of, kernel, require_contiguous
+from specsim.fast.vocabulary.topk import TAKEN, best_of, index_of, key_of, ordered
 
 _HIDDEN_BLOCK = 256
 

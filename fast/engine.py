@@ -7,20 +7,12 @@ from typing import Literal
 import torch
 import triton
 
-from specsim.columns import own_committed, own_lanes, own_tree
-from specsim.config import InputError, SpecConfig
-from specsim.drafter import Drafter
-from specsim.fast import drafters, kv, tree, verify
-from specsim.fast.drafters.none import NoDrafter
-from specsim.fast.extend import draft_extend_input
-from specsim.fast.frame import Frame, load, load_extend_input, unload, unload_extend_input
-from specsim.fast.graph import capture
-from specsim.fast.metadata import prefill_metadata, tree_metadata
-from specsim.fast.penalties import Allowed
-from specsim.fast.synthetic import Schedule
-from specsim.fast.targets import FAMILIES
-from specsim.grammar import Grammars, allowed_first, allowed_trees, check
-from specsim.phases import (
+from specsim.core.columns import own_committed, own_lanes, own_tree
+from specsim.core.config import SpecConfig
+from specsim.core.drafter import Drafter
+from specsim.core.errors import InputError
+from specsim.core.grammar import Grammars, allowed_first, allowed_trees, check
+from specsim.core.phases import (
     Advance,
     Batch,
     DraftExtendInput,
@@ -31,8 +23,17 @@ from specsim.phases import (
     VerifyInput,
     VerifyOutput,
 )
-from specsim.pool import KVBuffer, KVPool
-from specsim.synthetic import SyntheticAcceptance
+from specsim.core.pool import KVBuffer, KVPool
+from specsim.core.synthetic_acceptance import SyntheticAcceptance
+from specsim.fast import drafters, kv, tree, verify
+from specsim.fast.drafters.none import NoDrafter
+from specsim.fast.extend import draft_extend_input
+from specsim.fast.frame import Frame, load, load_extend_input, unload, unload_extend_input
+from specsim.fast.model.metadata import prefill_metadata, tree_metadata
+from specsim.fast.runtime.graph import capture
+from specsim.fast.synthetic import Schedule
+from specsim.fast.targets import FAMILIES
+from specsim.fast.vocabulary.penalties import Allowed
 
 GRAPHS = ("eager", "step", "phase", "round")
 ROUND = ("propose", "lay_out", "judge", "hand_over", "extend")  # its sections

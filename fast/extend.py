@@ -4,8 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
-from specsim.fast.launch import await_input, block_of, kernel, require_contiguous
-from specsim.phases import Batch, DraftExtendInput, PrefillInput, Verdict
+from specsim.core.phases import Batch, DraftExtendInput, PrefillInput, Verdict
+from specsim.fast.runtime.launch import await_input, block_of, kernel, require_contiguous
 
 _TOKENS = 1024
 _REQUESTS = 128

@@ -5,12 +5,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from specsim.config import SamplingParams, SpecConfig
+from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.phases import Advance, Batch, DraftExtendInput, DraftInput, State, Verdict, VerifyInput
+from specsim.core.pool import KVPool
 from specsim.fast.drafting import Lanes
-from specsim.fast.graph import Block, Buffers, Graph
-from specsim.fast.penalties import Allowed
-from specsim.phases import Advance, Batch, DraftExtendInput, DraftInput, State, Verdict, VerifyInput
-from specsim.pool import KVPool
+from specsim.fast.runtime.graph import Block, Buffers, Graph
+from specsim.fast.vocabulary.penalties import Allowed
 
 _State = TypeVar("_State", bound=State)
 # What the rows of a padded request hold, where it is not zero.

@@ -4,11 +4,11 @@ import torch
 import triton
 import triton.language as tl
 
-from specsim.config import SpecConfig
-from specsim.fast.launch import await_input, block_of, kernel
-from specsim.fast.metadata import lane_column
-from specsim.phases import Batch, Verdict
-from specsim.pool import KVPool
+from specsim.core.config import SpecConfig
+from specsim.core.phases import Batch, Verdict
+from specsim.core.pool import KVPool
+from specsim.fast.model.metadata import lane_column
+from specsim.fast.runtime.launch import await_input, block_of, kernel
 
 _COMMITTED = 512  # numbers of a token's KV that one program moves
 

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 import torch
 
+from specsim.core.pool import KVBuffer
+from specsim.core.target import ModelConfig
 from specsim.fast.attention import attention
-from specsim.fast.linear import linear, linear_gated, linear_onto, streaming
-from specsim.fast.metadata import AttentionMetadata
-from specsim.fast.rotary import project_rotate_and_write, rotate_and_write
-from specsim.fast.rows import Norm, Rows
-from specsim.pool import KVBuffer
-from specsim.target import ModelConfig
+from specsim.fast.model.linear import linear, linear_gated, linear_onto, streaming
+from specsim.fast.model.metadata import AttentionMetadata
+from specsim.fast.model.rotary import project_rotate_and_write, rotate_and_write
+from specsim.fast.model.rows import Norm, Rows
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 

@@ -7,12 +7,12 @@ import torch
 import triton
 import triton.language as tl
 
-from specsim.config import SpecConfig
-from specsim.fast.launch import await_input, kernel, require_contiguous
-from specsim.fast.uniforms import SYNTHETIC, word
-from specsim.phases import Batch, Verdict, VerifyInput
-from specsim.synthetic import SyntheticAcceptance
-from specsim.uniforms import seed_bits
+from specsim.core.config import SpecConfig
+from specsim.core.phases import Batch, Verdict, VerifyInput
+from specsim.core.synthetic_acceptance import SyntheticAcceptance
+from specsim.core.uniforms import seed_bits
+from specsim.fast.runtime.launch import await_input, kernel, require_contiguous
+from specsim.fast.runtime.uniforms import SYNTHETIC, word
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ class Schedule:
 
 
 @triton.jit
-def _coined(seed, request_id, length, shares_ptr, num_steps):
+def _scheduled(seed, request_id, length, shares_ptr, num_steps):
     """Accepted drafts of schedule `independent`."""
-    coin, drafts = word(seed, request_id, SYNTHETIC, length, tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)), 0
+    uniform, drafts = word(seed, request_id, SYNTHETIC, length, tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)), 0
     for position in range(num_steps):
-        drafts += (coin < tl.load(shares_ptr + position)).to(tl.int32)
+        drafts += (uniform < tl.load(shares_ptr + position)).to(tl.int32)
     return drafts
 
 
@@ -77,7 +77,7 @@ def _follow(
     length, root = tl.load(seq_lens_ptr + request), request * num_nodes
     seed, request_id = tl.load(seed_ptr), tl.load(request_ids_ptr + request)
     if INDEPENDENT:
-        drafts = _coined(seed, request_id, length, shares_ptr, num_steps)
+        drafts = _scheduled(seed, request_id, length, shares_ptr, num_steps)
     else:
         drafts = _spread(seed, request_id, tl.load(num_rounds_ptr + request), shares_ptr, num_steps)
     offs = tl.arange(0, NODES)

@@ -6,10 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
-from specsim.config import SpecConfig
+from specsim.core.config import SpecConfig
+from specsim.core.phases import Candidates, VerifyInput
 from specsim.fast.drafting import select, selected
-from specsim.fast.launch import await_input, block_of, kernel, require_contiguous
-from specsim.phases import Candidates, VerifyInput
+from specsim.fast.runtime.launch import await_input, block_of, kernel, require_contiguous
 
 _ROWS = 32
 _COLUMNS = 64

@@ -4,17 +4,18 @@ import torch
 import triton
 import triton.language as tl
 
-from specsim.config import SpecConfig
+from specsim.core.config import SpecConfig
+from specsim.core.phases import Batch, Verdict, VerifyInput
+from specsim.core.pool import KVPool
 from specsim.fast.acceptance import accept
-from specsim.fast.draw import PER, draw, groups_block, workspace
-from specsim.fast.launch import await_input, kernel, require_contiguous
-from specsim.fast.penalties import Allowed, Logits, adjust_logits
-from specsim.fast.sampling import Law, kept_mass, laws, logprob, only_token, weight
-from specsim.fast.summaries import GROUP
+from specsim.fast.runtime.launch import await_input, kernel, require_contiguous
+from specsim.fast.runtime.uniforms import ACCEPT, FINAL, PREFILL, named_uniform
+from specsim.fast.sampling import laws
 from specsim.fast.synthetic import Schedule, follow
-from specsim.fast.uniforms import ACCEPT, FINAL, PREFILL, coin
-from specsim.phases import Batch, Verdict, VerifyInput
-from specsim.pool import KVPool
+from specsim.fast.vocabulary.distribution import Law, kept_mass, logprob, only_token, weight
+from specsim.fast.vocabulary.draw import PER, draw, groups_block, workspace
+from specsim.fast.vocabulary.penalties import Allowed, Logits, adjust_logits
+from specsim.fast.vocabulary.summaries import GROUP
 
 
 def node_logits(
@@ -33,7 +34,7 @@ def node_logits(
 
 @triton.jit
 def _accepted_child(laws, row, siblings, uniform, threshold_single, threshold_acc):
-    """The first of the siblings that the uniform accepts at a row, -1 if none; siblings as of specsim.fast.draw."""
+    """The first of the siblings that the uniform accepts at a row, -1 if none; siblings as of vocabulary.draw."""
     tokens_ptr, next_sibling_ptr, child, num_nodes = siblings
     mass, accumulated = kept_mass(laws, row), tl.full((), 0, tl.float32)
     accepted, tried = tl.full((), -1, tl.int64), 0
@@ -53,7 +54,7 @@ def _walk(
     next_token_ptr,
     next_sibling_ptr,
     requests,
-    coins_ptr,
+    uniforms_ptr,
     accept_index_ptr,
     num_drafts_ptr,
     rejected_ptr,
@@ -77,10 +78,10 @@ def _walk(
     node, drafts, rejected = tl.full((), 0, tl.int64), tl.full((), 0, tl.int32), tl.full((), -1, tl.int64)
     descending = limit > 0
     while descending:
-        if coins_ptr is None:
-            uniform = coin(seed, request_id, ACCEPT, length, drafts, tl.full((), 0, tl.int32))
+        if uniforms_ptr is None:
+            uniform = named_uniform(seed, request_id, ACCEPT, length, drafts, tl.full((), 0, tl.int32))
         else:
-            uniform = tl.load(coins_ptr + request * (num_steps + 1) + drafts).to(tl.float32)
+            uniform = tl.load(uniforms_ptr + request * (num_steps + 1) + drafts).to(tl.float32)
         first = tl.load(next_token_ptr + root + node)
         siblings = (tokens_ptr + root, next_sibling_ptr + root, first, num_nodes)
         child = _accepted_child(laws, root + node, siblings, uniform, single, acc)
@@ -103,7 +104,7 @@ def _finish(
     next_sibling_ptr,
     rejected_ptr,
     requests,
-    coins_ptr,
+    uniforms_ptr,
     bonus_ptr,
     accept_index_ptr,
     num_drafts_ptr,
@@ -122,11 +123,11 @@ def _finish(
     temperature_ptr, seq_lens_ptr, seeds_ptr, request_ids_ptr = requests
     await_input(PDL)
     root, length, drafts = request * num_nodes, tl.load(seq_lens_ptr + request), tl.load(num_drafts_ptr + request)
-    if coins_ptr is None:
+    if uniforms_ptr is None:
         seed, request_id = tl.load(seeds_ptr + request), tl.load(request_ids_ptr + request)
-        uniform = coin(seed, request_id, FINAL, length, tl.full((), 0, tl.int32), tl.full((), 0, tl.int32))
+        uniform = named_uniform(seed, request_id, FINAL, length, tl.full((), 0, tl.int32), tl.full((), 0, tl.int32))
     else:
-        uniform = tl.load(coins_ptr + request).to(tl.float32)
+        uniform = tl.load(uniforms_ptr + request).to(tl.float32)
     offs = tl.arange(0, NODES)
     accept_index_ptr += request * (num_steps + 1)
     path = tl.load(accept_index_ptr + offs, mask=(offs <= drafts) & (length > 0), other=-1).to(tl.int64)
@@ -165,7 +166,7 @@ def walk(
     batch: Batch,
     verify_input: VerifyInput,
     law: Law,
-    coins: tuple[torch.Tensor, torch.Tensor] | None,
+    uniforms: tuple[torch.Tensor, torch.Tensor] | None,
     config: SpecConfig,
     out: Verdict | None = None,
     schedule: Schedule | None = None,
@@ -176,14 +177,14 @@ def walk(
     verdict, sampling = out or _empty(batch, config, law.moments.device), batch.sampling
     num_nodes, num_steps = config.num_draft_tokens, config.num_steps
     tokens, next_token = verify_input.draft_tokens, verify_input.retrieve_next_token
-    next_sibling, (accept_coins, final_coins) = verify_input.retrieve_next_sibling, coins or (None, None)
+    next_sibling, (accept_uniforms, final_uniforms) = verify_input.retrieve_next_sibling, uniforms or (None, None)
     require_contiguous(draft_tokens=tokens, next_token=next_token, next_sibling=next_sibling)
     requests = sampling.temperature, batch.seq_lens, batch.seeds, batch.request_ids
     rejected_B, bonus_B = torch.empty(batch.size, dtype=torch.int64, device=law.moments.device), None
     if schedule is not None:
         follow(batch, verify_input, schedule, config, verdict, rejected_B)
     elif config.verifier != "target_only":
-        bonus_B = accept(batch, verify_input, law, coins, config, verdict, rejected_B)
+        bonus_B = accept(batch, verify_input, law, uniforms, config, verdict, rejected_B)
     else:
         _walk[(batch.size,)](
             law.table,
@@ -191,7 +192,7 @@ def walk(
             next_token,
             next_sibling,
             requests,
-            accept_coins,
+            accept_uniforms,
             verdict.accept_index,
             verdict.num_accepted_drafts,
             rejected_B,
@@ -208,7 +209,7 @@ def walk(
         next_sibling,
         rejected_B,
         requests,
-        final_coins,
+        final_uniforms,
         bonus_B,
         verdict.accept_index,
         verdict.num_accepted_drafts,
@@ -231,20 +232,21 @@ def verify(
     logits_RV: torch.Tensor,
     config: SpecConfig,
     pools: KVPool,
-    coins: tuple[torch.Tensor, torch.Tensor] | None = None,
+    uniforms: tuple[torch.Tensor, torch.Tensor] | None = None,
     out: Verdict | None = None,
     schedule: Schedule | None = None,
     allowed: Allowed | None = None,
 ) -> Verdict:
     """How far the target, whose logits [B·N, V] these are, takes every tree.
 
-    coins: the accept coins [B, S+1] and final coins [B] of this round, drawn by their names in the kernels where not
-    given. A padded request has no path, predict and accept_index -1 and logprobs 0, no accepted draft and, as every
-    verdict, one token more than drafts. schedule: where given it decides how far, and the target the bonus tokens only.
+    uniforms: the accept uniforms [B, S+1] and final uniforms [B] of this round, drawn by their names in the kernels
+    where not given. A padded request has no path, predict and accept_index -1 and logprobs 0, no accepted draft and,
+    as every verdict, one token more than drafts. schedule: where given it decides how far, and the target the bonus
+    tokens only.
     allowed: what may follow every node.
     """
     law = laws(batch, node_logits(batch, verify_input, logits_RV, config, pools, allowed))
-    return walk(batch, verify_input, law, coins, config, out, schedule)
+    return walk(batch, verify_input, law, uniforms, config, out, schedule)
 
 
 @kernel
@@ -273,7 +275,7 @@ def _first_tokens(
     if real & (token < 0):
         seed, request_id = tl.load(seeds_ptr + request), tl.load(request_ids_ptr + request)
         root_len, zero = tl.load(seq_lens_ptr + request) - 1, tl.full((), 0, tl.int32)
-        uniform, own = coin(seed, request_id, PREFILL, root_len, zero, zero), request * tl.cdiv(laws[6], GROUP)
+        uniform, own = named_uniform(seed, request_id, PREFILL, root_len, zero, zero), request * tl.cdiv(laws[6], GROUP)
         token = draw(laws, request, None, uniform, (space[0] + own, space[1] + own), GROUP, GROUPS, PER)
     token = tl.where(real, token, -1)
     tl.store(tokens_ptr + request, token)

@@ -23,9 +23,9 @@ import torch
 
 import specsim
 from specsim import SamplingParams, SpecConfig, plots
-from specsim.generation import load_engine
-from specsim.phases import Batch, PrefillInput
+from specsim.core.phases import Batch, PrefillInput
 from specsim.reference.attention import tree_metadata
+from specsim.serving.generation import load_engine
 
 pair = specsim.load()
 decode = pair.tokenizer.decode
@@ -213,7 +213,8 @@ speculative
 
 # %% [markdown]
 # * **Try** `temperature=1.0` in `whole`. The assertion fails, and yet nothing is broken. Why not? What would have to
-#   be compared instead? (The answer is in `papers/eagle1/notes.md`, and the comparison in `tests/test_verify.py`.)
+#   be compared instead? (The answer is in `papers/eagle1/notes.md`, and the comparison in
+#   `tests/operations/test_verify.py`.)
 #
 # ## The same round on the fast column
 #

@@ -2,7 +2,7 @@
 and uniforms.
 
 Each returns (path of nodes from the root, bonus token). prob_NV: f64 [N, V], row n the target's law of the token after
-node n. draft_prob_*: the law that a draft was sampled from, by its parent, f64 or f32. Coins are uniforms in (0, 1).
+node n. draft_prob_*: the law that a draft was sampled from, by its parent, f64 or f32. Uniforms are uniforms in (0, 1).
 """
 
 from collections.abc import Iterator
@@ -69,14 +69,14 @@ def greedy(tree: Tree, adjusted_NV: torch.Tensor) -> Accepted:
 def target_only(
     tree: Tree,
     prob_NV: torch.Tensor,
-    coins: list[float],
-    final_coin: float,
+    uniforms: list[float],
+    final_uniform: float,
     threshold_single: float,
     threshold_acc: float,
 ) -> Accepted:
     """Target-only sampling: drafts are points, accepted with the target's own probability (SGLang).
 
-    A node has one coin u, coins[depth], for all its children in sibling order: with acc the probability of the
+    A node has one uniform u, uniforms[depth], for all its children in sibling order: with acc the probability of the
     children so far, child c is accepted if u ≤ acc / threshold_acc or p(c) ≥ threshold_single. If none is, the bonus
     comes from p without the rejected children. Thresholds of 1 leave the target's law unchanged.
     """
@@ -88,17 +88,17 @@ def target_only(
         for child in children:
             child_prob = float(prob_V[tree.tokens[child]])
             accumulated += child_prob
-            if coins[len(path) - 1] <= accumulated / max(threshold_acc, 1e-9) or child_prob >= threshold_single:
+            if uniforms[len(path) - 1] <= accumulated / max(threshold_acc, 1e-9) or child_prob >= threshold_single:
                 accepted = child
                 break
             prob_V[tree.tokens[child]] = 0.0
         if accepted is None:
             has_mass = bool(prob_V.sum() > 0)
-            return path, inverse_cdf(prob_V if has_mass else prob_NV[path[-1]], final_coin)
+            return path, inverse_cdf(prob_V if has_mass else prob_NV[path[-1]], final_uniform)
         path.append(accepted)
 
 
-def typical(tree: Tree, prob_NV: torch.Tensor, epsilon: float, delta: float, final_coin: float) -> Accepted:
+def typical(tree: Tree, prob_NV: torch.Tensor, epsilon: float, delta: float, final_uniform: float) -> Accepted:
     """Medusa's typical acceptance (arXiv 2401.10774), which does not keep the target's law.
 
     A draft x is acceptable where p(x) > min(ε, δ exp(-H(p))), H the entropy in nats. Of the nodes that are acceptable
@@ -113,70 +113,70 @@ def typical(tree: Tree, prob_NV: torch.Tensor, epsilon: float, delta: float, fin
             depth, path_prob, _ = ranks[parent]
             ranks[node] = depth + 1, path_prob * float(prob_NV[parent, token]), -node
     best = max(ranks, key=ranks.get)
-    return tree.path(best), inverse_cdf(prob_NV[best], final_coin)
+    return tree.path(best), inverse_cdf(prob_NV[best], final_uniform)
 
 
 def rejection(
-    tree: Tree, prob_NV: torch.Tensor, draft_prob_SV: torch.Tensor, coins: list[float], final_coin: float
+    tree: Tree, prob_NV: torch.Tensor, draft_prob_SV: torch.Tensor, uniforms: list[float], final_uniform: float
 ) -> Accepted:
-    """Chain rejection (arXiv 2211.17192): a draft x ~ q of depth d + 1 is accepted if coins[d] q(x) < p(x); the bonus
-    comes from relu(p - q) at the first that is not, and from p where all are.
+    """Chain rejection (arXiv 2211.17192): a draft x ~ q of depth d + 1 is accepted if uniforms[d] q(x) < p(x); the
+    bonus comes from relu(p - q) at the first that is not, and from p where all are.
     """
     for node in tree.chain():
         token, prob_V, draft_prob_V = tree.tokens[node], prob_NV[node - 1], draft_prob_SV[node - 1]
-        if coins[node - 1] * float(draft_prob_V[token]) >= float(prob_V[token]):
-            return tree.path(node - 1), inverse_cdf(residual(prob_V, draft_prob_V), final_coin)
+        if uniforms[node - 1] * float(draft_prob_V[token]) >= float(prob_V[token]):
+            return tree.path(node - 1), inverse_cdf(residual(prob_V, draft_prob_V), final_uniform)
     last = len(tree.chain())
-    return tree.path(last), inverse_cdf(prob_NV[last], final_coin)
+    return tree.path(last), inverse_cdf(prob_NV[last], final_uniform)
 
 
 def block(
-    tree: Tree, prob_NV: torch.Tensor, draft_prob_SV: torch.Tensor, coins: list[float], final_coin: float
+    tree: Tree, prob_NV: torch.Tensor, draft_prob_SV: torch.Tensor, uniforms: list[float], final_uniform: float
 ) -> Accepted:
-    """Block verification of a chain (arXiv 2403.10444): the longest prefix that passes is taken; every coin is read.
+    """Block verification of a chain (arXiv 2403.10444): the longest prefix that passes is taken; every uniform is read.
 
     With w_0 = 1, w_i = min(1, w_(i-1) p(x_i) / q(x_i)) and r_i = Σ relu(w_i p - q) after draft i, prefix i passes if
-    coins[i-1] (r_i + 1 - w_i) < r_i, the whole chain if its coin < w_S. The bonus comes from relu(w_i p - q), at full
-    depth from p. Derived in papers/block-verification.
+    uniforms[i-1] (r_i + 1 - w_i) < r_i, the whole chain if its uniform < w_S. The bonus comes from relu(w_i p - q), at
+    full depth from p. Derived in papers/block-verification.
     """
     last, kept, accepted = len(tree.chain()), 1.0, 0
     bonus_V = residual(prob_NV[0], draft_prob_SV[0]) if last else prob_NV[0]
     for node in tree.chain():
-        token, coin = tree.tokens[node], coins[node - 1]
+        token, uniform = tree.tokens[node], uniforms[node - 1]
         target, draft = kept * float(prob_NV[node - 1, token]), float(draft_prob_SV[node - 1, token])
         kept = target / draft if target < draft else 1.0
         if node == last:
-            weight_V, passes = prob_NV[node], coin < kept
+            weight_V, passes = prob_NV[node], uniform < kept
         else:
             weight_V = (kept * prob_NV[node] - draft_prob_SV[node]).clamp(min=0)
             mass = float(weight_V.sum())
-            passes = coin * (mass + 1 - kept) < mass
+            passes = uniform * (mass + 1 - kept) < mass
         if passes:
             accepted, bonus_V = node, weight_V
-    return tree.path(accepted), inverse_cdf(bonus_V, final_coin)
+    return tree.path(accepted), inverse_cdf(bonus_V, final_uniform)
 
 
 def multi_round(
-    tree: Tree, prob_NV: torch.Tensor, draft_prob_NV: torch.Tensor, coins_N: list[float], final_coin: float
+    tree: Tree, prob_NV: torch.Tensor, draft_prob_NV: torch.Tensor, uniforms_N: list[float], final_uniform: float
 ) -> Accepted:
     """SpecInfer's multi-round verification (arXiv 2305.09781): siblings are drawn independently from one law q, row
     draft_prob_NV[parent], and may hold the same token.
 
-    They are tried in order, each with its own coin: x is accepted if coins_N[node] q(x) < p(x), and after a rejection
-    p becomes relu(p - q), normalised. The bonus comes from the p that is left, at a leaf from the node's own.
+    They are tried in order, each with its own uniform: x is accepted if uniforms_N[node] q(x) < p(x), and after a
+    rejection p becomes relu(p - q), normalised. The bonus comes from the p that is left, at a leaf from the node's own.
     """
     path = [0]
     while True:
         prob_V, draft_prob_V, accepted = prob_NV[path[-1]], draft_prob_NV[path[-1]], None
         for child in tree.children(path[-1]) if len(path) <= tree.depth_limit else ():
             token = tree.tokens[child]
-            if coins_N[child] * float(draft_prob_V[token]) < float(prob_V[token]):
+            if uniforms_N[child] * float(draft_prob_V[token]) < float(prob_V[token]):
                 accepted = child
                 break
             prob_V = residual(prob_V, draft_prob_V)
             prob_V = prob_V / prob_V.sum()
         if accepted is None:
-            return path, inverse_cdf(prob_V, final_coin)
+            return path, inverse_cdf(prob_V, final_uniform)
         path.append(accepted)
 
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
-from specsim.columns import lane_columns, tail_columns
-from specsim.config import SpecConfig
-from specsim.phases import Batch, DraftExtendInput, PrefillInput, VerifyInput
-from specsim.pool import KVBuffer, KVPool
+from specsim.core.columns import lane_columns, tail_columns
+from specsim.core.config import SpecConfig
+from specsim.core.phases import Batch, DraftExtendInput, PrefillInput, VerifyInput
+from specsim.core.pool import KVBuffer, KVPool
 
 
 @dataclass(frozen=True, slots=True)

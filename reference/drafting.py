@@ -47,17 +47,17 @@ def draft_law(
 def sampled(
     best: tuple[torch.Tensor, torch.Tensor],
     draft_prob_RV: torch.Tensor,
-    coins_RK: torch.Tensor | None,
+    uniforms_RK: torch.Tensor | None,
     noise_RV: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Drafts drawn from the law, each with a coin of its own, or the argmax of log law + noise: as `best`, what
-    draft_topk says, which stays where a row has no law. Of several drawn with coins two may be the same token.
+    """Drafts drawn from the law, each with a uniform of its own, or the argmax of log law + noise: as `best`, what
+    draft_topk says, which stays where a row has no law. Of several drawn with uniforms two may be the same token.
     """
     topk_p, target_ids = best[0].clone(), best[1].clone()
     for row, draft_prob_V in enumerate(draft_prob_RV):
         if draft_prob_V.any():
             if noise_RV is None:
-                ids = [inverse_cdf(draft_prob_V.double(), coin) for coin in coins_RK[row].tolist()]
+                ids = [inverse_cdf(draft_prob_V.double(), uniform) for uniform in uniforms_RK[row].tolist()]
             else:
                 ids = [int(argmax(draft_prob_V.double().log() + noise_RV[row]))]
             target_ids[row], topk_p[row] = torch.tensor(ids), draft_prob_V[ids]

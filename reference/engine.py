@@ -4,11 +4,12 @@ from dataclasses import fields
 
 import torch
 
-from specsim.columns import own_committed, own_lanes, own_tree
-from specsim.config import InputError, SpecConfig
-from specsim.drafter import Drafter
-from specsim.grammar import Grammars, allowed_first, allowed_trees, check, stacked
-from specsim.phases import (
+from specsim.core.columns import own_committed, own_lanes, own_tree
+from specsim.core.config import SpecConfig
+from specsim.core.drafter import Drafter
+from specsim.core.errors import InputError
+from specsim.core.grammar import Grammars, allowed_first, allowed_trees, check, stacked
+from specsim.core.phases import (
     Advance,
     Batch,
     DraftExtendInput,
@@ -19,19 +20,19 @@ from specsim.phases import (
     VerifyInput,
     VerifyOutput,
 )
-from specsim.pool import KVBuffer, KVPool
+from specsim.core.pool import KVBuffer, KVPool
+from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.reference import drafters, kv, tree, verify
 from specsim.reference.attention import prefill_metadata, tree_metadata
 from specsim.reference.drafters.none import NoDrafter
 from specsim.reference.extend import draft_extend_input
 from specsim.reference.targets import FAMILIES
-from specsim.synthetic import SyntheticAcceptance
 
 
 class Engine:
     """Rounds of one pair under one setting.
 
-    pair: target and drafter with config and tensors (specsim.checkpoint.Pair); drafter None decodes plainly.
+    pair: target and drafter with config and tensors (specsim.models.checkpoint.Pair); drafter None decodes plainly.
     config.max_len None takes the target's limit. dtype: of weights, activations and KV. acceptance: where given it
     decides how many drafts a round accepts, not the target. grammars: of requests, by their ids, whose outputs are
     constrained.

@@ -2,7 +2,7 @@
 
 import torch
 
-from specsim.phases import Batch, DraftExtendInput, PrefillInput, Verdict
+from specsim.core.phases import Batch, DraftExtendInput, PrefillInput, Verdict
 
 
 def shift_left(prefill: PrefillInput, next_tokens: torch.Tensor) -> torch.Tensor:

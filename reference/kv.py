@@ -2,10 +2,10 @@
 
 import torch
 
-from specsim.columns import tail_columns
-from specsim.config import SpecConfig
-from specsim.phases import Batch, Verdict
-from specsim.pool import KVPool
+from specsim.core.columns import tail_columns
+from specsim.core.config import SpecConfig
+from specsim.core.phases import Batch, Verdict
+from specsim.core.pool import KVPool
 
 
 def duplicate_tails(batch: Batch, config: SpecConfig, pools: KVPool) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 import torch
 from torch.nn.functional import linear, silu
 
-from specsim.pool import KVBuffer
+from specsim.core.pool import KVBuffer
+from specsim.core.target import ModelConfig
 from specsim.reference.attention import AttentionMetadata, attention
-from specsim.target import ModelConfig
 
 
 class Weights:

@@ -14,19 +14,20 @@ from typing import Literal
 
 import torch
 
-from specsim.config import InputError, SamplingParams, SpecConfig
+from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.errors import InputError
+from specsim.reference.oracle_distributions import inverse_cdf, logprob, next_law, ranked
 from specsim.reference.oracle_forward import draft_forward, in_dtype, target_forward
-from specsim.reference.oracle_laws import inverse_cdf, logprob, next_law, ranked
 from specsim.reference.oracle_verify import Drafts, Node, Path, accepted
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """A request's randomness. coin: the uniform of (stream, L of its round's root, depth, index). noise: Gumbel noise
-    [V] of the token at a position.
+    """A request's randomness. uniform: the uniform of (stream, L of its round's root, depth, index). noise: Gumbel
+    noise [V] of the token at a position.
     """
 
-    coin: Callable[[str, int, int, int], float]
+    uniform: Callable[[str, int, int, int], float]
     noise: Callable[[int], torch.Tensor]
 
 
@@ -79,7 +80,7 @@ def generate(
     dtype=torch.float64,
     grammar=None,
 ) -> OracleResult:
-    """Decode one request; models run in dtype, laws in float64. grammar: of specsim.grammar's protocol."""
+    """Decode one request; models run in dtype, laws in float64. grammar: of specsim.core.grammar's protocol."""
     target, prompt_len = in_dtype(pair.target, dtype), len(prompt_ids)
     drafter = None if pair.drafter is None or config.is_plain else in_dtype(pair.drafter, dtype)
     max_len = config.max_len or target.config.max_position_embeddings
@@ -91,7 +92,7 @@ def generate(
     logits = next_logits(request, tokens, tokens)
     first = ranked(logits)[0]
     if sampling.temperature > 0:
-        first = inverse_cdf(next_law(logits, sampling), draws.coin("PREFILL", prompt_len - 1, 0, 0))
+        first = inverse_cdf(next_law(logits, sampling), draws.uniform("PREFILL", prompt_len - 1, 0, 0))
     logprobs = [logprob(logits, first, sampling)]
     finish_reason = append(tokens, [first], request)
     while finish_reason is None:
@@ -177,10 +178,10 @@ def target_ids(drafter, count: int) -> torch.Tensor:
 
 
 def drawn(request: Request, law_V: torch.Tensor, root_len: int, depth: int, lane: int) -> int:
-    """A draft that follows a node of a depth: with a coin of its own, or with the noise that its target has too."""
+    """A draft that follows a node of a depth: with a uniform of its own, or with the noise that its target has too."""
     if request.config.verifier == "gumbel":
         return ranked(law_V.log() + request.draws.noise(root_len + depth + 1))[0]
-    return inverse_cdf(law_V, request.draws.coin("DRAFT", root_len, depth, lane))
+    return inverse_cdf(law_V, request.draws.uniform("DRAFT", root_len, depth, lane))
 
 
 def select(pool: list[Node], count: int) -> list[Node]:
@@ -201,7 +202,7 @@ def verify(request: Request, tokens: list[int], nodes: list[Node]) -> OracleRoun
         nodes=[node for node in nodes if len(node.path) <= max(0, request.max_len - 1 - root_len)],
         logits=lambda node: logits(node.path),
         prob=lambda node: next_law(logits(node.path), sampling),
-        coin=lambda stream, depth, index: draws.coin(stream, root_len, depth, index),
+        uniform=lambda stream, depth, index: draws.uniform(stream, root_len, depth, index),
         noise=lambda depth: draws.noise(root_len + depth + 1),
     )
     path = accepted(drafts, request.config, is_greedy=sampling.temperature == 0)

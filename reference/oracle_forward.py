@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 
-from specsim.config import InputError
+from specsim.core.errors import InputError
 
 Tensors = Mapping[str, torch.Tensor]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from specsim.config import SpecConfig
-from specsim.reference.oracle_laws import inverse_cdf, ranked
+from specsim.core.config import SpecConfig
+from specsim.reference.oracle_distributions import inverse_cdf, ranked
 
 Path = tuple[int, ...]
 
@@ -41,20 +41,20 @@ class Drafts:
     """One round as a verifier sees it.
 
     nodes: the root, then those that may be accepted, parents first. logits, prob: of the token after a node, [V].
-    coin: by (stream, depth, index). noise: Gumbel's, [V], of the token after a node of some depth.
+    uniform: by (stream, depth, index). noise: Gumbel's, [V], of the token after a node of some depth.
     """
 
     nodes: list[Node]
     logits: Callable[[Node], torch.Tensor]
     prob: Callable[[Node], torch.Tensor]
-    coin: Callable[[str, int, int], float]
+    uniform: Callable[[str, int, int], float]
     noise: Callable[[int], torch.Tensor]
 
     def children(self, parent: Node) -> list[Node]:
         return [node for node in self.nodes if node.parent is parent]
 
     def bonus(self, mass_V: torch.Tensor) -> int:
-        return inverse_cdf(mass_V, self.coin("FINAL", 0, 0))
+        return inverse_cdf(mass_V, self.uniform("FINAL", 0, 0))
 
 
 def accepted(drafts: Drafts, config: SpecConfig, is_greedy: bool) -> Path:
@@ -87,14 +87,14 @@ def _wanted(drafts: Drafts, node: Node, token: int) -> Step:
 
 
 def target_only(drafts: Drafts, node: Node, config: SpecConfig) -> Step:
-    """The first child with coin ≤ p(children up to it) / threshold_acc or p(child) ≥ threshold_single; else a draw from
-    p without the children.
+    """The first child with uniform ≤ p(children up to it) / threshold_acc or p(child) ≥ threshold_single; else a draw
+    from p without the children.
     """
     prob_V, children, mass = drafts.prob(node), drafts.children(node), 0.0
     for child in children:
         mass += float(prob_V[child.token])
         allowed = mass / max(config.threshold_acc, 1e-9)
-        if drafts.coin("ACCEPT", len(node.path), 0) <= allowed or prob_V[child.token] >= config.threshold_single:
+        if drafts.uniform("ACCEPT", len(node.path), 0) <= allowed or prob_V[child.token] >= config.threshold_single:
             return child, None
     rest_V = prob_V.clone()
     rest_V[[child.token for child in children]] = 0.0
@@ -102,12 +102,12 @@ def target_only(drafts: Drafts, node: Node, config: SpecConfig) -> Step:
 
 
 def multi_round(drafts: Drafts, node: Node, config: SpecConfig) -> Step:
-    """The first child x with coin · q(x) < p(x), a coin a child; p becomes what p has more than q after each that is
-    not. With one child it is chain rejection.
+    """The first child x with uniform · q(x) < p(x), a uniform a child; p becomes what p has more than q after each
+    that is not. With one child it is chain rejection.
     """
     prob_V = drafts.prob(node)
     for child in drafts.children(node):
-        if drafts.coin("ACCEPT", len(node.path), child.lane) * child.law[child.token] < prob_V[child.token]:
+        if drafts.uniform("ACCEPT", len(node.path), child.lane) * child.law[child.token] < prob_V[child.token]:
             return child, None
         prob_V = excess(prob_V, child.law)
     return None, drafts.bonus(prob_V)
@@ -117,8 +117,8 @@ STEPS = {"target_only": target_only, "rejection": multi_round, "multi_round": mu
 
 
 def block(drafts: Drafts, config: SpecConfig) -> Path:
-    """The longest prefix of the chain whose coin is below h_i, with the weight w_i = min(1, w_(i-1) p(x_i) / q(x_i)):
-    h_i = r / (r + 1 - w_i), r what w_i p has more than q of the next draft, and h = w at the end of the chain.
+    """The longest prefix of the chain whose uniform is below h_i, with the weight w_i = min(1, w_(i-1) p(x_i) /
+    q(x_i)): h_i = r / (r + 1 - w_i), r what w_i p has more than q of the next draft, and h = w at the end of the chain.
     """
     chain, weight, best = drafts.nodes, 1.0, 0
     weights = [weight]
@@ -131,7 +131,7 @@ def block(drafts: Drafts, config: SpecConfig) -> Path:
             height = rest / (rest + 1 - weight) if rest else 0.0
         else:
             height = weight
-        best = depth if drafts.coin("ACCEPT", depth - 1, 0) < height else best
+        best = depth if drafts.uniform("ACCEPT", depth - 1, 0) < height else best
     prob_V = drafts.prob(chain[best])
     is_whole = best == len(chain) - 1
     return (*chain[best].path, drafts.bonus(prob_V if is_whole else excess(prob_V, chain[best + 1].law, weights[best])))

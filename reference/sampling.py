@@ -2,7 +2,7 @@
 
 import torch
 
-from specsim.phases import Sampling
+from specsim.core.phases import Sampling
 
 
 def topk(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,12 +1,12 @@
-"""How many drafts each request accepts this round where a schedule decides it (specsim.synthetic)."""
+"""How many drafts each request accepts this round where a schedule decides it (specsim.core.synthetic_acceptance)."""
 
 from collections.abc import Sequence
 
 import torch
 
-from specsim.phases import Batch
-from specsim.synthetic import ONE, SyntheticAcceptance
-from specsim.uniforms import Stream, seed_bits, words
+from specsim.core.phases import Batch
+from specsim.core.synthetic_acceptance import ONE, SyntheticAcceptance
+from specsim.core.uniforms import Stream, seed_bits, words
 
 
 def accepting(num_rounds: int, shares: Sequence[int], phases: Sequence[int]) -> list[int]:
@@ -26,8 +26,8 @@ def scheduled_drafts(batch: Batch, acceptance: SyntheticAcceptance) -> list[int]
     """Accepted drafts of each request's round, in [0, S], wherever its tree or its length does not allow less."""
     shares = acceptance.shares
     if acceptance.schedule == "independent":
-        coins_B = _words(acceptance, batch.request_ids, batch.seq_lens, 0)
-        return [sum(coin < share for share in shares) for coin in coins_B.tolist()]
+        uniforms_B = _words(acceptance, batch.request_ids, batch.seq_lens, 0)
+        return [sum(uniform < share for share in shares) for uniform in uniforms_B.tolist()]
     phases_BS = _words(acceptance, batch.request_ids[:, None], 0, torch.arange(len(shares)))
     return [
         sum(accepting(num_rounds + 1, shares, phases)) - sum(accepting(num_rounds, shares, phases))
@@ -36,5 +36,5 @@ def scheduled_drafts(batch: Batch, acceptance: SyntheticAcceptance) -> list[int]
 
 
 def _words(acceptance: SyntheticAcceptance, request_ids, root_lens, depths) -> torch.Tensor:
-    """Random integers below ONE. No round has a root of length 0, so that phases share no name with coins."""
+    """Random integers below ONE. No round has a root of length 0, so that phases share no name with uniforms."""
     return words(seed_bits(acceptance.seed), request_ids, Stream.SYNTHETIC, root_lens, depths)[0] >> 8

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import torch
 
-from specsim.config import SpecConfig
-from specsim.phases import Candidates, VerifyInput
+from specsim.core.config import SpecConfig
+from specsim.core.phases import Candidates, VerifyInput
 from specsim.reference.drafting import select
 
 

@@ -2,15 +2,15 @@
 
 import torch
 
-from specsim.config import SpecConfig
-from specsim.phases import Batch, Verdict, VerifyInput
-from specsim.pool import KVPool
+from specsim.core.config import SpecConfig
+from specsim.core.phases import Batch, Verdict, VerifyInput
+from specsim.core.pool import KVPool
+from specsim.core.synthetic_acceptance import SyntheticAcceptance
+from specsim.core.uniforms import accept_uniforms, final_uniforms, first_uniforms, gumbel_noise, lane_accept_uniforms
 from specsim.reference import acceptance as accept
 from specsim.reference.acceptance import Tree
 from specsim.reference.sampling import adjust_logits, inverse_cdf, logprob, target_prob
 from specsim.reference.synthetic import scheduled_drafts
-from specsim.synthetic import SyntheticAcceptance
-from specsim.uniforms import accept_coins, final_coins, first_coins, gumbel_noise, lane_accept_coins
 
 
 def trees(batch: Batch, verify_input: VerifyInput, max_len: int) -> list[Tree]:
@@ -62,14 +62,14 @@ def accepted(
     tree: Tree,
     prob_NV: torch.Tensor,
     draft_prob_MV: torch.Tensor | None,
-    coins: tuple[torch.Tensor, float, torch.Tensor | None],
+    uniforms: tuple[torch.Tensor, float, torch.Tensor | None],
     config: SpecConfig,
 ) -> tuple[list[int], int]:
     """What the setting's verifier makes of one request's tree: (path of nodes from the root, bonus token).
 
-    draft_prob_MV: by node, for those that have children. coins: accept coins, final coin, Gumbel noise.
+    draft_prob_MV: by node, for those that have children. uniforms: accept uniforms, final uniform, Gumbel noise.
     """
-    (uniforms, final, noise_WV), verifier = coins, config.verifier
+    (uniforms, final, noise_WV), verifier = uniforms, config.verifier
     if verifier == "gumbel":
         return accept.gumbel(tree, prob_NV, noise_WV)
     if verifier == "typical":
@@ -86,8 +86,8 @@ def walk(
     batch: Batch,
     trees: list[Tree],
     adjusted_BNV: torch.Tensor,
-    coins_BW: torch.Tensor,
-    final_coins_B: torch.Tensor,
+    uniforms_BW: torch.Tensor,
+    final_uniforms_B: torch.Tensor,
     config: SpecConfig,
     num_drafts: list[int] | None = None,
     draft_prob_BMV: torch.Tensor | None = None,
@@ -95,9 +95,9 @@ def walk(
 ) -> Verdict:
     """Walk every tree: greedily where the temperature is 0, else as the setting's verifier does.
 
-    coins_BW: one coin a depth 0..S, one a node for multi_round; final_coins_B: the coin of the bonus token. num_drafts:
-    how many drafts each request accepts where a schedule decides that. draft_prob_BMV: as of VerifyInput; noise_BWV:
-    the Gumbel noise of the tokens at L+1..L+S+1, where the verifier reads them.
+    uniforms_BW: one uniform a depth 0..S, one a node for multi_round; final_uniforms_B: the uniform of the bonus
+    token. num_drafts: how many drafts each request accepts where a schedule decides that. draft_prob_BMV: as of
+    VerifyInput; noise_BWV: the Gumbel noise of the tokens at L+1..L+S+1, where the verifier reads them.
     """
     num_nodes, width = config.num_draft_tokens, config.num_steps + 1
     predict = torch.full((batch.size * num_nodes,), -1, dtype=torch.int32)
@@ -106,7 +106,7 @@ def walk(
     num_accepted_drafts = torch.zeros(batch.size, dtype=torch.int32)
     for request, tree in enumerate(trees):
         adjusted_NV = adjusted_BNV[request]
-        final = float(final_coins_B[request])
+        final = float(final_uniforms_B[request])
         if num_drafts is not None:
             path = follow(tree, num_drafts[request])
             bonus = inverse_cdf(target_prob(adjusted_NV[path[-1]], batch.sampling, request), final)
@@ -115,7 +115,7 @@ def walk(
         else:
             prob_NV = torch.stack([target_prob(adjusted_V, batch.sampling, request) for adjusted_V in adjusted_NV])
             noise_WV, draft_prob_MV = (None if each is None else each[request] for each in (noise_BWV, draft_prob_BMV))
-            path, bonus = accepted(tree, prob_NV, draft_prob_MV, (coins_BW[request], final, noise_WV), config)
+            path, bonus = accepted(tree, prob_NV, draft_prob_MV, (uniforms_BW[request], final, noise_WV), config)
         num_accepted_drafts[request] = len(path) - 1
         for step, (node, token) in enumerate(
             zip(path, [*(tree.tokens[node] for node in path[1:]), bonus], strict=True)
@@ -126,12 +126,12 @@ def walk(
     return Verdict(predict, accept_index, num_accepted_drafts, num_accepted_drafts + 1, logprobs)
 
 
-def round_coins(batch: Batch, config: SpecConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """Accept coins of a round, one a depth or for multi_round one a node, and its final coins."""
+def round_uniforms(batch: Batch, config: SpecConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """Accept uniforms of a round, one a depth or for multi_round one a node, and its final uniforms."""
     names = batch.seeds, batch.request_ids, batch.seq_lens
     if config.verifier == "multi_round":
-        return lane_accept_coins(*names, config.num_steps, config.topk), final_coins(*names)
-    return accept_coins(*names, config.num_steps), final_coins(*names)
+        return lane_accept_uniforms(*names, config.num_steps, config.topk), final_uniforms(*names)
+    return accept_uniforms(*names, config.num_steps), final_uniforms(*names)
 
 
 def round_noise(batch: Batch, config: SpecConfig, vocab_size: int) -> torch.Tensor:
@@ -146,24 +146,24 @@ def verify(
     logits_RV: torch.Tensor,
     config: SpecConfig,
     pools: KVPool,
-    coins: tuple[torch.Tensor, torch.Tensor] | None = None,
+    uniforms: tuple[torch.Tensor, torch.Tensor] | None = None,
     acceptance: SyntheticAcceptance | None = None,
     allowed_BNV: torch.Tensor | None = None,
 ) -> Verdict:
     """How far the target, whose logits [B·N, V] these are, takes every tree.
 
-    coins: the accept coins [B, S+1] ([B, N] for multi_round) and final coins [B] of this round, drawn by their names
-    where not given. acceptance: where given it decides how far, and the target the bonus tokens only. allowed_BNV:
-    bool, the tokens that may follow each node, all where it is not given.
+    uniforms: the accept uniforms [B, S+1] ([B, N] for multi_round) and final uniforms [B] of this round, drawn by
+    their names where not given. acceptance: where given it decides how far, and the target the bonus tokens only.
+    allowed_BNV: bool, the tokens that may follow each node, all where it is not given.
     """
-    coins_BW, final_coins_B = coins or round_coins(batch, config)
+    uniforms_BW, final_uniforms_B = uniforms or round_uniforms(batch, config)
     noise_BWV = round_noise(batch, config, logits_RV.shape[1]) if config.verifier == "gumbel" else None
     grown = trees(batch, verify_input, config.max_len)
     logits_BNV = logits_RV.unflatten(0, verify_input.draft_tokens.shape)
     adjusted_BNV = node_logits(batch, grown, logits_BNV, config, pools, allowed_BNV)
     num_drafts = None if acceptance is None else scheduled_drafts(batch, acceptance)
     laws = verify_input.draft_prob
-    return walk(batch, grown, adjusted_BNV, coins_BW, final_coins_B, config, num_drafts, laws, noise_BWV)
+    return walk(batch, grown, adjusted_BNV, uniforms_BW, final_uniforms_B, config, num_drafts, laws, noise_BWV)
 
 
 def first_tokens(
@@ -178,12 +178,12 @@ def first_tokens(
     known_tokens: i64 [B], what is known of them, -1 where the token is sampled. allowed_B1V: bool, what it may be.
     """
     tokens, logprobs = known_tokens.int().clone(), torch.zeros(batch.size)
-    coins_B = first_coins(batch.seeds, batch.request_ids, batch.seq_lens)
+    uniforms_B = first_uniforms(batch.seeds, batch.request_ids, batch.seq_lens)
     for request, (row, length) in enumerate(batch.rows_and_lens):
         context, prompt_len = pools.token_ids[row, :length], int(batch.prompt_lens[request])
         allowed = None if allowed_B1V is None else allowed_B1V[request, 0]
         adjusted_V = adjust_logits(logits_BV[request], context, prompt_len, batch.sampling, request, allowed)
         if tokens[request] < 0:
-            tokens[request] = inverse_cdf(target_prob(adjusted_V, batch.sampling, request), float(coins_B[request]))
+            tokens[request] = inverse_cdf(target_prob(adjusted_V, batch.sampling, request), float(uniforms_B[request]))
         logprobs[request] = logprob(adjusted_V, batch.sampling, request, int(tokens[request]))
     return tokens, logprobs

@@ -1,5 +1,5 @@
 """python -m specsim: the command line."""
 
-from specsim.cli import main
+from specsim.cli.main import main
 
 main()

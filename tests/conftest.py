@@ -78,7 +78,7 @@ def _no_address_beside_a_tensor() -> Iterator[None]:
     if DEVICE != "cpu" or find_spec("triton") is None:
         yield
         return
-    from specsim.faults.judges.memory import guarded
+    from specsim.correctness.faults.checks.memory import guarded
 
     with guarded() as guard:
         yield

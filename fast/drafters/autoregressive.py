@@ -4,17 +4,18 @@ import torch
 import triton
 import triton.language as tl
 
-from specsim.config import InputError, SpecConfig
-from specsim.drafter import Head
-from specsim.fast.draft_law import Root, draw_drafts
+from specsim.core.config import SpecConfig
+from specsim.core.drafter import Head
+from specsim.core.errors import InputError
+from specsim.core.phases import Batch, Candidates, DraftExtendInput, DraftInput, PrefillInput
+from specsim.core.pool import KVPool
 from specsim.fast.drafting import Lanes, expand, start_lanes
 from specsim.fast.extend import shift_left
 from specsim.fast.kv import duplicate_tails
-from specsim.fast.launch import await_input, kernel
-from specsim.fast.metadata import extend_metadata, lane_metadata, prefill_metadata
-from specsim.fast.topk import draft_topk
-from specsim.phases import Batch, Candidates, DraftExtendInput, DraftInput, PrefillInput
-from specsim.pool import KVPool
+from specsim.fast.model.metadata import extend_metadata, lane_metadata, prefill_metadata
+from specsim.fast.runtime.launch import await_input, kernel
+from specsim.fast.vocabulary.draft_distribution import Root, draw_drafts
+from specsim.fast.vocabulary.topk import draft_topk
 
 
 @kernel
@@ -31,7 +32,7 @@ def _last_rows_kernel(
 
 
 class AutoregressiveDrafter:
-    """The drafter protocol of specsim.drafter around a head, for a target of `vocab_size` tokens; a round calls start
+    """The drafter protocol of core.drafter around a head, for a target of `vocab_size` tokens; a round calls start
     once and step S-1 times.
     """
 

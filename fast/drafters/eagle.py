@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 import torch
 
-from specsim.drafter import DrafterConfig
+from specsim.core.drafter import DrafterConfig
+from specsim.core.pool import KVBuffer
+from specsim.core.target import Target
 from specsim.fast.layers import Weights, gated_mlp, self_attention
-from specsim.fast.metadata import AttentionMetadata
-from specsim.fast.rotary import inverse_frequencies, rotations
-from specsim.fast.rows import Norm, Rows, embed
-from specsim.pool import KVBuffer
-from specsim.target import Target
+from specsim.fast.model.metadata import AttentionMetadata
+from specsim.fast.model.rotary import inverse_frequencies, rotations
+from specsim.fast.model.rows import Norm, Rows, embed
 
 
 class EagleHead:

@@ -2,10 +2,10 @@
 
 import torch
 
-from specsim.config import SpecConfig
+from specsim.core.config import SpecConfig
+from specsim.core.phases import Batch, DraftExtendInput, DraftInput, PrefillInput
+from specsim.core.pool import KVPool
 from specsim.fast.drafting import Lanes
-from specsim.phases import Batch, DraftExtendInput, DraftInput, PrefillInput
-from specsim.pool import KVPool
 
 
 class NoDrafter:

@@ -4,16 +4,16 @@ from collections.abc import Mapping
 
 import torch
 
+from specsim.core.pool import KVBuffer
+from specsim.core.target import ModelConfig
 from specsim.fast.layers import Weights, gated_mlp, self_attention
-from specsim.fast.metadata import AttentionMetadata
-from specsim.fast.rotary import inverse_frequencies, rotations
-from specsim.fast.rows import Norm, Rows, embed
-from specsim.pool import KVBuffer
-from specsim.target import ModelConfig
+from specsim.fast.model.metadata import AttentionMetadata
+from specsim.fast.model.rotary import inverse_frequencies, rotations
+from specsim.fast.model.rows import Norm, Rows, embed
 
 
 class DenseTarget:
-    """The target protocol of specsim.target over a Hugging Face checkpoint's tensors."""
+    """The target protocol of specsim.core.target over a Hugging Face checkpoint's tensors."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Drafters by the kind their checkpoint names."""
 
-from specsim.drafter import Drafter
+from specsim.core.drafter import Drafter
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
 from specsim.reference.drafters.eagle import EagleHead
 from specsim.reference.drafters.eagle3 import Eagle3Head
@@ -9,6 +9,6 @@ HEADS = {"eagle": EagleHead, "eagle3": Eagle3Head}
 
 
 def make(checkpoint, target, config, dtype) -> Drafter:
-    """The drafter of a specsim.checkpoint.DrafterCheckpoint for a target under a SpecConfig."""
+    """The drafter of a specsim.models.checkpoint.DrafterCheckpoint for a target under a SpecConfig."""
     head = HEADS[checkpoint.config.kind](checkpoint.config, checkpoint.tensors, target, dtype)
     return AutoregressiveDrafter(head, config, dtype, target.config.vocab_size)

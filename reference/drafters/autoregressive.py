@@ -2,22 +2,23 @@
 
 import torch
 
-from specsim.config import InputError, SpecConfig
-from specsim.drafter import Head
-from specsim.phases import Batch, Candidates, DraftExtendInput, DraftInput, PrefillInput
-from specsim.pool import KVPool
+from specsim.core.config import SpecConfig
+from specsim.core.drafter import Head
+from specsim.core.errors import InputError
+from specsim.core.phases import Batch, Candidates, DraftExtendInput, DraftInput, PrefillInput
+from specsim.core.pool import KVPool
+from specsim.core.uniforms import draft_uniforms, gumbel_noise
 from specsim.reference.attention import AttentionMetadata, extend_metadata, lane_metadata, prefill_metadata
 from specsim.reference.drafting import child_scores, draft_law, draft_topk, parent_ids, root_scores, sampled
 from specsim.reference.extend import shift_left
 from specsim.reference.kv import duplicate_tails
 from specsim.reference.sampling import topk
-from specsim.uniforms import draft_coins, gumbel_noise
 
 Drafts = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
 class AutoregressiveDrafter:
-    """The drafter protocol of specsim.drafter around a head, for a target of `vocab_size` tokens."""
+    """The drafter protocol of specsim.core.drafter around a head, for a target of `vocab_size` tokens."""
 
     def __init__(self, head: Head, config: SpecConfig, dtype: torch.dtype, vocab_size: int):
         if config.topk > head.draft_vocab_size:
@@ -65,8 +66,8 @@ class AutoregressiveDrafter:
         if config.verifier == "gumbel":
             noise_RV = gumbel_noise(batch.seeds, batch.request_ids, root_lens + depth + 1, self._vocab_size)
             return *sampled(best, draft_prob_RV, None, noise_RV), None
-        coins_BK = draft_coins(batch.seeds, batch.request_ids, root_lens, depth, config.topk)
-        return *sampled(best, draft_prob_RV, coins_BK.view(-1, count)), draft_prob_RV
+        uniforms_BK = draft_uniforms(batch.seeds, batch.request_ids, root_lens, depth, config.topk)
+        return *sampled(best, draft_prob_RV, uniforms_BK.view(-1, count)), draft_prob_RV
 
     def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> Candidates:
         duplicate_tails(batch, self._config, pools)

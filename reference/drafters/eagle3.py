@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 import torch
 
-from specsim.drafter import DrafterConfig
-from specsim.pool import KVBuffer
+from specsim.core.drafter import DrafterConfig
+from specsim.core.pool import KVBuffer
+from specsim.core.target import Target
 from specsim.reference.attention import AttentionMetadata
 from specsim.reference.layers import Weights, gated_mlp, inverse_frequencies, rms_norm, self_attention
-from specsim.target import Target
 
 
 class Eagle3Head:

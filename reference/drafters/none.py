@@ -2,8 +2,8 @@
 
 import torch
 
-from specsim.phases import Batch, Candidates, DraftExtendInput, DraftInput, PrefillInput
-from specsim.pool import KVPool
+from specsim.core.phases import Batch, Candidates, DraftExtendInput, DraftInput, PrefillInput
+from specsim.core.pool import KVPool
 
 
 class NoDrafter:

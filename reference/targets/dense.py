@@ -4,14 +4,14 @@ from collections.abc import Mapping
 
 import torch
 
-from specsim.pool import KVBuffer
+from specsim.core.pool import KVBuffer
+from specsim.core.target import ModelConfig
 from specsim.reference.attention import AttentionMetadata
 from specsim.reference.layers import Weights, gated_mlp, inverse_frequencies, rms_norm, self_attention
-from specsim.target import ModelConfig
 
 
 class DenseTarget:
-    """The target protocol of specsim.target over a Hugging Face checkpoint's tensors."""
+    """The target protocol of specsim.core.target over a Hugging Face checkpoint's tensors."""
 
     def __init__(self, config: ModelConfig, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype):
         self.config = config

@@ -1,6 +1,7 @@
 """Timings of the fast column on a GPU, each beside its floor and its rivals, none without its equality check."""
 
-from specsim.bench.run import Result, bench
+from specsim.bench.result import Result
+from specsim.bench.session import bench
 from specsim.bench.suites import SUITES, Options
 
 __all__ = ["SUITES", "Options", "Result", "bench"]

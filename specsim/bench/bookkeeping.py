@@ -6,17 +6,17 @@ from types import SimpleNamespace
 
 import torch
 
+from specsim.bench.checks import all_of, equal
 from specsim.bench.contest import Contender, contest
-from specsim.bench.floor import Ceilings, Floor, Part
-from specsim.bench.gate import all_of, equal
-from specsim.bench.judgement import tensors_of
 from specsim.bench.random_trees import agree_with
+from specsim.bench.roofline import Ceilings, Floor, Part
+from specsim.bench.round_checks import tensors_of
 from specsim.bench.row import OURS, Asked, Check, Row
-from specsim.bench.verdict import judge_verdict
-from specsim.config import SamplingParams, SpecConfig
-from specsim.phases import Batch, Candidates, Verdict, VerifyInput
-from specsim.pool import KVBuffer, KVLayout, KVPool
-from specsim.target import ModelConfig
+from specsim.bench.verify_checks import judge_verdict
+from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.phases import Batch, Candidates, Verdict, VerifyInput
+from specsim.core.pool import KVBuffer, KVLayout, KVPool
+from specsim.core.target import ModelConfig
 
 REQUESTS, SEQ_LEN, VOCAB_SIZE = 32, 1024, 64
 CONFIG = SpecConfig(topk=8, num_steps=6, num_draft_tokens=64, max_len=2048)

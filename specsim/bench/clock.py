@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from specsim.bench.floor import Ceilings
+from specsim.bench.roofline import Ceilings
 from specsim.bench.row import Timing
 
 LEAST_LAUNCHES = 32  # of one graph, so that a replay is much longer than what an event costs
@@ -45,7 +45,7 @@ def replayed(replay: Callable[[], None], samples: int, parts: int = 1) -> Timing
 
 def launched(run: Callable[[int], Any], copies: int, samples: int, least: int = LEAST_LAUNCHES) -> Timing:
     """Time of one `run(i)`, i in turn 0 to copies - 1, launched at least so often from a graph."""
-    from specsim.fast.graph import capture
+    from specsim.fast.runtime.graph import capture
 
     repeats = -(-least // copies)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specsim.bench.clock import launched
-from specsim.bench.floor import Ceilings, Floor
+from specsim.bench.roofline import Ceilings, Floor
 from specsim.bench.row import OURS, Asked, Check, Row, Timing
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from specsim.bench.checks import all_of
 from specsim.bench.clock import timing
-from specsim.bench.gate import all_of
 from specsim.bench.row import OURS, Asked, Check, Row, Timing
 from specsim.bench.scene import Scene
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import torch
 from torch.nn.functional import linear as library_linear
 
+from specsim.bench.checks import within
 from specsim.bench.clock import copies_of
 from specsim.bench.contest import Contender, contest
-from specsim.bench.floor import Ceilings, Floor, Part
-from specsim.bench.gate import within
+from specsim.bench.roofline import Ceilings, Floor, Part
 from specsim.bench.row import OURS, Check, Row
-from specsim.target import ModelConfig
+from specsim.core.target import ModelConfig
 
 ROWS, FEW_ROWS = (1, 8, 16, 64), (1, 64)
 
@@ -29,8 +29,8 @@ def shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
 
 def linear_rows(model: ModelConfig, ceilings: Ceilings, quick: bool) -> Iterator[Row]:
     """Every product against torch's; both within the same budget of float64."""
-    from specsim.fast.linear import linear
-    from specsim.fast.rows import Rows
+    from specsim.fast.model.linear import linear
+    from specsim.fast.model.rows import Rows
 
     def ours(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return linear(Rows(x), weight)

@@ -9,10 +9,10 @@ import torch
 from specsim.bench.clock import walled
 from specsim.bench.row import OURS, Asked, Check, Row
 from specsim.bench.scene import Scene, prefilled, tree_of
-from specsim.checkpoint import Pair, load
-from specsim.config import SpecConfig
-from specsim.generation import load_engine
-from specsim.zoo import load_prompts
+from specsim.core.config import SpecConfig
+from specsim.models.checkpoint import Pair, load
+from specsim.models.shipped import load_prompts
+from specsim.serving.generation import load_engine
 
 MODES = ("eager", "step", "phase", "round")
 EAGLE3 = SpecConfig(topk=4, num_steps=3, num_draft_tokens=8)

@@ -2,7 +2,7 @@
 
 import torch
 
-from specsim.phases import VerifyInput
+from specsim.core.phases import VerifyInput
 
 
 def random_parents(requests: int, nodes: int, depth: int, generator: torch.Generator) -> list[list[int]]:

@@ -6,19 +6,19 @@ from functools import cache
 
 import torch
 
+from specsim.bench.checks import all_of, equal
 from specsim.bench.clock import replayed
 from specsim.bench.contest import Contender, at_floor, contest, nothing_asked
-from specsim.bench.floor import Ceilings, forward_floor, round_floor
-from specsim.bench.gate import all_of, equal
 from specsim.bench.host import CONSECUTIVE, host_row, launches
-from specsim.bench.judgement import judge_round
+from specsim.bench.roofline import Ceilings, forward_floor, round_floor
+from specsim.bench.round_checks import judge_round
 from specsim.bench.row import OURS, Asked, Check, Row, Timing
 from specsim.bench.scene import Scene, prefilled, random_prompts, stacked, tree_of
-from specsim.checkpoint import Pair
-from specsim.config import SpecConfig
-from specsim.generation import load_engine
-from specsim.shapes import random_pair
-from specsim.synthetic import SyntheticAcceptance
+from specsim.core.config import SpecConfig
+from specsim.core.synthetic_acceptance import SyntheticAcceptance
+from specsim.models.checkpoint import Pair
+from specsim.models.shapes import random_pair
+from specsim.serving.generation import load_engine
 
 SEQ_LEN = 1024
 MOST_REQUESTS = 16
@@ -122,8 +122,8 @@ def forward_row(pair: Pair, nodes: int, ceilings: Ceilings, limit: float) -> Row
 
     Timed from a graph of its own; the round it is part of is judged, and its logits are that round's bit for bit.
     """
-    from specsim.fast.graph import capture
-    from specsim.fast.metadata import tree_metadata
+    from specsim.fast.model.metadata import tree_metadata
+    from specsim.fast.runtime.graph import capture
 
     steps, topk = (3, 4) if nodes <= 8 else (6, 8)
     scene = scene_of(pair, SpecConfig(topk=topk, num_steps=steps, num_draft_tokens=nodes))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specsim.bench.floor import Floor
+from specsim.bench.roofline import Floor
 
 OURS = "ours"
 

@@ -8,15 +8,15 @@ import torch
 
 from specsim.bench.clock import replayed
 from specsim.bench.contest import Contender, at_floor, contest
-from specsim.bench.floor import Ceilings, round_floor
-from specsim.bench.judgement import judge_round
+from specsim.bench.roofline import Ceilings, round_floor
+from specsim.bench.round_checks import judge_round
 from specsim.bench.row import OURS, Row
 from specsim.bench.scene import close, invented, stacked, tree_of
-from specsim.checkpoint import Pair
-from specsim.config import SpecConfig
-from specsim.generation import load_engine
-from specsim.pool import KVPool
-from specsim.shapes import random_pair, shape
+from specsim.core.config import SpecConfig
+from specsim.core.pool import KVPool
+from specsim.models.checkpoint import Pair
+from specsim.models.shapes import random_pair, shape
+from specsim.serving.generation import load_engine
 
 MOST_TOKENS, MOST_RATIO = 900_000, 1.6
 LONGEST = 131_072

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from specsim.checkpoint import Pair
-from specsim.config import SamplingParams, SpecConfig
-from specsim.generation import load_engine
-from specsim.phases import Batch, DraftInput, PrefillInput, Verdict
-from specsim.pool import KVPool
+from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.phases import Batch, DraftInput, PrefillInput, Verdict
+from specsim.core.pool import KVPool
+from specsim.models.checkpoint import Pair
+from specsim.serving.generation import load_engine
 
 SLACK = 256  # tokens that a request may grow by while it is timed
 

@@ -3,18 +3,17 @@
 import math
 from typing import TYPE_CHECKING
 
-from specsim.bench.floor import Ceilings
+from specsim.bench.result import Result
+from specsim.bench.roofline import Ceilings
 from specsim.bench.row import Row, Timing
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from specsim.bench.run import Result
-
 
 def show_ceilings(ceilings: Ceilings, console: "Console") -> None:
     """What this device did in this run."""
-    from specsim.display import paragraph
+    from specsim.core.display import paragraph
 
     paragraph(
         console,
@@ -40,7 +39,7 @@ def microseconds(timing: Timing) -> str:
 
 def show_row(row: Row, console: "Console") -> None:
     """A row in a few lines: no time of what was not shown to be equal."""
-    from specsim.display import figure
+    from specsim.core.display import figure
 
     out = console.out
     out(f"{row.name}: {setting_of(row)}", highlight=False)
@@ -62,7 +61,7 @@ def show_row(row: Row, console: "Console") -> None:
 
 def show_floor(row: Row, console: "Console") -> None:
     """Bytes of a row's floor, tensor by tensor."""
-    from specsim.display import print_table
+    from specsim.core.display import print_table
 
     if row.floor is None or not row.floor.parts:
         return
@@ -73,9 +72,9 @@ def show_floor(row: Row, console: "Console") -> None:
     )
 
 
-def show(result: "Result", console: "Console") -> None:
+def show(result: Result, console: "Console") -> None:
     """The floors of rows that differ by their tensors, and the verdict."""
-    from specsim.display import paragraph
+    from specsim.core.display import paragraph
 
     shown = set()
     for row in result.rows:

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from specsim.bench.floor import Ceilings
+from specsim.bench.roofline import Ceilings
 from specsim.bench.row import Row
-from specsim.shapes import shape
+from specsim.models.shapes import shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def _modes(options: Options, ceilings: Ceilings) -> Iterator[Row]:
 
 
 def _sameness(options: Options, ceilings: Ceilings) -> Iterator[Row]:
-    from specsim.bench.sameness import sameness_rows
+    from specsim.bench.determinism import sameness_rows
 
     return sameness_rows(options.quick)
 
@@ -97,19 +97,19 @@ def _eagle3(options: Options, ceilings: Ceilings) -> Iterator[Row]:
 
 
 def _shipped(options: Options, ceilings: Ceilings) -> Iterator[Row]:
-    from specsim.bench.peers import shipped_rows
+    from specsim.bench.baselines import shipped_rows
 
     return shipped_rows(ceilings)
 
 
 def _shaped(options: Options, ceilings: Ceilings) -> Iterator[Row]:
-    from specsim.bench.peers import shaped_rows
+    from specsim.bench.baselines import shaped_rows
 
     return shaped_rows(options.shape, ceilings)
 
 
-def _attention_of_peers(options: Options, ceilings: Ceilings) -> Iterator[Row]:
-    from specsim.bench.peers import attention_rows
+def _attention_of_baselines(options: Options, ceilings: Ceilings) -> Iterator[Row]:
+    from specsim.bench.baselines import attention_rows
 
     return attention_rows(ceilings)
 
@@ -138,5 +138,5 @@ SUITES = {
         400,
     ),
     "scale": Suite({"plain": _plain, "eagle3": _eagle3}, 240),
-    "peers": Suite({"shipped": _shipped, "shape": _shaped, "attention": _attention_of_peers}, 240),
+    "baselines": Suite({"shipped": _shipped, "shape": _shaped, "attention": _attention_of_baselines}, 240),
 }

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from specsim.bench.checks import all_of, within
 from specsim.bench.clock import copies_of
 from specsim.bench.contest import Contender, contest
-from specsim.bench.floor import Ceilings, Floor, Part
-from specsim.bench.gate import all_of, within
 from specsim.bench.random_trees import random_parents, tree_input
+from specsim.bench.roofline import Ceilings, Floor, Part
 from specsim.bench.row import OURS, Asked, Check, Row
-from specsim.config import SamplingParams
-from specsim.phases import Batch, VerifyInput
-from specsim.pool import KVBuffer, KVLayout, KVPool
+from specsim.core.config import SamplingParams
+from specsim.core.phases import Batch, VerifyInput
+from specsim.core.pool import KVBuffer, KVLayout, KVPool
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 GROUP = HEADS // KV_HEADS
@@ -111,7 +111,7 @@ def asked(requests: int, nodes: int, times, floor: Floor, ceilings: Ceilings) ->
 def ours(case: Trees):
     """The fast column's kernel over pages; its metadata is made once a forward, not once a layer, and not counted."""
     from specsim.fast.attention import attention
-    from specsim.fast.metadata import tree_metadata
+    from specsim.fast.model.metadata import tree_metadata
 
     metadata = tree_metadata(case.batch, case.verify_input, case.pools)
     return lambda layer: attention(case.query, layer, case.pools.target, metadata, None)

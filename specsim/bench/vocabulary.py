@@ -5,16 +5,16 @@ from dataclasses import dataclass
 
 import torch
 
+from specsim.bench.checks import all_of, equal, within
 from specsim.bench.clock import copies_of
 from specsim.bench.contest import Contender, at_floor, contest, nothing_asked
-from specsim.bench.floor import Ceilings, Floor, Part
-from specsim.bench.gate import all_of, equal, within
 from specsim.bench.random_trees import agree_with, random_parents, tree_input
+from specsim.bench.roofline import Ceilings, Floor, Part
 from specsim.bench.row import OURS, Check, Row
-from specsim.bench.verdict import judge_verdict
-from specsim.config import SamplingParams, SpecConfig
-from specsim.phases import Batch, VerifyInput
-from specsim.pool import KVBuffer, KVLayout, KVPool
+from specsim.bench.verify_checks import judge_verdict
+from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.phases import Batch, VerifyInput
+from specsim.core.pool import KVBuffer, KVLayout, KVPool
 
 SEQ_LEN, MAX_LEN = 1024, 2048
 # Requests and the tree of each; their product is the number of rows.
@@ -99,7 +99,7 @@ def _verify(case: Case) -> tuple[Contender, int]:
 
 
 def _topk(rows: int, vocab_size: int) -> tuple[Contender, int]:
-    from specsim.fast.topk import draft_topk
+    from specsim.fast.vocabulary.topk import draft_topk
 
     copies = copies_of(2 * rows * vocab_size)
     logits = [torch.randn(rows, vocab_size, device="cuda", dtype=torch.bfloat16) * 4 for _ in range(copies)]

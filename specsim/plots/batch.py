@@ -1,16 +1,16 @@
 """A simulated batch in time: who waits, who decodes, and what each step takes."""
 
-from specsim.config import InputError
+from specsim.core.errors import InputError
 from specsim.plots.chart import SIZE, new_chart
 from specsim.plots.sheet import ACCEPTED, FONT, SPARE, Picture
-from specsim.simulator.run import Run
+from specsim.simulator.results import Run
 
 MOST = 200
 
 
 def batch(run: Run, first: int = 0, last: int | None = None) -> Picture:
     """A bar a request in seconds: from when it was sent to its first token, and on to its last. Requests first to last
-    by number (None: the end); InputError for none of them, or more than 200. A cross: it was retracted.
+    by number (None: the end); InputError for none of them, or more than 200. A cross: it was preempted.
     """
     numbers = range(len(run.arrivals))[first : None if last is None else last + 1]
     if not 1 <= len(numbers) <= MOST:
@@ -23,8 +23,8 @@ def batch(run: Run, first: int = 0, last: int | None = None) -> Picture:
         for start, end, look, kind in ((sent, begun, SPARE, "wait"), (begun, ended, ACCEPTED, "decode")):
             bar = axes.barh(number, end - start, left=start, height=0.7, color=look.face, edgecolor=look.edge, lw=0.6)
             bar[0].set_gid(f"{kind}:{number}")
-        if run.retractions[number]:
-            axes.plot([begun], [number], "x", color="#A2487D", markersize=5, gid=f"retracted:{number}")
+        if run.preemptions[number]:
+            axes.plot([begun], [number], "x", color="#A2487D", markersize=5, gid=f"preempted:{number}")
     axes.set_ylim(numbers[-1] + 0.6, numbers[0] - 0.6)
     axes.set_yticks([numbers[0], numbers[-1]])
     axes.set_xlim(left=min(0.0, float(run.arrivals[numbers[0]])) if first == 0 else None)

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from specsim.columns import lane_columns, tail_columns
-from specsim.config import SpecConfig
-from specsim.phases import Batch, Verdict, VerifyInput
+from specsim.core.columns import lane_columns, tail_columns
+from specsim.core.config import SpecConfig
+from specsim.core.phases import Batch, Verdict, VerifyInput
+from specsim.core.pool import KVPool
 from specsim.plots.sheet import (
     ACCEPTED,
     EM,
@@ -26,7 +27,6 @@ from specsim.plots.sheet import (
     shown,
 )
 from specsim.plots.token_tree import path_of
-from specsim.pool import KVPool
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specsim.config import InputError
+from specsim.core.errors import InputError
 from specsim.plots.chart import SIZE, new_chart, write_beside
 from specsim.plots.sheet import ACCEPTED, FAINT, FONT, Axes, Picture
 from specsim.plots.speedup import LINES

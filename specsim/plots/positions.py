@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from specsim.config import InputError
+from specsim.core.errors import InputError
 from specsim.plots.chart import SIZE, new_chart, write_beside
 from specsim.plots.sheet import EM, Picture
 from specsim.plots.speedup import LINES

@@ -16,15 +16,15 @@ from specsim.plots.sheet import (
     draw_text,
     new_sheet,
 )
-from specsim.trace import StepRecord, Trace
+from specsim.serving.trace import StepRecord, Trace
 
 WAITING = Look("waits for a place", SPARE.face, SPARE.edge)
 PREFILL = Look("prompt tokens prefilled", PREFIX.face, PREFIX.edge)
 BOTH = Look("prefill, then a round", "#DDE9E6", PREFIX.edge, 1.4)
 ROUND = Look("a round; the number: tokens it gave, when they were read", ACCEPTED.face, ACCEPTED.edge)
 PLACE = Look("has a place, is not advanced", DRAFT.face, DRAFT.edge)
-AWAY = Look("retracted", "#F3D9E7", "#A2487D", 1.4, dashed=True)
-LOOKS = {"wait": WAITING, "prefill": PREFILL, "both": BOTH, "round": ROUND, "place": PLACE, "retract": AWAY}
+AWAY = Look("preempted", "#F3D9E7", "#A2487D", 1.4, dashed=True)
+LOOKS = {"wait": WAITING, "prefill": PREFILL, "both": BOTH, "round": ROUND, "place": PLACE, "preempt": AWAY}
 
 
 def timeline(trace: Trace, first: int = 0, last: int | None = None) -> Picture:
@@ -87,7 +87,7 @@ def _lives(records: list[StepRecord]) -> dict[int, _Life]:
     waiting: set[int] = set()
     placed: set[int] = set()
     for record in records:
-        away = {each.request_id for each in record.retracted}
+        away = {each.request_id for each in record.preempted}
         waiting = (waiting | set(record.arrived) | away) - set(record.admitted)
         placed |= set(record.admitted)
         prefilled = {chunk.request_id for chunk in record.prefilled}
@@ -109,4 +109,4 @@ def _state(name: int, record: StepRecord, prefilled: set[int], away: set[int], w
         return "both" if name in record.decoded else "prefill"
     if name in record.decoded:
         return "round"
-    return "retract" if name in away else "wait" if name in waiting else "place"
+    return "preempt" if name in away else "wait" if name in waiting else "place"

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from specsim.config import InputError
+from specsim.core.errors import InputError
 from specsim.plots.sheet import EM, FAINT, FONT, INK, Axes, FigureCanvasAgg, Picture
 from specsim.simulator.scenario import MOST_REQUESTS, Scenario
 

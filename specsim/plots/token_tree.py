@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from specsim.phases import Verdict, VerifyInput
+from specsim.core.phases import Verdict, VerifyInput
 from specsim.plots.sheet import (
     ACCEPTED,
     ANCESTOR,

@@ -1,7 +1,7 @@
 """Laws of acceptance: how many drafts the rounds of a batch accept.
 
-A law is a function of named coins, not of a stream of random numbers: a request's rounds are the same in any batch, and
-what n drafts of a chain would have done is known to every shorter chain (it accepts the smaller of both numbers).
+A law is a function of named uniforms, not of a stream of random numbers: a request's rounds are the same in any batch,
+and what n drafts of a chain would have done is known to every shorter chain (it accepts the smaller of both numbers).
 """
 
 import sys
@@ -13,8 +13,8 @@ from typing import Literal, Protocol
 import numpy as np
 from scipy.optimize import brentq
 
-from specsim.config import InputError
-from specsim.simulator.coins import Stream, coins, keys
+from specsim.core.errors import InputError
+from specsim.simulator.uniforms import Stream, keys, named_uniforms
 
 SCHEDULES = ("independent", "minimum-variance")
 
@@ -24,13 +24,13 @@ class Rounds:
     """Rounds about to be verified, one a request, all [B].
 
     request_ids, indices (how many rounds the request has had), positions (how many tokens it has put out): int64.
-    coins: float64 in [0, 1), named by request and position.
+    uniforms: float64 in [0, 1), named by request and position.
     """
 
     request_ids: np.ndarray
     indices: np.ndarray
     positions: np.ndarray
-    coins: np.ndarray
+    uniforms: np.ndarray
 
 
 class Acceptance(Protocol):
@@ -59,8 +59,8 @@ class PerPosition:
     """Given unconditional rates by position.
 
     by_position: by_position[i] is the share of the rounds that accept at least i + 1 drafts, so it never grows.
-    schedule: `independent`, a coin decides every round; `minimum-variance`, the rounds of a request follow the rates
-    as closely as whole numbers can (specsim.synthetic; what engines do with synthetic rates). seed: names its phases.
+    schedule: `independent`, a uniform decides every round; `minimum-variance`, the rounds of a request follow the rates
+    as closely as whole numbers can (core.synthetic_acceptance). seed: names its phases.
     """
 
     by_position: tuple[float, ...]
@@ -87,7 +87,7 @@ class PerPosition:
     def accepted(self, rounds: Rounds) -> np.ndarray:
         if self.schedule == "minimum-variance":
             return self._counts(rounds, rounds.indices + 1) - self._counts(rounds, rounds.indices)
-        return self.num_steps - self._ascending.searchsorted(rounds.coins, side="right")
+        return self.num_steps - self._ascending.searchsorted(rounds.uniforms, side="right")
 
     def _counts(self, rounds: Rounds, num_rounds: np.ndarray) -> np.ndarray:
         """Drafts that the first `num_rounds` rounds of each request accept in all: one rounding a position."""
@@ -95,7 +95,7 @@ class PerPosition:
         total, reached, before = np.zeros(len(num_rounds), dtype=np.int64), num_rounds, 1.0
         for position, rate in enumerate(self.by_position):
             share = rate / before if before else 0.0
-            reached = np.floor(reached * share + coins(names, position)).astype(np.int64)
+            reached = np.floor(reached * share + named_uniforms(names, position)).astype(np.int64)
             total, before = total + reached, rate
         return total
 
@@ -155,7 +155,7 @@ class Mixture:
     def kinds(self, request_ids: np.ndarray) -> np.ndarray:
         """Which part each request follows, int64."""
         ends = np.cumsum(self.weights) / np.sum(self.weights)
-        found = np.searchsorted(ends, coins(keys(self.seed, Stream.PART, request_ids), 0), side="right")
+        found = np.searchsorted(ends, named_uniforms(keys(self.seed, Stream.PART, request_ids), 0), side="right")
         return np.minimum(found, len(self.parts) - 1)
 
 
@@ -225,7 +225,7 @@ class Judged:
         counts = np.asarray(self.judge(rounds))
         fits = counts.shape == rounds.request_ids.shape and counts.dtype.kind in "iu"
         if not fits or (counts.size and not 0 <= counts.min() <= counts.max() <= self.num_steps):
-            raise InputError("judge", counts.tolist(), f"{len(rounds.coins)} integers from 0 to {self.num_steps}")
+            raise InputError("judge", counts.tolist(), f"{len(rounds.uniforms)} integers from 0 to {self.num_steps}")
         return counts.astype(np.int64)
 
 

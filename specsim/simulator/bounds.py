@@ -2,7 +2,7 @@
 
 import sys
 
-from specsim.config import InputError
+from specsim.core.errors import InputError
 
 
 def positive(name: str, value: object) -> None:

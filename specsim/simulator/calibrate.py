@@ -7,7 +7,7 @@ import numpy as np
 from scipy.optimize import least_squares
 from scipy.stats import t as student
 
-from specsim.config import InputError
+from specsim.core.errors import InputError
 from specsim.simulator.bounds import positive
 from specsim.simulator.cost import CostModel
 from specsim.simulator.efficiency import SHARES, Efficiency

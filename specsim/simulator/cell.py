@@ -8,15 +8,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
-from specsim.config import InputError, SpecConfig
-from specsim.files import read_text
+from specsim.core.config import SpecConfig
+from specsim.core.errors import InputError
+from specsim.core.files import read_text
 from specsim.simulator.acceptance import check_number
 from specsim.simulator.bounds import whole
 from specsim.simulator.hardware import hardware
 from specsim.simulator.model import drafter, model
 from specsim.simulator.option import Option
-from specsim.simulator.ranks import rank_by_depth
-from specsim.simulator.run import Run
+from specsim.simulator.rank_by_depth import rank_by_depth
+from specsim.simulator.results import Run
 from specsim.simulator.scenario import Scenario
 from specsim.simulator.workload import Length, Workload, check_count, closed_loop, poisson
 
@@ -28,7 +29,7 @@ EVEN = ((0.7,),) * 6
 class Cell:
     """model: a shipped name or a config.json; hardware: a name of hardware.csv, tensor_parallel of them. drafter:
     `eagle`, `eagle3` or `mtp`; draft_vocab: tokens that eagle3 knows. num_steps 0 is plain decoding; num_draft_tokens
-    None is the whole chain. shares: what is accepted, by depth and rank (specsim.simulator.ranks). The load is a closed
+    None is the whole chain. shares: what is accepted, by depth and rank (simulator.rank_by_depth). The load is a closed
     loop of `concurrency`, or with a rate so many requests a second. The rest: see Scenario.
     """
 

@@ -1,8 +1,8 @@
-"""KV columns that requests own, for many at once: what specsim.columns says of one, in numpy."""
+"""KV columns that requests own, for many at once: what specsim.core.columns says of one, in numpy."""
 
 import numpy as np
 
-from specsim.config import SpecConfig
+from specsim.core.config import SpecConfig
 
 
 def round_columns(lengths: np.ndarray, config: SpecConfig) -> np.ndarray:

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from specsim.config import InputError, SpecConfig
+from specsim.core.config import SpecConfig
+from specsim.core.errors import InputError
 from specsim.simulator.bounds import share, whole
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.forward import Forward, padded

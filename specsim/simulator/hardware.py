@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from specsim.config import InputError
+from specsim.core.errors import InputError
 from specsim.simulator.bounds import positive
 
 _TABLE = Path(__file__).parent / "hardware.csv"

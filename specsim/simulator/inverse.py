@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import t as student
 
-from specsim.config import InputError
+from specsim.core.errors import InputError
 from specsim.simulator.bounds import positive
 from specsim.simulator.calibrate import CONFIDENCE
 from specsim.simulator.model import Model, expected_experts

@@ -6,7 +6,7 @@ from itertools import groupby
 from math import gcd
 from typing import Any
 
-from specsim.config import InputError
+from specsim.core.errors import InputError
 from specsim.simulator.bounds import whole
 
 _TWO_PRODUCTS = {"gpt_neox", "opt", "phi", "starcoder2", "nemotron"}  # feed-forwards without a gate

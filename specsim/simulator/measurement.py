@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specsim.config import InputError
-from specsim.files import read_text
+from specsim.core.errors import InputError
+from specsim.core.files import read_text
 
 LATENCIES = ("TTFT", "TPOT", "ITL", "E2E Latency")
 STATISTICS = ("Mean", "Median", "P99")

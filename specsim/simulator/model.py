@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from scipy.special import betaln
 
-from specsim.config import InputError
+from specsim.core.errors import InputError
 from specsim.simulator.bounds import not_negative, positive, whole
 from specsim.simulator.layers import Layers, layers_of
 
-_FOLDERS = (Path(__file__).parent / "models", Path(__file__).parents[1] / "shapes" / "configs")
+_FOLDERS = (Path(__file__).parent / "models", Path(__file__).parents[1] / "models" / "shapes" / "configs")
 HALF = 2.0
 MXFP4 = 17 / 32  # 4 bits a weight, and 8 bits of scale for 32 of them
 

@@ -5,7 +5,8 @@ from typing import Protocol
 
 import numpy as np
 
-from specsim.config import InputError, SpecConfig
+from specsim.core.config import SpecConfig
+from specsim.core.errors import InputError
 from specsim.simulator.acceptance import Acceptance, PerPosition, accept_length
 
 

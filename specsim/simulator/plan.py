@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from specsim.config import InputError, ServingConfig, SpecConfig
+from specsim.core.config import ServingConfig, SpecConfig
+from specsim.core.errors import InputError
 from specsim.simulator.cell import Cell
 from specsim.simulator.option import Option
 from specsim.simulator.policy import compare

@@ -1,17 +1,18 @@
 """Policies that choose a setting for every round, and their comparison on equal traces.
 
-A trace is equal for all: requests arrive alike, and their coins are named by request and position, so that a chain of
-more drafts meets what a shorter one met. Options are chains, plain decoding among them.
+A trace is equal for all: requests arrive alike, and their uniforms are named by request and position, so that a chain
+of more drafts meets what a shorter one met. Options are chains, plain decoding among them.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from specsim.config import InputError, ServingConfig
+from specsim.core.config import ServingConfig
+from specsim.core.errors import InputError
 from specsim.simulator.acceptance import check_number
 from specsim.simulator.option import Always, Cost, Option, Policy
-from specsim.simulator.run import Run
+from specsim.simulator.results import Run
 from specsim.simulator.timeline import Prefill, simulate
 from specsim.simulator.workload import Workload, check_count
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specsim.config import InputError, SpecConfig
+from specsim.core.config import SpecConfig
+from specsim.core.errors import InputError
 from specsim.simulator.acceptance import Recorded
 
 

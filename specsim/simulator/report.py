@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
-from specsim.config import InputError
-from specsim.files import read_text
+from specsim.core.errors import InputError
+from specsim.core.files import read_text
 from specsim.simulator.measurement import METRICS, Measurement, read_measurements
 
 

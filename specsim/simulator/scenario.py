@@ -5,13 +5,14 @@ from typing import Literal
 
 import numpy as np
 
-from specsim.config import InputError, ServingConfig
+from specsim.core.config import ServingConfig
+from specsim.core.errors import InputError
 from specsim.simulator.cost import CostModel, Phases
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import Hardware
 from specsim.simulator.model import Drafter, Model
 from specsim.simulator.option import Option
-from specsim.simulator.run import Run
+from specsim.simulator.results import Run
 from specsim.simulator.timeline import Prefill, check, simulate
 from specsim.simulator.workload import Workload
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from specsim.simulator.acceptance import Rounds
-from specsim.simulator.coins import Stream, coins, keys
 from specsim.simulator.columns import round_pages
-from specsim.simulator.run import Ledger, Run
+from specsim.simulator.results import Ledger, Run
+from specsim.simulator.uniforms import Stream, keys, named_uniforms
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,11 @@ class Server:
 
     def _plan(self) -> int:
         """Make room for the next round of all who have a place, admit whom there is room for; the pages they need."""
-        pages, retracted = self._pages(), False
+        pages, preempted = self._pages(), False
         while pages > self.num_pages:
-            self._retract()
-            pages, retracted = self._pages(), True
-        while self.waiting and not retracted and len(self.running) + len(self.prefilling) < self.serving.max_running:
+            self._preempt()
+            pages, preempted = self._pages(), True
+        while self.waiting and not preempted and len(self.running) + len(self.prefilling) < self.serving.max_running:
             request = self.waiting[0][1]
             needed = int(round_pages(self.lengths[request], self.configs))
             if pages + needed > self.num_pages:
@@ -100,15 +100,15 @@ class Server:
         """Of the columns that requests need in their next round, as far as the host knows."""
         return int(np.add.reduce(round_pages(self.lengths[requests], self.configs)))
 
-    def _retract(self) -> None:
+    def _preempt(self) -> None:
         """Whoever gives way waits, and will compute the KV of its known tokens again."""
-        sign = {"latest": 0, "shortest": -1, "longest": 1}[self.serving.retraction]
+        sign = {"latest": 0, "shortest": -1, "longest": 1}[self.serving.preemption]
         placed = [*self.running.tolist(), *self.prefilling]
         self.filled[self.running] = self.lengths[self.running]
         request = max(placed, key=lambda each: (sign * int(self.filled[each]), self.ledger.arrivals[each], each))
         self.running = self.running[self.running != request]
         self.prefilling = [each for each in self.prefilling if each != request]
-        self.ledger.retractions[request] += 1
+        self.ledger.preemptions[request] += 1
         heapq.heappush(self.waiting, (float(self.ledger.arrivals[request]), request))
 
     def _chunks(self) -> list[tuple[int, int, int]]:
@@ -187,7 +187,7 @@ class Server:
         requests, law, steps = self.running, self.options[option].acceptance, self.configs[option].num_steps
         positions = contexts - self.prompts[requests]
         accepted = law.accepted(
-            Rounds(requests, self.rounds[requests], positions, coins(self.keys[requests], positions))
+            Rounds(requests, self.rounds[requests], positions, named_uniforms(self.keys[requests], positions))
         )
         return np.minimum(accepted, steps) if law.num_steps > steps else accepted
 
@@ -218,7 +218,7 @@ class Server:
             self._end(len(ended), results.seconds)
 
     def _end(self, num_ended: int, seconds: float) -> None:
-        """Whose tokens are complete leaves, whether it runs or waits since a retraction."""
+        """Whose tokens are complete leaves, whether it runs or waits since a preemption."""
         self.running = self.running[self.left[self.running] > 0]
         if self.waiting and self.lagging:
             self.waiting = [each for each in self.waiting if self.left[each[1]]]

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from specsim.config import InputError
+from specsim.core.errors import InputError
 from specsim.simulator.cell import Cell
 from specsim.simulator.measurement import METRICS
 from specsim.simulator.model import names, read_config

@@ -1,6 +1,6 @@
 """Continuous batching on a clock: who is served when, what a step takes, what comes out when.
 
-Steps are those of specsim.scheduler: arrivals, room for the next round (or retraction), admission, chunks of prompts,
+Steps are those of serving.scheduler: arrivals, room for the next round (or preemption), admission, chunks of prompts,
 one round of whoever runs; under `overlap` a step is planned before the results of the one before it are known, so that
 a request that has ended takes part in one more round. A step takes what the cost model says.
 """
@@ -10,12 +10,13 @@ from typing import Literal
 
 import numpy as np
 
-from specsim.config import InputError, ServingConfig
+from specsim.core.config import ServingConfig
+from specsim.core.errors import InputError
 from specsim.simulator.acceptance import check_number
 from specsim.simulator.client import Client
 from specsim.simulator.columns import round_pages
 from specsim.simulator.option import Always, Cost, Option, Policy
-from specsim.simulator.run import Run
+from specsim.simulator.results import Run
 from specsim.simulator.server import Server
 from specsim.simulator.workload import Workload
 
@@ -39,7 +40,7 @@ def simulate(
     """Serve a workload. The same arguments give the same run, to the last bit.
 
     prefill: prompts go through the round's own forward (`mixed`, as in vLLM), a forward of their own before the round,
-    which takes them along (`beside`, as in specsim.scheduler), or one that rounds wait for (`first`, as in SGLang).
+    which takes them along (`beside`, as in serving.scheduler), or one that rounds wait for (`first`, as in SGLang).
     policy: chooses among several options. intake, latency: seconds of the front end for each request, one at a time and
     besides (see Client). log: keep a record of every step. serving: unless given, 256 places, slots for all, and the
     cost model's schedule.

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from specsim.config import InputError
-from specsim.files import read_text
-from specsim.simulator.coins import Stream, coins, keys
+from specsim.core.errors import InputError
+from specsim.core.files import read_text
+from specsim.simulator.uniforms import Stream, keys, named_uniforms
 
 Length = int | tuple[int, int]
 _FIELDS = ("arrival_s", "prompt_tokens", "output_tokens")
@@ -122,7 +122,7 @@ def _drawn(num_requests: int, prompt: Length, output: Length, seed: int) -> tupl
 
 
 def _uniforms(count: int, index: int, seed: int) -> np.ndarray:
-    return coins(keys(seed, Stream.LENGTH, np.arange(count)), index)
+    return named_uniforms(keys(seed, Stream.LENGTH, np.arange(count)), index)
 
 
 def _lengths(name: str, values: np.ndarray) -> np.ndarray:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from specsim.config import InputError, SpecConfig
+from specsim.core.config import SpecConfig
+from specsim.core.errors import InputError
 from specsim.simulator.calibrate import Timed, calibrate
 from specsim.simulator.cost import CostModel
 from specsim.simulator.efficiency import Efficiency
@@ -49,7 +50,7 @@ def _kept() -> Path:
     for path in (package.parent / KEPT, package / KEPT):
         if path.is_file():
             return path
-    allowed = "a result of specsim bench --suite scale that python -m specsim.bench.table keeps there"
+    allowed = "a result of specsim bench --suite scale that python -m specsim.maintain.bench_tables keeps there"
     raise InputError("bench-scale.json", "not in fast/measurements", allowed)
 
 

@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from specsim.config import SpecConfig
+from specsim.core.config import SpecConfig
 from specsim.simulator.acceptance import Acceptance, Judged, Rounds, iid_of_length
-from specsim.simulator.coins import Stream, coins, keys
 from specsim.simulator.cost import CostModel
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import hardware
@@ -15,6 +14,7 @@ from specsim.simulator.model import drafter, model
 from specsim.simulator.option import Option
 from specsim.simulator.reproduce.published import rows
 from specsim.simulator.timeline import simulate
+from specsim.simulator.uniforms import Stream, keys, named_uniforms
 from specsim.simulator.workload import Workload
 
 REQUESTS = 10  # a client; vllm#38496 has the command of its author's benchmarks
@@ -120,7 +120,7 @@ def _outputs(requests: int, mean: float) -> np.ndarray:
 
 
 def _matched(length: float, outputs: np.ndarray) -> Acceptance:
-    """The law under which rounds of all requests together have this accept length, by their own coins.
+    """The law under which rounds of all requests together have this accept length, by their own uniforms.
 
     Drafts are accepted alike, but none of an output that ends early.
     """
@@ -145,7 +145,7 @@ def _played(law: Acceptance, outputs: np.ndarray) -> float:
     names, rounds = keys(0, Stream.ROUND, requests), np.zeros(len(outputs), dtype=np.int64)
     while len(running := requests[put_out < outputs]):
         places = put_out[running] - 1
-        accepted = law.accepted(Rounds(running, rounds[running], places, coins(names[running], places)))
+        accepted = law.accepted(Rounds(running, rounds[running], places, named_uniforms(names[running], places)))
         put_out[running] += accepted + 1
         rounds[running] += 1
         drafts += int(accepted.sum())

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 from scipy.optimize import brentq
 
-from specsim.config import SpecConfig
+from specsim.core.config import SpecConfig
 from specsim.simulator.calibrate import Calibration, fit
 from specsim.simulator.cost import CostModel
 from specsim.simulator.efficiency import Efficiency

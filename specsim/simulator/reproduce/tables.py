@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from specsim.config import InputError
+from specsim.core.errors import InputError
 from specsim.simulator.reproduce import fast_rounds, leviathan, sglang_6995, spec_bench, vllm_20780, vllm_41162
 from specsim.simulator.reproduce.reproduction import Reproduction
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from specsim.config import SpecConfig
+from specsim.core.config import SpecConfig
 from specsim.simulator.calibrate import fit
 from specsim.simulator.cost import CostModel
 from specsim.simulator.efficiency import Efficiency

@@ -1,0 +1,1 @@
+"""Matrix products, norms, rotary positions and attention metadata."""

@@ -1,0 +1,176 @@
+"""Rows of hidden states, and what is done with each of them alone: norms, sums, gates."""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import torch
+import triton
+import triton.language as tl
+
+from specsim.fast.runtime.launch import await_input, block_of, kernel, nearest, require_contiguous
+
+
+class Norm(NamedTuple):
+    """An RMS norm: its weight [H] and epsilon."""
+
+    weight: torch.Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows [R, H] of a hidden state, under a norm that whoever multiplies them has to apply; None: under none.
+
+    What it takes to apply it to a product, where whoever wrote the rows has noted it: weighted, the rows times the
+    norm's weight, and squares, f32 [R, parts], which add up to the sum of a row's squares.
+    """
+
+    values: torch.Tensor
+    norm: Norm | None = None
+    weighted: torch.Tensor | None = None
+    squares: torch.Tensor | None = None
+
+    @classmethod
+    def to_write(cls, values: torch.Tensor, norm: Norm | None, parts: int) -> Self:
+        """With room for what a norm takes; in float16 a row times a weight may be too large."""
+        if norm is None or values.dtype == torch.float16:
+            return cls(values, norm)
+        num_rows, size = values.shape
+        squares = values.new_empty(num_rows, parts, dtype=torch.float32)
+        return cls(values, norm, values.new_empty(num_rows, size), squares)
+
+    def applied(self) -> torch.Tensor:
+        """[R, H], the norm applied now."""
+        return self.values if self.norm is None else rms_norm(self.values, *self.norm)
+
+
+@triton.jit
+def normalised(x, scale, weight, DTYPE: tl.constexpr):
+    """x · scale · weight, rounded to DTYPE before the weight and after."""
+    return nearest(weight.to(tl.float32) * nearest(x.to(tl.float32) * scale, DTYPE).to(tl.float32), DTYPE)
+
+
+@kernel
+def _norm_kernel(
+    out_ptr, x_ptr, ids_ptr, weight_ptr, num_rows, size, eps, stride_out, stride_x,
+    BLOCK_R: tl.constexpr, BLOCK_H: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64)[:, None]
+    offs = tl.arange(0, BLOCK_H)[None, :]
+    mask = (row < num_rows) & (offs < size)
+    weight = tl.load(weight_ptr + offs, mask=offs < size, other=0.0)
+    await_input(PDL)
+    source = row if ids_ptr is None else tl.load(ids_ptr + row, mask=row < num_rows, other=0)
+    x = tl.load(x_ptr + source * stride_x + offs, mask=mask, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / size + eps)
+    tl.store(out_ptr + row * stride_out + offs, normalised(x, scale, weight, out_ptr.dtype.element_ty), mask=mask)
+
+
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor | None = None,
+    ids_R: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """x / √(mean x² + eps) · weight of rows [R, H], in f32 (Zhang & Sennrich 2019).
+
+    ids_R: which rows of x, a table then; out may be columns of a wider tensor.
+    """
+    out = x.new_empty(len(x) if ids_R is None else len(ids_R), x.shape[1]) if out is None else out
+    if any(rows.stride(-1) != 1 for rows in (x, out)):
+        raise ValueError(f"rows have strides {x.stride()} and {out.stride()}; allowed: 1 along the last dimension")
+    num_rows, size = out.shape
+    block = block_of(num_rows, 1, size)
+    _norm_kernel[(triton.cdiv(num_rows, block),)](
+        out, x, ids_R, weight, num_rows, size, eps, out.stride(0), x.stride(0),
+        BLOCK_R=block, BLOCK_H=triton.next_power_of_2(size), num_warps=8 if size > 2048 else 4,
+    )  # fmt: skip
+    return out
+
+
+@kernel
+def _embed_kernel(
+    out_ptr, weighted_ptr, squares_ptr, table_ptr, ids_ptr, norm_ptr, num_rows, size, stride_out,
+    BLOCK_R: tl.constexpr, BLOCK_H: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    await_input(PDL)
+    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64)
+    offs, mask_r = tl.arange(0, BLOCK_H), row < num_rows
+    mask = mask_r[:, None] & (offs < size)[None, :]
+    source = tl.load(ids_ptr + row, mask=mask_r, other=0)
+    x = tl.load(table_ptr + source[:, None] * size + offs[None, :], mask=mask, other=0.0)
+    tl.store(out_ptr + row[:, None] * stride_out + offs[None, :], x, mask=mask)
+    if norm_ptr is not None:
+        x, weight = x.to(tl.float32), tl.load(norm_ptr + offs, mask=offs < size, other=0.0).to(tl.float32)
+        weighted = nearest(x * weight[None, :], weighted_ptr.dtype.element_ty)
+        tl.store(weighted_ptr + row[:, None] * size + offs[None, :], weighted, mask=mask)
+        tl.store(squares_ptr + row, tl.sum(x * x, axis=1), mask=mask_r)
+
+
+def embed(
+    ids_R: torch.Tensor, table_VH: torch.Tensor, norm: Norm | None = None, out: torch.Tensor | None = None
+) -> Rows:
+    """Rows of an embedding table under the norm that follows; out may be columns of a wider tensor."""
+    require_contiguous(table_VH=table_VH)
+    num_rows, size = len(ids_R), table_VH.shape[1]
+    out = table_VH.new_empty(num_rows, size) if out is None else out
+    rows, block = Rows.to_write(out, norm, 1), block_of(num_rows, 1, size)
+    norm_weight = None if rows.weighted is None else norm.weight
+    _embed_kernel[(triton.cdiv(num_rows, block),)](
+        out, rows.weighted, rows.squares, table_VH, ids_R, norm_weight, num_rows, size, out.stride(0),
+        BLOCK_R=block, BLOCK_H=triton.next_power_of_2(size), num_warps=8 if size > 2048 else 4,
+    )  # fmt: skip
+    return rows
+
+
+@kernel
+def _add_kernel(
+    out_ptr, x_ptr, delta_ptr, num_rows, size, stride_out, stride_x, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    await_input(PDL)
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask, row, column = offs < num_rows * size, offs // size, offs % size
+    x = tl.load(x_ptr + row * stride_x + column, mask=mask, other=0.0).to(tl.float32)
+    total = x + tl.load(delta_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * stride_out + column, nearest(total, out_ptr.dtype.element_ty), mask=mask)
+
+
+def add(x: torch.Tensor, delta: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """x + delta, rows [R, H]; x and out may be columns of wider tensors."""
+    require_contiguous(delta=delta)
+    out, block = torch.empty_like(delta) if out is None else out, block_of(delta.numel(), 1024)
+    _add_kernel[(triton.cdiv(delta.numel(), block),)](
+        out, x, delta, *delta.shape, out.stride(0), x.stride(0), BLOCK=block
+    )
+    return out
+
+
+@triton.jit
+def gated(gate, up, DTYPE: tl.constexpr):
+    """silu(gate) · up, f32, rounded to DTYPE where a library's three operations round but for the last time."""
+    gate, up = nearest(gate, DTYPE).to(tl.float32), nearest(up, DTYPE).to(tl.float32)
+    shrunk = tl.exp(-tl.abs(gate))
+    silu = nearest(gate * tl.where(gate >= 0, 1.0, shrunk) / (1.0 + shrunk), DTYPE)
+    return silu.to(tl.float32) * up
+
+
+@kernel
+def _silu_mul_kernel(out_ptr, gate_up_ptr, count, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    await_input(PDL)
+    DTYPE: tl.constexpr = out_ptr.dtype.element_ty
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < count
+    address = gate_up_ptr + offs // size * 2 * size + offs % size
+    gate = tl.load(address, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(address + size, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + offs, nearest(gated(gate, up, DTYPE), DTYPE), mask=mask)
+
+
+def silu_mul(gate_up_RI2: torch.Tensor) -> torch.Tensor:
+    """silu(gate) · up, [R, I], of gate and up side by side in [R, 2I]."""
+    require_contiguous(gate_up_RI2=gate_up_RI2)
+    num_rows, size = gate_up_RI2.shape[0], gate_up_RI2.shape[1] // 2
+    out, block = gate_up_RI2.new_empty(num_rows, size), block_of(num_rows * size, 1024)
+    _silu_mul_kernel[(triton.cdiv(out.numel(), block),)](out, gate_up_RI2, out.numel(), size, BLOCK=block)
+    return out

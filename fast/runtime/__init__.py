@@ -1,0 +1,1 @@
+"""Launches, the interpreter, recorded graphs and in-kernel random numbers."""

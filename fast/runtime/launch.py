@@ -1,0 +1,158 @@
+"""How kernels are launched: compiled on a GPU, interpreted without one, and seen by whoever records a graph."""
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from contextvars import ContextVar
+
+import torch
+
+from specsim.fast.runtime.interpreter import spare_the_interpreter
+
+# Triton decides when it is imported whether kernels are interpreted, its own library functions included; without a GPU
+# nothing else could run them, so a copy that torch has imported for itself makes room. The extension loads only once.
+if not torch.cuda.is_available() and os.environ.setdefault("TRITON_INTERPRET", "1") == "1":
+    loaded = sys.modules.get("triton")
+    if loaded and type(loaded.language.sum).__name__ != "InterpretedFunction":
+        for name in [name for name in sys.modules if f"{name}.".startswith("triton.")]:
+            if not name.startswith("triton._C"):
+                del sys.modules[name]
+
+try:
+    import triton
+    import triton.language as tl
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError as error:
+    raise ImportError("specsim.fast needs Triton, which is published for Linux; specsim.reference does not") from error
+
+INTERPRETED: bool = triton.knobs.runtime.interpret
+if INTERPRETED:
+    spare_the_interpreter()
+
+MOST_ENTRIES = tl.TRITON_MAX_TENSOR_NUMEL
+
+Launch = Callable[[], None]
+# Who is told of a launch instead of its being run: a context, like torch's own stack of dispatch modes.
+recorder: ContextVar[Callable[[str, Launch], None] | None] = ContextVar("recorder", default=None)
+
+
+@triton.jit
+def await_predecessor(PDL: tl.constexpr):
+    """Waits until the kernel before has ended, where this one was launched so that it may begin sooner.
+
+    Before any load of what another kernel wrote and any store. Every kernel launched with PDL has to wait, or a kernel
+    two places on would not know of what came before.
+    """
+    if PDL:
+        gdc_wait()
+
+
+@triton.jit
+def let_successor_begin(PDL: tl.constexpr):
+    """Lets the next kernel of the stream begin as soon as every program of this one has come here or ended."""
+    if PDL:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def await_input(PDL: tl.constexpr):
+    """The first statement of a small kernel that takes PDL: both of the above."""
+    let_successor_begin(PDL)
+    await_predecessor(PDL)
+
+
+_CASTS_ROUND = tl.constexpr(not INTERPRETED)  # the interpreter cuts bf16 off
+
+
+@triton.jit
+def nearest(x, DTYPE: tl.constexpr):
+    """x, f32, rounded to nearest even."""
+    if DTYPE == tl.bfloat16 and not _CASTS_ROUND:  # noqa: SIM300
+        bits = x.to(tl.uint32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        x = tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+    return x.to(DTYPE)
+
+
+class Kernel:
+    """A Triton kernel, launched as `kernel[grid](arguments)`.
+
+    Integers are not specialised, so that one compilation serves every setting; what a kernel should know when it is
+    compiled is a constexpr. A kernel with a constexpr PDL is told whether it is launched so that it may begin before
+    its predecessor has ended (programmatic dependent launch): on GPUs that can, from Hopper on.
+
+    The compiler fuses no product with a sum, unless a launch says enable_fp_fusion: where lanes exchange what they sum,
+    each would leave another product unrounded, and lanes that stand for one number would go on with different ones.
+    """
+
+    def __init__(self, function: Callable):
+        parameters = inspect.signature(function).parameters
+        plain = [
+            name
+            for name, parameter in parameters.items()
+            if parameter.annotation is inspect.Parameter.empty and not name.endswith("_ptr")
+        ]
+        self.__name__, self.__doc__ = function.__name__, function.__doc__
+        self._takes_pdl = "PDL" in parameters
+        self._compiled = triton.jit(function) if INTERPRETED else triton.jit(function, do_not_specialize=plain)
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        """A launch over `grid` programs; an empty grid launches nothing."""
+
+        def launch(*args, **kwargs) -> None:
+            if 0 in grid:
+                return
+            kwargs = {"enable_fp_fusion": False, **kwargs}
+            if self._takes_pdl:
+                kwargs |= {"PDL": True, "launch_pdl": True} if can_overlap() else {"PDL": False}
+            run = self._compiled[grid]
+            record = recorder.get()
+            if record is None:
+                run(*args, **kwargs)
+            else:
+                record(self.__name__, lambda: run(*args, **kwargs))
+
+        return launch
+
+
+@functools.cache
+def can_overlap() -> bool:
+    """Whether kernels can be launched before their predecessors have ended."""
+    is_nvidia = not INTERPRETED and torch.version.hip is None
+    return is_nvidia and torch.cuda.get_device_capability() >= (9, 0)
+
+
+def stages_within(stages: int, stage_bytes: int, spare: int = 0) -> int:
+    """How many stages of a software pipeline, at most `stages`, fit into shared memory beside `spare` bytes.
+
+    All but one of them hold a tile at a time. How many there are changes no result.
+    """
+    return stages if INTERPRETED else max(2, min(stages, 1 + (_shared_memory() - spare) // stage_bytes))
+
+
+@functools.cache
+def _shared_memory() -> int:
+    """Bytes that a program can have on the GPU of this process."""
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).shared_memory_per_block_optin
+
+
+def kernel(function: Callable) -> Kernel:
+    """Decorates a kernel that the host launches; device functions are decorated with triton.jit itself."""
+    return Kernel(function)
+
+
+def block_of(count: int, on_gpu: int, others: int = 1) -> int:
+    """Rows of one program, a power of two: `on_gpu`, or under the interpreter, where programs cost, as many as there
+    are and a tile may hold. others: the tile's entries a row.
+    """
+    most = max(1, MOST_ENTRIES // triton.next_power_of_2(others))
+    return min(triton.next_power_of_2(max(count, 1)), most) if INTERPRETED else on_gpu
+
+
+def require_contiguous(**tensors: torch.Tensor | None) -> None:
+    """What kernels assume of tensors whose strides they do not take."""
+    for name, tensor in tensors.items():
+        if tensor is not None and not tensor.is_contiguous():
+            raise ValueError(f"{name} has strides {tensor.stride()}; allowed: a contiguous tensor")

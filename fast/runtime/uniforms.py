@@ -1,0 +1,69 @@
+"""The named draws of specsim.core.uniforms inside kernels, bit for bit."""
+
+import torch
+import triton
+import triton.language as tl
+
+from specsim.core.uniforms import Stream
+from specsim.fast.runtime.launch import block_of, kernel
+
+# Streams as kernels name them.
+PREFILL = tl.constexpr(int(Stream.PREFILL))
+ACCEPT = tl.constexpr(int(Stream.ACCEPT))
+FINAL = tl.constexpr(int(Stream.FINAL))
+SYNTHETIC = tl.constexpr(int(Stream.SYNTHETIC))
+DRAFT = tl.constexpr(int(Stream.DRAFT))
+GUMBEL = tl.constexpr(int(Stream.GUMBEL))
+
+
+@triton.jit
+def word(seed, request_id, stream, root_len, depth, index):
+    """A random integer of 24 bits; seed is i64, everything else is cut to 32 bits and broadcasts."""
+    name = (depth.to(tl.uint32) << 8) | stream
+    first, _, _, _ = tl.philox(
+        seed, index.to(tl.uint32), root_len.to(tl.uint32), name.to(tl.uint32), request_id.to(tl.uint32)
+    )
+    return first >> 8
+
+
+@triton.jit
+def named_uniform(seed, request_id, stream, root_len, depth, index):
+    """A uniform of 24 bits in [2⁻²⁴, 1 - 2⁻²⁴], f32, of the word of that name."""
+    return tl.maximum(word(seed, request_id, stream, root_len, depth, index), 1).to(tl.float32) * (1.0 / 16777216)
+
+
+@triton.jit
+def gumbel(seed, request_id, position, tokens):
+    """Standard Gumbel noise of tokens at a position, f64 (f32 would have no place for 53 bits)."""
+    name = (position.to(tl.uint32) * 0 + GUMBEL).to(tl.uint32)
+    high, low, _, _ = tl.philox(seed, tokens.to(tl.uint32), position.to(tl.uint32), name, request_id.to(tl.uint32))
+    word = (high.to(tl.int64) << 21) | (low.to(tl.int64) >> 11)
+    uniform = tl.maximum(word, 1).to(tl.float64) * (1.0 / 9007199254740992)
+    return -tl.log(-tl.log(uniform))
+
+
+@kernel
+def _uniforms(seeds_ptr, request_ids_ptr, root_lens_ptr, depths_ptr, out_ptr, stream, size, BLOCK: tl.constexpr):
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < size
+    seed = tl.load(seeds_ptr + offs, mask=mask, other=0)
+    request_id = tl.load(request_ids_ptr + offs, mask=mask, other=0)
+    root_len = tl.load(root_lens_ptr + offs, mask=mask, other=0)
+    depth = tl.load(depths_ptr + offs, mask=mask, other=0)
+    tl.store(out_ptr + offs, named_uniform(seed, request_id, stream, root_len, depth, tl.zeros_like(depth)), mask=mask)
+
+
+def named_uniforms(
+    seeds: torch.Tensor,
+    request_ids: torch.Tensor,
+    stream: Stream,
+    root_lens: torch.Tensor,
+    depths: torch.Tensor,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The uniform of every name, f32 [M]; the parts of the names are contiguous i64 [M]."""
+    size = len(seeds)
+    out = torch.empty(size, dtype=torch.float32, device=seeds.device) if out is None else out
+    block = block_of(size, on_gpu=256)
+    _uniforms[(triton.cdiv(size, block),)](seeds, request_ids, root_lens, depths, out, int(stream), size, BLOCK=block)
+    return out

@@ -1,0 +1,262 @@
+"""Where the ranking of a row (by logit, then by id) is cut by top-k, top-p and min-p: bisection, no sort.
+
+Device functions for ROWS rows at once. A cut is the rank and the id of the last token that is kept. The tokens that a
+cut depends on are found through the summaries of groups; where they are few they are listed once, and the bisection
+reads the list, else it reads the row. Rows know each other not: what is done for one beside another leaves it alone.
+"""
+
+import triton
+import triton.language as tl
+
+from specsim.fast.vocabulary.summaries import LOWEST_RANK, rank, unrank, weights_of
+
+MOST_GROUPS = tl.constexpr(256)  # that are read again to list their tokens
+MOST_LISTED = tl.constexpr(4096)  # tokens that a list has room for
+NEARLY_ALL = tl.constexpr(1 - 2.0**-16)  # of the mass that a floor may leave out: more than the sums' roundings
+
+
+@triton.jit
+def logits_at(rows, tokens, mask):
+    """Logits after penalties and bias, f32, of tokens of rows.
+
+    rows: (logits_ptr, adjusted_ptr, is_adjusted, first, vocab_size); `first` is the place of a row's first token, and
+    is_adjusted says which of the two holds the row. Both are of a shape that broadcasts to the tokens'.
+    """
+    logits_ptr, adjusted_ptr, is_adjusted, first, vocab_size = rows
+    mask &= (tokens >= 0) & (tokens < vocab_size)
+    raw = tl.load(logits_ptr + first + tokens, mask=mask & (is_adjusted == 0), other=float("-inf")).to(tl.float32)
+    adjusted = tl.load(adjusted_ptr + first + tokens, mask=mask & (is_adjusted != 0), other=float("-inf"))
+    return tl.where(is_adjusted != 0, adjusted, raw)
+
+
+# A source is (rows, listed_ptr, size): where it is LISTED `size` [ROWS] pairs (rank, id) from listed_ptr on, else the
+# tokens 0..size-1 of rows.
+
+
+@triton.jit
+def _tile(source, start, LISTED: tl.constexpr, BLOCK: tl.constexpr):
+    """(tokens, ranks) [ROWS, BLOCK] of a source from entry `start` on; LOWEST_RANK beyond its size."""
+    rows, listed_ptr, size = source
+    entries = start + tl.arange(0, BLOCK)[None, :]
+    mask = entries < size[:, None]
+    if LISTED:
+        entry_ptr = listed_ptr[:, None] + 2 * entries
+        ranks, tokens = tl.load(entry_ptr, mask=mask, other=LOWEST_RANK), tl.load(entry_ptr + 1, mask=mask, other=0)
+    else:
+        tokens = entries + tl.full(mask.shape, 0, tl.int32)
+        ranks = tl.where(mask, rank(logits_at(rows, tokens, mask)), LOWEST_RANK)
+    return tokens, ranks
+
+
+@triton.jit
+def _mass_of(ranks, best, scale, by_count):
+    weights = tl.where(by_count, 1.0, tl.exp2((unrank(ranks) - best[:, None]) * scale[:, None]))
+    return tl.where(ranks > LOWEST_RANK, weights, 0.0)
+
+
+@triton.jit
+def _mass(source, best, scale, last_rank, last_token, LISTED: tl.constexpr, BLOCK: tl.constexpr):
+    """The sum of the weights that a cut keeps."""
+    mass = tl.full(best.shape, 0, tl.float32)
+    for start in range(0, tl.max(source[2]), BLOCK):
+        tokens, ranks = _tile(source, start, LISTED, BLOCK)
+        bound = last_rank[:, None]
+        kept = (ranks > bound) | ((ranks == bound) & (tokens <= last_token[:, None]))
+        mass += tl.sum(tl.where(kept, _mass_of(ranks, best, scale, False), 0.0), axis=1)
+    return mass
+
+
+@triton.jit
+def _mass_above(source, best, scale, bounds, by_count, LISTED: tl.constexpr, BLOCK: tl.constexpr):
+    """The sum of the weights, by_count the number, of tokens of higher rank than each bound, [ROWS, FAN]."""
+    mass = tl.full(bounds.shape, 0, tl.float32)
+    for start in range(0, tl.max(source[2]), BLOCK):
+        _, ranks = _tile(source, start, LISTED, BLOCK)
+        weights = _mass_of(ranks, best, scale, by_count)
+        mass += tl.sum(tl.where(ranks[:, None, :] > bounds[:, :, None], weights[:, None, :], 0.0), axis=2)
+    return mass
+
+
+# Searches keep two numbers a row, `low`, for which something holds, and `high`, for which it does not, and try FAN
+# numbers between them at once. Ranks are numbered without the last bits, `shift` of them, which a row has alike.
+
+
+@triton.jit
+def _between(low, high, FAN: tl.constexpr):
+    """FAN numbers from low on, below high, in equal distances, [ROWS, FAN]."""
+    parts = tl.arange(0, FAN)[None, :] + 1
+    return low[:, None] + (high - low)[:, None] * parts // (FAN + 1)
+
+
+@triton.jit
+def _narrow(low, high, middles, is_high):
+    is_high &= middles > low[:, None]
+    lower = tl.max(tl.where(is_high, low[:, None], middles), axis=1)
+    return lower, tl.min(tl.where(is_high, middles, high[:, None]), axis=1)
+
+
+@triton.jit
+def _rank_from(number, shift):
+    """The lowest rank of a number."""
+    return tl.maximum(number << shift, LOWEST_RANK).to(tl.int32)
+
+
+@triton.jit
+def _keep_before(
+    source, best, scale, cut, floor, shift, target, by_count, LISTED: tl.constexpr, BLOCK: tl.constexpr,
+    FAN: tl.constexpr,
+):  # fmt: skip
+    """The cut of what has less than `target` of mass, by_count of tokens, before it, and that `cut` keeps as well.
+
+    floor: a rank that the cut is known not to fall below.
+    """
+    last_rank, last_token = cut
+    low, number = (tl.maximum(last_rank, floor).to(tl.int64) >> shift) - 1, rank(best).to(tl.int64) >> shift
+    while tl.max(number - low) > 1:  # above `number` there is less than target, above `low` there is not
+        middles = _between(low, number, FAN)
+        bounds = (((middles + 1) << shift[:, None]) - 1).to(tl.int32)
+        above = _mass_above(source, best, scale, bounds, by_count, LISTED, BLOCK)
+        low, number = _narrow(low, number, middles, above < target[:, None])
+    bound = tl.where(number >= 0, number << shift, ((number + 1) << shift) - 1).to(tl.int32)
+    above = _mass_above(source, best, scale, bound[:, None], by_count, LISTED, BLOCK)
+    equals, last = tl.full(best.shape, 0, tl.float32), tl.full(best.shape, -1, tl.int32)
+    for start in range(0, tl.max(source[2]), BLOCK):
+        tokens, ranks = _tile(source, start, LISTED, BLOCK)
+        equal = ranks == bound[:, None]
+        before = equals[:, None] + tl.cumsum(equal.to(tl.float32), axis=1) - 1
+        kept = equal & (above + before * _mass_of(ranks, best, scale, by_count) < target[:, None])
+        last = tl.maximum(last, tl.max(tl.where(kept, tokens, -1), axis=1))
+        equals += tl.sum(equal.to(tl.float32), axis=1)
+    return bound, tl.where(bound == last_rank, tl.minimum(last, last_token), last)
+
+
+@triton.jit
+def _least_rank(source, best, scale, least_weight, LISTED: tl.constexpr, BLOCK: tl.constexpr):
+    """The lowest rank among the tokens whose weight is at least `least_weight`."""
+    least = rank(best)
+    for start in range(0, tl.max(source[2]), BLOCK):
+        _, ranks = _tile(source, start, LISTED, BLOCK)
+        heavy = (ranks > LOWEST_RANK) & (_mass_of(ranks, best, scale, False) >= least_weight[:, None])
+        least = tl.minimum(least, tl.min(tl.where(heavy, ranks, 0x7FFFFFFF), axis=1))
+    return least
+
+
+@triton.jit
+def cut_source(source, moments, filters, floor, shift, LISTED: tl.constexpr, BLOCK: tl.constexpr, FAN: tl.constexpr):
+    """(last rank, last token, mass) of what top-k, then top-p, then min-p leave of a source.
+
+    moments: (largest logit, scale, mass of all). filters: (top_k, 0 where it cuts nothing; top_p, 1 likewise; min_p).
+    """
+    best, scale, total = moments
+    top_k, top_p, min_p = filters
+    last_rank, last_token = tl.full(best.shape, LOWEST_RANK, tl.int32), tl.full(best.shape, 0x7FFFFFFF, tl.int32)
+    for step in range(2):
+        by_count = step == 0
+        applies = tl.where(by_count, top_k > 0, top_p < 1)
+        if tl.max(applies.to(tl.int32)) > 0:
+            cut, target = (last_rank, last_token), tl.where(by_count, top_k.to(tl.float32), total * top_p)
+            bound, token = _keep_before(source, best, scale, cut, floor, shift, target, by_count, LISTED, BLOCK, FAN)
+            last_rank, last_token = tl.where(applies, bound, last_rank), tl.where(applies, token, last_token)
+            left = _mass(source, best, scale, last_rank, last_token, LISTED, BLOCK)
+            total = tl.where(applies, left, total)
+    if tl.max(min_p) > 0:
+        bound = _least_rank(source, best, scale, min_p, LISTED, BLOCK)
+        raised = (min_p > 0) & (bound > last_rank)
+        last_rank, last_token = tl.where(raised, bound, last_rank), tl.where(raised, 0x7FFFFFFF, last_token)
+    return last_rank, last_token, _mass(source, best, scale, last_rank, last_token, LISTED, BLOCK)
+
+
+@triton.jit
+def cut_rows(
+    chosen, source, moments, filters, floor, shift, others, LISTED: tl.constexpr, BLOCK: tl.constexpr, FAN: tl.constexpr
+):
+    """(last rank, last token, mass) of the chosen rows, by a source that is empty for the others; theirs as given."""
+    last_rank, last_token, mass = others
+    if tl.max(chosen.to(tl.int32)) > 0:
+        top_k, top_p, min_p = filters
+        filters = tl.where(chosen, top_k, 0), tl.where(chosen, top_p, 1.0), tl.where(chosen, min_p, 0.0)
+        floor = tl.where(chosen, floor, rank(moments[0]))
+        bound, token, kept = cut_source(source, moments, filters, floor, shift, LISTED, BLOCK, FAN)
+        last_rank, last_token = tl.where(chosen, bound, last_rank), tl.where(chosen, token, last_token)
+        mass = tl.where(chosen, kept, mass)
+    return last_rank, last_token, mass
+
+
+@triton.jit
+def _floor_by_count(ranks, highest, count, shift, FAN: tl.constexpr):
+    """The count-th highest of the ranks of groups' maxima, which as many tokens reach; LOWEST_RANK of fewer."""
+    low = tl.full(highest.shape, LOWEST_RANK, tl.int64) >> shift
+    high = (highest.to(tl.int64) >> shift) + 1
+    while tl.max(high - low) > 1:  # `low` is reached by as many, or lowest
+        middles = _between(low, high, FAN)
+        reached = ranks[:, None, :] >= _rank_from(middles, shift[:, None])[:, :, None]
+        low, high = _narrow(low, high, middles, tl.sum(reached.to(tl.int32), axis=2) < count[:, None])
+    return _rank_from(low, shift)
+
+
+@triton.jit
+def _floor_by_mass(maxima, masses, moments, top_p, shift, vocab_size, GROUP: tl.constexpr, FAN: tl.constexpr):
+    """A rank below which there is certainly less than 1 - top_p of the mass, by the summaries of groups.
+
+    Left out are the groups that do not reach it and, of those that do, at most all but the largest token, or as much as
+    GROUP tokens just below it.
+    """
+    best, scale, total = moments
+    ranks, lighter = rank(maxima), masses - weights_of(maxima, best[:, None], scale[:, None])
+    spare = total * (NEARLY_ALL - top_p)
+    tiny = tl.log2(tl.maximum(spare, 1e-30) / (2.0 * vocab_size))  # so little that all tokens together are spare
+    low = rank(best + tiny / scale).to(tl.int64) >> shift
+    low = tl.maximum(low, (tl.full(best.shape, LOWEST_RANK, tl.int64) >> shift) + 1)
+    high = (rank(best).to(tl.int64) >> shift) + 1
+    while tl.max(high - low) > 1:
+        middles = _between(low, high, FAN)
+        floors = _rank_from(middles, shift[:, None])
+        most = GROUP * tl.exp2((unrank(floors) - best[:, None]) * scale[:, None])
+        inside = tl.minimum(lighter[:, None, :], most[:, :, None])
+        left_out = tl.sum(tl.where(ranks[:, None, :] >= floors[:, :, None], inside, masses[:, None, :]), axis=2)
+        low, high = _narrow(low, high, middles, left_out > spare[:, None])
+    return tl.where(spare > 0, _rank_from(low, shift), LOWEST_RANK)
+
+
+@triton.jit
+def floor_of(maxima, masses, moments, filters, shift, vocab_size, GROUP: tl.constexpr, FAN: tl.constexpr):
+    """A rank below which no token matters to the cuts, by the summaries of groups."""
+    best, scale, _ = moments
+    top_k, top_p, min_p = filters
+    floor = tl.full(best.shape, LOWEST_RANK, tl.int32)
+    if tl.min(top_p) < 1:
+        by_mass = _floor_by_mass(maxima, masses, moments, top_p, shift, vocab_size, GROUP, FAN)
+        floor = tl.where(top_p < 1, by_mass, floor)
+    if tl.max(min_p) > 0:
+        distance = tl.log2(tl.maximum(min_p, 1e-30)) / scale
+        below = best + distance - 2.0**-18 * (tl.abs(best) + tl.abs(distance))
+        floor = tl.where(min_p > 0, tl.maximum(floor, rank(below)), floor)
+    if tl.max(top_k) > 0:  # top-p counts all that top-k leaves
+        floor = tl.where(top_k > 0, _floor_by_count(rank(maxima), rank(best), top_k, shift, FAN), floor)
+    return floor
+
+
+@triton.jit
+def list_tokens(rows, wanted, floor, groups_ptr, listed_ptr, GROUP: tl.constexpr, PER: tl.constexpr):
+    """List the tokens of the wanted groups [ROWS, GROUPS] that reach the floor, ascending: how many they are, [ROWS].
+
+    groups_ptr, listed_ptr: [ROWS], where a row's lists of groups and of tokens begin; the list ends at MOST_LISTED.
+    """
+    groups = tl.arange(0, wanted.shape[1])[None, :]
+    tl.store(groups_ptr[:, None] + tl.cumsum(wanted.to(tl.int32), axis=1) - 1, groups, mask=wanted)
+    tl.debug_barrier()
+    count, found = tl.sum(wanted.to(tl.int32), axis=1), tl.full(floor.shape, 0, tl.int32)
+    offs = tl.arange(0, PER * GROUP)[None, :]
+    for start in range(0, tl.max(count), PER):
+        entry = start + offs // GROUP
+        mask = entry < count[:, None]
+        tokens = tl.load(groups_ptr[:, None] + entry, mask=mask, other=0) * GROUP + offs % GROUP
+        ranks = rank(logits_at(rows, tokens, mask))
+        reach = mask & (tokens < rows[4]) & (ranks >= floor[:, None])
+        place = found[:, None] + tl.cumsum(reach.to(tl.int32), axis=1) - 1
+        mask = reach & (place < MOST_LISTED)
+        tl.store(listed_ptr[:, None] + 2 * place, ranks, mask=mask)
+        tl.store(listed_ptr[:, None] + 2 * place + 1, tokens, mask=mask)
+        found += tl.sum(reach.to(tl.int32), axis=1)
+    tl.debug_barrier()
+    return found

@@ -1,0 +1,132 @@
+"""The one reading of all logits: the largest of every group of tokens and the sum of the group's weights.
+
+What comes after looks at groups first and reads only those again that it needs. A weight is 2^((x - max) · scale), here
+with the group's own max; scale = log2(e) / T.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from specsim.fast.runtime.launch import await_input, block_of, kernel, require_contiguous
+
+GROUP = 256  # tokens
+BLOCK = 4096  # tokens that a program reads at once on a GPU
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LEAST_T, MOST_T = tl.constexpr(1e-20), tl.constexpr(1e30)  # beyond, (x - max) · scale may overflow or be 0 · inf
+LOWEST_RANK = tl.constexpr(-(2**31))  # below the rank of every number
+
+
+def num_groups(vocab_size: int) -> int:
+    """Groups of a row, the last one perhaps short."""
+    return triton.cdiv(vocab_size, GROUP)
+
+
+@triton.jit
+def rank(logits):
+    """An i32 in the order of f32, -0 and 0 alike."""
+    bits = logits.to(tl.int32, bitcast=True)
+    return tl.where(logits == 0, 0, bits ^ ((bits >> 31) & 0x7FFFFFFF))
+
+
+@triton.jit
+def unrank(ranks):
+    """The f32 of a rank."""
+    return (ranks ^ ((ranks >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def scale_of(temperature):
+    """log2(e) / T, f32; T = 1 where it is 0."""
+    held = tl.minimum(tl.maximum(temperature, LEAST_T), MOST_T).to(tl.float32)
+    return tl.where(temperature > 0, tl.div_rn(held * 0 + LOG2_E, held), LOG2_E)
+
+
+@triton.jit
+def weights_of(logits, best, scale):
+    """2^((x - best) · scale), 0 for -inf whatever best is."""
+    return tl.exp2((logits - tl.where(best == float("-inf"), 0.0, best)) * scale)
+
+
+@kernel
+def _summarise(
+    logits_ptr,
+    adjusted_ptr,
+    marks_ptr,
+    temperature_ptr,
+    maxima_ptr,
+    sums_ptr,
+    num_rows,
+    rows_per_request,
+    units,
+    ALIGN: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    vocab_size = units * ALIGN  # told as a product, by which loads are known to be aligned
+    offs = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    request, mask = offs // rows_per_request, offs < num_rows
+    tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    await_input(PDL)
+    is_raw, scale = mask, tl.full((ROWS,), LOG2_E, tl.float32)
+    if marks_ptr is not None:
+        marks = tl.load(marks_ptr + request, mask=mask, other=-1)
+        is_raw = mask & ((marks == 0) if adjusted_ptr is not None else (marks >= 0))
+    if temperature_ptr is not None:
+        scale = scale_of(tl.load(temperature_ptr + request, mask=mask, other=0.0))
+    places, inside = offs[:, None] * vocab_size + tokens[None, :], (tokens < vocab_size)[None, :]
+    logits = tl.load(logits_ptr + places, mask=is_raw[:, None] & inside, other=float("-inf")).to(tl.float32)
+    if adjusted_ptr is not None:
+        is_adjusted = mask & (marks > 0)
+        if tl.max(is_adjusted.to(tl.int32)) > 0:
+            adjusted = is_adjusted[:, None] & inside
+            logits = tl.where(adjusted, tl.load(adjusted_ptr + places, mask=adjusted, other=0.0), logits)
+    logits = tl.reshape(logits, (ROWS, BLOCK // GROUP, GROUP))
+    maxima = tl.max(logits, axis=2)
+    sums = tl.sum(weights_of(logits, maxima[:, :, None], scale[:, None, None]), axis=2)
+    groups, count = tl.program_id(1) * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP), tl.cdiv(vocab_size, GROUP)
+    out, mask = offs[:, None] * count + groups[None, :], mask[:, None] & (groups < count)[None, :]
+    tl.store(maxima_ptr + out, maxima, mask=mask)
+    tl.store(sums_ptr + out, sums, mask=mask)
+
+
+def summarise(
+    logits_RV: torch.Tensor,
+    temperature_B: torch.Tensor | None = None,
+    marks_B: torch.Tensor | None = None,
+    adjusted_RV: torch.Tensor | None = None,
+    group: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the largest logit, Σ 2^((x - the largest) · log2(e) / T)) of every group of tokens, f32 [R, G].
+
+    temperature_B: f64; T = 1 where it is 0 or not given. marks_B: as many rows for each; below 0 where rows are not to
+    be read, and, where adjusted_RV is given, above 0 where that holds the rows' logits. group: tokens of one, a power
+    of two, GROUP where not given. A group without a possible token, and every one of a row not read, is (-inf, 0).
+    """
+    (num_rows, vocab_size), device, group = logits_RV.shape, logits_RV.device, group or GROUP
+    require_contiguous(logits=logits_RV, adjusted=adjusted_RV)
+    maxima, sums = torch.empty(2, num_rows, triton.cdiv(vocab_size, group), dtype=torch.float32, device=device)
+    block = max(group, min(triton.next_power_of_2(vocab_size), block_of(2**16, BLOCK)))
+    rows, align = block_of(num_rows, 1, 8 * block), math.gcd(vocab_size, 16)
+    rows_per_request = 1 if marks_B is None else max(1, num_rows // max(1, len(marks_B)))
+    _summarise[(triton.cdiv(num_rows, rows), triton.cdiv(vocab_size, block))](
+        logits_RV,
+        adjusted_RV,
+        marks_B,
+        temperature_B,
+        maxima,
+        sums,
+        num_rows,
+        rows_per_request,
+        vocab_size // align,
+        ALIGN=align,
+        ROWS=rows,
+        BLOCK=block,
+        GROUP=group,
+    )
+    return maxima, sums

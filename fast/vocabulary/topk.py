@@ -1,0 +1,147 @@
+"""The k best of a row with their probabilities, through the largest of every group of tokens.
+
+Every choice ranks a 64-bit key, the value above the index counted down: no two keys are equal, and of equal values the
+lower index is the larger key. NaN ranks above every number, so that junk is ordered too.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from specsim.fast.runtime.launch import await_input, block_of, kernel, require_contiguous
+from specsim.fast.vocabulary.summaries import GROUP, LOG2_E, summarise, weights_of
+
+TAKEN = tl.constexpr(-0x8000000000000000)  # below every key
+
+
+@triton.jit
+def ordered(values):
+    """i32 that order as f32 values do; -0 equals 0, and NaN is the largest."""
+    bits = tl.where(values == 0, 0.0, values).to(tl.int32, bitcast=True)
+    return tl.where(values != values, 0x7FFFFFFF, tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits))
+
+
+@triton.jit
+def key_of(values, index):
+    """The key of a value at an index."""
+    return (ordered(values).to(tl.int64) << 32) | (0x7FFFFFFF - index).to(tl.int64)
+
+
+@triton.jit
+def value_of(key):
+    """The value of a key."""
+    bits = (key >> 32).to(tl.int32)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def index_of(key):
+    """The index of a key."""
+    return 0x7FFFFFFF - (key & 0x7FFFFFFF)
+
+
+@triton.jit
+def best_of(keys, k, PLACES: tl.constexpr):
+    """The k largest keys of each row, largest first, [ROWS, PLACES]."""
+    place = tl.arange(0, PLACES)[None, :]
+    best = tl.full([keys.shape[0], PLACES], TAKEN, tl.int64)
+    for taken in range(k):
+        largest = tl.max(keys, axis=1, keep_dims=True)
+        best = tl.where(place == taken, largest, best)
+        keys = tl.where(keys == largest, TAKEN, keys)
+    return best
+
+
+@kernel
+def _topk(
+    logits_ptr,
+    maxima_ptr,
+    sums_ptr,
+    d2t_ptr,
+    slots_ptr,
+    topk_p_ptr,
+    topk_index_ptr,
+    num_rows,
+    vocab_size,
+    num_groups,
+    k,
+    ROWS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PLACES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """The k best of the k best groups: another group has nothing better than the largest of each of these."""
+    rows, place = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64), tl.arange(0, PLACES)[None, :]
+    groups, mask_rows = tl.arange(0, GROUPS)[None, :], rows < num_rows
+    mask = mask_rows & (groups < num_groups)
+    await_input(PDL)
+    live = mask_rows
+    if slots_ptr is not None:
+        live = tl.load(slots_ptr + rows, mask=mask_rows, other=-1) >= 0
+    maxima = tl.load(maxima_ptr + rows * num_groups + groups, mask=mask, other=-float("inf"))
+    sums = tl.load(sums_ptr + rows * num_groups + groups, mask=mask, other=0.0)
+    keys = tl.where(mask, key_of(maxima, groups), TAKEN)
+    chosen = best_of(keys, tl.minimum(k, num_groups), PLACES)
+    largest = value_of(tl.max(keys, axis=1, keep_dims=True))
+    total = tl.sum(sums * weights_of(maxima, largest, LOG2_E), axis=1, keep_dims=True)
+
+    tokens = index_of(chosen)[:, :, None] * GROUP + tl.arange(0, GROUP)[None, None, :]
+    mask = (live & (chosen != TAKEN))[:, :, None] & (tokens < vocab_size)
+    logits = tl.load(logits_ptr + rows[:, :, None] * vocab_size + tokens, mask=mask, other=0.0).to(tl.float32)
+    keys = tl.where(mask, key_of(logits, tokens), TAKEN)
+    best = best_of(tl.reshape(keys, (ROWS, PLACES * GROUP)), k, PLACES)
+    mask, target_ids = mask_rows & (place < k), index_of(best)
+    if d2t_ptr is not None:
+        target_ids += tl.load(d2t_ptr + target_ids, mask=mask & live, other=0)
+    prob = tl.exp2((value_of(best) - largest) * LOG2_E) / tl.where(live, total, 1.0)
+    tl.store(topk_p_ptr + rows * k + place, tl.where(live, prob, 0.0), mask=mask)
+    tl.store(topk_index_ptr + rows * k + place, tl.where(live, target_ids, place), mask=mask)
+
+
+def draft_topk(
+    logits_RV: torch.Tensor,
+    k: int,
+    d2t: torch.Tensor | None,
+    slots_R: torch.Tensor | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Selection, softmax and the map to target ids in one reading of the logits: (topk_p f32, target ids i64), [R, K].
+
+    A row whose slot is -1 proposes ids 0..K-1 with probability 0.
+    """
+    (num_rows, vocab_size), device = logits_RV.shape, logits_RV.device
+    if k > vocab_size:
+        raise ValueError(f"topk is {k}, more than the {vocab_size} ids of the draft vocabulary")
+    require_contiguous(logits_RV=logits_RV, d2t=d2t, slots_R=slots_R)
+    places = triton.next_power_of_2(k)
+    group = triton.next_power_of_2(max(16, min(GROUP, math.isqrt(vocab_size // places))))  # as many as are read again
+    maxima, sums = summarise(logits_RV, marks_B=slots_R, group=group)
+    num_groups = maxima.shape[1]
+    topk_p, topk_index = out or (
+        torch.empty(num_rows, k, device=device),
+        torch.empty(num_rows, k, dtype=torch.int64, device=device),
+    )
+    groups = triton.next_power_of_2(num_groups)
+    rows = block_of(num_rows, 1, max(groups, places * group))
+    _topk[(triton.cdiv(num_rows, rows),)](
+        logits_RV,
+        maxima,
+        sums,
+        d2t,
+        slots_R,
+        topk_p,
+        topk_index,
+        num_rows,
+        vocab_size,
+        num_groups,
+        k,
+        ROWS=rows,
+        GROUPS=groups,
+        GROUP=group,
+        PLACES=places,
+        num_warps=1 if places * group <= 2048 else 8,
+    )
+    return topk_p, topk_index

@@ -1,0 +1,1 @@
+"""Studies, recordings and predictions of how many drafts are accepted."""

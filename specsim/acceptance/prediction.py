@@ -1,0 +1,143 @@
+"""Accept lengths predicted from one recording, next to those of runs."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from time import perf_counter
+
+import torch
+from rich.console import Console
+from tqdm.auto import tqdm
+
+from specsim.acceptance.recording import record
+from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.display import figure, heading, paragraph, print_table, setting
+from specsim.core.errors import InputError
+from specsim.serving.generation import generate
+from specsim.simulator.acceptance import accept_length
+
+RECORDED = SpecConfig(topk=8, num_steps=6, num_draft_tokens=64)
+_TREES = {
+    (2, 2): (4, 7),
+    (2, 3): (6, 10),
+    (2, 4): (8, 14),
+    (2, 6): (8, 16),
+    (3, 3): (8, 12),
+    (3, 4): (10, 20),
+    (3, 5): (10, 24),
+    (4, 2): (6, 12),
+    (4, 3): (8, 16),
+    (4, 4): (16, 32),
+    (4, 6): (16, 48),
+    (8, 3): (16, 32),
+}
+SETTINGS = (
+    *(SpecConfig(1, num_steps, num_steps + 1) for num_steps in range(1, 7)),
+    *(SpecConfig(*tree, size) for tree, sizes in _TREES.items() for size in sizes),
+)
+ASKED = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Accept lengths of one setting, bonus included; rounds: of the run."""
+
+    config: SpecConfig
+    predicted: float
+    measured: float
+    rounds: int
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, relative to the run."""
+        return self.predicted / self.measured - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """What was recorded, on how many prompts, what followed from it, and seconds of recording, replaying, running.
+
+    shares: by depth and rank, as of specsim.simulator.Candidates.shares; what plans and simulations read.
+    """
+
+    recorded: SpecConfig
+    num_prompts: int
+    max_new_tokens: int
+    rows: tuple[Prediction, ...]
+    shares: tuple[tuple[float, ...], ...]
+    seconds: tuple[float, float, float]
+
+    @property
+    def mean_error(self) -> float:
+        return sum(abs(row.error) for row in self.rows) / len(self.rows)
+
+    @property
+    def worst(self) -> Prediction:
+        return max(self.rows, key=lambda row: abs(row.error))
+
+    def to_json(self) -> dict:
+        """A value that json can write."""
+        rows = [asdict(row) | {"error": row.error} for row in self.rows]
+        return asdict(self) | {"rows": rows, "mean_error": self.mean_error, "asked": ASKED}
+
+
+def predict(
+    pair,
+    prompts: Sequence,
+    max_new_tokens: int = 64,
+    settings: Sequence[SpecConfig] = SETTINGS,
+    recorded: SpecConfig = RECORDED,
+    progress: bool = False,
+) -> Predictions:
+    """Record once, replay every setting, then run each on the reference column, greedily and in float64.
+
+    A setting has to lie within the recorded one. End tokens end nothing, so that every prompt weighs the same.
+    max_new_tokens: at least 2.
+    """
+    if max_new_tokens < 2:
+        raise InputError("max_new_tokens", max_new_tokens, "at least 2: the first token needs no round")
+    if not settings:
+        raise InputError("settings", settings, "at least one setting")
+    sampling = SamplingParams(max_new_tokens=max_new_tokens, ignore_eos=True)
+    with tqdm(total=len(settings) + 1, unit="run", disable=None if progress else True) as bar:
+        start = perf_counter()
+        candidates = record(pair, prompts, recorded, max_new_tokens - 1)
+        bar.update()
+        replaying = perf_counter()
+        lengths = [accept_length(candidates.law(config)) for config in settings]
+        running, rows = perf_counter(), []
+        for config, predicted in zip(settings, lengths, strict=True):
+            figures = generate(pair, prompts, config, sampling, dtype=torch.float64).acceptance
+            rows.append(Prediction(config, predicted, figures.accept_length, figures.rounds))
+            bar.update()
+    seconds = replaying - start, running - replaying, perf_counter() - running
+    shares = tuple(map(tuple, candidates.shares().tolist()))
+    return Predictions(recorded, len(candidates.texts), max_new_tokens, tuple(rows), shares, seconds)
+
+
+def show(predictions: Predictions, console: Console) -> None:
+    """Print them, a line a setting, and the errors."""
+    heading(console, f"Accept lengths predicted from one recording ({setting(predictions.recorded)})")
+    recording, replaying, running = predictions.seconds
+    paragraph(
+        console,
+        f"{predictions.num_prompts} prompts, {predictions.max_new_tokens} new tokens each, greedy. Recording took "
+        f"{recording:.0f} s, all predictions {replaying:.1f} s, the runs {running:.0f} s.",
+    )
+    console.print()
+    rows = [
+        (
+            *map(str, (row.config.topk, row.config.num_steps, row.config.num_draft_tokens)),
+            figure(row.predicted, 3),
+            figure(row.measured, 3),
+            f"{row.error:+.2%}",
+        )
+        for row in predictions.rows
+    ]
+    print_table(console, ("topk", "steps", "draft tokens", "predicted", "run", "error"), rows)
+    console.print()
+    worst = predictions.worst
+    paragraph(
+        console,
+        f"Mean error {predictions.mean_error:.2%} (asked: at most {ASKED:.0%}), the largest {worst.error:+.2%} "
+        f"({setting(worst.config)}).",
+    )

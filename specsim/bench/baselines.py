@@ -1,0 +1,190 @@
+"""transformers' own generation beside ours: eager, with a static cache, and assisted."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from specsim.bench.clock import walled
+from specsim.bench.contest import Contender, contest
+from specsim.bench.dense import Rows, target_forward
+from specsim.bench.roofline import Ceilings, forward_floor
+from specsim.bench.row import OURS, Check, Row, Timing
+from specsim.bench.scene import random_prompts, stacked
+from specsim.bench.tree_attention import attention_row
+from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
+from specsim.core.errors import InputError
+from specsim.models.checkpoint import Pair, load
+from specsim.models.shapes import random_pair
+from specsim.models.shipped import load_prompts
+from specsim.serving.generation import load_engine
+from specsim.serving.requests import make_requests
+from specsim.serving.scheduler import Scheduler
+
+PLAIN, EAGLE3 = SpecConfig.plain(), SpecConfig(topk=4, num_steps=3, num_draft_tokens=8)
+EAGER, STATIC = "transformers, eager", "transformers, static cache, compiled"
+# An assistant has to be a causal language model, which an EAGLE head is not: it reads the target's features.
+FIRST_LAYER = "transformers, assisted by the target's first layer"
+ITSELF = "transformers, assisted by the target itself"
+ASSISTANTS = (
+    "an EAGLE head is no causal language model and cannot assist in transformers: the target's first layer under its "
+    "head is as large as the EAGLE-3 head, but nobody trained it to draft; the target itself accepts every draft, the "
+    "most that assistance can gain, at the price of a target forward a draft"
+)
+NUM_DRAFTS = 3
+ATTENTION = ((1, 8), (4, 8), (4, 64))  # requests and nodes
+TINY_TOKENS, LARGE_TOKENS, LARGE_PROMPT = 128, 24, 128
+
+
+def shipped_rows(ceilings: Ceilings) -> Iterator[Row]:
+    """The shipped pair in float32, where tokens have to be equal."""
+    pair = load()
+    prompt = pair.tokenizer.encode(load_prompts()[0]["text"])
+    yield _row("shipped pair", pair, prompt, TINY_TOKENS, torch.float32, ceilings)
+
+
+def shaped_rows(shape: str, ceilings: Ceilings) -> Iterator[Row]:
+    """A model of real shape in bf16."""
+    pair = stacked(random_pair(shape, "cuda", torch.bfloat16))
+    (prompt,) = random_prompts(1, LARGE_PROMPT, pair.target.config.vocab_size)
+    yield _row(shape, pair, prompt, LARGE_TOKENS, torch.bfloat16, ceilings)
+    del pair
+    torch.cuda.empty_cache()
+
+
+def attention_rows(ceilings: Ceilings) -> Iterator[Row]:
+    """Some points of tree attention, beside SDPA and flex_attention; the suite kernels has all of them."""
+    for requests, nodes in ATTENTION:
+        yield attention_row(requests, nodes, 16, ceilings)
+
+
+def _row(name: str, pair: Pair, prompt: Sequence[int], count: int, dtype: torch.dtype, ceilings: Ceilings) -> Row:
+    """Microseconds a token of one request, prefill included, on the wall clock."""
+    ours = {config: Ours(pair, config, prompt, count, dtype) for config in (EAGLE3, PLAIN)}
+    expected = ours[PLAIN]()
+    is_exact = dtype == torch.float32
+    judge = (lambda found: _same_tokens(found, expected)) if is_exact else _judge_logits(pair, prompt)
+    contenders = [Contender(OURS, lambda _: ours[EAGLE3](), judge, lambda: _per_token(ours[EAGLE3], count))]
+    contenders.append(Contender(f"{OURS}, plain", lambda _: expected, judge, lambda: _per_token(ours[PLAIN], count)))
+    peer = Peer(pair, prompt, count, dtype)
+    ways = {
+        EAGER: {},
+        FIRST_LAYER: {"assistant": peer.first_layer},
+        ITSELF: {"assistant": peer.model},
+        STATIC: {"cache_implementation": "static"},
+    }
+    for who, options in ways.items():
+        run = lambda options=options: peer(**options)  # noqa: E731
+        contenders.append(Contender(who, lambda _, run=run: run(), judge, lambda run=run: _per_token(run, count)))
+    model, itemsize = pair.target.config, dtype.itemsize
+    floor = forward_floor(model, 1, 1, len(prompt) + count // 2, itemsize)
+    setting = {"prompt": len(prompt), "tokens": count, "dtype": str(dtype).removeprefix("torch.")}
+    notes = [ASSISTANTS, "the floor is plain decoding's, a token"]
+    if not is_exact:
+        notes.append("random weights: no draft but chance is accepted, so that a token costs a whole round")
+    return contest(f"generation, {name}", setting, contenders, floor, ceilings, notes=notes)
+
+
+class Ours:
+    """Generation on one server, whose graphs the first request records."""
+
+    def __init__(self, pair: Pair, config: SpecConfig, prompt: Sequence[int], count: int, dtype: torch.dtype):
+        self._pair = replace(pair, drafter=None) if config.is_plain else pair
+        engine = load_engine(self._pair, config, "fast", dtype, "cuda", "round", 1)
+        self._prompt, self._params = list(prompt), SamplingParams(max_new_tokens=count, ignore_eos=True)
+        room = 2 * engine.config.reserved_columns(len(prompt) + count)
+        self._scheduler, self._served = Scheduler(engine, ServingConfig("overlap", max_running=1, num_slots=room)), 0
+
+    @torch.inference_mode()
+    def __call__(self) -> list[int]:
+        scheduler, self._served = self._scheduler, self._served + 1
+        (request,) = make_requests(self._pair, [self._prompt], self._params, [self._served], scheduler.max_len)
+        scheduler.submit(request)
+        scheduler.run()
+        return list(request.token_ids)
+
+
+class Peer:
+    """transformers' model of the same tensors, and its first layer alone under the same head."""
+
+    def __init__(self, pair: Pair, prompt: Sequence[int], count: int, dtype: torch.dtype, device: str = "cuda"):
+        self._ids, self._count = torch.tensor([list(prompt)], device=device), count
+        self.model, self.first_layer = (_causal_model(pair, dtype, device, layers) for layers in (None, 1))
+
+    def __call__(self, assistant: Any = None, **options) -> list[int]:
+        if assistant is not None:
+            given = assistant.generation_config
+            given.num_assistant_tokens, given.num_assistant_tokens_schedule = NUM_DRAFTS, "constant"
+            given.assistant_confidence_threshold = 0.0
+            options["assistant_model"] = assistant
+        length = {"max_new_tokens": self._count, "min_new_tokens": self._count}
+        with torch.inference_mode():
+            found = self.model.generate(
+                self._ids, attention_mask=torch.ones_like(self._ids), do_sample=False, **length, **options
+            )
+        return found[0, self._ids.shape[1] :].tolist()
+
+
+def _causal_model(pair: Pair, dtype: torch.dtype, device: str, layers: int | None) -> Any:
+    """transformers' causal model over these tensors, which it does not copy where they have its dtype and device."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model = pair.target.config
+    if model.family != "llama":
+        raise InputError("shape", model.family, "a Llama shape in the suite baselines")
+    config = LlamaConfig(
+        vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        num_hidden_layers=layers or model.num_layers,
+        num_attention_heads=model.num_heads,
+        num_key_value_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        rms_norm_eps=model.rms_norm_eps,
+        max_position_embeddings=model.max_position_embeddings,
+        rope_parameters={"rope_type": "default", **model.rope_scaling, "rope_theta": model.rope_theta},
+        tie_word_embeddings=False,
+        eos_token_id=None,
+        bos_token_id=None,
+        pad_token_id=0,
+    )
+    with torch.device("meta"):
+        made = LlamaForCausalLM(config)
+    names = made.state_dict().keys()
+    made.load_state_dict({name: pair.target.tensors[name].to(device, dtype) for name in names}, assign=True)
+    with torch.device(device):  # its frequencies are no tensor of a checkpoint
+        made.model.rotary_emb = type(made.model.rotary_emb)(config)
+    made.generation_config.eos_token_id = None
+    return made.eval()
+
+
+def _same_tokens(found: list[int], expected: list[int]) -> Check:
+    what = f"{len(expected)} tokens of our plain decoding"
+    place = next((i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), None)
+    if place is None and len(found) != len(expected):
+        place = min(len(found), len(expected))
+    return Check(what, float(place is not None), 0, "" if place is None else f"token {place} differs")
+
+
+def _judge_logits(pair: Pair, prompt: Sequence[int]) -> Callable[[list[int]], Check]:
+    """In bf16 tokens part at near ties: by plain torch in float32 each has to be the likeliest, but for rounding."""
+
+    def judge(found: list[int]) -> Check:
+        device = pair.target.tensors["lm_head.weight"].device
+        ids = torch.tensor([*prompt, *found[:-1]], device=device)
+        rows = Rows.causal(len(ids), device)
+        exact, rounded = (
+            target_forward(pair, ids, rows, dtype, len(found))[0].double() for dtype in (torch.float32, torch.bfloat16)
+        )
+        error = float((exact - rounded).abs().max())
+        taken = exact.gather(1, torch.tensor(found, device=device)[:, None])[:, 0]
+        behind = float((exact.amax(dim=1) - taken).max())
+        what = "each of its tokens is the likeliest by float32, but for twice what bf16 rounding moves a logit"
+        return Check(what, behind / (2 * error), 1, "" if behind <= 2 * error else f"{behind:.3g} behind the likeliest")
+
+    return judge
+
+
+def _per_token(run: Callable[[], Any], count: int, samples: int = 3) -> Timing:
+    return walled(run, samples, count)

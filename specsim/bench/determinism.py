@@ -1,0 +1,75 @@
+"""Whose tokens are whose: the shipped pair on the GPU against the CPU, itself again, and itself in company."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+
+from specsim.bench.checks import all_of, equal
+from specsim.bench.row import OURS, Check, Row
+from specsim.core.config import SamplingParams, SpecConfig
+from specsim.models.checkpoint import Pair, load
+from specsim.models.shipped import load_prompts
+from specsim.serving.generation import Generation, generate
+
+EAGLE3 = SpecConfig(topk=4, num_steps=3, num_draft_tokens=8)
+TOGETHER, ALONE, NEW_TOKENS = 64, 4, 32
+
+
+def sameness_rows(quick: bool) -> Iterator[Row]:
+    """Tokens of the GPU and the CPU, of two runs, alone and in company; no times."""
+    pair, count = load(), 8 if quick else TOGETHER
+    texts = (TOGETHER * [each["text"] for each in load_prompts()])[:count]
+    run = partial(_generate, pair)
+    company, again = run(texts), run(texts)
+    yield _row("two runs", {"requests": count}, _equal("tokens and logprobs, bit for bit", company, again))
+    places = range(min(ALONE, count))
+    on_cpu = generate(pair, [texts[place] for place in places], EAGLE3, _PARAMS, request_ids=list(places))
+    yield _row(
+        "GPU and CPU", {"requests": len(places)}, _same_tokens("tokens of the reference, float32", company, on_cpu)
+    )
+    alone = [run([texts[place]], [place]) for place in places]
+    found = [_same_tokens(f"request {place}", company, each, place) for place, each in enumerate(alone)]
+    bits = sum(_equal("", company, each, place).passed for place, each in enumerate(alone))
+    note = f"logprobs are equal bit for bit too in {bits} of {len(alone)}"
+    yield _row("alone and in company", {"requests": count}, all_of("tokens", *found), (note,))
+    yield from _invariant_rows(pair, texts, places)
+
+
+_PARAMS = SamplingParams(max_new_tokens=NEW_TOKENS)
+
+
+def _generate(pair: Pair, texts, ids: Sequence[int] | None = None, **options) -> Generation:
+    ids = list(range(len(texts)) if ids is None else ids)
+    return generate(pair, texts, EAGLE3, _PARAMS, request_ids=ids, impl="fast", device="cuda", **options)
+
+
+def _row(name: str, setting: dict, check: Check, notes: tuple[str, ...] = ()) -> Row:
+    return Row(f"shipped pair, {name}", setting | {"dtype": "float32"}, {OURS: check}, notes=notes)
+
+
+def _tensors(generation: Generation, place: int) -> dict[str, torch.Tensor]:
+    output = generation.outputs[place]
+    logprobs = torch.tensor(output.logprobs, dtype=torch.float64)
+    return {"tokens": torch.tensor(output.token_ids), "logprobs": logprobs}
+
+
+def _equal(what: str, found: Generation, expected: Generation, first: int = 0) -> Check:
+    """Every output bit for bit; that of place 0 of `expected` is that of place `first` of `found`."""
+    places = range(len(expected.outputs))
+    return all_of(what, *(equal(what, _tensors(found, first + i), _tensors(expected, i)) for i in places))
+
+
+def _same_tokens(what: str, found: Generation, expected: Generation, first: int = 0) -> Check:
+    pairs = [(found.outputs[first + i].token_ids, each.token_ids) for i, each in enumerate(expected.outputs)]
+    wrong = [place for place, (ours, theirs) in enumerate(pairs) if ours != theirs]
+    return Check(what, float(len(wrong)), 0, f"requests {wrong}" if wrong else "")
+
+
+def _invariant_rows(pair: Pair, texts, places: Sequence[int]) -> Iterator[Row]:
+    """With `batch_invariant` a request is itself in any company, bit for bit; what that costs a round."""
+    run = partial(_generate, pair, batch_invariant=True)
+    company = run(texts)
+    found = [_equal(f"request {place}", company, run([texts[place]], [place]), place) for place in places]
+    what = "tokens and logprobs alone and in company, bit for bit"
+    yield _row("batch-invariant", {"requests": len(texts)}, all_of(what, *found))

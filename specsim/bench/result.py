@@ -1,0 +1,53 @@
+"""The result of a suite: its rows, what ran them, and whether it is complete."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from specsim.bench.roofline import Ceilings
+from specsim.bench.row import Row
+from specsim.bench.suites import SUITES, Options
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a suite. finished: the groups of which all rows are there, and not only those that time allowed;
+    unfinished: how many rows, the last ones, are of no such group.
+    """
+
+    options: Options
+    command: str
+    date: str
+    versions: dict[str, str]
+    ceilings: Ceilings
+    rows: tuple[Row, ...] = ()
+    seconds: float = 0.0
+    finished: tuple[str, ...] = ()
+    unfinished: int = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all rows of the suite are there."""
+        return not self.options.quick and set(self.finished) == set(SUITES[self.options.suite].groups)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every equality check of the run passed."""
+        return all(row.passed for row in self.rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """A value that json can write."""
+        return {
+            "suite": self.options.suite,
+            "shape": self.options.shape,
+            "command": self.command,
+            "date": self.date,
+            "versions": self.versions,
+            "ceilings": asdict(self.ceilings),
+            "seconds": self.seconds,
+            "finished": list(self.finished),
+            "unfinished": self.unfinished,
+            "is_complete": self.is_complete,
+            "is_quick": self.options.quick,
+            "passed": self.passed,
+            "rows": [row.to_json() for row in self.rows],
+        }

@@ -1,0 +1,141 @@
+"""What an operation cannot avoid: bytes, tensor by tensor, and operations; and how long they take at the ceilings."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specsim.core.config import SpecConfig
+from specsim.core.drafter import DrafterConfig
+from specsim.core.target import ModelConfig
+from specsim.models.checkpoint.layout import drafter_layout, target_layout
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What this device did in this run: bytes a second read and copied (read and written), bf16 operations a second."""
+
+    read: float
+    copy: float
+    dense: float
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes of one tensor, or of `count` alike whose name has a * for what differs."""
+
+    tensor: str
+    bytes: int
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What has to be read (and, where listed so, written) and computed. operations: a product and a sum are two."""
+
+    parts: tuple[Part, ...]
+    operations: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+    def read_us(self, ceilings: Ceilings) -> float:
+        """Microseconds that the bytes take."""
+        return 1e6 * self.bytes / ceilings.read
+
+    def compute_us(self, ceilings: Ceilings) -> float:
+        """Microseconds that the operations take."""
+        return 1e6 * self.operations / ceilings.dense
+
+    def us(self, ceilings: Ceilings) -> float:
+        """Microseconds: the larger of both."""
+        return max(self.read_us(ceilings), self.compute_us(ceilings))
+
+    def __add__(self, other: "Floor") -> "Floor":
+        return Floor(_grouped((*self.parts, *other.parts)), self.operations + other.operations)
+
+    def to_json(self) -> dict[str, Any]:
+        """A value that json can write."""
+        parts = [{"tensor": part.tensor, "count": part.count, "bytes": part.bytes} for part in self.parts]
+        return {"bytes": self.bytes, "operations": self.operations, "parts": parts}
+
+
+def _grouped(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """Parts whose names differ in a number of a layer only, as one."""
+    groups: dict[str, Part] = {}
+    for part in parts:
+        name = re.sub(r"\.\d+\.", ".*.", part.tensor)
+        before = groups.get(name, Part(name, 0, 0))
+        groups[name] = Part(name, before.bytes + part.bytes, before.count + part.count)
+    return tuple(groups.values())
+
+
+def _weights(layout: Mapping[str, tuple[int, ...]], rows: int, itemsize: int, prefix: str = "") -> Floor:
+    """Every tensor once, each matrix multiplied with so many rows; an embedding is read a row at a time."""
+    parts, operations = [], 0
+    for name, shape in layout.items():
+        numbers = shape[0] * (shape[1] if len(shape) == 2 else 1)
+        if name.endswith("embed_tokens.weight"):
+            numbers = min(rows, shape[0]) * shape[1]
+        elif len(shape) == 2:
+            operations += 2 * rows * numbers
+        parts.append(Part(prefix + name, numbers * itemsize))
+    return Floor(_grouped(parts), operations)
+
+
+def _kv(name: str, model: ModelConfig, requests: int, rows: int, seq_len: int, itemsize: int) -> Floor:
+    """Keys and values of every committed column, read by so many rows of each request."""
+    numbers = model.num_layers * requests * seq_len * model.num_kv_heads * model.head_dim
+    parts = tuple(Part(f"{name} KV of layer *, {which}", numbers * itemsize, model.num_layers) for which in _KV)
+    return Floor(parts, 4 * model.num_layers * requests * rows * seq_len * model.num_heads * model.head_dim)
+
+
+_KV = ("keys", "values")
+
+
+def forward_floor(model: ModelConfig, requests: int, rows: int, seq_len: int, itemsize: int = 2) -> Floor:
+    """One forward of the target over `rows` rows of every request: all weights once, and the KV of seq_len columns."""
+    weights = _weights(target_layout(model), requests * rows, itemsize)
+    return weights + _kv("target", model, requests, rows, seq_len, itemsize)
+
+
+def _draft_forward(
+    drafter: DrafterConfig, target: ModelConfig, requests: int, rows: int, head_rows: int, seq_len: int, fuses: bool,
+    itemsize: int,
+) -> Floor:  # fmt: skip
+    """One forward of an EAGLE head over `rows` rows of every request, its vocabulary read for `head_rows` of them."""
+    layout = {
+        name: shape
+        for name, shape in drafter_layout(drafter)[0].items()
+        if name != "d2t" and (fuses or drafter.kind != "eagle3" or name != "fc.weight")
+    }
+    head = {name: layout.pop(name) for name in ["lm_head.weight"] if name in layout}
+    table = (target.vocab_size, target.hidden_size)
+    if not head:  # EAGLE-1 and EAGLE-2 read the target's
+        head = {"target lm_head.weight": table}
+    if "embed_tokens.weight" not in layout:
+        layout["target embed_tokens.weight"] = table
+    return (
+        _weights(layout, requests * rows, itemsize, "drafter ")
+        + _weights(head, requests * head_rows, itemsize, "drafter ")
+        + _kv("drafter", drafter.model, requests, rows, seq_len, itemsize)
+    )
+
+
+def round_floor(
+    model: ModelConfig, drafter: DrafterConfig | None, config: SpecConfig, requests: int, seq_len: int,
+    itemsize: int = 2,
+) -> Floor:  # fmt: skip
+    """A whole round: the verify forward, and the drafter's weights and KV once for each of its forwards.
+
+    These are num_steps - 1 steps of topk lanes and one draft-extend of num_steps + 1 rows, which alone reads fc of
+    EAGLE-3's features. No tensor is assumed to stay in a cache from one forward to the next.
+    """
+    floor = forward_floor(model, requests, config.num_draft_tokens, seq_len, itemsize)
+    if config.is_plain or drafter is None:
+        return floor
+    lanes, extended = config.topk, config.num_steps + 1
+    for _ in range(config.num_steps - 1):
+        floor += _draft_forward(drafter, model, requests, lanes, lanes, seq_len, False, itemsize)
+    return floor + _draft_forward(drafter, model, requests, extended, 1, seq_len, True, itemsize)

@@ -1,0 +1,166 @@
+"""Whether a round of a scene is right: its logits and first drafts by an independent forward, its trees and verdict by
+the reference's.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import fields
+
+import torch
+
+from specsim.bench.checks import all_of, equal, within
+from specsim.bench.dense import Rows, eagle3_forward, eagle3_logits, target_forward
+from specsim.bench.row import Check
+from specsim.bench.scene import Scene, with_graph
+from specsim.bench.verify_checks import LOGPROBS, judge_verdict
+from specsim.core.phases import RoundOutput, State, VerifyInput
+
+# How much further from the exact our worst error, and the root of its mean square, may be than plain torch's in the
+# same type: both round as often, in another order.
+WORST, WHOLE = 3.0, 2.0
+SMALLEST = torch.finfo(torch.float32).tiny  # below it a probability may be 0
+
+
+def judge_round(scene: Scene, requests: Sequence[int] = (0,), with_eager: bool = True) -> Check:
+    """A round against an independent forward and the reference, and its graph against the same kernels launched one by
+    one.
+
+    Every tree is judged as laid out from its candidates; of these, the drafts that the round began with. Of the
+    requests given: the verdict, the target's logits, the next bonus token; of an EAGLE-3 head the next first drafts and
+    after a real prefill the hidden state. Drafts of later steps are not: a wrong one costs its acceptance.
+    """
+    output = scene.round()
+    verify_input, verdict, pools = output.verify_input, output.verify_output, scene.pools
+    checks = [_against_eager(scene, output)] if with_eager else []
+    checks += _trees(scene, verify_input)
+    checks.append(judge_verdict(
+        scene.batch, verify_input, verdict.target_logits, scene.engine.config, pools.token_ids, verdict, requests,
+        scene.options.get("acceptance"),
+    ))  # fmt: skip
+    for request in requests:
+        checks += _against_dense(scene, output, request)
+    return all_of("; ".join(check.what for check in checks), *checks)
+
+
+def tensors_of(state: State | tuple, name: str = "") -> dict[str, torch.Tensor]:
+    """Every tensor of a state or of several, by its path."""
+    found = {}
+    names = state._fields if isinstance(state, tuple) else [each.name for each in fields(state)]
+    for each in names:
+        value = getattr(state, each)
+        if isinstance(value, State):
+            found |= tensors_of(value, f"{name}{each}.")
+        elif isinstance(value, torch.Tensor):
+            found[f"{name}{each}"] = value
+    return found
+
+
+def _against_eager(scene: Scene, output: RoundOutput) -> Check:
+    eager = with_graph(scene, "eager").round()
+    return equal("graph and eager bit for bit", tensors_of(output), tensors_of(eager))
+
+
+def _trees(scene: Scene, verify_input: VerifyInput) -> list[Check]:
+    """What the round began with among the candidates, and all trees as the reference lays these candidates out."""
+    from specsim.reference import tree
+    from specsim.reference.drafting import root_scores
+
+    batch, config = scene.batch, scene.engine.config
+    candidates, given = verify_input.candidates.to("cpu"), scene.draft_input.to("cpu")
+    count = given.topk_index.shape[1]
+    first = {"tokens": candidates.tokens[:, :count], "scores": candidates.scores[:, :count]}
+    began = {"tokens": given.topk_index, "scores": root_scores(given.topk_p, config.score)}
+    columns = batch.seq_lens[:, None] + torch.arange(config.num_draft_tokens, device=batch.seq_lens.device)
+    locations = scene.pools.req_to_token[batch.req_pool_indices[:, None], columns].cpu()
+    expected = tree.build(candidates, given.bonus_tokens, batch.seq_lens.cpu(), locations, config)
+    return [
+        equal("the drafts that the round began with", first, began),
+        equal("trees of the candidates by the reference", verify_input.tensors, expected.tensors),
+    ]
+
+
+def _against_dense(scene: Scene, output: RoundOutput, request: int) -> list[Check]:
+    """Of one request against plain torch: the target's logits, and what is left to the next draft phase."""
+    nodes, verify_input = scene.engine.config.num_draft_tokens, output.verify_input
+    own = slice(request * nodes, (request + 1) * nodes)
+    length, ids = int(scene.batch.seq_lens[request]), verify_input.draft_tokens[request]
+    positions, mask = verify_input.positions[own], verify_input.mask[request]
+    prefix = None if scene.prompts else lambda layer: _kv_of(scene, request, length, layer)
+    rows = Rows.tree(length, positions, mask, with_prompt=scene.prompts is not None)
+    if scene.prompts:
+        ids = torch.cat([torch.tensor(scene.prompts[request], device=ids.device), ids])
+    layers = scene.engine.drafter.feature_layers
+    given, wider, own_dtype = (nodes, prefix, layers), _wider(scene), scene.engine.dtype
+    exact, features = target_forward(scene.pair, ids, rows, wider, *given)
+    rounded, rounded_features = target_forward(scene.pair, ids, rows, own_dtype, *given)
+    ours = output.verify_output.target_logits[own]
+    checks = [near(f"logits of request {request} by plain torch", ours, exact, rounded), _bonus_token(output, request)]
+    if scene.pair.drafter and scene.pair.drafter.config.kind == "eagle3":
+        checks.append(_first_drafts(scene, output, request))
+        if scene.prompts and layers:
+            checks.append(_hidden(scene, output, request, ids, [features, rounded_features]))
+    return checks
+
+
+def _bonus_token(output: RoundOutput, request: int) -> Check:
+    """The root of the next tree: the token after the last accepted node, which the verdict's judge has judged."""
+    verdict = output.verify_output
+    last = verdict.accept_index[request].max().long()  # nodes of a path ascend
+    found, expected = output.draft_input.bonus_tokens[request], verdict.predict[last]
+    return equal(f"next bonus token of request {request}", {"token": found}, {"token": expected})
+
+
+def _first_drafts(scene: Scene, output: RoundOutput, request: int) -> Check:
+    """The head's best tokens after our hidden state: their ranks and probabilities by plain torch's logits of it.
+
+    Two logits may each be as far off as `near` lets those of the target be.
+    """
+    what, left = f"next first drafts of request {request} by plain torch", output.draft_input
+    tokens, prob, hidden = (each[request] for each in (left.topk_index, left.topk_p, left.hidden))
+    exact, rounded = (eagle3_logits(scene.pair, hidden, each).double() for each in (_wider(scene), hidden.dtype))
+    target_ids, d2t = torch.arange(len(exact), device=tokens.device), scene.pair.drafter.tensors.get("d2t")
+    drafted = tokens[:, None] == (target_ids if d2t is None else target_ids + d2t.to(tokens.device))
+    ids = drafted.int().argmax(1)
+    if not drafted.any(1).all() or len(ids.unique()) < len(ids):
+        return Check(what, 1, 0, f"{tokens.tolist()}, not as many tokens of the draft vocabulary")
+    budget = 2 * WORST * float((rounded - exact).abs().max())
+    ranks = within(f"{what}, ranked", exact[ids], exact.topk(len(ids)).values, budget)
+    exact_prob = exact.softmax(-1)[ids]
+    share = math.expm1(budget + LOGPROBS)
+    return all_of(what, ranks, within(f"{what}, probabilities", prob, exact_prob, share * exact_prob + SMALLEST))
+
+
+def _wider(scene: Scene) -> torch.dtype:
+    """What is exact beside the engine's type."""
+    return torch.float64 if scene.engine.dtype == torch.float32 else torch.float32
+
+
+def _kv_of(scene: Scene, request: int, length: int, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    slots = scene.pools.req_to_token[scene.batch.req_pool_indices[request], :length]
+    kv = scene.pools.target
+    return kv.keys[layer][slots], kv.values[layer][slots]
+
+
+def _hidden(scene: Scene, output: RoundOutput, request: int, ids: torch.Tensor, features) -> Check:
+    """The drafter's hidden state after the accepted path: ids one place ahead of the features."""
+    verdict, length = output.verify_output, int(scene.batch.seq_lens[request])
+    nodes, count = scene.engine.config.num_draft_tokens, int(verdict.num_accepted_tokens[request])
+    path = verdict.accept_index[request, :count].long() - request * nodes
+    rows = torch.cat([torch.arange(length, device=ids.device), length + path])
+    bonus = output.draft_input.bonus_tokens[request : request + 1].long()
+    ahead = torch.cat([ids[rows][1:], bonus])
+    both = [
+        eagle3_forward(scene.pair, ahead, each[rows], dtype)
+        for each, dtype in zip(features, (_wider(scene), scene.engine.dtype), strict=True)
+    ]
+    return near(f"hidden state of request {request} by plain torch", output.draft_input.hidden[request], *both)
+
+
+def near(what: str, ours: torch.Tensor, exact: torch.Tensor, rounded: torch.Tensor) -> Check:
+    """Our errors within WORST and WHOLE times those of plain torch in the same type, at its worst and on the whole."""
+    exact = exact.double()
+    error = (rounded.double() - exact).abs()
+    worst = within(f"{what}, at worst", ours, exact, WORST * float(error.max()))
+    ratio = float((ours.double() - exact).square().mean().sqrt() / error.square().mean().sqrt())
+    whole = Check(f"{what}, root of the mean square", ratio / WHOLE, 1, "" if ratio <= WHOLE else f"{ratio:.2f} times")
+    return all_of(what, worst, whole)

@@ -1,0 +1,72 @@
+"""Running a suite: rows as they come, and what came of all of them."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from specsim.bench.result import Result
+from specsim.bench.roofline import Ceilings
+from specsim.bench.row import Row
+from specsim.bench.suites import SUITES, Group, Options
+from specsim.core.errors import InputError
+from specsim.core.files import write_json
+from specsim.core.provenance import now, versions
+from specsim.models.shapes import shape
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def check_options(options: Options) -> dict[str, Group]:
+    """The groups that will run. InputError for options that cannot be, and without a GPU."""
+    if options.suite not in SUITES:
+        raise InputError("suite", options.suite, " or ".join(SUITES))
+    groups = SUITES[options.suite].groups
+    chosen = {name: group for name, group in groups.items() if options.only in name}
+    if not chosen:
+        raise InputError("only", options.only, f"a part of a group's name: {', '.join(groups)}")
+    if options.seconds is not None and not options.seconds > 0:
+        raise InputError("seconds", options.seconds, "a number above 0")
+    shape(options.shape)
+    if not torch.cuda.is_available():
+        raise InputError("device", "cpu", "a GPU that CUDA can use: the fast column is timed nowhere else")
+    return chosen
+
+
+def bench(
+    options: Options, command: str = "", json_file: Path | None = None, console: "Console | None" = None
+) -> Result:
+    """Run a suite; rows are shown, and json_file is written anew, as they come."""
+    from specsim.bench.clock import measure_ceilings
+    from specsim.bench.show import show_ceilings, show_row
+
+    groups, start = check_options(options), time.perf_counter()
+    most = options.seconds or SUITES[options.suite].seconds
+    torch.manual_seed(0)
+    result = Result(options, command, now(), versions("cuda"), measure_ceilings())
+    torch.cuda.empty_cache()
+    if console:
+        show_ceilings(result.ceilings, console)
+    for row, group in _rows(groups, options, result.ceilings):
+        seconds = time.perf_counter() - start
+        if row:
+            result = replace(result, rows=(*result.rows, row), unfinished=result.unfinished + 1, seconds=seconds)
+        else:
+            result = replace(result, finished=(*result.finished, group), unfinished=0, seconds=seconds)
+        if row and console:
+            show_row(row, console)
+        write_json(json_file, result.to_json())
+        if seconds >= most:
+            break
+    return result
+
+
+def _rows(groups: dict[str, Group], options: Options, ceilings: Ceilings) -> Iterator[tuple[Row | None, str]]:
+    """Every row with its group's name, and None when a group is finished."""
+    for name, group in groups.items():
+        yield from ((row, name) for row in group(options, ceilings))
+        yield None, name

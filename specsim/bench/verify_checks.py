@@ -1,0 +1,88 @@
+"""Whether trees were walked as the reference walks them under the same logits, in float64 on the CPU."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+
+import torch
+
+from specsim.bench.checks import all_of, equal, within
+from specsim.bench.row import Check
+from specsim.core.config import SpecConfig
+from specsim.core.phases import Batch, Verdict, VerifyInput
+from specsim.core.synthetic_acceptance import SyntheticAcceptance
+
+# A draw in float32 may fall on the other side of a boundary that the uniform hits: so much law may lie in between.
+MOST_BETWEEN = 1e-5
+LOGPROBS = 1e-4
+
+
+def judge_verdict(
+    batch: Batch, verify_input: VerifyInput, logits_RV: torch.Tensor, config: SpecConfig, token_ids: torch.Tensor,
+    found: Verdict, places: Sequence[int], acceptance: SyntheticAcceptance | None = None,
+) -> Check:  # fmt: skip
+    """The verdict of the requests at these places: paths exact, nothing off them, bonus tokens but for boundaries,
+    logprobs close; and every request's counts by its own path.
+
+    acceptance: what decided how far they were walked, if one did.
+    """
+    from specsim.reference import verify
+
+    nodes, places = config.num_draft_tokens, torch.tensor(list(places))
+    rows = (places[:, None] * nodes + torch.arange(nodes)).flatten()
+    read = ("draft_tokens", "parents", "retrieve_next_token", "retrieve_next_sibling", "draft_prob")
+    whole = {name: tensor for name, tensor in verify_input.tensors.items() if name in read}
+    own = replace(verify_input, **{name: each[places.to(each.device)].cpu() for name, each in whole.items()})
+    batch, logits = batch.filter(places.to(logits_RV.device)).to("cpu"), logits_RV[rows.to(logits_RV.device)].cpu()
+    pools = SimpleNamespace(token_ids=token_ids[batch.req_pool_indices.to(token_ids.device)].cpu())
+    batch = replace(batch, req_pool_indices=torch.arange(len(places)))
+    expected = verify.verify(batch, own, logits, config, pools, acceptance=acceptance)
+    paths, exact_paths = (_nodes(each, nodes) for each in (found.accept_index.cpu()[places], expected.accept_index))
+    checks = [equal("paths", {"path": paths}, {"path": exact_paths})]
+    if checks[0].passed:
+        checks.append(_counts(found))
+        grown = verify.trees(batch, own, config.max_len)
+        adjusted = verify.node_logits(batch, grown, logits.unflatten(0, (len(places), nodes)), config, pools)
+        ours = found.predict.cpu().view(-1, nodes)[places], expected.predict.view(-1, nodes)
+        checks += _tokens(batch, paths, adjusted, *ours, found.logprobs.cpu()[places], expected.logprobs)
+    accepted = float((exact_paths >= 0).sum(1).float().mean()) - 1
+    return all_of(f"verdicts of {len(places)} requests ({accepted:.1f} drafts accepted) against the reference", *checks)
+
+
+def _counts(found: Verdict) -> Check:
+    counted = (found.accept_index >= 0).sum(1, dtype=torch.int32)
+    ours = {"drafts": found.num_accepted_drafts, "tokens": found.num_accepted_tokens}
+    return equal("counts of accepted", ours, {"drafts": counted - 1, "tokens": counted})
+
+
+def _nodes(accept_index: torch.Tensor, nodes: int) -> torch.Tensor:
+    """Node indices within each tree, -1 for none."""
+    return torch.where(accept_index >= 0, accept_index % nodes, -1).int()
+
+
+def _tokens(batch: Batch, paths, adjusted_BNV, ours_BN, exact_BN, logprobs_BW, exact_logprobs_BW) -> list[Check]:
+    """Tokens along the paths, the last of which may have been drawn, and their logprobs where they are the same."""
+    from specsim.reference.sampling import target_prob
+
+    off, past = ours_BN[exact_BN < 0], logprobs_BW[paths < 0]
+    checks = [
+        equal("tokens off the paths", {"tokens": off}, {"tokens": torch.full_like(off, -1)}),
+        equal("logprobs past the paths", {"logprobs": past}, {"logprobs": torch.zeros_like(past)}),
+    ]
+    for request, path in enumerate(paths):
+        path = path[path >= 0].long()
+        ours, exact = ours_BN[request, path], exact_BN[request, path]
+        checks.append(equal("accepted tokens", {"tokens": ours[:-1]}, {"tokens": exact[:-1]}))
+        low, high = sorted((int(ours[-1]), int(exact[-1])))
+        last = len(path) if low == high else len(path) - 1
+        if low != high:
+            law = target_prob(adjusted_BNV[request, path[-1]], batch.sampling, request)
+            sampled = float(batch.sampling.temperature[request]) > 0
+            between = float(law[low + 1 : high].sum()) if sampled else torch.inf
+            checks.append(
+                within(f"bonus token {int(ours[-1])}", torch.tensor(between), torch.tensor(0.0), MOST_BETWEEN)
+            )
+        found = logprobs_BW[request, :last].double(), exact_logprobs_BW[request, :last].double()
+        if last:
+            checks.append(within("logprobs", *found, LOGPROBS))
+    return checks

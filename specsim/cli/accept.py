@@ -1,0 +1,32 @@
+"""specsim accept: what the shipped drafters get accepted."""
+
+from typing import Annotated
+
+import typer
+
+from specsim.cli import options
+from specsim.core.config import SamplingParams
+
+
+def accept(
+    prompts: Annotated[int | None, typer.Option(help="How many of the shipped prompts.", show_default="all")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="New tokens a prompt.")] = 64,
+    json_file: options.JsonFile = None,
+) -> None:
+    """Measure what the shipped drafters get accepted (some minutes)."""
+    from specsim.acceptance.study import measure, show
+    from specsim.core.display import stdout_console
+    from specsim.core.files import check_writable, write_json
+    from specsim.models.checkpoint import load
+
+    SamplingParams(max_new_tokens=max_new_tokens)
+    check_writable(json_file)
+    texts = options.shipped_texts(prompts)
+    pairs = {drafter: load(drafter=drafter) for drafter in ("eagle3", "eagle")}
+    study = measure(pairs, texts, max_new_tokens, progress=True)
+    try:
+        show(study, stdout_console())
+    finally:
+        write_json(json_file, study.to_json())
+    if not study.is_lossless:
+        raise typer.Exit(1)

@@ -1,0 +1,40 @@
+"""specsim certify: exact laws of the verifiers."""
+
+from typing import Annotated
+
+import typer
+
+from specsim.cli import options
+
+
+def certify(
+    verifier: Annotated[
+        str | None,
+        typer.Option(
+            help="greedy, target_only, typical, rejection, block, gumbel or multi_round.",
+            metavar="NAME",
+            show_default="all, and wrong ones",
+        ),
+    ] = None,
+    impl: Annotated[str, typer.Option(help="Which column runs.", metavar="reference|fast|both")] = "reference",
+    device: options.Device = None,
+    json_file: options.JsonFile = None,
+) -> None:
+    """Enumerate what each verifier does, in fractions (exit status 1: not as promised).
+
+    Every drafted tree and every region of the uniforms, on small vocabularies.
+    """
+    given = locals()
+    from specsim.core.display import stdout_console
+    from specsim.core.files import check_writable, write_json
+    from specsim.correctness import exact as certificates
+
+    check_writable(json_file)
+    line = options.command("specsim certify", certify, given, without=("json_file",))
+    result = certificates.certify(verifier, impl=impl, device=device, progress=True)
+    try:
+        result.show(stdout_console())
+    finally:
+        write_json(json_file, {"command": line} | result.to_json())
+    if result.failures:
+        raise typer.Exit(1)

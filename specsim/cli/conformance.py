@@ -1,0 +1,46 @@
+"""specsim conformance: a third party's kernels against the contract."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from specsim.cli import options
+
+
+def conformance(
+    module: Annotated[str, typer.Option(help="Whose functions are run.", metavar="NAME|FILE.py")],
+    ops: Annotated[
+        str | None, typer.Option(help="Only these operations.", metavar="A,B,...", show_default="all it has")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where they run.", metavar="cpu|cuda", show_default="a GPU if there is one")
+    ] = None,
+    json_file: options.JsonFile = None,
+) -> None:
+    """Run a module's kernels against the cases of every operation (exit status 1: not equal)."""
+    given = locals()
+    from specsim.core.display import stdout_console
+    from specsim.core.files import check_writable, write_json
+    from specsim.core.provenance import now, versions
+    from specsim.correctness.conformance.report import Report
+    from specsim.serving.generation import check_device
+
+    check_writable(json_file)
+    line = options.command("specsim conformance", conformance, given, without=("json_file",))
+    device = check_device(device)
+    used = versions(device)  # before a kernel can break the GPU, which then does not say its name
+    report = Report.of(module, None if ops is None else ops.split(","), device, _tell)
+    try:
+        report.show(stdout_console())
+    finally:
+        write_json(json_file, {"command": line, "date": now(), "versions": used} | report.to_json())
+    if report.failures:
+        raise typer.Exit(1)
+
+
+def _tell(done: int, cases: int) -> None:
+    """A line on a terminal that is overwritten."""
+    if sys.stderr.isatty():
+        end = "\r" if done + 1 < cases else "\n"
+        print(f"case {done + 1} of {cases}", file=sys.stderr, end=end, flush=True)

@@ -1,0 +1,35 @@
+"""specsim faults: the fault catalogue."""
+
+from typing import Annotated
+
+import typer
+
+from specsim.cli import options
+
+
+def faults(
+    name: Annotated[list[str] | None, typer.Option(help="Only this one; more than one may be given.")] = None,
+    jobs: Annotated[int, typer.Option(help="Processes that share the faults.")] = 2,
+    device: options.Device = None,
+    json_file: options.JsonFile = None,
+) -> None:
+    """Plant known defects one by one, and see that each is found (exit status 1: not all).
+
+    Each is planted in a copy of the package and judged in a process of its own.
+    """
+    given = locals()
+    from dataclasses import replace
+
+    from specsim.core.display import stdout_console
+    from specsim.core.files import check_writable, write_json
+    from specsim.correctness.faults import exhibit
+
+    check_writable(json_file)
+    line = options.command("specsim faults", faults, given, without=("json_file",))
+    catalogue = replace(exhibit(name, device=device, jobs=jobs, progress=True), command=line)
+    try:
+        catalogue.show(stdout_console())
+    finally:
+        write_json(json_file, catalogue.to_json())
+    if catalogue.escaped:
+        raise typer.Exit(1)

@@ -1,0 +1,83 @@
+"""specsim lint-report: what cannot be true in a benchmark's report, and what follows from it."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specsim.cli import options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from specsim.simulator.lint import Finding
+    from specsim.simulator.report import Report
+
+SHOWN = 8  # reports whose findings are all shown, beyond which they are counted
+
+
+def lint_report(
+    file: Annotated[Path, typer.Argument(help="A client's JSON, or a CSV of metric and value.", show_default=False)],
+    output_tokens: Annotated[
+        int | None, typer.Option(help="A request's, as stated beside the report.", show_default=False)
+    ] = None,
+    num_drafts: Annotated[int | None, typer.Option(help="A round's, as stated.", show_default=False)] = None,
+    json_file: options.JsonFile = None,
+) -> None:
+    """Check a benchmark's report (exit status 1: something in it cannot be true)."""
+    from dataclasses import asdict
+
+    from specsim.core.display import stdout_console
+    from specsim.core.files import check_apart, check_writable, write_json
+    from specsim.simulator.bounds import whole
+    from specsim.simulator.lint import Stated, lint
+    from specsim.simulator.report import read_reports
+
+    for name, value in (("output_tokens", output_tokens), ("num_drafts", num_drafts)):
+        if value is not None:
+            whole(name, value)
+    check_apart(file=file, json=json_file)
+    check_writable(json_file)
+    reports = read_reports(file)
+    findings = [finding for report in reports for finding in lint(report, Stated(output_tokens, num_drafts))]
+    try:
+        show(reports, findings, stdout_console())
+    finally:
+        write_json(json_file, {"file": str(file), "findings": [asdict(finding) for finding in findings]})
+    if any(finding.verdict == "cannot be true" for finding in findings):
+        raise typer.Exit(1)
+
+
+def show(reports: "Sequence[Report]", findings: "Sequence[Finding]", console: "Console") -> None:
+    """What the figures come to, identities by how often they hold, and all that cannot be true."""
+    from specsim.core.display import heading, print_table
+
+    heading(console, "what the figures come to")
+    print_table(console, ("run", *_DERIVED), [(report.label, *_derived(report)) for report in reports])
+    counts = Counter((finding.identity, finding.verdict) for finding in findings)
+    heading(console, "identities")
+    rows = [(identity, verdict, f"{count:,}") for (identity, verdict), count in counts.items()]
+    print_table(console, ("identity", "", "runs"), rows)
+    shown = [finding for finding in findings if len(reports) <= SHOWN or finding.verdict == "cannot be true"]
+    if shown:
+        heading(console, "findings")
+        print_table(console, ("run", "", ""), [(each.report, each.verdict, each.says) for each in shown])
+
+
+_DERIVED = ("prompt", "output", "by times", "drafts", "under way")
+
+
+def _derived(report: "Report") -> list[str]:
+    from specsim.core.display import figure
+    from specsim.simulator import lint
+
+    measures: list[Callable[[Report], float | None]] = [
+        lint.prompt_tokens,
+        lint.output_tokens,
+        lint.decoded_tokens,
+        lint.num_drafts,
+        lint.in_flight,
+    ]
+    return [figure(measure(report)) for measure in measures]

@@ -1,0 +1,128 @@
+"""The command line: what runs the commands of specsim.cli, and what comes of errors."""
+
+import os
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated
+
+import typer
+
+from specsim.cli.accept import accept
+from specsim.cli.bench import bench
+from specsim.cli.certify import certify
+from specsim.cli.conformance import conformance
+from specsim.cli.demo import demo
+from specsim.cli.diff import diff
+from specsim.cli.explain import explain
+from specsim.cli.faults import faults
+from specsim.cli.generate import generate
+from specsim.cli.lint_report import lint_report
+from specsim.cli.plan import plan
+from specsim.cli.predict import predict
+from specsim.cli.run import run
+from specsim.cli.sampling_test import sampling_test
+from specsim.cli.simulate import simulate
+from specsim.cli.soak import soak
+from specsim.cli.sweep import sweep
+from specsim.core.errors import InputError
+
+# What runs models so small that threads only wait for each other; libraries read the number when they are loaded.
+SMALL = {"demo", "soak", "accept", "diff", "certify", "conformance", "sampling-test", "predict"}
+_UsageError = typer.BadParameter.__base__  # of the click that typer brings along
+_KINDS = {"integer": "an integer", "int": "an integer", "number": "a number", "float": "a number"}
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line. Exit status: 1 where an equality fails, 2 for bad input, 130 when interrupted."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - closed by whoever started this program
+    sys.stdout.reconfigure(errors="replace")
+    try:
+        try:
+            status = app(arguments, prog_name="specsim", standalone_mode=False)
+        finally:
+            sys.stdout.flush()
+        sys.exit(status or 0)
+    except InputError as error:
+        _fail(error)
+    except _UsageError as error:
+        _fail(_sentence(error, sys.argv[1:] if arguments is None else arguments))
+    except BrokenPipeError:
+        _discard_stdout()
+        sys.exit(1)
+    except OSError as error:
+        if error.filename is None:
+            _discard_stdout()
+        _fail(InputError(str(error.filename or "standard output"), error.strerror, "what can be read or written"))
+    except RuntimeError as error:
+        if not any(text in str(error) for text in ("allocate memory", "out of memory")):
+            raise
+        _fail(InputError("the memory of this setting", "more than there is", "smaller pages, trees or lengths"))
+
+
+def _sentence(error: Exception, words: Sequence[str]) -> InputError | str:
+    """What the command line itself refuses, in the words of every other refusal where a value is of another type."""
+    names = getattr(getattr(error, "param", None), "opts", ())
+    given = [after for before, after in pairwise(words) if before in names]
+    given += [value for name, _, value in (word.partition("=") for word in words) if name in names and value]
+    kinds = [kind for word, kind in _KINDS.items() if f"valid {word}" in error.message]
+    if given and kinds:
+        return InputError(error.param.name, given[-1], kinds[0])
+    return " ".join(error.format_message().split())
+
+
+def _fail(error: InputError | str) -> None:
+    print(f"specsim: {error}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _discard_stdout() -> None:
+    """What is still buffered goes nowhere, so that the interpreter's last flush does not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print("specsim", version("specsim"))
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def specsim(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Speculative decoding with token trees (EAGLE-1, EAGLE-2, EAGLE-3)."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+    if context.invoked_subcommand in SMALL:
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+            os.environ.setdefault(name, "1")
+
+
+COMMANDS = (
+    demo,
+    generate,
+    run,
+    soak,
+    accept,
+    diff,
+    bench,
+    certify,
+    conformance,
+    explain,
+    faults,
+    sampling_test,
+    lint_report,
+    simulate,
+    predict,
+    plan,
+    sweep,
+)
+for command in COMMANDS:
+    app.command()(command)

@@ -1,0 +1,100 @@
+"""specsim plan: the best setting for a model, hardware and load."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specsim.cli import options
+from specsim.cli import server_options as fields
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from specsim.simulator.plan import Plan
+
+SHOWN = 12
+
+
+def plan(
+    model: fields.Model = "llama-3.1-8b",
+    hardware: fields.Hardware = "H100-SXM",
+    tensor_parallel: fields.TensorParallel = 1,
+    drafter: fields.Drafter = "eagle3",
+    draft_vocab: fields.DraftVocab = 32000,
+    accept: fields.Accept = None,
+    accept_rates: fields.AcceptRates = None,
+    requests: fields.Requests = 256,
+    concurrency: fields.Concurrency = None,
+    rate: fields.Rate = None,
+    prompt_tokens: fields.PromptTokens = "512",
+    output_tokens: fields.OutputTokens = "256",
+    schedule: fields.Schedule = "overlap",
+    prefill: fields.Prefill = "mixed",
+    chunk_tokens: fields.ChunkTokens = 8192,
+    max_running: fields.MaxRunning = 256,
+    memory_share: fields.MemoryShare = 0.9,
+    page_size: options.PageSize = 16,
+    seed: fields.Seed = 0,
+    objective: Annotated[str, typer.Option(help="What is best.", metavar="throughput|latency")] = "throughput",
+    policies: Annotated[bool, typer.Option("--policies", help="Compare policies, too.")] = False,
+    draft: Annotated[str, typer.Option(help="Drafter's name in the flags.")] = "DRAFT_MODEL",
+    json_file: options.JsonFile = None,
+) -> None:
+    """Find the best setting for a model, GPUs and a load, and print its flags."""
+    given = locals()
+    from specsim.core.display import stdout_console
+    from specsim.core.files import check_apart, check_writable, write_json
+    from specsim.simulator.plan import plan as make
+    from specsim.simulator.plan import policies as choose
+
+    check_apart(accept=accept, json=json_file)
+    check_writable(json_file)
+    console, found = stdout_console(), make(fields.cell(given), objective)
+    compared = choose(found.cell, found.crossover or max_running) if policies else {}
+    try:
+        show(found, draft, console)
+        if compared:
+            show_policies(compared, console)
+    finally:
+        write_json(json_file, found.to_json(draft) | {"policies": compared})
+
+
+def show(found: "Plan", draft: str, console: "Console") -> None:
+    """The candidates with their regret, the choice by batch size, and flags."""
+    from specsim.core.display import figure, heading, paragraph, print_table, short_setting
+    from specsim.simulator.plan import sglang_flags, vllm_flags
+
+    load = found.cell
+    arrivals = f"{load.concurrency} clients" if load.rate is None else f"{load.rate:g} requests a second"
+    where = f"{load.model} on {load.tensor_parallel} × {load.hardware}, {arrivals}"
+    heading(console, f"{where}: best for {found.objective}")
+    names = ("Output Throughput (tok/s)", "Mean TTFT (ms)", "Mean TPOT (ms)", "P99 ITL (ms)")
+    rows = [
+        (
+            short_setting(each.config),
+            figure(each.accept_length),
+            *(figure(each.metrics[name], 0 if "tok/s" in name else 2) for name in names),
+            f"{each.regret:.1%}",
+        )
+        for each in found.candidates[:SHOWN]
+    ]
+    print_table(console, ("setting", "accepts", "tok/s", "TTFT ms", "TPOT ms", "P99 ITL ms", "regret"), rows)
+    if len(found.candidates) > SHOWN:
+        paragraph(console, f"and {len(found.candidates) - SHOWN} more, none of them better.")
+    heading(console, "by batch size")
+    rows = [(str(each.batch), short_setting(each.config), f"{each.speedup:.2f} ×") for each in found.by_batch]
+    print_table(console, ("requests", "setting", "over plain"), rows)
+    heading(console, "SGLang")
+    console.print(sglang_flags(load, found.best.config, draft), soft_wrap=True)
+    heading(console, "vLLM (chains)")
+    console.print(vllm_flags(load, found.best_chain.config, draft), soft_wrap=True)
+
+
+def show_policies(compared: dict[str, dict[str, float]], console: "Console") -> None:
+    """What comes of choosing anew for every round, on equal traces."""
+    from specsim.core.display import figure, heading, print_table
+
+    names = ("Output Throughput (tok/s)", "Mean E2E Latency (ms)", "P99 ITL (ms)")
+    heading(console, "policies that choose a chain for every round, on equal traces")
+    rows = [(name, *(figure(metrics[each], 1) for each in names)) for name, metrics in compared.items()]
+    print_table(console, ("policy", "tok/s", "E2E ms", "P99 ITL ms"), rows)

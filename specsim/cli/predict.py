@@ -1,0 +1,39 @@
+"""specsim predict: accept lengths of many settings from one recording, and those of runs beside them."""
+
+from typing import Annotated
+
+import typer
+
+from specsim.cli import options
+from specsim.core.config import SamplingParams
+from specsim.core.errors import InputError
+
+
+def predict(
+    prompts: Annotated[int, typer.Option(help="How many of the shipped prompts.")] = 12,
+    max_new_tokens: Annotated[int, typer.Option(help="New tokens a prompt.")] = 64,
+    drafter: Annotated[str, typer.Option(help="Who drafts.", metavar="eagle|eagle3")] = "eagle3",
+    json_file: options.JsonFile = None,
+) -> None:
+    """Predict what 30 settings get accepted from one recording, then run them.
+
+    A few minutes; exit status 1 where the mean error is above 3 %.
+    """
+    from specsim.acceptance.prediction import ASKED, show
+    from specsim.acceptance.prediction import predict as run
+    from specsim.core.display import stdout_console
+    from specsim.core.files import check_writable, write_json
+    from specsim.models.checkpoint import load
+
+    SamplingParams(max_new_tokens=max_new_tokens)
+    check_writable(json_file)
+    texts = options.shipped_texts(prompts)
+    if drafter not in ("eagle", "eagle3"):
+        raise InputError("drafter", drafter, "eagle or eagle3")
+    predictions = run(load(drafter=drafter), texts, max_new_tokens, progress=True)
+    try:
+        show(predictions, stdout_console())
+    finally:
+        write_json(json_file, predictions.to_json())
+    if predictions.mean_error > ASKED:
+        raise typer.Exit(1)

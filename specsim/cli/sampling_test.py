@@ -1,0 +1,42 @@
+"""specsim sampling-test: do running engines write what the target would?"""
+
+from typing import Annotated
+
+import typer
+
+from specsim.cli import options
+
+
+def sampling_test(
+    verifier: Annotated[
+        str | None,
+        typer.Option(
+            help="target_only, rejection, block, multi_round or gumbel.",
+            metavar="NAME",
+            show_default="all, and wrong ones",
+        ),
+    ] = None,
+    impl: Annotated[str, typer.Option(help="Which column runs.", metavar="reference|fast|both")] = "reference",
+    tokens: Annotated[int, typer.Option(help="Of each column, at least.")] = 200_000,
+    device: options.Device = None,
+    seed: Annotated[int, typer.Option(help="Of all requests.")] = 0,
+    json_file: options.JsonFile = None,
+) -> None:
+    """Test what whole engines write against the target's law (exit status 1: rejected).
+
+    A law that is known, a drafter opposed to it, six ways of sampling, and errors that have to be rejected.
+    """
+    given = locals()
+    from specsim.core.display import stdout_console
+    from specsim.core.files import check_writable, write_json
+    from specsim.correctness import statistics as tests
+
+    check_writable(json_file)
+    line = options.command("specsim sampling-test", sampling_test, given, without=("json_file",))
+    result = tests.laws(verifier, impl=impl, tokens=tokens, device=device, seed=seed, progress=True)
+    try:
+        result.show(stdout_console())
+    finally:
+        write_json(json_file, {"command": line} | result.to_json())
+    if result.failures:
+        raise typer.Exit(1)

@@ -1,0 +1,148 @@
+"""specsim simulate: a server with speculation and without, or a published table beside its reproduction."""
+
+from collections.abc import Iterable
+from dataclasses import fields, replace
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specsim.cli import options
+from specsim.cli import server_options as cell
+from specsim.cli.picture import png
+from specsim.core.config import SpecConfig
+from specsim.core.errors import InputError
+
+if TYPE_CHECKING:
+    from specsim.simulator.acceptance import PerPosition
+    from specsim.simulator.efficiency import Efficiency
+    from specsim.simulator.scenario import Scenario
+
+CLIENTS = 64
+DRAFTERS = ("eagle", "eagle3", "mtp", "none")
+RATES = "0.73,0.52,0.35"  # vllm#32030, Llama-3.1-8B with EAGLE-3
+_DRAFTING = ("draft_vocab", "topk", "num_steps", "num_draft_tokens", "accept_rates")
+
+
+def simulate(
+    table: Annotated[
+        str | None, typer.Option(help="A published one; an unknown name shows all.", metavar="NAME", show_default=False)
+    ] = None,
+    model: cell.Model = "llama-3.1-8b",
+    hardware: cell.Hardware = "H100-SXM",
+    tensor_parallel: cell.TensorParallel = 1,
+    drafter: Annotated[str, typer.Option(help="Who drafts.", metavar="eagle|eagle3|mtp|none")] = "eagle3",
+    draft_vocab: cell.DraftVocab = 32000,
+    topk: options.Topk = 1,
+    num_steps: options.NumSteps = 3,
+    num_draft_tokens: options.NumDraftTokens = 4,
+    page_size: options.PageSize = 16,
+    accept_rates: Annotated[
+        str, typer.Option(help="Share of rounds that accept 1, 2, … drafts.", metavar="R1,R2,...")
+    ] = RATES,
+    requests: cell.Requests = 1000,
+    prompt_tokens: Annotated[int, typer.Option(help="Of each request.")] = 512,
+    output_tokens: Annotated[int, typer.Option(help="Of each request.")] = 128,
+    concurrency: Annotated[int | None, typer.Option(help="Clients, one request each.", show_default="64")] = None,
+    rate: cell.Rate = None,
+    workload: Annotated[Path | None, typer.Option(help="Requests as JSON lines instead.", show_default=False)] = None,
+    schedule: cell.Schedule = "overlap",
+    prefill: cell.Prefill = "mixed",
+    max_running: cell.MaxRunning = 256,
+    chunk_tokens: cell.ChunkTokens = 8192,
+    memory_share: cell.MemoryShare = 0.9,
+    efficiency: Annotated[
+        list[str] | None, typer.Option(help="Such as bandwidth=0.7; see its docstring.", metavar="NAME=NUMBER")
+    ] = None,
+    seed: cell.Seed = 0,
+    json_file: options.JsonFile = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw speed-up against running requests here (PNG).", show_default=False)
+    ] = None,
+) -> None:
+    """Simulate a server with speculation and without, or reproduce a published table."""
+    given = locals()
+    from specsim.core.display import stdout_console
+    from specsim.core.files import check_apart, check_writable, write_json, write_whole
+    from specsim.simulator.show import compare, show, show_table
+
+    check_apart(workload=workload, json=json_file, plot=plot)
+    check_writable(json_file)
+    check_writable(plot, "plot")
+    if table is None:
+        scenario = _scenario(given)
+        if plot and scenario.option.config.is_plain:
+            raise InputError("plot", str(plot), "none without drafts")
+        picture = plot and png("speedup", {scenario.hardware.name: scenario})
+        result, shown = compare(scenario), show
+    else:
+        own = [name for name in given if name not in ("table", "json_file")]
+        _check_default(own, given, "with a table")
+        from specsim.simulator.reproduce import reproduction
+
+        result, shown, picture = reproduction(table)(), show_table, None
+    try:
+        shown(result, stdout_console())
+    finally:
+        write_json(json_file, result.to_json())
+        if picture:
+            write_whole(plot, picture)
+
+
+def _check_default(names: Iterable[str], given: dict[str, Any], why: str) -> None:
+    """InputError for an option that would be left aside."""
+    for name in names:
+        default = signature(simulate).parameters[name].default
+        if given[name] != default:
+            raise InputError(name, str(given[name]), f"{default}, the default, {why}")
+
+
+def _scenario(given: dict[str, Any]) -> "Scenario":
+    from specsim.simulator.cell import Cell
+    from specsim.simulator.option import Option
+    from specsim.simulator.workload import read_workload
+
+    if given["drafter"] not in DRAFTERS:
+        raise InputError("drafter", given["drafter"], " or ".join(DRAFTERS))
+    cell.check_one_load(given)
+    if given["workload"] is not None:
+        _check_default(("requests", "prompt_tokens", "output_tokens"), given, "with a workload")
+    values = {"concurrency": CLIENTS if given["concurrency"] is None else given["concurrency"]}
+    if given["drafter"] == "none":
+        _check_default(_DRAFTING, given, "with drafter none")
+        option, values["drafter"] = Option.plain(given["page_size"]), "eagle3"  # which plain decoding leaves aside
+    else:
+        option = Option(options.pick(SpecConfig, given), _law(given))
+    scenario = options.pick(Cell, given | values).serving(option)
+    work = scenario.workload if given["workload"] is None else read_workload(given["workload"])
+    return replace(scenario, workload=work, efficiency=_efficiency(given["efficiency"] or []))
+
+
+def _law(given: dict[str, Any]) -> "PerPosition":
+    """Of as many drafts as there are steps: rates beyond them say nothing of this setting."""
+    from specsim.simulator.acceptance import PerPosition
+
+    text, steps = given["accept_rates"], given["num_steps"]
+    rates = options.accepted_shares(text)
+    if len(rates) < steps:
+        raise InputError("accept_rates", text, f"a rate for each of the {steps} steps")
+    try:
+        return PerPosition(rates[:steps])
+    except InputError as error:
+        raise InputError("accept_rates", text, error.allowed) from error
+
+
+def _efficiency(assignments: list[str]) -> "Efficiency":
+    from specsim.simulator.efficiency import Efficiency
+
+    known, values = {field.name for field in fields(Efficiency)}, {}
+    for assignment in assignments:
+        name, _, number = assignment.partition("=")
+        try:
+            values[name] = float(number)
+        except ValueError:
+            name = ""
+        if name not in known:
+            raise InputError("efficiency", assignment, f"NAME=NUMBER with one of {', '.join(sorted(known))}")
+    return Efficiency(**values)

@@ -1,0 +1,45 @@
+"""specsim soak: random programs of requests, each compared with itself alone."""
+
+from typing import Annotated
+
+import typer
+
+from specsim.cli import options
+from specsim.core.errors import InputError
+
+
+def soak(
+    requests: Annotated[int | None, typer.Option(help="How many.", show_default="10000")] = None,
+    seed: Annotated[int | None, typer.Option(help="Names the programs.", show_default="0")] = None,
+    impl: options.Impl = "reference",
+    device: options.Device = None,
+    graph: Annotated[
+        str | None,
+        typer.Option(
+            help="What the fast column replays.",
+            metavar="eager|step|phase|round",
+            show_default="another from program to program",
+        ),
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Processes that share the programs.")] = 2,
+    program: Annotated[str | None, typer.Option(help="Only this one, as a failure names it.")] = None,
+    json_file: options.JsonFile = None,
+) -> None:
+    """Serve requests in random programs, each compared with itself alone (exit status 1: not equal)."""
+    from specsim.core.display import stdout_console
+    from specsim.core.files import check_writable, write_json
+    from specsim.correctness.soak import soak
+
+    check_writable(json_file)
+    drawn = {"num_requests": requests, "seed": seed}
+    drawn = {name: value for name, value in drawn.items() if value is not None}
+    if program is not None and drawn:
+        raise InputError("program", program, "alone, without --requests and --seed, which its name holds")
+    arguments = {"impl": impl, "device": device, "graph": graph, "jobs": jobs, "program": program}
+    result = soak(**drawn, progress=True, **arguments)
+    try:
+        result.show(stdout_console())
+    finally:
+        write_json(json_file, result.to_json())
+    if not result.is_ok:
+        raise typer.Exit(1)

@@ -1,0 +1,195 @@
+"""specsim sweep: many cells, in processes of this machine or on a cluster, into one file."""
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from time import sleep
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specsim.cli import options
+from specsim.cli import server_options as fields
+from specsim.cli.picture import png
+from specsim.core.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SHOWN = 10
+_FIGURES = ("Output Throughput (tok/s)", "Mean TTFT (ms)", "Mean TPOT (ms)")
+_LENGTHS = ("prompt_tokens", "output_tokens")
+
+
+def sweep(
+    out: Annotated[Path, typer.Option(help="SQLite file; cells that it has are kept.")],
+    vary: Annotated[
+        list[str], typer.Option(help="Values of an option below, or of accept_rate.", metavar="NAME=V1,V2,...")
+    ],
+    model: fields.Model = "llama-3.1-8b",
+    hardware: fields.Hardware = "H100-SXM",
+    tensor_parallel: fields.TensorParallel = 1,
+    drafter: fields.Drafter = "eagle3",
+    draft_vocab: fields.DraftVocab = 32000,
+    topk: options.Topk = 1,
+    num_steps: options.NumSteps = 3,
+    num_draft_tokens: fields.NumDraftTokens = None,
+    page_size: options.PageSize = 16,
+    accept: fields.Accept = None,
+    accept_rates: fields.AcceptRates = None,
+    requests: fields.Requests = 256,
+    concurrency: fields.Concurrency = None,
+    rate: fields.Rate = None,
+    prompt_tokens: fields.PromptTokens = "512",
+    output_tokens: fields.OutputTokens = "256",
+    schedule: fields.Schedule = "overlap",
+    prefill: fields.Prefill = "mixed",
+    chunk_tokens: fields.ChunkTokens = 8192,
+    max_running: fields.MaxRunning = 256,
+    memory_share: fields.MemoryShare = 0.9,
+    seed: fields.Seed = 0,
+    jobs: Annotated[int | None, typer.Option(help="Processes.", show_default="one a core")] = None,
+    cluster: Annotated[str | None, typer.Option(help="Address of a Dask scheduler.", metavar="ADDRESS")] = None,
+    parquet: Annotated[Path | None, typer.Option(help="Also write all cells here.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw what each gets against what all get (PNG).")] = None,
+    json_file: options.JsonFile = None,
+) -> None:
+    """Simulate every combination of some values, cell by cell into a file.
+
+    Stopped at any moment, the same command goes on where it was.
+    """
+    given = locals()
+    from tqdm.auto import tqdm
+
+    from specsim.core.display import stdout_console
+    from specsim.core.files import check_apart, check_writable, write_json, write_whole
+    from specsim.simulator.sweep import Results, cells, check, key
+    from specsim.simulator.sweep import sweep as run
+
+    varied = _varied(vary)
+    wanted = cells(fields.cell(given), varied)
+    if all(each.rate is not None for each in wanted):
+        fields.check_one_load(given | varied)
+    check_apart(accept=accept, out=out, json=json_file, parquet=parquet, plot=plot)
+    for file, name in ((json_file, "json"), (parquet, "parquet"), (plot, "plot"), (out, "out")):
+        check_writable(file, name)
+    check(wanted)
+    names = list(dict.fromkeys(map(key, wanted)))
+    with _executor(jobs, cluster) as executor, tqdm(total=len(names), unit="cell", disable=None) as bar:
+        results = Results(out)
+        try:
+            counts = run(wanted, results, executor, lambda: bar.update())
+        except BrokenExecutor as error:
+            allowed = f"fewer: one was ended from outside; what is in {out} stays"
+            raise InputError("jobs", jobs or os.cpu_count(), allowed) from error
+    show(results.rows(names), list(varied), counts, out, stdout_console())
+    write_json(json_file, {"cells": results.rows(names)})
+    if parquet is not None:
+        write_whole(parquet, results.frame(names).to_parquet(index=False))
+    if plot is not None:
+        write_whole(plot, png("pareto", results.rows(names)))
+
+
+def show(rows: list[dict], varied: list[str], counts: tuple[int, int], out: Path, console: "Console") -> None:
+    """The best cells by throughput, and why others cannot be."""
+    from specsim.core.display import figure, heading, paragraph, print_table
+
+    ran, kept = counts
+    good, bad = ([row for row in rows if (row["error"] is None) == is_good] for is_good in (True, False))
+    impossible = f", {len(bad):,} impossible" if bad else ""
+    heading(console, f"{len(rows):,} cells: {ran:,} simulated, {kept:,} kept{impossible}")
+    good.sort(key=lambda row: -row[_FIGURES[0]])
+    columns = ["accept_rate" if each == "shares" else each for each in varied]
+    table = [
+        (*(_shown(row, name) for name in varied), *(figure(row[name]) for name in _FIGURES)) for row in good[:SHOWN]
+    ]
+    if table:
+        print_table(console, (*columns, *_FIGURES), table)
+    for told in list(dict.fromkeys(row["error"] for row in bad))[:3]:
+        paragraph(console, f"impossible: {told}")
+    best = f"The best {min(SHOWN, len(good))} by throughput; all" if good else "All"
+    console.print(f"{best} are in {out}.", soft_wrap=True)
+
+
+def _shown(row: dict, name: str) -> str:
+    """A value as it was given: shares are those of accept_rate."""
+    return str(json.loads(row[name])[0][0] if name == "shares" else row[name])
+
+
+def _varied(assignments: list[str]) -> dict[str, list[Any]]:
+    """Values by field; InputError for a field that is given twice."""
+    varied: dict[str, list[Any]] = {}
+    for assignment in assignments:
+        name, values = _values(assignment)
+        if name in varied:
+            raise InputError("vary", assignment, "each name once, with all of its values")
+        varied[name] = values
+    return varied
+
+
+def _values(assignment: str) -> tuple[str, list[Any]]:
+    """A field and its values; `accept_rate` stands for an i.i.d. law of that rate."""
+    name, _, text = assignment.partition("=")
+    if not name or not text:
+        raise InputError("vary", assignment, "NAME=V1,V2,..., such as concurrency=1,16,64")
+    from specsim.simulator.sweep import FIELDS
+
+    allowed = ("accept_rate", *(each for each in FIELDS if each != "shares"))
+    if name not in allowed:
+        raise InputError("vary", name, ", ".join(allowed))
+    values = [fields.length(name, each) if name in _LENGTHS else _value(each) for each in text.split(",")]
+    if name != "accept_rate":
+        return name, values
+    if not all(isinstance(value, (int, float)) and 0 <= value <= 1 for value in values):
+        raise InputError("vary", assignment, "rates from 0 to 1")
+    return "shares", [((float(value),),) * 16 for value in values]
+
+
+def _value(text: str) -> Any:
+    """A number, true, false or null, else the text itself."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if not isinstance(value, (list, dict)) else text
+
+
+@contextmanager
+def _executor(jobs: int | None, cluster: str | None) -> Iterator[Executor]:
+    if jobs is not None and jobs < 1:
+        raise InputError("jobs", jobs, "an integer of at least 1")
+    if cluster is None:
+        from multiprocessing import get_context
+
+        workers = {"initializer": _end_with, "initargs": (os.getpid(),)}
+        with ProcessPoolExecutor(jobs or os.cpu_count(), get_context("spawn"), **workers) as executor:
+            yield executor
+        return
+    if jobs is not None:
+        raise InputError("jobs", jobs, "none with --cluster, whose workers are its own")
+    try:
+        from distributed import Client
+    except ImportError as error:
+        allowed = f"none, unless Dask is installed by: pip install 'specsim[cluster]' ({error})"
+        raise InputError("cluster", cluster, allowed) from error
+    try:
+        client = Client(cluster, timeout=10)
+    except (OSError, ValueError) as error:
+        raise InputError("cluster", cluster, f"the address of a Dask scheduler that answers ({error})") from error
+    with client, client.get_executor() as executor:
+        yield executor
+
+
+def _end_with(parent: int) -> None:
+    """A worker whose parent was killed would wait for cells for ever."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

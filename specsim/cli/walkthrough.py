@@ -1,0 +1,248 @@
+"""A first look: one round in detail, whole continuations, and the columns side by side."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from textwrap import indent
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.text import Text
+from tqdm.auto import tqdm
+
+from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.display import by_position, figure, heading, paragraph, print_table
+from specsim.core.errors import InputError
+from specsim.core.metrics import is_loop
+from specsim.core.phases import Batch, PrefillInput, VerifyInput, VerifyOutput
+from specsim.correctness.differential import Cell, check
+from specsim.serving.generation import Generation, generate, load_engine
+
+PLAIN, CHAIN, TREE = SpecConfig.plain(), SpecConfig(topk=1, num_draft_tokens=4), SpecConfig()
+NAMES = {PLAIN: "plain", CHAIN: "chain of 3", TREE: "tree 4/3/8"}
+ROUNDS_TO_CHOOSE_FROM = 12
+# On both columns: rounds, last tokens of the prompts, new tokens.
+COLUMN_ROUNDS, COLUMN_PROMPT, COLUMN_TOKENS = 3, 32, 10
+PROMPT_LINES = 6
+NO_GPU = "(on Triton's interpreter: there is no GPU) "
+NEXT = """\
+specsim generate --prompt "def main():"    continue a text of your own
+specsim generate --help                    trees, drafters, sampling, penalties, page sizes
+specsim diff --grid quick                  the columns compared under more settings
+specsim accept                             acceptance over all shipped prompts (minutes)
+reference/engine.py                        the round as code: draft, verify, draft_extend
+reference/tree.py, fast/tree.py            how a tree is laid out: to be read, and in kernels"""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round of one request: the tree that was proposed and what the target made of it."""
+
+    number: int
+    seq_len: int
+    tree: VerifyInput
+    output: VerifyOutput
+
+    @property
+    def path(self) -> list[int]:
+        """Accepted nodes, root first."""
+        return self.output.accept_index[0, : int(self.output.num_accepted_tokens)].tolist()
+
+    @property
+    def needs_the_tree(self) -> bool:
+        """Whether the accepted path leaves the drafter's first choices, where a chain would have stopped."""
+        first_child = self.tree.retrieve_next_token[0].tolist()
+        return any(first_child[parent] != node for parent, node in pairwise(self.path))
+
+
+def run(pair: Any, prompts: Sequence[str], console: Console, max_new_tokens: int = 48) -> bool:
+    """Show everything on the console.
+
+    Returns whether the greedy outputs of tree and chain equal plain decoding's, and the fast column the reference.
+    """
+    _introduce(pair, console)
+    generations = _generate_all(pair, prompts, max_new_tokens)
+    plain = generations[PLAIN, 0.0]
+    chosen = next((i for i, output in enumerate(plain.outputs) if not is_loop(output.token_ids)), 0)
+    _show_text(prompts[chosen], plain.outputs[chosen].text, console)
+    with torch.inference_mode():
+        first = list(islice(rounds(pair, pair.tokenizer.encode(prompts[chosen])), ROUNDS_TO_CHOOSE_FROM))
+    telling = max(first, key=lambda each: (each.needs_the_tree and len(each.path) > 2, len(each.path)))
+    _show_round(telling, pair.tokenizer, console)
+    _show_rounds_of(chosen, generations, console)
+    equal = _show_equality(generations, console)
+    _show_figures(generations, console)
+    equal = _show_columns(pair, prompts[:2], console) and equal
+    heading(console, "Next")
+    console.print(NEXT)
+    return equal
+
+
+def _introduce(pair: Any, console: Console) -> None:
+    console.print(Text("EAGLE tree speculation on a trained pair", style="bold"))
+    paragraph(
+        console,
+        "A small drafter proposes a tree of tokens; the target checks the whole tree in one forward pass and "
+        "keeps the path that it would have written itself, plus one more token, the bonus.",
+    )
+    console.print()
+    console.print(f"target   {_summary(pair.target, pair.target.config)}")
+    console.print(f"drafter  {pair.drafter.config.kind}, {_summary(pair.drafter, pair.drafter.config.model)}")
+
+
+def _summary(checkpoint: Any, shape: Any) -> str:
+    tensors = {id(tensor): tensor for tensor in checkpoint.tensors.values() if tensor.is_floating_point()}
+    size = sum(tensor.numel() for tensor in tensors.values()) / 1e6
+    return f"{shape.family}, layers {shape.num_layers}, hidden {shape.hidden_size}, {size:.1f} M parameters"
+
+
+def _generate_all(pair: Any, prompts: Sequence[str], max_new_tokens: int) -> dict[tuple[SpecConfig, float], Generation]:
+    """Every setting at temperature 0, and the speculative ones at temperature 1."""
+    settings = [(PLAIN, 0.0), (CHAIN, 0.0), (TREE, 0.0), (CHAIN, 1.0), (TREE, 1.0)]
+    generations = {}
+    for config, temperature in tqdm(settings, desc="continuing the prompts", unit="run", leave=False, disable=None):
+        sampling = SamplingParams(temperature=temperature, max_new_tokens=max_new_tokens, ignore_eos=True)
+        generations[config, temperature] = generate(pair, prompts, config, sampling)
+    return generations
+
+
+def rounds(pair: Any, prompt_ids: Sequence[int]) -> Iterator[Round]:
+    """The rounds of one greedy request, phase by phase, as long as the caller asks for them."""
+    engine = load_engine(pair, TREE, "reference")
+    pools = engine.make_pools(1, engine.config.reserved_columns(engine.config.max_len))
+    row, vocab_size = pools.open(), engine.target.config.vocab_size
+    pools.reserve(row, len(prompt_ids))
+    batch = Batch.of([0], [row], [len(prompt_ids)], [SamplingParams()], vocab_size)
+    draft_input = engine.prefill(batch, PrefillInput.whole([prompt_ids]), pools).draft_input
+    for number in range(1, engine.config.max_len - len(prompt_ids)):
+        tree = engine.draft(batch, draft_input, pools)
+        output = engine.verify(batch, tree, pools)
+        yield Round(number, int(batch.seq_lens), tree, output)
+        draft_input = engine.draft_extend(batch, output.draft_extend_input, pools)
+        batch = batch.after(output.num_accepted_tokens)
+
+
+def _show_text(prompt: str, text: str, console: Console) -> None:
+    lines = prompt.splitlines()[-PROMPT_LINES:]
+    heading(console, f"A prompt from a file held out of training (its last {len(lines)} lines)")
+    console.print(Text(indent("\n".join(lines), "    "), style="dim"))
+    heading(console, "Its greedy continuation")
+    console.print(Text(indent(text, "    ")))
+
+
+def _show_round(shown: Round, tokenizer: Any, console: Console) -> None:
+    heading(console, f"Round {shown.number} of it: a tree of {TREE.num_draft_tokens} tokens")
+    paragraph(
+        console,
+        f"At each of {TREE.num_steps} steps the drafter keeps its {TREE.topk} best continuations. Of all that it saw, "
+        f"the {TREE.num_draft_tokens - 1} best "
+        "hang below the root, the last token so far. Score: product of the drafter's probabilities.",
+    )
+    console.print()
+    print_table(console, ("node", "token", "score", "the target says"), list(_tree_rows(shown, tokenizer)))
+    drafts, tokens = int(shown.output.num_accepted_drafts), int(shown.output.num_accepted_tokens)
+    before = shown.seq_len
+    leaves = " The path leaves the drafter's first choices, where a chain would have stopped." * shown.needs_the_tree
+    console.print()
+    paragraph(
+        console,
+        f"num_accepted_drafts {drafts}, num_accepted_tokens {tokens} (the bonus included): one pass of the target took "
+        f"prompt and text from {before + 1} to {before + 1 + tokens} tokens.{leaves}",
+    )
+
+
+def _tree_rows(shown: Round, tokenizer: Any) -> Iterator[tuple[Text, ...]]:
+    """One row a node, children below their parent."""
+    tokens, scores, parents = (
+        column[0].tolist() for column in (shown.tree.draft_tokens, shown.tree.scores, shown.tree.parents)
+    )
+    path, predict = shown.path, shown.output.predict.tolist()
+
+    def rows(node: int, depth: int) -> Iterator[tuple[Text, ...]]:
+        says = "" if node not in path else "yes" if node else "the root"
+        if node == path[-1]:
+            says += f", and goes on with {_quoted(predict[node], tokenizer)}, the bonus"
+        cells = (str(node), "  " * depth + _quoted(tokens[node], tokenizer), f"{scores[node]:.3f}", says)
+        yield tuple(Text(cell, style="bold green" if node in path else "") for cell in cells)
+        for child in (child for child, parent in enumerate(parents) if parent == node):
+            yield from rows(child, depth + 1)
+
+    return rows(0, 0)
+
+
+def _quoted(token: int, tokenizer: Any) -> str:
+    return repr(tokenizer.decode([token]))
+
+
+def _show_rounds_of(chosen: int, generations: dict, console: Console) -> None:
+    heading(console, "The same continuation, three ways")
+    counts = {config: generations[config, 0.0].outputs[chosen] for config in NAMES}
+    columns = ("setting", "tokens", "target passes", "tokens of each round")
+    print_table(console, columns, [_count_cells(NAMES[config], output) for config, output in counts.items()])
+
+
+def _count_cells(name: str, output: Any) -> tuple[str, ...]:
+    gained = output.num_accepted_tokens_per_round
+    each = f"{gained[0]} in every round" if len(set(gained)) == 1 else " ".join(map(str, gained))
+    return name, str(len(output.token_ids)), str(len(gained) + 1), each
+
+
+def _show_equality(generations: dict, console: Console) -> bool:
+    """Compare token ids, all prompts."""
+    plain = [output.token_ids for output in generations[PLAIN, 0.0].outputs]
+    num_tokens, equal = sum(map(len, plain)), True
+    console.print()
+    for config in (CHAIN, TREE):
+        same = [output.token_ids for output in generations[config, 0.0].outputs] == plain
+        claim = f"{NAMES[config]}: the {num_tokens} tokens of {len(plain)} prompts equal plain decoding's: "
+        console.print(Text(claim + ("yes" if same else "NO"), style="bold green" if same else "bold red"))
+        equal = equal and same
+    return equal
+
+
+def _show_figures(generations: dict, console: Console) -> None:
+    heading(console, "Acceptance on these prompts (T: temperature)")
+    columns = ("setting", "T", "tokens", "rounds", "accept length", "rounds with at least 1, 2, 3 drafts accepted")
+    print_table(console, columns, [_figure_cells(*item) for item in generations.items()])
+    console.print("\nAccept length: mean tokens a round, bonus included. A tree is named by topk, steps, draft tokens.")
+
+
+def _figure_cells(setting: tuple[SpecConfig, float], generation: Generation) -> tuple[str, ...]:
+    (config, temperature), metrics = setting, generation.metrics
+    counts = (str(metrics["tokens"]), str(metrics["rounds"]), figure(metrics["accept_length"]))
+    return NAMES[config], f"{temperature:g}", *counts, by_position(metrics["accepted_by_position"])
+
+
+def column_cell(pair: Any, prompts: Sequence[str]) -> Cell:
+    """A greedy and a sampled request on one graph a round."""
+    ids = tuple(tuple(pair.tokenizer.encode(prompt)[-COLUMN_PROMPT:]) for prompt in prompts)
+    sampling = tuple(
+        SamplingParams(temperature=float(place), max_new_tokens=COLUMN_TOKENS) for place in range(len(ids))
+    )
+    return Cell("demo", "of the demo", ids, sampling, TREE, mode="free", graph="round", rounds=COLUMN_ROUNDS)
+
+
+def _show_columns(pair: Any, prompts: Sequence[str], console: Console) -> bool:
+    """The differential on a greedy and a sampled request."""
+    heading(console, "The same rounds in Triton kernels")
+    try:
+        result = check(column_cell(pair, prompts), pair=pair)
+    except InputError as error:
+        console.print(f"Only the reference ran: {error}")
+        return True
+    paragraph(
+        console,
+        f"One graph a round, replayed for a greedy and a sampled request {NO_GPU * (not torch.cuda.is_available())}"
+        "against the reference: trees, logits, accepted paths, tokens, logprobs and every KV slot, with float64 as "
+        "judge.",
+    )
+    console.print()
+    counts = (result.exercised.get("rounds", 0), result.decisions, result.undecidable, result.mismatches)
+    columns = ("requests x rounds", "decisions", "too close to call", "mismatches", "largest logprob error")
+    print_table(console, columns, [(*map(str, counts), f"{result.max_logprob_error:.0e}")])
+    same = not result.mismatches
+    verdict = "equal" if same else f"NOT equal; {result.first_divergence}"
+    console.print()
+    console.print(Text(f"The columns are {verdict}.", style="bold green" if same else "bold red"))
+    return same

@@ -1,1 +1,0 @@
-"""The commands of the command line, a module each; specsim.cli registers them."""

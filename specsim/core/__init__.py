@@ -1,0 +1,1 @@
+"""Definitions that at least two of the other folders share; this file imports nothing."""

@@ -1,0 +1,74 @@
+"""Which logical columns a round uses: draft lanes, copies of the prefix's tail, the tree; and who owns them when."""
+
+from collections.abc import Sequence
+
+import torch
+
+from specsim.core.config import SpecConfig, ceil_to
+from specsim.core.pool import KVPool
+
+
+def prefix_tail(seq_len: int, config: SpecConfig) -> int:
+    """Tokens of the prefix's unfinished page that every lane keeps a copy of: L mod P, 0 where lanes share it."""
+    return 0 if config.lanes_share_prefix else seq_len % config.page_size
+
+
+def lane_stride(seq_len: int, config: SpecConfig) -> int:
+    """Columns from one draft lane's first slot to the next lane's: S, or whole pages where lanes own pages."""
+    if config.lanes_share_prefix:
+        return config.num_steps
+    return ceil_to(prefix_tail(seq_len, config) + config.num_steps, config.page_size)
+
+
+def lane_columns(seq_len: int, config: SpecConfig) -> torch.Tensor:
+    """Columns i64 [K, S] in which lane k writes its KV of step s.
+
+    Lanes follow each other after L; with pages and several lanes each lane starts on pages of its own, after room for
+    a copy of the prefix's tail, and lane 0's first page is the prefix's last.
+    """
+    first = seq_len + lane_stride(seq_len, config) * torch.arange(config.topk)
+    return first[:, None] + torch.arange(config.num_steps)
+
+
+def tail_columns(seq_len: int, config: SpecConfig) -> torch.Tensor:
+    """Columns i64 [K, T] of each lane's copy of the prefix's last T tokens; T = 0 where lanes share the prefix."""
+    tail = prefix_tail(seq_len, config)
+    return lane_columns(seq_len, config)[:, :1] - tail + torch.arange(tail)
+
+
+def round_columns(seq_len: int, config: SpecConfig) -> int:
+    """Most columns that a request of L tokens owns in its next round."""
+    if config.release == "finish":
+        return config.reserved_columns(seq_len)
+    return max(_lanes_end(seq_len, config), seq_len + config.num_draft_tokens)
+
+
+def _lanes_end(seq_len: int, config: SpecConfig) -> int:
+    return seq_len - prefix_tail(seq_len, config) + config.topk * lane_stride(seq_len, config)
+
+
+def own_lanes(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig) -> None:
+    """Before the draft phase: own two rounds' need (release `finish`) or borrow this round's lanes (`round`).
+
+    seq_lens: what is committed, of which the pools take note.
+    """
+    for row, length in zip(rows, seq_lens, strict=True):
+        finish = config.release == "finish"
+        pools.reserve(row, config.reserved_columns(length) if finish else _lanes_end(length, config))
+        pools.settle(row, length)
+
+
+def own_tree(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig) -> None:
+    """After the draft phase: under release `round` return the lanes and take the columns of the tree."""
+    if config.release == "round":
+        for row, length in zip(rows, seq_lens, strict=True):
+            pools.release(row, length)
+        for row, length in zip(rows, seq_lens, strict=True):
+            pools.reserve(row, length + config.num_draft_tokens)
+
+
+def own_committed(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig) -> None:
+    """After the commit (seq_lens counts it): under release `round` keep the committed columns only."""
+    if config.release == "round":
+        for row, length in zip(rows, seq_lens, strict=True):
+            pools.release(row, length)

@@ -1,0 +1,128 @@
+"""How results are shown: tables on a terminal, plain text in a pipe, HTML in a notebook."""
+
+import math
+import sys
+from collections.abc import Sequence
+from html import escape
+from shutil import get_terminal_size
+from textwrap import fill
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+WIDTH = 100
+
+
+def stdout_console() -> Console:
+    """Standard output, at most `WIDTH` columns: colours and rules on a terminal, plain text anywhere else."""
+    width = min(WIDTH, get_terminal_size().columns) if sys.stdout.isatty() else WIDTH
+    return Console(width=width, markup=False, emoji=False, highlight=False)
+
+
+def heading(console: Console, text: str) -> None:
+    """A line above a section."""
+    console.print()
+    console.print(Text(text, style="bold cyan"))
+
+
+def paragraph(console: Console, text: str) -> None:
+    """Running text in lines of the console's width."""
+    console.print(fill(text, console.width))
+
+
+def print_table(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> None:
+    """Rows under their headings; a column of numbers is set flush right. Without headings the rows stand alone."""
+    rule = box.SIMPLE_HEAD if console.is_terminal and columns else None
+    padding = (0, 2 if rule is None else 1, 0, 0)
+    table = Table(box=rule, show_edge=False, pad_edge=False, padding=padding, show_header=bool(columns))
+    for index in range(len(columns) or max(map(len, rows), default=0)):
+        numeric = all(is_number(str(row[index])) for row in rows)
+        table.add_column(columns[index] if columns else "", justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    with console.capture() as capture:
+        console.print(table)
+    lines = capture.get().splitlines()
+    console.out("\n".join(lines if console.is_terminal else map(str.rstrip, lines)), highlight=False)
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell holds a number, or the mark of one that is not defined."""
+    return cell == "-" or cell.lstrip("-").replace(",", "").replace(".", "", 1).isdecimal()
+
+
+def figure(value: float | None, digits: int = 2) -> str:
+    """A number as a table shows it; `-` where it is not defined."""
+    return "-" if value is None or math.isnan(value) else f"{value:,.{digits}f}"
+
+
+def by_position(rates: Sequence[float]) -> str:
+    """Shares of rounds, one for each position."""
+    return " ".join(map(figure, rates)) or "-"
+
+
+def setting(config: Any) -> str:
+    """A specsim.SpecConfig in words."""
+    if config.is_plain:
+        return "plain decoding"
+    tree = f"topk {config.topk}, {config.num_steps} steps, {config.num_draft_tokens} draft tokens"
+    verifier = "" if config.verifier == "target_only" else f", verifier {config.verifier}"
+    return tree + verifier + ("" if config.is_lossless else ", not lossless")
+
+
+def short_setting(config: Any) -> str:
+    """A specsim.SpecConfig in a few words: a tree by topk, steps and draft tokens."""
+    if config.is_plain:
+        return "no drafts"
+    if config.topk == 1:
+        return f"chain of {config.num_steps}"
+    return f"tree {config.topk}/{config.num_steps}/{config.num_draft_tokens}"
+
+
+def acceptance_rows(acceptance: Any, synthetic: Any = None) -> list[tuple[str, str]]:
+    """The figures of a specsim.core.metrics.Acceptance, (name, value) each; none where nothing was drafted.
+
+    synthetic: the specsim.SyntheticAcceptance that decided it, if one did, which is said first.
+    """
+    if not (acceptance.rounds and acceptance.accepted_by_position):
+        return []
+    return [
+        *([("acceptance", f"{synthetic}: not the target's, nor are the tokens")] if synthetic else []),
+        ("accept length", f"{figure(acceptance.accept_length)} tokens a round, bonus included"),
+        ("accept rate", f"{figure(acceptance.accept_rate)} of the drafts proposed"),
+        ("accepted by position", f"{by_position(acceptance.accepted_by_position)} of the rounds"),
+    ]
+
+
+def metrics_rows(generation: Any) -> list[tuple[str, str]]:
+    """The figures of a specsim.serving.generation.Generation, (name, value) each."""
+    metrics = generation.metrics
+    return [
+        ("setting", setting(generation.config)),
+        ("finish reason", ", ".join(sorted({output.finish_reason for output in generation.outputs}))),
+        ("tokens", figure(metrics["tokens"], 0)),
+        ("rounds", figure(metrics["rounds"], 0)),
+        *acceptance_rows(generation.acceptance, generation.synthetic),
+        ("seconds", figure(metrics["seconds"])),
+        ("tokens a second", figure(metrics["tokens_per_s"], 1)),
+    ]
+
+
+def generation_html(generation: Any) -> str:
+    """A specsim.serving.generation.Generation as a notebook shows it: every output, then the figures."""
+    figures = "".join(_html_row(*row) for row in metrics_rows(generation))
+    texts = "".join(_html_row(*row) for row in enumerate(map(output_text, generation.outputs)))
+    return f"<table>{texts}</table><table>{figures}</table>"
+
+
+def output_text(output: Any) -> str:
+    """The text of a specsim.serving.generation.Output, its token ids where the target has no tokenizer."""
+    return output.text or " ".join(map(str, output.token_ids))
+
+
+def _html_row(name: object, text: str) -> str:
+    style = "text-align:left;white-space:pre-wrap;font-family:monospace"
+    return f"<tr><th style='text-align:left'>{escape(str(name))}</th><td style='{style}'>{escape(text)}</td></tr>"

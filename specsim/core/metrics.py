@@ -1,0 +1,127 @@
+"""What the counters of a run mean, and how other tools' figures convert to ours.
+
+`draft` in a name counts drafts only; `accept` without `draft` includes the bonus token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+LOOP_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Acceptance over rounds.
+
+    rounds: number of (request, round) pairs. accept_length: mean tokens a round, bonus included, in [1, S+1].
+    accept_rate: accepted drafts over proposed ones (num_steps a round). accepted_by_position: for i = 1..S the share of
+    rounds that accepted at least i drafts (unconditional).
+    """
+
+    rounds: int
+    accept_length: float
+    accept_rate: float
+    accepted_by_position: tuple[float, ...]
+
+    @property
+    def conditional_by_position(self) -> tuple[float, ...]:
+        """Share of the rounds that accepted i-1 drafts and accepted the i-th too; nan where there were none."""
+        reached = (1.0, *self.accepted_by_position[:-1])
+        return tuple(
+            now / before if before else float("nan")
+            for now, before in zip(self.accepted_by_position, reached, strict=True)
+        )
+
+
+def acceptance(num_accepted_drafts: Sequence[int], num_steps: int) -> Acceptance:
+    """Acceptance of rounds that accepted `num_accepted_drafts[i]` of `num_steps` drafts each.
+
+    Raises ValueError for counts that are no integers from 0 to num_steps.
+    """
+    drafts = np.asarray(num_accepted_drafts)
+    is_integer = np.issubdtype(drafts.dtype, np.integer)
+    if drafts.size and not (is_integer and drafts.min() >= 0 and drafts.max() <= num_steps):
+        raise ValueError(f"accepted drafts are integers in [0, {num_steps}], got {drafts.min()} to {drafts.max()}")
+    mean = float(drafts.mean()) if drafts.size else float("nan")
+    by_position = tuple(
+        float((drafts >= position).mean()) if drafts.size else float("nan") for position in range(1, num_steps + 1)
+    )
+    return Acceptance(int(drafts.size), mean + 1, mean / num_steps if num_steps else float("nan"), by_position)
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """How long one request took, in steps of the scheduler and in seconds; nan where a figure is not defined.
+
+    ttft: arrival to first delivery. e2e: arrival to last delivery. Both count steps inclusively: a request that arrives
+    and is answered in the same step has ttft_steps 1. tpot: (last - first delivery) / (tokens - 1), nan below two
+    tokens. itl: mean gap between successive deliveries, nan below two of them. The tokens of a round arrive together,
+    so itl >= tpot; vLLM's benchmark counts both like this, and then pools the gaps of all requests. What waiting after
+    a preemption costs is part of the figures.
+    """
+
+    ttft_steps: float
+    ttft_seconds: float
+    tpot_steps: float
+    tpot_seconds: float
+    itl_steps: float
+    itl_seconds: float
+    e2e_steps: float
+    e2e_seconds: float
+
+
+def latency(arrived: tuple[int, float] | None, emissions: Sequence[tuple[int, float, int]]) -> Latency:
+    """Latency of a request that arrived at (step, seconds) and was delivered (step, seconds, tokens) each time.
+
+    arrived is None for a request that never did. Raises ValueError for deliveries without tokens or not in order.
+    """
+    nan = float("nan")
+    if arrived is None or not emissions:
+        return Latency(*[nan] * 8)
+    times = [tuple(arrived), *((step, seconds) for step, seconds, _ in emissions)]
+    in_order = all(before[axis] <= after[axis] for before, after in pairwise(times) for axis in (0, 1))
+    if not in_order or min(tokens for *_, tokens in emissions) < 1:
+        raise ValueError(f"deliveries follow the arrival in order, each of at least one token, got {emissions}")
+    (first_step, first_seconds), (last_step, last_seconds) = times[1], times[-1]
+    steps, seconds = last_step - first_step, last_seconds - first_seconds
+    more_tokens = sum(tokens for *_, tokens in emissions) - 1 or nan
+    gaps = len(emissions) - 1 or nan
+    return Latency(
+        ttft_steps=float(first_step - arrived[0] + 1),
+        ttft_seconds=float(first_seconds - arrived[1]),
+        tpot_steps=steps / more_tokens,
+        tpot_seconds=seconds / more_tokens,
+        itl_steps=steps / gaps,
+        itl_seconds=seconds / gaps,
+        e2e_steps=float(last_step - arrived[0] + 1),
+        e2e_seconds=float(last_seconds - arrived[1]),
+    )
+
+
+def distinct_share(token_ids: Sequence[int], order: int = 4) -> float:
+    """Distinct n-grams over n-grams: near 1 for fresh text, near 0 for a loop; 1 for a text shorter than n."""
+    grams = [tuple(token_ids[start : start + order]) for start in range(len(token_ids) - order + 1)]
+    return len(set(grams)) / len(grams) if grams else 1.0
+
+
+def is_loop(token_ids: Sequence[int]) -> bool:
+    """Whether a continuation repeats itself: fewer than half of its 4-grams are distinct. Loops inflate acceptance."""
+    return distinct_share(token_ids) < LOOP_SHARE
+
+
+def accept_length_from_tensorrt_llm(accepted_drafts_per_round: float) -> float:
+    """Our accept length from TensorRT-LLM's acceptance length, which counts drafts only."""
+    return accepted_drafts_per_round + 1
+
+
+def accept_length_from_eagle_tau(tau: float, rounds: int) -> float:
+    """Our accept length from EAGLE's printed tau, which divides the same tokens by rounds - 1."""
+    return tau * (rounds - 1) / rounds
+
+
+def accept_length_from_rate(accept_rate: float, num_steps: int) -> float:
+    """Our accept length from vLLM's draft acceptance rate (accepted over proposed drafts)."""
+    return 1 + num_steps * accept_rate

@@ -1,0 +1,351 @@
+"""The only mutable state: KV buffers, the map from logical columns to slots, and the allocator of pages.
+
+Target and draft buffers are separate but share slot ids and `req_to_token`. They change by verbs only: `open`, `share`,
+`reserve`, `record`, `write`, `move`, `settle`, `release`, `close`, and for whoever keeps pages beyond their requests
+`keep` and `drop`.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from specsim.core.config import ceil_to
+from specsim.core.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """Shape of one model's KV: num_layers × (slots) × num_kv_heads × head_dim, keys and values alike."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+
+class KVBuffer:
+    """Keys and values of one model, [layers, slots, kv heads, D] each."""
+
+    @torch.inference_mode(False)  # such a tensor may be written inside that mode and outside
+    def __init__(self, layout: KVLayout, num_slots: int, dtype: torch.dtype, device: torch.device | str = "cpu"):
+        shape = (layout.num_layers, num_slots, layout.num_kv_heads, layout.head_dim)
+        self.keys = torch.empty(shape, dtype=dtype, device=device)
+        self.values = torch.empty(shape, dtype=dtype, device=device)
+
+    def write(self, layer: int, slots_R: torch.Tensor, key_RAD: torch.Tensor, value_RAD: torch.Tensor) -> None:
+        """Write rows to their slots; a row with slot -1 writes nothing."""
+        kept = slots_R >= 0
+        self.keys[layer, slots_R[kept]] = key_RAD[kept]
+        self.values[layer, slots_R[kept]] = value_RAD[kept]
+
+    def move(self, source: torch.Tensor, destination: torch.Tensor) -> None:
+        """Copy the content of slots `source` to slots `destination` in every layer; all is read before any is
+        written.
+        """
+        keys, values = self.keys[:, source], self.values[:, source]
+        self.keys[:, destination], self.values[:, destination] = keys, values
+
+    def copy_(self, source: "KVBuffer") -> None:
+        """Take over another buffer's content, from any device and dtype."""
+        self.keys.copy_(source.keys)
+        self.values.copy_(source.values)
+
+
+class OutOfSlots(RuntimeError):
+    """The pool has fewer free pages than a reservation needs; nothing was reserved."""
+
+
+class PageAllocator:
+    """Whole pages, handed out first in, first out, and free again when nobody holds them.
+
+    limit: most pages that may be in use; what is beyond it is withheld.
+    """
+
+    def __init__(self, num_pages: int):
+        self.num_pages = self.limit = num_pages
+        self._free = deque(range(num_pages))
+        self._holders = [0] * num_pages
+
+    @property
+    def num_free(self) -> int:
+        """Pages that may be handed out; negative while more are in use than the limit allows."""
+        return self.limit - self.num_pages + len(self._free)
+
+    def allocate(self, count: int) -> list[int]:
+        if count > max(0, self.num_free):
+            raise OutOfSlots(f"{count} pages asked for, {max(0, self.num_free)} of {self.limit} are free")
+        pages = [self._free.popleft() for _ in range(count)]
+        self.hold(pages)
+        return pages
+
+    def holders(self, page: int) -> int:
+        """How many hold a page; 0: it is free."""
+        return self._holders[page]
+
+    def hold(self, pages: Sequence[int]) -> None:
+        """One holder more for each."""
+        for page in pages:
+            self._holders[page] += 1
+
+    def free(self, pages: Sequence[int]) -> None:
+        """One holder less for each; a page that nobody holds is free. ValueError for one that nobody held."""
+        for page in pages:
+            if not self._holders[page]:
+                raise ValueError(f"page {page} is free already")
+            self._holders[page] -= 1
+            if not self._holders[page]:
+                self._free.append(page)
+
+    def free_pages(self) -> tuple[int, ...]:
+        return tuple(self._free)
+
+
+class Account(NamedTuple):
+    """Who holds a page: rows of the request table, and whether it is kept beyond them; committed: slots of final KV."""
+
+    page: int
+    rows: tuple[int, ...]
+    is_kept: bool
+    committed: int
+
+    @property
+    def holders(self) -> str:
+        names = [*(f"row {row}" for row in self.rows), *(["whoever keeps it"] if self.is_kept else [])]
+        return " and ".join(names) or "nobody"
+
+
+class KVPool:
+    """KV of all requests.
+
+    target, draft: KVBuffer (draft is None where the drafter keeps no KV). req_to_token: i64 [requests, width], slot
+    of every owned logical column, -1 elsewhere. token_ids: i64 [requests, width], tokens 0..L of each request (L is
+    the bonus). Rows are wide enough for max_len plus what two rounds reserve (sglang#26972).
+    """
+
+    @torch.inference_mode(False)
+    def __init__(self, target: KVBuffer, draft: KVBuffer | None, page_size: int, num_requests: int, width: int):
+        num_slots = target.keys.shape[1]
+        if num_slots % page_size:
+            raise InputError("num_slots", num_slots, f"a multiple of the page size, {page_size}")
+        device = target.keys.device
+        self.target, self.draft, self.page_size = target, draft, page_size
+        self.req_to_token = torch.full((num_requests, ceil_to(width, page_size)), -1, dtype=torch.int64, device=device)
+        self.token_ids = torch.full((num_requests, width), -1, dtype=torch.int64, device=device)
+        self._allocator = PageAllocator(num_slots // page_size)
+        self._pages: dict[int, list[int]] = {}
+        self._committed: dict[int, int] = {}
+        self._kept: set[int] = set()
+        self._free_rows = deque(range(num_requests))
+
+    def open(self) -> int:
+        """Take a row of the tables for a new request."""
+        if not self._free_rows:
+            raise OutOfSlots(f"all {len(self.req_to_token)} rows of the request table are in use")
+        row = self._free_rows.popleft()
+        self._pages[row], self._committed[row] = [], 0
+        return row
+
+    def pages(self, row: int) -> tuple[int, ...]:
+        """The pages of a request's columns, in order."""
+        return tuple(self._pages[row])
+
+    def owned_columns(self, row: int) -> int:
+        return len(self._pages[row]) * self.page_size
+
+    def committed_columns(self, row: int) -> int:
+        """Columns from 0 on whose KV is final, as far as the host knows."""
+        return self._committed[row]
+
+    def num_pages(self, columns: int) -> int:
+        """Pages that hold that many columns."""
+        return ceil_to(columns, self.page_size) // self.page_size
+
+    @property
+    def num_slots(self) -> int:
+        return self._allocator.num_pages * self.page_size
+
+    @property
+    def usable_slots(self) -> int:
+        """Slots within the limit, in use or not."""
+        return self._allocator.limit * self.page_size
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that may be reserved; negative while more are in use than `limit` allows."""
+        return self._allocator.num_free * self.page_size
+
+    @property
+    def free_rows(self) -> int:
+        return len(self._free_rows)
+
+    def limit(self, num_slots: int) -> None:
+        """From now on use at most that many slots (whole pages of them); what is in use stays until it is released."""
+        if type(num_slots) is not int or not 0 <= num_slots <= self.num_slots:
+            raise InputError("num_slots", num_slots, f"0 to the pool's {self.num_slots}")
+        self._allocator.limit = num_slots // self.page_size
+
+    def share(self, row: int, pages: Sequence[int]) -> None:
+        """Let a request that owns nothing begin with pages that are kept: columns 0 on, committed, never written."""
+        if self._pages[row]:
+            raise ValueError(f"row {row} of the request table owns columns already")
+        self._allocator.hold(pages)
+        self._own(row, pages)
+        self.settle(row, self.owned_columns(row))
+
+    def settle(self, row: int, columns: int) -> None:
+        """Note that a request's first columns hold committed KV."""
+        if columns > self.owned_columns(row):
+            raise IndexError(f"row {row} of the request table owns {self.owned_columns(row)} columns, not {columns}")
+        self._committed[row] = columns
+
+    def keep(self, pages: Sequence[int]) -> None:
+        """Hold committed pages beyond the requests that filled them."""
+        self._allocator.hold(pages)
+        self._kept.update(pages)
+
+    def drop(self, pages: Sequence[int]) -> None:
+        """Keep these pages no longer."""
+        self._kept.difference_update(pages)
+        self._allocator.free(pages)
+
+    def is_idle(self, page: int) -> bool:
+        """Whether a kept page belongs to no request."""
+        return self._allocator.holders(page) == 1
+
+    def reserve(self, row: int, columns: int) -> None:
+        """Own at least `columns` columns; never gives any back."""
+        if columns > self.req_to_token.shape[1]:
+            width = self.req_to_token.shape[1]
+            raise OutOfSlots(f"{columns} columns asked for, a row of the request table has {width}")
+        missing = max(0, self.num_pages(columns) - len(self._pages[row]))
+        if missing:
+            self._own(row, self._allocator.allocate(missing))
+
+    def _own(self, row: int, pages: Sequence[int]) -> None:
+        first = self.owned_columns(row)
+        self._pages[row].extend(pages)
+        slots = torch.tensor(pages, dtype=torch.int64)[:, None] * self.page_size + torch.arange(self.page_size)
+        self.req_to_token[row, first : self.owned_columns(row)] = slots.flatten().to(self.req_to_token.device)
+
+    def release(self, row: int, columns: int = 0) -> None:
+        """Give back every whole page beyond the first `columns` columns."""
+        kept, pages = self.num_pages(columns), self._pages[row]
+        self._allocator.free(pages[kept:])
+        del pages[kept:]
+        self.req_to_token[row, self.owned_columns(row) :] = -1
+        self._committed[row] = min(self._committed[row], self.owned_columns(row))
+
+    def close(self, row: int) -> None:
+        """End a request: what it alone holds is free again."""
+        self.release(row)
+        self.token_ids[row] = -1
+        del self._pages[row], self._committed[row]
+        self._free_rows.append(row)
+
+    def record(self, rows: torch.Tensor | int, columns: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Note the tokens that stand at logical columns of requests."""
+        self.token_ids[rows, columns] = tokens.long()
+
+    def slots(self, rows: torch.Tensor | int, columns: torch.Tensor) -> torch.Tensor:
+        """Slots of logical columns of requests, of the broadcast shape; a column that is not owned is an error."""
+        slots = self.req_to_token[rows, columns]
+        if bool((slots < 0).any()):
+            row, column = (index.expand_as(slots)[slots < 0][0] for index in (torch.as_tensor(rows), columns))
+            raise IndexError(f"row {int(row)} of the request table owns no slot at column {int(column)}")
+        return slots
+
+    def copy_(self, source: "KVPool") -> None:
+        """Take over everything another pool of the same shape holds, in place: content, tables and books."""
+        self.target.copy_(source.target)
+        if self.draft is not None:
+            self.draft.copy_(source.draft)
+        self.req_to_token.copy_(source.req_to_token)
+        self.token_ids.copy_(source.token_ids)
+        self._allocator, self._free_rows = deepcopy(source._allocator), source._free_rows.copy()
+        self._pages, self._committed = deepcopy(source._pages), source._committed.copy()
+        self._kept = source._kept.copy()
+
+    def accounts(self) -> list[Account]:
+        """Who holds every page that is held."""
+        rows: dict[int, list[int]] = {page: [] for page in sorted(self._kept)}
+        committed = dict.fromkeys(self._kept, self.page_size)
+        for row, pages in self._pages.items():
+            for index, page in enumerate(pages):
+                rows.setdefault(page, []).append(row)
+                filled = min(self.page_size, max(0, self._committed[row] - index * self.page_size))
+                committed[page] = max(committed.get(page, 0), filled)
+        return [Account(page, tuple(rows[page]), page in self._kept, committed[page]) for page in rows]
+
+    def usage(self) -> dict[str, int]:
+        """Numbers of slots: free + reserved + committed = slots.
+
+        free: counts what is withheld too; reserved: held, and not (known to be) committed; cached: of the committed
+        ones, those that are kept beyond their requests; withheld: beyond the limit. requests: rows in use.
+        """
+        accounts, free = self.accounts(), len(self._allocator.free_pages()) * self.page_size
+        committed = sum(each.committed for each in accounts)
+        return {
+            "slots": self.num_slots,
+            "free": free,
+            "reserved": len(accounts) * self.page_size - committed,
+            "committed": committed,
+            "cached": len(self._kept) * self.page_size,
+            "withheld": self.num_slots - self.usable_slots,
+            "requests": len(self._pages),
+        }
+
+    def audit(self) -> dict[str, int]:
+        """Account for every slot; its usage, or AssertionError where books and tables disagree.
+
+        Every page is either free or held, by as many as are counted. A page that more than one holds lies, in each of
+        its requests, at the same place and wholly among the committed columns, so that nobody writes it.
+        """
+        accounts, free = self.accounts(), self._allocator.free_pages()
+        if len(set(free)) != len(free):
+            raise AssertionError("a page is twice in the free list")
+        for account in accounts:
+            self._check_account(account)
+        held = {account.page for account in accounts}
+        if both := held & set(free):
+            raise AssertionError(f"pages that are held are in the free list: {sorted(both)}")
+        pages = set(range(self._allocator.num_pages))
+        if lost := pages - held - set(free):
+            raise AssertionError(f"pages leaked, neither free nor held: {sorted(lost)}")
+        if unknown := set(free) - pages:
+            raise AssertionError(f"pages that the pool does not have are in the free list: {sorted(unknown)}")
+        if counted := [page for page in free if self._allocator.holders(page)]:
+            raise AssertionError(f"pages that are free are counted as held: page {counted[0]}")
+        self._check_rows()
+        self._check_tables()
+        return self.usage()
+
+    def _check_account(self, account: Account) -> None:
+        page, counted = account.page, self._allocator.holders(account.page)
+        if counted != len(account.rows) + account.is_kept:
+            raise AssertionError(f"page {page} is counted {counted} times and held by {account.holders}")
+        if counted > 1:
+            place = self._pages[account.rows[0]].index(page)
+            is_final = (place + 1) * self.page_size <= min(self._committed[row] for row in account.rows)
+            in_order = all(self._pages[row][place : place + 1] == [page] for row in account.rows)
+            if not (is_final and in_order and len(set(account.rows)) == len(account.rows)):
+                raise AssertionError(f"page {page} is shared by {account.holders} where it may be written")
+
+    def _check_rows(self) -> None:
+        if sorted([*self._free_rows, *self._pages]) != list(range(len(self.req_to_token))):
+            raise AssertionError(f"row leaked or in use twice: free {list(self._free_rows)}, open {list(self._pages)}")
+        for row, columns in self._committed.items():
+            if not 0 <= columns <= self.owned_columns(row):
+                raise AssertionError(f"row {row} owns {self.owned_columns(row)} columns and has committed {columns}")
+
+    def _check_tables(self) -> None:
+        expected = torch.full_like(self.req_to_token, -1, device="cpu")
+        for row, pages in self._pages.items():
+            slots = torch.tensor(pages, dtype=torch.int64)[:, None] * self.page_size + torch.arange(self.page_size)
+            expected[row, : slots.numel()] = slots.flatten()
+        wrong = (self.req_to_token.cpu() != expected).nonzero()
+        if len(wrong):
+            row, column = wrong[0].tolist()
+            raise AssertionError(f"req_to_token of row {row} disagrees with its pages at column {column}")

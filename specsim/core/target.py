@@ -1,0 +1,68 @@
+"""The target protocol: what a round needs of a target model, and the shape of one from its config.json."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from specsim.core.errors import InputError
+from specsim.core.pool import KVBuffer, KVLayout
+
+FAMILIES = ("llama", "qwen3", "mistral")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Shape of a decoder. sliding_windows: per layer, keys a query sees including itself, None for all of them."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    rope_theta: float
+    rope_scaling: Mapping[str, Any] = field(default_factory=dict)
+    sliding_windows: tuple[int | None, ...] = ()
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    tie_word_embeddings: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        if self.family not in FAMILIES:
+            raise InputError("model_type", self.family, " or ".join(FAMILIES))
+        if self.num_heads % self.num_kv_heads:
+            raise InputError(
+                "num_key_value_heads", self.num_kv_heads, f"a divisor of num_attention_heads, {self.num_heads}"
+            )
+
+    @property
+    def kv_layout(self) -> KVLayout:
+        return KVLayout(self.num_layers, self.num_kv_heads, self.head_dim)
+
+    def window(self, layer: int) -> int | None:
+        return self.sliding_windows[layer] if self.sliding_windows else None
+
+
+class Target(Protocol):
+    """A target model of one column. Metadata is the column's own description of who attends to what."""
+
+    config: ModelConfig
+    embedding: torch.Tensor
+
+    def forward(
+        self, input_ids_R: torch.Tensor, metadata: Any, kv: KVBuffer, feature_layers: tuple[int, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run rows through the model, writing their KV: (hidden [R, H] that the head reads, features [R, F]).
+
+        Features are the hidden states entering `feature_layers`, concatenated, or that same hidden when there are none.
+        """
+
+    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        """The head: [R, V] in the model's dtype."""

@@ -1,0 +1,114 @@
+"""The only source of randomness: counter-based draws that are named, not ordered.
+
+A draw is named (seed, request id, stream, L of its round's root, depth, index), so a request meets the same numbers
+alone, in any batch and after a preemption. The generator is Philox4x32-10 (Salmon et al., SC 2011).
+"""
+
+from enum import IntEnum
+
+import torch
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_LOW = 0xFFFFFFFF
+
+
+class Stream(IntEnum):
+    """What a draw is for. Two streams never share a number."""
+
+    PREFILL = 0
+    ACCEPT = 1
+    FINAL = 2
+    SYNTHETIC = 3
+    DRAFT = 4
+    GUMBEL = 5
+
+
+def seed_bits(seed: int) -> int:
+    """An unsigned 64-bit seed as the int64 that has its bits."""
+    return seed - 2**64 if seed >= 2**63 else seed
+
+
+def philox(counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Philox4x32-10 on int64 tensors that hold 32-bit words; returns four words of the broadcast shape."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        high0, high1 = (product0 >> 32) & _LOW, (product1 >> 32) & _LOW
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, product1 & _LOW, high0 ^ c3 ^ k1, product0 & _LOW
+        k0, k1 = (k0 + _KEY_STEPS[0]) & _LOW, (k1 + _KEY_STEPS[1]) & _LOW
+    return c0, c1, c2, c3
+
+
+def words(seeds, request_ids, stream: Stream, root_lens, depths, indices=0) -> tuple[torch.Tensor, ...]:
+    """Four random 32-bit words (int64) for every name; arguments broadcast.
+
+    The counter is (index, root length, depth · 256 + stream, request id), the key the two halves of the seed, so
+    request ids, root lengths and indices are below 2³² and depths below 2²⁴.
+    """
+    names = (seeds, request_ids, root_lens, depths, indices)
+    seeds, request_ids, root_lens, depths, indices = (torch.as_tensor(name, dtype=torch.int64) for name in names)
+    counter = (indices & _LOW, root_lens & _LOW, (depths << 8) | int(stream), request_ids & _LOW)
+    return philox(counter, (seeds & _LOW, (seeds >> 32) & _LOW))
+
+
+def named_uniforms(seeds, request_ids, stream: Stream, root_lens, depths, indices=0) -> torch.Tensor:
+    """Uniforms of 24 bits in [2⁻²⁴, 1 - 2⁻²⁴], float64 (exact in float32 too), of the broadcast shape.
+
+    0 would accept a draft of probability zero (sglang#35771) and 1 walks off the end of a CDF (sglang#30822).
+    """
+    word = words(seeds, request_ids, stream, root_lens, depths, indices)[0]
+    return (word >> 8).clamp(min=1).double() * 2.0**-24
+
+
+def gumbel_noise(
+    seeds: torch.Tensor, request_ids: torch.Tensor, positions: torch.Tensor, vocab_size: int
+) -> torch.Tensor:
+    """Standard Gumbel noise -log(-log u) for every token at every position, float64 [..., V]; the names broadcast.
+
+    It is named by the position of the token that it chooses, not by a round, so that a drafter and its target share it.
+    u has 53 bits, in [2⁻⁵³, 1 - 2⁻⁵³]: with 24 noise would end at 16.6, and a large vocabulary would lose its tail.
+    """
+    names = (seeds[..., None], request_ids[..., None], Stream.GUMBEL, positions[..., None], 0)
+    high, low, _, _ = words(*names, torch.arange(vocab_size))
+    uniform = ((high << 21) | (low >> 11)).clamp(min=1).double() * 2.0**-53
+    return -(-uniform.log()).log()
+
+
+def accept_uniforms(
+    seeds: torch.Tensor, request_ids: torch.Tensor, root_lens: torch.Tensor, num_steps: int
+) -> torch.Tensor:
+    """The uniforms of a round's visited nodes, one a depth: float64 [B, S+1]."""
+    depths = torch.arange(num_steps + 1)
+    return named_uniforms(seeds[:, None], request_ids[:, None], Stream.ACCEPT, root_lens[:, None], depths)
+
+
+def final_uniforms(seeds: torch.Tensor, request_ids: torch.Tensor, root_lens: torch.Tensor) -> torch.Tensor:
+    """The uniform of a round's bonus token, float64 [B]; its name has depth 0 wherever the walk ended."""
+    return named_uniforms(seeds, request_ids, Stream.FINAL, root_lens, 0)
+
+
+def first_uniforms(seeds: torch.Tensor, request_ids: torch.Tensor, prompt_lens: torch.Tensor) -> torch.Tensor:
+    """The uniform of the token after a prompt, float64 [B]; its root is the prompt's last token."""
+    return named_uniforms(seeds, request_ids, Stream.PREFILL, prompt_lens - 1, 0)
+
+
+def draft_uniforms(seeds: torch.Tensor, request_ids: torch.Tensor, root_lens: torch.Tensor, depth: int, num_lanes: int):
+    """The uniforms that draw what follows the nodes of a depth, one a lane, float64 [B, K]; a round's first drafts,
+    drawn before it, have its root's length.
+    """
+    return named_uniforms(
+        seeds[:, None], request_ids[:, None], Stream.DRAFT, root_lens[:, None], depth, torch.arange(num_lanes)
+    )
+
+
+def lane_accept_uniforms(
+    seeds: torch.Tensor, request_ids: torch.Tensor, root_lens: torch.Tensor, num_steps: int, num_lanes: int
+) -> torch.Tensor:
+    """A uniform for every node of a static tree, float64 [B, N], by its parent's depth and its lane; the root's is not
+    used.
+    """
+    child = torch.arange(-1, num_lanes * num_steps).clamp(min=0)
+    names = seeds[:, None], request_ids[:, None], Stream.ACCEPT, root_lens[:, None]
+    return named_uniforms(*names, child // num_lanes, child % num_lanes)

@@ -1,0 +1,1 @@
+"""Checks that try to prove the engines wrong."""

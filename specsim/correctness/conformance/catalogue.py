@@ -1,0 +1,18 @@
+"""All cases, operation by operation."""
+
+from specsim.correctness.conformance import attention, chains, drafting, extension, greedy, slots, target_only, trees
+from specsim.correctness.conformance.case import Case
+from specsim.correctness.conformance.contract import OPERATIONS
+
+CASES: tuple[Case, ...] = tuple(
+    case
+    for operation in OPERATIONS
+    for module in (drafting, trees, greedy, target_only, slots, extension, attention, chains)
+    for case in module.CASES
+    if case.operation == operation.name
+)
+
+
+def case_of(operation: str, name: str) -> Case:
+    """The case of this name."""
+    return next(case for case in CASES if (case.operation, case.name) == (operation, name))

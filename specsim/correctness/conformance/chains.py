@@ -1,0 +1,150 @@
+"""Cases of rejection sampling of chains: results that are sure whatever is drawn, and laws of those that are not."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from inspect import signature
+from itertools import product
+from types import SimpleNamespace
+
+import torch
+
+from specsim.correctness.conformance.case import Call, Case, Law, integers, replaced
+
+ROWS = 4096  # draws of a law
+CELLS = 8  # of a uniform; no edge of the laws below lies inside one
+
+
+def chain_call(
+    drafts: list[list[int]],
+    prob: list,
+    draft_prob: list | None,
+    bonus: list[int],
+    expected: torch.Tensor | Law,
+    temperatures: Sequence[float] = (1.0,),
+) -> Call:
+    """drafts: of each request. prob, draft_prob: rows of all requests, one after the other. temperatures: of each
+    request, or one for all; 0 is greedy.
+    """
+    lengths = [len(own) for own in drafts]
+    warmth = torch.tensor(temperatures).expand(len(drafts)).contiguous()
+    metadata = SimpleNamespace(
+        all_greedy=bool((warmth == 0).all()), all_random=bool((warmth > 0).all()), temperature=warmth, top_k=None,
+        top_p=None, generators={},
+    )  # fmt: skip
+    width = len(prob[0]) if prob else 4
+    rows = torch.tensor(prob, dtype=torch.float32).view(-1, width)
+    draft_rows = None if draft_prob is None else torch.tensor(draft_prob, dtype=torch.float32).view(-1, width)
+    arguments = (
+        integers((token for own in drafts for token in own), torch.int32), lengths, max(lengths, default=2),
+        integers(lengths).cumsum(0).int(), draft_rows, rows, integers(bonus, torch.int32)[:, None], metadata,
+    )  # fmt: skip
+    return Call(arguments, {"output_token_ids": expected})
+
+
+def as_named(function: Callable, call: Call) -> Call:
+    """Newer versions of vLLM hand over logits where older ones do probabilities; the parameter's name says which.
+
+    Compiled functions may not say how their parameters are called; they are given probabilities.
+    """
+    try:
+        names = list(signature(function).parameters)
+    except (TypeError, ValueError):
+        return call
+    return replaced(call, 5, call.arguments[5].log()) if "target_logits" in names else call
+
+
+def _table(rows: list[list[int]], width: int) -> torch.Tensor:
+    return integers((row + [-1] * (width - len(row)) for row in rows), torch.int32).view(len(rows), width)
+
+
+def _point(token: int, width: int = 4) -> list[float]:
+    return [float(token == other) for other in range(width)]
+
+
+_LAW = [0.125, 0.5, 0.375, 0.0]
+
+
+def _sure(*temperatures: float) -> Call:
+    """Chains of 3, 0, 1 and 2 drafts: all accepted, none to accept, one refused, the second refused.
+
+    A draft is accepted for sure where its law is the target's, and refused where the target's mass is on another token.
+    """
+    drafts, bonus = [[0, 1, 2], [], [3], [2, 0]], [7, 8, 9, 6]
+    prob, draft_prob = [_LAW, _LAW, _LAW, _point(1), _LAW, _point(2)], [_LAW, _LAW, _LAW, _point(3), _LAW, _point(0)]
+    if 0.0 in temperatures:  # a greedy request asks for the best token alone
+        prob, draft_prob = (list(map(_point, own)) for own in ((0, 1, 2, 1, 2, 2), (0, 1, 2, 3, 2, 0)))
+    rows = [[0, 1, 2, 7], [8], [1], [2, 2]]
+    return chain_call(drafts, prob, draft_prob, bonus, _table(rows, 4), temperatures)
+
+
+def _sure_of_points(temperature: float) -> Call:
+    """No laws of drafts, as of drafts that were looked up."""
+    drafts, prob = [[1, 1], [1, 0]], [_point(1), _point(1), _point(1), _point(3)]
+    return chain_call(drafts, prob, None, [5, 6], _table([[1, 1, 5], [1, 3]], 3), [temperature])
+
+
+def law_of(draft: list[int], prob: list, draft_prob: list, bonus: int, rows: int, cells: int = CELLS) -> Law:
+    """The law of so many rows: the reference column over one point of every cell of the uniforms."""
+    from specsim.reference.acceptance import Tree, rejection
+    from specsim.reference.tree import links
+
+    parents = list(range(-1, len(draft)))
+    tree = Tree([0, *draft], parents, *links(parents), len(draft))
+    prob_NV, draft_prob_NV = torch.tensor([*prob, prob[0]]).double(), torch.tensor(draft_prob).double()
+    points, counts = [(cell + 0.5) / cells for cell in range(cells)], Counter()
+    for *uniforms, final in product(points, repeat=len(draft) + 1):
+        path, drawn = rejection(tree, prob_NV, draft_prob_NV, uniforms, final)
+        accepted = draft[: len(path) - 1]
+        last = bonus if len(accepted) == len(draft) else drawn
+        counts[(*accepted, last, *[-1] * (len(draft) - len(accepted)))] += 1
+    return Law({row: count / counts.total() for row, count in counts.items()}, rows)
+
+
+def law_call(draft: list[int], prob: list, draft_prob: list | None, bonus: int = 9) -> Call:
+    """ROWS requests with the same chain, laws and bonus token."""
+    points = [_point(token, len(prob[0])) for token in draft]
+    law = law_of(draft, prob, points if draft_prob is None else draft_prob, bonus, ROWS)
+    laws = None if draft_prob is None else draft_prob * ROWS
+    return chain_call([draft] * ROWS, prob * ROWS, laws, [bonus] * ROWS, law)
+
+
+_HALVES, _EVEN, _QUARTERS = [0.5, 0.25, 0.125, 0.125], [0.25] * 4, [0.25, 0.25, 0.5, 0.0]
+
+
+def _spread(weights: list[float], width: int = 1030) -> list[float]:
+    """The same law on tokens at the edges of blocks."""
+    law = [0.0] * width
+    for token, weight in zip((0, 511, 512, width - 1), weights, strict=True):
+        law[token] = weight
+    return law
+
+
+def _wide() -> Call:
+    """A vocabulary of 1030: tokens 0, 511, 512 and 1029 have mass; fewer rows keep it small."""
+    prob, draft_prob = [_spread(_LAW)], [_spread(_HALVES)]
+    count = ROWS // 4
+    law = law_of([0], prob, draft_prob, 9, count)
+    return chain_call([[0]] * count, prob * count, draft_prob * count, [9] * count, law)
+
+
+_LAWS = {
+    "one draft that is worth a quarter of its law": partial(law_call, [0], [_LAW], [_HALVES]),
+    "two drafts": partial(law_call, [0, 1], [_LAW, _EVEN], [_HALVES, [0.25, 0.5, 0.125, 0.125]]),
+    "a draft that the target gives no mass": partial(law_call, [3, 0], [_LAW, _EVEN], [_HALVES, _EVEN]),
+    "drafts without laws": partial(law_call, [1, 2], [_LAW, _QUARTERS], None),
+    "a vocabulary of 1030": _wide,
+}
+
+CASES = tuple(
+    Case("chain_rejection", name, build, adapt=as_named)
+    for name, build in {
+        "chains of 3, 0, 1 and 2 drafts": partial(_sure, 1.0),
+        "greedy chains": partial(_sure, 0.0),
+        "greedy and sampled chains in one batch": partial(_sure, 0.0, 1.0, 1.0, 0.0),
+        "drafts without laws, sure": partial(_sure_of_points, 1.0),
+        "greedy drafts without laws": partial(_sure_of_points, 0.0),
+        **{f"law: {name}": build for name, build in _LAWS.items()},
+        "no requests": lambda: chain_call([], [], [], [], _table([], 3)),
+    }.items()
+)

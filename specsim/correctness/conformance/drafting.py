@@ -1,0 +1,147 @@
+"""Cases of the draft loop: the k largest of a row, one step of the lanes, and the choice of the tree's nodes."""
+
+from functools import partial
+
+import torch
+
+from specsim.correctness.conformance.case import Call, Case, replaced, strided
+from specsim.correctness.conformance.pools import Drafted, chosen, drafted
+
+_NAN, _INF = float("nan"), float("inf")
+_SPECIAL = {
+    "ties go to the lower index": [
+        [1, 3, 3, 2, 3, 0, 2],
+        [2, 2, 2, 2, 2, 2, 2],
+        [0.5, 0.25, 0.5, 0.25, 0.5, 0.25, 0.25],
+    ],
+    "minus infinity": [[-_INF, 1, -_INF, 0, -_INF, -_INF, 2], [-_INF] * 7],
+    "NaN ranks above every number": [[1, _INF, 3, _NAN, 0, 2, 5], [_NAN, 4, _NAN, 4, _NAN, 1, 0]],
+    "zeros of both signs are equal": [[-0.0, 0.0, -0.0, 0.0, -1, -2, -0.0]],
+}
+
+
+# The k largest
+
+
+def topk_call(values: torch.Tensor, k: int) -> Call:
+    """The k largest of these rows."""
+    from specsim.reference.sampling import topk
+
+    topk_p, topk_index = topk(values, k)
+    return Call((values, k, -1), {"topk_p": topk_p, "topk_index": topk_index})
+
+
+def _random_rows(rows: int, width: int, k: int) -> Call:
+    return topk_call(torch.randn(rows, width, generator=torch.Generator().manual_seed(width)), k)
+
+
+def _rows_with_gaps() -> Call:
+    call = _random_rows(3, 37, 4)
+    return replaced(call, 0, strided(call.arguments[0]))
+
+
+_SHAPES = {
+    "k 1": (3, 101, 1),
+    "k 8 of 1031": (2, 1031, 8),
+    "all of a row": (2, 5, 5),
+    "one column": (4, 1, 1),
+    "no rows": (0, 33, 4),
+}
+
+_TOPK = (
+    *(Case("draft_topk", name, partial(_random_rows, *shape)) for name, shape in _SHAPES.items()),
+    *(Case("draft_topk", name, partial(topk_call, torch.tensor(rows).float(), 4)) for name, rows in _SPECIAL.items()),
+    Case("draft_topk", "rows with gaps", _rows_with_gaps, may_refuse=True),
+)  # fmt: skip
+
+
+# One step
+
+
+def step_call(made: Drafted, step: int, batch: int, k: int) -> Call:
+    """Step `step` of the loop: what the drafter has proposed for the lanes of the step before."""
+    hidden = torch.randn(batch * k if step else batch, 5, generator=torch.Generator().manual_seed(step))
+    if step == 0:
+        probs, ids, lanes = made.probs[0], made.ids[0], None
+        expected = _root_lanes(made, hidden, k)
+    else:
+        probs, ids = made.probs[step], made.ids[step]
+        lanes, expected = _lane_scores(made, step, k), _next_lanes(made, step, hidden, k)
+    return Call((step, probs, ids, hidden, lanes, k), expected)
+
+
+def _root_lanes(made: Drafted, hidden_BH: torch.Tensor, k: int) -> dict[str, torch.Tensor]:
+    return {
+        "input_ids": made.tokens_by_step[0].flatten(),
+        "lane_hidden_states": hidden_BH.repeat_interleave(k, dim=0),
+        "lane_scores": made.scores_by_step[0][:, 0],
+        "tree_scores": made.scores_by_step[0],
+        "tree_tokens": made.tokens_by_step[0],
+        "tree_parents": made.parents_by_step[0],
+    }
+
+
+def _lane_scores(made: Drafted, step: int, k: int) -> torch.Tensor:
+    """Scores of the lanes before a step: the best children of the step before it."""
+    from specsim.reference.sampling import topk
+
+    return topk(made.scores_by_step[step - 1].flatten(1), k)[0].contiguous()
+
+
+def _next_lanes(made: Drafted, step: int, hidden_RH: torch.Tensor, k: int) -> dict[str, torch.Tensor]:
+    batch = len(made.tokens_by_step[0])
+    chosen_BK = made.parents_by_step[step] - k - (step - 1) * k * k
+    rows_BK = torch.arange(batch)[:, None] * k + chosen_BK // k
+    return {
+        "input_ids": made.tokens_by_step[step].gather(1, chosen_BK).flatten(),
+        "lane_hidden_states": hidden_RH[rows_BK.flatten()],
+        "lane_scores": _lane_scores(made, step + 1, k),
+        "tree_scores": made.scores_by_step[step],
+        "tree_tokens": made.tokens_by_step[step],
+        "tree_parents": made.parents_by_step[step],
+    }
+
+
+def _step(batch: int, k: int, step: int, coarse: bool = False) -> Call:
+    return step_call(drafted(batch, k, step + 1, seed=7, coarse=coarse), step, batch, k)
+
+
+_EXPAND = (
+    Case("expand", "the first step", partial(_step, 3, 4, 0)),
+    Case("expand", "the second step", partial(_step, 3, 4, 1)),
+    Case("expand", "the fourth step", partial(_step, 2, 3, 3)),
+    Case("expand", "ten lanes", partial(_step, 2, 10, 2)),
+    Case("expand", "a chain", partial(_step, 5, 1, 2)),
+    Case("expand", "ties go to the lower index", partial(_step, 4, 4, 1, coarse=True)),
+    Case("expand", "no requests", partial(_step, 0, 4, 1)),
+)
+
+
+# The choice
+
+
+def select_call(made: Drafted, num_nodes: int) -> Call:
+    """The nodes of a tree, of the candidates of a loop."""
+    picked = chosen(made, num_nodes)
+    expected = {"top_scores_index": picked, "draft_tokens": made.tokens.gather(1, picked)}
+    if len(made.probs) > 1:  # of one step there are no parents to name, and conventions differ
+        expected["parent_list"] = made.parent_list
+    lists = made.scores_by_step, made.tokens_by_step, made.parents_by_step
+    return Call((*map(list, lists), num_nodes), expected)
+
+
+def _select(batch: int, k: int, num_steps: int, num_nodes: int, coarse: bool = False) -> Call:
+    return select_call(drafted(batch, k, num_steps, seed=3, coarse=coarse), num_nodes)
+
+
+_SELECT = (
+    Case("select", "8 of 36", partial(_select, 3, 4, 3, 9)),
+    Case("select", "63 of 648", partial(_select, 2, 8, 11, 64)),
+    Case("select", "all of the pool", partial(_select, 2, 3, 2, 13)),
+    Case("select", "one step", partial(_select, 3, 5, 1, 4)),
+    Case("select", "a chain", partial(_select, 3, 1, 5, 6)),
+    Case("select", "ties go to the lower index", partial(_select, 5, 4, 3, 9, coarse=True)),
+    Case("select", "no requests", partial(_select, 0, 4, 3, 9)),
+)
+
+CASES = (*_TOPK, *_EXPAND, *_SELECT)

@@ -1,0 +1,69 @@
+"""Trees of a batch, and the call of a verifier that is to walk them."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from specsim.correctness.conformance.case import Call, integers
+from specsim.correctness.conformance.pools import chosen, drafted
+
+FLAT = [-1, 0, 0, 1, 1, 2]  # two children of the root, the first with two children, the second with one
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """One tree a request: parents, the tokens of the nodes, [B][N] each, and how many drafts may be accepted."""
+
+    parents: list[list[int]]
+    tokens: list[list[int]]
+    most: int
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return len(self.parents), len(self.parents[0]) if self.parents else 6
+
+    @property
+    def trees(self) -> list:
+        """As the reference column walks them."""
+        from specsim.reference.acceptance import Tree
+        from specsim.reference.tree import links
+
+        pairs = zip(self.parents, self.tokens, strict=True)
+        return [Tree(tokens, parents, *links(parents), self.most) for parents, tokens in pairs]
+
+    def call(self, walked: list[tuple[list[int], int]], *more) -> Call:
+        """The call of a verifier that is to walk these paths to these bonus tokens; more: its further arguments."""
+        from specsim.reference.tree import links
+
+        batch, num_nodes = self.size
+        predicts, accept_index = torch.full((batch * num_nodes,), -1), torch.full((batch, self.most + 1), -1)
+        for request, (path, bonus) in enumerate(walked):
+            first = request * num_nodes
+            accept_index[request, : len(path)] = first + integers(path)
+            for node, after in pairwise(path):
+                predicts[first + node] = self.tokens[request][after]
+            predicts[first + path[-1]] = bonus
+        number = integers((len(path) - 1 for path, _ in walked), torch.int32)
+        expected = {"predicts": predicts.int(), "accept_index": accept_index.int(), "accept_token_num": number}
+        outputs = (torch.full_like(each, fill) for each, fill in zip(expected.values(), (-1, -1, -7), strict=True))
+        all_links = [links(parents) for parents in self.parents]
+        tables = (
+            integers(self.tokens).view(batch, num_nodes),
+            torch.arange(batch * num_nodes).view(batch, num_nodes),
+            integers(first for first, _ in all_links).view(batch, num_nodes),
+            integers(sibling for _, sibling in all_links).view(batch, num_nodes),
+        )
+        return Call((*outputs, *tables, *more), expected)
+
+
+def grown(batch: int, k: int, num_steps: int, num_nodes: int, most: int | None = None) -> Forest:
+    """Trees of a draft loop; most: drafts that may be accepted, else as many as there are steps."""
+    from specsim.reference.tree import parents_of
+
+    made = drafted(batch, k, num_steps, seed=num_nodes)
+    picked = chosen(made, num_nodes)
+    rows = zip(picked.tolist(), made.parent_list.tolist(), strict=True)
+    parents = [parents_of(own, parent_list, k) for own, parent_list in rows]
+    tokens = torch.cat([torch.full((batch, 1), 5), made.tokens.gather(1, picked)], dim=1)
+    return Forest(parents, tokens.tolist(), num_steps if most is None else most)

@@ -1,0 +1,104 @@
+"""Cases of the greedy verifier of trees."""
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from specsim.correctness.conformance.case import Call, Case, integers, replaced, strided
+from specsim.correctness.conformance.forest import FLAT, Forest, grown
+
+
+def greedy_call(forest: Forest, best: list[list[int]]) -> Call:
+    """best: the target's token after each node, by request."""
+    from specsim.reference.acceptance import greedy
+
+    walked = []
+    for tree, own in zip(forest.trees, best, strict=True):
+        known = sorted({*own, *tree.tokens})  # a vocabulary of the tokens that occur, in their order
+        place = {token: index for index, token in enumerate(known)}
+        rows = torch.nn.functional.one_hot(integers(place[token] for token in own), len(known)).double()
+        small = type(tree)([place[token] for token in tree.tokens], *_links_of(tree))
+        path, bonus = greedy(small, rows)
+        walked.append((path, known[bonus]))
+    return forest.call(walked, integers(best).view(forest.size))
+
+
+def _links_of(tree) -> tuple:
+    return tree.parents, tree.next_token, tree.next_sibling, tree.depth_limit
+
+
+def _led(forest: Forest, seed: int) -> Call:
+    """Targets that often take one of a node's children, of which any may be the one."""
+    generator = torch.Generator().manual_seed(seed)
+    best = []
+    for tree in forest.trees:
+        own = []
+        for node in range(len(tree.tokens)):
+            children = [tree.tokens[child] for child in tree.children(node)]
+            options = [*children * 3, 7]
+            own.append(options[int(torch.randint(len(options), (), generator=generator))])
+        best.append(own)
+    return greedy_call(forest, best)
+
+
+def _by_hand(most: int = 2) -> Call:
+    """Every place where a walk over two levels can end."""
+    best = [
+        [1, 3, 0, 2, 0, 0], [1, 0, 0, 2, 3, 0], [2, 0, 2, 0, 0, 1], [2, 0, 3, 0, 0, 1], [1, 1, 3, 0, 0, 1],
+        [3, 3, 2, 0, 0, 1], [0, 0, 0, 0, 0, 0],
+    ]  # fmt: skip
+    return greedy_call(Forest([FLAT] * len(best), [[0, 1, 2, 3, 0, 2]] * len(best), most), best)
+
+
+def _roots() -> Call:
+    """Padded requests: nothing hangs from the root, whatever tokens stand beside it."""
+    from specsim.reference.acceptance import Tree, greedy
+
+    forest = Forest([FLAT] * 3, [[0, 1, 2, 3, 0, 2]] * 3, 2)
+    call = greedy_call(forest, [[1, 3, 0, 2, 0, 0]] * 3)
+    none = [-1] * 6
+    path, bonus = greedy(Tree([0, 1, 2, 3, 0, 2], FLAT, none, none, 2), torch.eye(4)[integers([1, 3, 0, 2, 0, 0])])
+    alone = Forest([FLAT] * 3, forest.tokens, 2).call([([0, 1, 3], 2), (path, bonus), (path, bonus)])
+    table = call.arguments[5].clone(), call.arguments[6].clone()
+    table[0][1:], table[1][1:] = -1, -1
+    return replace(call, arguments=(*call.arguments[:5], *table, call.arguments[7]), expected=alone.expected)
+
+
+def _circle() -> Call:
+    """Three requests; the siblings of the middle one follow each other in a circle, and none is the target's."""
+    forest = Forest([FLAT] * 3, [[0, 1, 2, 3, 0, 2]] * 3, 2)
+    call = greedy_call(forest, [[1, 3, 0, 2, 0, 0], [3] * 6, [2, 0, 3, 0, 0, 1]])
+    siblings, well = call.arguments[6].clone(), torch.tensor([True, False, True])
+    siblings[1, 2] = 1
+    rows = {"predicts": well.repeat_interleave(6), "accept_index": well, "accept_token_num": well}
+    return replace(replaced(call, 6, siblings), rows=rows)
+
+
+def _wide_tokens() -> Call:
+    """Tokens that are equal as float32 and differ as integers."""
+    large = 2**24
+    tokens = [[0, large, large + 1, large + 2, large + 3, 2**31 - 1]]
+    return greedy_call(Forest([FLAT], tokens, 2), [[large + 1, 0, 2**31 - 1, 0, 0, large]])
+
+
+def _greedy_refusable(change) -> Call:
+    call = _by_hand()
+    for place in (3, 5, 6, 7):
+        call = replaced(call, place, change(call.arguments[place]))
+    return call
+
+
+CASES = (
+    Case("verify_greedy", "every end of a walk over two levels", _by_hand),
+    Case("verify_greedy", "rows shorter than the tree is deep", partial(_by_hand, most=1)),
+    Case("verify_greedy", "random trees", lambda: _led(grown(7, 4, 3, 13), 1)),
+    Case("verify_greedy", "64 nodes", lambda: _led(grown(3, 6, 4, 64), 2)),
+    Case("verify_greedy", "chains", lambda: _led(grown(5, 1, 6, 7), 3)),
+    Case("verify_greedy", "padded requests", _roots),
+    Case("verify_greedy", "token ids beyond 2^24", _wide_tokens),
+    Case("verify_greedy", "no requests", lambda: greedy_call(Forest([], [], 2), [])),
+    Case("verify_greedy", "inputs with gaps", partial(_greedy_refusable, strided), may_refuse=True),
+    Case("verify_greedy", "inputs in int32", partial(_greedy_refusable, torch.Tensor.int), may_refuse=True),
+    Case("verify_greedy", "malformed: siblings in a circle", _circle, may_refuse=True, perilous=True),
+)

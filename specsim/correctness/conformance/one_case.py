@@ -1,0 +1,18 @@
+"""One case in a process of its own.
+
+python -m specsim.correctness.conformance.one_case MODULE OPERATION CASE DEVICE FILE
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from specsim.correctness.conformance.catalogue import case_of
+from specsim.correctness.conformance.contract import BY_NAME
+from specsim.correctness.conformance.runner import call, function_of, load_module, write
+
+if __name__ == "__main__":
+    module, operation, name, device, file = sys.argv[1:]
+    function = function_of(load_module(module), BY_NAME[operation], device)
+    write(call(function, case_of(operation, name), torch.device(device)), Path(file))

@@ -1,0 +1,12 @@
+"""Options of pytest for `pytest --pyargs specsim.correctness.conformance --impl my_kernels`.
+
+Every run of pytest loads this file, so it imports nothing.
+"""
+
+
+def pytest_addoption(parser) -> None:
+    """Register --impl, --impl-ops and --impl-device."""
+    group = parser.getgroup("specsim", "specsim.correctness.conformance")
+    group.addoption("--impl", metavar="MODULE", help="module whose functions are run against the cases")
+    group.addoption("--impl-ops", metavar="A,B", help="only these operations (default: all that the module has)")
+    group.addoption("--impl-device", metavar="cpu|cuda", help="where they run (default: a GPU if there is one)")

@@ -1,0 +1,247 @@
+"""Running cases against a module's functions."""
+
+import importlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+
+from specsim.core.errors import InputError
+from specsim.correctness.conformance.case import DEVICE, Call, Case
+from specsim.correctness.conformance.comparison import Difference, difference
+from specsim.correctness.conformance.contract import BY_NAME, OPERATIONS, Operation
+from specsim.correctness.conformance.memory import outline, pieces, place_all, tensors
+
+SECONDS = 120  # that a process of its own may take
+Status = Literal["equal", "refused", "different", "raised", "ended"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one case. refused: an exception where one is allowed; ended: the process hung or died."""
+
+    operation: str
+    case: str
+    status: Status
+    what: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.status in ("equal", "refused")
+
+
+def load_module(name: str) -> ModuleType:
+    """A module by its dotted name, as Python finds it from the current folder, or by its file.
+
+    A file is executed once, and anew when it has changed. InputError for what cannot be imported.
+    """
+    allowed = "a module that Python can import, or a .py file"
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    if name.endswith(".py") and not Path(name).is_file():
+        raise InputError("module", name, f"{allowed} (there is no such file)")
+    try:
+        if name.endswith(".py"):
+            path = Path(name).resolve()
+            return _load_file(path, path.stat().st_mtime_ns)
+        return importlib.import_module(name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise InputError("module", name, f"{allowed} ({_said(error)})") from error
+
+
+@cache
+def _load_file(path: Path, changed: int) -> ModuleType:
+    """Known to Python by its stem, as Triton and pickle look modules up. changed: when it was written."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _said(error: BaseException) -> str:
+    """In one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def name_of(module: ModuleType, operation: Operation, device: str = "cpu") -> str | None:
+    """Name of the operation's function in the module, None where it has none; one named after the CPU is for it alone.
+
+    InputError for a module that raises when it is asked for the function.
+    """
+    names = sorted(operation.functions, key=lambda name: name.endswith("_cpu") != (device == "cpu"))
+    try:
+        return next((name for name in names if callable(getattr(module, name, None))), None)
+    except Exception as error:
+        allowed = f"a module that can be asked for {' or '.join(names)} ({_said(error)})"
+        raise InputError("module", module.__name__, allowed) from error
+
+
+def function_of(module: ModuleType, operation: Operation, device: str = "cpu") -> Callable | None:
+    """The function of this name."""
+    name = name_of(module, operation, device)
+    return None if name is None else getattr(module, name)
+
+
+def chosen_operations(module: ModuleType, names: Sequence[str] | None) -> list[Operation]:
+    """The operations that are run: the named ones, each of which the module must have, or all that it has."""
+    for name in names or ():
+        if name not in BY_NAME:
+            raise InputError("ops", name, ", ".join(BY_NAME))
+        if name_of(module, BY_NAME[name]) is None:
+            functions = " or ".join(BY_NAME[name].functions)
+            raise InputError("ops", name, f"operations that {module.__name__} has a function for, here {functions}")
+    chosen = [BY_NAME[name] for name in dict.fromkeys(names)] if names else list(OPERATIONS)
+    chosen = [operation for operation in chosen if name_of(module, operation) is not None]
+    if not chosen:
+        functions = ", ".join(operation.functions[0] for operation in OPERATIONS)
+        raise InputError("module", module.__name__, f"a module with at least one of the functions {functions}")
+    return chosen
+
+
+def run(module: str, case: Case, device: str) -> Outcome:
+    """One case, in this process or, if it is perilous, in one of its own."""
+    if case.perilous:
+        return _run_alone(module, case, device)
+    function = function_of(load_module(module), BY_NAME[case.operation], device)
+    return call(function, case, torch.device(device))
+
+
+def call(function: Callable, case: Case, device: torch.device) -> Outcome:
+    """Call the function once, in this process, and compare what it leaves."""
+    operation = BY_NAME[case.operation]
+    with _defaults():
+        made = case.build()
+        made = made if case.adapt is None else case.adapt(function, made)
+    try:
+        arguments = [device if each is DEVICE else place_all(each, device) for each in made.arguments]
+        handed = tensors(arguments)
+        before = outline(handed)
+        with warnings.catch_warnings(action="ignore"):
+            returned = function(*handed)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        status = "refused" if case.may_refuse and _is_refusal(error) else "raised"
+        return Outcome(case.operation, case.name, status, f"{type(error).__name__}: {error}")
+    wrong = (
+        _miscounted(operation, returned)
+        or _first_wrong(operation, _results(operation, arguments, returned), made, device)
+        or _misused(operation, arguments, before, outline(handed))
+    )
+    return Outcome(case.operation, case.name, "different" if wrong else "equal", str(wrong) if wrong else "")
+
+
+@contextmanager
+def _defaults() -> Iterator[None]:
+    """Torch's own, whatever a module has set for itself."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whoever calls goes on after an exception, not after an exit or an error that the GPU does not recover from."""
+    return isinstance(error, Exception) and not isinstance(error, torch.AcceleratorError)
+
+
+def _first_wrong(operation: Operation, found: dict[str, Any], made: Call, device: torch.device) -> Difference | None:
+    """Of what is expected, unless an alternative fits."""
+    for name in made.expected:
+        result = found.get(name)
+        if isinstance(result, torch.Tensor) and result.device.type != device.type:
+            return Difference(name, None, f"a tensor on {device.type}", f"one on {result.device.type}")
+    firsts = []
+    for expected in (made.expected, *made.alternatives):
+        fitted = replace(made, expected=expected)
+        differences = (difference(value, found.get(value.name), fitted) for value in operation.results)
+        firsts.append(next((each for each in differences if each is not None), None))
+    return None if None in firsts else firsts[0]
+
+
+def _results(operation: Operation, arguments: list, returned: Any) -> dict[str, Any]:
+    """By name what the call has left: arguments written in place, and what it returned, nested or not."""
+    values = zip(operation.arguments, arguments, strict=True)
+    found = {value.name: tensors(argument) for value, argument in values if value.role in ("out", "inout")}
+    return found | dict(zip(_returned(operation), _flat(returned), strict=False))
+
+
+def _returned(operation: Operation) -> list[str]:
+    return [value.name for value in operation.results if value.role == "returned"]
+
+
+def _miscounted(operation: Operation, returned: Any) -> Difference | None:
+    """More than the convention has, which its callers cannot unpack; what is missing is named when it is compared."""
+    names, count = _returned(operation), len(_flat(returned))
+    if not 0 < len(names) < count:
+        return None
+    return Difference("what is returned", None, f"{len(names)} ({', '.join(names)})", str(count))
+
+
+def _flat(returned: Any) -> list:
+    if isinstance(returned, (tuple, list)):
+        return [leaf for each in returned for leaf in _flat(each)]
+    return [returned]
+
+
+def _misused(operation: Operation, arguments: list, before: list, after: list) -> Difference | None:
+    """A write beside a tensor, a changed input, a result in other memory. before, after: outlines of the call."""
+    for value, argument, then, now in zip(operation.arguments, arguments, before, after, strict=True):
+        placed = pieces(argument)
+        if any(each.is_overrun for each in placed):
+            return Difference(value.name, None, "nothing written beside the tensor", "a write out of bounds")
+        if value.role == "in" and (now != then or any(each.is_changed for each in placed)):
+            return Difference(value.name, None, "an input that stays as it is", "another content")
+        if value.role in ("out", "inout") and any(each.is_moved for each in placed):
+            return Difference(value.name, None, "a tensor that stays in its memory", "one in other memory")
+    return None
+
+
+def _run_alone(module: str, case: Case, device: str) -> Outcome:
+    """The case in a process of its own, which may hang or die."""
+    with tempfile.TemporaryDirectory() as folder:
+        left = Path(folder) / "outcome.json"
+        command = [
+            sys.executable,
+            "-m",
+            "specsim.correctness.conformance.one_case",
+            module,
+            case.operation,
+            case.name,
+            device,
+            left,
+        ]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, timeout=SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            return Outcome(case.operation, case.name, "ended", f"no result within {SECONDS} seconds")
+        if not left.exists():
+            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
+            return Outcome(case.operation, case.name, "ended", f"exit status {done.returncode}: {last[0]}")
+        return Outcome(**json.loads(left.read_text()))
+
+
+def write(outcome: Outcome, path: Path) -> None:
+    """For the process that waits for it."""
+    path.write_text(json.dumps(asdict(outcome)))

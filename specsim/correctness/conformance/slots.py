@@ -1,0 +1,126 @@
+"""Cases of slots: the commit of an accepted path, the columns of a tree, and the pages of draft lanes."""
+
+from functools import partial
+
+import torch
+
+from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.phases import Batch
+from specsim.core.pool import KVBuffer, KVLayout, KVPool
+from specsim.correctness.conformance.case import DEVICE, Call, Case, integers, replaced
+
+_LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=3)
+
+
+def made_pool(page_size: int, columns: list[int]) -> KVPool:
+    """A pool whose requests own so many columns each, in pages that lie anywhere; every number of its KV is another."""
+    pages = sum(-(-count // page_size) for count in columns) + 3
+    target = KVBuffer(_LAYOUT, pages * page_size, torch.float32)
+    target.keys.copy_(torch.arange(target.keys.numel()).view_as(target.keys))
+    target.values.copy_(-1.0 - target.keys)
+    pools = KVPool(target, None, page_size, max(1, len(columns)), max(columns, default=1) + 1)
+    order = torch.randperm(pages, generator=torch.Generator().manual_seed(page_size)).tolist()
+    for row, count in enumerate(columns):
+        pages_of_row = [order.pop() for _ in range(-(-count // page_size))]
+        own = [page * page_size + offset for page in pages_of_row for offset in range(page_size)]
+        pools.req_to_token[row, : len(own)] = integers(own)
+    return pools
+
+
+def batch_of(seq_lens: list[int], rows: list[int]) -> Batch:
+    """Requests of these lengths in these rows of the table."""
+    params = [SamplingParams()] * len(rows)
+    return Batch.of(range(len(rows)), rows, seq_lens, params, vocab_size=8)
+
+
+# The commit
+
+
+def move_call(page_size: int, seq_lens: list[int], paths: list[list[int]], num_nodes: int) -> Call:
+    """Requests whose accepted paths are these nodes of their trees."""
+    from specsim.reference.kv import commit, tree_locations
+
+    config = SpecConfig(topk=num_nodes - 1, num_steps=1, num_draft_tokens=num_nodes, page_size=page_size)
+    batch, pools = batch_of(seq_lens, list(range(len(paths)))), made_pool(page_size, [n + num_nodes for n in seq_lens])
+    locations = tree_locations(batch, config, pools).flatten()
+    accept_index = integers(
+        [b * num_nodes + node for node in path] + [-1] * (num_nodes - len(path)) for b, path in enumerate(paths)
+    ).view(len(paths), num_nodes)
+    before = [list(kv.clone()) for kv in (pools.target.keys, pools.target.values)]
+    commit(batch, locations, accept_index, pools)
+    source = locations[accept_index[accept_index >= 0]]
+    target = [pools.slots(row, n + torch.arange(len(paths[row]))) for row, n in batch.rows_and_lens]
+    expected = {"k_buffer": list(pools.target.keys), "v_buffer": list(pools.target.values)}
+    return Call((*before, torch.cat([source[:0], *target]), source), expected)
+
+
+def _in_int32() -> Call:
+    call = move_call(4, [7, 3], [[0, 2, 5], [0, 1]], 6)
+    return replaced(replaced(call, 2, call.arguments[2].int()), 3, call.arguments[3].int())
+
+
+_MOVE = (
+    Case("move_kv", "paths over page edges", lambda: move_call(4, [7, 3, 8], [[0, 2, 5], [0, 1], [0, 3, 4, 5]], 6)),
+    Case("move_kv", "what is read is written, too", lambda: move_call(1, [5], [[0, 2, 3, 4, 5, 6]], 7)),
+    Case("move_kv", "a chain, which is in its place", lambda: move_call(4, [6, 2], [[0, 1, 2, 3], [0, 1]], 4)),
+    Case("move_kv", "roots alone", lambda: move_call(2, [3, 4], [[0], [0]], 3)),
+    Case("move_kv", "no requests", lambda: move_call(4, [], [], 6)),
+    Case("move_kv", "locations in int32", _in_int32, may_refuse=True),
+)
+
+
+# The tree's columns
+
+
+def locations_call(page_size: int, seq_lens: list[int], rows: list[int], num_nodes: int) -> Call:
+    """rows: of the request table, which is wider than any of them needs."""
+    from specsim.reference.kv import tree_locations
+
+    pools = made_pool(page_size, [max(seq_lens, default=0) + num_nodes + 2] * (max(rows, default=0) + 1))
+    batch, config = batch_of(seq_lens, rows), SpecConfig(1, num_nodes - 1, num_nodes, page_size)
+    table = torch.where(pools.req_to_token < 0, 0, pools.req_to_token).int()
+    start = batch.seq_lens
+    arguments = (batch.req_pool_indices, table, start, start + num_nodes, len(rows), num_nodes, DEVICE)
+    return Call(arguments, {"out_cache_loc": tree_locations(batch, config, pools).flatten()})
+
+
+_LOCATIONS = (
+    Case("cache_locations", "rows in any order", lambda: locations_call(1, [5, 9, 0], [2, 0, 3], 8)),
+    Case("cache_locations", "page edges", lambda: locations_call(4, [3, 4, 5, 8], [3, 1, 0, 2], 5)),
+    Case("cache_locations", "33 columns", lambda: locations_call(16, [31, 1], [1, 0], 33)),
+    Case("cache_locations", "100 columns", lambda: locations_call(1, [64], [0], 100)),
+    Case("cache_locations", "no requests", lambda: locations_call(1, [], [], 8)),
+)
+
+
+# The lanes' columns
+
+
+def lanes_call(page_size: int, k: int, num_steps: int, seq_lens: list[int]) -> Call:
+    """Requests of these lengths, whose rows of the table stand in the opposite order."""
+    from specsim.core.columns import lane_columns, tail_columns
+
+    nodes = num_steps + 1 if k == 1 else 2
+    config = SpecConfig(k, num_steps, nodes, page_size)
+    columns = [config.reserved_columns(length) for length in seq_lens]
+    pools, rows = made_pool(page_size, columns), list(range(len(seq_lens)))[::-1]
+    order, none = [seq_lens[row] for row in rows], torch.empty(0, dtype=torch.int64)
+    lanes = [pools.slots(row, lane_columns(length, config)) for row, length in zip(rows, order, strict=True)]
+    tails = [pools.slots(row, tail_columns(length, config)) for row, length in zip(rows, order, strict=True)]
+    expected = {
+        "out_cache_loc": torch.cat([none, *(own.flatten() for own in lanes)]),
+        "source_cache_loc": torch.cat([none, *(own[:1].expand_as(own[1:]).flatten() for own in tails)]),
+        "target_cache_loc": torch.cat([none, *(own[1:].flatten() for own in tails)]),
+    }
+    return Call((integers(rows), pools.req_to_token, integers(order), k, num_steps, page_size), expected)
+
+
+_LANES = (
+    Case("lane_locations", "pages of one slot", partial(lanes_call, 1, 4, 3, [5, 0, 9])),
+    Case("lane_locations", "a chain", partial(lanes_call, 4, 1, 5, [7, 8, 3])),
+    Case("lane_locations", "7 tokens, pages of 4, 5 steps, 8 lanes", partial(lanes_call, 4, 8, 5, [7])),
+    Case("lane_locations", "every place in a page", partial(lanes_call, 4, 3, 2, [4, 5, 6, 7, 8])),
+    Case("lane_locations", "no requests", partial(lanes_call, 4, 3, 2, [])),
+)
+
+CASES = (*_MOVE, *_LOCATIONS, *_LANES)

@@ -1,0 +1,156 @@
+"""Cases of target-only sampling: uniforms in every cell and on every edge, thresholds, laws without mass."""
+
+from dataclasses import replace
+from functools import partial
+from itertools import product
+
+import torch
+
+from specsim.correctness.conformance.case import Call, Case, integers, replaced, strided
+from specsim.correctness.conformance.forest import FLAT, Forest, grown
+
+LOWEST, HIGHEST = 2.0**-24, 1 - 2.0**-24
+
+
+def sampling_call(forest: Forest, prob_BNV, uniforms_BW, final_B, single: float = 1.0, acc: float = 1.0) -> Call:
+    """uniforms_BW: a uniform for each depth, which every node of that depth has in uniform_samples."""
+    from specsim.reference.acceptance import target_only
+    from specsim.reference.tree import depths_of
+
+    rows = zip(forest.trees, prob_BNV, uniforms_BW.tolist(), final_B.tolist(), strict=True)
+    walked = [target_only(tree, own.double(), uniforms, final, single, acc) for tree, own, uniforms, final in rows]
+    depths_BN = integers(map(depths_of, forest.parents)).view(forest.size)
+    uniforms_BN = uniforms_BW.gather(1, depths_BN.clamp(max=uniforms_BW.shape[1] - 1))
+    samples = uniforms_BN.float(), final_B.float(), prob_BNV.float(), torch.zeros_like(prob_BNV).float()
+    return forest.call(walked, *samples, single, acc, True)
+
+
+def _grid(uniforms, finals, weights: list[list[float]], parents=FLAT, most: int = 2, **thresholds) -> Call:
+    """A request for every choice of uniforms at each depth and of the final uniform; weights: the law of each node."""
+    return _requests(list(product(*[uniforms] * most, finals)), weights, parents, most, **thresholds)
+
+
+def _requests(chosen_uniforms, weights: list[list[float]], parents=FLAT, most: int = 2, **thresholds) -> Call:
+    """A request for each of these uniforms, the final one last."""
+    batch, tokens = len(chosen_uniforms), [0, 1, 2, 3, 0, 2][: len(parents)]
+    uniforms_BW = torch.tensor([[*each[:-1], 0.5] for each in chosen_uniforms], dtype=torch.float64).view(
+        batch, most + 1
+    )
+    final_B = torch.tensor([each[-1] for each in chosen_uniforms], dtype=torch.float64)
+    prob_BNV = torch.tensor(weights).expand(batch, -1, -1).contiguous()
+    return sampling_call(
+        Forest([parents] * batch, [tokens] * batch, most), prob_BNV, uniforms_BW, final_B, **thresholds
+    )
+
+
+_HALVES = [[0.125, 0.25, 0.125, 0.5], [0.5, 0.25, 0.125, 0.125], [0.25, 0.25, 0.25, 0.25]]
+_LAWS = [_HALVES[node % 3] for node in range(6)]
+_INSIDE = [0.1, 0.3, 0.7]  # a uniform in every cell of these laws
+
+
+def _edges() -> Call:
+    """Uniforms that equal what the children hold so far, which accepts, and the next above, which does not."""
+    edges = [0.25, 0.375, 0.5, 0.625]
+    uniforms = [LOWEST, *edges, *(edge + 2.0**-24 for edge in edges), HIGHEST]
+    below = [
+        (first, uniform) for first in (0.25, 0.5) for uniform in uniforms
+    ]  # of the root's first child, and of its second
+    pairs = [*((uniform, LOWEST) for uniform in uniforms), *below]
+    return _requests([(*pair, 0.4) for pair in pairs], _LAWS)
+
+
+def _no_chance() -> Call:
+    """Drafts of probability zero, which no uniform accepts and no draw yields."""
+    return _grid([LOWEST, HIGHEST], [LOWEST, HIGHEST], [[0.5, 0.0, 0.0, 0.5]] * 6)
+
+
+def _covered() -> Call:
+    """In float32 children may hold all there is and still sum to less than the uniform: the law is taken whole.
+
+    Who divides by the sum first accepts the last child, which is as right.
+    """
+    law, parents, finals = [0.0, 0.25, 0.75 - 2.0**-23, 0.0], [-1, 0, 0], [0.1, 0.3, HIGHEST]
+    normalised = [each / sum(law) for each in law]
+    other = _grid([HIGHEST], finals, [normalised] * 3, parents, 1)
+    return replace(_grid([HIGHEST], finals, [law] * 3, parents, 1), alternatives=(other.expected,))
+
+
+def _unvisited() -> Call:
+    """NaN in the laws of nodes that no walk comes to."""
+    laws = torch.tensor([_LAWS[0], [0.0, 0.0, 0.0, 1.0], *[[float("nan")] * 4] * 4])
+    laws[3] = torch.tensor(_LAWS[1])
+    call = _grid([0.2], _INSIDE, laws.nan_to_num(0.25).tolist())
+    return replaced(call, 9, laws.expand(len(_INSIDE), -1, -1).contiguous())
+
+
+def _roots() -> Call:
+    """Padded requests: nothing hangs from the root, so that the bonus token comes from its whole law."""
+    call, lone = _grid([0.2], _INSIDE, _LAWS), _grid([0.2], _INSIDE, _LAWS[:1], [-1])
+    batch = len(_INSIDE)
+    paths = lone.expected["predicts"].view(batch, 1)
+    predicts = torch.cat([paths, torch.full((batch, 5), -1, dtype=torch.int32)], dim=1)
+    accept_index = torch.full((batch, 3), -1, dtype=torch.int32)
+    accept_index[:, 0] = torch.arange(batch) * 6
+    expected = lone.expected | {"predicts": predicts.flatten(), "accept_index": accept_index}
+    none = torch.full((batch, 6), -1)
+    return replace(replaced(replaced(call, 5, none), 6, none), expected=expected)
+
+
+def _wide_vocabulary(vocab: int) -> Call:
+    """Probabilities in units of 2⁻¹⁶, so that float32 sums are exact in any order, and uniforms off their edges."""
+    generator = torch.Generator().manual_seed(vocab)
+    forest, unit = grown(6, 3, 2, 7), 2.0**-16
+    tokens = torch.randint(vocab, (6, 7), generator=generator)
+    tokens = [[(int(row[0]) + 3 * node) % vocab for node in range(7)] for row in tokens]
+    counts = torch.multinomial(torch.ones(42, vocab) / vocab, 2**16, replacement=True, generator=generator)
+    prob_BNV = torch.stack([torch.bincount(row, minlength=vocab) for row in counts]).view(6, 7, vocab).double() * unit
+    uniforms = (torch.randint(2**16, (6, 4), generator=generator) + 0.5) * unit
+    forest = Forest(forest.parents, tokens, 2)
+    return sampling_call(forest, prob_BNV, uniforms[:, :3].double(), _off_edges(forest, prob_BNV, uniforms.double()))
+
+
+def _off_edges(forest: Forest, prob_BNV: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Final uniforms in the middle of a token's mass, in the residual law as in the whole one."""
+    from specsim.reference.acceptance import target_only
+
+    finals = []
+    for tree, prob_NV, own in zip(forest.trees, prob_BNV, uniforms, strict=True):
+        for final in ((torch.arange(1, 2**10) - 0.5) / 2**10).roll(int(own[3] * 2**10)).tolist():
+            near = {target_only(tree, prob_NV, own[:3].tolist(), final + step, 1, 1)[1] for step in (-1e-5, 0, 1e-5)}
+            if len(near) == 1:
+                break
+        finals.append(final)
+    return torch.tensor(finals, dtype=torch.float64)
+
+
+def _sampling_refusable(change) -> Call:
+    call = _grid([0.3], _INSIDE, _LAWS)
+    return replaced(call, 9, change(call.arguments[9]))
+
+
+CASES = (
+    Case("verify_target_only", "every cell of the uniforms", lambda: _grid(_INSIDE, [0.1, 0.45, 0.9], _LAWS)),
+    Case("verify_target_only", "uniforms on the edges", _edges),
+    Case("verify_target_only", "drafts of probability zero", _no_chance),
+    Case("verify_target_only", "children that cover the vocabulary", _covered),
+    Case(
+        "verify_target_only",
+        "full depth: the bonus comes from the whole law",
+        lambda: _grid([LOWEST], _INSIDE, [_LAWS[0]] * 3, [-1, 0, 1]),
+    ),
+    Case("verify_target_only", "rows shorter than the tree is deep", lambda: _grid(_INSIDE, _INSIDE, _LAWS, most=1)),
+    Case("verify_target_only", "threshold_acc 1/2", lambda: _grid(_INSIDE, [0.3], _LAWS, acc=0.5)),
+    Case("verify_target_only", "threshold_acc 0", lambda: _grid(_INSIDE[1:], [0.3], _LAWS, acc=0.0)),
+    Case("verify_target_only", "threshold_single 1/4", lambda: _grid(_INSIDE, [0.3], _LAWS, single=0.25)),
+    Case("verify_target_only", "NaN where no walk comes", _unvisited),
+    Case("verify_target_only", "padded requests", _roots),
+    Case("verify_target_only", "a vocabulary of 33", partial(_wide_vocabulary, 33)),
+    Case("verify_target_only", "a vocabulary of 2053", partial(_wide_vocabulary, 2053)),
+    Case(
+        "verify_target_only",
+        "no requests",
+        lambda: sampling_call(Forest([], [], 2), torch.empty(0, 6, 4), torch.empty(0, 3), torch.empty(0)),
+    ),
+    Case("verify_target_only", "laws with gaps", partial(_sampling_refusable, strided), may_refuse=True),
+    Case("verify_target_only", "laws in float64", partial(_sampling_refusable, torch.Tensor.double), may_refuse=True),
+)

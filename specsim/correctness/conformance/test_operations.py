@@ -1,0 +1,30 @@
+"""The cases as tests: pytest --pyargs specsim.correctness.conformance --impl my_kernels."""
+
+import pytest
+
+from specsim.core.errors import InputError
+from specsim.correctness.conformance.catalogue import CASES, Case
+from specsim.correctness.conformance.runner import chosen_operations, load_module, run
+from specsim.serving.generation import check_device
+
+
+def pytest_generate_tests(metafunc) -> None:
+    """A test for every case of every operation that the module has; UsageError for bad options."""
+    module, names = metafunc.config.getoption("--impl"), metafunc.config.getoption("--impl-ops")
+    try:
+        if module is None:
+            raise InputError("--impl", None, "the module whose functions are run against the cases")
+        chosen = chosen_operations(load_module(module), names and names.split(","))
+        metafunc.parametrize("device", [check_device(metafunc.config.getoption("--impl-device"))])
+    except InputError as error:
+        raise pytest.UsageError(str(error)) from error
+    own = {operation.name for operation in chosen}
+    cases = [case for case in CASES if case.operation in own]
+    metafunc.parametrize("case", cases, ids=[case.id for case in cases])
+
+
+def test_case(case: Case, device: str, pytestconfig) -> None:
+    """Operation, case and first wrong element are in the message."""
+    outcome = run(pytestconfig.getoption("--impl"), case, device)
+    if not outcome.passed:
+        pytest.fail(f"{case.id}: {outcome.status}: {outcome.what}", pytrace=False)

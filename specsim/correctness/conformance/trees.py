@@ -1,0 +1,154 @@
+"""Cases of build_tree: sizes on both sides of a word, every mask layout, ties, idle batches and malformed trees."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from specsim.correctness.conformance.case import Call, Case, integers, replaced, strided
+from specsim.correctness.conformance.pools import chosen, drafted
+
+FULL_MASK, QLEN_ONLY, QLEN_ONLY_BITPACKING = range(3)
+_MODES = {"full mask": FULL_MASK, "mask of the tree": QLEN_ONLY, "packed mask": QLEN_ONLY_BITPACKING}
+_LENS = (7, 0, 130, 1, 64)
+_WORDS = ((8, torch.uint8), (16, torch.uint16), (32, torch.uint32))
+
+
+def tree_mask(mask_BNN: torch.Tensor, seq_lens: torch.Tensor, mode: int) -> torch.Tensor:
+    """The mask in a layout, flat, as the reference column packs it."""
+    from specsim.reference.tree import bitpacked_mask, full_mask
+
+    if mode == FULL_MASK:
+        return full_mask(mask_BNN, seq_lens)
+    if mode == QLEN_ONLY:
+        return mask_BNN.flatten()
+    packed = bitpacked_mask(mask_BNN).flatten()
+    return packed.view(next(word for most, word in _WORDS if mask_BNN.shape[1] <= most))
+
+
+def tree_call(parent_list, selected_index, seq_lens, k: int, num_steps: int, mode: int, rows=()) -> Call:
+    """A call, and what the reference builds; `rows` are the requests whose tree is well formed, all if empty."""
+    from specsim.reference.tree import depths_of, links, parents_of, visibility
+
+    batch, num_nodes = len(seq_lens), selected_index.shape[1] + 1
+    kept = list(rows) or list(range(batch))
+    parents = {b: parents_of(selected_index[b].tolist(), parent_list[b].tolist(), k, b) for b in kept}
+    lone = [-1] + [0] * (num_nodes - 1)
+    grown = [parents.get(b, lone) for b in range(batch)]
+    depths_BN = integers(map(depths_of, grown)).view(batch, num_nodes)
+    mask_BNN = torch.stack([visibility(own) for own in grown]) if batch else torch.empty(0, num_nodes, num_nodes).bool()
+    all_links = [links(own) for own in grown]
+    mask, table = tree_mask(mask_BNN, seq_lens, mode), integers([-1] * batch * num_nodes).view(batch, num_nodes)
+    blank = torch.zeros_like(mask.view(torch.uint8)).view(mask.dtype) if mode == QLEN_ONLY_BITPACKING else mask | True
+    expected = {
+        "tree_mask": mask,
+        "positions": (seq_lens[:, None] + depths_BN).flatten(),
+        "retrive_index": torch.arange(batch * num_nodes).view(batch, num_nodes),
+        "retrive_next_token": integers(first for first, _ in all_links).view(batch, num_nodes),
+        "retrive_next_sibling": integers(sibling for _, sibling in all_links).view(batch, num_nodes),
+    }
+    arguments = (
+        parent_list,
+        selected_index,
+        seq_lens,
+        blank,
+        torch.full((batch * num_nodes,), -7),
+        table,
+        table,
+        table,
+    )
+    call = Call((*arguments, k, num_steps, num_nodes, mode), expected)
+    return call if not rows else _only(call, kept, batch, num_nodes)
+
+
+def _only(call: Call, kept: list[int], batch: int, num_nodes: int) -> Call:
+    """Compare the rows of well-formed requests; the mask of the tree has N² entries of each."""
+    well = torch.zeros(batch, dtype=torch.bool)
+    well[kept] = True
+    by_node, by_entry = well.repeat_interleave(num_nodes), well.repeat_interleave(num_nodes**2)
+    tables = dict.fromkeys(("retrive_index", "retrive_next_token", "retrive_next_sibling"), well)
+    return replace(call, rows={"tree_mask": by_entry, "positions": by_node, **tables})
+
+
+def _grown(batch: int, k: int, num_steps: int, num_nodes: int, mode: int, coarse: bool = False) -> Call:
+    made = drafted(batch, k, num_steps, seed=num_nodes, coarse=coarse)
+    seq_lens = integers(_LENS[b % len(_LENS)] for b in range(batch))
+    return tree_call(made.parent_list, chosen(made, num_nodes), seq_lens, k, num_steps, mode)
+
+
+def _damaged(damage: Callable[[torch.Tensor, torch.Tensor], None]) -> Call:
+    """Three requests, of which the middle one is malformed; the others have to be right whatever it does."""
+    made = drafted(3, 3, 3, seed=5)
+    parent_list, selected_index = made.parent_list.clone(), chosen(made, 8)
+    damage(parent_list[1], selected_index[1])
+    return tree_call(parent_list, selected_index, integers(_LENS[:3]), 3, 3, QLEN_ONLY, rows=(0, 2))
+
+
+def _lose_parent(parent_list: torch.Tensor, selected_index: torch.Tensor) -> None:
+    """Nodes hang from a candidate that was not selected."""
+    selected_index.copy_(integers([0, 1, 2, 3, 4, 5, 20]))
+    parent_list[20 // 3] = next(flat for flat in range(3, 12) if flat not in selected_index.tolist())
+
+
+def _leave_pool(parent_list: torch.Tensor, selected_index: torch.Tensor) -> None:
+    """A candidate beyond the pool of 3 + 2 · 9."""
+    selected_index[-1] = 3 * len(parent_list)
+
+
+def _close_circle(parent_list: torch.Tensor, selected_index: torch.Tensor) -> None:
+    """Two candidates, each the other's parent."""
+    selected_index.copy_(integers([0, 1, 2, 3, 4, 12, 15]))
+    parent_list[12 // 3], parent_list[15 // 3] = 15, 12
+
+
+def _sizes() -> list[Case]:
+    shapes = {
+        "8 nodes": (5, 4, 3, 8),
+        "9 nodes": (3, 4, 3, 9),
+        "16 nodes": (2, 4, 3, 16),
+        "17 nodes": (2, 4, 4, 17),
+        "32 nodes": (2, 5, 3, 32),
+        "a chain": (3, 1, 4, 5),
+        "one step": (3, 5, 1, 6),
+        "two nodes": (1, 2, 2, 2),
+        "no requests": (0, 4, 3, 8),
+    }
+    return [
+        Case("build_tree", f"{name}, {layout}", partial(_grown, *shape, mode))
+        for name, shape in shapes.items()
+        for layout, mode in _MODES.items()
+    ]
+
+
+def _refusable() -> list[Case]:
+    def with_strides() -> Call:
+        call = _grown(3, 3, 3, 8, QLEN_ONLY)
+        return replaced(replaced(call, 0, strided(call.arguments[0])), 1, strided(call.arguments[1]))
+
+    def with_int32() -> Call:
+        call = _grown(3, 3, 3, 8, QLEN_ONLY)
+        return replaced(call, 2, call.arguments[2].int())
+
+    return [
+        Case("build_tree", "inputs with gaps between their entries", with_strides, may_refuse=True),
+        Case("build_tree", "verified_seq_len in int32", with_int32, may_refuse=True),
+    ]
+
+
+_MALFORMED = {
+    "a parent that was not selected": _lose_parent,
+    "a candidate outside the pool": _leave_pool,
+    "two candidates that are each other's parent": _close_circle,
+}
+
+CASES = (
+    *_sizes(),
+    Case("build_tree", "65 nodes, full mask", partial(_grown, 2, 8, 3, 65, FULL_MASK)),
+    Case("build_tree", "ties", partial(_grown, 4, 4, 3, 12, FULL_MASK, coarse=True)),
+    *_refusable(),
+    *(
+        Case("build_tree", f"malformed: {name}", partial(_damaged, damage), may_refuse=True, perilous=True)
+        for name, damage in _MALFORMED.items()
+    ),
+)

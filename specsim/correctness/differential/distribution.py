@@ -1,0 +1,107 @@
+"""Does a choice follow from logits? The law in float64, and how far arithmetic in float32 may stray from it."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from specsim.core.phases import Sampling
+from specsim.correctness.differential.budget import FLOAT32_EPS
+from specsim.correctness.differential.divergence import Mismatch, Undecidable
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """The law of one row.
+
+    adjusted_V: f64, logits after penalties and bias. noise: how far each of them may be off. is_known: the logits are
+    known to the last bit and nothing was added to them, so that float32 cannot change their order or break a tie.
+    """
+
+    adjusted_V: torch.Tensor
+    sampling: Sampling
+    request: int
+    noise: float
+    is_known: bool = False
+
+    @classmethod
+    def of_own_logits(cls, logits_V: torch.Tensor, adjusted_V: torch.Tensor, sampling: Sampling, request: int):
+        """The law that a column has to follow after it has shown its logits."""
+        return cls(adjusted_V, sampling, request, rounding(adjusted_V), torch.equal(logits_V.double(), adjusted_V))
+
+    @property
+    def temperature(self) -> float:
+        return float(self.sampling.temperature[self.request])
+
+    @property
+    def slack(self) -> float:
+        """Most that a sum of probabilities may be off: logits off by e change a probability by a factor of exp(2e / T)
+        at most, and float32 rounds the sum.
+        """
+        return 2 * self.noise / self.temperature + 16 * FLOAT32_EPS
+
+    def prob(self, **changes: float) -> torch.Tensor:
+        """The law, f64 [V]; changes: parameters of the sampling."""
+        from specsim.reference.sampling import target_prob
+
+        kept = {name: torch.full_like(getattr(self.sampling, name), value) for name, value in changes.items()}
+        return target_prob(self.adjusted_V, replace(self.sampling, **kept), self.request)
+
+    def logprob(self, token: int) -> float:
+        from specsim.reference.sampling import logprob
+
+        return logprob(self.adjusted_V, self.sampling, self.request, token)
+
+    def logprob_slack(self, noise: float) -> float:
+        """Most that a logprob may be off where logits are off by noise; float32 rounds it besides."""
+        return 2 * noise / (self.temperature or 1.0) + 16 * FLOAT32_EPS * max(1.0, math.log(len(self.adjusted_V)))
+
+    def compare_argmax(self, name: str, token: int, node: int) -> None:
+        """Greedy: the first of the largest, or where logits are not known one that rounding may have made it."""
+        largest = int((self.adjusted_V == self.adjusted_V.max()).nonzero()[0])
+        margin = float(self.adjusted_V[largest] - self.adjusted_V[token])
+        if token != largest and (self.is_known or not margin <= 2 * self.noise):
+            raise Mismatch(name, largest, token, node)
+
+    def compare_draw(self, name: str, weight_V: torch.Tensor, uniform: float, token: int, node: int | None) -> None:
+        """An inverse-CDF draw: the uniform lies in the token's share of the mass, or within the slack of it."""
+        cdf_V = weight_V.cumsum(-1)
+        at, low, high = uniform * float(cdf_V[-1]), float(cdf_V[token] - weight_V[token]), float(cdf_V[token])
+        if not (weight_V[token] > 0 and low - self.slack <= at <= high + self.slack):
+            self.deny(name, int((cdf_V > at).nonzero()[0]), token, node)
+
+    def deny(self, name: str, expected: object, found: object, node: int | None) -> None:
+        """A choice that does not follow: wrong, unless rounding may have moved what the filters keep."""
+        if self.is_fragile():
+            raise Undecidable
+        raise Mismatch(name, expected, found, node)
+
+    def is_fragile(self) -> bool:
+        """Whether a token stands so close to a filter's edge that rounding decides whether it is kept."""
+        edges = (getattr(self.sampling, name)[self.request].item() for name in ("top_k", "top_p", "min_p"))
+        top_k, top_p, min_p = edges
+        return (
+            self._top_k_is_fragile(top_k)
+            or (top_p < 1 and self._top_p_is_fragile(top_p))
+            or (min_p > 0 and self._min_p_is_fragile(min_p))
+        )
+
+    def _top_k_is_fragile(self, top_k: int) -> bool:
+        if not 0 < top_k < len(self.adjusted_V):
+            return False
+        last, next_one = self.adjusted_V.sort(descending=True).values[top_k - 1 : top_k + 1].tolist()
+        return last - next_one <= 2 * self.noise and not (self.is_known and last == next_one)
+
+    def _top_p_is_fragile(self, top_p: float) -> bool:
+        ordered = self.prob(top_p=1.0, min_p=0.0).sort(descending=True).values
+        return bool((ordered.cumsum(-1) - ordered - top_p).abs().min() <= self.slack)
+
+    def _min_p_is_fragile(self, min_p: float) -> bool:
+        prob_V = self.prob(min_p=0.0)
+        return bool(((prob_V / prob_V.max() / min_p - 1).abs() <= self.slack).any())
+
+
+def rounding(adjusted_V: torch.Tensor) -> float:
+    """How far arithmetic in float32 may take logits that are known to the last bit."""
+    finite = adjusted_V[adjusted_V.isfinite()]
+    return 16 * FLOAT32_EPS * float(finite.abs().max()) if len(finite) else 0.0

@@ -1,0 +1,205 @@
+"""Running cells: the engines of each, the oracle beside them, and a file that grows with every cell."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from hashlib import sha256
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+from tqdm.auto import tqdm
+
+from specsim.core.errors import InputError
+from specsim.core.files import write_json
+from specsim.core.provenance import now, versions
+from specsim.correctness.differential.cell import Cell
+from specsim.correctness.differential.comparison import Tally, Trio
+from specsim.correctness.differential.coverage import required
+from specsim.correctness.differential.lockstep import Lockstep
+from specsim.correctness.differential.oracle import compare_with_oracle
+from specsim.correctness.differential.pairs import make_pair, moved, rounded
+from specsim.correctness.differential.result import CellResult, GridResult
+from specsim.correctness.differential.scene import Column
+from specsim.models.checkpoint import Pair
+from specsim.serving.generation import check_device, load_engine
+
+DTYPES = ("float32", "bfloat16")
+REHEARSALS = 3
+
+
+def load_columns(
+    cell: Cell, pair, impl: str = "fast", dtype: str = "float32", device: str | None = None
+) -> Trio[Column]:
+    """The three engines of a cell with their pools."""
+    precision = getattr(torch, dtype)
+    if impl == "fast":
+        options = {"graph": cell.graph, "bucket": cell.bucket}
+        last = load_column(cell, pair, "fast", precision, check_device(device), **options)
+    else:
+        last = load_column(cell, pair, impl, precision, device or "cpu")
+    return Trio(*(load_column(cell, pair, "reference", each) for each in (precision, torch.float64)), last)
+
+
+def load_column(cell: Cell, pair, impl: str, dtype: torch.dtype, device: str = "cpu", **options) -> Column:
+    """One engine of a cell with its pools."""
+    longest = max(len(p) + s.max_new_tokens for p, s in zip(cell.prompts, cell.sampling, strict=True))
+    engine = load_engine(pair, cell.config, impl, dtype, device, grammars=cell.grammars, **options)
+    num_slots = len(cell.prompts) * engine.config.reserved_columns(min(longest, engine.config.max_len))
+    pools = engine.make_pools(len(cell.prompts), num_slots)
+    return Column(engine, pools, dtype, device, pads=impl == "fast")
+
+
+@torch.inference_mode()
+def check(
+    cell: Cell,
+    impl: str = "fast",
+    dtype: str = "float32",
+    device: str | None = None,
+    wrap: Callable[[Column], Column] = lambda column: column,
+    pair: Pair | None = None,
+) -> CellResult:
+    """Compare the columns in one cell, and the reference with the oracle.
+
+    wrap: changes the column under test. pair: instead of the one that the cell names.
+    """
+    start, precision = time.perf_counter(), getattr(torch, dtype)
+    pair = make_pair(cell.pair, precision) if pair is None else rounded(pair, precision)
+    tally = Tally(budgets=rehearse(cell, pair, dtype))
+    columns = load_columns(cell, pair, impl, dtype, device)
+    lockstep = Lockstep(cell, columns._replace(fast=wrap(columns.fast)), draft_ids(pair), tally)
+    lockstep.run(pair)
+    divergences = [*lockstep.divergences, *compare_with_oracle(cell, pair)]
+    return CellResult(
+        id=cell.id,
+        mismatches=len(divergences),
+        undecidable=tally.undecidable,
+        decisions=tally.decisions,
+        max_logprob_error=tally.max_logprob_error,
+        compared=dict(tally.compared),
+        left_out=dict(tally.left_out),
+        exercised={name: int(count) for name, count in tally.exercised.items()},
+        fields={name: int(count) for name, count in tally.fields.items()},
+        seconds=time.perf_counter() - start,
+        first_divergence=divergences[0] if divergences else None,
+    )
+
+
+def rehearse(cell: Cell, pair, dtype: str) -> dict[str, float]:
+    """Budgets of every field from reference columns whose weights lie a unit in the last place beside the pair's.
+
+    How far such a column is from exact's is how far rounding carries in this cell: one reference alone may be right by
+    luck. The column under test has no part in it.
+    """
+    tally, cell, precision = Tally(is_rehearsal=True), replace(cell, rounds=2, is_idle_too=False), getattr(torch, dtype)
+    for seed in range(REHEARSALS):
+        settings = ((pair, precision), (pair, torch.float64), (moved(pair, seed), precision))
+        columns = Trio(*(load_column(cell, each, "reference", kind) for each, kind in settings))
+        Lockstep(cell, columns, draft_ids(pair), tally).run(pair)
+    return tally.budgets
+
+
+def draft_ids(pair) -> torch.Tensor:
+    """i64 [V]: the draft id of every target id, -1 for a token that the drafter cannot propose."""
+    vocab_size, d2t = pair.target.config.vocab_size, pair.drafter and pair.drafter.tensors.get("d2t")
+    if d2t is None:
+        return torch.arange(vocab_size)
+    ids = torch.arange(len(d2t))
+    return torch.full((vocab_size,), -1).index_put((ids + d2t,), ids)
+
+
+def run_grid(
+    name: str,
+    cells: Sequence[Cell],
+    *,
+    impl: str = "fast",
+    dtype: str = "float32",
+    device: str | None = None,
+    shard: str | None = None,
+    resume: bool = False,
+    json_file: Path | None = None,
+    jobs: int = 1,
+    progress: bool = False,
+) -> GridResult:
+    """Check every cell, or the i-th of n shards of them (`i/n`: cells i-1, i-1+n, …), in `jobs` processes.
+
+    json_file is written anew after every cell; resume takes over the cells it holds.
+    """
+    if jobs < 1:
+        raise InputError("jobs", jobs, "at least 1")
+    if dtype not in DTYPES:
+        raise InputError("dtype", dtype, " or ".join(DTYPES))
+    if resume and json_file is None:
+        raise InputError("resume", resume, "with a JSON file of an earlier run")
+    own, order = _shard(cells, shard), {cell.id: place for place, cell in enumerate(cells)}
+    device = check_device(device) if impl == "fast" else device or "cpu"
+    if impl != "fast" and device != "cpu":
+        raise InputError("device", device, "cpu with impl 'reference'")
+    result = GridResult(
+        grid=name,
+        fingerprint=sha256(repr(list(cells)).encode()).hexdigest()[:16],
+        num_cells=len(cells),
+        device=device,
+        dtype=dtype,
+        impl=impl,
+        versions=versions(device),
+        date=now(),
+        command=f"specsim diff --grid {name} --device {device} --dtype {dtype}" if name != "one cell" else "",
+        required=required(cells, impl) if name != "one cell" else (),
+        cells=(),
+    )
+    done = _resumed(json_file, result) if resume else {}
+    results = list(done.values())
+    left = [cell for cell in own if cell.id not in done]
+    bar = tqdm(total=len(own), initial=len(own) - len(left), unit="cell", disable=None if progress else True)
+    for found in _checked(left, jobs, impl, dtype, device):
+        results.append(found)
+        bar.update()
+        write_json(json_file, replace(result, cells=tuple(results)).to_json())
+    bar.close()
+    result = replace(result, cells=tuple(sorted(results, key=lambda cell: order[cell.id])))
+    write_json(json_file, result.to_json())
+    return result
+
+
+def _checked(cells: Sequence[Cell], jobs: int, *column: str) -> Iterator[CellResult]:
+    """Results in the order in which they are there; a process has one thread of its own."""
+    if jobs == 1 or len(cells) == 1:
+        yield from (check(cell, *column) for cell in cells)
+        return
+    # Not forked: a child may not use the parent's GPU.
+    with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,)) as executor:
+        try:
+            waiting = [executor.submit(check, cell, *column) for cell in cells]
+            yield from (done.result() for done in as_completed(waiting))
+        finally:  # an error or an interruption does not wait for the rest of the grid
+            executor.shutdown(cancel_futures=True)
+
+
+def _shard(cells: Sequence[Cell], shard: str | None) -> Sequence[Cell]:
+    if shard is None:
+        return cells
+    index, slash, count = shard.partition("/")
+    if not (slash and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count) <= len(cells)):
+        raise InputError("shard", shard, f"i/n with i from 1 to n, and n at most the {len(cells)} cells")
+    return cells[int(index) - 1 :: int(count)]
+
+
+def _resumed(path: Path, result: GridResult) -> dict[str, CellResult]:
+    """The cells of an earlier run of the same grid; a file that is not there yet holds none."""
+    if not path.exists():
+        return {}
+    names = ("grid", "fingerprint", "num_cells", "impl", "device", "dtype", "versions")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        found = {name: value[name] for name in names}
+        cells = [CellResult.from_json(each) for each in value["results"]]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise InputError("json", str(path), "a result of this grid to resume") from error
+    expected = {name: getattr(result, name) for name in names}
+    if found != expected:
+        wrong = next(name for name in names if found[name] != expected[name])
+        raise InputError("json", f"{path} ({wrong} {found[wrong]})", f"a result of the same {wrong}, {expected[wrong]}")
+    return {cell.id: cell for cell in cells}

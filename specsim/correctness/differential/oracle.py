@@ -1,0 +1,48 @@
+"""The reference against the oracle, end to end: what both columns share cannot be seen by comparing them."""
+
+import torch
+
+from specsim.core.uniforms import Stream, gumbel_noise, named_uniforms, seed_bits
+from specsim.correctness.differential.cell import Cell
+from specsim.correctness.differential.divergence import Divergence
+from specsim.serving.generation import generate
+
+ALLOWED = 2e-6  # logprobs are kept in float32
+
+
+def compare_with_oracle(cell: Cell, pair) -> list[Divergence]:
+    """Tokens, finish reasons, counters and logprobs of every request, in float64 from the same uniforms."""
+    from specsim.reference import oracle
+
+    ids = cell.request_ids or tuple(range(len(cell.prompts)))
+    grammars = [cell.grammars.get(each) for each in ids]
+    settings = {"grammars": grammars, "request_ids": ids, "dtype": torch.float64}
+    outputs = generate(pair, cell.prompts, cell.config, cell.sampling, **settings).outputs
+    divergences = []
+    for request, (prompt, sampling, output) in enumerate(zip(cell.prompts, cell.sampling, outputs, strict=True)):
+        named = draws(sampling.seed, ids[request], pair.target.config.vocab_size)
+        truth = oracle.generate(pair, prompt, cell.config, sampling, named, grammar=grammars[request])
+        facts = (
+            ("tokens", truth.token_ids, output.token_ids),
+            ("finish reason", truth.finish_reason, output.finish_reason),
+            ("counters", tuple(len(r.accepted) for r in truth.rounds), output.num_accepted_tokens_per_round),
+        )
+        wrong = [(name, expected, found) for name, expected, found in facts if expected != found]
+        errors = [abs(a - b) for a, b in zip(truth.logprobs, output.logprobs, strict=False)]
+        if not wrong and not max(errors) <= ALLOWED:
+            wrong = [("logprobs", truth.logprobs, output.logprobs)]
+        divergences += [Divergence(cell.id, 0, "oracle against reference", request, None, *each) for each in wrong[:1]]
+    return divergences
+
+
+def draws(seed: int, request_id: int, vocab_size: int):
+    """What the engines draw for a request, as the oracle asks for it."""
+    from specsim.reference.oracle import Draws
+
+    bits = seed_bits(seed)
+    named, request = torch.tensor(bits), torch.tensor(request_id)
+
+    def uniform(stream: str, root_len: int, depth: int, index: int) -> float:
+        return float(named_uniforms(bits, request_id, Stream[stream], root_len, depth, index))
+
+    return Draws(uniform, lambda position: gumbel_noise(named, request, torch.tensor(position), vocab_size))

@@ -1,0 +1,69 @@
+"""The most drafts that any lossless rule could accept on a case: a linear programme, its bound proven in fractions."""
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+from specsim.correctness.exact.model import Case, Draw, Text, draws, text_prob, texts
+
+_TOLERANCE = 1e-9  # of HiGHS
+_MOST_DENOMINATOR = 10**6  # prices of a vertex are short fractions
+
+
+def optimum(case: Case) -> Fraction:
+    """The largest expected number of accepted drafts.
+
+    Over all rules that know the drafted tree and both models, keep a path of the tree, add one token and leave all
+    later ones to the target, so that S + 1 tokens have exactly the target's law. With one step this is the maximal
+    coupling, Σ min(p, q), and with siblings SpecTr's transport (arXiv 2310.15141).
+
+    Whatever price z a text has, Σ p(text) z(text) + Σ P(tree) max (drafts of an end - mean price after it) bounds what
+    a rule accepts, for it has to write every text as often as the target does. HiGHS finds the prices in float64, the
+    bound is taken of them in fractions, and is refused where it is not the primal solution's value.
+    """
+    drafted = list(draws(case))
+    written = texts(case.target.vocab_size, case.num_steps + 1)
+    ends = [list(_ends(case, draw)) for draw in drafted]
+    value, prices = _solve(case, drafted, written, ends)
+    exact = dict(zip(written, (Fraction(price).limit_denominator(_MOST_DENOMINATOR) for price in prices), strict=True))
+    bound = sum((text_prob(case.target, text) * price for text, price in exact.items()), Fraction(0))
+    for draw, own in zip(drafted, ends, strict=True):
+        bound += draw.prob * max(gain - sum(chance * exact[text] for text, chance in after) for gain, after in own)
+    if abs(float(bound) - value) > _TOLERANCE:
+        raise ArithmeticError(f"{case.name}: the bound {float(bound)} of the prices is not the solution's {value}")
+    return bound
+
+
+End = tuple[int, list[tuple[Text, Fraction]]]
+
+
+def _ends(case: Case, draw: Draw) -> Iterator[End]:
+    """Every node at which a path may end and every token after it: accepted drafts, and the texts that may follow."""
+    for node in range(len(draw.parents)):
+        for token in range(case.target.vocab_size):
+            tokens = (*draw.text(node), token)
+            rests = texts(case.target.vocab_size, case.num_steps + 1 - len(tokens))
+            after = [(*tokens, *rest) for rest in rests]
+            yield len(tokens) - 1, [(text, text_prob(case.target, text, len(tokens))) for text in after]
+
+
+def _solve(
+    case: Case, drafted: Sequence[Draw], written: Sequence[Text], ends: Sequence[Sequence[End]]
+) -> tuple[float, list[float]]:
+    """The value and the prices of the texts. Variables: the probability that a tree is drafted and ends so."""
+    from scipy.optimize import linprog
+    from scipy.sparse import coo_array
+
+    rows = {text: row for row, text in enumerate(written, len(drafted))}
+    gains, entries = [], []
+    for index, own in enumerate(ends):
+        for gain, after in own:
+            entries.append((index, len(gains), 1.0))
+            entries.extend((rows[text], len(gains), float(chance)) for text, chance in after if chance)
+            gains.append(-gain)
+    sums = [*(draw.prob for draw in drafted), *(text_prob(case.target, text) for text in written)]
+    row, column, values = zip(*entries, strict=True)
+    matrix = coo_array((values, (row, column)), shape=(len(sums), len(gains))).tocsr()
+    solved = linprog(gains, A_eq=matrix, b_eq=list(map(float, sums)), method="highs")
+    if not solved.success:
+        raise ArithmeticError(f"{case.name}: {solved.message}")
+    return -solved.fun, [-price for price in solved.eqlin.marginals[len(drafted) :]]

@@ -1,0 +1,6 @@
+"""Two engines, the same prompts, other tokens: is it rounding, or a fault?"""
+
+from specsim.correctness.explain.answers import Answer, read_answers
+from specsim.correctness.explain.finding import Finding, Noise, explain
+
+__all__ = ["Answer", "Finding", "Noise", "explain", "read_answers"]

@@ -1,0 +1,166 @@
+"""What engines answered, token by token with log probabilities, as specsim, vLLM, SGLang and OpenAI's API write it."""
+
+import json
+import reprlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from specsim.core.errors import InputError
+from specsim.core.files import read_text
+
+ALLOWED = "results of specsim generate or run, of vLLM, of SGLang's /generate, or of OpenAI's API, with logprobs"
+UNCLEAR = "\ufffd"  # what a token's text has for bytes that are no text by themselves
+Token = int | str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One request's answer. A token is its id, or its text where the engine gave no ids, bytes written as \\xf0.
+
+    logprobs: natural logarithm of each token's probability, None where not given. top: by token, the log probabilities
+    that were reported at each place, the chosen token's among them. prompt: token ids, or the text; None if not given.
+    """
+
+    tokens: tuple[Token, ...]
+    logprobs: tuple[float | None, ...]
+    top: tuple[Mapping[Token, float], ...] = field(repr=False)
+    prompt: tuple[int, ...] | str | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, chosen: list[tuple[Any, Any]], top: list[Mapping[Any, Any]] | None = None, prompt: Any = None):
+        """From pairs of a token and its log probability, and what was reported beside them."""
+        tokens = [(_token(token), None if logprob is None else float(logprob)) for token, logprob in chosen]
+        reported = [{_token(token): float(value) for token, value in (each or {}).items()} for each in top or ()]
+        if len(reported) not in (0, len(tokens)):
+            raise ValueError(f"log probabilities of {len(reported)} places for {len(tokens)} tokens")
+        reported = reported or [{} for _ in tokens]
+        for (token, logprob), place in zip(tokens, reported, strict=True):
+            if logprob is not None:
+                place.setdefault(token, logprob)
+        prompt = tuple(prompt) if isinstance(prompt, list) else prompt
+        return cls(
+            *(tuple(each) for each in (zip(*tokens, strict=True) if tokens else ((), ()))), tuple(reported), prompt
+        )
+
+
+def _token(token: Any) -> Token:
+    """An id, or the token's text; vLLM writes ids as token_id:123 if asked to."""
+    if isinstance(token, str):
+        return int(token[9:]) if token.startswith("token_id:") and token[9:].isdecimal() else token
+    if type(token) is not int:
+        raise TypeError(f"{token!r} is no token id")
+    return token
+
+
+def _by_id(place: Mapping[str, Any] | None) -> dict[int, float]:
+    """Log probabilities by token id, of which JSON has made a text; each a number, or {logprob, …}."""
+    numbers = {token: each["logprob"] if isinstance(each, Mapping) else each for token, each in (place or {}).items()}
+    return {int(token): float(number) for token, number in numbers.items()}
+
+
+def read_answers(path: Path, name: str) -> tuple[Answer, ...]:
+    """The answers of a file of JSON or JSON lines, each entry holding one or more; InputError, under that name, for any
+    other, and for an entry without.
+    """
+    answers: list[Answer] = []
+    for at, entry in enumerate(_entries(path, name)):
+        try:
+            answers += _answers(entry)
+        except (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError) as error:
+            reason = f"entry {at}, counted from 0: {type(error).__name__}: {error}"
+            raise InputError(name, str(path), f"{ALLOWED} ({reason})") from error
+    if not answers:
+        raise InputError(name, str(path), ALLOWED)
+    return tuple(answers)
+
+
+def _entries(path: Path, name: str) -> list[Any]:
+    text = read_text(path, name, ALLOWED)
+    try:
+        value = json.loads(text)
+    except (RecursionError, ValueError):
+        try:
+            return [json.loads(line) for line in text.split("\n") if line.strip()]
+        except (RecursionError, ValueError) as error:
+            raise InputError(name, str(path), f"{ALLOWED} (it is no JSON, or nested too deeply)") from error
+    return value if isinstance(value, list) else [value]
+
+
+def _answers(value: Any) -> Iterator[Answer]:
+    if isinstance(value, list) and value:
+        for each in value:
+            yield from _answers(each)
+        return
+    key = next((key for key in CONVERTERS if isinstance(value, dict) and key in value), None)
+    answers = list(CONVERTERS[key](value)) if key else []
+    if not answers:
+        raise ValueError(f"{reprlib.repr(value)} holds no answer")
+    yield from answers
+
+
+def _ours(value: Mapping[str, Any]) -> Iterator[Answer]:
+    """specsim: token_ids with logprobs, a number each, and perhaps top_logprobs, by token id."""
+    top = value.get("top_logprobs")
+    chosen = list(zip(value["token_ids"], value["logprobs"], strict=True))
+    yield Answer.of(chosen, top and list(map(_by_id, top)), value.get("prompt_token_ids"))
+
+
+def _outputs(value: Mapping[str, Any]) -> Iterator[Answer]:
+    """specsim generate and run; or vLLM's RequestOutput: by place and token id {logprob, rank, …}."""
+    for output in value["outputs"]:
+        prompt = output.get("prompt_token_ids") or value.get("prompt_token_ids") or value.get("prompt")
+        logprobs = output["logprobs"]
+        if logprobs and isinstance(logprobs[0], Mapping):
+            top = list(map(_by_id, logprobs))
+            chosen = [place.get(token) for token, place in zip(output["token_ids"], top, strict=True)]
+            output = {"token_ids": output["token_ids"], "logprobs": chosen, "top_logprobs": logprobs}
+        yield from _ours(output | {"prompt_token_ids": prompt})
+
+
+def _sglang(value: Mapping[str, Any]) -> Iterator[Answer]:
+    """SGLang's /generate: meta_info with lists of (logprob, token id, text)."""
+    meta = value["meta_info"]
+    chosen = [(token, logprob) for logprob, token, *_ in meta["output_token_logprobs"]]
+    top = meta.get("output_top_logprobs")
+    reported = top and [{token: logprob for logprob, token, *_ in place or ()} for place in top]
+    yield Answer.of(chosen, reported, value.get("prompt_token_ids"))
+
+
+def _openai(value: Mapping[str, Any]) -> Iterator[Answer]:
+    """OpenAI's completions and chat completions, which name tokens by their text, in chats by their bytes as well."""
+    for choice in value["choices"]:
+        logprobs = choice["logprobs"]
+        if "content" in logprobs:
+            content = logprobs["content"]
+            top = [_by_text(place.get("top_logprobs") or ()) for place in content]
+            yield Answer.of([(_text(place), place["logprob"]) for place in content], top, value.get("prompt"))
+        else:
+            chosen = list(zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True))
+            yield Answer.of(chosen, logprobs.get("top_logprobs"), value.get("prompt"))
+
+
+def _by_text(entries: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Log probabilities by token; of tokens of one text the largest, that no margin is more than it can be."""
+    largest: dict[str, float] = {}
+    for each in entries:
+        for token in {_text(each), each["token"]}:
+            largest[token] = max(each["logprob"], largest.get(token, -inf))
+    return largest
+
+
+def _text(entry: Mapping[str, Any]) -> str:
+    """A token's text, with its bytes where they are none: as text all such tokens are alike."""
+    if UNCLEAR in entry["token"] and entry.get("bytes"):
+        return bytes(entry["bytes"]).decode(errors="backslashreplace")
+    return entry["token"]
+
+
+CONVERTERS: dict[str, Callable[[Mapping[str, Any]], Iterator[Answer]]] = {
+    "outputs": _outputs,
+    "meta_info": _sglang,
+    "choices": _openai,
+    "token_ids": _ours,
+}

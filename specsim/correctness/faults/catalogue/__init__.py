@@ -1,0 +1,12 @@
+"""The faults, by the operation that each is of."""
+
+from specsim.correctness.faults.catalogue import drafting, serving, slots, trees, verification
+from specsim.correctness.faults.fault import Fault
+
+FAULTS: tuple[Fault, ...] = (
+    *drafting.FAULTS,
+    *trees.FAULTS,
+    *slots.FAULTS,
+    *verification.FAULTS,
+    *serving.FAULTS,
+)

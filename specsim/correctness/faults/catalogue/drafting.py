@@ -1,0 +1,179 @@
+"""Faults of drafting: most leave tokens right, and only fewer drafts are accepted."""
+
+from specsim.correctness.faults.fault import Fault, Trial
+from specsim.correctness.faults.injection import Edit
+
+TREE = dict(topk=2, num_steps=3, num_draft_tokens=5, batch=2, rounds=1)
+DRAFTER, METADATA = "specsim.fast.drafters.autoregressive", "specsim.fast.model.metadata"
+
+FAULTS = (
+    Fault(
+        name="draft-position-early",
+        source="sgl-project/sglang#25015",
+        operation="drafting",
+        cause="the position is raised before a draft forward, not after it",
+        symptom="tokens stay right; every draft after the first is rotated one place too far and fewer are accepted",
+        fields=("draft positions", "draft logits"),
+        edits=(
+            Edit(
+                METADATA,
+                "tl.store(positions_ptr + offs, tl.where(live, length + step, 0), mask=mask)",
+                "tl.store(positions_ptr + offs, tl.where(live, length + step + 1, 0), mask=mask)",
+            ),
+        ),
+        trial=Trial("differential", TREE | dict(page_size=1)),
+    ),
+    Fault(
+        name="draft-kv-not-reparented",
+        source="sgl-project/sglang#7523",
+        operation="drafting",
+        cause="a lane that is re-parented goes on with its own KV where that of its true ancestors is asked for",
+        symptom="from the third step of a tree on a draft attends to tokens that are not on its path",
+        fields=("draft logits",),
+        edits=(
+            Edit(
+                "specsim.fast.drafting",
+                'ANCESTOR=config.draft_kv == "ancestor"',
+                "ANCESTOR=False",
+            ),
+        ),
+        trial=Trial("differential", TREE | dict(topk=4, page_size=1, batch=1, draft_kv="ancestor", family="noisy")),
+    ),
+    Fault(
+        name="replay-runs-later-steps",
+        source="sgl-project/sglang#25077",
+        operation="graph",
+        cause="the metadata of all draft steps is made before the first is replayed, so that each sees the last one's",
+        symptom="replayed steps write to the slots and stand at the positions of a later step",
+        fields=("draft slots", "draft positions", "draft logits"),
+        edits=(
+            Edit(
+                DRAFTER,
+                "metadata = lane_metadata(batch, lanes, config, pools)",
+                "from dataclasses import replace\n"
+                "        last = lanes.step.new_full((2,), config.num_steps - 2)\n"
+                "        metadata = lane_metadata(batch, replace(lanes, step=last), config, pools)",
+            ),
+        ),
+        trial=Trial("differential", TREE | dict(page_size=1, batch=1, graph="step")),
+    ),
+    Fault(
+        name="metadata-not-rebuilt",
+        source="vllm-project/vllm#41162",
+        operation="graph",
+        cause="from one draft step to the next lengths and positions advance, and the map to slots does not",
+        symptom="every draft step writes over the KV of the first",
+        fields=("draft slots",),
+        edits=(
+            Edit(
+                METADATA,
+                "column = lane_column(length, lane, step, num_steps, page_size)",
+                "column = lane_column(length, lane, step * 0, num_steps, page_size)",
+            ),
+        ),
+        trial=Trial("differential", TREE | dict(page_size=1, batch=1)),
+    ),
+    Fault(
+        name="swa-window-stale",
+        source="vllm-project/vllm#41162, sgl-project/sglang#9279",
+        operation="attention",
+        cause="where the sliding window starts is computed once, before the draft loop",
+        symptom="once a request is as long as the window, later draft steps see too many of the oldest keys",
+        fields=("draft logits",),
+        edits=(
+            Edit(
+                "specsim.fast.attention",
+                "out, query_RAD, keys, values, metadata.positions, metadata.row_starts,",
+                "out, query_RAD, keys, values, metadata.positions if metadata.is_causal\n"
+                "        or metadata.extra_positions.shape[1] == metadata.max_rows\n"
+                "        else metadata.extra_positions[:, 0].repeat_interleave(metadata.max_rows),\n"
+                "        metadata.row_starts,",
+            ),
+        ),
+        trial=Trial("differential", TREE | dict(page_size=1, batch=1, family="mistral")),
+    ),
+    Fault(
+        name="draft-seq-len-with-rejected",
+        source="vllm-project/vllm#26498",
+        operation="drafting",
+        cause="the length that the drafter goes on from counts the drafts that were rejected",
+        symptom="from the second round on drafts stand too far on, and attend to KV of tokens that were thrown away",
+        fields=("draft logits",),
+        edits=(
+            Edit(
+                "specsim.fast.engine",
+                "self.drafter.step(frame.batch, frame.lanes, frame.pools)",
+                "rejected = self.config.num_steps - frame.verdict.num_accepted_drafts\n"
+                "        lens = frame.batch.seq_lens + rejected * (frame.batch.num_rounds > 0)\n"
+                "        self.drafter.step(replace(frame.batch, seq_lens=lens), frame.lanes, frame.pools)",
+            ),
+        ),
+        trial=Trial("differential", TREE | dict(page_size=1, batch=1, rounds=2)),
+    ),
+    Fault(
+        name="hidden-without-residual",
+        source="vllm-project/vllm#14464",
+        operation="model",
+        cause="the hidden state that a draft step hands to the next lacks the residual",
+        symptom="the first draft is right, and each after it is made from a state that the head was not trained on",
+        fields=("draft logits",),
+        edits=(
+            Edit(
+                "specsim.fast.drafters.eagle3",
+                'return gated_mlp(hidden, weights.under("mlp")).values',
+                'self.residual_RH = hidden.values\n        return gated_mlp(hidden, weights.under("mlp")).values',
+            ),
+            Edit(
+                DRAFTER,
+                "hidden_RH)), config)",
+                "hidden_RH - self._head.residual_RH)), config)",
+            ),
+        ),
+        trial=Trial("differential", TREE | dict(page_size=1, batch=1, kind="eagle3")),
+    ),
+    Fault(
+        name="aux-layer-off-by-one",
+        source="SafeAILab/EAGLE and sgl-project/SpecForge, which count feature layers in two ways",
+        operation="model",
+        cause="EAGLE-3's features are taken as they leave a layer, where the head was trained on what enters it",
+        symptom="tokens stay right, and acceptance is low from the first draft on",
+        fields=("draft logits",),
+        edits=(
+            Edit("specsim.fast.targets.dense", "entering.get(layer + 1)", "entering.get(layer)"),
+            Edit("specsim.fast.targets.dense", "self._input_norm(0), out=entering.get(0))", "self._input_norm(0))"),
+        ),
+        trial=Trial("differential", TREE | dict(page_size=1, batch=1, kind="eagle3")),
+    ),
+    Fault(
+        name="draft-vocab-offset-as-index",
+        source="NVIDIA-NeMo/Automodel#2447",
+        operation="drafting",
+        cause="d2t, which holds how far a target id lies from its draft id, is read as if it held target ids",
+        symptom="tokens stay right, and next to no draft is accepted",
+        fields=("draft_input.topk_index", "candidates.tokens"),
+        edits=(
+            Edit(
+                "specsim.fast.vocabulary.topk",
+                "target_ids += tl.load(d2t_ptr + target_ids, mask=mask & live, other=0)",
+                "target_ids = tl.load(d2t_ptr + target_ids, mask=mask & live, other=0)",
+            ),
+        ),
+        trial=Trial("differential", TREE | dict(page_size=1, batch=1, kind="eagle3")),
+    ),
+    Fault(
+        name="chain-differs-from-tree-of-one",
+        source="NVIDIA/TensorRT-LLM#15842",
+        operation="drafting",
+        cause="the quick path of a chain does not hand the hidden state on as the path of trees does",
+        symptom="a chain proposes other drafts than a tree of width one, and fewer are accepted",
+        fields=("candidates.tokens", "candidates.scores"),
+        edits=(
+            Edit(
+                "specsim.fast.drafting",
+                "mask_hidden = mask_lane & (offs < HIDDEN)",
+                "mask_hidden = mask_lane & (offs < 0)",
+            ),
+        ),
+        trial=Trial("differential", dict(topk=1, num_steps=3, page_size=1, batch=1, rounds=1, family="noisy")),
+    ),
+)

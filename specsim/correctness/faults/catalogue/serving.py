@@ -1,0 +1,138 @@
+"""Faults of what both columns share: states between rounds, the server, randomness. Columns agree about all of them."""
+
+from specsim.correctness.faults.fault import Fault, Trial
+from specsim.correctness.faults.injection import Edit
+
+TREE = dict(impl="reference", topk=2, num_steps=3, num_draft_tokens=5, page_size=1, batch=3)
+RUNNER = "specsim.serving.runner"
+# Two of three requests give way before step 3, and resume from step 8 on.
+PREEMPTED = dict(max_new_tokens=12, slots=96, limits=[[3, 34], [8, 96]])
+
+FAULTS = (
+    Fault(
+        name="filter-slices",
+        source="sgl-project/sglang#9252",
+        operation="phases",
+        cause="when requests have finished, the draft state of as many as are left is kept, whosever it is",
+        symptom="a request goes on from the drafts and the root of another",
+        fields=("draft state",),
+        edits=(
+            Edit(
+                RUNNER,
+                "self._draft_input.filter(rows) if kept else",
+                "self._draft_input.filter(torch.arange(len(kept), device=rows.device)) if kept else",
+            ),
+        ),
+        trial=Trial("batched", TREE),
+    ),
+    Fault(
+        name="empty-batch-keeps-verify-state",
+        source="sgl-project/sglang#24859",
+        operation="phases",
+        cause="when the last request has finished its state stays where an empty one should be installed",
+        symptom="the next request is merged behind a row that belongs to nobody",
+        fields=("next merge",),
+        edits=(Edit(RUNNER, "if kept else self._engine.drafter.idle()", "if kept else self._draft_input"),),
+        trial=Trial("batched", TREE | dict(batch=2, arrivals=[0, 30])),
+    ),
+    Fault(
+        name="preempt-keeps-draft-state",
+        source="sgl-project/sglang#2711",
+        operation="scheduler",
+        cause="a request that resumes after a preemption is given the draft state with which it first began",
+        symptom="it goes on from a root that it has long passed",
+        fields=("tokens",),
+        edits=(
+            Edit(
+                RUNNER,
+                "        self._batch, self._draft_input = self._batch.merge(batch), "
+                "self._draft_input.merge(draft_input)\n",
+                "        old = self.__dict__.setdefault('_old', {})\n"
+                "        for place, request in enumerate(requests):\n"
+                "            own = draft_input.filter(torch.tensor([place], device=self._engine.device))\n"
+                "            own = old.setdefault(request.request_id, own)\n"
+                "            self._draft_input = self._draft_input.merge(own)\n"
+                "        self._batch = self._batch.merge(batch)\n",
+            ),
+        ),
+        trial=Trial("batched", TREE | PREEMPTED),
+    ),
+    Fault(
+        name="tokens-after-eos",
+        source="sgl-project/sglang#33758",
+        operation="scheduler",
+        cause="the length cap is looked at before stop tokens, and these only at the end of an accepted path",
+        symptom="tokens behind a stop token are kept, and the reason given is the length",
+        fields=("tokens", "finish reason"),
+        edits=(
+            Edit(
+                "specsim.serving.requests",
+                "            if self.stop_reason is not None:\n"
+                '                self.finish_reason = "stop"\n'
+                "            elif len(self.token_ids) == self.max_tokens:\n"
+                '                self.finish_reason = "length"\n',
+                "            if len(self.token_ids) == self.max_tokens:\n"
+                '                self.finish_reason = "length"\n'
+                "            elif token is token_ids[-1] and not self.stop_ids.isdisjoint(token_ids):\n"
+                '                self.finish_reason = "stop"\n',
+            ),
+        ),
+        trial=Trial(
+            "oracle",
+            dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=1, batch=3, stop_token_ids=list(range(0, 48, 4))),
+        ),
+    ),
+    Fault(
+        name="seed-by-row",
+        source="vllm-project/vllm#11123 and others of its kind",
+        operation="uniforms",
+        cause="uniforms are named by a request's row in the batch, not by the request",
+        symptom="with the same seed a request gives other tokens in a batch than alone",
+        fields=("tokens",),
+        edits=(
+            Edit(
+                RUNNER,
+                "request_ids=[request.request_id for request in requests],",
+                "request_ids=list(range(len(requests))),",
+            ),
+        ),
+        trial=Trial("batched", TREE | dict(sampling="warm")),
+    ),
+    Fault(
+        name="dict-order-rows",
+        source="vllm-project/vllm#14645",
+        operation="scheduler",
+        cause="results are handed out in the order of a table of requests, not in that of the batch",
+        symptom="a request is given tokens of another",
+        fields=("tokens",),
+        edits=(
+            Edit(
+                RUNNER,
+                "Launched(step, tuple(self.requests), results, is_round=True,",
+                "Launched(step, tuple(sorted(self.requests, key=lambda each: each.request_id)), results,\n"
+                "                        is_round=True,",
+            ),
+        ),
+        trial=Trial("batched", TREE | dict(arrivals=[1, 0, 0])),
+    ),
+    Fault(
+        name="uniform-reused-for-final",
+        source="review of sgl-project/sglang#7163",
+        operation="verify",
+        cause="the last draw of a round takes the uniform that decided over the first draft",
+        symptom="both columns and the oracle agree, and what is drawn after a rejection is biased",
+        fields=("distribution",),
+        edits=(Edit("specsim.core.uniforms", "    FINAL = 2\n", "    FINAL = 1\n"),),
+        trial=Trial("distribution", dict(impl="reference", n=4000)),
+    ),
+    Fault(
+        name="gumbel-noise-shared",
+        source="vllm-project/vllm#54282, vllm-project/vllm#47386",
+        operation="sampling",
+        cause="what replaces a rejected draft is drawn with the noise that the draft was drawn with",
+        symptom="both columns agree; the more the drafter differs from the target, the more the output is biased",
+        fields=("distribution",),
+        edits=(Edit("specsim.core.uniforms", "    DRAFT = 4\n", "    DRAFT = 2\n"),),
+        trial=Trial("distribution", dict(impl="reference", n=4000, verifier="rejection")),
+    ),
+)

@@ -1,0 +1,187 @@
+"""Faults of KV slots: what lies where, who owns it, what is moved when."""
+
+from specsim.correctness.faults.fault import Fault, Trial
+from specsim.correctness.faults.injection import Edit
+
+KV, METADATA = "specsim.fast.kv", "specsim.fast.model.metadata"
+TREE = dict(topk=2, num_steps=3, num_draft_tokens=5, batch=2, max_new_tokens=4)
+
+FAULTS = (
+    Fault(
+        name="tail-indices-moved-not-kv",
+        source="sgl-project/sglang#7725",
+        operation="kv",
+        cause="each lane's page table points at a copy of the prefix's tail, which holds no KV",
+        symptom="tokens stay right; all lanes but the first attend to whatever those slots held",
+        fields=("draft KV of copied tails",),
+        edits=(
+            Edit(
+                KV,
+                "    if config.lanes_share_prefix:\n        return\n",
+                "    if config.lanes_share_prefix or config.topk > 1:\n        return\n",
+            ),
+        ),
+        trial=Trial("differential", dict(topk=2, num_steps=2, num_draft_tokens=5, page_size=4, batch=1, rounds=1)),
+    ),
+    Fault(
+        name="kv-not-moved",
+        source="sgl-project/sglang#15360",
+        operation="kv",
+        cause="the KV of the accepted path stays where the tree had it",
+        symptom="the round itself is right; from the next one on the target reads the KV of other nodes",
+        fields=("target keys", "target values"),
+        edits=(
+            Edit(
+                KV,
+                "moved = (source >= 0) & (destination >= 0) & (source != destination)",
+                "moved = (source >= 0) & (destination >= 0) & (source < 0)",
+            ),
+        ),
+        trial=Trial("differential", dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3, rounds=2)),
+    ),
+    Fault(
+        name="kv-move-overlap",
+        source="inferred: what an accepted path's move comes to without a gather before its scatter",
+        operation="kv",
+        cause="accepted slots are moved one by one from the last, so that some are overwritten before they are read",
+        symptom="the KV of a deep path is that of other nodes, where a slot is both a source and a target",
+        fields=("target keys", "target values"),
+        edits=(
+            Edit(
+                KV,
+                "        tl.debug_barrier()\n"
+                "        tl.store(keys_ptr + destination[:, None] * SIZE + offs, key, mask=mask)\n"
+                "        tl.store(values_ptr + destination[:, None] * SIZE + offs, value, mask=mask)\n",
+                "        for back in range(BLOCK_W):\n"
+                "            tl.debug_barrier()\n"
+                "            one = mask & (step == BLOCK_W - 1 - back)[:, None]\n"
+                "            key = tl.load(keys_ptr + source[:, None] * SIZE + offs, mask=one)\n"
+                "            value = tl.load(values_ptr + source[:, None] * SIZE + offs, mask=one)\n"
+                "            tl.store(keys_ptr + destination[:, None] * SIZE + offs, key, mask=one)\n"
+                "            tl.store(values_ptr + destination[:, None] * SIZE + offs, value, mask=one)\n",
+            ),
+        ),
+        trial=Trial(
+            "differential",
+            dict(
+                topk=4,
+                num_steps=3,
+                num_draft_tokens=16,
+                page_size=1,
+                batch=3,
+                rounds=3,
+                sampling="warm",
+                threshold_acc=0.1,
+            ),
+        ),
+    ),
+    Fault(
+        name="draft-slots-without-topk",
+        source="sgl-project/sglang#27338",
+        operation="kv",
+        cause="the buffer of the draft lanes' slots is sized without the number of lanes",
+        symptom="large batches, wide trees and long requests write beside it",
+        fields=("out of bounds",),
+        edits=(
+            Edit(
+                METADATA,
+                "total, extras = batch.size * config.topk, config.topk * (page_size - 1 + config.num_steps)",
+                "total, extras = batch.size * config.topk, page_size - 1 + config.num_steps",
+            ),
+        ),
+        trial=Trial("memory", TREE | dict(page_size=4)),
+    ),
+    Fault(
+        name="accept-index-overrun",
+        source="sgl-project/sglang#26866",
+        operation="verify",
+        cause="accepted paths are read as if they were as long as trees are wide",
+        symptom="with more than one lane what lies behind the paths is taken for nodes",
+        fields=("out of bounds",),
+        edits=(
+            Edit(
+                KV,
+                "size, width = keys[0, 0].numel(), path.shape[1]",
+                "size, width = keys[0, 0].numel(), cache_locations.numel() // max(1, batch.size)",
+            ),
+        ),
+        trial=Trial("memory", TREE | dict(page_size=1)),
+    ),
+    Fault(
+        name="padded-seq-len-one",
+        source="vllm-project/vllm#45005",
+        operation="attention",
+        cause="rows that pad a batch have one key, in a block that does not exist",
+        symptom="attention reads in front of the table of slots",
+        fields=("out of bounds",),
+        edits=(
+            Edit(
+                "specsim.fast.frame",
+                '    "req_pool_indices": -1,\n',
+                '    "req_pool_indices": -1,\n    "seq_lens": 1,\n',
+            ),
+            Edit(
+                METADATA,
+                "length = tl.load(lens_ptr + request, mask=real & mask, other=0).to(tl.int32)",
+                "length = tl.load(lens_ptr + request, mask=mask, other=0).to(tl.int32)",
+            ),
+        ),
+        trial=Trial("memory", TREE | dict(page_size=1, bucket=2, batch=1, max_new_tokens=2)),
+    ),
+    Fault(
+        name="row-too-narrow",
+        source="sgl-project/sglang#26972",
+        operation="kv",
+        cause="a row of the request table is as wide as the longest request, without the columns of draft lanes",
+        symptom="near the length limit lanes are written beyond the row's end",
+        fields=("out of bounds",),
+        edits=(
+            Edit(
+                "specsim.fast.engine",
+                "width = self.config.reserved_columns(self.config.max_len)",
+                "width = self.config.max_len",
+            ),
+        ),
+        trial=Trial("memory", TREE | dict(page_size=4, max_len="near")),
+    ),
+    Fault(
+        name="draft-page-table-transposed",
+        source="sgl-project/sglang#7239",
+        operation="attention",
+        cause="the draft lanes' slots are written in one order of dimensions and read in another",
+        symptom="of equal requests two together get fewer drafts accepted than one alone",
+        fields=("draft tokens", "counters"),
+        edits=(
+            Edit(
+                METADATA,
+                "tl.store(extra_slots_ptr + request * most + extra, held_slot.to(tl.int32), mask=first)",
+                "tl.store(extra_slots_ptr + extra * num_requests + request, held_slot.to(tl.int32), mask=first)",
+            ),
+        ),
+        trial=Trial("batched", TREE | dict(impl="fast", page_size=4, batch=2, prompts="equal", family="noisy")),
+    ),
+    Fault(
+        name="padded-row-writes",
+        source="vllm-project/vllm#47066, sgl-project/sglang#18647",
+        operation="graph",
+        cause="a row that pads a batch keeps the index of a request that lives",
+        symptom="the first request's KV and tokens are overwritten whenever the batch is padded",
+        fields=("target KV", "draft KV"),
+        edits=(Edit("specsim.fast.frame", '    "req_pool_indices": -1,\n', '    "req_pool_indices": 0,\n'),),
+        trial=Trial(
+            "batched", TREE | dict(impl="fast", page_size=1, batch=1, bucket=2, against="exact", max_new_tokens=5)
+        ),
+    ),
+    Fault(
+        name="pages-not-released",
+        source="sgl-project/sglang#7112",
+        operation="kv",
+        cause="what is given back after a round is rounded down to pages, and the page at the edge is forgotten",
+        symptom="a page leaks every round, until none is left",
+        fields=("allocator balance",),
+        edits=(
+            Edit("specsim.core.pool", "self._allocator.free(pages[kept:])", "self._allocator.free(pages[kept + 1 :])"),
+        ),
+        trial=Trial("batched", TREE | dict(impl="reference", page_size=4, release="round")),
+    ),
+)

@@ -1,0 +1,201 @@
+"""Faults of verification and of what it leaves: tokens, logprobs, counters, the drafter's next input."""
+
+from specsim.correctness.faults.fault import Fault, Trial
+from specsim.correctness.faults.injection import Edit
+
+TREE = dict(topk=2, num_steps=3, num_draft_tokens=5, page_size=1, batch=2, rounds=2)
+EXTEND, VERIFY = "specsim.fast.extend", "specsim.fast.verify"
+DISTRIBUTION = "specsim.fast.vocabulary.distribution"
+
+FAULTS = (
+    Fault(
+        name="bonus-stride",
+        source="sgl-project/sglang#26866",
+        operation="verify",
+        cause="the bonus token is looked up with rows of a tree's nodes, where a path has one more than steps",
+        symptom="all requests but the first go on from another token than the target gave",
+        fields=("draft_extend_input.bonus_tokens",),
+        edits=(
+            Edit(EXTEND, "bonus_tokens_ptr, batch_size, width,\n", "bonus_tokens_ptr, batch_size, width, num_nodes,\n"),
+            Edit(
+                EXTEND, "accept_index_ptr + request * width + drafts", "accept_index_ptr + request * num_nodes + drafts"
+            ),
+            Edit(
+                EXTEND,
+                "rows.bonus_tokens, batch_size, width, BLOCK=requests,",
+                "rows.bonus_tokens, batch_size, width, len(verdict.predict) // max(1, batch_size), BLOCK=requests,",
+            ),
+        ),
+        trial=Trial("differential", TREE),
+    ),
+    Fault(
+        name="path-not-compacted",
+        source="sgl-project/sglang#26866, sgl-project/sglang#15360",
+        operation="extend",
+        cause="tokens and features of the accepted path are taken in the tree's order",
+        symptom="with more than one lane the drafter goes on from siblings that were rejected",
+        fields=("draft_extend_input.input_ids", "draft_extend_input.hidden"),
+        edits=(
+            Edit(
+                EXTEND,
+                "source = tl.where(node >= 0, node, root)",
+                "node = tl.where(live, root + step, -1)\n    source = tl.where(node >= 0, node, root)",
+            ),
+        ),
+        trial=Trial("differential", TREE),
+    ),
+    Fault(
+        name="drafter-keeps-draft-features",
+        source="vllm-project/vllm#14649",
+        operation="extend",
+        cause="the drafter's KV of accepted drafts stays as its own features made it, not the target's",
+        symptom="tokens stay right; the further a request goes, the fewer drafts are accepted",
+        fields=("draft keys", "draft values"),
+        edits=(
+            Edit(
+                "specsim.fast.drafters.autoregressive",
+                "        extend, metadata = draft_extend_input, extend_metadata(batch, draft_extend_input, pools)\n",
+                "        extend, metadata = draft_extend_input, extend_metadata(batch, draft_extend_input, pools)\n"
+                "        from dataclasses import replace\n"
+                "        width = self._config.num_steps + 1\n"
+                "        step = torch.arange(len(metadata.slots), device=metadata.slots.device) % width\n"
+                "        kept = (step < width - 2) & (step < extend.num_accepted_drafts.repeat_interleave(width))\n"
+                "        metadata = replace(metadata, slots=torch.where(kept, -1, metadata.slots))\n",
+            ),
+        ),
+        trial=Trial("differential", dict(topk=1, num_steps=3, page_size=1, batch=3, rounds=3)),
+    ),
+    Fault(
+        name="counter-mutated",
+        source="sgl-project/sglang#23962",
+        operation="phases",
+        cause="the number of accepted drafts is raised in place, to become that of accepted tokens",
+        symptom="whoever reads it later in the round takes the bonus token for a draft",
+        fields=("num_accepted_drafts", "draft_extend_input.num_accepted_drafts"),
+        edits=(
+            Edit(
+                "specsim.fast.engine",
+                '        features_RF, table, max_len = frame.forward["features"]',
+                "        frame.verdict.num_accepted_drafts.add_(1)\n"
+                '        features_RF, table, max_len = frame.forward["features"]',
+            ),
+        ),
+        trial=Trial("differential", TREE | dict(batch=3)),
+    ),
+    Fault(
+        name="logprob-after-compaction",
+        source="sgl-project/sglang#26866 and what else is gathered along a path",
+        operation="verify",
+        cause="rows are compacted to the accepted path, and logprobs then gathered from them by nodes of the tree",
+        symptom="tokens stay right; with more than one lane logprobs are those of other nodes",
+        fields=("logprobs",),
+        edits=(
+            Edit(
+                VERIFY,
+                "    logprobs = logprob(laws, path, after, path >= 0)\n",
+                "    place = tl.where(path - root <= num_steps, path - root, 0)\n"
+                "    compacted = tl.load(accept_index_ptr + place, mask=path >= 0, other=0).to(tl.int64)\n"
+                "    logprobs = logprob(laws, tl.maximum(compacted, root), after, path >= 0)\n",
+            ),
+        ),
+        trial=Trial("differential", TREE),
+    ),
+    Fault(
+        name="logprob-without-temperature",
+        source="sgl-project/sglang#4195",
+        operation="verify",
+        cause="logprobs are those of the logits before they are divided by the temperature",
+        symptom="tokens stay right; logprobs are wrong at every temperature but 0 and 1",
+        fields=("logprobs",),
+        edits=(
+            Edit(
+                DISTRIBUTION,
+                "    return tl.where(mask, ((logits - best) * scale - log_sum) * LN_2, 0.0)\n",
+                "    total = logits * 0\n"
+                "    for other in range(laws[6]):\n"
+                "        own = _rows_of(laws, tl.where(mask, rows, 0))\n"
+                "        total += tl.exp(logits_at(own, tokens * 0 + other, mask) - best)\n"
+                "    return tl.where(mask, logits - best - tl.log(total), 0.0)\n",
+            ),
+        ),
+        trial=Trial("differential", TREE | dict(batch=1, sampling="filtered", rounds=1)),
+    ),
+    Fault(
+        name="logits-mutated-before-logprob",
+        source="vllm-project/vllm#30846",
+        operation="sampling",
+        cause="top-k and top-p change the logits in place before logprobs are read from them",
+        symptom="tokens stay right; with filters logprobs are normalised over what these have kept",
+        fields=("logprobs",),
+        edits=(
+            Edit("specsim.fast.sampling", "offs * 4 + 2, tl.log2(total), mask=written)", "offs * 4 + 2, tl.log2(mass), mask=written)"),
+        ),
+        trial=Trial("differential", TREE | dict(batch=1, sampling="filtered", rounds=1)),
+    ),
+    Fault(
+        name="penalty-row-not-repeated",
+        source="SGLang's eagle_sample, before parameters were repeated for every node",
+        operation="sampling",
+        cause="penalties of B requests are applied to the first B of the B·N rows",
+        symptom="most nodes of every tree are judged without penalties, or with another request's",
+        fields=("processed logits",),
+        edits=(
+            Edit(
+                "specsim.fast.vocabulary.penalties",
+                "            logits = tl.where(in_prompt + output > 0, repeated, logits)\n",
+                "            output = tl.where(((root + offs_n) < tl.num_programs(0))[:, None], output, 0)\n"
+                "            in_prompt = tl.where(((root + offs_n) < tl.num_programs(0))[:, None], in_prompt, 0)\n"
+                "            logits = tl.where(in_prompt + output > 0, repeated, logits)\n",
+            ),
+        ),
+        trial=Trial("differential", TREE | dict(sampling="penalties", rounds=1)),
+    ),
+    Fault(
+        name="final-path-skips-processors",
+        source="SafeAILab/EAGLE#215",
+        operation="verify",
+        cause="when every draft was accepted the last token is drawn without temperature and top-p",
+        symptom="the better the drafter, the more tokens are of another law",
+        fields=("distribution",),
+        edits=(
+            Edit(VERIFY, "def _finish(\n    laws,\n", "def _finish(\n    laws,\n    unprocessed,\n"),
+            Edit(
+                VERIFY,
+                "            bonus = draw(laws, last, siblings, uniform, (space[0] + own, space[1] + own), "
+                "GROUP, GROUPS, PER)\n",
+                "            own_space = space[0] + own, space[1] + own\n"
+                "            if drafts == num_steps:\n"
+                "                bonus = draw(unprocessed, last, siblings, uniform, own_space, GROUP, GROUPS, PER)\n"
+                "            else:\n"
+                "                bonus = draw(laws, last, siblings, uniform, own_space, GROUP, GROUPS, PER)\n",
+            ),
+            Edit(
+                VERIFY,
+                "    _finish[(batch.size,)](\n        law.table,\n",
+                "    from dataclasses import replace\n"
+                "    plain = replace(sampling, temperature=torch.ones_like(sampling.temperature),\n"
+                "                    top_p=torch.ones_like(sampling.top_p))\n"
+                "    unprocessed = laws(replace(batch, sampling=plain), law.logits)\n"
+                "    _finish[(batch.size,)](\n        law.table,\n        unprocessed.table,\n",
+            ),
+        ),
+        trial=Trial("distribution", dict(impl="fast", n=120, temperature=0.25, top_p=0.8)),
+    ),
+    Fault(
+        name="logits-column-copied",
+        source="vllm-project/vllm#41162",
+        operation="sampling",
+        cause="the laws of later draft steps are written to what advanced indexing gives, which is a copy",
+        symptom="drafts after the first are judged by a law that they were not drawn from",
+        fields=("draft_prob",),
+        edits=(
+            Edit(
+                "specsim.fast.vocabulary.draft_distribution",
+                "        vocab_size, block = law.shape[-1], block_of(law.shape[-1], BLOCK)\n",
+                "        law = law if step is None else law[:, torch.arange(law.shape[1], device=device)]\n"
+                "        vocab_size, block = law.shape[-1], block_of(law.shape[-1], BLOCK)\n",
+            ),
+        ),
+        trial=Trial("differential", dict(topk=1, num_steps=3, page_size=1, batch=2, sampling="warm", verifier="block")),
+    ),
+)

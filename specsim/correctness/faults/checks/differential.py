@@ -1,0 +1,140 @@
+"""The fast column against the reference, phase by phase, and inside the draft phase forward by forward.
+
+Tokens stay right when a drafter goes wrong, and only fewer of its drafts are accepted; so what its forwards are given
+(positions, slots, copies of the prefix's tail) and make (logits) is compared too, and the logits that laws are made of.
+"""
+
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from specsim.core.columns import tail_columns
+from specsim.core.phases import Batch, VerifyInput, VerifyOutput
+from specsim.correctness.differential.budget import FLOAT32_EPS, budget
+from specsim.correctness.differential.comparison import Tally, Trio
+from specsim.correctness.differential.grid_run import draft_ids, load_columns, rehearse
+from specsim.correctness.differential.lockstep import Lockstep
+from specsim.correctness.differential.pairs import make_pair
+from specsim.correctness.differential.scene import Column
+from specsim.correctness.faults.checks.cells import cell
+from specsim.correctness.faults.checks.hooks import Eye, Forward, opened
+from specsim.correctness.faults.fault import Finding
+
+PHASES = ("prefill", "draft", "verify", "draft_extend", "round")
+BUDGETS = 16  # of rounding: a fault is no subtlety
+
+
+class Watched:
+    """The fast engine, each of whose phases is looked into as soon as it has ended; the references' have by then."""
+
+    def __init__(self, columns: Trio[Column], eyes: Trio[Eye | None]):
+        self._columns, self._eyes, self._engine = columns, eyes, columns.fast.engine
+        self.findings: dict[str, Finding] = {}
+        self._calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._engine, name)
+        if name not in PHASES:
+            return found
+
+        def run(batch: Batch, state: Any, pools: Any) -> Any:
+            output = found(batch, state, pools)
+            self._calls += 1
+            self._look(name, batch.to("cpu"), state, output)
+            return output
+
+        return run
+
+    def _look(self, phase: str, batch: Batch, state: Any, output: Any) -> None:
+        place = f"call {self._calls}, {phase}"
+        if phase == "draft":
+            self._compare_tails(place, batch)
+        if self._eyes.fast is not None:
+            seen = (eye.take() for eye in self._eyes)
+            for index, forwards in enumerate(zip(*seen, strict=False)):
+                is_draft = phase == "draft" or (phase == "round" and index < self._engine.config.num_steps - 1)
+                self._compare_forward(f"{place}, forward {index}", Trio(*forwards), is_draft)
+        if phase == "verify":
+            self._compare_processed(place, batch, state, output)
+
+    def _compare_tails(self, place: str, batch: Batch) -> None:
+        """Under release `finish`, where lanes are still owned when the phase has ended."""
+        config, pools = self._engine.config, self._columns.map(lambda column: column.pools)
+        if config.release == "round":
+            return
+        for request, (row, length) in enumerate(batch.rows_and_lens):
+            slots = pools.reference.slots(row, tail_columns(length, config)[1:].flatten())
+            for name in ("keys", "values"):
+                content = pools.map(lambda pool, n=name, at=slots: _content(pool.draft, n, at))
+                self._close("draft KV of copied tails", f"{place}, request {request}, {name}", content)
+
+    def _compare_forward(self, place: str, forwards: Trio[Forward], is_draft: bool) -> None:
+        rows = slice(len(forwards.reference.slots))
+        live = torch.ones(len(forwards.reference.logits), dtype=torch.bool)
+        if is_draft:
+            live = forwards.reference.slots >= 0
+            for name in ("slots", "positions"):
+                pair = (getattr(each, name)[rows] for each in (forwards.reference, forwards.fast))
+                self._same(f"draft {name}", place, *pair)
+        logits = forwards.map(lambda each: each.logits[: len(live)][live])
+        self._close("draft logits", place, logits)
+
+    def _compare_processed(self, place: str, batch: Batch, tree: VerifyInput, output: VerifyOutput) -> None:
+        """Logits after penalties and bias, made anew of the column's own by both columns."""
+        from specsim.fast import verify as fast
+        from specsim.reference import verify as reference
+
+        config, own, device = self._engine.config, output.target_logits, output.target_logits.device
+        host_tree, pools = tree.to("cpu"), self._columns.reference.pools
+        shape = host_tree.draft_tokens.shape
+        grown = reference.trees(batch, host_tree, config.max_len)
+        expected = reference.node_logits(batch, grown, own.cpu().unflatten(0, shape), config, pools).flatten(0, 1)
+        made = fast.node_logits(batch.to(device), tree.to(device), own, config, self._columns.fast.pools)
+        is_changed = (made.changed == 1).repeat_interleave(shape[1])[:, None]
+        found = torch.where(is_changed, made.adjusted, made.raw.float()).cpu()
+        scale = float(expected[expected.isfinite()].abs().max()) if expected.numel() else 0.0
+        allowed = BUDGETS * 16 * FLOAT32_EPS * scale
+        self._note("processed logits", place, expected, found, ~((found - expected).abs() <= allowed))
+
+    def _same(self, field: str, place: str, expected: torch.Tensor, found: torch.Tensor) -> None:
+        self._note(field, place, expected, found, expected != found)
+
+    def _close(self, field: str, place: str, values: Trio[torch.Tensor]) -> None:
+        allowed = BUDGETS * budget(values.reference, values.exact, FLOAT32_EPS)
+        exact, fast = values.exact.double(), values.fast.double()
+        self._note(field, place, exact, fast, ~((exact == fast) | ((exact - fast).abs() <= allowed)))
+
+    def _note(self, field: str, place: str, expected: torch.Tensor, found: torch.Tensor, wrong: torch.Tensor) -> None:
+        places = wrong.nonzero()
+        if len(places) and field not in self.findings:
+            at = tuple(places[0].tolist())
+            where = f"{place}, entry {', '.join(map(str, at))}"
+            self.findings[field] = Finding(field, where, expected[at].item(), found[at].item())
+
+
+def _content(buffer: Any, name: str, slots: torch.Tensor) -> torch.Tensor:
+    values = getattr(buffer, name)
+    return values[:, slots.to(values.device)].cpu()
+
+
+@torch.inference_mode()
+def judge(setting: dict[str, Any], device: str) -> list[Finding]:
+    """setting: see specsim.correctness.faults.checks.cells. Fields are those of states, and what Watched names."""
+    case = cell(setting)
+    pair = make_pair(case.pair, torch.float32)
+    tally = Tally(budgets=rehearse(replace(case, rounds=min(case.rounds, 2)), pair, "float32"))
+    columns = load_columns(case, pair, device=device)
+    with ExitStack() as stack:
+        eyes = columns.map(lambda column: stack.enter_context(opened(column.engine)))
+        watched = Watched(columns, eyes)
+        lockstep = Lockstep(case, columns._replace(fast=replace(columns.fast, engine=watched)), draft_ids(pair), tally)
+        lockstep.run(pair)
+    found = dict(watched.findings)
+    for each in lockstep.divergences:
+        place = f"round {each.round}, {each.phase}"
+        place += "" if each.request is None else f", request {each.request}"
+        place += "" if each.node is None else f", entry {each.node}"
+        found.setdefault(each.field, Finding(each.field, place, each.reference, each.fast))
+    return list(found.values())

@@ -1,0 +1,116 @@
+"""The law of what a verifier lets through, on its own random path, against the target's law of the same nodes.
+
+Each of n requests has the same tree and logits, and draws of its own name. The joint law of the first two tokens is
+known: the first has the root's law p, and one that is a child of the root is followed by one of that child's law. Where
+drafts are sampled, from a law opposed to the target's, it is the first token's law alone. By
+Weissman et al. (2003) a right sample of n from k values lies further than sqrt(2 (k ln 2 - ln a) / n) from its law, in
+the sum of absolute differences, with a probability of at most a.
+"""
+
+import math
+from collections import Counter
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.phases import Batch, VerifyInput
+from specsim.core.pool import KVBuffer, KVLayout, KVPool
+from specsim.core.uniforms import draft_uniforms, gumbel_noise
+from specsim.correctness.faults.fault import Finding
+
+FALSE_ALARM = 1e-6
+VOCAB, LENGTH = 4, 4
+PARENTS, TOKENS = [-1, 0, 0], [3, 1, 2]
+LOGITS = [[0.5, 1.0, -0.5, 0.0], [0.0, 0.5, 1.0, 0.5], [1.0, 0.0, 0.5, 0.5]]
+
+
+@torch.inference_mode()
+def judge(setting: dict[str, Any], device: str) -> list[Finding]:
+    """setting: impl; n, the number of requests; verifier; of every request temperature, and what else SamplingParams
+    has. device: of the fast column.
+    """
+    given = dict(setting)
+    impl, count, verifier = given.pop("impl"), given.pop("n"), given.pop("verifier", "target_only")
+    device = device if impl == "fast" else "cpu"
+    config = _config(verifier)
+    sampling = SamplingParams(**{"temperature": 1.0, **given})
+    expected = _law(sampling, config)
+    length = 1 if config.is_sampled else 2
+    seen = Counter(tuple(tokens[:length]) for tokens in _drawn(impl, count, sampling, config, device))
+    distance = sum(abs(seen[each] / count - expected.get(each, 0.0)) for each in {*seen, *expected})
+    allowed = math.sqrt(2 * (len(expected) * math.log(2) - math.log(FALSE_ALARM)) / count)
+    if distance <= allowed:
+        return []
+    about = f"{count} requests, false alarms at most {FALSE_ALARM:.0e}"
+    return [Finding("distribution", about, f"at most {allowed:.3f} from the target's", f"{distance:.3f}")]
+
+
+def _config(verifier: str) -> SpecConfig:
+    """One step: two children, or where drafts are sampled one."""
+    topk = 1 if verifier in ("rejection", "block", "gumbel") else 2
+    return SpecConfig(topk, 1, topk + 1, page_size=1, max_len=64, verifier=verifier)
+
+
+def _law(params: SamplingParams, config: SpecConfig) -> dict[tuple[int, ...], float]:
+    """Of the first token, and of the second where the first is a child of the root that is no draw."""
+    from specsim.reference.sampling import target_prob
+
+    sampling = Batch.of([0], [0], [LENGTH], [params], VOCAB).sampling
+    prob_NV = [target_prob(torch.tensor(logits).double(), sampling, 0) for logits in LOGITS]
+    if config.is_sampled:
+        return {(token,): float(prob_NV[0][token]) for token in range(VOCAB)}
+    children = {TOKENS[node]: node for node in range(len(TOKENS)) if PARENTS[node] == 0}
+    law = {(token,): float(prob_NV[0][token]) for token in range(VOCAB) if token not in children}
+    for token, node in children.items():
+        law |= {(token, then): float(prob_NV[0][token] * prob_NV[node][then]) for then in range(VOCAB)}
+    return law
+
+
+def _sampled(batch: Batch, config: SpecConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """Drafts i64 [B, K] and their law f32 [B, 1, V]: likely is what the target finds unlikely."""
+    from specsim.reference.drafting import draft_law, draft_topk, sampled
+
+    logits_BV = -torch.tensor(LOGITS[0]).expand(batch.size, -1)
+    law_BV = draft_law(logits_BV, batch.sampling.temperature, None, None, VOCAB)
+    best, names = draft_topk(logits_BV, config.topk, None), (batch.seeds, batch.request_ids)
+    if config.verifier == "gumbel":
+        return sampled(best, law_BV, None, gumbel_noise(*names, batch.seq_lens + 1, VOCAB))[1], None
+    uniforms_BK = draft_uniforms(*names, batch.seq_lens, 0, config.topk)
+    return sampled(best, law_BV, uniforms_BK)[1], law_BV[:, None]
+
+
+def _drawn(impl: str, count: int, params: SamplingParams, config: SpecConfig, device: str) -> list[list[int]]:
+    from specsim.reference.tree import links, visibility
+
+    rows, num_nodes = list(range(count)), config.num_draft_tokens
+    parents, logits_NV = PARENTS[:num_nodes], torch.tensor(LOGITS[:num_nodes])
+    batch = Batch.of(rows, rows, [LENGTH] * count, [params] * count, VOCAB)
+    pools = KVPool(KVBuffer(KVLayout(1, 1, 2), 1, torch.float32, device), None, 1, count, LENGTH + num_nodes + 1)
+    pools.token_ids[:, : LENGTH + 1] = TOKENS[0]
+    first, sibling = links(parents)
+    depths = torch.tensor([0, 1, 1])[:num_nodes]
+
+    def table(row) -> torch.Tensor:
+        return torch.as_tensor(row).expand(count, -1).contiguous()
+
+    tokens, draft_prob = table(TOKENS[:num_nodes]), None
+    if config.is_sampled:
+        tokens[:, 1:], draft_prob = _sampled(batch, config)
+    tree = VerifyInput(
+        draft_tokens=tokens,
+        parents=table(parents),
+        scores=torch.ones(count, num_nodes),
+        positions=table(LENGTH + depths).flatten(),
+        mask=visibility(parents).expand(count, -1, -1).contiguous(),
+        retrieve_index=torch.arange(count * num_nodes).view(count, -1),
+        retrieve_next_token=table(first),
+        retrieve_next_sibling=table(sibling),
+        cache_locations=torch.zeros(count * num_nodes, dtype=torch.int64),
+        draft_prob=draft_prob,
+    )
+    verify = import_module(f"specsim.{impl}.verify").verify
+    logits_RV = logits_NV.repeat(count, 1).to(device)
+    verdict = verify(batch.to(device), tree.to(device), logits_RV, config, pools)
+    return verdict.to("cpu").accepted_tokens()

@@ -1,0 +1,119 @@
+"""Trees of made-up candidate pools: with many equal scores, and with parent lists that are no tree.
+
+What a tree is stands here in two lines, so that neither column says it of the other.
+"""
+
+import random
+from typing import Any
+
+import torch
+
+from specsim.core.config import SpecConfig
+from specsim.core.phases import Candidates
+from specsim.correctness.faults.fault import Finding
+
+CONFIG = SpecConfig(topk=3, num_steps=3, num_draft_tokens=8, page_size=1)
+
+
+def is_tree(chosen: list[int], parent_list: list[int], k: int) -> bool:
+    """Whether every candidate is chosen once and, unless it hangs from the root, after its parent."""
+    blocks = [flat // k for flat in chosen]
+    known = len(set(chosen)) == len(chosen) and all(0 <= block < len(parent_list) for block in blocks)
+    return known and all(not block or parent_list[block] in chosen[:i] for i, block in enumerate(blocks))
+
+
+def judge(setting: dict[str, Any], device: str) -> list[Finding]:
+    """setting: `pools`, `tied` or `malformed`; count, how many; and impl, whose code builds or checks them."""
+    check = {"tied": _tied, "malformed": _malformed}[setting["pools"]]
+    rng = random.Random(0)
+    pools = [_pool(rng) for _ in range(setting["count"])]
+    found = check(rng, pools, setting["impl"], device)
+    return [found] if found else []
+
+
+def _pool(rng: random.Random) -> tuple[list[float], list[int]]:
+    """Scores of a few values only, none above its parent's, and the parents of every block."""
+    k, scores, parents = CONFIG.topk, sorted(rng.choices((1.0, 0.5, 0.25), k=CONFIG.topk), reverse=True), [-1]
+    level = range(k)
+    for _ in range(CONFIG.num_steps - 1):
+        lanes = sorted(level, key=lambda flat: (-scores[flat], flat))[:k]
+        parents += lanes
+        first = len(scores)
+        for lane in lanes:
+            scores += sorted((scores[lane] * rng.choice((1.0, 0.5)) for _ in range(k)), reverse=True)
+        level = range(first, len(scores))
+    return scores, parents
+
+
+def _tied(rng: random.Random, pools: list, impl: str, device: str) -> Finding | None:
+    """Tokens are the candidates' own indices, so that a built tree says who was chosen."""
+    tree = _column(impl, "tree")
+    shape, k = (len(pools), CONFIG.num_draft_tokens), CONFIG.topk
+    candidates = _candidates(pools).to(device)
+    zeros = torch.zeros(len(pools), dtype=torch.int64, device=device)
+    slots = torch.zeros(shape, dtype=torch.int64, device=device)
+    try:
+        built = tree.build(candidates, zeros.int(), zeros, slots, CONFIG)
+    except tree.MalformedTree as error:
+        return Finding("tree", "equal scores", "a tree", str(error))
+    for request, (tokens, parents) in enumerate(zip(built.draft_tokens.tolist(), built.parents.tolist(), strict=True)):
+        chosen, parent_list = tokens[1:], pools[request][1]
+        if not is_tree(chosen, parent_list, k):
+            return Finding("tree", f"pool {request}", "every node after its parent", str(chosen))
+        expected = [0 if flat < k else 1 + chosen.index(parent_list[flat // k]) for flat in chosen]
+        if parents[1:] != expected:
+            return Finding("tree", f"pool {request}, parents", str(expected), str(parents[1:]))
+    return None
+
+
+def _malformed(rng: random.Random, pools: list, impl: str, device: str) -> Finding | None:
+    """Whether the check says of every choice from a pool that may have been spoiled what `is_tree` says."""
+    tree, count = _column(impl, "tree"), CONFIG.num_draft_tokens - 1
+    drawn = [_spoiled(rng, *pool, count) for pool in pools]
+    verdicts = [_accepts(tree, impl, parent_list, chosen, device) for parent_list, chosen in drawn]
+    for index, (accepted, (parent_list, chosen)) in enumerate(zip(verdicts, drawn, strict=True)):
+        expected = is_tree(chosen, parent_list, CONFIG.topk)
+        if accepted != expected:
+            what = f"parents {parent_list}, chosen {chosen}"
+            return Finding("malformed trees", f"list {index}: {what}", _told(expected), _told(accepted))
+    return None
+
+
+def _told(accepted: bool) -> str:
+    return "accepted" if accepted else "refused"
+
+
+def _spoiled(rng: random.Random, scores: list[float], parents: list[int], count: int) -> tuple[list[int], list[int]]:
+    """A right choice, half of them with one entry of the parents or of the choice drawn anew."""
+    chosen = sorted(sorted(range(len(scores)), key=lambda flat: (-scores[flat], flat))[:count])
+    parents = list(parents)
+    if rng.random() < 0.5:
+        parents[rng.randrange(1, len(parents))] = rng.randrange(-1, len(scores) + 2)
+    elif rng.random() < 0.5:
+        chosen = sorted({*chosen[1:], rng.randrange(len(scores))} | set(rng.sample(range(len(scores)), count)))[:count]
+    return parents, chosen
+
+
+def _accepts(tree, impl: str, parent_list: list[int], chosen: list[int], device: str) -> bool:
+    try:
+        if impl == "reference":
+            tree.parents_of(chosen, parent_list, CONFIG.topk)
+        else:
+            pool = torch.zeros(1, CONFIG.num_candidates, device=device)
+            candidates = Candidates(pool.long(), pool, torch.tensor([parent_list], device=device))
+            tree.check(candidates, torch.tensor([chosen], device=device), CONFIG)
+    except tree.MalformedTree:
+        return False
+    return True
+
+
+def _candidates(pools: list) -> Candidates:
+    scores = torch.tensor([scores for scores, _ in pools])
+    tokens = torch.arange(CONFIG.num_candidates).expand(len(pools), -1).contiguous()
+    return Candidates(tokens, scores, torch.tensor([parents for _, parents in pools]))
+
+
+def _column(impl: str, module: str):
+    from importlib import import_module
+
+    return import_module(f"specsim.{impl}.{module}")

@@ -1,0 +1,1 @@
+"""A request's tokens do not depend on the requests beside it."""

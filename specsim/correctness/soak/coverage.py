@@ -1,0 +1,141 @@
+"""Situations that a serving run has to have met before its silence means something."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from itertools import pairwise
+
+from specsim.serving.requests import Request
+from specsim.serving.scheduler import Scheduler
+from specsim.serving.trace import StepRecord
+
+# Beside every count of accepted drafts.
+REQUIRED = (
+    "finished stop",
+    "finished length",
+    "finished abort",
+    "rejected",
+    "aborted",
+    "aborted with tokens",
+    "preempted",
+    "preempted in a page",
+    "preempted in a chunk",
+    "preempted with a result unread",
+    "resumed",
+    "turns",
+    "turns on kept KV",
+    "turns preempted",
+    "reused columns",
+    "shared pages",
+    "evicted pages",
+    "prefill chunks",
+    "cut inside a path",
+    "late results dropped",
+    "batches emptied",
+    "steps with slots withheld",
+)
+
+
+def required(
+    counts: Mapping[str, int], num_steps: Collection[int] = (), names: Collection[str] = REQUIRED
+) -> tuple[str, ...]:
+    """Names whose count is zero although the run had to exercise them.
+
+    num_steps: depths of the trees that were used, of each of which every count of accepted drafts has to occur, as
+    `accepted drafts i of num_steps`.
+    """
+    accepted = [accepted_name(count, each) for each in sorted(num_steps) for count in range(each + 1)]
+    return tuple(name for name in (*names, *accepted) if not counts.get(name))
+
+
+def accepted_name(count: int, num_steps: int) -> str:
+    """What a round of that depth that accepted so many drafts is counted as."""
+    return f"accepted drafts {count} of {num_steps}"
+
+
+def verified_name(verifier: str) -> str:
+    """What a request is counted as whose drafts that verifier judges."""
+    return f"verified by {verifier}"
+
+
+def exercised(scheduler: Scheduler) -> Counter[str]:
+    """How often what happened in a scheduler's run; names are those of REQUIRED and a few totals.
+
+    prefill chunks: those that went on where another had stopped. turns on kept KV: that found all of their
+    conversation's columns; with a prefix tree only those that end inside a page, which no tree holds. shared pages:
+    that admission took over from the tree. preempted in a chunk: before the prefill was complete, with some of its
+    columns filled. late results dropped: of requests that had ended. accepted drafts i: of results of which something
+    was kept.
+    """
+    requests, records = scheduler.requests.values(), scheduler.trace.records
+    counts = Counter(steps=len(records), requests=len(requests), tokens=sum(len(each.token_ids) for each in requests))
+    counts["slots audited"] = scheduler.audited_slots
+    counts["audits"] = len(records) if scheduler.audited_slots else 0
+    counts.update(f"finished {each.finish_reason}" for each in requests if each.finish_reason not in (None, "rejected"))
+    turns = [each for each in requests if each.continues is not None]
+    counts["turns"] = sum(each.finish_reason != "rejected" and each.arrived is not None for each in turns)
+    counts["turns preempted"] = sum(each.num_preemptions > 0 for each in turns)
+    counts["aborted with tokens"] = sum(each.finish_reason == "abort" and bool(each.token_ids) for each in requests)
+    for record in records:
+        counts.update(_events(record))
+        counts.update(_results(record))
+    counts.update(_reuse(scheduler))
+    counts["prefill chunks"] = _chunks(records)
+    counts["batches emptied"] = sum(bool(a.decoded) and not b.decoded for a, b in pairwise(records))
+    return counts
+
+
+def _events(record: StepRecord) -> Counter[str]:
+    late = {result.request_id for result in record.results if result.launched < record.step}
+    return Counter(
+        {
+            "rejected": len(record.rejected),
+            "aborted": len(record.aborted),
+            "preempted": len(record.preempted),
+            "preempted in a page": sum(each.in_page for each in record.preempted),
+            "preempted in a chunk": sum(each.is_prefilling and each.seq_len > 0 for each in record.preempted),
+            "preempted with a result unread": sum(each.request_id in late for each in record.preempted),
+            "resumed": len(record.resumed),
+            "evicted pages": record.evicted_pages,
+            "steps with slots withheld": record.withheld_slots > 0,
+        }
+    )
+
+
+def _results(record: StepRecord) -> Counter[str]:
+    counts = Counter()
+    for result in record.results:
+        counts["late results dropped"] += result.num_kept == 0
+        counts["cut inside a path"] += 0 < result.num_kept < result.num_accepted_tokens
+        counts[f"accepted drafts {result.num_accepted_tokens - 1}"] += result.num_kept > 0
+    return counts
+
+
+def _reuse(scheduler: Scheduler) -> Counter[str]:
+    counts, page_size, seen = Counter(), scheduler.pools.page_size, set()
+    for record in scheduler.trace.records:
+        for request_id, columns in record.reused:
+            counts["reused columns"] += columns
+            on_kept = request_id not in seen and _is_on_kept_kv(scheduler, scheduler.requests[request_id], columns)
+            counts["turns on kept KV"] += on_kept
+            counts["shared pages"] += 0 if on_kept or not scheduler.serving.prefix_cache else columns // page_size
+        seen.update(record.admitted)
+    return counts
+
+
+def _is_on_kept_kv(scheduler: Scheduler, request: Request, columns: int) -> bool:
+    """Whether columns reused by a first admission can only be those of the request that it continues."""
+    previous = scheduler.requests.get(request.continues)
+    if previous is None or columns != previous.prefill_len:
+        return False
+    return not scheduler.serving.prefix_cache or columns % scheduler.pools.page_size != 0
+
+
+def _chunks(records: Collection[StepRecord]) -> int:
+    ends, found = {}, 0
+    for record in records:
+        for request_id in record.admitted:
+            ends.pop(request_id, None)
+        for chunk in record.prefilled:
+            found += chunk.request_id in ends
+            ends[chunk.request_id] = chunk.end
+    return found

@@ -1,0 +1,192 @@
+"""Random programs for the scheduler: a setting, requests that come and go, slots taken away and given back."""
+
+import random
+from dataclasses import dataclass, replace
+
+from specsim.core.columns import round_columns
+from specsim.core.config import SamplingParams, ServingConfig, SpecConfig, ceil_to
+from specsim.core.errors import InputError
+from specsim.serving.requests import Request, make_request
+
+KINDS, FAMILIES = ("eagle", "eagle3"), ("llama", "qwen3", "mistral", "noisy")
+MOST_REQUESTS, MOST_NODES, VOCAB_SIZE = 100, 12, 48
+STEM_LEN, USUAL_LEN = 32, 44
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request as a program has it: before step `step` it is handed over. The rest is named as in Request."""
+
+    step: int
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    arrival: int = 0
+    priority: int = 0
+    continues: int | None = None
+    abort_at: int | None = None
+    keep: bool = False
+
+    def request(self, request_id: int, target_config) -> Request:
+        """The request of that id, with nothing come of it yet."""
+        names = ("arrival", "priority", "continues", "abort_at", "keep")
+        place = {name: getattr(self, name) for name in names}
+        return make_request(target_config, None, request_id, self.prompt_ids, self.params, **place)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What is served, and how.
+
+    name: seed-index-requests, from which `named` makes it again. pair: a name of differential.pairs. graph: of
+    the fast column. submissions: request i is the i-th. limits: (step, slots): before that step the pool's limit
+    becomes that; the last one takes it away. aborts: (step, place): before that step whoever has that place among those
+    that hold a row is aborted, counted round and round. closes_at: the step before which all is given back, whoever is
+    still under way or to come; None: once everybody has ended.
+    """
+
+    name: str
+    pair: str
+    config: SpecConfig
+    serving: ServingConfig
+    num_ranks: int
+    graph: str
+    submissions: tuple[Submission, ...]
+    limits: tuple[tuple[int, int], ...]
+    aborts: tuple[tuple[int, int], ...]
+    closes_at: int | None
+
+
+def named(name: str) -> Program:
+    """The program of that name."""
+    parts = name.split("-")
+    are_numbers = all(part.isascii() and part.isdecimal() and len(part) < 20 for part in parts)
+    if len(parts) != 3 or not are_numbers or not 1 <= int(parts[2]) <= MOST_REQUESTS:
+        raise InputError("program", name, f"SEED-INDEX-REQUESTS with 1 to {MOST_REQUESTS} requests, such as 0-17-40")
+    return draw(*map(int, parts))
+
+
+def draw(seed: int, index: int, most: int = MOST_REQUESTS) -> Program:
+    """The index-th program of a seed, of at most that many requests: the same as without that limit, and then cut."""
+    rng = random.Random(f"{seed}-{index}")
+    size = min(rng.choice((4, 8, 8, 16, 16, 32, 64, MOST_REQUESTS)), most)
+    config, num_ranks = _config(rng), rng.choice((1, 1, 1, 2, 3))
+    config = _judged(random.Random(f"{seed}-{index}-verifier"), config)
+    pair, graph = f"{rng.choice(KINDS)}-{rng.choice(FAMILIES)}", rng.choice(("eager", "step", "phase", "round"))
+    serving, pace = _serving(rng, config), rng.choice((0, 1, 3))
+    length = rng.choice((10, 40, 150))
+    limits = _limits(rng, serving, length)
+    closes_at = rng.randrange(5, length) if rng.random() < 0.05 else None
+    aborts = [(rng.randrange(1, 2 * length), rng.randrange(100)) for _ in range(rng.choice((0, 0, 4, 12)))]
+    return Program(
+        name=f"{seed}-{index}-{size}",
+        pair=pair,
+        config=config,
+        serving=serving,
+        num_ranks=num_ranks,
+        graph="phase" if (graph, config.release) == ("round", "round") else graph,
+        submissions=_submissions(rng, size, pace),
+        limits=limits,
+        aborts=tuple(aborts),
+        closes_at=closes_at,
+    )
+
+
+def _config(rng: random.Random) -> SpecConfig:
+    topk, num_steps, page_size = rng.randint(1, 4), rng.randint(1, 5), rng.choice((1, 2, 4, 16))
+    max_len = rng.choice((None, None, rng.randint(24, 64)))
+    if rng.random() < 0.1:
+        return SpecConfig.plain(page_size, max_len)
+    most = min(MOST_NODES, 1 + topk + (num_steps - 1) * topk**2)
+    return SpecConfig(
+        topk=topk,
+        num_steps=num_steps,
+        num_draft_tokens=num_steps + 1 if topk == 1 else rng.randint(2, most),
+        page_size=page_size,
+        draft_kv=rng.choice(("lane", "ancestor")),
+        extend=rng.choice(("fixed", "ragged")),
+        release=rng.choice(("finish", "finish", "round")),
+        score=rng.choice(("prob", "logprob")),
+        penalties=rng.choice(("exact", "exact", "relaxed")),
+        threshold_single=rng.choice((1.0, 1.0, 0.3)),
+        threshold_acc=rng.choice((1.0, 1.0, 0.1)),
+        max_len=max_len,
+    )
+
+
+def _judged(rng: random.Random, config: SpecConfig) -> SpecConfig:
+    """Half of the time by another verifier that can judge such drafts; thresholds are target_only's alone."""
+    if config.is_plain or rng.random() < 0.5:
+        return config
+    verifier = rng.choice(("typical", *(("rejection", "block", "gumbel") if config.topk == 1 else ("multi_round",))))
+    static = {"num_draft_tokens": 1 + config.topk * config.num_steps} if verifier == "multi_round" else {}
+    return replace(config, verifier=verifier, threshold_single=1.0, threshold_acc=1.0, **static)
+
+
+def _serving(rng: random.Random, config: SpecConfig) -> ServingConfig:
+    """Slots for a request of usual length, or for a few shorter ones, so that they run short as these grow."""
+    usual, shorter = (min(length, config.max_len or length) for length in (USUAL_LEN, rng.randint(8, USUAL_LEN)))
+    columns = max(round_columns(usual, config), rng.randint(1, 4) * round_columns(shorter, config))
+    return ServingConfig(
+        schedule="sync" if config.release == "round" else rng.choice(("sync", "overlap")),
+        max_running=rng.randint(1, 6),
+        num_slots=ceil_to(columns, config.page_size),
+        chunk_tokens=rng.choice((None, 1, 3, 8, 24)),
+        prefix_cache=rng.random() < 0.6,
+        preemption=rng.choice(("latest", "shortest", "longest")),
+    )
+
+
+def _limits(rng: random.Random, serving: ServingConfig, length: int) -> tuple[tuple[int, int], ...]:
+    """Now and then fewer slots, down to none, within so many steps; all of them in the end."""
+    if rng.random() < 0.5:
+        return ()
+    steps = sorted(rng.sample(range(1, length), rng.randint(2, 9)))
+    slots = [int(serving.num_slots * rng.choice((0, 0.3, 0.6, 0.9, 1))) for _ in steps]
+    return tuple(zip(steps, [*slots[:-1], serving.num_slots], strict=True))
+
+
+def _submissions(rng: random.Random, size: int, pace: int) -> tuple[Submission, ...]:
+    """Requests with shared prefixes, at most `pace` steps apart, some of them turns of conversations."""
+    stems = [[rng.randrange(VOCAB_SIZE) for _ in range(STEM_LEN)] for _ in range(3)]
+    stems[1][: STEM_LEN // 2] = stems[0][: STEM_LEN // 2]
+    is_live, has_priorities, found, now = rng.random() < 0.5, rng.random() < 0.5, [], 0
+    for request_id in range(size):
+        now += rng.randint(0, pace)
+        turn = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 6))]
+        continues = rng.randrange(max(0, request_id - 8), request_id) if request_id and rng.random() < 0.3 else None
+        prompt = turn if continues is not None else rng.choice(stems)[: rng.randint(1, STEM_LEN)] + turn
+        if rng.random() < 0.01:
+            prompt = prompt * 100  # which never fits
+        submission = Submission(
+            step=now if is_live else 0,
+            prompt_ids=tuple(prompt),
+            params=_params(rng),
+            arrival=now + rng.choice((0, 0, 3)),
+            priority=rng.choice((0, 0, 1)) if has_priorities else 0,
+            continues=continues,
+            abort_at=now + rng.randrange(12) if rng.random() < 0.08 else None,
+            keep=rng.random() < 0.1,
+        )
+        found.append(submission)
+    return tuple(found)
+
+
+def _params(rng: random.Random) -> SamplingParams:
+    """Greedy or sampled, with filters, penalties, a bias and stop tokens in every mixture."""
+    is_greedy, is_filtered, is_penalised, is_biased = (rng.random() < share for share in (0.5, 0.3, 0.3, 0.2))
+    filters = dict(top_k=rng.choice((0, 8)), top_p=rng.choice((1.0, 0.8)), min_p=rng.choice((0.0, 0.05)))
+    penalties = dict(
+        repetition_penalty=rng.choice((1.0, 1.3)),
+        presence_penalty=rng.choice((0.0, 0.5)),
+        frequency_penalty=rng.choice((0.0, 0.3)),
+    )
+    bias = {rng.randrange(VOCAB_SIZE): rng.choice((2.0, -3.0)) for _ in range(2)}
+    return SamplingParams(
+        temperature=0.0 if is_greedy else rng.choice((0.5, 1.0)),
+        max_new_tokens=rng.randint(1, 20),
+        stop_token_ids=tuple(rng.sample(range(VOCAB_SIZE), rng.choice((0, 0, 2, 4)))),
+        seed=rng.choice((rng.randrange(2**64), 0)),
+        **(filters if is_filtered else {}),
+        **(penalties if is_penalised else {}),
+        logit_bias=bias if is_biased else {},
+    )

@@ -1,0 +1,220 @@
+"""The soak: thousands of requests in random programs, each compared with itself alone, every slot accounted for.
+
+A program is named by the seed and its index and repeats on its own, so that processes share programs and results do not
+depend on how.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from tqdm.auto import tqdm
+
+from specsim.core.config import VERIFIERS, SpecConfig
+from specsim.core.errors import InputError
+from specsim.core.provenance import now, versions
+from specsim.correctness.differential.pairs import make_pair
+from specsim.correctness.soak.coverage import REQUIRED, required, verified_name
+from specsim.correctness.soak.programs import draw
+from specsim.correctness.soak.trial import ProgramResult, check_named, dtype_of
+from specsim.serving.generation import COLUMNS, check_device, load_engine
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# What a soak has to go through, and from how many requests on.
+LEAST_REQUESTS = 2_000
+SITUATIONS = (*REQUIRED, *map(verified_name, VERIFIERS), "steps with an idle rank", "closed under way")
+
+
+class Failure(NamedTuple):
+    """A program that went wrong, what was seen first, and the command that runs it again."""
+
+    program: str
+    difference: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Soak:
+    """What came of all programs, in the order of their indices.
+
+    arguments: of the command, impl, device and graph. device: where the column ran. date, versions: of the run, as in
+    specsim.core.provenance.
+    """
+
+    command: str
+    arguments: str
+    device: str
+    programs: tuple[ProgramResult, ...]
+    seconds: float
+    date: str
+    versions: dict[str, str]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How often each situation occurred; what is required is there even if it never did."""
+        counts = Counter(dict.fromkeys(SITUATIONS, 0))
+        for program in self.programs:
+            counts.update(program.counts)
+        return dict(counts)
+
+    def total(self, name: str) -> int:
+        """A sum over the programs: `mismatches` or `undecidable`."""
+        return sum(getattr(program, name) for program in self.programs)
+
+    @property
+    def max_logprob_error(self) -> float:
+        """The largest over the programs."""
+        return max((program.max_logprob_error for program in self.programs), default=0.0)
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """The programs in which anything differs or goes wrong."""
+        return tuple(
+            Failure(each.name, each.first_difference, f"specsim soak --program {each.name}{self.arguments}")
+            for each in self.programs
+            if each.first_difference
+        )
+
+    @property
+    def missing(self) -> tuple[str, ...] | None:
+        """What was required and never happened; None for a short run, of which nothing is required."""
+        counts = self.counts
+        if counts.get("requests", 0) < LEAST_REQUESTS:
+            return None
+        return required(counts, {program.num_steps for program in self.programs}, SITUATIONS)
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether all requests give what they give alone, and nothing that was required is missing."""
+        return not self.failures and not self.missing
+
+    def figures(self) -> dict[str, int | float]:
+        """The numbers of the table, by what they count."""
+        counts = self.counts
+        return {
+            "programs": len(self.programs),
+            **{name: counts.get(name, 0) for name in ("requests", "tokens", "steps", *SITUATIONS)},
+            **{name: counts[name] for name in sorted(counts) if name.startswith("accepted drafts")},
+            **{name: counts.get(name, 0) for name in ("audits", "slots audited")},
+            "mismatches": self.total("mismatches"),
+            "undecidable": self.total("undecidable"),
+            "largest logprob error": self.max_logprob_error,
+            "seconds": self.seconds,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """A value that json can write; `missing` is null for a short run."""
+        return {
+            "command": self.command,
+            "device": self.device,
+            "versions": self.versions,
+            "date": self.date,
+            "is_ok": self.is_ok,
+            "figures": self.figures(),
+            "missing": self.missing,
+            "failures": [each._asdict() for each in self.failures],
+            "programs": [asdict(each) for each in self.programs],
+        }
+
+    def show(self, console: "Console") -> None:
+        """The figures, then what failed and how to see it again."""
+        from specsim.core.display import figure, paragraph, print_table
+
+        digits = {"largest logprob error": "{:.1e}", "seconds": "{:,.1f}"}
+        figures = self.figures().items()
+        print_table(console, (), [(name, digits.get(name, "{:,}").format(value)) for name, value in figures])
+        console.print()
+        for failure in self.failures:
+            paragraph(console, f"{failure.program}: {failure.difference}")
+            console.print(f"    {failure.command}")
+        if self.missing:
+            paragraph(console, f"Never happened: {', '.join(self.missing)}.")
+        count = figure(self.counts.get("requests", 0), 0)
+        equal = f"All {count} requests give what they give alone, and all slots are accounted for."
+        paragraph(console, equal if self.is_ok else "Not shown: that requests give what they give alone.")
+
+
+def soak(
+    num_requests: int = 10_000,
+    seed: int = 0,
+    *,
+    impl: str = "reference",
+    device: str | None = None,
+    graph: str | None = None,
+    jobs: int = 1,
+    progress: bool = False,
+    program: str | None = None,
+) -> Soak:
+    """Run random programs of so many requests together, in `jobs` processes, or the one that is named.
+
+    impl: the column that serves; alone, requests run on the reference in float64. device, graph: of the fast column, as
+    in generate; graph None: another from program to program.
+    """
+    for name, value, least in (("requests", num_requests, 1), ("seed", seed, 0), ("jobs", jobs, 1)):
+        if type(value) is not int or value < least:
+            raise InputError(name, value, f"an integer of at least {least}")
+    check_column(impl, device, graph)
+    is_named, date, start = program is not None, now(), time.perf_counter()
+    names = [program] if is_named else list(_names(num_requests, seed))
+    bar = tqdm(total=len(names), unit="program", disable=None if progress else True)
+    results = []
+    for result in _results(names, min(jobs, len(names)), partial(check_named, impl=impl, device=device, graph=graph)):
+        results.append(result)
+        bar.update()
+    bar.close()
+    options = {"impl": impl if impl != "reference" else None, "device": device, "graph": graph}
+    arguments = "".join(f" --{name} {value}" for name, value in options.items() if value)
+    asked = f"--program {program}" if is_named else f"--requests {num_requests} --seed {seed}"
+    where = check_device(device) if impl == "fast" else "cpu"
+    return Soak(
+        command=f"specsim soak {asked}{arguments}",
+        arguments=arguments,
+        device=where,
+        programs=tuple(results),
+        seconds=time.perf_counter() - start,
+        date=date,
+        versions=versions(where),
+    )
+
+
+def check_column(impl: str, device: str | None, graph: str | None) -> None:
+    """Before a long run: raise InputError for a column that cannot serve here."""
+    if impl not in COLUMNS:
+        raise InputError("impl", impl, " or ".join(COLUMNS))
+    load_engine(make_pair("eagle-llama"), SpecConfig(), impl, dtype_of(impl), device, graph)
+
+
+def _names(num_requests: int, seed: int) -> Iterator[str]:
+    """Programs of so many requests together."""
+    index = 0
+    while num_requests:
+        program = draw(seed, index, num_requests)
+        yield program.name
+        num_requests -= len(program.submissions)
+        index += 1
+
+
+def _results(names: Sequence[str], jobs: int, check) -> Iterator[ProgramResult]:
+    """Results in the order of the names; a process has one thread: two would wait for each other at every small sum."""
+    if jobs == 1:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield from map(check, names)
+        finally:
+            torch.set_num_threads(threads)
+        return
+    # Not forked: a child may not use the parent's GPU.
+    with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,)) as executor:
+        try:
+            yield from executor.map(check, names)
+        finally:  # an error or an interruption does not wait for the rest
+            executor.shutdown(cancel_futures=True)

@@ -1,0 +1,43 @@
+"""The law of plain decoding on a narrow pair, in float64 and in numpy: no code of an engine has a part in it."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from specsim.core.config import SamplingParams
+from specsim.correctness.statistics.small_vocabulary import Narrow
+
+
+def next_law(narrow: Narrow, text: Sequence[int], prompt_len: int, params: SamplingParams) -> np.ndarray:
+    """The law f64 [V] of the token after a text of at least two tokens, of which the first `prompt_len` are given."""
+    logits_V = narrow.logits(*text[-2:])
+    for token in set(text):
+        factor = params.repetition_penalty
+        logits_V[token] *= 1 / factor if logits_V[token] > 0 else factor
+    for token, count in Counter(text[prompt_len:]).items():
+        logits_V[token] -= params.presence_penalty + params.frequency_penalty * count
+    weight_V = np.exp((logits_V - logits_V.max()) / params.temperature)
+    ranked = sorted(range(len(weight_V)), key=lambda token: (-weight_V[token], token))
+    kept = ranked[: params.top_k or len(ranked)]
+    kept = _nucleus(kept, weight_V / weight_V[kept].sum(), params.top_p)
+    kept = [token for token in kept if weight_V[token] >= params.min_p * weight_V[kept[0]]]
+    law_V = np.zeros_like(weight_V)
+    law_V[kept] = weight_V[kept] / weight_V[kept].sum()
+    return law_V
+
+
+def _nucleus(ranked: list[int], prob_V: np.ndarray, top_p: float) -> list[int]:
+    """The fewest of the most likely tokens whose mass reaches top_p."""
+    before = 0.0
+    for place, token in enumerate(ranked):
+        if before >= top_p < 1:
+            return ranked[:place]
+        before += prob_V[token]
+    return ranked
+
+
+def draft_law(narrow: Narrow, last: int, temperature: float) -> np.ndarray:
+    """What the drafter makes of the last token, f64 [V]."""
+    weight_V = np.exp((narrow.draft_VV[:, last] - narrow.draft_VV[:, last].max()) / temperature)
+    return weight_V / weight_V.sum()

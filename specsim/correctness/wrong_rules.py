@@ -1,0 +1,26 @@
+"""Wrong acceptance rules that both exact certificates and sampling tests have to reject."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+def at_least(
+    tree: Any, prob_NV: torch.Tensor, draft_prob_NV: torch.Tensor, uniforms: Sequence[float], final: float
+) -> tuple[list[int], int]:
+    """Accept a chain draft if p(x) ≥ q(x), without a uniform (the other rule of FlashInfer's trace reference).
+
+    prob_NV, draft_prob_NV: the target's and the drafter's distribution after every node. Gives the accepted nodes and
+    the bonus token.
+    """
+    from specsim.reference import acceptance, sampling
+
+    last = len(tree.chain())
+    for node in tree.chain():
+        token = tree.tokens[node]
+        prob_V = prob_NV[node - 1]
+        draft_prob_V = draft_prob_NV[node - 1]
+        if prob_V[token] < draft_prob_V[token]:
+            return tree.path(node - 1), sampling.inverse_cdf(acceptance.residual(prob_V, draft_prob_V), final)
+    return tree.path(last), sampling.inverse_cdf(prob_NV[last], final)

@@ -1,0 +1,1 @@
+"""Commands that a maintainer runs from a checkout: training, mutation testing, tables."""

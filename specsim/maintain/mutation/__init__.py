@@ -1,0 +1,1 @@
+"""Mutation testing: python -m specsim.maintain.mutation.run_mutants"""

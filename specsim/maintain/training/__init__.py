@@ -1,0 +1,1 @@
+"""Training of the shipped pair: python -m specsim.maintain.training.train"""

@@ -1,0 +1,137 @@
+"""The model card of a pair, written from its manifest and the figures of its training."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from specsim.core.metrics import LOOP_SHARE
+from specsim.maintain.training.estimate import NEW_TOKENS
+from specsim.maintain.training.prompts import RULE
+from specsim.maintain.training.recipe import Recipe
+
+CARD = """# The tiny pair: a target and two drafters
+
+A Llama of {figures[target][parameters]:,} parameters that writes Python, an EAGLE-1/2 head and an EAGLE-3 head for it.
+It exists to watch, test and teach speculative decoding on a trained pair without a download; it is no coding assistant.
+
+| folder | parameters | training steps | seconds on {figures[device]} |
+|---|---|---|---|
+| `target/` | {figures[target][parameters]:,} | {figures[target][steps]:,} | {figures[target][seconds]:.0f} |
+| `eagle/` | {figures[eagle][parameters]:,} | {figures[eagle][steps]:,} | {figures[eagle][seconds]:.0f} |
+| `eagle3/` | {figures[eagle3][parameters]:,} | {figures[eagle3][steps]:,} | {figures[eagle3][seconds]:.0f} |
+
+- Target: {recipe.num_layers} layers, hidden {recipe.hidden_size}, {recipe.num_heads} query and {recipe.num_kv_heads}
+  key-value heads, intermediate {recipe.intermediate_size}, tied embedding, byte-level BPE of {recipe.vocab_size}.
+- EAGLE: reads the tensor that the target's lm_head reads, borrows that lm_head, has an embedding of its own.
+- EAGLE-3: reads the hidden states *entering* layers {recipe.feature_layers}, transformers' `output_hidden_states[i]`;
+  its {recipe.draft_vocab_size} draft ids cover {figures[eagle3][coverage]:.1%} of the training tokens.
+- Both heads were unrolled {recipe.num_unrolled} steps on {recipe.rollout_window} tokens: {recipe.rollout_prompt} of
+  corpus text that the target continued, half of the time greedily and half by sampling. Weights are stored in
+  bfloat16.
+
+## Corpus and licences
+
+{manifest[train][files]:,} files of Python source ({manifest[train][bytes]:,} bytes, {figures[target][tokens]:,} tokens)
+from CPython's library and the installed distributions that declare a permissive licence. Left out are bundled
+third-party folders, generated files, files with a copyleft or proprietary notice, and
+{manifest[removed][exact_duplicates]} exact duplicates. {manifest[heldout][files]} whole files are held out, and
+{manifest[removed][near_duplicates_of_heldout]} files that nearly duplicate one of them were removed. `manifest.json`
+lists the distributions with their versions and licences, the hash of the selection and every held-out file.
+
+| licence | bytes | distributions |
+|---|---|---|
+{licences}
+
+`prompts.jsonl` holds excerpts of held-out files, each under the licence it names. {prompt_rule}
+
+## Losses
+
+Nats a token over windows of {recipe.target_window} tokens, after {figures[target][tokens_seen]:,} tokens of training:
+held-out files **{figures[target][heldout_loss]:.3f}**, training files {figures[target][train_loss]:.3f}.
+
+## Acceptance
+
+{measured}
+
+The trainer's own estimate, on continuations of the prompts by {new_tokens} tokens: mean accept length (bonus included)
+and, for each draft of the chain, how often it was accepted. A continuation loops if fewer than {loops_below:.0%} of its
+4-grams are distinct.
+
+| drafter | T | chain | prompts | accept length | accepted by position |
+|---|---|---|---|---|---|
+{acceptance}
+
+## Command
+
+    python -m specsim.maintain.training.train --manifest specsim/models/shipped/tiny/manifest.json
+
+`--smoke` trains a toy pair of the same formats on a CPU within a minute.
+"""
+UNMEASURED = "`specsim accept` has not been run on this pair yet."
+
+
+def write_card(recipe: Recipe, folder: Path) -> str:
+    """The card of the pair in `folder`, from its manifest.json, training.json and, if there is one, acceptance.json."""
+    manifest, figures = (json.loads((folder / f"{name}.json").read_text()) for name in ("manifest", "training"))
+    accepted = folder / "acceptance.json"
+    return CARD.format(
+        recipe=recipe,
+        manifest=manifest,
+        figures=figures,
+        licences="\n".join(_licence_rows(manifest["distributions"])),
+        prompt_rule=RULE.format(a_distribution=recipe.prompts_a_distribution),
+        measured=_measured(json.loads(accepted.read_text())) if accepted.exists() else UNMEASURED,
+        new_tokens=NEW_TOKENS,
+        loops_below=LOOP_SHARE,
+        acceptance="\n".join(row for name in ("eagle", "eagle3") for row in _acceptance_rows(name, figures[name])),
+    )
+
+
+def _measured(study: dict) -> str:
+    """What `specsim accept` measured, and next to it what was asked of the pair."""
+    prompts, tokens, fresh = study["num_prompts"], study["max_new_tokens"], study["num_fresh"]
+    lines = [
+        f"`specsim accept`: the reference engine on {prompts} held-out prompts, {tokens} new tokens each;",
+        f"{fresh} continuations do not loop. Accept length: mean tokens a round, bonus included.",
+        "",
+        "| setting | T | accept length | no loop | accepted by position |",
+        "|---|---|---|---|---|",
+        *map(_measurement_row, study["measurements"]),
+        "",
+        "| asked of the pair | measured | asked | holds |",
+        "|---|---|---|---|",
+    ]
+    checks = [(each["claim"], each["measured"], each["asked"], each["holds"]) for each in study["checks"]]
+    return "\n".join(
+        lines + [f"| {claim} | {value:.6g} | {asked} | {_yes(holds)} |" for claim, value, asked, holds in checks]
+    )
+
+
+def _measurement_row(row: dict) -> str:
+    config, everything = row["setting"]["config"], row["everything"]
+    tree = "tree {topk}/{num_steps}/{num_draft_tokens}" if config["topk"] > 1 else "chain of {num_steps}"
+    rates = ", ".join(f"{rate:.2f}" for rate in everything["accepted_by_position"])
+    lengths = f"{everything['accept_length']:.3f} | {row['fresh']['accept_length']:.3f}"
+    name = f"{row['setting']['drafter']}, {tree.format(**config)}"
+    return f"| {name} | {row['setting']['temperature']:g} | {lengths} | {rates} |"
+
+
+def _yes(holds: bool) -> str:
+    return "yes" if holds else "**no**"
+
+
+def _licence_rows(distributions: list[dict]) -> Iterator[str]:
+    groups = defaultdict(list)
+    for distribution in distributions:
+        groups[distribution["licence"]].append(distribution)
+    for licence, members in sorted(groups.items()):
+        names = ", ".join(member["name"] for member in members)
+        yield f"| {licence} | {sum(member['bytes'] for member in members):,} | {names} |"
+
+
+def _acceptance_rows(name: str, figures: dict) -> Iterator[str]:
+    for row in figures["acceptance"]:
+        rates = ", ".join(f"{rate:.2f}" for rate in row["accepted_by_position"])
+        chain = len(row["accepted_by_position"])
+        yield f"| {name} | {row['temperature']} | {chain} | {row['prompts']} | {row['accept_length']:.2f} | {rates} |"

@@ -1,0 +1,36 @@
+"""What the target writes itself: continuations of corpus windows, which any drafter can be trained on."""
+
+import torch
+from tqdm import tqdm
+from transformers import LlamaForCausalLM
+
+from specsim.maintain.training.recipe import Recipe
+from specsim.maintain.training.target import sample_windows
+
+
+@torch.no_grad()
+def continue_prompts(
+    target: LlamaForCausalLM, prompts_BC: torch.Tensor, mask_BC: torch.Tensor, num_tokens: int, temperature: int
+) -> torch.Tensor:
+    """Append `num_tokens` tokens to left-padded prompts, greedily (temperature 0) or from the target's law (1)."""
+    return target.generate(
+        prompts_BC,
+        attention_mask=mask_BC,
+        do_sample=temperature == 1,
+        **({"top_k": 0} if temperature else {}),
+        min_new_tokens=num_tokens,
+        max_new_tokens=num_tokens,
+        pad_token_id=0,
+    )
+
+
+def make_rollouts(target: LlamaForCausalLM, tokens: torch.Tensor, recipe: Recipe) -> torch.Tensor:
+    """Continue random corpus windows; int64 [2 · num_rollouts, rollout_window], the greedy half first."""
+    torch.manual_seed(1)
+    batches = []
+    for temperature in (0, 1):
+        for _ in tqdm(range(0, recipe.num_rollouts, recipe.rollouts_a_batch), f"rollouts at T={temperature}"):
+            prompts_BC = sample_windows(tokens, recipe.rollouts_a_batch, recipe.rollout_prompt)
+            num_tokens = recipe.rollout_window - recipe.rollout_prompt
+            batches.append(continue_prompts(target, prompts_BC, torch.ones_like(prompts_BC), num_tokens, temperature))
+    return torch.cat(batches)

@@ -1,0 +1,176 @@
+"""Train the pair: `python -m specsim.maintain.training.train`, by stages that hand files to one another."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from tokenizers import Tokenizer
+
+from specsim.maintain.training import drafter, rollouts, target
+from specsim.maintain.training import estimate as acceptance
+from specsim.maintain.training.card import write_card
+from specsim.maintain.training.corpus import build_corpus, find_sources, read_documents, write_documents
+from specsim.maintain.training.manifest import compare_selection, follow_manifest, make_manifest
+from specsim.maintain.training.prompts import choose_prompts
+from specsim.maintain.training.recipe import SHIPPED, SMOKE, Recipe
+from specsim.maintain.training.tokenizer import encode_documents, save_tokenizer, train_tokenizer
+from specsim.models.shipped import load_prompts
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+class Stage(StrEnum):
+    """The stages, in order."""
+
+    CORPUS = "corpus"
+    TOKENIZER = "tokenizer"
+    TARGET = "target"
+    ROLLOUTS = "rollouts"
+    EAGLE3 = "eagle3"
+    EAGLE = "eagle"
+    CARD = "card"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the stages share: `out` receives the pair, `work` what is passed between stages."""
+
+    recipe: Recipe
+    out: Path
+    work: Path
+    manifest: Path | None
+    is_smoke: bool
+    device: torch.device
+
+    def note(self, name: str, figures: object) -> None:
+        """Add figures for the card."""
+        path = self.out / "training.json"
+        noted = json.loads(path.read_text()) if path.exists() else {}
+        _write_json(path, {**noted, name: figures})
+
+    def tokens(self, part: str) -> torch.Tensor:
+        return target.load_tokens(self.work / f"{part}.npy", self.device)
+
+    def target(self, dtype: torch.dtype = torch.float32):
+        return target.load_target(self.out / "target", self.device, dtype)
+
+
+def _write_json(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def select_corpus(run: Run) -> None:
+    """Write the corpus and its manifest; say what differs from the manifest to follow."""
+    sources, wanted, differences = find_sources(), None, []
+    if run.is_smoke:
+        sources = [source for source in sources if source.name == "cpython"]
+    if run.manifest:
+        wanted = json.loads(run.manifest.read_text(encoding="utf-8"))
+        sources, differences = follow_manifest(sources, wanted)
+    corpus = build_corpus(sources, run.recipe.heldout_one_in, run.recipe.corpus_bytes)
+    manifest = make_manifest(corpus, run.recipe.heldout_one_in)
+    for difference in [*differences, *(compare_selection(manifest, wanted) if wanted else [])]:
+        typer.echo(f"not as in the manifest: {difference}")
+    write_documents(corpus.train, run.work / "train.jsonl")
+    write_documents(corpus.heldout, run.work / "heldout.jsonl")
+    _write_json(run.out / "manifest.json", manifest)
+
+
+def learn_tokenizer(run: Run) -> None:
+    """Write the tokenizer, the encoded corpus and the prompts."""
+    parts = {part: read_documents(run.work / f"{part}.jsonl") for part in ("train", "heldout")}
+    texts = {part: [document.text for document in documents] for part, documents in parts.items()}
+    tokenizer = train_tokenizer(texts["train"][:: run.recipe.tokenizer_one_in], run.recipe.vocab_size)
+    save_tokenizer(tokenizer, run.out / "target", target.MAX_LENGTH)
+    for part in parts:
+        np.save(run.work / f"{part}.npy", encode_documents(tokenizer, texts[part]))
+    recipe = run.recipe
+    prompts = choose_prompts(parts["heldout"], tokenizer, recipe.num_prompts, recipe.prompts_a_distribution)
+    lines = [json.dumps(prompt, ensure_ascii=False) + "\n" for prompt in prompts]
+    (run.out / "prompts.jsonl").write_text("".join(lines), encoding="utf-8")
+
+
+def train_target(run: Run) -> None:
+    """Write the target and measure its losses as it is written, in bfloat16."""
+    figures = target.train_target(run.tokens("train"), run.recipe, run.recipe.target_seconds, run.out / "target")
+    for part in ("train", "heldout"):
+        loss = target.validation_loss(run.target(), run.tokens(part), run.recipe.target_window)
+        figures[f"{part}_loss"] = loss
+        typer.echo(f"{part} loss {loss:.3f}")
+    run.note(Stage.TARGET, {**figures, "seconds": run.recipe.target_seconds})
+    run.note("device", torch.cuda.get_device_name() if run.device.type == "cuda" else "a CPU")
+
+
+def write_rollouts(run: Run) -> None:
+    """Write what the target says itself."""
+    written = rollouts.make_rollouts(run.target(torch.bfloat16), run.tokens("train"), run.recipe)
+    np.save(run.work / "rollouts.npy", written.cpu().numpy().astype(np.uint16))
+
+
+def train_drafter(run: Run, stage: Stage) -> None:
+    """Write one drafter and estimate its acceptance on the prompts."""
+    model, tokens = run.target(), run.tokens("train")
+    seconds = getattr(run.recipe, f"{stage}_seconds")
+    head, figures = drafter.train_head(
+        stage, model, tokens, run.tokens("rollouts"), run.recipe, seconds, run.out / stage
+    )
+    tokenizer = Tokenizer.from_file(str(run.out / "target" / "tokenizer.json"))
+    texts = [prompt["text"] for prompt in load_prompts(run.out)]
+    rows = acceptance.estimate(head, model, tokenizer, texts, run.recipe.feature_layers)
+    for row in rows:
+        typer.echo(f"{stage} {row}")
+    run.note(stage, {**figures, "seconds": seconds, "acceptance": rows})
+
+
+def fill_card(run: Run) -> None:
+    """Write the model card; `acceptance.json`, if it is there, is what `specsim accept --json` wrote."""
+    (run.out / "MODEL_CARD.md").write_text(write_card(run.recipe, run.out), encoding="utf-8")
+
+
+STAGES: dict[Stage, Callable[[Run], None]] = {
+    Stage.CORPUS: select_corpus,
+    Stage.TOKENIZER: learn_tokenizer,
+    Stage.TARGET: train_target,
+    Stage.ROLLOUTS: write_rollouts,
+    Stage.EAGLE3: lambda run: train_drafter(run, Stage.EAGLE3),
+    Stage.EAGLE: lambda run: train_drafter(run, Stage.EAGLE),
+    Stage.CARD: fill_card,
+}
+
+
+@app.command()
+def train(
+    stage: Annotated[list[Stage] | None, typer.Option(help="Stages to run; all of them if none is named.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder that receives the pair.")] = Path("build/training/tiny"),
+    work: Annotated[Path, typer.Option(help="Folder of what stages hand on.")] = Path("build/training/work"),
+    manifest: Annotated[
+        Path | None, typer.Option(help="Select the distributions of this manifest.", exists=True)
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Training time of each model.", show_default="the recipe's")
+    ] = None,
+    smoke: Annotated[bool, typer.Option(help="A toy pair from CPython's library, for a CPU.")] = False,
+) -> None:
+    """Train the pair, or some of its stages."""
+    recipe = SMOKE if smoke else SHIPPED
+    if seconds is not None:
+        recipe = replace(recipe, target_seconds=seconds, eagle3_seconds=seconds, eagle_seconds=seconds)
+    device = torch.device("cuda" if torch.cuda.is_available() and not smoke else "cpu")
+    run = Run(recipe, out, work, manifest, smoke, device)
+    for folder in (out, work):
+        folder.mkdir(parents=True, exist_ok=True)
+    for each in stage or Stage:
+        start = perf_counter()
+        STAGES[each](run)
+        typer.echo(f"{each}: {perf_counter() - start:.1f} s")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,1 @@
+"""Weights: read from checkpoints, shipped, or made on the spot."""

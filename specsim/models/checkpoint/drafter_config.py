@@ -1,0 +1,109 @@
+"""Shape of an EAGLE head from its config.json, as the EAGLE repository, SGLang and speculators write it."""
+
+from itertools import pairwise
+from pathlib import Path
+
+from specsim.core.drafter import DrafterConfig
+from specsim.core.errors import InputError
+from specsim.core.target import ModelConfig
+from specsim.models.checkpoint.fields import Fields
+from specsim.models.checkpoint.model_config import model_config
+
+# A head's config may leave these to its target. Not RoPE: published heads that do not name it were trained with
+# the plain base of 10000, whatever their target has.
+_INHERITED = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "rms_norm_eps": "rms_norm_eps",
+    "max_position_embeddings": "max_position_embeddings",
+}
+_INHERITED_HEADS = {"num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads", "head_dim": "head_dim"}
+# Variants of published heads that are not computed here, with the one value that is.
+_ONLY = {"norm_before_fc": False, "use_aux_hidden_state": True}
+
+
+def drafter_config(fields: Fields, kind: str, target: ModelConfig) -> DrafterConfig:
+    """The shape of an EAGLE head (`kind` eagle or eagle3) that drafts for `target`; the two must fit."""
+    layer = fields.mapping("transformer_layer_config") if is_speculators(fields) else fields
+    fields = fields.filled(fields.mapping("eagle_config").given)
+    for name, only in _ONLY.items():
+        if fields.flag(name, default=only) != only:
+            raise fields.error(name, str(only).lower())
+    model = model_config(_inherit(layer, target))
+    config = _eagle3(fields, model, target) if kind == "eagle3" else _eagle(model)
+    _check_fit(config, target, fields.file)
+    return config
+
+
+def is_speculators(fields: Fields) -> bool:
+    """Whether the vLLM project's speculators wrote this config; of its models EAGLE-3 is the one that is read."""
+    return (
+        bool(fields.get("speculators_model_type")) and fields.choice("speculators_model_type", ("eagle3",)) == "eagle3"
+    )
+
+
+def _inherit(layer: Fields, target: ModelConfig) -> Fields:
+    """A head's fields, completed by its target's. Published heads are Llama layers."""
+    layer.choice("model_type", ("llama",), default="llama")
+    names = _INHERITED if layer.get("num_attention_heads") else _INHERITED | _INHERITED_HEADS
+    inherited = {name: getattr(target, field) for name, field in names.items()}
+    return Fields(layer.file, {"model_type": "llama", "num_hidden_layers": 1, **inherited, **layer.given}, layer.asked)
+
+
+def _eagle(model: ModelConfig) -> DrafterConfig:
+    return DrafterConfig("eagle", model, draft_vocab_size=model.vocab_size, target_hidden_size=model.hidden_size)
+
+
+def _eagle3(fields: Fields, model: ModelConfig, target: ModelConfig) -> DrafterConfig:
+    if model.num_layers != 1:
+        raise InputError(f"num_hidden_layers in {fields.file}", model.num_layers, "1 in an EAGLE-3 head")
+    if is_speculators(fields) and fields.get("norm_before_residual") is None:
+        raise fields.error("norm_before_residual", "true or false: readers differ in what they take for an absent one")
+    return DrafterConfig(
+        kind="eagle3",
+        model=model,
+        draft_vocab_size=fields.integer("draft_vocab_size", default=model.vocab_size),
+        target_hidden_size=fields.integer("target_hidden_size", default=model.hidden_size),
+        feature_layers=_feature_layers(fields, target.num_layers),
+        norm_before_residual=fields.flag("norm_before_residual"),
+    )
+
+
+def _feature_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:
+    """The target layers whose entering hidden states an EAGLE-3 head reads."""
+    name = "eagle_aux_hidden_state_layer_ids"
+    ids = fields.get(name)
+    if ids is None:
+        layers = (2, num_layers // 2, num_layers - 3)
+        allowed = f"three ids; the published default 2, n//2, n-3 is {layers} for a target of {num_layers} layers"
+    else:
+        if not isinstance(ids, list) or any(type(layer) is not int for layer in ids):
+            raise fields.error(name, "a list of three integers")
+        layers = tuple(layer + _offset(fields) for layer in ids)
+        allowed = f"three ascending ids that enter layers 0 to {num_layers - 1} of the target"
+    ascending = all(a < b for a, b in pairwise(layers))
+    if len(layers) != 3 or not ascending or layers[0] < 0 or layers[-1] >= num_layers:
+        raise fields.error(name, allowed)
+    return layers
+
+
+def _offset(fields: Fields) -> int:
+    """1 where ids name a layer's output, which enters the next layer. Both conventions are in use: none is guessed."""
+    name = "eagle_aux_hidden_state_convention"
+    if fields.get(name) not in ("entering", "output"):
+        raise fields.error(name, "entering (id i is what enters layer i) or output (id i is what leaves layer i)")
+    return int(fields.get(name) == "output")
+
+
+def _check_fit(config: DrafterConfig, target: ModelConfig, file: Path) -> None:
+    """A head reads its target's tokens and features: vocabularies and widths must agree."""
+    model, width = config.model, config.target_hidden_size
+    if model.vocab_size != target.vocab_size:
+        raise InputError(f"vocab_size in {file}", model.vocab_size, f"{target.vocab_size}, the target's")
+    if width != target.hidden_size:
+        name = "hidden_size" if width == model.hidden_size else "target_hidden_size"
+        raise InputError(f"{name} in {file}", width, f"{target.hidden_size}, the target's hidden_size")
+    if config.draft_vocab_size > target.vocab_size:
+        allowed = f"at most {target.vocab_size}, the target's vocab_size"
+        raise InputError(f"draft_vocab_size in {file}", config.draft_vocab_size, allowed)

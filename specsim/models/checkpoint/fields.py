@@ -1,0 +1,85 @@
+"""Fields of a JSON file, read by name and type; what is wrong with one is told with its name and file."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specsim.core.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The fields of one JSON object. Reading one, null counts as absent."""
+
+    file: Path
+    values: Mapping[str, Any]
+    asked: set[str] = field(default_factory=set)  # every name that was read, so that a misspelt one is noticed
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.asked.add(name)
+        value = self.values.get(name)
+        return default if value is None else value
+
+    def error(self, name: str, allowed: str) -> InputError:
+        return InputError(f"{name} in {self.file}", self.get(name, "missing"), allowed)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The fields that are not null."""
+        return {name: value for name, value in self.values.items() if value is not None}
+
+    def filled(self, defaults: Mapping[str, Any]) -> "Fields":
+        """The same fields, and `defaults` for those that are not there at all."""
+        return Fields(self.file, {**defaults, **self.values}, self.asked)
+
+    def replaced(self, values: Mapping[str, Any]) -> "Fields":
+        """The same fields, with `values` in the place of what was there."""
+        return Fields(self.file, {**self.values, **values}, self.asked)
+
+    def integer(self, name: str, default: int | None = None, least: int = 1) -> int:
+        value = self.get(name, default)
+        if type(value) is not int or value < least:
+            raise self.error(name, f"an integer of at least {least}")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise self.error(name, "a positive number")
+        return float(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            raise self.error(name, "true or false")
+        return value
+
+    def choice(self, name: str, allowed: tuple[str, ...], default: str | None = None) -> str:
+        value = self.get(name, default)
+        if value not in allowed:
+            raise self.error(name, " or ".join(allowed))
+        return value
+
+    def mapping(self, name: str) -> "Fields":
+        value = self.get(name, {})
+        if not isinstance(value, dict):
+            raise self.error(name, "an object")
+        return Fields(self.file, value, self.asked)
+
+
+def read_json(file: Path) -> Fields:
+    """The object in a JSON file."""
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(str(file), "missing", "a JSON file, as Hugging Face checkpoints have it") from None
+    except OSError as error:
+        raise InputError(str(file), error.strerror, "a file that can be read") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(str(file), str(error), "valid JSON") from error
+    if not isinstance(values, dict):
+        raise InputError(str(file), type(values).__name__, "a JSON object")
+    return Fields(file, values)

@@ -1,0 +1,253 @@
+"""Targets and EAGLE heads from a local folder or the Hugging Face hub, and the shipped pair."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from specsim.core.drafter import DrafterConfig
+from specsim.core.errors import InputError
+from specsim.core.target import ModelConfig
+from specsim.models.checkpoint.drafter_config import drafter_config, is_speculators
+from specsim.models.checkpoint.fields import Fields, read_json
+from specsim.models.checkpoint.layout import drafter_layout, target_layout
+from specsim.models.checkpoint.model_config import read_target_config
+from specsim.models.checkpoint.tokenizer import LazyTokenizer
+from specsim.models.checkpoint.weights import by_name, check_layout, read_weights
+
+_HUB_ID = r"[\w-][\w.-]*/[\w-][\w.-]*"
+_HUB_TEXT = ("*.json", "*.txt", "tokenizer.model")
+_EAGLE3_KEYS = ("midlayer.", "layers.0.hidden_norm.", "d2t")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class TargetCheckpoint:
+    """A target's shape and its tensors as stored, under Hugging Face names; a tied lm_head.weight is the embedding."""
+
+    config: ModelConfig
+    tensors: Mapping[str, torch.Tensor]
+
+    def facts(self) -> dict[str, str]:
+        """What a reader wants to know of it, for repr and for Jupyter."""
+        return {"kind": self.config.family} | _facts(self.config, self.tensors)
+
+    def __repr__(self) -> str:
+        return _one_line(self)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class DrafterCheckpoint:
+    """An EAGLE head's shape and its tensors as stored, under the EAGLE repository's names.
+
+    eagle: embed_tokens, fc [H,2H], fc.bias where it has one, layers.i.*. eagle3: fc [H,3·target H], midlayer.*, norm,
+    lm_head [draft vocab,H]; d2t (i64, target id = i + d2t[i], ascending) and t2d (bool) together or not at all;
+    embed_tokens where it has its own.
+    """
+
+    config: DrafterConfig
+    tensors: Mapping[str, torch.Tensor]
+
+    def facts(self) -> dict[str, str]:
+        """What a reader wants to know of it, for repr and for Jupyter."""
+        layers = self.config.feature_layers
+        reads = f"what enters layers {', '.join(map(str, layers))}" if layers else "what enters the head"
+        own = {"drafts from": f"{self.config.draft_vocab_size:,} tokens", "reads": reads}
+        return {"kind": self.config.kind} | _facts(self.config.model, self.tensors) | own
+
+    def __repr__(self) -> str:
+        return _one_line(self)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Pair:
+    """A target, a drafter that fits it (None: plain decoding) and the target's tokenizer (None where there is none)."""
+
+    target: TargetCheckpoint
+    drafter: DrafterCheckpoint | None
+    tokenizer: Any
+    name: str
+
+    def __repr__(self) -> str:
+        return f"Pair {self.name}\n  target:  {self.target!r}\n  drafter: {self.drafter!r}"
+
+    def _repr_html_(self) -> str:
+        parts = {"target": self.target.facts(), "drafter": self.drafter.facts() if self.drafter else {"kind": "none"}}
+        names = list(parts["target"] | parts["drafter"])
+        rows = [["", *names], *([part, *(facts.get(name, "") for name in names)] for part, facts in parts.items())]
+        cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+        body = "".join(f"<tr>{row}</tr>" for row in cells)
+        return f"<table><caption>{escape(self.name)}</caption>{body}</table>"
+
+
+def load(
+    target: str | Path | None = None,
+    draft: str | Path | None = None,
+    drafter: Literal["eagle", "eagle3", "none"] | None = None,
+    draft_fields: Mapping[str, Any] | None = None,
+) -> Pair:
+    """A target and its drafter, each a folder or a hub id; with neither, the shipped pair with its EAGLE-3 head.
+
+    drafter: another of the shipped heads, or the kind that the given one has to be. A target alone needs "none".
+    draft_fields: fields of the drafter's config.json that its publisher left out or that are to be read otherwise.
+    """
+    target, draft, name = _chosen(target, draft, drafter)
+    folder = locate("target", target)
+    checkpoint = load_target(folder)
+    if draft is None and draft_fields:
+        raise InputError("draft_fields", dict(draft_fields), "none without a drafter")
+    head = None if draft is None else load_drafter(draft, checkpoint.config, draft_fields)
+    if head and drafter not in (None, head.config.kind):
+        raise InputError("drafter", drafter, f"{head.config.kind}, the kind of the one in {draft}")
+    tokenizer = LazyTokenizer(folder) if any((folder / file).exists() for file in _TOKENIZERS) else None
+    return Pair(checkpoint, head, tokenizer, name)
+
+
+def _chosen(target: Any, draft: Any, drafter: str | None) -> tuple[str | Path, str | Path | None, str]:
+    """(target, draft, name of the pair) of load's arguments."""
+    if drafter not in (None, "eagle", "eagle3", "none"):
+        raise InputError("drafter", drafter, "eagle or eagle3 or none")
+    if target is None and draft is None:
+        from specsim.models.shipped import TINY
+
+        shipped = drafter or "eagle3"
+        head = None if shipped == "none" else TINY / shipped
+        return TINY / "target", head, "tiny" if head is None else f"tiny, {shipped}"
+    if target is None:
+        raise InputError("target", None, "the target that the given drafter was trained for")
+    if draft is not None and drafter == "none":
+        raise InputError("draft", str(draft), "none where drafter is none")
+    if draft is None and drafter != "none":
+        raise InputError("draft", None, "a drafter of the given target, or drafter none")
+    return target, draft, str(target) if draft is None else f"{target}, {draft}"
+
+
+def load_target(path_or_hub: str | Path) -> TargetCheckpoint:
+    """A target of a supported family; InputError names file and key where anything is missing, extra or misshapen."""
+    folder = locate("target", path_or_hub)
+    config = read_target_config(folder)
+    required, optional = target_layout(config), {}
+    if config.tie_word_embeddings:
+        optional = {"lm_head.weight": required.pop("lm_head.weight")}
+    tensors = check_layout(by_name(read_weights(folder), _target_name), folder, required, optional)
+    if config.tie_word_embeddings:
+        embedding = tensors["model.embed_tokens.weight"]
+        if not torch.equal(tensors.get("lm_head.weight", embedding), embedding):
+            allowed = "the embedding, or none, where tie_word_embeddings is true"
+            raise InputError(f"lm_head.weight in {folder}", "another tensor", allowed)
+        tensors["lm_head.weight"] = embedding
+    return TargetCheckpoint(config, tensors)
+
+
+def load_drafter(
+    path_or_hub: str | Path, target_config: ModelConfig, draft_fields: Mapping[str, Any] | None = None
+) -> DrafterCheckpoint:
+    """An EAGLE-1/2 or EAGLE-3 head for a target. Raises as load_target does, and where the two do not fit."""
+    folder = locate("draft", path_or_hub)
+    fields = read_json(folder / "config.json").replaced(draft_fields or {})
+    stored = by_name(read_weights(folder), lambda key: key.removeprefix("model."))
+    kind = _drafter_kind(fields, stored)
+    if kind == "eagle3":
+        stored = by_name(stored.values(), _eagle3_name)
+    config = drafter_config(fields, kind, target_config)
+    for name in draft_fields or ():
+        if name not in fields.asked:
+            raise InputError("draft_fields", name, f"a field that is read of an {kind} config, {sorted(fields.asked)}")
+    required, optional = drafter_layout(config)
+    if kind == "eagle" and fields.get("bias") is not None:
+        bias = {"fc.bias": optional.pop("fc.bias")}
+        required |= bias if fields.flag("bias") else {}
+    tensors = check_layout(stored, folder, required, optional)
+    if "t2d" in tensors and "d2t" not in tensors:
+        raise InputError(f"d2t in {folder}", "missing", "a table of offsets, where there is a t2d")
+    tensors |= _vocabulary(tensors, folder, target_config.vocab_size) if "d2t" in tensors else {}
+    return DrafterCheckpoint(config, tensors)
+
+
+def locate(field: str, path_or_hub: str | Path) -> Path:
+    """The folder of a checkpoint: a local one, else a snapshot of a hub repository, downloaded once."""
+    allowed = "an existing folder, or a hub id such as meta-llama/Llama-3.1-8B-Instruct"
+    try:
+        folder = Path(path_or_hub).expanduser()
+        if folder.is_dir():
+            return folder
+        exists = folder.exists()
+    except (TypeError, RuntimeError, OSError) as error:
+        raise InputError(field, path_or_hub, allowed) from error
+    if exists or not re.fullmatch(_HUB_ID, str(path_or_hub)):
+        raise InputError(field, str(path_or_hub), allowed)
+    from huggingface_hub import snapshot_download
+
+    try:
+        snapshot = Path(snapshot_download(str(path_or_hub), allow_patterns=[*_HUB_TEXT, "model*.safetensors"]))
+        if not any(snapshot.glob("model*.safetensors")):
+            snapshot_download(str(path_or_hub), allow_patterns=["pytorch_model*.bin"])
+    except Exception as error:  # the hub's, the network's and the cache's errors share no class
+        allowed = f"an existing folder, or a hub id that can be reached or is in the cache ({type(error).__name__})"
+        raise InputError(field, str(path_or_hub), allowed) from error
+    return snapshot
+
+
+def _target_name(key: str) -> str:
+    return key if key.startswith(("model.", "lm_head.")) else f"model.{key}"
+
+
+def _eagle3_name(key: str) -> str:
+    name = key.removeprefix("model.")
+    return f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name
+
+
+def _drafter_kind(fields: Fields, names: Iterable[str]) -> str:
+    """From the keys, and from what only an EAGLE-3 config has, so that a key missing from one is told as that."""
+    if is_speculators(fields) or fields.get("draft_vocab_size"):
+        return "eagle3"
+    if "fc.weight" not in names:
+        raise InputError(f"fc.weight in {fields.file.parent}", "missing", "an EAGLE-1, EAGLE-2 or EAGLE-3 head")
+    return "eagle3" if any(name.startswith(_EAGLE3_KEYS) for name in names) else "eagle"
+
+
+def _vocabulary(tensors: Mapping[str, torch.Tensor], folder: Path, vocab_size: int) -> dict[str, torch.Tensor]:
+    """d2t as i64 and t2d as bool, either the inverse of the other; t2d is made where the files have only d2t.
+
+    Target ids ascend with draft ids, so that ties and sums over a law come out alike in either numbering.
+    """
+    d2t = tensors["d2t"].long()
+    target_ids = d2t + torch.arange(len(d2t))
+    outside = ((target_ids < 0) | (target_ids >= vocab_size)).nonzero().flatten().tolist()
+    if outside:
+        allowed = f"an offset to a target id of 0 to {vocab_size - 1}"
+        raise InputError(f"d2t[{outside[0]}] in {folder}", int(d2t[outside[0]]), allowed)
+    falling = (target_ids.diff() <= 0).nonzero().flatten().tolist()
+    if falling:
+        before, place = int(target_ids[falling[0]]), falling[0] + 1
+        allowed = f"an offset to a target id above {before}, that of draft id {place - 1}"
+        raise InputError(f"d2t[{place}] in {folder}", int(d2t[place]), allowed)
+    t2d = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, target_ids, True)
+    differing = (tensors.get("t2d", t2d).bool() != t2d).nonzero().flatten().tolist()
+    if differing:
+        allowed = f"{t2d[differing[0]].item()}, as d2t has it"
+        raise InputError(f"t2d[{differing[0]}] in {folder}", not t2d[differing[0]].item(), allowed)
+    return {"d2t": d2t, "t2d": t2d}
+
+
+def _facts(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Parameters count a tied head once."""
+    unique = {id(tensor): tensor for tensor in tensors.values() if tensor.is_floating_point()}.values()
+    return {
+        "layers": str(config.num_layers),
+        "hidden": str(config.hidden_size),
+        "heads": f"{config.num_heads} of {config.head_dim}",
+        "KV heads": str(config.num_kv_heads),
+        "vocabulary": f"{config.vocab_size:,}",
+        "parameters": f"{sum(tensor.numel() for tensor in unique):,}",
+        "dtype": ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in unique})),
+    }
+
+
+def _one_line(checkpoint: TargetCheckpoint | DrafterCheckpoint) -> str:
+    facts = ", ".join(f"{name} {value}" for name, value in checkpoint.facts().items())
+    return f"{type(checkpoint).__name__}({facts})"

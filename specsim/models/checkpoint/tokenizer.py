@@ -1,0 +1,41 @@
+"""The tokenizer of a checkpoint's folder, loaded when it is first used."""
+
+from pathlib import Path
+from typing import Any
+
+from specsim.core.errors import InputError
+
+
+class LazyTokenizer:
+    """The folder's tokenizer, loaded by transformers when it is first used; everything AutoTokenizer gives is here."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._loaded: Any = None
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        return self._tokenizer().encode(text, **{"verbose": False, **options})
+
+    def decode(self, token_ids: Any, **options: Any) -> str:
+        return self._tokenizer().decode(token_ids, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._tokenizer(), name)
+
+    def _tokenizer(self) -> Any:
+        if self._loaded is None:
+            from transformers import AutoTokenizer
+
+            try:
+                self._loaded = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+            except Exception as error:  # transformers and tokenizers share no class of error
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                raise InputError(
+                    f"the tokenizer in {self.folder}", reason, "a tokenizer that transformers loads"
+                ) from error
+        return self._loaded
+
+    def __repr__(self) -> str:
+        return f"LazyTokenizer({str(self.folder)!r})"

@@ -1,0 +1,135 @@
+"""Tensors of a folder: safetensors or pickle, one file or shards with an index, checked key by key against a layout."""
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from specsim.core.errors import InputError
+from specsim.models.checkpoint.fields import read_json
+from specsim.models.checkpoint.layout import Layout
+
+_FORMS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_TABLE_DTYPES = {"d2t": (torch.int64, torch.int32), "t2d": (torch.bool, torch.uint8)}
+# Tables that old versions saved and nobody reads, and speculators' training copies of its target's head.
+_HARMLESS = (
+    "rotary_emb.inv_freq",
+    "rotary_emb.cos_cached",
+    "rotary_emb.sin_cached",
+    "verifier_norm.weight",
+    "verifier_lm_head.weight",
+)
+
+
+class Stored(NamedTuple):
+    """One tensor, the file it is in and its key there."""
+
+    tensor: torch.Tensor
+    file: Path
+    key: str
+
+
+def read_weights(folder: Path) -> list[Stored]:
+    """Every tensor of a folder, as stored: the first of the four forms that is there."""
+    form = next((folder / name for name in _FORMS if (folder / name).exists()), None)
+    if form is None:
+        raise InputError(f"the weights in {folder}", "missing", " or ".join(_FORMS))
+    return _read_shards(form) if form.suffix == ".json" else _read_file(form)
+
+
+def by_name(stored: Iterable[Stored], rename: Callable[[str], str]) -> dict[str, Stored]:
+    """Tensors under their canonical names, without the known harmless ones."""
+    named: dict[str, Stored] = {}
+    for entry in stored:
+        name = rename(entry.key)
+        if name in named:
+            raise InputError(
+                f"{entry.key} in {entry.file}", f"{named[name].key} in {named[name].file.name} again", "one of them"
+            )
+        if not name.endswith(_HARMLESS):
+            named[name] = entry
+    return named
+
+
+def check_layout(
+    named: Mapping[str, Stored], folder: Path, required: Layout, optional: Layout
+) -> dict[str, torch.Tensor]:
+    """The tensors, when they are those of the layout: none missing, none unexpected, every shape right."""
+    for name, shape in required.items():
+        if name not in named:
+            raise InputError(f"{name} in {folder}", "missing", f"a tensor of shape {list(shape)}")
+    layout = optional | required
+    for name, entry in named.items():
+        if name not in layout:
+            raise InputError(f"{entry.key} in {entry.file}", "unexpected", "the tensors that config.json describes")
+        _check_tensor(entry, layout[name], _TABLE_DTYPES.get(name, _DTYPES))
+    return {name: entry.tensor for name, entry in named.items()}
+
+
+def _check_tensor(entry: Stored, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> None:
+    where = f"{entry.key} in {entry.file}"
+    if entry.tensor.shape != shape:
+        raise InputError(f"the shape of {where}", list(entry.tensor.shape), str(list(shape)))
+    if entry.tensor.dtype not in dtypes:
+        raise InputError(f"the dtype of {where}", str(entry.tensor.dtype), " or ".join(map(str, dtypes)))
+    if entry.tensor.is_floating_point() and not bool(entry.tensor.isfinite().all()):
+        raise InputError(where, "not finite everywhere", "finite weights")
+
+
+def _read_shards(index: Path) -> list[Stored]:
+    weight_map = read_json(index).mapping("weight_map").values
+    if not weight_map:
+        raise InputError(f"weight_map in {index}", weight_map, "an object of key and file name")
+    stored: list[Stored] = []
+    for name in sorted(set(map(str, weight_map.values()))):
+        if Path(name).name != name:
+            raise InputError(f"weight_map in {index}", name, "names of files in the same folder")
+        stored += _read_file(index.parent / name)
+    found = {(entry.key, entry.file.name) for entry in stored}
+    for key, name in weight_map.items():
+        if (key, name) not in found:
+            raise InputError(f"{key} in {index.parent / name}", "missing", f"a tensor, as {index.name} says")
+    return stored
+
+
+def _read_file(file: Path) -> list[Stored]:
+    if not file.is_file():
+        raise InputError(str(file), "missing", "a file that can be read")
+    tensors = _read_safetensors(file) if file.suffix == ".safetensors" else _read_pickle(file)
+    return [Stored(tensor, file, key) for key, tensor in tensors.items()]
+
+
+def _read_safetensors(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise InputError(str(file), f"damaged or cut short: {error}", "a complete safetensors file") from error
+
+
+def _read_pickle(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            tensors = torch.load(file, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        raise InputError(
+            str(file), "a pickle of more than tensors", "what torch.load reads with weights_only=True"
+        ) from error
+    except Exception as error:  # damaged bytes make the restricted unpickler raise nearly anything
+        reason = " ".join(str(error).split(".")[0].split()) or type(error).__name__
+        raise InputError(str(file), f"damaged or cut short: {reason}", "a complete PyTorch file") from error
+    if not isinstance(tensors, dict) or not all(map(_is_entry, tensors.items())):
+        raise InputError(str(file), "a pickle of something else", "a state dict: key and tensor")
+    return tensors
+
+
+def _is_entry(item: tuple[object, object]) -> bool:
+    """A name and a tensor that holds its values."""
+    key, tensor = item
+    is_tensor = isinstance(key, str) and isinstance(tensor, torch.Tensor)
+    return is_tensor and tensor.layout is torch.strided and not tensor.is_meta

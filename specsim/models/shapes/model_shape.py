@@ -1,0 +1,71 @@
+"""The shape of a model by its name or from a config.json, whole or as the slice that one GPU of several holds."""
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specsim.core.errors import InputError
+from specsim.core.target import ModelConfig
+from specsim.models.checkpoint.fields import read_json
+from specsim.models.checkpoint.model_config import model_config
+
+_CONFIGS = Path(__file__).parent / "configs"
+NAMES = tuple(sorted(path.stem for path in _CONFIGS.glob("*.json")))
+_SLICE = re.compile(r"(.+)-tp([1-9][0-9]*)-slice")
+_ALLOWED = (
+    f"{', '.join(NAMES)}, one of these with -tpK-slice behind it, or a config.json or a folder that holds one, also so"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A target's shape. tensor_parallel: of how many GPUs it is one's share; 1 for the whole model.
+
+    Random weights know no end of a text, so config names no end token: an output ends at its length.
+    """
+
+    name: str
+    config: ModelConfig
+    tensor_parallel: int = 1
+
+
+def shape(name_or_path: str | Path) -> Shape:
+    """The shape of a name, of a config.json or of a folder with one; with `-tpK-slice` behind it one GPU's slice.
+
+    A slice is what one of K GPUs computes under tensor parallelism: heads, intermediate size and vocabulary divided by
+    K, and KV heads too, of which at least one is left (GPUs beyond their number hold copies). Layers and hidden size
+    are those of the model. No collective is run or timed, and its tokens are those of a small model of that shape. The
+    embedding is cut like the head: a forward reads its own rows of it only. Raises InputError where K does not divide.
+    """
+    text = str(name_or_path)
+    if (whole := _whole(text)) is not None:
+        return whole
+    sliced = _SLICE.fullmatch(text)
+    whole = _whole(sliced[1]) if sliced else None
+    if whole is None:
+        raise InputError("shape", text, _ALLOWED)
+    return _slice(whole, int(sliced[2]), text)
+
+
+def _whole(text: str) -> Shape | None:
+    """A shape that is not a slice, None where there is none of this name and no such file."""
+    path = _CONFIGS / f"{text}.json" if text in NAMES else Path(text).expanduser()
+    try:
+        path = path / "config.json" if path.is_dir() else path
+        if not path.is_file() and path.name != "config.json":
+            return None
+    except (OSError, ValueError):  # no path at all: too long, or with a zero byte
+        return None
+    return Shape(text, replace(model_config(read_json(path)), eos_token_ids=()))
+
+
+def _slice(whole: Shape, count: int, name: str) -> Shape:
+    model = whole.config
+    divided = {field: getattr(model, field) for field in ("num_heads", "intermediate_size", "vocab_size")}
+    fewer, more = sorted((model.num_kv_heads, count))
+    if any(size % count for size in divided.values()) or more % fewer:
+        sizes = ", ".join(f"{field} {size}" for field, size in divided.items())
+        allowed = f"tpK with a K that divides {sizes}, and divides num_kv_heads {model.num_kv_heads} or is a multiple"
+        raise InputError("shape", name, allowed)
+    sizes = {field: size // count for field, size in divided.items()}
+    return Shape(name, replace(model, num_kv_heads=max(1, model.num_kv_heads // count), **sizes), count)

@@ -1,0 +1,124 @@
+"""A target and an EAGLE head of a real shape with random weights, made where they will be used."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from specsim.core.drafter import DrafterConfig
+from specsim.core.errors import InputError
+from specsim.core.target import ModelConfig
+from specsim.models.checkpoint import DrafterCheckpoint, Pair, TargetCheckpoint
+from specsim.models.checkpoint.layout import Layout, drafter_layout, target_layout
+from specsim.models.shapes.model_shape import Shape, shape
+
+DRAFT_VOCAB_SIZE = 32000  # of the published EAGLE-3 heads for Llama 3 and Qwen3
+_SCALE = 0.02
+# Standard deviation of the logits: with it the best of 32000 drafts has 0.7 in the mean, as a trained head's, and 99 of
+# 100 trees of topk 4, 3 steps and 8 nodes reach their third level. Flat logits would grow trees of two.
+_LOGIT_SCALE = 10.0
+_DRAFTERS = ("eagle3", "eagle", None)
+Tensors = dict[str, torch.Tensor]
+
+
+def random_pair(
+    of: str | Path | Shape,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.bfloat16,
+    drafter: Literal["eagle3", "eagle"] | None = "eagle3",
+    seed: int = 0,
+) -> Pair:
+    """A pair of this shape (a name or a path as `shape` takes, or one) with random weights and without a tokenizer.
+
+    Norms are 1, other weights normal. Its tokens mean nothing and its drafts are accepted about never: it is for
+    timing, together with core.synthetic_acceptance. eagle3: one Llama layer of the target's sizes over three features,
+    with 32000 drafts to choose from (a slice: its share) or the target's vocabulary where that is smaller. eagle: the
+    same layer over one feature, read by the target's head. Raises InputError for another drafter, and for `eagle3` on a
+    target of fewer than three layers.
+    """
+    of = of if isinstance(of, Shape) else shape(of)
+    if drafter not in _DRAFTERS:
+        raise InputError("drafter", drafter, "eagle3 or eagle or None")
+    head = drafter and _drafter_config(of, drafter)
+    generator = torch.Generator(device=device).manual_seed(seed)
+    target = TargetCheckpoint(of.config, _target_tensors(of.config, generator, dtype))
+    drafting = head and DrafterCheckpoint(head, _drafter_tensors(head, generator, dtype))
+    return Pair(target, drafting, None, f"random weights of {of.name}" + (f", {drafter}" if drafter else ""))
+
+
+def _drafter_config(of: Shape, kind: str) -> DrafterConfig:
+    target = of.config
+    model = replace(
+        target,
+        family="llama",
+        num_layers=1,
+        rope_theta=10000.0,
+        rope_scaling={},
+        sliding_windows=(),
+        attention_bias=False,
+        mlp_bias=False,
+        tie_word_embeddings=False,
+    )
+    if kind == "eagle":
+        return DrafterConfig("eagle", model, target.vocab_size, target.hidden_size)
+    draft_vocab_size = min(DRAFT_VOCAB_SIZE // of.tensor_parallel, target.vocab_size)
+    return DrafterConfig("eagle3", model, draft_vocab_size, target.hidden_size, _feature_layers(target.num_layers))
+
+
+def _feature_layers(num_layers: int) -> tuple[int, int, int]:
+    """2, n//2, n-3 as published, for fewer than seven layers the first, the middle and the last."""
+    if num_layers < 3:
+        raise InputError("drafter", "eagle3", f"eagle or none for a target of {num_layers} layers: it reads three")
+    last = num_layers - 1
+    return (2, num_layers // 2, num_layers - 3) if num_layers >= 7 else (0, num_layers // 2, last)
+
+
+def _target_tensors(config: ModelConfig, generator: torch.Generator, dtype: torch.dtype) -> Tensors:
+    layout = target_layout(config)
+    head = layout.pop("lm_head.weight")
+    tensors = _random(layout, generator, dtype)
+    if config.tie_word_embeddings:
+        tensors["model.embed_tokens.weight"].mul_(_head_scale(config) / _SCALE)
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    else:
+        tensors["lm_head.weight"] = _normal(head, _head_scale(config), generator, dtype)
+    return tensors
+
+
+def _drafter_tensors(config: DrafterConfig, generator: torch.Generator, dtype: torch.dtype) -> Tensors:
+    layout, optional = drafter_layout(config)
+    if config.kind == "eagle":
+        return _random(layout | optional, generator, dtype)
+    head, own_vocabulary = layout.pop("lm_head.weight"), layout.pop("d2t", None)
+    tensors = _random(layout, generator, dtype)
+    tensors["lm_head.weight"] = _normal(head, _head_scale(config.model), generator, dtype)
+    return tensors | (_vocabulary(config, generator.device) if own_vocabulary else {})
+
+
+def _vocabulary(config: DrafterConfig, device: torch.device) -> Tensors:
+    """Draft ids spread evenly over the target's: d2t as offsets, and which target ids they reach."""
+    draft_ids = torch.arange(config.draft_vocab_size, device=device)
+    target_ids = draft_ids * config.model.vocab_size // config.draft_vocab_size
+    reached = torch.zeros(config.model.vocab_size, dtype=torch.bool, device=device)
+    return {"d2t": target_ids - draft_ids, "t2d": reached.index_fill(0, target_ids, True)}
+
+
+def _head_scale(config: ModelConfig) -> float:
+    """Of a head's weights: a normed hidden state gives logits of standard deviation _LOGIT_SCALE."""
+    return _LOGIT_SCALE / math.sqrt(config.hidden_size)
+
+
+def _random(layout: Layout, generator: torch.Generator, dtype: torch.dtype) -> Tensors:
+    return {
+        name: torch.ones(size, device=generator.device, dtype=dtype)
+        if "norm" in name
+        else _normal(size, _SCALE, generator, dtype)
+        for name, size in layout.items()
+    }
+
+
+def _normal(size: tuple[int, ...], scale: float, generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
+    """Drawn in place: a tensor of this size is all it takes."""
+    return torch.empty(size, device=generator.device, dtype=dtype).normal_(0, scale, generator=generator)

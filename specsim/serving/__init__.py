@@ -1,0 +1,1 @@
+"""Requests served: the scheduler, the runner, and generate()."""

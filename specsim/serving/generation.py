@@ -1,0 +1,225 @@
+"""generate(...): the one public entry. It runs a batch of prompts to their ends on the column that is named."""
+
+import importlib
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from tqdm.auto import tqdm
+
+from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
+from specsim.core.errors import InputError
+from specsim.core.files import without_nan
+from specsim.core.grammar import Grammar, Grammars
+from specsim.core.metrics import Acceptance, acceptance
+from specsim.core.synthetic_acceptance import SyntheticAcceptance, acceptance_json
+from specsim.serving.requests import Request, make_requests
+from specsim.serving.scheduler import Scheduler
+
+COLUMNS = ("reference", "fast")
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One finished request. num_accepted_tokens_per_round counts whole rounds, also where the output was cut inside
+    one.
+
+    logprobs are natural logarithms under penalties, bias and temperature; finish_reason is `stop` (EOS or a stop
+    token, which is kept, or a stop string, which the text ends before) or `length`.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: str
+    num_accepted_tokens_per_round: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Generation:
+    """What a run produced: outputs in the order of the prompts, the setting, and wall-clock seconds.
+
+    They leave loading out, and count what the fast column compiles and records on its way. synthetic: what decided how
+    many drafts were accepted where it was not the target: then the tokens are not the target's.
+    """
+
+    outputs: tuple[Output, ...]
+    config: SpecConfig
+    seconds: float
+    synthetic: SyntheticAcceptance | None = None
+
+    @property
+    def acceptance(self) -> Acceptance:
+        drafts = [count - 1 for output in self.outputs for count in output.num_accepted_tokens_per_round]
+        return acceptance(drafts, self.config.num_steps)
+
+    @property
+    def metrics(self) -> dict:
+        """The acceptance figures of core.metrics, new tokens, seconds and tokens_per_s (tokens over seconds, all
+        requests).
+        """
+        tokens = sum(len(output.token_ids) for output in self.outputs)
+        timing = {"tokens": tokens, "seconds": self.seconds, "tokens_per_s": tokens / self.seconds}
+        return {**asdict(self.acceptance), **timing}
+
+    def __repr__(self) -> str:
+        metrics = self.metrics
+        counts = f"{len(self.outputs)} outputs, {metrics['tokens']} tokens, {metrics['rounds']} rounds"
+        kind = "synthetic accept length" if self.synthetic else "accept length"
+        return f"Generation({counts}, {kind} {metrics['accept_length']:.2f}, {self.seconds:.2f} s)"
+
+    def to_json(self) -> dict:
+        """A value that json can write; null where a figure is not defined (no rounds)."""
+        outputs = [asdict(output) for output in self.outputs]
+        made = {"config": asdict(self.config), "acceptance": acceptance_json(self.synthetic)}
+        return without_nan({"outputs": outputs, "metrics": self.metrics, **made})
+
+    def _repr_html_(self) -> str:
+        from specsim.core.display import generation_html
+
+        return generation_html(self)
+
+
+def load_engine(
+    pair,
+    config: SpecConfig,
+    impl: str,
+    dtype: torch.dtype = torch.float32,
+    device: str | None = None,
+    graph: str | None = None,
+    bucket: int | None = None,
+    batch_invariant: bool = False,
+    acceptance: SyntheticAcceptance | None = None,
+    grammars: Grammars | None = None,
+):
+    """The engine of a column by name; another column is never taken instead.
+
+    device, graph, bucket are the fast column's: `cpu` or `cuda` (None: a GPU where there is one); `eager`, `step`,
+    `phase` or `round` (None: `round` where the setting allows it); requests that its buffers hold (None: the next power
+    of two). So is batch_invariant: a request's results depend on no other of its batch, for which sums are taken in an
+    order that no batch changes. acceptance: decides how many drafts a round accepts, whatever the target says: not
+    lossless. grammars: of requests, by their ids.
+    """
+    if dtype not in DTYPES:
+        raise InputError("dtype", dtype, " or ".join(map(str, DTYPES)))
+    if acceptance is not None and not isinstance(acceptance, SyntheticAcceptance):
+        raise InputError("acceptance", acceptance, "a SyntheticAcceptance")
+    if grammars and acceptance is not None:
+        raise InputError("grammars", len(grammars), "none with synthetic acceptance, which asks no target")
+    if impl == "fast":
+        return _load_fast(pair, config, dtype, device, graph, bucket, batch_invariant, acceptance, grammars)
+    if impl != "reference":
+        raise InputError("impl", impl, " or ".join(COLUMNS))
+    for name, value, only in (("device", device, "cpu"), ("graph", graph, "eager"), ("bucket", bucket, None)):
+        if value not in (None, only):
+            raise InputError(name, value, f"{only or 'nothing'} with impl 'reference'")
+    if batch_invariant:
+        raise InputError("batch_invariant", batch_invariant, "False with impl 'reference'")
+    return importlib.import_module("specsim.reference.engine").Engine(pair, config, dtype, acceptance, grammars)
+
+
+def check_device(device: str | None) -> str:
+    """A device that the fast column can run on here, a GPU where there is one unless another is named."""
+    has_gpu = torch.cuda.is_available()
+    device = device or ("cuda" if has_gpu else "cpu")
+    if device not in ("cpu", "cuda"):
+        raise InputError("device", str(device), "cpu or cuda, as a text")
+    if device == "cuda" and not has_gpu:
+        raise InputError("device", device, "cpu: this machine has no GPU that CUDA can use")
+    return device
+
+
+def kernel_device(device: str | None) -> str:
+    """A device that kernels run on in this process, as of check_device; InputError without Triton."""
+    device = check_device(device)
+    try:
+        interpreted = importlib.import_module("specsim.fast.runtime.launch").INTERPRETED
+    except ImportError as error:
+        raise InputError("impl", "fast", f"reference, unless Triton is installed ({error})") from error
+    if interpreted != (device == "cpu"):
+        allowed = "cpu where TRITON_INTERPRET=1 is set in the environment, else cuda"
+        raise InputError("device", device, allowed)
+    return device
+
+
+def _load_fast(
+    pair, config: SpecConfig, dtype: torch.dtype, device, graph, bucket, batch_invariant: bool, acceptance, grammars
+):
+    if dtype == torch.float64:
+        raise InputError("dtype", dtype, "torch.float32, torch.bfloat16 or torch.float16 with impl 'fast'")
+    device = kernel_device(device)
+    graph = graph or ("phase" if config.release == "round" or grammars else "round")
+    engine = importlib.import_module("specsim.fast.engine").Engine
+    return engine(pair, config, dtype, device, graph, bucket, batch_invariant, acceptance, grammars)
+
+
+def generate(
+    pair,
+    prompts: str | Sequence[str] | Sequence[Sequence[int]],
+    config: SpecConfig | None = None,
+    sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+    *,
+    grammars: Grammar | Sequence[Grammar | None] | None = None,
+    request_ids: Sequence[int] | None = None,
+    impl: str = "reference",
+    dtype: torch.dtype = torch.float32,
+    device: str | None = None,
+    graph: str | None = None,
+    bucket: int | None = None,
+    batch_invariant: bool = False,
+    acceptance: SyntheticAcceptance | None = None,
+    progress: bool = False,
+) -> Generation:
+    """Continue every prompt (text or token ids) with the pair under one setting, all prompts in one batch.
+
+    config None is SpecConfig(), or plain decoding for a pair without a drafter. sampling: one for all prompts or one
+    each. request_ids (0, 1, ... unless given) name the random streams: a request with the same id, seed and prompt
+    gives the same tokens in any batch. impl: `reference` or `fast`; device, graph, bucket, batch_invariant,
+    acceptance: see load_engine. grammars: what outputs are allowed (core.grammar, serving.guidance), one for all
+    prompts or one each, None for those that are free. Raises InputError for an empty or too long prompt and for token
+    ids outside the vocabulary.
+    """
+    config = (SpecConfig() if pair.drafter else SpecConfig.plain()) if config is None else config
+    if not isinstance(config, SpecConfig):
+        raise InputError("config", config, "a SpecConfig")
+    most = config.within(pair.target.config.max_position_embeddings).max_len
+    requests = make_requests(pair, prompts, sampling, request_ids, most)
+    named = _by_request(grammars, requests)
+    engine = load_engine(pair, config, impl, dtype, device, graph, bucket, batch_invariant, acceptance, named)
+    start = time.perf_counter()
+    with torch.inference_mode():
+        _run(engine, requests, progress)
+    seconds = time.perf_counter() - start
+    return Generation(tuple(map(_output, requests)), config, seconds, acceptance)
+
+
+def _by_request(grammars, requests: list[Request]) -> Grammars:
+    """The grammars by the ids of their requests."""
+    own = grammars if isinstance(grammars, Sequence) else [grammars] * len(requests)
+    if len(own) != len(requests) or not all(each is None or hasattr(each, "matcher") for each in own):
+        allowed = f"a grammar for all of the {len(requests)} prompts, or one or None for each"
+        raise InputError("grammars", f"{len(own)} values" if own is grammars else grammars, allowed)
+    return {request.request_id: each for request, each in zip(requests, own, strict=True) if each is not None}
+
+
+def _run(engine, requests: list[Request], progress: bool) -> None:
+    """All requests at once, in a pool that has room for all of them."""
+    if not requests:
+        return
+    config, longest = engine.config, max(len(request.prompt_ids) + request.max_tokens for request in requests)
+    room = len(requests) * config.reserved_columns(longest)
+    scheduler = Scheduler(engine, ServingConfig(max_running=len(requests), num_slots=room))
+    for request in requests:
+        scheduler.submit(request)
+    with tqdm(total=sum(r.max_tokens for r in requests), unit="token", disable=None if progress else True) as bar:
+        scheduler.run(lambda: bar.update(sum(len(request.token_ids) for request in requests) - bar.n))
+    scheduler.close()
+
+
+def _output(request: Request) -> Output:
+    counts = tuple(request.accepted)
+    ids, logprobs, prompt_ids = map(tuple, (request.token_ids, request.logprobs, request.prompt_ids))
+    return Output(request.text, ids, logprobs, request.finish_reason, counts, prompt_ids)

@@ -1,0 +1,151 @@
+"""Who holds KV: the requests that have a place, the sessions that wait for their next turn, the cached prefixes."""
+
+from collections.abc import Collection
+
+import torch
+
+from specsim.core.columns import round_columns
+from specsim.core.config import SpecConfig
+from specsim.core.pool import KVPool
+from specsim.serving.prefix import PrefixTree
+from specsim.serving.requests import Request
+
+
+class Residents:
+    """Reservation, growth and release of requests' slots in one pool.
+
+    What nobody works on gives way first: cached prefixes, then the sessions that finished longest ago.
+    """
+
+    def __init__(self, pools: KVPool, config: SpecConfig, prefix_cache: bool):
+        self._pools, self._config = pools, config
+        self._tree = PrefixTree(pools) if prefix_cache else None
+        self._sessions: dict[int, Request] = {}
+        self.evicted_pages = 0
+
+    def why_never(self, request: Request) -> str | None:
+        """Why a request can never run in this pool, however empty it is; None if it can."""
+        length, most = len(request.prompt_ids), self._config.max_len - 1
+        if length > most:
+            return f"a prompt of {length} tokens; at most {most}, one less than max_len, can run"
+        lengths = range(length, length + max(1, request.max_tokens - 1))  # at the beginning of a round
+        columns = max(round_columns(each, self._config) for each in lengths)
+        needed = self._pools.num_pages(columns) * self._pools.page_size
+        if needed > self._pools.num_slots:
+            asked = f"{length} prompt tokens and {request.max_tokens} new ones"
+            return f"{asked} need {needed} slots, and the pool has {self._pools.num_slots}"
+        return None
+
+    def admit(self, request: Request, residents: Collection[Request]) -> bool:
+        """Give a request a row and the columns of its prefill, and under release `finish` those of its first rounds;
+        False, and no session or prefix spent, if its next round and the others' would not fit together.
+        """
+        session = self._sessions.get(request.continues)
+        pages = self._pools.pages(session.row) if session else self._match(request)
+        if not self._can_fit(residents, pages, round_columns(request.prefill_len, self._config)):
+            return False
+        if session is None and not self._free_a_row():
+            return False
+        self._sessions.pop(request.continues, None)
+        request.row = session.row if session else self._open(request)
+        if not self.make_room([*residents, request]):
+            if session:
+                self._sessions[session.request_id] = session
+            else:
+                self._pools.close(request.row)
+            request.row = -1
+            return False
+        columns, finish = request.prefill_len, self._config.release == "finish"
+        self._pools.reserve(request.row, self._config.reserved_columns(columns) if finish else columns)
+        if session:
+            session.row = -1
+        return True
+
+    def _open(self, request: Request) -> int:
+        row = self._pools.open()
+        self._pools.share(row, self._match(request))
+        tokens = torch.tensor(request.known_ids[: self._pools.committed_columns(row)], dtype=torch.int64)
+        self._pools.record(row, torch.arange(len(tokens)), tokens.to(self._pools.token_ids.device))
+        return row
+
+    def _match(self, request: Request) -> list[int]:
+        """Cached pages of a request's prefix; one column at least is computed: the round starts from its hidden."""
+        return [] if self._tree is None else self._tree.match(request.known_ids, request.prefill_len - 1)
+
+    def _free_a_row(self) -> bool:
+        return bool(self._pools.free_rows) or self._end_oldest_session()
+
+    def make_room(self, residents: Collection[Request]) -> bool:
+        """Evict prefixes and end sessions until the next round of these requests fits; False if it cannot, as a rule
+        before any is spent.
+        """
+        if not self._can_fit(residents):
+            return False
+        while (missing := self._growth(residents) - self._pools.free_slots // self._pools.page_size) > 0:
+            evicted = self._tree.evict(missing) if self._tree is not None else 0
+            self.evicted_pages += evicted
+            if not evicted and not self._end_oldest_session():
+                return False
+        return True
+
+    def _can_fit(self, residents: Collection[Request], pages: Collection[int] = (), columns: int = 0) -> bool:
+        """Whether the next rounds of residents, and of a request that would begin with these pages and need so many
+        columns, fit within the limit when nothing else is held.
+        """
+        held = {*pages, *(page for request in residents for page in self._pools.pages(request.row))}
+        growth = self._growth(residents) + max(0, self._pools.num_pages(columns) - len(pages))
+        return (growth + len(held)) * self._pools.page_size <= self._pools.usable_slots
+
+    def least_slots(self, request: Request) -> int:
+        """Slots that a request needs for its prefill and its next round."""
+        return self._pools.num_pages(round_columns(request.prefill_len, self._config)) * self._pools.page_size
+
+    def _growth(self, residents: Collection[Request]) -> int:
+        """Pages that the next round of these requests needs beyond those they hold."""
+        pools, needed = self._pools, 0
+        for request in residents:
+            columns = round_columns(request.prefill_len, self._config)
+            needed += max(0, pools.num_pages(columns) - len(pools.pages(request.row)))
+        return needed
+
+    def reserve(self, requests: Collection[Request]) -> None:
+        """Own, before a round, what release `finish` owns: two rounds ahead of the length that the host knows."""
+        if self._config.release == "finish":
+            for request in requests:
+                self._pools.reserve(request.row, self._config.reserved_columns(request.prefill_len))
+
+    def settle(self, request: Request, columns: int) -> None:
+        """Note that a request's first columns are committed, and let others share their pages."""
+        self._pools.settle(request.row, columns)
+        if self._tree is not None:
+            self._tree.insert(request.known_ids, columns, self._pools.pages(request.row))
+
+    def committed(self, request: Request) -> int:
+        """Columns of a resident whose KV is final, as far as the host knows."""
+        return self._pools.committed_columns(request.row)
+
+    def release(self, request: Request, keep_session: bool = False) -> None:
+        """Take a request's place away; a session keeps the columns that are committed for its next turn."""
+        if keep_session:
+            self._pools.release(request.row, self.committed(request))
+            self._sessions[request.request_id] = request
+        else:
+            self._pools.close(request.row)
+            request.row = -1
+
+    def end_session(self, request_id: int) -> bool:
+        """Forget what a finished request left for its next turn; False if there is nothing."""
+        request = self._sessions.pop(request_id, None)
+        if request:
+            self.release(request)
+        return request is not None
+
+    def _end_oldest_session(self) -> bool:
+        return bool(self._sessions) and self.end_session(next(iter(self._sessions)))
+
+    def close(self) -> None:
+        """End all sessions and keep no prefix."""
+        while self._end_oldest_session():
+            pass
+        if self._tree is not None:
+            self._tree.clear()

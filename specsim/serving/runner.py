@@ -1,0 +1,158 @@
+"""The batch that is being decoded, the calls that advance it, and what of their results the host has not read yet."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
+
+import torch
+
+from specsim.core.phases import Batch, DraftInput, PrefillInput, Verdict
+from specsim.core.pool import KVPool
+from specsim.serving.requests import Request
+
+
+class Delivery(NamedTuple):
+    """New tokens of a request, bonus last; a prefill brings one, a round num_accepted_tokens."""
+
+    request: Request
+    token_ids: list[int]
+    logprobs: list[float]
+    is_round: bool
+
+
+class HostCopy:
+    """Contiguous tensors on their way to the host, which waits for them in `read` only.
+
+    Those that lie in one piece of memory, as what a round leaves does, are sent in one copy.
+    """
+
+    def __init__(self, tensors: dict[str, torch.Tensor]):
+        pieces: dict[int, list[torch.Tensor]] = {}
+        for tensor in tensors.values():
+            pieces.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
+        self._tensors, self._event = tensors, None
+        self._pieces = {address: _sent(piece) for address, piece in pieces.items()}
+        if any(tensor.is_cuda for tensor in tensors.values()):
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def read(self) -> dict[str, torch.Tensor]:
+        """The tensors on the host."""
+        if self._event is not None:
+            self._event.synchronize()
+        return {name: self._read(tensor) for name, tensor in self._tensors.items()}
+
+    def _read(self, tensor: torch.Tensor) -> torch.Tensor:
+        raw, first = self._pieces[tensor.untyped_storage().data_ptr()]
+        place = tensor.storage_offset() * tensor.itemsize - first
+        return raw[place : place + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+
+
+def _sent(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, int]:
+    """The bytes from the first of some tensors in one piece of memory to the last, and where they begin in it."""
+    places = [tensor.storage_offset() * tensor.itemsize for tensor in tensors]
+    first = min(places) // 8 * 8  # whatever is behind it stays aligned
+    size = max(place + tensor.nbytes for place, tensor in zip(places, tensors, strict=True)) - first
+    piece = torch.empty(0, dtype=torch.uint8, device=tensors[0].device)
+    piece.set_(tensors[0].untyped_storage(), first, (size,))
+    sent = torch.empty(size, dtype=torch.uint8, pin_memory=piece.is_cuda)
+    return sent.copy_(piece, non_blocking=True), first
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A prefill or a round of `requests`, launched in a step. places: of the requests whose results count."""
+
+    step: int
+    requests: tuple[Request, ...]
+    results: HostCopy
+    is_round: bool
+    places: tuple[int, ...]
+
+    def read(self) -> list[Delivery]:
+        """The new tokens of every request; waits for the device."""
+        results = self.results.read()
+        if self.is_round:
+            tokens, logprobs = Verdict(**results).accepted_tokens(), results["logprobs"].tolist()
+        else:
+            tokens, logprobs = results["next_tokens"][:, None].tolist(), results["logprobs"][:, None].tolist()
+        return [
+            Delivery(self.requests[place], tokens[place], logprobs[place][: len(tokens[place])], self.is_round)
+            for place in self.places
+        ]
+
+
+class Runner:
+    """Prefills and rounds of one engine over one pool.
+
+    requests: those that are being decoded, in the order of the batch's rows. lagging: the host learns results late, so
+    that the lengths of a round are those that the round before left on the device; else they are what the host knows.
+    """
+
+    def __init__(self, engine, pools: KVPool, lagging: bool):
+        self._engine, self._pools, self._lagging = engine, pools, lagging
+        self.requests: list[Request] = []
+        self._batch, self._draft_input = self._batch_of([]), engine.drafter.idle()
+
+    def _batch_of(self, requests: Sequence[Request]) -> Batch:
+        batch = Batch.of(
+            request_ids=[request.request_id for request in requests],
+            rows=[request.row for request in requests],
+            prompt_lens=[len(request.prompt_ids) for request in requests],
+            params=[request.params for request in requests],
+            vocab_size=self._engine.target.config.vocab_size,
+            num_rounds=[len(request.accepted) for request in requests],
+        )
+        return batch.to(self._engine.device)
+
+    def prefill(self, step: int, requests: Sequence[Request], chunks: Sequence[tuple[int, int]]) -> Launched:
+        """Fill columns start to end - 1 of every request; those that are complete then join the batch.
+
+        The token after a chunk is sampled only if it is not known. No request: every phase is passed through all the
+        same, as a rank does that has nothing to do while others have.
+        """
+        ends = torch.tensor([end for _, end in chunks], dtype=torch.int64, device=self._engine.device)
+        batch = replace(self._batch_of(requests), seq_lens=ends)
+        output = self._engine.prefill(batch, _prefill_input(requests, chunks).to(self._engine.device), self._pools)
+        whole = [place for place, request in enumerate(requests) if chunks[place][1] == request.prefill_len]
+        kept = torch.tensor(whole, dtype=torch.int64, device=self._engine.device)
+        self._join([requests[place] for place in whole], batch.filter(kept), output.draft_input.filter(kept))
+        results = HostCopy({"next_tokens": output.next_tokens, "logprobs": output.logprobs})
+        fresh = tuple(place for place in whole if not requests[place].token_ids)
+        return Launched(step, tuple(requests), results, is_round=False, places=fresh)
+
+    def _join(self, requests: list[Request], batch: Batch, draft_input: DraftInput) -> None:
+        self.requests += requests
+        self._batch, self._draft_input = self._batch.merge(batch), self._draft_input.merge(draft_input)
+
+    def round(self, step: int) -> Launched:
+        """One round of the batch, also of an empty one."""
+        batch = self._batch if self._lagging else self._with_known_lengths()
+        verdict, self._draft_input, self._batch = self._engine.advance(
+            batch, self._draft_input, self._pools, reserved=True
+        )
+        results = HostCopy({each.name: getattr(verdict, each.name) for each in fields(Verdict)})
+        return Launched(step, tuple(self.requests), results, is_round=True, places=tuple(range(len(self.requests))))
+
+    def _with_known_lengths(self) -> Batch:
+        lens = torch.tensor([request.prefill_len for request in self.requests], dtype=torch.int64)
+        return replace(self._batch, seq_lens=lens.to(self._engine.device))
+
+    def drop(self, requests: Sequence[Request]) -> None:
+        """Take requests out of the batch, by index; when nobody is left the idle state takes the place of the last."""
+        gone = set(map(id, requests))
+        kept = [place for place, request in enumerate(self.requests) if id(request) not in gone]
+        if len(kept) == len(self.requests):
+            return
+        self.requests = [self.requests[place] for place in kept]
+        rows = torch.tensor(kept, dtype=torch.int64, device=self._engine.device)
+        self._batch = self._batch.filter(rows)
+        self._draft_input = self._draft_input.filter(rows) if kept else self._engine.drafter.idle()
+
+
+def _prefill_input(requests: Sequence[Request], chunks: Sequence[tuple[int, int]]) -> PrefillInput:
+    known = [request.known_ids for request in requests]
+    parts = PrefillInput.whole([ids[start:end] for ids, (start, end) in zip(known, chunks, strict=True)])
+    following = [ids[end] if end < len(ids) else -1 for ids, (_, end) in zip(known, chunks, strict=True)]
+    starts = torch.tensor([start for start, _ in chunks], dtype=torch.int64)
+    return replace(parts, start_lens=starts, next_tokens=torch.tensor(following, dtype=torch.int64))

@@ -1,0 +1,210 @@
+"""A run of requests that come and go: what came of each, what the run took, and that every slot is accounted for."""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from tqdm.auto import tqdm
+
+from specsim.core.config import ServingConfig, SpecConfig
+from specsim.core.files import without_nan
+from specsim.core.metrics import Acceptance, Latency, acceptance, latency
+from specsim.core.synthetic_acceptance import SyntheticAcceptance, acceptance_json
+from specsim.serving.requests import Request
+from specsim.serving.scheduler import Scheduler
+from specsim.serving.trace import Trace
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+HEADINGS = ("id", "prompt", "reused", "new", "finish", "rounds", "TTFT", "TPOT", "ITL", "preempted", "text")
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The pool audited after every step and at the end: num_audits times, audited_slots slots over all of them.
+
+    at_end: KVPool.usage after the last request, every slot free.
+    """
+
+    num_audits: int
+    audited_slots: int
+    at_end: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a run produced: the requests as they ended, and every step that served them.
+
+    skipped: (line number, reason) of what the file held besides. seconds: wall-clock, audits included, without loading.
+    synthetic: what decided how many drafts were accepted where it was not the target: then the tokens are not the
+    target's.
+    """
+
+    requests: tuple[Request, ...]
+    trace: Trace
+    audit: Audit
+    config: SpecConfig
+    serving: ServingConfig
+    seconds: float
+    skipped: tuple[tuple[int, str], ...] = ()
+    synthetic: SyntheticAcceptance | None = None
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """Of all rounds whose tokens a request took."""
+        drafts = [count - 1 for request in self.requests for count in request.accepted]
+        return acceptance(drafts, self.config.num_steps)
+
+    @property
+    def totals(self) -> dict:
+        """Requests by finish reason, counts of the trace, tokens kept, seconds, and the acceptance of core.metrics.
+
+        num_prefilled counts what preempted requests computed again; steps that nothing happened in are left out.
+        """
+        counts, tokens = self.trace.counts(), sum(len(request.token_ids) for request in self.requests)
+        return {
+            "requests": len(self.requests),
+            "finish_reasons": dict(sorted(Counter(request.finish_reason for request in self.requests).items())),
+            "steps": counts["steps"],
+            "prefill_steps": sum(bool(record.prefilled) for record in self.trace.records),
+            **{name: counts[name] for name in ("num_prefilled", "num_reused")},
+            "num_preemptions": counts["preempted"],
+            "num_aborts": counts["aborted"],
+            "evicted_pages": counts["evicted_pages"],
+            "tokens": tokens,
+            "seconds": self.seconds,
+            "tokens_per_s": tokens / self.seconds,
+            **asdict(self.acceptance),
+        }
+
+    def to_json(self) -> dict:
+        """A value that json can write; null where a figure is not defined. `trace` is for Trace.from_json."""
+        value = {
+            "outputs": list(map(_output, self.requests)),
+            "totals": self.totals,
+            "audit": asdict(self.audit),
+            "config": asdict(self.config),
+            "acceptance": acceptance_json(self.synthetic),
+            "serving": asdict(self.serving),
+            "skipped": [{"line": line, "reason": reason} for line, reason in self.skipped],
+            "trace": self.trace.to_json(),
+        }
+        return without_nan(value)
+
+    def show(self, console: "Console") -> None:
+        """A line a request, the totals, and the audit."""
+        from specsim.core.display import figure, heading, paragraph, print_table
+
+        heading(console, "Requests (TTFT, TPOT and ITL in steps)")
+        print_table(console, HEADINGS, list(map(_cells, self.requests)))
+        told = [f"Request {each.request_id} is rejected: {each.error}." for each in self.requests if each.error]
+        told += [f"Line {line} is skipped: not {reason}." for line, reason in self.skipped]
+        for sentence in told:
+            paragraph(console, sentence)
+        heading(console, "Totals")
+        print_table(console, (), self._rows())
+        audit, slots = self.audit, self.audit.at_end
+        console.print()
+        paragraph(
+            console,
+            f"{figure(audit.num_audits, 0)} audits accounted for {figure(slots['slots'], 0)} slots each; "
+            f"after the last request {figure(slots['free'], 0)} are free.",
+        )
+
+    def _rows(self) -> list[tuple[str, str]]:
+        from specsim.core.display import acceptance_rows, figure, setting
+
+        totals, serving = self.totals, self.serving
+        reasons = ", ".join(f"{count} {reason}" for reason, count in totals["finish_reasons"].items())
+        cache = "with" if serving.prefix_cache else "no"
+        counted = [("steps", "steps"), ("steps with prefill", "prefill_steps"), ("tokens prefilled", "num_prefilled")]
+        counted += [("tokens reused", "num_reused"), ("preemptions", "num_preemptions"), ("aborts", "num_aborts")]
+        counted += [("pages evicted", "evicted_pages"), ("new tokens", "tokens"), ("rounds", "rounds")]
+        return [
+            ("setting", setting(self.config)),
+            ("serving", f"{serving.schedule}, {cache} prefix cache, at most {serving.max_running} at a time"),
+            ("requests", f"{totals['requests']}: {reasons}"),
+            *((name, figure(totals[key], 0)) for name, key in counted),
+            *acceptance_rows(self.acceptance, self.synthetic),
+            ("seconds", figure(totals["seconds"])),
+            ("tokens a second", figure(totals["tokens_per_s"], 1)),
+        ]
+
+
+def serve(
+    engine,
+    requests: Sequence[Request],
+    serving: ServingConfig | None = None,
+    *,
+    skipped: Sequence[tuple[int, str]] = (),
+    progress: bool = False,
+) -> Served:
+    """Serve fresh requests to their ends on an engine of either column; the pool is audited after every step.
+
+    Requests are advanced in place: the same ones cannot be served again. Raises InputError for a schedule or slots that
+    the engine cannot run with, and for ids or conversations that do not fit together.
+    """
+    serving, start = serving or ServingConfig(), time.perf_counter()
+    total = sum(min(request.max_tokens, engine.config.max_len) for request in requests)
+    scheduler = Scheduler(engine, serving, audits=True)
+    for request in requests:
+        scheduler.submit(request)
+    quiet = None if progress else True
+    with torch.inference_mode(), tqdm(desc="serving", total=total, unit="token", leave=False, disable=quiet) as bar:
+        scheduler.run(lambda: bar.update(sum(len(request.token_ids) for request in requests) - bar.n))
+        at_end = scheduler.close()
+    seconds, audited = time.perf_counter() - start, scheduler.audited_slots + at_end["slots"]
+    audit = Audit(len(scheduler.trace) + 1, audited, at_end)
+    made = (tuple(requests), scheduler.trace, audit, engine.config, serving, seconds, tuple(skipped))
+    return Served(*made, engine.acceptance)
+
+
+def _latency(request: Request) -> Latency:
+    return latency(request.arrived, request.emissions)
+
+
+def _output(request: Request) -> dict:
+    return {
+        "id": request.request_id,
+        "arrival": request.arrival,
+        "priority": request.priority,
+        "continues": request.continues,
+        "text": request.text,
+        "token_ids": request.token_ids,
+        "logprobs": request.logprobs,
+        "finish_reason": request.finish_reason,
+        "stop_reason": request.stop_reason,
+        "error": request.error,
+        "num_accepted_tokens_per_round": request.accepted,
+        "prompt_tokens": len(request.prompt_ids),
+        "prompt_token_ids": request.prompt_ids,
+        "num_reused": request.num_reused,
+        "num_preemptions": request.num_preemptions,
+        "emissions": request.emissions,
+        "latency": asdict(_latency(request)),
+    }
+
+
+def _cells(request: Request) -> "tuple[str | Text, ...]":
+    from rich.text import Text
+
+    from specsim.core.display import figure
+
+    times = _latency(request)
+    text = repr(request.text)[1:-1] or " ".join(map(str, request.token_ids))
+    counts = (request.request_id, len(request.prompt_ids), request.num_reused, len(request.token_ids))
+    return (
+        *map(str, counts),
+        request.finish_reason,
+        str(len(request.accepted)),
+        figure(times.ttft_steps, 0),
+        figure(times.tpot_steps),
+        figure(times.itl_steps),
+        str(request.num_preemptions),
+        Text(text, no_wrap=True, overflow="ellipsis"),
+    )

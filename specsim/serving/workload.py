@@ -1,0 +1,125 @@
+"""Request files: JSON lines, a request a line, each with its arrival, its sampling and its place in a conversation."""
+
+import json
+import re
+import reprlib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from specsim.core.config import SamplingParams
+from specsim.core.errors import InputError
+from specsim.core.files import read_text
+from specsim.serving.requests import Request, make_request
+
+_SAMPLING = tuple(field.name for field in fields(SamplingParams))
+_PLACE = ("arrival", "priority", "continues", "abort_at")
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,18}")
+_FIELDS = ("id", "prompt", "prompt_ids", *_PLACE, *_SAMPLING)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The requests of a file in its order, and (line number from 1, reason) of each line that was skipped."""
+
+    requests: list[Request]
+    skipped: list[tuple[int, str]]
+
+
+def read_requests(path: Path | str, pair, skip_bad_lines: bool = False) -> Workload:
+    """Read a UTF-8 file of requests: parse_requests of its text. InputError also for a file that cannot be read."""
+    return parse_requests(read_file(path), path, pair, skip_bad_lines)
+
+
+def parse_requests(text: str, path: Path | str, pair, skip_bad_lines: bool = False) -> Workload:
+    """Requests of JSON objects, a line each, for a pair; blank lines are ignored. path: what errors name.
+
+    Fields: id (the line's number from 0 unless given), either prompt (text) or prompt_ids, arrival, priority, continues
+    (the id of an earlier line, whose conversation this prompt is the next turn of), abort_at, and those of
+    SamplingParams. A line that cannot become a request raises InputError, or is skipped with its reason. InputError
+    also for a text without a request. Whether a prompt is too long is not looked at.
+    """
+    requests, skipped = {}, []
+    for index, line in enumerate(text.split("\n")):
+        if not line.strip():
+            continue
+        try:
+            request = _request(line, index, pair, requests)
+        except InputError as error:
+            reason = f"a line whose {error.name} is {error.allowed}, not {reprlib.repr(error.value)}"
+            if not skip_bad_lines:
+                raise InputError("requests", f"{path}, line {index + 1}", reason) from error
+            skipped.append((index + 1, reason))
+        else:
+            requests[request.request_id] = request
+    if not requests:
+        why = f" (line {skipped[0][0]} is not {skipped[0][1]})" if skipped else ""
+        raise InputError("requests", str(path), f"a file of at least one request{why}")
+    return Workload(list(requests.values()), skipped)
+
+
+def read_file(path: Path | str) -> str:
+    """The text of a request file; InputError for one that cannot be read."""
+    return read_text(Path(path), "requests", "a UTF-8 file that can be read")
+
+
+def _request(line: str, index: int, pair, earlier: dict[int, Request]) -> Request:
+    values = _parse(line)
+    request_id = values.get("id", index)
+    if type(request_id) is int and request_id in earlier:
+        raise InputError("id", request_id, "an integer that no earlier line has")
+    continues = values.get("continues")
+    if continues is not None and (type(continues) is not int or continues not in earlier):
+        raise InputError("continues", continues, "the id of an earlier line")
+    place = {name: values[name] for name in _PLACE if name in values}
+    params = SamplingParams(**{name: _sampling_value(name, values[name]) for name in _SAMPLING if name in values})
+    return make_request(pair.target.config, pair.tokenizer, request_id, _prompt(values), params, **place)
+
+
+def _parse(line: str) -> dict[str, Any]:
+    """A JSON object of known fields, each once; JSON has no NaN and no infinity."""
+    try:
+        values = json.loads(line, object_pairs_hook=_distinct, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        raise InputError("text", line, f"a JSON object ({error.msg} at column {error.colno})") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError("text", line, f"a JSON object ({error})") from error
+    if not isinstance(values, dict):
+        raise InputError("text", line, "a JSON object")
+    for name in values:
+        if name not in _FIELDS:
+            raise InputError("every field", name, f"one of {', '.join(_FIELDS)}")
+    return values
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        raise ValueError("a field stands twice")
+    return values
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _prompt(values: dict[str, Any]) -> str | list[int]:
+    if ("prompt" in values) == ("prompt_ids" in values):
+        raise InputError("input", "both" if "prompt" in values else "neither", "one of prompt and prompt_ids")
+    name, kind, allowed = (
+        ("prompt", str, "a text (token ids: prompt_ids)") if "prompt" in values else ("prompt_ids", list, "a list")
+    )
+    if not isinstance(values[name], kind):
+        raise InputError(name, values[name], allowed)
+    return values[name]
+
+
+def _sampling_value(name: str, value: Any) -> Any:
+    """What SamplingParams takes for a JSON value: it checks all but these two."""
+    if name == "ignore_eos" and not isinstance(value, bool):
+        raise InputError(name, value, "true or false")
+    if name != "logit_bias":
+        return value
+    if not isinstance(value, dict) or not all(_TOKEN_ID.fullmatch(token) for token in value):
+        raise InputError(name, value, "an object of numbers by token id")
+    return {int(token): bias for token, bias in value.items()}

@@ -1,0 +1,225 @@
+"""What a simulated run was: a row a request, the figures that benchmarks print, and on demand a row a step."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from specsim.core.config import SpecConfig
+from specsim.core.errors import InputError
+from specsim.simulator.measurement import METRICS
+from specsim.simulator.quantiles import Quantiles
+from specsim.simulator.workload import Workload
+
+if TYPE_CHECKING:
+    import pandas
+
+QUANTILES = {"Median": 0.5, "P99": 0.99}
+MILLISECONDS = 1e3
+
+
+class Step(NamedTuple):
+    """One step: start and seconds; requests in its round, chunks of prompts and their tokens, requests without a place;
+    the option of its round (-1: none); pages that those with a place need.
+    """
+
+    start: float
+    seconds: float
+    running: int
+    chunks: int
+    waiting: int
+    prompt_tokens: int
+    option: int
+    pages: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """Requests [R] by number: arrivals, first and last delivery (seconds), tokens, rounds, accepted drafts,
+    preemptions; first_steps and last_steps, the steps (from 0) in which their first and last tokens were launched.
+
+    gaps: between a request's successive deliveries, of all requests. accepted_drafts: for each option the rounds by the
+    number of drafts they accepted. num_steps: that were served; most_pages: that were needed at once; log: the steps,
+    if they were kept.
+    """
+
+    arrivals: np.ndarray
+    firsts: np.ndarray
+    lasts: np.ndarray
+    first_steps: np.ndarray
+    last_steps: np.ndarray
+    prompt_tokens: np.ndarray
+    output_tokens: np.ndarray
+    rounds: np.ndarray
+    drafts: np.ndarray
+    preemptions: np.ndarray
+    gaps: Quantiles
+    accepted_drafts: tuple[np.ndarray, ...]
+    num_steps: int
+    most_pages: int
+    log: tuple[Step, ...]
+
+    @property
+    def duration(self) -> float:
+        """Seconds from the first arrival to the last delivery."""
+        return float(self.lasts.max() - self.arrivals.min())
+
+    @property
+    def ttft(self) -> np.ndarray:
+        return self.firsts - self.arrivals
+
+    @property
+    def e2e(self) -> np.ndarray:
+        return self.lasts - self.arrivals
+
+    @property
+    def tpot(self) -> np.ndarray:
+        """Seconds a token after the first; nan for a request of one token."""
+        more = np.where(self.output_tokens > 1, self.output_tokens - 1, np.nan)
+        return (self.lasts - self.firsts) / more
+
+    @property
+    def accept_length(self) -> float:
+        """Tokens of a round that drafted, bonus included; 1 where none did."""
+        rounds, drafts, _ = self._drafting
+        return 1 + drafts / rounds if rounds else 1.0
+
+    @property
+    def accept_rate(self) -> float:
+        """Accepted over proposed drafts; nan where none were proposed."""
+        _, drafts, proposed = self._drafting
+        return drafts / proposed if proposed else float("nan")
+
+    @property
+    def _drafting(self) -> tuple[int, int, int]:
+        """Rounds that drafted, the drafts they had accepted, the drafts they proposed."""
+        counts = [each for each in self.accepted_drafts if len(each) > 1]
+        rounds = sum(int(each.sum()) for each in counts)
+        drafts = sum(int(each @ np.arange(len(each))) for each in counts)
+        return rounds, drafts, sum(int(each.sum()) * (len(each) - 1) for each in counts)
+
+    def metrics(self) -> dict[str, float]:
+        """Figures by the names of specsim.simulator.measurement.METRICS, as vLLM's benchmark defines them: ITL over the
+        deliveries of all requests, everything else over requests.
+        """
+        tokens, duration = int(self.output_tokens.sum()), self.duration
+        values = {
+            "Output Throughput (tok/s)": tokens / duration,
+            "Request Throughput (req/s)": len(self.arrivals) / duration,
+            "Total Token Throughput (tok/s)": (tokens + int(self.prompt_tokens.sum())) / duration,
+            "Mean ITL (ms)": self.gaps.mean * MILLISECONDS,
+            **{f"{name} ITL (ms)": self.gaps.at(share) * MILLISECONDS for name, share in QUANTILES.items()},
+            "Spec Decode Accept Length": self.accept_length,
+            "Spec Decode Accept Rate (%)": 100 * self.accept_rate,
+        }
+        for what, seconds in (("TTFT", self.ttft), ("TPOT", self.tpot), ("E2E Latency", self.e2e)):
+            known = seconds[np.isfinite(seconds)] * MILLISECONDS
+            values[f"Mean {what} (ms)"] = float(known.mean()) if len(known) else float("nan")
+            for name, share in QUANTILES.items():
+                values[f"{name} {what} (ms)"] = float(np.quantile(known, share)) if len(known) else float("nan")
+        return {name: values[name] for name in METRICS}
+
+    def frame(self) -> "pandas.DataFrame":
+        """A row a request."""
+        columns = {
+            "arrival_s": self.arrivals,
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "ttft_ms": self.ttft * MILLISECONDS,
+            "tpot_ms": self.tpot * MILLISECONDS,
+            "e2e_ms": self.e2e * MILLISECONDS,
+            "rounds": self.rounds,
+            "accept_length": 1 + self.drafts / np.where(self.rounds, self.rounds, np.nan),
+            "preemptions": self.preemptions,
+        }
+        return _frame(columns)
+
+    def steps(self) -> "pandas.DataFrame":
+        """A row a step, where `simulate` was asked to log them."""
+        columns = list(zip(*self.log, strict=True)) or [()] * len(Step._fields)
+        return _frame(dict(zip(Step._fields, map(np.array, columns), strict=True)))
+
+
+def _frame(columns: dict[str, np.ndarray]) -> "pandas.DataFrame":
+    try:
+        import pandas
+    except ImportError as error:
+        allowed = f"the arrays, unless pandas is installed by: pip install 'specsim[data]' ({error})"
+        raise InputError("run", "a data frame", allowed) from error
+    return pandas.DataFrame(columns)
+
+
+class Ledger:
+    """Notes of a run under way, arrays by request number."""
+
+    def __init__(self, workload: Workload, configs: tuple[SpecConfig, ...], log: bool):
+        size = len(workload)
+        self.workload = workload
+        self.arrivals, self.firsts, self.lasts = (np.zeros(size) for _ in range(3))
+        self.rounds, self.drafts, self.preemptions = (np.zeros(size, dtype=np.int64) for _ in range(3))
+        self.first_steps, self.last_steps = (np.zeros(size, dtype=np.int64) for _ in range(2))
+        self.accepted = [np.zeros(config.num_steps + 1, dtype=np.int64) for config in configs]
+        self.gaps, self._buffer, self._filled = Quantiles(), np.empty(2**12), 0
+        self.num_ended = self.num_steps = self.most_pages = 0
+        self.log: list[Step] | None = [] if log else None
+
+    def first(self, requests: np.ndarray, seconds: float, step: int) -> None:
+        self.firsts[requests] = self.lasts[requests] = seconds
+        self.first_steps[requests] = step
+
+    def round(self, requests: np.ndarray, seconds: float, accepted: np.ndarray, option: int) -> None:
+        """What a round delivered to requests that had not ended."""
+        self._gaps(seconds - self.lasts[requests])
+        self.lasts[requests] = seconds
+        self.rounds[requests] += 1
+        counts = self.accepted[option]
+        if len(counts) > 1:
+            self.drafts[requests] += accepted
+            counts += np.bincount(accepted, minlength=len(counts))
+        else:
+            counts[0] += len(accepted)
+
+    def ended(self, requests: np.ndarray, step: int) -> None:
+        self.last_steps[requests] = step
+        self.num_ended += len(requests)
+
+    def step(self, step: tuple) -> None:
+        self.num_steps += 1
+        self.most_pages = max(self.most_pages, step[-1])
+        if self.log is not None:
+            self.log.append(Step(*step))
+
+    def run(self) -> Run:
+        """All that was noted."""
+        self._flush()
+        return Run(
+            arrivals=self.arrivals,
+            firsts=self.firsts,
+            lasts=self.lasts,
+            first_steps=self.first_steps,
+            last_steps=self.last_steps,
+            prompt_tokens=self.workload.prompt_tokens,
+            output_tokens=self.workload.output_tokens,
+            rounds=self.rounds,
+            drafts=self.drafts,
+            preemptions=self.preemptions,
+            gaps=self.gaps,
+            accepted_drafts=tuple(self.accepted),
+            num_steps=self.num_steps,
+            most_pages=self.most_pages,
+            log=tuple(self.log or ()),
+        )
+
+    def _gaps(self, gaps: np.ndarray) -> None:
+        """Kept until there are many: one call for many values is quicker than many for few."""
+        if self._filled + len(gaps) > len(self._buffer):
+            self._flush()
+        if len(gaps) > len(self._buffer):
+            self.gaps.add(gaps)
+            return
+        self._buffer[self._filled : self._filled + len(gaps)] = gaps
+        self._filled += len(gaps)
+
+    def _flush(self) -> None:
+        self.gaps.add(self._buffer[: self._filled])
+        self._filled = 0

@@ -1,0 +1,43 @@
+"""Randomness of the simulator: uniforms that are named, not ordered, so that a request meets the same ones anywhere."""
+
+from enum import IntEnum
+
+import numpy as np
+
+from specsim.core.errors import InputError
+
+_STEP, _WORD = 0x9E3779B97F4A7C15, 2**64 - 1
+_MULTIPLIERS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
+_UNIT, _LOST_BITS = 2.0**-53, np.uint64(11)
+_ONE, _STRIDE = np.uint64(1), np.uint64(_STEP)
+
+
+class Stream(IntEnum):
+    """What a uniform is for. Two streams share no name."""
+
+    ROUND = 0
+    PHASE = 1
+    PART = 2
+    LENGTH = 3
+
+
+def mix(words: np.ndarray) -> np.ndarray:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): a bijection of uint64 words."""
+    words = (words ^ (words >> _SHIFTS[0])) * _MULTIPLIERS[0]
+    words = (words ^ (words >> _SHIFTS[1])) * _MULTIPLIERS[1]
+    return words ^ (words >> _SHIFTS[2])
+
+
+def keys(seed: int, stream: Stream, request_ids: np.ndarray) -> np.ndarray:
+    """What names a request's uniforms of one stream, uint64; worth keeping where a request tosses many."""
+    if not 0 <= seed <= _WORD:
+        raise InputError("seed", seed, "an integer from 0 to 2^64 - 1")
+    start = mix(np.array([(seed + (stream + 1) * _STEP) & _WORD], dtype=np.uint64))
+    return mix(start + np.asarray(request_ids).astype(np.uint64) * _STRIDE)
+
+
+def named_uniforms(keys: np.ndarray, indices: np.ndarray | int) -> np.ndarray:
+    """Uniforms in [0, 1), float64, of the broadcast shape of keys and indices (integers of at least 0)."""
+    words = mix(keys + (np.atleast_1d(indices).astype(np.uint64) + _ONE) * _STRIDE)
+    return (words >> _LOST_BITS) * _UNIT

@@ -1,5 +1,0 @@
-"""The soak: random servers, every request compared with itself alone, every slot accounted for."""
-
-from specsim.soak.run import Soak, soak
-
-__all__ = ["Soak", "soak"]

@@ -1,0 +1,94 @@
+"""What one recording says of smaller settings is what the reference column does under them."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+import specsim
+from specsim import SamplingParams, SpecConfig, generate
+from specsim.acceptance.prediction import RECORDED, SETTINGS, predict, show
+from specsim.acceptance.recording import record
+from specsim.core.display import stdout_console
+from specsim.core.errors import InputError
+from specsim.core.files import write_json
+from specsim.models.synthetic_pair import agreeing_pair
+from specsim.simulator.acceptance import walk
+from specsim.simulator.cell import read_shares
+
+PROMPTS = [[1, 2, 3], [7, 8, 9, 10], [11], [40, 3, 22]]
+NEW_TOKENS, LARGE = 20, SpecConfig(3, 3, 10, draft_kv="ancestor")
+SMALLER = [LARGE, SpecConfig(1, 3, 4), SpecConfig(1, 1, 2), *(SpecConfig(2, 2, size) for size in (4, 6))]
+
+
+@cache
+def recorded(new_tokens=NEW_TOKENS):
+    return record(agreeing_pair("eagle3"), PROMPTS, LARGE, new_tokens - 1)
+
+
+@pytest.mark.parametrize("config", SMALLER)
+def test_every_round_of_a_smaller_setting_is_foretold(config):
+    """Where a node attends to its ancestors its drafts do not depend on the other lanes."""
+    config = replace(config, draft_kv="ancestor")
+    params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    outputs = generate(agreeing_pair("eagle3"), PROMPTS, config, params, dtype=torch.float64).outputs
+    texts, law = recorded().texts, recorded().law(config)
+    for output, text, by_position in zip(outputs, texts, law.counts, strict=True):
+        assert output.token_ids == tuple(text[:NEW_TOKENS])
+        assert (walk(by_position) + 1).tolist() == list(output.num_accepted_tokens_per_round)
+    assert len(set(np.concatenate(law.counts))) > 1
+
+
+def test_shares_are_those_of_the_first_draft():
+    """At depth 0 and rank 0 it is the rate of a chain's first draft from every position."""
+    first = recorded().accepted(SpecConfig(1, 1, 2)).mean()
+    assert recorded().shares()[0, 0] == first
+    assert 0 < first < 1
+
+
+def test_predictions_stand_beside_runs(capsys):
+    found = predict(agreeing_pair("eagle3"), PROMPTS, 12, [SpecConfig(1, 2, 3), SpecConfig(2, 2, 5)], LARGE)
+    assert found.mean_error < 0.03
+    show(found, stdout_console())
+    printed = capsys.readouterr().out
+    assert f"{found.rows[1].measured:.3f}" in printed
+    assert f"Mean error {found.mean_error:.2%}" in printed
+    assert found.shares[0][0] == recorded(12).shares()[0, 0]
+    assert found.to_json()["rows"][0]["error"] == found.rows[0].predicted / found.rows[0].measured - 1
+
+
+def test_plans_read_what_predictions_write(tmp_path):
+    found = predict(agreeing_pair("eagle3"), PROMPTS, 12, [SpecConfig(1, 2, 3)], LARGE)
+    write_json(tmp_path / "predict.json", found.to_json())
+    assert read_shares(tmp_path / "predict.json") == found.shares
+
+
+def test_thirty_settings_lie_within_the_recorded_one():
+    assert len(set(SETTINGS)) == 30
+    assert all(config.topk <= RECORDED.topk and config.num_steps <= RECORDED.num_steps for config in SETTINGS)
+    assert RECORDED not in SETTINGS
+
+
+def test_what_cannot_be_recorded_is_refused():
+    with pytest.raises(InputError, match="num_steps is 0"):
+        record(agreeing_pair("eagle3"), PROMPTS, SpecConfig.plain(), 8)
+    with pytest.raises(InputError, match=r"prompt is '4 tokens'; allowed: at most"):
+        record(agreeing_pair("eagle3"), [[7, 8, 9, 10]], replace(LARGE, max_len=20), 17)
+    with pytest.raises(InputError, match=r"positions is 0; allowed: at least 1"):
+        record(agreeing_pair("eagle3"), PROMPTS, LARGE, 0)
+    with pytest.raises(InputError, match=r"prompts is \[\]; allowed: at least one prompt"):
+        record(agreeing_pair("eagle3"), [], LARGE, 4)
+
+
+def test_what_cannot_be_predicted_is_refused():
+    with pytest.raises(InputError, match="max_new_tokens is 1; allowed: at least 2"):
+        predict(agreeing_pair("eagle3"), PROMPTS, 1, SMALLER, LARGE)
+    with pytest.raises(InputError, match=r"settings is \[\]; allowed: at least one setting"):
+        predict(agreeing_pair("eagle3"), PROMPTS, 12, [], LARGE)
+
+
+def test_one_text_is_one_prompt():
+    found = predict(specsim.load(drafter="eagle"), "def main():", 4, [SpecConfig(1, 1, 2)], SpecConfig(1, 1, 2))
+    assert found.num_prompts == 1

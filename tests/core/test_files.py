@@ -1,0 +1,45 @@
+"""Files are whole, keep what they may be read by, and hold what they were given."""
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from specsim.core.errors import InputError
+from specsim.core.files import check_apart, write_json
+
+
+def test_writers_beside_each_other_do_not_take_each_others_files(tmp_path):
+    def write(name: str) -> None:
+        for _ in range(200):
+            write_json(tmp_path / name, {"name": name})
+            assert json.loads((tmp_path / name).read_text()) == {"name": name}
+
+    with ThreadPoolExecutor(4) as executor:
+        list(executor.map(write, "abcd"))
+    assert sorted(os.listdir(tmp_path)) == list("abcd")
+
+
+def test_a_file_keeps_its_mode(tmp_path):
+    file = tmp_path / "a.json"
+    write_json(file, {})
+    as_any_other = tmp_path / "other"
+    as_any_other.touch()
+    assert file.stat().st_mode == as_any_other.stat().st_mode
+    file.chmod(0o640)
+    write_json(file, {"more": 1})
+    assert file.stat().st_mode & 0o777 == 0o640
+
+
+def test_half_a_surrogate_pair_is_kept(tmp_path):
+    write_json(tmp_path / "a.json", {"text": "\ud800é"})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"text": "\ud800é"}
+
+
+def test_a_file_is_none_of_the_others_by_another_name_either(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    check_apart(out=tmp_path / "file", json=None, plot=tmp_path / "other")
+    check_apart(out=None, json=None)
+    with pytest.raises(InputError, match=r"json is .*link'; allowed: another file than that of out"):
+        check_apart(out=tmp_path / "file", json=tmp_path / "link")

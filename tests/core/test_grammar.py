@@ -1,0 +1,756 @@
+"""Grammars over trees: the automata of the tests, the masks of nodes, the law of what is generated."""
+
+import functools
+import itertools
+import json
+import math
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from importlib.util import find_spec
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import specsim
+from specsim.cli.main import main
+from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.errors import InputError
+from specsim.core.grammar import after, allowed_first, allowed_nodes, allowed_trees, stacked
+from specsim.core.phases import Batch
+from specsim.core.synthetic_acceptance import SyntheticAcceptance
+from specsim.correctness.differential import check
+from specsim.correctness.differential.grids import cell_of
+from specsim.models.synthetic_pair import agreeing_pair
+from specsim.reference.acceptance import Tree, greedy, target_only
+from specsim.reference.sampling import adjust_logits, target_prob
+from specsim.reference.tree import links
+from specsim.serving.generation import load_engine
+from specsim.serving.guidance import Guidance
+
+needs_library = pytest.mark.skipif(not find_spec("llguidance"), reason="llguidance is an extra: specsim[grammar]")
+
+# Automata over characters, as grammars over tokens: regular expressions by derivatives, JSON by a stack.
+
+# A regular expression is a nested tuple: ("char", set), ("cat", a, b), ("or", a, b), ("star", a), EMPTY or NOTHING.
+EMPTY, NOTHING = ("empty",), ("nothing",)
+
+
+def cat(first, second):
+    if NOTHING in (first, second):
+        return NOTHING
+    return second if first == EMPTY else first if second == EMPTY else ("cat", first, second)
+
+
+def either(first, second):
+    if first == second or second == NOTHING:
+        return first
+    return second if first == NOTHING else ("or", *sorted((first, second), key=repr))
+
+
+def is_nullable(regex) -> bool:
+    kind, *parts = regex
+    if kind == "or":
+        return any(map(is_nullable, parts))
+    return kind in ("empty", "star") or (kind == "cat" and all(map(is_nullable, parts)))
+
+
+def derivative(regex, char: str):
+    """What may follow the character (Brzozowski 1964)."""
+    kind, *parts = regex
+    if kind == "char":
+        return EMPTY if char in parts[0] else NOTHING
+    if kind == "cat":
+        first, second = parts
+        rest = derivative(second, char) if is_nullable(first) else NOTHING
+        return either(cat(derivative(first, char), second), rest)
+    if kind == "or":
+        return either(*(derivative(part, char) for part in parts))
+    return cat(derivative(parts[0], char), regex) if kind == "star" else NOTHING
+
+
+def parse(pattern: str):
+    """Of literals, [sets], (groups), |, * and +."""
+    regex, rest = _alternatives(pattern)
+    assert not rest, rest
+    return regex
+
+
+def _alternatives(text: str):
+    branch, found = EMPTY, NOTHING
+    while text and text[0] != ")":
+        if text[0] == "|":
+            found, branch, text = either(found, branch), EMPTY, text[1:]
+            continue
+        atom, text = _atom(text)
+        if text[:1] in ("*", "+"):
+            star = ("star", atom)
+            atom, text = (star if text[0] == "*" else cat(atom, star)), text[1:]
+        branch = cat(branch, atom)
+    return either(found, branch), text
+
+
+def _atom(text: str):
+    if text[0] == "(":
+        inner, rest = _alternatives(text[1:])
+        return inner, rest[1:]
+    if text[0] == "[":
+        body, rest = text[1:].split("]", 1)
+        chars = set()
+        while body:
+            if body[1:2] == "-":
+                chars |= {chr(code) for code in range(ord(body[0]), ord(body[2]) + 1)}
+                body = body[3:]
+            else:
+                chars, body = chars | {body[0]}, body[1:]
+        return ("char", frozenset(chars)), rest
+    return ("char", frozenset(text[0])), text[1:]
+
+
+# JSON without spaces: arrays, objects, strings without escapes, numbers of digits. A state is what is still to come,
+# the next at the end, of these: V a value, J a value or ], K a key, L a key or }, A and O what follows a value in an
+# array and in an object, S the rest of a string, D of a number, and characters that stand for themselves.
+DIGITS = frozenset("0123456789")
+
+
+def json_step(state: str | None, char: str) -> str | None:
+    if not state:
+        return None
+    rest, top = state[:-1], state[-1]
+    if top == "D":
+        return state if char in DIGITS else json_step(rest, char)
+    if top == "S":
+        return rest if char == '"' else state
+    if top == "J" and char == "]":
+        return rest
+    if top in "VJ":
+        rest += "A" if top == "J" else ""
+        after = {"[": "J", "{": "L", '"': "S", "0": ""}.get(char, "D" if char in DIGITS else None)
+        return None if after is None else rest + after
+    if top in "KL":
+        return rest if (top, char) == ("L", "}") else rest + "OV:S" if char == '"' else None
+    closing, following = {"A": ("]", "AV"), "O": ("}", "K")}.get(top, (top, None))
+    if char == closing:
+        return rest
+    return rest + following if following and char == "," else None
+
+
+@dataclass(frozen=True)
+class Automaton:
+    """A grammar of texts over tokens: step(state, character) is the next state, None for none; the end token ends."""
+
+    start: Hashable
+    step: Callable
+    may_end: Callable
+    texts: tuple[str, ...]
+    end: int
+    known: dict = field(default_factory=dict, compare=False)  # by state what may follow, which takes long to find
+
+    @classmethod
+    def regex(cls, pattern: str, texts, end: int) -> "Automaton":
+        def step(state, char):
+            after = derivative(state, char)
+            return None if after == NOTHING else after
+
+        return cls(parse(pattern), step, is_nullable, tuple(texts), end)
+
+    @classmethod
+    def json(cls, texts, end: int) -> "Automaton":
+        return cls("V", json_step, lambda state: state in ("", "D"), tuple(texts), end)
+
+    def after(self, state, text: str):
+        for char in text:
+            state = None if state is None else self.step(state, char)
+        return state if text else None
+
+    def matcher(self) -> "AutomatonMatcher":
+        return AutomatonMatcher(self)
+
+
+class AutomatonMatcher:
+    """Keeps every state it was in; `moves` counts what was asked of it."""
+
+    def __init__(self, automaton: Automaton):
+        self.automaton, self.states, self.moves = automaton, [automaton.start], 0
+        self.vocab_size = len(automaton.texts)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.states[-1] is None
+
+    def allowed(self) -> torch.Tensor:
+        assert not self.has_ended, "nothing is asked after the end"
+        state, grammar = self.states[-1], self.automaton
+        if state not in grammar.known:
+            every = (self._next(token, state, grammar) is not False for token in range(self.vocab_size))
+            grammar.known[state] = torch.tensor(list(every))
+        return grammar.known[state].clone()
+
+    def _next(self, token: int, state, grammar):
+        """The state after a token, None for the end, False if it is not allowed."""
+        if token == grammar.end:
+            return None if grammar.may_end(state) else False
+        after = grammar.after(state, grammar.texts[token])
+        return False if after is None else after
+
+    def advance(self, token: int) -> bool:
+        assert not self.has_ended, "nothing is taken after the end"
+        self.moves += 1
+        after = self._next(token, self.states[-1], self.automaton)
+        if after is not False:
+            self.states.append(after)
+        return after is not False
+
+    def roll_back(self, count: int) -> None:
+        assert count < len(self.states)
+        del self.states[len(self.states) - count :]
+
+
+END = 0
+TEXTS = ("", "a", "b", "ab", "ba", "c")  # token 0 ends
+AB = Automaton.regex("(ab|c)+", TEXTS, END)
+
+
+# The automata of the tests
+
+
+@pytest.mark.parametrize("pattern", ["(ab|c)+", "a*", "x[0-9]+(,[0-9]+)*", "(a|ab)(c|bcd)*", "[abx]*b", ""])
+def test_derivatives_agree_with_pythons_expressions(pattern):
+    for length in range(5):
+        for text in itertools.product("abcx1,", repeat=length) if length < 4 else itertools.product("abc1", repeat=4):
+            regex = parse(pattern)
+            for char in text:
+                regex = derivative(regex, char)
+            assert is_nullable(regex) == bool(re.fullmatch(pattern, "".join(text)))
+
+
+JSON_TEXTS = ("", "{", "}", "[", "]", '"', ":", ",", "a", "1", '{"a":', '"]')
+JSON = Automaton.json(JSON_TEXTS, END)
+
+
+def is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+LONGER = [
+    '{"a":1',
+    '{"a":1}',
+    '[[1],{"a":[]}]',
+    '{"a":1,"aa":"a"}',
+    '{"a":1,}',
+    "[1,]",
+    '["a"1]',
+    '{"a":[1,2}',
+    "[[]]]",
+]
+
+
+def test_the_stack_takes_what_json_takes_and_no_more():
+    short = ("".join(text) for length in range(1, 5) for text in itertools.product('{}[]":,a10', repeat=length))
+    for text in (*short, *LONGER):
+        assert (JSON.after("V", text) in ("", "D")) == is_json(text), text
+
+
+# Masks of nodes
+
+
+def tree_of(parents: list[int], tokens: list[int], depth_limit: int = 99) -> Tree:
+    return Tree(tokens, parents, *links(parents), depth_limit)
+
+
+def masks(matcher, tree: Tree) -> torch.Tensor:
+    return allowed_nodes(matcher, tree.tokens, tree.next_token, tree.next_sibling)
+
+
+def texts_of(allowed_V: torch.Tensor) -> set[str]:
+    return {TEXTS[token] or "end" for token in allowed_V.nonzero().flatten().tolist()}
+
+
+# root ─┬─ "a" ─┬─ "b" ─── end
+#       │       └─ "ba"
+#       ├─ "b", which is forbidden ─── "a"
+#       └─ "ab" ─┬─ end ─── "c"
+#                └─ "c"
+TREE = tree_of([-1, 0, 0, 0, 1, 1, 2, 3, 3, 4, 7], [9, 1, 2, 3, 2, 4, 1, 0, 5, 0, 5])
+
+
+def test_masks_by_hand():
+    allowed_NV = masks(AB.matcher(), TREE)
+    after_piece, everything = {"end", "a", "ab", "c"}, set(TEXTS) - {""} | {"end"}
+    expected = [
+        {"a", "ab", "c"}, {"b", "ba"}, everything, after_piece, after_piece, {"b", "ba"}, everything, everything,
+        after_piece, everything, everything,
+    ]  # fmt: skip
+    assert [texts_of(row) for row in allowed_NV] == expected
+
+
+def test_the_matcher_stands_where_it_stood():
+    matcher = after(AB, [1, 4])
+    before = list(matcher.states)
+    masks(matcher, TREE)
+    assert matcher.states == before
+
+
+def test_every_child_of_an_allowed_node_is_tried_once():
+    matcher = AB.matcher()
+    masks(matcher, TREE)
+    assert matcher.moves == 3 + 2 + 1 + 2
+
+
+def test_nothing_is_asked_after_the_end():
+    matcher = after(AB, [3, END, 1, 1])
+    assert matcher.has_ended
+    assert masks(matcher, TREE).all()
+
+
+def test_an_output_that_is_forbidden_is_refused():
+    with pytest.raises(InputError, match="output is 5; allowed: a token that the grammar allows at place 2"):
+        after(AB, [5, 1, 5])
+
+
+def pools_of(*rows: list[int]) -> SimpleNamespace:
+    width = max(map(len, rows)) + 3
+    return SimpleNamespace(token_ids=torch.tensor([row + [-1] * (width - len(row)) for row in rows]))
+
+
+def test_masks_of_a_batch_follow_each_requests_own_output():
+    """Request 7 has a prompt of 2 and the output "a", "b"; request 8 no grammar; request 9 has its first token, "a"."""
+    batch = Batch.of([7, 8, 9], [0, 1, 2], [2, 3, 1], [SamplingParams()] * 3, 6)
+    batch = replace(batch, seq_lens=torch.tensor([3, 3, 1]))
+    pools = pools_of([4, 4, 1, 2], [4, 4, 4, 4], [4, 1])
+    columns = {
+        "draft_tokens": torch.tensor([[2, 3], [4, 1], [1, 4]]),
+        "retrieve_next_token": torch.tensor([[1, -1]] * 3),
+        "retrieve_next_sibling": torch.full((3, 2), -1),
+    }
+    allowed_BNV = stacked(allowed_trees(batch, SimpleNamespace(**columns), pools, {7: AB, 9: AB}), 3)
+    assert [texts_of(row) for row in allowed_BNV[0]] == [{"end", "a", "ab", "c"}] * 2
+    assert allowed_BNV[1].all()
+    assert [texts_of(row) for row in allowed_BNV[2]] == [{"b", "ba"}] * 2
+    assert stacked(allowed_trees(batch, SimpleNamespace(**columns), pools, {5: AB}), 3) is None
+
+
+def test_the_first_token_is_masked_where_the_prompt_is_complete():
+    batch = Batch.of([0, 1, 2], [0, 1, 2], [2, 2, 2], [SamplingParams()] * 3, 6)
+    batch = replace(batch, seq_lens=torch.tensor([2, 1, 3]))  # complete; a chunk of it; resumed with one known token
+    pools = pools_of([4, 4], [4, 4], [4, 4, 1])
+    allowed_B1V = stacked(allowed_first(batch, pools, {0: AB, 1: AB, 2: AB}), 3)
+    assert [texts_of(row) for row in allowed_B1V[[0, 2], 0]] == [{"a", "ab", "c"}, {"b", "ba"}]
+    assert allowed_B1V[1].all()
+
+
+# The law of masked text
+
+V, CELLS = 4, 12
+WEIGHTS = (
+    (1, 1, 1, 1),
+    (2, 1, 1, 0),
+    (3, 1, 0, 0),
+)  # of any of them the sum divides 12, so that edges are those of cells
+WORDS = ("", "a", "b", "aa")
+GRAMMARS = [Automaton.regex(pattern, WORDS, END) for pattern in ("(ab)*", "a*(b|ba)", "(aa)*b*")]
+
+
+class Masked:
+    """A made-up target under a grammar, as plain decoding has it; nothing is asked of tokens after the end."""
+
+    def __init__(self, seed: int, grammar: Automaton):
+        self.seed, self.grammar = seed, grammar
+
+    def weights(self, context: tuple[int, ...], kept: list[bool]) -> list[int]:
+        """Of the tokens after a context, before the mask; something is left of them after it."""
+        generator = np.random.default_rng([self.seed, *context, 99])
+        while True:
+            weights = generator.permutation(WEIGHTS[generator.integers(len(WEIGHTS))]).tolist()
+            if any(weight for weight, one in zip(weights, kept, strict=True) if one):
+                return weights
+
+    def logits(self, context: tuple[int, ...], allowed_V: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(self.weights(context, allowed_V.tolist())).double().log()
+
+    @functools.cache  # noqa: B019 - a target lives as long as its test
+    def law(self, context: tuple[int, ...]) -> list[Fraction]:
+        try:
+            matcher = after(self.grammar, context)
+        except InputError:  # never asked for, but where a fault is planted
+            return [Fraction(1, V)] * V
+        kept = [True] * V if matcher.has_ended else matcher.allowed().tolist()
+        weights = [weight * one for weight, one in zip(self.weights(context, kept), kept, strict=True)]
+        return [Fraction(weight, sum(weights)) for weight in weights]
+
+
+def until_end(tokens) -> tuple[int, ...]:
+    tokens = tuple(tokens)
+    return tokens[: tokens.index(END) + 1] if END in tokens else tokens
+
+
+def chance_of(target: Masked, text: tuple[int, ...], start: int) -> Fraction:
+    """Of the tokens from `start` on; what comes after a token that is forbidden is never asked."""
+    chance = Fraction(1)
+    for at in range(start, len(text)):
+        chance *= target.law(text[:at])[text[at]]
+        if not chance:
+            break
+    return chance
+
+
+def plain_law(target: Masked, count: int) -> dict:
+    law = Counter()
+    for text in itertools.product(range(V), repeat=count):
+        law[until_end(text)] += chance_of(target, text, 0)
+    return {text: chance for text, chance in law.items() if chance}
+
+
+def speculative_law(target: Masked, tree: Tree, count: int) -> dict:
+    """Of the first `count` tokens: a round over the tree, in fractions, completed by plain decoding."""
+    sampling = Batch.of([0], [0], [0], [SamplingParams(temperature=1.0)], V).sampling
+    allowed_NV = masks(target.grammar.matcher(), tree)
+    rows = []
+    for node, allowed_V in enumerate(allowed_NV):
+        logits_V = target.logits(tuple(tree.path_tokens(node)[1:]), allowed_V)
+        rows.append(target_prob(adjust_logits(logits_V, torch.tensor([1]), 1, sampling, 0, allowed_V), sampling, 0))
+    prob_NV, outcomes, law = torch.stack(rows), Counter(), Counter()
+    points = [(cell + 0.5) / CELLS for cell in range(CELLS)]
+    depth = max(len(tree.path(node)) - 1 for node in range(len(tree.tokens)))
+    for *uniforms, final in itertools.product(points, repeat=depth + 1):
+        path, bonus = target_only(tree, prob_NV, [*uniforms, 0.5], final, 1.0, 1.0)
+        outcomes[(*(tree.tokens[node] for node in path[1:]), bonus)] += Fraction(1, CELLS ** (depth + 1))
+    for tokens, share in outcomes.items():
+        for rest in itertools.product(range(V), repeat=max(0, count - len(tokens))):
+            text = (*tokens[:count], *rest)
+            law[until_end(text)] += share * chance_of(target, text, len(tokens))
+    return {text: chance for text, chance in law.items() if chance}
+
+
+@st.composite
+def draft_trees(draw):
+    """Two levels, siblings with distinct tokens; the end and what the grammar forbids among them."""
+    parents, tokens, depths = [-1], [9], [0]
+    for node in range(1, draw(st.integers(2, 6))):
+        parent = draw(st.sampled_from([other for other in range(node) if depths[other] < 2]))
+        taken = {token for token, other in zip(tokens, parents, strict=True) if other == parent}
+        free = [token for token in range(V) if token not in taken]
+        if not free:
+            break
+        parents.append(parent)
+        tokens.append(draw(st.sampled_from(free)))
+        depths.append(depths[parent] + 1)
+    return tree_of(parents, tokens)
+
+
+@given(draft_trees(), st.integers(0, 10**6), st.sampled_from(GRAMMARS))
+@settings(max_examples=12)
+def test_masked_speculative_text_has_the_law_of_masked_plain_text(tree, seed, grammar):
+    target = Masked(seed, grammar)
+    assert speculative_law(target, tree, 3) == plain_law(target, 3)
+
+
+def test_a_mask_that_is_one_node_off_has_another_law(monkeypatch):
+    """The law is a test of the traversal: with each node's mask at its parent it fails."""
+    tree, target = tree_of([-1, 0, 1], [9, 1, 2]), Masked(3, GRAMMARS[0])
+    assert speculative_law(target, tree, 3) == plain_law(target, 3)
+    right = masks
+    monkeypatch.setattr(sys.modules[__name__], "masks", lambda *each: right(*each).roll(-1, 0))
+    assert speculative_law(target, tree, 3) != plain_law(target, 3)
+
+
+def test_greedy_follows_the_best_allowed_tokens():
+    tree = tree_of([-1, 0, 0, 1], [9, 1, 2, 2])
+    logits = torch.tensor([[0.0, 1.0, 3.0, 2.0]] * 4)
+    allowed_NV = masks(GRAMMARS[0].matcher(), tree)
+    path, bonus = greedy(tree, logits.masked_fill(~allowed_NV, -torch.inf))
+    assert ([tree.tokens[node] for node in path[1:]], bonus) == ([1, 2], 1)
+
+
+# Whole runs
+
+PAIR = specsim.load()
+PIECES = tuple(PAIR.tokenizer.decode([token]) for token in range(PAIR.target.config.vocab_size))
+NUMBERS = "[0-9]+(, [0-9]+)*"
+PROMPT = "PRIMES = ["
+SETTING = SpecConfig(topk=3, num_steps=3, num_draft_tokens=8)
+
+
+def run(grammars, config=SETTING, prompts=(PROMPT,), **sampling):
+    params = SamplingParams(**{"max_new_tokens": 12, **sampling})
+    return specsim.generate(PAIR, list(prompts), config, params, grammars=grammars).outputs
+
+
+def numbers() -> Automaton:
+    return Automaton.regex(NUMBERS, PIECES, END)
+
+
+@needs_library
+def test_the_library_allows_what_the_automaton_allows():
+    """Along a tree of tokens of the shipped pair, the end inside it."""
+    library, own = Guidance.regex(PAIR, NUMBERS), numbers()
+    ids = {text: PAIR.tokenizer.encode(text, add_special_tokens=False)[0] for text in ("1", "2", ",", " ", "x")}
+    tree = tree_of([-1, 0, 0, 1, 1, 3, 3, 5], [9, ids["1"], ids["x"], ids[","], END, ids[" "], ids["2"], ids["2"]])
+    allowed_NV = masks(library.matcher(), tree)
+    assert torch.equal(allowed_NV, masks(own.matcher(), tree))
+    assert 0 < allowed_NV[5].sum() < allowed_NV.shape[1]
+
+
+@needs_library
+@pytest.mark.parametrize("pattern", ["ab", "(ab)+"])
+def test_the_library_gives_back_what_it_was_given_also_at_the_end(pattern):
+    matcher = Guidance.regex(PAIR, pattern).matcher()
+    a, b = (PAIR.tokenizer.encode(char, add_special_tokens=False)[0] for char in "ab")
+    before = matcher.allowed()
+    assert matcher.advance(a)
+    within = matcher.allowed()
+    assert not matcher.advance(a)
+    assert not matcher.advance(END)
+    assert matcher.advance(b)
+    complete = matcher.allowed()
+    assert matcher.advance(END)
+    assert matcher.has_ended
+    matcher.roll_back(1)
+    assert not matcher.has_ended
+    assert torch.equal(matcher.allowed(), complete)
+    matcher.advance(END)
+    matcher.roll_back(2)
+    assert torch.equal(matcher.allowed(), within)
+    matcher.roll_back(1)
+    assert torch.equal(matcher.allowed(), before)
+
+
+def test_greedy_text_is_plain_greedy_text_under_the_grammar():
+    """Two requests with a grammar each, and one that is free, in one batch."""
+    grammars = [numbers(), replace(Automaton.json(PIECES, END), start="AV"), None]  # the rest of an array
+    speculative = run(grammars, prompts=[PROMPT] * 3)
+    for own, grammar in zip(speculative, grammars, strict=True):
+        (plain,) = run(grammar, SpecConfig.plain())
+        assert own.token_ids == plain.token_ids
+        assert own.logprobs == pytest.approx(plain.logprobs, abs=1e-4)
+        assert max(own.num_accepted_tokens_per_round) > 1
+    assert len({own.token_ids for own in speculative}) == 3
+    assert re.fullmatch(f"({NUMBERS})?[, 0-9]*", speculative[0].text.removesuffix(PIECES[END]))
+    assert after(grammars[1], speculative[1].token_ids)
+
+
+CHAIN = dict(topk=1, num_steps=3, num_draft_tokens=4)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [SETTING, *(SpecConfig(**CHAIN, verifier=verifier) for verifier in ("rejection", "block", "gumbel", "typical"))],
+    ids=lambda config: config.verifier,
+)
+def test_a_request_ends_where_its_grammar_does(config):
+    (output,) = run(Automaton.regex("(no|yes)!", PIECES, END), config, temperature=1.0, seed=4)
+    assert output.finish_reason == "stop"
+    assert re.fullmatch("(no|yes)!", PAIR.tokenizer.decode(list(output.token_ids[:-1])))
+    assert output.token_ids[-1] == END
+
+
+def excess(outputs, false_alarm: float = 1e-6) -> float:
+    """By how much the share of an output is too far from its probability under its own logprobs, which are those of
+    plain decoding; at most 0 but in a share false_alarm of runs (Chernoff).
+    """
+    chances = {output.token_ids: min(1.0, math.exp(sum(output.logprobs))) for output in outputs}
+    counts, most = Counter(output.token_ids for output in outputs), math.log(2 * len(chances) / false_alarm)
+
+    def divergence(share: float, chance: float) -> float:
+        terms = ((share, chance), (1 - share, 1 - chance))
+        return sum(one * math.log(one / max(other, 1e-12)) for one, other in terms if one > 0)
+
+    return max(len(outputs) * divergence(counts[text] / len(outputs), chances[text]) - most for text in chances)
+
+
+def test_sampled_texts_come_as_often_as_plain_decoding_would_have_them():
+    """160 requests of one prompt: a few texts, in their joint law."""
+    grammar = Automaton.regex("(0|1), (0|1|2)", PIECES, END)
+    outputs = run(grammar, prompts=[PROMPT] * 160, temperature=1.0, max_new_tokens=6)
+    chances = {output.token_ids: math.exp(sum(output.logprobs)) for output in outputs}
+    assert 4 <= len(chances) <= 8
+    assert sum(chances.values()) <= 1 + 1e-5
+    rounds = [count for output in outputs for count in output.num_accepted_tokens_per_round]
+    assert sum(rounds) > 2 * len(rounds)
+    assert excess(outputs) <= 0
+    often = max(outputs, key=lambda output: chances[output.token_ids])
+    assert excess(outputs[:80] + (often,) * 80) > 0
+
+
+@needs_library
+def test_json_of_a_schema():
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 99}}, "required": ["a"]}
+    schema |= {"additionalProperties": False}
+    grammar = Guidance.json_schema(PAIR, schema)
+    (output,) = run(grammar, temperature=1.0, max_new_tokens=40, seed=1)
+    assert output.finish_reason == "stop"
+    assert list(json.loads(PAIR.tokenizer.decode(list(output.token_ids[:-1])))) == ["a"]
+
+
+# Both columns
+
+TINY = agreeing_pair("eagle3")  # 48 tokens, of which those after the last text are no one's
+LETTERS = ("", *'abc[],{}:"01', "ab", "ba", "[1", ',"')
+LETTERS += tuple(chr(200 + token) for token in range(len(LETTERS), TINY.target.config.vocab_size))
+MIXED = {0: Automaton.regex("a(b|ca)", LETTERS, END), 2: Automaton.regex("b(1|:)*", LETTERS, END)}
+
+
+def test_the_fast_columns_tokens_are_the_references():
+    """A greedy request and a sampled one with a grammar each, a free one between them, in buffers of four requests of
+    which the padded one has the id of the first; drafts that are forbidden, and an end inside a tree.
+    """
+    setting = dict(
+        config=SpecConfig(topk=2, num_steps=2, num_draft_tokens=5), grammars=[MIXED.get(id) for id in range(3)]
+    )
+    sampling = [SamplingParams(temperature=float(id > 0), seed=id, max_new_tokens=3) for id in range(3)]
+    both = [
+        specsim.generate(TINY, [[1, 2, 3], [4, 5], [6]], sampling=sampling, **setting, **column).outputs
+        for column in ({}, {"impl": "fast", "bucket": 4, "graph": "eager"})
+    ]
+    for expected, found in zip(*both, strict=True):
+        assert found.token_ids == expected.token_ids
+        assert found.num_accepted_tokens_per_round == expected.num_accepted_tokens_per_round
+        assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+    free = specsim.generate(TINY, [[1, 2, 3], [4, 5], [6]], setting["config"], sampling).outputs
+    assert both[1][0].token_ids != free[0].token_ids
+    assert both[1][1].token_ids == free[1].token_ids
+    assert (both[1][2].token_ids[1], both[1][2].num_accepted_tokens_per_round) == (END, (3,))
+
+
+def test_graphs_are_those_of_phases_where_there_are_grammars():
+    engines = [load_engine(TINY, SpecConfig(), "fast", grammars=grammars) for grammars in (MIXED, {}, None)]
+    assert [engine.graph for engine in engines] == ["phase", "round", "round"]
+
+
+@dataclass(frozen=True)
+class Forgetful:
+    """An engine that asks no grammar in one of its calls."""
+
+    engine: object
+    phase: str
+
+    def __getattr__(self, name: str):
+        return getattr(self.engine, name)
+
+    def _call(self, name: str, *arguments):
+        grammars = self.engine.grammars
+        self.engine.grammars = {} if name == self.phase else grammars
+        try:
+            return getattr(self.engine, name)(*arguments)
+        finally:
+            self.engine.grammars = grammars
+
+    def prefill(self, *arguments):
+        return self._call("prefill", *arguments)
+
+    def verify(self, *arguments):
+        return self._call("verify", *arguments)
+
+
+@pytest.mark.parametrize("phase", ["", "prefill", "verify"])
+def test_the_differential_asks_grammars(phase):
+    """The reference in the place of the fast column; where it forgets them it is found out."""
+    setting = dict(topk=3, num_steps=2, num_draft_tokens=6, batch=3, sampling="warm")
+    cell = replace(cell_of(setting), rounds=2, grammars=MIXED)
+    result = check(cell, "reference", wrap=lambda column: replace(column, engine=Forgetful(column.engine, phase)))
+    assert result.decisions > 20 or phase
+    assert (result.first_divergence.phase if result.first_divergence else "") == phase
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            {"impl": "fast", "graph": "round", "grammars": numbers()},
+            "graph is 'round'; allowed: eager, step or phase with a grammar, which the host asks inside a round",
+        ),
+        ({}, "grammars is 'one over 6 tokens'; allowed: grammars over the target's"),
+        ({"acceptance": SyntheticAcceptance((0.5, 0.5, 0.5))}, "none with synthetic acceptance"),
+        (
+            {"config": SpecConfig(threshold_single=0.0)},
+            "threshold_single is 0.0; allowed: a number above 0 with",
+        ),
+        ({"grammars": [AB, AB]}, "grammars is '2 values'; allowed: a grammar for all of the 1 prompts, or one or None"),
+        ({"grammars": "a+"}, "grammars is '2 values'"),
+    ],
+)
+def test_what_a_grammar_excludes_is_one_sentence(change, sentence):
+    arguments = {"prompts": [PROMPT], "config": SETTING, "grammars": AB} | change
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        specsim.generate(PAIR, **arguments)
+
+
+@needs_library
+def test_a_grammar_that_is_none_is_one_sentence(monkeypatch):
+    understood = "regex is '(a'; allowed: what llguidance understands (unclosed group)"
+    with pytest.raises(InputError, match=re.escape(understood)):
+        Guidance.regex(PAIR, "(a")
+    with pytest.raises(InputError, match="schema must be an object or boolean"):
+        Guidance.json_schema(PAIR, [1])
+    with pytest.raises(InputError, match="lark is 'a b'; allowed: what llguidance understands"):
+        Guidance.lark(PAIR, "a b")
+    with pytest.raises(InputError, match="the target has no tokenizer"):
+        Guidance.regex(replace(PAIR, tokenizer=None), "a")
+    with pytest.raises(InputError, match="regex is 5; allowed: a text"):
+        Guidance.regex(PAIR, 5)
+    endless = replace(PAIR, target=replace(PAIR.target, config=replace(PAIR.target.config, eos_token_ids=())))
+    with pytest.raises(InputError, match="the target has no end token"):
+        Guidance.regex(endless, "a")
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(InputError, match=re.escape("pip install 'specsim[grammar]'")):
+        Guidance.regex(PAIR, "a")
+
+
+# From the shell
+
+
+def command(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["generate", "--prompt", PROMPT, "--max-new-tokens", "24", *arguments])
+    return ended.value.code or 0
+
+
+@needs_library
+def test_generate_takes_an_expression_or_a_schema(tmp_path, capsys):
+    assert command("--regex", "(no|yes)!", "--temperature", "1") == 0
+    assert re.match("(no|yes)!", capsys.readouterr().out)
+    (file := tmp_path / "schema.json").write_text('{"type": "integer", "minimum": 10, "maximum": 99}')
+    assert command("--json-schema", str(file)) == 0
+    assert re.match("[1-9][0-9]<", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ("--regex", "a", "--json-schema", "a.json"),
+            "json_schema is 'a.json'; allowed: one of --regex and --json-schema",
+        ),
+        (("--json-schema", "no.json"), "json_schema is 'no.json'; allowed: a file with a JSON schema (No such file"),
+        (("--json-schema", __file__), "a file with a JSON schema (Extra data"),
+    ],
+)
+def test_bad_options_are_one_sentence(arguments, sentence, capsys):
+    assert command(*arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert sentence in line
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--regex", "[a"), "regex is '[a'; allowed: what llguidance understands (unclosed character class)"),
+        (("--regex", "a", "--impl", "fast", "--graph", "round"), "graph is 'round'; allowed: eager, step or phase"),
+    ],
+)
+def test_bad_expressions_are_one_sentence(arguments, sentence, capsys):
+    assert command(*arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert sentence in line

@@ -1,0 +1,192 @@
+import math
+from dataclasses import astuple
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specsim.core.files import without_nan
+from specsim.core.metrics import (
+    accept_length_from_eagle_tau,
+    accept_length_from_rate,
+    accept_length_from_tensorrt_llm,
+    acceptance,
+    distinct_share,
+    is_loop,
+    latency,
+)
+
+# Five rounds of three drafts that accept 0, 3, 1, 3 and 2 of them.
+ROUNDS = [0, 3, 1, 3, 2]
+
+
+def test_figures_of_five_rounds_by_hand():
+    figures = acceptance(ROUNDS, num_steps=3)
+    assert figures.rounds == 5
+    assert figures.accept_length == pytest.approx(14 / 5)  # 9 drafts and 5 bonus tokens
+    assert figures.accept_rate == pytest.approx(9 / 15)
+    assert figures.accepted_by_position == pytest.approx((4 / 5, 3 / 5, 2 / 5))
+    assert figures.conditional_by_position == pytest.approx((4 / 5, 3 / 4, 2 / 3))
+
+
+@given(st.integers(1, 6).flatmap(lambda s: st.tuples(st.just(s), st.lists(st.integers(0, s), min_size=1))))
+def test_length_rate_and_positions_agree_with_each_other(case):
+    num_steps, drafts = case
+    figures = acceptance(drafts, num_steps)
+    assert figures.accept_length == pytest.approx(1 + sum(figures.accepted_by_position))
+    assert figures.accept_length == pytest.approx(accept_length_from_rate(figures.accept_rate, num_steps))
+    assert list(figures.accepted_by_position) == sorted(figures.accepted_by_position, reverse=True)
+    assert 1 <= figures.accept_length <= num_steps + 1
+
+
+def test_constant_conditional_rate_gives_the_closed_form():
+    """(1 - α^(γ+1)) / (1 - α) tokens a round (arXiv 2211.17192), here with α = 1/2, γ = 3 and exact frequencies."""
+    figures = acceptance([0] * 8 + [1] * 4 + [2] * 2 + [3] * 2, num_steps=3)
+    alpha = Fraction(1, 2)
+    assert figures.accept_length == float((1 - alpha**4) / (1 - alpha))
+    assert figures.conditional_by_position == (0.5, 0.5, 0.5)
+
+
+def test_published_positions_give_the_published_length():
+    """Unconditional rates and accept length of Llama-3.1-8B with EAGLE-3 and three drafts (vllm#32030)."""
+    drafts = np.repeat([3, 2, 1, 0], [35, 52 - 35, 73 - 52, 100 - 73])
+    figures = acceptance(drafts, num_steps=3)
+    assert figures.accepted_by_position == pytest.approx((0.73, 0.52, 0.35))
+    assert round(figures.accept_length, 1) == 2.6
+
+
+def test_a_position_that_was_never_reached_has_no_conditional_rate():
+    figures = acceptance([1, 0], num_steps=3)
+    assert figures.conditional_by_position[:2] == (0.5, 0.0)
+    assert math.isnan(figures.conditional_by_position[2])
+
+
+def test_no_rounds_have_no_figures():
+    figures = acceptance([], num_steps=2)
+    assert figures.rounds == 0
+    numbers = (figures.accept_length, figures.accept_rate, *figures.accepted_by_position)
+    assert len(numbers) == 4
+    assert all(map(math.isnan, numbers))
+
+
+def test_plain_decoding_has_length_one_and_no_rate():
+    figures = acceptance([0, 0], num_steps=0)
+    assert (figures.accept_length, figures.accepted_by_position) == (1.0, ())
+    assert math.isnan(figures.accept_rate)
+
+
+@pytest.mark.parametrize("drafts", [[-1, 2], [0, 4], [1.9, 2.5], [0, 1.0], [True]])
+def test_counts_that_are_no_integers_from_zero_to_num_steps_are_refused(drafts):
+    with pytest.raises(ValueError, match=r"integers in \[0, 3\]"):
+        acceptance(drafts, num_steps=3)
+
+
+def test_tensorrt_llm_leaves_the_bonus_out():
+    assert accept_length_from_tensorrt_llm(9 / 5) == pytest.approx(acceptance(ROUNDS, 3).accept_length)
+
+
+def test_eagle_divides_by_one_round_less():
+    tau = (9 + 5) / (5 - 1)
+    assert accept_length_from_eagle_tau(tau, rounds=5) == pytest.approx(acceptance(ROUNDS, 3).accept_length)
+
+
+@pytest.mark.parametrize(("percent", "length"), [(40.7, 2.2209), (39.67, 2.1901)])
+def test_vllm_rate_gives_its_published_length(percent, length):
+    """GLM-4.7-Flash with three drafts, greedy, one client, before and after vllm#41162; the rate is rounded to 1e-4."""
+    assert accept_length_from_rate(percent / 100, num_steps=3) == pytest.approx(length, abs=3 * 0.5e-4 + 0.5e-4)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "order", "share"),
+    [
+        ("abcdefg", 4, 1.0),
+        ("ababababab", 4, 2 / 7),
+        ("aaaaaaaaaa", 4, 1 / 7),
+        ("aab", 1, 2 / 3),
+        ("abc", 4, 1.0),
+        ("", 4, 1.0),
+    ],
+)
+def test_distinct_share_by_hand(tokens, order, share):
+    assert distinct_share([ord(token) for token in tokens], order) == pytest.approx(share)
+
+
+def test_a_text_loops_where_fewer_than_half_of_its_4_grams_are_distinct():
+    """Of 8 and of 9 there are four."""
+    assert not is_loop([0, 1, 2, 3] * 2 + [0, 1, 2])
+    assert is_loop([0, 1, 2, 3] * 3)
+
+
+def test_latency_of_a_request_answered_in_the_step_of_its_arrival():
+    figures = latency((3, 0.25), [(3, 0.75, 1)])
+    assert (figures.ttft_steps, figures.ttft_seconds) == (1.0, 0.5)
+    assert (figures.e2e_steps, figures.e2e_seconds) == (1.0, 0.5)
+    gaps = (figures.tpot_steps, figures.tpot_seconds, figures.itl_steps, figures.itl_seconds)
+    assert [math.isnan(gap) for gap in gaps] == [True] * 4
+
+
+def test_latency_with_several_tokens_in_a_delivery_by_hand():
+    """Seven tokens in three deliveries: four tokens' time is shared by six, the gaps are two."""
+    figures = latency((2, 1.0), [(4, 2.0, 1), (5, 2.5, 4), (7, 5.0, 2)])
+    assert (figures.ttft_steps, figures.ttft_seconds) == (3.0, 1.0)
+    assert (figures.tpot_steps, figures.tpot_seconds) == (3 / 6, 3.0 / 6)
+    assert (figures.itl_steps, figures.itl_seconds) == (3 / 2, 3.0 / 2)
+    assert (figures.e2e_steps, figures.e2e_seconds) == (6.0, 4.0)
+
+
+def test_tokens_of_one_delivery_took_no_time_between_them():
+    figures = latency((0, 0.0), [(1, 2.0, 3)])
+    assert (figures.tpot_steps, figures.tpot_seconds) == (0.0, 0.0)
+    assert math.isnan(figures.itl_steps)
+    assert math.isnan(figures.itl_seconds)
+
+
+def test_waiting_after_a_preemption_is_a_gap_like_any_other():
+    """One token in each of the steps 0, 1 and 2, preempted for ten steps, then one in each of 13 and 14."""
+    figures = latency((0, 0.0), [(step, step / 2 + 1, 1) for step in (0, 1, 2, 13, 14)])
+    assert (figures.ttft_steps, figures.ttft_seconds) == (1.0, 1.0)
+    assert (figures.itl_steps, figures.itl_seconds) == (14 / 4, 7 / 4)
+    assert (figures.tpot_steps, figures.tpot_seconds) == (14 / 4, 7 / 4)
+    assert (figures.e2e_steps, figures.e2e_seconds) == (15.0, 8.0)
+
+
+@pytest.mark.parametrize(("arrived", "emissions"), [(None, []), ((1, 0.5), []), (None, [(1, 0.5, 1)])])
+def test_a_request_that_was_never_answered_has_no_latency(arrived, emissions):
+    assert [math.isnan(figure) for figure in astuple(latency(arrived, emissions))] == [True] * 8
+
+
+@pytest.mark.parametrize(
+    "emissions",
+    [[(0, 2.0, 1)], [(1, 0.5, 1)], [(2, 2.0, 1), (1, 3.0, 1)], [(2, 2.0, 1), (3, 1.5, 1)], [(2, 2.0, 1), (3, 3.0, 0)]],
+    ids=["step before arrival", "time before arrival", "steps fall", "seconds fall", "no token"],
+)
+def test_deliveries_out_of_order_or_empty_are_refused(emissions):
+    with pytest.raises(ValueError, match="in order, each of at least one token"):
+        latency((1, 1.0), emissions)
+
+
+@given(
+    st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 5)), min_size=1),
+)
+def test_a_gap_between_deliveries_is_at_least_a_gap_between_tokens(arrived, waits):
+    """And the figures of a request add up to its whole time."""
+    emissions, (step, seconds) = [], arrived
+    for steps, more, tokens in waits:
+        step, seconds = step + steps, seconds + more
+        emissions.append((step, float(seconds), tokens))
+    figures, tokens = latency(arrived, emissions), sum(tokens for *_, tokens in emissions)
+    if tokens > 1:
+        assert figures.ttft_steps + (tokens - 1) * figures.tpot_steps == pytest.approx(figures.e2e_steps)
+        assert figures.ttft_seconds + (tokens - 1) * figures.tpot_seconds == pytest.approx(figures.e2e_seconds)
+    if len(emissions) > 1:
+        assert figures.itl_steps >= figures.tpot_steps
+        assert figures.itl_seconds >= figures.tpot_seconds
+        assert figures.ttft_steps + (len(emissions) - 1) * figures.itl_steps == pytest.approx(figures.e2e_steps)
+
+
+def test_what_is_not_finite_is_null_in_json_wherever_it_stands():
+    value = {"a": [1, math.nan, ("x", -math.inf)], "b": {"c": math.inf, "d": None, "e": 0.5}, "f": True}
+    assert without_nan(value) == {"a": [1, None, ["x", None]], "b": {"c": None, "d": None, "e": 0.5}, "f": True}

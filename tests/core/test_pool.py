@@ -1,0 +1,827 @@
+from collections import Counter, deque
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specsim.core.columns import lane_stride, own_committed, own_lanes, own_tree, prefix_tail
+from specsim.core.config import SpecConfig
+from specsim.core.errors import InputError
+from specsim.core.pool import Account, KVBuffer, KVLayout, KVPool, OutOfSlots, PageAllocator
+
+LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=3)
+P = 4
+
+
+def make_pool(num_slots: int = 40, page_size: int = P, num_requests: int = 3, width: int = 32) -> KVPool:
+    return KVPool(KVBuffer(LAYOUT, num_slots, torch.float32), None, page_size, num_requests, width)
+
+
+def snapshot(pool: KVPool):
+    """Everything but the KV itself."""
+    allocator = pool._allocator
+    books = (pool._pages, pool._committed, pool._kept, pool._free_rows, allocator.limit, allocator._holders)
+    return pool.req_to_token.tolist(), pool.token_ids.tolist(), allocator.free_pages(), repr(books)
+
+
+def usage(slots, **numbers):
+    """What `usage` and `audit` give; what is not named is 0, and what is free is the rest."""
+    names = ("reserved", "committed", "cached", "withheld", "requests")
+    numbers = dict.fromkeys(names, 0) | numbers
+    return {"slots": slots, "free": slots - numbers["reserved"] - numbers["committed"], **numbers}
+
+
+def numbered(num_slots: int) -> KVBuffer:
+    """Every slot holds its own number, in every layer and head; values are negated."""
+    buffer = KVBuffer(LAYOUT, num_slots, torch.float32)
+    buffer.keys[:] = torch.arange(num_slots)[:, None, None]
+    buffer.values[:] = -buffer.keys
+    return buffer
+
+
+def held(buffer: KVBuffer) -> list[int]:
+    """The number in every slot, which must be the same in all layers, heads and components, and in the values."""
+    assert torch.equal(buffer.keys, -buffer.values)
+    assert torch.equal(buffer.keys, buffer.keys[:1, :, :1, :1].expand_as(buffer.keys))
+    return buffer.keys[0, :, 0, 0].int().tolist()
+
+
+@given(st.lists(st.integers(-2, 4), max_size=30))
+def test_allocator_is_first_in_first_out(sizes):
+    """A positive size allocates, a negative one frees the oldest pages in use; a deque is the model."""
+    allocator, free, used = PageAllocator(7), deque(range(7)), deque()
+    for size in sizes:
+        if size < 0:
+            pages = [used.popleft() for _ in range(min(-size, len(used)))]
+            allocator.free(pages)
+            free.extend(pages)
+        elif size <= len(free):
+            pages = [free.popleft() for _ in range(size)]
+            assert allocator.allocate(size) == pages
+            used.extend(pages)
+        else:
+            with pytest.raises(OutOfSlots):
+                allocator.allocate(size)
+        assert allocator.free_pages() == tuple(free)
+        assert allocator.num_free == len(free)
+
+
+@pytest.mark.parametrize("columns", range(18))
+def test_reserve_owns_the_fewest_whole_pages(columns):
+    pool = make_pool()
+    row = pool.open()
+    pool.reserve(row, columns)
+    owned = pool.owned_columns(row)
+    assert owned % P == 0
+    assert 0 <= owned - columns < P
+    assert pool.free_slots == 40 - owned
+    assert (pool.req_to_token[row] >= 0).tolist() == [column < owned for column in range(32)]
+
+
+def test_reserve_never_shrinks_and_keeps_the_slots_it_has():
+    pool = make_pool()
+    row = pool.open()
+    pool.reserve(row, 5)
+    before = pool.req_to_token[row, :8].tolist()
+    pool.reserve(row, 3)
+    pool.reserve(row, 12)
+    assert pool.owned_columns(row) == 12
+    assert pool.req_to_token[row, :8].tolist() == before
+
+
+def test_slots_of_a_page_follow_each_other_and_no_slot_has_two_owners():
+    pool = make_pool()
+    rows = [pool.open() for _ in range(3)]
+    for columns in (3, 9, 12):
+        for row in rows:
+            pool.reserve(row, columns)
+    owned = pool.req_to_token[pool.req_to_token >= 0]
+    assert sorted(owned.tolist()) == list(range(36))
+    for page in owned.view(-1, P):
+        assert page.tolist() == list(range(int(page[0]), int(page[0]) + P))
+        assert page[0] % P == 0
+
+
+def test_release_keeps_the_page_of_the_last_kept_column():
+    pool = make_pool()
+    row = pool.open()
+    pool.reserve(row, 14)
+    kept = pool.req_to_token[row, :8].tolist()
+    pool.release(row, 5)
+    assert pool.owned_columns(row) == 8
+    assert pool.req_to_token[row].tolist() == kept + [-1] * 24
+    pool.release(row, 30)
+    assert pool.owned_columns(row) == 8
+    pool.release(row)
+    assert (pool.owned_columns(row), pool.free_slots) == (0, 40)
+
+
+def test_close_returns_everything_and_the_row_can_be_opened_again():
+    pool = make_pool(num_requests=1)
+    row = pool.open()
+    pool.reserve(row, 9)
+    pool.token_ids[row, :9] = 7
+    pool.close(row)
+    assert (pool.req_to_token == -1).all()
+    assert (pool.token_ids == -1).all()
+    assert pool.audit() == usage(40)
+    assert pool.open() == row
+
+
+def test_audit_counts():
+    """A page of 4 is reserved until it is known to hold committed KV, slot by slot; free counts what is withheld."""
+    pool = make_pool()
+    first, second = pool.open(), pool.open()
+    pool.reserve(first, 9)
+    pool.reserve(second, 1)
+    assert pool.audit() == usage(40, reserved=16, requests=2)
+    pool.settle(first, 6)
+    assert pool.audit() == usage(40, reserved=10, committed=6, requests=2)
+    pool.keep(pool.pages(first)[:1])
+    pool.limit(20)
+    assert pool.audit() == pool.usage() == usage(40, reserved=10, committed=6, cached=4, withheld=20, requests=2)
+    pool.close(first)
+    assert pool.audit() == usage(40, reserved=4, committed=4, cached=4, withheld=20, requests=1)
+    assert pool.audit()["free"] == 32
+
+
+def test_out_of_slots_leaves_nothing_changed():
+    pool = make_pool(num_slots=16)
+    first, second = pool.open(), pool.open()
+    pool.reserve(first, 9)
+    pool.reserve(second, 1)
+    before = snapshot(pool)
+    with pytest.raises(OutOfSlots, match="1 pages asked for, 0 of 4 are free"):
+        pool.reserve(second, 5)
+    assert snapshot(pool) == before
+
+
+def test_a_reservation_wider_than_the_table_leaves_nothing_changed():
+    pool = make_pool(width=8)
+    row = pool.open()
+    pool.reserve(row, 3)
+    before = snapshot(pool)
+    with pytest.raises((RuntimeError, IndexError)):
+        pool.reserve(row, 12)
+    assert snapshot(pool) == before
+
+
+def test_no_row_is_left_when_all_requests_are_open():
+    pool = make_pool(num_requests=2)
+    assert {pool.open(), pool.open()} == {0, 1}
+    with pytest.raises(OutOfSlots, match="2 rows"):
+        pool.open()
+
+
+def test_table_is_whole_pages_wide_and_starts_empty():
+    pool = make_pool(width=30)
+    assert pool.req_to_token.shape == (3, 32)
+    assert pool.token_ids.shape == (3, 30)
+    assert (pool.req_to_token == -1).all()
+    assert (pool.token_ids == -1).all()
+
+
+def test_a_pool_is_whole_pages():
+    with pytest.raises(InputError, match="num_slots is 42; allowed: a multiple of the page size, 4"):
+        make_pool(num_slots=42)
+
+
+def busy_pool() -> KVPool:
+    """Pages 0 to 2 are row 0's, with 6 committed columns; pages 3 and 4 row 1's."""
+    pool = make_pool()
+    for columns in (9, 5):
+        pool.reserve(pool.open(), columns)
+    pool.settle(0, 6)
+    pool.audit()
+    return pool
+
+
+def shared_pool() -> KVPool:
+    """Pages 0 and 1 are kept; rows 0 and 1 begin with them and go on with a page each, 2 and 3."""
+    pool = make_pool()
+    first, second = pool.open(), pool.open()
+    pool.reserve(first, 8)
+    pool.settle(first, 8)
+    pool.keep(pool.pages(first))
+    pool.share(second, pool.pages(first))
+    pool.reserve(first, 12)
+    pool.reserve(second, 12)
+    pool.audit()
+    return pool
+
+
+def test_pages_that_are_kept_are_shared_by_a_new_request():
+    pool = shared_pool()
+    assert [pool.pages(row) for row in (0, 1)] == [(0, 1, 2), (0, 1, 3)]
+    assert pool.req_to_token[:2, :12].tolist() == [[*range(8), 8, 9, 10, 11], [*range(8), 12, 13, 14, 15]]
+    assert [pool.committed_columns(row) for row in (0, 1)] == [8, 8]
+    assert pool.accounts() == [
+        Account(0, (0, 1), True, 4),
+        Account(1, (0, 1), True, 4),
+        Account(2, (0,), False, 0),
+        Account(3, (1,), False, 0),
+    ]
+    assert pool.audit() == usage(40, reserved=8, committed=8, cached=8, requests=2)
+
+
+def test_a_shared_page_is_free_when_its_last_holder_lets_it_go():
+    pool = shared_pool()
+    assert not pool.is_idle(0)
+    pool.release(0, 4)
+    assert pool.accounts()[1] == Account(1, (1,), True, 4)
+    pool.close(1)
+    assert (pool.is_idle(0), pool.is_idle(1)) == (False, True)
+    assert pool.audit() == usage(40, committed=8, cached=8, requests=1)
+    pool.drop([1])
+    assert pool.audit() == usage(40, committed=4, cached=4, requests=1)
+    pool.close(0)
+    assert pool.audit() == usage(40, committed=4, cached=4)
+    pool.drop([0])
+    assert pool.audit() == usage(40)
+    assert pool._allocator.free_pages()[-4:] == (2, 3, 1, 0)
+
+
+def test_a_page_that_is_dropped_stays_with_its_requests():
+    pool = shared_pool()
+    pool.drop([0, 1])
+    assert pool.accounts()[0] == Account(0, (0, 1), False, 4)
+    pool.close(0)
+    assert pool.audit() == usage(40, reserved=4, committed=8, requests=1)
+
+
+def test_only_a_request_that_owns_nothing_can_share():
+    pool = shared_pool()
+    before = snapshot(pool)
+    with pytest.raises(ValueError, match="row 0 of the request table owns columns already"):
+        pool.share(0, [0])
+    assert snapshot(pool) == before
+    row = pool.open()
+    pool.share(row, [])
+    assert (pool.pages(row), pool.committed_columns(row)) == ((), 0)
+
+
+@pytest.mark.parametrize("columns", [0, 1, 8, 12])
+def test_settled_columns_are_committed_and_only_release_takes_them_back(columns):
+    pool = busy_pool()
+    pool.settle(0, columns)
+    assert pool.committed_columns(0) == columns
+    assert pool.audit() == usage(40, reserved=20 - columns, committed=columns, requests=2)
+    pool.release(0, 5)
+    assert pool.committed_columns(0) == min(columns, 8)
+    pool.release(0)
+    assert pool.committed_columns(0) == 0
+
+
+def test_columns_that_are_not_owned_cannot_be_committed():
+    pool = busy_pool()
+    before = snapshot(pool)
+    with pytest.raises(IndexError, match="row 0 of the request table owns 12 columns, not 13"):
+        pool.settle(0, 13)
+    assert snapshot(pool) == before
+
+
+def test_the_limit_withholds_whole_pages_and_takes_none_away():
+    pool = busy_pool()
+    pool.limit(31)
+    assert pool.free_slots == 28 - 20
+    pool.reserve(1, 16)
+    before = snapshot(pool)
+    with pytest.raises(OutOfSlots, match="1 pages asked for, 0 of 7 are free"):
+        pool.reserve(1, 20)
+    assert snapshot(pool) == before
+    pool.limit(7)
+    assert pool.free_slots == 4 - 28
+    assert pool.audit() == usage(40, reserved=22, committed=6, withheld=36, requests=2)
+    pool.reserve(1, 16)  # what it owns already needs nothing
+    with pytest.raises(OutOfSlots, match="1 pages asked for, 0 of 1 are free"):
+        pool.reserve(1, 17)
+    pool.close(0)
+    assert pool.free_slots == 4 - 16
+    pool.limit(40)
+    assert pool.free_slots == 40 - 16
+    pool.reserve(1, 32)
+
+
+@pytest.mark.parametrize("num_slots", [-1, 41])
+def test_a_limit_beyond_the_pool_is_refused(num_slots):
+    pool = busy_pool()
+    with pytest.raises(InputError, match=f"num_slots is {num_slots}; allowed: 0 to the pool's 40"):
+        pool.limit(num_slots)
+
+
+def test_free_rows_counts_what_can_be_opened():
+    pool = make_pool(num_requests=2)
+    assert pool.free_rows == 2
+    row = pool.open()
+    assert pool.free_rows == 1
+    pool.close(row)
+    assert pool.free_rows == 2
+
+
+@pytest.mark.parametrize("source", [busy_pool, shared_pool], ids=["own pages", "shared pages"])
+def test_a_copy_holds_the_same_books_and_they_are_its_own(source):
+    pool, copy = source(), make_pool()
+    pool.limit(36)
+    copy.reserve(copy.open(), 16)  # what it held is forgotten
+    copy.copy_(pool)
+    assert snapshot(copy) == snapshot(pool)
+    assert copy.audit() == pool.audit()
+    before, third = snapshot(pool), copy.open()
+    copy.share(third, copy.pages(0)[:1])
+    copy.settle(1, 1)
+    copy.keep(copy.pages(0)[-1:])
+    copy.reserve(third, 9)
+    copy.limit(0)
+    copy.close(0)
+    assert snapshot(pool) == before
+    before = snapshot(copy)
+    pool.close(1)
+    assert snapshot(copy) == before
+
+
+def page_is_free_twice(pool):
+    pool._allocator._free.append(pool._allocator._free[0])
+
+
+def page_is_owned_and_free(pool):
+    pool._allocator._free.append(pool._pages[0][0])
+
+
+def page_was_freed_under_its_owner(pool):
+    pool._allocator.free([pool._pages[0][0]])
+
+
+def page_has_two_owners(pool):
+    pool._pages[1][0] = pool._pages[0][0]
+    pool.req_to_token[1, :P] = pool.req_to_token[0, :P]
+
+
+def page_is_twice_in_one_request(pool):
+    """Both places are committed and counted, so that only the request itself is wrong."""
+    pool._allocator.free([pool._pages[0][1]])
+    pool._allocator.hold([pool._pages[0][0]])
+    pool._pages[0][1] = pool._pages[0][0]
+    pool._committed[0] = 8
+    pool.req_to_token[0, P : 2 * P] = pool.req_to_token[0, :P]
+
+
+def page_is_shared_before_it_is_committed(pool):
+    """Row 0 has 6 committed columns: its second page is still being written."""
+    pool.share(pool.open(), pool.pages(0)[:2])
+
+
+def page_is_kept_before_it_is_committed(pool):
+    pool.keep(pool.pages(0)[1:2])
+
+
+def page_that_was_shared_is_taken_for_uncommitted(pool):
+    pool.share(pool.open(), pool.pages(0)[:1])
+    pool._committed[0] = 3
+
+
+def page_is_shared_at_another_place(pool):
+    """Both rows have committed it, but as their first page and as their second."""
+    row = pool.open()
+    pool.reserve(row, P)
+    pool._allocator.hold(pool.pages(0)[:1])
+    pool._own(row, pool.pages(0)[:1])
+    pool.settle(row, 2 * P)
+
+
+def page_is_kept_without_being_held(pool):
+    pool._kept.add(9)
+
+
+def page_is_kept_twice(pool):
+    pool.keep(pool.pages(0)[:1])
+    pool.keep(pool.pages(0)[:1])
+
+
+def page_is_dropped_that_nobody_kept(pool):
+    pool.drop(pool.pages(0)[:1])
+
+
+def page_is_dropped_from_the_count_only(pool):
+    pool.keep(pool.pages(0)[:1])
+    pool._allocator.free(pool.pages(0)[:1])
+
+
+def page_leaks_from_the_free_list(pool):
+    pool._allocator._free.popleft()
+
+
+def page_leaks_from_a_request(pool):
+    pool._pages[1].pop()
+    pool.req_to_token[1, P : 2 * P] = -1
+
+
+def page_leaks_from_those_kept(pool):
+    pool.keep(pool.pages(0)[:1])
+    pool.close(0)
+    pool._kept.clear()
+
+
+def request_is_forgotten(pool):
+    del pool._pages[1], pool._committed[1]
+    pool._free_rows.append(1)
+    pool.req_to_token[1] = -1
+
+
+def table_points_elsewhere(pool):
+    pool.req_to_token[0, 5] += 1
+
+
+def table_lost_a_column(pool):
+    pool.req_to_token[1, 7] = -1
+
+
+def tables_of_two_requests_are_swapped(pool):
+    pool.req_to_token[:2] = pool.req_to_token[:2].flip(0)
+
+
+def released_column_is_still_in_the_table(pool):
+    pool._allocator.free([pool._pages[0].pop()])
+
+
+def closed_row_is_still_in_the_table(pool):
+    pool._allocator.free(pool._pages.pop(1))
+    del pool._committed[1]
+    pool._free_rows.append(1)
+
+
+def free_page_does_not_exist(pool):
+    pool._allocator._free[0] = 99
+
+
+def free_list_has_a_page_too_many(pool):
+    pool._allocator._free.append(99)
+
+
+def page_is_free_and_held_by_nobody_known(pool):
+    pool._allocator.hold([9])
+
+
+def row_is_free_and_open(pool):
+    pool._free_rows.append(0)
+
+
+def row_is_lost(pool):
+    pool._free_rows.clear()
+
+
+def more_is_committed_than_owned(pool):
+    pool._committed[0] = 13
+
+
+CORRUPTIONS = {
+    page_is_free_twice: "a page is twice in the free list",
+    page_is_owned_and_free: r"pages that are held are in the free list: \[0\]",
+    page_was_freed_under_its_owner: "page 0 is counted 0 times and held by row 0",
+    page_has_two_owners: "page 0 is counted 1 times and held by row 0 and row 1",
+    page_is_twice_in_one_request: "page 0 is shared by row 0 and row 0 where it may be written",
+    page_is_shared_before_it_is_committed: "page 1 is shared by row 0 and row 2 where it may be written",
+    page_is_kept_before_it_is_committed: "page 1 is shared by row 0 and whoever keeps it where it may be written",
+    page_that_was_shared_is_taken_for_uncommitted: "page 0 is shared by row 0 and row 2 where it may be written",
+    page_is_shared_at_another_place: "page 0 is shared by row 0 and row 2 where it may be written",
+    page_is_kept_without_being_held: "page 9 is counted 0 times and held by whoever keeps it",
+    page_is_kept_twice: "page 0 is counted 3 times and held by row 0 and whoever keeps it",
+    page_is_dropped_that_nobody_kept: "page 0 is counted 0 times and held by row 0",
+    page_is_dropped_from_the_count_only: "page 0 is counted 1 times and held by row 0 and whoever keeps it",
+    page_leaks_from_the_free_list: r"pages leaked, neither free nor held: \[5\]",
+    page_leaks_from_a_request: r"pages leaked, neither free nor held: \[4\]",
+    page_leaks_from_those_kept: r"pages leaked, neither free nor held: \[0\]",
+    request_is_forgotten: r"pages leaked, neither free nor held: \[3, 4\]",
+    table_points_elsewhere: "req_to_token of row 0 disagrees with its pages at column 5",
+    table_lost_a_column: "req_to_token of row 1 disagrees with its pages at column 7",
+    tables_of_two_requests_are_swapped: "req_to_token of row 0 disagrees with its pages at column 0",
+    released_column_is_still_in_the_table: "req_to_token of row 0 disagrees with its pages at column 8",
+    closed_row_is_still_in_the_table: "req_to_token of row 1 disagrees with its pages at column 0",
+    free_page_does_not_exist: r"pages leaked, neither free nor held: \[5\]",
+    free_list_has_a_page_too_many: r"pages that the pool does not have are in the free list: \[99\]",
+    page_is_free_and_held_by_nobody_known: "pages that are free are counted as held: page 9",
+    row_is_free_and_open: "row leaked or in use twice",
+    row_is_lost: "row leaked or in use twice",
+    more_is_committed_than_owned: "row 0 owns .* and has committed",
+}
+
+
+@pytest.mark.parametrize("corrupt", CORRUPTIONS, ids=lambda function: function.__name__)
+def test_audit_catches(corrupt):
+    pool = busy_pool()
+    corrupt(pool)
+    with pytest.raises(AssertionError, match=CORRUPTIONS[corrupt]):
+        pool.audit()
+
+
+class Model:
+    """What the books should say: pages and committed columns of each row, pages kept, pages and rows free.
+
+    Every verb takes two numbers that choose among what it may do, and does nothing where there is nothing to choose.
+    """
+
+    num_pages, num_rows = 8, 3
+
+    def __init__(self, page_size):
+        self.page_size, self.most = page_size, self.num_pages
+        self.pool = make_pool(self.num_pages * page_size, page_size, self.num_rows, self.num_pages * page_size)
+        self.free, self.rows = deque(range(self.num_pages)), deque(range(self.num_rows))
+        self.pages, self.committed, self.kept = {}, {}, set()
+
+    @property
+    def held(self):
+        return self.kept.union(*self.pages.values())
+
+    def let_go(self, pages):
+        """Those of them that nobody holds any more are free, in their order."""
+        self.free.extend(page for page in pages if page not in self.held)
+
+    def whole_pages(self, row):
+        return self.pages[row][: self.committed[row] // self.page_size]
+
+    def open(self, row, _):
+        if self.rows:
+            assert self.pool.open() == self.rows[0]
+            self.pages[self.rows[0]], self.committed[self.rows[0]] = [], 0
+            self.rows.popleft()
+            return "opened"
+        with pytest.raises(OutOfSlots):
+            self.pool.open()
+        return "no row"
+
+    def reserve(self, row, columns):
+        columns %= self.num_pages * self.page_size + 2
+        missing = max(0, -(-columns // self.page_size) - len(self.pages[row]))
+        if columns > self.num_pages * self.page_size or missing > max(0, len(self.free) - self.num_pages + self.most):
+            with pytest.raises(OutOfSlots):
+                self.pool.reserve(row, columns)
+            return "no slots"
+        self.pool.reserve(row, columns)
+        self.pages[row] += [self.free.popleft() for _ in range(missing)]
+        return "reserved" if missing else None
+
+    def settle(self, row, columns):
+        self.committed[row] += columns % (len(self.pages[row]) * self.page_size - self.committed[row] + 1)
+        self.pool.settle(row, self.committed[row])
+        return "settled"
+
+    def release(self, row, columns):
+        columns %= self.num_pages * self.page_size
+        self.pool.release(row, columns)
+        gone = self.pages[row][-(-columns // self.page_size) :]
+        del self.pages[row][-(-columns // self.page_size) :]
+        self.committed[row] = min(self.committed[row], len(self.pages[row]) * self.page_size)
+        self.let_go(gone)
+        return "released" if gone else None
+
+    def close(self, row, _):
+        self.pool.close(row)
+        gone = self.pages.pop(row)
+        del self.committed[row]
+        self.rows.append(row)
+        self.let_go(gone)
+        return "closed"
+
+    def keep(self, row, _):
+        fresh = [page for page in self.whole_pages(row) if page not in self.kept]
+        self.pool.keep(fresh)
+        self.kept.update(fresh)
+        return "kept" if fresh else None
+
+    def drop(self, _, count):
+        pages = sorted(self.kept)[count % 3 :][:2]
+        self.pool.drop(pages)
+        self.kept.difference_update(pages)
+        self.let_go(pages)
+        return "dropped" if pages else None
+
+    def share(self, row, count):
+        """A new request begins with pages of another that are kept."""
+        pages = self.whole_pages(row)[: 1 + count % 3]
+        if not self.rows or not set(pages) <= self.kept:
+            return None
+        new = self.rows[0]
+        self.open(row, 0)
+        self.pool.share(new, pages)
+        self.pages[new], self.committed[new] = list(pages), len(pages) * self.page_size
+        return "shared" if pages else None
+
+    def limit(self, _, slots):
+        slots = max(0, self.num_pages * self.page_size - slots % (5 * self.page_size))
+        self.most = slots // self.page_size
+        self.pool.limit(slots)
+        return "over the limit" if len(self.held) > self.most else "limited"
+
+    def check(self):
+        """Every question that the pool answers has the model's answer."""
+        pool, size = self.pool, self.page_size
+        assert {row: list(pool.pages(row)) for row in self.pages} == self.pages
+        assert {row: pool.committed_columns(row) for row in self.pages} == self.committed
+        assert pool._allocator.free_pages() == tuple(self.free)
+        assert pool.free_slots == (len(self.free) - self.num_pages + self.most) * size
+        assert pool.free_rows == len(self.rows)
+        slots = {
+            row: [page * size + slot for page in pages for slot in range(size)] for row, pages in self.pages.items()
+        }
+        final = {page * size + slot for page in self.kept for slot in range(size)}
+        final.update(*(slots[row][: self.committed[row]] for row in slots))
+        for row, table in enumerate(pool.req_to_token.tolist()):
+            owned = slots.get(row, [])
+            assert table == owned + [-1] * (len(table) - len(owned))
+        rows = {page: tuple(row for row in self.pages if page in self.pages[row]) for page in self.held}
+        assert {each.page: (each.rows, each.is_kept) for each in pool.accounts()} == {
+            page: (rows[page], page in self.kept) for page in rows
+        }
+        assert {page for page in rows if pool.is_idle(page)} == {
+            page for page in rows if len(rows[page]) + (page in self.kept) == 1
+        }
+        numbers = dict(reserved=len(rows) * size - len(final), committed=len(final), cached=len(self.kept) * size)
+        withheld = (self.num_pages - self.most) * size
+        assert pool.audit() == usage(self.num_pages * size, **numbers, withheld=withheld, requests=len(self.pages))
+
+
+VERBS = "open reserve settle release close keep drop share limit".split()
+HAPPENINGS = {
+    "opened", "no row", "reserved", "no slots", "settled", "released", "closed", "kept", "dropped", "shared",
+    "over the limit", "limited",
+}  # fmt: skip
+
+
+def test_random_verbs_keep_the_books_of_a_model():
+    """At least 20 times each: everything that can happen, a page with three holders, and one that outlives its rows."""
+    happened = Counter()
+
+    @settings(max_examples=150)
+    @given(st.integers(1, 3), st.lists(st.tuples(st.sampled_from(VERBS), *[st.integers(0, 99)] * 2), min_size=30))
+    def run(page_size, program):
+        model = Model(page_size)
+        for verb, first, second in program:
+            rows = sorted(model.pages)
+            if rows or verb in ("open", "drop", "limit"):
+                happened[getattr(model, verb)(rows[first % len(rows)] if rows else None, second)] += 1
+            model.check()
+            happened["two rows and kept"] += any(len(each.rows) > 1 and each.is_kept for each in model.pool.accounts())
+            happened["kept alone"] += any(not each.rows for each in model.pool.accounts())
+        for row in list(model.pages):
+            model.close(row, 0)
+        model.pool.drop(list(model.kept))
+        assert model.pool.audit()["free"] == model.pool.num_slots
+
+    run()
+    assert min(happened[each] for each in HAPPENINGS | {"two rows and kept", "kept alone"}) >= 20, happened
+
+
+def test_slots_broadcasts_rows_and_columns():
+    pool = busy_pool()
+    slots = pool.slots(torch.tensor([[1], [0]]), torch.tensor([0, 6, 7]))
+    assert slots.tolist() == [[int(pool.req_to_token[row, column]) for column in (0, 6, 7)] for row in (1, 0)]
+
+
+@pytest.mark.parametrize("row", [1, torch.tensor([1])], ids=["int", "tensor"])
+def test_a_column_that_is_not_owned_is_an_error(row):
+    """Row 1 owns columns 0 to 7; the engine asks by tensor for batches and by number for one request."""
+    with pytest.raises(IndexError, match="row 1 of the request table owns no slot at column 8"):
+        busy_pool().slots(row, torch.tensor([7, 8]))
+
+
+def test_write_skips_slot_minus_one():
+    buffer = numbered(5)
+    rows = torch.full((3, 1, 3), 9.0)
+    buffer.write(1, torch.tensor([3, -1, 0]), rows, -rows)
+    assert buffer.keys[1, :, 0, 0].tolist() == [9, 1, 2, 9, 4]
+    assert buffer.values[1, :, 0, 2].tolist() == [-9, -1, -2, -9, -4]
+    assert buffer.keys[0, :, 0, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "after"),
+    [
+        ([0, 1, 2], [1, 2, 3], [0, 0, 1, 2, 4, 5]),
+        ([1, 2, 3], [0, 1, 2], [1, 2, 3, 3, 4, 5]),
+        ([4, 5], [5, 4], [0, 1, 2, 3, 5, 4]),
+        ([2, 2], [0, 5], [2, 1, 2, 3, 4, 2]),
+        ([3], [3], [0, 1, 2, 3, 4, 5]),
+        ([], [], [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_move_gathers_before_it_scatters(source, destination, after):
+    buffer = numbered(6)
+    buffer.move(torch.tensor(source, dtype=torch.int64), torch.tensor(destination, dtype=torch.int64))
+    assert held(buffer) == after
+
+
+def test_lanes_of_the_worked_example():
+    """L=7, P=4, S=5, K=8: 3 tokens of the tail, 2 pages a lane, lanes start at columns 7, 15, 23 and so on."""
+    config = SpecConfig(topk=8, num_steps=5, num_draft_tokens=64, page_size=4)
+    assert prefix_tail(7, config) == 3
+    assert lane_stride(7, config) == 8
+    pool = make_pool(num_slots=400, width=200)
+    row = pool.open()
+    pool.reserve(row, 7)
+    own_lanes(pool, [row], [7], config)
+    assert pool.owned_columns(row) == 136  # ceil_4(7 + 2·64)
+
+
+@pytest.mark.parametrize(("topk", "page_size"), [(1, 1), (1, 4), (3, 1)])
+def test_lanes_that_share_the_prefix_follow_each_other(topk, page_size):
+    config = SpecConfig(topk=topk, num_steps=3, num_draft_tokens=4, page_size=page_size)
+    assert {prefix_tail(length, config) for length in range(9)} == {0}
+    assert {lane_stride(length, config) for length in range(9)} == {3}
+
+
+@given(st.integers(1, 60), st.integers(2, 4), st.integers(1, 9), st.integers(2, 9))
+def test_lanes_of_pages_hold_tail_and_steps_on_pages_of_their_own(seq_len, topk, num_steps, page_size):
+    config = SpecConfig(topk, num_steps, 2, page_size)
+    tail, stride = prefix_tail(seq_len, config), lane_stride(seq_len, config)
+    assert (seq_len - tail) % page_size == 0
+    assert 0 <= tail < page_size
+    assert stride % page_size == 0
+    assert tail + num_steps <= stride < tail + num_steps + page_size
+
+
+@st.composite
+def rounds(draw):
+    """A setting, a first length and the accepted drafts of some rounds."""
+    topk, num_steps = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    num_draft_tokens = num_steps + 1 if topk == 1 else draw(st.integers(2, topk + (num_steps - 1) * topk**2 + 1))
+    config = SpecConfig(
+        topk,
+        num_steps,
+        num_draft_tokens,
+        page_size=draw(st.sampled_from([1, 3, 4])),
+        release=draw(st.sampled_from(["finish", "round"])),
+    )
+    most = min(num_steps, num_draft_tokens - 1)
+    return config, draw(st.integers(1, 11)), draw(st.lists(st.integers(0, most), min_size=1, max_size=5))
+
+
+@given(rounds())
+def test_ownership_through_rounds(case):
+    """Two requests a round apart in length, under both release modes."""
+    config, length, accepted = case
+    page_size, lengths = config.page_size, [length, length + 5]
+    width = config.reserved_columns(lengths[1] + 5 * (config.num_steps + 1))
+    pool = make_pool(2 * width, page_size, 2, width)
+    rows = [pool.open(), pool.open()]
+    for row, start in zip(rows, lengths, strict=True):
+        pool.reserve(row, start)
+    for drafts in accepted:
+        own_lanes(pool, rows, lengths, config)
+        for row, start in zip(rows, lengths, strict=True):
+            lanes = start - prefix_tail(start, config) + config.topk * lane_stride(start, config)
+            most = start + 2 * config.need if config.release == "finish" else lanes
+            assert lanes <= pool.owned_columns(row) < most + page_size
+        own_tree(pool, rows, lengths, config)
+        tree_ends = [start + config.num_draft_tokens for start in lengths]
+        for row, end in zip(rows, tree_ends, strict=True):
+            assert end <= pool.owned_columns(row)
+            assert config.release == "finish" or pool.owned_columns(row) < end + page_size
+        lengths = [start + drafts + 1 for start in lengths]
+        own_committed(pool, rows, lengths, config)
+        for row, end in zip(rows, lengths, strict=True):
+            assert end <= pool.owned_columns(row)
+            assert config.release == "finish" or pool.owned_columns(row) < end + page_size
+        pool.audit()
+    for row in rows:
+        pool.close(row)
+    assert pool.audit() == usage(2 * width)
+
+
+@given(rounds())
+def test_release_finish_never_gives_back_or_moves_a_slot(case):
+    config, length, accepted = case
+    config = SpecConfig(config.topk, config.num_steps, config.num_draft_tokens, config.page_size, release="finish")
+    width = config.reserved_columns(length + 5 * (config.num_steps + 1))
+    pool = make_pool(width, config.page_size, 1, width)
+    row = pool.open()
+    for drafts in accepted:
+        before = pool.req_to_token[row].clone()
+        own_lanes(pool, [row], [length], config)
+        own_tree(pool, [row], [length], config)
+        length += drafts + 1
+        own_committed(pool, [row], [length], config)
+        owned = before >= 0
+        assert torch.equal(pool.req_to_token[row][owned], before[owned])
+
+
+def test_release_round_keeps_the_slots_of_the_prefix():
+    config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=5, page_size=P, release="round")
+    pool = make_pool()
+    row = pool.open()
+    pool.reserve(row, 6)
+    prefix = pool.req_to_token[row, :6].tolist()
+    own_lanes(pool, [row], [6], config)
+    assert pool.owned_columns(row) == 12  # 4 + 2 lanes of one page: tail 2 and 2 steps
+    own_tree(pool, [row], [6], config)
+    assert pool.owned_columns(row) == 12  # 6 + 5 nodes
+    own_committed(pool, [row], [7], config)
+    assert pool.owned_columns(row) == 8
+    assert pool.req_to_token[row, :6].tolist() == prefix
+
+
+def test_what_is_free_cannot_be_freed_again():
+    allocator = PageAllocator(3)
+    pages = allocator.allocate(2)
+    allocator.free(pages)
+    with pytest.raises(ValueError, match="page 0 is free already"):
+        allocator.free(pages)

@@ -1,0 +1,552 @@
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from specsim.cli.main import main
+from specsim.core.display import stdout_console
+from specsim.core.errors import InputError
+from specsim.correctness.conformance import chains, runner
+from specsim.correctness.conformance.case import DEVICE, Call, Case, Law, replaced, strided
+from specsim.correctness.conformance.catalogue import CASES
+from specsim.correctness.conformance.chains import ROWS, law_of
+from specsim.correctness.conformance.comparison import difference
+from specsim.correctness.conformance.contract import BY_NAME, OPERATIONS, Value
+from specsim.correctness.conformance.memory import place
+from specsim.correctness.conformance.report import Report
+from specsim.correctness.conformance.runner import call, chosen_operations, function_of, load_module, run
+
+TESTS = Path(__file__).parent
+PLAIN = str(TESTS / "plain_kernels.py")
+FAST = "specsim.correctness.conformance.fast_adapter"
+PAGE = TESTS.parents[1] / "specsim" / "correctness" / "conformance" / "README.md"
+CPU = torch.device("cpu")
+DEVICE_HERE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def cases_of(operation: str) -> list[Case]:
+    return [case for case in CASES if case.operation == operation]
+
+
+# The table and the cases
+
+
+def test_every_operation_has_cases_with_names_of_their_own():
+    assert {case.operation for case in CASES} == set(BY_NAME) == {operation.name for operation in OPERATIONS}
+    assert len({case.id for case in CASES}) == len(CASES)
+    assert all(any("no requests" in case.name or "no rows" in case.name for case in cases_of(name)) for name in BY_NAME)
+
+
+def fits(shape: str, size: tuple[int, ...], sizes: dict[str, int]) -> bool:
+    """Whether a size is of the shape; a letter stands for one number in all arguments of a call."""
+    if shape == "*":
+        return True
+    letters = shape.split(",") if shape else []
+    for letter, count in zip(letters, size, strict=True) if len(letters) == len(size) else ():
+        if letter.isalpha():
+            sizes.setdefault(letter, count)
+    known = all(set(re.findall("[A-Z]", letter)) <= set(sizes) for letter in letters)
+    return len(letters) == len(size) and (not known or [eval(each, dict(sizes)) for each in letters] == list(size))
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_arguments_and_results_are_as_the_table_says(operation):
+    for case in (case for case in cases_of(operation.name) if not case.may_refuse):
+        made, sizes = case.build(), {}
+        assert len(made.arguments) == len(operation.arguments)
+        assert set(made.expected) <= {value.name for value in operation.results}
+        given = dict(zip((value.name for value in operation.arguments), made.arguments, strict=True)) | made.expected
+        scalars = {name: value for name, value in given.items() if isinstance(value, int)}
+        names = {"topk": "K", "num_steps": "S", "depth": "S", "draft_token_num": "N", "num_draft_token": "N"}
+        sizes |= {letter: scalars[name] for name, letter in names.items() if name in scalars}
+        for value in operation.values:
+            held = given.get(value.name)
+            for tensor in held if isinstance(held, list) else [held]:
+                if isinstance(tensor, (torch.Tensor, Law)):
+                    assert value.dtype in (str(tensor.dtype).removeprefix("torch."), "bool or packed"), case.id
+                    assert fits(value.shape, tuple(tensor.shape), sizes), (case.id, value, tensor.shape, sizes)
+
+
+def test_the_page_lists_the_operations():
+    page = PAGE.read_text(encoding="utf-8")
+    for operation in OPERATIONS:
+        functions = ", ".join(f"`{name}`" for name in operation.functions)
+        assert f"| `{operation.name}` | {functions} | {operation.origin} | {operation.summary} |" in page
+
+
+def test_logits_are_for_who_calls_them_so_and_a_compiled_function_gets_probabilities():
+    case, logits = cases_of("chain_rejection")[0], lambda a, b, c, d, e, target_logits, f, g: None
+    made = case.build()
+    assert torch.equal(case.adapt(logits, made).arguments[5], made.arguments[5].log())
+    assert case.adapt(max, made) is made
+
+
+# Whole modules
+
+
+def test_a_third_partys_module_passes_every_case():
+    plain = load_module(PLAIN)
+    outcomes = [call(function_of(plain, BY_NAME[case.operation]), case, CPU) for case in CASES]
+    assert [outcome for outcome in outcomes if not outcome.passed] == []
+    assert {outcome.status for outcome in outcomes if "malformed" in outcome.case} == {"equal", "refused"}
+
+
+HAS_FAST = [operation.name for operation in OPERATIONS if function_of(load_module(FAST), operation)]
+
+
+@pytest.mark.parametrize("operation", HAS_FAST)
+def test_the_fast_column_passes_every_case(operation, monkeypatch):
+    """Of laws few draws where kernels are interpreted; certify has them exactly, a GPU has all of the draws."""
+    if DEVICE_HERE == "cpu":
+        monkeypatch.setattr(chains, "ROWS", 8)
+    function, device = function_of(load_module(FAST), BY_NAME[operation]), torch.device(DEVICE_HERE)
+    outcomes = [call(function, case, device) for case in cases_of(operation)]
+    assert [outcome for outcome in outcomes if not outcome.passed] == []
+
+
+def test_the_fast_column_has_every_operation():
+    assert list(BY_NAME) == HAS_FAST
+
+
+# One planted error for every operation: what is changed, into what, and what of the report shows it.
+PLANTED = {
+    "draft_topk": ("order.gather(dim, nan_first)[:, :topk]", "order[:, :topk]", "NaN"),
+    "expand": ("+ topk + topk * topk * (i - 1)", "+ topk + topk * topk * i", "tree_parents"),
+    "select": ("1, -1)[1].sort(dim=-1).values", "1, -1)[1]", "top_scores_index"),
+    "build_tree": ("retrive_next_sibling[b, older] = younger", "retrive_next_sibling[b, younger] = older", "sibling"),
+    "verify_greedy": ("or candidates[b, child] == wanted", "or True", "predicts["),
+    "verify_target_only": ("if uniform <= held", "if uniform < held", "edges"),
+    "bonus_tokens": ("accept_stride + length - 1]", "accept_stride + length - 2]", "bonus_tokens"),
+    "move_kv": (
+        "keys[tgt_loc] = keys[src_loc]",
+        "for i in range(len(src_loc))[::-1]: keys[tgt_loc[i]] = keys[src_loc[i]]",
+        "k_buffer",
+    ),
+    "cache_locations": ("req_to_token[req_pool_indices[b],", "req_to_token[b,", "out_cache_loc"),
+    "lane_locations": ("append(req_to_token[row, length - tail : length]", "append(target[-1]", "source_cache_loc"),
+    "shift_ids": ("first + 1 : first + length].clone()", "first : first + length - 1].clone()", "input_ids"),
+    "tree_attention": ("q.shape[-1] ** 0.5).softmax", "q.shape[-1] ** 0.499).softmax", "o["),
+    "chain_rejection": ("(law - draft).clamp(min=0)", "law", "law: "),
+}
+
+
+def module_of(source: str, tmp_path: Path) -> str:
+    path = tmp_path / f"{tmp_path.name}_kernels.py"
+    path.write_text(source)
+    return str(path)
+
+
+@pytest.mark.parametrize("operation", BY_NAME)
+def test_a_planted_error_is_found(operation, tmp_path):
+    change, into, shown = PLANTED[operation]
+    source = Path(PLAIN).read_text()
+    assert source.count(change) == 1
+    function = function_of(load_module(module_of(source.replace(change, into), tmp_path)), BY_NAME[operation])
+    outcomes = [call(function, case, CPU) for case in cases_of(operation) if not case.perilous]
+    wrong = [outcome for outcome in outcomes if not outcome.passed]
+    assert any(shown in f"{outcome.case} {outcome.what}" for outcome in wrong)
+    assert {outcome.status for outcome in wrong} == {"different"}
+
+
+# The command
+
+
+def command(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["conformance", *arguments])
+    return ended.value.code or 0
+
+
+def test_the_command_names_operation_case_and_first_wrong_element(tmp_path, capsys):
+    source = Path(PLAIN).read_text().replace("= topk_index[b]", "= topk_index[0]")
+    module, file = module_of(source, tmp_path), tmp_path / "report.json"
+    assert command("--module", module, "--ops", "shift_ids,move_kv", "--device", "cpu", "--json", str(file)) == 1
+    printed = capsys.readouterr().out
+    assert re.search(r"shift_ids +rotate_input_ids_triton +4 +1 +0 +3", printed)
+    shown = "input_ids[2]: expected 8, found 7 (2 elements differ)"
+    assert f"shift_ids: chunks of 1, 2 and 8 tokens\n    different: {shown}\n" in printed
+    report = json.loads(file.read_text())
+    assert report["functions"] == {"shift_ids": "rotate_input_ids_triton", "move_kv": "move_kv_cache_native"}
+    assert {each["operation"] for each in report["outcomes"] if not each["passed"]} == {"shift_ids"}
+    assert {"date", "versions", "module", "device"} <= set(report)
+
+
+def test_a_message_of_several_lines_stands_under_its_case(capsys):
+    outcome = runner.Outcome("select", "a chain", "raised", "CompilationError: at 30:4:\nno such type")
+    Report("my_kernels", "cpu", {"select": "organize_draft_results"}, (outcome,)).show(stdout_console())
+    assert "select: a chain\n    raised: CompilationError: at 30:4:\n    no such type\n" in capsys.readouterr().out
+
+
+def test_the_pages_adapter_passes(tmp_path, capsys):
+    """A malformed tree, which is called in a process of its own, included."""
+    (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert command("--module", module_of(source, tmp_path), "--device", "cpu") == 0
+    assert "Wrong" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--module", "no_such_module"], "No module named 'no_such_module'"),
+        (["--module", "no_such_file.py"], "there is no such file"),
+        (["--module", "json"], "a module with at least one of the functions fast_topk,"),
+        (["--module", ".."], "a module that Python can import"),
+        (["--module", PLAIN, "--ops", "build_trees"], "ops is 'build_trees'; allowed: draft_topk, expand,"),
+        (
+            ["--module", "specsim.correctness.conformance.fast_verifiers", "--ops", "select"],
+            "a function for, here organize_draft_results",
+        ),
+        (["--module", PLAIN, "--device", "tpu"], "device is 'tpu'"),
+        (["--module", PLAIN, "--json", "no/such/folder.json"], "json is"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, sentence, capsys):
+    assert command(*arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert sentence in line
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("1 / 0", r"\(ZeroDivisionError: division by zero\)"),
+        ("raise ImportError('no libcuda\\nis it installed?')", r"\(ImportError: no libcuda is it installed\?\)"),
+        ("import sys; sys.exit(0)", r"\(SystemExit: 0\)"),
+    ],
+)
+def test_a_module_that_fails_when_it_is_imported_is_bad_input(source, shown, tmp_path):
+    with pytest.raises(InputError, match=shown):
+        load_module(module_of(source, tmp_path))
+
+
+LAZY = """
+def __getattr__(name):
+    if name == "fill_bonus_tokens":
+        {}
+    raise AttributeError(name)
+"""
+
+
+def test_a_module_may_make_its_functions_when_it_is_asked_for_them(tmp_path):
+    source = LAZY.format("return lambda *arguments: None")
+    report = Report.of(module_of(source, tmp_path), None, "cpu")
+    assert report.functions == {"bonus_tokens": "fill_bonus_tokens"}
+    assert {outcome.status for outcome in report.failures} == {"different"}
+
+
+def test_a_module_that_fails_when_it_is_asked_for_a_function_is_bad_input(tmp_path):
+    source = LAZY.format("raise ImportError('no libcuda')")
+    with pytest.raises(InputError, match=r"asked for fill_bonus_tokens.* \(ImportError: no libcuda\)"):
+        Report.of(module_of(source, tmp_path), None, "cpu")
+
+
+def test_a_modules_own_defaults_are_for_itself():
+    """Cases and memory are made as torch starts."""
+    topk = function_of(load_module(PLAIN), BY_NAME["draft_topk"])
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    try:
+        outcomes = [call(topk, case, CPU) for case in cases_of("draft_topk")]
+        assert (torch.empty(0).dtype, torch.empty(0).device.type) == (torch.float64, "meta")
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    assert {outcome.status for outcome in outcomes} == {"equal"}
+
+
+def test_a_file_is_executed_once_until_it_changes(tmp_path):
+    counted = tmp_path / "executions"
+    count = f"with open({str(counted)!r}, 'a') as file: file.write('x')\n"
+    module = module_of(count + Path(PLAIN).read_text(), tmp_path)
+    assert Report.of(module, ["bonus_tokens", "shift_ids"], "cpu").failures == ()
+    assert counted.read_text() == "x"
+    os.utime(module, (0, 0))
+    load_module(module)
+    assert counted.read_text() == "xx"
+
+
+# The plugin
+
+
+def test_the_cases_run_as_tests(tmp_path):
+    assert "specsim.correctness.conformance.plugin" in {each.value for each in entry_points(group="pytest11")}
+    source = Path(PLAIN).read_text().replace("stride + length - 1]", "stride + length - 2]")
+    options = ["--impl", module_of(source, tmp_path), "--impl-ops", "bonus_tokens,shift_ids", "--impl-device", "cpu"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "specsim.correctness.conformance",
+         *options],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "3 failed, 5 passed" in done.stdout
+    assert "bonus_tokens: rows of 4, of trees of 8: different: bonus_tokens[0]: expected 1000, found" in done.stdout
+
+
+# The judge itself
+
+
+def outcome_of(function, call_made: Call, operation: str = "bonus_tokens", **case) -> runner.Outcome:
+    return call(function, Case(operation, "made up", lambda: call_made, **case), CPU)
+
+
+MADE = Call(
+    (torch.arange(6).int(), torch.tensor([1, 3]).int(), torch.tensor([-7, -7]).int(), 3),
+    {"bonus_tokens": torch.tensor([0, 5]).int()},
+)
+
+
+def right(tokens, lens, out, stride):
+    out.copy_(tokens[torch.arange(len(lens)) * stride + lens - 1])
+
+
+def beside(tokens, lens, out, stride):
+    right(tokens, lens, out, stride)
+    out.as_strided((1,), (1,), out.storage_offset() + len(out)).fill_(9)
+
+
+def in_its_input(tokens, lens, out, stride):
+    right(tokens, lens, out, stride)
+    lens += 1
+
+
+def raising(*arguments):
+    raise ValueError("not contiguous")
+
+
+def test_what_is_done_beside_the_result_is_found():
+    assert outcome_of(right, MADE).status == "equal"
+    assert (
+        outcome_of(beside, MADE).what
+        == "bonus_tokens: expected nothing written beside the tensor, found a write out of bounds"
+    )
+    assert (
+        outcome_of(in_its_input, MADE).what
+        == "accept_lens: expected an input that stays as it is, found another content"
+    )
+    assert outcome_of(raising, MADE).status == "raised"
+    assert outcome_of(raising, MADE, may_refuse=True).status == "refused"
+    assert outcome_of(lambda *each: None, MADE, may_refuse=True).status == "different"
+
+
+CHANGES = {
+    "a tensor of the metadata": (lambda lens, meta: meta.temperature.zero_(), "sampling_metadata"),
+    "a field of the metadata": (lambda lens, meta: setattr(meta, "top_k", 1), "sampling_metadata"),
+    "generators in the metadata": (lambda lens, meta: meta.generators.update({0: None}), "sampling_metadata"),
+    "one more length": (lambda lens, meta: lens.append(5), "num_draft_tokens"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_metadata_and_lists_are_inputs_too(change):
+    made, (apply, name) = cases_of("chain_rejection")[0].build(), CHANGES[change]
+
+    def answering(*arguments):
+        return made.expected["output_token_ids"]
+
+    def changing(*arguments):
+        apply(arguments[1], arguments[7])
+        return answering()
+
+    assert outcome_of(answering, made, "chain_rejection").status == "equal"
+    found = outcome_of(changing, made, "chain_rejection").what
+    assert found == f"{name}: expected an input that stays as it is, found another content"
+
+
+def test_a_write_beside_a_tensor_of_the_metadata_is_found():
+    made = cases_of("chain_rejection")[0].build()
+
+    def writing(*arguments):
+        warmth = arguments[7].temperature
+        warmth.as_strided((1,), (1,), warmth.storage_offset() + len(warmth)).fill_(9)
+        return made.expected["output_token_ids"]
+
+    assert "found a write out of bounds" in outcome_of(writing, made, "chain_rejection").what
+
+
+def resizing(tokens, lens, out, stride):
+    right(tokens, lens, out, stride)
+    lens.resize_(500)
+
+
+def retyping(tokens, lens, out, stride):
+    right(tokens, lens, out, stride)
+    lens.data = lens.long()
+
+
+@pytest.mark.parametrize("function", [resizing, retyping])
+def test_an_input_of_another_form_is_found(function):
+    assert (
+        outcome_of(function, MADE).what == "accept_lens: expected an input that stays as it is, found another content"
+    )
+
+
+def test_a_result_in_other_memory_is_not_written_in_place():
+    def swapping(tokens, lens, out, stride):
+        own = out.clone()
+        right(tokens, lens, own, stride)
+        out.data = own
+
+    found = outcome_of(swapping, MADE).what
+    assert found == "bonus_tokens: expected a tensor that stays in its memory, found one in other memory"
+
+
+class Stop(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), Stop(), torch.AcceleratorError("an illegal memory access")])
+def test_an_exit_or_an_error_of_the_gpu_is_no_refusal(error):
+    def ending(*arguments):
+        raise error
+
+    assert outcome_of(ending, MADE, may_refuse=True).status == "raised"
+
+
+def test_an_interruption_ends_the_run():
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        outcome_of(interrupted, MADE)
+
+
+def test_results_are_as_many_as_the_convention_has_and_on_the_device():
+    case = cases_of("draft_topk")[0]
+    topk = function_of(load_module(PLAIN), BY_NAME["draft_topk"])
+
+    def what(change) -> str:
+        return call(lambda *arguments: change(topk(*arguments)), case, CPU).what
+
+    assert what(lambda results: results[:1]) == "topk_index: expected a tensor, found NoneType"
+    assert what(lambda results: (*results, 3)) == "what is returned: expected 2 (topk_p, topk_index), found 3"
+    assert what(lambda results: results[0].to("meta")) == "topk_p: expected a tensor on cpu, found one on meta"
+
+
+def test_the_callers_tensors_are_not_touched():
+    before = [each.clone() for each in MADE.arguments[:3]]
+    outcome_of(in_its_input, MADE)
+    assert all(torch.equal(one, other) for one, other in zip(before, MADE.arguments, strict=False))
+
+
+def test_strides_survive_being_placed():
+    tensor = strided(torch.arange(12.0).view(3, 4))
+    placed = place(tensor, CPU).tensor
+    assert placed.stride() == tensor.stride() == (8, 2)
+    assert torch.equal(placed, tensor)
+
+
+def test_an_alternative_stands_in_for_all_that_is_expected():
+    other = Call(MADE.arguments, {"bonus_tokens": torch.tensor([1, 5]).int()}, alternatives=(MADE.expected,))
+    assert outcome_of(right, other).status == "equal"
+    assert outcome_of(right, replaced(other, 3, 2)).status == "different"
+
+
+EXACT, CLOSE = Value("x", "float32", "*", "returned"), Value("x", "float32", "*", "returned", "close")
+
+
+@pytest.mark.parametrize(
+    ("found", "shown"),
+    [
+        (torch.tensor([1.0, float("nan"), 0.0]), None),
+        (torch.tensor([1.0, float("nan"), -0.0]), None),
+        (torch.tensor([1.0, 0.0, 0.0]), "x[1]: expected nan, found 0.0"),
+        (torch.tensor([1.0, float("nan"), 1e-9]), "x[2]: expected 0.0, found 9.999999717180685e-10"),
+        (torch.tensor([1.0, float("nan")]), "x: expected shape [3], found shape [2]"),
+        (torch.tensor([1.0, float("nan"), 0.0]).double(), "x: expected dtype torch.float32, found dtype torch.float64"),
+        (torch.zeros(3).to_sparse(), "x: expected layout torch.strided, found layout torch.sparse_coo"),
+        (None, "x: expected a tensor, found NoneType"),
+    ],
+)
+def test_differences(found, shown):
+    made = difference(EXACT, found, Call((), {"x": torch.tensor([1.0, float("nan"), 0.0])}))
+    assert (None if made is None else str(made)) == shown
+
+
+def test_close_is_within_the_tolerance_and_no_further():
+    expected = Call((), {"x": torch.tensor([1.0])}, tolerance=1e-3)
+    assert difference(CLOSE, torch.tensor([1.0009]), expected) is None
+    assert difference(CLOSE, torch.tensor([1.0011]), expected).index == (0,)
+    assert difference(CLOSE, torch.tensor([float("nan")]), expected).index == (0,)
+
+
+def test_only_the_rows_that_count_are_compared():
+    kept = Call((), {"x": torch.zeros(2, 3)}, rows={"x": torch.tensor([False, True])})
+    assert difference(EXACT, torch.tensor([[1.0, 1, 1], [0, 0, 0]]), kept) is None
+    assert difference(EXACT, torch.tensor([[1.0, 1, 1], [0, 2, 0]]), kept).index == (1, 1)
+
+
+LAW = Call((), {"x": Law({(1, -1): 0.75, (2, -1): 0.25}, rows=4096)})
+
+
+def sampled(ones: int, twos: int, others: int) -> torch.Tensor:
+    return torch.tensor([[1, -1]] * ones + [[2, -1]] * twos + [[3, -1]] * others, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("ones", "twos", "others", "passes"),
+    [(3072, 1024, 0, True), (3000, 1096, 0, True), (2860, 1236, 0, False), (3071, 1024, 1, False), (0, 0, 4096, False)],
+)
+def test_samples_of_a_law(ones, twos, others, passes):
+    assert (difference(EXACT, sampled(ones, twos, others), LAW) is None) is passes
+
+
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        (lambda rows: rows[:1], "shape [4096, 2], found shape [1, 2]"),
+        (lambda rows: rows[:0], "shape [4096, 2], found shape [0, 2]"),
+        (torch.flatten, "shape [4096, 2], found shape [8192]"),
+        (lambda rows: rows[0, 0], "shape [4096, 2], found shape []"),
+        (torch.Tensor.long, "dtype torch.int32, found dtype torch.int64"),
+        (torch.Tensor.double, "dtype torch.int32, found dtype torch.float64"),
+        (torch.Tensor.to_sparse, "layout torch.strided, found layout torch.sparse_coo"),
+    ],
+)
+def test_samples_of_a_law_in_another_form(change, shown):
+    assert str(difference(EXACT, change(sampled(3072, 1024, 0)), LAW)) == f"x: expected {shown}"
+
+
+def test_the_cells_of_the_laws_are_fine_enough():
+    """Were there an edge inside a cell, cells of half the width would give another law."""
+    for draft, prob, draft_prob in (
+        ([0, 1], [[0.125, 0.5, 0.375, 0.0], [0.25] * 4], [[0.5, 0.25, 0.125, 0.125], [0.25, 0.5, 0.125, 0.125]]),
+        ([3, 0], [[0.125, 0.5, 0.375, 0.0], [0.25] * 4], [[0.5, 0.25, 0.125, 0.125], [0.25] * 4]),
+        ([1, 2], [[0.125, 0.5, 0.375, 0.0], [0.25, 0.25, 0.5, 0.0]], [[0.0, 1, 0, 0], [0.0, 0, 1, 0]]),
+    ):
+        assert law_of(draft, prob, draft_prob, 9, ROWS) == law_of(draft, prob, draft_prob, 9, ROWS, cells=16)
+    assert ROWS == 4096
+
+
+ENDS = {
+    "exits": ("import os; os._exit(3)", 60, "exit status 3"),
+    "hangs": ("import time; time.sleep(60)", 4, "no result within 4 seconds"),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_process_that_dies_or_hangs_is_an_outcome(how, tmp_path, monkeypatch):
+    body, seconds, shown = ENDS[how]
+    monkeypatch.setattr(runner, "SECONDS", seconds)
+    module = module_of(f"def build_tree_kernel_efficient(*arguments): {body}", tmp_path)
+    outcome = run(module, next(case for case in CASES if case.perilous), "cpu")
+    assert (outcome.status, outcome.passed) == ("ended", False)
+    assert shown in outcome.what
+
+
+def test_a_function_named_after_the_cpu_is_for_the_cpu():
+    both = SimpleNamespace(verify_tree_greedy=lambda: "any", verify_tree_greedy_cpu=lambda: "cpu")
+    assert function_of(both, BY_NAME["verify_greedy"], "cpu")() == "cpu"
+    assert function_of(both, BY_NAME["verify_greedy"], "cuda")() == "any"
+    assert function_of(SimpleNamespace(verify_tree_greedy=max), BY_NAME["verify_greedy"], "cpu") is max
+
+
+def test_a_device_stands_for_itself():
+    assert DEVICE in next(case for case in CASES if case.operation == "cache_locations").build().arguments
+    assert [operation.name for operation in chosen_operations(load_module(PLAIN), ["select", "select"])] == ["select"]

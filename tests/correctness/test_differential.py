@@ -1,0 +1,1112 @@
+"""The differential itself: it passes what is right, names what is wrong, and takes no silence for an answer."""
+
+import json
+from collections import Counter
+from dataclasses import fields, replace
+from datetime import UTC, datetime
+from itertools import combinations
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import specsim.correctness.differential.grid_run as running
+import specsim.reference.verify as verify
+from specsim import SamplingParams, SpecConfig
+from specsim.cli.main import main
+from specsim.core.columns import lane_columns, tail_columns
+from specsim.core.errors import InputError
+from specsim.core.phases import (
+    Batch,
+    Candidates,
+    DraftExtendInput,
+    DraftInput,
+    PrefillOutput,
+    Sampling,
+    VerifyInput,
+    VerifyOutput,
+)
+from specsim.core.uniforms import final_uniforms
+from specsim.correctness.differential import CellResult, GridResult, check, grid, run_grid
+from specsim.correctness.differential.budget import FLOAT32_EPS, budget, log_prob_budget
+from specsim.correctness.differential.comparison import Comparison, Tally, Trio
+from specsim.correctness.differential.coverage import required
+from specsim.correctness.differential.distribution import Law, rounding
+from specsim.correctness.differential.divergence import Divergence, Mismatch, Undecidable
+from specsim.correctness.differential.grid_run import rehearse
+from specsim.correctness.differential.grids import (
+    AXES,
+    QUICK,
+    SAMPLINGS,
+    SHIPPED,
+    SPECIAL,
+    VERIFIERS,
+    cell_of,
+    is_valid,
+)
+from specsim.correctness.differential.lockstep import _same_bits
+from specsim.correctness.differential.oracle import compare_with_oracle
+from specsim.correctness.differential.pairs import make_pair, moved
+from specsim.correctness.differential.ranking import compare_ranking, log_scores
+from specsim.correctness.differential.sampled_verify import LEAST, MOST, compare_accepted
+from specsim.reference.acceptance import Tree
+from specsim.serving.generation import load_engine
+
+CELL = cell_of(dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3))
+WARM = cell_of(dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3, sampling="warm", kind="eagle3"))
+COVERING = grid("pairwise")
+# The pairwise grid in full is a step of .ci/run.
+FEW = tuple({each.id: each for each in map(cell_of, (*QUICK, *SPECIAL[::2], *VERIFIERS, *SHIPPED))}.values())
+
+
+BUDGETS = {}
+
+
+@pytest.fixture(autouse=True)
+def _rehearsed_once(monkeypatch):
+    """A cell's budgets are worked out once: faults of the column under test have no part in them."""
+
+    def rehearsed(cell, pair, dtype):
+        name = repr((cell, dtype))
+        if name not in BUDGETS:
+            BUDGETS[name] = rehearse(cell, pair, dtype)
+        return dict(BUDGETS[name])
+
+    monkeypatch.setattr(running, "rehearse", rehearsed)
+
+
+# What is right passes.
+
+
+@pytest.mark.parametrize("cell", COVERING[::8], ids=lambda cell: cell.id)
+def test_the_reference_equals_itself(cell):
+    result = check(cell, "reference")
+    assert (result.mismatches, result.undecidable, result.first_divergence) == (0, 0, None)
+    assert not result.is_empty
+    assert result.left_out == {}
+
+
+@pytest.mark.parametrize("cell", [CELL, WARM, cell_of(QUICK[7]), cell_of(QUICK[2])], ids=lambda cell: cell.id)
+def test_bfloat16_leaves_choices_undecidable_and_finds_no_mismatch(cell):
+    """16 bits part the reference from its float64 self; whom they part is left out, and counted."""
+    result = check(cell, "reference", "bfloat16")
+    assert result.mismatches == 0
+    assert result.undecidable > 0
+    assert sum(result.left_out.values()) >= result.undecidable
+    assert not result.is_empty
+
+
+@pytest.mark.parametrize("cell", FEW, ids=lambda cell: cell.id)
+def test_fast_equals_reference(cell):
+    """On a machine with a GPU it runs there."""
+    result = check(cell)
+    assert (result.mismatches, result.first_divergence) == (0, None)
+    assert not result.is_empty
+    assert result.undecidable <= 1
+
+
+# What is wrong is found, and named.
+
+
+class Faulty:
+    """An engine whose output or pools are spoiled in one phase, in its first round."""
+
+    def __init__(self, engine, phase, spoil):
+        self._engine, self._phase, self._spoil = engine, phase, spoil
+
+    def __getattr__(self, name):
+        found = getattr(self._engine, name)
+        if name != self._phase:
+            return found
+
+        def run(batch, state, pools):
+            output = found(batch, state, pools)
+            return self._spoil(output, batch, pools) or output
+
+        return run
+
+
+def result_of(cell, phase, spoil, dtype="float32"):
+    wrap = lambda column: replace(column, engine=Faulty(column.engine, phase, spoil))  # noqa: E731
+    return check(cell, "reference", dtype, wrap=wrap)
+
+
+def changed(value: torch.Tensor, place: tuple[int, ...]) -> torch.Tensor:
+    value = value.clone()
+    if value.dtype == torch.bool:
+        value[place] = ~value[place]
+    elif value.is_floating_point():
+        value[place] = value[place] * 1.001 + 1e-3
+    else:
+        value[place] += 1
+    return value
+
+
+def spoiler(path: str, place: tuple[int, ...]):
+    """Change one entry of a field, given by its path from the state."""
+
+    def spoil(state, batch, pools):
+        name, _, rest = path.partition(".")
+        value = getattr(state, name)
+        new = spoiler(rest, place)(value, batch, pools) if rest else changed(value, place)
+        return replace(state, **{name: new})
+
+    return spoil
+
+
+NOT_COMPARED = {"draft_logits", "draft_prob"}  # the reference's alone, and what deterministic drafts have not
+NESTED = {"candidates": Candidates, "draft_extend_input": DraftExtendInput, "draft_input": DraftInput}
+STATES = {"prefill": PrefillOutput, "draft": VerifyInput, "verify": VerifyOutput, "draft_extend": DraftInput}
+
+
+def paths(state) -> list[str]:
+    """Every tensor of a state, from its definition: a field that is added later is planted too."""
+    found = []
+    for name in (field.name for field in fields(state)):
+        below = paths(NESTED[name]) if name in NESTED else []
+        found += [f"{name}.{path}" for path in below] or ([] if name in NOT_COMPARED else [name])
+    return found
+
+
+FAULTS = [(phase, path) for phase, state in STATES.items() for path in paths(state)]
+# Elsewhere than at a state's very first entry.
+PLACES = {"candidates.parent_list": (1, 6), "candidates.tokens": (1, 5), "candidates.scores": (1, 9)}
+
+
+def first_entry(path: str):
+    """Spoil the entry at PLACES, or the very first one."""
+
+    def spoil(state, batch, pools):
+        value = state
+        for name in path.split("."):
+            value = getattr(value, name)
+        return spoiler(path, PLACES.get(path, (0,) * value.dim()))(state, batch, pools)
+
+    return spoil
+
+
+@pytest.mark.parametrize("cell", [CELL, WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize(("phase", "path"), FAULTS)
+def test_one_wrong_entry_of_any_field_is_named(cell, phase, path):
+    result = result_of(cell, phase, first_entry(path))
+    assert result.first_divergence is not None, f"{path} is not compared"
+    assert result.first_divergence.field == path
+    assert result.first_divergence.phase == phase
+    assert result.mismatches >= 1
+
+
+LANES = cell_of(
+    dict(
+        topk=2, num_steps=2, page_size=4, batch=1, sampling="warm", kind="eagle3", verifier="multi_round", graph="phase"
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("phase", "path"),
+    [
+        ("prefill", "draft_input.draft_prob"),
+        ("prefill", "draft_input.topk_index"),
+        ("draft", "draft_prob"),
+        ("draft", "candidates.tokens"),
+        ("draft", "candidates.scores"),
+        ("verify", "predict"),
+        ("verify", "accept_index"),
+        ("draft_extend", "draft_prob"),
+        ("draft_extend", "topk_index"),
+        ("draft_extend", "topk_p"),
+    ],
+)
+def test_one_wrong_entry_of_sampled_drafts_is_named(phase, path):
+    place = (0,) if path == "predict" else (0, 0, 0) if (phase, path) == ("draft", "draft_prob") else (0, 0)
+    first = result_of(LANES, phase, spoiler(path, place)).first_divergence
+    assert (first.phase, first.field) == (phase, path)
+
+
+def other_verifier(name: str):
+    """A column that verifies as another verifier would."""
+
+    class Other(Faulty):
+        def __init__(self, engine):
+            super().__init__(engine, "none", None)
+
+        def verify(self, batch, state, pools):
+            engine = self._engine
+            own, engine.config = engine.config, replace(engine.config, verifier=name)
+            try:
+                return engine.verify(batch, state, pools)
+            finally:
+                engine.config = own
+
+    return lambda column: replace(column, engine=Other(column.engine))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"), [("rejection", "target_only"), ("block", "rejection"), ("rejection", "block")]
+)
+def test_a_column_that_verifies_otherwise_is_found(right, wrong):
+    setting = dict(topk=1, num_steps=3, page_size=4, batch=3, sampling="warm", verifier=right)
+    found = check(replace(cell_of(setting), rounds=6), "reference", wrap=other_verifier(wrong)).first_divergence
+    assert found.phase == "verify"
+    assert found.field in ("accept_index", "predict")
+
+
+def in_round(phase, spoil):
+    """The same fault where the three phases are one step."""
+
+    def spoil_round(outputs, batch, pools):
+        name = {"draft": "verify_input", "verify": "verify_output", "draft_extend": "draft_input"}[phase]
+        return outputs._replace(**{name: spoil(getattr(outputs, name), batch, pools)})
+
+    return spoil_round
+
+
+@pytest.mark.parametrize("mode", ["lockstep", "free"])
+@pytest.mark.parametrize(("phase", "path"), [fault for fault in FAULTS if fault[0] != "prefill"])
+def test_one_wrong_entry_is_named_after_a_whole_round(mode, phase, path):
+    cell = replace(WARM, graph="round", mode=mode)
+    first = result_of(cell, "round", in_round(phase, first_entry(path))).first_divergence
+    assert first is not None
+    assert (first.phase, first.field) == (phase, path)
+
+
+def slot_of(batch, pools, column, request=1):
+    return int(pools.req_to_token[batch.req_pool_indices[request], column])
+
+
+def touch(buffer, name, column_of):
+    """Spoil the KV of one column of request 1, in the last layer."""
+
+    def spoil(output, batch, pools):
+        length = int(batch.seq_lens[1])
+        slot = slot_of(batch, pools, column_of(length))
+        getattr(getattr(pools, buffer), name)[-1, slot, -1, -1] += 1e-3
+
+    return spoil
+
+
+def lane(length):
+    return int(lane_columns(length, CELL.config)[2, 1])
+
+
+def tail(length):
+    columns = tail_columns(length, CELL.config)
+    return int(columns[3, -1]) if columns.numel() else lane(length)
+
+
+KV_WRITES = {
+    "a prompt's KV": ("prefill", "target", lambda length: 0),
+    "the prompt's last KV": ("prefill", "draft", lambda length: length - 1),
+    "a lane": ("draft", "draft", lane),
+    "a tail's copy": ("draft", "draft", tail),
+    "the root's KV": ("verify", "target", lambda length: length),
+    "the prefix in verify": ("verify", "target", lambda length: length - 1),
+    "the prefix in draft-extend": ("draft_extend", "draft", lambda length: length - 1),
+    "an accepted row": ("draft_extend", "draft", lambda length: length),
+}
+STRAY = {
+    "verify writes to the draft pool": ("verify", "draft", lambda length: length),
+    "verify writes behind the tree": ("verify", "target", lambda length: length + 8),
+    "draft writes to the target pool": ("draft", "target", lambda length: length),
+    "draft writes to the prefix": ("draft", "draft", lambda length: 0),
+    "draft-extend writes to the target pool": ("draft_extend", "target", lambda length: length),
+    "draft-extend writes behind its rows": ("draft_extend", "draft", lambda length: length + 4),
+}
+
+
+@pytest.mark.parametrize("name", ["keys", "values"])
+@pytest.mark.parametrize(("phase", "buffer", "column_of"), KV_WRITES.values(), ids=KV_WRITES)
+def test_wrong_kv_is_named(phase, buffer, column_of, name):
+    first = result_of(CELL, phase, touch(buffer, name, column_of)).first_divergence
+    assert (first.phase, first.field, first.request) == (phase, f"{buffer} {name}", 1)
+
+
+@pytest.mark.parametrize("name", ["keys", "values"])
+@pytest.mark.parametrize(("phase", "buffer", "column_of"), STRAY.values(), ids=STRAY)
+def test_a_stray_write_is_named_with_its_owner(phase, buffer, column_of, name):
+    """Where unwritten KV is not a number, adding to it changes no bit: the slot is set."""
+
+    def spoil(output, batch, pools):
+        slot = slot_of(batch, pools, column_of(int(batch.seq_lens[1])))
+        getattr(getattr(pools, buffer), name)[0, slot, 0, 0] = 7.0
+
+    first = result_of(CELL, phase, spoil).first_divergence
+    assert (first.phase, first.field) == (phase, f"stray write, {buffer} pool")
+    assert f"(request row 1, column {column_of(8)}, token " in first.fast
+
+
+def record_elsewhere(output, batch, pools):
+    pools.token_ids[batch.req_pool_indices[0], int(batch.seq_lens[0]) + 7] = 3
+
+
+def swap_slots(output, batch, pools):
+    row = batch.req_pool_indices[2]
+    pools.req_to_token[row, [0, 1]] = pools.req_to_token[row, [1, 0]]
+
+
+def lose_a_page(output, batch, pools):
+    pools._allocator.allocate(1)
+
+
+def give_a_page_twice(output, batch, pools):
+    pools._allocator._free.append(pools._allocator.free_pages()[0])
+
+
+@pytest.mark.parametrize("phase", ["prefill", "draft", "verify", "draft_extend"])
+@pytest.mark.parametrize(
+    ("field", "spoil"),
+    [
+        ("token_ids", record_elsewhere),
+        ("req_to_token", swap_slots),
+        ("page books", lose_a_page),
+        ("page books", give_a_page_twice),
+    ],
+)
+def test_wrong_tables_and_books_are_named(phase, field, spoil):
+    first = result_of(CELL, phase, spoil).first_divergence
+    assert (first.phase, first.field) == (phase, field)
+
+
+def swapped(name, one, other, dim=1):
+    def spoil(state, batch, pools):
+        order = list(range(getattr(state, name).shape[dim]))
+        order[one], order[other] = order[other], order[one]
+        return replace(state, **{name: getattr(state, name).index_select(dim, torch.tensor(order))})
+
+    return spoil
+
+
+def leak_padding(state, batch, pools):
+    return replace(state, topk_p=torch.cat([state.topk_p, state.topk_p[:1]]))
+
+
+def narrow(state, batch, pools):
+    return replace(state, draft_tokens=state.draft_tokens.int())
+
+
+def lose(state, batch, pools):
+    return replace(state, hidden=None)
+
+
+def not_a_number(state, batch, pools):
+    return replace(state, target_logits=state.target_logits.index_fill(0, torch.tensor([3]), torch.nan))
+
+
+def accept_less(state, batch, pools):
+    """Everything in agreement with itself, one draft short: request 0's path ends at its root."""
+    if int(state.num_accepted_drafts[0]) == 0:
+        return None
+    accept_index, predict = state.accept_index.clone(), state.predict.clone()
+    predict[accept_index[0, 1:][accept_index[0, 1:] >= 0].long()] = -1
+    accept_index[0, 1:] = -1
+    drafts = state.num_accepted_drafts.index_fill(0, torch.tensor([0]), 0)
+    counts = {"num_accepted_drafts": drafts, "num_accepted_tokens": drafts + 1}
+    return replace(state, accept_index=accept_index, predict=predict, **counts)
+
+
+def raise_error(state, batch, pools):
+    raise IndexError("row 1 of the request table owns no slot")
+
+
+SEMANTIC = {
+    "two drafts change places": ("draft_extend", swapped("topk_index", 0, 1), "topk_index"),
+    "two nodes change places": ("draft", swapped("draft_tokens", 1, 2), "draft_tokens"),
+    "a padded row leaks": ("draft_extend", leak_padding, "topk_p (shape)"),
+    "a narrower type": ("draft", narrow, "draft_tokens (dtype)"),
+    "a lost field": ("draft_extend", lose, "hidden (type)"),
+    "not a number": ("verify", not_a_number, "target_logits"),
+    "a path cut short": ("verify", accept_less, "accept_index"),
+    "an error": ("draft", raise_error, "error"),
+}
+
+
+@pytest.mark.parametrize(("phase", "spoil", "field"), SEMANTIC.values(), ids=SEMANTIC)
+@pytest.mark.parametrize("cell", [CELL, WARM], ids=["greedy", "warm"])
+def test_faults_of_meaning_are_named(cell, phase, spoil, field):
+    first = result_of(cell, phase, spoil).first_divergence
+    assert (first.phase, first.field) == (phase, field)
+
+
+def test_a_column_that_writes_to_what_it_reads_is_caught():
+    class Writing(Faulty):
+        def draft(self, batch, state, pools):
+            output = self._engine.draft(batch, state, pools)
+            state.topk_p[0, 0] = 0.5
+            return output
+
+    result = check(CELL, "reference", wrap=lambda column: replace(column, engine=Writing(column.engine, "", None)))
+    assert result.first_divergence.field == "the state that it read"
+
+
+def test_a_column_that_changes_what_it_left_before_is_caught():
+    left = []
+
+    def spoil(state, batch, pools):
+        left.append(state)
+
+    class Aliasing(Faulty):
+        def draft_extend(self, batch, state, pools):
+            left[0].target_logits.zero_()
+            return self._engine.draft_extend(batch, state, pools)
+
+    def wrap(column):
+        return replace(column, engine=Aliasing(column.engine, "verify", spoil))
+
+    assert check(CELL, "reference", wrap=wrap).first_divergence.field == "a state that it had left before"
+
+
+def test_a_divergence_says_everything_in_words():
+    first = result_of(CELL, "draft", first_entry("positions")).first_divergence
+    assert (first.round, first.request, first.node) == (1, 0, 0)
+    assert str(first) == f"{CELL.id}: round 1, draft, request 0, entry 0: positions is 8, the reference has 7"
+
+
+SETTINGS = [
+    dict(draft_kv="ancestor"),
+    dict(score="logprob"),
+    dict(penalties="relaxed"),
+    dict(threshold_single=0.3),
+    dict(threshold_acc=0.8),
+    dict(extend="ragged"),
+    dict(release="round"),
+    dict(max_len=14),
+]
+
+
+@pytest.mark.parametrize("graph", ["eager", "round"])
+@pytest.mark.parametrize("changes", SETTINGS, ids=str)
+def test_a_column_that_runs_another_setting_is_found(changes, graph):
+    """None of these says it in a field: it shows in what the column computes."""
+    setting = dict(topk=4, num_steps=4, num_draft_tokens=16, page_size=4, batch=3, sampling="biased")
+    cell = cell_of(setting | {"graph": graph, "threshold_acc": 0.6 if "threshold_acc" in changes else 1.0})
+
+    def wrap(column):
+        return replace(column, engine=load_engine(make_pair(cell.pair), replace(cell.config, **changes), "reference"))
+
+    assert check(cell, "reference", wrap=wrap).mismatches > 0
+
+
+def with_sampling(**changes):
+    def change(batch):
+        sampling = {name: getattr(batch.sampling, name) * factor for name, factor in changes.items()}
+        return replace(batch, sampling=replace(batch.sampling, **sampling))
+
+    return change
+
+
+BATCHES = {
+    "seeds": lambda batch: replace(batch, seeds=batch.seeds + 1),
+    "request ids": lambda batch: replace(batch, request_ids=batch.request_ids.flip(0)),
+    "prompt lengths": lambda batch: replace(batch, prompt_lens=batch.prompt_lens + 1),
+    **{
+        name: with_sampling(**{name: factor})
+        for name, factor in {
+            "temperature": 1.001, "top_k": 0, "top_p": 0.7, "min_p": 3, "repetition_penalty": 1.001,
+            "presence_penalty": 1.01, "frequency_penalty": 1.01, "logit_bias": 1.01,
+        }.items()
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", BATCHES.values(), ids=BATCHES)
+def test_a_column_that_reads_the_batch_wrongly_is_found(change):
+    """Every parameter is on; the same answer by luck in every round is what seven tokens a request exclude."""
+    everything = replace(
+        SAMPLINGS["biased"], top_k=6, top_p=0.8, min_p=0.05, presence_penalty=0.5, frequency_penalty=0.5,
+        temperature=1.3, max_new_tokens=24,
+    )  # fmt: skip
+    cell = replace(CELL, sampling=(everything,) * 3, rounds=12)
+
+    class Misreading(Faulty):
+        def __getattr__(self, name):
+            found = getattr(self._engine, name)
+            if name not in ("prefill", "draft", "verify", "draft_extend"):
+                return found
+            return lambda batch, state, pools: found(change(batch), state, pools)
+
+    result = check(cell, "reference", wrap=lambda column: replace(column, engine=Misreading(column.engine, "", None)))
+    assert result.mismatches > 0
+
+
+MODELS = {
+    "a window one too wide": lambda config: dict(sliding_windows=tuple(w + 1 for w in config.sliding_windows)),
+    "no window": lambda config: dict(sliding_windows=()),
+    "an epsilon": lambda config: dict(rms_norm_eps=1e-2),
+    "a rotary base": lambda config: dict(rope_theta=10001.0),
+}
+
+
+@pytest.mark.parametrize("part", ["target", "drafter"])
+@pytest.mark.parametrize("change", MODELS.values(), ids=MODELS)
+def test_a_column_with_another_model_is_found(change, part):
+    """Most of these turn no token."""
+    cell = cell_of(dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3, family="mistral"))
+    pair = make_pair(cell.pair, torch.float32)
+    if part == "target":
+        other = replace(pair.target, config=replace(pair.target.config, **change(pair.target.config)))
+    else:
+        model = pair.drafter.config.model
+        config = replace(pair.drafter.config, model=replace(model, **change(model)))
+        other = replace(pair.drafter, config=config)
+    engine = load_engine(replace(pair, **{part: other}), cell.config, "reference")
+    assert check(cell, "reference", wrap=lambda column: replace(column, engine=engine)).mismatches > 0
+
+
+# Rounding explains as much as it can, and no more.
+
+ONE = Sampling.of([SAMPLINGS["warm"]], 8)
+
+
+def comparison():
+    return Comparison(Tally(), FLOAT32_EPS)
+
+
+def rank(fast, exact_V, reference_V=None, noise=0.5, exact=None):
+    exact = exact or torch.sort(exact_V, descending=True, stable=True).indices[: len(fast)].tolist()
+    check = comparison()
+    compare_ranking(
+        check, "field", Trio(exact, exact, fast), exact_V if reference_V is None else reference_V, exact_V, noise
+    )
+    return check.tally
+
+
+def test_the_budget_is_measured_between_the_references():
+    reference, exact = torch.tensor([1.0, 2.5]), torch.tensor([1.25, 2.0], dtype=torch.float64)
+    assert budget(reference, exact, 0.0) == 2.0
+    assert budget(reference, exact, 0.125) == 2.0 + 16 * 0.125 * 2
+    assert budget(reference, exact, 0.125, magnitude=8.0) == 2.0 + 16 * 0.125 * 8
+    assert budget(torch.empty(0), torch.empty(0), 1.0) == 0
+    assert budget(torch.tensor([-torch.inf]), torch.tensor([-torch.inf]), 1.0) == 0
+
+
+def test_the_budget_of_a_log_probability_is_that_of_all_logits():
+    """However right the probabilities that are compared happen to be."""
+    reference, exact = torch.tensor([[1.0, 2.0, 9.5]]), torch.tensor([[1.0, 2.0, 9.0]], dtype=torch.float64)
+    assert log_prob_budget(reference, exact, 0.0) == 4.0
+
+
+@pytest.mark.parametrize(("gap", "error"), [(0.999, Undecidable), (1.001, Mismatch)])
+def test_two_values_change_places_only_within_twice_their_noise(gap, error):
+    with pytest.raises(error):
+        rank([1, 0], torch.tensor([1.0, 1.0 - gap, -9.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("fast", "error"), [([1, 0], Mismatch), ([1, 2], Mismatch), ([0, 2], Mismatch), ([0, 0], Mismatch), ([0, 1], None)]
+)
+def test_values_equal_in_both_precisions_go_by_index(fast, error):
+    """Ids 0, 1 and 2 tie; the noise would excuse any order of them."""
+    tied = torch.tensor([1.0, 1.0, 1.0, -9.0], dtype=torch.float64)
+    if error is None:
+        assert rank(fast, tied).exercised["ties"] == 1
+    else:
+        with pytest.raises(error):
+            rank(fast, tied)
+
+
+def test_values_equal_in_one_precision_only_may_go_either_way():
+    tied, apart = torch.tensor([1.0, 1.0, -9.0], dtype=torch.float64), torch.tensor([1.0, 1.1, -9.0])
+    with pytest.raises(Undecidable):
+        rank([1, 0], tied, apart)
+
+
+def test_a_shifted_ranking_is_not_taken_for_a_broken_tie():
+    values = torch.tensor([1.0, 0.9, 0.9, -9.0], dtype=torch.float64)
+    with pytest.raises(Undecidable):
+        rank([1, 2, 0], values, exact=[0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("known", "gap", "token", "error"),
+    [(True, 1e-9, 1, Mismatch), (False, 1e-9, 1, None), (False, 1e-3, 1, Mismatch), (True, 0.0, 1, Mismatch)],
+)
+def test_greedy_choices_from_known_logits_are_exact(known, gap, token, error):
+    adjusted_V = torch.tensor([2.0, 2.0 - gap, 0.0], dtype=torch.float64)
+    law = Law(adjusted_V, ONE, 0, rounding(adjusted_V), known)
+    law.compare_argmax("field", 0, 0)
+    if error is None:
+        law.compare_argmax("field", token, 0)
+    else:
+        with pytest.raises(error):
+            law.compare_argmax("field", token, 0)
+
+
+@pytest.mark.parametrize(("beyond", "fits"), [(0.9, True), (1.1, False)])
+def test_a_draw_may_miss_its_share_by_the_slack(beyond, fits):
+    law = Law(torch.zeros(8, dtype=torch.float64), ONE, 0, 1e-6)
+    uniform = 0.125 + beyond * law.slack
+    law.compare_draw("field", law.prob(), uniform, 1, 0)
+    if fits:
+        law.compare_draw("field", law.prob(), uniform, 0, 0)
+    else:
+        with pytest.raises(Mismatch):
+            law.compare_draw("field", law.prob(), uniform, 0, 0)
+
+
+def test_a_token_without_mass_is_never_drawn():
+    law = Law(torch.zeros(8, dtype=torch.float64), ONE, 0, 1e-6)
+    with pytest.raises(Mismatch):
+        law.compare_draw("field", law.prob().index_fill(0, torch.tensor([3]), 0.0), 0.375, 3, 0)
+
+
+FILTERS = {
+    "top_k": (dict(top_k=2), [3.0, 2.0, 2.0 - 1e-9, 0.0], [3.0, 2.0, 1.0, 0.0]),
+    "top_p": (dict(top_p=0.5), [2.0, 1.0, 1.0, -50.0], [2.0, 1.0, 0.0, -50.0]),
+    "min_p": (dict(min_p=0.5), [0.0, -0.6931471805599453, -3.0, -3.0], [0.0, -0.5, -3.0, -3.0]),
+}
+
+
+@pytest.mark.parametrize(("params", "close", "clear"), FILTERS.values(), ids=FILTERS)
+def test_a_filters_edge_within_the_noise_makes_a_draw_undecidable(params, close, clear):
+    sampling = Sampling.of([replace(SAMPLINGS["warm"], **params)], 4)
+    if "top_p" in params:  # a token before which exactly top_p stands
+        close = torch.tensor([0.5, 0.25, 0.125, 0.125]).log().tolist()
+    fragile, sound = (Law(torch.tensor(v, dtype=torch.float64), sampling, 0, 1e-6) for v in (close, clear))
+    assert fragile.is_fragile()
+    assert not sound.is_fragile()
+    with pytest.raises(Undecidable):
+        fragile.deny("field", 0, 3, 0)
+    with pytest.raises(Mismatch):
+        sound.deny("field", 0, 3, 0)
+
+
+def test_scores_are_held_to_their_own_size():
+    """As logarithms: a wrong score of 1e-9 beside one of 1 is as wrong as a wrong score of 1."""
+    right = torch.tensor([1.0, 1e-9])
+    wrong = torch.tensor([1.0, 1.01e-9])
+    with pytest.raises(Mismatch):
+        comparison().within("scores", log_scores(right), log_scores(wrong), 1e-3)
+    assert log_scores(torch.tensor([-2.0]), "logprob").tolist() == [-2.0]
+
+
+NEAR_TWINS = cell_of(dict(topk=8, num_steps=3, num_draft_tokens=16, page_size=4, batch=3))
+
+
+@pytest.fixture
+def near_twins(monkeypatch):
+    """Logits of some tokens and of the one after them differ by less than float32 can tell."""
+
+    def make(name, dtype):
+        pair = make_pair(name, dtype)
+        head = pair.target.tensors["lm_head.weight"].clone()
+        head[[9, 17, 33]] = head[[8, 16, 32]] * (1 + 2e-7)
+        return replace(pair, target=replace(pair.target, tensors={**pair.target.tensors, "lm_head.weight": head}))
+
+    monkeypatch.setattr(running, "make_pair", make)
+
+
+@pytest.mark.parametrize("path", ["positions", "mask", "draft_tokens", "scores"])
+def test_undecidable_choices_hide_nothing_that_does_not_hang_on_them(near_twins, path):
+    found = result_of(NEAR_TWINS, "draft", first_entry(path))
+    assert found.first_divergence.field == path
+
+
+@pytest.mark.parametrize("mode", ["lockstep", "free"])
+@pytest.mark.parametrize("graph", ["eager", "round"])
+def test_columns_that_rounding_parted_come_back_together(near_twins, mode, graph):
+    result = check(replace(NEAR_TWINS, mode=mode, graph=graph, rounds=6), "reference")
+    assert (result.mismatches, result.first_divergence) == (0, None)
+    assert result.undecidable > 0
+    assert sum(result.left_out.values()) >= result.undecidable
+    assert result.exercised["rounds"] > 3
+
+
+# What a grid says of itself.
+
+
+def outcome(*cells, **changes):
+    result = GridResult("g", "f", len(cells), "cpu", "float32", "reference", {}, "", "", ("rounds",), cells)
+    return replace(result, **changes)
+
+
+WHOLE = dict.fromkeys(("prefill", "draft", "verify", "draft_extend"), 1)
+GOOD = CellResult("a", decisions=100, compared=WHOLE, exercised={"rounds": 1})
+
+
+@pytest.mark.parametrize(
+    ("result", "reason"),
+    [
+        (outcome(replace(GOOD, mismatches=1)), "1 mismatches"),
+        (outcome(replace(GOOD, exercised={})), "never exercised: rounds"),
+        (outcome(replace(GOOD, compared={**WHOLE, "verify": 0})), "some phase was never compared to the end in a"),
+        (outcome(replace(GOOD, undecidable=3)), "3.00% of the decisions are undecidable, more than 0.1%"),
+        (outcome(CellResult("b", compared=WHOLE)), "never exercised: rounds"),
+    ],
+)
+def test_a_grid_fails_in_words(result, reason):
+    assert result.failures() == [reason]
+    assert result.to_json()["failures"] == [reason]
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        outcome(GOOD),
+        outcome(replace(GOOD, undecidable=2)),
+        outcome(replace(GOOD, undecidable=30), dtype="bfloat16"),
+        outcome(replace(GOOD, exercised={}), num_cells=2),
+    ],
+)
+def test_a_grid_passes(result):
+    assert result.failures() == []
+
+
+def test_a_cell_whose_requests_end_in_prefill_shows_nothing():
+    ended = replace(CELL, sampling=tuple(replace(each, max_new_tokens=1) for each in CELL.sampling))
+    assert check(ended, "reference").is_empty
+
+
+def test_every_field_of_every_state_is_compared_in_the_quick_grid():
+    counts = Counter()
+    for cell in grid("quick"):
+        counts.update(check(cell, "reference").fields)
+    assert {path for _, path in FAULTS} <= {name for name, count in counts.items() if count}
+
+
+CHAIN = dict(topk=1, num_steps=3, page_size=4, batch=3, sampling="warm")
+
+
+class Shifted:
+    """An engine whose final uniforms are off."""
+
+    def __init__(self, engine, shift: float):
+        self._engine, self._shift = engine, shift
+
+    def __getattr__(self, name: str):
+        return getattr(self._engine, name)
+
+    def verify(self, *arguments):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                verify, "final_uniforms", lambda *names: (final_uniforms(*names) + self._shift).clamp(LEAST, MOST)
+            )
+            return self._engine.verify(*arguments)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.2])
+@pytest.mark.parametrize(
+    "setting",
+    [dict(verifier="rejection"), dict(verifier="block"), dict(verifier="multi_round", topk=2, num_draft_tokens=7)],
+    ids=lambda setting: setting["verifier"],
+)
+def test_a_bonus_of_a_uniform_that_is_a_little_off_is_a_mismatch(setting, temperature, monkeypatch):
+    """And nothing of it is undecidable, however small the mass that the bonus is drawn from."""
+    monkeypatch.setattr(running, "compare_with_oracle", lambda *_: [])
+    sampling = replace(SAMPLINGS["warm"], temperature=temperature, max_new_tokens=40)
+    cell = replace(cell_of(CHAIN | setting), rounds=10, sampling=(sampling,) * 3)
+    assert check(cell, "reference").mismatches == 0
+    found = check(cell, "reference", wrap=lambda column: replace(column, engine=Shifted(column.engine, -0.05)))
+    assert (found.mismatches > 0, found.undecidable) == (True, 0)
+    assert found.first_divergence.field in ("predict", "accept_index")
+
+
+def accepted_at(edge: float, found: tuple[list[int], int]) -> int:
+    """A chain of one draft, rejected; the bonus is token 0 where the final uniform lies below `edge` of itself, else
+    1.
+    """
+    config = SpecConfig(1, 1, 2, verifier="rejection", max_len=64)
+    params = SamplingParams(temperature=1.0)
+    batch = Batch.of([0], [0], [4], [params], 3)
+    final = float(verify.final_uniforms(batch.seeds, batch.request_ids, batch.seq_lens)[0])
+    logits = torch.tensor([final * edge, 1 - final * edge, 1e-30], dtype=torch.float64).log()
+    laws = tuple(Law.of_own_logits(logits, logits, batch.sampling, 0) for _ in range(2))
+    tree = Tree([0, 2], [-1, 0], [1, -1], [-1, -1], 9)
+    return compare_accepted(SimpleNamespace(config=config, batch=batch), 0, tree, laws, torch.eye(3)[2:], *found)
+
+
+def test_a_bonus_beside_the_edge_of_its_uniform_is_undecidable_and_one_away_from_it_wrong():
+    zero, one = ((0,), 0), ((0,), 1)
+    assert accepted_at(1 + 1e-3, zero) == accepted_at(1 - 1e-3, one) == 1
+    for edge, wrong in ((1 + 1e-3, one), (1 - 1e-3, zero)):
+        with pytest.raises(Mismatch, match="predict"):
+            accepted_at(edge, wrong)
+    for edge, other in ((1 + 1e-9, one), (1 - 1e-9, zero)):
+        with pytest.raises(Undecidable):
+            accepted_at(edge, other)
+
+
+@pytest.mark.parametrize(
+    ("verifier", "topk"), [("target_only", 4), ("typical", 4), ("multi_round", 4), ("rejection", 1), ("block", 1)]
+)
+def test_the_oracle_sees_what_columns_share(verifier, topk, monkeypatch):
+    """Uniforms of another stream in both columns are the same uniforms; the oracle draws by name."""
+    import specsim.reference.verify as shared
+    from specsim.core.uniforms import Stream, named_uniforms
+
+    cell = cell_of(
+        dict(topk=topk, num_steps=3, page_size=4, batch=3, sampling="warm", kind="eagle3", verifier=verifier)
+    )
+    pair = make_pair(cell.pair)
+    assert compare_with_oracle(cell, pair) == []
+    monkeypatch.setattr(
+        shared, "final_uniforms", lambda *names: named_uniforms(*names[:2], Stream.PREFILL, names[2], 0)
+    )
+    assert {each.phase for each in compare_with_oracle(cell, pair)} == {"oracle against reference"}
+
+
+def test_grids_have_the_cells_they_promise():
+    assert len(grid("quick")) == len(QUICK)
+    assert len(COVERING) >= 60
+    cells = grid("full")
+    assert len({cell.id for cell in cells}) == len(cells)
+    assert {cell.id for cell in COVERING} <= {cell.id for cell in cells}
+    trees = {(c.config.topk, c.config.num_steps, c.config.num_draft_tokens, c.config.page_size) for c in cells}
+    assert len(trees) > 250
+    with pytest.raises(InputError, match="grid is 'all'"):
+        grid("all")
+
+
+def test_the_pairwise_grid_covers_every_pair():
+    from specsim.correctness.pairwise import pairwise
+
+    cells = [dict(cell) for cell in pairwise(AXES, is_valid)]
+    for first, second in combinations(AXES, 2):
+        met = {(cell[first], cell[second]) for cell in cells}
+        valid = {(a, b) for a in AXES[first] for b in AXES[second] if is_valid({first: a, second: b})}
+        assert met == valid
+    assert {cell_of(cell).id for cell in cells} <= {cell.id for cell in COVERING}
+
+
+@pytest.mark.whole  # as specsim diff does whenever it runs that grid
+def test_the_pairwise_grid_exercises_what_it_has_to():
+    counts = Counter()
+    for cell in COVERING:
+        counts.update(check(cell, "reference").exercised)
+    assert [name for name in required(COVERING, "reference") if not counts[name]] == []
+
+
+TWO = (CELL, replace(WARM, rounds=1))
+
+
+def test_shards_and_resume_make_the_whole(tmp_path, monkeypatch):
+    file, whole = tmp_path / "grid.json", run_grid("g", TWO, impl="reference")
+    first = run_grid("g", TWO, impl="reference", shard="1/2", json_file=file)
+    assert [cell.id for cell in first.cells] == [CELL.id]
+    assert not first.is_complete
+    ran = []
+    monkeypatch.setattr(running, "check", lambda cell, *rest: ran.append(cell.id) or check(cell, *rest))
+    both = run_grid("g", TWO, impl="reference", resume=True, json_file=file)
+    assert ran == [WARM.id]
+    stripped = [[replace(cell, seconds=0.0) for cell in result.cells] for result in (both, whole)]
+    assert stripped[0] == stripped[1]
+    assert json.loads(file.read_text())["results"][0]["id"] == CELL.id
+
+
+def test_the_file_holds_every_cell_as_soon_as_it_is_done(tmp_path, monkeypatch):
+    def interrupted(cell, *rest):
+        if cell.id == WARM.id:
+            raise KeyboardInterrupt
+        return check(cell, *rest)
+
+    monkeypatch.setattr(running, "check", interrupted)
+    file = tmp_path / "grid.json"
+    with pytest.raises(KeyboardInterrupt):
+        run_grid("g", TWO, impl="reference", json_file=file)
+    assert [cell["id"] for cell in json.loads(file.read_text())["results"]] == [CELL.id]
+
+
+def test_a_divergence_survives_the_file(tmp_path):
+    divergence = Divergence("a", 2, "draft", 1, 3, "scores", 0.5, 0.25)
+    result = outcome(replace(GOOD, mismatches=1, first_divergence=divergence))
+    value = json.loads(json.dumps(result.to_json()))
+    assert CellResult.from_json(value["results"][0]) == result.cells[0]
+    assert value["first_divergence"]["field"] == "scores"
+
+
+def test_bfloat16_may_leave_a_phase_undecided_and_says_so():
+    parted = replace(GOOD, compared={**WHOLE, "verify": 0}, left_out={"verify": WHOLE["verify"]}, undecidable=1)
+    result = outcome(parted, replace(GOOD, id="b"), dtype="bfloat16")
+    assert result.failures() == []
+    assert result.to_json()["parted"] == ["a"]
+    (reason,) = outcome(parted, dtype="bfloat16").failures()
+    assert reason == "compared to the end was only 0% of verify, less than 25%"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_rehearsals_weights_lie_a_unit_in_the_last_place_beside_the_pairs(dtype):
+    pair = make_pair("eagle3-llama", dtype)
+    beside = moved(pair, 0)
+    for before, after in ((pair.target.tensors, beside.target.tensors), (pair.drafter.tensors, beside.drafter.tensors)):
+        assert before.keys() == after.keys()
+        for name, tensor in before.items():
+            assert after[name].dtype == tensor.dtype
+            apart = (after[name].double() - tensor.double()).abs()
+            assert (apart <= torch.finfo(dtype).eps * tensor.double().abs()).all()
+    moved_share = (beside.target.tensors["lm_head.weight"] != pair.target.tensors["lm_head.weight"]).float().mean()
+    assert 0.4 < moved_share < 0.8
+    assert torch.equal(beside.drafter.tensors["d2t"], pair.drafter.tensors["d2t"])
+
+
+def test_rehearsals_give_every_field_that_is_held_to_a_budget_one():
+    cell = cell_of(dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3))
+    budgets = rehearse(cell, make_pair(cell.pair, torch.float32), "float32")
+    fields_of = {"target keys", "target values", "draft keys", "draft values", "draft_input.hidden"}
+    assert budgets.keys() == fields_of | {"target_logits", "draft_extend_input.hidden", "hidden"}
+    assert all(0 < value < 1e-3 for value in budgets.values())
+
+
+def test_processes_that_share_the_cells_find_the_same():
+    alone, shared = (run_grid("g", TWO, impl="reference", jobs=jobs) for jobs in (1, 2))
+    assert [replace(cell, seconds=0.0) for cell in shared.cells] == [replace(cell, seconds=0.0) for cell in alone.cells]
+
+
+def test_a_grid_says_what_ran_and_when():
+    result = run_grid("g", TWO[:1], impl="reference").to_json()
+    assert result["command"] == "specsim diff --grid g --device cpu --dtype float32"
+    assert datetime.fromisoformat(result["date"]) <= datetime.now(UTC)
+
+
+def test_no_process_at_all_is_refused():
+    with pytest.raises(InputError, match="jobs is 0; allowed: at least 1"):
+        run_grid("g", TWO, impl="reference", jobs=0)
+
+
+def test_shards_run_one_after_the_other_complete_one_file(tmp_path):
+    file = tmp_path / "shards.json"
+    run_grid("g", TWO, impl="reference", shard="1/2", json_file=file)
+    whole = run_grid("g", TWO, impl="reference", shard="2/2", resume=True, json_file=file)
+    assert whole.is_complete
+    assert [cell["id"] for cell in json.loads(file.read_text())["results"]] == [cell.id for cell in TWO]
+
+
+def test_bad_input_in_a_worker_is_bad_input():
+    with pytest.raises(InputError, match="pair is 'nobody'"):
+        run_grid("g", [replace(TWO[0], pair="nobody")], impl="reference", jobs=2)
+
+
+@pytest.mark.parametrize("impl", ["fast", "reference"])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
+def test_a_gpu_that_is_not_there_is_refused(impl):
+    with pytest.raises(InputError, match="device is 'cuda'; allowed: cpu"):
+        run_grid("g", TWO, impl=impl, device="cuda")
+
+
+@pytest.mark.parametrize("chunks", [0, 6])
+def test_chunks_without_a_token_are_refused(chunks):
+    with pytest.raises(InputError, match=f"chunks is {chunks}; allowed: 1 to the tokens of the shortest prompt"):
+        replace(CELL, chunks=chunks)
+
+
+def test_a_state_overwritten_with_what_compares_as_equal_is_seen():
+    zeros = torch.zeros(2)
+    assert not _same_bits(zeros, torch.tensor([0.0, torch.nan]))
+    assert _same_bits(torch.tensor([torch.nan]), torch.tensor([torch.nan]))
+
+
+@pytest.mark.parametrize("shard", ["9/9", "5/3", "0/3", "x", "1", "1/", "/2", "1/0", "-1/2"])
+def test_a_bad_shard_is_refused(shard):
+    with pytest.raises(InputError, match="shard is"):
+        run_grid("g", TWO, impl="reference", shard=shard)
+
+
+def test_resuming_from_something_else_is_refused(tmp_path):
+    file = tmp_path / "grid.json"
+    run_grid("g", TWO[1:], impl="reference", json_file=file)
+    with pytest.raises(InputError, match="fingerprint"):
+        run_grid("g", TWO, impl="reference", resume=True, json_file=file)
+    for text in ("", "[]", "{}", '{"results": 1}'):
+        file.write_text(text)
+        with pytest.raises(InputError, match="a result of this grid to resume"):
+            run_grid("g", TWO, impl="reference", resume=True, json_file=file)
+    with pytest.raises(InputError, match="resume is True"):
+        run_grid("g", TWO, impl="reference", resume=True)
+    with pytest.raises(InputError, match="dtype is 'int8'"):
+        run_grid("g", TWO, impl="reference", dtype="int8")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(mode="loose"),
+        dict(graph="all"),
+        dict(graph="round", config=SpecConfig(release="round")),
+        dict(graph="round", grammars={0: None}),
+    ],
+)
+def test_a_cell_that_cannot_be_is_refused(changes):
+    with pytest.raises(InputError):
+        replace(CELL, **changes)
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle-gpt", "medusa-llama"])
+def test_an_unknown_pair_is_refused(name):
+    with pytest.raises(InputError, match="pair is"):
+        make_pair(name)
+
+
+# The command.
+
+
+@pytest.fixture
+def call(capsys):
+    def call(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as exit_info:
+            main(("diff", *arguments))
+        return exit_info.value.code, *capsys.readouterr()
+
+    return call
+
+
+def test_diff_shows_one_cell(call, tmp_path):
+    file = tmp_path / "out.json"
+    setting = "--topk 2 --num-steps 3 --num-draft-tokens 6 --page-size 4 --drafter eagle --family qwen3 --batch 2"
+    modes = "--draft-kv ancestor --extend ragged --release round --temperature 0.8 --free"
+    status, out, err = call(*setting.split(), *modes.split(), "--impl", "reference", "--json", str(file))
+    assert (status, err) == (0, "")
+    assert out.rstrip().endswith("The columns are equal.")
+    names = [line.split("  ")[0] for line in out.splitlines()]
+    assert {"cells", "decisions", "undecidable", "mismatches", "largest logprob error"} <= set(names)
+    value = json.loads(file.read_text())
+    assert (value["mismatches"], value["cells"], value["first_divergence"]) == (0, 1, None)
+    assert {"grid", "device", "dtype", "versions", "seconds", "exercised", "results", "max_logprob_error"} <= set(value)
+
+
+def test_diff_fails_on_a_mismatch_and_says_where(call, monkeypatch):
+    monkeypatch.setattr(running, "check", lambda cell, *rest: result_of(cell, "draft", first_entry("positions")))
+    status, out, _ = call("--impl", "reference")
+    assert status == 1
+    assert "First divergence: " in out
+    assert "positions is 16" in out
+    assert "Not shown to be equal: " in out
+
+
+def test_diff_puts_every_other_request_under_an_expression(call, monkeypatch):
+    cells = []
+    monkeypatch.setattr(running, "check", lambda cell, *rest: cells.append(cell) or replace(GOOD, id=cell.id))
+    status, _, err = call("--family", "shipped", "--regex", "(no|yes)!", "--impl", "reference", "--jobs", "2")
+    assert (status, err) == (0, "")
+    (cell,) = cells
+    assert (cell.id, list(cell.grammars)) == ("one cell, (no|yes)!", [0, 2])
+    assert 0 < cell.grammars[2].matcher().allowed().sum() < 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (("--grid", "huge"), "grid"),
+        (("--grid", "quick", "--regex", "a"), "regex"),
+        (("--regex", "a"), "regex"),
+        (("--grid", "quick", "--topk", "2"), "topk"),
+        (("--grid", "quick", "--free"), "free"),
+        (("--shard", "5/3"), "shard"),
+        (("--dtype", "float64"), "dtype"),
+        (("--impl", "slow"), "impl"),
+        (("--batch", "0"), "batch"),
+        (("--topk", "1"), "num_draft_tokens"),
+        (("--family", "gpt"), "family"),
+        (("--graph", "round", "--release", "round"), "graph"),
+        (("--resume",), "resume"),
+        (("--json", "/nowhere/out.json"), "json"),
+    ],
+)
+def test_diff_refuses_bad_input(call, arguments, name):
+    status, out, err = call("--impl", "reference", *arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"specsim: {name} is ")
+
+
+def test_the_help_of_diff_is_plain_text(call):
+    status, out, _ = call("--help")
+    assert status == 0
+    assert out.isascii()
+    assert max(map(len, out.splitlines())) <= 80

@@ -1,0 +1,467 @@
+import inspect
+import json
+import math
+import sys
+import types
+from dataclasses import replace
+from fractions import Fraction
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specsim.cli.main import main
+from specsim.core.display import stdout_console
+from specsim.core.errors import InputError
+from specsim.core.uniforms import gumbel_noise
+from specsim.correctness.exact import certify, race
+from specsim.correctness.exact import implementations as columns
+from specsim.correctness.exact import optimum as optimum_module
+from specsim.correctness.exact import regions as cells
+from specsim.correctness.exact.cases import CASES, CHAIN, GIVEN_TREE, LANES, PAPER, cases_of
+from specsim.correctness.exact.certificates import NAMES
+from specsim.correctness.exact.distribution import NotConstant, exact_law, regions
+from specsim.correctness.exact.model import Case, Certain, Model, draws, text_prob, texts
+from specsim.correctness.exact.optimum import optimum
+from specsim.correctness.exact.two_rounds import two_rounds
+from specsim.correctness.exact.verifier import VERIFIERS, Given
+from specsim.reference import acceptance
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+BY_NAME = {verifier.name: verifier for verifier in VERIFIERS}
+# Three tokens, a root with two given drafts.
+FEW = Case("a few", Model(((1, 2, 1), (2, 1, 1))), Model(((1, 1, 2),)), (-1, 0, 0), (2, 1))
+
+
+def law_of(name: str, case: Case):
+    return exact_law(BY_NAME[name], case, columns.reference(BY_NAME[name]))
+
+
+@pytest.fixture(scope="module")
+def all_of_them():
+    return certify()
+
+
+# What is certified
+
+
+def test_every_verifier_is_as_it_promises_and_every_control_is_caught(all_of_them):
+    assert all_of_them.failures == ()
+    assert {row.verifier.partition(",")[0] for row in all_of_them.rows if row.promise != "wrong"} == set(NAMES)
+    assert all(row.total_variation == 0 for row in all_of_them.rows if row.promise == "lossless")
+    assert all(row.impossible == 0 for row in all_of_them.rows if row.promise == "lossless")
+    assert all(row.regions > 1 for row in all_of_them.rows if row.verifier != "greedy")
+
+
+def test_a_control_that_keeps_the_targets_law_is_a_failure(all_of_them):
+    (row,) = [row for row in all_of_them.rows if row.verifier == "the uniform is used twice"]
+    exact = replace(row, total_variation=Fraction(0))
+    assert replace(all_of_them, rows=(exact,)).failures == ("the uniform is used twice (control) on " + PAPER.name,)
+
+
+def test_no_lossless_verifier_accepts_more_than_the_optimum(all_of_them):
+    gaps = {(row.verifier, row.case): row.gap for row in all_of_them.rows if row.gap is not None}
+    assert min(gaps.values()) == 0
+    optimal = {name for name, _ in gaps} - {name for (name, _), gap in gaps.items() if gap}
+    assert optimal == {"greedy", "target_only", "block"}
+
+
+def test_the_papers_example_of_block_verification():
+    """Token by token 10/9 drafts are accepted of p = (1/3, 2/3), q = (2/3, 1/3), block verification accepts 11/9."""
+    assert law_of("rejection", PAPER).accepted == Fraction(10, 9)
+    assert law_of("block", PAPER).accepted == Fraction(11, 9)
+    assert optimum(PAPER) == Fraction(11, 9)
+
+
+@pytest.mark.parametrize(
+    ("control", "distance"),
+    [
+        ("the uniform is used twice", Fraction(2, 27)),
+        ("draws named by position alone", Fraction(1, 18)),
+        ("noise shared by draft and recovery", Fraction(1, 40)),
+        ("siblings share a uniform", Fraction(1, 64)),
+        ("accept if target ≥ draft", Fraction(3, 8)),
+    ],
+)
+def test_how_wrong_controls_are(all_of_them, control, distance):
+    (row,) = [row for row in all_of_them.rows if row.verifier == control]
+    assert (row.promise, row.total_variation) == ("wrong", distance)
+
+
+def test_a_uniform_of_zero_writes_what_the_target_never_does(all_of_them):
+    (row,) = [row for row in all_of_them.rows if row.verifier == "a uniform may be 0"]
+    assert 0 < row.impossible <= Fraction(2, 2**24)
+
+
+def test_draws_named_by_position_do_no_harm_to_who_looks_at_visited_drafts_only():
+    for name, by_position in product(("rejection", "block"), (False, True)):
+        distance = two_rounds(BY_NAME[name], PAPER, by_position).total_variation(PAPER)
+        assert distance == (Fraction(1, 18) if (name, by_position) == ("block", True) else 0)
+
+
+def test_typical_acceptance_of_a_given_tree_by_hand():
+    """It takes one path for sure, so its law is that path's and the target's token after it."""
+    law = law_of("typical", GIVEN_TREE)
+    (draw,) = draws(GIVEN_TREE)
+    path, _ = acceptance.typical(Given.of(draw).tree, Given.of(draw).prob_NV, 0.09, 0.3, 0.5)
+    chance = text_prob(GIVEN_TREE.target, draw.text(path[-1]))
+    assert law.accepted == len(path) - 1
+    assert law.total_variation(GIVEN_TREE) == 1 - chance
+
+
+@st.composite
+def models(draw, vocab_size: int):
+    """Two rows of small weights, zeros among them."""
+    rows = st.lists(st.integers(0, 4), min_size=vocab_size, max_size=vocab_size).filter(any).map(tuple)
+    return Model(tuple(draw(st.lists(rows, min_size=2, max_size=2))))
+
+
+SHAPES = {"given": [(-1, 0, 0, 1), (-1, 0, 1)], "chain": [(-1, 0), (-1, 0, 1)], "siblings": [(-1, 0, 0), (-1, 0, 0, 1)]}
+
+
+@pytest.mark.parametrize("name", [name for name, each in BY_NAME.items() if each.promise == "lossless"])
+@given(data=st.data())
+@settings(max_examples=6, deadline=None)  # also when new examples are looked for
+def test_lossless_verifiers_are_so_for_any_models(name, data):
+    drafts, vocab_size = BY_NAME[name].drafts, data.draw(st.integers(2, 3))
+    parents = data.draw(st.sampled_from(SHAPES[drafts]))
+    tokens = (1, 0, 1)[: len(parents) - 1] if drafts == "given" else None
+    target, draft = (data.draw(models(vocab_size)) for _ in range(2))
+    case = Case("", Certain(target) if name == "greedy" else target, draft, parents, tokens)
+    law = law_of(name, case)
+    assert law.total_variation(case) == 0
+    assert law.accepted <= optimum(case)
+
+
+# Wrong verifiers
+
+
+CERTAIN = cases_of(CASES, "given", is_greedy=True)[1]
+MUTANTS = [
+    ("greedy", CERTAIN, "tree.tokens[child] == best[path[-1]]", "tree.tokens[child] == best[0]"),
+    ("target_only", GIVEN_TREE, "accumulated += child_prob", "accumulated = child_prob"),
+    ("target_only", GIVEN_TREE, "prob_V[tree.tokens[child]] = 0.0", "pass"),
+    ("target_only", GIVEN_TREE, "uniforms[len(path) - 1] <=", "uniforms[0] <="),
+    ("rejection", PAPER, "uniforms[node - 1] * float(draft_prob_V[token]) >=", "uniforms[node - 1] >="),
+    ("rejection", CHAIN, "(prob_V - draft_prob_V).clamp(min=0)", "1 * prob_V"),
+    ("rejection", CHAIN, "inverse_cdf(prob_NV[last], final_uniform)", "inverse_cdf(prob_NV[0], final_uniform)"),
+    ("block", PAPER, "uniform * (mass + 1 - kept) < mass", "uniform < mass"),
+    ("block", CHAIN, "(kept * prob_NV[node] - draft_prob_SV[node])", "(prob_NV[node] - draft_prob_SV[node])"),
+    ("block", CHAIN, "kept = target / draft if target < draft else 1.0", "kept = target / draft"),
+    ("block", CHAIN, "        if passes:", "        if passes and accepted == node - 1:"),
+    ("multi_round", LANES, "prob_V = prob_V / prob_V.sum()", "pass"),
+    ("multi_round", LANES, "uniforms_N[child]", "uniforms_N[1]"),
+    ("multi_round", LANES, "prob_V = residual(prob_V, draft", "prob_V = residual(prob_NV[path[-1]], draft"),
+    ("gumbel", CHAIN, "noise_WV[depths]", "noise_WV[0]"),
+    ("gumbel", CHAIN, "prob_NV.log() +", "prob_NV +"),
+]
+
+
+def is_certified(name: str, case: Case) -> bool:
+    try:
+        return law_of(name, case).total_variation(case) == 0
+    except NotConstant:
+        return False
+
+
+@pytest.mark.parametrize(("name", "case", "text", "instead"), MUTANTS)
+def test_a_wrong_verifier_is_not_certified(name, case, text, instead, monkeypatch):
+    source = inspect.getsource(acceptance)
+    assert source.count(text) == 1
+    changed = types.ModuleType("specsim.reference.changed")
+    monkeypatch.setitem(sys.modules, changed.__name__, changed)
+    exec(source.replace(text, instead), changed.__dict__)
+    monkeypatch.setattr(acceptance, name, getattr(changed, name))
+    assert not is_certified(name, case)
+
+
+def test_a_law_of_other_uniforms_than_the_verifiers_is_refused():
+    """Breakpoints of another verifier: an outcome changes where it should not."""
+    other = replace(BY_NAME["rejection"], axes=lambda draw: [cells.ANY] * 2)
+    with pytest.raises(NotConstant, match="in one region"):
+        exact_law(other, PAPER, columns.reference(other))
+    other = replace(BY_NAME["rejection"], last=lambda draw, node: cells.ANY)
+    with pytest.raises(NotConstant, match="in one region"):
+        exact_law(other, PAPER, columns.reference(other))
+
+
+def test_a_path_that_depends_on_the_final_uniform_is_refused():
+    """The final uniform's cells are those of the node where the path ends, whatever that uniform is."""
+    half = cells.cells([Fraction(1, 2)])
+    other = replace(
+        BY_NAME["rejection"],
+        axes=lambda draw: [],
+        last=lambda draw, node: half,
+        accept=lambda given, uniforms, final: (given.tree.path(int(final < 0.5)), 0),
+    )
+    with pytest.raises(NotConstant, match="with another final uniform"):
+        exact_law(other, PAPER, columns.reference(other))
+
+
+# The fast column
+
+
+def few(name: str) -> Case:
+    """What the interpreter launches in a few seconds."""
+    if name == "greedy":
+        return replace(FEW, target=Certain(FEW.target))
+    shapes = {"given": (FEW.parents, FEW.tokens), "chain": ((-1, 0), None), "siblings": ((-1, 0, 0), None)}
+    parents, tokens = shapes[BY_NAME[name].drafts]
+    return FEW if tokens else Case("", Model(((1, 2), (2, 1))), Model(((2, 1),)), parents)
+
+
+@pytest.mark.parametrize("name", [name for name in BY_NAME if "," not in name])
+def test_the_fast_column_has_the_references_law(name):
+    case, verifier = few(name), BY_NAME[name]
+    found = exact_law(verifier, case, columns.fast(verifier, DEVICE))
+    assert found == law_of(name, case)
+    assert (found.total_variation(case) == 0) == (verifier.promise == "lossless")
+
+
+@pytest.mark.parametrize(("name", "case"), [("multi_round", LANES), ("block", CHAIN), ("gumbel", CHAIN)])
+def test_the_fast_column_does_what_the_reference_does(name, case):
+    """In a dozen regions of all."""
+    drafted, verifier = list(draws(case)), BY_NAME[name]
+    found = regions(verifier, drafted, columns.reference(verifier))
+    trials = [region.trials[0] for region in found][:: 1 + len(found) // 12]
+    assert columns.fast(verifier, DEVICE)(drafted, trials) == columns.reference(verifier)(drafted, trials)
+
+
+def test_cases_that_the_fast_column_is_not_run_on_are_named(capsys):
+    found, console = certify("block", impl="both", device=DEVICE), stdout_console()
+    assert found.left_out == (() if DEVICE == "cuda" else (CHAIN.name,))
+    assert [(row.impl, row.case) for row in found.rows] == [
+        (impl, case.name)
+        for impl, left_out in (("reference", ()), ("fast", found.left_out))
+        for case in CASES["chain"]
+        if case.name not in left_out
+    ]
+    found.show(console)
+    told = f"The fast column was not run on: {CHAIN.name}." in " ".join(capsys.readouterr().out.split())
+    assert told == bool(found.left_out)
+
+
+def test_requests_are_found_whose_noise_lies_in_a_region():
+    """The kernels' noise is named, not given: every region of a race has requests of its own."""
+    drafted, gumbel = list(draws(PAPER)), BY_NAME["gumbel"]
+    trials = [trial for region in regions(gumbel, drafted, columns.reference(gumbel)) for trial in region.trials]
+    ids = columns.ids_with_noise(drafted, trials)
+    assert len({*zip(ids, (trial.draw for trial in trials), strict=True)}) == len(trials)
+    positions = columns.LENGTH + 1 + torch.arange(3)
+    noise_RWV = gumbel_noise(torch.zeros(len(ids), 1, dtype=torch.int64), torch.tensor(ids)[:, None], positions, 2)
+    real = [
+        replace(trial, uniforms=tuple(map(tuple, own.tolist()))) for trial, own in zip(trials, noise_RWV, strict=True)
+    ]
+    assert columns.reference(gumbel)(drafted, real) == columns.reference(gumbel)(drafted, trials)
+
+
+def test_a_fast_column_of_another_law_is_seen():
+    verifier = replace(BY_NAME["target_only"], settings={"threshold_acc": 0.5})
+    with pytest.raises(NotConstant, match="in one region"):
+        exact_law(verifier, FEW, columns.fast(verifier, DEVICE))
+
+
+# Uniforms
+
+
+@given(st.lists(st.fractions(-1, 2, max_denominator=12), max_size=5))
+@settings(max_examples=40)
+def test_cells_are_between_the_cuts_and_all_there_is(cut):
+    axis = cells.cells(cut, Fraction(1, 4), Fraction(1, 2))
+    assert sum(cell.volume for cell in axis) == 1
+    inside = {each for each in cut if Fraction(1, 4) < each < Fraction(1, 2)}
+    assert len(axis) == len(inside) + 1
+    for cell in axis:
+        assert len(cell.points) == 3
+        assert all(cell.edges[0] < point < cell.edges[1] for point in cell.points)
+
+
+@given(st.lists(st.fractions(0, 1, max_denominator=24), max_size=4))
+@settings(max_examples=40)
+def test_the_grid_costs_at_least_what_any_assignment_of_its_edges_does(cut):
+    """On a grid of 16 points, 0 counted as 1: every cell's mass is within what the bound allows."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cells, "GRID", 16)
+        axis = cells.cells(cut)
+        bound = cells.grid_cost(axis)
+        for to_the_left in (False, True):
+            uniforms = [Fraction(max(k, 1), 16) for k in range(16)]
+            masses = [
+                Fraction(sum(low < u <= high if to_the_left else low <= u < high for u in uniforms), 16)
+                for low, high in (cell.edges for cell in axis)
+            ]
+            assert sum(masses) == 1
+            exact = sum(abs(mass - cell.volume) for mass, cell in zip(masses, axis, strict=True)) / 2
+            assert exact <= bound <= Fraction(len(axis), 8)
+
+
+def test_the_grid_costs_the_uniforms_that_are_read_and_those_that_draw_the_drafts():
+    """One draft, p = (1/2, 1/2), q = (3/4, 1/4): the draw's cut at 3/4 and the bonus' at 1/2 are points of the grid and
+    cost one each, the uniform's at 2/3 of token 0 less.
+    """
+    case = Case("", Model(((1, 1),)), Model(((3, 1),)), (-1, 0))
+    point = Fraction(1, 2**24)
+    assert 2 * point < law_of("rejection", case).grid <= (2 + Fraction(3, 4)) * point
+    given_draft = replace(case, tokens=(0,))
+    assert law_of("target_only", given_draft).grid == 2 * point
+    assert law_of("gumbel", case).grid == 0
+
+
+def test_a_uniform_that_may_be_zero_has_that_point_as_a_cell():
+    zero, *rest = cells.with_zero(cells.cells([Fraction(1, 2)]), Fraction(1, 8))
+    assert (zero.volume, zero.points) == (Fraction(1, 8), (0.0, 0.0, 0.0))
+    assert [cell.volume for cell in rest] == [Fraction(7, 16)] * 2
+
+
+# The race of Gumbel noise
+
+
+@st.composite
+def laws(draw, least: int = 2, most: int = 4):
+    count = draw(st.integers(least, most))
+    rows = st.lists(st.integers(0, 5), min_size=count, max_size=count).filter(any)
+    return tuple(tuple(Fraction(n, sum(row)) for n in row) for row in (draw(rows), draw(rows)))
+
+
+def joint(law, draft_law):
+    """Probability of every pair (target's token, draft), and the cells."""
+    found = {}
+    for draft, chance in enumerate(draft_law):
+        if chance:
+            axis = race.position(law, draft_law, draft)
+            found |= {(cell, draft): cell.volume * chance for cell in axis}
+    return found
+
+
+def winner(law, noise) -> int:
+    return max((math.log(prob) + each, token) for token, (prob, each) in enumerate(zip(law, noise)) if prob)[1]  # noqa: B905
+
+
+@given(laws())
+def test_both_winners_of_a_race_have_their_own_laws(pair):
+    law, draft_law = pair
+    target, drafted = [Fraction(0)] * len(law), [Fraction(0)] * len(law)
+    for (cell, draft), volume in joint(law, draft_law).items():
+        tokens = {winner(law, noise) for noise in cell.points}
+        assert {winner(draft_law, noise) for noise in cell.points} == {draft}
+        assert len(tokens) == 1
+        target[tokens.pop()] += volume
+        drafted[draft] += volume
+    assert (tuple(target), tuple(drafted)) == pair
+
+
+@given(laws())
+def test_winners_agree_as_often_as_the_coupling_promises(pair):
+    """At least (1 - TV) / (1 + TV), at most 1 - TV, of one draft (arXiv 2408.07978)."""
+    law, draft_law = pair
+    distance = sum(abs(p - q) for p, q in zip(law, draft_law, strict=True)) / 2
+    agree = sum(
+        volume for (cell, draft), volume in joint(law, draft_law).items() if winner(law, cell.points[0]) == draft
+    )
+    assert (1 - distance) / (1 + distance) <= agree <= 1 - distance
+
+
+def test_a_race_of_three_against_its_integral():
+    """p = (1/2, 1/4, 1/4), q = (1/4, 1/4, 1/2): the pair (0, 2) is E_0 / E_2 in (1/2, 2), E_1 later than both."""
+    law, draft_law = ((Fraction(n, 4) for n in row) for row in ((2, 1, 1), (1, 1, 2)))
+    law, draft_law = tuple(law), tuple(draft_law)
+    (value,) = [
+        v for (cell, draft), v in joint(law, draft_law).items() if (winner(law, cell.points[0]), draft) == (0, 2)
+    ]
+    steps = 20_000
+    middles = [0.5 + 1.5 * (step + 0.5) / steps for step in range(steps)]
+    expected = sum((1 + t + max(t / 2, 0.5)) ** -2 for t in middles) * 1.5 / steps
+    assert float(value) == pytest.approx(expected, abs=1e-8)
+
+
+# The optimum
+
+
+@given(laws(3, 3))
+@settings(max_examples=10)
+def test_the_optimum_of_one_draft_is_the_maximal_coupling(pair):
+    common = math.lcm(*(prob.denominator for prob in (*pair[0], *pair[1])))
+    target, draft = (Model((tuple(int(prob * common) for prob in law),)) for law in pair)
+    case = Case("", target, draft, (-1, 0))
+    assert optimum(case) == sum(map(min, *pair))
+
+
+def test_the_optimum_of_two_siblings_by_hand():
+    """p = (1/2, 1/2), q = (1, 0): both hold token 0. q = (1/2, 1/2): only if both are alike can a token be missed."""
+    for weights, expected in (((1, 0), Fraction(1, 2)), ((1, 1), Fraction(1)), ((3, 1), Fraction(15, 16))):
+        case = Case("", Model(((1, 1),)), Model((weights,)), (-1, 0, 0))
+        assert optimum(case) == expected
+
+
+def test_prices_that_prove_nothing_are_refused(monkeypatch):
+    """Of texts without prices all drafts could be accepted."""
+    solve = optimum_module._solve
+
+    def free(case, drafted, written, ends):
+        return solve(case, drafted, written, ends)[0], [0.0] * len(written)
+
+    monkeypatch.setattr(optimum_module, "_solve", free)
+    with pytest.raises(ArithmeticError, match=r"the bound 2\.0 of the prices is not"):
+        optimum(PAPER)
+
+
+def test_the_drawn_trees_are_all_there_are():
+    for case in (*CASES["chain"], *CASES["siblings"]):
+        drafted = list(draws(case))
+        assert sum(draw.prob for draw in drafted) == 1
+        assert len({draw.tokens for draw in drafted}) == len(drafted)
+    for case in CASES["given"]:
+        assert [draw.prob for draw in draws(case)] == [1]
+        for length in (1, 2):
+            assert sum(text_prob(case.target, text) for text in texts(4, length)) == 1
+    assert sum(cases_of(CASES, "given", is_greedy=True)[0].target((1,))) == 1
+
+
+# The command
+
+
+def test_help_is_plain_text(capsys):
+    with pytest.raises(SystemExit):
+        main(["certify", "--help"])
+    out = capsys.readouterr().out
+    assert out.startswith("Usage: specsim certify")
+    assert out.isascii()
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_command_says_what_is_certified(capsys, tmp_path):
+    with pytest.raises(SystemExit) as exit_info:
+        main(["certify", "--verifier", "block", "--json", str(tmp_path / "c.json")])
+    out, result = capsys.readouterr().out, json.loads((tmp_path / "c.json").read_text())
+    assert exit_info.value.code == 0
+    assert "All 2 that say they are lossless have exactly the target's law." in out
+    assert {row["total_variation"] for row in result["certificates"]} == {"0"}
+    assert {row["accepted"] for row in result["certificates"]} == {"11/9", "105/64"}
+    assert (result["is_ok"], result["failures"]) == (True, [])
+    assert result["command"].startswith("specsim certify --verifier block")
+
+
+def test_the_command_fails_where_a_promise_is_not_kept(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(acceptance, "residual", lambda prob_V, draft_prob_V: prob_V)
+    with pytest.raises(SystemExit) as exit_info:
+        main(["certify", "--verifier", "rejection", "--json", str(tmp_path / "c.json")])
+    assert exit_info.value.code == 1
+    assert "Not as promised: rejection (reference) on " in " ".join(capsys.readouterr().out.split())
+    assert json.loads((tmp_path / "c.json").read_text())["is_ok"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "allowed"),
+    [
+        ({"verifier": "blocks"}, "verifier is 'blocks'; allowed: greedy or target_only or"),
+        ({"impl": "slow"}, "impl is 'slow'; allowed: reference or fast or both"),
+        ({"impl": "fast", "device": "tpu"}, "device is 'tpu'; allowed: cpu or cuda"),
+        ({"device": "cuda"}, "device is 'cuda'; allowed: cpu with impl 'reference'"),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(arguments, allowed):
+    with pytest.raises(InputError) as error:
+        certify(**arguments)
+    assert str(error.value).startswith(allowed)

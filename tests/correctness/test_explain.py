@@ -1,0 +1,379 @@
+"""specsim explain: where two engines' answers part, and whether rounding explains it."""
+
+import json
+import re
+from math import inf, nan
+
+import pytest
+import torch
+
+from specsim.cli.main import main
+from specsim.core.errors import InputError
+from specsim.correctness.explain import Answer, Noise, explain, read_answers
+from specsim.correctness.explain.finding import ERRORS, Finding
+from specsim.correctness.explain.weights import Weights, judged
+from specsim.models.checkpoint import load
+from specsim.reference.oracle_forward import target_forward
+
+NOISE = Noise(0.01, "said so")  # so that 0.04 is the most
+
+
+def answer(tokens, logprobs, top=None, prompt=None) -> Answer:
+    return Answer.of(list(zip(tokens, logprobs, strict=True)), top, prompt)
+
+
+def one(a: Answer, b: Answer, noise: Noise = NOISE) -> Finding:
+    (finding,) = explain([a], [b], noise)
+    return finding
+
+
+def parted(mine: float, theirs: float) -> tuple[Answer, Answer]:
+    """Answers of three tokens whose last differs; by how much each engine prefers its own there."""
+    a = answer([5, 6, 7], [-0.1, -0.2, -0.6], [{}, {}, {8: -0.6 - mine}])
+    b = answer([5, 6, 8], [-0.1, -0.2, -0.6], [{}, {}, {7: -0.6 - theirs}])
+    return a, b
+
+
+def test_equal_answers():
+    finding = one(*[answer([5, 6], [-0.1, -0.2])] * 2)
+    assert (finding.verdict, finding.place, finding.drift) == ("equal", None, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "verdict"),
+    [(0.0, 0.0, "numerics"), (0.02, 0.0199, "numerics"), (0.0, 0.041, "fault"), (0.021, 0.02, "fault")],
+)
+def test_two_margins_are_held_against_four_errors(mine, theirs, verdict):
+    finding = one(*parted(mine, theirs))
+    assert (finding.verdict, finding.place, finding.tokens) == (verdict, 2, (7, 8))
+    assert finding.margins == pytest.approx((mine, theirs))
+    assert f"{NOISE.most:.3g}" in finding.says
+
+
+def test_the_bound_is_sharp():
+    """Two engines that are each off by e a logit can just come to 4e."""
+    logits, error = torch.tensor([1.0, 1.0], dtype=torch.float64), 0.25
+    shifts = torch.tensor([error, -error], dtype=torch.float64)
+    first, second = (logits + shifts).log_softmax(0), (logits - shifts).log_softmax(0)
+    a = answer([0], [float(first[0])], [{1: float(first[1])}])
+    b = answer([1], [float(second[1])], [{0: float(second[0])}])
+    assert sum(one(a, b, Noise(error, "")).margins) == pytest.approx(4 * error)
+    assert one(a, b, Noise(1.0001 * error, "")).verdict == "numerics"
+    assert one(a, b, Noise(0.9999 * error, "")).verdict == "fault"
+
+
+def test_log_probabilities_that_drift_are_a_fault_before_tokens_differ():
+    for tokens in ([5, 6, 7], [5, 6, 8]):
+        finding = one(answer([5, 6, 7], [-0.1, -0.2, -0.3]), answer(tokens, [-0.1, -0.25, -0.3]))
+        assert (finding.verdict, finding.drift_place) == ("fault", 1)
+        assert finding.drift == pytest.approx(0.05)
+    same_length = one(answer([5, 6], [-0.1, None]), answer([5, 6], [-0.1, -9.0]))
+    assert same_length.verdict == "equal"
+
+
+def test_a_nan_differs_from_every_log_probability():
+    """Wherever it comes, and whatever else differs; log probabilities of minus infinity are equal."""
+    sound = answer([5, 6], [-0.1, -0.2])
+    for logprobs in ([nan, -0.2], [-0.1, nan], [nan, -9.0]):
+        assert one(answer([5, 6], logprobs), sound).verdict == "fault"
+        assert one(sound, answer([5, 6], logprobs)).verdict == "fault"
+    assert one(answer([5, 6], [-inf, -0.2]), answer([5, 6], [-inf, -9.0])).drift_place == 1
+    assert one(*[answer([5, 6], [-inf, -0.2])] * 2).drift == 0.0
+
+
+@pytest.mark.parametrize("top", [{8: nan}, {7: nan, 8: -0.6}, {3: nan, 4: -0.7}, {4: -0.7, 3: nan}])
+def test_a_nan_where_tokens_differ_is_a_fault(top):
+    _, b = parted(0.0, 0.0)
+    own = top.get(7, -0.6)
+    assert one(answer([5, 6, 7], [-0.1, -0.2, own], [{}, {}, top]), b).verdict == "fault"
+    assert one(b, answer([5, 6, 7], [-0.1, -0.2, own], [{}, {}, top])).verdict == "fault"
+
+
+def test_what_is_not_reported_bounds_the_margin():
+    a, b = parted(0.0, 0.0)
+    hidden = answer([5, 6, 7], [-0.1, -0.2, -0.6], [{}, {}, {3: -0.61}])
+    assert one(hidden, b).verdict == "undecided"
+    assert one(hidden, b).margins[0] is None
+    hidden = answer([5, 6, 7], [-0.1, -0.2, -0.6], [{}, {}, {3: -0.61, 4: -0.7}])
+    finding = one(hidden, b)
+    assert (finding.verdict, finding.at_least[0]) == ("fault", pytest.approx(0.1))
+    assert one(a, answer([5, 6, 8], [None] * 3)).verdict == "undecided"
+
+
+def test_a_drawn_token_and_an_early_end_are_not_decided():
+    assert one(*parted(-0.5, 0.0)).verdict == "undecided"
+    assert one(*parted(-0.5, 0.0)).is_drawn
+    finding = one(answer([5, 6], [-0.1, -0.2]), answer([5], [-0.1]))
+    assert (finding.verdict, finding.place, finding.tokens) == ("undecided", 1, (6, None))
+    finding = one(answer([5], [-0.1]), answer([5, 6], [-0.1, -0.2]))
+    assert (finding.verdict, finding.place, finding.tokens) == ("undecided", 1, (None, 6))
+
+
+def test_a_token_below_any_reported_one_was_drawn():
+    """Also where the other engine's token is not reported; a tie is none, and its own token is no other."""
+    b = answer([7], [-0.05], [{1: -4.0, 2: -6.0}])
+    finding = one(answer([5], [-5.0], [{1: -0.1, 2: -3.0}]), b)
+    assert (finding.verdict, finding.is_drawn) == ("undecided", True)
+    assert one(b, answer([5], [-5.0], [{1: -0.1, 2: -3.0}])).verdict == "undecided"
+    for top in ({1: -0.7, 2: -3.0}, {5: -0.69999, 2: -3.0}):
+        assert one(answer([5], [-0.7], [top]), b).verdict == "fault"
+
+
+def test_errors_of_16_bits_are_a_unit_of_roundoff_at_a_logit_of_32():
+    for name in ("float16", "bfloat16"):
+        assert Noise.of(name).error == 32 * torch.finfo(getattr(torch, name)).eps / 2
+
+
+def test_answers_have_to_belong_together():
+    mine = answer([5], [-0.1], prompt=[1, 2])
+    for prompt in (None, "x = 1"):  # which may be the same
+        assert one(mine, answer([5], [-0.1], prompt=prompt)).verdict == "equal"
+    with pytest.raises(InputError, match=r"b is '2 answers'; allowed: as many as a has, 1"):
+        list(explain([mine], [mine, mine], NOISE))
+    with pytest.raises(InputError, match="another prompt"):
+        list(explain([mine], [answer([5], [-0.1], prompt=[1, 3])], NOISE))
+    for pair in ([mine], [answer([" x"], [-0.1])]), ([answer([" x"], [-0.1])], [mine]):
+        with pytest.raises(InputError, match=r"b is 'an answer that names tokens by (id|text) \(request 0\)'"):
+            list(explain(*pair, NOISE))
+    assert one(answer([" x"], [-0.1]), answer([], [])).verdict == "undecided"
+    with pytest.raises(InputError, match="dtype is 'int8'"):
+        Noise.of("int8")
+
+
+# The same answer as each engine writes it: tokens 11 and 12, the second beside 13.
+VLLM = {
+    "prompt_token_ids": [1, 2],
+    "outputs": [
+        {
+            "token_ids": [11, 12],
+            "logprobs": [
+                {"11": {"logprob": -0.5, "rank": 1}},
+                {"12": {"logprob": -0.25, "rank": 1}, "13": {"logprob": -2.5, "rank": 2}},
+            ],
+        }
+    ],
+}
+SGLANG = {
+    "text": "a b",
+    "prompt_token_ids": [1, 2],
+    "meta_info": {
+        "output_token_logprobs": [[-0.5, 11, None], [-0.25, 12, None]],
+        "output_top_logprobs": [None, [[-0.25, 12, None], [-2.5, 13, None]]],
+    },
+}
+OURS = {
+    "token_ids": [11, 12],
+    "logprobs": [-0.5, -0.25],
+    "top_logprobs": [None, {"13": -2.5}],
+    "prompt_token_ids": [1, 2],
+}
+NAMED = {
+    "tokens": ["token_id:11", "token_id:12"],
+    "token_logprobs": [-0.5, -0.25],
+    "top_logprobs": [{}, {"token_id:13": -2.5}],
+}
+CHAT = [
+    {"token": "token_id:11", "logprob": -0.5, "top_logprobs": None},
+    {"token": "token_id:12", "logprob": -0.25, "top_logprobs": [{"token": "token_id:13", "logprob": -2.5}]},
+]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        VLLM,
+        [SGLANG],
+        {"outputs": [OURS]},
+        {"prompt": [1, 2], "choices": [{"logprobs": NAMED}]},
+        {"prompt": [1, 2], "choices": [{"logprobs": {"content": CHAT}}]},
+    ],
+)
+def test_engines_are_read(written, tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps(written))
+    (found,) = read_answers(tmp_path / "a.json", "a")
+    assert found == answer([11, 12], [-0.5, -0.25], [{11: -0.5}, {12: -0.25, 13: -2.5}], [1, 2])
+    (tmp_path / "a.jsonl").write_text(f"{json.dumps(written)}\n\n{json.dumps(written)}\n")
+    assert read_answers(tmp_path / "a.jsonl", "a") == (found, found)
+
+
+def test_a_prompt_may_be_a_text(tmp_path):
+    (output,) = VLLM["outputs"]
+    (tmp_path / "a.json").write_text(json.dumps({"prompt": "x = 1", "outputs": [output]}))
+    (found,) = read_answers(tmp_path / "a.json", "a")
+    assert found.prompt == "x = 1"
+
+
+def test_tokens_by_their_text(tmp_path):
+    logprobs = {"tokens": ["7", " x"], "token_logprobs": [-0.5, -0.1], "top_logprobs": None}
+    (tmp_path / "a.json").write_text(json.dumps({"choices": [{"logprobs": logprobs}]}))
+    (found,) = read_answers(tmp_path / "a.json", "a")
+    assert found.tokens == ("7", " x")
+
+
+def chat(tmp_path, *places: list[tuple[str, float, list[int] | None]]) -> Answer:
+    """Read from a chat completion: by place what is reported, the chosen token first; bytes None where not given."""
+    reported = [[dict(zip(("token", "logprob", "bytes"), each, strict=True)) for each in place] for place in places]
+    content = [place[0] | {"top_logprobs": place} for place in reported]
+    (tmp_path / "chat.json").write_text(json.dumps({"choices": [{"logprobs": {"content": content}}]}))
+    (found,) = read_answers(tmp_path / "chat.json", "a")
+    return found
+
+
+def test_bytes_tell_tokens_of_one_text_apart(tmp_path):
+    a = chat(tmp_path, [("A", -0.69, [65]), ("\ufffd", -0.70, [240]), ("\ufffd", -9.0, [241])])
+    near = chat(tmp_path, [("\ufffd", -0.69, [240]), ("A", -0.70, [65])])
+    far = chat(tmp_path, [("\ufffd", -0.69, [241]), ("A", -0.70, [65])])
+    assert (one(a, near).verdict, one(a, near).tokens) == ("numerics", ("A", r"\xf0"))
+    assert (one(a, far).verdict, one(a, far).at_least[0]) == ("fault", pytest.approx(8.31))
+    assert one(near, far).place == 0
+
+
+def test_of_tokens_of_one_text_the_likeliest_is_taken(tmp_path):
+    """Without bytes, or with those of another engine that has none: no margin then is more than it can be."""
+    b = chat(tmp_path, [("\ufffd", -0.69, None), ("A", -0.70, None)])
+    for given in ([240], None):
+        a = chat(tmp_path, [("A", -0.69, [65]), ("\ufffd", -0.70, given), ("\ufffd", -9.0, given)])
+        assert one(a, b).verdict == "numerics"
+
+
+def test_a_text_of_several_tokens_is_no_fault(tmp_path):
+    """Engines may have parted there without its being seen."""
+    a, b = ([("\ufffd", -0.1, given), ("x", -9.0, None)] for given in (None, [240]))
+    last, off = [("y", -0.2, None)], [("y", -3.0, None)]
+    assert one(chat(tmp_path, a), chat(tmp_path, b)).verdict == "undecided"
+    assert one(chat(tmp_path, a, last), chat(tmp_path, a, off)).verdict == "undecided"
+    assert one(chat(tmp_path, b, last), chat(tmp_path, b, off)).verdict == "fault"
+    assert one(chat(tmp_path, last, a), chat(tmp_path, off, a)).verdict == "fault"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "7", '{"outputs": [{"token_ids": [1]}]}', '{"outputs": [{"token_ids": [1, 2], "logprobs": [-1]}]}',
+     '{"choices": [{"logprobs": null}]}', '{"meta_info": {"output_token_logprobs": [7]}}', "[" * 100_000,
+     '{"token_ids": [1.7], "logprobs": [-1]}', '{"token_ids": [true], "logprobs": [-1]}',
+     '{"token_ids": [1], "logprobs": [-1' + "0" * 400 + "]}"],
+)  # fmt: skip
+def test_other_files_are_refused_in_a_sentence(text, tmp_path):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(InputError, match=r"^a is .*; allowed: results of specsim") as error:
+        read_answers(tmp_path / "a.json", "a")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("entry", [{"error": "overloaded"}, 5, "text", None, [], {"choices": []}, {"outputs": []}])
+def test_an_entry_without_an_answer_is_refused(entry, tmp_path):
+    """Or the answers after it would be compared with those to other prompts."""
+    (tmp_path / "a.json").write_text(json.dumps([SGLANG, entry, SGLANG]))
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, (SGLANG, entry, SGLANG))))
+    for name in ("a.json", "a.jsonl"):
+        with pytest.raises(InputError, match=r"entry 1, counted from 0: .* holds no answer"):
+            read_answers(tmp_path / name, "a")
+
+
+def test_lines_end_at_line_feeds_alone(tmp_path):
+    """U+2028 and U+0085 may stand in a text as they are."""
+    line = json.dumps(OURS | {"text": "a\u2028b\u0085c"}, ensure_ascii=False)
+    (tmp_path / "a.jsonl").write_bytes(f"{line}\r\n\r\n{line}".encode())
+    assert len(read_answers(tmp_path / "a.jsonl", "a")) == 2
+
+
+def test_the_weights_decide():
+    """Two tokens of a real forward: the likeliest and the least likely are no near-tie, one and itself are."""
+    target, context = load().target, [17, 300, 41]
+    low, high = 5, 6
+    coarse, fine = (Weights.of(target, dtype) for dtype in (torch.bfloat16, torch.float32))
+    exact, noise = coarse.measure(context, (low, high))
+    assert exact == pytest.approx(-fine.measure(context, (high, low))[0], abs=1e-9)
+    assert 0 < fine.measure(context, (low, high))[1].error < noise.error / 100
+    finding = one(*parted(0.0, 0.0))
+    assert judged(finding, 2 * noise.error, noise).verdict == "numerics"
+    assert judged(finding, 2.001 * noise.error, noise).verdict == "fault"
+    assert "b is wrong" in judged(finding, 2.001 * noise.error, noise).says
+    assert "a is wrong" in judged(finding, -2.001 * noise.error, noise).says
+
+
+def test_weights_measure_at_the_end_of_the_context():
+    """The error is four times the largest of a forward's logits."""
+    weights, context = Weights.of(load().target, torch.bfloat16), [17, 300, 41]
+    exact_V, rounded_V = (
+        target_forward(each.config, each.tensors, context, ())[0][-1].double()
+        for each in (weights.exact, weights.rounded)
+    )
+    found, noise = weights.measure(context, (5, 6))
+    assert found == float(exact_V[5] - exact_V[6])
+    assert noise.error == 4 * float((exact_V - rounded_V).abs().max())
+
+
+def test_weights_excuse_no_drift_and_no_margins_that_rounding_does_not_explain():
+    """A near-tie in float64 is none in an engine whose own log probabilities are further off."""
+    drifted = one(answer([5, 7], [-0.1, -0.5]), answer([5, 8], [-9.1, -0.5]))
+    apart = one(*parted(0.5, 0.0))
+    for finding in (drifted, apart):
+        decided = judged(finding, 0.0, NOISE)
+        assert (decided.verdict, decided.says) == ("fault", f"{finding.says} (said so)")
+        assert judged(finding, 0.0, Noise(3.0, "coarser")).verdict == "numerics"
+    assert "b is wrong" in judged(drifted, 0.03, NOISE).says
+
+
+def test_float64_is_not_measured_against_itself():
+    target, context = load().target, [17, 300, 41]
+    assert Weights.of(target, torch.float64).measure(context, (5, 6))[1].error == ERRORS["float64"]
+
+
+def test_the_command(tmp_path, capsys):
+    def write(name: str, *changes: dict) -> str:
+        (tmp_path / name).write_text(json.dumps({"outputs": [OURS | change for change in changes]}))
+        return str(tmp_path / name)
+
+    near = {"token_ids": [11, 13], "logprobs": [-0.5, -0.3], "top_logprobs": [None, {"12": -0.3}]}
+    near_a = {"top_logprobs": [None, {"13": -0.26}]}
+    a, b = write("a.json", near_a, {}), write("b.json", near, {"logprobs": [-0.5, -1.5]})
+    out = str(tmp_path / "out.json")
+    with pytest.raises(SystemExit) as status:
+        main(["explain", "--a", a, "--b", b, "--json", out])
+    assert status.value.code == 1
+    assert [each["verdict"] for each in json.loads((tmp_path / "out.json").read_text())["findings"]] == [
+        "numerics",
+        "fault",
+    ]
+    shown = capsys.readouterr().out
+    assert "near-tie" in shown
+    assert f"{ERRORS['bfloat16']:.3g}" in shown
+    with pytest.raises(SystemExit) as status:
+        main(["explain", "--a", a, "--b", a])
+    assert status.value.code == 0
+    with pytest.raises(SystemExit) as status:
+        main(["explain", "--a", a, "--b", b, "--target", "tiny", "--dtype", "float32", "--json", out])
+    assert status.value.code == 1
+    distance, _ = Weights.of(load().target, torch.float32).measure([1, 2, 11], (12, 13))
+    assert [each["exact"] for each in json.loads((tmp_path / "out.json").read_text())["findings"]] == [distance, None]
+    assert "in float64 their logits lie" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_token_of_white_space_stays_in_its_row(tmp_path, capsys):
+    for name, token in (("a", "\n"), ("b", " x")):
+        place = {"token": token, "logprob": -0.5, "top_logprobs": []}
+        (tmp_path / name).write_text(json.dumps({"choices": [{"logprobs": {"content": [place]}}]}))
+    with pytest.raises(SystemExit):
+        main(["explain", "--a", str(tmp_path / "a"), "--b", str(tmp_path / "b")])
+    assert r"'\n' | ' x'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "says"),
+    [
+        ({"token_ids": [4096]}, {}, r"a is 'an answer with token id 4096 \(request 0\)'; allowed: ids from 0 to 4095"),
+        ({}, {"token_ids": [-3]}, r"b is 'an answer with token id -3 \(request 0\)'; allowed: ids from 0 to 4095"),
+        ({"prompt_token_ids": [1, 9999]}, {}, "a is 'an answer with token id 9999"),
+        ({"prompt_token_ids": ["x"]}, {}, "a is 'an answer with token id x"),
+        ({"prompt_token_ids": []}, {}, "a is 'answers without prompt_token_ids'"),
+    ],
+)
+def test_weights_are_asked_for_their_own_ids_alone(a, b, says, tmp_path, capsys):
+    answers = {"a": {"token_ids": [8], "prompt_token_ids": [1]} | a, "b": {"token_ids": [9]} | b}
+    for name, each in answers.items():
+        (tmp_path / name).write_text(json.dumps(each | {"logprobs": [-0.1]}))
+    with pytest.raises(SystemExit) as status:
+        main(["explain", "--a", str(tmp_path / "a"), "--b", str(tmp_path / "b"), "--target", "tiny"])
+    assert status.value.code == 2
+    assert re.search(says, " ".join(capsys.readouterr().err.split()))

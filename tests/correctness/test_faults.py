@@ -1,0 +1,259 @@
+"""The catalogue itself: changes land in a copy, judges are silent without a fault, and a fault is known by its
+field.
+"""
+
+import ast
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import specsim
+from specsim.cli.main import main
+from specsim.core.uniforms import Stream
+from specsim.correctness.faults import Edit, Fault, Finding, StalePlant, Trial
+from specsim.correctness.faults import campaign as running
+from specsim.correctness.faults.campaign import Catalogue, Exhibit
+from specsim.correctness.faults.catalogue import FAULTS
+from specsim.correctness.faults.checks import CHECKS, judge
+from specsim.correctness.faults.checks.memory import guarded
+from specsim.correctness.faults.injection import changed, environment, path_of, planted, read, sources
+from specsim.correctness.faults.trial import findings
+
+BY_NAME = {fault.name: fault for fault in FAULTS}
+SHARED = "specsim.serving.requests"
+STOPS = Edit(SHARED, "            if self.finish_reason is not None:\n                break\n", "")
+HARMLESS = Edit(SHARED, "before = len(self.token_ids)", "before = len(self.token_ids) + 0")
+ORACLE = Trial("oracle", dict(topk=1, num_steps=2, page_size=1, sampling="greedy", max_new_tokens=2))
+
+
+def fault(edit: Edit, trial: Trial = ORACLE, fields: tuple[str, ...] = ("tokens",)) -> Fault:
+    return Fault("made-up", "none", "none", "c", "s", fields, (edit,), trial)
+
+
+def shown(monkeypatch, *faults: Fault) -> Catalogue:
+    monkeypatch.setattr("specsim.correctness.faults.catalogue.FAULTS", faults)
+    return running.exhibit(jobs=1)
+
+
+# Planting.
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_plant_is_not_stale(name):
+    """Its place is found once in today's source, and what stands there then is still Python."""
+    for module, text in changed(BY_NAME[name].edits).items():
+        assert text != read(module)
+        assert ast.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("old", "count"), [("no such place", "0 places"), ("self", "places"), ("def take(", "places")], ids=str
+)
+def test_a_change_whose_place_is_not_found_once_is_refused(old, count):
+    source = read(SHARED) if count != "places" or old == "self" else read(SHARED) * 2
+    with pytest.raises(StalePlant, match=count):
+        Edit(SHARED, old, "new").apply(source)
+
+
+def test_a_module_that_has_gone_makes_its_plant_stale():
+    with pytest.raises(StalePlant, match=r"specsim\.gone is no module"):
+        changed([Edit("specsim.gone", "a", "b")])
+
+
+def test_edits_of_one_module_follow_each_other():
+    edits = [Edit(SHARED, "def take(", "def taken("), Edit(SHARED, "def taken(", "def given(")]
+    assert list(changed(edits)) == [SHARED]
+    assert "def given(" in changed(edits)[SHARED]
+
+
+def test_every_source_is_in_the_copy_and_only_the_change_differs():
+    with planted(changed([STOPS])) as root:
+        for name, folder in sources().items():
+            for path in folder.rglob("*.py"):
+                copy = root.joinpath(*name.split("."), path.relative_to(folder))
+                assert not copy.is_symlink()
+                assert (copy.read_bytes() == path.read_bytes()) == (path != path_of(SHARED))
+        assert environment(root)["PYTHONPATH"] == str(root)
+    assert not root.exists()
+    assert read(SHARED) == path_of(SHARED).read_text()
+
+
+# Judging.
+
+
+def test_a_fault_is_found_in_its_copy_and_a_change_without_effect_is_not(monkeypatch):
+    catalogue = shown(monkeypatch, fault(STOPS), replace(fault(HARMLESS), name="harmless"))
+    found, harmless = catalogue.exhibits
+    assert (found.is_killed, found.is_as_named, found.first.field, found.before) == (True, True, "tokens", ())
+    assert found.fault.code == "shared"
+    assert (harmless.is_killed, harmless.first, catalogue.escaped) == (False, None, (harmless,))
+    first, second = catalogue.to_json()["results"]
+    assert (first["name"], first["killed"], first["by"]) == ("made-up", True, "tokens")
+    assert first["first_divergence"]["expected"] != first["first_divergence"]["found"]
+    assert (second["killed"], second["by"], second["first_divergence"]) == (False, None, None)
+
+
+def test_a_fault_found_by_another_field_is_not_as_named():
+    found = Exhibit(fault(STOPS), (Finding("counters", "p", 1, 2),), (), 0.0)
+    assert (found.is_killed, found.is_as_named, found.first.field) == (True, False, "counters")
+
+
+def test_a_named_field_is_what_a_fault_is_known_by():
+    both = Finding("counters", "p", 1, 2), Finding("tokens", "p", 3, 4)
+    assert Exhibit(fault(STOPS), both, (), 0.0).first == both[1]
+
+
+def test_nothing_is_killed_by_a_judge_that_is_not_silent_without_it():
+    one = (Finding("tokens", "p", 1, 2),)
+    assert not Exhibit(fault(STOPS), one, one, 0.0).is_killed
+
+
+def test_a_process_that_dies_or_does_not_end_is_a_finding(monkeypatch):
+    dies = {"specsim.correctness.faults.trial": "import os\nos._exit(9)\n"}
+    ((crash,),) = running._judged(dies, [ORACLE], "cpu")
+    assert (crash.field, crash.found) == ("crash", "9: ")
+    monkeypatch.setattr(running, "SECONDS", 0.5)
+    ((end,),) = running._judged({"specsim.correctness.faults.trial": "while True:\n    pass\n"}, [ORACLE], "cpu")
+    assert end.field == "no end"
+
+
+def test_an_error_is_a_finding(monkeypatch):
+    def broken(name, setting, device):
+        return [1 // 0]
+
+    monkeypatch.setattr("specsim.correctness.faults.trial.judge", broken)
+    (found,) = findings(ORACLE, "cpu")
+    assert (found["field"], found["found"].split(":")[0]) == ("error", "ZeroDivisionError")
+
+
+# Judges: silent where nothing is wrong, which `exhibit` sees to for every setting, and never silent about what is.
+
+
+def fields_of(name: str, **setting) -> list[str]:
+    return [each.field for each in judge(name, setting, "cpu")]
+
+
+def test_pools_of_equal_scores_are_ranked_with_ties_to_the_lower_index(monkeypatch):
+    from specsim.reference import tree
+
+    assert fields_of("trees", pools="tied", impl="reference", count=50) == []
+    monkeypatch.setattr(tree, "select", lambda scores, count: scores.topk(count).indices.flip(0).sort(-1).values)
+    assert fields_of("trees", pools="tied", impl="reference", count=50) == ["tree"]
+
+
+def test_parent_lists_are_fuzzed_in_both_ways(monkeypatch):
+    from specsim.reference import tree
+
+    assert fields_of("trees", pools="malformed", impl="reference", count=200) == []
+    monkeypatch.setattr(tree, "parents_of", lambda *arguments: [])
+    assert fields_of("trees", pools="malformed", impl="reference", count=200) == ["malformed trees"]
+
+
+def test_the_law_test_finds_a_uniform_that_is_used_twice(monkeypatch):
+    from specsim.core import uniforms
+    from specsim.reference import verify
+
+    assert fields_of("distribution", impl="reference", n=500, temperature=0.7, top_k=3) == []
+    twice = lambda *names: uniforms.accept_uniforms(*names, 0)[:, 0]  # noqa: E731
+    monkeypatch.setattr(verify, "final_uniforms", twice)
+    assert fields_of("distribution", impl="reference", n=500) == ["distribution"]
+
+
+def test_the_law_test_draws_drafts_where_a_verifier_wants_them(monkeypatch):
+    from specsim.core import uniforms
+    from specsim.correctness.faults.checks import distribution as law
+
+    assert fields_of("distribution", impl="reference", n=600, verifier="rejection") == []
+    monkeypatch.setattr(law, "draft_uniforms", lambda *names: uniforms.final_uniforms(*names[:3])[:, None])
+    assert fields_of("distribution", impl="reference", n=600, verifier="rejection") == ["distribution"]
+
+
+COMPANY = dict(impl="reference", topk=2, num_steps=2, num_draft_tokens=5, page_size=4, batch=3, ids=[4, 2, 9])
+
+
+def test_requests_are_followed_through_a_batch(monkeypatch):
+    """What is noted of a request is its own, whatever row it has; a wrong root shows in the round that it begins."""
+    from specsim.core.phases import DraftInput
+
+    setting = COMPANY | dict(arrivals=[0, 1, 0], sampling="warm", schedule="overlap", prefix_cache=True)
+    assert fields_of("batched", **setting) == []
+    kept = DraftInput.filter
+    monkeypatch.setattr(DraftInput, "filter", lambda self, rows: kept(self, rows.flip(0)))
+    assert "draft state" in fields_of("batched", **setting)
+
+
+def test_accesses_beside_the_tensors_of_a_launch_are_found_and_left_out():
+    pytest.importorskip("triton")
+    from specsim.fast.runtime.uniforms import named_uniforms
+
+    names = torch.zeros(4, 5, dtype=torch.int64)
+    out = torch.zeros(8)
+    with guarded() as guard:
+        named_uniforms(*names[:2], Stream.ACCEPT, *names[2:], out=out[:5])
+        assert guard.first is None
+        named_uniforms(names[0], names[1], Stream.ACCEPT, names[2, :3], names[3], out=out[:4])
+    assert (guard.first.field, guard.first.place) == ("out of bounds", "kernel _uniforms")
+    assert out[5:].tolist() == [0.0, 0.0, 0.0]
+
+
+# The command.
+
+
+def test_the_command_shows_and_writes_what_came_of_each(tmp_path, capsys, monkeypatch):
+    catalogue = Catalogue((Exhibit(fault(STOPS), (Finding("tokens", "p", 1, 2),), (), 1.0),), "cpu", 2.0, "", {})
+    monkeypatch.setattr("specsim.correctness.faults.exhibit", lambda names, **options: catalogue)
+    file = tmp_path / "faults.json"
+    main_ok(["faults", "--name", "made-up", "--json", str(file)])
+    assert "made-up" in capsys.readouterr().out
+    value = json.loads(file.read_text())
+    assert (value["faults"], value["killed"], value["as_named"]) == (1, 1, 1)
+    assert value["command"] == "specsim faults --name made-up"
+    escaped = replace(catalogue, exhibits=(replace(catalogue.exhibits[0], findings=()),))
+    monkeypatch.setattr("specsim.correctness.faults.exhibit", lambda names, **options: escaped)
+    assert status(["faults"]) == 1
+    assert "nothing is found" in capsys.readouterr().out
+
+
+def main_ok(arguments: list[str]) -> None:
+    assert status(arguments) == 0
+
+
+def status(arguments: list[str]) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return ended.value.code or 0
+
+
+@pytest.mark.parametrize(("option", "text"), [(["--name", "none"], "name is 'none'"), (["--jobs", "0"], "jobs is 0")])
+def test_bad_input_is_a_sentence(option, text, capsys):
+    assert status(["faults", *option]) == 2
+    assert text in capsys.readouterr().err
+
+
+# The catalogue.
+
+
+def test_entries_are_complete():
+    assert len(BY_NAME) == len(FAULTS)
+    for each in FAULTS:
+        assert each.trial.judge in CHECKS, each.name
+        assert each.fields, each.name
+        assert all(isinstance(text, str) and text for text in (each.source, each.operation, each.cause, each.symptom))
+        assert json.loads(json.dumps(dict(each.trial.setting))) == each.trial.setting, each.name
+
+
+def test_nothing_of_the_package_knows_of_faults():
+    """A plant cannot be reached by accident: only commands import the catalogue."""
+    for name, folder in sources().items():
+        for path in folder.rglob("*.py"):
+            if "faults" not in path.parts and not {"cli", "maintain"} & set(path.parts):
+                assert "specsim.correctness.faults" not in path.read_text(), f"{name}: {path}"
+    assert specsim.__file__ == str(path_of("specsim"))
+
+
+def test_a_fault_of_a_kernel_is_killed_as_named():
+    catalogue = running.exhibit(["tail-indices-moved-not-kv"], jobs=1, device="cpu")
+    assert catalogue.escaped == ()
+    assert catalogue.exhibits[0].fault.code == "fast"

@@ -1,0 +1,131 @@
+"""What parts a request from itself alone is told, and nothing that should part them passes."""
+
+import math
+
+import pytest
+import torch
+
+import specsim.correctness.invariance.solo
+from specsim import SamplingParams, SpecConfig
+from specsim.correctness.differential.result import CellResult
+from specsim.correctness.invariance.solo import BUDGETS, Judgement, alone, difference, is_undecidable, judge
+from specsim.models.synthetic_pair import agreeing_pair
+from specsim.serving.requests import make_request
+
+PAIR = agreeing_pair()
+CONFIG = SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=4)
+BUDGET = BUDGETS[torch.float64]
+
+
+def ended(**changes):
+    """A request that holds just what it gives alone, but for changes, and that."""
+    params = SamplingParams(max_new_tokens=6, temperature=1.0, seed=3)
+    request = make_request(PAIR.target.config, None, 7, [5, 17, 3], params)
+    output = alone(PAIR, CONFIG, request)
+    request.token_ids, request.logprobs = list(output.token_ids), list(output.logprobs)
+    request.accepted, request.finish_reason = list(output.num_accepted_tokens_per_round), output.finish_reason
+    for name, change in changes.items():
+        setattr(request, name, change(getattr(request, name)))
+    return request, output
+
+
+def test_a_request_that_gave_the_same_has_no_difference():
+    assert difference(*ended(), BUDGET) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"token_ids": lambda ids: [*ids[:-1], ids[-1] ^ 1]}, "token_ids is"),
+        ({"token_ids": lambda ids: ids[:-1]}, "token_ids is"),
+        ({"accepted": lambda counts: [*counts, 1]}, "accepted is"),
+        ({"finish_reason": lambda reason: "stop"}, "finish_reason is stop, alone length"),
+        ({"logprobs": lambda values: [values[0] - 2 * BUDGET, *values[1:]]}, "logprob 0 is"),
+        ({"logprobs": lambda values: [*values[:-1], math.nan]}, "logprob 5 is nan"),
+        ({"logprobs": lambda values: [values[0], math.nan, *values[2:]]}, "logprob 1 is nan"),
+        ({"logprobs": lambda values: values[:1]}, "1 logprobs of 6 tokens"),
+    ],
+)
+def test_whatever_differs_is_told(changes, told):
+    assert told in difference(*ended(**changes), BUDGET)
+
+
+def test_a_logprob_within_the_budget_is_the_same():
+    assert difference(*ended(logprobs=lambda values: [value + BUDGET / 2 for value in values]), BUDGET) is None
+
+
+def test_an_aborted_request_is_compared_as_far_as_it_came():
+    cut = dict(token_ids=lambda ids: ids[:3], logprobs=lambda values: values[:3], accepted=lambda counts: counts[:1])
+    aborted = {"finish_reason": lambda reason: "abort"}
+    assert difference(*ended(**cut, **aborted), BUDGET) is None
+    wrong = {**cut, "token_ids": lambda ids: [ids[0], ids[1] ^ 1, ids[2]]}
+    assert "token_ids is" in difference(*ended(**wrong, **aborted), BUDGET)
+
+
+def test_what_a_request_gives_alone_depends_on_its_id():
+    request, output = ended()
+    request.request_id = 8
+    assert alone(PAIR, CONFIG, request).token_ids != output.token_ids
+
+
+def test_clear_decisions_can_be_called():
+    request = make_request(PAIR.target.config, None, 5, [5, 17, 3], SamplingParams(max_new_tokens=4))
+    assert not is_undecidable(PAIR, CONFIG, request)
+
+
+@pytest.mark.parametrize(("count", "dtype"), [(0, torch.float32), (1, torch.float32), (2, torch.float64)])
+def test_undecidable_is_what_the_differential_says_of_the_request(monkeypatch, count, dtype):
+    request, asked = ended()[0], []
+
+    def check(cell, **how):
+        asked.append((cell, how))
+        return CellResult(cell.id, undecidable=count)
+
+    monkeypatch.setattr(specsim.correctness.invariance.solo, "check", check)
+    assert is_undecidable(PAIR, CONFIG, request, dtype) == (count > 0)
+    ((cell, how),) = asked
+    assert (cell.prompts, cell.request_ids, cell.sampling) == (((5, 17, 3),), (7,), (request.params,))
+    assert (cell.config, cell.rounds) == (CONFIG, 6)
+    assert how == {"impl": "reference", "dtype": str(dtype).removeprefix("torch."), "pair": PAIR}
+
+
+OTHER = {
+    "token_ids": lambda ids: [*ids[:-1], ids[-1] ^ 1],
+    "accepted": lambda counts: [*counts, 1],
+    "finish_reason": lambda reason: "stop",
+}
+NO_DECISION = {
+    "a larger error": lambda values: [value + 1 for value in values],
+    "no number": lambda values: [math.nan, *values[1:]],
+    "too few": lambda values: values[:-1],
+}
+
+
+def judged(dtype, **changes) -> Judgement:
+    return judge(PAIR, CONFIG, *ended(**changes), dtype)
+
+
+@pytest.mark.parametrize("dtype", BUDGETS)
+def test_what_is_equal_is_judged_so_whatever_can_be_called(monkeypatch, dtype):
+    monkeypatch.setattr(specsim.correctness.invariance.solo, "is_undecidable", lambda *_: pytest.fail("not asked for"))
+    assert judged(dtype) == Judgement("equal")
+    assert judged(dtype, logprobs=lambda values: [value + BUDGETS[dtype] / 2 for value in values]).verdict == "equal"
+
+
+@pytest.mark.parametrize("is_close", [True, False])
+@pytest.mark.parametrize("dtype", BUDGETS)
+@pytest.mark.parametrize("name", OTHER)
+def test_only_a_decision_in_float32_is_excused(monkeypatch, name, dtype, is_close):
+    monkeypatch.setattr(specsim.correctness.invariance.solo, "is_undecidable", lambda *_: is_close)
+    found = judged(dtype, **{name: OTHER[name]})
+    assert found.verdict == ("undecidable" if is_close and dtype == torch.float32 else "different")
+    assert f"request 7: {name} is" in found.difference
+
+
+@pytest.mark.parametrize("dtype", BUDGETS)
+@pytest.mark.parametrize("change", NO_DECISION.values(), ids=list(NO_DECISION))
+def test_logprobs_alone_are_never_excused(monkeypatch, change, dtype):
+    monkeypatch.setattr(specsim.correctness.invariance.solo, "is_undecidable", lambda *_: True)
+    found = judged(dtype, logprobs=change)
+    assert found.verdict == "different"
+    assert "logprob" in found.difference

@@ -1,0 +1,481 @@
+"""The soak itself: it passes what is right, names what is wrong and repeats it, and takes no silence for an answer."""
+
+import io
+import json
+import re
+from dataclasses import replace
+from functools import reduce
+
+import pytest
+import torch
+from rich.console import Console
+
+import specsim.correctness.soak.trial as trial
+from specsim.cli.main import main
+from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
+from specsim.core.errors import InputError
+from specsim.core.phases import DraftInput
+from specsim.correctness.differential.pairs import make_pair
+from specsim.correctness.soak.coverage import REQUIRED, accepted_name, exercised, required
+from specsim.correctness.soak.programs import FAMILIES, KINDS, MOST_REQUESTS, Submission, draw, named
+from specsim.correctness.soak.session import LEAST_REQUESTS, SITUATIONS, Soak, soak
+from specsim.correctness.soak.trial import ProgramResult
+from specsim.serving.generation import load_engine
+from specsim.serving.prefix import PrefixTree
+from specsim.serving.requests import Request
+from specsim.serving.residents import Residents
+from specsim.serving.runner import Runner
+from specsim.serving.scheduler import Scheduler
+from specsim.serving.trace import EVENTS, Chunk, Preemption, Result
+
+PROGRAMS = [draw(0, index) for index in range(300)]
+
+
+def shown(result: Soak) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    result.show(console)
+    return console.file.getvalue()
+
+
+# What is right passes.
+
+
+@pytest.fixture(scope="module")
+def small() -> Soak:
+    return soak(150, seed=0)
+
+
+def test_a_small_soak_passes(small):
+    assert small.failures == ()
+    assert small.is_ok
+    figures = small.figures()
+    assert figures["requests"] == 150
+    assert figures["programs"] == len(small.programs) > 4
+    assert figures["mismatches"] == figures["undecidable"] == 0
+    assert figures["audits"] == figures["steps"]
+    assert 0 <= figures["largest logprob error"] <= 2e-6
+    met = ("tokens", "preempted", "turns", "reused columns", "prefill chunks", "cut inside a path", "slots audited")
+    assert [name for name in met if not figures[name]] == []
+
+
+def test_its_figures_are_shown_and_written(small):
+    value = json.loads(json.dumps(small.to_json(), allow_nan=False))
+    assert value["command"] == "specsim soak --requests 150 --seed 0"
+    assert value["figures"]["requests"] == 150
+    assert len(value["programs"]) == value["figures"]["programs"]
+    assert value["is_ok"]
+    assert value["failures"] == []
+    assert value["missing"] is None  # so short a run has to go through nothing
+    assert (value["date"], value["versions"]) == (small.date, small.versions)
+    text = shown(small)
+    assert all(name in text for name in value["figures"])
+    assert text.endswith("All 150 requests give what they give alone, and all slots are accounted for.\n")
+
+
+def test_results_do_not_depend_on_processes():
+    alone, shared = (soak(16, seed=15, jobs=jobs) for jobs in (1, 2))
+    assert len(alone.programs) > 2
+    assert alone.programs == shared.programs
+
+
+# Programs.
+
+
+def test_a_program_is_made_again_from_its_name():
+    assert all(named(program.name) == program for program in PROGRAMS[:20])
+
+
+@pytest.mark.parametrize("most", [1, 5])
+def test_a_program_of_fewer_requests_is_the_same_cut(most):
+    cut, whole = draw(0, 7, most), draw(0, 7)
+    assert cut.name == f"0-7-{most}"
+    assert cut == replace(whole, name=cut.name, submissions=whole.submissions[:most])
+
+
+@pytest.mark.parametrize("name", ["", "7", "0-1", "0-1-0", f"0-1-{MOST_REQUESTS + 1}", "0-x-3", "0--1-3"])
+def test_a_name_that_no_program_has(name):
+    with pytest.raises(InputError, match=r"program is .*SEED-INDEX-REQUESTS"):
+        named(name)
+
+
+def test_programs_cover_the_settings():
+    configs, servings = [each.config for each in PROGRAMS], [each.serving for each in PROGRAMS]
+    assert {each.page_size for each in configs} == {1, 2, 4, 16}
+    assert {each.topk for each in configs} == {1, 2, 3, 4}
+    assert {each.num_steps for each in configs} == {0, 1, 2, 3, 4, 5}
+    for name in ("release", "extend", "draft_kv", "score", "penalties"):
+        assert len({getattr(each, name) for each in configs}) == 2
+    overlapping = {(each.config.page_size, each.config.topk) for each in PROGRAMS if each.serving.schedule == "overlap"}
+    assert len(overlapping) == 4 * 4
+    assert {each.preemption for each in servings} == {"latest", "shortest", "longest"}
+    assert {each.prefix_cache for each in servings} == {True, False}
+    assert None in {each.chunk_tokens for each in servings} > {1}
+    assert {each.num_ranks for each in PROGRAMS} == {1, 2, 3}
+    assert {each.graph for each in PROGRAMS} == {"eager", "step", "phase", "round"}
+    assert {each.pair for each in PROGRAMS} == {f"{kind}-{family}" for kind in KINDS for family in FAMILIES}
+    assert all(each.limits[-1][1] == each.serving.num_slots for each in PROGRAMS if each.limits)
+
+
+def test_programs_cover_what_requests_may_ask_for():
+    submissions = [each for program in PROGRAMS[:40] for each in program.submissions]
+    params = [each.params for each in submissions]
+    for name in ("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+        assert len({getattr(each, name) for each in params}) == 2
+    assert {each.temperature for each in params} == {0.0, 0.5, 1.0}
+    assert any(each.stop_token_ids for each in params)
+    assert any(each.logit_bias for each in params)
+    for name in ("continues", "abort_at", "priority", "keep", "step"):
+        assert any(getattr(each, name) for each in submissions)
+
+
+# What is wrong is found, and named with what repeats it.
+
+
+def forget_next_token(monkeypatch):
+    """Pages are shared whose last draft slot holds another token."""
+    init = PrefixTree.__init__
+
+    def wrong(self, pools):
+        init(self, pools)
+        self._label_len = self._page_size
+
+    monkeypatch.setattr(PrefixTree, "__init__", wrong)
+
+
+def slice_after_index(monkeypatch):
+    """The first rows are kept, not those that were meant."""
+    index = DraftInput.filter
+    monkeypatch.setattr(DraftInput, "filter", lambda self, keep: index(self, torch.arange(len(keep))), raising=False)
+
+
+def keep_draft_input(monkeypatch):
+    """The batch loses rows, and the draft state keeps them."""
+    drop = Runner.drop
+
+    def wrong(self, requests):
+        before = self._draft_input
+        drop(self, requests)
+        self._draft_input = before
+
+    monkeypatch.setattr(Runner, "drop", wrong)
+
+
+def resume_with_old_drafts(monkeypatch):
+    """Who comes back joins with the draft state that it had when it first joined."""
+    join, first = Runner._join, {}
+
+    def wrong(self, requests, batch, draft_input):
+        places = torch.arange(len(requests))
+        rows = [first.setdefault(each, draft_input.filter(places[at : at + 1])) for at, each in enumerate(requests)]
+        join(self, requests, batch, reduce(DraftInput.merge, rows, draft_input.filter(places[:0])))
+
+    monkeypatch.setattr(Runner, "_join", wrong)
+
+
+def draw_again_on_resumption(monkeypatch):
+    """A resumed request samples its last token anew."""
+    preempt = Scheduler._preempt
+
+    def wrong(self, request):
+        preempt(self, request)
+        del request.token_ids[-1:], request.logprobs[-1:]
+
+    monkeypatch.setattr(Scheduler, "_preempt", wrong)
+
+
+def commit_too_much(monkeypatch):
+    """The bonus token's column counts as filled."""
+    settle = Residents.settle
+    monkeypatch.setattr(Residents, "settle", lambda self, request, columns: settle(self, request, columns + 1))
+
+
+def keep_tokens_after_the_end(monkeypatch):
+    """A stop inside an accepted path ends the request after the path."""
+    take = Request.take
+
+    def wrong(self, token_ids, logprobs):
+        kept = take(self, token_ids, logprobs)
+        self.token_ids += token_ids[kept:]
+        self.logprobs += logprobs[kept:]
+        return len(token_ids)
+
+    monkeypatch.setattr(Request, "take", wrong)
+
+
+def forget_a_session(monkeypatch):
+    """Nobody gives the slots of a conversation back that nobody continued."""
+    monkeypatch.setattr(Residents, "close", lambda self: None)
+
+
+# Each with a small program that shows it, and what is seen.
+FAULTS = {
+    forget_next_token: ("0-1-8", "accepted is"),
+    slice_after_index: ("0-0-8", "token_ids is"),
+    keep_draft_input: ("0-0-4", "RuntimeError: The size of tensor"),
+    resume_with_old_drafts: ("1-0-8", "token_ids is"),
+    draw_again_on_resumption: ("1-0-8", "token_ids is"),
+    commit_too_much: ("0-0-4", "IndexError"),
+    keep_tokens_after_the_end: ("0-0-4", "token_ids is"),
+    forget_a_session: ("0-0-4", "AssertionError: slots or rows are still held after the last request"),
+}
+
+
+@pytest.mark.parametrize(("plant", "shown_by"), FAULTS.items(), ids=[plant.__name__ for plant in FAULTS])
+def test_a_planted_fault_is_found_and_repeats_by_its_name(plant, shown_by, monkeypatch, capsys):
+    name, seen = shown_by
+    with monkeypatch.context() as planted:
+        plant(planted)
+        result = soak(program=name)
+        assert not result.is_ok
+        ((program, difference, command),) = result.failures
+        assert program == name
+        assert command == f"specsim soak --program {name}"
+        assert re.match(rf"(request|step) \d+: {seen}", difference)
+        assert soak(program=name).failures == result.failures
+        with pytest.raises(SystemExit) as stopped:
+            main(command.split()[1:])
+        assert stopped.value.code == 1
+        assert name in capsys.readouterr().out
+    assert soak(program=name).is_ok
+
+
+def test_a_failure_is_shown_with_the_command_that_repeats_it(monkeypatch):
+    keep_draft_input(monkeypatch)
+    result = soak(12, seed=0)
+    failure = result.failures[0]
+    assert result.total("mismatches") >= 1
+    text = shown(result)
+    assert f"{failure.program}: step" in text
+    assert f"    {failure.command}\n" in text
+    assert text.endswith("Not shown: that requests give what they give alone.\n")
+    assert result.to_json()["failures"][0] == failure._asdict()
+
+
+def test_requests_that_wait_for_ever_are_a_failure(monkeypatch):
+    monkeypatch.setattr(Residents, "admit", lambda self, request, residents: False)
+    (failure,) = soak(program="0-0-4").failures
+    assert "do not end" in failure.difference
+
+
+# Silence is no answer.
+
+
+def result_of(counts: dict[str, int], num_steps: int = 2) -> Soak:
+    programs = (ProgramResult("0-0-1", num_steps, counts),)
+    return Soak("specsim soak", "", "cpu", programs, 1.0, date="2026-01-01T00:00:00+00:00", versions={"python": "3"})
+
+
+ALL = dict.fromkeys((*SITUATIONS, *(accepted_name(count, 2) for count in range(3))), 1) | {"requests": LEAST_REQUESTS}
+
+
+def test_a_run_that_went_through_everything_passes():
+    result = result_of(ALL)
+    assert result.is_ok
+    assert result.missing == ()
+    assert result.to_json().items() >= {"date": result.date, "versions": result.versions}.items()
+
+
+@pytest.mark.parametrize("name", sorted(ALL.keys() - {"requests"}))
+def test_a_required_situation_that_never_happens_fails(name):
+    result = result_of(ALL | {name: 0})
+    assert not result.is_ok
+    assert result.missing == (name,)
+    assert f"Never happened: {name}." in shown(result)
+    assert json.loads(json.dumps(result.to_json()))["missing"] == [name]
+
+
+def test_every_depth_has_its_own_accepted_counts():
+    assert result_of(ALL, num_steps=3).missing == tuple(accepted_name(count, 3) for count in range(4))
+
+
+def test_a_short_run_has_to_go_through_nothing():
+    short = result_of({"requests": LEAST_REQUESTS - 1})
+    assert short.is_ok
+    assert short.missing is short.to_json()["missing"] is None
+    assert not result_of({"requests": LEAST_REQUESTS}).is_ok
+
+
+def test_required_names_what_is_zero():
+    counts = dict.fromkeys(REQUIRED, 3)
+    assert required(counts) == ()
+    assert required(counts | {"turns": 0}) == ("turns",)
+    assert required(counts | {accepted_name(0, 1): 1}, {1}) == (accepted_name(1, 1),)
+
+
+# What a scheduler went through.
+
+
+def served(submissions: list[Submission], serving: ServingConfig, **config) -> tuple[Scheduler, dict[str, int]]:
+    pair = make_pair("eagle3-llama")
+    engine = load_engine(pair, SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, **config), "reference")
+    scheduler = Scheduler(engine, serving, audits=True)
+    with torch.inference_mode():
+        for request_id, each in enumerate(submissions):
+            scheduler.submit(each.request(request_id, pair.target.config))
+        scheduler.run()
+        counts = exercised(scheduler)
+        scheduler.close()
+    assert counts["audits"] == counts["steps"] == len(scheduler.trace)
+    assert counts["slots audited"] == counts["steps"] * scheduler.pools.num_slots
+    assert counts["requests"] == len(submissions)
+    return scheduler, {name: count for name, count in counts.items() if count}
+
+
+def asked(*prompt_ids: int, tokens: int = 6, **fields) -> Submission:
+    return Submission(0, prompt_ids, SamplingParams(max_new_tokens=tokens), **fields)
+
+
+def test_turns_and_their_kept_columns_are_counted():
+    """The first finds what the request that it continues has left, the second finds it taken; the last is rejected."""
+    turns = [asked(7, 8, continues=0), asked(9, continues=0), asked(*[1] * 600, continues=0)]
+    scheduler, counts = served([asked(1, 2, 3, 4, 5), *turns], ServingConfig(), page_size=4)
+    assert counts["turns"] == 2
+    assert counts["turns on kept KV"] == counts["rejected"] == 1
+    assert "turns preempted" not in counts
+    assert counts["reused columns"] == scheduler.requests[0].prefill_len
+    assert counts["finished length"] == 3
+    assert "shared pages" not in counts
+
+
+def test_pages_of_the_tree_are_counted():
+    same = [asked(*range(9)), asked(*range(9), arrival=4)]
+    _, counts = served(same, ServingConfig(prefix_cache=True), page_size=4)
+    assert counts["shared pages"] == 2
+    assert counts["reused columns"] == 8
+    assert "turns on kept KV" not in counts
+
+
+def test_chunks_that_go_on_are_counted():
+    _, counts = served([asked(*range(7)), asked(3)], ServingConfig(chunk_tokens=3), page_size=4)
+    assert counts["prefill chunks"] == 2
+    _, counts = served([asked(*range(7)), asked(3)], ServingConfig(), page_size=4)
+    assert "prefill chunks" not in counts
+
+
+def test_ends_are_counted():
+    requests = [asked(*range(9)), asked(1, abort_at=0), asked(2, abort_at=3, tokens=40), asked(*range(300, 350))]
+    requests[-1] = replace(requests[-1], prompt_ids=(1,) * 600)
+    _, counts = served(requests, ServingConfig(schedule="overlap"), page_size=4)
+    expected = {"finished length": 1, "finished abort": 2, "aborted": 2, "aborted with tokens": 1, "rejected": 1}
+    assert counts.items() >= expected.items()
+    assert counts["late results dropped"] >= 1
+
+
+def test_preemptions_are_counted():
+    """Two requests that fit at first, and not as they grow."""
+    both = [asked(*range(9), tokens=20), asked(*range(5, 14), tokens=20, arrival=1)]
+    scheduler, counts = served(both, ServingConfig(num_slots=48, schedule="overlap"), page_size=1)
+    assert counts["preempted"] == counts["resumed"] == sum(each.num_preemptions for each in scheduler.requests.values())
+    assert counts["preempted"] >= 1
+    assert "preempted in a page" not in counts
+
+
+def test_preempted_in_a_chunk_is_who_had_columns_and_not_all():
+    scheduler, counts = served([asked(1, 2, 3)], ServingConfig())
+    assert "preempted in a chunk" not in counts
+    nothing_yet, some, all_of_it = (
+        Preemption(0, *each) for each in ((0, False, True), (3, True, True), (3, True, False))
+    )
+    scheduler.trace.records[0] = replace(scheduler.trace.records[0], preempted=(nothing_yet, some, some, all_of_it))
+    counts = exercised(scheduler)
+    assert (counts["preempted"], counts["preempted in a page"], counts["preempted in a chunk"]) == (4, 3, 2)
+
+
+def test_situations_of_a_trace_by_hand():
+    """A result of the same step is none that was unread, one that was dropped none that was cut, and who was preempted
+    begins anew.
+    """
+    scheduler, _ = served([asked(1, 2, 3)], ServingConfig())
+    idle, gone = replace(scheduler.trace.records[0], **dict.fromkeys(EVENTS, ())), (Preemption(0, 4, False, False),)
+    events = [
+        {"admitted": (0,), "prefilled": (Chunk(0, 0, 2),)},
+        {"prefilled": (Chunk(0, 2, 4),)},
+        {"preempted": gone, "results": (Result(0, 2, 3, 0),)},
+        {"admitted": (0,), "prefilled": (Chunk(0, 0, 2),)},
+        {"decoded": (0,)},
+        {"preempted": gone, "results": (Result(0, 4, 3, 2),)},
+        {},
+    ]
+    scheduler.trace.records = [replace(idle, step=step, **each) for step, each in enumerate(events)]
+    once = ("prefill chunks", "preempted with a result unread", "cut inside a path", "late results dropped")
+    counts = exercised(scheduler)
+    assert {name: counts[name] for name in (*once, "batches emptied")} == dict.fromkeys((*once, "batches emptied"), 1)
+
+
+def test_what_nobody_may_read_is_poisoned():
+    pair = make_pair("eagle3-llama")
+    engine = load_engine(pair, SpecConfig(page_size=4), "reference", torch.float64)
+    scheduler = Scheduler(engine, ServingConfig(num_slots=256))
+    scheduler.submit(asked(*range(9)).request(0, pair.target.config))
+    with torch.inference_mode():
+        scheduler.step()
+        trial._poison(scheduler)
+    for buffer in (scheduler.pools.target, scheduler.pools.draft):
+        poisoned = buffer.keys.isnan().all(dim=(0, 2, 3))
+        assert torch.equal(poisoned, buffer.values.isnan().any(dim=(0, 2, 3)))
+        assert int((~poisoned).sum()) == scheduler.requests[0].prefill_len
+        assert not poisoned[scheduler.pools.slots(0, torch.arange(scheduler.requests[0].prefill_len))].any()
+
+
+# Rounding, and what cannot run.
+
+
+def alter_alone(monkeypatch, **changes):
+    """Requests give something else alone, and all their decisions are too close to call."""
+    alone = trial.alone
+
+    def wrong(*arguments):
+        output = alone(*arguments)
+        return replace(output, **{name: change(getattr(output, name)) for name, change in changes.items()})
+
+    monkeypatch.setattr(trial, "alone", wrong)
+    monkeypatch.setattr("specsim.correctness.invariance.solo.is_undecidable", lambda *arguments: True)
+
+
+def test_only_float32_may_leave_a_difference_undecided(monkeypatch, device):
+    pytest.importorskip("triton")
+    alter_alone(monkeypatch, token_ids=lambda ids: (*ids[:-1], ids[-1] ^ 1))
+    exact, rounded = soak(program="0-0-1"), soak(program="0-0-1", impl="fast", device=device, graph="eager")
+    assert (exact.total("mismatches"), exact.total("undecidable")) == (1, 0)
+    assert (rounded.total("mismatches"), rounded.total("undecidable")) == (0, 1)
+    assert not exact.is_ok
+    assert rounded.is_ok
+    assert rounded.command == f"specsim soak --program 0-0-1 --impl fast --device {device} --graph eager"
+
+
+def test_a_logprob_alone_is_never_left_undecided(monkeypatch, device):
+    pytest.importorskip("triton")
+    alter_alone(monkeypatch, logprobs=lambda values: tuple(value + 1 for value in values))
+    result = soak(program="0-0-1", impl="fast", device=device, graph="eager")
+    assert (result.total("mismatches"), result.total("undecidable")) == (1, 0)
+    assert "logprob 0 is" in result.failures[0].difference
+
+
+@pytest.mark.parametrize("name", ["0-32-2", "0-97-2"])
+def test_the_fast_column_serves(name, device):
+    """A chain that returns its slots every round, and a tree under overlap with two preemptions."""
+    pytest.importorskip("triton")
+    result = soak(program=name, impl="fast", device=device)
+    assert result.failures == ()
+    assert result.counts["tokens"] > 0
+    assert result.max_logprob_error > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named_as"),
+    [
+        ({"num_requests": 0}, "requests"),
+        ({"num_requests": 2.5}, "requests"),
+        ({"seed": -1}, "seed"),
+        ({"jobs": 0}, "jobs"),
+        ({"impl": "slow"}, "impl"),
+        ({"impl": "reference", "device": "cuda"}, "device"),
+        ({"impl": "reference", "graph": "round"}, "graph"),
+        ({"impl": "fast", "graph": "square"}, "graph"),
+        ({"program": "x"}, "program"),
+        ({"program": ""}, "program"),
+    ],
+)
+def test_bad_input_is_named_before_anything_runs(arguments, named_as):
+    with pytest.raises(InputError, match=f"^{named_as} is"):
+        soak(**{"num_requests": 4, **arguments})

@@ -1,0 +1,325 @@
+import json
+import math
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from specsim import SamplingParams, SpecConfig, generate
+from specsim.cli.main import main
+from specsim.core.errors import InputError
+from specsim.core.phases import Batch
+from specsim.correctness.statistics import laws
+from specsim.correctness.statistics.controls import CONTROLS
+from specsim.correctness.statistics.distribution import draft_law, next_law
+from specsim.correctness.statistics.e_value import Sample, chi_square, ln_evidence
+from specsim.correctness.statistics.power import noticed
+from specsim.correctness.statistics.samples import Load, outputs, sample
+from specsim.correctness.statistics.settings import CONFIGS, PLAIN, SETTINGS
+from specsim.correctness.statistics.small_vocabulary import VOCAB, Narrow, dyadic, opposed
+from specsim.correctness.statistics.suite import FALSE_ALARM
+from specsim.reference import acceptance
+from specsim.reference.sampling import adjust_logits, target_prob
+from specsim.serving.generation import Output
+
+NARROW, DYADIC = opposed(), dyadic()
+PAIRS = list(product(range(VOCAB), repeat=2))
+BY_NAME = {control.name: control for control in CONTROLS}
+
+
+def texts_of(control_or_config, num_tokens, settings=(PLAIN,)):
+    return outputs(NARROW, Load(control_or_config, settings, num_tokens), lambda count: None)
+
+
+# The law that is known
+
+
+@pytest.mark.parametrize("setting", [PLAIN, SETTINGS[-1]], ids=lambda setting: setting.name)
+def test_log_probabilities_of_plain_decoding_are_those_of_the_law(setting):
+    """Over every pair of last tokens; the model in float64, so that nothing is lost to rounding."""
+    sampling = replace(setting.sampling(1), max_new_tokens=3)
+    for output in generate(NARROW.pair(), PAIRS, SpecConfig.plain(), sampling, dtype=torch.float64).outputs:
+        text = output.prompt_token_ids + output.token_ids
+        for place, logprob in enumerate(output.logprobs, start=2):
+            law_V = next_law(NARROW, text[:place], 2, sampling)
+            assert logprob == pytest.approx(math.log(law_V[text[place]]), abs=1e-6)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_the_filters_of_the_law_are_those_of_the_reference(setting):
+    params, text = setting.sampling(0), (3, 9, 4, 4, 7)
+    sampling = Batch.of([0], [0], [2], [params], VOCAB).sampling
+    for past in PAIRS:
+        context = torch.tensor([*text, *past])
+        adjusted_V = adjust_logits(torch.from_numpy(NARROW.logits(*past)), context, 2, sampling, 0)
+        expected = target_prob(adjusted_V, sampling, 0).numpy()
+        np.testing.assert_allclose(next_law(NARROW, (*text, *past), 2, params), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_every_token_has_the_law_of_its_whole_text(setting):
+    params, generator = setting.sampling(0), np.random.default_rng(0)
+    texts = [tuple(generator.integers(0, VOCAB, 8).tolist()) for _ in range(30)]
+    written = [Output("", text[2:], (), "length", (1, 3, 2), text[:2]) for text in texts]
+    tested = sample(NARROW, setting, written)
+    expected = [next_law(NARROW, text[:place], 2, params) for text in texts for place in range(2, 8)]
+    np.testing.assert_allclose(tested.law_nV, np.stack(expected), atol=1e-12)
+    assert tested.token.tolist() == [token for text in texts for token in text[2:]]
+    assert tested.is_first.tolist() == [False, True, True, False, False, True] * 30
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_no_filter_is_a_matter_of_rounding(setting):
+    """A change of the logits a hundred times what float32 may lose moves no token in or out."""
+    noise = np.random.default_rng(0).uniform(-1e-4, 1e-4, (3, VOCAB, VOCAB))
+    near = Narrow(NARROW.last_VV + noise[0], NARROW.before_VC + noise[1, :, :2], NARROW.draft_VV)
+    for past in PAIRS:
+        laws_of = [next_law(each, past, 2, setting.sampling(0)) for each in (NARROW, near)]
+        assert (laws_of[0] > 0).tolist() == (laws_of[1] > 0).tolist()
+
+
+def test_the_drafter_likes_what_the_target_dislikes_but_for_one_token():
+    for last in range(VOCAB):
+        liked, disliked = draft_law(NARROW, last, 1.0), NARROW.last_VV[:, last]
+        rest = np.delete(np.arange(VOCAB), disliked.argmax())
+        assert np.corrcoef(np.log(liked[rest]), disliked[rest])[0, 1] == pytest.approx(-1)
+
+
+def test_dyadic_laws_are_even_and_neither_holds_the_other():
+    for before, last in PAIRS:
+        law_V, drafted_V = next_law(DYADIC, (before, last), 2, PLAIN.sampling(0)), draft_law(DYADIC, last, 1.0)
+        for each in (law_V, drafted_V):
+            assert set(each) <= {0.0, 0.25, 0.5}
+            assert each.sum() == 1
+        assert np.minimum(law_V, drafted_V).any()
+        assert (law_V != drafted_V).any()
+
+
+# Evidence
+
+
+def small(tokens):
+    """Tokens of a chain on three states whose law knows the last one; those after a 0 count as first."""
+    law_GV = np.array([[0.5, 0.25, 0.25], [0.1, 0.6, 0.3], [0.2, 0.0, 0.8]])
+    past, token = np.array([0, *tokens[:-1]]), np.array(tokens)
+    law_nV = law_GV[past]
+    marks = np.stack([law_nV < 0.3, np.arange(3) == past[:, None]])
+    return Sample(token, law_nV, past, past * 2 + (past == 1), past == 0, marks)
+
+
+def test_the_mean_of_the_evidence_is_one_under_the_law():
+    """Every text of five tokens, with its probability: contexts are met as the tokens fall, and still it is exact."""
+    total = 0.0
+    for tokens in product(range(3), repeat=5):
+        drawn = small(tokens)
+        if prob := math.prod(drawn.law_nV[range(5), drawn.token]):
+            total += prob * math.exp(ln_evidence(drawn))
+    assert total == pytest.approx(1, abs=1e-9)
+
+
+def test_a_token_without_probability_is_evidence_enough():
+    assert ln_evidence(small((2, 1, 0))) == math.inf
+
+
+EVEN = np.arange(80) % 2
+NO_MARK, OWN = np.zeros((80, 2), dtype=bool), np.eye(2, dtype=bool)[EVEN]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"is_first": EVEN == 0},
+        {"pasts": EVEN},
+        {"marks": np.stack([OWN, NO_MARK])},
+        {"marks": np.stack([NO_MARK, OWN])},
+        {"token": 0 * EVEN, "pasts": np.arange(80)},
+    ],
+    ids=["first tokens of rounds", "pasts", "tokens of the first kind", "of the second", "laws"],
+)
+def test_evidence_is_found_of_every_kind_of_error(changes):
+    """Tokens 0 and 1 are as likely, and as many, but not of those that the change sets apart."""
+    place = 0 * EVEN
+    even = Sample(EVEN, np.full((80, 2), 0.5), place, place, EVEN < 0, np.stack([NO_MARK, NO_MARK]))
+    assert ln_evidence(even) < 0
+    assert ln_evidence(replace(even, **changes)) > 5
+
+
+def drawn_sample(count, generator, share=0.0):
+    """Tokens of one context of 8 laws each, from a mixture with an even law."""
+    law_GV = np.random.default_rng(1).dirichlet(np.ones(6), 8)
+    place = generator.integers(0, 8, count)
+    cdf_nV = ((1 - share) * law_GV[place] + share / 6).cumsum(1)
+    token = (cdf_nV > generator.random((count, 1))).argmax(1)
+    marks = np.zeros((2, count, 6), dtype=bool)
+    return Sample(token, law_GV[place], place, place, np.zeros(count, dtype=bool), marks)
+
+
+def test_what_is_noticed_is_noticed():
+    """Tokens that are as far from their law as is said, by another error than the one that it was reckoned with."""
+    generator = np.random.default_rng(0)
+    right = drawn_sample(4000, generator)
+    least = noticed(right, 1e-7)
+    assert 0.02 < least < 0.1
+    distance = np.abs(right.law_nV - 1 / 6).sum(1).mean() / 2
+    for share, seen in ((least / distance, True), (0.0, False)):
+        found = [ln_evidence(drawn_sample(4000, generator, share)) > -math.log(1e-7) for _ in range(20)]
+        assert found == [seen] * 20
+
+
+def test_what_is_noticed_is_so_with_probability_099():
+    """By the error that it was reckoned with: of four tokens that are as likely two are drawn more often."""
+
+    def even(share):
+        cdf_V = (1 + share * np.array([1, -1, -1, 1])).cumsum() / 4
+        place, token = np.zeros(500, dtype=int), np.searchsorted(cdf_V, generator.random(500), side="right")
+        return Sample(token, np.full((500, 4), 0.25), place, place, place > 0, np.zeros((1, 500, 4), dtype=bool))
+
+    generator = np.random.default_rng(0)
+    share = 2 * noticed(even(0.0), 1e-4)
+    for part, least, most in ((1, 95, 100), (0.8, 50, 80)):
+        assert least <= sum(ln_evidence(even(part * share)) > -math.log(1e-4) for _ in range(100)) <= most
+
+
+def test_chi_square_puts_cells_together_that_expect_fewer_than_five():
+    """Tokens of four contexts: no such cell, two that expect 6, two that expect 2 and are left out, and all of them."""
+    contexts = [
+        ((0.5, 0.25, 0.25), (22, 8, 10), (0.2, 0.4, 0.0), 2),
+        ((0.8, 0.1, 0.1), (21, 5, 4), (0.375, 1.5), 1),
+        ((0.9, 0.05, 0.05), (15, 3, 2), (0.5,), 1),
+        ((0.5, 0.25, 0.25), (0, 4, 0), (), 0),
+    ]
+    place = np.repeat(range(4), [sum(counts) for _, counts, *_ in contexts])
+    token = np.concatenate([np.repeat(range(3), counts) for _, counts, *_ in contexts])
+    law_nV = np.array([law for law, *_ in contexts])[place]
+    found = chi_square(Sample(token, law_nV, place, place, place < 0, np.zeros((0, len(place), 3), dtype=bool)))
+    assert found.statistic == pytest.approx(sum(sum(terms) for *_, terms, _ in contexts))
+    assert found.degrees_of_freedom == sum(freedom for *_, freedom in contexts) == 4
+    assert found.p_value == pytest.approx(math.exp(-found.statistic / 2) * (1 + found.statistic / 2))
+
+
+def test_chi_square_of_a_right_law_is_near_its_degrees_of_freedom():
+    found = chi_square(drawn_sample(20000, np.random.default_rng(0)))
+    assert found.degrees_of_freedom == 40
+    assert 1e-3 < found.p_value < 1 - 1e-3
+    assert found.statistic / found.degrees_of_freedom == pytest.approx(1, abs=0.7)
+
+
+# Running engines
+
+
+def test_block_verification_follows_the_law_of_consecutive_tokens():
+    """1,920 tokens; a right engine fails with a probability of at most 1e-6, and a total variation of 0.18 would be
+    seen with probability 0.99. `specsim sampling-test` tests more of them, all verifiers, and other sampling.
+    """
+    tested = sample(NARROW, PLAIN, texts_of(CONFIGS["block"], 1920)[PLAIN.name])
+    assert len(tested) == 1920
+    assert tested.is_first.sum() > 1000
+    assert ln_evidence(tested) < -math.log(FALSE_ALARM)
+    assert noticed(tested, FALSE_ALARM) < 0.18
+
+
+@pytest.mark.parametrize("name", ["typical acceptance", "accept if target ≥ draft"])
+def test_what_is_wrong_is_rejected(name):
+    with BY_NAME[name].planted():
+        tested = sample(NARROW, PLAIN, texts_of(BY_NAME[name].config, 480)[PLAIN.name])
+    assert ln_evidence(tested) > -math.log(FALSE_ALARM)
+
+
+def test_a_control_lasts_as_long_as_its_test():
+    right = acceptance.residual
+    with BY_NAME["no residual after a rejection"].planted():
+        assert acceptance.residual is not right
+    assert acceptance.residual is right
+
+
+FILTERED = [{}, {"temperature": 1.5, "top_p": 0.5}, {"temperature": 0.7, "top_k": 2}]
+
+
+@pytest.mark.parametrize("verifier", CONFIGS)
+def test_the_fast_column_writes_the_same_on_dyadic_laws(verifier, device):
+    """Every sum is exact in float32, so nothing is left to rounding: tokens and rounds are equal.
+
+    Under this seed another name of the accept uniforms changes what any verifier that has some lets through.
+    """
+    sampling = [SamplingParams(**({"temperature": 1.0} | each), max_new_tokens=3, seed=60) for each in FILTERED]
+    config, prompts = replace(CONFIGS[verifier], max_len=12), [(3, 9), (1, 2), (14, 7)]
+    pair, drafts = DYADIC.pair(), 0
+    mine = generate(pair, prompts, config, sampling, impl="fast", device=device, graph="eager").outputs
+    for fast, exact in zip(mine, generate(pair, prompts, config, sampling).outputs, strict=True):
+        assert fast.token_ids == exact.token_ids
+        assert fast.num_accepted_tokens_per_round == exact.num_accepted_tokens_per_round
+        drafts += sum(exact.num_accepted_tokens_per_round) - len(exact.num_accepted_tokens_per_round)
+    assert drafts > 0
+
+
+# The command
+
+
+def test_the_command_says_what_was_tested(tmp_path, capsys):
+    with pytest.raises(SystemExit) as done:
+        main(["sampling-test", "--verifier", "gumbel", "--tokens", "30", "--json", str(tmp_path / "laws.json")])
+    assert done.value.code == 0
+    shown, written = capsys.readouterr().out, json.loads((tmp_path / "laws.json").read_text())
+    assert "None is rejected" in shown
+    assert [row["sampling"] for row in written["tests"]] == [setting.name for setting in SETTINGS]
+    assert written["is_ok"]
+    assert written["false_alarm"] == FALSE_ALARM
+    assert sum(row["bound"] for row in written["tests"]) == pytest.approx(FALSE_ALARM)
+    assert [row["tokens"] for row in written["tests"]] == [setting.num_tokens for setting in SETTINGS]
+    assert all(0 < row["borders"] < row["tokens"] for row in written["tests"])
+    assert all(0 < row["p_value"] <= 1 for row in written["tests"])
+    # One request each: its first token is of no round, and the last round may have gone on.
+    assert all(
+        row["tokens"] - 1 <= round(row["accept_length"] * row["borders"], 6) <= row["tokens"] + 1
+        for row in written["tests"]
+    )
+
+
+def test_a_run_of_all_divides_the_false_alarm_among_its_laws_and_has_the_controls(monkeypatch, device):
+    control = replace(BY_NAME["accept if target ≥ draft"], tokens=480)
+    few = {"SETTINGS": (replace(PLAIN, num_tokens=2),), "CONFIGS": {"block": CONFIGS["block"]}, "CONTROLS": (control,)}
+    for name, value in few.items():
+        monkeypatch.setattr(f"specsim.correctness.statistics.suite.{name}", value)
+    found = laws(impl="both", device=device, tokens=1)
+    *tests, wrong = found.rows
+    assert [(row.impl, row.is_control) for row in found.rows] == [
+        ("reference", False),
+        ("fast", False),
+        ("reference", True),
+    ]
+    assert sum(row.bound for row in tests) == pytest.approx(FALSE_ALARM)
+    assert (wrong.what, wrong.tokens, wrong.is_rejected) == (control.name, 480, True)
+    assert found.failures == ()
+
+
+def test_a_law_that_is_rejected_and_a_control_that_is_not_are_failures():
+    found = laws("gumbel", tokens=1)
+    assert found.failures == ()
+    right, wrong = found.rows[0], replace(found.rows[0], ln_evidence=math.inf)
+    for row, is_control, is_failure in (
+        (right, False, False),
+        (right, True, True),
+        (wrong, False, True),
+        (wrong, True, False),
+    ):
+        failures = replace(found, rows=(replace(row, is_control=is_control),)).failures
+        assert failures == (("gumbel (reference), T 0.7",) if is_failure else ())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"verifier": "typical"}, "verifier is 'typical'; allowed: target_only or rejection or block"),
+        ({"tokens": 0}, "tokens is 0; allowed: an integer of at least 1"),
+        ({"tokens": 1.5}, "tokens is 1.5; allowed: an integer of at least 1"),
+        ({"tokens": math.nan}, "tokens is nan; allowed: an integer of at least 1"),
+        ({"impl": "slow"}, "impl is 'slow'; allowed: reference or fast or both"),
+        ({"device": "cuda"}, "device is 'cuda'; allowed: cpu with impl 'reference'"),
+        ({"verifier": "block", "seed": -1, "tokens": 1}, "seed is -1; allowed: an integer from 0"),
+    ],
+)
+def test_bad_input_is_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        laws(**changes)

@@ -1,0 +1,149 @@
+"""Draws: the inverse CDF of a law and of its residual, group by group."""
+
+import math
+
+import pytest
+import torch
+import triton.language as tl
+
+from specsim.core.config import SamplingParams
+from specsim.core.phases import Batch
+from specsim.fast.runtime.launch import kernel
+from specsim.fast.sampling import laws
+from specsim.fast.vocabulary import draw as fast
+from specsim.fast.vocabulary import summaries
+from specsim.fast.vocabulary.distribution import Law
+from specsim.fast.vocabulary.penalties import Logits
+from specsim.reference.sampling import inverse_cdf, target_prob
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LOWEST, HIGHEST = 2.0**-24, 1 - 2.0**-24  # the bounds of specsim.core.uniforms.named_uniforms
+BINARY = dict(temperature=math.log2(math.e))  # makes the weights of integer logits powers of two: nothing is rounded
+
+
+@kernel
+def _draw(laws, space, tokens_ptr, next_ptr, uniforms_ptr, out_ptr, first, count, GROUP: tl.constexpr,
+          GROUPS: tl.constexpr, PER: tl.constexpr):  # fmt: skip
+    draw, siblings = tl.program_id(0), None
+    if tokens_ptr is not None:
+        siblings = (tokens_ptr, next_ptr, tl.full((), 0, tl.int64) + first, count)
+    own = draw * tl.cdiv(laws[6], GROUP)
+    space = (space[0] + own, space[1] + own)
+    tl.store(out_ptr + draw, fast.draw(laws, 0, siblings, tl.load(uniforms_ptr + draw), space, GROUP, GROUPS, PER))
+
+
+def law_of(logits, device: str, **params) -> Law:
+    """Of one row."""
+    logits_1V = torch.as_tensor(logits).float()[None].to(device)
+    changed = torch.zeros(1, dtype=torch.int32, device=device)
+    batch = Batch.of([0], [0], [3], [SamplingParams(**params)], logits_1V.shape[1]).to(device)
+    return laws(batch, Logits(logits_1V, changed, torch.full_like(logits_1V, torch.nan)))
+
+
+def fast_draws(logits, uniforms: list[float], device: str = DEVICE, rejected=(), **params) -> list[int]:
+    """Nodes 1, 2, … hold the rejected tokens, and a link beyond the tree ends the list."""
+    law, count = law_of(logits, device, **params), len(rejected) + 1
+    tokens, siblings = (
+        (torch.tensor(column, device=device) for column in ([9, *rejected], [-1, *range(2, count + 1)]))
+        if rejected
+        else (None, None)
+    )
+    uniforms = torch.tensor(uniforms, device=device)
+    out = torch.empty(len(uniforms), dtype=torch.int32, device=device)
+    blocks = dict(GROUP=summaries.GROUP, GROUPS=fast.groups_block(law.logits.raw.shape[1]), PER=fast.PER)
+    space = fast.workspace(law, len(uniforms))
+    _draw[(len(uniforms),)](law.table, space, tokens, siblings, uniforms, out, 1, count, **blocks)
+    return out.tolist()
+
+
+@pytest.fixture(params=[4, 256])
+def group(request, monkeypatch) -> int:
+    """Tokens of a group."""
+    import specsim.fast.sampling
+
+    for module in (summaries, specsim.fast.sampling):
+        monkeypatch.setattr(module, "GROUP", request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("logits", [[0], [3, 1, -1, 2, -6, 0], [-4, 0, -4, 0, 0, -2, -1, -4, -4]])
+def test_fast_draws_spend_the_uniforms_in_proportion(logits, group, device):
+    """The midpoints of as many equal cells as there is mass; weights below 2⁻³ of the largest are filtered away."""
+    weights = [2 ** (logit - max(logits) + 3) if logit >= max(logits) - 3 else 0 for logit in logits]
+    cells = [(cell + 0.5) / sum(weights) for cell in range(sum(weights))]
+    drawn = fast_draws(torch.tensor(logits).float(), cells, device, **BINARY, min_p=0.125)
+    assert [drawn.count(token) for token in range(len(weights))] == weights
+    assert drawn == sorted(drawn)
+
+
+def test_fast_draws_on_an_edge_belong_to_the_next_id_and_the_ends_to_ids_with_mass(group, device, program_order):
+    logits = torch.tensor([-torch.inf, 0, 0, -torch.inf, 1, -torch.inf])
+    uniforms = [LOWEST, 0.25, 0.5, 0.75, HIGHEST]
+    assert fast_draws(logits, uniforms, device, **BINARY) == [1, 2, 4, 4, 4]
+
+
+@pytest.mark.parametrize("vocab_size", [200, 256, 700])
+def test_the_highest_uniform_draws_the_last_possible_token_however_sums_are_rounded(vocab_size, device):
+    """A group's mass may be rounded up beyond the sum of its tokens' weights as they are added one by one."""
+    logits_RV = torch.randn(8, vocab_size)
+    logits_RV[:, -3:] = -torch.inf
+    drawn = [fast_draws(logits_V, [HIGHEST], device, temperature=1.0)[0] for logits_V in logits_RV]
+    assert drawn == [vocab_size - 4] * 8
+
+
+def test_a_share_that_no_sum_exceeds_draws_the_last_possible_token(group, device):
+    """1, which is no uniform: a GPU adds groups up in parallel, and its largest sum may stand where there is no
+    mass.
+    """
+    logits = torch.tensor([0, 1, -torch.inf, 0, 1, 0, -torch.inf, -torch.inf, -torch.inf])
+    assert fast_draws(logits, [1.0], device, **BINARY) == [5]
+
+
+@pytest.mark.parametrize("sign", [-1, 0, 1], ids=["falling", "equal", "rising"])
+def test_fast_draws_from_a_large_vocabulary_stay_on_it(sign, device):
+    logits_V = sign * torch.linspace(0, 80, 50_000)
+    exact = torch.softmax(logits_V.double(), -1).cumsum(-1)
+    uniforms = [LOWEST, 0.3, HIGHEST]
+    for uniform, token in zip(uniforms, fast_draws(logits_V, uniforms, device, temperature=1.0), strict=True):
+        before = float(exact[token - 1]) if token else 0.0
+        assert before - 50_000 * 2.0**-24 <= uniform <= float(exact[token]) + 50_000 * 2.0**-24
+
+
+@pytest.mark.parametrize(
+    ("rejected", "uniforms", "drawn"),
+    [
+        ([4], [LOWEST, 0.49, 0.51, HIGHEST], [0, 0, 1, 1]),
+        ([0, 1], [LOWEST, HIGHEST], [4, 4]),
+        ([], [LOWEST, 0.26, 0.51, HIGHEST], [0, 1, 4, 4]),
+        ([0, 1, 4], [LOWEST, 0.26, 0.51, HIGHEST], [0, 1, 4, 4]),  # nothing is left: the law is taken whole
+    ],
+)
+def test_fast_draws_leave_out_the_rejected_unless_nothing_is_left(rejected, uniforms, drawn, group, device):
+    """The law 1/4, 1/4, -, -, 1/2."""
+    logits = [0, 0, -torch.inf, -torch.inf, 1]
+    assert fast_draws(logits, uniforms, device, rejected, **BINARY) == drawn
+
+
+@pytest.mark.parametrize("params", [{}, dict(top_k=30), dict(top_p=0.9), dict(min_p=0.05)], ids=str)
+def test_fast_draws_from_many_groups_are_those_of_one_scan(params, device):
+    """Weights that are powers of two, in which nothing is rounded: the scan of the whole vocabulary in float64."""
+    logits_V, rejected = torch.randint(-6, 4, (3000,)).float(), [7, 256, 257, 2999, 1500]
+    logits_V[rejected] = torch.tensor([4.0, 3.0, 2.0, 4.0, -5.0])
+    uniforms = [LOWEST, *(torch.rand(12) * 2**20 // 1 / 2**20).tolist(), HIGHEST]
+    sampling = Batch.of([0], [0], [3], [SamplingParams(**BINARY, **params)], 3000).sampling
+    left_V = target_prob(logits_V.double(), sampling, 0)
+    left_V[rejected] = 0
+    expected = [inverse_cdf(left_V, uniform) for uniform in uniforms]
+    assert fast_draws(logits_V, uniforms, device, rejected, **BINARY, **params) == expected
+
+
+def test_a_draw_of_a_row_is_the_same_beside_any_others(device):
+    """Bit for bit, so that a request's tokens do not depend on its batch."""
+    logits_RV = 3 * torch.randn(5, 1000)
+    batch = Batch.of(range(5), range(5), [3] * 5, [SamplingParams(temperature=1.0, top_p=0.9)] * 5, 1000)
+    changed, unread = torch.zeros(5, dtype=torch.int32), torch.full_like(logits_RV, torch.nan)
+    together = laws(batch.to(device), Logits(logits_RV.to(device), changed.to(device), unread.to(device)))
+    for row in range(5):
+        alone = law_of(logits_RV[row], device, temperature=1.0, top_p=0.9)
+        for name in ("maxima", "sums", "moments", "lasts"):
+            assert torch.equal(getattr(alone, name)[0], getattr(together, name)[row]), name

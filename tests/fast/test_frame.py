@@ -1,0 +1,237 @@
+"""States copied into static buffers and out of them, with padded rows between."""
+
+from copy import deepcopy
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.phases import Batch, DraftExtendInput, DraftInput, State, VerifyInput
+from specsim.core.pool import KVBuffer, KVLayout, KVPool
+from specsim.fast.frame import Frame, load, load_extend_input, unload, unload_extend_input
+
+CONFIG = SpecConfig(topk=2, num_steps=3, num_draft_tokens=5, page_size=4, max_len=64)
+VOCAB, HIDDEN, FEATURES = 7, 6, 12
+
+
+def make_frame(bucket, config=CONFIG) -> Frame:
+    pools = KVPool(KVBuffer(KVLayout(1, 1, 2), 64, torch.float32), None, config.page_size, 4, 64)
+    return Frame.of(bucket, pools, config, VOCAB, HIDDEN, FEATURES, torch.float32)
+
+
+def tensors(state: State) -> dict[str, torch.Tensor]:
+    values = {}
+    for each in fields(state):
+        value = getattr(state, each.name)
+        if isinstance(value, State):
+            values |= {f"{each.name}.{name}": tensor for name, tensor in tensors(value).items()}
+        elif isinstance(value, torch.Tensor):
+            values[each.name] = value
+    return values
+
+
+def assert_equal_states(first: State, second: State) -> None:
+    """Biases that nobody has may be absent."""
+    first, second = tensors(first), tensors(second)
+    first = {name: value for name, value in first.items() if name in second or value.any()}
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+        assert first[name].dtype == second[name].dtype, name
+
+
+def make_batch(size: int) -> Batch:
+    params = [SamplingParams(temperature=0.5 + i, top_k=i, seed=i, logit_bias={i: 2.0}) for i in range(size)]
+    return Batch.of([5 + i for i in range(size)], list(range(size)), [3 + i for i in range(size)], params, VOCAB)
+
+
+def make_verify_input(size: int) -> VerifyInput:
+    n = CONFIG.num_draft_tokens
+    numbers = torch.arange(size * n)
+    return VerifyInput(
+        draft_tokens=numbers.view(-1, n),
+        parents=numbers.view(-1, n) + 1,
+        scores=numbers.view(-1, n).float(),
+        positions=numbers + 2,
+        mask=torch.ones(size, n, n, dtype=torch.bool).tril(),
+        retrieve_index=numbers.view(-1, n) + 3,
+        retrieve_next_token=numbers.view(-1, n) + 4,
+        retrieve_next_sibling=numbers.view(-1, n) + 5,
+        cache_locations=numbers + 6,
+    )
+
+
+def test_a_new_frame_holds_padded_requests_only():
+    frame = make_frame(4)
+    assert (frame.batch.req_pool_indices == -1).all()
+    assert not frame.batch.seq_lens.any()
+    assert not frame.batch.prompt_lens.any()
+    assert (frame.verify_input.cache_locations == -1).all()
+    assert (frame.extend_input.cache_locations == -1).all()
+    for state in (frame.batch, frame.draft_input, frame.extend_input):
+        assert not any(tensor.isnan().any() for tensor in tensors(state).values())
+    frame.buffers.check()
+
+
+def test_a_new_frame_holds_what_a_batch_of_nobody_leaves_in_it():
+    new, used = make_frame(4), make_frame(4)
+    width, extend = CONFIG.num_steps + 1, CONFIG.extend
+    for size in (4, 0):
+        used.inlet.load(make_batch(size), make_draft_input(size))
+        load(used.verify_input, make_verify_input(size))
+        load_extend_input(used.extend_input, make_extend_input([4] * size, extend), width)
+    for name in ("draft_input", "verify_input", "extend_input"):
+        assert_equal_states(getattr(new, name), getattr(used, name))
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 4])
+def test_what_is_loaded_comes_out_again(size):
+    frame = make_frame(4)
+    load(frame.batch, make_batch(4))  # what an earlier, larger batch left
+    load(frame.batch, make_batch(size))
+    load(frame.verify_input, make_verify_input(4))
+    load(frame.verify_input, make_verify_input(size))
+    assert_equal_states(unload(frame.batch, size, 4), make_batch(size))
+    assert_equal_states(unload(replace(frame.verify_input, candidates=None), size, 4), make_verify_input(size))
+    assert (frame.batch.req_pool_indices[size:] == -1).all()
+    assert (frame.batch.seq_lens[size:] == 0).all()
+    assert (frame.batch.sampling.temperature[size:] == 0).all()
+    assert (frame.verify_input.cache_locations[size * CONFIG.num_draft_tokens :] == -1).all()
+    assert (frame.verify_input.retrieve_next_token[size:] == -1).all()
+
+
+def make_draft_input(size: int, first: int = 0) -> DraftInput:
+    numbers = torch.arange(first, first + size)
+    return DraftInput(
+        topk_p=numbers[:, None].repeat(1, 2) / 64,
+        topk_index=numbers[:, None].repeat(1, 2) + 1,
+        hidden=numbers[:, None].repeat(1, HIDDEN).float(),
+        bonus_tokens=numbers.int() + 2,
+    )
+
+
+def loaded(frame: Frame, size: int) -> tuple[Batch, DraftInput]:
+    return unload(frame.batch, size, frame.bucket), unload(frame.draft_input, size, frame.bucket)
+
+
+def test_what_is_there_already_is_not_copied_again():
+    frame, batch, draft_input = make_frame(4), make_batch(3), make_draft_input(3)
+    frame.inlet.load(batch, draft_input)
+    frame.batch.prompt_lens.fill_(77)
+    frame.draft_input.topk_index.fill_(77)
+    frame.inlet.load(replace(batch, seq_lens=batch.seq_lens + 2), draft_input)
+    assert frame.batch.seq_lens.tolist() == [5, 6, 7, 0]
+    assert (frame.batch.prompt_lens == 77).all()
+    assert (frame.draft_input.topk_index == 77).all()
+    frame.inlet.load(deepcopy(batch), replace(draft_input, topk_index=draft_input.topk_index + 0))
+    assert_equal_states(loaded(frame, 3)[0], batch)
+    assert_equal_states(loaded(frame, 3)[1], draft_input)
+
+
+def leave(frame: Frame, seq_lens: list[int], first: int) -> None:
+    """What a round would have left."""
+    load(frame.next_draft_input, make_draft_input(len(seq_lens), first))
+    for after in frame.progress:
+        after.zero_()
+        after[: len(seq_lens)] = torch.tensor(seq_lens, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 4])
+def test_what_a_round_left_comes_back_whatever_came_in_between(size):
+    frame, batch = make_frame(4), make_batch(size)
+    frame.inlet.load(batch, make_draft_input(size, 50))
+    leave(frame, list(range(20, 20 + size)), 5)
+    first = frame.advance(batch)
+    leave(frame, list(range(30, 30 + size)), 9)
+    second = frame.advance(first.batch)
+    assert first.batch.seq_lens.tolist() == list(range(20, 20 + size))
+    mixed = replace(second.draft_input, topk_p=first.draft_input.topk_p)
+    for state, draft_input in [
+        (second.batch, second.draft_input),
+        (batch, second.draft_input),
+        (second.batch, second.draft_input),
+        (second.batch, mixed),
+        (first.batch, first.draft_input),
+        (second.batch, first.draft_input),
+        (second.batch, second.draft_input),
+        (make_batch(4), make_draft_input(4)),
+        (second.batch, second.draft_input),
+        (batch, mixed),
+    ]:
+        frame.inlet.load(state, draft_input)
+        assert_equal_states(loaded(frame, state.size)[0], state)
+        assert_equal_states(loaded(frame, state.size)[1], draft_input)
+        assert (frame.batch.req_pool_indices[state.size :] == -1).all()
+        assert (frame.batch.seq_lens[state.size :] == 0).all()
+    frame.buffers.check()
+
+
+def test_a_copy_of_what_a_round_left_is_of_its_own_memory():
+    frame, batch = make_frame(4), make_batch(2)
+    leave(frame, [11, 12], 3)
+    left = frame.advance(batch)
+    assert_equal_states(left.draft_input, make_draft_input(2, 3))
+    assert_equal_states(left.verdict, unload(frame.verdict, 2, 4))
+    leave(frame, [0, 0], 8)
+    frame.verdict.predict.fill_(5)
+    assert left.batch.seq_lens.tolist() == [11, 12]
+    assert_equal_states(left.draft_input, make_draft_input(2, 3))
+    assert (left.verdict.predict == -1).all()
+    assert left.verdict.predict.shape == (2 * CONFIG.num_draft_tokens,)
+
+
+def test_a_state_that_leaves_shares_no_memory_with_the_buffers():
+    frame = make_frame(2)
+    load(frame.batch, make_batch(2))
+    left = unload(frame.batch, 2, 2)
+    frame.batch.seq_lens.fill_(99)
+    assert left.seq_lens.tolist() == [3, 4]
+
+
+def make_extend_input(counts: list[int], extend: str) -> DraftExtendInput:
+    """Rows named by their request and place; counts: accepted tokens a request."""
+    width = CONFIG.num_steps + 1
+    rows = [width if extend == "fixed" else count for count in counts]
+    names = torch.tensor([100 * b + j for b, count in enumerate(rows) for j in range(count)], dtype=torch.int64)
+    tokens = torch.tensor(counts, dtype=torch.int32)
+    return DraftExtendInput(
+        row_starts=torch.tensor([0, *rows]).cumsum(0),
+        hidden=names[:, None].expand(-1, FEATURES).float().clone(),
+        input_ids=names,
+        positions=names + 1,
+        cache_locations=names + 2,
+        num_accepted_drafts=tokens - 1,
+        num_accepted_tokens=tokens,
+        bonus_tokens=tokens + 7,
+        seq_lens=tokens.long() + 20,
+        req_pool_indices=torch.arange(len(counts)),
+    )
+
+
+@pytest.mark.parametrize("extend", ["fixed", "ragged"])
+@pytest.mark.parametrize("counts", [[], [1], [4], [2, 4, 1], [1, 3, 4, 2]])
+def test_rows_of_draft_extend_keep_their_requests(counts, extend):
+    frame, width = make_frame(4), CONFIG.num_steps + 1
+    load_extend_input(frame.extend_input, make_extend_input([4, 4, 4, 4], extend), width)
+    state = make_extend_input(counts, extend)
+    load_extend_input(frame.extend_input, state, width)
+    assert_equal_states(unload_extend_input(frame.extend_input, len(counts), width, extend), state)
+    assert frame.extend_input.row_starts.tolist() == [0, 4, 8, 12, 16]
+    live = torch.zeros(4, width, dtype=torch.bool)
+    for request, count in enumerate(counts):
+        live[request, : width if extend == "fixed" else count] = True
+    assert ((frame.extend_input.cache_locations >= 0) == live.flatten()).all()
+    assert (frame.extend_input.num_accepted_tokens[len(counts) :] == 1).all()
+
+
+def test_plain_decoding_has_a_frame_without_drafts():
+    frame = make_frame(2, SpecConfig.plain(page_size=4, max_len=64))
+    assert frame.draft_input.topk_index.shape == (2, 0)
+    assert frame.verify_input.mask.shape == (2, 1, 1)
+    frame.buffers.check()
+
+
+def test_plain_decodings_only_block_of_candidates_hangs_from_nothing():
+    frame = make_frame(2, SpecConfig.plain(page_size=4, max_len=64))
+    assert frame.verify_input.candidates.parent_list.tolist() == [[-1], [-1]]

@@ -1,0 +1,78 @@
+"""What the interpreter is spared changes nothing that it works out."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+from specsim.fast.runtime.launch import INTERPRETED, kernel
+
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="with a GPU kernels are compiled")
+
+ELEMENTS = (tl.int1, tl.int32, tl.uint32, tl.int64, tl.float32, tl.bfloat16, tl.pointer_type(tl.float32))
+SHAPES = ([1], [8], [2, 4], [4, 2], [2, 2, 2])
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_types_of_one_shape_keep_their_elements(shape):
+    found = [tl.block_type(element, shape) for _ in range(2) for element in ELEMENTS]
+    for each, element in zip(found, 2 * ELEMENTS, strict=True):
+        assert each.element_ty is each.scalar is element
+        assert list(each.shape) == shape
+        assert each.numel == math.prod(shape)
+        assert each.name == f"<{tl.core.tuple(shape)}, {element}>"
+        assert [each == other for other in found] == [element == other.element_ty for other in found]
+
+
+def test_shapes_of_one_size_differ():
+    found = [tl.block_type(tl.int32, shape) for shape in SHAPES]
+    assert [[one == other for other in found] for one in found] == np.eye(len(SHAPES)).tolist()
+
+
+def test_constants_of_the_language_are_sizes():
+    assert tl.block_type(tl.int32, [tl.constexpr(4)]) == tl.block_type(tl.int32, [4])
+
+
+@pytest.mark.parametrize("shape", [[3], [2, 5], []])
+def test_what_is_no_shape_is_refused_each_time(shape):
+    for _ in range(2):
+        with pytest.raises((TypeError, ValueError)):
+            tl.block_type(tl.int32, shape)
+
+
+@pytest.mark.parametrize("shape", [None, *SHAPES], ids=str)
+def test_a_value_has_the_shape_of_its_type(shape):
+    for element in ELEMENTS:
+        kind = tl.block_type(element, shape) if shape else element
+        value = tl.tensor("handle", kind)
+        assert (value.handle, value.type, value.dtype) == ("handle", kind, element)
+        assert [size.value for size in value.shape] == (shape or [])
+        assert value.numel.value == math.prod(shape or [])
+
+
+@pytest.mark.parametrize(
+    ("element", "expected"),
+    [(tl.int1, bool), (tl.int32, np.int32), (tl.uint8, np.uint8), (tl.float16, np.float16), (tl.bfloat16, np.uint16)],
+)
+def test_numpy_types_are_those_of_elements(element, expected):
+    for _ in range(2):
+        for kind in (element, tl.block_type(element, [2])):
+            assert interpreter._get_np_dtype(kind) == np.dtype(expected)
+        for kind in (tl.pointer_type(element), tl.block_type(tl.pointer_type(element), [2])):
+            assert interpreter._get_np_dtype(kind) == np.dtype(np.uint64)
+
+
+@kernel
+def _multiply(out_ptr, factor):
+    value = tl.load(out_ptr)
+    tl.store(out_ptr, value * value + factor)
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [(torch.int32, 2**17 + 2), (torch.int64, 2**32 + 2**17 + 2)])
+def test_integers_wrap_as_on_a_gpu(dtype, expected):
+    out = torch.full((1,), 2**16 + 1, dtype=dtype)
+    _multiply[(1,)](out, 1)
+    assert out.item() == expected

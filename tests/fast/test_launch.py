@@ -1,0 +1,173 @@
+"""Launches: what they run, who is told of them, and in which environment."""
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import specsim.fast
+from specsim.fast.runtime.launch import INTERPRETED, block_of, kernel, nearest, recorder
+
+
+@kernel
+def _note_program(out_ptr, stride, BLOCK: tl.constexpr):
+    """Program p writes its number and the block size."""
+    program = tl.program_id(0)
+    tl.store(out_ptr + program * stride, program)
+    tl.store(out_ptr + program * stride + 1, BLOCK)
+
+
+def run(grid, device, **options):
+    out = torch.full((4, 2), -1, device=device)
+    _note_program[grid](out, 2, BLOCK=options.get("block", 8))
+    return out.tolist()
+
+
+def test_a_launch_runs_every_program_of_its_grid(device, program_order):
+    assert run((3,), device) == [[0, 8], [1, 8], [2, 8], [-1, -1]]
+
+
+def test_an_empty_grid_runs_nothing(device):
+    assert run((0,), device) == [[-1, -1]] * 4
+
+
+def test_a_recorder_is_told_instead(device):
+    told = []
+    token = recorder.set(lambda name, launch: told.append((name, launch)))
+    try:
+        assert run((2,), device) == [[-1, -1]] * 4
+    finally:
+        recorder.reset(token)
+    out = torch.full((4, 2), -1, device=device)
+    [(name, launch)] = told
+    assert name == "_note_program"
+    launch()  # on the tensor of the recorded launch, not on this one
+    assert out.tolist() == [[-1, -1]] * 4
+    assert run((1,), device)[0] == [0, 8]
+
+
+@kernel
+def _sum_in_every_lane(out_ptr, left_ptr, right_ptr, SIZE: tl.constexpr):
+    """Each of SIZE lanes writes the sum of products that it holds."""
+    offs = tl.arange(0, SIZE)
+    total = tl.sum(tl.load(left_ptr + offs) * tl.load(right_ptr + offs), axis=0)
+    tl.store(out_ptr + offs, tl.full((SIZE,), 0.0, tl.float32) + total)
+
+
+def test_lanes_agree_about_a_sum_of_products(device):
+    for _ in range(20):
+        left, right, out = torch.rand(32, device=device), torch.rand(32, device=device), torch.empty(32, device=device)
+        _sum_in_every_lane[(1,)](out, left, right, SIZE=32, num_warps=1)
+        assert out.unique().numel() == 1
+
+
+def test_products_are_fused_with_sums_where_a_launch_says_so(monkeypatch):
+    told = []
+    monkeypatch.setattr(_note_program, "_compiled", {(1,): lambda *args, **kwargs: told.append(kwargs)})
+    _note_program[(1,)](None, 2, BLOCK=8)
+    _note_program[(1,)](None, 2, BLOCK=8, enable_fp_fusion=True)
+    assert [each["enable_fp_fusion"] for each in told] == [False, True]
+
+
+@kernel
+def _cast(out_ptr, x_ptr, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    tl.store(out_ptr + offs, nearest(tl.load(x_ptr + offs), out_ptr.dtype.element_ty))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_numbers_are_rounded_as_torch_rounds_them(dtype, device):
+    """Also halfway between two, just beside that, and what is no number."""
+    halves = torch.arange(1, 2, 2**-8).repeat(3, 1)  # bf16 holds every second of them
+    halves[1:] = torch.nextafter(halves[1:], torch.tensor([[0.0], [3.0]]))
+    special = torch.tensor([0.0, -0.0, 1e-30, -6e4, math.inf, -math.inf, math.nan, math.pi])
+    x = torch.cat([torch.randn(248), special, halves.flatten()]).to(device)
+    out = torch.empty(len(x), dtype=dtype, device=device)
+    _cast[(1,)](out, x, BLOCK=len(x))
+    assert torch.equal(out.nan_to_num(7.0), x.to(dtype).nan_to_num(7.0))
+    assert torch.equal(out.isnan(), x.isnan())
+
+
+def test_a_kernel_is_compiled_for_pointers_but_for_no_integer():
+    """Else a batch of another size might get other code, and other bits."""
+    script = """
+from specsim.fast.drafting import _select_kernel
+print(*(each.name for each in _select_kernel._compiled.params if each.do_not_specialize))
+"""
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.split() == ["num_rows", "num_candidates", "count"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 100])
+def test_blocks_are_powers_of_two_that_hold_all_rows_where_programs_cost(count):
+    block = block_of(count, 16)
+    assert block == triton.next_power_of_2(block)
+    assert block >= count if INTERPRETED else block == 16
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU kernels are compiled")
+@pytest.mark.parametrize("earlier", ["", "import triton.language", "import torch._dynamo"])
+def test_kernels_are_interpreted_whatever_was_imported_before(earlier):
+    script = f"""
+{earlier}
+import torch
+from specsim import SamplingParams, SpecConfig, generate
+from specsim.models.synthetic_pair import agreeing_pair
+config, sampling = SpecConfig(2, 1, 2), SamplingParams(max_new_tokens=2)
+outputs = [generate(agreeing_pair(), [[5, 6]], config, sampling, impl=impl).outputs for impl in ("reference", "fast")]
+assert outputs[0][0].token_ids == outputs[1][0].token_ids
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+
+
+def test_without_triton_the_column_says_so_and_the_reference_still_runs():
+    script = """
+import sys
+from pathlib import Path
+sys.modules["triton"] = None
+import specsim.reference.engine
+from specsim import SpecConfig
+from specsim.core.errors import InputError
+from specsim.serving.generation import load_engine
+from specsim.models.synthetic_pair import agreeing_pair
+load_engine(agreeing_pair(), SpecConfig(), "reference")
+try:
+    load_engine(agreeing_pair(), SpecConfig(), "fast")
+except InputError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=os.environ, check=True)
+    assert done.stdout.startswith("impl is 'fast'; allowed: reference, unless Triton is installed")
+    assert len(done.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize("others", [1, 3, 64, 2**19, 2**30])
+def test_no_block_makes_a_tile_larger_than_triton_allows(others):
+    block = block_of(2**30, 16, others)
+    assert block == triton.next_power_of_2(block)
+    assert block * triton.next_power_of_2(others) <= 2**20 or block == 1 or not INTERPRETED
+
+
+MODULES = sorted(path.stem for path in Path(specsim.fast.__file__).parent.glob("*.py"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU kernels are compiled")
+@pytest.mark.parametrize("module", ["drafters", "kv"])
+def test_any_module_may_be_imported_first(module):
+    assert module == "drafters" or module in MODULES
+    script = f"""
+import specsim.fast.{module}
+import torch
+from specsim.fast.model.rows import silu_mul
+assert silu_mul(torch.ones(1, 4)).isfinite().all()
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)

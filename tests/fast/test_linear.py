@@ -1,0 +1,183 @@
+"""Products of few rows: streamed or taken from a library, within a budget from float64."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import silu
+
+from specsim.fast.model.linear import Tiling, choose, linear, linear_gated, linear_onto, tile_arguments
+from specsim.fast.model.rows import Norm, Rows, rms_norm, silu_mul
+from specsim.fast.runtime.launch import INTERPRETED
+
+TYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def assert_within(out: torch.Tensor, exact: torch.Tensor, roundings: int, scale: torch.Tensor | float = 1.0) -> None:
+    """Off the float64 value by at most so many roundings to the type of an element of that scale."""
+    units = roundings * torch.finfo(out.dtype).eps
+    assert ((out.cpu().double() - exact).abs() <= units * exact.abs().clamp(min=scale)).all()
+
+
+def roundings(inner: int, dtype: torch.dtype) -> int:
+    """Of a sum of so many products in float32, none of them larger than the sum of all, and of two to the type."""
+    return 2 + math.ceil(inner * torch.finfo(torch.float32).eps / torch.finfo(dtype).eps)
+
+
+def rows_and_weight(num_rows: int, size: int, inner: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(num_rows, inner).to(dtype), (torch.randn(size, inner) / math.sqrt(inner)).to(dtype)
+
+
+@pytest.fixture
+def tiled(monkeypatch):
+    """Streams every product with the tiling that is set, whatever `choose` says."""
+
+    def stream_with(tiling: Tiling) -> None:
+        monkeypatch.setattr("specsim.fast.model.linear.choose", lambda *_: tiling)
+
+    return stream_with
+
+
+SIZES = [(1, 64, 128), (5, 70, 200), (16, 64, 256), (3, 64, 16), (17, 3, 7), (65, 34, 96)]
+TILINGS = [Tiling(16, 32, 32, 2), Tiling(64, 64, 128, 3)]
+
+
+@pytest.mark.parametrize("tiling", TILINGS, ids=str)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("num_rows", "size", "inner"), SIZES)
+def test_a_streamed_product_is_the_product(num_rows, size, inner, dtype, tiling, device, tiled, program_order):
+    """Also where tiles reach beyond the weight, or are its only one, and rows come in blocks."""
+    tiled(tiling)
+    x, weight = rows_and_weight(num_rows, size, inner, dtype)
+    bias, rows = torch.randn(size).to(dtype), Rows(x.to(device))
+    exact = x.double() @ weight.double().T
+    scale = float((x.double().abs() @ weight.double().abs().T).max())
+    out = linear(rows, weight.to(device))
+    budget = roundings(inner, dtype)
+    assert_within(out, exact, budget, scale)
+    assert_within(linear(rows, weight.to(device), bias.to(device)), exact + bias.double(), budget, scale)
+    assert torch.equal(out, linear(rows, weight.to(device)))
+
+
+@pytest.mark.parametrize("tiling", TILINGS, ids=str)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("num_rows", "size", "inner"), SIZES)
+def test_a_product_is_added_onto_rows_and_noted_for_the_norm_that_follows(
+    num_rows, size, inner, dtype, tiling, device, tiled, program_order
+):
+    """Rounded before the sum and after; base and out are columns of wider tensors; parts of squares add up."""
+    x, weight = rows_and_weight(num_rows, size, inner, dtype)
+    base, wide = torch.randn(num_rows, size + 3).to(dtype), torch.full((num_rows, size + 5), 9.0, dtype=dtype)
+    bias, wide, given = torch.randn(size).to(dtype).to(device), wide.to(device), base.to(device)[:, 3:]
+    norm = Norm(torch.randn(size).to(dtype).to(device), 1e-5)
+    tiled(tiling)
+    out = linear_onto(given, Rows(x.to(device)), weight.to(device), bias, norm=norm, out=wide[:, 2 : size + 2])
+    product = linear(Rows(x.to(device)), weight.to(device), bias)
+    assert torch.equal(out.values, given + product)
+    assert out.values.data_ptr() == wide[:, 2:].data_ptr()
+    assert (wide[:, :2] == 9).all()
+    assert (wide[:, size + 2 :] == 9).all()
+    if dtype == torch.float16:  # a row times a weight may be too large for it
+        assert out.weighted is out.squares is None
+    else:
+        assert torch.equal(out.weighted, out.values * norm.weight)
+        assert_within(out.squares.sum(1), out.values.cpu().double().square().sum(1), 4 * size)
+    assert linear_onto(given, Rows(x.to(device)), weight.to(device), bias).weighted is None
+    tiled(None)
+    library = linear_onto(given, Rows(x.to(device)), weight.to(device), bias, norm=norm)
+    assert library.norm is norm
+    assert library.squares is None
+    assert_within(library.values, out.values.cpu().double(), 4, 8.0)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("num_rows", "size", "inner"), SIZES)
+def test_a_streamed_gated_product_is_rounded_where_three_operations_round(
+    num_rows, size, inner, dtype, device, tiled, program_order
+):
+    x, weight = rows_and_weight(num_rows, 2 * size, inner, dtype)
+    bias, tiling = torch.randn(2 * size).to(dtype), Tiling(16, 32, 32, 2)
+    gate, up = (x.double() @ weight.double().T + bias.double()).chunk(2, dim=1)
+    tiled(tiling)
+    out = linear_gated(Rows(x.to(device)), weight.to(device), bias.to(device))
+    assert_within(out, silu(gate) * up, 8, float((silu(gate) * up).abs().max()))
+    whole = silu_mul(linear(Rows(x.to(device)), weight.to(device), bias.to(device)))
+    assert_within(out, whole.cpu().double(), 4, float(whole.abs().max()))
+
+
+@pytest.mark.parametrize("parts", [1, 3, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("num_rows", "size", "inner"), SIZES)
+def test_a_norm_is_applied_to_the_product(num_rows, size, inner, dtype, parts, device, tiled, program_order):
+    """As if to the rows, with a rounding less; where it was not noted with the rows, by the norm's own kernel."""
+    x, weight = rows_and_weight(num_rows, 2 * size, inner, dtype)
+    x *= 8.0 ** (torch.arange(num_rows) % 3 + 1)[:, None].to(dtype)  # rows of one length would hide the norm
+    norm = Norm(torch.randn(inner).to(dtype).to(device), 1e-3)
+    x, weight, total = x.to(device), weight.to(device), x.double().square().sum(1)
+    shares = torch.rand(num_rows, parts, dtype=torch.float64).softmax(1)
+    rows = Rows(x, norm, x * norm.weight, (total[:, None] * shares).float().to(device))
+    tiled(Tiling(16, 32, 32, 2))
+    applied = rms_norm(x, *norm)
+    exact = x.double() * (x.double().square().mean(1, keepdim=True) + norm.eps).rsqrt() * norm.weight.double()
+    scale = float((exact.abs() @ weight.double().abs().T).max())
+    assert_within(linear(rows, weight), (exact @ weight.double().T).cpu(), 1 + roundings(inner, dtype), scale)
+    for multiply in (linear, linear_gated):
+        expected = multiply(Rows(applied), weight)
+        assert_within(multiply(rows, weight), expected.cpu().double(), 8, scale**2)
+        assert torch.equal(multiply(Rows(x, norm), weight), expected)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_row_is_the_same_whatever_stands_beside_it(dtype, device):
+    """Alone, among 16, and in the second block of 64: bit for bit; the interpreter's products add up in an order of
+    their own, so there the sums are exact in any.
+    """
+    x, weight = (each.to(device) for each in rows_and_weight(100, 130, 256, dtype))
+    if INTERPRETED:
+        x, weight = ((each * 8).round() / 8 for each in (x, weight))
+    many = linear(Rows(x), weight, batch_invariant=True)
+    gated = linear_gated(Rows(x), weight, batch_invariant=True)
+    for low, high in ((0, 1), (3, 19), (70, 71), (64, 100), (10, 60)):
+        assert torch.equal(linear(Rows(x[low:high]), weight, batch_invariant=True), many[low:high])
+        assert torch.equal(linear_gated(Rows(x[low:high]), weight, batch_invariant=True), gated[low:high])
+
+
+def test_the_choice_depends_on_the_shape_alone():
+    """Where rows are many, the weight small or the type wide, the library serves."""
+    bf16 = torch.bfloat16
+    assert choose(65, 4096, 4096, bf16, False) is None
+    assert choose(1, 64, 64, bf16, False) is None
+    assert choose(1, 4096, 4096, torch.float32, False) is None
+    if not INTERPRETED:
+        assert choose(1, 4096, 14336, bf16, False) == choose(16, 4096, 14336, bf16, False) == Tiling(16, 32, 512, 4)
+        assert choose(17, 4096, 4096, bf16, False).block_m == 64
+        assert choose(16, 128256, 4096, bf16, False).block_m == 16
+        assert choose(17, 128256, 4096, bf16, False) is None
+    assert {choose(rows, 4096, 4096, bf16, True) for rows in (1, 64, 1000)} == {Tiling(64, 32, 256, 4)}
+    assert choose(1, 28672, 4096, torch.float32, True, True) == Tiling(64, 64, 32, 4)
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_tiles_on_their_way_fit_into_the_memory_of_a_small_gpu(dtype, is_gated, monkeypatch):
+    """All stages but one hold a tile of the rows and one of each weight."""
+    memory, tiling, weights = 99 * 2**10, choose(64, 4096, 4096, dtype, True, is_gated), 1 + is_gated
+    monkeypatch.setattr("specsim.fast.runtime.launch.INTERPRETED", False)
+    monkeypatch.setattr("specsim.fast.runtime.launch._shared_memory", lambda: memory)
+    stages = tile_arguments(tiling, Rows(torch.empty(64, 4096, dtype=dtype)), 4096, 4096, weights)["STAGES"]
+    entries = (tiling.block_m + weights * tiling.block_n) * tiling.block_k
+    assert 2 <= stages <= tiling.stages
+    assert (stages - 1) * entries * dtype.itemsize <= memory
+
+
+def test_no_rows_and_rows_that_cannot_be_read(device):
+    none, weight = Rows(torch.empty(0, 32, device=device)), torch.ones(6, 32, device=device)
+    for batch_invariant in (False, True):
+        assert linear(none, weight, None, batch_invariant).shape == (0, 6)
+        assert linear_gated(none, weight, None, batch_invariant).shape == (0, 3)
+        base = torch.empty(0, 6, device=device)
+        assert linear_onto(base, none, weight, None, batch_invariant).values.shape == (0, 6)
+    with pytest.raises(ValueError, match=r"strides .*allowed: 1 along the last dimension"):
+        linear(Rows(torch.ones(32, 4, device=device).T), weight, None, True)
+    with pytest.raises(ValueError, match=r"weight has strides .*allowed: a contiguous tensor"):
+        linear(Rows(torch.ones(3, 32, device=device)), torch.ones(32, 6, device=device).T, None, True)

@@ -1,0 +1,99 @@
+"""Rotary positions of the fast column, on their way from a projection to their places, against the reference."""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from specsim.core.pool import KVBuffer, KVLayout
+from specsim.fast import layers
+from specsim.fast.model import rotary
+from specsim.fast.model.linear import Tiling
+from specsim.fast.model.rows import Norm, Rows
+from specsim.models.synthetic_pair import LLAMA3, tiny_config
+from specsim.reference.layers import inverse_frequencies, rms_norm, rotate
+
+
+def assert_within(out: torch.Tensor, exact: torch.Tensor, roundings: int, scale: torch.Tensor | float = 1.0) -> None:
+    """Off the float64 value by at most so many roundings to the type of an element of that scale."""
+    units = roundings * torch.finfo(out.dtype).eps
+    assert ((out.cpu().double() - exact).abs() <= units * exact.abs().clamp(min=scale)).all()
+
+
+ROTATIONS = {
+    "default": {},
+    "llama3": {"rope_scaling": LLAMA3},
+    "one key head": {"num_kv_heads": 1},
+    "three heads": {"num_heads": 3, "num_kv_heads": 3, "head_dim": 10},
+    "head dim 80": {"head_dim": 80, "num_heads": 2},
+    "head dim 2": {"head_dim": 2},
+}
+
+
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "norms"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("changes", ROTATIONS.values(), ids=ROTATIONS)
+def test_fast_rotation_norms_rotates_and_writes_as_the_reference(changes, dtype, normed, device, program_order):
+    """Dropped rows write nothing; no slot of another row or layer changes."""
+    config = replace(tiny_config(), **changes)
+    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+    positions, slots = torch.tensor([0, 1, 2, 63, 500, 0, 511]), torch.tensor([4, 8, 0, -1, 9, -1, 3])
+    qkv, norms = torch.randn(7, (heads + 2 * kv_heads) * dim).to(dtype), torch.randn(2, dim).to(dtype)
+    kv = KVBuffer(KVLayout(2, kv_heads, dim), 10, dtype, device)
+    kv.keys.fill_(math.nan)
+    kv.values.fill_(math.nan)
+    inverse, eps = rotary.inverse_frequencies(config), config.rms_norm_eps
+    assert torch.equal(inverse, inverse_frequencies(config))
+    turns = rotary.rotations(positions.to(device), inverse.to(device), dtype)
+    out = rotary.rotate_and_write(
+        qkv.to(device), *(norms.to(device) if normed else (None, None)), eps, turns,
+        SimpleNamespace(slots=slots.to(device)), kv, 1, heads,
+    )  # fmt: skip
+    query, key, value = qkv.view(7, -1, dim).split([heads, kv_heads, kv_heads], dim=1)
+    expected, wide = KVBuffer(KVLayout(2, kv_heads, dim), 10, torch.float64), [query.double(), key.double()]
+    expected.keys.fill_(math.nan)
+    expected.values.fill_(math.nan)
+    if normed:
+        wide = [rms_norm(heads_RAD, norm.double(), eps) for heads_RAD, norm in zip(wide, norms, strict=True)]
+    # The float32 cosine of a float32 angle is what the checkpoints were trained with; here it is taken as exact.
+    query, key = (rotate(heads_RAD, positions, inverse) for heads_RAD in wide)
+    expected.write(1, slots, key, value.double())
+    scale = max(float(each.abs().max()) for each in wide)
+    assert_within(out, query, 4, scale)
+    assert torch.equal(kv.keys.cpu().isnan(), expected.keys.isnan())
+    written = ~expected.keys.isnan()
+    assert_within(kv.keys.cpu()[written], expected.keys[written], 4, scale)
+    assert torch.equal(kv.values.cpu().double().nan_to_num(7.0), expected.values.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("changes", [{}, {"attention_bias": True}, {"num_kv_heads": 1, "head_dim": 64}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_fused_projection_leaves_what_projection_and_rotation_leave(
+    changes, dtype, device, program_order, monkeypatch
+):
+    """Of normed rows, some of which write nothing; no slot of another row or layer changes."""
+    config = replace(tiny_config(), **changes)
+    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+    width, norm = (heads + 2 * kv_heads) * dim, Norm(torch.randn(32).to(dtype).to(device), 1e-5)
+    tensors = {"qkv_proj.weight": (torch.randn(width, 32) / 6).to(dtype).to(device)}
+    if config.attention_bias:
+        tensors["qkv_proj.bias"] = torch.randn(width).to(dtype).to(device)
+    x = torch.randn(5, 32).to(dtype).to(device)
+    rows = Rows(x, norm, x * norm.weight, x.float().square().sum(1, keepdim=True))
+    positions = torch.tensor([0, 3, 63, 500, 7], device=device)
+    metadata = SimpleNamespace(slots=torch.tensor([4, 8, -1, 9, 3], device=device))
+    turns = rotary.rotations(positions, rotary.inverse_frequencies(config).to(device), dtype)
+    left = []
+    for tiling in (Tiling(16, 32, 32, 2), None):
+        monkeypatch.setattr("specsim.fast.model.linear.choose", lambda *_, tiling=tiling: tiling)
+        kv = KVBuffer(KVLayout(2, kv_heads, dim), 10, dtype, device)
+        kv.keys.fill_(math.nan)
+        kv.values.fill_(math.nan)
+        query = layers._queries(rows, layers.Weights(tensors), config, turns, 1, kv, metadata)
+        left.append((query, kv.keys, kv.values))
+    assert int(left[0][1].isfinite().all((-1, -2)).sum()) == 4
+    for fused, apart in zip(*left, strict=True):
+        assert torch.equal(fused.isnan(), apart.isnan())
+        assert_within(fused.nan_to_num(), apart.nan_to_num().cpu().double(), 8, float(apart.nan_to_num().abs().max()))

@@ -1,0 +1,98 @@
+"""Summaries of groups of tokens: the largest logit and the sum of weights, of the logits that laws are made of."""
+
+import math
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from specsim.fast.runtime.launch import kernel
+from specsim.fast.vocabulary import summaries as fast
+
+BINARY = math.log2(math.e)  # this temperature makes the weights of integer logits powers of two: nothing is rounded
+
+
+def grouped(logits_RV: torch.Tensor, group: int) -> torch.Tensor:
+    """f64 [R, G, group], -inf beyond the vocabulary."""
+    missing = -logits_RV.shape[1] % group
+    return torch.nn.functional.pad(logits_RV.double(), (0, missing), value=-torch.inf).unflatten(1, (-1, group))
+
+
+@pytest.mark.parametrize("as_on_gpu", [False, True])
+@pytest.mark.parametrize("num_requests", [1, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vocab_size", [1, 255, 256, 257, 4096, 4099, 8208])
+def test_summaries_of_powers_of_two_are_exact(
+    vocab_size, dtype, num_requests, as_on_gpu, device, program_order, monkeypatch
+):
+    """as_on_gpu: in several programs, of which a row's last holds groups that the row does not have."""
+    if as_on_gpu:
+        monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: on_gpu)
+    logits_RV = torch.randint(-8, 8, (5, vocab_size)).to(dtype)
+    logits_RV[:, ::3], logits_RV[2] = -torch.inf, -torch.inf
+    temperature_B = torch.full((num_requests,), BINARY, dtype=torch.float64, device=device)
+    maxima, sums = fast.summarise(logits_RV.to(device), temperature_B, torch.zeros_like(temperature_B))
+    exact = grouped(logits_RV, fast.GROUP)
+    assert torch.equal(maxima.cpu().double(), exact.amax(-1))
+    expected = (exact - exact.amax(-1, keepdim=True)).exp2().nan_to_num(0.0).sum(-1)
+    assert torch.equal(sums.cpu().double(), expected)
+
+
+@pytest.mark.parametrize("group", [16, 64])
+def test_groups_have_the_size_they_are_asked_for(group, device):
+    """With no temperature given it is 1."""
+    logits_RV = torch.randn(3, 1000)
+    maxima, sums = fast.summarise(logits_RV.to(device), group=group)
+    exact = grouped(logits_RV, group)
+    assert torch.equal(maxima.cpu().double(), exact.amax(-1))
+    total = torch.logsumexp(exact, -1) - exact.amax(-1)
+    torch.testing.assert_close(sums.cpu().double().log(), total, rtol=0, atol=2.0**-20)
+
+
+@pytest.mark.parametrize("per_request", [1, 2])
+def test_rows_are_read_where_their_request_has_them_and_padded_requests_not_at_all(per_request, device, program_order):
+    """Rows of four requests: as left, adjusted, padded, adjusted; what must not be read is NaN."""
+    changed_B = torch.tensor([0, 1, -1, 1], dtype=torch.int32)
+    temperature_B = torch.tensor([0.0, 0.5, 1.0, 2.0], dtype=torch.float64)
+    changed_R, temperature_R = (each.repeat_interleave(per_request) for each in (changed_B, temperature_B))
+    logits_RV, adjusted_RV = torch.randn(len(changed_R), 300).bfloat16(), torch.randn(len(changed_R), 300)
+    read_RV = torch.where((changed_R == 1)[:, None], adjusted_RV, logits_RV.float())
+    logits_RV[changed_R != 0], adjusted_RV[changed_R != 1] = torch.nan, torch.nan
+    tables = (each.to(device) for each in (logits_RV, temperature_B, changed_B, adjusted_RV))
+    maxima, sums = (each.cpu() for each in fast.summarise(*tables))
+    assert (maxima[changed_R < 0] == -math.inf).all()
+    assert (sums[changed_R < 0] == 0).all()
+    for row in (changed_R >= 0).nonzero().flatten().tolist():
+        exact = grouped(read_RV[row : row + 1], fast.GROUP)[0]
+        assert torch.equal(maxima[row].double(), exact.amax(-1))
+        exact = (exact - exact.amax(-1, keepdim=True)) / (float(temperature_R[row]) or 1.0)
+        torch.testing.assert_close(sums[row].double(), exact.exp().sum(-1), rtol=2.0**-18, atol=0)
+
+
+def test_summaries_of_a_row_are_the_same_in_any_batch(device):
+    """Each row at its own temperature, where no requests are marked."""
+    logits_RV, temperature_R = torch.randn(9, 5000).to(device), torch.linspace(0, 2, 9).double().to(device)
+    together = fast.summarise(logits_RV, temperature_R)
+    for row in (0, 4, 8):
+        alone = fast.summarise(logits_RV[row : row + 1], temperature_R[row : row + 1])
+        assert all(torch.equal(one[0], all_of_them[row]) for one, all_of_them in zip(alone, together, strict=True))
+
+
+@kernel
+def _rank(values_ptr, ranks_ptr, back_ptr, size, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    ranks = fast.rank(tl.load(values_ptr + offs, mask=offs < size, other=0.0))
+    tl.store(ranks_ptr + offs, ranks, mask=offs < size)
+    tl.store(back_ptr + offs, fast.unrank(ranks), mask=offs < size)
+
+
+def test_ranks_are_in_the_order_of_numbers_and_lead_back_to_them(device):
+    values = [-math.inf, -3e38, -1.5, -1e-45, -0.0, 0.0, 1e-45, 1.5, 3e38, math.inf]
+    values = torch.tensor(values, device=device)
+    ranks, back = torch.empty(10, dtype=torch.int32, device=device), torch.empty(10, device=device)
+    _rank[(1,)](values, ranks, back, 10, BLOCK=triton.next_power_of_2(10))
+    assert ranks[4] == ranks[5]
+    assert (ranks.diff() > 0).tolist() == [True] * 4 + [False] + [True] * 4
+    assert torch.equal(back, values)
+    assert int(ranks[0]) > fast.LOWEST_RANK.value

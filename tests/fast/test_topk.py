@@ -1,0 +1,81 @@
+"""The k best of a row with their probabilities: the fast column against the reference."""
+
+import pytest
+import torch
+
+from specsim.fast.vocabulary import summaries
+from specsim.fast.vocabulary import topk as fast
+from specsim.reference.drafting import draft_topk
+from specsim.reference.sampling import topk as best_first
+
+EPS = 2.0**-23
+
+
+@pytest.fixture
+def gpu_blocks(monkeypatch) -> None:
+    """As many programs as on a GPU and more: under the interpreter one program would otherwise take all rows."""
+    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: 1)
+    monkeypatch.setattr(summaries, "block_of", lambda count, on_gpu, others=1: on_gpu)
+
+
+def rows_of_logits(num_rows: int, vocab_size: int, kind: str) -> torch.Tensor:
+    logits = 4 * torch.randn(num_rows, vocab_size)
+    if kind == "tied":
+        logits = logits.round()
+    elif kind == "equal":
+        logits = torch.zeros(num_rows, vocab_size)
+        logits[:, 1::2] = -0.0
+    elif kind == "impossible":
+        logits[:, 1::2] = -torch.inf
+    return logits
+
+
+def check_topk(logits, k, d2t, slots, device) -> None:
+    """Ids exactly; probabilities within what rounding does to an exponent and to a sum of as many terms."""
+
+    def on_device(value):
+        return None if value is None else value.to(device)
+
+    topk_p, target_ids = fast.draft_topk(logits.to(device), k, on_device(d2t), on_device(slots))
+    exact_p, exact_ids = draft_topk(logits, k, d2t, slots)
+    assert (topk_p.dtype, target_ids.dtype) == (torch.float32, torch.int64)
+    assert torch.equal(target_ids.cpu(), exact_ids)
+    spread = (logits.double().amax(-1, keepdim=True) - best_first(logits.double(), k)[0]).nan_to_num(posinf=0.0)
+    assert ((topk_p.cpu().double() - exact_p.double()).abs() <= exact_p.double() * EPS * (16 + 2 * spread)).all()
+
+
+@pytest.mark.parametrize("kind", ["random", "tied", "equal", "impossible"])
+@pytest.mark.parametrize(
+    ("num_rows", "vocab_size", "k"), [(1, 1, 1), (3, 5, 5), (7, 160, 10), (2, 4095, 16), (2, 4097, 64), (3, 9001, 3)]
+)
+def test_fast_draft_topk_is_the_references(num_rows, vocab_size, k, kind, device, gpu_blocks, program_order):
+    check_topk(rows_of_logits(num_rows, vocab_size, kind), k, None, None, device)
+
+
+@pytest.mark.parametrize("k", [3, 4])
+@pytest.mark.parametrize("vocab_size", [7, 4099])
+def test_fast_draft_topk_maps_ids_once_and_drops_rows_without_a_slot(vocab_size, k, device, gpu_blocks, program_order):
+    d2t = torch.randint(0, 1000, (vocab_size,)).cumsum(0)
+    logits = rows_of_logits(5, vocab_size, "random")
+    logits[1] = torch.nan  # of a padded request
+    check_topk(logits, k, d2t, torch.tensor([3, -1, 0, 5, -1]), device)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_fast_draft_topk_reads_half_precision_exactly(dtype, device):
+    check_topk(rows_of_logits(4, 300, "random").to(dtype), 6, None, None, device)
+
+
+def test_fast_draft_topk_of_a_row_is_the_same_in_any_batch(device):
+    logits = rows_of_logits(9, 5000, "random").to(device)
+    together = fast.draft_topk(logits, 5, None)
+    for row in (0, 4, 8):
+        alone = fast.draft_topk(logits[row : row + 1], 5, None)
+        assert all(torch.equal(one[0], all_of_them[row]) for one, all_of_them in zip(alone, together, strict=True))
+
+
+def test_fast_draft_topk_refuses_what_it_cannot_do(device):
+    with pytest.raises(ValueError, match="topk is 6, more than the 5 ids"):
+        fast.draft_topk(torch.zeros(2, 5, device=device), 6, None)
+    with pytest.raises(ValueError, match="logits_RV has strides"):
+        fast.draft_topk(torch.zeros(5, 2, device=device).T, 1, None)

@@ -1,0 +1,89 @@
+import re
+
+import pytest
+
+from specsim.maintain.ledger import PAPERS, ledger, tables
+from specsim.simulator.reproduce import TABLES, reproduction, vllm_41162
+from specsim.simulator.reproduce.served import Bench, read
+
+NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e-?\d+)?")
+SLOW = "vllm_41162"
+PAGES = {name: path for path in PAPERS.glob("*/notes.md") for name in tables(path.read_text(encoding="utf-8"))}
+
+
+def differences(kept: str, made: str) -> list[tuple[str, str]]:
+    """Lines whose words differ, or whose numbers differ by more than another machine's rounding: 2 %, or 0.15."""
+    pairs = zip(kept.splitlines(), made.splitlines(), strict=True)
+    return [(old, new) for old, new in pairs if NUMBER.sub("#", old) != NUMBER.sub("#", new) or not _close(old, new)]
+
+
+def _close(old: str, new: str) -> bool:
+    values = [[float(number) for number in NUMBER.findall(line)] for line in (old, new)]
+    return values[0] == pytest.approx(values[1], rel=0.02, abs=0.15)
+
+
+def kept(name: str) -> str:
+    page = PAGES[name].read_text(encoding="utf-8")
+    return page.split(f"<!-- ledger {name} -->\n")[1].split(f"<!-- /ledger {name} -->")[0]
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name != SLOW])
+def test_a_ledger_says_what_its_table_comes_to(name):
+    assert differences(kept(name), ledger(reproduction(name)())) == []
+
+
+def test_trees_of_4_requests_take_as_much_longer_than_predicted_as_notes_say():
+    lines = [line.strip("| ").split(" | ") for line in kept("fast_rounds").splitlines()]
+    of_four = {line[0]: float(line[4].rstrip("%")) for line in lines if line[0].startswith("(4, 3, 8), 4 requests")}
+    short = [f"(4, 3, 8), 4 requests, L {length}" for length in (1024, 4096, 16384)]
+    assert all(2 <= -of_four.pop(setting) <= 5 for setting in short)
+    assert all(abs(error) < 2 for error in of_four.values())
+
+
+@pytest.fixture(scope="module")
+def slow_ledger():
+    """Rows of figures, and parameters by name, in seconds."""
+    lines = [line.strip("| ").split(" | ") for line in kept(SLOW).splitlines() if line.startswith("| ")]
+    figures = [line for line in lines if len(line) == 6 and line[-1] in ("fitted", "held out")]
+    units = {"µs": 1e-6, "of the peak": 1, "of other products": 1}
+    return figures, {line[0]: float(line[1]) * units[line[4]] for line in lines if len(line) == 5 and line[4] in units}
+
+
+def test_the_servers_of_a_ledger_come_to_its_figures_again(slow_ledger):
+    """Of one model, whose parameters are kept in three digits; every figure with its error and its role."""
+    figures, parameters = slow_ledger
+    model = "Qwen3 8B"
+    values = {name.split(", ")[0]: value for name, value in parameters.items() if name.endswith(model)}
+    made = [
+        each.cells()
+        for cell in read()
+        if cell.model == model
+        for each in vllm_41162.side_by_side(Bench.of(cell), values)
+    ]
+    rows = ["\n".join(" | ".join(each) for each in lines) for lines in (figures, made)]
+    assert differences("\n".join(line for line in rows[0].splitlines() if line.startswith(model)), rows[1]) == []
+
+
+def test_what_a_ledger_says_of_its_errors_is_their_mean_and_worst(slow_ledger):
+    figures, parameters = slow_ledger
+    assert (len(figures), len(parameters)) == (180, 16)
+    for model in vllm_41162.PAIRS:
+        held_out = [each for each in figures if each[0].startswith(model) and each[5] == "held out"]
+        errors = [abs(float(each[4].rstrip("%"))) for each in held_out if not each[1].startswith("TTFT")]
+        waits = [abs(float(each[4].rstrip("%"))) for each in held_out if each[1].startswith("TTFT")]
+        said = next(line for line in kept(SLOW).splitlines() if line.startswith(f"{model}: throughput"))
+        assert [float(each) for each in re.findall(r"([\d.]+)% (?:off|at worst)", said)] == pytest.approx(
+            [sum(errors) / len(errors), max(errors)], abs=0.1
+        )
+        assert said.endswith(", met.") == (sum(errors) / len(errors) <= 6 and max(errors) <= 15)
+        assert sum(waits) / len(waits) <= 25
+
+
+def test_every_table_that_is_not_exact_has_its_ledger():
+    assert set(TABLES) - {"leviathan_table1"} == set(PAGES)
+
+
+@pytest.mark.parametrize("made", ["| a | 2.30 |", "| b | 2.00 |", "| a | 2.00 | 1 |"])
+def test_another_figure_or_word_is_a_difference(made):
+    assert differences("| a | 2.00 |", made)
+    assert differences(made, made) == []

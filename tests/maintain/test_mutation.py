@@ -1,0 +1,216 @@
+"""Mutants are what they say, are drawn by seed, and are judged by the tests of their row over a copy."""
+
+import ast
+import json
+from collections import Counter
+
+import pytest
+
+from specsim.correctness.faults.injection import read
+from specsim.maintain.mutation import run_mutants as mutation
+from specsim.maintain.mutation.equivalents import EQUIVALENT
+from specsim.maintain.mutation.mutants import mutants, sample
+from specsim.maintain.mutation.run_mutants import Mutation, Verdict, rows
+
+SOURCE = '''
+"""Told: 1 + 1."""
+LIMIT = 3
+
+
+@kernel
+def _scale(x_ptr, n, BLOCK: tl.constexpr):
+    """· is two bytes long: 2 + 2."""
+    offs = row * stride + column
+    x = tl.load(x_ptr + offs, mask=(offs < n) & live, other=7)
+    tl.store(x_ptr + offs, tl.where(live, tl.maximum(x, low), high), mask=live)
+
+
+def launch(x, n):
+    if n and not x:
+        raise ValueError(f"n is {n - 1}")
+    block = block_of(n, 128)
+    _scale[(n // block,)](x, n, BLOCK=block, num_warps=4)
+    return n - block
+'''
+MADE = {
+    ("comparison flipped", "offs < n", "(offs) <= (n)"),
+    ("condition dropped", "(offs < n) & live", "(offs < n)"),
+    ("condition dropped", "(offs < n) & live", "(live)"),
+    ("mask dropped", "(offs < n) & live", "(((offs < n) & live) | True)"),
+    ("mask dropped", "live", "((live) | True)"),
+    ("branches swapped", "tl.where(live, tl.maximum(x, low), high)", "tl.where(live, high, tl.maximum(x, low))"),
+    ("min for max", "tl.maximum", "tl.minimum"),
+    ("stride swapped", "row * stride + column", "((row) + (column) * (stride))"),
+    ("off by one", "7", "8"),
+    ("and for or", "n and not x", "((n) or (not x))"),
+    ("not dropped", "not x", "(x)"),
+    ("condition negated", "n and not x", "not (n and not x)"),
+    ("operands swapped", "n // block", "((block) // (n))"),
+    ("sign changed", "n - block", "((n) + (block))"),
+}
+
+
+def test_every_kind_of_mutant_is_made():
+    made = {(each.operator, each.old, each.new) for each in mutants("m", SOURCE)}
+    assert made >= MADE
+
+
+def test_a_mutant_changes_its_place_and_no_other():
+    for each in mutants("m", SOURCE):
+        changed = each.apply(SOURCE)
+        assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(SOURCE)) or each.operator == "not dropped"
+        assert len(changed.encode()) - len(SOURCE.encode()) == len(each.new.encode()) - len(each.old.encode())
+        assert SOURCE.splitlines()[each.line - 1] not in changed.splitlines() or each.old in ("live", "x")
+
+
+def test_what_is_told_and_what_only_tunes_is_left_alone():
+    olds = {each.old for each in mutants("m", SOURCE)}
+    assert not {"1", "2", "3", "4", "128", "n - 1"} & olds
+
+
+def test_kernels_are_known_as_such():
+    found = {(each.function, each.is_kernel) for each in mutants("m", SOURCE)}
+    assert found == {("_scale", True), ("launch", False)}
+
+
+def test_a_sample_is_drawn_by_seed_from_every_module_and_operator():
+    candidates = {name: mutants(name, SOURCE) for name in ("a", "b")}
+    drawn = sample(candidates, 20, 1)
+    assert drawn == sample(candidates, 20, 1) != sample(candidates, 20, 2)
+    assert set(Counter(each.module for each in drawn).values()) == {10}
+    assert len({each.operator for each in drawn if each.module == "a"}) == 10
+    assert len(set(drawn)) == len(drawn)
+
+
+@pytest.mark.parametrize("count", [3, 4, 10, 20, 23])
+def test_a_sample_is_as_large_as_asked_and_has_one_of_every_module(count):
+    candidates = {name: mutants(name, SOURCE)[:size] for name, size in (("a", 21), ("b", 7), ("c", 14))}
+    drawn = sample(candidates, count, 0)
+    assert len(drawn) == count
+    assert {each.module for each in drawn} == set(candidates)
+
+
+def test_rows_have_their_tests_and_thousands_of_mutants():
+    found = rows()
+    assert {"specsim.fast.kv", "specsim.fast.drafters.eagle", "specsim.core.pool"} <= set(found)
+    assert found["specsim.fast.drafters.eagle"].name == "test_drafters.py"
+    kernels = [each for module in ("specsim.fast.kv", "specsim.fast.tree") for each in mutants(module, read(module))]
+    assert sum(each.is_kernel for each in kernels) > 300
+    for each in sample({"specsim.fast.kv": mutants("specsim.fast.kv", read("specsim.fast.kv"))}, 40, 0):
+        assert ast.parse(each.apply(read(each.module)))
+
+
+TEST = "from specsim.core import metrics\n\n\ndef test_it():\n    assert metrics.acceptance([1, 1], 2).accept_length == 2\n"
+
+
+def test_a_row_is_judged_over_a_copy(tmp_path, monkeypatch):
+    tests = tmp_path / "test_made_up.py"
+    tests.write_text(TEST)
+    monkeypatch.setattr(mutation, "rows", lambda: {"specsim.core.metrics": tests})
+    source = read("specsim.core.metrics")
+    drawn = [each for each in mutants("specsim.core.metrics", source) if each.function == "acceptance"]
+    drawn = [each for each in drawn if each.operator == "sign changed"][-1:]
+    monkeypatch.setattr(mutation, "sample", lambda candidates, count, seed: drawn)
+    result = mutation.mutate(1, 0, jobs=1)
+    value = result.to_json()
+    assert (value["mutants"], value["killed"], value["score"]) == (1, 1, 1.0)
+    assert value["results"][0]["by"] == "test_it"
+    assert json.dumps(value)
+    monkeypatch.setattr(mutation, "_tested", lambda *arguments: (1, "test_never", 1.0))
+    with pytest.raises(mutation.InputError, match=r"test_made_up\.py \(test_never\)"):
+        mutation.mutate(1, 0, jobs=1)
+
+
+ONCE = "os.path.exists({0!r}) or (open({0!r}, 'w'), os.kill(os.getpid(), 15))"
+
+
+@pytest.mark.parametrize(
+    ("ending", "by"),
+    [
+        ("sys.exit(0)", None),
+        ("sys.exit(1)", "exit status 1"),
+        ("sys.exit(2)", "exit status 2"),
+        ("os.kill(os.getpid(), 15)", "exit status -15"),
+        (ONCE, None),
+        ("time.sleep(60)", "no end"),
+    ],
+)
+def test_a_failure_a_signal_that_comes_again_and_no_end_are_kills(ending, by, ended, tmp_path):
+    result = ended(ending.format(str(tmp_path / "begun")))
+    assert [each.by for each in result.verdicts] == [by]
+    assert result.is_complete
+
+
+@pytest.mark.parametrize("ending", ["os.kill(os.getpid(), 9)", "sys.exit(3)", "sys.exit(5)"])
+def test_a_process_that_something_else_ended_is_not_judged(ending, ended, capsys):
+    result = ended(ending)
+    assert (result.verdicts, result.is_complete) == ((), False)
+    mutation.show(result, print)
+    out = capsys.readouterr().out
+    assert "0 mutants" in out
+    assert "not all that were drawn" in out
+
+
+@pytest.fixture
+def ended(monkeypatch, tmp_path):
+    """Judges a mutant whose tests end like this."""
+
+    def judge(ending: str) -> Mutation:
+        monkeypatch.setattr(mutation, "rows", lambda: {"specsim.core.metrics": tmp_path / "test_made_up.py"})
+        monkeypatch.setattr(mutation, "_clean", lambda pool, files: [(file, 0.0) for file in files])
+        monkeypatch.setattr(mutation, "SPARE", 1.0 if "sleep" in ending else 60.0)
+        monkeypatch.setattr(mutation, "PROGRAM", f"import os, sys, time\n{ending}")
+        return mutation.mutate(1, 0, jobs=1)
+
+    return judge
+
+
+def test_survivors_are_listed_and_the_score_is_told_raw_and_without_equivalents(monkeypatch, capsys):
+    one, other = mutants("specsim.core.metrics", read("specsim.core.metrics"))[:2]
+    verdicts = Verdict(one, "t", None, 1.0), Verdict(other, "t", None, 1.0), Verdict(one, "t", "test_it", 1.0)
+    monkeypatch.setitem(EQUIVALENT, other.key, "no matter")
+    result = Mutation(verdicts, 0, 9, 3.0, True)
+    assert [each.mutant for each in result.survivors] == [one]
+    assert (result.to_json()["score_raw"], result.to_json()["score"]) == (1 / 3, 1 / 2)
+    mutation.show(result, print)
+    out = capsys.readouterr().out
+    assert one.old in out
+    assert "33.3%; 50.0% without 1 that are equivalent" in out
+
+
+def test_an_equivalent_mutant_is_one_of_today():
+    for key in EQUIVALENT:
+        module = key.partition(": ")[0]
+        candidates = [name for name in rows() if module.startswith(f"{name}.")]
+        assert any(key == each.key for name in candidates for each in mutants(name, read(name))), key
+
+
+def test_bad_input_is_a_sentence(capsys):
+    with pytest.raises(SystemExit) as ended:
+        mutation.main(["--only", "specsim.none"])
+    assert ended.value.code == 2
+    assert "only is 'specsim.none'; allowed: modules that have tests" in capsys.readouterr().err
+
+
+def test_a_mutant_is_known_by_its_lines():
+    [each] = [each for each in mutants("m", SOURCE) if each.new == "((n) + (block))"]
+    assert each.key == "m.launch: return n - block -> return ((n) + (block))"
+    dropped = next(each for each in mutants("m", SOURCE) if each.new == "((live) | True)")
+    assert dropped.before == "tl.store(x_ptr + offs, tl.where(live, tl.maximum(x, low), high), mask=live)"
+    assert dropped.after == "tl.store(x_ptr + offs, tl.where(live, tl.maximum(x, low), high), mask=((live) | True))"
+
+
+def test_survivors_of_a_result_are_judged_again_and_the_rest_is_taken_over(tmp_path, monkeypatch):
+    one, other, third, *_ = mutants("specsim.core.metrics", read("specsim.core.metrics"))
+    kept = tmp_path / "kept.json"
+    before = Verdict(one, "t", None, 1.0), Verdict(other, "t", "it", 1.0), Verdict(third, "t", None, 1.0)
+    kept.write_text(json.dumps(Mutation(before, 5, 9, 3.0, True).to_json()))
+    monkeypatch.setitem(EQUIVALENT, third.key, "no matter")
+    monkeypatch.setattr(mutation, "_clean", lambda pool, files: [(file, 1.0) for file in files])
+    monkeypatch.setattr(mutation, "_tested", lambda *arguments: (1, "test_new", 1.0))
+    result = mutation.mutate(300, 0, again=kept)
+    assert [(each.mutant, each.by) for each in result.verdicts] == [(one, "test_new"), (other, "it"), (third, None)]
+    assert (result.seed, result.is_complete, result.survivors) == (5, True, ())
+    kept.write_text("{}")
+    with pytest.raises(mutation.InputError, match="it has no results"):
+        mutation.mutate(300, 0, again=kept)

@@ -1,0 +1,300 @@
+"""The shipped pair has the published formats, its prompts are held out, and its training imitates inference."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from email.message import Message
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
+
+from specsim.acceptance.study import Setting, chain, measure
+from specsim.core.config import SamplingParams, SpecConfig
+from specsim.maintain.training.card import write_card
+from specsim.maintain.training.corpus import Source, build_corpus, read_documents, write_documents
+from specsim.maintain.training.drafter import build_head
+from specsim.maintain.training.duplicates import near_duplicates, resemblance, sketch
+from specsim.maintain.training.estimate import chain_rounds
+from specsim.maintain.training.heads import EagleHead, rope_at
+from specsim.maintain.training.licences import declared_licence, is_permissive
+from specsim.maintain.training.manifest import compare_selection, follow_manifest, make_manifest
+from specsim.maintain.training.minimise import learning_rate
+from specsim.maintain.training.recipe import SHIPPED, SMOKE
+from specsim.maintain.training.target import target_config
+from specsim.maintain.training.unroll import read_features, unroll
+from specsim.models.checkpoint import load
+from specsim.models.shipped import TINY, load_prompts
+from specsim.serving.generation import generate
+
+LAYER = {
+    "self_attn.q_proj": "QI",
+    "self_attn.k_proj": "KI",
+    "self_attn.v_proj": "KI",
+    "self_attn.o_proj": "HQ",
+    "mlp.gate_proj": "MH",
+    "mlp.up_proj": "MH",
+    "mlp.down_proj": "HM",
+    "post_attention_layernorm": "H",
+}
+FORMATS = {
+    "eagle": {"embed_tokens.weight": "VH", "fc.weight": "HI", "fc.bias": "H"}
+    | {
+        f"layers.0.{name}.weight": shape if "self" not in name else shape.replace("I", "H")
+        for name, shape in LAYER.items()
+    },
+    "eagle3": {"fc.weight": "HF", "norm.weight": "H", "lm_head.weight": "DH", "d2t": "D", "t2d": "V"}
+    | {f"midlayer.{name}.weight": shape for name, shape in LAYER.items()}
+    | {f"midlayer.{name}.weight": "H" for name in ("hidden_norm", "input_layernorm")},
+}
+
+
+def _tensors(folder: Path) -> dict[str, torch.Tensor]:
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - a file is no mapping
+
+
+def _assert_is_pair(pair: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(pair / "target")
+    assert model.dtype == torch.bfloat16
+    assert len(AutoTokenizer.from_pretrained(pair / "target")) == model.config.vocab_size
+    for name, layout in FORMATS.items():
+        config = json.loads((pair / name / "config.json").read_text())
+        sizes = {"V": config["vocab_size"], "H": config["hidden_size"], "M": config["intermediate_size"]}
+        sizes |= {"I": 2 * sizes["H"], "F": 3 * sizes["H"], "D": config.get("draft_vocab_size")}
+        sizes |= {"Q": config["num_attention_heads"] * config["head_dim"]}
+        sizes |= {"K": config["num_key_value_heads"] * config["head_dim"]}
+        expected = {tensor: tuple(sizes[letter] for letter in shape) for tensor, shape in layout.items()}
+        assert {tensor: tuple(value.shape) for tensor, value in _tensors(pair / name).items()} == expected
+
+
+def test_shipped_pair_has_the_published_formats():
+    _assert_is_pair(TINY)
+    config = json.loads((TINY / "eagle3" / "config.json").read_text())
+    assert config["eagle_aux_hidden_state_convention"] == "entering"
+    assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+
+
+def test_shipped_pair_is_small():
+    assert sum(path.stat().st_size for path in TINY.rglob("*") if path.is_file()) <= 19_000_000
+
+
+def test_shipped_draft_vocabulary_maps_both_ways():
+    tensors = _tensors(TINY / "eagle3")
+    assert tensors["d2t"].dtype == torch.int64
+    assert tensors["t2d"].dtype == torch.bool
+    target_ids = torch.arange(len(tensors["d2t"])) + tensors["d2t"]
+    assert torch.equal(target_ids, tensors["t2d"].nonzero()[:, 0])
+    assert len(target_ids) < len(tensors["t2d"])
+
+
+def test_shipped_prompts_are_of_held_out_files():
+    prompts, manifest = load_prompts(), json.loads((TINY / "manifest.json").read_text(encoding="utf-8"))
+    heldout, licences = manifest["heldout_files"], {d["name"]: d["licence"] for d in manifest["distributions"]}
+    digests = hashlib.sha256("\n".join(sorted(heldout)).encode()).hexdigest()
+    assert len(prompts) >= 40
+    assert len({prompt["id"] for prompt in prompts}) == len({prompt["text"] for prompt in prompts}) == len(prompts)
+    assert all(heldout[prompt["file_sha256"]] == prompt["source"] for prompt in prompts)
+    assert all(licences[prompt["source"].split()[0]] == prompt["licence"] for prompt in prompts)
+    assert manifest["heldout"] == {**manifest["heldout"], "files": len(heldout), "sha256": digests}
+
+
+def test_shipped_distributions_are_permissive():
+    manifest = json.loads((TINY / "manifest.json").read_text(encoding="utf-8"))
+    assert all(is_permissive(distribution["licence"]) for distribution in manifest["distributions"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "licence", "permissive"),
+    [
+        ({"License-Expression": "MIT"}, "MIT", True),
+        ({"License-Expression": "(MIT OR GPL-2.0-only) AND ISC"}, "(MIT OR GPL-2.0-only) AND ISC", True),
+        ({"License-Expression": "MPL-2.0 AND MIT"}, "MPL-2.0 AND MIT", False),
+        ({"License-Expression": "Apache-2.0 WITH LLVM-exception"}, "Apache-2.0 WITH LLVM-exception", True),
+        ({"Classifier": "License :: OSI Approved :: BSD License", "License": "GPL"}, "BSD", True),
+        ({"Classifier": "License :: Other/Proprietary License"}, "Other/Proprietary License", False),
+        ({"Classifier": "License :: OSI Approved", "License": "The MIT License\n\nCopyright"}, "The MIT", False),
+        ({"License": "Apache License, Version 2.0"}, "Apache-2.0", True),
+        ({"License": "BSD 3-Clause License\n\nCopyright"}, "BSD-3-Clause", True),
+        ({"Name": "silent"}, None, False),
+    ],
+)
+def test_licence_is_read_and_judged(fields, licence, permissive):
+    metadata = Message()
+    for name, value in fields.items():
+        metadata[name] = value
+    assert declared_licence(metadata) == licence
+    assert is_permissive(licence) is permissive
+
+
+def _program(seed: int, lines: int = 60) -> str:
+    numbers = np.random.default_rng(seed).integers(10**6, size=lines)
+    return "".join(f"value_{number} = compute({number % 977}, {index})\n" for index, number in enumerate(numbers))
+
+
+def test_resemblance_is_the_shared_part():
+    same, other = _program(1), _program(2)
+    assert resemblance(sketch(same), sketch(same.replace("\n", "\n\n  "))) == 1
+    assert resemblance(sketch(same), sketch(other)) < 0.2
+    assert 0.5 < resemblance(sketch(same), sketch(same + _program(3, 15))) < 1
+    assert len(sketch("too short")) == 0
+
+
+def test_near_duplicates_are_found_among_strangers():
+    candidates = [sketch(_program(seed)) for seed in range(5)]
+    references = [sketch(_program(3) + "done = True\n"), sketch(_program(9))]
+    assert near_duplicates(candidates, references, 0.5) == {3}
+
+
+@pytest.fixture
+def sources(tmp_path) -> list[Source]:
+    texts = {f"{seed}.py": _program(seed) for seed in range(20)}
+    texts |= {"copy.py": texts["0.py"], "short.py": "x = 1\n", "made.py": "# Autogenerated\n" + _program(30)}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / f"near_{name}").write_text(text + "done = True\n")
+    paths = tuple(sorted(path.name for path in tmp_path.iterdir()))
+    return [Source("library", "1.0", "MIT", tmp_path, paths)]
+
+
+def test_corpus_holds_out_whole_files_without_near_duplicates(sources, tmp_path):
+    corpus = build_corpus(sources, heldout_one_in=4)
+    assert corpus.heldout
+    assert all(int(document.sha256, 16) % 4 == 0 for document in corpus.heldout)
+    assert corpus.removed["exact_duplicates"] == 2
+    heldout = {Path(document.path).name.removeprefix("near_") for document in corpus.heldout}
+    assert not heldout & {Path(document.path).name.removeprefix("near_") for document in corpus.train}
+    assert not {"short.py", "made.py"} & {document.path for document in corpus.train}
+    write_documents(corpus.train, tmp_path / "train.jsonl")
+    assert read_documents(tmp_path / "train.jsonl") == corpus.train
+
+
+def test_manifest_is_followed_and_differences_are_said(sources):
+    manifest = make_manifest(build_corpus(sources, heldout_one_in=4), 4)
+    assert follow_manifest(sources, manifest) == (sources, [])
+    newer = replace(sources[0], version="2.0", paths=sources[0].paths[12:])
+    assert follow_manifest([newer], manifest) == ([newer], ["library is 2.0, the manifest has 1.0"])
+    assert follow_manifest([], manifest) == ([], ["library 1.0 is missing"])
+    again = make_manifest(build_corpus([newer], heldout_one_in=4), 4)
+    assert compare_selection(manifest, manifest) == []
+    assert compare_selection(again, manifest)
+
+
+def _draft_by_hand(head: nn.Module, features, tokens_C: torch.Tensor, root: int, steps: int) -> list[torch.Tensor]:
+    """Give the hidden of each draft of a chain from `root`: the prefix's rows first, then one row at a time."""
+    hidden = list(head.first_hidden(features)[0, :root])
+    fed, outputs = [], []
+    for step in range(steps):
+        token = tokens_C[1 : root + step + 1]
+        previous = torch.stack([*hidden[:root], *outputs][: len(token)])
+        if isinstance(head, EagleHead):
+            residual = x = head.fc(torch.cat([head.embed_tokens(token), previous], -1))
+            layer = head.layers[0]
+        else:
+            layer, residual = head.midlayer, previous
+            embedding = head.borrowed["embed_tokens"](token)
+            x = torch.cat([layer.input_layernorm(embedding), layer.hidden_norm(previous)], -1)
+        fed.append(x)
+        attention = layer.self_attn
+        query, key, value = (
+            projection(x[None]).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+            for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        query, key = apply_rotary_pos_emb(query, key, *rope_at(head.rotary, x[None], 0))
+        key, value = (repeat_kv(tensor, attention.groups) for tensor in (key, value))
+        seen = F.scaled_dot_product_attention(query[:, :, -1:], key, value)
+        mixed = residual[-1] + attention.o_proj(seen.transpose(1, 2).flatten(2))[0, 0]
+        outputs.append(mixed + layer.mlp(layer.post_attention_layernorm(mixed)))
+    return outputs
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3"])
+def test_unrolled_head_equals_drafting_one_row_at_a_time(name):
+    steps = 4
+    target = LlamaForCausalLM(target_config(SMOKE)).eval().requires_grad_(False)
+    tokens_BC = torch.randint(SMOKE.vocab_size, (1, 17))
+    head, _ = build_head(name, target, tokens_BC[0], SMOKE)
+    features = read_features(target, tokens_BC, SMOKE.feature_layers)
+    with torch.no_grad():
+        hidden_SRH = torch.cat([hidden_BRH for hidden_BRH, _ in unroll(head, features, tokens_BC, steps)])
+        for root in (1, 2, 7, 13):
+            by_hand = torch.stack(_draft_by_hand(head, features, tokens_BC[0], root, steps))
+            torch.testing.assert_close(hidden_SRH[:, root - 1], by_hand)
+
+
+def test_features_are_those_that_transformers_names():
+    target = LlamaForCausalLM(target_config(SMOKE)).eval()
+    tokens_BC = torch.randint(SMOKE.vocab_size, (2, 9))
+    features = read_features(target, tokens_BC, (1, 2, 3))
+    output = target(tokens_BC, output_hidden_states=True)
+    assert torch.equal(features.logits_BCV, output.logits)
+    assert torch.equal(features.last_BCH, output.hidden_states[-1])
+    assert torch.equal(features.aux_BCF, torch.cat(output.hidden_states[1:4], -1))
+
+
+def test_chain_rounds_jump_over_what_they_accept():
+    agrees = torch.tensor([[1, 1, 1], [1, 1, 0], [0, 1, 1], [1, 0, 1], [0, 0, 0], [1, 1, 1]], dtype=torch.bool)
+    rounds = chain_rounds(agrees, first_root=2, num_drafts=3)
+    assert rounds == [2, 0, 3]
+
+
+def test_learning_rate_rises_holds_and_ends_at_zero():
+    assert 0 < learning_rate(0) < 0.01
+    assert learning_rate(0.02) == learning_rate(0.3) == 1
+    assert learning_rate(1) == 0
+
+
+def test_smoke_trains_a_loadable_pair(tmp_path):
+    command = [sys.executable, "-m", "specsim.maintain.training.train", "--smoke", "--out", "tiny", "--work", "work"]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    _assert_is_pair(tmp_path / "tiny")
+    assert (tmp_path / "tiny" / "MODEL_CARD.md").exists()
+    assert (tmp_path / "tiny" / "prompts.jsonl").read_text().count("\n") >= 1
+
+
+def test_the_shipped_pair_speculates_as_transformers_decodes():
+    """Greedy, token for token, with either head, through the tokenizer and the loader of a hub checkpoint."""
+    texts = [prompt["text"] for prompt in load_prompts()[:3]]
+    model = AutoModelForCausalLM.from_pretrained(TINY / "target").double()
+    tokenizer = AutoTokenizer.from_pretrained(TINY / "target")
+    expected = []
+    for text in texts:
+        ids = torch.tensor([tokenizer.encode(text)])
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=32)
+        expected.append(tuple(out[0, ids.shape[1] :].tolist()))
+    for drafter in ("eagle", "eagle3"):
+        found = generate(load(drafter=drafter), texts, sampling=SamplingParams(max_new_tokens=32), dtype=torch.float64)
+        assert [output.token_ids for output in found.outputs] == expected
+
+
+def test_the_shipped_card_is_made_from_the_shipped_figures():
+    assert (TINY / "MODEL_CARD.md").read_text(encoding="utf-8") == write_card(SHIPPED, TINY)
+
+
+def _setting(row: dict) -> Setting:
+    """A recorded setting; an option that came later stands at its default."""
+    return Setting(**row | {"config": SpecConfig(**row["config"])})
+
+
+@pytest.mark.parametrize("drafter", [pytest.param("eagle", marks=pytest.mark.whole), "eagle3"])
+def test_the_shipped_acceptance_is_measured_again(drafter):
+    """The chain of 3 at temperature 0, on all prompts, in float64: the same rounds, not about as many."""
+    study = json.loads((TINY / "acceptance.json").read_text())
+    wanted = Setting(drafter, chain(3))
+    recorded = next(row for row in study["measurements"] if _setting(row["setting"]) == wanted)
+    texts = [prompt["text"] for prompt in load_prompts()]
+    measured = measure({drafter: load(drafter=drafter)}, texts, study["max_new_tokens"], [wanted]).measurements[0]
+    assert measured.num_equal == study["num_prompts"] == len(texts)
+    for group in ("everything", "fresh"):
+        assert json.loads(json.dumps(asdict(getattr(measured, group)))) == recorded[group]

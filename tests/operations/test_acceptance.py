@@ -1,0 +1,640 @@
+import itertools
+import math
+from collections import defaultdict
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2
+
+from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.grammar import stacked
+from specsim.core.phases import Batch, Candidates, VerifyInput
+from specsim.core.pool import KVBuffer, KVLayout, KVPool
+from specsim.core.uniforms import Stream, named_uniforms
+from specsim.fast import verify as fast
+from specsim.fast.vocabulary.penalties import Allowed
+from specsim.reference import verify as reference
+from specsim.reference.acceptance import (
+    Tree,
+    block,
+    greedy,
+    gumbel,
+    multi_round,
+    rejection,
+    residual,
+    target_only,
+    typical,
+)
+from specsim.reference.tree import build, links
+
+LOWEST, HIGHEST = 2.0**-24, 1 - 2.0**-24  # the bounds of specsim.core.uniforms.named_uniforms
+V = 4
+MASS = 4  # probabilities of the enumerated laws are multiples of 1/4
+ACCEPT_UNIFORMS = [(cell + 0.5) / MASS for cell in range(MASS)]  # one in every cell: no uniform lies on an edge
+FINAL_UNIFORMS = [(cell + 0.5) / 12 for cell in range(12)]  # 12 divides by every mass that a residual can have
+
+
+def make_tree(parents: list[int], tokens: list[int], depth_limit: int = 99) -> Tree:
+    return Tree(tokens, parents, *links(parents), depth_limit)
+
+
+def paths(tree: Tree) -> list[tuple[int, ...]]:
+    """Tokens below the root of every node."""
+    found = [()]
+    for token, parent in list(zip(tree.tokens, tree.parents, strict=True))[1:]:
+        found.append((*found[parent], token))
+    return found
+
+
+class Target:
+    """A target's law: for every context of tokens below the root V multiples of 1/MASS, made up but always the same."""
+
+    def __init__(self, seed: int):
+        self.seed = seed
+
+    def __call__(self, context: tuple[int, ...]) -> list[Fraction]:
+        generator = np.random.default_rng([self.seed, *context, 99])
+        return [Fraction(int(n), MASS) for n in generator.multinomial(MASS, generator.dirichlet([0.6] * V))]
+
+    def rows(self, tree: Tree) -> torch.Tensor:
+        return torch.tensor([[float(p) for p in self(path)] for path in paths(tree)], dtype=torch.float64)
+
+
+def rounds(tree: Tree, prob_NV: torch.Tensor, threshold_single=1.0, threshold_acc=1.0):
+    """Every outcome of a round over the grid of uniforms, all equally likely: lists of tokens."""
+    depth = max(map(len, paths(tree)))
+    for accept in itertools.product(ACCEPT_UNIFORMS, repeat=depth):
+        for final in FINAL_UNIFORMS:
+            path, bonus = target_only(tree, prob_NV, [*accept, 0.5], final, threshold_single, threshold_acc)
+            yield [*(tree.tokens[node] for node in path[1:]), bonus]
+
+
+def joint_law(tree: Tree, target: Target, count: int, **thresholds) -> dict:
+    """Law of the first `count` tokens where rounds go on until there are as many, the later ones drawn plainly."""
+    outcomes = list(rounds(tree, target.rows(tree), **thresholds))
+    law = defaultdict(Fraction)
+    for tokens in outcomes:
+        for rest in itertools.product(range(V), repeat=max(0, count - len(tokens))):
+            text = (*tokens[:count], *rest)
+            chance = math.prod((target(text[:at])[text[at]] for at in range(len(tokens), count)), start=Fraction(1))
+            law[text] += chance / len(outcomes)
+    return {text: chance for text, chance in law.items() if chance}
+
+
+def plain_law(target: Target, count: int) -> dict:
+    law = {}
+    for text in itertools.product(range(V), repeat=count):
+        law[text] = math.prod(target(text[:at])[text[at]] for at in range(count))
+    return {text: chance for text, chance in law.items() if chance}
+
+
+@st.composite
+def draft_trees(draw, most_nodes: int = 7, most_depth: int = 2):
+    """A tree whose siblings carry distinct tokens, in any order."""
+    parents, tokens, depths = [-1], [0], [0]
+    for node in range(1, draw(st.integers(1, most_nodes))):
+        parent = draw(st.sampled_from([n for n in range(node) if depths[n] < most_depth]))
+        taken = {token for token, other in zip(tokens, parents, strict=True) if other == parent}
+        if len(taken) == V:
+            break
+        parents.append(parent)
+        tokens.append(draw(st.sampled_from([token for token in range(V) if token not in taken])))
+        depths.append(depths[parent] + 1)
+    return make_tree(parents, tokens)
+
+
+# Children 1 and 2 of the root, 3 and 0 below the first, 2 below the second.
+FIVE = make_tree([-1, 0, 0, 1, 1, 2], [0, 1, 2, 3, 0, 2])
+
+
+def test_children_and_path_tokens():
+    assert [list(FIVE.children(node)) for node in range(6)] == [[1, 2], [3, 4], [5], [], [], []]
+    assert [tuple(FIVE.path_tokens(node)) for node in range(6)] == [(0, *path) for path in paths(FIVE)]
+
+
+# Greedy
+
+
+def one_hot_rows(best: list[int]) -> torch.Tensor:
+    return torch.nn.functional.one_hot(torch.tensor(best), V).double()
+
+
+@pytest.mark.parametrize(
+    ("best", "path", "bonus"),
+    [
+        ([1, 3, 0, 2, 0, 0], [0, 1, 3], 2),
+        ([1, 0, 0, 2, 3, 0], [0, 1, 4], 3),
+        ([2, 0, 2, 0, 0, 1], [0, 2, 5], 1),
+        ([2, 0, 3, 0, 0, 1], [0, 2], 3),
+        ([1, 1, 3, 0, 0, 1], [0, 1], 1),
+        ([3, 3, 2, 0, 0, 1], [0], 3),
+    ],
+)
+def test_greedy_follows_the_argmax(best, path, bonus):
+    assert greedy(FIVE, one_hot_rows(best)) == (path, bonus)
+
+
+def test_greedy_breaks_ties_by_the_lower_token():
+    assert greedy(FIVE, torch.zeros(6, V)) == ([0], 0)
+    assert greedy(FIVE, torch.tensor([[0.0, 5.0, 5.0, 1.0]] * 6)) == ([0, 1], 1)
+
+
+@given(draft_trees(most_nodes=12, most_depth=4), st.integers(0, 10**6))
+def test_greedy_takes_the_longest_part_of_plain_greedy_text_in_the_tree(tree, seed):
+    logits_NV = torch.randn(len(tree.tokens), V, generator=torch.Generator().manual_seed(seed))
+    node_of = {path: node for node, path in enumerate(paths(tree))}
+    text = ()
+    while text in node_of:
+        text = (*text, int(logits_NV[node_of[text]].argmax()))
+    path, bonus = greedy(tree, logits_NV)
+    assert (paths(tree)[path[-1]], bonus) == (text[:-1], text[-1])
+    assert path == [node_of[text[:length]] for length in range(len(text))]
+
+
+@given(draft_trees(most_depth=3), st.integers(0, 10**6), st.sampled_from([LOWEST, 0.5, HIGHEST]), st.integers(0, 3))
+def test_sampling_a_one_hot_law_is_greedy(tree, seed, uniform, depth_limit):
+    tree = make_tree(tree.parents, tree.tokens, depth_limit)
+    rows = one_hot_rows(torch.randint(V, (len(tree.tokens),), generator=torch.Generator().manual_seed(seed)).tolist())
+    assert target_only(tree, rows, [uniform] * 4, uniform, 1.0, 1.0) == greedy(tree, rows)
+
+
+# The law of target-only sampling
+
+
+@given(draft_trees(), st.integers(0, 10**6), st.integers(1, 3))
+@settings(max_examples=60)
+def test_text_has_exactly_the_targets_law(tree, seed, count):
+    """Total variation zero, in fractions: each uniform runs over one point of every cell on which nothing can
+    change.
+    """
+    target = Target(seed)
+    assert joint_law(tree, target, count) == plain_law(target, count)
+
+
+@pytest.mark.parametrize(
+    "weights", [[1, 1, 1, 1], [0, 2, 1, 1], [0, 0, 2, 2], [4, 0, 0, 0], [0, 4, 0, 0], [1, 0, 0, 3]]
+)
+@pytest.mark.parametrize("order", list(itertools.permutations([1, 2, 3], 2)) + list(itertools.permutations(range(V))))
+def test_first_token_has_the_targets_law_whatever_the_siblings(weights, order):
+    tree = make_tree([-1] + [0] * len(order), [0, *order])
+    prob_NV = torch.tensor([weights] * len(tree.tokens)).double() / MASS
+    drawn = [tokens[0] for tokens in rounds(tree, prob_NV)]
+    assert [Fraction(drawn.count(token), len(drawn)) for token in range(V)] == [Fraction(w, MASS) for w in weights]
+
+
+def test_a_node_has_one_uniform_for_all_its_children():
+    """p = 1/4 each and children 1, 2, 3 in this order: the uniform's quarter decides which is accepted."""
+    tree = make_tree([-1, 0, 0, 0], [0, 1, 2, 3])
+    flat = torch.full((4, V), 0.25).double()
+    accepted = [target_only(tree, flat, [uniform, 0.5], 0.1, 1.0, 1.0)[0] for uniform in ACCEPT_UNIFORMS]
+    assert accepted == [[0, 1], [0, 2], [0, 3], [0]]
+
+
+def test_the_uniform_of_a_node_is_that_of_its_depth_and_its_sum_starts_anew():
+    tree = make_tree([-1, 0, 0, 2], [0, 1, 2, 3])
+    flat = torch.full((4, V), 0.25).double()
+    assert target_only(tree, flat, [0.4, 0.2, 0.9], 0.6, 1.0, 1.0) == ([0, 2, 3], 2)
+    assert target_only(tree, flat, [0.4, 0.3, 0.0], 0.9, 1.0, 1.0) == ([0, 2], 2)
+
+
+def test_equality_accepts():
+    tree = make_tree([-1, 0], [0, 1])
+    flat = torch.full((2, V), 0.25).double()
+    assert target_only(tree, flat, [0.25, 0.5], 0.5, 1.0, 1.0)[0] == [0, 1]
+    assert target_only(tree, flat, [math.nextafter(0.25, 1), 0.5], 0.5, 1.0, 1.0)[0] == [0]
+
+
+@pytest.mark.parametrize(("final", "bonus"), [(LOWEST, 0), (0.49, 0), (0.51, 3), (HIGHEST, 3)])
+def test_the_rest_is_the_law_without_the_rejected_children(final, bonus):
+    tree = make_tree([-1, 0, 0], [0, 1, 2])
+    assert target_only(tree, torch.full((3, V), 0.25), [HIGHEST, 0.5], final, 1.0, 1.0) == ([0], bonus)
+
+
+@pytest.mark.parametrize("final", [LOWEST, 0.3, 0.6, HIGHEST])
+def test_at_full_depth_the_bonus_comes_from_the_whole_law(final):
+    tree = make_tree([-1, 0], [0, 1])
+    expected = [0.25, 0.5, 0.75, 1.0]
+    bonus = next(token for token in range(V) if final < expected[token])
+    assert target_only(tree, torch.full((2, V), 0.25), [LOWEST, 0.5], final, 1.0, 1.0) == ([0, 1], bonus)
+
+
+@pytest.mark.parametrize("threshold", [1.0, 0.5, 0.0])
+def test_no_uniform_accepts_a_draft_without_probability(threshold):
+    tree = make_tree([-1, 0, 0], [0, 3, 2])
+    prob_NV = torch.tensor([[0.5, 0.5, 0, 0]] * 3).double()
+    for uniform, final in itertools.product([LOWEST, 0.5, HIGHEST], repeat=2):
+        path, bonus = target_only(tree, prob_NV, [uniform, uniform], final, 1.0, threshold)
+        assert path == [0]
+        assert bonus in (0, 1)
+
+
+@pytest.mark.parametrize(("final", "bonus"), [(0.1, 0), (0.2, 0), (0.3, 1), (HIGHEST, 1)])
+def test_children_that_leave_nothing_fall_back_to_the_law(final, bonus):
+    """In float32 the children may cover the vocabulary and sum to less than the uniform."""
+    tree = make_tree([-1, 0, 0], [0, 1, 0])
+    prob_NV = torch.tensor([[0.25, 0.75 - 2.0**-23, 0, 0]] * 3)
+    assert prob_NV[0].sum() < HIGHEST
+    assert target_only(tree, prob_NV, [HIGHEST, 0.5], final, 1.0, 1.0) == ([0], bonus)
+
+
+def test_the_laws_are_not_changed_in_place():
+    prob_NV = torch.full((6, V), 0.25)
+    before = prob_NV.clone()
+    target_only(FIVE, prob_NV, [HIGHEST] * 3, 0.5, 1.0, 1.0)
+    greedy(FIVE, prob_NV)
+    assert torch.equal(prob_NV, before)
+
+
+@pytest.mark.parametrize(
+    ("threshold_single", "threshold_acc", "weights", "expected"),
+    [
+        (1.0, 0.5, [1, 1, 1, 1], [Fraction(1, 6), Fraction(1, 2), Fraction(1, 6), Fraction(1, 6)]),
+        (1.0, 0.5, [1, 2, 1, 0], [0, 1, 0, 0]),
+        (1.0, 0.25, [2, 1, 1, 0], [0, 1, 0, 0]),
+        (0.25, 1.0, [1, 1, 1, 1], [0, 1, 0, 0]),
+        (0.5, 1.0, [1, 1, 1, 1], [Fraction(1, 4)] * 4),
+        (0.5, 1.0, [1, 2, 1, 0], [0, 1, 0, 0]),
+    ],
+)
+def test_thresholds_below_one_favour_the_draft(threshold_single, threshold_acc, weights, expected):
+    """One child, token 1: accepted with probability min(1, p / threshold_acc), surely where p ≥ threshold_single."""
+    tree = make_tree([-1, 0], [0, 1])
+    prob_NV = torch.tensor([weights] * 2).double() / MASS
+    drawn = [tokens[0] for tokens in rounds(tree, prob_NV, threshold_single, threshold_acc)]
+    assert [Fraction(drawn.count(token), len(drawn)) for token in range(V)] == expected
+
+
+def test_threshold_acc_scales_the_sum_over_siblings():
+    """p = 1/4 each under threshold 3/4: the first two children take the uniforms up to 1/3 and 2/3."""
+    tree = make_tree([-1, 0, 0], [0, 1, 2])
+    flat = torch.full((3, V), 0.25).double()
+    for uniform, path in ((0.32, [0, 1]), (0.34, [0, 2]), (0.66, [0, 2]), (0.67, [0])):
+        assert target_only(tree, flat, [uniform, 0.5], 0.5, 1.0, 0.75)[0] == path
+
+
+@given(draft_trees(), st.integers(0, 10**6), st.sampled_from([(1.0, 0.5), (0.5, 1.0), (0.5, 0.25), (1.0, 0.0)]))
+@settings(max_examples=40)
+def test_lower_thresholds_accept_with_every_uniform_that_higher_ones_accept_with(tree, seed, thresholds):
+    rows = Target(seed).rows(tree)
+
+    def accepts_at_the_root(*thresholds):
+        grid = [(cell + 0.5) / 64 for cell in range(64)]
+        return {uniform for uniform in grid if len(target_only(tree, rows, [uniform] * 3, 0.5, *thresholds)[0]) > 1}
+
+    assert accepts_at_the_root(1.0, 1.0) <= accepts_at_the_root(*thresholds)
+
+
+@pytest.mark.parametrize("depth_limit", [-1, 0, 1, 2])
+@given(tree=draft_trees(most_depth=3), seed=st.integers(0, 10**6))
+@settings(max_examples=15)
+def test_children_beyond_the_depth_limit_are_as_if_absent(depth_limit, tree, seed):
+    depths = [len(path) for path in paths(tree)]
+    kept = [node for node, depth in enumerate(depths) if depth <= max(0, depth_limit)]
+    parents = [-1 if node == 0 else kept.index(tree.parents[node]) for node in kept]
+    pruned = make_tree(parents, [tree.tokens[node] for node in kept])
+    limited = make_tree(tree.parents, tree.tokens, depth_limit)
+    rows = Target(seed).rows(tree)
+    path, bonus = greedy(pruned, rows[kept])
+    assert greedy(limited, rows) == ([kept[node] for node in path], bonus)
+    for uniforms_and_final in itertools.product(ACCEPT_UNIFORMS, repeat=3):
+        *accept, final = [*uniforms_and_final[:2], 0.4, uniforms_and_final[2]]
+        path, bonus = target_only(pruned, rows[kept], [*accept, 0.5], final, 1.0, 1.0)
+        assert target_only(limited, rows, [*accept, 0.5], final, 1.0, 1.0) == ([kept[node] for node in path], bonus)
+
+
+def test_first_token_with_the_packages_uniforms():
+    """Chi-square of n = 20 000 requests; the 24-bit grid moves the law by at most 2⁻²³; false alarm 10⁻⁶."""
+    tree, prob_V = make_tree([-1, 0, 0], [0, 2, 1]), torch.tensor([0.1, 0.2, 0.3, 0.4]).double()
+    requests = torch.arange(20_000)
+    accept = named_uniforms(5, requests, Stream.ACCEPT, 17, 0).tolist()
+    final = named_uniforms(5, requests, Stream.FINAL, 17, 0).tolist()
+    counts = [0] * V
+    for uniform, last in zip(accept, final, strict=True):
+        path, bonus = target_only(tree, prob_V.expand(3, V), [uniform, 0.5], last, 1.0, 1.0)
+        counts[tree.tokens[path[1]] if len(path) > 1 else bonus] += 1
+    expected = 20_000 * prob_V.numpy()
+    assert ((np.array(counts) - expected) ** 2 / expected).sum() < chi2.isf(1e-6, V - 1)
+
+
+# Sampled drafts
+
+
+def chain(*drafts: int, depth_limit: int = 99) -> Tree:
+    return make_tree([*range(-1, len(drafts))], [0, *drafts], depth_limit)
+
+
+def rows_of(*laws: list[float]) -> torch.Tensor:
+    return torch.tensor(laws, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("accept", "final", "path", "bonus"),
+    [
+        ([0.49, 0.9], 0.6, [0, 1, 2], 2),
+        ([0.49, 0.9], 0.4, [0, 1, 2], 1),
+        ([0.5, 0.1], LOWEST, [0], 1),
+        ([HIGHEST, 0.1], 0.74, [0], 1),
+        ([HIGHEST, 0.1], 0.76, [0], 2),
+    ],
+)
+def test_rejection_accepts_below_the_ratio_and_draws_the_rest_from_what_the_draft_left(accept, final, path, bonus):
+    """p(0) / q(0) = 1/2 and p(1) / q(1) > 1; without the first draft 3/8 of token 1 and 1/8 of token 2 are left."""
+    prob_NV = rows_of([0.25, 0.5, 0.25], [0.25, 0.75, 0.0], [0.0, 0.5, 0.5])
+    draft_prob_SV = rows_of([0.5, 0.125, 0.125], [0.25, 0.5, 0.25])
+    assert rejection(chain(0, 1), prob_NV, draft_prob_SV, accept, final) == (path, bonus)
+
+
+@pytest.mark.parametrize(
+    ("drafts", "accept", "path", "bonus"),
+    [
+        ((0, 0), [LOWEST, 0.24], [0, 1, 2], None),
+        ((0, 0), [LOWEST, 0.26], [0], 1),
+        ((0, 1), [HIGHEST, HIGHEST], [0, 1, 2], None),
+        ((1, 0), [HIGHEST, 0.49], [0, 1, 2], None),
+        ((1, 0), [HIGHEST, 0.51], [0, 1], 1),
+        ((1, 1), [HIGHEST, HIGHEST], [0, 1, 2], None),
+    ],
+)
+def test_block_verification_by_hand(drafts, accept, path, bonus):
+    """p = (1/3, 2/3), q = (2/3, 1/3): w_1 is 1/2 after token 0 (r_1 = 0), 1 after token 1 (r_1 = 1/3); w_2 doubles or
+    halves it.
+    """
+    prob_NV, draft_prob_SV = rows_of(*[[1 / 3, 2 / 3]] * 3), rows_of(*[[2 / 3, 1 / 3]] * 2)
+    for final in (LOWEST, 0.3, 0.4, HIGHEST):
+        expected = bonus if bonus is not None else int(final > 1 / 3)
+        assert block(chain(*drafts), prob_NV, draft_prob_SV, accept, final) == (path, expected)
+
+
+LANES = make_tree([-1, 0, 0, 1, 2], [0, 1, 1, 0, 2])
+
+
+@pytest.mark.parametrize(
+    ("accept", "final", "path", "bonus"),
+    [
+        ({1: 0.4, 3: 0.1}, 0.5, [0, 1, 3], 3),
+        ({1: 0.4, 3: 0.9}, 0.5, [0, 1], 1),
+        ({1: 0.6, 2: LOWEST}, 0.27, [0], 0),
+        ({1: 0.6, 2: LOWEST}, 0.29, [0], 3),
+    ],
+)
+def test_multi_round_tries_each_sibling_with_a_uniform_of_its_own(accept, final, path, bonus):
+    """Both children of the root hold token 1, p = 3/8 and q = 3/4. One rejection leaves 1/3 of token 0 and 2/3 of
+    token 3, the second 5/18 and 13/18.
+    """
+    prob_NV = rows_of([0.25, 0.375, 0, 0.375], [0.25, 0.75, 0, 0], [0.25] * 4, [0, 0, 0, 1], [0.25] * 4)
+    draft_prob_NV = rows_of([0.125, 0.75, 0, 0.125], [0.5, 0.5, 0, 0], *[[0.25] * 4] * 3)
+    uniforms_N = [accept.get(node, math.nan) for node in range(5)]
+    assert multi_round(LANES, prob_NV, draft_prob_NV, uniforms_N, final) == (path, bonus)
+
+
+def test_multi_round_normalises_what_is_left_before_the_next_sibling():
+    """Without token 0 a quarter of tokens 1 and 2 each is left, a half once normalised: as much as q(2)."""
+    tree, prob_NV = make_tree([-1, 0, 0], [0, 0, 2]), rows_of(*[[0, 0.25, 0.75, 0]] * 3)
+    draft_prob_NV = rows_of(*[[0.5, 0, 0.5, 0]] * 3)
+    assert multi_round(tree, prob_NV, draft_prob_NV, [math.nan, LOWEST, HIGHEST], 0.2) == ([0, 2], 1)
+
+
+DYADIC = [[8, 0, 0], [0, 3, 5], [2, 2, 4], [1, 6, 1], [4, 4, 0], [3, 3, 2]]  # eighths
+UNIFORMS = st.integers(0, 63).map(lambda cell: (2 * cell + 1) / 128)
+
+
+@given(st.sampled_from(DYADIC), st.sampled_from(DYADIC), st.integers(0, 2), UNIFORMS, UNIFORMS)
+def test_one_draft_is_verified_alike_by_rejection_block_and_multi_round(prob, draft_prob, draft, accept, final):
+    prob_NV, draft_prob_NV = rows_of(prob, [2, 1, 5]) / 8, rows_of(draft_prob, draft_prob) / 8
+    if draft_prob_NV[0, draft] > 0:
+        expected = rejection(chain(draft), prob_NV, draft_prob_NV, [accept], final)
+        assert block(chain(draft), prob_NV, draft_prob_NV, [accept], final) == expected
+        assert multi_round(chain(draft), prob_NV, draft_prob_NV, [math.nan, accept], final) == expected
+
+
+@given(st.lists(st.sampled_from(DYADIC), min_size=4, max_size=4), st.lists(UNIFORMS, min_size=4, max_size=4))
+def test_drafts_from_the_targets_own_law_are_all_accepted(laws, accept):
+    prob_NV = rows_of(*laws) / 8
+    drafts = [max(range(3), key=law.__getitem__) for law in laws[:3]]
+    whole = [0, 1, 2, 3]
+    assert rejection(chain(*drafts), prob_NV, prob_NV[:3], accept, 0.5)[0] == whole
+    assert block(chain(*drafts), prob_NV, prob_NV[:3], accept, 0.5)[0] == whole
+    assert multi_round(chain(*drafts), prob_NV, prob_NV, accept, 0.5)[0] == whole
+
+
+@pytest.mark.parametrize("uniform", [LOWEST, 0.5, HIGHEST])
+def test_a_sampled_draft_that_the_target_never_says_is_never_accepted(uniform):
+    prob_NV, draft_prob_NV = rows_of(*[[0, 0.5, 0.5]] * 3), rows_of(*[[0.5, 0.25, 0.25]] * 3)
+    for final in (LOWEST, HIGHEST):
+        for verifier in (rejection, block, multi_round):
+            path, bonus = verifier(chain(0, 1), prob_NV, draft_prob_NV, [uniform] * 3, final)
+            assert path == [0]
+            assert bonus in (1, 2)
+
+
+@given(
+    st.sampled_from([rejection, block, multi_round]),
+    st.lists(st.sampled_from(DYADIC), min_size=8, max_size=8),
+    st.lists(st.integers(0, 2), min_size=3, max_size=3),
+    st.lists(UNIFORMS, min_size=5, max_size=5),
+    st.integers(-1, 3),
+)
+def test_a_chain_ends_at_the_depth_limit_as_if_it_were_no_longer(verifier, laws, drafts, uniforms, depth_limit):
+    prob_NV, draft_prob_NV = rows_of(*laws[:4]) / 8, (rows_of(*laws[4:]) + 1) / 11
+    *accept, final = uniforms
+    limited = verifier(chain(*drafts, depth_limit=depth_limit), prob_NV, draft_prob_NV, accept, final)
+    kept = max(depth_limit, 0)
+    shorter = chain(*drafts[:kept])
+    assert limited == verifier(shorter, prob_NV[: kept + 1], draft_prob_NV[: kept + 1], accept, final)
+
+
+def test_what_is_left_of_nothing_is_the_law_itself():
+    prob_V = torch.tensor([0.25, 0.75])
+    assert residual(prob_V, torch.tensor([0.25, 0.75])) is prob_V
+    assert residual(prob_V, torch.tensor([0.5, 0.5])).tolist() == [0.0, 0.25]
+
+
+# Typical acceptance
+
+
+@pytest.mark.parametrize(
+    ("prob", "is_accepted"),
+    [
+        ([0.25, 0.25, 0.25, 0.25], True),  # entropy log 4: δ exp(-H) = 0.075
+        ([0.0, 0.08, 0.92, 0.0], False),  # δ exp(-H) = 0.227: ε = 0.09 is less
+        ([0.0, 0.1, 0.9, 0.0], True),
+        ([0.0, 0.0, 1.0, 0.0], False),
+    ],
+)
+def test_typical_accepts_above_the_lesser_of_two_thresholds(prob, is_accepted):
+    path, bonus = typical(chain(1), rows_of(prob, [0, 0, 0, 1]), 0.09, 0.3, 0.5)
+    assert (path, bonus) == (([0, 1], 3) if is_accepted else ([0], 2 if prob[2] > 0.5 else 1))
+
+
+def test_typical_asks_for_more_than_its_threshold():
+    """δ exp(-H) of the uniform law is δ / 4 = p where δ = 1; ε = 1/4 is as much."""
+    flat = torch.full((2, V), 0.25, dtype=torch.float64)
+    assert typical(chain(1), flat, 0.25, 9.0, 0.5)[0] == [0]
+    assert typical(chain(1), flat, 0.2499, 9.0, 0.5)[0] == [0, 1]
+    assert typical(chain(1), flat, 9.0, 0.999, 0.5)[0] == [0, 1]
+    assert typical(chain(1), flat, 9.0, 1.001, 0.5)[0] == [0]
+
+
+def test_typical_takes_the_longest_path_then_the_likeliest_then_the_first():
+    prob_NV = torch.full((6, V), 0.25, dtype=torch.float64)
+    assert typical(FIVE, prob_NV, 0.09, 0.3, 0.9) == ([0, 1, 3], 3)
+    prob_NV[2] = torch.tensor([0, 0, 1.0, 0])
+    assert typical(FIVE, prob_NV, 0.09, 0.3, 0.9)[0] == [0, 2, 5]
+    prob_NV[2] = torch.tensor([1.0, 0, 0, 0])
+    prob_NV[0] = torch.tensor([0.0, 0.2, 0.8, 0])
+    assert typical(FIVE, prob_NV, 0.09, 0.3, 0.9)[0] == [0, 1, 3]
+    assert typical(make_tree(FIVE.parents, FIVE.tokens, 1), prob_NV, 0.09, 0.3, 0.9) == ([0, 2], 0)
+    assert typical(make_tree(FIVE.parents, FIVE.tokens, 0), prob_NV, 0.09, 0.3, 0.9) == ([0], 2)
+
+
+# Gumbel-max coupling
+
+
+def test_gumbel_takes_the_argmax_of_each_position_and_accepts_while_it_is_the_draft():
+    prob_NV = rows_of([0.5, 0.5, 0, 0], [0.25, 0.25, 0.5, 0], [0, 0, 0.5, 0.5])
+    noise_WV = rows_of([0, 0.1, 99, 99], [3, 0, 1, 99], [99, 99, 0, 0])
+    assert gumbel(chain(1, 0), prob_NV, noise_WV) == ([0, 1, 2], 2)
+    assert gumbel(chain(1, 1), prob_NV, noise_WV) == ([0, 1], 0)
+    assert gumbel(chain(0, 0), prob_NV, noise_WV) == ([0], 1)
+    assert gumbel(chain(1, 0, depth_limit=1), prob_NV, noise_WV) == ([0, 1], 0)
+
+
+def test_gumbel_noise_is_that_of_the_position_on_every_branch():
+    prob_NV, noise_WV = torch.full((6, V), 0.25, dtype=torch.float64), torch.zeros(3, V)
+    noise_WV[0, 2], noise_WV[1, 2], noise_WV[2, 3] = 1, 1, 1
+    assert gumbel(FIVE, prob_NV, noise_WV) == ([0, 2, 5], 3)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 4))
+def test_drafts_of_equal_laws_and_equal_noise_are_all_accepted(seed, num_drafts):
+    generator = torch.Generator().manual_seed(seed)
+    prob_NV = torch.softmax(torch.randn(num_drafts + 1, V, generator=generator, dtype=torch.float64), -1)
+    noise_WV = -torch.empty_like(prob_NV).exponential_(generator=generator).log()
+    drafts = (prob_NV.log() + noise_WV).argmax(-1).tolist()
+    assert gumbel(chain(*drafts[:-1]), prob_NV, noise_WV) == ([*range(num_drafts + 1)], drafts[-1])
+
+
+# The fast column.
+
+SETTINGS = {
+    "rejection": SpecConfig(1, 3, 4, page_size=1, max_len=40, verifier="rejection"),
+    "block": SpecConfig(1, 3, 4, page_size=1, max_len=40, verifier="block"),
+    "gumbel": SpecConfig(1, 3, 4, page_size=1, max_len=40, verifier="gumbel"),
+    "multi_round": SpecConfig(3, 2, 7, page_size=1, max_len=40, verifier="multi_round"),
+    "typical": SpecConfig(3, 2, 7, page_size=1, max_len=40, verifier="typical"),
+}
+PARAMS = [
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.7, top_p=0.9, seed=2**63 + 5),
+    SamplingParams(),
+    SamplingParams(temperature=1.5, top_k=4),
+]
+
+
+def drafted(config: SpecConfig, batch: Batch, vocab_size: int) -> tuple[Candidates, torch.Tensor]:
+    """Drafts from laws that are like the target's, and the target's logits [B, N, V], alike at all nodes."""
+    size, k, count = batch.size, config.topk, config.num_candidates
+    logits_BNV = 2 * torch.randn(size, 1, vocab_size) + 0.7 * torch.randn(size, config.num_draft_tokens, vocab_size)
+    draft_logits_BMV = logits_BNV[:, : config.num_parents] + 0.4 * torch.randn(size, config.num_parents, vocab_size)
+    if config.verifier == "gumbel":
+        draft_logits_BMV += reference.round_noise(batch, config, vocab_size)[:, :-1].float()
+        tokens = draft_logits_BMV.argmax(-1)
+    else:
+        parents = (torch.arange(count) - k + 1).clamp(min=0, max=config.num_parents - 1)
+        tokens = draft_logits_BMV.softmax(-1)[:, parents].flatten(0, 1).multinomial(1).view(size, count)
+    scores = torch.rand(size, count)
+    if config.verifier == "typical":
+        scores[:, k:] *= scores[:, :k].repeat_interleave(k, 1)
+    law_BMV = torch.where(batch.sampling.temperature[:, None, None] > 0, draft_logits_BMV.softmax(-1), 0.0)
+    parent_list = torch.arange(-1, config.num_parents - 1).expand(size, -1)
+    return Candidates(tokens, scores, parent_list, (), law_BMV if config.has_draft_prob else None), logits_BNV
+
+
+def rounds_of(config: SpecConfig, size: int, vocab_size: int, padded: int):
+    """A batch with requests near the longest text, its trees, logits and pools; the last `padded` ones are padding."""
+    lengths = [40 - 1 - 5 * place % 6 for place in range(size - padded)] + [0] * padded
+    rows, params = [*range(size - padded), *[-1] * padded], [PARAMS[place % 4] for place in range(size)]
+    batch = Batch.of(range(size), rows, lengths, params, vocab_size)
+    candidates, logits_BNV = drafted(config, batch, vocab_size)
+    bonus, locations = torch.zeros(size, dtype=torch.int32), torch.zeros(size, config.num_draft_tokens).long()
+    tree = build(candidates, bonus, batch.seq_lens, locations, config)
+    logits_BNV[size - padded :], tree.draft_tokens[size - padded :] = torch.nan, 2**40  # read by nobody
+    return batch, tree, logits_BNV.flatten(0, 1)
+
+
+def pools_of(size: int, device: str = "cpu") -> KVPool:
+    return KVPool(*(KVBuffer(KVLayout(1, 1, 1), 8, torch.float32, device) for _ in range(2)), 1, size, 64)
+
+
+@pytest.fixture
+def small_programs(monkeypatch) -> None:
+    """Programs of 256 tokens, so that a vocabulary of this size takes several."""
+    monkeypatch.setattr("specsim.fast.acceptance.block_of", lambda count, on_gpu: 256)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_fast_verdicts_are_the_references(name, device, small_programs, program_order):
+    """Drawn by name by each column for itself; greedy requests, limits, padded rows and grammars among them, and a
+    vocabulary of three groups of tokens.
+    """
+    config, size, vocab_size = SETTINGS[name], 18, 700
+    batch, tree, logits_RV = rounds_of(config, size, vocab_size, 2)
+    real, nodes = torch.arange(size - 2), (size - 2) * config.num_draft_tokens
+    own = {each: value[:nodes] if len(value) > size else value[: size - 2] for each, value in tree.tensors.items()}
+    own = VerifyInput(**own | {"candidates": None})
+    masks = {place: torch.rand(config.num_draft_tokens, vocab_size) < 0.7 for place in range(2, 16, 5)}
+    allowed, allowed_BNV = Allowed.empty(size, config.num_draft_tokens, vocab_size, device), stacked(masks, size - 2)
+    allowed.load(masks)
+    mine = batch.filter(real), own, logits_RV[:nodes], config, pools_of(size)
+    expected = reference.verify(*mine, allowed_BNV=allowed_BNV)
+    moved = (each.to(device) for each in (batch, replace(tree, candidates=None), logits_RV))
+    found = fast.verify(*moved, config, pools_of(size, device), allowed=allowed).to("cpu")
+    for each in ("predict", "accept_index", "num_accepted_drafts", "num_accepted_tokens"):
+        value = getattr(expected, each)
+        assert torch.equal(getattr(found, each)[: len(value)], value), each
+    torch.testing.assert_close(found.logprobs[: size - 2], expected.logprobs, rtol=0, atol=1e-5)
+    assert set(expected.num_accepted_drafts.tolist()) == set(range(config.num_steps + 1))
+    assert (found.accept_index[size - 2 :] == -1).all()
+    assert (found.predict[nodes:] == -1).all()
+    assert not found.num_accepted_drafts[size - 2 :].any()
+
+
+@pytest.mark.parametrize("name", ["rejection", "block", "multi_round"])
+def test_fast_uniforms_can_be_given(name, device):
+    config = SETTINGS[name]
+    batch, tree, logits_RV = rounds_of(config, 8, 7, 0)
+    width = config.num_draft_tokens if name == "multi_round" else config.num_steps + 1
+    given = torch.rand(8, width, dtype=torch.float64).clamp(LOWEST, HIGHEST).float().double(), torch.rand(8).double()
+    expected = reference.verify(batch, tree, logits_RV, config, pools_of(8), given)
+    moved = (each.to(device) for each in (batch, replace(tree, candidates=None), logits_RV))
+    found = fast.verify(*moved, config, pools_of(8, device), tuple(each.to(device) for each in given)).to("cpu")
+    assert torch.equal(found.accept_index, expected.accept_index)
+    assert torch.equal(found.predict, expected.predict)
+
+
+@pytest.mark.parametrize("name", ["rejection", "block", "gumbel"])
+def test_the_last_request_may_accept_its_whole_chain(name, device):
+    """It is greedy, and drafted what the target says; no draft stands behind its last."""
+    config = SETTINGS[name]
+    batch, tree, logits_RV = rounds_of(config, 3, 7, 0)
+    tree.draft_tokens[-1, 1:] = logits_RV[-config.num_draft_tokens : -1].argmax(-1)
+    moved = (each.to(device) for each in (batch, replace(tree, candidates=None), logits_RV))
+    found = fast.verify(*moved, config, pools_of(3, device))
+    assert found.num_accepted_drafts[-1] == config.num_steps
+    assert found.predict[-1] == logits_RV[-1].argmax()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_no_request_has_no_verdict(name, device):
+    config = SETTINGS[name]
+    batch, tree, logits_RV = rounds_of(config, 4, 7, 0)
+    none = torch.empty(0, dtype=torch.int64)
+    empty = VerifyInput(**{each: value[:0] for each, value in tree.tensors.items()})
+    moved = (each.to(device) for each in (batch.filter(none), empty, logits_RV[:0]))
+    found = fast.verify(*moved, config, pools_of(4, device))
+    assert found.accept_index.shape == (0, config.num_steps + 1)

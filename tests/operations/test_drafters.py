@@ -1,0 +1,576 @@
+"""EAGLE heads, and every lane of the draft phase, against dense forwards over the sequences they should see."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch.nn.functional import linear, pad, scaled_dot_product_attention, silu, softmax
+from transformers import LlamaConfig, LlamaModel
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from specsim.core.columns import own_lanes
+from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.drafter import DrafterConfig
+from specsim.core.phases import Batch, Candidates, DraftInput, PrefillInput
+from specsim.core.pool import KVPool
+from specsim.core.target import ModelConfig
+from specsim.models.checkpoint import DrafterCheckpoint, Pair
+from specsim.models.checkpoint.layout import drafter_layout
+from specsim.models.synthetic_pair import LLAMA3, agreeing_pair, random_target, tiny_config
+from specsim.reference.attention import causal_metadata
+from specsim.reference.drafters import HEADS
+from specsim.reference.drafters.none import NoDrafter
+from specsim.reference.engine import Engine
+from specsim.serving.generation import load_engine
+
+
+@pytest.fixture(autouse=True)
+def norms_in_float64(monkeypatch) -> None:
+    """transformers' RMSNorm goes through float32 whatever the model's type; in float64 the budget can be 1e-10."""
+    monkeypatch.setattr(LlamaRMSNorm, "forward", lambda self, x: rms_norm(x, self.weight, self.variance_epsilon))
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return weight * x / torch.sqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def transformers_config(model: ModelConfig) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=model.vocab_size, hidden_size=model.hidden_size, intermediate_size=model.intermediate_size,
+        num_hidden_layers=model.num_layers, head_dim=model.head_dim, rms_norm_eps=model.rms_norm_eps,
+        num_attention_heads=model.num_heads, num_key_value_heads=model.num_kv_heads,
+        max_position_embeddings=model.max_position_embeddings,
+        rope_parameters={"rope_theta": model.rope_theta, "rope_type": "default", **model.rope_scaling},
+        attn_implementation="sdpa",
+    )  # fmt: skip
+
+
+# Pairs. The heads draft at random, which makes their lanes change parents.
+
+HEAD_CASES = {
+    "eagle": {"kind": "eagle"},
+    "eagle without fc.bias": {"kind": "eagle", "without": "fc.bias"},
+    "eagle of two layers": {"kind": "eagle", "model": {"num_layers": 2}},
+    "eagle with llama3 scaling": {"kind": "eagle", "model": {"rope_theta": 5e5, "rope_scaling": LLAMA3}},
+    "eagle, head_dim 10, one key head": {"kind": "eagle", "model": {"num_heads": 2, "num_kv_heads": 1, "head_dim": 10}},
+    "eagle3": {"kind": "eagle3"},
+    "eagle3, narrow, norm before residual": {
+        "kind": "eagle3",
+        "model": {"hidden_size": 24},
+        "norm_before_residual": True,
+    },
+    "eagle3 with its own embedding": {"kind": "eagle3", "own": "embed_tokens.weight"},
+    "eagle3 without a draft vocabulary": {"kind": "eagle3", "draft_vocab_size": 48},
+    "eagle3 with a window": {"kind": "eagle3", "model": {"window": 5}},
+}
+every_head = pytest.mark.parametrize("case", HEAD_CASES.values(), ids=HEAD_CASES)
+TWO_KINDS = {name: HEAD_CASES[name] for name in ("eagle", "eagle3", "eagle3 with a window")}
+
+
+def random_pair(
+    kind: str, model: dict | None = None, without: str = "", own: str = "", draft_vocab_size: int = 29, **changes
+) -> Pair:
+    """A random target of five layers and a random head; d2t is an offset, with gaps of different widths."""
+    target = random_target(tiny_config(num_layers=5), context=0.2)
+    model, eagle3 = tiny_config(**{"num_layers": 1, **(model or {})}), kind == "eagle3"
+    vocab, layers = (draft_vocab_size, (1, 2, 4)) if eagle3 else (model.vocab_size, ())
+    config = DrafterConfig(kind, model, vocab, target.config.hidden_size, layers, **changes)
+    required, optional = drafter_layout(config)
+    wanted = required | {
+        name: shape for name, shape in optional.items() if name == own or (name == "fc.bias" and not without)
+    }
+    tensors = {name: torch.randn(shape, dtype=torch.float64) * 0.2 for name, shape in wanted.items()}
+    tensors |= {name: 1 + tensor for name, tensor in tensors.items() if "norm" in name}
+    if eagle3:
+        chosen = torch.randperm(model.vocab_size)[:vocab].sort().values
+        tensors["d2t"] = chosen - torch.arange(vocab)
+    return Pair(target, DrafterCheckpoint(config, tensors), None, kind)
+
+
+class DenseEagle:
+    """EAGLE-1/2 from transformers' Llama layers: fc in front, no norm before the first attention or at the end."""
+
+    def __init__(self, pair: Pair):
+        self.tensors, self.head = pair.drafter.tensors, pair.target.tensors["lm_head.weight"]
+        self.model = LlamaModel(transformers_config(pair.drafter.config.model)).double()
+        self.model.norm = self.model.layers[0].input_layernorm = torch.nn.Identity()
+        names = self.model.state_dict()
+        self.model.load_state_dict({name: self.tensors[name] for name in names})
+
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+        return features
+
+    def __call__(self, ids: list[int], hidden_RH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(hidden handed on, draft logits) of every row; row p stands at position p."""
+        both = torch.cat([self.tensors["embed_tokens.weight"][ids], hidden_RH], dim=-1)
+        fused = linear(both, self.tensors["fc.weight"], self.tensors.get("fc.bias"))
+        with torch.no_grad():
+            hidden = self.model(inputs_embeds=fused[None], use_cache=False).last_hidden_state[0]
+        return hidden, hidden @ self.head.T
+
+
+class DenseEagle3:
+    """EAGLE-3 as its checkpoint format says: one layer over the normed embedding beside the normed hidden."""
+
+    def __init__(self, pair: Pair):
+        self.config, self.model, self.tensors = pair.drafter.config, pair.drafter.config.model, pair.drafter.tensors
+        self.embedding = self.tensors.get("embed_tokens.weight", pair.target.tensors["model.embed_tokens.weight"])
+        self.rotary = LlamaRotaryEmbedding(transformers_config(self.model))
+
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+        return features @ self.tensors["fc.weight"].T
+
+    def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return rms_norm(x, self.tensors[f"{name}.weight"], self.model.rms_norm_eps)
+
+    def project(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return x @ self.tensors[f"midlayer.{name}_proj.weight"].T
+
+    def __call__(self, ids: list[int], hidden_RH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(hidden handed on, draft logits) of every row; row p stands at position p."""
+        normed = self.norm(hidden_RH, "midlayer.hidden_norm")
+        residual = normed if self.config.norm_before_residual else hidden_RH
+        hidden = residual + self.project(self.attend(*self.query_key_value(ids, hidden_RH)), "self_attn.o")
+        normed = self.norm(hidden, "midlayer.post_attention_layernorm")
+        hidden = hidden + self.project(
+            silu(self.project(normed, "mlp.gate")) * self.project(normed, "mlp.up"), "mlp.down"
+        )
+        return hidden, self.norm(hidden, "norm") @ self.tensors["lm_head.weight"].T
+
+    def query_key_value(self, ids: list[int], hidden_RH: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Each [1, heads, R, D], the first two rotated."""
+        embedded = self.norm(self.embedding[ids], "midlayer.input_layernorm")
+        both = torch.cat([embedded, self.norm(hidden_RH, "midlayer.hidden_norm")], dim=-1)
+        query, key, value = (
+            self.project(both, f"self_attn.{name}").view(1, len(ids), -1, self.model.head_dim).transpose(1, 2)
+            for name in "qkv"
+        )
+        cos, sin = self.rotary(both, torch.arange(len(ids))[None])
+        return *apply_rotary_pos_emb(query, key, cos, sin), value
+
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        rows, window = query.shape[2], self.model.window(0) or query.shape[2]
+        mask = torch.tensor([[row - window < column <= row for column in range(rows)] for row in range(rows)])
+        out = scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
+        return out[0].transpose(0, 1).flatten(1)
+
+
+def dense_head(pair: Pair) -> DenseEagle | DenseEagle3:
+    return (DenseEagle if pair.drafter.config.kind == "eagle" else DenseEagle3)(pair)
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor, budget: float = 1e-10) -> None:
+    torch.testing.assert_close(actual, expected, rtol=budget, atol=budget)
+
+
+# A run of the real engine.
+
+
+def poisoned(pools: KVPool) -> KVPool:
+    """The same empty pools with NaN in every slot, pages and rows in random order."""
+    for buffer in filter(None, (pools.target, pools.draft)):
+        buffer.keys.fill_(math.nan)
+        buffer.values.fill_(math.nan)
+    taken = [pools.open() for _ in pools.req_to_token]
+    for row in taken:
+        pools.reserve(row, 1)
+    for index in torch.randperm(len(taken)).tolist():
+        pools.close(taken[index])
+    return pools
+
+
+def make_batch(rows: list[int], lengths: list[int], prompt_lens: list[int], temperature: float = 0.0) -> Batch:
+    batch = Batch.of(range(len(rows)), rows, prompt_lens, [SamplingParams(temperature)] * len(rows), vocab_size=48)
+    return replace(batch, seq_lens=torch.tensor(lengths, dtype=torch.int64))
+
+
+class Run:
+    """Two or more requests under one setting, prefilled in chunks; `round` goes on from there."""
+
+    def __init__(self, pair: Pair, config: SpecConfig, lengths: list[int], chunks: int = 1):
+        self.pair, self.engine = pair, Engine(pair, config, torch.float64)
+        self.config = self.engine.config
+        num_pages = 640 // config.page_size
+        self.pools = poisoned(self.engine.make_pools(num_pages, 640))
+        self.prompts = [torch.randint(48, (length,)).tolist() for length in lengths]
+        self.rows = [self.pools.open() for _ in lengths]
+        for row, length in zip(self.rows, lengths, strict=True):
+            self.pools.reserve(row, length)
+        cuts = [[length * part // chunks for length in lengths] for part in range(chunks + 1)]
+        for starts, ends in pairwise(cuts):
+            self.prefill(starts, ends)
+
+    def prefill(self, starts: list[int], ends: list[int]) -> None:
+        """Tokens starts..ends of every prompt; the token after is known unless the prompt ends there."""
+        chunks = [prompt[start:end] for prompt, start, end in zip(self.prompts, starts, ends, strict=True)]
+        known = [prompt[end] if end < len(prompt) else -1 for prompt, end in zip(self.prompts, ends, strict=True)]
+        counts = torch.tensor([len(chunk) for chunk in chunks])
+        row_starts = pad(counts.cumsum(0), (1, 0))
+        ids = torch.tensor([token for chunk in chunks for token in chunk])
+        prefill = PrefillInput(ids, row_starts, torch.tensor(starts), torch.tensor(known))
+        self.batch = make_batch(self.rows, ends, [len(prompt) for prompt in self.prompts])
+        self.draft_input = self.engine.prefill(self.batch, prefill, self.pools).draft_input
+
+    def propose(self) -> tuple[Candidates, list[torch.Tensor]]:
+        """Candidates of the draft phase and the logits [B·K, draft vocabulary] of each of its forwards."""
+        own_lanes(self.pools, self.rows, self.batch.seq_lens.tolist(), self.config)
+        head, calls = HEADS[self.pair.drafter.config.kind], []
+        logits = head.logits
+        with patch.object(head, "logits", lambda self, hidden: calls.append(logits(self, hidden)) or calls[-1]):
+            return self.engine.drafter.propose(self.batch, self.draft_input, self.pools), calls
+
+    def round(self) -> None:
+        _, output, self.draft_input = self.engine.round(self.batch, self.draft_input, self.pools)
+        lengths = (self.batch.seq_lens + output.num_accepted_tokens).tolist()
+        self.batch = make_batch(self.rows, lengths, self.batch.prompt_lens.tolist())
+
+    def drafter_rows(self, request: int) -> tuple[list[int], torch.Tensor]:
+        """What the drafter should have read so far: ids of tokens 1..L and fused features of tokens 0..L-1."""
+        length = int(self.batch.seq_lens[request])
+        tokens = self.pools.token_ids[self.rows[request], : length + 1]
+        return tokens[1:].tolist(), dense_head(self.pair).fuse(self.features(tokens[:-1]))
+
+    def features(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The target's features of one sequence from a single prefill in a pool of its own."""
+        pools, row_starts = self.engine.make_pools(1, 160), torch.tensor([0, len(tokens)])
+        row = pools.open()
+        pools.reserve(row, len(tokens))
+        slots = pools.slots(row, torch.arange(len(tokens)))
+        metadata = causal_metadata(torch.tensor([row]), torch.tensor([0]), row_starts, slots, pools)
+        return self.engine.target.forward(tokens, metadata, pools.target, self.engine.drafter.feature_layers)[1]
+
+
+def tree(page_size: int = 4, draft_kv: str = "lane", **changes) -> SpecConfig:
+    return SpecConfig(
+        **{"topk": 3, "num_steps": 4, "num_draft_tokens": 8, "page_size": page_size, "draft_kv": draft_kv, **changes}
+    )
+
+
+# After prefill and draft-extend.
+
+
+@every_head
+def test_what_prefill_leaves_equals_a_dense_forward(case):
+    """The last row's hidden, and its best tokens with their probabilities over the draft vocabulary, as target ids."""
+    run = Run(random_pair(**case), tree(), [13, 1, 8])
+    assert_draft_input(run)
+
+
+@every_head
+def test_what_draft_extend_leaves_equals_a_dense_forward(case):
+    run = Run(random_pair(**case), tree(), [13, 1, 8])
+    for _ in range(3):
+        run.round()
+        assert_draft_input(run)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+@pytest.mark.parametrize("extend_release", [("fixed", "finish"), ("ragged", "round")], ids="-".join)
+def test_draft_extend_of_accepted_drafts_equals_a_dense_forward(extend_release, kind):
+    """A random head's drafts are hardly ever accepted; those of an agreeing pair are."""
+    extend, release = extend_release
+    run = Run(agreeing_pair(kind, num_layers=5), tree(extend=extend, release=release), [13, 1, 8])
+    for _ in range(6):
+        run.round()
+        assert_draft_input(run)
+    assert int(run.batch.seq_lens.sum()) - 22 > 6 * 3
+
+
+def assert_draft_input(run: Run) -> None:
+    dense, offsets = dense_head(run.pair), run.pair.drafter.tensors.get("d2t")
+    for request in range(run.batch.size):
+        ids, hidden = run.drafter_rows(request)
+        out, logits = dense(ids, hidden)
+        prob, best = softmax(logits[-1], dim=-1).sort(descending=True)
+        target_ids = best if offsets is None else best + offsets[best]
+        assert_close(run.draft_input.hidden[request], out[-1])
+        assert run.draft_input.topk_index[request].tolist() == target_ids[:3].tolist()
+        assert_close(run.draft_input.topk_p[request].double(), prob[:3], budget=1e-6)
+        assert run.draft_input.bonus_tokens[request] == ids[-1]
+
+
+@pytest.mark.parametrize("case", TWO_KINDS.values(), ids=TWO_KINDS)
+@pytest.mark.parametrize("chunks", [2, 3, 7])
+def test_a_prompt_in_chunks_leaves_what_the_whole_prompt_leaves(chunks, case):
+    """The draft KV of a chunk's last token is that of the next known token."""
+    run = Run(random_pair(**case), tree(), [13, 9], chunks)
+    assert_draft_input(run)
+
+
+def test_draft_slot_p_holds_the_kv_of_token_p_plus_1_at_position_p():
+    run = Run(random_pair("eagle3"), tree(), [13, 6])
+    dense = dense_head(run.pair)
+    for _ in range(3):
+        for request, row in enumerate(run.rows):
+            ids, hidden = run.drafter_rows(request)
+            _, key, value = dense.query_key_value(ids, hidden)
+            slots = run.pools.slots(row, torch.arange(len(ids)))
+            assert_close(run.pools.draft.keys[0, slots], key[0].transpose(0, 1))
+            assert_close(run.pools.draft.values[0, slots], value[0].transpose(0, 1))
+        run.round()
+
+
+# The draft phase.
+
+PAGES_AND_LENGTHS = [(1, [5, 9]), (4, [8, 7]), (4, [3, 12]), (16, [16, 15]), (16, [31, 5])]
+
+
+def lanes_at(candidates: Candidates, request: int, step: int, k: int) -> list[tuple[int, int]]:
+    """(flat candidate, parent's lane) of each lane at a step that runs a forward."""
+    parent_list = candidates.parent_list[request].tolist()
+    flats = parent_list[1 + k * step : 1 + k * (step + 1)]
+    return [(flat, (flat // k - 1) % k) for flat in flats]
+
+
+def dense_lanes(run: Run, candidates: Candidates, request: int, see_ancestors: bool) -> list[torch.Tensor]:
+    """Draft logits [K, draft vocabulary] of each step, a dense forward a lane over the rows it should see.
+
+    Those are the prefix's, and the rows that the lane wrote itself or that its ancestors wrote.
+    """
+    dense, (ids, hidden), k = dense_head(run.pair), run.drafter_rows(request), run.config.topk
+    rows, handed_on, steps = [[] for _ in range(k)], [run.draft_input.hidden[request]] * k, []
+    for step in range(run.config.num_steps - 1):
+        lanes = lanes_at(candidates, request, step, k)
+        parents = [parent if step else lane for lane, (_, parent) in enumerate(lanes)]
+        own = [
+            (int(candidates.tokens[request, flat]), handed_on[p]) for (flat, _), p in zip(lanes, parents, strict=True)
+        ]
+        rows = [[*rows[parents[lane] if see_ancestors else lane], own[lane]] for lane in range(k)]
+        outs = [dense(ids + [t for t, _ in lane], torch.stack([*hidden, *(h for _, h in lane)])) for lane in rows]
+        handed_on = [out[-1] for out, _ in outs]
+        steps.append(torch.stack([logits[-1] for _, logits in outs]))
+    return steps
+
+
+def reparented(candidates: Candidates, config: SpecConfig) -> bool:
+    """Whether some lane took over from another lane before the last forward."""
+    steps = [(request, step) for request in range(len(candidates.tokens)) for step in range(1, config.num_steps - 1)]
+    return any(
+        parent != lane
+        for request, step in steps
+        for lane, (_, parent) in enumerate(lanes_at(candidates, request, step, config.topk))
+    )
+
+
+@pytest.mark.parametrize("case", TWO_KINDS.values(), ids=TWO_KINDS)
+@pytest.mark.parametrize("draft_kv", ["lane", "ancestor"])
+@pytest.mark.parametrize(("page_size", "lengths"), PAGES_AND_LENGTHS)
+def test_every_lane_equals_a_dense_forward_over_what_it_should_see(page_size, lengths, draft_kv, case):
+    """In the first round and, on KV rewritten by draft-extend, in the next two."""
+    run, changed_parents = Run(random_pair(**case), tree(page_size, draft_kv), lengths), False
+    for _ in range(3):
+        candidates, calls = run.propose()
+        assert len(calls) == run.config.num_steps - 1
+        for request in range(2):
+            expected = dense_lanes(run, candidates, request, see_ancestors=draft_kv == "ancestor")
+            for logits, wanted in zip(calls, expected, strict=True):
+                assert_close(logits.view(2, run.config.topk, -1)[request], wanted)
+        changed_parents |= reparented(candidates, run.config)
+        run.round()
+    assert changed_parents
+
+
+def test_lane_and_ancestor_differ_once_a_lane_is_reparented():
+    """Else the test above would show the same thing twice."""
+    run = Run(random_pair("eagle3"), tree(), [7, 8])
+    candidates, _ = run.propose()
+    lane, ancestor = (dense_lanes(run, candidates, 0, see_ancestors)[-1] for see_ancestors in (False, True))
+    assert (lane - ancestor).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 5), (2, 2, 5), (5, 3, 12)], ids=str)
+@pytest.mark.parametrize("extend_release", [("fixed", "finish"), ("ragged", "round")], ids="-".join)
+def test_chains_and_other_widths_equal_dense_forwards_too(shape, extend_release):
+    topk, num_steps, num_draft_tokens = shape
+    extend, release = extend_release
+    config = SpecConfig(topk, num_steps, num_draft_tokens, page_size=4, extend=extend, release=release)
+    run = Run(random_pair("eagle3"), config, [7, 12])
+    for _ in range(3):
+        candidates, calls = run.propose()
+        for request in range(2):
+            for logits, wanted in zip(calls, dense_lanes(run, candidates, request, see_ancestors=False), strict=True):
+                assert_close(logits.view(2, topk, -1)[request], wanted)
+        run.round()
+
+
+@pytest.mark.parametrize("topk", [1, 3])
+def test_candidates_are_each_lanes_best_tokens_as_target_ids_scored_by_the_product_down_the_path(topk):
+    config = tree(topk=topk, num_draft_tokens=5 if topk == 1 else 8)
+    run = Run(random_pair("eagle3"), config, [7, 8])
+    candidates, calls = run.propose()
+    offsets = run.pair.drafter.tensors["d2t"]
+    for request in range(2):
+        tokens, scores = candidates.tokens[request], candidates.scores[request]
+        assert torch.equal(tokens[:topk], run.draft_input.topk_index[request])
+        assert torch.equal(scores[:topk], run.draft_input.topk_p[request])
+        for step, logits in enumerate(calls):
+            lanes = lanes_at(candidates, request, step, topk)
+            for lane, (flat, _) in enumerate(lanes):
+                prob, best = softmax(logits.view(2, topk, -1)[request, lane], dim=-1).sort(descending=True)
+                block = slice((1 + step * topk + lane) * topk, (2 + step * topk + lane) * topk)
+                assert torch.equal(tokens[block], (best + offsets[best])[:topk])
+                assert_close(scores[block].double(), scores[flat].double() * prob[:topk], budget=1e-6)
+
+
+def test_the_next_lanes_are_the_best_children_best_first():
+    run = Run(random_pair("eagle3"), tree(), [7, 8])
+    candidates, calls = run.propose()
+    for request in range(2):
+        scores = candidates.scores[request]
+        for step in range(1, len(calls)):
+            children = slice(3 + 9 * (step - 1), 3 + 9 * step)
+            flats = [flat for flat, _ in lanes_at(candidates, request, step, 3)]
+            assert scores[flats].tolist() == scores[children].sort(descending=True).values[:3].tolist()
+            assert all(children.start <= flat < children.stop for flat in flats)
+
+
+def test_a_single_step_runs_no_draft_forward():
+    run = Run(random_pair("eagle3"), tree(num_steps=1, num_draft_tokens=3), [7, 8])
+    candidates, calls = run.propose()
+    assert calls == []
+    assert torch.equal(candidates.tokens, run.draft_input.topk_index)
+    assert torch.equal(candidates.scores, run.draft_input.topk_p)
+    assert candidates.parent_list.tolist() == [[-1], [-1]]
+
+
+@pytest.mark.parametrize("beyond", [0, 1, 2])
+def test_lanes_at_the_length_limit_propose_nothing_and_leave_the_other_request_alone(beyond):
+    """Request 0 of 9 tokens drafts at positions 9, 10 and 11; those from max_len on yield probability 0."""
+    pair, config = random_pair("eagle3"), tree()
+    torch.manual_seed(1)
+    free, _ = Run(pair, config, [9, 4]).propose()
+    torch.manual_seed(1)
+    limited, _ = Run(pair, replace(config, max_len=9 + beyond + 1), [9, 4]).propose()
+    first_dropped = 3 + 9 * (beyond + 1)
+    assert (limited.scores[0, first_dropped:] == 0).all()
+    assert (limited.scores[0, :first_dropped] > 0).all()
+    assert torch.equal(limited.tokens[0, :first_dropped], free.tokens[0, :first_dropped])
+    assert limited.tokens[0, first_dropped:].tolist() == [0, 1, 2] * ((len(free.tokens[0]) - first_dropped) // 3)
+    assert torch.equal(limited.tokens[1], free.tokens[1])
+
+
+def test_drafting_writes_nothing_to_the_prefix():
+    run = Run(random_pair("eagle3"), tree(draft_kv="ancestor"), [7, 8])
+    slots = torch.cat(
+        [run.pools.slots(row, torch.arange(length)) for row, length in zip(run.rows, [7, 8], strict=True)]
+    )
+    keys, values = run.pools.draft.keys[:, slots].clone(), run.pools.draft.values[:, slots].clone()
+    run.propose()
+    assert torch.equal(run.pools.draft.keys[:, slots], keys)
+    assert torch.equal(run.pools.draft.values[:, slots], values)
+
+
+# Nobody, and no drafter.
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_no_requests_pass_through_the_draft_phases_and_leave_the_idle_state(kind):
+    run = Run(random_pair(kind), tree(), [7])
+    run.rows, run.batch, idle = [], make_batch([], [], []), run.engine.drafter.idle()
+    run.draft_input = idle
+    candidates, _ = run.propose()
+    assert candidates.tokens.shape == candidates.scores.shape == (0, 30)
+    assert candidates.parent_list.shape == (0, 10)
+    run.round()
+    for name in ("topk_p", "topk_index", "hidden", "bonus_tokens"):
+        mine, idle_one = getattr(run.draft_input, name), getattr(idle, name)
+        assert (mine.shape, mine.dtype) == (idle_one.shape, idle_one.dtype), name
+
+
+def test_no_drafter_hands_on_the_root_and_proposes_nothing():
+    drafter, batch = NoDrafter(torch.float32), make_batch([0, 1], [4, 5], [4, 5])
+    draft_input = drafter.seed(batch, None, torch.tensor([7, 8], dtype=torch.int32), None, None)
+    candidates = drafter.propose(batch, draft_input, None)
+    assert draft_input.bonus_tokens.tolist() == [7, 8]
+    assert draft_input.bonus_tokens.dtype == torch.int32
+    assert candidates.tokens.shape == candidates.scores.shape == (2, 0)
+    assert candidates.parent_list.tolist() == [[-1], [-1]]
+    assert isinstance(drafter.idle(), DraftInput)
+    assert drafter.idle().is_idle
+    assert drafter.kv_layout is None
+    assert drafter.feature_layers == ()
+
+
+# The fast column.
+
+
+def rounded(pair: Pair, dtype: torch.dtype) -> Pair:
+    """The pair whose weights dtype can hold, so that every column reads the same numbers."""
+
+    def tensors(checkpoint):
+        kept = {n: t.to(dtype) if t.is_floating_point() else t for n, t in checkpoint.tensors.items()}
+        return replace(checkpoint, tensors=kept)
+
+    return replace(pair, target=tensors(pair.target), drafter=tensors(pair.drafter))
+
+
+def two_rounds(
+    pair: Pair, config: SpecConfig, impl: str, dtype: torch.dtype, device: str | None = None, temperature: float = 0.0
+) -> list:
+    """DraftInput after prefill, then the candidates of a round and the DraftInput after it."""
+    engine = load_engine(pair, config, impl, dtype, device, "eager")
+    pools = poisoned(engine.make_pools(8, 640))
+    prompts = [
+        torch.randint(48, (length,), generator=torch.Generator().manual_seed(length)).tolist() for length in (13, 1, 8)
+    ]
+    rows = [pools.open() for _ in prompts]
+    for row, prompt in zip(rows, prompts, strict=True):
+        pools.reserve(row, len(prompt))
+    lengths = [len(prompt) for prompt in prompts]
+    batch = make_batch(rows, lengths, lengths, temperature).to(engine.device)
+    prefill = PrefillInput.whole(prompts).to(engine.device)
+    with torch.inference_mode():
+        first = engine.prefill(batch, prefill, pools).draft_input
+        tree, _, second = engine.round(batch, first, pools)
+    return [state.to("cpu") for state in (first, tree.candidates, second)]
+
+
+@pytest.mark.parametrize(
+    ("case", "draft_kv"),
+    [*zip(HEAD_CASES.values(), 5 * ("lane", "ancestor"), strict=True), (HEAD_CASES["eagle"], "ancestor")],
+    ids=[*HEAD_CASES, "eagle, ancestor"],
+)
+def test_the_fast_drafter_proposes_what_the_reference_does(case, draft_kv, device):
+    pair, config = rounded(random_pair(**case), torch.float32), tree(draft_kv=draft_kv)
+    fast = two_rounds(pair, config, "fast", torch.float32, device)
+    plain, exact = (two_rounds(pair, config, "reference", dtype) for dtype in (torch.float32, torch.float64))
+    for mine, theirs, truth in zip(fast, plain, exact, strict=True):
+        for name in ("topk_index", "tokens", "parent_list", "bonus_tokens"):
+            assert not hasattr(truth, name) or torch.equal(getattr(mine, name), getattr(truth, name)), name
+        for name in ("topk_p", "scores", "hidden"):
+            if hasattr(truth, name):
+                found, plainly, truly = (getattr(state, name).double() for state in (mine, theirs, truth))
+                # A probability inherits the rounding of the logits that it is the exponential of.
+                scale = truly.abs().max() if name == "hidden" else exact[1].draft_logits[0].abs().max()
+                budget = 4 * (plainly - truly).abs().max() + 8 * torch.finfo(torch.float32).eps * scale
+                assert (found - truly).abs().max() <= budget, name
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+@pytest.mark.parametrize("verifier", ["rejection", "gumbel", "multi_round"])
+def test_the_fast_drafter_samples_what_the_reference_does(verifier, kind, device):
+    """By uniforms, by noise, and several lanes: in every step, and from the same laws."""
+    pair, topk = rounded(random_pair(kind), torch.float32), 3 if verifier == "multi_round" else 1
+    config = tree(topk=topk, num_draft_tokens=1 + 4 * topk, verifier=verifier)
+    fast = two_rounds(pair, config, "fast", torch.float32, device, temperature=1.0)
+    exact = two_rounds(pair, config, "reference", torch.float64, temperature=1.0)
+    for mine, truth in zip(fast, exact, strict=True):
+        for name, expected in truth.tensors.items():
+            if expected.is_floating_point():
+                assert_close(getattr(mine, name).double(), expected.double(), budget=1e-4)
+            else:
+                assert torch.equal(getattr(mine, name), expected), name
+
+
+def test_the_fast_plain_drafter_proposes_nothing(device):
+    pair, config = replace(rounded(random_pair("eagle"), torch.float32), drafter=None), SpecConfig.plain(page_size=4)
+    fast, exact = (two_rounds(pair, config, impl, torch.float32) for impl in ("fast", "reference"))
+    assert fast[0].topk_p.shape == exact[0].topk_p.shape == (3, 0)
+    assert fast[1].tokens.shape == (3, 0)
+    assert torch.equal(fast[2].bonus_tokens, exact[2].bonus_tokens)
+    idle = load_engine(pair, config, "fast", torch.float32, device).drafter.idle()
+    for name, live in fast[0].tensors.items():
+        assert idle.tensors[name].shape == (0, *live.shape[1:]), name

@@ -1,0 +1,322 @@
+"""Every target family in float64 against transformers' own: prefill, chunks over shuffled pages, trees, generate."""
+
+import math
+from collections.abc import Iterator
+from importlib import import_module
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.mistral.modeling_mistral import MistralRMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from specsim import SamplingParams, SpecConfig, generate
+from specsim.core.phases import Batch, PrefillInput, VerifyInput
+from specsim.core.pool import KVBuffer, KVPool
+from specsim.core.target import ModelConfig
+from specsim.models.checkpoint import Pair, TargetCheckpoint
+from specsim.models.synthetic_pair import LLAMA3, agreeing_pair, random_target, tiny_config
+from specsim.reference.attention import causal_metadata, tree_metadata
+from specsim.reference.targets import FAMILIES
+
+CASES = {
+    "llama": tiny_config("llama"),
+    "llama with llama3 scaling": tiny_config("llama", rope_theta=5e5, rope_scaling=LLAMA3),
+    "llama with a tied head": tiny_config("llama", tie_word_embeddings=True),
+    "llama with biases": tiny_config("llama", attention_bias=True, mlp_bias=True),
+    "llama, head_dim 10, one key head": tiny_config("llama", num_heads=2, num_kv_heads=1, head_dim=10),
+    "llama of five layers": tiny_config("llama", num_layers=5),
+    "mistral": tiny_config("mistral"),
+    "mistral with a window": tiny_config("mistral", window=5),
+    "qwen3": tiny_config("qwen3"),
+    "qwen3 with biases": tiny_config("qwen3", attention_bias=True),
+    "qwen3 with a window on some layers": tiny_config("qwen3", num_layers=3, sliding_windows=(None, 4, 4)),
+}
+every_case = pytest.mark.parametrize("config", CASES.values(), ids=CASES)
+
+
+@pytest.fixture(autouse=True)
+def norms_in_float64(monkeypatch) -> None:
+    """transformers' RMSNorm goes through float32 whatever the model's type; in float64 the budget can be 1e-10."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x / torch.sqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon)
+
+    for norm in (LlamaRMSNorm, MistralRMSNorm, Qwen3RMSNorm):
+        monkeypatch.setattr(norm, "forward", forward)
+
+
+def random_checkpoint(config: ModelConfig) -> TargetCheckpoint:
+    """Random weights in which no part is negligible."""
+    checkpoint = random_target(config, context=0.3)
+    tied = {"lm_head.weight": checkpoint.tensors["model.embed_tokens.weight"]} if config.tie_word_embeddings else {}
+    return TargetCheckpoint(config, {**checkpoint.tensors, **tied})
+
+
+def transformers_model(checkpoint: TargetCheckpoint) -> torch.nn.Module:
+    """The same weights in transformers' model, in float64 and with PyTorch's attention (the eager one is float32)."""
+    config = checkpoint.config
+    shape = dict(
+        vocab_size=config.vocab_size, hidden_size=config.hidden_size, intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_layers, head_dim=config.head_dim, rms_norm_eps=config.rms_norm_eps,
+        num_attention_heads=config.num_heads, num_key_value_heads=config.num_kv_heads,
+        max_position_embeddings=config.max_position_embeddings,
+        rope_parameters={"rope_theta": config.rope_theta, "rope_type": "default", **config.rope_scaling},
+        tie_word_embeddings=config.tie_word_embeddings, attn_implementation="sdpa",
+        bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    window = next((window for window in config.sliding_windows if window), None)
+    if config.family == "mistral":
+        model = MistralForCausalLM(MistralConfig(sliding_window=window, **shape))
+    elif config.family == "qwen3":
+        kinds = ["full_attention" if w is None else "sliding_attention" for w in config.sliding_windows]
+        windows = dict(use_sliding_window=window is not None, sliding_window=window, layer_types=kinds)
+        model = Qwen3ForCausalLM(Qwen3Config(attention_bias=config.attention_bias, **windows, **shape))
+    else:
+        biases = dict(attention_bias=config.attention_bias, mlp_bias=config.mlp_bias)
+        model = LlamaForCausalLM(LlamaConfig(**biases, **shape))
+    model = model.double().eval()
+    model.load_state_dict(checkpoint.tensors)
+    return model
+
+
+def transformers_rows(model: torch.nn.Module, token_ids: list[int]) -> tuple[torch.Tensor, ...]:
+    """(logits [R, V], what enters the head [R, H], what enters every layer [R, layers·H]) of one sequence alone."""
+    read = []
+    hook = model.lm_head.register_forward_pre_hook(lambda _, args: read.append(args[0][0]))
+    with torch.no_grad():
+        output = model(torch.tensor([token_ids]), output_hidden_states=True, use_cache=False)
+    hook.remove()
+    entering = torch.cat([hidden[0] for hidden in output.hidden_states[:-1]], dim=-1)
+    return output.logits[0], read[0], entering
+
+
+class Served:
+    """A target over a pool whose pages come in random order and hold NaN until they are written."""
+
+    def __init__(self, checkpoint: TargetCheckpoint, page_size: int, num_requests: int):
+        self.target = FAMILIES[checkpoint.config.family](checkpoint.config, checkpoint.tensors, torch.float64)
+        num_pages = num_requests * (48 // page_size)
+        buffer = KVBuffer(checkpoint.config.kv_layout, num_pages * page_size, torch.float64)
+        buffer.keys.fill_(math.nan)
+        buffer.values.fill_(math.nan)
+        self.pools = KVPool(buffer, None, page_size, num_pages, 48)
+        taken = [self.pools.open() for _ in range(num_pages)]
+        for row in taken:
+            self.pools.reserve(row, page_size)
+        for index in torch.randperm(num_pages).tolist():
+            self.pools.close(taken[index])
+        self.rows = [self.pools.open() for _ in range(num_requests)]
+        for row in self.rows:
+            self.pools.reserve(row, 48)
+
+    def prefill(self, chunks: list[list[int]], starts: list[int]) -> Iterator[tuple[torch.Tensor, ...]]:
+        """(logits, hidden, features entering every layer) of each request's chunk."""
+        counts = torch.tensor([len(chunk) for chunk in chunks])
+        row_starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+        places = zip(self.rows, starts, counts.tolist(), strict=True)
+        slots = torch.cat([self.pools.req_to_token[row, start : start + count] for row, start, count in places])
+        ids = torch.tensor([token for chunk in chunks for token in chunk])
+        metadata = causal_metadata(torch.tensor(self.rows), torch.tensor(starts), row_starts, slots, self.pools)
+        return zip(*(part.split(counts.tolist()) for part in self.forward(ids, metadata)), strict=True)
+
+    def forward(self, ids: torch.Tensor, metadata) -> tuple[torch.Tensor, ...]:
+        layers = tuple(range(self.target.config.num_layers))
+        hidden, entering = self.target.forward(ids, metadata, self.pools.target, layers)
+        return self.target.logits(hidden), hidden, entering
+
+
+def assert_rows(ours: tuple[torch.Tensor, ...], theirs: tuple[torch.Tensor, ...], config: ModelConfig) -> None:
+    """Float64 throughout, except that llama3 frequencies are float32 that may differ in the last place."""
+    budget = 1e-5 if config.rope_scaling else 1e-10
+    for name, mine, yours in zip(("logits", "hidden", "features"), ours, theirs, strict=True):
+        torch.testing.assert_close(mine, yours, rtol=budget, atol=budget, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def random_prompts(*lengths: int) -> list[list[int]]:
+    return [torch.randint(48, (length,)).tolist() for length in lengths]
+
+
+@every_case
+def test_a_prefill_of_unequal_prompts_equals_transformers(config):
+    """Logits, what enters the head, and the hidden states entering every layer."""
+    checkpoint = random_checkpoint(config)
+    model, prompts = transformers_model(checkpoint), random_prompts(13, 1, 20)
+    ours = Served(checkpoint, 4, 3).prefill(prompts, [0, 0, 0])
+    for rows, prompt in zip(ours, prompts, strict=True):
+        assert_rows(rows, transformers_rows(model, prompt), config)
+
+
+@every_case
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_a_prefill_in_chunks_equals_transformers(config, page_size):
+    checkpoint = random_checkpoint(config)
+    model, prompts, served = transformers_model(checkpoint), random_prompts(19, 11), Served(checkpoint, page_size, 2)
+    ends, parts = [0, 0], [[], []]
+    for sizes in ((3, 5), (1, 1), (8, 0), (7, 5)):
+        chunks = [prompt[end : end + size] for prompt, end, size in zip(prompts, ends, sizes, strict=True)]
+        for own, part in zip(parts, served.prefill(chunks, ends), strict=True):
+            own.append(part)
+        ends = [end + size for end, size in zip(ends, sizes, strict=True)]
+    for own, prompt in zip(parts, prompts, strict=True):
+        assert_rows([torch.cat(part) for part in zip(*own, strict=True)], transformers_rows(model, prompt), config)
+
+
+# The last is deeper than the windows, and its nodes are not numbered by depth.
+PARENTS = [[-1, 0, 0, 1, 1, 3, 2, 5], [-1, 0, 0, 0, 0, 0, 0, 0], [-1, 0, 0, 2, 3, 4, 5, 6]]
+
+
+def path(parents: list[int], node: int) -> list[int]:
+    """Nodes from the root to `node`."""
+    return [*path(parents, parents[node]), node] if node >= 0 else []
+
+
+def tree_input(served: Served, trees: list[list[int]], lengths: list[int]) -> VerifyInput:
+    """Trees of the shapes PARENTS over the columns after the prefix."""
+    columns = [
+        table[length : length + 8]
+        for table, length in zip(served.pools.req_to_token[served.rows], lengths, strict=True)
+    ]
+    depths = [[len(path(parents, node)) - 1 for node in range(8)] for parents in PARENTS]
+    mask = [[[c in path(parents, node) for c in range(8)] for node in range(8)] for parents in PARENTS]
+    unused = torch.empty(3, 8)
+    return VerifyInput(
+        draft_tokens=torch.tensor(trees), parents=torch.tensor(PARENTS), scores=unused,
+        positions=(torch.tensor(lengths)[:, None] + torch.tensor(depths)).flatten(), mask=torch.tensor(mask),
+        retrieve_index=unused, retrieve_next_token=unused, retrieve_next_sibling=unused,
+        cache_locations=torch.cat(columns),
+    )  # fmt: skip
+
+
+def make_batch(rows: list[int], lengths: list[int]) -> Batch:
+    return Batch.of(rows, rows, lengths, [SamplingParams()] * len(rows), vocab_size=48)
+
+
+@every_case
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_every_node_of_a_tree_equals_transformers_on_its_path_alone(config, page_size):
+    checkpoint, lengths = random_checkpoint(config), [7, 12, 1]
+    model, prompts, trees = transformers_model(checkpoint), random_prompts(*lengths), random_prompts(8, 8, 8)
+    served = Served(checkpoint, page_size, 3)
+    served.prefill(prompts, [0, 0, 0])
+    metadata = tree_metadata(make_batch(served.rows, lengths), tree_input(served, trees, lengths), served.pools)
+    ours = [part.view(3, 8, -1) for part in served.forward(torch.tensor(trees).flatten(), metadata)]
+    for request, (prompt, tree, parents) in enumerate(zip(prompts, trees, PARENTS, strict=True)):
+        for node in range(8):
+            tokens = prompt + [tree[ancestor] for ancestor in path(parents, node)]
+            theirs = [part[-1] for part in transformers_rows(model, tokens)]
+            assert_rows([part[request, node] for part in ours], theirs, config)
+
+
+def test_features_are_the_named_layers_in_order_or_what_the_head_reads():
+    """hidden_states[i] of transformers enters layer i."""
+    checkpoint = random_checkpoint(CASES["llama of five layers"])
+    model, prompt, served = transformers_model(checkpoint), random_prompts(9)[0], Served(checkpoint, 4, 1)
+    _, head_input, entering = transformers_rows(model, prompt)
+    slots = served.pools.req_to_token[served.rows[0], :9]
+    metadata = causal_metadata(torch.tensor(served.rows), torch.tensor([0]), torch.tensor([0, 9]), slots, served.pools)
+    for layers, expected in (((), head_input), ((1, 2, 4), entering.view(9, 5, 32)[:, [1, 2, 4]].flatten(1))):
+        _, features = served.target.forward(torch.tensor(prompt), metadata, served.pools.target, layers)
+        torch.testing.assert_close(features, expected, rtol=1e-10, atol=1e-10)
+
+
+# The whole engine. Greedy output is that of transformers, whatever drafts.
+
+PROMPT_LENGTHS = (1, 4, 11, 17)
+NEW_TOKENS = 14
+SETTINGS = {
+    "chain": SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=4),
+    "tree": SpecConfig(topk=3, num_steps=3, num_draft_tokens=8, page_size=1),
+    "paged tree": SpecConfig(topk=2, num_steps=4, num_draft_tokens=7, page_size=4, draft_kv="ancestor"),
+    "tree, slots of a round": SpecConfig(
+        topk=2, num_steps=3, num_draft_tokens=6, page_size=16, extend="ragged", release="round"
+    ),
+}
+
+
+def transformers_greedy(target: TargetCheckpoint, prompts: list[list[int]]) -> list[list[int]]:
+    model = transformers_model(target)
+    outputs = [
+        model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt)),
+            do_sample=False,
+            max_new_tokens=NEW_TOKENS,
+        )
+        for prompt in prompts
+    ]
+    return [output[0, len(prompt) :].tolist() for output, prompt in zip(outputs, prompts, strict=True)]
+
+
+def generated(pair: Pair, prompts: list[list[int]], config: SpecConfig):
+    sampling = SamplingParams(max_new_tokens=NEW_TOKENS)
+    return generate(pair, prompts, config, sampling, impl="reference", dtype=torch.float64)
+
+
+@every_case
+def test_plain_decoding_equals_transformers_generate(config):
+    checkpoint, prompts = random_checkpoint(config), random_prompts(*PROMPT_LENGTHS)
+    ours = generated(Pair(checkpoint, None, None, "plain"), prompts, SpecConfig.plain(page_size=4))
+    assert [list(output.token_ids) for output in ours.outputs] == transformers_greedy(checkpoint, prompts)
+
+
+FAMILY_CASES = {
+    "llama": {"family": "llama"},
+    "llama with llama3 scaling": {"family": "llama", "rope_theta": 5e5, "rope_scaling": LLAMA3},
+    "mistral with a window": {"family": "mistral", "window": 5},
+    "qwen3": {"family": "qwen3"},
+}
+
+
+@pytest.mark.parametrize("changes", FAMILY_CASES.values(), ids=FAMILY_CASES)
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+@pytest.mark.parametrize("config", SETTINGS.values(), ids=SETTINGS)
+def test_speculative_greedy_decoding_equals_transformers_generate(config, kind, changes):
+    """Rounds accept drafts in different numbers, else nothing would be shown."""
+    pair, prompts = agreeing_pair(kind, **changes), random_prompts(*PROMPT_LENGTHS)
+    ours = generated(pair, prompts, config)
+    counts = {count for output in ours.outputs for count in output.num_accepted_tokens_per_round}
+    assert [list(output.token_ids) for output in ours.outputs] == transformers_greedy(pair.target, prompts)
+    assert len(counts) > 1
+
+
+# The fast column.
+
+
+def fast_and_exact(config: ModelConfig, prompts: list[list[int]], dtype: torch.dtype, device: str) -> list[tuple]:
+    """(logits, hidden, features entering every layer) of a prefill: fast in dtype, reference in dtype, in float64."""
+    checkpoint, layers = random_checkpoint(config), tuple(range(config.num_layers))
+    checkpoint = TargetCheckpoint(config, {name: each.to(dtype) for name, each in checkpoint.tensors.items()})
+    lengths = [len(prompt) for prompt in prompts]
+    results = []
+    for column, kind, place in (
+        ("fast", dtype, device),
+        ("reference", dtype, "cpu"),
+        ("reference", torch.float64, "cpu"),
+    ):
+        built_in = import_module(f"specsim.{column}.{'metadata' if column == 'fast' else 'attention'}")
+        families = import_module(f"specsim.{column}.targets").FAMILIES
+        more = (torch.device(place),) if column == "fast" else ()
+        target = families[config.family](config, checkpoint.tensors, kind, *more)
+        pools = KVPool(KVBuffer(config.kv_layout, 192, kind, place), None, 4, len(prompts), 64)
+        rows = [pools.open() for _ in prompts]
+        for row, length in zip(rows, lengths, strict=True):
+            pools.reserve(row, length)
+        batch = Batch.of(rows, rows, lengths, [SamplingParams()] * len(rows), config.vocab_size).to(place)
+        prefill = PrefillInput.whole(prompts).to(place)
+        metadata = built_in.prefill_metadata(batch, prefill, pools)
+        hidden, features = target.forward(prefill.input_ids, metadata, pools.target, layers)
+        results.append(tuple(each.double().cpu() for each in (target.logits(hidden), hidden, features)))
+    return results
+
+
+@every_case
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_fast_target_is_as_exact_as_the_reference(config, dtype, device):
+    """Its error against float64 may be three times the reference's in the same type, and a few units of rounding."""
+    with torch.inference_mode():
+        fast, reference, exact = fast_and_exact(config, random_prompts(9, 1, 14), dtype, device)
+    for name, mine, plain, truth in zip(("logits", "hidden", "features"), fast, reference, exact, strict=True):
+        budget = 3 * (plain - truth).abs().max() + 4 * torch.finfo(dtype).eps * truth.abs().max()
+        assert (mine - truth).abs().max() <= budget, name

@@ -1,0 +1,132 @@
+"""Pictures of simulated servers say what runs, laws and sweeps say."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from specsim import SpecConfig, plots
+from specsim.core.config import ServingConfig
+from specsim.core.errors import InputError
+from specsim.plots.pareto import each, everyone, front
+from specsim.simulator.acceptance import PerPosition, accept_length, iid
+from specsim.simulator.cell import Cell
+from specsim.simulator.option import Option
+from specsim.simulator.sweep import Results, cells, sweep
+from specsim.simulator.timeline import simulate
+from specsim.simulator.workload import bursts
+
+
+class Seconds:
+    """Every round takes one, a prefill nothing."""
+
+    def prefill(self, new_tokens, contexts):
+        return 0.0
+
+    def round(self, contexts, config):
+        return 1.0
+
+
+def artists(figure, start: str) -> dict:
+    found = {artist.get_gid(): artist for artist in figure.axes[0].get_children() if artist.get_gid()}
+    return {gid: artist for gid, artist in found.items() if gid.startswith(start)}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    results = Results(tmp_path_factory.mktemp("sweep") / "out.sqlite")
+    base = Cell(requests=8, prompt_tokens=20, output_tokens=16)
+    with ThreadPoolExecutor(1) as executor:
+        sweep(cells(base, {"num_steps": [0, 2, 9], "concurrency": [1, 8]}), results, executor)
+    return results.rows()
+
+
+def test_pareto_draws_every_cell_and_rings_what_none_beats(rows):
+    figure = plots.pareto(rows)
+    good = [row for row in rows if row["error"] is None]
+    lines = artists(figure, "setting:")
+    assert set(lines) == {"setting:no drafts", "setting:chain of 2"}
+    drawn = {tuple(point) for line in lines.values() for point in np.transpose(line.get_data()).tolist()}
+    assert drawn == {(each(row), everyone(row)) for row in good}
+    ringed = {gid.split(":")[1] for gid in artists(figure, "front:")}
+    beaten = {
+        row["key"]
+        for row in good
+        if any(each(other) >= each(row) and everyone(other) >= everyone(row) for other in good if other is not row)
+    }
+    assert ringed == {row["key"] for row in good} - beaten == {row["key"] for row in front(good)}
+    assert sorted(text.get_text() for text in figure.axes[0].texts) == sorted(str(row["concurrency"]) for row in good)
+    trees = artists(plots.pareto([row | {"topk": 4, "num_draft_tokens": 8} for row in good]), "setting:")
+    assert set(trees) == {"setting:no drafts", "setting:tree 4/2/8"}
+    with pytest.raises(InputError, match="settings is 0"):
+        plots.pareto([row for row in rows if row["error"]])
+
+
+def test_pareto_leaves_out_requests_of_one_token_which_have_no_tpot(rows):
+    first, *others = [row for row in rows if row["error"] is None]
+    one_token = first | {"Mean TPOT (ms)": None}
+    assert artists(plots.pareto([one_token, *others]), "").keys() == artists(plots.pareto(others), "").keys()
+    with pytest.raises(InputError, match="settings is 0; allowed: 1 to 5, of cells with a TPOT"):
+        plots.pareto([one_token])
+
+
+def test_positions_draw_rates_and_name_accept_lengths():
+    laws = {"even": iid(0.5, 3), "given": PerPosition((0.9, 0.1))}
+    figure = plots.positions(laws)
+    for name, law in laws.items():
+        (line,) = artists(figure, f"law:{name}").values()
+        assert line.get_ydata() == pytest.approx([1, *law.rates()])
+        assert any(text.get_text() == f"{name}: {accept_length(law):.2f}" for text in figure.axes[0].texts)
+    with pytest.raises(InputError, match="laws is 0"):
+        plots.positions({})
+
+
+def test_names_of_laws_stand_apart():
+    laws = {name: iid(rate, 3) for name, rate in (("a", 0.5), ("b", 0.5), ("c", 0.51), ("d", 0.0))}
+    heights = sorted(text.xy[1] for text in plots.positions(laws).axes[0].texts)
+    assert min(np.diff(heights)) > 0.05
+
+
+def test_a_row_is_beaten_by_one_that_gives_all_as_much_and_each_more():
+    rows = [{"Mean TPOT (ms)": tpot, "Output Throughput (tok/s)": 100.0} for tpot in (20.0, 10.0)]
+    assert front(rows) == rows[1:]
+
+
+def run_of(count):
+    """Requests that come at once, to two places."""
+    option, serving = Option(SpecConfig(1, 1, 2), iid(1.0, 1)), ServingConfig("sync", 2, 1000)
+    return simulate(Seconds(), option, bursts(count, count, 1, 5, 5), serving, prefill="beside")
+
+
+def test_a_batch_of_more_than_200_requests_is_drawn_in_parts():
+    run = run_of(201)
+    assert len(artists(plots.batch(run, 0, 199), "decode:")) == 200
+    with pytest.raises(InputError, match="requests is 201; allowed: 1 to 200"):
+        plots.batch(run)
+
+
+def test_a_preemption_is_a_cross():
+    run = run_of(4)
+    assert artists(plots.batch(run), "preempted:") == {}
+    preempted = replace(run, preemptions=np.array([0, 0, 2, 0]))
+    assert set(artists(plots.batch(preempted), "preempted:")) == {"preempted:2"}
+
+
+def test_a_batch_is_drawn_in_seconds():
+    run = run_of(4)
+    figure = plots.batch(run, 1, 3)
+    bars = {gid: (bar.get_x(), bar.get_x() + bar.get_width()) for gid, bar in artists(figure, "").items()}
+    assert bars == {f"{kind}:{number}": span for number in (1, 2, 3) for kind, span in SPANS[number].items()}
+    with pytest.raises(InputError, match="requests is 0"):
+        plots.batch(run, 9)
+
+
+# Two places; a request takes two rounds of two tokens after its first.
+SPANS = {
+    1: {"wait": (0, 0), "decode": (0, 2)},
+    2: {"wait": (0, 2), "decode": (2, 4)},
+    3: {"wait": (0, 2), "decode": (2, 4)},
+}

@@ -1,0 +1,226 @@
+"""Facts about the tree that import-linter (`make lint`) cannot see: dynamic imports, lazy ones, the wheel, names."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SETUPTOOLS = PYPROJECT["tool"]["setuptools"]
+IMPLEMENTATIONS = ("reference", "fast")
+PACKAGE_FOLDERS = {"specsim": ROOT / "specsim"} | {f"specsim.{name}": ROOT / name for name in IMPLEMENTATIONS}
+TOP_FOLDERS = {"specsim", "reference", "fast", "notebooks", "tests", "papers"}
+TEST_FOLDERS = {
+    "acceptance",
+    "bench",
+    "cli",
+    "core",
+    "correctness",
+    "fast",
+    "maintain",
+    "models",
+    "operations",
+    "plots",
+    "project",
+    "serving",
+    "simulator",
+}
+VAGUE_NAMES = {"utils", "common", "helpers", "base", "manager", "factory", "registry"}
+# In two parts each, since this file is read as well.
+FORBIDDEN_TEXT = re.compile(r"\bTO" + r"DO\b|\.\./sha" + "red")
+# Modules that import by a name put together at run time, and the modules they can reach that way.
+DYNAMIC_IMPORTS = {
+    "specsim": {"specsim.core", "specsim.models", "specsim.serving"},
+    "specsim.correctness.faults.checks": {"specsim.correctness.faults.checks"},
+    "specsim.correctness.faults.checks.distribution": {"specsim.reference.verify", "specsim.fast.verify"},
+    "specsim.correctness.faults.checks.trees": {"specsim.reference.tree", "specsim.fast.tree"},
+    "specsim.correctness.conformance.runner": {"the module of a user"},
+    "specsim.serving.generation": {"specsim.reference.engine", "specsim.fast.engine", "specsim.fast.runtime.launch"},
+}
+HEAVY = {"torch", "triton", "transformers", "matplotlib", "pandas", "specsim.reference", "specsim.fast"}
+
+
+def python_modules() -> dict[str, Path]:
+    modules = {}
+    for package, folder in PACKAGE_FOLDERS.items():
+        for path in sorted(folder.rglob("*.py")):
+            if not any(parent.is_symlink() for parent in path.parents):
+                parts = path.relative_to(folder).with_suffix("").parts
+                modules[".".join((package, *parts)).removesuffix(".__init__")] = path
+    return modules
+
+
+MODULES = python_modules()
+
+
+def imports_by_name(source: str) -> bool:
+    """Whether a module calls import_module or __import__."""
+    calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    return any(ast.unparse(call.func).split(".")[-1] in ("import_module", "__import__") for call in calls)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import importlib\ndef f(impl): return importlib.import_module(f'specsim.{impl}')",
+        "from importlib import import_module\ndef f(name): return import_module(name)",
+        "ENGINE = __import__('specsim.fast.engine')",
+    ],
+)
+def test_dynamic_import_is_found(source):
+    assert imports_by_name(source)
+    assert not imports_by_name("import importlib\nfrom specsim.core import config")
+
+
+def test_dynamic_imports_are_the_known_ones():
+    found = {name for name, path in MODULES.items() if imports_by_name(path.read_text())}
+    assert found == set(DYNAMIC_IMPORTS)
+
+
+def test_dynamic_imports_name_their_targets():
+    known = {target for targets in DYNAMIC_IMPORTS.values() for target in targets if target.startswith("specsim")}
+    assert known <= set(MODULES)
+
+
+def run_python(code: str, folder: Path) -> dict:
+    """Run code in a fresh interpreter and give what it leaves in `answer`."""
+    code = f"import json, sys\n{code}\nprint(json.dumps(answer))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def loaded_by(modules: list[str], folder: Path) -> set[str]:
+    """Names of all modules that are loaded after an import of these."""
+    code = f"from importlib import import_module\nfor name in {modules}: import_module(name)"
+    return set(run_python(f"{code}\nanswer = dict(modules=sorted(sys.modules))", folder)["modules"])
+
+
+def test_import_specsim_is_light(tmp_path):
+    loaded = loaded_by(["specsim"], tmp_path)
+    assert "specsim" in loaded
+    assert not HEAVY & loaded
+
+
+def test_command_line_starts_light(tmp_path):
+    loaded = loaded_by(["specsim.cli.main"], tmp_path)
+    assert "specsim.cli.generate" in loaded
+    assert not HEAVY & loaded
+
+
+def test_only_functions_reach_an_implementation(tmp_path):
+    above = [name for name in MODULES if name.split(".")[1:2] not in (["reference"], ["fast"], ["__main__"])]
+    loaded = loaded_by(above, tmp_path)
+    assert "specsim.bench.rounds" in loaded
+    assert not {"specsim.reference", "specsim.fast"} & loaded
+
+
+def test_every_public_name_of_specsim_is_found_where_it_lives():
+    import specsim
+
+    assert all(getattr(specsim, name).__module__.startswith("specsim.") for name in specsim.__all__)
+    with pytest.raises(AttributeError):
+        _ = specsim.generator
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_implementation_is_loaded_from_its_folder_and_once(implementation):
+    names = [name for name, path in MODULES.items() if ROOT / implementation in path.parents]
+    loaded = run_python(
+        f"import importlib\nmodules = [importlib.import_module(name) for name in {names}]\n"
+        "answer = dict(files=[module.__file__ for module in modules], modules=sorted(sys.modules))",
+        ROOT,
+    )
+    assert [Path(file).resolve() for file in loaded["files"]] == [MODULES[name].resolve() for name in names]
+    assert not set(IMPLEMENTATIONS) & set(loaded["modules"])
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_tools_find_the_implementation_through_a_link(implementation):
+    assert (ROOT / "specsim" / implementation).readlink() == Path("..") / implementation
+
+
+def test_every_package_is_in_the_wheel():
+    packages = {name for name, path in MODULES.items() if path.name == "__init__.py"}
+    assert sorted(SETUPTOOLS["packages"]) == sorted(packages)
+    assert SETUPTOOLS["package-dir"] == {name: folder.name for name, folder in PACKAGE_FOLDERS.items()}
+    assert {path.parent for path in MODULES.values()} == {MODULES[name].parent for name in packages}
+
+
+def test_every_data_file_is_in_the_wheel():
+    data = SETUPTOOLS["package-data"]
+    packed = {path for name, globs in data.items() for glob in globs for path in MODULES[name].parent.glob(glob)}
+    files = {path for folder in PACKAGE_FOLDERS.values() for path in folder.rglob("*") if path.is_file()}
+    assert {path for path in files - packed if path.suffix not in (".py", ".pyc")} == set()
+
+
+def operations(implementation: str) -> set[str]:
+    names = (path.stem for path in (ROOT / implementation).iterdir() if path.suffix == ".py")
+    return set(names) - {"__init__"}
+
+
+def test_fast_has_twins_of_the_reference():
+    twins = {name for name in operations("reference") if not name.startswith("oracle")}
+    assert operations("fast") == twins | {"frame"}
+
+
+def untested(implementation: str, tests: str) -> set[str]:
+    """Modules of an implementation, its target families and drafters aside, without a test file of their name."""
+    modules = (path for path in (ROOT / implementation).rglob("*.py") if path.stem != "__init__")
+    names = {path.stem for path in modules if path.parent.name not in ("targets", "drafters")}
+    return {name for name in names if not (ROOT / "tests" / tests / f"test_{name}.py").is_file()}
+
+
+def test_every_module_of_an_implementation_has_its_test():
+    assert untested("reference", "operations") == {"oracle_distributions", "oracle_forward", "oracle_verify"}
+    # test_sampling.py reads every entry of a distribution; test_uniforms.py in tests/core compares with the kernels'.
+    assert untested("fast", "fast") - operations("reference") == {"distribution", "uniforms"}
+
+
+def project_files() -> list[Path]:
+    """The files that belong to the project; hidden and built ones do not."""
+    folders = [*(ROOT / name for name in TOP_FOLDERS), ROOT / ".ci"]
+    files = [*ROOT.glob("*"), *(path for folder in folders for path in folder.rglob("*"))]
+    return [path for path in files if path.is_file() and "__pycache__" not in path.parts]
+
+
+def test_names_say_what_a_file_defines():
+    paths = [path.relative_to(ROOT).with_suffix("") for path in project_files() if path.suffix == ".py"]
+    words = {word for path in paths for part in path.parts for word in part.split("_")}
+    assert "architecture" in words
+    assert words & VAGUE_NAMES == set()
+
+
+def test_init_files_are_short():
+    inits = [path for path in MODULES.values() if path.name == "__init__.py"]
+    assert [path for path in inits if len(path.read_text().splitlines()) > 20] == []
+
+
+def test_top_level_folders():
+    made = re.compile(r"\..*|__pycache__|build|dist|.*\.egg-info")
+    assert {path.name for path in ROOT.iterdir() if path.is_dir() and not made.fullmatch(path.name)} <= TOP_FOLDERS
+
+
+def test_tests_lie_in_folders_of_what_they_test():
+    tests = ROOT / "tests"
+    assert {path.parent.relative_to(tests).as_posix() for path in tests.rglob("test_*.py")} == TEST_FOLDERS
+
+
+def test_tests_import_an_implementation_as_part_of_specsim():
+    sources = [path.read_text() for path in (ROOT / "tests").rglob("*.py")]
+    assert any("from specsim.reference" in source for source in sources)
+    bare = re.compile(rf"^\s*(from|import) ({'|'.join(IMPLEMENTATIONS)})\b", re.MULTILINE)
+    assert not any(bare.search(source) for source in sources)
+
+
+def test_nothing_is_left_to_do_or_points_outside():
+    assert FORBIDDEN_TEXT.search("# TO" + "DO: later")
+    texts = [path for path in project_files() if path.suffix in ("", ".py", ".md", ".toml", ".txt")]
+    assert ROOT / "Makefile" in texts
+    assert [path for path in texts if FORBIDDEN_TEXT.search(path.read_text())] == []

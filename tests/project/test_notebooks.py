@@ -1,0 +1,123 @@
+"""The notebooks run from top to bottom, and what is beside each source is what running it left."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from specsim import SpecConfig, generate
+
+jupytext = pytest.importorskip("jupytext")
+nbformat = pytest.importorskip("nbformat")
+pytest.importorskip("ipykernel")
+pytest.importorskip("matplotlib")
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+SOURCES = sorted(NOTEBOOKS.glob("[0-9]*.py"))
+EXECUTE = runpy.run_path(str(NOTEBOOKS / "execute.py"))["execute"]
+
+
+def cells(notebook) -> list[tuple[str, str]]:
+    return [(cell.cell_type, cell.source.rstrip()) for cell in notebook.cells]
+
+
+def faults(notebook) -> list[str]:
+    """What shows that a notebook was not run whole, in order and without an error."""
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    counts = [cell.execution_count for cell in code]
+    found = [] if counts == list(range(1, len(code) + 1)) else [f"run as {counts}"]
+    for cell in code:
+        for output in cell.outputs:
+            if output.output_type == "error":
+                found.append(f"error {output.ename} of {cell.source[:30]!r}")
+            if output.output_type == "stream" and output.name == "stderr":
+                found.append(f"{output.text[:60]!r} of {cell.source[:30]!r}")
+    return found
+
+
+def shown(notebook) -> list[list[str]]:
+    """What each code cell shows, without what differs from machine to machine: pixels, rounding errors, seconds."""
+
+    def shows(output) -> str:
+        data = output.get("data", {"text/plain": output.get("text")})
+        text = "" if "image/png" in data else re.sub(r"\d+e[+-]\d+|[\d.]+(?= s\b)", "#", data["text/plain"])
+        return f"{' '.join(sorted(data))}: {text}"
+
+    return [[shows(output) for output in cell.outputs] for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def test_there_are_notebooks():
+    assert {path.stem for path in SOURCES} == {path.stem for path in NOTEBOOKS.glob("*.ipynb")}
+    assert SOURCES
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_notebook_is_in_step_with_its_source(source):
+    notebook = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
+    nbformat.validate(notebook)
+    assert cells(notebook) == cells(jupytext.read(source))
+    assert faults(notebook) == []
+    assert any("image/png" in kinds for cell in shown(notebook) for kinds in cell)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_notebook_runs_again_and_shows_the_same(source):
+    again = EXECUTE(source)
+    assert faults(again) == []
+    assert shown(again) == shown(nbformat.read(source.with_suffix(".ipynb"), as_version=4))
+
+
+def test_the_first_round_is_as_its_text_says():
+    notebook, names = jupytext.read(NOTEBOOKS / "01_first_round.py"), {}
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and "verify_output" not in names:
+            exec(cell.source, names)
+    scores, tokens = names["verify_input"].scores[0], names["verify_input"].draft_tokens[0].tolist()
+    parents, path = names["verify_input"].parents[0].tolist(), names["verify_output"].accept_index[0].tolist()
+    assert f"Node 5 scores {scores[5]:.3f} below node 2 with {scores[2]:.3f}." in text
+    assert parents[5] == 2
+    assert f"give to `{names['decode'](tokens[5:6])}` after `{names['decode'](tokens[2:3])}`?" in text
+    assert [names["decode"]([token]) for token in tokens].count(":") == 2
+    assert "The accepted path is not the drafter's favourite." in text
+    assert scores[path[1]] < scores[1]
+    assert "If nodes {}, {} and {} were moved one after the other, {} first".format(*path[1:], path[3]) in text
+    assert path[1] == 2  # where the KV of the second goes
+    chain = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=4)
+    assert generate(names["pair"], names["prompts"][:1], chain).outputs[0].num_accepted_tokens_per_round[0] == 1
+
+
+def made_up(**outputs):
+    cell = nbformat.v4.new_code_cell("1 / 0", execution_count=1, **outputs)
+    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("text"), cell])
+
+
+def test_faults_are_found():
+    assert faults(made_up()) == []
+    error = nbformat.v4.new_output("error", ename="ZeroDivisionError", evalue="", traceback=[])
+    assert faults(made_up(outputs=[error])) == ["error ZeroDivisionError of '1 / 0'"]
+    warning = nbformat.v4.new_output("stream", name="stderr", text="careful")
+    assert faults(made_up(outputs=[warning])) == ["'careful' of '1 / 0'"]
+    skipped = made_up()
+    skipped.cells[1].execution_count = 2
+    assert faults(skipped) == ["run as [2]"]
+    skipped.cells[1].execution_count = None
+    assert faults(skipped) == ["run as [None]"]
+
+
+def test_what_is_shown_is_compared_but_for_rounding_errors_and_seconds():
+    def told(text):
+        value = nbformat.v4.new_output("execute_result", {"text/plain": text, "text/html": "made once"})
+        (outputs,) = shown(made_up(outputs=[nbformat.v4.new_output("stream", text=text), value]))
+        return outputs
+
+    line = "slots [20, 22] see ' 1', length 3.69, 0.13 s, within 4e-06 of values up to 7.1"
+    assert told(line) == told(line.replace("0.13", "12.5").replace("4e-06", "0e+00"))
+    for old, new in (("22", "23"), ("3.69", "3.70"), ("see", "sse"), ("' 1'", "' 0'"), ("7.1", "7.2")):
+        assert all(one != other for one, other in zip(told(line), told(line.replace(old, new)), strict=True))
+
+
+def test_cells_that_differ_are_told_apart():
+    assert cells(made_up()) == [("markdown", "text"), ("code", "1 / 0")]
+    assert cells(made_up()) != cells(nbformat.v4.new_notebook(cells=made_up().cells[1:]))

@@ -1,0 +1,267 @@
+"""The prefix tree: which pages a prompt may begin with, and which of them give way first."""
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specsim.core.pool import KVBuffer, KVLayout, KVPool
+from specsim.serving.prefix import PrefixTree
+
+P = 4
+TEXT = list(range(100, 117))
+
+
+def make_pool(has_draft: bool = True, page_size: int = P, num_pages: int = 16, num_requests: int = 8) -> KVPool:
+    target, draft = (KVBuffer(KVLayout(1, 1, 1), num_pages * page_size, torch.float32) for _ in range(2))
+    return KVPool(target, draft if has_draft else None, page_size, num_requests, num_pages * page_size)
+
+
+def filled(pool: KVPool, columns: int, shared=()) -> int:
+    """A row that owns and has committed that many columns, the first of them on shared pages."""
+    row = pool.open()
+    pool.share(row, shared)
+    pool.reserve(row, columns)
+    pool.settle(row, columns)
+    return row
+
+
+def grown(pool: KVPool, tree: PrefixTree, token_ids, columns: int | None = None, shared=()) -> int:
+    """A row whose committed columns (all but the last token, unless said) the tree has taken in."""
+    columns = len(token_ids) - 1 if columns is None else columns
+    row = filled(pool, columns, shared)
+    tree.insert(token_ids, columns, pool.pages(row))
+    return row
+
+
+@pytest.mark.parametrize("has_draft", [True, False], ids=["with draft KV", "without"])
+def test_a_page_is_known_by_its_tokens_and_with_draft_kv_by_the_next_one(has_draft):
+    """Draft slot p holds token p+1: the page of columns 4 to 7 is another's only if token 8 is too."""
+    pool = make_pool(has_draft)
+    tree = PrefixTree(pool)
+    pages = list(pool.pages(grown(pool, tree, TEXT[:9])))
+    assert tree.match(TEXT, 16) == pages
+    assert tree.match([*TEXT[:8], 0], 16) == (pages[:1] if has_draft else pages)
+    assert tree.match([*TEXT[:7], 0, TEXT[8]], 16) == pages[:1]
+    assert tree.match([*TEXT[:4], 0], 16) == ([] if has_draft else pages[:1])
+    assert tree.match([0, *TEXT[1:]], 16) == []
+
+
+@pytest.mark.parametrize("has_draft", [True, False], ids=["with draft KV", "without"])
+@pytest.mark.parametrize("known", range(1, 14))
+@pytest.mark.parametrize("columns", [0, 3, 4, 5, 8, 11, 12])
+def test_whole_pages_of_at_most_columns_whose_tokens_are_known(has_draft, known, columns):
+    """A prompt finds, and a request leaves, the pages below `columns` of which each token, and the next, is known."""
+    pool = make_pool(has_draft)
+    tree = PrefixTree(pool)
+    row = grown(pool, tree, TEXT)
+    whole = min(columns, known - has_draft) // P
+    assert tree.match(TEXT[:known], columns) == list(pool.pages(row))[:whole]
+    tree.clear()
+    tree.insert(TEXT[:known], columns, pool.pages(row))
+    assert pool.audit()["cached"] == whole * P
+    assert tree.match(TEXT, 16) == list(pool.pages(row))[:whole]
+
+
+def test_a_page_waits_until_its_next_token_is_known():
+    pool = make_pool()
+    tree = PrefixTree(pool)
+    row = grown(pool, tree, TEXT[:8], columns=8)
+    assert tree.match(TEXT, 16) == list(pool.pages(row))[:1]
+    tree.insert(TEXT[:9], 8, pool.pages(row))
+    assert tree.match(TEXT, 16) == list(pool.pages(row))
+
+
+def test_a_page_that_is_known_already_is_not_kept_twice():
+    pool = make_pool()
+    tree = PrefixTree(pool)
+    first, second = (grown(pool, tree, TEXT[:9]) for _ in range(2))
+    assert tree.match(TEXT, 16) == list(pool.pages(first))
+    assert pool.audit() == {
+        "slots": 64, "free": 48, "reserved": 0, "committed": 16, "cached": 8, "withheld": 0, "requests": 2,
+    }  # fmt: skip
+    pool.close(second)
+    assert pool.audit()["free"] == 56
+    tree.insert(TEXT[:9], 8, pool.pages(first))
+    assert pool.audit()["cached"] == 8
+
+
+def test_deeper_pages_hang_below_the_page_of_another_owner():
+    """Both filled the first page by themselves; only the first one's is kept, the second one's follow it."""
+    pool = make_pool()
+    tree = PrefixTree(pool)
+    first = grown(pool, tree, TEXT[:5])
+    second = grown(pool, tree, TEXT[:13])
+    path = [*pool.pages(first), *pool.pages(second)[1:]]
+    assert tree.match(TEXT, 16) == path
+    pool.close(second)
+    third = grown(pool, tree, TEXT, shared=path)
+    assert pool.pages(third)[:3] == tuple(path)
+    pool.close(first)
+    pool.close(third)
+    assert pool.audit()["free"] == 64 - 16
+    assert tree.evict(9) == 4
+    assert pool.audit()["free"] == 64
+
+
+def test_leaves_go_first_and_the_least_recently_met_of_them():
+    pool = make_pool()
+    tree = PrefixTree(pool)
+    left, right = ([*TEXT[:5], *[tail] * 8] for tail in (1, 2))
+    for token_ids in (left, right):
+        pool.close(grown(pool, tree, token_ids, shared=tree.match(token_ids, 16)))
+    assert (len(tree.match(right, 12)), len(tree.match(left, 12))) == (3, 3)
+    gone = []
+    while pool.audit()["cached"]:
+        before = {account.page for account in pool.accounts()}
+        assert tree.evict(1) == 1
+        gone += before - {account.page for account in pool.accounts()}
+    assert gone == [4, 3, 2, 1, 0]  # right's leaf and its parent, left's, and last what both begin with
+
+
+def test_a_page_that_was_matched_or_inserted_again_outlives_one_that_was_not():
+    for touch in (lambda tree, row: tree.match(TEXT[:5], 4), lambda tree, row: tree.insert(TEXT[:5], 4, [99])):
+        pool = make_pool()
+        tree = PrefixTree(pool)
+        rows = [grown(pool, tree, tokens) for tokens in (TEXT[:5], TEXT[5:10])]
+        for row in rows:
+            pool.close(row)
+        touch(tree, rows[0])
+        tree.evict(1)
+        assert len(tree.match(TEXT[:5], 4)) == 1
+        assert tree.match(TEXT[5:10], 4) == []
+
+
+def test_what_a_request_holds_is_not_evicted_nor_what_leads_to_it():
+    pool = make_pool()
+    tree = PrefixTree(pool)
+    holder = grown(pool, tree, TEXT[:9])
+    pool.close(grown(pool, tree, TEXT, shared=tree.match(TEXT, 8)))
+    assert tree.evict(99) == 2
+    assert tree.evict(1) == 0
+    assert tree.match(TEXT, 16) == list(pool.pages(holder))
+    pool.close(holder)
+    assert tree.evict(1) == 1
+    assert len(tree.match(TEXT, 16)) == 1
+
+
+def test_an_idle_page_above_one_that_is_held_stays():
+    """The holder filled the first page twice over: the one that is kept is nobody's, and leads to its second."""
+    pool = make_pool()
+    tree = PrefixTree(pool)
+    first = grown(pool, tree, TEXT[:5])
+    holder = grown(pool, tree, TEXT[:9])
+    pool.close(first)
+    assert pool.is_idle(tree.match(TEXT, 4)[0])
+    assert tree.evict(9) == 0
+    pool.close(holder)
+    assert tree.evict(9) == 2
+
+
+def test_clear_keeps_nothing_and_takes_nothing_from_requests():
+    pool = make_pool()
+    tree = PrefixTree(pool)
+    row = grown(pool, tree, TEXT)
+    pool.close(grown(pool, tree, TEXT[3:]))
+    tree.clear()
+    assert tree.match(TEXT, 16) == tree.match(TEXT[3:], 12) == []
+    assert pool.audit()["cached"] == 0
+    assert pool.committed_columns(row) == 16
+    pool.close(row)
+    assert pool.audit()["free"] == 64
+    tree.clear()
+    assert tree.evict(1) == 0
+
+
+class Model:
+    """Every prefix that is kept, by all its tokens (the next one included), with its page and when it was last met."""
+
+    def __init__(self, page_size: int, has_draft: bool):
+        self.page_size, self.look_ahead, self.clock = page_size, int(has_draft), 0
+        self.pages: dict[tuple[int, ...], int] = {}
+        self.met: dict[tuple[int, ...], int] = {}
+
+    def prefixes(self, token_ids, columns):
+        """The tokens that name each whole page, in order."""
+        ends = range(self.page_size, columns + 1, self.page_size)
+        return [tuple(token_ids[: end + self.look_ahead]) for end in ends if end + self.look_ahead <= len(token_ids)]
+
+    def match(self, token_ids, columns):
+        self.clock += 1
+        known = [each for each in self.prefixes(token_ids, columns) if each in self.pages]
+        self.met.update(dict.fromkeys(known, self.clock))
+        return [self.pages[each] for each in known]
+
+    def insert(self, token_ids, columns, pages):
+        self.match(token_ids, columns)
+        for prefix, page in zip(self.prefixes(token_ids, columns), pages, strict=False):
+            if prefix not in self.pages:
+                self.pages[prefix], self.met[prefix] = page, self.clock
+
+    def evict(self, num_pages, held):
+        """The pages that go, in order: one by one the leaf that was met longest ago."""
+        gone = []
+        while len(gone) < num_pages:
+            inner = {longer[: len(longer) - self.page_size] for longer in self.pages}
+            leaves = [each for each, page in self.pages.items() if each not in inner and page not in held]
+            if not leaves:
+                break
+            oldest = min(leaves, key=self.met.get)
+            gone.append(self.pages.pop(oldest))
+        return gone
+
+
+def test_random_requests_find_what_a_dict_of_all_prefixes_has():
+    """A request begins with what is found, grows, and closes; pages are evicted in between."""
+    happened = Counter()
+    token_ids = st.lists(st.integers(0, 1), min_size=1, max_size=14)
+    program = st.lists(st.tuples(st.integers(0, 9), token_ids, st.integers(0, 99)), min_size=10, max_size=40)
+
+    @settings(max_examples=200)
+    @given(st.integers(1, 3), st.booleans(), program)
+    def run(page_size, has_draft, program):
+        pool = make_pool(has_draft, page_size, num_pages=90)
+        tree, model, open_rows = PrefixTree(pool), Model(page_size, has_draft), {}
+        for choice, tokens, number in program:
+            if choice == 0:
+                held = {page for row in open_rows for page in pool.pages(row)}
+                before = {account.page for account in pool.accounts()}
+                gone = model.evict(1 + number % 9, held)
+                assert tree.evict(1 + number % 9) == len(gone)
+                assert before - {account.page for account in pool.accounts()} == set(gone)
+                happened["evicted"] += len(gone)
+                happened["held back"] += bool(model.pages) and len(gone) < 1 + number % 9
+            elif choice <= 2 and open_rows:
+                row = list(open_rows)[number % len(open_rows)]
+                del open_rows[row]
+                pool.close(row)
+            elif choice <= 4 and open_rows:  # more tokens are known and committed
+                row = list(open_rows)[number % len(open_rows)]
+                tokens = open_rows[row] = open_rows[row] + tokens[:5]
+                committed = pool.committed_columns(row)
+                columns = committed + number % (len(tokens) - committed + 1)
+                pool.reserve(row, columns)
+                pool.settle(row, columns)
+                happened["grown"] += 1
+                model.insert(tokens, columns, pool.pages(row))
+                tree.insert(tokens, columns, pool.pages(row))
+            elif pool.free_rows:
+                found = tree.match(tokens, number % 16)
+                assert found == model.match(tokens, number % 16)
+                happened["found"] += bool(found)
+                row = filled(pool, len(tokens), found)
+                open_rows[row] = tokens
+                happened["filled twice"] += len(found) < len(model.prefixes(tokens, 16))
+                model.insert(tokens, len(tokens), pool.pages(row))
+                tree.insert(tokens, len(tokens), pool.pages(row))
+            assert {account.page for account in pool.accounts() if account.is_kept} == set(model.pages.values())
+            assert pool.audit()["cached"] == len(model.pages) * page_size
+        tree.clear()
+        for row in open_rows:
+            pool.close(row)
+        assert pool.audit()["free"] == pool.num_slots
+
+    run()
+    assert min(happened[each] for each in ("evicted", "held back", "grown", "found", "filled twice")) >= 100, happened

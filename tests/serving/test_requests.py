@@ -1,0 +1,238 @@
+"""Requests: where tokens and stop strings end them, how a turn follows another, what is refused."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specsim import InputError, SamplingParams, SpecConfig, generate
+from specsim.models.checkpoint import load
+from specsim.models.synthetic_pair import agreeing_pair
+from specsim.serving.requests import Request, make_request, make_requests
+
+PAIR = load()
+TOKENIZER = PAIR.tokenizer
+MAX_LEN = 64
+TEXT = "héllo → wörld 🎉 def f():\n    return 1\n"
+
+
+def made(max_len=MAX_LEN, pair=PAIR, prompt="x = 1", request_id=0, place=None, **params):
+    arguments = (request_id, prompt, SamplingParams(**params))
+    request = make_request(pair.target.config, pair.tokenizer, *arguments, **(place or {}))
+    request.fit(max_len)
+    return request
+
+
+def take(request: Request, token_ids, sizes=None) -> int:
+    """Give the tokens in deliveries of these sizes, the last of all that are left."""
+    kept = 0
+    for size in [*(sizes or ()), len(token_ids)]:
+        kept += request.take(token_ids[:size], [-float(token) for token in token_ids[:size]])
+        token_ids = token_ids[size:]
+    assert request.logprobs == [-float(token) for token in request.token_ids]
+    return kept
+
+
+def by_definition(token_ids: list[int], stops: list[str]) -> tuple[int, str | None]:
+    """How many tokens are kept, and the text up to the stop string."""
+    for end in range(1, len(token_ids) + 1):
+        text = TOKENIZER.decode(token_ids[:end]).rstrip("\ufffd")
+        if places := [text.index(stop) for stop in stops if stop in text]:
+            return end, text[: min(places)]
+    return len(token_ids), None
+
+
+@st.composite
+def stopped_texts(draw):
+    text = draw(st.text("ab é→🎉\n\ufffd", min_size=1, max_size=20))
+    start = draw(st.integers(0, len(text) - 1))
+    within = text[start : start + draw(st.integers(1, 4))]
+    sizes = draw(st.lists(st.integers(1, 5), max_size=6))
+    return text, [within, *draw(st.lists(st.text("ab🎉", min_size=1, max_size=2), max_size=2))], sizes
+
+
+@given(stopped_texts())
+def test_a_stop_string_ends_at_the_first_token_whose_text_has_it_whatever_the_deliveries(case):
+    text, stops, sizes = case
+    token_ids = TOKENIZER.encode(text)
+    kept, cut = by_definition(token_ids, stops)
+    request = made(max_new_tokens=60, stop=stops)
+    assert take(request, token_ids, sizes) == kept
+    assert request.token_ids == token_ids[:kept]
+    assert request.finish_reason == (None if cut is None else "stop")
+    assert request.text == (text if cut is None else cut)
+    assert (request.stop_reason in stops) == (cut is not None)
+    assert cut is None or not any(stop in request.text for stop in stops)
+
+
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [
+        ("llo → w", "hé"),
+        ("def f():\n ", "héllo → wörld 🎉 "),
+        ("é", "h"),
+        ("🎉", "héllo → wörld "),
+        ("1\n", TEXT[:-2]),
+    ],
+)
+@pytest.mark.parametrize("sizes", [[100], [1] * 40, [4] * 10])
+def test_stop_strings_over_several_tokens_and_parts_of_characters(stop, text, sizes):
+    request = made(max_new_tokens=60, stop=(stop,))
+    take(request, TOKENIZER.encode(TEXT), sizes)
+    assert (request.text, request.finish_reason, request.stop_reason) == (text, "stop", stop)
+    assert stop in TOKENIZER.decode(request.token_ids)
+    assert stop not in TOKENIZER.decode(request.token_ids[:-1])
+
+
+def test_part_of_a_character_is_no_replacement_character():
+    token_ids = TOKENIZER.encode("🎉 ok \ufffd.")
+    request = made(stop=("\ufffd",))
+    take(request, token_ids)
+    assert (request.text, request.stop_reason) == ("🎉 ok ", "\ufffd")
+
+
+def test_of_several_strings_the_one_that_starts_first_counts_and_then_the_one_named_first():
+    token_ids = TOKENIZER.encode("return None")
+    assert [TOKENIZER.decode([token]) for token in token_ids][-1] == " None"
+    for stops, reason in ((("one", " No", "None"), " No"), (("No", "None"), "No"), (("None", "No"), "None")):
+        request = made(stop=stops)
+        take(request, token_ids)
+        assert request.stop_reason == reason
+        assert request.text + reason == "return None"[: len(request.text + reason)]
+
+
+def test_a_prompt_is_not_searched():
+    request = made(prompt="stop here: ", stop=("stop",))
+    take(request, TOKENIZER.encode(" sto"))
+    assert request.finish_reason is None
+
+
+def test_a_stop_string_at_the_cap_is_a_stop():
+    token_ids = TOKENIZER.encode("return None")
+    request = made(max_new_tokens=len(token_ids), stop=("None",))
+    take(request, token_ids)
+    assert (request.finish_reason, request.stop_reason, request.text) == ("stop", "None", "return ")
+
+
+def test_a_stop_token_wins_over_a_stop_string_and_over_the_cap():
+    token_ids = TOKENIZER.encode("return None")
+    last = token_ids[-1]
+    request = made(max_new_tokens=len(token_ids), stop=("None",), stop_token_ids=(last,))
+    take(request, token_ids)
+    assert (request.finish_reason, request.stop_reason, request.text) == ("stop", last, "return None")
+
+
+def test_a_stop_string_before_a_stop_token_in_one_path_wins():
+    request = made(stop=("None",))
+    assert take(request, [*TOKENIZER.encode("return None"), 0]) == len(TOKENIZER.encode("return None"))
+    assert request.stop_reason == "None"
+
+
+def test_eos_is_a_stop_token_unless_it_is_ignored():
+    request, ignoring = made(), made(ignore_eos=True)
+    assert (take(request, [5, 0, 6]), take(ignoring, [5, 0, 6])) == (2, 3)
+    assert (request.stop_reason, ignoring.stop_reason) == (0, None)
+    assert request.text.endswith("<|endoftext|>")
+
+
+@pytest.mark.parametrize("reason", ["stop", "length", "abort", "rejected"])
+def test_what_has_finished_takes_nothing(reason):
+    request = made()
+    request.finish_reason = reason
+    assert take(request, [5, 6]) == 0
+    assert (request.token_ids, request.logprobs, request.stop_reason) == ([], [], None)
+
+
+def test_lengths_while_it_is_prefilled_decodes_and_resumes():
+    request = made(prompt=[7, 8, 9])
+    assert (request.known_ids, request.prefill_len) == ([7, 8, 9], 3)
+    take(request, [5])
+    assert (request.known_ids, request.prefill_len) == ([7, 8, 9, 5], 3)
+    take(request, [6, 4])
+    assert (request.known_ids, request.prefill_len) == ([7, 8, 9, 5, 6, 4], 5)
+
+
+def test_a_turn_follows_all_that_is_known():
+    first = made(prompt=[7, 8, 9], max_new_tokens=2)
+    take(first, [5, 6])
+    turn = made(prompt=[1, 2], max_new_tokens=60, place={"continues": 0}, request_id=1)
+    assert turn.max_tokens == 60
+    turn.follow(first)
+    turn.fit(MAX_LEN)
+    assert (turn.prompt_ids, turn.max_tokens) == ([7, 8, 9, 5, 6, 1, 2], MAX_LEN - 7)
+    assert first.prompt_ids == [7, 8, 9]
+    turn = made(prompt=[1] * 60, place={"continues": 0}, request_id=1)
+    turn.follow(first)
+    turn.fit(MAX_LEN)
+    assert turn.max_tokens == -1
+
+
+class Beginning:
+    """A tokenizer that begins a text with token 1, as many do."""
+
+    def encode(self, text, add_special_tokens=True):
+        return [1] * add_special_tokens + [ord(letter) for letter in text]
+
+
+def test_only_the_first_turn_begins_a_text():
+    pair = replace(PAIR, tokenizer=Beginning())
+    assert made(pair=pair, prompt="ab").prompt_ids == [1, 97, 98]
+    assert made(pair=pair, prompt="ab", place={"continues": 3}).prompt_ids == [97, 98]
+    with pytest.raises(InputError, match="prompt is ''"):
+        made(pair=pair, prompt="", place={"continues": 3})
+
+
+def test_a_long_prompt_is_refused_by_generate_and_left_to_a_scheduler():
+    request = made(prompt=[5] * MAX_LEN)
+    assert (len(request.prompt_ids), request.max_tokens) == (MAX_LEN, 0)
+    with pytest.raises(InputError, match="prompt is '64 tokens'; allowed: at most 63, one less than max_len"):
+        make_requests(PAIR, [[5] * MAX_LEN], None, None, MAX_LEN)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"request_id": -1}, "id is -1; allowed: an integer from 0 to 2\\^32 - 1"),
+        ({"request_id": 2**32}, "id is 4294967296; allowed: an integer"),
+        ({"request_id": None}, "id is None; allowed: an integer"),
+        ({"place": {"continues": True}}, "continues is True; allowed: an integer from 0"),
+        ({"place": {"arrival": -1}}, "arrival is -1; allowed: an integer from 0 to 2.62 - 1"),
+        ({"place": {"arrival": 1.0}}, "arrival is 1.0; allowed: an integer"),
+        ({"place": {"abort_at": -1}}, "abort_at is -1; allowed: an integer from 0 to 2.62 - 1"),
+        ({"place": {"priority": "high"}}, "priority is 'high'; allowed: an integer"),
+        ({"prompt": []}, "prompt is .*; allowed: at least one token"),
+        ({"prompt": [4096]}, "prompt is 4096; allowed: token ids from 0 to 4095"),
+        ({"prompt": [5, -1]}, "prompt is -1; allowed: token ids from 0 to 4095"),
+        ({"prompt": "\ud800"}, "prompt is .*; allowed: UTF-8 text"),
+        ({"stop_token_ids": (4096,)}, "stop_token_ids is 4096; allowed: token ids from 0 to 4095"),
+        ({"stop": "end"}, "stop is 'end'; allowed: a tuple of texts"),
+    ],
+)
+def test_bad_requests_are_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        made(**changes)
+
+
+def test_stop_strings_need_a_tokenizer():
+    pair = agreeing_pair("eagle3")
+    with pytest.raises(InputError, match=r"stop is \('end',\); allowed: none: the target has no tokenizer"):
+        generate(pair, [[5, 17]], sampling=SamplingParams(stop=("end",)))
+    assert generate(pair, [[5, 17]], sampling=SamplingParams(max_new_tokens=2)).outputs[0].text == ""
+
+
+@pytest.mark.parametrize("config", [SpecConfig(), SpecConfig.plain()])
+def test_generate_cuts_the_text_inside_an_accepted_path_and_lets_others_go_on(config):
+    prompts = ["class Inventory:\n    def __len__(self):", "def main():\n    return"]
+    whole = generate(PAIR, prompts, config, SamplingParams(max_new_tokens=16)).outputs
+    stop = whole[0].text[8:13]
+    cut = generate(PAIR, prompts, config, [SamplingParams(max_new_tokens=16, stop=(stop,)), SamplingParams()]).outputs
+    kept, text = by_definition(list(whole[0].token_ids), [stop])
+    assert (cut[0].text, cut[0].token_ids, cut[0].finish_reason) == (text, whole[0].token_ids[:kept], "stop")
+    assert cut[0].logprobs == pytest.approx(whole[0].logprobs[:kept], abs=1e-5)
+    assert cut[1].token_ids[:16] == whole[1].token_ids
+
+
+def test_prompts_of_tensors_are_lists():
+    assert made(prompt=torch.tensor([5, 6])).prompt_ids == [5, 6]

@@ -1,0 +1,418 @@
+"""Who holds KV: what is accepted runs to its end, and what nobody works on gives way in its order."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specsim import SamplingParams, SpecConfig, generate
+from specsim.core.columns import own_committed, own_lanes, own_tree, round_columns
+from specsim.core.config import ServingConfig
+from specsim.core.pool import KVBuffer, KVLayout, KVPool
+from specsim.models.synthetic_pair import agreeing_pair
+from specsim.serving.generation import load_engine
+from specsim.serving.requests import Request
+from specsim.serving.residents import Residents
+from specsim.serving.scheduler import Scheduler
+
+MAX_LEN = 40
+TREE = SpecConfig(topk=3, num_steps=2, num_draft_tokens=6, page_size=4, max_len=MAX_LEN)
+SETTINGS = {
+    "tree": TREE,
+    "tree, pages of 1": replace(TREE, page_size=1),
+    "tree, pages of 3": replace(TREE, topk=2, num_draft_tokens=4, page_size=3),
+    "tree wider than its lanes": SpecConfig(2, 3, 11, page_size=4, max_len=MAX_LEN),
+    "chain": SpecConfig(1, 3, 4, page_size=4, max_len=MAX_LEN),
+    "plain": SpecConfig.plain(page_size=4, max_len=MAX_LEN),
+}
+BOTH = pytest.mark.parametrize("release", ["finish", "round"])
+
+
+def make_request(request_id=0, length=6, max_tokens=4, first=0, **schedule) -> Request:
+    prompt_ids = [first + index for index in range(length)]
+    return Request(request_id, prompt_ids, SamplingParams(), frozenset(), max_tokens, **schedule)
+
+
+def make_residents(config=TREE, num_pages=30, prefix_cache=False, num_requests=6) -> tuple[Residents, KVPool]:
+    target, draft = (KVBuffer(KVLayout(1, 1, 1), num_pages * config.page_size, torch.float32) for _ in range(2))
+    pool = KVPool(target, draft, config.page_size, num_requests, config.reserved_columns(config.max_len))
+    return Residents(pool, config, prefix_cache), pool
+
+
+def books(pool: KVPool) -> tuple:
+    return pool.accounts(), pool.usage(), pool.free_rows, pool.req_to_token.tolist(), pool.token_ids.tolist()
+
+
+def admit(residents: Residents, *requests: Request) -> None:
+    """Admit them one after the other and fill their prompts; the first token is known then."""
+    for number, request in enumerate(requests):
+        assert residents.admit(request, requests[:number])
+        residents.settle(request, request.prefill_len)
+        request.take([40 + request.request_id], [0.0])
+
+
+def room(length: int) -> int:
+    """Pages of the next round of a request of this many columns."""
+    return TREE.reserved_columns(length) // 4
+
+
+def a_session(residents: Residents, request_id: int, length: int = 6, first: int | None = None) -> Request:
+    """A request that has finished and waits for its next turn."""
+    first = 100 * (request_id + 1) if first is None else first
+    request = make_request(request_id, length, max_tokens=1, first=first)
+    admit(residents, request)
+    residents.release(request, keep_session=True)
+    return request
+
+
+def lives(config: SpecConfig, request: Request, num_pages: int, counts=()) -> bool:
+    """Whether a request runs to its end alone in an empty pool; counts: tokens of its rounds, then 1 each."""
+    residents, pool = make_residents(config, num_pages, num_requests=1)
+    if not residents.admit(request, []):
+        return False
+    residents.settle(request, request.prefill_len)
+    request.take([0], [0.0])
+    counts = iter(counts)
+    while not request.finish_reason:
+        if not residents.make_room([request]):
+            return False
+        residents.reserve([request])
+        row, length, count = request.row, request.prefill_len, next(counts, 1)
+        if config.release == "round":
+            own_lanes(pool, [row], [length], config)
+            own_tree(pool, [row], [length], config)
+            own_committed(pool, [row], [length + count], config)
+        assert pool.owned_columns(row) >= length + (count if config.release == "round" else config.need)
+        request.take([0] * count, [0.0] * count)
+        residents.settle(request, request.prefill_len)
+        pool.audit()
+    residents.release(request)
+    return pool.audit()["free"] == pool.num_slots
+
+
+def fewest_pages(config: SpecConfig, request: Request) -> int:
+    """The smallest pool in which a request is accepted."""
+    return next(pages for pages in range(1, 99) if make_residents(config, pages)[0].why_never(request) is None)
+
+
+@BOTH
+@pytest.mark.parametrize("config", SETTINGS.values(), ids=SETTINGS)
+def test_what_is_accepted_lives_and_one_page_less_is_refused_with_its_reason(config, release):
+    config = replace(config, release=release)
+    for length in range(1, 14):
+        for max_tokens in (1, 2, 3, 7):
+            request = make_request(length=length, max_tokens=max_tokens)
+            pages = fewest_pages(config, request)
+            assert lives(config, request, pages)
+            if pages > 1:
+                slots = [number * config.page_size for number in (pages, pages - 1)]
+                error = make_residents(config, pages - 1)[0].why_never(request)
+                assert error.startswith(f"{length} prompt tokens and {max_tokens} new ones need ")
+                assert error.endswith(f" need {slots[0]} slots, and the pool has {slots[1]}")
+
+
+@given(
+    st.sampled_from(list(SETTINGS.values())),
+    st.sampled_from(["finish", "round"]),
+    *[st.integers(1, 14)] * 2,
+    st.lists(st.integers(1, 3), max_size=8),
+)
+def test_what_is_accepted_lives_whatever_its_rounds_accept(config, release, length, max_tokens, counts):
+    config, counts = replace(config, release=release), [min(count, config.num_steps + 1) for count in counts]
+    request = make_request(length=length, max_tokens=max_tokens)
+    assert lives(config, request, fewest_pages(config, request), counts)
+
+
+@BOTH
+@pytest.mark.parametrize("config", SETTINGS.values(), ids=SETTINGS)
+def test_nothing_that_can_live_is_refused(config, release):
+    """One page less than is accepted ends too early, if every round accepts one token."""
+    config = replace(config, release=release)
+    for length in range(1, 14):
+        for max_tokens in (1, 2, 3, 7):
+            pages = fewest_pages(config, make_request(length=length, max_tokens=max_tokens))
+            request = make_request(length=length, max_tokens=max_tokens)
+            assert pages == 1 or not lives(config, request, pages - 1), (length, max_tokens, pages)
+
+
+@BOTH
+def test_a_prompt_of_max_len_cannot_run(release):
+    residents, _ = make_residents(replace(TREE, release=release), 99)
+    assert residents.why_never(make_request(length=MAX_LEN - 1, max_tokens=1)) is None
+    for length in (MAX_LEN, MAX_LEN + 1):
+        expected = f"a prompt of {length} tokens; at most 39, one less than max_len, can run"
+        assert residents.why_never(make_request(length=length, max_tokens=MAX_LEN - length)) == expected
+
+
+def make_prompt(length, first=1):
+    return [(first + 7 * index) % 48 for index in range(length)]
+
+
+def serve(pair, config, serving, requests, before_step=lambda _: None):
+    """Run them to their ends on the reference."""
+    engine = load_engine(pair, config, "reference", torch.float64)
+    with torch.inference_mode():
+        scheduler = Scheduler(engine, serving, audits=True)
+        for request in requests:
+            scheduler.submit(request)
+        while scheduler.is_busy:
+            before_step(scheduler)
+            scheduler.step()
+            assert scheduler.step_index < 200
+        scheduler.close()
+    return scheduler
+
+
+def assert_as_alone(pair, config, request):
+    ids, params = [request.request_id], request.params
+    output = generate(pair, [request.prompt_ids], config, params, request_ids=ids, dtype=torch.float64).outputs[0]
+    assert tuple(request.token_ids) == output.token_ids
+    assert request.finish_reason == output.finish_reason
+    assert request.logprobs == pytest.approx(output.logprobs, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("release", "schedule", "prefix_cache"),
+    [("finish", "sync", False), ("finish", "overlap", False), ("finish", "overlap", True), ("round", "sync", True)],
+)
+@pytest.mark.parametrize("name", ["tree", "chain", "plain"])
+def test_in_the_smallest_pool_that_accepts_it_an_engine_brings_a_request_to_its_end(
+    name, release, schedule, prefix_cache
+):
+    """Alone, and after another with the same prompt, whose prefix is kept, has had the pool."""
+    pair, config = agreeing_pair(), replace(SETTINGS[name], release=release)
+    params = SamplingParams(max_new_tokens=12, temperature=1.0, ignore_eos=True)
+    first, second = (Request(number, make_prompt(9), params, frozenset(), 12) for number in range(2))
+    pages = fewest_pages(config, first)
+    serving = ServingConfig(schedule, max_running=2, num_slots=pages * config.page_size, prefix_cache=prefix_cache)
+    serve(pair, config, serving, [first, second])
+    for request in (first, second):
+        assert len(request.token_ids) == 12
+        assert_as_alone(pair, config, request)
+    request = Request(0, make_prompt(9), params, frozenset(), 12)
+    if pages > 1:
+        serve(pair, config, replace(serving, num_slots=(pages - 1) * config.page_size), [request])
+        assert (request.finish_reason, request.token_ids) == ("rejected", [])
+
+
+@BOTH
+def test_a_place_is_the_columns_of_the_prefill_and_room_for_every_next_round(release):
+    """Release `finish` owns two rounds ahead at once, `round` no more than the prompt."""
+    config = replace(TREE, release=release)
+    request, other = make_request(0), make_request(1)
+    pages = -(-round_columns(6, config) // 4)
+    residents, pool = make_residents(config, 2 * pages)
+    admit(residents, request)
+    assert pool.owned_columns(request.row) == (config.reserved_columns(6) if release == "finish" else 8)
+    assert residents.admit(other, [request])
+    for request_ in (request, other):
+        residents.release(request_)
+    residents, pool = make_residents(config, 2 * pages - 1)
+    first, second = make_request(0), make_request(1)
+    admit(residents, first)
+    before = books(pool)
+    assert not residents.admit(second, [first])
+    assert books(pool) == before
+    assert second.row == -1
+
+
+@BOTH
+@pytest.mark.parametrize("config", SETTINGS.values(), ids=SETTINGS)
+def test_the_least_slots_of_a_request_are_the_smallest_limit_that_admits_it(config, release):
+    config = replace(config, release=release)
+    for length in range(1, 14):
+        request, (residents, pool) = make_request(length=length), make_residents(config)
+        least = residents.least_slots(request)
+        for num_slots in (least - config.page_size, least):
+            pool.limit(num_slots)
+            assert residents.admit(request, []) == (num_slots == least)
+
+
+def test_an_admission_undone_gives_a_shared_prefix_back():
+    residents, pool = make_residents(num_pages=room(9) + room(12) - 3, prefix_cache=True)
+    first, second = make_request(0, length=9), make_request(1, length=12)
+    admit(residents, first)
+    before = books(pool)
+    assert not residents.admit(second, [first])
+    assert books(pool) == before
+    assert (second.row, residents.committed(first)) == (-1, 9)
+    pool.limit(0)
+    pool.limit(pool.num_slots)
+    residents.release(first)
+    assert residents.admit(second, [])
+    assert residents.committed(second) == 8
+
+
+def test_an_admission_undone_leaves_the_session_to_be_continued():
+    residents, pool = make_residents(num_pages=room(6) + room(8) - 1)
+    session = a_session(residents, 0)
+    other = make_request(1)
+    admit(residents, other)
+    turn = make_request(2, length=2, max_tokens=1, continues=0)
+    turn.follow(session)
+    turn.fit(MAX_LEN)
+    row, before = session.row, books(pool)
+    assert not residents.admit(turn, [other])
+    assert books(pool) == before
+    assert (session.row, turn.row) == (row, -1)
+    residents.release(other)
+    assert residents.admit(turn, [])
+    assert (session.row, turn.row, residents.committed(turn)) == (-1, row, 6)
+    assert not residents.end_session(0)
+    pool.audit()
+
+
+def test_an_admission_that_cannot_succeed_costs_no_prefix_and_no_session():
+    """With everything gone that could give way there would still be no room: so nothing goes."""
+    residents, pool = make_residents(num_pages=room(9) + room(30) - 1, prefix_cache=True)
+    session = a_session(residents, 0, length=9)
+    running, waiting = make_request(1, length=9, first=50), make_request(2, length=30, max_tokens=1, first=200)
+    admit(residents, running)
+    before = books(pool)
+    assert not residents.admit(waiting, [running])
+    assert books(pool) == before
+    assert session.row >= 0
+
+
+def test_a_turn_appends_to_what_its_session_holds():
+    residents, pool = make_residents()
+    session = a_session(residents, 0)
+    pages = pool.pages(session.row)
+    assert (len(pages), pool.audit()["committed"]) == (2, 6)  # and not what was reserved for its rounds
+    turn = make_request(1, length=3, max_tokens=1, continues=0)
+    turn.follow(session)
+    turn.fit(MAX_LEN)
+    assert residents.admit(turn, [])
+    assert pool.pages(turn.row)[:2] == pages
+    assert pool.owned_columns(turn.row) == TREE.reserved_columns(10)
+    assert residents.committed(turn) == 6
+    residents.release(turn)
+    assert pool.audit()["free"] == pool.num_slots
+
+
+def test_the_oldest_session_ends_first_where_slots_run_out():
+    residents, pool = make_residents()
+    sessions = {number: a_session(residents, number) for number in (5, 2, 7)}
+    for free, alive in [(0, [5, 2, 7]), (1, [2, 7]), (2, [2, 7]), (3, [7]), (6, [])]:
+        pool.limit((room(1) + 6 - free) * 4)
+        assert residents.make_room([])
+        request = make_request(9, length=1)
+        assert residents.admit(request, [])
+        assert [number for number, session in sessions.items() if session.row >= 0] == alive
+        residents.release(request)
+
+
+def test_the_oldest_session_ends_first_where_rows_run_out():
+    residents, pool = make_residents(num_pages=60, num_requests=4)
+    sessions = {number: a_session(residents, number) for number in (5, 2, 7)}
+    requests = []
+    for alive in ([5, 2, 7], [2, 7], [7], []):
+        requests.append(make_request(10 + len(requests), length=1))
+        assert residents.admit(requests[-1], requests[:-1])
+        assert [number for number, session in sessions.items() if session.row >= 0] == alive
+    before = books(pool)
+    assert not residents.admit(make_request(20, length=1), requests)
+    assert books(pool) == before
+
+
+def test_prefixes_give_way_before_sessions():
+    """A session of three pages, two of which others may share, and two pages that nobody holds any more."""
+    residents, pool = make_residents(prefix_cache=True)
+    session, past = a_session(residents, 0, length=9), make_request(1, length=9, first=50)
+    admit(residents, past)
+    residents.release(past)
+    assert pool.usage()["cached"] == 16
+    for pages, expected in [(5, (True, 16, 0)), (4, (True, 12, 1)), (3, (True, 8, 2)), (2, (False, 8, 2))]:
+        pool.limit((room(1) + pages) * 4)
+        request = make_request(2, length=1, first=90)
+        assert residents.admit(request, [])
+        assert (session.row >= 0, pool.usage()["cached"], residents.evicted_pages) == expected
+        residents.release(request)
+
+
+def test_room_is_made_for_the_next_round_of_every_resident():
+    """Release `round`: between rounds they own little, but all of them have to fit at the same time."""
+    config = replace(TREE, release="round")
+    residents, pool = make_residents(config, num_pages=2 * 6)
+    assert -(-round_columns(3, config) // 4) == 6
+    first, second, third = (make_request(number, length=3, first=50 * number) for number in range(3))
+    admit(residents, first, second)
+    assert pool.usage()["free"] == 10 * 4
+    assert residents.make_room([first, second])
+    assert not residents.admit(third, [first, second])
+    pool.limit(12 * 4 - 1)
+    assert not residents.make_room([first, second])
+    assert residents.make_room([first])
+
+
+def test_at_least_one_column_of_a_known_prompt_is_computed():
+    """Its last token's hidden state is what the first round starts from."""
+    residents, pool = make_residents(num_pages=40, prefix_cache=True)
+    for number, (length, reused) in enumerate([(9, 0), (9, 8), (8, 4), (5, 4), (4, 0)]):
+        request = make_request(number, length)
+        assert residents.admit(request, [])
+        assert residents.committed(request) == reused
+        assert pool.token_ids[request.row].tolist() == [*range(reused)] + [-1] * (pool.token_ids.shape[1] - reused)
+        residents.settle(request, length)
+        request.take([length], [0.0])  # the token that follows in the longer prompts too
+        residents.settle(request, length)
+        residents.release(request)
+        assert residents.admit(request, [])  # again, with a token of its own
+        assert residents.committed(request) == (length - 1) // 4 * 4
+        residents.release(request)
+    residents.close()
+    assert pool.audit()["free"] == pool.num_slots
+
+
+def test_close_ends_every_session_and_keeps_no_prefix():
+    residents, pool = make_residents(num_pages=30, prefix_cache=True)
+    sessions = [a_session(residents, number, length=9) for number in range(2)]
+    assert pool.usage()["cached"] == 16
+    assert residents.end_session(1)
+    assert not residents.end_session(1)
+    assert not residents.end_session(77)
+    residents.close()
+    assert [session.row for session in sessions] == [-1, -1]
+    assert pool.audit()["free"] == pool.num_slots
+    assert pool.free_rows == 6
+
+
+PENALTIES = {
+    "repetition": SamplingParams(repetition_penalty=3.0, max_new_tokens=12, temperature=1.0, seed=3),
+    "presence and frequency": SamplingParams(presence_penalty=1.5, frequency_penalty=1.0, max_new_tokens=12),
+}
+
+
+@pytest.mark.parametrize("params", PENALTIES.values(), ids=PENALTIES)
+@pytest.mark.parametrize("schedule", ["sync", "overlap"])
+def test_penalties_count_the_tokens_of_a_prefix_that_was_not_computed(params, schedule):
+    """Of another's prompt; of its own output after it gave its place back; and of the turn before."""
+    pair = agreeing_pair()
+    prompts = [make_prompt(13), make_prompt(17)]
+    first, second = (Request(number, prompts[number], params, frozenset(), 12) for number in range(2))
+    second.arrival = 14  # the first has ended by then
+    turn = Request(2, [4, 5], params, frozenset(), 12, continues=1)
+
+    def preempt_once(scheduler):
+        """By a page too few for the second, when it has come some way."""
+        gives_way = len(second.token_ids) >= 6 and not second.num_preemptions
+        scheduler.limit(64 if gives_way else 400)
+
+    serving, config = ServingConfig(schedule, num_slots=400, prefix_cache=True), replace(TREE, max_len=64)
+    scheduler = serve(pair, config, serving, [first, second, turn], preempt_once)
+    reused = [(request_id, number) for record in scheduler.trace.records for request_id, number in record.reused]
+    assert reused[:2] == [(1, 12), (1, 20)]  # the first's prompt, then 17 tokens of its own prompt and 3 of its output
+    assert reused[2] == (2, len(turn.prompt_ids) - 3)  # all but its own turn and the token before
+    for request in (first, second, turn):
+        assert_as_alone(pair, config, request)
+
+
+def test_who_cannot_be_admitted_ends_no_session_for_a_row():
+    residents, pool = make_residents()
+    sessions = [a_session(residents, number) for number in range(pool.free_rows)]
+    assert pool.free_rows == 0
+    pool.limit(sum(len(pool.pages(session.row)) for session in sessions[:1]) * pool.page_size)
+    assert not residents.admit(make_request(50, length=30), [])
+    assert all(session.row >= 0 for session in sessions)

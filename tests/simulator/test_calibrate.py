@@ -1,0 +1,139 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from specsim.core.config import SpecConfig
+from specsim.core.errors import InputError
+from specsim.simulator import CostModel, Efficiency, drafter, hardware, model
+from specsim.simulator.calibrate import Timed, calibrate, fit
+from specsim.simulator.inverse import least_bandwidth, recover
+from specsim.simulator.reproduce.published import rows
+from specsim.simulator.theory import expected_tokens, operations, speedup
+
+LLAMA = model("llama-3-8b")
+TRUE = Efficiency(bandwidth=0.62, compute=0.44, host=3e-3)
+COST = CostModel(hardware("H100-SXM"), LLAMA, drafter("eagle3", LLAMA, 32000), TRUE, schedule="sync")
+CELLS = [(1, 0, 700), (16, 0, 30000), (64, 3, 700), (200, 3, 700), (8, 0, 700), (128, 3, 700)]
+
+
+def timed(cost, noise=0.0, held_out=(8, 128)):
+    rng, cells = np.random.default_rng(1), []
+    for size, steps, length in CELLS:
+        contexts = np.full(size, length)
+        config = SpecConfig(1, steps, steps + 1) if steps else SpecConfig.plain()
+        seconds = cost.round(contexts, config) * np.exp(noise * rng.standard_normal())
+        predict = lambda model, contexts=contexts, config=config: model.round(contexts, config)  # noqa: E731
+        cells.append(Timed(f"{size} requests, {steps} drafts", seconds, predict, size in held_out))
+    return cells
+
+
+def test_planted_parameters_come_back_from_a_start_that_is_far_off():
+    start = CostModel(COST.hardware, LLAMA, COST.drafter, Efficiency(host=1e-4), schedule="sync")
+    fitted, calibration = calibrate(start, timed(COST), ("bandwidth", "compute", "host"))
+    assert [each.value for each in calibration.parameters] == pytest.approx([0.62, 0.44, 3e-3], rel=1e-4)
+    assert calibration.errors(held_out=True).max() < 1e-4
+    assert fitted.efficiency.bandwidth == calibration.values["bandwidth"]
+    assert [cell.held_out for cell in calibration.cells] == [False] * 4 + [True] * 2
+
+
+def test_what_no_cell_depends_on_is_left_between_its_bounds():
+    _, calibration = calibrate(COST, timed(COST, 0.01), ("bandwidth", "collective"))
+    unknown = calibration.parameters[1]
+    assert (unknown.low, unknown.high) == pytest.approx((1e-9, 10))
+
+
+def test_what_hardly_matters_has_a_wide_interval_and_what_starts_at_nothing_is_found():
+    scale = np.linspace(1, 3, 5)
+    noisy = {str(at): (2 * figure * 1.3 ** (-1) ** at, False) for at, figure in enumerate(scale)}
+    free = {"x": (0.0, 0.1, 10.0), "y": (1.0, 1e-3, 1e3)}
+    x, y = fit(lambda values: values["x"] * scale * values["y"] ** (1e-6 * scale), noisy, free).parameters
+    assert x.value == pytest.approx(2, rel=0.3)
+    assert (y.low, y.high) == (1e-3, 1e3)
+
+
+def test_a_held_out_cell_does_not_move_the_fit():
+    cells = timed(COST)
+    wrong = [*cells[:4], *(Timed(cell.label, 9.0, cell.predict, True) for cell in cells[4:])]
+    values = [calibrate(COST, each, ("bandwidth", "host"))[1].values for each in (cells, wrong)]
+    assert values[0] == values[1]
+
+
+def test_intervals_of_a_fit_cover_the_truth_as_often_as_they_say():
+    """60 fits of 8 cells with 5 % noise: 95 % intervals miss 0 to 15 % of the time (p < 1e-3 either side)."""
+    rng, missed = np.random.default_rng(3), 0
+    scale = np.linspace(1, 3, 8)
+    for _ in range(60):
+        figures = 2 * scale * np.exp(0.05 * rng.standard_normal(8))
+        noisy = {str(at): (figure, False) for at, figure in enumerate(figures)}
+        (found,) = fit(lambda values: values["x"] * scale, noisy, {"x": (1.0, 0.1, 10.0)}).parameters
+        missed += not found.low <= 2 <= found.high
+    assert missed <= 9
+    assert 1.02 < found.high / found.value < 1.1
+
+
+def test_more_parameters_than_cells_and_unknown_ones_are_refused():
+    with pytest.raises(InputError, match="at most 4 parameters"):
+        calibrate(COST, timed(COST), ("bandwidth", "compute", "host", "gap", "launch"))
+    with pytest.raises(InputError, match="free is 'speed'; allowed: bandwidth or"):
+        calibrate(COST, timed(COST), ("speed",))
+    with pytest.raises(InputError, match="seconds of x is -1"):
+        Timed("x", -1.0, lambda cost: 1.0)
+
+
+def test_draft_and_fixed_cost_come_back_from_accept_lengths_and_times_a_token():
+    """400 draws with 1 % noise: the 95 % intervals miss 1.8 % to 9 % of the time (p < 1e-3 either side)."""
+    rng, drafts, lengths = np.random.default_rng(5), np.arange(1, 8), np.linspace(1.8, 3.4, 7)
+    missed = np.zeros(2)
+    for _ in range(400):
+        rounds = (8e-3 + 0.7e-3 * drafts) * (1 + 0.01 * rng.standard_normal(7))
+        found = recover(drafts, lengths, rounds / lengths)
+        missed += [not each.low <= truth <= each.high for each, truth in ((found.fixed, 8e-3), (found.draft, 0.7e-3))]
+    assert ((missed >= 7) & (missed <= 36)).all()
+    exact = recover(drafts, lengths, (8e-3 + 0.7e-3 * drafts) / lengths)
+    assert exact.worst < 1e-12
+    assert exact.speedup(3, 2.5, 7e-3) == pytest.approx(2.5 * 7 / (8 + 2.1))
+
+
+def test_two_points_leave_no_interval_and_impossible_points_are_refused():
+    assert recover([1, 2], [1.5, 1.8], [5e-3, 5e-3]).draft.high == np.inf
+    for drafts, lengths, times, match in (
+        ([2, 2], [1.5, 1.5], [1, 1], "num_drafts"),
+        ([1, 2], [2.5, 1.5], [1, 1], "accept_length is 2.5; allowed: 1 to 2"),
+        ([1, 2], [1.5, 1.5], [1, 0], "tpot is 0.0"),
+    ):
+        with pytest.raises(InputError, match=match):
+            recover(drafts, lengths, times)
+
+
+def test_experts_that_more_rows_touch_tell_the_bandwidth():
+    """Planted: a cost bound by reading grows by those experts alone, KV and logits left out."""
+    moe = model("glm-4.7-flash")
+    perfect = Efficiency(1, 1, 1, gap=0, launch=0, host=0, host_request=0, collective=0)
+    cost = CostModel(hardware("B200"), replace(moe, vocab_size=1), efficiency=perfect)
+    seconds = tuple(cost.round(np.zeros(size, int), SpecConfig(1, 3, 4)) for size in (1, 16))
+    assert least_bandwidth(moe, (4, 64), seconds) == pytest.approx(8e12, rel=0.01)
+
+
+def test_the_gpu_of_vllm_41162_reads_faster_than_an_h200():
+    table = {(row["model"], row["temperature"], row["concurrency"], row["side"], row["metric"]): float(row["value"])
+             for row in rows("vllm_41162")}  # fmt: skip
+    for temperature in ("0.0", "1.0"):
+        gaps = (table["GLM 4.7 Flash", temperature, size, "after", "Median ITL (ms)"] / 1e3 for size in ("1", "16"))
+        assert least_bandwidth(model("glm-4.7-flash"), (4, 64), tuple(gaps)) > 1.5 * hardware("H200").bandwidth
+
+
+def test_a_bandwidth_of_what_does_not_grow_is_refused():
+    with pytest.raises(InputError, match="model is 'llama-3-8b'; allowed: a model of experts"):
+        least_bandwidth(LLAMA, (4, 64), (1.0, 2.0))
+    with pytest.raises(InputError, match="seconds is"):
+        least_bandwidth(model("gpt-oss-20b"), (4, 64), (2.0, 1.0))
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.9, 1.0])
+@pytest.mark.parametrize("gamma", [0, 1, 5])
+def test_expected_tokens_is_the_mean_over_all_outcomes(alpha, gamma):
+    outcomes = [(count + 1, alpha**count * (1 - alpha)) for count in range(gamma)] + [(gamma + 1, alpha**gamma)]
+    assert expected_tokens(alpha, gamma) == pytest.approx(sum(tokens * share for tokens, share in outcomes))
+    assert speedup(alpha, gamma, 0.1) == pytest.approx(expected_tokens(alpha, gamma) / (1 + 0.1 * gamma))
+    assert operations(alpha, gamma) == pytest.approx((gamma + 1) / expected_tokens(alpha, gamma))

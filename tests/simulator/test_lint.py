@@ -1,0 +1,215 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from specsim.cli.main import main
+from specsim.core.errors import InputError
+from specsim.simulator.lint import IDENTITIES, Stated, decoded_tokens, in_flight, lint, num_drafts, output_tokens
+from specsim.simulator.measurement import LATENCIES, METRICS
+from specsim.simulator.report import Report, read_reports
+from specsim.simulator.reproduce.published import TABLES
+
+VLLM_41162 = TABLES / "vllm_41162.csv"
+
+
+def served(num_drafts: int, lengths: tuple[int, int], seed: int = 0) -> Report:
+    """A report computed from a log: closed loop of 4 clients, rounds of 8 ms that accept each draft at 0.6."""
+    rng, clocks = np.random.default_rng(seed), np.zeros(4)
+    ttft, tpot, e2e, gaps, tokens, accepted = [], [], [], [], [], []
+    for client in np.arange(40) % 4:
+        length, start, times = rng.integers(*lengths), clocks[client], []
+        given = 1
+        times.append(start + rng.uniform(0.02, 0.09))
+        while given < length:
+            drafts = int(np.argmin(np.append(rng.random(num_drafts) < 0.6, False)))
+            accepted.append(drafts)
+            given = min(length, given + drafts + 1)
+            times.append(times[-1] + 0.008 * rng.uniform(0.9, 1.3))
+        clocks[client] = times[-1]
+        ttft.append(times[0] - start)
+        tpot.append((times[-1] - times[0]) / (length - 1))
+        e2e.append(times[-1] - start)
+        gaps += np.diff(times).tolist()
+        tokens.append(length)
+    duration, prompts = clocks.max(), 40 * 70
+    figures = {
+        "Output Throughput (tok/s)": sum(tokens) / duration,
+        "Request Throughput (req/s)": 40 / duration,
+        "Total Token Throughput (tok/s)": (sum(tokens) + prompts) / duration,
+        "Spec Decode Accept Length": 1 + np.mean(accepted),
+        "Spec Decode Accept Rate (%)": 100 * np.mean(accepted) / num_drafts,
+    }
+    for what, values in zip(LATENCIES, (ttft, tpot, gaps, e2e), strict=True):
+        statistics = {"Mean": np.mean(values), "Median": np.median(values), "P99": np.percentile(values, 99)}
+        figures |= {f"{how} {what} (ms)": float(1e3 * value) for how, value in statistics.items()}
+    rates = tuple(float(np.mean(np.array(accepted) >= position)) for position in range(1, num_drafts + 1))
+    return Report("a run", figures, 4, float(duration), 40, prompts, int(sum(tokens)), rates)
+
+
+def wrong(report, stated=Stated()):  # noqa: B008
+    return {finding.identity for finding in lint(report, stated) if finding.verdict == "cannot be true"}
+
+
+@pytest.mark.parametrize("num_drafts", [1, 3, 7])
+@pytest.mark.parametrize("lengths", [(128, 129), (2, 300)])
+@pytest.mark.parametrize("seed", range(5))
+def test_what_a_log_gives_is_never_called_impossible(num_drafts, lengths, seed):
+    report = served(num_drafts, lengths, seed)
+    assert set(report.figures) == set(METRICS)
+    assert wrong(report) == set()
+    assert {finding.identity for finding in lint(report)} == set(IDENTITIES) - {"median ≤ P99"}
+
+
+@pytest.mark.parametrize(
+    ("figure", "factor", "identity"),
+    [
+        ("Spec Decode Accept Length", 1.02, "accept length = 1 + K · accept rate"),
+        ("Spec Decode Accept Rate (%)", 0.97, "accept length = 1 + K · accept rate"),
+        ("Spec Decode Accept Length", 0.99, "accept length = 1 + Σ rates by position"),
+        ("Spec Decode Accept Length", 0.1, "accept length = 1 + K · accept rate"),
+        ("Spec Decode Accept Rate (%)", 9.0, "accept length = 1 + K · accept rate"),
+        ("Mean E2E Latency (ms)", 0.01, "E2E = TTFT + (L - 1) · TPOT"),
+        ("Mean E2E Latency (ms)", 1.3, "requests/s · E2E ≤ concurrency"),
+        ("Request Throughput (req/s)", 1.3, "requests/s · E2E ≤ concurrency"),
+        ("Output Throughput (tok/s)", 1.01, "throughput · duration = total"),
+        ("Total Token Throughput (tok/s)", 0.5, "throughput · duration = total"),
+        ("Median ITL (ms)", 5.0, "median ≤ P99"),
+        ("Mean ITL (ms)", 0.2, "ITL / TPOT = tokens a delivery"),
+    ],
+)
+def test_one_wrong_figure_is_found(figure, factor, identity):
+    report = served(3, (128, 129))
+    assert identity in wrong(replace(report, figures=report.figures | {figure: report.figures[figure] * factor}))
+
+
+@pytest.mark.parametrize(
+    ("figures", "identity"),
+    [
+        ({"Spec Decode Accept Rate (%)": 0.0}, "accept length = 1 + K · accept rate"),
+        ({"Mean E2E Latency (ms)": 0.0}, "E2E = TTFT + (L - 1) · TPOT"),
+        ({"Output Throughput (tok/s)": 0.0}, "E2E = TTFT + (L - 1) · TPOT"),
+    ],
+)
+def test_a_figure_of_0_is_one_that_the_report_has(figures, identity):
+    report = served(3, (128, 129))
+    assert identity in wrong(replace(report, figures=report.figures | figures), Stated(output_tokens=128))
+
+
+def test_nothing_accepted_is_one_token_a_round():
+    report = served(3, (128, 129))
+    nothing = {"Spec Decode Accept Length": 1.0, "Spec Decode Accept Rate (%)": 0.0}
+    (first, *_) = lint(replace(report, figures=nothing, rates_by_position=()))
+    assert (first.identity, first.verdict) == ("accept length = 1 + K · accept rate", "holds")
+    assert num_drafts(replace(report, figures=nothing)) is None
+
+
+def test_an_idle_server_has_no_requests_under_way():
+    assert in_flight(Report("idle", {"Request Throughput (req/s)": 0.0, "Mean E2E Latency (ms)": 9.0})) == 0
+
+
+def test_output_tokens_as_stated_are_compared_without_latencies():
+    report = Report("a run", {"Output Throughput (tok/s)": 1280.0, "Request Throughput (req/s)": 10.0})
+    assert wrong(report, Stated(output_tokens=128)) == set()
+    assert wrong(report, Stated(output_tokens=1536)) == {"E2E = TTFT + (L - 1) · TPOT"}
+
+
+def test_rates_by_position_that_increase_are_found():
+    report = served(3, (128, 129))
+    assert wrong(replace(report, rates_by_position=(0.4, 0.5, 0.1))) == {"accept length = 1 + Σ rates by position"}
+
+
+def test_an_accept_length_without_the_bonus_is_named_as_what_it_is():
+    report = served(3, (128, 129))
+    drafts_only = report.figures["Spec Decode Accept Length"] - 1
+    assert drafts_only > 1
+    bare = replace(report, figures=report.figures | {"Spec Decode Accept Length": drafts_only})
+    assert any("3 drafts do without the bonus token" in finding.says for finding in lint(bare))
+
+
+@pytest.mark.parametrize(("length", "rate"), [(1e308, 1e-298), (2.0, 5e-324)])
+def test_an_accept_length_that_takes_more_drafts_than_there_are_numbers_cannot_be_true(length, rate):
+    report = Report("a run", {"Spec Decode Accept Length": length, "Spec Decode Accept Rate (%)": rate})
+    (finding,) = (each for each in lint(report) if each.verdict == "cannot be true")
+    assert "no number of drafts gives both" in finding.says
+
+
+def test_a_published_table_put_out_128_tokens_and_not_what_its_command_states():
+    reports = read_reports(VLLM_41162)
+    assert len(reports) == 45
+    assert set().union(*map(wrong, reports)) == set()
+    assert all(num_drafts(report) == pytest.approx(3, rel=1e-3) for report in reports)
+    fixed = [report for report in reports if not report.label.startswith("GPT-OSS")]
+    assert len(fixed) == 33
+    for report in fixed:
+        assert output_tokens(report) == pytest.approx(128, rel=1e-4)
+        assert decoded_tokens(report) == pytest.approx(128, rel=1e-4)
+        assert in_flight(report) <= report.concurrency * 1.001
+        assert wrong(report, Stated(output_tokens=1536)) == {"E2E = TTFT + (L - 1) · TPOT"}
+        assert wrong(report, Stated(128, 3)) == set()
+    others = [output_tokens(report) for report in reports if report not in fixed]
+    assert 119 < min(others) < max(others) < 127
+
+
+def test_the_command_ends_with_status_1_where_something_cannot_be(capsys, tmp_path):
+    main_status(["lint-report", str(VLLM_41162)], 0)
+    out = capsys.readouterr().out
+    assert "128.00" in out
+    assert "cannot be true" not in out
+    main_status(["lint-report", str(VLLM_41162), "--num-drafts", "5", "--json", str(tmp_path / "found.json")], 1)
+    assert "5 drafts a round as stated" in capsys.readouterr().out.replace("\n", " ")
+    found = json.loads((tmp_path / "found.json").read_text())["findings"]
+    assert sum(each["verdict"] == "cannot be true" for each in found) == 45
+
+
+def main_status(arguments, status):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == status
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("a,b\n1,2\n", "columns metric and value"),
+        ("metric,value\nSpeed,1\n", "metric is 'Speed'; allowed: Output Throughput"),
+        ("metric,value\nMean ITL (ms),-1\n", "value is '-1'; allowed: a number of at least 0"),
+        ("metric,value\nMean ITL (ms),fast\n", "value is 'fast'"),
+        ("metric,value\nMean ITL (ms),1\nMean ITL (ms),2\n", "one value of it a run"),
+        ("concurrency,metric,value\nmany,Mean ITL (ms),1\n", "concurrency is 'many'"),
+        ("metric,value,run\nMean ITL (ms),1\n", "line 2'; allowed: a row with a field for each column"),
+        ("metric,value\nMean ITL (ms),1,extra\n", "line 2'; allowed: a row with a field for each column"),
+        ("metric,value\n\nMean ITL (ms),fast\n", "line 3"),
+        (f"metric,value\nMean ITL (ms),{'1' * 200_000}\n", "a table as CSV"),
+        ("metric,value\n", "at least one row"),
+    ],
+)
+def test_a_foreign_table_is_refused_by_field(text, match, tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text(text)
+    with pytest.raises(InputError, match=match):
+        read_reports(path)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_of_a_table_may_end_as_anywhere(end, tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_bytes(end.join(("metric,value", "Mean ITL (ms),5", "")).encode())
+    assert read_reports(path) == [Report("the run", {"Mean ITL (ms)": 5.0})]
+
+
+def test_results_of_clients_are_read_and_others_refused(tmp_path):
+    report = served(3, (128, 129))
+    names = {"Output Throughput (tok/s)": "output_throughput", "Request Throughput (req/s)": "request_throughput"}
+    result = {theirs: report.figures[ours] for ours, theirs in names.items()}
+    totals = {"total_input_tokens": report.input_tokens, "total_output_tokens": report.output_tokens}
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(result | totals | {"duration": report.duration, "completed": 40}))
+    (read,) = read_reports(path)
+    assert wrong(read) == set()
+    path.write_text(json.dumps(result | totals | {"duration": 2 * report.duration, "completed": 40}))
+    assert wrong(read_reports(path)[0]) == {"throughput · duration = total"}
+    path.write_text("{}")
+    with pytest.raises(InputError, match="a result of vLLM's or SGLang's benchmark"):
+        read_reports(path)

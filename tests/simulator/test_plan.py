@@ -1,0 +1,164 @@
+"""Plans: the best of all candidates, what each other costs, and flags that engines take."""
+
+import json
+import shlex
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from specsim import SpecConfig
+from specsim.cli.main import main
+from specsim.core.errors import InputError
+from specsim.simulator.acceptance import iid
+from specsim.simulator.cell import Cell, chain_shares, read_shares
+from specsim.simulator.option import Option
+from specsim.simulator.plan import candidates, plan, sglang_flags, vllm_flags
+
+SHARES = ((0.6, 0.15, 0.05), (0.55, 0.15, 0.05), (0.5, 0.15, 0.05))
+CELL = Cell(requests=24, concurrency=8, prompt_tokens=100, output_tokens=60, shares=SHARES, max_running=128)
+
+
+@cache
+def planned(objective: str = "throughput"):
+    return plan(CELL, objective)
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency"])
+def test_the_best_is_the_best_of_all(objective):
+    found = planned(objective)
+    figure = {"throughput": "Output Throughput (tok/s)", "latency": "Mean E2E Latency (ms)"}[objective]
+    values = [each.metrics[figure] for each in found.candidates]
+    assert values == sorted(values, reverse=objective == "throughput")
+    assert {each.config for each in found.candidates} == set(candidates(CELL))
+    assert found.best.regret == 0
+    worst = found.candidates[-1]
+    ratio = values[0] / values[-1] if objective == "throughput" else values[-1] / values[0]
+    assert worst.regret == pytest.approx(ratio - 1)
+    again = CELL.scenario.run(CELL.option(found.best.config)).metrics()
+    assert again[figure] == values[0]
+
+
+def test_candidates_lie_within_what_is_known():
+    configs = candidates(CELL)
+    assert configs[0].is_plain
+    assert all(config.topk <= 3 and config.num_steps <= 3 for config in configs)
+    assert any(config.topk > 1 for config in configs)
+    assert all(config.topk == 1 for config in candidates(Cell()))
+
+
+def test_drafts_pay_in_small_batches_and_not_in_large_ones():
+    hard = replace(CELL, hardware="RTX-4090", shares=((0.3,), (0.2,)), max_running=1000)
+    found = plan(hard, configs=[SpecConfig.plain(), SpecConfig(1, 1, 2), SpecConfig(1, 2, 3)])
+    assert not found.by_batch[0].config.is_plain
+    assert found.by_batch[0].speedup > 1.05
+    assert found.crossover is not None
+    assert all(each.config.is_plain == (each.batch >= found.crossover) for each in found.by_batch)
+
+
+def test_speed_up_and_crossover_are_those_of_the_setting_and_not_of_a_longer_law():
+    scenario, config = CELL.scenario, SpecConfig(1, 2, 3)
+    own, longer = (replace(scenario, option=Option(config, iid(0.8, drafts))) for drafts in (2, 5))
+    assert longer.speedup(1) == own.speedup(1) < 3
+    assert longer.crossover() == own.crossover() is not None
+
+
+def test_flags_are_those_of_the_engines():
+    tree, chain = SpecConfig(4, 3, 8), SpecConfig(1, 3, 4)
+    words = shlex.split(sglang_flags(CELL, tree, "a/head"))
+    flags = dict(zip(words[::2], words[1::2], strict=True))
+    assert flags["--speculative-algorithm"] == "EAGLE3"
+    assert flags["--speculative-draft-model-path"] == "a/head"
+    assert (flags["--speculative-num-steps"], flags["--speculative-eagle-topk"]) == ("3", "4")
+    assert flags["--speculative-num-draft-tokens"] == "8"
+    words = shlex.split(vllm_flags(CELL, chain, "a/head"))
+    expected = {"method": "eagle3", "model": "a/head", "num_speculative_tokens": 3}
+    assert json.loads(words[words.index("--speculative-config") + 1]) == expected
+    assert "speculative" not in sglang_flags(CELL, SpecConfig.plain()) + vllm_flags(CELL, SpecConfig.plain())
+    with pytest.raises(InputError, match="vLLM drafts chains"):
+        vllm_flags(CELL, tree)
+
+
+def test_a_plan_of_trees_alone_has_no_flags_for_an_engine_of_chains():
+    found = plan(CELL, configs=[SpecConfig(2, 2, 4)])
+    assert found.best_chain is None
+    value = found.to_json()
+    assert value["vllm"] is None
+    assert "--speculative-eagle-topk 2" in value["sglang"]
+
+
+def test_a_plan_of_no_settings_is_refused():
+    with pytest.raises(InputError, match=r"configs is \[\]; allowed: at least one setting"):
+        plan(CELL, configs=[])
+
+
+def test_flags_are_words_of_a_shell_whatever_the_drafter_is_called():
+    chain, name = SpecConfig(1, 3, 4), "my heads/it's one"
+    words = shlex.split(sglang_flags(CELL, chain, name))
+    assert words[words.index("--speculative-draft-model-path") + 1] == name
+    words = shlex.split(vllm_flags(CELL, chain, name))
+    assert json.loads(words[words.index("--speculative-config") + 1])["model"] == name
+
+
+def test_shares_of_a_chain_give_its_rates_back():
+    assert chain_shares((0.8, 0.4, 0.0, 0.0)) == ((0.8,), (0.5,), (0.0,), (0.0,))
+    with pytest.raises(InputError, match="none larger than the one before"):
+        chain_shares((0.4, 0.5))
+
+
+def test_a_share_larger_than_any_float_is_refused(tmp_path):
+    path = tmp_path / "shares.json"
+    path.write_text(json.dumps({"shares": [[10**400]]}))
+    with pytest.raises(InputError, match="rows of numbers"):
+        read_shares(path)
+
+
+def call(capsys, *words: str) -> tuple[int, str, str]:
+    try:
+        main(words)
+        status = 0
+    except SystemExit as end:
+        status = end.code or 0
+    return status, *capsys.readouterr()
+
+
+LOAD = ["--requests", "12", "--concurrency", "4", "--prompt-tokens", "20-40", "--output-tokens", "30"]
+
+
+def test_plan_prints_flags_and_writes_json(capsys, tmp_path):
+    shares, out = tmp_path / "shares.json", tmp_path / "out.json"
+    shares.write_text(json.dumps({"shares": SHARES}))
+    assert read_shares(shares) == SHARES
+    words = ["plan", *LOAD, "--accept", str(shares), "--draft", "my/head", "--policies", "--json", str(out)]
+    status, printed, _ = call(capsys, *words)
+    assert status == 0
+    value = json.loads(out.read_text())
+    assert value["sglang"] in printed
+    assert value["vllm"] in printed
+    assert "my/head" in value["sglang"]
+    assert "my/head" in value["vllm"]
+    assert value["candidates"][0]["regret"] == 0
+    throughputs = {name: metrics["Output Throughput (tok/s)"] for name, metrics in value["policies"].items()}
+    assert {"no drafts", "3 drafts", "goodput", "throughput", "moving average"} < set(throughputs)
+    plain = next(each for each in value["candidates"] if each["config"]["num_steps"] == 0)
+    assert throughputs["no drafts"] == pytest.approx(plain["metrics"]["Output Throughput (tok/s)"], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["plan", "--prompt-tokens", "much"], "prompt_tokens is 'much'; allowed: a number of tokens"),
+        (["plan", "--objective", "joy"], "objective is 'joy'; allowed: throughput or latency"),
+        (["plan", "--drafter", "oracle"], "drafter is 'oracle'; allowed: eagle, eagle3 or mtp"),
+        (["plan", "--accept-rates", "0.5,0.9"], "none larger than the one before"),
+        (["plan", "--accept", "/nowhere.json"], "accept is '/nowhere.json'"),
+        (["plan", "--rate", "3", "--concurrency", "5"], "rate is '3.0'; allowed: one of it and concurrency"),
+        (["plan", "--rate", "-1"], "rate is -1.0; allowed: a number above 0"),
+        (["plan", "--memory-share", "0.1"], "tensor_parallel is 1; allowed: GPUs that hold"),
+    ],
+)
+def test_bad_input_is_one_sentence(capsys, words, message):
+    status, printed, told = call(capsys, *words)
+    assert (status, printed) == (2, "")
+    assert message in told
+    assert told.count("\n") == 1

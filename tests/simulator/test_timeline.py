@@ -1,0 +1,350 @@
+"""The timeline against the server itself, step by step, and against laws that hold whatever is served."""
+
+import signal
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from specsim import SamplingParams, SpecConfig
+from specsim.core.config import ServingConfig
+from specsim.core.errors import InputError
+from specsim.correctness.differential.pairs import make_pair
+from specsim.serving.generation import load_engine
+from specsim.serving.requests import make_request
+from specsim.serving.scheduler import Scheduler
+from specsim.simulator import CostModel, drafter, hardware, model
+from specsim.simulator.acceptance import Mixture, PerPosition, Recorded, iid, steady
+from specsim.simulator.columns import round_columns
+from specsim.simulator.option import Option
+from specsim.simulator.quantiles import Quantiles
+from specsim.simulator.timeline import simulate
+from specsim.simulator.workload import Workload, bursts, closed_loop, poisson
+
+LLAMA = model("llama-3-8b")
+COST = CostModel(hardware("H100-SXM"), LLAMA, drafter("eagle3", LLAMA, 32000), schedule="sync")
+CHAIN = SpecConfig(1, 3, 4)
+OPTION = Option(CHAIN, PerPosition((0.7, 0.5, 0.3)))
+TREE = SpecConfig(2, 3, 6, page_size=4, max_len=64)
+
+
+@dataclass
+class Ticks:
+    """A clock of steps: a step that prefills, runs a round or does both takes 1."""
+
+    prefilled: bool = False
+
+    def prefill(self, new_tokens, contexts) -> float:
+        self.prefilled = True
+        return 1.0
+
+    def round(self, contexts, config) -> float:
+        seconds = 0.0 if self.prefilled else 1.0
+        self.prefilled = False
+        return seconds
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A round takes a second and what its tokens and requests add; a prefill what its tokens add."""
+
+    base: float = 1.0
+    request: float = 0.0
+    token: float = 0.0
+
+    def prefill(self, new_tokens, contexts) -> float:
+        return self.token * float(new_tokens.sum())
+
+    def round(self, contexts, config) -> float:
+        return self.base + self.request * len(contexts)
+
+    def mixed(self, new_tokens, behind, contexts, config) -> float:
+        return self.round(contexts, config) + self.prefill(new_tokens, behind)
+
+
+def served(config: SpecConfig, serving: ServingConfig, lengths: list[tuple[int, int, int]]) -> Scheduler:
+    """The server itself, on a tiny pair; lengths: (step of arrival, prompt tokens, new tokens) of each request."""
+    pair = make_pair("eagle-noisy")
+    scheduler = Scheduler(load_engine(pair, config, "reference", torch.float64), serving)
+    for number, (arrival, prompt, new) in enumerate(lengths):
+        ids = [(7 * place + 3 * number) % 47 for place in range(prompt)]
+        params = SamplingParams(max_new_tokens=new, ignore_eos=True)
+        scheduler.submit(make_request(pair.target.config, None, number, ids, params, arrival=arrival))
+    with torch.inference_mode():
+        scheduler.run()
+    return scheduler
+
+
+LENGTHS = [(0, 9, 12), (0, 21, 9), (0, 4, 20), (2, 13, 7), (3, 6, 15), (3, 30, 8), (4, 5, 5), (7, 17, 11), (9, 3, 18)]
+
+
+@pytest.mark.parametrize(
+    ("config", "serving"),
+    [
+        (TREE, ServingConfig("sync", 3, 1000)),
+        (TREE, ServingConfig("overlap", 9, 1000)),
+        (TREE, ServingConfig("overlap", 4, 1000, chunk_tokens=7)),
+        (TREE, ServingConfig("sync", 5, 148, chunk_tokens=11, preemption="longest")),
+        (TREE, ServingConfig("overlap", 5, 148, preemption="latest")),
+        (TREE, ServingConfig("overlap", 5, 148, chunk_tokens=5, preemption="shortest")),
+        (replace(TREE, release="round", extend="ragged"), ServingConfig("sync", 6, 96, preemption="shortest")),
+        (SpecConfig(1, 2, 3, page_size=1, max_len=64), ServingConfig("overlap", 5, 90, chunk_tokens=9)),
+    ],
+)
+def test_steps_are_the_servers(config, serving):
+    """Who starts, ends and gives way when, where the simulator is told what each round accepted."""
+    server = served(config, serving, LENGTHS)
+    counts = tuple(np.array(request.accepted) - 1 for request in server.requests.values())
+    # A step that overlaps the one before it is planned when that one starts.
+    late = serving.schedule == "overlap"
+    arrivals, prompts, outputs = (np.array(column) for column in zip(*LENGTHS, strict=True))
+    workload = Workload(prompts, outputs, np.maximum(arrivals - late, 0.0))
+    option = Option(config, Recorded(counts, config.num_steps))
+    run = simulate(Ticks(), option, workload, serving, prefill="beside")
+    for number, request in server.requests.items():
+        first, last = request.emissions[0][0] - late, request.emissions[-1][0] - late
+        assert (run.first_steps[number], run.last_steps[number]) == (first, last)
+        assert run.preemptions[number] == request.num_preemptions
+        assert run.rounds[number] == len(request.accepted)
+    assert run.num_steps == sum(bool(each.prefilled or each.decoded) for each in server.trace.records)
+    if serving.num_slots < 1000:
+        assert run.preemptions.sum() > 0
+
+
+@pytest.mark.parametrize("config", [TREE, CHAIN, replace(TREE, release="round"), SpecConfig(3, 5, 9, page_size=16)])
+def test_columns_are_the_servers(config):
+    from specsim.core.columns import round_columns as columns_of_one
+
+    lengths = np.arange(1, 70)
+    assert round_columns(lengths, config).tolist() == [columns_of_one(int(length), config) for length in lengths]
+
+
+def everything(prefill: str, schedule: str, seed: int = 0):
+    """A run in which all happens: queues, chunks, preemption, requests of two kinds."""
+    law = Mixture((iid(0.9, 3), iid(0.3, 3)), (1.0, 2.0))
+    workload = poisson(200, 60.0, (20, 400), (1, 200), seed=seed)
+    serving = ServingConfig(schedule, 32, 7008, chunk_tokens=512)
+    cost = replace(COST, schedule=schedule)
+    return simulate(cost, Option(CHAIN, law), workload, serving, prefill=prefill, seed=seed, log=True)
+
+
+once = cache(everything)
+KINDS = pytest.mark.parametrize("prefill", ["mixed", "beside", "first"])
+SCHEDULES = pytest.mark.parametrize("schedule", ["sync", "overlap"])
+
+
+@KINDS
+@SCHEDULES
+def test_tokens_are_conserved(prefill, schedule):
+    """Rounds and first tokens make what requests put out, but for what lies beyond their ends."""
+    run = once(prefill, schedule)
+    made = 1 + run.rounds + run.drafts
+    beyond = made - run.output_tokens
+    assert (beyond >= 0).all()
+    assert (beyond <= np.where(run.output_tokens > 1, 3, 0)).all()
+    assert run.preemptions.sum() > 0
+    steps = run.steps()
+    filled = run.prompt_tokens.sum()
+    assert steps.prompt_tokens.sum() >= filled  # and again after a preemption
+    assert sum(int(counts.sum()) for counts in run.accepted_drafts) == run.rounds.sum()
+    assert (run.arrivals <= run.firsts).all()
+    assert (run.firsts <= run.lasts).all()
+    assert steps.pages.max() * CHAIN.page_size <= 7008
+    assert steps.running.max() <= 32
+
+
+@KINDS
+@SCHEDULES
+def test_littles_law(prefill, schedule):
+    """Requests in the system on average, counted at every instant, are arrival rate times mean stay."""
+    run = once(prefill, schedule)
+    changes = np.concatenate([run.arrivals, run.lasts])
+    order = np.argsort(changes, kind="stable")
+    inside = np.cumsum(np.repeat([1, -1], len(run.arrivals))[order])[:-1]
+    average = (inside * np.diff(changes[order])).sum() / run.duration
+    assert average == pytest.approx(len(run.arrivals) / run.duration * run.e2e.mean())
+    # The server's own count of those that have or want a place, step by step, lies where its clock allows.
+    steps = run.steps()
+    busy = (steps.seconds * (steps.running + steps.waiting)).sum() / run.duration
+    assert busy <= average * 1.001
+    assert busy > 0.5 * average
+
+
+@pytest.mark.parametrize("length", [1, 2, 4])
+def test_constant_acceptance_has_a_closed_form(length):
+    """c requests, each of 1 + n tokens: n / length rounds of 1 s, and a wave of c ends together."""
+    option = Option(CHAIN, steady(length, 3))
+    load = closed_loop(64, 8, 10, 1 + 24)
+    serving = ServingConfig("sync", 8, 10**6)
+    run = simulate(Linear(), option, load, serving, prefill="beside")
+    assert np.allclose(run.e2e, 24 / length)
+    assert run.duration == pytest.approx(8 * 24 / length)
+    metrics = run.metrics()
+    assert metrics["Output Throughput (tok/s)"] == pytest.approx(64 * 25 / (8 * 24 / length))
+    assert metrics["Mean TPOT (ms)"] == pytest.approx(1000 / length)
+    assert metrics["P99 ITL (ms)"] == metrics["Median ITL (ms)"] == pytest.approx(1000)
+    assert metrics["Spec Decode Accept Length"] == length
+    assert metrics["Mean TTFT (ms)"] == pytest.approx(0)
+
+
+def test_independent_acceptance_has_its_mean():
+    """Over 1,000 requests of 400 tokens the accept length misses the law's by less than 5 standard errors."""
+    law = PerPosition((0.7, 0.5, 0.3))
+    run = simulate(Linear(), Option(CHAIN, law), closed_loop(1000, 64, 10, 400), prefill="beside")
+    assert run.accept_length == pytest.approx(2.5, abs=5 * 1.2 / run.rounds.sum() ** 0.5)
+
+
+def test_a_setting_accepts_no_more_than_its_steps_of_a_longer_law():
+    option = Option(SpecConfig(1, 2, 3), iid(0.8, 5))
+    assert option.accept_length == pytest.approx(1 + 0.8 + 0.64)
+    run = simulate(Linear(), option, closed_loop(500, 64, 10, 400), prefill="beside")
+    assert run.accept_length == pytest.approx(option.accept_length, abs=5 * 0.8 / run.rounds.sum() ** 0.5)
+
+
+def test_overlap_wastes_a_round_of_each_request_that_ends():
+    load, option = closed_loop(1, 1, 10, 9), Option(CHAIN, steady(4, 3))
+    steps = {}
+    for schedule in ("sync", "overlap"):
+        run = simulate(Linear(), option, load, ServingConfig(schedule, 1, 1000), prefill="mixed")
+        steps[schedule] = run.num_steps
+        assert run.e2e.tolist() == [3.0]  # a prefill and two rounds
+    assert steps == {"sync": 3, "overlap": 4}
+
+
+def test_a_mixed_step_takes_a_prompt_along_and_a_first_one_does_not():
+    cost, option = Linear(token=0.01), Option(CHAIN, steady(1, 3))
+    load = bursts(2, 1, 2.5, 100, 10)
+    waits = {}
+    for prefill in ("mixed", "beside", "first"):
+        run = simulate(cost, option, load, ServingConfig("sync", 8, 10**4), prefill=prefill, log=True)
+        waits[prefill] = run.ttft.round(9).tolist()
+    # A prompt is 1 s of work: with that of a round, or by itself. The second arrives half a second into a round.
+    assert waits == {"mixed": [2.0, 2.5], "beside": [1.0, 1.5], "first": [1.0, 1.5]}
+
+
+@pytest.mark.parametrize("field", ["bandwidth", "peak_flops"])
+@KINDS
+def test_better_hardware_serves_more(field, prefill):
+    load = closed_loop(100, 32, (50, 300), (20, 120))
+    runs = []
+    for factor in (1, 1.5, 3):
+        better = getattr(COST.hardware, field)
+        better = {kind: rate * factor for kind, rate in better.items()} if field == "peak_flops" else better * factor
+        cost = replace(COST, hardware=replace(COST.hardware, **{field: better}))
+        runs.append(simulate(cost, OPTION, load, prefill=prefill).duration)
+    assert runs == sorted(runs, reverse=True)
+    assert runs[0] > runs[-1]
+
+
+def test_more_acceptance_serves_more():
+    load = closed_loop(100, 32, (50, 300), (20, 120))
+    runs = [simulate(COST, Option(CHAIN, iid(rate, 3)), load).duration for rate in (0, 0.3, 0.6, 0.9, 1)]
+    assert runs == sorted(runs, reverse=True)
+
+
+@KINDS
+def test_equal_seeds_give_equal_tables(prefill):
+    first, again, other = (everything(prefill, "overlap", seed) for seed in (1, 1, 2))
+    assert first.frame().equals(again.frame())
+    assert first.steps().equals(again.steps())
+    assert first.metrics() == again.metrics()
+    assert not first.frame().equals(other.frame())
+
+
+def test_a_client_sends_no_more_than_it_may():
+    load = poisson(300, 500.0, 20, 40)
+    limited = Workload(load.prompt_tokens, load.output_tokens, load.arrivals_s, concurrency=5)
+    run = simulate(COST, OPTION, limited)
+    ends = np.sort(run.lasts)
+    under_way = np.arange(1, 301) - np.searchsorted(ends, np.sort(run.arrivals), side="right")
+    assert under_way.max() == 5
+    assert (run.arrivals >= load.arrivals_s).all()
+
+
+def test_a_front_end_takes_requests_in_one_by_one():
+    run = simulate(Linear(base=0.125), OPTION, bursts(5, 5, 1, 10, 1), prefill="beside", intake=0.5)
+    assert run.ttft.tolist() == [0.5, 1.0, 1.5, 2.0, 2.5]
+    run = simulate(Linear(base=0.125), OPTION, bursts(3, 3, 1, 10, 1), prefill="beside", intake=0.5, latency=0.25)
+    assert run.ttft.tolist() == [0.75, 1.25, 1.75]
+    for never in (-1, float("inf"), 10**400):
+        with pytest.raises(InputError, match=f"intake is {never}; allowed: a number of at least 0"):
+            simulate(Linear(), OPTION, bursts(5, 5, 1, 10, 1), intake=never)
+
+
+def test_time_and_memory_grow_with_the_work():
+    """Of twice the requests: twice the steps; and the notes of a round do not outlive it."""
+    import tracemalloc
+
+    peaks, steps = [], []
+    for count in (500, 1000):
+        load = closed_loop(count, 64, 20, 128)
+        tracemalloc.start()
+        steps.append(simulate(Linear(), OPTION, load, log=False).num_steps)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert steps[1] == pytest.approx(2 * steps[0], rel=0.1)
+    assert peaks[1] - peaks[0] < 500 * 300  # bytes a request; its rounds alone would be 8 · 51 · 500
+
+
+def test_quantiles_of_many_values_in_little_memory():
+    values = np.random.default_rng(0).lognormal(-4, 2, 20_000)
+    kept = Quantiles()
+    for part in np.split(values, 10):
+        kept.add(part)
+    assert kept.mean == pytest.approx(values.mean())
+    for share in (0, 0.1, 0.5, 0.99, 1):
+        assert kept.at(share) == pytest.approx(np.quantile(values, share), rel=0.0014)
+    assert np.isnan(Quantiles().at(0.5))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prefill": "never"}, "prefill is 'never'; allowed: mixed or beside or first"),
+        ({"serving": ServingConfig("overlap")}, "schedule is 'overlap'; allowed: that of the cost model, sync"),
+        ({"serving": ServingConfig(num_slots=32)}, r"num_slots is 32; allowed: at least 48, which request 0 needs"),
+        ({"serving": ServingConfig(prefix_cache=True)}, "prefix_cache is True"),
+        ({"options": (OPTION, Option.plain(page_size=1))}, "all of one page_size"),
+        ({"options": ()}, "options is '0 settings'"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(change, message):
+    arguments = {"options": OPTION, "workload": closed_loop(3, 2, 20, 20), "serving": None} | change
+    with pytest.raises(InputError, match=message):
+        simulate(COST, **arguments)
+
+
+@pytest.fixture
+def patience():
+    """A run that does not end is interrupted."""
+
+    def interrupt(*_):
+        raise TimeoutError("the run does not end")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.alarm(10)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("patience")
+@pytest.mark.parametrize("prompt", [13, 15, 16, 17])
+@pytest.mark.parametrize("output", [1, 2, 3, 5, 20])
+def test_a_request_needs_what_its_largest_round_does_and_not_its_last(prompt, output):
+    """With pages of 8, two lanes and release `round` a round from 14 tokens needs 5 pages, one from 16 needs 4."""
+    config = SpecConfig(2, 3, 5, page_size=8, release="round")
+    option, load = Option(config, iid(0.0, 3)), closed_loop(1, 1, prompt, output)
+    most = max(round_columns(np.arange(prompt, prompt + max(1, output - 1)), config))
+    slots = int(-(-most // 8) * 8)
+    with pytest.raises(InputError, match=f"num_slots is {slots - 8}; allowed: at least {slots}, which request 0 needs"):
+        simulate(Linear(), option, load, ServingConfig(num_slots=slots - 8))
+    run = simulate(Linear(), option, load, ServingConfig(num_slots=slots))
+    assert run.preemptions.sum() == 0
+
+
+def test_an_option_needs_a_law_of_its_steps():
+    with pytest.raises(InputError, match="acceptance is 2; allowed: a law of at least num_steps drafts, 3"):
+        Option(CHAIN, iid(0.5, 2))
