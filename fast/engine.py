@@ -1,8 +1,7 @@
 """The fast engine: the reference's round on static buffers, launched, or replayed from graphs."""
 
 from collections.abc import Callable
-from dataclasses import fields, replace
-from typing import Literal
+from dataclasses import replace
 
 import torch
 import triton
@@ -10,8 +9,10 @@ import triton
 from specsim.core.columns import own_committed, own_lanes, own_tree
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Drafter
+from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.grammar import Grammars, allowed_first, allowed_trees, check
+from specsim.core.pair import DrafterCheckpoint, Pair
 from specsim.core.phases import (
     Advance,
     Batch,
@@ -35,7 +36,6 @@ from specsim.fast.synthetic import Schedule
 from specsim.fast.targets import FAMILIES
 from specsim.fast.vocabulary.penalties import Allowed
 
-GRAPHS = ("eager", "step", "phase", "round")
 ROUND = ("propose", "lay_out", "judge", "hand_over", "extend")  # its sections
 MOST_CANDIDATES = 2**16  # what one program can rank
 
@@ -43,49 +43,38 @@ MOST_CANDIDATES = 2**16  # what one program can rank
 class Engine:
     """Rounds of one pair under one setting, over buffers of `bucket` requests (None: the next power of two).
 
-    pair, config, dtype, acceptance, grammars: as the reference's. graph: `eager`, every kernel launched by the host;
-    `step`, one recorded draft step replayed; `phase`, a graph each for draft, verify and draft-extend; `round`, one
-    graph for all of them, which needs release `finish`, since pages cannot change hands inside it, and no grammars,
-    which the host asks between draft and verify; a phase that is called alone is launched then. batch_invariant: a
-    request's results depend on no other of its batch.
+    pair, config, acceptance, grammars: as the reference's. A graph of the whole round needs release `finish`, since
+    pages cannot change hands inside it, and no grammars, which the host asks between draft and verify; a phase that is
+    called alone is launched then.
     """
 
     def __init__(
         self,
-        pair,
+        pair: Pair,
         config: SpecConfig,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-        graph: Literal["eager", "step", "phase", "round"] = "eager",
-        bucket: int | None = None,
-        batch_invariant: bool = False,
+        options: EngineOptions,
         acceptance: SyntheticAcceptance | None = None,
         grammars: Grammars | None = None,
     ):
         target = pair.target.config
         self.config = config.within(target.max_position_embeddings)
-        if graph not in GRAPHS:
-            raise InputError("graph", graph, " or ".join(GRAPHS))
-        if graph == "round" and config.release == "round":
-            raise InputError("graph", graph, "eager, step or phase with release 'round', which moves pages in a round")
-        if graph == "round" and grammars:
-            raise InputError("graph", graph, "eager, step or phase with a grammar, which the host asks inside a round")
-        if bucket is not None and (type(bucket) is not int or bucket < 1):
-            raise InputError("bucket", bucket, "an integer of at least 1")
         if config.num_candidates > MOST_CANDIDATES:
             allowed = (
                 f"settings of at most {MOST_CANDIDATES} candidates, topk + (num_steps - 1) topk², with impl 'fast'"
             )
             raise InputError("topk", config.topk, allowed)
-        self.dtype, self.device, self.graph = dtype, torch.device(device), graph
-        self._batch_invariant = batch_invariant
-        self._bucket, self._frames = bucket, {}
+        self.options = options.resolve(config, bool(grammars))
+        self.dtype = options.dtype
+        self.device = torch.device(self.options.device)
+        self._frames: dict[int, Frame] = {}
         self.grammars = grammars or {}
         check(self.grammars, config, target.vocab_size)
         self.acceptance = acceptance and acceptance.fit(config.num_steps)
         self._schedule = acceptance and Schedule.of(acceptance, self.device)
         family = FAMILIES[target.family]
-        self.target = family(target, pair.target.tensors, dtype, self.device, batch_invariant=batch_invariant)
+        self.target = family(
+            target, pair.target.tensors, self.dtype, self.device, batch_invariant=options.batch_invariant
+        )
         self.drafter = self._drafter(pair.drafter)
         self._sections: dict[str, Callable[[Frame], None]] = {
             "start": self._start,
@@ -97,13 +86,13 @@ class Engine:
             "extend": self._extend,
         }
 
-    def _drafter(self, checkpoint) -> Drafter:
+    def _drafter(self, checkpoint: DrafterCheckpoint | None) -> Drafter:
         if self.config.is_plain:
             return NoDrafter(self.config, self.dtype, self.device)
         if checkpoint is None:
             raise InputError("num_steps", self.config.num_steps, "0 (SpecConfig.plain()) for a pair without a drafter")
         return drafters.make(
-            checkpoint, self.target, self.config, self.dtype, self.device, batch_invariant=self._batch_invariant
+            checkpoint, self.target, self.config, self.dtype, self.device, batch_invariant=self.options.batch_invariant
         )
 
     def make_pools(self, num_requests: int, num_slots: int) -> KVPool:
@@ -184,7 +173,7 @@ class Engine:
         """A whole round; the frame holds what it left."""
         self._own_lanes(batch, pools, reserved)
         frame = self._frame(batch, pools, draft_input)
-        if self.graph == "round":
+        if self.options.graph == "round":
             self._run(frame, *ROUND)
         else:
             self._play_draft(frame, batch)
@@ -200,7 +189,7 @@ class Engine:
         def own() -> None:
             own_tree(frame.pools, *_rows_and_lens(batch), self.config)
 
-        if self.graph != "step":
+        if self.options.graph != "step":
             return self._run_around(frame, "propose", own, "lay_out")
         self._run(frame, "start")
         for _ in range(self.config.num_steps - 1):
@@ -221,7 +210,7 @@ class Engine:
     def _verify_output(self, frame: Frame, size: int) -> VerifyOutput:
         verdict = unload(frame.verdict, size, frame.bucket)
         return VerifyOutput(
-            **{each.name: getattr(verdict, each.name) for each in fields(verdict)},
+            verdict,
             target_logits=frame.forward["target_logits"][: size * self.config.num_draft_tokens].clone(),
             draft_extend_input=unload_extend_input(
                 frame.extend_input, size, self.config.num_steps + 1, self.config.extend
@@ -230,7 +219,7 @@ class Engine:
 
     def _frame(self, batch: Batch, pools: KVPool, draft_input: DraftInput | None = None) -> Frame:
         """The buffers of the batch's bucket over these pools, the batch and what else is given loaded."""
-        bucket = self._bucket or triton.next_power_of_2(max(batch.size, 1))
+        bucket = self.options.bucket or triton.next_power_of_2(max(batch.size, 1))
         if batch.size > bucket:
             raise InputError("bucket", bucket, f"at least the number of requests of a batch, {batch.size}")
         if any(frame.pools is not pools for frame in self._frames.values()):
@@ -267,7 +256,7 @@ class Engine:
             "step": [("start",), ("step",), ("lay_out",), *judge, ("extend",)],
             "phase": [*propose, *judge, ("extend",)],
             "round": [ROUND],
-        }[self.graph]
+        }[self.options.graph]
         nothing = {("start",), ("step",), ("propose",)} if self.config.is_plain else set()
         return [names for names in pieces if names not in nothing]
 

@@ -23,6 +23,7 @@ import torch
 
 import specsim
 from specsim import SamplingParams, SpecConfig, plots
+from specsim.core.engine_options import EngineOptions
 from specsim.core.phases import Batch, PrefillInput
 from specsim.reference.attention import tree_metadata
 from specsim.serving.generation import load_engine
@@ -48,7 +49,7 @@ sampling = SamplingParams(temperature=0.0)
 
 def start(impl):
     """An engine of a column, and two requests after their prefill."""
-    engine = load_engine(pair, config, impl)
+    engine = load_engine(pair, config, EngineOptions(impl))
     prompt_ids = [pair.tokenizer.encode(prompt) for prompt in prompts]
     lengths = [len(ids) for ids in prompt_ids]
     room_for_two_rounds = sum(config.reserved_columns(length + config.num_steps + 1) for length in lengths)
@@ -125,32 +126,33 @@ plots.kv_pages(pools, batch, config)
 # %%
 before = deepcopy(pools)
 verify_output = engine.verify(batch, verify_input, pools)
-plots.tree(verify_input, verify_output, decode)
+verdict = verify_output.verdict
+plots.tree(verify_input, verdict, decode)
 
 # %%
-for prompt, tokens in zip(prompts, verify_output.accepted_tokens(), strict=True):
+for prompt, tokens in zip(prompts, verdict.accepted_tokens(), strict=True):
     print(repr(prompt), "→", [decode([token]) for token in tokens])
 
 # %% [markdown]
 # * The accepted path is not the drafter's favourite. What would the chain of `topk=1` have gained in this round?
 # * `num_accepted_tokens` is `num_accepted_drafts` + 1, and the root is not among them. Where was the root counted?
-# * **Try** `plots.tree(verify_input, verify_output, decode, request=1)`.
+# * **Try** `plots.tree(verify_input, verdict, decode, request=1)`.
 #
 # ## Commit
 #
 # The next round expects the KV of the accepted tokens in columns L, L+1, … But they lie where their nodes were.
 
 # %%
-plots.kv_pages(pools, batch, config, verify_input, verify_output, committed=False)
+plots.kv_pages(pools, batch, config, verify_input, verdict, committed=False)
 
 # %% [markdown]
 # So the content of the path's slots moves to the front, in every layer. The map from columns to slots stays as it is.
 
 # %%
-plots.kv_move(verify_input, verify_output, decode)
+plots.kv_move(verify_input, verdict, decode)
 
 # %%
-plots.kv_pages(pools, batch, config, verify_input, verify_output)
+plots.kv_pages(pools, batch, config, verify_input, verdict)
 
 # %% [markdown]
 # A picture can be wrong. `before` is a copy of the pools from before verification: with the target's forward run on
@@ -161,7 +163,7 @@ plots.kv_pages(pools, batch, config, verify_input, verify_output)
 metadata = tree_metadata(batch, verify_input, before)
 engine.target.forward(verify_input.draft_tokens.flatten(), metadata, before.target, engine.drafter.feature_layers)
 for request, (row, length) in enumerate(batch.rows_and_lens):
-    path = verify_output.accept_index[request, : int(verify_output.num_accepted_tokens[request])].long()
+    path = verdict.accept_index[request, : int(verdict.num_accepted_tokens[request])].long()
     source = verify_input.cache_locations[path]
     destination = pools.slots(row, length + torch.arange(len(path)))
     assert torch.equal(pools.target.keys[:, destination], before.target.keys[:, source])
@@ -182,7 +184,7 @@ for request, (row, length) in enumerate(batch.rows_and_lens):
 # %%
 extend = verify_output.draft_extend_input
 first, count = int(extend.row_starts[0]), int(extend.num_accepted_tokens[0])
-nodes = verify_output.accept_index[0, :count].tolist()
+nodes = verdict.accept_index[0, :count].tolist()
 for row, node in enumerate(nodes, start=first):
     features_of = decode([int(verify_input.draft_tokens[0, node])])
     token = decode([int(extend.input_ids[row])])
@@ -190,7 +192,7 @@ for row, node in enumerate(nodes, start=first):
 
 # %%
 next_draft_input = engine.draft_extend(batch, extend, pools)
-next_batch = batch.after(verify_output.num_accepted_tokens)
+next_batch = batch.after(verdict.num_accepted_tokens)
 plots.tree(engine.draft(next_batch, next_draft_input, pools), None, decode)
 
 # %% [markdown]
@@ -239,7 +241,7 @@ def play(impl):
     engine, batch, draft_input, pools = start(impl)
     states = engine.round(batch, draft_input, pools)
     left = {name: tensor for state in states for name, tensor in tensors(state, type(state).__name__)}
-    for row, length in batch.after(states.verify_output.num_accepted_tokens).rows_and_lens:
+    for row, length in batch.after(states.verify_output.verdict.num_accepted_tokens).rows_and_lens:
         slots = pools.slots(row, torch.arange(length, device=pools.req_to_token.device))
         for model in ("target", "draft"):
             left[f"pools.{model}.keys of row {row}"] = getattr(pools, model).keys[:, slots].cpu()

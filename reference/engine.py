@@ -1,14 +1,14 @@
 """The reference engine: a round is draft, verify, draft-extend."""
 
-from dataclasses import fields
-
 import torch
 
 from specsim.core.columns import own_committed, own_lanes, own_tree
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Drafter
+from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.grammar import Grammars, allowed_first, allowed_trees, check, stacked
+from specsim.core.pair import DrafterCheckpoint, Pair
 from specsim.core.phases import (
     Advance,
     Batch,
@@ -32,8 +32,8 @@ from specsim.reference.targets import FAMILIES
 class Engine:
     """Rounds of one pair under one setting.
 
-    pair: target and drafter with config and tensors (specsim.models.checkpoint.Pair); drafter None decodes plainly.
-    config.max_len None takes the target's limit. dtype: of weights, activations and KV. acceptance: where given it
+    pair: target and drafter with config and tensors (core.pair.Pair); drafter None decodes plainly.
+    config.max_len None takes the target's limit. options: only dtype matters. acceptance: where given it
     decides how many drafts a round accepts, not the target. grammars: of requests, by their ids, whose outputs are
     constrained.
     """
@@ -42,21 +42,23 @@ class Engine:
 
     def __init__(
         self,
-        pair,
+        pair: Pair,
         config: SpecConfig,
-        dtype: torch.dtype = torch.float32,
+        options: EngineOptions,
         acceptance: SyntheticAcceptance | None = None,
         grammars: Grammars | None = None,
     ):
         target = pair.target.config
         self.config = config.within(target.max_position_embeddings)
-        self.dtype, self.acceptance = dtype, acceptance and acceptance.fit(config.num_steps)
+        self.options = options
+        self.dtype = options.dtype
+        self.acceptance = acceptance and acceptance.fit(config.num_steps)
         self.grammars = grammars or {}
         check(self.grammars, config, target.vocab_size)
-        self.target = FAMILIES[target.family](target, pair.target.tensors, dtype)
+        self.target = FAMILIES[target.family](target, pair.target.tensors, self.dtype)
         self.drafter = self._drafter(pair.drafter)
 
-    def _drafter(self, checkpoint) -> Drafter:
+    def _drafter(self, checkpoint: DrafterCheckpoint | None) -> Drafter:
         if self.config.is_plain:
             return NoDrafter(self.dtype)
         if checkpoint is None:
@@ -97,7 +99,7 @@ class Engine:
     def advance(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> Advance:
         """A round, of which only what a serving loop needs is handed out."""
         _, output, next_input = self.round(batch, draft_input, pools, reserved)
-        return Advance(output, next_input, batch.after(output.num_accepted_tokens))
+        return Advance(output.verdict, next_input, batch.after(output.verdict.num_accepted_tokens))
 
     def draft(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> VerifyInput:
         """Propose candidates and lay the best of them out as trees over columns L..L+N-1."""
@@ -129,8 +131,7 @@ class Engine:
         max_len, extend = self.config.max_len, self.config.extend
         extend_input = draft_extend_input(batch, verdict, features_RF, pools.req_to_token, max_len, extend)
         kv.record_tokens(batch, verdict, pools)
-        judged = {field.name: getattr(verdict, field.name) for field in fields(verdict)}
-        return VerifyOutput(**judged, target_logits=logits_RV, draft_extend_input=extend_input)
+        return VerifyOutput(verdict, logits_RV, extend_input)
 
     def draft_extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
         """Rewrite the drafter's KV of the accepted rows from the target's features: a fresh DraftInput."""

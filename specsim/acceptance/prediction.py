@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 from specsim.acceptance.recording import record
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.display import figure, heading, paragraph, print_table, setting
+from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.serving.generation import generate
 from specsim.simulator.acceptance import accept_length
@@ -106,7 +107,7 @@ def predict(
         lengths = [accept_length(candidates.law(config)) for config in settings]
         running, rows = perf_counter(), []
         for config, predicted in zip(settings, lengths, strict=True):
-            figures = generate(pair, prompts, config, sampling, dtype=torch.float64).acceptance
+            figures = generate(pair, prompts, config, sampling, engine=EngineOptions(dtype=torch.float64)).acceptance
             rows.append(Prediction(config, predicted, figures.accept_length, figures.rounds))
             bar.update()
     seconds = replaying - start, running - replaying, perf_counter() - running

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
+from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.phases import Advance
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
@@ -30,7 +31,7 @@ class Recorder:
     def advance(self, batch, draft_input, pools, reserved: bool = False) -> Advance:
         verify_input, output, next_input = self._engine.round(batch, draft_input, pools, reserved)
         self.rounds.append(verify_input.candidates)
-        return Advance(output, next_input, batch.after(output.num_accepted_tokens))
+        return Advance(output.verdict, next_input, batch.after(output.verdict.num_accepted_tokens))
 
 
 def record(
@@ -46,7 +47,7 @@ def record(
         raise InputError("positions", positions, "at least 1")
     new_tokens = positions + config.num_steps
     none_accepted = SyntheticAcceptance((0.0,) * config.num_steps)
-    engine = Recorder(load_engine(pair, config, "reference", dtype, acceptance=none_accepted))
+    engine = Recorder(load_engine(pair, config, EngineOptions("reference", dtype), acceptance=none_accepted))
     sampling = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
     requests = make_requests(pair, prompts, sampling, None, engine.config.max_len)
     if not requests:

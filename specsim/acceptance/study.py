@@ -10,6 +10,7 @@ from tqdm.auto import tqdm
 
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.display import by_position, figure, heading, paragraph, print_table
+from specsim.core.engine_options import EngineOptions
 from specsim.core.metrics import LOOP_SHARE, Acceptance, is_loop
 from specsim.serving.generation import Generation, generate
 
@@ -114,7 +115,7 @@ def measure(
     def run(pair: Any, config: SpecConfig, temperature: float) -> Generation:
         bar.update()
         sampling = SamplingParams(temperature=temperature, max_new_tokens=max_new_tokens, ignore_eos=True)
-        return generate(pair, prompts, config, sampling, dtype=torch.float64)
+        return generate(pair, prompts, config, sampling, engine=EngineOptions(dtype=torch.float64))
 
     plain = run(next(iter(pairs.values())), SpecConfig.plain(), 0.0)
     rows = tuple(_row(each, run(pairs[each.drafter], each.config, each.temperature), plain) for each in settings)

@@ -14,6 +14,7 @@ from specsim.bench.row import OURS, Check, Row, Timing
 from specsim.bench.scene import random_prompts, stacked
 from specsim.bench.tree_attention import attention_row
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
+from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.models.checkpoint import Pair, load
 from specsim.models.shapes import random_pair
@@ -91,7 +92,7 @@ class Ours:
 
     def __init__(self, pair: Pair, config: SpecConfig, prompt: Sequence[int], count: int, dtype: torch.dtype):
         self._pair = replace(pair, drafter=None) if config.is_plain else pair
-        engine = load_engine(self._pair, config, "fast", dtype, "cuda", "round", 1)
+        engine = load_engine(self._pair, config, EngineOptions("fast", dtype, "cuda", "round", 1))
         self._prompt, self._params = list(prompt), SamplingParams(max_new_tokens=count, ignore_eos=True)
         room = 2 * engine.config.reserved_columns(len(prompt) + count)
         self._scheduler, self._served = Scheduler(engine, ServingConfig("overlap", max_running=1, num_slots=room)), 0

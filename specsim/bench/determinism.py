@@ -8,6 +8,7 @@ import torch
 from specsim.bench.checks import all_of, equal
 from specsim.bench.row import OURS, Check, Row
 from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.engine_options import EngineOptions
 from specsim.models.checkpoint import Pair, load
 from specsim.models.shipped import load_prompts
 from specsim.serving.generation import Generation, generate
@@ -39,9 +40,10 @@ def sameness_rows(quick: bool) -> Iterator[Row]:
 _PARAMS = SamplingParams(max_new_tokens=NEW_TOKENS)
 
 
-def _generate(pair: Pair, texts, ids: Sequence[int] | None = None, **options) -> Generation:
+def _generate(pair: Pair, texts, ids: Sequence[int] | None = None, batch_invariant: bool = False) -> Generation:
     ids = list(range(len(texts)) if ids is None else ids)
-    return generate(pair, texts, EAGLE3, _PARAMS, request_ids=ids, impl="fast", device="cuda", **options)
+    options = EngineOptions("fast", device="cuda", batch_invariant=batch_invariant)
+    return generate(pair, texts, EAGLE3, _PARAMS, request_ids=ids, engine=options)
 
 
 def _row(name: str, setting: dict, check: Check, notes: tuple[str, ...] = ()) -> Row:

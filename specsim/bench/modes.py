@@ -10,6 +10,7 @@ from specsim.bench.clock import walled
 from specsim.bench.row import OURS, Asked, Check, Row
 from specsim.bench.scene import Scene, prefilled, tree_of
 from specsim.core.config import SpecConfig
+from specsim.core.engine_options import EngineOptions
 from specsim.models.checkpoint import Pair, load
 from specsim.models.shipped import load_prompts
 from specsim.serving.generation import load_engine
@@ -35,8 +36,8 @@ def mode_rows() -> Iterator[Row]:
         yield _mode_row(mode, scene, found, expected, times, first)
 
 
-def _scene(pair: Pair, config: SpecConfig, mode: str, prompt: Sequence[int], **options) -> Scene:
-    return prefilled(pair, load_engine(pair, config, "fast", torch.float32, "cuda", mode, 1, **options), [prompt])
+def _scene(pair: Pair, config: SpecConfig, mode: str, prompt: Sequence[int]) -> Scene:
+    return prefilled(pair, load_engine(pair, config, EngineOptions("fast", torch.float32, "cuda", mode, 1)), [prompt])
 
 
 def _accepted(scene: Scene, rounds: int) -> list[list[int]]:

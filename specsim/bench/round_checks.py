@@ -30,12 +30,12 @@ def judge_round(scene: Scene, requests: Sequence[int] = (0,), with_eager: bool =
     after a real prefill the hidden state. Drafts of later steps are not: a wrong one costs its acceptance.
     """
     output = scene.round()
-    verify_input, verdict, pools = output.verify_input, output.verify_output, scene.pools
+    verify_input, verified, pools = output.verify_input, output.verify_output, scene.pools
     checks = [_against_eager(scene, output)] if with_eager else []
     checks += _trees(scene, verify_input)
     checks.append(judge_verdict(
-        scene.batch, verify_input, verdict.target_logits, scene.engine.config, pools.token_ids, verdict, requests,
-        scene.options.get("acceptance"),
+        scene.batch, verify_input, verified.target_logits, scene.engine.config, pools.token_ids, verified.verdict,
+        requests, scene.engine.acceptance,
     ))  # fmt: skip
     for request in requests:
         checks += _against_dense(scene, output, request)
@@ -104,7 +104,7 @@ def _against_dense(scene: Scene, output: RoundOutput, request: int) -> list[Chec
 
 def _bonus_token(output: RoundOutput, request: int) -> Check:
     """The root of the next tree: the token after the last accepted node, which the verdict's judge has judged."""
-    verdict = output.verify_output
+    verdict = output.verify_output.verdict
     last = verdict.accept_index[request].max().long()  # nodes of a path ascend
     found, expected = output.draft_input.bonus_tokens[request], verdict.predict[last]
     return equal(f"next bonus token of request {request}", {"token": found}, {"token": expected})
@@ -143,7 +143,7 @@ def _kv_of(scene: Scene, request: int, length: int, layer: int) -> tuple[torch.T
 
 def _hidden(scene: Scene, output: RoundOutput, request: int, ids: torch.Tensor, features) -> Check:
     """The drafter's hidden state after the accepted path: ids one place ahead of the features."""
-    verdict, length = output.verify_output, int(scene.batch.seq_lens[request])
+    verdict, length = output.verify_output.verdict, int(scene.batch.seq_lens[request])
     nodes, count = scene.engine.config.num_draft_tokens, int(verdict.num_accepted_tokens[request])
     path = verdict.accept_index[request, :count].long() - request * nodes
     rows = torch.cat([torch.arange(length, device=ids.device), length + path])

@@ -15,6 +15,7 @@ from specsim.bench.round_checks import judge_round
 from specsim.bench.row import OURS, Asked, Check, Row, Timing
 from specsim.bench.scene import Scene, prefilled, random_prompts, stacked, tree_of
 from specsim.core.config import SpecConfig
+from specsim.core.engine_options import EngineOptions
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.models.checkpoint import Pair
 from specsim.models.shapes import random_pair
@@ -65,12 +66,20 @@ def invariance_rows(shape: str, quick: bool) -> Iterator[Row]:
         torch.cuda.empty_cache()
 
 
-def scene_of(pair: Pair, config: SpecConfig, temperature: float = 0.0, requests: int = 1, **options) -> Scene:
+def scene_of(
+    pair: Pair,
+    config: SpecConfig,
+    temperature: float = 0.0,
+    requests: int = 1,
+    batch_invariant: bool = False,
+    acceptance: SyntheticAcceptance | None = None,
+) -> Scene:
     """Requests of SEQ_LEN random tokens behind a real prefill, one graph a round."""
     plain = replace(pair, drafter=None) if config.is_plain else pair
-    engine = load_engine(plain, config, "fast", torch.bfloat16, "cuda", "round", requests, **options)
+    options = EngineOptions("fast", torch.bfloat16, "cuda", "round", requests, batch_invariant)
+    engine = load_engine(plain, config, options, acceptance=acceptance)
     prompts = random_prompts(MOST_REQUESTS, SEQ_LEN, pair.target.config.vocab_size)[:requests]
-    return prefilled(plain, engine, prompts, temperature, options)
+    return prefilled(plain, engine, prompts, temperature)
 
 
 def round_row(name: str, scene: Scene, ceilings: Ceilings, limit: float | None) -> Row:
@@ -179,7 +188,7 @@ def invariance_row(pair: Pair, requests: int) -> Row:
 def _first_request(scene: Scene) -> dict[str, torch.Tensor]:
     """What a round leaves of its first request."""
     output, nodes = scene.round(), scene.engine.config.num_draft_tokens
-    verdict, following = output.verify_output, output.draft_input
+    verdict, following = output.verify_output.verdict, output.draft_input
     return {
         "draft tokens": output.verify_input.draft_tokens[0],
         "target logits": verdict.target_logits[:nodes],

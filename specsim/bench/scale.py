@@ -13,6 +13,7 @@ from specsim.bench.round_checks import judge_round
 from specsim.bench.row import OURS, Row
 from specsim.bench.scene import close, invented, stacked, tree_of
 from specsim.core.config import SpecConfig
+from specsim.core.engine_options import EngineOptions
 from specsim.core.pool import KVPool
 from specsim.models.checkpoint import Pair
 from specsim.models.shapes import random_pair, shape
@@ -50,7 +51,7 @@ def scale_rows(name: str, config: SpecConfig, ceilings: Ceilings, full: bool, qu
 
 def _rows_of(pair: Pair, config: SpecConfig, chosen: list[tuple[int, int]], ceilings: Ceilings) -> Iterator[Row]:
     """One pool for all points, as large as the largest of those that fit into the memory there is."""
-    engine = load_engine(pair, config, "fast", torch.bfloat16, "cuda", "round")
+    engine = load_engine(pair, config, EngineOptions("fast", torch.bfloat16, "cuda", "round"))
     slots = min(max(_slots(engine, *point) for point in chosen), _room(pair))
     chosen = [point for point in chosen if _slots(engine, *point) <= slots]
     pools = engine.make_pools(max(requests for requests, _ in chosen), slots)

@@ -1,7 +1,7 @@
 """An engine in the middle of its work: requests with committed KV, ready for rounds that can be timed."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,9 +17,7 @@ SLACK = 256  # tokens that a request may grow by while it is timed
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What a round needs. prompts: the tokens behind the KV, None where it is random. options: of load_engine, others
-    than where and in what type it runs.
-    """
+    """What a round needs. prompts: the tokens behind the KV, None where it is random."""
 
     pair: Pair
     engine: Any
@@ -27,7 +25,6 @@ class Scene:
     batch: Batch
     draft_input: DraftInput
     prompts: list[list[int]] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
 
     def round(self):
         """The next round of these requests, always the same one."""
@@ -63,16 +60,15 @@ def prefilled(
     engine,
     prompts: Sequence[Sequence[int]],
     temperature: float = 0.0,
-    options: Mapping[str, Any] | None = None,
 ) -> Scene:
-    """Requests behind a real prefill of these prompts, on an engine that was loaded with these options."""
+    """Requests behind a real prefill of these prompts."""
     prompts = [list(prompt) for prompt in prompts]
     longest = max(map(len, prompts)) + SLACK
     pools = engine.make_pools(len(prompts), len(prompts) * engine.config.reserved_columns(longest))
     batch = _batch(engine, pools, [len(prompt) for prompt in prompts], longest, temperature)
     with torch.inference_mode():
         output = engine.prefill(batch, PrefillInput.whole(prompts).to(engine.device), pools)
-    return Scene(pair, engine, pools, batch, output.draft_input, prompts, options or {})
+    return Scene(pair, engine, pools, batch, output.draft_input, prompts)
 
 
 def invented(pair: Pair, engine, pools: KVPool, requests: int, seq_len: int, slack: int = 0) -> Scene:
@@ -97,8 +93,9 @@ def close(scene: Scene) -> None:
 
 def with_graph(scene: Scene, graph: str) -> Scene:
     """The same requests in the same pools under another engine, which records anew."""
-    old, bucket = scene.engine, scene.batch.size
-    engine = load_engine(scene.pair, old.config, "fast", old.dtype, old.device.type, graph, bucket, **scene.options)
+    old = scene.engine
+    options = replace(old.options, graph=graph, bucket=scene.batch.size)
+    engine = load_engine(scene.pair, old.config, options, acceptance=old.acceptance)
     return replace(scene, engine=engine)
 
 

@@ -21,10 +21,10 @@ def conformance(
     """Run a module's kernels against the cases of every operation (exit status 1: not equal)."""
     given = locals()
     from specsim.core.display import stdout_console
+    from specsim.core.engine_options import check_device
     from specsim.core.files import check_writable, write_json
     from specsim.core.provenance import now, versions
     from specsim.correctness.conformance.report import Report
-    from specsim.serving.generation import check_device
 
     check_writable(json_file)
     line = options.command("specsim conformance", conformance, given, without=("json_file",))

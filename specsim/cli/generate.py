@@ -57,13 +57,15 @@ def generate(
     """Continue a text, and show what speculation made of it."""
     given = locals()
     config, sampling = options.speculation(given), options.pick(SamplingParams, given)
-    column, text = options.column(given), None if shape is not None else _read_prompt(prompt, prompt_file)
+    engine = options.engine_options(given)
+    acceptance = options.acceptance(given)
+    text = None if shape is not None else _read_prompt(prompt, prompt_file)
     _check_prompt(given)
-    _generate(given, text, config, sampling, column)
+    _generate(given, text, config, sampling, engine=engine, acceptance=acceptance)
 
 
 def _generate(
-    given: dict[str, Any], text: str | None, config: SpecConfig, sampling: SamplingParams, column: dict[str, Any]
+    given: dict[str, Any], text: str | None, config: SpecConfig, sampling: SamplingParams, **how: Any
 ) -> None:
     from specsim.core.display import metrics_rows, output_text, print_table, stdout_console
     from specsim.core.files import check_apart, check_writable, write_json
@@ -80,7 +82,7 @@ def _generate(
     pair = options.pair(given)
     prompts = [_random_prompt(pair, given["prompt_length"])] if text is None else text
     grammar = options.grammar(given, pair)
-    generation = continue_texts(pair, prompts, config, sampling, grammars=grammar, progress=True, **column)
+    generation = continue_texts(pair, prompts, config, sampling, grammars=grammar, progress=True, **how)
     console = stdout_console()
     try:
         console.out(output_text(generation.outputs[0]), highlight=False)

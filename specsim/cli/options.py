@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -15,9 +15,13 @@ from specsim.core.config import VERIFIERS, SamplingParams, ServingConfig, SpecCo
 from specsim.core.errors import InputError
 from specsim.core.synthetic_acceptance import SCHEDULES, SyntheticAcceptance
 
+if TYPE_CHECKING:
+    from specsim.core.engine_options import EngineOptions
+
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 _TREE = SpecConfig()
 _SPECULATION = ("topk", "num_steps", "num_draft_tokens", "verifier", "draft_kv", "extend", "release")
+_ENGINE = ("impl", "device", "graph", "bucket", "batch_invariant")
 _Settings = TypeVar("_Settings", SpecConfig, SamplingParams, ServingConfig)
 
 Impl = Annotated[str, typer.Option(help="Which column runs.", metavar="reference|fast")]
@@ -107,15 +111,16 @@ def speculation(options: dict[str, Any]) -> SpecConfig:
     return SpecConfig.plain(options["page_size"], options["max_len"])
 
 
-def column(options: dict[str, Any]) -> dict[str, Any]:
-    """Which column runs, and how: arguments of specsim.serving.generation.load_engine."""
+def engine_options(options: dict[str, Any]) -> "EngineOptions":
+    """Make the engine's options from the command line's."""
     import torch
+
+    from specsim.core.engine_options import EngineOptions
 
     if options["dtype"] not in DTYPES:
         raise InputError("dtype", options["dtype"], " or ".join(DTYPES))
     dtype = getattr(torch, options["dtype"])
-    column = {name: options[name] for name in ("impl", "device", "graph", "bucket", "batch_invariant")}
-    return {"dtype": dtype, "acceptance": acceptance(options), **column}
+    return EngineOptions(dtype=dtype, **{name: options[name] for name in _ENGINE})
 
 
 def acceptance(options: dict[str, Any]) -> SyntheticAcceptance | None:
@@ -151,8 +156,8 @@ def pair(options: dict[str, Any]):
     for name in ("target", "draft", "draft_field"):
         if options[name]:
             raise InputError(name, str(options[name]), "none with --shape, whose weights are random")
+    from specsim.core.engine_options import check_device
     from specsim.models.shapes import random_pair
-    from specsim.serving.generation import check_device
 
     device = check_device(options["device"]) if options["impl"] == "fast" else "cpu"
     drafter = None if options["drafter"] == "none" else options["drafter"] or "eagle3"

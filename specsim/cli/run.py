@@ -74,10 +74,10 @@ def run(
     config = options.speculation(given)
     with options.told_as(num_slots="slots"):
         serving = options.pick(ServingConfig, given | {"num_slots": slots})
-        _run(given, config, serving, options.column(given))
+        _run(given, config, serving)
 
 
-def _run(given: dict[str, Any], config: SpecConfig, serving: ServingConfig, column: dict[str, Any]) -> None:
+def _run(given: dict[str, Any], config: SpecConfig, serving: ServingConfig) -> None:
     from specsim.core.display import stdout_console
     from specsim.core.files import check_writable, write_json
     from specsim.core.provenance import now, versions
@@ -87,16 +87,17 @@ def _run(given: dict[str, Any], config: SpecConfig, serving: ServingConfig, colu
     from specsim.serving.serve import serve
     from specsim.serving.workload import parse_requests, read_file
 
+    engine_options, acceptance = options.engine_options(given), options.acceptance(given)
     check_writable(given["json_file"])
     _check_run(given)
     pair = options.pair(given)
-    engine = load_engine(pair, config, **column)
+    engine = load_engine(pair, config, engine_options, acceptance=acceptance)
     if given["bucket"] is not None and given["bucket"] < serving.max_running:
         raise InputError("bucket", given["bucket"], f"at least max_running, {serving.max_running}")
     file, date = given["requests"] or REQUESTS, now()
     read = partial(parse_requests, read_file(file), file, pair, given["skip_bad_lines"])
     if given["compare"]:
-        result = compare(pair, engine, read, serving, progress=True, **column)
+        result = compare(pair, engine, read, serving, progress=True)
     else:
         workload = read()
         result = serve(engine, workload.requests, serving, skipped=workload.skipped, progress=True)
@@ -108,7 +109,7 @@ def _run(given: dict[str, Any], config: SpecConfig, serving: ServingConfig, colu
         "pair": pair.name,
         **{name: given[name] for name in ("impl", "dtype", "bucket", "batch_invariant")},
         "device": engine.device.type,
-        "graph": getattr(engine, "graph", None),
+        "graph": engine.options.graph if given["impl"] == "fast" else None,
     }
     with ExitStack() as after:  # no output that fails costs the others their result
         after.callback(write_json, given["json_file"], made | result.to_json())

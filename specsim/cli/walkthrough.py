@@ -47,7 +47,7 @@ class Round:
     @property
     def path(self) -> list[int]:
         """Accepted nodes, root first."""
-        return self.output.accept_index[0, : int(self.output.num_accepted_tokens)].tolist()
+        return self.output.verdict.accept_index[0, : int(self.output.verdict.num_accepted_tokens)].tolist()
 
     @property
     def needs_the_tree(self) -> bool:
@@ -109,7 +109,7 @@ def _generate_all(pair: Any, prompts: Sequence[str], max_new_tokens: int) -> dic
 
 def rounds(pair: Any, prompt_ids: Sequence[int]) -> Iterator[Round]:
     """The rounds of one greedy request, phase by phase, as long as the caller asks for them."""
-    engine = load_engine(pair, TREE, "reference")
+    engine = load_engine(pair, TREE)
     pools = engine.make_pools(1, engine.config.reserved_columns(engine.config.max_len))
     row, vocab_size = pools.open(), engine.target.config.vocab_size
     pools.reserve(row, len(prompt_ids))
@@ -120,7 +120,7 @@ def rounds(pair: Any, prompt_ids: Sequence[int]) -> Iterator[Round]:
         output = engine.verify(batch, tree, pools)
         yield Round(number, int(batch.seq_lens), tree, output)
         draft_input = engine.draft_extend(batch, output.draft_extend_input, pools)
-        batch = batch.after(output.num_accepted_tokens)
+        batch = batch.after(output.verdict.num_accepted_tokens)
 
 
 def _show_text(prompt: str, text: str, console: Console) -> None:
@@ -141,7 +141,7 @@ def _show_round(shown: Round, tokenizer: Any, console: Console) -> None:
     )
     console.print()
     print_table(console, ("node", "token", "score", "the target says"), list(_tree_rows(shown, tokenizer)))
-    drafts, tokens = int(shown.output.num_accepted_drafts), int(shown.output.num_accepted_tokens)
+    drafts, tokens = int(shown.output.verdict.num_accepted_drafts), int(shown.output.verdict.num_accepted_tokens)
     before = shown.seq_len
     leaves = " The path leaves the drafter's first choices, where a chain would have stopped." * shown.needs_the_tree
     console.print()
@@ -157,7 +157,7 @@ def _tree_rows(shown: Round, tokenizer: Any) -> Iterator[tuple[Text, ...]]:
     tokens, scores, parents = (
         column[0].tolist() for column in (shown.tree.draft_tokens, shown.tree.scores, shown.tree.parents)
     )
-    path, predict = shown.path, shown.output.predict.tolist()
+    path, predict = shown.path, shown.output.verdict.predict.tolist()
 
     def rows(node: int, depth: int) -> Iterator[tuple[Text, ...]]:
         says = "" if node not in path else "yes" if node else "the root"

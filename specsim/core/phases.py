@@ -352,10 +352,11 @@ class Verdict(State):
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyOutput(Verdict):
-    """The verdict, the target's own logits [B·N, V], and what draft-extend needs: all that verify leaves."""
+class VerifyOutput(State):
+    """Everything that verify leaves: its verdict, the target's logits, and the input of draft-extend."""
 
-    target_logits: torch.Tensor
+    verdict: Verdict
+    target_logits: torch.Tensor  # [B·N, V] in the model's dtype, as the target made them
     draft_extend_input: DraftExtendInput
 
 

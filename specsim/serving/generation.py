@@ -9,16 +9,16 @@ import torch
 from tqdm.auto import tqdm
 
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
+from specsim.core.engine import Engine
+from specsim.core.engine_options import EngineOptions, check_device
 from specsim.core.errors import InputError
 from specsim.core.files import without_nan
 from specsim.core.grammar import Grammar, Grammars
 from specsim.core.metrics import Acceptance, acceptance
+from specsim.core.pair import Pair
 from specsim.core.synthetic_acceptance import SyntheticAcceptance, acceptance_json
 from specsim.serving.requests import Request, make_requests
 from specsim.serving.scheduler import Scheduler
-
-COLUMNS = ("reference", "fast")
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,56 +84,32 @@ class Generation:
 
 
 def load_engine(
-    pair,
+    pair: Pair,
     config: SpecConfig,
-    impl: str,
-    dtype: torch.dtype = torch.float32,
-    device: str | None = None,
-    graph: str | None = None,
-    bucket: int | None = None,
-    batch_invariant: bool = False,
+    options: EngineOptions | None = None,
+    *,
     acceptance: SyntheticAcceptance | None = None,
     grammars: Grammars | None = None,
-):
-    """The engine of a column by name; another column is never taken instead.
+) -> Engine:
+    """Make the engine that the options name (None: the reference in float32); another one never takes its place.
 
-    device, graph, bucket are the fast column's: `cpu` or `cuda` (None: a GPU where there is one); `eager`, `step`,
-    `phase` or `round` (None: `round` where the setting allows it); requests that its buffers hold (None: the next power
-    of two). So is batch_invariant: a request's results depend on no other of its batch, for which sums are taken in an
-    order that no batch changes. acceptance: decides how many drafts a round accepts, whatever the target says: not
-    lossless. grammars: of requests, by their ids.
+    acceptance: decides how many drafts a round accepts, whatever the target says: not lossless. grammars: of requests,
+    by their ids.
     """
-    if dtype not in DTYPES:
-        raise InputError("dtype", dtype, " or ".join(map(str, DTYPES)))
+    options = options or EngineOptions()
     if acceptance is not None and not isinstance(acceptance, SyntheticAcceptance):
         raise InputError("acceptance", acceptance, "a SyntheticAcceptance")
     if grammars and acceptance is not None:
         raise InputError("grammars", len(grammars), "none with synthetic acceptance, which asks no target")
-    if impl == "fast":
-        return _load_fast(pair, config, dtype, device, graph, bucket, batch_invariant, acceptance, grammars)
-    if impl != "reference":
-        raise InputError("impl", impl, " or ".join(COLUMNS))
-    for name, value, only in (("device", device, "cpu"), ("graph", graph, "eager"), ("bucket", bucket, None)):
-        if value not in (None, only):
-            raise InputError(name, value, f"{only or 'nothing'} with impl 'reference'")
-    if batch_invariant:
-        raise InputError("batch_invariant", batch_invariant, "False with impl 'reference'")
-    return importlib.import_module("specsim.reference.engine").Engine(pair, config, dtype, acceptance, grammars)
-
-
-def check_device(device: str | None) -> str:
-    """A device that the fast column can run on here, a GPU where there is one unless another is named."""
-    has_gpu = torch.cuda.is_available()
-    device = device or ("cuda" if has_gpu else "cpu")
-    if device not in ("cpu", "cuda"):
-        raise InputError("device", str(device), "cpu or cuda, as a text")
-    if device == "cuda" and not has_gpu:
-        raise InputError("device", device, "cpu: this machine has no GPU that CUDA can use")
-    return device
+    options = options.resolve(config, bool(grammars))
+    if options.impl == "fast":
+        kernel_device(options.device)
+    engine = importlib.import_module(f"specsim.{options.impl}.engine").Engine
+    return engine(pair, config, options, acceptance, grammars)
 
 
 def kernel_device(device: str | None) -> str:
-    """A device that kernels run on in this process, as of check_device; InputError without Triton."""
+    """Give a device that kernels run on in this process, as check_device does; InputError without Triton."""
     device = check_device(device)
     try:
         interpreted = importlib.import_module("specsim.fast.runtime.launch").INTERPRETED
@@ -145,31 +121,15 @@ def kernel_device(device: str | None) -> str:
     return device
 
 
-def _load_fast(
-    pair, config: SpecConfig, dtype: torch.dtype, device, graph, bucket, batch_invariant: bool, acceptance, grammars
-):
-    if dtype == torch.float64:
-        raise InputError("dtype", dtype, "torch.float32, torch.bfloat16 or torch.float16 with impl 'fast'")
-    device = kernel_device(device)
-    graph = graph or ("phase" if config.release == "round" or grammars else "round")
-    engine = importlib.import_module("specsim.fast.engine").Engine
-    return engine(pair, config, dtype, device, graph, bucket, batch_invariant, acceptance, grammars)
-
-
 def generate(
-    pair,
+    pair: Pair,
     prompts: str | Sequence[str] | Sequence[Sequence[int]],
     config: SpecConfig | None = None,
     sampling: SamplingParams | Sequence[SamplingParams] | None = None,
     *,
     grammars: Grammar | Sequence[Grammar | None] | None = None,
     request_ids: Sequence[int] | None = None,
-    impl: str = "reference",
-    dtype: torch.dtype = torch.float32,
-    device: str | None = None,
-    graph: str | None = None,
-    bucket: int | None = None,
-    batch_invariant: bool = False,
+    engine: EngineOptions | None = None,
     acceptance: SyntheticAcceptance | None = None,
     progress: bool = False,
 ) -> Generation:
@@ -177,10 +137,9 @@ def generate(
 
     config None is SpecConfig(), or plain decoding for a pair without a drafter. sampling: one for all prompts or one
     each. request_ids (0, 1, ... unless given) name the random streams: a request with the same id, seed and prompt
-    gives the same tokens in any batch. impl: `reference` or `fast`; device, graph, bucket, batch_invariant,
-    acceptance: see load_engine. grammars: what outputs are allowed (core.grammar, serving.guidance), one for all
-    prompts or one each, None for those that are free. Raises InputError for an empty or too long prompt and for token
-    ids outside the vocabulary.
+    gives the same tokens in any batch. engine, acceptance: see load_engine. grammars: what outputs are allowed
+    (core.grammar, serving.guidance), one for all prompts or one each, None for those that are free. Raises InputError
+    for an empty or too long prompt and for token ids outside the vocabulary.
     """
     config = (SpecConfig() if pair.drafter else SpecConfig.plain()) if config is None else config
     if not isinstance(config, SpecConfig):
@@ -188,10 +147,10 @@ def generate(
     most = config.within(pair.target.config.max_position_embeddings).max_len
     requests = make_requests(pair, prompts, sampling, request_ids, most)
     named = _by_request(grammars, requests)
-    engine = load_engine(pair, config, impl, dtype, device, graph, bucket, batch_invariant, acceptance, named)
+    running = load_engine(pair, config, engine, acceptance=acceptance, grammars=named)
     start = time.perf_counter()
     with torch.inference_mode():
-        _run(engine, requests, progress)
+        _run(running, requests, progress)
     seconds = time.perf_counter() - start
     return Generation(tuple(map(_output, requests)), config, seconds, acceptance)
 

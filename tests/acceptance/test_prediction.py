@@ -12,6 +12,7 @@ from specsim import SamplingParams, SpecConfig, generate
 from specsim.acceptance.prediction import RECORDED, SETTINGS, predict, show
 from specsim.acceptance.recording import record
 from specsim.core.display import stdout_console
+from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.files import write_json
 from specsim.models.synthetic_pair import agreeing_pair
@@ -33,7 +34,9 @@ def test_every_round_of_a_smaller_setting_is_foretold(config):
     """Where a node attends to its ancestors its drafts do not depend on the other lanes."""
     config = replace(config, draft_kv="ancestor")
     params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
-    outputs = generate(agreeing_pair("eagle3"), PROMPTS, config, params, dtype=torch.float64).outputs
+    outputs = generate(
+        agreeing_pair("eagle3"), PROMPTS, config, params, engine=EngineOptions(dtype=torch.float64)
+    ).outputs
     texts, law = recorded().texts, recorded().law(config)
     for output, text, by_position in zip(outputs, texts, law.counts, strict=True):
         assert output.token_ids == tuple(text[:NEW_TOKENS])

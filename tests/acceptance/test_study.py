@@ -9,6 +9,7 @@ from specsim import SamplingParams, SpecConfig, generate
 from specsim.acceptance import study as accept
 from specsim.acceptance.study import SETTINGS, TREE, Check, Measurement, Setting, Study, chain, measure, show
 from specsim.core.display import stdout_console
+from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.metrics import Acceptance, acceptance, distinct_share
 from specsim.models.synthetic_pair import agreeing_pair
@@ -36,14 +37,18 @@ def study(pairs) -> Study:
 
 def test_figures_are_those_of_the_runs(pairs, study):
     params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
-    greedy = generate(pairs["eagle"], PROMPTS, SpecConfig.plain(), params, dtype=torch.float64).outputs
+    greedy = generate(
+        pairs["eagle"], PROMPTS, SpecConfig.plain(), params, engine=EngineOptions(dtype=torch.float64)
+    ).outputs
     fresh = [distinct_share(output.token_ids) >= 0.5 for output in greedy]
     assert 0 < sum(fresh) < len(PROMPTS)
     assert (study.num_prompts, study.num_fresh) == (len(PROMPTS), sum(fresh))
     assert [row.setting for row in study.measurements] == list(SHORT)
     for row in study.measurements:
         sampling = replace(params, temperature=row.setting.temperature)
-        run = generate(pairs[row.setting.drafter], PROMPTS, row.setting.config, sampling, dtype=torch.float64)
+        run = generate(
+            pairs[row.setting.drafter], PROMPTS, row.setting.config, sampling, engine=EngineOptions(dtype=torch.float64)
+        )
         drafts = [[count - 1 for count in output.num_accepted_tokens_per_round] for output in run.outputs]
         assert row.everything == run.acceptance
         kept = [count for own, is_fresh in zip(drafts, fresh, strict=True) if is_fresh for count in own]

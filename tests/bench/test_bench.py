@@ -32,6 +32,7 @@ from specsim.bench.suites import Options, Suite
 from specsim.cli.main import main
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.drafter import DrafterConfig
+from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.files import write_json
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
@@ -321,7 +322,7 @@ def scene(monkeypatch):
 
     monkeypatch.setattr(specsim.bench.scene, "SLACK", 16)
     pair = rounded(agreeing_pair("eagle3", "qwen3"), torch.bfloat16)
-    engine = load_engine(pair, TREE, "fast", torch.bfloat16, "cpu", "round", 2)
+    engine = load_engine(pair, TREE, EngineOptions("fast", torch.bfloat16, "cpu", "round", 2))
     return prefilled(pair, engine, random_prompts(2, 9, pair.target.config.vocab_size))
 
 
@@ -343,26 +344,30 @@ def test_a_round_of_synthetic_acceptance_is_judged_by_its_schedule():
     from specsim.bench.scene import prefilled, random_prompts
     from specsim.serving.generation import load_engine
 
-    pair, options = (
-        rounded(agreeing_pair("eagle3", "llama"), torch.bfloat16),
-        {"acceptance": SyntheticAcceptance((1, 1, 0))},
-    )
-    engine = load_engine(pair, TREE, "fast", torch.bfloat16, "cpu", "round", 1, **options)
-    scene = prefilled(pair, engine, random_prompts(1, 9, pair.target.config.vocab_size), options=options)
+    pair = rounded(agreeing_pair("eagle3", "llama"), torch.bfloat16)
+    options = EngineOptions("fast", torch.bfloat16, "cpu", "round", 1)
+    engine = load_engine(pair, TREE, options, acceptance=SyntheticAcceptance((1, 1, 0)))
+    scene = prefilled(pair, engine, random_prompts(1, 9, pair.target.config.vocab_size))
     check = judge_round(scene)
     assert check.passed, check
-    assert int(scene.round().verify_output.num_accepted_drafts[0]) == 2
-    assert not judge_round(replace(scene, options={}), with_eager=False).passed  # the target would have accepted less
+    assert int(scene.round().verify_output.verdict.num_accepted_drafts[0]) == 2
+    scene.engine.acceptance = None
+    assert not judge_round(scene, with_eager=False).passed  # the target would have accepted less
 
 
 # A tensor of a round, what is written over an entry of it, and what the check says of it.
 PLANTED = {
     "logits": ("verify_output.target_logits", (3, 5), lambda value: value + 0.5, "logits of request 0"),
     "hidden": ("draft_input.hidden", (0, 1), lambda value: value + 0.5, "hidden state of request 0"),
-    "path": ("verify_output.accept_index", (0, 1), lambda value: 1 - value, "paths: path"),
-    "count of drafts": ("verify_output.num_accepted_drafts", 1, lambda value: value + 5, "counts of accepted: drafts"),
-    "prediction": ("verify_output.predict", 4, lambda value: 7, "tokens off the paths"),
-    "logprob": ("verify_output.logprobs", (0, 3), lambda value: -1, "logprobs past the paths"),
+    "path": ("verify_output.verdict.accept_index", (0, 1), lambda value: 1 - value, "paths: path"),
+    "count of drafts": (
+        "verify_output.verdict.num_accepted_drafts",
+        1,
+        lambda value: value + 5,
+        "counts of accepted: drafts",
+    ),
+    "prediction": ("verify_output.verdict.predict", 4, lambda value: 7, "tokens off the paths"),
+    "logprob": ("verify_output.verdict.logprobs", (0, 3), lambda value: -1, "logprobs past the paths"),
     "other draft": ("draft_input.topk_index", (0, 1), lambda value: value + 1, "next first drafts of request 0"),
     "same draft": ("draft_input.topk_index", 1, lambda value: 0, "next first drafts of request 1"),
     "share": ("draft_input.topk_p", (1, 0), lambda value: 0.9 * value, "probabilities: entry 0"),
@@ -401,7 +406,7 @@ def test_a_graph_that_differs_from_its_kernels_launched_one_by_one_is_found(scen
 
     def round_(self):
         output = right(self)
-        if self.engine.graph == "round":
+        if self.engine.options.graph == "round":
             with torch.inference_mode():
                 output.verify_output.draft_extend_input.hidden[0, 1] += 1  # which nothing else is held against
         return output
@@ -423,7 +428,7 @@ def test_requests_on_random_kv_are_judged_too(monkeypatch):
     before = dict(pair.target.tensors)
     stacked(pair)
     assert all(torch.equal(pair.target.tensors[name], tensor) for name, tensor in before.items())
-    engine = load_engine(pair, TREE, "fast", torch.bfloat16, "cpu", "round", 2)
+    engine = load_engine(pair, TREE, EngineOptions("fast", torch.bfloat16, "cpu", "round", 2))
     own, query = engine.target._weights, "model.layers.0.self_attn.q_proj.weight"
     assert own["model.layers.0.self_attn.qkv_proj.weight"].data_ptr() == pair.target.tensors[query].data_ptr()
     pools = engine.make_pools(2, 2 * engine.config.reserved_columns(21))
@@ -550,7 +555,9 @@ def suite(monkeypatch):
     """A suite of made-up rows that needs no GPU."""
 
     def install(*rows: Row) -> None:
-        monkeypatch.setattr(run, "SUITES", {"kernels": Suite({"some": lambda options, ceilings: iter(rows)}, 60)})
+        suites = {"kernels": Suite({"some": lambda options, ceilings: iter(rows)}, 60)}
+        monkeypatch.setattr("specsim.bench.session.SUITES", suites)
+        monkeypatch.setattr("specsim.bench.result.SUITES", suites)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(run, "versions", lambda device: {"gpu": "a GPU", "torch": "2", "triton": "3"})
         monkeypatch.setattr(specsim.bench.clock, "measure_ceilings", lambda: CEILINGS)

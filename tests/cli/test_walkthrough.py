@@ -95,7 +95,7 @@ def test_rounds_are_those_of_generate(pair):
         rounds = [each for _, each in zip(counts, demo.rounds(pair, Letters().encode("abc")), strict=False)]
     assert [len(each.path) for each in rounds] == list(counts)
     assert [each.number for each in rounds] == list(range(1, len(counts) + 1))
-    tokens = [token for each in rounds for token in each.output.accepted_tokens()[0]]
+    tokens = [token for each in rounds for token in each.output.verdict.accepted_tokens()[0]]
     assert tuple(tokens)[:23] == output.token_ids[1:]
 
 

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 import specsim
 from specsim.cli.main import main
 from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.grammar import after, allowed_first, allowed_nodes, allowed_trees, stacked
 from specsim.core.phases import Batch
@@ -610,8 +611,8 @@ def test_the_fast_columns_tokens_are_the_references():
     )
     sampling = [SamplingParams(temperature=float(id > 0), seed=id, max_new_tokens=3) for id in range(3)]
     both = [
-        specsim.generate(TINY, [[1, 2, 3], [4, 5], [6]], sampling=sampling, **setting, **column).outputs
-        for column in ({}, {"impl": "fast", "bucket": 4, "graph": "eager"})
+        specsim.generate(TINY, [[1, 2, 3], [4, 5], [6]], sampling=sampling, **setting, engine=engine).outputs
+        for engine in (EngineOptions(), EngineOptions("fast", bucket=4, graph="eager"))
     ]
     for expected, found in zip(*both, strict=True):
         assert found.token_ids == expected.token_ids
@@ -624,8 +625,10 @@ def test_the_fast_columns_tokens_are_the_references():
 
 
 def test_graphs_are_those_of_phases_where_there_are_grammars():
-    engines = [load_engine(TINY, SpecConfig(), "fast", grammars=grammars) for grammars in (MIXED, {}, None)]
-    assert [engine.graph for engine in engines] == ["phase", "round", "round"]
+    engines = [
+        load_engine(TINY, SpecConfig(), EngineOptions("fast"), grammars=grammars) for grammars in (MIXED, {}, None)
+    ]
+    assert [engine.options.graph for engine in engines] == ["phase", "round", "round"]
 
 
 @dataclass(frozen=True)
@@ -667,7 +670,7 @@ def test_the_differential_asks_grammars(phase):
     ("change", "sentence"),
     [
         (
-            {"impl": "fast", "graph": "round", "grammars": numbers()},
+            {"engine": EngineOptions("fast", graph="round"), "grammars": numbers()},
             "graph is 'round'; allowed: eager, step or phase with a grammar, which the host asks inside a round",
         ),
         ({}, "grammars is 'one over 6 tokens'; allowed: grammars over the target's"),

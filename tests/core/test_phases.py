@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specsim.core.config import SamplingParams
-from specsim.core.phases import Batch, DraftExtendInput, DraftInput, Sampling, VerifyOutput
+from specsim.core.phases import Batch, DraftExtendInput, DraftInput, Sampling, Verdict
 
 K, H, V = 2, 3, 7
 
@@ -170,13 +170,11 @@ def test_last_row_is_that_of_the_last_accepted_token(row_starts, accepted, last)
 
 def test_accepted_tokens_are_read_along_accept_index_with_the_bonus_last():
     """Two requests of four nodes: the first accepts node 2 below the root, the second nothing."""
-    output = VerifyOutput(
+    verdict = Verdict(
         predict=torch.tensor([11, -1, 12, -1, 13, -1, -1, -1], dtype=torch.int32),
         accept_index=torch.tensor([[0, 2, -1], [4, -1, -1]], dtype=torch.int32),
         num_accepted_drafts=torch.tensor([1, 0], dtype=torch.int32),
         num_accepted_tokens=torch.tensor([2, 1], dtype=torch.int32),
         logprobs=torch.zeros(2, 3),
-        target_logits=torch.zeros(8, V),
-        draft_extend_input=extend_input([0], []),
     )
-    assert output.accepted_tokens() == [[11, 12], [13]]
+    assert verdict.accepted_tokens() == [[11, 12], [13]]

@@ -23,6 +23,7 @@ from specsim.core.phases import (
     DraftInput,
     PrefillOutput,
     Sampling,
+    Verdict,
     VerifyInput,
     VerifyOutput,
 )
@@ -155,7 +156,12 @@ def spoiler(path: str, place: tuple[int, ...]):
 
 
 NOT_COMPARED = {"draft_logits", "draft_prob"}  # the reference's alone, and what deterministic drafts have not
-NESTED = {"candidates": Candidates, "draft_extend_input": DraftExtendInput, "draft_input": DraftInput}
+NESTED = {
+    "candidates": Candidates,
+    "verdict": Verdict,
+    "draft_extend_input": DraftExtendInput,
+    "draft_input": DraftInput,
+}
 STATES = {"prefill": PrefillOutput, "draft": VerifyInput, "verify": VerifyOutput, "draft_extend": DraftInput}
 
 
@@ -190,7 +196,7 @@ def first_entry(path: str):
 def test_one_wrong_entry_of_any_field_is_named(cell, phase, path):
     result = result_of(cell, phase, first_entry(path))
     assert result.first_divergence is not None, f"{path} is not compared"
-    assert result.first_divergence.field == path
+    assert result.first_divergence.field == path.removeprefix("verdict.")
     assert result.first_divergence.phase == phase
     assert result.mismatches >= 1
 
@@ -210,17 +216,17 @@ LANES = cell_of(
         ("draft", "draft_prob"),
         ("draft", "candidates.tokens"),
         ("draft", "candidates.scores"),
-        ("verify", "predict"),
-        ("verify", "accept_index"),
+        ("verify", "verdict.predict"),
+        ("verify", "verdict.accept_index"),
         ("draft_extend", "draft_prob"),
         ("draft_extend", "topk_index"),
         ("draft_extend", "topk_p"),
     ],
 )
 def test_one_wrong_entry_of_sampled_drafts_is_named(phase, path):
-    place = (0,) if path == "predict" else (0, 0, 0) if (phase, path) == ("draft", "draft_prob") else (0, 0)
+    place = (0,) if path == "verdict.predict" else (0, 0, 0) if (phase, path) == ("draft", "draft_prob") else (0, 0)
     first = result_of(LANES, phase, spoiler(path, place)).first_divergence
-    assert (first.phase, first.field) == (phase, path)
+    assert (first.phase, first.field) == (phase, path.removeprefix("verdict."))
 
 
 def other_verifier(name: str):
@@ -267,7 +273,7 @@ def test_one_wrong_entry_is_named_after_a_whole_round(mode, phase, path):
     cell = replace(WARM, graph="round", mode=mode)
     first = result_of(cell, "round", in_round(phase, first_entry(path))).first_divergence
     assert first is not None
-    assert (first.phase, first.field) == (phase, path)
+    assert (first.phase, first.field) == (phase, path.removeprefix("verdict."))
 
 
 def slot_of(batch, pools, column, request=1):
@@ -394,14 +400,15 @@ def not_a_number(state, batch, pools):
 
 def accept_less(state, batch, pools):
     """Everything in agreement with itself, one draft short: request 0's path ends at its root."""
-    if int(state.num_accepted_drafts[0]) == 0:
+    if int(state.verdict.num_accepted_drafts[0]) == 0:
         return None
-    accept_index, predict = state.accept_index.clone(), state.predict.clone()
+    accept_index, predict = state.verdict.accept_index.clone(), state.verdict.predict.clone()
     predict[accept_index[0, 1:][accept_index[0, 1:] >= 0].long()] = -1
     accept_index[0, 1:] = -1
-    drafts = state.num_accepted_drafts.index_fill(0, torch.tensor([0]), 0)
+    drafts = state.verdict.num_accepted_drafts.index_fill(0, torch.tensor([0]), 0)
     counts = {"num_accepted_drafts": drafts, "num_accepted_tokens": drafts + 1}
-    return replace(state, accept_index=accept_index, predict=predict, **counts)
+    verdict = replace(state.verdict, accept_index=accept_index, predict=predict, **counts)
+    return replace(state, verdict=verdict)
 
 
 def raise_error(state, batch, pools):
@@ -481,7 +488,7 @@ def test_a_column_that_runs_another_setting_is_found(changes, graph):
     cell = cell_of(setting | {"graph": graph, "threshold_acc": 0.6 if "threshold_acc" in changes else 1.0})
 
     def wrap(column):
-        return replace(column, engine=load_engine(make_pair(cell.pair), replace(cell.config, **changes), "reference"))
+        return replace(column, engine=load_engine(make_pair(cell.pair), replace(cell.config, **changes)))
 
     assert check(cell, "reference", wrap=wrap).mismatches > 0
 
@@ -548,7 +555,7 @@ def test_a_column_with_another_model_is_found(change, part):
         model = pair.drafter.config.model
         config = replace(pair.drafter.config, model=replace(model, **change(model)))
         other = replace(pair.drafter, config=config)
-    engine = load_engine(replace(pair, **{part: other}), cell.config, "reference")
+    engine = load_engine(replace(pair, **{part: other}), cell.config)
     assert check(cell, "reference", wrap=lambda column: replace(column, engine=engine)).mismatches > 0
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 import specsim.correctness.soak.trial as trial
 from specsim.cli.main import main
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
+from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.phases import DraftInput
 from specsim.correctness.differential.pairs import make_pair
@@ -307,7 +308,7 @@ def test_required_names_what_is_zero():
 
 def served(submissions: list[Submission], serving: ServingConfig, **config) -> tuple[Scheduler, dict[str, int]]:
     pair = make_pair("eagle3-llama")
-    engine = load_engine(pair, SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, **config), "reference")
+    engine = load_engine(pair, SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, **config))
     scheduler = Scheduler(engine, serving, audits=True)
     with torch.inference_mode():
         for request_id, each in enumerate(submissions):
@@ -404,7 +405,7 @@ def test_situations_of_a_trace_by_hand():
 
 def test_what_nobody_may_read_is_poisoned():
     pair = make_pair("eagle3-llama")
-    engine = load_engine(pair, SpecConfig(page_size=4), "reference", torch.float64)
+    engine = load_engine(pair, SpecConfig(page_size=4), EngineOptions("reference", torch.float64))
     scheduler = Scheduler(engine, ServingConfig(num_slots=256))
     scheduler.submit(asked(*range(9)).request(0, pair.target.config))
     with torch.inference_mode():

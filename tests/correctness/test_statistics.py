@@ -9,6 +9,7 @@ import torch
 
 from specsim import SamplingParams, SpecConfig, generate
 from specsim.cli.main import main
+from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.phases import Batch
 from specsim.correctness.statistics import laws
@@ -40,7 +41,9 @@ def texts_of(control_or_config, num_tokens, settings=(PLAIN,)):
 def test_log_probabilities_of_plain_decoding_are_those_of_the_law(setting):
     """Over every pair of last tokens; the model in float64, so that nothing is lost to rounding."""
     sampling = replace(setting.sampling(1), max_new_tokens=3)
-    for output in generate(NARROW.pair(), PAIRS, SpecConfig.plain(), sampling, dtype=torch.float64).outputs:
+    for output in generate(
+        NARROW.pair(), PAIRS, SpecConfig.plain(), sampling, engine=EngineOptions(dtype=torch.float64)
+    ).outputs:
         text = output.prompt_token_ids + output.token_ids
         for place, logprob in enumerate(output.logprobs, start=2):
             law_V = next_law(NARROW, text[:place], 2, sampling)
@@ -246,7 +249,7 @@ def test_the_fast_column_writes_the_same_on_dyadic_laws(verifier, device):
     sampling = [SamplingParams(**({"temperature": 1.0} | each), max_new_tokens=3, seed=60) for each in FILTERED]
     config, prompts = replace(CONFIGS[verifier], max_len=12), [(3, 9), (1, 2), (14, 7)]
     pair, drafts = DYADIC.pair(), 0
-    mine = generate(pair, prompts, config, sampling, impl="fast", device=device, graph="eager").outputs
+    mine = generate(pair, prompts, config, sampling, engine=EngineOptions("fast", device=device, graph="eager")).outputs
     for fast, exact in zip(mine, generate(pair, prompts, config, sampling).outputs, strict=True):
         assert fast.token_ids == exact.token_ids
         assert fast.num_accepted_tokens_per_round == exact.num_accepted_tokens_per_round

@@ -100,7 +100,8 @@ def test_rows_have_their_tests_and_thousands_of_mutants():
         assert ast.parse(each.apply(read(each.module)))
 
 
-TEST = "from specsim.core import metrics\n\n\ndef test_it():\n    assert metrics.acceptance([1, 1], 2).accept_length == 2\n"
+TEST = "from specsim.core import metrics\n\n\ndef test_it():\n"
+TEST += "    assert metrics.acceptance([1, 1], 2).accept_length == 2\n"
 
 
 def test_a_row_is_judged_over_a_copy(tmp_path, monkeypatch):

@@ -185,5 +185,7 @@ def test_the_command_keeps_results_and_writes_the_tables_in_their_places(tmp_pat
 
 @pytest.mark.parametrize("change", [{"command": "specsim demo"}, {"command": "specsim"}, {"versions": {"torch": "2"}}])
 def test_a_run_without_a_gpu_and_of_no_proof_is_not_kept(change, written):
-    with pytest.raises(InputError, match=r"allowed: what specsim diff, laws, certify, .* or soak wrote on a GPU"):
+    with pytest.raises(
+        InputError, match=r"allowed: what specsim diff, sampling-test, certify, .* or soak wrote on a GPU"
+    ):
         written({"command": "specsim sampling-test"} | ON_GPU | change)

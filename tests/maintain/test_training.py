@@ -20,6 +20,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repea
 
 from specsim.acceptance.study import Setting, chain, measure
 from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.engine_options import EngineOptions
 from specsim.maintain.training.card import write_card
 from specsim.maintain.training.corpus import Source, build_corpus, read_documents, write_documents
 from specsim.maintain.training.drafter import build_head
@@ -274,7 +275,12 @@ def test_the_shipped_pair_speculates_as_transformers_decodes():
         out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=32)
         expected.append(tuple(out[0, ids.shape[1] :].tolist()))
     for drafter in ("eagle", "eagle3"):
-        found = generate(load(drafter=drafter), texts, sampling=SamplingParams(max_new_tokens=32), dtype=torch.float64)
+        found = generate(
+            load(drafter=drafter),
+            texts,
+            sampling=SamplingParams(max_new_tokens=32),
+            engine=EngineOptions(dtype=torch.float64),
+        )
         assert [output.token_ids for output in found.outputs] == expected
 
 

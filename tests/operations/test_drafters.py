@@ -14,6 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 from specsim.core.columns import own_lanes
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.drafter import DrafterConfig
+from specsim.core.engine_options import EngineOptions
 from specsim.core.phases import Batch, Candidates, DraftInput, PrefillInput
 from specsim.core.pool import KVPool
 from specsim.core.target import ModelConfig
@@ -191,7 +192,7 @@ class Run:
     """Two or more requests under one setting, prefilled in chunks; `round` goes on from there."""
 
     def __init__(self, pair: Pair, config: SpecConfig, lengths: list[int], chunks: int = 1):
-        self.pair, self.engine = pair, Engine(pair, config, torch.float64)
+        self.pair, self.engine = pair, Engine(pair, config, EngineOptions(dtype=torch.float64))
         self.config = self.engine.config
         num_pages = 640 // config.page_size
         self.pools = poisoned(self.engine.make_pools(num_pages, 640))
@@ -224,7 +225,7 @@ class Run:
 
     def round(self) -> None:
         _, output, self.draft_input = self.engine.round(self.batch, self.draft_input, self.pools)
-        lengths = (self.batch.seq_lens + output.num_accepted_tokens).tolist()
+        lengths = (self.batch.seq_lens + output.verdict.num_accepted_tokens).tolist()
         self.batch = make_batch(self.rows, lengths, self.batch.prompt_lens.tolist())
 
     def drafter_rows(self, request: int) -> tuple[list[int], torch.Tensor]:
@@ -511,7 +512,7 @@ def two_rounds(
     pair: Pair, config: SpecConfig, impl: str, dtype: torch.dtype, device: str | None = None, temperature: float = 0.0
 ) -> list:
     """DraftInput after prefill, then the candidates of a round and the DraftInput after it."""
-    engine = load_engine(pair, config, impl, dtype, device, "eager")
+    engine = load_engine(pair, config, EngineOptions(impl, dtype, device, "eager"))
     pools = poisoned(engine.make_pools(8, 640))
     prompts = [
         torch.randint(48, (length,), generator=torch.Generator().manual_seed(length)).tolist() for length in (13, 1, 8)
@@ -571,6 +572,6 @@ def test_the_fast_plain_drafter_proposes_nothing(device):
     assert fast[0].topk_p.shape == exact[0].topk_p.shape == (3, 0)
     assert fast[1].tokens.shape == (3, 0)
     assert torch.equal(fast[2].bonus_tokens, exact[2].bonus_tokens)
-    idle = load_engine(pair, config, "fast", torch.float32, device).drafter.idle()
+    idle = load_engine(pair, config, EngineOptions("fast", torch.float32, device)).drafter.idle()
     for name, live in fast[0].tensors.items():
         assert idle.tensors[name].shape == (0, *live.shape[1:]), name

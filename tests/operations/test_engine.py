@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from specsim import SamplingParams, SpecConfig, generate
+from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.phases import Advance, Batch, DraftInput, PrefillInput, State, Verdict
 from specsim.fast import layers
@@ -24,12 +25,15 @@ SAMPLED = [LANES, *(replace(CHAIN, verifier=name) for name in ("rejection", "blo
 
 
 def tokens(pair, config, sampling=WARM, prompts=PROMPTS):
-    return [output.token_ids for output in generate(pair, prompts, config, sampling, dtype=torch.float64).outputs]
+    return [
+        output.token_ids
+        for output in generate(pair, prompts, config, sampling, engine=EngineOptions(dtype=torch.float64)).outputs
+    ]
 
 
 def start(pair, config, prompts=PROMPTS, num_slots=2048, ids=None):
     """An engine after prefill: (engine, batch, draft input, pools)."""
-    engine = load_engine(pair, config, "reference", torch.float64)
+    engine = load_engine(pair, config, EngineOptions("reference", torch.float64))
     pools = engine.make_pools(len(prompts), num_slots)
     rows, lengths = [pools.open() for _ in prompts], [len(prompt) for prompt in prompts]
     for row, length in zip(rows, lengths, strict=True):
@@ -62,8 +66,8 @@ def test_a_request_is_the_same_alone_and_in_a_batch(config):
     alone = [int(draft_input.bonus_tokens[0])]
     while len(alone) < WARM.max_new_tokens:
         _, output, draft_input = engine.round(batch, draft_input, pools)
-        alone += output.accepted_tokens()[0]
-        batch = batch.after(output.num_accepted_tokens)
+        alone += output.verdict.accepted_tokens()[0]
+        batch = batch.after(output.verdict.num_accepted_tokens)
     assert tuple(alone[: WARM.max_new_tokens]) == together[2]
 
 
@@ -106,7 +110,7 @@ def test_an_idle_batch_passes_through_every_phase(config):
     none = torch.empty(0, dtype=torch.int64)
     idle = engine.drafter.idle()
     _, output, after_round = engine.round(batch.filter(none), idle, pools)
-    assert output.accepted_tokens() == []
+    assert output.verdict.accepted_tokens() == []
     assert (draft_input.draft_prob is not None) == config.has_draft_prob
     for field in fields(DraftInput):
         expected, found, live = (getattr(state, field.name) for state in (idle, after_round, draft_input))
@@ -131,7 +135,7 @@ def test_chunked_prefill_starts_the_same_round(config, chunk):
     """A chunk that is not the last hands the drafter the next known token."""
     pair, prompt = agreeing_pair("eagle3"), PROMPTS[3]
     _, batch, expected, _ = start(pair, config, [prompt])
-    engine = load_engine(pair, config, "reference", torch.float64)
+    engine = load_engine(pair, config, EngineOptions("reference", torch.float64))
     pools = engine.make_pools(1, 512)
     row = pools.open()
     pools.reserve(row, len(prompt))
@@ -159,7 +163,7 @@ def test_a_resumed_request_goes_on_as_if_it_had_not_stopped(config):
     engine, batch, draft_input, pools = start(agreeing_pair("eagle3"), config, [PROMPTS[0]])
     for _ in range(3):
         _, output, draft_input = engine.round(batch, draft_input, pools)
-        batch = batch.after(output.num_accepted_tokens)
+        batch = batch.after(output.verdict.num_accepted_tokens)
     _, expected, _ = engine.round(batch, draft_input, pools)
     row, length = int(batch.req_pool_indices[0]), int(batch.seq_lens[0])
     committed, bonus = pools.token_ids[row, :length].clone(), draft_input.bonus_tokens.long()
@@ -169,7 +173,7 @@ def test_a_resumed_request_goes_on_as_if_it_had_not_stopped(config):
     batch = replace(batch, req_pool_indices=torch.tensor([again]))
     prefill = PrefillInput(committed, torch.tensor([0, length]), torch.tensor([0]), bonus)
     _, resumed, _ = engine.round(batch, engine.prefill(batch, prefill, pools).draft_input, pools)
-    assert resumed.accepted_tokens() == expected.accepted_tokens()
+    assert resumed.verdict.accepted_tokens() == expected.verdict.accepted_tokens()
     torch.testing.assert_close(resumed.target_logits, expected.target_logits, rtol=0, atol=1e-10)
 
 
@@ -177,7 +181,7 @@ def test_release_round_owns_the_committed_pages_between_rounds():
     engine, batch, draft_input, pools = start(agreeing_pair("eagle3"), replace(TREE, release="round"))
     for _ in range(4):
         _, output, draft_input = engine.round(batch, draft_input, pools)
-        batch = batch.after(output.num_accepted_tokens)
+        batch = batch.after(output.verdict.num_accepted_tokens)
         owned = [pools.owned_columns(row) for row in batch.req_pool_indices.tolist()]
         assert owned == [-(-length // 4) * 4 for length in batch.seq_lens.tolist()]
         pools.audit()
@@ -191,7 +195,7 @@ def test_release_finish_never_shrinks():
         owned = [pools.owned_columns(row) for row in batch.req_pool_indices.tolist()]
         assert owned == [TREE.reserved_columns(length) for length in batch.seq_lens.tolist()]
         assert all(now >= then for now, then in zip(owned, before, strict=True))
-        before, batch = owned, batch.after(output.num_accepted_tokens)
+        before, batch = owned, batch.after(output.verdict.num_accepted_tokens)
 
 
 @pytest.mark.parametrize("config", SAMPLED)
@@ -222,8 +226,8 @@ def test_states_are_not_changed_by_the_phases_that_read_them():
     kept = {name: tensor.clone() for name, tensor in draft_input.tensors.items()}
     _, output, _ = engine.round(batch, draft_input, pools)
     assert all(torch.equal(kept[name], getattr(draft_input, name)) for name in kept)
-    assert torch.equal(output.num_accepted_drafts + 1, output.num_accepted_tokens)
-    assert output.accept_index.shape == (batch.size, TREE.num_steps + 1)
+    assert torch.equal(output.verdict.num_accepted_drafts + 1, output.verdict.num_accepted_tokens)
+    assert output.verdict.accept_index.shape == (batch.size, TREE.num_steps + 1)
 
 
 @pytest.mark.parametrize(
@@ -235,18 +239,18 @@ def test_states_are_not_changed_by_the_phases_that_read_them():
 )
 def test_a_setting_that_does_not_fit_the_pair_is_refused(config, message):
     with pytest.raises(InputError, match=message):
-        load_engine(agreeing_pair("eagle3"), config, "reference")
+        load_engine(agreeing_pair("eagle3"), config)
 
 
 def test_speculation_without_a_drafter_is_refused():
     with pytest.raises(InputError, match="num_steps is 4"):
-        load_engine(replace(agreeing_pair("eagle3"), drafter=None), TREE, "reference")
+        load_engine(replace(agreeing_pair("eagle3"), drafter=None), TREE)
 
 
 @pytest.mark.parametrize("option", [{"device": "cuda"}, {"graph": "round"}, {"bucket": 2}, {"batch_invariant": True}])
 def test_an_option_of_the_fast_column_is_refused_by_the_reference(option):
     with pytest.raises(InputError, match=f"{next(iter(option))} is .*with impl 'reference'"):
-        load_engine(agreeing_pair(), TREE, "reference", **option)
+        EngineOptions(**option)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
@@ -265,7 +269,7 @@ FOUR = [PROMPTS[0], PROMPTS[1], PROMPTS[2], [9, 8, 7, 6]]
 
 def fast_start(pair, config, device, prompts=FOUR, graph="eager", bucket=None, params=None, grammars=None):
     """A fast engine after prefill: (engine, batch, draft input, pools)."""
-    engine = load_engine(pair, config, "fast", torch.float32, device, graph, bucket, grammars=grammars)
+    engine = load_engine(pair, config, EngineOptions("fast", torch.float32, device, graph, bucket), grammars=grammars)
     pools = engine.make_pools(len(prompts), 1024)
     for buffer in (pools.target, pools.draft):
         if buffer is not None:
@@ -285,7 +289,7 @@ def fast_rounds(engine, batch, draft_input, pools, count=2):
     for number in range(count):
         states = engine.round(batch, draft_input, pools)
         left |= {f"round {number}, {name}": tensor for name, tensor in named_tensors(states._asdict())}
-        draft_input, batch = states.draft_input, batch.after(states.verify_output.num_accepted_tokens)
+        draft_input, batch = states.draft_input, batch.after(states.verify_output.verdict.num_accepted_tokens)
     left |= {"token_ids": pools.token_ids, "req_to_token": pools.req_to_token, "target keys": pools.target.keys}
     return left | ({"draft keys": pools.draft.keys} if pools.draft else {})
 
@@ -378,9 +382,9 @@ def test_advancing_agrees_with_whole_rounds_in_every_mode(config, bucket, device
         assert_bitwise_equal(left[0], other)
     engine, batch, draft_input, pools = fast_start(pair, config, device, FOUR[:3], "round", bucket)
     engine.advance = lambda *state: (
-        (each := engine.round(*state)).verify_output,
+        (each := engine.round(*state)).verify_output.verdict,
         each.draft_input,
-        state[0].after(each.verify_output.num_accepted_tokens),
+        state[0].after(each.verify_output.verdict.num_accepted_tokens),
     )
     assert_bitwise_equal(left[0], advances(engine, batch, draft_input, pools, keep))
 
@@ -407,8 +411,8 @@ def test_eight_rounds_are_enqueued_without_waiting(extend):
     again = before
     for each in results:
         output = engine.round(again.batch, again.draft_input, pools, reserved=True)
-        assert each.verdict.accepted_tokens() == output.verify_output.accepted_tokens()
-        again = Advance(None, output.draft_input, again.batch.after(output.verify_output.num_accepted_tokens))
+        assert each.verdict.accepted_tokens() == output.verify_output.verdict.accepted_tokens()
+        again = Advance(None, output.draft_input, again.batch.after(output.verify_output.verdict.num_accepted_tokens))
 
 
 def test_graph_modes_agree_bitwise_where_pages_move_inside_a_round(device):
@@ -454,7 +458,9 @@ def test_batch_invariance_reaches_every_product_and_attention(batch_invariant, k
 
     monkeypatch.setattr(linear, "choose", choose)
     monkeypatch.setattr(layers, "attention", attention)
-    engine = load_engine(agreeing_pair(kind), SMALL, "fast", device=device, batch_invariant=batch_invariant)
+    engine = load_engine(
+        agreeing_pair(kind), SMALL, EngineOptions("fast", device=device, batch_invariant=batch_invariant)
+    )
     pools = engine.make_pools(1, 64)
     row = pools.open()
     pools.reserve(row, 5)
@@ -491,7 +497,7 @@ def test_an_idle_batch_passes_through_every_fast_phase(graph, config, device):
     before = {name: bits(tensor).clone() for name, tensor in (("keys", pools.target.keys), ("ids", pools.token_ids))}
     none, idle = torch.empty(0, dtype=torch.int64, device=device), engine.drafter.idle()
     states = engine.round(batch.filter(none), idle, pools)
-    assert states.verify_output.accepted_tokens() == []
+    assert states.verify_output.verdict.accepted_tokens() == []
     kinds = [{n: (t.shape, t.dtype) for n, t in state.tensors.items()} for state in (idle, states.draft_input)]
     assert kinds[0] == kinds[1]
     assert torch.equal(before["keys"], bits(pools.target.keys))
@@ -546,7 +552,7 @@ def test_prefill_and_rounds_ask_the_grammar_of_a_request(device):
     start = pair, plain, device, FOUR[:3], "phase", 4, params
     engine, batch, draft_input, pools = fast_start(*start, grammars={0: Only(7), 2: Only(9)})
     output = engine.round(batch, draft_input, pools).verify_output
-    assert [*zip(draft_input.bonus_tokens.tolist(), output.predict.tolist(), strict=True)] == [
+    assert [*zip(draft_input.bonus_tokens.tolist(), output.verdict.predict.tolist(), strict=True)] == [
         (7, 7),
         free[1].token_ids,
         (9, 9),
@@ -570,13 +576,13 @@ def test_prefill_and_rounds_ask_the_grammar_of_a_request(device):
 )
 def test_a_fast_setting_that_cannot_run_is_refused(changes, options, message):
     with pytest.raises(InputError, match=message):
-        generate(agreeing_pair("eagle3"), FOUR[:3], replace(SMALL, **changes), impl="fast", **options)
+        generate(agreeing_pair("eagle3"), FOUR[:3], replace(SMALL, **changes), engine=EngineOptions("fast", **options))
 
 
 def test_the_fast_column_continues_prompts_as_the_reference_does(device):
     """A smoke test; specsim.correctness.differential is the proof."""
     pair, sampling = agreeing_pair("eagle3"), [replace(WARM, max_new_tokens=8, temperature=t) for t in (0.0, 1.0, 0.7)]
-    fast = generate(pair, FOUR[:3], SMALL, sampling, impl="fast", device=device)
+    fast = generate(pair, FOUR[:3], SMALL, sampling, engine=EngineOptions("fast", device=device))
     reference = generate(pair, FOUR[:3], SMALL, sampling)
     for mine, theirs in zip(fast.outputs, reference.outputs, strict=True):
         assert mine.token_ids == theirs.token_ids
@@ -588,7 +594,9 @@ def test_prompts_and_batches_larger_than_a_tile_run(device):
     """Interpreted programs take all rows of a launch only as far as a tile may hold them, 2²⁰ entries."""
     pair, prompt = agreeing_pair("eagle", num_layers=1), [[index % 48 for index in range(500)]]
     sampling = SamplingParams(max_new_tokens=2)
-    fast, reference = (generate(pair, prompt * 34, SMALL, sampling, impl=impl) for impl in ("fast", "reference"))
+    fast, reference = (
+        generate(pair, prompt * 34, SMALL, sampling, engine=EngineOptions(impl)) for impl in ("fast", "reference")
+    )
     assert [output.token_ids for output in fast.outputs] == [output.token_ids for output in reference.outputs]
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.engine_options import EngineOptions
 from specsim.core.phases import Batch, DraftExtendInput, PrefillInput, Verdict
 from specsim.fast import extend as fast
 from specsim.models.synthetic_pair import agreeing_pair
@@ -180,7 +181,7 @@ class Run:
     """An engine after the prefill of PROMPTS; `rounds` goes on from there."""
 
     def __init__(self, kind: str, config: SpecConfig):
-        self.engine = Engine(agreeing_pair(kind), config, torch.float64)
+        self.engine = Engine(agreeing_pair(kind), config, EngineOptions(dtype=torch.float64))
         self.pools = self.engine.make_pools(3, 3 * 160)
         rows = [self.pools.open() for _ in PROMPTS]
         for row, length in zip(rows, LENGTHS, strict=True):
@@ -194,7 +195,7 @@ class Run:
         for _ in range(count):
             batch = self.batch
             _, output, self.draft_input = self.engine.round(batch, self.draft_input, self.pools)
-            lengths = (batch.seq_lens + output.num_accepted_tokens).tolist()
+            lengths = (batch.seq_lens + output.verdict.num_accepted_tokens).tolist()
             self.batch = make_batch(lengths, batch.req_pool_indices.tolist(), LENGTHS)
             yield batch, output, self.draft_input
 
@@ -211,7 +212,7 @@ def test_fixed_and_ragged_leave_the_same_draft_input(kind, shape, release):
         assert torch.equal(fixed.bonus_tokens, ragged.bonus_tokens)
         torch.testing.assert_close(fixed.hidden, ragged.hidden, rtol=1e-11, atol=1e-11)
         torch.testing.assert_close(fixed.topk_p, ragged.topk_p, rtol=1e-6, atol=1e-7)
-        junk += int((output.num_accepted_tokens <= shape["num_steps"]).sum())
+        junk += int((output.verdict.num_accepted_tokens <= shape["num_steps"]).sum())
     assert junk > 0
 
 
@@ -232,13 +233,13 @@ def test_the_row_of_column_p_has_the_features_of_token_p_and_the_id_of_token_p_p
     """Against one dense forward over the whole sequence, once rounds have accepted drafts."""
     run = Run(kind, SpecConfig(**shape, extend=extend))
     rounds = list(run.rounds(4))
-    assert max(int(output.num_accepted_drafts.max()) for _, output, _ in rounds) > 0
+    assert max(int(output.verdict.num_accepted_drafts.max()) for _, output, _ in rounds) > 0
     for request, row in enumerate(run.batch.req_pool_indices.tolist()):
         tokens = run.pools.token_ids[row, : int(run.batch.seq_lens[request]) + 1]
         features = dense_features(run, tokens)
         for batch, output, _ in rounds:
             rows, length = output.draft_extend_input, int(batch.seq_lens[request])
-            for step in range(int(output.num_accepted_tokens[request])):
+            for step in range(int(output.verdict.num_accepted_tokens[request])):
                 index = int(rows.row_starts[request]) + step
                 assert rows.input_ids[index] == tokens[length + step + 1]
                 assert rows.positions[index] == length + step
@@ -249,7 +250,7 @@ def test_under_release_round_only_junk_rows_lack_a_slot():
     run, dropped = Run("eagle3", SpecConfig(**SHAPES["tree"], release="round")), 0
     for _, output, _ in run.rounds(5):
         rows = output.draft_extend_input
-        for request, count in enumerate(output.num_accepted_tokens.tolist()):
+        for request, count in enumerate(output.verdict.num_accepted_tokens.tolist()):
             slots = rows.cache_locations[int(rows.row_starts[request]) : int(rows.row_starts[request + 1])]
             assert (slots[:count] >= 0).all()
             dropped += int((slots[count:] < 0).sum())

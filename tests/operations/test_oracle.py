@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from specsim import SamplingParams, SpecConfig
+from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.correctness.differential.oracle import draws
 from specsim.correctness.pairwise import pairwise
@@ -80,7 +81,9 @@ def truth(pair, prompts, config, sampling, grammar=None):
 
 
 def assert_equal_to_the_oracle(pair, prompts, config, sampling, grammar=None):
-    found = generate(pair, prompts, config, sampling, dtype=torch.float64, grammars=grammar).outputs
+    found = generate(
+        pair, prompts, config, sampling, grammars=grammar, engine=EngineOptions(dtype=torch.float64)
+    ).outputs
     expected = truth(pair, prompts, config, sampling, grammar)
     for each, output in zip(expected, found, strict=True):
         assert output.token_ids == each.token_ids
@@ -226,10 +229,10 @@ def test_trees_and_scores_equal_the_oracle_in_every_round(
     """Draft-side parity: a fault that only lowers acceptance leaves tokens right and trees wrong."""
     config = SpecConfig(4, 4, num_draft_tokens, page_size=page_size, draft_kv=draft_kv, verifier=verifier)
     pair, sampling, seen = agreeing_pair(kind), SAMPLINGS["warm"], []
-    engine_type = type(load_engine(pair, config, "reference"))
+    engine_type = type(load_engine(pair, config))
     draft = engine_type.draft
     monkeypatch.setattr(engine_type, "draft", lambda *arguments: seen.append(draft(*arguments)) or seen[-1])
-    generate(pair, PROMPTS[:1], config, sampling, dtype=torch.float64)
+    generate(pair, PROMPTS[:1], config, sampling, engine=EngineOptions(dtype=torch.float64))
     rounds = truth(pair, PROMPTS[:1], config, sampling)[0].rounds
     assert [node_paths(verify_input, 0) for verify_input in seen] == [r.paths for r in rounds]
     assert [tuple(verify_input.scores[0, 1:].tolist()) for verify_input in seen] == [r.scores for r in rounds]

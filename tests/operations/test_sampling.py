@@ -24,7 +24,7 @@ from specsim.core.phases import Batch, Sampling
 from specsim.correctness.faults.checks.memory import guarded
 from specsim.fast import sampling as fast
 from specsim.fast.runtime.launch import block_of, kernel
-from specsim.fast.vocabulary import summaries
+from specsim.fast.vocabulary import distribution, summaries
 from specsim.fast.vocabulary.penalties import Logits
 from specsim.reference.sampling import adjust_logits, argmax, inverse_cdf, logprob, target_prob, topk
 
@@ -327,9 +327,9 @@ def _read(laws, prob_ptr, logprob_ptr, num_rows, ROWS: tl.constexpr, BLOCK: tl.c
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     tokens = tl.arange(0, BLOCK)[None, :]
     mask, out = (rows < num_rows) & (tokens < laws[6]), rows * laws[6] + tokens
-    tl.store(logprob_ptr + out, fast.logprob(laws, rows + 0 * tokens, tokens, mask), mask=mask)
+    tl.store(logprob_ptr + out, distribution.logprob(laws, rows + 0 * tokens, tokens, mask), mask=mask)
     rows = tl.minimum(rows, num_rows - 1)  # these know no mask
-    tl.store(prob_ptr + out, fast.weight(laws, rows, tokens) / fast.kept_mass(laws, rows), mask=mask)
+    tl.store(prob_ptr + out, distribution.weight(laws, rows, tokens) / distribution.kept_mass(laws, rows), mask=mask)
 
 
 def make_batch(params: list[SamplingParams], vocab_size: int, rows=None, seq_lens=None, prompt_lens=None) -> Batch:
@@ -344,13 +344,13 @@ def as_left(logits_RV: torch.Tensor, num_requests: int) -> Logits:
     return Logits(logits_RV, changed, torch.full_like(logits_RV, torch.nan, dtype=torch.float32))
 
 
-def laws_of(logits_RV: torch.Tensor, params: list[SamplingParams], device: str = DEVICE) -> fast.Law:
+def laws_of(logits_RV: torch.Tensor, params: list[SamplingParams], device: str = DEVICE) -> distribution.Law:
     """The law of rows on the device, as many for each request."""
     batch = make_batch(params, logits_RV.shape[1]).to(device)
     return fast.laws(batch, as_left(logits_RV.to(device), len(params)))
 
 
-def read(law: fast.Law) -> tuple[torch.Tensor, torch.Tensor]:
+def read(law: distribution.Law) -> tuple[torch.Tensor, torch.Tensor]:
     """(probabilities, logprobs) of every token."""
     (num_rows, vocab_size), device = law.logits.raw.shape, law.moments.device
     prob_RV, logprob_RV = torch.empty(2, num_rows, vocab_size, device=device)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
+from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.phases import Batch, Verdict, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
@@ -82,7 +83,13 @@ def test_schedule_and_seed_are_checked():
 def test_there_is_a_rate_for_each_step(impl):
     for config, count in ((CHAIN, 3), (SpecConfig.plain(), 0)):
         with pytest.raises(InputError, match=f"rates is .*; allowed: num_steps rates, {count}"):
-            generate(agreeing_pair(), [[1, 2]], config, impl=impl, acceptance=SyntheticAcceptance((0.5, 0.5)))
+            generate(
+                agreeing_pair(),
+                [[1, 2]],
+                config,
+                acceptance=SyntheticAcceptance((0.5, 0.5)),
+                engine=EngineOptions(impl),
+            )
 
 
 @pytest.mark.parametrize(
@@ -314,9 +321,23 @@ def test_chains_accept_what_the_schedule_says(kind, schedule):
 def test_accepted_tokens_are_drafts_and_the_bonus_is_the_targets():
     """With no draft accepted the tokens are those of plain decoding; with all of them they are not."""
     pair = agreeing_pair(noise=1.0)
-    plain = generate(pair, PROMPTS, SpecConfig.plain(), GREEDY, dtype=torch.float64)
-    none = generate(pair, PROMPTS, CHAIN, GREEDY, dtype=torch.float64, acceptance=SyntheticAcceptance((0.0,) * 3))
-    every = generate(pair, PROMPTS, CHAIN, GREEDY, dtype=torch.float64, acceptance=SyntheticAcceptance((1.0,) * 3))
+    plain = generate(pair, PROMPTS, SpecConfig.plain(), GREEDY, engine=EngineOptions(dtype=torch.float64))
+    none = generate(
+        pair,
+        PROMPTS,
+        CHAIN,
+        GREEDY,
+        acceptance=SyntheticAcceptance((0.0,) * 3),
+        engine=EngineOptions(dtype=torch.float64),
+    )
+    every = generate(
+        pair,
+        PROMPTS,
+        CHAIN,
+        GREEDY,
+        acceptance=SyntheticAcceptance((1.0,) * 3),
+        engine=EngineOptions(dtype=torch.float64),
+    )
     assert [output.token_ids for output in none.outputs] == [output.token_ids for output in plain.outputs]
     assert [output.token_ids for output in every.outputs] != [output.token_ids for output in plain.outputs]
     assert {count for counts in rounds_of(every) for count in counts} == {4}
@@ -327,7 +348,7 @@ def test_accepted_tokens_are_drafts_and_the_bonus_is_the_targets():
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_request_is_the_same_alone_in_a_batch_and_after_preemptions(schedule, serving):
     pair, acceptance = agreeing_pair(), SyntheticAcceptance(RATES, schedule)
-    engine = load_engine(pair, TREE, "reference", torch.float64, acceptance=acceptance)
+    engine = load_engine(pair, TREE, EngineOptions("reference", torch.float64), acceptance=acceptance)
     requests = [
         make_request(pair.target.config, None, 7 + n, prompt, replace(WARM, max_new_tokens=40))
         for n, prompt in enumerate(PROMPTS)
@@ -341,8 +362,8 @@ def test_a_request_is_the_same_alone_in_a_batch_and_after_preemptions(schedule, 
             TREE,
             request.params,
             request_ids=[request.request_id],
-            dtype=torch.float64,
             acceptance=acceptance,
+            engine=EngineOptions(dtype=torch.float64),
         ).outputs
         assert tuple(request.token_ids) == alone.token_ids
         assert tuple(request.accepted) == alone.num_accepted_tokens_per_round
@@ -364,7 +385,12 @@ def test_every_graph_mode_gives_what_the_reference_gives(schedule, graph, device
     config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=4)
     expected = generate(pair, PROMPTS[:2], config, sampling, acceptance=acceptance)
     found = generate(
-        pair, PROMPTS[:2], config, sampling, impl="fast", device=device, graph=graph, bucket=3, acceptance=acceptance
+        pair,
+        PROMPTS[:2],
+        config,
+        sampling,
+        acceptance=acceptance,
+        engine=EngineOptions("fast", device=device, graph=graph, bucket=3),
     )
     assert rounds_of(found) == rounds_of(expected)
     assert [output.token_ids for output in found.outputs] == [output.token_ids for output in expected.outputs]
@@ -373,7 +399,7 @@ def test_every_graph_mode_gives_what_the_reference_gives(schedule, graph, device
 @pytest.mark.parametrize("schedule", ["sync", "overlap"])
 def test_schedules_of_serving_agree(schedule):
     pair, acceptance = agreeing_pair(), SyntheticAcceptance(RATES)
-    engine = load_engine(pair, CHAIN, "reference", acceptance=acceptance)
+    engine = load_engine(pair, CHAIN, acceptance=acceptance)
     requests = [
         make_request(pair.target.config, None, n, prompt, GREEDY, arrival=n) for n, prompt in enumerate(PROMPTS)
     ]
@@ -400,7 +426,7 @@ def test_every_output_says_that_acceptance_was_synthetic():
     assert label in generation._repr_html_()
     assert "synthetic accept length" in repr(generation)
 
-    engine = load_engine(pair, CHAIN, "reference", acceptance=acceptance)
+    engine = load_engine(pair, CHAIN, acceptance=acceptance)
     served = serve(engine, [make_request(pair.target.config, None, 0, [1, 2], GREEDY)])
     value = json.loads(json.dumps(served.to_json()))
     assert value["acceptance"] == told

@@ -12,6 +12,7 @@ from transformers.models.mistral.modeling_mistral import MistralRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from specsim import SamplingParams, SpecConfig, generate
+from specsim.core.engine_options import EngineOptions
 from specsim.core.phases import Batch, PrefillInput, VerifyInput
 from specsim.core.pool import KVBuffer, KVPool
 from specsim.core.target import ModelConfig
@@ -251,7 +252,7 @@ def transformers_greedy(target: TargetCheckpoint, prompts: list[list[int]]) -> l
 
 def generated(pair: Pair, prompts: list[list[int]], config: SpecConfig):
     sampling = SamplingParams(max_new_tokens=NEW_TOKENS)
-    return generate(pair, prompts, config, sampling, impl="reference", dtype=torch.float64)
+    return generate(pair, prompts, config, sampling, engine=EngineOptions("reference", torch.float64))
 
 
 @every_case
@@ -295,7 +296,7 @@ def fast_and_exact(config: ModelConfig, prompts: list[list[int]], dtype: torch.d
         ("reference", dtype, "cpu"),
         ("reference", torch.float64, "cpu"),
     ):
-        built_in = import_module(f"specsim.{column}.{'metadata' if column == 'fast' else 'attention'}")
+        built_in = import_module(f"specsim.{column}.{'model.metadata' if column == 'fast' else 'attention'}")
         families = import_module(f"specsim.{column}.targets").FAMILIES
         more = (torch.device(place),) if column == "fast" else ()
         target = families[config.family](config, checkpoint.tensors, kind, *more)

@@ -8,6 +8,8 @@ from itertools import combinations, pairwise
 import pytest
 import torch
 
+from specsim.core.engine_options import EngineOptions
+
 pytest.importorskip("matplotlib")
 
 from matplotlib.text import Text
@@ -17,7 +19,7 @@ from specsim import SamplingParams, SpecConfig, plots
 from specsim.core.columns import lane_columns, own_lanes, tail_columns
 from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError
-from specsim.core.phases import Batch, PrefillInput, VerifyInput, VerifyOutput
+from specsim.core.phases import Batch, PrefillInput, Verdict, VerifyInput
 from specsim.core.pool import KVPool
 from specsim.models.synthetic_pair import agreeing_pair
 from specsim.plots import sheet, token_tree
@@ -65,7 +67,7 @@ class Round:
     config: SpecConfig
     batch: Batch
     tree: VerifyInput
-    output: VerifyOutput
+    output: Verdict
     lanes: list[plots.Slot]
     pools: KVPool
 
@@ -76,7 +78,7 @@ def decode(token_ids) -> str:
 
 def play(config: SpecConfig) -> Round:
     pair = agreeing_pair("eagle3", vocab_size=48)
-    engine = load_engine(pair, config, "reference", torch.float64)
+    engine = load_engine(pair, config, EngineOptions("reference", torch.float64))
     pools = engine.make_pools(3, sum(config.reserved_columns(len(prompt)) for prompt in PROMPTS) + 3 * config.page_size)
     rows, lengths = [pools.open() for _ in PROMPTS], [len(prompt) for prompt in PROMPTS]
     for row, length in zip(rows, lengths, strict=True):
@@ -86,7 +88,7 @@ def play(config: SpecConfig) -> Round:
     own_lanes(pools, rows, lengths, config)
     lanes = plots.slots(pools, batch, config) if config.num_steps else []
     tree = engine.draft(batch, draft_input, pools)
-    return Round(config, batch, tree, engine.verify(batch, tree, pools), lanes, pools)
+    return Round(config, batch, tree, engine.verify(batch, tree, pools).verdict, lanes, pools)
 
 
 @pytest.fixture(scope="module", params=SETTINGS)
@@ -310,7 +312,7 @@ def test_a_map_names_the_requests_and_rows_that_it_was_not_given():
 def test_three_lines_and_more_of_a_prefix_are_told_in_a_sentence(length, told):
     """A line has 32 slots."""
     config = SpecConfig(page_size=8)
-    engine = load_engine(agreeing_pair("eagle3"), config, "reference")
+    engine = load_engine(agreeing_pair("eagle3"), config)
     pools = engine.make_pools(1, 512)
     pools.reserve(pools.open(), length)
     batch = Batch.of([5], [0], [length], [SamplingParams()], 48)
@@ -381,7 +383,7 @@ def test_without_matplotlib_the_error_says_what_to_install():
 def served(request) -> Scheduler:
     """Six requests for two places and few slots: somebody waits, is preempted, is aborted."""
     pair = agreeing_pair()
-    engine = load_engine(pair, SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=1), "reference")
+    engine = load_engine(pair, SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=1))
     serving = ServingConfig(request.param, max_running=3, num_slots=60, chunk_tokens=6)
     scheduler = Scheduler(engine, serving)
     for name in range(6):

@@ -72,10 +72,10 @@ def test_the_first_round_is_as_its_text_says():
     notebook, names = jupytext.read(NOTEBOOKS / "01_first_round.py"), {}
     text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     for cell in notebook.cells:
-        if cell.cell_type == "code" and "verify_output" not in names:
+        if cell.cell_type == "code" and "verdict" not in names:
             exec(cell.source, names)
     scores, tokens = names["verify_input"].scores[0], names["verify_input"].draft_tokens[0].tolist()
-    parents, path = names["verify_input"].parents[0].tolist(), names["verify_output"].accept_index[0].tolist()
+    parents, path = names["verify_input"].parents[0].tolist(), names["verdict"].accept_index[0].tolist()
     assert f"Node 5 scores {scores[5]:.3f} below node 2 with {scores[2]:.3f}." in text
     assert parents[5] == 2
     assert f"give to `{names['decode'](tokens[5:6])}` after `{names['decode'](tokens[2:3])}`?" in text

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from specsim import InputError, SamplingParams, SpecConfig, generate
+from specsim.core.engine_options import EngineOptions
 from specsim.models.synthetic_pair import agreeing_pair
 
 PROMPTS = [[5, 17, 3, 40, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [30] * 3]
@@ -18,7 +19,7 @@ PAIR = agreeing_pair("eagle3")
 
 def run(prompts=PROMPTS, config=TREE, sampling=None, pair=PAIR, **changes):
     sampling = SamplingParams(**changes) if sampling is None else sampling
-    return generate(pair, prompts, config, sampling, dtype=torch.float64)
+    return generate(pair, prompts, config, sampling, engine=EngineOptions(dtype=torch.float64))
 
 
 def with_eos(*token_ids):
@@ -175,9 +176,9 @@ def test_bad_input_is_refused_with_field_value_and_what_is_allowed(changes, mess
 
 def test_request_ids_name_the_random_streams():
     warm = SamplingParams(temperature=1.0, max_new_tokens=12)
-    together = generate(PAIR, PROMPTS, TREE, warm, dtype=torch.float64).outputs
-    alone = generate(PAIR, PROMPTS[1:2], TREE, warm, request_ids=[1], dtype=torch.float64).outputs
-    other = generate(PAIR, PROMPTS[1:2], TREE, warm, request_ids=[7], dtype=torch.float64).outputs
+    together = generate(PAIR, PROMPTS, TREE, warm, engine=EngineOptions(dtype=torch.float64)).outputs
+    alone = generate(PAIR, PROMPTS[1:2], TREE, warm, request_ids=[1], engine=EngineOptions(dtype=torch.float64)).outputs
+    other = generate(PAIR, PROMPTS[1:2], TREE, warm, request_ids=[7], engine=EngineOptions(dtype=torch.float64)).outputs
     assert alone[0].token_ids == together[1].token_ids != other[0].token_ids
 
 
@@ -225,7 +226,7 @@ def test_acceptance_that_is_no_schedule_is_refused():
 
 def test_an_unknown_column_is_refused():
     with pytest.raises(InputError, match="impl is 'slow'; allowed: reference"):
-        generate(PAIR, PROMPTS, TREE, impl="slow")
+        generate(PAIR, PROMPTS, TREE, engine=EngineOptions("slow"))
 
 
 def test_a_result_introduces_itself_in_a_line():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from specsim import SamplingParams, SpecConfig, generate
 from specsim.core.columns import own_committed, own_lanes, own_tree, round_columns
 from specsim.core.config import ServingConfig
+from specsim.core.engine_options import EngineOptions
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.models.synthetic_pair import agreeing_pair
 from specsim.serving.generation import load_engine
@@ -152,7 +153,7 @@ def make_prompt(length, first=1):
 
 def serve(pair, config, serving, requests, before_step=lambda _: None):
     """Run them to their ends on the reference."""
-    engine = load_engine(pair, config, "reference", torch.float64)
+    engine = load_engine(pair, config, EngineOptions("reference", torch.float64))
     with torch.inference_mode():
         scheduler = Scheduler(engine, serving, audits=True)
         for request in requests:
@@ -167,7 +168,9 @@ def serve(pair, config, serving, requests, before_step=lambda _: None):
 
 def assert_as_alone(pair, config, request):
     ids, params = [request.request_id], request.params
-    output = generate(pair, [request.prompt_ids], config, params, request_ids=ids, dtype=torch.float64).outputs[0]
+    output = generate(
+        pair, [request.prompt_ids], config, params, request_ids=ids, engine=EngineOptions(dtype=torch.float64)
+    ).outputs[0]
     assert tuple(request.token_ids) == output.token_ids
     assert request.finish_reason == output.finish_reason
     assert request.logprobs == pytest.approx(output.logprobs, abs=1e-6)

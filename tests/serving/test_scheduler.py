@@ -11,6 +11,7 @@ import torch
 
 from specsim import InputError, SamplingParams, SpecConfig, generate
 from specsim.core.config import ServingConfig
+from specsim.core.engine_options import EngineOptions
 from specsim.core.phases import DraftInput
 from specsim.correctness.differential.pairs import make_pair
 from specsim.correctness.invariance.solo import BUDGETS, alone, difference
@@ -43,7 +44,7 @@ def pair_of():
 
 @cache
 def engine_of(config: SpecConfig = TREE):
-    return load_engine(pair_of(), config, "reference", torch.float64)
+    return load_engine(pair_of(), config, EngineOptions("reference", torch.float64))
 
 
 def make(config: SpecConfig = TREE, engine=None, num_slots: int = 1000, **serving) -> Scheduler:
@@ -180,10 +181,12 @@ def test_cuts_after_prefill_inside_an_accepted_path_and_at_its_end_are_among_the
 def test_a_stop_string_ends_a_request_and_its_text(schedule):
     pair, config = load(), SpecConfig(topk=2, num_steps=3, num_draft_tokens=6, max_len=128)
     prompt = "def add(a, b):\n    "
-    long = generate(pair, [prompt], config, SamplingParams(max_new_tokens=24), dtype=torch.float64).outputs[0]
+    long = generate(
+        pair, [prompt], config, SamplingParams(max_new_tokens=24), engine=EngineOptions(dtype=torch.float64)
+    ).outputs[0]
     stop = long.text[8:11]
     request = ask(0, prompt, 24, pair, max_len=128, stop=(stop,))
-    engine = load_engine(pair, config, "reference", torch.float64)
+    engine = load_engine(pair, config, EngineOptions("reference", torch.float64))
     serve(make(engine=engine, schedule=schedule), request)
     assert (request.finish_reason, request.stop_reason) == ("stop", stop)
     assert request.text == long.text[: long.text.index(stop)]
@@ -431,7 +434,7 @@ def test_after_all_have_ended_the_batch_is_idle_and_others_join_it(schedule, mon
 
 def counting(calls: Counter):
     """An engine of its own whose prefills and rounds are counted, and how many of them are of nobody."""
-    engine = load_engine(pair_of(), TREE, "reference", torch.float64)
+    engine = load_engine(pair_of(), TREE, EngineOptions("reference", torch.float64))
 
     def counted(name, act, batch, *args, **kwargs):
         calls.update([name, *([f"{name} of nobody"] if batch.size == 0 else [])])
@@ -599,7 +602,13 @@ def test_generate_is_one_run_of_a_scheduler(monkeypatch):
             made.append(self)
 
     monkeypatch.setattr(generation, "Scheduler", Seen)
-    result = generate(pair_of(), [LONG, SHORT, OTHER], TREE, SamplingParams(max_new_tokens=9), dtype=torch.float64)
+    result = generate(
+        pair_of(),
+        [LONG, SHORT, OTHER],
+        TREE,
+        SamplingParams(max_new_tokens=9),
+        engine=EngineOptions(dtype=torch.float64),
+    )
     (scheduler,) = made
     chunks = tuple(Chunk(number, 0, len(prompt)) for number, prompt in enumerate((LONG, SHORT, OTHER)))
     assert scheduler.trace.records[0].prefilled == chunks
@@ -632,7 +641,7 @@ FAST = {
 @cache
 def fast_engine(name: str, graph: str, device: str):
     pair = make_pair("eagle-llama", torch.float32)
-    return load_engine(pair, FAST[name], "fast", torch.float32, device, graph, bucket=3)
+    return load_engine(pair, FAST[name], EngineOptions("fast", torch.float32, device, graph, 3))
 
 
 def bits(engine, numbers, schedule: str = "sync") -> dict[int, tuple]:

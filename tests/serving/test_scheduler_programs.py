@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 
 from specsim.core.columns import round_columns
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
+from specsim.core.engine_options import EngineOptions
 from specsim.core.phases import DraftInput
 from specsim.correctness.differential.pairs import make_pair
 from specsim.correctness.invariance.solo import alone, judge
@@ -83,7 +84,7 @@ def pair_of(name: str, dtype: torch.dtype):
 @cache
 def engine_of(name: str, config: SpecConfig, dtype: torch.dtype, graph: str | None, bucket: int | None):
     impl = "reference" if graph is None else "fast"
-    return load_engine(pair_of(name, dtype), config, impl, dtype, graph=graph, bucket=bucket)
+    return load_engine(pair_of(name, dtype), config, EngineOptions(impl, dtype, graph=graph, bucket=bucket))
 
 
 _ALONE: dict[tuple, object] = {}

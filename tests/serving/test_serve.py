@@ -12,6 +12,7 @@ import specsim.correctness.invariance.modes
 import specsim.correctness.invariance.solo
 from specsim import InputError, SamplingParams, SpecConfig
 from specsim.core.config import ServingConfig
+from specsim.core.engine_options import EngineOptions
 from specsim.core.metrics import latency
 from specsim.core.pool import KVPool
 from specsim.correctness.invariance.modes import WAYS, compare
@@ -46,7 +47,7 @@ def some_requests() -> list:
 
 
 def engine(config: SpecConfig = CONFIG, dtype=torch.float64, pair=PAIR):
-    return load_engine(pair, config, "reference", dtype)
+    return load_engine(pair, config, EngineOptions("reference", dtype))
 
 
 def shown(result) -> str:
@@ -205,9 +206,7 @@ def comparison(requests=some_requests, dtype=torch.float64, serving=SERVING):
 
 def test_every_way_gives_what_each_request_gives_alone(monkeypatch):
     alone, asked = specsim.correctness.invariance.modes.alone, []
-    monkeypatch.setattr(
-        specsim.correctness.invariance.modes, "alone", lambda *args, **column: asked.append(1) or alone(*args, **column)
-    )
+    monkeypatch.setattr(specsim.correctness.invariance.modes, "alone", lambda *args: asked.append(1) or alone(*args))
     result = comparison()
     assert result.is_equal
     assert [(way.served.serving.schedule, way.served.serving.prefix_cache) for way in result.ways] == list(WAYS)
@@ -245,8 +244,8 @@ def test_what_is_rejected_is_not_compared():
 def test_a_difference_fails_unless_a_decision_is_too_close_to_call(monkeypatch, field, dtype):
     alone = specsim.correctness.invariance.modes.alone
 
-    def other(pair, config, asked, **column):
-        output = alone(pair, config, asked, **column)
+    def other(pair, config, asked, options):
+        output = alone(pair, config, asked, options)
         value = getattr(output, field)
         changed = "stop" if field == "finish_reason" else (*value[:-1], value[-1] + 1)
         return replace(output, **{field: changed}) if asked.request_id == 1 else output

@@ -10,6 +10,7 @@ import torch
 
 from specsim import SamplingParams, SpecConfig
 from specsim.core.config import ServingConfig
+from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.correctness.differential.pairs import make_pair
 from specsim.serving.generation import load_engine
@@ -67,7 +68,7 @@ class Linear:
 def served(config: SpecConfig, serving: ServingConfig, lengths: list[tuple[int, int, int]]) -> Scheduler:
     """The server itself, on a tiny pair; lengths: (step of arrival, prompt tokens, new tokens) of each request."""
     pair = make_pair("eagle-noisy")
-    scheduler = Scheduler(load_engine(pair, config, "reference", torch.float64), serving)
+    scheduler = Scheduler(load_engine(pair, config, EngineOptions("reference", torch.float64)), serving)
     for number, (arrival, prompt, new) in enumerate(lengths):
         ids = [(7 * place + 3 * number) % 47 for place in range(prompt)]
         params = SamplingParams(max_new_tokens=new, ignore_eos=True)

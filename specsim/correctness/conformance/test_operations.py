@@ -2,10 +2,10 @@
 
 import pytest
 
+from specsim.core.engine_options import check_device
 from specsim.core.errors import InputError
 from specsim.correctness.conformance.catalogue import CASES, Case
 from specsim.correctness.conformance.runner import chosen_operations, load_module, run
-from specsim.serving.generation import check_device
 
 
 def pytest_generate_tests(metafunc) -> None:

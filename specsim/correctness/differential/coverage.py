@@ -12,7 +12,7 @@ def note_round(scene: Scene, request: int, tree: VerifyInput, outputs: Trio[Veri
     """Count what a request that was compared went through in a verify phase."""
     noted, config, (_, length) = scene.tally.exercised, scene.config, scene.place(request)
     num_nodes, page = config.num_draft_tokens, config.page_size
-    accepted = int(outputs.reference.num_accepted_drafts[request])
+    accepted = int(outputs.reference.verdict.num_accepted_drafts[request])
     noted["rounds"] += 1
     noted[f"accepted {accepted}"] += 1
     noted["rejections"] += accepted < config.num_steps

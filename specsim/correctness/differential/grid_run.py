@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from tqdm.auto import tqdm
 
+from specsim.core.engine_options import EngineOptions, check_device
 from specsim.core.errors import InputError
 from specsim.core.files import write_json
 from specsim.core.provenance import now, versions
@@ -24,7 +25,7 @@ from specsim.correctness.differential.pairs import make_pair, moved, rounded
 from specsim.correctness.differential.result import CellResult, GridResult
 from specsim.correctness.differential.scene import Column
 from specsim.models.checkpoint import Pair
-from specsim.serving.generation import check_device, load_engine
+from specsim.serving.generation import load_engine
 
 DTYPES = ("float32", "bfloat16")
 REHEARSALS = 3
@@ -36,20 +37,21 @@ def load_columns(
     """The three engines of a cell with their pools."""
     precision = getattr(torch, dtype)
     if impl == "fast":
-        options = {"graph": cell.graph, "bucket": cell.bucket}
-        last = load_column(cell, pair, "fast", precision, check_device(device), **options)
+        options = EngineOptions("fast", precision, device, cell.graph, cell.bucket)
     else:
-        last = load_column(cell, pair, impl, precision, device or "cpu")
-    return Trio(*(load_column(cell, pair, "reference", each) for each in (precision, torch.float64)), last)
+        options = EngineOptions(impl, precision, device)
+    last = load_column(cell, pair, options)
+    references = (load_column(cell, pair, EngineOptions(dtype=each)) for each in (precision, torch.float64))
+    return Trio(*references, last)
 
 
-def load_column(cell: Cell, pair, impl: str, dtype: torch.dtype, device: str = "cpu", **options) -> Column:
+def load_column(cell: Cell, pair: Pair, options: EngineOptions) -> Column:
     """One engine of a cell with its pools."""
     longest = max(len(p) + s.max_new_tokens for p, s in zip(cell.prompts, cell.sampling, strict=True))
-    engine = load_engine(pair, cell.config, impl, dtype, device, grammars=cell.grammars, **options)
+    engine = load_engine(pair, cell.config, options, grammars=cell.grammars)
     num_slots = len(cell.prompts) * engine.config.reserved_columns(min(longest, engine.config.max_len))
     pools = engine.make_pools(len(cell.prompts), num_slots)
-    return Column(engine, pools, dtype, device, pads=impl == "fast")
+    return Column(engine, pools, options.dtype, engine.device.type, pads=options.impl == "fast")
 
 
 @torch.inference_mode()
@@ -96,7 +98,7 @@ def rehearse(cell: Cell, pair, dtype: str) -> dict[str, float]:
     tally, cell, precision = Tally(is_rehearsal=True), replace(cell, rounds=2, is_idle_too=False), getattr(torch, dtype)
     for seed in range(REHEARSALS):
         settings = ((pair, precision), (pair, torch.float64), (moved(pair, seed), precision))
-        columns = Trio(*(load_column(cell, each, "reference", kind) for each, kind in settings))
+        columns = Trio(*(load_column(cell, each, EngineOptions(dtype=kind)) for each, kind in settings))
         Lockstep(cell, columns, draft_ids(pair), tally).run(pair)
     return tally.budgets
 

@@ -81,7 +81,7 @@ class Lockstep:
         if self.left_out:
             self._hand_over()
         self.tally.exercised["padded rows"] += self._num_padded(batch)
-        verdict = outputs["verify"].reference
+        verdict = outputs["verify"].reference.verdict
         counts = verdict.num_accepted_tokens.tolist()
         for request, tokens, logprobs, count in zip(
             running, verdict.accepted_tokens(), verdict.logprobs.tolist(), counts, strict=True

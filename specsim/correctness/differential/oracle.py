@@ -2,6 +2,7 @@
 
 import torch
 
+from specsim.core.engine_options import EngineOptions
 from specsim.core.uniforms import Stream, gumbel_noise, named_uniforms, seed_bits
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.divergence import Divergence
@@ -16,8 +17,10 @@ def compare_with_oracle(cell: Cell, pair) -> list[Divergence]:
 
     ids = cell.request_ids or tuple(range(len(cell.prompts)))
     grammars = [cell.grammars.get(each) for each in ids]
-    settings = {"grammars": grammars, "request_ids": ids, "dtype": torch.float64}
-    outputs = generate(pair, cell.prompts, cell.config, cell.sampling, **settings).outputs
+    options = EngineOptions(dtype=torch.float64)
+    outputs = generate(
+        pair, cell.prompts, cell.config, cell.sampling, grammars=grammars, request_ids=ids, engine=options
+    ).outputs
     divergences = []
     for request, (prompt, sampling, output) in enumerate(zip(cell.prompts, cell.sampling, outputs, strict=True)):
         named = draws(sampling.seed, ids[request], pair.target.config.vocab_size)

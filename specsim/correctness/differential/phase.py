@@ -125,7 +125,7 @@ def _verify(scene: Scene, entered, outputs, check: Comparison):
         compare_walk(scene, request, grown[request], laws[request], states, check, draft_prob)
         compare_verdict(scene, request, states, check)
         compare_extend_input(request, states, check)
-        length = scene.place(request)[1] + int(states.reference.num_accepted_tokens[request])
+        length = scene.place(request)[1] + int(states.reference.verdict.num_accepted_tokens[request])
         compare_committed(scene, "target", request, length, check)
         note_round(scene, request, tree, states)
 
@@ -162,7 +162,7 @@ def _written(scene: Scene, entered, outputs, left_out: set[int]) -> dict[str, li
         (_, length), is_out = scene.place(request), request in left_out
         if "verify" in outputs:
             tree = outputs["draft"].reference if "draft" in outputs else entered.reference
-            count = int(outputs["verify"].reference.num_accepted_tokens[request])
+            count = int(outputs["verify"].reference.verdict.num_accepted_tokens[request])
             whole = column_slots(scene, request, length, length + config.num_draft_tokens)
             target.append(whole if is_out else tree_slots(scene, request, tree, count))
         if "draft_extend" in outputs:

@@ -83,7 +83,7 @@ def compare_walk(
     nodes = _path(scene, request, tree, outputs, check)
     walk = Walk(tree, laws, uniforms, float(final_uniforms(*names)[0]), nodes)
     tokens = [tree.tokens[node] for node in nodes[1:]]
-    predict = outputs.fast.predict[_rows(scene, request)]
+    predict = outputs.fast.verdict.predict[_rows(scene, request)]
     bonus = int(predict[nodes[-1]])
     expected = torch.full_like(predict, -1)
     expected[list(nodes)] = torch.tensor([*tokens, bonus], dtype=predict.dtype)
@@ -91,13 +91,15 @@ def compare_walk(
     choose = _compare_greedy if laws[0].temperature == 0 else _compare_sampled
     for depth, token in enumerate([*tokens, bonus]):
         if not 0 <= token < len(laws[0].adjusted_V):
-            raise Mismatch("predict", int(outputs.reference.predict[_rows(scene, request)][nodes[depth]]), token)
+            raise Mismatch(
+                "predict", int(outputs.reference.verdict.predict[_rows(scene, request)][nodes[depth]]), token
+            )
         check.tally.decisions += choose(scene, walk, depth, token) if by_step else 0
     if not by_step:
         check.tally.decisions += compare_accepted(scene, request, tree, laws, draft_prob_MV, nodes, bonus)
     check.same("predict", expected, predict)
     for name, count in zip(COUNTERS, (len(nodes) - 1, len(nodes)), strict=True):
-        check.same(name, torch.tensor(count, dtype=torch.int32), getattr(outputs.fast, name)[request])
+        check.same(name, torch.tensor(count, dtype=torch.int32), getattr(outputs.fast.verdict, name)[request])
     _compare_logprobs(request, walk, [*tokens, bonus], outputs, check)
 
 
@@ -108,12 +110,14 @@ def _rows(scene: Scene, request: int) -> slice:
 
 def _path(scene: Scene, request: int, tree, outputs: Trio[VerifyOutput], check: Comparison) -> tuple[int, ...]:
     """The path in accept_index, if it is one: from the root, child by child, no deeper than is allowed, then -1."""
-    row, first = outputs.fast.accept_index[request].tolist(), _rows(scene, request).start
+    row, first = outputs.fast.verdict.accept_index[request].tolist(), _rows(scene, request).start
     path = tuple(node - first for node in row if node != -1)
     steps = all(0 < b < len(tree.parents) and tree.parents[b] == a for a, b in pairwise(path))
     is_path = path[:1] == (0,) and steps and len(path) <= max(tree.depth_limit, 0) + 1
     padded = [first + node for node in path] + [-1] * (len(row) - len(path))
-    check.require("accept_index", is_path and row == padded, outputs.reference.accept_index[request].tolist(), row)
+    check.require(
+        "accept_index", is_path and row == padded, outputs.reference.verdict.accept_index[request].tolist(), row
+    )
     return path
 
 
@@ -151,7 +155,7 @@ def _compare_logprobs(
     request: int, walk: Walk, tokens: list[int], outputs: Trio[VerifyOutput], check: Comparison
 ) -> None:
     """From the column's own logits by float32's rounding, 0 past the path."""
-    fast = outputs.fast.logprobs[request]
+    fast = outputs.fast.verdict.logprobs[request]
     expected = torch.zeros(len(fast), dtype=torch.float64)
     pairs = list(zip(walk.nodes, tokens, strict=True))
     expected[: len(pairs)] = torch.tensor([walk.laws[node].logprob(token) for node, token in pairs])
@@ -162,10 +166,14 @@ def _compare_logprobs(
 def compare_verdict(scene: Scene, request: int, outputs: Trio[VerifyOutput], check: Comparison) -> None:
     """Whether all columns went the same way; logprobs then are comparable."""
     rows = _rows(scene, request)
-    verdicts = outputs.map(lambda output: (output.accept_index[request].tolist(), output.predict[rows].tolist()))
+    verdicts = outputs.map(
+        lambda output: (output.verdict.accept_index[request].tolist(), output.verdict.predict[rows].tolist())
+    )
     if not verdicts.fast == verdicts.exact == verdicts.reference:
         check.decided(False)
-    error = (outputs.fast.logprobs[request].double() - outputs.exact.logprobs[request].double()).abs().max()
+    error = (
+        (outputs.fast.verdict.logprobs[request].double() - outputs.exact.verdict.logprobs[request].double()).abs().max()
+    )
     check.tally.max_logprob_error = max(check.tally.max_logprob_error, float(error))
 
 

@@ -138,8 +138,8 @@ def exhibit(
     names: Sequence[str] | None = None, *, device: str | None = None, jobs: int = 2, progress: bool = False
 ) -> Catalogue:
     """Plant the faults of these names (None: all), and judge each in a process of its own, `jobs` at a time."""
+    from specsim.core.engine_options import check_device
     from specsim.correctness.faults.catalogue import FAULTS
-    from specsim.serving.generation import check_device
 
     if type(jobs) is not int or jobs < 1:
         raise InputError("jobs", jobs, "an integer of at least 1")

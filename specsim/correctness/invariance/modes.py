@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tqdm.auto import tqdm
 
@@ -100,11 +100,10 @@ def compare(
     serving: ServingConfig | None = None,
     *,
     progress: bool = False,
-    **column: Any,
 ) -> Comparison:
-    """Serve what `read` gives anew for each of WAYS, and every request once alone on the same column.
+    """Serve what `read` gives anew for each of WAYS, and every request once alone under the same options.
 
-    serving: what all ways share. column: impl, device, graph, bucket of the engine, as in specsim.generate. Raises
+    serving: what all ways share. Raises
     InputError for release `round`, which cannot overlap, and for a dtype without a budget of logprobs.
     """
     if engine.config.release == "round":
@@ -112,7 +111,7 @@ def compare(
     if engine.dtype not in BUDGETS:
         allowed = f"{' or '.join(map(str, BUDGETS))}, in which runs can be told apart"
         raise InputError("dtype", engine.dtype, allowed)
-    outputs, column = {}, column | {"dtype": engine.dtype}
+    outputs: dict[tuple[int, ...], Output] = {}
     ways = []
     for schedule, prefix_cache in WAYS:
         workload, way = read(), replace(serving or ServingConfig(), schedule=schedule, prefix_cache=prefix_cache)
@@ -120,7 +119,7 @@ def compare(
         compared = [request for request in served.requests if request.finish_reason != "rejected"]
         for request in tqdm(compared, "alone", unit="request", leave=False, disable=None if progress else True):
             if _key(request) not in outputs:
-                outputs[_key(request)] = alone(pair, engine.config, request, **column)
+                outputs[_key(request)] = alone(pair, engine.config, request, engine.options)
         ways.append(_judge(pair, engine, served, [(request, outputs[_key(request)]) for request in compared]))
     return Comparison(tuple(ways), len(outputs))
 

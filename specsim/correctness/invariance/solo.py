@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from specsim.core.config import SpecConfig
+from specsim.core.engine_options import EngineOptions
+from specsim.core.pair import Pair
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.grid_run import check
 from specsim.serving.generation import Output, generate
@@ -22,10 +24,11 @@ class Judgement:
     difference: str | None = None
 
 
-def alone(pair, config: SpecConfig, request: Request, dtype: torch.dtype = torch.float64, **column) -> Output:
-    """The request by itself, from its whole prompt on; column: impl, device, graph, bucket as in generate."""
-    ids, params = [request.request_id], request.params
-    return generate(pair, [request.prompt_ids], config, params, request_ids=ids, dtype=dtype, **column).outputs[0]
+def alone(pair: Pair, config: SpecConfig, request: Request, options: EngineOptions | None = None) -> Output:
+    """Serve the request by itself, from its whole prompt on; options None: the reference in float64."""
+    options = options or EngineOptions(dtype=torch.float64)
+    ids = [request.request_id]
+    return generate(pair, [request.prompt_ids], config, request.params, request_ids=ids, engine=options).outputs[0]
 
 
 def judge(pair, config: SpecConfig, request: Request, output: Output, dtype: torch.dtype) -> Judgement:

@@ -17,13 +17,14 @@ import torch
 from tqdm.auto import tqdm
 
 from specsim.core.config import VERIFIERS, SpecConfig
+from specsim.core.engine_options import IMPLEMENTATIONS, EngineOptions, check_device
 from specsim.core.errors import InputError
 from specsim.core.provenance import now, versions
 from specsim.correctness.differential.pairs import make_pair
 from specsim.correctness.soak.coverage import REQUIRED, required, verified_name
 from specsim.correctness.soak.programs import draw
 from specsim.correctness.soak.trial import ProgramResult, check_named, dtype_of
-from specsim.serving.generation import COLUMNS, check_device, load_engine
+from specsim.serving.generation import load_engine
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -187,9 +188,9 @@ def soak(
 
 def check_column(impl: str, device: str | None, graph: str | None) -> None:
     """Before a long run: raise InputError for a column that cannot serve here."""
-    if impl not in COLUMNS:
-        raise InputError("impl", impl, " or ".join(COLUMNS))
-    load_engine(make_pair("eagle-llama"), SpecConfig(), impl, dtype_of(impl), device, graph)
+    if impl not in IMPLEMENTATIONS:
+        raise InputError("impl", impl, " or ".join(IMPLEMENTATIONS))
+    load_engine(make_pair("eagle-llama"), SpecConfig(), EngineOptions(impl, dtype_of(impl), device, graph))
 
 
 def _names(num_requests: int, seed: int) -> Iterator[str]:

@@ -3,11 +3,12 @@
 import traceback
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
+from specsim.core.engine_options import EngineOptions
 from specsim.correctness.differential.pairs import make_pair
 from specsim.correctness.invariance.solo import alone, judge
 from specsim.correctness.soak.coverage import accepted_name, exercised, verified_name
@@ -83,11 +84,12 @@ def check(
 
 def _schedulers(program: Program, pair, impl: str, device: str | None, graph: str | None) -> list[Scheduler]:
     """One a rank."""
-    column = {} if impl == "reference" else {"device": device, "bucket": program.serving.max_running}
+    options = EngineOptions(impl, dtype_of(impl))
     if impl == "fast":
         is_possible = (graph, program.config.release) != ("round", "round")
-        column["graph"] = graph if graph and is_possible else program.graph
-    engines = [load_engine(pair, program.config, impl, dtype_of(impl), **column) for _ in range(program.num_ranks)]
+        graph = graph if graph and is_possible else program.graph
+        options = replace(options, device=device, graph=graph, bucket=program.serving.max_running)
+    engines = [load_engine(pair, program.config, options) for _ in range(program.num_ranks)]
     return [Scheduler(engine, program.serving, audits=True) for engine in engines]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.engine_options import EngineOptions
 from specsim.correctness.statistics.distribution import draft_law, next_law
 from specsim.correctness.statistics.e_value import Sample
 from specsim.correctness.statistics.settings import Setting
@@ -65,8 +66,8 @@ def outputs(narrow: Narrow, load: Load, tell: Callable[[int], Any]) -> dict[str,
         names = range(start, start + len(chosen))
         prompts = [each.prompts[name % len(each.prompts)] for each, name in zip(chosen, names, strict=True)]
         sampling = [each.sampling(load.seed) for each in chosen]
-        where = {"impl": load.column.impl, "device": load.column.device}
-        results = generate(pair, prompts, load.config, sampling, request_ids=names, **where).outputs
+        options = EngineOptions(load.column.impl, device=load.column.device)
+        results = generate(pair, prompts, load.config, sampling, request_ids=names, engine=options).outputs
         for each, output in zip(chosen, results, strict=True):
             found[each.name].append(output)
         tell(sum(len(output.token_ids) for output in results))

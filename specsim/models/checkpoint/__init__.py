@@ -1,9 +1,7 @@
 """Targets and drafters from a local folder or the hub, checked tensor by tensor."""
 
+from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
 from specsim.models.checkpoint.loading import (
-    DrafterCheckpoint,
-    Pair,
-    TargetCheckpoint,
     load,
     load_drafter,
     load_target,

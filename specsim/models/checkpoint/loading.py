@@ -2,15 +2,13 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from specsim.core.drafter import DrafterConfig
 from specsim.core.errors import InputError
+from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.drafter_config import drafter_config, is_speculators
 from specsim.models.checkpoint.fields import Fields, read_json
@@ -23,65 +21,6 @@ _HUB_ID = r"[\w-][\w.-]*/[\w-][\w.-]*"
 _HUB_TEXT = ("*.json", "*.txt", "tokenizer.model")
 _EAGLE3_KEYS = ("midlayer.", "layers.0.hidden_norm.", "d2t")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
-
-
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class TargetCheckpoint:
-    """A target's shape and its tensors as stored, under Hugging Face names; a tied lm_head.weight is the embedding."""
-
-    config: ModelConfig
-    tensors: Mapping[str, torch.Tensor]
-
-    def facts(self) -> dict[str, str]:
-        """What a reader wants to know of it, for repr and for Jupyter."""
-        return {"kind": self.config.family} | _facts(self.config, self.tensors)
-
-    def __repr__(self) -> str:
-        return _one_line(self)
-
-
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class DrafterCheckpoint:
-    """An EAGLE head's shape and its tensors as stored, under the EAGLE repository's names.
-
-    eagle: embed_tokens, fc [H,2H], fc.bias where it has one, layers.i.*. eagle3: fc [H,3·target H], midlayer.*, norm,
-    lm_head [draft vocab,H]; d2t (i64, target id = i + d2t[i], ascending) and t2d (bool) together or not at all;
-    embed_tokens where it has its own.
-    """
-
-    config: DrafterConfig
-    tensors: Mapping[str, torch.Tensor]
-
-    def facts(self) -> dict[str, str]:
-        """What a reader wants to know of it, for repr and for Jupyter."""
-        layers = self.config.feature_layers
-        reads = f"what enters layers {', '.join(map(str, layers))}" if layers else "what enters the head"
-        own = {"drafts from": f"{self.config.draft_vocab_size:,} tokens", "reads": reads}
-        return {"kind": self.config.kind} | _facts(self.config.model, self.tensors) | own
-
-    def __repr__(self) -> str:
-        return _one_line(self)
-
-
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Pair:
-    """A target, a drafter that fits it (None: plain decoding) and the target's tokenizer (None where there is none)."""
-
-    target: TargetCheckpoint
-    drafter: DrafterCheckpoint | None
-    tokenizer: Any
-    name: str
-
-    def __repr__(self) -> str:
-        return f"Pair {self.name}\n  target:  {self.target!r}\n  drafter: {self.drafter!r}"
-
-    def _repr_html_(self) -> str:
-        parts = {"target": self.target.facts(), "drafter": self.drafter.facts() if self.drafter else {"kind": "none"}}
-        names = list(parts["target"] | parts["drafter"])
-        rows = [["", *names], *([part, *(facts.get(name, "") for name in names)] for part, facts in parts.items())]
-        cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
-        body = "".join(f"<tr>{row}</tr>" for row in cells)
-        return f"<table><caption>{escape(self.name)}</caption>{body}</table>"
 
 
 def load(
@@ -232,22 +171,3 @@ def _vocabulary(tensors: Mapping[str, torch.Tensor], folder: Path, vocab_size: i
         allowed = f"{t2d[differing[0]].item()}, as d2t has it"
         raise InputError(f"t2d[{differing[0]}] in {folder}", not t2d[differing[0]].item(), allowed)
     return {"d2t": d2t, "t2d": t2d}
-
-
-def _facts(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Parameters count a tied head once."""
-    unique = {id(tensor): tensor for tensor in tensors.values() if tensor.is_floating_point()}.values()
-    return {
-        "layers": str(config.num_layers),
-        "hidden": str(config.hidden_size),
-        "heads": f"{config.num_heads} of {config.head_dim}",
-        "KV heads": str(config.num_kv_heads),
-        "vocabulary": f"{config.vocab_size:,}",
-        "parameters": f"{sum(tensor.numel() for tensor in unique):,}",
-        "dtype": ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in unique})),
-    }
-
-
-def _one_line(checkpoint: TargetCheckpoint | DrafterCheckpoint) -> str:
-    facts = ", ".join(f"{name} {value}" for name, value in checkpoint.facts().items())
-    return f"{type(checkpoint).__name__}({facts})"

@@ -128,7 +128,11 @@ FAULTS = (
         symptom="tokens stay right; with filters logprobs are normalised over what these have kept",
         fields=("logprobs",),
         edits=(
-            Edit("specsim.fast.sampling", "offs * 4 + 2, tl.log2(total), mask=written)", "offs * 4 + 2, tl.log2(mass), mask=written)"),
+            Edit(
+                "specsim.fast.sampling",
+                "offs * 4 + 2, tl.log2(total), mask=written)",
+                "offs * 4 + 2, tl.log2(mass), mask=written)",
+            ),
         ),
         trial=Trial("differential", TREE | dict(batch=1, sampling="filtered", rounds=1)),
     ),

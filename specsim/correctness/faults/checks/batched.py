@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from specsim.core.config import ServingConfig
+from specsim.core.engine_options import EngineOptions
 from specsim.core.phases import Advance, Batch, DraftInput
 from specsim.core.pool import KVPool, OutOfSlots
 from specsim.correctness.differential import Cell
@@ -94,8 +95,10 @@ def _requests(pair, case: Cell, setting: dict[str, Any], config) -> list[Request
 
 
 def _engine(pair, case: Cell, setting: dict[str, Any], dtype, device: str, bucket: int | None):
-    column = {} if setting["impl"] == "reference" else {"device": device, "graph": case.graph, "bucket": bucket}
-    return Witness(load_engine(pair, case.config, setting["impl"], dtype, **column))
+    options = EngineOptions(setting["impl"], dtype)
+    if options.impl == "fast":
+        options = replace(options, device=device, graph=case.graph, bucket=bucket)
+    return Witness(load_engine(pair, case.config, options))
 
 
 def _serve(

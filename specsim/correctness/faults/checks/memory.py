@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from specsim.core.engine_options import EngineOptions
 from specsim.core.pool import OutOfSlots
 from specsim.correctness.faults.checks.cells import cell
 from specsim.correctness.faults.fault import Finding
@@ -97,10 +98,8 @@ def judge(setting: dict[str, Any], device: str) -> list[Finding]:
     pair = make_pair(case.pair, torch.float32)
     with guarded() as guard:
         try:
-            generate(
-                pair, case.prompts, case.config, case.sampling, impl="fast", device="cpu", graph=case.graph,
-                bucket=case.bucket,
-            )  # fmt: skip
+            options = EngineOptions("fast", device="cpu", graph=case.graph, bucket=case.bucket)
+            generate(pair, case.prompts, case.config, case.sampling, engine=options)
         except (OutOfSlots, IndexError) as error:
             guard.first = guard.first or Finding(FIELD, type(error).__name__, "columns that there are", str(error))
     return [guard.first] if guard.first else []

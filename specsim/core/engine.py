@@ -1,0 +1,65 @@
+"""The engine protocol: everything that a serving loop or a check asks of an implementation."""
+
+from typing import Protocol
+
+import torch
+
+from specsim.core.config import SpecConfig
+from specsim.core.drafter import Drafter
+from specsim.core.engine_options import EngineOptions
+from specsim.core.grammar import Grammars
+from specsim.core.phases import (
+    Advance,
+    Batch,
+    DraftExtendInput,
+    DraftInput,
+    PrefillInput,
+    PrefillOutput,
+    RoundOutput,
+    VerifyInput,
+    VerifyOutput,
+)
+from specsim.core.pool import KVPool
+from specsim.core.synthetic_acceptance import SyntheticAcceptance
+from specsim.core.target import Target
+
+
+class Engine(Protocol):
+    """Rounds of one pair under one setting. Each phase is f(batch, state, pools) -> state; only the pools change."""
+
+    config: SpecConfig
+    options: EngineOptions
+    dtype: torch.dtype
+    device: torch.device
+    target: Target
+    drafter: Drafter
+    acceptance: SyntheticAcceptance | None  # decides how many drafts a round accepts, where given
+    grammars: Grammars  # constraints of requests by their ids
+
+    def make_pools(self, num_requests: int, num_slots: int) -> KVPool:
+        """Make empty pools for up to `num_requests` requests and `num_slots` slots (rounded down to whole pages)."""
+        ...
+
+    def prefill(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> PrefillOutput:
+        """Run a chunk of every prompt; batch.seq_lens counts it. Columns up to seq_lens must be owned."""
+        ...
+
+    def round(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> RoundOutput:
+        """Run one speculative round; the batch after it has seq_lens + num_accepted_tokens."""
+        ...
+
+    def advance(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> Advance:
+        """Run a round and hand out only what a serving loop needs."""
+        ...
+
+    def draft(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> VerifyInput:
+        """Propose candidates and lay the best of them out as trees over columns L..L+N-1."""
+        ...
+
+    def verify(self, batch: Batch, verify_input: VerifyInput, pools: KVPool) -> VerifyOutput:
+        """Run the target over the trees, walk them, commit the accepted path."""
+        ...
+
+    def draft_extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
+        """Rewrite the drafter's KV of the accepted rows from the target's features, and make a fresh DraftInput."""
+        ...

@@ -1,0 +1,90 @@
+"""Options of an engine: which implementation runs a round, on what, and in which form."""
+
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+import torch
+
+from specsim.core.config import SpecConfig
+from specsim.core.errors import InputError
+
+IMPLEMENTATIONS = ("reference", "fast")
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+GRAPHS = ("eager", "step", "phase", "round")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Implementation, number format, device and graph mode of an engine.
+
+    Raises InputError for a value that no engine takes, and for an option of the fast implementation with the reference.
+    """
+
+    impl: Literal["reference", "fast"] = "reference"
+    dtype: torch.dtype = torch.float32  # of weights, activations and KV
+    device: str | None = None  # cpu or cuda; None: a GPU where there is one
+    # `eager`: the host launches every kernel. `step`: one recorded draft step is replayed. `phase`: a graph for each of
+    # draft, verify and draft-extend. `round`: one graph for all of them. None: `round` where the setting allows it.
+    graph: Literal["eager", "step", "phase", "round"] | None = None
+    bucket: int | None = None  # requests that the static buffers hold; None: the next power of two
+    batch_invariant: bool = False  # sums are taken in an order that no other request of a batch changes
+
+    def __post_init__(self) -> None:
+        if self.impl not in IMPLEMENTATIONS:
+            raise InputError("impl", self.impl, " or ".join(IMPLEMENTATIONS))
+        if self.dtype not in DTYPES:
+            raise InputError("dtype", self.dtype, " or ".join(map(str, DTYPES)))
+        if self.impl == "reference":
+            self._check_reference()
+        else:
+            self._check_fast()
+
+    def _check_reference(self) -> None:
+        for name, value, only in (
+            ("device", self.device, "cpu"),
+            ("graph", self.graph, "eager"),
+            ("bucket", self.bucket, None),
+        ):
+            if value not in (None, only):
+                raise InputError(name, value, f"{only or 'nothing'} with impl 'reference'")
+        if self.batch_invariant:
+            raise InputError("batch_invariant", self.batch_invariant, "False with impl 'reference'")
+
+    def _check_fast(self) -> None:
+        if self.dtype == torch.float64:
+            raise InputError("dtype", self.dtype, "torch.float32, torch.bfloat16 or torch.float16 with impl 'fast'")
+        if self.device not in (None, "cpu", "cuda"):
+            raise InputError("device", str(self.device), "cpu or cuda, as a text")
+        if self.graph is not None and self.graph not in GRAPHS:
+            raise InputError("graph", self.graph, " or ".join(GRAPHS))
+        if self.bucket is not None and (type(self.bucket) is not int or self.bucket < 1):
+            raise InputError("bucket", self.bucket, "an integer of at least 1")
+
+    def resolve(self, config: SpecConfig, has_grammars: bool = False) -> Self:
+        """Give the same options with device and graph mode named; InputError where the setting or the machine refuses.
+
+        Pages change hands inside a round under release `round`, and the host asks grammars between draft and verify:
+        one graph of the whole round can do neither.
+        """
+        if self.impl == "reference":
+            return replace(self, device="cpu", graph="eager")
+        in_phases = config.release == "round" or has_grammars
+        if self.graph == "round" and config.release == "round":
+            allowed = "eager, step or phase with release 'round', which moves pages in a round"
+            raise InputError("graph", self.graph, allowed)
+        if self.graph == "round" and has_grammars:
+            allowed = "eager, step or phase with a grammar, which the host asks inside a round"
+            raise InputError("graph", self.graph, allowed)
+        graph = self.graph or ("phase" if in_phases else "round")
+        return replace(self, device=check_device(self.device), graph=graph)
+
+
+def check_device(device: str | None) -> str:
+    """Give a device that the fast implementation can run on here: a GPU where there is one, unless another is named."""
+    has_gpu = torch.cuda.is_available()
+    device = device or ("cuda" if has_gpu else "cpu")
+    if device not in ("cpu", "cuda"):
+        raise InputError("device", str(device), "cpu or cuda, as a text")
+    if device == "cuda" and not has_gpu:
+        raise InputError("device", device, "cpu: this machine has no GPU that CUDA can use")
+    return device
