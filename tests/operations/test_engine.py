@@ -9,7 +9,7 @@ import torch
 from specsim import SamplingParams, SpecConfig, generate
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
-from specsim.core.phases import Advance, Batch, DraftInput, PrefillInput, State, Verdict
+from specsim.core.phases import Advance, Batch, DraftInput, PrefillInput, State
 from specsim.fast import layers
 from specsim.fast.model import linear
 from specsim.fast.runtime.graph import GuardError, Tape
@@ -346,12 +346,12 @@ def advances(engine, batch, draft_input, pools, keep):
     left = {}
     for number in range(4):
         if number == 1:
-            _, verdict, draft_input = engine.round(batch, draft_input, pools)
+            _, output, draft_input = engine.round(batch, draft_input, pools)
+            verdict = output.verdict
             batch = batch.after(verdict.num_accepted_tokens)
         else:
             verdict, draft_input, batch = engine.advance(batch, draft_input, pools)
         states = {"verdict": verdict, "draft_input": draft_input, "batch": batch}
-        states["verdict"] = Verdict(**{each.name: getattr(verdict, each.name) for each in fields(Verdict)})
         left |= {f"round {number}, {name}": tensor for name, tensor in named_tensors(states)}
         if number == 2:
             batch, draft_input = batch.filter(keep), draft_input.filter(keep)
