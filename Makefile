@@ -12,7 +12,7 @@ KERNELS := rows linear rotary attention metadata kv tree drafting topk penalties
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help demo test soak bench sanitize lint format notebooks clean
+.PHONY: help demo test soak bench sanitize lint types map format notebooks clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -49,7 +49,13 @@ lint: $(INSTALLED) ## ruff's rules and its format, and who may import whom
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
 
-format: $(INSTALLED) ## apply both
+types: $(INSTALLED) ## pyright over the package
+	$(BIN)/pyright
+
+map: $(INSTALLED) ## folders of the package, what each imports, and their levels
+	$(BIN)/python -m specsim.maintain.import_map
+
+format: $(INSTALLED) ## apply ruff's rules and its format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 import torch
 
+LEFT_OUT = pytest.StashKey[int]()  # number of cases of this run that are not run
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":  # before anything imports triton
     os.environ["TRITON_INTERPRET"] = "1"
@@ -35,8 +36,10 @@ def pytest_configure(config) -> None:
     config.addinivalue_line("markers", "whole: with --whole alone")
 
 
+@pytest.hookimpl(trylast=True)  # after -k and -m, so that what they name is never left out as a whole
 def pytest_collection_modifyitems(config, items) -> None:
-    """Of each test's parameters, combinations in which every two values meet; all with --whole, or if one is named."""
+    """Keep combinations of parameters in which every two values meet; all with --whole, or if a case is named."""
+    config.stash[LEFT_OUT] = 0
     if config.getoption("--whole") or any("[" in argument for argument in config.args):
         return
     by_test = {}
@@ -44,9 +47,31 @@ def pytest_collection_modifyitems(config, items) -> None:
         if item.get_closest_marker("whole"):
             continue
         by_test.setdefault((item.path, getattr(item, "originalname", item.name)), []).append(item)
-    kept = {item for group in by_test.values() for item in _covering(group)}
+    kept = {item for group in by_test.values() for item in _covering(group)} or set(items)
+    config.stash[LEFT_OUT] = len(items) - len(kept)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
+
+
+def pytest_sessionfinish(session) -> None:
+    """Hand the number of cases left out from a worker of pytest-xdist to the process that reports."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error) -> None:
+    """Take that number over: every worker collects, and leaves out, the same cases."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """Say how many cases were left out."""
+    if count := terminalreporter.config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(
+            f"{count} combinations of parameters left out: every two values of a test's parameters meet in another one; "
+            "--whole runs all."
+        )
 
 
 def _covering(group: list) -> list:
