@@ -69,8 +69,7 @@ def pytest_terminal_summary(terminalreporter) -> None:
     """Say how many cases were left out."""
     if count := terminalreporter.config.stash.get(LEFT_OUT, 0):
         terminalreporter.write_line(
-            f"{count} combinations of parameters left out: every two values of a test's parameters meet in another one; "
-            "--whole runs all."
+            f"{count} combinations of parameters left out: every two values meet in another one; --whole runs all."
         )
 
 
