@@ -1,12 +1,9 @@
-"""Benchmarks: floors by hand, gates on planted differences, README against what is kept. No test times anything."""
+"""Benchmarks: floors by hand, gates on planted differences. No test times anything."""
 
 import io
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
-from importlib import import_module
 from itertools import count
 from operator import attrgetter
 from types import SimpleNamespace
@@ -22,7 +19,6 @@ from specsim.bench.checks import all_of, equal, within
 from specsim.bench.clock import timing
 from specsim.bench.contest import Contender, at_floor, contest
 from specsim.bench.linears import judge_product, product_floor, shapes
-from specsim.bench.result import Result
 from specsim.bench.roofline import Ceilings, Floor, Part, forward_floor, round_floor
 from specsim.bench.row import OURS, Asked, Check, Row, Timing
 from specsim.bench.scale import MOST_TOKENS, points
@@ -34,12 +30,10 @@ from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.drafter import DrafterConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
-from specsim.core.files import write_json
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.target import ModelConfig
 from specsim.correctness.differential.pairs import rounded
-from specsim.maintain import bench_tables as table
-from specsim.maintain.measurements import README, as_command
+from specsim.maintain import results as kept_results
 from specsim.models.checkpoint.layout import target_layout
 from specsim.models.synthetic_pair import agreeing_pair
 
@@ -623,116 +617,16 @@ def test_bad_options_are_named(name):
     assert error.value.name == name
 
 
-# What is kept.
-
-
-@pytest.fixture
-def kept(tmp_path, monkeypatch):
-    """Keeps rows as the result of a made-up suite of two groups."""
-    monkeypatch.setattr(table, "KEPT", tmp_path / "kept")
-    monkeypatch.setattr(table, "SUITES", {"kernels": Suite({"some": None, "others": None}, 60)})
-
-    def keep(*parts: tuple[str, tuple[Row, ...]], **changes):
-        files = []
-        for groups, rows in parts:
-            command, date = f"specsim bench --suite kernels --only {groups}", "2026-11-20T00:00:00+00:00"
-            finished = tuple(groups.split())
-            result = Result(Options("kernels"), command, date, VERSIONS, CEILINGS, tuple(rows), finished=finished)
-            files.append(tmp_path / f"{len(files)}.json")
-            write_json(files[-1], result.to_json() | (changes if len(files) == 1 else {}))
-        return table.keep(files)
-
-    return keep
-
-
-VERSIONS = {"gpu": "NVIDIA H200", "torch": "2.11.0", "triton": "3.6.0"}
-
-
-def test_readme_shows_the_results_that_are_kept():
-    readme = README.read_text(encoding="utf-8")
-    assert readme == table.written(readme)
-    assert (table.KEPT / table.PAGE).read_text(encoding="utf-8") == table.page()
-    for path in table.KEPT.glob("bench-*.json"):
-        value = json.loads(path.read_text(encoding="utf-8"))
-        finished = [group for each in value["runs"] for group in each["finished"]]
-        assert sorted(finished) == sorted(run.SUITES[value["suite"]].groups)
-        assert all(check["passed"] for row in value["rows"] for check in row["checks"].values())
-        assert all(each["versions"]["gpu"] == "NVIDIA H200" for each in value["runs"])
-
-
-def test_a_part_and_a_failure_are_not_kept(kept):
-    for part, changes, reason in (
-        (("some", ROWS), {}, "kernels is 'some'"),
-        (("some some", ROWS), {}, "kernels is 'some, some'"),
-        (("some others", ROWS), {"is_quick": True}, "a quick run"),
-        (("some others", ROWS), {"suite": "nope"}, "a suite that there is not"),
-        (("some others", ROWS), {"shape": "../a/config.json"}, "a shape without a name"),
-        (("some others", (*ROWS, Row("linear", {}, {OURS: FAILED}))), {}, "not equal"),
-    ):
-        with pytest.raises(InputError, match=reason):
-            kept(part, **changes)
-    with pytest.raises(InputError, match="different versions"):
-        kept(("some", ROWS), ("others", ROWS), versions={"gpu": "another"})
-
-
-def test_the_table_of_what_is_kept_in_parts(kept):
-    kept(("some others", ()))
-    (path,) = kept(("some", ROWS[:1]), ("others", ROWS[1:]))
-    assert path.name == "bench-kernels.json"
-    text = table.page()
-    assert "`specsim bench --suite kernels`:" in text
-    assert "| linear | rows 8 | 5.0 ±0.5 % | 4.0 | 1.25 | time / floor 1.25 ≤ 1.30 |  |" in text
-    assert "| linear | rows 64 | equal |  |  |  | 9.0 (library) |" in text
-    assert "one NVIDIA H200, torch 2.11.0, triton 3.6.0, 2026-11-20" in text
-    assert text.endswith("Ceilings in these runs: 1.00 TB/s read, 1 TFLOP/s of dense bf16.\n")
-    assert "rows 8" in table.table()
-    assert "rows 64" not in table.table()  # of which nothing is asked
-
-
-def test_rows_of_a_group_that_time_cut_off_are_not_kept_beside_those_of_its_whole_run(suite, tmp_path, monkeypatch):
+def test_rows_of_a_group_that_time_cut_off_are_not_kept(suite, tmp_path, monkeypatch):
     suite()
     groups = {"some": lambda *given: iter(ROWS[:1]), "others": lambda *given: iter(ROWS[::-1])}
-    for module in (run, table):
+    for module in (run, kept_results):
         monkeypatch.setattr(module, "SUITES", {"kernels": Suite(groups, 60)})
     monkeypatch.setattr(run, "time", SimpleNamespace(perf_counter=count().__next__))
-    monkeypatch.setattr(table, "KEPT", tmp_path / "kept")
     files = [tmp_path / "cut.json", tmp_path / "others.json"]
     cut = bench(Options("kernels", seconds=3), "specsim bench", files[0])
     assert (cut.rows, cut.finished, cut.unfinished) == ((ROWS[0], ROWS[1]), ("some",), 1)
     assert bench(Options("kernels", only="others"), "specsim bench", files[1]).unfinished == 0
-    (path,) = table.keep(files)
+    (path,) = kept_results.keep(files, tmp_path)
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
     assert [row["setting"] for row in rows] == [each.setting for each in (ROWS[0], *ROWS[::-1])]
-
-
-def test_many_rows_of_a_kind_are_the_best_the_median_and_the_worst(kept):
-    times = [Timing(4.0 + place, 1.0, 9) for place in range(11)]
-    rows = [
-        Row("growth", {"B": place}, {OURS: PASSED}, {OURS: time}, FLOOR, 4.0, (Asked("time", time.median_us, 6.0),))
-        for place, time in enumerate(times)
-    ]
-    kept(("some others", tuple(rows)))
-    lines = [line for line in table.table().splitlines() if line.startswith("| growth")]
-    assert [line.split("|")[2].strip() for line in lines] == ["best: B 0", "median: B 5", "worst: B 10"]
-    assert "all that is asked is met at 3 of 11 points" in lines[2]
-
-
-def test_nothing_kept_is_an_empty_table(tmp_path, monkeypatch):
-    monkeypatch.setattr(table, "KEPT", tmp_path)
-    assert table.table() == ""
-
-
-@pytest.mark.parametrize("module", ["specsim.maintain.bench_tables", "specsim.maintain.proofs"])
-def test_another_file_is_refused_in_a_sentence(module, tmp_path, capsys):
-    (tmp_path / "list.json").write_text("[]")
-    (tmp_path / "text.json").write_text("{")
-    (tmp_path / "other.json").write_text('{"suite": "kernels"}')
-    for name, reason in {"list": "has no", "text": "no JSON", "other": "has no", "none": "No"}.items():
-        with pytest.raises(SystemExit) as ended:
-            as_command(import_module(module).main, [str(tmp_path / f"{name}.json")])
-        told = capsys.readouterr().err
-        assert ended.value.code == 2
-        assert told.count("\n") == 1
-        assert reason in told
-    command = [sys.executable, "-m", module, str(tmp_path / "list.json")]
-    assert subprocess.run(command, capture_output=True, check=False).returncode == 2

@@ -2,13 +2,17 @@ import re
 
 import pytest
 
-from specsim.maintain.ledger import PAPERS, ledger, tables
+from specsim.maintain.tables import MARK, ROOT, ledger
 from specsim.simulator.reproduce import TABLES, reproduction, vllm_41162
 from specsim.simulator.reproduce.served import Bench, read
 
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e-?\d+)?")
 SLOW = "vllm_41162"
-PAGES = {name: path for path in PAPERS.glob("*/notes.md") for name in tables(path.read_text(encoding="utf-8"))}
+PAGES = {
+    mark.removeprefix("ledger "): path
+    for path in ROOT.glob("papers/*/notes.md")
+    for mark in MARK.findall(path.read_text(encoding="utf-8"))
+}
 
 
 def differences(kept: str, made: str) -> list[tuple[str, str]]:

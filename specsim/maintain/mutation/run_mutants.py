@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from signal import SIGKILL
 from typing import Annotated
@@ -22,10 +21,9 @@ from tqdm.auto import tqdm
 
 from specsim.core.errors import InputError
 from specsim.correctness.faults.injection import environment, path_of, planted, read, sources
-from specsim.maintain.measurements import as_command
-from specsim.maintain.measurements import read as read_kept
 from specsim.maintain.mutation.equivalents import EQUIVALENT
 from specsim.maintain.mutation.mutants import Mutant, mutants, sample
+from specsim.maintain.results import read as read_result
 
 ROOT = Path(__file__).parents[3]
 # Of what both columns share: what rounds and servers are made of.
@@ -156,7 +154,7 @@ def _chosen(only: str) -> dict[str, Path]:
 
 def _kept(path: Path, candidates: dict[str, list[Mutant]]) -> tuple[int, dict[Mutant, Verdict | None]]:
     """(seed, verdicts) of a kept result; None for a survivor that is not known to be the same program."""
-    kept, by_key = read_kept(path, "results", "seed", "mutants"), {}
+    kept, by_key = read_result(path, "results", "seed", "mutants"), {}
     for each in (each for found in candidates.values() for each in found):
         by_key.setdefault(each.key, []).append(each)
     verdicts = {}
@@ -248,7 +246,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; bad input is one sentence and exit status 2."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command()(command)
-    as_command(partial(app, prog_name="python -m specsim.maintain.mutation.run_mutants"), arguments)
+    try:
+        app(arguments, prog_name="python -m specsim.maintain.mutation.run_mutants")
+    except InputError as error:
+        print(f"specsim: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def _kept() -> Path:
     for path in (package.parent / KEPT, package / KEPT):
         if path.is_file():
             return path
-    allowed = "a result of specsim bench --suite scale that python -m specsim.maintain.bench_tables keeps there"
+    allowed = "a result of specsim bench --suite scale that python -m specsim.maintain.tables keeps there"
     raise InputError("bench-scale.json", "not in fast/measurements", allowed)
 
 

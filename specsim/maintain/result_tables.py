@@ -1,0 +1,202 @@
+"""Markdown tables of kept GPU results: differential grids, other proofs, and benchmark suites."""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from specsim.bench.row import OURS
+from specsim.bench.suites import Options
+
+Result = Mapping[str, Any]  # as a command wrote it with --json
+GRID_HEADINGS = (
+    "grid",
+    "dtype",
+    "cells",
+    "compared",
+    "decisions",
+    "undecidable",
+    "mismatches",
+    "largest logprob error",
+)
+BENCH_HEADINGS = ("operation", "setting", "ours, us", "floor, us", "ours / floor", "asked", "best other, us")
+SUITE_ORDER = ("round", "kernels", "scale", "baselines")
+MAX_ROWS = 8  # of one operation that are shown one by one
+PAGE_HEAD = "# Measured on GPUs\n\nWritten by `python -m specsim.maintain.tables`.\n\n"
+
+
+def markdown(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """Lines of a Markdown table."""
+    lines = ["| " + " | ".join(headings) + " |", "|---" * len(headings) + "|"]
+    return lines + ["| " + " | ".join(map(str, cells)) + " |" for cells in rows]
+
+
+def grids(folder: Path) -> str:
+    """Table of the kept differential grids, and the machine and versions of their runs."""
+    results = _kept(folder, "diff-*.json")
+    results.sort(key=lambda result: (result["num_cells"], result["dtype"] != "float32"))
+    return "\n".join([*markdown(GRID_HEADINGS, map(_grid_cells, results)), "", _measured_on(results)]) + "\n"
+
+
+def proofs(folder: Path) -> str:
+    """Table of the other kept proofs, one row per command."""
+    results = {name: result for name in SUMMARIES for result in _kept(folder, f"{name}-cuda.json")}
+    rows = [(f"`{result['command']}`", SUMMARIES[name](result)) for name, result in results.items()]
+    return "\n".join([*markdown(("on a GPU", "came to"), rows), "", _measured_on(results.values())]) + "\n"
+
+
+def performance(folder: Path) -> str:
+    """Tables of the kept benchmark rows that have a target, and of all baselines; empty where none is kept."""
+    return _bench_tables(folder, only_targets=True)
+
+
+def bench_page(folder: Path) -> str:
+    """Page of all kept benchmark rows."""
+    return PAGE_HEAD + _bench_tables(folder, only_targets=False)
+
+
+def _kept(folder: Path, pattern: str) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob(pattern)]
+
+
+def _measured_on(results: Iterable[Result]) -> str:
+    """Sentence with the machine, the versions and the day of every run."""
+    runs = {
+        f"one {each['versions']['gpu']}, torch {each['versions']['torch']}, triton {each['versions']['triton']}, "
+        f"{each['date'][:10]}"
+        for each in results
+    }
+    return f"Measured on {'; '.join(sorted(runs))} (`fast/measurements/`)."
+
+
+def _grid_cells(result: Result) -> list[Any]:
+    compared = sum(result["compared"].values())
+    total = max(1, compared + sum(result["left_out"].values()))
+    share = result["undecidable"] / max(1, result["decisions"])
+    return [
+        result["grid"],
+        result["dtype"],
+        result["cells"],
+        f"{compared / total:.1%}",
+        f"{result['decisions']:,}",
+        f"{result['undecidable']:,} ({share:.3%})",
+        result["mismatches"],
+        f"{result['max_logprob_error']:.1e}",
+    ]
+
+
+def _sampling_test(result: Result) -> str:
+    rows = [each for each in result["tests"] if not each["is_control"]]
+    controls = [each["is_rejected"] for each in result["tests"] if each["is_control"]]
+    tokens = sum(each["tokens"] for each in rows)
+    rejected = sum(each["is_rejected"] for each in rows)
+    return (
+        f"{len(rows)} laws of {tokens:,} tokens, {rejected} rejected; "
+        f"of the reference's {len(controls)} wrong engines, on the CPU, {sum(controls)} are"
+    )
+
+
+def _certificates(result: Result) -> str:
+    distances = defaultdict(list)
+    for each in result["certificates"]:
+        distances[each["promise"]].append(each["total_variation_float"])
+    exact = distances["lossless"]
+    wrong = distances["wrong"]
+    return (
+        f"{exact.count(0)} of {len(exact)} lossless cases exact; "
+        f"{len(wrong) - wrong.count(0)} of {len(wrong)} wrong ones are not"
+    )
+
+
+def _faults(result: Result) -> str:
+    return f"{result['as_named']} of {result['faults']} planted faults found by the field that names them"
+
+
+def _conformance(result: Result) -> str:
+    outcomes = result["outcomes"]
+    count = Counter(each["status"] for each in outcomes)
+    wrong = sum(not each["passed"] for each in outcomes)
+    return f"{len(outcomes)} cases: {count['equal']} equal, {count['refused']} refused, {wrong} wrong"
+
+
+def _soak(result: Result) -> str:
+    figures = result["figures"]
+    audited = f"{figures['slots audited']:,} slots audited"
+    return f"{figures['requests']:,} requests, {audited}, {figures['mismatches']} mismatches"
+
+
+SUMMARIES: dict[str, Callable[[Result], str]] = {
+    "sampling-test": _sampling_test,
+    "certify": _certificates,
+    "faults": _faults,
+    "conformance": _conformance,
+    "soak": _soak,
+}
+
+
+def _bench_tables(folder: Path, only_targets: bool) -> str:
+    results = _kept(folder, "bench-*.json")
+    results.sort(key=lambda result: (SUITE_ORDER.index(result["suite"]), result["shape"]))
+    lines = []
+    for result in results:
+        is_whole = not only_targets or result["suite"] == "baselines"
+        rows = [row for row in result["rows"] if is_whole or row["asked"]]
+        option = "" if result["shape"] == Options(result["suite"]).shape else f" --shape {result['shape']}"
+        title = f"`specsim bench --suite {result['suite']}{option}`:"
+        lines += [title, "", *markdown(BENCH_HEADINGS, _bench_rows(rows)), ""]
+    if not lines:
+        return ""
+    runs = [run for result in results for run in result["runs"]]
+    read = _range([f"{run['ceilings']['read'] / 1e12:.2f}" for run in runs])
+    dense = _range([f"{run['ceilings']['dense'] / 1e12:.0f}" for run in runs])
+    peaks = f"Ceilings in these runs: {read} TB/s read, {dense} TFLOP/s of dense bf16."
+    return "\n".join([*lines, f"{_measured_on(runs)} {peaks}"]) + "\n"
+
+
+def _range(figures: Iterable[str]) -> str:
+    distinct = sorted(set(figures))
+    return " to ".join(dict.fromkeys((distinct[0], distinct[-1])))
+
+
+def _bench_rows(rows: Iterable[Result]) -> Iterator[list[str]]:
+    """One line per row; an operation with more than MAX_ROWS settings has its best, median and worst."""
+    operations: dict[str, list[Result]] = defaultdict(list)
+    for row in rows:
+        operations[row["name"]].append(row)
+    for settings in operations.values():
+        ranked = sorted((row for row in settings if row["ratio"] is not None), key=lambda row: row["ratio"])
+        if len(settings) > MAX_ROWS and ranked:
+            yield from _best_median_worst(ranked)
+        else:
+            yield from map(_bench_cells, settings)
+
+
+def _best_median_worst(ranked: Sequence[Result]) -> Iterator[list[str]]:
+    yield _bench_cells(ranked[0], "best: ")
+    yield _bench_cells(ranked[len(ranked) // 2], "median: ")
+    worst = _bench_cells(ranked[-1], "worst: ")
+    if ranked[-1]["asked"]:
+        within = sum(all(target["met"] for target in row["asked"]) for row in ranked)
+        worst[5] += f"; all that is asked is met at {within} of {len(ranked)} points"
+    yield worst
+
+
+def _bench_cells(row: Result, prefix: str = "") -> list[str]:
+    timing = row["timings"].get(OURS)
+    baselines = {name: each["median_us"] for name, each in row["timings"].items() if not name.startswith(OURS)}
+    best = min(baselines, key=baselines.__getitem__, default=None)
+    has_bound = row["ratio"] is not None
+    return [
+        row["name"],
+        prefix + ", ".join(f"{name} {value}" for name, value in row["setting"].items()),
+        f"{timing['median_us']:,.1f} ±{timing['spread'] / 2:.1f} %" if timing else "equal",
+        f"{row['floor_us']:,.1f}" if has_bound else "",
+        f"{row['ratio']:.2f}" if has_bound else "",
+        "; ".join(map(_target, row["asked"])),
+        f"{baselines[best]:,.1f} ({best})" if best else "",
+    ]
+
+
+def _target(target: Result) -> str:
+    return f"{target['what']} {target['value']:.2f} {'≤' if target['met'] else '**above**'} {target['limit']:.2f}"

@@ -1,0 +1,110 @@
+"""GPU results kept in fast/measurements: whole runs of the fast implementation that passed."""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from specsim.bench.suites import SUITES, Options
+from specsim.core.errors import InputError
+from specsim.core.files import read_text
+from specsim.maintain.result_tables import SUMMARIES, Result
+
+KEPT_OF_A_RUN = ("command", "date", "versions", "ceilings", "seconds", "finished")
+
+
+def read(path: Path, *names: str) -> dict[str, Any]:
+    """Read a command's JSON result; InputError for any other file, and where a field of `names` is missing."""
+    allowed = "a result that a command of specsim wrote with --json"
+    text = read_text(path, "file", allowed)
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InputError("file", str(path), f"{allowed} (it is no JSON)") from error
+    for name in names:
+        if not isinstance(value, dict) or name not in value:
+            raise InputError("file", str(path), f"{allowed} (it has no {name})")
+    return value
+
+
+def keep(paths: Sequence[Path], folder: Path) -> list[Path]:
+    """Write results to `folder`; runs of one benchmark suite, each of some of its groups, become one file.
+
+    Raises InputError for a part of a grid or of a suite, a quick run, a run without a GPU or of the reference, and one
+    that failed. Injected faults are kept as they were found: their row counts the found ones.
+    """
+    kept: dict[str, Result] = {}
+    suites: dict[str, list[Result]] = defaultdict(list)
+    for path in paths:
+        result = read(path, "command", "date", "versions")
+        if "suite" in result:
+            suites[_suite_file(path)].append(result)
+        else:
+            kept |= _proof(path, result)
+    kept |= {name: _joined(runs) for name, runs in suites.items()}
+    for name, result in kept.items():
+        (folder / name).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return [folder / name for name in kept]
+
+
+def _refuse(path: Path, expected: str, faults: Mapping[str, bool]) -> None:
+    for fault, is_found in faults.items():
+        if is_found:
+            raise InputError("file", str(path), f"{expected}, and not {fault}")
+
+
+def _suite_file(path: Path) -> str:
+    result = read(path, "suite", "shape", "finished", "is_quick", "passed", "versions", "ceilings", "rows")
+    faults = {
+        "a quick run": result["is_quick"],
+        "rows that are not equal": not result["passed"],
+        "a suite that there is not": result["suite"] not in SUITES,
+        "one of a shape without a name": not re.fullmatch(r"[\w.-]+", result["shape"]),
+    }
+    _refuse(path, "the result of a whole suite that passed", faults)
+    suffix = "" if result["shape"] == Options(result["suite"]).shape else f"-{result['shape']}"
+    return f"bench-{result['suite']}{suffix}.json"
+
+
+def _joined(runs: Sequence[Result]) -> Result:
+    """One result of runs whose groups make up a suite.
+
+    Rows of a group that a time limit cut off are left out: another run has the whole group.
+    """
+    suite = runs[0]["suite"]
+    groups = SUITES[suite].groups
+    finished = [group for run in runs for group in run["finished"]]
+    if sorted(finished) != sorted(groups):
+        raise InputError(suite, ", ".join(finished), f"each of its groups once: {', '.join(groups)}")
+    if any(run["versions"] != runs[0]["versions"] for run in runs):
+        raise InputError(suite, "runs of different versions", "runs of one")
+    return {
+        "suite": suite,
+        "shape": runs[0]["shape"],
+        "runs": [{name: run[name] for name in KEPT_OF_A_RUN} for run in runs],
+        "rows": [row for run in runs for row in run["rows"][: len(run["rows"]) - run.get("unfinished", 0)]],
+    }
+
+
+def _proof(path: Path, result: Result) -> dict[str, Result]:
+    """File name and kept part of a proof's result: no cells of a grid, no programs of a soak."""
+    command = result["command"].removeprefix("specsim ").split(" ")[0]
+    if command not in ("diff", *SUMMARIES) or "gpu" not in result["versions"]:
+        *others, last = "diff", *SUMMARIES
+        raise InputError("file", str(path), f"what specsim {', '.join(others)} or {last} wrote on a GPU")
+    rows = [each for name in ("tests", "certificates") for each in result.get(name, ()) if not each.get("is_control")]
+    passed = result.get("is_ok", True) and all(each["passed"] for each in result.get("outcomes", ()))
+    faults = {
+        "a run of the reference": "reference" in (result.get("impl"), *(each["impl"] for each in rows)),
+        "a run that failed": not passed or bool(result.get("failures")),
+    }
+    _refuse(path, "a proof of the fast implementation", faults)
+    if command != "diff":
+        return {f"{command}-cuda.json": {name: each for name, each in result.items() if name != "programs"}}
+    read(path, "grid", "dtype", "device", "cells", "num_cells", "parted")
+    part = f"{result['cells']} of {result['num_cells']} cells"
+    _refuse(path, "a whole grid", {part: result["cells"] != result["num_cells"]})
+    kept = {name: each for name, each in result.items() if name != "results"} | {"parted": len(result["parted"])}
+    return {f"diff-{result['grid']}-{result['dtype']}-{result['device']}.json": kept}

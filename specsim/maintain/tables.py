@@ -1,0 +1,60 @@
+"""Generated tables, each between its marks in a Markdown page: GPU results in README.md, error ledgers in papers/.
+
+python -m specsim.maintain.tables [RESULT ...] keeps these JSON results of GPU runs, then writes every table.
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from specsim.core.errors import InputError
+from specsim.maintain.result_tables import bench_page, grids, markdown, performance, proofs
+from specsim.maintain.results import keep
+from specsim.simulator.reproduce import reproduction
+from specsim.simulator.reproduce.reproduction import Reproduction, parameter_cells
+
+ROOT = Path(__file__).resolve().parents[2]
+MARK = re.compile(r"<!-- (grids|proofs|performance|ledger \w+) -->\n")
+TABLES = {"grids": grids, "proofs": proofs, "performance": performance}
+FIGURE_HEADINGS = ("setting", "figure", "published", "simulated", "error", "role")
+PARAMETER_HEADINGS = ("parameter", "value", "from", "to", "unit")
+
+
+def ledger(result: Reproduction) -> str:
+    """Targets of a reproduced table, every figure with its error, and the fitted parameters."""
+    targets = [f"{each.what}: {each.value}, {'met' if each.is_met else 'not met'}." for each in result.asked]
+    lines = [*targets, "", *markdown(FIGURE_HEADINGS, [figure.cells() for figure in result.figures])]
+    if result.parameters:
+        lines += ["", *markdown(PARAMETER_HEADINGS, map(parameter_cells, result.parameters))]
+    return "\n".join(["", *lines, ""]) + "\n"
+
+
+def with_tables(page: str, kept: Path) -> str:
+    """Replace the text between all marks of a page by today's tables; `kept` is the folder of results."""
+    for mark in MARK.findall(page):
+        kind, _, name = mark.partition(" ")
+        table = ledger(reproduction(name)()) if kind == "ledger" else TABLES[kind](kept)
+        before, start, rest = page.partition(f"<!-- {mark} -->\n")
+        _, end, after = rest.partition(f"<!-- /{mark} -->")
+        page = before + start + table + end + after
+    return page
+
+
+def main(arguments: Sequence[str], root: Path = ROOT) -> None:
+    """Keep results and write all tables; bad input is one sentence and exit status 2."""
+    kept = root / "fast" / "measurements"
+    try:
+        for path in keep([Path(argument) for argument in arguments], kept):
+            print(path)
+    except InputError as error:
+        print(f"specsim: {error}", file=sys.stderr)
+        sys.exit(2)
+    (kept / "README.md").write_text(bench_page(kept), encoding="utf-8")
+    for path in (root / "README.md", *sorted(root.glob("papers/*/notes.md"))):
+        page = path.read_text(encoding="utf-8")
+        path.write_text(with_tables(page, kept), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,339 @@
+"""Results of GPU runs: refused unless whole and passed, kept, and shown by the tables of README."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specsim.bench.suites import SUITES, Suite
+from specsim.core.errors import InputError
+from specsim.correctness.differential import grid, run_grid
+from specsim.maintain import results, tables
+from specsim.maintain.result_tables import SUMMARIES, bench_page, grids, performance, proofs
+
+KEPT = tables.ROOT / "fast" / "measurements"
+VERSIONS = {"gpu": "NVIDIA H200", "torch": "2", "triton": "3"}
+ON_GPU = {"versions": VERSIONS, "date": "2026-11-22T08:31:16+00:00"}
+MEASURED = "Measured on one NVIDIA H200, torch 2, triton 3, 2026-11-22 (`fast/measurements/`)."
+
+
+def kept_results() -> dict[str, dict]:
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in KEPT.glob("*.json")}
+
+
+@pytest.fixture
+def keep(tmp_path):
+    """Keep values, each written as a command writes it, in tmp_path/kept."""
+    (tmp_path / "kept").mkdir()
+
+    def keep_values(*values: dict) -> Path:
+        files = [tmp_path / f"{number}.json" for number in range(len(values))]
+        for file, value in zip(files, values, strict=True):
+            file.write_text(json.dumps(value))
+        *_, path = results.keep(files, tmp_path / "kept")
+        return path
+
+    return keep_values
+
+
+def read(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def is_about(*texts: str):
+    """Check that an InputError names a file or a suite, and says all of `texts`."""
+    return lambda error: all(text in f"{error.value}; {error.allowed}" for text in texts)
+
+
+# The repository
+
+
+def test_readme_shows_the_results_that_are_kept():
+    readme = (tables.ROOT / "README.md").read_text(encoding="utf-8")
+    assert tables.MARK.findall(readme) == list(tables.TABLES)
+    assert readme == tables.with_tables(readme, KEPT)
+    assert (KEPT / "README.md").read_text(encoding="utf-8") == bench_page(KEPT)
+
+
+def test_all_four_grids_are_kept_whole_and_equal():
+    kept_grids = [each for name, each in kept_results().items() if name.startswith("diff-")]
+    assert {(each["grid"], each["dtype"], each["device"]) for each in kept_grids} == {
+        (grid, dtype, "cuda") for grid in ("pairwise", "full") for dtype in ("float32", "bfloat16")
+    }
+    assert all(each["cells"] == each["num_cells"] and each["mismatches"] == 0 for each in kept_grids)
+
+
+def test_every_other_proof_that_is_kept_holds():
+    kept = kept_results()
+    assert all(kept[f"{name}-cuda"]["is_ok"] for name in ("sampling-test", "certify", "soak"))
+    assert all(each["passed"] for each in kept["conformance-cuda"]["outcomes"])
+
+
+def test_every_suite_that_is_kept_is_whole_and_equal():
+    for value in (each for name, each in kept_results().items() if name.startswith("bench-")):
+        finished = [group for each in value["runs"] for group in each["finished"]]
+        assert sorted(finished) == sorted(SUITES[value["suite"]].groups)
+        assert all(check["passed"] for row in value["rows"] for check in row["checks"].values())
+        assert all(each["versions"]["gpu"] == "NVIDIA H200" for each in value["runs"])
+
+
+# Proofs
+
+
+@pytest.fixture(scope="module")
+def grid_results(tmp_path_factory):
+    """Results of two cells, and of the first alone, as if the fast implementation had run them on a GPU."""
+    file = tmp_path_factory.mktemp("grid") / "grid.json"
+    values = []
+    for shard in (None, "1/2"):
+        run_grid("g", grid("quick")[:2], impl="reference", shard=shard, json_file=file)
+        value = read(file) | ON_GPU | {"impl": "fast", "device": "cuda"}
+        assert all(each.startswith("never exercised") for each in value["failures"])  # not asked of two cells
+        values.append(value | {"failures": []})
+    return values
+
+
+def test_a_part_of_a_grid_is_not_kept(keep, grid_results):
+    whole, part = grid_results
+    with pytest.raises(InputError, check=is_about("not 1 of 2 cells")):
+        keep(part)
+    path = keep(whole)
+    assert read(path)["decisions"] > 0
+    assert "results" not in read(path)
+    assert "| g | float32 | 2 |" in grids(path.parent)
+
+
+def test_a_grid_is_a_row_with_its_shares(keep, grid_results):
+    counts = {
+        "decisions": 1000,
+        "undecidable": 15,
+        "compared": {"tokens": 60, "logprobs": 3},
+        "left_out": {"tokens": 1},
+    }
+    figures = counts | {"mismatches": 2, "max_logprob_error": 0.25, "parted": ["one", "another", "a third"]}
+    path = keep(grid_results[0] | figures)
+    assert read(path)["parted"] == 3
+    assert "| g | float32 | 2 | 98.4% | 1,000 | 15 (1.500%) | 2 | 2.5e-01 |" in grids(path.parent).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"versions": {"torch": "2"}}, "on a GPU"),
+        ({"impl": "reference"}, "a run of the reference"),
+        ({"mismatches": 7, "failures": ["7 mismatches"]}, "a run that failed"),
+    ],
+)
+def test_a_grid_that_proves_nothing_is_not_kept(keep, grid_results, change, reason):
+    with pytest.raises(InputError, check=is_about(reason)):
+        keep(grid_results[0] | change)
+
+
+CONTROL = {"impl": "reference", "is_control": True}
+FAILED = {
+    "certify": {"is_ok": False, "failures": ["rejection (fast) on a chain: no constant law"], "certificates": []},
+    "sampling-test": {"is_ok": False, "failures": ["target_only (fast), T 0.7"], "tests": [CONTROL]},
+    "soak": {"is_ok": False, "failures": [], "missing": ["resumed"]},
+    "conformance": {"outcomes": [{"passed": True}, {"passed": False}]},
+}
+
+
+@pytest.mark.parametrize("name", FAILED)
+def test_a_proof_that_failed_is_not_kept(keep, name):
+    with pytest.raises(InputError, check=is_about("a run that failed")):
+        keep({"command": f"specsim {name} --device cuda"} | FAILED[name] | ON_GPU)
+
+
+@pytest.mark.parametrize(("name", "rows"), [("sampling-test", "tests"), ("certify", "certificates")])
+def test_a_run_of_both_implementations_is_not_kept(keep, name, rows):
+    result = {"command": f"specsim {name} --impl both --device cuda", "is_ok": True, "failures": []} | ON_GPU
+    assert keep(result | {rows: [{"impl": "fast"}]})
+    with pytest.raises(InputError, check=is_about("a run of the reference")):
+        keep(result | {rows: [{"impl": "fast"}, {"impl": "reference"}]})
+
+
+@pytest.mark.parametrize("change", [{"command": "specsim demo"}, {"command": "specsim"}, {"versions": {"torch": "2"}}])
+def test_a_run_of_no_proof_or_without_a_gpu_is_not_kept(change, keep):
+    with pytest.raises(
+        InputError, check=is_about("what specsim diff, sampling-test, certify", "or soak wrote on a GPU")
+    ):
+        keep({"command": "specsim sampling-test"} | ON_GPU | change)
+
+
+def test_a_proof_is_a_row_with_its_command(keep):
+    path = keep({"command": "specsim faults --device cuda", "faults": 40, "as_named": 39} | ON_GPU)
+    assert [each.name for each in path.parent.iterdir()] == ["faults-cuda.json"]
+    [*_, row, _, run] = proofs(path.parent).splitlines()
+    assert row == "| `specsim faults --device cuda` | 39 of 40 planted faults found by the field that names them |"
+    assert run == MEASURED
+
+
+def rows(names: str, *values: tuple) -> list[dict]:
+    return [dict(zip(names.split(), each, strict=True)) for each in values]
+
+
+SAMPLING_TESTS = (1000, False, True), (200, False, False), (30, False, False), (5, True, True), (7, True, False)
+DISTANCES = ("lossless", 0.0), ("lossless", 0.0), ("lossless", 0.25), ("lossy", 0.5), ("wrong", 0.125), ("wrong", 0.0)
+OUTCOMES = ("equal", True), ("equal", True), ("refused", True), ("different", False)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "summary"),
+    [
+        (
+            "sampling-test",
+            {"tests": rows("tokens is_control is_rejected", *SAMPLING_TESTS)},
+            "3 laws of 1,230 tokens, 1 rejected; of the reference's 2 wrong engines, on the CPU, 1 are",
+        ),
+        (
+            "certify",
+            {"certificates": rows("promise total_variation_float", *DISTANCES)},
+            "2 of 3 lossless cases exact; 1 of 2 wrong ones are not",
+        ),
+        ("conformance", {"outcomes": rows("status passed", *OUTCOMES)}, "4 cases: 2 equal, 1 refused, 1 wrong"),
+        (
+            "soak",
+            {"figures": {"requests": 2000, "slots audited": 12345, "mismatches": 2}},
+            "2,000 requests, 12,345 slots audited, 2 mismatches",
+        ),
+    ],
+)
+def test_every_proof_has_its_counts(name, value, summary):
+    assert SUMMARIES[name](value) == summary
+
+
+def test_a_soak_is_kept_without_its_programs(keep):
+    soak = {"command": "specsim soak --device cuda", "is_ok": True, "figures": {"requests": 1}, "programs": [{}]}
+    assert read(keep(soak | ON_GPU)) == {name: value for name, value in soak.items() if name != "programs"} | ON_GPU
+
+
+# Benchmarks
+
+
+def bench_row(name: str, setting: dict, ours: float | None = None, limit: float = 0.0, **baselines: float) -> dict:
+    """Row of a benchmark with a bound of 4 µs; `limit`: of a target for the time, 0 for none."""
+    medians = ({"ours": ours} if ours else {}) | baselines
+    target = {"what": "time / floor", "value": (ours or 0) / 4, "limit": limit, "met": (ours or 0) / 4 <= limit}
+    return {
+        "name": name,
+        "setting": setting,
+        "timings": {each: {"median_us": median, "spread": 1.0} for each, median in medians.items()},
+        "floor_us": 4.0 if ours else None,
+        "ratio": ours / 4 if ours else None,
+        "asked": [target] if limit else [],
+    }
+
+
+ROWS = [bench_row("linear", {"rows": 8}, 5.0, limit=1.3), bench_row("linear", {"rows": 64}, library=9.0)]
+
+
+def suite_run(groups: str, *bench_rows: dict, **changes) -> dict:
+    """Result of one run of a made-up suite whose groups are `some` and `others`."""
+    head = {"command": f"specsim bench --suite kernels --only {groups}", "seconds": 1.0, "finished": groups.split()}
+    verdict = {"suite": "kernels", "shape": "llama-3-8b", "is_quick": False, "passed": True}
+    return head | ON_GPU | verdict | {"ceilings": {"read": 1e12, "dense": 1e12}, "rows": list(bench_rows)} | changes
+
+
+@pytest.fixture
+def suite(monkeypatch):
+    monkeypatch.setattr(results, "SUITES", {"kernels": Suite({"some": None, "others": None}, 60)})
+
+
+@pytest.mark.usefixtures("suite")
+@pytest.mark.parametrize(
+    ("groups", "changes", "reason"),
+    [
+        ("some", {}, "some; each of its groups once"),
+        ("some some", {}, "some, some; each of its groups once"),
+        ("some others", {"is_quick": True}, "a quick run"),
+        ("some others", {"suite": "nope"}, "a suite that there is not"),
+        ("some others", {"shape": "../a/config.json"}, "a shape without a name"),
+        ("some others", {"passed": False}, "not equal"),
+    ],
+)
+def test_a_part_of_a_suite_and_a_failure_are_not_kept(keep, groups, changes, reason):
+    with pytest.raises(InputError, check=is_about(reason)):
+        keep(suite_run(groups, *ROWS, **changes))
+
+
+@pytest.mark.usefixtures("suite")
+def test_runs_of_different_versions_are_not_kept(keep):
+    with pytest.raises(InputError, check=is_about("runs of different versions")):
+        keep(suite_run("some", *ROWS), suite_run("others", versions=VERSIONS | {"torch": "1"}))
+
+
+@pytest.mark.usefixtures("suite")
+def test_a_suite_is_kept_in_parts_and_shown_as_one_table(keep):
+    keep(suite_run("some others"))
+    path = keep(suite_run("some", ROWS[0]), suite_run("others", ROWS[1]))
+    assert path.name == "bench-kernels.json"
+    page = bench_page(path.parent)
+    assert "`specsim bench --suite kernels`:" in page
+    assert "| linear | rows 8 | 5.0 ±0.5 % | 4.0 | 1.25 | time / floor 1.25 ≤ 1.30 |  |" in page
+    assert "| linear | rows 64 | equal |  |  |  | 9.0 (library) |" in page
+    assert page.endswith(f"{MEASURED} Ceilings in these runs: 1.00 TB/s read, 1 TFLOP/s of dense bf16.\n")
+    assert "rows 8" in performance(path.parent)
+    assert "rows 64" not in performance(path.parent)  # it has no target
+
+
+@pytest.mark.usefixtures("suite")
+def test_rows_that_time_cut_off_are_not_kept(keep):
+    path = keep(suite_run("some", *ROWS, unfinished=1), suite_run("others", *ROWS[::-1]))
+    assert [row["setting"]["rows"] for row in read(path)["rows"]] == [8, 64, 8]
+
+
+@pytest.mark.usefixtures("suite")
+def test_many_settings_are_shown_by_best_median_and_worst(keep):
+    growth = [bench_row("growth", {"B": place}, 4.0 + place, limit=1.5) for place in range(11)]
+    path = keep(suite_run("some others", *growth))
+    lines = [line for line in performance(path.parent).splitlines() if line.startswith("| growth")]
+    assert [line.split("|")[2].strip() for line in lines] == ["best: B 0", "median: B 5", "worst: B 10"]
+    assert "all that is asked is met at 3 of 11 points" in lines[2]
+
+
+def test_nothing_kept_is_an_empty_table(tmp_path):
+    assert performance(tmp_path) == ""
+
+
+# The command
+
+
+def test_the_command_keeps_results_and_writes_the_tables(tmp_path, capsys):
+    kept = tmp_path / "fast" / "measurements"
+    notes = tmp_path / "papers" / "one" / "notes.md"
+    for folder in (kept, notes.parent):
+        folder.mkdir(parents=True)
+    notes.write_text("<!-- ledger leviathan_table1 -->\nold\n<!-- /ledger leviathan_table1 -->\n")
+    old = "before\n" + "".join(f"<!-- {mark} -->\nold\n<!-- /{mark} -->\n" for mark in tables.TABLES) + "after\n"
+    (tmp_path / "README.md").write_text(old)
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps({"command": "specsim faults", "faults": 2, "as_named": 1} | ON_GPU))
+    tables.main([str(file)], root=tmp_path)
+    assert capsys.readouterr().out == f"{kept / 'faults-cuda.json'}\n"
+    new = [table(kept) for table in tables.TABLES.values()]
+    assert (tmp_path / "README.md").read_text() == old.replace("old\n", "{}").format(*new)
+    assert "| `specsim faults` | 1 of 2 planted" in (tmp_path / "README.md").read_text()
+    assert (kept / "README.md").read_text() == bench_page(kept)
+    assert "| setting | figure |" in notes.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("[]", "has no"), ("{", "no JSON"), ('{"suite": "kernels"}', "has no"), (None, "No such file")]
+)
+def test_another_file_is_refused_in_a_sentence(text, reason, tmp_path, capsys):
+    file = tmp_path / "file.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(SystemExit) as ended:
+        tables.main([str(file)])
+    sentence = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert sentence.count("\n") == 1
+    assert reason in sentence
+
+
+def test_the_command_ends_with_status_2_for_bad_input(tmp_path):
+    command = [sys.executable, "-m", "specsim.maintain.tables", str(tmp_path / "none.json")]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 2
