@@ -1,38 +1,37 @@
 """Mutants: small changes of a module, found in its syntax tree and made in its text.
 
-Tools of the ecosystem were tried on paper first. mutmut leaves decorated functions alone, which every kernel is, and
-switches mutants by a trampoline that a kernel's compiler would not follow. cosmic-ray changes files in place, one at a
-time in a working copy, under one test command for all, and knows neither masks nor strides. So this is ours: the
-mutants of kernels are read from a changed copy as the kernels themselves are.
+Existing tools do not fit. mutmut skips decorated functions, as every kernel is, and switches mutants by a trampoline
+that a kernel's compiler cannot follow. cosmic-ray changes files in place, one at a time in a working copy, under one
+test command for all, and knows neither masks nor strides.
 """
 
 import ast
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
-
-Span = tuple[int, int]  # byte offsets in a source
-Made = Iterator[tuple[str, ast.AST, str]]  # operator, what is replaced, by which text
+from itertools import accumulate, zip_longest
+from typing import NamedTuple
 
 FLIPS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
 OPERATORS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 SWAPPED = {"minimum": "maximum", "maximum": "minimum", "min": "max", "max": "min"}
 # How a launch is tuned, which changes no result, and texts that only people read.
 TUNING = {"num_warps", "num_stages", "STAGES", "PDL", "eviction_policy", "input_precision", "on_gpu"}
-
-
 # What only a GPU runs, or what decides how fast it does.
 ON_GPU = {"_tiling", "_multiprocessors", "_shared_memory", "stages_within", "can_overlap", "await_predecessor"}
 ON_GPU |= {"let_successor_begin", "await_input", "_capture_cuda", "_without_collection"}
 
 
+class Span(NamedTuple):
+    """Byte offsets in a source."""
+
+    start: int
+    end: int
+
+
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """In `function` of `module`, at `line`, `old` becomes `new`. span: of old in the source's bytes.
-
-    before, after: the lines that old lies in, as they are and changed, with single spaces.
-    """
+    """One changed expression of a module."""
 
     module: str
     function: str
@@ -41,56 +40,85 @@ class Mutant:
     operator: str
     old: str
     new: str
-    before: str
-    after: str
-    span: Span
+    before: str  # lines that the expression lies in, with single spaces
+    after: str  # the same lines with the change
+    span: Span  # of the expression
 
     @property
     def key(self) -> str:
-        """By which it is known as long as its line does not change, wherever that stands."""
+        """Name that holds as long as the line does not change, wherever it stands."""
         return f"{self.module}.{self.function}: {self.before} -> {self.after}"
 
     def apply(self, source: str) -> str:
-        """The module with the change."""
-        raw, (start, end) = source.encode(), self.span
-        return (raw[:start] + self.new.encode() + raw[end:]).decode()
+        """Make the change in the module's text."""
+        raw = source.encode()
+        return (raw[: self.span.start] + self.new.encode() + raw[self.span.end :]).decode()
 
 
-def mutants(module: str, source: str) -> list[Mutant]:
-    """All mutants of a module, in the order of its source."""
-    tree, raw = ast.parse(source), source.encode()
-    starts = [0]
-    for line in raw.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
+class Change(NamedTuple):
+    """Source text in the place of an expression."""
 
-    def span(node: ast.AST) -> Span:
-        return starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
+    operator: str
+    target: ast.expr
+    new: str
 
-    def text(node: ast.AST) -> str:
-        start, end = span(node)
-        return raw[start:end].decode()
 
-    def lines(target: ast.AST, new: str) -> str:
-        start, end = span(target)
-        first, last = starts[target.lineno - 1], starts[target.end_lineno]
-        return " ".join((raw[first:start].decode() + new + raw[end:last].decode()).split())
+class Place(NamedTuple):
+    """A node of a syntax tree and the function around it."""
 
+    function: str
+    is_kernel: bool
+    node: ast.AST
+
+
+class Source:
+    """Text of a module by the nodes of its syntax tree, which count columns in bytes."""
+
+    def __init__(self, text: str) -> None:
+        self._raw = text.encode()
+        self._line_starts = [0, *accumulate(map(len, self._raw.splitlines(keepends=True)))]
+
+    def span(self, node: ast.expr) -> Span:
+        start = self._line_starts[node.lineno - 1] + node.col_offset
+        return Span(start, self._line_starts[_last_line(node) - 1] + (node.end_col_offset or 0))
+
+    def text(self, node: ast.expr) -> str:
+        start, end = self.span(node)
+        return self._raw[start:end].decode()
+
+    def lines(self, node: ast.expr, new: str) -> str:
+        """Lines that a node lies in, with `new` in its place and single spaces."""
+        start, end = self.span(node)
+        before = self._raw[self._line_starts[node.lineno - 1] : start].decode()
+        after = self._raw[end : self._line_starts[_last_line(node)]].decode()
+        return " ".join((before + new + after).split())
+
+
+def _last_line(node: ast.expr) -> int:
+    return node.end_lineno or node.lineno
+
+
+def mutants(module: str, text: str) -> list[Mutant]:
+    """Make all mutants of a module, in the order of its source."""
+    source = Source(text)
     found = []
-    for function, is_kernel, node in _visited(tree):
-        for operator, target, new in _made(node, text):
-            old = text(target)
+    for function, is_kernel, node in _places(ast.parse(text)):
+        for operator, target, new in _changes(node, source):
+            old = source.text(target)
             if new != old:
+                lines = source.lines(target, old), source.lines(target, new)
                 place = module, function, is_kernel, target.lineno
-                changes = operator, old, new, lines(target, old), lines(target, new)
-                found.append(Mutant(*place, *changes, span(target)))
+                found.append(Mutant(*place, operator, old, new, *lines, source.span(target)))
     return sorted(found, key=lambda each: (each.span, each.operator, each.new))
 
 
 def sample(candidates: dict[str, list[Mutant]], count: int, seed: int) -> list[Mutant]:
-    """`count` of them, or one a module if that is more, drawn by seed: of every module in proportion to the root of how
-    many it has.
+    """Draw `count` mutants by seed, at least one per module.
+
+    A module's share is in proportion to the square root of its number of mutants.
     """
-    rng, weights = random.Random(seed), {name: len(found) ** 0.5 for name, found in candidates.items() if found}
+    rng = random.Random(seed)
+    weights = {name: len(found) ** 0.5 for name, found in candidates.items() if found}
     exact = {name: count * weight / sum(weights.values()) for name, weight in sorted(weights.items())}
     shares = {name: max(1, int(share)) for name, share in exact.items()}
     for name in sorted(exact, key=lambda name: int(exact[name]) - exact[name]):  # the largest remainder first
@@ -99,7 +127,7 @@ def sample(candidates: dict[str, list[Mutant]], count: int, seed: int) -> list[M
 
 
 def _by_turns(rng: random.Random, found: list[Mutant]) -> list[Mutant]:
-    """Shuffled, one of each operator after the other, so that constants do not crowd out the rest."""
+    """Shuffle, then take one of each operator after the other, so that constants do not crowd out the rest."""
     piles: dict[str, list[Mutant]] = {}
     for each in rng.sample(found, len(found)):
         piles.setdefault(each.operator, []).append(each)
@@ -107,35 +135,36 @@ def _by_turns(rng: random.Random, found: list[Mutant]) -> list[Mutant]:
     return [each for turn in zip_longest(*(piles[operator] for operator in order)) for each in turn if each]
 
 
-def _visited(tree: ast.Module) -> Iterator[tuple[str, bool, ast.AST]]:
-    """Every node inside a function with the function's name, but for what is not run, is tuning, or is told."""
-
-    def walk(node: ast.AST, function: str, is_kernel: bool) -> Iterator[tuple[str, bool, ast.AST]]:
-        if isinstance(node, ast.FunctionDef) and node.name in ON_GPU:
+def _places(node: ast.AST, function: str = "", is_kernel: bool = False) -> Iterator[Place]:
+    """Nodes inside functions, except those that are not run, only tune, or are texts for people."""
+    if isinstance(node, ast.FunctionDef):
+        if node.name in ON_GPU:
             return
-        if isinstance(node, ast.FunctionDef):
-            is_kernel |= any(ast.unparse(each) in ("kernel", "triton.jit") for each in node.decorator_list)
-            function = f"{function}.{node.name}".lstrip(".")
-            children = node.body
-        elif isinstance(node, ast.ClassDef):
-            function, children = f"{function}.{node.name}".lstrip("."), node.body
-        elif isinstance(node, (ast.Raise, ast.JoinedStr, ast.Assert)) or _is_told(node):
-            return
-        else:
-            if function:
-                yield function, is_kernel, node
-            children = [child for child in ast.iter_child_nodes(node) if not _is_tuning(child)]
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "block_of":
-                children = node.args[:1]
-            if isinstance(node, ast.AnnAssign):
-                children = [node.value] if node.value else []
-        for child in children:
-            yield from walk(child, function, is_kernel)
-
-    return walk(tree, "", False)
+        is_kernel |= any(ast.unparse(each) in ("kernel", "triton.jit") for each in node.decorator_list)
+        function = f"{function}.{node.name}".lstrip(".")
+        children = node.body
+    elif isinstance(node, ast.ClassDef):
+        function = f"{function}.{node.name}".lstrip(".")
+        children = node.body
+    elif isinstance(node, (ast.Raise, ast.JoinedStr, ast.Assert)) or _is_text(node):
+        return
+    else:
+        if function:
+            yield Place(function, is_kernel, node)
+        children = _mutable_children(node)
+    for child in children:
+        yield from _places(child, function, is_kernel)
 
 
-def _is_told(node: ast.AST) -> bool:
+def _mutable_children(node: ast.AST) -> list[ast.AST]:
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "block_of":
+        return list(node.args[:1])
+    if isinstance(node, ast.AnnAssign):
+        return [node.value] if node.value else []
+    return [child for child in ast.iter_child_nodes(node) if not _is_tuning(child)]
+
+
+def _is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
@@ -144,56 +173,61 @@ def _is_tuning(node: ast.AST) -> bool:
     return is_choice or (isinstance(node, ast.keyword) and node.arg in TUNING)
 
 
-def _made(node: ast.AST, text: Callable[[ast.AST], str]) -> Made:
+def _changes(node: ast.AST, source: Source) -> Iterator[Change]:
+    text = source.text
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in OPERATORS:
         flipped = FLIPS[OPERATORS[type(node.ops[0])]]
-        yield "comparison flipped", node, f"({text(node.left)}) {flipped} ({text(node.comparators[0])})"
+        yield Change("comparison flipped", node, f"({text(node.left)}) {flipped} ({text(node.comparators[0])})")
     elif isinstance(node, ast.Constant) and type(node.value) is int and not isinstance(node.value, bool):
-        yield "off by one", node, str(node.value + 1)
-        yield "off by one", node, str(node.value - 1) if node.value else "(-1)"
+        yield Change("off by one", node, str(node.value + 1))
+        yield Change("off by one", node, str(node.value - 1) if node.value else "(-1)")
     elif isinstance(node, ast.BinOp):
-        yield from _of_operation(node, text)
+        yield from _operation_changes(node, source)
     elif isinstance(node, ast.BoolOp):
         joint = " or " if isinstance(node.op, ast.And) else " and "
-        yield "and for or", node, "(" + joint.join(f"({text(value)})" for value in node.values) + ")"
+        yield Change("and for or", node, f"({joint.join(f'({text(value)})' for value in node.values)})")
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.Invert)):
-        yield "not dropped", node, f"({text(node.operand)})"
+        yield Change("not dropped", node, f"({text(node.operand)})")
     elif isinstance(node, (ast.If, ast.While)):
-        yield "condition negated", node.test, f"not ({text(node.test)})"
+        yield Change("condition negated", node.test, f"not ({text(node.test)})")
     elif isinstance(node, ast.Call):
-        yield from _of_call(node, text)
+        yield from _call_changes(node, source)
 
 
-def _of_operation(node: ast.BinOp, text: Callable[[ast.AST], str]) -> Made:
-    left, right = f"({text(node.left)})", f"({text(node.right)})"
+def _operation_changes(node: ast.BinOp, source: Source) -> Iterator[Change]:
+    text = source.text
+    left = f"({text(node.left)})"
+    right = f"({text(node.right)})"
     if isinstance(node.op, ast.BitAnd):
-        yield "condition dropped", node, left
-        yield "condition dropped", node, right
-        yield "and for or", node, f"({left} | {right})"
+        yield Change("condition dropped", node, left)
+        yield Change("condition dropped", node, right)
+        yield Change("and for or", node, f"({left} | {right})")
     elif isinstance(node.op, ast.BitOr):
-        yield "and for or", node, f"({left} & {right})"
+        yield Change("and for or", node, f"({left} & {right})")
     elif isinstance(node.op, (ast.Sub, ast.FloorDiv, ast.Mod, ast.Div)):
         sign = {ast.Sub: "-", ast.FloorDiv: "//", ast.Mod: "%", ast.Div: "/"}[type(node.op)]
-        yield "operands swapped", node, f"({right} {sign} {left})"
+        yield Change("operands swapped", node, f"({right} {sign} {left})")
         if isinstance(node.op, ast.Sub):
-            yield "sign changed", node, f"({left} + {right})"
+            yield Change("sign changed", node, f"({left} + {right})")
     elif isinstance(node.op, ast.Add):
-        yield "sign changed", node, f"({left} - {right})"
+        yield Change("sign changed", node, f"({left} - {right})")
         if isinstance(node.left, ast.BinOp) and isinstance(node.left.op, ast.Mult):
-            first, stride = f"({text(node.left.left)})", f"({text(node.left.right)})"
-            yield "stride swapped", node, f"({first} + {right} * {stride})"
+            first = f"({text(node.left.left)})"
+            stride = f"({text(node.left.right)})"
+            yield Change("stride swapped", node, f"({first} + {right} * {stride})")
     elif isinstance(node.op, ast.Mult):
-        yield "sum for product", node, f"({left} + {right})"
+        yield Change("sum for product", node, f"({left} + {right})")
 
 
-def _of_call(node: ast.Call, text: Callable[[ast.AST], str]) -> Made:
+def _call_changes(node: ast.Call, source: Source) -> Iterator[Change]:
+    text = source.text
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     if name in SWAPPED:
         prefix = text(node.func).removesuffix(name)
-        yield "min for max", node.func, prefix + SWAPPED[name]
+        yield Change("min for max", node.func, prefix + SWAPPED[name])
     if name == "where" and len(node.args) == 3:
         condition, first, second = map(text, node.args)
-        yield "branches swapped", node, f"{text(node.func)}({condition}, {second}, {first})"
+        yield Change("branches swapped", node, f"{text(node.func)}({condition}, {second}, {first})")
     for each in node.keywords:
         if each.arg == "mask":
-            yield "mask dropped", each.value, f"(({text(each.value)}) | True)"
+            yield Change("mask dropped", each.value, f"(({text(each.value)}) | True)")
