@@ -36,7 +36,7 @@ def test_a_ledger_says_what_its_table_comes_to(name):
     assert differences(kept(name), ledger(reproduction(name)())) == []
 
 
-def test_trees_of_4_requests_take_as_much_longer_than_predicted_as_notes_say():
+def test_trees_of_4_requests_are_slower_as_the_notes_say():
     lines = [line.strip("| ").split(" | ") for line in kept("fast_rounds").splitlines()]
     of_four = {line[0]: float(line[4].rstrip("%")) for line in lines if line[0].startswith("(4, 3, 8), 4 requests")}
     short = [f"(4, 3, 8), 4 requests, L {length}" for length in (1024, 4096, 16384)]

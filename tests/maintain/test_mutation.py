@@ -1,4 +1,4 @@
-"""Mutants are what they say, are drawn by seed, and are judged by the tests of their row over a copy."""
+"""Mutants change one place, are drawn by seed, and are tested by the tests of their module over a copy."""
 
 import ast
 import json
@@ -6,11 +6,13 @@ from collections import Counter
 
 import pytest
 
+from specsim.core.errors import InputError
 from specsim.correctness.faults.injection import read
 from specsim.maintain.mutation import run_mutants as mutation
 from specsim.maintain.mutation.equivalents import EQUIVALENT
 from specsim.maintain.mutation.mutants import mutants, sample
-from specsim.maintain.mutation.run_mutants import Mutation, Verdict, rows
+from specsim.maintain.mutation.run_mutants import modules_with_tests
+from specsim.maintain.mutation.verdicts import Mutation, Verdict, show
 
 SOURCE = '''
 """Told: 1 + 1."""
@@ -63,7 +65,7 @@ def test_a_mutant_changes_its_place_and_no_other():
         assert SOURCE.splitlines()[each.line - 1] not in changed.splitlines() or each.old in ("live", "x")
 
 
-def test_what_is_told_and_what_only_tunes_is_left_alone():
+def test_texts_and_tuning_are_left_alone():
     olds = {each.old for each in mutants("m", SOURCE)}
     assert not {"1", "2", "3", "4", "128", "n - 1"} & olds
 
@@ -73,7 +75,7 @@ def test_kernels_are_known_as_such():
     assert found == {("_scale", True), ("launch", False)}
 
 
-def test_a_sample_is_drawn_by_seed_from_every_module_and_operator():
+def test_a_sample_covers_modules_and_operators_by_seed():
     candidates = {name: mutants(name, SOURCE) for name in ("a", "b")}
     drawn = sample(candidates, 20, 1)
     assert drawn == sample(candidates, 20, 1) != sample(candidates, 20, 2)
@@ -83,17 +85,17 @@ def test_a_sample_is_drawn_by_seed_from_every_module_and_operator():
 
 
 @pytest.mark.parametrize("count", [3, 4, 10, 20, 23])
-def test_a_sample_is_as_large_as_asked_and_has_one_of_every_module(count):
+def test_a_sample_has_its_size_and_every_module(count):
     candidates = {name: mutants(name, SOURCE)[:size] for name, size in (("a", 21), ("b", 7), ("c", 14))}
     drawn = sample(candidates, count, 0)
     assert len(drawn) == count
     assert {each.module for each in drawn} == set(candidates)
 
 
-def test_rows_have_their_tests_and_thousands_of_mutants():
-    found = rows()
+def test_modules_have_their_tests_and_thousands_of_mutants():
+    found = modules_with_tests()
     assert {"specsim.fast.kv", "specsim.fast.drafters.eagle", "specsim.core.pool"} <= set(found)
-    assert found["specsim.fast.drafters.eagle"].name == "test_drafters.py"
+    assert [path.name for path in found["specsim.fast.drafters.eagle"]] == ["test_drafters.py"]
     kernels = [each for module in ("specsim.fast.kv", "specsim.fast.tree") for each in mutants(module, read(module))]
     assert sum(each.is_kernel for each in kernels) > 300
     for each in sample({"specsim.fast.kv": mutants("specsim.fast.kv", read("specsim.fast.kv"))}, 40, 0):
@@ -104,21 +106,21 @@ TEST = "from specsim.core import metrics\n\n\ndef test_it():\n"
 TEST += "    assert metrics.acceptance([1, 1], 2).accept_length == 2\n"
 
 
-def test_a_row_is_judged_over_a_copy(tmp_path, monkeypatch):
+def test_mutants_are_tested_over_a_copy(tmp_path, monkeypatch):
     tests = tmp_path / "test_made_up.py"
     tests.write_text(TEST)
-    monkeypatch.setattr(mutation, "rows", lambda: {"specsim.core.metrics": tests})
+    monkeypatch.setattr(mutation, "modules_with_tests", lambda: {"specsim.core.metrics": (tests,)})
     source = read("specsim.core.metrics")
     drawn = [each for each in mutants("specsim.core.metrics", source) if each.function == "acceptance"]
     drawn = [each for each in drawn if each.operator == "sign changed"][-1:]
-    monkeypatch.setattr(mutation, "sample", lambda candidates, count, seed: drawn)
+    monkeypatch.setattr(mutation, "sample", lambda *_: drawn)
     result = mutation.mutate(1, 0, jobs=1)
     value = result.to_json()
     assert (value["mutants"], value["killed"], value["score"]) == (1, 1, 1.0)
     assert value["results"][0]["by"] == "test_it"
     assert json.dumps(value)
-    monkeypatch.setattr(mutation, "_tested", lambda *arguments: (1, "test_never", 1.0))
-    with pytest.raises(mutation.InputError, match=r"test_made_up\.py \(test_never\)"):
+    monkeypatch.setattr(mutation, "_tested", lambda *_: mutation.Outcome(1, "test_never", 1.0))
+    with pytest.raises(InputError, check=lambda error: error.value == "test_made_up.py (test_never)"):
         mutation.mutate(1, 0, jobs=1)
 
 
@@ -136,17 +138,17 @@ ONCE = "os.path.exists({0!r}) or (open({0!r}, 'w'), os.kill(os.getpid(), 15))"
         ("time.sleep(60)", "no end"),
     ],
 )
-def test_a_failure_a_signal_that_comes_again_and_no_end_are_kills(ending, by, ended, tmp_path):
+def test_failures_repeated_signals_and_no_end_are_kills(ending, by, ended, tmp_path):
     result = ended(ending.format(str(tmp_path / "begun")))
     assert [each.by for each in result.verdicts] == [by]
     assert result.is_complete
 
 
 @pytest.mark.parametrize("ending", ["os.kill(os.getpid(), 9)", "sys.exit(3)", "sys.exit(5)"])
-def test_a_process_that_something_else_ended_is_not_judged(ending, ended, capsys):
+def test_a_process_ended_from_outside_has_no_verdict(ending, ended, capsys):
     result = ended(ending)
     assert (result.verdicts, result.is_complete) == ((), False)
-    mutation.show(result, print)
+    show(result, print)
     out = capsys.readouterr().out
     assert "0 mutants" in out
     assert "not all that were drawn" in out
@@ -154,26 +156,28 @@ def test_a_process_that_something_else_ended_is_not_judged(ending, ended, capsys
 
 @pytest.fixture
 def ended(monkeypatch, tmp_path):
-    """Judges a mutant whose tests end like this."""
+    """Test a mutant whose tests end like this."""
 
-    def judge(ending: str) -> Mutation:
-        monkeypatch.setattr(mutation, "rows", lambda: {"specsim.core.metrics": tmp_path / "test_made_up.py"})
-        monkeypatch.setattr(mutation, "_clean", lambda pool, files: [(file, 0.0) for file in files])
-        monkeypatch.setattr(mutation, "SPARE", 1.0 if "sleep" in ending else 60.0)
+    def run(ending: str) -> Mutation:
+        seconds = 1.0 if "sleep" in ending else 60.0
+        monkeypatch.setattr(
+            mutation, "modules_with_tests", lambda: {"specsim.core.metrics": (tmp_path / "test_made_up.py",)}
+        )
+        monkeypatch.setattr(mutation, "_limits", lambda _, tests: dict.fromkeys(tests, seconds))
         monkeypatch.setattr(mutation, "PROGRAM", f"import os, sys, time\n{ending}")
         return mutation.mutate(1, 0, jobs=1)
 
-    return judge
+    return run
 
 
-def test_survivors_are_listed_and_the_score_is_told_raw_and_without_equivalents(monkeypatch, capsys):
+def test_survivors_are_shown_with_raw_and_net_score(monkeypatch, capsys):
     one, other = mutants("specsim.core.metrics", read("specsim.core.metrics"))[:2]
     verdicts = Verdict(one, "t", None, 1.0), Verdict(other, "t", None, 1.0), Verdict(one, "t", "test_it", 1.0)
     monkeypatch.setitem(EQUIVALENT, other.key, "no matter")
     result = Mutation(verdicts, 0, 9, 3.0, True)
     assert [each.mutant for each in result.survivors] == [one]
     assert (result.to_json()["score_raw"], result.to_json()["score"]) == (1 / 3, 1 / 2)
-    mutation.show(result, print)
+    show(result, print)
     out = capsys.readouterr().out
     assert one.old in out
     assert "33.3%; 50.0% without 1 that are equivalent" in out
@@ -182,7 +186,7 @@ def test_survivors_are_listed_and_the_score_is_told_raw_and_without_equivalents(
 def test_an_equivalent_mutant_is_one_of_today():
     for key in EQUIVALENT:
         module = key.partition(": ")[0]
-        candidates = [name for name in rows() if module.startswith(f"{name}.")]
+        candidates = [name for name in modules_with_tests() if module.startswith(f"{name}.")]
         assert any(key == each.key for name in candidates for each in mutants(name, read(name))), key
 
 
@@ -201,17 +205,17 @@ def test_a_mutant_is_known_by_its_lines():
     assert dropped.after == "tl.store(x_ptr + offs, tl.where(live, tl.maximum(x, low), high), mask=((live) | True))"
 
 
-def test_survivors_of_a_result_are_judged_again_and_the_rest_is_taken_over(tmp_path, monkeypatch):
+def test_survivors_of_a_result_are_tested_again(tmp_path, monkeypatch):
     one, other, third, *_ = mutants("specsim.core.metrics", read("specsim.core.metrics"))
     kept = tmp_path / "kept.json"
     before = Verdict(one, "t", None, 1.0), Verdict(other, "t", "it", 1.0), Verdict(third, "t", None, 1.0)
     kept.write_text(json.dumps(Mutation(before, 5, 9, 3.0, True).to_json()))
     monkeypatch.setitem(EQUIVALENT, third.key, "no matter")
-    monkeypatch.setattr(mutation, "_clean", lambda pool, files: [(file, 1.0) for file in files])
-    monkeypatch.setattr(mutation, "_tested", lambda *arguments: (1, "test_new", 1.0))
+    monkeypatch.setattr(mutation, "_limits", lambda _, tests: dict.fromkeys(tests, 60.0))
+    monkeypatch.setattr(mutation, "_tested", lambda *_: mutation.Outcome(1, "test_new", 1.0))
     result = mutation.mutate(300, 0, again=kept)
     assert [(each.mutant, each.by) for each in result.verdicts] == [(one, "test_new"), (other, "it"), (third, None)]
     assert (result.seed, result.is_complete, result.survivors) == (5, True, ())
     kept.write_text("{}")
-    with pytest.raises(mutation.InputError, match="it has no results"):
+    with pytest.raises(InputError, check=lambda error: error.name == "file" and error.value == str(kept)):
         mutation.mutate(300, 0, again=kept)

@@ -1,115 +1,75 @@
-"""Mutation testing: does a row's test see what goes wrong in the row?
+"""Mutation testing: do a module's tests notice a small change of its code?
 
 python -m specsim.maintain.mutation.run_mutants --help
 
-Each mutant is planted in a copy of the package and judged by the tests of its row alone, in a checkout.
+Each mutant is injected into a copy of the package and tested by the test file of its module alone, in a checkout.
 """
 
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from signal import SIGKILL
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from tqdm.auto import tqdm
 
 from specsim.core.errors import InputError
-from specsim.correctness.faults.injection import environment, path_of, planted, read, sources
-from specsim.maintain.mutation.equivalents import EQUIVALENT
+from specsim.core.files import check_writable, write_json
+from specsim.correctness.faults.injection import environment, planted, read, sources
 from specsim.maintain.mutation.mutants import Mutant, mutants, sample
+from specsim.maintain.mutation.verdicts import Mutation, Verdict, show
 from specsim.maintain.results import read as read_result
 
 ROOT = Path(__file__).parents[3]
-# Of what both columns share: what rounds and servers are made of.
+# Modules that both implementations share, besides those of fast/.
 SHARED = (
     *(f"core.{name}" for name in ("columns", "config", "metrics", "phases", "pool", "uniforms")),
     *(f"serving.{name}" for name in ("prefix", "requests", "residents", "runner", "scheduler")),
     "correctness.invariance.solo",
 )
-PATIENCE, SPARE = 3.0, 60.0  # times what a row's tests take, and seconds besides: then a mutant has no end
+# Tests over a mutant may take this many times their usual time, and these seconds more.
+PATIENCE = 3.0
+SPARE = 60.0
 PROGRAM = """
 import sys, pytest
 from importlib.util import find_spec  # pytest wants to be the first to import what it may find plugins in
 assert find_spec("specsim").origin.startswith(sys.argv[1]), find_spec("specsim").origin
-sys.exit(pytest.main(["-x", "-q", "--no-header", "-p", "no:cacheprovider", sys.argv[2]]))
+sys.exit(pytest.main(["-x", "-q", "--no-header", "-p", "no:cacheprovider", *sys.argv[2:]]))
 """
-SURVIVED, UNJUDGED = 0, (-SIGKILL, 3, 4, 5)  # by lack of memory, or by pytest itself: no test said anything
+SURVIVED = 0
+NO_VERDICT = (-SIGKILL, 3, 4, 5)  # ended for lack of memory, or by pytest itself: no test ran to its end
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """by: the test that failed, `no end`, or `exit status n`, below 0 for a signal; None for a survivor."""
+class Outcome(NamedTuple):
+    """End of a run of test files."""
 
-    mutant: Mutant
-    tests: str
-    by: str | None
+    status: int | None  # None: stopped at the time limit
+    by: str | None  # first failed test, `no end`, or `exit status n`; None where all passed
     seconds: float
 
-    @property
-    def why_equivalent(self) -> str | None:
-        """Why no test could see it, where that has been shown."""
-        return None if self.by else EQUIVALENT.get(self.mutant.key)
 
-
-@dataclass(frozen=True, slots=True)
-class Mutation:
-    """Verdicts on a seeded sample. num_candidates: of how many it was drawn; seconds: of all."""
-
-    verdicts: tuple[Verdict, ...]
-    seed: int
-    num_candidates: int
-    seconds: float
-    is_complete: bool
-
-    @property
-    def survivors(self) -> tuple[Verdict, ...]:
-        """Those that no test sees, and that are not known to be the same program."""
-        return tuple(each for each in self.verdicts if not each.by and not each.why_equivalent)
-
-    def to_json(self) -> dict:
-        """A value that json can write."""
-        count, killed = len(self.verdicts), sum(each.by is not None for each in self.verdicts)
-        equivalent = sum(each.why_equivalent is not None for each in self.verdicts)
-        kept = {"module", "function", "is_kernel", "line", "operator", "old", "new"}
-        return {
-            "seed": self.seed,
-            "candidates": self.num_candidates,
-            "is_complete": self.is_complete,
-            "mutants": count,
-            "in_kernels": sum(each.mutant.is_kernel for each in self.verdicts),
-            "killed": killed,
-            "equivalent": equivalent,
-            "score_raw": killed / max(1, count),
-            "score": killed / max(1, count - equivalent),
-            "seconds": self.seconds,
-            "operators": dict(Counter(each.mutant.operator for each in self.verdicts)),
-            "results": [
-                {name: value for name, value in asdict(each.mutant).items() if name in kept}
-                | {"key": each.mutant.key}
-                | {name: getattr(each, name) for name in ("tests", "by", "why_equivalent", "seconds")}
-                for each in self.verdicts
-            ],
-        }
-
-
-def rows() -> dict[str, Path]:
-    """Modules that are mutated, by name, and the tests of each."""
+def modules_with_tests() -> dict[str, tuple[Path, ...]]:
+    """Find the modules that are mutated, and the test files of each: of its name, else of its folder's."""
     fast = sources()["specsim.fast"]
     modules = [".".join(("specsim.fast", *path.relative_to(fast).with_suffix("").parts)) for path in fast.rglob("*.py")]
     modules += [f"specsim.{name}" for name in SHARED]
     found = {}
     for module in sorted(modules):
         *_, folder, name = module.split(".")
-        tests = [*(ROOT / "tests").glob(f"*/test_{name}.py"), *(ROOT / "tests").glob(f"*/test_{folder}.py")]
+        tests = _test_files(name) or _test_files(folder)
         if name != "__init__" and tests:
-            found[module] = tests[0]
+            found[module] = tests
     return found
+
+
+def _test_files(name: str) -> tuple[Path, ...]:
+    patterns = (f"*/test_{name}.py", f"*/test_{name}_*.py")
+    return tuple(sorted(path for pattern in patterns for path in (ROOT / "tests").glob(pattern)))
 
 
 def mutate(
@@ -122,29 +82,33 @@ def mutate(
     minutes: float = 60.0,
     progress: bool = False,
 ) -> Mutation:
-    """Judge a sample of mutants, of the modules that `only` names, but for those that time and memory do not allow.
+    """Test a sample of the mutants of the modules in `only`, as far as time and memory allow.
 
-    again: a result, of which the survivors are judged anew and the rest is taken over, as far as the lines are still
-    there. Tests that fail without a mutant would kill everything: InputError.
+    again: an earlier result; its survivors are tested again and its other verdicts are kept, for lines that still
+    exist. Raises InputError where tests fail without a mutant, because they would kill everything.
     """
-    start, found = time.perf_counter(), _chosen(only)
-    candidates = {module: mutants(module, read(module)) for module in found}
-    seed, judged = _kept(again, candidates) if again else (seed, dict.fromkeys(sample(candidates, count, seed)))
-    drawn = [mutant for mutant, verdict in judged.items() if verdict is None]
+    start = time.perf_counter()
+    tests = _chosen(only)
+    candidates = {module: mutants(module, read(module)) for module in tests}
+    seed, verdicts = _kept(again, candidates) if again else (seed, dict.fromkeys(sample(candidates, count, seed)))
+    drawn = [mutant for mutant, verdict in verdicts.items() if verdict is None]
     deadline = start + 60 * minutes
     with ThreadPoolExecutor(jobs) as pool:
-        clean = dict(_clean(pool, {found[mutant.module] for mutant in drawn}))
-        waiting = [pool.submit(_judge, each, found[each.module], clean, deadline) for each in drawn]
-        bar = tqdm(as_completed(waiting), total=len(drawn), unit="mutant", disable=None if progress else True)
-        judged |= {done.result().mutant: done.result() for done in bar if done.result() is not None}
-    verdicts = tuple(verdict for verdict in judged.values() if verdict is not None)
-    seconds, total = time.perf_counter() - start, sum(map(len, candidates.values()))
-    return Mutation(verdicts, seed, total, seconds, len(verdicts) == len(judged))
+        limits = _limits(pool, {tests[mutant.module] for mutant in drawn})
+        waiting = [
+            pool.submit(_verdict, each, tests[each.module], limits[tests[each.module]], deadline) for each in drawn
+        ]
+        for done in tqdm(as_completed(waiting), total=len(drawn), unit="mutant", disable=None if progress else True):
+            if verdict := done.result():
+                verdicts[verdict.mutant] = verdict
+    found = tuple(verdict for verdict in verdicts.values() if verdict is not None)
+    num_candidates = sum(map(len, candidates.values()))
+    return Mutation(found, seed, num_candidates, time.perf_counter() - start, len(found) == len(verdicts))
 
 
-def _chosen(only: str) -> dict[str, Path]:
-    """The modules of these names, with commas between them, or all of them, and their tests."""
-    found = rows()
+def _chosen(only: str) -> dict[str, tuple[Path, ...]]:
+    """Tests of the modules in `only`, with commas between them; of all where it is empty."""
+    found = modules_with_tests()
     names = [name for name in only.split(",") if name] or list(found)
     for name in names:
         if name not in found:
@@ -153,71 +117,61 @@ def _chosen(only: str) -> dict[str, Path]:
 
 
 def _kept(path: Path, candidates: dict[str, list[Mutant]]) -> tuple[int, dict[Mutant, Verdict | None]]:
-    """(seed, verdicts) of a kept result; None for a survivor that is not known to be the same program."""
-    kept, by_key = read_result(path, "results", "seed", "mutants"), {}
+    """Seed and verdicts of a kept result; None for a survivor that is not known to be the same program."""
+    kept = read_result(path, "results", "seed", "mutants")
+    by_key: dict[str, list[Mutant]] = defaultdict(list)
     for each in (each for found in candidates.values() for each in found):
-        by_key.setdefault(each.key, []).append(each)
+        by_key[each.key].append(each)
     verdicts = {}
     for each in kept["results"]:
-        if by_key.get(each["key"]):
+        if by_key[each["key"]]:
             mutant = by_key[each["key"]].pop(0)
             verdict = Verdict(mutant, each["tests"], each["by"], each["seconds"])
             verdicts[mutant] = verdict if verdict.by or verdict.why_equivalent else None
     return kept["seed"], verdicts
 
 
-def _clean(pool: ThreadPoolExecutor, files: set[Path]) -> Iterator[tuple[Path, float]]:
-    """How long each file's tests take in a copy without a mutant, where they have to pass."""
-    runs = pool.map(lambda path: _tested({}, path, 3600.0), sorted(files))
-    for path, (status, by, seconds) in zip(sorted(files), runs, strict=True):
-        if status != SURVIVED:
-            raise InputError("tests", f"{path.name} ({by})", "tests that pass without a mutant")
-        yield path, seconds
+def _limits(pool: ThreadPoolExecutor, tests: Iterable[tuple[Path, ...]]) -> dict[tuple[Path, ...], float]:
+    """Seconds that tests may take over a mutant; they have to pass without one."""
+    tests = sorted(tests)
+    limits = {}
+    for files, outcome in zip(tests, pool.map(lambda files: _tested({}, files, 3600.0), tests), strict=True):
+        if outcome.status != SURVIVED:
+            raise InputError("tests", f"{_names(files)} ({outcome.by})", "tests that pass without a mutant")
+        limits[files] = PATIENCE * outcome.seconds + SPARE
+    return limits
 
 
-def _judge(mutant: Mutant, tests: Path, clean: dict[Path, float], deadline: float) -> Verdict | None:
-    """None where time is up, and where its tests were ended from outside."""
+def _verdict(mutant: Mutant, tests: tuple[Path, ...], limit: float, deadline: float) -> Verdict | None:
+    """Test a mutant; None after the deadline, and where the tests were ended from outside."""
     if time.perf_counter() > deadline:
         return None
-    texts, limit = {mutant.module: mutant.apply(read(mutant.module))}, PATIENCE * clean[tests] + SPARE
-    status, by, seconds = _tested(texts, tests, limit)
-    if (status or 0) < 0:  # a signal, which is the mutant's own if it comes again
-        status, by, seconds = _tested(texts, tests, limit)
-    return None if status in UNJUDGED else Verdict(mutant, tests.name, by, seconds)
+    texts = {mutant.module: mutant.apply(read(mutant.module))}
+    outcome = _tested(texts, tests, limit)
+    if (outcome.status or 0) < 0:  # a signal, which is the mutant's own if it comes again
+        outcome = _tested(texts, tests, limit)
+    return None if outcome.status in NO_VERDICT else Verdict(mutant, _names(tests), outcome.by, outcome.seconds)
 
 
-def _tested(texts: dict[str, str], tests: Path, limit: float) -> tuple[int | None, str | None, float]:
-    """(exit status, what ended it, seconds) of a file's tests over a copy with these sources."""
+def _names(tests: Iterable[Path]) -> str:
+    return " ".join(path.name for path in tests)
+
+
+def _tested(texts: dict[str, str], tests: Iterable[Path], limit: float) -> Outcome:
+    """Run test files over a copy of the package with these sources."""
     start = time.perf_counter()
     with planted(texts) as root:
-        command = [sys.executable, "-c", PROGRAM, str(root), str(tests)]
+        command = [sys.executable, "-c", PROGRAM, str(root), *map(str, tests)]
+        environ = environment(root)
         try:
-            done = subprocess.run(
-                command, cwd=ROOT, env=environment(root), capture_output=True, text=True, timeout=limit
-            )
+            done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=limit)
         except subprocess.TimeoutExpired:
-            return None, "no end", time.perf_counter() - start
+            return Outcome(None, "no end", time.perf_counter() - start)
     by = None
     if done.returncode != SURVIVED:
         failed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
         by = failed[0].partition("::")[2] or failed[0] if failed else f"exit status {done.returncode}"
-    return done.returncode, by, time.perf_counter() - start
-
-
-def show(result: Mutation, say: Callable[[str], None]) -> None:
-    """The survivors, then the score."""
-    for each in result.survivors:
-        mutant = each.mutant
-        say(f"{path_of(mutant.module).name}, line {mutant.line}, {mutant.function}: {mutant.operator}")
-        say(f"    {mutant.before}")
-        say(f"    {mutant.after}")
-    value = result.to_json()
-    kernels = f"{value['in_kernels']} in kernels"
-    say(f"\n{value['mutants']} mutants of {value['candidates']} candidates ({kernels}), seed {value['seed']}, ")
-    raw, score = f"{value['score_raw']:.1%}", f"{value['score']:.1%}"
-    if not result.is_complete:
-        say("not all that were drawn: time was up, or tests were ended from outside, as without memory")
-    say(f"{value['killed']} killed: {raw}; {score} without {value['equivalent']} that are equivalent")
+    return Outcome(done.returncode, by, time.perf_counter() - start)
 
 
 def command(
@@ -225,15 +179,13 @@ def command(
     seed: Annotated[int, typer.Option(help="Names the sample.")] = 0,
     only: Annotated[str, typer.Option(help="Modules, with commas between them.", show_default="all")] = "",
     again: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A result, whose survivors are judged anew.")
+        Path | None, typer.Option(metavar="FILE", help="A result, whose survivors are tested again.")
     ] = None,
     jobs: Annotated[int, typer.Option(help="Processes that share the mutants.")] = 2,
     minutes: Annotated[float, typer.Option(help="Begin no further mutant after these.")] = 60.0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,
 ) -> None:
-    """Change the code at random, and see whether each row's tests notice."""
-    from specsim.core.files import check_writable, write_json
-
+    """Change the code at random, and see whether each module's tests notice."""
     check_writable(json_file)
     result = mutate(count, seed, only=only, again=again, jobs=jobs, minutes=minutes, progress=True)
     try:
