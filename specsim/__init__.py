@@ -4,7 +4,7 @@ from importlib import import_module
 
 _HOMES = {
     **dict.fromkeys(("SamplingParams", "ServingConfig", "SpecConfig"), "core.config"),
-    **dict.fromkeys(("Pair", "load"), "models.checkpoint"),
+    **dict(Pair="core.pair", load="models.load"),
     **dict.fromkeys(("Generation", "Output", "generate", "load_engine"), "serving.generation"),
     **dict(EngineOptions="core.engine_options", InputError="core.errors"),
     **dict(Scheduler="serving.scheduler", make_request="serving.requests"),

@@ -8,7 +8,7 @@ HEADS = {"eagle": EagleHead, "eagle3": Eagle3Head}
 
 
 def make(checkpoint, target, config, dtype, device, batch_invariant: bool = False) -> AutoregressiveDrafter:
-    """The drafter of a specsim.models.checkpoint.DrafterCheckpoint for a target under a SpecConfig."""
+    """The drafter of a specsim.core.pair.DrafterCheckpoint for a target under a SpecConfig."""
     head = HEADS[checkpoint.config.kind]
     head = head(checkpoint.config, checkpoint.tensors, target, dtype, device, batch_invariant=batch_invariant)
     return AutoregressiveDrafter(head, config, dtype, device, target.config.vocab_size)

@@ -9,6 +9,6 @@ HEADS = {"eagle": EagleHead, "eagle3": Eagle3Head}
 
 
 def make(checkpoint, target, config, dtype) -> Drafter:
-    """The drafter of a specsim.models.checkpoint.DrafterCheckpoint for a target under a SpecConfig."""
+    """The drafter of a specsim.core.pair.DrafterCheckpoint for a target under a SpecConfig."""
     head = HEADS[checkpoint.config.kind](checkpoint.config, checkpoint.tensors, target, dtype)
     return AutoregressiveDrafter(head, config, dtype, target.config.vocab_size)

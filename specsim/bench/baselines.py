@@ -16,7 +16,8 @@ from specsim.bench.tree_attention import attention_row
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
-from specsim.models.checkpoint import Pair, load
+from specsim.core.pair import Pair
+from specsim.models.load import load
 from specsim.models.shapes import random_pair
 from specsim.models.shipped import load_prompts
 from specsim.serving.generation import load_engine

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import silu
 
-from specsim.models.checkpoint import Pair
+from specsim.core.pair import Pair
 
 Prefix = Callable[[int], tuple[torch.Tensor, torch.Tensor]]  # of a layer, keys and values [C, KV heads, D]
 

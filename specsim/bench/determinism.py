@@ -9,7 +9,8 @@ from specsim.bench.checks import all_of, equal
 from specsim.bench.row import OURS, Check, Row
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.engine_options import EngineOptions
-from specsim.models.checkpoint import Pair, load
+from specsim.core.pair import Pair
+from specsim.models.load import load
 from specsim.models.shipped import load_prompts
 from specsim.serving.generation import Generation, generate
 

@@ -11,7 +11,8 @@ from specsim.bench.row import OURS, Asked, Check, Row
 from specsim.bench.scene import Scene, prefilled, tree_of
 from specsim.core.config import SpecConfig
 from specsim.core.engine_options import EngineOptions
-from specsim.models.checkpoint import Pair, load
+from specsim.core.pair import Pair
+from specsim.models.load import load
 from specsim.models.shipped import load_prompts
 from specsim.serving.generation import load_engine
 

@@ -16,8 +16,8 @@ from specsim.bench.row import OURS, Asked, Check, Row, Timing
 from specsim.bench.scene import Scene, prefilled, random_prompts, stacked, tree_of
 from specsim.core.config import SpecConfig
 from specsim.core.engine_options import EngineOptions
+from specsim.core.pair import Pair
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
-from specsim.models.checkpoint import Pair
 from specsim.models.shapes import random_pair
 from specsim.serving.generation import load_engine
 

@@ -14,8 +14,8 @@ from specsim.bench.row import OURS, Row
 from specsim.bench.scene import close, invented, stacked, tree_of
 from specsim.core.config import SpecConfig
 from specsim.core.engine_options import EngineOptions
+from specsim.core.pair import Pair
 from specsim.core.pool import KVPool
-from specsim.models.checkpoint import Pair
 from specsim.models.shapes import random_pair, shape
 from specsim.serving.generation import load_engine
 

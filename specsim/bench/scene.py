@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.pair import Pair
 from specsim.core.phases import Batch, DraftInput, PrefillInput, Verdict
 from specsim.core.pool import KVPool
-from specsim.models.checkpoint import Pair
 from specsim.serving.generation import load_engine
 
 SLACK = 256  # tokens that a request may grow by while it is timed

@@ -17,7 +17,7 @@ def accept(
     from specsim.acceptance.study import measure, show
     from specsim.core.display import stdout_console
     from specsim.core.files import check_writable, write_json
-    from specsim.models.checkpoint import load
+    from specsim.models.load import load
 
     SamplingParams(max_new_tokens=max_new_tokens)
     check_writable(json_file)

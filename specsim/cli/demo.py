@@ -9,7 +9,7 @@ def demo() -> None:
     """Watch tree speculation on the shipped pair (under a minute)."""
     from specsim.cli.walkthrough import run
     from specsim.core.display import stdout_console
-    from specsim.models.checkpoint import load
+    from specsim.models.load import load
     from specsim.models.shipped import load_prompts
 
     texts = [prompt["text"] for prompt in load_prompts()[:DEMO_PROMPTS]]

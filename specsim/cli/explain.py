@@ -71,7 +71,7 @@ def _weights(target: str, dtype: str) -> "Weights":
     import torch
 
     from specsim.correctness.explain.weights import Weights
-    from specsim.models.checkpoint import load
+    from specsim.models.load import load
 
     pair = load(None if target == "tiny" else target, None, "none")
     return Weights.of(pair.target, getattr(torch, dtype))

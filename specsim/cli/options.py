@@ -150,7 +150,7 @@ def pair(options: dict[str, Any]):
     import torch
 
     if options["shape"] is None:
-        from specsim.models.checkpoint import load
+        from specsim.models.load import load
 
         return load(options["target"], options["draft"], options["drafter"], draft_fields(options))
     for name in ("target", "draft", "draft_field"):

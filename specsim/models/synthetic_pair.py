@@ -8,8 +8,8 @@ what the layers add (its noise, and the context that it does not model) turns th
 import torch
 
 from specsim.core.drafter import DrafterConfig
+from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
 from specsim.core.target import ModelConfig
-from specsim.models.checkpoint import DrafterCheckpoint, Pair, TargetCheckpoint
 from specsim.models.checkpoint.layout import Layout, drafter_layout, target_layout
 
 Tensors = dict[str, torch.Tensor]

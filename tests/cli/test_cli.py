@@ -20,10 +20,10 @@ from specsim.acceptance.study import Check, Measurement, Setting, Study, chain
 from specsim.cli.main import main
 from specsim.core.errors import InputError
 from specsim.core.metrics import acceptance
+from specsim.core.pair import Pair
 from specsim.core.target import ModelConfig
 from specsim.correctness.invariance.solo import Judgement
 from specsim.maintain.training.tokenizer import save_tokenizer, train_tokenizer
-from specsim.models.checkpoint import Pair
 from specsim.models.synthetic_pair import agreeing_pair
 
 VOCAB_SIZE, MAX_LEN = 257, 512

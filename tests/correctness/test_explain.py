@@ -12,7 +12,7 @@ from specsim.core.errors import InputError
 from specsim.correctness.explain import Answer, Noise, explain, read_answers
 from specsim.correctness.explain.finding import ERRORS, Finding
 from specsim.correctness.explain.weights import Weights, judged
-from specsim.models.checkpoint import load
+from specsim.models.load import load
 from specsim.reference.oracle_forward import target_forward
 
 NOISE = Noise(0.01, "said so")  # so that 0.04 is the most

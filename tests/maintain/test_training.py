@@ -33,7 +33,7 @@ from specsim.maintain.training.minimise import learning_rate
 from specsim.maintain.training.recipe import SHIPPED, SMOKE
 from specsim.maintain.training.target import target_config
 from specsim.maintain.training.unroll import read_features, unroll
-from specsim.models.checkpoint import load
+from specsim.models.load import load
 from specsim.models.shipped import TINY, load_prompts
 from specsim.serving.generation import generate
 

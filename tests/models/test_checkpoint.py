@@ -14,11 +14,13 @@ import torch
 from safetensors.torch import save_file
 
 from specsim.core.errors import InputError
-from specsim.models.checkpoint import Pair, load, load_drafter, load_target, locate
+from specsim.core.pair import Pair
+from specsim.models.checkpoint import load_drafter, load_target, locate
 from specsim.models.checkpoint.drafter_config import drafter_config
 from specsim.models.checkpoint.fields import Fields
 from specsim.models.checkpoint.layout import drafter_layout, target_layout
 from specsim.models.checkpoint.model_config import model_config, read_target_config
+from specsim.models.load import load
 
 MANIFESTS = {path.stem: json.loads(path.read_text()) for path in (Path(__file__).parent / "manifests").glob("*.json")}
 TARGETS = ("llama-3.1-8b-instruct", "qwen3-8b")

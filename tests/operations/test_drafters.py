@@ -15,10 +15,10 @@ from specsim.core.columns import own_lanes
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.drafter import DrafterConfig
 from specsim.core.engine_options import EngineOptions
+from specsim.core.pair import DrafterCheckpoint, Pair
 from specsim.core.phases import Batch, Candidates, DraftInput, PrefillInput
 from specsim.core.pool import KVPool
 from specsim.core.target import ModelConfig
-from specsim.models.checkpoint import DrafterCheckpoint, Pair
 from specsim.models.checkpoint.layout import drafter_layout
 from specsim.models.synthetic_pair import LLAMA3, agreeing_pair, random_target, tiny_config
 from specsim.reference.attention import causal_metadata

@@ -13,10 +13,10 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from specsim import SamplingParams, SpecConfig, generate
 from specsim.core.engine_options import EngineOptions
+from specsim.core.pair import Pair, TargetCheckpoint
 from specsim.core.phases import Batch, PrefillInput, VerifyInput
 from specsim.core.pool import KVBuffer, KVPool
 from specsim.core.target import ModelConfig
-from specsim.models.checkpoint import Pair, TargetCheckpoint
 from specsim.models.synthetic_pair import LLAMA3, agreeing_pair, random_target, tiny_config
 from specsim.reference.attention import causal_metadata, tree_metadata
 from specsim.reference.targets import FAMILIES

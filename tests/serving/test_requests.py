@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specsim import InputError, SamplingParams, SpecConfig, generate
-from specsim.models.checkpoint import load
+from specsim.models.load import load
 from specsim.models.synthetic_pair import agreeing_pair
 from specsim.serving.requests import Request, make_request, make_requests
 

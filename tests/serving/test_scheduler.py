@@ -15,7 +15,7 @@ from specsim.core.engine_options import EngineOptions
 from specsim.core.phases import DraftInput
 from specsim.correctness.differential.pairs import make_pair
 from specsim.correctness.invariance.solo import BUDGETS, alone, difference
-from specsim.models.checkpoint import load
+from specsim.models.load import load
 from specsim.serving import generation
 from specsim.serving.generation import load_engine
 from specsim.serving.ranks import Ranks

@@ -16,7 +16,7 @@ from specsim.core.engine_options import EngineOptions
 from specsim.core.metrics import latency
 from specsim.core.pool import KVPool
 from specsim.correctness.invariance.modes import WAYS, compare
-from specsim.models.checkpoint import load
+from specsim.models.load import load
 from specsim.models.shipped import REQUESTS
 from specsim.models.synthetic_pair import agreeing_pair
 from specsim.serving.generation import load_engine

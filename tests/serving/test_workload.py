@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 
 from specsim import InputError, SamplingParams, SpecConfig, generate
-from specsim.models.checkpoint import load
+from specsim.models.load import load
 from specsim.models.shipped import REQUESTS
 from specsim.models.synthetic_pair import agreeing_pair
 from specsim.serving.workload import read_requests

@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 from specsim.core.engine_options import EngineOptions, check_device
 from specsim.core.errors import InputError
 from specsim.core.files import write_json
+from specsim.core.pair import Pair
 from specsim.core.provenance import now, versions
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.comparison import Tally, Trio
@@ -24,7 +25,6 @@ from specsim.correctness.differential.oracle import compare_with_oracle
 from specsim.correctness.differential.pairs import make_pair, moved, rounded
 from specsim.correctness.differential.result import CellResult, GridResult
 from specsim.correctness.differential.scene import Column
-from specsim.models.checkpoint import Pair
 from specsim.serving.generation import load_engine
 
 DTYPES = ("float32", "bfloat16")

@@ -5,7 +5,8 @@ from dataclasses import replace
 import torch
 
 from specsim.core.errors import InputError
-from specsim.models.checkpoint import Pair, load
+from specsim.core.pair import Pair
+from specsim.models.load import load
 from specsim.models.synthetic_pair import agreeing_pair
 
 KINDS = ("eagle", "eagle3")

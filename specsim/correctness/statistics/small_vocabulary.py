@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from specsim.core.drafter import DrafterConfig
+from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
 from specsim.core.target import ModelConfig
-from specsim.models.checkpoint import DrafterCheckpoint, Pair, TargetCheckpoint
 from specsim.models.checkpoint.layout import Layout, drafter_layout, target_layout
 
 VOCAB, CLASSES, HIDDEN = 16, 2, 64

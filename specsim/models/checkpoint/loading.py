@@ -1,68 +1,24 @@
-"""Targets and EAGLE heads from a local folder or the Hugging Face hub, and the shipped pair."""
+"""Targets and EAGLE heads from a local folder or the Hugging Face hub."""
 
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from specsim.core.errors import InputError
-from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
+from specsim.core.pair import DrafterCheckpoint, TargetCheckpoint
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.drafter_config import drafter_config, is_speculators
 from specsim.models.checkpoint.fields import Fields, read_json
 from specsim.models.checkpoint.layout import drafter_layout, target_layout
 from specsim.models.checkpoint.model_config import read_target_config
-from specsim.models.checkpoint.tokenizer import LazyTokenizer
 from specsim.models.checkpoint.weights import by_name, check_layout, read_weights
 
 _HUB_ID = r"[\w-][\w.-]*/[\w-][\w.-]*"
 _HUB_TEXT = ("*.json", "*.txt", "tokenizer.model")
 _EAGLE3_KEYS = ("midlayer.", "layers.0.hidden_norm.", "d2t")
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
-
-
-def load(
-    target: str | Path | None = None,
-    draft: str | Path | None = None,
-    drafter: Literal["eagle", "eagle3", "none"] | None = None,
-    draft_fields: Mapping[str, Any] | None = None,
-) -> Pair:
-    """A target and its drafter, each a folder or a hub id; with neither, the shipped pair with its EAGLE-3 head.
-
-    drafter: another of the shipped heads, or the kind that the given one has to be. A target alone needs "none".
-    draft_fields: fields of the drafter's config.json that its publisher left out or that are to be read otherwise.
-    """
-    target, draft, name = _chosen(target, draft, drafter)
-    folder = locate("target", target)
-    checkpoint = load_target(folder)
-    if draft is None and draft_fields:
-        raise InputError("draft_fields", dict(draft_fields), "none without a drafter")
-    head = None if draft is None else load_drafter(draft, checkpoint.config, draft_fields)
-    if head and drafter not in (None, head.config.kind):
-        raise InputError("drafter", drafter, f"{head.config.kind}, the kind of the one in {draft}")
-    tokenizer = LazyTokenizer(folder) if any((folder / file).exists() for file in _TOKENIZERS) else None
-    return Pair(checkpoint, head, tokenizer, name)
-
-
-def _chosen(target: Any, draft: Any, drafter: str | None) -> tuple[str | Path, str | Path | None, str]:
-    """(target, draft, name of the pair) of load's arguments."""
-    if drafter not in (None, "eagle", "eagle3", "none"):
-        raise InputError("drafter", drafter, "eagle or eagle3 or none")
-    if target is None and draft is None:
-        from specsim.models.shipped import TINY
-
-        shipped = drafter or "eagle3"
-        head = None if shipped == "none" else TINY / shipped
-        return TINY / "target", head, "tiny" if head is None else f"tiny, {shipped}"
-    if target is None:
-        raise InputError("target", None, "the target that the given drafter was trained for")
-    if draft is not None and drafter == "none":
-        raise InputError("draft", str(draft), "none where drafter is none")
-    if draft is None and drafter != "none":
-        raise InputError("draft", None, "a drafter of the given target, or drafter none")
-    return target, draft, str(target) if draft is None else f"{target}, {draft}"
 
 
 def load_target(path_or_hub: str | Path) -> TargetCheckpoint:

@@ -9,8 +9,8 @@ import torch
 
 from specsim.core.drafter import DrafterConfig
 from specsim.core.errors import InputError
+from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
 from specsim.core.target import ModelConfig
-from specsim.models.checkpoint import DrafterCheckpoint, Pair, TargetCheckpoint
 from specsim.models.checkpoint.layout import Layout, drafter_layout, target_layout
 from specsim.models.shapes.model_shape import Shape, shape
 

@@ -1,0 +1,56 @@
+"""Load a target and its drafter: from folders, from the Hugging Face hub, or as shipped."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from specsim.core.errors import InputError
+from specsim.core.pair import Pair
+from specsim.models import shipped
+from specsim.models.checkpoint import load_drafter, load_target, locate
+from specsim.models.checkpoint.tokenizer import LazyTokenizer
+
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+def load(
+    target: str | Path | None = None,
+    draft: str | Path | None = None,
+    drafter: Literal["eagle", "eagle3", "none"] | None = None,
+    draft_fields: Mapping[str, Any] | None = None,
+) -> Pair:
+    """Load a target and its drafter, each a folder or a hub id; with neither, the shipped pair and its EAGLE-3 head.
+
+    drafter: another of the shipped heads, or the kind that the given one has to be. A target alone needs "none".
+    draft_fields: fields of the drafter's config.json that its publisher left out or that are to be read otherwise.
+    """
+    if drafter not in (None, "eagle", "eagle3", "none"):
+        raise InputError("drafter", drafter, "eagle or eagle3 or none")
+    if target is None and draft is None:
+        kind = drafter or "eagle3"
+        target = shipped.TINY / "target"
+        draft = None if kind == "none" else shipped.TINY / kind
+        name = "tiny" if draft is None else f"tiny, {kind}"
+    else:
+        target = _given_target(target, draft, drafter)
+        name = str(target) if draft is None else f"{target}, {draft}"
+    folder = locate("target", target)
+    checkpoint = load_target(folder)
+    if draft is None and draft_fields:
+        raise InputError("draft_fields", dict(draft_fields), "none without a drafter")
+    head = None if draft is None else load_drafter(draft, checkpoint.config, draft_fields)
+    if head and drafter not in (None, head.config.kind):
+        raise InputError("drafter", drafter, f"{head.config.kind}, the kind of the one in {draft}")
+    tokenizer = LazyTokenizer(folder) if any((folder / file).exists() for file in _TOKENIZERS) else None
+    return Pair(checkpoint, head, tokenizer, name)
+
+
+def _given_target(target: str | Path | None, draft: str | Path | None, drafter: str | None) -> str | Path:
+    """Check that the arguments name a target, and a drafter unless it is `none`; give the target."""
+    if target is None:
+        raise InputError("target", None, "the target that the given drafter was trained for")
+    if draft is not None and drafter == "none":
+        raise InputError("draft", str(draft), "none where drafter is none")
+    if draft is None and drafter != "none":
+        raise InputError("draft", None, "a drafter of the given target, or drafter none")
+    return target
