@@ -1,9 +1,11 @@
-"""Random pairs made on the spot: a small target, and a drafter that agrees with it about as often as a dial says.
+"""Synthetic pairs: a small random target, and a drafter that agrees with it as often as its noise allows.
 
 The target's residual stream is dominated by the embedding of its last token, so its next token depends mostly on that
 token. The drafter passes the same embedding on and reads it through the same head, so it proposes the same token unless
-what the layers add (its noise, and the context that it does not model) turns the decision.
+its noise, or the context that it does not model, turns the decision.
 """
+
+from typing import Any
 
 import torch
 
@@ -24,18 +26,28 @@ LLAMA3 = {
 
 
 def tiny_config(
-    family: str = "llama", num_layers: int = 2, vocab_size: int = 48, window: int | None = None, **changes
+    family: str = "llama", num_layers: int = 2, vocab_size: int = 48, window: int | None = None, **changes: Any
 ) -> ModelConfig:
-    """A decoder of hidden 32 with four query heads and two KV heads of 16; changes: further fields of ModelConfig."""
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
-    limits = {"rms_norm_eps": 1e-5, "max_position_embeddings": 512, "rope_theta": 10000.0}
-    windows = (window,) * num_layers
-    sizes = {"vocab_size": vocab_size, "num_layers": num_layers, "sliding_windows": windows}
-    return ModelConfig(**{"family": family, **shape, **limits, **sizes, **changes})
+    """Make a decoder of hidden 32, four query heads and two KV heads of 16; changes: other fields of ModelConfig."""
+    fields: dict[str, Any] = {
+        "family": family,
+        "vocab_size": vocab_size,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_layers": num_layers,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 16,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 512,
+        "rope_theta": 10000.0,
+        "sliding_windows": (window,) * num_layers,
+    }
+    return ModelConfig(**fields | changes)
 
 
 def random_target(config: ModelConfig, seed: int = 0, context: float = 0.1, sharpness: float = 0.5) -> TargetCheckpoint:
-    """Random weights of a dense family.
+    """Make random weights of a dense family.
 
     context: scale of the layers' weights, against embeddings whose entries are ±1. sharpness: scale of the head.
     """
@@ -56,12 +68,12 @@ def agreeing_pair(
     seed: int = 0,
     noise: float = 0.02,
     num_layers: int = 2,
-    **changes,
+    **changes: Any,
 ) -> Pair:
-    """A pair without a tokenizer whose drafter's first draft is accepted about 4 times in 10 at temperature 1.
+    """Make a pair without a tokenizer; its first draft is accepted about 4 times in 10 at temperature 1.
 
-    noise: the dial; more of it, less agreement. kind: `eagle` or `eagle3`, whose draft vocabulary is seven eighths of
-    the target's. changes: of tiny_config.
+    noise: more of it, less agreement. kind: `eagle` or `eagle3`, which has a draft vocabulary of seven eighths of the
+    target's. changes: of tiny_config.
     """
     target = random_target(tiny_config(family, num_layers, **changes), seed)
     model = tiny_config(family, 1, **changes)
@@ -71,7 +83,7 @@ def agreeing_pair(
 
 
 def _random(layout: Layout, scale: float, generator: torch.Generator) -> Tensors:
-    """Normal weights of that scale; norms are scattered around 1 by half of it."""
+    """Draw normal weights of this scale; norms are scattered around 1 by half of it."""
     tensors = {}
     for name, shape in layout.items():
         values = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -80,7 +92,7 @@ def _random(layout: Layout, scale: float, generator: torch.Generator) -> Tensors
 
 
 def _eagle(model: ModelConfig, target: TargetCheckpoint, noise: float, generator: torch.Generator) -> DrafterCheckpoint:
-    """fc passes the embedding on."""
+    """Make an EAGLE head: fc passes the embedding on."""
     hidden = model.hidden_size
     config = DrafterConfig("eagle", model, draft_vocab_size=model.vocab_size, target_hidden_size=hidden)
     required, optional = drafter_layout(config)
@@ -93,8 +105,9 @@ def _eagle(model: ModelConfig, target: TargetCheckpoint, noise: float, generator
 def _eagle3(
     model: ModelConfig, target: TargetCheckpoint, noise: float, generator: torch.Generator
 ) -> DrafterCheckpoint:
-    """Attention, sharp on the row itself, puts the new token's embedding in the place of the residual."""
-    hidden, vocab = model.hidden_size, model.vocab_size
+    """Make an EAGLE-3 head: attention to the row itself puts the new token's embedding in the residual's place."""
+    hidden = model.hidden_size
+    vocab = model.vocab_size
     chosen = torch.linspace(0, vocab - 1, vocab * 7 // 8).long()
     feature_layers = tuple(range(target.config.num_layers))[-3:]
     config = DrafterConfig("eagle3", model, len(chosen), hidden, feature_layers)
@@ -110,13 +123,15 @@ def _eagle3(
 
 
 def _attend_to_itself(tensors: Tensors, model: ModelConfig) -> None:
-    """Queries and keys share a constant feature, so rotation makes distance 0 the best match; the value is the
-    embedding minus the hidden state, which the residual adds back.
+    """Give queries and keys a constant feature, so that rotation makes distance 0 the best match.
+
+    The value is the embedding minus the hidden state, which the residual adds back.
     """
-    prefix, identity = "midlayer.self_attn.", torch.eye(model.hidden_size, dtype=torch.float64)
+    prefix = "midlayer.self_attn."
+    identity = torch.eye(model.hidden_size, dtype=torch.float64)
     for name in ("q", "k"):
         tensors[f"{prefix}{name}_proj.weight"][:, 0] += 4.0
-        if model.family == "qwen3":  # whose norm of every head would take the factor out again
+        if model.family == "qwen3":  # its norm of every head would take the factor out again
             tensors[f"{prefix}{name}_norm.weight"] *= 4.0
     tensors[f"{prefix}v_proj.weight"] += torch.cat([identity, -identity], dim=1)
     first_of_group = tensors[f"{prefix}o_proj.weight"].unflatten(1, (model.num_kv_heads, -1, model.head_dim))[:, :, 0]

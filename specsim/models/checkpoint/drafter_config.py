@@ -1,4 +1,4 @@
-"""Shape of an EAGLE head from its config.json, as the EAGLE repository, SGLang and speculators write it."""
+"""Shape of an EAGLE head, from its config.json as the EAGLE repository, SGLang and speculators write it."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -19,12 +19,12 @@ _INHERITED = {
     "max_position_embeddings": "max_position_embeddings",
 }
 _INHERITED_HEADS = {"num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads", "head_dim": "head_dim"}
-# Variants of published heads that are not computed here, with the one value that is.
+# Fields of published heads' variants, with the one value that is supported.
 _ONLY = {"norm_before_fc": False, "use_aux_hidden_state": True}
 
 
 def drafter_config(fields: Fields, kind: str, target: ModelConfig) -> DrafterConfig:
-    """The shape of an EAGLE head (`kind` eagle or eagle3) that drafts for `target`; the two must fit."""
+    """Read the shape of an EAGLE head (`kind` eagle or eagle3) that drafts for `target`; the two must fit."""
     layer = fields.mapping("transformer_layer_config") if is_speculators(fields) else fields
     fields = fields.filled(fields.mapping("eagle_config").given)
     for name, only in _ONLY.items():
@@ -37,18 +37,18 @@ def drafter_config(fields: Fields, kind: str, target: ModelConfig) -> DrafterCon
 
 
 def is_speculators(fields: Fields) -> bool:
-    """Whether the vLLM project's speculators wrote this config; of its models EAGLE-3 is the one that is read."""
-    return (
-        bool(fields.get("speculators_model_type")) and fields.choice("speculators_model_type", ("eagle3",)) == "eagle3"
-    )
+    """Check whether the vLLM project's speculators wrote this config; only its EAGLE-3 models are supported."""
+    name = "speculators_model_type"
+    return bool(fields.get(name)) and fields.choice(name, ("eagle3",)) == "eagle3"
 
 
 def _inherit(layer: Fields, target: ModelConfig) -> Fields:
-    """A head's fields, completed by its target's. Published heads are Llama layers."""
+    """Complete a head's fields by its target's. Published heads are Llama layers."""
     layer.choice("model_type", ("llama",), default="llama")
     names = _INHERITED if layer.get("num_attention_heads") else _INHERITED | _INHERITED_HEADS
     inherited = {name: getattr(target, field) for name, field in names.items()}
-    return Fields(layer.file, {"model_type": "llama", "num_hidden_layers": 1, **inherited, **layer.given}, layer.asked)
+    values = {"model_type": "llama", "num_hidden_layers": 1, **inherited, **layer.given}
+    return Fields(layer.file, values, layer.read_names)
 
 
 def _eagle(model: ModelConfig) -> DrafterConfig:
@@ -71,7 +71,7 @@ def _eagle3(fields: Fields, model: ModelConfig, target: ModelConfig) -> DrafterC
 
 
 def _feature_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:
-    """The target layers whose entering hidden states an EAGLE-3 head reads."""
+    """Read the target layers that an EAGLE-3 head's features enter."""
     name = "eagle_aux_hidden_state_layer_ids"
     ids = fields.get(name)
     if ids is None:
@@ -89,7 +89,10 @@ def _feature_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:
 
 
 def _offset(fields: Fields) -> int:
-    """1 where ids name a layer's output, which enters the next layer. Both conventions are in use: none is guessed."""
+    """Give 1 where ids name a layer's output, which enters the next layer, and 0 where they name its input.
+
+    Both conventions are in use, so neither is guessed.
+    """
     name = "eagle_aux_hidden_state_convention"
     if fields.get(name) not in ("entering", "output"):
         raise fields.error(name, "entering (id i is what enters layer i) or output (id i is what leaves layer i)")
@@ -97,8 +100,9 @@ def _offset(fields: Fields) -> int:
 
 
 def _check_fit(config: DrafterConfig, target: ModelConfig, file: Path) -> None:
-    """A head reads its target's tokens and features: vocabularies and widths must agree."""
-    model, width = config.model, config.target_hidden_size
+    """Check that a head has the vocabulary and the width of the target that it reads."""
+    model = config.model
+    width = config.target_hidden_size
     if model.vocab_size != target.vocab_size:
         raise InputError(f"vocab_size in {file}", model.vocab_size, f"{target.vocab_size}, the target's")
     if width != target.hidden_size:

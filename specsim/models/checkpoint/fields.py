@@ -1,4 +1,4 @@
-"""Fields of a JSON file, read by name and type; what is wrong with one is told with its name and file."""
+"""Fields of a JSON file, read by name and type; an error names field and file."""
 
 import json
 import math
@@ -12,14 +12,14 @@ from specsim.core.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The fields of one JSON object. Reading one, null counts as absent."""
+    """Fields of one JSON object; null counts as absent."""
 
     file: Path
     values: Mapping[str, Any]
-    asked: set[str] = field(default_factory=set)  # every name that was read, so that a misspelt one is noticed
+    read_names: set[str] = field(default_factory=set)  # every name that was read: a misspelt one is noticed
 
     def get(self, name: str, default: Any = None) -> Any:
-        self.asked.add(name)
+        self.read_names.add(name)
         value = self.values.get(name)
         return default if value is None else value
 
@@ -28,16 +28,16 @@ class Fields:
 
     @property
     def given(self) -> dict[str, Any]:
-        """The fields that are not null."""
+        """Fields that are not null."""
         return {name: value for name, value in self.values.items() if value is not None}
 
     def filled(self, defaults: Mapping[str, Any]) -> "Fields":
-        """The same fields, and `defaults` for those that are not there at all."""
-        return Fields(self.file, {**defaults, **self.values}, self.asked)
+        """Add `defaults` for fields that are absent (a null is there)."""
+        return Fields(self.file, {**defaults, **self.values}, self.read_names)
 
     def replaced(self, values: Mapping[str, Any]) -> "Fields":
-        """The same fields, with `values` in the place of what was there."""
-        return Fields(self.file, {**self.values, **values}, self.asked)
+        """Put `values` in the place of fields of their names."""
+        return Fields(self.file, {**self.values, **values}, self.read_names)
 
     def integer(self, name: str, default: int | None = None, least: int = 1) -> int:
         value = self.get(name, default)
@@ -67,11 +67,11 @@ class Fields:
         value = self.get(name, {})
         if not isinstance(value, dict):
             raise self.error(name, "an object")
-        return Fields(self.file, value, self.asked)
+        return Fields(self.file, value, self.read_names)
 
 
 def read_json(file: Path) -> Fields:
-    """The object in a JSON file."""
+    """Read the object in a JSON file."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -1,13 +1,22 @@
 """Key and shape of every tensor of a checkpoint: Hugging Face names for a target, the EAGLE repository's for a head."""
 
+from typing import NamedTuple
+
 from specsim.core.drafter import DrafterConfig
 from specsim.core.target import ModelConfig
 
 Layout = dict[str, tuple[int, ...]]
 
 
+class DrafterLayout(NamedTuple):
+    """Tensors that an EAGLE head has to have, and those that it may have."""
+
+    required: Layout
+    optional: Layout
+
+
 def target_layout(config: ModelConfig) -> Layout:
-    """The tensors of a target; lm_head.weight is among them also where the embedding stands for it."""
+    """List the tensors of a target; lm_head.weight is listed also where the embedding stands for it."""
     table = (config.vocab_size, config.hidden_size)
     layout = {"model.embed_tokens.weight": table, "model.norm.weight": (config.hidden_size,), "lm_head.weight": table}
     for index in range(config.num_layers):
@@ -17,12 +26,12 @@ def target_layout(config: ModelConfig) -> Layout:
     return layout
 
 
-def drafter_layout(config: DrafterConfig) -> tuple[Layout, Layout]:
-    """(required, optional) tensors of an EAGLE head."""
+def drafter_layout(config: DrafterConfig) -> DrafterLayout:
+    """List the tensors of an EAGLE head."""
     return _eagle3_layout(config) if config.kind == "eagle3" else _eagle_layout(config.model)
 
 
-def _eagle_layout(model: ModelConfig) -> tuple[Layout, Layout]:
+def _eagle_layout(model: ModelConfig) -> DrafterLayout:
     """EAGLE-1 and EAGLE-2: fc of embedding and feature, then Llama layers, the first without a norm of its input."""
     width = model.hidden_size
     layout: Layout = {"embed_tokens.weight": (model.vocab_size, width), "fc.weight": (width, 2 * width)}
@@ -30,12 +39,14 @@ def _eagle_layout(model: ModelConfig) -> tuple[Layout, Layout]:
         layer = f"layers.{index}"
         layout |= _norms(layer, model, *(["input_layernorm"] if index else []), "post_attention_layernorm")
         layout |= _attention(layer, model, width) | _mlp(layer, model)
-    return layout, {"fc.bias": (width,)}
+    return DrafterLayout(layout, {"fc.bias": (width,)})
 
 
-def _eagle3_layout(config: DrafterConfig) -> tuple[Layout, Layout]:
+def _eagle3_layout(config: DrafterConfig) -> DrafterLayout:
     """EAGLE-3: fc of three target features, one layer whose attention reads embedding and feature together, a head."""
-    model, width, draft_vocab_size = config.model, config.model.hidden_size, config.draft_vocab_size
+    model = config.model
+    width = model.hidden_size
+    draft_vocab_size = config.draft_vocab_size
     layout: Layout = {"fc.weight": (width, 3 * config.target_hidden_size), "norm.weight": (width,)}
     layout["lm_head.weight"] = (draft_vocab_size, width)
     layout |= _norms("midlayer", model, "hidden_norm", "input_layernorm", "post_attention_layernorm")
@@ -43,9 +54,10 @@ def _eagle3_layout(config: DrafterConfig) -> tuple[Layout, Layout]:
     embedding: Layout = {"embed_tokens.weight": (model.vocab_size, width)}
     d2t: Layout = {"d2t": (draft_vocab_size,)}
     t2d: Layout = {"t2d": (model.vocab_size,)}
-    own_embedding, own_vocabulary = width != config.target_hidden_size, draft_vocab_size != model.vocab_size
-    required = layout | (embedding if own_embedding else {}) | (d2t if own_vocabulary else {})
-    return required, embedding | d2t | t2d
+    has_embedding = width != config.target_hidden_size
+    has_vocabulary = draft_vocab_size != model.vocab_size
+    required = layout | (embedding if has_embedding else {}) | (d2t if has_vocabulary else {})
+    return DrafterLayout(required, embedding | d2t | t2d)
 
 
 def _norms(layer: str, config: ModelConfig, *names: str) -> Layout:
@@ -53,8 +65,9 @@ def _norms(layer: str, config: ModelConfig, *names: str) -> Layout:
 
 
 def _attention(layer: str, config: ModelConfig, width: int) -> Layout:
-    """The projections of one attention whose input has `width` features, and Qwen3's norms of queries and keys."""
-    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    """Projections of one attention with an input of `width` features, and Qwen3's norms of queries and keys."""
+    query = config.num_heads * config.head_dim
+    key = config.num_kv_heads * config.head_dim
     shapes = {"q_proj": (query, width), "k_proj": (key, width), "v_proj": (key, width)}
     shapes["o_proj"] = (config.hidden_size, query)
     layout = _linears(f"{layer}.self_attn", shapes, config.attention_bias)
@@ -64,7 +77,8 @@ def _attention(layer: str, config: ModelConfig, width: int) -> Layout:
 
 
 def _mlp(layer: str, config: ModelConfig) -> Layout:
-    up, down = (config.intermediate_size, config.hidden_size), (config.hidden_size, config.intermediate_size)
+    up = (config.intermediate_size, config.hidden_size)
+    down = (config.hidden_size, config.intermediate_size)
     return _linears(f"{layer}.mlp", {"gate_proj": up, "up_proj": up, "down_proj": down}, config.mlp_bias)
 
 

@@ -22,10 +22,11 @@ _EAGLE3_KEYS = ("midlayer.", "layers.0.hidden_norm.", "d2t")
 
 
 def load_target(path_or_hub: str | Path) -> TargetCheckpoint:
-    """A target of a supported family; InputError names file and key where anything is missing, extra or misshapen."""
+    """Load a target of a supported family; InputError names file and key of a missing, extra or misshapen tensor."""
     folder = locate("target", path_or_hub)
     config = read_target_config(folder)
-    required, optional = target_layout(config), {}
+    required = target_layout(config)
+    optional = {}
     if config.tie_word_embeddings:
         optional = {"lm_head.weight": required.pop("lm_head.weight")}
     tensors = check_layout(by_name(read_weights(folder), _target_name), folder, required, optional)
@@ -41,7 +42,7 @@ def load_target(path_or_hub: str | Path) -> TargetCheckpoint:
 def load_drafter(
     path_or_hub: str | Path, target_config: ModelConfig, draft_fields: Mapping[str, Any] | None = None
 ) -> DrafterCheckpoint:
-    """An EAGLE-1/2 or EAGLE-3 head for a target. Raises as load_target does, and where the two do not fit."""
+    """Load an EAGLE-1/2 or EAGLE-3 head; raises as load_target does, and where it does not fit its target."""
     folder = locate("draft", path_or_hub)
     fields = read_json(folder / "config.json").replaced(draft_fields or {})
     stored = by_name(read_weights(folder), lambda key: key.removeprefix("model."))
@@ -50,8 +51,9 @@ def load_drafter(
         stored = by_name(stored.values(), _eagle3_name)
     config = drafter_config(fields, kind, target_config)
     for name in draft_fields or ():
-        if name not in fields.asked:
-            raise InputError("draft_fields", name, f"a field that is read of an {kind} config, {sorted(fields.asked)}")
+        if name not in fields.read_names:
+            allowed = f"a field that is read of an {kind} config, {sorted(fields.read_names)}"
+            raise InputError("draft_fields", name, allowed)
     required, optional = drafter_layout(config)
     if kind == "eagle" and fields.get("bias") is not None:
         bias = {"fc.bias": optional.pop("fc.bias")}
@@ -64,7 +66,7 @@ def load_drafter(
 
 
 def locate(field: str, path_or_hub: str | Path) -> Path:
-    """The folder of a checkpoint: a local one, else a snapshot of a hub repository, downloaded once."""
+    """Find the folder of a checkpoint: a local one, else a snapshot of a hub repository, downloaded once."""
     allowed = "an existing folder, or a hub id such as meta-llama/Llama-3.1-8B-Instruct"
     try:
         folder = Path(path_or_hub).expanduser()
@@ -97,7 +99,7 @@ def _eagle3_name(key: str) -> str:
 
 
 def _drafter_kind(fields: Fields, names: Iterable[str]) -> str:
-    """From the keys, and from what only an EAGLE-3 config has, so that a key missing from one is told as that."""
+    """Tell the kind of a head from its keys, and from fields that only EAGLE-3 has, so that a missing key is named."""
     if is_speculators(fields) or fields.get("draft_vocab_size"):
         return "eagle3"
     if "fc.weight" not in names:
@@ -106,9 +108,9 @@ def _drafter_kind(fields: Fields, names: Iterable[str]) -> str:
 
 
 def _vocabulary(tensors: Mapping[str, torch.Tensor], folder: Path, vocab_size: int) -> dict[str, torch.Tensor]:
-    """d2t as i64 and t2d as bool, either the inverse of the other; t2d is made where the files have only d2t.
+    """Read d2t as i64 and t2d as bool, each the inverse of the other; t2d is made where the files have only d2t.
 
-    Target ids ascend with draft ids, so that ties and sums over a law come out alike in either numbering.
+    Target ids ascend with draft ids, so that ties and sums over a distribution are the same in either numbering.
     """
     d2t = tensors["d2t"].long()
     target_ids = d2t + torch.arange(len(d2t))
@@ -118,7 +120,8 @@ def _vocabulary(tensors: Mapping[str, torch.Tensor], folder: Path, vocab_size: i
         raise InputError(f"d2t[{outside[0]}] in {folder}", int(d2t[outside[0]]), allowed)
     falling = (target_ids.diff() <= 0).nonzero().flatten().tolist()
     if falling:
-        before, place = int(target_ids[falling[0]]), falling[0] + 1
+        before = int(target_ids[falling[0]])
+        place = falling[0] + 1
         allowed = f"an offset to a target id above {before}, that of draft id {place - 1}"
         raise InputError(f"d2t[{place}] in {folder}", int(d2t[place]), allowed)
     t2d = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, target_ids, True)

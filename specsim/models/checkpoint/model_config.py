@@ -1,14 +1,14 @@
-"""Shape of a target from its config.json, as transformers 4 and 5 write it."""
+"""Shape of a target, from its config.json as transformers 4 and 5 write it."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from specsim.core.errors import InputError
 from specsim.core.target import FAMILIES, ModelConfig
 from specsim.models.checkpoint.fields import Fields, read_json
 
 _LLAMA3_ROPE = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-# What transformers takes for a field that is not there (a null is there). Sizes have no default: they must be given.
+# Defaults that transformers has for absent fields (a null is there). Sizes have none: they must be given.
 _ABSENT = {
     "llama": {},
     "qwen3": {"num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096, "max_window_layers": 28},
@@ -17,7 +17,7 @@ _ABSENT = {
 
 
 def read_target_config(folder: Path) -> ModelConfig:
-    """The shape of a folder's target; generation_config.json's end tokens come first, as in transformers' generate."""
+    """Read the shape of a folder's target; end tokens of generation_config.json come first, as in transformers."""
     fields = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
     ends = _end_tokens(read_json(generation)) if generation.exists() else ()
@@ -25,14 +25,15 @@ def read_target_config(folder: Path) -> ModelConfig:
 
 
 def model_config(fields: Fields, eos_token_ids: tuple[int, ...] = ()) -> ModelConfig:
-    """The shape of a decoder from a config.json of transformers 4 or 5."""
+    """Read the shape of a decoder from a config.json of transformers 4 or 5."""
     family = fields.choice("model_type", FAMILIES)
     fields.choice("hidden_act", ("silu",), default="silu")
     if fields.get("quantization_config"):
         raise fields.error("quantization_config", "none: weights are read in floating point only")
     fields = fields.filled(_ABSENT[family])
-    num_heads, num_layers = fields.integer("num_attention_heads"), fields.integer("num_hidden_layers")
-    rope_theta, rope_scaling = _rope(fields)
+    num_heads = fields.integer("num_attention_heads")
+    num_layers = fields.integer("num_hidden_layers")
+    rope = _rope(fields)
     return ModelConfig(
         family=family,
         vocab_size=fields.integer("vocab_size"),
@@ -44,8 +45,8 @@ def model_config(fields: Fields, eos_token_ids: tuple[int, ...] = ()) -> ModelCo
         head_dim=_head_dim(fields, num_heads),
         rms_norm_eps=fields.number("rms_norm_eps"),
         max_position_embeddings=fields.integer("max_position_embeddings"),
-        rope_theta=rope_theta,
-        rope_scaling=rope_scaling,
+        rope_theta=rope.theta,
+        rope_scaling=rope.scaling,
         sliding_windows=_sliding_windows(family, fields, num_layers),
         attention_bias=family != "mistral" and fields.flag("attention_bias"),
         mlp_bias=family == "llama" and fields.flag("mlp_bias"),
@@ -65,8 +66,13 @@ def _head_dim(fields: Fields, num_heads: int) -> int:
     return head_dim
 
 
-def _rope(fields: Fields) -> tuple[float, dict[str, Any]]:
-    """(base, scaling): `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of transformers 4."""
+class _Rope(NamedTuple):
+    theta: float
+    scaling: dict[str, Any]
+
+
+def _rope(fields: Fields) -> _Rope:
+    """Read `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of transformers 4."""
     theta = {"rope_theta": fields.get("rope_theta", 10000.0)}
     given = [name for name in ("rope_parameters", "rope_scaling") if fields.get(name)] or ["rope_parameters"]
     first, *others = (_one_rope(name, fields.mapping(name).filled(theta)) for name in given)
@@ -75,8 +81,9 @@ def _rope(fields: Fields) -> tuple[float, dict[str, Any]]:
     return first
 
 
-def _one_rope(name: str, rope: Fields) -> tuple[float, dict[str, Any]]:
-    theta, kind = rope.number("rope_theta"), rope.get("rope_type", rope.get("type", "default"))
+def _one_rope(name: str, rope: Fields) -> _Rope:
+    theta = rope.number("rope_theta")
+    kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "llama3"):
         raise InputError(f"rope_type in {rope.file}", kind, "default or llama3")
     if any(isinstance(value, dict) for value in rope.values.values()):
@@ -84,12 +91,12 @@ def _one_rope(name: str, rope: Fields) -> tuple[float, dict[str, Any]]:
     if rope.get("partial_rotary_factor", 1) != 1:
         raise rope.error("partial_rotary_factor", "1")
     if kind == "default":
-        return theta, {}
-    return theta, {"rope_type": kind, **{factor: rope.number(factor) for factor in _LLAMA3_ROPE}}
+        return _Rope(theta, {})
+    return _Rope(theta, {"rope_type": kind, **{factor: rope.number(factor) for factor in _LLAMA3_ROPE}})
 
 
 def _sliding_windows(family: str, fields: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """Per layer; () where every layer sees everything."""
+    """Window of each layer; () where every layer sees everything."""
     if family == "llama":
         return ()
     switched_on = family == "mistral" or fields.flag("use_sliding_window")
@@ -100,11 +107,12 @@ def _sliding_windows(family: str, fields: Fields, num_layers: int) -> tuple[int 
 
 
 def _sliding_layers(fields: Fields, num_layers: int, window: int | None) -> list[bool]:
-    """By `layer_types`, else (Qwen3) every layer from `max_window_layers` on."""
+    """Tell sliding layers by `layer_types`, else (Qwen3) by their index, from `max_window_layers` on."""
     layer_types = fields.get("layer_types")
     if layer_types is None:
         return [layer >= fields.integer("max_window_layers", least=0) for layer in range(num_layers)]
-    full, sliding = "full_attention", "sliding_attention"
+    full = "full_attention"
+    sliding = "sliding_attention"
     listed = isinstance(layer_types, list) and all(kind in (full, sliding) for kind in layer_types)
     if not listed or len(layer_types) != num_layers:
         raise fields.error("layer_types", f"{num_layers} times {full} or {sliding}")

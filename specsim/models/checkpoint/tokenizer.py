@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint's folder, loaded when it is first used."""
+"""Tokenizer of a checkpoint's folder, loaded when it is first used."""
 
 from pathlib import Path
 from typing import Any
@@ -7,9 +7,9 @@ from specsim.core.errors import InputError
 
 
 class LazyTokenizer:
-    """The folder's tokenizer, loaded by transformers when it is first used; everything AutoTokenizer gives is here."""
+    """Tokenizer with every attribute of transformers' AutoTokenizer, which is loaded at the first use."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._loaded: Any = None
 
@@ -32,9 +32,8 @@ class LazyTokenizer:
                 self._loaded = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
             except Exception as error:  # transformers and tokenizers share no class of error
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
-                raise InputError(
-                    f"the tokenizer in {self.folder}", reason, "a tokenizer that transformers loads"
-                ) from error
+                name = f"the tokenizer in {self.folder}"
+                raise InputError(name, reason, "a tokenizer that transformers loads") from error
         return self._loaded
 
     def __repr__(self) -> str:

@@ -28,7 +28,7 @@ _HARMLESS = (
 
 
 class Stored(NamedTuple):
-    """One tensor, the file it is in and its key there."""
+    """A tensor, its file and its key there."""
 
     tensor: torch.Tensor
     file: Path
@@ -36,7 +36,7 @@ class Stored(NamedTuple):
 
 
 def read_weights(folder: Path) -> list[Stored]:
-    """Every tensor of a folder, as stored: the first of the four forms that is there."""
+    """Read every tensor of a folder as stored, in the first of the four forms that is there."""
     form = next((folder / name for name in _FORMS if (folder / name).exists()), None)
     if form is None:
         raise InputError(f"the weights in {folder}", "missing", " or ".join(_FORMS))
@@ -44,14 +44,13 @@ def read_weights(folder: Path) -> list[Stored]:
 
 
 def by_name(stored: Iterable[Stored], rename: Callable[[str], str]) -> dict[str, Stored]:
-    """Tensors under their canonical names, without the known harmless ones."""
+    """Map canonical names to tensors, without the known harmless ones."""
     named: dict[str, Stored] = {}
     for entry in stored:
         name = rename(entry.key)
         if name in named:
-            raise InputError(
-                f"{entry.key} in {entry.file}", f"{named[name].key} in {named[name].file.name} again", "one of them"
-            )
+            again = f"{named[name].key} in {named[name].file.name} again"
+            raise InputError(f"{entry.key} in {entry.file}", again, "one of them")
         if not name.endswith(_HARMLESS):
             named[name] = entry
     return named
@@ -60,7 +59,7 @@ def by_name(stored: Iterable[Stored], rename: Callable[[str], str]) -> dict[str,
 def check_layout(
     named: Mapping[str, Stored], folder: Path, required: Layout, optional: Layout
 ) -> dict[str, torch.Tensor]:
-    """The tensors, when they are those of the layout: none missing, none unexpected, every shape right."""
+    """Check that tensors are those of the layout: none missing, none unexpected, every shape right."""
     for name, shape in required.items():
         if name not in named:
             raise InputError(f"{name} in {folder}", "missing", f"a tensor of shape {list(shape)}")
@@ -117,19 +116,17 @@ def _read_pickle(file: Path) -> dict[str, torch.Tensor]:
         with warnings.catch_warnings(action="ignore"):
             tensors = torch.load(file, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
-        raise InputError(
-            str(file), "a pickle of more than tensors", "what torch.load reads with weights_only=True"
-        ) from error
+        allowed = "what torch.load reads with weights_only=True"
+        raise InputError(str(file), "a pickle of more than tensors", allowed) from error
     except Exception as error:  # damaged bytes make the restricted unpickler raise nearly anything
         reason = " ".join(str(error).split(".")[0].split()) or type(error).__name__
         raise InputError(str(file), f"damaged or cut short: {reason}", "a complete PyTorch file") from error
-    if not isinstance(tensors, dict) or not all(map(_is_entry, tensors.items())):
+    if not isinstance(tensors, dict) or not all(
+        isinstance(key, str) and _is_dense(each) for key, each in tensors.items()
+    ):
         raise InputError(str(file), "a pickle of something else", "a state dict: key and tensor")
     return tensors
 
 
-def _is_entry(item: tuple[object, object]) -> bool:
-    """A name and a tensor that holds its values."""
-    key, tensor = item
-    is_tensor = isinstance(key, str) and isinstance(tensor, torch.Tensor)
-    return is_tensor and tensor.layout is torch.strided and not tensor.is_meta
+def _is_dense(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_meta

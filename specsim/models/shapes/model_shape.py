@@ -1,4 +1,4 @@
-"""The shape of a model by its name or from a config.json, whole or as the slice that one GPU of several holds."""
+"""Shape of a model by its name or from a config.json, whole or as the slice that one of several GPUs holds."""
 
 import re
 from dataclasses import dataclass, replace
@@ -19,42 +19,38 @@ _ALLOWED = (
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A target's shape. tensor_parallel: of how many GPUs it is one's share; 1 for the whole model.
-
-    Random weights know no end of a text, so config names no end token: an output ends at its length.
-    """
+    """A target's shape, whole or one GPU's share of it."""
 
     name: str
-    config: ModelConfig
-    tensor_parallel: int = 1
+    config: ModelConfig  # without end tokens: random weights know no end of a text
+    tensor_parallel: int = 1  # number of GPUs that share the model
 
 
 def shape(name_or_path: str | Path) -> Shape:
-    """The shape of a name, of a config.json or of a folder with one; with `-tpK-slice` behind it one GPU's slice.
+    """Find the shape of a name, of a config.json or of a folder with one; `-tpK-slice` behind it: one GPU's slice.
 
-    A slice is what one of K GPUs computes under tensor parallelism: heads, intermediate size and vocabulary divided by
-    K, and KV heads too, of which at least one is left (GPUs beyond their number hold copies). Layers and hidden size
-    are those of the model. No collective is run or timed, and its tokens are those of a small model of that shape. The
-    embedding is cut like the head: a forward reads its own rows of it only. Raises InputError where K does not divide.
+    A slice is computed by one of K GPUs under tensor parallelism: heads, intermediate size and vocabulary are divided
+    by K, and KV heads too, but at least one is left (GPUs beyond their number hold copies). Layers and hidden size are
+    those of the model. No collective is run or timed, and its tokens are those of a small model of that shape. The
+    embedding is cut like the head: a forward reads only its own rows. Raises InputError where K does not divide.
     """
     text = str(name_or_path)
-    if (whole := _whole(text)) is not None:
+    if whole := _whole(text):
         return whole
     sliced = _SLICE.fullmatch(text)
-    whole = _whole(sliced[1]) if sliced else None
-    if whole is None:
-        raise InputError("shape", text, _ALLOWED)
-    return _slice(whole, int(sliced[2]), text)
+    if sliced and (whole := _whole(sliced[1])):
+        return _slice(whole, int(sliced[2]), text)
+    raise InputError("shape", text, _ALLOWED)
 
 
 def _whole(text: str) -> Shape | None:
-    """A shape that is not a slice, None where there is none of this name and no such file."""
+    """Find a shape that is not a slice; None where there is no such name and no such file."""
     path = _CONFIGS / f"{text}.json" if text in NAMES else Path(text).expanduser()
     try:
         path = path / "config.json" if path.is_dir() else path
         if not path.is_file() and path.name != "config.json":
             return None
-    except (OSError, ValueError):  # no path at all: too long, or with a zero byte
+    except (OSError, ValueError):  # not a path: too long, or with a zero byte
         return None
     return Shape(text, replace(model_config(read_json(path)), eos_token_ids=()))
 

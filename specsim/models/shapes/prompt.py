@@ -1,4 +1,4 @@
-"""Prompts for pairs that read no text."""
+"""Random prompts, for pairs without a tokenizer."""
 
 import torch
 
@@ -6,7 +6,7 @@ from specsim.core.errors import InputError
 
 
 def random_prompt(vocab_size: int, length: int, seed: int = 0) -> list[int]:
-    """Token ids, each as likely as any other."""
+    """Draw token ids, all equally likely."""
     if type(length) is not int or length < 1:
         raise InputError("prompt_length", length, "an integer of at least 1")
     return torch.randint(vocab_size, (length,), generator=torch.Generator().manual_seed(seed)).tolist()

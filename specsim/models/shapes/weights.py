@@ -1,4 +1,4 @@
-"""A target and an EAGLE head of a real shape with random weights, made where they will be used."""
+"""Random weights for a target and an EAGLE head of a real shape, made on the device that uses them."""
 
 import math
 from dataclasses import replace
@@ -16,8 +16,8 @@ from specsim.models.shapes.model_shape import Shape, shape
 
 DRAFT_VOCAB_SIZE = 32000  # of the published EAGLE-3 heads for Llama 3 and Qwen3
 _SCALE = 0.02
-# Standard deviation of the logits: with it the best of 32000 drafts has 0.7 in the mean, as a trained head's, and 99 of
-# 100 trees of topk 4, 3 steps and 8 nodes reach their third level. Flat logits would grow trees of two.
+# Standard deviation of the logits. With it the best of 32000 drafts has a mean probability of 0.7, as in a trained
+# head, and 99 of 100 trees of topk 4, 3 steps and 8 nodes reach their third level; with flat logits they would not.
 _LOGIT_SCALE = 10.0
 _DRAFTERS = ("eagle3", "eagle", None)
 Tensors = dict[str, torch.Tensor]
@@ -30,21 +30,21 @@ def random_pair(
     drafter: Literal["eagle3", "eagle"] | None = "eagle3",
     seed: int = 0,
 ) -> Pair:
-    """A pair of this shape (a name or a path as `shape` takes, or one) with random weights and without a tokenizer.
+    """Make a pair of a shape (or of its name or path) with random weights and without a tokenizer.
 
-    Norms are 1, other weights normal. Its tokens mean nothing and its drafts are accepted about never: it is for
+    Norms are 1, other weights normal. Its tokens mean nothing and its drafts are almost never accepted: it is for
     timing, together with core.synthetic_acceptance. eagle3: one Llama layer of the target's sizes over three features,
-    with 32000 drafts to choose from (a slice: its share) or the target's vocabulary where that is smaller. eagle: the
-    same layer over one feature, read by the target's head. Raises InputError for another drafter, and for `eagle3` on a
-    target of fewer than three layers.
+    with a vocabulary of 32000 drafts (a slice: its share) or the target's where that is smaller. eagle: the same layer
+    over one feature, read by the target's head. Raises InputError for another drafter, and for `eagle3` on a target of
+    fewer than three layers.
     """
     of = of if isinstance(of, Shape) else shape(of)
     if drafter not in _DRAFTERS:
         raise InputError("drafter", drafter, "eagle3 or eagle or None")
-    head = drafter and _drafter_config(of, drafter)
+    head = _drafter_config(of, drafter) if drafter else None
     generator = torch.Generator(device=device).manual_seed(seed)
     target = TargetCheckpoint(of.config, _target_tensors(of.config, generator, dtype))
-    drafting = head and DrafterCheckpoint(head, _drafter_tensors(head, generator, dtype))
+    drafting = DrafterCheckpoint(head, _drafter_tensors(head, generator, dtype)) if head else None
     return Pair(target, drafting, None, f"random weights of {of.name}" + (f", {drafter}" if drafter else ""))
 
 
@@ -68,11 +68,10 @@ def _drafter_config(of: Shape, kind: str) -> DrafterConfig:
 
 
 def _feature_layers(num_layers: int) -> tuple[int, int, int]:
-    """2, n//2, n-3 as published, for fewer than seven layers the first, the middle and the last."""
+    """Choose layers 2, n//2, n-3 as published; below seven layers the first, the middle and the last."""
     if num_layers < 3:
         raise InputError("drafter", "eagle3", f"eagle or none for a target of {num_layers} layers: it reads three")
-    last = num_layers - 1
-    return (2, num_layers // 2, num_layers - 3) if num_layers >= 7 else (0, num_layers // 2, last)
+    return (2, num_layers // 2, num_layers - 3) if num_layers >= 7 else (0, num_layers // 2, num_layers - 1)
 
 
 def _target_tensors(config: ModelConfig, generator: torch.Generator, dtype: torch.dtype) -> Tensors:
@@ -91,14 +90,15 @@ def _drafter_tensors(config: DrafterConfig, generator: torch.Generator, dtype: t
     layout, optional = drafter_layout(config)
     if config.kind == "eagle":
         return _random(layout | optional, generator, dtype)
-    head, own_vocabulary = layout.pop("lm_head.weight"), layout.pop("d2t", None)
+    head = layout.pop("lm_head.weight")
+    has_vocabulary = layout.pop("d2t", None) is not None
     tensors = _random(layout, generator, dtype)
     tensors["lm_head.weight"] = _normal(head, _head_scale(config.model), generator, dtype)
-    return tensors | (_vocabulary(config, generator.device) if own_vocabulary else {})
+    return tensors | (_vocabulary(config, generator.device) if has_vocabulary else {})
 
 
 def _vocabulary(config: DrafterConfig, device: torch.device) -> Tensors:
-    """Draft ids spread evenly over the target's: d2t as offsets, and which target ids they reach."""
+    """Spread draft ids evenly over the target's: d2t as offsets, t2d as the target ids that they reach."""
     draft_ids = torch.arange(config.draft_vocab_size, device=device)
     target_ids = draft_ids * config.model.vocab_size // config.draft_vocab_size
     reached = torch.zeros(config.model.vocab_size, dtype=torch.bool, device=device)
@@ -106,7 +106,7 @@ def _vocabulary(config: DrafterConfig, device: torch.device) -> Tensors:
 
 
 def _head_scale(config: ModelConfig) -> float:
-    """Of a head's weights: a normed hidden state gives logits of standard deviation _LOGIT_SCALE."""
+    """Scale of a head's weights that gives logits of standard deviation _LOGIT_SCALE for a normed hidden state."""
     return _LOGIT_SCALE / math.sqrt(config.hidden_size)
 
 
@@ -120,5 +120,5 @@ def _random(layout: Layout, generator: torch.Generator, dtype: torch.dtype) -> T
 
 
 def _normal(size: tuple[int, ...], scale: float, generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
-    """Drawn in place: a tensor of this size is all it takes."""
+    """Draw in place, without a second tensor of this size."""
     return torch.empty(size, device=generator.device, dtype=dtype).normal_(0, scale, generator=generator)

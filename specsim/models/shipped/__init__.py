@@ -8,6 +8,6 @@ REQUESTS = Path(__file__).parent / "requests.jsonl"
 
 
 def load_prompts(folder: Path | None = None) -> list[dict[str, str]]:
-    """Give the held-out prompts of the shipped pair or another's folder: id, text, source and licence of each."""
+    """Read the held-out prompts of the shipped pair or of another's folder: id, text, source and licence."""
     lines = ((folder or TINY) / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
