@@ -1,4 +1,4 @@
-"""The model card of a pair, written from its manifest and the figures of its training."""
+"""Model card of a pair, from its manifest and the figures of its training."""
 
 import json
 from collections import defaultdict
@@ -72,7 +72,7 @@ UNMEASURED = "`specsim accept` has not been run on this pair yet."
 
 
 def write_card(recipe: Recipe, folder: Path) -> str:
-    """The card of the pair in `folder`, from its manifest.json, training.json and, if there is one, acceptance.json."""
+    """Fill the card of the pair in `folder` from its manifest.json, training.json and, perhaps acceptance.json."""
     manifest, figures = (json.loads((folder / f"{name}.json").read_text()) for name in ("manifest", "training"))
     accepted = folder / "acceptance.json"
     return CARD.format(
@@ -89,7 +89,7 @@ def write_card(recipe: Recipe, folder: Path) -> str:
 
 
 def _measured(study: dict) -> str:
-    """What `specsim accept` measured, and next to it what was asked of the pair."""
+    """Tables of what `specsim accept` measured, and of the pair's targets."""
     prompts, tokens, fresh = study["num_prompts"], study["max_new_tokens"], study["num_fresh"]
     lines = [
         f"`specsim accept`: the reference engine on {prompts} held-out prompts, {tokens} new tokens each;",
@@ -109,7 +109,8 @@ def _measured(study: dict) -> str:
 
 
 def _measurement_row(row: dict) -> str:
-    config, everything = row["setting"]["config"], row["everything"]
+    config = row["setting"]["config"]
+    everything = row["everything"]
     tree = "tree {topk}/{num_steps}/{num_draft_tokens}" if config["topk"] > 1 else "chain of {num_steps}"
     rates = ", ".join(f"{rate:.2f}" for rate in everything["accepted_by_position"])
     lengths = f"{everything['accept_length']:.3f} | {row['fresh']['accept_length']:.3f}"

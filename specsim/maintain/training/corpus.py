@@ -1,4 +1,4 @@
-"""The corpus: permissively licensed Python source found on this machine, without duplicates, whole files held out."""
+"""Corpus of permissively licensed Python source of this machine, without duplicates, with whole files held out."""
 
 import hashlib
 import json
@@ -10,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -29,24 +30,24 @@ UNWANTED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A distribution and the Python files it installed, as paths under `root`."""
+    """A distribution and the Python files that it installed."""
 
     name: str
     version: str
     licence: str
     root: Path
-    paths: tuple[str, ...]
+    paths: tuple[str, ...]  # of the files, relative to `root`
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One file of the corpus; `sha256` is of its UTF-8 text."""
+    """One file of the corpus."""
 
     distribution: str
     version: str
     licence: str
     path: str
-    sha256: str
+    sha256: str  # of the UTF-8 text
     text: str
 
     @property
@@ -56,21 +57,29 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """What is trained on, what is held out, and how many files each rule of the selection removed."""
+    """Files for training, and whole files held out from it."""
 
     train: list[Document]
     heldout: list[Document]
-    removed: dict[str, int]
+    removed: dict[str, int]  # number of files that each rule of the selection removed
+
+
+class Sketched(NamedTuple):
+    """A document and the sketch of its shingles."""
+
+    document: Document
+    sketch: np.ndarray
 
 
 def find_sources() -> list[Source]:
     """List CPython's library and the installed distributions that declare a permissive licence, by name."""
     found = {"cpython": _standard_library()}
     for distribution in distributions():
-        name, licence = distribution.metadata["Name"].lower(), declared_licence(distribution.metadata)
-        if is_permissive(licence) and not name.startswith(EXCLUDED_DISTRIBUTIONS):
+        name = distribution.metadata["Name"].lower()
+        licence = declared_licence(distribution.metadata)
+        if licence and is_permissive(licence) and not name.startswith(EXCLUDED_DISTRIBUTIONS):
             paths = tuple(sorted(str(file) for file in distribution.files or () if _is_own_code(Path(file))))
-            root = Path(distribution.locate_file(""))
+            root = Path(str(distribution.locate_file("")))
             found.setdefault(name, Source(name, distribution.version, licence, root, paths))
     return [found[name] for name in sorted(found)]
 
@@ -88,10 +97,10 @@ def _is_own_code(path: Path) -> bool:
     return path.suffix == ".py" and ".." not in path.parts and not BUNDLED & set(path.parts)
 
 
-def read_source(source: Source) -> list[tuple[Document, np.ndarray]]:
+def read_source(source: Source) -> list[Sketched]:
     """Read a distribution's files that are ordinary written Python, each with its sketch."""
     texts = ((path, _read_text(source.root / path)) for path in source.paths)
-    return [(_document(source, path, text), sketch(text)) for path, text in texts if _is_wanted(text)]
+    return [Sketched(_document(source, path, text), sketch(text)) for path, text in texts if _is_wanted(text)]
 
 
 def _read_text(path: Path) -> str:
@@ -117,29 +126,29 @@ def build_corpus(sources: Iterable[Source], heldout_one_in: int, max_bytes: int 
     A file is held out when its SHA-256 is a multiple of `heldout_one_in`, so the same file is held out everywhere.
     Files of the rest that resemble a held-out one (estimated Jaccard index of shingles ≥ `RESEMBLANCE`) are removed.
     """
-    read = [pair for pairs in _read_all(list(sources)) for pair in pairs]
-    unique = {document.sha256: (document, marks) for document, marks in reversed(read)}
+    read = [each for found in _read_all(list(sources)) for each in found]
+    unique = {each.document.sha256: each for each in reversed(read)}
     kept = list(_first_bytes((unique[digest] for digest in sorted(unique)), max_bytes))
-    heldout = [pair for pair in kept if int(pair[0].sha256, 16) % heldout_one_in == 0]
-    rest = [pair for pair in kept if int(pair[0].sha256, 16) % heldout_one_in]
-    similar = near_duplicates([marks for _, marks in rest], [marks for _, marks in heldout], RESEMBLANCE)
-    train = [document for index, (document, _) in enumerate(rest) if index not in similar]
+    heldout = [each for each in kept if int(each.document.sha256, 16) % heldout_one_in == 0]
+    rest = [each for each in kept if int(each.document.sha256, 16) % heldout_one_in]
+    similar = near_duplicates([each.sketch for each in rest], [each.sketch for each in heldout], RESEMBLANCE)
+    train = [each.document for index, each in enumerate(rest) if index not in similar]
     removed = {"exact_duplicates": len(read) - len(unique), "near_duplicates_of_heldout": len(similar)}
-    return Corpus(train, [document for document, _ in heldout], removed)
+    return Corpus(train, [each.document for each in heldout], removed)
 
 
-def _read_all(sources: list[Source]) -> Iterator[list[tuple[Document, np.ndarray]]]:
+def _read_all(sources: list[Source]) -> Iterator[list[Sketched]]:
     with ProcessPoolExecutor() as pool:
         yield from tqdm(pool.map(read_source, sources), "read", len(sources))
 
 
-def _first_bytes(pairs: Iterable, max_bytes: int | None) -> Iterator:
+def _first_bytes(files: Iterable[Sketched], max_bytes: int | None) -> Iterator[Sketched]:
     taken = 0
-    for pair in pairs:
-        taken += len(pair[0].text.encode())
+    for each in files:
+        taken += len(each.document.text.encode())
         if max_bytes is not None and taken > max_bytes:
             return
-        yield pair
+        yield each
 
 
 def write_documents(documents: Iterable[Document], path: Path) -> None:

@@ -1,13 +1,13 @@
 """Train a drafter for a target, on corpus text that the target continues itself."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specsim.maintain.training.heads import Eagle3Head, EagleHead
+from specsim.maintain.training.heads import Eagle3Head, EagleHead, Head
 from specsim.maintain.training.minimise import minimise
 from specsim.maintain.training.recipe import Recipe
 from specsim.maintain.training.unroll import read_features, unrolled_loss
@@ -31,9 +31,7 @@ def head_config(name: str, target: LlamaForCausalLM, recipe: Recipe) -> LlamaCon
     return LlamaConfig(**{**target.config.to_dict(), **sizes, **own})
 
 
-def build_head(
-    name: str, target: LlamaForCausalLM, tokens: torch.Tensor, recipe: Recipe
-) -> tuple[nn.Module, LlamaConfig]:
+def build_head(name: str, target: LlamaForCausalLM, tokens: torch.Tensor, recipe: Recipe) -> tuple[Head, LlamaConfig]:
     """Build an untrained head; EAGLE-3's vocabulary is the training text's most frequent ids, in ascending order."""
     config = head_config(name, target, recipe)
     if name == "eagle":
@@ -51,7 +49,7 @@ def train_head(
     recipe: Recipe,
     seconds: float,
     folder: Path,
-) -> tuple[nn.Module, dict]:
+) -> tuple[Head, dict[str, Any]]:
     """Train head `name` and write it to `folder` in bfloat16; the head returned holds the written values."""
     torch.manual_seed(2)
     head, config = build_head(name, target, tokens, recipe)
@@ -69,7 +67,7 @@ def train_head(
     return head, {"parameters": parameters, "steps": steps, "coverage": coverage}
 
 
-def write_head(head: nn.Module, config: LlamaConfig, folder: Path) -> None:
+def write_head(head: Head, config: LlamaConfig, folder: Path) -> None:
     """Write a head in bfloat16, and leave in it the values written."""
     for parameter in head.parameters():
         parameter.data = parameter.data.bfloat16().float()

@@ -1,15 +1,16 @@
-"""The trainer's own estimate of acceptance: chains over continuations of the held-out prompts."""
+"""Estimate of acceptance in training: chains over continuations of the held-out prompts."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import product
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer
-from torch import nn
 from transformers import LlamaForCausalLM
 
 from specsim.core.metrics import acceptance, is_loop
+from specsim.maintain.training.heads import Head
 from specsim.maintain.training.rollouts import continue_prompts
 from specsim.maintain.training.unroll import read_features, unroll
 
@@ -17,53 +18,70 @@ NEW_TOKENS = 64
 NUM_DRAFTS = 4
 
 
-@torch.no_grad()
-def agreement(head: nn.Module, target: LlamaForCausalLM, tokens_C: torch.Tensor, layers: Sequence[int]) -> torch.Tensor:
-    """Whether row r's draft of each step is the text's own token: bool [R, NUM_DRAFTS].
+class Continuation(NamedTuple):
+    """Token ids of a prompt and what the target wrote after it."""
 
-    Where the text is the target's greedy continuation this is greedy acceptance. Where it is a sample, accepting a
-    draft that equals the sampled token has the law of target-only sampling: the draft's probability under the target.
+    tokens_C: torch.Tensor
+    prompt_len: int
+
+    @property
+    def new_tokens(self) -> list[int]:
+        return self.tokens_C[self.prompt_len :][:NEW_TOKENS].tolist()
+
+
+@torch.no_grad()
+def agreement(head: Head, target: LlamaForCausalLM, tokens_C: torch.Tensor, layers: Sequence[int]) -> torch.Tensor:
+    """Compare row r's draft of each step with the text's own token: bool [R, NUM_DRAFTS].
+
+    On the target's greedy continuation this is greedy acceptance. On a sample, accepting a draft that equals the
+    sampled token has the probability of target-only sampling: the draft's probability under the target.
     """
     features = read_features(target, tokens_C[None], layers)
     steps = unroll(head, features, tokens_C[None], NUM_DRAFTS)
-    drafts = [head.vocabulary[logits_BRV[0].argmax(-1)] for _, logits_BRV in steps]
+    drafts = [head.vocabulary[step.logits_BRV[0].argmax(-1)] for step in steps]
     rows = len(drafts[0]) - 1
     return torch.stack([draft[:rows] == tokens_C[step + 2 :][:rows] for step, draft in enumerate(drafts)], 1)
 
 
 def chain_rounds(agrees: torch.Tensor, first_root: int, num_drafts: int) -> list[int]:
-    """Number of accepted drafts in each round of a chain; the first round's root is token `first_root`."""
+    """Count the accepted drafts of each round of a chain; the first round's root is token `first_root`."""
     accepted = agrees[:, :num_drafts].int().cumprod(1).sum(1).tolist()
-    rounds, root = [], first_root
+    rounds = []
+    root = first_root
     while root - 1 < len(accepted):
         rounds.append(accepted[root - 1])
         root += rounds[-1] + 1
     return rounds
 
 
-def continue_texts(target: LlamaForCausalLM, tokenizer: Tokenizer, texts: list[str], temperature: int) -> list[tuple]:
-    """Give each text's token ids with its continuation, and the number of its own tokens."""
+def continue_texts(
+    target: LlamaForCausalLM, tokenizer: Tokenizer, texts: list[str], temperature: int
+) -> list[Continuation]:
+    """Continue texts by the target."""
     ids = [tokenizer.encode(text).ids for text in texts]
     width = max(map(len, ids))
     prompts_BC = torch.tensor([[0] * (width - len(row)) + row for row in ids], device=target.device)
     mask_BC = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids], device=target.device)
     longer_BC = continue_prompts(target, prompts_BC, mask_BC, NEW_TOKENS + NUM_DRAFTS + 1, temperature)
-    return [(row_C[width - len(own) :], len(own)) for row_C, own in zip(longer_BC, ids, strict=True)]
+    return [Continuation(row_C[width - len(own) :], len(own)) for row_C, own in zip(longer_BC, ids, strict=True)]
 
 
 def estimate(
-    head: nn.Module, target: LlamaForCausalLM, tokenizer: Tokenizer, texts: list[str], layers: Sequence[int]
-) -> list[dict]:
+    head: Head, target: LlamaForCausalLM, tokenizer: Tokenizer, texts: list[str], layers: Sequence[int]
+) -> list[dict[str, Any]]:
     """Summarise chains of 3 and 4 drafts at temperature 0 and 1, on all prompts and on those that do not loop."""
     torch.manual_seed(3)
     rows = []
     for temperature in (0, 1):
         continuations = continue_texts(target, tokenizer, texts, temperature)
-        agreements = [agreement(head, target, tokens_C, layers) for tokens_C, _ in continuations]
-        written = [(tokens_C[own : own + NEW_TOKENS].tolist(), own) for tokens_C, own in continuations]
-        straight = [index for index, (tokens, _) in enumerate(written) if not is_loop(tokens)]
+        agreements = [agreement(head, target, each.tokens_C, layers) for each in continuations]
+        straight = [index for index, each in enumerate(continuations) if not is_loop(each.new_tokens)]
         groups = {f"all {len(texts)}": range(len(texts)), f"{len(straight)} that do not loop": straight}
         for num_drafts, (group, chosen) in product((3, NUM_DRAFTS), groups.items()):
-            rounds = [n for index in chosen for n in chain_rounds(agreements[index], written[index][1], num_drafts)]
+            rounds = [
+                accepted
+                for index in chosen
+                for accepted in chain_rounds(agreements[index], continuations[index].prompt_len, num_drafts)
+            ]
             rows.append({"temperature": temperature, "prompts": group, **asdict(acceptance(rounds, num_drafts))})
     return rows

@@ -1,7 +1,8 @@
-"""Which licence an installed distribution declares, and whether it is permissive."""
+"""Licence that an installed distribution declares, and a check that it is permissive."""
 
 import re
 from email.message import Message
+from importlib.metadata import PackageMetadata
 
 PERMISSIVE = frozenset(
     "0BSD Apache-2.0 BSD BSD-2-Clause BSD-3-Clause BSL-1.0 CC0-1.0 CNRI-Python HPND ISC MIT MIT-0 MIT-CMU PSF-2.0 "
@@ -36,16 +37,15 @@ SPOKEN = {
 }
 
 
-def declared_licence(metadata: Message) -> str | None:
+def declared_licence(metadata: Message | PackageMetadata) -> str | None:
     """Read a distribution's licence as an SPDX expression; None if it declares none.
 
-    `License-Expression` goes before the `License ::` classifiers (all of which then hold), these before the free text.
+    `License-Expression` goes before the `License ::` classifiers (they all hold together), these before the free text.
     """
-    if metadata.get("License-Expression"):
-        return metadata["License-Expression"]
+    expression, text = (next(iter(metadata.get_all(name, [])), "") for name in ("License-Expression", "License"))
     classifiers = [line.split(" :: ")[-1] for line in metadata.get_all("Classifier", []) if line.startswith("License")]
     named = [CLASSIFIED.get(name, name) for name in classifiers if name != "OSI Approved"]
-    return " AND ".join(named) or _spoken_licence(metadata.get("License", ""))
+    return expression or " AND ".join(named) or _spoken_licence(text)
 
 
 def _spoken_licence(text: str) -> str | None:
@@ -55,6 +55,6 @@ def _spoken_licence(text: str) -> str | None:
 
 
 def is_permissive(expression: str | None) -> bool:
-    """Whether every AND-part of an SPDX expression offers a permissive choice; anything unknown is not permissive."""
+    """Check that every AND-part of an SPDX expression offers a choice that is known to be permissive."""
     plain = re.sub(r"[()]| WITH [\w.-]+", "", expression or "")
     return all(any(name.strip() in PERMISSIVE for name in part.split(" OR ")) for part in plain.split(" AND "))

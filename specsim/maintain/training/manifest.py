@@ -1,4 +1,4 @@
-"""The corpus manifest: what was selected, by which rules, with hashes; and what differs when it is selected again."""
+"""Manifest of the corpus: selected files, rules and hashes; and the differences of another selection."""
 
 import hashlib
 from collections import defaultdict
@@ -41,7 +41,8 @@ def _distributions(documents: Iterable[Document]) -> list[dict]:
 def follow_manifest(sources: list[Source], manifest: dict) -> tuple[list[Source], list[str]]:
     """Choose the manifest's distributions among `sources`, and say which are missing or of another version."""
     available = {source.name: source for source in sources}
-    chosen, differences = [], []
+    chosen = []
+    differences = []
     for wanted in manifest["distributions"]:
         source = available.get(wanted["name"])
         if source is None:

@@ -1,7 +1,6 @@
 """Minimise a loss within a time budget: Muon for matrices inside layers, AdamW for the rest, one schedule for both."""
 
 from collections.abc import Callable
-from itertools import count
 from time import perf_counter
 
 import torch
@@ -22,28 +21,33 @@ def minimise(
 ) -> int:
     """Train `module` in place for `seconds` after its first step (which may compile); give the number of steps."""
     optimizers = _optimizers(module, peak)
+
+    def step() -> torch.Tensor:
+        loss = loss_of_a_batch()
+        loss.backward()
+        nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    step().item()
+    num_steps = 1
+    start = perf_counter()
     with tqdm(total=round(seconds), desc=label, unit="s") as bar:
-        for step in count():
-            loss = loss_of_a_batch()
-            loss.backward()
-            nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-            if step == 0:
-                loss.item()
-                start = perf_counter()
-            elapsed = perf_counter() - start
-            if elapsed >= seconds:
-                return step + 1
+        while (elapsed := perf_counter() - start) < seconds:
             _set_rates(optimizers, peak * learning_rate(elapsed / seconds))
-            if step % STEPS_A_REPORT == 0:
-                bar.set_postfix(loss=f"{loss.item():.3f}", step=step)
+            loss = step()
+            if num_steps % STEPS_A_REPORT == 0:
+                bar.set_postfix(loss=f"{loss.item():.3f}", step=num_steps)
                 bar.update(int(elapsed) - bar.n)
+            num_steps += 1
+    return num_steps
 
 
 def _optimizers(module: nn.Module, peak: float) -> list[torch.optim.Optimizer]:
-    inside, rest = [], []
+    inside = []
+    rest = []
     for name, parameter in module.named_parameters():
         is_inside = parameter.ndim == 2 and not name.endswith(("embed_tokens.weight", "lm_head.weight"))
         (inside if is_inside else rest).append(parameter)

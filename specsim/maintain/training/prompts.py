@@ -1,4 +1,4 @@
-"""The held-out prompts, chosen by a rule that does not look at any model."""
+"""Held-out prompts, chosen by a rule that does not look at any model."""
 
 from collections import Counter
 
@@ -14,9 +14,12 @@ RULE = (
 )
 
 
-def choose_prompts(documents: list[Document], tokenizer: Tokenizer, count: int, a_distribution: int) -> list[dict]:
+def choose_prompts(
+    documents: list[Document], tokenizer: Tokenizer, count: int, a_distribution: int
+) -> list[dict[str, str]]:
     """Choose `count` prompts by `RULE`; documents come in ascending SHA-256."""
-    taken, prompts = Counter(), []
+    taken: Counter[str] = Counter()
+    prompts = []
     for document in documents:
         text = _whole_lines(document, tokenizer)
         if text is None or taken[document.distribution] == a_distribution or len(prompts) == count:
@@ -37,7 +40,8 @@ def choose_prompts(documents: list[Document], tokenizer: Tokenizer, count: int, 
 def _whole_lines(document: Document, tokenizer: Tokenizer) -> str | None:
     lines = document.text.splitlines(keepends=True)
     first = int(document.sha256[:8], 16) % (len(lines) // 2 or 1)
-    text, last = "", first
+    text = ""
+    last = first
     while last < len(lines) and len(tokenizer.encode(text + lines[last]).ids) < TOKENS.stop:
         text += lines[last]
         last += 1

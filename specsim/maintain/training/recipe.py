@@ -1,4 +1,4 @@
-"""The sizes of a pair and of its training: the shipped one, and one that a CPU trains in seconds."""
+"""Sizes of a pair and of its training: the shipped one, and one that a CPU trains in seconds."""
 
 from dataclasses import dataclass
 

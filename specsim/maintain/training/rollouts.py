@@ -1,4 +1,4 @@
-"""What the target writes itself: continuations of corpus windows, which any drafter can be trained on."""
+"""Rollouts: the target's own continuations of corpus windows, for the training of any drafter."""
 
 import torch
 from tqdm import tqdm
@@ -12,8 +12,8 @@ from specsim.maintain.training.target import sample_windows
 def continue_prompts(
     target: LlamaForCausalLM, prompts_BC: torch.Tensor, mask_BC: torch.Tensor, num_tokens: int, temperature: int
 ) -> torch.Tensor:
-    """Append `num_tokens` tokens to left-padded prompts, greedily (temperature 0) or from the target's law (1)."""
-    return target.generate(
+    """Append `num_tokens` tokens to left-padded prompts, greedily (temperature 0) or by sampling (1)."""
+    return target.generate(  # pyright: ignore[reportAttributeAccessIssue]  # hidden by transformers' own protocol
         prompts_BC,
         attention_mask=mask_BC,
         do_sample=temperature == 1,

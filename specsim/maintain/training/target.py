@@ -1,14 +1,16 @@
-"""The target: a small Llama, trained on windows of the corpus.
+"""Target of the pair: a small Llama, trained on windows of the corpus.
 
 B windows a batch · C columns (tokens) of a window · V vocabulary
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from specsim.maintain.training.minimise import minimise
 from specsim.maintain.training.recipe import Recipe
@@ -53,10 +55,11 @@ def language_loss(model: PreTrainedModel, windows_BC: torch.Tensor) -> torch.Ten
     return F.cross_entropy(logits_BCV.flatten(0, 1).float(), windows_BC[:, 1:].flatten())
 
 
-def train_target(tokens: torch.Tensor, recipe: Recipe, seconds: float, folder: Path) -> dict:
+def train_target(tokens: torch.Tensor, recipe: Recipe, seconds: float, folder: Path) -> dict[str, Any]:
     """Train a target and write it to `folder` in bfloat16."""
     torch.manual_seed(0)
-    model = LlamaForCausalLM(target_config(recipe)).to(tokens.device)
+    model = LlamaForCausalLM(target_config(recipe))
+    nn.Module.to(model, tokens.device)  # the same as model.to, which transformers hides from type checkers
     loss = torch.compile(language_loss) if tokens.is_cuda else language_loss
     steps = minimise(
         lambda: loss(model, sample_windows(tokens, recipe.target_batch, recipe.target_window + 1)),
@@ -65,14 +68,17 @@ def train_target(tokens: torch.Tensor, recipe: Recipe, seconds: float, folder: P
         seconds,
         "target",
     )
-    model.to(torch.bfloat16).save_pretrained(folder)
+    nn.Module.to(model, torch.bfloat16)
+    model.save_pretrained(folder)
     seen = steps * recipe.target_batch * recipe.target_window
     return {"parameters": model.num_parameters(), "steps": steps, "tokens_seen": seen, "tokens": len(tokens)}
 
 
 def load_target(folder: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
     """Load a frozen target; in float32 it has the values that its bfloat16 file holds."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval().requires_grad_(False)
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype)
+    nn.Module.to(model, device)
+    return model.eval().requires_grad_(False)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The tokenizer: byte-level byte-pair encoding, with one token that stands between files."""
+"""Byte-level byte-pair encoding, with one token between files."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -42,6 +42,6 @@ def encode_documents(tokenizer: Tokenizer, texts: Sequence[str]) -> np.ndarray:
     end = [tokenizer.token_to_id(END)]
     parts = []
     for start in tqdm(range(0, len(texts), DOCUMENTS_A_CALL), "encode"):
-        for encoding in tokenizer.encode_batch_fast(texts[start : start + DOCUMENTS_A_CALL]):
-            parts.append(np.array(end + encoding.ids, np.uint16))
+        encodings = tokenizer.encode_batch_fast(texts[start : start + DOCUMENTS_A_CALL])
+        parts += [np.array(end + encoding.ids, np.uint16) for encoding in encodings]
     return np.concatenate([*parts, np.array(end, np.uint16)])

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import typer
 from tokenizers import Tokenizer
+from transformers import LlamaForCausalLM
 
 from specsim.maintain.training import drafter, rollouts, target
 from specsim.maintain.training import estimate as acceptance
@@ -27,7 +28,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 class Stage(StrEnum):
-    """The stages, in order."""
+    """Stages in their order."""
 
     CORPUS = "corpus"
     TOKENIZER = "tokenizer"
@@ -40,11 +41,11 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What the stages share: `out` receives the pair, `work` what is passed between stages."""
+    """Settings that the stages share."""
 
     recipe: Recipe
-    out: Path
-    work: Path
+    out: Path  # receives the pair
+    work: Path  # receives what is passed between stages
     manifest: Path | None
     is_smoke: bool
     device: torch.device
@@ -58,7 +59,7 @@ class Run:
     def tokens(self, part: str) -> torch.Tensor:
         return target.load_tokens(self.work / f"{part}.npy", self.device)
 
-    def target(self, dtype: torch.dtype = torch.float32):
+    def target(self, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
         return target.load_target(self.out / "target", self.device, dtype)
 
 
@@ -68,7 +69,9 @@ def _write_json(path: Path, content: object) -> None:
 
 def select_corpus(run: Run) -> None:
     """Write the corpus and its manifest; say what differs from the manifest to follow."""
-    sources, wanted, differences = find_sources(), None, []
+    sources = find_sources()
+    wanted = None
+    differences = []
     if run.is_smoke:
         sources = [source for source in sources if source.name == "cpython"]
     if run.manifest:
@@ -109,7 +112,7 @@ def train_target(run: Run) -> None:
 
 
 def write_rollouts(run: Run) -> None:
-    """Write what the target says itself."""
+    """Write continuations by the target."""
     written = rollouts.make_rollouts(run.target(torch.bfloat16), run.tokens("train"), run.recipe)
     np.save(run.work / "rollouts.npy", written.cpu().numpy().astype(np.uint16))
 

@@ -1,67 +1,68 @@
-"""A head unrolled as at inference: it is fed its own output, and learns from the target at every step.
+"""Unrolled training: a head is fed its own output, as at inference, and learns from the target at every step.
 
 B windows · C columns (tokens) of a window · R rows = C - unrolled steps · V vocabulary · H hidden · F target features.
 Source: EAGLE-3 (arXiv 2503.01840), training-time test; the regression term is EAGLE-1's (arXiv 2401.15077).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 from transformers import LlamaForCausalLM
+
+from specsim.maintain.training.heads import Features, Head, Memory
 
 STEP_WEIGHT = 0.9
 
 
-@dataclass(frozen=True, slots=True)
-class Features:
-    """What drafters read of a target: lm_head's input, the hidden entering some layers, and the logits."""
+class Step(NamedTuple):
+    """Outputs of a head at one unrolled step."""
 
-    last_BCH: torch.Tensor
-    aux_BCF: torch.Tensor
-    logits_BCV: torch.Tensor
+    hidden_BRH: torch.Tensor
+    logits_BRV: torch.Tensor
 
 
 @torch.no_grad()
 def read_features(target: LlamaForCausalLM, tokens_BC: torch.Tensor, layers: Sequence[int]) -> Features:
-    """Run the target once; `layers` follow the convention "entering"."""
+    """Run the target once; `layers` are named by the hidden state that enters them."""
     output = target.model(input_ids=tokens_BC, output_hidden_states=True, use_cache=False)
     last_BCH = output.last_hidden_state
     aux_BCF = torch.cat([output.hidden_states[layer] for layer in layers], -1)
     return Features(last_BCH, aux_BCF, target.lm_head(last_BCH))
 
 
-def unroll(head: nn.Module, features: Features, tokens_BC: torch.Tensor, steps: int) -> Iterator[tuple]:
-    """Give the head's hidden and logits of each step; row r of step i predicts token r + i + 2 from the true path."""
-    rows, memory = tokens_BC.shape[1] - steps, []
+def unroll(head: Head, features: Features, tokens_BC: torch.Tensor, steps: int) -> Iterator[Step]:
+    """Run the head step by step; row r of step i predicts token r + i + 2 from the true path."""
+    rows = tokens_BC.shape[1] - steps
+    memory: Memory = []
     hidden_BRH = head.first_hidden(features)[:, :rows]
     for step in range(steps):
         hidden_BRH = head(tokens_BC[:, step + 1 : step + 1 + rows], hidden_BRH, step, memory)
-        yield hidden_BRH, head.logits(hidden_BRH)
+        yield Step(hidden_BRH, head.logits(hidden_BRH))
 
 
 @torch.no_grad()
-def drafted_law(logits_BCV: torch.Tensor, vocabulary: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give the target's law on a head's vocabulary, and whether the target's first choice is in it."""
+def drafted_distribution(logits_BCV: torch.Tensor, vocabulary: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Restrict the target's distribution to a head's vocabulary, and tell whether its first choice is in it."""
     is_drafted_V = torch.zeros_like(logits_BCV[0, 0], dtype=torch.bool).index_fill(0, vocabulary, True)
     return logits_BCV[..., vocabulary].softmax(-1, dtype=torch.float32), is_drafted_V[logits_BCV.argmax(-1)]
 
 
 def unrolled_loss(
-    head: nn.Module, features: Features, tokens_BC: torch.Tensor, steps: int, regression: float
+    head: Head, features: Features, tokens_BC: torch.Tensor, steps: int, regression: float
 ) -> torch.Tensor:
-    """Cross-entropy against `drafted_law`, plus `regression` times a smooth L1 of features.
+    """Cross-entropy against `drafted_distribution`, plus `regression` times a smooth L1 of features.
 
     Rows where the target's first choice is outside the head's vocabulary do not count.
     """
-    loss, rows = 0.0, tokens_BC.shape[1] - steps
-    law_BCV, counts_BC = drafted_law(features.logits_BCV, head.vocabulary)
+    loss = torch.zeros((), device=tokens_BC.device)
+    rows = tokens_BC.shape[1] - steps
+    target_prob_BCV, counts_BC = drafted_distribution(features.logits_BCV, head.vocabulary)
     for step, (hidden_BRH, logits_BRV) in enumerate(unroll(head, features, tokens_BC, steps)):
         seen = slice(step + 1, step + 1 + rows)
         logits_BRV = logits_BRV.float()
-        cross_entropy_BR = logits_BRV.logsumexp(-1) - (law_BCV[:, seen] * logits_BRV).sum(-1)
+        cross_entropy_BR = logits_BRV.logsumexp(-1) - (target_prob_BCV[:, seen] * logits_BRV).sum(-1)
         term = (cross_entropy_BR * counts_BC[:, seen]).sum() / counts_BC[:, seen].sum()
         if regression:
             term = term + regression * F.smooth_l1_loss(hidden_BRH.float(), features.last_BCH[:, seen].float())
