@@ -70,30 +70,29 @@ def test_kv_heads_are_copied_where_gpus_outnumber_them():
 
 @pytest.mark.parametrize("name", ["llama-3-8b-tp3-slice", "llama-3-8b-tp64-slice", "qwen3-4b-tp64-slice"])
 def test_slice_has_to_divide(name):
-    with pytest.raises(InputError, match="a K that divides num_heads 32") as caught:
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("shape", name)):
         shape(name)
-    assert caught.value.name == "shape"
-    assert caught.value.value == name
 
 
 @pytest.mark.parametrize(
     "name", ["llama-9", "llama-3-8b-tp0-slice", "llama-3-8b-tp2", "-tp2-slice", "x\0y", "a" * 5000]
 )
-def test_unknown_shape_is_told_with_those_there_are(name):
-    with pytest.raises(InputError, match="qwen3-8b") as caught:
+def test_unknown_shape_is_told_with_known_ones(name):
+    with pytest.raises(InputError) as caught:
         shape(name)
-    assert caught.value.value == name
+    assert (caught.value.name, caught.value.value) == ("shape", name)
+    assert "qwen3-8b" in caught.value.allowed
 
 
-def test_config_without_fields_or_sense_is_told_as_a_checkpoints(tmp_path):
-    with pytest.raises(InputError, match=r"config\.json is 'missing'"):
+def test_bad_configs_are_told_as_those_of_checkpoints(tmp_path):
+    with pytest.raises(InputError, check=lambda error: error.name == str(tmp_path / "config.json")):
         shape(tmp_path)
     file = tmp_path / "shape.json"
     file.write_text("{")
-    with pytest.raises(InputError, match="valid JSON"):
+    with pytest.raises(InputError, check=lambda error: error.name == str(file)):
         shape(file)
     file.write_text('{"model_type": "llama"}')
-    with pytest.raises(InputError, match=r"num_attention_heads in .*shape\.json"):
+    with pytest.raises(InputError, check=lambda error: error.name == f"num_attention_heads in {file}"):
         shape(file)
 
 
@@ -142,17 +141,17 @@ def test_draft_ids_are_different_target_ids_in_order():
 @pytest.mark.parametrize(
     ("num_layers", "layers"), [(3, (0, 1, 2)), (4, (0, 2, 3)), (6, (0, 3, 5)), (7, (2, 3, 4)), (32, (2, 16, 29))]
 )
-def test_feature_layers_are_the_published_ones_where_there_are_so_many(num_layers, layers):
+def test_feature_layers_are_published_ones_from_seven_layers(num_layers, layers):
     assert random_pair(tiny(num_layers=num_layers)).drafter.config.feature_layers == layers
 
 
 def test_eagle3_needs_three_layers():
-    with pytest.raises(InputError, match="eagle or none for a target of 2 layers"):
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("drafter", "eagle3")):
         random_pair(tiny())
 
 
 def test_other_drafters_are_refused():
-    with pytest.raises(InputError, match="drafter is 'medusa'; allowed: eagle3 or eagle or None"):
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("drafter", "medusa")):
         random_pair(tiny(), drafter="medusa")
 
 
@@ -162,13 +161,13 @@ def test_slice_has_its_share_of_the_drafts():
 
 
 @pytest.mark.parametrize("drafter", ["eagle3", "eagle", None])
-def test_random_pair_runs_from_token_ids_and_says_that_it_reads_no_text(drafter):
+def test_random_pair_runs_from_token_ids_and_reads_no_text(drafter):
     pair = random_pair(tiny(num_layers=3), dtype=torch.float32, drafter=drafter)
     config = SpecConfig.plain() if drafter is None else SpecConfig(topk=2, num_steps=2, num_draft_tokens=4)
     generation = generate(pair, [[1, 2, 3]], config, SamplingParams(max_new_tokens=6))
     assert len(generation.outputs[0].token_ids) == 6
     assert generation.outputs[0].text == ""
-    with pytest.raises(InputError, match="allowed: token ids: the target has no tokenizer"):
+    with pytest.raises(InputError, check=lambda error: "no tokenizer" in error.allowed):
         generate(pair, "text", config)
 
 

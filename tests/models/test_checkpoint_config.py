@@ -1,0 +1,232 @@
+"""Fields of config.json: every published spelling is read, and bad ones are named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specsim.core.errors import InputError
+from specsim.models.checkpoint.drafter_config import drafter_config
+from specsim.models.checkpoint.fields import Fields
+from specsim.models.checkpoint.model_config import model_config, read_target_config
+
+EAGLE = "eagle-llama2-chat-7b"
+EAGLE3 = "eagle3-llama3.1-instruct-8b"
+SPECULATORS = "eagle3-llama3.1-8b-speculators"
+IDS = "eagle_aux_hidden_state_layer_ids"
+CONVENTION = "eagle_aux_hidden_state_convention"
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+
+
+@pytest.mark.parametrize(
+    ("fields", "theta", "scaling"),
+    [
+        ({}, 10000.0, {}),
+        ({"rope_theta": 500000, "rope_scaling": None}, 500000.0, {}),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}, 5.0, {}),
+        ({"rope_theta": 5.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}}, 5.0, LLAMA3),
+        ({"rope_theta": 5.0, "rope_scaling": {"type": "llama3", **LLAMA3}}, 5.0, LLAMA3),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5.0, **LLAMA3}}, 5.0, LLAMA3),
+        (
+            {
+                "rope_theta": 5.0,
+                "rope_scaling": {"type": "llama3", **LLAMA3},
+                "rope_parameters": {"rope_type": "llama3", "rope_theta": 5.0, **LLAMA3},
+            },
+            5.0,
+            LLAMA3,
+        ),
+    ],
+)
+def test_rope_spellings(fields: dict[str, Any], theta: float, scaling: dict[str, float], published):
+    config = model_config(Fields(Path("config.json"), published.small("llama", **fields)))
+    assert config.rope_theta == theta
+    assert config.rope_scaling == ({"rope_type": "llama3"} | scaling if scaling else {})
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "expected"),
+    [
+        ("llama", {"sliding_window": 5}, ()),
+        ("mistral", {"sliding_window": 5}, (5, 5, 5, 5)),
+        ("mistral", {"sliding_window": None}, ()),
+        ("mistral", {}, (4096,) * 4),
+        ("mistral", {"sliding_window": 5, "layer_types": ["full_attention"] * 4}, ()),
+        (
+            "mistral",
+            {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"] * 2},
+            (5, None, 5, None),
+        ),
+        ("qwen3", {"sliding_window": 5, "max_window_layers": 2}, ()),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 2}, ()),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}, (None, None, 5, 5)),
+        (
+            "qwen3",
+            {
+                "use_sliding_window": True,
+                "sliding_window": 5,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+            },
+            (5, None, 5, None),
+        ),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "layer_types": ["full_attention"] * 4}, ()),
+    ],
+)
+def test_sliding_windows(family: str, fields: dict[str, Any], expected: tuple, published):
+    assert model_config(Fields(Path("config.json"), published.small(family, **fields))).sliding_windows == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"num_key_value_heads": None}, (4, 6)),
+        ({"head_dim": None}, (2, 6)),
+        ({"head_dim": 8}, (2, 8)),
+    ],
+)
+def test_heads_not_given(fields: dict[str, Any], expected: tuple[int, int], published):
+    config = model_config(Fields(Path("config.json"), published.small("llama", **fields)))
+    assert (config.num_kv_heads, config.head_dim) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, (2, 18, 33)),
+        ({IDS: None}, (2, 18, 33)),
+        ({IDS: [1, 4, 35], CONVENTION: "entering"}, (1, 4, 35)),
+        ({IDS: [0, 17, 34], CONVENTION: "output"}, (1, 18, 35)),
+        ({"eagle_config": {IDS: [1, 17, 32], CONVENTION: "output", "use_aux_hidden_state": True}}, (2, 18, 33)),
+    ],
+)
+def test_feature_layers(fields: dict[str, Any], expected: tuple[int, ...], published):
+    config = Fields(Path("config.json"), published.config(EAGLE3) | fields)
+    assert drafter_config(config, "eagle3", published.target()).feature_layers == expected
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_norm_before_residual(value: bool, published):
+    for name in (EAGLE3, SPECULATORS):
+        config = Fields(Path("config.json"), published.config(name) | {"norm_before_residual": value})
+        assert drafter_config(config, "eagle3", published.target()).norm_before_residual is value
+
+
+# Refused fields
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "field", "value"),
+    [
+        ("gpt2", {}, "model_type", "gpt2"),
+        ("llama", {"model_type": None}, "model_type", "missing"),
+        ("llama", {"hidden_size": None}, "hidden_size", "missing"),
+        ("llama", {"vocab_size": "40"}, "vocab_size", "40"),
+        ("llama", {"num_hidden_layers": 0}, "num_hidden_layers", 0),
+        ("llama", {"rms_norm_eps": -1}, "rms_norm_eps", -1),
+        ("llama", {"rms_norm_eps": None}, "rms_norm_eps", "missing"),
+        ("llama", {"attention_bias": 1}, "attention_bias", 1),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act", "gelu"),
+        ("llama", {"num_key_value_heads": 3}, "num_key_value_heads", 3),
+        ("llama", {"head_dim": 5}, "head_dim", 5),
+        ("llama", {"head_dim": None, "num_attention_heads": 5}, "num_attention_heads", 5),
+        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type", "yarn"),
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 4.0}}, "rope_type", "linear"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}, "rope_scaling": {"type": "yarn"}},
+            "rope_type",
+            "yarn",
+        ),
+        (
+            "llama",
+            {"rope_parameters": {"rope_theta": 10000.0}, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
+            "rope_scaling",
+            ...,
+        ),
+        ("llama", {"rope_scaling": "x"}, "rope_scaling", "x"),
+        ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor", "missing"),
+        (
+            "llama",
+            {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}},
+            "rope_parameters",
+            {"rope_theta": 10000.0, "full_attention": {"rope_theta": 1.0}},
+        ),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor",
+            0.5,
+        ),
+        ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config", {"quant_method": "fp8"}),
+        ("llama", {"eos_token_id": "</s>"}, "eos_token_id", "</s>"),
+        ("qwen3", {"layer_types": ["full_attention"]}, "layer_types", ["full_attention"]),
+        ("qwen3", {"layer_types": ["sliding_attention"] * 4}, "use_sliding_window", "missing"),
+        (
+            "qwen3",
+            {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": -1},
+            "max_window_layers",
+            -1,
+        ),
+        ("mistral", {"sliding_window": 0}, "sliding_window", 0),
+    ],
+)
+def test_configs_of_targets_refused(
+    family: str, fields: dict[str, Any], field: str, value: Any, tmp_path: Path, published
+):
+    (tmp_path / "config.json").write_text(json.dumps(published.small(family) | fields))
+    with pytest.raises(InputError) as caught:
+        read_target_config(tmp_path)
+    assert caught.value.name.removesuffix(f" in {tmp_path / 'config.json'}") == field
+    assert value in (..., caught.value.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "field", "value"),
+    [
+        (EAGLE, {"model_type": "qwen2"}, "model_type", "qwen2"),
+        (EAGLE, {"hidden_size": 32}, "hidden_size", 32),
+        (EAGLE, {"vocab_size": 41}, "vocab_size", 41),
+        (EAGLE3, {"vocab_size": 41}, "vocab_size", 41),
+        (EAGLE3, {"hidden_size": 32}, "hidden_size", 32),
+        (EAGLE3, {"target_hidden_size": 28}, "target_hidden_size", 28),
+        (EAGLE3, {"draft_vocab_size": 41}, "draft_vocab_size", 41),
+        (EAGLE3, {"num_hidden_layers": 2}, "num_hidden_layers", 2),
+        (EAGLE3, {"norm_before_fc": True}, "norm_before_fc", True),
+        (EAGLE3, {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state", False),
+        (EAGLE3, {IDS: [1, 17, 32]}, CONVENTION, "missing"),
+        (SPECULATORS, {IDS: [2, 18, 33]}, CONVENTION, "missing"),
+        (EAGLE3, {IDS: [1, 2, 3], CONVENTION: "vllm"}, CONVENTION, "vllm"),
+        (EAGLE3, {IDS: [2, 2, 3], CONVENTION: "output"}, IDS, [2, 2, 3]),
+        (EAGLE3, {IDS: [3, 2, 4], CONVENTION: "output"}, IDS, [3, 2, 4]),
+        (EAGLE3, {IDS: [1, 2], CONVENTION: "output"}, IDS, [1, 2]),
+        (EAGLE3, {IDS: [1, 2, 35], CONVENTION: "output"}, IDS, [1, 2, 35]),
+        (EAGLE3, {IDS: [-1, 2, 3], CONVENTION: "entering"}, IDS, [-1, 2, 3]),
+        (EAGLE3, {IDS: "2", CONVENTION: "entering"}, IDS, "2"),
+        (SPECULATORS, {"norm_before_residual": None}, "norm_before_residual", "missing"),
+        (SPECULATORS, {"speculators_model_type": "eagle"}, "speculators_model_type", "eagle"),
+    ],
+)
+def test_configs_of_heads_refused(name: str, fields: dict[str, Any], field: str, value: Any, published):
+    config = Fields(Path("config.json"), published.config(name) | fields)
+    with pytest.raises(InputError) as caught:
+        drafter_config(config, "eagle" if name == EAGLE else "eagle3", published.target())
+    assert (caught.value.name, caught.value.value) == (f"{field} in config.json", value)
+
+
+@pytest.mark.parametrize("num_layers", [1, 4, 6])
+def test_a_short_target_must_name_its_feature_layers(num_layers: int, published):
+    target = model_config(Fields(Path("config.json"), published.small("llama", num_hidden_layers=num_layers)))
+    config = Fields(Path("config.json"), published.config(EAGLE3))
+    with pytest.raises(InputError) as caught:
+        drafter_config(config, "eagle3", target)
+    assert (caught.value.name, caught.value.value) == (f"{IDS} in config.json", "missing")
+    assert str((2, num_layers // 2, num_layers - 3)) in caught.value.allowed  # the published default
+
+
+def test_a_field_of_the_wrong_type_is_told_in_a_sentence(published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").write_text(json.dumps(published.small("llama", vocab_size="40")))
+    with pytest.raises(InputError) as caught:
+        read_target_config(Path())
+    assert str(caught.value) == "vocab_size in config.json is '40'; allowed: an integer of at least 1"

@@ -1,0 +1,125 @@
+"""Pairs: shipped and given ones, their arguments, tokenizers and tables."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from specsim.core.errors import InputError
+from specsim.core.pair import Pair
+from specsim.models.load import load
+from specsim.models.shipped import TINY
+
+
+def write_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+
+
+@pytest.fixture
+def tiny_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published) -> Path:
+    """A shipped pair of random weights."""
+    target, _ = published.write(tmp_path / "target", "llama-3.1-8b-instruct")
+    write_tokenizer(target)
+    published.write(tmp_path / "eagle", "eagle-llama2-chat-7b")
+    published.write(tmp_path / "eagle3", "eagle3-llama3.1-instruct-8b")
+    monkeypatch.setattr("specsim.models.shipped.TINY", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("tiny_pair")
+@pytest.mark.parametrize("drafter", ["eagle", "eagle3"])
+def test_the_shipped_pair(drafter: str):
+    pair = load(drafter=drafter)
+    assert pair.drafter.config.kind == drafter
+    assert pair.name == f"tiny, {drafter}"
+    assert pair.tokenizer.encode("a b a") == [0, 1, 0]
+    assert pair.tokenizer.decode([1, 0]) == "b a"
+    assert pair.tokenizer.vocab_size == 3
+
+
+def test_a_target_alone(tiny_pair: Path):
+    assert load(drafter="none").drafter is None
+    assert load(tiny_pair / "target", drafter="none").name == str(tiny_pair / "target")
+
+
+def test_the_kind_of_an_own_drafter_is_detected(tiny_pair: Path):
+    for kind in ("eagle", "eagle3"):
+        assert load(tiny_pair / "target", tiny_pair / kind).drafter.config.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"drafter": "medusa"}, "drafter is 'medusa'; allowed: eagle or eagle3 or none"),
+        ({"draft": "x"}, "target is None; allowed: the target that the given drafter was trained for"),
+        ({"target": "x"}, "draft is None; allowed: a drafter of the given target, or drafter none"),
+        ({"target": "x", "draft": "y", "drafter": "none"}, "draft is 'y'; allowed: none where drafter is none"),
+    ],
+)
+def test_arguments_of_load(arguments: dict[str, str], message: str):
+    with pytest.raises(InputError) as caught:
+        load(**arguments)
+    assert str(caught.value) == message
+
+
+@pytest.mark.usefixtures("tiny_pair")
+def test_a_pair_shows_its_shapes():
+    pair = load()
+    for text in (repr(pair), pair._repr_html_()):
+        for fact in ("llama", "eagle3", "what enters layers 2, 16, 29", "bfloat16", "float16", "14 tokens"):
+            assert fact in text
+    parameters = sum(tensor.numel() for tensor in pair.target.tensors.values())
+    assert f"{parameters:,}" in repr(pair.target)
+    plain = Pair(pair.target, None, None, "<plain>")
+    assert "&lt;plain&gt;" in plain._repr_html_()
+    assert "drafter: None" in repr(plain)
+
+
+def test_a_folder_without_a_tokenizer(tiny_pair: Path):
+    (tiny_pair / "target" / "tokenizer.json").unlink()
+    assert load().tokenizer is None
+
+
+def test_a_broken_tokenizer_is_told_when_it_is_used(tiny_pair: Path):
+    (tiny_pair / "target" / "tokenizer.json").write_text("{")
+    tokenizer = load().tokenizer
+    with pytest.raises(InputError, check=lambda error: error.name == f"the tokenizer in {tiny_pair / 'target'}"):
+        tokenizer.encode("a")
+    with pytest.raises(AttributeError):
+        _ = tokenizer._private
+
+
+def test_a_drafter_of_another_kind_than_named_is_refused():
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("drafter", "eagle")):
+        load(TINY / "target", TINY / "eagle3", drafter="eagle")
+
+
+def test_fields_that_a_head_lacks_are_given_when_loading(tmp_path: Path):
+    shutil.copytree(TINY / "eagle3", tmp_path / "head")
+    config = json.loads((TINY / "eagle3" / "config.json").read_text())
+    del config["eagle_aux_hidden_state_convention"]
+    (tmp_path / "head" / "config.json").write_text(json.dumps(config))
+    convention = f"eagle_aux_hidden_state_convention in {tmp_path / 'head' / 'config.json'}"
+    with pytest.raises(InputError, check=lambda error: error.name == convention):
+        load(TINY / "target", tmp_path / "head")
+    fields = {"eagle_aux_hidden_state_convention": "output", "eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+    assert load(TINY / "target", tmp_path / "head", draft_fields=fields).drafter.config.feature_layers == (1, 2, 3)
+
+
+def test_json_nested_too_deeply(tmp_path: Path):
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(InputError, check=lambda error: error.name == str(tmp_path / "config.json")):
+        load(tmp_path, drafter="none")
+
+
+def test_pairs_compare_by_identity():
+    pair = load()
+    assert pair == pair
+    assert pair != load()
+    assert hash(pair)
