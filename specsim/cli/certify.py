@@ -1,4 +1,4 @@
-"""specsim certify: exact laws of the verifiers."""
+"""specsim certify: exact distributions of the verifiers."""
 
 from typing import Annotated
 
@@ -16,7 +16,7 @@ def certify(
             show_default="all, and wrong ones",
         ),
     ] = None,
-    impl: Annotated[str, typer.Option(help="Which column runs.", metavar="reference|fast|both")] = "reference",
+    impl: Annotated[str, typer.Option(help="Which implementation runs.", metavar="reference|fast|both")] = "reference",
     device: options.Device = None,
     json_file: options.JsonFile = None,
 ) -> None:
@@ -27,11 +27,11 @@ def certify(
     given = locals()
     from specsim.core.display import stdout_console
     from specsim.core.files import check_writable, write_json
-    from specsim.correctness import exact as certificates
+    from specsim.correctness import exact
 
     check_writable(json_file)
     line = options.command("specsim certify", certify, given, without=("json_file",))
-    result = certificates.certify(verifier, impl=impl, device=device, progress=True)
+    result = exact.certify(verifier, impl=impl, device=device, progress=True)
     try:
         result.show(stdout_console())
     finally:

@@ -1,17 +1,20 @@
 """Wrong acceptance rules that both exact certificates and sampling tests have to reject."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
+if TYPE_CHECKING:
+    from specsim.reference.acceptance import Tree
+
 
 def at_least(
-    tree: Any, prob_NV: torch.Tensor, draft_prob_NV: torch.Tensor, uniforms: Sequence[float], final: float
+    tree: "Tree", prob_NV: torch.Tensor, draft_prob_NV: torch.Tensor, _uniforms: Sequence[float], final: float
 ) -> tuple[list[int], int]:
     """Accept a chain draft if p(x) ≥ q(x), without a uniform (the other rule of FlashInfer's trace reference).
 
-    prob_NV, draft_prob_NV: the target's and the drafter's distribution after every node. Gives the accepted nodes and
+    prob_NV, draft_prob_NV: the target's and the drafter's distribution after every node. Returns the accepted nodes and
     the bonus token.
     """
     from specsim.reference import acceptance, sampling

@@ -16,15 +16,15 @@ from specsim.cli.main import main
 from specsim.core.display import stdout_console
 from specsim.core.errors import InputError
 from specsim.core.uniforms import gumbel_noise
-from specsim.correctness.exact import certify, race
-from specsim.correctness.exact import implementations as columns
+from specsim.correctness.exact import certify, implementations, race
 from specsim.correctness.exact import optimum as optimum_module
-from specsim.correctness.exact import regions as cells
+from specsim.correctness.exact import regions as regions_module
 from specsim.correctness.exact.cases import CASES, CHAIN, GIVEN_TREE, LANES, PAPER, cases_of
 from specsim.correctness.exact.certificates import NAMES
-from specsim.correctness.exact.distribution import NotConstant, exact_law, regions
+from specsim.correctness.exact.distribution import ExactDistribution, NotConstant, exact_distribution, joint_regions
 from specsim.correctness.exact.model import Case, Certain, Model, draws, text_prob, texts
 from specsim.correctness.exact.optimum import optimum
+from specsim.correctness.exact.regions import UNREAD, grid_cost, regions, with_zero
 from specsim.correctness.exact.two_rounds import two_rounds
 from specsim.correctness.exact.verifier import VERIFIERS, Given
 from specsim.reference import acceptance
@@ -35,8 +35,8 @@ BY_NAME = {verifier.name: verifier for verifier in VERIFIERS}
 FEW = Case("a few", Model(((1, 2, 1), (2, 1, 1))), Model(((1, 1, 2),)), (-1, 0, 0), (2, 1))
 
 
-def law_of(name: str, case: Case):
-    return exact_law(BY_NAME[name], case, columns.reference(BY_NAME[name]))
+def distribution_of(name: str, case: Case) -> ExactDistribution:
+    return exact_distribution(BY_NAME[name], case, implementations.reference(BY_NAME[name]))
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def all_of_them():
 # What is certified
 
 
-def test_every_verifier_is_as_it_promises_and_every_control_is_caught(all_of_them):
+def test_verifiers_keep_their_promise_and_controls_are_caught(all_of_them):
     assert all_of_them.failures == ()
     assert {row.verifier.partition(",")[0] for row in all_of_them.rows if row.promise != "wrong"} == set(NAMES)
     assert all(row.total_variation == 0 for row in all_of_them.rows if row.promise == "lossless")
@@ -55,7 +55,7 @@ def test_every_verifier_is_as_it_promises_and_every_control_is_caught(all_of_the
     assert all(row.regions > 1 for row in all_of_them.rows if row.verifier != "greedy")
 
 
-def test_a_control_that_keeps_the_targets_law_is_a_failure(all_of_them):
+def test_a_control_with_the_targets_distribution_is_a_failure(all_of_them):
     (row,) = [row for row in all_of_them.rows if row.verifier == "the uniform is used twice"]
     exact = replace(row, total_variation=Fraction(0))
     assert replace(all_of_them, rows=(exact,)).failures == ("the uniform is used twice (control) on " + PAPER.name,)
@@ -70,8 +70,8 @@ def test_no_lossless_verifier_accepts_more_than_the_optimum(all_of_them):
 
 def test_the_papers_example_of_block_verification():
     """Token by token 10/9 drafts are accepted of p = (1/3, 2/3), q = (2/3, 1/3), block verification accepts 11/9."""
-    assert law_of("rejection", PAPER).accepted == Fraction(10, 9)
-    assert law_of("block", PAPER).accepted == Fraction(11, 9)
+    assert distribution_of("rejection", PAPER).accepted == Fraction(10, 9)
+    assert distribution_of("block", PAPER).accepted == Fraction(11, 9)
     assert optimum(PAPER) == Fraction(11, 9)
 
 
@@ -85,7 +85,7 @@ def test_the_papers_example_of_block_verification():
         ("accept if target ≥ draft", Fraction(3, 8)),
     ],
 )
-def test_how_wrong_controls_are(all_of_them, control, distance):
+def test_distances_of_the_controls(all_of_them, control, distance):
     (row,) = [row for row in all_of_them.rows if row.verifier == control]
     assert (row.promise, row.total_variation) == ("wrong", distance)
 
@@ -95,20 +95,20 @@ def test_a_uniform_of_zero_writes_what_the_target_never_does(all_of_them):
     assert 0 < row.impossible <= Fraction(2, 2**24)
 
 
-def test_draws_named_by_position_do_no_harm_to_who_looks_at_visited_drafts_only():
+def test_draws_named_by_position_only_harm_block_verification():
     for name, by_position in product(("rejection", "block"), (False, True)):
         distance = two_rounds(BY_NAME[name], PAPER, by_position).total_variation(PAPER)
         assert distance == (Fraction(1, 18) if (name, by_position) == ("block", True) else 0)
 
 
 def test_typical_acceptance_of_a_given_tree_by_hand():
-    """It takes one path for sure, so its law is that path's and the target's token after it."""
-    law = law_of("typical", GIVEN_TREE)
+    """It always takes one path, so its distribution is that path's and the target's token after it."""
+    found = distribution_of("typical", GIVEN_TREE)
     (draw,) = draws(GIVEN_TREE)
     path, _ = acceptance.typical(Given.of(draw).tree, Given.of(draw).prob_NV, 0.09, 0.3, 0.5)
     chance = text_prob(GIVEN_TREE.target, draw.text(path[-1]))
-    assert law.accepted == len(path) - 1
-    assert law.total_variation(GIVEN_TREE) == 1 - chance
+    assert found.accepted == len(path) - 1
+    assert found.total_variation(GIVEN_TREE) == 1 - chance
 
 
 @st.composite
@@ -124,15 +124,16 @@ SHAPES = {"given": [(-1, 0, 0, 1), (-1, 0, 1)], "chain": [(-1, 0), (-1, 0, 1)], 
 @pytest.mark.parametrize("name", [name for name, each in BY_NAME.items() if each.promise == "lossless"])
 @given(data=st.data())
 @settings(max_examples=6, deadline=None)  # also when new examples are looked for
-def test_lossless_verifiers_are_so_for_any_models(name, data):
-    drafts, vocab_size = BY_NAME[name].drafts, data.draw(st.integers(2, 3))
+def test_lossless_verifiers_are_lossless_for_any_models(name, data):
+    drafts = BY_NAME[name].drafts
+    vocab_size = data.draw(st.integers(2, 3))
     parents = data.draw(st.sampled_from(SHAPES[drafts]))
     tokens = (1, 0, 1)[: len(parents) - 1] if drafts == "given" else None
     target, draft = (data.draw(models(vocab_size)) for _ in range(2))
     case = Case("", Certain(target) if name == "greedy" else target, draft, parents, tokens)
-    law = law_of(name, case)
-    assert law.total_variation(case) == 0
-    assert law.accepted <= optimum(case)
+    found = distribution_of(name, case)
+    assert found.total_variation(case) == 0
+    assert found.accepted <= optimum(case)
 
 
 # Wrong verifiers
@@ -161,7 +162,7 @@ MUTANTS = [
 
 def is_certified(name: str, case: Case) -> bool:
     try:
-        return law_of(name, case).total_variation(case) == 0
+        return distribution_of(name, case).total_variation(case) == 0
     except NotConstant:
         return False
 
@@ -177,30 +178,30 @@ def test_a_wrong_verifier_is_not_certified(name, case, text, instead, monkeypatc
     assert not is_certified(name, case)
 
 
-def test_a_law_of_other_uniforms_than_the_verifiers_is_refused():
+def test_regions_of_another_verifier_are_refused():
     """Breakpoints of another verifier: an outcome changes where it should not."""
-    other = replace(BY_NAME["rejection"], axes=lambda draw: [cells.ANY] * 2)
-    with pytest.raises(NotConstant, match="in one region"):
-        exact_law(other, PAPER, columns.reference(other))
-    other = replace(BY_NAME["rejection"], last=lambda draw, node: cells.ANY)
-    with pytest.raises(NotConstant, match="in one region"):
-        exact_law(other, PAPER, columns.reference(other))
+    other = replace(BY_NAME["rejection"], axes=lambda draw: [UNREAD] * 2)
+    with pytest.raises(NotConstant):
+        exact_distribution(other, PAPER, implementations.reference(other))
+    other = replace(BY_NAME["rejection"], last=lambda draw, node: UNREAD)
+    with pytest.raises(NotConstant):
+        exact_distribution(other, PAPER, implementations.reference(other))
 
 
 def test_a_path_that_depends_on_the_final_uniform_is_refused():
-    """The final uniform's cells are those of the node where the path ends, whatever that uniform is."""
-    half = cells.cells([Fraction(1, 2)])
+    """The final uniform's regions are those of the node where the path ends, whatever that uniform is."""
+    half = regions([Fraction(1, 2)])
     other = replace(
         BY_NAME["rejection"],
         axes=lambda draw: [],
         last=lambda draw, node: half,
         accept=lambda given, uniforms, final: (given.tree.path(int(final < 0.5)), 0),
     )
-    with pytest.raises(NotConstant, match="with another final uniform"):
-        exact_law(other, PAPER, columns.reference(other))
+    with pytest.raises(NotConstant):
+        exact_distribution(other, PAPER, implementations.reference(other))
 
 
-# The fast column
+# The fast implementation
 
 
 def few(name: str) -> Case:
@@ -213,24 +214,27 @@ def few(name: str) -> Case:
 
 
 @pytest.mark.parametrize("name", [name for name in BY_NAME if "," not in name])
-def test_the_fast_column_has_the_references_law(name):
-    case, verifier = few(name), BY_NAME[name]
-    found = exact_law(verifier, case, columns.fast(verifier, DEVICE))
-    assert found == law_of(name, case)
+def test_fast_and_reference_have_equal_distributions(name):
+    case = few(name)
+    verifier = BY_NAME[name]
+    found = exact_distribution(verifier, case, implementations.fast(verifier, DEVICE))
+    assert found == distribution_of(name, case)
     assert (found.total_variation(case) == 0) == (verifier.promise == "lossless")
 
 
 @pytest.mark.parametrize(("name", "case"), [("multi_round", LANES), ("block", CHAIN), ("gumbel", CHAIN)])
-def test_the_fast_column_does_what_the_reference_does(name, case):
-    """In a dozen regions of all."""
-    drafted, verifier = list(draws(case)), BY_NAME[name]
-    found = regions(verifier, drafted, columns.reference(verifier))
+def test_fast_and_reference_have_equal_outcomes(name, case):
+    """A dozen regions of all."""
+    drafted = list(draws(case))
+    verifier = BY_NAME[name]
+    found = joint_regions(verifier, drafted, implementations.reference(verifier))
     trials = [region.trials[0] for region in found][:: 1 + len(found) // 12]
-    assert columns.fast(verifier, DEVICE)(drafted, trials) == columns.reference(verifier)(drafted, trials)
+    expected = implementations.reference(verifier)(drafted, trials)
+    assert implementations.fast(verifier, DEVICE)(drafted, trials) == expected
 
 
-def test_cases_that_the_fast_column_is_not_run_on_are_named(capsys):
-    found, console = certify("block", impl="both", device=DEVICE), stdout_console()
+def test_cases_left_out_of_the_fast_implementation_are_named(capsys):
+    found = certify("block", impl="both", device=DEVICE)
     assert found.left_out == (() if DEVICE == "cuda" else (CHAIN.name,))
     assert [(row.impl, row.case) for row in found.rows] == [
         (impl, case.name)
@@ -238,29 +242,30 @@ def test_cases_that_the_fast_column_is_not_run_on_are_named(capsys):
         for case in CASES["chain"]
         if case.name not in left_out
     ]
-    found.show(console)
-    told = f"The fast column was not run on: {CHAIN.name}." in " ".join(capsys.readouterr().out.split())
-    assert told == bool(found.left_out)
+    found.show(stdout_console())
+    is_named = f"The fast implementation was not run on: {CHAIN.name}." in " ".join(capsys.readouterr().out.split())
+    assert is_named == bool(found.left_out)
 
 
 def test_requests_are_found_whose_noise_lies_in_a_region():
     """The kernels' noise is named, not given: every region of a race has requests of its own."""
-    drafted, gumbel = list(draws(PAPER)), BY_NAME["gumbel"]
-    trials = [trial for region in regions(gumbel, drafted, columns.reference(gumbel)) for trial in region.trials]
-    ids = columns.ids_with_noise(drafted, trials)
+    drafted = list(draws(PAPER))
+    reference = implementations.reference(BY_NAME["gumbel"])
+    trials = [trial for region in joint_regions(BY_NAME["gumbel"], drafted, reference) for trial in region.trials]
+    ids = implementations.ids_with_noise(drafted, trials)
     assert len({*zip(ids, (trial.draw for trial in trials), strict=True)}) == len(trials)
-    positions = columns.LENGTH + 1 + torch.arange(3)
+    positions = implementations.LENGTH + 1 + torch.arange(3)
     noise_RWV = gumbel_noise(torch.zeros(len(ids), 1, dtype=torch.int64), torch.tensor(ids)[:, None], positions, 2)
     real = [
         replace(trial, uniforms=tuple(map(tuple, own.tolist()))) for trial, own in zip(trials, noise_RWV, strict=True)
     ]
-    assert columns.reference(gumbel)(drafted, real) == columns.reference(gumbel)(drafted, trials)
+    assert reference(drafted, real) == reference(drafted, trials)
 
 
-def test_a_fast_column_of_another_law_is_seen():
+def test_a_fast_implementation_with_other_settings_is_refused():
     verifier = replace(BY_NAME["target_only"], settings={"threshold_acc": 0.5})
-    with pytest.raises(NotConstant, match="in one region"):
-        exact_law(verifier, FEW, columns.fast(verifier, DEVICE))
+    with pytest.raises(NotConstant):
+        exact_distribution(verifier, FEW, implementations.fast(verifier, DEVICE))
 
 
 # Uniforms
@@ -268,107 +273,111 @@ def test_a_fast_column_of_another_law_is_seen():
 
 @given(st.lists(st.fractions(-1, 2, max_denominator=12), max_size=5))
 @settings(max_examples=40)
-def test_cells_are_between_the_cuts_and_all_there_is(cut):
-    axis = cells.cells(cut, Fraction(1, 4), Fraction(1, 2))
-    assert sum(cell.volume for cell in axis) == 1
+def test_regions_lie_between_the_cuts_and_cover_the_range(cut):
+    axis = regions(cut, Fraction(1, 4), Fraction(1, 2))
+    assert sum(region.volume for region in axis) == 1
     inside = {each for each in cut if Fraction(1, 4) < each < Fraction(1, 2)}
     assert len(axis) == len(inside) + 1
-    for cell in axis:
-        assert len(cell.points) == 3
-        assert all(cell.edges[0] < point < cell.edges[1] for point in cell.points)
+    for region in axis:
+        assert len(region.points) == 3
+        assert all(region.edges[0] < point < region.edges[1] for point in region.points)
 
 
 @given(st.lists(st.fractions(0, 1, max_denominator=24), max_size=4))
 @settings(max_examples=40)
-def test_the_grid_costs_at_least_what_any_assignment_of_its_edges_does(cut):
-    """On a grid of 16 points, 0 counted as 1: every cell's mass is within what the bound allows."""
+def test_grid_cost_bounds_any_assignment_of_its_edges(cut):
+    """On a grid of 16 points, 0 counted as 1: every region's mass is within what the bound allows."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(cells, "GRID", 16)
-        axis = cells.cells(cut)
-        bound = cells.grid_cost(axis)
+        patched.setattr(regions_module, "GRID", 16)
+        axis = regions(cut)
+        bound = grid_cost(axis)
         for to_the_left in (False, True):
             uniforms = [Fraction(max(k, 1), 16) for k in range(16)]
             masses = [
                 Fraction(sum(low < u <= high if to_the_left else low <= u < high for u in uniforms), 16)
-                for low, high in (cell.edges for cell in axis)
+                for low, high in (region.edges for region in axis)
             ]
             assert sum(masses) == 1
-            exact = sum(abs(mass - cell.volume) for mass, cell in zip(masses, axis, strict=True)) / 2
+            exact = sum(abs(mass - region.volume) for mass, region in zip(masses, axis, strict=True)) / 2
             assert exact <= bound <= Fraction(len(axis), 8)
 
 
-def test_the_grid_costs_the_uniforms_that_are_read_and_those_that_draw_the_drafts():
+def test_grid_cost_counts_uniforms_read_and_uniforms_of_drafts():
     """One draft, p = (1/2, 1/2), q = (3/4, 1/4): the draw's cut at 3/4 and the bonus' at 1/2 are points of the grid and
     cost one each, the uniform's at 2/3 of token 0 less.
     """
     case = Case("", Model(((1, 1),)), Model(((3, 1),)), (-1, 0))
     point = Fraction(1, 2**24)
-    assert 2 * point < law_of("rejection", case).grid <= (2 + Fraction(3, 4)) * point
+    assert 2 * point < distribution_of("rejection", case).grid <= (2 + Fraction(3, 4)) * point
     given_draft = replace(case, tokens=(0,))
-    assert law_of("target_only", given_draft).grid == 2 * point
-    assert law_of("gumbel", case).grid == 0
+    assert distribution_of("target_only", given_draft).grid == 2 * point
+    assert distribution_of("gumbel", case).grid == 0
 
 
-def test_a_uniform_that_may_be_zero_has_that_point_as_a_cell():
-    zero, *rest = cells.with_zero(cells.cells([Fraction(1, 2)]), Fraction(1, 8))
+def test_a_uniform_that_may_be_zero_has_that_point_as_a_region():
+    zero, *rest = with_zero(regions([Fraction(1, 2)]), Fraction(1, 8))
     assert (zero.volume, zero.points) == (Fraction(1, 8), (0.0, 0.0, 0.0))
-    assert [cell.volume for cell in rest] == [Fraction(7, 16)] * 2
+    assert [region.volume for region in rest] == [Fraction(7, 16)] * 2
 
 
 # The race of Gumbel noise
 
 
 @st.composite
-def laws(draw, least: int = 2, most: int = 4):
+def distributions(draw, least: int = 2, most: int = 4):
     count = draw(st.integers(least, most))
     rows = st.lists(st.integers(0, 5), min_size=count, max_size=count).filter(any)
     return tuple(tuple(Fraction(n, sum(row)) for n in row) for row in (draw(rows), draw(rows)))
 
 
-def joint(law, draft_law):
-    """Probability of every pair (target's token, draft), and the cells."""
+def joint(target_V, draft_V):
+    """Probability of every pair (target's token, draft), and the regions."""
     found = {}
-    for draft, chance in enumerate(draft_law):
+    for draft, chance in enumerate(draft_V):
         if chance:
-            axis = race.position(law, draft_law, draft)
-            found |= {(cell, draft): cell.volume * chance for cell in axis}
+            axis = race.position(target_V, draft_V, draft)
+            found |= {(region, draft): region.volume * chance for region in axis}
     return found
 
 
-def winner(law, noise) -> int:
-    return max((math.log(prob) + each, token) for token, (prob, each) in enumerate(zip(law, noise)) if prob)[1]  # noqa: B905
+def winner(target_V, noise) -> int:
+    return max((math.log(prob) + each, token) for token, (prob, each) in enumerate(zip(target_V, noise)) if prob)[1]  # noqa: B905
 
 
-@given(laws())
-def test_both_winners_of_a_race_have_their_own_laws(pair):
-    law, draft_law = pair
-    target, drafted = [Fraction(0)] * len(law), [Fraction(0)] * len(law)
-    for (cell, draft), volume in joint(law, draft_law).items():
-        tokens = {winner(law, noise) for noise in cell.points}
-        assert {winner(draft_law, noise) for noise in cell.points} == {draft}
+@given(distributions())
+def test_both_winners_of_a_race_have_their_own_distributions(pair):
+    target_V, draft_V = pair
+    target = [Fraction(0)] * len(target_V)
+    drafted = [Fraction(0)] * len(target_V)
+    for (region, draft), volume in joint(target_V, draft_V).items():
+        tokens = {winner(target_V, noise) for noise in region.points}
+        assert {winner(draft_V, noise) for noise in region.points} == {draft}
         assert len(tokens) == 1
         target[tokens.pop()] += volume
         drafted[draft] += volume
     assert (tuple(target), tuple(drafted)) == pair
 
 
-@given(laws())
+@given(distributions())
 def test_winners_agree_as_often_as_the_coupling_promises(pair):
     """At least (1 - TV) / (1 + TV), at most 1 - TV, of one draft (arXiv 2408.07978)."""
-    law, draft_law = pair
-    distance = sum(abs(p - q) for p, q in zip(law, draft_law, strict=True)) / 2
+    target_V, draft_V = pair
+    distance = sum(abs(p - q) for p, q in zip(target_V, draft_V, strict=True)) / 2
     agree = sum(
-        volume for (cell, draft), volume in joint(law, draft_law).items() if winner(law, cell.points[0]) == draft
+        volume
+        for (region, draft), volume in joint(target_V, draft_V).items()
+        if winner(target_V, region.points[0]) == draft
     )
     assert (1 - distance) / (1 + distance) <= agree <= 1 - distance
 
 
 def test_a_race_of_three_against_its_integral():
     """p = (1/2, 1/4, 1/4), q = (1/4, 1/4, 1/2): the pair (0, 2) is E_0 / E_2 in (1/2, 2), E_1 later than both."""
-    law, draft_law = ((Fraction(n, 4) for n in row) for row in ((2, 1, 1), (1, 1, 2)))
-    law, draft_law = tuple(law), tuple(draft_law)
+    target_V, draft_V = (tuple(Fraction(n, 4) for n in row) for row in ((2, 1, 1), (1, 1, 2)))
     (value,) = [
-        v for (cell, draft), v in joint(law, draft_law).items() if (winner(law, cell.points[0]), draft) == (0, 2)
+        v
+        for (region, draft), v in joint(target_V, draft_V).items()
+        if (winner(target_V, region.points[0]), draft) == (0, 2)
     ]
     steps = 20_000
     middles = [0.5 + 1.5 * (step + 0.5) / steps for step in range(steps)]
@@ -379,11 +388,11 @@ def test_a_race_of_three_against_its_integral():
 # The optimum
 
 
-@given(laws(3, 3))
+@given(distributions(3, 3))
 @settings(max_examples=10)
 def test_the_optimum_of_one_draft_is_the_maximal_coupling(pair):
     common = math.lcm(*(prob.denominator for prob in (*pair[0], *pair[1])))
-    target, draft = (Model((tuple(int(prob * common) for prob in law),)) for law in pair)
+    target, draft = (Model((tuple(int(prob * common) for prob in prob_V),)) for prob_V in pair)
     case = Case("", target, draft, (-1, 0))
     assert optimum(case) == sum(map(min, *pair))
 
@@ -403,7 +412,7 @@ def test_prices_that_prove_nothing_are_refused(monkeypatch):
         return solve(case, drafted, written, ends)[0], [0.0] * len(written)
 
     monkeypatch.setattr(optimum_module, "_solve", free)
-    with pytest.raises(ArithmeticError, match=r"the bound 2\.0 of the prices is not"):
+    with pytest.raises(ArithmeticError):
         optimum(PAPER)
 
 
@@ -431,12 +440,12 @@ def test_help_is_plain_text(capsys):
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_the_command_says_what_is_certified(capsys, tmp_path):
+def test_the_command_prints_and_writes_the_certificates(capsys, tmp_path):
     with pytest.raises(SystemExit) as exit_info:
         main(["certify", "--verifier", "block", "--json", str(tmp_path / "c.json")])
     out, result = capsys.readouterr().out, json.loads((tmp_path / "c.json").read_text())
     assert exit_info.value.code == 0
-    assert "All 2 that say they are lossless have exactly the target's law." in out
+    assert "All 2 lossless certificates hold: the distribution is exactly the target's." in out
     assert {row["total_variation"] for row in result["certificates"]} == {"0"}
     assert {row["accepted"] for row in result["certificates"]} == {"11/9", "105/64"}
     assert (result["is_ok"], result["failures"]) == (True, [])
@@ -453,15 +462,9 @@ def test_the_command_fails_where_a_promise_is_not_kept(capsys, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("arguments", "allowed"),
-    [
-        ({"verifier": "blocks"}, "verifier is 'blocks'; allowed: greedy or target_only or"),
-        ({"impl": "slow"}, "impl is 'slow'; allowed: reference or fast or both"),
-        ({"impl": "fast", "device": "tpu"}, "device is 'tpu'; allowed: cpu or cuda"),
-        ({"device": "cuda"}, "device is 'cuda'; allowed: cpu with impl 'reference'"),
-    ],
+    "arguments", [{"verifier": "blocks"}, {"impl": "slow"}, {"device": "tpu", "impl": "fast"}, {"device": "cuda"}]
 )
-def test_bad_input_is_refused_in_a_sentence(arguments, allowed):
-    with pytest.raises(InputError) as error:
+def test_bad_input_is_refused(arguments):
+    name, value = next(iter(arguments.items()))
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == (name, value)):
         certify(**arguments)
-    assert str(error.value).startswith(allowed)

@@ -1,4 +1,4 @@
-"""Certificates: the exact law of what a verifier lets through, and how far it is from the target's and the optimum."""
+"""Certificates: the exact distribution of a verifier's tokens, its distance from the target's, and the optimum."""
 
 from specsim.correctness.exact.certificates import Certificate, Certificates, certify
 

@@ -1,103 +1,110 @@
-"""Where the outcome of each verifier can change, derived in papers/: breakpoints of its uniforms, and the bonus'
-weights.
+"""Breakpoints of each verifier's uniforms and weights of its bonus token, derived in papers/.
 
-Of a drafted tree. uniforms_*: an axis for every uniform the verifier may read, in its order. bonus_*: weights of the
-token after a path that ends at a node.
+uniforms_*: the regions of every uniform that the verifier may read on a drafted tree, in its order. bonus_*: weights of
+the token after a path that ends at a node.
 """
 
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import accumulate
+from typing import NamedTuple
 
-from specsim.correctness.exact.model import Draw, Law, residual
-from specsim.correctness.exact.regions import ANY, Axis, cells
+from specsim.correctness.exact.model import Distribution, Draw, residual
+from specsim.correctness.exact.regions import UNREAD, Axis, regions
 
 
 def uniforms_target_only(draw: Draw, threshold_acc: Fraction) -> list[Axis]:
-    """One uniform a depth: the probability of a node's children up to each, over threshold_acc."""
+    """One uniform per depth: the cumulative probabilities of a node's children, over threshold_acc."""
     depth = max(map(draw.depth, range(len(draw.parents))))
     cuts = [set() for _ in range(depth)]
     for node in range(len(draw.parents)):
         probs = [draw.target_NV[node][draw.tokens[child]] for child in draw.children(node)]
         if probs:
             cuts[draw.depth(node)] |= {mass / threshold_acc for mass in accumulate(probs)}
-    return [cells(each) for each in cuts]
+    return [regions(each) for each in cuts]
 
 
-def bonus_target_only(draw: Draw, node: int) -> Law:
+def bonus_target_only(draw: Draw, node: int) -> Distribution:
     """p without the children, p itself where they leave nothing."""
     taken = {draw.tokens[child] for child in draw.children(node)}
-    law = draw.target_NV[node]
-    weights = tuple(Fraction(0) if token in taken else prob for token, prob in enumerate(law))
-    return weights if any(weights) else law
+    target_V = draw.target_NV[node]
+    weights = tuple(Fraction(0) if token in taken else prob for token, prob in enumerate(target_V))
+    return weights if any(weights) else target_V
 
 
-def bonus_whole(draw: Draw, node: int) -> Law:
-    """p."""
+def bonus_whole(draw: Draw, node: int) -> Distribution:
+    """The target's distribution p."""
     return draw.target_NV[node]
 
 
 def uniforms_rejection(draw: Draw) -> list[Axis]:
-    """One uniform a draft: p(x) / q(x)."""
-    return [cells([ratio]) for ratio in _ratios(draw)]
+    """One uniform per draft: p(x) / q(x)."""
+    return [regions([ratio]) for ratio in _ratios(draw)]
 
 
-def bonus_rejection(draw: Draw, node: int) -> Law:
+def bonus_rejection(draw: Draw, node: int) -> Distribution:
     """relu(p - q), p after the last draft."""
-    law = draw.target_NV[node]
-    return residual(law, draw.draft_NV[node]) if draw.children(node) else law
+    target_V = draw.target_NV[node]
+    return residual(target_V, draw.draft_NV[node]) if draw.children(node) else target_V
 
 
 def uniforms_block(draw: Draw) -> list[Axis]:
-    """One uniform a draft: the share h of the prefix' probability that is to end there."""
-    return [cells([share]) for _, share, _ in list(_prefixes(draw))[1:]]
+    """One uniform per draft: the share h of the prefix's probability that is to end there."""
+    return [regions([prefix.share]) for prefix in list(_prefixes(draw))[1:]]
 
 
-def bonus_block(draw: Draw, node: int) -> Law:
+def bonus_block(draw: Draw, node: int) -> Distribution:
     """relu(w p - q), p after the last draft."""
-    _, _, weights = list(_prefixes(draw))[node]
+    weights = list(_prefixes(draw))[node].bonus_V
     return weights if any(weights) else draw.target_NV[node]
 
 
-def _prefixes(draw: Draw) -> Iterator[tuple[Fraction, Fraction, Law]]:
-    """(w, h, weights of the bonus) of every prefix of a chain."""
-    kept, ratios = Fraction(1), [Fraction(1), *_ratios(draw)]
-    for node, (law, draft_law, ratio) in enumerate(zip(draw.target_NV, draw.draft_NV, ratios, strict=True)):
+class _Prefix(NamedTuple):
+    """A prefix of a chain."""
+
+    share: Fraction  # h, the share of its probability that ends there
+    bonus_V: Distribution  # weights of the bonus token
+
+
+def _prefixes(draw: Draw) -> Iterator[_Prefix]:
+    kept = Fraction(1)
+    ratios = [Fraction(1), *_ratios(draw)]
+    for node, (target_V, draft_V, ratio) in enumerate(zip(draw.target_NV, draw.draft_NV, ratios, strict=True)):
         kept = min(Fraction(1), kept * ratio)
         if not draw.children(node):
-            yield kept, kept, law
+            yield _Prefix(kept, target_V)
             return
-        weights = tuple(max(kept * p - q, Fraction(0)) for p, q in zip(law, draft_law, strict=True))
-        mass = sum(weights)
-        yield kept, (mass / (mass + 1 - kept) if mass else Fraction(0)), weights
+        weights = tuple(max(kept * p - q, Fraction(0)) for p, q in zip(target_V, draft_V, strict=True))
+        mass = sum(weights, Fraction(0))
+        yield _Prefix(mass / (mass + 1 - kept) if mass else Fraction(0), weights)
 
 
 def _ratios(draw: Draw) -> list[Fraction]:
     """p(x) / q(x) of every draft of a chain."""
     pairs = zip(draw.tokens[1:], draw.target_NV, draw.draft_NV, strict=False)
-    return [law[token] / draft_law[token] for token, law, draft_law in pairs]
+    return [target_V[token] / draft_V[token] for token, target_V, draft_V in pairs]
 
 
 def uniforms_multi_round(draw: Draw) -> list[Axis]:
-    """One uniform a node: what is left of p(x), its elder siblings rejected, over q(x)."""
-    axes = [ANY] * len(draw.parents)
+    """One uniform per node: p(x) after the rejection of its elder siblings, over q(x)."""
+    axes = [UNREAD] * len(draw.parents)
     for node in range(len(draw.parents)):
-        for child, law in zip(draw.children(node), _left(draw, node), strict=False):
+        for child, residual_V in zip(draw.children(node), _residuals(draw, node), strict=False):
             token = draw.tokens[child]
-            axes[child] = cells([law[token] / draw.draft_NV[node][token]])
+            axes[child] = regions([residual_V[token] / draw.draft_NV[node][token]])
     return axes
 
 
-def bonus_multi_round(draw: Draw, node: int) -> Law:
-    """What all children leave of p."""
-    return list(_left(draw, node))[-1]
+def bonus_multi_round(draw: Draw, node: int) -> Distribution:
+    """The residual of p after the rejection of all children."""
+    return list(_residuals(draw, node))[-1]
 
 
-def _left(draw: Draw, node: int) -> Iterator[Law]:
-    """What is left of a node's law before each of its children and after all of them."""
-    law = draw.target_NV[node]
-    yield law
+def _residuals(draw: Draw, node: int) -> Iterator[Distribution]:
+    """A node's residual distribution before each of its children and after all of them."""
+    prob_V = draw.target_NV[node]
+    yield prob_V
     for _ in draw.children(node):
-        law = residual(law, draw.draft_NV[node])
-        law = tuple(prob / sum(law) for prob in law)
-        yield law
+        weights = residual(prob_V, draw.draft_NV[node])
+        prob_V = tuple(weight / sum(weights) for weight in weights)
+        yield prob_V

@@ -1,8 +1,10 @@
-"""The cases of the certificates: narrow vocabularies, drafters opposed to their targets, tokens without probability.
+"""Cases of the certificates: small vocabularies, drafters opposed to their targets, tokens without probability.
 
-But for the paper's own case the weights of a row sum to a power of two, so that float64 holds every probability; where
-trees are given the weights are powers of two as well, so that a logit holds each.
+Except for the paper's own case the weights of a row sum to a power of two, so that float64 holds every probability;
+where trees are given the weights are powers of two as well, so that a logit holds each.
 """
+
+from dataclasses import replace
 
 from specsim.correctness.exact.model import Case, Certain, Model
 
@@ -14,9 +16,10 @@ _DRAFT4 = Model(((1, 1, 2, 4), (2, 1, 1, 0)))
 PAPER = Case("2 tokens, a chain of 2 drafts", Model(((1, 2),)), Model(((2, 1),)), (-1, 0, 1))  # arXiv 2403.10444
 CHAIN = Case("3 tokens, a chain of 3 drafts", _TARGET3, _DRAFT3, (-1, 0, 1, 2))
 ONE = Case("4 tokens, 1 draft", _TARGET4, _DRAFT4, (-1, 0))
-# What the first sibling leaves is less than q for some tokens and more for others, so that the second's uniform
+# The residual after the first sibling is below q for some tokens and above it for others, so that the second's uniform
 # matters.
-_LEAVING, _LEFT = Model(((2, 5, 9), (1, 6, 9), (4, 8, 4), (0, 7, 9))), Model(((10, 4, 2), (9, 5, 2), (5, 3, 8)))
+_LEAVING = Model(((2, 5, 9), (1, 6, 9), (4, 8, 4), (0, 7, 9)))
+_LEFT = Model(((10, 4, 2), (9, 5, 2), (5, 3, 8)))
 PAIR = Case("3 tokens, 2 siblings", _LEAVING, _LEFT, (-1, 0, 0))
 LANES = Case("3 tokens, 2 lanes of 2 drafts", _LEAVING, _LEFT, (-1, 0, 0, 1, 2))
 SQUARE = Case(
@@ -29,13 +32,13 @@ GIVEN_CHAIN = Case("4 tokens, a given chain of 3 drafts", _TARGET4, _DRAFT4, (-1
 GIVEN_TREE = Case("4 tokens, a given tree of 6 drafts", _TARGET4, _DRAFT4, (-1, 0, 0, 1, 1, 2, 2), (3, 0, 3, 1, 0, 3))
 
 CASES = {"given": (GIVEN_CHAIN, GIVEN_TREE), "chain": (PAPER, CHAIN), "one": (ONE,), "siblings": (PAIR, LANES, SQUARE)}
-# The fast column's lanes have one child a step, and under the interpreter a case takes a minute for 600 calls.
+# The fast implementation's lanes have one child a step; the interpreter takes a minute for 600 calls.
 LAUNCHED = CASES | {"siblings": (PAIR, LANES)}
 INTERPRETED = CASES | {"chain": (PAPER,), "siblings": (PAIR,)}
 
 
 def cases_of(cases: dict[str, tuple[Case, ...]], drafts: str, is_greedy: bool) -> tuple[Case, ...]:
-    """Those of a table for a kind of drafts; under greedy decoding the target is certain of each token."""
+    """Cases of a table for a kind of drafts; under greedy decoding the target is certain of each token."""
     if not is_greedy:
         return cases[drafts]
-    return tuple(Case(each.name, Certain(each.target), each.draft, each.parents, each.tokens) for each in cases[drafts])
+    return tuple(replace(each, target=Certain(each.target)) for each in cases[drafts])

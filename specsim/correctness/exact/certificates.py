@@ -1,4 +1,4 @@
-"""Certificates of every verifier in every column, and of what is wrong on purpose."""
+"""Certificates of every verifier in every implementation, and of the controls."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,10 +11,10 @@ from tqdm.auto import tqdm
 
 from specsim.core.errors import InputError
 from specsim.core.provenance import now, versions
-from specsim.correctness.exact import implementations as columns
+from specsim.correctness.exact import implementations
 from specsim.correctness.exact.cases import CASES, INTERPRETED, LAUNCHED, cases_of
 from specsim.correctness.exact.controls import CONTROLS
-from specsim.correctness.exact.distribution import ExactLaw, NotConstant, exact_law
+from specsim.correctness.exact.distribution import ExactDistribution, NotConstant, exact_distribution
 from specsim.correctness.exact.model import Case
 from specsim.correctness.exact.optimum import optimum
 from specsim.correctness.exact.verifier import VERIFIERS, Verifier
@@ -25,38 +25,32 @@ if TYPE_CHECKING:
 
 NAMES = tuple(dict.fromkeys(verifier.family for verifier in VERIFIERS))
 IMPLS = ("reference", "fast", "both")
-Task = tuple[Case, tuple[str, str, str], Callable[[], ExactLaw]]
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What one verifier does on one case, exactly.
-
-    total_variation: of the law of S + 1 tokens from the target's. accepted: expected accepted drafts. optimum: the most
-    that a lossless rule could accept. impossible: the probability of texts that the target never writes. grid: at most
-    what uniforms of 24 bits add to the total variation, 0 where none are read. regions: outcomes that were taken.
-    """
+    """The exact figures of one verifier on one case."""
 
     verifier: str
-    promise: str
-    impl: str
+    promise: str  # lossless, lossy or wrong
+    impl: str  # reference, fast or control
     case: str
-    total_variation: Fraction
-    accepted: Fraction
-    optimum: Fraction
-    impossible: Fraction
-    grid: Fraction
-    regions: int
+    total_variation: Fraction  # of S + 1 tokens from the target's distribution
+    accepted: Fraction  # expected accepted drafts
+    optimum: Fraction  # the most that a lossless rule could accept
+    impossible: Fraction  # probability of texts that the target never writes
+    grid: Fraction  # bound on the total variation added by uniforms of 24 bits, 0 where none are read
+    regions: int  # number of joint regions in which the outcome was taken
 
     @property
     def is_as_promised(self) -> bool:
-        """Whether a lossless verifier has exactly the target's law, and a wrong one is seen to have another."""
+        """Whether a lossless verifier has exactly the target's distribution, and a wrong one another."""
         expected = {"lossless": self.total_variation == 0, "wrong": self.total_variation > 0}
         return expected.get(self.promise, True)
 
     @property
     def gap(self) -> Fraction | None:
-        """What a lossless verifier accepts less than it could."""
+        """Expected drafts by which a lossless verifier stays below the optimum."""
         return self.optimum - self.accepted if self.promise == "lossless" else None
 
     def to_json(self) -> dict[str, Any]:
@@ -73,32 +67,30 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """All of a run, controls among them.
-
-    inconsistent: laws that could not be taken, and why. left_out: cases that the fast column was not certified on.
-    """
+    """All certificates of a run, controls among them."""
 
     rows: tuple[Certificate, ...]
-    inconsistent: tuple[str, ...]
-    left_out: tuple[str, ...]
+    inconsistent: tuple[str, ...]  # verifiers that could not be certified, and why
+    left_out: tuple[str, ...]  # cases that the fast implementation was not certified on
     seconds: float
     date: str
     versions: dict[str, str]
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """What is not as promised, in words."""
+        """Broken promises, in words."""
         broken = (row for row in self.rows if not row.is_as_promised)
         return (*(f"{row.verifier} ({row.impl}) on {row.case}" for row in broken), *self.inconsistent)
 
     def to_json(self) -> dict[str, Any]:
-        made = {"date": self.date, "versions": self.versions, "seconds": self.seconds}
-        rows = [row.to_json() for row in self.rows]
-        return made | {
+        return {
+            "date": self.date,
+            "versions": self.versions,
+            "seconds": self.seconds,
             "is_ok": not self.failures,
             "failures": self.failures,
             "left_out": self.left_out,
-            "certificates": rows,
+            "certificates": [row.to_json() for row in self.rows],
         }
 
     def show(self, console: "Console") -> None:
@@ -107,37 +99,67 @@ class Certificates:
         show(self, console)
 
 
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A certificate to be made."""
+
+    verifier: str
+    promise: str
+    impl: str
+    case: Case
+    enumerate: Callable[[], ExactDistribution]
+
+    def certificate(self, most: Callable[[Case], Fraction]) -> Certificate:
+        """Enumerate the distribution; NotConstant where an outcome changes within a region."""
+        found = self.enumerate()
+        return Certificate(
+            self.verifier,
+            self.promise,
+            self.impl,
+            self.case.name,
+            total_variation=found.total_variation(self.case),
+            accepted=found.accepted,
+            optimum=most(self.case),
+            impossible=found.impossible(self.case),
+            grid=found.grid,
+            regions=found.regions,
+        )
+
+
 def certify(
     verifier: str | None = None, *, impl: str = "reference", device: str | None = None, progress: bool = False
 ) -> Certificates:
-    """Certify a verifier, or all of them and the controls. device: of the fast column."""
+    """Certify a verifier, or all of them and the controls. device: for the fast implementation."""
     if verifier is not None and verifier not in NAMES:
         raise InputError("verifier", verifier, " or ".join(NAMES))
     if impl not in IMPLS:
         raise InputError("impl", impl, " or ".join(IMPLS))
     if impl == "reference" and device not in (None, "cpu"):
         raise InputError("device", device, "cpu with impl 'reference'")
-    where = "cpu" if impl == "reference" else kernel_device(device)
-    date, start = now(), time.perf_counter()
+    kernels = "cpu" if impl == "reference" else kernel_device(device)
+    date = now()
+    start = time.perf_counter()
     chosen = [each for each in VERIFIERS if verifier in (None, each.family)]
-    tasks = [*_tasks(chosen, impl, where), *(_controls() if verifier is None else ())]
-    rows, inconsistent, most = [], [], cache(optimum)
-    for case, names, law in tqdm(tasks, unit="law", disable=None if progress else True):
+    tasks = [*_tasks(chosen, impl, kernels), *(_controls() if verifier is None else ())]
+    rows = []
+    inconsistent = []
+    most = cache(optimum)
+    for task in tqdm(tasks, unit="certificate", disable=None if progress else True):
         try:
-            rows.append(_certificate(case, names, law(), most(case)))
+            rows.append(task.certificate(most))
         except NotConstant as error:
-            inconsistent.append(f"{names[0]} ({names[2]}) on {case.name}: {error}")
-    left_out = tuple(sorted({case.name for each in chosen for case in _left_out(each, impl, where)}))
+            inconsistent.append(f"{task.verifier} ({task.impl}) on {task.case.name}: {error}")
+    left_out = tuple(sorted({case.name for each in chosen for case in _left_out(each, impl, kernels)}))
     seconds = time.perf_counter() - start
-    return Certificates(tuple(rows), tuple(inconsistent), left_out, seconds, date, versions(where))
+    return Certificates(tuple(rows), tuple(inconsistent), left_out, seconds, date, versions(kernels))
 
 
-def _tasks(chosen: list[Verifier], impl: str, device: str) -> Iterator[Task]:
+def _tasks(chosen: list[Verifier], impl: str, device: str) -> Iterator[_Task]:
     for each in chosen:
         for name in ("reference", "fast") if impl == "both" else (impl,):
-            column = columns.fast(each, device) if name == "fast" else columns.reference(each)
+            run = implementations.fast(each, device) if name == "fast" else implementations.reference(each)
             for case in cases_of(_table(name, device), each.drafts, each.name == "greedy"):
-                yield case, (each.name, each.promise, name), partial(exact_law, each, case, column)
+                yield _Task(each.name, each.promise, name, case, partial(exact_distribution, each, case, run))
 
 
 def _table(impl: str, device: str) -> dict[str, tuple[Case, ...]]:
@@ -145,16 +167,8 @@ def _table(impl: str, device: str) -> dict[str, tuple[Case, ...]]:
 
 
 def _left_out(verifier: Verifier, impl: str, device: str) -> set[Case]:
-    if impl == "reference":
-        return set()
-    return set(CASES[verifier.drafts]) - set(_table("fast", device)[verifier.drafts])
+    return set(CASES[verifier.drafts]) - set(_table(impl, device)[verifier.drafts])
 
 
-def _controls() -> Iterator[Task]:
-    for each in CONTROLS:
-        yield each.case, (each.name, "wrong", "control"), each.law
-
-
-def _certificate(case: Case, names: tuple[str, str, str], law: ExactLaw, most: Fraction) -> Certificate:
-    figures = law.total_variation(case), law.accepted, most, law.impossible(case), law.grid, law.regions
-    return Certificate(*names, case.name, *figures)
+def _controls() -> Iterator[_Task]:
+    return (_Task(each.name, "wrong", "control", each.case, each.distribution) for each in CONTROLS)

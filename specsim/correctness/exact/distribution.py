@@ -1,4 +1,4 @@
-"""The exact law of a round's tokens: every drafted tree, every cell of its uniforms, one outcome each."""
+"""The exact distribution of a round's tokens: every drafted tree, every region of its uniforms, one outcome each."""
 
 import itertools
 import math
@@ -6,115 +6,113 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from specsim.correctness.exact.model import Case, Draw, Text, draws, text_prob, texts
-from specsim.correctness.exact.regions import Axis, Cell, cdf_cuts, cells, grid_cost
+from specsim.correctness.exact.regions import Axis, Region, cdf_cuts, grid_cost, regions
 from specsim.correctness.exact.verifier import Accepted, Verifier
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One call of a verifier: the index of the drafted tree, its uniforms or noise, and the final uniform."""
+    """One call of a verifier."""
 
-    draw: int
-    uniforms: tuple
-    final: float
+    draw: int  # index of the drafted tree
+    uniforms: tuple[Any, ...]  # a uniform, or one position's noise, for each axis of the verifier
+    final: float  # uniform of the bonus token
 
 
-Column = Callable[[Sequence[Draw], Sequence[Trial]], list[Accepted]]
+Implementation = Callable[[Sequence[Draw], Sequence[Trial]], list[Accepted]]
 
 
 class NotConstant(Exception):
-    """Two points of a cell, on which nothing should change, have different outcomes."""
+    """Two points of a region, on which nothing should change, have different outcomes."""
 
 
 @dataclass(frozen=True, slots=True)
-class ExactLaw:
-    """What a round does, in fractions.
+class ExactDistribution:
+    """The outcome of a round, in fractions."""
 
-    text_probs: of the round's tokens, the target's own tokens after them up to S + 1. accepted: expected accepted
-    drafts. regions: in which the outcome was taken. grid: at most what uniforms on the grid of 24 bits change, in total
-    variation, those that draw the drafts included.
-    """
-
-    text_probs: dict[Text, Fraction]
-    accepted: Fraction
-    regions: int
-    grid: Fraction
+    text_probs: dict[Text, Fraction]  # of the round's tokens, and the target's own after them up to S + 1
+    accepted: Fraction  # expected accepted drafts
+    regions: int  # number of joint regions in which the outcome was taken
+    grid: Fraction  # bound on the total variation added by uniforms of 24 bits, those that draw drafts included
 
     def total_variation(self, case: Case) -> Fraction:
-        """From the target's law of S + 1 tokens."""
-        length = case.num_steps + 1
-        pairs = ((self.text_probs.get(text, 0), text_prob(case.target, text)) for text in _texts(case, length))
-        return sum((abs(ours - theirs) for ours, theirs in pairs), Fraction(0)) / 2
+        """Distance from the target's distribution of S + 1 tokens."""
+        all_texts = texts(case.target.vocab_size, case.num_steps + 1)
+        differences = (abs(self.text_probs.get(text, 0) - text_prob(case.target, text)) for text in all_texts)
+        return sum(differences, Fraction(0)) / 2
 
     def impossible(self, case: Case) -> Fraction:
-        """The probability of texts that the target never writes."""
+        """Probability of texts that the target never writes."""
         return sum((prob for text, prob in self.text_probs.items() if not text_prob(case.target, text)), Fraction(0))
 
 
-def _texts(case: Case, length: int) -> list[Text]:
-    return texts(case.target.vocab_size, length)
-
-
-def exact_law(verifier: Verifier, case: Case, column: Column) -> ExactLaw:
-    """The law of a case. NotConstant where an outcome changes within a cell."""
+def exact_distribution(verifier: Verifier, case: Case, implementation: Implementation) -> ExactDistribution:
+    """Enumerate a case. NotConstant where an outcome changes within a region."""
     drafted = list(draws(case))
-    found = regions(verifier, drafted, column)
-    outcomes = iter(column(drafted, [trial for region in found for trial in region.trials]))
-    emitted, accepted = defaultdict(Fraction), Fraction(0)
+    found = joint_regions(verifier, drafted, implementation)
+    outcomes = iter(implementation(drafted, [trial for region in found for trial in region.trials]))
+    emitted = defaultdict(Fraction)
+    accepted = Fraction(0)
     for region in found:
-        path, bonus = _one(region, list(itertools.islice(outcomes, len(region.trials))))
+        path, bonus = _one_outcome(region, list(itertools.islice(outcomes, len(region.trials))))
         emitted[(*drafted[region.draw].text(path[-1]), bonus)] += region.volume
         accepted += region.volume * (len(path) - 1)
     text_probs = defaultdict(Fraction)
     for tokens, volume in emitted.items():
-        for rest in _texts(case, case.num_steps + 1 - len(tokens)):
+        for rest in texts(case.target.vocab_size, case.num_steps + 1 - len(tokens)):
             text_probs[(*tokens, *rest)] += volume * text_prob(case.target, (*tokens, *rest), len(tokens))
     grid = _grid(verifier, drafted, case.tokens is None and not verifier.is_coupled)
-    return ExactLaw(dict(text_probs), accepted, len(found), grid)
+    return ExactDistribution(dict(text_probs), accepted, len(found), grid)
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
-    """A drafted tree and a cell of all its uniforms: its probability, the path, and calls at several points."""
+class JointRegion:
+    """A drafted tree and a region of each of its uniforms."""
 
-    draw: int
-    volume: Fraction
-    path: list[int]
-    trials: tuple[Trial, ...]
+    draw: int  # index of the drafted tree
+    volume: Fraction  # its probability
+    path: list[int]  # accepted nodes
+    trials: tuple[Trial, ...]  # calls at several of its points
 
 
-def regions(verifier: Verifier, drafted: Sequence[Draw], column: Column) -> list[Region]:
-    """The final uniform's cells are those of the node where the path ends, which one call says for each cell of
-    uniforms.
+def joint_regions(verifier: Verifier, drafted: Sequence[Draw], implementation: Implementation) -> list[JointRegion]:
+    """All products of regions.
+
+    The final uniform's regions depend on the node where the path ends, which one call finds for each product of the
+    other uniforms' regions.
     """
     parts = [(index, part) for index, draw in enumerate(drafted) for part in itertools.product(*verifier.axes(draw))]
-    walks = column(drafted, [Trial(index, tuple(cell.points[0] for cell in part), 0.5) for index, part in parts])
+    trials = [Trial(index, tuple(region.points[0] for region in part), 0.5) for index, part in parts]
     return [
-        _region(index, drafted[index], (*part, last), path)
-        for (index, part), (path, _) in zip(parts, walks, strict=True)
+        _joint_region(index, drafted[index], (*part, last), path)
+        for (index, part), (path, _) in zip(parts, implementation(drafted, trials), strict=True)
         for last in verifier.last(drafted[index], path[-1])
     ]
 
 
-def _region(index: int, draw: Draw, part: Sequence[Cell], path: list[int]) -> Region:
-    points = zip(*(cell.points for cell in part), strict=True)
+def _joint_region(index: int, draw: Draw, part: Sequence[Region], path: list[int]) -> JointRegion:
+    points = zip(*(region.points for region in part), strict=True)
     trials = tuple(Trial(index, point[:-1], point[-1]) for point in points)
-    return Region(index, math.prod((cell.volume for cell in part), start=draw.prob), path, trials)
+    return JointRegion(index, math.prod((region.volume for region in part), start=draw.prob), path, trials)
 
 
-def _one(region: Region, outcomes: list[Accepted]) -> Accepted:
-    """The outcome of a region, at all its points and where the final uniform was another."""
-    if any(outcome != outcomes[0] for outcome in outcomes) or outcomes[0][0] != region.path:
+def _one_outcome(region: JointRegion, outcomes: list[Accepted]) -> Accepted:
+    """The outcome at all points of a region, whose path may not depend on the final uniform."""
+    path, bonus = outcomes[0]
+    if any(outcome != outcomes[0] for outcome in outcomes) or path != region.path:
         found = " and ".join(sorted({str(outcome) for outcome in outcomes}))
         raise NotConstant(f"{found} in one region, {region.path} with another final uniform")
-    return outcomes[0]
+    return path, bonus
 
 
 def _grid(verifier: Verifier, drafted: Sequence[Draw], is_drawn: bool) -> Fraction:
-    """The cost of the grid over all drafted trees: of accept uniforms, of the final uniform at the node where it is
-    greatest, and of the uniforms that draw the drafts.
+    """The grid's cost over all drafted trees.
+
+    It sums the cost of accept uniforms, of the final uniform at the node where it is greatest, and of the uniforms that
+    draw the drafts.
     """
     total = Fraction(0)
     for draw in drafted:
@@ -125,5 +123,5 @@ def _grid(verifier: Verifier, drafted: Sequence[Draw], is_drawn: bool) -> Fracti
 
 
 def _draws(draw: Draw) -> Iterator[Axis]:
-    """The uniform of every draft, by inverse CDF of the drafter's law at its parent."""
-    return (cells(cdf_cuts(draw.draft_NV[parent])) for parent in draw.parents[1:])
+    """Regions of every draft's uniform: inverse CDF of the drafter's distribution at its parent."""
+    return (regions(cdf_cuts(draw.draft_NV[parent])) for parent in draw.parents[1:])

@@ -1,4 +1,4 @@
-"""Small models whose laws are fractions, and every tree that a drafter may draw from them."""
+"""Small models whose distributions are fractions, and every tree that a drafter may draw from them."""
 
 import itertools
 import math
@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-Law = tuple[Fraction, ...]
+Distribution = tuple[Fraction, ...]
 Text = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The law of the next token: one of a few rows of weights, by the tokens of the text before it and their places."""
+    """The next token's distribution: one of a few rows of weights, chosen by the tokens before it and their places."""
 
-    weights: tuple[tuple[int, ...], ...]
+    weights: tuple[tuple[int, ...], ...]  # [rows, V]
 
-    def __call__(self, text: Text) -> Law:
+    def __call__(self, text: Text) -> Distribution:
         row = self.weights[sum((place + 1) * (token + 1) for place, token in enumerate(text)) % len(self.weights)]
         return tuple(Fraction(weight, sum(row)) for weight in row)
 
@@ -27,13 +27,13 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Certain:
-    """The law of greedy decoding: all on a model's most probable token, the lowest of equals."""
+    """The distribution of greedy decoding: all mass on a model's most probable token, the lowest of equals."""
 
-    model: Model
+    model: "Model | Certain"
 
-    def __call__(self, text: Text) -> Law:
-        law = self.model(text)
-        return tuple(Fraction(token == law.index(max(law))) for token in range(len(law)))
+    def __call__(self, text: Text) -> Distribution:
+        prob_V = self.model(text)
+        return tuple(Fraction(token == prob_V.index(max(prob_V))) for token in range(len(prob_V)))
 
     @property
     def vocab_size(self) -> int:
@@ -42,17 +42,13 @@ class Certain:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A target, a drafter, and the shape of the tree: parents of the nodes, the root's -1, parents first.
-
-    tokens: those of the nodes below the root where drafts are not sampled; None where they are, each from the drafter's
-    law at its parent.
-    """
+    """A target, a drafter and the shape of the drafted tree."""
 
     name: str
     target: Model | Certain
     draft: Model
-    parents: tuple[int, ...]
-    tokens: tuple[int, ...] | None = None
+    parents: tuple[int, ...]  # [N], parents before children, the root's is -1
+    tokens: tuple[int, ...] | None = None  # [N-1], tokens below the root; None: sampled at their parents
 
     @property
     def depths(self) -> list[int]:
@@ -68,13 +64,13 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A drafted tree and how probable it is: tokens of every node (the root's plays no part), laws after every node."""
+    """A drafted tree and the distributions at its nodes."""
 
-    prob: Fraction
-    tokens: tuple[int, ...]
-    parents: tuple[int, ...]
-    target_NV: tuple[Law, ...]
-    draft_NV: tuple[Law, ...]
+    prob: Fraction  # probability of drafting it
+    tokens: tuple[int, ...]  # [N], the root's plays no part
+    parents: tuple[int, ...]  # [N]
+    target_NV: tuple[Distribution, ...]  # target's distribution after every node
+    draft_NV: tuple[Distribution, ...]  # drafter's distribution after every node
 
     def children(self, node: int) -> list[int]:
         return [child for child, parent in enumerate(self.parents) if parent == node]
@@ -83,7 +79,7 @@ class Draw:
         return len(self.text(node))
 
     def text(self, node: int) -> Text:
-        """The tokens of a node's path below the root."""
+        """Tokens of a node's path below the root."""
         return (*self.text(self.parents[node]), self.tokens[node]) if node else ()
 
 
@@ -93,24 +89,24 @@ def draws(case: Case) -> Iterator[Draw]:
     for tokens in drafted if case.tokens is None else [case.tokens]:
         draw = Draw(Fraction(1), (0, *tokens), case.parents, (), ())
         texts = [draw.text(node) for node in range(len(case.parents))]
-        laws = tuple(map(case.draft, texts))
-        chances = (laws[parent][token] for parent, token in zip(case.parents[1:], tokens, strict=True))
-        prob = math.prod(chances, start=Fraction(1)) if case.tokens is None else Fraction(1)
+        draft_NV = tuple(map(case.draft, texts))
+        probs = (draft_NV[parent][token] for parent, token in zip(case.parents[1:], tokens, strict=True))
+        prob = math.prod(probs, start=Fraction(1)) if case.tokens is None else Fraction(1)
         if prob:
-            yield Draw(prob, draw.tokens, case.parents, tuple(map(case.target, texts)), laws)
+            yield Draw(prob, draw.tokens, case.parents, tuple(map(case.target, texts)), draft_NV)
 
 
 def text_prob(model: Model | Certain, text: Text, start: int = 0) -> Fraction:
-    """The probability of a text from its token `start` on, given those before it."""
+    """Probability of a text from its token `start` on, given those before it."""
     return math.prod((model(text[:at])[text[at]] for at in range(start, len(text))), start=Fraction(1))
 
 
 def texts(vocab_size: int, length: int) -> list[Text]:
-    """All of that length."""
+    """All texts of that length."""
     return list(itertools.product(range(vocab_size), repeat=length))
 
 
-def residual(law: Sequence[Fraction], draft_law: Sequence[Fraction]) -> Law:
-    """relu(law - draft_law), the law itself where that is nothing; not normalised."""
-    weights = tuple(max(prob - draft_prob, Fraction(0)) for prob, draft_prob in zip(law, draft_law, strict=True))
-    return weights if any(weights) else tuple(law)
+def residual(target_V: Sequence[Fraction], draft_V: Sequence[Fraction]) -> Distribution:
+    """relu(target - draft), the target itself where that is nothing; not normalised."""
+    weights = tuple(max(prob - draft_prob, Fraction(0)) for prob, draft_prob in zip(target_V, draft_V, strict=True))
+    return weights if any(weights) else tuple(target_V)

@@ -1,7 +1,8 @@
-"""The most drafts that any lossless rule could accept on a case: a linear programme, its bound proven in fractions."""
+"""The most drafts that any lossless rule could accept on a case: a linear programme with a bound in fractions."""
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
 from specsim.correctness.exact.model import Case, Draw, Text, draws, text_prob, texts
 
@@ -9,16 +10,23 @@ _TOLERANCE = 1e-9  # of HiGHS
 _MOST_DENOMINATOR = 10**6  # prices of a vertex are short fractions
 
 
+class End(NamedTuple):
+    """A node at which a path may end, and the token after it."""
+
+    gain: int  # accepted drafts
+    after: list[tuple[Text, Fraction]]  # the texts that may follow, with their probabilities
+
+
 def optimum(case: Case) -> Fraction:
     """The largest expected number of accepted drafts.
 
     Over all rules that know the drafted tree and both models, keep a path of the tree, add one token and leave all
-    later ones to the target, so that S + 1 tokens have exactly the target's law. With one step this is the maximal
-    coupling, Σ min(p, q), and with siblings SpecTr's transport (arXiv 2310.15141).
+    later ones to the target, so that S + 1 tokens have exactly the target's distribution. With one step this is the
+    maximal coupling, Σ min(p, q), and with siblings SpecTr's transport (arXiv 2310.15141).
 
-    Whatever price z a text has, Σ p(text) z(text) + Σ P(tree) max (drafts of an end - mean price after it) bounds what
-    a rule accepts, for it has to write every text as often as the target does. HiGHS finds the prices in float64, the
-    bound is taken of them in fractions, and is refused where it is not the primal solution's value.
+    For any prices z of texts, Σ p(text) z(text) + Σ P(tree) max (drafts of an end - mean price after it) bounds the
+    accepted drafts, because a rule has to write every text as often as the target does. HiGHS finds prices in float64;
+    their bound is computed in fractions and must equal the value of the primal solution.
     """
     drafted = list(draws(case))
     written = texts(case.target.vocab_size, case.num_steps + 1)
@@ -27,39 +35,37 @@ def optimum(case: Case) -> Fraction:
     exact = dict(zip(written, (Fraction(price).limit_denominator(_MOST_DENOMINATOR) for price in prices), strict=True))
     bound = sum((text_prob(case.target, text) * price for text, price in exact.items()), Fraction(0))
     for draw, own in zip(drafted, ends, strict=True):
-        bound += draw.prob * max(gain - sum(chance * exact[text] for text, chance in after) for gain, after in own)
+        bound += draw.prob * max(end.gain - sum(prob * exact[text] for text, prob in end.after) for end in own)
     if abs(float(bound) - value) > _TOLERANCE:
         raise ArithmeticError(f"{case.name}: the bound {float(bound)} of the prices is not the solution's {value}")
     return bound
 
 
-End = tuple[int, list[tuple[Text, Fraction]]]
-
-
 def _ends(case: Case, draw: Draw) -> Iterator[End]:
-    """Every node at which a path may end and every token after it: accepted drafts, and the texts that may follow."""
+    """Every node at which a path may end, with every token after it."""
     for node in range(len(draw.parents)):
         for token in range(case.target.vocab_size):
             tokens = (*draw.text(node), token)
             rests = texts(case.target.vocab_size, case.num_steps + 1 - len(tokens))
             after = [(*tokens, *rest) for rest in rests]
-            yield len(tokens) - 1, [(text, text_prob(case.target, text, len(tokens))) for text in after]
+            yield End(len(tokens) - 1, [(text, text_prob(case.target, text, len(tokens))) for text in after])
 
 
 def _solve(
     case: Case, drafted: Sequence[Draw], written: Sequence[Text], ends: Sequence[Sequence[End]]
 ) -> tuple[float, list[float]]:
-    """The value and the prices of the texts. Variables: the probability that a tree is drafted and ends so."""
+    """Value of the optimum and prices of the texts. Variables: the probability that a tree is drafted and ends so."""
     from scipy.optimize import linprog
     from scipy.sparse import coo_array
 
     rows = {text: row for row, text in enumerate(written, len(drafted))}
-    gains, entries = [], []
+    gains = []
+    entries = []
     for index, own in enumerate(ends):
-        for gain, after in own:
+        for end in own:
             entries.append((index, len(gains), 1.0))
-            entries.extend((rows[text], len(gains), float(chance)) for text, chance in after if chance)
-            gains.append(-gain)
+            entries.extend((rows[text], len(gains), float(prob)) for text, prob in end.after if prob)
+            gains.append(-end.gain)
     sums = [*(draw.prob for draw in drafted), *(text_prob(case.target, text) for text in written)]
     row, column, values = zip(*entries, strict=True)
     matrix = coo_array((values, (row, column)), shape=(len(sums), len(gains))).tocsr()

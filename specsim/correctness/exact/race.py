@@ -1,89 +1,118 @@
 """Gumbel-max coupling in fractions: two argmaxes of the same noise are winners of a race (papers/gumbel-coupling).
 
-With E = exp(-noise), which is exponential, argmax(log p + noise) is argmin(E / p). Which token wins under p and which
-under q depends on ratios of the E alone, and the probability of each pair of winners is a fraction.
+With E = exp(-noise), which is exponential, argmax(log p + noise) is argmin(E / p). The tokens that win under p and
+under q depend on ratios of the E alone, and the probability of each pair of winners is a fraction.
 """
 
 import math
+from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
+from typing import NamedTuple
 
-from specsim.correctness.exact.model import Law
-from specsim.correctness.exact.regions import INSIDE, Axis, Cell
+from specsim.correctness.exact.model import Distribution
+from specsim.correctness.exact.regions import INSIDE, Axis, Region
 
 _SCALES = (0.125, 1.0, 7.0)  # a race ends the same way at any speed
 
 
-def position(law: Law, draft_law: Law, draft: int) -> Axis:
-    """The noise of a position whose draft is that token: a cell for every token that the target may take there."""
-    winners = [token for token, prob in enumerate(law) if prob]
-    return [_cell(law, draft_law, token, draft) for token in winners if _prob(law, draft_law, token, draft)]
+def position(target_V: Distribution, draft_V: Distribution, draft: int) -> Axis:
+    """Regions of the noise of a position with that draft: one for every token that the target may take there."""
+    winners = [_Winners(target_V, draft_V, token, draft) for token, prob in enumerate(target_V) if prob]
+    return [Region(prob / draft_V[draft], each.points) for each in winners if (prob := each.prob)]
 
 
-def alone(law: Law) -> Axis:
-    """The noise of a position without a draft."""
-    return [Cell(prob, _points(law, law, token, token, [Fraction(1)] * 3)) for token, prob in enumerate(law) if prob]
+def alone(target_V: Distribution) -> Axis:
+    """Regions of the noise of a position without a draft."""
+    winners = [_Winners(target_V, target_V, token, token) for token, prob in enumerate(target_V) if prob]
+    return [Region(each.prob, each.points) for each in winners]
 
 
-def _prob(law: Law, draft_law: Law, token: int, draft: int) -> Fraction:
-    """That the target takes `token` and the drafter `draft`.
+class _Piece(NamedTuple):
+    """An interval of t = E_token / E_draft on which f(t) is linear."""
 
-    Equal: 1 / Σ_k max(p_k / p_token, q_k / q_token). Else, with t = E_token / E_draft, the integral of 1 / f(t)² over
-    the t that let both win, f(t) = t + 1 + Σ_k max(t p_k / p_token, q_k / q_draft) over the others: linear in pieces.
-    """
-    if token == draft:
-        pairs = zip(law, draft_law, strict=True)
-        return 1 / sum(max(p / law[token], q / draft_law[token]) for p, q in pairs)
-    total = Fraction(0)
-    for start, end in pairwise(_pieces(law, draft_law, token, draft)):
-        at_start = _speed(law, draft_law, token, draft, start)
-        if end is None:
-            slope = _speed(law, draft_law, token, draft, start + 1) - at_start
-            total += 1 / (slope * at_start)
+    start: Fraction
+    end: Fraction | None  # None: infinite
+
+    def inside(self, part: Fraction) -> Fraction:
+        """The t at that share of the interval."""
+        return self.start + (part / (1 - part) if self.end is None else part * (self.end - self.start))
+
+
+@dataclass(frozen=True, slots=True)
+class _Winners:
+    """One result of a race."""
+
+    target_V: Distribution
+    draft_V: Distribution
+    token: int  # winner under target_V
+    draft: int  # winner under draft_V
+
+    @property
+    def prob(self) -> Fraction:
+        """Probability of these two winners.
+
+        Equal: 1 / Σ_k max(p_k / p_token, q_k / q_token). Else, with t = E_token / E_draft, the integral of 1 / f(t)²
+        over the t that let both win, f(t) = t + 1 + Σ_k max(t p_k / p_token, q_k / q_draft) over the others.
+        """
+        if self.token == self.draft:
+            pairs = zip(self.target_V, self.draft_V, strict=True)
+            p_token, q_token = self.target_V[self.token], self.draft_V[self.token]
+            return 1 / sum((max(p / p_token, q / q_token) for p, q in pairs), Fraction(0))
+        return sum(map(self._integral, self._pieces), Fraction(0))
+
+    @property
+    def points(self) -> tuple[tuple[float, ...], ...]:
+        """Noise with these winners: E_draft = 1, E_token = t, all others a little or much later than both."""
+        if self.token == self.draft:
+            ratios = [Fraction(1)] * len(INSIDE)
         else:
-            total += (end - start) / (at_start * _speed(law, draft_law, token, draft, end))
-    return total
+            pieces = self._pieces
+            spread = (pieces[0], pieces[len(pieces) // 2], pieces[-1])
+            ratios = [piece.inside(part) for piece, part in zip(spread, INSIDE, strict=True)]
+        tokens = range(len(self.target_V))
+        return tuple(
+            tuple(-math.log(scale * self._time(other, ratio, part)) for other in tokens)
+            for ratio, part, scale in zip(ratios, INSIDE, _SCALES, strict=True)
+        )
 
+    def _integral(self, piece: _Piece) -> Fraction:
+        """The integral of 1 / f² over a piece."""
+        at_start = self._f(piece.start)
+        if piece.end is None:
+            return 1 / ((self._f(piece.start + 1) - at_start) * at_start)
+        return (piece.end - piece.start) / (at_start * self._f(piece.end))
 
-def _pieces(law: Law, draft_law: Law, token: int, draft: int) -> list[Fraction | None]:
-    """Ends of the pieces of t, None for one without end; empty where the two cannot both win."""
-    low = draft_law[token] / draft_law[draft]
-    high = law[token] / law[draft] if law[draft] else None
-    if high is not None and low >= high:
-        return []
-    others = [other for other, prob in enumerate(law) if prob and other not in (token, draft)]
-    turns = {draft_law[other] / draft_law[draft] * law[token] / law[other] for other in others}
-    return [low, *sorted(turn for turn in turns if low < turn and (high is None or turn < high)), high]
+    @property
+    def _pieces(self) -> list[_Piece]:
+        """Linear pieces of f; none where the two tokens cannot both win."""
+        low = self.draft_V[self.token] / self.draft_V[self.draft]
+        high = self.target_V[self.token] / self.target_V[self.draft] if self.target_V[self.draft] else None
+        if high is not None and low >= high:
+            return []
+        turns = {
+            self.draft_V[other] / self.draft_V[self.draft] * self.target_V[self.token] / self.target_V[other]
+            for other in self._others
+            if self.target_V[other]
+        }
+        inside = sorted(turn for turn in turns if low < turn and (high is None or turn < high))
+        return [_Piece(*ends) for ends in zip([low, *inside], [*inside, high], strict=True)]
 
+    def _f(self, ratio: Fraction) -> Fraction:
+        return ratio + 1 + sum((self._latest(other, ratio) for other in self._others), Fraction(0))
 
-def _speed(law: Law, draft_law: Law, token: int, draft: int, ratio: Fraction) -> Fraction:
-    """f(t)."""
-    rest = [other for other in range(len(law)) if other not in (token, draft)]
-    return ratio + 1 + sum(max(ratio * law[k] / law[token], draft_law[k] / draft_law[draft]) for k in rest)
+    @property
+    def _others(self) -> list[int]:
+        return [other for other in range(len(self.target_V)) if other not in (self.token, self.draft)]
 
+    def _latest(self, other: int, ratio: Fraction) -> Fraction:
+        """The E at which another token draws level with one of the winners."""
+        return max(
+            ratio * self.target_V[other] / self.target_V[self.token], self.draft_V[other] / self.draft_V[self.draft]
+        )
 
-def _cell(law: Law, draft_law: Law, token: int, draft: int) -> Cell:
-    ratios = [Fraction(1)] * 3
-    if token != draft:
-        pieces = list(pairwise(_pieces(law, draft_law, token, draft)))
-        spread = (pieces[0], pieces[len(pieces) // 2], pieces[-1])
-        ratios = [_within(*piece, part) for piece, part in zip(spread, INSIDE, strict=True)]
-    volume = _prob(law, draft_law, token, draft) / draft_law[draft]
-    return Cell(volume, _points(law, draft_law, token, draft, ratios))
-
-
-def _within(start: Fraction, end: Fraction | None, part: Fraction) -> Fraction:
-    return start + (part / (1 - part) if end is None else part * (end - start))
-
-
-def _points(law: Law, draft_law: Law, token: int, draft: int, ratios: list[Fraction]) -> tuple[tuple[float, ...], ...]:
-    """Noise by which token and draft win: E_draft = 1, E_token = t, all others a little or much later than both."""
-    points = []
-    for ratio, part, scale in zip(ratios, INSIDE, _SCALES, strict=True):
-        times = []
-        for other in range(len(law)):
-            latest = max(ratio * law[other] / law[token], draft_law[other] / draft_law[draft])
-            time = ratio if other == token else Fraction(1) if other == draft else latest * (1 + part) or Fraction(1)
-            times.append(-math.log(scale * time))
-        points.append(tuple(times))
-    return tuple(points)
+    def _time(self, other: int, ratio: Fraction, part: Fraction) -> Fraction:
+        if other == self.token:
+            return ratio
+        if other == self.draft:
+            return Fraction(1)
+        return self._latest(other, ratio) * (1 + part) or Fraction(1)

@@ -1,36 +1,39 @@
-"""What is certified: a verifier's name, what it promises, where its outcome may change, and how it is called."""
+"""The certified verifiers: name, promise, regions of the uniforms, and the reference's function."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specsim.correctness.exact import breakpoints as cuts
-from specsim.correctness.exact import race
-from specsim.correctness.exact.model import Draw, Law
-from specsim.correctness.exact.regions import ANY, Axis, cdf_cuts, cells
+from specsim.correctness.exact import breakpoints, race
+from specsim.correctness.exact.model import Distribution, Draw
+from specsim.correctness.exact.regions import UNREAD, Axis, cdf_cuts, regions
 
-Accepted = tuple[list[int], int]
+if TYPE_CHECKING:
+    from specsim.reference.acceptance import Tree
+
+Accepted = tuple[list[int], int]  # path of accepted nodes from the root, bonus token
 Axes = Callable[[Draw], list[Axis]]
 Last = Callable[[Draw, int], Axis]
-EPSILON, DELTA = 0.09, 0.3  # Medusa's own
+EPSILON = 0.09  # Medusa's own
+DELTA = 0.3
 
 
-def rows(laws: Sequence[Law]) -> torch.Tensor:
-    """Laws as f64 [N, V]."""
-    return torch.tensor([list(map(float, law)) for law in laws], dtype=torch.float64)
+def rows(distributions: Sequence[Distribution]) -> torch.Tensor:
+    """Distributions as f64 [N, V]."""
+    return torch.tensor([list(map(float, prob_V)) for prob_V in distributions], dtype=torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A drafted tree as the reference column takes it."""
+    """A drafted tree as the reference implementation takes it."""
 
-    tree: Any
-    prob_NV: torch.Tensor
-    draft_prob_NV: torch.Tensor
+    tree: "Tree"
+    prob_NV: torch.Tensor  # f64 [N, V], target's distribution after every node
+    draft_prob_NV: torch.Tensor  # f64 [N, V], drafter's distribution after every node
 
     @classmethod
     def of(cls, draw: Draw) -> "Given":
@@ -39,30 +42,24 @@ class Given:
 
         parents = list(draw.parents)
         tree = Tree(list(draw.tokens), parents, *links(parents), len(parents))
-        return cls(tree, *(rows(laws) for laws in (draw.target_NV, draw.draft_NV)))
+        return cls(tree, rows(draw.target_NV), rows(draw.draft_NV))
 
 
-Accept = Callable[[Given, Sequence, float], Accepted]
+Accept = Callable[[Given, Sequence[Any], float], Accepted]
 
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """One that may be certified.
-
-    promise: `lossless` or `lossy`, and `wrong` of a control. drafts: `given` ones, `chain`, a chain of sampled ones, or
-    `siblings`, trees in which they are sampled independently. axes: of a drafted tree's uniforms or noise. last: of the
-    final uniform where the path ends at a node. accept: the reference column's function. settings: of the fast column's
-    SpecConfig. is_coupled: whether drafts are drawn with the target's noise, not by uniforms.
-    """
+    """A verifier that may be certified, or a wrong one."""
 
     name: str
-    promise: str
-    drafts: str
-    axes: Axes
-    last: Last
-    accept: Accept
-    settings: dict[str, float | str] = field(default_factory=dict)
-    is_coupled: bool = False
+    promise: str  # lossless, lossy, or wrong (a control)
+    drafts: str  # given; chain (sampled); siblings (sampled independently at their parents)
+    axes: Axes  # regions of a drafted tree's uniforms or noise
+    last: Last  # regions of the final uniform where the path ends at a node
+    accept: Accept  # the reference implementation's function
+    settings: dict[str, Any] = field(default_factory=dict)  # SpecConfig of the fast implementation
+    is_coupled: bool = False  # whether drafts are drawn with the target's noise instead of uniforms
 
     @property
     def family(self) -> str:
@@ -70,17 +67,19 @@ class Verifier:
         return self.name.partition(",")[0]
 
 
-def inverse_cdf(bonus: Callable[[Draw, int], Law]) -> Last:
-    """The final uniform of a bonus with those weights."""
-    return lambda draw, node: cells(cdf_cuts(bonus(draw, node)))
+def inverse_cdf(bonus: Callable[[Draw, int], Distribution]) -> Last:
+    """Regions of the final uniform of a bonus token with those weights."""
+    return lambda draw, node: regions(cdf_cuts(bonus(draw, node)))
 
 
-def _no_uniforms(draw: Draw) -> list[Axis]:
+def no_uniforms(_draw: Draw) -> list[Axis]:
+    """No axis: the verifier reads no accept uniform."""
     return []
 
 
-def _nothing(draw: Draw, node: int) -> Axis:
-    return ANY
+def unread(_draw: Draw, _node: int) -> Axis:
+    """One region: the final uniform is not read."""
+    return UNREAD
 
 
 def _race(draw: Draw) -> list[Axis]:
@@ -88,31 +87,31 @@ def _race(draw: Draw) -> list[Axis]:
     return [*(race.position(*each) for each in drafted), race.alone(draw.target_NV[-1])]
 
 
-def _greedy(given: Given, uniforms: Sequence, final: float) -> Accepted:
+def _greedy(given: Given, _uniforms: Sequence[float], _final: float) -> Accepted:
     from specsim.reference.acceptance import greedy
 
     return greedy(given.tree, given.prob_NV)
 
 
-def _target_only(single: float, acc: float, given: Given, uniforms: Sequence, final: float) -> Accepted:
+def _target_only(single: float, acc: float, given: Given, uniforms: Sequence[float], final: float) -> Accepted:
     from specsim.reference.acceptance import target_only
 
-    return target_only(given.tree, given.prob_NV, uniforms, final, single, acc)
+    return target_only(given.tree, given.prob_NV, list(uniforms), final, single, acc)
 
 
-def _typical(given: Given, uniforms: Sequence, final: float) -> Accepted:
+def _typical(given: Given, _uniforms: Sequence[float], final: float) -> Accepted:
     from specsim.reference.acceptance import typical
 
     return typical(given.tree, given.prob_NV, EPSILON, DELTA, final)
 
 
-def _sampled(name: str, given: Given, uniforms: Sequence, final: float) -> Accepted:
+def _sampled(name: str, given: Given, uniforms: Sequence[float], final: float) -> Accepted:
     from specsim.reference import acceptance
 
     return getattr(acceptance, name)(given.tree, given.prob_NV, given.draft_prob_NV, uniforms, final)
 
 
-def _gumbel(given: Given, noise: Sequence, final: float) -> Accepted:
+def _gumbel(given: Given, noise: Sequence[tuple[float, ...]], _final: float) -> Accepted:
     from specsim.reference.acceptance import gumbel
 
     return gumbel(given.tree, given.prob_NV, torch.tensor(noise, dtype=torch.float64))
@@ -125,37 +124,39 @@ def target_only(single: Fraction, acc: Fraction) -> Verifier:
         name="target_only" if is_lossless else f"target_only, thresholds {float(single):g}/{float(acc):g}",
         promise="lossless" if is_lossless else "lossy",
         drafts="given",
-        axes=lambda draw: cuts.uniforms_target_only(draw, acc),
-        last=inverse_cdf(cuts.bonus_target_only),
+        axes=lambda draw: breakpoints.uniforms_target_only(draw, acc),
+        last=inverse_cdf(breakpoints.bonus_target_only),
         accept=partial(_target_only, float(single), float(acc)),
         settings={"threshold_single": float(single), "threshold_acc": float(acc)},
     )
 
 
-ONE, HALF = Fraction(1), Fraction(1, 2)
+def sampled(name: str, drafts: str, axes: Axes, bonus: Callable[[Draw, int], Distribution]) -> Verifier:
+    """A lossless verifier of drafts that are sampled from the drafter's distributions."""
+    return Verifier(
+        name, "lossless", drafts, axes, inverse_cdf(bonus), partial(_sampled, name), settings={"verifier": name}
+    )
+
+
+_ONE = Fraction(1)
+_HALF = Fraction(1, 2)
+GREEDY = Verifier("greedy", "lossless", "given", no_uniforms, unread, _greedy)
+TARGET_ONLY = target_only(_ONE, _ONE)
+TYPICAL = Verifier(
+    "typical", "lossy", "given", no_uniforms, inverse_cdf(breakpoints.bonus_whole), _typical, {"verifier": "typical"}
+)
+REJECTION = sampled("rejection", "chain", breakpoints.uniforms_rejection, breakpoints.bonus_rejection)
+BLOCK = sampled("block", "chain", breakpoints.uniforms_block, breakpoints.bonus_block)
+GUMBEL = Verifier("gumbel", "lossless", "chain", _race, unread, _gumbel, {"verifier": "gumbel"}, is_coupled=True)
+MULTI_ROUND = sampled("multi_round", "siblings", breakpoints.uniforms_multi_round, breakpoints.bonus_multi_round)
 VERIFIERS = (
-    Verifier("greedy", "lossless", "given", _no_uniforms, _nothing, _greedy),
-    target_only(ONE, ONE),
-    target_only(ONE, HALF),
-    target_only(HALF, ONE),
-    Verifier(
-        "typical", "lossy", "given", _no_uniforms, inverse_cdf(cuts.bonus_whole), _typical, {"verifier": "typical"}
-    ),
-    *(
-        Verifier(name, "lossless", "chain", axes, inverse_cdf(bonus), partial(_sampled, name), {"verifier": name})
-        for name, axes, bonus in (
-            ("rejection", cuts.uniforms_rejection, cuts.bonus_rejection),
-            ("block", cuts.uniforms_block, cuts.bonus_block),
-        )
-    ),
-    Verifier("gumbel", "lossless", "chain", _race, _nothing, _gumbel, {"verifier": "gumbel"}, is_coupled=True),
-    Verifier(
-        "multi_round",
-        "lossless",
-        "siblings",
-        cuts.uniforms_multi_round,
-        inverse_cdf(cuts.bonus_multi_round),
-        partial(_sampled, "multi_round"),
-        {"verifier": "multi_round"},
-    ),
+    GREEDY,
+    TARGET_ONLY,
+    target_only(_ONE, _HALF),
+    target_only(_HALF, _ONE),
+    TYPICAL,
+    REJECTION,
+    BLOCK,
+    GUMBEL,
+    MULTI_ROUND,
 )
