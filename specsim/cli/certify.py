@@ -20,9 +20,9 @@ def certify(
     device: options.Device = None,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Enumerate what each verifier does, in fractions (exit status 1: not as promised).
+    """Certify verifiers exactly, in fractions.
 
-    Every drafted tree and every region of the uniforms, on small vocabularies.
+    Every drafted tree and every region of the uniforms, on small vocabularies. Exit status 1: not as promised.
     """
     given = locals()
     from specsim.core.display import stdout_console

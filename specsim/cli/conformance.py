@@ -1,4 +1,4 @@
-"""specsim conformance: a third party's kernels against the contract."""
+"""specsim conformance: kernels of a third party against the contract."""
 
 import sys
 from typing import Annotated
@@ -9,7 +9,7 @@ from specsim.cli import options
 
 
 def conformance(
-    module: Annotated[str, typer.Option(help="Whose functions are run.", metavar="NAME|FILE.py")],
+    module: Annotated[str, typer.Option(help="Its functions are run.", metavar="NAME|FILE.py")],
     ops: Annotated[
         str | None, typer.Option(help="Only these operations.", metavar="A,B,...", show_default="all it has")
     ] = None,
@@ -18,7 +18,10 @@ def conformance(
     ] = None,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Run a module's kernels against the cases of every operation (exit status 1: not equal)."""
+    """Run a module's kernels against the contract's cases.
+
+    Exit status 1: not equal.
+    """
     given = locals()
     from specsim.core.display import stdout_console
     from specsim.core.engine_options import check_device
@@ -40,7 +43,7 @@ def conformance(
 
 
 def _tell(done: int, cases: int) -> None:
-    """A line on a terminal that is overwritten."""
+    """Overwrite a progress line, on a terminal."""
     if sys.stderr.isatty():
         end = "\r" if done + 1 < cases else "\n"
         print(f"case {done + 1} of {cases}", file=sys.stderr, end=end, flush=True)

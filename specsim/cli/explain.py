@@ -27,7 +27,10 @@ def explain(
     ] = None,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Tell rounding from faults where two engines differ (exit status 1: fault)."""
+    """Tell rounding from faults where two engines differ.
+
+    Exit status 1: fault.
+    """
     from specsim.core.display import heading, print_table, stdout_console
     from specsim.core.files import check_apart, check_writable, write_json
     from specsim.correctness.explain import Noise, read_answers

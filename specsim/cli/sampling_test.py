@@ -1,4 +1,4 @@
-"""specsim sampling-test: do running engines write what the target would?"""
+"""specsim sampling-test: the tokens of running engines against the target's distribution."""
 
 from typing import Annotated
 
@@ -16,24 +16,25 @@ def sampling_test(
             show_default="all, and wrong ones",
         ),
     ] = None,
-    impl: Annotated[str, typer.Option(help="Which column runs.", metavar="reference|fast|both")] = "reference",
-    tokens: Annotated[int, typer.Option(help="Of each column, at least.")] = 200_000,
+    impl: Annotated[str, typer.Option(help="Which implementation runs.", metavar="reference|fast|both")] = "reference",
+    tokens: Annotated[int, typer.Option(help="Per implementation, at least.")] = 200_000,
     device: options.Device = None,
     seed: Annotated[int, typer.Option(help="Of all requests.")] = 0,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Test what whole engines write against the target's law (exit status 1: rejected).
+    """Test whole engines against the target's distribution.
 
-    A law that is known, a drafter opposed to it, six ways of sampling, and errors that have to be rejected.
+    A known distribution, a drafter opposed to it, six samplings, and errors that have to be rejected. Exit status 1:
+    rejected.
     """
     given = locals()
     from specsim.core.display import stdout_console
     from specsim.core.files import check_writable, write_json
-    from specsim.correctness import statistics as tests
+    from specsim.correctness.statistics import run_sampling_tests
 
     check_writable(json_file)
     line = options.command("specsim sampling-test", sampling_test, given, without=("json_file",))
-    result = tests.laws(verifier, impl=impl, tokens=tokens, device=device, seed=seed, progress=True)
+    result = run_sampling_tests(verifier, impl=impl, tokens=tokens, device=device, seed=seed, progress=True)
     try:
         result.show(stdout_console())
     finally:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 
@@ -17,86 +16,12 @@ from specsim.correctness.exact.controls import CONTROLS
 from specsim.correctness.exact.distribution import ExactDistribution, NotConstant, exact_distribution
 from specsim.correctness.exact.model import Case
 from specsim.correctness.exact.optimum import optimum
+from specsim.correctness.exact.report import Certificate, Certificates
 from specsim.correctness.exact.verifier import VERIFIERS, Verifier
 from specsim.serving.generation import kernel_device
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 NAMES = tuple(dict.fromkeys(verifier.family for verifier in VERIFIERS))
 IMPLS = ("reference", "fast", "both")
-
-
-@dataclass(frozen=True, slots=True)
-class Certificate:
-    """The exact figures of one verifier on one case."""
-
-    verifier: str
-    promise: str  # lossless, lossy or wrong
-    impl: str  # reference, fast or control
-    case: str
-    total_variation: Fraction  # of S + 1 tokens from the target's distribution
-    accepted: Fraction  # expected accepted drafts
-    optimum: Fraction  # the most that a lossless rule could accept
-    impossible: Fraction  # probability of texts that the target never writes
-    grid: Fraction  # bound on the total variation added by uniforms of 24 bits, 0 where none are read
-    regions: int  # number of joint regions in which the outcome was taken
-
-    @property
-    def is_as_promised(self) -> bool:
-        """Whether a lossless verifier has exactly the target's distribution, and a wrong one another."""
-        expected = {"lossless": self.total_variation == 0, "wrong": self.total_variation > 0}
-        return expected.get(self.promise, True)
-
-    @property
-    def gap(self) -> Fraction | None:
-        """Expected drafts by which a lossless verifier stays below the optimum."""
-        return self.optimum - self.accepted if self.promise == "lossless" else None
-
-    def to_json(self) -> dict[str, Any]:
-        """Fractions as texts and, under another name, as numbers."""
-        plain = ("verifier", "promise", "impl", "case", "regions", "is_as_promised")
-        names = ("total_variation", "accepted", "optimum", "gap", "impossible", "grid")
-        exact = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return {
-            **{name: getattr(self, name) for name in plain},
-            **{name: str(value) for name, value in exact.items()},
-            **{f"{name}_float": float(value) for name, value in exact.items()},
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Certificates:
-    """All certificates of a run, controls among them."""
-
-    rows: tuple[Certificate, ...]
-    inconsistent: tuple[str, ...]  # verifiers that could not be certified, and why
-    left_out: tuple[str, ...]  # cases that the fast implementation was not certified on
-    seconds: float
-    date: str
-    versions: dict[str, str]
-
-    @property
-    def failures(self) -> tuple[str, ...]:
-        """Broken promises, in words."""
-        broken = (row for row in self.rows if not row.is_as_promised)
-        return (*(f"{row.verifier} ({row.impl}) on {row.case}" for row in broken), *self.inconsistent)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "date": self.date,
-            "versions": self.versions,
-            "seconds": self.seconds,
-            "is_ok": not self.failures,
-            "failures": self.failures,
-            "left_out": self.left_out,
-            "certificates": [row.to_json() for row in self.rows],
-        }
-
-    def show(self, console: "Console") -> None:
-        from specsim.correctness.exact.report import show
-
-        show(self, console)
 
 
 @dataclass(frozen=True, slots=True)

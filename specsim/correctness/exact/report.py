@@ -1,14 +1,14 @@
-"""Certificates as printed."""
+"""Certificates, and how they are printed."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:  # certificates imports this module
-    from rich.console import Console
+from rich.console import Console
 
-    from specsim.correctness.exact.certificates import Certificate, Certificates
+from specsim.core.display import heading, paragraph, print_table
 
 INTRODUCTION = (
     "Every drafted tree and every region of the uniforms was enumerated in fractions, and the verifier called in each. "
@@ -21,31 +21,95 @@ COLUMNS = ("verifier", "promise", "impl", "distance", "accepted", "optimum", "ga
 _SHORT = 4096
 
 
-def show(certificates: "Certificates", console: "Console") -> None:
-    """Print a table per case, the controls, and the verdict in words."""
-    from specsim.core.display import heading, paragraph, print_table
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """The exact figures of one verifier on one case."""
 
-    paragraph(console, INTRODUCTION)
-    rows = [row for row in certificates.rows if row.promise != "wrong"]
-    for case, group in groupby(sorted(rows, key=lambda row: _place(row, rows)), key=lambda row: row.case):
-        heading(console, case)
-        print_table(console, COLUMNS, [_cells(row) for row in group])
-    if controls := [row for row in certificates.rows if row.promise == "wrong"]:
-        heading(console, "Wrong on purpose")
-        columns = ("control", "case", "distance", "never the target's")
-        print_table(console, columns, [_control(row) for row in controls])
-    console.print()
-    if certificates.left_out:
-        paragraph(console, f"The fast implementation was not run on: {'; '.join(certificates.left_out)}.")
-    paragraph(console, _verdict(certificates))
+    verifier: str
+    promise: str  # lossless, lossy or wrong
+    impl: str  # reference, fast or control
+    case: str
+    total_variation: Fraction  # of S + 1 tokens from the target's distribution
+    accepted: Fraction  # expected accepted drafts
+    optimum: Fraction  # the most that a lossless rule could accept
+    impossible: Fraction  # probability of texts that the target never writes
+    grid: Fraction  # bound on the total variation added by uniforms of 24 bits, 0 where none are read
+    regions: int  # number of joint regions in which the outcome was taken
+
+    @property
+    def is_as_promised(self) -> bool:
+        """Whether a lossless verifier has exactly the target's distribution, and a wrong one another."""
+        expected = {"lossless": self.total_variation == 0, "wrong": self.total_variation > 0}
+        return expected.get(self.promise, True)
+
+    @property
+    def gap(self) -> Fraction | None:
+        """Expected drafts by which a lossless verifier stays below the optimum."""
+        return self.optimum - self.accepted if self.promise == "lossless" else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Fractions as texts and, under another name, as numbers."""
+        plain = ("verifier", "promise", "impl", "case", "regions", "is_as_promised")
+        names = ("total_variation", "accepted", "optimum", "gap", "impossible", "grid")
+        exact = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {
+            **{name: getattr(self, name) for name in plain},
+            **{name: str(value) for name, value in exact.items()},
+            **{f"{name}_float": float(value) for name, value in exact.items()},
+        }
 
 
-def _place(row: "Certificate", rows: Sequence["Certificate"]) -> int:
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """All certificates of a run, controls among them."""
+
+    rows: tuple[Certificate, ...]
+    inconsistent: tuple[str, ...]  # verifiers that could not be certified, and why
+    left_out: tuple[str, ...]  # cases that the fast implementation was not certified on
+    seconds: float
+    date: str
+    versions: dict[str, str]
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """Broken promises, in words."""
+        broken = (row for row in self.rows if not row.is_as_promised)
+        return (*(f"{row.verifier} ({row.impl}) on {row.case}" for row in broken), *self.inconsistent)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "date": self.date,
+            "versions": self.versions,
+            "seconds": self.seconds,
+            "is_ok": not self.failures,
+            "failures": self.failures,
+            "left_out": self.left_out,
+            "certificates": [row.to_json() for row in self.rows],
+        }
+
+    def show(self, console: Console) -> None:
+        """Print a table per case, the controls, and the verdict in words."""
+        paragraph(console, INTRODUCTION)
+        rows = [row for row in self.rows if row.promise != "wrong"]
+        for case, group in groupby(sorted(rows, key=lambda row: _place(row, rows)), key=lambda row: row.case):
+            heading(console, case)
+            print_table(console, COLUMNS, [_cells(row) for row in group])
+        if controls := [row for row in self.rows if row.promise == "wrong"]:
+            heading(console, "Wrong on purpose")
+            columns = ("control", "case", "distance", "never the target's")
+            print_table(console, columns, [_control(row) for row in controls])
+        console.print()
+        if self.left_out:
+            paragraph(console, f"The fast implementation was not run on: {'; '.join(self.left_out)}.")
+        paragraph(console, _verdict(self))
+
+
+def _place(row: Certificate, rows: Sequence[Certificate]) -> int:
     """The case's place in the order of the rows."""
     return [other.case for other in rows].index(row.case)
 
 
-def _cells(row: "Certificate") -> tuple[str, ...]:
+def _cells(row: Certificate) -> tuple[str, ...]:
     gap = "-" if row.gap is None else f"{float(row.gap):.4f}" if row.gap else "0"
     grid = f"{float(row.grid):.0e}" if row.grid else "-"
     return (
@@ -54,7 +118,7 @@ def _cells(row: "Certificate") -> tuple[str, ...]:
     )
 
 
-def _control(row: "Certificate") -> tuple[str, ...]:
+def _control(row: Certificate) -> tuple[str, ...]:
     return row.verifier, row.case, exact(row.total_variation), exact(row.impossible)
 
 
@@ -63,7 +127,7 @@ def exact(value: Fraction) -> str:
     return str(value) if value.denominator <= _SHORT else f"{float(value):.2e}"
 
 
-def _verdict(certificates: "Certificates") -> str:
+def _verdict(certificates: Certificates) -> str:
     if certificates.failures:
         return f"Not as promised: {'; '.join(certificates.failures)}."
     promises = [row.promise for row in certificates.rows]

@@ -1,5 +1,6 @@
-"""Law tests of running engines: do the tokens that come out follow the target's law?"""
+"""Sampling tests of running engines: whether their tokens follow the target's distribution."""
 
-from specsim.correctness.statistics.suite import Laws, laws
+from specsim.correctness.statistics.report import SamplingTests
+from specsim.correctness.statistics.suite import run_sampling_tests
 
-__all__ = ["Laws", "laws"]
+__all__ = ["SamplingTests", "run_sampling_tests"]

@@ -1,4 +1,4 @@
-"""The law of plain decoding on a narrow pair, in float64 and in numpy: no code of an engine has a part in it."""
+"""The distribution of plain decoding of a small-vocabulary model, in float64 numpy, without any code of an engine."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,12 +6,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from specsim.core.config import SamplingParams
-from specsim.correctness.statistics.small_vocabulary import Narrow
+from specsim.correctness.statistics.small_vocabulary import SmallVocabulary
 
 
-def next_law(narrow: Narrow, text: Sequence[int], prompt_len: int, params: SamplingParams) -> np.ndarray:
-    """The law f64 [V] of the token after a text of at least two tokens, of which the first `prompt_len` are given."""
-    logits_V = narrow.logits(*text[-2:])
+def next_distribution(
+    model: SmallVocabulary, text: Sequence[int], prompt_len: int, params: SamplingParams
+) -> np.ndarray:
+    """Distribution f64 [V] of the token after a text of at least two tokens, the first `prompt_len` of them given."""
+    logits_V = model.logits(*text[-2:])
     for token in set(text):
         factor = params.repetition_penalty
         logits_V[token] *= 1 / factor if logits_V[token] > 0 else factor
@@ -22,9 +24,9 @@ def next_law(narrow: Narrow, text: Sequence[int], prompt_len: int, params: Sampl
     kept = ranked[: params.top_k or len(ranked)]
     kept = _nucleus(kept, weight_V / weight_V[kept].sum(), params.top_p)
     kept = [token for token in kept if weight_V[token] >= params.min_p * weight_V[kept[0]]]
-    law_V = np.zeros_like(weight_V)
-    law_V[kept] = weight_V[kept] / weight_V[kept].sum()
-    return law_V
+    prob_V = np.zeros_like(weight_V)
+    prob_V[kept] = weight_V[kept] / weight_V[kept].sum()
+    return prob_V
 
 
 def _nucleus(ranked: list[int], prob_V: np.ndarray, top_p: float) -> list[int]:
@@ -37,7 +39,7 @@ def _nucleus(ranked: list[int], prob_V: np.ndarray, top_p: float) -> list[int]:
     return ranked
 
 
-def draft_law(narrow: Narrow, last: int, temperature: float) -> np.ndarray:
-    """What the drafter makes of the last token, f64 [V]."""
-    weight_V = np.exp((narrow.draft_VV[:, last] - narrow.draft_VV[:, last].max()) / temperature)
+def draft_distribution(model: SmallVocabulary, last: int, temperature: float) -> np.ndarray:
+    """The drafter's distribution f64 [V] after the last token."""
+    weight_V = np.exp((model.draft_VV[:, last] - model.draft_VV[:, last].max()) / temperature)
     return weight_V / weight_V.sum()

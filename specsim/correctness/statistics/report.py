@@ -1,60 +1,113 @@
-"""Law tests as a person reads them."""
+"""Results of sampling tests, and how they are printed."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from rich.console import Console
+
+from specsim.core.display import heading, paragraph, print_table
+from specsim.correctness.statistics.e_value import ChiSquare
 
 INTRODUCTION = (
-    "A narrow target whose law is known by heart (16 tokens; each depends on the two before it), a drafter that likes "
-    "what the target dislikes, and whole engines: requests, KV slots, drafts, verify, commit. Every token is held "
-    "against its law given the tokens before it, and once more those that begin a round. p: at most this, whatever the "
-    "number of tokens. Chi-square / df is near 1 for a right law. Noticed: the least total variation that the test "
-    "would have rejected with probability 0.99, where it is spread over all contexts."
+    "A small-vocabulary target whose distribution is known exactly (16 tokens; each depends on the two before it), a "
+    "drafter that prefers tokens of low target probability, and whole engines: requests, KV slots, drafts, verify, "
+    "commit. Every token is tested against its distribution given the tokens before it, and once more those that begin "
+    "a round. p: an upper bound, for any number of tokens. Chi-square / df is near 1 for a correct engine. Detects: "
+    "the least total variation, spread over all contexts, that the test would have rejected with probability 0.99."
 )
-COLUMNS = ("verifier", "column", "sampling", "tokens", "borders", "length", "chi²/df", "p at most", "noticed")
-CONTROL_COLUMNS = ("what", "tokens", "chi²/df", "p at most")
+COLUMNS = ("verifier", "impl", "sampling", "tokens", "borders", "length", "chi²/df", "p at most", "detects")
+CONTROL_COLUMNS = ("control", "tokens", "chi²/df", "p at most")
 
 
-def show(laws: Any, console: "Console") -> None:
-    """A table of the tests, one of the controls, and the verdict in words."""
-    from specsim.core.display import heading, paragraph, print_table
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One test, under the names of its JSON."""
 
-    paragraph(console, INTRODUCTION)
-    heading(console, "Tests")
-    print_table(console, COLUMNS, [_cells(row) for row in laws.rows if not row.is_control])
-    if controls := [row for row in laws.rows if row.is_control]:
-        heading(console, "Wrong on purpose")
-        print_table(console, CONTROL_COLUMNS, [_control(row) for row in controls])
-    console.print()
-    paragraph(console, _verdict(laws))
+    what: str  # verifier or control
+    impl: str
+    sampling: str
+    tokens: int
+    borders: int  # tokens that begin a round after another
+    accept_length: float  # mean tokens per round
+    ln_evidence: float  # natural logarithm of the e-value
+    chi_square: ChiSquare
+    bound: float  # p-value below which the distribution is rejected
+    noticed: float  # least total variation that is detected with probability 0.99; NaN for none
+    is_control: bool = False
+
+    @property
+    def p_value(self) -> float:
+        """An upper bound, for any number of tokens."""
+        return math.exp(min(0.0, -self.ln_evidence))
+
+    @property
+    def is_rejected(self) -> bool:
+        return self.p_value < self.bound
+
+    def to_json(self) -> dict[str, Any]:
+        """Fields and verdict; write_json writes the infinite e-value of a token without probability as null."""
+        found = asdict(self) | {"chi_square": self.chi_square._asdict()}
+        return found | {"p_value": self.p_value, "is_rejected": self.is_rejected}
 
 
-def _cells(row: Any) -> tuple[str, ...]:
-    noticed = "-" if math.isnan(row.noticed) else f"{row.noticed:.3f}"
+@dataclass(frozen=True, slots=True)
+class SamplingTests:
+    """All tests of a run."""
+
+    rows: tuple[Row, ...]
+    seed: int
+    false_alarm: float  # bound on the probability that a correct engine fails any of them
+    seconds: float
+    date: str
+    versions: dict[str, str]
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """Distributions that are rejected and controls that are not, in words."""
+        return tuple(
+            f"{row.what} ({row.impl}), {row.sampling}" for row in self.rows if row.is_rejected != row.is_control
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        made = {name: getattr(self, name) for name in ("date", "versions", "seconds", "seed", "false_alarm")}
+        return made | {"is_ok": not self.failures, "failures": self.failures, "tests": [r.to_json() for r in self.rows]}
+
+    def show(self, console: Console) -> None:
+        """Print a table of the tests, one of the controls, and the verdict in words."""
+        paragraph(console, INTRODUCTION)
+        heading(console, "Tests")
+        print_table(console, COLUMNS, [_cells(row) for row in self.rows if not row.is_control])
+        if controls := [row for row in self.rows if row.is_control]:
+            heading(console, "Wrong on purpose")
+            print_table(console, CONTROL_COLUMNS, [_control(row) for row in controls])
+        console.print()
+        paragraph(console, _verdict(self))
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    detects = "-" if math.isnan(row.noticed) else f"{row.noticed:.3f}"
     counts = f"{row.tokens:,}", f"{row.borders:,}", f"{row.accept_length:.2f}"
-    return row.what, row.impl, row.sampling, *counts, _ratio(row), f"{row.p_value:.1g}", noticed
+    return row.what, row.impl, row.sampling, *counts, _ratio(row), f"{row.p_value:.1g}", detects
 
 
-def _control(row: Any) -> tuple[str, ...]:
+def _control(row: Row) -> tuple[str, ...]:
     return row.what, f"{row.tokens:,}", _ratio(row), f"{row.p_value:.0e}" if row.p_value else "0"
 
 
-def _ratio(row: Any) -> str:
-    """Of chi-square to its degrees of freedom; `-` where there are too few tokens for any."""
+def _ratio(row: Row) -> str:
+    """Chi-square over its degrees of freedom; `-` where there are too few tokens for any."""
     found = row.chi_square
     return f"{found.statistic / found.degrees_of_freedom:.2f}" if found.degrees_of_freedom else "-"
 
 
-def _verdict(laws: Any) -> str:
-    tests = [row for row in laws.rows if not row.is_control]
-    told = (
-        f"{len(tests)} tests of {sum(row.tokens for row in tests):,} tokens in {laws.seconds:.0f} s, seed {laws.seed}. "
-    )
-    told += f"A law is rejected below p = {tests[0].bound:.1e}, so that a right engine fails any of the tests with a "
-    told += f"probability of at most {laws.false_alarm:.0e}. "
-    if laws.failures:
-        return f"{told}Not as it should be: {'; '.join(laws.failures)}."
-    wrong = len(laws.rows) - len(tests)
-    return f"{told}None is rejected." + (f" All {wrong} that are wrong on purpose are." if wrong else "")
+def _verdict(found: SamplingTests) -> str:
+    tests = [row for row in found.rows if not row.is_control]
+    count = f"{len(tests)} tests of {sum(row.tokens for row in tests):,} tokens"
+    bounds = f"A distribution is rejected below p = {tests[0].bound:.1e}; a correct engine fails any of the tests"
+    summary = f"{count} in {found.seconds:.0f} s, seed {found.seed}. {bounds} with a probability of at most "
+    summary += f"{found.false_alarm:.0e}. "
+    if found.failures:
+        return f"{summary}Not as it should be: {'; '.join(found.failures)}."
+    wrong = len(found.rows) - len(tests)
+    return f"{summary}None is rejected." + (f" All {wrong} controls are." if wrong else "")

@@ -1,7 +1,7 @@
-"""Tokens of a running engine: requests in large batches, as specsim.generate serves anyone's, and the laws of each."""
+"""Tokens of a running engine, served in large batches like any requests, and the distribution of each."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -9,41 +9,34 @@ import numpy as np
 
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.engine_options import EngineOptions
-from specsim.correctness.statistics.distribution import draft_law, next_law
+from specsim.correctness.statistics.distribution import draft_distribution, next_distribution
 from specsim.correctness.statistics.e_value import Sample
 from specsim.correctness.statistics.settings import Setting
-from specsim.correctness.statistics.small_vocabulary import Narrow
+from specsim.correctness.statistics.small_vocabulary import SmallVocabulary
 from specsim.serving.generation import Output, generate
 
-BATCH, GPU_BATCH = 96, 1024  # every batch captures its graphs anew, which a GPU does not do in less than seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """Which column runs, and where."""
-
-    impl: str = "reference"
-    device: str | None = None
-
-    @property
-    def batch(self) -> int:
-        """Requests at once."""
-        return GPU_BATCH if self.device == "cuda" else BATCH
+BATCH = 96
+GPU_BATCH = 1024  # every batch captures its graphs again, which takes a GPU seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an engine is given: at least num_tokens new tokens of every setting; a seed for all requests."""
+    """Requests of an engine."""
 
     config: SpecConfig
     settings: Sequence[Setting]
-    num_tokens: int
-    seed: int = 0
-    column: Column = Column()
+    num_tokens: int  # least number of new tokens of every setting
+    seed: int = 0  # of all requests
+    engine: EngineOptions = field(default_factory=EngineOptions)
+
+    @property
+    def batch(self) -> int:
+        """Requests at once."""
+        return GPU_BATCH if self.engine.device == "cuda" else BATCH
 
     @property
     def requests(self) -> tuple[int, ...]:
-        """Of each setting."""
+        """Number of requests of each setting."""
         return tuple(-(-self.num_tokens // setting.num_tokens) for setting in self.settings)
 
     @property
@@ -52,61 +45,65 @@ class Load:
         return sum(count * each.num_tokens for count, each in zip(self.requests, self.settings, strict=True))
 
 
-def outputs(narrow: Narrow, load: Load, tell: Callable[[int], Any]) -> dict[str, list[Output]]:
-    """What comes of a load, by the names of settings. Requests of all settings share batches, and no two share an id.
+def outputs(model: SmallVocabulary, load: Load, progress: Callable[[int], Any]) -> dict[str, list[Output]]:
+    """Outputs of a load by the names of settings.
 
-    tell: is told how many new tokens there are.
+    Requests of all settings share batches, and no two share an id. progress: called with numbers of new tokens.
     """
-    pair, settings, batch = narrow.pair(), load.settings, load.column.batch
+    pair = model.pair()
     turns = ((place, turn) for place, count in enumerate(load.requests) for turn in range(count))
-    wanted = sorted((settings[place].num_tokens, turn, place) for place, turn in turns)
-    found = {setting.name: [] for setting in settings}
-    for start in range(0, len(wanted), batch):
-        chosen = [settings[place] for *_, place in wanted[start : start + batch]]
-        names = range(start, start + len(chosen))
-        prompts = [each.prompts[name % len(each.prompts)] for each, name in zip(chosen, names, strict=True)]
+    wanted = sorted((load.settings[place].num_tokens, turn, place) for place, turn in turns)
+    found = {setting.name: [] for setting in load.settings}
+    for start in range(0, len(wanted), load.batch):
+        chosen = [load.settings[place] for *_, place in wanted[start : start + load.batch]]
+        ids = range(start, start + len(chosen))
+        prompts = [each.prompts[request_id % len(each.prompts)] for each, request_id in zip(chosen, ids, strict=True)]
         sampling = [each.sampling(load.seed) for each in chosen]
-        options = EngineOptions(load.column.impl, device=load.column.device)
-        results = generate(pair, prompts, load.config, sampling, request_ids=names, engine=options).outputs
+        results = generate(pair, prompts, load.config, sampling, request_ids=ids, engine=load.engine).outputs
         for each, output in zip(chosen, results, strict=True):
             found[each.name].append(output)
-        tell(sum(len(output.token_ids) for output in results))
+        progress(sum(len(output.token_ids) for output in results))
     return found
 
 
-def sample(narrow: Narrow, setting: Setting, found: Sequence[Output]) -> Sample:
-    """The tokens of a setting's outputs with their laws."""
-    params, laws, numbers = setting.sampling(0), {}, {}
-    tokens, pasts, is_first = [], [], []
+def sample(model: SmallVocabulary, setting: Setting, found: Sequence[Output]) -> Sample:
+    """The tokens of a setting's outputs with their distributions."""
+    params = setting.sampling(0)
+    tokens = []
+    pasts = []
+    is_first = []
     for output in found:
-        prompt, firsts = output.prompt_token_ids, _firsts(output)
-        text, prompt_len = prompt + output.token_ids, len(prompt)
+        prompt_len = len(output.prompt_token_ids)
+        text = output.prompt_token_ids + output.token_ids
+        firsts = _firsts(output)
         tokens += output.token_ids
         for place in range(len(output.token_ids)):
-            past = prompt_len, *_relevant(text[: prompt_len + place], prompt_len, params)
-            numbers.setdefault(past, len(numbers))
-            pasts.append(past)
+            pasts.append((prompt_len, *_relevant(text[: prompt_len + place], prompt_len, params)))
             is_first.append(place in firsts)
-    law_of = {past: next_law(narrow, past[1:], past[0], params) for past in numbers}
-    law_nV = np.stack([law_of[past] for past in pasts])
-    for law_V in law_of.values():
-        laws.setdefault(law_V.tobytes(), len(laws))
-    equal = {past: laws[law_V.tobytes()] for past, law_V in law_of.items()}
+    distributions = {past: next_distribution(model, past[1:], past[0], params) for past in dict.fromkeys(pasts)}
+    prob_nV = np.stack([distributions[past] for past in pasts])
     return Sample(
         token=np.array(tokens),
-        law_nV=law_nV,
-        laws=np.array([equal[past] for past in pasts]),
-        pasts=np.array([numbers[past] for past in pasts]),
+        prob_nV=prob_nV,
+        distribution_ids=_numbered([distributions[past].tobytes() for past in pasts]),
+        past_ids=_numbered(pasts),
         is_first=np.array(is_first),
-        marks=_marks(narrow, law_nV, pasts, params),
+        marks=_marks(model, prob_nV, pasts, params),
     )
 
 
+def _numbered(values: Sequence[Any]) -> np.ndarray:
+    """Numbers of values in the order of their first occurrence, equal for equal ones."""
+    numbers = {}
+    return np.array([numbers.setdefault(value, len(numbers)) for value in values])
+
+
 def _relevant(text: tuple[int, ...], prompt_len: int, params: SamplingParams) -> tuple[int, ...]:
-    """What of a text its law depends on: the last two tokens, with penalties the others too, in any order."""
+    """The tokens that decide a distribution: the last two, with penalties the others too, in any order."""
     if params.repetition_penalty == 1 and not params.presence_penalty and not params.frequency_penalty:
         return text[-2:]
-    prompt, written = text[:prompt_len], text[prompt_len:]
+    prompt = text[:prompt_len]
+    written = text[prompt_len:]
     return prompt + tuple(sorted(written[:-2])) + written[-2:]
 
 
@@ -115,11 +112,13 @@ def _firsts(output: Output) -> set[int]:
     return set((1 + np.cumsum((0, *output.num_accepted_tokens_per_round[:-1]))).tolist())
 
 
-def _marks(narrow: Narrow, law_nV: np.ndarray, pasts: Sequence[tuple[int, ...]], params: SamplingParams) -> np.ndarray:
-    """Tokens that the drafter likes better than the target does, and tokens that the past holds: bool [2, n, V]."""
-    draft_of = cache(lambda last: draft_law(narrow, last, params.temperature))
-    liked = np.stack([draft_of(past[-1]) for past in pasts]) > law_nV
-    held = np.zeros_like(liked)
+def _marks(
+    model: SmallVocabulary, prob_nV: np.ndarray, pasts: Sequence[tuple[int, ...]], params: SamplingParams
+) -> np.ndarray:
+    """Tokens that the drafter rates higher than the target does, and tokens that the past holds: bool [2, n, V]."""
+    draft_of = cache(lambda last: draft_distribution(model, last, params.temperature))
+    overrated = np.stack([draft_of(past[-1]) for past in pasts]) > prob_nV
+    held = np.zeros_like(overrated)
     for row, past in enumerate(pasts):
         held[row, list(past[1:])] = True
-    return np.stack([liked, held])
+    return np.stack([overrated, held])

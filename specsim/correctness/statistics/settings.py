@@ -1,37 +1,39 @@
-"""What is run: a tree for every verifier, and the sampling that each test has a law for."""
+"""Settings of the tests: a tree for every verifier, and sampling parameters whose distribution is known."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from specsim.core.config import SamplingParams, SpecConfig
 
-CHAIN = {"topk": 1, "num_steps": 2, "num_draft_tokens": 3, "page_size": 4}
-TREE = {"topk": 2, "num_steps": 2, "num_draft_tokens": 5, "page_size": 4}
+_CHAIN = SpecConfig(topk=1, num_steps=2, num_draft_tokens=3, page_size=4)
+_TREE = SpecConfig(topk=2, num_steps=2, num_draft_tokens=5, page_size=4)
 CONFIGS = {
-    "target_only": SpecConfig(**TREE),
-    "rejection": SpecConfig(**CHAIN, verifier="rejection"),
-    "block": SpecConfig(**CHAIN, verifier="block"),
-    "multi_round": SpecConfig(**TREE, verifier="multi_round"),
-    "gumbel": SpecConfig(**CHAIN, verifier="gumbel"),
+    "target_only": _TREE,
+    "rejection": replace(_CHAIN, verifier="rejection"),
+    "block": replace(_CHAIN, verifier="block"),
+    "multi_round": replace(_TREE, verifier="multi_round"),
+    "gumbel": replace(_CHAIN, verifier="gumbel"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Sampling by name. num_tokens: new tokens of a request. prompts: which of them requests start from, in turn."""
+    """Sampling parameters with a name."""
 
     name: str
-    params: dict[str, float] = field(default_factory=dict)
-    num_tokens: int = 24
-    prompts: tuple[tuple[int, ...], ...] = tuple((token, 5 * token % 16) for token in range(16))
+    params: dict[str, Any] = field(default_factory=dict)  # of SamplingParams, at temperature 1 unless given
+    num_tokens: int = 24  # new tokens of a request
+    prompts: tuple[tuple[int, ...], ...] = tuple((token, 5 * token % 16) for token in range(16))  # taken in turn
 
     def sampling(self, seed: int) -> SamplingParams:
-        """Of a request."""
-        return SamplingParams(**({"temperature": 1.0} | self.params), max_new_tokens=self.num_tokens, seed=seed)
+        """Sampling parameters of a request."""
+        params: dict[str, Any] = {"temperature": 1.0} | self.params
+        return SamplingParams(**params, max_new_tokens=self.num_tokens, seed=seed)
 
 
 PENALTIES = {"repetition_penalty": 1.4, "presence_penalty": 0.3, "frequency_penalty": 0.4}
 PLAIN = Setting("T 1")
-# With penalties a law is that of a whole text; few tokens after one prompt make texts that are met again.
+# With penalties a distribution depends on the whole text; few tokens after one prompt make texts that occur again.
 SETTINGS = (
     Setting("T 0.7", {"temperature": 0.7}),
     PLAIN,

@@ -1,8 +1,8 @@
-"""A narrow pair whose law is known: ordinary checkpoints in which a token's law depends on the two tokens before it.
+"""Small-vocabulary test models: ordinary checkpoints whose distributions depend on the last two tokens.
 
-The target is a decoder of one layer whose queries and keys are 0 and whose window is two: a row attends alike to itself
-and to the token before, from whose KV it learns that token's class. So slots, positions, windows and masks all enter
-the law. The drafter, an EAGLE head without attention, reads the last token alone.
+The target is a decoder of one layer whose queries and keys are 0 and whose window is two: a row attends equally to
+itself and to the token before, from whose KV it reads that token's class. So slots, positions, windows and masks all
+enter the distribution. The drafter, an EAGLE head without attention, reads the last token alone.
 """
 
 from dataclasses import dataclass
@@ -16,9 +16,13 @@ from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.layout import Layout, drafter_layout, target_layout
 
-VOCAB, CLASSES, HIDDEN = 16, 2, 64
+VOCAB = 16
+CLASSES = 2  # the class of a token is its number modulo 2
+HIDDEN = 64
 EPS = 1e-6
-_OWN, _BEFORE, _DRAFT = VOCAB, VOCAB + CLASSES, VOCAB + 2 * CLASSES  # where these features begin
+_OWN = VOCAB  # first feature of the own class
+_BEFORE = VOCAB + CLASSES  # first feature of the classes heard
+_DRAFT = VOCAB + 2 * CLASSES  # first feature of the drafter's embedding
 _FORBIDDEN = -1e4
 _CONFIG = ModelConfig(
     family="mistral",
@@ -37,20 +41,18 @@ _CONFIG = ModelConfig(
 
 
 @dataclass(frozen=True, slots=True)
-class Narrow:
-    """Tables of logits, f64. last_VV: what the last token (second index) says of the next one; before_VC: what the
-    classes of the last two, half each, add; draft_VV: the drafter's.
+class SmallVocabulary:
+    """Tables of logits, f64.
 
-    The class of a token is its number modulo 2. The target's norm divides last_VV and before_VC by the root mean square
-    of the features, which the law takes into account.
+    The target's norm divides last_VV and before_VC by the root mean square of the features, which `logits` includes.
     """
 
-    last_VV: np.ndarray
-    before_VC: np.ndarray
-    draft_VV: np.ndarray
+    last_VV: np.ndarray  # [next token, last token], the last token's part
+    before_VC: np.ndarray  # [next token, class], the part of the last two tokens' classes, half each
+    draft_VV: np.ndarray  # [next token, last token], the drafter's logits
 
     def logits(self, before: int, last: int) -> np.ndarray:
-        """The target's, f64 [V], after two tokens."""
+        """The target's logits f64 [V] after two tokens."""
         heard_C = np.zeros(CLASSES)
         for token in (before, last):
             heard_C[token % CLASSES] += 0.5
@@ -58,13 +60,14 @@ class Narrow:
         return (self.last_VV[:, last] + self.before_VC @ heard_C) / scale / np.sqrt(HIDDEN)
 
     def pair(self) -> Pair:
-        """Checkpoints of float64 tensors."""
+        """Checkpoints with float64 tensors."""
         head = DrafterConfig("eagle", _CONFIG, draft_vocab_size=VOCAB, target_hidden_size=HIDDEN)
         target = TargetCheckpoint(_CONFIG, self._target())
-        return Pair(target, DrafterCheckpoint(head, _drafter(head)), None, "narrow")
+        return Pair(target, DrafterCheckpoint(head, _drafter(head)), None, "small vocabulary")
 
     def _target(self) -> dict[str, torch.Tensor]:
-        tensors, token = _blank(target_layout(_CONFIG)), torch.arange(VOCAB)
+        tensors = _blank(target_layout(_CONFIG))
+        token = torch.arange(VOCAB)
         tensors["model.embed_tokens.weight"][token, token] = 1.0
         tensors["model.embed_tokens.weight"][token, _OWN + token % CLASSES] = 1.0
         normed = (2 / HIDDEN + EPS) ** -0.5
@@ -77,43 +80,46 @@ class Narrow:
         return tensors
 
 
-def opposed(seed: int = 0) -> Narrow:
-    """A drafter that likes what the target dislikes, and the target's favourite more than the target does.
+def opposed(seed: int = 0) -> SmallVocabulary:
+    """A drafter that prefers tokens of low target probability, and overrates the target's best token.
 
-    So drafts are accepted too, and uniforms decide it also where a filter leaves few tokens. Four kinds of last
-    token and three pairs of classes are told apart: twelve laws, each met often.
+    So some drafts are accepted, and uniforms decide which even where a filter leaves few tokens. Four kinds of last
+    token and three pairs of classes make twelve distributions, each of which occurs often.
     """
     generator = np.random.default_rng(seed)
     last_VV = generator.normal(0, 0.9, (VOCAB, 4))[:, np.arange(VOCAB) // 4]
     draft_VV = -0.6 * last_VV
     draft_VV[last_VV.argmax(0), np.arange(VOCAB)] = draft_VV.max(0) + 1.5
-    return Narrow(last_VV, generator.normal(0, 2.5, (VOCAB, CLASSES)), draft_VV)
+    return SmallVocabulary(last_VV, generator.normal(0, 2.5, (VOCAB, CLASSES)), draft_VV)
 
 
-def dyadic() -> Narrow:
-    """Laws that are even on 2 or 4 tokens, so that every sum of probabilities is exact in float32 in any order.
+def dyadic() -> SmallVocabulary:
+    """Distributions uniform on 2 or 4 tokens: every sum of probabilities is exact in float32 in any order.
 
-    A token is allowed where the bits of its number are as the tokens before want them. The drafter knows bit 1, asks
-    for a bit 0 that the target leaves open, and after some tokens for a bit 2.
+    A token is allowed where the bits of its number fit the tokens before it. The drafter knows bit 1, requires a bit 0
+    that the target leaves open, and after some tokens a bit 2.
     """
-    last_VV, before_VC, draft_VV = np.zeros((VOCAB, VOCAB)), np.zeros((VOCAB, CLASSES)), np.zeros((VOCAB, VOCAB))
+    last_VV = np.zeros((VOCAB, VOCAB))
+    before_VC = np.zeros((VOCAB, CLASSES))
+    draft_VV = np.zeros((VOCAB, VOCAB))
     for following, last in product(range(VOCAB), repeat=2):
         bits = [following >> place & 1 for place in range(4)]
         is_wrong = bits[1] != (last >> 3 ^ last) & 1
         last_VV[following, last] = _FORBIDDEN * is_wrong
         draft_VV[following, last] = _FORBIDDEN * (is_wrong or bits[0] != last >> 1 & 1 or (bits[2] and last >> 2 & 1))
         before_VC[following, last % CLASSES] = _FORBIDDEN * bits[2 + last % CLASSES]
-    return Narrow(last_VV, before_VC, draft_VV)
+    return SmallVocabulary(last_VV, before_VC, draft_VV)
 
 
 def _drafter(config: DrafterConfig) -> dict[str, torch.Tensor]:
-    """fc hands the embedding on, which lies where the target's features are 0, and attention adds nothing."""
-    tensors, token = _blank(drafter_layout(config)[0]), torch.arange(VOCAB)
+    """An fc that passes on the embedding, placed where the target's features are 0; attention adds nothing."""
+    tensors = _blank(drafter_layout(config)[0])
+    token = torch.arange(VOCAB)
     tensors["embed_tokens.weight"][token, _DRAFT + token] = 1.0
     tensors["fc.weight"][:, :HIDDEN] = torch.eye(HIDDEN, dtype=torch.float64)
     return tensors
 
 
 def _blank(layout: Layout) -> dict[str, torch.Tensor]:
-    """Norms are 1 and all else is 0."""
+    """Tensors of a layout: norms are 1, all else is 0."""
     return {name: torch.full(shape, float("norm" in name), dtype=torch.float64) for name, shape in layout.items()}
