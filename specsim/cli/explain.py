@@ -1,4 +1,4 @@
-"""specsim explain: the first token that two engines disagree about, and whether rounding explains it."""
+"""specsim explain: the first token at which two engines differ, and whether rounding explains it."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -39,11 +39,12 @@ def explain(
     for name, answers in (("a", a), ("b", b)):
         check_apart(**{name: answers}, json=json_file)
     check_writable(json_file)
-    answers, noise = (read_answers(a, "a"), read_answers(b, "b")), Noise.of(dtype)
-    findings = list(compare(*answers, noise))
+    answers_a = read_answers(a, "a")
+    noise = Noise.of(dtype)
+    findings = list(compare(answers_a, read_answers(b, "b"), noise))
     if target is not None:
         weights = _weights(target, dtype)
-        findings = [_measured(each, answers[0][each.request], weights) for each in findings]
+        findings = [_measured(each, answers_a[each.request], weights) for each in findings]
     else:
         heading(stdout_console(), f"assumed: a logit is off by {noise.error:.3g} at most ({noise.source})")
     rows = [_row(each) for each in findings]
@@ -81,19 +82,21 @@ def _weights(target: str, dtype: str) -> "Weights":
 
 
 def _measured(finding: "Finding", answer: "Answer", weights: "Weights") -> "Finding":
-    """The finding by the weights: what the two tokens' logits are, and how far rounding takes them."""
-    from specsim.correctness.explain.weights import judged
+    """Decide a finding by the weights, where both tokens are given by their ids."""
+    from specsim.correctness.explain.weights import decide
 
-    has_ids = all(isinstance(token, int) for token in finding.tokens or (None,))
-    if finding.verdict == "equal" or finding.is_drawn or not has_ids:
+    a, b = finding.tokens or (None, None)
+    if finding.verdict == "equal" or finding.is_drawn or not isinstance(a, int) or not isinstance(b, int):
         return finding
     if not (isinstance(answer.prompt, tuple) and answer.prompt):
         raise InputError("a", "answers without prompt_token_ids", "answers with them, where the target is given")
-    context = (*answer.prompt, *answer.tokens[: finding.place])
     vocab_size = weights.exact.config.vocab_size
-    for name, ids in (("a", (*context, finding.tokens[0])), ("b", finding.tokens[1:])):
-        for token in ids:
-            if type(token) is not int or not 0 <= token < vocab_size:
-                value = f"an answer with token id {token} (request {finding.request})"
-                raise InputError(name, value, f"ids from 0 to {vocab_size - 1}, which the target has")
-    return judged(finding, *weights.measure(context, finding.tokens))
+
+    def checked(name: str, token: int | str) -> int:
+        if type(token) is not int or not 0 <= token < vocab_size:
+            value = f"an answer with token id {token} (request {finding.request})"
+            raise InputError(name, value, f"ids from 0 to {vocab_size - 1}, which the target has")
+        return token
+
+    context = [checked("a", token) for token in (*answer.prompt, *answer.tokens[: finding.place])]
+    return decide(finding, *weights.measure(context, (checked("a", a), checked("b", b))))

@@ -1,4 +1,4 @@
-"""specsim explain: where two engines' answers part, and whether rounding explains it."""
+"""specsim explain: the first difference of two engines' answers, and whether rounding explains it."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from specsim.cli.main import main
 from specsim.core.errors import InputError
 from specsim.correctness.explain import Answer, Noise, explain, read_answers
 from specsim.correctness.explain.finding import ERRORS, Finding
-from specsim.correctness.explain.weights import Weights, judged
+from specsim.correctness.explain.weights import Weights, decide
 from specsim.models.load import load
 from specsim.reference.oracle_forward import target_forward
 
@@ -43,7 +43,7 @@ def test_equal_answers():
     ("mine", "theirs", "verdict"),
     [(0.0, 0.0, "numerics"), (0.02, 0.0199, "numerics"), (0.0, 0.041, "fault"), (0.021, 0.02, "fault")],
 )
-def test_two_margins_are_held_against_four_errors(mine, theirs, verdict):
+def test_two_margins_are_compared_with_four_errors(mine, theirs, verdict):
     finding = one(*parted(mine, theirs))
     assert (finding.verdict, finding.place, finding.tokens) == (verdict, 2, (7, 8))
     assert finding.margins == pytest.approx((mine, theirs))
@@ -62,7 +62,7 @@ def test_the_bound_is_sharp():
     assert one(a, b, Noise(0.9999 * error, "")).verdict == "fault"
 
 
-def test_log_probabilities_that_drift_are_a_fault_before_tokens_differ():
+def test_drift_before_the_first_difference_is_a_fault():
     for tokens in ([5, 6, 7], [5, 6, 8]):
         finding = one(answer([5, 6, 7], [-0.1, -0.2, -0.3]), answer(tokens, [-0.1, -0.25, -0.3]))
         assert (finding.verdict, finding.drift_place) == ("fault", 1)
@@ -89,7 +89,7 @@ def test_a_nan_where_tokens_differ_is_a_fault(top):
     assert one(b, answer([5, 6, 7], [-0.1, -0.2, own], [{}, {}, top])).verdict == "fault"
 
 
-def test_what_is_not_reported_bounds_the_margin():
+def test_reported_tokens_bound_the_margin_of_others():
     a, b = parted(0.0, 0.0)
     hidden = answer([5, 6, 7], [-0.1, -0.2, -0.6], [{}, {}, {3: -0.61}])
     assert one(hidden, b).verdict == "undecided"
@@ -100,7 +100,7 @@ def test_what_is_not_reported_bounds_the_margin():
     assert one(a, answer([5, 6, 8], [None] * 3)).verdict == "undecided"
 
 
-def test_a_drawn_token_and_an_early_end_are_not_decided():
+def test_a_drawn_token_and_an_early_end_are_undecided():
     assert one(*parted(-0.5, 0.0)).verdict == "undecided"
     assert one(*parted(-0.5, 0.0)).is_drawn
     finding = one(answer([5, 6], [-0.1, -0.2]), answer([5], [-0.1]))
@@ -119,7 +119,7 @@ def test_a_token_below_any_reported_one_was_drawn():
         assert one(answer([5], [-0.7], [top]), b).verdict == "fault"
 
 
-def test_errors_of_16_bits_are_a_unit_of_roundoff_at_a_logit_of_32():
+def test_errors_of_16_bits_are_a_roundoff_at_a_logit_of_32():
     for name in ("float16", "bfloat16"):
         assert Noise.of(name).error == 32 * torch.finfo(getattr(torch, name)).eps / 2
 
@@ -128,15 +128,17 @@ def test_answers_have_to_belong_together():
     mine = answer([5], [-0.1], prompt=[1, 2])
     for prompt in (None, "x = 1"):  # which may be the same
         assert one(mine, answer([5], [-0.1], prompt=prompt)).verdict == "equal"
-    with pytest.raises(InputError, match=r"b is '2 answers'; allowed: as many as a has, 1"):
-        list(explain([mine], [mine, mine], NOISE))
-    with pytest.raises(InputError, match="another prompt"):
-        list(explain([mine], [answer([5], [-0.1], prompt=[1, 3])], NOISE))
-    for pair in ([mine], [answer([" x"], [-0.1])]), ([answer([" x"], [-0.1])], [mine]):
-        with pytest.raises(InputError, match=r"b is 'an answer that names tokens by (id|text) \(request 0\)'"):
-            list(explain(*pair, NOISE))
+    named = answer([" x"], [-0.1])
+    for a, b, value in (
+        ([mine], [mine, mine], "2 answers"),
+        ([mine], [answer([5], [-0.1], prompt=[1, 3])], "an answer to another prompt (request 0)"),
+        ([mine], [named], "an answer that names tokens by text (request 0)"),
+        ([named], [mine], "an answer that names tokens by id (request 0)"),
+    ):
+        with pytest.raises(InputError, check=lambda error, value=value: (error.name, error.value) == ("b", value)):
+            list(explain(a, b, NOISE))
     assert one(answer([" x"], [-0.1]), answer([], [])).verdict == "undecided"
-    with pytest.raises(InputError, match="dtype is 'int8'"):
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("dtype", "int8")):
         Noise.of("int8")
 
 
@@ -228,7 +230,7 @@ def test_bytes_tell_tokens_of_one_text_apart(tmp_path):
     assert one(near, far).place == 0
 
 
-def test_of_tokens_of_one_text_the_likeliest_is_taken(tmp_path):
+def test_the_likeliest_of_tokens_of_equal_text_counts(tmp_path):
     """Without bytes, or with those of another engine that has none: no margin then is more than it can be."""
     b = chat(tmp_path, [("\ufffd", -0.69, None), ("A", -0.70, None)])
     for given in ([240], None):
@@ -253,9 +255,9 @@ def test_a_text_of_several_tokens_is_no_fault(tmp_path):
      '{"token_ids": [1.7], "logprobs": [-1]}', '{"token_ids": [true], "logprobs": [-1]}',
      '{"token_ids": [1], "logprobs": [-1' + "0" * 400 + "]}"],
 )  # fmt: skip
-def test_other_files_are_refused_in_a_sentence(text, tmp_path):
+def test_other_files_are_refused_in_one_line(text, tmp_path):
     (tmp_path / "a.json").write_text(text)
-    with pytest.raises(InputError, match=r"^a is .*; allowed: results of specsim") as error:
+    with pytest.raises(InputError, check=lambda error: error.name == "a") as error:
         read_answers(tmp_path / "a.json", "a")
     assert "\n" not in str(error.value)
 
@@ -266,7 +268,7 @@ def test_an_entry_without_an_answer_is_refused(entry, tmp_path):
     (tmp_path / "a.json").write_text(json.dumps([SGLANG, entry, SGLANG]))
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, (SGLANG, entry, SGLANG))))
     for name in ("a.json", "a.jsonl"):
-        with pytest.raises(InputError, match=r"entry 1, counted from 0: .* holds no answer"):
+        with pytest.raises(InputError, check=lambda error: "entry 1, counted from 0" in error.allowed):
             read_answers(tmp_path / name, "a")
 
 
@@ -286,10 +288,10 @@ def test_the_weights_decide():
     assert exact == pytest.approx(-fine.measure(context, (high, low))[0], abs=1e-9)
     assert 0 < fine.measure(context, (low, high))[1].error < noise.error / 100
     finding = one(*parted(0.0, 0.0))
-    assert judged(finding, 2 * noise.error, noise).verdict == "numerics"
-    assert judged(finding, 2.001 * noise.error, noise).verdict == "fault"
-    assert "b is wrong" in judged(finding, 2.001 * noise.error, noise).says
-    assert "a is wrong" in judged(finding, -2.001 * noise.error, noise).says
+    assert decide(finding, 2 * noise.error, noise).verdict == "numerics"
+    assert decide(finding, 2.001 * noise.error, noise).verdict == "fault"
+    assert "b is wrong" in decide(finding, 2.001 * noise.error, noise).says
+    assert "a is wrong" in decide(finding, -2.001 * noise.error, noise).says
 
 
 def test_weights_measure_at_the_end_of_the_context():
@@ -304,15 +306,15 @@ def test_weights_measure_at_the_end_of_the_context():
     assert noise.error == 4 * float((exact_V - rounded_V).abs().max())
 
 
-def test_weights_excuse_no_drift_and_no_margins_that_rounding_does_not_explain():
+def test_weights_do_not_excuse_drift_or_large_margins():
     """A near-tie in float64 is none in an engine whose own log probabilities are further off."""
     drifted = one(answer([5, 7], [-0.1, -0.5]), answer([5, 8], [-9.1, -0.5]))
     apart = one(*parted(0.5, 0.0))
     for finding in (drifted, apart):
-        decided = judged(finding, 0.0, NOISE)
+        decided = decide(finding, 0.0, NOISE)
         assert (decided.verdict, decided.says) == ("fault", f"{finding.says} (said so)")
-        assert judged(finding, 0.0, Noise(3.0, "coarser")).verdict == "numerics"
-    assert "b is wrong" in judged(drifted, 0.03, NOISE).says
+        assert decide(finding, 0.0, Noise(3.0, "coarser")).verdict == "numerics"
+    assert "b is wrong" in decide(drifted, 0.03, NOISE).says
 
 
 def test_float64_is_not_measured_against_itself():
@@ -369,7 +371,7 @@ def test_a_token_of_white_space_stays_in_its_row(tmp_path, capsys):
         ({"prompt_token_ids": []}, {}, "a is 'answers without prompt_token_ids'"),
     ],
 )
-def test_weights_are_asked_for_their_own_ids_alone(a, b, says, tmp_path, capsys):
+def test_ids_outside_the_targets_vocabulary_are_refused(a, b, says, tmp_path, capsys):
     answers = {"a": {"token_ids": [8], "prompt_token_ids": [1]} | a, "b": {"token_ids": [9]} | b}
     for name, each in answers.items():
         (tmp_path / name).write_text(json.dumps(each | {"logprobs": [-0.1]}))

@@ -1,4 +1,4 @@
-"""Two engines, the same prompts, other tokens: is it rounding, or a fault?"""
+"""Differences between two engines' answers to the same prompts: rounding or a fault."""
 
 from specsim.correctness.explain.answers import Answer, read_answers
 from specsim.correctness.explain.finding import Finding, Noise, explain

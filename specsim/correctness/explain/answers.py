@@ -1,49 +1,48 @@
-"""What engines answered, token by token with log probabilities, as specsim, vLLM, SGLang and OpenAI's API write it."""
+"""Engines' answers with log probabilities, as specsim, vLLM, SGLang and OpenAI's API write them."""
 
 import json
 import reprlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from specsim.core.errors import InputError
 from specsim.core.files import read_text
 
 ALLOWED = "results of specsim generate or run, of vLLM, of SGLang's /generate, or of OpenAI's API, with logprobs"
-UNCLEAR = "\ufffd"  # what a token's text has for bytes that are no text by themselves
+UNCLEAR = "\ufffd"  # in a token's text for bytes that are no text by themselves
 Token = int | str
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One request's answer. A token is its id, or its text where the engine gave no ids, bytes written as \\xf0.
+    """The answer to one request."""
 
-    logprobs: natural logarithm of each token's probability, None where not given. top: by token, the log probabilities
-    that were reported at each place, the chosen token's among them. prompt: token ids, or the text; None if not given.
-    """
-
-    tokens: tuple[Token, ...]
-    logprobs: tuple[float | None, ...]
-    top: tuple[Mapping[Token, float], ...] = field(repr=False)
-    prompt: tuple[int, ...] | str | None = field(default=None, repr=False)
+    tokens: tuple[Token, ...]  # ids, or texts where the engine gave no ids, bytes written as \\xf0
+    logprobs: tuple[float | None, ...]  # natural logarithms, None where not given
+    top: tuple[Mapping[Token, float], ...] = field(repr=False)  # reported log probabilities, the chosen token's too
+    prompt: tuple[int, ...] | str | None = field(default=None, repr=False)  # token ids, or the text
 
     @classmethod
-    def of(cls, chosen: list[tuple[Any, Any]], top: list[Mapping[Any, Any]] | None = None, prompt: Any = None):
-        """From pairs of a token and its log probability, and what was reported beside them."""
-        tokens = [(_token(token), None if logprob is None else float(logprob)) for token, logprob in chosen]
+    def of(
+        cls,
+        chosen: Sequence[tuple[Any, Any]],
+        top: Sequence[Mapping[Any, Any] | None] | None = None,
+        prompt: list[int] | str | None = None,
+    ) -> Self:
+        """Make an answer of pairs (token, log probability), and the log probabilities reported at each place."""
+        tokens = tuple(_token(token) for token, _ in chosen)
+        logprobs = tuple(None if logprob is None else float(logprob) for _, logprob in chosen)
         reported = [{_token(token): float(value) for token, value in (each or {}).items()} for each in top or ()]
         if len(reported) not in (0, len(tokens)):
             raise ValueError(f"log probabilities of {len(reported)} places for {len(tokens)} tokens")
         reported = reported or [{} for _ in tokens]
-        for (token, logprob), place in zip(tokens, reported, strict=True):
+        for token, logprob, place in zip(tokens, logprobs, reported, strict=True):
             if logprob is not None:
                 place.setdefault(token, logprob)
-        prompt = tuple(prompt) if isinstance(prompt, list) else prompt
-        return cls(
-            *(tuple(each) for each in (zip(*tokens, strict=True) if tokens else ((), ()))), tuple(reported), prompt
-        )
+        return cls(tokens, logprobs, tuple(reported), tuple(prompt) if isinstance(prompt, list) else prompt)
 
 
 def _token(token: Any) -> Token:
@@ -56,14 +55,15 @@ def _token(token: Any) -> Token:
 
 
 def _by_id(place: Mapping[str, Any] | None) -> dict[int, float]:
-    """Log probabilities by token id, of which JSON has made a text; each a number, or {logprob, …}."""
+    """Log probabilities by token id, a text in JSON; each a number, or {logprob, …}."""
     numbers = {token: each["logprob"] if isinstance(each, Mapping) else each for token, each in (place or {}).items()}
     return {int(token): float(number) for token, number in numbers.items()}
 
 
 def read_answers(path: Path, name: str) -> tuple[Answer, ...]:
-    """The answers of a file of JSON or JSON lines, each entry holding one or more; InputError, under that name, for any
-    other, and for an entry without.
+    """Read a file of JSON or JSON lines, each entry with one or more answers.
+
+    InputError under that name for any other file, and for an entry without an answer.
     """
     answers: list[Answer] = []
     for at, entry in enumerate(_entries(path, name)):
@@ -94,22 +94,23 @@ def _answers(value: Any) -> Iterator[Answer]:
         for each in value:
             yield from _answers(each)
         return
-    key = next((key for key in CONVERTERS if isinstance(value, dict) and key in value), None)
-    answers = list(CONVERTERS[key](value)) if key else []
+    answers = []
+    if isinstance(value, dict) and (forms := [key for key in CONVERTERS if key in value]):
+        answers = list(CONVERTERS[forms[0]](value))
     if not answers:
         raise ValueError(f"{reprlib.repr(value)} holds no answer")
     yield from answers
 
 
 def _ours(value: Mapping[str, Any]) -> Iterator[Answer]:
-    """specsim: token_ids with logprobs, a number each, and perhaps top_logprobs, by token id."""
+    """Convert specsim's form: token_ids with logprobs, a number each, and optional top_logprobs by token id."""
     top = value.get("top_logprobs")
     chosen = list(zip(value["token_ids"], value["logprobs"], strict=True))
     yield Answer.of(chosen, top and list(map(_by_id, top)), value.get("prompt_token_ids"))
 
 
 def _outputs(value: Mapping[str, Any]) -> Iterator[Answer]:
-    """specsim generate and run; or vLLM's RequestOutput: by place and token id {logprob, rank, …}."""
+    """Convert results of specsim generate and run, or vLLM's RequestOutput: {logprob, …} by place and token id."""
     for output in value["outputs"]:
         prompt = output.get("prompt_token_ids") or value.get("prompt_token_ids") or value.get("prompt")
         logprobs = output["logprobs"]
@@ -121,7 +122,7 @@ def _outputs(value: Mapping[str, Any]) -> Iterator[Answer]:
 
 
 def _sglang(value: Mapping[str, Any]) -> Iterator[Answer]:
-    """SGLang's /generate: meta_info with lists of (logprob, token id, text)."""
+    """Convert SGLang's /generate: meta_info with lists of (logprob, token id, text)."""
     meta = value["meta_info"]
     chosen = [(token, logprob) for logprob, token, *_ in meta["output_token_logprobs"]]
     top = meta.get("output_top_logprobs")
@@ -130,7 +131,7 @@ def _sglang(value: Mapping[str, Any]) -> Iterator[Answer]:
 
 
 def _openai(value: Mapping[str, Any]) -> Iterator[Answer]:
-    """OpenAI's completions and chat completions, which name tokens by their text, in chats by their bytes as well."""
+    """Convert OpenAI's completions and chat completions: tokens are named by text, in chats by bytes as well."""
     for choice in value["choices"]:
         logprobs = choice["logprobs"]
         if "content" in logprobs:
@@ -143,7 +144,7 @@ def _openai(value: Mapping[str, Any]) -> Iterator[Answer]:
 
 
 def _by_text(entries: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Log probabilities by token; of tokens of one text the largest, that no margin is more than it can be."""
+    """Log probabilities by token; the largest among tokens of equal text, so that no margin is overestimated."""
     largest: dict[str, float] = {}
     for each in entries:
         for token in {_text(each), each["token"]}:
@@ -152,7 +153,7 @@ def _by_text(entries: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _text(entry: Mapping[str, Any]) -> str:
-    """A token's text, with its bytes where they are none: as text all such tokens are alike."""
+    """A token's text, or its bytes where the text is unclear: as text all such tokens are equal."""
     if UNCLEAR in entry["token"] and entry.get("bytes"):
         return bytes(entry["bytes"]).decode(errors="backslashreplace")
     return entry["token"]

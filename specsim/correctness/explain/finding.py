@@ -1,15 +1,15 @@
-"""Where two answers part, and whether rounding explains it.
+"""The first difference of two answers, and whether rounding explains it.
 
-A logit that is right but for rounding is off by at most e. So the distance of two logits is off by at most 2e in each
-engine, and so is a token's log probability, its normaliser being off by no more than the logits. Hence, for greedy
-answers and after the same tokens: what the first engine puts between its token and the other's, and what the second
-puts between its token and the first's, come to at most 4e; and log probabilities of a token differ by at most 4e.
+A logit that is right except for rounding is off by at most e. So the distance of two logits is off by at most 2e in
+each engine, and so is a token's log probability, because its normaliser is off by no more than the logits. Hence, for
+greedy answers and after the same tokens: the first engine's margin between its token and the other's, and the second's
+between its token and the first's, add up to at most 4e; and log probabilities of a token differ by at most 4e.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isnan
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from specsim.core.errors import InputError
 from specsim.correctness.explain.answers import UNCLEAR, Answer, Token
@@ -22,51 +22,43 @@ ERRORS = {"float64": 1e-10, "float32": 1e-4, "float16": 2.0**-11 * 32, "bfloat16
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How far a logit may be off, and where that comes from."""
+    """A bound on the error of a logit."""
 
     error: float
-    source: str
+    source: str  # of the bound, in words
 
     @classmethod
     def of(cls, dtype: str) -> "Noise":
-        """What the arithmetic of a type explains of a large model's logits."""
+        """Rounding of a large model's logits in the arithmetic of a type."""
         if dtype not in ERRORS:
             raise InputError("dtype", dtype, " or ".join(ERRORS))
         return cls(ERRORS[dtype], f"rounding in {dtype}")
 
     @property
     def most(self) -> float:
-        """Most that two margins may come to in all, and that two log probabilities may differ by."""
+        """Bound on the sum of two margins, and on the difference of two log probabilities."""
         return 4 * self.error
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What two answers to one request come to.
-
-    place: of the first token that differs, None where none does; tokens: both answers' token there, None where one has
-    ended. margins: what either engine puts between its own token and the other's, None where it did not report the
-    other's; at_least: then the least that it can be. is_drawn: whether an engine reported a likelier token than its
-    own there: greedy decoding did not choose it. drift: the largest difference of log probabilities of equal tokens
-    before, and drift_place where. Margins and drift are infinite where a log probability is NaN. exact: the distance
-    of the two tokens' logits in float64, where weights were given.
-    """
+    """The comparison of two answers to one request. Margins and drift are infinite where a log probability is NaN."""
 
     request: int
     verdict: Verdict
-    says: str
-    place: int | None = None
-    tokens: tuple[Token | None, Token | None] | None = None
-    margins: tuple[float | None, float | None] | None = None
-    at_least: tuple[float, float] | None = None
-    is_drawn: bool = False
-    drift: float = 0.0
-    drift_place: int | None = None
-    exact: float | None = None
+    says: str  # the verdict's reason
+    place: int | None = None  # of the first token that differs, None where none does
+    tokens: tuple[Token | None, Token | None] | None = None  # both answers' token there, None where one has ended
+    margins: tuple[float | None, float | None] | None = None  # each engine's between its own token and the other's
+    at_least: tuple[float, float] | None = None  # lower bounds of margins, also where the other token is not reported
+    is_drawn: bool = False  # whether an engine reported a likelier token than its own: it was not decoded greedily
+    drift: float = 0.0  # largest difference of log probabilities of equal tokens before
+    drift_place: int | None = None  # of the drift
+    exact: float | None = None  # distance of the two tokens' logits in float64, where weights were given
 
 
 def explain(a: Sequence[Answer], b: Sequence[Answer], noise: Noise) -> Iterator[Finding]:
-    """A finding for each request, the answers being to the same prompts in the same order, tokens named alike.
+    """Compare answers to the same prompts in the same order; one finding per request.
 
     InputError for answers that differ in number, in their prompts, or in naming tokens by id or by text.
     """
@@ -94,26 +86,33 @@ def first_difference(one: Answer, other: Answer) -> int | None:
 def _finding(request: int, one: Answer, other: Answer, noise: Noise) -> Finding:
     place = first_difference(one, other)
     drift, drift_place = _drift(one, other, place)
-    tokens = _tokens(one, other, place)
-    finding = Finding(request, "undecided", "", place, tokens, drift=drift, drift_place=drift_place)
-    if tokens and None not in tokens:
-        margins, at_least = zip(*_margins(one, other, place), strict=True)
-        is_drawn = any(_is_drawn(each, place) for each in (one, other))
-        finding = replace(finding, margins=margins, at_least=at_least, is_drawn=is_drawn)
+    finding = Finding(request, "undecided", "", place, drift=drift, drift_place=drift_place)
+    if place is not None:
+        finding = replace(finding, tokens=(_token_at(one, place), _token_at(other, place)))
+    if place is not None and place < min(len(one.tokens), len(other.tokens)):
+        mine = _margin(one, other, place)
+        theirs = _margin(other, one, place)
+        finding = replace(
+            finding,
+            margins=(mine.reported, theirs.reported),
+            at_least=(mine.at_least, theirs.at_least),
+            is_drawn=any(_is_drawn(each, place) for each in (one, other)),
+        )
     verdict, says = verdict_of(finding, noise)
     if verdict == "fault" and _is_unclear(one, other, drift_place if drift > noise.most else place):
-        verdict, says = "undecided", f"{UNCLEAR} stands for several tokens, which may differ: ask for ids, or bytes"
+        says = f"{UNCLEAR} stands for several tokens, which may differ: ask for ids, or bytes"
+        verdict = "undecided"
     return replace(finding, verdict=verdict, says=says)
 
 
 def verdict_of(finding: Finding, noise: Noise) -> tuple[Verdict, str]:
-    """What the engines' own log probabilities come to under that noise, and what is to be said of it."""
+    """The verdict by the engines' own log probabilities under that noise, and its reason."""
     if finding.drift > noise.most:
         says = f"the same token after the same tokens has log probabilities {finding.drift:.3g} apart"
         return "fault", f"{says}, more than {noise.most:.3g}"
     if finding.place is None:
         return "equal", "all tokens are equal"
-    if None in finding.tokens:
+    if finding.at_least is None or finding.margins is None:
         says = "one answer ends here, the other goes on: limits or stops differ, or an end of text was missed"
         return "undecided", says
     if finding.is_drawn:
@@ -126,46 +125,60 @@ def verdict_of(finding: Finding, noise: Noise) -> tuple[Verdict, str]:
     return "numerics", f"a near-tie: the two tokens lie {least:.3g} apart, rounding explains {noise.most:.3g}"
 
 
-def _tokens(one: Answer, other: Answer, place: int | None) -> tuple[Token | None, Token | None] | None:
-    if place is None:
-        return None
-    return tuple(each.tokens[place] if place < len(each.tokens) else None for each in (one, other))
+def _token_at(answer: Answer, place: int) -> Token | None:
+    return answer.tokens[place] if place < len(answer.tokens) else None
 
 
-def _drift(one: Answer, other: Answer, place: int | None) -> tuple[float, int | None]:
-    """The largest difference of log probabilities of equal tokens, and where; 0 where there is none to compare."""
-    both = zip(one.logprobs[:place], other.logprobs[:place], strict=False)
-    known = [(abs(_above(mine, theirs)), at) for at, (mine, theirs) in enumerate(both) if None not in (mine, theirs)]
-    return max(known, key=lambda each: each[0], default=(0.0, None))
+def _drift(one: Answer, other: Answer, end: int | None) -> tuple[float, int | None]:
+    """The largest difference of log probabilities of equal tokens, and its place; 0 without any."""
+    both = zip(one.logprobs[:end], other.logprobs[:end], strict=False)
+    drift = 0.0
+    drift_place = None
+    for place, (mine, theirs) in enumerate(both):
+        if mine is None or theirs is None:
+            continue
+        difference = abs(_above(mine, theirs))
+        if drift_place is None or difference > drift:
+            drift = difference
+            drift_place = place
+    return drift, drift_place
 
 
 def _above(mine: float, theirs: float) -> float:
-    """By how much a log probability is above another: infinitely, where one is NaN."""
+    """Difference of two log probabilities, infinite where one is NaN."""
     if mine == theirs:  # also where both are minus infinity
         return 0.0
     return inf if isnan(mine - theirs) else mine - theirs
 
 
-def _margins(one: Answer, other: Answer, place: int) -> Iterator[tuple[float | None, float]]:
-    """By engine: its margin between its own token and the other's, and the least that it can be."""
-    for mine, theirs in ((one, other), (other, one)):
-        top, own = mine.top[place], mine.logprobs[place]
-        if own is None:
-            yield None, 0.0
-            continue
-        found = top.get(theirs.tokens[place])
-        # A token that is not reported is less likely than all that are, the chosen one aside.
-        bound = max((_above(own, value) for value in top.values()), default=0.0)
-        margin = None if found is None else _above(own, found)
-        yield margin, max(0.0, bound if margin is None else margin)
+class _Margin(NamedTuple):
+    """An engine's margin between its own token and the other's."""
+
+    reported: float | None
+    at_least: float
+
+
+def _margin(mine: Answer, theirs: Answer, place: int) -> _Margin:
+    own = mine.logprobs[place]
+    if own is None:
+        return _Margin(None, 0.0)
+    top = mine.top[place]
+    found = top.get(theirs.tokens[place])
+    if found is not None:
+        margin = _above(own, found)
+        return _Margin(margin, max(0.0, margin))
+    # A token that is not reported is less likely than all that are, the chosen one aside.
+    return _Margin(None, max([0.0, *(_above(own, value) for value in top.values())]))
 
 
 def _is_drawn(answer: Answer, place: int) -> bool:
     """Whether another token is reported as likelier than the one at that place."""
-    token, own = answer.tokens[place], answer.logprobs[place]
-    return own is not None and any(value > own for each, value in answer.top[place].items() if each != token)
+    own = answer.logprobs[place]
+    others = (value for token, value in answer.top[place].items() if token != answer.tokens[place])
+    return own is not None and any(value > own for value in others)
 
 
-def _is_unclear(one: Answer, other: Answer, place: int) -> bool:
-    """Whether texts do not tell if the tokens up to that place are equal."""
-    return any(UNCLEAR in str(token) for answer in (one, other) for token in answer.tokens[: place + 1])
+def _is_unclear(one: Answer, other: Answer, place: int | None) -> bool:
+    """Whether texts do not show if the tokens up to that place are equal."""
+    end = None if place is None else place + 1
+    return any(UNCLEAR in str(token) for answer in (one, other) for token in answer.tokens[:end])

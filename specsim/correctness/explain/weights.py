@@ -1,4 +1,4 @@
-"""How far apart two tokens' logits are in float64, and how far rounding takes them, where the weights are at hand."""
+"""Distance of two tokens' logits in float64, and the effect of rounding on it, computed from the weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,29 +6,30 @@ from typing import Any
 
 import torch
 
+from specsim.core.pair import TargetCheckpoint
 from specsim.correctness.explain.finding import ERRORS, Finding, Noise, verdict_of
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A target in float64 and in the type of the engines' arithmetic."""
+    """A target in two number formats."""
 
-    exact: Any
-    rounded: Any
-    dtype: torch.dtype
+    exact: Any  # config and tensors, f64
+    rounded: Any  # config and tensors in dtype
+    dtype: torch.dtype  # of the engines' arithmetic
 
     @classmethod
-    def of(cls, target, dtype: torch.dtype) -> "Weights":
-        """Of a loaded target."""
+    def of(cls, target: TargetCheckpoint, dtype: torch.dtype) -> "Weights":
+        """Convert a loaded target."""
         from specsim.reference.oracle_forward import in_dtype
 
         return cls(in_dtype(target, torch.float64), in_dtype(target, dtype), dtype)
 
     def measure(self, token_ids: Sequence[int], tokens: tuple[int, int]) -> tuple[float, Noise]:
-        """(logit of the first token less that of the second, in float64; how far a logit is off in the type).
+        """Difference of two tokens' logits in float64, and the error of a logit in dtype.
 
-        token_ids: the context, prompt and all. The error is four times the largest that a plain forward in that type
-        makes of any logit here: another order of the same sums errs about as much. In float64 it is what is assumed.
+        token_ids: the context, prompt included. The error is four times the largest of any logit in a plain forward in
+        dtype, because another order of the same sums errs about as much; in float64 it is the assumed one.
         """
         from specsim.reference.oracle_forward import target_forward
 
@@ -42,10 +43,10 @@ class Weights:
         return float(exact[tokens[0]] - exact[tokens[1]]), Noise(error, f"measured: {name} against float64")
 
 
-def judged(finding: Finding, exact: float, noise: Noise) -> Finding:
-    """By the exact distance of the two tokens' logits: at most what two errors come to, or one engine is wrong.
+def decide(finding: Finding, exact: float, noise: Noise) -> Finding:
+    """Decide by the exact distance of the two tokens' logits: above two errors, one engine is wrong.
 
-    Of a near-tie the engines' own log probabilities have to be explained by the same noise, or it is a fault as well.
+    At a near-tie the same noise has to explain the engines' own log probabilities, or it is a fault as well.
     """
     is_near = abs(exact) <= 2 * noise.error
     verdict, says = verdict_of(finding, noise)
