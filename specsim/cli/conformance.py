@@ -33,7 +33,7 @@ def conformance(
     line = options.command("specsim conformance", conformance, given, without=("json_file",))
     device = check_device(device)
     used = versions(device)  # before a kernel can break the GPU, which then does not say its name
-    report = Report.of(module, None if ops is None else ops.split(","), device, _tell)
+    report = Report.of(module, None if ops is None else ops.split(","), device, _show_progress)
     try:
         report.show(stdout_console())
     finally:
@@ -42,7 +42,7 @@ def conformance(
         raise typer.Exit(1)
 
 
-def _tell(done: int, cases: int) -> None:
+def _show_progress(done: int, cases: int) -> None:
     """Overwrite a progress line, on a terminal."""
     if sys.stderr.isatty():
         end = "\r" if done + 1 < cases else "\n"

@@ -14,9 +14,9 @@ from specsim.cli.main import main
 from specsim.core.display import stdout_console
 from specsim.core.errors import InputError
 from specsim.correctness.conformance import chains, runner
-from specsim.correctness.conformance.case import DEVICE, Call, Case, Law, replaced, strided
+from specsim.correctness.conformance.case import DEVICE, Call, Case, Distribution, replaced, strided
 from specsim.correctness.conformance.catalogue import CASES
-from specsim.correctness.conformance.chains import ROWS, law_of
+from specsim.correctness.conformance.chains import ROWS, distribution_of
 from specsim.correctness.conformance.comparison import difference
 from specsim.correctness.conformance.contract import BY_NAME, OPERATIONS, Value
 from specsim.correctness.conformance.memory import place
@@ -38,7 +38,7 @@ def cases_of(operation: str) -> list[Case]:
 # The table and the cases
 
 
-def test_every_operation_has_cases_with_names_of_their_own():
+def test_every_operation_has_cases_with_unique_names():
     assert {case.operation for case in CASES} == set(BY_NAME) == {operation.name for operation in OPERATIONS}
     assert len({case.id for case in CASES}) == len(CASES)
     assert all(any("no requests" in case.name or "no rows" in case.name for case in cases_of(name)) for name in BY_NAME)
@@ -57,7 +57,7 @@ def fits(shape: str, size: tuple[int, ...], sizes: dict[str, int]) -> bool:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_arguments_and_results_are_as_the_table_says(operation):
+def test_arguments_and_results_match_the_table(operation):
     for case in (case for case in cases_of(operation.name) if not case.may_refuse):
         made, sizes = case.build(), {}
         assert len(made.arguments) == len(operation.arguments)
@@ -69,7 +69,7 @@ def test_arguments_and_results_are_as_the_table_says(operation):
         for value in operation.values:
             held = given.get(value.name)
             for tensor in held if isinstance(held, list) else [held]:
-                if isinstance(tensor, (torch.Tensor, Law)):
+                if isinstance(tensor, (torch.Tensor, Distribution)):
                     assert value.dtype in (str(tensor.dtype).removeprefix("torch."), "bool or packed"), case.id
                     assert fits(value.shape, tuple(tensor.shape), sizes), (case.id, value, tensor.shape, sizes)
 
@@ -81,7 +81,7 @@ def test_the_page_lists_the_operations():
         assert f"| `{operation.name}` | {functions} | {operation.origin} | {operation.summary} |" in page
 
 
-def test_logits_are_for_who_calls_them_so_and_a_compiled_function_gets_probabilities():
+def test_logits_go_to_functions_that_name_them():
     case, logits = cases_of("chain_rejection")[0], lambda a, b, c, d, e, target_logits, f, g: None
     made = case.build()
     assert torch.equal(case.adapt(logits, made).arguments[5], made.arguments[5].log())
@@ -102,8 +102,8 @@ HAS_FAST = [operation.name for operation in OPERATIONS if function_of(load_modul
 
 
 @pytest.mark.parametrize("operation", HAS_FAST)
-def test_the_fast_column_passes_every_case(operation, monkeypatch):
-    """Of laws few draws where kernels are interpreted; certify has them exactly, a GPU has all of the draws."""
+def test_the_fast_implementation_passes_every_case(operation, monkeypatch):
+    """Distributions get few draws where kernels are interpreted; certify has them exactly, a GPU has all draws."""
     if DEVICE_HERE == "cpu":
         monkeypatch.setattr(chains, "ROWS", 8)
     function, device = function_of(load_module(FAST), BY_NAME[operation]), torch.device(DEVICE_HERE)
@@ -111,12 +111,12 @@ def test_the_fast_column_passes_every_case(operation, monkeypatch):
     assert [outcome for outcome in outcomes if not outcome.passed] == []
 
 
-def test_the_fast_column_has_every_operation():
+def test_the_fast_implementation_has_every_operation():
     assert list(BY_NAME) == HAS_FAST
 
 
-# One planted error for every operation: what is changed, into what, and what of the report shows it.
-PLANTED = {
+# One injected error for every operation: changed text, new text, and the text of the report that shows it.
+INJECTED = {
     "draft_topk": ("order.gather(dim, nan_first)[:, :topk]", "order[:, :topk]", "NaN"),
     "expand": ("+ topk + topk * topk * (i - 1)", "+ topk + topk * topk * i", "tree_parents"),
     "select": ("1, -1)[1].sort(dim=-1).values", "1, -1)[1]", "top_scores_index"),
@@ -144,8 +144,8 @@ def module_of(source: str, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("operation", BY_NAME)
-def test_a_planted_error_is_found(operation, tmp_path):
-    change, into, shown = PLANTED[operation]
+def test_an_injected_error_is_found(operation, tmp_path):
+    change, into, shown = INJECTED[operation]
     source = Path(PLAIN).read_text()
     assert source.count(change) == 1
     function = function_of(load_module(module_of(source.replace(change, into), tmp_path)), BY_NAME[operation])
@@ -164,7 +164,7 @@ def command(*arguments: str) -> int:
     return ended.value.code or 0
 
 
-def test_the_command_names_operation_case_and_first_wrong_element(tmp_path, capsys):
+def test_the_command_names_the_case_and_first_wrong_element(tmp_path, capsys):
     source = Path(PLAIN).read_text().replace("= topk_index[b]", "= topk_index[0]")
     module, file = module_of(source, tmp_path), tmp_path / "report.json"
     assert command("--module", module, "--ops", "shift_ids,move_kv", "--device", "cpu", "--json", str(file)) == 1
@@ -216,13 +216,13 @@ def test_bad_input_is_one_sentence(arguments, sentence, capsys):
 @pytest.mark.parametrize(
     ("source", "shown"),
     [
-        ("1 / 0", r"\(ZeroDivisionError: division by zero\)"),
-        ("raise ImportError('no libcuda\\nis it installed?')", r"\(ImportError: no libcuda is it installed\?\)"),
-        ("import sys; sys.exit(0)", r"\(SystemExit: 0\)"),
+        ("1 / 0", "(ZeroDivisionError: division by zero)"),
+        ("raise ImportError('no libcuda\\nis it installed?')", "(ImportError: no libcuda is it installed?)"),
+        ("import sys; sys.exit(0)", "(SystemExit: 0)"),
     ],
 )
-def test_a_module_that_fails_when_it_is_imported_is_bad_input(source, shown, tmp_path):
-    with pytest.raises(InputError, match=shown):
+def test_a_module_that_fails_at_import_is_bad_input(source, shown, tmp_path):
+    with pytest.raises(InputError, check=lambda error: error.name == "module" and error.allowed.endswith(shown)):
         load_module(module_of(source, tmp_path))
 
 
@@ -234,20 +234,20 @@ def __getattr__(name):
 """
 
 
-def test_a_module_may_make_its_functions_when_it_is_asked_for_them(tmp_path):
+def test_a_module_may_make_its_functions_lazily(tmp_path):
     source = LAZY.format("return lambda *arguments: None")
     report = Report.of(module_of(source, tmp_path), None, "cpu")
     assert report.functions == {"bonus_tokens": "fill_bonus_tokens"}
     assert {outcome.status for outcome in report.failures} == {"different"}
 
 
-def test_a_module_that_fails_when_it_is_asked_for_a_function_is_bad_input(tmp_path):
+def test_a_module_that_fails_to_make_a_function_is_bad_input(tmp_path):
     source = LAZY.format("raise ImportError('no libcuda')")
-    with pytest.raises(InputError, match=r"asked for fill_bonus_tokens.* \(ImportError: no libcuda\)"):
+    with pytest.raises(InputError, check=lambda error: error.name == "module" and "no libcuda" in error.allowed):
         Report.of(module_of(source, tmp_path), None, "cpu")
 
 
-def test_a_modules_own_defaults_are_for_itself():
+def test_a_modules_own_defaults_do_not_reach_the_cases():
     """Cases and memory are made as torch starts."""
     topk = function_of(load_module(PLAIN), BY_NAME["draft_topk"])
     torch.set_default_dtype(torch.float64)
@@ -289,7 +289,7 @@ def test_the_cases_run_as_tests(tmp_path):
     assert "bonus_tokens: rows of 4, of trees of 8: different: bonus_tokens[0]: expected 1000, found" in done.stdout
 
 
-# The judge itself
+# The comparison itself
 
 
 def outcome_of(function, call_made: Call, operation: str = "bonus_tokens", **case) -> runner.Outcome:
@@ -320,7 +320,7 @@ def raising(*arguments):
     raise ValueError("not contiguous")
 
 
-def test_what_is_done_beside_the_result_is_found():
+def test_writes_beside_the_result_are_found():
     assert outcome_of(right, MADE).status == "equal"
     assert (
         outcome_of(beside, MADE).what
@@ -402,7 +402,7 @@ class Stop(BaseException):
 
 
 @pytest.mark.parametrize("error", [SystemExit(0), Stop(), torch.AcceleratorError("an illegal memory access")])
-def test_an_exit_or_an_error_of_the_gpu_is_no_refusal(error):
+def test_an_exit_or_a_gpu_error_is_no_refusal(error):
     def ending(*arguments):
         raise error
 
@@ -417,7 +417,7 @@ def test_an_interruption_ends_the_run():
         outcome_of(interrupted, MADE)
 
 
-def test_results_are_as_many_as_the_convention_has_and_on_the_device():
+def test_number_and_device_of_results_are_checked():
     case = cases_of("draft_topk")[0]
     topk = function_of(load_module(PLAIN), BY_NAME["draft_topk"])
 
@@ -442,7 +442,7 @@ def test_strides_survive_being_placed():
     assert torch.equal(placed, tensor)
 
 
-def test_an_alternative_stands_in_for_all_that_is_expected():
+def test_an_alternative_replaces_all_expected_results():
     other = Call(MADE.arguments, {"bonus_tokens": torch.tensor([1, 5]).int()}, alternatives=(MADE.expected,))
     assert outcome_of(right, other).status == "equal"
     assert outcome_of(right, replaced(other, 3, 2)).status == "different"
@@ -482,7 +482,7 @@ def test_only_the_rows_that_count_are_compared():
     assert difference(EXACT, torch.tensor([[1.0, 1, 1], [0, 2, 0]]), kept).index == (1, 1)
 
 
-LAW = Call((), {"x": Law({(1, -1): 0.75, (2, -1): 0.25}, rows=4096)})
+SAMPLED = Call((), {"x": Distribution({(1, -1): 0.75, (2, -1): 0.25}, rows=4096)})
 
 
 def sampled(ones: int, twos: int, others: int) -> torch.Tensor:
@@ -493,8 +493,8 @@ def sampled(ones: int, twos: int, others: int) -> torch.Tensor:
     ("ones", "twos", "others", "passes"),
     [(3072, 1024, 0, True), (3000, 1096, 0, True), (2860, 1236, 0, False), (3071, 1024, 1, False), (0, 0, 4096, False)],
 )
-def test_samples_of_a_law(ones, twos, others, passes):
-    assert (difference(EXACT, sampled(ones, twos, others), LAW) is None) is passes
+def test_samples_of_a_distribution(ones, twos, others, passes):
+    assert (difference(EXACT, sampled(ones, twos, others), SAMPLED) is None) is passes
 
 
 @pytest.mark.parametrize(
@@ -509,18 +509,20 @@ def test_samples_of_a_law(ones, twos, others, passes):
         (torch.Tensor.to_sparse, "layout torch.strided, found layout torch.sparse_coo"),
     ],
 )
-def test_samples_of_a_law_in_another_form(change, shown):
-    assert str(difference(EXACT, change(sampled(3072, 1024, 0)), LAW)) == f"x: expected {shown}"
+def test_samples_in_another_form(change, shown):
+    assert str(difference(EXACT, change(sampled(3072, 1024, 0)), SAMPLED)) == f"x: expected {shown}"
 
 
-def test_the_cells_of_the_laws_are_fine_enough():
-    """Were there an edge inside a cell, cells of half the width would give another law."""
+def test_the_regions_of_the_distributions_are_fine_enough():
+    """A breakpoint inside a region would give another distribution with regions of half the width."""
     for draft, prob, draft_prob in (
         ([0, 1], [[0.125, 0.5, 0.375, 0.0], [0.25] * 4], [[0.5, 0.25, 0.125, 0.125], [0.25, 0.5, 0.125, 0.125]]),
         ([3, 0], [[0.125, 0.5, 0.375, 0.0], [0.25] * 4], [[0.5, 0.25, 0.125, 0.125], [0.25] * 4]),
         ([1, 2], [[0.125, 0.5, 0.375, 0.0], [0.25, 0.25, 0.5, 0.0]], [[0.0, 1, 0, 0], [0.0, 0, 1, 0]]),
     ):
-        assert law_of(draft, prob, draft_prob, 9, ROWS) == law_of(draft, prob, draft_prob, 9, ROWS, cells=16)
+        assert distribution_of(draft, prob, draft_prob, 9, ROWS) == distribution_of(
+            draft, prob, draft_prob, 9, ROWS, num_regions=16
+        )
     assert ROWS == 4096
 
 

@@ -1,1 +1,1 @@
-"""The operations of conformance.contract as cases that anyone's kernels can be run against; README.md is their page."""
+"""Cases of the contract's operations that any kernels can be run against; README.md is their page."""

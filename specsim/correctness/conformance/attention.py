@@ -1,4 +1,4 @@
-"""Cases of tree attention: every mask layout, prefixes short and long, grouped heads, NaN where nobody looks."""
+"""Cases of tree attention: every mask layout, short and long prefixes, grouped heads, NaN in unread slots."""
 
 from functools import partial
 
@@ -15,11 +15,12 @@ _EPS = 2.0**-23
 def attention_call(
     seq_lens: list[int], k: int, num_steps: int, num_nodes: int, heads: tuple[int, int], dim: int, mode: int
 ) -> Call:
-    """heads: of queries and of keys. Slots lie anywhere in the buffer; those that no row sees hold NaN."""
+    """One call. heads: of queries and of keys. Slots lie anywhere in the buffer; those that no row sees hold NaN."""
     from specsim.reference.attention import AttentionMetadata, Keys, attention
     from specsim.reference.tree import parents_of, visibility
 
-    generator, batch = torch.Generator().manual_seed(num_nodes), len(seq_lens)
+    generator = torch.Generator().manual_seed(num_nodes)
+    batch = len(seq_lens)
     made = drafted(batch, k, num_steps, seed=num_nodes)
     rows = zip(chosen(made, num_nodes).tolist(), made.parent_list.tolist(), strict=True)
     masks = [visibility(parents_of(*row, k)) for row in rows]
@@ -27,8 +28,8 @@ def attention_call(
     ends = torch.nn.functional.pad((integers(seq_lens) + num_nodes).cumsum(0), (1, 0))
     indices = torch.randperm(int(ends[-1]) + 9, generator=generator)[: int(ends[-1])]
     kv = KVBuffer(KVLayout(1, heads[1], dim), int(ends[-1]) + 9, torch.float32)
-    kv.keys.fill_(float("nan")), kv.values.fill_(float("nan"))
     for buffer in (kv.keys, kv.values):
+        buffer.fill_(float("nan"))
         buffer[0, indices] = torch.randn(len(indices), heads[1], dim, generator=generator)
     query = torch.randn(batch * num_nodes, heads[0], dim, generator=generator)
     keys = tuple(
@@ -46,8 +47,9 @@ def attention_call(
 
 
 def _budget(query: torch.Tensor, kv: KVBuffer, columns: int) -> float:
-    """Rounding of float32: a logit is a sum of D products, a weight its exponential, the output a sum over columns."""
-    keys, values = kv.keys.nan_to_num(0), kv.values.nan_to_num(0)
+    """Bound on float32 rounding: a logit sums D products, a weight is its exponential, the output sums over columns."""
+    keys = kv.keys.nan_to_num(0)
+    values = kv.values.nan_to_num(0)
     if not query.numel():
         return _EPS
     dim = query.shape[-1]

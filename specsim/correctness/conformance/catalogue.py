@@ -1,4 +1,4 @@
-"""All cases, operation by operation."""
+"""All cases in the order of the operations."""
 
 from specsim.correctness.conformance import attention, chains, drafting, extension, greedy, slots, target_only, trees
 from specsim.correctness.conformance.case import Case
@@ -14,5 +14,5 @@ CASES: tuple[Case, ...] = tuple(
 
 
 def case_of(operation: str, name: str) -> Case:
-    """The case of this name."""
+    """Find a case by its names."""
     return next(case for case in CASES if (case.operation, case.name) == (operation, name))

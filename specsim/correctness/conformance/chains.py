@@ -1,4 +1,4 @@
-"""Cases of rejection sampling of chains: results that are sure whatever is drawn, and laws of those that are not."""
+"""Cases of rejection sampling of chains: certain results, and distributions of the others."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -6,25 +6,30 @@ from functools import partial
 from inspect import signature
 from itertools import product
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
-from specsim.correctness.conformance.case import Call, Case, Law, integers, replaced
+from specsim.correctness.conformance.case import Call, Case, Distribution, integers, replaced
 
-ROWS = 4096  # draws of a law
-CELLS = 8  # of a uniform; no edge of the laws below lies inside one
+ROWS = 4096  # draws from a distribution
+REGIONS = 8  # of a uniform; no breakpoint of the distributions below lies inside one
+
+Rows = list[list[float]]
 
 
 def chain_call(
     drafts: list[list[int]],
-    prob: list,
-    draft_prob: list | None,
+    prob: Rows,
+    draft_prob: Rows | None,
     bonus: list[int],
-    expected: torch.Tensor | Law,
+    expected: torch.Tensor | Distribution,
     temperatures: Sequence[float] = (1.0,),
 ) -> Call:
-    """drafts: of each request. prob, draft_prob: rows of all requests, one after the other. temperatures: of each
-    request, or one for all; 0 is greedy.
+    """Make one call for these drafts of each request.
+
+    prob, draft_prob: rows of all requests, one after the other. temperatures: one per request or one for all; 0 is
+    greedy.
     """
     lengths = [len(own) for own in drafts]
     warmth = torch.tensor(temperatures).expand(len(drafts)).contiguous()
@@ -42,10 +47,10 @@ def chain_call(
     return Call(arguments, {"output_token_ids": expected})
 
 
-def as_named(function: Callable, call: Call) -> Call:
-    """Newer versions of vLLM hand over logits where older ones do probabilities; the parameter's name says which.
+def as_named(function: Callable[..., Any], call: Call) -> Call:
+    """Pass logits as newer versions of vLLM do, if the parameter is named target_logits, else probabilities.
 
-    Compiled functions may not say how their parameters are called; they are given probabilities.
+    Compiled functions may not name their parameters; they get probabilities.
     """
     try:
         names = list(signature(function).parameters)
@@ -62,16 +67,19 @@ def _point(token: int, width: int = 4) -> list[float]:
     return [float(token == other) for other in range(width)]
 
 
-_LAW = [0.125, 0.5, 0.375, 0.0]
+_PROB = [0.125, 0.5, 0.375, 0.0]
 
 
 def _sure(*temperatures: float) -> Call:
-    """Chains of 3, 0, 1 and 2 drafts: all accepted, none to accept, one refused, the second refused.
+    """Chains of 3, 0, 1 and 2 drafts: all accepted, none to accept, one rejected, the second rejected.
 
-    A draft is accepted for sure where its law is the target's, and refused where the target's mass is on another token.
+    A draft is certainly accepted where its distribution is the target's, and rejected where the target's mass is on
+    another token.
     """
-    drafts, bonus = [[0, 1, 2], [], [3], [2, 0]], [7, 8, 9, 6]
-    prob, draft_prob = [_LAW, _LAW, _LAW, _point(1), _LAW, _point(2)], [_LAW, _LAW, _LAW, _point(3), _LAW, _point(0)]
+    drafts = [[0, 1, 2], [], [3], [2, 0]]
+    bonus = [7, 8, 9, 6]
+    prob = [_PROB, _PROB, _PROB, _point(1), _PROB, _point(2)]
+    draft_prob = [_PROB, _PROB, _PROB, _point(3), _PROB, _point(0)]
     if 0.0 in temperatures:  # a greedy request asks for the best token alone
         prob, draft_prob = (list(map(_point, own)) for own in ((0, 1, 2, 1, 2, 2), (0, 1, 2, 3, 2, 0)))
     rows = [[0, 1, 2, 7], [8], [1], [2, 2]]
@@ -79,60 +87,68 @@ def _sure(*temperatures: float) -> Call:
 
 
 def _sure_of_points(temperature: float) -> Call:
-    """No laws of drafts, as of drafts that were looked up."""
-    drafts, prob = [[1, 1], [1, 0]], [_point(1), _point(1), _point(1), _point(3)]
+    """Drafts without distributions, as those of a lookup."""
+    drafts = [[1, 1], [1, 0]]
+    prob = [_point(1), _point(1), _point(1), _point(3)]
     return chain_call(drafts, prob, None, [5, 6], _table([[1, 1, 5], [1, 3]], 3), [temperature])
 
 
-def law_of(draft: list[int], prob: list, draft_prob: list, bonus: int, rows: int, cells: int = CELLS) -> Law:
-    """The law of so many rows: the reference column over one point of every cell of the uniforms."""
+def distribution_of(
+    draft: list[int], prob: Rows, draft_prob: Rows, bonus: int, rows: int, num_regions: int = REGIONS
+) -> Distribution:
+    """The distribution of that number of rows: the reference at one point of every region of the uniforms."""
     from specsim.reference.acceptance import Tree, rejection
     from specsim.reference.tree import links
 
     parents = list(range(-1, len(draft)))
     tree = Tree([0, *draft], parents, *links(parents), len(draft))
-    prob_NV, draft_prob_NV = torch.tensor([*prob, prob[0]]).double(), torch.tensor(draft_prob).double()
-    points, counts = [(cell + 0.5) / cells for cell in range(cells)], Counter()
+    prob_NV = torch.tensor([*prob, prob[0]]).double()
+    draft_prob_NV = torch.tensor(draft_prob).double()
+    points = [(region + 0.5) / num_regions for region in range(num_regions)]
+    counts = Counter()
     for *uniforms, final in product(points, repeat=len(draft) + 1):
         path, drawn = rejection(tree, prob_NV, draft_prob_NV, uniforms, final)
         accepted = draft[: len(path) - 1]
         last = bonus if len(accepted) == len(draft) else drawn
         counts[(*accepted, last, *[-1] * (len(draft) - len(accepted)))] += 1
-    return Law({row: count / counts.total() for row, count in counts.items()}, rows)
+    return Distribution({row: count / counts.total() for row, count in counts.items()}, rows)
 
 
-def law_call(draft: list[int], prob: list, draft_prob: list | None, bonus: int = 9) -> Call:
-    """ROWS requests with the same chain, laws and bonus token."""
+def sampled_call(draft: list[int], prob: Rows, draft_prob: Rows | None, bonus: int = 9) -> Call:
+    """ROWS requests with the same chain, distributions and bonus token."""
     points = [_point(token, len(prob[0])) for token in draft]
-    law = law_of(draft, prob, points if draft_prob is None else draft_prob, bonus, ROWS)
-    laws = None if draft_prob is None else draft_prob * ROWS
-    return chain_call([draft] * ROWS, prob * ROWS, laws, [bonus] * ROWS, law)
+    expected = distribution_of(draft, prob, points if draft_prob is None else draft_prob, bonus, ROWS)
+    draft_rows = None if draft_prob is None else draft_prob * ROWS
+    return chain_call([draft] * ROWS, prob * ROWS, draft_rows, [bonus] * ROWS, expected)
 
 
-_HALVES, _EVEN, _QUARTERS = [0.5, 0.25, 0.125, 0.125], [0.25] * 4, [0.25, 0.25, 0.5, 0.0]
+_HALVES = [0.5, 0.25, 0.125, 0.125]
+_UNIFORM = [0.25] * 4
+_QUARTERS = [0.25, 0.25, 0.5, 0.0]
 
 
 def _spread(weights: list[float], width: int = 1030) -> list[float]:
-    """The same law on tokens at the edges of blocks."""
-    law = [0.0] * width
+    """The same distribution on tokens at the edges of blocks."""
+    prob_V = [0.0] * width
     for token, weight in zip((0, 511, 512, width - 1), weights, strict=True):
-        law[token] = weight
-    return law
+        prob_V[token] = weight
+    return prob_V
 
 
 def _wide() -> Call:
     """A vocabulary of 1030: tokens 0, 511, 512 and 1029 have mass; fewer rows keep it small."""
-    prob, draft_prob = [_spread(_LAW)], [_spread(_HALVES)]
+    prob = [_spread(_PROB)]
+    draft_prob = [_spread(_HALVES)]
     count = ROWS // 4
-    law = law_of([0], prob, draft_prob, 9, count)
-    return chain_call([[0]] * count, prob * count, draft_prob * count, [9] * count, law)
+    expected = distribution_of([0], prob, draft_prob, 9, count)
+    return chain_call([[0]] * count, prob * count, draft_prob * count, [9] * count, expected)
 
 
-_LAWS = {
-    "one draft that is worth a quarter of its law": partial(law_call, [0], [_LAW], [_HALVES]),
-    "two drafts": partial(law_call, [0, 1], [_LAW, _EVEN], [_HALVES, [0.25, 0.5, 0.125, 0.125]]),
-    "a draft that the target gives no mass": partial(law_call, [3, 0], [_LAW, _EVEN], [_HALVES, _EVEN]),
-    "drafts without laws": partial(law_call, [1, 2], [_LAW, _QUARTERS], None),
+_SAMPLED = {
+    "one draft that is worth a quarter of its law": partial(sampled_call, [0], [_PROB], [_HALVES]),
+    "two drafts": partial(sampled_call, [0, 1], [_PROB, _UNIFORM], [_HALVES, [0.25, 0.5, 0.125, 0.125]]),
+    "a draft that the target gives no mass": partial(sampled_call, [3, 0], [_PROB, _UNIFORM], [_HALVES, _UNIFORM]),
+    "drafts without laws": partial(sampled_call, [1, 2], [_PROB, _QUARTERS], None),
     "a vocabulary of 1030": _wide,
 }
 
@@ -144,7 +160,7 @@ CASES = tuple(
         "greedy and sampled chains in one batch": partial(_sure, 0.0, 1.0, 1.0, 0.0),
         "drafts without laws, sure": partial(_sure_of_points, 1.0),
         "greedy drafts without laws": partial(_sure_of_points, 0.0),
-        **{f"law: {name}": build for name, build in _LAWS.items()},
+        **{f"law: {name}": build for name, build in _SAMPLED.items()},
         "no requests": lambda: chain_call([], [], [], [], _table([], 3)),
     }.items()
 )

@@ -1,4 +1,4 @@
-"""The first place where a result is not what it has to be."""
+"""Comparison of results with the expected ones: the first difference."""
 
 import math
 from collections import Counter
@@ -7,22 +7,22 @@ from typing import Any
 
 import torch
 
-from specsim.correctness.conformance.case import Call, Law
+from specsim.correctness.conformance.case import Call, Distribution
 from specsim.correctness.conformance.contract import Value
 from specsim.correctness.conformance.memory import bits
 
-FALSE_ALARM = 1e-9  # most a law's comparison may fail by chance
+FALSE_ALARM = 1e-9  # bound on the probability that a correct sampler fails
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """result: whose. index: of the first wrong element, None where it is the whole. count: how many are wrong."""
+    """A difference of a result."""
 
-    result: str
-    index: tuple[int, ...] | None
+    result: str  # its name
+    index: tuple[int, ...] | None  # of the first wrong element, None for the whole result
     expected: str
     found: str
-    count: int = 1
+    count: int = 1  # number of wrong elements
 
     def __str__(self) -> str:
         place = "" if self.index is None else str(list(self.index))
@@ -36,13 +36,13 @@ def difference(value: Value, found: Any, call: Call) -> Difference | None:
         return None
     expected = call.expected[value.name]
     if isinstance(expected, list):
-        pairs = [(f"{value.name}[{place}]", *pair) for place, pair in enumerate(zip(expected, found, strict=True))]
-        every = (_of_tensors(name, one, other, call.tolerance, None) for name, one, other in pairs)
+        pairs = enumerate(zip(expected, found, strict=True))
+        every = (_of_tensors(f"{value.name}[{place}]", *pair, call.tolerance, None) for place, pair in pairs)
         return next((each for each in every if each is not None), None)
     if not isinstance(found, torch.Tensor):
         return Difference(value.name, None, "a tensor", type(found).__name__)
-    if isinstance(expected, Law):
-        return _of_law(value.name, expected, found)
+    if isinstance(expected, Distribution):
+        return _of_samples(value.name, expected, found)
     tolerance = call.tolerance if value.match == "close" else None
     return _of_tensors(value.name, expected, found, tolerance, call.rows.get(value.name))
 
@@ -64,8 +64,8 @@ def _of_tensors(
     return Difference(name, index, _shown(expected, index), _shown(found, index), len(places))
 
 
-def _of_form(name: str, expected: torch.Tensor | Law, found: torch.Tensor) -> Difference | None:
-    """Before entries are compared: layout, dtype, shape."""
+def _of_form(name: str, expected: torch.Tensor | Distribution, found: torch.Tensor) -> Difference | None:
+    """Compare layout, dtype and shape."""
     for what, one, other in (
         ("layout", torch.strided, found.layout),
         ("dtype", expected.dtype, found.dtype),
@@ -89,29 +89,33 @@ def _shown(tensor: torch.Tensor, index: tuple[int, ...]) -> str:
     return str(tensor[index].item())
 
 
-def _of_law(name: str, law: Law, found: torch.Tensor) -> Difference | None:
-    """Chernoff's bound: n · KL(share, chance) of an outcome, of m, exceeds log(2m / α) in at most α / m of runs."""
-    form = _of_form(name, law, found)
+def _of_samples(name: str, expected: Distribution, found: torch.Tensor) -> Difference | None:
+    """Test samples by Chernoff's bound.
+
+    For each of m outcomes, n · KL(share, probability) exceeds log(2m / α) with a probability of at most α / m.
+    """
+    form = _of_form(name, expected, found)
     if form is not None:
         return form
     rows = [tuple(row) for row in found.tolist()]
-    counts, limit = Counter(rows), math.log(2 * max(1, len(law.outcomes)) / FALSE_ALARM)
+    counts = Counter(rows)
+    limit = math.log(2 * max(1, len(expected.outcomes)) / FALSE_ALARM)
     for row in rows:
-        if row not in law.outcomes:
-            return Difference(name, (rows.index(row),), f"one of {_outcomes(law)}", str(list(row)), counts[row])
-    for row, chance in law.outcomes.items():
-        if len(rows) * _divergence(counts[row] / len(rows), chance) > limit:
+        if row not in expected.outcomes:
+            return Difference(name, (rows.index(row),), f"one of {_outcomes(expected)}", str(list(row)), counts[row])
+    for row, prob in expected.outcomes.items():
+        if len(rows) * _divergence(counts[row] / len(rows), prob) > limit:
             share = f"{list(row)} in {counts[row] / len(rows):.4f} of {len(rows)} rows"
-            return Difference(name, None, f"{list(row)} in {chance:.4f}", share)
+            return Difference(name, None, f"{list(row)} in {prob:.4f}", share)
     return None
 
 
-def _divergence(share: float, chance: float) -> float:
-    """Of two uniforms, Kullback-Leibler, in nats."""
-    terms = ((share, chance), (1 - share, 1 - chance))
+def _divergence(share: float, prob: float) -> float:
+    """Kullback-Leibler divergence of two Bernoulli distributions, in nats."""
+    terms = ((share, prob), (1 - share, 1 - prob))
     return sum(one * math.log(one / other) if other > 0 else math.inf for one, other in terms if one > 0)
 
 
-def _outcomes(law: Law) -> str:
-    shown = [str(list(row)) for row in list(law.outcomes)[:4]]
-    return ", ".join(shown) + (", …" if len(law.outcomes) > 4 else "")
+def _outcomes(expected: Distribution) -> str:
+    shown = [str(list(row)) for row in list(expected.outcomes)[:4]]
+    return ", ".join(shown) + (", …" if len(expected.outcomes) > 4 else "")

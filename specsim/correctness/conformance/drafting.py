@@ -7,7 +7,8 @@ import torch
 from specsim.correctness.conformance.case import Call, Case, replaced, strided
 from specsim.correctness.conformance.pools import Drafted, chosen, drafted
 
-_NAN, _INF = float("nan"), float("inf")
+_NAN = float("nan")
+_INF = float("inf")
 _SPECIAL = {
     "ties go to the lower index": [
         [1, 3, 3, 2, 3, 0, 2],
@@ -24,7 +25,7 @@ _SPECIAL = {
 
 
 def topk_call(values: torch.Tensor, k: int) -> Call:
-    """The k largest of these rows."""
+    """One call on these rows."""
     from specsim.reference.sampling import topk
 
     topk_p, topk_index = topk(values, k)
@@ -52,22 +53,18 @@ _TOPK = (
     *(Case("draft_topk", name, partial(_random_rows, *shape)) for name, shape in _SHAPES.items()),
     *(Case("draft_topk", name, partial(topk_call, torch.tensor(rows).float(), 4)) for name, rows in _SPECIAL.items()),
     Case("draft_topk", "rows with gaps", _rows_with_gaps, may_refuse=True),
-)  # fmt: skip
+)
 
 
 # One step
 
 
 def step_call(made: Drafted, step: int, batch: int, k: int) -> Call:
-    """Step `step` of the loop: what the drafter has proposed for the lanes of the step before."""
+    """Step `step` of the loop: the drafter's proposals for the lanes of the step before."""
     hidden = torch.randn(batch * k if step else batch, 5, generator=torch.Generator().manual_seed(step))
-    if step == 0:
-        probs, ids, lanes = made.probs[0], made.ids[0], None
-        expected = _root_lanes(made, hidden, k)
-    else:
-        probs, ids = made.probs[step], made.ids[step]
-        lanes, expected = _lane_scores(made, step, k), _next_lanes(made, step, hidden, k)
-    return Call((step, probs, ids, hidden, lanes, k), expected)
+    lanes = _lane_scores(made, step, k) if step else None
+    expected = _next_lanes(made, step, hidden, k) if step else _root_lanes(made, hidden, k)
+    return Call((step, made.probs[step], made.ids[step], hidden, lanes, k), expected)
 
 
 def _root_lanes(made: Drafted, hidden_BH: torch.Tensor, k: int) -> dict[str, torch.Tensor]:
@@ -121,10 +118,10 @@ _EXPAND = (
 
 
 def select_call(made: Drafted, num_nodes: int) -> Call:
-    """The nodes of a tree, of the candidates of a loop."""
+    """The nodes of a tree, chosen from the candidates of a loop."""
     picked = chosen(made, num_nodes)
     expected = {"top_scores_index": picked, "draft_tokens": made.tokens.gather(1, picked)}
-    if len(made.probs) > 1:  # of one step there are no parents to name, and conventions differ
+    if len(made.probs) > 1:  # one step has no parents to name, and conventions differ
         expected["parent_list"] = made.parent_list
     lists = made.scores_by_step, made.tokens_by_step, made.parents_by_step
     return Call((*map(list, lists), num_nodes), expected)

@@ -1,4 +1,4 @@
-"""Cases of what the drafter is given afterwards: ids one place ahead of their features, and the bonus token."""
+"""Cases of the drafter's next input: ids one place ahead of their features, and the bonus token."""
 
 from functools import partial
 
@@ -10,7 +10,7 @@ from specsim.correctness.conformance.slots import batch_of
 
 
 def shift_call(lens: list[int], next_tokens: list[int]) -> Call:
-    """Chunks of these lengths; the token after each is sampled or, of a chunk that is not the last, known."""
+    """Chunks of these lengths; the token after each is sampled or, unless the chunk is the last, known."""
     from specsim.reference.extend import shift_left
 
     input_ids = torch.arange(100, 100 + sum(lens))
@@ -29,10 +29,11 @@ _SHIFT = (
 
 
 def bonus_call(paths: list[int], width: int, num_nodes: int) -> Call:
-    """paths: how many nodes each request accepted, the root among them, of trees of num_nodes; width: of a row."""
+    """One call on trees of num_nodes. paths: number of accepted nodes per request, with the root; width: of a row."""
     from specsim.reference.extend import draft_extend_input
 
-    batch, accept_lens = len(paths), integers(paths, torch.int32)
+    batch = len(paths)
+    accept_lens = integers(paths, torch.int32)
     predict = (1000 + torch.arange(batch * num_nodes)).int()
     step = torch.arange(width)
     nodes = torch.arange(batch)[:, None] * num_nodes + (step * 2).clamp(max=num_nodes - 1)

@@ -1,14 +1,13 @@
-"""The fast column under the public names: specsim conformance --module specsim.correctness.conformance.fast_adapter.
+"""Adapter of the fast implementation: specsim conformance --module specsim.correctness.conformance.fast_adapter.
 
-It is also an example of an adapter: kernels that take other states, or give what they return in another form.
+It is also an example for kernels that take other states, or return their results in another form.
 """
 
-from types import SimpleNamespace
-
 import torch
+from torch import Tensor
 
 from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.phases import Batch, Candidates, DraftInput, PrefillInput, Verdict
+from specsim.core.phases import Batch, Candidates, DraftInput, PrefillInput, Verdict, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.correctness.conformance.fast_verifiers import (
     rejection_sample,
@@ -35,61 +34,71 @@ __all__ = [
 ]
 
 
-def fast_topk(values, topk, dim):
-    """Probabilities are not asked for: what the kernel finds is looked up."""
+def fast_topk(values: Tensor, topk: int, dim: int) -> tuple[Tensor, Tensor]:
+    """Look up the values at the kernel's indices; its probabilities are not read."""
     from specsim.fast.vocabulary.topk import draft_topk
 
     _, indices = draft_topk(values.contiguous(), topk, None)
     return values.gather(dim, indices), indices
 
 
-def select_top_k_tokens(i, topk_p, topk_index, hidden_states, scores, topk):
+def select_top_k_tokens(
+    i: int, topk_p: Tensor, topk_index: Tensor, hidden_states: Tensor, scores: Tensor | None, topk: int
+) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
     """One step of a loop of three: the lanes before it are its first candidates, those after it the next block."""
     from specsim.fast.drafting import Lanes, expand, start_lanes
 
-    batch, device = topk_p.numel() // (topk * topk if i else topk), topk_p.device
+    batch = len(topk_p) if scores is None else len(scores)
     config = SpecConfig(topk, 3, 4 if topk == 1 else 2, page_size=1)
-    lanes = Lanes.empty(batch, hidden_states.shape[1], config, hidden_states.dtype, device)
-    first_p, first_index = (topk_p, topk_index) if i == 0 else (scores, torch.zeros(batch, topk).long().to(device))
-    hidden = hidden_states if i == 0 else hidden_states[::topk].contiguous()
-    start_lanes(DraftInput(first_p, first_index, hidden, torch.zeros(batch).int().to(device)), lanes, config)
-    made, own = lanes.candidates, slice(0, topk)
-    if i == 0:
-        parents = torch.cat([made.parent_list[:, :1], made.parent_list[:, 1 : 1 + topk]], dim=1)
-        scores, tree_scores = made.scores[:, own].clone(), made.scores[:, None, own].clone()
-        tree = tree_scores, made.tokens[:, own].clone(), parents
-        return lanes.tokens.flatten(), lanes.hidden.flatten(0, 1), scores, tree
+    lanes = Lanes.empty(batch, hidden_states.shape[1], config, hidden_states.dtype, topk_p.device)
+    made = lanes.candidates
+    bonus = torch.zeros(batch, dtype=torch.int32, device=topk_p.device)
+    if scores is None:
+        start_lanes(DraftInput(topk_p, topk_index, hidden_states, bonus), lanes, config)
+        tree = made.scores[:, None, :topk].clone(), made.tokens[:, :topk].clone(), made.parent_list[:, : 1 + topk]
+        return lanes.tokens.flatten(), lanes.hidden.flatten(0, 1), made.scores[:, :topk].clone(), tree
+    first_index = torch.zeros_like(scores, dtype=torch.int64)
+    start_lanes(DraftInput(scores, first_index, hidden_states[::topk].contiguous(), bonus), lanes, config)
     shape = batch, topk, topk
-    expand(
-        lanes,
-        topk_p.view(shape),
-        topk_index.view(shape),
-        hidden_states.view(batch, topk, hidden_states.shape[1]),
-        config,
-    )
-    own, chosen = slice(topk, topk + topk * topk), made.parent_list[:, 1 + topk : 1 + 2 * topk]
-    parents = chosen + (i - 1) * topk * topk
-    tree = made.scores[:, own].reshape(shape), made.tokens[:, own].clone(), parents
+    hidden_BKH = hidden_states.view(batch, topk, hidden_states.shape[1])
+    expand(lanes, topk_p.view(shape), topk_index.view(shape), hidden_BKH, config)
+    own = slice(topk, topk + topk * topk)
+    chosen = made.parent_list[:, 1 + topk : 1 + 2 * topk]
+    tree = made.scores[:, own].reshape(shape), made.tokens[:, own].clone(), chosen + (i - 1) * topk * topk
     return lanes.tokens.flatten(), lanes.hidden.flatten(0, 1), made.scores.gather(1, chosen), tree
 
 
-def organize_draft_results(score_list, token_list, parents_list, num_draft_token):
-    """The column selects of all steps' scores at once."""
+def organize_draft_results(
+    score_list: list[Tensor], token_list: list[Tensor], parents_list: list[Tensor], num_draft_token: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Select from all steps' scores at once."""
     from specsim.fast.drafting import select
 
-    scores, tokens = torch.cat([each.flatten(1) for each in score_list], dim=1), torch.cat(token_list, dim=1)
-    chosen = select(scores, num_draft_token - 1)
-    return torch.cat(parents_list[:-1] or parents_list, dim=1), chosen, tokens.gather(1, chosen)
+    chosen = select(torch.cat([each.flatten(1) for each in score_list], dim=1), num_draft_token - 1)
+    tokens = torch.cat(token_list, dim=1).gather(1, chosen)
+    return torch.cat(parents_list[:-1] or parents_list, dim=1), chosen, tokens
 
 
 def build_tree_kernel_efficient(
-    parent_list, selected_index, verified_seq_len, tree_mask, positions, retrive_index, retrive_next_token,
-    retrive_next_sibling, topk, depth, draft_token_num, tree_mask_mode,
-):  # fmt: skip
-    """The column selects and builds at once: of scores 1 for the selected and 0 for the others it selects these."""
+    parent_list: Tensor,
+    selected_index: Tensor,
+    verified_seq_len: Tensor,
+    tree_mask: Tensor,
+    positions: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    topk: int,
+    depth: int,
+    draft_token_num: int,
+    tree_mask_mode: int,
+) -> None:
+    """Select and build at once, with scores 1 for the selected candidates and 0 for the others."""
     from specsim.fast.tree import bitpacked_mask, build, check, full_mask
 
-    (batch, device), config = (len(selected_index), selected_index.device), SpecConfig(topk, depth, draft_token_num)
+    batch = len(selected_index)
+    device = selected_index.device
+    config = SpecConfig(topk, depth, draft_token_num)
     tokens = torch.zeros(batch, config.num_candidates, dtype=torch.int64, device=device)
     check(Candidates(tokens, tokens.float(), parent_list), selected_index, config)
     scores = tokens.float().scatter_(1, selected_index, 1.0)
@@ -104,29 +113,32 @@ def build_tree_kernel_efficient(
     retrive_next_sibling.copy_(tree.retrieve_next_sibling)
 
 
-def move_kv_cache_native(k_buffer, v_buffer, tgt_loc, src_loc):
-    """The commit of one request that owns the target slots from its first column on."""
+def move_kv_cache_native(k_buffer: list[Tensor], v_buffer: list[Tensor], tgt_loc: Tensor, src_loc: Tensor) -> None:
+    """Commit one request that owns the target slots from its first column on."""
     from specsim.fast.kv import commit
 
-    count, device = len(src_loc), src_loc.device
+    count = len(src_loc)
+    device = src_loc.device
     if count == 0:
         return
     pools = _pool(torch.stack(list(k_buffer)), torch.stack(list(v_buffer)), tgt_loc.long()[None])
     path = torch.arange(count, dtype=torch.int32, device=device)
     number = torch.tensor([count], dtype=torch.int32, device=device)
     verdict = Verdict(path, path[None], number - 1, number, torch.zeros(1, count, device=device))
-    commit(_request(device), src_loc.long(), verdict, pools)
+    commit(_batch([0], device), src_loc.long(), verdict, pools)
     for layer, (keys, values) in enumerate(zip(k_buffer, v_buffer, strict=True)):
         keys.copy_(pools.target.keys[layer])
         values.copy_(pools.target.values[layer])
 
 
-def _request(device) -> Batch:
-    """One request of no tokens in row 0."""
-    return Batch.of([0], [0], [0], [SamplingParams()], 1).to(device)
+def _batch(seq_lens: list[int], device: torch.device, rows: list[int] | None = None) -> Batch:
+    """Requests of these lengths, in the first rows of the table unless others are named."""
+    requests = range(len(seq_lens))
+    params = [SamplingParams()] * len(seq_lens)
+    return Batch.of(requests, requests if rows is None else rows, seq_lens, params, vocab_size=1).to(device)
 
 
-def _pool(keys, values, table) -> KVPool:
+def _pool(keys: Tensor, values: Tensor, table: Tensor) -> KVPool:
     """A pool with this KV [layers, slots, heads, D] and this table of slots."""
     buffer = KVBuffer(KVLayout(*keys[:, 0].shape), keys.shape[1], keys.dtype, keys.device)
     buffer.keys.copy_(keys)
@@ -137,42 +149,57 @@ def _pool(keys, values, table) -> KVPool:
 
 
 def assign_extend_cache_locs_func(
-    req_pool_indices, req_to_token, start_offset, end_offset, batch_size, draft_token_num, device
-):
-    """The table in the dtype of the column's pools."""
+    req_pool_indices: Tensor,
+    req_to_token: Tensor,
+    start_offset: Tensor,
+    _end_offset: Tensor,
+    _batch_size: int,
+    draft_token_num: int,
+    device: torch.device,
+) -> Tensor:
+    """Locations of a tree's columns, from a table in the dtype of the implementation's pools."""
     from specsim.fast.kv import tree_locations
 
     config = SpecConfig(1, draft_token_num - 1, draft_token_num)
-    batch = SimpleNamespace(size=batch_size, req_pool_indices=req_pool_indices, seq_lens=start_offset)
-    return tree_locations(batch, config, SimpleNamespace(req_to_token=req_to_token.long())).flatten()
+    batch = _batch(start_offset.tolist(), device, req_pool_indices.tolist())
+    kv = torch.zeros(1, 1, 1, 1, device=device)
+    return tree_locations(batch, config, _pool(kv, kv, req_to_token)).flatten()
 
 
-def draft_lane_locations(req_pool_indices, req_to_token, seq_lens, topk, num_steps, page_size):
-    """Where draft steps write, and what the copy of tails moves in a pool whose KV are the numbers of its slots."""
+def draft_lane_locations(
+    req_pool_indices: Tensor, req_to_token: Tensor, seq_lens: Tensor, topk: int, num_steps: int, page_size: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Slots that draft steps write, and slots that the copy of tails moves in a pool whose KV are slot numbers."""
+    from specsim.fast.drafting import Lanes
     from specsim.fast.kv import duplicate_tails
     from specsim.fast.model.metadata import lane_metadata
 
-    batch_size, device = len(seq_lens), seq_lens.device
+    batch_size = len(seq_lens)
+    device = seq_lens.device
     config = SpecConfig(topk, num_steps, num_steps + 1 if topk == 1 else 2, page_size, max_len=_FAR)
-    params = [SamplingParams()] * batch_size
-    batch = Batch.of(range(batch_size), req_pool_indices.tolist(), seq_lens.tolist(), params, 1).to(device)
+    batch = _batch(seq_lens.tolist(), device, req_pool_indices.tolist())
     numbers = torch.arange(int(req_to_token.max()) + 2, device=device)
-    pools = _pool(*2 * [numbers.float().view(1, -1, 1, 1)], req_to_token)
+    kv = numbers.float().view(1, -1, 1, 1)
+    pools = _pool(kv, kv, req_to_token)
     pools.draft = pools.target
     duplicate_tails(batch, config, pools)
-    moved_to = pools.draft.keys[0, :, 0, 0].long()
+    moved_to = pools.target.keys[0, :, 0, 0].long()
     own = req_to_token[req_pool_indices]
     target = own[(own >= 0) & (moved_to != numbers)[own.clamp(min=0)]]
-    path = torch.zeros(batch_size, topk, num_steps, dtype=torch.int32, device=device)
+    lanes = Lanes.empty(batch_size, 1, config, torch.float32, device)
+    lanes.path.zero_()
+    lanes.step.zero_()
     slots = [torch.zeros(0, batch_size, topk, dtype=torch.int64, device=device)]
     for step in range(num_steps):
-        lanes = SimpleNamespace(step=torch.tensor([step, 0], dtype=torch.int32, device=device), path=path)
+        lanes.step[0] = step
         slots.append(lane_metadata(batch, lanes, config, pools).slots.view(1, batch_size, topk))
     return torch.cat(slots).permute(1, 2, 0).flatten(), moved_to[target], target
 
 
-def rotate_input_ids_triton(input_ids, extend_start_loc, extend_seq_lens, topk_index):
-    """Chunks stand one after the other, so that their starts and one end say where they lie."""
+def rotate_input_ids_triton(
+    input_ids: Tensor, extend_start_loc: Tensor, extend_seq_lens: Tensor, topk_index: Tensor
+) -> None:
+    """Shift chunks that stand one after the other, so that their starts and the last end give their places."""
     from specsim.fast.extend import shift_left
 
     ends = torch.cat([extend_start_loc, (extend_start_loc + extend_seq_lens)[-1:]])
@@ -180,42 +207,62 @@ def rotate_input_ids_triton(input_ids, extend_start_loc, extend_seq_lens, topk_i
     input_ids.copy_(shift_left(PrefillInput(input_ids, starts, extend_start_loc, topk_index), topk_index))
 
 
-def fill_bonus_tokens(accept_tokens, accept_lens, bonus_tokens, accept_stride):
-    """The tokens of a row stand for the predictions of a chain, whose path they are."""
+def fill_bonus_tokens(accept_tokens: Tensor, accept_lens: Tensor, bonus_tokens: Tensor, accept_stride: int) -> None:
+    """Take the tokens of a row as the predictions of a chain, whose path they are."""
     from specsim.fast.extend import draft_extend_input
 
-    batch_size, device = len(accept_lens), accept_lens.device
+    batch_size = len(accept_lens)
+    device = accept_lens.device
     path = torch.arange(batch_size * accept_stride, dtype=torch.int32, device=device).view(batch_size, accept_stride)
-    verdict = Verdict(accept_tokens, path, accept_lens - 1, accept_lens, None)
-    batch = Batch.of(range(batch_size), range(batch_size), [0] * batch_size, [SamplingParams()] * batch_size, 1)
-    features, table = torch.zeros(len(accept_tokens), 1, device=device), path.long()
-    bonus_tokens.copy_(draft_extend_input(batch.to(device), verdict, features, table, _FAR, "fixed").bonus_tokens)
+    logprobs = torch.zeros(batch_size, accept_stride, device=device)
+    verdict = Verdict(accept_tokens, path, accept_lens - 1, accept_lens, logprobs)
+    features = torch.zeros(len(accept_tokens), 1, device=device)
+    made = draft_extend_input(_batch([0] * batch_size, device), verdict, features, path.long(), _FAR, "fixed")
+    bonus_tokens.copy_(made.bonus_tokens)
 
 
-def tree_attention(q, k_buffer, v_buffer, o, kv_indptr, kv_indices, tree_mask, tree_mask_mode, draft_token_num):
-    """Every request's slots as a row of the table, the tree's after the prefix's."""
+def tree_attention(
+    q: Tensor,
+    k_buffer: Tensor,
+    v_buffer: Tensor,
+    o: Tensor,
+    kv_indptr: Tensor,
+    kv_indices: Tensor,
+    tree_mask: Tensor,
+    tree_mask_mode: int,
+    draft_token_num: int,
+) -> None:
+    """Attend with every request's slots as a row of the table, the tree's after the prefix's."""
     from specsim.fast.attention import attention
     from specsim.fast.model.metadata import tree_metadata
 
-    device, lens = q.device, kv_indptr.long().diff() - draft_token_num
-    batch_size, num_nodes = len(lens), draft_token_num
+    device = q.device
+    lens = kv_indptr.long().diff() - draft_token_num
+    batch_size = len(lens)
+    num_nodes = draft_token_num
     table = torch.full((max(1, batch_size), int(lens.max()) + num_nodes if batch_size else 1), -1, device=device)
     for request, (low, high) in enumerate(zip(kv_indptr[:-1].tolist(), kv_indptr[1:].tolist(), strict=True)):
         table[request, : high - low] = kv_indices[low:high]
     columns = lens[:, None] + torch.arange(num_nodes, device=device)
     mask_BNN = _square(tree_mask, tree_mask_mode, lens.tolist(), num_nodes)
-    tree = SimpleNamespace(
-        draft_tokens=columns, cache_locations=table[:batch_size].gather(1, columns).flatten(),
-        positions=columns.flatten(), mask=mask_BNN.contiguous(),
-    )  # fmt: skip
-    params = [SamplingParams()] * batch_size
-    batch = Batch.of(range(batch_size), range(batch_size), lens.tolist(), params, 1).to(device)
+    unread = columns.new_empty(0)
+    tree = VerifyInput(
+        draft_tokens=columns,
+        parents=unread,
+        scores=unread,
+        positions=columns.flatten(),
+        mask=mask_BNN.contiguous(),
+        retrieve_index=unread,
+        retrieve_next_token=unread,
+        retrieve_next_sibling=unread,
+        cache_locations=table[:batch_size].gather(1, columns).flatten(),
+    )
     pools = _pool(k_buffer[None], v_buffer[None], table)
-    attention(q, 0, pools.target, tree_metadata(batch, tree, pools), None, out=o)
+    attention(q, 0, pools.target, tree_metadata(_batch(lens.tolist(), device), tree, pools), None, out=o)
 
 
-def _square(tree_mask, mode: int, lens: list[int], num_nodes: int) -> torch.Tensor:
-    """bool [B, N, N] from any layout."""
+def _square(tree_mask: Tensor, mode: int, lens: list[int], num_nodes: int) -> Tensor:
+    """Unpack any layout to bool [B, N, N]."""
     if mode == 0:
         sizes = [num_nodes * (length + num_nodes) for length in lens]
         parts = [part.view(num_nodes, -1)[:, -num_nodes:] for part in tree_mask.split(sizes)]

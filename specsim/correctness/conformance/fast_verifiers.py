@@ -1,27 +1,42 @@
-"""The fast column's walk of trees under the public names of the verifiers."""
+"""The fast implementation's walk of trees under the public names of the verifiers."""
 
 import math
-from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.phases import Batch, Verdict
+from specsim.core.phases import Batch, Verdict, VerifyInput
 
 _UNIT = math.log2(math.e)  # the temperature at which 2^x is the weight of a logit x
 _FAR = 2**31 - 1  # a length limit that nothing reaches
 
 
+class Trees(NamedTuple):
+    """Trees of a batch."""
+
+    tokens: Tensor  # i64 [B, N]
+    next_token: Tensor  # i64 [B, N], first child, -1 for none
+    next_sibling: Tensor  # i64 [B, N], -1 for none
+
+
 def verify_tree_greedy(
-    predicts, accept_index, accept_token_num, candidates, retrive_index, retrive_next_token, retrive_next_sibling,
-    target_predict,
-):  # fmt: skip
-    """Tokens are numbered anew, so that a law over those that occur puts all its mass on the target's."""
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    candidates: Tensor,
+    _retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    target_predict: Tensor,
+) -> None:
+    """Renumber the tokens, so that a distribution over those that occur puts all its mass on the target's."""
     known, numbers = torch.cat([candidates, target_predict]).unique(return_inverse=True)
     tokens, best = numbers.view(2, *candidates.shape)
     logits_BNV = torch.nn.functional.one_hot(best, max(1, len(known))).float()
-    tables = tokens, retrive_next_token, retrive_next_sibling
-    verdict = _walk(tables, logits_BNV, 0.0, None, accept_index.shape[1], 1.0, 1.0)
+    config = _config(logits_BNV, accept_index.shape[1])
+    verdict = _walk(Trees(tokens, retrive_next_token, retrive_next_sibling), logits_BNV, 0.0, None, config)
     accept_index.copy_(verdict.accept_index)
     accept_token_num.copy_(verdict.num_accepted_drafts)
     if len(known):
@@ -29,85 +44,131 @@ def verify_tree_greedy(
 
 
 def tree_speculative_sampling_target_only(
-    predicts, accept_index, accept_token_num, candidates, retrive_index, retrive_next_token, retrive_next_sibling,
-    uniform_samples, uniform_samples_for_final_sampling, target_probs, draft_probs, threshold_single=1.0,
-    threshold_acc=1.0, deterministic=True,
-):  # fmt: skip
-    """Laws are made of logits: log2 p at the temperature _UNIT."""
-    tables, uniforms = (candidates, retrive_next_token, retrive_next_sibling), None
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    candidates: Tensor,
+    _retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    uniform_samples: Tensor,
+    uniform_samples_for_final_sampling: Tensor,
+    target_probs: Tensor,
+    _draft_probs: Tensor,
+    threshold_single: float = 1.0,
+    threshold_acc: float = 1.0,
+    _deterministic: bool = True,
+) -> None:
+    """Make logits of the distributions: log2 p at the temperature _UNIT."""
+    trees = Trees(candidates, retrive_next_token, retrive_next_sibling)
+    width = accept_index.shape[1]
+    uniforms = None
     if len(candidates):
-        uniforms = _uniforms_by_depth(retrive_next_token, retrive_next_sibling, uniform_samples, accept_index.shape[1])
-        uniforms = uniforms, uniform_samples_for_final_sampling
-    width, logits_BNV = accept_index.shape[1], target_probs.float().contiguous().log2()
-    verdict = _walk(tables, logits_BNV, _UNIT, uniforms, width, threshold_single, threshold_acc)
+        uniforms = _uniforms_by_depth(trees, uniform_samples, width), uniform_samples_for_final_sampling
+    logits_BNV = target_probs.float().contiguous().log2()
+    verdict = _walk(trees, logits_BNV, _UNIT, uniforms, _config(logits_BNV, width, threshold_single, threshold_acc))
     predicts.copy_(verdict.predict)
     accept_index.copy_(verdict.accept_index)
     accept_token_num.copy_(verdict.num_accepted_drafts)
 
 
 def rejection_sample(
-    draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens, draft_probs, target_probs, bonus_token_ids,
-    sampling_metadata,
-):  # fmt: skip
-    """All chains are as long as the longest, and a request's length limit lets it accept its own drafts only. Uniforms
-    are named by a seed from torch's generator.
+    draft_token_ids: Tensor,
+    num_draft_tokens: list[int],
+    max_spec_len: int,
+    _cu_num_draft_tokens: Tensor,
+    draft_probs: Tensor | None,
+    target_probs: Tensor,
+    bonus_token_ids: Tensor,
+    sampling_metadata: Any,
+) -> Tensor:
+    """Pad all chains to the longest; a request's length limit lets it accept its own drafts only.
+
+    Uniforms are named by a seed from torch's generator.
     """
-    lengths, device = torch.tensor(num_draft_tokens, dtype=torch.int64), target_probs.device
-    steps, (_, vocab_size), drafts = max(1, max_spec_len), target_probs.shape, draft_token_ids.long()
+    device = target_probs.device
+    vocab_size = target_probs.shape[1]
+    lengths = torch.tensor(num_draft_tokens, dtype=torch.int64)
+    steps = max(1, max_spec_len)
     config = SpecConfig(1, steps, steps + 1, verifier="rejection", max_len=steps + 2)
     is_draft_BS = (torch.arange(steps) < lengths[:, None]).to(device)
 
-    def padded(rows: torch.Tensor) -> torch.Tensor:
+    def padded(rows: Tensor) -> Tensor:
         whole = torch.zeros(len(lengths), steps, *rows.shape[1:], dtype=rows.dtype, device=device)
         whole[is_draft_BS] = rows
         return whole
 
-    laws_RV = torch.nn.functional.one_hot(drafts, vocab_size).float() if draft_probs is None else draft_probs
+    drafts = draft_token_ids.long()
+    draft_RV = torch.nn.functional.one_hot(drafts, vocab_size).float() if draft_probs is None else draft_probs
     tokens_BN = torch.nn.functional.pad(padded(drafts), (1, 0))
     logits_BNV = torch.nn.functional.pad(padded(target_probs.log2()), (0, 0, 0, 1))
     seed = int(torch.randint(2**63 - 1, ()))
-    warmths = torch.where(sampling_metadata.temperature > 0, _UNIT, 0.0).tolist()
-    params = [SamplingParams(temperature=warmth, seed=seed) for warmth in warmths]
-    every, ends = range(len(lengths)), (steps + 1 - lengths).tolist()
-    links = 2 * [torch.full_like(tokens_BN, -1)]  # a chain is known to be one
-    batch = Batch.of(every, every, ends, params, vocab_size)
-    verdict = _under_laws(batch, (tokens_BN, *links), padded(laws_RV), logits_BNV, None, config)
-    output, lengths = verdict.predict.view(tokens_BN.shape), lengths.to(device)
-    is_bonus_BN = (torch.arange(steps + 1, device=device) == lengths[:, None]) & (output >= 0)
+    temperatures = torch.where(sampling_metadata.temperature > 0, _UNIT, 0.0).tolist()
+    params = [SamplingParams(temperature=temperature, seed=seed) for temperature in temperatures]
+    requests = range(len(lengths))
+    batch = Batch.of(requests, requests, (steps + 1 - lengths).tolist(), params, vocab_size)
+    no_links = torch.full_like(tokens_BN, -1)  # a chain needs none
+    tree = _verify_input(Trees(tokens_BN, no_links, no_links), padded(draft_RV))
+    verdict = _walk_batch(batch, tree, logits_BNV, None, config)
+    output = verdict.predict.view(tokens_BN.shape)
+    is_bonus_BN = (torch.arange(steps + 1, device=device) == lengths.to(device)[:, None]) & (output >= 0)
     return torch.where(is_bonus_BN, bonus_token_ids.int(), output)[:, : max_spec_len + 1]
 
 
-def _walk(tables, logits_BNV, temperature: float, uniforms, width: int, single: float, acc: float) -> Verdict:
-    """Walk every tree under the laws of its nodes' logits; tables: tokens, first children and next siblings."""
-    batch_size, num_nodes, vocab_size = logits_BNV.shape
+def _config(logits_BNV: Tensor, width: int, single: float = 1.0, acc: float = 1.0) -> SpecConfig:
+    num_nodes = logits_BNV.shape[1]
+    return SpecConfig(max(2, num_nodes), width - 1, num_nodes, threshold_single=single, threshold_acc=acc, max_len=_FAR)
+
+
+def _walk(
+    trees: Trees, logits_BNV: Tensor, temperature: float, uniforms: tuple[Tensor, Tensor] | None, config: SpecConfig
+) -> Verdict:
+    """Walk every tree under the distributions of its nodes' logits."""
+    batch_size, _, vocab_size = logits_BNV.shape
     params = [SamplingParams(temperature=temperature)] * batch_size
     batch = Batch.of(range(batch_size), range(batch_size), [1] * batch_size, params, vocab_size)
-    config = SpecConfig(
-        max(2, num_nodes), width - 1, num_nodes, threshold_single=single, threshold_acc=acc, max_len=_FAR
-    )
-    return _under_laws(batch, tables, None, logits_BNV, uniforms, config)
+    return _walk_batch(batch, _verify_input(trees), logits_BNV, uniforms, config)
 
 
-def _under_laws(batch: Batch, tables, draft_prob_BMV, logits_BNV, uniforms, config: SpecConfig) -> Verdict:
-    """tables: tokens, first children and next siblings of every tree."""
+def _walk_batch(
+    batch: Batch,
+    tree: VerifyInput,
+    logits_BNV: Tensor,
+    uniforms: tuple[Tensor, Tensor] | None,
+    config: SpecConfig,
+) -> Verdict:
     from specsim.fast.sampling import laws
     from specsim.fast.verify import walk
     from specsim.fast.vocabulary.penalties import Logits
 
-    batch, (tokens, next_token, next_sibling) = batch.to(logits_BNV.device), tables
-    tree = SimpleNamespace(
+    batch = batch.to(logits_BNV.device)
+    distributions = laws(batch, Logits.unchanged(logits_BNV.flatten(0, 1), batch.size))
+    return walk(batch, tree, distributions, uniforms, config)
+
+
+def _verify_input(trees: Trees, draft_prob_BMV: Tensor | None = None) -> VerifyInput:
+    """The state that the kernels read; they do not read its other tensors."""
+    tokens, next_token, next_sibling = trees
+    unread = tokens.new_empty(0)
+    return VerifyInput(
         draft_tokens=tokens,
+        parents=unread,
+        scores=unread,
+        positions=unread,
+        mask=unread,
+        retrieve_index=unread,
         retrieve_next_token=next_token,
         retrieve_next_sibling=next_sibling,
+        cache_locations=unread,
         draft_prob=draft_prob_BMV,
     )
-    return walk(batch, tree, laws(batch, Logits.unchanged(logits_BNV.flatten(0, 1), batch.size)), uniforms, config)
 
 
-def _uniforms_by_depth(next_token, next_sibling, uniform_samples, width: int) -> torch.Tensor:
-    """The column has one uniform a depth: that of the first node found there."""
+def _uniforms_by_depth(trees: Trees, uniform_samples: Tensor, width: int) -> Tensor:
+    """One uniform per depth, as the implementation reads them: that of the first node found there."""
     uniforms = torch.full((len(uniform_samples), width), 0.5, device=uniform_samples.device)
-    for request, (children, siblings) in enumerate(zip(next_token.tolist(), next_sibling.tolist(), strict=True)):
+    tables = zip(trees.next_token.tolist(), trees.next_sibling.tolist(), strict=True)
+    for request, (children, siblings) in enumerate(tables):
         level = [0]
         for depth in range(width):
             if level:

@@ -1,43 +1,48 @@
-"""Trees of a batch, and the call of a verifier that is to walk them."""
+"""Trees of a batch, and the call of a verifier that walks them."""
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from specsim.correctness.conformance.case import Call, integers
 from specsim.correctness.conformance.pools import chosen, drafted
 
+if TYPE_CHECKING:
+    from specsim.reference.acceptance import Tree
+
 FLAT = [-1, 0, 0, 1, 1, 2]  # two children of the root, the first with two children, the second with one
 
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """One tree a request: parents, the tokens of the nodes, [B][N] each, and how many drafts may be accepted."""
+    """One tree per request."""
 
-    parents: list[list[int]]
-    tokens: list[list[int]]
-    most: int
+    parents: list[list[int]]  # [B][N]
+    tokens: list[list[int]]  # [B][N]
+    most: int  # drafts that may be accepted
 
     @property
     def size(self) -> tuple[int, int]:
         return len(self.parents), len(self.parents[0]) if self.parents else 6
 
     @property
-    def trees(self) -> list:
-        """As the reference column walks them."""
+    def trees(self) -> "list[Tree]":
+        """Trees as the reference implementation walks them."""
         from specsim.reference.acceptance import Tree
         from specsim.reference.tree import links
 
         pairs = zip(self.parents, self.tokens, strict=True)
         return [Tree(tokens, parents, *links(parents), self.most) for parents, tokens in pairs]
 
-    def call(self, walked: list[tuple[list[int], int]], *more) -> Call:
-        """The call of a verifier that is to walk these paths to these bonus tokens; more: its further arguments."""
+    def call(self, walked: list[tuple[list[int], int]], *more: Any) -> Call:
+        """The call of a verifier that has to find these paths and bonus tokens; more: its further arguments."""
         from specsim.reference.tree import links
 
         batch, num_nodes = self.size
-        predicts, accept_index = torch.full((batch * num_nodes,), -1), torch.full((batch, self.most + 1), -1)
+        predicts = torch.full((batch * num_nodes,), -1)
+        accept_index = torch.full((batch, self.most + 1), -1)
         for request, (path, bonus) in enumerate(walked):
             first = request * num_nodes
             accept_index[request, : len(path)] = first + integers(path)
@@ -58,7 +63,7 @@ class Forest:
 
 
 def grown(batch: int, k: int, num_steps: int, num_nodes: int, most: int | None = None) -> Forest:
-    """Trees of a draft loop; most: drafts that may be accepted, else as many as there are steps."""
+    """Trees of a draft loop; most: drafts that may be accepted, all steps unless given."""
     from specsim.reference.tree import parents_of
 
     made = drafted(batch, k, num_steps, seed=num_nodes)

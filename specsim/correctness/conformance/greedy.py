@@ -1,5 +1,6 @@
 """Cases of the greedy verifier of trees."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -10,7 +11,7 @@ from specsim.correctness.conformance.forest import FLAT, Forest, grown
 
 
 def greedy_call(forest: Forest, best: list[list[int]]) -> Call:
-    """best: the target's token after each node, by request."""
+    """One call with these best tokens of the target after each node, by request."""
     from specsim.reference.acceptance import greedy
 
     walked = []
@@ -18,18 +19,13 @@ def greedy_call(forest: Forest, best: list[list[int]]) -> Call:
         known = sorted({*own, *tree.tokens})  # a vocabulary of the tokens that occur, in their order
         place = {token: index for index, token in enumerate(known)}
         rows = torch.nn.functional.one_hot(integers(place[token] for token in own), len(known)).double()
-        small = type(tree)([place[token] for token in tree.tokens], *_links_of(tree))
-        path, bonus = greedy(small, rows)
+        path, bonus = greedy(replace(tree, tokens=[place[token] for token in tree.tokens]), rows)
         walked.append((path, known[bonus]))
     return forest.call(walked, integers(best).view(forest.size))
 
 
-def _links_of(tree) -> tuple:
-    return tree.parents, tree.next_token, tree.next_sibling, tree.depth_limit
-
-
 def _led(forest: Forest, seed: int) -> Call:
-    """Targets that often take one of a node's children, of which any may be the one."""
+    """Targets that often take one of a node's children, with equal probability for each."""
     generator = torch.Generator().manual_seed(seed)
     best = []
     for tree in forest.trees:
@@ -43,7 +39,7 @@ def _led(forest: Forest, seed: int) -> Call:
 
 
 def _by_hand(most: int = 2) -> Call:
-    """Every place where a walk over two levels can end."""
+    """Every end of a walk over two levels."""
     best = [
         [1, 3, 0, 2, 0, 0], [1, 0, 0, 2, 3, 0], [2, 0, 2, 0, 0, 1], [2, 0, 3, 0, 0, 1], [1, 1, 3, 0, 0, 1],
         [3, 3, 2, 0, 0, 1], [0, 0, 0, 0, 0, 0],
@@ -52,7 +48,7 @@ def _by_hand(most: int = 2) -> Call:
 
 
 def _roots() -> Call:
-    """Padded requests: nothing hangs from the root, whatever tokens stand beside it."""
+    """Padded requests: the root has no child, whatever tokens the other nodes hold."""
     from specsim.reference.acceptance import Tree, greedy
 
     forest = Forest([FLAT] * 3, [[0, 1, 2, 3, 0, 2]] * 3, 2)
@@ -60,29 +56,33 @@ def _roots() -> Call:
     none = [-1] * 6
     path, bonus = greedy(Tree([0, 1, 2, 3, 0, 2], FLAT, none, none, 2), torch.eye(4)[integers([1, 3, 0, 2, 0, 0])])
     alone = Forest([FLAT] * 3, forest.tokens, 2).call([([0, 1, 3], 2), (path, bonus), (path, bonus)])
-    table = call.arguments[5].clone(), call.arguments[6].clone()
-    table[0][1:], table[1][1:] = -1, -1
-    return replace(call, arguments=(*call.arguments[:5], *table, call.arguments[7]), expected=alone.expected)
+    next_token = call.arguments[5].clone()
+    next_sibling = call.arguments[6].clone()
+    next_token[1:] = -1
+    next_sibling[1:] = -1
+    call = replaced(replaced(call, 5, next_token), 6, next_sibling)
+    return replace(call, expected=alone.expected)
 
 
 def _circle() -> Call:
     """Three requests; the siblings of the middle one follow each other in a circle, and none is the target's."""
     forest = Forest([FLAT] * 3, [[0, 1, 2, 3, 0, 2]] * 3, 2)
     call = greedy_call(forest, [[1, 3, 0, 2, 0, 0], [3] * 6, [2, 0, 3, 0, 0, 1]])
-    siblings, well = call.arguments[6].clone(), torch.tensor([True, False, True])
+    siblings = call.arguments[6].clone()
+    well = torch.tensor([True, False, True])
     siblings[1, 2] = 1
     rows = {"predicts": well.repeat_interleave(6), "accept_index": well, "accept_token_num": well}
     return replace(replaced(call, 6, siblings), rows=rows)
 
 
 def _wide_tokens() -> Call:
-    """Tokens that are equal as float32 and differ as integers."""
+    """Token ids that are equal as float32 and differ as integers."""
     large = 2**24
     tokens = [[0, large, large + 1, large + 2, large + 3, 2**31 - 1]]
     return greedy_call(Forest([FLAT], tokens, 2), [[large + 1, 0, 2**31 - 1, 0, 0, large]])
 
 
-def _greedy_refusable(change) -> Call:
+def _greedy_refusable(change: Callable[[torch.Tensor], torch.Tensor]) -> Call:
     call = _by_hand()
     for place in (3, 5, 6, 7):
         call = replaced(call, place, change(call.arguments[place]))

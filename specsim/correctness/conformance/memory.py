@@ -1,4 +1,4 @@
-"""Where the tensors of a call lie: each in memory of its own, on the device, between entries that nobody may write."""
+"""Memory of a call's tensors: each has its own on the device, between guard entries that nobody may write."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -11,21 +11,19 @@ MARGIN = 64  # entries before and after; a multiple of what vector loads are ali
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A tensor in memory of its own. before: its entries when it was placed; whole: the memory, with the margins.
+    """A tensor in memory of its own."""
 
-    Whoever is given the tensor may have resized it since; strides are those it was placed with.
-    """
-
-    tensor: torch.Tensor
-    strides: tuple[int, ...]
-    before: torch.Tensor
-    whole: torch.Tensor
-    whole_before: torch.Tensor
+    tensor: torch.Tensor  # which the function may have resized since
+    strides: tuple[int, ...]  # with which it was placed
+    before: torch.Tensor  # copy of its entries when it was placed
+    whole: torch.Tensor  # the memory, with the margins
+    whole_before: torch.Tensor  # copy of the memory when it was placed
 
     @property
     def is_overrun(self) -> bool:
-        """Whether something beside the tensor was written."""
-        now, then = self.whole.clone(), self.whole_before.clone()
+        """Whether a guard entry was written."""
+        now = self.whole.clone()
+        then = self.whole_before.clone()
         for memory in (now, then):
             memory.as_strided(self.before.shape, self.strides, MARGIN).zero_()
         return not torch.equal(bits(now), bits(then))
@@ -37,12 +35,12 @@ class Placed:
 
     @property
     def is_changed(self) -> bool:
-        """Whether its dtype, its shape or one of its entries is another now."""
+        """Whether its dtype, its shape or one of its entries is different now."""
         return self.tensor.dtype != self.before.dtype or not torch.equal(bits(self.tensor), bits(self.before))
 
 
 def place(tensor: torch.Tensor, device: torch.device) -> Placed:
-    """A copy on the device, strides and all."""
+    """Copy a tensor to the device with its strides."""
     reach = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     whole = tensor.new_zeros((reach if tensor.numel() else 0) + 2 * MARGIN)
     fill, wide = (float("nan"), torch.float64) if tensor.is_floating_point() else (1, torch.int64)
@@ -54,13 +52,13 @@ def place(tensor: torch.Tensor, device: torch.device) -> Placed:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Its entries as integers, so that NaN equals itself and every type can be compared."""
+    """View entries as integers, so that NaN equals itself and every type can be compared."""
     same = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     return tensor.contiguous().view(same)
 
 
 def place_all(value: Any, device: torch.device) -> Any:
-    """Every tensor of an argument placed, in lists and namespaces, too; what is no tensor stays as it is."""
+    """Place every tensor of an argument, also in lists and namespaces; everything else stays."""
     if isinstance(value, torch.Tensor):
         return place(value, device)
     if isinstance(value, list):
@@ -71,7 +69,7 @@ def place_all(value: Any, device: torch.device) -> Any:
 
 
 def tensors(value: Any) -> Any:
-    """The argument as it is handed over, its lists and namespaces new ones."""
+    """The argument as it is passed, with new lists and namespaces."""
     if isinstance(value, Placed):
         return value.tensor
     if isinstance(value, list):
@@ -90,7 +88,7 @@ def pieces(value: Any) -> list[Placed]:
 
 
 def outline(value: Any) -> Any:
-    """What lists, dictionaries and namespaces hold, to be compared later: numbers by value, all else by identity."""
+    """Contents of lists, dictionaries and namespaces, to be compared later: numbers by value, all else by identity."""
     if isinstance(value, SimpleNamespace):
         return outline(vars(value))
     if isinstance(value, dict):

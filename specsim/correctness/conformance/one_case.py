@@ -1,4 +1,4 @@
-"""One case in a process of its own.
+"""Run one case in a process of its own.
 
 python -m specsim.correctness.conformance.one_case MODULE OPERATION CASE DEVICE FILE
 """
@@ -15,4 +15,6 @@ from specsim.correctness.conformance.runner import call, function_of, load_modul
 if __name__ == "__main__":
     module, operation, name, device, file = sys.argv[1:]
     function = function_of(load_module(module), BY_NAME[operation], device)
+    if function is None:
+        raise LookupError(f"{module} has no function for {operation}")
     write(call(function, case_of(operation, name), torch.device(device)), Path(file))

@@ -1,10 +1,15 @@
 """Options of pytest for `pytest --pyargs specsim.correctness.conformance --impl my_kernels`.
 
-Every run of pytest loads this file, so it imports nothing.
+Every run of pytest loads this file, so it imports nothing else.
 """
 
+from typing import TYPE_CHECKING
 
-def pytest_addoption(parser) -> None:
+if TYPE_CHECKING:
+    import pytest
+
+
+def pytest_addoption(parser: "pytest.Parser") -> None:
     """Register --impl, --impl-ops and --impl-device."""
     group = parser.getgroup("specsim", "specsim.correctness.conformance")
     group.addoption("--impl", metavar="MODULE", help="module whose functions are run against the cases")

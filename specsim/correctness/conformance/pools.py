@@ -1,4 +1,4 @@
-"""Pools of candidates, as a draft loop leaves them, for the cases that start from one."""
+"""Candidates of a draft loop, for the cases that start from them."""
 
 from dataclasses import dataclass
 
@@ -7,21 +7,17 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """A draft loop over B requests, K lanes and S steps.
+    """A draft loop over B requests, K lanes and S steps."""
 
-    probs, ids: what the drafter proposed, [B, K] at the first step, then [B·K, K] of the lanes. tokens, scores: the
-    candidates [B, K+(S-1)K²], step by step in `scores_by_step`; parent_list: [B, K(S-1)+1]; parents_by_step: [B, K+1]
-    and then [B, K] each.
-    """
-
-    probs: list[torch.Tensor]
-    ids: list[torch.Tensor]
-    tokens_by_step: list[torch.Tensor]
-    scores_by_step: list[torch.Tensor]
-    parents_by_step: list[torch.Tensor]
+    probs: list[torch.Tensor]  # drafter's proposals, [B, K] at the first step, then [B·K, K]
+    ids: list[torch.Tensor]  # their tokens
+    tokens_by_step: list[torch.Tensor]  # candidates, [B, K] and then [B, K²]
+    scores_by_step: list[torch.Tensor]  # [B, 1, K] and then [B, K, K]
+    parents_by_step: list[torch.Tensor]  # [B, K+1] and then [B, K]
 
     @property
     def tokens(self) -> torch.Tensor:
+        """All candidates [B, K+(S-1)K²]."""
         return torch.cat(self.tokens_by_step, dim=1)
 
     @property
@@ -30,6 +26,7 @@ class Drafted:
 
     @property
     def parent_list(self) -> torch.Tensor:
+        """Parents [B, K(S-1)+1]."""
         return torch.cat([parents[:, :1] if len(self.probs) == 1 else parents for parents in self._parents], dim=1)
 
     @property
@@ -38,9 +35,9 @@ class Drafted:
 
 
 def drafted(batch: int, k: int, num_steps: int, seed: int, coarse: bool = False) -> Drafted:
-    """A loop with random proposals; coarse: of few distinct probabilities, so that many candidates tie.
+    """Run a loop with random proposals; coarse: few distinct probabilities, so that many candidates tie.
 
-    Ids are drawn from a wide range, so that a token says which candidate it is.
+    Ids are drawn from a wide range, so that a token identifies its candidate.
     """
     generator = torch.Generator().manual_seed(seed)
     made = Drafted([], [], [], [], [])
@@ -62,11 +59,13 @@ def _proposals(rows: int, k: int, generator: torch.Generator, coarse: bool) -> t
 
 
 def _advance(made: Drafted, lanes_BK: torch.Tensor, batch: int, k: int) -> torch.Tensor:
-    """Note a step's candidates; the scores of the next lanes."""
+    """Append a step's candidates; return the scores of the next lanes."""
     from specsim.reference.drafting import child_scores, parent_ids, root_scores
     from specsim.reference.sampling import topk
 
-    step, probs, ids = len(made.probs) - 1, made.probs[-1], made.ids[-1]
+    step = len(made.probs) - 1
+    probs = made.probs[-1]
+    ids = made.ids[-1]
     if step == 0:
         scores_BK = root_scores(probs, "prob")
         made.scores_by_step.append(scores_BK[:, None])
@@ -81,7 +80,7 @@ def _advance(made: Drafted, lanes_BK: torch.Tensor, batch: int, k: int) -> torch
 
 
 def chosen(made: Drafted, num_nodes: int) -> torch.Tensor:
-    """The N-1 best candidates, [B, N-1]."""
+    """Indices [B, N-1] of the best candidates."""
     from specsim.reference.drafting import select
 
     return select(made.scores, num_nodes - 1)

@@ -1,9 +1,11 @@
-"""What a module's functions are worth: a line for each operation, and each case that is wrong."""
+"""Report of a module's functions: a line for each operation, and each failed case."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from textwrap import indent
 from typing import Any, Self
+
+from rich.console import Console
 
 from specsim.core.display import heading, print_table
 from specsim.correctness.conformance.catalogue import CASES
@@ -12,12 +14,12 @@ from specsim.correctness.conformance.runner import Outcome, chosen_operations, l
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """functions: by operation the name of the function that was called. outcomes: of every case, in their order."""
+    """Outcomes of a module's functions."""
 
     module: str
     device: str
-    functions: dict[str, str]
-    outcomes: tuple[Outcome, ...]
+    functions: dict[str, str]  # name of the called function by operation
+    outcomes: tuple[Outcome, ...]  # of every case, in their order
 
     @classmethod
     def of(
@@ -25,31 +27,34 @@ class Report:
         module: str,
         operations: Sequence[str] | None,
         device: str,
-        watch: Callable[[int, int], None] = lambda done, of: None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Self:
-        """Run all cases of these operations, or of all that the module has. watch: told how many are done, of how many.
+        """Run all cases of these operations, or of all that the module has.
 
-        InputError for a module or an operation that is not there.
+        progress: called with the number of finished cases and of all. InputError for a module or an operation that does
+        not exist.
         """
         loaded = load_module(module)
         chosen = chosen_operations(loaded, operations)
         cases = [case for operation in chosen for case in CASES if case.operation == operation.name]
         outcomes = []
         for done, case in enumerate(cases):
-            watch(done, len(cases))
+            if progress is not None:
+                progress(done, len(cases))
             outcomes.append(run(module, case, device))
-        return cls(module, device, {each.name: name_of(loaded, each, device) for each in chosen}, tuple(outcomes))
+        functions = {each.name: name_of(loaded, each, device) or "" for each in chosen}
+        return cls(module, device, functions, tuple(outcomes))
 
     @property
     def failures(self) -> tuple[Outcome, ...]:
         return tuple(outcome for outcome in self.outcomes if not outcome.passed)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, as --json writes it."""
+        """Fields and verdicts, as --json writes them."""
         return asdict(self) | {"outcomes": [asdict(each) | {"passed": each.passed} for each in self.outcomes]}
 
-    def show(self, console) -> None:
-        """The table, then operation, case and first wrong element of all that failed."""
+    def show(self, console: Console) -> None:
+        """Print the table, then operation, case and first wrong element of each failure."""
         columns = ("operation", "function", "cases", "equal", "refused", "wrong")
         print_table(console, columns, [self._row(name) for name in self.functions])
         if self.failures:

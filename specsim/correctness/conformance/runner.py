@@ -1,4 +1,4 @@
-"""Running cases against a module's functions."""
+"""Runs cases against a module's functions."""
 
 import importlib
 import importlib.util
@@ -24,18 +24,18 @@ from specsim.correctness.conformance.comparison import Difference, difference
 from specsim.correctness.conformance.contract import BY_NAME, OPERATIONS, Operation
 from specsim.correctness.conformance.memory import outline, pieces, place_all, tensors
 
-SECONDS = 120  # that a process of its own may take
+SECONDS = 120  # limit of a process
 Status = Literal["equal", "refused", "different", "raised", "ended"]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one case. refused: an exception where one is allowed; ended: the process hung or died."""
+    """The outcome of one case."""
 
     operation: str
     case: str
-    status: Status
-    what: str = ""
+    status: Status  # refused: an exception where one is allowed; ended: the process hung or died
+    what: str = ""  # difference or message
 
     @property
     def passed(self) -> bool:
@@ -43,9 +43,9 @@ class Outcome:
 
 
 def load_module(name: str) -> ModuleType:
-    """A module by its dotted name, as Python finds it from the current folder, or by its file.
+    """Load a module by its dotted name, as Python finds it from the current folder, or by its file.
 
-    A file is executed once, and anew when it has changed. InputError for what cannot be imported.
+    A file is executed once, and again when it has changed. InputError for a module that cannot be imported.
     """
     allowed = "a module that Python can import, or a .py file"
     if str(Path.cwd()) not in sys.path:
@@ -60,45 +60,46 @@ def load_module(name: str) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise InputError("module", name, f"{allowed} ({_said(error)})") from error
+        raise InputError("module", name, f"{allowed} ({_one_line(error)})") from error
 
 
 @cache
-def _load_file(path: Path, changed: int) -> ModuleType:
-    """Known to Python by its stem, as Triton and pickle look modules up. changed: when it was written."""
+def _load_file(path: Path, _changed_ns: int) -> ModuleType:
+    """Execute a file, known to Python by its stem, as Triton and pickle look modules up."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python source file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
 
-def _said(error: BaseException) -> str:
-    """In one line."""
+def _one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def name_of(module: ModuleType, operation: Operation, device: str = "cpu") -> str | None:
-    """Name of the operation's function in the module, None where it has none; one named after the CPU is for it alone.
+    """Name of the operation's function in the module, None where it has none; names in _cpu are for the CPU only.
 
-    InputError for a module that raises when it is asked for the function.
+    InputError for a module that raises when its attribute is read.
     """
     names = sorted(operation.functions, key=lambda name: name.endswith("_cpu") != (device == "cpu"))
     try:
         return next((name for name in names if callable(getattr(module, name, None))), None)
     except Exception as error:
-        allowed = f"a module that can be asked for {' or '.join(names)} ({_said(error)})"
+        allowed = f"a module that can be asked for {' or '.join(names)} ({_one_line(error)})"
         raise InputError("module", module.__name__, allowed) from error
 
 
-def function_of(module: ModuleType, operation: Operation, device: str = "cpu") -> Callable | None:
-    """The function of this name."""
+def function_of(module: ModuleType, operation: Operation, device: str = "cpu") -> Callable[..., Any] | None:
+    """The operation's function in the module, None where it has none."""
     name = name_of(module, operation, device)
     return None if name is None else getattr(module, name)
 
 
 def chosen_operations(module: ModuleType, names: Sequence[str] | None) -> list[Operation]:
-    """The operations that are run: the named ones, each of which the module must have, or all that it has."""
+    """Operations to run: the named ones, each of which the module must have, or all that it has."""
     for name in names or ():
         if name not in BY_NAME:
             raise InputError("ops", name, ", ".join(BY_NAME))
@@ -114,15 +115,17 @@ def chosen_operations(module: ModuleType, names: Sequence[str] | None) -> list[O
 
 
 def run(module: str, case: Case, device: str) -> Outcome:
-    """One case, in this process or, if it is perilous, in one of its own."""
+    """Run one case, in this process or, if it is perilous, in one of its own."""
     if case.perilous:
-        return _run_alone(module, case, device)
+        return _run_in_process(module, case, device)
     function = function_of(load_module(module), BY_NAME[case.operation], device)
+    if function is None:
+        raise InputError("module", module, f"a module with a function for {case.operation}")
     return call(function, case, torch.device(device))
 
 
-def call(function: Callable, case: Case, device: torch.device) -> Outcome:
-    """Call the function once, in this process, and compare what it leaves."""
+def call(function: Callable[..., Any], case: Case, device: torch.device) -> Outcome:
+    """Call the function once, in this process, and compare its results."""
     operation = BY_NAME[case.operation]
     with _defaults():
         made = case.build()
@@ -150,7 +153,7 @@ def call(function: Callable, case: Case, device: torch.device) -> Outcome:
 
 @contextmanager
 def _defaults() -> Iterator[None]:
-    """Torch's own, whatever a module has set for itself."""
+    """Restore torch's own defaults, whatever a module has set."""
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
@@ -161,12 +164,12 @@ def _defaults() -> Iterator[None]:
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Whoever calls goes on after an exception, not after an exit or an error that the GPU does not recover from."""
+    """Whether a caller can go on: not after an exit, nor after an error that the GPU does not recover from."""
     return isinstance(error, Exception) and not isinstance(error, torch.AcceleratorError)
 
 
 def _first_wrong(operation: Operation, found: dict[str, Any], made: Call, device: torch.device) -> Difference | None:
-    """Of what is expected, unless an alternative fits."""
+    """The first difference from the expected results, unless an alternative fits."""
     for name in made.expected:
         result = found.get(name)
         if isinstance(result, torch.Tensor) and result.device.type != device.type:
@@ -179,8 +182,8 @@ def _first_wrong(operation: Operation, found: dict[str, Any], made: Call, device
     return None if None in firsts else firsts[0]
 
 
-def _results(operation: Operation, arguments: list, returned: Any) -> dict[str, Any]:
-    """By name what the call has left: arguments written in place, and what it returned, nested or not."""
+def _results(operation: Operation, arguments: list[Any], returned: Any) -> dict[str, Any]:
+    """Results by name: arguments written in place, and returned values, nested or not."""
     values = zip(operation.arguments, arguments, strict=True)
     found = {value.name: tensors(argument) for value, argument in values if value.role in ("out", "inout")}
     return found | dict(zip(_returned(operation), _flat(returned), strict=False))
@@ -191,21 +194,22 @@ def _returned(operation: Operation) -> list[str]:
 
 
 def _miscounted(operation: Operation, returned: Any) -> Difference | None:
-    """More than the convention has, which its callers cannot unpack; what is missing is named when it is compared."""
-    names, count = _returned(operation), len(_flat(returned))
+    """The difference of too many returned values, which callers cannot unpack; missing ones differ when compared."""
+    names = _returned(operation)
+    count = len(_flat(returned))
     if not 0 < len(names) < count:
         return None
     return Difference("what is returned", None, f"{len(names)} ({', '.join(names)})", str(count))
 
 
-def _flat(returned: Any) -> list:
+def _flat(returned: Any) -> list[Any]:
     if isinstance(returned, (tuple, list)):
         return [leaf for each in returned for leaf in _flat(each)]
     return [returned]
 
 
-def _misused(operation: Operation, arguments: list, before: list, after: list) -> Difference | None:
-    """A write beside a tensor, a changed input, a result in other memory. before, after: outlines of the call."""
+def _misused(operation: Operation, arguments: list[Any], before: list[Any], after: list[Any]) -> Difference | None:
+    """A write out of bounds, a changed input, or a result in other memory. before, after: outlines of the call."""
     for value, argument, then, now in zip(operation.arguments, arguments, before, after, strict=True):
         placed = pieces(argument)
         if any(each.is_overrun for each in placed):
@@ -217,20 +221,12 @@ def _misused(operation: Operation, arguments: list, before: list, after: list) -
     return None
 
 
-def _run_alone(module: str, case: Case, device: str) -> Outcome:
-    """The case in a process of its own, which may hang or die."""
+def _run_in_process(module: str, case: Case, device: str) -> Outcome:
+    """Run the case in a process of its own, which may hang or die."""
     with tempfile.TemporaryDirectory() as folder:
         left = Path(folder) / "outcome.json"
-        command = [
-            sys.executable,
-            "-m",
-            "specsim.correctness.conformance.one_case",
-            module,
-            case.operation,
-            case.name,
-            device,
-            left,
-        ]
+        program = [sys.executable, "-m", "specsim.correctness.conformance.one_case"]
+        command = [*program, module, case.operation, case.name, device, str(left)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         try:
             done = subprocess.run(command, env=environment, capture_output=True, timeout=SECONDS, check=False)
@@ -243,5 +239,5 @@ def _run_alone(module: str, case: Case, device: str) -> Outcome:
 
 
 def write(outcome: Outcome, path: Path) -> None:
-    """For the process that waits for it."""
+    """Write an outcome for the waiting process."""
     path.write_text(json.dumps(asdict(outcome)))

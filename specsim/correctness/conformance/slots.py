@@ -13,7 +13,7 @@ _LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=3)
 
 
 def made_pool(page_size: int, columns: list[int]) -> KVPool:
-    """A pool whose requests own so many columns each, in pages that lie anywhere; every number of its KV is another."""
+    """A pool whose requests own that number of columns each, in pages anywhere; all entries of its KV differ."""
     pages = sum(-(-count // page_size) for count in columns) + 3
     target = KVBuffer(_LAYOUT, pages * page_size, torch.float32)
     target.keys.copy_(torch.arange(target.keys.numel()).view_as(target.keys))
@@ -41,7 +41,8 @@ def move_call(page_size: int, seq_lens: list[int], paths: list[list[int]], num_n
     from specsim.reference.kv import commit, tree_locations
 
     config = SpecConfig(topk=num_nodes - 1, num_steps=1, num_draft_tokens=num_nodes, page_size=page_size)
-    batch, pools = batch_of(seq_lens, list(range(len(paths)))), made_pool(page_size, [n + num_nodes for n in seq_lens])
+    batch = batch_of(seq_lens, list(range(len(paths))))
+    pools = made_pool(page_size, [n + num_nodes for n in seq_lens])
     locations = tree_locations(batch, config, pools).flatten()
     accept_index = integers(
         [b * num_nodes + node for node in path] + [-1] * (num_nodes - len(path)) for b, path in enumerate(paths)
@@ -73,11 +74,12 @@ _MOVE = (
 
 
 def locations_call(page_size: int, seq_lens: list[int], rows: list[int], num_nodes: int) -> Call:
-    """rows: of the request table, which is wider than any of them needs."""
+    """One call on these rows of the request table, which is wider than any of them needs."""
     from specsim.reference.kv import tree_locations
 
     pools = made_pool(page_size, [max(seq_lens, default=0) + num_nodes + 2] * (max(rows, default=0) + 1))
-    batch, config = batch_of(seq_lens, rows), SpecConfig(1, num_nodes - 1, num_nodes, page_size)
+    batch = batch_of(seq_lens, rows)
+    config = SpecConfig(1, num_nodes - 1, num_nodes, page_size)
     table = torch.where(pools.req_to_token < 0, 0, pools.req_to_token).int()
     start = batch.seq_lens
     arguments = (batch.req_pool_indices, table, start, start + num_nodes, len(rows), num_nodes, DEVICE)
@@ -103,8 +105,10 @@ def lanes_call(page_size: int, k: int, num_steps: int, seq_lens: list[int]) -> C
     nodes = num_steps + 1 if k == 1 else 2
     config = SpecConfig(k, num_steps, nodes, page_size)
     columns = [config.reserved_columns(length) for length in seq_lens]
-    pools, rows = made_pool(page_size, columns), list(range(len(seq_lens)))[::-1]
-    order, none = [seq_lens[row] for row in rows], torch.empty(0, dtype=torch.int64)
+    pools = made_pool(page_size, columns)
+    rows = list(range(len(seq_lens)))[::-1]
+    order = [seq_lens[row] for row in rows]
+    none = torch.empty(0, dtype=torch.int64)
     lanes = [pools.slots(row, lane_columns(length, config)) for row, length in zip(rows, order, strict=True)]
     tails = [pools.slots(row, tail_columns(length, config)) for row, length in zip(rows, order, strict=True)]
     expected = {

@@ -1,5 +1,6 @@
-"""Cases of target-only sampling: uniforms in every cell and on every edge, thresholds, laws without mass."""
+"""Cases of target-only sampling: uniforms in every region and on every edge, thresholds, residuals without mass."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -9,11 +10,19 @@ import torch
 from specsim.correctness.conformance.case import Call, Case, integers, replaced, strided
 from specsim.correctness.conformance.forest import FLAT, Forest, grown
 
-LOWEST, HIGHEST = 2.0**-24, 1 - 2.0**-24
+LOWEST = 2.0**-24
+HIGHEST = 1 - 2.0**-24
 
 
-def sampling_call(forest: Forest, prob_BNV, uniforms_BW, final_B, single: float = 1.0, acc: float = 1.0) -> Call:
-    """uniforms_BW: a uniform for each depth, which every node of that depth has in uniform_samples."""
+def sampling_call(
+    forest: Forest,
+    prob_BNV: torch.Tensor,
+    uniforms_BW: torch.Tensor,
+    final_B: torch.Tensor,
+    single: float = 1.0,
+    acc: float = 1.0,
+) -> Call:
+    """One call. uniforms_BW: a uniform for each depth, which every node of that depth has in uniform_samples."""
     from specsim.reference.acceptance import target_only
     from specsim.reference.tree import depths_of
 
@@ -25,14 +34,28 @@ def sampling_call(forest: Forest, prob_BNV, uniforms_BW, final_B, single: float 
     return forest.call(walked, *samples, single, acc, True)
 
 
-def _grid(uniforms, finals, weights: list[list[float]], parents=FLAT, most: int = 2, **thresholds) -> Call:
-    """A request for every choice of uniforms at each depth and of the final uniform; weights: the law of each node."""
+def _grid(
+    uniforms: list[float],
+    finals: list[float],
+    weights: list[list[float]],
+    parents: list[int] = FLAT,
+    most: int = 2,
+    **thresholds: float,
+) -> Call:
+    """A request for every choice of uniforms; weights: the distribution at each node."""
     return _requests(list(product(*[uniforms] * most, finals)), weights, parents, most, **thresholds)
 
 
-def _requests(chosen_uniforms, weights: list[list[float]], parents=FLAT, most: int = 2, **thresholds) -> Call:
+def _requests(
+    chosen_uniforms: list[tuple[float, ...]],
+    weights: list[list[float]],
+    parents: list[int] = FLAT,
+    most: int = 2,
+    **thresholds: float,
+) -> Call:
     """A request for each of these uniforms, the final one last."""
-    batch, tokens = len(chosen_uniforms), [0, 1, 2, 3, 0, 2][: len(parents)]
+    batch = len(chosen_uniforms)
+    tokens = [0, 1, 2, 3, 0, 2][: len(parents)]
     uniforms_BW = torch.tensor([[*each[:-1], 0.5] for each in chosen_uniforms], dtype=torch.float64).view(
         batch, most + 1
     )
@@ -44,54 +67,57 @@ def _requests(chosen_uniforms, weights: list[list[float]], parents=FLAT, most: i
 
 
 _HALVES = [[0.125, 0.25, 0.125, 0.5], [0.5, 0.25, 0.125, 0.125], [0.25, 0.25, 0.25, 0.25]]
-_LAWS = [_HALVES[node % 3] for node in range(6)]
-_INSIDE = [0.1, 0.3, 0.7]  # a uniform in every cell of these laws
+_PROBS = [_HALVES[node % 3] for node in range(6)]
+_INSIDE = [0.1, 0.3, 0.7]  # a uniform in every region of these distributions
 
 
 def _edges() -> Call:
-    """Uniforms that equal what the children hold so far, which accepts, and the next above, which does not."""
+    """Uniforms that equal the cumulative mass of the children, which accepts, and the next above, which does not."""
     edges = [0.25, 0.375, 0.5, 0.625]
     uniforms = [LOWEST, *edges, *(edge + 2.0**-24 for edge in edges), HIGHEST]
-    below = [
-        (first, uniform) for first in (0.25, 0.5) for uniform in uniforms
-    ]  # of the root's first child, and of its second
+    below = list(product((0.25, 0.5), uniforms))  # below the root's first child, and its second
     pairs = [*((uniform, LOWEST) for uniform in uniforms), *below]
-    return _requests([(*pair, 0.4) for pair in pairs], _LAWS)
+    return _requests([(*pair, 0.4) for pair in pairs], _PROBS)
 
 
 def _no_chance() -> Call:
-    """Drafts of probability zero, which no uniform accepts and no draw yields."""
+    """Drafts of probability zero, which are never accepted and never drawn."""
     return _grid([LOWEST, HIGHEST], [LOWEST, HIGHEST], [[0.5, 0.0, 0.0, 0.5]] * 6)
 
 
 def _covered() -> Call:
-    """In float32 children may hold all there is and still sum to less than the uniform: the law is taken whole.
+    """Children that hold all mass, whose float32 sum is less than the uniform: the whole distribution is drawn from.
 
-    Who divides by the sum first accepts the last child, which is as right.
+    An implementation that divides by the sum first accepts the last child, which is right too.
     """
-    law, parents, finals = [0.0, 0.25, 0.75 - 2.0**-23, 0.0], [-1, 0, 0], [0.1, 0.3, HIGHEST]
-    normalised = [each / sum(law) for each in law]
-    other = _grid([HIGHEST], finals, [normalised] * 3, parents, 1)
-    return replace(_grid([HIGHEST], finals, [law] * 3, parents, 1), alternatives=(other.expected,))
+    weights = [0.0, 0.25, 0.75 - 2.0**-23, 0.0]
+    finals = [0.1, 0.3, HIGHEST]
+    normalised = [each / sum(weights) for each in weights]
+    other = _grid([HIGHEST], finals, [normalised] * 3, [-1, 0, 0], 1)
+    call = _grid([HIGHEST], finals, [weights] * 3, [-1, 0, 0], 1)
+    return replace(call, alternatives=(other.expected,))
 
 
 def _unvisited() -> Call:
-    """NaN in the laws of nodes that no walk comes to."""
-    laws = torch.tensor([_LAWS[0], [0.0, 0.0, 0.0, 1.0], *[[float("nan")] * 4] * 4])
-    laws[3] = torch.tensor(_LAWS[1])
-    call = _grid([0.2], _INSIDE, laws.nan_to_num(0.25).tolist())
-    return replaced(call, 9, laws.expand(len(_INSIDE), -1, -1).contiguous())
+    """NaN in the distributions of nodes that no walk reaches."""
+    prob_NV = torch.tensor([_PROBS[0], [0.0, 0.0, 0.0, 1.0], *[[float("nan")] * 4] * 4])
+    prob_NV[3] = torch.tensor(_PROBS[1])
+    call = _grid([0.2], _INSIDE, prob_NV.nan_to_num(0.25).tolist())
+    return replaced(call, 9, prob_NV.expand(len(_INSIDE), -1, -1).contiguous())
 
 
 def _roots() -> Call:
-    """Padded requests: nothing hangs from the root, so that the bonus token comes from its whole law."""
-    call, lone = _grid([0.2], _INSIDE, _LAWS), _grid([0.2], _INSIDE, _LAWS[:1], [-1])
+    """Padded requests: the root has no child, so that the bonus token comes from its whole distribution."""
+    from specsim.reference.sampling import inverse_cdf
+
+    call = _grid([0.2], _INSIDE, _PROBS)
     batch = len(_INSIDE)
-    paths = lone.expected["predicts"].view(batch, 1)
-    predicts = torch.cat([paths, torch.full((batch, 5), -1, dtype=torch.int32)], dim=1)
+    predicts = torch.full((batch, 6), -1, dtype=torch.int32)
+    predicts[:, 0] = integers(inverse_cdf(torch.tensor(_PROBS[0]).double(), final) for final in _INSIDE)
     accept_index = torch.full((batch, 3), -1, dtype=torch.int32)
     accept_index[:, 0] = torch.arange(batch) * 6
-    expected = lone.expected | {"predicts": predicts.flatten(), "accept_index": accept_index}
+    accept_token_num = torch.zeros(batch, dtype=torch.int32)
+    expected = {"predicts": predicts.flatten(), "accept_index": accept_index, "accept_token_num": accept_token_num}
     none = torch.full((batch, 6), -1)
     return replace(replaced(replaced(call, 5, none), 6, none), expected=expected)
 
@@ -99,7 +125,8 @@ def _roots() -> Call:
 def _wide_vocabulary(vocab: int) -> Call:
     """Probabilities in units of 2⁻¹⁶, so that float32 sums are exact in any order, and uniforms off their edges."""
     generator = torch.Generator().manual_seed(vocab)
-    forest, unit = grown(6, 3, 2, 7), 2.0**-16
+    forest = grown(6, 3, 2, 7)
+    unit = 2.0**-16
     tokens = torch.randint(vocab, (6, 7), generator=generator)
     tokens = [[(int(row[0]) + 3 * node) % vocab for node in range(7)] for row in tokens]
     counts = torch.multinomial(torch.ones(42, vocab) / vocab, 2**16, replacement=True, generator=generator)
@@ -110,38 +137,38 @@ def _wide_vocabulary(vocab: int) -> Call:
 
 
 def _off_edges(forest: Forest, prob_BNV: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Final uniforms in the middle of a token's mass, in the residual law as in the whole one."""
+    """Final uniforms in the middle of a token's mass, in the residual as in the whole distribution."""
     from specsim.reference.acceptance import target_only
 
     finals = []
     for tree, prob_NV, own in zip(forest.trees, prob_BNV, uniforms, strict=True):
         for final in ((torch.arange(1, 2**10) - 0.5) / 2**10).roll(int(own[3] * 2**10)).tolist():
-            near = {target_only(tree, prob_NV, own[:3].tolist(), final + step, 1, 1)[1] for step in (-1e-5, 0, 1e-5)}
-            if len(near) == 1:
+            near = (target_only(tree, prob_NV, own[:3].tolist(), final + step, 1, 1) for step in (-1e-5, 0, 1e-5))
+            if len({bonus for _, bonus in near}) == 1:
+                finals.append(final)
                 break
-        finals.append(final)
     return torch.tensor(finals, dtype=torch.float64)
 
 
-def _sampling_refusable(change) -> Call:
-    call = _grid([0.3], _INSIDE, _LAWS)
+def _sampling_refusable(change: Callable[[torch.Tensor], torch.Tensor]) -> Call:
+    call = _grid([0.3], _INSIDE, _PROBS)
     return replaced(call, 9, change(call.arguments[9]))
 
 
 CASES = (
-    Case("verify_target_only", "every cell of the uniforms", lambda: _grid(_INSIDE, [0.1, 0.45, 0.9], _LAWS)),
+    Case("verify_target_only", "every cell of the uniforms", lambda: _grid(_INSIDE, [0.1, 0.45, 0.9], _PROBS)),
     Case("verify_target_only", "uniforms on the edges", _edges),
     Case("verify_target_only", "drafts of probability zero", _no_chance),
     Case("verify_target_only", "children that cover the vocabulary", _covered),
     Case(
         "verify_target_only",
         "full depth: the bonus comes from the whole law",
-        lambda: _grid([LOWEST], _INSIDE, [_LAWS[0]] * 3, [-1, 0, 1]),
+        lambda: _grid([LOWEST], _INSIDE, [_PROBS[0]] * 3, [-1, 0, 1]),
     ),
-    Case("verify_target_only", "rows shorter than the tree is deep", lambda: _grid(_INSIDE, _INSIDE, _LAWS, most=1)),
-    Case("verify_target_only", "threshold_acc 1/2", lambda: _grid(_INSIDE, [0.3], _LAWS, acc=0.5)),
-    Case("verify_target_only", "threshold_acc 0", lambda: _grid(_INSIDE[1:], [0.3], _LAWS, acc=0.0)),
-    Case("verify_target_only", "threshold_single 1/4", lambda: _grid(_INSIDE, [0.3], _LAWS, single=0.25)),
+    Case("verify_target_only", "rows shorter than the tree is deep", lambda: _grid(_INSIDE, _INSIDE, _PROBS, most=1)),
+    Case("verify_target_only", "threshold_acc 1/2", lambda: _grid(_INSIDE, [0.3], _PROBS, acc=0.5)),
+    Case("verify_target_only", "threshold_acc 0", lambda: _grid(_INSIDE[1:], [0.3], _PROBS, acc=0.0)),
+    Case("verify_target_only", "threshold_single 1/4", lambda: _grid(_INSIDE, [0.3], _PROBS, single=0.25)),
     Case("verify_target_only", "NaN where no walk comes", _unvisited),
     Case("verify_target_only", "padded requests", _roots),
     Case("verify_target_only", "a vocabulary of 33", partial(_wide_vocabulary, 33)),

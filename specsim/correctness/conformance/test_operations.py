@@ -8,9 +8,10 @@ from specsim.correctness.conformance.catalogue import CASES, Case
 from specsim.correctness.conformance.runner import chosen_operations, load_module, run
 
 
-def pytest_generate_tests(metafunc) -> None:
-    """A test for every case of every operation that the module has; UsageError for bad options."""
-    module, names = metafunc.config.getoption("--impl"), metafunc.config.getoption("--impl-ops")
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make a test for every case of every operation that the module has; UsageError for bad options."""
+    module = metafunc.config.getoption("--impl")
+    names = metafunc.config.getoption("--impl-ops")
     try:
         if module is None:
             raise InputError("--impl", None, "the module whose functions are run against the cases")
@@ -23,8 +24,8 @@ def pytest_generate_tests(metafunc) -> None:
     metafunc.parametrize("case", cases, ids=[case.id for case in cases])
 
 
-def test_case(case: Case, device: str, pytestconfig) -> None:
-    """Operation, case and first wrong element are in the message."""
-    outcome = run(pytestconfig.getoption("--impl"), case, device)
+def test_case(case: Case, device: str, pytestconfig: pytest.Config) -> None:
+    """Run one case; the message names operation, case and first wrong element."""
+    outcome = run(str(pytestconfig.getoption("--impl")), case, device)
     if not outcome.passed:
         pytest.fail(f"{case.id}: {outcome.status}: {outcome.what}", pytrace=False)

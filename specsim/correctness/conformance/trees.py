@@ -1,6 +1,6 @@
 """Cases of build_tree: sizes on both sides of a word, every mask layout, ties, idle batches and malformed trees."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,7 +16,7 @@ _WORDS = ((8, torch.uint8), (16, torch.uint16), (32, torch.uint32))
 
 
 def tree_mask(mask_BNN: torch.Tensor, seq_lens: torch.Tensor, mode: int) -> torch.Tensor:
-    """The mask in a layout, flat, as the reference column packs it."""
+    """Pack the mask in a layout, flat, as the reference does."""
     from specsim.reference.tree import bitpacked_mask, full_mask
 
     if mode == FULL_MASK:
@@ -27,11 +27,20 @@ def tree_mask(mask_BNN: torch.Tensor, seq_lens: torch.Tensor, mode: int) -> torc
     return packed.view(next(word for most, word in _WORDS if mask_BNN.shape[1] <= most))
 
 
-def tree_call(parent_list, selected_index, seq_lens, k: int, num_steps: int, mode: int, rows=()) -> Call:
-    """A call, and what the reference builds; `rows` are the requests whose tree is well formed, all if empty."""
+def tree_call(
+    parent_list: torch.Tensor,
+    selected_index: torch.Tensor,
+    seq_lens: torch.Tensor,
+    k: int,
+    num_steps: int,
+    mode: int,
+    rows: Sequence[int] = (),
+) -> Call:
+    """One call; `rows` are the requests whose tree is well formed, all if empty."""
     from specsim.reference.tree import depths_of, links, parents_of, visibility
 
-    batch, num_nodes = len(seq_lens), selected_index.shape[1] + 1
+    batch = len(seq_lens)
+    num_nodes = selected_index.shape[1] + 1
     kept = list(rows) or list(range(batch))
     parents = {b: parents_of(selected_index[b].tolist(), parent_list[b].tolist(), k, b) for b in kept}
     lone = [-1] + [0] * (num_nodes - 1)
@@ -39,7 +48,8 @@ def tree_call(parent_list, selected_index, seq_lens, k: int, num_steps: int, mod
     depths_BN = integers(map(depths_of, grown)).view(batch, num_nodes)
     mask_BNN = torch.stack([visibility(own) for own in grown]) if batch else torch.empty(0, num_nodes, num_nodes).bool()
     all_links = [links(own) for own in grown]
-    mask, table = tree_mask(mask_BNN, seq_lens, mode), integers([-1] * batch * num_nodes).view(batch, num_nodes)
+    mask = tree_mask(mask_BNN, seq_lens, mode)
+    table = integers([-1] * batch * num_nodes).view(batch, num_nodes)
     blank = torch.zeros_like(mask.view(torch.uint8)).view(mask.dtype) if mode == QLEN_ONLY_BITPACKING else mask | True
     expected = {
         "tree_mask": mask,
@@ -66,9 +76,9 @@ def _only(call: Call, kept: list[int], batch: int, num_nodes: int) -> Call:
     """Compare the rows of well-formed requests; the mask of the tree has N² entries of each."""
     well = torch.zeros(batch, dtype=torch.bool)
     well[kept] = True
-    by_node, by_entry = well.repeat_interleave(num_nodes), well.repeat_interleave(num_nodes**2)
     tables = dict.fromkeys(("retrive_index", "retrive_next_token", "retrive_next_sibling"), well)
-    return replace(call, rows={"tree_mask": by_entry, "positions": by_node, **tables})
+    by_entry = well.repeat_interleave(num_nodes**2)
+    return replace(call, rows={"tree_mask": by_entry, "positions": well.repeat_interleave(num_nodes), **tables})
 
 
 def _grown(batch: int, k: int, num_steps: int, num_nodes: int, mode: int, coarse: bool = False) -> Call:
@@ -78,9 +88,10 @@ def _grown(batch: int, k: int, num_steps: int, num_nodes: int, mode: int, coarse
 
 
 def _damaged(damage: Callable[[torch.Tensor, torch.Tensor], None]) -> Call:
-    """Three requests, of which the middle one is malformed; the others have to be right whatever it does."""
+    """Three requests, the middle one malformed; the others have to be right."""
     made = drafted(3, 3, 3, seed=5)
-    parent_list, selected_index = made.parent_list.clone(), chosen(made, 8)
+    parent_list = made.parent_list.clone()
+    selected_index = chosen(made, 8)
     damage(parent_list[1], selected_index[1])
     return tree_call(parent_list, selected_index, integers(_LENS[:3]), 3, 3, QLEN_ONLY, rows=(0, 2))
 
@@ -99,7 +110,8 @@ def _leave_pool(parent_list: torch.Tensor, selected_index: torch.Tensor) -> None
 def _close_circle(parent_list: torch.Tensor, selected_index: torch.Tensor) -> None:
     """Two candidates, each the other's parent."""
     selected_index.copy_(integers([0, 1, 2, 3, 4, 12, 15]))
-    parent_list[12 // 3], parent_list[15 // 3] = 15, 12
+    parent_list[12 // 3] = 15
+    parent_list[15 // 3] = 12
 
 
 def _sizes() -> list[Case]:
