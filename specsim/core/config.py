@@ -65,7 +65,7 @@ class SpecConfig:
     typical_delta: float = 0.3
     max_len: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         plain = self.num_steps == 0
         for name, least in (("topk", 1), ("num_steps", 0), ("num_draft_tokens", 1 if plain else 2), ("page_size", 1)):
             _require_int(name, getattr(self, name), least)
@@ -189,7 +189,7 @@ class ServingConfig:
     prefix_cache: bool = False
     preemption: Literal["latest", "shortest", "longest"] = "latest"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name, allowed in _SERVING_CHOICES.items():
             _require(getattr(self, name) in allowed, name, getattr(self, name), " or ".join(allowed))
         for name, most in (("max_running", 2**16), ("num_slots", 2**31 - 1)):
@@ -260,7 +260,7 @@ class SamplingParams:
     seed: int = 0
     stop: tuple[str, ...] = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _require_finite("temperature", self.temperature, 0, _MOST, "0 (greedy) or a positive number")
         _require_int("top_k", self.top_k, 0)
         _require_finite("top_p", self.top_p, math.ulp(0), 1, "a number above 0 and at most 1")

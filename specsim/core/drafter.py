@@ -38,18 +38,23 @@ class Drafter(Protocol):
         self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
     ) -> DraftInput:
         """After the target's prefill of a chunk: what the first draft phase starts from."""
+        ...
 
     def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> Candidates:
         """The draft phase: candidates for the tree below each bonus token."""
+        ...
 
     def extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
         """After verify: a fresh DraftInput from the accepted rows; draft KV of those rows is rewritten."""
+        ...
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """What a DraftInput's hidden says of the first drafts: [R, draft vocabulary]."""
+        ...
 
     def idle(self) -> DraftInput:
         """The DraftInput of no request."""
+        ...
 
 
 class Head(Protocol):
@@ -66,9 +71,12 @@ class Head(Protocol):
 
     def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
         """The target's features as the first hidden state, [R, H]."""
+        ...
 
     def forward(self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: Any, kv: KVBuffer) -> torch.Tensor:
         """One forward over tokens and the hidden states one place before them: the hidden handed on, [R, H]."""
+        ...
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """[R, draft vocabulary]."""
+        ...

@@ -26,12 +26,15 @@ class Matcher(Protocol):
 
     def allowed(self) -> torch.Tensor:
         """bool [V]: the tokens that may follow, at least one; the one that ends outputs where it may end here."""
+        ...
 
     def advance(self, token: int) -> bool:
         """Take a token; False, and nothing has changed, if it is not allowed."""
+        ...
 
     def roll_back(self, count: int) -> None:
         """Give the last `count` tokens back."""
+        ...
 
 
 class Grammar(Protocol):
@@ -39,6 +42,7 @@ class Grammar(Protocol):
 
     def matcher(self) -> Matcher:
         """A new one, before the first token of an output."""
+        ...
 
 
 Grammars = Mapping[int, Grammar]  # by request id; a request that has none is free

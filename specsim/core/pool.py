@@ -8,131 +8,32 @@ Target and draft buffers are separate but share slot ids and `req_to_token`. The
 from collections import deque
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
 from specsim.core.config import ceil_to
 from specsim.core.errors import InputError
+from specsim.core.kv_buffer import KVBuffer, KVLayout
+from specsim.core.page_allocator import Account, OutOfSlots, PageAllocator
 
-
-@dataclass(frozen=True, slots=True)
-class KVLayout:
-    """Shape of one model's KV: num_layers × (slots) × num_kv_heads × head_dim, keys and values alike."""
-
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-
-
-class KVBuffer:
-    """Keys and values of one model, [layers, slots, kv heads, D] each."""
-
-    @torch.inference_mode(False)  # such a tensor may be written inside that mode and outside
-    def __init__(self, layout: KVLayout, num_slots: int, dtype: torch.dtype, device: torch.device | str = "cpu"):
-        shape = (layout.num_layers, num_slots, layout.num_kv_heads, layout.head_dim)
-        self.keys = torch.empty(shape, dtype=dtype, device=device)
-        self.values = torch.empty(shape, dtype=dtype, device=device)
-
-    def write(self, layer: int, slots_R: torch.Tensor, key_RAD: torch.Tensor, value_RAD: torch.Tensor) -> None:
-        """Write rows to their slots; a row with slot -1 writes nothing."""
-        kept = slots_R >= 0
-        self.keys[layer, slots_R[kept]] = key_RAD[kept]
-        self.values[layer, slots_R[kept]] = value_RAD[kept]
-
-    def move(self, source: torch.Tensor, destination: torch.Tensor) -> None:
-        """Copy the content of slots `source` to slots `destination` in every layer; all is read before any is
-        written.
-        """
-        keys, values = self.keys[:, source], self.values[:, source]
-        self.keys[:, destination], self.values[:, destination] = keys, values
-
-    def copy_(self, source: "KVBuffer") -> None:
-        """Take over another buffer's content, from any device and dtype."""
-        self.keys.copy_(source.keys)
-        self.values.copy_(source.values)
-
-
-class OutOfSlots(RuntimeError):
-    """The pool has fewer free pages than a reservation needs; nothing was reserved."""
-
-
-class PageAllocator:
-    """Whole pages, handed out first in, first out, and free again when nobody holds them.
-
-    limit: most pages that may be in use; what is beyond it is withheld.
-    """
-
-    def __init__(self, num_pages: int):
-        self.num_pages = self.limit = num_pages
-        self._free = deque(range(num_pages))
-        self._holders = [0] * num_pages
-
-    @property
-    def num_free(self) -> int:
-        """Pages that may be handed out; negative while more are in use than the limit allows."""
-        return self.limit - self.num_pages + len(self._free)
-
-    def allocate(self, count: int) -> list[int]:
-        if count > max(0, self.num_free):
-            raise OutOfSlots(f"{count} pages asked for, {max(0, self.num_free)} of {self.limit} are free")
-        pages = [self._free.popleft() for _ in range(count)]
-        self.hold(pages)
-        return pages
-
-    def holders(self, page: int) -> int:
-        """How many hold a page; 0: it is free."""
-        return self._holders[page]
-
-    def hold(self, pages: Sequence[int]) -> None:
-        """One holder more for each."""
-        for page in pages:
-            self._holders[page] += 1
-
-    def free(self, pages: Sequence[int]) -> None:
-        """One holder less for each; a page that nobody holds is free. ValueError for one that nobody held."""
-        for page in pages:
-            if not self._holders[page]:
-                raise ValueError(f"page {page} is free already")
-            self._holders[page] -= 1
-            if not self._holders[page]:
-                self._free.append(page)
-
-    def free_pages(self) -> tuple[int, ...]:
-        return tuple(self._free)
-
-
-class Account(NamedTuple):
-    """Who holds a page: rows of the request table, and whether it is kept beyond them; committed: slots of final KV."""
-
-    page: int
-    rows: tuple[int, ...]
-    is_kept: bool
-    committed: int
-
-    @property
-    def holders(self) -> str:
-        names = [*(f"row {row}" for row in self.rows), *(["whoever keeps it"] if self.is_kept else [])]
-        return " and ".join(names) or "nobody"
+__all__ = ["Account", "KVBuffer", "KVLayout", "KVPool", "OutOfSlots", "PageAllocator"]
 
 
 class KVPool:
-    """KV of all requests.
-
-    target, draft: KVBuffer (draft is None where the drafter keeps no KV). req_to_token: i64 [requests, width], slot
-    of every owned logical column, -1 elsewhere. token_ids: i64 [requests, width], tokens 0..L of each request (L is
-    the bonus). Rows are wide enough for max_len plus what two rounds reserve (sglang#26972).
-    """
+    """KV of all requests; rows are wide enough for max_len and the reservation of two rounds (sglang#26972)."""
 
     @torch.inference_mode(False)
-    def __init__(self, target: KVBuffer, draft: KVBuffer | None, page_size: int, num_requests: int, width: int):
+    def __init__(self, target: KVBuffer, draft: KVBuffer | None, page_size: int, num_requests: int, width: int) -> None:
         num_slots = target.keys.shape[1]
         if num_slots % page_size:
             raise InputError("num_slots", num_slots, f"a multiple of the page size, {page_size}")
         device = target.keys.device
-        self.target, self.draft, self.page_size = target, draft, page_size
+        self.target = target
+        self.draft = draft  # None where the drafter keeps no KV
+        self.page_size = page_size
+        # i64 [requests, width], slot of every owned logical column, -1 elsewhere
         self.req_to_token = torch.full((num_requests, ceil_to(width, page_size)), -1, dtype=torch.int64, device=device)
+        # i64 [requests, width], tokens 0..L of each request; L is the bonus token's
         self.token_ids = torch.full((num_requests, width), -1, dtype=torch.int64, device=device)
         self._allocator = PageAllocator(num_slots // page_size)
         self._pages: dict[int, list[int]] = {}
@@ -145,7 +46,8 @@ class KVPool:
         if not self._free_rows:
             raise OutOfSlots(f"all {len(self.req_to_token)} rows of the request table are in use")
         row = self._free_rows.popleft()
-        self._pages[row], self._committed[row] = [], 0
+        self._pages[row] = []
+        self._committed[row] = 0
         return row
 
     def pages(self, row: int) -> tuple[int, ...]:
@@ -160,7 +62,7 @@ class KVPool:
         return self._committed[row]
 
     def num_pages(self, columns: int) -> int:
-        """Pages that hold that many columns."""
+        """Count the pages that hold that many columns."""
         return ceil_to(columns, self.page_size) // self.page_size
 
     @property
@@ -182,7 +84,7 @@ class KVPool:
         return len(self._free_rows)
 
     def limit(self, num_slots: int) -> None:
-        """From now on use at most that many slots (whole pages of them); what is in use stays until it is released."""
+        """Use at most that many slots (whole pages) from now on; slots in use stay until they are released."""
         if type(num_slots) is not int or not 0 <= num_slots <= self.num_slots:
             raise InputError("num_slots", num_slots, f"0 to the pool's {self.num_slots}")
         self._allocator.limit = num_slots // self.page_size
@@ -207,7 +109,7 @@ class KVPool:
         self._kept.update(pages)
 
     def drop(self, pages: Sequence[int]) -> None:
-        """Keep these pages no longer."""
+        """End the keeping of these pages."""
         self._kept.difference_update(pages)
         self._allocator.free(pages)
 
@@ -217,8 +119,7 @@ class KVPool:
 
     def reserve(self, row: int, columns: int) -> None:
         """Own at least `columns` columns; never gives any back."""
-        if columns > self.req_to_token.shape[1]:
-            width = self.req_to_token.shape[1]
+        if columns > (width := self.req_to_token.shape[1]):
             raise OutOfSlots(f"{columns} columns asked for, a row of the request table has {width}")
         missing = max(0, self.num_pages(columns) - len(self._pages[row]))
         if missing:
@@ -232,25 +133,26 @@ class KVPool:
 
     def release(self, row: int, columns: int = 0) -> None:
         """Give back every whole page beyond the first `columns` columns."""
-        kept, pages = self.num_pages(columns), self._pages[row]
+        kept = self.num_pages(columns)
+        pages = self._pages[row]
         self._allocator.free(pages[kept:])
         del pages[kept:]
         self.req_to_token[row, self.owned_columns(row) :] = -1
         self._committed[row] = min(self._committed[row], self.owned_columns(row))
 
     def close(self, row: int) -> None:
-        """End a request: what it alone holds is free again."""
+        """End a request: pages that it alone holds are free again."""
         self.release(row)
         self.token_ids[row] = -1
         del self._pages[row], self._committed[row]
         self._free_rows.append(row)
 
     def record(self, rows: torch.Tensor | int, columns: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Note the tokens that stand at logical columns of requests."""
+        """Note the tokens at logical columns of requests."""
         self.token_ids[rows, columns] = tokens.long()
 
     def slots(self, rows: torch.Tensor | int, columns: torch.Tensor) -> torch.Tensor:
-        """Slots of logical columns of requests, of the broadcast shape; a column that is not owned is an error."""
+        """Look up the slots of columns, of the broadcast shape; IndexError for a column that is not owned."""
         slots = self.req_to_token[rows, columns]
         if bool((slots < 0).any()):
             row, column = (index.expand_as(slots)[slots < 0][0] for index in (torch.as_tensor(rows), columns))
@@ -260,16 +162,15 @@ class KVPool:
     def copy_(self, source: "KVPool") -> None:
         """Take over everything another pool of the same shape holds, in place: content, tables and books."""
         self.target.copy_(source.target)
-        if self.draft is not None:
+        if self.draft is not None and source.draft is not None:
             self.draft.copy_(source.draft)
         self.req_to_token.copy_(source.req_to_token)
         self.token_ids.copy_(source.token_ids)
-        self._allocator, self._free_rows = deepcopy(source._allocator), source._free_rows.copy()
-        self._pages, self._committed = deepcopy(source._pages), source._committed.copy()
-        self._kept = source._kept.copy()
+        for name in ("_allocator", "_pages", "_committed", "_kept", "_free_rows"):
+            setattr(self, name, deepcopy(getattr(source, name)))
 
     def accounts(self) -> list[Account]:
-        """Who holds every page that is held."""
+        """List the holders of every page that is held."""
         rows: dict[int, list[int]] = {page: [] for page in sorted(self._kept)}
         committed = dict.fromkeys(self._kept, self.page_size)
         for row, pages in self._pages.items():
@@ -280,30 +181,27 @@ class KVPool:
         return [Account(page, tuple(rows[page]), page in self._kept, committed[page]) for page in rows]
 
     def usage(self) -> dict[str, int]:
-        """Numbers of slots: free + reserved + committed = slots.
-
-        free: counts what is withheld too; reserved: held, and not (known to be) committed; cached: of the committed
-        ones, those that are kept beyond their requests; withheld: beyond the limit. requests: rows in use.
-        """
-        accounts, free = self.accounts(), len(self._allocator.free_pages()) * self.page_size
+        """Count slots: free + reserved + committed = slots."""
+        accounts = self.accounts()
         committed = sum(each.committed for each in accounts)
         return {
             "slots": self.num_slots,
-            "free": free,
-            "reserved": len(accounts) * self.page_size - committed,
+            "free": len(self._allocator.free_pages()) * self.page_size,  # withheld ones included
+            "reserved": len(accounts) * self.page_size - committed,  # held, and not (known to be) committed
             "committed": committed,
-            "cached": len(self._kept) * self.page_size,
-            "withheld": self.num_slots - self.usable_slots,
-            "requests": len(self._pages),
+            "cached": len(self._kept) * self.page_size,  # of the committed ones, those kept beyond their requests
+            "withheld": self.num_slots - self.usable_slots,  # beyond the limit
+            "requests": len(self._pages),  # rows in use
         }
 
     def audit(self) -> dict[str, int]:
-        """Account for every slot; its usage, or AssertionError where books and tables disagree.
+        """Account for every slot; give the usage, or raise AssertionError where books and tables disagree.
 
         Every page is either free or held, by as many as are counted. A page that more than one holds lies, in each of
         its requests, at the same place and wholly among the committed columns, so that nobody writes it.
         """
-        accounts, free = self.accounts(), self._allocator.free_pages()
+        accounts = self.accounts()
+        free = self._allocator.free_pages()
         if len(set(free)) != len(free):
             raise AssertionError("a page is twice in the free list")
         for account in accounts:
@@ -323,7 +221,8 @@ class KVPool:
         return self.usage()
 
     def _check_account(self, account: Account) -> None:
-        page, counted = account.page, self._allocator.holders(account.page)
+        page = account.page
+        counted = self._allocator.holders(page)
         if counted != len(account.rows) + account.is_kept:
             raise AssertionError(f"page {page} is counted {counted} times and held by {account.holders}")
         if counted > 1:

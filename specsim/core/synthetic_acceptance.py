@@ -35,7 +35,7 @@ class SyntheticAcceptance:
     schedule: Literal["minimum-variance", "independent"] = "minimum-variance"
     seed: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         allowed = "one number from 0 to 1 for each step, none larger than the one before"
         if not isinstance(self.rates, (tuple, list)) or not self.rates:
             raise InputError("rates", self.rates, allowed)

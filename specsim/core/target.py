@@ -34,7 +34,7 @@ class ModelConfig:
     tie_word_embeddings: bool = False
     eos_token_ids: tuple[int, ...] = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.family not in FAMILIES:
             raise InputError("model_type", self.family, " or ".join(FAMILIES))
         if self.num_heads % self.num_kv_heads:
@@ -63,6 +63,8 @@ class Target(Protocol):
 
         Features are the hidden states entering `feature_layers`, concatenated, or that same hidden when there are none.
         """
+        ...
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """The head: [R, V] in the model's dtype."""
+        ...

@@ -1,0 +1,92 @@
+"""The requests of a round and how each is sampled, as tensors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+import torch
+
+from specsim.core.config import SamplingParams
+from specsim.core.state import PerRequest
+from specsim.core.uniforms import seed_bits
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling(PerRequest):
+    """SamplingParams of a batch; float64, so that no parameter is rounded here."""
+
+    temperature: torch.Tensor  # f64 [B]
+    top_k: torch.Tensor  # i64 [B]
+    top_p: torch.Tensor  # f64 [B]
+    min_p: torch.Tensor  # f64 [B]
+    repetition_penalty: torch.Tensor  # f64 [B]
+    presence_penalty: torch.Tensor  # f64 [B]
+    frequency_penalty: torch.Tensor  # f64 [B]
+    is_biased: torch.Tensor  # bool [B], whether the row of logit_bias has an entry other than 0
+    logit_bias: torch.Tensor | None  # f64 [B, V], None where no request names a token
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], vocab_size: int) -> Self:
+        """Tabulate parameters; biases are held as soon as a request names a token, be its bias 0."""
+        values = {
+            f.name: torch.tensor([getattr(p, f.name) for p in params], dtype=torch.float64)
+            for f in fields(cls)
+            if f.name not in ("is_biased", "logit_bias")
+        }
+        values["top_k"] = torch.tensor([min(p.top_k, vocab_size) for p in params], dtype=torch.int64)
+        is_biased = torch.tensor([any(p.logit_bias.values()) for p in params], dtype=torch.bool)
+        if not any(p.logit_bias for p in params):
+            return cls(**values, is_biased=is_biased, logit_bias=None)
+        bias_BV = torch.zeros(len(params), vocab_size, dtype=torch.float64)
+        for bias_V, p in zip(bias_BV, params, strict=True):
+            for token, bias in p.logit_bias.items():
+                bias_V[token] = float(bias)
+        return cls(**values, is_biased=is_biased, logit_bias=bias_BV)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(PerRequest):
+    """The requests of a round; no phase changes it."""
+
+    request_ids: torch.Tensor  # i64 [B]
+    req_pool_indices: torch.Tensor  # i64 [B], rows of the pool's tables
+    seq_lens: torch.Tensor  # i64 [B], L: tokens with committed KV
+    prompt_lens: torch.Tensor  # i64 [B]
+    seeds: torch.Tensor  # i64 [B], the bits of unsigned 64-bit seeds
+    sampling: Sampling
+    num_rounds: torch.Tensor  # i64 [B], rounds that the request has had
+
+    @property
+    def size(self) -> int:
+        return len(self.request_ids)
+
+    @property
+    def rows_and_lens(self) -> list[tuple[int, int]]:
+        """(row of the pool's tables, L) of each request, on the host."""
+        return list(zip(self.req_pool_indices.tolist(), self.seq_lens.tolist(), strict=True))
+
+    @classmethod
+    def of(
+        cls,
+        request_ids: Sequence[int],
+        rows: Sequence[int],
+        prompt_lens: Sequence[int],
+        params: Sequence[SamplingParams],
+        vocab_size: int,
+        num_rounds: Sequence[int] | None = None,
+    ) -> Self:
+        """Batch of requests whose prompts are prefilled and that have had `num_rounds` rounds each (None: none)."""
+        lens = torch.tensor(prompt_lens, dtype=torch.int64)
+        return cls(
+            request_ids=torch.tensor(request_ids, dtype=torch.int64),
+            req_pool_indices=torch.tensor(rows, dtype=torch.int64),
+            seq_lens=lens,
+            prompt_lens=lens,
+            seeds=torch.tensor([seed_bits(each.seed) for each in params], dtype=torch.int64),
+            sampling=Sampling.of(params, vocab_size),
+            num_rounds=torch.tensor([0] * len(lens) if num_rounds is None else num_rounds, dtype=torch.int64),
+        )
+
+    def after(self, num_accepted_tokens: torch.Tensor) -> Self:
+        """Batch of the next round."""
+        return replace(self, seq_lens=self.seq_lens + num_accepted_tokens, num_rounds=self.num_rounds + 1)

@@ -1,0 +1,66 @@
+"""Whole pages of slots: which are free, and how many hold each."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class OutOfSlots(RuntimeError):
+    """The pool has fewer free pages than a reservation needs; nothing was reserved."""
+
+
+class PageAllocator:
+    """Whole pages, handed out first in, first out, and free again when nobody holds them."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self.limit = num_pages  # most pages that may be in use; those beyond it are withheld
+        self._free = deque(range(num_pages))
+        self._holders = [0] * num_pages
+
+    @property
+    def num_free(self) -> int:
+        """Number of pages that may be handed out; negative while more are in use than the limit allows."""
+        return self.limit - self.num_pages + len(self._free)
+
+    def allocate(self, count: int) -> list[int]:
+        if count > max(0, self.num_free):
+            raise OutOfSlots(f"{count} pages asked for, {max(0, self.num_free)} of {self.limit} are free")
+        pages = [self._free.popleft() for _ in range(count)]
+        self.hold(pages)
+        return pages
+
+    def holders(self, page: int) -> int:
+        """Count the holders of a page; 0: it is free."""
+        return self._holders[page]
+
+    def hold(self, pages: Sequence[int]) -> None:
+        """Add a holder to each page."""
+        for page in pages:
+            self._holders[page] += 1
+
+    def free(self, pages: Sequence[int]) -> None:
+        """Take a holder from each page; without one it is free. ValueError for a page that is free already."""
+        for page in pages:
+            if not self._holders[page]:
+                raise ValueError(f"page {page} is free already")
+            self._holders[page] -= 1
+            if not self._holders[page]:
+                self._free.append(page)
+
+    def free_pages(self) -> tuple[int, ...]:
+        return tuple(self._free)
+
+
+class Account(NamedTuple):
+    """The holders of one page."""
+
+    page: int
+    rows: tuple[int, ...]  # of the request table
+    is_kept: bool  # beyond the requests that filled it
+    committed: int  # slots with final KV
+
+    @property
+    def holders(self) -> str:
+        names = [*(f"row {row}" for row in self.rows), *(["whoever keeps it"] if self.is_kept else [])]
+        return " and ".join(names) or "nobody"

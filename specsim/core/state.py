@@ -1,0 +1,69 @@
+"""Values of named tensors: the base of everything that the phases of a round hand to each other."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A value of named tensors that one phase leaves to another."""
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Its own tensors by name, but for those that are None."""
+        values = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return {name: value for name, value in values if isinstance(value, torch.Tensor)}
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """Move the state to a device, and its hidden states (the only tensors in the model's dtype) to a dtype."""
+        return _moved(self, device, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class PerRequest(State):
+    """A state whose every tensor has one entry a request, along its first dimension."""
+
+    def filter(self, requests: torch.Tensor) -> Self:
+        """Select the requests at these places (i64), in that order; always by index, never by slice (sglang#9252)."""
+        return replace(self, **{f.name: _selected(getattr(self, f.name), requests) for f in fields(self)})
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is the state of no request."""
+        return self._num_requests == 0
+
+    @property
+    def _num_requests(self) -> int:
+        return len(next(iter(self.tensors.values())))
+
+    def merge(self, other: Self) -> Self:
+        """Append the requests of other to those of self; an idle state adds nothing, and what one side lacks is 0."""
+        if self.is_idle or other.is_idle:
+            return other if self.is_idle else self
+        sizes = (self._num_requests, other._num_requests)
+        values = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
+        return replace(self, **{name: _joined(*both, sizes) for name, both in values.items()})
+
+
+def _selected(value: Any, requests: torch.Tensor) -> Any:
+    return value if value is None else value.filter(requests) if isinstance(value, PerRequest) else value[requests]
+
+
+def _joined(first: Any, second: Any, sizes: tuple[int, int]) -> Any:
+    if isinstance(first, PerRequest):
+        return first.merge(second)
+    if first is None and second is None:
+        return None
+    first = second.new_zeros(sizes[0], *second.shape[1:]) if first is None else first
+    second = first.new_zeros(sizes[1], *first.shape[1:]) if second is None else second
+    return torch.cat([first, second])
+
+
+def _moved(value: Any, device: torch.device | str | None, dtype: torch.dtype | None, name: str = "") -> Any:
+    if isinstance(value, State):
+        return replace(value, **{f.name: _moved(getattr(value, f.name), device, dtype, f.name) for f in fields(value)})
+    if isinstance(value, torch.Tensor):
+        return value.to(device=device, dtype=dtype if name == "hidden" else None)
+    return value
