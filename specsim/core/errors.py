@@ -1,5 +1,6 @@
-"""Bad input, reported in one sentence."""
+"""Bad input, reported in one sentence, and the checks that find it."""
 
+import math
 from typing import Self
 
 
@@ -15,3 +16,21 @@ class InputError(ValueError):
     def __reduce__(self) -> tuple[type[Self], tuple[str, object, str]]:
         """Pickle by its fields, so that it crosses from a worker process."""
         return type(self), (self.name, self.value, self.allowed)
+
+
+def require(condition: bool, name: str, value: object, allowed: str) -> None:
+    """Raise InputError unless the condition holds."""
+    if not condition:
+        raise InputError(name, value, allowed)
+
+
+def require_int(name: str, value: object, least: int, most: float = math.inf) -> None:
+    """Raise InputError unless the value is an integer (no bool) within limits."""
+    limits = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
+    require(type(value) is int and least <= value <= most, name, value, f"an integer {limits}")
+
+
+def require_number(name: str, value: object, least: float, most: float, allowed: str) -> None:
+    """Raise InputError unless the value is an integer or float (no bool, no nan) within limits."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
+    require(is_number, name, value, allowed)

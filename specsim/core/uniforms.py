@@ -1,4 +1,4 @@
-"""The only source of randomness: counter-based draws that are named, not ordered.
+"""Counter-based random numbers, the only source of randomness: named, not ordered.
 
 A draw is named (seed, request id, stream, L of its round's root, depth, index), so a request meets the same numbers
 alone, in any batch and after a preemption. The generator is Philox4x32-10 (Salmon et al., SC 2011).
@@ -8,13 +8,14 @@ from enum import IntEnum
 
 import torch
 
+Part = torch.Tensor | int  # of the names of draws; the parts broadcast
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _LOW = 0xFFFFFFFF
 
 
 class Stream(IntEnum):
-    """What a draw is for. Two streams never share a number."""
+    """Purpose of a draw; two streams never share a number."""
 
     PREFILL = 0
     ACCEPT = 1
@@ -25,7 +26,7 @@ class Stream(IntEnum):
 
 
 def seed_bits(seed: int) -> int:
-    """An unsigned 64-bit seed as the int64 that has its bits."""
+    """Reinterpret an unsigned 64-bit seed as the int64 that has its bits."""
     return seed - 2**64 if seed >= 2**63 else seed
 
 
@@ -41,19 +42,23 @@ def philox(counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, ...]) -> 
     return c0, c1, c2, c3
 
 
-def words(seeds, request_ids, stream: Stream, root_lens, depths, indices=0) -> tuple[torch.Tensor, ...]:
+def words(
+    seeds: Part, request_ids: Part, stream: Stream, root_lens: Part, depths: Part, indices: Part = 0
+) -> tuple[torch.Tensor, ...]:
     """Four random 32-bit words (int64) for every name; arguments broadcast.
 
     The counter is (index, root length, depth · 256 + stream, request id), the key the two halves of the seed, so
     request ids, root lengths and indices are below 2³² and depths below 2²⁴.
     """
-    names = (seeds, request_ids, root_lens, depths, indices)
-    seeds, request_ids, root_lens, depths, indices = (torch.as_tensor(name, dtype=torch.int64) for name in names)
-    counter = (indices & _LOW, root_lens & _LOW, (depths << 8) | int(stream), request_ids & _LOW)
-    return philox(counter, (seeds & _LOW, (seeds >> 32) & _LOW))
+    depth_and_stream = (torch.as_tensor(depths, dtype=torch.int64) << 8) | int(stream)
+    seed = torch.as_tensor(seeds, dtype=torch.int64)
+    parts = (torch.as_tensor(part, dtype=torch.int64) for part in (indices, root_lens, depth_and_stream, request_ids))
+    return philox(tuple(part & _LOW for part in parts), (seed & _LOW, (seed >> 32) & _LOW))
 
 
-def named_uniforms(seeds, request_ids, stream: Stream, root_lens, depths, indices=0) -> torch.Tensor:
+def named_uniforms(
+    seeds: Part, request_ids: Part, stream: Stream, root_lens: Part, depths: Part, indices: Part = 0
+) -> torch.Tensor:
     """Uniforms of 24 bits in [2⁻²⁴, 1 - 2⁻²⁴], float64 (exact in float32 too), of the broadcast shape.
 
     0 would accept a draft of probability zero (sglang#35771) and 1 walks off the end of a CDF (sglang#30822).
@@ -70,8 +75,8 @@ def gumbel_noise(
     It is named by the position of the token that it chooses, not by a round, so that a drafter and its target share it.
     u has 53 bits, in [2⁻⁵³, 1 - 2⁻⁵³]: with 24 noise would end at 16.6, and a large vocabulary would lose its tail.
     """
-    names = (seeds[..., None], request_ids[..., None], Stream.GUMBEL, positions[..., None], 0)
-    high, low, _, _ = words(*names, torch.arange(vocab_size))
+    token_ids = torch.arange(vocab_size)
+    high, low, _, _ = words(seeds[..., None], request_ids[..., None], Stream.GUMBEL, positions[..., None], 0, token_ids)
     uniform = ((high << 21) | (low >> 11)).clamp(min=1).double() * 2.0**-53
     return -(-uniform.log()).log()
 
@@ -79,24 +84,27 @@ def gumbel_noise(
 def accept_uniforms(
     seeds: torch.Tensor, request_ids: torch.Tensor, root_lens: torch.Tensor, num_steps: int
 ) -> torch.Tensor:
-    """The uniforms of a round's visited nodes, one a depth: float64 [B, S+1]."""
+    """Uniforms of the nodes that a round visits, one for each depth, float64 [B, S+1]."""
     depths = torch.arange(num_steps + 1)
     return named_uniforms(seeds[:, None], request_ids[:, None], Stream.ACCEPT, root_lens[:, None], depths)
 
 
 def final_uniforms(seeds: torch.Tensor, request_ids: torch.Tensor, root_lens: torch.Tensor) -> torch.Tensor:
-    """The uniform of a round's bonus token, float64 [B]; its name has depth 0 wherever the walk ended."""
+    """Uniform of a round's bonus token, float64 [B]; its name has depth 0 wherever the walk ended."""
     return named_uniforms(seeds, request_ids, Stream.FINAL, root_lens, 0)
 
 
 def first_uniforms(seeds: torch.Tensor, request_ids: torch.Tensor, prompt_lens: torch.Tensor) -> torch.Tensor:
-    """The uniform of the token after a prompt, float64 [B]; its root is the prompt's last token."""
+    """Uniform of the token after a prompt, float64 [B]; its root is the prompt's last token."""
     return named_uniforms(seeds, request_ids, Stream.PREFILL, prompt_lens - 1, 0)
 
 
-def draft_uniforms(seeds: torch.Tensor, request_ids: torch.Tensor, root_lens: torch.Tensor, depth: int, num_lanes: int):
-    """The uniforms that draw what follows the nodes of a depth, one a lane, float64 [B, K]; a round's first drafts,
-    drawn before it, have its root's length.
+def draft_uniforms(
+    seeds: torch.Tensor, request_ids: torch.Tensor, root_lens: torch.Tensor, depth: int, num_lanes: int
+) -> torch.Tensor:
+    """Uniforms that draw the children of the nodes of a depth, one for each lane, float64 [B, K].
+
+    A round's first drafts, drawn before it, have its root's length.
     """
     return named_uniforms(
         seeds[:, None], request_ids[:, None], Stream.DRAFT, root_lens[:, None], depth, torch.arange(num_lanes)
@@ -106,9 +114,8 @@ def draft_uniforms(seeds: torch.Tensor, request_ids: torch.Tensor, root_lens: to
 def lane_accept_uniforms(
     seeds: torch.Tensor, request_ids: torch.Tensor, root_lens: torch.Tensor, num_steps: int, num_lanes: int
 ) -> torch.Tensor:
-    """A uniform for every node of a static tree, float64 [B, N], by its parent's depth and its lane; the root's is not
-    used.
-    """
+    """Uniforms of the nodes of a static tree, by depth of the parent and lane, float64 [B, N]; the root's is unused."""
     child = torch.arange(-1, num_lanes * num_steps).clamp(min=0)
-    names = seeds[:, None], request_ids[:, None], Stream.ACCEPT, root_lens[:, None]
-    return named_uniforms(*names, child // num_lanes, child % num_lanes)
+    depths = child // num_lanes
+    lanes = child % num_lanes
+    return named_uniforms(seeds[:, None], request_ids[:, None], Stream.ACCEPT, root_lens[:, None], depths, lanes)
