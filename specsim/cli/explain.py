@@ -32,13 +32,12 @@ def explain(
     Exit status 1: fault.
     """
     from specsim.core.display import heading, print_table, stdout_console
-    from specsim.core.files import check_apart, check_writable, write_json
+    from specsim.core.files import check_files, write_json
     from specsim.correctness.explain import Noise, read_answers
     from specsim.correctness.explain import explain as compare
 
     for name, answers in (("a", a), ("b", b)):
-        check_apart(**{name: answers}, json=json_file)
-    check_writable(json_file)
+        check_files({name: answers}, json=json_file)
     answers_a = read_answers(a, "a")
     noise = Noise.of(dtype)
     findings = list(compare(answers_a, read_answers(b, "b"), noise))

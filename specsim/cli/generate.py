@@ -68,12 +68,11 @@ def _generate(
     given: dict[str, Any], text: str | None, config: SpecConfig, sampling: SamplingParams, **how: Any
 ) -> None:
     from specsim.core.display import metrics_rows, output_text, print_table, stdout_console
-    from specsim.core.files import check_apart, check_writable, write_json
+    from specsim.core.files import check_files, write_json
     from specsim.core.provenance import now
     from specsim.serving.generation import generate as continue_texts
 
-    check_apart(**{name: given[name] for name in ("prompt_file", "json_schema")}, json=given["json_file"])
-    check_writable(given["json_file"])
+    check_files({name: given[name] for name in ("prompt_file", "json_schema")}, json=given["json_file"])
     made = {
         "command": options.command("specsim generate", generate, given, without=("json_file",)),
         "date": now(),

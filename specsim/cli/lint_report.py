@@ -30,7 +30,7 @@ def lint_report(
     from dataclasses import asdict
 
     from specsim.core.display import stdout_console
-    from specsim.core.files import check_apart, check_writable, write_json
+    from specsim.core.files import check_files, write_json
     from specsim.simulator.bounds import whole
     from specsim.simulator.lint import Stated, lint
     from specsim.simulator.report import read_reports
@@ -38,8 +38,7 @@ def lint_report(
     for name, value in (("output_tokens", output_tokens), ("num_drafts", num_drafts)):
         if value is not None:
             whole(name, value)
-    check_apart(file=file, json=json_file)
-    check_writable(json_file)
+    check_files({"file": file}, json=json_file)
     reports = read_reports(file)
     findings = [finding for report in reports for finding in lint(report, Stated(output_tokens, num_drafts))]
     try:

@@ -43,12 +43,11 @@ def plan(
     """Find the best setting for a model, GPUs and a load, and print its flags."""
     given = locals()
     from specsim.core.display import stdout_console
-    from specsim.core.files import check_apart, check_writable, write_json
+    from specsim.core.files import check_files, write_json
     from specsim.simulator.plan import plan as make
     from specsim.simulator.plan import policies as choose
 
-    check_apart(accept=accept, json=json_file)
-    check_writable(json_file)
+    check_files({"accept": accept}, json=json_file)
     console, found = stdout_console(), make(fields.cell(given), objective)
     compared = choose(found.cell, found.crossover or max_running) if policies else {}
     try:

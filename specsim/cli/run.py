@@ -1,6 +1,5 @@
 """specsim run: a file of requests, served."""
 
-import os
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -79,7 +78,7 @@ def run(
 
 def _run(given: dict[str, Any], config: SpecConfig, serving: ServingConfig) -> None:
     from specsim.core.display import stdout_console
-    from specsim.core.files import check_writable, write_json
+    from specsim.core.files import write_json
     from specsim.core.provenance import now, versions
     from specsim.correctness.invariance.modes import compare
     from specsim.models.shipped import REQUESTS
@@ -88,7 +87,6 @@ def _run(given: dict[str, Any], config: SpecConfig, serving: ServingConfig) -> N
     from specsim.serving.workload import parse_requests, read_file
 
     engine_options, acceptance = options.engine_options(given), options.acceptance(given)
-    check_writable(given["json_file"])
     _check_run(given)
     pair = options.pair(given)
     engine = load_engine(pair, config, engine_options, acceptance=acceptance)
@@ -122,11 +120,11 @@ def _run(given: dict[str, Any], config: SpecConfig, serving: ServingConfig) -> N
 
 def _check_run(given: dict[str, Any]) -> None:
     """What can be known before a long run: options that exclude each other, and whether a trace can be written."""
-    from specsim.core.files import check_apart, check_writable
+    from specsim.core.files import check_files
     from specsim.serving.trace import Trace
 
     trace, source = given["trace"], given["requests"]
-    check_apart(requests=source, json=given["json_file"], trace=trace)
+    check_files({"requests": source}, json=given["json_file"], trace=trace)
     if given["shape"] is not None and source is None:
         raise InputError("requests", "the shipped texts", "a file with prompt_ids: a --shape has no tokenizer")
     if given["compare"]:
@@ -134,7 +132,5 @@ def _check_run(given: dict[str, Any]) -> None:
         for name, only in (defaults | {"trace": None, "accept_rates": None}).items():
             if given[name] != only:
                 raise InputError(name, str(given[name]), f"only {only}, the default, with --compare")
-    if trace is None:
-        return
-    Trace().write_parquet(os.devnull)
-    check_writable(trace, "trace")
+    if trace is not None:
+        Trace().to_parquet()

@@ -64,12 +64,10 @@ def simulate(
     """Simulate a server with speculation and without, or reproduce a published table."""
     given = locals()
     from specsim.core.display import stdout_console
-    from specsim.core.files import check_apart, check_writable, write_json, write_whole
+    from specsim.core.files import check_files, write_json, write_whole
     from specsim.simulator.show import compare, show, show_table
 
-    check_apart(workload=workload, json=json_file, plot=plot)
-    check_writable(json_file)
-    check_writable(plot, "plot")
+    check_files({"workload": workload}, json=json_file, plot=plot)
     if table is None:
         scenario = _scenario(given)
         if plot and scenario.option.config.is_plain:

@@ -66,7 +66,7 @@ def sweep(
     from tqdm.auto import tqdm
 
     from specsim.core.display import stdout_console
-    from specsim.core.files import check_apart, check_writable, write_json, write_whole
+    from specsim.core.files import check_files, write_json, write_whole
     from specsim.simulator.sweep import Results, cells, check, key
     from specsim.simulator.sweep import sweep as run
 
@@ -74,9 +74,7 @@ def sweep(
     wanted = cells(fields.cell(given), varied)
     if all(each.rate is not None for each in wanted):
         fields.check_one_load(given | varied)
-    check_apart(accept=accept, out=out, json=json_file, parquet=parquet, plot=plot)
-    for file, name in ((json_file, "json"), (parquet, "parquet"), (plot, "plot"), (out, "out")):
-        check_writable(file, name)
+    check_files({"accept": accept}, out=out, json=json_file, parquet=parquet, plot=plot)
     check(wanted)
     names = list(dict.fromkeys(map(key, wanted)))
     with _executor(jobs, cluster) as executor, tqdm(total=len(names), unit="cell", disable=None) as bar:

@@ -57,7 +57,7 @@ class SyntheticAcceptance:
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """Shares by position in units of 1/ONE, of all rounds (independent) or those that accept the draft before it."""
+        """Shares by position in units of 1/ONE, of all rounds (independent) or those that accept the one before."""
         if self.schedule == "independent":
             return tuple(round(rate * ONE) for rate in self.rates)
         return tuple(round(rate / before * ONE) if before else 0 for before, rate in pairwise((1.0, *self.rates)))

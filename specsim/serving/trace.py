@@ -180,13 +180,17 @@ class Trace:
         """The trace of which to_json made this value; raises InputError for one that it cannot have made."""
         return _read(cls, value, "trace")
 
-    def write_parquet(self, path: Path | str) -> None:
-        """Write the events, all of them or nothing: beside `path`, then renamed; a device or a pipe is written to."""
+    def to_parquet(self) -> bytes:
+        """Encode the events as a Parquet file."""
         frame = self.events()
         try:
-            data = frame.to_parquet(engine="pyarrow", index=False)
+            return frame.to_parquet(engine="pyarrow", index=False)
         except ImportError as error:
             raise _missing("a Parquet file", error) from error
+
+    def write_parquet(self, path: Path | str) -> None:
+        """Write the events, whole or not at all."""
+        data = self.to_parquet()
         path = Path(path)
         try:
             write_whole(path, data)

@@ -399,7 +399,7 @@ def test_bad_lines_of_a_request_file(serve, tmp_path):
         ("--schedule later", "schedule", "'later'", "sync or overlap"),
         ("--schedule overlap --release round", "schedule", "'overlap'", "sync with release 'round'"),
         ("--slots 15", "slots", "15", "at least a page, 16"),
-        ("--max-running 0", "max_running", "0", "at least 1"),
+        ("--max-running 0", "max_running", "0", "from 1"),
         ("--chunk-tokens 0", "chunk_tokens", "0", "at least 1"),
         ("--preemption oldest", "preemption", "'oldest'", "latest or shortest or longest"),
         ("--topk 0", "topk", "0", "at least 1"),
@@ -548,7 +548,7 @@ BAD = [
     ("--topk 240 --num-steps 1", "topk", "240", "at most the draft vocabulary, 224"),
     ("--num-steps -1", "num_steps", "-1", "at least 0"),
     ("--num-draft-tokens 99", "num_draft_tokens", "99", "2 to 37"),
-    ("--page-size 0", "page_size", "0", "at least 1"),
+    ("--page-size 0", "page_size", "0", "from 1"),
     ("--verifier multi_round", "num_draft_tokens", "8", "13: verifier multi_round verifies"),
     ("--drafter none --verifier block", "verifier", "block", "only target_only"),
     ("--draft-kv own", "draft_kv", "'own'", "lane or ancestor"),
@@ -723,10 +723,7 @@ def test_full_disk_leaves_nothing_behind(call, tmp_path, monkeypatch, existing):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_full_device(call, tiny):
-    status, _, err = call(*FEW, "--json", "/dev/full")
-    assert_one_sentence((status, "", err), "json", "/dev/full", "No space left on device")
-    assert Path("/dev/full").is_char_device()
+def test_full_device(tiny):
     with open("/dev/full", "w") as full:
         status, err = run(tiny, "--version", stdout=full)
     assert_one_sentence((status, "", err), "standard output", "No space left on device", "")
@@ -741,25 +738,6 @@ def test_fields_of_a_drafter_are_said_on_the_command_line(call, tiny, tmp_path):
     assert_one_sentence(call(*own), "eagle_aux_hidden_state_convention", "missing", "entering")
     assert call(*own, "--draft-field", "eagle_aux_hidden_state_convention=entering")[0] == 0
     assert_one_sentence(call(*own, "--draft-field", "entering"), "draft_field", "entering", "NAME=JSON")
-
-
-@pytest.mark.parametrize("redirect", ["a", "w"])
-def test_json_to_standard_output_keeps_what_a_redirection_holds(tiny, tmp_path, redirect):
-    log = tmp_path / "log"
-    log.write_text("PRECIOUS\n")
-    with log.open(redirect) as out:
-        status, err = run(tiny, *FEW, "--json", "/dev/stdout", stdout=out)
-    text = log.read_text()
-    assert (status, err) == (0, "")
-    assert ("PRECIOUS" in text) == (redirect == "a")
-    assert "accept length" in text
-    assert json.loads(text.splitlines()[-1])["outputs"]
-
-
-def test_json_takes_the_place_of_a_link_that_leads_nowhere(call, tmp_path):
-    (tmp_path / "loop").symlink_to("loop")
-    assert call(*FEW, "--json", str(tmp_path / "loop"))[0] == 0
-    assert json.loads((tmp_path / "loop").read_text())["outputs"]
 
 
 def test_closed_standard_output_does_not_cost_the_json(tiny, tmp_path):

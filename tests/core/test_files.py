@@ -1,4 +1,4 @@
-"""Files are whole, keep what they may be read by, and hold what they were given."""
+"""Files are written whole, keep their mode, and are none of the command's other files."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from specsim.core.errors import InputError
-from specsim.core.files import check_apart, write_json
+from specsim.core.files import check_files, write_json
 
 
 def test_writers_beside_each_other_do_not_take_each_others_files(tmp_path):
@@ -37,9 +37,19 @@ def test_half_a_surrogate_pair_is_kept(tmp_path):
     assert json.loads((tmp_path / "a.json").read_text()) == {"text": "\ud800é"}
 
 
-def test_a_file_is_none_of_the_others_by_another_name_either(tmp_path):
+def test_a_file_is_none_of_the_others_by_another_name(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "file")
-    check_apart(out=tmp_path / "file", json=None, plot=tmp_path / "other")
-    check_apart(out=None, json=None)
-    with pytest.raises(InputError, match=r"json is .*link'; allowed: another file than that of out"):
-        check_apart(out=tmp_path / "file", json=tmp_path / "link")
+    check_files({"text": tmp_path / "file"}, json=None, plot=tmp_path / "other")
+    check_files({"text": None}, json=None)
+    with pytest.raises(InputError, check=lambda error: error.name == "json"):
+        check_files({"text": tmp_path / "file"}, json=tmp_path / "link")
+
+
+@pytest.mark.parametrize("path", ["", "missing/file", "pipe"])
+def test_only_a_file_in_a_folder_can_be_written(path, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, check=lambda error: error.name == "plot"):
+        check_files({}, plot=tmp_path / path)
+    with pytest.raises(InputError, check=lambda error: error.name == "json"):
+        write_json(tmp_path / path, {})
+    assert (tmp_path / "pipe").is_fifo()

@@ -2,7 +2,6 @@ import json
 import os
 import sys
 from dataclasses import fields, replace
-from io import BytesIO
 
 import pytest
 from hypothesis import given
@@ -272,19 +271,6 @@ def test_parquet_follows_a_link(tmp_path):
     run().write_parquet(str(link))
     assert link.is_symlink()
     assert len(read_parquet(path)) == len(run().events())
-
-
-def test_a_pipe_is_written_to_and_stays_one(tmp_path):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDWR)  # so that neither side waits for the other
-    try:
-        run().write_parquet(pipe)
-        data = os.read(reader, 1 << 20)
-    finally:
-        os.close(reader)
-    assert pipe.is_fifo()
-    assert read_parquet(BytesIO(data)).equals(run().events())
 
 
 @pytest.mark.parametrize("failing", ["write_bytes", "replace"])
