@@ -1,4 +1,4 @@
-"""Which logical columns a round uses: draft lanes, copies of the prefix's tail, the tree; and who owns them when."""
+"""Logical columns of a round, and their ownership: draft lanes, copies of the prefix's tail, the tree."""
 
 from collections.abc import Sequence
 
@@ -9,19 +9,19 @@ from specsim.core.pool import KVPool
 
 
 def prefix_tail(seq_len: int, config: SpecConfig) -> int:
-    """Tokens of the prefix's unfinished page that every lane keeps a copy of: L mod P, 0 where lanes share it."""
+    """Count the tokens of the prefix's unfinished page, which every lane copies: L mod P, 0 where lanes share it."""
     return 0 if config.lanes_share_prefix else seq_len % config.page_size
 
 
 def lane_stride(seq_len: int, config: SpecConfig) -> int:
-    """Columns from one draft lane's first slot to the next lane's: S, or whole pages where lanes own pages."""
+    """Count the columns from one draft lane to the next: S, or whole pages where lanes own pages."""
     if config.lanes_share_prefix:
         return config.num_steps
     return ceil_to(prefix_tail(seq_len, config) + config.num_steps, config.page_size)
 
 
 def lane_columns(seq_len: int, config: SpecConfig) -> torch.Tensor:
-    """Columns i64 [K, S] in which lane k writes its KV of step s.
+    """Columns i64 [K, S] of the KV of lane k at step s.
 
     Lanes follow each other after L; with pages and several lanes each lane starts on pages of its own, after room for
     a copy of the prefix's tail, and lane 0's first page is the prefix's last.
@@ -37,7 +37,7 @@ def tail_columns(seq_len: int, config: SpecConfig) -> torch.Tensor:
 
 
 def round_columns(seq_len: int, config: SpecConfig) -> int:
-    """Most columns that a request of L tokens owns in its next round."""
+    """Count the most columns that a request of L tokens owns in its next round."""
     if config.release == "finish":
         return config.reserved_columns(seq_len)
     return max(_lanes_end(seq_len, config), seq_len + config.num_draft_tokens)
@@ -48,18 +48,15 @@ def _lanes_end(seq_len: int, config: SpecConfig) -> int:
 
 
 def own_lanes(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig) -> None:
-    """Before the draft phase: own two rounds' need (release `finish`) or borrow this round's lanes (`round`).
-
-    seq_lens: what is committed, of which the pools take note.
-    """
+    """Reserve columns before the draft phase: of two rounds (release `finish`) or of this round's lanes (`round`)."""
     for row, length in zip(rows, seq_lens, strict=True):
-        finish = config.release == "finish"
-        pools.reserve(row, config.reserved_columns(length) if finish else _lanes_end(length, config))
+        is_finish = config.release == "finish"
+        pools.reserve(row, config.reserved_columns(length) if is_finish else _lanes_end(length, config))
         pools.settle(row, length)
 
 
 def own_tree(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig) -> None:
-    """After the draft phase: under release `round` return the lanes and take the columns of the tree."""
+    """Exchange the lanes for the columns of the tree after the draft phase, under release `round`."""
     if config.release == "round":
         for row, length in zip(rows, seq_lens, strict=True):
             pools.release(row, length)
@@ -68,7 +65,7 @@ def own_tree(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config
 
 
 def own_committed(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig) -> None:
-    """After the commit (seq_lens counts it): under release `round` keep the committed columns only."""
+    """Release all but the committed columns after the commit, which seq_lens counts, under release `round`."""
     if config.release == "round":
         for row, length in zip(rows, seq_lens, strict=True):
             pools.release(row, length)

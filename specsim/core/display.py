@@ -1,4 +1,4 @@
-"""How results are shown: tables on a terminal, plain text in a pipe, HTML in a notebook."""
+"""Presentation of results: tables on a terminal, plain text in a pipe, HTML in a notebook."""
 
 import math
 import sys
@@ -23,18 +23,18 @@ def stdout_console() -> Console:
 
 
 def heading(console: Console, text: str) -> None:
-    """A line above a section."""
+    """Print the line above a section."""
     console.print()
     console.print(Text(text, style="bold cyan"))
 
 
 def paragraph(console: Console, text: str) -> None:
-    """Running text in lines of the console's width."""
+    """Print text in lines of the console's width."""
     console.print(fill(text, console.width))
 
 
 def print_table(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> None:
-    """Rows under their headings; a column of numbers is set flush right. Without headings the rows stand alone."""
+    """Print rows under their headings, if any; a column of numbers is set flush right."""
     rule = box.SIMPLE_HEAD if console.is_terminal and columns else None
     padding = (0, 2 if rule is None else 1, 0, 0)
     table = Table(box=rule, show_edge=False, pad_edge=False, padding=padding, show_header=bool(columns))
@@ -50,22 +50,22 @@ def print_table(console: Console, columns: Sequence[str], rows: Sequence[Sequenc
 
 
 def is_number(cell: str) -> bool:
-    """Whether a cell holds a number, or the mark of one that is not defined."""
+    """Check whether a cell holds a number, or the mark of one that is not defined."""
     return cell == "-" or cell.lstrip("-").replace(",", "").replace(".", "", 1).isdecimal()
 
 
 def figure(value: float | None, digits: int = 2) -> str:
-    """A number as a table shows it; `-` where it is not defined."""
+    """Format a number for a table; `-` where it is not defined."""
     return "-" if value is None or math.isnan(value) else f"{value:,.{digits}f}"
 
 
 def by_position(rates: Sequence[float]) -> str:
-    """Shares of rounds, one for each position."""
+    """Format shares of rounds, one for each position."""
     return " ".join(map(figure, rates)) or "-"
 
 
 def setting(config: Any) -> str:
-    """A specsim.SpecConfig in words."""
+    """Describe a specsim.SpecConfig."""
     if config.is_plain:
         return "plain decoding"
     tree = f"topk {config.topk}, {config.num_steps} steps, {config.num_draft_tokens} draft tokens"
@@ -74,7 +74,7 @@ def setting(config: Any) -> str:
 
 
 def short_setting(config: Any) -> str:
-    """A specsim.SpecConfig in a few words: a tree by topk, steps and draft tokens."""
+    """Describe a specsim.SpecConfig in a few words: a tree by topk, steps and draft tokens."""
     if config.is_plain:
         return "no drafts"
     if config.topk == 1:
@@ -83,10 +83,7 @@ def short_setting(config: Any) -> str:
 
 
 def acceptance_rows(acceptance: Any, synthetic: Any = None) -> list[tuple[str, str]]:
-    """The figures of a specsim.core.metrics.Acceptance, (name, value) each; none where nothing was drafted.
-
-    synthetic: the specsim.SyntheticAcceptance that decided it, if one did, which is said first.
-    """
+    """List (name, value) of a specsim.core.metrics.Acceptance, its specsim.SyntheticAcceptance first; none if plain."""
     if not (acceptance.rounds and acceptance.accepted_by_position):
         return []
     return [
@@ -98,7 +95,7 @@ def acceptance_rows(acceptance: Any, synthetic: Any = None) -> list[tuple[str, s
 
 
 def metrics_rows(generation: Any) -> list[tuple[str, str]]:
-    """The figures of a specsim.serving.generation.Generation, (name, value) each."""
+    """List (name, value) of the metrics of a specsim.serving.generation.Generation."""
     metrics = generation.metrics
     return [
         ("setting", setting(generation.config)),
@@ -112,14 +109,14 @@ def metrics_rows(generation: Any) -> list[tuple[str, str]]:
 
 
 def generation_html(generation: Any) -> str:
-    """A specsim.serving.generation.Generation as a notebook shows it: every output, then the figures."""
+    """Render a specsim.serving.generation.Generation for a notebook: every output, then the metrics."""
     figures = "".join(_html_row(*row) for row in metrics_rows(generation))
     texts = "".join(_html_row(*row) for row in enumerate(map(output_text, generation.outputs)))
     return f"<table>{texts}</table><table>{figures}</table>"
 
 
 def output_text(output: Any) -> str:
-    """The text of a specsim.serving.generation.Output, its token ids where the target has no tokenizer."""
+    """Give the text of a specsim.serving.generation.Output, its token ids where the target has no tokenizer."""
     return output.text or " ".join(map(str, output.token_ids))
 
 

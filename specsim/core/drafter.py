@@ -1,4 +1,4 @@
-"""The drafter protocol: everything a round asks of a drafter. The round knows no drafter by name."""
+"""The drafter protocol: everything that a round needs of a drafter. The round knows no drafter by name."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,71 +12,69 @@ from specsim.core.target import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class DrafterConfig:
-    """Shape of a drafter.
-
-    model: the shape of its own layers. draft_vocab_size: size of its head. target_hidden_size: width of one target
-    feature. feature_layers: the target layers whose *entering* hidden states it reads, ascending; () for the hidden
-    that the target's head reads. norm_before_residual: whether the residual of an EAGLE-3 layer is taken after
-    hidden_norm.
-    """
+    """Shape of a drafter."""
 
     kind: str
-    model: ModelConfig
-    draft_vocab_size: int
-    target_hidden_size: int
-    feature_layers: tuple[int, ...] = ()
-    norm_before_residual: bool = False
+    model: ModelConfig  # of its own layers
+    draft_vocab_size: int  # of its head
+    target_hidden_size: int  # width of one target feature
+    feature_layers: tuple[int, ...] = ()  # target layers whose *entering* hidden it reads; (): what the head reads
+    norm_before_residual: bool = False  # the residual of an EAGLE-3 layer is taken after hidden_norm
 
 
 class Drafter(Protocol):
-    """A drafter of one column. kv_layout is None where it keeps no KV."""
+    """A drafter of one implementation."""
 
-    kv_layout: KVLayout | None
-    feature_layers: tuple[int, ...]
+    @property
+    def kv_layout(self) -> KVLayout | None:
+        """Shape of its KV, None where it keeps none."""
+        ...
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Target layers whose entering hidden states it reads."""
+        ...
 
     def seed(
         self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
     ) -> DraftInput:
-        """After the target's prefill of a chunk: what the first draft phase starts from."""
+        """Make the input of the first draft phase after the target's prefill of a chunk."""
         ...
 
     def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> Candidates:
-        """The draft phase: candidates for the tree below each bonus token."""
+        """Run the draft phase: candidates for the tree below each bonus token."""
         ...
 
     def extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
-        """After verify: a fresh DraftInput from the accepted rows; draft KV of those rows is rewritten."""
+        """Make the next DraftInput from the accepted rows after verify, and rewrite the draft KV of those rows."""
         ...
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        """What a DraftInput's hidden says of the first drafts: [R, draft vocabulary]."""
+        """Compute the logits of the first drafts from a DraftInput's hidden, [R, draft vocabulary]."""
         ...
 
     def idle(self) -> DraftInput:
-        """The DraftInput of no request."""
+        """Make the DraftInput of no request."""
         ...
 
 
 class Head(Protocol):
-    """The decoder of a drafter that runs one forward a step; metadata is the column's own.
-
-    d2t: offsets from draft to target ids, None where the vocabularies are equal.
-    """
+    """The decoder of a drafter that runs one forward a step; metadata is the implementation's own."""
 
     kv_layout: KVLayout
     feature_layers: tuple[int, ...]
     hidden_size: int
     draft_vocab_size: int
-    d2t: torch.Tensor | None
+    d2t: torch.Tensor | None  # i64 [draft vocabulary], offsets from draft to target ids, None where they are the same
 
     def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
-        """The target's features as the first hidden state, [R, H]."""
+        """Turn the target's features into the first hidden state, [R, H]."""
         ...
 
     def forward(self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: Any, kv: KVBuffer) -> torch.Tensor:
-        """One forward over tokens and the hidden states one place before them: the hidden handed on, [R, H]."""
+        """Run tokens, each with the hidden state of the place before it: the next hidden, [R, H]."""
         ...
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        """[R, draft vocabulary]."""
+        """Apply the head: [R, draft vocabulary]."""
         ...

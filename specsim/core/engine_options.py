@@ -6,7 +6,7 @@ from typing import Literal, Self
 import torch
 
 from specsim.core.config import SpecConfig
-from specsim.core.errors import InputError
+from specsim.core.errors import require, require_int
 
 IMPLEMENTATIONS = ("reference", "fast")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -30,10 +30,8 @@ class EngineOptions:
     batch_invariant: bool = False  # sums are taken in an order that no other request of a batch changes
 
     def __post_init__(self) -> None:
-        if self.impl not in IMPLEMENTATIONS:
-            raise InputError("impl", self.impl, " or ".join(IMPLEMENTATIONS))
-        if self.dtype not in DTYPES:
-            raise InputError("dtype", self.dtype, " or ".join(map(str, DTYPES)))
+        require(self.impl in IMPLEMENTATIONS, "impl", self.impl, " or ".join(IMPLEMENTATIONS))
+        require(self.dtype in DTYPES, "dtype", self.dtype, " or ".join(map(str, DTYPES)))
         if self.impl == "reference":
             self._check_reference()
         else:
@@ -45,20 +43,16 @@ class EngineOptions:
             ("graph", self.graph, "eager"),
             ("bucket", self.bucket, None),
         ):
-            if value not in (None, only):
-                raise InputError(name, value, f"{only or 'nothing'} with impl 'reference'")
-        if self.batch_invariant:
-            raise InputError("batch_invariant", self.batch_invariant, "False with impl 'reference'")
+            require(value in (None, only), name, value, f"{only or 'nothing'} with impl 'reference'")
+        require(not self.batch_invariant, "batch_invariant", self.batch_invariant, "False with impl 'reference'")
 
     def _check_fast(self) -> None:
-        if self.dtype == torch.float64:
-            raise InputError("dtype", self.dtype, "torch.float32, torch.bfloat16 or torch.float16 with impl 'fast'")
-        if self.device not in (None, "cpu", "cuda"):
-            raise InputError("device", str(self.device), "cpu or cuda, as a text")
-        if self.graph is not None and self.graph not in GRAPHS:
-            raise InputError("graph", self.graph, " or ".join(GRAPHS))
-        if self.bucket is not None and (type(self.bucket) is not int or self.bucket < 1):
-            raise InputError("bucket", self.bucket, "an integer of at least 1")
+        allowed = "torch.float32, torch.bfloat16 or torch.float16 with impl 'fast'"
+        require(self.dtype != torch.float64, "dtype", self.dtype, allowed)
+        require(self.device in (None, "cpu", "cuda"), "device", str(self.device), "cpu or cuda, as a text")
+        require(self.graph in (None, *GRAPHS), "graph", self.graph, " or ".join(GRAPHS))
+        if self.bucket is not None:
+            require_int("bucket", self.bucket, 1)
 
     def resolve(self, config: SpecConfig, has_grammars: bool = False) -> Self:
         """Give the same options with device and graph mode named; InputError where the setting or the machine refuses.
@@ -69,12 +63,10 @@ class EngineOptions:
         if self.impl == "reference":
             return replace(self, device="cpu", graph="eager")
         in_phases = config.release == "round" or has_grammars
-        if self.graph == "round" and config.release == "round":
-            allowed = "eager, step or phase with release 'round', which moves pages in a round"
-            raise InputError("graph", self.graph, allowed)
-        if self.graph == "round" and has_grammars:
-            allowed = "eager, step or phase with a grammar, which the host asks inside a round"
-            raise InputError("graph", self.graph, allowed)
+        conflict = "a grammar, which the host asks inside a round"
+        if config.release == "round":
+            conflict = "release 'round', which moves pages in a round"
+        require(not (self.graph == "round" and in_phases), "graph", self.graph, f"eager, step or phase with {conflict}")
         graph = self.graph or ("phase" if in_phases else "round")
         return replace(self, device=check_device(self.device), graph=graph)
 
@@ -83,8 +75,6 @@ def check_device(device: str | None) -> str:
     """Give a device that the fast implementation can run on here: a GPU where there is one, unless another is named."""
     has_gpu = torch.cuda.is_available()
     device = device or ("cuda" if has_gpu else "cpu")
-    if device not in ("cpu", "cuda"):
-        raise InputError("device", str(device), "cpu or cuda, as a text")
-    if device == "cuda" and not has_gpu:
-        raise InputError("device", device, "cpu: this machine has no GPU that CUDA can use")
+    require(device in ("cpu", "cuda"), "device", str(device), "cpu or cuda, as a text")
+    require(device == "cpu" or has_gpu, "device", device, "cpu: this machine has no GPU that CUDA can use")
     return device

@@ -1,4 +1,4 @@
-"""What the counters of a run mean, and how other tools' figures convert to ours.
+"""Metrics of a run from its counters, and conversions from other tools' figures.
 
 `draft` in a name counts drafts only; `accept` without `draft` includes the bonus token.
 """
@@ -14,21 +14,16 @@ LOOP_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Acceptance over rounds.
+    """Acceptance over rounds."""
 
-    rounds: number of (request, round) pairs. accept_length: mean tokens a round, bonus included, in [1, S+1].
-    accept_rate: accepted drafts over proposed ones (num_steps a round). accepted_by_position: for i = 1..S the share of
-    rounds that accepted at least i drafts (unconditional).
-    """
-
-    rounds: int
-    accept_length: float
-    accept_rate: float
-    accepted_by_position: tuple[float, ...]
+    rounds: int  # (request, round) pairs
+    accept_length: float  # mean tokens of a round, bonus included, in [1, S+1]
+    accept_rate: float  # accepted drafts over proposed ones (num_steps in each round)
+    accepted_by_position: tuple[float, ...]  # [S], share of rounds that accepted at least i drafts (unconditional)
 
     @property
     def conditional_by_position(self) -> tuple[float, ...]:
-        """Share of the rounds that accepted i-1 drafts and accepted the i-th too; nan where there were none."""
+        """Share of the rounds with i-1 accepted drafts that accepted the i-th too; nan where there were none."""
         reached = (1.0, *self.accepted_by_position[:-1])
         return tuple(
             now / before if before else float("nan")
@@ -37,7 +32,7 @@ class Acceptance:
 
 
 def acceptance(num_accepted_drafts: Sequence[int], num_steps: int) -> Acceptance:
-    """Acceptance of rounds that accepted `num_accepted_drafts[i]` of `num_steps` drafts each.
+    """Summarise rounds that accepted `num_accepted_drafts[i]` of `num_steps` drafts each.
 
     Raises ValueError for counts that are no integers from 0 to num_steps.
     """
@@ -54,27 +49,24 @@ def acceptance(num_accepted_drafts: Sequence[int], num_steps: int) -> Acceptance
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """How long one request took, in steps of the scheduler and in seconds; nan where a figure is not defined.
+    """Latency of one request in steps of the scheduler and in seconds; nan where a figure is not defined.
 
-    ttft: arrival to first delivery. e2e: arrival to last delivery. Both count steps inclusively: a request that arrives
-    and is answered in the same step has ttft_steps 1. tpot: (last - first delivery) / (tokens - 1), nan below two
-    tokens. itl: mean gap between successive deliveries, nan below two of them. The tokens of a round arrive together,
-    so itl >= tpot; vLLM's benchmark counts both like this, and then pools the gaps of all requests. What waiting after
-    a preemption costs is part of the figures.
+    The tokens of a round arrive together, so itl >= tpot; vLLM's benchmark counts both like this, and then pools the
+    gaps of all requests. Waiting after a preemption is part of the figures.
     """
 
-    ttft_steps: float
+    ttft_steps: float  # arrival to first delivery, both steps included: 1 where they are the same
     ttft_seconds: float
-    tpot_steps: float
+    tpot_steps: float  # (last - first delivery) / (tokens - 1), nan below two tokens
     tpot_seconds: float
-    itl_steps: float
+    itl_steps: float  # mean gap between successive deliveries, nan below two of them
     itl_seconds: float
-    e2e_steps: float
+    e2e_steps: float  # arrival to last delivery, both steps included
     e2e_seconds: float
 
 
 def latency(arrived: tuple[int, float] | None, emissions: Sequence[tuple[int, float, int]]) -> Latency:
-    """Latency of a request that arrived at (step, seconds) and was delivered (step, seconds, tokens) each time.
+    """Measure a request that arrived at (step, seconds) and was delivered (step, seconds, tokens) each time.
 
     arrived is None for a request that never did. Raises ValueError for deliveries without tokens or not in order.
     """
@@ -113,15 +105,15 @@ def is_loop(token_ids: Sequence[int]) -> bool:
 
 
 def accept_length_from_tensorrt_llm(accepted_drafts_per_round: float) -> float:
-    """Our accept length from TensorRT-LLM's acceptance length, which counts drafts only."""
+    """Convert TensorRT-LLM's acceptance length, which counts drafts only, to our accept length."""
     return accepted_drafts_per_round + 1
 
 
 def accept_length_from_eagle_tau(tau: float, rounds: int) -> float:
-    """Our accept length from EAGLE's printed tau, which divides the same tokens by rounds - 1."""
+    """Convert EAGLE's printed tau, which divides the same tokens by rounds - 1, to our accept length."""
     return tau * (rounds - 1) / rounds
 
 
 def accept_length_from_rate(accept_rate: float, num_steps: int) -> float:
-    """Our accept length from vLLM's draft acceptance rate (accepted over proposed drafts)."""
+    """Convert vLLM's draft acceptance rate (accepted over proposed drafts) to our accept length."""
     return 1 + num_steps * accept_rate

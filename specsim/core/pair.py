@@ -1,4 +1,4 @@
-"""A target and its drafter: shapes and tensors, as every engine is given them."""
+"""A target and its drafter: shapes and tensors, as every engine takes them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from specsim.core.target import ModelConfig
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class TargetCheckpoint:
-    """A target's shape and its tensors as stored, under Hugging Face names; a tied lm_head.weight is the embedding."""
+    """A target's shape and its tensors."""
 
     config: ModelConfig
-    tensors: Mapping[str, torch.Tensor]
+    tensors: Mapping[str, torch.Tensor]  # as stored, under Hugging Face names; a tied lm_head.weight is the embedding
 
     def facts(self) -> dict[str, str]:
-        """What a reader wants to know of it, for repr and for Jupyter."""
+        """Name and value of what repr and Jupyter show."""
         return {"kind": self.config.family} | _facts(self.config, self.tensors)
 
     def __repr__(self) -> str:
@@ -28,20 +28,18 @@ class TargetCheckpoint:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DrafterCheckpoint:
-    """An EAGLE head's shape and its tensors as stored, under the EAGLE repository's names.
-
-    eagle: embed_tokens, fc [H,2H], fc.bias where it has one, layers.i.*. eagle3: fc [H,3·target H], midlayer.*, norm,
-    lm_head [draft vocab,H]; d2t (i64, target id = i + d2t[i], ascending) and t2d (bool) together or not at all;
-    embed_tokens where it has its own.
-    """
+    """An EAGLE head's shape and its tensors."""
 
     config: DrafterConfig
+    # as stored, under the EAGLE repository's names. eagle: embed_tokens, fc [H, 2H], fc.bias where it has one,
+    # layers.i.*. eagle3: fc [H, 3·target H], midlayer.*, norm, lm_head [draft vocabulary, H]; d2t (i64, target id = i +
+    # d2t[i], ascending) and t2d (bool) together or not at all; embed_tokens where it has its own.
     tensors: Mapping[str, torch.Tensor]
 
     def facts(self) -> dict[str, str]:
-        """What a reader wants to know of it, for repr and for Jupyter."""
+        """Name and value of what repr and Jupyter show."""
         layers = self.config.feature_layers
-        reads = f"what enters layers {', '.join(map(str, layers))}" if layers else "what enters the head"
+        reads = f"the input of layers {', '.join(map(str, layers))}" if layers else "the input of the head"
         own = {"drafts from": f"{self.config.draft_vocab_size:,} tokens", "reads": reads}
         return {"kind": self.config.kind} | _facts(self.config.model, self.tensors) | own
 
@@ -51,11 +49,11 @@ class DrafterCheckpoint:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Pair:
-    """A target, a drafter that fits it (None: plain decoding) and the target's tokenizer (None where there is none)."""
+    """A target and a drafter that fits it."""
 
     target: TargetCheckpoint
-    drafter: DrafterCheckpoint | None
-    tokenizer: Any
+    drafter: DrafterCheckpoint | None  # None: plain decoding
+    tokenizer: Any  # of the target, None where there is none
     name: str
 
     def __repr__(self) -> str:
@@ -71,7 +69,7 @@ class Pair:
 
 
 def _facts(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Parameters count a tied head once."""
+    """Describe a model; parameters count a tied head once."""
     unique = {id(tensor): tensor for tensor in tensors.values() if tensor.is_floating_point()}.values()
     return {
         "layers": str(config.num_layers),

@@ -1,4 +1,4 @@
-"""Where a result comes from: what ran it, and when."""
+"""Provenance of a result: versions and time."""
 
 import platform
 from datetime import UTC, datetime
@@ -10,7 +10,7 @@ PACKAGES = ("specsim", "torch", "triton")
 
 
 def versions(device: str) -> dict[str, str]:
-    """Of Python and the packages that compute; on `cuda` the name of the GPU too."""
+    """List the versions of Python and of the packages that compute; on `cuda` the name of the GPU too."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

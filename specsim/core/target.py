@@ -1,4 +1,4 @@
-"""The target protocol: what a round needs of a target model, and the shape of one from its config.json."""
+"""The target protocol: everything that a round needs of a target model; and the shape of one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from specsim.core.errors import InputError
+from specsim.core.errors import require
 from specsim.core.pool import KVBuffer, KVLayout
 
 FAMILIES = ("llama", "qwen3", "mistral")
@@ -14,7 +14,7 @@ FAMILIES = ("llama", "qwen3", "mistral")
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape of a decoder. sliding_windows: per layer, keys a query sees including itself, None for all of them."""
+    """Shape of a decoder, from its config.json."""
 
     family: str
     vocab_size: int
@@ -28,19 +28,16 @@ class ModelConfig:
     max_position_embeddings: int
     rope_theta: float
     rope_scaling: Mapping[str, Any] = field(default_factory=dict)
-    sliding_windows: tuple[int | None, ...] = ()
+    sliding_windows: tuple[int | None, ...] = ()  # by layer, keys that a query sees, itself included; None: all
     attention_bias: bool = False
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.family not in FAMILIES:
-            raise InputError("model_type", self.family, " or ".join(FAMILIES))
-        if self.num_heads % self.num_kv_heads:
-            raise InputError(
-                "num_key_value_heads", self.num_kv_heads, f"a divisor of num_attention_heads, {self.num_heads}"
-            )
+        require(self.family in FAMILIES, "model_type", self.family, " or ".join(FAMILIES))
+        allowed = f"a divisor of num_attention_heads, {self.num_heads}"
+        require(self.num_heads % self.num_kv_heads == 0, "num_key_value_heads", self.num_kv_heads, allowed)
 
     @property
     def kv_layout(self) -> KVLayout:
@@ -51,20 +48,24 @@ class ModelConfig:
 
 
 class Target(Protocol):
-    """A target model of one column. Metadata is the column's own description of who attends to what."""
+    """A target model of one implementation, with that implementation's own attention metadata."""
 
     config: ModelConfig
-    embedding: torch.Tensor
+
+    @property
+    def embedding(self) -> torch.Tensor:
+        """Token embeddings, [V, H]."""
+        ...
 
     def forward(
         self, input_ids_R: torch.Tensor, metadata: Any, kv: KVBuffer, feature_layers: tuple[int, ...]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run rows through the model, writing their KV: (hidden [R, H] that the head reads, features [R, F]).
+        """Run rows through the model and write their KV: (hidden [R, H] that the head reads, features [R, F]).
 
         Features are the hidden states entering `feature_layers`, concatenated, or that same hidden when there are none.
         """
         ...
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        """The head: [R, V] in the model's dtype."""
+        """Apply the head: [R, V] in the model's dtype."""
         ...

@@ -72,7 +72,7 @@ def test_arguments_of_load(arguments: dict[str, str], message: str):
 def test_a_pair_shows_its_shapes():
     pair = load()
     for text in (repr(pair), pair._repr_html_()):
-        for fact in ("llama", "eagle3", "what enters layers 2, 16, 29", "bfloat16", "float16", "14 tokens"):
+        for fact in ("llama", "eagle3", "the input of layers 2, 16, 29", "bfloat16", "float16", "14 tokens"):
             assert fact in text
     parameters = sum(tensor.numel() for tensor in pair.target.tensors.values())
     assert f"{parameters:,}" in repr(pair.target)
