@@ -316,7 +316,7 @@ def _select_kernel(
     tl.store(out_ptr + rows * count + place, index, mask=kept)
 
 
-def select(scores: torch.Tensor, count: int, out: torch.Tensor | None = None) -> torch.Tensor:
+def select(scores: torch.Tensor, count: int, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """The `count` best candidates as ascending flat indices, i64 [B, count], found and put in order without a sort."""
     num_rows, num_candidates = scores.shape
     if count > num_candidates:

@@ -314,11 +314,17 @@ class Engine:
         )
         logits_RV = self.target.logits(hidden_RH)
         frame.forward.update(features=features_RF, target_logits=logits_RV)
-        out, schedule = frame.verdict, self._schedule
         verify.verify(
-            batch, verify_input, logits_RV, self.config, pools, out=out, schedule=schedule, allowed=frame.allowed
+            batch,
+            verify_input,
+            logits_RV,
+            self.config,
+            pools,
+            acceptance=self._schedule,
+            allowed=frame.allowed,
+            out=frame.verdict,
         )
-        kv.commit(batch, verify_input.cache_locations, out, pools, out=frame.progress)
+        kv.commit(batch, verify_input.cache_locations, frame.verdict, pools, out=frame.progress)
 
     def _hand_over(self, frame: Frame) -> None:
         features_RF, table, max_len = frame.forward["features"], frame.pools.req_to_token, self.config.max_len

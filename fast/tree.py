@@ -193,6 +193,7 @@ def build(
     seq_lens: torch.Tensor,
     cache_locations: torch.Tensor,
     config: SpecConfig,
+    *,
     out: VerifyInput | None = None,
 ) -> VerifyInput:
     """Select the N-1 best candidates of each request and lay them out below its bonus token; of a chain, and of sampled
@@ -348,7 +349,7 @@ def _full_mask_kernel(mask_ptr, seq_lens_ptr, out_ptr, batch_size, num_nodes, RO
         tl.store(out_ptr + start + node * (prefix + num_nodes) + column, sees, mask=mask)
 
 
-def full_mask(mask_BNN: torch.Tensor, seq_lens: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+def full_mask(mask_BNN: torch.Tensor, seq_lens: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """Layout FULL: flat bool, request after request N rows of L + N columns, the prefix columns true.
 
     Its size depends on seq_lens: without `out` the host reads them, so not while a graph is captured.
@@ -376,7 +377,7 @@ def _bitpacked_mask_kernel(mask_ptr, out_ptr, num_rows, num_nodes, ROWS: tl.cons
     tl.store(out_ptr + rows * tl.num_programs(1) + word, packed.to(out_ptr.dtype.element_ty), mask=rows < num_rows)
 
 
-def bitpacked_mask(mask_BNN: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+def bitpacked_mask(mask_BNN: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """Layout QLEN_BITPACKED: bit c of a row's word is column c.
 
     uint8 [B, N] for N ≤ 8, int16 for N ≤ 16, int32 for N ≤ 32, beyond that int32 [B, N, ceil(N/32)]; signed words

@@ -12,7 +12,7 @@ from specsim.fast.runtime.launch import await_input, kernel, require_contiguous
 from specsim.fast.runtime.uniforms import ACCEPT, FINAL, PREFILL, named_uniform
 from specsim.fast.sampling import laws
 from specsim.fast.synthetic import Schedule, follow
-from specsim.fast.vocabulary.distribution import Law, kept_mass, logprob, only_token, weight
+from specsim.fast.vocabulary.distribution import kept_mass, logprob, only_token, weight
 from specsim.fast.vocabulary.draw import PER, draw, groups_block, workspace
 from specsim.fast.vocabulary.penalties import Allowed, Logits, adjust_logits
 from specsim.fast.vocabulary.summaries import GROUP
@@ -165,15 +165,18 @@ def _empty(batch: Batch, config: SpecConfig, device: torch.device) -> Verdict:
 def walk(
     batch: Batch,
     verify_input: VerifyInput,
-    law: Law,
+    logits: Logits,
     uniforms: tuple[torch.Tensor, torch.Tensor] | None,
     config: SpecConfig,
+    acceptance: Schedule | None = None,
+    *,
     out: Verdict | None = None,
-    schedule: Schedule | None = None,
 ) -> Verdict:
-    """Walk every tree under the laws of its nodes: target-only sampling, of which greedy is that of one-hot laws, or
-    another verifier.
+    """Walk every tree: target-only sampling, of which greedy is that of one-hot distributions, or another verifier.
+
+    logits: of every node as node_logits gives them. uniforms, acceptance: as of `verify`.
     """
+    law = laws(batch, logits)
     verdict, sampling = out or _empty(batch, config, law.moments.device), batch.sampling
     num_nodes, num_steps = config.num_draft_tokens, config.num_steps
     tokens, next_token = verify_input.draft_tokens, verify_input.retrieve_next_token
@@ -181,8 +184,8 @@ def walk(
     require_contiguous(draft_tokens=tokens, next_token=next_token, next_sibling=next_sibling)
     requests = sampling.temperature, batch.seq_lens, batch.seeds, batch.request_ids
     rejected_B, bonus_B = torch.empty(batch.size, dtype=torch.int64, device=law.moments.device), None
-    if schedule is not None:
-        follow(batch, verify_input, schedule, config, verdict, rejected_B)
+    if acceptance is not None:
+        follow(batch, verify_input, acceptance, config, verdict, rejected_B)
     elif config.verifier != "target_only":
         bonus_B = accept(batch, verify_input, law, uniforms, config, verdict, rejected_B)
     else:
@@ -233,20 +236,21 @@ def verify(
     config: SpecConfig,
     pools: KVPool,
     uniforms: tuple[torch.Tensor, torch.Tensor] | None = None,
-    out: Verdict | None = None,
-    schedule: Schedule | None = None,
+    acceptance: Schedule | None = None,
     allowed: Allowed | None = None,
+    *,
+    out: Verdict | None = None,
 ) -> Verdict:
     """How far the target, whose logits [B·N, V] these are, takes every tree.
 
     uniforms: the accept uniforms [B, S+1] and final uniforms [B] of this round, drawn by their names in the kernels
     where not given. A padded request has no path, predict and accept_index -1 and logprobs 0, no accepted draft and,
-    as every verdict, one token more than drafts. schedule: where given it decides how far, and the target the bonus
+    as every verdict, one token more than drafts. acceptance: where given it decides how far, and the target the bonus
     tokens only.
     allowed: what may follow every node.
     """
-    law = laws(batch, node_logits(batch, verify_input, logits_RV, config, pools, allowed))
-    return walk(batch, verify_input, law, uniforms, config, out, schedule)
+    logits = node_logits(batch, verify_input, logits_RV, config, pools, allowed)
+    return walk(batch, verify_input, logits, uniforms, config, acceptance, out=out)
 
 
 @kernel

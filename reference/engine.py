@@ -120,13 +120,13 @@ class Engine:
         logits_RV = self.target.logits(hidden_RH)
         allowed_BNV = stacked(allowed_trees(batch, verify_input, pools, self.grammars), batch.size)
         verdict = verify.verify(
-            batch, verify_input, logits_RV, self.config, pools, acceptance=self.acceptance, allowed_BNV=allowed_BNV
+            batch, verify_input, logits_RV, self.config, pools, acceptance=self.acceptance, allowed=allowed_BNV
         )
         return self._commit(batch, verify_input, verdict, features_RF, logits_RV, pools)
 
     def _commit(self, batch, verify_input, verdict, features_RF, logits_RV, pools: KVPool) -> VerifyOutput:
         rows = batch.req_pool_indices.tolist()
-        kv.commit(batch, verify_input.cache_locations, verdict.accept_index, pools)
+        kv.commit(batch, verify_input.cache_locations, verdict, pools)
         own_committed(pools, rows, (batch.seq_lens + verdict.num_accepted_tokens).tolist(), self.config)
         max_len, extend = self.config.max_len, self.config.extend
         extend_input = draft_extend_input(batch, verdict, features_RF, pools.req_to_token, max_len, extend)

@@ -23,9 +23,9 @@ def tree_locations(batch: Batch, config: SpecConfig, pools: KVPool) -> torch.Ten
     return pools.slots(batch.req_pool_indices[:, None], columns_BN)
 
 
-def commit(batch: Batch, cache_locations: torch.Tensor, accept_index: torch.Tensor, pools: KVPool) -> None:
+def commit(batch: Batch, cache_locations: torch.Tensor, verdict: Verdict, pools: KVPool) -> None:
     """Move the target KV of the accepted path to columns L..L+n; the whole path is read before any of it is written."""
-    for (row, length), path in zip(batch.rows_and_lens, accept_index, strict=True):
+    for (row, length), path in zip(batch.rows_and_lens, verdict.accept_index, strict=True):
         nodes = path[path >= 0].long()
         columns = length + torch.arange(len(nodes))
         pools.target.move(cache_locations[nodes], pools.slots(row, columns))

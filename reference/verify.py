@@ -27,26 +27,28 @@ def trees(batch: Batch, verify_input: VerifyInput, max_len: int) -> list[Tree]:
 
 def node_logits(
     batch: Batch,
-    trees: list[Tree],
-    logits_BNV: torch.Tensor,
+    verify_input: VerifyInput,
+    logits_RV: torch.Tensor,
     config: SpecConfig,
     pools: KVPool,
-    allowed_BNV: torch.Tensor | None = None,
+    allowed: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Every node's logits after penalties, bias and mask, f64 [B, N, V]; a node's context is the request's tokens and
     its own path.
 
-    Penalties `relaxed` count the request's tokens only, whatever the path.
+    Penalties `relaxed` count the request's tokens only, whatever the path. allowed: bool [B, N, V], all by default.
     """
+    logits_BNV = logits_RV.unflatten(0, verify_input.draft_tokens.shape)
     adjusted_BNV = torch.empty_like(logits_BNV, dtype=torch.float64)
-    for request, (tree, (row, length)) in enumerate(zip(trees, batch.rows_and_lens, strict=True)):
+    every = trees(batch, verify_input, config.max_len)
+    for request, (tree, (row, length)) in enumerate(zip(every, batch.rows_and_lens, strict=True)):
         committed, prompt_len = pools.token_ids[row, :length], int(batch.prompt_lens[request])
         for node in range(len(tree.tokens)):
             path = tree.path_tokens(node if config.penalties == "exact" else 0)
             context = torch.cat([committed, torch.tensor(path)])
-            allowed = None if allowed_BNV is None else allowed_BNV[request, node]
+            allowed_V = None if allowed is None else allowed[request, node]
             adjusted_BNV[request, node] = adjust_logits(
-                logits_BNV[request, node], context, prompt_len, batch.sampling, request, allowed
+                logits_BNV[request, node], context, prompt_len, batch.sampling, request, allowed_V
             )
     return adjusted_BNV
 
@@ -84,28 +86,27 @@ def accepted(
 
 def walk(
     batch: Batch,
-    trees: list[Tree],
-    adjusted_BNV: torch.Tensor,
-    uniforms_BW: torch.Tensor,
-    final_uniforms_B: torch.Tensor,
+    verify_input: VerifyInput,
+    logits: torch.Tensor,
+    uniforms: tuple[torch.Tensor, torch.Tensor] | None,
     config: SpecConfig,
-    num_drafts: list[int] | None = None,
-    draft_prob_BMV: torch.Tensor | None = None,
-    noise_BWV: torch.Tensor | None = None,
+    acceptance: SyntheticAcceptance | None = None,
 ) -> Verdict:
     """Walk every tree: greedily where the temperature is 0, else as the setting's verifier does.
 
-    uniforms_BW: one uniform a depth 0..S, one a node for multi_round; final_uniforms_B: the uniform of the bonus
-    token. num_drafts: how many drafts each request accepts where a schedule decides that. draft_prob_BMV: as of
-    VerifyInput; noise_BWV: the Gumbel noise of the tokens at L+1..L+S+1, where the verifier reads them.
+    logits: of every node as node_logits gives them, f64 [B, N, V]. uniforms, acceptance: as of `verify`.
     """
+    uniforms_BW, final_uniforms_B = uniforms or round_uniforms(batch, config)
+    noise_BWV = round_noise(batch, config, logits.shape[-1]) if config.verifier == "gumbel" else None
+    num_drafts = None if acceptance is None else scheduled_drafts(batch, acceptance)
+    draft_prob_BMV = verify_input.draft_prob
     num_nodes, width = config.num_draft_tokens, config.num_steps + 1
     predict = torch.full((batch.size * num_nodes,), -1, dtype=torch.int32)
     accept_index = torch.full((batch.size, width), -1, dtype=torch.int32)
     logprobs = torch.zeros(batch.size, width)
     num_accepted_drafts = torch.zeros(batch.size, dtype=torch.int32)
-    for request, tree in enumerate(trees):
-        adjusted_NV = adjusted_BNV[request]
+    for request, tree in enumerate(trees(batch, verify_input, config.max_len)):
+        adjusted_NV = logits[request]
         final = float(final_uniforms_B[request])
         if num_drafts is not None:
             path = follow(tree, num_drafts[request])
@@ -148,22 +149,16 @@ def verify(
     pools: KVPool,
     uniforms: tuple[torch.Tensor, torch.Tensor] | None = None,
     acceptance: SyntheticAcceptance | None = None,
-    allowed_BNV: torch.Tensor | None = None,
+    allowed: torch.Tensor | None = None,
 ) -> Verdict:
     """How far the target, whose logits [B·N, V] these are, takes every tree.
 
     uniforms: the accept uniforms [B, S+1] ([B, N] for multi_round) and final uniforms [B] of this round, drawn by
     their names where not given. acceptance: where given it decides how far, and the target the bonus tokens only.
-    allowed_BNV: bool, the tokens that may follow each node, all where it is not given.
+    allowed: bool [B, N, V], the tokens that may follow each node, all where it is not given.
     """
-    uniforms_BW, final_uniforms_B = uniforms or round_uniforms(batch, config)
-    noise_BWV = round_noise(batch, config, logits_RV.shape[1]) if config.verifier == "gumbel" else None
-    grown = trees(batch, verify_input, config.max_len)
-    logits_BNV = logits_RV.unflatten(0, verify_input.draft_tokens.shape)
-    adjusted_BNV = node_logits(batch, grown, logits_BNV, config, pools, allowed_BNV)
-    num_drafts = None if acceptance is None else scheduled_drafts(batch, acceptance)
-    laws = verify_input.draft_prob
-    return walk(batch, grown, adjusted_BNV, uniforms_BW, final_uniforms_B, config, num_drafts, laws, noise_BWV)
+    logits = node_logits(batch, verify_input, logits_RV, config, pools, allowed)
+    return walk(batch, verify_input, logits, uniforms, config, acceptance)
 
 
 def first_tokens(
@@ -171,18 +166,19 @@ def first_tokens(
     known_tokens: torch.Tensor,
     logits_BV: torch.Tensor,
     pools: KVPool,
-    allowed_B1V: torch.Tensor | None = None,
+    allowed: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The token after each request's chunk: (i32 [B], logprobs f32 [B]).
 
-    known_tokens: i64 [B], what is known of them, -1 where the token is sampled. allowed_B1V: bool, what it may be.
+    known_tokens: i64 [B], what is known of them, -1 where the token is sampled. allowed: bool [B, 1, V], tokens it may
+    be.
     """
     tokens, logprobs = known_tokens.int().clone(), torch.zeros(batch.size)
     uniforms_B = first_uniforms(batch.seeds, batch.request_ids, batch.seq_lens)
     for request, (row, length) in enumerate(batch.rows_and_lens):
         context, prompt_len = pools.token_ids[row, :length], int(batch.prompt_lens[request])
-        allowed = None if allowed_B1V is None else allowed_B1V[request, 0]
-        adjusted_V = adjust_logits(logits_BV[request], context, prompt_len, batch.sampling, request, allowed)
+        allowed_V = None if allowed is None else allowed[request, 0]
+        adjusted_V = adjust_logits(logits_BV[request], context, prompt_len, batch.sampling, request, allowed_V)
         if tokens[request] < 0:
             tokens[request] = inverse_cdf(target_prob(adjusted_V, batch.sampling, request), float(uniforms_B[request]))
         logprobs[request] = logprob(adjusted_V, batch.sampling, request, int(tokens[request]))

@@ -192,7 +192,7 @@ def _judge_commit(case: Round, before) -> Check:
     """All slots of all layers as the reference's commit leaves them, and the recorded tokens."""
     from specsim.reference.kv import commit
 
-    commit(case.batch, case.verify_input.cache_locations, case.verdict.accept_index, before)
+    commit(case.batch, case.verify_input.cache_locations, case.verdict, before)
     ours = case.pools.target
     differing = sum(
         int((mine.view(torch.int16) != theirs.view(torch.int16)).sum())

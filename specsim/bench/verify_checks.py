@@ -41,8 +41,7 @@ def judge_verdict(
     checks = [equal("paths", {"path": paths}, {"path": exact_paths})]
     if checks[0].passed:
         checks.append(_counts(found))
-        grown = verify.trees(batch, own, config.max_len)
-        adjusted = verify.node_logits(batch, grown, logits.unflatten(0, (len(places), nodes)), config, pools)
+        adjusted = verify.node_logits(batch, own, logits, config, pools)
         ours = found.predict.cpu().view(-1, nodes)[places], expected.predict.view(-1, nodes)
         checks += _tokens(batch, paths, adjusted, *ours, found.logprobs.cpu()[places], expected.logprobs)
     accepted = float((exact_paths >= 0).sum(1).float().mean()) - 1

@@ -591,7 +591,7 @@ def test_fast_verdicts_are_the_references(name, device, small_programs, program_
     allowed, allowed_BNV = Allowed.empty(size, config.num_draft_tokens, vocab_size, device), stacked(masks, size - 2)
     allowed.load(masks)
     mine = batch.filter(real), own, logits_RV[:nodes], config, pools_of(size)
-    expected = reference.verify(*mine, allowed_BNV=allowed_BNV)
+    expected = reference.verify(*mine, allowed=allowed_BNV)
     moved = (each.to(device) for each in (batch, replace(tree, candidates=None), logits_RV))
     found = fast.verify(*moved, config, pools_of(size, device), allowed=allowed).to("cpu")
     for each in ("predict", "accept_index", "num_accepted_drafts", "num_accepted_tokens"):

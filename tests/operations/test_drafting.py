@@ -29,7 +29,7 @@ from specsim.reference.drafting import (
 )
 from specsim.reference.sampling import topk as best_first
 from specsim.reference.tree import build
-from specsim.reference.verify import round_noise, round_uniforms, trees, walk
+from specsim.reference.verify import walk
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 V = 5
@@ -658,11 +658,9 @@ def emitted(name: str, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     config = SAMPLED[name]
     batch, _, tree = sampled_trees(config, size, SamplingParams(temperature=1.0))
     target = functools.cache(Law(23))
-    grown = trees(batch, tree, 99)
     logits = [[target(path) for path in paths(tree, request)] for request in range(size)]
     adjusted_BNV = torch.tensor(logits, dtype=torch.float64).log()
-    noise = round_noise(batch, config, V) if name == "gumbel" else None
-    verdict = walk(batch, grown, adjusted_BNV, *round_uniforms(batch, config), config, None, tree.draft_prob, noise)
+    verdict = walk(batch, tree, adjusted_BNV, None, replace(config, max_len=99))
     others, pairs = random.Random(5), []
     for tokens in verdict.accepted_tokens():
         tokens += others.choices(range(V), target(tuple(tokens))) if len(tokens) == 1 else []

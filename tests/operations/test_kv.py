@@ -167,6 +167,12 @@ def accept(paths: list[list[int]], num_nodes: int, width: int) -> torch.Tensor:
     return torch.tensor([row + [-1] * (width - len(row)) for row in rows], dtype=torch.int32).view(-1, width)
 
 
+def verdict_of(accept_index: torch.Tensor, predict: torch.Tensor | None = None) -> Verdict:
+    counts = (accept_index >= 0).sum(1, dtype=torch.int32)
+    tokens = accept_index.flatten() if predict is None else predict
+    return Verdict(tokens, accept_index, counts - 1, counts, accept_index.float())
+
+
 # Six nodes, three steps. Overlaps: 1,2,3 stay; 2,3,5 and 3,4,5 read where an earlier node of the path is written.
 PATHS = [[[0]], [[0, 1, 2, 3]], [[0, 2, 3, 5]], [[0, 3, 4, 5], [0, 5]], [[0, 2], [0], [0, 1, 4]]]
 
@@ -178,7 +184,7 @@ def test_commit_moves_the_paths_content_to_the_columns_after_the_prefix(paths, p
     pools, rows = make_pools(page_size, [length + 6 for length in lengths])
     draft, target, table = content(pools.draft), content(pools.target), pools.req_to_token.clone()
     slots = [table[row, length : length + 6].tolist() for row, length in zip(rows, lengths, strict=True)]
-    commit(make_batch(rows, lengths), torch.tensor(slots).flatten(), accept(paths, 6, 4), pools)
+    commit(make_batch(rows, lengths), torch.tensor(slots).flatten(), verdict_of(accept(paths, 6, 4)), pools)
     moves = {own[step]: own[node] for own, path in zip(slots, paths, strict=True) for step, node in enumerate(path)}
     assert_moved(target, content(pools.target), moves)
     assert torch.equal(content(pools.draft), draft)
@@ -189,7 +195,7 @@ def test_commit_moves_the_paths_content_to_the_columns_after_the_prefix(paths, p
 def test_commit_of_a_chain_moves_nothing(accepted):
     pools, rows = make_pools(4, [9])
     target, slots = content(pools.target), pools.req_to_token[rows[0], 5:9]
-    commit(make_batch(rows, [5]), slots, accept([list(range(accepted + 1))], 4, 4), pools)
+    commit(make_batch(rows, [5]), slots, verdict_of(accept([list(range(accepted + 1))], 4, 4)), pools)
     assert torch.equal(content(pools.target), target)
 
 
@@ -197,7 +203,7 @@ def test_a_path_that_reads_what_it_writes_is_read_first():
     """Columns 5..8 take nodes 0, 2, 1, 3: node 1's slot is written before a loop over the path would read it."""
     pools, (row,) = make_pools(1, [9])
     before, slots = content(pools.target), pools.req_to_token[row, 5:9]
-    commit(make_batch([row], [5]), slots, accept([[0, 2, 1, 3]], 4, 4), pools)
+    commit(make_batch([row], [5]), slots, verdict_of(accept([[0, 2, 1, 3]], 4, 4)), pools)
     assert torch.equal(content(pools.target)[slots], before[slots[[0, 2, 1, 3]]])
 
 
@@ -206,7 +212,7 @@ def test_no_requests_move_nothing():
     before = content(pools.draft), content(pools.target)
     nobody = make_batch([], [])
     duplicate_tails(nobody, setting(3, 3, 4), pools)
-    commit(nobody, torch.empty(0, dtype=torch.int64), accept([], 6, 4), pools)
+    commit(nobody, torch.empty(0, dtype=torch.int64), verdict_of(accept([], 6, 4)), pools)
     assert torch.equal(content(pools.draft), before[0])
     assert torch.equal(content(pools.target), before[1])
 
@@ -272,19 +278,18 @@ def commit_both(
     pools, rows = make_pools(page_size, [length + num_nodes for length in lengths], num_layers)
     columns = torch.tensor(lengths)[:, None] + torch.arange(num_nodes)
     locations, other = pools.req_to_token[torch.tensor(rows)[:, None], columns].flatten(), twin(pools, device)
-    batch, counts = make_batch(rows, lengths), (accept_index >= 0).sum(1, dtype=torch.int32)
     predict = torch.randint(100, (num_nodes * (1 + len(rows)),), dtype=torch.int32)
-    verdict = Verdict(predict[num_nodes:], accept_index, counts - 1, counts, accept_index.float())
-    commit(batch, locations, accept_index, pools)
+    batch, verdict = make_batch(rows, lengths), verdict_of(accept_index, predict[num_nodes:])
+    counts = verdict.num_accepted_tokens
+    commit(batch, locations, verdict, pools)
     record_tokens(batch, verdict, pools)
     assert (pools.token_ids >= 0).sum() == counts.sum()
     more, path = torch.cat([locations[:num_nodes], locations]), with_a_padded_request(accept_index, num_nodes)
-    counts = torch.cat([torch.full((1,), path.shape[1], dtype=torch.int32), counts])
-    verdict = Verdict(predict, path, counts - 1, counts, path.float()).to(device)
+    verdict = verdict_of(path, predict).to(device)
     given = padded(rows, lengths, device)
     given = replace(given, num_rounds=given.num_rounds + 5)
     next_lens, num_rounds = fast.commit(given, more.to(device), verdict, other)
-    assert next_lens.tolist() == [0, *batch.after(counts[1:]).seq_lens.tolist()]
+    assert next_lens.tolist() == [0, *batch.after(counts).seq_lens.tolist()]
     assert num_rounds.tolist() == [0] + [6] * len(rows)
     assert_same(pools, other)
 

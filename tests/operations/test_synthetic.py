@@ -263,7 +263,7 @@ def test_both_columns_give_the_same_verdict(schedule, temperature, num_steps, pr
         pools.token_ids[:] = 3
         on_device = fast.Schedule.of(acceptance, DEVICE)
         found = fast_verify(
-            padded.to(DEVICE), grown.to(DEVICE), logits.to(DEVICE), config, pools, schedule=on_device
+            padded.to(DEVICE), grown.to(DEVICE), logits.to(DEVICE), config, pools, acceptance=on_device
         ).to("cpu")
         assert torch.equal(found.predict[: 7 * num_nodes], expected.predict)
         assert torch.equal(found.accept_index[:7], expected.accept_index)

@@ -531,7 +531,7 @@ def test_fast_full_mask_is_the_references(lengths, num_nodes, device, gpu_blocks
     expected = full_mask(mask_BNN, seq_lens)
     assert torch.equal(fast.full_mask(mask_BNN.to(device), seq_lens.to(device)).cpu(), expected)
     out = torch.empty_like(expected, device=device)
-    assert fast.full_mask(mask_BNN.to(device), seq_lens.to(device), out) is out
+    assert fast.full_mask(mask_BNN.to(device), seq_lens.to(device), out=out) is out
     assert torch.equal(out.cpu(), expected)
 
 

@@ -44,7 +44,7 @@ def make_batch(params: list[SamplingParams], seq_lens=None, prompt_lens=None, vo
 
 
 # Two lanes of two steps: N = 6 nodes, rows of accept_index are S + 1 = 3 wide.
-CONFIG = SpecConfig(topk=2, num_steps=2, num_draft_tokens=6, page_size=1)
+CONFIG = SpecConfig(topk=2, num_steps=2, num_draft_tokens=6, page_size=1, max_len=40)
 LOGITS_NV = torch.tensor([[1.0, 2, 4, 1], [1, 2, 3, 2], [1, 1, 2, 4], [5, 1, 1, 1], [2, 2, 1, 3], [1, 1, 1, 5]]).log()
 GREEDY, SAMPLED, HOT = SamplingParams(), SamplingParams(temperature=1.0), SamplingParams(temperature=2.0, top_k=1)
 
@@ -53,7 +53,8 @@ def verdict_of(params: list[SamplingParams], uniforms_BD, final_uniforms, config
     adjusted_BNV = LOGITS_NV.double().expand(len(params), 6, V)
     uniforms_BD = torch.tensor(uniforms_BD, dtype=torch.float64).view(len(params), 3)
     final_uniforms_B = torch.tensor(final_uniforms, dtype=torch.float64)
-    return walk(make_batch(params), [FIVE] * len(params), adjusted_BNV, uniforms_BD, final_uniforms_B, config)
+    given = uniforms_BD, final_uniforms_B
+    return walk(make_batch(params), verify_input_of(FIVE, len(params)), adjusted_BNV, given, config)
 
 
 def mixed_verdict():
@@ -120,8 +121,8 @@ def test_a_request_has_the_same_verdict_alone_and_in_any_batch():
 
 
 def test_thresholds_come_from_the_setting_and_greedy_ignores_them():
-    lossy = SpecConfig(topk=2, num_steps=2, num_draft_tokens=6, page_size=1, threshold_single=0.2)
-    by_sum = SpecConfig(topk=2, num_steps=2, num_draft_tokens=6, page_size=1, threshold_acc=0.3)
+    lossy = replace(CONFIG, threshold_single=0.2)
+    by_sum = replace(CONFIG, threshold_acc=0.3)
     uniforms_BD, final = [[0.8, 0.95, 0.5]] * 2, [0.1] * 2
     accepted = [
         verdict_of([SAMPLED, GREEDY], uniforms_BD, final, config).accept_index.tolist()
@@ -132,20 +133,19 @@ def test_thresholds_come_from_the_setting_and_greedy_ignores_them():
 
 def test_an_idle_batch_has_a_verdict_of_no_rows():
     none = make_batch([])
-    verdict = walk(none, [], torch.empty(0, 6, V).double(), torch.empty(0, 3), torch.empty(0), CONFIG)
+    nothing = verify_input_of(FIVE, 0)
+    verdict = walk(none, nothing, torch.empty(0, 6, V).double(), (torch.empty(0, 3), torch.empty(0)), CONFIG)
     assert verdict.accept_index.shape == verdict.logprobs.shape == (0, 3)
     assert verdict.predict.shape == verdict.num_accepted_drafts.shape == verdict.num_accepted_tokens.shape == (0,)
     assert {verdict.predict.dtype, verdict.accept_index.dtype, verdict.num_accepted_tokens.dtype} == {torch.int32}
-    assert node_logits(none, [], torch.empty(0, 6, V), CONFIG, make_pools([])).shape == (0, 6, V)
+    assert node_logits(none, nothing, torch.empty(0, V), CONFIG, make_pools([])).shape == (0, 6, V)
 
 
 def test_plain_decoding_draws_from_the_whole_law():
-    config, root = SpecConfig.plain(), make_tree([-1], [2])
+    config, roots = SpecConfig.plain(max_len=40), verify_input_of(make_tree([-1], [2]), 2)
     adjusted_BNV = LOGITS_NV[:1].double().expand(2, 1, V)
-    uniforms_B1 = torch.full((2, 1), 0.5)
-    verdict = walk(
-        make_batch([GREEDY, SAMPLED]), [root] * 2, adjusted_BNV, uniforms_B1, torch.tensor([0.9, 0.2]), config
-    )
+    given = torch.full((2, 1), 0.5), torch.tensor([0.9, 0.2])
+    verdict = walk(make_batch([GREEDY, SAMPLED]), roots, adjusted_BNV, given, config)
     assert verdict.predict.tolist() == [2, 1]
     assert verdict.accept_index.tolist() == [[0], [1]]
     assert verdict.num_accepted_tokens.tolist() == [1, 1]
@@ -156,7 +156,7 @@ def test_plain_decoding_draws_from_the_whole_law():
 
 def verify_input_of(tree: Tree, size: int) -> VerifyInput:
     tables = [
-        torch.tensor([row] * size).view(size, -1)
+        torch.tensor(row).expand(size, -1).clone()
         for row in (tree.tokens, tree.parents, tree.next_token, tree.next_sibling)
     ]
     tokens, parents, next_token, next_sibling = tables
@@ -204,9 +204,9 @@ FREQUENT = SamplingParams(frequency_penalty=1.0)
     ],
 )
 def test_penalties_count_the_output_the_bonus_once_and_in_exact_mode_the_path(penalties, counts):
-    config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=1, penalties=penalties)
+    config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=1, penalties=penalties, max_len=40)
     pools = make_pools([[0, 1, 2, 2, 3]])
-    adjusted = node_logits(make_batch([FREQUENT]), [BONUS_THREE], torch.zeros(1, 4, V), config, pools)
+    adjusted = node_logits(make_batch([FREQUENT]), verify_input_of(BONUS_THREE, 1), torch.zeros(4, V), config, pools)
     assert (-adjusted).tolist() == [counts]
     assert adjusted.dtype == torch.float64
 
@@ -217,20 +217,21 @@ def test_penalties_count_the_output_the_bonus_once_and_in_exact_mode_the_path(pe
 def test_every_request_is_penalised_by_its_own_row_length_and_prompt(row, counts):
     """The second request is one token longer, has a prompt of three and stands in a row of the pool other than its
     index."""
-    config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=1)
+    config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=1, max_len=40)
     pools = make_pools([[1, 1, 1, 1, 1, 1], [0, 0, 1, 2, 2, 3], [0, 1, 2, 2, 3]])
     batch = make_batch([FREQUENT, FREQUENT], seq_lens=[4, 5], prompt_lens=[2, 3])
     batch = replace(batch, req_pool_indices=torch.tensor([2, row]))
-    adjusted = node_logits(batch, [BONUS_THREE] * 2, torch.zeros(2, 4, V), config, pools)
+    adjusted = node_logits(batch, verify_input_of(BONUS_THREE, 2), torch.zeros(8, V), config, pools)
     assert (-adjusted[:, 0]).tolist() == [[0, 0, 2, 1], counts]
 
 
 def test_every_node_has_its_own_grammar_mask():
-    config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=1)
+    config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=1, max_len=40)
     allowed_BNV = torch.rand(1, 4, V) < 0.5
     logits_BNV = torch.randn(1, 4, V)
     pools = make_pools([[0, 1, 2, 2, 3]])
-    adjusted = node_logits(make_batch([GREEDY]), [BONUS_THREE], logits_BNV, config, pools, allowed_BNV)
+    tree, batch = verify_input_of(BONUS_THREE, 1), make_batch([GREEDY])
+    adjusted = node_logits(batch, tree, logits_BNV[0], config, pools, allowed_BNV)
     assert torch.equal(adjusted, torch.where(allowed_BNV, logits_BNV.double(), -torch.inf))
 
 
@@ -371,7 +372,7 @@ def test_fast_verdicts_are_the_references(seed, shape, penalties, thresholds):
     batch, pools = requests_of(draw, ANY, 37)
     verify_input, masks = inputs_of(grown), masks_of(grown, 37) if thresholds[0] else {}
     allowed_BNV = stacked(masks, len(ANY))
-    expected = reference.verify(batch, verify_input, logits_RV, config, pools, allowed_BNV=allowed_BNV)
+    expected = reference.verify(batch, verify_input, logits_RV, config, pools, allowed=allowed_BNV)
     assert_same(fast_verify(batch, verify_input, logits_RV, config, pools, DEVICE, masks=masks), expected)
 
 
@@ -427,8 +428,8 @@ def test_fast_walk_breaks_ties_by_the_lower_token_and_draws_from_the_rest(device
 def walk_by_hand(batch: Batch, tree: Tree, logits_RV: torch.Tensor, config: SpecConfig, given, device: str):
     verify_input, on_device = verify_input_of(tree, batch.size).to(device), batch.to(device)
     changed, adjusted = torch.zeros(batch.size, dtype=torch.int32, device=device), torch.empty_like(logits_RV)
-    law = fast.laws(on_device, Logits(logits_RV.to(device), changed, adjusted.to(device)))
-    return fast.walk(on_device, verify_input, law, tuple(each.to(device) for each in given), config)
+    logits = Logits(logits_RV.to(device), changed, adjusted.to(device))
+    return fast.walk(on_device, verify_input, logits, tuple(each.to(device) for each in given), config)
 
 
 @pytest.mark.parametrize("max_len", [5, 6, 7, 40])
@@ -520,7 +521,7 @@ def test_fast_node_logits_are_the_references(penalties, device, program_order):
     logits_RV, verify_input = likely_logits(draw, grown, 19, 2.0), inputs_of(grown)
     batch, pools = requests_of(draw, ANY, 19)
     logits_BNV = logits_RV.unflatten(0, (6, 11))
-    exact = node_logits(batch, trees(batch, verify_input, 40), logits_BNV, config, pools)
+    exact = node_logits(batch, verify_input, logits_BNV.flatten(0, 1), config, pools)
     on_device = batch.to(device), verify_input.to(device), logits_RV.to(device)
     logits = fast.node_logits(*on_device, config, pools_on(pools, device))
     assert logits.changed.tolist() == [0, 1, 1, 1, 1, 1]

@@ -137,13 +137,11 @@ def _walk_batch(
     uniforms: tuple[Tensor, Tensor] | None,
     config: SpecConfig,
 ) -> Verdict:
-    from specsim.fast.sampling import laws
     from specsim.fast.verify import walk
     from specsim.fast.vocabulary.penalties import Logits
 
     batch = batch.to(logits_BNV.device)
-    distributions = laws(batch, Logits.unchanged(logits_BNV.flatten(0, 1), batch.size))
-    return walk(batch, tree, distributions, uniforms, config)
+    return walk(batch, tree, Logits.unchanged(logits_BNV.flatten(0, 1), batch.size), uniforms, config)
 
 
 def _verify_input(trees: Trees, draft_prob_BMV: Tensor | None = None) -> VerifyInput:

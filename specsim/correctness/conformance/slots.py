@@ -5,7 +5,7 @@ from functools import partial
 import torch
 
 from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.phases import Batch
+from specsim.core.phases import Batch, Verdict
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.correctness.conformance.case import DEVICE, Call, Case, integers, replaced
 
@@ -48,7 +48,9 @@ def move_call(page_size: int, seq_lens: list[int], paths: list[list[int]], num_n
         [b * num_nodes + node for node in path] + [-1] * (num_nodes - len(path)) for b, path in enumerate(paths)
     ).view(len(paths), num_nodes)
     before = [list(kv.clone()) for kv in (pools.target.keys, pools.target.values)]
-    commit(batch, locations, accept_index, pools)
+    counts = (accept_index >= 0).sum(1, dtype=torch.int32)
+    verdict = Verdict(accept_index.flatten(), accept_index, counts - 1, counts, accept_index.float())
+    commit(batch, locations, verdict, pools)
     source = locations[accept_index[accept_index >= 0]]
     target = [pools.slots(row, n + torch.arange(len(paths[row]))) for row, n in batch.rows_and_lens]
     expected = {"k_buffer": list(pools.target.keys), "v_buffer": list(pools.target.values)}

@@ -49,7 +49,7 @@ def own_laws(scene: Scene, verify_input: VerifyInput, logits_RV: torch.Tensor) -
     logits_BNV = logits_RV.unflatten(0, verify_input.draft_tokens.shape)
     batch, pools, grammars = scene.batch, scene.pools.reference, scene.columns.reference.engine.grammars
     allowed_BNV = stacked(allowed_trees(batch, verify_input, pools, grammars), batch.size)
-    adjusted_BNV = node_logits(batch, grown, logits_BNV, scene.config, pools, allowed_BNV)
+    adjusted_BNV = node_logits(batch, verify_input, logits_RV, scene.config, pools, allowed_BNV)
     sampling = scene.batch.sampling
     return grown, [
         tuple(Law.of_own_logits(*rows, sampling, request) for rows in zip(raw_NV, adjusted_NV, strict=True))

@@ -36,21 +36,20 @@ def fast(verifier: Verifier, device: str) -> Implementation:
 
 
 def _walk(verifier: Verifier, device: str, drafted: Sequence[Draw], trials: Sequence[Trial]) -> list[Accepted]:
-    from specsim.fast.verify import laws, walk
+    from specsim.fast.verify import walk
     from specsim.fast.vocabulary.penalties import Logits
 
     draws = [drafted[trial.draw] for trial in trials]
     config = _config(verifier, draws[0])
     batch = _batch(verifier, drafted, trials).to(device)
     logits_RV = rows([target_V for draw in draws for target_V in draw.target_NV]).log2().float().to(device)
-    distributions = laws(batch, Logits.unchanged(logits_RV, len(trials)))
     width = config.num_draft_tokens if verifier.drafts == "siblings" else config.num_steps + 1
     uniforms = [[] if verifier.is_coupled else trial.uniforms for trial in trials]
     uniforms_BW = torch.tensor([[*each, *[0.5] * (width - len(each))] for each in uniforms], dtype=torch.float64)
     final_B = torch.tensor([trial.final for trial in trials], dtype=torch.float64)
     verify_input = _verify_input(draws, config).to(device)
     given = uniforms_BW.to(device), final_B.to(device)
-    return _accepted(walk(batch, verify_input, distributions, given, config).to("cpu"))
+    return _accepted(walk(batch, verify_input, Logits.unchanged(logits_RV, len(trials)), given, config).to("cpu"))
 
 
 def _config(verifier: Verifier, draw: Draw) -> SpecConfig:

@@ -89,8 +89,7 @@ class Watched:
         config, own, device = self._engine.config, output.target_logits, output.target_logits.device
         host_tree, pools = tree.to("cpu"), self._columns.reference.pools
         shape = host_tree.draft_tokens.shape
-        grown = reference.trees(batch, host_tree, config.max_len)
-        expected = reference.node_logits(batch, grown, own.cpu().unflatten(0, shape), config, pools).flatten(0, 1)
+        expected = reference.node_logits(batch, host_tree, own.cpu(), config, pools).flatten(0, 1)
         made = fast.node_logits(batch.to(device), tree.to(device), own, config, self._columns.fast.pools)
         is_changed = (made.changed == 1).repeat_interleave(shape[1])[:, None]
         found = torch.where(is_changed, made.adjusted, made.raw.float()).cpu()

@@ -1,0 +1,62 @@
+"""Twins: the files of one name in both implementations offer the same operations under the same signatures."""
+
+import inspect
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import specsim.fast
+import specsim.reference
+
+PENDING = {"attention", "drafters.autoregressive", "drafters.none", "extend", "kv", "layers"}
+
+
+def operations(module: ModuleType) -> dict[str, inspect.Signature]:
+    """Signatures of a file's own public functions and of the methods of its public classes, by name."""
+    return {name: inspect.signature(function) for name, function in _functions(module)}
+
+
+def _functions(module: ModuleType) -> Iterator[tuple[str, object]]:
+    for name, value in vars(module).items():
+        if name.startswith("_") or getattr(value, "__module__", None) != module.__name__:
+            continue
+        if inspect.isfunction(value):
+            yield name, value
+        elif inspect.isclass(value):
+            methods = inspect.getmembers(value, inspect.isfunction)
+            yield from ((f"{name}.{method}", function) for method, function in methods if not method.startswith("_"))
+
+
+def names_of(package: ModuleType) -> set[str]:
+    """Names of the package's files below its folder, with dots."""
+    folder = Path(str(package.__file__)).parent
+    files = (path.relative_to(folder).with_suffix("") for path in folder.rglob("*.py"))
+    return {".".join(path.parts) for path in files if path.name != "__init__"}
+
+
+def differences(reference: inspect.Signature, fast: inspect.Signature) -> list[str]:
+    """Names of parameters in which a fast function is more than its twin with keyword-only buffers and options."""
+    shared = list(reference.parameters.values())
+    own = list(fast.parameters.values())
+    differing = [
+        each.name
+        for each, other in zip(shared, own, strict=False)
+        if (each.name, each.kind, each.default) != (other.name, other.kind, other.default)
+    ]
+    missing = [each.name for each in shared[len(own) :]]
+    behind = own[len(shared) :]
+    extra = [each.name for each in behind if each.kind != each.KEYWORD_ONLY or each.default not in (None, False)]
+    return differing + missing + extra
+
+
+@pytest.mark.parametrize("name", sorted(names_of(specsim.reference) & names_of(specsim.fast) - PENDING))
+def test_twins_have_equal_signatures(name):
+    reference, fast = (
+        operations(import_module(f"{package.__name__}.{name}")) for package in (specsim.reference, specsim.fast)
+    )
+    shared = reference.keys() & fast.keys()
+    found = {each: differences(reference[each], fast[each]) for each in sorted(shared)}
+    assert {each: names for each, names in found.items() if names} == {}
