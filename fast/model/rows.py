@@ -1,13 +1,21 @@
 """Rows of hidden states, and what is done with each of them alone: norms, sums, gates."""
 
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, no_type_check
 
 import torch
 import triton
 import triton.language as tl
 
-from specsim.fast.runtime.launch import await_input, block_of, kernel, nearest, require_contiguous
+from specsim.fast.runtime.launch import (
+    await_input,
+    block_of,
+    ceil_div,
+    kernel,
+    nearest,
+    next_power_of_2,
+    require_contiguous,
+)
 
 
 class Norm(NamedTuple):
@@ -45,16 +53,28 @@ class Rows:
 
 
 @triton.jit
+@no_type_check
 def normalised(x, scale, weight, DTYPE: tl.constexpr):
     """x · scale · weight, rounded to DTYPE before the weight and after."""
     return nearest(weight.to(tl.float32) * nearest(x.to(tl.float32) * scale, DTYPE).to(tl.float32), DTYPE)
 
 
 @kernel
+@no_type_check
 def _norm_kernel(
-    out_ptr, x_ptr, ids_ptr, weight_ptr, num_rows, size, eps, stride_out, stride_x,
-    BLOCK_R: tl.constexpr, BLOCK_H: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    out_ptr,
+    x_ptr,
+    ids_ptr,
+    weight_ptr,
+    num_rows,
+    size,
+    eps,
+    stride_out,
+    stride_x,
+    BLOCK_R: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    PDL: tl.constexpr,
+):
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64)[:, None]
     offs = tl.arange(0, BLOCK_H)[None, :]
     mask = (row < num_rows) & (offs < size)
@@ -82,27 +102,50 @@ def rms_norm(
         raise ValueError(f"rows have strides {x.stride()} and {out.stride()}; allowed: 1 along the last dimension")
     num_rows, size = out.shape
     block = block_of(num_rows, 1, size)
-    _norm_kernel[(triton.cdiv(num_rows, block),)](
-        out, x, ids_R, weight, num_rows, size, eps, out.stride(0), x.stride(0),
-        BLOCK_R=block, BLOCK_H=triton.next_power_of_2(size), num_warps=8 if size > 2048 else 4,
-    )  # fmt: skip
+    _norm_kernel[(ceil_div(num_rows, block),)](
+        out_ptr=out,
+        x_ptr=x,
+        ids_ptr=ids_R,
+        weight_ptr=weight,
+        num_rows=num_rows,
+        size=size,
+        eps=eps,
+        stride_out=out.stride(0),
+        stride_x=x.stride(0),
+        BLOCK_R=block,
+        BLOCK_H=next_power_of_2(size),
+        num_warps=8 if size > 2048 else 4,
+    )
     return out
 
 
 @kernel
+@no_type_check
 def _embed_kernel(
-    out_ptr, weighted_ptr, squares_ptr, table_ptr, ids_ptr, norm_ptr, num_rows, size, stride_out,
-    BLOCK_R: tl.constexpr, BLOCK_H: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    out_ptr,
+    weighted_ptr,
+    squares_ptr,
+    table_ptr,
+    ids_ptr,
+    norm_ptr,
+    num_rows,
+    size,
+    stride_out,
+    BLOCK_R: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    PDL: tl.constexpr,
+):
     await_input(PDL)
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64)
-    offs, mask_r = tl.arange(0, BLOCK_H), row < num_rows
+    offs = tl.arange(0, BLOCK_H)
+    mask_r = row < num_rows
     mask = mask_r[:, None] & (offs < size)[None, :]
     source = tl.load(ids_ptr + row, mask=mask_r, other=0)
     x = tl.load(table_ptr + source[:, None] * size + offs[None, :], mask=mask, other=0.0)
     tl.store(out_ptr + row[:, None] * stride_out + offs[None, :], x, mask=mask)
     if norm_ptr is not None:
-        x, weight = x.to(tl.float32), tl.load(norm_ptr + offs, mask=offs < size, other=0.0).to(tl.float32)
+        x = x.to(tl.float32)
+        weight = tl.load(norm_ptr + offs, mask=offs < size, other=0.0).to(tl.float32)
         weighted = nearest(x * weight[None, :], weighted_ptr.dtype.element_ty)
         tl.store(weighted_ptr + row[:, None] * size + offs[None, :], weighted, mask=mask)
         tl.store(squares_ptr + row, tl.sum(x * x, axis=1), mask=mask_r)
@@ -113,24 +156,39 @@ def embed(
 ) -> Rows:
     """Rows of an embedding table under the norm that follows; out may be columns of a wider tensor."""
     require_contiguous(table_VH=table_VH)
-    num_rows, size = len(ids_R), table_VH.shape[1]
+    num_rows = len(ids_R)
+    size = table_VH.shape[1]
     out = table_VH.new_empty(num_rows, size) if out is None else out
-    rows, block = Rows.to_write(out, norm, 1), block_of(num_rows, 1, size)
+    rows = Rows.to_write(out, norm, 1)
+    block = block_of(num_rows, 1, size)
     norm_weight = None if rows.weighted is None else norm.weight
-    _embed_kernel[(triton.cdiv(num_rows, block),)](
-        out, rows.weighted, rows.squares, table_VH, ids_R, norm_weight, num_rows, size, out.stride(0),
-        BLOCK_R=block, BLOCK_H=triton.next_power_of_2(size), num_warps=8 if size > 2048 else 4,
-    )  # fmt: skip
+    _embed_kernel[(ceil_div(num_rows, block),)](
+        out_ptr=out,
+        weighted_ptr=rows.weighted,
+        squares_ptr=rows.squares,
+        table_ptr=table_VH,
+        ids_ptr=ids_R,
+        norm_ptr=norm_weight,
+        num_rows=num_rows,
+        size=size,
+        stride_out=out.stride(0),
+        BLOCK_R=block,
+        BLOCK_H=next_power_of_2(size),
+        num_warps=8 if size > 2048 else 4,
+    )
     return rows
 
 
 @kernel
+@no_type_check
 def _add_kernel(
     out_ptr, x_ptr, delta_ptr, num_rows, size, stride_out, stride_x, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
     await_input(PDL)
     offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask, row, column = offs < num_rows * size, offs // size, offs % size
+    mask = offs < num_rows * size
+    row = offs // size
+    column = offs % size
     x = tl.load(x_ptr + row * stride_x + column, mask=mask, other=0.0).to(tl.float32)
     total = x + tl.load(delta_ptr + offs, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + row * stride_out + column, nearest(total, out_ptr.dtype.element_ty), mask=mask)
@@ -139,23 +197,34 @@ def _add_kernel(
 def add(x: torch.Tensor, delta: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """x + delta, rows [R, H]; x and out may be columns of wider tensors."""
     require_contiguous(delta=delta)
-    out, block = torch.empty_like(delta) if out is None else out, block_of(delta.numel(), 1024)
-    _add_kernel[(triton.cdiv(delta.numel(), block),)](
-        out, x, delta, *delta.shape, out.stride(0), x.stride(0), BLOCK=block
+    out = torch.empty_like(delta) if out is None else out
+    block = block_of(delta.numel(), 1024)
+    _add_kernel[(ceil_div(delta.numel(), block),)](
+        out_ptr=out,
+        x_ptr=x,
+        delta_ptr=delta,
+        num_rows=delta.shape[0],
+        size=delta.shape[1],
+        stride_out=out.stride(0),
+        stride_x=x.stride(0),
+        BLOCK=block,
     )
     return out
 
 
 @triton.jit
+@no_type_check
 def gated(gate, up, DTYPE: tl.constexpr):
     """silu(gate) · up, f32, rounded to DTYPE where a library's three operations round but for the last time."""
-    gate, up = nearest(gate, DTYPE).to(tl.float32), nearest(up, DTYPE).to(tl.float32)
+    gate = nearest(gate, DTYPE).to(tl.float32)
+    up = nearest(up, DTYPE).to(tl.float32)
     shrunk = tl.exp(-tl.abs(gate))
     silu = nearest(gate * tl.where(gate >= 0, 1.0, shrunk) / (1.0 + shrunk), DTYPE)
     return silu.to(tl.float32) * up
 
 
 @kernel
+@no_type_check
 def _silu_mul_kernel(out_ptr, gate_up_ptr, count, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
     await_input(PDL)
     DTYPE: tl.constexpr = out_ptr.dtype.element_ty
@@ -170,7 +239,11 @@ def _silu_mul_kernel(out_ptr, gate_up_ptr, count, size, BLOCK: tl.constexpr, PDL
 def silu_mul(gate_up_RI2: torch.Tensor) -> torch.Tensor:
     """silu(gate) · up, [R, I], of gate and up side by side in [R, 2I]."""
     require_contiguous(gate_up_RI2=gate_up_RI2)
-    num_rows, size = gate_up_RI2.shape[0], gate_up_RI2.shape[1] // 2
-    out, block = gate_up_RI2.new_empty(num_rows, size), block_of(num_rows * size, 1024)
-    _silu_mul_kernel[(triton.cdiv(out.numel(), block),)](out, gate_up_RI2, out.numel(), size, BLOCK=block)
+    num_rows = gate_up_RI2.shape[0]
+    size = gate_up_RI2.shape[1] // 2
+    out = gate_up_RI2.new_empty(num_rows, size)
+    block = block_of(num_rows * size, 1024)
+    _silu_mul_kernel[(ceil_div(out.numel(), block),)](
+        out_ptr=out, gate_up_ptr=gate_up_RI2, count=out.numel(), size=size, BLOCK=block
+    )
     return out

@@ -1,11 +1,13 @@
 """The named draws of specsim.core.uniforms inside kernels, bit for bit."""
 
+from typing import no_type_check
+
 import torch
 import triton
 import triton.language as tl
 
 from specsim.core.uniforms import Stream
-from specsim.fast.runtime.launch import block_of, kernel
+from specsim.fast.runtime.launch import block_of, ceil_div, kernel
 
 # Streams as kernels name them.
 PREFILL = tl.constexpr(int(Stream.PREFILL))
@@ -17,6 +19,7 @@ GUMBEL = tl.constexpr(int(Stream.GUMBEL))
 
 
 @triton.jit
+@no_type_check
 def word(seed, request_id, stream, root_len, depth, index):
     """A random integer of 24 bits; seed is i64, everything else is cut to 32 bits and broadcasts."""
     name = (depth.to(tl.uint32) << 8) | stream
@@ -27,12 +30,14 @@ def word(seed, request_id, stream, root_len, depth, index):
 
 
 @triton.jit
+@no_type_check
 def named_uniform(seed, request_id, stream, root_len, depth, index):
     """A uniform of 24 bits in [2⁻²⁴, 1 - 2⁻²⁴], f32, of the word of that name."""
     return tl.maximum(word(seed, request_id, stream, root_len, depth, index), 1).to(tl.float32) * (1.0 / 16777216)
 
 
 @triton.jit
+@no_type_check
 def gumbel(seed, request_id, position, tokens):
     """Standard Gumbel noise of tokens at a position, f64 (f32 would have no place for 53 bits)."""
     name = (position.to(tl.uint32) * 0 + GUMBEL).to(tl.uint32)
@@ -43,6 +48,7 @@ def gumbel(seed, request_id, position, tokens):
 
 
 @kernel
+@no_type_check
 def _uniforms(seeds_ptr, request_ids_ptr, root_lens_ptr, depths_ptr, out_ptr, stream, size, BLOCK: tl.constexpr):
     offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < size
@@ -65,5 +71,14 @@ def named_uniforms(
     size = len(seeds)
     out = torch.empty(size, dtype=torch.float32, device=seeds.device) if out is None else out
     block = block_of(size, on_gpu=256)
-    _uniforms[(triton.cdiv(size, block),)](seeds, request_ids, root_lens, depths, out, int(stream), size, BLOCK=block)
+    _uniforms[(ceil_div(size, block),)](
+        seeds_ptr=seeds,
+        request_ids_ptr=request_ids,
+        root_lens_ptr=root_lens,
+        depths_ptr=depths,
+        out_ptr=out,
+        stream=int(stream),
+        size=size,
+        BLOCK=block,
+    )
     return out

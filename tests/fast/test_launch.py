@@ -118,11 +118,12 @@ def test_kernels_are_interpreted_whatever_was_imported_before(earlier):
     script = f"""
 {earlier}
 import torch
-from specsim import SamplingParams, SpecConfig, generate
+from specsim import EngineOptions, SamplingParams, SpecConfig, generate
 from specsim.models.synthetic_pair import agreeing_pair
 config, sampling = SpecConfig(2, 1, 2), SamplingParams(max_new_tokens=2)
-outputs = [generate(agreeing_pair(), [[5, 6]], config, sampling, impl=impl).outputs for impl in ("reference", "fast")]
-assert outputs[0][0].token_ids == outputs[1][0].token_ids
+engines = EngineOptions("reference"), EngineOptions("fast")
+tokens = [generate(agreeing_pair(), [[5, 6]], config, sampling, engine=each).outputs[0].token_ids for each in engines]
+assert tokens[0] == tokens[1]
 """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     subprocess.run([sys.executable, "-c", script], env=environment, check=True)
