@@ -1,9 +1,10 @@
-"""generate(...): the one public entry. It runs a batch of prompts to their ends on the column that is named."""
+"""The public entry generate(...): a batch of prompts, run to their ends on one implementation."""
 
 import importlib
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from tqdm.auto import tqdm
@@ -23,33 +24,24 @@ from specsim.serving.scheduler import Scheduler
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One finished request. num_accepted_tokens_per_round counts whole rounds, also where the output was cut inside
-    one.
+    """A finished request."""
 
-    logprobs are natural logarithms under penalties, bias and temperature; finish_reason is `stop` (EOS or a stop
-    token, which is kept, or a stop string, which the text ends before) or `length`.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    finish_reason: str
-    num_accepted_tokens_per_round: tuple[int, ...]
+    text: str  # ends before a stop string
+    token_ids: tuple[int, ...]  # with the EOS or stop token that ended it
+    logprobs: tuple[float, ...]  # natural logarithms under penalties, bias and temperature
+    finish_reason: str  # stop or length
+    num_accepted_tokens_per_round: tuple[int, ...]  # of whole rounds, also where the output was cut inside one
     prompt_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Generation:
-    """What a run produced: outputs in the order of the prompts, the setting, and wall-clock seconds.
+    """The result of a run."""
 
-    They leave loading out, and count what the fast column compiles and records on its way. synthetic: what decided how
-    many drafts were accepted where it was not the target: then the tokens are not the target's.
-    """
-
-    outputs: tuple[Output, ...]
+    outputs: tuple[Output, ...]  # in the order of the prompts
     config: SpecConfig
-    seconds: float
-    synthetic: SyntheticAcceptance | None = None
+    seconds: float  # wall-clock, without loading, with the fast implementation's compilation and graph capture
+    synthetic: SyntheticAcceptance | None = None  # decided the acceptance instead of the target: tokens are not its own
 
     @property
     def acceptance(self) -> Acceptance:
@@ -57,10 +49,8 @@ class Generation:
         return acceptance(drafts, self.config.num_steps)
 
     @property
-    def metrics(self) -> dict:
-        """The acceptance figures of core.metrics, new tokens, seconds and tokens_per_s (tokens over seconds, all
-        requests).
-        """
+    def metrics(self) -> dict[str, Any]:
+        """Acceptance figures of core.metrics, new tokens, seconds and tokens_per_s over all requests."""
         tokens = sum(len(output.token_ids) for output in self.outputs)
         timing = {"tokens": tokens, "seconds": self.seconds, "tokens_per_s": tokens / self.seconds}
         return {**asdict(self.acceptance), **timing}
@@ -71,8 +61,8 @@ class Generation:
         kind = "synthetic accept length" if self.synthetic else "accept length"
         return f"Generation({counts}, {kind} {metrics['accept_length']:.2f}, {self.seconds:.2f} s)"
 
-    def to_json(self) -> dict:
-        """A value that json can write; null where a figure is not defined (no rounds)."""
+    def to_json(self) -> dict[str, Any]:
+        """Make a value that json can write; null where a figure is not defined (no rounds)."""
         outputs = [asdict(output) for output in self.outputs]
         made = {"config": asdict(self.config), "acceptance": acceptance_json(self.synthetic)}
         return without_nan({"outputs": outputs, "metrics": self.metrics, **made})
@@ -93,8 +83,8 @@ def load_engine(
 ) -> Engine:
     """Make the engine that the options name (None: the reference in float32); another one never takes its place.
 
-    acceptance: decides how many drafts a round accepts, whatever the target says: not lossless. grammars: of requests,
-    by their ids.
+    acceptance: decides how many drafts a round accepts instead of the target: not lossless. grammars: of requests, by
+    their ids.
     """
     options = options or EngineOptions()
     if acceptance is not None and not isinstance(acceptance, SyntheticAcceptance):
@@ -137,14 +127,14 @@ def generate(
 
     config None is SpecConfig(), or plain decoding for a pair without a drafter. sampling: one for all prompts or one
     each. request_ids (0, 1, ... unless given) name the random streams: a request with the same id, seed and prompt
-    gives the same tokens in any batch. engine, acceptance: see load_engine. grammars: what outputs are allowed
-    (core.grammar, serving.guidance), one for all prompts or one each, None for those that are free. Raises InputError
-    for an empty or too long prompt and for token ids outside the vocabulary.
+    gives the same tokens in any batch. engine, acceptance: see load_engine. grammars: constraints of the outputs
+    (core.grammar, serving.guidance), one for all prompts or one each, None for a free output. Raises InputError for an
+    empty or too long prompt and for token ids outside the vocabulary.
     """
     config = (SpecConfig() if pair.drafter else SpecConfig.plain()) if config is None else config
     if not isinstance(config, SpecConfig):
         raise InputError("config", config, "a SpecConfig")
-    most = config.within(pair.target.config.max_position_embeddings).max_len
+    most = config.within(pair.target.config.max_position_embeddings).length_limit
     requests = make_requests(pair, prompts, sampling, request_ids, most)
     named = _by_request(grammars, requests)
     running = load_engine(pair, config, engine, acceptance=acceptance, grammars=named)
@@ -155,8 +145,8 @@ def generate(
     return Generation(tuple(map(_output, requests)), config, seconds, acceptance)
 
 
-def _by_request(grammars, requests: list[Request]) -> Grammars:
-    """The grammars by the ids of their requests."""
+def _by_request(grammars: Grammar | Sequence[Grammar | None] | None, requests: list[Request]) -> Grammars:
+    """Map the ids of the constrained requests to their grammars."""
     own = grammars if isinstance(grammars, Sequence) else [grammars] * len(requests)
     if len(own) != len(requests) or not all(each is None or hasattr(each, "matcher") for each in own):
         allowed = f"a grammar for all of the {len(requests)} prompts, or one or None for each"
@@ -164,12 +154,12 @@ def _by_request(grammars, requests: list[Request]) -> Grammars:
     return {request.request_id: each for request, each in zip(requests, own, strict=True) if each is not None}
 
 
-def _run(engine, requests: list[Request], progress: bool) -> None:
-    """All requests at once, in a pool that has room for all of them."""
+def _run(engine: Engine, requests: list[Request], progress: bool) -> None:
+    """Run all requests at once, in a pool that has room for all of them."""
     if not requests:
         return
-    config, longest = engine.config, max(len(request.prompt_ids) + request.max_tokens for request in requests)
-    room = len(requests) * config.reserved_columns(longest)
+    longest = max(len(request.prompt_ids) + request.max_tokens for request in requests)
+    room = len(requests) * engine.config.reserved_columns(longest)
     scheduler = Scheduler(engine, ServingConfig(max_running=len(requests), num_slots=room))
     for request in requests:
         scheduler.submit(request)
@@ -179,6 +169,11 @@ def _run(engine, requests: list[Request], progress: bool) -> None:
 
 
 def _output(request: Request) -> Output:
-    counts = tuple(request.accepted)
-    ids, logprobs, prompt_ids = map(tuple, (request.token_ids, request.logprobs, request.prompt_ids))
-    return Output(request.text, ids, logprobs, request.finish_reason, counts, prompt_ids)
+    return Output(
+        text=request.text,
+        token_ids=tuple(request.token_ids),
+        logprobs=tuple(request.logprobs),
+        finish_reason=request.finish_reason or "",
+        num_accepted_tokens_per_round=tuple(request.accepted),
+        prompt_token_ids=tuple(request.prompt_ids),
+    )

@@ -7,16 +7,17 @@ from typing import Any, Self
 import torch
 
 from specsim.core.errors import InputError
+from specsim.core.pair import Pair
 
 
 class Guidance:
     """A grammar over a tokenizer's tokens; regex, json_schema and lark make one for a pair.
 
-    form: regex, json_schema or lark; text: the grammar in it. tokenizer: a fast one of transformers. end_ids: tokens
-    that end an output. InputError for what llguidance does not understand.
+    form: regex, json_schema or lark; text: the grammar in that form. tokenizer: a fast one of transformers. end_ids:
+    tokens that end an output. InputError for a grammar that llguidance does not understand.
     """
 
-    def __init__(self, form: str, text: str, tokenizer: Any, vocab_size: int, end_ids: Sequence[int]):
+    def __init__(self, form: str, text: str, tokenizer: Any, vocab_size: int, end_ids: Sequence[int]) -> None:
         try:
             from llguidance import LLMatcher, LLTokenizer
         except ImportError as error:
@@ -25,7 +26,8 @@ class Guidance:
             raise InputError(form, text, "none: the target has no tokenizer")
         if not end_ids:
             raise InputError(form, text, "none: the target has no end token, eos_token_id in its config")
-        self.vocab_size, self.end_ids = vocab_size, frozenset(end_ids)
+        self.vocab_size = vocab_size
+        self.end_ids = frozenset(end_ids)
         words = tokenizer.backend_tokenizer.to_str()
         self._tokens = LLTokenizer(words, n_vocab=vocab_size, eos_token=list(end_ids))
         self._start = LLMatcher(self._tokens, getattr(LLMatcher, f"grammar_from_{form}")(text))
@@ -33,44 +35,46 @@ class Guidance:
             raise InputError(form, text, f"what llguidance understands ({_reason(self._start.get_error())})")
 
     @classmethod
-    def regex(cls, pair, pattern: str) -> Self:
-        """Outputs that match a regular expression as a whole."""
+    def regex(cls, pair: Pair, pattern: str) -> Self:
+        """Allow outputs that match a regular expression as a whole."""
         if not isinstance(pattern, str):
             raise InputError("regex", pattern, "a text")
         return cls._of("regex", pattern, pair)
 
     @classmethod
-    def json_schema(cls, pair, schema: dict[str, Any]) -> Self:
-        """Outputs that are JSON of this schema."""
+    def json_schema(cls, pair: Pair, schema: dict[str, Any]) -> Self:
+        """Allow outputs that are JSON of this schema."""
         return cls._of("json_schema", json.dumps(schema), pair)
 
     @classmethod
-    def lark(cls, pair, text: str) -> Self:
-        """Outputs of a context-free grammar in llguidance's form of Lark."""
+    def lark(cls, pair: Pair, text: str) -> Self:
+        """Allow outputs of a context-free grammar in llguidance's form of Lark."""
         return cls._of("lark", text, pair)
 
     @classmethod
-    def _of(cls, form: str, text: str, pair) -> Self:
+    def _of(cls, form: str, text: str, pair: Pair) -> Self:
         return cls(form, text, pair.tokenizer, pair.target.config.vocab_size, pair.target.config.eos_token_ids)
 
     def matcher(self) -> "GuidanceMatcher":
-        """Before the first token of an output."""
+        """Make a matcher that stands before the first token of an output."""
         return GuidanceMatcher(self._start.deep_copy(), self.vocab_size, self.end_ids)
 
 
 class GuidanceMatcher:
     """A matcher of llguidance.
 
-    A token that ends the output is never handed over: the library stops by itself where a text cannot go on, and does
-    not count such a token there, so that giving it back would give back the token before it.
+    It never passes an end token on: the library stops by itself where a text cannot go on and does not count such a
+    token there, so rolling it back would roll back the token before it.
     """
 
-    def __init__(self, matcher: Any, vocab_size: int, end_ids: frozenset[int]):
-        self.vocab_size, self.has_ended = vocab_size, False
-        self._matcher, self._end_ids = matcher, end_ids
+    def __init__(self, matcher: Any, vocab_size: int, end_ids: frozenset[int]) -> None:
+        self.vocab_size = vocab_size
+        self.has_ended = False
+        self._matcher = matcher
+        self._end_ids = end_ids
 
     def allowed(self) -> torch.Tensor:
-        """bool [V]."""
+        """Give the mask bool [V] of the tokens that may come next."""
         bits = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
         return ((bits[:, None] >> torch.arange(8)) & 1).flatten()[: self.vocab_size].bool()
 
@@ -82,7 +86,7 @@ class GuidanceMatcher:
         return self._matcher.try_consume_tokens([token]) == 1
 
     def roll_back(self, count: int) -> None:
-        """Give the last tokens back."""
+        """Take the last `count` tokens back."""
         handed_over = count - self.has_ended if count else 0
         self.has_ended = self.has_ended and count == 0
         if handed_over:
@@ -90,6 +94,6 @@ class GuidanceMatcher:
 
 
 def _reason(error: str) -> str:
-    """The line of a message that says what is wrong."""
+    """Pick the line of llguidance's message that names the error."""
     lines = error.splitlines()
     return next((line for line in lines if line.startswith("error:")), lines[0]).removeprefix("error: ")

@@ -13,31 +13,33 @@ from specsim.core.pool import KVPool
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One page below its parent's. used: when it was last met, in calls of the tree."""
+    """One page below its parent's."""
 
     page: int
-    label: tuple[int, ...]
-    parent: "Node | None"
-    used: int = 0
+    label: tuple[int, ...]  # token ids of the page, and the next one where there is draft KV
+    parent: "Node | None"  # None: the root, which holds no page
+    used: int = 0  # call of the tree that met it last
     children: dict[tuple[int, ...], "Node"] = field(default_factory=dict)
 
 
 class PrefixTree:
-    """The pages that are kept in one pool for requests to come."""
+    """Pages of one pool that are kept for later requests."""
 
-    def __init__(self, pools: KVPool):
-        self._pools, self._page_size = pools, pools.page_size
+    def __init__(self, pools: KVPool) -> None:
+        self._pools = pools
+        self._page_size = pools.page_size
         self._label_len = self._page_size + (pools.draft is not None)
-        self._root, self._clock = Node(-1, (), None), 0
+        self._root = Node(-1, (), None)
+        self._clock = 0
 
     def match(self, token_ids: Sequence[int], columns: int) -> list[int]:
-        """The pages that hold the longest prefix of these tokens, of at most `columns` columns."""
+        """Give the pages of the longest known prefix of these tokens, of at most `columns` columns."""
         return [node.page for node in self._walk(token_ids, columns)]
 
     def insert(self, token_ids: Sequence[int], columns: int, pages: Sequence[int]) -> None:
-        """Keep the pages of the first `columns` columns, all committed; one that is known already is not kept twice.
+        """Keep the pages of the first `columns` columns, all committed, except those that the tree has already.
 
-        token_ids: all that are known. A page whose next token is not among them yet is left out.
+        token_ids: all known tokens. A page whose next token is not among them yet is left out.
         """
         path = [self._root, *self._walk(token_ids, columns)]
         for index in range(len(path) - 1, self._whole_pages(token_ids, columns)):
@@ -48,34 +50,39 @@ class PrefixTree:
             path.append(node)
 
     def evict(self, num_pages: int) -> int:
-        """Free that many pages that no request holds, least recently met first, leaves before their parents; returns
-        how many it were.
+        """Free up to `num_pages` pages that no request holds, and return their number.
+
+        The least recently met goes first, a leaf before its parent.
         """
-        heap = [(node.used, order, node) for order, node in enumerate(self._nodes()) if self._is_evictable(node)]
+        nodes = list(self._nodes())
+        heap = [(node.used, index) for index, node in enumerate(nodes) if self._is_evictable(node)]
         heapq.heapify(heap)
         evicted = 0
         while heap and evicted < num_pages:
-            _, order, node = heapq.heappop(heap)
-            self._remove(node)
+            _, index = heapq.heappop(heap)
+            parent = self._remove(nodes[index])
             evicted += 1
-            if node.parent is not self._root and self._is_evictable(node.parent):
-                heapq.heappush(heap, (node.parent.used, order, node.parent))
+            if parent is not self._root and self._is_evictable(parent):
+                nodes[index] = parent
+                heapq.heappush(heap, (parent.used, index))
         return evicted
 
     def clear(self) -> None:
-        """Keep nothing any more."""
+        """Drop all pages."""
         self._pools.drop([node.page for node in self._nodes()])
         self._root.children.clear()
 
     def _walk(self, token_ids: Sequence[int], columns: int) -> list[Node]:
         self._clock += 1
-        path, node = [], self._root
+        path: list[Node] = []
+        children = self._root.children
         for index in range(self._whole_pages(token_ids, columns)):
-            node = node.children.get(self._label(token_ids, index))
+            node = children.get(self._label(token_ids, index))
             if node is None:
                 break
             node.used = self._clock
             path.append(node)
+            children = node.children
         return path
 
     def _whole_pages(self, token_ids: Sequence[int], columns: int) -> int:
@@ -89,9 +96,12 @@ class PrefixTree:
     def _is_evictable(self, node: Node) -> bool:
         return not node.children and self._pools.is_idle(node.page)
 
-    def _remove(self, node: Node) -> None:
-        del node.parent.children[node.label]
+    def _remove(self, node: Node) -> Node:
+        """Drop a node's page, and give its parent."""
+        parent = node.parent or self._root
+        del parent.children[node.label]
         self._pools.drop([node.page])
+        return parent
 
     def _nodes(self) -> Iterator[Node]:
         waiting = list(self._root.children.values())

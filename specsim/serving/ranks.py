@@ -1,7 +1,7 @@
-"""Data-parallel ranks, simulated in one process: a scheduler each, and every phase at the same time in all of them.
+"""Data-parallel ranks simulated in one process: a scheduler each, and every phase at the same time in all of them.
 
-Ranks of a real server meet in collectives inside each phase, so that a rank with nothing to do has to pass through a
-phase as soon as another one has work in it.
+Ranks of a real server meet in collectives inside each phase, so a rank without work runs a phase as soon as another
+rank has work in it.
 """
 
 from collections.abc import Sequence
@@ -13,30 +13,32 @@ from specsim.serving.trace import StepRecord
 
 
 class Ranks:
-    """Schedulers that step together; a request goes to the rank that has the fewest to finish, the first of equals."""
+    """Schedulers that step together; a request goes to the first rank with the fewest unfinished requests."""
 
-    def __init__(self, schedulers: Sequence[Scheduler]):
+    def __init__(self, schedulers: Sequence[Scheduler]) -> None:
         self.schedulers = tuple(schedulers)
         self.home: dict[int, Scheduler] = {}
 
     def submit(self, request: Request) -> None:
-        """A conversation stays where its KV is."""
+        """Hand a request to a rank; a conversation stays where its KV is."""
         if request.request_id in self.home:
             raise InputError("request_id", request.request_id, "an id that no other request has")
-        scheduler = self.home.get(request.continues) or min(self.schedulers, key=_load)
+        previous = None if request.continues is None else self.home.get(request.continues)
+        scheduler = previous or min(self.schedulers, key=_load)
         scheduler.submit(request)
         self.home[request.request_id] = scheduler
 
     @property
     def is_busy(self) -> bool:
-        """Whether a rank is."""
+        """Whether any rank is busy."""
         return any(scheduler.is_busy for scheduler in self.schedulers)
 
     def run(self) -> None:
-        """Steps until every request of every rank has ended."""
+        """Step until every request of every rank has ended."""
         while self.is_busy:
-            events = [scheduler.next_event for scheduler in self.schedulers if scheduler.is_busy]
-            if None not in events:
+            busy = [scheduler for scheduler in self.schedulers if scheduler.is_busy]
+            events = [event for scheduler in busy if (event := scheduler.next_event) is not None]
+            if len(events) == len(busy):
                 for scheduler in self.schedulers:
                     scheduler.skip_to(min(events))
             self.step()
@@ -45,14 +47,12 @@ class Ranks:
                     scheduler.check_not_stalled()
 
     def step(self) -> tuple[StepRecord, ...]:
-        """One step of every rank: prefill and round in all of them if in any."""
+        """Run one step of every rank: prefill and round in all of them if in any."""
         plans = [scheduler.plan() for scheduler in self.schedulers]
-        prefills = any(plan.requests for plan in plans)
-        if prefills:
+        if any(plan.requests for plan in plans):
             for scheduler, plan in zip(self.schedulers, plans, strict=True):
                 scheduler.prefill(plan)
-        decodes = any(scheduler.runner.requests for scheduler in self.schedulers)
-        if decodes:
+        if any(scheduler.runner.requests for scheduler in self.schedulers):
             for scheduler in self.schedulers:
                 scheduler.decode()
         return tuple(scheduler.end_step() for scheduler in self.schedulers)

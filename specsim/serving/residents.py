@@ -1,4 +1,4 @@
-"""Who holds KV: the requests that have a place, the sessions that wait for their next turn, the cached prefixes."""
+"""Holders of KV: requests that run, sessions that wait for their next turn, cached prefixes."""
 
 from collections.abc import Collection
 
@@ -14,18 +14,20 @@ from specsim.serving.requests import Request
 class Residents:
     """Reservation, growth and release of requests' slots in one pool.
 
-    What nobody works on gives way first: cached prefixes, then the sessions that finished longest ago.
+    Slots that no running request holds are freed first: cached prefixes, then the sessions that finished longest ago.
     """
 
-    def __init__(self, pools: KVPool, config: SpecConfig, prefix_cache: bool):
-        self._pools, self._config = pools, config
+    def __init__(self, pools: KVPool, config: SpecConfig, prefix_cache: bool) -> None:
+        self._pools = pools
+        self._config = config
         self._tree = PrefixTree(pools) if prefix_cache else None
         self._sessions: dict[int, Request] = {}
         self.evicted_pages = 0
 
     def why_never(self, request: Request) -> str | None:
-        """Why a request can never run in this pool, however empty it is; None if it can."""
-        length, most = len(request.prompt_ids), self._config.max_len - 1
+        """Say why a request can never run in this pool, however empty it is; None if it can."""
+        length = len(request.prompt_ids)
+        most = self._config.length_limit - 1
         if length > most:
             return f"a prompt of {length} tokens; at most {most}, one less than max_len, can run"
         lengths = range(length, length + max(1, request.max_tokens - 1))  # at the beginning of a round
@@ -37,16 +39,18 @@ class Residents:
         return None
 
     def admit(self, request: Request, residents: Collection[Request]) -> bool:
-        """Give a request a row and the columns of its prefill, and under release `finish` those of its first rounds;
-        False, and no session or prefix spent, if its next round and the others' would not fit together.
+        """Give a request a row and the columns of its prefill, and under release `finish` those of its first rounds.
+
+        False, without spending a session or prefix, if its next round does not fit beside those of the residents.
         """
-        session = self._sessions.get(request.continues)
+        session = None if request.continues is None else self._sessions.get(request.continues)
         pages = self._pools.pages(session.row) if session else self._match(request)
         if not self._can_fit(residents, pages, round_columns(request.prefill_len, self._config)):
             return False
         if session is None and not self._free_a_row():
             return False
-        self._sessions.pop(request.continues, None)
+        if session:
+            del self._sessions[session.request_id]
         request.row = session.row if session else self._open(request)
         if not self.make_room([*residents, request]):
             if session:
@@ -55,7 +59,8 @@ class Residents:
                 self._pools.close(request.row)
             request.row = -1
             return False
-        columns, finish = request.prefill_len, self._config.release == "finish"
+        columns = request.prefill_len
+        finish = self._config.release == "finish"
         self._pools.reserve(request.row, self._config.reserved_columns(columns) if finish else columns)
         if session:
             session.row = -1
@@ -69,15 +74,16 @@ class Residents:
         return row
 
     def _match(self, request: Request) -> list[int]:
-        """Cached pages of a request's prefix; one column at least is computed: the round starts from its hidden."""
+        """Give the cached pages of a request's prefix, and leave a column to compute: a round needs its hidden."""
         return [] if self._tree is None else self._tree.match(request.known_ids, request.prefill_len - 1)
 
     def _free_a_row(self) -> bool:
         return bool(self._pools.free_rows) or self._end_oldest_session()
 
     def make_room(self, residents: Collection[Request]) -> bool:
-        """Evict prefixes and end sessions until the next round of these requests fits; False if it cannot, as a rule
-        before any is spent.
+        """Evict prefixes and end sessions until the next round of these requests fits; False if it cannot.
+
+        As a rule it finds that out before it spends any.
         """
         if not self._can_fit(residents):
             return False
@@ -89,27 +95,28 @@ class Residents:
         return True
 
     def _can_fit(self, residents: Collection[Request], pages: Collection[int] = (), columns: int = 0) -> bool:
-        """Whether the next rounds of residents, and of a request that would begin with these pages and need so many
-        columns, fit within the limit when nothing else is held.
+        """Whether the next rounds of residents fit within the limit when nothing else is held.
+
+        pages, columns: a further request's first pages, and all columns that it needs.
         """
         held = {*pages, *(page for request in residents for page in self._pools.pages(request.row))}
         growth = self._growth(residents) + max(0, self._pools.num_pages(columns) - len(pages))
         return (growth + len(held)) * self._pools.page_size <= self._pools.usable_slots
 
     def least_slots(self, request: Request) -> int:
-        """Slots that a request needs for its prefill and its next round."""
+        """Count the slots that a request needs for its prefill and its next round."""
         return self._pools.num_pages(round_columns(request.prefill_len, self._config)) * self._pools.page_size
 
     def _growth(self, residents: Collection[Request]) -> int:
-        """Pages that the next round of these requests needs beyond those they hold."""
-        pools, needed = self._pools, 0
+        """Count the pages that the next round of these requests needs beyond those they hold."""
+        needed = 0
         for request in residents:
             columns = round_columns(request.prefill_len, self._config)
-            needed += max(0, pools.num_pages(columns) - len(pools.pages(request.row)))
+            needed += max(0, self._pools.num_pages(columns) - len(self._pools.pages(request.row)))
         return needed
 
     def reserve(self, requests: Collection[Request]) -> None:
-        """Own, before a round, what release `finish` owns: two rounds ahead of the length that the host knows."""
+        """Reserve under release `finish`, before a round, two rounds ahead of the length that the host knows."""
         if self._config.release == "finish":
             for request in requests:
                 self._pools.reserve(request.row, self._config.reserved_columns(request.prefill_len))
@@ -121,11 +128,11 @@ class Residents:
             self._tree.insert(request.known_ids, columns, self._pools.pages(request.row))
 
     def committed(self, request: Request) -> int:
-        """Columns of a resident whose KV is final, as far as the host knows."""
+        """Count the columns of a resident whose KV is final, as far as the host knows."""
         return self._pools.committed_columns(request.row)
 
     def release(self, request: Request, keep_session: bool = False) -> None:
-        """Take a request's place away; a session keeps the columns that are committed for its next turn."""
+        """Close a request's row; a session keeps its committed columns for the next turn."""
         if keep_session:
             self._pools.release(request.row, self.committed(request))
             self._sessions[request.request_id] = request
@@ -134,7 +141,7 @@ class Residents:
             request.row = -1
 
     def end_session(self, request_id: int) -> bool:
-        """Forget what a finished request left for its next turn; False if there is nothing."""
+        """Free the KV that a finished request left for its next turn; False if there is none."""
         request = self._sessions.pop(request_id, None)
         if request:
             self.release(request)
@@ -144,7 +151,7 @@ class Residents:
         return bool(self._sessions) and self.end_session(next(iter(self._sessions)))
 
     def close(self) -> None:
-        """End all sessions and keep no prefix."""
+        """End all sessions and drop all prefixes."""
         while self._end_oldest_session():
             pass
         if self._tree is not None:

@@ -1,4 +1,4 @@
-"""The batch that is being decoded, the calls that advance it, and what of their results the host has not read yet."""
+"""The running batch, the calls that advance it, and their results on the way to the host."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -6,16 +6,17 @@ from typing import NamedTuple
 
 import torch
 
+from specsim.core.engine import Engine
 from specsim.core.phases import Batch, DraftInput, PrefillInput, Verdict
 from specsim.core.pool import KVPool
 from specsim.serving.requests import Request
 
 
 class Delivery(NamedTuple):
-    """New tokens of a request, bonus last; a prefill brings one, a round num_accepted_tokens."""
+    """New tokens of a request from a prefill or a round."""
 
     request: Request
-    token_ids: list[int]
+    token_ids: list[int]  # one of a prefill, num_accepted_tokens of a round, bonus last
     logprobs: list[float]
     is_round: bool
 
@@ -23,21 +24,22 @@ class Delivery(NamedTuple):
 class HostCopy:
     """Contiguous tensors on their way to the host, which waits for them in `read` only.
 
-    Those that lie in one piece of memory, as what a round leaves does, are sent in one copy.
+    Tensors of one storage, such as the results of a round, are sent in one copy.
     """
 
-    def __init__(self, tensors: dict[str, torch.Tensor]):
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         pieces: dict[int, list[torch.Tensor]] = {}
         for tensor in tensors.values():
             pieces.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
-        self._tensors, self._event = tensors, None
+        self._tensors = tensors
+        self._event: torch.cuda.Event | None = None
         self._pieces = {address: _sent(piece) for address, piece in pieces.items()}
         if any(tensor.is_cuda for tensor in tensors.values()):
             self._event = torch.cuda.Event()
             self._event.record()
 
     def read(self) -> dict[str, torch.Tensor]:
-        """The tensors on the host."""
+        """Wait for the copies, and give the tensors on the host."""
         if self._event is not None:
             self._event.synchronize()
         return {name: self._read(tensor) for name, tensor in self._tensors.items()}
@@ -49,33 +51,35 @@ class HostCopy:
 
 
 def _sent(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, int]:
-    """The bytes from the first of some tensors in one piece of memory to the last, and where they begin in it."""
-    places = [tensor.storage_offset() * tensor.itemsize for tensor in tensors]
-    first = min(places) // 8 * 8  # whatever is behind it stays aligned
+    """Send the bytes from the first to the last of some tensors of one storage; with the offset of the first byte."""
+    places = [int(tensor.storage_offset()) * tensor.itemsize for tensor in tensors]
+    first = min(places) // 8 * 8  # views of what follows stay aligned
     size = max(place + tensor.nbytes for place, tensor in zip(places, tensors, strict=True)) - first
     piece = torch.empty(0, dtype=torch.uint8, device=tensors[0].device)
-    piece.set_(tensors[0].untyped_storage(), first, (size,))
+    piece.set_(tensors[0].untyped_storage(), first, (size,), (1,))
     sent = torch.empty(size, dtype=torch.uint8, pin_memory=piece.is_cuda)
     return sent.copy_(piece, non_blocking=True), first
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A prefill or a round of `requests`, launched in a step. places: of the requests whose results count."""
+    """A prefill or a round that has been launched."""
 
-    step: int
+    step: int  # of the scheduler
     requests: tuple[Request, ...]
     results: HostCopy
     is_round: bool
-    places: tuple[int, ...]
+    places: tuple[int, ...]  # indices of the requests whose results count
 
     def read(self) -> list[Delivery]:
-        """The new tokens of every request; waits for the device."""
+        """Wait for the device, and give the new tokens of every request."""
         results = self.results.read()
         if self.is_round:
-            tokens, logprobs = Verdict(**results).accepted_tokens(), results["logprobs"].tolist()
+            tokens = Verdict(**results).accepted_tokens()
+            logprobs = results["logprobs"].tolist()
         else:
-            tokens, logprobs = results["next_tokens"][:, None].tolist(), results["logprobs"][:, None].tolist()
+            tokens = results["next_tokens"][:, None].tolist()
+            logprobs = results["logprobs"][:, None].tolist()
         return [
             Delivery(self.requests[place], tokens[place], logprobs[place][: len(tokens[place])], self.is_round)
             for place in self.places
@@ -85,14 +89,17 @@ class Launched:
 class Runner:
     """Prefills and rounds of one engine over one pool.
 
-    requests: those that are being decoded, in the order of the batch's rows. lagging: the host learns results late, so
-    that the lengths of a round are those that the round before left on the device; else they are what the host knows.
+    lagging: the host learns results late, so a round takes its lengths from the round before on the device; otherwise
+    it takes those that the host knows.
     """
 
-    def __init__(self, engine, pools: KVPool, lagging: bool):
-        self._engine, self._pools, self._lagging = engine, pools, lagging
-        self.requests: list[Request] = []
-        self._batch, self._draft_input = self._batch_of([]), engine.drafter.idle()
+    def __init__(self, engine: Engine, pools: KVPool, lagging: bool) -> None:
+        self._engine = engine
+        self._pools = pools
+        self._lagging = lagging
+        self.requests: list[Request] = []  # the running batch, in the order of its rows
+        self._batch = self._batch_of([])
+        self._draft_input = engine.drafter.idle()
 
     def _batch_of(self, requests: Sequence[Request]) -> Batch:
         batch = Batch.of(
@@ -108,14 +115,15 @@ class Runner:
     def prefill(self, step: int, requests: Sequence[Request], chunks: Sequence[tuple[int, int]]) -> Launched:
         """Fill columns start to end - 1 of every request; those that are complete then join the batch.
 
-        The token after a chunk is sampled only if it is not known. No request: every phase is passed through all the
-        same, as a rank does that has nothing to do while others have.
+        The token after a chunk is sampled only if it is not known. Without a request every phase still runs, as in a
+        rank without work while others have some.
         """
-        ends = torch.tensor([end for _, end in chunks], dtype=torch.int64, device=self._engine.device)
-        batch = replace(self._batch_of(requests), seq_lens=ends)
-        output = self._engine.prefill(batch, _prefill_input(requests, chunks).to(self._engine.device), self._pools)
-        whole = [place for place, request in enumerate(requests) if chunks[place][1] == request.prefill_len]
-        kept = torch.tensor(whole, dtype=torch.int64, device=self._engine.device)
+        device = self._engine.device
+        ends = [end for _, end in chunks]
+        batch = replace(self._batch_of(requests), seq_lens=torch.tensor(ends, dtype=torch.int64, device=device))
+        output = self._engine.prefill(batch, _prefill_input(requests, chunks).to(device), self._pools)
+        whole = [place for place, request in enumerate(requests) if ends[place] == request.prefill_len]
+        kept = torch.tensor(whole, dtype=torch.int64, device=device)
         self._join([requests[place] for place in whole], batch.filter(kept), output.draft_input.filter(kept))
         results = HostCopy({"next_tokens": output.next_tokens, "logprobs": output.logprobs})
         fresh = tuple(place for place in whole if not requests[place].token_ids)
@@ -123,10 +131,11 @@ class Runner:
 
     def _join(self, requests: list[Request], batch: Batch, draft_input: DraftInput) -> None:
         self.requests += requests
-        self._batch, self._draft_input = self._batch.merge(batch), self._draft_input.merge(draft_input)
+        self._batch = self._batch.merge(batch)
+        self._draft_input = self._draft_input.merge(draft_input)
 
     def round(self, step: int) -> Launched:
-        """One round of the batch, also of an empty one."""
+        """Launch a round of the batch, also of an empty one."""
         batch = self._batch if self._lagging else self._with_known_lengths()
         verdict, self._draft_input, self._batch = self._engine.advance(
             batch, self._draft_input, self._pools, reserved=True
@@ -139,7 +148,7 @@ class Runner:
         return replace(self._batch, seq_lens=lens.to(self._engine.device))
 
     def drop(self, requests: Sequence[Request]) -> None:
-        """Take requests out of the batch, by index; when nobody is left the idle state takes the place of the last."""
+        """Take requests out of the batch, by index; an empty batch gets the drafter's idle state."""
         gone = set(map(id, requests))
         kept = [place for place, request in enumerate(self.requests) if id(request) not in gone]
         if len(kept) == len(self.requests):

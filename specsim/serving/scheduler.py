@@ -1,8 +1,8 @@
 """The serving loop: requests come and go, and every step advances those that have a place by one round.
 
 A step is planned (arrivals, aborts, room for the next round, admission, chunks of prompts), launched (at most one
-prefill call and one round), and read. Under `sync` what a step launched is read in it; under `overlap` in the step
-after, so that nothing that is planned depends on a round that is still under way.
+prefill call and one round), and read. Under `sync` the results of a step are read in it; under `overlap` in the step
+after, so that no plan depends on a round that is still under way.
 """
 
 import time
@@ -11,85 +11,80 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from specsim.core.config import ServingConfig
+from specsim.core.engine import Engine
 from specsim.core.errors import InputError
-from specsim.serving.requests import Request
+from specsim.serving.queue import Queue
+from specsim.serving.requests import Arrival, Emission, Request
 from specsim.serving.residents import Residents
 from specsim.serving.runner import Delivery, Launched, Runner
-from specsim.serving.trace import Chunk, Preemption, Result, StepLog, StepRecord, Trace
+from specsim.serving.trace import Chunk, Finish, Preemption, Result, Reuse, StepLog, StepRecord, Trace
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a step prefills: columns start to end - 1 of each request, chunks (start, end)."""
+    """The prefill of a step."""
 
     requests: tuple[Request, ...]
-    chunks: tuple[tuple[int, int], ...]
+    chunks: tuple[tuple[int, int], ...]  # (start, end) of each request: columns start to end - 1
 
 
 class Scheduler:
-    """Continuous batching over an engine of either column.
+    """Continuous batching over an engine of either implementation.
 
-    serving: see ServingConfig. clock: seconds, for the requests' times. audits: whether the pool is audited after
-    every step (audited_slots counts them). requests: all that were submitted, by id; trace: a record a step; pools;
-    residents: who holds KV; runner: the batch. Requests are submitted with `submit` and advanced with `step`, or with
-    `run` until all have ended; `close` then gives everything back.
+    Requests are submitted with `submit` and advanced with `step`, or with `run` until all have ended; `close` then
+    frees all slots. clock: seconds, for the requests' times. audits: whether the pool is audited after every step.
     """
 
     def __init__(
         self,
-        engine,
+        engine: Engine,
         serving: ServingConfig | None = None,
         *,
         clock: Callable[[], float] = time.perf_counter,
         audits: bool = False,
-    ):
+    ) -> None:
         self.serving = serving = serving or ServingConfig()
         config = engine.config
         if serving.schedule == "overlap" and config.release == "round":
             raise InputError("schedule", serving.schedule, "sync with release 'round', which frees what a round leaves")
         if serving.num_slots < config.page_size:
             raise InputError("num_slots", serving.num_slots, f"at least a page, {config.page_size}")
-        self.max_len = config.max_len
+        self.max_len = config.length_limit
         self.pools = engine.make_pools(2 * serving.max_running, serving.num_slots)
         self.residents = Residents(self.pools, config, serving.prefix_cache)
         self.runner = Runner(engine, self.pools, lagging=serving.schedule == "overlap")
-        self.requests: dict[int, Request] = {}
-        self._order: dict[int, int] = {}
-        self.trace, self.audited_slots = Trace(acceptance=str(engine.acceptance or "target")), 0
-        self._coming: list[Request] = []  # not yet arrived
-        self._waiting: list[Request] = []  # without a place
+        self.trace = Trace(acceptance=str(engine.acceptance or "target"))
+        self.audited_slots = 0  # over all audits
+        self.is_stalled = False
+        self._queue = Queue()
         self._prefilling: list[Request] = []
         self._unread: deque[Launched] = deque()
-        self._clock, self._start, self._audits = clock, clock(), audits
-        self.is_stalled = False
+        self._clock = clock
+        self._start = clock()
+        self._audits = audits
         self._log = StepLog(0)
 
+    @property
+    def requests(self) -> dict[int, Request]:
+        """Everything submitted, by id."""
+        return self._queue.requests
+
     def submit(self, request: Request) -> None:
-        """Accept a request for its step of arrival; it may be one that continues a conversation that is under way."""
-        if request.request_id in self.requests:
-            raise InputError("request_id", request.request_id, "an id that no other request has")
-        if request.continues is not None and request.continues not in self.requests:
-            raise InputError("continues", request.continues, "the id of a request that was submitted before")
-        if not request.prompt_ids:
-            raise InputError("prompt_ids", request.prompt_ids, "at least one token")
-        if request.finish_reason or request.arrived or request.token_ids:
-            raise InputError("request", f"request {request.request_id}, served before", "one that has not been served")
-        self._order[request.request_id] = len(self._order)
-        self.requests[request.request_id] = request
-        self._coming.append(request)
+        """Accept a request for its step of arrival; it may continue a conversation that is under way."""
+        self._queue.submit(request)
 
     @property
     def step_index(self) -> int:
-        """The step that is under way, or between two steps the next."""
+        """Index of the step under way, or between two steps of the next."""
         return self._log.step
 
     @property
     def is_busy(self) -> bool:
         """Whether a request has not ended yet, or a result has not been read."""
-        return bool(self._coming or self._waiting or self._prefilling or self.runner.requests or self._unread)
+        return bool(self._queue.coming or self._queue.waiting or self._placed or self._unread)
 
-    def run(self, after_step: Callable[[], None] = lambda: None) -> None:
-        """Steps until every request has ended; those in which nothing happens are left out."""
+    def run(self, after_step: Callable[[], object] = lambda: None) -> None:
+        """Step until every request has ended, and skip the steps in which nothing happens."""
         while self.is_busy:
             if (event := self.next_event) is not None:
                 self.skip_to(event)
@@ -98,9 +93,9 @@ class Scheduler:
             self.check_not_stalled()
 
     def check_not_stalled(self) -> None:
-        """Raises InputError if nothing can happen any more: whoever waits needs more slots than the limit allows."""
+        """Raise InputError if nothing can happen any more: the limit is below what the next request needs."""
         if self.is_stalled:
-            request = min(self._waiting, key=self._precedence)
+            request = self._queue.by_precedence()[0]
             needed = self.residents.least_slots(request)
             raise InputError(
                 "limit", self.pools.usable_slots, f"at least {needed} slots, for request {request.request_id}"
@@ -108,20 +103,13 @@ class Scheduler:
 
     @property
     def next_event(self) -> int | None:
-        """The step of the next arrival or abort while there is nothing to do before it; None while there is."""
-        if not self._coming or self._waiting or self._placed or self._unread:
+        """Step of the next arrival or abort; None if there is none, or something to do before it."""
+        if not self._queue.coming or self._queue.waiting or self._placed or self._unread:
             return None
-        arrivals = [request.arrival for request in self._coming if self._can_come(request)]
-        aborts = [request.abort_at for request in self._coming if request.abort_at is not None]
-        return max(self.step_index, min(arrivals + aborts))
-
-    def _can_come(self, request: Request) -> bool:
-        """Whether a request waits for no earlier turn of its conversation."""
-        previous = self.requests.get(request.continues)
-        return previous is None or previous.finish_reason is not None
+        return max(self.step_index, self._queue.next_event())
 
     def skip_to(self, step: int) -> None:
-        """Leave out steps in which nothing happens."""
+        """Go to a later step, since nothing happens before it."""
         self._log.step = step
 
     def step(self) -> StepRecord:
@@ -136,7 +124,7 @@ class Scheduler:
     def plan(self) -> Plan:
         """Decide what this step prefills, and make room for its round, from what the host knows."""
         self._arrive()
-        for request in [*self._coming, *self._waiting, *self._placed]:
+        for request in [*self._queue.coming, *self._queue.waiting, *self._placed]:
             if request.abort_at is not None and request.abort_at <= self.step_index:
                 self.abort(request.request_id)
         while not self.residents.make_room(self._placed) and self._placed:
@@ -147,7 +135,7 @@ class Scheduler:
         return self._chunks()
 
     def prefill(self, plan: Plan) -> None:
-        """Launch a plan's chunks; of no request where a rank has none and others have."""
+        """Launch a plan's chunks; also an empty plan, of a rank without work while others have some."""
         launched = self.runner.prefill(self.step_index, plan.requests, plan.chunks)
         for request, (start, end) in zip(plan.requests, plan.chunks, strict=True):
             self._log.events["prefilled"].append(Chunk(request.request_id, start, end))
@@ -167,17 +155,17 @@ class Scheduler:
             self._read(self._unread.popleft())
         usage = self.pools.audit() if self._audits else self.pools.usage()
         self.audited_slots += usage["slots"] if self._audits else 0
-        evicted, self.residents.evicted_pages = self.residents.evicted_pages, 0
-        record = self._log.record(self._seconds(), evicted, usage)
-        later = any(request.arrival > self.step_index for request in self._coming)
-        later = later or any(request.abort_at is not None for request in self._waiting)
-        self.is_stalled = bool(self._waiting) and not later and not any(self._log.events.values())
+        record = self._log.record(self._seconds(), self.residents.evicted_pages, usage)
+        self.residents.evicted_pages = 0
+        later = any(request.arrival > self.step_index for request in self._queue.coming)
+        later = later or any(request.abort_at is not None for request in self._queue.waiting)
+        self.is_stalled = bool(self._queue.waiting) and not later and not any(self._log.events.values())
         self.trace.append(record)
         self._log = StepLog(self.step_index + 1)
         return record
 
     def abort(self, request_id: int) -> bool:
-        """End a request now; what is under way for it is dropped. False if it has ended already."""
+        """End a request now and drop its unread results; False if it has ended already."""
         request = self.requests.get(request_id)
         if request is None or request.finish_reason:
             return False
@@ -186,11 +174,11 @@ class Scheduler:
         return True
 
     def limit(self, num_slots: int) -> None:
-        """Use at most that many slots from the next step on; requests give way if more are in use."""
+        """Use at most `num_slots` slots from the next step on; requests are preempted if more are in use."""
         self.pools.limit(num_slots)
 
     def close(self) -> dict[str, int]:
-        """Abort what has not ended, give everything back, and account for it: all slots are free."""
+        """Abort unfinished requests, free all slots, and audit them; gives KVPool.usage."""
         for request_id in self.requests:
             self.abort(request_id)
         self._unread.clear()
@@ -206,76 +194,74 @@ class Scheduler:
     def _placed(self) -> list[Request]:
         return [*self.runner.requests, *self._prefilling]
 
-    def _precedence(self, request: Request) -> tuple:
-        """The order in which requests are served."""
-        return -request.priority, request.arrived[0], self._order[request.request_id]
-
     def _arrive(self) -> None:
-        """Who is due comes in, the next turn of a conversation once the one before has ended."""
-        for request in [each for each in self._coming if each.arrival <= self.step_index]:
-            if not self._can_come(request):
-                continue
-            previous = self.requests.get(request.continues)
-            self._coming.remove(request)
+        for request in self._queue.arrivals(self.step_index):
             self._log.events["arrived"].append(request.request_id)
-            request.arrived = self.step_index, self._seconds()
-            if previous is not None and (previous.arrived is None or previous.finish_reason == "rejected"):
-                what = "was rejected" if previous.finish_reason == "rejected" else "was aborted before it began"
-                request.error = f"request {previous.request_id}, which it continues, {what}"
-            else:
-                if previous is not None:
-                    request.follow(previous)
-                request.fit(self.max_len)
-                request.error = self.residents.why_never(request)
+            request.arrived = Arrival(self.step_index, self._seconds())
+            request.error = self._prepare(request)
             if request.error:
                 self._log.events["rejected"].append(request.request_id)
                 self._finish(request, "rejected")
             else:
-                self._waiting.append(request)
+                self._queue.waiting.append(request)
+
+    def _prepare(self, request: Request) -> str | None:
+        """Complete a request's prompt and length; gives the reason why it can never run, None if it can."""
+        previous = self._queue.previous(request)
+        if previous is not None and (previous.arrived is None or previous.finish_reason == "rejected"):
+            what = "was rejected" if previous.finish_reason == "rejected" else "was aborted before it began"
+            return f"request {previous.request_id}, which it continues, {what}"
+        if previous is not None:
+            request.follow(previous)
+        request.fit(self.max_len)
+        return self.residents.why_never(request)
 
     def _victim(self) -> Request:
-        """Among the lowest priority the latest to arrive, or who has the fewest or the most columns committed."""
+        """Pick from the lowest priority the latest arrival, or the request with the fewest or the most columns."""
         sign = {"latest": 0, "shortest": -1, "longest": 1}[self.serving.preemption]
 
-        def key(request: Request) -> tuple:
-            priority, *arrival = self._precedence(request)
+        def key(request: Request) -> tuple[int, int, list[int]]:
+            priority, *arrival = self._queue.precedence(request)
             return priority, sign * self.residents.committed(request), arrival
 
         return max(self._placed, key=key)
 
     def _preempt(self, request: Request) -> None:
-        """Take a request's place away: it waits, and will compute the KV of its known tokens again."""
-        seq_len, is_prefilling = self.residents.committed(request), request in self._prefilling
+        """Free a request's slots: it waits, and will compute the KV of its known tokens again."""
+        seq_len = self.residents.committed(request)
         in_page = seq_len % self.pools.page_size != 0
+        is_prefilling = request in self._prefilling
         self._log.events["preempted"].append(Preemption(request.request_id, seq_len, in_page, is_prefilling))
         request.num_preemptions += 1
         self._remove(request)
         self.residents.release(request)
-        self._waiting.append(request)
+        self._queue.waiting.append(request)
 
     def _remove(self, request: Request) -> None:
-        for place in (self._coming, self._waiting, self._prefilling):
-            if request in place:
-                place.remove(request)
+        self._queue.remove(request)
+        if request in self._prefilling:
+            self._prefilling.remove(request)
         self.runner.drop([request])
 
     def _admit(self) -> None:
-        """First come, first served within a priority; who does not fit holds up those behind."""
-        for request in sorted(self._waiting, key=self._precedence):
+        """Admit waiting requests in their order, up to the first that does not fit."""
+        for request in self._queue.by_precedence():
             if len(self._placed) >= self.serving.max_running or not self.residents.admit(request, self._placed):
                 break
-            self._waiting.remove(request)
+            self._queue.waiting.remove(request)
             self._prefilling.append(request)
             self._log.events["admitted"].append(request.request_id)
             if request.num_preemptions:
                 self._log.events["resumed"].append(request.request_id)
             if reused := self.residents.committed(request):
-                self._log.events["reused"].append((request.request_id, reused))
+                self._log.events["reused"].append(Reuse(request.request_id, reused))
                 request.num_reused += reused
 
     def _chunks(self) -> Plan:
-        """Share the step's prompt tokens out, oldest place first."""
-        left, requests, chunks = self.serving.chunk_tokens, [], []
+        """Share out the prompt tokens of the step, first admitted first."""
+        left = self.serving.chunk_tokens
+        requests: list[Request] = []
+        chunks: list[tuple[int, int]] = []
         for request in self._prefilling:
             start = self.residents.committed(request)
             end = request.prefill_len if left is None else min(request.prefill_len, start + left)
@@ -296,8 +282,9 @@ class Scheduler:
             self._take(delivery, launched.step)
 
     def _take(self, delivery: Delivery, launched: int) -> None:
-        """New tokens for a request; those of one that has ended meanwhile are dropped."""
-        request, has_ended = delivery.request, delivery.request.finish_reason is not None
+        """Hand new tokens to a request; those of one that has ended meanwhile are dropped."""
+        request = delivery.request
+        has_ended = request.finish_reason is not None
         kept = request.take(delivery.token_ids, delivery.logprobs)
         if delivery.is_round:
             count = len(delivery.token_ids)
@@ -306,27 +293,22 @@ class Scheduler:
             return
         if delivery.is_round:
             request.accepted.append(len(delivery.token_ids))
-        request.emissions.append((self.step_index, self._seconds(), kept))
+        request.emissions.append(Emission(self.step_index, self._seconds(), kept))
         if request.row >= 0:
             self.residents.settle(request, request.prefill_len)
         if request.finish_reason:
             self._finish(request, request.finish_reason)
 
     def _finish(self, request: Request, reason: str) -> None:
-        """The end of a request, wherever it stands."""
+        """End a request in whatever state it is."""
         request.finish_reason = reason
-        self._log.events["finished"].append((request.request_id, reason))
+        self._log.events["finished"].append(Finish(request.request_id, reason))
         self._remove(request)
-        previous = self.requests.get(request.continues)
-        if previous is not None and not self._is_continued(previous):
+        previous = self._queue.previous(request)
+        if previous is not None and not self._queue.is_continued(previous):
             self.residents.end_session(previous.request_id)
         if request.row >= 0:
-            self.residents.release(request, keep_session=reason != "abort" and self._is_continued(request))
-
-    def _is_continued(self, request: Request) -> bool:
-        """Whether a turn may still come for which a request's KV is worth its slots."""
-        turns = [*self._coming, *self._waiting]
-        return request.keep or any(turn.continues == request.request_id for turn in turns)
+            self.residents.release(request, keep_session=reason != "abort" and self._queue.is_continued(request))
 
     def _seconds(self) -> float:
         return self._clock() - self._start

@@ -1,21 +1,23 @@
-"""A run of requests that come and go: what came of each, what the run took, and that every slot is accounted for."""
+"""A run of requests that come and go, its totals, and the audit of its slots."""
 
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tqdm.auto import tqdm
 
 from specsim.core.config import ServingConfig, SpecConfig
+from specsim.core.engine import Engine
 from specsim.core.files import without_nan
 from specsim.core.metrics import Acceptance, Latency, acceptance, latency
 from specsim.core.synthetic_acceptance import SyntheticAcceptance, acceptance_json
 from specsim.serving.requests import Request
 from specsim.serving.scheduler import Scheduler
 from specsim.serving.trace import Trace
+from specsim.serving.workload import SkippedLine
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,47 +28,40 @@ HEADINGS = ("id", "prompt", "reused", "new", "finish", "rounds", "TTFT", "TPOT",
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The pool audited after every step and at the end: num_audits times, audited_slots slots over all of them.
-
-    at_end: KVPool.usage after the last request, every slot free.
-    """
+    """Audits of the pool, after every step and at the end."""
 
     num_audits: int
-    audited_slots: int
-    at_end: dict[str, int]
+    audited_slots: int  # over all audits
+    at_end: dict[str, int]  # KVPool.usage after the last request, every slot free
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a run produced: the requests as they ended, and every step that served them.
-
-    skipped: (line number, reason) of what the file held besides. seconds: wall-clock, audits included, without loading.
-    synthetic: what decided how many drafts were accepted where it was not the target: then the tokens are not the
-    target's.
-    """
+    """The result of a run: its requests, as they ended, and every step that served them."""
 
     requests: tuple[Request, ...]
     trace: Trace
     audit: Audit
     config: SpecConfig
     serving: ServingConfig
-    seconds: float
-    skipped: tuple[tuple[int, str], ...] = ()
-    synthetic: SyntheticAcceptance | None = None
+    seconds: float  # wall-clock, with audits, without loading
+    skipped: tuple[SkippedLine, ...] = ()  # lines of the file that are no requests
+    synthetic: SyntheticAcceptance | None = None  # decided the acceptance instead of the target: tokens are not its own
 
     @property
     def acceptance(self) -> Acceptance:
-        """Of all rounds whose tokens a request took."""
+        """Acceptance over all rounds whose tokens a request took."""
         drafts = [count - 1 for request in self.requests for count in request.accepted]
         return acceptance(drafts, self.config.num_steps)
 
     @property
-    def totals(self) -> dict:
+    def totals(self) -> dict[str, Any]:
         """Requests by finish reason, counts of the trace, tokens kept, seconds, and the acceptance of core.metrics.
 
-        num_prefilled counts what preempted requests computed again; steps that nothing happened in are left out.
+        num_prefilled includes columns that preempted requests computed again; skipped steps are not counted.
         """
-        counts, tokens = self.trace.counts(), sum(len(request.token_ids) for request in self.requests)
+        counts = self.trace.counts()
+        tokens = sum(len(request.token_ids) for request in self.requests)
         return {
             "requests": len(self.requests),
             "finish_reasons": dict(sorted(Counter(request.finish_reason for request in self.requests).items())),
@@ -82,8 +77,8 @@ class Served:
             **asdict(self.acceptance),
         }
 
-    def to_json(self) -> dict:
-        """A value that json can write; null where a figure is not defined. `trace` is for Trace.from_json."""
+    def to_json(self) -> dict[str, Any]:
+        """Make a value that json can write; null where a figure is not defined. Trace.from_json reads `trace`."""
         value = {
             "outputs": list(map(_output, self.requests)),
             "totals": self.totals,
@@ -97,29 +92,30 @@ class Served:
         return without_nan(value)
 
     def show(self, console: "Console") -> None:
-        """A line a request, the totals, and the audit."""
+        """Print a line a request, the totals, and the audit."""
         from specsim.core.display import figure, heading, paragraph, print_table
 
         heading(console, "Requests (TTFT, TPOT and ITL in steps)")
         print_table(console, HEADINGS, list(map(_cells, self.requests)))
-        told = [f"Request {each.request_id} is rejected: {each.error}." for each in self.requests if each.error]
-        told += [f"Line {line} is skipped: not {reason}." for line, reason in self.skipped]
-        for sentence in told:
+        sentences = [f"Request {each.request_id} is rejected: {each.error}." for each in self.requests if each.error]
+        sentences += [f"Line {line} is skipped: not {reason}." for line, reason in self.skipped]
+        for sentence in sentences:
             paragraph(console, sentence)
         heading(console, "Totals")
         print_table(console, (), self._rows())
-        audit, slots = self.audit, self.audit.at_end
+        slots = self.audit.at_end
         console.print()
         paragraph(
             console,
-            f"{figure(audit.num_audits, 0)} audits accounted for {figure(slots['slots'], 0)} slots each; "
+            f"{figure(self.audit.num_audits, 0)} audits accounted for {figure(slots['slots'], 0)} slots each; "
             f"after the last request {figure(slots['free'], 0)} are free.",
         )
 
     def _rows(self) -> list[tuple[str, str]]:
         from specsim.core.display import acceptance_rows, figure, setting
 
-        totals, serving = self.totals, self.serving
+        totals = self.totals
+        serving = self.serving
         reasons = ", ".join(f"{count} {reason}" for reason, count in totals["finish_reasons"].items())
         cache = "with" if serving.prefix_cache else "no"
         counted = [("steps", "steps"), ("steps with prefill", "prefill_steps"), ("tokens prefilled", "num_prefilled")]
@@ -137,20 +133,21 @@ class Served:
 
 
 def serve(
-    engine,
+    engine: Engine,
     requests: Sequence[Request],
     serving: ServingConfig | None = None,
     *,
-    skipped: Sequence[tuple[int, str]] = (),
+    skipped: Sequence[SkippedLine] = (),
     progress: bool = False,
 ) -> Served:
-    """Serve fresh requests to their ends on an engine of either column; the pool is audited after every step.
+    """Serve fresh requests to their ends on an engine of either implementation; audits the pool after every step.
 
     Requests are advanced in place: the same ones cannot be served again. Raises InputError for a schedule or slots that
     the engine cannot run with, and for ids or conversations that do not fit together.
     """
-    serving, start = serving or ServingConfig(), time.perf_counter()
-    total = sum(min(request.max_tokens, engine.config.max_len) for request in requests)
+    serving = serving or ServingConfig()
+    start = time.perf_counter()
+    total = sum(min(request.max_tokens, engine.config.length_limit) for request in requests)
     scheduler = Scheduler(engine, serving, audits=True)
     for request in requests:
         scheduler.submit(request)
@@ -158,17 +155,23 @@ def serve(
     with torch.inference_mode(), tqdm(desc="serving", total=total, unit="token", leave=False, disable=quiet) as bar:
         scheduler.run(lambda: bar.update(sum(len(request.token_ids) for request in requests) - bar.n))
         at_end = scheduler.close()
-    seconds, audited = time.perf_counter() - start, scheduler.audited_slots + at_end["slots"]
-    audit = Audit(len(scheduler.trace) + 1, audited, at_end)
-    made = (tuple(requests), scheduler.trace, audit, engine.config, serving, seconds, tuple(skipped))
-    return Served(*made, engine.acceptance)
+    return Served(
+        requests=tuple(requests),
+        trace=scheduler.trace,
+        audit=Audit(len(scheduler.trace) + 1, scheduler.audited_slots + at_end["slots"], at_end),
+        config=engine.config,
+        serving=serving,
+        seconds=time.perf_counter() - start,
+        skipped=tuple(skipped),
+        synthetic=engine.acceptance,
+    )
 
 
 def _latency(request: Request) -> Latency:
     return latency(request.arrived, request.emissions)
 
 
-def _output(request: Request) -> dict:
+def _output(request: Request) -> dict[str, Any]:
     return {
         "id": request.request_id,
         "arrival": request.arrival,
@@ -197,10 +200,12 @@ def _cells(request: Request) -> "tuple[str | Text, ...]":
 
     times = _latency(request)
     text = repr(request.text)[1:-1] or " ".join(map(str, request.token_ids))
-    counts = (request.request_id, len(request.prompt_ids), request.num_reused, len(request.token_ids))
     return (
-        *map(str, counts),
-        request.finish_reason,
+        str(request.request_id),
+        str(len(request.prompt_ids)),
+        str(request.num_reused),
+        str(len(request.token_ids)),
+        request.finish_reason or "",
         str(len(request.accepted)),
         figure(times.ttft_steps, 0),
         figure(times.tpot_steps),

@@ -1,15 +1,16 @@
-"""Request files: JSON lines, a request a line, each with its arrival, its sampling and its place in a conversation."""
+"""Request files: JSON lines, each a request with its sampling and its place in a schedule and a conversation."""
 
 import json
 import re
 import reprlib
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from specsim.core.config import SamplingParams
 from specsim.core.errors import InputError
 from specsim.core.files import read_text
+from specsim.core.pair import Pair
 from specsim.serving.requests import Request, make_request
 
 _SAMPLING = tuple(field.name for field in fields(SamplingParams))
@@ -18,28 +19,36 @@ _TOKEN_ID = re.compile("0|[1-9][0-9]{0,18}")
 _FIELDS = ("id", "prompt", "prompt_ids", *_PLACE, *_SAMPLING)
 
 
+class SkippedLine(NamedTuple):
+    """A line of a request file that is no request."""
+
+    line: int  # from 1
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The requests of a file in its order, and (line number from 1, reason) of each line that was skipped."""
+    """The requests of a file in its order, and its skipped lines."""
 
     requests: list[Request]
-    skipped: list[tuple[int, str]]
+    skipped: list[SkippedLine]
 
 
-def read_requests(path: Path | str, pair, skip_bad_lines: bool = False) -> Workload:
-    """Read a UTF-8 file of requests: parse_requests of its text. InputError also for a file that cannot be read."""
+def read_requests(path: Path | str, pair: Pair, skip_bad_lines: bool = False) -> Workload:
+    """Read a UTF-8 file of requests, as parse_requests does; InputError also for a file that cannot be read."""
     return parse_requests(read_file(path), path, pair, skip_bad_lines)
 
 
-def parse_requests(text: str, path: Path | str, pair, skip_bad_lines: bool = False) -> Workload:
-    """Requests of JSON objects, a line each, for a pair; blank lines are ignored. path: what errors name.
+def parse_requests(text: str, path: Path | str, pair: Pair, skip_bad_lines: bool = False) -> Workload:
+    """Parse the requests of a text, one JSON object a line; blank lines are ignored and errors name `path`.
 
     Fields: id (the line's number from 0 unless given), either prompt (text) or prompt_ids, arrival, priority, continues
     (the id of an earlier line, whose conversation this prompt is the next turn of), abort_at, and those of
     SamplingParams. A line that cannot become a request raises InputError, or is skipped with its reason. InputError
-    also for a text without a request. Whether a prompt is too long is not looked at.
+    also for a text without a request. The length of a prompt is not checked.
     """
-    requests, skipped = {}, []
+    requests: dict[int, Request] = {}
+    skipped: list[SkippedLine] = []
     for index, line in enumerate(text.split("\n")):
         if not line.strip():
             continue
@@ -49,21 +58,21 @@ def parse_requests(text: str, path: Path | str, pair, skip_bad_lines: bool = Fal
             reason = f"a line whose {error.name} is {error.allowed}, not {reprlib.repr(error.value)}"
             if not skip_bad_lines:
                 raise InputError("requests", f"{path}, line {index + 1}", reason) from error
-            skipped.append((index + 1, reason))
+            skipped.append(SkippedLine(index + 1, reason))
         else:
             requests[request.request_id] = request
     if not requests:
-        why = f" (line {skipped[0][0]} is not {skipped[0][1]})" if skipped else ""
+        why = f" (line {skipped[0].line} is not {skipped[0].reason})" if skipped else ""
         raise InputError("requests", str(path), f"a file of at least one request{why}")
     return Workload(list(requests.values()), skipped)
 
 
 def read_file(path: Path | str) -> str:
-    """The text of a request file; InputError for one that cannot be read."""
+    """Read the text of a request file; InputError for one that cannot be read."""
     return read_text(Path(path), "requests", "a UTF-8 file that can be read")
 
 
-def _request(line: str, index: int, pair, earlier: dict[int, Request]) -> Request:
+def _request(line: str, index: int, pair: Pair, earlier: dict[int, Request]) -> Request:
     values = _parse(line)
     request_id = values.get("id", index)
     if type(request_id) is int and request_id in earlier:
@@ -77,7 +86,7 @@ def _request(line: str, index: int, pair, earlier: dict[int, Request]) -> Reques
 
 
 def _parse(line: str) -> dict[str, Any]:
-    """A JSON object of known fields, each once; JSON has no NaN and no infinity."""
+    """Parse a JSON object of known fields, each once; JSON has no NaN and no infinity."""
     try:
         values = json.loads(line, object_pairs_hook=_distinct, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
@@ -106,16 +115,17 @@ def _no_constant(name: str) -> None:
 def _prompt(values: dict[str, Any]) -> str | list[int]:
     if ("prompt" in values) == ("prompt_ids" in values):
         raise InputError("input", "both" if "prompt" in values else "neither", "one of prompt and prompt_ids")
-    name, kind, allowed = (
-        ("prompt", str, "a text (token ids: prompt_ids)") if "prompt" in values else ("prompt_ids", list, "a list")
-    )
-    if not isinstance(values[name], kind):
-        raise InputError(name, values[name], allowed)
-    return values[name]
+    if "prompt" in values:
+        if not isinstance(values["prompt"], str):
+            raise InputError("prompt", values["prompt"], "a text (token ids: prompt_ids)")
+        return values["prompt"]
+    if not isinstance(values["prompt_ids"], list):
+        raise InputError("prompt_ids", values["prompt_ids"], "a list")
+    return values["prompt_ids"]
 
 
 def _sampling_value(name: str, value: Any) -> Any:
-    """What SamplingParams takes for a JSON value: it checks all but these two."""
+    """Convert a JSON value for SamplingParams, which checks all fields but these two."""
     if name == "ignore_eos" and not isinstance(value, bool):
         raise InputError(name, value, "true or false")
     if name != "logit_bias":

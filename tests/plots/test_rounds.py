@@ -26,7 +26,7 @@ from specsim.plots import sheet, token_tree
 from specsim.serving.generation import load_engine
 from specsim.serving.requests import make_request
 from specsim.serving.scheduler import Scheduler
-from specsim.serving.trace import EVENTS, SLOTS, Chunk, Preemption, Result, StepRecord, Trace
+from specsim.serving.trace import EVENTS, SLOTS, Chunk, Finish, Preemption, Result, StepRecord, Trace
 from specsim.simulator import drafter, hardware, model
 from specsim.simulator.acceptance import PerPosition
 from specsim.simulator.option import Option
@@ -428,12 +428,17 @@ def test_a_timeline_by_hand():
     """Request 1 is prefilled, looked past, advanced, preempted and resumed; 2 waits and ends; 3 never has a place."""
     records = [
         record(
-            0, arrived=(1, 2, 3), rejected=(3,), admitted=(1,), prefilled=(Chunk(1, 0, 4),), finished=((3, "rejected"),)
+            0,
+            arrived=(1, 2, 3),
+            rejected=(3,),
+            admitted=(1,),
+            prefilled=(Chunk(1, 0, 4),),
+            finished=(Finish(3, "rejected"),),
         ),
         record(1),
         record(2, admitted=(2,), prefilled=(Chunk(2, 0, 3),), decoded=(1, 2)),
         record(3, preempted=(Preemption(1, 6, True, False),), decoded=(2,), results=(Result(2, 3, 3, 2),)),
-        record(4, decoded=(2,), finished=((2, "length"),)),
+        record(4, decoded=(2,), finished=(Finish(2, "length"),)),
         record(5, admitted=(1,), resumed=(1,), prefilled=(Chunk(1, 0, 6),)),
         record(6),
     ]

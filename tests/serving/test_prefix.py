@@ -37,7 +37,7 @@ def grown(pool: KVPool, tree: PrefixTree, token_ids, columns: int | None = None,
 
 
 @pytest.mark.parametrize("has_draft", [True, False], ids=["with draft KV", "without"])
-def test_a_page_is_known_by_its_tokens_and_with_draft_kv_by_the_next_one(has_draft):
+def test_a_page_is_matched_by_its_tokens_and_the_next(has_draft):
     """Draft slot p holds token p+1: the page of columns 4 to 7 is another's only if token 8 is too."""
     pool = make_pool(has_draft)
     tree = PrefixTree(pool)
@@ -121,7 +121,7 @@ def test_leaves_go_first_and_the_least_recently_met_of_them():
     assert gone == [4, 3, 2, 1, 0]  # right's leaf and its parent, left's, and last what both begin with
 
 
-def test_a_page_that_was_matched_or_inserted_again_outlives_one_that_was_not():
+def test_a_page_met_again_outlives_one_that_was_not():
     for touch in (lambda tree, row: tree.match(TEXT[:5], 4), lambda tree, row: tree.insert(TEXT[:5], 4, [99])):
         pool = make_pool()
         tree = PrefixTree(pool)
@@ -134,7 +134,7 @@ def test_a_page_that_was_matched_or_inserted_again_outlives_one_that_was_not():
         assert tree.match(TEXT[5:10], 4) == []
 
 
-def test_what_a_request_holds_is_not_evicted_nor_what_leads_to_it():
+def test_pages_of_a_request_and_their_parents_are_not_evicted():
     pool = make_pool()
     tree = PrefixTree(pool)
     holder = grown(pool, tree, TEXT[:9])

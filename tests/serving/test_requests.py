@@ -54,7 +54,7 @@ def stopped_texts(draw):
 
 
 @given(stopped_texts())
-def test_a_stop_string_ends_at_the_first_token_whose_text_has_it_whatever_the_deliveries(case):
+def test_a_stop_string_ends_at_the_first_token_that_completes_it(case):
     text, stops, sizes = case
     token_ids = TOKENIZER.encode(text)
     kept, cut = by_definition(token_ids, stops)
@@ -78,7 +78,7 @@ def test_a_stop_string_ends_at_the_first_token_whose_text_has_it_whatever_the_de
     ],
 )
 @pytest.mark.parametrize("sizes", [[100], [1] * 40, [4] * 10])
-def test_stop_strings_over_several_tokens_and_parts_of_characters(stop, text, sizes):
+def test_stop_strings_span_tokens_and_parts_of_characters(stop, text, sizes):
     request = made(max_new_tokens=60, stop=(stop,))
     take(request, TOKENIZER.encode(TEXT), sizes)
     assert (request.text, request.finish_reason, request.stop_reason) == (text, "stop", stop)
@@ -93,7 +93,7 @@ def test_part_of_a_character_is_no_replacement_character():
     assert (request.text, request.stop_reason) == ("🎉 ok ", "\ufffd")
 
 
-def test_of_several_strings_the_one_that_starts_first_counts_and_then_the_one_named_first():
+def test_the_stop_string_that_starts_first_counts():
     token_ids = TOKENIZER.encode("return None")
     assert [TOKENIZER.decode([token]) for token in token_ids][-1] == " None"
     for stops, reason in ((("one", " No", "None"), " No"), (("No", "None"), "No"), (("None", "No"), "None")):
@@ -180,50 +180,50 @@ def test_only_the_first_turn_begins_a_text():
     pair = replace(PAIR, tokenizer=Beginning())
     assert made(pair=pair, prompt="ab").prompt_ids == [1, 97, 98]
     assert made(pair=pair, prompt="ab", place={"continues": 3}).prompt_ids == [97, 98]
-    with pytest.raises(InputError, match="prompt is ''"):
+    with pytest.raises(InputError, check=lambda error: error.name == "prompt"):
         made(pair=pair, prompt="", place={"continues": 3})
 
 
-def test_a_long_prompt_is_refused_by_generate_and_left_to_a_scheduler():
+def test_only_generate_refuses_a_long_prompt():
     request = made(prompt=[5] * MAX_LEN)
     assert (len(request.prompt_ids), request.max_tokens) == (MAX_LEN, 0)
-    with pytest.raises(InputError, match="prompt is '64 tokens'; allowed: at most 63, one less than max_len"):
+    with pytest.raises(InputError, check=lambda error: error.name == "prompt"):
         make_requests(PAIR, [[5] * MAX_LEN], None, None, MAX_LEN)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "name"),
     [
-        ({"request_id": -1}, "id is -1; allowed: an integer from 0 to 2\\^32 - 1"),
-        ({"request_id": 2**32}, "id is 4294967296; allowed: an integer"),
-        ({"request_id": None}, "id is None; allowed: an integer"),
-        ({"place": {"continues": True}}, "continues is True; allowed: an integer from 0"),
-        ({"place": {"arrival": -1}}, "arrival is -1; allowed: an integer from 0 to 2.62 - 1"),
-        ({"place": {"arrival": 1.0}}, "arrival is 1.0; allowed: an integer"),
-        ({"place": {"abort_at": -1}}, "abort_at is -1; allowed: an integer from 0 to 2.62 - 1"),
-        ({"place": {"priority": "high"}}, "priority is 'high'; allowed: an integer"),
-        ({"prompt": []}, "prompt is .*; allowed: at least one token"),
-        ({"prompt": [4096]}, "prompt is 4096; allowed: token ids from 0 to 4095"),
-        ({"prompt": [5, -1]}, "prompt is -1; allowed: token ids from 0 to 4095"),
-        ({"prompt": "\ud800"}, "prompt is .*; allowed: UTF-8 text"),
-        ({"stop_token_ids": (4096,)}, "stop_token_ids is 4096; allowed: token ids from 0 to 4095"),
-        ({"stop": "end"}, "stop is 'end'; allowed: a tuple of texts"),
+        ({"request_id": -1}, "id"),
+        ({"request_id": 2**32}, "id"),
+        ({"request_id": None}, "id"),
+        ({"place": {"continues": True}}, "continues"),
+        ({"place": {"arrival": -1}}, "arrival"),
+        ({"place": {"arrival": 1.0}}, "arrival"),
+        ({"place": {"abort_at": -1}}, "abort_at"),
+        ({"place": {"priority": "high"}}, "priority"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [4096]}, "prompt"),
+        ({"prompt": [5, -1]}, "prompt"),
+        ({"prompt": "\ud800"}, "prompt"),
+        ({"stop_token_ids": (4096,)}, "stop_token_ids"),
+        ({"stop": "end"}, "stop"),
     ],
 )
-def test_bad_requests_are_refused(changes, message):
-    with pytest.raises(InputError, match=message):
+def test_bad_requests_are_refused(changes, name):
+    with pytest.raises(InputError, check=lambda error: error.name == name):
         made(**changes)
 
 
 def test_stop_strings_need_a_tokenizer():
     pair = agreeing_pair("eagle3")
-    with pytest.raises(InputError, match=r"stop is \('end',\); allowed: none: the target has no tokenizer"):
+    with pytest.raises(InputError, check=lambda error: error.name == "stop"):
         generate(pair, [[5, 17]], sampling=SamplingParams(stop=("end",)))
     assert generate(pair, [[5, 17]], sampling=SamplingParams(max_new_tokens=2)).outputs[0].text == ""
 
 
 @pytest.mark.parametrize("config", [SpecConfig(), SpecConfig.plain()])
-def test_generate_cuts_the_text_inside_an_accepted_path_and_lets_others_go_on(config):
+def test_generate_cuts_the_text_inside_an_accepted_path(config):
     prompts = ["class Inventory:\n    def __len__(self):", "def main():\n    return"]
     whole = generate(PAIR, prompts, config, SamplingParams(max_new_tokens=16)).outputs
     stop = whole[0].text[8:13]

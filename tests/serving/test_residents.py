@@ -100,7 +100,7 @@ def fewest_pages(config: SpecConfig, request: Request) -> int:
 
 @BOTH
 @pytest.mark.parametrize("config", SETTINGS.values(), ids=SETTINGS)
-def test_what_is_accepted_lives_and_one_page_less_is_refused_with_its_reason(config, release):
+def test_an_accepted_request_runs_and_one_page_less_is_refused(config, release):
     config = replace(config, release=release)
     for length in range(1, 14):
         for max_tokens in (1, 2, 3, 7):
@@ -181,9 +181,7 @@ def assert_as_alone(pair, config, request):
     [("finish", "sync", False), ("finish", "overlap", False), ("finish", "overlap", True), ("round", "sync", True)],
 )
 @pytest.mark.parametrize("name", ["tree", "chain", "plain"])
-def test_in_the_smallest_pool_that_accepts_it_an_engine_brings_a_request_to_its_end(
-    name, release, schedule, prefix_cache
-):
+def test_a_request_ends_in_the_smallest_pool_that_accepts_it(name, release, schedule, prefix_cache):
     """Alone, and after another with the same prompt, whose prefix is kept, has had the pool."""
     pair, config = agreeing_pair(), replace(SETTINGS[name], release=release)
     params = SamplingParams(max_new_tokens=12, temperature=1.0, ignore_eos=True)
@@ -201,7 +199,7 @@ def test_in_the_smallest_pool_that_accepts_it_an_engine_brings_a_request_to_its_
 
 
 @BOTH
-def test_a_place_is_the_columns_of_the_prefill_and_room_for_every_next_round(release):
+def test_admission_needs_the_prefill_and_every_next_round(release):
     """Release `finish` owns two rounds ahead at once, `round` no more than the prompt."""
     config = replace(TREE, release=release)
     request, other = make_request(0), make_request(1)
@@ -223,7 +221,7 @@ def test_a_place_is_the_columns_of_the_prefill_and_room_for_every_next_round(rel
 
 @BOTH
 @pytest.mark.parametrize("config", SETTINGS.values(), ids=SETTINGS)
-def test_the_least_slots_of_a_request_are_the_smallest_limit_that_admits_it(config, release):
+def test_least_slots_is_the_smallest_limit_that_admits(config, release):
     config = replace(config, release=release)
     for length in range(1, 14):
         request, (residents, pool) = make_request(length=length), make_residents(config)
@@ -267,7 +265,7 @@ def test_an_admission_undone_leaves_the_session_to_be_continued():
     pool.audit()
 
 
-def test_an_admission_that_cannot_succeed_costs_no_prefix_and_no_session():
+def test_a_failed_admission_costs_no_prefix_and_no_session():
     """With everything gone that could give way there would still be no room: so nothing goes."""
     residents, pool = make_residents(num_pages=room(9) + room(30) - 1, prefix_cache=True)
     session = a_session(residents, 0, length=9)
@@ -390,7 +388,7 @@ PENALTIES = {
 
 @pytest.mark.parametrize("params", PENALTIES.values(), ids=PENALTIES)
 @pytest.mark.parametrize("schedule", ["sync", "overlap"])
-def test_penalties_count_the_tokens_of_a_prefix_that_was_not_computed(params, schedule):
+def test_penalties_count_the_tokens_of_a_reused_prefix(params, schedule):
     """Of another's prompt; of its own output after it gave its place back; and of the turn before."""
     pair = agreeing_pair()
     prompts = [make_prompt(13), make_prompt(17)]

@@ -88,7 +88,7 @@ def assert_same(first, second, **tolerance):
 
 
 @pytest.mark.parametrize("config", [CONFIG, SpecConfig(1, 2, 3, page_size=1, max_len=64)], ids=["tree", "chain"])
-def test_a_host_that_reads_nothing_until_the_end_gets_every_request_as_alone(config):
+def test_results_read_at_the_end_equal_solo_runs(config):
     """Requests leave from the front and the middle, and others join, before any result has been read."""
     runner, _, pools = make_runner(config, lagging=True)
     first, second, third, fourth = requests = seat(pools, 0, 1, 2, 3)
@@ -127,7 +127,7 @@ def test_a_host_that_does_not_lag_says_the_lengths_itself():
 # Results.
 
 
-def test_results_belong_to_the_requests_of_the_call_also_when_the_batch_has_changed_since():
+def test_results_belong_to_the_requests_of_their_launch():
     runner, _, pools = make_runner()
     requests = seat(pools, 0, 1, 2)
     prefill(runner, *requests)
@@ -143,7 +143,7 @@ def test_results_belong_to_the_requests_of_the_call_also_when_the_batch_has_chan
         assert tuple(delivery.token_ids) == tokens[: len(delivery.token_ids)]
 
 
-def test_a_prefill_delivers_the_first_token_of_those_that_are_complete_and_have_none():
+def test_a_complete_prefill_delivers_the_first_token():
     """One is not complete, one is resumed with a last token of its own (not what would be sampled), one is new."""
     runner, _, pools = make_runner()
     part, resumed, new = seat(pools, 3, 0, 1)
@@ -213,7 +213,7 @@ IDLE = {
 
 @pytest.mark.parametrize("how", IDLE.values(), ids=IDLE)
 @pytest.mark.parametrize("lagging", [False, True], ids=["sync", "lagging"])
-def test_with_nothing_to_do_every_phase_is_passed_through_with_states_of_no_row(how, lagging, monkeypatch, device):
+def test_without_requests_every_phase_runs_on_empty_states(how, lagging, monkeypatch, device):
     """The types and shapes of a live call but for their rows; nothing is written, and what follows is as ever."""
     column = dict(device=device, graph="eager") if how.get("impl") == "fast" else {}
     runner, engine, pools = make_runner(**how, **column, lagging=lagging)
@@ -355,7 +355,7 @@ def test_the_draft_slot_at_a_boundary_is_that_of_the_next_token(kind, end):
     assert not torch.isclose(draft[0][:, :, -1], draft[1][:, :, -1]).any()
 
 
-def test_chunks_of_several_requests_in_one_call_are_each_their_own():
+def test_chunks_of_several_requests_share_a_call():
     """One starts, one goes on, one ends, one is whole."""
     runner, _, pools = make_runner()
     requests = seat(pools, 0, 1, 2, 3)
@@ -376,7 +376,7 @@ def test_chunks_of_several_requests_in_one_call_are_each_their_own():
 
 
 @pytest.mark.parametrize("sizes", [[6], [1] * 6, [2, 4], [5, 1]], ids=str)
-def test_a_resumed_request_goes_on_from_its_last_token_whatever_its_chunks(sizes):
+def test_a_resumed_request_continues_from_its_last_token(sizes):
     """Its prompt ends inside a chunk, at its end, or before it: nothing is sampled again."""
     runner, _, pools = make_runner()
     (request,) = seat(pools, 0)
@@ -419,7 +419,7 @@ def test_who_is_not_in_the_batch_cannot_leave_it():
     assert runner.requests == [second]
 
 
-def test_when_all_have_left_the_idle_state_is_installed_and_others_can_join(monkeypatch):
+def test_an_empty_batch_gets_the_idle_state_and_others_join(monkeypatch):
     """Not what the last round left, filtered to nothing: a state of its own."""
     runner, engine, pools = make_runner()
     requests = seat(pools, 0, 1)
@@ -442,7 +442,7 @@ def test_when_all_have_left_the_idle_state_is_installed_and_others_can_join(monk
     assert tuple(request.token_ids) == alone(3)[: len(request.token_ids)]
 
 
-def test_a_lagging_fast_runner_reads_what_each_round_gave_not_what_the_next_one_left(device):
+def test_a_lagging_fast_runner_reads_each_round_s_own_result(device):
     """A round's results are its own copy, also out of one graph; a request leaves while one is unread."""
     runner, _, pools = make_runner(impl="fast", lagging=True, device=device, graph="round", bucket=2)
     requests = seat(pools, 0, 2)

@@ -51,9 +51,7 @@ def make(config: SpecConfig = TREE, engine=None, num_slots: int = 1000, **servin
     return Scheduler(engine or engine_of(config), ServingConfig(num_slots=num_slots, **serving), audits=True)
 
 
-def ask(
-    request_id: int, prompt=SHORT, max_new_tokens: int = 8, pair=None, schedule=None, max_len=64, **params
-) -> Request:
+def ask(request_id: int, prompt=SHORT, max_new_tokens: int = 8, pair=None, schedule=None, **params) -> Request:
     pair, params = pair or pair_of(), SamplingParams(max_new_tokens=max_new_tokens, **params)
     return make_request(pair.target.config, pair.tokenizer, request_id, prompt, params, **(schedule or {}))
 
@@ -80,16 +78,16 @@ def events(scheduler: Scheduler, name: str) -> list:
 def test_an_id_is_taken_once():
     scheduler = make()
     scheduler.submit(ask(3))
-    with pytest.raises(InputError, match=r"request_id is 3; allowed: an id that no other request has"):
+    with pytest.raises(InputError, check=lambda error: error.name == "request_id"):
         scheduler.submit(ask(3, OTHER))
     serve(scheduler)
-    with pytest.raises(InputError, match="request_id is 3"):
+    with pytest.raises(InputError, check=lambda error: error.name == "request_id"):
         scheduler.submit(ask(3))
     check_alone(scheduler.requests.values())
 
 
 def test_a_turn_follows_a_request_that_is_there():
-    with pytest.raises(InputError, match=r"continues is 4; allowed: the id of a request that was submitted before"):
+    with pytest.raises(InputError, check=lambda error: error.name == "continues"):
         make().submit(ask(5, schedule={"continues": 4}))
 
 
@@ -121,7 +119,7 @@ def test_a_turn_of_a_rejected_request_is_rejected():
     assert requests[2].error == "request 1, which it continues, was rejected"
 
 
-def test_a_turn_for_which_the_conversation_leaves_no_room_is_rejected():
+def test_a_turn_without_room_for_its_conversation_is_rejected():
     requests = [ask(0, LONG * 2, 20), ask(1, SHORT, schedule={"continues": 0})]
     serve(make(), *requests)
     assert (requests[0].finish_reason, requests[1].finish_reason) == ("length", "rejected")
@@ -140,7 +138,7 @@ def uncut() -> list[int]:
 @SCHEDULES
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("by", ["eos", "stop token", "max_new_tokens", "max_len"])
-def test_a_request_ends_where_it_should_also_inside_an_accepted_path(by, position, schedule):
+def test_a_request_ends_also_inside_an_accepted_path(by, position, schedule):
     end = uncut().index(uncut()[position]) + 1
     pair, config, changes = pair_of(), TREE, {}
     if by == "eos":
@@ -153,9 +151,9 @@ def test_a_request_ends_where_it_should_also_inside_an_accepted_path(by, positio
         changes = {"max_new_tokens": end}
     else:
         config = replace(TREE, max_len=len(SHORT) + end)
-    request = ask(0, pair=pair, max_len=config.max_len, **{"max_new_tokens": GREEDY, **changes})
-    company = ask(1, OTHER, max_len=config.max_len, temperature=1.0)
-    scheduler = serve(make(config, schedule=schedule), request, company)
+    request = ask(0, pair=pair, **{"max_new_tokens": GREEDY, **changes})
+    other = ask(1, OTHER, temperature=1.0)
+    scheduler = serve(make(config, schedule=schedule), request, other)
     is_stop = by in ("eos", "stop token")
     assert request.token_ids == uncut()[:end]
     assert request.finish_reason == ("stop" if is_stop else "length")
@@ -163,12 +161,12 @@ def test_a_request_ends_where_it_should_also_inside_an_accepted_path(by, positio
     assert sum(request.accepted) + 1 >= end
     assert sum(tokens for _, _, tokens in request.emissions) == end
     check_alone([request], config, pair)
-    if company.finish_reason != "rejected":
-        check_alone([company], config)
+    if other.finish_reason != "rejected":
+        check_alone([other], config)
     assert scheduler.requests[0] is request
 
 
-def test_cuts_after_prefill_inside_an_accepted_path_and_at_its_end_are_among_these():
+def test_cuts_fall_after_prefill_inside_and_at_the_end_of_paths():
     output = alone(pair_of(), TREE, ask(0, max_new_tokens=GREEDY))
     after_prefill, *ends = accumulate(output.num_accepted_tokens_per_round, initial=1)
     cuts = {uncut().index(uncut()[position]) + 1 for position in POSITIONS}
@@ -185,7 +183,7 @@ def test_a_stop_string_ends_a_request_and_its_text(schedule):
         pair, [prompt], config, SamplingParams(max_new_tokens=24), engine=EngineOptions(dtype=torch.float64)
     ).outputs[0]
     stop = long.text[8:11]
-    request = ask(0, prompt, 24, pair, max_len=128, stop=(stop,))
+    request = ask(0, prompt, 24, pair, stop=(stop,))
     engine = load_engine(pair, config, EngineOptions("reference", torch.float64))
     serve(make(engine=engine, schedule=schedule), request)
     assert (request.finish_reason, request.stop_reason) == ("stop", stop)
@@ -297,7 +295,7 @@ def test_the_lowest_priority_gives_way_first(preemption, lowest):
 
 
 @pytest.mark.parametrize(("chunk", "in_page"), [(6, True), (8, False), (2, True)])
-def test_a_preemption_tells_how_far_a_request_was_and_whether_inside_a_page(chunk, in_page):
+def test_a_preemption_records_the_progress_of_a_request(chunk, in_page):
     scheduler = make(chunk_tokens=chunk)
     scheduler.submit(ask(0, LONG))
     scheduler.step()
@@ -355,7 +353,7 @@ def test_both_schedules_give_the_same(topk, page_size):
 def step_without_reading(scheduler: Scheduler, monkeypatch) -> None:
     """A step that may read results at its end only."""
 
-    def refuse(self):
+    def refuse(_):
         raise AssertionError("a result was read before the step had been launched")
 
     with monkeypatch.context() as patch:
@@ -388,7 +386,7 @@ def test_sync_reads_at_once(monkeypatch):
 
 
 @pytest.mark.parametrize(("max_new_tokens", "late"), [(1, 2), (2, 1), (5, 1), (9, 1)])
-def test_under_overlap_who_has_finished_is_in_one_more_round_and_nothing_of_it_is_kept(max_new_tokens, late):
+def test_under_overlap_a_finished_request_is_in_one_more_round(max_new_tokens, late):
     """Who finishes with the token of its prefill is in the round of that step and in the next."""
     scheduler = serve(make(schedule="overlap"), ask(0, max_new_tokens=max_new_tokens), ask(1, OTHER, 14))
     results = [each for each in events(scheduler, "results") if each.request_id == 0]
@@ -408,7 +406,7 @@ def test_under_sync_nobody_is_in_a_round_in_vain():
 
 
 @SCHEDULES
-def test_after_all_have_ended_the_batch_is_idle_and_others_join_it(schedule, monkeypatch):
+def test_an_empty_batch_is_idle_and_others_join_it(schedule, monkeypatch):
     """The state of the last round is not there any more: what joins is merged with no row."""
     sizes, merge = [], DraftInput.merge
 
@@ -562,7 +560,7 @@ def test_ranks_say_so_where_one_of_them_can_go_on_no_more():
     for number in range(2):
         ranks.submit(ask(number))
     ranks.schedulers[0].limit(0)
-    with pytest.raises(InputError, match=r"^limit is 0; allowed: at least 36 slots, for request 0$"):
+    with pytest.raises(InputError, check=lambda error: error.name == "limit"):
         ranks.run()
 
 
@@ -574,7 +572,7 @@ def test_a_scheduler_in_which_nothing_can_happen_says_so(schedule):
     for request in requests:
         scheduler.submit(request)
     scheduler.limit(0)
-    with pytest.raises(InputError, match=r"^limit is 0; allowed: at least 36 slots, for request 0$"):
+    with pytest.raises(InputError, check=lambda error: error.name == "limit"):
         scheduler.run()
     assert scheduler.is_stalled
     assert [record.step for record in scheduler.trace.records] == [0, 1]
@@ -584,12 +582,12 @@ def test_a_scheduler_in_which_nothing_can_happen_says_so(schedule):
 
 
 def test_overlap_and_release_round_exclude_each_other():
-    with pytest.raises(InputError, match="schedule is 'overlap'; allowed: sync with release 'round'"):
+    with pytest.raises(InputError, check=lambda error: error.name == "schedule"):
         make(replace(TREE, release="round"), schedule="overlap")
 
 
 def test_a_pool_has_a_page():
-    with pytest.raises(InputError, match="num_slots is 3; allowed: at least a page, 4"):
+    with pytest.raises(InputError, check=lambda error: error.name == "num_slots"):
         make(num_slots=3)
 
 
@@ -657,7 +655,7 @@ def bits(engine, numbers, schedule: str = "sync") -> dict[int, tuple]:
 
 
 @pytest.mark.parametrize("name", ["tree", "chain", pytest.param("branchy", marks=pytest.mark.whole)])
-def test_on_fast_a_request_gives_bit_for_bit_what_it_gives_alone_in_buffers_of_the_same_size(name, device):
+def test_fast_gives_the_bits_of_a_solo_run_in_equal_buffers(name, device):
     """Whatever its row: prompts are prefilled each in a call of its own, and every round has the bucket's shape."""
     engine = fast_engine(name, "eager", device)
     by_themselves = {number: bits(engine, [number])[number] for number in range(3)}
@@ -672,7 +670,7 @@ OTHER_MODES = (("eager", "sync"), ("step", "overlap"), ("phase", "overlap"), ("r
 @pytest.mark.parametrize(
     ("graph", "schedule"), [*MODES, *(pytest.param(*each, marks=pytest.mark.whole) for each in OTHER_MODES)]
 )
-def test_on_fast_graph_modes_and_schedules_give_the_same_bits(graph, schedule, device):
+def test_fast_graph_modes_and_schedules_give_the_same_bits(graph, schedule, device):
     expected = _expected_bits(device)
     assert bits(fast_engine("tree", graph, device), [0, 1, 2], schedule) == expected
 
@@ -683,7 +681,7 @@ def _expected_bits(device: str) -> dict[int, tuple]:
 
 
 @SCHEDULES
-def test_a_scheduler_made_in_inference_mode_can_be_used_outside_and_back_inside(schedule):
+def test_a_scheduler_made_in_inference_mode_works_outside_it(schedule):
     """Tests here run inside."""
     scheduler = make(schedule=schedule)
     scheduler.submit(ask(0, max_new_tokens=30))
@@ -697,7 +695,7 @@ def test_a_scheduler_made_in_inference_mode_can_be_used_outside_and_back_inside(
 
 
 @SCHEDULES
-def test_a_request_ends_at_the_engines_max_len_whatever_it_asks_for(schedule):
+def test_a_request_ends_at_the_engines_max_len(schedule):
     """And costs others nothing."""
     greedy, other = ask(0, max_new_tokens=200), ask(1)
     scheduler = serve(make(schedule=schedule), greedy, other)
@@ -709,7 +707,7 @@ def test_a_request_ends_at_the_engines_max_len_whatever_it_asks_for(schedule):
 def test_an_id_is_taken_once_over_all_ranks():
     ranks = Ranks([make(), make()])
     ranks.submit(ask(0))
-    with pytest.raises(InputError, match=r"^request_id is 0; allowed: an id that no other request has$"):
+    with pytest.raises(InputError, check=lambda error: error.name == "request_id"):
         ranks.submit(ask(0))
 
 
@@ -723,7 +721,7 @@ def test_no_kv_is_held_for_a_turn_that_will_never_come(schedule):
 
 
 @SCHEDULES
-def test_kv_is_held_for_a_turn_that_is_still_to_come_when_another_has_been_aborted(schedule):
+def test_kv_is_held_for_a_turn_after_another_was_aborted(schedule):
     scheduler = make(schedule=schedule)
     gone, coming = {"continues": 0, "arrival": 30, "abort_at": 20}, {"continues": 0, "arrival": 40}
     requests = [ask(0), ask(1, schedule=gone), ask(2, [1, 2], schedule=coming)]
@@ -734,7 +732,7 @@ def test_kv_is_held_for_a_turn_that_is_still_to_come_when_another_has_been_abort
 
 
 @SCHEDULES
-def test_as_many_conversations_wait_for_a_turn_as_requests_run_meanwhile(schedule):
+def test_max_running_conversations_wait_while_others_run(schedule):
     first = [ask(number, OTHER, 4) for number in range(3)]
     others = [ask(3 + number, SHORT, 12, schedule={"arrival": 20}) for number in range(3)]
     turns = [ask(6 + number, [1, 2], 4, schedule={"continues": number, "arrival": 60}) for number in range(3)]
@@ -784,11 +782,11 @@ def test_a_turn_begins_with_all_that_was_said_before(stops, schedule):
 
 def test_a_request_is_served_once():
     request = serve(make(), ask(0)).requests[0]
-    with pytest.raises(InputError, match=r"^request is 'request 0, served before'; allowed: one that has not been"):
+    with pytest.raises(InputError, check=lambda error: error.name == "request"):
         make().submit(request)
 
 
-def test_gaps_are_left_out_also_where_a_turn_could_have_come_earlier():
+def test_steps_are_skipped_also_before_a_turn():
     first = ask(0, max_new_tokens=2, schedule={"arrival": 10**9})
     scheduler = serve(make(), first, ask(1, [1], 2, schedule={"continues": 0}))
     assert len(scheduler.trace) < 10
@@ -797,11 +795,11 @@ def test_gaps_are_left_out_also_where_a_turn_could_have_come_earlier():
 
 @pytest.mark.parametrize("num_slots", [True, 100.0, None, "3", -1, 10**6])
 def test_a_limit_is_a_number_of_slots_that_there_are(num_slots):
-    with pytest.raises(InputError, match=r"^num_slots is "):
+    with pytest.raises(InputError, check=lambda error: error.name == "num_slots"):
         make().limit(num_slots)
 
 
-def test_who_waits_may_still_be_aborted_when_nothing_else_can_happen():
+def test_a_waiting_request_can_be_aborted_in_a_stall():
     scheduler, request = make(), ask(0, schedule={"abort_at": 5})
     scheduler.limit(0)
     scheduler.submit(request)

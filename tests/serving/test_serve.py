@@ -196,7 +196,7 @@ def test_plain_decoding_shows_no_drafts():
     ],
 )
 def test_what_an_engine_cannot_serve_is_refused(config, serving, name):
-    with pytest.raises(InputError, match=name):
+    with pytest.raises(InputError, check=lambda error: error.name == name):
         serve(engine(config), [request(0)], serving)
 
 
@@ -223,7 +223,7 @@ def test_every_way_gives_what_each_request_gives_alone(monkeypatch):
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_a_turn_after_an_aborted_one_is_compared_with_what_it_followed():
+def test_a_turn_after_an_abort_is_compared_with_its_own_prompt():
     def requests():
         return [request(0, PREFIX, 30, abort_at=4), request(1, [2], continues=0), request(2, max_new_tokens=9)]
 
@@ -241,7 +241,7 @@ def test_what_is_rejected_is_not_compared():
 
 @pytest.mark.parametrize("field", ["token_ids", "logprobs", "finish_reason", "num_accepted_tokens_per_round"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_difference_fails_unless_a_decision_is_too_close_to_call(monkeypatch, field, dtype):
+def test_a_difference_fails_unless_within_rounding_error(monkeypatch, field, dtype):
     alone = specsim.correctness.invariance.modes.alone
 
     def other(pair, config, asked, options):
@@ -270,11 +270,11 @@ def test_a_difference_fails_unless_a_decision_is_too_close_to_call(monkeypatch, 
     [(replace(CONFIG, release="round"), torch.float64, "release"), (CONFIG, torch.bfloat16, "dtype")],
 )
 def test_what_cannot_be_compared_is_refused(config, dtype, name):
-    with pytest.raises(InputError, match=name):
+    with pytest.raises(InputError, check=lambda error: error.name == name):
         compare(PAIR, engine(config, dtype), lambda: Workload([request(0)], []))
 
 
-def test_shipped_requests_are_equal_four_ways_and_a_prefix_cache_saves_prefill_steps():
+def test_shipped_requests_are_equal_in_four_modes():
     pair, serving = load(), ServingConfig(num_slots=896, chunk_tokens=24)
     column = engine(SpecConfig(), torch.float32, pair)
     result = compare(pair, column, lambda: read_requests(REQUESTS, pair), serving)

@@ -8,7 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specsim.core.errors import InputError
-from specsim.serving.trace import COUNTS, EVENT_COLUMNS, EVENTS, SLOTS, Chunk, Preemption, Result, StepRecord, Trace
+from specsim.serving.trace import (
+    COUNTS,
+    EVENT_COLUMNS,
+    EVENTS,
+    SLOTS,
+    Chunk,
+    Finish,
+    Preemption,
+    Result,
+    Reuse,
+    StepRecord,
+    Trace,
+)
 
 # Request 7 is preempted inside a page and resumed; request 8 arrives, is prefilled in two chunks and stops inside a
 # round; request 9 is too long; request 6 is aborted.
@@ -42,10 +54,10 @@ RECORDS = [
         rejected=(9,),
         aborted=(6,),
         admitted=(8,),
-        reused=((8, 16),),
+        reused=(Reuse(8, 16),),
         prefilled=(Chunk(8, 16, 21),),
         preempted=(Preemption(7, 13, in_page=True, is_prefilling=False),),
-        finished=((9, "rejected"), (6, "abort")),
+        finished=(Finish(9, "rejected"), Finish(6, "abort")),
         evicted_pages=2,
     ),
     replace(
@@ -57,7 +69,7 @@ RECORDS = [
         prefilled=(Chunk(8, 21, 24), Chunk(7, 0, 13)),
         decoded=(7, 8),
         results=(Result(7, 5, 4, 4), Result(8, 5, 3, 2)),
-        finished=((8, "stop"),),
+        finished=(Finish(8, "stop"),),
         free_slots=16,
         reserved_slots=40,
         committed_slots=20,
@@ -166,9 +178,9 @@ RECORD = st.builds(
         for name, of in {
             **dict.fromkeys(("arrived", "admitted", "resumed", "decoded", "aborted", "rejected"), IDS),
             "prefilled": st.builds(Chunk, IDS, SOME, SOME),
-            "reused": st.tuples(IDS, SOME),
+            "reused": st.builds(Reuse, IDS, SOME),
             "results": st.builds(Result, IDS, SOME, SOME, SOME),
-            "finished": st.tuples(IDS, st.sampled_from(["stop", "length", "abort", "rejected", "é"])),
+            "finished": st.builds(Finish, IDS, st.sampled_from(["stop", "length", "abort", "rejected", "é"])),
             "preempted": st.builds(Preemption, IDS, SOME, st.booleans(), st.booleans()),
         }.items()
     },
@@ -215,39 +227,38 @@ def changed(**changes) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    ("value", "name"),
     [
-        ([], "trace is 'a list'; allowed: an object with the fields records, acceptance"),
-        (None, "trace is None; allowed: an object with the fields records, acceptance"),
-        ({"records": {}, "acceptance": "target"}, "trace.records is 'a dict'; allowed: an array"),
+        ([], "trace"),
+        (None, "trace"),
+        ({"records": {}, "acceptance": "target"}, "trace.records"),
         (
             {"records": [3], "acceptance": "target"},
-            "trace.records[0] is 3; allowed: an object with the fields step, seconds, arrived, ",
+            "trace.records[0]",
         ),
-        (changed(extra=1), "trace.records[1] is 'a dict'; allowed: an object with the fields step, "),
-        (changed(step=1.0), "trace.records[1].step is 1.0; allowed: an integer"),
-        (changed(step=True), "trace.records[1].step is True; allowed: an integer"),
-        (changed(seconds="1"), "trace.records[1].seconds is '1'; allowed: a number"),
-        (changed(seconds=True), "trace.records[1].seconds is True; allowed: a number"),
-        (changed(seconds=None), "trace.records[1].seconds is None; allowed: a number"),
-        (changed(arrived="12"), "trace.records[1].arrived is '12'; allowed: an array"),
-        (changed(arrived=[1, [2]]), "trace.records[1].arrived[1] is 'a list'; allowed: an integer"),
-        (changed(finished=[[1]]), "trace.records[1].finished[0] is 'a list'; allowed: an array of 2 values"),
-        (changed(finished=[[1, 2]]), "trace.records[1].finished[0][1] is 2; allowed: text"),
+        (changed(extra=1), "trace.records[1]"),
+        (changed(step=1.0), "trace.records[1].step"),
+        (changed(step=True), "trace.records[1].step"),
+        (changed(seconds="1"), "trace.records[1].seconds"),
+        (changed(seconds=True), "trace.records[1].seconds"),
+        (changed(seconds=None), "trace.records[1].seconds"),
+        (changed(arrived="12"), "trace.records[1].arrived"),
+        (changed(arrived=[1, [2]]), "trace.records[1].arrived[1]"),
+        (changed(finished=[[1]]), "trace.records[1].finished[0]"),
+        (changed(finished=[[1, 2]]), "trace.records[1].finished[0][1]"),
         (
             changed(prefilled=[{"request_id": 1, "start": 0}]),
-            "trace.records[1].prefilled[0] is 'a dict'; allowed: an object with the fields request_id, start, end",
+            "trace.records[1].prefilled[0]",
         ),
         (
             changed(preempted=[{"request_id": 1, "seq_len": 0, "in_page": 1, "is_prefilling": False}]),
-            "trace.records[1].preempted[0].in_page is 1; allowed: true or false",
+            "trace.records[1].preempted[0].in_page",
         ),
     ],
 )
-def test_from_json_names_what_no_trace_holds(value, message):
-    with pytest.raises(InputError) as error:
+def test_from_json_names_the_path_of_a_bad_value(value, name):
+    with pytest.raises(InputError, check=lambda error: error.name == name):
         Trace.from_json(value)
-    assert str(error.value).startswith(message)
 
 
 def test_from_json_takes_a_whole_number_of_seconds():
@@ -282,7 +293,7 @@ def test_parquet_that_cannot_be_finished_leaves_what_was_there(failing, tmp_path
         raise OSError(28, "No space left on device", str(where))
 
     monkeypatch.setattr("pathlib.Path.write_bytes" if failing == "write_bytes" else "os.replace", full)
-    with pytest.raises(InputError, match=r"^trace is '.*events.parquet'; allowed: .* \(No space left on device\)$"):
+    with pytest.raises(InputError, check=lambda error: error.name == "trace"):
         run().write_parquet(path)
     assert os.listdir(tmp_path) == ["events.parquet"]
     assert path.read_text() == "before"
@@ -291,7 +302,7 @@ def test_parquet_that_cannot_be_finished_leaves_what_was_there(failing, tmp_path
 def test_a_path_that_cannot_be_written_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path, *(tmp_path / name for name in ("missing/events.parquet", "file/below", "a" * 300))):
-        with pytest.raises(InputError, match=r"^trace is '[^\n]*'; allowed: a file that can be written \([^\n]*\)$"):
+        with pytest.raises(InputError, check=lambda error: error.name == "trace" and "\n" not in str(error)):
             run().write_parquet(path)
     assert os.listdir(tmp_path) == ["file"]
 
@@ -300,13 +311,13 @@ def test_a_path_that_cannot_be_written_is_one_sentence(tmp_path):
 def test_frames_without_pandas_name_the_extra(make, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(InputError, match=r"^trace is 'a data frame'; .*pip install 'specsim\[data\]'"):
+    with pytest.raises(InputError, match=r"pip install 'specsim\[data\]'"):
         make(run())
     assert Trace.from_json(run().to_json()) == run()
 
 
 def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(InputError, match=r"^trace is 'a Parquet file'; .*pip install 'specsim\[data\]'"):
+    with pytest.raises(InputError, match=r"pip install 'specsim\[data\]'"):
         run().write_parquet(tmp_path / "events.parquet")
     assert os.listdir(tmp_path) == []

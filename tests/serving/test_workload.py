@@ -82,74 +82,74 @@ def test_a_prompt_that_is_too_long_is_left_to_the_scheduler(read):
 
 
 BAD = [
-    ("{", "text is a JSON object .*at column 2"),
-    ("[1]", "text is a JSON object, not '\\[1\\]'"),
-    ("7", "text is a JSON object"),
-    ("[" * 100000, "text is a JSON object"),
-    ('{"prompt": "x", "seed": ' + "9" * 5000 + "}", "text is a JSON object"),
-    ('{"prompt": "x", "temperature": NaN}', "text is a JSON object \\(NaN is no JSON\\)"),
-    ('{"prompt": "x", "temperature": -Infinity}', "text is a JSON object \\(-Infinity is no JSON\\)"),
-    ('{"prompt": "x", "temperature": 1e999}', "temperature is 0 \\(greedy\\) or a positive number, not inf"),
-    ('{"prompt": "x", "prompt": "y"}', "text is a JSON object \\(a field stands twice\\)"),
-    ({}, "input is one of prompt and prompt_ids, not 'neither'"),
-    ({"prompt": "x", "prompt_ids": [1]}, "input is one of prompt and prompt_ids, not 'both'"),
-    ({"prompt": "x", "temprature": 1}, "every field is one of id, prompt, .*, not 'temprature'"),
-    ({"prompt": "x", "messages": []}, "every field is one of"),
-    ({"prompt": ""}, "prompt is UTF-8 text of at least one character, not ''"),
-    ({"prompt": None}, r"prompt is a text \(token ids: prompt_ids\), not None"),
-    ({"prompt": ["x"]}, "prompt is a text"),
-    ({"prompt": "\ud800"}, "prompt is UTF-8 text"),
-    ({"prompt_ids": []}, "prompt is at least one token"),
-    ({"prompt_ids": "12"}, "prompt_ids is a list, not '12'"),
-    ({"prompt_ids": [1, 4096]}, "prompt is token ids from 0 to 4095, not 4096"),
-    ({"prompt_ids": [True]}, "prompt is token ids"),
-    ({"prompt_ids": [[1]]}, "prompt is token ids"),
-    ({"prompt": "x", "id": 3}, "id is an integer that no earlier line has, not 3"),
-    ({"prompt": "x", "id": -1}, "id is an integer from 0 to 2\\^32 - 1, not -1"),
-    ({"prompt": "x", "id": "a"}, "id is an integer"),
-    ({"prompt": "x", "id": [1]}, "id is an integer"),
-    ({"prompt": "x", "id": None}, "id is an integer"),
-    ({"prompt": "x", "continues": 4}, "continues is the id of an earlier line, not 4"),
-    ({"prompt": "x", "id": 9, "continues": 9}, "continues is the id of an earlier line, not 9"),
-    ({"prompt": "x", "continues": 3.0}, "continues is the id of an earlier line"),
-    ({"prompt": "x", "continues": [3]}, "continues is the id of an earlier line"),
-    ({"prompt": "x", "arrival": -1}, "arrival is an integer from 0 to 2.62 - 1, not -1"),
-    ({"prompt": "x", "arrival": 0.5}, "arrival is an integer"),
-    ({"prompt": "x", "arrival": None}, "arrival is an integer"),
-    ({"prompt": "x", "abort_at": "3"}, "abort_at is an integer from 0 to 2.62 - 1"),
-    ({"prompt": "x", "priority": True}, "priority is an integer, not True"),
-    ({"prompt": "x", "temperature": "0"}, "temperature is 0 \\(greedy\\)"),
-    ({"prompt": "x", "top_k": 1.5}, "top_k is an integer of at least 0"),
-    ({"prompt": "x", "max_new_tokens": 0}, "max_new_tokens is an integer of at least 1"),
-    ({"prompt": "x", "seed": -1}, "seed is an integer from 0 to 2\\^64 - 1"),
-    ({"prompt": "x", "ignore_eos": 1}, "ignore_eos is true or false, not 1"),
-    ({"prompt": "x", "stop": "end"}, "stop is a tuple of texts of at least one character, not 'end'"),
-    ({"prompt": "x", "stop": [""]}, "stop is a tuple of texts"),
-    ({"prompt": "x", "stop_token_ids": 3}, "stop_token_ids is a tuple of token ids"),
-    ({"prompt": "x", "stop_token_ids": [4096]}, "stop_token_ids is token ids from 0 to 4095"),
-    ({"prompt": "x", "logit_bias": [1]}, "logit_bias is an object of numbers by token id"),
-    ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias is an object of numbers by token id"),
-    ({"prompt": "x", "logit_bias": {"01": 1}}, "logit_bias is an object of numbers by token id"),
-    ({"prompt": "x", "logit_bias": {"9" * 5000: 1}}, "logit_bias is an object of numbers by token id"),
-    ({"prompt": "x", "logit_bias": {"1": None}}, "logit_bias is finite numbers"),
-    ({"prompt": "x", "logit_bias": {"4096": 1}}, "logit_bias is token ids from 0 to 4095"),
+    ("{", "text"),
+    ("[1]", "text"),
+    ("7", "text"),
+    ("[" * 100000, "text"),
+    ('{"prompt": "x", "seed": ' + "9" * 5000 + "}", "text"),
+    ('{"prompt": "x", "temperature": NaN}', "text"),
+    ('{"prompt": "x", "temperature": -Infinity}', "text"),
+    ('{"prompt": "x", "temperature": 1e999}', "temperature"),
+    ('{"prompt": "x", "prompt": "y"}', "text"),
+    ({}, "input"),
+    ({"prompt": "x", "prompt_ids": [1]}, "input"),
+    ({"prompt": "x", "temprature": 1}, "every field"),
+    ({"prompt": "x", "messages": []}, "every field"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": None}, "prompt"),
+    ({"prompt": ["x"]}, "prompt"),
+    ({"prompt": "\ud800"}, "prompt"),
+    ({"prompt_ids": []}, "prompt"),
+    ({"prompt_ids": "12"}, "prompt_ids"),
+    ({"prompt_ids": [1, 4096]}, "prompt"),
+    ({"prompt_ids": [True]}, "prompt"),
+    ({"prompt_ids": [[1]]}, "prompt"),
+    ({"prompt": "x", "id": 3}, "id"),
+    ({"prompt": "x", "id": -1}, "id"),
+    ({"prompt": "x", "id": "a"}, "id"),
+    ({"prompt": "x", "id": [1]}, "id"),
+    ({"prompt": "x", "id": None}, "id"),
+    ({"prompt": "x", "continues": 4}, "continues"),
+    ({"prompt": "x", "id": 9, "continues": 9}, "continues"),
+    ({"prompt": "x", "continues": 3.0}, "continues"),
+    ({"prompt": "x", "continues": [3]}, "continues"),
+    ({"prompt": "x", "arrival": -1}, "arrival"),
+    ({"prompt": "x", "arrival": 0.5}, "arrival"),
+    ({"prompt": "x", "arrival": None}, "arrival"),
+    ({"prompt": "x", "abort_at": "3"}, "abort_at"),
+    ({"prompt": "x", "priority": True}, "priority"),
+    ({"prompt": "x", "temperature": "0"}, "temperature"),
+    ({"prompt": "x", "top_k": 1.5}, "top_k"),
+    ({"prompt": "x", "max_new_tokens": 0}, "max_new_tokens"),
+    ({"prompt": "x", "seed": -1}, "seed"),
+    ({"prompt": "x", "ignore_eos": 1}, "ignore_eos"),
+    ({"prompt": "x", "stop": "end"}, "stop"),
+    ({"prompt": "x", "stop": [""]}, "stop"),
+    ({"prompt": "x", "stop_token_ids": 3}, "stop_token_ids"),
+    ({"prompt": "x", "stop_token_ids": [4096]}, "stop_token_ids"),
+    ({"prompt": "x", "logit_bias": [1]}, "logit_bias"),
+    ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias"),
+    ({"prompt": "x", "logit_bias": {"01": 1}}, "logit_bias"),
+    ({"prompt": "x", "logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+    ({"prompt": "x", "logit_bias": {"1": None}}, "logit_bias"),
+    ({"prompt": "x", "logit_bias": {"4096": 1}}, "logit_bias"),
 ]
 
 
-@pytest.mark.parametrize(("line", "reason"), BAD)
-def test_a_bad_line_is_refused_with_its_place_and_reason_or_skipped(read, line, reason):
+@pytest.mark.parametrize(("line", "name"), BAD)
+def test_a_bad_line_is_refused_or_skipped_with_its_reason(read, line, name):
     first = {"id": 3, "prompt": "x"}
-    with pytest.raises(InputError, match=f"requests is '.*requests.jsonl, line 2'; allowed: a line whose {reason}"):
-        read(first, line, GOOD)
     workload = read(first, line, GOOD, skip_bad_lines=True)
     assert [request.request_id for request in workload.requests] == [3, 2]
-    ((number, said),) = workload.skipped
-    assert number == 2
+    (skipped,) = workload.skipped
+    assert skipped.line == 2
+    assert skipped.reason.startswith(f"a line whose {name} is ")
+    assert "\n" not in skipped.reason
+    assert len(skipped.reason) < 400
     with pytest.raises(InputError) as caught:
         read(first, line, GOOD)
-    assert caught.value.allowed == said
-    assert "\n" not in said
-    assert len(said) < 400
+    assert (caught.value.name, caught.value.allowed) == ("requests", skipped.reason)
+    assert caught.value.value.endswith("requests.jsonl, line 2")
 
 
 def test_what_continues_a_skipped_line_is_skipped_too(read):
@@ -162,21 +162,21 @@ def test_what_continues_a_skipped_line_is_skipped_too(read):
 @pytest.mark.parametrize("lines", [(), ("", " ")])
 @pytest.mark.parametrize("skip_bad_lines", [False, True])
 def test_a_file_without_a_request_is_refused(read, lines, skip_bad_lines):
-    with pytest.raises(InputError, match=r"requests is '.*jsonl'; allowed: a file of at least one request$"):
+    with pytest.raises(InputError, check=lambda error: error.name == "requests"):
         read(*lines, skip_bad_lines=skip_bad_lines)
 
 
-def test_a_file_of_bad_lines_only_is_refused_with_the_first_reason(read):
-    with pytest.raises(InputError, match="at least one request \\(line 2 is not a line whose input is one of"):
+def test_a_file_of_bad_lines_names_the_first_reason(read):
+    with pytest.raises(InputError, match="line 2 .* input is one of"):
         read("", "{}", "{", skip_bad_lines=True)
 
 
 @pytest.mark.parametrize("skip_bad_lines", [False, True])
 def test_a_file_that_cannot_be_read_is_refused(tmp_path, read, skip_bad_lines):
-    for path, reason in ((tmp_path / "none.jsonl", "No such file"), (tmp_path, "Is a directory")):
-        with pytest.raises(InputError, match=rf"requests is '{path}'; allowed: a UTF-8 file .*\({reason}"):
+    for path in (tmp_path / "none.jsonl", tmp_path):
+        with pytest.raises(InputError, check=lambda error, path=path: error.value == str(path)):
             read_requests(path, PAIR, skip_bad_lines)
-    with pytest.raises(InputError, match="allowed: a UTF-8 file that can be read \\(invalid start byte"):
+    with pytest.raises(InputError, check=lambda error: error.name == "requests"):
         read('{"prompt": "\xff"}', encoding="latin-1", skip_bad_lines=skip_bad_lines)
 
 
@@ -189,7 +189,7 @@ def test_texts_need_a_tokenizer(read):
     pair = agreeing_pair("eagle3")
     assert read({"prompt_ids": [5, 17]}, pair=pair).requests[0].prompt_ids == [5, 17]
     for line in ({"prompt": "x"}, {"prompt_ids": [5], "stop": ["x"]}):
-        with pytest.raises(InputError, match="the target has no tokenizer"):
+        with pytest.raises(InputError, check=lambda error: error.value.endswith("line 1")):
             read(line, pair=pair)
 
 

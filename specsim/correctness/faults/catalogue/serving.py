@@ -45,8 +45,8 @@ FAULTS = (
         edits=(
             Edit(
                 RUNNER,
-                "        self._batch, self._draft_input = self._batch.merge(batch), "
-                "self._draft_input.merge(draft_input)\n",
+                "        self._batch = self._batch.merge(batch)\n"
+                "        self._draft_input = self._draft_input.merge(draft_input)\n",
                 "        old = self.__dict__.setdefault('_old', {})\n"
                 "        for place, request in enumerate(requests):\n"
                 "            own = draft_input.filter(torch.tensor([place], device=self._engine.device))\n"

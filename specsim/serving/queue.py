@@ -1,0 +1,71 @@
+"""Requests of a scheduler that hold no KV: those that have not arrived, and those that wait for admission."""
+
+from collections.abc import Iterator
+
+from specsim.core.errors import InputError
+from specsim.serving.requests import Request
+
+
+class Queue:
+    """Submitted requests by id, and the conversations that they form."""
+
+    def __init__(self) -> None:
+        self.requests: dict[int, Request] = {}  # everything submitted
+        self.coming: list[Request] = []  # not yet arrived
+        self.waiting: list[Request] = []  # arrived or preempted, without a row
+        self._order: dict[int, int] = {}  # position of each id among the submissions
+
+    def submit(self, request: Request) -> None:
+        """Accept a fresh request; InputError for one that has been served, or whose ids fit no submitted one."""
+        if request.request_id in self.requests:
+            raise InputError("request_id", request.request_id, "an id that no other request has")
+        if request.continues is not None and request.continues not in self.requests:
+            raise InputError("continues", request.continues, "the id of a request that was submitted before")
+        if not request.prompt_ids:
+            raise InputError("prompt_ids", request.prompt_ids, "at least one token")
+        if request.finish_reason or request.arrived or request.token_ids:
+            raise InputError("request", f"request {request.request_id}, served before", "one that has not been served")
+        self._order[request.request_id] = len(self._order)
+        self.requests[request.request_id] = request
+        self.coming.append(request)
+
+    def previous(self, request: Request) -> Request | None:
+        """Give the request whose conversation this one continues."""
+        return None if request.continues is None else self.requests.get(request.continues)
+
+    def next_event(self) -> int:
+        """Give the step of the next arrival or abort among the requests that have not arrived."""
+        arrivals = [request.arrival for request in self.coming if self._can_come(request)]
+        aborts = [request.abort_at for request in self.coming if request.abort_at is not None]
+        return min(arrivals + aborts)
+
+    def arrivals(self, step: int) -> Iterator[Request]:
+        """Take out the requests due at a step; a turn of a conversation is due once the turn before has ended."""
+        for request in [each for each in self.coming if each.arrival <= step]:
+            if self._can_come(request):
+                self.coming.remove(request)
+                yield request
+
+    def _can_come(self, request: Request) -> bool:
+        previous = self.previous(request)
+        return previous is None or previous.finish_reason is not None
+
+    def precedence(self, request: Request) -> tuple[int, int, int]:
+        """Give the sort key by which requests are served: priority, arrival, submission."""
+        step = request.arrival if request.arrived is None else request.arrived.step
+        return -request.priority, step, self._order[request.request_id]
+
+    def by_precedence(self) -> list[Request]:
+        """List the waiting requests in the order in which they are served."""
+        return sorted(self.waiting, key=self.precedence)
+
+    def is_continued(self, request: Request) -> bool:
+        """Whether a turn may still come for which a request's KV is worth its slots."""
+        turns = [*self.coming, *self.waiting]
+        return request.keep or any(turn.continues == request.request_id for turn in turns)
+
+    def remove(self, request: Request) -> None:
+        """Take a request out, if it is there."""
+        for requests in (self.coming, self.waiting):
+            if request in requests:
+                requests.remove(request)
