@@ -93,13 +93,6 @@ class SpecConfig:
         """Make a setting without drafts: rounds whose tree is its root."""
         return cls(topk=1, num_steps=0, num_draft_tokens=1, page_size=page_size, max_len=max_len)
 
-    @property
-    def length_limit(self) -> int:
-        """Most tokens of a request, prompt included, of a setting that `within` has fitted to a target."""
-        if self.max_len is None:
-            raise InputError("max_len", self.max_len, "a number; SpecConfig.within takes the target's")
-        return self.max_len
-
     def within(self, limit: int) -> "SpecConfig":
         """Give the setting for a target of `limit` positions, with max_len a number."""
         max_len = self.max_len or limit
