@@ -104,7 +104,7 @@ def predict(
         candidates = record(pair, prompts, recorded, max_new_tokens - 1)
         bar.update()
         replaying = perf_counter()
-        lengths = [accept_length(candidates.law(config)) for config in settings]
+        lengths = [accept_length(candidates.acceptance(config)) for config in settings]
         running, rows = perf_counter(), []
         for config, predicted in zip(settings, lengths, strict=True):
             figures = generate(pair, prompts, config, sampling, engine=EngineOptions(dtype=torch.float64)).acceptance

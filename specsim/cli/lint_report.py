@@ -1,4 +1,4 @@
-"""specsim lint-report: what cannot be true in a benchmark's report, and what follows from it."""
+"""specsim lint-report: check the figures of a benchmark's report against each other."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -50,10 +50,10 @@ def lint_report(
 
 
 def show(reports: "Sequence[Report]", findings: "Sequence[Finding]", console: "Console") -> None:
-    """What the figures come to, identities by how often they hold, and all that cannot be true."""
+    """Print derived figures, verdicts by identity, and the findings."""
     from specsim.core.display import heading, print_table
 
-    heading(console, "what the figures come to")
+    heading(console, "derived figures")
     print_table(console, ("run", *_DERIVED), [(report.label, *_derived(report)) for report in reports])
     counts = Counter((finding.identity, finding.verdict) for finding in findings)
     heading(console, "identities")

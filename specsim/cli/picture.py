@@ -1,4 +1,4 @@
-"""Pictures that commands write."""
+"""Pictures as PNG files of commands."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from specsim.core.errors import InputError
 
 
 def png(name: str, shown: Any) -> bytes:
-    """What the function of this name in specsim.plots draws; InputError without matplotlib."""
+    """Draw with the function of this name in specsim.plots; InputError without matplotlib."""
     try:
         from specsim import plots
     except ImportError as error:

@@ -48,7 +48,8 @@ def plan(
     from specsim.simulator.plan import policies as choose
 
     check_files({"accept": accept}, json=json_file)
-    console, found = stdout_console(), make(fields.cell(given), objective)
+    console = stdout_console()
+    found = make(fields.cell(given), objective)
     compared = choose(found.cell, found.crossover or max_running) if policies else {}
     try:
         show(found, draft, console)
@@ -59,7 +60,7 @@ def plan(
 
 
 def show(found: "Plan", draft: str, console: "Console") -> None:
-    """The candidates with their regret, the choice by batch size, and flags."""
+    """Print the candidates with their regret, the choice by batch size, and flags."""
     from specsim.core.display import figure, heading, paragraph, print_table, short_setting
     from specsim.simulator.plan import sglang_flags, vllm_flags
 
@@ -85,12 +86,13 @@ def show(found: "Plan", draft: str, console: "Console") -> None:
     print_table(console, ("requests", "setting", "over plain"), rows)
     heading(console, "SGLang")
     console.print(sglang_flags(load, found.best.config, draft), soft_wrap=True)
-    heading(console, "vLLM (chains)")
-    console.print(vllm_flags(load, found.best_chain.config, draft), soft_wrap=True)
+    if found.best_chain is not None:
+        heading(console, "vLLM (chains)")
+        console.print(vllm_flags(load, found.best_chain.config, draft), soft_wrap=True)
 
 
 def show_policies(compared: dict[str, dict[str, float]], console: "Console") -> None:
-    """What comes of choosing anew for every round, on equal traces."""
+    """Print the metrics of policies that choose a chain for every round."""
     from specsim.core.display import figure, heading, print_table
 
     names = ("Output Throughput (tok/s)", "Mean E2E Latency (ms)", "P99 ITL (ms)")

@@ -1,4 +1,4 @@
-"""Options that say which server is simulated under which load, and the cell that those of plan and sweep stand for."""
+"""Options of the simulated server and its load, and the cell that those of plan and sweep stand for."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from specsim.simulator.cell import Cell
 
 Model = Annotated[str, typer.Option(help="Shipped name, or config.json.")]
-Hardware = Annotated[str, typer.Option(help="Which GPU; an unknown name shows them all.")]
+Hardware = Annotated[str, typer.Option(help="GPU; an unknown name shows them all.")]
 TensorParallel = Annotated[int, typer.Option(help="GPUs that share the model.")]
-Drafter = Annotated[str, typer.Option(help="Who drafts.", metavar="eagle|eagle3|mtp")]
+Drafter = Annotated[str, typer.Option(help="Drafter architecture.", metavar="eagle|eagle3|mtp")]
 DraftVocab = Annotated[int, typer.Option(help="Tokens that eagle3 knows.")]
 Accept = Annotated[
     Path | None,
@@ -26,7 +26,7 @@ AcceptRates = Annotated[
     str | None,
     typer.Option(help="Share of rounds that accept a draft at each position of a chain.", metavar="R1,R2,..."),
 ]
-Requests = Annotated[int, typer.Option(help="How many are sent.")]
+Requests = Annotated[int, typer.Option(help="Number of requests.")]
 Concurrency = Annotated[int | None, typer.Option(help="Clients, each with one request at a time.", show_default="16")]
 Rate = Annotated[float | None, typer.Option(help="Requests a second that come by themselves.", show_default="clients")]
 PromptTokens = Annotated[str, typer.Option(help="Of a request, or from A to B.", metavar="N|A-B")]
@@ -61,10 +61,10 @@ def cell(given: dict[str, Any]) -> "Cell":
 
 
 def check_one_load(given: Mapping[str, Any]) -> None:
-    """InputError for more than one way in which requests come."""
-    ways = [name for name in ("workload", "rate", "concurrency") if given.get(name) is not None]
-    if len(ways) > 1:
-        raise InputError(ways[0], str(given[ways[0]]), f"one of it and {', '.join(ways[1:])}")
+    """InputError for more than one option among workload, rate and concurrency."""
+    first, *others = [name for name in ("workload", "rate", "concurrency") if given.get(name) is not None] or [""]
+    if others:
+        raise InputError(first, str(given[first]), f"one of it and {', '.join(others)}")
 
 
 def length(name: str, text: str) -> int | tuple[int, int]:

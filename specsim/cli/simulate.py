@@ -1,4 +1,4 @@
-"""specsim simulate: a server with speculation and without, or a published table beside its reproduction."""
+"""specsim simulate: a server with speculation and without, or the reproduction of a published table."""
 
 from collections.abc import Iterable
 from dataclasses import fields, replace
@@ -32,7 +32,7 @@ def simulate(
     model: cell.Model = "llama-3.1-8b",
     hardware: cell.Hardware = "H100-SXM",
     tensor_parallel: cell.TensorParallel = 1,
-    drafter: Annotated[str, typer.Option(help="Who drafts.", metavar="eagle|eagle3|mtp|none")] = "eagle3",
+    drafter: Annotated[str, typer.Option(help="Drafter architecture.", metavar="eagle|eagle3|mtp|none")] = "eagle3",
     draft_vocab: cell.DraftVocab = 32000,
     topk: options.Topk = 1,
     num_steps: options.NumSteps = 3,
@@ -65,31 +65,42 @@ def simulate(
     given = locals()
     from specsim.core.display import stdout_console
     from specsim.core.files import check_files, write_json, write_whole
-    from specsim.simulator.show import compare, show, show_table
+    from specsim.simulator.show import compare, show
 
     check_files({"workload": workload}, json=json_file, plot=plot)
-    if table is None:
-        scenario = _scenario(given)
-        if plot and scenario.option.config.is_plain:
-            raise InputError("plot", str(plot), "none without drafts")
-        picture = plot and png("speedup", {scenario.hardware.name: scenario})
-        result, shown = compare(scenario), show
-    else:
-        own = [name for name in given if name not in ("table", "json_file")]
-        _check_default(own, given, "with a table")
-        from specsim.simulator.reproduce import reproduction
-
-        result, shown, picture = reproduction(table)(), show_table, None
+    if table is not None:
+        _check_default([name for name in given if name not in ("table", "json_file")], given, "with a table")
+        _reproduce(table, json_file)
+        return
+    scenario = _scenario(given)
+    if plot and scenario.option.config.is_plain:
+        raise InputError("plot", str(plot), "none without drafts")
+    picture = png("speedup", {scenario.hardware.name: scenario}) if plot else b""
+    result = compare(scenario)
     try:
-        shown(result, stdout_console())
+        show(result, stdout_console())
     finally:
         write_json(json_file, result.to_json())
-        if picture:
+        if plot:
             write_whole(plot, picture)
 
 
+def _reproduce(table: str, json_file: Path | None) -> None:
+    """Reproduce a published table, print the result and write it."""
+    from specsim.core.display import stdout_console
+    from specsim.core.files import write_json
+    from specsim.simulator.reproduce import reproduction
+    from specsim.simulator.show import show_table
+
+    result = reproduction(table)()
+    try:
+        show_table(result, stdout_console())
+    finally:
+        write_json(json_file, result.to_json())
+
+
 def _check_default(names: Iterable[str], given: dict[str, Any], why: str) -> None:
-    """InputError for an option that would be left aside."""
+    """InputError for an option that would be ignored."""
     for name in names:
         default = signature(simulate).parameters[name].default
         if given[name] != default:
@@ -106,22 +117,26 @@ def _scenario(given: dict[str, Any]) -> "Scenario":
     cell.check_one_load(given)
     if given["workload"] is not None:
         _check_default(("requests", "prompt_tokens", "output_tokens"), given, "with a workload")
-    values = {"concurrency": CLIENTS if given["concurrency"] is None else given["concurrency"]}
+    values = {field.name: given[field.name] for field in fields(Cell) if field.name in given}
+    if given["concurrency"] is None:
+        values["concurrency"] = CLIENTS
     if given["drafter"] == "none":
         _check_default(_DRAFTING, given, "with drafter none")
-        option, values["drafter"] = Option.plain(given["page_size"]), "eagle3"  # which plain decoding leaves aside
+        option = Option.plain(given["page_size"])
+        values["drafter"] = "eagle3"  # plain decoding ignores it
     else:
-        option = Option(options.pick(SpecConfig, given), _law(given))
-    scenario = options.pick(Cell, given | values).serving(option)
+        option = Option(options.pick(SpecConfig, given), _acceptance(given))
+    scenario = Cell(**values).serving(option)
     work = scenario.workload if given["workload"] is None else read_workload(given["workload"])
     return replace(scenario, workload=work, efficiency=_efficiency(given["efficiency"] or []))
 
 
-def _law(given: dict[str, Any]) -> "PerPosition":
-    """Of as many drafts as there are steps: rates beyond them say nothing of this setting."""
+def _acceptance(given: dict[str, Any]) -> "PerPosition":
+    """Acceptance of as many drafts as there are steps; rates beyond them are ignored."""
     from specsim.simulator.acceptance import PerPosition
 
-    text, steps = given["accept_rates"], given["num_steps"]
+    text = given["accept_rates"]
+    steps = given["num_steps"]
     rates = options.accepted_shares(text)
     if len(rates) < steps:
         raise InputError("accept_rates", text, f"a rate for each of the {steps} steps")
@@ -134,7 +149,8 @@ def _law(given: dict[str, Any]) -> "PerPosition":
 def _efficiency(assignments: list[str]) -> "Efficiency":
     from specsim.simulator.efficiency import Efficiency
 
-    known, values = {field.name for field in fields(Efficiency)}, {}
+    known = {field.name for field in fields(Efficiency)}
+    values = {}
     for assignment in assignments:
         name, _, number = assignment.partition("=")
         try:

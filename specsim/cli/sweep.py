@@ -1,4 +1,4 @@
-"""specsim sweep: many cells, in processes of this machine or on a cluster, into one file."""
+"""specsim sweep: many cells, in processes of this machine or on a Dask cluster, into one SQLite file."""
 
 import json
 import os
@@ -19,6 +19,8 @@ from specsim.core.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from specsim.simulator.sweep import Counts
 
 SHOWN = 10
 _FIGURES = ("Output Throughput (tok/s)", "Mean TTFT (ms)", "Mean TPOT (ms)")
@@ -54,7 +56,6 @@ def sweep(
     seed: fields.Seed = 0,
     jobs: Annotated[int | None, typer.Option(help="Processes.", show_default="one a core")] = None,
     cluster: Annotated[str | None, typer.Option(help="Address of a Dask scheduler.", metavar="ADDRESS")] = None,
-    parquet: Annotated[Path | None, typer.Option(help="Also write all cells here.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw what each gets against what all get (PNG).")] = None,
     json_file: options.JsonFile = None,
 ) -> None:
@@ -74,77 +75,77 @@ def sweep(
     wanted = cells(fields.cell(given), varied)
     if all(each.rate is not None for each in wanted):
         fields.check_one_load(given | varied)
-    check_files({"accept": accept}, out=out, json=json_file, parquet=parquet, plot=plot)
+    check_files({"accept": accept}, out=out, json=json_file, plot=plot)
     check(wanted)
     names = list(dict.fromkeys(map(key, wanted)))
     with _executor(jobs, cluster) as executor, tqdm(total=len(names), unit="cell", disable=None) as bar:
         results = Results(out)
         try:
-            counts = run(wanted, results, executor, lambda: bar.update())
+            counts = run(wanted, results, executor, bar.update)
         except BrokenExecutor as error:
             allowed = f"fewer: one was ended from outside; what is in {out} stays"
             raise InputError("jobs", jobs or os.cpu_count(), allowed) from error
-    show(results.rows(names), list(varied), counts, out, stdout_console())
-    write_json(json_file, {"cells": results.rows(names)})
-    if parquet is not None:
-        write_whole(parquet, results.frame(names).to_parquet(index=False))
+    rows = results.rows(names)
+    show(rows, list(varied), counts, out, stdout_console())
+    write_json(json_file, {"cells": rows})
     if plot is not None:
-        write_whole(plot, png("pareto", results.rows(names)))
+        write_whole(plot, png("pareto", rows))
 
 
-def show(rows: list[dict], varied: list[str], counts: tuple[int, int], out: Path, console: "Console") -> None:
-    """The best cells by throughput, and why others cannot be."""
+def show(rows: list[dict], varied: list[str], counts: "Counts", out: Path, console: "Console") -> None:
+    """Print the best cells by throughput, and the errors of impossible ones."""
     from specsim.core.display import figure, heading, paragraph, print_table
 
-    ran, kept = counts
-    good, bad = ([row for row in rows if (row["error"] is None) == is_good] for is_good in (True, False))
-    impossible = f", {len(bad):,} impossible" if bad else ""
-    heading(console, f"{len(rows):,} cells: {ran:,} simulated, {kept:,} kept{impossible}")
-    good.sort(key=lambda row: -row[_FIGURES[0]])
+    good = [row for row in rows if row["error"] is None]
+    errors = [row["error"] for row in rows if row["error"] is not None]
+    impossible = f", {len(errors):,} impossible" if errors else ""
+    heading(console, f"{len(rows):,} cells: {counts.simulated:,} simulated, {counts.kept:,} kept{impossible}")
+    good.sort(key=lambda row: -row["Output Throughput (tok/s)"])
     columns = ["accept_rate" if each == "shares" else each for each in varied]
     table = [
         (*(_shown(row, name) for name in varied), *(figure(row[name]) for name in _FIGURES)) for row in good[:SHOWN]
     ]
     if table:
         print_table(console, (*columns, *_FIGURES), table)
-    for told in list(dict.fromkeys(row["error"] for row in bad))[:3]:
-        paragraph(console, f"impossible: {told}")
+    for error in list(dict.fromkeys(errors))[:3]:
+        paragraph(console, f"impossible: {error}")
     best = f"The best {min(SHOWN, len(good))} by throughput; all" if good else "All"
     console.print(f"{best} are in {out}.", soft_wrap=True)
 
 
 def _shown(row: dict, name: str) -> str:
-    """A value as it was given: shares are those of accept_rate."""
-    return str(json.loads(row[name])[0][0] if name == "shares" else row[name])
+    """A value as it was given: accept_rate for shares."""
+    if name != "shares":
+        return str(row[name])
+    (rate,), *_ = json.loads(row[name])
+    return str(rate)
 
 
 def _varied(assignments: list[str]) -> dict[str, list[Any]]:
-    """Values by field; InputError for a field that is given twice."""
+    """Values by field; `accept_rate` stands for shares, the same rate for each of 16 drafts."""
+    from specsim.simulator.bounds import is_number
+    from specsim.simulator.sweep import FIELDS
+
+    allowed = ("accept_rate", *(each for each in FIELDS if each != "shares"))
     varied: dict[str, list[Any]] = {}
     for assignment in assignments:
-        name, values = _values(assignment)
+        name, _, text = assignment.partition("=")
+        if not name or not text:
+            raise InputError("vary", assignment, "NAME=V1,V2,..., such as concurrency=1,16,64")
+        if name not in allowed:
+            raise InputError("vary", name, ", ".join(allowed))
+        values: list[Any] = [
+            fields.length(name, each) if name in _LENGTHS else _value(each) for each in text.split(",")
+        ]
+        if name == "accept_rate":
+            if not all(is_number(value) and 0 <= value <= 1 for value in values):
+                raise InputError("vary", assignment, "rates from 0 to 1")
+            name = "shares"
+            values = [((float(value),),) * 16 for value in values]
         if name in varied:
             raise InputError("vary", assignment, "each name once, with all of its values")
         varied[name] = values
     return varied
-
-
-def _values(assignment: str) -> tuple[str, list[Any]]:
-    """A field and its values; `accept_rate` stands for an i.i.d. law of that rate."""
-    name, _, text = assignment.partition("=")
-    if not name or not text:
-        raise InputError("vary", assignment, "NAME=V1,V2,..., such as concurrency=1,16,64")
-    from specsim.simulator.sweep import FIELDS
-
-    allowed = ("accept_rate", *(each for each in FIELDS if each != "shares"))
-    if name not in allowed:
-        raise InputError("vary", name, ", ".join(allowed))
-    values = [fields.length(name, each) if name in _LENGTHS else _value(each) for each in text.split(",")]
-    if name != "accept_rate":
-        return name, values
-    if not all(isinstance(value, (int, float)) and 0 <= value <= 1 for value in values):
-        raise InputError("vary", assignment, "rates from 0 to 1")
-    return "shares", [((float(value),),) * 16 for value in values]
 
 
 def _value(text: str) -> Any:
@@ -183,7 +184,7 @@ def _executor(jobs: int | None, cluster: str | None) -> Iterator[Executor]:
 
 
 def _end_with(parent: int) -> None:
-    """A worker whose parent was killed would wait for cells for ever."""
+    """End this worker with its parent: it would wait for cells for ever."""
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -1,4 +1,4 @@
-"""A simulated batch in time: who waits, who decodes, and what each step takes."""
+"""A simulated batch in time: waiting and decoding of every request."""
 
 from specsim.core.errors import InputError
 from specsim.plots.chart import SIZE, new_chart
@@ -9,8 +9,10 @@ MOST = 200
 
 
 def batch(run: Run, first: int = 0, last: int | None = None) -> Picture:
-    """A bar a request in seconds: from when it was sent to its first token, and on to its last. Requests first to last
-    by number (None: the end); InputError for none of them, or more than 200. A cross: it was preempted.
+    """Draw a bar per request in seconds: from its sending to its first token, and on to its last.
+
+    Requests first to last by number (None: the end); InputError for none of them, or more than 200. A cross marks a
+    preempted request.
     """
     numbers = range(len(run.arrivals))[first : None if last is None else last + 1]
     if not 1 <= len(numbers) <= MOST:
@@ -19,7 +21,9 @@ def batch(run: Run, first: int = 0, last: int | None = None) -> Picture:
     title = f"requests {numbers[0]} to {numbers[-1]}, simulated: waiting, then decoding"
     figure, axes = new_chart(title, "seconds", "request", height)
     for number in numbers:
-        sent, begun, ended = (float(times[number]) for times in (run.arrivals, run.firsts, run.lasts))
+        sent = float(run.arrivals[number])
+        begun = float(run.firsts[number])
+        ended = float(run.lasts[number])
         for start, end, look, kind in ((sent, begun, SPARE, "wait"), (begun, ended, ACCEPTED, "decode")):
             bar = axes.barh(number, end - start, left=start, height=0.7, color=look.face, edgecolor=look.edge, lw=0.6)
             bar[0].set_gid(f"{kind}:{number}")

@@ -6,7 +6,7 @@ SIZE = 8
 
 
 def new_chart(title: str, x: str, y: str = "", height: float = 4.0, right: float = 0.04) -> tuple[Picture, Axes]:
-    """A figure with one pair of axes that are labelled; right: share of the width that is left for names of lines."""
+    """A figure with one pair of labelled axes; right: share of the width left for names of lines."""
     figure = Picture(figsize=(7.2, height), facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.add_axes((0.11, 0.56 / height, 0.85 - right, 1 - 0.96 / height))
@@ -19,8 +19,8 @@ def new_chart(title: str, x: str, y: str = "", height: float = 4.0, right: float
     return figure, axes
 
 
-def write_beside(axes: Axes, x: float, y: float, text: str, color: str, offset: tuple[float, float] = (5, 0)) -> None:
-    """A word beside a point, as it is."""
+def label_point(axes: Axes, x: float, y: float, text: str, color: str, offset: tuple[float, float] = (5, 0)) -> None:
+    """Write a text next to a point; a dollar sign starts no formula."""
     axes.annotate(
         text,
         (x, y),

@@ -1,4 +1,4 @@
-"""Where the KV of a round lies, and what commit moves."""
+"""Maps of a round's KV in the pools, and of the commit."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,11 +31,11 @@ from specsim.plots.token_tree import path_of
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What a slot of the pools holds: the table row that owns it (-1: free), its logical column, and a short label."""
+    """The content of a slot of the pools."""
 
     kind: str
-    row: int = -1
-    column: int = -1
+    row: int = -1  # of the table, -1: free
+    column: int = -1  # logical column
     label: str = ""
 
 
@@ -52,7 +52,8 @@ def slots(
     Without a tree: the draft lanes. With a tree: its nodes. With a verdict: the accepted nodes where the commit puts
     them, or (committed=False) where verify wrote them.
     """
-    found, table = [Slot("free")] * pools.target.keys.shape[1], pools.req_to_token.tolist()
+    found = [Slot("free")] * pools.target.keys.shape[1]
+    table = pools.req_to_token.tolist()
     for row, columns in enumerate(table):
         for column, slot in enumerate(columns):
             if slot >= 0:
@@ -98,10 +99,13 @@ def kv_pages(
     verdict: Verdict | None = None,
     committed: bool = True,
 ) -> Picture:
-    """Map of the pools, slot after slot, pages apart: owner above, logical column in the cell, and under it the node
-    or the lane that the slot serves. The arguments are those of `slots`.
+    """Draw a map of the pools, slot after slot, pages apart.
+
+    The owner stands above, the logical column in the cell, and below it the node or the lane that the slot serves. The
+    arguments are those of `slots`.
     """
-    found, page, cell, gap = slots(pools, batch, config, verify_input, verdict, committed), pools.page_size, 0.26, 0.06
+    found = slots(pools, batch, config, verify_input, verdict, committed)
+    page = pools.page_size
     per_line = min(page, 32) if page > 16 else 32 // page * page
     lines = [list(range(start, min(start + per_line, len(found)))) for start in range(0, len(found), per_line)]
     names = dict(zip(batch.req_pool_indices.tolist(), batch.request_ids.tolist(), strict=True))
@@ -121,7 +125,7 @@ def kv_pages(
             draw_text(axes, 0.7, y + 0.1, piece, 7, FAINT)
         else:
             draw_text(axes, 0.2, y + 0.35, str(piece[0]), 7, FAINT)
-            _pages_line(axes, [(slot, found[slot]) for slot in piece], y, names, (cell, gap, page))
+            _pages_line(axes, {slot: found[slot] for slot in piece}, y, names, page)
         y += height
     present = {slot.kind for slot in found}
     draw_legend(axes, y + 0.2, [look for kind, look in KINDS.items() if kind in present])
@@ -133,7 +137,7 @@ def _owner(row: int, names: dict[int, int]) -> str:
 
 
 def _elided(lines: list[list[int]], found: list[Slot], names: dict[int, int]) -> Iterator[list[int] | str]:
-    """The lines; those in which nothing is in use, and three and more of one prefix, become a sentence."""
+    """The lines; runs of unused slots, and three and more lines of one prefix, become a sentence."""
 
     def same(line: list[int]) -> object:
         kinds = {(found[slot].kind, found[slot].row) for slot in line}
@@ -149,19 +153,20 @@ def _elided(lines: list[list[int]], found: list[Slot], names: dict[int, int]) ->
             yield f"slots {run[0][0]}…{run[-1][-1]}: {owner}{KINDS[key[0]].meaning}"
 
 
-def _pages_line(axes: Axes, line, y: float, names: dict[int, int], sizes: tuple[float, float, int]) -> None:
-    cell, gap, page = sizes
-    first = line[0][0]
-    gap = gap if page > 1 else 0
-    lefts = {slot: 0.7 + (slot - first) * cell + (slot // page - first // page) * gap for slot, _ in line}
-    for row, run in groupby(line, lambda each: each[1].row):
-        run = [slot for slot, _ in run]
+def _pages_line(axes: Axes, line: dict[int, Slot], y: float, names: dict[int, int], page: int) -> None:
+    cell = 0.26
+    gap = 0.06 if page > 1 else 0
+    first = min(line)
+    lefts = {slot: 0.7 + (slot - first) * cell + (slot // page - first // page) * gap for slot in line}
+    for row, run in groupby(line, lambda slot: line[slot].row):
+        run = list(run)
         if row >= 0:
-            name, right = _owner(row, names), lefts[run[-1]] + cell
+            name = _owner(row, names)
+            right = lefts[run[-1]] + cell
             axes.plot((lefts[run[0]], right - 0.05), (y + 0.14, y + 0.14), color=INK, linewidth=1.2, gid=f"owner:{row}")
             if len(name) * 6.5 * EM <= right - lefts[run[0]]:
                 draw_text(axes, lefts[run[0]], y + 0.06, name, 6.5)
-    for slot, held in line:
+    for slot, held in line.items():
         draw_cell(axes, lefts[slot], y + 0.18, cell, 0.34, KINDS[held.kind], f"slot:{slot}:{held.kind}")
         middle = lefts[slot] + cell / 2
         if held.kind != "free":
@@ -171,14 +176,18 @@ def _pages_line(axes: Axes, line, y: float, names: dict[int, int], sizes: tuple[
 
 
 def kv_move(verify_input: VerifyInput, verdict: Verdict, decode: Decode, request: int = 0) -> Picture:
-    """The commit of one request: above, the tree's nodes in columns L…L+N-1; below, the accepted path in L…L+n."""
-    tokens, num_nodes = verify_input.draft_tokens[request].tolist(), verify_input.draft_tokens.shape[1]
+    """Draw one request's commit: above, the tree's nodes in columns L…L+N-1; below, the accepted path in L…L+n."""
+    tokens = verify_input.draft_tokens[request].tolist()
+    num_nodes = verify_input.draft_tokens.shape[1]
     length = int(verify_input.positions[request * num_nodes])
     locations = verify_input.cache_locations.view(-1, num_nodes)[request].tolist()
-    path, cell, left = path_of(verdict, request, num_nodes), min(0.6, max(0.27, 8.2 / num_nodes)), 1.35
+    path = path_of(verdict, request, num_nodes)
+    cell = min(0.6, max(0.27, 8.2 / num_nodes))
+    left = 1.35
     texts = [shown(decode([token])) for token in tokens]
     above = 0.62 + max(map(len, texts)) * 7.5 * EM
-    below, width = above + 1.15, max(left + num_nodes * cell + 0.3, 6.4)
+    below = above + 1.15
+    width = max(left + num_nodes * cell + 0.3, 6.4)
     figure, axes = new_sheet(width, below + 1.15)
     title = f"request {request}: the accepted path moves to columns {length}…{length + len(path) - 1}"
     draw_text(axes, 0.2, 0.22, title, 9.5, weight="bold")
@@ -186,7 +195,8 @@ def kv_move(verify_input: VerifyInput, verdict: Verdict, decode: Decode, request
         draw_text(axes, 0.2, y, name, 7, FAINT)
     draw_text(axes, 0.2, below + 0.66, "slot", 7, FAINT)
     for node, (text, slot) in enumerate(zip(texts, locations, strict=True)):
-        x, middle = left + node * cell, left + (node + 0.5) * cell
+        x = left + node * cell
+        middle = left + (node + 0.5) * cell
         draw_cell(axes, x, above, cell, 0.4, ACCEPTED if node in path else TREE, f"before:{node}")
         draw_text(axes, middle, above + 0.2, str(node), 8, ha="center", weight="bold" if node in path else "normal")
         draw_text(axes, middle, above - 0.06, text, 7.5, ha="center", va="bottom", rotation=90)
@@ -196,8 +206,9 @@ def kv_move(verify_input: VerifyInput, verdict: Verdict, decode: Decode, request
         draw_text(axes, middle, below + 0.5, str(length + node), 6, FAINT, ha="center")
         draw_text(axes, middle, below + 0.66, str(slot), 6, FAINT, ha="center")
     for depth, node in enumerate(path):
-        ends = {"xy": (left + (depth + 0.5) * cell, below - 0.02), "xytext": (left + (node + 0.5) * cell, above + 0.42)}
+        start = (left + (node + 0.5) * cell, above + 0.42)
+        end = (left + (depth + 0.5) * cell, below - 0.02)
         arrow = {"arrowstyle": "-|>", "color": ACCEPTED.edge, "linewidth": 1.6, "shrinkA": 0, "shrinkB": 0}
-        axes.annotate("", **ends, arrowprops=arrow, gid=f"move:{node}-{depth}")
+        axes.annotate("", end, start, arrowprops=arrow, gid=f"move:{node}-{depth}")
     draw_legend(axes, below + 0.95, [ACCEPTED, TREE, SPARE], room=width)
     return figure

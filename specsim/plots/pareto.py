@@ -1,10 +1,10 @@
-"""What a server gives each against what it gives all: a sweep's settings over loads, and what none of them beats."""
+"""Throughput of a server against that of each request: a sweep's settings over loads, and their Pareto front."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specsim.core.errors import InputError
-from specsim.plots.chart import SIZE, new_chart, write_beside
+from specsim.plots.chart import SIZE, label_point, new_chart
 from specsim.plots.sheet import ACCEPTED, FAINT, FONT, Axes, Picture
 from specsim.plots.speedup import LINES
 
@@ -12,11 +12,11 @@ Row = Mapping[str, Any]
 
 
 def pareto(rows: Sequence[Row]) -> Picture:
-    """Tokens a second of the server against those of one request (1 / TPOT), a line a setting over its loads.
+    """Draw tokens a second of the server against those of one request (1 / TPOT), a line per setting over its loads.
 
-    rows: of specsim.simulator.sweep.Results; those without a TPOT (impossible, or of one token a request) are left out.
-    Beside a point: its clients. Ringed: no other cell gives as much to each and to all. InputError for no row, or more
-    than five settings.
+    rows: of specsim.simulator.sweep.Results; those without a TPOT (impossible, or of one token per request) are left
+    out. The number at a point is its clients; a ring marks the Pareto front. InputError for no row, or more than five
+    settings.
     """
     rows = [row for row in rows if row["Mean TPOT (ms)"]]
     lines: dict[str, list[Row]] = {}
@@ -38,14 +38,14 @@ def pareto(rows: Sequence[Row]) -> Picture:
 
 
 def _line(axes: Axes, name: str, rows: list[Row], color: str, dash: Any) -> None:
-    x, y = [each(row) for row in rows], [everyone(row) for row in rows]
-    axes.plot(x, y, color=color, linestyle=dash, marker="o", markersize=3.5, label=name, gid=f"setting:{name}")
+    look = {"color": color, "linestyle": dash, "marker": "o", "markersize": 3.5}
+    axes.plot([each(row) for row in rows], [everyone(row) for row in rows], label=name, gid=f"setting:{name}", **look)
     for row in rows if rows[0]["rate"] is None else []:
-        write_beside(axes, each(row), everyone(row), f"{row['concurrency']}", FAINT, (6, 5))
+        label_point(axes, each(row), everyone(row), f"{row['concurrency']}", FAINT, (6, 5))
 
 
 def front(rows: Sequence[Row]) -> list[Row]:
-    """Rows, of those with a TPOT, that no other beats in one figure without losing in the other."""
+    """The Pareto front of rows with a TPOT: no other is better in one figure and not worse in the other."""
     kept: list[Row] = []
     for row in sorted(rows, key=lambda row: (-each(row), -everyone(row))):
         if not kept or everyone(row) > everyone(kept[-1]):

@@ -1,4 +1,7 @@
-"""What a scheduler did with every request, step by step."""
+"""The timeline of a scheduler: the state of every request, step by step."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from specsim.plots.sheet import (
     ACCEPTED,
@@ -28,7 +31,7 @@ LOOKS = {"wait": WAITING, "prefill": PREFILL, "both": BOTH, "round": ROUND, "pla
 
 
 def timeline(trace: Trace, first: int = 0, last: int | None = None) -> Picture:
-    """A row a request, a column a step, from step `first` to step `last` (None: the end).
+    """Draw a row per request and a column per step, from step `first` to step `last` (None: the end).
 
     Tokens stand in the step in which the host read them. At the end of a row: how the request ended.
     """
@@ -40,9 +43,12 @@ def timeline(trace: Trace, first: int = 0, last: int | None = None) -> Picture:
         figure, axes = new_sheet(6.4, 0.6)
         draw_text(axes, 0.2, 0.3, "no request in these steps", 9)
         return figure
-    left, top, height = 1.0, 0.72, 0.24
+    left = 1.0
+    top = 0.72
+    height = 0.24
     cell = min(0.4, max(0.2, (WIDTH - left - 1.0) / len(steps)))
-    width, bottom = max(left + cell * len(steps) + 1.0, 6.4), top + height * len(shown)
+    width = max(left + cell * len(steps) + 1.0, 6.4)
+    bottom = top + height * len(shown)
     figure, axes = new_sheet(width, bottom + 0.75)
     _head(axes, Trace(records), steps, left, cell)
     for row, (name, life) in enumerate(shown.items()):
@@ -55,9 +61,9 @@ def timeline(trace: Trace, first: int = 0, last: int | None = None) -> Picture:
                 )
             if tokens := life.tokens.get(step):
                 draw_text(axes, left + (place + 0.5) * cell, y + height / 2, str(tokens), 6.5, ha="center")
-        if life.end and life.end[0] in steps:
-            x = left + (steps.index(life.end[0]) + 1) * cell + 0.06
-            draw_text(axes, x, y + height / 2, life.end[1], 6.5, FAINT)
+        if life.end and life.end.step in steps:
+            x = left + (steps.index(life.end.step) + 1) * cell + 0.06
+            draw_text(axes, x, y + height / 2, life.end.reason, 6.5, FAINT)
     used = [look for state, look in LOOKS.items() if any(state in life.states.values() for life in shown.values())]
     draw_legend(axes, bottom + 0.25, used, room=width)
     return figure
@@ -65,21 +71,28 @@ def timeline(trace: Trace, first: int = 0, last: int | None = None) -> Picture:
 
 def _head(axes: Axes, trace: Trace, steps: list[int], left: float, cell: float) -> None:
     counts = trace.counts()
-    told = f"{counts['steps']} steps, {counts['num_kept']} tokens read from {counts['results']} rounds"
-    draw_text(axes, 0.2, 0.22, f"{told}, {counts['num_prefilled']} prompt tokens prefilled", 9.5, weight="bold")
+    title = f"{counts['steps']} steps, {counts['num_kept']} tokens read from {counts['results']} rounds"
+    draw_text(axes, 0.2, 0.22, f"{title}, {counts['num_prefilled']} prompt tokens prefilled", 9.5, weight="bold")
     every = max(1, round(5 * 6.5 * EM / cell + 0.5))
     for place, step in enumerate(steps):
         if place % every == 0:
             draw_text(axes, left + (place + 0.5) * cell, 0.58, str(step), 6.5, FAINT, ha="center")
 
 
-class _Life:
-    """What a request went through: its state in each step, tokens read in a step, and (step, reason) of its end."""
+class _End(NamedTuple):
+    """The end of a request."""
 
-    def __init__(self):
-        self.states: dict[int, str] = {}
-        self.tokens: dict[int, int] = {}
-        self.end: tuple[int, str] | None = None
+    step: int
+    reason: str
+
+
+@dataclass(slots=True)
+class _Life:
+    """The course of one request."""
+
+    states: dict[int, str] = field(default_factory=dict)  # by step
+    tokens: dict[int, int] = field(default_factory=dict)  # read in a step
+    end: _End | None = None
 
 
 def _lives(records: list[StepRecord]) -> dict[int, _Life]:
@@ -98,7 +111,7 @@ def _lives(records: list[StepRecord]) -> dict[int, _Life]:
             life = lives.setdefault(result.request_id, _Life())
             life.tokens[record.step] = life.tokens.get(record.step, 0) + result.num_kept
         for name, reason in record.finished:
-            lives.setdefault(name, _Life()).end = record.step, reason
+            lives.setdefault(name, _Life()).end = _End(record.step, reason)
             waiting.discard(name)
             placed.discard(name)
     return lives

@@ -1,4 +1,4 @@
-"""What pictures are drawn with: a sheet in inches, boxes and cells with a look, text, a legend.
+"""Parts of a picture: a sheet in inches, boxes and cells with a look, text, a legend.
 
 Every artist that stands for something carries it in its gid (`node:3`, `edge:0-3`, `slot:17:tree`).
 """
@@ -7,27 +7,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import groupby
+from typing import Any
 
 try:
     from matplotlib.axes import Axes
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.font_manager import FontProperties, findfont, get_font
-    from matplotlib.patches import FancyBboxPatch, Rectangle
+    from matplotlib.patches import FancyBboxPatch, Patch, Rectangle
 except ImportError as error:
     raise ImportError("specsim.plots needs matplotlib: pip install 'specsim[notebooks]'") from error
 
 FONT = "DejaVu Sans Mono"
 EM = 0.602 / 72  # width of a character, in inches a point of size
 WIDTH = 10.0
-INK, FAINT = "#1A1A1A", "#6E6E6E"
+INK = "#1A1A1A"
+FAINT = "#6E6E6E"
 
 Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How a kind of thing is drawn; told apart without colour by its border."""
+    """Colours and border of a kind of thing; borders differ, so that no colour is needed to tell kinds apart."""
 
     meaning: str
     face: str
@@ -78,24 +80,24 @@ def new_sheet(width: float, height: float) -> tuple[Picture, Axes]:
     return figure, axes
 
 
-def draw_text(axes: Axes, x: float, y: float, text: str, size: float = 8, color: str = INK, **options) -> None:
-    """Text as it is: a dollar sign starts no formula."""
+def draw_text(axes: Axes, x: float, y: float, text: str, size: float = 8, color: str = INK, **options: Any) -> None:
+    """Write a text as it is: a dollar sign starts no formula."""
     options = {"va": "center", "family": FONT, "parse_math": False} | options
     axes.text(x, y, text, fontsize=size, color=color, **options)
 
 
 def draw_box(axes: Axes, x: float, y: float, width: float, height: float, look: Look, gid: str) -> None:
-    """A box with round corners; x, y: its upper left corner, in inches."""
+    """Draw a box with round corners; x, y: its upper left corner, in inches."""
     shape = FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0,rounding_size=0.05")
     axes.add_patch(_dress(shape, look, gid))
 
 
 def draw_cell(axes: Axes, x: float, y: float, width: float, height: float, look: Look, gid: str) -> None:
-    """A box of a table or a row, with square corners."""
+    """Draw a box of a table or a row, with square corners."""
     axes.add_patch(_dress(Rectangle((x, y), width, height), look, gid))
 
 
-def _dress(shape, look: Look, gid: str):
+def _dress(shape: Patch, look: Look, gid: str) -> Patch:
     style = (0, (2.5, 1.5)) if look.dashed else "solid"
     shape.set(facecolor=look.face, edgecolor=look.edge, linewidth=look.width, linestyle=style, gid=gid)
     shape.set_zorder(1 + look.width / 10)  # a thin border never covers a thick one
@@ -103,19 +105,20 @@ def _dress(shape, look: Look, gid: str):
 
 
 def draw_legend(axes: Axes, y: float, looks: Sequence[Look], left: float = 0.2, room: float = WIDTH) -> None:
-    """Swatches and what they mean; goes on in a next line where the room ends."""
+    """Draw swatches with their meanings, in as many lines as the room needs."""
     x = left
     for look in looks:
         length = 0.32 + len(look.meaning) * 7 * EM
         if x > left and x + length > room:
-            x, y = left, y + 0.22
+            x = left
+            y += 0.22
         draw_cell(axes, x, y - 0.06, 0.2, 0.12, look, "legend")
         draw_text(axes, x + 0.27, y, look.meaning, 7, FAINT)
         x += length + 0.2
 
 
 def shown(text: str, most: int = 14) -> str:
-    """A token as a picture shows it: blanks visible, no longer than `most`, only characters that the font has."""
+    """The text of a token in a picture: blanks visible, at most `most` characters, only those of the font."""
     font = get_font(findfont(FontProperties(family=FONT)))
     pieces = []
     for character, run in groupby(text):

@@ -1,6 +1,7 @@
-"""What speculation brings as a batch grows, and where it turns into a loss."""
+"""Speed-up of speculation as a batch grows, and the batch where it turns into a loss."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from specsim.core.errors import InputError
 from specsim.plots.sheet import EM, FAINT, FONT, INK, Axes, FigureCanvasAgg, Picture
@@ -11,8 +12,24 @@ LINES = (("#0072B2", "-"), ("#A35F00", "--"), ("#00664B", "-."), ("#A2487D", ":"
 _SIZE = 8
 
 
+class _End(NamedTuple):
+    """The end of a line, with its name."""
+
+    value: float
+    name: str
+    color: str
+
+
+class _Crossing(NamedTuple):
+    """The batch at which a line falls below 1."""
+
+    size: int
+    name: str
+    color: str
+
+
 def speedup(scenarios: Mapping[str, Scenario], most: int = MOST_REQUESTS) -> Picture:
-    """Speed-up of decoding over plain decoding against running requests, a line a scenario, its crossover marked.
+    """Draw the speed-up over plain decoding against running requests, a line per scenario, its crossover marked.
 
     InputError for no scenario, for more than five, and for one that does not draft.
     """
@@ -36,28 +53,28 @@ def speedup(scenarios: Mapping[str, Scenario], most: int = MOST_REQUESTS) -> Pic
     return figure
 
 
-def _line(axes: Axes, name: str, scenario: Scenario, sizes: list[int], look: tuple) -> tuple[float, str, str]:
-    """Draws one; where it ends, and what is written there."""
+def _line(axes: Axes, name: str, scenario: Scenario, sizes: list[int], look: tuple) -> _End:
     color, dash = look
     values = [scenario.speedup(size) for size in sizes]
     axes.plot(sizes, values, color=color, linestyle=dash, linewidth=1.8, gid=f"speedup:{name}")
-    return values[-1], name, color
+    return _End(values[-1], name, color)
 
 
 def _crossings(axes: Axes, scenarios: Mapping[str, Scenario], most: int) -> None:
-    """A point where each line falls below 1, its number above and below the line by turns."""
+    """Mark the batch where each line falls below 1, its number above and below the line by turns."""
     found = [
-        (scenario.crossover(most), name, color)
+        _Crossing(size, name, color)
         for (name, scenario), (color, _) in zip(scenarios.items(), LINES, strict=False)
+        if (size := scenario.crossover(most))
     ]
-    for place, (size, name, color) in enumerate(sorted(each for each in found if each[0])):
+    for place, (size, name, color) in enumerate(sorted(found)):
         axes.plot([size], [1], "o", color=color, markersize=5, gid=f"crossover:{name}:{size}")
         beside = (3, -12) if place % 2 else (3, 5)
         axes.annotate(str(size), (size, 1), beside, textcoords="offset points", color=color, fontsize=_SIZE)
 
 
-def _label(axes: Axes, sizes: list[int], ends: list[tuple[float, str, str]]) -> None:
-    """Axes as they read, and each line's name at its end, none over another."""
+def _label(axes: Axes, sizes: list[int], ends: list[_End]) -> None:
+    """Label the axes, and each line at its end, no name over another."""
     axes.set_xscale("log", base=2)
     axes.set_xlim(1, sizes[-1])
     axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
@@ -68,7 +85,8 @@ def _label(axes: Axes, sizes: list[int], ends: list[tuple[float, str, str]]) -> 
     axes.tick_params(labelsize=_SIZE, labelfontfamily=FONT)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    low, least = -1.0, axes.get_ylim()[1] * 0.05
+    low = -1.0
+    least = axes.get_ylim()[1] * 0.05
     for value, name, color in sorted(ends):
         low = max(value, low + least)
         axes.annotate(name, (sizes[-1], low), (5, 0), textcoords="offset points", va="center", annotation_clip=False,

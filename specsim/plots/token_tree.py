@@ -34,14 +34,17 @@ def _depths(parents: Sequence[int]) -> list[int]:
 
 
 def _places(parents: Sequence[int]) -> list[float]:
-    """Row of every node: leaves one below the other in the order of a walk, a parent midway between its children."""
+    """Row of every node: leaves one below the other in order of a walk, a parent midway between its children."""
     children = [[node for node, parent in enumerate(parents) if parent == this] for this in range(len(parents))]
-    rows, ahead, leaves = [0.0] * len(parents), [0], 0
+    rows = [0.0] * len(parents)
+    ahead = [0]
+    leaves = 0
     while ahead:
         node = ahead.pop()
         ahead.extend(reversed(children[node]))
         if not children[node]:
-            rows[node], leaves = leaves, leaves + 1
+            rows[node] = leaves
+            leaves += 1
     for node in reversed(range(len(parents))):
         if children[node]:
             rows[node] = (rows[children[node][0]] + rows[children[node][-1]]) / 2
@@ -57,26 +60,33 @@ def path_of(verdict: Verdict | None, request: int, num_nodes: int) -> list[int]:
 
 
 def tree(verify_input: VerifyInput, verdict: Verdict | None, decode: Decode, request: int = 0) -> Picture:
-    """The token tree, root on the left: node number, token and score in a box, the accepted path and its bonus marked.
+    """Draw the token tree, root on the left: node, token and score in a box, the accepted path and its bonus marked.
 
     decode: token ids to text. The score is the drafter's, of the whole path down to the node.
     """
-    parents, scores = verify_input.parents[request].tolist(), verify_input.scores[request].tolist()
-    tokens, num_nodes = verify_input.draft_tokens[request].tolist(), len(parents)
+    parents = verify_input.parents[request].tolist()
+    scores = verify_input.scores[request].tolist()
+    tokens = verify_input.draft_tokens[request].tolist()
+    num_nodes = len(parents)
     path = path_of(verdict, request, num_nodes)
-    if path:  # the bonus token as one more node
+    if verdict is not None and path:  # the bonus token as one more node
         tokens.append(int(verdict.predict[request * num_nodes + path[-1]]))
-        parents, scores, path = [*parents, path[-1]], [*scores, None], [*path, num_nodes]
-    depths, rows = _depths(parents), _places(parents)
+        parents.append(path[-1])
+        path.append(num_nodes)
+    depths = _depths(parents)
+    rows = _places(parents)
     texts = [shown(decode([token]), 14 if max(depths) <= 6 else 9) for token in tokens]
     lefts, rights = _levels(depths, texts)
-    top, pitch, width = 1.0, 0.34, max(rights[-1] + 0.2, 6.4)
+    top = 1.0
+    pitch = 0.34
+    width = max(rights[-1] + 0.2, 6.4)
     bottom = top + (max(rows) + 1) * pitch
     figure, axes = new_sheet(width, bottom + 0.5)
     _tree_head(axes, verify_input, verdict, request, lefts)
     for node, (parent, depth) in enumerate(zip(parents, depths, strict=True)):
         look = BONUS if node == num_nodes else ACCEPTED if node in path else DRAFT
-        x, y = lefts[depth], top + rows[node] * pitch + 0.14
+        x = lefts[depth]
+        y = top + rows[node] * pitch + 0.14
         if parent >= 0:
             start = rights[depth - 1], top + rows[parent] * pitch + 0.14
             _edge(axes, start, (x, y), look, f"edge:{parent}-{node}")
@@ -91,7 +101,8 @@ def tree(verify_input: VerifyInput, verdict: Verdict | None, decode: Decode, req
 
 def _levels(depths: list[int], texts: list[str]) -> tuple[list[float], list[float]]:
     """Left and right edge of the boxes of every depth, wide enough for its longest text."""
-    lefts, rights = [], []
+    lefts = []
+    rights = []
     for depth in range(max(depths) + 1):
         length = max(len(text) for text, own in zip(texts, depths, strict=True) if own == depth)
         lefts.append(rights[-1] + 0.34 if rights else 0.2)
@@ -99,11 +110,14 @@ def _levels(depths: list[int], texts: list[str]) -> tuple[list[float], list[floa
     return lefts, rights
 
 
-def _tree_head(axes: Axes, verify_input: VerifyInput, verdict: Verdict | None, request: int, lefts) -> None:
+def _tree_head(
+    axes: Axes, verify_input: VerifyInput, verdict: Verdict | None, request: int, lefts: list[float]
+) -> None:
     num_nodes = verify_input.draft_tokens.shape[1]
     title = f"request {request}: a tree of {num_nodes} nodes"
     if verdict is not None:
-        drafts, tokens = int(verdict.num_accepted_drafts[request]), int(verdict.num_accepted_tokens[request])
+        drafts = int(verdict.num_accepted_drafts[request])
+        tokens = int(verdict.num_accepted_tokens[request])
         title += f", num_accepted_drafts {drafts}, num_accepted_tokens {tokens}"
     draw_text(axes, 0.2, 0.22, title, 9.5, weight="bold")
     draw_text(axes, 0.2, 0.46, "in a box: node, token, score (the drafter's, of the path from the root)", 7, FAINT)
@@ -113,21 +127,28 @@ def _tree_head(axes: Axes, verify_input: VerifyInput, verdict: Verdict | None, r
 
 
 def _edge(axes: Axes, start: tuple[float, float], end: tuple[float, float], look: Look, gid: str) -> None:
-    middle, style = end[0] - 0.2, (0, (2.5, 1.5)) if look.dashed else "solid"
+    left, above = start
+    right, below = end
+    style = (0, (2.5, 1.5)) if look.dashed else "solid"
     line = {"color": look.edge, "linewidth": look.width, "linestyle": style, "zorder": 0.5 + look.width / 10}
-    axes.plot((start[0], middle, middle, end[0]), (start[1], start[1], end[1], end[1]), gid=gid, **line)
+    axes.plot((left, right - 0.2, right - 0.2, right), (above, above, below, below), gid=gid, **line)
 
 
 def mask(verify_input: VerifyInput, request: int = 0, decode: Decode | None = None) -> Picture:
-    """Who sees whom in verify: a row for each node, a column for each key; the prefix is drawn as one."""
-    mask_NN, tokens = verify_input.mask[request].tolist(), verify_input.draft_tokens[request].tolist()
+    """Draw the attention mask of verify: a row per node, a column per key; the prefix is drawn as one."""
+    mask_NN = verify_input.mask[request].tolist()
+    tokens = verify_input.draft_tokens[request].tolist()
     num_nodes = len(tokens)
     positions = verify_input.positions.view(-1, num_nodes)[request].tolist()
-    length, cell = positions[0], min(0.32, max(0.17, 7.0 / num_nodes))
+    length = positions[0]
+    cell = min(0.32, max(0.17, 7.0 / num_nodes))
     texts = [shown(decode([token])) for token in tokens] if decode else [""] * num_nodes
     label = max(map(len, texts)) * 8 * EM
-    left, top, prefix = 0.55 + label, 0.95, 1.25
-    first, side = left + prefix + 0.1, num_nodes * cell
+    left = 0.55 + label
+    top = 0.95
+    prefix = 1.25
+    first = left + prefix + 0.1
+    side = num_nodes * cell
     width = max(first + side + 0.8, 6.4)
     figure, axes = new_sheet(width, top + side + 0.5)
     draw_text(axes, 0.2, 0.22, f"request {request}: what each of {num_nodes} rows sees", 9.5, weight="bold")
@@ -143,7 +164,8 @@ def mask(verify_input: VerifyInput, request: int = 0, decode: Decode | None = No
         draw_text(axes, first + side + 0.1, y + cell / 2, str(positions[row]), 6.5, FAINT)
         draw_cell(axes, left, y, prefix, cell, PREFIX, f"prefix:{row}")
         for column, visible in enumerate(sees):
-            look, gid = (ITSELF if row == column else ANCESTOR, "sees") if visible else (FREE, "hidden")
-            draw_cell(axes, first + column * cell, y, cell, cell, look, f"{gid}:{row}-{column}")
+            look = FREE if not visible else ITSELF if row == column else ANCESTOR
+            gid = f"{'sees' if visible else 'hidden'}:{row}-{column}"
+            draw_cell(axes, first + column * cell, y, cell, cell, look, gid)
     draw_legend(axes, top + side + 0.25, [PREFIX, ANCESTOR, ITSELF], room=width)
     return figure

@@ -1,4 +1,4 @@
-"""What speculation will do to a server: hardware, model shapes, cost of a round, checked against published tables.
+"""Simulator of servers that speculate: hardware, model shapes, cost of a round, checked against published tables.
 
 Nothing here needs torch: figures in, figures out.
 """

@@ -1,32 +1,58 @@
-"""What numbers of a description may be; anything else is bad input."""
+"""Checks of the numbers in a description: InputError for a number out of bounds, and for what is no number."""
 
+import math
 import sys
+from typing import TypeGuard
+
+import numpy as np
 
 from specsim.core.errors import InputError
 
-
-def positive(name: str, value: object) -> None:
-    """InputError unless a finite number above 0."""
-    _number(name, value, lambda number: number > 0, "a number above 0")
+LARGEST_COUNT = 2**31 - 1
 
 
-def not_negative(name: str, value: object) -> None:
-    """InputError unless a finite number of at least 0."""
-    _number(name, value, lambda number: number >= 0, "a number of at least 0")
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is an integer or a float, and a finite float holds it; True and False are not numbers."""
+    plain = value.item() if isinstance(value, np.generic) else value
+    return isinstance(plain, (int, float)) and not isinstance(plain, bool) and abs(plain) <= sys.float_info.max
 
 
-def share(name: str, value: object) -> None:
-    """InputError unless above 0 and at most 1."""
-    _number(name, value, lambda number: 0 < number <= 1, "a number above 0 and at most 1")
+def number(name: str, value: object, least: float = 0, most: float = math.inf) -> float:
+    """A number from `least` to `most`, as a float."""
+    if not is_number(value) or not least <= value <= most:
+        allowed = f"from {least:g} to {most:g}" if most < math.inf else f"of at least {least:g}"
+        raise InputError(name, value, f"a number {allowed}")
+    return float(value)
 
 
-def whole(name: str, value: object, least: int = 1) -> None:
-    """InputError unless an integer of at least `least`."""
+def probability(name: str, value: object) -> float:
+    """A number from 0 to 1, as a float."""
+    return number(name, value, 0, 1)
+
+
+def positive(name: str, value: object) -> float:
+    """A number above 0, as a float."""
+    if not is_number(value) or value <= 0:
+        raise InputError(name, value, "a number above 0")
+    return float(value)
+
+
+def share(name: str, value: object) -> float:
+    """A number above 0 and at most 1, as a float."""
+    if not is_number(value) or not 0 < value <= 1:
+        raise InputError(name, value, "a number above 0 and at most 1")
+    return float(value)
+
+
+def whole(name: str, value: object, least: int = 1) -> int:
+    """An integer of at least `least`."""
     if type(value) is not int or value < least:
         raise InputError(name, value, f"an integer of at least {least}")
+    return value
 
 
-def _number(name: str, value: object, holds, allowed: str) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    if not (number and holds(value)):
-        raise InputError(name, value, allowed)
+def count(name: str, value: object, least: int = 1) -> int:
+    """An integer from `least` to 2^31 - 1."""
+    if type(value) is not int or not least <= value <= LARGEST_COUNT:
+        raise InputError(name, value, f"an integer from {least} to 2^31 - 1")
+    return value

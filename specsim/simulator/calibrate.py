@@ -1,7 +1,8 @@
-"""Fits the few physical parameters of a cost to measured times, and says how well it does on those it did not see."""
+"""Fit of a cost's few physical parameters to measured times, with its errors on times that it did not see."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -13,7 +14,8 @@ from specsim.simulator.cost import CostModel
 from specsim.simulator.efficiency import SHARES, Efficiency
 
 CONFIDENCE = 0.95
-_LEAST, _MOST = 1e-9, 10.0  # seconds
+_LEAST = 1e-9  # seconds
+_MOST = 10.0
 _STARTS = (1.0, 1 / 3, 3.0)  # times the given start: maxima in a cost make local optima
 _STILL = 1e-8  # a derivative below it is none
 _WIDEST = 700.0  # logarithm of a factor that is as good as infinite
@@ -27,18 +29,18 @@ _UNITS = {
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A fitted parameter with its 95 % interval; all of its bounds where the fitted cells do not determine it."""
+    """A fitted parameter."""
 
     name: str
     value: float
-    low: float
+    low: float  # 95 % interval; the bounds of the fit where the fitted cells do not determine the parameter
     high: float
     unit: str
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One measured figure beside the model's; error is relative and signed."""
+    """One measured figure and the model's."""
 
     label: str
     measured: float
@@ -47,25 +49,26 @@ class Cell:
 
     @property
     def error(self) -> float:
+        """Relative error, signed."""
         return self.predicted / self.measured - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A measured time and what gives it: seconds of a cost model. held_out: the fit does not see it."""
+    """A measured time, and the same time under a cost model."""
 
     label: str
     seconds: float
     predict: Callable[[CostModel], float]
-    held_out: bool = False
+    held_out: bool = False  # the fit does not see it
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         positive(f"seconds of {self.label}", self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Fitted parameters, and every cell with its error."""
+    """Fitted parameters, and every cell, fitted or held out."""
 
     parameters: tuple[Fitted, ...]
     cells: tuple[Cell, ...]
@@ -77,6 +80,21 @@ class Calibration:
     def errors(self, held_out: bool) -> np.ndarray:
         """Absolute relative errors of the cells that the fit saw, or of those it did not."""
         return np.array([abs(cell.error) for cell in self.cells if cell.held_out == held_out])
+
+
+class Observed(NamedTuple):
+    """A positive figure for a fit."""
+
+    value: float
+    held_out: bool = False
+
+
+class Free(NamedTuple):
+    """Start and bounds of a fitted parameter."""
+
+    start: float
+    low: float
+    high: float
 
 
 def calibrate(cost: CostModel, measurements: Sequence[Timed], free: Sequence[str]) -> tuple[CostModel, Calibration]:
@@ -95,34 +113,34 @@ def calibrate(cost: CostModel, measurements: Sequence[Timed], free: Sequence[str
 
     calibration = fit(
         predict,
-        {each.label: (each.seconds, each.held_out) for each in measurements},
-        {name: (getattr(cost.efficiency, name), *_range(name)) for name in free},
+        {each.label: Observed(each.seconds, each.held_out) for each in measurements},
+        {name: _free(name, getattr(cost.efficiency, name)) for name in free},
     )
     return model(calibration.values), calibration
 
 
 def fit(
     predict: Callable[[Mapping[str, float]], Sequence[float]],
-    measured: Mapping[str, tuple[float, bool]],
-    free: Mapping[str, tuple[float, float, float]],
+    measured: Mapping[str, Observed],
+    free: Mapping[str, Free],
     unit: Callable[[str], str] = lambda name: _UNITS.get(name, "s"),
     step: float = 1e-4,
     starts: Sequence[float] = _STARTS,
     tolerance: float = 1e-8,
 ) -> Calibration:
-    """Least squares on logarithms, so that every cell counts by its relative error.
+    """Fit by least squares on logarithms, so that every cell counts by its relative error.
 
-    predict: from values of the parameters to one positive figure a cell. measured: by cell the figure, and whether it
-    is held out. free: by parameter a start and the bounds. step: of the derivatives, relative to the logarithm of a
-    parameter; a simulated server answers in jumps and needs a large one. starts: factors of the given start, all of
-    which are tried. tolerance: of the optimum, relative. InputError where there are fewer cells than parameters.
+    predict: from values of the parameters to one positive figure per cell. step: of the derivatives, relative to the
+    logarithm of a parameter; a simulated server answers in jumps and needs a large one. starts: factors of the given
+    start, all tried. tolerance: of the optimum, relative. InputError where there are fewer cells than parameters.
     """
-    figures = np.log([figure for figure, _ in measured.values()])
-    seen = np.array([not held_out for _, held_out in measured.values()])
+    figures = np.log([each.value for each in measured.values()])
+    seen = np.array([not each.held_out for each in measured.values()])
     if seen.sum() < len(free):
         raise InputError("free", ", ".join(free), f"at most {seen.sum()} parameters, one for each fitted cell")
-    start, low, high = (np.array([bounds[at] for bounds in free.values()]) for at in range(3))
-    start, low, high = np.log(np.clip(start, low, high)), np.log(low), np.log(high)
+    low = np.log(np.array([each.low for each in free.values()]))
+    high = np.log(np.array([each.high for each in free.values()]))
+    start = np.log(np.array([np.clip(*each) for each in free.values()]))
 
     def residuals(logs: np.ndarray) -> np.ndarray:
         values = dict(zip(free, np.exp(logs), strict=True))
@@ -133,23 +151,25 @@ def fit(
     best = min((least_squares(residuals, each, **limits) for each in tried), key=lambda found: found.cost)
     values = np.exp(best.x)
     parameters = tuple(
-        Fitted(name, float(value), max(free[name][1], value / factor), min(free[name][2], value * factor), unit(name))
+        Fitted(
+            name, float(value), max(free[name].low, value / factor), min(free[name].high, value * factor), unit(name)
+        )
         for name, value, factor in zip(free, values, _factors(best.jac, best.fun), strict=True)
     )
     predicted = predict(dict(zip(free, values, strict=True)))
     cells = tuple(
-        Cell(label, figure, float(value), held_out)
-        for (label, (figure, held_out)), value in zip(measured.items(), predicted, strict=True)
+        Cell(label, each.value, float(value), each.held_out)
+        for (label, each), value in zip(measured.items(), predicted, strict=True)
     )
     return Calibration(parameters, cells)
 
 
-def _range(name: str) -> tuple[float, float]:
-    return (1e-3, 1.0) if name in (*SHARES, "overlap") else (_LEAST, _MOST)
+def _free(name: str, start: float) -> Free:
+    return Free(start, 1e-3, 1.0) if name in (*SHARES, "overlap") else Free(start, _LEAST, _MOST)
 
 
 def _factors(jacobian: np.ndarray, residuals: np.ndarray) -> np.ndarray:
-    """By parameter the factor of its interval: linear theory about the optimum, inf for what nothing determines."""
+    """Factor of every parameter's interval: linear theory about the optimum, inf for an undetermined parameter."""
     freedom = len(residuals) - jacobian.shape[1]
     factors = np.full(jacobian.shape[1], np.inf)
     moves = np.abs(jacobian).max(axis=0) > _STILL

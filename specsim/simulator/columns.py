@@ -1,4 +1,4 @@
-"""KV columns that requests own, for many at once: what specsim.core.columns says of one, in numpy."""
+"""KV columns that requests own, for a batch at once: specsim.core.columns in numpy."""
 
 import numpy as np
 
@@ -7,7 +7,8 @@ from specsim.core.config import SpecConfig
 
 def round_columns(lengths: np.ndarray, config: SpecConfig) -> np.ndarray:
     """Most columns that requests of these committed lengths [B] own in their next round, int64 [B]."""
-    columns, page = _reach(lengths, config), config.page_size
+    columns = _reach(lengths, config)
+    page = config.page_size
     return -(-columns // page) * page if config.release == "finish" else columns
 
 
@@ -20,7 +21,7 @@ def round_pages(lengths: np.ndarray, configs: tuple[SpecConfig, ...]) -> np.ndar
 
 
 def _reach(lengths: np.ndarray, config: SpecConfig) -> np.ndarray:
-    """The same, but not yet whole pages."""
+    """The same columns before rounding to whole pages."""
     if config.release == "finish":
         return lengths + 2 * config.need
     page = config.page_size

@@ -1,8 +1,8 @@
-"""What a forward and a round take: bytes over bandwidth, operations over rate, launches, exchanges, the host."""
+"""Seconds of forwards and rounds: bytes over bandwidth, operations over rate, launches, exchanges, the host."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -14,34 +14,38 @@ from specsim.simulator.forward import Forward, padded
 from specsim.simulator.hardware import Hardware
 from specsim.simulator.model import Drafter, Model
 
-MOST_PARTS = 2**14  # that a cost model remembers
+MOST_PARTS = 2**14  # most cached results of a cost model
 
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Seconds of one round by part; host is what of the host's work the device waits for."""
+    """Seconds of one round by part."""
 
     draft: float
     verify: float
     extend: float
-    host: float
+    host: float  # the host's work that the device waits for
 
     @property
     def total(self) -> float:
         return self.draft + self.verify + self.extend + self.host
 
 
+class _Slope(NamedTuple):
+    """Seconds that layers of one window add for each column they read."""
+
+    window: int | None
+    beyond: float  # columns read beyond the context
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A phase of a round at one batch size.
+    """A phase of a round at one batch size."""
 
-    seconds, and with them slopes (window, columns beyond the context, seconds a column that layers of this window
-    read); at least the seconds of launching.
-    """
-
-    seconds: float = 0.0
-    slopes: tuple[tuple[int | None, float, float], ...] = ()
-    launching: float = 0.0
+    seconds: float = 0.0  # besides reading columns
+    slopes: tuple[_Slope, ...] = ()
+    launching: float = 0.0  # least seconds of the phase
 
     def at(self, contexts: np.ndarray, total: float) -> float:
         seconds = self.seconds
@@ -51,28 +55,33 @@ class _Part:
         return max(seconds, self.launching)
 
 
-@dataclass(frozen=True)
+class _RoundParts(NamedTuple):
+    """The phases of a round at one batch size."""
+
+    draft: _Part
+    verify: _Part
+    extend: _Part
+
+
+@dataclass(frozen=True, slots=True)
 class CostModel:
     """Seconds of prefills and rounds of a target, and a drafter, on `tensor_parallel` GPUs.
 
-    drafter None with a config that drafts: proposals are looked up, which takes the host only. schedule `sync`: the
-    device waits for the host in every step; `overlap`: the longer of both counts. buckets: batch sizes that graphs were
-    captured for, ascending; a batch is padded to the next, and beyond the last one kernels are launched one by one
-    (empty: always; None: a graph for every size). draft_graph: whether drafting is in graphs at all.
+    A batch is padded to the next of the buckets; beyond the last one kernels are launched one by one.
     """
 
     hardware: Hardware
     model: Model
-    drafter: Drafter | None = None
+    drafter: Drafter | None = None  # None with a config that drafts: proposals are looked up, which takes the host only
     efficiency: Efficiency = field(default_factory=Efficiency)
     tensor_parallel: int = 1
-    schedule: Literal["sync", "overlap"] = "overlap"
-    buckets: tuple[int, ...] | None = None
-    draft_graph: bool = True
+    schedule: Literal["sync", "overlap"] = "overlap"  # sync: the device waits for the host; overlap: the longer counts
+    buckets: tuple[int, ...] | None = None  # batch sizes of captured graphs, ascending; (): no graph; None: all sizes
+    draft_graph: bool = True  # drafting is in graphs, too
     dtype: str = "bfloat16"
-    _parts: dict = field(default_factory=dict, init=False, repr=False, compare=False)
+    _parts: dict[tuple, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         whole("tensor_parallel", self.tensor_parallel)
         if self.schedule not in ("sync", "overlap"):
             raise InputError("schedule", self.schedule, "sync or overlap")
@@ -87,14 +96,15 @@ class CostModel:
         return self.phases(contexts, config).total
 
     def phases(self, contexts: np.ndarray, config: SpecConfig) -> Phases:
-        """The same by part."""
+        """Seconds of the same round by part."""
         size = len(contexts)
         if not size:
             return Phases(0.0, 0.0, 0.0, 0.0)
-        parts = self._known((size, config), lambda: self._round_parts(size, config))
+        parts: _RoundParts = self._known((size, config), lambda: self._round_parts(size, config))
         total = float(np.add.reduce(contexts))
-        draft, extend = parts[0].at(contexts, total), parts[2].at(contexts, total)
-        verify = parts[1].at(contexts, total) + self.efficiency.filters
+        draft = parts.draft.at(contexts, total)
+        extend = parts.extend.at(contexts, total)
+        verify = parts.verify.at(contexts, total) + self.efficiency.filters
         return Phases(draft, verify, extend, self._exposed(size, draft + verify + extend))
 
     def prefill(self, new_tokens: np.ndarray, contexts: np.ndarray) -> float:
@@ -107,9 +117,10 @@ class CostModel:
         new_tokens, behind: tokens of each chunk and those before it. Without chunks it is a round. With them no graph
         fits: kernels are launched one by one, and weights are read once for both.
         """
-        new, behind = np.asarray(new_tokens, float), np.asarray(behind, float)
-        size, chunks = len(contexts), len(new)
-        if not chunks:
+        new = np.asarray(new_tokens, float)
+        behind = np.asarray(behind, float)
+        size = len(contexts)
+        if not len(new):
             return self.round(contexts, config)
         nodes = config.num_draft_tokens
         device = self._taken_along(self.model, new, behind, contexts, nodes, nodes) + self.efficiency.filters
@@ -118,7 +129,7 @@ class CostModel:
             device += self._taken_along(self.drafter.model, new, behind, contexts, rows, min(rows, 1))
         if size and self.drafter and not config.is_plain:
             device += self.phases(contexts, config).draft
-        return device + self._exposed(size + chunks, device)
+        return device + self._exposed(size + len(new), device)
 
     @property
     def launches(self) -> int:
@@ -145,17 +156,23 @@ class CostModel:
         self, model: Model, new: np.ndarray, behind: np.ndarray, contexts: np.ndarray, rows: int, head_rows: int
     ) -> float:
         """One forward of chunks and of `rows` rows of each running request."""
-        forward, size = self._forward(model, graph=False), len(contexts)
-        key = model is self.model, size * rows + float(new.sum()), size * head_rows + len(new)
-        device = self._known(key, lambda: forward.products(*key[1:], entry=True))
-        device += self._known((key[0], new.tobytes(), behind.tobytes()), lambda: forward.chunk_attention(new, behind))
+        forward = self._forward(model, graph=False)
+        size = len(contexts)
+        is_target = model is self.model
+        all_rows = size * rows + float(new.sum())
+        all_head_rows = size * head_rows + len(new)
+        products = lambda: forward.products(all_rows, all_head_rows, entry=True)  # noqa: E731
+        device = self._known((is_target, all_rows, all_head_rows), products)
+        device += self._known(
+            (is_target, new.tobytes(), behind.tobytes()), lambda: forward.chunk_attention(new, behind)
+        )
         if size and rows:
-            part = self._known((key[0], rows), lambda: _Part(0.0, _slopes(forward, rows, rows / 2)))
+            part = self._known((is_target, rows), lambda: _Part(0.0, _slopes(forward, rows, rows / 2)))
             device += part.at(contexts, float(contexts.sum()))
         return max(device, forward.launching)
 
     def _known(self, key: tuple, make: Callable[[], Any]) -> Any:
-        """What was worked out before, and else is now: a simulated server asks for the same again and again."""
+        """Cached result: a simulated server needs the same one again and again."""
         if key not in self._parts:
             if len(self._parts) >= MOST_PARTS:
                 self._parts.clear()
@@ -165,28 +182,29 @@ class CostModel:
     def _forward(self, model: Model, graph: bool = True) -> Forward:
         return Forward(self.hardware, model, self.efficiency, self.tensor_parallel, self.dtype, graph)
 
-    def _round_parts(self, size: int, config: SpecConfig) -> tuple[_Part, _Part, _Part]:
+    def _round_parts(self, size: int, config: SpecConfig) -> _RoundParts:
         rows, graph = padded(size, self.buckets)
         nodes = config.num_draft_tokens
         verify = self._part(self._forward(self.model, graph), rows, nodes, nodes, nodes / 2)
         none = _Part()
         if config.is_plain or self.drafter is None:
-            return none, verify, none
+            return _RoundParts(none, verify, none)
         drafting = self._forward(self.drafter.model, graph and self.draft_graph)
-        forwards, lanes = self.drafter.forwards(config.num_steps), config.topk
+        forwards = self.drafter.forwards(config.num_steps)
+        lanes = config.topk
         draft = self._part(drafting, rows, lanes, lanes, lanes * forwards / 2, forwards) if forwards else none
         if not self.drafter.is_feature:
-            return draft, verify, none
+            return _RoundParts(draft, verify, none)
         extend = self._part(drafting, rows, config.num_steps + 1, 1, config.num_steps / 2, entry=True)
-        return draft, verify, extend
+        return _RoundParts(draft, verify, extend)
 
     def _part(
         self, forward: Forward, size: int, rows: int, head_rows: int, beyond: float, times: int = 1, entry: bool = False
     ) -> _Part:
-        """`times` forwards of a batch, each request with so many rows, and so many of them with logits."""
+        """`times` forwards of a batch; `rows` of each request, `head_rows` of them with logits."""
         seconds = times * forward.products(size * rows, size * head_rows, entry)
         return _Part(seconds, _slopes(forward, rows, beyond, times), times * forward.launching)
 
 
-def _slopes(forward: Forward, rows: int, beyond: float, times: int = 1) -> tuple[tuple[int | None, float, float], ...]:
-    return tuple((window, beyond, times * slope) for window, slope in forward.column_seconds(rows).items())
+def _slopes(forward: Forward, rows: int, beyond: float, times: int = 1) -> tuple[_Slope, ...]:
+    return tuple(_Slope(window, beyond, times * slope) for window, slope in forward.column_seconds(rows).items())

@@ -15,7 +15,7 @@ HEAD_KERNELS = 4  # embedding, last norm, head, choice
 
 
 def padded(size: int, buckets: Sequence[int] | None) -> tuple[int, bool]:
-    """The rows that a batch runs with, and whether a graph holds them."""
+    """Rows that a batch runs with, and whether a graph holds them."""
     if buckets is None:
         return size, True
     fitting = [bucket for bucket in buckets if bucket >= size]
@@ -24,7 +24,7 @@ def padded(size: int, buckets: Sequence[int] | None) -> tuple[int, bool]:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Seconds of a model's forwards on each of `parallel` GPUs, which share heads, widths, experts and vocabulary."""
+    """Seconds of a model's forwards on each of `parallel` GPUs, which share heads, widths, experts, vocabulary."""
 
     hardware: Hardware
     model: Model
@@ -45,12 +45,13 @@ class Forward:
 
     @property
     def launching(self) -> float:
-        """Seconds in which the host launches all kernels, and before which no forward ends; 0 in a graph."""
+        """Seconds in which the host launches all kernels, the least of a forward; 0 in a graph."""
         return 0.0 if self.graph else self.kernels * self.efficiency.launch
 
     def products(self, rows: float, head_rows: float, entry: bool = False) -> float:
         """Seconds of all that does not read KV, gaps and exchanges included; entry: through fc too."""
-        model, device = self.model, 0.0
+        model = self.model
+        device = 0.0
         for group in model.layers:
             device += group.count * self._layer(group, rows)
         if entry:
@@ -60,7 +61,7 @@ class Forward:
         return device + self.kernels * self.efficiency.gap + self._exchanges(rows)
 
     def column_seconds(self, rows: float) -> dict[int | None, float]:
-        """By window: seconds that its layers take for each column, `rows` rows of a request looking at it."""
+        """Seconds that layers of each window take per column, with `rows` rows of a request looking at it."""
         seconds: dict[int | None, float] = {}
         for group in self.model.layers:
             each = self._seconds(self._kv_bytes(group), rows * group.pair_flops / self.parallel)
@@ -68,8 +69,9 @@ class Forward:
         return seconds
 
     def chunk_attention(self, new_tokens: np.ndarray, contexts: np.ndarray) -> float:
-        """Seconds in which chunks of prompts [B] read what lies before them [B] and themselves."""
-        seconds, seen = 0.0, {}
+        """Seconds in which chunks of prompts [B] read themselves and the columns before them [B]."""
+        seconds = 0.0
+        seen = {}
         for group in self.model.layers:
             if group.window not in seen:
                 seen[group.window] = _seen(new_tokens, contexts, group.window)
@@ -83,7 +85,7 @@ class Forward:
         seconds = self._product(group.attention_weights, weight_bytes, rows)
         seconds += self._product(group.dense_weights, weight_bytes, rows)
         if group.experts:
-            touched = expected_experts(group.experts, group.experts_per_token, rows, self.model.skew)
+            touched = float(expected_experts(group.experts, group.experts_per_token, rows, self.model.skew))
             flops = 2 * rows * group.experts_per_token * group.expert_weights / self.parallel
             nbytes = touched * group.expert_weights * self.model.expert_bytes / self.parallel
             seconds += self._seconds(nbytes, flops) / self.efficiency.experts
@@ -93,7 +95,7 @@ class Forward:
         return self._seconds(weights * weight_bytes / self.parallel, 2 * weights * rows / self.parallel)
 
     def _seconds(self, nbytes: float, flops: float) -> float:
-        """Reading and computing, the shorter of both partly hidden behind the longer."""
+        """Seconds of reading and computing, the shorter of both partly hidden behind the longer."""
         reading = nbytes / (self.hardware.bandwidth * self.efficiency.bandwidth)
         computing = flops / (self.hardware.flops(self.dtype) * self.efficiency.compute)
         return max(reading, computing) + (1 - self.efficiency.overlap) * min(reading, computing)
@@ -107,7 +109,7 @@ class Forward:
         return HEAD_KERNELS + sum(group.count * group.kernels for group in self.model.layers)
 
     def _exchanges(self, rows: float) -> float:
-        """Sums over GPUs after attention and feed-forward of every layer, as a ring; and the logits' gathering."""
+        """Seconds of the ring sums over GPUs in every layer, and of gathering the logits."""
         if self.parallel == 1:
             return 0.0
         count = 2 * self.model.num_layers + 1

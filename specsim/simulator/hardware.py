@@ -15,20 +15,15 @@ _FLOPS = "peak_flops_"
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """One GPU.
-
-    peak_flops: operations a second of dense matrix products by dtype (bfloat16, float8, …). bandwidth: bytes a second
-    of its memory. memory: bytes (a data sheet's GB are 2^30 of them). interconnect: bytes a second in one direction to
-    the GPUs beside it.
-    """
+    """One GPU."""
 
     name: str
-    peak_flops: Mapping[str, float] = field(hash=False)
-    bandwidth: float
-    memory: float
-    interconnect: float
+    peak_flops: Mapping[str, float] = field(hash=False)  # operations/s of dense matrix products by dtype (bfloat16, …)
+    bandwidth: float  # bytes/s of its memory
+    memory: float  # bytes (a data sheet's GB are 2^30 of them)
+    interconnect: float  # bytes/s in one direction to the other GPUs of the server
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not self.peak_flops:
             raise InputError("peak_flops", dict(self.peak_flops), "a rate for at least one dtype")
         for dtype, rate in self.peak_flops.items():
@@ -37,7 +32,7 @@ class Hardware:
             positive(name, getattr(self, name))
 
     def flops(self, dtype: str) -> float:
-        """Peak rate of a dtype; InputError for one that the GPU has no figure of."""
+        """Peak rate of a dtype; InputError for a dtype without a figure."""
         if dtype not in self.peak_flops:
             raise InputError("dtype", dtype, f"{' or '.join(self.peak_flops)} on {self.name}")
         return self.peak_flops[dtype]

@@ -1,4 +1,4 @@
-"""The inverse problem: what verify and draft must have cost, from published accept lengths and times a token."""
+"""The inverse problem: the cost of verify and draft from published accept lengths and times per token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,32 +14,28 @@ from specsim.simulator.model import Model, expected_experts
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A value with its 95 % interval; infinite where there are as many unknowns as figures."""
+    """A value with its 95 % interval."""
 
     value: float
-    low: float
+    low: float  # -inf and inf where there are as many unknowns as figures
     high: float
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Seconds of a round: fixed (verification, the first draft, the host) and for each further draft.
+    """Seconds of a round, recovered from published figures."""
 
-    The cost of verifying one more node is part of the latter: K alone cannot tell them apart. worst: the largest
-    relative difference between a published time a token and the recovered one.
-    """
-
-    fixed: Interval
-    draft: Interval
-    worst: float
+    fixed: Interval  # verification, the first draft and the host
+    draft: Interval  # each further draft, with the cost of verifying it: K alone cannot tell them apart
+    worst: float  # largest relative difference between a published time per token and the recovered one
 
     def speedup(self, num_drafts: int, accept_length: float, plain: float) -> float:
-        """Over plain decoding at `plain` seconds a token."""
+        """Speed-up over plain decoding at `plain` seconds per token."""
         return accept_length * plain / (self.fixed.value + num_drafts * self.draft.value)
 
 
 def recover(num_drafts: Sequence[int], accept_lengths: Sequence[float], tpot: Sequence[float]) -> Recovered:
-    """From rounds of num_drafts drafts: accept length · seconds a token = fixed + draft · num_drafts.
+    """Solve accept length · seconds per token = fixed + draft · num_drafts.
 
     Least squares of relative errors. InputError for fewer than two different num_drafts, a non-positive time, and an
     accept length outside 1 to num_drafts + 1.
@@ -60,22 +56,24 @@ def recover(num_drafts: Sequence[int], accept_lengths: Sequence[float], tpot: Se
 
 
 def least_bandwidth(model: Model, rows: tuple[int, int], seconds: tuple[float, float]) -> float:
-    """Bytes a second that a GPU reads, if a forward's growth from few rows to many were all reading of experts.
+    """Bytes/s that a GPU reads, if a forward's growth from few rows to many were all reading of experts.
 
-    rows, seconds: of two forwards. Uniform routing; routing that favours some experts touches fewer of them and needs
-    less. InputError for a model without experts, and for a second forward that is not larger and slower.
+    rows, seconds: of two forwards, (fewer, more). Uniform routing; routing that favours some experts touches fewer of
+    them and needs less. InputError for a model without experts, and for a second forward that is not larger and slower.
     """
     few, many = rows
+    shorter, longer = seconds
     if not any(group.experts for group in model.layers):
         raise InputError("model", model.name, "a model of experts: others read the same weights for any rows")
-    if not (0 < few < many and 0 < seconds[0] < seconds[1]):
+    if not (0 < few < many and 0 < shorter < longer):
         raise InputError("seconds", seconds, f"two rising times above 0, of {few} and of more rows")
     nbytes = 0.0
     for group in model.layers:
-        touched = [expected_experts(group.experts, group.experts_per_token, each) for each in rows if group.experts]
-        if touched:
-            nbytes += group.count * (touched[1] - touched[0]) * group.expert_weights * model.expert_bytes
-    return nbytes / (seconds[1] - seconds[0])
+        if group.experts:
+            before = float(expected_experts(group.experts, group.experts_per_token, few))
+            after = float(expected_experts(group.experts, group.experts_per_token, many))
+            nbytes += group.count * (after - before) * group.expert_weights * model.expert_bytes
+    return nbytes / (longer - shorter)
 
 
 def _interval(scaled: np.ndarray, residuals: np.ndarray, solution: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

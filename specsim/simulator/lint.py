@@ -1,4 +1,4 @@
-"""What cannot be true in a benchmark's report, and what follows from it that it does not say."""
+"""Identities of a benchmark's report: figures that cannot be true, and others that follow from it."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -11,35 +11,35 @@ from specsim.simulator.report import Report
 
 Verdict = Literal["holds", "cannot be true", "follows"]
 EXACT = 1e-3  # relative: what rounding in print leaves of an identity
-_ACCEPT_LENGTH, _ACCEPT_RATE = "Spec Decode Accept Length", "Spec Decode Accept Rate (%)"
-_OUTPUT, _REQUESTS, _TOTAL = (
-    "Output Throughput (tok/s)",
-    "Request Throughput (req/s)",
-    "Total Token Throughput (tok/s)",
-)
+_ACCEPT_LENGTH = "Spec Decode Accept Length"
+_ACCEPT_RATE = "Spec Decode Accept Rate (%)"
+_OUTPUT = "Output Throughput (tok/s)"
+_REQUESTS = "Request Throughput (req/s)"
+_TOTAL = "Total Token Throughput (tok/s)"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What an identity says of one report."""
+    """The verdict of an identity on one report."""
 
-    report: str
+    report: str  # its label
     identity: str
     verdict: Verdict
-    says: str
+    says: str  # the reason, with figures
 
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What the command or the text beside a report states: tokens a request puts out, drafts a round."""
+    """Settings stated by the command or the text of a report."""
 
-    output_tokens: int | None = None
-    num_drafts: int | None = None
+    output_tokens: int | None = None  # per request
+    num_drafts: int | None = None  # per round
 
 
 def lint(report: Report, stated: Stated = Stated()) -> list[Finding]:
-    """Every identity that the report has the figures for. A mean TPOT or ITL of 0 is none: clients write it where they
-    measured nothing.
+    """Check every identity that the report has the figures for.
+
+    A mean TPOT or ITL of 0 counts as missing: clients write it where they measured nothing.
     """
     return [
         Finding(report.label, identity, verdict, says)
@@ -49,40 +49,48 @@ def lint(report: Report, stated: Stated = Stated()) -> list[Finding]:
 
 
 def output_tokens(report: Report) -> float | None:
-    """Tokens a request puts out, by its throughputs."""
-    output, requests = (report.figures.get(name) for name in (_OUTPUT, _REQUESTS))
+    """Tokens that a request puts out, by the throughputs."""
+    output = report.figures.get(_OUTPUT)
+    requests = report.figures.get(_REQUESTS)
     return output / requests if output is not None and requests else None
 
 
 def prompt_tokens(report: Report) -> float | None:
     """Tokens of a prompt, by the throughputs."""
-    total, output, requests = (report.figures.get(name) for name in (_TOTAL, _OUTPUT, _REQUESTS))
-    return (total - output) / requests if None not in (total, output) and requests else None
+    total = report.figures.get(_TOTAL)
+    output = report.figures.get(_OUTPUT)
+    requests = report.figures.get(_REQUESTS)
+    return (total - output) / requests if total is not None and output is not None and requests else None
 
 
 def decoded_tokens(report: Report) -> float | None:
-    """Tokens a request puts out, by its latencies: E2E = TTFT + (L - 1) · TPOT."""
-    ttft, tpot, e2e = (report.figures.get(f"Mean {what} (ms)") for what in ("TTFT", "TPOT", "E2E Latency"))
-    return 1 + (e2e - ttft) / tpot if None not in (ttft, e2e) and tpot else None
+    """Tokens that a request puts out, by the latencies: E2E = TTFT + (L - 1) · TPOT."""
+    ttft = report.figures.get("Mean TTFT (ms)")
+    tpot = report.figures.get("Mean TPOT (ms)")
+    e2e = report.figures.get("Mean E2E Latency (ms)")
+    return 1 + (e2e - ttft) / tpot if ttft is not None and e2e is not None and tpot else None
 
 
 def num_drafts(report: Report) -> float | None:
     """Drafts of a round: (accept length - 1) / accept rate."""
-    length, rate = (report.figures.get(name) for name in (_ACCEPT_LENGTH, _ACCEPT_RATE))
+    length = report.figures.get(_ACCEPT_LENGTH)
+    rate = report.figures.get(_ACCEPT_RATE)
     return 100 * (length - 1) / rate if length is not None and rate else None
 
 
 def in_flight(report: Report) -> float | None:
     """Requests under way on average: Little's law."""
-    requests, e2e = report.figures.get(_REQUESTS), report.figures.get("Mean E2E Latency (ms)")
-    return requests * e2e / 1e3 if None not in (requests, e2e) else None
+    requests = report.figures.get(_REQUESTS)
+    e2e = report.figures.get("Mean E2E Latency (ms)")
+    return requests * e2e / 1e3 if requests is not None and e2e is not None else None
 
 
-Said = Iterator[tuple[Verdict, str]]
+Verdicts = Iterator[tuple[Verdict, str]]  # each with its reason
 
 
-def _acceptance(report: Report, stated: Stated) -> Said:
-    length, rate = report.figures.get(_ACCEPT_LENGTH), report.figures.get(_ACCEPT_RATE)
+def _acceptance(report: Report, stated: Stated) -> Verdicts:
+    length = report.figures.get(_ACCEPT_LENGTH)
+    rate = report.figures.get(_ACCEPT_RATE)
     if length is not None and length < 1:
         yield "cannot be true", f"accept length {length:g}: a round gives at least its bonus token"
     if rate is not None and rate > 100:
@@ -102,8 +110,9 @@ def _acceptance(report: Report, stated: Stated) -> Said:
         yield "cannot be true", f"accept length {length:g} at {rate:g} %: no number of drafts gives both{hint}"
 
 
-def _positions(report: Report, stated: Stated) -> Said:
-    rates, length = report.rates_by_position, report.figures.get(_ACCEPT_LENGTH)
+def _positions(report: Report, _: Stated) -> Verdicts:
+    rates = report.rates_by_position
+    length = report.figures.get(_ACCEPT_LENGTH)
     if not rates:
         return
     if any(later > earlier + EXACT for earlier, later in pairwise(rates)):
@@ -112,21 +121,23 @@ def _positions(report: Report, stated: Stated) -> Said:
         yield _identity("accept length", length, "1 + the sum of the rates by position", 1 + math.fsum(rates))
 
 
-def _latency(report: Report, stated: Stated) -> Said:
-    """Exact if all requests put out as many tokens; the mean of products otherwise."""
-    by_rate, by_time = output_tokens(report), decoded_tokens(report)
+def _latency(report: Report, stated: Stated) -> Verdicts:
+    """Compare tokens by rate and by time: exact if all requests put out as many, else the mean of products."""
+    by_rate = output_tokens(report)
+    by_time = decoded_tokens(report)
     if by_time is not None and by_time < 1:
         yield "cannot be true", "E2E latency below TTFT"
-    elif None not in (by_rate, by_time) and _equal(by_rate, by_time, EXACT):
+    elif by_rate is not None and by_time is not None and _equal(by_rate, by_time, EXACT):
         yield "holds", f"every request put out {by_rate:.0f} tokens: {by_rate:.2f} by throughput, {by_time:.2f} by time"
-    elif None not in (by_rate, by_time):
+    elif by_rate is not None and by_time is not None:
         yield "follows", f"outputs differ in length: {by_rate:.1f} tokens on average, {by_time:.1f} by mean times"
     if stated.output_tokens and by_rate is not None and not _equal(by_rate, stated.output_tokens, EXACT):
         yield "cannot be true", f"{stated.output_tokens} output tokens as stated: a request put out {by_rate:.1f}"
 
 
-def _little(report: Report, stated: Stated) -> Said:
-    under_way, most = in_flight(report), report.concurrency
+def _little(report: Report, _: Stated) -> Verdicts:
+    under_way = in_flight(report)
+    most = report.concurrency
     if under_way is None:
         return
     if most is None:
@@ -137,30 +148,35 @@ def _little(report: Report, stated: Stated) -> Said:
         yield "holds", f"{under_way:.2f} of {most} requests under way on average"
 
 
-def _totals(report: Report, stated: Stated) -> Said:
+def _totals(report: Report, _: Stated) -> Verdicts:
     seconds = report.duration
-    tokens = (report.input_tokens, report.output_tokens)
-    totals = {_REQUESTS: report.completed, _OUTPUT: tokens[1], _TOTAL: None if None in tokens else sum(tokens)}
+    totals = {_REQUESTS: report.completed, _OUTPUT: report.output_tokens}
+    if report.input_tokens is not None and report.output_tokens is not None:
+        totals[_TOTAL] = report.input_tokens + report.output_tokens
     for name, total in totals.items():
         rate = report.figures.get(name)
         if seconds and total is not None and rate is not None:
             yield _identity(f"{name} · duration", rate * seconds, "the total", total)
-    total, output = report.figures.get(_TOTAL), report.figures.get(_OUTPUT)
+    total = report.figures.get(_TOTAL)
+    output = report.figures.get(_OUTPUT)
     if total is not None and output is not None and total < output * (1 - EXACT):
         yield "cannot be true", f"total throughput {total:g} below output throughput {output:g}"
 
 
-def _order(report: Report, stated: Stated) -> Said:
+def _order(report: Report, _: Stated) -> Verdicts:
     for what in LATENCIES:
-        median, most = (report.figures.get(f"{how} {what} (ms)") for how in ("Median", "P99"))
+        median = report.figures.get(f"Median {what} (ms)")
+        most = report.figures.get(f"P99 {what} (ms)")
         if median is not None and most is not None and median > most:
             yield "cannot be true", f"median {what} {median:g} ms above its P99, {most:g} ms"
 
 
-def _delivery(report: Report, stated: Stated) -> Said:
-    """Gaps between deliveries against time a token: how many tokens come together."""
-    tpot, itl = (report.figures.get(f"Mean {what} (ms)") for what in ("TPOT", "ITL"))
-    by_rate, by_time = output_tokens(report), decoded_tokens(report)
+def _delivery(report: Report, _: Stated) -> Verdicts:
+    """Compare gaps between deliveries with times per token: how many tokens come together."""
+    tpot = report.figures.get("Mean TPOT (ms)")
+    itl = report.figures.get("Mean ITL (ms)")
+    by_rate = output_tokens(report)
+    by_time = decoded_tokens(report)
     if not tpot or not itl:
         return
     fixed = by_rate is not None and by_time is not None and _equal(by_rate, by_time, EXACT)
@@ -170,13 +186,14 @@ def _delivery(report: Report, stated: Stated) -> Said:
         yield "follows", f"{itl / tpot:.2f} tokens come together"
 
 
-def _round(report: Report, stated: Stated) -> Said:
-    length, tpot = report.figures.get(_ACCEPT_LENGTH), report.figures.get("Mean TPOT (ms)")
+def _round(report: Report, _: Stated) -> Verdicts:
+    length = report.figures.get(_ACCEPT_LENGTH)
+    tpot = report.figures.get("Mean TPOT (ms)")
     if length and tpot:
         yield "follows", f"a round of a request takes {length * tpot:.2f} ms"
 
 
-IDENTITIES: dict[str, Callable[[Report, Stated], Said]] = {
+IDENTITIES: dict[str, Callable[[Report, Stated], Verdicts]] = {
     "accept length = 1 + K · accept rate": _acceptance,
     "accept length = 1 + Σ rates by position": _positions,
     "E2E = TTFT + (L - 1) · TPOT": _latency,

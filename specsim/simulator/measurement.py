@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from specsim.core.errors import InputError
 from specsim.core.files import read_text
+from specsim.simulator.bounds import is_number
 
 LATENCIES = ("TTFT", "TPOT", "ITL", "E2E Latency")
 STATISTICS = ("Mean", "Median", "P99")
@@ -37,67 +37,64 @@ _SGLANG = _SHARED | {
     **{f"{how} E2E Latency (ms)": f"{how.lower()}_e2e_latency_ms" for how in STATISTICS},
     "Spec Decode Accept Length": "accept_length",
 }
-_COUNTS = {
-    "duration": "duration",
-    "completed": "completed",
-    "input_tokens": "total_input_tokens",
-    "output_tokens": "total_output_tokens",
-}
-_OPTIONAL = {"concurrency": "max_concurrency", "rate": "request_rate"}
 _RATES = "spec_decode_per_position_acceptance_rates"
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One run of a benchmark client.
+    """One run of a benchmark client."""
 
-    tool: `vllm` or `sglang`. metrics: figures by the names of METRICS, those that the file has. duration: seconds.
-    completed, input_tokens, output_tokens: totals. concurrency, rate (requests a second): what the client was told;
-    None where it was told nothing (a rate without limit is none). rates_by_position: unconditional, empty if unknown.
-    """
-
-    tool: str
-    metrics: dict[str, float]
-    duration: float
-    completed: int
-    input_tokens: int
-    output_tokens: int
-    concurrency: int | None
-    rate: float | None
-    rates_by_position: tuple[float, ...]
+    tool: str  # vllm or sglang
+    metrics: dict[str, float]  # by the names of METRICS, those that the file has
+    duration: float  # seconds
+    completed: int  # requests
+    input_tokens: int  # total
+    output_tokens: int  # total
+    concurrency: int | None  # the client's option, None for no limit
+    rate: float | None  # the client's option, requests/s, None for no limit
+    rates_by_position: tuple[float, ...]  # unconditional, empty if unknown
 
 
 def read_measurements(path: Path | str) -> list[Measurement]:
-    """The runs in a result of `vllm bench serve` or benchmark_serving.py (one JSON object), or of SGLang's
-    bench_serving (an object a line). InputError for any other file.
+    """Read the result of `vllm bench serve` or benchmark_serving.py (one JSON object), or of SGLang's bench_serving.
+
+    SGLang writes an object per line. InputError for any other file.
     """
     text = read_text(Path(path), "file", "a UTF-8 file that can be read")
     return [measurement(value, str(path)) for value in _objects(text, str(path))]
 
 
 def measurement(value: Any, place: str) -> Measurement:
-    """One result; place: what errors name. SGLang's have a mean E2E latency spelled out, vLLM's have not."""
+    """One result, SGLang's if it has a mean E2E latency spelled out; `place` is named in errors."""
     if not isinstance(value, Mapping):
         raise InputError("file", place, "a JSON object for each run")
     tool = "sglang" if "mean_e2e_latency_ms" in value else "vllm"
     names = {"sglang": _SGLANG, "vllm": _VLLM}[tool]
-    counts = {ours: _number(value, theirs, place) for ours, theirs in _COUNTS.items()}
-    told = {ours: _told(value, theirs, place) for ours, theirs in _OPTIONAL.items()}
+    duration = _number(value, "duration", place)
+    completed = int(_number(value, "completed", place))
+    input_tokens = int(_number(value, "total_input_tokens", place))
+    output_tokens = int(_number(value, "total_output_tokens", place))
+    concurrency = _limit(value, "max_concurrency", place)
+    rate = _limit(value, "request_rate", place)
     metrics = {ours: _number(value, theirs, place) for ours, theirs in names.items() if value.get(theirs) is not None}
     missing = [names[name] for name in THROUGHPUTS[:2] if name not in metrics]
     if missing:
         raise InputError("file", place, f"a result of vLLM's or SGLang's benchmark (it has no {missing[0]})")
-    if tool == "sglang" and "Total Token Throughput (tok/s)" not in metrics and counts["duration"]:
-        tokens = counts["input_tokens"] + counts["output_tokens"]
-        metrics["Total Token Throughput (tok/s)"] = tokens / counts["duration"]
+    if tool == "sglang" and "Total Token Throughput (tok/s)" not in metrics and duration:
+        metrics["Total Token Throughput (tok/s)"] = (input_tokens + output_tokens) / duration
     rates = value.get(_RATES) or ()
-    if not isinstance(rates, (list, tuple)) or not all(_is_number(rate) and 0 <= rate <= 1 for rate in rates):
+    if not isinstance(rates, (list, tuple)) or not all(is_number(rate) and 0 <= rate <= 1 for rate in rates):
         raise InputError(_RATES, rates, "numbers from 0 to 1")
-    for name in ("completed", "input_tokens", "output_tokens"):
-        counts[name] = int(counts[name])
-    concurrency = told["concurrency"] and int(told["concurrency"])
     return Measurement(
-        tool, metrics, **counts, concurrency=concurrency, rate=told["rate"], rates_by_position=tuple(map(float, rates))
+        tool=tool,
+        metrics=metrics,
+        duration=duration,
+        completed=completed,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        concurrency=None if concurrency is None else int(concurrency),
+        rate=rate,
+        rates_by_position=tuple(map(float, rates)),
     )
 
 
@@ -116,8 +113,8 @@ def _objects(text: str, place: str) -> list[Any]:
     return values
 
 
-def _told(value: Mapping, name: str, place: str) -> float | None:
-    """null, `inf` (a number or a text) and `trace` are no limit."""
+def _limit(value: Mapping, name: str, place: str) -> float | None:
+    """An option of the client: null, `inf` (a number or a text) and `trace` are no limit."""
     given = value.get(name)
     return None if given in (None, "inf", "trace", math.inf) else _number(value, name, place)
 
@@ -125,10 +122,6 @@ def _told(value: Mapping, name: str, place: str) -> float | None:
 def _number(value: Mapping, name: str, place: str) -> float:
     if name not in value:
         raise InputError("file", place, f"a result of vLLM's or SGLang's benchmark (it has no {name})")
-    if not _is_number(value[name]) or not 0 <= value[name] <= sys.float_info.max:
-        raise InputError(name, value[name], f"a number of at least 0 and at most {sys.float_info.max:.2g} (in {place})")
+    if not is_number(value[name]) or value[name] < 0:
+        raise InputError(name, value[name], f"a number of at least 0 that a float holds (in {place})")
     return float(value[name])
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -12,44 +12,38 @@ import numpy as np
 from scipy.special import betaln
 
 from specsim.core.errors import InputError
-from specsim.simulator.bounds import not_negative, positive, whole
+from specsim.simulator.bounds import number, positive, whole
 from specsim.simulator.layers import Layers, layers_of
 
 _FOLDERS = (Path(__file__).parent / "models", Path(__file__).parents[1] / "models" / "shapes" / "configs")
-HALF = 2.0
+HALF = 2.0  # bytes
 MXFP4 = 17 / 32  # 4 bits a weight, and 8 bits of scale for 32 of them
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A transformer.
-
-    layers: groups of equal layers in order. head_weights: of the product that makes logits; embedding_weights: of a
-    table of its own, 0 where the head is used. entry_weights: of a product that a drafter's input passes through (fc).
-    weight_bytes, expert_bytes, kv_bytes: a weight's, an expert weight's, a number of the KV cache's. skew: how unevenly
-    tokens choose experts (expected_experts).
-    """
+    """A transformer."""
 
     name: str
     hidden_size: int
     vocab_size: int
-    layers: tuple[Layers, ...]
-    head_weights: int
-    embedding_weights: int
-    entry_weights: int = 0
-    weight_bytes: float = HALF
-    expert_bytes: float = HALF
-    kv_bytes: float = HALF
-    skew: float = 0.0
+    layers: tuple[Layers, ...]  # groups of equal layers, in order
+    head_weights: int  # product that makes logits
+    embedding_weights: int  # table of its own, 0 where the head serves as one
+    entry_weights: int = 0  # product that a drafter's input passes through (fc)
+    weight_bytes: float = HALF  # bytes of a weight
+    expert_bytes: float = HALF  # bytes of an expert's weight
+    kv_bytes: float = HALF  # bytes of a number in the KV cache
+    skew: float = 0.0  # unevenness of the choice of experts (expected_experts)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("hidden_size", "vocab_size", "head_weights"):
             whole(name, getattr(self, name))
         for name in ("embedding_weights", "entry_weights"):
             whole(name, getattr(self, name), least=0)
         for name in ("weight_bytes", "expert_bytes", "kv_bytes"):
             positive(name, getattr(self, name))
-        not_negative("skew", self.skew)
+        number("skew", self.skew)
 
     @property
     def num_layers(self) -> int:
@@ -57,8 +51,9 @@ class Model:
 
     @property
     def splits(self) -> tuple[int, ...]:
-        """Among how many GPUs it can be divided: evenly, but that KV heads may have equally many copies instead."""
-        most, kv_parts = gcd(*(group.parts for group in self.layers)), {group.kv_parts for group in self.layers}
+        """Numbers of GPUs that it divides among: evenly, but KV heads may have equally many copies instead."""
+        most = gcd(*(group.parts for group in self.layers))
+        kv_parts = {group.kv_parts for group in self.layers}
         counts = (count for count in range(1, most + 1) if most % count == 0)
         return tuple(count for count in counts if all(not count % heads or not heads % count for heads in kv_parts))
 
@@ -70,7 +65,7 @@ class Model:
 
     @property
     def active_parameters(self) -> int:
-        """Weights that one token meets in products, the embedding's rows left out."""
+        """Weights of the products that one token runs through, the embedding's rows left out."""
         inside = sum(group.count * group.active_weights for group in self.layers)
         return inside + self.head_weights + self.entry_weights
 
@@ -88,15 +83,14 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Drafter:
-    """What proposes drafts: a model that runs forwards.
+    """A drafter: a model that runs forwards.
 
-    is_feature: it reads the target's hidden states (EAGLE, MTP), so that draft-extend leaves the first draft and
-    num_steps - 1 forwards make the others; otherwise it is a language model of its own, which runs num_steps forwards
-    and catches up in the first of them.
+    One that reads the target's hidden states (EAGLE, MTP) has its first draft from draft-extend, and num_steps - 1
+    forwards make the others. A language model of its own runs num_steps forwards and catches up in the first of them.
     """
 
     model: Model
-    is_feature: bool = True
+    is_feature: bool = True  # reads the target's hidden states
 
     def forwards(self, num_steps: int) -> int:
         """Forwards of one drafting."""
@@ -106,14 +100,16 @@ class Drafter:
 def expected_experts(experts: int, chosen: int, rows: float | np.ndarray, skew: float = 0.0) -> float | np.ndarray:
     """Experts that `rows` tokens touch if each chooses `chosen` of `experts`: E(1 - mean of (1 - p)^n over experts).
 
-    skew: 0, every expert is as likely as any other, p = k/E; above, p differs between experts as a beta law of mean k/E
-    and first parameter 1/skew. With skew 1 and k = 1 every division of tokens among experts is as likely as any other.
+    skew: 0, every expert is as likely as any other, p = k/E; above, p differs between experts with a beta distribution
+    of mean k/E and first parameter 1/skew. With skew 1 and k = 1 every division of tokens among experts is as likely as
+    any other.
     """
-    not_negative("rows", float(np.min(rows)))
-    not_negative("skew", skew)
+    number("rows", float(np.min(rows)))
+    number("skew", skew)
     if not skew or chosen == experts:
         return experts * (1 - (1 - chosen / experts) ** rows)
-    first, second = 1 / skew, (experts / chosen - 1) / skew
+    first = 1 / skew
+    second = (experts / chosen - 1) / skew
     return experts * (1 - np.exp(betaln(first, second + rows) - betaln(first, second)))
 
 
@@ -141,7 +137,7 @@ def read_config(source: str | Path) -> tuple[str, dict[str, Any]]:
 
 
 def names() -> tuple[str, ...]:
-    """The models whose configs are shipped."""
+    """Models whose configs are shipped."""
     return tuple(sorted(_shipped()))
 
 
@@ -155,8 +151,8 @@ def _model(name: str, config: Mapping[str, Any]) -> Model:
     for field in ("hidden_size", "vocab_size", "num_hidden_layers"):
         whole(field, config.get(field))
     table = config["hidden_size"] * config["vocab_size"]
-    quantised = (config.get("quantization_config") or {}).get("quant_method")
-    if quantised not in (None, "mxfp4", "fp8"):
+    quantised = (config.get("quantization_config") or {}).get("quant_method") or "none"
+    if quantised not in ("none", "mxfp4", "fp8"):
         raise InputError("quantization_config", quantised, "none, mxfp4 (of experts) or fp8")
     return Model(
         name,
@@ -171,13 +167,14 @@ def _model(name: str, config: Mapping[str, Any]) -> Model:
 
 
 def drafter(kind: str, target: Model, draft_vocab_size: int | None = None) -> Drafter:
-    """A drafter that goes with a target, one layer of the target's width.
+    """The drafter of a target, one layer of the target's width.
 
     `eagle`: fc over token and feature [H, 2H] before every forward, the target's head. `mtp`: the same with the
     target's last layer. `eagle3`: fc over three features [H, 3H] in draft-extend, attention over token and feature, a
     head over `draft_vocab_size`.
     """
-    last, square = replace(target.layers[-1], count=1, window=None), target.hidden_size**2
+    last = replace(target.layers[-1], count=1, window=None)
+    square = target.hidden_size**2
     alone = replace(target, name=f"{kind} of {target.name}", embedding_weights=0)
     if kind in ("eagle", "mtp"):
         layer = replace(last, dense_weights=last.dense_weights + 2 * square)

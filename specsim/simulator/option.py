@@ -1,4 +1,4 @@
-"""What a simulated server is made of: a cost, settings to choose from, and who chooses."""
+"""Parts of a simulated server: a cost, settings to choose from, and the policy that chooses."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -7,7 +7,7 @@ import numpy as np
 
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError
-from specsim.simulator.acceptance import Acceptance, PerPosition, accept_length
+from specsim.simulator.acceptance import Acceptance, Distribution, PerPosition, accept_length
 
 
 class Cost(Protocol):
@@ -22,19 +22,21 @@ class Cost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A setting of speculation and what it gets accepted."""
+    """A setting of speculation and the acceptance of its drafts."""
 
     config: SpecConfig
     acceptance: Acceptance
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.acceptance.num_steps < self.config.num_steps:
-            allowed = f"a law of at least num_steps drafts, {self.config.num_steps}"
+            allowed = f"acceptance of at least num_steps drafts, {self.config.num_steps}"
             raise InputError("acceptance", self.acceptance.num_steps, allowed)
 
     @property
     def accept_length(self) -> float:
-        """Mean tokens of a round, bonus included; of a law with a closed form."""
+        """Mean tokens of a round, bonus included; InputError for acceptance without a closed form."""
+        if not isinstance(self.acceptance, Distribution):
+            raise InputError("acceptance", self.acceptance, "a distribution with a closed form")
         return accept_length(self.acceptance, self.config.num_steps)
 
     @classmethod
@@ -48,15 +50,16 @@ class Policy(Protocol):
 
     def choose(self, contexts: np.ndarray) -> int:
         """The number of an option, for requests of these committed lengths [B]."""
+        ...
 
     def observe(self, option: int, accepted: np.ndarray, seconds: float) -> None:
-        """What a round of this option accepted [B], and how long its step took."""
+        """Learn the accepted drafts [B] of a round of this option, and the seconds of its step."""
 
 
 class Always:
     """The policy that has no choice."""
 
-    def __init__(self, option: int = 0):
+    def __init__(self, option: int = 0) -> None:
         self._option = option
 
     def choose(self, contexts: np.ndarray) -> int:

@@ -1,4 +1,4 @@
-"""The best setting for a model, hardware and load: of all candidates, simulated, and by batch size, computed."""
+"""The best setting for a model, hardware and load: simulated for all candidates, computed by batch size."""
 
 import json
 import shlex
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from specsim.core.config import ServingConfig, SpecConfig
+from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError
 from specsim.simulator.cell import Cell
 from specsim.simulator.option import Option
@@ -20,24 +20,22 @@ OBJECTIVES = {"throughput": "Output Throughput (tok/s)", "latency": "Mean E2E La
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A setting and what came of it. accept_length: of its law; regret: how much worse its objective is than the
-    best's, relative.
-    """
+    """A setting with its simulated metrics."""
 
     config: SpecConfig
-    accept_length: float
+    accept_length: float  # closed form
     metrics: dict[str, float]
-    regret: float
+    regret: float  # relative loss of the objective against the best setting
 
 
 @dataclass(frozen=True, slots=True)
 class BatchChoice:
-    """The best setting of a round of so many requests, its tokens a second, and those of plain decoding."""
+    """The best setting of a round of `batch` requests."""
 
     batch: int
     config: SpecConfig
     tokens_per_s: float
-    plain_tokens_per_s: float
+    plain_tokens_per_s: float  # of plain decoding
 
     @property
     def speedup(self) -> float:
@@ -46,12 +44,12 @@ class BatchChoice:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """candidates: best first. by_batch: for batches of 1, 2, 4, ... requests."""
+    """Candidate settings of a server under a load."""
 
     cell: Cell
     objective: str
-    candidates: tuple[Candidate, ...]
-    by_batch: tuple[BatchChoice, ...]
+    candidates: tuple[Candidate, ...]  # best first
+    by_batch: tuple[BatchChoice, ...]  # batches of 1, 2, 4, ... requests
 
     @property
     def best(self) -> Candidate:
@@ -59,7 +57,7 @@ class Plan:
 
     @property
     def best_chain(self) -> Candidate | None:
-        """Of those that every engine takes; None if all are trees."""
+        """Best of the candidates that every engine supports; None if all are trees."""
         return next((each for each in self.candidates if each.config.topk == 1), None)
 
     @property
@@ -83,8 +81,9 @@ class Plan:
 
 
 def candidates(cell: Cell) -> list[SpecConfig]:
-    """Plain decoding, every chain, and trees as wide and deep as the shares tell of."""
-    depth, width = len(cell.shares), min(map(len, cell.shares), default=0)
+    """Plain decoding, every chain, and trees no wider and deeper than the shares."""
+    depth = len(cell.shares)
+    width = min(map(len, cell.shares), default=0)
     page = cell.page_size
     chains = [SpecConfig(1, steps, steps + 1, page) for steps in range(1, depth + 1)]
     trees = [
@@ -120,9 +119,16 @@ def policies(cell: Cell, limit: int) -> dict[str, dict[str, float]]:
     """Metrics of every policy over plain decoding and all chains, on equal traces; limit: of the off-switch."""
     scenario = cell.with_values(topk=1, num_steps=0, num_draft_tokens=None).scenario
     options = [cell.option(config) for config in candidates(cell) if config.topk == 1]
-    serving = ServingConfig(cell.schedule, cell.max_running, scenario.slots(options[-1]), cell.chunk_tokens)
-    cost, same = scenario.cost(options[-1]), {"prefill": cell.prefill, "seed": cell.seed}
-    runs = compare(cost, options, scenario.workload, serving, limit=limit, **same)
+    longest = options[-1]
+    runs = compare(
+        scenario.cost(longest),
+        options,
+        scenario.workload,
+        scenario.serving(longest),
+        limit=limit,
+        prefill=scenario.prefill,
+        seed=scenario.seed,
+    )
     return {name: run.metrics() for name, run in runs.items()}
 
 
@@ -132,7 +138,7 @@ def _batches(most: int) -> list[int]:
 
 
 def _choose(scenario: Scenario, options: Sequence[Option], batch: int) -> BatchChoice:
-    """By tokens a second of a round of requests that are half done."""
+    """The option of most tokens a second in a round of requests that are half done."""
 
     def speed(option: Option) -> float:
         return batch * option.accept_length / scenario.phases(option, batch).total

@@ -5,22 +5,24 @@ import math
 import numpy as np
 
 PER_DOUBLING = 512
-_LEAST, _MOST = 2.0**-40, 2.0**24
+_LEAST = 2.0**-40
+_MOST = 2.0**24
 _SIZE = PER_DOUBLING * 64 + 2
 
 
 class Quantiles:
-    """Counts and sums of positive values in bins 0.14 % wide; a bin's value is the mean of what fell into it.
+    """Counts and sums of positive values in bins 0.14 % wide; a bin's value is the mean of its values.
 
     So equal values come back but for rounding, and no quantile is off by more than a bin. Values below 2^-40 or from
     2^24 on share a bin each.
     """
 
-    def __init__(self):
-        self._counts, self._sums = np.zeros(_SIZE, dtype=np.int64), np.zeros(_SIZE)
+    def __init__(self) -> None:
+        self._counts = np.zeros(_SIZE, dtype=np.int64)
+        self._sums = np.zeros(_SIZE)
 
     def add(self, values: np.ndarray) -> None:
-        """float64 [n]."""
+        """Count values, float64 [n]."""
         places = np.log2(np.clip(values, _LEAST / 2, _MOST)) + 40
         bins = np.clip(np.floor(places * PER_DOUBLING).astype(np.int64) + 1, 0, _SIZE - 1)
         np.add.at(self._counts, bins, 1)
@@ -37,7 +39,8 @@ class Quantiles:
         if not count:
             return math.nan
         place = share * (count - 1)
-        below, above = self._value(math.floor(place)), self._value(math.ceil(place))
+        below = self._value(math.floor(place))
+        above = self._value(math.ceil(place))
         return below + (above - below) * (place - math.floor(place))
 
     def _value(self, rank: int) -> float:

@@ -1,33 +1,45 @@
-"""Trees under a rank-by-depth law: who is on the target's path depends on its ranks along the way, and on depth."""
+"""Trees under a rank-by-depth distribution: a draft's acceptance depends on its rank among siblings and its depth."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError
-from specsim.simulator.acceptance import PerPosition, check_number
+from specsim.simulator.acceptance import PerPosition
+from specsim.simulator.bounds import probability
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The nodes of a tree below its root: parents (node number, 0 the root), ranks among siblings, depths from 1."""
+    """The nodes of a tree below its root, by node number."""
 
-    parents: tuple[int, ...]
-    ranks: tuple[int, ...]
-    depths: tuple[int, ...]
+    parents: tuple[int, ...]  # node numbers, 0 the root
+    ranks: tuple[int, ...]  # among siblings
+    depths: tuple[int, ...]  # from 1
+
+
+class _Candidate(NamedTuple):
+    """A draft that a tree may hold."""
+
+    score: float  # product of the shares along its path
+    parent: int  # place of its parent among the candidates, -1 for the root
+    rank: int
+    depth: int
 
 
 def rank_by_depth(shares: Sequence[Sequence[float]], config: SpecConfig) -> PerPosition:
-    """The law of a tree where the target continues a path of d accepted drafts with its r-th best draft with
-    probability shares[d][r].
+    """Acceptance of the best tree, if draft r continues d accepted ones with probability shares[d][r].
 
     A path of some depth is accepted if the tree holds it. Of all trees of its size within topk lanes this one accepts
     most (Sequoia, arXiv 2402.12374); a drafter that knows more than the rank, how sure it is this time, does better.
     """
     _check(shares, config)
-    rates, reach, tree = np.zeros(config.num_steps), [1.0], best_tree(shares, config)
+    rates = np.zeros(config.num_steps)
+    reach = [1.0]
+    tree = best_tree(shares, config)
     for parent, rank, depth in zip(tree.parents, tree.ranks, tree.depths, strict=True):
         reach.append(reach[parent] * shares[depth - 1][rank])
         rates[depth - 1] += reach[-1]
@@ -35,30 +47,36 @@ def rank_by_depth(shares: Sequence[Sequence[float]], config: SpecConfig) -> PerP
 
 
 def best_tree(shares: Sequence[Sequence[float]], config: SpecConfig) -> Tree:
-    """EAGLE-2's tree (arXiv 2406.16858) where a node's score is the product of the shares along its path: topk lanes
-    are expanded at every step, then the best num_draft_tokens - 1 candidates kept; ties go to the earlier.
+    """EAGLE-2's tree (arXiv 2406.16858), a node's score being the product of the shares along its path.
+
+    topk lanes are expanded at every step, then the best num_draft_tokens - 1 candidates kept; ties go to the earlier.
     """
-    candidates, lanes = [], [(1.0, -1)]
+    candidates: list[_Candidate] = []
+    lanes = [-1]  # places among the candidates
     for depth, row in enumerate(shares[: config.num_steps], start=1):
-        children = list(enumerate(row[: config.topk]))
-        level = [(score * share, parent, rank, depth) for score, parent in lanes for rank, share in children]
-        best = sorted(range(len(level)), key=lambda place: -level[place][0])[: config.topk]
-        lanes = [(level[place][0], len(candidates) + place) for place in best]
-        candidates += level
-    best = sorted(range(len(candidates)), key=lambda place: -candidates[place][0])
-    kept = sorted(best[: config.num_draft_tokens - 1])
+        start = len(candidates)
+        scores = [candidates[parent].score if parent >= 0 else 1.0 for parent in lanes]
+        for parent, score in zip(lanes, scores, strict=True):
+            children = enumerate(row[: config.topk])
+            candidates += [_Candidate(score * share, parent, rank, depth) for rank, share in children]
+        lanes = _best(range(start, len(candidates)), candidates)[: config.topk]
+    kept = sorted(_best(range(len(candidates)), candidates)[: config.num_draft_tokens - 1])
     node_of = {-1: 0} | {place: node for node, place in enumerate(kept, start=1)}
     nodes = [candidates[place] for place in kept]
     return Tree(
-        tuple(node_of[parent] for _, parent, _, _ in nodes),
-        tuple(rank for _, _, rank, _ in nodes),
-        tuple(depth for *_, depth in nodes),
+        tuple(node_of[each.parent] for each in nodes),
+        tuple(each.rank for each in nodes),
+        tuple(each.depth for each in nodes),
     )
+
+
+def _best(places: Iterable[int], candidates: Sequence[_Candidate]) -> list[int]:
+    return sorted(places, key=lambda place: -candidates[place].score)
 
 
 def _check(shares: Sequence[Sequence[float]], config: SpecConfig) -> None:
     if len(shares) < config.num_steps or any(len(row) < config.topk for row in shares):
         raise InputError("shares", shares, f"num_steps rows of topk numbers, {config.num_steps} of {config.topk}")
     for row in shares:
-        if sum(check_number("shares", share) for share in row) > 1 + 1e-9:
+        if sum(probability("shares", share) for share in row) > 1 + 1e-9:
             raise InputError("shares", row, "rows that add up to at most 1: siblings are different tokens")

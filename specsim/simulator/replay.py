@@ -16,24 +16,23 @@ from specsim.simulator.acceptance import Recorded
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """All candidates of drafts from R positions, of requests one after the other.
+    """All candidates of drafts from R positions, request after request.
 
-    tokens (int) and scores (float32) [R, K + (S-1)K²]: by level, K of the root, then K children for each of K lanes.
-    parent_list: int [R, K(S-1)+1], for each block of K siblings the flat index of their parent, -1 for the root.
-    texts: the output of every request; its position p drafts what follows token p, so n positions need n + S tokens.
-    topk, num_steps: of the setting that was recorded.
+    By level: K children of the root, then K children for each of K lanes.
     """
 
-    tokens: np.ndarray
-    scores: np.ndarray
-    parent_list: np.ndarray
-    texts: tuple[np.ndarray, ...]
-    topk: int
-    num_steps: int
+    tokens: np.ndarray  # int [R, K + (S-1)K²]
+    scores: np.ndarray  # f32 [R, K + (S-1)K²]
+    parent_list: np.ndarray  # int [R, K(S-1)+1], flat index of the parent of each block of K siblings, -1 for the root
+    texts: tuple[np.ndarray, ...]  # every request's output; position p drafts what follows token p: n + S tokens for n
+    topk: int  # K of the recorded setting
+    num_steps: int  # S of the recorded setting
 
-    def __post_init__(self):
-        topk, steps = self.topk, self.num_steps
-        width, blocks = topk + (steps - 1) * topk**2, max(1, topk * (steps - 1) + 1)
+    def __post_init__(self) -> None:
+        topk = self.topk
+        steps = self.num_steps
+        width = topk + (steps - 1) * topk**2
+        blocks = max(1, topk * (steps - 1) + 1)
         for name, most in (("tokens", width), ("scores", width), ("parent_list", blocks)):
             shape = getattr(self, name).shape
             if shape != (self.num_positions, most):
@@ -52,33 +51,34 @@ class Candidates:
         nodes = self._select(config, self._expand(config))
         return np.max(np.where(nodes & self._on_path(), self._depths(), 0), axis=1)
 
-    def law(self, config: SpecConfig) -> Recorded:
-        """The setting's acceptance by request and position."""
+    def acceptance(self, config: SpecConfig) -> Recorded:
+        """Acceptance of the setting by request and position."""
         ends = np.cumsum(self._lengths)[:-1]
         return Recorded(tuple(np.split(self.accepted(config), ends)), config.num_steps, by="position")
 
     def shares(self) -> np.ndarray:
-        """Of the nodes on the target's path at each depth d, the root at 0, the share whose r-th best child is its
-        continuation: float64 [S, K].
+        """Share of the nodes on the target's path at each depth that it continues with their r-th best child.
+
+        The root has depth 0; f64 [S, K].
         """
-        on_path, expanded = self._on_path(), self._blocks()
-        rows, steps, topk = np.arange(self.num_positions), self.num_steps, self.topk
-        shares, block = np.zeros((steps, topk)), np.zeros(self.num_positions, dtype=np.int64)
-        for depth in range(steps):
+        on_path = self._on_path()
+        expanded = self._blocks()
+        shares = np.zeros((self.num_steps, self.topk))
+        block = np.zeros(self.num_positions, dtype=np.int64)
+        for depth in range(self.num_steps):
             there = np.flatnonzero(block >= 0)
-            children = block[there, None] * topk + np.arange(topk)
+            children = block[there, None] * self.topk + np.arange(self.topk)
             hits = on_path[there[:, None], children]
             shares[depth] = hits.mean(axis=0) if len(there) else 0.0
-            following = np.full_like(block, -1)
             hit = hits.any(axis=1)
-            following[there[hit]] = expanded[rows[there[hit]], children[hits]]
-            block = following
+            block = np.full_like(block, -1)
+            block[there[hit]] = expanded[there[hit], children[hits]]
         return shares
 
     def _on_path(self) -> np.ndarray:
         """Whether a candidate and all above it are the text: bool [R, M]."""
-        levels, topk = self._depths(), self.topk
-        is_text = self.tokens == self._following()[:, levels - 1]
+        topk = self.topk
+        is_text = self.tokens == self._following()[:, self._depths() - 1]
         for level in range(1, self.num_steps):
             start = topk + (level - 1) * topk**2
             parents = np.repeat(self.parent_list[:, 1 + (level - 1) * topk : 1 + level * topk], topk, axis=1)
@@ -86,10 +86,9 @@ class Candidates:
         return is_text
 
     def _depths(self) -> np.ndarray:
-        """int64 [M]: 1 for the root's children."""
-        return np.concatenate(
-            [np.full(self.topk, 1), np.repeat(np.arange(2, self.num_steps + 1), self.topk**2)]
-        ).astype(np.int64)
+        """Depth of every candidate, 1 for the root's children: int64 [M]."""
+        deeper = np.repeat(np.arange(2, self.num_steps + 1), self.topk**2)
+        return np.concatenate([np.full(self.topk, 1), deeper]).astype(np.int64)
 
     def _following(self) -> np.ndarray:
         """The S tokens that a round from each position may accept: [R, S]."""
@@ -104,13 +103,15 @@ class Candidates:
         return block_of
 
     def _expand(self, config: SpecConfig) -> list[np.ndarray]:
-        """The candidates of a smaller setting by level, as flat indices of the recorded ones, -1 where nothing was
-        recorded: the recorded lanes were others. int64 [R, k], then [R, k²] each.
+        """Candidates of a smaller setting by level, as flat indices of recorded ones: int64 [R, k], then [R, k²] each.
+
+        -1 where nothing was recorded, because the recorded lanes were others.
         """
         for name, most in (("topk", self.topk), ("num_steps", self.num_steps)):
             if not 1 <= getattr(config, name) <= most:
                 raise InputError(name, getattr(config, name), f"1 to {most}, the recorded one")
-        block_of, ranks = self._blocks(), np.arange(config.topk)
+        block_of = self._blocks()
+        ranks = np.arange(config.topk)
         lanes = np.broadcast_to(ranks, (self.num_positions, config.topk))
         levels = [lanes]
         for _ in range(config.num_steps - 1):
@@ -126,7 +127,7 @@ class Candidates:
         return np.argsort(-scores, axis=1, kind="stable")[:, :count]
 
     def _select(self, config: SpecConfig, levels: list[np.ndarray]) -> np.ndarray:
-        """Which recorded candidates are in the smaller setting's tree: bool [R, M]."""
+        """Mask of the recorded candidates in the smaller setting's tree: bool [R, M]."""
         flat = np.concatenate(levels, axis=1)
         chosen = np.take_along_axis(flat, self._best(flat, config.num_draft_tokens - 1), axis=1)
         selected = np.zeros((self.num_positions, self.tokens.shape[1] + 1), dtype=bool)

@@ -3,7 +3,7 @@
 import csv
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from io import StringIO
 from pathlib import Path
 
@@ -14,25 +14,22 @@ from specsim.simulator.measurement import METRICS, Measurement, read_measurement
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was reported of one run; None where nothing was said.
-
-    figures: by the names of measurement.METRICS. concurrency: most requests under way. duration: seconds. completed,
-    input_tokens, output_tokens: totals. rates_by_position: unconditional acceptance.
-    """
+    """The report of one run; None where it says nothing."""
 
     label: str
-    figures: Mapping[str, float]
-    concurrency: int | None = None
-    duration: float | None = None
-    completed: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    rates_by_position: tuple[float, ...] = ()
+    figures: Mapping[str, float]  # by the names of measurement.METRICS
+    concurrency: int | None = None  # most requests under way
+    duration: float | None = None  # seconds
+    completed: int | None = None  # requests
+    input_tokens: int | None = None  # total
+    output_tokens: int | None = None  # total
+    rates_by_position: tuple[float, ...] = ()  # unconditional acceptance
 
 
 def read_reports(path: Path) -> list[Report]:
-    """The reports in a file: a CSV with columns metric and value (those beside them name the run; `concurrency` is
-    read), or what vLLM's and SGLang's clients write. InputError for any other file.
+    """Read the reports in a file: a CSV with columns metric and value, or a result of vLLM's or SGLang's client.
+
+    The other columns of a CSV name the run; `concurrency` is read. InputError for any other file.
     """
     if path.suffix.lower() == ".csv":
         return _table(read_text(path, "file", "a UTF-8 file that can be read"), path)
@@ -41,8 +38,8 @@ def read_reports(path: Path) -> list[Report]:
 
 
 def _report(measured: Measurement, label: str) -> Report:
-    totals = (measured.duration, measured.completed, measured.input_tokens, measured.output_tokens)
-    return Report(label, measured.metrics, measured.concurrency, *totals, measured.rates_by_position)
+    same = [field.name for field in fields(Report) if field.name not in ("label", "figures")]
+    return Report(label, measured.metrics, **{name: getattr(measured, name) for name in same})
 
 
 def _table(text: str, path: Path) -> list[Report]:
@@ -64,7 +61,7 @@ def _table(text: str, path: Path) -> list[Report]:
 
 
 def _rows(text: str, path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """Where every row is, and its fields by column; nothing of a table that lacks the two columns."""
+    """Place and fields of every row; nothing of a table that lacks the two columns."""
     rows = csv.DictReader(StringIO(text, newline=""))
     try:
         if {"metric", "value"} <= set(rows.fieldnames or ()):

@@ -1,4 +1,4 @@
-"""What a simulated run was: a row a request, the figures that benchmarks print, and on demand a row a step."""
+"""Results of a simulated run: a row per request, the figures that benchmarks print, on demand a row per step."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,45 +19,37 @@ MILLISECONDS = 1e3
 
 
 class Step(NamedTuple):
-    """One step: start and seconds; requests in its round, chunks of prompts and their tokens, requests without a place;
-    the option of its round (-1: none); pages that those with a place need.
-    """
+    """One step."""
 
-    start: float
+    start: float  # seconds
     seconds: float
-    running: int
-    chunks: int
-    waiting: int
-    prompt_tokens: int
-    option: int
-    pages: int
+    running: int  # requests in its round
+    chunks: int  # of prompts
+    waiting: int  # requests without a place
+    prompt_tokens: int  # in the chunks
+    option: int  # of its round, -1 without one
+    pages: int  # needed by the requests with a place
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """Requests [R] by number: arrivals, first and last delivery (seconds), tokens, rounds, accepted drafts,
-    preemptions; first_steps and last_steps, the steps (from 0) in which their first and last tokens were launched.
+    """A workload served, arrays by request number."""
 
-    gaps: between a request's successive deliveries, of all requests. accepted_drafts: for each option the rounds by the
-    number of drafts they accepted. num_steps: that were served; most_pages: that were needed at once; log: the steps,
-    if they were kept.
-    """
-
-    arrivals: np.ndarray
-    firsts: np.ndarray
-    lasts: np.ndarray
-    first_steps: np.ndarray
-    last_steps: np.ndarray
-    prompt_tokens: np.ndarray
-    output_tokens: np.ndarray
-    rounds: np.ndarray
-    drafts: np.ndarray
-    preemptions: np.ndarray
-    gaps: Quantiles
-    accepted_drafts: tuple[np.ndarray, ...]
+    arrivals: np.ndarray  # f64 [R], seconds
+    firsts: np.ndarray  # f64 [R], seconds of the first delivery
+    lasts: np.ndarray  # f64 [R], seconds of the last delivery
+    first_steps: np.ndarray  # int64 [R], step (from 0) that launched the first token
+    last_steps: np.ndarray  # int64 [R], step that launched the last token
+    prompt_tokens: np.ndarray  # int64 [R]
+    output_tokens: np.ndarray  # int64 [R]
+    rounds: np.ndarray  # int64 [R]
+    drafts: np.ndarray  # int64 [R], accepted
+    preemptions: np.ndarray  # int64 [R]
+    gaps: Quantiles  # seconds between a request's successive deliveries, of all requests
+    accepted_drafts: tuple[np.ndarray, ...]  # for each option int64 [num_steps + 1], rounds by accepted drafts
     num_steps: int
-    most_pages: int
-    log: tuple[Step, ...]
+    most_pages: int  # needed at once
+    log: tuple[Step, ...]  # empty unless kept
 
     @property
     def duration(self) -> float:
@@ -81,28 +73,31 @@ class Run:
     @property
     def accept_length(self) -> float:
         """Tokens of a round that drafted, bonus included; 1 where none did."""
-        rounds, drafts, _ = self._drafting
-        return 1 + drafts / rounds if rounds else 1.0
+        rounds = sum(each.rounds for each in self._drafting)
+        return 1 + sum(each.accepted for each in self._drafting) / rounds if rounds else 1.0
 
     @property
     def accept_rate(self) -> float:
         """Accepted over proposed drafts; nan where none were proposed."""
-        _, drafts, proposed = self._drafting
-        return drafts / proposed if proposed else float("nan")
+        proposed = sum(each.proposed for each in self._drafting)
+        return sum(each.accepted for each in self._drafting) / proposed if proposed else float("nan")
 
     @property
-    def _drafting(self) -> tuple[int, int, int]:
-        """Rounds that drafted, the drafts they had accepted, the drafts they proposed."""
-        counts = [each for each in self.accepted_drafts if len(each) > 1]
-        rounds = sum(int(each.sum()) for each in counts)
-        drafts = sum(int(each @ np.arange(len(each))) for each in counts)
-        return rounds, drafts, sum(int(each.sum()) * (len(each) - 1) for each in counts)
+    def _drafting(self) -> list["_Drafting"]:
+        """Totals of every option that drafts."""
+        return [
+            _Drafting(int(each.sum()), int(each @ np.arange(len(each))), int(each.sum()) * (len(each) - 1))
+            for each in self.accepted_drafts
+            if len(each) > 1
+        ]
 
     def metrics(self) -> dict[str, float]:
-        """Figures by the names of specsim.simulator.measurement.METRICS, as vLLM's benchmark defines them: ITL over the
-        deliveries of all requests, everything else over requests.
+        """Figures by the names of specsim.simulator.measurement.METRICS, as vLLM's benchmark defines them.
+
+        ITL is over the deliveries of all requests, everything else over requests.
         """
-        tokens, duration = int(self.output_tokens.sum()), self.duration
+        tokens = int(self.output_tokens.sum())
+        duration = self.duration
         values = {
             "Output Throughput (tok/s)": tokens / duration,
             "Request Throughput (req/s)": len(self.arrivals) / duration,
@@ -120,7 +115,7 @@ class Run:
         return {name: values[name] for name in METRICS}
 
     def frame(self) -> "pandas.DataFrame":
-        """A row a request."""
+        """A row per request."""
         columns = {
             "arrival_s": self.arrivals,
             "prompt_tokens": self.prompt_tokens,
@@ -135,9 +130,17 @@ class Run:
         return _frame(columns)
 
     def steps(self) -> "pandas.DataFrame":
-        """A row a step, where `simulate` was asked to log them."""
+        """A row per step, if `simulate` kept a log."""
         columns = list(zip(*self.log, strict=True)) or [()] * len(Step._fields)
         return _frame(dict(zip(Step._fields, map(np.array, columns), strict=True)))
+
+
+class _Drafting(NamedTuple):
+    """Totals of one option."""
+
+    rounds: int
+    accepted: int
+    proposed: int
 
 
 def _frame(columns: dict[str, np.ndarray]) -> "pandas.DataFrame":
@@ -150,17 +153,26 @@ def _frame(columns: dict[str, np.ndarray]) -> "pandas.DataFrame":
 
 
 class Ledger:
-    """Notes of a run under way, arrays by request number."""
+    """The growing results of a run under way, arrays by request number as in Run."""
 
-    def __init__(self, workload: Workload, configs: tuple[SpecConfig, ...], log: bool):
+    def __init__(self, workload: Workload, configs: tuple[SpecConfig, ...], log: bool) -> None:
         size = len(workload)
         self.workload = workload
-        self.arrivals, self.firsts, self.lasts = (np.zeros(size) for _ in range(3))
-        self.rounds, self.drafts, self.preemptions = (np.zeros(size, dtype=np.int64) for _ in range(3))
-        self.first_steps, self.last_steps = (np.zeros(size, dtype=np.int64) for _ in range(2))
-        self.accepted = [np.zeros(config.num_steps + 1, dtype=np.int64) for config in configs]
-        self.gaps, self._buffer, self._filled = Quantiles(), np.empty(2**12), 0
-        self.num_ended = self.num_steps = self.most_pages = 0
+        self.arrivals = np.zeros(size)
+        self.firsts = np.zeros(size)
+        self.lasts = np.zeros(size)
+        self.first_steps = np.zeros(size, dtype=np.int64)
+        self.last_steps = np.zeros(size, dtype=np.int64)
+        self.rounds = np.zeros(size, dtype=np.int64)
+        self.drafts = np.zeros(size, dtype=np.int64)
+        self.preemptions = np.zeros(size, dtype=np.int64)
+        self.accepted = tuple(np.zeros(config.num_steps + 1, dtype=np.int64) for config in configs)
+        self.gaps = Quantiles()
+        self._buffer = np.empty(2**12)
+        self._filled = 0
+        self.num_ended = 0
+        self.num_steps = 0
+        self.most_pages = 0
         self.log: list[Step] | None = [] if log else None
 
     def first(self, requests: np.ndarray, seconds: float, step: int) -> None:
@@ -168,7 +180,7 @@ class Ledger:
         self.first_steps[requests] = step
 
     def round(self, requests: np.ndarray, seconds: float, accepted: np.ndarray, option: int) -> None:
-        """What a round delivered to requests that had not ended."""
+        """Add a round's delivery to requests that had not ended."""
         self._gaps(seconds - self.lasts[requests])
         self.lasts[requests] = seconds
         self.rounds[requests] += 1
@@ -183,14 +195,14 @@ class Ledger:
         self.last_steps[requests] = step
         self.num_ended += len(requests)
 
-    def step(self, step: tuple) -> None:
+    def step(self, step: Step) -> None:
         self.num_steps += 1
-        self.most_pages = max(self.most_pages, step[-1])
+        self.most_pages = max(self.most_pages, step.pages)
         if self.log is not None:
-            self.log.append(Step(*step))
+            self.log.append(step)
 
     def run(self) -> Run:
-        """All that was noted."""
+        """The results of the whole run."""
         self._flush()
         return Run(
             arrivals=self.arrivals,
@@ -204,14 +216,14 @@ class Ledger:
             drafts=self.drafts,
             preemptions=self.preemptions,
             gaps=self.gaps,
-            accepted_drafts=tuple(self.accepted),
+            accepted_drafts=self.accepted,
             num_steps=self.num_steps,
             most_pages=self.most_pages,
             log=tuple(self.log or ()),
         )
 
     def _gaps(self, gaps: np.ndarray) -> None:
-        """Kept until there are many: one call for many values is quicker than many for few."""
+        """Buffer gaps: one call for many values is quicker than many for few."""
         if self._filled + len(gaps) > len(self._buffer):
             self._flush()
         if len(gaps) > len(self._buffer):

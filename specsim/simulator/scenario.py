@@ -1,4 +1,4 @@
-"""A server and what it is asked for, simulated with speculation and without."""
+"""A server under a load, simulated with speculation and without."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,7 +13,8 @@ from specsim.simulator.hardware import Hardware
 from specsim.simulator.model import Drafter, Model
 from specsim.simulator.option import Option
 from specsim.simulator.results import Run
-from specsim.simulator.timeline import Prefill, check, simulate
+from specsim.simulator.server import Prefill
+from specsim.simulator.timeline import check, simulate
 from specsim.simulator.workload import Workload
 
 MOST_SLOTS = 2**31 - 1
@@ -22,49 +23,44 @@ MOST_REQUESTS = 512
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A model on tensor_parallel GPUs, one setting of speculation with what it gets accepted, and a workload.
-
-    tensor_parallel: one of model.splits. max_running: most requests with a place; chunk_tokens: most prompt tokens of a
-    step, None for no limit; memory_share: of the GPUs' memory that weights and KV may take. seed: of what chance
-    decides.
-    """
+    """A model on some GPUs, one setting of speculation with its acceptance, and a workload."""
 
     model: Model
     hardware: Hardware
     drafter: Drafter | None
     option: Option
     workload: Workload
-    tensor_parallel: int = 1
+    tensor_parallel: int = 1  # one of model.splits
     schedule: Literal["sync", "overlap"] = "overlap"
     prefill: Prefill = "mixed"
-    max_running: int = 256
-    chunk_tokens: int | None = 8192
-    memory_share: float = 0.9
+    max_running: int = 256  # most requests with a place
+    chunk_tokens: int | None = 8192  # most prompt tokens of a step, None for no limit
+    memory_share: float = 0.9  # share of the GPUs' memory for weights and KV
     efficiency: Efficiency = field(default_factory=Efficiency)
     seed: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         splits = self.model.splits
         if self.tensor_parallel not in splits:
             allowed = f"{', '.join(map(str, splits))}: GPUs that {self.model.name} divides among"
             raise InputError("tensor_parallel", self.tensor_parallel, allowed)
 
     def cost(self, option: Option) -> CostModel:
-        """What rounds of an option take; without drafts no drafter is loaded."""
+        """Cost model of an option's rounds; without drafts no drafter is loaded."""
         drafter = None if option.config.is_plain else self.drafter
         return CostModel(self.hardware, self.model, drafter, self.efficiency, self.tensor_parallel, self.schedule)
 
     def slots(self, option: Option) -> int:
-        """KV slots beside the weights."""
+        """KV slots in the memory that the weights leave."""
         return min(self.cost(option).kv_slots(self.memory_share), MOST_SLOTS)
 
     def run(self, option: Option) -> Run:
-        """The workload served with this option."""
+        """Serve the workload with this option."""
         serving = self.serving(option)
         return simulate(self.cost(option), option, self.workload, serving, prefill=self.prefill, seed=self.seed)
 
     def serving(self, option: Option) -> ServingConfig:
-        """How this option is served; InputError if the workload cannot be served so."""
+        """Settings of the server with this option; InputError if they cannot serve the workload."""
         serving = ServingConfig(self.schedule, self.max_running, self.slots(option), self.chunk_tokens)
         try:
             check(self.cost(option), (option,), self.workload, serving, self.prefill)
@@ -81,7 +77,7 @@ class Scenario:
         return Option.plain(self.option.config.page_size)
 
     def speedup(self, requests: int) -> float:
-        """Of decoding over plain decoding, at the same number of running requests."""
+        """Speed-up of decoding over plain decoding, at the same number of running requests."""
         plain, drafts = (self.phases(option, requests).total for option in (self.plain, self.option))
         return self.option.accept_length * plain / drafts
 
@@ -90,6 +86,6 @@ class Scenario:
         return next((size for size in range(1, most + 1) if self.speedup(size) < 1), None)
 
     def phases(self, option: Option, requests: int) -> Phases:
-        """A round of so many requests, each in the middle of its mean output."""
+        """Seconds of a round of `requests` requests, each in the middle of its mean output, by part."""
         context = int(self.workload.prompt_tokens.mean() + self.workload.output_tokens.mean() / 2)
         return self.cost(option).phases(np.full(requests, context), option.config)

@@ -1,69 +1,96 @@
-"""A simulated server under way: its requests, what they hold, and what the host has not read yet."""
+"""A simulated server under way: its requests, their columns, and the results that the host has not read yet."""
 
 import heapq
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 
+from specsim.core.config import ServingConfig
 from specsim.simulator.acceptance import Rounds
+from specsim.simulator.chunks import Chunk, next_chunks, sizes
+from specsim.simulator.client import Arrival, Client
 from specsim.simulator.columns import round_pages
-from specsim.simulator.results import Ledger, Run
+from specsim.simulator.option import Cost, Option, Policy
+from specsim.simulator.results import Ledger, Run, Step
 from specsim.simulator.uniforms import Stream, keys, named_uniforms
+from specsim.simulator.workload import Workload
+
+Prefill = Literal["mixed", "beside", "first"]
+PREFILLS = get_args(Prefill)
 
 
 @dataclass(frozen=True, slots=True)
 class _Results:
-    """Tokens on their way to the host, of requests [B], made in a step and there at `seconds`: first ones, or those of
-    a round that accepted so many drafts.
-    """
+    """Tokens of a step on their way to the host: first ones, or those of a round."""
 
-    requests: np.ndarray
-    seconds: float
+    requests: np.ndarray  # int64 [B]
+    seconds: float  # time at which the host can read them
     step: int
-    accepted: np.ndarray | None
-    option: int
+    accepted: np.ndarray | None  # int64 [B], drafts that the round accepted; None for first tokens
+    option: int  # of the round, -1 for first tokens
 
 
 class Server:
-    """A run under way.
+    """A run under way, arrays by request number."""
 
-    Arrays by request number: left, tokens that are still to come, and lengths, committed columns (filled, or to be
-    filled again), both as far as the host knows; ahead, the device's committed columns; filled, those of a prefill that
-    are done.
-    """
-
-    def __init__(self, cost, options, workload, serving, prefill, policy, client, seed, log):
-        self.cost, self.options, self.policy = cost, options, policy
-        self.configs = tuple(option.config for option in options)
-        self.serving, self.mode, self.lagging = serving, prefill, serving.schedule == "overlap"
-        self.num_pages = serving.num_slots // self.configs[0].page_size
-        self.prompts, self.outputs = workload.prompt_tokens, workload.output_tokens
+    def __init__(
+        self,
+        cost: Cost,
+        options: tuple[Option, ...],
+        workload: Workload,
+        serving: ServingConfig,
+        prefill: Prefill,
+        policy: Policy,
+        seed: int,
+        log: bool,
+    ) -> None:
         size = len(workload)
+        self.cost = cost
+        self.options = options
+        self.configs = tuple(option.config for option in options)
+        self.serving = serving
+        self.mode = prefill
+        self.policy = policy
+        self.lagging = serving.schedule == "overlap"
+        self.num_pages = serving.num_slots // self.configs[0].page_size
         self.keys = keys(seed, Stream.ROUND, np.arange(size))
-        self.left, self.lengths = self.outputs.copy(), self.prompts.copy()
-        self.ahead, self.rounds, self.filled = (np.zeros(size, dtype=np.int64) for _ in range(3))
-        self.client, self.ledger = client, Ledger(workload, self.configs, log)
-        self.waiting: list[tuple[float, int]] = []
+        self.prompts = workload.prompt_tokens
+        self.outputs = workload.output_tokens
+        self.left = self.outputs.copy()  # tokens still to come, as far as the host knows
+        self.lengths = self.prompts.copy()  # committed columns, filled or to be filled again, as far as the host knows
+        self.ahead = np.zeros(size, dtype=np.int64)  # the device's committed columns
+        self.rounds = np.zeros(size, dtype=np.int64)
+        self.filled = np.zeros(size, dtype=np.int64)  # columns of a prefill that are done
+        self.client = Client(workload)
+        self.ledger = Ledger(workload, self.configs, log)
+        self.waiting: list[Arrival] = []  # a heap
         self.running = np.zeros(0, dtype=np.int64)
         self.prefilling: list[int] = []
         self.unread: list[_Results] = []
-        self.now = self.planned = 0.0  # when the next step starts; until when its plan knows of arrivals
+        self.now = 0.0  # start of the next step
+        self.planned = 0.0  # time until which its plan knows of arrivals
 
     def serve(self) -> Run:
+        """Run until every request has ended."""
         while self.ledger.num_ended < len(self.prompts):
             if not (self.waiting or self.prefilling or len(self.running) or self.unread):
-                self.now = self.planned = max(self.now, self.client.next_time)
+                self.now = max(self.now, self.client.next_time)
+                self.planned = self.now
             self._step()
         return self.ledger.run()
 
     def _step(self) -> None:
         for arrival in self.client.due(self.planned):
-            self.ledger.arrivals[arrival[1]] = arrival[0]
+            self.ledger.arrivals[arrival.request] = arrival.sent
             heapq.heappush(self.waiting, arrival)
         pages = self._plan()
-        chunks, due, start = self._chunks(), self.unread, self.now
+        chunks = next_chunks(self.prefilling, self.filled, self.lengths, self.serving.chunk_tokens)
+        due = self.unread
         self.unread = []
-        running, waiting = len(self.running), len(self.waiting)
+        start = self.now
+        running = len(self.running)
+        waiting = len(self.waiting)
         option = self._launch(chunks)
         for results in due:
             self._read(results)
@@ -72,17 +99,19 @@ class Server:
         launched = bool(chunks) or option >= 0
         self.planned = start if self.lagging and launched else self.now
         if launched:
-            prompt_tokens = sum(end - begin for _, begin, end in chunks)
-            self.ledger.step((start, self.now - start, running, len(chunks), waiting, prompt_tokens, option, pages))
+            prompt_tokens = sum(chunk.end - chunk.start for chunk in chunks)
+            seconds = self.now - start
+            self.ledger.step(Step(start, seconds, running, len(chunks), waiting, prompt_tokens, option, pages))
 
     def _plan(self) -> int:
-        """Make room for the next round of all who have a place, admit whom there is room for; the pages they need."""
-        pages, preempted = self._pages(), False
+        """Make room for the next round of requests with a place, and admit others; the pages that all need."""
+        pages = self._pages()
+        preempted = pages > self.num_pages
         while pages > self.num_pages:
             self._preempt()
-            pages, preempted = self._pages(), True
+            pages = self._pages()
         while self.waiting and not preempted and len(self.running) + len(self.prefilling) < self.serving.max_running:
-            request = self.waiting[0][1]
+            request = self.waiting[0].request
             needed = int(round_pages(self.lengths[request], self.configs))
             if pages + needed > self.num_pages:
                 break
@@ -97,37 +126,26 @@ class Server:
         return pages + self._pages_of(np.array(self.prefilling)) if self.prefilling else pages
 
     def _pages_of(self, requests: np.ndarray) -> int:
-        """Of the columns that requests need in their next round, as far as the host knows."""
+        """Pages of the columns that requests need in their next round, as far as the host knows."""
         return int(np.add.reduce(round_pages(self.lengths[requests], self.configs)))
 
     def _preempt(self) -> None:
-        """Whoever gives way waits, and will compute the KV of its known tokens again."""
+        """Preempt a victim: it waits, and will compute the KV of its known tokens again."""
         sign = {"latest": 0, "shortest": -1, "longest": 1}[self.serving.preemption]
         placed = [*self.running.tolist(), *self.prefilling]
         self.filled[self.running] = self.lengths[self.running]
-        request = max(placed, key=lambda each: (sign * int(self.filled[each]), self.ledger.arrivals[each], each))
-        self.running = self.running[self.running != request]
-        self.prefilling = [each for each in self.prefilling if each != request]
-        self.ledger.preemptions[request] += 1
-        heapq.heappush(self.waiting, (float(self.ledger.arrivals[request]), request))
+        victim = max(placed, key=lambda each: (sign * int(self.filled[each]), self.ledger.arrivals[each], each))
+        self.running = self.running[self.running != victim]
+        self.prefilling = [each for each in self.prefilling if each != victim]
+        self.ledger.preemptions[victim] += 1
+        heapq.heappush(self.waiting, Arrival(float(self.ledger.arrivals[victim]), victim))
 
-    def _chunks(self) -> list[tuple[int, int, int]]:
-        """(request, first column, end) of what this step prefills, oldest place first."""
-        left, chunks = self.serving.chunk_tokens, []
-        for request in self.prefilling:
-            start, length = int(self.filled[request]), int(self.lengths[request])
-            end = length if left is None else min(length, start + left)
-            if end > start:
-                left = None if left is None else left - (end - start)
-                chunks.append((request, start, end))
-        return chunks
-
-    def _launch(self, chunks: list[tuple[int, int, int]]) -> int:
-        """Let the device do the step; the option of its round, -1 without one."""
+    def _launch(self, chunks: list[Chunk]) -> int:
+        """Run the step on the device; the option of its round, -1 without one."""
         if self.mode == "mixed":
             return self._mixed(chunks)
         if chunks:
-            new, behind = _tokens(chunks)
+            new, behind = sizes(chunks)
             self.now += self.cost.prefill(new, behind)
             self._join(chunks)
             if not self.lagging:
@@ -140,14 +158,14 @@ class Server:
         self._round(option, contexts, seconds)
         return option
 
-    def _mixed(self, chunks: list[tuple[int, int, int]]) -> int:
+    def _mixed(self, chunks: list[Chunk]) -> int:
         if not chunks and not len(self.running):
             return -1
         contexts = self.ahead[self.running]
         option = self.policy.choose(contexts) if len(contexts) else -1
         config = self.configs[option if len(contexts) else 0]
         if chunks:
-            seconds = self.cost.mixed(*_tokens(chunks), contexts, config)
+            seconds = self.cost.mixed(*sizes(chunks), contexts, config)
         else:
             seconds = self.cost.round(contexts, config)
         if len(contexts):
@@ -157,13 +175,11 @@ class Server:
         self._join(chunks)
         return option
 
-    def _join(self, chunks: list[tuple[int, int, int]]) -> None:
-        """Prompts that are complete make their first token, and their requests run from the next round on."""
-        whole = []
-        for request, _, end in chunks:
-            self.filled[request] = end
-            if end == self.lengths[request]:
-                whole.append(request)
+    def _join(self, chunks: list[Chunk]) -> None:
+        """Make the first token of every complete prompt; its request runs from the next round on."""
+        for chunk in chunks:
+            self.filled[chunk.request] = chunk.end
+        whole = [chunk.request for chunk in chunks if chunk.end == self.lengths[chunk.request]]
         if not whole:
             return
         self.prefilling = [each for each in self.prefilling if each not in whole]
@@ -175,7 +191,8 @@ class Server:
             self.unread.append(_Results(fresh, self.now, self.ledger.num_steps, None, -1))
 
     def _round(self, option: int, contexts: np.ndarray, seconds: float) -> None:
-        requests, steps = self.running, self.configs[option].num_steps
+        requests = self.running
+        steps = self.configs[option].num_steps
         accepted = self._accepted(option, contexts) if steps else np.zeros(len(requests), dtype=np.int64)
         self.policy.observe(option, accepted, seconds)
         self.now += seconds
@@ -184,12 +201,13 @@ class Server:
         self.unread.append(_Results(requests, self.now, self.ledger.num_steps, accepted, option))
 
     def _accepted(self, option: int, contexts: np.ndarray) -> np.ndarray:
-        requests, law, steps = self.running, self.options[option].acceptance, self.configs[option].num_steps
+        requests = self.running
+        acceptance = self.options[option].acceptance
+        steps = self.configs[option].num_steps
         positions = contexts - self.prompts[requests]
-        accepted = law.accepted(
-            Rounds(requests, self.rounds[requests], positions, named_uniforms(self.keys[requests], positions))
-        )
-        return np.minimum(accepted, steps) if law.num_steps > steps else accepted
+        uniforms = named_uniforms(self.keys[requests], positions)
+        accepted = acceptance.accepted(Rounds(requests, self.rounds[requests], positions, uniforms))
+        return np.minimum(accepted, steps) if acceptance.num_steps > steps else accepted
 
     def _read_all(self) -> None:
         for results in self.unread:
@@ -197,8 +215,9 @@ class Server:
         self.unread = []
 
     def _read(self, results: _Results) -> None:
-        """The host learns of tokens; what is beyond a request's end is dropped, and who has ended leaves."""
-        requests, accepted = results.requests, results.accepted
+        """Read tokens on the host; those beyond a request's end are dropped, and requests that have ended leave."""
+        requests = results.requests
+        accepted = results.accepted
         left = self.left[requests]
         if accepted is None:
             left -= 1
@@ -206,7 +225,9 @@ class Server:
         else:
             if self.lagging and not left.all():
                 alive = left > 0
-                requests, accepted, left = requests[alive], accepted[alive], left[alive]
+                requests = requests[alive]
+                accepted = accepted[alive]
+                left = left[alive]
             kept = np.minimum(accepted + 1, left)
             left -= kept
             self.lengths[requests] += kept
@@ -218,16 +239,10 @@ class Server:
             self._end(len(ended), results.seconds)
 
     def _end(self, num_ended: int, seconds: float) -> None:
-        """Whose tokens are complete leaves, whether it runs or waits since a preemption."""
+        """Drop requests with all of their tokens, whether they run or wait since a preemption."""
         self.running = self.running[self.left[self.running] > 0]
         if self.waiting and self.lagging:
-            self.waiting = [each for each in self.waiting if self.left[each[1]]]
+            self.waiting = [each for each in self.waiting if self.left[each.request]]
             heapq.heapify(self.waiting)
         for _ in range(num_ended):
             self.client.ended(seconds)
-
-
-def _tokens(chunks: list[tuple[int, int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of each chunk, and those before it."""
-    columns = np.array(chunks, dtype=np.int64)
-    return columns[:, 2] - columns[:, 1], columns[:, 1]

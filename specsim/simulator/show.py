@@ -1,11 +1,10 @@
-"""What simulated servers and reproduced tables come to, for people to read."""
+"""Simulated servers and reproduced tables as text for people to read."""
 
 import math
 from dataclasses import asdict, dataclass
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
 
-from specsim.simulator.cost import Phases
 from specsim.simulator.results import Run
 from specsim.simulator.scenario import Scenario
 
@@ -20,22 +19,19 @@ _MOST_BATCH = 256
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """Seconds on the clock, and of a core: fewer where other programs had it, too."""
+    """Time of a simulation."""
 
-    seconds: float
-    core_seconds: float
+    seconds: float  # on the clock
+    core_seconds: float  # of a core: fewer where other programs had it, too
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One workload served without drafts and, if there is a drafter, with them.
-
-    took: of each run, what simulating it took this machine, measured: not the same another time, as all else is.
-    """
+    """One workload served without drafts and, if there is a drafter, with them."""
 
     scenario: Scenario
     runs: dict[str, Run]
-    took: dict[str, Took]
+    took: dict[str, Took]  # by run; measured, so that it differs from one comparison to the next
 
     def to_json(self) -> dict[str, Any]:
         """A value that json can write."""
@@ -56,19 +52,22 @@ def compare(scenario: Scenario) -> Comparison:
     options = {"no drafts": scenario.plain}
     if not scenario.option.config.is_plain:
         options["drafts"] = scenario.option
-    runs, took = {}, {}
+    runs = {}
+    took = {}
     for name, option in options.items():
-        start, core = perf_counter(), process_time()
+        start = perf_counter()
+        core = process_time()
         runs[name] = scenario.run(option)
         took[name] = Took(perf_counter() - start, process_time() - core)
     return Comparison(scenario, runs, took)
 
 
 def show(comparison: Comparison, console: "Console") -> None:
-    """Both runs side by side, what a round is made of, and from which batch on drafts cost more than they bring."""
+    """Print both runs side by side, and the parts of a round with the accept length that pays for them by batch."""
     from specsim.core.display import heading, paragraph, print_table, setting
 
-    scenario, runs = comparison.scenario, comparison.runs
+    scenario = comparison.scenario
+    runs = comparison.runs
     gpus = f"{scenario.tensor_parallel} × {scenario.hardware.name}"
     paragraph(console, f"{scenario.model.name} on {gpus}; {setting(scenario.option.config)}; simulated, not measured")
     heading(console, "the workload")
@@ -89,29 +88,29 @@ _PHASES = ("draft", "verify", "extend", "host")
 
 
 def _rounds(scenario: Scenario) -> list[tuple[str, ...]]:
-    """By batch size the parts of a round, and the accept length at which it costs what plain decoding does."""
-    rows, size = [], 1
+    """Parts of a round by batch size, and the accept length at which it costs what plain decoding does."""
+    rows = []
+    size = 1
     while size <= min(_MOST_BATCH, scenario.max_running):
-        plain, phases = (scenario.phases(option, size) for option in (scenario.plain, scenario.option))
-        rows.append((str(size), *_ms(plain.total, phases), f"{phases.total / plain.total:.2f}"))
+        plain = scenario.phases(scenario.plain, size).total
+        phases = scenario.phases(scenario.option, size)
+        parts = (f"{1e3 * seconds:.2f}" for seconds in (plain, *(getattr(phases, name) for name in _PHASES)))
+        rows.append((str(size), *parts, f"{phases.total / plain:.2f}"))
         size *= 4
     return rows
-
-
-def _ms(plain: float, phases: Phases) -> list[str]:
-    return [f"{1e3 * seconds:.2f}" for seconds in (plain, *(getattr(phases, name) for name in _PHASES))]
 
 
 def _cells(values: list[float]) -> list[str]:
     cells = ["-" if math.isnan(value) else f"{value:,.2f}" for value in values]
     if len(values) > 1:
-        defined = not any(map(math.isnan, values)) and values[0] > 0
-        cells.append(f"{values[1] / values[0]:.2f}" if defined else "-")
+        plain, drafts = values
+        defined = not math.isnan(plain) and not math.isnan(drafts) and plain > 0
+        cells.append(f"{drafts / plain:.2f}" if defined else "-")
     return cells
 
 
 def show_table(result: "Reproduction", console: "Console") -> None:
-    """What came of a published table, with every error."""
+    """Print the reproduction of a published table, with every error."""
     from specsim.core.display import heading, paragraph, print_table
     from specsim.simulator.reproduce.reproduction import parameter_cells
 
@@ -125,8 +124,9 @@ def show_table(result: "Reproduction", console: "Console") -> None:
         heading(console, "parameters and their intervals")
         headings = ("parameter", "value", "from", "to", "unit")
         print_table(console, headings, [parameter_cells(each) for each in result.parameters])
-    heading(console, "asked")
-    print_table(console, (), [(each.what, each.value, "met" if each.is_met else "not met") for each in result.asked])
+    heading(console, "targets")
+    rows = [(each.what, each.value, "met" if each.is_met else "not met") for each in result.targets]
+    print_table(console, (), rows)
     for note in result.notes:
         console.print()
         paragraph(console, note)

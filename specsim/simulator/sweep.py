@@ -1,33 +1,30 @@
-"""Many cells through an executor, their results in one SQLite file, cell by cell: what is in it is never lost."""
+"""Sweep of many cells through an executor into one SQLite file, cell by cell: no written cell is ever lost."""
 
 import json
 import os
 import socket
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, as_completed
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specsim.core.errors import InputError
 from specsim.simulator.cell import Cell
 from specsim.simulator.measurement import METRICS
 from specsim.simulator.model import names, read_config
 
-if TYPE_CHECKING:
-    import pandas
-
 FIELDS = tuple(field.name for field in fields(Cell))
 COLUMNS = ("key", *FIELDS, *METRICS, "error", "seconds", "worker")
 
 
-def cells(base: Cell, vary: dict[str, Sequence[Any]]) -> list[Cell]:
-    """The base with every combination of these values of its fields."""
+def cells(base: Cell, vary: Mapping[str, Sequence[Any]]) -> list[Cell]:
+    """The base cell with every combination of these values of its fields."""
     return [base.with_values(**dict(zip(vary, values, strict=True))) for values in product(*vary.values())]
 
 
@@ -45,7 +42,7 @@ def check(wanted: Sequence[Cell]) -> None:
 
 
 def key(cell: Cell) -> str:
-    """What names a cell in a file: equal for equal cells, of a model that is not shipped with an equal config."""
+    """Name of a cell in a file: equal for equal cells; a model that is not shipped counts by its config."""
     value = cell.to_json()
     if cell.model not in names():
         with suppress(InputError):  # the cell is impossible until there is such a file
@@ -54,7 +51,7 @@ def key(cell: Cell) -> str:
 
 
 def run_cell(value: dict[str, Any]) -> dict[str, Any]:
-    """Metrics of a cell that was sent as JSON, or under `error` why it cannot be; who ran it, in how many seconds."""
+    """Metrics of a cell in JSON, or the reason it is impossible under `error`; besides seconds and worker."""
     start = perf_counter()
     try:
         result = Cell.from_json(value).run().metrics() | {"error": None}
@@ -64,11 +61,12 @@ def run_cell(value: dict[str, Any]) -> dict[str, Any]:
 
 
 class Results:
-    """A SQLite file with a row a cell: its fields (JSON where SQLite has no type for them), METRICS, error, seconds,
-    worker. A row is there as a whole, and stays, whatever becomes of this program.
+    """A SQLite file with a row per cell: its fields (JSON where SQLite has no type), METRICS, error, seconds, worker.
+
+    A row is written in one transaction, and stays whatever becomes of this program.
     """
 
-    def __init__(self, path: Path | str):
+    def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         try:
             self._file = sqlite3.connect(self.path)
@@ -84,7 +82,7 @@ class Results:
         return {row[0] for row in self._file.execute("select key from cells")}
 
     def add(self, cell: Cell, result: dict[str, Any]) -> None:
-        """One row, in a transaction of its own."""
+        """Write one row in a transaction."""
         row = {"key": key(cell), **cell.to_json(), **result}
         values = [_plain(row.get(name)) for name in COLUMNS]
         with self._file:
@@ -92,30 +90,31 @@ class Results:
 
     def rows(self, wanted: Iterable[str] | None = None) -> list[dict[str, Any]]:
         """All rows, or those of some keys in their order."""
-        found = {row[0]: dict(zip(COLUMNS, row, strict=True)) for row in self._file.execute("select * from cells")}
-        return list(found.values()) if wanted is None else [found[each] for each in wanted]
-
-    def frame(self, wanted: Iterable[str] | None = None) -> "pandas.DataFrame":
-        """The same as a data frame, for Parquet or plots."""
-        try:
-            import pandas
-        except ImportError as error:
-            allowed = f"rows, unless pandas is installed by: pip install 'specsim[data]' ({error})"
-            raise InputError("sweep", "a data frame", allowed) from error
-        return pandas.DataFrame(self.rows(wanted), columns=list(COLUMNS))
+        rows = [dict(zip(COLUMNS, row, strict=True)) for row in self._file.execute("select * from cells")]
+        found = {row["key"]: row for row in rows}
+        return rows if wanted is None else [found[each] for each in wanted]
 
     def close(self) -> None:
         self._file.close()
 
 
-def sweep(
-    wanted: Sequence[Cell], results: Results, executor: Executor, done: Callable[[], None] = lambda: None
-) -> tuple[int, int]:
-    """Run the cells that the file has not, and add each as soon as it is there; how many were run, how many kept.
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Cells of a sweep."""
 
-    done: called for every cell that the file holds, those that it held before first.
+    simulated: int
+    kept: int  # found in the file
+
+
+def sweep(
+    wanted: Sequence[Cell], results: Results, executor: Executor, done: Callable[[], object] = lambda: None
+) -> Counts:
+    """Run the cells that the file lacks, and write each as soon as it is done.
+
+    done: called for every cell in the file, cells of earlier sweeps first.
     """
-    named, known = {key(cell): cell for cell in wanted}, results.keys()
+    named = {key(cell): cell for cell in wanted}
+    known = results.keys()
     missing = [cell for name, cell in named.items() if name not in known]
     kept = len(named) - len(missing)
     for _ in range(kept):
@@ -128,11 +127,11 @@ def sweep(
     finally:
         for future in futures:
             future.cancel()
-    return len(missing), kept
+    return Counts(len(missing), kept)
 
 
 def _plain(value: Any) -> Any:
-    """What SQLite holds: nan is null there; tuples, and integers beyond its 64 bits, are JSON."""
+    """A value as SQLite holds it: nan is null there; tuples, and integers beyond its 64 bits, are JSON."""
     if isinstance(value, (tuple, list)) or (isinstance(value, int) and not -(2**63) <= value < 2**63):
         return json.dumps(value)
     return None if isinstance(value, float) and value != value else value

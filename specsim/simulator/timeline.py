@@ -1,27 +1,21 @@
-"""Continuous batching on a clock: who is served when, what a step takes, what comes out when.
+"""Continuous batching on a clock: which request is served when, seconds of every step, time of every token.
 
 Steps are those of serving.scheduler: arrivals, room for the next round (or preemption), admission, chunks of prompts,
-one round of whoever runs; under `overlap` a step is planned before the results of the one before it are known, so that
-a request that has ended takes part in one more round. A step takes what the cost model says.
+one round of the running requests. Under `overlap` a step is planned before the results of the one before it are known,
+so that a request that has ended takes part in one more round. The cost model gives the seconds of a step.
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 
 from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError
-from specsim.simulator.acceptance import check_number
-from specsim.simulator.client import Client
 from specsim.simulator.columns import round_pages
 from specsim.simulator.option import Always, Cost, Option, Policy
 from specsim.simulator.results import Run
-from specsim.simulator.server import Server
+from specsim.simulator.server import PREFILLS, Prefill, Server
 from specsim.simulator.workload import Workload
-
-PREFILLS = ("mixed", "beside", "first")
-Prefill = Literal["mixed", "beside", "first"]
 
 
 def simulate(
@@ -32,8 +26,6 @@ def simulate(
     *,
     prefill: Prefill = "mixed",
     policy: Policy | None = None,
-    intake: float = 0.0,
-    latency: float = 0.0,
     seed: int = 0,
     log: bool = False,
 ) -> Run:
@@ -41,33 +33,31 @@ def simulate(
 
     prefill: prompts go through the round's own forward (`mixed`, as in vLLM), a forward of their own before the round,
     which takes them along (`beside`, as in serving.scheduler), or one that rounds wait for (`first`, as in SGLang).
-    policy: chooses among several options. intake, latency: seconds of the front end for each request, one at a time and
-    besides (see Client). log: keep a record of every step. serving: unless given, 256 places, slots for all, and the
-    cost model's schedule.
+    policy: chooses among several options. log: keep a record of every step. serving: unless given, 256 places, slots
+    for all, and the cost model's schedule.
     """
     options = (options,) if isinstance(options, Option) else tuple(options)
     if serving is None:
         serving = ServingConfig(getattr(cost, "schedule", "sync"), max_running=256, num_slots=2**31 - 1)
-    for name, value in (("intake", intake), ("latency", latency)):
-        check_number(name, value, 0, np.inf)
     check(cost, options, workload, serving, prefill)
-    client = Client(workload, intake, latency)
-    return Server(cost, options, workload, serving, prefill, policy or Always(), client, seed, log).serve()
+    return Server(cost, options, workload, serving, prefill, policy or Always(), seed, log).serve()
 
 
 def check(cost: Cost, options: Sequence[Option], workload: Workload, serving: ServingConfig, prefill: str) -> None:
-    """InputError for what simulate cannot serve."""
+    """InputError for a workload or a setting that simulate cannot serve."""
     if prefill not in PREFILLS:
         raise InputError("prefill", prefill, " or ".join(PREFILLS))
     if not options or len({option.config.page_size for option in options}) != 1:
         raise InputError("options", f"{len(options)} settings", "at least one, all of one page_size")
     if serving.prefix_cache:
         raise InputError("prefix_cache", True, "False: requests of a workload have lengths and no tokens")
-    if getattr(cost, "schedule", serving.schedule) != serving.schedule:
-        raise InputError("schedule", serving.schedule, f"that of the cost model, {cost.schedule}")
+    schedule = getattr(cost, "schedule", serving.schedule)
+    if schedule != serving.schedule:
+        raise InputError("schedule", serving.schedule, f"that of the cost model, {schedule}")
     if serving.schedule == "overlap" and any(option.config.release == "round" for option in options):
         raise InputError("schedule", "overlap", "sync with release 'round', which frees what a round leaves")
-    configs, page = tuple(option.config for option in options), options[0].config.page_size
+    configs = tuple(option.config for option in options)
+    page = configs[0].page_size
     # Lanes' copies of a prefix's tail grow with it: a round from a page's last token may need most of all.
     last = workload.prompt_tokens + np.maximum(workload.output_tokens - 2, 0)
     fullest = np.maximum(last - last % page - 1, workload.prompt_tokens)

@@ -1,4 +1,4 @@
-"""Randomness of the simulator: uniforms that are named, not ordered, so that a request meets the same ones anywhere."""
+"""Randomness of the simulator: uniforms that are named, not ordered, so that a request sees the same ones anywhere."""
 
 from enum import IntEnum
 
@@ -6,15 +6,16 @@ import numpy as np
 
 from specsim.core.errors import InputError
 
-_STEP, _WORD = 0x9E3779B97F4A7C15, 2**64 - 1
-_MULTIPLIERS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
-_UNIT, _LOST_BITS = 2.0**-53, np.uint64(11)
-_ONE, _STRIDE = np.uint64(1), np.uint64(_STEP)
+_STEP = 0x9E3779B97F4A7C15
+_WORD = 2**64 - 1
+_STRIDE = np.uint64(_STEP)
+_ONE = np.uint64(1)
+_UNIT = 2.0**-53
+_LOST_BITS = np.uint64(11)
 
 
 class Stream(IntEnum):
-    """What a uniform is for. Two streams share no name."""
+    """Purpose of a uniform. Two streams share no name."""
 
     ROUND = 0
     PHASE = 1
@@ -24,13 +25,13 @@ class Stream(IntEnum):
 
 def mix(words: np.ndarray) -> np.ndarray:
     """The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): a bijection of uint64 words."""
-    words = (words ^ (words >> _SHIFTS[0])) * _MULTIPLIERS[0]
-    words = (words ^ (words >> _SHIFTS[1])) * _MULTIPLIERS[1]
-    return words ^ (words >> _SHIFTS[2])
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
 
 
 def keys(seed: int, stream: Stream, request_ids: np.ndarray) -> np.ndarray:
-    """What names a request's uniforms of one stream, uint64; worth keeping where a request tosses many."""
+    """Names of requests' uniforms of one stream, uint64; worth keeping where a request draws many."""
     if not 0 <= seed <= _WORD:
         raise InputError("seed", seed, "an integer from 0 to 2^64 - 1")
     start = mix(np.array([(seed + (stream + 1) * _STEP) & _WORD], dtype=np.uint64))

@@ -1,43 +1,44 @@
-"""Workloads: which requests come when, each with its prompt's tokens and the tokens that it puts out."""
+"""Workloads: times of requests, each with its prompt's tokens and the tokens that it puts out."""
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from specsim.core.errors import InputError
 from specsim.core.files import read_text
+from specsim.simulator.bounds import LARGEST_COUNT, count, is_number, number, positive
 from specsim.simulator.uniforms import Stream, keys, named_uniforms
 
 Length = int | tuple[int, int]
-_FIELDS = ("arrival_s", "prompt_tokens", "output_tokens")
-_LONGEST = 2**31
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """Requests by number, in the order of their arrival.
 
-    prompt_tokens, output_tokens: int64 [R]. arrivals_s: seconds, float64 [R], never before the one before; None: a
-    closed loop, in which the next request arrives as soon as fewer than `concurrency` are under way. With arrivals_s
-    concurrency is None, or the most that the client lets be under way: who comes later is sent later.
+    Without arrivals_s it is a closed loop: the next request arrives as soon as fewer than `concurrency` are under way.
     """
 
-    prompt_tokens: np.ndarray
-    output_tokens: np.ndarray
-    arrivals_s: np.ndarray | None = None
-    concurrency: int | None = None
+    prompt_tokens: np.ndarray  # int64 [R]
+    output_tokens: np.ndarray  # int64 [R]
+    arrivals_s: np.ndarray | None = None  # f64 [R], seconds, ascending
+    concurrency: int | None = None  # most requests under way at the client; None, with arrivals_s: no limit
+    intake: float = 0.0  # seconds of the front end (a connection, a tokenizer) on each request before the next
+    latency: float = 0.0  # seconds in which each request is under way besides, many at a time
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        for name in ("intake", "latency"):
+            number(name, getattr(self, name))
         for name in ("prompt_tokens", "output_tokens"):
             object.__setattr__(self, name, _lengths(name, getattr(self, name)))
         if len(self.prompt_tokens) != len(self.output_tokens):
             raise InputError("output_tokens", len(self.output_tokens), f"one a request, {len(self.prompt_tokens)}")
         if self.concurrency is not None:
-            check_count("concurrency", self.concurrency)
+            count("concurrency", self.concurrency)
         if self.arrivals_s is None:
             if self.concurrency is None:
                 raise InputError("concurrency", None, "an integer of at least 1 where no arrivals are given")
@@ -60,14 +61,14 @@ def closed_loop(
     Lengths: one for all, or (least, most) of which each request has a whole number at random, all equally likely.
     """
     lengths = _drawn(num_requests, prompt_tokens, output_tokens, seed)
-    return Workload(*lengths, concurrency=check_count("concurrency", concurrency))
+    return Workload(*lengths, concurrency=count("concurrency", concurrency))
 
 
 def poisson(num_requests: int, rate: float, prompt_tokens: Length, output_tokens: Length, seed: int = 0) -> Workload:
     """Requests that come by themselves, `rate` of them a second on average."""
     lengths = _drawn(num_requests, prompt_tokens, output_tokens, seed)
     uniforms = _uniforms(num_requests, 2, seed)
-    return Workload(*lengths, arrivals_s=np.cumsum(-np.log1p(-uniforms)) / _positive("rate", rate))
+    return Workload(*lengths, arrivals_s=np.cumsum(-np.log1p(-uniforms)) / positive("rate", rate))
 
 
 def bursts(
@@ -75,50 +76,63 @@ def bursts(
 ) -> Workload:
     """`size` requests at once, and again after every `every_s` seconds."""
     lengths = _drawn(num_requests, prompt_tokens, output_tokens, seed)
-    waves = np.arange(num_requests) // check_count("size", size)
-    return Workload(*lengths, arrivals_s=waves * _positive("every_s", every_s))
+    waves = np.arange(num_requests) // count("size", size)
+    return Workload(*lengths, arrivals_s=waves * positive("every_s", every_s))
 
 
 def read_workload(path: Path | str) -> Workload:
-    """A file of JSON lines, a request a line with the fields arrival_s, prompt_tokens and output_tokens."""
-    path, rows = Path(path), []
+    """Read a file of JSON lines: per request the fields arrival_s, prompt_tokens and output_tokens."""
+    path = Path(path)
+    rows = []
     text = read_text(path, "workload", "a UTF-8 file that can be read")
-    for number, line in enumerate(text.split("\n"), start=1):
+    for at, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            rows.append(_row(line, f"{path}, line {number}"))
+            rows.append(_row(line, f"{path}, line {at}"))
     if not rows:
         raise InputError("workload", str(path), "a file of at least one request")
-    arrivals, prompts, outputs = (np.array(column) for column in zip(*rows, strict=True))
-    order = np.argsort(arrivals, kind="stable")
-    return Workload(prompts[order], outputs[order], arrivals[order])
+    rows.sort(key=lambda row: row.arrival_s)
+    prompts = np.array([row.prompt_tokens for row in rows])
+    outputs = np.array([row.output_tokens for row in rows])
+    return Workload(prompts, outputs, np.array([row.arrival_s for row in rows]))
 
 
-def _row(line: str, place: str) -> tuple[float, int, int]:
-    allowed = f"a line that is a JSON object of {', '.join(_FIELDS)}"
+class _Row(NamedTuple):
+    """A line of a file of requests."""
+
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+
+
+def _row(line: str, place: str) -> _Row:
+    allowed = f"a line that is a JSON object of {', '.join(_Row._fields)}"
     try:
         values = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise InputError("workload", place, allowed) from error
-    if not isinstance(values, Mapping) or set(values) != set(_FIELDS):
+    if not isinstance(values, Mapping) or set(values) != set(_Row._fields):
         raise InputError("workload", place, allowed)
-    arrival, *tokens = (values[name] for name in _FIELDS)
-    if type(arrival) not in (int, float) or not 0 <= arrival <= sys.float_info.max:
-        raise InputError("workload", place, f"a line whose arrival_s is a number of at least 0, not {arrival!r}")
-    for name, value in zip(_FIELDS[1:], tokens, strict=True):
-        if type(value) is not int or not 1 <= value < _LONGEST:
-            raise InputError("workload", place, f"a line whose {name} is an integer of at least 1, not {value!r}")
-    return float(arrival), *tokens
+    row = _Row(**values)
+    if not is_number(row.arrival_s) or row.arrival_s < 0:
+        raise InputError("workload", place, f"a line whose arrival_s is a number of at least 0, not {row.arrival_s!r}")
+    for name in ("prompt_tokens", "output_tokens"):
+        try:
+            count(name, values[name])
+        except InputError as error:
+            raise InputError("workload", place, f"a line whose {error}") from error
+    return row
 
 
 def _drawn(num_requests: int, prompt: Length, output: Length, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    check_count("num_requests", num_requests)
-    drawn = []
-    for index, (name, length) in enumerate((("prompt_tokens", prompt), ("output_tokens", output))):
-        least, most = length if isinstance(length, tuple) and len(length) == 2 else (length, length)
-        check_count(name, least)
-        check_count(name, most, least)
-        drawn.append(least + np.floor(_uniforms(num_requests, index, seed) * (most - least + 1)).astype(np.int64))
-    return tuple(drawn)
+    count("num_requests", num_requests)
+    prompts = _between("prompt_tokens", prompt, _uniforms(num_requests, 0, seed))
+    return prompts, _between("output_tokens", output, _uniforms(num_requests, 1, seed))
+
+
+def _between(name: str, length: Length, uniforms: np.ndarray) -> np.ndarray:
+    least, most = length if isinstance(length, tuple) and len(length) == 2 else (length, length)
+    least = count(name, least)
+    return least + np.floor(uniforms * (count(name, most, least) - least + 1)).astype(np.int64)
 
 
 def _uniforms(count: int, index: int, seed: int) -> np.ndarray:
@@ -128,19 +142,6 @@ def _uniforms(count: int, index: int, seed: int) -> np.ndarray:
 def _lengths(name: str, values: np.ndarray) -> np.ndarray:
     values = np.asarray(values)
     integers = values.ndim == 1 and values.dtype.kind in "iu" and len(values)
-    if not integers or values.min() < 1 or values.max() >= _LONGEST:
+    if not integers or values.min() < 1 or values.max() > LARGEST_COUNT:
         raise InputError(name, values.tolist()[:8], "integers of at least 1, one a request")
     return values.astype(np.int64)
-
-
-def check_count(name: str, value: object, least: int = 1) -> int:
-    """An integer within bounds; InputError otherwise."""
-    if type(value) is not int or not least <= value < _LONGEST:
-        raise InputError(name, value, f"an integer from {least} to 2^31 - 1")
-    return value
-
-
-def _positive(name: str, value: object) -> float:
-    if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
-        raise InputError(name, value, "a number above 0")
-    return float(value)

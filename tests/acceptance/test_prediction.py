@@ -37,7 +37,7 @@ def test_every_round_of_a_smaller_setting_is_foretold(config):
     outputs = generate(
         agreeing_pair("eagle3"), PROMPTS, config, params, engine=EngineOptions(dtype=torch.float64)
     ).outputs
-    texts, law = recorded().texts, recorded().law(config)
+    texts, law = recorded().texts, recorded().acceptance(config)
     for output, text, by_position in zip(outputs, texts, law.counts, strict=True):
         assert output.token_ids == tuple(text[:NEW_TOKENS])
         assert (walk(by_position) + 1).tolist() == list(output.num_accepted_tokens_per_round)

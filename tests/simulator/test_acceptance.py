@@ -1,4 +1,4 @@
-"""Laws of acceptance: means and spreads against closed forms, on equal uniforms, within bounds of chance.
+"""Acceptance distributions: means and spreads against closed forms, on equal uniforms, within bounds of chance.
 
 Where a mean over n rounds is compared, the bound is 5 standard errors: a false alarm in 1.7 million.
 """
@@ -9,7 +9,7 @@ import pytest
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError
 from specsim.simulator.acceptance import (
-    Judged,
+    Callback,
     Mixture,
     PerPosition,
     Recorded,
@@ -20,6 +20,7 @@ from specsim.simulator.acceptance import (
     steady,
     walk,
 )
+from specsim.simulator.option import Option
 from specsim.simulator.rank_by_depth import best_tree, rank_by_depth
 from specsim.simulator.uniforms import Stream, keys, named_uniforms
 
@@ -33,9 +34,9 @@ def rounds(num_requests: int, per_request: int, seed: int = 0) -> Rounds:
     return Rounds(ids, indices, 3 * indices, named_uniforms(keys(seed, Stream.ROUND, ids), 3 * indices))
 
 
-def measured(law, drawn: Rounds) -> np.ndarray:
-    counts = law.accepted(drawn)
-    return np.array([(counts >= step).mean() for step in range(1, law.num_steps + 1)])
+def measured(distribution, drawn: Rounds) -> np.ndarray:
+    counts = distribution.accepted(drawn)
+    return np.array([(counts >= step).mean() for step in range(1, distribution.num_steps + 1)])
 
 
 def test_uniforms_are_uniform_and_named():
@@ -52,9 +53,9 @@ def test_uniforms_are_uniform_and_named():
 
 
 def test_iid_has_the_textbook_mean():
-    law = iid(0.7, 5)
-    assert accept_length(law) == pytest.approx((1 - 0.7**6) / (1 - 0.7))
-    assert np.abs(measured(law, rounds(ROUNDS, 1)) - law.rates()).max() < 5 * 0.5 / ROUNDS**0.5
+    distribution = iid(0.7, 5)
+    assert accept_length(distribution) == pytest.approx((1 - 0.7**6) / (1 - 0.7))
+    assert np.abs(measured(distribution, rounds(ROUNDS, 1)) - distribution.rates()).max() < 5 * 0.5 / ROUNDS**0.5
 
 
 @pytest.mark.parametrize("length", [1, 1.5, 3.78, 7.999, 8])
@@ -70,10 +71,10 @@ def test_equal_means_have_different_tails():
     assert np.std(iid_of_length(3.78, 7).accepted(drawn)) == pytest.approx(2.48, abs=0.04)
 
 
-def test_least_variance_misses_its_rates_by_less_than_one_round_a_position():
-    law = PerPosition((0.73, 0.52, 0.35), "minimum-variance", seed=3)
-    counts = law.accepted(rounds(50, 300)).reshape(50, 300)
-    for position, rate in enumerate(law.by_position):
+def test_least_variance_is_within_one_round_of_its_rates():
+    distribution = PerPosition((0.73, 0.52, 0.35), "minimum-variance", seed=3)
+    counts = distribution.accepted(rounds(50, 300)).reshape(50, 300)
+    for position, rate in enumerate(distribution.by_position):
         so_far = np.cumsum(counts > position, axis=1)
         assert np.abs(so_far - rate * np.arange(1, 301)).max() < position + 1
 
@@ -86,30 +87,30 @@ def test_shorter_chains_meet_the_same_uniforms():
 
 
 def test_mixture_keeps_a_request_in_its_kind_and_weighs_rounds():
-    law = Mixture((iid(0.0, 3), iid(1.0, 3)), (1.0, 1.0))
-    counts = law.accepted(rounds(2000, 5)).reshape(2000, 5)
+    distribution = Mixture((iid(0.0, 3), iid(1.0, 3)), (1.0, 1.0))
+    counts = distribution.accepted(rounds(2000, 5)).reshape(2000, 5)
     assert set(counts.ravel()) == {0, 3}
     assert (counts == counts[:, :1]).all()
     assert abs((counts[:, 0] == 3).mean() - 0.5) < 5 * 0.5 / 2000**0.5
     # Of equally many tokens the first kind makes 4 rounds where the second makes 1.
-    assert law.rates() == pytest.approx([0.2] * 3)
+    assert distribution.rates() == pytest.approx([0.2] * 3)
 
 
-def test_recorded_rounds_come_back():
-    law = Recorded((np.array([0, 2, 1]), np.array([3])), 3)
+def test_recorded_rounds_are_played_back():
+    distribution = Recorded((np.array([0, 2, 1]), np.array([3])), 3)
     drawn = Rounds(np.array([0, 0, 1, 2, 3]), np.array([1, 4, 9, 2, 0]), np.zeros(5, int), np.zeros(5))
-    assert law.accepted(drawn).tolist() == [2, 2, 3, 1, 3]
-    assert law.rates() == pytest.approx([3 / 4, 2 / 4, 1 / 4])
+    assert distribution.accepted(drawn).tolist() == [2, 2, 3, 1, 3]
+    assert distribution.rates() == pytest.approx([3 / 4, 2 / 4, 1 / 4])
 
 
 def test_recorded_positions_are_walked():
     by_position = np.array([2, 9, 9, 0, 1, 9, 0])
     assert walk(by_position).tolist() == [2, 0, 1, 0]
     assert walk(by_position, 1).tolist() == [1, 1, 1, 0]
-    law = Recorded((by_position,), 9, by="position")
-    assert accept_length(law) == pytest.approx(1 + 3 / 4)
+    distribution = Recorded((by_position,), 9, by="position")
+    assert accept_length(distribution) == pytest.approx(1 + 3 / 4)
     drawn = Rounds(np.zeros(3, int), np.zeros(3, int), np.array([0, 3, 11]), np.zeros(3))
-    assert law.accepted(drawn).tolist() == [2, 0, 1]
+    assert distribution.accepted(drawn).tolist() == [2, 0, 1]
 
 
 def test_a_shorter_chain_has_the_rates_of_its_own_rounds():
@@ -119,24 +120,29 @@ def test_a_shorter_chain_has_the_rates_of_its_own_rounds():
     by_round, by_position = Recorded((np.array([0, 2, 1]),), 2), Recorded((np.array([2, 2, 2, 0]),), 2, by="position")
     assert by_round.rates(1) == pytest.approx([2 / 3])
     assert by_position.rates(1) == pytest.approx([1])  # from positions 0 and 2, where two drafts lead to 3
-    for law in (by_round, by_position):
-        assert accept_length(law, 0) == 1
+    for distribution in (by_round, by_position):
+        assert accept_length(distribution, 0) == 1
 
 
-def test_judged_asks_and_checks():
+def test_a_callback_decides_and_is_checked():
     drawn = rounds(3, 1)
-    assert Judged(lambda asked: asked.request_ids % 2, 1).accepted(drawn).tolist() == [0, 1, 0]
+    assert Callback(lambda rounds: rounds.request_ids % 2, 1).accepted(drawn).tolist() == [0, 1, 0]
     for counts in ([0, 1], [0, 1, 2], [0.0, 1.0, 0.0]):
-        with pytest.raises(InputError, match="judge is"):
-            Judged(lambda asked, counts=counts: counts, 1).accepted(drawn)
+        with pytest.raises(InputError, check=lambda error: error.name == "function"):
+            Callback(lambda _, counts=counts: counts, 1).accepted(drawn)
+
+
+def test_only_a_closed_form_has_an_accept_length_in_advance():
+    with pytest.raises(InputError, check=lambda error: error.name == "acceptance"):
+        _ = Option(SpecConfig(1, 1, 2), Callback(lambda rounds: rounds.indices, 1)).accept_length
 
 
 SHARES = ((0.6, 0.2, 0.1), (0.5, 0.25, 0.1), (0.4, 0.3, 0.2))
 
 
 def test_best_chain_by_rank_is_the_product_of_first_ranks():
-    law = rank_by_depth(SHARES, SpecConfig(1, 3, 4))
-    assert law.by_position == pytest.approx((0.6, 0.3, 0.12))
+    distribution = rank_by_depth(SHARES, SpecConfig(1, 3, 4))
+    assert distribution.by_position == pytest.approx((0.6, 0.3, 0.12))
 
 
 def test_best_tree_by_rank_is_the_best_of_all_trees():
@@ -164,24 +170,34 @@ def test_few_lanes_cost_acceptance_and_more_nodes_never_do():
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "name", "value"),
     [
-        (lambda: PerPosition((0.5, 0.6)), "none larger than the one before"),
-        (lambda: PerPosition((1.1,)), "by_position is 1.1; allowed: a number from 0 to 1"),
-        (lambda: PerPosition((float("nan"),)), "by_position is nan"),
-        (lambda: PerPosition("0.5"), "a tuple of numbers"),
-        (lambda: PerPosition((0.5,), "sometimes"), "independent or minimum-variance"),
-        (lambda: iid(-0.1, 3), "rate is -0.1"),
-        (lambda: iid(0.5, -1), "num_steps is -1"),
-        (lambda: iid_of_length(4.5, 3), "accept_length is 4.5; allowed: a number from 1 to 4"),
-        (lambda: Mixture((iid(0.5, 2), iid(0.5, 3)), (1, 1)), "all of equally many steps"),
-        (lambda: Mixture((iid(0.5, 2),), (-1,)), "weights is -1"),
-        (lambda: Recorded((np.array([0, 4]),), 3), "counts is 4; allowed: accepted drafts, 0 to num_steps, 3"),
-        (lambda: Recorded((np.array([], int),), 3), "at least one entry"),
-        (lambda: rank_by_depth(((0.7, 0.6),), SpecConfig(2, 1, 2)), "add up to at most 1"),
-        (lambda: rank_by_depth(((0.7,),), SpecConfig(2, 1, 2)), "num_steps rows of topk numbers, 1 of 2"),
+        (lambda: PerPosition((0.5, 0.6)), "by_position", (0.5, 0.6)),
+        (lambda: PerPosition((1.1,)), "by_position", 1.1),
+        (lambda: PerPosition((-float("inf"),)), "by_position", -float("inf")),
+        (lambda: PerPosition("0.5"), "by_position", "0.5"),
+        (lambda: PerPosition((0.5,), "sometimes"), "schedule", "sometimes"),
+        (lambda: iid(-0.1, 3), "rate", -0.1),
+        (lambda: iid(True, 3), "rate", True),
+        (lambda: iid(0.5, -1), "num_steps", -1),
+        (lambda: iid_of_length(4.5, 3), "accept_length", 4.5),
+        (lambda: Mixture((iid(0.5, 2),), (-1,)), "weights", -1),
+        (lambda: Recorded((np.array([0, 4]),), 3), "counts", 4),
+        (lambda: Recorded((np.array([], int),), 3), "counts", "1 requests"),
+        (lambda: rank_by_depth(((0.7, 0.6),), SpecConfig(2, 1, 2)), "shares", (0.7, 0.6)),
+        (lambda: rank_by_depth(((0.7,),), SpecConfig(2, 1, 2)), "shares", ((0.7,),)),
     ],
 )
-def test_impossible_acceptance_is_refused(make, message):
-    with pytest.raises(InputError, match=message):
+def test_impossible_acceptance_is_refused(make, name, value):
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == (name, value)):
         make()
+
+
+def test_parts_of_a_mixture_have_equally_many_steps():
+    with pytest.raises(InputError, check=lambda error: error.name == "parts"):
+        Mixture((iid(0.5, 2), iid(0.5, 3)), (1, 1))
+
+
+def test_a_rate_that_is_no_number_is_refused_by_its_bounds():
+    with pytest.raises(InputError, match="by_position is nan; allowed: a number from 0 to 1"):
+        PerPosition((float("nan"),))

@@ -6,7 +6,7 @@ import pytest
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError
 from specsim.simulator import CostModel, Efficiency, drafter, hardware, model
-from specsim.simulator.calibrate import Timed, calibrate, fit
+from specsim.simulator.calibrate import Free, Observed, Timed, calibrate, fit
 from specsim.simulator.inverse import least_bandwidth, recover
 from specsim.simulator.reproduce.published import rows
 from specsim.simulator.theory import expected_tokens, operations, speedup
@@ -28,7 +28,7 @@ def timed(cost, noise=0.0, held_out=(8, 128)):
     return cells
 
 
-def test_planted_parameters_come_back_from_a_start_that_is_far_off():
+def test_true_parameters_are_found_from_a_distant_start():
     start = CostModel(COST.hardware, LLAMA, COST.drafter, Efficiency(host=1e-4), schedule="sync")
     fitted, calibration = calibrate(start, timed(COST), ("bandwidth", "compute", "host"))
     assert [each.value for each in calibration.parameters] == pytest.approx([0.62, 0.44, 3e-3], rel=1e-4)
@@ -37,16 +37,16 @@ def test_planted_parameters_come_back_from_a_start_that_is_far_off():
     assert [cell.held_out for cell in calibration.cells] == [False] * 4 + [True] * 2
 
 
-def test_what_no_cell_depends_on_is_left_between_its_bounds():
+def test_an_undetermined_parameter_keeps_its_bounds():
     _, calibration = calibrate(COST, timed(COST, 0.01), ("bandwidth", "collective"))
     unknown = calibration.parameters[1]
     assert (unknown.low, unknown.high) == pytest.approx((1e-9, 10))
 
 
-def test_what_hardly_matters_has_a_wide_interval_and_what_starts_at_nothing_is_found():
+def test_a_weak_parameter_has_a_wide_interval():
     scale = np.linspace(1, 3, 5)
-    noisy = {str(at): (2 * figure * 1.3 ** (-1) ** at, False) for at, figure in enumerate(scale)}
-    free = {"x": (0.0, 0.1, 10.0), "y": (1.0, 1e-3, 1e3)}
+    noisy = {str(at): Observed(2 * figure * 1.3 ** (-1) ** at) for at, figure in enumerate(scale)}
+    free = {"x": Free(0.0, 0.1, 10.0), "y": Free(1.0, 1e-3, 1e3)}
     x, y = fit(lambda values: values["x"] * scale * values["y"] ** (1e-6 * scale), noisy, free).parameters
     assert x.value == pytest.approx(2, rel=0.3)
     assert (y.low, y.high) == (1e-3, 1e3)
@@ -65,23 +65,23 @@ def test_intervals_of_a_fit_cover_the_truth_as_often_as_they_say():
     scale = np.linspace(1, 3, 8)
     for _ in range(60):
         figures = 2 * scale * np.exp(0.05 * rng.standard_normal(8))
-        noisy = {str(at): (figure, False) for at, figure in enumerate(figures)}
-        (found,) = fit(lambda values: values["x"] * scale, noisy, {"x": (1.0, 0.1, 10.0)}).parameters
+        noisy = {str(at): Observed(figure) for at, figure in enumerate(figures)}
+        (found,) = fit(lambda values: values["x"] * scale, noisy, {"x": Free(1.0, 0.1, 10.0)}).parameters
         missed += not found.low <= 2 <= found.high
     assert missed <= 9
     assert 1.02 < found.high / found.value < 1.1
 
 
 def test_more_parameters_than_cells_and_unknown_ones_are_refused():
-    with pytest.raises(InputError, match="at most 4 parameters"):
+    with pytest.raises(InputError, match="allowed: at most 4 parameters, one for each fitted cell"):
         calibrate(COST, timed(COST), ("bandwidth", "compute", "host", "gap", "launch"))
-    with pytest.raises(InputError, match="free is 'speed'; allowed: bandwidth or"):
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("free", "speed")):
         calibrate(COST, timed(COST), ("speed",))
-    with pytest.raises(InputError, match="seconds of x is -1"):
-        Timed("x", -1.0, lambda cost: 1.0)
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("seconds of x", -1)):
+        Timed("x", -1.0, lambda _: 1.0)
 
 
-def test_draft_and_fixed_cost_come_back_from_accept_lengths_and_times_a_token():
+def test_draft_and_fixed_cost_are_recovered():
     """400 draws with 1 % noise: the 95 % intervals miss 1.8 % to 9 % of the time (p < 1e-3 either side)."""
     rng, drafts, lengths = np.random.default_rng(5), np.arange(1, 8), np.linspace(1.8, 3.4, 7)
     missed = np.zeros(2)
@@ -95,14 +95,14 @@ def test_draft_and_fixed_cost_come_back_from_accept_lengths_and_times_a_token():
     assert exact.speedup(3, 2.5, 7e-3) == pytest.approx(2.5 * 7 / (8 + 2.1))
 
 
-def test_two_points_leave_no_interval_and_impossible_points_are_refused():
+def test_two_points_leave_no_interval():
     assert recover([1, 2], [1.5, 1.8], [5e-3, 5e-3]).draft.high == np.inf
-    for drafts, lengths, times, match in (
-        ([2, 2], [1.5, 1.5], [1, 1], "num_drafts"),
-        ([1, 2], [2.5, 1.5], [1, 1], "accept_length is 2.5; allowed: 1 to 2"),
-        ([1, 2], [1.5, 1.5], [1, 0], "tpot is 0.0"),
+    for drafts, lengths, times, wrong in (
+        ([2, 2], [1.5, 1.5], [1, 1], ("num_drafts", [2, 2])),
+        ([1, 2], [2.5, 1.5], [1, 1], ("accept_length", 2.5)),
+        ([1, 2], [1.5, 1.5], [1, 0], ("tpot", 0)),
     ):
-        with pytest.raises(InputError, match=match):
+        with pytest.raises(InputError, check=lambda error, wrong=wrong: (error.name, error.value) == wrong):
             recover(drafts, lengths, times)
 
 
@@ -124,9 +124,9 @@ def test_the_gpu_of_vllm_41162_reads_faster_than_an_h200():
 
 
 def test_a_bandwidth_of_what_does_not_grow_is_refused():
-    with pytest.raises(InputError, match="model is 'llama-3-8b'; allowed: a model of experts"):
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("model", "llama-3-8b")):
         least_bandwidth(LLAMA, (4, 64), (1.0, 2.0))
-    with pytest.raises(InputError, match="seconds is"):
+    with pytest.raises(InputError, check=lambda error: error.name == "seconds"):
         least_bandwidth(model("gpt-oss-20b"), (4, 64), (2.0, 1.0))
 
 

@@ -14,7 +14,7 @@ COST = CostModel(H100, LLAMA, drafter("eagle3", LLAMA, 32000))
 PERFECT = Efficiency(1, 1, 1, gap=0, launch=0, host=0, host_request=0, collective=0)
 
 
-def test_plain_decoding_of_one_request_reads_every_weight_and_its_kv_once():
+def test_plain_decoding_reads_every_weight_and_its_kv_once():
     cost = CostModel(H100, LLAMA, efficiency=PERFECT)
     read = (LLAMA.bytes - 2 * LLAMA.embedding_weights) + 12 * LLAMA.vocab_size
     expected = (read + 1000.5 * LLAMA.kv_bytes_per_token) / 3.35e12
@@ -50,7 +50,7 @@ def test_a_round_grows_with_every_request_and_every_column(config):
     assert (np.diff(times, axis=1) > 0).all()
 
 
-def test_a_batch_is_padded_to_its_bucket_and_leaves_the_graphs_beyond_the_last():
+def test_a_batch_is_padded_to_its_bucket():
     cost = replace(COST, buckets=(4, 8), efficiency=Efficiency(launch=1e-3))
     five, eight = (cost.round(np.full(size, 0), CHAIN) for size in (5, 8))
     attention = 3 * 8 * 1e-6  # what eight rather than five requests read of their own nodes is far below it
@@ -58,7 +58,7 @@ def test_a_batch_is_padded_to_its_bucket_and_leaves_the_graphs_beyond_the_last()
     assert cost.round(np.full(9, 0), CHAIN) > 0.2
 
 
-def test_what_the_host_does_is_hidden_under_overlap_and_added_under_sync():
+def test_host_work_is_hidden_under_overlap_and_added_under_sync():
     slow = Efficiency(host=1.0, host_request=0.1)
     contexts = np.full(3, 100)
     device = COST.round(contexts, CHAIN)
@@ -75,7 +75,7 @@ def test_chunks_taken_along_share_the_reading_of_weights():
     assert COST.mixed(new[:0], behind[:0], contexts, CHAIN) == COST.round(contexts, CHAIN)
 
 
-def test_a_cost_that_was_asked_before_answers_as_one_that_was_not():
+def test_a_cached_cost_equals_a_fresh_one():
     contexts = [np.full(size, 500) for size in (0, 2, 4)]
     chunks = [([64], [0]), ([64], [4000]), ([32, 32], [0, 0]), ([32, 32], [0, 4000])]
     asked = [(np.array(new), np.array(behind), each) for new, behind in chunks for each in contexts]
@@ -113,36 +113,36 @@ def test_tensor_parallel_divides_weights_and_pays_for_exchanges():
     assert two == pytest.approx(one / 2 + sent, rel=1e-9)
 
 
-def test_no_request_takes_no_time_and_weights_that_do_not_fit_are_refused():
+def test_weights_that_do_not_fit_are_refused():
     assert COST.round(np.zeros(0, int), TREE) == 0
-    with pytest.raises(InputError, match="tensor_parallel is 1; allowed: GPUs that hold llama-2-70b"):
+    with pytest.raises(InputError, match="tensor_parallel is 1; allowed: GPUs that hold llama-2-70b and some KV"):
         CostModel(H100, model("llama-2-70b")).kv_slots()
 
 
 @pytest.mark.parametrize(
-    ("make", "match"),
+    ("make", "name"),
     [
-        (lambda: hardware("TPU"), "hardware is 'TPU'; allowed: A100"),
+        (lambda: hardware("TPU"), "hardware"),
         (lambda: Hardware("x", {}, 1, 1, 1), "peak_flops"),
-        (lambda: replace(H100, bandwidth=-1.0), "bandwidth is -1.0; allowed: a number above 0"),
+        (lambda: replace(H100, bandwidth=-1.0), "bandwidth"),
         (lambda: replace(H100, memory=float("nan")), "memory"),
-        (lambda: CostModel(H100, LLAMA, dtype="int3"), "dtype is 'int3'"),
+        (lambda: CostModel(H100, LLAMA, dtype="int3"), "dtype"),
         (lambda: CostModel(H100, LLAMA, schedule="async"), "schedule"),
         (lambda: CostModel(H100, LLAMA, buckets=(4, 2)), "buckets"),
         (lambda: CostModel(H100, LLAMA, tensor_parallel=0), "tensor_parallel"),
-        (lambda: Efficiency(bandwidth=1.2), "bandwidth is 1.2; allowed: a number above 0 and at most 1"),
-        (lambda: Efficiency(host=-1.0), "host is -1.0"),
-        (lambda: Efficiency(host=10**400), "host is 10"),
-        (lambda: drafter("medusa", LLAMA), "drafter is 'medusa'; allowed: eagle, eagle3 or mtp"),
+        (lambda: Efficiency(bandwidth=1.2), "bandwidth"),
+        (lambda: Efficiency(host=-1.0), "host"),
+        (lambda: Efficiency(host=10**400), "host"),
+        (lambda: drafter("medusa", LLAMA), "drafter"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(make, match):
-    with pytest.raises(InputError, match=match):
+def test_impossible_costs_are_refused_by_name(make, name):
+    with pytest.raises(InputError, check=lambda error: error.name == name):
         make()
 
 
 @pytest.mark.parametrize("config", [PLAIN, TREE])
-def test_at_full_bandwidth_a_round_reads_what_the_benchmarks_floor_lists(config):
+def test_at_full_bandwidth_a_round_is_at_its_roofline_bound(config):
     """Within 1 %: the floor leaves out logits and a round's own columns, the cost model norms."""
     from specsim.bench.roofline import round_floor
     from specsim.core.drafter import DrafterConfig
@@ -158,14 +158,14 @@ def test_at_full_bandwidth_a_round_reads_what_the_benchmarks_floor_lists(config)
 @pytest.mark.parametrize("rows", [1, 5, 64])
 def test_experts_touched_are_the_mean_over_uniform_routings(rows):
     """4000 draws of 4 of 32 experts a row; within 6 standard errors of at most 3/sqrt(4000) experts."""
-    rng, touched = np.random.default_rng(0), []
-    for _ in range(4000):
-        touched.append(len(np.unique(rng.random((rows, 32)).argpartition(4, axis=1)[:, :4])))
+    rng = np.random.default_rng(0)
+    chosen = (rng.random((rows, 32)).argpartition(4, axis=1)[:, :4] for _ in range(4000))
+    touched = [len(np.unique(each)) for each in chosen]
     assert expected_experts(32, 4, rows) == pytest.approx(np.mean(touched), abs=6 * 3 / 4000**0.5)
 
 
 @pytest.mark.parametrize(("rows", "skew"), [(4, 1.0), (64, 1.0), (16, 0.3)])
-def test_experts_touched_under_an_uneven_choice_are_the_mean_over_its_draws(rows, skew):
+def test_experts_touched_are_the_mean_over_uneven_draws(rows, skew):
     """20,000 experts whose share is drawn anew; within 6 standard errors of at most 64/(2 sqrt(20000)) experts."""
     rng = np.random.default_rng(1)
     shares = rng.beta(1 / skew, (16 - 1) / skew, 20000)
@@ -173,7 +173,7 @@ def test_experts_touched_under_an_uneven_choice_are_the_mean_over_its_draws(rows
     assert expected_experts(64, 4, rows, skew) == pytest.approx(touched, abs=6 * 64 / 2 / 20000**0.5)
 
 
-def test_an_uneven_choice_touches_fewer_experts_and_an_even_one_is_its_limit():
+def test_an_uneven_choice_touches_fewer_experts():
     rows = np.array([1.0, 4, 64, 1024])
     even = expected_experts(32, 4, rows)
     assert expected_experts(32, 4, rows, 1e-7) == pytest.approx(even, rel=1e-5)

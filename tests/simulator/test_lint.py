@@ -120,7 +120,7 @@ def test_rates_by_position_that_increase_are_found():
     assert wrong(replace(report, rates_by_position=(0.4, 0.5, 0.1))) == {"accept length = 1 + Σ rates by position"}
 
 
-def test_an_accept_length_without_the_bonus_is_named_as_what_it_is():
+def test_an_accept_length_without_the_bonus_is_recognised():
     report = served(3, (128, 129))
     drafts_only = report.figures["Spec Decode Accept Length"] - 1
     assert drafts_only > 1
@@ -129,13 +129,13 @@ def test_an_accept_length_without_the_bonus_is_named_as_what_it_is():
 
 
 @pytest.mark.parametrize(("length", "rate"), [(1e308, 1e-298), (2.0, 5e-324)])
-def test_an_accept_length_that_takes_more_drafts_than_there_are_numbers_cannot_be_true(length, rate):
+def test_a_number_of_drafts_beyond_any_float_cannot_be_true(length, rate):
     report = Report("a run", {"Spec Decode Accept Length": length, "Spec Decode Accept Rate (%)": rate})
     (finding,) = (each for each in lint(report) if each.verdict == "cannot be true")
     assert "no number of drafts gives both" in finding.says
 
 
-def test_a_published_table_put_out_128_tokens_and_not_what_its_command_states():
+def test_a_published_table_contradicts_its_command():
     reports = read_reports(VLLM_41162)
     assert len(reports) == 45
     assert set().union(*map(wrong, reports)) == set()
@@ -152,7 +152,7 @@ def test_a_published_table_put_out_128_tokens_and_not_what_its_command_states():
     assert 119 < min(others) < max(others) < 127
 
 
-def test_the_command_ends_with_status_1_where_something_cannot_be(capsys, tmp_path):
+def test_the_command_fails_where_something_cannot_be_true(capsys, tmp_path):
     main_status(["lint-report", str(VLLM_41162)], 0)
     out = capsys.readouterr().out
     assert "128.00" in out
@@ -170,25 +170,25 @@ def main_status(arguments, status):
 
 
 @pytest.mark.parametrize(
-    ("text", "match"),
+    ("text", "name", "place"),
     [
-        ("a,b\n1,2\n", "columns metric and value"),
-        ("metric,value\nSpeed,1\n", "metric is 'Speed'; allowed: Output Throughput"),
-        ("metric,value\nMean ITL (ms),-1\n", "value is '-1'; allowed: a number of at least 0"),
-        ("metric,value\nMean ITL (ms),fast\n", "value is 'fast'"),
-        ("metric,value\nMean ITL (ms),1\nMean ITL (ms),2\n", "one value of it a run"),
-        ("concurrency,metric,value\nmany,Mean ITL (ms),1\n", "concurrency is 'many'"),
-        ("metric,value,run\nMean ITL (ms),1\n", "line 2'; allowed: a row with a field for each column"),
-        ("metric,value\nMean ITL (ms),1,extra\n", "line 2'; allowed: a row with a field for each column"),
-        ("metric,value\n\nMean ITL (ms),fast\n", "line 3"),
-        (f"metric,value\nMean ITL (ms),{'1' * 200_000}\n", "a table as CSV"),
-        ("metric,value\n", "at least one row"),
+        ("a,b\n1,2\n", "file", ""),
+        ("metric,value\nSpeed,1\n", "metric", "line 2"),
+        ("metric,value\nMean ITL (ms),-1\n", "value", "line 2"),
+        ("metric,value\nMean ITL (ms),fast\n", "value", "line 2"),
+        ("metric,value\nMean ITL (ms),1\nMean ITL (ms),2\n", "metric", "line 3"),
+        ("concurrency,metric,value\nmany,Mean ITL (ms),1\n", "concurrency", ""),
+        ("metric,value,run\nMean ITL (ms),1\n", "file", "line 2"),
+        ("metric,value\nMean ITL (ms),1,extra\n", "file", "line 2"),
+        ("metric,value\n\nMean ITL (ms),fast\n", "value", "line 3"),
+        (f"metric,value\nMean ITL (ms),{'1' * 200_000}\n", "file", ""),
+        ("metric,value\n", "file", ""),
     ],
 )
-def test_a_foreign_table_is_refused_by_field(text, match, tmp_path):
+def test_a_foreign_table_is_refused_by_field(text, name, place, tmp_path):
     path = tmp_path / "table.csv"
     path.write_text(text)
-    with pytest.raises(InputError, match=match):
+    with pytest.raises(InputError, check=lambda error: error.name == name and place in str(error)):
         read_reports(path)
 
 

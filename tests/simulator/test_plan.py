@@ -56,7 +56,7 @@ def test_drafts_pay_in_small_batches_and_not_in_large_ones():
     assert all(each.config.is_plain == (each.batch >= found.crossover) for each in found.by_batch)
 
 
-def test_speed_up_and_crossover_are_those_of_the_setting_and_not_of_a_longer_law():
+def test_speed_up_and_crossover_ignore_drafts_beyond_the_setting():
     scenario, config = CELL.scenario, SpecConfig(1, 2, 3)
     own, longer = (replace(scenario, option=Option(config, iid(0.8, drafts))) for drafts in (2, 5))
     assert longer.speedup(1) == own.speedup(1) < 3
@@ -75,11 +75,11 @@ def test_flags_are_those_of_the_engines():
     expected = {"method": "eagle3", "model": "a/head", "num_speculative_tokens": 3}
     assert json.loads(words[words.index("--speculative-config") + 1]) == expected
     assert "speculative" not in sglang_flags(CELL, SpecConfig.plain()) + vllm_flags(CELL, SpecConfig.plain())
-    with pytest.raises(InputError, match="vLLM drafts chains"):
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("topk", 4)):
         vllm_flags(CELL, tree)
 
 
-def test_a_plan_of_trees_alone_has_no_flags_for_an_engine_of_chains():
+def test_a_plan_of_trees_has_no_flags_for_engines_of_chains():
     found = plan(CELL, configs=[SpecConfig(2, 2, 4)])
     assert found.best_chain is None
     value = found.to_json()
@@ -88,11 +88,11 @@ def test_a_plan_of_trees_alone_has_no_flags_for_an_engine_of_chains():
 
 
 def test_a_plan_of_no_settings_is_refused():
-    with pytest.raises(InputError, match=r"configs is \[\]; allowed: at least one setting"):
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("configs", [])):
         plan(CELL, configs=[])
 
 
-def test_flags_are_words_of_a_shell_whatever_the_drafter_is_called():
+def test_flags_are_quoted_for_a_shell():
     chain, name = SpecConfig(1, 3, 4), "my heads/it's one"
     words = shlex.split(sglang_flags(CELL, chain, name))
     assert words[words.index("--speculative-draft-model-path") + 1] == name
@@ -102,14 +102,14 @@ def test_flags_are_words_of_a_shell_whatever_the_drafter_is_called():
 
 def test_shares_of_a_chain_give_its_rates_back():
     assert chain_shares((0.8, 0.4, 0.0, 0.0)) == ((0.8,), (0.5,), (0.0,), (0.0,))
-    with pytest.raises(InputError, match="none larger than the one before"):
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("accept_rates", (0.4, 0.5))):
         chain_shares((0.4, 0.5))
 
 
 def test_a_share_larger_than_any_float_is_refused(tmp_path):
     path = tmp_path / "shares.json"
     path.write_text(json.dumps({"shares": [[10**400]]}))
-    with pytest.raises(InputError, match="rows of numbers"):
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("accept", str(path))):
         read_shares(path)
 
 

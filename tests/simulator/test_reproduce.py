@@ -34,19 +34,19 @@ def made():
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_what_is_asked_of_a_table_is_met(made, name):
-    assert made[name].asked
-    assert [each.what for each in made[name].asked if not each.is_met] == []
+def test_every_target_of_a_table_is_met(made, name):
+    assert made[name].targets
+    assert [each.what for each in made[name].targets if not each.is_met] == []
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_what_came_of_a_table_survives_json(made, name):
+def test_a_reproduction_survives_json(made, name):
     value = made[name].to_json()
     assert json.loads(json.dumps(value, allow_nan=False)) == value
 
 
 @pytest.mark.parametrize("name", HELD_OUT)
-def test_held_out_cells_and_parameters_are_as_many_as_the_method_says(made, name):
+def test_cells_and_parameters_are_as_many_as_the_method_says(made, name):
     result = made[name]
     figures, held_out = HELD_OUT[name]
     assert (len(result.figures), len(result.errors("held out"))) == (figures, held_out)
@@ -73,8 +73,8 @@ def test_a_table_with_a_wrong_figure_is_not_reproduced(monkeypatch):
 
     for module in (leviathan, vllm_20780):
         monkeypatch.setattr(module, "rows", wrong)
-    assert not leviathan.table1().asked[0].is_met
-    assert not vllm_20780.reproduce().asked[0].is_met
+    assert not leviathan.table1().targets[0].is_met
+    assert not vllm_20780.reproduce().targets[0].is_met
 
 
 def kept(folder, rng):
@@ -95,13 +95,13 @@ def kept(folder, rng):
     return path
 
 
-def test_rounds_that_were_measured_are_predicted_from_the_corners_of_their_grid(tmp_path, monkeypatch):
+def test_measured_rounds_are_predicted_from_corners_of_the_grid(tmp_path, monkeypatch):
     path = kept(tmp_path, np.random.default_rng(0))
     monkeypatch.setattr(fast_rounds, "_kept", lambda: path)
     result = fast_rounds.reproduce()
     assert (len(result.errors("fitted")), len(result.errors("held out"))) == (6, 8)
     assert "fitted to 6 cells" in result.method
-    assert result.asked[0].is_met
+    assert result.targets[0].is_met
     assert result.errors("held out").max() < 0.08
     assert result.parameters[0].value == pytest.approx(0.9, rel=0.05)
 
@@ -110,7 +110,7 @@ def test_rounds_on_a_gpu_that_has_no_figures_are_refused(tmp_path, monkeypatch):
     path = kept(tmp_path, np.random.default_rng(0))
     path.write_text(path.read_text().replace("NVIDIA H200", "Radeon"))
     monkeypatch.setattr(fast_rounds, "_kept", lambda: path)
-    with pytest.raises(InputError, match="gpu is 'Radeon'; allowed: A100"):
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("gpu", "Radeon")):
         fast_rounds.reproduce()
 
 
@@ -120,7 +120,7 @@ def test_sglang_accept_lengths_are_what_their_rows_allow(made):
     assert 1 < four.low <= four.value <= four.high < 5
 
 
-def test_the_chain_of_assisted_generation_is_a_law_with_the_published_mean():
+def test_assisted_generation_has_the_means_of_its_markov_chain():
     drafts, tokens = spec_bench._chain(0.6)
     rng, length, counts, given = np.random.default_rng(0), 5, [], []
     for _ in range(40000):
@@ -151,7 +151,7 @@ def test_the_best_times_of_a_token_are_as_far_apart_as_notes_say(made):
 
 
 def test_trees_take_the_work_of_methods_that_were_fitted():
-    values = {name: start for name, (start, *_) in spec_bench.FREE.items()}
+    values = {name: free.start for name, free in spec_bench.FREE.items()}
     more = values | {"SpS's own work": 1000.0}
     row = {"gpu": "A100", "model": "Vicuna-7B", "mean_accepted_tokens": "3"}
     slower = {}
@@ -163,9 +163,9 @@ def test_trees_take_the_work_of_methods_that_were_fitted():
     assert slower["Medusa"] == slower["Token Recycling"] == 1
 
 
-def test_medusas_heads_are_read_in_every_round_and_in_no_plain_step():
+def test_medusas_heads_are_read_in_rounds_and_in_no_plain_step():
     """On a host that launches in no time four heads [H, H] and [H, V] of 33B take as long as their bytes: 3 % more."""
-    values = {name: start for name, (start, *_) in spec_bench.FREE.items()} | {"Token Recycling's own work": 1e-9}
+    values = {name: free.start for name, free in spec_bench.FREE.items()} | {"Token Recycling's own work": 1e-9}
     values |= {"launch, A100's host": 1e-12, "overlap": 1.0}
     row = {"gpu": "A100", "model": "Vicuna-33B", "mean_accepted_tokens": "1", "method": "Medusa"}
     target = model("vicuna-33b-v1.3")
@@ -178,27 +178,25 @@ def served():
     return {(cell.model, cell.temperature, cell.clients): cell for cell in read()}
 
 
-def test_a_served_cell_has_the_requests_and_the_accept_length_of_its_runs(served):
+def test_a_served_cell_has_the_accept_length_of_its_runs(served):
     for key in (("Qwen3 8B", 0, 16), ("GPT-OSS 20B", 0, 16), ("GPT-OSS 20B", 1, 1)):
         bench = Bench.of(served[key])
         metrics = bench.metrics({"gap": 1e-5, "compute": 0.3, "intake": 1e-3, "latency": 1e-3})
         runs = served[key].runs.values()
         assert len(bench.workload) == REQUESTS * key[2]
-        assert bench.workload.output_tokens.mean() == pytest.approx(served[key].tokens[1], abs=0.02)
+        assert bench.workload.output_tokens.mean() == pytest.approx(served[key].output_tokens, abs=0.02)
         length = np.mean([run["Spec Decode Accept Length"] for run in runs])
         assert metrics["Spec Decode Accept Length"] == pytest.approx(length, abs=0.01)
 
 
-def test_outputs_of_one_client_that_end_early_are_one_of_39_tokens(served):
+def test_one_output_of_one_client_ends_at_39_tokens(served):
     outputs = Bench.of(served["GPT-OSS 20B", 0, 1]).workload.output_tokens
     assert sorted(outputs) == [39] + [128] * 9
 
 
-def test_a_fit_of_served_cells_sees_neither_16_clients_nor_temperature_1(served, monkeypatch):
+def test_a_fit_sees_neither_16_clients_nor_temperature_1(served, monkeypatch):
     seen = []
-    monkeypatch.setattr(
-        vllm_41162, "fit", lambda _, measured, free, **rest: seen.append(measured) or Calibration((), ())
-    )
+    monkeypatch.setattr(vllm_41162, "fit", lambda _, measured, *__, **___: seen.append(measured) or Calibration((), ()))
     benches = [Bench(cell, None, None) for key, cell in served.items() if key[0] == "Qwen3 8B"]
     vllm_41162._fit(benches, {})
     cells = {label.rsplit(", ", 2)[0] for label in seen[0]}
@@ -244,23 +242,20 @@ def test_every_figure_and_every_model_has_its_source():
 
 
 @pytest.mark.parametrize(
-    ("change", "match"),
+    ("change", "name", "value"),
     [
-        ({"hidden_size": None}, "hidden_size is None"),
-        ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
-        ({"num_key_value_heads": 3}, "num_key_value_heads is 3; allowed: a divisor of num_attention_heads, 32"),
-        ({"num_experts": 4, "num_experts_per_tok": 8}, "num_experts_per_tok is 8; allowed: at most the 4 experts"),
-        ({"sliding_window": "wide"}, "sliding_window is 'wide'"),
-        (
-            {"sliding_window": 4, "layer_types": ["full_attention"]},
-            "layer_types is '1 layers'",
-        ),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is 'awq'"),
+        ({"hidden_size": None}, "hidden_size", None),
+        ({"num_hidden_layers": -1}, "num_hidden_layers", -1),
+        ({"num_key_value_heads": 3}, "num_key_value_heads", 3),
+        ({"num_experts": 4, "num_experts_per_tok": 8}, "num_experts_per_tok", 8),
+        ({"sliding_window": "wide"}, "sliding_window", "wide"),
+        ({"sliding_window": 4, "layer_types": ["full_attention"]}, "layer_types", "1 layers"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config", "awq"),
     ],
 )
-def test_a_config_that_cannot_be_is_refused_by_its_field(change, match):
+def test_an_impossible_config_is_refused_by_its_field(change, name, value):
     shape = {"hidden_size": 4096, "vocab_size": 100, "num_hidden_layers": 2, "num_attention_heads": 32}
-    with pytest.raises(InputError, match=match):
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == (name, value)):
         model(shape | {"intermediate_size": 11008} | change)
 
 
@@ -268,7 +263,7 @@ def test_a_config_that_cannot_be_is_refused_by_its_field(change, match):
     ("name", "counts"),
     [("llama-2-70b", (1, 2, 4, 8, 16, 32, 64)), ("glm-4.7-flash", (1, 2, 4)), ("vicuna-68m", (1, 2, 3, 4, 6, 12))],
 )
-def test_a_model_is_split_among_as_many_gpus_as_divide_its_heads_and_feed_forwards(name, counts):
+def test_a_model_divides_among_gpus_by_heads_and_feed_forwards(name, counts):
     assert model(name).splits == counts
 
 
@@ -282,11 +277,9 @@ def test_kv_heads_are_split_or_copied_evenly():
 def test_an_unknown_model_table_or_file_is_refused(tmp_path):
     with pytest.raises(InputError, match="model is 'gpt-9'; allowed: glm"):
         model("gpt-9")
-    (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(InputError, match="holds an object"):
-        model(tmp_path)
-    (tmp_path / "config.json").write_text("[" * 100_000)
-    with pytest.raises(InputError, match=r"or a config\.json"):
-        model(tmp_path)
+    for text in ("[]", "[" * 100_000):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("model", str(tmp_path))):
+            model(tmp_path)
     with pytest.raises(InputError, match="table is 'x'; allowed: fast_rounds, leviathan_table1"):
         reproduction("x")

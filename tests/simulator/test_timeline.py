@@ -1,4 +1,4 @@
-"""The timeline against the server itself, step by step, and against laws that hold whatever is served."""
+"""The timeline against the server itself, step by step, and against conservation laws of any server."""
 
 import signal
 from dataclasses import dataclass, replace
@@ -95,7 +95,7 @@ LENGTHS = [(0, 9, 12), (0, 21, 9), (0, 4, 20), (2, 13, 7), (3, 6, 15), (3, 30, 8
     ],
 )
 def test_steps_are_the_servers(config, serving):
-    """Who starts, ends and gives way when, where the simulator is told what each round accepted."""
+    """Starts, ends and preemptions of every request, where each round accepts what the server's did."""
     server = served(config, serving, LENGTHS)
     counts = tuple(np.array(request.accepted) - 1 for request in server.requests.values())
     # A step that overlaps the one before it is planned when that one starts.
@@ -124,11 +124,11 @@ def test_columns_are_the_servers(config):
 
 def everything(prefill: str, schedule: str, seed: int = 0):
     """A run in which all happens: queues, chunks, preemption, requests of two kinds."""
-    law = Mixture((iid(0.9, 3), iid(0.3, 3)), (1.0, 2.0))
+    mixture = Mixture((iid(0.9, 3), iid(0.3, 3)), (1.0, 2.0))
     workload = poisson(200, 60.0, (20, 400), (1, 200), seed=seed)
     serving = ServingConfig(schedule, 32, 7008, chunk_tokens=512)
     cost = replace(COST, schedule=schedule)
-    return simulate(cost, Option(CHAIN, law), workload, serving, prefill=prefill, seed=seed, log=True)
+    return simulate(cost, Option(CHAIN, mixture), workload, serving, prefill=prefill, seed=seed, log=True)
 
 
 once = cache(everything)
@@ -191,20 +191,19 @@ def test_constant_acceptance_has_a_closed_form(length):
 
 
 def test_independent_acceptance_has_its_mean():
-    """Over 1,000 requests of 400 tokens the accept length misses the law's by less than 5 standard errors."""
-    law = PerPosition((0.7, 0.5, 0.3))
-    run = simulate(Linear(), Option(CHAIN, law), closed_loop(1000, 64, 10, 400), prefill="beside")
+    """Over 1,000 requests of 400 tokens the accept length misses its mean by less than 5 standard errors."""
+    run = simulate(Linear(), OPTION, closed_loop(1000, 64, 10, 400), prefill="beside")
     assert run.accept_length == pytest.approx(2.5, abs=5 * 1.2 / run.rounds.sum() ** 0.5)
 
 
-def test_a_setting_accepts_no_more_than_its_steps_of_a_longer_law():
+def test_a_setting_accepts_no_more_than_its_steps():
     option = Option(SpecConfig(1, 2, 3), iid(0.8, 5))
     assert option.accept_length == pytest.approx(1 + 0.8 + 0.64)
     run = simulate(Linear(), option, closed_loop(500, 64, 10, 400), prefill="beside")
     assert run.accept_length == pytest.approx(option.accept_length, abs=5 * 0.8 / run.rounds.sum() ** 0.5)
 
 
-def test_overlap_wastes_a_round_of_each_request_that_ends():
+def test_overlap_wastes_one_round_of_every_request():
     load, option = closed_loop(1, 1, 10, 9), Option(CHAIN, steady(4, 3))
     steps = {}
     for schedule in ("sync", "overlap"):
@@ -214,7 +213,7 @@ def test_overlap_wastes_a_round_of_each_request_that_ends():
     assert steps == {"sync": 3, "overlap": 4}
 
 
-def test_a_mixed_step_takes_a_prompt_along_and_a_first_one_does_not():
+def test_prefill_modes_delay_first_tokens_as_described():
     cost, option = Linear(token=0.01), Option(CHAIN, steady(1, 3))
     load = bursts(2, 1, 2.5, 100, 10)
     waits = {}
@@ -265,13 +264,11 @@ def test_a_client_sends_no_more_than_it_may():
 
 
 def test_a_front_end_takes_requests_in_one_by_one():
-    run = simulate(Linear(base=0.125), OPTION, bursts(5, 5, 1, 10, 1), prefill="beside", intake=0.5)
+    cost = Linear(base=0.125)
+    run = simulate(cost, OPTION, replace(bursts(5, 5, 1, 10, 1), intake=0.5), prefill="beside")
     assert run.ttft.tolist() == [0.5, 1.0, 1.5, 2.0, 2.5]
-    run = simulate(Linear(base=0.125), OPTION, bursts(3, 3, 1, 10, 1), prefill="beside", intake=0.5, latency=0.25)
+    run = simulate(cost, OPTION, replace(bursts(3, 3, 1, 10, 1), intake=0.5, latency=0.25), prefill="beside")
     assert run.ttft.tolist() == [0.75, 1.25, 1.75]
-    for never in (-1, float("inf"), 10**400):
-        with pytest.raises(InputError, match=f"intake is {never}; allowed: a number of at least 0"):
-            simulate(Linear(), OPTION, bursts(5, 5, 1, 10, 1), intake=never)
 
 
 def test_time_and_memory_grow_with_the_work():
@@ -301,19 +298,19 @@ def test_quantiles_of_many_values_in_little_memory():
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "name", "value"),
     [
-        ({"prefill": "never"}, "prefill is 'never'; allowed: mixed or beside or first"),
-        ({"serving": ServingConfig("overlap")}, "schedule is 'overlap'; allowed: that of the cost model, sync"),
-        ({"serving": ServingConfig(num_slots=32)}, r"num_slots is 32; allowed: at least 48, which request 0 needs"),
-        ({"serving": ServingConfig(prefix_cache=True)}, "prefix_cache is True"),
-        ({"options": (OPTION, Option.plain(page_size=1))}, "all of one page_size"),
-        ({"options": ()}, "options is '0 settings'"),
+        ({"prefill": "never"}, "prefill", "never"),
+        ({"serving": ServingConfig("overlap")}, "schedule", "overlap"),
+        ({"serving": ServingConfig(num_slots=32)}, "num_slots", 32),
+        ({"serving": ServingConfig(prefix_cache=True)}, "prefix_cache", True),
+        ({"options": (OPTION, Option.plain(page_size=1))}, "options", "2 settings"),
+        ({"options": ()}, "options", "0 settings"),
     ],
 )
-def test_what_cannot_be_served_is_refused(change, message):
+def test_impossible_servers_are_refused(change, name, value):
     arguments = {"options": OPTION, "workload": closed_loop(3, 2, 20, 20), "serving": None} | change
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == (name, value)):
         simulate(COST, **arguments)
 
 
@@ -334,7 +331,7 @@ def patience():
 @pytest.mark.usefixtures("patience")
 @pytest.mark.parametrize("prompt", [13, 15, 16, 17])
 @pytest.mark.parametrize("output", [1, 2, 3, 5, 20])
-def test_a_request_needs_what_its_largest_round_does_and_not_its_last(prompt, output):
+def test_a_request_needs_the_slots_of_its_largest_round(prompt, output):
     """With pages of 8, two lanes and release `round` a round from 14 tokens needs 5 pages, one from 16 needs 4."""
     config = SpecConfig(2, 3, 5, page_size=8, release="round")
     option, load = Option(config, iid(0.0, 3)), closed_loop(1, 1, prompt, output)
@@ -346,6 +343,6 @@ def test_a_request_needs_what_its_largest_round_does_and_not_its_last(prompt, ou
     assert run.preemptions.sum() == 0
 
 
-def test_an_option_needs_a_law_of_its_steps():
-    with pytest.raises(InputError, match="acceptance is 2; allowed: a law of at least num_steps drafts, 3"):
+def test_an_option_needs_acceptance_of_all_its_steps():
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("acceptance", 2)):
         Option(CHAIN, iid(0.5, 2))

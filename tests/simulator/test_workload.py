@@ -1,6 +1,7 @@
 """Workloads and the files they come from; benchmark results of vLLM and SGLang."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ THROUGHPUT = {"request_throughput": 2.0, "output_throughput": 256.0}
 VLLM = COUNTS | LATENCY | THROUGHPUT
 VLLM |= {"total_token_throughput": 276.0, "request_rate": "inf", "max_concurrency": 4}
 VLLM |= {"spec_decode_acceptance_length": 2.5, "spec_decode_acceptance_rate": 50.0}
-VLLM |= {"spec_decode_per_position_acceptance_rates": [0.7, 0.5, 0.3]}
+RATES = "spec_decode_per_position_acceptance_rates"
+VLLM |= {RATES: [0.7, 0.5, 0.3]}
 SGLANG = COUNTS | LATENCY | THROUGHPUT
 SGLANG |= {"mean_e2e_latency_ms": 900.0, "accept_length": 2.5, "request_rate": 8.0, "max_concurrency": None}
 
@@ -50,44 +52,47 @@ def test_a_file_is_sorted_by_arrival(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "field"),
     [
-        ('{"arrival_s": -1, "prompt_tokens": 5, "output_tokens": 2}', "arrival_s is a number of at least 0, not -1"),
-        ('{"arrival_s": NaN, "prompt_tokens": 5, "output_tokens": 2}', "arrival_s is a number of at least 0, not nan"),
-        (f'{{"arrival_s": 1{"0" * 400}, "prompt_tokens": 5, "output_tokens": 2}}', "number of at least 0, not 10000"),
-        ('{"arrival_s": 0, "prompt_tokens": 0, "output_tokens": 2}', "prompt_tokens is an integer of at least 1"),
-        ('{"arrival_s": 0, "prompt_tokens": 5}', "a JSON object of arrival_s, prompt_tokens, output_tokens"),
-        ("no JSON", "a JSON object"),
+        ('{"arrival_s": -1, "prompt_tokens": 5, "output_tokens": 2}', "arrival_s"),
+        ('{"arrival_s": NaN, "prompt_tokens": 5, "output_tokens": 2}', "arrival_s"),
+        (f'{{"arrival_s": 1{"0" * 400}, "prompt_tokens": 5, "output_tokens": 2}}', "arrival_s"),
+        ('{"arrival_s": 0, "prompt_tokens": 0, "output_tokens": 2}', "prompt_tokens"),
+        ('{"arrival_s": 0, "prompt_tokens": 5}', "JSON object"),
+        ("no JSON", "JSON object"),
         ("", "at least one request"),
     ],
 )
-def test_a_bad_file_of_requests_is_refused(tmp_path, line, message):
+def test_a_bad_file_of_requests_is_refused(tmp_path, line, field):
     path = tmp_path / "load.jsonl"
     path.write_text(line)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, check=lambda error: error.name == "workload" and field in error.allowed):
         read_workload(path)
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "name", "value"),
     [
-        (lambda: closed_loop(1, 1, 1, 1, -1), r"seed is -1; allowed: an integer from 0 to 2\^64 - 1"),
-        (lambda: closed_loop(1, 1, 1, 1, 2**64), "seed is 18446744073709551616"),
-        (lambda: closed_loop(0, 1, 1, 1), "num_requests is 0"),
-        (lambda: closed_loop(4, 0, 1, 1), "concurrency is 0"),
-        (lambda: closed_loop(4, 1, (5, 4), 1), "prompt_tokens is 4; allowed: an integer from 5"),
-        (lambda: poisson(4, 0, 1, 1), "rate is 0; allowed: a number above 0"),
-        (lambda: poisson(4, float("inf"), 1, 1), "rate is inf"),
-        (lambda: poisson(4, 10**400, 1, 1), "rate is 10"),
-        (lambda: bursts(4, 2, -1.0, 1, 1), "every_s is -1.0"),
-        (lambda: Workload(np.array([1]), np.array([1])), "concurrency is None"),
-        (lambda: Workload(np.array([1, 1]), np.array([1, 1]), np.array([1.0, 0.5])), "in order"),
-        (lambda: Workload(np.array([1]), np.array([1]), np.array([-1.0])), "seconds of at least 0"),
-        (lambda: Workload(np.array([1.5]), np.array([1]), np.array([0.0])), "prompt_tokens"),
+        (lambda: closed_loop(1, 1, 1, 1, -1), "seed", -1),
+        (lambda: closed_loop(1, 1, 1, 1, 2**64), "seed", 2**64),
+        (lambda: closed_loop(0, 1, 1, 1), "num_requests", 0),
+        (lambda: closed_loop(4, 0, 1, 1), "concurrency", 0),
+        (lambda: closed_loop(4, 1, (5, 4), 1), "prompt_tokens", 4),
+        (lambda: poisson(4, 0, 1, 1), "rate", 0),
+        (lambda: poisson(4, float("inf"), 1, 1), "rate", float("inf")),
+        (lambda: poisson(4, 10**400, 1, 1), "rate", 10**400),
+        (lambda: bursts(4, 2, -1.0, 1, 1), "every_s", -1),
+        (lambda: Workload(np.array([1]), np.array([1])), "concurrency", None),
+        (lambda: Workload(np.array([1, 1]), np.array([1, 1]), np.array([1.0, 0.5])), "arrivals_s", [1, 0.5]),
+        (lambda: Workload(np.array([1]), np.array([1]), np.array([-1.0])), "arrivals_s", [-1]),
+        (lambda: Workload(np.array([1.5]), np.array([1]), np.array([0.0])), "prompt_tokens", [1.5]),
+        (lambda: replace(closed_loop(5, 5, 10, 1), intake=-1), "intake", -1),
+        (lambda: replace(closed_loop(5, 5, 10, 1), intake=float("inf")), "intake", float("inf")),
+        (lambda: replace(closed_loop(5, 5, 10, 1), latency=10**400), "latency", 10**400),
     ],
 )
-def test_impossible_workloads_are_refused(make, message):
-    with pytest.raises(InputError, match=message):
+def test_impossible_workloads_are_refused(make, name, value):
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == (name, value)):
         make()
 
 
@@ -114,21 +119,21 @@ def test_sglang_results_are_read_line_by_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "name"),
     [
-        ("", "it is empty"),
-        ("{", "JSON"),
-        ("[1]", "a JSON object for each run"),
-        ("{}", "it has no duration"),
-        (json.dumps({name: value for name, value in VLLM.items() if name != "output_throughput"}), "output_throughput"),
-        (json.dumps(VLLM | {"duration": -1}), "duration is -1; allowed: a number of at least 0"),
-        (json.dumps(VLLM | {"mean_ttft_ms": "fast"}), "mean_ttft_ms is 'fast'"),
-        (json.dumps(VLLM | {"mean_ttft_ms": 10**400}), "mean_ttft_ms is 1000"),
-        (json.dumps(VLLM | {"spec_decode_per_position_acceptance_rates": [1.5]}), "from 0 to 1"),
+        ("", "file"),
+        ("{", "file"),
+        ("[1]", "file"),
+        ("{}", "file"),
+        (json.dumps({name: value for name, value in VLLM.items() if name != "output_throughput"}), "file"),
+        (json.dumps(VLLM | {"duration": -1}), "duration"),
+        (json.dumps(VLLM | {"mean_ttft_ms": "fast"}), "mean_ttft_ms"),
+        (json.dumps(VLLM | {"mean_ttft_ms": 10**400}), "mean_ttft_ms"),
+        (json.dumps(VLLM | {RATES: [1.5]}), RATES),
     ],
 )
-def test_foreign_results_are_refused(tmp_path, text, message):
+def test_foreign_results_are_refused(tmp_path, text, name):
     path = tmp_path / "result.json"
     path.write_text(text)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, check=lambda error: error.name == name):
         read_measurements(path)

@@ -1,4 +1,4 @@
-"""Rounds of specsim.fast as they were measured on a GPU (fast/measurements), beside the cost model's."""
+"""Rounds of specsim.fast measured on a GPU (fast/measurements), reproduced by the cost model."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from specsim.simulator.cost import CostModel
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import Hardware, hardware, names
 from specsim.simulator.model import drafter, model
-from specsim.simulator.reproduce.reproduction import Asked, Reproduction, figures_of
+from specsim.simulator.reproduce.reproduction import Reproduction, Target, figures_of
 
 KEPT = Path("fast") / "measurements" / "bench-scale.json"
 FREE = ("bandwidth", "compute", "overlap", "gap")
@@ -33,7 +33,7 @@ def reproduce() -> Reproduction:
     cost = _cost(value["shape"], _gpu(value))
     _, calibration = calibrate(cost, [_timed(row) for row in rows], FREE)
     errors = calibration.errors(held_out=True)
-    asked = Asked(
+    target = Target(
         "held-out round times",
         f"{errors.mean():.1%} off on average, asked {MOST_ERROR:.0%}; {errors.max():.1%} at worst",
         bool(errors.mean() <= MOST_ERROR),
@@ -41,11 +41,11 @@ def reproduce() -> Reproduction:
     figures = figures_of(calibration, "round, ms", 3, 1e3)
     source = f"fast/measurements/{path.name}"
     method = _METHOD.format(fitted=len(calibration.cells) - len(errors), held_out=len(errors), shape=value["shape"])
-    return Reproduction("fast_rounds", source, method, figures, calibration.parameters, (asked,))
+    return Reproduction("fast_rounds", source, method, figures, calibration.parameters, (target,))
 
 
 def _kept() -> Path:
-    """The result that is kept, of a checkout or of an installed package."""
+    """The kept result, in a checkout or in an installed package."""
     package = Path(__file__).parents[2]
     for path in (package.parent / KEPT, package / KEPT):
         if path.is_file():
@@ -55,15 +55,15 @@ def _kept() -> Path:
 
 
 def _gpu(value: Mapping[str, Any]) -> Hardware:
-    told = value["runs"][0]["versions"]["gpu"]
+    reported = value["runs"][0]["versions"]["gpu"]
     for name in sorted(names(), key=len, reverse=True):
-        if name.split("-SXM")[0].replace("-", " ").lower() in told.replace("-", " ").lower():
+        if name.partition("-SXM")[0].replace("-", " ").lower() in reported.replace("-", " ").lower():
             return hardware(name)
-    raise InputError("gpu", told, ", ".join(names()))
+    raise InputError("gpu", reported, ", ".join(names()))
 
 
 def _cost(shape: str, gpu: Hardware) -> CostModel:
-    """Times are of the device, which replays a graph for every round."""
+    """Cost of the device alone, which replays a graph for every round."""
     target = model(shape)
     silent = Efficiency(host=0.0, host_request=0.0)
     return CostModel(gpu, target, drafter("eagle3", target, DRAFT_VOCAB), silent)
@@ -73,7 +73,8 @@ def _timed(row: Mapping[str, Any]) -> Timed:
     requests, length, tree = (row["setting"][name] for name in ("requests", "L", "tree"))
     if tree not in _TREES:
         raise InputError("tree", tree, " or ".join(_TREES))
-    contexts, config = np.full(requests, length), _TREES[tree]
+    contexts = np.full(requests, length)
+    config = _TREES[tree]
     is_fitted = requests in FITTED_REQUESTS and length in FITTED_LENGTHS
     return Timed(
         f"{tree}, {requests} requests, L {length}",

@@ -1,4 +1,4 @@
-"""What came of reproducing a table: figures side by side, fitted parameters, and what was asked."""
+"""The reproduction of a published table: figures side by side, fitted parameters, targets."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -13,18 +13,18 @@ Role = Literal["fitted", "held out", "computed"]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A published figure beside the simulated one. role: whether a fit saw it, or none was needed."""
+    """A published figure and the simulated one."""
 
     setting: str
     quantity: str
     published: float
     simulated: float
     role: Role = "computed"
-    digits: int = 2
+    digits: int = 2  # that were published
 
     @property
     def error(self) -> float:
-        """Relative and signed."""
+        """Relative error, signed."""
         return self.simulated / self.published - 1
 
     def cells(self) -> tuple[str, ...]:
@@ -40,25 +40,25 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What was asked of a reproduction, and what came of it."""
+class Target:
+    """An accuracy that a reproduction has to reach."""
 
     what: str
-    value: str
+    value: str  # reached, and the least or most allowed
     is_met: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """A table and its reproduction. method: how, with all that was fixed before any fit; notes: what follows."""
+    """A table and its reproduction."""
 
     name: str
     source: str
-    method: str
+    method: str  # with all that was fixed before any fit
     figures: tuple[Figure, ...]
     parameters: tuple[Fitted, ...] = ()
-    asked: tuple[Asked, ...] = ()
-    notes: tuple[str, ...] = ()
+    targets: tuple[Target, ...] = ()
+    notes: tuple[str, ...] = ()  # conclusions
 
     def errors(self, role: Role) -> np.ndarray:
         """Absolute relative errors of the figures in this role."""
@@ -72,13 +72,13 @@ class Reproduction:
             "method": self.method,
             "figures": [asdict(figure) | {"error": figure.error} for figure in self.figures],
             "parameters": [asdict(each) for each in self.parameters],
-            "asked": [asdict(each) for each in self.asked],
+            "asked": [asdict(each) for each in self.targets],
             "notes": list(self.notes),
         }
 
 
 def figures_of(calibration: Calibration, quantity: str, digits: int = 2, scale: float = 1.0) -> tuple[Figure, ...]:
-    """The cells of a calibration, seconds times `scale`."""
+    """Figures of the cells of a calibration, times `scale`."""
     return tuple(
         Figure(
             cell.label,
@@ -99,7 +99,7 @@ def parameter_cells(fitted: Fitted) -> tuple[str, ...]:
     return (fitted.name, *values, unit)
 
 
-def at_most(what: str, errors: Iterable[float], limit: float) -> Asked:
-    """That no error exceeds a limit."""
+def at_most(what: str, errors: Iterable[float], limit: float) -> Target:
+    """The target that no error exceeds a limit."""
     worst = max(errors)
-    return Asked(what, f"{worst:.2%} at worst, asked at most {limit:.1%}", bool(worst <= limit))
+    return Target(what, f"{worst:.2%} at worst, asked at most {limit:.1%}", bool(worst <= limit))

@@ -1,4 +1,4 @@
-"""The benchmark of vllm#41162 as simulated servers: its runs, their requests, and what each model's server takes."""
+"""The benchmark of vllm#41162 as simulated servers: its runs, their requests, each model's server."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from specsim.core.config import SpecConfig
-from specsim.simulator.acceptance import Acceptance, Judged, Rounds, iid_of_length
+from specsim.simulator.acceptance import Acceptance, Callback, Rounds, iid_of_length
 from specsim.simulator.cost import CostModel
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import hardware
@@ -18,10 +18,11 @@ from specsim.simulator.uniforms import Stream, keys, named_uniforms
 from specsim.simulator.workload import Workload
 
 REQUESTS = 10  # a client; vllm#38496 has the command of its author's benchmarks
-TOKENS, EARLY = 128, 39  # of an output; of one that ends by itself: GPT-OSS, one client, T 0: 1191 = 9 · 128 + 39
+TOKENS = 128  # of an output
+EARLY = 39  # of an output that ends by itself: GPT-OSS, one client, T 0: 1191 = 9 · 128 + 39
 CONFIG = SpecConfig(1, 3, 4)
 GPU = "B200"
-OVERLAP = 1 / 3  # what spec_bench and fast_rounds come to
+OVERLAP = 1 / 3  # as in spec_bench and fast_rounds
 SKEW = 1.0
 FILTERS = 3.1e-4  # seconds, vllm#40376: top-k and top-p over 64 rows of 131072
 _HALVINGS = 14
@@ -29,12 +30,12 @@ _HALVINGS = 14
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target and its drafter. filters: whether the target asks for top-p by itself wherever it samples."""
+    """A target and its drafter."""
 
     model: str
     drafter: str
     draft_vocab: int | None = None
-    filters: bool = False
+    filters: bool = False  # the target's own settings ask for top-p wherever it samples
 
 
 PAIRS = {
@@ -47,30 +48,35 @@ PAIRS = {
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One model at one temperature and number of clients. runs: by side (before, after), figures by their names."""
+    """One model at one temperature and number of clients."""
 
     model: str
     temperature: float
     clients: int
-    runs: Mapping[str, Mapping[str, float]]
+    runs: Mapping[str, Mapping[str, float]]  # by side (before, after), figures by their names
 
     @property
     def label(self) -> str:
         return f"{self.model}, T {self.temperature:.0f}, {self.clients} client{'s' * (self.clients > 1)}"
 
     def mean(self, name: str) -> float:
-        """A figure, mean of the runs."""
+        """Mean of a figure over the runs."""
         return float(np.mean([run[name] for run in self.runs.values()]))
 
     @property
-    def tokens(self) -> tuple[float, float]:
-        """Of the prompt and of the output of a request, on average."""
-        rate, output = self.mean("Request Throughput (req/s)"), self.mean("Output Throughput (tok/s)")
-        return (self.mean("Total Token Throughput (tok/s)") - output) / rate, output / rate
+    def prompt_tokens(self) -> float:
+        """Mean tokens of a request's prompt."""
+        prompts = self.mean("Total Token Throughput (tok/s)") - self.mean("Output Throughput (tok/s)")
+        return prompts / self.mean("Request Throughput (req/s)")
+
+    @property
+    def output_tokens(self) -> float:
+        """Mean tokens of a request's output."""
+        return self.mean("Output Throughput (tok/s)") / self.mean("Request Throughput (req/s)")
 
 
 def read() -> list[Served]:
-    """The cells of the table, in its order."""
+    """Read the cells of the table, sorted."""
     found: dict[tuple[str, float, int], dict[str, dict[str, float]]] = {}
     for row in rows("vllm_41162"):
         runs = found.setdefault((row["model"], float(row["temperature"]), int(row["concurrency"])), {})
@@ -80,7 +86,7 @@ def read() -> list[Served]:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What a cell's clients ask for, and what its drafts have accepted."""
+    """The requests of a cell's clients, and the acceptance of their drafts."""
 
     cell: Served
     workload: Workload
@@ -88,14 +94,13 @@ class Bench:
 
     @classmethod
     def of(cls, cell: Served) -> "Bench":
-        prompt, output = cell.tokens
-        outputs = _outputs(REQUESTS * cell.clients, output)
-        prompts = np.full(len(outputs), round(prompt))
-        law = _matched(cell.mean("Spec Decode Accept Length"), outputs)
-        return cls(cell, Workload(prompts, outputs, concurrency=cell.clients), Option(CONFIG, law))
+        outputs = _outputs(REQUESTS * cell.clients, cell.output_tokens)
+        prompts = np.full(len(outputs), round(cell.prompt_tokens))
+        acceptance = _matched(cell.mean("Spec Decode Accept Length"), outputs)
+        return cls(cell, Workload(prompts, outputs, concurrency=cell.clients), Option(CONFIG, acceptance))
 
     def metrics(self, values: Mapping[str, float], filters: float = FILTERS) -> dict[str, float]:
-        """The figures of a server of these efficiencies, and of this intake and latency of its front end."""
+        """Figures of a server with these efficiencies, and this intake and latency of its front end."""
         pair = PAIRS[self.cell.model]
         target = replace(model(pair.model), skew=SKEW)
         given = {name: value for name, value in values.items() if name not in ("intake", "latency")}
@@ -106,13 +111,14 @@ class Bench:
             drafter(pair.drafter, target, pair.draft_vocab),
             Efficiency(overlap=OVERLAP, filters=filters, **given),
         )
-        front = {name: values[name] for name in ("intake", "latency")}
-        return simulate(cost, self.option, self.workload, **front).metrics()
+        workload = replace(self.workload, intake=values["intake"], latency=values["latency"])
+        return simulate(cost, self.option, workload).metrics()
 
 
 def _outputs(requests: int, mean: float) -> np.ndarray:
     """Tokens of every output, of this mean: TOKENS, or about EARLY for some, evenly among the others."""
-    outputs, missing = np.full(requests, TOKENS), round(requests * (TOKENS - mean))
+    outputs = np.full(requests, TOKENS)
+    missing = round(requests * (TOKENS - mean))
     early = round(missing / (TOKENS - EARLY))
     if early:
         outputs[np.linspace(0, requests - 1, early + 2)[1:-1].round().astype(int)] = TOKENS - round(missing / early)
@@ -120,32 +126,40 @@ def _outputs(requests: int, mean: float) -> np.ndarray:
 
 
 def _matched(length: float, outputs: np.ndarray) -> Acceptance:
-    """The law under which rounds of all requests together have this accept length, by their own uniforms.
+    """Acceptance under which rounds of all requests together have this accept length, by their own uniforms.
 
     Drafts are accepted alike, but none of an output that ends early.
     """
-    low, high = 1.0, CONFIG.num_steps + 1.0
+    low = 1.0
+    high = CONFIG.num_steps + 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if _played(_law(middle, outputs), outputs) < length else (low, middle)
-    return _law(low, outputs)
+        if _played(_acceptance(middle, outputs), outputs) < length:
+            low = middle
+        else:
+            high = middle
+    return _acceptance(low, outputs)
 
 
-def _law(length: float, outputs: np.ndarray) -> Acceptance:
-    law = iid_of_length(length, CONFIG.num_steps)
+def _acceptance(length: float, outputs: np.ndarray) -> Acceptance:
+    iid = iid_of_length(length, CONFIG.num_steps)
     is_early = outputs < TOKENS
     if not is_early.any():
-        return law
-    return Judged(lambda each: np.where(is_early[each.request_ids], 0, law.accepted(each)), CONFIG.num_steps)
+        return iid
+    return Callback(lambda each: np.where(is_early[each.request_ids], 0, iid.accepted(each)), CONFIG.num_steps)
 
 
-def _played(law: Acceptance, outputs: np.ndarray) -> float:
-    """The accept length that a simulated server will count, seed 0."""
-    requests, put_out, drafts = np.arange(len(outputs)), np.ones(len(outputs), dtype=np.int64), 0
-    names, rounds = keys(0, Stream.ROUND, requests), np.zeros(len(outputs), dtype=np.int64)
+def _played(acceptance: Acceptance, outputs: np.ndarray) -> float:
+    """Accept length that a simulated server will count, seed 0."""
+    requests = np.arange(len(outputs))
+    names = keys(0, Stream.ROUND, requests)
+    put_out = np.ones(len(outputs), dtype=np.int64)
+    rounds = np.zeros(len(outputs), dtype=np.int64)
+    drafts = 0
     while len(running := requests[put_out < outputs]):
         places = put_out[running] - 1
-        accepted = law.accepted(Rounds(running, rounds[running], places, named_uniforms(names[running], places)))
+        drawn = Rounds(running, rounds[running], places, named_uniforms(names[running], places))
+        accepted = acceptance.accepted(drawn)
         put_out[running] += accepted + 1
         rounds[running] += 1
         drafts += int(accepted.sum())

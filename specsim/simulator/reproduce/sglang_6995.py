@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Literal
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import hardware
 from specsim.simulator.model import drafter, model
 from specsim.simulator.reproduce.published import rows
-from specsim.simulator.reproduce.reproduction import Asked, Figure, Reproduction
+from specsim.simulator.reproduce.reproduction import Figure, Reproduction, Target
 
 SOURCE = "https://github.com/sgl-project/sglang/pull/6995"
 TOKENS = 870  # of prompts and of outputs: uniform from 0.7 · 1024 to 1024
@@ -23,20 +24,17 @@ LENGTHS = np.arange(1, 3.0005, 0.001)
 
 
 def reproduce() -> Reproduction:
-    """One constant fitted on `none`; then which accept lengths the other three rows allow."""
+    """Fit one constant on `none`; then find the accept lengths that the other three rows allow."""
     table = {_label(row): row for row in rows("sglang_6995")}
     none, wide, pair, fused = (float(row["req_per_s"]) for row in table.values())
     running = min(range(1, 129), key=lambda count: abs(requests_per_s(None, PLAIN, "overlap", count)(1) - none))
-    rates = [
-        requests_per_s("eagle", SpecConfig(4, 2, 4), "sync", running),
-        requests_per_s("eagle", SpecConfig(2, 1, 2), "sync", running),
-        requests_per_s("eagle", SpecConfig(1, 1, 2), "overlap", running),
-    ]
+    wide_rate = requests_per_s("eagle", SpecConfig(4, 2, 4), "sync", running)
+    pair_rate = requests_per_s("eagle", SpecConfig(2, 1, 2), "sync", running)
+    fused_rate = requests_per_s("eagle", SpecConfig(1, 1, 2), "overlap", running)
     base = requests_per_s(None, PLAIN, "overlap", running)(1)
-    two = _allowed(LENGTHS[LENGTHS <= 2], base, none, {rates[1]: pair, rates[2]: fused})
-    four = _allowed(LENGTHS, base, none, {rates[0]: wide})
-    chosen = (four.value, two.value, two.value)
-    simulated = [base, *(rate(length) for rate, length in zip(rates, chosen, strict=True))]
+    two = _allowed(LENGTHS[LENGTHS <= 2], base, none, {pair_rate: pair, fused_rate: fused})
+    four = _allowed(LENGTHS, base, none, {wide_rate: wide})
+    simulated = [base, wide_rate(four.value), pair_rate(two.value), fused_rate(two.value)]
     published = [none, wide, pair, fused]
     return Reproduction(
         "sglang_6995",
@@ -44,19 +42,24 @@ def reproduce() -> Reproduction:
         _METHOD,
         _figures(list(table), published, simulated),
         (_running(none, running), two, four),
-        _asked(published, simulated, two),
+        _targets(published, simulated, two),
         (_LIMITS, _gap(pair, fused, running), _crowded(none, fused)),
     )
 
 
+Schedule = Literal["sync", "overlap"]
+Rate = Callable[[float], float]  # requests a second at an accept length
+
+
 @cache
-def _cost(kind: str | None, schedule: str) -> CostModel:
+def _cost(kind: str | None, schedule: Schedule) -> CostModel:
     target = model("llama-2-70b")
+    head = None if kind is None else drafter(kind, target)
     host = Efficiency(host=SYNC_HOST) if schedule == "sync" else Efficiency()
-    return CostModel(hardware("H20"), target, kind and drafter(kind, target), host, 2, schedule)
+    return CostModel(hardware("H20"), target, head, host, 2, schedule)
 
 
-def requests_per_s(kind: str | None, config: SpecConfig, schedule: str, running: int) -> Callable[[float], float]:
+def requests_per_s(kind: str | None, config: SpecConfig, schedule: Schedule, running: int) -> Rate:
     """Requests a second of a server that always has `running` requests, as a function of their accept length.
 
     In the time of one request the server prefills it, and does a `running`-th of its rounds for each.
@@ -67,16 +70,18 @@ def requests_per_s(kind: str | None, config: SpecConfig, schedule: str, running:
     return lambda length: 1 / (prefill + TOKENS / length * round_ / running)
 
 
-def _allowed(lengths: np.ndarray, base: float, none: float, ways: Mapping[Callable[[float], float], float]) -> Fitted:
-    """The accept lengths at which every way has its ratio to `none` within the limit, and its side of `none`."""
-    name = f"accept length, {'two' if len(ways) > 1 else 'four'} tokens"
-    errors = np.max([np.abs(way(lengths) / base / (rate / none) - 1) for way, rate in ways.items()], axis=0)
-    sides = np.all([(way(lengths) > base) == (rate > none) for way, rate in ways.items()], axis=0)
-    allowed = lengths[(errors <= MOST_ERROR) & sides]
+def _allowed(lengths: np.ndarray, base: float, none: float, modes: Mapping[Rate, float]) -> Fitted:
+    """Accept lengths at which every mode has its ratio to `none` within the limit, and its side of `none`."""
+    name = f"accept length, {'two' if len(modes) > 1 else 'four'} tokens"
+    simulated = {published: np.array([rate(length) for length in lengths]) for rate, published in modes.items()}
+    errors = np.max([np.abs(rates / base / (published / none) - 1) for published, rates in simulated.items()], axis=0)
+    sides = np.all([(rates > base) == (published > none) for published, rates in simulated.items()], axis=0)
+    is_allowed = (errors <= MOST_ERROR) & sides
+    allowed = lengths[is_allowed]
     if not len(allowed):
         best = lengths[np.argmin(errors)]
         return Fitted(name, float(best), np.nan, np.nan, "tokens (no length is allowed)")
-    best = allowed[np.argmin(errors[(errors <= MOST_ERROR) & sides])]
+    best = allowed[np.argmin(errors[is_allowed])]
     return Fitted(name, float(best), float(allowed[0]), float(allowed[-1]), "tokens")
 
 
@@ -99,21 +104,23 @@ def _figures(labels: list[str], published: list[float], simulated: list[float]) 
     return (*rates, *ratios)
 
 
-def _asked(published: list[float], simulated: list[float], two: Fitted) -> tuple[Asked, ...]:
+def _targets(published: list[float], simulated: list[float], two: Fitted) -> tuple[Target, ...]:
     order = np.argsort(published).tolist() == np.argsort(simulated).tolist()
     worst = max(
         abs(found / simulated[0] / (known / published[0]) - 1)
         for known, found in zip(published, simulated, strict=True)
     )
     return (
-        Asked("order of the four rows", "right" if order else "wrong", order),
-        Asked("ratios to none", f"{worst:.1%} off at worst, asked at most {MOST_ERROR:.0%}", worst <= MOST_ERROR),
-        Asked("one accept length for both rows of two tokens", f"{two.low:.3f} to {two.high:.3f}", two.low <= two.high),
+        Target("order of the four rows", "right" if order else "wrong", order),
+        Target("ratios to none", f"{worst:.1%} off at worst, asked at most {MOST_ERROR:.0%}", worst <= MOST_ERROR),
+        Target(
+            "one accept length for both rows of two tokens", f"{two.low:.3f} to {two.high:.3f}", two.low <= two.high
+        ),
     )
 
 
 def _gap(pair: float, fused: float, running: int) -> str:
-    """What would make the two rows of two tokens exact."""
+    """Accept length and longer round that would make the two rows of two tokens exact."""
     cost = _cost("eagle", "overlap")
     prefill = cost.prefill(np.array([TOKENS]), np.array([0]))
     round_ = cost.round(np.full(running, TOKENS + TOKENS // 2), SpecConfig(1, 1, 2))
@@ -127,7 +134,7 @@ def _gap(pair: float, fused: float, running: int) -> str:
 
 
 def _crowded(none: float, fused: float) -> str:
-    """The other reading of the table, refuted: as many requests as memory holds."""
+    """Refute the other reading of the table: as many requests as memory holds."""
     cost = _cost(None, "overlap")
     flops = 2 * cost.model.active_parameters / (2 * cost.hardware.flops(cost.dtype))
     compute = 2 * TOKENS * flops * none

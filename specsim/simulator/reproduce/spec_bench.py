@@ -1,26 +1,28 @@
 """Spec-Bench: why Token Recycling wins against SpS on an A100, and loses on an RTX 3090."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import NamedTuple, cast
 
 import numpy as np
 from scipy.optimize import brentq
 
 from specsim.core.config import SpecConfig
-from specsim.simulator.calibrate import Calibration, fit
+from specsim.simulator.calibrate import Calibration, Free, Observed, fit
 from specsim.simulator.cost import CostModel
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import hardware
 from specsim.simulator.model import Drafter, drafter, model
 from specsim.simulator.reproduce.published import rows
-from specsim.simulator.reproduce.reproduction import Asked, Figure, Reproduction, figures_of
+from specsim.simulator.reproduce.reproduction import Figure, Reproduction, Target, figures_of
 from specsim.simulator.theory import expected_tokens
 
 SOURCE = "https://github.com/hemingkx/Spec-Bench"
 GPUS = {"A100": "A100-80GB-SXM", "RTX3090": "RTX-3090"}
 NODES = {"Token Recycling": 80, "PLD": 10}
-LOOKED_UP, DRAFTED = "Token Recycling", "SpS"
+LOOKED_UP = "Token Recycling"
+DRAFTED = "SpS"
 # As Spec-Bench runs them; those that draft forward by forward have SpS's own work besides that of a tree.
 TREES = {"EAGLE": SpecConfig(4, 5, 26), "EAGLE-2": SpecConfig(10, 6, 60), "Medusa": SpecConfig(10, 4, 64)}
 WORK = {"EAGLE": (LOOKED_UP, DRAFTED), "EAGLE-2": (LOOKED_UP, DRAFTED), "Medusa": (LOOKED_UP,)}
@@ -28,13 +30,16 @@ MEDUSA_HEADS = 4
 CONTEXT = np.array([600])  # tokens: a prompt of Spec-Bench and half of its answer
 PLAIN = SpecConfig.plain()
 FREE = {
-    "launch, A100's host": (5e-5, 1e-6, 1e-3),
-    "launch, RTX3090's host": (5e-5, 1e-6, 1e-3),
-    "overlap": (0.5, 0.01, 1.0),
-    "SpS's own work": (80, 1, 1e4),
-    "Token Recycling's own work": (80, 1, 1e4),
+    "launch, A100's host": Free(5e-5, 1e-6, 1e-3),
+    "launch, RTX3090's host": Free(5e-5, 1e-6, 1e-3),
+    "overlap": Free(0.5, 0.01, 1.0),
+    "SpS's own work": Free(80, 1, 1e4),
+    "Token Recycling's own work": Free(80, 1, 1e4),
 }
-_FIRST, _MOST_DRAFTS = 5, 64  # of transformers' assisted generation, and of the chain that describes it
+_FIRST = 5  # drafts of the first round of transformers' assisted generation
+_MOST_DRAFTS = 64  # of the chain that describes it
+Row = Mapping[str, str]
+Values = Mapping[str, float]
 
 
 def reproduce() -> Reproduction:
@@ -45,13 +50,14 @@ def reproduce() -> Reproduction:
     without = _fit(table, {name: each for name, each in FREE.items() if name != "overlap"})
     seven = [row for row in table if row["model"] == "Vicuna-7B" and row["method"] != "PLD"]
     held_out = calibration.errors(held_out=True)
+    reversal = _reversal(seven, calibration.values)
     return Reproduction(
         "spec_bench",
         SOURCE,
         _METHOD.format(drafts=_mean_drafts(2.28)),
         (*figures_of(calibration, "speed-up"), *(_placed(row, calibration.values) for row in trees)),
         calibration.parameters,
-        (Asked("the reversal on Vicuna-7B", *_reversal(seven, calibration.values)),),
+        (Target("the reversal on Vicuna-7B", reversal.text, reversal.is_there),),
         (
             f"Held out, 13B and PLD: {held_out.mean():.1%} off on average, {held_out.max():.1%} at worst.",
             _trees(trees, calibration.values),
@@ -62,13 +68,13 @@ def reproduce() -> Reproduction:
     )
 
 
-def _fit(table: list[Mapping[str, str]], free: Mapping[str, tuple[float, float, float]]) -> Calibration:
-    cells = {_label(row): (float(row["speedup"]), _is_held_out(row)) for row in table}
+def _fit(table: Sequence[Row], free: Mapping[str, Free]) -> Calibration:
+    cells = {_label(row): Observed(float(row["speedup"]), _is_held_out(row)) for row in table}
     return fit(lambda values: [speedup(row, values) for row in table], cells, free, _unit)
 
 
-def speedup(row: Mapping[str, str], values: Mapping[str, float]) -> float:
-    """Of one method on one GPU over plain decoding, every kernel launched by the host."""
+def speedup(row: Row, values: Values) -> float:
+    """Speed-up of one method on one GPU over plain decoding, every kernel launched by the host."""
     launch = values[f"launch, {row['gpu']}'s host"]
     efficiency = Efficiency(overlap=values.get("overlap", 1.0), launch=launch, host=0.0, host_request=0.0)
     target = _model(f"vicuna-{row['model'].removeprefix('Vicuna-').lower()}-v1.3")
@@ -91,7 +97,7 @@ def _round(cost: CostModel, nodes: int) -> float:
 
 
 def _of_tree(cost: CostModel, method: str) -> float:
-    """A round that verifies a tree: EAGLE's drafter makes it forward by forward, Medusa's heads beside the target's."""
+    """Seconds of a round with a tree: of EAGLE's drafter, forward by forward, or of Medusa's heads."""
     target = cost.model
     if method == "Medusa":
         heads = target.head_weights + MEDUSA_HEADS * (target.hidden_size**2 + target.head_weights)
@@ -101,12 +107,12 @@ def _of_tree(cost: CostModel, method: str) -> float:
     return cost.round(CONTEXT, TREES[method])
 
 
-def _placed(row: Mapping[str, str], values: Mapping[str, float]) -> Figure:
+def _placed(row: Row, values: Values) -> Figure:
     return Figure(_label(row), "speed-up", float(row["speedup"]), speedup(row, values), "held out")
 
 
 def _drafted(cost: CostModel, length: float) -> float:
-    """A round of a number of drafts that is no integer on average."""
+    """Seconds of a round of a number of drafts that is no integer on average."""
     drafts = _mean_drafts(length)
     fewer = int(drafts)
     return (fewer + 1 - drafts) * _round(cost, fewer) + (drafts - fewer) * _round(cost, fewer + 1)
@@ -122,30 +128,38 @@ _model = cache(model)
 
 @cache
 def _mean_drafts(length: float) -> float:
-    """Drafts a round of assisted generation, from its mean tokens a round.
+    """Mean drafts of a round of assisted generation, from its mean tokens.
 
     Its rule: two more drafts after a round that accepted all, one fewer (at least one) after any other. With every
     draft accepted alike, that is a Markov chain; the rate is the one that gives the published length.
     """
-    return _chain(brentq(lambda alpha: _chain(alpha)[1] - length, 0.05, 0.9))[0]
+    return _chain(cast(float, brentq(lambda alpha: _chain(alpha).tokens - length, 0.05, 0.9))).drafts
 
 
-def _chain(alpha: float) -> tuple[float, float]:
-    """Mean drafts and mean tokens a round at this rate of acceptance."""
+class _Means(NamedTuple):
+    """Means over rounds."""
+
+    drafts: float
+    tokens: float
+
+
+def _chain(alpha: float) -> _Means:
+    """Mean drafts and tokens of a round at this rate of acceptance."""
     drafts = np.arange(1, _MOST_DRAFTS + 1)
-    every, moves = alpha**drafts, np.zeros((_MOST_DRAFTS, _MOST_DRAFTS))
+    every = alpha**drafts
+    moves = np.zeros((_MOST_DRAFTS, _MOST_DRAFTS))
     at = drafts - 1
     np.add.at(moves, (at, np.minimum(at + 2, _MOST_DRAFTS - 1)), every)
     np.add.at(moves, (at, np.maximum(at - 1, 0)), 1 - every)
     share = np.linalg.matrix_power(moves, 2**14)[_FIRST - 1]
-    return float(share @ drafts), float(share @ [expected_tokens(alpha, count) for count in drafts])
+    return _Means(float(share @ drafts), float(share @ [expected_tokens(alpha, int(count)) for count in drafts]))
 
 
-def _label(row: Mapping[str, str]) -> str:
+def _label(row: Row) -> str:
     return f"{row['method']}, {row['model']}, {row['gpu']}"
 
 
-def _is_held_out(row: Mapping[str, str]) -> bool:
+def _is_held_out(row: Row) -> bool:
     return row["method"] == "PLD" or row["model"] == "Vicuna-13B"
 
 
@@ -153,8 +167,8 @@ def _unit(name: str) -> str:
     return {"launch": "s", "overlap": "of the shorter"}.get(name.split(",")[0], "launches a round")
 
 
-def _trees(trees: list[Mapping[str, str]], values: Mapping[str, float]) -> str:
-    def off(method: str, values: Mapping[str, float]) -> str:
+def _trees(trees: Sequence[Row], values: Values) -> str:
+    def off(method: str, values: Values) -> str:
         errors = [abs(_placed(row, values).error) for row in trees if row["method"] == method]
         return f"{method} {np.mean(errors):.1%}"
 
@@ -167,17 +181,18 @@ def _trees(trees: list[Mapping[str, str]], values: Mapping[str, float]) -> str:
     )
 
 
-def _by_gpu(seven: list[Mapping[str, str]], values: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-    """By GPU the speed-ups of Token Recycling and SpS."""
+class _Reversal(NamedTuple):
+    """The order of Token Recycling and SpS on both GPUs."""
+
+    text: str
+    is_there: bool  # the published order
+
+
+def _reversal(seven: Sequence[Row], values: Values) -> _Reversal:
     found = {(row["gpu"], row["method"]): speedup(row, values) for row in seven}
-    return {gpu: (found[gpu, LOOKED_UP], found[gpu, DRAFTED]) for gpu in GPUS}
-
-
-def _reversal(seven: list[Mapping[str, str]], values: Mapping[str, float]) -> tuple[str, bool]:
-    found = _by_gpu(seven, values)
-    text = ", ".join(f"{gpu} {one:.2f} and {other:.2f}" for gpu, (one, other) in found.items())
-    is_there = found["A100"][0] > found["A100"][1] and found["RTX3090"][0] < found["RTX3090"][1]
-    return f"Token Recycling and SpS: {text}", is_there
+    text = ", ".join(f"{gpu} {found[gpu, LOOKED_UP]:.2f} and {found[gpu, DRAFTED]:.2f}" for gpu in GPUS)
+    wins = {gpu: found[gpu, LOOKED_UP] > found[gpu, DRAFTED] for gpu in GPUS}
+    return _Reversal(f"Token Recycling and SpS: {text}", wins == {"A100": True, "RTX3090": False})
 
 
 def _story(calibration: Calibration) -> str:
@@ -195,13 +210,13 @@ def _story(calibration: Calibration) -> str:
     )
 
 
-def _swapped(seven: list[Mapping[str, str]], values: Mapping[str, float]) -> str:
+def _swapped(seven: Sequence[Row], values: Values) -> str:
     first, second = (f"launch, {gpu}'s host" for gpu in GPUS)
     text, is_there = _reversal(seven, dict(values) | {first: values[second], second: values[first]})
     return f"With the two hosts exchanged: {text}; the order would {'still reverse' if is_there else 'not reverse'}."
 
 
-def _attempt(seven: list[Mapping[str, str]], without: Calibration) -> str:
+def _attempt(seven: Sequence[Row], without: Calibration) -> str:
     text, is_there = _reversal(seven, without.values)
     return (
         "A first attempt with four parameters, reading and computing hiding behind each other entirely (overlap 1), "

@@ -18,7 +18,7 @@ TABLES: dict[str, Callable[[], Reproduction]] = {
 
 
 def reproduction(name: str) -> Callable[[], Reproduction]:
-    """What reproduces the table of this name."""
+    """The function that reproduces the table of this name."""
     if name not in TABLES:
         raise InputError("table", name, ", ".join(TABLES))
     return TABLES[name]

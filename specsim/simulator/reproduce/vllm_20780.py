@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from specsim.core.config import SpecConfig
-from specsim.simulator.calibrate import fit
+from specsim.simulator.calibrate import Free, Observed, fit
 from specsim.simulator.cost import CostModel
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import hardware
@@ -22,27 +22,27 @@ CONTEXT = np.array([300])  # tokens: a question of MT-bench and half of its answ
 DRAFT_VOCAB = 32000
 MOST_ERROR = 0.035
 # Start and bounds: the bandwidth is of all rows, the others of one drafter each.
-FREE = {"bandwidth": (0.7, 0.3, 1.0)} | {
-    f"{name}, {method}": bounds
+FREE = {"bandwidth": Free(0.7, 0.3, 1.0)} | {
+    f"{name}, {method}": free
     for method in METHODS
-    for name, bounds in {"launch": (3e-5, 1e-6, 1e-3), "host": (5e-4, 1e-5, 1e-2)}.items()
+    for name, free in {"launch": Free(3e-5, 1e-6, 1e-3), "host": Free(5e-4, 1e-5, 1e-2)}.items()
 }
 
 
 def reproduce() -> Reproduction:
     """Fitted on plain decoding and K = 2, 4, 7; K = 3, 5, 6 predicted."""
     table = rows("vllm_20780")
-    cells = {_label(row): (_tpot(row), int(row["num_drafts"]) not in FITTED_DRAFTS) for row in table}
+    cells = {_label(row): Observed(_tpot(row), int(row["num_drafts"]) not in FITTED_DRAFTS) for row in table}
     costs = _costs()
     calibration = fit(lambda values: [_predict(row, costs, values) for row in table], cells, FREE)
-    asked = at_most("held-out TPOT", calibration.errors(held_out=True), MOST_ERROR)
+    target = at_most("held-out TPOT", calibration.errors(held_out=True), MOST_ERROR)
     figures = figures_of(calibration, "TPOT, ms", scale=1e3)
     notes = tuple(_recovered(method, [row for row in table if row["method"] == method]) for method in METHODS)
-    return Reproduction("vllm_20780", SOURCE, _METHOD, figures, calibration.parameters, (asked,), (*notes, _DRAFTS))
+    return Reproduction("vllm_20780", SOURCE, _METHOD, figures, calibration.parameters, (target,), (*notes, _DRAFTS))
 
 
 def _costs() -> dict[str, CostModel]:
-    """By method; vLLM launched these drafters one kernel at a time, and waited for their tokens."""
+    """Cost by method; vLLM launched these drafters one kernel at a time, and waited for their tokens."""
     target = model("llama-3.1-8b")
     heads = {"eagle1": drafter("eagle", target), "eagle3": drafter("eagle3", target, DRAFT_VOCAB)}
     plain = CostModel(hardware("H100-SXM"), target, schedule="sync", draft_graph=False)
@@ -50,9 +50,11 @@ def _costs() -> dict[str, CostModel]:
 
 
 def _predict(row: Mapping[str, str], costs: Mapping[str, CostModel], values: Mapping[str, float]) -> float:
-    """Seconds a token."""
-    method, drafts = row["method"], int(row["num_drafts"])
-    launch, host = values.get(f"launch, {method}", 0.0), values.get(f"host, {method}", 0.0)
+    """Seconds per token."""
+    method = row["method"]
+    drafts = int(row["num_drafts"])
+    launch = values.get(f"launch, {method}", 0.0)
+    host = values.get(f"host, {method}", 0.0)
     efficiency = Efficiency(bandwidth=values["bandwidth"], launch=launch, host=host, host_request=0.0)
     config = SpecConfig(1, drafts, drafts + 1) if drafts else SpecConfig.plain()
     return replace(costs[method], efficiency=efficiency).round(CONTEXT, config) / float(row["accept_length"])
@@ -67,8 +69,11 @@ def _tpot(row: Mapping[str, str]) -> float:
 
 
 def _recovered(method: str, table: Sequence[Mapping[str, str]]) -> str:
-    columns = zip(*[(int(row["num_drafts"]), float(row["accept_length"]), _tpot(row)) for row in table], strict=True)
-    found = recover(*columns)
+    found = recover(
+        [int(row["num_drafts"]) for row in table],
+        [float(row["accept_length"]) for row in table],
+        [_tpot(row) for row in table],
+    )
     return (
         f"The inverse problem, {method}, from all of its rows and no hardware: {_ms(found.fixed)} a round and "
         f"{_ms(found.draft)} for each draft, within {found.worst:.1%} of every row."

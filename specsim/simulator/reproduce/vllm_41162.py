@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from specsim.simulator.calibrate import Calibration, Fitted, fit
-from specsim.simulator.reproduce.reproduction import Asked, Figure, Reproduction
+from specsim.simulator.calibrate import Calibration, Fitted, Free, Observed, fit
+from specsim.simulator.reproduce.reproduction import Figure, Reproduction, Target
 from specsim.simulator.reproduce.served import PAIRS, Bench, Served, read
 
 SOURCE = "https://github.com/vllm-project/vllm/pull/41162"
@@ -17,24 +17,30 @@ SPEEDS = {
     "Mean ITL (ms)": "ITL, ms",
 }
 QUANTITIES = SPEEDS | {"Mean TTFT (ms)": "TTFT, ms"}
-MEAN_ERROR, MOST_ERROR, MEAN_TTFT_ERROR = 0.06, 0.15, 0.25
+MEAN_ERROR = 0.06
+MOST_ERROR = 0.15
+MEAN_TTFT_ERROR = 0.25
 HELD_UP_MS = 1000
 DENSE = ("Llama3 8B", "Qwen3 8B")
 # Start and bounds; a model of experts takes `compute` from the dense ones and has `experts` in its place.
 FREE = {
-    "gap": (1e-5, 1e-7, 1e-4),
-    "compute": (0.3, 0.02, 1.0),
-    "intake": (5e-3, 1e-5, 5e-2),
-    "latency": (3e-3, 1e-5, 5e-2),
+    "gap": Free(1e-5, 1e-7, 1e-4),
+    "compute": Free(0.3, 0.02, 1.0),
+    "intake": Free(5e-3, 1e-5, 5e-2),
+    "latency": Free(3e-3, 1e-5, 5e-2),
 }
-FREE_OF_EXPERTS = {name: each for name, each in FREE.items() if name != "compute"} | {"experts": (0.5, 0.02, 1.0)}
-_STEP, _TOLERANCE = 1e-2, 1e-3  # simulated servers answer in jumps
+FREE_OF_EXPERTS = {name: each for name, each in FREE.items() if name != "compute"} | {"experts": Free(0.5, 0.02, 1.0)}
+_STEP = 1e-2  # simulated servers answer in jumps
+_TOLERANCE = 1e-3
 
 
 def reproduce() -> Reproduction:
     """Fitted on 1 and 64 clients at T = 0; 16 clients, and all of T = 1, predicted."""
     cells = read()
-    values, parameters, figures, notes = {}, [], [], []
+    values: dict[str, dict[str, float]] = {}
+    parameters = []
+    figures = []
+    notes = []
     for name in PAIRS:
         benches = [Bench.of(cell) for cell in cells if cell.model == name]
         values[name], found = _fit(benches, _given(name, values))
@@ -42,11 +48,11 @@ def reproduce() -> Reproduction:
         figures += [figure for bench in benches for figure in side_by_side(bench, values[name])]
         if PAIRS[name].filters:
             notes.append(_without_filters(name, benches, values[name]))
-    asked = tuple(each for name in PAIRS for each in _asked(name, figures))
+    targets = tuple(each for name in PAIRS for each in _targets(name, figures))
     held_out = sum(figure.role == "held out" for figure in figures)
     method = _METHOD.format(parameters=len(parameters), fitted=len(figures) - held_out, held_out=held_out)
     notes = (_CHOICES, *notes, _repeats(cells), _misfit(cells, figures))
-    return Reproduction("vllm_41162", SOURCE, method, tuple(figures), tuple(parameters), asked, notes)
+    return Reproduction("vllm_41162", SOURCE, method, tuple(figures), tuple(parameters), targets, notes)
 
 
 def is_fitted(cell: Served) -> bool:
@@ -55,8 +61,9 @@ def is_fitted(cell: Served) -> bool:
 
 
 def side_by_side(bench: Bench, values: Mapping[str, float]) -> list[Figure]:
-    """Every run of a cell beside the simulated server."""
-    cell, simulated = bench.cell, bench.metrics(values)
+    """Figures of every run of a cell, against the simulated server."""
+    cell = bench.cell
+    simulated = bench.metrics(values)
     role = "fitted" if is_fitted(cell) else "held out"
     return [
         Figure(f"{cell.label}, {side}", quantity, run[name], simulated[name], role)
@@ -66,7 +73,7 @@ def side_by_side(bench: Bench, values: Mapping[str, float]) -> list[Figure]:
 
 
 def _given(name: str, values: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """What a fit takes from those before it."""
+    """Parameters that a fit takes from earlier fits."""
     if name in DENSE:
         return {}
     return {"compute": float(np.exp(np.mean([np.log(values[dense]["compute"]) for dense in DENSE])))}
@@ -77,31 +84,31 @@ def _fit(benches: Sequence[Bench], given: Mapping[str, float]) -> tuple[dict[str
     seen = [bench for bench in benches if is_fitted(bench.cell)]
 
     def predict(values: Mapping[str, float]) -> list[float]:
-        return [figure.simulated for bench in seen for figure in side_by_side(bench, values | given)]
+        return [figure.simulated for bench in seen for figure in side_by_side(bench, {**values, **given})]
 
     measured = {
-        f"{bench.cell.label}, {side}, {name}": (run[name], False)
+        f"{bench.cell.label}, {side}, {name}": Observed(run[name])
         for bench in seen
         for side, run in bench.cell.runs.items()
         for name in QUANTITIES
     }
     free = FREE_OF_EXPERTS if given else FREE
     found: Calibration = fit(predict, measured, free, step=_STEP, starts=(1.0,), tolerance=_TOLERANCE)
-    return found.values | given, found.parameters
+    return {**found.values, **given}, found.parameters
 
 
-def _asked(name: str, figures: Sequence[Figure]) -> list[Asked]:
+def _targets(name: str, figures: Sequence[Figure]) -> list[Target]:
     held_out = [each for each in figures if each.role == "held out" and each.setting.startswith(name)]
     speeds = np.array([abs(each.error) for each in held_out if each.quantity in SPEEDS.values()])
     waits = np.array([abs(each.error) for each in held_out if each.quantity not in SPEEDS.values()])
     return [
-        Asked(
+        Target(
             f"{name}: throughput, TPOT, ITL held out",
             f"{speeds.mean():.1%} off on average, asked {MEAN_ERROR:.0%}; {speeds.max():.1%} at worst, asked "
             f"{MOST_ERROR:.0%}",
             bool(speeds.mean() <= MEAN_ERROR and speeds.max() <= MOST_ERROR),
         ),
-        Asked(
+        Target(
             f"{name}: TTFT held out",
             f"{waits.mean():.1%} off on average, asked {MEAN_TTFT_ERROR:.0%}; {waits.max():.1%} at worst",
             bool(waits.mean() <= MEAN_TTFT_ERROR),
@@ -121,12 +128,13 @@ def _without_filters(name: str, benches: Sequence[Bench], values: Mapping[str, f
 
 
 def _repeats(cells: Sequence[Served]) -> str:
-    """How far the two runs of a cell are apart: what a single run is worth."""
+    """Difference between the two runs of a cell: the precision of a single run."""
     pairs = [cell.runs for cell in cells if len(cell.runs) == 2]
     apart = {
         name: np.array([abs(runs["after"][name] / runs["before"][name] - 1) for runs in pairs]) for name in QUANTITIES
     }
-    speeds, waits = np.concatenate([apart[name] for name in SPEEDS]), apart["Mean TTFT (ms)"]
+    speeds = np.concatenate([apart[name] for name in SPEEDS])
+    waits = apart["Mean TTFT (ms)"]
     return (
         f"The two runs of a cell, before and after the change, are themselves {speeds.mean():.1%} apart on average in "
         f"throughput, TPOT and ITL ({speeds.max():.1%} at worst), and {waits.mean():.1%} in TTFT ({waits.max():.1%})."
@@ -134,7 +142,7 @@ def _repeats(cells: Sequence[Served]) -> str:
 
 
 def _misfit(cells: Sequence[Served], figures: Sequence[Figure]) -> str:
-    """What the held-out errors have in common."""
+    """The common part of the held-out errors."""
     rounds = [
         each.error
         for each in figures
