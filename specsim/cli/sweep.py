@@ -2,12 +2,11 @@
 
 import json
 import os
-import threading
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from time import sleep
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -164,8 +163,7 @@ def _executor(jobs: int | None, cluster: str | None) -> Iterator[Executor]:
     if cluster is None:
         from multiprocessing import get_context
 
-        workers = {"initializer": _end_with, "initargs": (os.getpid(),)}
-        with ProcessPoolExecutor(jobs or os.cpu_count(), get_context("spawn"), **workers) as executor:
+        with ProcessPoolExecutor(jobs or os.cpu_count(), get_context("spawn"), _end_with_parent) as executor:
             yield executor
         return
     if jobs is not None:
@@ -183,12 +181,13 @@ def _executor(jobs: int | None, cluster: str | None) -> Iterator[Executor]:
         yield executor
 
 
-def _end_with(parent: int) -> None:
-    """End this worker with its parent: it would wait for cells for ever."""
+def _end_with_parent() -> None:
+    """End this worker as soon as its parent ends: it would wait for cells for ever."""
+    from multiprocessing import parent_process
 
-    def watch() -> None:
-        while os.getppid() == parent:
-            sleep(0.2)
+    def wait() -> None:
+        if parent := parent_process():
+            parent.join()
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    Thread(target=wait, daemon=True).start()

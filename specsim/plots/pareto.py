@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specsim.core.errors import InputError
-from specsim.plots.chart import SIZE, label_point, new_chart
+from specsim.plots.chart import LINES, SIZE, label_point, new_chart
 from specsim.plots.sheet import ACCEPTED, FAINT, FONT, Axes, Picture
-from specsim.plots.speedup import LINES
 
 Row = Mapping[str, Any]
 

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 
 from specsim.core.errors import InputError
-from specsim.plots.chart import SIZE, label_point, new_chart
-from specsim.plots.sheet import EM, Picture
-from specsim.plots.speedup import LINES
+from specsim.plots.chart import LINES, End, label_ends, new_chart
+from specsim.plots.sheet import Picture
 from specsim.simulator.acceptance import Distribution, accept_length
 
 
@@ -17,21 +16,17 @@ def positions(distributions: Mapping[str, Distribution]) -> Picture:
     if not 1 <= len(distributions) <= len(LINES):
         raise InputError("distributions", len(distributions), f"1 to {len(LINES)}")
     names = {name: f"{name}: {accept_length(each):.2f}" for name, each in distributions.items()}
-    longest = max(map(len, names.values())) * SIZE * EM / 7.2
     title = "accepted by position, and tokens a round"
-    figure, axes = new_chart(title, "draft", "share of the rounds", right=longest)
+    figure, axes = new_chart(title, "draft", "share of the rounds", names=names.values())
     most = max(each.num_steps for each in distributions.values())
     ends = []
     for (name, each), (color, dash) in zip(distributions.items(), LINES, strict=False):
         rates = [1.0, *each.rates().tolist()]
         look = {"color": color, "linestyle": dash, "marker": "o", "markersize": 3.5}
         axes.plot(range(len(rates)), rates, gid=f"distribution:{name}", **look)
-        ends.append((rates[-1], len(rates) - 1, names[name], color))
-    low = -0.03  # the axis is no place for a name
-    for rate, place, text, color in sorted(ends):
-        low = max(rate, low + 0.06)
-        label_point(axes, place, low, text, color, (7, 0))
+        ends.append(End(rates[-1], len(rates) - 1, names[name], color))
     axes.set_xticks(range(most + 1))
     axes.set_xlim(0, most)
     axes.set_ylim(0, 1.02)
+    label_ends(axes, ends)
     return figure

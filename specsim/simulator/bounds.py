@@ -19,10 +19,10 @@ def is_number(value: object) -> TypeGuard[float]:
 
 def number(name: str, value: object, least: float = 0, most: float = math.inf) -> float:
     """A number from `least` to `most`, as a float."""
-    if not is_number(value) or not least <= value <= most:
-        allowed = f"from {least:g} to {most:g}" if most < math.inf else f"of at least {least:g}"
-        raise InputError(name, value, f"a number {allowed}")
-    return float(value)
+    if is_number(value) and least <= value <= most:
+        return float(value)
+    allowed = f"from {least:g} to {most:g}" if most < math.inf else f"of at least {least:g}"
+    raise InputError(name, value, f"a number {allowed}")
 
 
 def probability(name: str, value: object) -> float:
@@ -32,16 +32,16 @@ def probability(name: str, value: object) -> float:
 
 def positive(name: str, value: object) -> float:
     """A number above 0, as a float."""
-    if not is_number(value) or value <= 0:
-        raise InputError(name, value, "a number above 0")
-    return float(value)
+    if is_number(value) and value > 0:
+        return float(value)
+    raise InputError(name, value, "a number above 0")
 
 
 def share(name: str, value: object) -> float:
     """A number above 0 and at most 1, as a float."""
-    if not is_number(value) or not 0 < value <= 1:
-        raise InputError(name, value, "a number above 0 and at most 1")
-    return float(value)
+    if is_number(value) and 0 < value <= 1:
+        return float(value)
+    raise InputError(name, value, "a number above 0 and at most 1")
 
 
 def whole(name: str, value: object, least: int = 1) -> int:

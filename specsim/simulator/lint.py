@@ -50,38 +50,31 @@ def lint(report: Report, stated: Stated = Stated()) -> list[Finding]:
 
 def output_tokens(report: Report) -> float | None:
     """Tokens that a request puts out, by the throughputs."""
-    output = report.figures.get(_OUTPUT)
-    requests = report.figures.get(_REQUESTS)
+    output, requests = _figures(report, _OUTPUT, _REQUESTS)
     return output / requests if output is not None and requests else None
 
 
 def prompt_tokens(report: Report) -> float | None:
     """Tokens of a prompt, by the throughputs."""
-    total = report.figures.get(_TOTAL)
-    output = report.figures.get(_OUTPUT)
-    requests = report.figures.get(_REQUESTS)
+    total, output, requests = _figures(report, _TOTAL, _OUTPUT, _REQUESTS)
     return (total - output) / requests if total is not None and output is not None and requests else None
 
 
 def decoded_tokens(report: Report) -> float | None:
     """Tokens that a request puts out, by the latencies: E2E = TTFT + (L - 1) · TPOT."""
-    ttft = report.figures.get("Mean TTFT (ms)")
-    tpot = report.figures.get("Mean TPOT (ms)")
-    e2e = report.figures.get("Mean E2E Latency (ms)")
+    ttft, tpot, e2e = _figures(report, "Mean TTFT (ms)", "Mean TPOT (ms)", "Mean E2E Latency (ms)")
     return 1 + (e2e - ttft) / tpot if ttft is not None and e2e is not None and tpot else None
 
 
 def num_drafts(report: Report) -> float | None:
     """Drafts of a round: (accept length - 1) / accept rate."""
-    length = report.figures.get(_ACCEPT_LENGTH)
-    rate = report.figures.get(_ACCEPT_RATE)
+    length, rate = _figures(report, _ACCEPT_LENGTH, _ACCEPT_RATE)
     return 100 * (length - 1) / rate if length is not None and rate else None
 
 
 def in_flight(report: Report) -> float | None:
     """Requests under way on average: Little's law."""
-    requests = report.figures.get(_REQUESTS)
-    e2e = report.figures.get("Mean E2E Latency (ms)")
+    requests, e2e = _figures(report, _REQUESTS, "Mean E2E Latency (ms)")
     return requests * e2e / 1e3 if requests is not None and e2e is not None else None
 
 
@@ -89,8 +82,7 @@ Verdicts = Iterator[tuple[Verdict, str]]  # each with its reason
 
 
 def _acceptance(report: Report, stated: Stated) -> Verdicts:
-    length = report.figures.get(_ACCEPT_LENGTH)
-    rate = report.figures.get(_ACCEPT_RATE)
+    length, rate = _figures(report, _ACCEPT_LENGTH, _ACCEPT_RATE)
     if length is not None and length < 1:
         yield "cannot be true", f"accept length {length:g}: a round gives at least its bonus token"
     if rate is not None and rate > 100:
@@ -157,24 +149,21 @@ def _totals(report: Report, _: Stated) -> Verdicts:
         rate = report.figures.get(name)
         if seconds and total is not None and rate is not None:
             yield _identity(f"{name} · duration", rate * seconds, "the total", total)
-    total = report.figures.get(_TOTAL)
-    output = report.figures.get(_OUTPUT)
+    total, output = _figures(report, _TOTAL, _OUTPUT)
     if total is not None and output is not None and total < output * (1 - EXACT):
         yield "cannot be true", f"total throughput {total:g} below output throughput {output:g}"
 
 
 def _order(report: Report, _: Stated) -> Verdicts:
     for what in LATENCIES:
-        median = report.figures.get(f"Median {what} (ms)")
-        most = report.figures.get(f"P99 {what} (ms)")
+        median, most = _figures(report, f"Median {what} (ms)", f"P99 {what} (ms)")
         if median is not None and most is not None and median > most:
             yield "cannot be true", f"median {what} {median:g} ms above its P99, {most:g} ms"
 
 
 def _delivery(report: Report, _: Stated) -> Verdicts:
     """Compare gaps between deliveries with times per token: how many tokens come together."""
-    tpot = report.figures.get("Mean TPOT (ms)")
-    itl = report.figures.get("Mean ITL (ms)")
+    tpot, itl = _figures(report, "Mean TPOT (ms)", "Mean ITL (ms)")
     by_rate = output_tokens(report)
     by_time = decoded_tokens(report)
     if not tpot or not itl:
@@ -187,8 +176,7 @@ def _delivery(report: Report, _: Stated) -> Verdicts:
 
 
 def _round(report: Report, _: Stated) -> Verdicts:
-    length = report.figures.get(_ACCEPT_LENGTH)
-    tpot = report.figures.get("Mean TPOT (ms)")
+    length, tpot = _figures(report, _ACCEPT_LENGTH, "Mean TPOT (ms)")
     if length and tpot:
         yield "follows", f"a round of a request takes {length * tpot:.2f} ms"
 
@@ -203,6 +191,10 @@ IDENTITIES: dict[str, Callable[[Report, Stated], Verdicts]] = {
     "ITL / TPOT = tokens a delivery": _delivery,
     "round = accept length · TPOT": _round,
 }
+
+
+def _figures(report: Report, *names: str) -> list[float | None]:
+    return [report.figures.get(name) for name in names]
 
 
 def _identity(left: str, value: float, right: str, other: float) -> tuple[Verdict, str]:

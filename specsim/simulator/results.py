@@ -1,6 +1,7 @@
 """Results of a simulated run: a row per request, the figures that benchmarks print, on demand a row per step."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -49,7 +50,7 @@ class Run:
     accepted_drafts: tuple[np.ndarray, ...]  # for each option int64 [num_steps + 1], rounds by accepted drafts
     num_steps: int
     most_pages: int  # needed at once
-    log: tuple[Step, ...]  # empty unless kept
+    log: Sequence[Step]  # empty unless kept
 
     @property
     def duration(self) -> float:
@@ -157,7 +158,8 @@ class Ledger:
 
     def __init__(self, workload: Workload, configs: tuple[SpecConfig, ...], log: bool) -> None:
         size = len(workload)
-        self.workload = workload
+        self.prompt_tokens = workload.prompt_tokens
+        self.output_tokens = workload.output_tokens
         self.arrivals = np.zeros(size)
         self.firsts = np.zeros(size)
         self.lasts = np.zeros(size)
@@ -166,14 +168,15 @@ class Ledger:
         self.rounds = np.zeros(size, dtype=np.int64)
         self.drafts = np.zeros(size, dtype=np.int64)
         self.preemptions = np.zeros(size, dtype=np.int64)
-        self.accepted = tuple(np.zeros(config.num_steps + 1, dtype=np.int64) for config in configs)
+        self.accepted_drafts = tuple(np.zeros(config.num_steps + 1, dtype=np.int64) for config in configs)
         self.gaps = Quantiles()
         self._buffer = np.empty(2**12)
         self._filled = 0
         self.num_ended = 0
         self.num_steps = 0
         self.most_pages = 0
-        self.log: list[Step] | None = [] if log else None
+        self.log: list[Step] = []
+        self._keeps_log = log
 
     def first(self, requests: np.ndarray, seconds: float, step: int) -> None:
         self.firsts[requests] = self.lasts[requests] = seconds
@@ -184,7 +187,7 @@ class Ledger:
         self._gaps(seconds - self.lasts[requests])
         self.lasts[requests] = seconds
         self.rounds[requests] += 1
-        counts = self.accepted[option]
+        counts = self.accepted_drafts[option]
         if len(counts) > 1:
             self.drafts[requests] += accepted
             counts += np.bincount(accepted, minlength=len(counts))
@@ -198,29 +201,13 @@ class Ledger:
     def step(self, step: Step) -> None:
         self.num_steps += 1
         self.most_pages = max(self.most_pages, step.pages)
-        if self.log is not None:
+        if self._keeps_log:
             self.log.append(step)
 
     def run(self) -> Run:
         """The results of the whole run."""
         self._flush()
-        return Run(
-            arrivals=self.arrivals,
-            firsts=self.firsts,
-            lasts=self.lasts,
-            first_steps=self.first_steps,
-            last_steps=self.last_steps,
-            prompt_tokens=self.workload.prompt_tokens,
-            output_tokens=self.workload.output_tokens,
-            rounds=self.rounds,
-            drafts=self.drafts,
-            preemptions=self.preemptions,
-            gaps=self.gaps,
-            accepted_drafts=self.accepted,
-            num_steps=self.num_steps,
-            most_pages=self.most_pages,
-            log=tuple(self.log or ()),
-        )
+        return Run(**{field.name: getattr(self, field.name) for field in fields(Run)})
 
     def _gaps(self, gaps: np.ndarray) -> None:
         """Buffer gaps: one call for many values is quicker than many for few."""
