@@ -4,7 +4,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specsim.cli.main import main
 from specsim.core.errors import InputError
 from specsim.simulator.lint import IDENTITIES, Stated, decoded_tokens, in_flight, lint, num_drafts, output_tokens
 from specsim.simulator.measurement import LATENCIES, METRICS
@@ -152,21 +151,17 @@ def test_a_published_table_contradicts_its_command():
     assert 119 < min(others) < max(others) < 127
 
 
-def test_the_command_fails_where_something_cannot_be_true(capsys, tmp_path):
-    main_status(["lint-report", str(VLLM_41162)], 0)
-    out = capsys.readouterr().out
-    assert "128.00" in out
-    assert "cannot be true" not in out
-    main_status(["lint-report", str(VLLM_41162), "--num-drafts", "5", "--json", str(tmp_path / "found.json")], 1)
-    assert "5 drafts a round as stated" in capsys.readouterr().out.replace("\n", " ")
+def test_the_command_fails_where_something_cannot_be_true(command, tmp_path):
+    right = command("lint-report", str(VLLM_41162))
+    assert right.status == 0
+    assert "128.00" in right.out
+    assert "cannot be true" not in right.out
+    options = ["--num-drafts", "5", "--json", str(tmp_path / "found.json")]
+    wrong = command("lint-report", str(VLLM_41162), *options)
+    assert wrong.status == 1
+    assert "5 drafts a round as stated" in wrong.out.replace("\n", " ")
     found = json.loads((tmp_path / "found.json").read_text())["findings"]
     assert sum(each["verdict"] == "cannot be true" for each in found) == 45
-
-
-def main_status(arguments, status):
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == status
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from functools import cache
 import pytest
 
 from specsim import SpecConfig
-from specsim.cli.main import main
 from specsim.core.errors import InputError
 from specsim.simulator.acceptance import iid
 from specsim.simulator.cell import Cell, chain_shares, read_shares
@@ -113,28 +112,19 @@ def test_a_share_larger_than_any_float_is_refused(tmp_path):
         read_shares(path)
 
 
-def call(capsys, *words: str) -> tuple[int, str, str]:
-    try:
-        main(words)
-        status = 0
-    except SystemExit as end:
-        status = end.code or 0
-    return status, *capsys.readouterr()
-
-
 LOAD = ["--requests", "12", "--concurrency", "4", "--prompt-tokens", "20-40", "--output-tokens", "30"]
 
 
-def test_plan_prints_flags_and_writes_json(capsys, tmp_path):
+def test_plan_prints_flags_and_writes_json(command, tmp_path):
     shares, out = tmp_path / "shares.json", tmp_path / "out.json"
     shares.write_text(json.dumps({"shares": SHARES}))
     assert read_shares(shares) == SHARES
     words = ["plan", *LOAD, "--accept", str(shares), "--draft", "my/head", "--policies", "--json", str(out)]
-    status, printed, _ = call(capsys, *words)
-    assert status == 0
+    ended = command(*words)
+    assert ended.status == 0
     value = json.loads(out.read_text())
-    assert value["sglang"] in printed
-    assert value["vllm"] in printed
+    assert value["sglang"] in ended.out
+    assert value["vllm"] in ended.out
     assert "my/head" in value["sglang"]
     assert "my/head" in value["vllm"]
     assert value["candidates"][0]["regret"] == 0
@@ -145,20 +135,17 @@ def test_plan_prints_flags_and_writes_json(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "name", "value"),
     [
-        (["plan", "--prompt-tokens", "much"], "prompt_tokens is 'much'; allowed: a number of tokens"),
-        (["plan", "--objective", "joy"], "objective is 'joy'; allowed: throughput or latency"),
-        (["plan", "--drafter", "oracle"], "drafter is 'oracle'; allowed: eagle, eagle3 or mtp"),
-        (["plan", "--accept-rates", "0.5,0.9"], "none larger than the one before"),
-        (["plan", "--accept", "/nowhere.json"], "accept is '/nowhere.json'"),
-        (["plan", "--rate", "3", "--concurrency", "5"], "rate is '3.0'; allowed: one of it and concurrency"),
-        (["plan", "--rate", "-1"], "rate is -1.0; allowed: a number above 0"),
-        (["plan", "--memory-share", "0.1"], "tensor_parallel is 1; allowed: GPUs that hold"),
+        (["--prompt-tokens", "much"], "prompt_tokens", "much"),
+        (["--objective", "joy"], "objective", "joy"),
+        (["--drafter", "oracle"], "drafter", "oracle"),
+        (["--accept-rates", "0.5,0.9"], "accept_rates", (0.5, 0.9)),
+        (["--accept", "/nowhere.json"], "accept", "/nowhere.json"),
+        (["--rate", "3", "--concurrency", "5"], "rate", "3.0"),
+        (["--rate", "-1"], "rate", -1.0),
+        (["--memory-share", "0.1"], "tensor_parallel", 1),
     ],
 )
-def test_bad_input_is_one_sentence(capsys, words, message):
-    status, printed, told = call(capsys, *words)
-    assert (status, printed) == (2, "")
-    assert message in told
-    assert told.count("\n") == 1
+def test_bad_input_is_one_sentence(command, words, name, value):
+    assert command("plan", *words).refuses(name, value)
