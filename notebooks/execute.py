@@ -1,4 +1,7 @@
-"""Run every notebook of this folder from its .py source and write the .ipynb beside it: make notebooks."""
+"""Run every notebook of this folder from its .py source and write the .ipynb beside it: make notebooks.
+
+`jupytext --execute` and `jupyter execute` do the same, but also write random cell ids and times of day into the file.
+"""
 
 from pathlib import Path
 
@@ -10,7 +13,7 @@ FOLDER = Path(__file__).parent
 
 
 def execute(source: Path) -> nbformat.NotebookNode:
-    """The notebook of a source with the outputs of a fresh kernel, without random cell ids and times of day."""
+    """Run a source in a fresh kernel; cell ids and metadata are the same in every run."""
     notebook = jupytext.read(source)
     for index, cell in enumerate(notebook.cells):
         cell.id, cell.metadata = f"cell-{index}", nbformat.NotebookNode()

@@ -32,7 +32,7 @@ def kept(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if name != SLOW])
-def test_a_ledger_says_what_its_table_comes_to(name):
+def test_a_ledger_is_that_of_its_reproduction(name):
     assert differences(kept(name), ledger(reproduction(name)())) == []
 
 
@@ -68,7 +68,7 @@ def test_the_servers_of_a_ledger_come_to_its_figures_again(slow_ledger):
     assert differences("\n".join(line for line in rows[0].splitlines() if line.startswith(model)), rows[1]) == []
 
 
-def test_what_a_ledger_says_of_its_errors_is_their_mean_and_worst(slow_ledger):
+def test_a_ledger_states_mean_and_worst_error(slow_ledger):
     figures, parameters = slow_ledger
     assert (len(figures), len(parameters)) == (180, 16)
     for model in vllm_41162.PAIRS:

@@ -100,8 +100,10 @@ def test_shipped_draft_vocabulary_maps_both_ways():
 
 
 def test_shipped_prompts_are_of_held_out_files():
-    prompts, manifest = load_prompts(), json.loads((TINY / "manifest.json").read_text(encoding="utf-8"))
-    heldout, licences = manifest["heldout_files"], {d["name"]: d["licence"] for d in manifest["distributions"]}
+    prompts = load_prompts()
+    manifest = json.loads((TINY / "manifest.json").read_text(encoding="utf-8"))
+    heldout = manifest["heldout_files"]
+    licences = {each["name"]: each["licence"] for each in manifest["distributions"]}
     digests = hashlib.sha256("\n".join(sorted(heldout)).encode()).hexdigest()
     assert len(prompts) >= 40
     assert len({prompt["id"] for prompt in prompts}) == len({prompt["text"] for prompt in prompts}) == len(prompts)
@@ -130,7 +132,7 @@ def test_shipped_distributions_are_permissive():
         ({"Name": "silent"}, None, False),
     ],
 )
-def test_licence_is_read_and_judged(fields, licence, permissive):
+def test_licence_is_read_and_checked(fields, licence, permissive):
     metadata = Message()
     for name, value in fields.items():
         metadata[name] = value
@@ -144,7 +146,8 @@ def _program(seed: int, lines: int = 60) -> str:
 
 
 def test_resemblance_is_the_shared_part():
-    same, other = _program(1), _program(2)
+    same = _program(1)
+    other = _program(2)
     assert resemblance(sketch(same), sketch(same.replace("\n", "\n\n  "))) == 1
     assert resemblance(sketch(same), sketch(other)) < 0.2
     assert 0.5 < resemblance(sketch(same), sketch(same + _program(3, 15))) < 1
@@ -194,7 +197,8 @@ def test_manifest_is_followed_and_differences_are_said(sources):
 def _draft_by_hand(head: nn.Module, features, tokens_C: torch.Tensor, root: int, steps: int) -> list[torch.Tensor]:
     """Give the hidden of each draft of a chain from `root`: the prefix's rows first, then one row at a time."""
     hidden = list(head.first_hidden(features)[0, :root])
-    fed, outputs = [], []
+    fed = []
+    outputs = []
     for step in range(steps):
         token = tokens_C[1 : root + step + 1]
         previous = torch.stack([*hidden[:root], *outputs][: len(token)])
@@ -202,7 +206,8 @@ def _draft_by_hand(head: nn.Module, features, tokens_C: torch.Tensor, root: int,
             residual = x = head.fc(torch.cat([head.embed_tokens(token), previous], -1))
             layer = head.layers[0]
         else:
-            layer, residual = head.midlayer, previous
+            layer = head.midlayer
+            residual = previous
             embedding = head.borrowed["embed_tokens"](token)
             x = torch.cat([layer.input_layernorm(embedding), layer.hidden_norm(previous)], -1)
         fed.append(x)

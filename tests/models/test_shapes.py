@@ -55,7 +55,8 @@ def test_config_says_where_its_numbers_are_from(name):
 
 
 def test_slice_is_one_gpus_share():
-    whole, part = shape("llama-2-70b").config, shape("llama-2-70b-tp8-slice")
+    whole = shape("llama-2-70b").config
+    part = shape("llama-2-70b-tp8-slice")
     changes = {"num_heads": 8, "num_kv_heads": 1, "intermediate_size": 3584, "vocab_size": 4000}
     assert part == Shape("llama-2-70b-tp8-slice", replace(whole, **changes), tensor_parallel=8)
     assert part.config.head_dim == 128

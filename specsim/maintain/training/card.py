@@ -90,10 +90,10 @@ def write_card(recipe: Recipe, folder: Path) -> str:
 
 def _measured(study: dict) -> str:
     """Tables of what `specsim accept` measured, and of the pair's targets."""
-    prompts, tokens, fresh = study["num_prompts"], study["max_new_tokens"], study["num_fresh"]
+    size = f"{study['num_prompts']} held-out prompts, {study['max_new_tokens']} new tokens each"
     lines = [
-        f"`specsim accept`: the reference engine on {prompts} held-out prompts, {tokens} new tokens each;",
-        f"{fresh} continuations do not loop. Accept length: mean tokens a round, bonus included.",
+        f"`specsim accept`: the reference engine on {size};",
+        f"{study['num_fresh']} continuations do not loop. Accept length: mean tokens a round, bonus included.",
         "",
         "| setting | T | accept length | no loop | accepted by position |",
         "|---|---|---|---|---|",

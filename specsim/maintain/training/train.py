@@ -119,7 +119,8 @@ def write_rollouts(run: Run) -> None:
 
 def train_drafter(run: Run, stage: Stage) -> None:
     """Write one drafter and estimate its acceptance on the prompts."""
-    model, tokens = run.target(), run.tokens("train")
+    model = run.target()
+    tokens = run.tokens("train")
     seconds = getattr(run.recipe, f"{stage}_seconds")
     head, figures = drafter.train_head(
         stage, model, tokens, run.tokens("rollouts"), run.recipe, seconds, run.out / stage
