@@ -1,18 +1,34 @@
-"""Covering grids: few cells in which every pair of settings of any two axes meets at least once."""
+"""Covering arrays: a few settings in which every pair of values of any two axes meets at least once."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import combinations
+from typing import TypeVar
 
 Cell = dict[str, Hashable]
+Item = TypeVar("Item")
 
 
-def pairwise(
-    axes: Mapping[str, Sequence[Hashable]], is_valid: Callable[[Cell], bool] = lambda cell: True
-) -> list[Cell]:
-    """Cells over `axes` that contain every valid pair of values; greedy and deterministic.
+def covering(items: Iterable[Item], pairs_of: Callable[[Item], Iterable[Hashable]]) -> list[Item]:
+    """Choose items that together have every pair of all items; greedy, the first of equals.
 
-    is_valid is also asked of cells that are not complete and must accept those that can still become valid. Raises
-    ValueError where a cell cannot be completed.
+    pairs_of: the pairs of one item. Items without a pair are all chosen.
+    """
+    pairs = [(item, frozenset(pairs_of(item))) for item in items]
+    chosen = [item for item, own in pairs if not own]
+    missing = set().union(*(own for _, own in pairs))
+    while missing:
+        item, own = max(pairs, key=lambda each: len(each[1] & missing))
+        chosen.append(item)
+        missing -= own
+    return chosen
+
+
+def pairwise(axes: Mapping[str, Sequence[Hashable]], is_valid: Callable[[Cell], bool] = lambda _: True) -> list[Cell]:
+    """Make cells over `axes` that contain every valid pair of values; greedy and deterministic.
+
+    The cells are built value by value, since their product is too large to choose from with `covering`. is_valid also
+    gets incomplete cells and has to accept those that can still become valid. Raises ValueError where a cell cannot be
+    completed.
     """
     pairs = [
         pair
@@ -20,23 +36,20 @@ def pairwise(
         for pair in (frozenset({(first, a), (second, b)}) for a in axes[first] for b in axes[second])
         if is_valid(dict(pair))
     ]
-    uncovered, cells = dict.fromkeys(pairs), []
+    uncovered = dict.fromkeys(pairs)
+    cells = []
     while uncovered:
         cell = _complete(dict(next(iter(uncovered))), axes, uncovered, is_valid)
         cells.append({axis: cell[axis] for axis in axes})
-        for pair in _pairs(cell):
-            uncovered.pop(pair, None)
+        for pair in combinations(cell.items(), 2):
+            uncovered.pop(frozenset(pair), None)
     return cells
-
-
-def _pairs(cell: Cell) -> list[frozenset]:
-    return [frozenset(pair) for pair in combinations(cell.items(), 2)]
 
 
 def _complete(
     cell: Cell, axes: Mapping[str, Sequence[Hashable]], uncovered: Mapping, is_valid: Callable[[Cell], bool]
 ) -> Cell:
-    """Fill the missing axes one by one with the value that meets most uncovered pairs, the first of equals."""
+    """Fill the missing axes one by one with the value that covers most uncovered pairs, the first of equals."""
     for axis in axes:
         if axis in cell:
             continue

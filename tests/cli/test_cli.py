@@ -22,7 +22,7 @@ from specsim.core.errors import InputError
 from specsim.core.metrics import acceptance
 from specsim.core.pair import Pair
 from specsim.core.target import ModelConfig
-from specsim.correctness.invariance.solo import Judgement
+from specsim.correctness.invariance.solo import SoloResult
 from specsim.maintain.training.tokenizer import save_tokenizer, train_tokenizer
 from specsim.models.synthetic_pair import agreeing_pair
 
@@ -373,8 +373,8 @@ def test_run_compares_four_ways(serve, tmp_path, monkeypatch):
     result = json.loads(file.read_text(), parse_constant=pytest.fail)
     assert result["is_equal"] is True
     assert [way["serving"]["num_slots"] for way in result["ways"]] == [700] * 4
-    different = Judgement("different", "request 3: not what it was")
-    monkeypatch.setattr("specsim.correctness.invariance.modes.judge", lambda *_: different)
+    different = SoloResult("different", "request 3: not what it was")
+    monkeypatch.setattr("specsim.correctness.invariance.solo.check_request", lambda *_: different)
     status, out, err = serve("--compare", "--json", str(file))
     assert (status, err) == (1, "")
     assert "NOT equal" in out

@@ -8,7 +8,7 @@ import torch
 import specsim.correctness.invariance.solo
 from specsim import SamplingParams, SpecConfig
 from specsim.correctness.differential.result import CellResult
-from specsim.correctness.invariance.solo import BUDGETS, Judgement, alone, difference, is_undecidable, judge
+from specsim.correctness.invariance.solo import BUDGETS, SoloResult, check_request, difference, is_undecidable, run_solo
 from specsim.models.synthetic_pair import agreeing_pair
 from specsim.serving.requests import make_request
 
@@ -21,7 +21,7 @@ def ended(**changes):
     """A request that holds just what it gives alone, but for changes, and that."""
     params = SamplingParams(max_new_tokens=6, temperature=1.0, seed=3)
     request = make_request(PAIR.target.config, None, 7, [5, 17, 3], params)
-    output = alone(PAIR, CONFIG, request)
+    output = run_solo(PAIR, CONFIG, request)
     request.token_ids, request.logprobs = list(output.token_ids), list(output.logprobs)
     request.accepted, request.finish_reason = list(output.num_accepted_tokens_per_round), output.finish_reason
     for name, change in changes.items():
@@ -65,7 +65,7 @@ def test_an_aborted_request_is_compared_as_far_as_it_came():
 def test_what_a_request_gives_alone_depends_on_its_id():
     request, output = ended()
     request.request_id = 8
-    assert alone(PAIR, CONFIG, request).token_ids != output.token_ids
+    assert run_solo(PAIR, CONFIG, request).token_ids != output.token_ids
 
 
 def test_clear_decisions_can_be_called():
@@ -101,14 +101,14 @@ NO_DECISION = {
 }
 
 
-def judged(dtype, **changes) -> Judgement:
-    return judge(PAIR, CONFIG, *ended(**changes), dtype)
+def judged(dtype, **changes) -> SoloResult:
+    return check_request(PAIR, CONFIG, *ended(**changes), dtype)
 
 
 @pytest.mark.parametrize("dtype", BUDGETS)
 def test_what_is_equal_is_judged_so_whatever_can_be_called(monkeypatch, dtype):
     monkeypatch.setattr(specsim.correctness.invariance.solo, "is_undecidable", lambda *_: pytest.fail("not asked for"))
-    assert judged(dtype) == Judgement("equal")
+    assert judged(dtype) == SoloResult("equal")
     assert judged(dtype, logprobs=lambda values: [value + BUDGETS[dtype] / 2 for value in values]).verdict == "equal"
 
 

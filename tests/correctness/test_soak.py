@@ -10,6 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
+import specsim.correctness.invariance.solo as solo
 import specsim.correctness.soak.trial as trial
 from specsim.cli.main import main
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
@@ -423,14 +424,14 @@ def test_what_nobody_may_read_is_poisoned():
 
 def alter_alone(monkeypatch, **changes):
     """Requests give something else alone, and all their decisions are too close to call."""
-    alone = trial.alone
+    run_solo = solo.run_solo
 
     def wrong(*arguments):
-        output = alone(*arguments)
+        output = run_solo(*arguments)
         return replace(output, **{name: change(getattr(output, name)) for name, change in changes.items()})
 
-    monkeypatch.setattr(trial, "alone", wrong)
-    monkeypatch.setattr("specsim.correctness.invariance.solo.is_undecidable", lambda *arguments: True)
+    monkeypatch.setattr(solo, "run_solo", wrong)
+    monkeypatch.setattr(solo, "is_undecidable", lambda *_: True)
 
 
 def test_only_float32_may_leave_a_difference_undecided(monkeypatch, device):

@@ -14,7 +14,7 @@ from specsim.core.config import ServingConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.phases import DraftInput
 from specsim.correctness.differential.pairs import make_pair
-from specsim.correctness.invariance.solo import BUDGETS, alone, difference
+from specsim.correctness.invariance.solo import BUDGETS, difference, run_solo
 from specsim.models.load import load
 from specsim.serving import generation
 from specsim.serving.generation import load_engine
@@ -67,7 +67,7 @@ def serve(scheduler: Scheduler, *requests: Request) -> Scheduler:
 def check_alone(requests, config: SpecConfig = TREE, pair=None) -> None:
     """Each gives what it gives by itself."""
     for request in requests:
-        output = alone(pair or pair_of(), config, request)
+        output = run_solo(pair or pair_of(), config, request)
         assert difference(request, output, BUDGETS[torch.float64]) is None
 
 
@@ -132,7 +132,7 @@ POSITIONS = (0, 1, 2, 3, 4, 9, 14)
 
 @cache
 def uncut() -> list[int]:
-    return list(alone(pair_of(), TREE, ask(0, max_new_tokens=GREEDY)).token_ids)
+    return list(run_solo(pair_of(), TREE, ask(0, max_new_tokens=GREEDY)).token_ids)
 
 
 @SCHEDULES
@@ -167,7 +167,7 @@ def test_a_request_ends_also_inside_an_accepted_path(by, position, schedule):
 
 
 def test_cuts_fall_after_prefill_inside_and_at_the_end_of_paths():
-    output = alone(pair_of(), TREE, ask(0, max_new_tokens=GREEDY))
+    output = run_solo(pair_of(), TREE, ask(0, max_new_tokens=GREEDY))
     after_prefill, *ends = accumulate(output.num_accepted_tokens_per_round, initial=1)
     cuts = {uncut().index(uncut()[position]) + 1 for position in POSITIONS}
     assert after_prefill in cuts
@@ -772,7 +772,7 @@ def test_a_turn_of_one_that_never_began_is_rejected(abort_at):
 @pytest.mark.parametrize("stops", [False, True])
 def test_a_turn_begins_with_all_that_was_said_before(stops, schedule):
     """The token that stopped the turn before is part of it."""
-    output = alone(pair_of(), TREE, ask(0, max_new_tokens=12))
+    output = run_solo(pair_of(), TREE, ask(0, max_new_tokens=12))
     stop = (output.token_ids[4],) if stops else ()
     first, turn = ask(0, max_new_tokens=12, stop_token_ids=stop), ask(1, [1, 2, 3], schedule={"continues": 0})
     serve(make(schedule=schedule), first, turn)

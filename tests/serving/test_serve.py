@@ -8,14 +8,13 @@ import pytest
 import torch
 from rich.console import Console
 
-import specsim.correctness.invariance.modes
 import specsim.correctness.invariance.solo
 from specsim import InputError, SamplingParams, SpecConfig
 from specsim.core.config import ServingConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.metrics import latency
 from specsim.core.pool import KVPool
-from specsim.correctness.invariance.modes import WAYS, compare
+from specsim.correctness.invariance.modes import MODES, compare
 from specsim.models.load import load
 from specsim.models.shipped import REQUESTS
 from specsim.models.synthetic_pair import agreeing_pair
@@ -205,13 +204,16 @@ def comparison(requests=some_requests, dtype=torch.float64, serving=SERVING):
 
 
 def test_every_way_gives_what_each_request_gives_alone(monkeypatch):
-    alone, asked = specsim.correctness.invariance.modes.alone, []
-    monkeypatch.setattr(specsim.correctness.invariance.modes, "alone", lambda *args: asked.append(1) or alone(*args))
+    run_solo = specsim.correctness.invariance.solo.run_solo
+    asked = []
+    monkeypatch.setattr(
+        specsim.correctness.invariance.solo, "run_solo", lambda *args: asked.append(1) or run_solo(*args)
+    )
     result = comparison()
     assert result.is_equal
-    assert [(way.served.serving.schedule, way.served.serving.prefix_cache) for way in result.ways] == list(WAYS)
-    assert {(way.num_compared, way.num_equal) for way in result.ways} == {(5, 5)}
-    assert all(way.served.serving.max_running == SERVING.max_running for way in result.ways)
+    assert [{name: getattr(mode.served.serving, name) for name in MODES[0]} for mode in result.modes] == list(MODES)
+    assert {(mode.requests.num_compared, mode.requests.num_equal) for mode in result.modes} == {(5, 5)}
+    assert all(mode.served.serving.max_running == SERVING.max_running for mode in result.modes)
     assert len(asked) == result.num_alone == 5
     value = json.loads(json.dumps(result.to_json(), allow_nan=False))
     assert [way["way"] for way in value["ways"]] == ["sync", "sync, prefix cache", "overlap", "overlap, prefix cache"]
@@ -228,7 +230,7 @@ def test_a_turn_after_an_abort_is_compared_with_its_own_prompt():
         return [request(0, PREFIX, 30, abort_at=4), request(1, [2], continues=0), request(2, max_new_tokens=9)]
 
     result = comparison(requests)
-    prompts = {tuple(way.served.requests[1].prompt_ids) for way in result.ways}
+    prompts = {tuple(mode.served.requests[1].prompt_ids) for mode in result.modes}
     assert result.is_equal
     assert len(prompts) > 1
     assert result.num_alone == 2 + len(prompts)
@@ -236,32 +238,32 @@ def test_a_turn_after_an_abort_is_compared_with_its_own_prompt():
 
 def test_what_is_rejected_is_not_compared():
     result = comparison(lambda: [request(0), request(1, [1] * 20, 90)])
-    assert {(way.num_compared, way.num_equal) for way in result.ways} == {(1, 1)}
+    assert {(mode.requests.num_compared, mode.requests.num_equal) for mode in result.modes} == {(1, 1)}
 
 
 @pytest.mark.parametrize("field", ["token_ids", "logprobs", "finish_reason", "num_accepted_tokens_per_round"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_difference_fails_unless_within_rounding_error(monkeypatch, field, dtype):
-    alone = specsim.correctness.invariance.modes.alone
+    run_solo = specsim.correctness.invariance.solo.run_solo
 
     def other(pair, config, asked, options):
-        output = alone(pair, config, asked, options)
+        output = run_solo(pair, config, asked, options)
         value = getattr(output, field)
         changed = "stop" if field == "finish_reason" else (*value[:-1], value[-1] + 1)
         return replace(output, **{field: changed}) if asked.request_id == 1 else output
 
-    monkeypatch.setattr(specsim.correctness.invariance.modes, "alone", other)
+    monkeypatch.setattr(specsim.correctness.invariance.solo, "run_solo", other)
     monkeypatch.setattr(specsim.correctness.invariance.solo, "is_undecidable", lambda *_: False)
     result = comparison(dtype=dtype)
     assert not result.is_equal
-    assert all(len(way.differences) == 1 and way.num_equal == 4 for way in result.ways)
+    assert all(len(mode.requests.differences) == 1 and mode.requests.num_equal == 4 for mode in result.modes)
     assert "NOT equal" in shown(result)
     assert "sync, prefix cache: request 1: " in " ".join(shown(result).split())
     monkeypatch.setattr(specsim.correctness.invariance.solo, "is_undecidable", lambda *_: True)
     result = comparison(dtype=dtype)
     assert result.is_equal == (dtype == torch.float32 and field != "logprobs")
     if result.is_equal:
-        assert all(way.undecidable == (1,) and way.num_equal == 4 for way in result.ways)
+        assert all(mode.requests.undecidable == (1,) and mode.requests.num_equal == 4 for mode in result.modes)
         assert "too close to call in request 1," in " ".join(shown(result).split())
 
 
@@ -279,10 +281,10 @@ def test_shipped_requests_are_equal_in_four_modes():
     column = engine(SpecConfig(), torch.float32, pair)
     result = compare(pair, column, lambda: read_requests(REQUESTS, pair), serving)
     assert result.is_equal
-    assert {way.num_equal for way in result.ways} == {14}
-    sync, sync_cached, overlap, overlap_cached = (way.served for way in result.ways)
+    assert {mode.requests.num_equal for mode in result.modes} == {14}
+    sync, sync_cached, overlap, overlap_cached = (mode.served for mode in result.modes)
     assert sync_cached.totals["prefill_steps"] < sync.totals["prefill_steps"]
     assert overlap_cached.totals["prefill_steps"] < overlap.totals["prefill_steps"]
-    assert all(way.served.totals["num_preemptions"] for way in result.ways)
+    assert all(mode.served.totals["num_preemptions"] for mode in result.modes)
     served = [[each.token_ids for each in run.requests if each.finish_reason != "abort"] for run in (sync, overlap)]
     assert served[0] == served[1]

@@ -1,1 +1,1 @@
-"""A request's tokens do not depend on the requests beside it."""
+"""Batch invariance: a request's tokens do not depend on the requests beside it."""

@@ -1,6 +1,8 @@
-"""A request's tokens are its own: what it gives in any company is what it gives alone."""
+"""A batched request against the same request solo: tokens, end, rounds and logprobs are equal."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,72 +18,130 @@ from specsim.serving.requests import Request
 BUDGETS = {torch.float64: 2e-6, torch.float32: 1e-4}
 
 
+class Difference(NamedTuple):
+    """A field of a batched request that is not the solo run's."""
+
+    field: str
+    batched: Any
+    solo: Any
+
+    def __str__(self) -> str:
+        return f"{self.field} is {self.batched}, alone {self.solo}"
+
+
+class SoloResult(NamedTuple):
+    """The result for one request."""
+
+    verdict: str  # `equal`, `different`, or `undecidable`: a decision is within rounding error
+    difference: str | None = None  # a sentence, None where equal
+
+
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """verdict: `equal`, `undecidable` or `different`. difference: what differs, in a sentence, None where equal."""
+class SoloComparison:
+    """The results for the requests of one run."""
 
-    verdict: str
-    difference: str | None = None
+    num_compared: int
+    undecidable: tuple[int, ...]  # ids of requests that differ where a decision is within rounding error
+    differences: tuple[str, ...]  # a sentence for each other request that differs
+    max_logprob_error: float  # over the equal requests
+
+    @property
+    def num_equal(self) -> int:
+        """Number of requests equal to their solo runs."""
+        return self.num_compared - len(self.undecidable) - len(self.differences)
 
 
-def alone(pair: Pair, config: SpecConfig, request: Request, options: EngineOptions | None = None) -> Output:
+@dataclass(frozen=True, slots=True)
+class SoloRuns:
+    """Solo runs under one setting, each made once, to compare batched requests with."""
+
+    pair: Pair
+    config: SpecConfig
+    dtype: torch.dtype  # of the batched runs
+    options: EngineOptions | None = None  # of the solo runs; None: the reference in float64
+    outputs: dict[tuple[int, ...], Output] = field(default_factory=dict)
+
+    def output(self, request: Request) -> Output:
+        """Give the solo output; a turn after an aborted one has a prompt that varies from run to run."""
+        key = (request.request_id, *request.prompt_ids)
+        if key not in self.outputs:
+            self.outputs[key] = run_solo(self.pair, self.config, request, self.options)
+        return self.outputs[key]
+
+    def compare(self, requests: Iterable[Request]) -> SoloComparison:
+        """Compare every request with its solo run."""
+        found = [(request, self._check(request)) for request in requests]
+        errors = [
+            abs(batched - solo)
+            for request, result in found
+            if result.verdict == "equal"
+            for batched, solo in zip(request.logprobs, self.output(request).logprobs, strict=False)
+        ]
+        return SoloComparison(
+            num_compared=len(found),
+            undecidable=tuple(request.request_id for request, result in found if result.verdict == "undecidable"),
+            differences=tuple(result.difference or "" for _, result in found if result.verdict == "different"),
+            max_logprob_error=max(errors, default=0.0),
+        )
+
+    def _check(self, request: Request) -> SoloResult:
+        return check_request(self.pair, self.config, request, self.output(request), self.dtype)
+
+
+def run_solo(pair: Pair, config: SpecConfig, request: Request, options: EngineOptions | None = None) -> Output:
     """Serve the request by itself, from its whole prompt on; options None: the reference in float64."""
     options = options or EngineOptions(dtype=torch.float64)
     ids = [request.request_id]
     return generate(pair, [request.prompt_ids], config, request.params, request_ids=ids, engine=options).outputs[0]
 
 
-def judge(pair, config: SpecConfig, request: Request, output: Output, dtype: torch.dtype) -> Judgement:
-    """Compare a request that was served in this dtype with itself alone, which is `output`.
+def check_request(pair: Pair, config: SpecConfig, request: Request, output: Output, dtype: torch.dtype) -> SoloResult:
+    """Compare a request served in this dtype with `output`, its solo run.
 
-    It is undecidable only in float32, where what differs was decided (tokens, rounds or the end) and a decision of the
-    request is too close to call: never for a logprob alone, never in float64.
+    It is undecidable only in float32, where tokens, rounds or the end differ and a decision of the request is within
+    rounding error: never for a logprob alone, never in float64.
     """
-    told = difference(request, output, BUDGETS[dtype])
-    if told is None:
-        return Judgement("equal")
-    may_round = dtype == torch.float32 and _decided(request, output) is not None
+    found = difference(request, output, BUDGETS[dtype])
+    if found is None:
+        return SoloResult("equal")
+    may_round = dtype == torch.float32 and bool(decided_differences(request, output))
     is_excused = may_round and is_undecidable(pair, config, request, dtype)
-    return Judgement("undecidable" if is_excused else "different", told)
+    return SoloResult("undecidable" if is_excused else "different", found)
 
 
 def difference(request: Request, output: Output, budget: float) -> str | None:
-    """What parts a request from itself alone, in a sentence: tokens, end, rounds, or a logprob by more than budget.
-
-    Of an aborted request what it has is compared with the beginning of what it gives alone.
-    """
-    told = _decided(request, output) or _measured(request, output, budget)
-    return told and f"request {request.request_id}: {told}"
+    """Name the first difference in tokens, rounds, end, or a logprob by more than budget; None where equal."""
+    decided = decided_differences(request, output)
+    found = str(decided[0]) if decided else _measured(request, output, budget)
+    return found and f"request {request.request_id}: {found}"
 
 
-def _decided(request: Request, output: Output) -> str | None:
-    """What of tokens, rounds and end differs."""
-    count = len(request.token_ids) if request.finish_reason == "abort" else len(output.token_ids)
-    rounds = len(request.accepted) if request.finish_reason == "abort" else len(output.num_accepted_tokens_per_round)
-    pairs = {
-        "token_ids": (tuple(request.token_ids), output.token_ids[:count]),
-        "accepted": (tuple(request.accepted), output.num_accepted_tokens_per_round[:rounds]),
-    }
-    if request.finish_reason != "abort":
-        pairs["finish_reason"] = (request.finish_reason, output.finish_reason)
-    for name, (served, expected) in pairs.items():
-        if served != expected:
-            return f"{name} is {served}, alone {expected}"
-    return None
+def decided_differences(request: Request, output: Output) -> list[Difference]:
+    """Differences in tokens, rounds and end; an aborted request is the beginning of its solo run."""
+    is_cut = request.finish_reason == "abort"
+    count = len(request.token_ids) if is_cut else None
+    rounds = len(request.accepted) if is_cut else None
+    fields = [
+        Difference("token_ids", tuple(request.token_ids), output.token_ids[:count]),
+        Difference("accepted", tuple(request.accepted), output.num_accepted_tokens_per_round[:rounds]),
+    ]
+    if not is_cut:
+        fields.append(Difference("finish_reason", request.finish_reason, output.finish_reason))
+    return [each for each in fields if each.batched != each.solo]
 
 
 def _measured(request: Request, output: Output, budget: float) -> str | None:
-    """Which logprob differs, of a request whose tokens do not."""
+    """Name the first logprob that differs, where the tokens are equal."""
     if len(request.logprobs) != len(request.token_ids):
         return f"{len(request.logprobs)} logprobs of {len(request.token_ids)} tokens"
     for place, (served, expected) in enumerate(zip(request.logprobs, output.logprobs, strict=False)):
         if not abs(served - expected) <= budget:  # also where it is not a number
-            return f"logprob {place} is {served}, alone {expected}, allowed {budget:.0e} apart"
+            return f"{Difference(f'logprob {place}', served, expected)}, allowed {budget:.0e} apart"
     return None
 
 
-def is_undecidable(pair, config: SpecConfig, request: Request, dtype: torch.dtype = torch.float32) -> bool:
-    """Whether a decision of the request alone is too close to call in this dtype, by the rules of the differential."""
+def is_undecidable(pair: Pair, config: SpecConfig, request: Request, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether a decision of the solo request is within rounding error in this dtype, by the differential's rules."""
     cell = Cell(
         id=f"request {request.request_id}",
         pair="",

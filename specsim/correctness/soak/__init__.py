@@ -1,4 +1,4 @@
-"""The soak: random servers, every request compared with itself alone, every slot accounted for."""
+"""The soak: random programs of requests, each compared with its solo run, every slot audited."""
 
 from specsim.correctness.soak.session import Soak, soak
 

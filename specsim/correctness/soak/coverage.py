@@ -1,4 +1,4 @@
-"""Situations that a serving run has to have met before its silence means something."""
+"""Coverage of a serving run: the situations that it has to meet before a run without failures says anything."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -8,7 +8,7 @@ from specsim.serving.requests import Request
 from specsim.serving.scheduler import Scheduler
 from specsim.serving.trace import StepRecord
 
-# Beside every count of accepted drafts.
+# Besides every count of accepted drafts.
 REQUIRED = (
     "finished stop",
     "finished length",
@@ -38,35 +38,36 @@ REQUIRED = (
 def required(
     counts: Mapping[str, int], num_steps: Collection[int] = (), names: Collection[str] = REQUIRED
 ) -> tuple[str, ...]:
-    """Names whose count is zero although the run had to exercise them.
+    """Names of required situations whose count is zero.
 
-    num_steps: depths of the trees that were used, of each of which every count of accepted drafts has to occur, as
-    `accepted drafts i of num_steps`.
+    num_steps: depths of the trees in use. At each depth every count of accepted drafts has to occur, as `accepted
+    drafts i of num_steps`.
     """
     accepted = [accepted_name(count, each) for each in sorted(num_steps) for count in range(each + 1)]
     return tuple(name for name in (*names, *accepted) if not counts.get(name))
 
 
 def accepted_name(count: int, num_steps: int) -> str:
-    """What a round of that depth that accepted so many drafts is counted as."""
+    """Name of the count of rounds of that depth that accepted that many drafts."""
     return f"accepted drafts {count} of {num_steps}"
 
 
 def verified_name(verifier: str) -> str:
-    """What a request is counted as whose drafts that verifier judges."""
+    """Name of the count of requests whose drafts that verifier verified."""
     return f"verified by {verifier}"
 
 
 def exercised(scheduler: Scheduler) -> Counter[str]:
-    """How often what happened in a scheduler's run; names are those of REQUIRED and a few totals.
+    """Count the situations of a scheduler's run, by the names in REQUIRED and those of a few totals.
 
-    prefill chunks: those that went on where another had stopped. turns on kept KV: that found all of their
-    conversation's columns; with a prefix tree only those that end inside a page, which no tree holds. shared pages:
-    that admission took over from the tree. preempted in a chunk: before the prefill was complete, with some of its
-    columns filled. late results dropped: of requests that had ended. accepted drafts i: of results of which something
-    was kept.
+    prefill chunks: chunks that continued another one. turns on kept KV: turns that found all columns of their
+    conversation; with a prefix tree only those that end inside a page, which no tree holds. shared pages: pages that
+    admission took over from the tree. preempted in a chunk: preemptions before the prefill was complete, with some of
+    its columns filled. late results dropped: results of requests that had ended. accepted drafts i: results that were
+    kept at least in part.
     """
-    requests, records = scheduler.requests.values(), scheduler.trace.records
+    requests = scheduler.requests.values()
+    records = scheduler.trace.records
     counts = Counter(steps=len(records), requests=len(requests), tokens=sum(len(each.token_ids) for each in requests))
     counts["slots audited"] = scheduler.audited_slots
     counts["audits"] = len(records) if scheduler.audited_slots else 0
@@ -111,7 +112,9 @@ def _results(record: StepRecord) -> Counter[str]:
 
 
 def _reuse(scheduler: Scheduler) -> Counter[str]:
-    counts, page_size, seen = Counter(), scheduler.pools.page_size, set()
+    counts = Counter()
+    page_size = scheduler.pools.page_size
+    seen = set()
     for record in scheduler.trace.records:
         for request_id, columns in record.reused:
             counts["reused columns"] += columns
@@ -124,14 +127,15 @@ def _reuse(scheduler: Scheduler) -> Counter[str]:
 
 def _is_on_kept_kv(scheduler: Scheduler, request: Request, columns: int) -> bool:
     """Whether columns reused by a first admission can only be those of the request that it continues."""
-    previous = scheduler.requests.get(request.continues)
+    previous = None if request.continues is None else scheduler.requests.get(request.continues)
     if previous is None or columns != previous.prefill_len:
         return False
     return not scheduler.serving.prefix_cache or columns % scheduler.pools.page_size != 0
 
 
 def _chunks(records: Collection[StepRecord]) -> int:
-    ends, found = {}, 0
+    ends = {}
+    found = 0
     for record in records:
         for request_id in record.admitted:
             ends.pop(request_id, None)

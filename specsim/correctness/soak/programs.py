@@ -1,11 +1,13 @@
-"""Random programs for the scheduler: a setting, requests that come and go, slots taken away and given back."""
+"""Random programs for the scheduler, drawn from a seed or from any generator of random numbers."""
 
 import random
 from dataclasses import dataclass, replace
+from typing import Any
 
 from specsim.core.columns import round_columns
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig, ceil_to
 from specsim.core.errors import InputError
+from specsim.core.target import ModelConfig
 from specsim.serving.requests import Request, make_request
 
 KINDS, FAMILIES = ("eagle", "eagle3"), ("llama", "qwen3", "mistral", "noisy")
@@ -15,9 +17,9 @@ STEM_LEN, USUAL_LEN = 32, 44
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A request as a program has it: before step `step` it is handed over. The rest is named as in Request."""
+    """A request of a program; fields without a comment are named as in Request."""
 
-    step: int
+    step: int  # it is submitted before this step
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     arrival: int = 0
@@ -26,8 +28,8 @@ class Submission:
     abort_at: int | None = None
     keep: bool = False
 
-    def request(self, request_id: int, target_config) -> Request:
-        """The request of that id, with nothing come of it yet."""
+    def request(self, request_id: int, target_config: ModelConfig) -> Request:
+        """Make the request of that id."""
         names = ("arrival", "priority", "continues", "abort_at", "keep")
         place = {name: getattr(self, name) for name in names}
         return make_request(target_config, None, request_id, self.prompt_ids, self.params, **place)
@@ -35,29 +37,24 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is served, and how.
+    """A setting, requests that come and go, slots taken away and given back."""
 
-    name: seed-index-requests, from which `named` makes it again. pair: a name of differential.pairs. graph: of
-    the fast column. submissions: request i is the i-th. limits: (step, slots): before that step the pool's limit
-    becomes that; the last one takes it away. aborts: (step, place): before that step whoever has that place among those
-    that hold a row is aborted, counted round and round. closes_at: the step before which all is given back, whoever is
-    still under way or to come; None: once everybody has ended.
-    """
-
-    name: str
-    pair: str
+    name: str  # seed-index-requests, from which `named` makes it again; empty for a program of another generator
+    pair: str  # a name of differential.pairs
     config: SpecConfig
     serving: ServingConfig
     num_ranks: int
-    graph: str
-    submissions: tuple[Submission, ...]
-    limits: tuple[tuple[int, int], ...]
-    aborts: tuple[tuple[int, int], ...]
-    closes_at: int | None
+    graph: str  # of the fast implementation
+    submissions: tuple[Submission, ...]  # request i is the i-th
+    limits: tuple[tuple[int, int], ...]  # (step, slots of the pool from that step on); the last one lifts the limit
+    aborts: tuple[
+        tuple[int, int], ...
+    ]  # (step, place): abort the request at that place, modulo their number, of those with a row
+    closes_at: int | None  # everything is given back before this step; None: once all requests have ended
 
 
 def named(name: str) -> Program:
-    """The program of that name."""
+    """Make the program of that name."""
     parts = name.split("-")
     are_numbers = all(part.isascii() and part.isdecimal() and len(part) < 20 for part in parts)
     if len(parts) != 3 or not are_numbers or not 1 <= int(parts[2]) <= MOST_REQUESTS:
@@ -66,19 +63,27 @@ def named(name: str) -> Program:
 
 
 def draw(seed: int, index: int, most: int = MOST_REQUESTS) -> Program:
-    """The index-th program of a seed, of at most that many requests: the same as without that limit, and then cut."""
-    rng = random.Random(f"{seed}-{index}")
+    """Draw the index-th program of a seed, cut to at most that many requests."""
+    program = draw_from(random.Random(f"{seed}-{index}"), most, random.Random(f"{seed}-{index}-verifier"))
+    return replace(program, name=f"{seed}-{index}-{len(program.submissions)}")
+
+
+def draw_from(rng: random.Random, most: int = MOST_REQUESTS, verifier_rng: random.Random | None = None) -> Program:
+    """Draw a program of at most that many requests; verifier_rng None: its verifier comes from rng too."""
     size = min(rng.choice((4, 8, 8, 16, 16, 32, 64, MOST_REQUESTS)), most)
-    config, num_ranks = _config(rng), rng.choice((1, 1, 1, 2, 3))
-    config = _judged(random.Random(f"{seed}-{index}-verifier"), config)
-    pair, graph = f"{rng.choice(KINDS)}-{rng.choice(FAMILIES)}", rng.choice(("eager", "step", "phase", "round"))
-    serving, pace = _serving(rng, config), rng.choice((0, 1, 3))
+    config = _config(rng)
+    num_ranks = rng.choice((1, 1, 1, 2, 3))
+    config = _with_verifier(verifier_rng or rng, config)
+    pair = f"{rng.choice(KINDS)}-{rng.choice(FAMILIES)}"
+    graph = rng.choice(("eager", "step", "phase", "round"))
+    serving = _serving(rng, config)
+    pace = rng.choice((0, 1, 3))
     length = rng.choice((10, 40, 150))
     limits = _limits(rng, serving, length)
     closes_at = rng.randrange(5, length) if rng.random() < 0.05 else None
     aborts = [(rng.randrange(1, 2 * length), rng.randrange(100)) for _ in range(rng.choice((0, 0, 4, 12)))]
     return Program(
-        name=f"{seed}-{index}-{size}",
+        name="",
         pair=pair,
         config=config,
         serving=serving,
@@ -92,7 +97,9 @@ def draw(seed: int, index: int, most: int = MOST_REQUESTS) -> Program:
 
 
 def _config(rng: random.Random) -> SpecConfig:
-    topk, num_steps, page_size = rng.randint(1, 4), rng.randint(1, 5), rng.choice((1, 2, 4, 16))
+    topk = rng.randint(1, 4)
+    num_steps = rng.randint(1, 5)
+    page_size = rng.choice((1, 2, 4, 16))
     max_len = rng.choice((None, None, rng.randint(24, 64)))
     if rng.random() < 0.1:
         return SpecConfig.plain(page_size, max_len)
@@ -113,8 +120,8 @@ def _config(rng: random.Random) -> SpecConfig:
     )
 
 
-def _judged(rng: random.Random, config: SpecConfig) -> SpecConfig:
-    """Half of the time by another verifier that can judge such drafts; thresholds are target_only's alone."""
+def _with_verifier(rng: random.Random, config: SpecConfig) -> SpecConfig:
+    """Half of the time another verifier that takes such drafts; only target_only has thresholds."""
     if config.is_plain or rng.random() < 0.5:
         return config
     verifier = rng.choice(("typical", *(("rejection", "block", "gumbel") if config.topk == 1 else ("multi_round",))))
@@ -123,7 +130,7 @@ def _judged(rng: random.Random, config: SpecConfig) -> SpecConfig:
 
 
 def _serving(rng: random.Random, config: SpecConfig) -> ServingConfig:
-    """Slots for a request of usual length, or for a few shorter ones, so that they run short as these grow."""
+    """Slots for a request of usual length or for a few shorter ones, which need more as they grow."""
     usual, shorter = (min(length, config.max_len or length) for length in (USUAL_LEN, rng.randint(8, USUAL_LEN)))
     columns = max(round_columns(usual, config), rng.randint(1, 4) * round_columns(shorter, config))
     return ServingConfig(
@@ -137,7 +144,7 @@ def _serving(rng: random.Random, config: SpecConfig) -> ServingConfig:
 
 
 def _limits(rng: random.Random, serving: ServingConfig, length: int) -> tuple[tuple[int, int], ...]:
-    """Now and then fewer slots, down to none, within so many steps; all of them in the end."""
+    """Fewer slots now and then within that many steps, down to none; all of them in the end."""
     if rng.random() < 0.5:
         return ()
     steps = sorted(rng.sample(range(1, length), rng.randint(2, 9)))
@@ -149,7 +156,10 @@ def _submissions(rng: random.Random, size: int, pace: int) -> tuple[Submission, 
     """Requests with shared prefixes, at most `pace` steps apart, some of them turns of conversations."""
     stems = [[rng.randrange(VOCAB_SIZE) for _ in range(STEM_LEN)] for _ in range(3)]
     stems[1][: STEM_LEN // 2] = stems[0][: STEM_LEN // 2]
-    is_live, has_priorities, found, now = rng.random() < 0.5, rng.random() < 0.5, [], 0
+    is_live = rng.random() < 0.5
+    has_priorities = rng.random() < 0.5
+    found = []
+    now = 0
     for request_id in range(size):
         now += rng.randint(0, pace)
         turn = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 6))]
@@ -174,8 +184,10 @@ def _submissions(rng: random.Random, size: int, pace: int) -> tuple[Submission, 
 def _params(rng: random.Random) -> SamplingParams:
     """Greedy or sampled, with filters, penalties, a bias and stop tokens in every mixture."""
     is_greedy, is_filtered, is_penalised, is_biased = (rng.random() < share for share in (0.5, 0.3, 0.3, 0.2))
-    filters = dict(top_k=rng.choice((0, 8)), top_p=rng.choice((1.0, 0.8)), min_p=rng.choice((0.0, 0.05)))
-    penalties = dict(
+    filters: dict[str, Any] = dict(
+        top_k=rng.choice((0, 8)), top_p=rng.choice((1.0, 0.8)), min_p=rng.choice((0.0, 0.05))
+    )
+    penalties: dict[str, Any] = dict(
         repetition_penalty=rng.choice((1.0, 1.3)),
         presence_penalty=rng.choice((0.0, 0.5)),
         frequency_penalty=rng.choice((0.0, 0.3)),

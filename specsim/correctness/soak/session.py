@@ -1,12 +1,12 @@
-"""The soak: thousands of requests in random programs, each compared with itself alone, every slot accounted for.
+"""The soak: thousands of requests in random programs, each compared with its solo run, every slot audited.
 
-A program is named by the seed and its index and repeats on its own, so that processes share programs and results do not
-depend on how.
+A program is named by the seed and its index and repeats on its own, so results do not depend on how processes share
+the programs.
 """
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -17,25 +17,25 @@ import torch
 from tqdm.auto import tqdm
 
 from specsim.core.config import VERIFIERS, SpecConfig
-from specsim.core.engine_options import IMPLEMENTATIONS, EngineOptions, check_device
+from specsim.core.engine_options import check_device
 from specsim.core.errors import InputError
 from specsim.core.provenance import now, versions
 from specsim.correctness.differential.pairs import make_pair
 from specsim.correctness.soak.coverage import REQUIRED, required, verified_name
 from specsim.correctness.soak.programs import draw
-from specsim.correctness.soak.trial import ProgramResult, check_named, dtype_of
+from specsim.correctness.soak.trial import ProgramResult, check_named, options_of
 from specsim.serving.generation import load_engine
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-# What a soak has to go through, and from how many requests on.
+# Situations that a soak of at least that many requests has to cover.
 LEAST_REQUESTS = 2_000
 SITUATIONS = (*REQUIRED, *map(verified_name, VERIFIERS), "steps with an idle rank", "closed under way")
 
 
 class Failure(NamedTuple):
-    """A program that went wrong, what was seen first, and the command that runs it again."""
+    """A program that went wrong, its first difference, and the command that runs it again."""
 
     program: str
     difference: str
@@ -44,35 +44,31 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Soak:
-    """What came of all programs, in the order of their indices.
-
-    arguments: of the command, impl, device and graph. device: where the column ran. date, versions: of the run, as in
-    specsim.core.provenance.
-    """
+    """The results of all programs."""
 
     command: str
-    arguments: str
-    device: str
-    programs: tuple[ProgramResult, ...]
+    arguments: str  # of the command: impl, device and graph
+    device: str  # the implementation ran there
+    programs: tuple[ProgramResult, ...]  # in the order of their indices
     seconds: float
-    date: str
+    date: str  # of the run, as in specsim.core.provenance; so are the versions
     versions: dict[str, str]
 
     @property
     def counts(self) -> dict[str, int]:
-        """How often each situation occurred; what is required is there even if it never did."""
+        """How often each situation occurred; a required one is there even if it never did."""
         counts = Counter(dict.fromkeys(SITUATIONS, 0))
         for program in self.programs:
             counts.update(program.counts)
         return dict(counts)
 
     def total(self, name: str) -> int:
-        """A sum over the programs: `mismatches` or `undecidable`."""
+        """Sum `mismatches` or `undecidable` over the programs."""
         return sum(getattr(program, name) for program in self.programs)
 
     @property
     def max_logprob_error(self) -> float:
-        """The largest over the programs."""
+        """The largest logprob error of all programs."""
         return max((program.max_logprob_error for program in self.programs), default=0.0)
 
     @property
@@ -86,7 +82,7 @@ class Soak:
 
     @property
     def missing(self) -> tuple[str, ...] | None:
-        """What was required and never happened; None for a short run, of which nothing is required."""
+        """Required situations that never occurred; None for a short run, which requires none."""
         counts = self.counts
         if counts.get("requests", 0) < LEAST_REQUESTS:
             return None
@@ -94,11 +90,11 @@ class Soak:
 
     @property
     def is_ok(self) -> bool:
-        """Whether all requests give what they give alone, and nothing that was required is missing."""
+        """Whether all requests equal their solo runs and no required situation is missing."""
         return not self.failures and not self.missing
 
     def figures(self) -> dict[str, int | float]:
-        """The numbers of the table, by what they count."""
+        """Give the numbers of the table by their names."""
         counts = self.counts
         return {
             "programs": len(self.programs),
@@ -112,7 +108,7 @@ class Soak:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """A value that json can write; `missing` is null for a short run."""
+        """Give a value that json can write; `missing` is null for a short run."""
         return {
             "command": self.command,
             "device": self.device,
@@ -126,7 +122,7 @@ class Soak:
         }
 
     def show(self, console: "Console") -> None:
-        """The figures, then what failed and how to see it again."""
+        """Print the figures, then each failure and the command that repeats it."""
         from specsim.core.display import figure, paragraph, print_table
 
         digits = {"largest logprob error": "{:.1e}", "seconds": "{:,.1f}"}
@@ -154,29 +150,31 @@ def soak(
     progress: bool = False,
     program: str | None = None,
 ) -> Soak:
-    """Run random programs of so many requests together, in `jobs` processes, or the one that is named.
+    """Run random programs with that many requests in total, in `jobs` processes, or the one that is named.
 
-    impl: the column that serves; alone, requests run on the reference in float64. device, graph: of the fast column, as
-    in generate; graph None: another from program to program.
+    impl: the implementation that serves; solo, requests run on the reference in float64. device, graph: of the fast
+    implementation, as in generate; graph None: another from program to program.
     """
     for name, value, least in (("requests", num_requests, 1), ("seed", seed, 0), ("jobs", jobs, 1)):
         if type(value) is not int or value < least:
             raise InputError(name, value, f"an integer of at least {least}")
-    check_column(impl, device, graph)
-    is_named, date, start = program is not None, now(), time.perf_counter()
-    names = [program] if is_named else list(_names(num_requests, seed))
+    options = options_of(impl, device, graph)
+    load_engine(make_pair("eagle-llama"), SpecConfig(), options)  # raises InputError for what cannot serve here
+    date = now()
+    start = time.perf_counter()
+    names = list(_names(num_requests, seed)) if program is None else [program]
     bar = tqdm(total=len(names), unit="program", disable=None if progress else True)
     results = []
-    for result in _results(names, min(jobs, len(names)), partial(check_named, impl=impl, device=device, graph=graph)):
+    for result in _results(names, min(jobs, len(names)), partial(check_named, options=options)):
         results.append(result)
         bar.update()
     bar.close()
-    options = {"impl": impl if impl != "reference" else None, "device": device, "graph": graph}
-    arguments = "".join(f" --{name} {value}" for name, value in options.items() if value)
-    asked = f"--program {program}" if is_named else f"--requests {num_requests} --seed {seed}"
+    given = {"impl": impl if impl != "reference" else None, "device": device, "graph": graph}
+    arguments = "".join(f" --{name} {value}" for name, value in given.items() if value)
+    drawn = f"--requests {num_requests} --seed {seed}" if program is None else f"--program {program}"
     where = check_device(device) if impl == "fast" else "cpu"
     return Soak(
-        command=f"specsim soak {asked}{arguments}",
+        command=f"specsim soak {drawn}{arguments}",
         arguments=arguments,
         device=where,
         programs=tuple(results),
@@ -186,15 +184,8 @@ def soak(
     )
 
 
-def check_column(impl: str, device: str | None, graph: str | None) -> None:
-    """Before a long run: raise InputError for a column that cannot serve here."""
-    if impl not in IMPLEMENTATIONS:
-        raise InputError("impl", impl, " or ".join(IMPLEMENTATIONS))
-    load_engine(make_pair("eagle-llama"), SpecConfig(), EngineOptions(impl, dtype_of(impl), device, graph))
-
-
 def _names(num_requests: int, seed: int) -> Iterator[str]:
-    """Programs of so many requests together."""
+    """Names of programs with that many requests in total."""
     index = 0
     while num_requests:
         program = draw(seed, index, num_requests)
@@ -203,7 +194,7 @@ def _names(num_requests: int, seed: int) -> Iterator[str]:
         index += 1
 
 
-def _results(names: Sequence[str], jobs: int, check) -> Iterator[ProgramResult]:
+def _results(names: Sequence[str], jobs: int, check: Callable[[str], ProgramResult]) -> Iterator[ProgramResult]:
     """Results in the order of the names; a process has one thread: two would wait for each other at every small sum."""
     if jobs == 1:
         threads = torch.get_num_threads()
