@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from specsim.simulator.lint import Finding
-    from specsim.simulator.report import Report
+    from specsim.simulator.measurement import Report
 
 SHOWN = 8  # reports whose findings are all shown, beyond which they are counted
 
@@ -21,9 +21,9 @@ SHOWN = 8  # reports whose findings are all shown, beyond which they are counted
 def lint_report(
     file: Annotated[Path, typer.Argument(help="A client's JSON, or a CSV of metric and value.", show_default=False)],
     output_tokens: Annotated[
-        int | None, typer.Option(help="A request's, as stated beside the report.", show_default=False)
+        int | None, typer.Option(help="Of a request, as stated with the report.", show_default=False)
     ] = None,
-    num_drafts: Annotated[int | None, typer.Option(help="A round's, as stated.", show_default=False)] = None,
+    num_drafts: Annotated[int | None, typer.Option(help="Of a round, as stated.", show_default=False)] = None,
     json_file: options.JsonFile = None,
 ) -> None:
     """Check a benchmark's report (exit status 1: something in it cannot be true)."""

@@ -35,7 +35,7 @@ def plan(
     memory_share: fields.MemoryShare = 0.9,
     page_size: options.PageSize = 16,
     seed: fields.Seed = 0,
-    objective: Annotated[str, typer.Option(help="What is best.", metavar="throughput|latency")] = "throughput",
+    objective: Annotated[str, typer.Option(help="Figure to optimise.", metavar="throughput|latency")] = "throughput",
     policies: Annotated[bool, typer.Option("--policies", help="Compare policies, too.")] = False,
     draft: Annotated[str, typer.Option(help="Drafter's name in the flags.")] = "DRAFT_MODEL",
     json_file: options.JsonFile = None,

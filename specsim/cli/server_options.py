@@ -72,7 +72,8 @@ def length(name: str, text: str) -> int | tuple[int, int]:
     try:
         least, *most = map(int, text.split("-"))
     except ValueError:
-        least, most = 0, [0, 0]
+        least = 0
+        most = []
     if len(most) > 1 or least < 1:
         raise InputError(name, text, "a number of tokens such as 512, or two with a dash between them: 64-512")
     return (least, most[0]) if most else least

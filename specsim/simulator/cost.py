@@ -43,7 +43,7 @@ class _Slope(NamedTuple):
 class _Part:
     """A phase of a round at one batch size."""
 
-    seconds: float = 0.0  # besides reading columns
+    seconds: float = 0.0  # without reading columns
     slopes: tuple[_Slope, ...] = ()
     launching: float = 0.0  # least seconds of the phase
 
@@ -137,7 +137,7 @@ class CostModel:
         return self._forward(self.model).kernels
 
     def kv_slots(self, memory_share: float = 0.9) -> int:
-        """Tokens whose KV, the drafter's included, fits beside the weights into this share of all GPUs' memory."""
+        """Tokens whose KV, the drafter's included, fits with the weights into this share of all GPUs' memory."""
         share("memory_share", memory_share)
         models = [self.model, *([self.drafter.model] if self.drafter else [])]
         room = memory_share * self.hardware.memory

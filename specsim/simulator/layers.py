@@ -123,7 +123,7 @@ def _is_sparse(config: Mapping[str, Any], index: int) -> bool:
 
 
 def _experts(config: Mapping[str, Any]) -> dict[str, int]:
-    """Fields of Layers: experts that rows choose, beside shared experts and the router."""
+    """Fields of Layers: experts that rows choose, shared experts and the router."""
     hidden = config["hidden_size"]
     experts = next(config[name] for name in _EXPERTS if config.get(name))
     chosen = whole("num_experts_per_tok", config.get("num_experts_per_tok"))

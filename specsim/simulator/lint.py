@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from specsim.simulator.measurement import LATENCIES
-from specsim.simulator.report import Report
+from specsim.simulator.measurement import LATENCIES, Report
 
 Verdict = Literal["holds", "cannot be true", "follows"]
 EXACT = 1e-3  # relative: what rounding in print leaves of an identity

@@ -41,60 +41,58 @@ _RATES = "spec_decode_per_position_acceptance_rates"
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
-    """One run of a benchmark client."""
+class Report:
+    """The report of one run of a benchmark; None where it says nothing."""
 
-    tool: str  # vllm or sglang
-    metrics: dict[str, float]  # by the names of METRICS, those that the file has
-    duration: float  # seconds
-    completed: int  # requests
-    input_tokens: int  # total
-    output_tokens: int  # total
-    concurrency: int | None  # the client's option, None for no limit
-    rate: float | None  # the client's option, requests/s, None for no limit
-    rates_by_position: tuple[float, ...]  # unconditional, empty if unknown
+    label: str
+    figures: Mapping[str, float]  # by the names of METRICS
+    concurrency: int | None = None  # most requests under way
+    duration: float | None = None  # seconds
+    completed: int | None = None  # requests
+    input_tokens: int | None = None  # total
+    output_tokens: int | None = None  # total
+    rates_by_position: tuple[float, ...] = ()  # unconditional acceptance
+    rate: float | None = None  # requests/s that the client was set to, None also for no limit
 
 
-def read_measurements(path: Path | str) -> list[Measurement]:
+def read_results(path: Path) -> list[Report]:
     """Read the result of `vllm bench serve` or benchmark_serving.py (one JSON object), or of SGLang's bench_serving.
 
     SGLang writes an object per line. InputError for any other file.
     """
-    text = read_text(Path(path), "file", "a UTF-8 file that can be read")
-    return [measurement(value, str(path)) for value in _objects(text, str(path))]
+    text = read_text(path, "file", "a UTF-8 file that can be read")
+    return [_report(value, str(path), run) for run, value in enumerate(_objects(text, str(path)), start=1)]
 
 
-def measurement(value: Any, place: str) -> Measurement:
+def _report(value: Any, place: str, run: int) -> Report:
     """One result, SGLang's if it has a mean E2E latency spelled out; `place` is named in errors."""
     if not isinstance(value, Mapping):
         raise InputError("file", place, "a JSON object for each run")
     tool = "sglang" if "mean_e2e_latency_ms" in value else "vllm"
     names = {"sglang": _SGLANG, "vllm": _VLLM}[tool]
     duration = _number(value, "duration", place)
-    completed = int(_number(value, "completed", place))
     input_tokens = int(_number(value, "total_input_tokens", place))
     output_tokens = int(_number(value, "total_output_tokens", place))
     concurrency = _limit(value, "max_concurrency", place)
-    rate = _limit(value, "request_rate", place)
-    metrics = {ours: _number(value, theirs, place) for ours, theirs in names.items() if value.get(theirs) is not None}
-    missing = [names[name] for name in THROUGHPUTS[:2] if name not in metrics]
-    if missing:
-        raise InputError("file", place, f"a result of vLLM's or SGLang's benchmark (it has no {missing[0]})")
-    if tool == "sglang" and "Total Token Throughput (tok/s)" not in metrics and duration:
-        metrics["Total Token Throughput (tok/s)"] = (input_tokens + output_tokens) / duration
+    figures = {ours: _number(value, theirs, place) for ours, theirs in names.items() if value.get(theirs) is not None}
+    for name in THROUGHPUTS[:2]:
+        if name not in figures:
+            raise InputError("file", place, f"a result of vLLM's or SGLang's benchmark (it has no {names[name]})")
+    if tool == "sglang" and "Total Token Throughput (tok/s)" not in figures and duration:
+        figures["Total Token Throughput (tok/s)"] = (input_tokens + output_tokens) / duration
     rates = value.get(_RATES) or ()
     if not isinstance(rates, (list, tuple)) or not all(is_number(rate) and 0 <= rate <= 1 for rate in rates):
         raise InputError(_RATES, rates, "numbers from 0 to 1")
-    return Measurement(
-        tool=tool,
-        metrics=metrics,
+    return Report(
+        f"{tool}, run {run}",
+        figures,
+        concurrency=None if concurrency is None else int(concurrency),
         duration=duration,
-        completed=completed,
+        completed=int(_number(value, "completed", place)),
         input_tokens=input_tokens,
         output_tokens=output_tokens,
-        concurrency=None if concurrency is None else int(concurrency),
-        rate=rate,
         rates_by_position=tuple(map(float, rates)),
+        rate=_limit(value, "request_rate", place),
     )
 
 

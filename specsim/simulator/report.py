@@ -3,27 +3,12 @@
 import csv
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
 from io import StringIO
 from pathlib import Path
 
 from specsim.core.errors import InputError
 from specsim.core.files import read_text
-from specsim.simulator.measurement import METRICS, Measurement, read_measurements
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The report of one run; None where it says nothing."""
-
-    label: str
-    figures: Mapping[str, float]  # by the names of measurement.METRICS
-    concurrency: int | None = None  # most requests under way
-    duration: float | None = None  # seconds
-    completed: int | None = None  # requests
-    input_tokens: int | None = None  # total
-    output_tokens: int | None = None  # total
-    rates_by_position: tuple[float, ...] = ()  # unconditional acceptance
+from specsim.simulator.measurement import METRICS, Report, read_results
 
 
 def read_reports(path: Path) -> list[Report]:
@@ -33,13 +18,7 @@ def read_reports(path: Path) -> list[Report]:
     """
     if path.suffix.lower() == ".csv":
         return _table(read_text(path, "file", "a UTF-8 file that can be read"), path)
-    measurements = read_measurements(path)
-    return [_report(each, f"{each.tool}, run {at}") for at, each in enumerate(measurements, start=1)]
-
-
-def _report(measured: Measurement, label: str) -> Report:
-    same = [field.name for field in fields(Report) if field.name not in ("label", "figures")]
-    return Report(label, measured.metrics, **{name: getattr(measured, name) for name in same})
+    return read_results(path)
 
 
 def _table(text: str, path: Path) -> list[Report]:

@@ -51,7 +51,7 @@ def key(cell: Cell) -> str:
 
 
 def run_cell(value: dict[str, Any]) -> dict[str, Any]:
-    """Metrics of a cell in JSON, or the reason it is impossible under `error`; besides seconds and worker."""
+    """Metrics of a cell in JSON, or under `error` the reason it is impossible; with seconds and worker."""
     start = perf_counter()
     try:
         result = Cell.from_json(value).run().metrics() | {"error": None}

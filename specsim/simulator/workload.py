@@ -28,7 +28,7 @@ class Workload:
     arrivals_s: np.ndarray | None = None  # f64 [R], seconds, ascending
     concurrency: int | None = None  # most requests under way at the client; None, with arrivals_s: no limit
     intake: float = 0.0  # seconds of the front end (a connection, a tokenizer) on each request before the next
-    latency: float = 0.0  # seconds in which each request is under way besides, many at a time
+    latency: float = 0.0  # seconds of transport added to each request, many at a time
 
     def __post_init__(self) -> None:
         for name in ("intake", "latency"):

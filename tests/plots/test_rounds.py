@@ -97,7 +97,7 @@ def played(request) -> Round:
 
 
 def marks(figure, kind: str) -> list[str]:
-    """What the gids of a kind say, `3` of `node:3`."""
+    """Names in the gids of a kind, `3` of `node:3`."""
     gids = [artist.get_gid() for artist in figure.findobj() if artist.get_gid()]
     return [gid.partition(":")[2] for gid in gids if gid.partition(":")[0] == kind]
 

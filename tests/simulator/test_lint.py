@@ -6,8 +6,8 @@ import pytest
 
 from specsim.core.errors import InputError
 from specsim.simulator.lint import IDENTITIES, Stated, decoded_tokens, in_flight, lint, num_drafts, output_tokens
-from specsim.simulator.measurement import LATENCIES, METRICS
-from specsim.simulator.report import Report, read_reports
+from specsim.simulator.measurement import LATENCIES, METRICS, Report
+from specsim.simulator.report import read_reports
 from specsim.simulator.reproduce.published import TABLES
 
 VLLM_41162 = TABLES / "vllm_41162.csv"

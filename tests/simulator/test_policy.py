@@ -26,7 +26,7 @@ OPTIONS = [chain(steps) for steps in (0, 1, 3, 5)]
 
 
 def test_traces_are_equal():
-    """What a request's round at some position accepts under a short chain is what it accepts under a longer, cut."""
+    """A request's round at some position accepts under a short chain what it accepts under a longer one, cut."""
     seen = {}
 
     def accepted(rounds):

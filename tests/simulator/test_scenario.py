@@ -3,7 +3,7 @@ import json
 import pytest
 
 from specsim.simulator.lint import lint
-from specsim.simulator.report import Report
+from specsim.simulator.measurement import Report
 
 SMALL = ["simulate", "--requests", "40", "--prompt-tokens", "60", "--output-tokens", "30", "--concurrency", "8"]
 

@@ -272,7 +272,7 @@ def test_a_front_end_takes_requests_in_one_by_one():
 
 
 def test_time_and_memory_grow_with_the_work():
-    """Of twice the requests: twice the steps; and the notes of a round do not outlive it."""
+    """Twice the requests take twice the steps, and the notes of a round do not outlive it."""
     import tracemalloc
 
     peaks, steps = [], []

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from specsim.core.errors import InputError
-from specsim.simulator.measurement import METRICS, read_measurements
+from specsim.simulator.measurement import METRICS, read_results
 from specsim.simulator.workload import Workload, bursts, closed_loop, poisson, read_workload
 
 LATENCY = {f"{how}_{what}_ms": 1.5 for how in ("mean", "median", "p99") for what in ("ttft", "tpot", "itl")}
@@ -99,23 +99,23 @@ def test_impossible_workloads_are_refused(make, name, value):
 def test_vllm_results_are_read(tmp_path):
     path = tmp_path / "vllm.json"
     path.write_text(json.dumps(VLLM))
-    (run,) = read_measurements(path)
-    assert (run.tool, run.completed, run.concurrency, run.rate) == ("vllm", 4, 4, None)
-    assert run.metrics["Spec Decode Accept Rate (%)"] == 50
-    assert run.metrics["P99 ITL (ms)"] == 1.5
-    assert set(run.metrics) == {name for name in METRICS if "E2E" not in name}
+    (run,) = read_results(path)
+    assert (run.label, run.completed, run.concurrency, run.rate) == ("vllm, run 1", 4, 4, None)
+    assert run.figures["Spec Decode Accept Rate (%)"] == 50
+    assert run.figures["P99 ITL (ms)"] == 1.5
+    assert set(run.figures) == {name for name in METRICS if "E2E" not in name}
     assert run.rates_by_position == (0.7, 0.5, 0.3)
 
 
 def test_sglang_results_are_read_line_by_line(tmp_path):
     path = tmp_path / "sglang.jsonl"
     path.write_text(json.dumps(SGLANG) + "\n" + json.dumps(SGLANG | {"request_rate": "trace"}) + "\n")
-    first, second = read_measurements(path)
-    assert (first.tool, first.rate, second.rate, first.concurrency) == ("sglang", 8.0, None, None)
-    assert first.metrics["Mean E2E Latency (ms)"] == 900
-    assert first.metrics["Total Token Throughput (tok/s)"] == (40 + 512) / 2
+    first, second = read_results(path)
+    assert (first.label, first.rate, second.rate, first.concurrency) == ("sglang, run 1", 8.0, None, None)
+    assert first.figures["Mean E2E Latency (ms)"] == 900
+    assert first.figures["Total Token Throughput (tok/s)"] == (40 + 512) / 2
     path.write_text(json.dumps(SGLANG | {"duration": 0}))
-    assert "Total Token Throughput (tok/s)" not in read_measurements(path)[0].metrics
+    assert "Total Token Throughput (tok/s)" not in read_results(path)[0].figures
 
 
 @pytest.mark.parametrize(
@@ -136,4 +136,4 @@ def test_foreign_results_are_refused(tmp_path, text, name):
     path = tmp_path / "result.json"
     path.write_text(text)
     with pytest.raises(InputError, check=lambda error: error.name == name):
-        read_measurements(path)
+        read_results(path)

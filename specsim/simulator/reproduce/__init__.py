@@ -1,4 +1,4 @@
-"""Published tables beside what the simulator makes of them, with every error."""
+"""Published tables and their reproductions by the simulator, with every error."""
 
 from specsim.simulator.reproduce.tables import TABLES, reproduction
 
