@@ -119,7 +119,8 @@ def _row(line: str, place: str) -> _Row:
         try:
             count(name, values[name])
         except InputError as error:
-            raise InputError("workload", place, f"a line whose {error}") from error
+            allowed = f"a line whose {name} is {error.allowed}, not {error.value!r}"
+            raise InputError("workload", place, allowed) from error
     return row
 
 
