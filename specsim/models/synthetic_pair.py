@@ -61,7 +61,7 @@ def random_target(config: ModelConfig, seed: int = 0, context: float = 0.1, shar
     return TargetCheckpoint(config, tensors)
 
 
-def agreeing_pair(
+def synthetic_pair(
     kind: str = "eagle3",
     family: str = "llama",
     *,
@@ -79,7 +79,7 @@ def agreeing_pair(
     model = tiny_config(family, 1, **changes)
     generator = torch.Generator().manual_seed(seed + 1)
     drafter = (_eagle if kind == "eagle" else _eagle3)(model, target, noise, generator)
-    return Pair(target=target, drafter=drafter, tokenizer=None, name=f"agreeing {kind} on {family}")
+    return Pair(target=target, drafter=drafter, tokenizer=None, name=f"synthetic {kind} on {family}")
 
 
 def _random(layout: Layout, scale: float, generator: torch.Generator) -> Tensors:

@@ -15,7 +15,7 @@ from specsim.core.display import stdout_console
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.files import write_json
-from specsim.models.synthetic_pair import agreeing_pair
+from specsim.models.synthetic_pair import synthetic_pair
 from specsim.simulator.acceptance import walk
 from specsim.simulator.cell import read_shares
 
@@ -26,7 +26,7 @@ SMALLER = [LARGE, SpecConfig(1, 3, 4), SpecConfig(1, 1, 2), *(SpecConfig(2, 2, s
 
 @cache
 def recorded(new_tokens=NEW_TOKENS):
-    return record(agreeing_pair("eagle3"), PROMPTS, LARGE, new_tokens - 1)
+    return record(synthetic_pair("eagle3"), PROMPTS, LARGE, new_tokens - 1)
 
 
 @pytest.mark.parametrize("config", SMALLER)
@@ -35,7 +35,7 @@ def test_every_round_of_a_smaller_setting_is_foretold(config):
     config = replace(config, draft_kv="ancestor")
     params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
     outputs = generate(
-        agreeing_pair("eagle3"), PROMPTS, config, params, engine=EngineOptions(dtype=torch.float64)
+        synthetic_pair("eagle3"), PROMPTS, config, params, engine=EngineOptions(dtype=torch.float64)
     ).outputs
     texts, law = recorded().texts, recorded().acceptance(config)
     for output, text, by_position in zip(outputs, texts, law.counts, strict=True):
@@ -52,7 +52,7 @@ def test_shares_are_those_of_the_first_draft():
 
 
 def test_predictions_stand_beside_runs(capsys):
-    found = predict(agreeing_pair("eagle3"), PROMPTS, 12, [SpecConfig(1, 2, 3), SpecConfig(2, 2, 5)], LARGE)
+    found = predict(synthetic_pair("eagle3"), PROMPTS, 12, [SpecConfig(1, 2, 3), SpecConfig(2, 2, 5)], LARGE)
     assert found.mean_error < 0.03
     show(found, stdout_console())
     printed = capsys.readouterr().out
@@ -63,7 +63,7 @@ def test_predictions_stand_beside_runs(capsys):
 
 
 def test_plans_read_what_predictions_write(tmp_path):
-    found = predict(agreeing_pair("eagle3"), PROMPTS, 12, [SpecConfig(1, 2, 3)], LARGE)
+    found = predict(synthetic_pair("eagle3"), PROMPTS, 12, [SpecConfig(1, 2, 3)], LARGE)
     write_json(tmp_path / "predict.json", found.to_json())
     assert read_shares(tmp_path / "predict.json") == found.shares
 
@@ -76,20 +76,20 @@ def test_thirty_settings_lie_within_the_recorded_one():
 
 def test_what_cannot_be_recorded_is_refused():
     with pytest.raises(InputError, match="num_steps is 0"):
-        record(agreeing_pair("eagle3"), PROMPTS, SpecConfig.plain(), 8)
+        record(synthetic_pair("eagle3"), PROMPTS, SpecConfig.plain(), 8)
     with pytest.raises(InputError, match=r"prompt is '4 tokens'; allowed: at most"):
-        record(agreeing_pair("eagle3"), [[7, 8, 9, 10]], replace(LARGE, max_len=20), 17)
+        record(synthetic_pair("eagle3"), [[7, 8, 9, 10]], replace(LARGE, max_len=20), 17)
     with pytest.raises(InputError, match=r"positions is 0; allowed: at least 1"):
-        record(agreeing_pair("eagle3"), PROMPTS, LARGE, 0)
+        record(synthetic_pair("eagle3"), PROMPTS, LARGE, 0)
     with pytest.raises(InputError, match=r"prompts is \[\]; allowed: at least one prompt"):
-        record(agreeing_pair("eagle3"), [], LARGE, 4)
+        record(synthetic_pair("eagle3"), [], LARGE, 4)
 
 
 def test_what_cannot_be_predicted_is_refused():
     with pytest.raises(InputError, match="max_new_tokens is 1; allowed: at least 2"):
-        predict(agreeing_pair("eagle3"), PROMPTS, 1, SMALLER, LARGE)
+        predict(synthetic_pair("eagle3"), PROMPTS, 1, SMALLER, LARGE)
     with pytest.raises(InputError, match=r"settings is \[\]; allowed: at least one setting"):
-        predict(agreeing_pair("eagle3"), PROMPTS, 12, [], LARGE)
+        predict(synthetic_pair("eagle3"), PROMPTS, 12, [], LARGE)
 
 
 def test_one_text_is_one_prompt():

@@ -12,7 +12,7 @@ from specsim.core.display import stdout_console
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.metrics import Acceptance, acceptance, distinct_share
-from specsim.models.synthetic_pair import agreeing_pair
+from specsim.models.synthetic_pair import synthetic_pair
 
 PROMPTS = [[1, 2, 3], [7, 8, 9, 10], [11], [40, 3, 22]]
 NEW_TOKENS = 24
@@ -27,7 +27,7 @@ SHORT = (
 
 @pytest.fixture(scope="module")
 def pairs():
-    return {kind: agreeing_pair(kind) for kind in ("eagle3", "eagle")}
+    return {kind: synthetic_pair(kind) for kind in ("eagle3", "eagle")}
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_a_tree_is_held_against_chains_of_its_temperature_that_are_not_deeper():
 
 
 def test_an_end_token_ends_no_request(pairs):
-    ending = {"eagle3": agreeing_pair("eagle3", eos_token_ids=tuple(range(48)))}
+    ending = {"eagle3": synthetic_pair("eagle3", eos_token_ids=tuple(range(48)))}
     assert measure(ending, PROMPTS, 8, SHORT[:1]) == measure(pairs, PROMPTS, 8, SHORT[:1])
 
 

@@ -35,7 +35,7 @@ from specsim.core.target import ModelConfig
 from specsim.correctness.differential.pairs import rounded
 from specsim.maintain import results as kept_results
 from specsim.models.checkpoint.layout import target_layout
-from specsim.models.synthetic_pair import agreeing_pair
+from specsim.models.synthetic_pair import synthetic_pair
 
 CEILINGS = Ceilings(read=1e12, copy=1e12, dense=1e12)
 PASSED, FAILED = Check("numbers", 0.0, 0), Check("numbers", 1.0, 0, "entry 3: 1, not 2")
@@ -315,7 +315,7 @@ def scene(monkeypatch):
     from specsim.serving.generation import load_engine
 
     monkeypatch.setattr(specsim.bench.scene, "SLACK", 16)
-    pair = rounded(agreeing_pair("eagle3", "qwen3"), torch.bfloat16)
+    pair = rounded(synthetic_pair("eagle3", "qwen3"), torch.bfloat16)
     engine = load_engine(pair, TREE, EngineOptions("fast", torch.bfloat16, "cpu", "round", 2))
     return prefilled(pair, engine, random_prompts(2, 9, pair.target.config.vocab_size))
 
@@ -338,7 +338,7 @@ def test_a_round_of_synthetic_acceptance_is_judged_by_its_schedule():
     from specsim.bench.scene import prefilled, random_prompts
     from specsim.serving.generation import load_engine
 
-    pair = rounded(agreeing_pair("eagle3", "llama"), torch.bfloat16)
+    pair = rounded(synthetic_pair("eagle3", "llama"), torch.bfloat16)
     options = EngineOptions("fast", torch.bfloat16, "cpu", "round", 1)
     engine = load_engine(pair, TREE, options, acceptance=SyntheticAcceptance((1, 1, 0)))
     scene = prefilled(pair, engine, random_prompts(1, 9, pair.target.config.vocab_size))
@@ -418,7 +418,7 @@ def test_requests_on_random_kv_are_judged_too(monkeypatch):
     from specsim.bench.scene import close, invented, stacked
     from specsim.serving.generation import load_engine
 
-    pair = rounded(agreeing_pair("eagle3", "llama"), torch.bfloat16)
+    pair = rounded(synthetic_pair("eagle3", "llama"), torch.bfloat16)
     before = dict(pair.target.tensors)
     stacked(pair)
     assert all(torch.equal(pair.target.tensors[name], tensor) for name, tensor in before.items())
@@ -474,7 +474,7 @@ def test_pieces_of_a_round_equal_the_references(monkeypatch):
 def test_transformers_is_given_the_same_model_and_is_judged():
     from specsim.bench.baselines import Peer, _judge_logits, _same_tokens
 
-    pair, prompt = rounded(agreeing_pair("eagle3", "llama"), torch.float32), [5, 9, 2, 11]
+    pair, prompt = rounded(synthetic_pair("eagle3", "llama"), torch.float32), [5, 9, 2, 11]
     peer = Peer(pair, prompt, 6, torch.float32, "cpu")
     tokens = peer()
     assert peer(assistant=peer.first_layer) == tokens

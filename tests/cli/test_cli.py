@@ -24,7 +24,7 @@ from specsim.core.pair import Pair
 from specsim.core.target import ModelConfig
 from specsim.correctness.invariance.solo import SoloResult
 from specsim.maintain.training.tokenizer import save_tokenizer, train_tokenizer
-from specsim.models.synthetic_pair import agreeing_pair
+from specsim.models.synthetic_pair import synthetic_pair
 
 VOCAB_SIZE, MAX_LEN = 257, 512
 PROMPTS = ("def add(a, b):", "import os\n", "class Tree:\n    pass\n")
@@ -66,7 +66,7 @@ def write_head(folder: Path, pair: Pair) -> None:
 def tiny(tmp_path_factory) -> Path:
     """A folder like the shipped pair's: a target with its tokenizer, two heads, prompts."""
     folder = tmp_path_factory.mktemp("zoo") / "tiny"
-    heads = {kind: agreeing_pair(kind, num_layers=4, vocab_size=VOCAB_SIZE) for kind in ("eagle", "eagle3")}
+    heads = {kind: synthetic_pair(kind, num_layers=4, vocab_size=VOCAB_SIZE) for kind in ("eagle", "eagle3")}
     target = heads["eagle3"].target
     write_checkpoint(folder / "target", config_fields(target.config), target.tensors)
     save_tokenizer(train_tokenizer(["def"], VOCAB_SIZE), folder / "target", MAX_LEN)
@@ -619,7 +619,7 @@ def bad_files(tiny, tmp_path) -> Path:
     (tmp_path / "text").write_text("a text")
     (tmp_path / "deep").write_text("[" * 100_000)
     (tmp_path / "latin1").write_bytes("é".encode("latin1"))
-    write_head(tmp_path / "wider", agreeing_pair("eagle", vocab_size=VOCAB_SIZE, hidden_size=64))
+    write_head(tmp_path / "wider", synthetic_pair("eagle", vocab_size=VOCAB_SIZE, hidden_size=64))
     shutil.copytree(tiny / "target", tmp_path / "cut")
     os.truncate(tmp_path / "cut" / "model.safetensors", 1000)
     return tmp_path

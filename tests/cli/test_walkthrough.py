@@ -13,7 +13,7 @@ import specsim.cli.walkthrough as demo
 from specsim import SamplingParams, generate
 from specsim.core.display import stdout_console
 from specsim.correctness.differential import Divergence
-from specsim.models.synthetic_pair import agreeing_pair
+from specsim.models.synthetic_pair import synthetic_pair
 
 PROMPTS = ["abc", "xyz0", "hello"]
 
@@ -32,7 +32,7 @@ class Letters:
 
 @pytest.fixture(scope="module")
 def pair():
-    return replace(agreeing_pair(), tokenizer=Letters())
+    return replace(synthetic_pair(), tokenizer=Letters())
 
 
 @pytest.fixture(scope="module")

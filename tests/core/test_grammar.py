@@ -29,7 +29,7 @@ from specsim.core.phases import Batch
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.correctness.differential import check
 from specsim.correctness.differential.grids import cell_of
-from specsim.models.synthetic_pair import agreeing_pair
+from specsim.models.synthetic_pair import synthetic_pair
 from specsim.reference.acceptance import Tree, greedy, target_only
 from specsim.reference.sampling import adjust_logits, target_prob
 from specsim.reference.tree import links
@@ -596,7 +596,7 @@ def test_json_of_a_schema():
 
 # Both columns
 
-TINY = agreeing_pair("eagle3")  # 48 tokens, of which those after the last text are no one's
+TINY = synthetic_pair("eagle3")  # 48 tokens, of which those after the last text are no one's
 LETTERS = ("", *'abc[],{}:"01', "ab", "ba", "[1", ',"')
 LETTERS += tuple(chr(200 + token) for token in range(len(LETTERS), TINY.target.config.vocab_size))
 MIXED = {0: Automaton.regex("a(b|ca)", LETTERS, END), 2: Automaton.regex("b(1|:)*", LETTERS, END)}

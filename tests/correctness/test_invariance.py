@@ -9,10 +9,10 @@ import specsim.correctness.invariance.solo
 from specsim import SamplingParams, SpecConfig
 from specsim.correctness.differential.result import CellResult
 from specsim.correctness.invariance.solo import BUDGETS, SoloResult, check_request, difference, is_undecidable, run_solo
-from specsim.models.synthetic_pair import agreeing_pair
+from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.requests import make_request
 
-PAIR = agreeing_pair()
+PAIR = synthetic_pair()
 CONFIG = SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=4)
 BUDGET = BUDGETS[torch.float64]
 

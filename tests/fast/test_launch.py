@@ -119,10 +119,10 @@ def test_kernels_are_interpreted_whatever_was_imported_before(earlier):
 {earlier}
 import torch
 from specsim import EngineOptions, SamplingParams, SpecConfig, generate
-from specsim.models.synthetic_pair import agreeing_pair
+from specsim.models.synthetic_pair import synthetic_pair
 config, sampling = SpecConfig(2, 1, 2), SamplingParams(max_new_tokens=2)
 engines = EngineOptions("reference"), EngineOptions("fast")
-tokens = [generate(agreeing_pair(), [[5, 6]], config, sampling, engine=each).outputs[0].token_ids for each in engines]
+tokens = [generate(synthetic_pair(), [[5, 6]], config, sampling, engine=each).outputs[0].token_ids for each in engines]
 assert tokens[0] == tokens[1]
 """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -138,10 +138,10 @@ import specsim.reference.engine
 from specsim import SpecConfig
 from specsim.core.errors import InputError
 from specsim.serving.generation import load_engine
-from specsim.models.synthetic_pair import agreeing_pair
-load_engine(agreeing_pair(), SpecConfig(), "reference")
+from specsim.models.synthetic_pair import synthetic_pair
+load_engine(synthetic_pair(), SpecConfig(), "reference")
 try:
-    load_engine(agreeing_pair(), SpecConfig(), "fast")
+    load_engine(synthetic_pair(), SpecConfig(), "fast")
 except InputError as error:
     print(error)
 """

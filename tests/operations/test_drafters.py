@@ -20,7 +20,7 @@ from specsim.core.phases import Batch, Candidates, DraftInput, PrefillInput
 from specsim.core.pool import KVPool
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.layout import drafter_layout
-from specsim.models.synthetic_pair import LLAMA3, agreeing_pair, random_target, tiny_config
+from specsim.models.synthetic_pair import LLAMA3, random_target, synthetic_pair, tiny_config
 from specsim.reference.attention import causal_metadata
 from specsim.reference.drafters import HEADS
 from specsim.reference.drafters.none import NoDrafter
@@ -271,9 +271,9 @@ def test_what_draft_extend_leaves_equals_a_dense_forward(case):
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 @pytest.mark.parametrize("extend_release", [("fixed", "finish"), ("ragged", "round")], ids="-".join)
 def test_draft_extend_of_accepted_drafts_equals_a_dense_forward(extend_release, kind):
-    """A random head's drafts are hardly ever accepted; those of an agreeing pair are."""
+    """A random head's drafts are hardly ever accepted; those of a synthetic pair are."""
     extend, release = extend_release
-    run = Run(agreeing_pair(kind, num_layers=5), tree(extend=extend, release=release), [13, 1, 8])
+    run = Run(synthetic_pair(kind, num_layers=5), tree(extend=extend, release=release), [13, 1, 8])
     for _ in range(6):
         run.round()
         assert_draft_input(run)

@@ -13,7 +13,7 @@ from specsim.core.phases import Advance, Batch, DraftInput, PrefillInput, State
 from specsim.fast import layers
 from specsim.fast.model import linear
 from specsim.fast.runtime.graph import GuardError, Tape
-from specsim.models.synthetic_pair import agreeing_pair
+from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.generation import load_engine
 
 PROMPTS = [[5, 17, 3, 40, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [30] * 3, list(range(47, 20, -1))]
@@ -46,21 +46,21 @@ def start(pair, config, prompts=PROMPTS, num_slots=2048, ids=None):
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 @pytest.mark.parametrize("changes", [{"page_size": 1}, {"page_size": 16}, {"page_size": 256}, {"release": "round"}])
 def test_pages_and_release_do_not_change_tokens(kind, changes):
-    pair = agreeing_pair(kind)
+    pair = synthetic_pair(kind)
     assert tokens(pair, replace(TREE, **changes)) == tokens(pair, TREE)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 @pytest.mark.parametrize("release", ["finish", "round"])
 def test_ragged_and_fixed_draft_extend_agree(kind, release):
-    pair = agreeing_pair(kind)
+    pair = synthetic_pair(kind)
     fixed, ragged = (replace(TREE, extend=extend, release=release) for extend in ("fixed", "ragged"))
     assert tokens(pair, fixed) == tokens(pair, ragged)
 
 
 @pytest.mark.parametrize("config", [TREE, CHAIN, SpecConfig.plain(), *SAMPLED])
 def test_a_request_is_the_same_alone_and_in_a_batch(config):
-    pair = agreeing_pair("eagle3")
+    pair = synthetic_pair("eagle3")
     together = tokens(pair, config)
     engine, batch, draft_input, pools = start(pair, config, [PROMPTS[2]], ids=[2])
     alone = [int(draft_input.bonus_tokens[0])]
@@ -74,7 +74,7 @@ def test_a_request_is_the_same_alone_and_in_a_batch(config):
 @pytest.mark.parametrize("draft_kv", ["lane", "ancestor"])
 @pytest.mark.parametrize(("topk", "num_steps", "num_draft_tokens"), [(10, 6, 60), (10, 8, 60), (16, 3, 32)])
 def test_wide_trees_leave_greedy_output_alone(topk, num_steps, num_draft_tokens, draft_kv):
-    pair, greedy = agreeing_pair("eagle"), SamplingParams(max_new_tokens=24)
+    pair, greedy = synthetic_pair("eagle"), SamplingParams(max_new_tokens=24)
     config = SpecConfig(topk, num_steps, num_draft_tokens, page_size=8, draft_kv=draft_kv)
     assert tokens(pair, config, greedy, PROMPTS[:2]) == tokens(pair, SpecConfig.plain(), greedy, PROMPTS[:2])
 
@@ -82,14 +82,14 @@ def test_wide_trees_leave_greedy_output_alone(topk, num_steps, num_draft_tokens,
 def test_lane_and_ancestor_draft_differently():
     drafts = []
     for draft_kv in ("lane", "ancestor"):
-        engine, batch, draft_input, pools = start(agreeing_pair("eagle"), replace(TREE, draft_kv=draft_kv))
+        engine, batch, draft_input, pools = start(synthetic_pair("eagle"), replace(TREE, draft_kv=draft_kv))
         drafts.append(engine.draft(batch, draft_input, pools).scores)
     assert not torch.equal(*drafts)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_every_accepted_count_occurs_on_the_agreeing_pair(kind):
-    result = generate(agreeing_pair(kind), PROMPTS, TREE, replace(WARM, max_new_tokens=120))
+    result = generate(synthetic_pair(kind), PROMPTS, TREE, replace(WARM, max_new_tokens=120))
     counts = {count for output in result.outputs for count in output.num_accepted_tokens_per_round}
     assert counts == set(range(1, TREE.num_steps + 2))
 
@@ -97,7 +97,8 @@ def test_every_accepted_count_occurs_on_the_agreeing_pair(kind):
 def test_more_noise_means_less_agreement():
     sampling = SamplingParams(max_new_tokens=64)
     lengths = [
-        generate(agreeing_pair("eagle", noise=n), PROMPTS, TREE, sampling).acceptance.accept_length for n in (0, 0.1, 1)
+        generate(synthetic_pair("eagle", noise=n), PROMPTS, TREE, sampling).acceptance.accept_length
+        for n in (0, 0.1, 1)
     ]
     assert lengths[0] > lengths[1] > lengths[2]
 
@@ -106,7 +107,7 @@ def test_more_noise_means_less_agreement():
     "config", [TREE, replace(TREE, release="round", extend="ragged"), SpecConfig.plain(), *SAMPLED]
 )
 def test_an_idle_batch_passes_through_every_phase(config):
-    engine, batch, draft_input, pools = start(agreeing_pair("eagle3"), config)
+    engine, batch, draft_input, pools = start(synthetic_pair("eagle3"), config)
     none = torch.empty(0, dtype=torch.int64)
     idle = engine.drafter.idle()
     _, output, after_round = engine.round(batch.filter(none), idle, pools)
@@ -124,7 +125,7 @@ def test_an_idle_batch_passes_through_every_phase(config):
 
 
 def test_merging_with_the_idle_state_changes_nothing():
-    engine, _, draft_input, _ = start(agreeing_pair("eagle3"), LANES)
+    engine, _, draft_input, _ = start(synthetic_pair("eagle3"), LANES)
     merged = engine.drafter.idle().merge(draft_input)
     assert all(torch.equal(merged.tensors[name], tensor) for name, tensor in draft_input.tensors.items())
 
@@ -133,7 +134,7 @@ def test_merging_with_the_idle_state_changes_nothing():
 @pytest.mark.parametrize("chunk", [1, 3, 4, 7])
 def test_chunked_prefill_starts_the_same_round(config, chunk):
     """A chunk that is not the last hands the drafter the next known token."""
-    pair, prompt = agreeing_pair("eagle3"), PROMPTS[3]
+    pair, prompt = synthetic_pair("eagle3"), PROMPTS[3]
     _, batch, expected, _ = start(pair, config, [prompt])
     engine = load_engine(pair, config, EngineOptions("reference", torch.float64))
     pools = engine.make_pools(1, 512)
@@ -160,7 +161,7 @@ def test_a_resumed_request_goes_on_as_if_it_had_not_stopped(config):
     """Preemption: everything freed, committed tokens prefilled again, the known bonus token kept as root; sampled
     drafts are those that it would have had.
     """
-    engine, batch, draft_input, pools = start(agreeing_pair("eagle3"), config, [PROMPTS[0]])
+    engine, batch, draft_input, pools = start(synthetic_pair("eagle3"), config, [PROMPTS[0]])
     for _ in range(3):
         _, output, draft_input = engine.round(batch, draft_input, pools)
         batch = batch.after(output.verdict.num_accepted_tokens)
@@ -178,7 +179,7 @@ def test_a_resumed_request_goes_on_as_if_it_had_not_stopped(config):
 
 
 def test_release_round_owns_the_committed_pages_between_rounds():
-    engine, batch, draft_input, pools = start(agreeing_pair("eagle3"), replace(TREE, release="round"))
+    engine, batch, draft_input, pools = start(synthetic_pair("eagle3"), replace(TREE, release="round"))
     for _ in range(4):
         _, output, draft_input = engine.round(batch, draft_input, pools)
         batch = batch.after(output.verdict.num_accepted_tokens)
@@ -188,7 +189,7 @@ def test_release_round_owns_the_committed_pages_between_rounds():
 
 
 def test_release_finish_never_shrinks():
-    engine, batch, draft_input, pools = start(agreeing_pair("eagle3"), TREE)
+    engine, batch, draft_input, pools = start(synthetic_pair("eagle3"), TREE)
     before = [0] * batch.size
     for _ in range(4):
         _, output, draft_input = engine.round(batch, draft_input, pools)
@@ -202,13 +203,13 @@ def test_release_finish_never_shrinks():
 def test_sampled_drafts_stop_at_the_longest_text(config):
     """Lanes beyond it are dropped, have no law, and are never accepted."""
     near = replace(config, max_len=len(PROMPTS[0]) + 9, release="round")
-    found = tokens(agreeing_pair("eagle3"), near, WARM, PROMPTS[:1])
-    assert found == [tokens(agreeing_pair("eagle3"), config, WARM, PROMPTS[:1])[0][:9]]
+    found = tokens(synthetic_pair("eagle3"), near, WARM, PROMPTS[:1])
+    assert found == [tokens(synthetic_pair("eagle3"), config, WARM, PROMPTS[:1])[0][:9]]
 
 
 @pytest.mark.parametrize("config", SAMPLED)
 def test_sampled_drafts_leave_greedy_output_alone(config):
-    pair, greedy = agreeing_pair("eagle3"), SamplingParams(max_new_tokens=16)
+    pair, greedy = synthetic_pair("eagle3"), SamplingParams(max_new_tokens=16)
     assert tokens(pair, config, greedy, PROMPTS[:2]) == tokens(pair, SpecConfig.plain(), greedy, PROMPTS[:2])
 
 
@@ -216,13 +217,13 @@ def test_the_gumbel_coupling_gives_the_same_tokens_whoever_drafts():
     """Also without drafts: noise belongs to a position, and what is drafted there only says how soon it is known."""
     filtered = replace(WARM, temperature=0.8, top_k=20, top_p=0.9, frequency_penalty=0.3)
     chain, plain = SAMPLED[3], replace(SpecConfig.plain(page_size=4), verifier="gumbel")
-    expected = tokens(agreeing_pair("eagle3"), plain, filtered, PROMPTS[:2])
-    for pair in (agreeing_pair("eagle3"), agreeing_pair("eagle"), agreeing_pair("eagle", noise=1.0)):
+    expected = tokens(synthetic_pair("eagle3"), plain, filtered, PROMPTS[:2])
+    for pair in (synthetic_pair("eagle3"), synthetic_pair("eagle"), synthetic_pair("eagle", noise=1.0)):
         assert tokens(pair, chain, filtered, PROMPTS[:2]) == expected
 
 
 def test_states_are_not_changed_by_the_phases_that_read_them():
-    engine, batch, draft_input, pools = start(agreeing_pair("eagle3"), TREE)
+    engine, batch, draft_input, pools = start(synthetic_pair("eagle3"), TREE)
     kept = {name: tensor.clone() for name, tensor in draft_input.tensors.items()}
     _, output, _ = engine.round(batch, draft_input, pools)
     assert all(torch.equal(kept[name], getattr(draft_input, name)) for name in kept)
@@ -239,12 +240,12 @@ def test_states_are_not_changed_by_the_phases_that_read_them():
 )
 def test_a_setting_that_does_not_fit_the_pair_is_refused(config, message):
     with pytest.raises(InputError, match=message):
-        load_engine(agreeing_pair("eagle3"), config)
+        load_engine(synthetic_pair("eagle3"), config)
 
 
 def test_speculation_without_a_drafter_is_refused():
     with pytest.raises(InputError, match="num_steps is 4"):
-        load_engine(replace(agreeing_pair("eagle3"), drafter=None), TREE)
+        load_engine(replace(synthetic_pair("eagle3"), drafter=None), TREE)
 
 
 @pytest.mark.parametrize("option", [{"device": "cuda"}, {"graph": "round"}, {"bucket": 2}, {"batch_invariant": True}])
@@ -255,9 +256,9 @@ def test_an_option_of_the_fast_column_is_refused_by_the_reference(option):
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
-def test_the_agreeing_drafter_is_accepted_about_4_times_in_10(kind, family):
+def test_the_synthetic_drafter_is_accepted_4_times_in_10(kind, family):
     chain = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4)
-    accepted = generate(agreeing_pair(kind, family), PROMPTS * 3, chain, replace(WARM, max_new_tokens=40)).acceptance
+    accepted = generate(synthetic_pair(kind, family), PROMPTS * 3, chain, replace(WARM, max_new_tokens=40)).acceptance
     assert 0.25 < accepted.accepted_by_position[0] < 0.55
 
 
@@ -335,7 +336,7 @@ MODE_CONFIGS = {
     ],
 )
 def test_graph_modes_agree_bitwise(config, device):
-    pair = agreeing_pair("eagle3")
+    pair = synthetic_pair("eagle3")
     eager = fast_rounds(*fast_start(pair, config, device, FOUR[:3]))
     for graph in ("step", "phase", "round"):
         assert_bitwise_equal(eager, fast_rounds(*fast_start(pair, config, device, FOUR[:3], graph)))
@@ -375,7 +376,7 @@ def advances(engine, batch, draft_input, pools, keep):
     ],
 )
 def test_advancing_agrees_with_whole_rounds_in_every_mode(config, bucket, device):
-    pair, keep, left = agreeing_pair("eagle3"), torch.tensor([2, 0], device=device), []
+    pair, keep, left = synthetic_pair("eagle3"), torch.tensor([2, 0], device=device), []
     for graph in ("eager", "step", "phase", "round"):
         left.append(advances(*fast_start(pair, config, device, FOUR[:3], graph, bucket), keep))
     for other in left[1:]:
@@ -394,7 +395,7 @@ def test_eight_rounds_are_enqueued_without_waiting(extend):
     if not torch.cuda.is_available():
         pytest.skip("without a GPU there is nothing that the host could wait for")
     config = replace(SMALL, extend=extend)
-    engine, batch, draft_input, pools = fast_start(agreeing_pair("eagle3"), config, "cuda", FOUR[:3], "round")
+    engine, batch, draft_input, pools = fast_start(synthetic_pair("eagle3"), config, "cuda", FOUR[:3], "round")
     for row, length in batch.rows_and_lens:
         pools.reserve(row, config.reserved_columns(length + 8 * config.num_steps + 8))
     before, results = engine.advance(batch, draft_input, pools, reserved=True), []
@@ -416,14 +417,14 @@ def test_eight_rounds_are_enqueued_without_waiting(extend):
 
 
 def test_graph_modes_agree_bitwise_where_pages_move_inside_a_round(device):
-    pair, config = agreeing_pair("eagle"), replace(SMALL, release="round", extend="ragged")
+    pair, config = synthetic_pair("eagle"), replace(SMALL, release="round", extend="ragged")
     eager = fast_rounds(*fast_start(pair, config, device, FOUR[:3]))
     for graph in ("step", "phase"):
         assert_bitwise_equal(eager, fast_rounds(*fast_start(pair, config, device, FOUR[:3], graph)))
 
 
 def test_a_fast_round_owns_the_columns_that_it_needs(device):
-    engine, batch, draft_input, pools = fast_start(agreeing_pair("eagle3"), SMALL, device, FOUR[:2])
+    engine, batch, draft_input, pools = fast_start(synthetic_pair("eagle3"), SMALL, device, FOUR[:2])
     engine.round(batch, draft_input, pools)
     owned = [pools.owned_columns(row) for row, _ in batch.rows_and_lens]
     assert owned == [SMALL.reserved_columns(length) for _, length in batch.rows_and_lens]
@@ -432,7 +433,7 @@ def test_a_fast_round_owns_the_columns_that_it_needs(device):
 @pytest.mark.parametrize("graph", ["eager", "round"])
 def test_padded_rows_change_no_real_row(graph, device):
     """Three requests alone in a bucket of four, and beside a fourth: the same bits for the three."""
-    pair = agreeing_pair("eagle3")
+    pair = synthetic_pair("eagle3")
     engine, batch, draft_input, pools = fast_start(pair, SMALL, device, FOUR, graph)
     three = torch.arange(3, device=device)
     padded = engine.round(batch.filter(three), draft_input.filter(three), pools)
@@ -459,7 +460,7 @@ def test_batch_invariance_reaches_every_product_and_attention(batch_invariant, k
     monkeypatch.setattr(linear, "choose", choose)
     monkeypatch.setattr(layers, "attention", attention)
     engine = load_engine(
-        agreeing_pair(kind), SMALL, EngineOptions("fast", device=device, batch_invariant=batch_invariant)
+        synthetic_pair(kind), SMALL, EngineOptions("fast", device=device, batch_invariant=batch_invariant)
     )
     pools = engine.make_pools(1, 64)
     row = pools.open()
@@ -481,7 +482,7 @@ def test_batch_invariance_reaches_every_product_and_attention(batch_invariant, k
     ],
 )
 def test_inside_a_round_torch_runs_linear_layers_and_copies_only(kind, config, device):
-    engine, batch, _, pools = fast_start(agreeing_pair(kind), config, device, FOUR[:2])
+    engine, batch, _, pools = fast_start(synthetic_pair(kind), config, device, FOUR[:2])
     frame = engine._frame(batch, pools)
     sections = ("propose", "lay_out", "judge", "hand_over", "extend")
     with torch.inference_mode():
@@ -493,7 +494,7 @@ def test_inside_a_round_torch_runs_linear_layers_and_copies_only(kind, config, d
 @pytest.mark.parametrize("graph", ["eager", "step", "phase", "round"])
 @pytest.mark.parametrize("config", [SMALL, SpecConfig.plain(page_size=4)])
 def test_an_idle_batch_passes_through_every_fast_phase(graph, config, device):
-    engine, batch, _, pools = fast_start(agreeing_pair("eagle3"), config, device, FOUR[:1], graph)
+    engine, batch, _, pools = fast_start(synthetic_pair("eagle3"), config, device, FOUR[:1], graph)
     before = {name: bits(tensor).clone() for name, tensor in (("keys", pools.target.keys), ("ids", pools.token_ids))}
     none, idle = torch.empty(0, dtype=torch.int64, device=device), engine.drafter.idle()
     states = engine.round(batch.filter(none), idle, pools)
@@ -505,7 +506,7 @@ def test_an_idle_batch_passes_through_every_fast_phase(graph, config, device):
 
 
 def test_a_second_pool_gets_buffers_and_graphs_of_its_own(device):
-    pair = agreeing_pair("eagle3")
+    pair = synthetic_pair("eagle3")
     engine, *first = fast_start(pair, SMALL, device, FOUR[:2], "round")
     expected = fast_rounds(engine, *first)
     _, *second = fast_start(pair, SMALL, device, FOUR[:2], "round")
@@ -513,7 +514,7 @@ def test_a_second_pool_gets_buffers_and_graphs_of_its_own(device):
 
 
 def test_a_write_beside_a_static_buffer_is_found_after_the_phase(device):
-    engine, batch, draft_input, pools = fast_start(agreeing_pair("eagle"), SMALL, device, FOUR[:2])
+    engine, batch, draft_input, pools = fast_start(synthetic_pair("eagle"), SMALL, device, FOUR[:2])
     frame = engine._frame(batch, pools)
     predict = frame.verdict.predict
     whole = torch.empty(0, dtype=torch.int32, device=device).set_(predict.untyped_storage())
@@ -547,7 +548,7 @@ class Only:
 
 def test_prefill_and_rounds_ask_the_grammar_of_a_request(device):
     """Requests 0 and 2 are constrained, each by its own; nobody of the padding is, although it has the id 0."""
-    pair, plain, params = agreeing_pair("eagle3"), SpecConfig.plain(), [SamplingParams(max_new_tokens=2)] * 3
+    pair, plain, params = synthetic_pair("eagle3"), SpecConfig.plain(), [SamplingParams(max_new_tokens=2)] * 3
     free = generate(pair, FOUR[:3], plain, params).outputs
     start = pair, plain, device, FOUR[:3], "phase", 4, params
     engine, batch, draft_input, pools = fast_start(*start, grammars={0: Only(7), 2: Only(9)})
@@ -576,12 +577,12 @@ def test_prefill_and_rounds_ask_the_grammar_of_a_request(device):
 )
 def test_a_fast_setting_that_cannot_run_is_refused(changes, options, message):
     with pytest.raises(InputError, match=message):
-        generate(agreeing_pair("eagle3"), FOUR[:3], replace(SMALL, **changes), engine=EngineOptions("fast", **options))
+        generate(synthetic_pair("eagle3"), FOUR[:3], replace(SMALL, **changes), engine=EngineOptions("fast", **options))
 
 
 def test_the_fast_column_continues_prompts_as_the_reference_does(device):
     """A smoke test; specsim.correctness.differential is the proof."""
-    pair, sampling = agreeing_pair("eagle3"), [replace(WARM, max_new_tokens=8, temperature=t) for t in (0.0, 1.0, 0.7)]
+    pair, sampling = synthetic_pair("eagle3"), [replace(WARM, max_new_tokens=8, temperature=t) for t in (0.0, 1.0, 0.7)]
     fast = generate(pair, FOUR[:3], SMALL, sampling, engine=EngineOptions("fast", device=device))
     reference = generate(pair, FOUR[:3], SMALL, sampling)
     for mine, theirs in zip(fast.outputs, reference.outputs, strict=True):
@@ -592,7 +593,7 @@ def test_the_fast_column_continues_prompts_as_the_reference_does(device):
 
 def test_prompts_and_batches_larger_than_a_tile_run(device):
     """Interpreted programs take all rows of a launch only as far as a tile may hold them, 2²⁰ entries."""
-    pair, prompt = agreeing_pair("eagle", num_layers=1), [[index % 48 for index in range(500)]]
+    pair, prompt = synthetic_pair("eagle", num_layers=1), [[index % 48 for index in range(500)]]
     sampling = SamplingParams(max_new_tokens=2)
     fast, reference = (
         generate(pair, prompt * 34, SMALL, sampling, engine=EngineOptions(impl)) for impl in ("fast", "reference")
@@ -601,7 +602,7 @@ def test_prompts_and_batches_larger_than_a_tile_run(device):
 
 
 def test_phases_can_be_called_alone_in_every_mode(device):
-    pair, left = agreeing_pair("eagle3"), []
+    pair, left = synthetic_pair("eagle3"), []
     for graph in ("eager", "phase", "round"):
         engine, batch, draft_input, pools = fast_start(pair, SMALL, device, FOUR[:2], graph)
         verify_input = engine.draft(batch, draft_input, pools)
@@ -613,11 +614,11 @@ def test_phases_can_be_called_alone_in_every_mode(device):
 
 
 def test_buffers_of_a_pool_that_was_replaced_are_let_go(device):
-    engine, batch, draft_input, pools = fast_start(agreeing_pair("eagle3"), SMALL, device, FOUR[:3])
+    engine, batch, draft_input, pools = fast_start(synthetic_pair("eagle3"), SMALL, device, FOUR[:3])
     engine.round(batch, draft_input, pools)
     one = torch.zeros(1, dtype=torch.int64, device=device)
     engine.round(batch.filter(one), draft_input.filter(one), pools)
     assert sorted(engine._frames) == [1, 4]
-    _, batch, draft_input, others = fast_start(agreeing_pair("eagle3"), SMALL, device, FOUR[:3])
+    _, batch, draft_input, others = fast_start(synthetic_pair("eagle3"), SMALL, device, FOUR[:3])
     engine.round(batch, draft_input, others)
     assert [frame.pools for frame in engine._frames.values()] == [others]

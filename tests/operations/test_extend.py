@@ -11,7 +11,7 @@ from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.phases import Batch, DraftExtendInput, PrefillInput, Verdict
 from specsim.fast import extend as fast
-from specsim.models.synthetic_pair import agreeing_pair
+from specsim.models.synthetic_pair import synthetic_pair
 from specsim.reference.attention import causal_metadata
 from specsim.reference.engine import Engine
 from specsim.reference.extend import draft_extend_input, shift_left
@@ -181,7 +181,7 @@ class Run:
     """An engine after the prefill of PROMPTS; `rounds` goes on from there."""
 
     def __init__(self, kind: str, config: SpecConfig):
-        self.engine = Engine(agreeing_pair(kind), config, EngineOptions(dtype=torch.float64))
+        self.engine = Engine(synthetic_pair(kind), config, EngineOptions(dtype=torch.float64))
         self.pools = self.engine.make_pools(3, 3 * 160)
         rows = [self.pools.open() for _ in PROMPTS]
         for row, length in zip(rows, LENGTHS, strict=True):

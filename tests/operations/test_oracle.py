@@ -10,7 +10,7 @@ from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.correctness.differential.oracle import draws
 from specsim.correctness.pairwise import pairwise
-from specsim.models.synthetic_pair import agreeing_pair
+from specsim.models.synthetic_pair import synthetic_pair
 from specsim.reference import oracle
 from specsim.serving.generation import generate, load_engine
 
@@ -95,7 +95,7 @@ def assert_equal_to_the_oracle(pair, prompts, config, sampling, grammar=None):
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(map(str, cell.values())))
 def test_tokens_logprobs_and_counters_equal_the_oracle(cell):
-    pair = agreeing_pair(cell["kind"], cell["family"], window=WINDOW.get(cell["family"]))
+    pair = synthetic_pair(cell["kind"], cell["family"], window=WINDOW.get(cell["family"]))
     assert_equal_to_the_oracle(pair, PROMPTS[: cell["batch"]], config_of(cell), SAMPLINGS[cell["sampling"]])
 
 
@@ -164,7 +164,7 @@ class AlternatingMatcher:
 @pytest.mark.parametrize("cell", pairwise(VERIFIER_AXES, verifies), ids=lambda cell: "-".join(map(str, cell.values())))
 def test_every_verifier_equals_the_oracle(cell):
     """Also under a grammar, whose outputs may end in a tree, and which forbids many drafts."""
-    pair, grammar = agreeing_pair(cell["kind"]), Alternating() if cell["is_constrained"] else None
+    pair, grammar = synthetic_pair(cell["kind"]), Alternating() if cell["is_constrained"] else None
     if grammar:
         pair = replace(pair, target=replace(pair.target, config=replace(pair.target.config, eos_token_ids=(0,))))
     assert_equal_to_the_oracle(pair, PROMPTS[: cell["batch"]], setting_of(cell), SAMPLINGS[cell["sampling"]], grammar)
@@ -175,7 +175,7 @@ def test_every_verifier_equals_the_oracle(cell):
 )
 def test_every_verifier_equals_the_oracle_where_drafts_are_often_wrong(verifier, topk):
     """Rounds of every length; the laws are so flat that a sibling's uniform instead of a draft's own would be seen."""
-    pair = agreeing_pair("eagle3", noise=0.1)
+    pair = synthetic_pair("eagle3", noise=0.1)
     thresholds = {"typical_epsilon": 0.1, "typical_delta": 0.3} if verifier == "typical" else {}
     config = SpecConfig(topk, 3, 1 + 3 * topk, page_size=4, verifier=verifier, **thresholds)
     prompts = [[i, 2 * i, 40 - i] for i in range(1, 9)]
@@ -190,20 +190,20 @@ def test_every_verifier_equals_the_oracle_where_drafts_are_often_wrong(verifier,
 def test_eagles_own_setting_equals_the_oracle(num_steps, draft_kv):
     config = SpecConfig(10, num_steps, 60, page_size=16, draft_kv=draft_kv)
     assert_equal_to_the_oracle(
-        agreeing_pair("eagle"), PROMPTS[:1], config, replace(SAMPLINGS["warm"], max_new_tokens=8)
+        synthetic_pair("eagle"), PROMPTS[:1], config, replace(SAMPLINGS["warm"], max_new_tokens=8)
     )
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_plain_decoding_equals_the_oracle(sampling):
-    assert_equal_to_the_oracle(agreeing_pair("eagle3"), PROMPTS, SpecConfig.plain(page_size=4), sampling)
+    assert_equal_to_the_oracle(synthetic_pair("eagle3"), PROMPTS, SpecConfig.plain(page_size=4), sampling)
 
 
 @pytest.mark.parametrize("sampling", [SAMPLINGS["greedy"], SAMPLINGS["warm"]])
 @pytest.mark.parametrize("stops", [(0, 9, 21), (3, 30), tuple(range(0, 48, 3))])
 @pytest.mark.parametrize("by", ["eos", "stop tokens"])
 def test_requests_end_where_the_oracles_do(sampling, stops, by):
-    pair, config = agreeing_pair("eagle"), SpecConfig(4, 3, 8, page_size=4)
+    pair, config = synthetic_pair("eagle"), SpecConfig(4, 3, 8, page_size=4)
     if by == "eos":
         pair = replace(pair, target=replace(pair.target, config=replace(pair.target.config, eos_token_ids=stops)))
     else:
@@ -228,7 +228,7 @@ def test_trees_and_scores_equal_the_oracle_in_every_round(
 ):
     """Draft-side parity: a fault that only lowers acceptance leaves tokens right and trees wrong."""
     config = SpecConfig(4, 4, num_draft_tokens, page_size=page_size, draft_kv=draft_kv, verifier=verifier)
-    pair, sampling, seen = agreeing_pair(kind), SAMPLINGS["warm"], []
+    pair, sampling, seen = synthetic_pair(kind), SAMPLINGS["warm"], []
     engine_type = type(load_engine(pair, config))
     draft = engine_type.draft
     monkeypatch.setattr(engine_type, "draft", lambda *arguments: seen.append(draft(*arguments)) or seen[-1])
@@ -241,4 +241,4 @@ def test_trees_and_scores_equal_the_oracle_in_every_round(
 
 def test_the_oracle_refuses_a_prompt_that_leaves_no_room():
     with pytest.raises(InputError, match="prompt length is 21"):
-        oracle.generate(agreeing_pair(), [1] * 21, SpecConfig(max_len=21), SamplingParams(), draws(0, 0, 48))
+        oracle.generate(synthetic_pair(), [1] * 21, SpecConfig(max_len=21), SamplingParams(), draws(0, 0, 48))

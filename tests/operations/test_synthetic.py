@@ -16,7 +16,7 @@ from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.core.synthetic_acceptance import ONE, SCHEDULES, SyntheticAcceptance
 from specsim.fast import synthetic as fast
 from specsim.fast.verify import verify as fast_verify
-from specsim.models.synthetic_pair import agreeing_pair
+from specsim.models.synthetic_pair import synthetic_pair
 from specsim.reference import tree
 from specsim.reference.acceptance import Tree
 from specsim.reference.synthetic import accepting, scheduled_drafts
@@ -84,7 +84,7 @@ def test_there_is_a_rate_for_each_step(impl):
     for config, count in ((CHAIN, 3), (SpecConfig.plain(), 0)):
         with pytest.raises(InputError, match=f"rates is .*; allowed: num_steps rates, {count}"):
             generate(
-                agreeing_pair(),
+                synthetic_pair(),
                 [[1, 2]],
                 config,
                 acceptance=SyntheticAcceptance((0.5, 0.5)),
@@ -312,7 +312,7 @@ def rounds_of(generation) -> list[tuple[int, ...]]:
 def test_chains_accept_what_the_schedule_says(kind, schedule):
     acceptance = SyntheticAcceptance(RATES, schedule)
     for sampling in (GREEDY, WARM):
-        generation = generate(agreeing_pair(kind), PROMPTS, CHAIN, sampling, acceptance=acceptance)
+        generation = generate(synthetic_pair(kind), PROMPTS, CHAIN, sampling, acceptance=acceptance)
         for request_id, counts in enumerate(rounds_of(generation)):
             prompt_len = len(PROMPTS[request_id])
             assert [n - 1 for n in counts] == drafts(acceptance, request_id, len(counts), prompt_len)
@@ -320,7 +320,7 @@ def test_chains_accept_what_the_schedule_says(kind, schedule):
 
 def test_accepted_tokens_are_drafts_and_the_bonus_is_the_targets():
     """With no draft accepted the tokens are those of plain decoding; with all of them they are not."""
-    pair = agreeing_pair(noise=1.0)
+    pair = synthetic_pair(noise=1.0)
     plain = generate(pair, PROMPTS, SpecConfig.plain(), GREEDY, engine=EngineOptions(dtype=torch.float64))
     none = generate(
         pair,
@@ -347,7 +347,7 @@ def test_accepted_tokens_are_drafts_and_the_bonus_is_the_targets():
 @pytest.mark.parametrize("serving", ["sync", "overlap"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_request_is_the_same_alone_in_a_batch_and_after_preemptions(schedule, serving):
-    pair, acceptance = agreeing_pair(), SyntheticAcceptance(RATES, schedule)
+    pair, acceptance = synthetic_pair(), SyntheticAcceptance(RATES, schedule)
     engine = load_engine(pair, TREE, EngineOptions("reference", torch.float64), acceptance=acceptance)
     requests = [
         make_request(pair.target.config, None, 7 + n, prompt, replace(WARM, max_new_tokens=40))
@@ -378,7 +378,7 @@ OTHER_MODES = tuple(zip(("eager", "step", "phase", "round"), 2 * SCHEDULES[::-1]
 )
 def test_every_graph_mode_gives_what_the_reference_gives(schedule, graph, device):
     pair, acceptance, sampling = (
-        agreeing_pair(),
+        synthetic_pair(),
         SyntheticAcceptance((0.9, 0.4), schedule),
         replace(WARM, max_new_tokens=8),
     )
@@ -398,7 +398,7 @@ def test_every_graph_mode_gives_what_the_reference_gives(schedule, graph, device
 
 @pytest.mark.parametrize("schedule", ["sync", "overlap"])
 def test_schedules_of_serving_agree(schedule):
-    pair, acceptance = agreeing_pair(), SyntheticAcceptance(RATES)
+    pair, acceptance = synthetic_pair(), SyntheticAcceptance(RATES)
     engine = load_engine(pair, CHAIN, acceptance=acceptance)
     requests = [
         make_request(pair.target.config, None, n, prompt, GREEDY, arrival=n) for n, prompt in enumerate(PROMPTS)
@@ -418,7 +418,7 @@ def test_every_output_says_that_acceptance_was_synthetic():
 
     from rich.console import Console
 
-    pair, acceptance = agreeing_pair(), SyntheticAcceptance(RATES, "independent", seed=2)
+    pair, acceptance = synthetic_pair(), SyntheticAcceptance(RATES, "independent", seed=2)
     told = {"synthetic": True, "rates": [0.8, 0.6, 0.35], "schedule": "independent", "seed": 2}
     label = "synthetic, independent at rates 0.8, 0.6, 0.35"
     generation = generate(pair, PROMPTS, CHAIN, GREEDY, acceptance=acceptance)
@@ -439,6 +439,6 @@ def test_every_output_says_that_acceptance_was_synthetic():
 
 
 def test_outputs_say_that_acceptance_was_the_targets():
-    generation = generate(agreeing_pair(), PROMPTS, CHAIN, GREEDY)
+    generation = generate(synthetic_pair(), PROMPTS, CHAIN, GREEDY)
     assert generation.to_json()["acceptance"] == {"synthetic": False}
     assert "synthetic" not in generation._repr_html_() + repr(generation)

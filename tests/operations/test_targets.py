@@ -17,7 +17,7 @@ from specsim.core.pair import Pair, TargetCheckpoint
 from specsim.core.phases import Batch, PrefillInput, VerifyInput
 from specsim.core.pool import KVBuffer, KVPool
 from specsim.core.target import ModelConfig
-from specsim.models.synthetic_pair import LLAMA3, agreeing_pair, random_target, tiny_config
+from specsim.models.synthetic_pair import LLAMA3, random_target, synthetic_pair, tiny_config
 from specsim.reference.attention import causal_metadata, tree_metadata
 from specsim.reference.targets import FAMILIES
 
@@ -275,7 +275,7 @@ FAMILY_CASES = {
 @pytest.mark.parametrize("config", SETTINGS.values(), ids=SETTINGS)
 def test_speculative_greedy_decoding_equals_transformers_generate(config, kind, changes):
     """Rounds accept drafts in different numbers, else nothing would be shown."""
-    pair, prompts = agreeing_pair(kind, **changes), random_prompts(*PROMPT_LENGTHS)
+    pair, prompts = synthetic_pair(kind, **changes), random_prompts(*PROMPT_LENGTHS)
     ours = generated(pair, prompts, config)
     counts = {count for output in ours.outputs for count in output.num_accepted_tokens_per_round}
     assert [list(output.token_ids) for output in ours.outputs] == transformers_greedy(pair.target, prompts)

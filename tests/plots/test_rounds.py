@@ -21,7 +21,7 @@ from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError
 from specsim.core.phases import Batch, PrefillInput, Verdict, VerifyInput
 from specsim.core.pool import KVPool
-from specsim.models.synthetic_pair import agreeing_pair
+from specsim.models.synthetic_pair import synthetic_pair
 from specsim.plots import sheet, token_tree
 from specsim.serving.generation import load_engine
 from specsim.serving.requests import make_request
@@ -77,7 +77,7 @@ def decode(token_ids) -> str:
 
 
 def play(config: SpecConfig) -> Round:
-    pair = agreeing_pair("eagle3", vocab_size=48)
+    pair = synthetic_pair("eagle3", vocab_size=48)
     engine = load_engine(pair, config, EngineOptions("reference", torch.float64))
     pools = engine.make_pools(3, sum(config.reserved_columns(len(prompt)) for prompt in PROMPTS) + 3 * config.page_size)
     rows, lengths = [pools.open() for _ in PROMPTS], [len(prompt) for prompt in PROMPTS]
@@ -312,7 +312,7 @@ def test_a_map_names_the_requests_and_rows_that_it_was_not_given():
 def test_three_lines_and_more_of_a_prefix_are_told_in_a_sentence(length, told):
     """A line has 32 slots."""
     config = SpecConfig(page_size=8)
-    engine = load_engine(agreeing_pair("eagle3"), config)
+    engine = load_engine(synthetic_pair("eagle3"), config)
     pools = engine.make_pools(1, 512)
     pools.reserve(pools.open(), length)
     batch = Batch.of([5], [0], [length], [SamplingParams()], 48)
@@ -382,7 +382,7 @@ def test_without_matplotlib_the_error_says_what_to_install():
 @pytest.fixture(scope="module", params=["sync", "overlap"])
 def served(request) -> Scheduler:
     """Six requests for two places and few slots: somebody waits, is preempted, is aborted."""
-    pair = agreeing_pair()
+    pair = synthetic_pair()
     engine = load_engine(pair, SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=1))
     serving = ServingConfig(request.param, max_running=3, num_slots=60, chunk_tokens=6)
     scheduler = Scheduler(engine, serving)

@@ -10,11 +10,11 @@ import torch
 
 from specsim import InputError, SamplingParams, SpecConfig, generate
 from specsim.core.engine_options import EngineOptions
-from specsim.models.synthetic_pair import agreeing_pair
+from specsim.models.synthetic_pair import synthetic_pair
 
 PROMPTS = [[5, 17, 3, 40, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [30] * 3]
 TREE = SpecConfig(topk=4, num_steps=4, num_draft_tokens=12, page_size=4)
-PAIR = agreeing_pair("eagle3")
+PAIR = synthetic_pair("eagle3")
 
 
 def run(prompts=PROMPTS, config=TREE, sampling=None, pair=PAIR, **changes):

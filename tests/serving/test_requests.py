@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specsim import InputError, SamplingParams, SpecConfig, generate
 from specsim.models.load import load
-from specsim.models.synthetic_pair import agreeing_pair
+from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.requests import Request, make_request, make_requests
 
 PAIR = load()
@@ -216,7 +216,7 @@ def test_bad_requests_are_refused(changes, name):
 
 
 def test_stop_strings_need_a_tokenizer():
-    pair = agreeing_pair("eagle3")
+    pair = synthetic_pair("eagle3")
     with pytest.raises(InputError, check=lambda error: error.name == "stop"):
         generate(pair, [[5, 17]], sampling=SamplingParams(stop=("end",)))
     assert generate(pair, [[5, 17]], sampling=SamplingParams(max_new_tokens=2)).outputs[0].text == ""

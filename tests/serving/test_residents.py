@@ -12,7 +12,7 @@ from specsim.core.columns import own_committed, own_lanes, own_tree, round_colum
 from specsim.core.config import ServingConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
-from specsim.models.synthetic_pair import agreeing_pair
+from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.generation import load_engine
 from specsim.serving.requests import Request
 from specsim.serving.residents import Residents
@@ -183,7 +183,7 @@ def assert_as_alone(pair, config, request):
 @pytest.mark.parametrize("name", ["tree", "chain", "plain"])
 def test_a_request_ends_in_the_smallest_pool_that_accepts_it(name, release, schedule, prefix_cache):
     """Alone, and after another with the same prompt, whose prefix is kept, has had the pool."""
-    pair, config = agreeing_pair(), replace(SETTINGS[name], release=release)
+    pair, config = synthetic_pair(), replace(SETTINGS[name], release=release)
     params = SamplingParams(max_new_tokens=12, temperature=1.0, ignore_eos=True)
     first, second = (Request(number, make_prompt(9), params, frozenset(), 12) for number in range(2))
     pages = fewest_pages(config, first)
@@ -390,7 +390,7 @@ PENALTIES = {
 @pytest.mark.parametrize("schedule", ["sync", "overlap"])
 def test_penalties_count_the_tokens_of_a_reused_prefix(params, schedule):
     """Of another's prompt; of its own output after it gave its place back; and of the turn before."""
-    pair = agreeing_pair()
+    pair = synthetic_pair()
     prompts = [make_prompt(13), make_prompt(17)]
     first, second = (Request(number, prompts[number], params, frozenset(), 12) for number in range(2))
     second.arrival = 14  # the first has ended by then

@@ -9,7 +9,7 @@ import torch
 from specsim import SamplingParams, SpecConfig, generate
 from specsim.core.engine_options import EngineOptions
 from specsim.core.phases import Advance, DraftInput, State
-from specsim.models.synthetic_pair import agreeing_pair
+from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.generation import load_engine
 from specsim.serving.requests import Request
 from specsim.serving.runner import Delivery, HostCopy, Runner
@@ -29,7 +29,7 @@ def _inference():
 def make_runner(config=CONFIG, kind="eagle3", lagging=False, impl="reference", **column):
     """(runner, engine, pools); rows 0 and 1 stay unused, so that a row and a place are never the same number."""
     dtype = torch.float64 if impl == "reference" else torch.float32
-    engine = load_engine(agreeing_pair(kind), config, EngineOptions(impl, dtype, **column))
+    engine = load_engine(synthetic_pair(kind), config, EngineOptions(impl, dtype, **column))
     pools = engine.make_pools(8, 800)
     for buffer in (pools.target, pools.draft):
         if buffer is not None:
@@ -58,7 +58,7 @@ def alone(number: int, config=CONFIG) -> tuple[int, ...]:
     """The tokens of a request by itself."""
     with torch.inference_mode(False):
         result = generate(
-            agreeing_pair(),
+            synthetic_pair(),
             [PROMPTS[number]],
             config,
             PARAMS,

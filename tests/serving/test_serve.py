@@ -17,14 +17,14 @@ from specsim.core.pool import KVPool
 from specsim.correctness.invariance.modes import MODES, compare
 from specsim.models.load import load
 from specsim.models.shipped import REQUESTS
-from specsim.models.synthetic_pair import agreeing_pair
+from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.generation import load_engine
 from specsim.serving.requests import make_request
 from specsim.serving.serve import serve
 from specsim.serving.trace import Trace
 from specsim.serving.workload import Workload, read_requests
 
-PAIR = agreeing_pair()
+PAIR = synthetic_pair()
 CONFIG = SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=4)
 SERVING = ServingConfig(max_running=3, num_slots=96, chunk_tokens=8)
 PREFIX = [5, 9, 3, 7, 1, 8, 2, 6, 4, 11]

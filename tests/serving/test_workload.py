@@ -9,7 +9,7 @@ import pytest
 from specsim import InputError, SamplingParams, SpecConfig, generate
 from specsim.models.load import load
 from specsim.models.shipped import REQUESTS
-from specsim.models.synthetic_pair import agreeing_pair
+from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.workload import read_requests
 
 PAIR = load()
@@ -186,7 +186,7 @@ def test_a_path_may_be_text(tmp_path):
 
 
 def test_texts_need_a_tokenizer(read):
-    pair = agreeing_pair("eagle3")
+    pair = synthetic_pair("eagle3")
     assert read({"prompt_ids": [5, 17]}, pair=pair).requests[0].prompt_ids == [5, 17]
     for line in ({"prompt": "x"}, {"prompt_ids": [5], "stop": ["x"]}):
         with pytest.raises(InputError, check=lambda error: error.value.endswith("line 1")):

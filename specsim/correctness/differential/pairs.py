@@ -7,7 +7,7 @@ import torch
 from specsim.core.errors import InputError
 from specsim.core.pair import Pair
 from specsim.models.load import load
-from specsim.models.synthetic_pair import agreeing_pair
+from specsim.models.synthetic_pair import synthetic_pair
 
 KINDS = ("eagle", "eagle3")
 FAMILIES = ("llama", "qwen3", "mistral", "noisy", "twins", "shipped")
@@ -28,7 +28,7 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
         pair = load(drafter=kind)
     else:
         model, noise = "llama" if family in ("noisy", "twins") else family, 0.15 if family == "noisy" else 0.02
-        pair = agreeing_pair(kind, model, noise=noise, window=_WINDOW.get(family))
+        pair = synthetic_pair(kind, model, noise=noise, window=_WINDOW.get(family))
     return rounded(_with_twins(pair) if family == "twins" else pair, dtype)
 
 
