@@ -14,7 +14,7 @@ from specsim.cli.main import main
 from specsim.core.display import stdout_console
 from specsim.core.errors import InputError
 from specsim.correctness.conformance import chains, runner
-from specsim.correctness.conformance.case import DEVICE, Call, Case, Distribution, replaced, strided
+from specsim.correctness.conformance.case import DEVICE, Call, Case, Distribution, arguments, replaced, strided
 from specsim.correctness.conformance.catalogue import CASES
 from specsim.correctness.conformance.chains import ROWS, distribution_of
 from specsim.correctness.conformance.comparison import difference
@@ -60,9 +60,9 @@ def fits(shape: str, size: tuple[int, ...], sizes: dict[str, int]) -> bool:
 def test_arguments_and_results_match_the_table(operation):
     for case in (case for case in cases_of(operation.name) if not case.may_refuse):
         made, sizes = case.build(), {}
-        assert len(made.arguments) == len(operation.arguments)
+        assert list(made.arguments) == [value.name for value in operation.arguments]
         assert set(made.expected) <= {value.name for value in operation.results}
-        given = dict(zip((value.name for value in operation.arguments), made.arguments, strict=True)) | made.expected
+        given = made.arguments | made.expected
         scalars = {name: value for name, value in given.items() if isinstance(value, int)}
         names = {"topk": "K", "num_steps": "S", "depth": "S", "draft_token_num": "N", "num_draft_token": "N"}
         sizes |= {letter: scalars[name] for name, letter in names.items() if name in scalars}
@@ -84,7 +84,7 @@ def test_the_page_lists_the_operations():
 def test_logits_go_to_functions_that_name_them():
     case, logits = cases_of("chain_rejection")[0], lambda a, b, c, d, e, target_logits, f, g: None
     made = case.build()
-    assert torch.equal(case.adapt(logits, made).arguments[5], made.arguments[5].log())
+    assert torch.equal(case.adapt(logits, made).arguments["target_probs"], made.arguments["target_probs"].log())
     assert case.adapt(max, made) is made
 
 
@@ -297,7 +297,7 @@ def outcome_of(function, call_made: Call, operation: str = "bonus_tokens", **cas
 
 
 MADE = Call(
-    (torch.arange(6).int(), torch.tensor([1, 3]).int(), torch.tensor([-7, -7]).int(), 3),
+    arguments("bonus_tokens", torch.arange(6).int(), torch.tensor([1, 3]).int(), torch.tensor([-7, -7]).int(), 3),
     {"bonus_tokens": torch.tensor([0, 5]).int()},
 )
 
@@ -430,9 +430,10 @@ def test_number_and_device_of_results_are_checked():
 
 
 def test_the_callers_tensors_are_not_touched():
-    before = [each.clone() for each in MADE.arguments[:3]]
+    tensors = [value for value in MADE.arguments.values() if isinstance(value, torch.Tensor)]
+    before = [each.clone() for each in tensors]
     outcome_of(in_its_input, MADE)
-    assert all(torch.equal(one, other) for one, other in zip(before, MADE.arguments, strict=False))
+    assert all(torch.equal(one, other) for one, other in zip(before, tensors, strict=True))
 
 
 def test_strides_survive_being_placed():
@@ -445,7 +446,7 @@ def test_strides_survive_being_placed():
 def test_an_alternative_replaces_all_expected_results():
     other = Call(MADE.arguments, {"bonus_tokens": torch.tensor([1, 5]).int()}, alternatives=(MADE.expected,))
     assert outcome_of(right, other).status == "equal"
-    assert outcome_of(right, replaced(other, 3, 2)).status == "different"
+    assert outcome_of(right, replaced(other, accept_stride=2)).status == "different"
 
 
 EXACT, CLOSE = Value("x", "float32", "*", "returned"), Value("x", "float32", "*", "returned", "close")
@@ -465,24 +466,24 @@ EXACT, CLOSE = Value("x", "float32", "*", "returned"), Value("x", "float32", "*"
     ],
 )
 def test_differences(found, shown):
-    made = difference(EXACT, found, Call((), {"x": torch.tensor([1.0, float("nan"), 0.0])}))
+    made = difference(EXACT, found, Call({}, {"x": torch.tensor([1.0, float("nan"), 0.0])}))
     assert (None if made is None else str(made)) == shown
 
 
 def test_close_is_within_the_tolerance_and_no_further():
-    expected = Call((), {"x": torch.tensor([1.0])}, tolerance=1e-3)
+    expected = Call({}, {"x": torch.tensor([1.0])}, tolerance=1e-3)
     assert difference(CLOSE, torch.tensor([1.0009]), expected) is None
     assert difference(CLOSE, torch.tensor([1.0011]), expected).index == (0,)
     assert difference(CLOSE, torch.tensor([float("nan")]), expected).index == (0,)
 
 
 def test_only_the_rows_that_count_are_compared():
-    kept = Call((), {"x": torch.zeros(2, 3)}, rows={"x": torch.tensor([False, True])})
+    kept = Call({}, {"x": torch.zeros(2, 3)}, rows={"x": torch.tensor([False, True])})
     assert difference(EXACT, torch.tensor([[1.0, 1, 1], [0, 0, 0]]), kept) is None
     assert difference(EXACT, torch.tensor([[1.0, 1, 1], [0, 2, 0]]), kept).index == (1, 1)
 
 
-SAMPLED = Call((), {"x": Distribution({(1, -1): 0.75, (2, -1): 0.25}, rows=4096)})
+SAMPLED = Call({}, {"x": Distribution({(1, -1): 0.75, (2, -1): 0.25}, rows=4096)})
 
 
 def sampled(ones: int, twos: int, others: int) -> torch.Tensor:
@@ -550,5 +551,5 @@ def test_a_function_named_after_the_cpu_is_for_the_cpu():
 
 
 def test_a_device_stands_for_itself():
-    assert DEVICE in next(case for case in CASES if case.operation == "cache_locations").build().arguments
+    assert DEVICE in next(case for case in CASES if case.operation == "cache_locations").build().arguments.values()
     assert [operation.name for operation in chosen_operations(load_module(PLAIN), ["select", "select"])] == ["select"]

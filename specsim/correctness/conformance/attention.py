@@ -5,7 +5,7 @@ from functools import partial
 import torch
 
 from specsim.core.pool import KVBuffer, KVLayout
-from specsim.correctness.conformance.case import Call, Case, integers
+from specsim.correctness.conformance.case import Call, Case, arguments, integers
 from specsim.correctness.conformance.pools import chosen, drafted
 from specsim.correctness.conformance.trees import FULL_MASK, QLEN_ONLY, QLEN_ONLY_BITPACKING, tree_mask
 
@@ -15,7 +15,7 @@ _EPS = 2.0**-23
 def attention_call(
     seq_lens: list[int], k: int, num_steps: int, num_nodes: int, heads: tuple[int, int], dim: int, mode: int
 ) -> Call:
-    """One call. heads: of queries and of keys. Slots lie anywhere in the buffer; those that no row sees hold NaN."""
+    """One call. heads: of queries and of keys. Slots lie anywhere in the buffer; unread ones hold NaN."""
     from specsim.reference.attention import AttentionMetadata, Keys, attention
     from specsim.reference.tree import parents_of, visibility
 
@@ -42,8 +42,12 @@ def attention_call(
     out = attention(query.double(), 0, exact, AttentionMetadata(slots, slots, keys), None).float()
     packed = tree_mask(mask_BNN, integers(seq_lens), mode)
     blank = torch.full_like(query, float("nan"))
-    arguments = query, kv.keys[0], kv.values[0], blank, ends.int(), indices, packed, mode, num_nodes
-    return Call(arguments, {"o": out}, tolerance=_budget(query, kv, max(seq_lens, default=0) + num_nodes))
+    given = query, kv.keys[0], kv.values[0], blank, ends.int(), indices, packed, mode, num_nodes
+    return Call(
+        arguments("tree_attention", *given),
+        {"o": out},
+        tolerance=_budget(query, kv, max(seq_lens, default=0) + num_nodes),
+    )
 
 
 def _budget(query: torch.Tensor, kv: KVBuffer, columns: int) -> float:

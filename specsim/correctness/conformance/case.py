@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from specsim.correctness.conformance.contract import BY_NAME
+
 DEVICE = object()  # an argument that stands for the device that the call is made on
 
 
@@ -27,7 +29,7 @@ class Distribution:
 class Call:
     """One call of an operation."""
 
-    arguments: tuple[Any, ...]  # in the contract's order
+    arguments: Mapping[str, Any]  # by name, in the contract's order
     expected: Mapping[str, torch.Tensor | list[torch.Tensor] | Distribution]  # results that are compared, by name
     rows: Mapping[str, torch.Tensor] = field(default_factory=dict)  # by result, bool: rows that count; else all do
     tolerance: float = 0.0  # greatest difference of a result whose match is `close`
@@ -59,11 +61,14 @@ def strided(tensor: torch.Tensor) -> torch.Tensor:
     return wide[..., ::2]
 
 
-def replaced(call: Call, place: int, value: Any) -> Call:
-    """Replace the argument at this place."""
-    arguments = list(call.arguments)
-    arguments[place] = value
-    return replace(call, arguments=tuple(arguments))
+def arguments(operation: str, *values: Any) -> dict[str, Any]:
+    """Name an operation's arguments, given in the contract's order."""
+    return dict(zip((value.name for value in BY_NAME[operation].arguments), values, strict=True))
+
+
+def replaced(call: Call, **changes: Any) -> Call:
+    """Replace arguments of a call."""
+    return replace(call, arguments={**call.arguments, **changes})
 
 
 def integers(rows: Iterable[Any], dtype: torch.dtype = torch.int64) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from specsim.correctness.conformance.case import Call, Case, Distribution, integers, replaced
+from specsim.correctness.conformance.case import Call, Case, Distribution, arguments, integers, replaced
 
 ROWS = 4096  # draws from a distribution
 REGIONS = 8  # of a uniform; no breakpoint of the distributions below lies inside one
@@ -40,11 +40,11 @@ def chain_call(
     width = len(prob[0]) if prob else 4
     rows = torch.tensor(prob, dtype=torch.float32).view(-1, width)
     draft_rows = None if draft_prob is None else torch.tensor(draft_prob, dtype=torch.float32).view(-1, width)
-    arguments = (
+    given = (
         integers((token for own in drafts for token in own), torch.int32), lengths, max(lengths, default=2),
         integers(lengths).cumsum(0).int(), draft_rows, rows, integers(bonus, torch.int32)[:, None], metadata,
     )  # fmt: skip
-    return Call(arguments, {"output_token_ids": expected})
+    return Call(arguments("chain_rejection", *given), {"output_token_ids": expected})
 
 
 def as_named(function: Callable[..., Any], call: Call) -> Call:
@@ -56,7 +56,7 @@ def as_named(function: Callable[..., Any], call: Call) -> Call:
         names = list(signature(function).parameters)
     except (TypeError, ValueError):
         return call
-    return replaced(call, 5, call.arguments[5].log()) if "target_logits" in names else call
+    return replaced(call, target_probs=call.arguments["target_probs"].log()) if "target_logits" in names else call
 
 
 def _table(rows: list[list[int]], width: int) -> torch.Tensor:

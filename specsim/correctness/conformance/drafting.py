@@ -1,10 +1,10 @@
-"""Cases of the draft loop: the k largest of a row, one step of the lanes, and the choice of the tree's nodes."""
+"""Cases of the draft loop: top-k of a row, one step of the lanes, choice of the tree's nodes."""
 
 from functools import partial
 
 import torch
 
-from specsim.correctness.conformance.case import Call, Case, replaced, strided
+from specsim.correctness.conformance.case import Call, Case, arguments, replaced, strided
 from specsim.correctness.conformance.pools import Drafted, chosen, drafted
 
 _NAN = float("nan")
@@ -29,7 +29,7 @@ def topk_call(values: torch.Tensor, k: int) -> Call:
     from specsim.reference.sampling import topk
 
     topk_p, topk_index = topk(values, k)
-    return Call((values, k, -1), {"topk_p": topk_p, "topk_index": topk_index})
+    return Call(arguments("draft_topk", values, k, -1), {"topk_p": topk_p, "topk_index": topk_index})
 
 
 def _random_rows(rows: int, width: int, k: int) -> Call:
@@ -38,7 +38,7 @@ def _random_rows(rows: int, width: int, k: int) -> Call:
 
 def _rows_with_gaps() -> Call:
     call = _random_rows(3, 37, 4)
-    return replaced(call, 0, strided(call.arguments[0]))
+    return replaced(call, values=strided(call.arguments["values"]))
 
 
 _SHAPES = {
@@ -64,7 +64,7 @@ def step_call(made: Drafted, step: int, batch: int, k: int) -> Call:
     hidden = torch.randn(batch * k if step else batch, 5, generator=torch.Generator().manual_seed(step))
     lanes = _lane_scores(made, step, k) if step else None
     expected = _next_lanes(made, step, hidden, k) if step else _root_lanes(made, hidden, k)
-    return Call((step, made.probs[step], made.ids[step], hidden, lanes, k), expected)
+    return Call(arguments("expand", step, made.probs[step], made.ids[step], hidden, lanes, k), expected)
 
 
 def _root_lanes(made: Drafted, hidden_BH: torch.Tensor, k: int) -> dict[str, torch.Tensor]:
@@ -124,7 +124,7 @@ def select_call(made: Drafted, num_nodes: int) -> Call:
     if len(made.probs) > 1:  # one step has no parents to name, and conventions differ
         expected["parent_list"] = made.parent_list
     lists = made.scores_by_step, made.tokens_by_step, made.parents_by_step
-    return Call((*map(list, lists), num_nodes), expected)
+    return Call(arguments("select", *map(list, lists), num_nodes), expected)
 
 
 def _select(batch: int, k: int, num_steps: int, num_nodes: int, coarse: bool = False) -> Call:

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 
 from specsim.core.phases import PrefillInput, Verdict
-from specsim.correctness.conformance.case import Call, Case, integers
+from specsim.correctness.conformance.case import Call, Case, arguments, integers
 from specsim.correctness.conformance.slots import batch_of
 
 
@@ -17,7 +17,8 @@ def shift_call(lens: list[int], next_tokens: list[int]) -> Call:
     starts = torch.nn.functional.pad(integers(lens).cumsum(0), (1, 0))
     prefill = PrefillInput(input_ids, starts, torch.zeros(len(lens), dtype=torch.int64), integers(next_tokens))
     expected = {"input_ids": shift_left(prefill, prefill.next_tokens)}
-    return Call((input_ids, starts[:-1].contiguous(), integers(lens), integers(next_tokens)), expected)
+    given = input_ids, starts[:-1].contiguous(), integers(lens), integers(next_tokens)
+    return Call(arguments("shift_ids", *given), expected)
 
 
 _SHIFT = (
@@ -43,7 +44,8 @@ def bonus_call(paths: list[int], width: int, num_nodes: int) -> Call:
     features = torch.zeros(batch * num_nodes, 1)
     made = draft_extend_input(batch_of([4] * batch, list(range(batch))), verdict, features, rows, 60, "fixed")
     tokens = torch.where(accept_index < 0, -1, predict[accept_index.long()]).int().flatten()
-    return Call((tokens, accept_lens, torch.full_like(accept_lens, -7), width), {"bonus_tokens": made.bonus_tokens})
+    given = tokens, accept_lens, torch.full_like(accept_lens, -7), width
+    return Call(arguments("bonus_tokens", *given), {"bonus_tokens": made.bonus_tokens})
 
 
 _BONUS = (

@@ -45,7 +45,7 @@ def fast_topk(values: Tensor, topk: int, dim: int) -> tuple[Tensor, Tensor]:
 def select_top_k_tokens(
     i: int, topk_p: Tensor, topk_index: Tensor, hidden_states: Tensor, scores: Tensor | None, topk: int
 ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """One step of a loop of three: the lanes before it are its first candidates, those after it the next block."""
+    """One step of a loop of three: lanes before it are its first candidates, lanes after it the next block."""
     from specsim.fast.drafting import Lanes, expand, start_lanes
 
     batch = len(topk_p) if scores is None else len(scores)
@@ -80,19 +80,10 @@ def organize_draft_results(
 
 
 def build_tree_kernel_efficient(
-    parent_list: Tensor,
-    selected_index: Tensor,
-    verified_seq_len: Tensor,
-    tree_mask: Tensor,
-    positions: Tensor,
-    retrive_index: Tensor,
-    retrive_next_token: Tensor,
-    retrive_next_sibling: Tensor,
-    topk: int,
-    depth: int,
-    draft_token_num: int,
-    tree_mask_mode: int,
-) -> None:
+    parent_list: Tensor, selected_index: Tensor, verified_seq_len: Tensor, tree_mask: Tensor, positions: Tensor,
+    retrive_index: Tensor, retrive_next_token: Tensor, retrive_next_sibling: Tensor, topk: int, depth: int,
+    draft_token_num: int, tree_mask_mode: int,
+) -> None:  # fmt: skip
     """Select and build at once, with scores 1 for the selected candidates and 0 for the others."""
     from specsim.fast.tree import bitpacked_mask, build, check, full_mask
 
@@ -149,14 +140,9 @@ def _pool(keys: Tensor, values: Tensor, table: Tensor) -> KVPool:
 
 
 def assign_extend_cache_locs_func(
-    req_pool_indices: Tensor,
-    req_to_token: Tensor,
-    start_offset: Tensor,
-    _end_offset: Tensor,
-    _batch_size: int,
-    draft_token_num: int,
-    device: torch.device,
-) -> Tensor:
+    req_pool_indices: Tensor, req_to_token: Tensor, start_offset: Tensor, _end_offset: Tensor, _batch_size: int,
+    draft_token_num: int, device: torch.device,
+) -> Tensor:  # fmt: skip
     """Locations of a tree's columns, from a table in the dtype of the implementation's pools."""
     from specsim.fast.kv import tree_locations
 
@@ -169,7 +155,7 @@ def assign_extend_cache_locs_func(
 def draft_lane_locations(
     req_pool_indices: Tensor, req_to_token: Tensor, seq_lens: Tensor, topk: int, num_steps: int, page_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Slots that draft steps write, and slots that the copy of tails moves in a pool whose KV are slot numbers."""
+    """Slots written by draft steps, and slots moved by the copy of tails in a pool of slot numbers."""
     from specsim.fast.drafting import Lanes
     from specsim.fast.kv import duplicate_tails
     from specsim.fast.model.metadata import lane_metadata
@@ -222,16 +208,9 @@ def fill_bonus_tokens(accept_tokens: Tensor, accept_lens: Tensor, bonus_tokens: 
 
 
 def tree_attention(
-    q: Tensor,
-    k_buffer: Tensor,
-    v_buffer: Tensor,
-    o: Tensor,
-    kv_indptr: Tensor,
-    kv_indices: Tensor,
-    tree_mask: Tensor,
-    tree_mask_mode: int,
-    draft_token_num: int,
-) -> None:
+    q: Tensor, k_buffer: Tensor, v_buffer: Tensor, o: Tensor, kv_indptr: Tensor, kv_indices: Tensor,
+    tree_mask: Tensor, tree_mask_mode: int, draft_token_num: int,
+) -> None:  # fmt: skip
     """Attend with every request's slots as a row of the table, the tree's after the prefix's."""
     from specsim.fast.attention import attention
     from specsim.fast.model.metadata import tree_metadata

@@ -22,15 +22,9 @@ class Trees(NamedTuple):
 
 
 def verify_tree_greedy(
-    predicts: Tensor,
-    accept_index: Tensor,
-    accept_token_num: Tensor,
-    candidates: Tensor,
-    _retrive_index: Tensor,
-    retrive_next_token: Tensor,
-    retrive_next_sibling: Tensor,
-    target_predict: Tensor,
-) -> None:
+    predicts: Tensor, accept_index: Tensor, accept_token_num: Tensor, candidates: Tensor, _retrive_index: Tensor,
+    retrive_next_token: Tensor, retrive_next_sibling: Tensor, target_predict: Tensor,
+) -> None:  # fmt: skip
     """Renumber the tokens, so that a distribution over those that occur puts all its mass on the target's."""
     known, numbers = torch.cat([candidates, target_predict]).unique(return_inverse=True)
     tokens, best = numbers.view(2, *candidates.shape)
@@ -44,21 +38,11 @@ def verify_tree_greedy(
 
 
 def tree_speculative_sampling_target_only(
-    predicts: Tensor,
-    accept_index: Tensor,
-    accept_token_num: Tensor,
-    candidates: Tensor,
-    _retrive_index: Tensor,
-    retrive_next_token: Tensor,
-    retrive_next_sibling: Tensor,
-    uniform_samples: Tensor,
-    uniform_samples_for_final_sampling: Tensor,
-    target_probs: Tensor,
-    _draft_probs: Tensor,
-    threshold_single: float = 1.0,
-    threshold_acc: float = 1.0,
-    _deterministic: bool = True,
-) -> None:
+    predicts: Tensor, accept_index: Tensor, accept_token_num: Tensor, candidates: Tensor, _retrive_index: Tensor,
+    retrive_next_token: Tensor, retrive_next_sibling: Tensor, uniform_samples: Tensor,
+    uniform_samples_for_final_sampling: Tensor, target_probs: Tensor, _draft_probs: Tensor,
+    threshold_single: float = 1.0, threshold_acc: float = 1.0, _deterministic: bool = True,
+) -> None:  # fmt: skip
     """Make logits of the distributions: log2 p at the temperature _UNIT."""
     trees = Trees(candidates, retrive_next_token, retrive_next_sibling)
     width = accept_index.shape[1]
@@ -73,15 +57,9 @@ def tree_speculative_sampling_target_only(
 
 
 def rejection_sample(
-    draft_token_ids: Tensor,
-    num_draft_tokens: list[int],
-    max_spec_len: int,
-    _cu_num_draft_tokens: Tensor,
-    draft_probs: Tensor | None,
-    target_probs: Tensor,
-    bonus_token_ids: Tensor,
-    sampling_metadata: Any,
-) -> Tensor:
+    draft_token_ids: Tensor, num_draft_tokens: list[int], max_spec_len: int, _cu_num_draft_tokens: Tensor,
+    draft_probs: Tensor | None, target_probs: Tensor, bonus_token_ids: Tensor, sampling_metadata: Any,
+) -> Tensor:  # fmt: skip
     """Pad all chains to the longest; a request's length limit lets it accept its own drafts only.
 
     Uniforms are named by a seed from torch's generator.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specsim.correctness.conformance.case import Call, integers
+from specsim.correctness.conformance.case import Call, arguments, integers
 from specsim.correctness.conformance.pools import chosen, drafted
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Forest:
         pairs = zip(self.parents, self.tokens, strict=True)
         return [Tree(tokens, parents, *links(parents), self.most) for parents, tokens in pairs]
 
-    def call(self, walked: list[tuple[list[int], int]], *more: Any) -> Call:
+    def call(self, operation: str, walked: list[tuple[list[int], int]], *more: Any) -> Call:
         """The call of a verifier that has to find these paths and bonus tokens; more: its further arguments."""
         from specsim.reference.tree import links
 
@@ -59,7 +59,7 @@ class Forest:
             integers(first for first, _ in all_links).view(batch, num_nodes),
             integers(sibling for _, sibling in all_links).view(batch, num_nodes),
         )
-        return Call((*outputs, *tables, *more), expected)
+        return Call(arguments(operation, *outputs, *tables, *more), expected)
 
 
 def grown(batch: int, k: int, num_steps: int, num_nodes: int, most: int | None = None) -> Forest:

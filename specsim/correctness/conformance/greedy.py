@@ -21,7 +21,7 @@ def greedy_call(forest: Forest, best: list[list[int]]) -> Call:
         rows = torch.nn.functional.one_hot(integers(place[token] for token in own), len(known)).double()
         path, bonus = greedy(replace(tree, tokens=[place[token] for token in tree.tokens]), rows)
         walked.append((path, known[bonus]))
-    return forest.call(walked, integers(best).view(forest.size))
+    return forest.call("verify_greedy", walked, integers(best).view(forest.size))
 
 
 def _led(forest: Forest, seed: int) -> Call:
@@ -55,12 +55,14 @@ def _roots() -> Call:
     call = greedy_call(forest, [[1, 3, 0, 2, 0, 0]] * 3)
     none = [-1] * 6
     path, bonus = greedy(Tree([0, 1, 2, 3, 0, 2], FLAT, none, none, 2), torch.eye(4)[integers([1, 3, 0, 2, 0, 0])])
-    alone = Forest([FLAT] * 3, forest.tokens, 2).call([([0, 1, 3], 2), (path, bonus), (path, bonus)])
-    next_token = call.arguments[5].clone()
-    next_sibling = call.arguments[6].clone()
+    alone = Forest([FLAT] * 3, forest.tokens, 2).call(
+        "verify_greedy", [([0, 1, 3], 2), (path, bonus), (path, bonus)], call.arguments["target_predict"]
+    )
+    next_token = call.arguments["retrive_next_token"].clone()
+    next_sibling = call.arguments["retrive_next_sibling"].clone()
     next_token[1:] = -1
     next_sibling[1:] = -1
-    call = replaced(replaced(call, 5, next_token), 6, next_sibling)
+    call = replaced(call, retrive_next_token=next_token, retrive_next_sibling=next_sibling)
     return replace(call, expected=alone.expected)
 
 
@@ -68,11 +70,11 @@ def _circle() -> Call:
     """Three requests; the siblings of the middle one follow each other in a circle, and none is the target's."""
     forest = Forest([FLAT] * 3, [[0, 1, 2, 3, 0, 2]] * 3, 2)
     call = greedy_call(forest, [[1, 3, 0, 2, 0, 0], [3] * 6, [2, 0, 3, 0, 0, 1]])
-    siblings = call.arguments[6].clone()
+    siblings = call.arguments["retrive_next_sibling"].clone()
     well = torch.tensor([True, False, True])
     siblings[1, 2] = 1
     rows = {"predicts": well.repeat_interleave(6), "accept_index": well, "accept_token_num": well}
-    return replace(replaced(call, 6, siblings), rows=rows)
+    return replace(replaced(call, retrive_next_sibling=siblings), rows=rows)
 
 
 def _wide_tokens() -> Call:
@@ -84,9 +86,8 @@ def _wide_tokens() -> Call:
 
 def _greedy_refusable(change: Callable[[torch.Tensor], torch.Tensor]) -> Call:
     call = _by_hand()
-    for place in (3, 5, 6, 7):
-        call = replaced(call, place, change(call.arguments[place]))
-    return call
+    names = ("candidates", "retrive_next_token", "retrive_next_sibling", "target_predict")
+    return replaced(call, **{name: change(call.arguments[name]) for name in names})
 
 
 CASES = (

@@ -80,9 +80,9 @@ def _one_line(error: BaseException) -> str:
 
 
 def name_of(module: ModuleType, operation: Operation, device: str = "cpu") -> str | None:
-    """Name of the operation's function in the module, None where it has none; names in _cpu are for the CPU only.
+    """Name of the operation's function in the module, None where it has none.
 
-    InputError for a module that raises when its attribute is read.
+    Names in _cpu are for the CPU only. InputError for a module that raises when its attribute is read.
     """
     names = sorted(operation.functions, key=lambda name: name.endswith("_cpu") != (device == "cpu"))
     try:
@@ -131,7 +131,7 @@ def call(function: Callable[..., Any], case: Case, device: torch.device) -> Outc
         made = case.build()
         made = made if case.adapt is None else case.adapt(function, made)
     try:
-        arguments = [device if each is DEVICE else place_all(each, device) for each in made.arguments]
+        arguments = [device if each is DEVICE else place_all(each, device) for each in made.arguments.values()]
         handed = tensors(arguments)
         before = outline(handed)
         with warnings.catch_warnings(action="ignore"):
@@ -164,7 +164,7 @@ def _defaults() -> Iterator[None]:
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Whether a caller can go on: not after an exit, nor after an error that the GPU does not recover from."""
+    """Whether a caller can go on: not after an exit or an error that the GPU keeps."""
     return isinstance(error, Exception) and not isinstance(error, torch.AcceleratorError)
 
 

@@ -7,7 +7,7 @@ import torch
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import Batch, Verdict
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
-from specsim.correctness.conformance.case import DEVICE, Call, Case, integers, replaced
+from specsim.correctness.conformance.case import DEVICE, Call, Case, arguments, integers, replaced
 
 _LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=3)
 
@@ -54,12 +54,12 @@ def move_call(page_size: int, seq_lens: list[int], paths: list[list[int]], num_n
     source = locations[accept_index[accept_index >= 0]]
     target = [pools.slots(row, n + torch.arange(len(paths[row]))) for row, n in batch.rows_and_lens]
     expected = {"k_buffer": list(pools.target.keys), "v_buffer": list(pools.target.values)}
-    return Call((*before, torch.cat([source[:0], *target]), source), expected)
+    return Call(arguments("move_kv", *before, torch.cat([source[:0], *target]), source), expected)
 
 
 def _in_int32() -> Call:
     call = move_call(4, [7, 3], [[0, 2, 5], [0, 1]], 6)
-    return replaced(replaced(call, 2, call.arguments[2].int()), 3, call.arguments[3].int())
+    return replaced(call, **{name: call.arguments[name].int() for name in ("tgt_loc", "src_loc")})
 
 
 _MOVE = (
@@ -84,8 +84,8 @@ def locations_call(page_size: int, seq_lens: list[int], rows: list[int], num_nod
     config = SpecConfig(1, num_nodes - 1, num_nodes, page_size)
     table = torch.where(pools.req_to_token < 0, 0, pools.req_to_token).int()
     start = batch.seq_lens
-    arguments = (batch.req_pool_indices, table, start, start + num_nodes, len(rows), num_nodes, DEVICE)
-    return Call(arguments, {"out_cache_loc": tree_locations(batch, config, pools).flatten()})
+    given = (batch.req_pool_indices, table, start, start + num_nodes, len(rows), num_nodes, DEVICE)
+    return Call(arguments("cache_locations", *given), {"out_cache_loc": tree_locations(batch, config, pools).flatten()})
 
 
 _LOCATIONS = (
@@ -118,7 +118,8 @@ def lanes_call(page_size: int, k: int, num_steps: int, seq_lens: list[int]) -> C
         "source_cache_loc": torch.cat([none, *(own[:1].expand_as(own[1:]).flatten() for own in tails)]),
         "target_cache_loc": torch.cat([none, *(own[1:].flatten() for own in tails)]),
     }
-    return Call((integers(rows), pools.req_to_token, integers(order), k, num_steps, page_size), expected)
+    given = integers(rows), pools.req_to_token, integers(order), k, num_steps, page_size
+    return Call(arguments("lane_locations", *given), expected)
 
 
 _LANES = (

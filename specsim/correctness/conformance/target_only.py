@@ -31,7 +31,7 @@ def sampling_call(
     depths_BN = integers(map(depths_of, forest.parents)).view(forest.size)
     uniforms_BN = uniforms_BW.gather(1, depths_BN.clamp(max=uniforms_BW.shape[1] - 1))
     samples = uniforms_BN.float(), final_B.float(), prob_BNV.float(), torch.zeros_like(prob_BNV).float()
-    return forest.call(walked, *samples, single, acc, True)
+    return forest.call("verify_target_only", walked, *samples, single, acc, True)
 
 
 def _grid(
@@ -103,7 +103,7 @@ def _unvisited() -> Call:
     prob_NV = torch.tensor([_PROBS[0], [0.0, 0.0, 0.0, 1.0], *[[float("nan")] * 4] * 4])
     prob_NV[3] = torch.tensor(_PROBS[1])
     call = _grid([0.2], _INSIDE, prob_NV.nan_to_num(0.25).tolist())
-    return replaced(call, 9, prob_NV.expand(len(_INSIDE), -1, -1).contiguous())
+    return replaced(call, target_probs=prob_NV.expand(len(_INSIDE), -1, -1).contiguous())
 
 
 def _roots() -> Call:
@@ -119,7 +119,7 @@ def _roots() -> Call:
     accept_token_num = torch.zeros(batch, dtype=torch.int32)
     expected = {"predicts": predicts.flatten(), "accept_index": accept_index, "accept_token_num": accept_token_num}
     none = torch.full((batch, 6), -1)
-    return replace(replaced(replaced(call, 5, none), 6, none), expected=expected)
+    return replace(replaced(call, retrive_next_token=none, retrive_next_sibling=none), expected=expected)
 
 
 def _wide_vocabulary(vocab: int) -> Call:
@@ -152,7 +152,7 @@ def _off_edges(forest: Forest, prob_BNV: torch.Tensor, uniforms: torch.Tensor) -
 
 def _sampling_refusable(change: Callable[[torch.Tensor], torch.Tensor]) -> Call:
     call = _grid([0.3], _INSIDE, _PROBS)
-    return replaced(call, 9, change(call.arguments[9]))
+    return replaced(call, target_probs=change(call.arguments["target_probs"]))
 
 
 CASES = (

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from specsim.correctness.conformance.case import Call, Case, integers, replaced, strided
+from specsim.correctness.conformance.case import Call, Case, arguments, integers, replaced, strided
 from specsim.correctness.conformance.pools import chosen, drafted
 
 FULL_MASK, QLEN_ONLY, QLEN_ONLY_BITPACKING = range(3)
@@ -58,17 +58,9 @@ def tree_call(
         "retrive_next_token": integers(first for first, _ in all_links).view(batch, num_nodes),
         "retrive_next_sibling": integers(sibling for _, sibling in all_links).view(batch, num_nodes),
     }
-    arguments = (
-        parent_list,
-        selected_index,
-        seq_lens,
-        blank,
-        torch.full((batch * num_nodes,), -7),
-        table,
-        table,
-        table,
-    )
-    call = Call((*arguments, k, num_steps, num_nodes, mode), expected)
+    positions = torch.full((batch * num_nodes,), -7)
+    given = parent_list, selected_index, seq_lens, blank, positions, table, table, table, k, num_steps, num_nodes, mode
+    call = Call(arguments("build_tree", *given), expected)
     return call if not rows else _only(call, kept, batch, num_nodes)
 
 
@@ -136,11 +128,11 @@ def _sizes() -> list[Case]:
 def _refusable() -> list[Case]:
     def with_strides() -> Call:
         call = _grown(3, 3, 3, 8, QLEN_ONLY)
-        return replaced(replaced(call, 0, strided(call.arguments[0])), 1, strided(call.arguments[1]))
+        return replaced(call, **{name: strided(call.arguments[name]) for name in ("parent_list", "selected_index")})
 
     def with_int32() -> Call:
         call = _grown(3, 3, 3, 8, QLEN_ONLY)
-        return replaced(call, 2, call.arguments[2].int())
+        return replaced(call, verified_seq_len=call.arguments["verified_seq_len"].int())
 
     return [
         Case("build_tree", "inputs with gaps between their entries", with_strides, may_refuse=True),

@@ -67,7 +67,7 @@ def _batch(verifier: Verifier, drafted: Sequence[Draw], trials: Sequence[Trial])
 
 
 def ids_with_noise(drafted: Sequence[Draw], trials: Sequence[Trial]) -> list[int]:
-    """Requests whose own noise lies in the regions of the trials' noise, a different one for every trial of a region.
+    """Requests whose own noise lies in the trials' regions, a different one for every trial of a region.
 
     Kernels draw noise by its name. A region is identified by the winners of each position's race under p and under q.
     """

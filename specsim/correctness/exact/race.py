@@ -56,8 +56,8 @@ class _Winners:
         """
         if self.token == self.draft:
             pairs = zip(self.target_V, self.draft_V, strict=True)
-            p_token, q_token = self.target_V[self.token], self.draft_V[self.token]
-            return 1 / sum((max(p / p_token, q / q_token) for p, q in pairs), Fraction(0))
+            ratios = (max(p / self.target_V[self.token], q / self.draft_V[self.token]) for p, q in pairs)
+            return 1 / sum(ratios, Fraction(0))
         return sum(map(self._integral, self._pieces), Fraction(0))
 
     @property
