@@ -72,7 +72,8 @@ def verify_tree_greedy(
 ):  # fmt: skip
     best = target_predict.flatten()
     for b in range(len(candidates)):
-        node, count = 0, 0
+        node = 0
+        count = 0
         accept_index[b, 0] = retrive_index[b, 0]
         while True:
             wanted = best[retrive_index[b, node]]
@@ -97,27 +98,28 @@ def tree_speculative_sampling_target_only(
     threshold_acc=1.0, deterministic=True,
 ):  # fmt: skip
     for b in range(len(candidates)):
-        node, count = 0, 0
+        node = 0
+        count = 0
         accept_index[b, 0] = retrive_index[b, 0]
         while True:
-            law, uniform, held = target_probs[b, node].clone(), uniform_samples[b, node], 0.0
+            weights, uniform, held = target_probs[b, node].clone(), uniform_samples[b, node], 0.0
             child = int(retrive_next_token[b, node]) if count + 1 < accept_index.shape[1] else -1
             while child >= 0:
                 token = int(candidates[b, child])
-                chance = float(law[token])
+                chance = float(weights[token])
                 held += chance
                 if uniform <= held / max(threshold_acc, 1e-9) or chance >= threshold_single:
                     break
-                law[token] = 0.0
+                weights[token] = 0.0
                 child = int(retrive_next_sibling[b, child])
             if child < 0:
                 break
             predicts[retrive_index[b, node]] = token
             node, count = child, count + 1
             accept_index[b, count] = retrive_index[b, node]
-        law = law if law.sum() > 0 else target_probs[b, node]
-        sums = law.cumsum(0)
-        drawn = (sums > uniform_samples_for_final_sampling[b] * sums[-1]) & (law > 0)
+        weights = weights if weights.sum() > 0 else target_probs[b, node]
+        sums = weights.cumsum(0)
+        drawn = (sums > uniform_samples_for_final_sampling[b] * sums[-1]) & (weights > 0)
         predicts[retrive_index[b, node]] = int(drawn.nonzero()[0])
         accept_token_num[b] = count
 
@@ -197,14 +199,14 @@ def rejection_sample(
     noise = -torch.rand(len(draft_token_ids), target_probs.shape[-1], dtype=torch.float64).log()
     for b, (end, count) in enumerate(zip(cu_num_draft_tokens.tolist(), num_draft_tokens, strict=True)):
         for place, row in enumerate(range(end - count, end)):
-            token, law = int(draft_token_ids[row]), target_probs[row]
+            token, weights = int(draft_token_ids[row]), target_probs[row]
             if sampling_metadata.temperature[b] == 0:
-                kept, other = token == int(law.argmax()), int(law.argmax())
+                kept, other = token == int(weights.argmax()), int(weights.argmax())
             else:
-                draft = torch.zeros_like(law) if draft_probs is None else draft_probs[row]
+                draft = torch.zeros_like(weights) if draft_probs is None else draft_probs[row]
                 draft = draft.index_fill(0, torch.tensor([token]), 1.0) if draft_probs is None else draft
-                kept = uniforms[row] * float(draft[token]) < float(law[token])
-                other = int(((law - draft).clamp(min=0) / noise[row]).argmax())
+                kept = uniforms[row] * float(draft[token]) < float(weights[token])
+                other = int(((weights - draft).clamp(min=0) / noise[row]).argmax())
             out[b, place] = token if kept else other
             if not kept:
                 break

@@ -133,7 +133,7 @@ INJECTED = {
     "lane_locations": ("append(req_to_token[row, length - tail : length]", "append(target[-1]", "source_cache_loc"),
     "shift_ids": ("first + 1 : first + length].clone()", "first : first + length - 1].clone()", "input_ids"),
     "tree_attention": ("q.shape[-1] ** 0.5).softmax", "q.shape[-1] ** 0.499).softmax", "o["),
-    "chain_rejection": ("(law - draft).clamp(min=0)", "law", "law: "),
+    "chain_rejection": ("(weights - draft).clamp(min=0)", "weights", "law: "),
 }
 
 

@@ -3,15 +3,19 @@
 It is also an example for kernels that take other states, or return their results in another form.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.phases import Batch, Candidates, DraftInput, PrefillInput, Verdict, VerifyInput
+from specsim.core.phases import Batch, Candidates, DraftInput, PrefillInput, Verdict
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.correctness.conformance.fast_verifiers import (
+    Trees,
     rejection_sample,
     tree_speculative_sampling_target_only,
+    verify_input,
     verify_tree_greedy,
 )
 
@@ -75,8 +79,7 @@ def organize_draft_results(
     from specsim.fast.drafting import select
 
     chosen = select(torch.cat([each.flatten(1) for each in score_list], dim=1), num_draft_token - 1)
-    tokens = torch.cat(token_list, dim=1).gather(1, chosen)
-    return torch.cat(parents_list[:-1] or parents_list, dim=1), chosen, tokens
+    return torch.cat(parents_list[:-1] or parents_list, dim=1), chosen, torch.cat(token_list, dim=1).gather(1, chosen)
 
 
 def build_tree_kernel_efficient(
@@ -224,16 +227,10 @@ def tree_attention(
         table[request, : high - low] = kv_indices[low:high]
     columns = lens[:, None] + torch.arange(num_nodes, device=device)
     mask_BNN = _square(tree_mask, tree_mask_mode, lens.tolist(), num_nodes)
-    unread = columns.new_empty(0)
-    tree = VerifyInput(
-        draft_tokens=columns,
-        parents=unread,
-        scores=unread,
+    tree = replace(
+        verify_input(Trees(columns, columns, columns)),
         positions=columns.flatten(),
         mask=mask_BNN.contiguous(),
-        retrieve_index=unread,
-        retrieve_next_token=unread,
-        retrieve_next_sibling=unread,
         cache_locations=table[:batch_size].gather(1, columns).flatten(),
     )
     pools = _pool(k_buffer[None], v_buffer[None], table)

@@ -86,7 +86,7 @@ def rejection_sample(
     requests = range(len(lengths))
     batch = Batch.of(requests, requests, (steps + 1 - lengths).tolist(), params, vocab_size)
     no_links = torch.full_like(tokens_BN, -1)  # a chain needs none
-    tree = _verify_input(Trees(tokens_BN, no_links, no_links), padded(draft_RV))
+    tree = verify_input(Trees(tokens_BN, no_links, no_links), padded(draft_RV))
     verdict = _walk_batch(batch, tree, logits_BNV, None, config)
     output = verdict.predict.view(tokens_BN.shape)
     is_bonus_BN = (torch.arange(steps + 1, device=device) == lengths.to(device)[:, None]) & (output >= 0)
@@ -105,7 +105,7 @@ def _walk(
     batch_size, _, vocab_size = logits_BNV.shape
     params = [SamplingParams(temperature=temperature)] * batch_size
     batch = Batch.of(range(batch_size), range(batch_size), [1] * batch_size, params, vocab_size)
-    return _walk_batch(batch, _verify_input(trees), logits_BNV, uniforms, config)
+    return _walk_batch(batch, verify_input(trees), logits_BNV, uniforms, config)
 
 
 def _walk_batch(
@@ -122,7 +122,7 @@ def _walk_batch(
     return walk(batch, tree, Logits.unchanged(logits_BNV.flatten(0, 1), batch.size), uniforms, config)
 
 
-def _verify_input(trees: Trees, draft_prob_BMV: Tensor | None = None) -> VerifyInput:
+def verify_input(trees: Trees, draft_prob_BMV: Tensor | None = None) -> VerifyInput:
     """The state that the kernels read; they do not read its other tensors."""
     tokens, next_token, next_sibling = trees
     unread = tokens.new_empty(0)
