@@ -12,7 +12,7 @@ from unittest.mock import patch
 import torch
 
 from specsim.core.config import SpecConfig
-from specsim.core.phases import Batch
+from specsim.core.phases import Batch, Verdict
 from specsim.core.pool import KVPool
 from specsim.core.uniforms import draft_uniforms, final_uniforms
 from specsim.correctness.statistics.settings import CONFIGS
@@ -70,7 +70,7 @@ def _no_residual(prob_V: torch.Tensor, _draft_prob_V: torch.Tensor) -> torch.Ten
     return prob_V
 
 
-def _no_commit(_batch: Batch, _locations: torch.Tensor, _accept_index: torch.Tensor, _pools: KVPool) -> None:
+def _no_commit(_batch: Batch, _locations: torch.Tensor, _verdict: Verdict, _pools: KVPool) -> None:
     """The accepted path's KV stays where the tree wrote it."""
 
 
