@@ -1,69 +1,40 @@
-"""Which drafts the target takes, and the token after them: every verifier as a function of one request's tree, laws
-and uniforms.
+"""Verifiers: the accepted path of one request's tree, and the bonus token after it.
 
-Each returns (path of nodes from the root, bonus token). prob_NV: f64 [N, V], row n the target's law of the token after
-node n. draft_prob_*: the law that a draft was sampled from, by its parent, f64 or f32. Uniforms are uniforms in (0, 1).
+Symbols: p, row n of prob_NV (f64 [N, V]), is the target's distribution of the token after node n; q, a row of
+draft_prob_*V (f32 or f64, by parent), the distribution that the node's drafts were sampled from. Uniforms are in (0, 1).
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
+from specsim.reference.request_tree import Tree
 from specsim.reference.sampling import argmax, inverse_cdf
 
-Accepted = tuple[list[int], int]
 
+class Accepted(NamedTuple):
+    """The result of a verifier."""
 
-@dataclass(frozen=True, slots=True)
-class Tree:
-    """One request's tree as verify walks it: lists of N; depth_limit is the deepest node that may be accepted."""
-
-    tokens: list[int]
-    parents: list[int]
-    next_token: list[int]
-    next_sibling: list[int]
-    depth_limit: int
-
-    def children(self, node: int) -> Iterator[int]:
-        child = self.next_token[node]
-        while child >= 0:
-            yield child
-            child = self.next_sibling[child]
-
-    def path(self, node: int) -> list[int]:
-        """Nodes from the root to this one."""
-        path = []
-        while node >= 0:
-            path.append(node)
-            node = self.parents[node]
-        return path[::-1]
-
-    def path_tokens(self, node: int) -> list[int]:
-        """Tokens from the root's to the node's own."""
-        return [self.tokens[node] for node in self.path(node)]
-
-    def chain(self) -> range:
-        """Node numbers of a chain's drafts, as far as they may be accepted: those of depth 1, 2, ..."""
-        return range(1, max(0, min(len(self.tokens) - 1, self.depth_limit)) + 1)
+    path: list[int]  # nodes from the root on
+    bonus: int  # token id
 
 
 def residual(prob_V: torch.Tensor, draft_prob_V: torch.Tensor) -> torch.Tensor:
-    """relu(prob - draft_prob), weights of what a rejected draft leaves; where that is nothing, prob itself."""
+    """Residual distribution relu(p - q), not normalised; p itself where that is 0 everywhere."""
     weight_V = (prob_V - draft_prob_V).clamp(min=0)
     return weight_V if bool(weight_V.sum() > 0) else prob_V
 
 
 def greedy(tree: Tree, adjusted_NV: torch.Tensor) -> Accepted:
-    """Follow the child that holds the argmax of the current node."""
+    """Accept the child that holds the argmax of the current node's logits; the bonus is the last argmax."""
     best = argmax(adjusted_NV).tolist()
     path = [0]
-    while len(path) <= tree.depth_limit:
-        match = next((child for child in tree.children(path[-1]) if tree.tokens[child] == best[path[-1]]), None)
-        if match is None:
-            break
-        path.append(match)
-    return path, best[path[-1]]
+    while True:
+        matches = (child for child in tree.acceptable_children(path) if tree.tokens[child] == best[path[-1]])
+        child = next(matches, None)
+        if child is None:
+            return Accepted(path, best[path[-1]])
+        path.append(child)
 
 
 def target_only(
@@ -76,16 +47,16 @@ def target_only(
 ) -> Accepted:
     """Target-only sampling: drafts are points, accepted with the target's own probability (SGLang).
 
-    A node has one uniform u, uniforms[depth], for all its children in sibling order: with acc the probability of the
-    children so far, child c is accepted if u ≤ acc / threshold_acc or p(c) ≥ threshold_single. If none is, the bonus
-    comes from p without the rejected children. Thresholds of 1 leave the target's law unchanged.
+    Node n of depth d has one uniform, u = uniforms[d], for all its children c1, c2, ... in sibling order. Accepted is
+    the first ci with u ≤ (p(c1) + ... + p(ci)) / threshold_acc or p(ci) ≥ threshold_single. If there is none, the bonus
+    is drawn from p without c1, c2, ... Thresholds of 1 keep the target's distribution.
     """
     path = [0]
     while True:
         prob_V = prob_NV[path[-1]].clone()
-        children = tree.children(path[-1]) if len(path) <= tree.depth_limit else ()
-        accumulated, accepted = 0.0, None
-        for child in children:
+        accumulated = 0.0
+        accepted = None
+        for child in tree.acceptable_children(path):
             child_prob = float(prob_V[tree.tokens[child]])
             accumulated += child_prob
             if uniforms[len(path) - 1] <= accumulated / max(threshold_acc, 1e-9) or child_prob >= threshold_single:
@@ -94,97 +65,104 @@ def target_only(
             prob_V[tree.tokens[child]] = 0.0
         if accepted is None:
             has_mass = bool(prob_V.sum() > 0)
-            return path, inverse_cdf(prob_V if has_mass else prob_NV[path[-1]], final_uniform)
+            return Accepted(path, inverse_cdf(prob_V if has_mass else prob_NV[path[-1]], final_uniform))
         path.append(accepted)
 
 
 def typical(tree: Tree, prob_NV: torch.Tensor, epsilon: float, delta: float, final_uniform: float) -> Accepted:
-    """Medusa's typical acceptance (arXiv 2401.10774), which does not keep the target's law.
+    """Medusa's typical acceptance (arXiv 2401.10774), which does not keep the target's distribution.
 
-    A draft x is acceptable where p(x) > min(ε, δ exp(-H(p))), H the entropy in nats. Of the nodes that are acceptable
-    with all their ancestors the deepest is taken, of these the most probable path, of these the first node; the bonus
-    comes from p.
+    A draft x passes where p(x) > min(ε, δ exp(-H(p))), H the entropy in nats. Of the nodes that pass with all their
+    ancestors the deepest is accepted, of these the most probable path, of these the first node; the bonus is from p.
     """
     entropy_N = torch.special.entr(prob_NV).sum(-1)
     threshold_N = (delta * (-entropy_N).exp()).clamp(max=epsilon)
-    ranks = {0: (0, 1.0, 0)}
+    ranks = {0: (0, 1.0, 0)}  # node: (depth, probability of its path, -node)
     for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True)):
         if parent in ranks and ranks[parent][0] < tree.depth_limit and prob_NV[parent, token] > threshold_N[parent]:
             depth, path_prob, _ = ranks[parent]
             ranks[node] = depth + 1, path_prob * float(prob_NV[parent, token]), -node
-    best = max(ranks, key=ranks.get)
-    return tree.path(best), inverse_cdf(prob_NV[best], final_uniform)
+    best = max(ranks, key=lambda node: ranks[node])
+    return Accepted(tree.path(best), inverse_cdf(prob_NV[best], final_uniform))
 
 
 def rejection(
-    tree: Tree, prob_NV: torch.Tensor, draft_prob_SV: torch.Tensor, uniforms: list[float], final_uniform: float
+    tree: Tree, prob_NV: torch.Tensor, draft_prob_NV: torch.Tensor, uniforms: list[float], final_uniform: float
 ) -> Accepted:
-    """Chain rejection (arXiv 2211.17192): a draft x ~ q of depth d + 1 is accepted if uniforms[d] q(x) < p(x); the
-    bonus comes from relu(p - q) at the first that is not, and from p where all are.
+    """Chain rejection (arXiv 2211.17192): a draft x ~ q of depth d + 1 is accepted if uniforms[d] · q(x) < p(x).
+
+    The bonus is drawn from relu(p - q) at the first draft that is not accepted, from p where all are.
     """
     for node in tree.chain():
-        token, prob_V, draft_prob_V = tree.tokens[node], prob_NV[node - 1], draft_prob_SV[node - 1]
+        token = tree.tokens[node]
+        prob_V = prob_NV[node - 1]
+        draft_prob_V = draft_prob_NV[node - 1]
         if uniforms[node - 1] * float(draft_prob_V[token]) >= float(prob_V[token]):
-            return tree.path(node - 1), inverse_cdf(residual(prob_V, draft_prob_V), final_uniform)
+            return Accepted(tree.path(node - 1), inverse_cdf(residual(prob_V, draft_prob_V), final_uniform))
     last = len(tree.chain())
-    return tree.path(last), inverse_cdf(prob_NV[last], final_uniform)
+    return Accepted(tree.path(last), inverse_cdf(prob_NV[last], final_uniform))
 
 
 def block(
-    tree: Tree, prob_NV: torch.Tensor, draft_prob_SV: torch.Tensor, uniforms: list[float], final_uniform: float
+    tree: Tree, prob_NV: torch.Tensor, draft_prob_NV: torch.Tensor, uniforms: list[float], final_uniform: float
 ) -> Accepted:
-    """Block verification of a chain (arXiv 2403.10444): the longest prefix that passes is taken; every uniform is read.
+    """Block verification of a chain (arXiv 2403.10444): the longest prefix that passes is accepted.
 
-    With w_0 = 1, w_i = min(1, w_(i-1) p(x_i) / q(x_i)) and r_i = Σ relu(w_i p - q) after draft i, prefix i passes if
-    uniforms[i-1] (r_i + 1 - w_i) < r_i, the whole chain if its uniform < w_S. The bonus comes from relu(w_i p - q), at
-    full depth from p. Derived in papers/block-verification.
+    Let w_0 = 1, w_i = min(1, w_(i-1) p(x_i) / q(x_i)), r_i = Σ relu(w_i p - q) after draft i. Prefix i < S passes if
+    uniforms[i-1] · (r_i + 1 - w_i) < r_i, prefix S if uniforms[S-1] < w_S. The bonus is drawn from relu(w_i p - q), for
+    i = S from p. Derived in papers/block-verification.
     """
-    last, kept, accepted = len(tree.chain()), 1.0, 0
-    bonus_V = residual(prob_NV[0], draft_prob_SV[0]) if last else prob_NV[0]
+    last = len(tree.chain())
+    scale = 1.0  # w_i
+    accepted = 0
+    bonus_V = residual(prob_NV[0], draft_prob_NV[0]) if last else prob_NV[0]
     for node in tree.chain():
-        token, uniform = tree.tokens[node], uniforms[node - 1]
-        target, draft = kept * float(prob_NV[node - 1, token]), float(draft_prob_SV[node - 1, token])
-        kept = target / draft if target < draft else 1.0
+        token = tree.tokens[node]
+        target = scale * float(prob_NV[node - 1, token])
+        draft = float(draft_prob_NV[node - 1, token])
+        scale = target / draft if target < draft else 1.0
         if node == last:
-            weight_V, passes = prob_NV[node], uniform < kept
+            weight_V = prob_NV[node]
+            passes = uniforms[node - 1] < scale
         else:
-            weight_V = (kept * prob_NV[node] - draft_prob_SV[node]).clamp(min=0)
+            weight_V = (scale * prob_NV[node] - draft_prob_NV[node]).clamp(min=0)
             mass = float(weight_V.sum())
-            passes = uniform * (mass + 1 - kept) < mass
+            passes = uniforms[node - 1] * (mass + 1 - scale) < mass
         if passes:
             accepted, bonus_V = node, weight_V
-    return tree.path(accepted), inverse_cdf(bonus_V, final_uniform)
+    return Accepted(tree.path(accepted), inverse_cdf(bonus_V, final_uniform))
 
 
 def multi_round(
-    tree: Tree, prob_NV: torch.Tensor, draft_prob_NV: torch.Tensor, uniforms_N: list[float], final_uniform: float
+    tree: Tree, prob_NV: torch.Tensor, draft_prob_NV: torch.Tensor, uniforms: list[float], final_uniform: float
 ) -> Accepted:
-    """SpecInfer's multi-round verification (arXiv 2305.09781): siblings are drawn independently from one law q, row
-    draft_prob_NV[parent], and may hold the same token.
+    """SpecInfer's multi-round verification (arXiv 2305.09781) of siblings drawn independently from their parent's q.
 
-    They are tried in order, each with its own uniform: x is accepted if uniforms_N[node] q(x) < p(x), and after a
-    rejection p becomes relu(p - q), normalised. The bonus comes from the p that is left, at a leaf from the node's own.
+    Siblings are tried in order and may hold the same token: x is accepted if uniforms[its node] · q(x) < p(x), and
+    after a rejection p becomes relu(p - q), normalised. The bonus is drawn from the last p, at a leaf the node's own.
     """
     path = [0]
     while True:
-        prob_V, draft_prob_V, accepted = prob_NV[path[-1]], draft_prob_NV[path[-1]], None
-        for child in tree.children(path[-1]) if len(path) <= tree.depth_limit else ():
+        prob_V = prob_NV[path[-1]]
+        draft_prob_V = draft_prob_NV[path[-1]]
+        accepted = None
+        for child in tree.acceptable_children(path):
             token = tree.tokens[child]
-            if uniforms_N[child] * float(draft_prob_V[token]) < float(prob_V[token]):
+            if uniforms[child] * float(draft_prob_V[token]) < float(prob_V[token]):
                 accepted = child
                 break
             prob_V = residual(prob_V, draft_prob_V)
             prob_V = prob_V / prob_V.sum()
         if accepted is None:
-            return path, inverse_cdf(prob_V, final_uniform)
+            return Accepted(path, inverse_cdf(prob_V, final_uniform))
         path.append(accepted)
 
 
 def gumbel(tree: Tree, prob_NV: torch.Tensor, noise_WV: torch.Tensor) -> Accepted:
-    """Gumbel-max coupling (arXiv 2408.07978): the target's token after a node of depth d is the argmax of log p +
-    noise_WV[d], standard Gumbel noise of that token's position, which its draft was the argmax of log q with.
+    """Gumbel-max coupling (arXiv 2408.07978): drafts are accepted while they are the target's tokens.
 
-    Drafts are accepted while they are the target's tokens. noise_WV: [S+1, V], the bonus' position last.
+    The target's token after a node of depth d is argmax(log p + noise_WV[d]), standard Gumbel noise of that token's
+    position, f64 [S+1, V]; the draft was argmax(log q + the same noise).
     """
     depths = [len(tree.path(node)) - 1 for node in range(len(tree.tokens))]
     return greedy(tree, prob_NV.log() + noise_WV[depths])
