@@ -1,7 +1,7 @@
 """Verifiers: the accepted path of one request's tree, and the bonus token after it.
 
 Symbols: p, row n of prob_NV (f64 [N, V]), is the target's distribution of the token after node n; q, a row of
-draft_prob_*V (f32 or f64, by parent), the distribution that the node's drafts were sampled from. Uniforms are in (0, 1).
+draft_prob_*V (f32 or f64, by parent), the distribution that its drafts were sampled from. Uniforms are in (0, 1).
 """
 
 from typing import NamedTuple

@@ -1,6 +1,7 @@
-"""Who attends to what in one forward, as a value, and attention over it."""
+"""Attention metadata of one forward (the keys that each row sees), and attention over it."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -12,28 +13,26 @@ from specsim.core.pool import KVBuffer, KVPool
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What one request's rows may see. slots, positions: i64 [C]; mask: bool [Q, C]."""
+    """The keys of one request."""
 
-    slots: torch.Tensor
-    positions: torch.Tensor
-    mask: torch.Tensor
+    slots: torch.Tensor  # i64 [C]
+    positions: torch.Tensor  # i64 [C]
+    mask: torch.Tensor  # bool [Q, C], whether row sees key
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """One forward over R rows, request after request; built anew for every forward (vllm#41162).
+    """One forward over R rows, request after request; built for every forward (vllm#41162)."""
 
-    positions: i64 [R]; slots: i64 [R], where a row writes its KV, -1 for a dropped row, which writes nothing and sees
-    nothing. keys: one a request, in order, whose masks have as many rows as the request has.
-    """
-
-    positions: torch.Tensor
-    slots: torch.Tensor
-    keys: tuple[Keys, ...]
+    positions: torch.Tensor  # i64 [R], 0 for a dropped row
+    slots: torch.Tensor  # i64 [R], destination of a row's KV; -1 for a dropped row, which writes and sees nothing
+    keys: tuple[Keys, ...]  # of each request, in order; masks have as many rows as the request
 
 
-def _metadata(positions: torch.Tensor, slots: torch.Tensor, keys: list[Keys]) -> AttentionMetadata:
-    return AttentionMetadata(torch.where(slots < 0, 0, positions), slots, tuple(keys))
+def _metadata(positions: list[torch.Tensor], slots: list[torch.Tensor], keys: list[Keys]) -> AttentionMetadata:
+    none = torch.empty(0, dtype=torch.int64)
+    slots_R = torch.cat([none, *slots])
+    return AttentionMetadata(torch.where(slots_R < 0, 0, torch.cat([none, *positions])), slots_R, tuple(keys))
 
 
 def causal_metadata(
@@ -43,10 +42,14 @@ def causal_metadata(
     slots: torch.Tensor,
     pools: KVPool,
 ) -> AttentionMetadata:
-    """Row j of request b stands at column start_lens[b] + j, writes to its slot and sees every column up to its own."""
-    keys, positions = [], []
-    for row, start, low, high in zip(
-        req_pool_indices.tolist(), start_lens.tolist(), row_starts[:-1].tolist(), row_starts[1:].tolist(), strict=True
+    """Causal attention: row j of request b is column start_lens[b] + j and sees every column up to its own.
+
+    slots: i64 [R], -1 for a row that is dropped. start_lens: i64 [B]. row_starts: i64 [B+1].
+    """
+    keys = []
+    positions = []
+    for row, start, (low, high) in zip(
+        req_pool_indices.tolist(), start_lens.tolist(), pairwise(row_starts.tolist()), strict=True
     ):
         columns = torch.arange(start + high - low)
         own = columns[start:]
@@ -54,23 +57,23 @@ def causal_metadata(
         mask = (columns <= own[:, None]) & (key_slots >= 0) & (slots[low:high, None] >= 0)
         keys.append(Keys(key_slots, columns, mask))
         positions.append(own)
-    return _metadata(torch.cat([slots[:0], *positions]), slots, keys)
+    return _metadata(positions, [slots], keys)
 
 
 def prefill_metadata(batch: Batch, prefill: PrefillInput, pools: KVPool) -> AttentionMetadata:
-    """Prefill, of the target and of the drafter: every column of the chunk has to be owned."""
+    """Causal attention of a prefill, of target and drafter; every column of the chunk must be owned."""
     slots = pools.slots(batch.req_pool_indices[prefill.requests], prefill.columns)
     return causal_metadata(batch.req_pool_indices, prefill.start_lens, prefill.row_starts, slots, pools)
 
 
 def extend_metadata(batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> AttentionMetadata:
-    """Draft-extend: row j of a request stands at column L + j and sees every column up to its own."""
+    """Causal attention of draft-extend: row j of a request is column L + j."""
     extend = draft_extend_input
     return causal_metadata(batch.req_pool_indices, extend.seq_lens, extend.row_starts, extend.cache_locations, pools)
 
 
 def tree_metadata(batch: Batch, verify_input: VerifyInput, pools: KVPool) -> AttentionMetadata:
-    """Verify: a node sees the prefix, and of the tree what its mask row says."""
+    """Tree attention of verify: node n sees columns 0..L-1, and node m where mask[n, m] (arXiv 2305.09781)."""
     locations_BN = verify_input.cache_locations.view_as(verify_input.draft_tokens)
     positions_BN = verify_input.positions.view_as(verify_input.draft_tokens)
     keys = []
@@ -84,44 +87,48 @@ def tree_metadata(batch: Batch, verify_input: VerifyInput, pools: KVPool) -> Att
                 torch.nn.functional.pad(verify_input.mask[request] & live, (length, 0), value=True) & live[:, None],
             )
         )
-    return _metadata(verify_input.positions, verify_input.cache_locations, keys)
+    return _metadata([verify_input.positions], [verify_input.cache_locations], keys)
 
 
 def lane_metadata(batch: Batch, path_BKI: torch.Tensor, config: SpecConfig, pools: KVPool) -> AttentionMetadata:
-    """Draft step I-1: lane k of request b stands at position L + I-1.
+    """Attention of draft step I-1: lane k of request b is at position L + I-1 and sees the prefix and its own path.
 
-    path_BKI: the lane that holds lane k's token of every step so far, k itself last. A lane sees the prefix, its tail
-    in the lane's own copy, and those tokens.
+    path_BKI: for each step i < I the lane that holds the token of lane k's path, k itself last. The prefix's tail is
+    read from the lane's own copy.
     """
     num_lanes, num_steps = path_BKI.shape[1:]
-    keys, positions, slots = [], [], []
+    keys = []
+    positions = []
+    slots = []
     for request, (row, length) in enumerate(batch.rows_and_lens):
-        tail, lanes = tail_columns(length, config), lane_columns(length, config)[:, :num_steps]
-        base, position = length - tail.shape[1], length + num_steps - 1
+        tail = tail_columns(length, config)
+        lanes = lane_columns(length, config)[:, :num_steps]
+        base = length - tail.shape[1]
+        position = length + num_steps - 1
         sees_tail = torch.eye(num_lanes, dtype=torch.bool).repeat_interleave(tail.shape[1], dim=1)
         sees_step = path_BKI[request][:, None, :] == torch.arange(num_lanes)[None, :, None]
         mask = torch.cat([torch.ones(num_lanes, base, dtype=torch.bool), sees_tail, sees_step.flatten(1)], dim=1)
         columns = torch.cat([torch.arange(base), tail.flatten(), lanes.flatten()])
-        tail_positions, step_positions = torch.arange(base, length), length + torch.arange(num_steps)
-        own_positions = [tail_positions.repeat(num_lanes), step_positions.repeat(num_lanes)]
-        key_positions = torch.cat([torch.arange(base), *own_positions])
-        kept = position < config.max_len
+        tail_positions = torch.arange(base, length).repeat(num_lanes)
+        step_positions = (length + torch.arange(num_steps)).repeat(num_lanes)
+        key_positions = torch.cat([torch.arange(base), tail_positions, step_positions])
+        kept = position < config.length_limit
         keys.append(Keys(pools.slots(row, columns), key_positions, mask & kept))
         positions.append(torch.full((num_lanes,), position))
         slots.append(pools.slots(row, lanes[:, -1]) if kept else torch.full((num_lanes,), -1))
-    none = torch.empty(0, dtype=torch.int64)
-    return _metadata(torch.cat([none, *positions]), torch.cat([none, *slots]), keys)
+    return _metadata(positions, slots, keys)
 
 
 def attention(
     query_RAD: torch.Tensor, layer: int, kv: KVBuffer, metadata: AttentionMetadata, window: int | None
 ) -> torch.Tensor:
-    """softmax(q·k / √D) v over the visible keys, [R, A, D].
+    """softmax(q·k / √D) v over the visible keys, [R, A, D] (arXiv 1706.03762).
 
-    window: a row sees that many last positions, its own included. Grouped queries share a key head. A row that sees
-    nothing yields zeros. Slots that no row sees are not read.
+    window: number of last positions that a row sees, its own included; None: all. A / (KV heads) query heads share a KV
+    head (arXiv 2305.13245). A row that sees nothing gives zeros. Slots that no row sees are not read.
     """
-    out_RAD, start = torch.zeros_like(query_RAD), 0
+    out_RAD = torch.zeros_like(query_RAD)
+    start = 0
     group = query_RAD.shape[1] // kv.keys.shape[2]
     for keys in metadata.keys:
         rows = slice(start, start := start + len(keys.mask))

@@ -1,5 +1,6 @@
-"""EAGLE-2's dynamic tree (arXiv 2406.16858): K lanes expanded step by step, then the N-1 best candidates; and lanes of
-sampled drafts, each of which has one child a step.
+"""EAGLE-2's dynamic tree (arXiv 2406.16858): K lanes expanded step by step, then the N-1 best candidates.
+
+Lanes of sampled drafts have one child in each step.
 """
 
 import torch
@@ -10,10 +11,10 @@ from specsim.reference.sampling import argmax, inverse_cdf, topk
 def draft_topk(
     logits_RV: torch.Tensor, k: int, d2t: torch.Tensor | None, slots_R: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The drafter's k best tokens of each row: probabilities at T = 1 over the draft vocabulary f32, *target* ids i64.
+    """Best k tokens of each row by logit: (softmax(logits) f32 [R, K], *target* ids i64 [R, K]).
 
-    Both [R, K], ranked by logit, ties to the lower draft id. d2t holds offsets: draft id i is target id i + d2t[i].
-    slots_R: a row whose slot is -1 was dropped at the length limit and proposes ids 0..K-1 with probability 0.
+    Ties go to the lower draft id; draft id i is target id i + d2t[i]. A row whose slot is -1 was dropped at the length
+    limit and proposes ids 0..K-1 with probability 0.
     """
     _, draft_ids = topk(logits_RV, k)
     topk_p = torch.softmax(logits_RV.double(), dim=-1).gather(-1, draft_ids).float()
@@ -24,16 +25,16 @@ def draft_topk(
     return torch.where(live_R1, topk_p, 0.0), torch.where(live_R1, target_ids, torch.arange(k))
 
 
-def draft_law(
+def draft_distribution(
     logits_RV: torch.Tensor,
     temperature_R: torch.Tensor,
     d2t: torch.Tensor | None,
     slots_R: torch.Tensor | None,
     vocab_size: int,
 ) -> torch.Tensor:
-    """What sampled drafts are drawn from, f32 [R, V]: softmax(logits / T) over the draft vocabulary, by *target* id.
+    """Distribution q of sampled drafts, f32 [R, V]: softmax(logits / T) over the draft vocabulary, by *target* id.
 
-    0 for a token that cannot be drafted, and in all of a row whose temperature is 0 or whose slot is -1.
+    0 for a token outside the draft vocabulary, and for every token of a row whose temperature is 0 or whose slot is -1.
     """
     is_drawn_R = temperature_R > 0 if slots_R is None else (temperature_R > 0) & (slots_R >= 0)
     logits_RV = logits_RV.double() - logits_RV.double().max(-1, keepdim=True).values
@@ -50,41 +51,45 @@ def sampled(
     uniforms_RK: torch.Tensor | None,
     noise_RV: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Drafts drawn from the law, each with a uniform of its own, or the argmax of log law + noise: as `best`, what
-    draft_topk says, which stays where a row has no law. Of several drawn with uniforms two may be the same token.
+    """Draw drafts x ~ q, each with its uniform, or take argmax(log q + noise): (q(x) f32 [R, K], x i64 [R, K]).
+
+    A row whose q is 0 keeps `best`, the result of draft_topk. Drafts drawn with uniforms may be equal.
     """
-    topk_p, target_ids = best[0].clone(), best[1].clone()
+    best_p, best_ids = best
+    topk_p = best_p.clone()
+    target_ids = best_ids.clone()
     for row, draft_prob_V in enumerate(draft_prob_RV):
         if draft_prob_V.any():
-            if noise_RV is None:
+            ids = []
+            if uniforms_RK is not None:
                 ids = [inverse_cdf(draft_prob_V.double(), uniform) for uniform in uniforms_RK[row].tolist()]
-            else:
+            elif noise_RV is not None:
                 ids = [int(argmax(draft_prob_V.double().log() + noise_RV[row]))]
-            target_ids[row], topk_p[row] = torch.tensor(ids), draft_prob_V[ids]
+            target_ids[row] = torch.tensor(ids)
+            topk_p[row] = draft_prob_V[ids]
     return topk_p, target_ids
 
 
 def root_scores(topk_p_BK: torch.Tensor, score: str) -> torch.Tensor:
-    """Scores of the root's children."""
+    """Scores f32 [B, K] of the root's children: p, or log p."""
     return topk_p_BK if score == "prob" else topk_p_BK.log()
 
 
 def child_scores(scores_BK: torch.Tensor, topk_p_BKK: torch.Tensor, score: str) -> torch.Tensor:
-    """Scores f32 [B, K lanes, K children]: the path's product (or sum of logs), never above the parent's."""
+    """Scores f32 [B, K lanes, K children]: product of the path's p (or sum of log p), at most the parent's."""
     scores_BK1 = scores_BK[:, :, None]
     children_BKK = scores_BK1 * topk_p_BKK if score == "prob" else scores_BK1 + topk_p_BKK.log()
     return torch.minimum(children_BKK, scores_BK1)
 
 
 def parent_ids(step: int, chosen_BK: torch.Tensor, k: int) -> torch.Tensor:
-    """Flat candidate indices of the lanes of step `step` ≥ 1: the parents of their blocks of children."""
+    """Flat candidate indices of the lanes of step `step` ≥ 1, the parents of the next blocks of K children."""
     return chosen_BK + k + (step - 1) * k * k
 
 
 def select(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """The `count` best candidates as ascending flat indices, i64 [B, count].
+    """Select the `count` best candidates, as ascending flat indices i64 [B, count].
 
-    A parent scores at least its child and stands before it, so that with ties to the lower index the chosen set is a
-    tree.
+    A parent scores at least as much as its child and precedes it, so with ties to the lower index the set is a tree.
     """
     return topk(scores, count)[1].sort(dim=-1).values

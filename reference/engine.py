@@ -17,11 +17,13 @@ from specsim.core.phases import (
     PrefillInput,
     PrefillOutput,
     RoundOutput,
+    Verdict,
     VerifyInput,
     VerifyOutput,
 )
 from specsim.core.pool import KVBuffer, KVPool
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
+from specsim.core.target import Target
 from specsim.reference import drafters, kv, tree, verify
 from specsim.reference.attention import prefill_metadata, tree_metadata
 from specsim.reference.drafters.none import NoDrafter
@@ -32,12 +34,13 @@ from specsim.reference.targets import FAMILIES
 class Engine:
     """Rounds of one pair under one setting.
 
-    pair: target and drafter with config and tensors (core.pair.Pair); drafter None decodes plainly.
-    config.max_len None takes the target's limit. options: only dtype matters. acceptance: where given it
-    decides how many drafts a round accepts, not the target. grammars: of requests, by their ids, whose outputs are
-    constrained.
+    A pair without a drafter decodes plainly. Without config.max_len the target's limit holds. Of the options only dtype
+    matters. acceptance: decides how many drafts a round accepts, in place of the target. grammars: constraints by
+    request id.
     """
 
+    target: Target
+    drafter: Drafter
     device = torch.device("cpu")
 
     def __init__(
@@ -47,7 +50,7 @@ class Engine:
         options: EngineOptions,
         acceptance: SyntheticAcceptance | None = None,
         grammars: Grammars | None = None,
-    ):
+    ) -> None:
         target = pair.target.config
         self.config = config.within(target.max_position_embeddings)
         self.options = options
@@ -66,17 +69,18 @@ class Engine:
         return drafters.make(checkpoint, self.target, self.config, self.dtype)
 
     def make_pools(self, num_requests: int, num_slots: int) -> KVPool:
-        """Empty pools for up to `num_requests` requests and `num_slots` slots (rounded down to whole pages)."""
+        """Make empty pools for up to `num_requests` requests and `num_slots` slots (rounded down to whole pages)."""
         num_slots -= num_slots % self.config.page_size
         draft = self.drafter.kv_layout and KVBuffer(self.drafter.kv_layout, num_slots, self.dtype)
         target = KVBuffer(self.target.config.kv_layout, num_slots, self.dtype)
-        width = self.config.reserved_columns(self.config.max_len)
+        width = self.config.reserved_columns(self.config.length_limit)
         return KVPool(target, draft, self.config.page_size, num_requests, width)
 
     def prefill(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> PrefillOutput:
         """Run a chunk of every prompt; batch.seq_lens counts it. Columns up to seq_lens must be owned."""
         pools.record(batch.req_pool_indices[prefill.requests], prefill.columns, prefill.input_ids)
-        metadata, features = prefill_metadata(batch, prefill, pools), self.drafter.feature_layers
+        metadata = prefill_metadata(batch, prefill, pools)
+        features = self.drafter.feature_layers
         hidden_RH, features_RF = self.target.forward(prefill.input_ids, metadata, pools.target, features)
         logits_BV = self.target.logits(hidden_RH[prefill.last_rows])
         allowed_B1V = stacked(allowed_first(batch, pools, self.grammars), batch.size)
@@ -86,10 +90,9 @@ class Engine:
         return PrefillOutput(next_tokens, logprobs, draft_input)
 
     def round(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> RoundOutput:
-        """One speculative round; the batch after it has seq_lens + num_accepted_tokens.
+        """Run one speculative round; the batch after it has seq_lens + num_accepted_tokens.
 
-        reserved: the caller owns the columns of this round already; under release `round` lanes are borrowed all the
-        same.
+        reserved: the caller has reserved this round's columns; under release `round` the round borrows lanes anyway.
         """
         verify_input = self.draft(batch, draft_input, pools, reserved)
         verify_output = self.verify(batch, verify_input, pools)
@@ -97,13 +100,15 @@ class Engine:
         return RoundOutput(verify_input, verify_output, next_input)
 
     def advance(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> Advance:
-        """A round, of which only what a serving loop needs is handed out."""
-        _, output, next_input = self.round(batch, draft_input, pools, reserved)
-        return Advance(output.verdict, next_input, batch.after(output.verdict.num_accepted_tokens))
+        """Run a round and hand out only what a serving loop needs."""
+        result = self.round(batch, draft_input, pools, reserved)
+        verdict = result.verify_output.verdict
+        return Advance(verdict, result.draft_input, batch.after(verdict.num_accepted_tokens))
 
     def draft(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> VerifyInput:
         """Propose candidates and lay the best of them out as trees over columns L..L+N-1."""
-        rows, lengths = batch.req_pool_indices.tolist(), batch.seq_lens.tolist()
+        rows = batch.req_pool_indices.tolist()
+        lengths = batch.seq_lens.tolist()
         if not reserved or self.config.release == "round":
             own_lanes(pools, rows, lengths, self.config)
         candidates = self.drafter.propose(batch, draft_input, pools)
@@ -124,15 +129,24 @@ class Engine:
         )
         return self._commit(batch, verify_input, verdict, features_RF, logits_RV, pools)
 
-    def _commit(self, batch, verify_input, verdict, features_RF, logits_RV, pools: KVPool) -> VerifyOutput:
+    def _commit(
+        self,
+        batch: Batch,
+        verify_input: VerifyInput,
+        verdict: Verdict,
+        features_RF: torch.Tensor,
+        logits_RV: torch.Tensor,
+        pools: KVPool,
+    ) -> VerifyOutput:
         rows = batch.req_pool_indices.tolist()
         kv.commit(batch, verify_input.cache_locations, verdict, pools)
         own_committed(pools, rows, (batch.seq_lens + verdict.num_accepted_tokens).tolist(), self.config)
-        max_len, extend = self.config.max_len, self.config.extend
-        extend_input = draft_extend_input(batch, verdict, features_RF, pools.req_to_token, max_len, extend)
+        extend_input = draft_extend_input(
+            batch, verdict, features_RF, pools.req_to_token, self.config.length_limit, self.config.extend
+        )
         kv.record_tokens(batch, verdict, pools)
         return VerifyOutput(verdict, logits_RV, extend_input)
 
     def draft_extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
-        """Rewrite the drafter's KV of the accepted rows from the target's features: a fresh DraftInput."""
+        """Rewrite the drafter's KV of the accepted rows from the target's features, and make the next DraftInput."""
         return self.drafter.extend(batch, draft_extend_input, pools)

@@ -1,4 +1,4 @@
-"""The rows the drafter reads after prefill and after verify: tokens one place ahead of their features."""
+"""Rows of the drafter after prefill and after verify: each token with the target's features of the place before."""
 
 import torch
 
@@ -6,7 +6,7 @@ from specsim.core.phases import Batch, DraftExtendInput, PrefillInput, Verdict
 
 
 def shift_left(prefill: PrefillInput, next_tokens: torch.Tensor) -> torch.Tensor:
-    """Drafter ids after prefill, i64 [R]: ids without the first, then the token after the chunk (sglang#26329)."""
+    """Shift the ids of each chunk, i64 [R]: without its first id, then the token after the chunk (sglang#26329)."""
     shifted = prefill.input_ids.roll(-1)
     shifted[prefill.last_rows] = next_tokens.long()
     return shifted
@@ -17,8 +17,8 @@ def draft_extend_input(
 ) -> DraftExtendInput:
     """Gather along the accepted path: row j holds the token *after* node accept_index[b, j] and that node's features.
 
-    `fixed`: S+1 rows a request; a row past the path carries token 0 and the features of node 0. `ragged`: the path's
-    rows only. A row that has no slot, or stands at or beyond max_len, writes nothing.
+    extend `fixed`: S+1 rows for each request, those past the path with token 0 and the features of node 0. `ragged`:
+    the path's rows only. A row without a slot, or at or beyond max_len, writes nothing.
     """
     width = verdict.accept_index.shape[1]
     num_nodes = len(verdict.predict) // batch.size if batch.size else 0

@@ -1,4 +1,4 @@
-"""Where a round's KV lives: draft lanes, copied prefix tails, and the commit of the accepted path."""
+"""KV of a round: copied prefix tails, slots of the tree, and the commit of the accepted path."""
 
 import torch
 
@@ -9,16 +9,16 @@ from specsim.core.pool import KVPool
 
 
 def duplicate_tails(batch: Batch, config: SpecConfig, pools: KVPool) -> None:
-    """Copy the prefix tail's draft KV, content and not indices (sglang#7725), to lanes 1..K-1; once a round, before
-    drafting.
-    """
+    """Copy the prefix tail's draft KV, content and not indices (sglang#7725), to lanes 1..K-1, before drafting."""
+    if pools.draft is None:
+        return
     for row, length in batch.rows_and_lens:
         slots = pools.slots(row, tail_columns(length, config))
         pools.draft.move(slots[:1].expand_as(slots[1:]).flatten(), slots[1:].flatten())
 
 
 def tree_locations(batch: Batch, config: SpecConfig, pools: KVPool) -> torch.Tensor:
-    """Slots i64 [B, N] of columns L..L+N-1, where the tree stands."""
+    """Slots i64 [B, N] of the tree's columns L..L+N-1."""
     columns_BN = batch.seq_lens[:, None] + torch.arange(config.num_draft_tokens)
     return pools.slots(batch.req_pool_indices[:, None], columns_BN)
 
@@ -32,6 +32,6 @@ def commit(batch: Batch, cache_locations: torch.Tensor, verdict: Verdict, pools:
 
 
 def record_tokens(batch: Batch, verdict: Verdict, pools: KVPool) -> None:
-    """Note the accepted tokens, bonus last, at columns L+1..L+n+1."""
+    """Record the accepted tokens, bonus last, at columns L+1..L+n+1."""
     for (row, length), tokens in zip(batch.rows_and_lens, verdict.accepted_tokens(), strict=True):
         pools.record(row, length + 1 + torch.arange(len(tokens)), torch.tensor(tokens))

@@ -1,4 +1,4 @@
-"""The parts of a decoder layer, as functions of tensors by name."""
+"""Parts of a decoder layer, as functions of tensors by name."""
 
 import math
 from collections.abc import Mapping
@@ -12,10 +12,11 @@ from specsim.reference.attention import AttentionMetadata, attention
 
 
 class Weights:
-    """Tensors by name, seen from below a prefix."""
+    """Tensors under a name prefix."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], prefix: str = ""):
-        self._tensors, self._prefix = tensors, prefix
+    def __init__(self, tensors: Mapping[str, torch.Tensor], prefix: str = "") -> None:
+        self._tensors = tensors
+        self._prefix = prefix
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._tensors[self._prefix + name]
@@ -37,7 +38,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
-    """Rotary frequencies f32 [D/2]; rope type llama3 stretches the long wavelengths (Llama 3.1)."""
+    """Rotary frequencies θ^(-2i/D), f32 [D/2]; rope type llama3 stretches the long wavelengths (Llama 3.1)."""
     inverse = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2).float() / config.head_dim)
     scaling = config.rope_scaling
     if scaling.get("rope_type", "default") == "default":
@@ -49,11 +50,10 @@ def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
 
 
 def rotate(x_RAD: torch.Tensor, positions_R: torch.Tensor, inverse_D: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding, halves convention: pairs are (i, i + D/2). Angles in float32, as the checkpoints were
-    trained.
-    """
+    """Rotary embedding (arXiv 2104.09864) of pairs (i, i + D/2); angles in float32, as the checkpoints were trained."""
     angles = positions_R[:, None, None].float() * inverse_D
-    cos, sin = angles.cos().to(x_RAD.dtype), angles.sin().to(x_RAD.dtype)
+    cos = angles.cos().to(x_RAD.dtype)
+    sin = angles.sin().to(x_RAD.dtype)
     first, second = x_RAD.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
@@ -67,19 +67,20 @@ def self_attention(
     kv: KVBuffer,
     metadata: AttentionMetadata,
 ) -> torch.Tensor:
-    """Project, (norm each head,) rotate, write KV, attend, project back: [R, H]."""
+    """Project, norm each head (where there is a norm), rotate, write KV, attend, project back: [R, H]."""
     query = weights.project(x_RH, "q_proj").unflatten(-1, (-1, config.head_dim))
     key = weights.project(x_RH, "k_proj").unflatten(-1, (-1, config.head_dim))
     value = weights.project(x_RH, "v_proj").unflatten(-1, (-1, config.head_dim))
     if weights.get("q_norm.weight") is not None:
         query = rms_norm(query, weights["q_norm.weight"], config.rms_norm_eps)
         key = rms_norm(key, weights["k_norm.weight"], config.rms_norm_eps)
-    query, key = rotate(query, metadata.positions, inverse_D), rotate(key, metadata.positions, inverse_D)
+    query = rotate(query, metadata.positions, inverse_D)
+    key = rotate(key, metadata.positions, inverse_D)
     kv.write(layer, metadata.slots, key, value)
     attended = attention(query, layer, kv, metadata, config.window(layer))
     return weights.project(attended.flatten(1), "o_proj")
 
 
 def gated_mlp(x_RH: torch.Tensor, weights: Weights) -> torch.Tensor:
-    """down(silu(gate x) · up x)."""
+    """down(silu(gate x) · up x) (arXiv 2002.05202)."""
     return weights.project(silu(weights.project(x_RH, "gate_proj")) * weights.project(x_RH, "up_proj"), "down_proj")

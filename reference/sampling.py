@@ -1,4 +1,4 @@
-"""The law a row is sampled from: penalties, bias, mask, temperature, top-k, top-p, min-p applied in that order."""
+"""Distribution of a row's next token: penalties, bias, mask, temperature, top-k, top-p, min-p, in that order."""
 
 import torch
 
@@ -6,13 +6,13 @@ from specsim.core.phases import Sampling
 
 
 def topk(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest along the last dimension, largest first, ties to the lower index: (values, indices i64)."""
+    """Largest k along the last dimension, descending, ties to the lower index: (values, indices i64)."""
     ordered = torch.sort(values, dim=-1, descending=True, stable=True)
     return ordered.values[..., :k], ordered.indices[..., :k]
 
 
 def argmax(values: torch.Tensor) -> torch.Tensor:
-    """Index of the largest along the last dimension, the lowest of equals."""
+    """Index of the largest along the last dimension, ties to the lower index."""
     return topk(values, 1)[1][..., 0]
 
 
@@ -26,9 +26,9 @@ def adjust_logits(
 ) -> torch.Tensor:
     """Logits after penalties, bias and grammar mask, f64 [V].
 
-    context: i64, the tokens up to and including the row's own. Repetition divides positive and multiplies negative
-    logits of every token in the context; presence and frequency subtract once, and once a count, for tokens after the
-    prompt.
+    context: i64, the tokens up to and including the row's own. With n_x the count of x after the prompt:
+    z_x / repetition for z_x > 0, else z_x · repetition, for every x in the context (arXiv 1909.05858); then
+    - frequency · n_x - presence · [n_x > 0] + bias_x; -inf where x is not allowed.
     """
     logits_V = logits_V.double().clone()
     repetition = sampling.repetition_penalty[request]
@@ -42,7 +42,7 @@ def adjust_logits(
 
 
 def target_prob(adjusted_V: torch.Tensor, sampling: Sampling, request: int) -> torch.Tensor:
-    """The law of the next token at a row, f64 [V]; temperature 0 puts all mass on the argmax."""
+    """Distribution p of the next token, f64 [V]: softmax(adjusted / T), filtered; all mass on the argmax at T = 0."""
     temperature = float(sampling.temperature[request])
     if temperature == 0:
         return torch.nn.functional.one_hot(argmax(adjusted_V), len(adjusted_V)).double()
@@ -66,7 +66,7 @@ def _keep_top_k(prob_V: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def _keep_top_p(prob_V: torch.Tensor, p: float) -> torch.Tensor:
-    """The fewest most likely tokens whose mass reaches p: those with less than p before them."""
+    """Keep the fewest most likely tokens with mass of at least p: less than p is before each (arXiv 1904.09751)."""
     if p == 1:
         return prob_V
     ordered, order = topk(prob_V, len(prob_V))
@@ -76,12 +76,12 @@ def _keep_top_p(prob_V: torch.Tensor, p: float) -> torch.Tensor:
 
 
 def logprob(adjusted_V: torch.Tensor, sampling: Sampling, request: int, token: int) -> float:
-    """log softmax(adjusted / T)[token], T = 1 when greedy; filters do not enter."""
+    """log softmax(adjusted / T)[token], T = 1 when greedy, without filters."""
     temperature = float(sampling.temperature[request]) or 1.0
     return float(torch.log_softmax((adjusted_V - adjusted_V.max()) / temperature, dim=-1)[token])
 
 
 def inverse_cdf(weight_V: torch.Tensor, uniform: float) -> int:
-    """The first id with cdf > uniform · cdf[last] and mass; weights need not sum to one, some must be positive."""
+    """First id with cdf > uniform · cdf[last] and weight > 0; weights need not sum to one, one must be positive."""
     cdf_V = weight_V.cumsum(-1)
     return int(((cdf_V > uniform * cdf_V[-1]) & (weight_V > 0)).nonzero()[0])

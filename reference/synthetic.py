@@ -1,4 +1,4 @@
-"""How many drafts each request accepts this round where a schedule decides it (specsim.core.synthetic_acceptance)."""
+"""Number of drafts that a schedule accepts in each request's round (specsim.core.synthetic_acceptance)."""
 
 from collections.abc import Sequence
 
@@ -6,15 +6,15 @@ import torch
 
 from specsim.core.phases import Batch
 from specsim.core.synthetic_acceptance import ONE, SyntheticAcceptance
-from specsim.core.uniforms import Stream, seed_bits, words
+from specsim.core.uniforms import Part, Stream, seed_bits, words
 
 
 def accepting(num_rounds: int, shares: Sequence[int], phases: Sequence[int]) -> list[int]:
-    """How many of a request's first rounds accept at least 1, 2, ... drafts under minimum variance.
+    """Count the rounds, of a request's first r, that accept at least 1, 2, ... drafts under minimum variance.
 
-    Of c_0 = r rounds c_i = ⌊c_(i-1) s_i + u_i⌋ accept at least i drafts, where s_i is the share of those that accept
-    i - 1 which accept one more, and u_i in [0, 1) a phase of the request's own. As s_i ≤ 1, a round that accepts an
-    i-th draft has accepted those before it; over uniform phases c_i is r · s_1 … s_i in the mean, whatever r is.
+    c_0 = r, c_i = ⌊c_(i-1) s_i + u_i⌋: s_i is the share of the rounds with i - 1 accepted drafts that accept the i-th,
+    u_i in [0, 1) a phase of the request. As s_i ≤ 1, a round that accepts an i-th draft has accepted those before it;
+    the mean of c_i over uniform phases is r · s_1 … s_i.
     """
     counts = [num_rounds]
     for share, phase in zip(shares, phases, strict=True):
@@ -23,7 +23,7 @@ def accepting(num_rounds: int, shares: Sequence[int], phases: Sequence[int]) -> 
 
 
 def scheduled_drafts(batch: Batch, acceptance: SyntheticAcceptance) -> list[int]:
-    """Accepted drafts of each request's round, in [0, S], wherever its tree or its length does not allow less."""
+    """Drafts that each request's round accepts, in [0, S]; its tree or its length may allow fewer."""
     shares = acceptance.shares
     if acceptance.schedule == "independent":
         uniforms_B = _words(acceptance, batch.request_ids, batch.seq_lens, 0)
@@ -35,6 +35,6 @@ def scheduled_drafts(batch: Batch, acceptance: SyntheticAcceptance) -> list[int]
     ]
 
 
-def _words(acceptance: SyntheticAcceptance, request_ids, root_lens, depths) -> torch.Tensor:
-    """Random integers below ONE. No round has a root of length 0, so that phases share no name with uniforms."""
+def _words(acceptance: SyntheticAcceptance, request_ids: Part, root_lens: Part, depths: Part) -> torch.Tensor:
+    """Random integers below ONE; no round has a root of length 0, so phases share no name with uniforms."""
     return words(seed_bits(acceptance.seed), request_ids, Stream.SYNTHETIC, root_lens, depths)[0] >> 8

@@ -1,4 +1,4 @@
-"""The verify tree: parents, depths, masks and the first-child / next-sibling arrays that verify walks."""
+"""The verify tree: parents, depths, masks, and the first-child / next-sibling arrays."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -11,13 +11,13 @@ from specsim.reference.drafting import select
 
 
 class MalformedTree(ValueError):
-    """A parent list that is no tree; names the request and the node."""
+    """A parent list that is no tree, with request and node."""
 
 
 def parents_of(top_scores_index: list[int], parent_list: list[int], k: int, request: int = 0) -> list[int]:
-    """Node index of every node's parent, -1 for the root; node j ≥ 1 is candidate top_scores_index[j-1].
+    """Node index of each node's parent, -1 for the root; node j ≥ 1 is candidate top_scores_index[j-1].
 
-    Candidate f stands in block f // K of siblings; block 0 hangs from the root, block j from candidate parent_list[j].
+    Candidate f is in block f // K of siblings; the parent of block 0 is the root, of block j candidate parent_list[j].
     """
     node_of = {flat: node for node, flat in enumerate(top_scores_index, start=1)}
     if len(node_of) < len(top_scores_index):
@@ -39,14 +39,12 @@ def parents_of(top_scores_index: list[int], parent_list: list[int], k: int, requ
 
 
 def lane_parents(k: int, num_steps: int) -> list[int]:
-    """Parents of the static tree of sampled drafts: K children of the root, then one child of every lane a step, so
-    that lane l's node of depth d is 1 + (d-1)K + l.
-    """
+    """Parents of the static tree of sampled drafts: node 1 + (d-1)K + l is the one of depth d in lane l."""
     return [-1, *(max(0, node - k) for node in range(1, 1 + k * num_steps))]
 
 
 def depths_of(parents: list[int]) -> list[int]:
-    """Edges from the root."""
+    """Number of edges from the root to each node."""
     depths = [0]
     for parent in parents[1:]:
         depths.append(depths[parent] + 1)
@@ -54,7 +52,7 @@ def depths_of(parents: list[int]) -> list[int]:
 
 
 def visibility(parents: list[int]) -> torch.Tensor:
-    """bool [N, N]: a node sees the root, its ancestors and itself."""
+    """Mask bool [N, N] with which a node sees the root, its ancestors and itself."""
     mask = torch.eye(len(parents), dtype=torch.bool)
     for node, parent in enumerate(parents[1:], start=1):
         mask[node] |= mask[parent]
@@ -62,7 +60,7 @@ def visibility(parents: list[int]) -> torch.Tensor:
 
 
 def links(parents: list[int]) -> tuple[list[int], list[int]]:
-    """(first child, next sibling) of every node, siblings in ascending node index, -1 for none."""
+    """(first child, next sibling) of each node, siblings in ascending node index, -1 for none."""
     children = [[node for node, parent in enumerate(parents) if parent == this] for this in range(len(parents))]
     next_token = [own[0] if own else -1 for own in children]
     next_sibling = [-1] * len(parents)
@@ -79,9 +77,9 @@ def build(
     cache_locations: torch.Tensor,
     config: SpecConfig,
 ) -> VerifyInput:
-    """Select the N-1 best candidates of each request and lay them out below its bonus token; of sampled drafts all.
+    """Select the N-1 best candidates of each request, of sampled drafts all, and lay them out below its bonus token.
 
-    cache_locations: i64 [B, N], the slot of column L + j; a node at or beyond max_len loses its slot.
+    cache_locations: i64 [B, N], slot of column L + j; a node at or beyond max_len loses its slot.
     """
     num_nodes = config.num_draft_tokens
     top_scores_index = select(candidates.scores, num_nodes - 1)
@@ -93,7 +91,6 @@ def build(
         for request, (chosen, parent_list) in enumerate(rows)
     ]
     positions_BN = seq_lens[:, None] + _table([depths_of(own) for own in parents], num_nodes)
-    kept = torch.ones_like(positions_BN, dtype=torch.bool) if config.max_len is None else positions_BN < config.max_len
     root_score = 1.0 if config.score == "prob" else 0.0
     all_links = [links(own) for own in parents]
     return VerifyInput(
@@ -107,7 +104,7 @@ def build(
         retrieve_index=torch.arange(len(parents) * num_nodes).view(-1, num_nodes),
         retrieve_next_token=_table([first for first, _ in all_links], num_nodes),
         retrieve_next_sibling=_table([sibling for _, sibling in all_links], num_nodes),
-        cache_locations=torch.where(kept, cache_locations, -1).flatten(),
+        cache_locations=torch.where(positions_BN < config.length_limit, cache_locations, -1).flatten(),
         candidates=replace(candidates, draft_prob=None),
         draft_prob=candidates.draft_prob,
     )
@@ -118,14 +115,14 @@ def _table(rows: list[list[int]], width: int) -> torch.Tensor:
 
 
 def full_mask(mask_BNN: torch.Tensor, seq_lens: torch.Tensor) -> torch.Tensor:
-    """Layout FULL: flat bool, request after request N rows of L + N columns, the prefix columns true."""
+    """Mask in layout FULL: flat bool, request after request N rows of L + N columns, the prefix columns true."""
     rows = zip(mask_BNN, seq_lens.tolist(), strict=True)
     padded = [torch.nn.functional.pad(mask, (length, 0), value=True).flatten() for mask, length in rows]
     return torch.cat([mask_BNN[:0].flatten(), *padded])
 
 
 def bitpacked_mask(mask_BNN: torch.Tensor) -> torch.Tensor:
-    """Layout QLEN_BITPACKED: bit c of a row's word is column c.
+    """Mask in layout QLEN_BITPACKED: bit c of a row's word is column c.
 
     uint8 [B, N] for N ≤ 8, int16 for N ≤ 16, int32 for N ≤ 32, beyond that int32 [B, N, ceil(N/32)]; signed words
     carry the bits.

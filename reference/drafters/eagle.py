@@ -12,18 +12,21 @@ from specsim.reference.layers import Weights, gated_mlp, inverse_frequencies, rm
 
 
 class EagleHead:
-    """hidden = layers(fc(concat(embedding of token p+1, feature of p))); it imitates the tensor that the target's
-    head reads.
-    """
+    """hidden = layers(fc(concat(embedding of token i+1, feature of i))), which imitates the feature of i+1."""
 
-    d2t = None
+    d2t: torch.Tensor | None = None
 
-    def __init__(self, config: DrafterConfig, tensors: Mapping[str, torch.Tensor], target: Target, dtype: torch.dtype):
-        self._model, self._target = config.model, target
+    def __init__(
+        self, config: DrafterConfig, tensors: Mapping[str, torch.Tensor], target: Target, dtype: torch.dtype
+    ) -> None:
+        self._model = config.model
+        self._target = target
         self._weights = Weights({name: tensor.to(dtype) for name, tensor in tensors.items()})
         self._inverse_D = inverse_frequencies(config.model)
-        self.kv_layout, self.feature_layers = config.model.kv_layout, config.feature_layers
-        self.hidden_size, self.draft_vocab_size = config.model.hidden_size, config.draft_vocab_size
+        self.kv_layout = config.model.kv_layout
+        self.feature_layers = config.feature_layers
+        self.hidden_size = config.model.hidden_size
+        self.draft_vocab_size = config.draft_vocab_size
 
     def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
         return features_RF
@@ -38,8 +41,9 @@ class EagleHead:
         return hidden_RH
 
     def _layer(self, hidden_RH: torch.Tensor, layer: int, metadata: AttentionMetadata, kv: KVBuffer) -> torch.Tensor:
-        """A Llama layer whose first has no norm before its attention."""
-        weights, eps = self._weights.under(f"layers.{layer}"), self._model.rms_norm_eps
+        """Llama layer; the first has no norm before its attention."""
+        weights = self._weights.under(f"layers.{layer}")
+        eps = self._model.rms_norm_eps
         normed = rms_norm(hidden_RH, weights["input_layernorm.weight"], eps) if layer else hidden_RH
         hidden_RH = hidden_RH + self_attention(
             normed, weights.under("self_attn"), self._model, self._inverse_D, layer, kv, metadata

@@ -12,17 +12,23 @@ from specsim.reference.layers import Weights, gated_mlp, inverse_frequencies, rm
 
 
 class Eagle3Head:
-    """hidden is fc(target features) at first and the layer's own output, before `norm`, from then on."""
+    """hidden is fc(target features) of the target's rows, and the layer's output before `norm` of drafted rows."""
 
-    def __init__(self, config: DrafterConfig, tensors: Mapping[str, torch.Tensor], target: Target, dtype: torch.dtype):
-        self._config, self._model = config, config.model
+    def __init__(
+        self, config: DrafterConfig, tensors: Mapping[str, torch.Tensor], target: Target, dtype: torch.dtype
+    ) -> None:
+        self._config = config
+        self._model = config.model
         floating = {name: tensor.to(dtype) for name, tensor in tensors.items() if tensor.is_floating_point()}
-        self._weights, self.d2t = Weights(floating), tensors.get("d2t")
+        self._weights = Weights(floating)
+        self.d2t = tensors.get("d2t")
         own = self._weights.get("embed_tokens.weight")
         self._embedding = target.embedding if own is None else own
         self._inverse_D = inverse_frequencies(config.model)
-        self.kv_layout, self.feature_layers = config.model.kv_layout, config.feature_layers
-        self.hidden_size, self.draft_vocab_size = config.model.hidden_size, config.draft_vocab_size
+        self.kv_layout = config.model.kv_layout
+        self.feature_layers = config.feature_layers
+        self.hidden_size = config.model.hidden_size
+        self.draft_vocab_size = config.draft_vocab_size
 
     def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
         return self._weights.project(features_RF, "fc")
@@ -30,7 +36,8 @@ class Eagle3Head:
     def forward(
         self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
     ) -> torch.Tensor:
-        weights, eps = self._weights.under("midlayer"), self._model.rms_norm_eps
+        weights = self._weights.under("midlayer")
+        eps = self._model.rms_norm_eps
         embedded = rms_norm(self._embedding[input_ids_R], weights["input_layernorm.weight"], eps)
         normed = rms_norm(hidden_RH, weights["hidden_norm.weight"], eps)
         residual = normed if self._config.norm_before_residual else hidden_RH

@@ -7,12 +7,12 @@ from specsim.core.pool import KVPool
 
 
 class NoDrafter:
-    """The drafter protocol with nothing to propose."""
+    """A drafter with nothing to propose."""
 
     kv_layout = None
-    feature_layers = ()
+    feature_layers: tuple[int, ...] = ()
 
-    def __init__(self, dtype: torch.dtype):
+    def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
 
     def seed(

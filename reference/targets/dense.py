@@ -13,7 +13,7 @@ from specsim.reference.layers import Weights, gated_mlp, inverse_frequencies, rm
 class DenseTarget:
     """The target protocol of specsim.core.target over a Hugging Face checkpoint's tensors."""
 
-    def __init__(self, config: ModelConfig, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype):
+    def __init__(self, config: ModelConfig, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
         self.config = config
         self._weights = Weights({name: tensor.to(dtype) for name, tensor in tensors.items()})
         self._inverse_D = inverse_frequencies(config)
@@ -25,7 +25,8 @@ class DenseTarget:
     def forward(
         self, input_ids_R: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer, feature_layers: tuple[int, ...]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden_RH, entering = self.embedding[input_ids_R], []
+        hidden_RH = self.embedding[input_ids_R]
+        entering = []
         for layer in range(self.config.num_layers):
             entering.append(hidden_RH)
             hidden_RH = self._layer(hidden_RH, layer, metadata, kv)
@@ -34,7 +35,8 @@ class DenseTarget:
         return hidden_RH, features
 
     def _layer(self, hidden_RH: torch.Tensor, layer: int, metadata: AttentionMetadata, kv: KVBuffer) -> torch.Tensor:
-        weights, eps = self._weights.under(f"model.layers.{layer}"), self.config.rms_norm_eps
+        weights = self._weights.under(f"model.layers.{layer}")
+        eps = self.config.rms_norm_eps
         normed = rms_norm(hidden_RH, weights["input_layernorm.weight"], eps)
         hidden_RH = hidden_RH + self_attention(
             normed, weights.under("self_attn"), self.config, self._inverse_D, layer, kv, metadata

@@ -7,7 +7,7 @@ from specsim.core.config import SamplingParams
 from specsim.core.phases import Batch
 from specsim.core.uniforms import draft_uniforms, gumbel_noise
 from specsim.fast.vocabulary import draft_distribution as fast
-from specsim.reference.drafting import draft_law, draft_topk, sampled
+from specsim.reference.drafting import draft_distribution, draft_topk, sampled
 
 PARAMS = [
     SamplingParams(temperature=1.0, seed=3),
@@ -47,7 +47,7 @@ def test_first_drafts_are_the_references(vocabulary, is_gumbel, count, device, s
     """With lengths that are still to be added to, as in draft-extend; a greedy request keeps its best."""
     logits_RV, batch, d2t, t2d = rows(vocabulary, 1)
     best, counts = draft_topk(logits_RV, count, d2t), torch.tensor([1, 2, 3, 4], dtype=torch.int32)
-    law = draft_law(logits_RV, batch.sampling.temperature, d2t, None, vocabulary[1])
+    law = draft_distribution(logits_RV, batch.sampling.temperature, d2t, None, vocabulary[1])
     root_lens = batch.seq_lens + counts
     noise = gumbel_noise(batch.seeds, batch.request_ids, root_lens + 1, vocabulary[1]) if is_gumbel else None
     uniforms = draft_uniforms(batch.seeds, batch.request_ids, root_lens, 0, count)
@@ -70,7 +70,7 @@ def test_drafts_of_a_step_are_the_references(vocabulary, is_gumbel, num_lanes, d
     slots[-1] = -1
     best = draft_topk(logits_RV, 1, d2t, slots)
     temperature = batch.sampling.temperature.repeat_interleave(num_lanes)
-    law = draft_law(logits_RV, temperature, d2t, slots, vocabulary[1])
+    law = draft_distribution(logits_RV, temperature, d2t, slots, vocabulary[1])
     noise = gumbel_noise(batch.seeds, batch.request_ids, batch.seq_lens + 3, vocabulary[1]) if is_gumbel else None
     uniforms = draft_uniforms(batch.seeds, batch.request_ids, batch.seq_lens, 2, num_lanes)
     expected = sampled(best, law, uniforms.view(-1, 1), noise)

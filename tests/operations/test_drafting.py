@@ -20,7 +20,7 @@ from specsim.fast.vocabulary import topk as fast_topk
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
 from specsim.reference.drafting import (
     child_scores,
-    draft_law,
+    draft_distribution,
     draft_topk,
     parent_ids,
     root_scores,
@@ -574,7 +574,7 @@ SAMPLES, FALSE_ALARM = 2500, 1e-6
 def test_draft_law_is_the_softmax_at_the_temperature_by_target_id():
     """Draft ids 0, 1, 2 are target ids 1, 2, 4; the third row is greedy and the last was dropped."""
     d2t, slots = torch.tensor([1, 1, 2]), torch.tensor([3, 0, 5, -1])
-    law = draft_law(LOGITS_RV, torch.tensor([1.0, 0.5, 0.0, 1.0]).double(), d2t, slots, V)
+    law = draft_distribution(LOGITS_RV, torch.tensor([1.0, 0.5, 0.0, 1.0]).double(), d2t, slots, V)
     assert law.dtype == torch.float32
     expected = torch.zeros(4, V)
     expected[0, [1, 2, 4]] = LOGITS_RV[0].softmax(-1)
@@ -583,7 +583,7 @@ def test_draft_law_is_the_softmax_at_the_temperature_by_target_id():
 
 
 def test_draft_law_of_the_coldest_temperature_is_a_point():
-    law = draft_law(LOGITS_RV[:1], torch.tensor([5e-324], dtype=torch.float64), None, None, 3)
+    law = draft_distribution(LOGITS_RV[:1], torch.tensor([5e-324], dtype=torch.float64), None, None, 3)
     assert law.tolist() == [[0.0, 1.0, 0.0]]
 
 

@@ -70,10 +70,10 @@ def _law(params: SamplingParams, config: SpecConfig) -> dict[tuple[int, ...], fl
 
 def _sampled(batch: Batch, config: SpecConfig) -> tuple[torch.Tensor, torch.Tensor]:
     """Drafts i64 [B, K] and their law f32 [B, 1, V]: likely is what the target finds unlikely."""
-    from specsim.reference.drafting import draft_law, draft_topk, sampled
+    from specsim.reference.drafting import draft_distribution, draft_topk, sampled
 
     logits_BV = -torch.tensor(LOGITS[0]).expand(batch.size, -1)
-    law_BV = draft_law(logits_BV, batch.sampling.temperature, None, None, VOCAB)
+    law_BV = draft_distribution(logits_BV, batch.sampling.temperature, None, None, VOCAB)
     best, names = draft_topk(logits_BV, config.topk, None), (batch.seeds, batch.request_ids)
     if config.verifier == "gumbel":
         return sampled(best, law_BV, None, gumbel_noise(*names, batch.seq_lens + 1, VOCAB))[1], None
