@@ -1,4 +1,4 @@
-"""specsim accept: what the shipped drafters get accepted."""
+"""specsim accept: measure the acceptance of the shipped drafters."""
 
 from typing import Annotated
 
@@ -9,11 +9,11 @@ from specsim.core.config import SamplingParams
 
 
 def accept(
-    prompts: Annotated[int | None, typer.Option(help="How many of the shipped prompts.", show_default="all")] = None,
+    prompts: Annotated[int | None, typer.Option(help="Number of shipped prompts.", show_default="all")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="New tokens a prompt.")] = 64,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Measure what the shipped drafters get accepted (some minutes)."""
+    """Measure acceptance of the shipped drafters (some minutes)."""
     from specsim.acceptance.study import measure, show
     from specsim.core.display import stdout_console
     from specsim.core.files import check_writable, write_json

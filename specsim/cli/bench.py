@@ -1,4 +1,4 @@
-"""specsim bench: the fast column timed on a GPU."""
+"""specsim bench: time the fast implementation on a GPU."""
 
 from typing import Annotated, Any
 
@@ -8,7 +8,7 @@ from specsim.cli import options
 
 
 def bench(
-    suite: Annotated[str, typer.Option(help="What is timed.", metavar="kernels|round|scale|baselines")],
+    suite: Annotated[str, typer.Option(help="Operations that are timed.", metavar="kernels|round|scale|baselines")],
     shape: Annotated[str, typer.Option(help="Of the model, by name or config.json; weights random.")] = "llama-3-8b",
     only: Annotated[
         str, typer.Option(help="Groups of rows whose name holds this text.", show_default="all of the suite")
@@ -20,7 +20,10 @@ def bench(
     ] = None,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Time the fast column on a GPU, each figure behind its equality check (exit status 1: one failed)."""
+    """Time kernels and rounds on a GPU, after equality checks.
+
+    Exit status 1: a check failed.
+    """
     _bench(locals())
 
 

@@ -6,7 +6,7 @@ DEMO_PROMPTS = 6
 
 
 def demo() -> None:
-    """Watch tree speculation on the shipped pair (under a minute)."""
+    """Watch speculation on the shipped pair (under a minute)."""
     from specsim.cli.walkthrough import run
     from specsim.core.display import stdout_console
     from specsim.models.load import load

@@ -1,20 +1,26 @@
-"""specsim diff: the fast column compared with the reference."""
+"""specsim diff: compare the fast implementation with the reference."""
 
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specsim.cli import options
+from specsim.cli.option_groups import TreeGroup, flat, with_groups
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError
 
-_TREE, _GREEDY = SpecConfig(), SamplingParams()
+if TYPE_CHECKING:
+    from specsim.correctness.differential.cell import Cell
+
+_GREEDY = SamplingParams()
 
 
+@with_groups
 def diff(
+    *,
     grid: Annotated[
         str | None,
         typer.Option(
@@ -24,30 +30,24 @@ def diff(
         ),
     ] = None,
     cell: Annotated[str | None, typer.Option(help="Only this cell of the grid, as a divergence names it.")] = None,
-    drafter: Annotated[str, typer.Option(help="Who drafts.", metavar="eagle|eagle3")] = "eagle3",
+    drafter: Annotated[str, typer.Option(help="Drafter architecture.", metavar="eagle|eagle3")] = "eagle3",
     family: Annotated[
-        str, typer.Option(help="Whose layers.", metavar="llama|qwen3|mistral|noisy|twins|shipped")
+        str, typer.Option(help="Layers of the target.", metavar="llama|qwen3|mistral|noisy|twins|shipped")
     ] = "llama",
-    topk: options.Topk = _TREE.topk,
-    num_steps: options.NumSteps = _TREE.num_steps,
-    num_draft_tokens: options.NumDraftTokens = _TREE.num_draft_tokens,
-    verifier: options.Verifier = _TREE.verifier,
-    page_size: options.PageSize = _TREE.page_size,
-    draft_kv: options.DraftKV = _TREE.draft_kv,
-    extend: options.Extend = _TREE.extend,
-    release: options.Release = _TREE.release,
+    tree: TreeGroup,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = _GREEDY.temperature,
     batch: Annotated[int, typer.Option(help="Requests.")] = 3,
     regex: Annotated[
-        str | None, typer.Option(help="What every other request's output has to match; with --family shipped.")
+        str | None, typer.Option(help="Expression that every other output has to match; with --family shipped.")
     ] = None,
-    graph: Annotated[str, typer.Option(help="What is replayed.", metavar="eager|step|phase|round")] = "eager",
+    graph: Annotated[str, typer.Option(help="Graphs that are replayed.", metavar="eager|step|phase|round")] = "eager",
     free: Annotated[
-        bool, typer.Option("--free", help="Let columns keep their own states, not start each phase from one.")
+        bool, typer.Option("--free", help="Let implementations keep their own states between phases.")
     ] = False,
-    impl: Annotated[str, typer.Option(help="Which column is checked.", metavar="fast|reference")] = "fast",
+    impl: Annotated[str, typer.Option(help="Implementation that is checked.", metavar="fast|reference")] = "fast",
     device: Annotated[
-        str | None, typer.Option(help="Where it runs.", metavar="cpu|cuda", show_default="a GPU if there is one")
+        str | None,
+        typer.Option(help="Its device.", metavar="cpu|cuda", show_default="a GPU if there is one"),
     ] = None,
     dtype: Annotated[str, typer.Option(help="Of weights and KV.", metavar="float32|bfloat16")] = "float32",
     shard: Annotated[str | None, typer.Option(help="Every n-th cell from the i-th.", metavar="i/n")] = None,
@@ -55,12 +55,15 @@ def diff(
     resume: Annotated[bool, typer.Option("--resume", help="Keep the cells that are in --json.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write results here, cell by cell.")] = None,
 ) -> None:
-    """Compare the fast column with the reference, phase by phase (exit status 1: not equal)."""
-    _diff(locals())
+    """Compare fast with the reference, phase by phase.
+
+    Exit status 1: not equal.
+    """
+    _diff(flat(locals()))
 
 
 def _diff(given: dict[str, Any]) -> None:
-    """A grid brings its own settings: with it only what says what to run where may be given."""
+    """Run a grid, which takes no option of a cell, or the one cell of the options."""
     from specsim.core.display import stdout_console
     from specsim.core.files import check_writable
     from specsim.correctness import differential
@@ -68,7 +71,8 @@ def _diff(given: dict[str, Any]) -> None:
     from specsim.correctness.differential.pairs import FAMILIES, KINDS
     from specsim.correctness.differential.report import show
 
-    name, config = given["grid"], options.pick(SpecConfig, given)
+    name = given["grid"]
+    config = options.pick(SpecConfig, given)
     run = {key: given[key] for key in ("impl", "dtype", "device", "shard", "jobs", "resume", "json_file")}
     if name is not None:
         for key, parameter in signature(diff).parameters.items():
@@ -76,7 +80,8 @@ def _diff(given: dict[str, Any]) -> None:
                 raise InputError(key, given[key], f"{parameter.default}, the default, with a grid")
         cells = differential.grid(name)
         if given["cell"] is not None:
-            name, cells = "one cell", tuple(each for each in cells if each.id == given["cell"])
+            name = "one cell"
+            cells = tuple(each for each in cells if each.id == given["cell"])
             if not cells:
                 raise InputError("cell", given["cell"], f"the name of a cell of the grid {given['grid']}")
     elif given["cell"] is not None:
@@ -87,7 +92,8 @@ def _diff(given: dict[str, Any]) -> None:
                 raise InputError(key, given[key], " or ".join(known))
         if given["impl"] == "reference" and given["graph"] != "eager":
             raise InputError("graph", given["graph"], "eager with impl reference, which replays nothing")
-        pair, mode = f"{given['drafter']}-{given['family']}", "free" if given["free"] else "lockstep"
+        pair = f"{given['drafter']}-{given['family']}"
+        mode = "free" if given["free"] else "lockstep"
         cell = one_cell(config, given["temperature"], pair, given["batch"], mode, given["graph"])
         cells = (cell if given["regex"] is None else _constrained(cell, given["regex"]),)
     check_writable(given["json_file"])
@@ -97,8 +103,8 @@ def _diff(given: dict[str, Any]) -> None:
         raise typer.Exit(1)
 
 
-def _constrained(cell, pattern: str):
-    """The cell with every other request under the expression, from the first on."""
+def _constrained(cell: "Cell", pattern: str) -> "Cell":
+    """Put every other request of a cell under an expression, from the first on."""
     from specsim.correctness.differential.pairs import make_pair
     from specsim.serving.guidance import Guidance
 

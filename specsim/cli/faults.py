@@ -1,4 +1,4 @@
-"""specsim faults: the fault catalogue."""
+"""specsim faults: run the fault catalogue."""
 
 from typing import Annotated
 
@@ -13,9 +13,9 @@ def faults(
     device: options.Device = None,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Plant known defects one by one, and see that each is found (exit status 1: not all).
+    """Inject known faults, and see that each is detected.
 
-    Each is planted in a copy of the package and judged in a process of its own.
+    Each goes into a copy of the package and is checked in a process of its own. Exit status 1: one is not detected.
     """
     given = locals()
     from dataclasses import replace

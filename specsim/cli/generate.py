@@ -1,36 +1,29 @@
-"""specsim generate: a text continued, and what speculation made of it."""
+"""specsim generate: continue a text."""
 
+import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specsim.cli import options
-from specsim.core.config import SamplingParams, SpecConfig
+from specsim.cli.option_groups import EngineGroup, PairGroup, TreeGroup, flat, with_groups
+from specsim.core.config import SamplingParams
 from specsim.core.errors import InputError
-from specsim.core.synthetic_acceptance import SCHEDULES
 
-_TREE, _GREEDY = SpecConfig(), SamplingParams()
+if TYPE_CHECKING:
+    from specsim.core.pair import Pair
+    from specsim.serving.generation import Generation
+    from specsim.serving.guidance import Guidance
+
+_GREEDY = SamplingParams()
 
 
+@with_groups
 def generate(
-    impl: options.Impl = "reference",
-    drafter: options.Drafter = None,
-    topk: options.Topk = _TREE.topk,
-    num_steps: options.NumSteps = _TREE.num_steps,
-    num_draft_tokens: options.NumDraftTokens = _TREE.num_draft_tokens,
-    verifier: options.Verifier = _TREE.verifier,
-    page_size: options.PageSize = _TREE.page_size,
-    draft_kv: options.DraftKV = _TREE.draft_kv,
-    extend: options.Extend = _TREE.extend,
-    release: options.Release = _TREE.release,
-    max_len: options.MaxLen = None,
-    target: options.Target = None,
-    draft: options.Draft = None,
-    draft_field: options.DraftField = None,
-    shape: options.Shape = None,
-    accept_rates: options.AcceptRates = None,
-    accept_schedule: options.AcceptSchedule = SCHEDULES[0],
+    *,
+    tree: TreeGroup,
+    pair: PairGroup,
     prompt: Annotated[str | None, typer.Option(help="Text to continue.", show_default="a shipped one")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="UTF-8 file to continue, one text.")] = None,
     prompt_length: Annotated[
@@ -45,68 +38,79 @@ def generate(
     presence_penalty: Annotated[float, typer.Option(help="From -2 to 2.")] = _GREEDY.presence_penalty,
     frequency_penalty: Annotated[float, typer.Option(help="From -2 to 2.")] = _GREEDY.frequency_penalty,
     seed: Annotated[int, typer.Option(help="Names the random stream, 0 to 2^64 - 1.")] = _GREEDY.seed,
-    regex: options.Regex = None,
-    json_schema: options.JsonSchema = None,
-    dtype: options.Dtype = "float32",
-    device: options.Device = None,
-    graph: options.Graph = None,
-    bucket: options.Bucket = None,
-    batch_invariant: options.BatchInvariant = False,
+    regex: Annotated[
+        str | None, typer.Option(help="Expression that the output has to match.", show_default="any text")
+    ] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(help="File with a JSON schema that the output has to match.", show_default="any text")
+    ] = None,
+    engine: EngineGroup,
     json_file: options.JsonFile = None,
 ) -> None:
     """Continue a text, and show what speculation made of it."""
-    given = locals()
-    config, sampling = options.speculation(given), options.pick(SamplingParams, given)
-    engine = options.engine_options(given)
-    acceptance = options.acceptance(given)
-    text = None if shape is not None else _read_prompt(prompt, prompt_file)
+    given = flat(locals())
+    config = pair.config(tree)
+    sampling = options.pick(SamplingParams, given)
+    engine_options = engine.options()
+    acceptance = pair.acceptance(tree.num_steps)
+    text = None if pair.shape is not None else _read_prompt(prompt, prompt_file)
     _check_prompt(given)
-    _generate(given, text, config, sampling, engine=engine, acceptance=acceptance)
-
-
-def _generate(
-    given: dict[str, Any], text: str | None, config: SpecConfig, sampling: SamplingParams, **how: Any
-) -> None:
-    from specsim.core.display import metrics_rows, output_text, print_table, stdout_console
-    from specsim.core.files import check_files, write_json
+    from specsim.core.files import check_files
     from specsim.core.provenance import now
     from specsim.serving.generation import generate as continue_texts
 
-    check_files({name: given[name] for name in ("prompt_file", "json_schema")}, json=given["json_file"])
+    check_files({"prompt_file": prompt_file, "json_schema": json_schema}, json=json_file)
     made = {
         "command": options.command("specsim generate", generate, given, without=("json_file",)),
         "date": now(),
-        **{name: given[name] for name in ("impl", "dtype")},
+        "impl": engine.impl,
+        "dtype": engine.dtype,
     }
-    pair = options.pair(given)
-    prompts = [_random_prompt(pair, given["prompt_length"])] if text is None else text
-    grammar = options.grammar(given, pair)
-    generation = continue_texts(pair, prompts, config, sampling, grammars=grammar, progress=True, **how)
+    loaded = pair.load(engine)
+    prompts = [_random_prompt(loaded, prompt_length)] if text is None else text
+    grammar = _grammar(given, loaded)
+    generation = continue_texts(
+        loaded,
+        prompts,
+        config,
+        sampling,
+        grammars=grammar,
+        engine=engine_options,
+        acceptance=acceptance,
+        progress=True,
+    )
+    _report(loaded.name, generation, json_file, made)
+
+
+def _report(name: str, generation: "Generation", json_file: Path | None, made: dict[str, Any]) -> None:
+    from specsim.core.display import metrics_rows, output_text, print_table, stdout_console
+    from specsim.core.files import write_json
+
     console = stdout_console()
     try:
         console.out(output_text(generation.outputs[0]), highlight=False)
         console.print()
-        print_table(console, (), [("pair", pair.name), *metrics_rows(generation)])
+        print_table(console, (), [("pair", name), *metrics_rows(generation)])
     finally:  # neither a closed terminal nor a full disk costs the other its result
-        write_json(given["json_file"], made | {"pair": pair.name} | generation.to_json())
+        write_json(json_file, made | {"pair": name} | generation.to_json())
 
 
 def _check_prompt(given: dict[str, Any]) -> None:
-    """Weights with a tokenizer continue a text, random ones random tokens."""
+    """Refuse a text with random weights, and a length without them."""
     has_shape = given["shape"] is not None
     for name in ("prompt", "prompt_file") if has_shape else ("prompt_length",):
         if given[name] is not None:
             raise InputError(name, str(given[name]), f"none {'with' if has_shape else 'without'} --shape")
 
 
-def _random_prompt(pair: Any, length: int | None) -> list[int]:
+def _random_prompt(pair: "Pair", length: int | None) -> list[int]:
     from specsim.models.shapes import random_prompt
 
     return random_prompt(pair.target.config.vocab_size, 128 if length is None else length)
 
 
 def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
-    """The one text that was given, else the first shipped prompt."""
+    """Give the text of an option, or the first shipped prompt."""
     if prompt_file is not None:
         if prompt is not None:
             raise InputError("prompt_file", str(prompt_file), "one of --prompt and --prompt-file")
@@ -126,3 +130,28 @@ def _read_prompt_file(path: Path) -> str:
     if not text:
         raise InputError("prompt_file", str(path), f"{allowed} (it is empty)")
     return text
+
+
+def _grammar(given: dict[str, Any], pair: "Pair") -> "Guidance | None":
+    """Make the grammar that the output has to match; None: it is free."""
+    pattern: str | None = given["regex"]
+    file: Path | None = given["json_schema"]
+    if pattern is None and file is None:
+        return None
+    if given["accept_rates"] is not None:
+        name = "json_schema" if pattern is None else "regex"
+        raise InputError(name, str(given[name]), "none with --accept-rates, which asks no target")
+    from specsim.core.files import read_text
+    from specsim.serving.guidance import Guidance
+
+    if file is None:
+        return Guidance.regex(pair, pattern or "")
+    if pattern is not None:
+        raise InputError("json_schema", str(file), "one of --regex and --json-schema")
+    allowed = "a file with a JSON schema"
+    text = read_text(file, "json_schema", allowed)
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError("json_schema", str(file), f"{allowed} ({error})") from error
+    return Guidance.json_schema(pair, schema)

@@ -1,10 +1,12 @@
-"""The command line: what runs the commands of specsim.cli, and what comes of errors."""
+"""The command line: its commands, and its sentences for errors."""
 
 import os
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from itertools import pairwise
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -27,17 +29,19 @@ from specsim.cli.soak import soak
 from specsim.cli.sweep import sweep
 from specsim.core.errors import InputError
 
-# What runs models so small that threads only wait for each other; libraries read the number when they are loaded.
+# Commands of models so small that threads only wait for each other; libraries read the number when they are loaded.
 SMALL = {"demo", "soak", "accept", "diff", "certify", "conformance", "sampling-test", "predict"}
-_UsageError = typer.BadParameter.__base__  # of the click that typer brings along
+# The usage error of typer's own click, which typer does not export.
+_UsageError: type[Exception] = next(each for each in typer.BadParameter.__mro__ if each.__name__ == "UsageError")
 _KINDS = {"integer": "an integer", "int": "an integer", "number": "a number", "float": "a number"}
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line. Exit status: 1 where an equality fails, 2 for bad input, 130 when interrupted."""
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - closed by whoever started this program
-    sys.stdout.reconfigure(errors="replace")
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - as long as the process lives
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         try:
             status = app(arguments, prog_name="specsim", standalone_mode=False)
@@ -61,8 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(InputError("the memory of this setting", "more than there is", "smaller pages, trees or lengths"))
 
 
-def _sentence(error: Exception, words: Sequence[str]) -> InputError | str:
-    """What the command line itself refuses, in the words of every other refusal where a value is of another type."""
+def _sentence(error: Any, words: Sequence[str]) -> InputError | str:
+    """Phrase a usage error, as an InputError where the value of an option has another type."""
     names = getattr(getattr(error, "param", None), "opts", ())
     given = [after for before, after in pairwise(words) if before in names]
     given += [value for name, _, value in (word.partition("=") for word in words) if name in names and value]
@@ -78,7 +82,7 @@ def _fail(error: InputError | str) -> None:
 
 
 def _discard_stdout() -> None:
-    """What is still buffered goes nowhere, so that the interpreter's last flush does not fail again."""
+    """Drop buffered output, so that the interpreter's last flush does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,26 +1,32 @@
-"""specsim run: a file of requests, served."""
+"""specsim run: serve a file of requests."""
 
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specsim.cli import options
-from specsim.core.config import ServingConfig, SpecConfig
+from specsim.cli.option_groups import EngineGroup, PairGroup, TreeGroup, flat, with_groups
+from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError
-from specsim.core.synthetic_acceptance import SCHEDULES
 
-_TREE, _SERVING = SpecConfig(), ServingConfig()
+if TYPE_CHECKING:
+    from specsim.core.engine import Engine
+    from specsim.core.pair import Pair
+
+_SERVING = ServingConfig()
 
 
+@with_groups
 def run(
+    *,
     requests: Annotated[
         Path | None, typer.Option(help="JSON lines, a request a line.", show_default="the shipped ones")
     ] = None,
     skip_bad_lines: Annotated[
-        bool, typer.Option("--skip-bad-lines", help="Tell bad lines, and run the others.")
+        bool, typer.Option("--skip-bad-lines", help="List bad lines, and run the others.")
     ] = False,
     schedule: Annotated[
         str, typer.Option(help="Results are read in their step, or one later.", metavar="sync|overlap")
@@ -32,7 +38,7 @@ def run(
     ] = _SERVING.chunk_tokens,
     prefix_cache: Annotated[bool, typer.Option(help="Keep KV for equal prefixes.")] = _SERVING.prefix_cache,
     preemption: Annotated[
-        str, typer.Option(help="Who gives way when slots run out.", metavar="latest|shortest|longest")
+        str, typer.Option(help="Request preempted when slots run out.", metavar="latest|shortest|longest")
     ] = _SERVING.preemption,
     compare: Annotated[
         bool,
@@ -40,86 +46,73 @@ def run(
             "--compare", help="Both schedules, prefix cache off and on: exit status 1 unless each request is as alone."
         ),
     ] = False,
-    impl: options.Impl = "reference",
-    drafter: options.Drafter = None,
-    topk: options.Topk = _TREE.topk,
-    num_steps: options.NumSteps = _TREE.num_steps,
-    num_draft_tokens: options.NumDraftTokens = _TREE.num_draft_tokens,
-    verifier: options.Verifier = _TREE.verifier,
-    page_size: options.PageSize = _TREE.page_size,
-    draft_kv: options.DraftKV = _TREE.draft_kv,
-    extend: options.Extend = _TREE.extend,
-    release: options.Release = _TREE.release,
-    max_len: options.MaxLen = None,
-    target: options.Target = None,
-    draft: options.Draft = None,
-    draft_field: options.DraftField = None,
-    shape: options.Shape = None,
-    accept_rates: options.AcceptRates = None,
-    accept_schedule: options.AcceptSchedule = SCHEDULES[0],
-    dtype: options.Dtype = "float32",
-    device: options.Device = None,
-    graph: options.Graph = None,
-    bucket: options.Bucket = None,
-    batch_invariant: options.BatchInvariant = False,
+    tree: TreeGroup,
+    pair: PairGroup,
+    engine: EngineGroup,
     json_file: options.JsonFile = None,
     trace: Annotated[Path | None, typer.Option(help="Write what happened, step by step, as Parquet.")] = None,
 ) -> None:
-    """Serve a file of requests that come and go, and show what came of each.
+    """Serve a file of requests that come and go.
 
     Try: specsim run --slots 896 --chunk-tokens 24 --compare
     """
-    given = locals()
-    config = options.speculation(given)
+    given = flat(locals())
+    config = pair.config(tree)
     with options.told_as(num_slots="slots"):
         serving = options.pick(ServingConfig, given | {"num_slots": slots})
-        _run(given, config, serving)
+        engine_options = engine.options()
+        acceptance = pair.acceptance(tree.num_steps)
+        _check_run(given)
+        from specsim.serving.generation import load_engine
+
+        loaded = pair.load(engine)
+        running = load_engine(loaded, config, engine_options, acceptance=acceptance)
+        if engine.bucket is not None and engine.bucket < serving.max_running:
+            raise InputError("bucket", engine.bucket, f"at least max_running, {serving.max_running}")
+        is_equal = _serve(given, loaded, running, serving)
+    if not is_equal:
+        raise typer.Exit(1)
 
 
-def _run(given: dict[str, Any], config: SpecConfig, serving: ServingConfig) -> None:
+def _serve(given: dict[str, Any], pair: "Pair", engine: "Engine", serving: ServingConfig) -> bool:
+    """Serve the requests, and write and show the result; False if a comparison found a difference."""
     from specsim.core.display import stdout_console
     from specsim.core.files import write_json
     from specsim.core.provenance import now, versions
     from specsim.correctness.invariance.modes import compare
     from specsim.models.shipped import REQUESTS
-    from specsim.serving.generation import load_engine
     from specsim.serving.serve import serve
     from specsim.serving.workload import parse_requests, read_file
 
-    engine_options, acceptance = options.engine_options(given), options.acceptance(given)
-    _check_run(given)
-    pair = options.pair(given)
-    engine = load_engine(pair, config, engine_options, acceptance=acceptance)
-    if given["bucket"] is not None and given["bucket"] < serving.max_running:
-        raise InputError("bucket", given["bucket"], f"at least max_running, {serving.max_running}")
-    file, date = given["requests"] or REQUESTS, now()
-    read = partial(parse_requests, read_file(file), file, pair, given["skip_bad_lines"])
-    if given["compare"]:
-        result = compare(pair, engine, read, serving, progress=True)
-    else:
-        workload = read()
-        result = serve(engine, workload.requests, serving, skipped=workload.skipped, progress=True)
+    file = given["requests"] or REQUESTS
     made = {
         "command": options.command("specsim run", run, given, without=("json_file", "trace")),
         "file": str(file),
-        "date": date,
+        "date": now(),
         "versions": versions(engine.device.type),
         "pair": pair.name,
         **{name: given[name] for name in ("impl", "dtype", "bucket", "batch_invariant")},
         "device": engine.device.type,
         "graph": engine.options.graph if given["impl"] == "fast" else None,
     }
+    read = partial(parse_requests, read_file(file), file, pair, given["skip_bad_lines"])
     with ExitStack() as after:  # no output that fails costs the others their result
+        if given["compare"]:
+            result = compare(pair, engine, read, serving, progress=True)
+            is_equal = result.is_equal
+        else:
+            workload = read()
+            result = serve(engine, workload.requests, serving, skipped=workload.skipped, progress=True)
+            is_equal = True
+            if given["trace"] is not None:
+                after.callback(result.trace.write_parquet, given["trace"])
         after.callback(write_json, given["json_file"], made | result.to_json())
-        if given["trace"] is not None:
-            after.callback(result.trace.write_parquet, given["trace"])
         result.show(stdout_console())
-    if given["compare"] and not result.is_equal:
-        raise typer.Exit(1)
+    return is_equal
 
 
 def _check_run(given: dict[str, Any]) -> None:
-    """What can be known before a long run: options that exclude each other, and whether a trace can be written."""
+    """Refuse before a long run options that exclude each other, and a trace that cannot be written."""
     from specsim.core.files import check_files
     from specsim.serving.trace import Trace
 

@@ -1,4 +1,4 @@
-"""specsim soak: random programs of requests, each compared with itself alone."""
+"""specsim soak: serve random programs of requests, and compare each request with its solo run."""
 
 from typing import Annotated
 
@@ -9,14 +9,14 @@ from specsim.core.errors import InputError
 
 
 def soak(
-    requests: Annotated[int | None, typer.Option(help="How many.", show_default="10000")] = None,
+    requests: Annotated[int | None, typer.Option(help="Number of requests.", show_default="10000")] = None,
     seed: Annotated[int | None, typer.Option(help="Names the programs.", show_default="0")] = None,
     impl: options.Impl = "reference",
     device: options.Device = None,
     graph: Annotated[
         str | None,
         typer.Option(
-            help="What the fast column replays.",
+            help="Graphs that the fast implementation replays.",
             metavar="eager|step|phase|round",
             show_default="another from program to program",
         ),
@@ -25,7 +25,10 @@ def soak(
     program: Annotated[str | None, typer.Option(help="Only this one, as a failure names it.")] = None,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Serve requests in random programs, each compared with itself alone (exit status 1: not equal)."""
+    """Compare random programs of requests with solo runs.
+
+    Exit status 1: not equal.
+    """
     from specsim.core.display import stdout_console
     from specsim.core.files import check_writable, write_json
     from specsim.correctness.soak import soak

@@ -1,4 +1,4 @@
-"""A first look: one round in detail, whole continuations, and the columns side by side."""
+"""A first look: one round in detail, whole continuations, and both implementations side by side."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,17 +19,21 @@ from specsim.core.phases import Batch, PrefillInput, VerifyInput, VerifyOutput
 from specsim.correctness.differential import Cell, check
 from specsim.serving.generation import Generation, generate, load_engine
 
-PLAIN, CHAIN, TREE = SpecConfig.plain(), SpecConfig(topk=1, num_draft_tokens=4), SpecConfig()
+PLAIN = SpecConfig.plain()
+CHAIN = SpecConfig(topk=1, num_draft_tokens=4)
+TREE = SpecConfig()
 NAMES = {PLAIN: "plain", CHAIN: "chain of 3", TREE: "tree 4/3/8"}
 ROUNDS_TO_CHOOSE_FROM = 12
-# On both columns: rounds, last tokens of the prompts, new tokens.
-COLUMN_ROUNDS, COLUMN_PROMPT, COLUMN_TOKENS = 3, 32, 10
+# Of the comparison of both implementations.
+COMPARED_ROUNDS = 3
+COMPARED_PROMPT = 32  # last tokens of each prompt
+COMPARED_TOKENS = 10
 PROMPT_LINES = 6
 NO_GPU = "(on Triton's interpreter: there is no GPU) "
 NEXT = """\
 specsim generate --prompt "def main():"    continue a text of your own
 specsim generate --help                    trees, drafters, sampling, penalties, page sizes
-specsim diff --grid quick                  the columns compared under more settings
+specsim diff --grid quick                  both implementations compared under more settings
 specsim accept                             acceptance over all shipped prompts (minutes)
 reference/engine.py                        the round as code: draft, verify, draft_extend
 reference/tree.py, fast/tree.py            how a tree is laid out: to be read, and in kernels"""
@@ -37,12 +41,12 @@ reference/tree.py, fast/tree.py            how a tree is laid out: to be read, a
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of one request: the tree that was proposed and what the target made of it."""
+    """One round of one request."""
 
     number: int
     seq_len: int
-    tree: VerifyInput
-    output: VerifyOutput
+    tree: VerifyInput  # proposed by the drafter
+    output: VerifyOutput  # of the target
 
     @property
     def path(self) -> list[int]:
@@ -57,10 +61,7 @@ class Round:
 
 
 def run(pair: Any, prompts: Sequence[str], console: Console, max_new_tokens: int = 48) -> bool:
-    """Show everything on the console.
-
-    Returns whether the greedy outputs of tree and chain equal plain decoding's, and the fast column the reference.
-    """
+    """Show everything on the console; False if an output differs from plain decoding's, or fast from the reference."""
     _introduce(pair, console)
     generations = _generate_all(pair, prompts, max_new_tokens)
     plain = generations[PLAIN, 0.0]
@@ -68,12 +69,12 @@ def run(pair: Any, prompts: Sequence[str], console: Console, max_new_tokens: int
     _show_text(prompts[chosen], plain.outputs[chosen].text, console)
     with torch.inference_mode():
         first = list(islice(rounds(pair, pair.tokenizer.encode(prompts[chosen])), ROUNDS_TO_CHOOSE_FROM))
-    telling = max(first, key=lambda each: (each.needs_the_tree and len(each.path) > 2, len(each.path)))
-    _show_round(telling, pair.tokenizer, console)
+    shown = max(first, key=lambda each: (each.needs_the_tree and len(each.path) > 2, len(each.path)))
+    _show_round(shown, pair.tokenizer, console)
     _show_rounds_of(chosen, generations, console)
     equal = _show_equality(generations, console)
     _show_figures(generations, console)
-    equal = _show_columns(pair, prompts[:2], console) and equal
+    equal = _show_implementations(pair, prompts[:2], console) and equal
     heading(console, "Next")
     console.print(NEXT)
     return equal
@@ -98,7 +99,7 @@ def _summary(checkpoint: Any, shape: Any) -> str:
 
 
 def _generate_all(pair: Any, prompts: Sequence[str], max_new_tokens: int) -> dict[tuple[SpecConfig, float], Generation]:
-    """Every setting at temperature 0, and the speculative ones at temperature 1."""
+    """Run every setting at temperature 0, and the speculative ones at temperature 1."""
     settings = [(PLAIN, 0.0), (CHAIN, 0.0), (TREE, 0.0), (CHAIN, 1.0), (TREE, 1.0)]
     generations = {}
     for config, temperature in tqdm(settings, desc="continuing the prompts", unit="run", leave=False, disable=None):
@@ -108,14 +109,15 @@ def _generate_all(pair: Any, prompts: Sequence[str], max_new_tokens: int) -> dic
 
 
 def rounds(pair: Any, prompt_ids: Sequence[int]) -> Iterator[Round]:
-    """The rounds of one greedy request, phase by phase, as long as the caller asks for them."""
+    """Run rounds of one greedy request, phase by phase."""
     engine = load_engine(pair, TREE)
-    pools = engine.make_pools(1, engine.config.reserved_columns(engine.config.max_len))
-    row, vocab_size = pools.open(), engine.target.config.vocab_size
+    max_len = engine.config.length_limit
+    pools = engine.make_pools(1, engine.config.reserved_columns(max_len))
+    row = pools.open()
     pools.reserve(row, len(prompt_ids))
-    batch = Batch.of([0], [row], [len(prompt_ids)], [SamplingParams()], vocab_size)
+    batch = Batch.of([0], [row], [len(prompt_ids)], [SamplingParams()], engine.target.config.vocab_size)
     draft_input = engine.prefill(batch, PrefillInput.whole([prompt_ids]), pools).draft_input
-    for number in range(1, engine.config.max_len - len(prompt_ids)):
+    for number in range(1, max_len - len(prompt_ids)):
         tree = engine.draft(batch, draft_input, pools)
         output = engine.verify(batch, tree, pools)
         yield Round(number, int(batch.seq_lens), tree, output)
@@ -141,7 +143,8 @@ def _show_round(shown: Round, tokenizer: Any, console: Console) -> None:
     )
     console.print()
     print_table(console, ("node", "token", "score", "the target says"), list(_tree_rows(shown, tokenizer)))
-    drafts, tokens = int(shown.output.verdict.num_accepted_drafts), int(shown.output.verdict.num_accepted_tokens)
+    drafts = int(shown.output.verdict.num_accepted_drafts)
+    tokens = int(shown.output.verdict.num_accepted_tokens)
     before = shown.seq_len
     leaves = " The path leaves the drafter's first choices, where a chain would have stopped." * shown.needs_the_tree
     console.print()
@@ -153,11 +156,12 @@ def _show_round(shown: Round, tokenizer: Any, console: Console) -> None:
 
 
 def _tree_rows(shown: Round, tokenizer: Any) -> Iterator[tuple[Text, ...]]:
-    """One row a node, children below their parent."""
+    """Make a row a node, children below their parent."""
     tokens, scores, parents = (
         column[0].tolist() for column in (shown.tree.draft_tokens, shown.tree.scores, shown.tree.parents)
     )
-    path, predict = shown.path, shown.output.verdict.predict.tolist()
+    path = shown.path
+    predict = shown.output.verdict.predict.tolist()
 
     def rows(node: int, depth: int) -> Iterator[tuple[Text, ...]]:
         says = "" if node not in path else "yes" if node else "the root"
@@ -175,8 +179,8 @@ def _quoted(token: int, tokenizer: Any) -> str:
     return repr(tokenizer.decode([token]))
 
 
-def _show_rounds_of(chosen: int, generations: dict, console: Console) -> None:
-    heading(console, "The same continuation, three ways")
+def _show_rounds_of(chosen: int, generations: dict[tuple[SpecConfig, float], Generation], console: Console) -> None:
+    heading(console, "The same continuation in three settings")
     counts = {config: generations[config, 0.0].outputs[chosen] for config in NAMES}
     columns = ("setting", "tokens", "target passes", "tokens of each round")
     print_table(console, columns, [_count_cells(NAMES[config], output) for config, output in counts.items()])
@@ -188,10 +192,11 @@ def _count_cells(name: str, output: Any) -> tuple[str, ...]:
     return name, str(len(output.token_ids)), str(len(gained) + 1), each
 
 
-def _show_equality(generations: dict, console: Console) -> bool:
+def _show_equality(generations: dict[tuple[SpecConfig, float], Generation], console: Console) -> bool:
     """Compare token ids, all prompts."""
     plain = [output.token_ids for output in generations[PLAIN, 0.0].outputs]
-    num_tokens, equal = sum(map(len, plain)), True
+    num_tokens = sum(map(len, plain))
+    equal = True
     console.print()
     for config in (CHAIN, TREE):
         same = [output.token_ids for output in generations[config, 0.0].outputs] == plain
@@ -201,7 +206,7 @@ def _show_equality(generations: dict, console: Console) -> bool:
     return equal
 
 
-def _show_figures(generations: dict, console: Console) -> None:
+def _show_figures(generations: dict[tuple[SpecConfig, float], Generation], console: Console) -> None:
     heading(console, "Acceptance on these prompts (T: temperature)")
     columns = ("setting", "T", "tokens", "rounds", "accept length", "rounds with at least 1, 2, 3 drafts accepted")
     print_table(console, columns, [_figure_cells(*item) for item in generations.items()])
@@ -209,25 +214,26 @@ def _show_figures(generations: dict, console: Console) -> None:
 
 
 def _figure_cells(setting: tuple[SpecConfig, float], generation: Generation) -> tuple[str, ...]:
-    (config, temperature), metrics = setting, generation.metrics
+    config, temperature = setting
+    metrics = generation.metrics
     counts = (str(metrics["tokens"]), str(metrics["rounds"]), figure(metrics["accept_length"]))
     return NAMES[config], f"{temperature:g}", *counts, by_position(metrics["accepted_by_position"])
 
 
-def column_cell(pair: Any, prompts: Sequence[str]) -> Cell:
-    """A greedy and a sampled request on one graph a round."""
-    ids = tuple(tuple(pair.tokenizer.encode(prompt)[-COLUMN_PROMPT:]) for prompt in prompts)
+def compared_cell(pair: Any, prompts: Sequence[str]) -> Cell:
+    """Make the cell of a greedy and a sampled request on one graph a round."""
+    ids = tuple(tuple(pair.tokenizer.encode(prompt)[-COMPARED_PROMPT:]) for prompt in prompts)
     sampling = tuple(
-        SamplingParams(temperature=float(place), max_new_tokens=COLUMN_TOKENS) for place in range(len(ids))
+        SamplingParams(temperature=float(place), max_new_tokens=COMPARED_TOKENS) for place in range(len(ids))
     )
-    return Cell("demo", "of the demo", ids, sampling, TREE, mode="free", graph="round", rounds=COLUMN_ROUNDS)
+    return Cell("demo", "of the demo", ids, sampling, TREE, mode="free", graph="round", rounds=COMPARED_ROUNDS)
 
 
-def _show_columns(pair: Any, prompts: Sequence[str], console: Console) -> bool:
-    """The differential on a greedy and a sampled request."""
+def _show_implementations(pair: Any, prompts: Sequence[str], console: Console) -> bool:
+    """Compare the implementations on a greedy and a sampled request."""
     heading(console, "The same rounds in Triton kernels")
     try:
-        result = check(column_cell(pair, prompts), pair=pair)
+        result = check(compared_cell(pair, prompts), pair=pair)
     except InputError as error:
         console.print(f"Only the reference ran: {error}")
         return True
@@ -235,7 +241,7 @@ def _show_columns(pair: Any, prompts: Sequence[str], console: Console) -> bool:
         console,
         f"One graph a round, replayed for a greedy and a sampled request {NO_GPU * (not torch.cuda.is_available())}"
         "against the reference: trees, logits, accepted paths, tokens, logprobs and every KV slot, with float64 as "
-        "judge.",
+        "arbiter.",
     )
     console.print()
     counts = (result.exercised.get("rounds", 0), result.decisions, result.undecidable, result.mismatches)
@@ -244,5 +250,5 @@ def _show_columns(pair: Any, prompts: Sequence[str], console: Console) -> bool:
     same = not result.mismatches
     verdict = "equal" if same else f"NOT equal; {result.first_divergence}"
     console.print()
-    console.print(Text(f"The columns are {verdict}.", style="bold green" if same else "bold red"))
+    console.print(Text(f"The implementations are {verdict}.", style="bold green" if same else "bold red"))
     return same

@@ -74,16 +74,16 @@ def test_both_columns_are_compared(shown):
     assert decisions > 20
     assert undecidable <= 1
     assert mismatches == 0
-    assert "The columns are equal." in shown
+    assert "The implementations are equal." in shown
 
 
 def test_a_difference_between_the_columns_is_shown(pair, capsys, monkeypatch):
     divergence = Divergence("demo", 2, "verify", 1, 3, "logprobs", -1.0, -2.0)
-    wrong = replace(demo.check(demo.column_cell(pair, PROMPTS), pair=pair), mismatches=1, first_divergence=divergence)
+    wrong = replace(demo.check(demo.compared_cell(pair, PROMPTS), pair=pair), mismatches=1, first_divergence=divergence)
     monkeypatch.setattr(demo, "check", lambda *arguments, **options: wrong)
     assert not demo.run(pair, PROMPTS, stdout_console(), max_new_tokens=8)
     shown = capsys.readouterr().out
-    assert "The columns are NOT equal" in shown
+    assert "The implementations are NOT equal" in shown
     assert str(divergence) in " ".join(shown.split())
 
 

@@ -1,0 +1,146 @@
+"""Groups of options that commands share: their fields are options, and their methods give settings."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import TYPE_CHECKING, Any
+
+from specsim.cli import options
+from specsim.core.config import SpecConfig
+from specsim.core.errors import InputError
+from specsim.core.synthetic_acceptance import SCHEDULES, SyntheticAcceptance
+
+if TYPE_CHECKING:
+    from specsim.core.engine_options import EngineOptions
+    from specsim.core.pair import Pair
+
+_TREE = SpecConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class TreeGroup:
+    """The tree of a round and its KV."""
+
+    topk: options.Topk = _TREE.topk
+    num_steps: options.NumSteps = _TREE.num_steps
+    num_draft_tokens: options.NumDraftTokens = _TREE.num_draft_tokens
+    verifier: options.Verifier = _TREE.verifier
+    page_size: options.PageSize = _TREE.page_size
+    draft_kv: options.DraftKV = _TREE.draft_kv
+    extend: options.Extend = _TREE.extend
+    release: options.Release = _TREE.release
+
+
+@dataclass(frozen=True, slots=True)
+class EngineGroup:
+    """The implementation that runs, and how."""
+
+    impl: options.Impl = "reference"
+    dtype: options.Dtype = "float32"
+    device: options.Device = None
+    graph: options.Graph = None
+    bucket: options.Bucket = None
+    batch_invariant: options.BatchInvariant = False
+
+    def options(self) -> "EngineOptions":
+        """Make the engine's options."""
+        import torch
+
+        from specsim.core.engine_options import EngineOptions
+
+        if self.dtype not in options.DTYPES:
+            raise InputError("dtype", self.dtype, " or ".join(options.DTYPES))
+        return EngineOptions(**flat({"engine": self}) | {"dtype": getattr(torch, self.dtype)})
+
+
+@dataclass(frozen=True, slots=True)
+class PairGroup:
+    """A target and its drafter, trained or with random weights, and the acceptance of its drafts."""
+
+    drafter: options.Drafter = None
+    max_len: options.MaxLen = None
+    target: options.Target = None
+    draft: options.Draft = None
+    draft_field: options.DraftField = None
+    shape: options.Shape = None
+    accept_rates: options.AcceptRates = None
+    accept_schedule: options.AcceptSchedule = SCHEDULES[0]
+
+    def config(self, tree: TreeGroup) -> SpecConfig:
+        """Make the setting of a tree; with drafter `none` the tree has to be the default."""
+        if self.drafter != "none":
+            return options.pick(SpecConfig, flat({"tree": tree, "pair": self}))
+        for each in fields(tree):
+            value = getattr(tree, each.name)
+            if each.name != "page_size" and value != each.default:
+                raise InputError(each.name, value, f"only {each.default}, the default, with drafter none")
+        return SpecConfig.plain(tree.page_size, self.max_len)
+
+    def acceptance(self, num_steps: int) -> SyntheticAcceptance | None:
+        """Make the schedule that decides the acceptance; None if the target decides it."""
+        if self.accept_rates is None:
+            if self.accept_schedule != SCHEDULES[0]:
+                allowed = f"only {SCHEDULES[0]}, the default, without --accept-rates"
+                raise InputError("accept_schedule", self.accept_schedule, allowed)
+            return None
+        rates = options.accepted_shares(self.accept_rates)
+        if self.drafter == "none":
+            raise InputError("accept_rates", self.accept_rates, "none with drafter none, which drafts nothing")
+        schedule: Any = self.accept_schedule  # which SyntheticAcceptance checks
+        with options.told_as(rates="accept_rates", schedule="accept_schedule"):  # run has a --schedule of its own
+            return SyntheticAcceptance(rates, schedule).fit(num_steps)
+
+    def load(self, engine: EngineGroup) -> "Pair":
+        """Load the pair, or make one of random weights on the engine's device."""
+        import torch
+
+        drafter: Any = self.drafter  # which `load` and `random_pair` check
+        if self.shape is None:
+            from specsim.models.load import load
+
+            draft_fields = dict(map(options.draft_field, self.draft_field or ()))
+            return load(self.target, self.draft, drafter, draft_fields)
+        for name in ("target", "draft", "draft_field"):
+            if value := getattr(self, name):
+                raise InputError(name, str(value), "none with --shape, whose weights are random")
+        from specsim.core.engine_options import check_device
+        from specsim.models.shapes import random_pair
+
+        device = check_device(engine.device) if engine.impl == "fast" else "cpu"
+        kind = None if drafter == "none" else drafter or "eagle3"
+        return random_pair(self.shape, device, getattr(torch, engine.dtype), kind)
+
+
+def flat(given: dict[str, Any]) -> dict[str, Any]:
+    """Replace each group among values by name by the values of its fields."""
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        is_group = is_dataclass(value)
+        values |= {each.name: getattr(value, each.name) for each in fields(value)} if is_group else {name: value}
+    return values
+
+
+def with_groups(function: Callable[..., None]) -> Callable[..., None]:
+    """Make a command of a function whose parameters include groups: each becomes the options of its fields."""
+    parameters: list[Parameter] = []
+    groups: dict[str, Any] = {}
+    for name, parameter in signature(function).parameters.items():
+        if is_dataclass(parameter.annotation):
+            groups[name] = parameter.annotation
+            parameters += [
+                Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
+                for each in fields(parameter.annotation)
+            ]
+        else:
+            parameters.append(parameter)
+
+    @wraps(function)
+    def command(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{each.name: given.pop(each.name) for each in fields(group)})
+        function(**given)
+
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    setattr(command, "__signature__", Signature(parameters))  # noqa: B010 - no attribute that functions declare
+    return command
