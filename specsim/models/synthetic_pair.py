@@ -29,21 +29,10 @@ def tiny_config(
     family: str = "llama", num_layers: int = 2, vocab_size: int = 48, window: int | None = None, **changes: Any
 ) -> ModelConfig:
     """Make a decoder of hidden 32, four query heads and two KV heads of 16; changes: other fields of ModelConfig."""
-    fields: dict[str, Any] = {
-        "family": family,
-        "vocab_size": vocab_size,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_layers": num_layers,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim": 16,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 512,
-        "rope_theta": 10000.0,
-        "sliding_windows": (window,) * num_layers,
-    }
-    return ModelConfig(**fields | changes)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
+    limits = {"rms_norm_eps": 1e-5, "max_position_embeddings": 512, "rope_theta": 10000.0}
+    sizes = {"vocab_size": vocab_size, "num_layers": num_layers, "sliding_windows": (window,) * num_layers}
+    return ModelConfig(**{"family": family, **shape, **limits, **sizes, **changes})
 
 
 def random_target(config: ModelConfig, seed: int = 0, context: float = 0.1, sharpness: float = 0.5) -> TargetCheckpoint:

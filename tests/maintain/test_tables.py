@@ -83,83 +83,70 @@ def test_every_suite_that_is_kept_is_whole_and_equal():
 
 
 @pytest.fixture(scope="module")
-def grid_results(tmp_path_factory):
-    """Results of two cells, and of the first alone, as if the fast implementation had run them on a GPU."""
+def grid_result(tmp_path_factory):
+    """Result of two cells, as if the fast implementation had run them on a GPU."""
     file = tmp_path_factory.mktemp("grid") / "grid.json"
-    values = []
-    for shard in (None, "1/2"):
-        run_grid("g", grid("quick")[:2], impl="reference", shard=shard, json_file=file)
-        value = read(file) | ON_GPU | {"impl": "fast", "device": "cuda"}
-        assert all(each.startswith("never exercised") for each in value["failures"])  # not asked of two cells
-        values.append(value | {"failures": []})
-    return values
-
-
-def test_a_part_of_a_grid_is_not_kept(keep, grid_results):
-    whole, part = grid_results
-    with pytest.raises(InputError, check=is_about("not 1 of 2 cells")):
-        keep(part)
-    path = keep(whole)
-    assert read(path)["decisions"] > 0
-    assert "results" not in read(path)
-    assert "| g | float32 | 2 |" in grids(path.parent)
-
-
-def test_a_grid_is_a_row_with_its_shares(keep, grid_results):
-    counts = {
-        "decisions": 1000,
-        "undecidable": 15,
-        "compared": {"tokens": 60, "logprobs": 3},
-        "left_out": {"tokens": 1},
-    }
-    figures = counts | {"mismatches": 2, "max_logprob_error": 0.25, "parted": ["one", "another", "a third"]}
-    path = keep(grid_results[0] | figures)
-    assert read(path)["parted"] == 3
-    assert "| g | float32 | 2 | 98.4% | 1,000 | 15 (1.500%) | 2 | 2.5e-01 |" in grids(path.parent).splitlines()
+    run_grid("g", grid("quick")[:2], impl="reference", json_file=file)
+    value = read(file) | ON_GPU | {"impl": "fast", "device": "cuda"}
+    assert all(each.startswith("never exercised") for each in value["failures"])  # not asked of two cells
+    return value | {"failures": []}
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
+        ({"cells": 1}, "not 1 of 2 cells"),
         ({"versions": {"torch": "2"}}, "on a GPU"),
         ({"impl": "reference"}, "a run of the reference"),
         ({"mismatches": 7, "failures": ["7 mismatches"]}, "a run that failed"),
     ],
 )
-def test_a_grid_that_proves_nothing_is_not_kept(keep, grid_results, change, reason):
+def test_a_grid_that_proves_nothing_is_not_kept(keep, grid_result, change, reason):
     with pytest.raises(InputError, check=is_about(reason)):
-        keep(grid_results[0] | change)
+        keep(grid_result | change)
 
 
-CONTROL = {"impl": "reference", "is_control": True}
-FAILED = {
-    "certify": {"is_ok": False, "failures": ["rejection (fast) on a chain: no constant law"], "certificates": []},
-    "sampling-test": {"is_ok": False, "failures": ["target_only (fast), T 0.7"], "tests": [CONTROL]},
-    "soak": {"is_ok": False, "failures": [], "missing": ["resumed"]},
-    "conformance": {"outcomes": [{"passed": True}, {"passed": False}]},
-}
+def test_a_grid_is_kept_without_its_cells(keep, grid_result):
+    kept = read(keep(grid_result | {"parted": ["one", "another", "a third"]}))
+    assert kept["decisions"] > 0
+    assert kept["parted"] == 3
+    assert "results" not in kept
 
 
-@pytest.mark.parametrize("name", FAILED)
-def test_a_proof_that_failed_is_not_kept(keep, name):
-    with pytest.raises(InputError, check=is_about("a run that failed")):
-        keep({"command": f"specsim {name} --device cuda"} | FAILED[name] | ON_GPU)
+def test_a_grid_is_a_row_with_its_shares(keep, grid_result):
+    compared = {"compared": {"tokens": 60, "logprobs": 3}, "left_out": {"tokens": 1}}
+    figures = {"decisions": 1000, "undecidable": 15, "mismatches": 2, "max_logprob_error": 0.25}
+    path = keep(grid_result | compared | figures)
+    assert "| g | float32 | 2 | 98.4% | 1,000 | 15 (1.500%) | 2 | 2.5e-01 |" in grids(path.parent).splitlines()
 
 
-@pytest.mark.parametrize(("name", "rows"), [("sampling-test", "tests"), ("certify", "certificates")])
-def test_a_run_of_both_implementations_is_not_kept(keep, name, rows):
-    result = {"command": f"specsim {name} --impl both --device cuda", "is_ok": True, "failures": []} | ON_GPU
-    assert keep(result | {rows: [{"impl": "fast"}]})
-    with pytest.raises(InputError, check=is_about("a run of the reference")):
-        keep(result | {rows: [{"impl": "fast"}, {"impl": "reference"}]})
+BOTH = {"is_ok": True, "failures": []}
+FAST = {"impl": "fast"}
+REFERENCE = {"impl": "reference"}
+NO_PROOF = "what specsim diff, sampling-test, certify"
+REFUSED = [
+    ("demo", {}, NO_PROOF),
+    ("", {}, NO_PROOF),
+    ("sampling-test", {"versions": {"torch": "2"}}, NO_PROOF),
+    ("certify", {"is_ok": False, "failures": ["no constant law"], "certificates": []}, "a run that failed"),
+    ("sampling-test", {"is_ok": False, "tests": [REFERENCE | {"is_control": True}]}, "a run that failed"),
+    ("certify", {"failures": ["no constant law"], "certificates": []}, "a run that failed"),
+    ("soak", {"is_ok": False, "failures": [], "missing": ["resumed"]}, "a run that failed"),
+    ("conformance", {"outcomes": [{"passed": True}, {"passed": False}]}, "a run that failed"),
+    ("sampling-test", BOTH | {"tests": [FAST, REFERENCE]}, "a run of the reference"),
+    ("certify", BOTH | {"certificates": [FAST, REFERENCE]}, "a run of the reference"),
+]
 
 
-@pytest.mark.parametrize("change", [{"command": "specsim demo"}, {"command": "specsim"}, {"versions": {"torch": "2"}}])
-def test_a_run_of_no_proof_or_without_a_gpu_is_not_kept(change, keep):
-    with pytest.raises(
-        InputError, check=is_about("what specsim diff, sampling-test, certify", "or soak wrote on a GPU")
-    ):
-        keep({"command": "specsim sampling-test"} | ON_GPU | change)
+@pytest.mark.parametrize(("command", "change", "reason"), REFUSED)
+def test_what_proves_nothing_of_fast_is_not_kept(keep, command, change, reason):
+    with pytest.raises(InputError, check=is_about(reason)):
+        keep({"command": f"specsim {command}".rstrip()} | ON_GPU | change)
+
+
+@pytest.mark.parametrize(("command", "rows"), [("sampling-test", "tests"), ("certify", "certificates")])
+def test_a_proof_of_fast_alone_is_kept(keep, command, rows):
+    assert keep({"command": f"specsim {command} --impl both"} | ON_GPU | BOTH | {rows: [FAST]})
 
 
 def test_a_proof_is_a_row_with_its_command(keep):
