@@ -82,20 +82,27 @@ def test_every_suite_that_is_kept_is_whole_and_equal():
 # Proofs
 
 
-@pytest.fixture(scope="module")
-def grid_result(tmp_path_factory):
-    """Result of two cells, as if the fast implementation had run them on a GPU."""
-    file = tmp_path_factory.mktemp("grid") / "grid.json"
-    run_grid("g", grid("quick")[:2], impl="reference", json_file=file)
+def run_two_cells(file: Path, shard: str | None = None) -> dict:
+    """Run two cells, or one of them, and write as if the fast implementation had run them on a GPU."""
+    run_grid("g", grid("quick")[:2], impl="reference", shard=shard, json_file=file)
     value = read(file) | ON_GPU | {"impl": "fast", "device": "cuda"}
     assert all(each.startswith("never exercised") for each in value["failures"])  # not asked of two cells
     return value | {"failures": []}
 
 
+@pytest.fixture(scope="module")
+def grid_result(tmp_path_factory):
+    return run_two_cells(tmp_path_factory.mktemp("grid") / "grid.json")
+
+
+def test_a_part_of_a_grid_is_not_kept(keep, tmp_path):
+    with pytest.raises(InputError, check=is_about("not 1 of 2 cells")):
+        keep(run_two_cells(tmp_path / "shard.json", shard="1/2"))
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"cells": 1}, "not 1 of 2 cells"),
         ({"versions": {"torch": "2"}}, "on a GPU"),
         ({"impl": "reference"}, "a run of the reference"),
         ({"mismatches": 7, "failures": ["7 mismatches"]}, "a run that failed"),
