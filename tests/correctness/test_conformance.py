@@ -300,6 +300,7 @@ MADE = Call(
     arguments("bonus_tokens", torch.arange(6).int(), torch.tensor([1, 3]).int(), torch.tensor([-7, -7]).int(), 3),
     {"bonus_tokens": torch.tensor([0, 5]).int()},
 )
+CHANGED = "expected an input that stays as it is, found another content"
 
 
 def right(tokens, lens, out, stride):
@@ -322,14 +323,8 @@ def raising(*arguments):
 
 def test_writes_beside_the_result_are_found():
     assert outcome_of(right, MADE).status == "equal"
-    assert (
-        outcome_of(beside, MADE).what
-        == "bonus_tokens: expected nothing written beside the tensor, found a write out of bounds"
-    )
-    assert (
-        outcome_of(in_its_input, MADE).what
-        == "accept_lens: expected an input that stays as it is, found another content"
-    )
+    assert outcome_of(beside, MADE).what.endswith("nothing written beside the tensor, found a write out of bounds")
+    assert outcome_of(in_its_input, MADE).what == f"accept_lens: {CHANGED}"
     assert outcome_of(raising, MADE).status == "raised"
     assert outcome_of(raising, MADE, may_refuse=True).status == "refused"
     assert outcome_of(lambda *each: None, MADE, may_refuse=True).status == "different"
@@ -356,7 +351,7 @@ def test_metadata_and_lists_are_inputs_too(change):
 
     assert outcome_of(answering, made, "chain_rejection").status == "equal"
     found = outcome_of(changing, made, "chain_rejection").what
-    assert found == f"{name}: expected an input that stays as it is, found another content"
+    assert found == f"{name}: {CHANGED}"
 
 
 def test_a_write_beside_a_tensor_of_the_metadata_is_found():
@@ -382,9 +377,7 @@ def retyping(tokens, lens, out, stride):
 
 @pytest.mark.parametrize("function", [resizing, retyping])
 def test_an_input_of_another_form_is_found(function):
-    assert (
-        outcome_of(function, MADE).what == "accept_lens: expected an input that stays as it is, found another content"
-    )
+    assert outcome_of(function, MADE).what == f"accept_lens: {CHANGED}"
 
 
 def test_a_result_in_other_memory_is_not_written_in_place():

@@ -431,15 +431,6 @@ def test_the_drawn_trees_are_all_there_are():
 # The command
 
 
-def test_help_is_plain_text(capsys):
-    with pytest.raises(SystemExit):
-        main(["certify", "--help"])
-    out = capsys.readouterr().out
-    assert out.startswith("Usage: specsim certify")
-    assert out.isascii()
-    assert max(map(len, out.splitlines())) <= 80
-
-
 def test_the_command_prints_and_writes_the_certificates(capsys, tmp_path):
     with pytest.raises(SystemExit) as exit_info:
         main(["certify", "--verifier", "block", "--json", str(tmp_path / "c.json")])

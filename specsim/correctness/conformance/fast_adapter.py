@@ -21,21 +21,7 @@ from specsim.correctness.conformance.fast_verifiers import (
 
 _FAR = 2**31 - 1  # a length limit that nothing reaches
 
-__all__ = [
-    "assign_extend_cache_locs_func",
-    "build_tree_kernel_efficient",
-    "draft_lane_locations",
-    "fast_topk",
-    "fill_bonus_tokens",
-    "move_kv_cache_native",
-    "organize_draft_results",
-    "rejection_sample",
-    "rotate_input_ids_triton",
-    "select_top_k_tokens",
-    "tree_attention",
-    "tree_speculative_sampling_target_only",
-    "verify_tree_greedy",
-]
+__all__ = ["rejection_sample", "tree_speculative_sampling_target_only", "verify_tree_greedy"]  # re-exported
 
 
 def fast_topk(values: Tensor, topk: int, dim: int) -> tuple[Tensor, Tensor]:

@@ -109,11 +109,7 @@ def _walk(
 
 
 def _walk_batch(
-    batch: Batch,
-    tree: VerifyInput,
-    logits_BNV: Tensor,
-    uniforms: tuple[Tensor, Tensor] | None,
-    config: SpecConfig,
+    batch: Batch, tree: VerifyInput, logits_BNV: Tensor, uniforms: tuple[Tensor, Tensor] | None, config: SpecConfig
 ) -> Verdict:
     from specsim.fast.verify import walk
     from specsim.fast.vocabulary.penalties import Logits

@@ -6,21 +6,18 @@ from functools import partial
 from itertools import product
 
 import torch
+from torch import Tensor
 
 from specsim.correctness.conformance.case import Call, Case, integers, replaced, strided
 from specsim.correctness.conformance.forest import FLAT, Forest, grown
 
 LOWEST = 2.0**-24
 HIGHEST = 1 - 2.0**-24
+Row = list[float]
 
 
 def sampling_call(
-    forest: Forest,
-    prob_BNV: torch.Tensor,
-    uniforms_BW: torch.Tensor,
-    final_B: torch.Tensor,
-    single: float = 1.0,
-    acc: float = 1.0,
+    forest: Forest, prob_BNV: Tensor, uniforms_BW: Tensor, final_B: Tensor, single: float = 1.0, acc: float = 1.0
 ) -> Call:
     """One call. uniforms_BW: a uniform for each depth, which every node of that depth has in uniform_samples."""
     from specsim.reference.acceptance import target_only
@@ -35,31 +32,20 @@ def sampling_call(
 
 
 def _grid(
-    uniforms: list[float],
-    finals: list[float],
-    weights: list[list[float]],
-    parents: list[int] = FLAT,
-    most: int = 2,
-    **thresholds: float,
+    uniforms: Row, finals: Row, weights: list[Row], parents: list[int] = FLAT, most: int = 2, **thresholds: float
 ) -> Call:
     """A request for every choice of uniforms; weights: the distribution at each node."""
     return _requests(list(product(*[uniforms] * most, finals)), weights, parents, most, **thresholds)
 
 
 def _requests(
-    chosen_uniforms: list[tuple[float, ...]],
-    weights: list[list[float]],
-    parents: list[int] = FLAT,
-    most: int = 2,
-    **thresholds: float,
+    chosen: list[tuple[float, ...]], weights: list[Row], parents: list[int] = FLAT, most: int = 2, **thresholds: float
 ) -> Call:
     """A request for each of these uniforms, the final one last."""
-    batch = len(chosen_uniforms)
+    batch = len(chosen)
     tokens = [0, 1, 2, 3, 0, 2][: len(parents)]
-    uniforms_BW = torch.tensor([[*each[:-1], 0.5] for each in chosen_uniforms], dtype=torch.float64).view(
-        batch, most + 1
-    )
-    final_B = torch.tensor([each[-1] for each in chosen_uniforms], dtype=torch.float64)
+    uniforms_BW = torch.tensor([[*each[:-1], 0.5] for each in chosen], dtype=torch.float64).view(batch, most + 1)
+    final_B = torch.tensor([each[-1] for each in chosen], dtype=torch.float64)
     prob_BNV = torch.tensor(weights).expand(batch, -1, -1).contiguous()
     return sampling_call(
         Forest([parents] * batch, [tokens] * batch, most), prob_BNV, uniforms_BW, final_B, **thresholds
@@ -136,7 +122,7 @@ def _wide_vocabulary(vocab: int) -> Call:
     return sampling_call(forest, prob_BNV, uniforms[:, :3].double(), _off_edges(forest, prob_BNV, uniforms.double()))
 
 
-def _off_edges(forest: Forest, prob_BNV: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+def _off_edges(forest: Forest, prob_BNV: Tensor, uniforms: Tensor) -> Tensor:
     """Final uniforms in the middle of a token's mass, in the residual as in the whole distribution."""
     from specsim.reference.acceptance import target_only
 
@@ -150,7 +136,7 @@ def _off_edges(forest: Forest, prob_BNV: torch.Tensor, uniforms: torch.Tensor) -
     return torch.tensor(finals, dtype=torch.float64)
 
 
-def _sampling_refusable(change: Callable[[torch.Tensor], torch.Tensor]) -> Call:
+def _sampling_refusable(change: Callable[[Tensor], Tensor]) -> Call:
     call = _grid([0.3], _INSIDE, _PROBS)
     return replaced(call, target_probs=change(call.arguments["target_probs"]))
 
@@ -179,5 +165,5 @@ CASES = (
         lambda: sampling_call(Forest([], [], 2), torch.empty(0, 6, 4), torch.empty(0, 3), torch.empty(0)),
     ),
     Case("verify_target_only", "laws with gaps", partial(_sampling_refusable, strided), may_refuse=True),
-    Case("verify_target_only", "laws in float64", partial(_sampling_refusable, torch.Tensor.double), may_refuse=True),
+    Case("verify_target_only", "laws in float64", partial(_sampling_refusable, Tensor.double), may_refuse=True),
 )

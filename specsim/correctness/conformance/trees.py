@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from specsim.correctness.conformance.case import Call, Case, arguments, integers, replaced, strided
 from specsim.correctness.conformance.pools import chosen, drafted
@@ -15,7 +16,7 @@ _LENS = (7, 0, 130, 1, 64)
 _WORDS = ((8, torch.uint8), (16, torch.uint16), (32, torch.uint32))
 
 
-def tree_mask(mask_BNN: torch.Tensor, seq_lens: torch.Tensor, mode: int) -> torch.Tensor:
+def tree_mask(mask_BNN: Tensor, seq_lens: Tensor, mode: int) -> Tensor:
     """Pack the mask in a layout, flat, as the reference does."""
     from specsim.reference.tree import bitpacked_mask, full_mask
 
@@ -28,9 +29,9 @@ def tree_mask(mask_BNN: torch.Tensor, seq_lens: torch.Tensor, mode: int) -> torc
 
 
 def tree_call(
-    parent_list: torch.Tensor,
-    selected_index: torch.Tensor,
-    seq_lens: torch.Tensor,
+    parent_list: Tensor,
+    selected_index: Tensor,
+    seq_lens: Tensor,
     k: int,
     num_steps: int,
     mode: int,
@@ -79,7 +80,7 @@ def _grown(batch: int, k: int, num_steps: int, num_nodes: int, mode: int, coarse
     return tree_call(made.parent_list, chosen(made, num_nodes), seq_lens, k, num_steps, mode)
 
 
-def _damaged(damage: Callable[[torch.Tensor, torch.Tensor], None]) -> Call:
+def _damaged(damage: Callable[[Tensor, Tensor], None]) -> Call:
     """Three requests, the middle one malformed; the others have to be right."""
     made = drafted(3, 3, 3, seed=5)
     parent_list = made.parent_list.clone()
@@ -88,18 +89,18 @@ def _damaged(damage: Callable[[torch.Tensor, torch.Tensor], None]) -> Call:
     return tree_call(parent_list, selected_index, integers(_LENS[:3]), 3, 3, QLEN_ONLY, rows=(0, 2))
 
 
-def _lose_parent(parent_list: torch.Tensor, selected_index: torch.Tensor) -> None:
+def _lose_parent(parent_list: Tensor, selected_index: Tensor) -> None:
     """Nodes hang from a candidate that was not selected."""
     selected_index.copy_(integers([0, 1, 2, 3, 4, 5, 20]))
     parent_list[20 // 3] = next(flat for flat in range(3, 12) if flat not in selected_index.tolist())
 
 
-def _leave_pool(parent_list: torch.Tensor, selected_index: torch.Tensor) -> None:
+def _leave_pool(parent_list: Tensor, selected_index: Tensor) -> None:
     """A candidate beyond the pool of 3 + 2 · 9."""
     selected_index[-1] = 3 * len(parent_list)
 
 
-def _close_circle(parent_list: torch.Tensor, selected_index: torch.Tensor) -> None:
+def _close_circle(parent_list: Tensor, selected_index: Tensor) -> None:
     """Two candidates, each the other's parent."""
     selected_index.copy_(integers([0, 1, 2, 3, 4, 12, 15]))
     parent_list[12 // 3] = 15

@@ -38,10 +38,7 @@ class _Task:
         """Enumerate the distribution; NotConstant where an outcome changes within a region."""
         found = self.enumerate()
         return Certificate(
-            self.verifier,
-            self.promise,
-            self.impl,
-            self.case.name,
+            *(self.verifier, self.promise, self.impl, self.case.name),
             total_variation=found.total_variation(self.case),
             accepted=found.accepted,
             optimum=most(self.case),

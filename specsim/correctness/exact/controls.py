@@ -4,7 +4,7 @@ Small wrong functions, called by nothing else. Each names where it was found.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -108,22 +108,18 @@ class Control:
     distribution: Callable[[], ExactDistribution]
 
 
-def _control(verifier: Verifier, case: Case) -> Control:
-    enumerated = partial(exact_distribution, verifier, case, implementations.reference(verifier))
-    return Control(verifier.name, case, enumerated)
-
-
-def _wrong(name: str, case: Case, axes: Axes, last: Last, accept: Accept) -> Control:
-    return _control(Verifier(name, "wrong", "", axes, last, accept), case)
+def _control(name: str, case: Case, axes: Axes, last: Last, accept: Accept) -> Control:
+    verifier = Verifier(name, "wrong", "", axes, last, accept)
+    return Control(name, case, partial(exact_distribution, verifier, case, implementations.reference(verifier)))
 
 
 _BONUS_REJECTION = inverse_cdf(breakpoints.bonus_rejection)
 _BONUS_MULTI_ROUND = inverse_cdf(breakpoints.bonus_multi_round)
 CONTROLS = (
-    _wrong("accept if target ≥ draft", CHAIN, no_uniforms, _BONUS_REJECTION, at_least),
-    _wrong("the uniform is used twice", PAPER, _axes_uniform_twice, unread, uniform_twice),
-    _wrong("noise shared by draft and recovery", ONE, _axes_shared_noise, _last_shared_noise, shared_noise),
-    _wrong("siblings share a uniform", LANES, _axes_sibling_uniform, _BONUS_MULTI_ROUND, sibling_uniform),
-    _control(replace(TARGET_ONLY, name="a uniform may be 0", axes=_axes_zero), GIVEN_TREE),
+    _control("accept if target ≥ draft", CHAIN, no_uniforms, _BONUS_REJECTION, at_least),
+    _control("the uniform is used twice", PAPER, _axes_uniform_twice, unread, uniform_twice),
+    _control("noise shared by draft and recovery", ONE, _axes_shared_noise, _last_shared_noise, shared_noise),
+    _control("siblings share a uniform", LANES, _axes_sibling_uniform, _BONUS_MULTI_ROUND, sibling_uniform),
+    _control("a uniform may be 0", GIVEN_TREE, _axes_zero, TARGET_ONLY.last, TARGET_ONLY.accept),
     Control("draws named by position alone", PAPER, partial(two_rounds, BLOCK, PAPER, True)),
 )

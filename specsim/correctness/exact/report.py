@@ -1,9 +1,7 @@
 """Certificates, and how they are printed."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import groupby
 from typing import Any
 
 from rich.console import Console
@@ -91,9 +89,9 @@ class Certificates:
         """Print a table per case, the controls, and the verdict in words."""
         paragraph(console, INTRODUCTION)
         rows = [row for row in self.rows if row.promise != "wrong"]
-        for case, group in groupby(sorted(rows, key=lambda row: _place(row, rows)), key=lambda row: row.case):
+        for case in dict.fromkeys(row.case for row in rows):
             heading(console, case)
-            print_table(console, COLUMNS, [_cells(row) for row in group])
+            print_table(console, COLUMNS, [_cells(row) for row in rows if row.case == case])
         if controls := [row for row in self.rows if row.promise == "wrong"]:
             heading(console, "Wrong on purpose")
             columns = ("control", "case", "distance", "never the target's")
@@ -102,11 +100,6 @@ class Certificates:
         if self.left_out:
             paragraph(console, f"The fast implementation was not run on: {'; '.join(self.left_out)}.")
         paragraph(console, _verdict(self))
-
-
-def _place(row: Certificate, rows: Sequence[Certificate]) -> int:
-    """The case's place in the order of the rows."""
-    return [other.case for other in rows].index(row.case)
 
 
 def _cells(row: Certificate) -> tuple[str, ...]:

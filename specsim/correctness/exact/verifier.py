@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -87,34 +86,11 @@ def _race(draw: Draw) -> list[Axis]:
     return [*(race.position(*each) for each in drafted), race.alone(draw.target_NV[-1])]
 
 
-def _greedy(given: Given, _uniforms: Sequence[float], _final: float) -> Accepted:
-    from specsim.reference.acceptance import greedy
-
-    return greedy(given.tree, given.prob_NV)
-
-
-def _target_only(single: float, acc: float, given: Given, uniforms: Sequence[float], final: float) -> Accepted:
-    from specsim.reference.acceptance import target_only
-
-    return target_only(given.tree, given.prob_NV, list(uniforms), final, single, acc)
-
-
-def _typical(given: Given, _uniforms: Sequence[float], final: float) -> Accepted:
-    from specsim.reference.acceptance import typical
-
-    return typical(given.tree, given.prob_NV, EPSILON, DELTA, final)
-
-
-def _sampled(name: str, given: Given, uniforms: Sequence[float], final: float) -> Accepted:
+def _reference(name: str) -> Callable[..., Accepted]:
+    """The reference's function, looked up when it is called."""
     from specsim.reference import acceptance
 
-    return getattr(acceptance, name)(given.tree, given.prob_NV, given.draft_prob_NV, uniforms, final)
-
-
-def _gumbel(given: Given, noise: Sequence[tuple[float, ...]], _final: float) -> Accepted:
-    from specsim.reference.acceptance import gumbel
-
-    return gumbel(given.tree, given.prob_NV, torch.tensor(noise, dtype=torch.float64))
+    return getattr(acceptance, name)
 
 
 def target_only(single: Fraction, acc: Fraction) -> Verifier:
@@ -126,37 +102,44 @@ def target_only(single: Fraction, acc: Fraction) -> Verifier:
         drafts="given",
         axes=lambda draw: breakpoints.uniforms_target_only(draw, acc),
         last=inverse_cdf(breakpoints.bonus_target_only),
-        accept=partial(_target_only, float(single), float(acc)),
+        accept=lambda given, uniforms, final: _reference("target_only")(
+            given.tree, given.prob_NV, uniforms, final, float(single), float(acc)
+        ),
         settings={"threshold_single": float(single), "threshold_acc": float(acc)},
     )
 
 
 def sampled(name: str, drafts: str, axes: Axes, bonus: Callable[[Draw, int], Distribution]) -> Verifier:
     """A lossless verifier of drafts that are sampled from the drafter's distributions."""
-    return Verifier(
-        name, "lossless", drafts, axes, inverse_cdf(bonus), partial(_sampled, name), settings={"verifier": name}
-    )
+
+    def accept(given: Given, uniforms: Sequence[float], final: float) -> Accepted:
+        return _reference(name)(given.tree, given.prob_NV, given.draft_prob_NV, uniforms, final)
+
+    return Verifier(name, "lossless", drafts, axes, inverse_cdf(bonus), accept, {"verifier": name})
 
 
 _ONE = Fraction(1)
 _HALF = Fraction(1, 2)
-GREEDY = Verifier("greedy", "lossless", "given", no_uniforms, unread, _greedy)
+GREEDY = Verifier(
+    *("greedy", "lossless", "given", no_uniforms, unread),
+    lambda given, _, __: _reference("greedy")(given.tree, given.prob_NV),
+)
 TARGET_ONLY = target_only(_ONE, _ONE)
 TYPICAL = Verifier(
-    "typical", "lossy", "given", no_uniforms, inverse_cdf(breakpoints.bonus_whole), _typical, {"verifier": "typical"}
+    *("typical", "lossy", "given", no_uniforms, inverse_cdf(breakpoints.bonus_whole)),
+    lambda given, _, final: _reference("typical")(given.tree, given.prob_NV, EPSILON, DELTA, final),
+    {"verifier": "typical"},
 )
 REJECTION = sampled("rejection", "chain", breakpoints.uniforms_rejection, breakpoints.bonus_rejection)
 BLOCK = sampled("block", "chain", breakpoints.uniforms_block, breakpoints.bonus_block)
-GUMBEL = Verifier("gumbel", "lossless", "chain", _race, unread, _gumbel, {"verifier": "gumbel"}, is_coupled=True)
+GUMBEL = Verifier(
+    *("gumbel", "lossless", "chain", _race, unread),
+    lambda given, noise, _: _reference("gumbel")(given.tree, given.prob_NV, torch.tensor(noise, dtype=torch.float64)),
+    {"verifier": "gumbel"},
+    is_coupled=True,
+)
 MULTI_ROUND = sampled("multi_round", "siblings", breakpoints.uniforms_multi_round, breakpoints.bonus_multi_round)
 VERIFIERS = (
-    GREEDY,
-    TARGET_ONLY,
-    target_only(_ONE, _HALF),
-    target_only(_HALF, _ONE),
-    TYPICAL,
-    REJECTION,
-    BLOCK,
-    GUMBEL,
-    MULTI_ROUND,
+    *(GREEDY, TARGET_ONLY, target_only(_ONE, _HALF), target_only(_HALF, _ONE), TYPICAL),
+    *(REJECTION, BLOCK, GUMBEL, MULTI_ROUND),
 )

@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
 
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, Verdict
@@ -44,33 +45,29 @@ class Control:
             yield
 
 
-def _final_uniforms_of_no_round(
-    seeds: torch.Tensor, request_ids: torch.Tensor, root_lens: torch.Tensor
-) -> torch.Tensor:
+def _final_uniforms_of_no_round(seeds: Tensor, request_ids: Tensor, root_lens: Tensor) -> Tensor:
     """The same uniform for every bonus token of a request."""
     return final_uniforms(seeds, request_ids, torch.zeros_like(root_lens))
 
 
 def _draft_uniforms_of_no_round(
-    seeds: torch.Tensor, request_ids: torch.Tensor, root_lens: torch.Tensor, depth: int, num_lanes: int
-) -> torch.Tensor:
+    seeds: Tensor, request_ids: Tensor, root_lens: Tensor, depth: int, num_lanes: int
+) -> Tensor:
     """The same uniforms for the drafts of every round."""
     return draft_uniforms(seeds, request_ids, torch.zeros_like(root_lens), depth, num_lanes)
 
 
-def _final_uniforms_of_the_draft(
-    seeds: torch.Tensor, request_ids: torch.Tensor, root_lens: torch.Tensor
-) -> torch.Tensor:
+def _final_uniforms_of_the_draft(seeds: Tensor, request_ids: Tensor, root_lens: Tensor) -> Tensor:
     """The uniform that drew the round's first draft draws its bonus token too."""
     return draft_uniforms(seeds, request_ids, root_lens, 0, 1)[:, 0]
 
 
-def _no_residual(prob_V: torch.Tensor, _draft_prob_V: torch.Tensor) -> torch.Tensor:
+def _no_residual(prob_V: Tensor, _draft_prob_V: Tensor) -> Tensor:
     """The target's own distribution after a rejection, as if nothing had been rejected."""
     return prob_V
 
 
-def _no_commit(_batch: Batch, _locations: torch.Tensor, _verdict: Verdict, _pools: KVPool) -> None:
+def _no_commit(_batch: Batch, _locations: Tensor, _verdict: Verdict, _pools: KVPool) -> None:
     """The accepted path's KV stays where the tree wrote it."""
 
 
