@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from specsim.reference.acceptance import Tree
+    from specsim.reference.request_tree import Tree
 
 
 def at_least(

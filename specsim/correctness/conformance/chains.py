@@ -97,7 +97,8 @@ def distribution_of(
     draft: list[int], prob: Rows, draft_prob: Rows, bonus: int, rows: int, num_regions: int = REGIONS
 ) -> Distribution:
     """The distribution of that number of rows: the reference at one point of every region of the uniforms."""
-    from specsim.reference.acceptance import Tree, rejection
+    from specsim.reference.acceptance import rejection
+    from specsim.reference.request_tree import Tree
     from specsim.reference.tree import links
 
     parents = list(range(-1, len(draft)))

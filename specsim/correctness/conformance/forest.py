@@ -1,5 +1,6 @@
 """Trees of a batch, and the call of a verifier that walks them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from specsim.correctness.conformance.case import Call, arguments, integers
 from specsim.correctness.conformance.pools import chosen, drafted
 
 if TYPE_CHECKING:
-    from specsim.reference.acceptance import Tree
+    from specsim.reference.request_tree import Tree
 
 FLAT = [-1, 0, 0, 1, 1, 2]  # two children of the root, the first with two children, the second with one
 
@@ -30,13 +31,13 @@ class Forest:
     @property
     def trees(self) -> "list[Tree]":
         """Trees as the reference implementation walks them."""
-        from specsim.reference.acceptance import Tree
+        from specsim.reference.request_tree import Tree
         from specsim.reference.tree import links
 
         pairs = zip(self.parents, self.tokens, strict=True)
         return [Tree(tokens, parents, *links(parents), self.most) for parents, tokens in pairs]
 
-    def call(self, operation: str, walked: list[tuple[list[int], int]], *more: Any) -> Call:
+    def call(self, operation: str, walked: Sequence[tuple[list[int], int]], *more: Any) -> Call:
         """The call of a verifier that has to find these paths and bonus tokens; more: its further arguments."""
         from specsim.reference.tree import links
 
