@@ -1,10 +1,9 @@
-"""The fast engine: the reference's round on static buffers, launched, or replayed from graphs."""
+"""The fast engine: the reference's round on static buffers, launched or replayed from graphs."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-import triton
 
 from specsim.core.columns import own_committed, own_lanes, own_tree
 from specsim.core.config import SpecConfig
@@ -26,26 +25,39 @@ from specsim.core.phases import (
 )
 from specsim.core.pool import KVBuffer, KVPool
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
+from specsim.core.target import Target
 from specsim.fast import drafters, kv, tree, verify
 from specsim.fast.drafters.none import NoDrafter
+from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.extend import draft_extend_input
-from specsim.fast.frame import Frame, load, load_extend_input, unload, unload_extend_input
+from specsim.fast.frame import Frame, Recording, TargetOutput
 from specsim.fast.model.metadata import prefill_metadata, tree_metadata
 from specsim.fast.runtime.graph import capture
+from specsim.fast.runtime.launch import next_power_of_2
+from specsim.fast.runtime.padding import RoundShape
+from specsim.fast.runtime.sections import (
+    DRAFT_PHASE,
+    EXTEND_PHASE,
+    ROUND,
+    VERIFY_PHASE,
+    Section,
+    Sections,
+    recorded,
+    runs,
+)
+from specsim.fast.runtime.states import load, load_extend_input, unload, unload_extend_input
 from specsim.fast.synthetic import Schedule
 from specsim.fast.targets import FAMILIES
 from specsim.fast.vocabulary.penalties import Allowed
 
-ROUND = ("propose", "lay_out", "judge", "hand_over", "extend")  # its sections
-MOST_CANDIDATES = 2**16  # what one program can rank
+MOST_CANDIDATES = 2**16  # that one program can rank
 
 
 class Engine:
     """Rounds of one pair under one setting, over buffers of `bucket` requests (None: the next power of two).
 
-    pair, config, acceptance, grammars: as the reference's. A graph of the whole round needs release `finish`, since
-    pages cannot change hands inside it, and no grammars, which the host asks between draft and verify; a phase that is
-    called alone is launched then.
+    A graph of the whole round needs release `finish`, since pages cannot change hands inside it, and no grammars, which
+    the host asks between draft and verify; a phase that is called alone is launched then.
     """
 
     def __init__(
@@ -65,28 +77,28 @@ class Engine:
             raise InputError("topk", config.topk, allowed)
         self.options = options.resolve(config, bool(grammars))
         self.dtype = options.dtype
-        self.device = torch.device(self.options.device)
+        self.device = torch.device(self.options.device or "cpu")
         self._frames: dict[int, Frame] = {}
-        self.grammars = grammars or {}
+        self.grammars: Grammars = grammars or {}
         check(self.grammars, config, target.vocab_size)
         self.acceptance = acceptance and acceptance.fit(config.num_steps)
         self._schedule = acceptance and Schedule.of(acceptance, self.device)
         family = FAMILIES[target.family]
-        self.target = family(
-            target, pair.target.tensors, self.dtype, self.device, batch_invariant=options.batch_invariant
-        )
-        self.drafter = self._drafter(pair.drafter)
-        self._sections: dict[str, Callable[[Frame], None]] = {
-            "start": self._start,
-            "step": self._step,
-            "propose": self._propose,
-            "lay_out": self._lay_out,
-            "judge": self._judge,
-            "hand_over": self._hand_over,
-            "extend": self._extend,
+        invariant = options.batch_invariant
+        self.target: Target = family(target, pair.target.tensors, self.dtype, self.device, batch_invariant=invariant)
+        self._drafter = self._make_drafter(pair.drafter)
+        self.drafter: Drafter = self._drafter
+        self._launches: dict[Section, Callable[[Frame], None]] = {
+            Section.START: self._start,
+            Section.STEP: self._step,
+            Section.DRAFT: self._propose,
+            Section.BUILD_TREE: self._build_tree,
+            Section.VERIFY: self._check_trees,
+            Section.GATHER: self._gather,
+            Section.EXTEND: self._rewrite_draft_kv,
         }
 
-    def _drafter(self, checkpoint: DrafterCheckpoint | None) -> Drafter:
+    def _make_drafter(self, checkpoint: DrafterCheckpoint | None) -> StepDrafter:
         if self.config.is_plain:
             return NoDrafter(self.config, self.dtype, self.device)
         if checkpoint is None:
@@ -96,19 +108,22 @@ class Engine:
         )
 
     def make_pools(self, num_requests: int, num_slots: int) -> KVPool:
-        """Empty pools for up to `num_requests` requests and `num_slots` slots (rounded down to whole pages)."""
+        """Make empty pools for up to `num_requests` requests and `num_slots` slots (rounded down to whole pages)."""
         num_slots -= num_slots % self.config.page_size
-        draft = self.drafter.kv_layout and KVBuffer(self.drafter.kv_layout, num_slots, self.dtype, self.device)
+        layout = self.drafter.kv_layout
+        draft = None if layout is None else KVBuffer(layout, num_slots, self.dtype, self.device)
         target = KVBuffer(self.target.config.kv_layout, num_slots, self.dtype, self.device)
-        width = self.config.reserved_columns(self.config.max_len)
+        width = self.config.reserved_columns(self.config.length_limit)
         return KVPool(target, draft, self.config.page_size, num_requests, width)
 
     @torch.inference_mode()
     def prefill(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> PrefillOutput:
         """Run a chunk of every prompt; batch.seq_lens counts it. Columns up to seq_lens must be owned."""
         pools.record(batch.req_pool_indices[prefill.requests], prefill.columns, prefill.input_ids)
-        metadata, features = prefill_metadata(batch, prefill, pools), self.drafter.feature_layers
-        hidden_RH, features_RF = self.target.forward(prefill.input_ids, metadata, pools.target, features)
+        metadata = prefill_metadata(batch, prefill, pools)
+        hidden_RH, features_RF = self.target.forward(
+            prefill.input_ids, metadata, pools.target, self.drafter.feature_layers
+        )
         logits_BV = self.target.logits(hidden_RH[prefill.last_rows])
         allowed = self._allowed_first(batch, pools, logits_BV.shape[-1])
         next_tokens, logprobs = verify.first_tokens(batch, prefill.next_tokens, logits_BV, pools, allowed)
@@ -125,23 +140,24 @@ class Engine:
 
     @torch.inference_mode()
     def round(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> RoundOutput:
-        """One speculative round; the batch after it has seq_lens + num_accepted_tokens.
+        """Run one speculative round; the batch after it has seq_lens + num_accepted_tokens.
 
-        reserved: the caller owns the columns of this round already, so that no length is read on the host for them;
-        under release `round` lanes are borrowed all the same.
+        reserved: the columns that it needs are owned already.
         """
         frame = self._play(batch, draft_input, pools, reserved)
-        verify_input = unload(frame.verify_input, batch.size, frame.bucket)
-        next_input = unload(frame.next_draft_input, batch.size, frame.bucket)
-        return RoundOutput(verify_input, self._verify_output(frame, batch.size), next_input)
+        return RoundOutput(
+            unload(frame.verify_input, batch.size, frame.bucket),
+            self._verify_output(frame, batch.size),
+            unload(frame.outlet.draft_input, batch.size, frame.bucket),
+        )
 
     @torch.inference_mode()
     def advance(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> Advance:
-        """A round, of which only what a serving loop needs is copied out.
+        """Run a round and copy out only what a serving loop needs.
 
         With reserved columns under release `finish` the host waits for nothing: rounds can be enqueued one behind the
-        other, each with what the one before gave. States are values: what is changed in place in a tensor that was
-        given before goes unnoticed.
+        other, each with the result of the one before. States are values: a change in place of a tensor that was given
+        before goes unnoticed.
         """
         return self._play(batch, draft_input, pools, reserved).advance(batch)
 
@@ -150,7 +166,7 @@ class Engine:
         """Propose candidates and lay the best of them out as trees over columns L..L+N-1."""
         self._own_lanes(batch, pools, reserved)
         frame = self._frame(batch, pools, draft_input)
-        self._play_draft(frame, batch)
+        self._draft(frame, batch)
         return unload(frame.verify_input, batch.size, frame.bucket)
 
     @torch.inference_mode()
@@ -158,162 +174,153 @@ class Engine:
         """Run the target over the trees, walk them, commit the accepted path."""
         frame = self._frame(batch, pools)
         load(frame.verify_input, replace(verify_input, candidates=None))
-        self._play_verify(frame, batch)
+        self._verify(frame, batch)
         return self._verify_output(frame, batch.size)
 
     @torch.inference_mode()
     def draft_extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
-        """Rewrite the drafter's KV of the accepted rows from the target's features: a fresh DraftInput."""
+        """Rewrite the drafter's KV of the accepted rows from the target's features, and make a fresh DraftInput."""
         frame = self._frame(batch, pools)
-        load_extend_input(frame.extend_input, draft_extend_input, self.config.num_steps + 1)
-        self._run(frame, "extend")
-        return unload(frame.next_draft_input, batch.size, frame.bucket)
+        load_extend_input(frame.extend_input, draft_extend_input, frame.shape.width)
+        self._extend(frame)
+        return unload(frame.outlet.draft_input, batch.size, frame.bucket)
 
     def _play(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool) -> Frame:
-        """A whole round; the frame holds what it left."""
+        """Run a whole round in a frame."""
         self._own_lanes(batch, pools, reserved)
         frame = self._frame(batch, pools, draft_input)
         if self.options.graph == "round":
-            self._run(frame, *ROUND)
+            self._run(frame, ROUND)
         else:
-            self._play_draft(frame, batch)
-            self._play_verify(frame, batch)
-            self._run(frame, "extend")
+            self._draft(frame, batch)
+            self._verify(frame, batch)
+            self._extend(frame)
         return frame
 
     def _own_lanes(self, batch: Batch, pools: KVPool, reserved: bool) -> None:
+        """Own the columns of this round; reserved ones are owned, but lanes are borrowed under release `round`."""
         if not reserved or self.config.release == "round":
-            own_lanes(pools, *_rows_and_lens(batch), self.config)
+            own_lanes(pools, batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), self.config)
 
-    def _play_draft(self, frame: Frame, batch: Batch) -> None:
+    def _draft(self, frame: Frame, batch: Batch) -> None:
         def own() -> None:
-            own_tree(frame.pools, *_rows_and_lens(batch), self.config)
+            own_tree(frame.pools, batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), self.config)
 
-        if self.options.graph != "step":
-            return self._run_around(frame, "propose", own, "lay_out")
-        self._run(frame, "start")
-        for _ in range(self.config.num_steps - 1):
-            self._run(frame, "step")
-        if self.config.release == "round":
-            own()
-        self._run(frame, "lay_out")
+        if self.options.graph == "step":
+            self._run(frame, (Section.START,))
+            for _ in range(self.config.num_steps - 1):
+                self._run(frame, (Section.STEP,))
+            if self.config.release == "round":
+                own()
+            self._run(frame, (Section.BUILD_TREE,))
+        else:
+            self._run_phase(frame, DRAFT_PHASE, own)
 
-    def _play_verify(self, frame: Frame, batch: Batch) -> None:
+    def _verify(self, frame: Frame, batch: Batch) -> None:
         def own() -> None:
-            committed = batch.after(frame.verdict.num_accepted_tokens[: batch.size])
-            own_committed(frame.pools, *_rows_and_lens(committed), self.config)
+            after = batch.after(frame.verdict.num_accepted_tokens[: batch.size])
+            own_committed(frame.pools, after.req_pool_indices.tolist(), after.seq_lens.tolist(), self.config)
 
         if frame.allowed is not None:
             frame.allowed.load(allowed_trees(batch, frame.verify_input, frame.pools, self.grammars))
-        self._run_around(frame, "judge", own, "hand_over")
+        self._run_phase(frame, VERIFY_PHASE, own)
+
+    def _extend(self, frame: Frame) -> None:
+        self._run(frame, EXTEND_PHASE)
 
     def _verify_output(self, frame: Frame, size: int) -> VerifyOutput:
-        verdict = unload(frame.verdict, size, frame.bucket)
         return VerifyOutput(
-            verdict,
-            target_logits=frame.forward["target_logits"][: size * self.config.num_draft_tokens].clone(),
-            draft_extend_input=unload_extend_input(
-                frame.extend_input, size, self.config.num_steps + 1, self.config.extend
-            ),
+            unload(frame.verdict, size, frame.bucket),
+            target_logits=frame.target_output.logits[: size * self.config.num_draft_tokens].clone(),
+            draft_extend_input=unload_extend_input(frame.extend_input, size, frame.shape.width, self.config.extend),
         )
 
     def _frame(self, batch: Batch, pools: KVPool, draft_input: DraftInput | None = None) -> Frame:
-        """The buffers of the batch's bucket over these pools, the batch and what else is given loaded."""
-        bucket = self.options.bucket or triton.next_power_of_2(max(batch.size, 1))
+        """Load the batch, and a draft input, into the frame of its bucket over these pools."""
+        bucket = self.options.bucket or next_power_of_2(max(batch.size, 1))
         if batch.size > bucket:
             raise InputError("bucket", bucket, f"at least the number of requests of a batch, {batch.size}")
         if any(frame.pools is not pools for frame in self._frames.values()):
             self._frames.clear()  # graphs of other pools would keep them alive
         frame = self._frames.get(bucket)
         if frame is None:
-            target, drafter = self.target.config, self.drafter
-            num_features = target.hidden_size * max(1, len(drafter.feature_layers))
-            frame = self._frames[bucket] = Frame.of(
-                bucket,
-                pools,
-                self.config,
-                target.vocab_size,
-                drafter.hidden_size,
-                num_features,
-                self.dtype,
-                has_grammars=bool(self.grammars),
-            )
+            frame = self._frames[bucket] = Frame.of(self._shape(bucket), pools)
             self._capture(frame)
         frame.inlet.load(batch, draft_input)
         return frame
 
-    def _pieces(self) -> list[tuple[str, ...]]:
-        """The sections that this mode records together; a graph of nothing, such as plain decoding's draft loop, is not
-        recorded: CUDA warns of it.
-        """
-        in_pieces = self.config.release == "round"
-        propose, judge = (
-            [(first,), (then,)] if in_pieces else [(first, then)]
-            for first, then in (("propose", "lay_out"), ("judge", "hand_over"))
+    def _shape(self, bucket: int) -> RoundShape:
+        target = self.target.config
+        return RoundShape(
+            bucket,
+            self.config,
+            vocab_size=target.vocab_size,
+            hidden_size=self._drafter.hidden_size,
+            num_features=target.hidden_size * max(1, len(self._drafter.feature_layers)),
+            dtype=self.dtype,
+            has_grammars=bool(self.grammars),
         )
-        pieces = {
-            "eager": [],
-            "step": [("start",), ("step",), ("lay_out",), *judge, ("extend",)],
-            "phase": [*propose, *judge, ("extend",)],
-            "round": [ROUND],
-        }[self.options.graph]
-        nothing = {("start",), ("step",), ("propose",)} if self.config.is_plain else set()
-        return [names for names in pieces if names not in nothing]
 
     def _capture(self, frame: Frame) -> None:
         """Record this mode's graphs, while the frame holds padded requests only."""
-        for names in self._pieces():
-            frame.graphs[names] = capture(lambda names=names: self._launch(frame, names), self.device)
-            frame.recorded[names] = dict(frame.forward)
+        for sections in recorded(self.options.graph or "eager", self.config):
+            graph = capture(lambda sections=sections: self._launch(frame, sections), self.device)
+            frame.recordings[sections] = Recording(graph, frame.target_output)
 
-    def _launch(self, frame: Frame, names: tuple[str, ...]) -> None:
-        for name in names:
-            self._sections[name](frame)
+    def _launch(self, frame: Frame, sections: Sections) -> None:
+        for section in sections:
+            self._launches[section](frame)
 
-    def _run(self, frame: Frame, *names: str) -> None:
-        """Sections of the round, one after the other: from their graph where this mode has recorded them together."""
-        if names in frame.graphs:
-            frame.graphs[names].replay()
-            frame.forward.update(frame.recorded[names])
+    def _run(self, frame: Frame, sections: Sections) -> None:
+        """Run sections one after the other: from their graph where this mode has recorded them together."""
+        recording = frame.recordings.get(sections)
+        if recording is None:
+            self._launch(frame, sections)
         else:
-            self._launch(frame, names)
+            recording.graph.replay()
+            frame.target_output = recording.target_output
         if self.device.type == "cpu":  # on a GPU the host would wait for it
             frame.buffers.check()
 
-    def _run_around(self, frame: Frame, before: str, own: Callable[[], None], after: str) -> None:
-        """Two sections between which pages change hands under release `round`."""
-        if self.config.release == "finish":
-            return self._run(frame, before, after)
-        self._run(frame, before)
-        own()
-        self._run(frame, after)
+    def _run_phase(self, frame: Frame, sections: Sections, own: Callable[[], None]) -> None:
+        """Run a phase's sections; under release `round` pages change hands between them."""
+        first, *others = runs(sections, self.config)
+        self._run(frame, first)
+        for run in others:
+            own()
+            self._run(frame, run)
+
+    def _start(self, frame: Frame) -> None:
+        self._drafter.start(frame.batch, frame.draft_input, frame.lanes, frame.pools)
+
+    def _step(self, frame: Frame) -> None:
+        self._drafter.step(frame.batch, frame.lanes, frame.pools)
 
     def _propose(self, frame: Frame) -> None:
         self._start(frame)
         for _ in range(self.config.num_steps - 1):
             self._step(frame)
 
-    def _start(self, frame: Frame) -> None:
-        self.drafter.start(frame.batch, frame.draft_input, frame.lanes, frame.pools)
-
-    def _step(self, frame: Frame) -> None:
-        self.drafter.step(frame.batch, frame.lanes, frame.pools)
-
-    def _lay_out(self, frame: Frame) -> None:
-        batch, bonus_tokens = frame.batch, frame.draft_input.bonus_tokens
+    def _build_tree(self, frame: Frame) -> None:
+        batch = frame.batch
         locations_BN = kv.tree_locations(batch, self.config, frame.pools)
+        bonus_tokens = frame.draft_input.bonus_tokens
         tree.build(
             frame.lanes.candidates, bonus_tokens, batch.seq_lens, locations_BN, self.config, out=frame.verify_input
         )
 
-    def _judge(self, frame: Frame) -> None:
-        batch, pools, verify_input = frame.batch, frame.pools, frame.verify_input
-        metadata = tree_metadata(batch, verify_input, pools)
+    def _check_trees(self, frame: Frame) -> None:
+        batch = frame.batch
+        pools = frame.pools
+        verify_input = frame.verify_input
         hidden_RH, features_RF = self.target.forward(
-            verify_input.draft_tokens.view(-1), metadata, pools.target, self.drafter.feature_layers
+            verify_input.draft_tokens.view(-1),
+            tree_metadata(batch, verify_input, pools),
+            pools.target,
+            self._drafter.feature_layers,
         )
         logits_RV = self.target.logits(hidden_RH)
-        frame.forward.update(features=features_RF, target_logits=logits_RV)
+        frame.target_output = TargetOutput(features_RF, logits_RV)
         verify.verify(
             batch,
             verify_input,
@@ -324,17 +331,18 @@ class Engine:
             allowed=frame.allowed,
             out=frame.verdict,
         )
-        kv.commit(batch, verify_input.cache_locations, frame.verdict, pools, out=frame.progress)
+        kv.commit(batch, verify_input.cache_locations, frame.verdict, pools, out=frame.outlet.progress)
 
-    def _hand_over(self, frame: Frame) -> None:
-        features_RF, table, max_len = frame.forward["features"], frame.pools.req_to_token, self.config.max_len
+    def _gather(self, frame: Frame) -> None:
         draft_extend_input(
-            frame.batch, frame.verdict, features_RF, table, max_len, self.config.extend, out=frame.extend_input
+            frame.batch,
+            frame.verdict,
+            frame.target_output.features,
+            frame.pools.req_to_token,
+            self.config.length_limit,
+            self.config.extend,
+            out=frame.extend_input,
         )
 
-    def _extend(self, frame: Frame) -> None:
-        self.drafter.extend(frame.batch, frame.extend_input, frame.pools, out=frame.next_draft_input)
-
-
-def _rows_and_lens(batch: Batch) -> tuple[list[int], list[int]]:
-    return batch.req_pool_indices.tolist(), batch.seq_lens.tolist()
+    def _rewrite_draft_kv(self, frame: Frame) -> None:
+        self._drafter.extend(frame.batch, frame.extend_input, frame.pools, out=frame.outlet.draft_input)

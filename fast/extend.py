@@ -1,11 +1,12 @@
-"""The rows the drafter reads after prefill and after verify: tokens one place ahead of their features."""
+"""Rows that the drafter reads after prefill and after verify: tokens one place ahead of their features."""
+
+from typing import NamedTuple, Self, no_type_check
 
 import torch
-import triton
 import triton.language as tl
 
 from specsim.core.phases import Batch, DraftExtendInput, PrefillInput, Verdict
-from specsim.fast.runtime.launch import await_input, block_of, kernel, require_contiguous
+from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, require_contiguous
 
 _TOKENS = 1024
 _REQUESTS = 128
@@ -13,9 +14,11 @@ _FEATURES = 4096
 
 
 @kernel
+@no_type_check
 def _shift_left_kernel(input_ids_ptr, row_starts_ptr, next_tokens_ptr, out_ptr, BLOCK: tl.constexpr):
     request = tl.program_id(0)
-    low, high = tl.load(row_starts_ptr + request), tl.load(row_starts_ptr + request + 1)
+    low = tl.load(row_starts_ptr + request)
+    high = tl.load(row_starts_ptr + request + 1)
     last = tl.load(next_tokens_ptr + request).to(tl.int64)
     for start in range(low, high, BLOCK):
         rows = start + tl.arange(0, BLOCK)
@@ -25,65 +28,125 @@ def _shift_left_kernel(input_ids_ptr, row_starts_ptr, next_tokens_ptr, out_ptr, 
 
 def shift_left(prefill: PrefillInput, next_tokens: torch.Tensor) -> torch.Tensor:
     """Drafter ids after prefill, i64 [R]: ids without the first, then the token after the chunk (sglang#26329)."""
-    shifted, batch_size = torch.empty_like(prefill.input_ids), len(prefill.start_lens)
+    shifted = torch.empty_like(prefill.input_ids)
+    batch_size = len(prefill.start_lens)
     _shift_left_kernel[(batch_size,)](
-        prefill.input_ids, prefill.row_starts, next_tokens, shifted, BLOCK=block_of(len(shifted), _TOKENS)
+        input_ids_ptr=prefill.input_ids,
+        row_starts_ptr=prefill.row_starts,
+        next_tokens_ptr=next_tokens,
+        out_ptr=shifted,
+        BLOCK=block_of(len(shifted), _TOKENS),
     )
     return shifted
 
 
+class VerdictTensors(NamedTuple):
+    """A verdict as kernels take it."""
+
+    predict: torch.Tensor
+    accept_index: torch.Tensor
+    num_accepted_drafts: torch.Tensor
+    num_accepted_tokens: torch.Tensor
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> Self:
+        """Take the tensors of a verdict."""
+        return cls(*(getattr(verdict, name) for name in cls._fields))
+
+
+class ExtendTensors(NamedTuple):
+    """A DraftExtendInput as kernels write it."""
+
+    row_starts: torch.Tensor
+    hidden: torch.Tensor
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    cache_locations: torch.Tensor
+    num_accepted_drafts: torch.Tensor
+    num_accepted_tokens: torch.Tensor
+    bonus_tokens: torch.Tensor
+    seq_lens: torch.Tensor
+    req_pool_indices: torch.Tensor
+
+    @classmethod
+    def of(cls, rows: DraftExtendInput) -> Self:
+        """Take the tensors of a DraftExtendInput."""
+        return cls(*(getattr(rows, name) for name in cls._fields))
+
+
 @kernel
+@no_type_check
 def _requests_kernel(
-    req_pool_indices_ptr, seq_lens_ptr, num_accepted_drafts_ptr, num_accepted_tokens_ptr, predict_ptr, accept_index_ptr,
-    row_starts_ptr, out_rows_ptr, out_lens_ptr, out_drafts_ptr, out_tokens_ptr, bonus_tokens_ptr, batch_size, width,
-    BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """What is handed on of every request, and the ends of its rows."""
+    req_pool_indices_ptr,
+    seq_lens_ptr,
+    verdict_ptrs,
+    out_ptrs,
+    batch_size,
+    width,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Copy the entries of every request, and the ends of its rows."""
     await_input(PDL)
     request = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     mask = request < batch_size
     row = tl.load(req_pool_indices_ptr + request, mask=mask, other=-1)
-    drafts = tl.load(num_accepted_drafts_ptr + request, mask=mask)
-    tokens = tl.load(num_accepted_tokens_ptr + request, mask=mask)
+    drafts = tl.load(verdict_ptrs.num_accepted_drafts + request, mask=mask)
+    tokens = tl.load(verdict_ptrs.num_accepted_tokens + request, mask=mask)
     real = mask & (row >= 0)
-    node = tl.load(accept_index_ptr + request * width + drafts, mask=real, other=-1)
-    bonus = tl.load(predict_ptr + node, mask=real & (node >= 0), other=0)
-    tl.store(row_starts_ptr + request, request * width, mask=request <= batch_size)
-    tl.store(out_rows_ptr + request, row, mask=mask)
-    tl.store(out_lens_ptr + request, tl.load(seq_lens_ptr + request, mask=mask), mask=mask)
-    tl.store(out_drafts_ptr + request, drafts, mask=mask)
-    tl.store(out_tokens_ptr + request, tokens, mask=mask)
-    tl.store(bonus_tokens_ptr + request, bonus, mask=mask)
+    node = tl.load(verdict_ptrs.accept_index + request * width + drafts, mask=real, other=-1)
+    bonus = tl.load(verdict_ptrs.predict + node, mask=real & (node >= 0), other=0)
+    tl.store(out_ptrs.row_starts + request, request * width, mask=request <= batch_size)
+    tl.store(out_ptrs.req_pool_indices + request, row, mask=mask)
+    tl.store(out_ptrs.seq_lens + request, tl.load(seq_lens_ptr + request, mask=mask), mask=mask)
+    tl.store(out_ptrs.num_accepted_drafts + request, drafts, mask=mask)
+    tl.store(out_ptrs.num_accepted_tokens + request, tokens, mask=mask)
+    tl.store(out_ptrs.bonus_tokens + request, bonus, mask=mask)
 
 
 @kernel
+@no_type_check
 def _rows_kernel(
-    req_pool_indices_ptr, seq_lens_ptr, num_accepted_tokens_ptr, predict_ptr, accept_index_ptr, req_to_token_ptr,
-    features_ptr, input_ids_ptr, positions_ptr, cache_locations_ptr, hidden_ptr, num_rows, width, num_columns,
-    max_len, RAGGED: tl.constexpr, FEATURES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """`width` rows a request; programs of one row block share out the features."""
+    req_pool_indices_ptr,
+    seq_lens_ptr,
+    verdict_ptrs,
+    out_ptrs,
+    req_to_token_ptr,
+    features_ptr,
+    num_rows,
+    width,
+    num_columns,
+    max_len,
+    RAGGED: tl.constexpr,
+    FEATURES: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Write `width` rows a request; programs of one row block share out the features."""
     await_input(PDL)
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
-    request, step, mask = rows // width, rows % width, rows < num_rows
+    request = rows // width
+    step = rows % width
+    mask = rows < num_rows
     row = tl.load(req_pool_indices_ptr + request, mask=mask, other=-1)
     real = mask & (row >= 0)
-    live = real & (step < tl.load(num_accepted_tokens_ptr + request, mask=mask, other=0))
-    node = tl.load(accept_index_ptr + rows, mask=live, other=-1).to(tl.int64)
-    root = tl.load(accept_index_ptr + request * width, mask=real, other=0).to(tl.int64)
+    live = real & (step < tl.load(verdict_ptrs.num_accepted_tokens + request, mask=mask, other=0))
+    node = tl.load(verdict_ptrs.accept_index + rows, mask=live, other=-1).to(tl.int64)
+    root = tl.load(verdict_ptrs.accept_index + request * width, mask=real, other=0).to(tl.int64)
     source = tl.where(node >= 0, node, root)
     offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     mask_offs = offs < FEATURES
     features = tl.load(features_ptr + source * FEATURES + offs, mask=real & mask_offs, other=0.0)
-    tl.store(hidden_ptr + rows * FEATURES + offs, features, mask=mask & mask_offs)
+    tl.store(out_ptrs.hidden + rows * FEATURES + offs, features, mask=mask & mask_offs)
     if tl.program_id(1) == 0:
         position = tl.where(real, tl.load(seq_lens_ptr + request, mask=mask, other=0) + step, 0)
         writes = (live if RAGGED else real) & (position < max_len) & (position < num_columns)
         slot = tl.load(req_to_token_ptr + row * num_columns + position, mask=writes, other=-1)
-        ids = tl.load(predict_ptr + node, mask=live & (node >= 0), other=0)
-        tl.store(input_ids_ptr + rows, ids.to(tl.int64), mask=mask)
-        tl.store(positions_ptr + rows, position, mask=mask)
-        tl.store(cache_locations_ptr + rows, slot, mask=mask)
+        ids = tl.load(verdict_ptrs.predict + node, mask=live & (node >= 0), other=0)
+        tl.store(out_ptrs.input_ids + rows, ids.to(tl.int64), mask=mask)
+        tl.store(out_ptrs.positions + rows, position, mask=mask)
+        tl.store(out_ptrs.cache_locations + rows, slot, mask=mask)
 
 
 def draft_extend_input(
@@ -105,19 +168,36 @@ def draft_extend_input(
     batch_size, width = verdict.accept_index.shape
     rows = out or _empty(batch_size, width, features_RF)
     requests = block_of(batch_size + 1, _REQUESTS)
-    _requests_kernel[(triton.cdiv(batch_size + 1, requests),)](
-        batch.req_pool_indices, batch.seq_lens, verdict.num_accepted_drafts, verdict.num_accepted_tokens,
-        verdict.predict, verdict.accept_index, rows.row_starts, rows.req_pool_indices, rows.seq_lens,
-        rows.num_accepted_drafts, rows.num_accepted_tokens, rows.bonus_tokens, batch_size, width, BLOCK=requests,
-    )  # fmt: skip
+    verdict_ptrs = VerdictTensors.of(verdict)
+    out_ptrs = ExtendTensors.of(rows)
+    _requests_kernel[(ceil_div(batch_size + 1, requests),)](
+        req_pool_indices_ptr=batch.req_pool_indices,
+        seq_lens_ptr=batch.seq_lens,
+        verdict_ptrs=verdict_ptrs,
+        out_ptrs=out_ptrs,
+        batch_size=batch_size,
+        width=width,
+        BLOCK=requests,
+    )
     num_rows, num_features = rows.hidden.shape
     block = block_of(num_features, _FEATURES)
     row_block = block_of(num_rows, 1, block)
-    _rows_kernel[(triton.cdiv(num_rows, row_block), triton.cdiv(max(num_features, 1), block))](
-        batch.req_pool_indices, batch.seq_lens, verdict.num_accepted_tokens, verdict.predict, verdict.accept_index,
-        req_to_token, features_RF, rows.input_ids, rows.positions, rows.cache_locations, rows.hidden, num_rows, width,
-        req_to_token.shape[1], max_len, RAGGED=extend == "ragged", FEATURES=num_features, ROWS=row_block, BLOCK=block,
-    )  # fmt: skip
+    _rows_kernel[(ceil_div(num_rows, row_block), ceil_div(max(num_features, 1), block))](
+        req_pool_indices_ptr=batch.req_pool_indices,
+        seq_lens_ptr=batch.seq_lens,
+        verdict_ptrs=verdict_ptrs,
+        out_ptrs=out_ptrs,
+        req_to_token_ptr=req_to_token,
+        features_ptr=features_RF,
+        num_rows=num_rows,
+        width=width,
+        num_columns=req_to_token.shape[1],
+        max_len=max_len,
+        RAGGED=extend == "ragged",
+        FEATURES=num_features,
+        ROWS=row_block,
+        BLOCK=block,
+    )
     return rows
 
 

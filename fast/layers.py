@@ -1,22 +1,20 @@
-"""The parts of a decoder layer, over products that fuse what lies between two of them."""
+"""Parts of a decoder layer, over products that fuse the steps between them."""
 
 from collections.abc import Mapping
 
 import torch
 
-from specsim.core.pool import KVBuffer
 from specsim.core.target import ModelConfig
 from specsim.fast.attention import attention
 from specsim.fast.model.linear import linear, linear_gated, linear_onto, streaming
-from specsim.fast.model.metadata import AttentionMetadata
-from specsim.fast.model.rotary import project_rotate_and_write, rotate_and_write
+from specsim.fast.model.rotary import Forward, HeadNorms, project_rotate_and_write, rotate_and_write
 from specsim.fast.model.rows import Norm, Rows
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
 def _fused(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors, contiguous as kernels read them, with projections of the same input stacked into one."""
+    """Stack projections of the same input into one, and make every tensor contiguous as kernels read it."""
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     for name in list(tensors):
         for whole, parts in FUSED.items():
@@ -27,8 +25,9 @@ def _fused(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _stacked(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Rows of all parts, contiguous ones; not copied where they lie one behind the other in one storage already."""
-    first, ends = parts[0], [part.data_ptr() + part.nbytes for part in parts]
+    """Stack contiguous rows of all parts, without a copy where they lie one behind the other in one storage already."""
+    first = parts[0]
+    ends = [part.data_ptr() + part.nbytes for part in parts]
     is_whole = [part.data_ptr() for part in parts[1:]] == ends[:-1]
     if not is_whole or len({part.untyped_storage().data_ptr() for part in parts}) > 1:
         return torch.cat(parts)
@@ -43,7 +42,8 @@ class Weights:
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], prefix: str = "", batch_invariant: bool = False):
         # Below a prefix they are fused already.
-        self._tensors, self._prefix = tensors if prefix else _fused(tensors), prefix
+        self._tensors = tensors if prefix else _fused(tensors)
+        self._prefix = prefix
         self.batch_invariant = batch_invariant
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -73,17 +73,18 @@ class Weights:
         return self[f"{name}.weight"], self.get(f"{name}.bias")
 
 
-def _queries(
-    rows: Rows, weights: Weights, config: ModelConfig, turns, layer: int, kv: KVBuffer, metadata: AttentionMetadata
-) -> torch.Tensor:
-    """Rotated queries [R, A, D] of rows whose keys and values are written on the way."""
-    norms = weights.get("q_norm.weight"), weights.get("k_norm.weight")
-    tiling, ready = streaming(rows, weights["qkv_proj.weight"], weights.batch_invariant)
-    if tiling and norms == (None, None) and config.head_dim % tiling.block_n == 0:
-        weight, bias = weights["qkv_proj.weight"], weights.get("qkv_proj.bias")
-        return project_rotate_and_write(tiling, ready, weight, bias, turns, metadata, kv, layer, config.num_heads)
+def _queries(rows: Rows, weights: Weights, config: ModelConfig, layer: int, forward: Forward) -> torch.Tensor:
+    """Rotated queries [R, A, D] of rows whose keys and values are written in the same launches."""
+    q_norm = weights.get("q_norm.weight")
+    k_norm = weights.get("k_norm.weight")
+    norms = None if q_norm is None or k_norm is None else HeadNorms(q_norm, k_norm)
+    weight = weights["qkv_proj.weight"]
+    tiling, ready = streaming(rows, weight, weights.batch_invariant)
+    if tiling and norms is None and config.head_dim % tiling.block_n == 0:
+        bias = weights.get("qkv_proj.bias")
+        return project_rotate_and_write(tiling, ready, weight, bias, forward, layer, config.num_heads)
     qkv_R = weights.project(ready, "qkv_proj")
-    return rotate_and_write(qkv_R, *norms, config.rms_norm_eps, turns, metadata, kv, layer, config.num_heads)
+    return rotate_and_write(qkv_R, norms, config.rms_norm_eps, forward, layer, config.num_heads)
 
 
 def self_attention(
@@ -91,23 +92,21 @@ def self_attention(
     rows: Rows,
     weights: Weights,
     config: ModelConfig,
-    turns: torch.Tensor,
     layer: int,
-    kv: KVBuffer,
-    metadata: AttentionMetadata,
+    forward: Forward,
     norm: Norm | None = None,
 ) -> Rows:
     """base + attention of rows, [R, H], under the norm that follows; the rows' KV is written."""
-    query_RAD = _queries(rows, weights, config, turns, layer, kv, metadata)
-    window, invariant = config.window(layer), weights.batch_invariant
-    attended_RAD = attention(query_RAD, layer, kv, metadata, window, invariant=invariant)
+    query_RAD = _queries(rows, weights, config, layer, forward)
+    window = config.window(layer)
+    attended_RAD = attention(query_RAD, layer, forward.kv, forward.metadata, window, invariant=weights.batch_invariant)
     return weights.project_onto(base, Rows(attended_RAD.flatten(1)), "o_proj", norm)
 
 
 def gated_mlp(rows: Rows, weights: Weights, norm: Norm | None = None, out: torch.Tensor | None = None) -> Rows:
     """x + down(silu(gate n) · up n), [R, H], of rows x whose norm gives n, under the norm that follows.
 
-    out: where it goes, perhaps columns of a wider tensor.
+    out: its memory, perhaps columns of a wider tensor.
     """
     grown = Rows(weights.project_gated(rows, "gate_up_proj"))
     return weights.project_onto(rows.values, grown, "down_proj", norm, out)

@@ -1,71 +1,105 @@
-"""Drafters that run a small decoder once a step: every step the same launches, its number read on the device."""
+"""Drafters that run a small decoder in every step, whose number is read on the device: the launches are the same."""
+
+from typing import NamedTuple, no_type_check
 
 import torch
-import triton
 import triton.language as tl
 
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Head
 from specsim.core.errors import InputError
 from specsim.core.phases import Batch, Candidates, DraftExtendInput, DraftInput, PrefillInput
-from specsim.core.pool import KVPool
+from specsim.core.pool import KVLayout, KVPool
 from specsim.fast.drafting import Lanes, expand, start_lanes
 from specsim.fast.extend import shift_left
-from specsim.fast.kv import duplicate_tails
+from specsim.fast.kv import draft_kv, duplicate_tails
 from specsim.fast.model.metadata import extend_metadata, lane_metadata, prefill_metadata
-from specsim.fast.runtime.launch import await_input, kernel
+from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2
 from specsim.fast.vocabulary.draft_distribution import Root, draw_drafts
 from specsim.fast.vocabulary.topk import draft_topk
 
 
 @kernel
+@no_type_check
 def _last_rows_kernel(
-    hidden_ptr, row_starts_ptr, counts_ptr, bonus_tokens_ptr, out_ptr, out_tokens_ptr, SIZE: tl.constexpr,
-    BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    hidden_ptr,
+    row_starts_ptr,
+    counts_ptr,
+    bonus_tokens_ptr,
+    out_ptr,
+    out_tokens_ptr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Copy the hidden state of a request's last row, and its bonus token."""
     await_input(PDL)
-    request, offs = tl.program_id(0), tl.arange(0, BLOCK)
+    request = tl.program_id(0)
+    offs = tl.arange(0, BLOCK)
     row = tl.load(row_starts_ptr + request) + tl.load(counts_ptr + request) - 1
     values = tl.load(hidden_ptr + row.to(tl.int64) * SIZE + offs, mask=offs < SIZE)
     tl.store(out_ptr + request.to(tl.int64) * SIZE + offs, values, mask=offs < SIZE)
     tl.store(out_tokens_ptr + request, tl.load(bonus_tokens_ptr + request))
 
 
+class Last(NamedTuple):
+    """The last row of each request, from which the first drafts come."""
+
+    row_starts: torch.Tensor  # i64 [B+1]
+    counts: torch.Tensor  # [B], rows of a request up to its last
+    bonus_tokens: torch.Tensor  # [B]
+
+
 class AutoregressiveDrafter:
-    """The drafter protocol of core.drafter around a head, for a target of `vocab_size` tokens; a round calls start
-    once and step S-1 times.
-    """
+    """The step drafter around a head, for a target of `vocab_size` tokens."""
 
     def __init__(self, head: Head, config: SpecConfig, dtype: torch.dtype, device: torch.device, vocab_size: int):
         if config.topk > head.draft_vocab_size:
             raise InputError("topk", config.topk, f"at most the draft vocabulary, {head.draft_vocab_size}")
-        self._head, self._config, self._dtype, self._device = head, config, dtype, device
-        self.kv_layout, self.feature_layers = head.kv_layout, head.feature_layers
-        self.hidden_size, self._vocab_size = head.hidden_size, vocab_size
-        self._vocabulary = head.d2t, None if head.d2t is None else _inverse(head.d2t, vocab_size)
+        self._head = head
+        self._config = config
+        self._dtype = dtype
+        self._device = device
+        self.kv_layout: KVLayout | None = head.kv_layout
+        self.feature_layers = head.feature_layers
+        self.hidden_size = head.hidden_size
+        self._vocab_size = vocab_size
+        self._vocabulary = (head.d2t, None if head.d2t is None else _inverse(head.d2t, vocab_size))
 
     def seed(
         self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
     ) -> DraftInput:
-        ids, metadata = shift_left(prefill, next_tokens), prefill_metadata(batch, prefill, pools)
-        k, has_law = self._config.topk, self._config.has_draft_prob
-        out = DraftInput(
-            topk_p=torch.empty(batch.size, k, device=self._device),
-            topk_index=torch.empty(batch.size, k, dtype=torch.int64, device=self._device),
-            hidden=torch.empty(batch.size, self.hidden_size, dtype=self._dtype, device=self._device),
-            bonus_tokens=torch.empty(batch.size, dtype=torch.int32, device=self._device),
-            draft_prob=torch.empty(batch.size, self._vocab_size, device=self._device) if has_law else None,
-        )
-        starts, counts = prefill.row_starts, prefill.row_starts.diff()
-        hidden_RH = self._head.forward(ids, self._head.fuse(features_RF), metadata, pools.draft)
-        return self._first_drafts(batch, hidden_RH, (starts, counts), next_tokens, Root(batch.seq_lens), out)
+        ids = shift_left(prefill, next_tokens)
+        metadata = prefill_metadata(batch, prefill, pools)
+        last = Last(prefill.row_starts, prefill.row_starts.diff(), next_tokens)
+        hidden_RH = self._head.forward(ids, self._head.fuse(features_RF), metadata, draft_kv(pools))
+        return self._first_drafts(batch, hidden_RH, last, Root(batch.seq_lens), self._empty(batch.size))
 
-    def extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool, out: DraftInput) -> DraftInput:
-        extend, metadata = draft_extend_input, extend_metadata(batch, draft_extend_input, pools)
+    def _empty(self, size: int) -> DraftInput:
+        """A draft input to be written."""
+
+        def table(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device=self._device)
+
+        return DraftInput(
+            topk_p=table(size, self._config.topk),
+            topk_index=table(size, self._config.topk, dtype=torch.int64),
+            hidden=table(size, self.hidden_size, dtype=self._dtype),
+            bonus_tokens=table(size, dtype=torch.int32),
+            draft_prob=table(size, self._vocab_size) if self._config.has_draft_prob else None,
+        )
+
+    def extend(
+        self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool, out: DraftInput | None = None
+    ) -> DraftInput:
+        out = self._empty(batch.size) if out is None else out
+        extend = draft_extend_input
+        metadata = extend_metadata(batch, draft_extend_input, pools)
         fused_RH = self._head.fuse(extend.hidden)
-        hidden_RH = self._head.forward(extend.input_ids, fused_RH, metadata, pools.draft)
-        last, root = (extend.row_starts, extend.num_accepted_tokens), Root(extend.seq_lens, extend.num_accepted_tokens)
-        return self._first_drafts(batch, hidden_RH, last, extend.bonus_tokens, root, out)
+        hidden_RH = self._head.forward(extend.input_ids, fused_RH, metadata, draft_kv(pools))
+        last = Last(extend.row_starts, extend.num_accepted_tokens, extend.bonus_tokens)
+        root = Root(extend.seq_lens, extend.num_accepted_tokens)
+        return self._first_drafts(batch, hidden_RH, last, root, out)
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._head.logits(hidden_RH)
@@ -74,18 +108,37 @@ class AutoregressiveDrafter:
         vocab_size = self._vocab_size if self._config.has_draft_prob else None
         return DraftInput.empty(self._config.topk, self.hidden_size, self._dtype, vocab_size).to(self._device)
 
-    def _first_drafts(self, batch: Batch, hidden_RH, last, bonus_tokens, root: Root, out: DraftInput) -> DraftInput:
-        block = triton.next_power_of_2(self.hidden_size)
-        _last_rows_kernel[(len(out.hidden),)](
-            hidden_RH, *last, bonus_tokens, out.hidden, out.bonus_tokens, SIZE=self.hidden_size, BLOCK=block
+    def _first_drafts(
+        self, batch: Batch, hidden_RH: torch.Tensor, last: Last, root: Root, out: DraftInput
+    ) -> DraftInput:
+        hidden_BH = out.hidden
+        if hidden_BH is None:
+            raise ValueError("out has no hidden state; it must be a DraftInput of this drafter")
+        _last_rows_kernel[(len(hidden_BH),)](
+            hidden_ptr=hidden_RH,
+            row_starts_ptr=last.row_starts,
+            counts_ptr=last.counts,
+            bonus_tokens_ptr=last.bonus_tokens,
+            out_ptr=hidden_BH,
+            out_tokens_ptr=out.bonus_tokens,
+            SIZE=self.hidden_size,
+            BLOCK=next_power_of_2(self.hidden_size),
         )
-        logits_BV = self._head.logits(out.hidden)
+        logits_BV = self._head.logits(hidden_BH)
         best = draft_topk(logits_BV, self._config.topk, self._head.d2t, out=(out.topk_p, out.topk_index))
         self._draw(batch, logits_BV, root, best, out.draft_prob)
         return out
 
-    def _draw(self, batch: Batch, logits_RV, root: Root, out, law, loop=None) -> None:
-        """Sampled drafts in the place of the best, where the verifier wants that."""
+    def _draw(
+        self,
+        batch: Batch,
+        logits_RV: torch.Tensor,
+        root: Root,
+        out: tuple[torch.Tensor, torch.Tensor],
+        law: torch.Tensor | None,
+        loop: tuple[torch.Tensor, torch.Tensor, int] | None = None,
+    ) -> None:
+        """Draw drafts in the place of the best, where the verifier wants that."""
         if self._config.is_sampled:
             is_gumbel = self._config.verifier == "gumbel"
             draw_drafts(batch, logits_RV, root, self._vocabulary, is_gumbel, out, law, loop)
@@ -103,18 +156,20 @@ class AutoregressiveDrafter:
         start_lanes(draft_input, lanes, self._config)
 
     def step(self, batch: Batch, lanes: Lanes, pools: KVPool) -> None:
-        """One draft forward of all lanes, its metadata built for the step they are at."""
-        config, shape = self._config, lanes.tokens.shape
+        """Run one draft forward of all lanes, its metadata built for their step."""
+        config = self._config
+        shape = lanes.tokens.shape
         metadata = lane_metadata(batch, lanes, config, pools)
-        hidden_RH = self._head.forward(lanes.tokens.view(-1), lanes.hidden.flatten(0, 1), metadata, pools.draft)
+        hidden_RH = self._head.forward(lanes.tokens.view(-1), lanes.hidden.flatten(0, 1), metadata, draft_kv(pools))
         logits_RV = self._head.logits(hidden_RH)
         best = draft_topk(logits_RV, 1 if config.is_sampled else config.topk, self._head.d2t, metadata.slots)
         loop = lanes.step, metadata.slots, config.num_steps
         self._draw(batch, logits_RV, Root(batch.seq_lens), best, lanes.candidates.draft_prob, loop)
-        expand(lanes, *(rows.unflatten(0, shape) for rows in (*best, hidden_RH)), config)
+        topk_p, topk_index = (rows.unflatten(0, shape) for rows in best)
+        expand(lanes, topk_p, topk_index, hidden_RH.unflatten(0, shape), config)
 
 
 def _inverse(d2t: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """i64 [V]: the draft id of every target id, -1 for a token that cannot be drafted."""
+    """Draft id of every target id, i64 [V], -1 for a token that cannot be drafted."""
     ids = torch.arange(len(d2t), device=d2t.device)
     return torch.full((vocab_size,), -1, device=d2t.device).index_put((ids + d2t,), ids)

@@ -9,14 +9,14 @@ from specsim.core.pool import KVBuffer
 from specsim.core.target import Target
 from specsim.fast.layers import Weights, gated_mlp, self_attention
 from specsim.fast.model.metadata import AttentionMetadata
-from specsim.fast.model.rotary import inverse_frequencies, rotations
+from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
 from specsim.fast.model.rows import Norm, Rows, embed
 
 
 class EagleHead:
     """The reference's head, embedding and hidden written side by side where fc reads them."""
 
-    d2t = None
+    d2t: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -27,12 +27,15 @@ class EagleHead:
         device: torch.device,
         batch_invariant: bool = False,
     ):
-        self._model, self._target = config.model, target
+        self._model = config.model
+        self._target = target
         moved = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
         self._weights = Weights(moved, batch_invariant=batch_invariant)
         self._inverse_D = inverse_frequencies(config.model).to(device)
-        self.kv_layout, self.feature_layers = config.model.kv_layout, config.feature_layers
-        self.hidden_size, self.draft_vocab_size = config.model.hidden_size, config.draft_vocab_size
+        self.kv_layout = config.model.kv_layout
+        self.feature_layers = config.feature_layers
+        self.hidden_size = config.model.hidden_size
+        self.draft_vocab_size = config.draft_vocab_size
 
     def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
         return features_RF
@@ -40,17 +43,23 @@ class EagleHead:
     def forward(
         self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
     ) -> torch.Tensor:
-        eps, both = self._model.rms_norm_eps, hidden_RH.new_empty(len(hidden_RH), 2 * self.hidden_size)
+        eps = self._model.rms_norm_eps
+        both = hidden_RH.new_empty(len(hidden_RH), 2 * self.hidden_size)
         embed(input_ids_R, self._weights["embed_tokens.weight"], out=both[:, : self.hidden_size])
         both[:, self.hidden_size :].copy_(hidden_RH)
-        turns = rotations(metadata.positions, self._inverse_D, hidden_RH.dtype)
+        forward = Forward(rotations(metadata.positions, self._inverse_D, hidden_RH.dtype), metadata, kv)
         hidden = Rows(self._weights.project(Rows(both), "fc"))  # the first layer has no norm before its attention
         for layer in range(self._model.num_layers):
             weights = self._weights.under(f"layers.{layer}")
             hidden = self_attention(
-                hidden.values, hidden, weights.under("self_attn"), self._model, turns, layer, kv, metadata,
+                hidden.values,
+                hidden,
+                weights.under("self_attn"),
+                self._model,
+                layer,
+                forward,
                 Norm(weights["post_attention_layernorm.weight"], eps),
-            )  # fmt: skip
+            )
             following = self._weights.get(f"layers.{layer + 1}.input_layernorm.weight")
             hidden = gated_mlp(hidden, weights.under("mlp"), None if following is None else Norm(following, eps))
         return hidden.values

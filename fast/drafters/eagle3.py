@@ -9,7 +9,7 @@ from specsim.core.pool import KVBuffer
 from specsim.core.target import Target
 from specsim.fast.layers import Weights, gated_mlp, self_attention
 from specsim.fast.model.metadata import AttentionMetadata
-from specsim.fast.model.rotary import inverse_frequencies, rotations
+from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
 from specsim.fast.model.rows import Norm, Rows, rms_norm
 
 
@@ -25,15 +25,19 @@ class Eagle3Head:
         device: torch.device,
         batch_invariant: bool = False,
     ):
-        self._config, self._model = config, config.model
+        self._config = config
+        self._model = config.model
         floating = {name: tensor.to(device, dtype) for name, tensor in tensors.items() if tensor.is_floating_point()}
-        self._weights, d2t = Weights(floating, batch_invariant=batch_invariant), tensors.get("d2t")
+        self._weights = Weights(floating, batch_invariant=batch_invariant)
+        d2t = tensors.get("d2t")
         self.d2t = None if d2t is None else d2t.to(device, torch.int64)
         own = self._weights.get("embed_tokens.weight")
         self._embedding = target.embedding if own is None else own
         self._inverse_D = inverse_frequencies(config.model).to(device)
-        self.kv_layout, self.feature_layers = config.model.kv_layout, config.feature_layers
-        self.hidden_size, self.draft_vocab_size = config.model.hidden_size, config.draft_vocab_size
+        self.kv_layout = config.model.kv_layout
+        self.feature_layers = config.feature_layers
+        self.hidden_size = config.model.hidden_size
+        self.draft_vocab_size = config.draft_vocab_size
 
     def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
         return self._weights.project(Rows(features_RF), "fc")
@@ -41,17 +45,23 @@ class Eagle3Head:
     def forward(
         self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
     ) -> torch.Tensor:
-        weights, eps = self._weights.under("midlayer"), self._model.rms_norm_eps
+        weights = self._weights.under("midlayer")
+        eps = self._model.rms_norm_eps
         both = hidden_RH.new_empty(len(hidden_RH), 2 * self.hidden_size)
         embedded_RH, normed_RH = both.chunk(2, dim=1)
         rms_norm(self._embedding, weights["input_layernorm.weight"], eps, out=embedded_RH, ids_R=input_ids_R)
         rms_norm(hidden_RH, weights["hidden_norm.weight"], eps, out=normed_RH)
-        turns = rotations(metadata.positions, self._inverse_D, hidden_RH.dtype)
+        forward = Forward(rotations(metadata.positions, self._inverse_D, hidden_RH.dtype), metadata, kv)
         base_RH = normed_RH if self._config.norm_before_residual else hidden_RH
         hidden = self_attention(
-            base_RH, Rows(both), weights.under("self_attn"), self._model, turns, 0, kv, metadata,
+            base_RH,
+            Rows(both),
+            weights.under("self_attn"),
+            self._model,
+            0,
+            forward,
             Norm(weights["post_attention_layernorm.weight"], eps),
-        )  # fmt: skip
+        )
         return gated_mlp(hidden, weights.under("mlp")).values
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:

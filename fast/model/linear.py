@@ -1,12 +1,12 @@
-"""Products of few rows: one kernel streams the weight once, with the norm before it and what follows fused to it.
+"""Products of few rows: one kernel streams the weight once, fused with the norm before it and the steps behind it.
 
-A norm before a product is applied to the product: rows come times the norm's weight, and what else it takes, the sum
-of a row's squares, was noted when the row was written. Where rows are many or a type is wide a library multiplies, and
-the same steps are kernels of their own.
+A norm before a product is applied to the product: rows come times the norm's weight, and the sum of a row's squares was
+stored when the row was written. Where rows are many or a type is wide a library multiplies, and the same steps are
+kernels of their own.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple, no_type_check
 
 import torch
 import triton
@@ -17,6 +17,7 @@ from specsim.fast.model.rows import Norm, Rows, add, gated, silu_mul
 from specsim.fast.runtime.launch import (
     INTERPRETED,
     await_predecessor,
+    ceil_div,
     kernel,
     let_successor_begin,
     nearest,
@@ -29,25 +30,43 @@ PROGRAMS = 132  # one a multiprocessor of an H100 or H200; a constant, so that c
 
 
 class Tiling(NamedTuple):
-    """Tiles of a streamed product, rows × outputs × inner dimension, and how many are on their way at a time."""
+    """Tiles of a streamed product."""
 
-    block_m: int
-    block_n: int
-    block_k: int
-    stages: int
+    block_m: int  # rows
+    block_n: int  # outputs
+    block_k: int  # inner dimension
+    stages: int  # tiles that are loaded at a time
+
+
+class Factors(NamedTuple):
+    """Both sides of a product."""
+
+    x: torch.Tensor  # [R, K], rows without the scale of their norm
+    squares: torch.Tensor | None  # f32 [R, parts], which add up to the sum of a row's squares; None without a norm
+    weight: torch.Tensor  # [N, K]
+    bias: torch.Tensor | None  # [N]
+
+
+class Written(NamedTuple):
+    """Rows that a product writes, with what the norm that follows needs, where there is one: see Rows."""
+
+    rows: torch.Tensor  # [R, N]
+    weighted: torch.Tensor | None
+    squares: torch.Tensor | None
 
 
 @functools.cache
 def choose(
     num_rows: int, size: int, inner: int, dtype: torch.dtype, batch_invariant: bool, is_gated: bool = False
 ) -> Tiling | None:
-    """How a product of so many rows with a weight [size, inner] is streamed; None where a library's is as quick.
+    """Choose how rows are multiplied by a weight [size, inner]; None where a library's product is as quick.
 
-    is_gated: two outputs are made one. batch_invariant: the tiling is that of 64 rows and no library serves, so that a
-    row's result does not depend on how many there are. The numbers are those that were quickest on an H200.
+    is_gated: two outputs become one. batch_invariant: the tiling is that of 64 rows and no library is used, so that a
+    row's result does not depend on the number of rows. The numbers were the quickest on an H200.
     """
     streams = not INTERPRETED and dtype == torch.bfloat16 and num_rows <= MOST_ROWS and size * inner >= 2**20
-    is_narrow, few = num_rows <= 16 and not batch_invariant, size <= PROGRAMS * 32
+    is_narrow = num_rows <= 16 and not batch_invariant
+    few = size <= PROGRAMS * 32
     if not batch_invariant and not (streams and (is_narrow or is_gated or size < 2**14)):
         return None
     if is_gated:
@@ -61,20 +80,36 @@ def choose(
 
 
 @triton.jit
+@no_type_check
 def streamed(
-    x_ptr, w_ptr, offs_m, mask_m, offs_n, mask_n, STRIDE_X: tl.constexpr, K: tl.constexpr, PAIR: tl.constexpr,
-    EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    factor_ptrs,
+    offs_m,
+    mask_m,
+    offs_n,
+    mask_n,
+    STRIDE_X: tl.constexpr,
+    K: tl.constexpr,
+    PAIR: tl.constexpr,
+    EVEN: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
     DOT: tl.constexpr,
-):  # fmt: skip
+):
     """x Wᵀ at rows offs_m and outputs offs_n, f32 [BLOCK_M, BLOCK_N], and, with PAIR, at outputs offs_n + PAIR too."""
-    first, second = tl.zeros([BLOCK_M, BLOCK_N], tl.float32), tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    w_ptrs, x_ptrs = w_ptr + offs_n.to(tl.int64)[:, None] * K, x_ptr + offs_m[:, None] * STRIDE_X
+    BLOCK_M: tl.constexpr = offs_m.shape[0]
+    BLOCK_N: tl.constexpr = offs_n.shape[0]
+    first = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    second = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    w_ptrs = factor_ptrs.weight + offs_n.to(tl.int64)[:, None] * K
+    x_ptrs = factor_ptrs.x + offs_m[:, None] * STRIDE_X
     for place in tl.range(0, K, BLOCK_K, num_stages=STAGES):
         offs_k = place + tl.arange(0, BLOCK_K)
         inside = (offs_k < K)[None, :]
-        x = tl.load(x_ptrs + offs_k[None, :], mask=mask_m[:, None] & (EVEN | inside), other=0.0)
+        x = tl.load(x_ptrs + offs_k[None, :], mask=mask_m[:, None] & (EVEN | inside), other=0.0)  # [BLOCK_M, BLOCK_K]
         mask_w = EVEN | (mask_n[:, None] & inside)
-        w = tl.load(w_ptrs + offs_k[None, :], mask=mask_w, other=0.0, eviction_policy="evict_first")
+        w = tl.load(
+            w_ptrs + offs_k[None, :], mask=mask_w, other=0.0, eviction_policy="evict_first"
+        )  # [BLOCK_N, BLOCK_K]
         first = tl.dot(x.to(DOT), w.to(DOT).T, first, input_precision="ieee")
         if PAIR > 0:
             w = tl.load(w_ptrs + PAIR * K + offs_k[None, :], mask=mask_w, other=0.0, eviction_policy="evict_first")
@@ -83,68 +118,90 @@ def streamed(
 
 
 @triton.jit
+@no_type_check
 def squares_of(squares_ptr, offs_m, mask_m, PARTS: tl.constexpr):
-    """The noted parts of rows' sums of squares, f32 [BLOCK_M, parts]: asked for early, since `scale_of` comes late."""
+    """Parts of rows' sums of squares, f32 [BLOCK_M, parts], loaded early for `scale_of`, which comes late."""
     part = tl.arange(0, triton.next_power_of_2(PARTS))
     mask = mask_m[:, None] & (part < PARTS)[None, :]
     return tl.load(squares_ptr + offs_m[:, None] * PARTS + part[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
+@no_type_check
 def scale_of(squares, eps, K: tl.constexpr):
-    """What a norm multiplies rows by, [BLOCK_M, 1]."""
+    """Scale by which a norm multiplies rows, [BLOCK_M, 1]."""
     return tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / K + eps)
 
 
 @kernel
+@no_type_check
 def _product_kernel(
-    out_ptr, weighted_ptr, squares_out_ptr, base_ptr, x_ptr, squares_ptr, w_ptr, bias_ptr, next_norm_ptr, num_rows, eps,
-    STRIDE_OUT: tl.constexpr, STRIDE_BASE: tl.constexpr, STRIDE_X: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    GATED: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """A tile of the product, gated, or added to base rows and noted for the norm that follows."""
-    DTYPE: tl.constexpr = out_ptr.dtype.element_ty
+    out_ptrs,
+    factor_ptrs,
+    base_ptr,
+    next_norm_ptr,
+    num_rows,
+    eps,
+    STRIDE_OUT: tl.constexpr,
+    STRIDE_BASE: tl.constexpr,
+    STRIDE_X: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    GATED: tl.constexpr,
+    PARTS: tl.constexpr,
+    EVEN: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    DOT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Compute a tile of the product, gate it, or add it to base rows and prepare the norm that follows."""
+    DTYPE: tl.constexpr = out_ptrs.rows.dtype.element_ty
     offs_m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M).to(tl.int64)
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    mask_m, mask_n = offs_m < num_rows, offs_n < N
+    mask_m = offs_m < num_rows
+    mask_n = offs_n < N
     await_predecessor(PDL)
     if PARTS > 0:
-        squares = squares_of(squares_ptr, offs_m, mask_m, PARTS)
+        squares = squares_of(factor_ptrs.squares, offs_m, mask_m, PARTS)
+    pair = N if GATED else 0
     first, second = streamed(
-        x_ptr, w_ptr, offs_m, mask_m, offs_n, mask_n, STRIDE_X, K, N if GATED else 0, EVEN, BLOCK_M, BLOCK_N, BLOCK_K,
-        STAGES, DOT,
-    )  # fmt: skip
+        factor_ptrs, offs_m, mask_m, offs_n, mask_n, STRIDE_X, K, pair, EVEN, BLOCK_K, STAGES, DOT
+    )  # [BLOCK_M, BLOCK_N]
     let_successor_begin(PDL)
     if PARTS > 0:
         scale = scale_of(squares, eps, K)
-        first, second = first * scale, second * scale
-    if bias_ptr is not None:
-        first += tl.load(bias_ptr + offs_n, mask=mask_n, other=0.0).to(tl.float32)[None, :]
+        first = first * scale
+        second = second * scale
+    if factor_ptrs.bias is not None:
+        first += tl.load(factor_ptrs.bias + offs_n, mask=mask_n, other=0.0).to(tl.float32)[None, :]
         if GATED:
-            second += tl.load(bias_ptr + N + offs_n, mask=mask_n, other=0.0).to(tl.float32)[None, :]
+            second += tl.load(factor_ptrs.bias + N + offs_n, mask=mask_n, other=0.0).to(tl.float32)[None, :]
     if GATED:
         first = gated(first, second, DTYPE)
     mask = mask_m[:, None] & mask_n[None, :]
     if base_ptr is not None:
         base = tl.load(base_ptr + offs_m[:, None] * STRIDE_BASE + offs_n[None, :], mask=mask, other=0.0)
         first = nearest(base.to(tl.float32) + nearest(first, DTYPE).to(tl.float32), DTYPE).to(tl.float32)
-    tl.store(out_ptr + offs_m[:, None] * STRIDE_OUT + offs_n[None, :], nearest(first, DTYPE), mask=mask)
+    out = out_ptrs.rows + offs_m[:, None] * STRIDE_OUT + offs_n[None, :]
+    tl.store(out, nearest(first, DTYPE), mask=mask)
     if next_norm_ptr is not None:
         weight = tl.load(next_norm_ptr + offs_n, mask=mask_n, other=0.0).to(tl.float32)
         weighted = nearest(first * weight[None, :], DTYPE)
-        tl.store(weighted_ptr + offs_m[:, None] * N + offs_n[None, :], weighted, mask=mask)
-        squares_out_ptr += offs_m * tl.num_programs(0) + tl.program_id(0)
-        tl.store(squares_out_ptr, tl.sum(tl.where(mask, first * first, 0.0), axis=1), mask=mask_m)
+        tl.store(out_ptrs.weighted + offs_m[:, None] * N + offs_n[None, :], weighted, mask=mask)
+        squares = tl.sum(tl.where(mask, first * first, 0.0), axis=1)  # [BLOCK_M]
+        tl.store(out_ptrs.squares + offs_m * tl.num_programs(0) + tl.program_id(0), squares, mask=mask_m)
 
 
-def tile_arguments(tiling: Tiling, rows: Rows, size: int, inner: int, num_tiles: int = 1) -> dict:
-    """The constexpr arguments and options that kernels of streamed products share; num_tiles: of weights at a time."""
+def tile_arguments(tiling: Tiling, rows: Rows, size: int, inner: int, num_tiles: int = 1) -> dict[str, Any]:
+    """Constexpr arguments and options that kernels of streamed products share; num_tiles: of weights at a time."""
     stage_bytes = (tiling.block_m + num_tiles * tiling.block_n) * tiling.block_k * rows.values.itemsize
     return dict(
-        STRIDE_X=factor(rows).stride(0),
+        STRIDE_X=rows.factor.stride(0),
         K=inner,
-        PARTS=0 if rows.norm is None else rows.squares.shape[1],
+        PARTS=0 if rows.squares is None else rows.squares.shape[1],
         EVEN=size % tiling.block_n == 0 and inner % tiling.block_k == 0,
         BLOCK_M=tiling.block_m,
         BLOCK_N=tiling.block_n,
@@ -156,37 +213,46 @@ def tile_arguments(tiling: Tiling, rows: Rows, size: int, inner: int, num_tiles:
     )
 
 
-def factor(rows: Rows) -> torch.Tensor:
-    """What a weight is multiplied by: rows without the scale of their norm."""
-    return rows.values if rows.norm is None else rows.weighted
-
-
-def eps_of(rows: Rows) -> float:
-    """That of the norm of rows, 0 where they have none."""
-    return 0.0 if rows.norm is None else rows.norm.eps
-
-
 def streaming(
     rows: Rows, weight: torch.Tensor, batch_invariant: bool, is_gated: bool = False
 ) -> tuple[Tiling | None, Rows]:
-    """How rows are multiplied by a weight, None by a library, and the rows without a norm that it cannot apply."""
-    num_rows, size, inner = len(rows.values), *weight.shape
+    """Choose how rows are multiplied by a weight, None by a library, and apply a norm that the product cannot."""
+    size, inner = weight.shape
+    num_rows = len(rows.values)
     tiling = choose(num_rows, size, inner, weight.dtype, batch_invariant, is_gated) if num_rows else None
     is_ready = rows.norm is None or rows.weighted is not None
     return tiling, rows if tiling and is_ready else Rows(rows.applied())
 
 
-def _stream(tiling: Tiling, rows: Rows, weight, bias, onto: Rows, base=None, is_gated=False) -> None:
-    x, out, (num_rows, size) = factor(rows), onto.values, onto.values.shape
-    next_norm = None if onto.weighted is None else onto.norm.weight
-    require_contiguous(weight=weight, bias=bias, norm=next_norm)
-    if any(each is not None and each.stride(-1) != 1 for each in (x, out, base)):
-        raise ValueError(f"rows have strides {x.stride()} and {out.stride()}; allowed: 1 along the last dimension")
-    _product_kernel[triton.cdiv(size, tiling.block_n), triton.cdiv(num_rows, tiling.block_m)](
-        out, onto.weighted, onto.squares, base, x, rows.squares, weight, bias, next_norm, num_rows, eps_of(rows),
-        STRIDE_OUT=out.stride(0), STRIDE_BASE=0 if base is None else base.stride(0), N=size, GATED=is_gated,
+def _stream(
+    tiling: Tiling,
+    rows: Rows,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    onto: Rows,
+    base: torch.Tensor | None = None,
+    is_gated: bool = False,
+) -> None:
+    factors = Factors(rows.factor, rows.squares, weight, bias)
+    out = onto.values
+    num_rows, size = out.shape
+    require_contiguous(weight=weight, bias=bias, norm=onto.next_weight)
+    if any(each is not None and each.stride(-1) != 1 for each in (factors.x, out, base)):
+        strides = f"{factors.x.stride()} and {out.stride()}"
+        raise ValueError(f"rows have strides {strides}; allowed: 1 along the last dimension")
+    _product_kernel[ceil_div(size, tiling.block_n), ceil_div(num_rows, tiling.block_m)](
+        out_ptrs=Written(out, onto.weighted, onto.squares),
+        factor_ptrs=factors,
+        base_ptr=base,
+        next_norm_ptr=onto.next_weight,
+        num_rows=num_rows,
+        eps=rows.eps,
+        STRIDE_OUT=out.stride(0),
+        STRIDE_BASE=0 if base is None else base.stride(0),
+        N=size,
+        GATED=is_gated,
         **tile_arguments(tiling, rows, size, weight.shape[1], 2 if is_gated else 1),
-    )  # fmt: skip
+    )
 
 
 def linear(
@@ -214,9 +280,10 @@ def linear_onto(
     tiling, rows = streaming(rows, weight, batch_invariant)
     if tiling is None:
         return Rows(add(base, library_product(rows.values, weight, bias), out), norm)
-    num_rows, size = len(rows.values), len(weight)
+    num_rows = len(rows.values)
+    size = len(weight)
     out = rows.values.new_empty(num_rows, size) if out is None else out
-    onto = Rows.to_write(out, norm, triton.cdiv(size, tiling.block_n))
+    onto = Rows.to_write(out, norm, ceil_div(size, tiling.block_n))
     _stream(tiling, rows, weight, bias, onto, base)
     return onto
 
@@ -234,6 +301,6 @@ def linear_gated(
 
 
 def _dot_type(dtype: torch.dtype) -> tl.dtype:
-    """What is multiplied: f32 under the interpreter, which cannot multiply bf16."""
+    """Type of a product's factors: f32 under the interpreter, which cannot multiply bf16."""
     types = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
     return tl.float32 if INTERPRETED else types.get(dtype, tl.float32)

@@ -1,4 +1,4 @@
-"""Rows of hidden states, and what is done with each of them alone: norms, sums, gates."""
+"""Rows of hidden states, and the operations on each row alone: norms, sums, gates."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Self, no_type_check
@@ -19,36 +19,48 @@ from specsim.fast.runtime.launch import (
 
 
 class Norm(NamedTuple):
-    """An RMS norm: its weight [H] and epsilon."""
+    """An RMS norm."""
 
-    weight: torch.Tensor
+    weight: torch.Tensor  # [H]
     eps: float
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows [R, H] of a hidden state, under a norm that whoever multiplies them has to apply; None: under none.
+    """Rows of a hidden state, under a norm that their next product has to apply."""
 
-    What it takes to apply it to a product, where whoever wrote the rows has noted it: weighted, the rows times the
-    norm's weight, and squares, f32 [R, parts], which add up to the sum of a row's squares.
-    """
-
-    values: torch.Tensor
-    norm: Norm | None = None
-    weighted: torch.Tensor | None = None
-    squares: torch.Tensor | None = None
+    values: torch.Tensor  # [R, H]
+    norm: Norm | None = None  # None: under no norm
+    # Both are None where the writer of the rows has not prepared the norm.
+    weighted: torch.Tensor | None = None  # [R, H], the rows times the norm's weight
+    squares: torch.Tensor | None = None  # f32 [R, parts], which add up to the sum of a row's squares
 
     @classmethod
     def to_write(cls, values: torch.Tensor, norm: Norm | None, parts: int) -> Self:
-        """With room for what a norm takes; in float16 a row times a weight may be too large."""
+        """Make room for what a norm needs; not in float16, where a row times a weight may be too large."""
         if norm is None or values.dtype == torch.float16:
             return cls(values, norm)
         num_rows, size = values.shape
         squares = values.new_empty(num_rows, parts, dtype=torch.float32)
         return cls(values, norm, values.new_empty(num_rows, size), squares)
 
+    @property
+    def factor(self) -> torch.Tensor:
+        """Left side of a product, [R, H]: the rows without the scale of their norm."""
+        return self.values if self.weighted is None else self.weighted
+
+    @property
+    def eps(self) -> float:
+        """Epsilon of the norm, 0 where there is none."""
+        return 0.0 if self.norm is None else self.norm.eps
+
+    @property
+    def next_weight(self) -> torch.Tensor | None:
+        """Weight of the norm, where the writer of the rows prepares it."""
+        return None if self.norm is None or self.weighted is None else self.norm.weight
+
     def applied(self) -> torch.Tensor:
-        """[R, H], the norm applied now."""
+        """Apply the norm now, [R, H]."""
         return self.values if self.norm is None else rms_norm(self.values, *self.norm)
 
 
@@ -81,7 +93,7 @@ def _norm_kernel(
     weight = tl.load(weight_ptr + offs, mask=offs < size, other=0.0)
     await_input(PDL)
     source = row if ids_ptr is None else tl.load(ids_ptr + row, mask=row < num_rows, other=0)
-    x = tl.load(x_ptr + source * stride_x + offs, mask=mask, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + source * stride_x + offs, mask=mask, other=0.0).to(tl.float32)  # [BLOCK_R, BLOCK_H]
     scale = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / size + eps)
     tl.store(out_ptr + row * stride_out + offs, normalised(x, scale, weight, out_ptr.dtype.element_ty), mask=mask)
 
@@ -95,7 +107,7 @@ def rms_norm(
 ) -> torch.Tensor:
     """x / √(mean x² + eps) · weight of rows [R, H], in f32 (Zhang & Sennrich 2019).
 
-    ids_R: which rows of x, a table then; out may be columns of a wider tensor.
+    ids_R: rows of x, which is a table then; out may be columns of a wider tensor.
     """
     out = x.new_empty(len(x) if ids_R is None else len(ids_R), x.shape[1]) if out is None else out
     if any(rows.stride(-1) != 1 for rows in (x, out)):
@@ -141,7 +153,7 @@ def _embed_kernel(
     mask_r = row < num_rows
     mask = mask_r[:, None] & (offs < size)[None, :]
     source = tl.load(ids_ptr + row, mask=mask_r, other=0)
-    x = tl.load(table_ptr + source[:, None] * size + offs[None, :], mask=mask, other=0.0)
+    x = tl.load(table_ptr + source[:, None] * size + offs[None, :], mask=mask, other=0.0)  # [BLOCK_R, BLOCK_H]
     tl.store(out_ptr + row[:, None] * stride_out + offs[None, :], x, mask=mask)
     if norm_ptr is not None:
         x = x.to(tl.float32)
@@ -161,14 +173,13 @@ def embed(
     out = table_VH.new_empty(num_rows, size) if out is None else out
     rows = Rows.to_write(out, norm, 1)
     block = block_of(num_rows, 1, size)
-    norm_weight = None if rows.weighted is None else norm.weight
     _embed_kernel[(ceil_div(num_rows, block),)](
         out_ptr=out,
         weighted_ptr=rows.weighted,
         squares_ptr=rows.squares,
         table_ptr=table_VH,
         ids_ptr=ids_R,
-        norm_ptr=norm_weight,
+        norm_ptr=rows.next_weight,
         num_rows=num_rows,
         size=size,
         stride_out=out.stride(0),

@@ -1,100 +1,25 @@
-"""Static buffers, and work recorded once and replayed: a CUDA graph on a GPU, its emulation without one.
+"""Recorded work: a CUDA graph on a GPU, its emulation without one.
 
 The emulation keeps the rules of a CUDA graph: a replay repeats the recorded operations on the recorded buffers with
-every number of the host frozen, and what reads device data on the host cannot be recorded.
+every number of the host frozen, and an operation that reads device data on the host cannot be recorded.
 """
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from specsim.core.config import ceil_to
-from specsim.core.phases import State
 from specsim.fast.runtime.launch import Launch, recorder
-
-GUARD, POISON = 256, 0xA5  # bytes on each side of a buffer, and what they hold
-_Value = TypeVar("_Value", bound=State | torch.Tensor | None)
-
-
-class GuardError(AssertionError):
-    """Something wrote beside a static buffer."""
 
 
 class HostRead(RuntimeError):
     """A capture met an operation that reads device data on the host: a replay could not repeat it."""
-
-
-class Buffers:
-    """Static tensors, each between two guards that nobody may write."""
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        self._guards: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def like(self, name: str, value: _Value) -> _Value:
-        """Static tensors that hold a copy of a tensor, or of every tensor of a state."""
-        if isinstance(value, State):
-            parts = {each.name: getattr(value, each.name) for each in fields(value)}
-            return replace(value, **{part: self.like(f"{name}.{part}", parts[part]) for part in parts})
-        return self.block({name: value}).tensors[name] if isinstance(value, torch.Tensor) else value
-
-    def block(self, values: Mapping[str, torch.Tensor]) -> "Block":
-        """Static tensors that hold copies of these, one behind the other in memory."""
-        places, start = {}, GUARD
-        for name, value in values.items():
-            places[name] = start
-            start += ceil_to(value.numel() * value.itemsize + 2 * GUARD, GUARD)
-        raw = torch.full((start - GUARD,), POISON, dtype=torch.uint8, device=self.device)
-        tensors = {}
-        for (name, first), behind in zip(places.items(), [*places.values(), start][1:], strict=True):
-            value = values[name]
-            end = first + value.numel() * value.itemsize
-            tensors[name] = raw[first:end].view(value.dtype).view(value.shape).copy_(value)
-            self._guards[name] = raw[first - GUARD : first], raw[end : behind - GUARD]
-        return Block(raw, tensors)
-
-    def check(self) -> None:
-        """Raises GuardError naming the first buffer beside which something was written; reads device data."""
-        for name, guards in self._guards.items():
-            for side, guard in zip(("before", "behind"), guards, strict=True):
-                if not bool((guard == POISON).all()):
-                    raise GuardError(f"something wrote {side} the static buffer {name}")
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Static tensors and the memory, bytes, in which they lie one behind the other: one copy takes all of them."""
-
-    raw: torch.Tensor
-    tensors: dict[str, torch.Tensor]
-    _cuts: dict[tuple[int, int], list[tuple]] = field(default_factory=dict)
-
-    def copy(self, size: int, bucket: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """A copy of the memory, and in it of every tensor what belongs to the first `size` of `bucket` requests."""
-        cuts = self._cuts.get((size, bucket)) or self._cut(size, bucket)
-        raw = self.raw.clone()
-        typed = {dtype: raw.view(dtype) for dtype in {tensor.dtype for tensor in self.tensors.values()}}
-        return raw, [typed[dtype].as_strided(*place) for dtype, *place in cuts]
-
-    def _cut(self, size: int, bucket: int) -> list[tuple]:
-        """Data type, shape, strides and offset of every tensor's part."""
-        cuts = self._cuts[size, bucket] = [
-            (
-                each.dtype,
-                (size * (len(each) // bucket), *each.shape[1:]),
-                each.stride(),
-                each.storage_offset(),
-            )
-            for each in self.tensors.values()
-        ]
-        return cuts
 
 
 class Graph(Protocol):

@@ -23,7 +23,7 @@ def _define_language_once(interpreter) -> None:
     import triton.language as tl
 
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
-    tl.core.tensor.__index__ = _index  # Triton 3.6 has its own refused by numpy 2.4
+    setattr(tl.core.tensor, "__index__", _index)  # noqa: B010  # numpy 2.4 refuses Triton 3.6's own
     kept = SimpleNamespace(restore=lambda: None)
     interpreter._patch_lang = lambda function: kept
 

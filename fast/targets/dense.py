@@ -8,7 +8,7 @@ from specsim.core.pool import KVBuffer
 from specsim.core.target import ModelConfig
 from specsim.fast.layers import Weights, gated_mlp, self_attention
 from specsim.fast.model.metadata import AttentionMetadata
-from specsim.fast.model.rotary import inverse_frequencies, rotations
+from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
 from specsim.fast.model.rows import Norm, Rows, embed
 
 
@@ -26,29 +26,33 @@ class DenseTarget:
         self.config = config
         moved = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
         self._weights = Weights(moved, batch_invariant=batch_invariant)
+        self.embedding = self._weights["model.embed_tokens.weight"]
         self._inverse_D = inverse_frequencies(config).to(device)
-
-    @property
-    def embedding(self) -> torch.Tensor:
-        return self._weights["model.embed_tokens.weight"]
 
     def forward(
         self, input_ids_R: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer, feature_layers: tuple[int, ...]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        size, num_rows = self.config.hidden_size, len(input_ids_R)
+        size = self.config.hidden_size
+        num_rows = len(input_ids_R)
         features_RF = self.embedding.new_empty(num_rows, len(feature_layers) * size)
         # What enters a layer is written where it is wanted as a feature.
         entering = {layer: features_RF[:, i * size : (i + 1) * size] for i, layer in enumerate(feature_layers)}
-        turns = rotations(metadata.positions, self._inverse_D, self.embedding.dtype)
+        forward = Forward(rotations(metadata.positions, self._inverse_D, self.embedding.dtype), metadata, kv)
         hidden = embed(input_ids_R, self.embedding, self._input_norm(0), out=entering.get(0))
         for layer in range(self.config.num_layers):
             name = f"model.layers.{layer}"
             weights = self._weights.under(name)
             hidden = self_attention(
-                hidden.values, hidden, weights.under("self_attn"), self.config, turns, layer, kv, metadata,
+                hidden.values,
+                hidden,
+                weights.under("self_attn"),
+                self.config,
+                layer,
+                forward,
                 self._norm(f"{name}.post_attention_layernorm"),
-            )  # fmt: skip
-            following, out = self._input_norm(layer + 1), entering.get(layer + 1)
+            )
+            following = self._input_norm(layer + 1)
+            out = entering.get(layer + 1)
             hidden = gated_mlp(hidden, weights.under("mlp"), following, out)
         normed_RH = hidden.applied()
         return normed_RH, features_RF if feature_layers else normed_RH

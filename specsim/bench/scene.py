@@ -52,7 +52,7 @@ class Scene:
         """The round's graph alone, on the states that lie in its buffers."""
         frames = self.engine._frames.values()  # the one place that knows where an engine keeps its graphs
         frame = min((frame for frame in frames if frame.bucket >= self.batch.size), key=lambda frame: frame.bucket)
-        next(iter(frame.graphs.values())).replay()
+        next(iter(frame.recordings.values())).graph.replay()
 
 
 def prefilled(

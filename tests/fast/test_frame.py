@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.phases import Batch, DraftExtendInput, DraftInput, State, VerifyInput
+from specsim.core.phases import Batch, DraftInput, State, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
-from specsim.fast.frame import Frame, load, load_extend_input, unload, unload_extend_input
+from specsim.fast.frame import Frame
+from specsim.fast.runtime.padding import RoundShape
+from specsim.fast.runtime.states import load, unload
 
 CONFIG = SpecConfig(topk=2, num_steps=3, num_draft_tokens=5, page_size=4, max_len=64)
 VOCAB, HIDDEN, FEATURES = 7, 6, 12
@@ -17,7 +19,7 @@ VOCAB, HIDDEN, FEATURES = 7, 6, 12
 
 def make_frame(bucket, config=CONFIG) -> Frame:
     pools = KVPool(KVBuffer(KVLayout(1, 1, 2), 64, torch.float32), None, config.page_size, 4, 64)
-    return Frame.of(bucket, pools, config, VOCAB, HIDDEN, FEATURES, torch.float32)
+    return Frame.of(RoundShape(bucket, config, VOCAB, HIDDEN, FEATURES, torch.float32), pools)
 
 
 def tensors(state: State) -> dict[str, torch.Tensor]:
@@ -76,12 +78,10 @@ def test_a_new_frame_holds_padded_requests_only():
 
 def test_a_new_frame_holds_what_a_batch_of_nobody_leaves_in_it():
     new, used = make_frame(4), make_frame(4)
-    width, extend = CONFIG.num_steps + 1, CONFIG.extend
     for size in (4, 0):
         used.inlet.load(make_batch(size), make_draft_input(size))
         load(used.verify_input, make_verify_input(size))
-        load_extend_input(used.extend_input, make_extend_input([4] * size, extend), width)
-    for name in ("draft_input", "verify_input", "extend_input"):
+    for name in ("draft_input", "verify_input"):
         assert_equal_states(getattr(new, name), getattr(used, name))
 
 
@@ -131,8 +131,8 @@ def test_what_is_there_already_is_not_copied_again():
 
 def leave(frame: Frame, seq_lens: list[int], first: int) -> None:
     """What a round would have left."""
-    load(frame.next_draft_input, make_draft_input(len(seq_lens), first))
-    for after in frame.progress:
+    load(frame.outlet.draft_input, make_draft_input(len(seq_lens), first))
+    for after in frame.outlet.progress:
         after.zero_()
         after[: len(seq_lens)] = torch.tensor(seq_lens, dtype=torch.int64)
 
@@ -187,42 +187,6 @@ def test_a_state_that_leaves_shares_no_memory_with_the_buffers():
     left = unload(frame.batch, 2, 2)
     frame.batch.seq_lens.fill_(99)
     assert left.seq_lens.tolist() == [3, 4]
-
-
-def make_extend_input(counts: list[int], extend: str) -> DraftExtendInput:
-    """Rows named by their request and place; counts: accepted tokens a request."""
-    width = CONFIG.num_steps + 1
-    rows = [width if extend == "fixed" else count for count in counts]
-    names = torch.tensor([100 * b + j for b, count in enumerate(rows) for j in range(count)], dtype=torch.int64)
-    tokens = torch.tensor(counts, dtype=torch.int32)
-    return DraftExtendInput(
-        row_starts=torch.tensor([0, *rows]).cumsum(0),
-        hidden=names[:, None].expand(-1, FEATURES).float().clone(),
-        input_ids=names,
-        positions=names + 1,
-        cache_locations=names + 2,
-        num_accepted_drafts=tokens - 1,
-        num_accepted_tokens=tokens,
-        bonus_tokens=tokens + 7,
-        seq_lens=tokens.long() + 20,
-        req_pool_indices=torch.arange(len(counts)),
-    )
-
-
-@pytest.mark.parametrize("extend", ["fixed", "ragged"])
-@pytest.mark.parametrize("counts", [[], [1], [4], [2, 4, 1], [1, 3, 4, 2]])
-def test_rows_of_draft_extend_keep_their_requests(counts, extend):
-    frame, width = make_frame(4), CONFIG.num_steps + 1
-    load_extend_input(frame.extend_input, make_extend_input([4, 4, 4, 4], extend), width)
-    state = make_extend_input(counts, extend)
-    load_extend_input(frame.extend_input, state, width)
-    assert_equal_states(unload_extend_input(frame.extend_input, len(counts), width, extend), state)
-    assert frame.extend_input.row_starts.tolist() == [0, 4, 8, 12, 16]
-    live = torch.zeros(4, width, dtype=torch.bool)
-    for request, count in enumerate(counts):
-        live[request, : width if extend == "fixed" else count] = True
-    assert ((frame.extend_input.cache_locations >= 0) == live.flatten()).all()
-    assert (frame.extend_input.num_accepted_tokens[len(counts) :] == 1).all()
 
 
 def test_plain_decoding_has_a_frame_without_drafts():

@@ -135,13 +135,13 @@ import sys
 from pathlib import Path
 sys.modules["triton"] = None
 import specsim.reference.engine
-from specsim import SpecConfig
+from specsim import EngineOptions, SpecConfig
 from specsim.core.errors import InputError
 from specsim.serving.generation import load_engine
 from specsim.models.synthetic_pair import synthetic_pair
-load_engine(synthetic_pair(), SpecConfig(), "reference")
+load_engine(synthetic_pair(), SpecConfig(), EngineOptions("reference"))
 try:
-    load_engine(synthetic_pair(), SpecConfig(), "fast")
+    load_engine(synthetic_pair(), SpecConfig(), EngineOptions("fast"))
 except InputError as error:
     print(error)
 """

@@ -47,10 +47,9 @@ def test_fast_rotation_norms_rotates_and_writes_as_the_reference(changes, dtype,
     inverse, eps = rotary.inverse_frequencies(config), config.rms_norm_eps
     assert torch.equal(inverse, inverse_frequencies(config))
     turns = rotary.rotations(positions.to(device), inverse.to(device), dtype)
-    out = rotary.rotate_and_write(
-        qkv.to(device), *(norms.to(device) if normed else (None, None)), eps, turns,
-        SimpleNamespace(slots=slots.to(device)), kv, 1, heads,
-    )  # fmt: skip
+    forward = rotary.Forward(turns, SimpleNamespace(slots=slots.to(device)), kv)
+    head_norms = rotary.HeadNorms(*norms.to(device)) if normed else None
+    out = rotary.rotate_and_write(qkv.to(device), head_norms, eps, forward, 1, heads)
     query, key, value = qkv.view(7, -1, dim).split([heads, kv_heads, kv_heads], dim=1)
     expected, wide = KVBuffer(KVLayout(2, kv_heads, dim), 10, torch.float64), [query.double(), key.double()]
     expected.keys.fill_(math.nan)
@@ -91,7 +90,7 @@ def test_the_fused_projection_leaves_what_projection_and_rotation_leave(
         kv = KVBuffer(KVLayout(2, kv_heads, dim), 10, dtype, device)
         kv.keys.fill_(math.nan)
         kv.values.fill_(math.nan)
-        query = layers._queries(rows, layers.Weights(tensors), config, turns, 1, kv, metadata)
+        query = layers._queries(rows, layers.Weights(tensors), config, 1, rotary.Forward(turns, metadata, kv))
         left.append((query, kv.keys, kv.values))
     assert int(left[0][1].isfinite().all((-1, -2)).sum()) == 4
     for fused, apart in zip(*left, strict=True):

@@ -12,7 +12,9 @@ from specsim.core.errors import InputError
 from specsim.core.phases import Advance, Batch, DraftInput, PrefillInput, State
 from specsim.fast import layers
 from specsim.fast.model import linear
-from specsim.fast.runtime.graph import GuardError, Tape
+from specsim.fast.runtime.buffers import GuardError
+from specsim.fast.runtime.graph import Tape
+from specsim.fast.runtime.sections import ROUND
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.generation import load_engine
 
@@ -88,7 +90,7 @@ def test_lane_and_ancestor_draft_differently():
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
-def test_every_accepted_count_occurs_on_the_agreeing_pair(kind):
+def test_every_accepted_count_occurs_on_the_synthetic_pair(kind):
     result = generate(synthetic_pair(kind), PROMPTS, TREE, replace(WARM, max_new_tokens=120))
     counts = {count for output in result.outputs for count in output.num_accepted_tokens_per_round}
     assert counts == set(range(1, TREE.num_steps + 2))
@@ -484,9 +486,8 @@ def test_batch_invariance_reaches_every_product_and_attention(batch_invariant, k
 def test_inside_a_round_torch_runs_linear_layers_and_copies_only(kind, config, device):
     engine, batch, _, pools = fast_start(synthetic_pair(kind), config, device, FOUR[:2])
     frame = engine._frame(batch, pools)
-    sections = ("propose", "lay_out", "judge", "hand_over", "extend")
     with torch.inference_mode():
-        tape = Tape.of(lambda: engine._launch(frame, sections))
+        tape = Tape.of(lambda: engine._launch(frame, ROUND))
     assert set(tape.framework_operations) <= {"aten.linear.default", "aten.copy_.default"}
     assert len([step for step in tape.steps if step.is_kernel]) > 20
 

@@ -249,11 +249,11 @@ def test_a_fast_layer_equals_the_references(family, batch_invariant, head_dim, d
     tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
     weights = fast.Weights(tensors, batch_invariant=batch_invariant)
     metadata = metadata_of_kernels.prefill_metadata(batch.to(device), prefill.to(device), pools[1])
-    base, turns = torch.randn(11, 32).to(device), rotary.rotations(metadata.positions, inverse.to(device), x.dtype)
+    base = torch.randn(11, 32).to(device)
+    turns = rotary.rotations(metadata.positions, inverse.to(device), x.dtype)
+    forward = rotary.Forward(turns, metadata, pools[1].target)
     norm = Norm(torch.ones(32, device=device), 1e-5)
-    out = fast.self_attention(
-        base, Rows(x.to(device)), weights.under("self_attn"), config, turns, 1, pools[1].target, metadata, norm
-    )
+    out = fast.self_attention(base, Rows(x.to(device)), weights.under("self_attn"), config, 1, forward, norm)
     expected = base.cpu().double() + attended
     assert out.norm is norm
     assert_within(out.values, expected, 64, float(expected.abs().max()))

@@ -17,8 +17,8 @@ FAULTS = (
         edits=(
             Edit(
                 METADATA,
-                "tl.store(positions_ptr + offs, tl.where(live, length + step, 0), mask=mask)",
-                "tl.store(positions_ptr + offs, tl.where(live, length + step + 1, 0), mask=mask)",
+                "tl.store(metadata_ptrs.positions + offs, tl.where(live, length + step, 0), mask=mask)",
+                "tl.store(metadata_ptrs.positions + offs, tl.where(live, length + step + 1, 0), mask=mask)",
             ),
         ),
         trial=Trial("differential", TREE | dict(page_size=1)),
@@ -83,11 +83,12 @@ FAULTS = (
         edits=(
             Edit(
                 "specsim.fast.attention",
-                "out, query_RAD, keys, values, metadata.positions, metadata.row_starts,",
-                "out, query_RAD, keys, values, metadata.positions if metadata.is_causal\n"
+                "        metadata_ptrs=metadata.tensors,\n",
+                "        metadata_ptrs=metadata.tensors if metadata.is_causal\n"
                 "        or metadata.extra_positions.shape[1] == metadata.max_rows\n"
-                "        else metadata.extra_positions[:, 0].repeat_interleave(metadata.max_rows),\n"
-                "        metadata.row_starts,",
+                "        else metadata.tensors._replace(\n"
+                "            positions=metadata.extra_positions[:, 0].repeat_interleave(metadata.max_rows)\n"
+                "        ),\n",
             ),
         ),
         trial=Trial("differential", TREE | dict(page_size=1, batch=1, family="mistral")),
@@ -102,10 +103,10 @@ FAULTS = (
         edits=(
             Edit(
                 "specsim.fast.engine",
-                "self.drafter.step(frame.batch, frame.lanes, frame.pools)",
+                "self._drafter.step(frame.batch, frame.lanes, frame.pools)",
                 "rejected = self.config.num_steps - frame.verdict.num_accepted_drafts\n"
                 "        lens = frame.batch.seq_lens + rejected * (frame.batch.num_rounds > 0)\n"
-                "        self.drafter.step(replace(frame.batch, seq_lens=lens), frame.lanes, frame.pools)",
+                "        self._drafter.step(replace(frame.batch, seq_lens=lens), frame.lanes, frame.pools)",
             ),
         ),
         trial=Trial("differential", TREE | dict(page_size=1, batch=1, rounds=2)),
@@ -125,8 +126,8 @@ FAULTS = (
             ),
             Edit(
                 DRAFTER,
-                "hidden_RH)), config)",
-                "hidden_RH - self._head.residual_RH)), config)",
+                "hidden_RH.unflatten(0, shape), config)",
+                "(hidden_RH - self._head.residual_RH).unflatten(0, shape), config)",
             ),
         ),
         trial=Trial("differential", TREE | dict(page_size=1, batch=1, kind="eagle3")),

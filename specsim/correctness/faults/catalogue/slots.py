@@ -50,15 +50,15 @@ FAULTS = (
             Edit(
                 KV,
                 "        tl.debug_barrier()\n"
-                "        tl.store(keys_ptr + destination[:, None] * SIZE + offs, key, mask=mask)\n"
-                "        tl.store(values_ptr + destination[:, None] * SIZE + offs, value, mask=mask)\n",
+                "        tl.store(kv_ptrs.keys_ptr + destination[:, None] * SIZE + offs, key, mask=mask)\n"
+                "        tl.store(kv_ptrs.values_ptr + destination[:, None] * SIZE + offs, value, mask=mask)\n",
                 "        for back in range(BLOCK_W):\n"
                 "            tl.debug_barrier()\n"
                 "            one = mask & (step == BLOCK_W - 1 - back)[:, None]\n"
-                "            key = tl.load(keys_ptr + source[:, None] * SIZE + offs, mask=one)\n"
-                "            value = tl.load(values_ptr + source[:, None] * SIZE + offs, mask=one)\n"
-                "            tl.store(keys_ptr + destination[:, None] * SIZE + offs, key, mask=one)\n"
-                "            tl.store(values_ptr + destination[:, None] * SIZE + offs, value, mask=one)\n",
+                "            key = tl.load(kv_ptrs.keys_ptr + source[:, None] * SIZE + offs, mask=one)\n"
+                "            value = tl.load(kv_ptrs.values_ptr + source[:, None] * SIZE + offs, mask=one)\n"
+                "            tl.store(kv_ptrs.keys_ptr + destination[:, None] * SIZE + offs, key, mask=one)\n"
+                "            tl.store(kv_ptrs.values_ptr + destination[:, None] * SIZE + offs, value, mask=one)\n",
             ),
         ),
         trial=Trial(
@@ -85,8 +85,8 @@ FAULTS = (
         edits=(
             Edit(
                 METADATA,
-                "total, extras = batch.size * config.topk, config.topk * (page_size - 1 + config.num_steps)",
-                "total, extras = batch.size * config.topk, page_size - 1 + config.num_steps",
+                "extras = config.topk * (page_size - 1 + config.num_steps)",
+                "extras = page_size - 1 + config.num_steps",
             ),
         ),
         trial=Trial("memory", TREE | dict(page_size=4)),
@@ -101,8 +101,8 @@ FAULTS = (
         edits=(
             Edit(
                 KV,
-                "size, width = keys[0, 0].numel(), path.shape[1]",
-                "size, width = keys[0, 0].numel(), cache_locations.numel() // max(1, batch.size)",
+                "width = verdict.accept_index.shape[1]",
+                "width = cache_locations.numel() // max(1, batch.size)",
             ),
         ),
         trial=Trial("memory", TREE | dict(page_size=1)),
@@ -116,7 +116,7 @@ FAULTS = (
         fields=("out of bounds",),
         edits=(
             Edit(
-                "specsim.fast.frame",
+                "specsim.fast.runtime.padding",
                 '    "req_pool_indices": -1,\n',
                 '    "req_pool_indices": -1,\n    "seq_lens": 1,\n',
             ),
@@ -138,8 +138,8 @@ FAULTS = (
         edits=(
             Edit(
                 "specsim.fast.engine",
-                "width = self.config.reserved_columns(self.config.max_len)",
-                "width = self.config.max_len",
+                "width = self.config.reserved_columns(self.config.length_limit)",
+                "width = self.config.length_limit",
             ),
         ),
         trial=Trial("memory", TREE | dict(page_size=4, max_len="near")),
@@ -154,8 +154,8 @@ FAULTS = (
         edits=(
             Edit(
                 METADATA,
-                "tl.store(extra_slots_ptr + request * most + extra, held_slot.to(tl.int32), mask=first)",
-                "tl.store(extra_slots_ptr + extra * num_requests + request, held_slot.to(tl.int32), mask=first)",
+                "metadata_ptrs.extra_slots + request * most + extra",
+                "metadata_ptrs.extra_slots + extra * num_requests + request",
             ),
         ),
         trial=Trial("batched", TREE | dict(impl="fast", page_size=4, batch=2, prompts="equal", family="noisy")),
@@ -167,7 +167,7 @@ FAULTS = (
         cause="a row that pads a batch keeps the index of a request that lives",
         symptom="the first request's KV and tokens are overwritten whenever the batch is padded",
         fields=("target KV", "draft KV"),
-        edits=(Edit("specsim.fast.frame", '    "req_pool_indices": -1,\n', '    "req_pool_indices": 0,\n'),),
+        edits=(Edit("specsim.fast.runtime.padding", '    "req_pool_indices": -1,\n', '    "req_pool_indices": 0,\n'),),
         trial=Trial(
             "batched", TREE | dict(impl="fast", page_size=1, batch=1, bucket=2, against="exact", max_new_tokens=5)
         ),

@@ -16,14 +16,17 @@ FAULTS = (
         symptom="all requests but the first go on from another token than the target gave",
         fields=("draft_extend_input.bonus_tokens",),
         edits=(
-            Edit(EXTEND, "bonus_tokens_ptr, batch_size, width,\n", "bonus_tokens_ptr, batch_size, width, num_nodes,\n"),
+            Edit(EXTEND, "    batch_size,\n    width,\n", "    batch_size,\n    width,\n    num_nodes,\n"),
             Edit(
-                EXTEND, "accept_index_ptr + request * width + drafts", "accept_index_ptr + request * num_nodes + drafts"
+                EXTEND,
+                "verdict_ptrs.accept_index + request * width + drafts",
+                "verdict_ptrs.accept_index + request * num_nodes + drafts",
             ),
             Edit(
                 EXTEND,
-                "rows.bonus_tokens, batch_size, width, BLOCK=requests,",
-                "rows.bonus_tokens, batch_size, width, len(verdict.predict) // max(1, batch_size), BLOCK=requests,",
+                "        width=width,\n        BLOCK=requests,\n",
+                "        width=width,\n        num_nodes=len(verdict.predict) // max(1, batch_size),\n"
+                "        BLOCK=requests,\n",
             ),
         ),
         trial=Trial("differential", TREE),
@@ -54,8 +57,8 @@ FAULTS = (
         edits=(
             Edit(
                 "specsim.fast.drafters.autoregressive",
-                "        extend, metadata = draft_extend_input, extend_metadata(batch, draft_extend_input, pools)\n",
-                "        extend, metadata = draft_extend_input, extend_metadata(batch, draft_extend_input, pools)\n"
+                "        metadata = extend_metadata(batch, draft_extend_input, pools)\n",
+                "        metadata = extend_metadata(batch, draft_extend_input, pools)\n"
                 "        from dataclasses import replace\n"
                 "        width = self._config.num_steps + 1\n"
                 "        step = torch.arange(len(metadata.slots), device=metadata.slots.device) % width\n"
@@ -75,9 +78,9 @@ FAULTS = (
         edits=(
             Edit(
                 "specsim.fast.engine",
-                '        features_RF, table, max_len = frame.forward["features"]',
+                "        draft_extend_input(\n            frame.batch,\n",
                 "        frame.verdict.num_accepted_drafts.add_(1)\n"
-                '        features_RF, table, max_len = frame.forward["features"]',
+                "        draft_extend_input(\n            frame.batch,\n",
             ),
         ),
         trial=Trial("differential", TREE | dict(batch=3)),

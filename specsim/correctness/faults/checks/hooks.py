@@ -68,7 +68,7 @@ def opened(engine: Any) -> Iterator[Eye | None]:
         yield None
         return
     eye = drafter._head = Eye(drafter._head)
-    if not hasattr(engine, "graph"):
+    if engine.options.impl != "fast":
         yield eye
         return
     from specsim.fast import engine as module

@@ -1,0 +1,28 @@
+"""The protocol of a drafter whose draft phase is a start and steps, each of which a graph can record."""
+
+from typing import Protocol
+
+from specsim.core.drafter import Drafter
+from specsim.core.phases import Batch, DraftExtendInput, DraftInput
+from specsim.core.pool import KVPool
+from specsim.fast.drafting import Lanes
+
+
+class StepDrafter(Drafter, Protocol):
+    """A drafter that a round calls with static buffers: start once, step S-1 times."""
+
+    hidden_size: int  # width of DraftInput.hidden, 0 where it has none
+
+    def start(self, batch: Batch, draft_input: DraftInput, lanes: Lanes, pools: KVPool) -> None:
+        """Begin the lanes with the root's children."""
+        ...
+
+    def step(self, batch: Batch, lanes: Lanes, pools: KVPool) -> None:
+        """Run one draft step of all lanes, its number read on the device."""
+        ...
+
+    def extend(
+        self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool, out: DraftInput | None = None
+    ) -> DraftInput:
+        """Rewrite the draft KV of the accepted rows, and leave a fresh DraftInput, in `out` where it is given."""
+        ...

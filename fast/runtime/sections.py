@@ -1,0 +1,53 @@
+"""Sections of a round, and which of them one graph records."""
+
+from collections.abc import Iterator
+from enum import Enum, auto
+
+from specsim.core.config import SpecConfig
+
+
+class Section(Enum):
+    """A part of a round that runs on the device without the host."""
+
+    START = auto()  # copy the prefix's tail into the draft lanes, begin them with the root's children
+    STEP = auto()  # one draft step
+    DRAFT = auto()  # START and every STEP
+    BUILD_TREE = auto()  # choose the best candidates and lay them out as trees
+    VERIFY = auto()  # the target's forward over the trees, the walk, the commit of the accepted path
+    GATHER = auto()  # the accepted rows, as draft-extend reads them
+    EXTEND = auto()  # the drafter's forward over these rows
+
+
+Sections = tuple[Section, ...]
+DRAFT_PHASE: Sections = (Section.DRAFT, Section.BUILD_TREE)
+VERIFY_PHASE: Sections = (Section.VERIFY, Section.GATHER)
+EXTEND_PHASE: Sections = (Section.EXTEND,)
+ROUND: Sections = DRAFT_PHASE + VERIFY_PHASE + EXTEND_PHASE
+
+# By graph mode: the sections that are recorded together, where no pages change hands between them.
+RECORDED: dict[str, tuple[Sections, ...]] = {
+    "eager": (),
+    "step": ((Section.START,), (Section.STEP,), (Section.BUILD_TREE,), VERIFY_PHASE, EXTEND_PHASE),
+    "phase": (DRAFT_PHASE, VERIFY_PHASE, EXTEND_PHASE),
+    "round": (ROUND,),
+}
+# Under release `round` the host moves pages after these sections, so that no graph goes on beyond them.
+_BEFORE_PAGES_MOVE = {Section.DRAFT, Section.VERIFY}
+
+
+def runs(sections: Sections, config: SpecConfig) -> Iterator[Sections]:
+    """Cut sections where the host moves pages."""
+    start = 0
+    for end, section in enumerate(sections, start=1):
+        if end == len(sections) or (config.release == "round" and section in _BEFORE_PAGES_MOVE):
+            yield sections[start:end]
+            start = end
+
+
+def recorded(graph: str, config: SpecConfig) -> list[Sections]:
+    """List the sections that each graph of a mode records.
+
+    A graph of nothing, such as plain decoding's draft loop, is not recorded: CUDA warns of it.
+    """
+    empty = {(Section.START,), (Section.STEP,), (Section.DRAFT,)} if config.is_plain else set()
+    return [run for sections in RECORDED[graph] for run in runs(sections, config) if run not in empty]
