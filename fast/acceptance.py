@@ -1,7 +1,9 @@
-"""The verifiers beside target-only sampling: one program a request decides, and what needs whole laws is done before.
+"""Verifiers other than target-only sampling: one program a request decides, after passes that need whole distributions.
 
-Greedy requests have a law of one token and drafts without a law, for which every verifier follows that token.
+Greedy requests have a distribution of one token and drafts without one, for which every verifier follows that token.
 """
+
+from typing import NamedTuple, Self, no_type_check
 
 import torch
 import triton
@@ -9,207 +11,341 @@ import triton.language as tl
 
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, Verdict, VerifyInput
-from specsim.fast.runtime.launch import await_input, block_of, kernel
+from specsim.fast.runtime.launch import (
+    await_input,
+    block_of,
+    ceil_div,
+    kernel,
+    next_power_of_2,
+    require_contiguous,
+)
 from specsim.fast.runtime.uniforms import ACCEPT, gumbel, named_uniform
-from specsim.fast.vocabulary.distribution import Law, kept_mass, only_token, weight
-from specsim.fast.vocabulary.draw import PER, groups_block
-from specsim.fast.vocabulary.residual import draw_bonus, excess, excess_mass, excess_masses
+from specsim.fast.vocabulary.distribution import Distributions, kept_mass, only_token, weight
+from specsim.fast.vocabulary.draw import PER, BlockBests, Requests, best_token, groups_block, store_best
+from specsim.fast.vocabulary.residual import (
+    Residuals,
+    draw_bonus,
+    residual,
+    residual_mass,
+    residual_masses,
+    store_residual,
+)
 from specsim.fast.vocabulary.summaries import GROUP
 
 BLOCK = 2048  # tokens of a program
 
 
-@triton.jit
-def _limit(length, num_steps, max_len):
-    """The deepest node that may be accepted, none in a padded request."""
-    return tl.where(length > 0, tl.maximum(tl.minimum(num_steps, max_len - 1 - length), 0), 0)
+class LinkTables(NamedTuple):
+    """Trees as kernels walk them, i64 [B, N]."""
+
+    tokens_ptr: torch.Tensor
+    next_token_ptr: torch.Tensor
+    next_sibling_ptr: torch.Tensor
+
+    @classmethod
+    def of(cls, tree: VerifyInput) -> Self:
+        links = cls(tree.draft_tokens, tree.retrieve_next_token, tree.retrieve_next_sibling)
+        require_contiguous(**links._asdict())
+        return links
+
+
+class PathTables(NamedTuple):
+    """Accepted paths as kernels write them."""
+
+    accept_index_ptr: torch.Tensor  # i32 [B, S+1]
+    num_drafts_ptr: torch.Tensor  # i32 [B]
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> Self:
+        return cls(verdict.accept_index, verdict.num_accepted_drafts)
+
+
+class Limits(NamedTuple):
+    """Sizes of a setting as kernels take them."""
+
+    num_nodes: int
+    num_parents: int  # nodes whose children's distribution is kept
+    num_steps: int
+    max_len: int
 
 
 @triton.jit
+@no_type_check
+def _limit(limits, length):
+    """Depth of the deepest node that may be accepted, 0 in a padded request."""
+    allowed = tl.maximum(tl.minimum(limits.num_steps, limits.max_len - 1 - length), 0)
+    return tl.where(length > 0, allowed, 0)
+
+
+@triton.jit
+@no_type_check
 def _uniform(requests, uniforms_ptr, request, width, place, depth, lane):
-    """An accept uniform: number `place` of the request's, or drawn by its name."""
+    """Accept uniform of a request: number `place` of those given, or drawn by its name."""
     if uniforms_ptr is None:
-        seed, request_id = tl.load(requests[2] + request), tl.load(requests[3] + request)
-        uniform = named_uniform(seed, request_id, ACCEPT, tl.load(requests[1] + request), depth, lane)
+        seed = tl.load(requests.seeds_ptr + request)
+        request_id = tl.load(requests.request_ids_ptr + request)
+        length = tl.load(requests.seq_lens_ptr + request)
+        uniform = named_uniform(seed, request_id, ACCEPT, length, depth, lane)
     else:
         uniform = tl.load(uniforms_ptr + request * width + place).to(tl.float32)
     return uniform
 
 
 @triton.jit
-def _prob(laws, row, token):
-    return weight(laws, row, token) / kept_mass(laws, row)
+@no_type_check
+def _prob(distributions, row, token):
+    return weight(distributions, row, token) / kept_mass(distributions, row)
 
 
 @triton.jit
-def _store_chain(accept_index_ptr, num_drafts_ptr, request, root, length, drafts, num_steps):
-    """A path of the first nodes of a chain."""
-    accept_index_ptr += request * (num_steps + 1)
+@no_type_check
+def _store_chain(path_ptrs, request, root, length, drafts, num_steps):
+    """Note a path of the first nodes of a chain."""
+    accept_index_ptr = path_ptrs.accept_index_ptr + request * (num_steps + 1)
     tl.store(accept_index_ptr, tl.where(length > 0, root, -1).to(tl.int32))
     for step in range(1, num_steps + 1):
         tl.store(accept_index_ptr + step, tl.where(step <= drafts, root + step, -1).to(tl.int32))
-    tl.store(num_drafts_ptr + request, drafts)
+    tl.store(path_ptrs.num_drafts_ptr + request, drafts)
 
 
 @triton.jit
-def _store_left(nodes_ptr, scales_ptr, request, node, target_scale, draft_scale):
-    """What the bonus is drawn from: relu(a p - c q) of a node."""
-    tl.store(nodes_ptr + request, node)
-    tl.store(scales_ptr + request * 2, target_scale)
-    tl.store(scales_ptr + request * 2 + 1, draft_scale)
+@no_type_check
+def store_path(path_ptrs, parents_ptr, request, root, length, node, drafts, num_steps):
+    """Note the path to a node, whose depth is `drafts`."""
+    accept_index_ptr = path_ptrs.accept_index_ptr + request * (num_steps + 1)
+    for step in range(drafts):
+        tl.store(accept_index_ptr + drafts - step, (root + node).to(tl.int32))
+        node = tl.load(parents_ptr + root + node)
+    tl.store(accept_index_ptr, tl.where(length > 0, root, -1).to(tl.int32))
+    for step in range(drafts + 1, num_steps + 1):
+        tl.store(accept_index_ptr + step, -1)
+    tl.store(path_ptrs.num_drafts_ptr + request, drafts.to(tl.int32))
 
 
 @kernel
+@no_type_check
 def _reject_kernel(
-    laws, tokens_ptr, draft_prob_ptr, requests, uniforms_ptr, accept_index_ptr, num_drafts_ptr, nodes_ptr, scales_ptr,
-    num_nodes, num_laws, num_steps, max_len, PDL: tl.constexpr,
-):  # fmt: skip
+    distributions,
+    tokens_ptr,
+    draft_prob_ptr,
+    requests,
+    uniforms_ptr,
+    path_ptrs,
+    residual_ptrs,
+    limits,
+    PDL: tl.constexpr,
+):
     """Chain rejection (arXiv 2211.17192): accepted while uniform · q < p."""
     request = tl.program_id(0).to(tl.int64)
     await_input(PDL)
-    root, length, lane = request * num_nodes, tl.load(requests[1] + request), tl.full((), 0, tl.int32)
-    limit, drafts = _limit(length, num_steps, max_len), tl.full((), 0, tl.int32)
+    root = request * limits.num_nodes
+    length = tl.load(requests.seq_lens_ptr + request)
+    lane = tl.full((), 0, tl.int32)
+    limit = _limit(limits, length)
+    drafts = tl.full((), 0, tl.int32)
     rejected = tl.full((), 0, tl.int32)
     while (drafts < limit) & (rejected == 0):
         token = tl.load(tokens_ptr + root + drafts + 1)
-        draft_prob = tl.load(draft_prob_ptr + (request * num_laws + drafts) * laws[6] + token)
-        uniform = _uniform(requests, uniforms_ptr, request, num_steps + 1, drafts, drafts, lane)
-        rejected = tl.where(uniform * draft_prob < _prob(laws, root + drafts, token), 0, 1)
+        own = (request * limits.num_parents + drafts) * distributions.vocab_size
+        draft_prob = tl.load(draft_prob_ptr + own + token)
+        uniform = _uniform(requests, uniforms_ptr, request, limits.num_steps + 1, drafts, drafts, lane)
+        rejected = tl.where(uniform * draft_prob < _prob(distributions, root + drafts, token), 0, 1)
         drafts += 1 - rejected
-    _store_chain(accept_index_ptr, num_drafts_ptr, request, root, length, drafts, num_steps)
-    _store_left(nodes_ptr, scales_ptr, request, drafts.to(tl.int64), 1.0, rejected.to(tl.float32))
+    _store_chain(path_ptrs, request, root, length, drafts, limits.num_steps)
+    store_residual(residual_ptrs, request, drafts.to(tl.int64), 1.0, rejected.to(tl.float32))
+
+
+@triton.jit
+@no_type_check
+def _ratio(target, draft_prob):
+    """min(1, target / draft_prob)."""
+    return tl.where(target < draft_prob, target / tl.where(draft_prob > 0, draft_prob, 1.0), 1.0)
 
 
 @kernel
-def _ratios_kernel(
-    laws, tokens_ptr, draft_prob_ptr, seq_lens_ptr, nodes_ptr, scales_ptr, num_nodes, num_laws, num_steps,
-    PDL: tl.constexpr,
-):  # fmt: skip
+@no_type_check
+def _ratios_kernel(distributions, tokens_ptr, draft_prob_ptr, seq_lens_ptr, residual_ptrs, limits, PDL: tl.constexpr):
     """Block verification's w_0 = 1, w_i = min(1, w_(i-1) p(x_i) / q(x_i)); row i asks for relu(w_i p - q) of node i."""
     request = tl.program_id(0).to(tl.int64)
     await_input(PDL)
-    root, kept = request * num_nodes, tl.full((), 1.0, tl.float32)
-    for node in range(num_steps):
-        row = request * num_steps + node
-        tl.store(nodes_ptr + row, tl.full((), 0, tl.int64) + node)
-        tl.store(scales_ptr + row * 2, kept)
-        tl.store(scales_ptr + row * 2 + 1, 1.0)
+    root = request * limits.num_nodes
+    kept = tl.full((), 1.0, tl.float32)
+    for node in range(limits.num_steps):
+        store_residual(residual_ptrs, request * limits.num_steps + node, tl.full((), 0, tl.int64) + node, kept, 1.0)
         if tl.load(seq_lens_ptr + request) > 0:
             token = tl.load(tokens_ptr + root + node + 1)
-            draft_prob = tl.load(draft_prob_ptr + (request * num_laws + node) * laws[6] + token)
-            target = kept * _prob(laws, root + node, token)
-            kept = tl.where(target < draft_prob, target / tl.where(draft_prob > 0, draft_prob, 1.0), 1.0)
+            own = (request * limits.num_parents + node) * distributions.vocab_size
+            draft_prob = tl.load(draft_prob_ptr + own + token)
+            kept = _ratio(kept * _prob(distributions, root + node, token), draft_prob)
 
 
 @kernel
+@no_type_check
 def _block_kernel(
-    laws, tokens_ptr, draft_prob_ptr, requests, uniforms_ptr, ratios_ptr, masses_ptr, accept_index_ptr, num_drafts_ptr,
-    nodes_ptr, scales_ptr, num_nodes, num_laws, num_steps, max_len, GROUPS: tl.constexpr, GROUP: tl.constexpr,
+    distributions,
+    tokens_ptr,
+    draft_prob_ptr,
+    requests,
+    uniforms_ptr,
+    ratios_ptr,
+    masses_ptr,
+    path_ptrs,
+    residual_ptrs,
+    limits,
+    GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
     PDL: tl.constexpr,
-):  # fmt: skip
+):
     """Block verification (arXiv 2403.10444): every uniform is read, and the longest prefix that passes is accepted."""
     request = tl.program_id(0).to(tl.int64)
     await_input(PDL)
-    root, length, lane = request * num_nodes, tl.load(requests[1] + request), tl.full((), 0, tl.int32)
-    limit, greedy = _limit(length, num_steps, max_len).to(tl.int32), tl.load(requests[0] + request) == 0
-    drafts, follows, last_kept = tl.full((), 0, tl.int32), tl.full((), 1, tl.int32), tl.full((), 1.0, tl.float32)
-    groups, count = tl.arange(0, GROUPS), tl.cdiv(laws[6], GROUP)
+    num_steps = limits.num_steps
+    root = request * limits.num_nodes
+    length = tl.load(requests.seq_lens_ptr + request)
+    lane = tl.full((), 0, tl.int32)
+    limit = _limit(limits, length).to(tl.int32)
+    greedy = tl.load(requests.temperature_ptr + request) == 0
+    drafts = tl.full((), 0, tl.int32)
+    follows = tl.full((), 1, tl.int32)
+    last_kept = tl.full((), 1.0, tl.float32)
+    groups = tl.arange(0, GROUPS)  # [GROUPS]
+    num_groups = tl.cdiv(distributions.vocab_size, GROUP)
     for node in range(1, limit + 1):
-        token, before = tl.load(tokens_ptr + root + node), request * num_steps + node - 1
-        draft_prob = tl.load(draft_prob_ptr + (request * num_laws + node - 1) * laws[6] + token)
-        target = tl.load(ratios_ptr + before * 2) * _prob(laws, root + node - 1, token)
-        kept = tl.where(target < draft_prob, target / tl.where(draft_prob > 0, draft_prob, 1.0), 1.0)
+        token = tl.load(tokens_ptr + root + node)
+        before = request * num_steps + node - 1
+        own = (request * limits.num_parents + node - 1) * distributions.vocab_size
+        draft_prob = tl.load(draft_prob_ptr + own + token)
+        kept = _ratio(tl.load(ratios_ptr + before * 2) * _prob(distributions, root + node - 1, token), draft_prob)
         depth = (lane + node - 1).to(tl.int32)
         uniform = _uniform(requests, uniforms_ptr, request, num_steps + 1, node - 1, depth, lane)
-        masses = tl.load(masses_ptr + (before + 1) * count + groups, mask=(groups < count) & (node < limit), other=0.0)
+        mask = (groups < num_groups) & (node < limit)
+        masses = tl.load(masses_ptr + (before + 1) * num_groups + groups, mask=mask, other=0.0)
         mass = tl.sum(masses, axis=0)
         passes = tl.where(node < limit, uniform * (mass + 1 - kept) - mass, uniform - kept) < 0
-        follows = tl.where(token == only_token(laws, root + node - 1), follows, 0)
+        follows = tl.where(token == only_token(distributions, root + node - 1), follows, 0)
         passes = tl.where(greedy, follows, tl.where(passes, 1, 0)) > 0
-        drafts, last_kept = tl.where(passes, lane + node, drafts), tl.where(passes, kept, last_kept)
-    _store_chain(accept_index_ptr, num_drafts_ptr, request, root, length, drafts, num_steps)
+        drafts = tl.where(passes, lane + node, drafts)
+        last_kept = tl.where(passes, kept, last_kept)
+    _store_chain(path_ptrs, request, root, length, drafts, num_steps)
     left = tl.where(greedy | (drafts >= limit), 0.0, 1.0)
-    _store_left(nodes_ptr, scales_ptr, request, drafts.to(tl.int64), tl.where(left > 0, last_kept, 1.0), left)
+    store_residual(residual_ptrs, request, drafts.to(tl.int64), tl.where(left > 0, last_kept, 1.0), left)
 
 
 @kernel
+@no_type_check
 def _multi_round_kernel(
-    laws, tokens_ptr, next_token_ptr, next_sibling_ptr, draft_prob_ptr, requests, uniforms_ptr, accept_index_ptr,
-    num_drafts_ptr, nodes_ptr, scales_ptr, num_nodes, num_laws, num_lanes, num_steps, max_len, GROUP: tl.constexpr,
-    PER: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """SpecInfer (arXiv 2305.09781): siblings in order, each with a uniform of its own, against what those before
-    left.
-    """
+    distributions,
+    link_ptrs,
+    draft_prob_ptr,
+    requests,
+    uniforms_ptr,
+    path_ptrs,
+    residual_ptrs,
+    limits,
+    num_lanes,
+    GROUP: tl.constexpr,
+    PER: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """SpecInfer (arXiv 2305.09781): siblings in order, each with its own uniform, against the residual so far."""
     request = tl.program_id(0).to(tl.int64)
     await_input(PDL)
-    root, length = request * num_nodes, tl.load(requests[1] + request)
-    limit, drafts = _limit(length, num_steps, max_len), tl.full((), 0, tl.int32)
-    accept_index_ptr += request * (num_steps + 1)
+    num_nodes = limits.num_nodes
+    root = request * num_nodes
+    length = tl.load(requests.seq_lens_ptr + request)
+    limit = _limit(limits, length)
+    drafts = tl.full((), 0, tl.int32)
+    accept_index_ptr = path_ptrs.accept_index_ptr + request * (limits.num_steps + 1)
     tl.store(accept_index_ptr, tl.where(length > 0, root, -1).to(tl.int32))
-    node, descending = tl.full((), 0, tl.int64), limit > 0
+    node = tl.full((), 0, tl.int64)
+    descending = limit > 0
     draft_scale = tl.full((), 0.0, tl.float32)
     while descending:
-        row, own = root + node, draft_prob_ptr + (request * num_laws + node) * laws[6]
-        draft_scale, mass = tl.full((), 0.0, tl.float32), tl.full((), 1.0, tl.float32)
-        child, accepted, tried = tl.load(next_token_ptr + row), tl.full((), -1, tl.int64), 0
+        row = root + node
+        own = draft_prob_ptr + (request * limits.num_parents + node) * distributions.vocab_size
+        draft_scale = tl.full((), 0.0, tl.float32)
+        mass = tl.full((), 1.0, tl.float32)
+        child = tl.load(link_ptrs.next_token_ptr + row)
+        accepted = tl.full((), -1, tl.int64)
+        tried = 0
         while (child > 0) & (child < num_nodes) & (accepted < 0) & (tried < num_lanes):
-            token, lane = tl.load(tokens_ptr + root + child), ((child - 1) % num_lanes).to(tl.int32)
+            token = tl.load(link_ptrs.tokens_ptr + root + child)
+            lane = ((child - 1) % num_lanes).to(tl.int32)
             uniform = _uniform(requests, uniforms_ptr, request, num_nodes, child, drafts, lane)
             bound = uniform * tl.load(own + token) * mass
-            accepted = tl.where(bound < excess(laws, row, own, 1.0, draft_scale, token), child, -1)
+            accepted = tl.where(bound < residual(distributions, row, own, 1.0, draft_scale, token), child, -1)
             if accepted < 0:
-                left = excess_mass(laws, row, own, draft_scale + mass, GROUP, PER)
-                draft_scale, mass = (
-                    tl.where(left > 0, draft_scale + mass, draft_scale),
-                    tl.where(left > 0, left, mass),
-                )
-            child, tried = tl.load(next_sibling_ptr + root + child), tried + 1
+                left = residual_mass(distributions, row, own, draft_scale + mass, GROUP, PER)
+                draft_scale = tl.where(left > 0, draft_scale + mass, draft_scale)
+                mass = tl.where(left > 0, left, mass)
+            child = tl.load(link_ptrs.next_sibling_ptr + root + child)
+            tried += 1
         moved = accepted >= 0
-        node, drafts = tl.where(moved, accepted, node), drafts + moved.to(tl.int32)
+        node = tl.where(moved, accepted, node)
+        drafts += moved.to(tl.int32)
         draft_scale = tl.where(moved, 0.0, draft_scale)
         tl.store(accept_index_ptr + drafts, (root + node).to(tl.int32), mask=moved)
         descending = moved & (drafts < limit)
-    for step in range(drafts + 1, num_steps + 1):
+    for step in range(drafts + 1, limits.num_steps + 1):
         tl.store(accept_index_ptr + step, -1)
-    tl.store(num_drafts_ptr + request, drafts)
-    _store_left(nodes_ptr, scales_ptr, request, node, 1.0, draft_scale)
+    tl.store(path_ptrs.num_drafts_ptr + request, drafts)
+    store_residual(residual_ptrs, request, node, 1.0, draft_scale)
 
 
 @kernel
+@no_type_check
 def _thresholds_kernel(
-    laws, temperature_ptr, thresholds_ptr, rows_per_request, epsilon, delta, BLOCK: tl.constexpr, PDL: tl.constexpr
+    distributions,
+    temperature_ptr,
+    thresholds_ptr,
+    rows_per_request,
+    epsilon,
+    delta,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """min(ε, δ exp(-entropy)) of one row; 0 of a greedy one, whose law has one token."""
+    """min(ε, δ exp(-entropy)) of one row; 0 of a greedy one, whose distribution has one token."""
     row = tl.program_id(0).to(tl.int64)
     await_input(PDL)
     threshold = tl.full((), 0.0, tl.float32)
     if tl.load(temperature_ptr + row // rows_per_request) > 0:
         entropy = tl.full((), 0.0, tl.float32)
-        for start in range(0, laws[6], BLOCK):
-            prob = _prob(laws, row, start + tl.arange(0, BLOCK))
+        for start in range(0, distributions.vocab_size, BLOCK):
+            prob = _prob(distributions, row, start + tl.arange(0, BLOCK))  # [BLOCK]
             entropy -= tl.sum(tl.where(prob > 0, prob * tl.log(tl.where(prob > 0, prob, 1.0)), 0.0), axis=0)
         threshold = tl.minimum(epsilon, delta * tl.exp(-entropy))
     tl.store(thresholds_ptr + row, threshold)
 
 
 @kernel
+@no_type_check
 def _typical_kernel(
-    laws, tokens_ptr, parents_ptr, thresholds_ptr, seq_lens_ptr, accept_index_ptr, num_drafts_ptr, rejected_ptr,
-    num_nodes, num_steps, max_len, NODES: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    distributions,
+    tokens_ptr,
+    parents_ptr,
+    thresholds_ptr,
+    seq_lens_ptr,
+    path_ptrs,
+    rejected_ptr,
+    limits,
+    NODES: tl.constexpr,
+    PDL: tl.constexpr,
+):
     """Typical acceptance (Medusa, arXiv 2401.10774): of the deepest nodes that are acceptable with all their ancestors
     the one with the most probable path, of these the first.
     """
-    request, offs = tl.program_id(0).to(tl.int64), tl.arange(0, NODES)
+    request = tl.program_id(0).to(tl.int64)
+    offs = tl.arange(0, NODES)  # [NODES]
     await_input(PDL)
-    root, length = request * num_nodes, tl.load(seq_lens_ptr + request)
-    limit = _limit(length, num_steps, max_len)
-    depth, path_prob = tl.where(offs == 0, 0, -1), tl.where(offs == 0, 1.0, 0.0)
-    for node in range(1, num_nodes):
+    root = request * limits.num_nodes
+    length = tl.load(seq_lens_ptr + request)
+    limit = _limit(limits, length)
+    depth = tl.where(offs == 0, 0, -1)
+    path_prob = tl.where(offs == 0, 1.0, 0.0)
+    for node in range(1, limits.num_nodes):
         parent = tl.maximum(tl.load(parents_ptr + root + node), 0)
         above = tl.sum(tl.where(offs == parent, depth, 0), axis=0)
-        prob = _prob(laws, root + parent, tl.load(tokens_ptr + root + node))
+        prob = _prob(distributions, root + parent, tl.load(tokens_ptr + root + node))
         is_typical = tl.where(prob > tl.load(thresholds_ptr + root + parent), above, -1)
         taken = tl.where((is_typical >= 0) & (is_typical < limit), node, -1)
         path_prob = tl.where(offs == taken, prob * tl.sum(tl.where(offs == parent, path_prob, 0.0), axis=0), path_prob)
@@ -217,138 +353,217 @@ def _typical_kernel(
     drafts = tl.max(depth, axis=0)
     path_prob = tl.where(depth == drafts, path_prob, -1.0)
     node = tl.min(tl.where(path_prob == tl.max(path_prob, axis=0), offs, NODES), axis=0).to(tl.int64)
-    accept_index_ptr += request * (num_steps + 1)
-    for step in range(drafts):
-        tl.store(accept_index_ptr + drafts - step, (root + node).to(tl.int32))
-        node = tl.load(parents_ptr + root + node)
-    tl.store(accept_index_ptr, tl.where(length > 0, root, -1).to(tl.int32))
-    for step in range(drafts + 1, num_steps + 1):
-        tl.store(accept_index_ptr + step, -1)
-    tl.store(num_drafts_ptr + request, drafts.to(tl.int32))
+    store_path(path_ptrs, parents_ptr, request, root, length, node, drafts, limits.num_steps)
     tl.store(rejected_ptr + request, -1)
 
 
 @kernel
-def _noisy_kernel(laws, requests, scores_ptr, tokens_ptr, num_nodes, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """Of some tokens the one with the best log p + noise of the position after one node of a chain."""
-    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    request, place = row // num_nodes, row * tl.num_programs(1) + block
+@no_type_check
+def _noisy_kernel(distributions, requests, bests, num_nodes, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """Best token of a block by log p + noise of the position after one node of a chain."""
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    request = row // num_nodes
     await_input(PDL)
-    tokens = block * BLOCK + tl.arange(0, BLOCK)
-    seed, request_id = tl.load(requests[2] + request), tl.load(requests[3] + request)
-    length, largest, chosen = tl.load(requests[1] + request), tl.full((), -float("inf"), tl.float64), 0
+    tokens = block * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
+    seed = tl.load(requests.seeds_ptr + request)
+    request_id = tl.load(requests.request_ids_ptr + request)
+    length = tl.load(requests.seq_lens_ptr + request)
+    scores = tl.full((BLOCK,), -float("inf"), tl.float64)
     if length > 0:
-        position, weights = length + row % num_nodes + 1, weight(laws, row, tokens)
-        scores = tl.log(tl.where(weights > 0, weights, 1.0).to(tl.float64)) + gumbel(seed, request_id, position, tokens)
+        weights = weight(distributions, row, tokens)
+        noise = gumbel(seed, request_id, length + row % num_nodes + 1, tokens)
+        scores = tl.log(tl.where(weights > 0, weights, 1.0).to(tl.float64)) + noise
         scores = tl.where(weights > 0, scores, -float("inf"))
-        largest = tl.max(scores, axis=0)
-        chosen = tl.min(tl.where(scores == largest, tokens, laws[6] - 1), axis=0)
-    tl.store(scores_ptr + place, largest)
-    tl.store(tokens_ptr + place, chosen)
+    store_best(bests, row, block, tokens, scores, distributions.vocab_size - 1)
 
 
 @kernel
+@no_type_check
 def _gumbel_kernel(
-    laws, noisy, draft_tokens_ptr, requests, accept_index_ptr, num_drafts_ptr, bonus_ptr, num_nodes, num_blocks,
-    num_steps, max_len, BLOCKS: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    distributions,
+    bests,
+    draft_tokens_ptr,
+    requests,
+    path_ptrs,
+    bonus_ptr,
+    limits,
+    BLOCKS: tl.constexpr,
+    PDL: tl.constexpr,
+):
     """Gumbel-max coupling (arXiv 2408.07978): drafts are accepted while they are the tokens that the target chose."""
-    request, blocks = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCKS)
+    request = tl.program_id(0).to(tl.int64)
     await_input(PDL)
-    root, length = request * num_nodes, tl.load(requests[1] + request)
-    limit, greedy = _limit(length, num_steps, max_len), tl.load(requests[0] + request) == 0
-    drafts, going, bonus = tl.full((), 0, tl.int32), tl.full((), 1, tl.int32), tl.full((), 0, tl.int32)
+    root = request * limits.num_nodes
+    length = tl.load(requests.seq_lens_ptr + request)
+    limit = _limit(limits, length)
+    greedy = tl.load(requests.temperature_ptr + request) == 0
+    drafts = tl.full((), 0, tl.int32)
+    going = tl.full((), 1, tl.int32)
+    bonus = tl.full((), 0, tl.int32)
     while going > 0:
-        place = (root + drafts) * num_blocks
-        scores = tl.load(noisy[0] + place + blocks, mask=blocks < num_blocks, other=-float("inf"))
-        block = tl.min(tl.where(scores == tl.max(scores, axis=0), blocks, num_blocks - 1), axis=0)
-        bonus = tl.where(greedy, only_token(laws, root + drafts), tl.load(noisy[1] + place + block))
+        noisy = best_token(bests, root + drafts, BLOCKS)
+        bonus = tl.where(greedy, only_token(distributions, root + drafts), noisy)
         draft = tl.load(draft_tokens_ptr + root + drafts + 1, mask=drafts < limit, other=-1)
         going = tl.where(drafts < limit, (draft == bonus).to(tl.int32), 0)
         drafts += going
-    _store_chain(accept_index_ptr, num_drafts_ptr, request, root, length, drafts, num_steps)
+    _store_chain(path_ptrs, request, root, length, drafts, limits.num_steps)
     tl.store(bonus_ptr + request, bonus)
+
+
+class Round(NamedTuple):
+    """A round to verify: its trees, their nodes' distributions, and where paths go."""
+
+    requests: Requests
+    tree: VerifyInput
+    distributions: Distributions
+    config: SpecConfig
+    paths: PathTables
+
+    @property
+    def draft_prob(self) -> torch.Tensor:
+        if self.tree.draft_prob is None:
+            raise ValueError(f"verifier {self.config.verifier!r} reads draft_prob; the tree has none")
+        return self.tree.draft_prob
+
+    @property
+    def limits(self) -> Limits:
+        config = self.config
+        num_parents = 0 if self.tree.draft_prob is None else self.tree.draft_prob.shape[1]
+        return Limits(config.num_draft_tokens, num_parents, config.num_steps, config.length_limit)
 
 
 def accept(
     batch: Batch,
     verify_input: VerifyInput,
-    law: Law,
+    distributions: Distributions,
     uniforms: tuple[torch.Tensor, torch.Tensor] | None,
     config: SpecConfig,
     out: Verdict,
     rejected_B: torch.Tensor,
 ) -> torch.Tensor | None:
-    """Write accept_index and num_accepted_drafts; the bonus tokens i32 [B], or None where they are to be drawn from
-    their node's whole law, of which rejected_B, then -1, takes nothing away.
+    """Write accept_index and num_accepted_drafts; give the bonus tokens i32 [B], None where they are yet to be drawn.
+
+    They are drawn from their node's whole distribution then, as rejected_B, which becomes -1, says.
     """
-    sampling, paths = batch.sampling, (out.accept_index, out.num_accepted_drafts)
-    requests = sampling.temperature, batch.seq_lens, batch.seeds, batch.request_ids
+    given = Round(Requests.of(batch), verify_input, distributions, config, PathTables.of(out))
     if config.verifier == "typical":
-        return _accept_typical(verify_input, law, requests, config, (*paths, rejected_B))
+        _accept_typical(given, rejected_B)
+        return None
     if config.verifier == "gumbel":
-        return _accept_gumbel(verify_input, law, requests, config, paths)
+        return _accept_gumbel(given)
     accept_uniforms, final_uniforms = uniforms or (None, None)
-    nodes_B = torch.empty(batch.size, dtype=torch.int64, device=law.moments.device)
-    scales_B2 = torch.empty(batch.size, 2, dtype=torch.float32, device=law.moments.device)
-    settle = {"rejection": _reject, "block": _accept_block, "multi_round": _accept_multi_round}[config.verifier]
-    settle(verify_input, law, requests, accept_uniforms, config, (*paths, nodes_B, scales_B2))
-    return draw_bonus(law, verify_input.draft_prob, nodes_B, scales_B2, requests, final_uniforms)
+    residuals = Residuals.empty(batch.size, distributions.moments.device)
+    settle = {"rejection": _accept_rejection, "block": _accept_block, "multi_round": _accept_multi_round}
+    settle[config.verifier](given, accept_uniforms, residuals)
+    return draw_bonus(distributions, given.draft_prob, residuals, given.requests, final_uniforms)
 
 
-def _reject(verify_input: VerifyInput, law: Law, requests, uniforms, config: SpecConfig, out) -> None:
-    draft_prob = verify_input.draft_prob
-    _reject_kernel[(len(draft_prob),)](
-        law.table, verify_input.draft_tokens, draft_prob, requests, uniforms, *out, config.num_draft_tokens,
-        draft_prob.shape[1], config.num_steps, config.max_len,
-    )  # fmt: skip
+def _accept_rejection(given: Round, uniforms: torch.Tensor | None, residuals: Residuals) -> None:
+    _reject_kernel[(len(given.draft_prob),)](
+        distributions=given.distributions.tables,
+        tokens_ptr=given.tree.draft_tokens,
+        draft_prob_ptr=given.draft_prob,
+        requests=given.requests,
+        uniforms_ptr=uniforms,
+        path_ptrs=given.paths,
+        residual_ptrs=residuals,
+        limits=given.limits,
+    )
 
 
-def _accept_block(verify_input: VerifyInput, law: Law, requests, uniforms, config: SpecConfig, out) -> None:
-    draft_prob, (size, num_steps) = verify_input.draft_prob, (len(verify_input.draft_prob), config.num_steps)
-    nodes = torch.empty(size * num_steps, dtype=torch.int64, device=draft_prob.device)
-    ratios = torch.empty(size * num_steps, 2, dtype=torch.float32, device=draft_prob.device)
-    settings = config.num_draft_tokens, draft_prob.shape[1], num_steps
-    _ratios_kernel[(size,)](law.table, verify_input.draft_tokens, draft_prob, requests[1], nodes, ratios, *settings)
-    masses = excess_masses(law, draft_prob, nodes, ratios, requests[1])
+def _accept_block(given: Round, uniforms: torch.Tensor | None, residuals: Residuals) -> None:
+    size = len(given.draft_prob)
+    prefixes = Residuals.empty(size * given.config.num_steps, given.draft_prob.device)
+    _ratios_kernel[(size,)](
+        distributions=given.distributions.tables,
+        tokens_ptr=given.tree.draft_tokens,
+        draft_prob_ptr=given.draft_prob,
+        seq_lens_ptr=given.requests.seq_lens_ptr,
+        residual_ptrs=prefixes,
+        limits=given.limits,
+    )
     _block_kernel[(size,)](
-        law.table, verify_input.draft_tokens, draft_prob, requests, uniforms, ratios, masses, *out, *settings,
-        config.max_len, GROUPS=groups_block(law.logits.raw.shape[1]), GROUP=GROUP,
-    )  # fmt: skip
+        distributions=given.distributions.tables,
+        tokens_ptr=given.tree.draft_tokens,
+        draft_prob_ptr=given.draft_prob,
+        requests=given.requests,
+        uniforms_ptr=uniforms,
+        ratios_ptr=prefixes.scales_ptr,
+        masses_ptr=residual_masses(given.distributions, given.draft_prob, prefixes, given.requests.seq_lens_ptr),
+        path_ptrs=given.paths,
+        residual_ptrs=residuals,
+        limits=given.limits,
+        GROUPS=groups_block(given.distributions.logits.raw.shape[1]),
+        GROUP=GROUP,
+    )
 
 
-def _accept_multi_round(verify_input: VerifyInput, law: Law, requests, uniforms, config: SpecConfig, out) -> None:
-    tree, draft_prob = verify_input, verify_input.draft_prob
-    _multi_round_kernel[(len(draft_prob),)](
-        law.table, tree.draft_tokens, tree.retrieve_next_token, tree.retrieve_next_sibling, draft_prob, requests,
-        uniforms, *out, config.num_draft_tokens, draft_prob.shape[1], config.topk, config.num_steps, config.max_len,
-        GROUP=GROUP, PER=PER,
-    )  # fmt: skip
+def _accept_multi_round(given: Round, uniforms: torch.Tensor | None, residuals: Residuals) -> None:
+    _multi_round_kernel[(len(given.draft_prob),)](
+        distributions=given.distributions.tables,
+        link_ptrs=LinkTables.of(given.tree),
+        draft_prob_ptr=given.draft_prob,
+        requests=given.requests,
+        uniforms_ptr=uniforms,
+        path_ptrs=given.paths,
+        residual_ptrs=residuals,
+        limits=given.limits,
+        num_lanes=given.config.topk,
+        GROUP=GROUP,
+        PER=PER,
+    )
 
 
-def _accept_typical(verify_input: VerifyInput, law: Law, requests, config: SpecConfig, out) -> None:
-    num_rows, vocab_size = law.logits.raw.shape
-    thresholds = torch.empty(num_rows, dtype=torch.float32, device=law.moments.device)
+def _accept_typical(given: Round, rejected_B: torch.Tensor) -> None:
+    num_rows, vocab_size = given.distributions.logits.raw.shape
+    config = given.config
+    thresholds = torch.empty(num_rows, dtype=torch.float32, device=rejected_B.device)
     _thresholds_kernel[(num_rows,)](
-        law.table, requests[0], thresholds, config.num_draft_tokens, config.typical_epsilon, config.typical_delta,
+        distributions=given.distributions.tables,
+        temperature_ptr=given.requests.temperature_ptr,
+        thresholds_ptr=thresholds,
+        rows_per_request=config.num_draft_tokens,
+        epsilon=config.typical_epsilon,
+        delta=config.typical_delta,
         BLOCK=block_of(vocab_size, BLOCK),
-    )  # fmt: skip
-    _typical_kernel[(len(requests[0]),)](
-        law.table, verify_input.draft_tokens, verify_input.parents, thresholds, requests[1], *out,
-        config.num_draft_tokens, config.num_steps, config.max_len,
-        NODES=triton.next_power_of_2(config.num_draft_tokens),
-    )  # fmt: skip
+    )
+    _typical_kernel[(len(rejected_B),)](
+        distributions=given.distributions.tables,
+        tokens_ptr=given.tree.draft_tokens,
+        parents_ptr=given.tree.parents,
+        thresholds_ptr=thresholds,
+        seq_lens_ptr=given.requests.seq_lens_ptr,
+        path_ptrs=given.paths,
+        rejected_ptr=rejected_B,
+        limits=given.limits,
+        NODES=next_power_of_2(config.num_draft_tokens),
+    )
 
 
-def _accept_gumbel(verify_input: VerifyInput, law: Law, requests, config: SpecConfig, out) -> torch.Tensor:
-    (num_rows, vocab_size), device, size = law.logits.raw.shape, law.moments.device, len(requests[0])
+def _accept_gumbel(given: Round) -> torch.Tensor:
+    num_rows, vocab_size = given.distributions.logits.raw.shape
+    device = given.distributions.moments.device
+    size = len(given.requests.seq_lens_ptr)
     block = block_of(vocab_size, BLOCK)
-    shape = num_rows, triton.cdiv(vocab_size, block)
-    noisy = torch.empty(shape, dtype=torch.float64, device=device), torch.empty(shape, dtype=torch.int32, device=device)
+    num_blocks = ceil_div(vocab_size, block)
+    bests = BlockBests.empty(num_rows, num_blocks, device)
     bonus = torch.empty(size, dtype=torch.int32, device=device)
-    _noisy_kernel[shape](law.table, requests, *noisy, config.num_draft_tokens, BLOCK=block)
+    _noisy_kernel[num_rows, num_blocks](
+        distributions=given.distributions.tables,
+        requests=given.requests,
+        bests=bests,
+        num_nodes=given.config.num_draft_tokens,
+        BLOCK=block,
+    )
     _gumbel_kernel[(size,)](
-        law.table, noisy, verify_input.draft_tokens, requests, *out, bonus, config.num_draft_tokens, shape[1],
-        config.num_steps, config.max_len, BLOCKS=triton.next_power_of_2(shape[1]),
-    )  # fmt: skip
+        distributions=given.distributions.tables,
+        bests=bests,
+        draft_tokens_ptr=given.tree.draft_tokens,
+        requests=given.requests,
+        path_ptrs=given.paths,
+        bonus_ptr=bonus,
+        limits=given.limits,
+        BLOCKS=next_power_of_2(num_blocks),
+    )
     return bonus

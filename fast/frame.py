@@ -202,7 +202,7 @@ class Frame:
 def _padded_lanes(shape: RoundShape) -> Lanes:
     """Lanes of padded requests: a capture of one step reads them as earlier steps would have left them."""
     lanes = Lanes.empty(shape.bucket, shape.hidden_size, shape.config, shape.dtype, "cpu", shape.vocab_size)
-    for buffer in lanes.buffers:
+    for buffer in lanes.tables:
         buffer.zero_()
     lanes.candidates.parent_list.fill_(-1)  # the root's block, all that plain decoding has
     return lanes

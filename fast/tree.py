@@ -1,6 +1,7 @@
 """The verify tree: parents, depths, masks and the first-child / next-sibling arrays that verify walks."""
 
 from dataclasses import replace
+from typing import NamedTuple, Self, no_type_check
 
 import torch
 import triton
@@ -9,7 +10,7 @@ import triton.language as tl
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Candidates, VerifyInput
 from specsim.fast.drafting import select, selected
-from specsim.fast.runtime.launch import await_input, block_of, kernel, require_contiguous
+from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2, require_contiguous
 
 _ROWS = 32
 _COLUMNS = 64
@@ -24,7 +25,56 @@ class MalformedTree(ValueError):
     """A parent list that is no tree; names the request and the node."""
 
 
+class CandidateTables(NamedTuple):
+    """Candidates as kernels take them."""
+
+    tokens_ptr: torch.Tensor
+    scores_ptr: torch.Tensor
+    parent_list_ptr: torch.Tensor
+
+    @classmethod
+    def of(cls, candidates: Candidates) -> Self:
+        return cls(candidates.tokens, candidates.scores, candidates.parent_list)
+
+
+class TreeTables(NamedTuple):
+    """A VerifyInput as kernels write it."""
+
+    draft_tokens_ptr: torch.Tensor
+    parents_ptr: torch.Tensor
+    scores_ptr: torch.Tensor
+    positions_ptr: torch.Tensor
+    mask_ptr: torch.Tensor
+    retrieve_index_ptr: torch.Tensor
+    next_token_ptr: torch.Tensor
+    next_sibling_ptr: torch.Tensor
+    cache_locations_ptr: torch.Tensor
+
+    @classmethod
+    def of(cls, tree: VerifyInput) -> Self:
+        return cls(
+            draft_tokens_ptr=tree.draft_tokens,
+            parents_ptr=tree.parents,
+            scores_ptr=tree.scores,
+            positions_ptr=tree.positions,
+            mask_ptr=tree.mask,
+            retrieve_index_ptr=tree.retrieve_index,
+            next_token_ptr=tree.retrieve_next_token,
+            next_sibling_ptr=tree.retrieve_next_sibling,
+            cache_locations_ptr=tree.cache_locations,
+        )
+
+
+class Roots(NamedTuple):
+    """Roots of trees and the slots of their nodes, as kernels read them."""
+
+    bonus_tokens_ptr: torch.Tensor  # i32 [B]
+    seq_lens_ptr: torch.Tensor  # i64 [B]
+    cache_locations_ptr: torch.Tensor  # i64 [B, N], before the length limit
+
+
 @triton.jit
+@no_type_check
 def _parents(chosen_ptr, parent_list_ptr, node, num_nodes, num_blocks, k, COLUMNS: tl.constexpr):
     """(candidate, parent node, whether there is one) of nodes [ROWS, 1]; a parent stands before its child.
 
@@ -45,146 +95,206 @@ def _parents(chosen_ptr, parent_list_ptr, node, num_nodes, num_blocks, k, COLUMN
     return flat, parent, inside & ((block == 0) | (parent > 0))
 
 
+@triton.jit
+@no_type_check
+def _store_nodes(tree_ptrs, own, node, bonus, tokens, parent, scores, mask, LOG: tl.constexpr):
+    """Note tokens, parents and scores of nodes, and the root's own."""
+    tl.store(tree_ptrs.draft_tokens_ptr + own, tl.where(node == 0, bonus, tokens), mask=mask)
+    tl.store(tree_ptrs.parents_ptr + own, tl.where(node == 0, -1, parent).to(tl.int64), mask=mask)
+    tl.store(tree_ptrs.scores_ptr + own, tl.where(node == 0, 0.0 if LOG else 1.0, scores), mask=mask)
+
+
+@triton.jit
+@no_type_check
+def _store_links(tree_ptrs, own, first_child, next_sibling, position, slot, num_nodes, max_len, mask):
+    """Note links, positions and slots of nodes; a link to node num_nodes or beyond is none."""
+    child = tl.where(first_child < num_nodes, first_child, -1)
+    sibling = tl.where(next_sibling < num_nodes, next_sibling, -1)
+    tl.store(tree_ptrs.positions_ptr + own, position, mask=mask)
+    tl.store(tree_ptrs.retrieve_index_ptr + own, own, mask=mask)
+    tl.store(tree_ptrs.next_token_ptr + own, child.to(tl.int64), mask=mask)
+    tl.store(tree_ptrs.next_sibling_ptr + own, sibling.to(tl.int64), mask=mask)
+    tl.store(tree_ptrs.cache_locations_ptr + own, tl.where(position < max_len, slot, -1), mask=mask)
+
+
 @kernel
+@no_type_check
 def _nodes_kernel(
-    tokens_ptr, scores_ptr, parent_list_ptr, chosen_ptr, bonus_tokens_ptr, draft_tokens_ptr, parents_ptr,
-    node_scores_ptr, num_candidates, num_blocks, num_nodes, k, LOG: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """The chosen candidates of one request as nodes."""
+    candidate_ptrs,
+    chosen_ptr,
+    root_ptrs,
+    tree_ptrs,
+    num_candidates,
+    num_blocks,
+    num_nodes,
+    k,
+    LOG: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Nodes of one request, from its chosen candidates."""
     await_input(PDL)
     request = tl.program_id(0).to(tl.int64)
     node = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
     chosen_ptr += request * (num_nodes - 1)
-    parent_list_ptr += request * num_blocks
+    parent_list_ptr = candidate_ptrs.parent_list_ptr + request * num_blocks
     flat, parent, _ = _parents(chosen_ptr, parent_list_ptr, node, num_nodes, num_blocks, k, COLUMNS)
-    own, mask = request * num_nodes + node, node < num_nodes
-    tokens = tl.load(tokens_ptr + request * num_candidates + flat, mask=mask)  # the root's are some candidate's
-    scores = tl.load(scores_ptr + request * num_candidates + flat, mask=mask)
-    bonus = tl.load(bonus_tokens_ptr + request).to(tl.int64)
-    tl.store(draft_tokens_ptr + own, tl.where(node == 0, bonus, tokens), mask=mask)
-    tl.store(parents_ptr + own, tl.where(node == 0, -1, parent), mask=mask)
-    tl.store(node_scores_ptr + own, tl.where(node == 0, 0.0 if LOG else 1.0, scores), mask=mask)
+    own = request * num_nodes + node
+    mask = node < num_nodes
+    candidate = request * num_candidates + flat  # of the root any
+    tokens = tl.load(candidate_ptrs.tokens_ptr + candidate, mask=mask)
+    scores = tl.load(candidate_ptrs.scores_ptr + candidate, mask=mask)
+    bonus = tl.load(root_ptrs.bonus_tokens_ptr + request).to(tl.int64)
+    _store_nodes(tree_ptrs, own, node, bonus, tokens, parent, scores, mask, LOG)
 
 
 @kernel
+@no_type_check
 def _links_kernel(
-    parents_ptr, seq_lens_ptr, cache_locations_ptr, positions_ptr, mask_ptr, retrieve_index_ptr, next_token_ptr,
-    next_sibling_ptr, kept_locations_ptr, num_nodes, max_len, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    root_ptrs,
+    tree_ptrs,
+    num_nodes,
+    max_len,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     PDL: tl.constexpr,
-):  # fmt: skip
-    """Everything that follows from the parents of one request."""
+):
+    """Links, mask, positions and slots of one request's nodes, from their parents."""
     await_input(PDL)
     request = tl.program_id(0).to(tl.int64)
     node = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
-    first, mask = request * num_nodes, node < num_nodes
+    first = request * num_nodes
+    mask = node < num_nodes
     own = first + node
-    parent = tl.load(parents_ptr + own, mask=mask, other=-1)
-    first_child, next_sibling = tl.zeros_like(node) + num_nodes, tl.zeros_like(node) + num_nodes
+    parent = tl.load(tree_ptrs.parents_ptr + own, mask=mask, other=-1)
+    first_child = tl.zeros_like(node) + num_nodes
+    next_sibling = tl.zeros_like(node) + num_nodes
     for start in range(0, num_nodes, COLUMNS):
         other = start + tl.arange(0, COLUMNS)[None, :]
         mask_other = other < num_nodes
-        tl.store(mask_ptr + own * num_nodes + other, other == node, mask=mask & mask_other)
-        parent_of_other = tl.load(parents_ptr + first + other, mask=mask_other, other=-1)
+        tl.store(tree_ptrs.mask_ptr + own * num_nodes + other, other == node, mask=mask & mask_other)
+        parent_of_other = tl.load(tree_ptrs.parents_ptr + first + other, mask=mask_other, other=-1)
         child = tl.where(parent_of_other == node, other, num_nodes)
         first_child = tl.minimum(first_child, tl.min(child, axis=1, keep_dims=True))
         sibling = tl.where((parent_of_other == parent) & (other > node), other, num_nodes)
         next_sibling = tl.minimum(next_sibling, tl.min(sibling, axis=1, keep_dims=True))
     tl.debug_barrier()  # the mask is cleared before ancestors are marked in it
-    ancestor, depth = tl.where(mask, node, 0).to(tl.int64), tl.zeros_like(node)
+    ancestor = tl.where(mask, node, 0).to(tl.int64)
+    depth = tl.zeros_like(node)
     while tl.max(ancestor) > 0:  # ends: a parent's index is below its child's
         depth += (ancestor > 0).to(tl.int32)
-        ancestor = tl.load(parents_ptr + first + ancestor, mask=ancestor > 0, other=0)
-        tl.store(mask_ptr + own * num_nodes + ancestor, True, mask=mask)
-    position = tl.load(seq_lens_ptr + request) + depth
-    slot = tl.load(cache_locations_ptr + own, mask=mask)
-    tl.store(positions_ptr + own, position, mask=mask)
-    tl.store(retrieve_index_ptr + own, own, mask=mask)
-    tl.store(next_token_ptr + own, tl.where(first_child < num_nodes, first_child, -1), mask=mask)
-    tl.store(next_sibling_ptr + own, tl.where(next_sibling < num_nodes, next_sibling, -1), mask=mask)
-    tl.store(kept_locations_ptr + own, tl.where(position < max_len, slot, -1), mask=mask)
+        ancestor = tl.load(tree_ptrs.parents_ptr + first + ancestor, mask=ancestor > 0, other=0)
+        tl.store(tree_ptrs.mask_ptr + own * num_nodes + ancestor, True, mask=mask)
+    position = tl.load(root_ptrs.seq_lens_ptr + request) + depth
+    slot = tl.load(root_ptrs.cache_locations_ptr + own, mask=mask)
+    _store_links(tree_ptrs, own, first_child, next_sibling, position, slot, num_nodes, max_len, mask)
 
 
 @kernel
+@no_type_check
 def _small_tree_kernel(
-    tokens_ptr, scores_ptr, parent_list_ptr, bonus_tokens_ptr, seq_lens_ptr, cache_locations_ptr, draft_tokens_ptr,
-    parents_ptr, node_scores_ptr, positions_ptr, mask_ptr, retrieve_index_ptr, next_token_ptr, next_sibling_ptr,
-    kept_locations_ptr, num_candidates, num_nodes, num_steps, k, max_len, LOG: tl.constexpr, NODES: tl.constexpr,
-    BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Selection, nodes and what follows from their parents of one request; draft_tokens first holds who is chosen."""
+    candidate_ptrs,
+    root_ptrs,
+    tree_ptrs,
+    num_candidates,
+    num_nodes,
+    num_steps,
+    k,
+    max_len,
+    LOG: tl.constexpr,
+    NODES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Selection, nodes and links of one request; draft_tokens first holds the chosen candidates."""
     await_input(PDL)
-    request, index, node = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK), tl.arange(0, NODES)
-    first, mask, mask_draft = request * num_nodes, node < num_nodes, (node > 0) & (node < num_nodes)
-    candidates, is_candidate = request * num_candidates + index, index < num_candidates
-    scores = tl.load(scores_ptr + candidates, mask=is_candidate, other=0.0)
-    all_tokens = tl.load(tokens_ptr + candidates, mask=is_candidate, other=0)
-    num_blocks, own = num_candidates // k, first + node
-    block_parents = tl.load(parent_list_ptr + request * num_blocks + index, mask=index < num_blocks, other=-1)
-    bonus, length = tl.load(bonus_tokens_ptr + request).to(tl.int64), tl.load(seq_lens_ptr + request)
-    slot = tl.load(cache_locations_ptr + own, mask=mask)
+    request = tl.program_id(0).to(tl.int64)
+    index = tl.arange(0, BLOCK)
+    node = tl.arange(0, NODES)
+    first = request * num_nodes
+    mask = node < num_nodes
+    mask_draft = (node > 0) & (node < num_nodes)
+    candidates = request * num_candidates + index
+    is_candidate = index < num_candidates
+    scores = tl.load(candidate_ptrs.scores_ptr + candidates, mask=is_candidate, other=0.0)
+    all_tokens = tl.load(candidate_ptrs.tokens_ptr + candidates, mask=is_candidate, other=0)
+    num_blocks = num_candidates // k
+    own = first + node
+    block_parents = tl.load(
+        candidate_ptrs.parent_list_ptr + request * num_blocks + index, mask=index < num_blocks, other=-1
+    )
+    bonus = tl.load(root_ptrs.bonus_tokens_ptr + request).to(tl.int64)
+    length = tl.load(root_ptrs.seq_lens_ptr + request)
+    slot = tl.load(root_ptrs.cache_locations_ptr + own, mask=mask)
     kept, place = selected(scores[None, :], is_candidate[None, :], num_nodes - 1)
     node_of = tl.reshape(tl.where(kept, 1 + place, 0), [BLOCK])
-    tl.store(draft_tokens_ptr + first + node_of, index.to(tl.int64), mask=node_of > 0)
+    tl.store(tree_ptrs.draft_tokens_ptr + first + node_of, index.to(tl.int64), mask=node_of > 0)
     tl.debug_barrier()  # all are written before any is read, and read before tokens take their place
-    flat = tl.load(draft_tokens_ptr + own, mask=mask_draft, other=0).to(tl.int32)
+    flat = tl.load(tree_ptrs.draft_tokens_ptr + own, mask=mask_draft, other=0).to(tl.int32)
     tl.debug_barrier()
     wanted = tl.gather(block_parents, flat // k, 0)
     is_known = (flat >= k) & (wanted >= 0) & (wanted < num_candidates)
     parent = tl.gather(node_of, tl.where(is_known, wanted, 0).to(tl.int32), 0)
     parent = tl.where(is_known & (parent < node), parent, 0)
     parent = tl.where(mask_draft, parent, tl.where(node == 0, -1, -2))  # -2: of no node
-    tokens, node_scores = tl.gather(all_tokens, flat, 0), tl.gather(scores, flat, 0)
-    tl.store(draft_tokens_ptr + own, tl.where(node == 0, bonus, tokens), mask=mask)
-    tl.store(parents_ptr + own, parent.to(tl.int64), mask=mask)
-    tl.store(node_scores_ptr + own, tl.where(node == 0, 0.0 if LOG else 1.0, node_scores), mask=mask)
+    tokens = tl.gather(all_tokens, flat, 0)
+    node_scores = tl.gather(scores, flat, 0)
+    _store_nodes(tree_ptrs, own, node, bonus, tokens, parent, node_scores, mask, LOG)
 
-    row, column, parent_of_column = node[:, None], node[None, :], parent[None, :]
+    row = node[:, None]
+    column = node[None, :]
+    parent_of_column = parent[None, :]
     first_child = tl.min(tl.where(parent_of_column == row, column, NODES), axis=1)
     is_sibling = (parent_of_column == parent[:, None]) & (column > row)
     next_sibling = tl.min(tl.where(is_sibling, column, NODES), axis=1)
-    sees, ancestor, depth = (column == row).to(tl.int32), tl.where(mask, node, 0), tl.zeros_like(node)
+    sees = (column == row).to(tl.int32)
+    ancestor = tl.where(mask, node, 0)
+    depth = tl.zeros_like(node)
     for _ in range(num_steps):
         depth += (ancestor > 0).to(tl.int32)
         ancestor = tl.maximum(tl.gather(parent, ancestor, 0), 0)
         sees = tl.where(column == ancestor[:, None], 1, sees)
-    tl.store(mask_ptr + own[:, None] * num_nodes + column, sees != 0, mask=mask[:, None] & mask[None, :])
+    tl.store(tree_ptrs.mask_ptr + own[:, None] * num_nodes + column, sees != 0, mask=mask[:, None] & mask[None, :])
     position = length + depth
-    tl.store(positions_ptr + own, position, mask=mask)
-    tl.store(retrieve_index_ptr + own, own, mask=mask)
-    tl.store(next_token_ptr + own, tl.where(first_child < num_nodes, first_child, -1).to(tl.int64), mask=mask)
-    tl.store(next_sibling_ptr + own, tl.where(next_sibling < num_nodes, next_sibling, -1).to(tl.int64), mask=mask)
-    tl.store(kept_locations_ptr + own, tl.where(position < max_len, slot, -1), mask=mask)
+    _store_links(tree_ptrs, own, first_child, next_sibling, position, slot, num_nodes, max_len, mask)
 
 
 @kernel
+@no_type_check
 def _lanes_kernel(
-    tokens_ptr, scores_ptr, bonus_tokens_ptr, seq_lens_ptr, cache_locations_ptr, draft_tokens_ptr, parents_ptr,
-    node_scores_ptr, positions_ptr, mask_ptr, retrieve_index_ptr, next_token_ptr, next_sibling_ptr, kept_locations_ptr,
-    num_rows, num_nodes, k, max_len, LOG: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    candidate_ptrs,
+    root_ptrs,
+    tree_ptrs,
+    num_rows,
+    num_nodes,
+    k,
+    max_len,
+    LOG: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PDL: tl.constexpr,
+):
     """Rows are the nodes of all requests: the first k hang from the root, and node j from node j - k."""
     await_input(PDL)
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
-    request, node, mask = rows // num_nodes, rows % num_nodes, rows < num_rows
-    candidate, mask_draft = rows - request - 1, mask & (node > 0)
-    tokens = tl.load(tokens_ptr + candidate, mask=mask_draft)
-    scores = tl.load(scores_ptr + candidate, mask=mask_draft)
-    bonus = tl.load(bonus_tokens_ptr + request, mask=mask).to(tl.int64)
-    tl.store(draft_tokens_ptr + rows, tl.where(node == 0, bonus, tokens), mask=mask)
-    tl.store(parents_ptr + rows, tl.where(node == 0, -1, tl.maximum(node - k, 0)), mask=mask)
-    tl.store(node_scores_ptr + rows, tl.where(node == 0, 0.0 if LOG else 1.0, scores), mask=mask)
-    position = tl.load(seq_lens_ptr + request, mask=mask, other=0) + (node + k - 1) // k
-    slot = tl.load(cache_locations_ptr + rows, mask=mask)
-    tl.store(positions_ptr + rows, position, mask=mask)
-    tl.store(kept_locations_ptr + rows, tl.where(position < max_len, slot, -1), mask=mask)
-    tl.store(retrieve_index_ptr + rows, rows, mask=mask)
+    request = rows // num_nodes
+    node = rows % num_nodes
+    mask = rows < num_rows
+    candidate = rows - request - 1
+    mask_draft = mask & (node > 0)
+    tokens = tl.load(candidate_ptrs.tokens_ptr + candidate, mask=mask_draft)
+    scores = tl.load(candidate_ptrs.scores_ptr + candidate, mask=mask_draft)
+    bonus = tl.load(root_ptrs.bonus_tokens_ptr + request, mask=mask).to(tl.int64)
+    _store_nodes(tree_ptrs, rows, node, bonus, tokens, tl.maximum(node - k, 0), scores, mask, LOG)
+    position = tl.load(root_ptrs.seq_lens_ptr + request, mask=mask, other=0) + (node + k - 1) // k
+    slot = tl.load(root_ptrs.cache_locations_ptr + rows, mask=mask)
     child = tl.where(node == 0, 1, node + k)
-    tl.store(next_token_ptr + rows, tl.where(child < num_nodes, child, -1), mask=mask)
-    tl.store(next_sibling_ptr + rows, tl.where((node > 0) & (node < k), node + 1, -1), mask=mask)
+    sibling = tl.where((node > 0) & (node < k), node + 1, num_nodes)
+    _store_links(tree_ptrs, rows, child, sibling, position, slot, num_nodes, max_len, mask)
     column = tl.arange(0, COLUMNS)[None, :]
     sees = (column == 0) | ((column <= node) & ((node - column) % k == 0))
-    tl.store(mask_ptr + rows * num_nodes + column, sees, mask=mask & (column < num_nodes))
+    tl.store(tree_ptrs.mask_ptr + rows * num_nodes + column, sees, mask=mask & (column < num_nodes))
 
 
 def build(
@@ -213,7 +323,7 @@ def build(
     empty = out or _empty(len(bonus_tokens), config.num_draft_tokens, bonus_tokens.device)
     tree = replace(empty, candidates=replace(candidates, draft_prob=None), draft_prob=candidates.draft_prob)
     lay_out = _build_lanes if config.topk == 1 or config.is_sampled else _build_tree
-    lay_out(tree, bonus_tokens, seq_lens, cache_locations, config)
+    lay_out(tree, candidates, Roots(bonus_tokens, seq_lens, cache_locations), config)
     return tree
 
 
@@ -238,49 +348,74 @@ def _limit(config: SpecConfig) -> int:
     return _NO_LIMIT if config.max_len is None else config.max_len
 
 
-def _build_lanes(tree: VerifyInput, bonus_tokens, seq_lens, cache_locations, config: SpecConfig) -> None:
-    num_rows, num_nodes = len(tree.positions), config.num_draft_tokens
+def _build_lanes(tree: VerifyInput, candidates: Candidates, roots: Roots, config: SpecConfig) -> None:
+    num_rows = len(tree.positions)
+    num_nodes = config.num_draft_tokens
     rows = block_of(num_rows, _ROWS, num_nodes)
-    _lanes_kernel[(triton.cdiv(num_rows, rows),)](
-        tree.candidates.tokens, tree.candidates.scores, bonus_tokens, seq_lens, cache_locations, tree.draft_tokens,
-        tree.parents, tree.scores, tree.positions, tree.mask, tree.retrieve_index, tree.retrieve_next_token,
-        tree.retrieve_next_sibling, tree.cache_locations, num_rows, num_nodes, config.topk, _limit(config),
-        LOG=config.score == "logprob", ROWS=rows, COLUMNS=triton.next_power_of_2(num_nodes),
-    )  # fmt: skip
+    _lanes_kernel[(ceil_div(num_rows, rows),)](
+        candidate_ptrs=CandidateTables.of(candidates),
+        root_ptrs=roots,
+        tree_ptrs=TreeTables.of(tree),
+        num_rows=num_rows,
+        num_nodes=num_nodes,
+        k=config.topk,
+        max_len=_limit(config),
+        LOG=config.score == "logprob",
+        ROWS=rows,
+        COLUMNS=next_power_of_2(num_nodes),
+    )
 
 
-def _build_tree(tree: VerifyInput, bonus_tokens, seq_lens, cache_locations, config: SpecConfig) -> None:
+def _build_tree(tree: VerifyInput, candidates: Candidates, roots: Roots, config: SpecConfig) -> None:
     batch_size, num_nodes = tree.parents.shape
     if num_nodes <= _SMALL_NODES and config.num_candidates <= _SMALL_CANDIDATES:
-        return _build_small_tree(tree, bonus_tokens, seq_lens, cache_locations, config)
-    candidates, columns = tree.candidates, block_of(num_nodes, _COLUMNS)
+        return _build_small_tree(tree, candidates, roots, config)
+    columns = block_of(num_nodes, _COLUMNS)
     rows = block_of(num_nodes, _ROWS, columns)
-    grid = batch_size, triton.cdiv(num_nodes, rows)
+    grid = batch_size, ceil_div(num_nodes, rows)
     _nodes_kernel[grid](
-        candidates.tokens, candidates.scores, candidates.parent_list, select(candidates.scores, num_nodes - 1),
-        bonus_tokens, tree.draft_tokens, tree.parents, tree.scores, config.num_candidates,
-        candidates.parent_list.shape[1], num_nodes, config.topk, LOG=config.score == "logprob", ROWS=rows,
+        candidate_ptrs=CandidateTables.of(candidates),
+        chosen_ptr=select(candidates.scores, num_nodes - 1),
+        root_ptrs=roots,
+        tree_ptrs=TreeTables.of(tree),
+        num_candidates=config.num_candidates,
+        num_blocks=candidates.parent_list.shape[1],
+        num_nodes=num_nodes,
+        k=config.topk,
+        LOG=config.score == "logprob",
+        ROWS=rows,
         COLUMNS=columns,
-    )  # fmt: skip
+    )
     _links_kernel[grid](
-        tree.parents, seq_lens, cache_locations, tree.positions, tree.mask, tree.retrieve_index,
-        tree.retrieve_next_token, tree.retrieve_next_sibling, tree.cache_locations, num_nodes, _limit(config),
-        ROWS=rows, COLUMNS=columns,
-    )  # fmt: skip
+        root_ptrs=roots,
+        tree_ptrs=TreeTables.of(tree),
+        num_nodes=num_nodes,
+        max_len=_limit(config),
+        ROWS=rows,
+        COLUMNS=columns,
+    )
 
 
-def _build_small_tree(tree: VerifyInput, bonus_tokens, seq_lens, cache_locations, config: SpecConfig) -> None:
+def _build_small_tree(tree: VerifyInput, candidates: Candidates, roots: Roots, config: SpecConfig) -> None:
     batch_size, num_nodes = tree.parents.shape
     _small_tree_kernel[(batch_size,)](
-        tree.candidates.tokens, tree.candidates.scores, tree.candidates.parent_list, bonus_tokens, seq_lens,
-        cache_locations, tree.draft_tokens, tree.parents, tree.scores, tree.positions, tree.mask, tree.retrieve_index,
-        tree.retrieve_next_token, tree.retrieve_next_sibling, tree.cache_locations, config.num_candidates, num_nodes,
-        config.num_steps, config.topk, _limit(config), LOG=config.score == "logprob",
-        NODES=triton.next_power_of_2(num_nodes), BLOCK=triton.next_power_of_2(config.num_candidates), num_warps=8,
-    )  # fmt: skip
+        candidate_ptrs=CandidateTables.of(candidates),
+        root_ptrs=roots,
+        tree_ptrs=TreeTables.of(tree),
+        num_candidates=config.num_candidates,
+        num_nodes=num_nodes,
+        num_steps=config.num_steps,
+        k=config.topk,
+        max_len=_limit(config),
+        LOG=config.score == "logprob",
+        NODES=next_power_of_2(num_nodes),
+        BLOCK=next_power_of_2(config.num_candidates),
+        num_warps=8,
+    )
 
 
 @kernel
+@no_type_check
 def _malformed_kernel(
     chosen_ptr, parent_list_ptr, out_ptr, num_nodes, num_blocks, k, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
@@ -288,7 +423,8 @@ def _malformed_kernel(
     request = tl.program_id(0).to(tl.int64)
     chosen_ptr += request * (num_nodes - 1)
     parent_list_ptr += request * num_blocks
-    first, twice = num_nodes, 0
+    first = num_nodes
+    twice = 0
     for start in range(1, num_nodes, ROWS):
         node = start + tl.arange(0, ROWS)[:, None]
         flat, _, rooted = _parents(chosen_ptr, parent_list_ptr, node, num_nodes, num_blocks, k, COLUMNS)
@@ -307,11 +443,18 @@ def malformed(candidates: Candidates, top_scores_index: torch.Tensor, config: Sp
     """i32 [B]: 1 + the first node without a parent before it, 1 if a candidate is selected twice, 0 if all is well."""
     require_contiguous(top_scores_index=top_scores_index, parent_list=candidates.parent_list)
     batch_size, num_drafts = top_scores_index.shape
-    num_nodes, out = num_drafts + 1, torch.empty(batch_size, dtype=torch.int32, device=top_scores_index.device)
+    num_nodes = num_drafts + 1
+    out = torch.empty(batch_size, dtype=torch.int32, device=top_scores_index.device)
     _malformed_kernel[(batch_size,)](
-        top_scores_index, candidates.parent_list, out, num_nodes, candidates.parent_list.shape[1], config.topk,
-        ROWS=block_of(num_nodes, _ROWS, num_nodes), COLUMNS=block_of(num_nodes, _COLUMNS),
-    )  # fmt: skip
+        chosen_ptr=top_scores_index,
+        parent_list_ptr=candidates.parent_list,
+        out_ptr=out,
+        num_nodes=num_nodes,
+        num_blocks=candidates.parent_list.shape[1],
+        k=config.topk,
+        ROWS=block_of(num_nodes, _ROWS, num_nodes),
+        COLUMNS=block_of(num_nodes, _COLUMNS),
+    )
     return out
 
 
@@ -319,7 +462,8 @@ def check(candidates: Candidates, top_scores_index: torch.Tensor, config: SpecCo
     """Raise MalformedTree for the first malformed request; waits for the device, so not while a graph is captured."""
     for request, found in enumerate(malformed(candidates, top_scores_index, config).tolist()):
         if found:
-            chosen, parent_list = top_scores_index[request].tolist(), candidates.parent_list[request].tolist()
+            chosen = top_scores_index[request].tolist()
+            parent_list = candidates.parent_list[request].tolist()
             raise MalformedTree(f"request {request}{_fault(chosen, parent_list, config.topk, found - 1)}")
 
 
@@ -333,6 +477,7 @@ def _fault(chosen: list[int], parent_list: list[int], k: int, node: int) -> str:
 
 
 @kernel
+@no_type_check
 def _full_mask_kernel(mask_ptr, seq_lens_ptr, out_ptr, batch_size, num_nodes, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     request = tl.program_id(0).to(tl.int64)
     node = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -360,16 +505,24 @@ def full_mask(mask_BNN: torch.Tensor, seq_lens: torch.Tensor, *, out: torch.Tens
         size = num_nodes * (int(seq_lens.sum()) + batch_size * num_nodes)
         out = torch.empty(size, dtype=torch.bool, device=mask_BNN.device)
     rows = block_of(num_nodes, 8, _PREFIX)
-    _full_mask_kernel[(batch_size, triton.cdiv(num_nodes, rows))](
-        mask_BNN, seq_lens, out, batch_size, num_nodes, ROWS=rows, BLOCK=_PREFIX
+    _full_mask_kernel[(batch_size, ceil_div(num_nodes, rows))](
+        mask_ptr=mask_BNN,
+        seq_lens_ptr=seq_lens,
+        out_ptr=out,
+        batch_size=batch_size,
+        num_nodes=num_nodes,
+        ROWS=rows,
+        BLOCK=_PREFIX,
     )
     return out
 
 
 @kernel
+@no_type_check
 def _bitpacked_mask_kernel(mask_ptr, out_ptr, num_rows, num_nodes, ROWS: tl.constexpr, BITS: tl.constexpr):
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
-    word, bit = tl.program_id(1), tl.arange(0, BITS)[None, :].to(tl.int64)
+    word = tl.program_id(1)
+    bit = tl.arange(0, BITS)[None, :].to(tl.int64)
     column = word * BITS + bit
     mask = (rows < num_rows) & (column < num_nodes)
     sees = tl.load(mask_ptr + rows * num_nodes + column, mask=mask, other=0)
@@ -386,13 +539,14 @@ def bitpacked_mask(mask_BNN: torch.Tensor, *, out: torch.Tensor | None = None) -
     require_contiguous(mask_BNN=mask_BNN)
     batch_size, num_nodes = mask_BNN.shape[:2]
     bits = next((bits for bits in (8, 16, 32) if num_nodes <= bits), 32)
-    words, num_rows = triton.cdiv(num_nodes, bits), batch_size * num_nodes
+    words = ceil_div(num_nodes, bits)
+    num_rows = batch_size * num_nodes
     if out is None:
         shape = (batch_size, num_nodes) if words == 1 else (batch_size, num_nodes, words)
         dtype = {8: torch.uint8, 16: torch.int16, 32: torch.int32}[bits]
         out = torch.empty(shape, dtype=dtype, device=mask_BNN.device)
     rows = block_of(num_rows, _ROWS, bits)
-    _bitpacked_mask_kernel[(triton.cdiv(num_rows, rows), words)](
-        mask_BNN, out, num_rows, num_nodes, ROWS=rows, BITS=bits
+    _bitpacked_mask_kernel[(ceil_div(num_rows, rows), words)](
+        mask_ptr=mask_BNN, out_ptr=out, num_rows=num_rows, num_nodes=num_nodes, ROWS=rows, BITS=bits
     )
     return out

@@ -15,7 +15,7 @@ from specsim.fast.extend import shift_left
 from specsim.fast.kv import draft_kv, duplicate_tails
 from specsim.fast.model.metadata import extend_metadata, lane_metadata, prefill_metadata
 from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2
-from specsim.fast.vocabulary.draft_distribution import Root, draw_drafts
+from specsim.fast.vocabulary.draft_distribution import Drafts, Loop, Root, Vocabulary, draw_drafts
 from specsim.fast.vocabulary.topk import draft_topk
 
 
@@ -64,7 +64,7 @@ class AutoregressiveDrafter:
         self.feature_layers = head.feature_layers
         self.hidden_size = head.hidden_size
         self._vocab_size = vocab_size
-        self._vocabulary = (head.d2t, None if head.d2t is None else _inverse(head.d2t, vocab_size))
+        self._vocabulary = Vocabulary(head.d2t, None if head.d2t is None else _inverse(head.d2t, vocab_size))
 
     def seed(
         self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
@@ -136,12 +136,12 @@ class AutoregressiveDrafter:
         root: Root,
         out: tuple[torch.Tensor, torch.Tensor],
         law: torch.Tensor | None,
-        loop: tuple[torch.Tensor, torch.Tensor, int] | None = None,
+        loop: Loop | None = None,
     ) -> None:
         """Draw drafts in the place of the best, where the verifier wants that."""
         if self._config.is_sampled:
             is_gumbel = self._config.verifier == "gumbel"
-            draw_drafts(batch, logits_RV, root, self._vocabulary, is_gumbel, out, law, loop)
+            draw_drafts(batch, logits_RV, root, self._vocabulary, is_gumbel, Drafts(*out), law, loop)
 
     def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> Candidates:
         lanes = Lanes.empty(batch.size, self.hidden_size, self._config, self._dtype, self._device, self._vocab_size)
@@ -163,7 +163,7 @@ class AutoregressiveDrafter:
         hidden_RH = self._head.forward(lanes.tokens.view(-1), lanes.hidden.flatten(0, 1), metadata, draft_kv(pools))
         logits_RV = self._head.logits(hidden_RH)
         best = draft_topk(logits_RV, 1 if config.is_sampled else config.topk, self._head.d2t, metadata.slots)
-        loop = lanes.step, metadata.slots, config.num_steps
+        loop = Loop(lanes.step, metadata.slots, config.num_steps)
         self._draw(batch, logits_RV, Root(batch.seq_lens), best, lanes.candidates.draft_prob, loop)
         topk_p, topk_index = (rows.unflatten(0, shape) for rows in best)
         expand(lanes, topk_p, topk_index, hidden_RH.unflatten(0, shape), config)

@@ -1,96 +1,169 @@
-"""Sampled drafts: the law of every row of the drafter's logits, and tokens drawn from it.
+"""Sampled drafts: the distribution of every row of the drafter's logits, and tokens drawn from it.
 
-A law is told by weights 2^((x - max) · log2(e) / T) over the draft vocabulary, as in specsim.fast.sampling. Verify
-reads it whole, by target id, and so it is written down.
+A distribution is given by weights 2^((x - max) · log2(e) / T) over the draft vocabulary, as in specsim.fast.sampling.
+Verify reads all of it, by target id, and so it is written down.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple, no_type_check
 
 import torch
 import triton
 import triton.language as tl
 
 from specsim.core.phases import Batch
-from specsim.fast.runtime.launch import await_input, block_of, kernel, require_contiguous
+from specsim.fast.runtime.launch import (
+    await_input,
+    block_of,
+    ceil_div,
+    kernel,
+    next_power_of_2,
+    require_contiguous,
+)
 from specsim.fast.runtime.uniforms import DRAFT, gumbel, named_uniform
-from specsim.fast.vocabulary.draw import group_at, groups_block, token_at
+from specsim.fast.vocabulary.draw import (
+    BlockBests,
+    Requests,
+    best_token,
+    group_at,
+    groups_block,
+    store_best,
+    token_at,
+)
 from specsim.fast.vocabulary.summaries import GROUP, scale_of, summarise, weights_of
 
 BLOCK = 2048  # tokens of a program
 LN_2 = tl.constexpr(0.6931471805599453)
 
 
-@dataclass(frozen=True, slots=True)
-class Root:
-    """L of the round that rows of drafts belong to: lens i64 [B], to which counts i32 [B] are still to be added."""
+class Root(NamedTuple):
+    """Length L of the round that rows of drafts belong to, as kernels take it."""
 
-    lens: torch.Tensor
-    counts: torch.Tensor | None = None
+    lens_ptr: torch.Tensor  # i64 [B]
+    counts_ptr: torch.Tensor | None = None  # i32 [B], still to be added to lens
+
+
+class Vocabulary(NamedTuple):
+    """Maps between draft and target ids; None where both vocabularies are one."""
+
+    d2t: torch.Tensor | None = None  # i64 [draft vocabulary], target id minus draft id
+    t2d: torch.Tensor | None = None  # i64 [V], draft id, -1 for a token that cannot be drafted
+
+
+class Loop(NamedTuple):
+    """Place of rows in the loop of a draft phase."""
+
+    step: torch.Tensor  # i32, read on the device
+    slots: torch.Tensor  # i64 [R], -1 for a dropped row
+    num_steps: int
+
+
+class Drafts(NamedTuple):
+    """Drafts of rows."""
+
+    topk_p: torch.Tensor  # f32 [R, K]
+    topk_index: torch.Tensor  # i64 [R, K], target ids
 
 
 @triton.jit
-def _place(requests, step_ptr, request):
+@no_type_check
+def _place(root, step_ptr, request):
     """(L of the round, depth of the nodes that drafts follow): 0 before a round, later the loop's step and one."""
-    root_lens_ptr, counts_ptr = requests[3], requests[4]
-    root_len, depth = tl.load(root_lens_ptr + request), tl.full((), 0, tl.int32)
-    if counts_ptr is not None:
-        root_len += tl.load(counts_ptr + request)
+    root_len = tl.load(root.lens_ptr + request)
+    depth = tl.full((), 0, tl.int32)
+    if root.counts_ptr is not None:
+        root_len += tl.load(root.counts_ptr + request)
     if step_ptr is not None:
         depth = tl.load(step_ptr) + 1
     return root_len, depth
 
 
 @triton.jit
+@no_type_check
 def _is_drawn(requests, slots_ptr, request, row):
-    drawn = tl.load(requests[0] + request) > 0
+    drawn = tl.load(requests.temperature_ptr + request) > 0
     if slots_ptr is not None:
         drawn &= tl.load(slots_ptr + row) >= 0
     return drawn
 
 
 @kernel
+@no_type_check
 def _noisy_kernel(
-    logits_ptr, maxima_ptr, requests, step_ptr, slots_ptr, d2t_ptr, scores_ptr, tokens_ptr, num_lanes, vocab_size,
-    GROUPS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Of some tokens of a row the one with the best logit / T + noise of its position."""
-    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    logits_ptr,
+    maxima_ptr,
+    requests,
+    root,
+    step_ptr,
+    slots_ptr,
+    d2t_ptr,
+    bests,
+    num_lanes,
+    vocab_size,
+    GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Best token of a block by logit / T + noise of its position."""
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
     request = row // num_lanes
     await_input(PDL)
     if _is_drawn(requests, slots_ptr, request, row):
-        groups, count = tl.arange(0, GROUPS), tl.cdiv(vocab_size, GROUP)
-        best = tl.max(tl.load(maxima_ptr + row * count + groups, mask=groups < count, other=-float("inf")), axis=0)
-        tokens = block * BLOCK + tl.arange(0, BLOCK)
-        mask, target_ids = tokens < vocab_size, tokens
+        groups = tl.arange(0, GROUPS)  # [GROUPS]
+        num_groups = tl.cdiv(vocab_size, GROUP)
+        maxima = tl.load(maxima_ptr + row * num_groups + groups, mask=groups < num_groups, other=-float("inf"))
+        best = tl.max(maxima, axis=0)
+        tokens = block * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
+        mask = tokens < vocab_size
+        target_ids = tokens
         if d2t_ptr is not None:
             target_ids += tl.load(d2t_ptr + tokens, mask=mask, other=0)
-        seed, request_id = tl.load(requests[1] + request), tl.load(requests[2] + request)
-        root_len, depth = _place(requests, step_ptr, request)
+        seed = tl.load(requests.seeds_ptr + request)
+        request_id = tl.load(requests.request_ids_ptr + request)
+        root_len, depth = _place(root, step_ptr, request)
         logits = tl.load(logits_ptr + row * vocab_size + tokens, mask=mask, other=-float("inf")).to(tl.float32)
-        scores = ((logits - best) * scale_of(tl.load(requests[0] + request))).to(tl.float64) * LN_2
+        scale = scale_of(tl.load(requests.temperature_ptr + request))
+        scores = ((logits - best) * scale).to(tl.float64) * LN_2
         scores = tl.where(mask, scores + gumbel(seed, request_id, root_len + depth + 1, target_ids), -float("inf"))
-        largest = tl.max(scores, axis=0)
-        tl.store(scores_ptr + row * tl.num_programs(1) + block, largest)
-        chosen = tl.min(tl.where(scores == largest, tokens, vocab_size - 1), axis=0)
-        tl.store(tokens_ptr + row * tl.num_programs(1) + block, chosen)
+        store_best(bests, row, block, tokens, scores, vocab_size - 1)
 
 
 @kernel
+@no_type_check
 def _draw_kernel(
-    logits_ptr, maxima_ptr, sums_ptr, noisy, requests, step_ptr, slots_ptr, d2t_ptr, topk_p_ptr, topk_index_ptr,
-    moments_ptr, num_lanes, count, vocab_size, BLOCKS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
+    logits_ptr,
+    maxima_ptr,
+    sums_ptr,
+    bests,
+    requests,
+    root,
+    step_ptr,
+    slots_ptr,
+    d2t_ptr,
+    topk_p_ptr,
+    topk_index_ptr,
+    moments_ptr,
+    num_lanes,
+    num_drafts,
+    vocab_size,
+    BLOCKS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
     PDL: tl.constexpr,
-):  # fmt: skip
-    """The drafts of one row, each by a uniform of its own, or the best with noise; what is there stays if none are
-    drawn.
+):
+    """Drafts of one row, each by a uniform of its own, or the best with noise; the former ones stay if none are drawn.
 
     moments: the largest logit, log2(e) / T and the sum of all weights, 0 if none are drawn.
     """
     row = tl.program_id(0).to(tl.int64)
-    request, lane = row // num_lanes, (row % num_lanes).to(tl.int32)
+    request = row // num_lanes
+    lane = (row % num_lanes).to(tl.int32)
     await_input(PDL)
-    drawn, scale = _is_drawn(requests, slots_ptr, request, row), scale_of(tl.load(requests[0] + request))
-    groups, num_groups = tl.arange(0, GROUPS), tl.cdiv(vocab_size, GROUP)
+    drawn = _is_drawn(requests, slots_ptr, request, row)
+    scale = scale_of(tl.load(requests.temperature_ptr + request))
+    groups = tl.arange(0, GROUPS)  # [GROUPS]
+    num_groups = tl.cdiv(vocab_size, GROUP)
     mask = groups < num_groups
     maxima = tl.load(maxima_ptr + row * num_groups + groups, mask=mask, other=-float("inf"))
     best = tl.max(maxima, axis=0)
@@ -100,94 +173,154 @@ def _draw_kernel(
     tl.store(moments_ptr + row * 3 + 1, scale)
     tl.store(moments_ptr + row * 3 + 2, tl.where(drawn, total, 0.0))
     if drawn:
-        root_len, depth = _place(requests, step_ptr, request)
-        seed, request_id = tl.load(requests[1] + request), tl.load(requests[2] + request)
+        root_len, depth = _place(root, step_ptr, request)
+        seed = tl.load(requests.seeds_ptr + request)
+        request_id = tl.load(requests.request_ids_ptr + request)
         logits_ptr += row * vocab_size
-        for child in range(count):
-            if noisy is not None:
-                blocks = tl.arange(0, BLOCKS)
-                num_blocks = noisy[2]
-                scores = tl.load(noisy[0] + row * num_blocks + blocks, mask=blocks < num_blocks, other=-float("inf"))
-                found = tl.min(tl.where(scores == tl.max(scores, axis=0), blocks, num_blocks - 1), axis=0)
-                token = tl.load(noisy[1] + row * num_blocks + found)
+        for child in range(num_drafts):
+            if bests is not None:
+                token = best_token(bests, row, BLOCKS)
             else:
                 uniform = named_uniform(seed, request_id, DRAFT, root_len, depth, lane + child)
                 group, before, bound = group_at(masses, uniform, GROUPS)
-                tokens = group * GROUP + tl.arange(0, GROUP)
+                tokens = group * GROUP + tl.arange(0, GROUP)  # [GROUP]
                 logits = tl.load(logits_ptr + tokens, mask=tokens < vocab_size, other=-float("inf")).to(tl.float32)
                 token = token_at(tokens, weights_of(logits, best, scale), before, bound, vocab_size)
             chosen = weights_of(tl.load(logits_ptr + token).to(tl.float32), best, scale) / total
             target_id = token.to(tl.int64)
             if d2t_ptr is not None:
                 target_id += tl.load(d2t_ptr + token)
-            tl.store(topk_p_ptr + row * count + child, chosen)
-            tl.store(topk_index_ptr + row * count + child, target_id)
+            tl.store(topk_p_ptr + row * num_drafts + child, chosen)
+            tl.store(topk_index_ptr + row * num_drafts + child, target_id)
 
 
 @kernel
-def _law_kernel(
-    logits_ptr, moments_ptr, t2d_ptr, step_ptr, out_ptr, num_lanes, num_laws, num_steps, draft_vocab_size, vocab_size,
-    BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Some of the law of one row, by target id; in the loop it is that of a step's lane."""
-    row, tokens = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    request, law = row // num_lanes, tl.full((), 0, tl.int64)
+@no_type_check
+def _write_kernel(
+    logits_ptr,
+    moments_ptr,
+    t2d_ptr,
+    step_ptr,
+    draft_prob_ptr,
+    num_lanes,
+    num_parents,
+    num_steps,
+    draft_vocab_size,
+    vocab_size,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Some tokens of the distribution of one row, by target id; in the loop it is that of a step's lane."""
+    row = tl.program_id(0).to(tl.int64)
+    tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
+    request = row // num_lanes
+    parent = tl.full((), 0, tl.int64)
     await_input(PDL)
-    mask, draft_ids = tokens < vocab_size, tokens
+    mask = tokens < vocab_size
+    draft_ids = tokens
     if step_ptr is not None:
         step = tl.load(step_ptr)
-        law = 1 + step * num_lanes + row % num_lanes
+        parent = 1 + step * num_lanes + row % num_lanes
         mask &= step < num_steps - 1
     if t2d_ptr is not None:
         draft_ids = tl.load(t2d_ptr + tokens, mask=mask, other=-1)
-    best, scale = tl.load(moments_ptr + row * 3), tl.load(moments_ptr + row * 3 + 1)
+    best = tl.load(moments_ptr + row * 3)
+    scale = tl.load(moments_ptr + row * 3 + 1)
     total = tl.load(moments_ptr + row * 3 + 2)
     known = mask & (draft_ids >= 0) & (draft_ids < tl.where(total > 0, draft_vocab_size, 0))
     logits = tl.load(logits_ptr + row * draft_vocab_size + draft_ids, mask=known, other=-float("inf")).to(tl.float32)
     prob = tl.where(known, weights_of(logits, best, scale) / tl.where(total > 0, total, 1.0), 0.0)
-    tl.store(out_ptr + (request * num_laws + law) * vocab_size + tokens, prob, mask=mask)
+    tl.store(draft_prob_ptr + (request * num_parents + parent) * vocab_size + tokens, prob, mask=mask)
 
 
 def draw_drafts(
     batch: Batch,
     logits_RV: torch.Tensor,
     root: Root,
-    vocabulary: tuple[torch.Tensor | None, torch.Tensor | None],
+    vocabulary: Vocabulary,
     is_gumbel: bool,
-    out: tuple[torch.Tensor, torch.Tensor],
-    law: torch.Tensor | None,
-    loop: tuple[torch.Tensor, torch.Tensor, int] | None = None,
+    out: Drafts,
+    draft_prob: torch.Tensor | None,
+    loop: Loop | None = None,
 ) -> None:
-    """Sampled drafts of rows of logits in the place of the drafter's best, and the law they were drawn from.
+    """Sample drafts of rows of logits in the place of the drafter's best, and write their distribution.
 
-    Rows of temperature 0, of padded requests and without a slot keep what is in `out` (topk_p, topk_index, [R, K]) and
-    have a law of zeros. vocabulary: d2t, and its inverse i64 [V] with -1 where there is none; None where both
-    vocabularies are one. law: f32 [B, V], or [B, 1+K(S-1), V] in the loop of a draft phase, whose loop is (step on the
-    device, slots i64 [R], S); None where verify reads none.
+    Rows of temperature 0, of padded requests and without a slot keep what is in `out` and have a distribution of zeros.
+    draft_prob: f32 [B, V], or [B, 1+K(S-1), V] in the loop of a draft phase; None where verify reads none.
     """
-    (num_rows, draft_vocab_size), (d2t, t2d), (topk_p, topk_index) = logits_RV.shape, vocabulary, out
-    require_contiguous(logits=logits_RV, d2t=d2t, topk_p=topk_p, topk_index=topk_index, law=law)
-    step, slots, num_steps = loop or (None, None, 0)
-    num_lanes, device = max(1, num_rows // max(1, batch.size)), logits_RV.device
+    num_rows, vocab_size = logits_RV.shape
+    require_contiguous(logits=logits_RV, d2t=vocabulary.d2t, draft_prob=draft_prob, **out._asdict())
+    step = None if loop is None else loop.step
+    slots = None if loop is None else loop.slots
+    num_lanes = max(1, num_rows // max(1, batch.size))
     maxima, sums = summarise(logits_RV, batch.sampling.temperature, batch.request_ids)
-    requests = batch.sampling.temperature, batch.seeds, batch.request_ids, root.lens, root.counts
-    groups, block = groups_block(draft_vocab_size), block_of(draft_vocab_size, BLOCK)
-    noisy, num_blocks = None, triton.cdiv(draft_vocab_size, block)
-    if is_gumbel:
-        scores = torch.empty(num_rows, num_blocks, dtype=torch.float64, device=device)
-        noisy = scores, torch.empty(num_rows, num_blocks, dtype=torch.int32, device=device), num_blocks
+    requests = Requests.of(batch)
+    groups = groups_block(vocab_size)
+    block = block_of(vocab_size, BLOCK)
+    num_blocks = ceil_div(vocab_size, block)
+    bests = BlockBests.empty(num_rows, num_blocks, logits_RV.device) if is_gumbel else None
+    if bests is not None:
         _noisy_kernel[num_rows, num_blocks](
-            logits_RV, maxima, requests, step, slots, d2t, *noisy[:2], num_lanes, draft_vocab_size, GROUPS=groups,
-            GROUP=GROUP, BLOCK=block,
-        )  # fmt: skip
-    moments = torch.empty(num_rows, 3, dtype=torch.float32, device=device)
+            logits_ptr=logits_RV,
+            maxima_ptr=maxima,
+            requests=requests,
+            root=root,
+            step_ptr=step,
+            slots_ptr=slots,
+            d2t_ptr=vocabulary.d2t,
+            bests=bests,
+            num_lanes=num_lanes,
+            vocab_size=vocab_size,
+            GROUPS=groups,
+            GROUP=GROUP,
+            BLOCK=block,
+        )
+    moments = torch.empty(num_rows, 3, dtype=torch.float32, device=logits_RV.device)
     _draw_kernel[(num_rows,)](
-        logits_RV, maxima, sums, noisy, requests, step, slots, d2t, topk_p, topk_index, moments, num_lanes,
-        topk_p.shape[-1], draft_vocab_size, BLOCKS=triton.next_power_of_2(num_blocks), GROUPS=groups, GROUP=GROUP,
-    )  # fmt: skip
-    if law is not None:
-        vocab_size, block = law.shape[-1], block_of(law.shape[-1], BLOCK)
-        _law_kernel[num_rows, triton.cdiv(vocab_size, block)](
-            logits_RV, moments, t2d, step, law, num_lanes, law[0].numel() // vocab_size if len(law) else 1, num_steps,
-            draft_vocab_size, vocab_size, BLOCK=block,
-        )  # fmt: skip
+        logits_ptr=logits_RV,
+        maxima_ptr=maxima,
+        sums_ptr=sums,
+        bests=bests,
+        requests=requests,
+        root=root,
+        step_ptr=step,
+        slots_ptr=slots,
+        d2t_ptr=vocabulary.d2t,
+        topk_p_ptr=out.topk_p,
+        topk_index_ptr=out.topk_index,
+        moments_ptr=moments,
+        num_lanes=num_lanes,
+        num_drafts=out.topk_p.shape[-1],
+        vocab_size=vocab_size,
+        BLOCKS=next_power_of_2(num_blocks),
+        GROUPS=groups,
+        GROUP=GROUP,
+    )
+    if draft_prob is not None:
+        _write(logits_RV, moments, vocabulary, draft_prob, num_lanes, loop)
+
+
+def _write(
+    logits_RV: torch.Tensor,
+    moments: torch.Tensor,
+    vocabulary: Vocabulary,
+    draft_prob: torch.Tensor,
+    num_lanes: int,
+    loop: Loop | None,
+) -> None:
+    num_rows, draft_vocab_size = logits_RV.shape
+    vocab_size = draft_prob.shape[-1]
+    block = block_of(vocab_size, BLOCK)
+    _write_kernel[num_rows, ceil_div(vocab_size, block)](
+        logits_ptr=logits_RV,
+        moments_ptr=moments,
+        t2d_ptr=vocabulary.t2d,
+        step_ptr=None if loop is None else loop.step,
+        draft_prob_ptr=draft_prob,
+        num_lanes=num_lanes,
+        num_parents=draft_prob[0].numel() // vocab_size if len(draft_prob) else 1,
+        num_steps=0 if loop is None else loop.num_steps,
+        draft_vocab_size=draft_vocab_size,
+        vocab_size=vocab_size,
+        BLOCK=block,
+    )

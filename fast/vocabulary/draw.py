@@ -1,82 +1,169 @@
-"""A token from a row's law by inverse CDF: the group of tokens in which it lies, then the token."""
+"""A token from a row's distribution: by inverse CDF, the group of tokens in which it lies and then the token, or by
+Gumbel noise.
+"""
+
+from typing import NamedTuple, Self, no_type_check
 
 import torch
 import triton
 import triton.language as tl
 
-from specsim.fast.vocabulary.distribution import Law, weight
+from specsim.core.phases import Batch
+from specsim.fast.runtime.launch import next_power_of_2
+from specsim.fast.runtime.uniforms import named_uniform
+from specsim.fast.vocabulary.distribution import Distributions, weight
 from specsim.fast.vocabulary.summaries import LOWEST_RANK, num_groups, rank, weights_of
 
 PER = 8  # groups that are read again at once
 
 
-def workspace(law: Law, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `count` draws need beside the laws: masses f32 and numbers i32 of groups, [count, G]."""
-    size, device = (count, law.maxima.shape[1]), law.maxima.device
-    return torch.empty(size, dtype=torch.float32, device=device), torch.empty(size, dtype=torch.int32, device=device)
+class Requests(NamedTuple):
+    """Temperatures of requests and the parts of their uniforms' names, as kernels take them, [B]."""
+
+    temperature_ptr: torch.Tensor  # f64
+    seq_lens_ptr: torch.Tensor  # i64, L, 0 for a padded request
+    seeds_ptr: torch.Tensor  # i64
+    request_ids_ptr: torch.Tensor  # i64
+
+    @classmethod
+    def of(cls, batch: Batch) -> Self:
+        return cls(batch.sampling.temperature, batch.seq_lens, batch.seeds, batch.request_ids)
+
+
+class Workspace(NamedTuple):
+    """Memory of draws, a row for each of them."""
+
+    masses_ptr: torch.Tensor  # f32 [draws, G], masses of groups
+    numbers_ptr: torch.Tensor  # i32 [draws, G], numbers of groups
+
+    @classmethod
+    def of(cls, distributions: Distributions, count: int) -> Self:
+        """Memory of `count` draws."""
+        maxima = distributions.maxima
+        masses = maxima.new_empty(count, maxima.shape[1])
+        return cls(masses, torch.empty_like(masses, dtype=torch.int32))
+
+
+class Siblings(NamedTuple):
+    """Rejected siblings of a tree in device code; None stands for a draw without a tree."""
+
+    tokens_ptr: tl.tensor
+    next_sibling_ptr: tl.tensor
+    first: tl.tensor  # i64, node of the first of them, or -1
+    num_nodes: tl.tensor
+
+
+class BlockBests(NamedTuple):
+    """Best token of every block of a row by its score with Gumbel noise."""
+
+    scores_ptr: torch.Tensor  # f64 [R, blocks]
+    tokens_ptr: torch.Tensor  # i32 [R, blocks]
+    num_blocks: int
+
+    @classmethod
+    def empty(cls, num_rows: int, num_blocks: int, device: torch.device) -> Self:
+        scores = torch.empty(num_rows, num_blocks, dtype=torch.float64, device=device)
+        return cls(scores, torch.empty_like(scores, dtype=torch.int32), num_blocks)
 
 
 def groups_block(vocab_size: int) -> int:
     """Groups of a row as a block of draw."""
-    return triton.next_power_of_2(num_groups(vocab_size))
-
-
-# siblings: (tokens_ptr, next_sibling_ptr, first node of the rejected or -1, num_nodes), or None where there is no tree.
+    return next_power_of_2(num_groups(vocab_size))
 
 
 @triton.jit
-def _residual(laws, row, siblings, tokens):
+@no_type_check
+def uniform_of(requests, request, stream, root_len, depth):
+    """Uniform of a request by its name, of lane 0."""
+    seed = tl.load(requests.seeds_ptr + request)
+    request_id = tl.load(requests.request_ids_ptr + request)
+    return named_uniform(seed, request_id, stream, root_len, depth, tl.full((), 0, tl.int32))
+
+
+@triton.jit
+@no_type_check
+def store_best(bests, row, block, tokens, scores, last_token):
+    """Note the best of a block's tokens, the lowest of equals."""
+    largest = tl.max(scores, axis=0)
+    chosen = tl.min(tl.where(scores == largest, tokens, last_token), axis=0)
+    tl.store(bests.scores_ptr + row * bests.num_blocks + block, largest)
+    tl.store(bests.tokens_ptr + row * bests.num_blocks + block, chosen)
+
+
+@triton.jit
+@no_type_check
+def best_token(bests, row, BLOCKS: tl.constexpr):
+    """Best token of a row, from the first of its best blocks."""
+    blocks = tl.arange(0, BLOCKS)  # [BLOCKS]
+    num_blocks = bests.num_blocks
+    place = row * num_blocks
+    scores = tl.load(bests.scores_ptr + place + blocks, mask=blocks < num_blocks, other=-float("inf"))
+    found = tl.min(tl.where(scores == tl.max(scores, axis=0), blocks, num_blocks - 1), axis=0)
+    return tl.load(bests.tokens_ptr + place + found)
+
+
+@triton.jit
+@no_type_check
+def _residual(distributions, row, siblings, tokens):
     """Weights of tokens at a row, 0 for those that siblings hold."""
-    weights = weight(laws, row, tokens)
+    weights = weight(distributions, row, tokens)
     if siblings is not None:
-        tokens_ptr, next_sibling_ptr, node, num_nodes = siblings
+        node = siblings.first
         seen = 0
-        while (node >= 0) & (node < num_nodes) & (seen < num_nodes):
-            weights = tl.where(tokens == tl.load(tokens_ptr + node), 0.0, weights)
-            node, seen = tl.load(next_sibling_ptr + node), seen + 1
+        while (node >= 0) & (node < siblings.num_nodes) & (seen < siblings.num_nodes):
+            weights = tl.where(tokens == tl.load(siblings.tokens_ptr + node), 0.0, weights)
+            node = tl.load(siblings.next_sibling_ptr + node)
+            seen += 1
     return weights
 
 
 @triton.jit
-def _group_masses(laws, row, siblings, space, GROUP: tl.constexpr, GROUPS: tl.constexpr, PER: tl.constexpr):
+@no_type_check
+def _group_masses(
+    distributions, row, siblings, workspace, GROUP: tl.constexpr, GROUPS: tl.constexpr, PER: tl.constexpr
+):
     """The residual's mass in every group [GROUPS]: the summary's, but for groups that a cut or a sibling touches."""
-    _, _, maxima_ptr, sums_ptr, moments_ptr, lasts_ptr, vocab_size = laws
-    masses_ptr, numbers_ptr = space
-    groups, count = tl.arange(0, GROUPS), tl.cdiv(vocab_size, GROUP)
-    mask = groups < count
-    maxima = tl.load(maxima_ptr + row * count + groups, mask=mask, other=float("-inf"))
-    sums = tl.load(sums_ptr + row * count + groups, mask=mask, other=0.0)
+    moments_ptr = distributions.moments_ptr
+    groups = tl.arange(0, GROUPS)  # [GROUPS]
+    num_groups = tl.cdiv(distributions.vocab_size, GROUP)
+    mask = groups < num_groups
+    maxima = tl.load(distributions.maxima_ptr + row * num_groups + groups, mask=mask, other=float("-inf"))
+    sums = tl.load(distributions.sums_ptr + row * num_groups + groups, mask=mask, other=0.0)
     masses = sums * weights_of(maxima, tl.load(moments_ptr + row * 4), tl.load(moments_ptr + row * 4 + 1))
-    last_rank = tl.load(lasts_ptr + row * 3)
+    last_rank = tl.load(distributions.lasts_ptr + row * 3)
     is_cut = last_rank > LOWEST_RANK
-    masses, touched = tl.where(is_cut, 0.0, masses), mask & is_cut & (rank(maxima) >= last_rank)
+    masses = tl.where(is_cut, 0.0, masses)
+    touched = mask & is_cut & (rank(maxima) >= last_rank)
     if siblings is not None:
-        tokens_ptr, next_sibling_ptr, node, num_nodes = siblings
+        node = siblings.first
         seen = 0
-        while (node >= 0) & (node < num_nodes) & (seen < num_nodes):
-            touched |= mask & (groups == tl.load(tokens_ptr + node) // GROUP)
-            node, seen = tl.load(next_sibling_ptr + node), seen + 1
+        while (node >= 0) & (node < siblings.num_nodes) & (seen < siblings.num_nodes):
+            touched |= mask & (groups == tl.load(siblings.tokens_ptr + node) // GROUP)
+            node = tl.load(siblings.next_sibling_ptr + node)
+            seen += 1
     size = tl.sum(touched.to(tl.int32), axis=0)
     if size > 0:
         tl.debug_barrier()  # the workspace may still be read as of an earlier call
-        tl.store(numbers_ptr + tl.cumsum(touched.to(tl.int32), axis=0) - 1, groups, mask=touched)
-        tl.store(masses_ptr + groups, masses, mask=mask)
+        tl.store(workspace.numbers_ptr + tl.cumsum(touched.to(tl.int32), axis=0) - 1, groups, mask=touched)
+        tl.store(workspace.masses_ptr + groups, masses, mask=mask)
         tl.debug_barrier()
         for start in range(0, size, PER):
-            entries = start + tl.arange(0, PER)
-            number = tl.load(numbers_ptr + entries, mask=entries < size, other=count)
-            tokens = number[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-            own = tl.sum(_residual(laws, row, siblings, tokens), axis=1)
-            tl.store(masses_ptr + number, own, mask=entries < size)
+            entries = start + tl.arange(0, PER)  # [PER]
+            number = tl.load(workspace.numbers_ptr + entries, mask=entries < size, other=num_groups)
+            tokens = number[:, None] * GROUP + tl.arange(0, GROUP)[None, :]  # [PER, GROUP]
+            own = tl.sum(_residual(distributions, row, siblings, tokens), axis=1)  # [PER]
+            tl.store(workspace.masses_ptr + number, own, mask=entries < size)
         tl.debug_barrier()
-        masses = tl.load(masses_ptr + groups, mask=mask, other=0.0)
+        masses = tl.load(workspace.masses_ptr + groups, mask=mask, other=0.0)
     return masses
 
 
 @triton.jit
+@no_type_check
 def group_at(masses, uniform, GROUPS: tl.constexpr):
     """The group of the share `uniform` of all masses: (group, mass before it, mass at the share)."""
-    groups, cdf = tl.arange(0, GROUPS), tl.cumsum(masses, axis=0)
+    groups = tl.arange(0, GROUPS)  # [GROUPS]
+    cdf = tl.cumsum(masses, axis=0)
     bound = uniform * tl.max(cdf, axis=0)
     found = tl.min(tl.where((masses > 0) & (cdf > bound), groups, GROUPS), axis=0)
     last = tl.maximum(tl.max(tl.where(masses > 0, groups, -1), axis=0), 0)
@@ -85,6 +172,7 @@ def group_at(masses, uniform, GROUPS: tl.constexpr):
 
 
 @triton.jit
+@no_type_check
 def token_at(tokens, weights, before, bound, vocab_size):
     """Of a group's tokens the first with weight at which the mass so far exceeds the bound."""
     first = tl.min(tl.where((weights > 0) & (before + tl.cumsum(weights, axis=0) > bound), tokens, vocab_size), axis=0)
@@ -93,19 +181,34 @@ def token_at(tokens, weights, before, bound, vocab_size):
 
 
 @triton.jit
-def draw(laws, row, siblings, uniform, space, GROUP: tl.constexpr, GROUPS: tl.constexpr, PER: tl.constexpr):
-    """The first token with weight and cdf > uniform · cdf[last], under a row's law without the rejected siblings.
+@no_type_check
+def draw(
+    distributions,
+    row,
+    siblings,
+    uniform,
+    workspace,
+    place,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    PER: tl.constexpr,
+):
+    """First token with weight and cdf > uniform · cdf[last], under a row's distribution without rejected siblings.
 
-    Where they leave nothing the law is taken whole. space: pointers to this program's part of a workspace.
+    Where they leave nothing the distribution is taken whole. place: this program's row of the workspace.
     """
-    masses = _group_masses(laws, row, siblings, space, GROUP, GROUPS, PER)
+    own = place * tl.cdiv(distributions.vocab_size, GROUP)
+    space = Workspace(workspace.masses_ptr + own, workspace.numbers_ptr + own)
+    masses = _group_masses(distributions, row, siblings, space, GROUP, GROUPS, PER)
+    rejected = siblings
     if siblings is not None:
-        tokens_ptr, next_sibling_ptr, first, num_nodes = siblings
+        first = siblings.first
         if (first >= 0) & (tl.sum(masses, axis=0) == 0):
             first = tl.full((), -1, tl.int64)
-            siblings = (tokens_ptr, next_sibling_ptr, first, num_nodes)
-            masses = _group_masses(laws, row, siblings, space, GROUP, GROUPS, PER)
-        siblings = (tokens_ptr, next_sibling_ptr, first, num_nodes)
+            none = Siblings(siblings.tokens_ptr, siblings.next_sibling_ptr, first, siblings.num_nodes)
+            masses = _group_masses(distributions, row, none, space, GROUP, GROUPS, PER)
+        rejected = Siblings(siblings.tokens_ptr, siblings.next_sibling_ptr, first, siblings.num_nodes)
     group, before, bound = group_at(masses, uniform, GROUPS)
-    tokens = group * GROUP + tl.arange(0, GROUP)
-    return token_at(tokens, _residual(laws, row, siblings, tokens), before, bound, laws[6])
+    tokens = group * GROUP + tl.arange(0, GROUP)  # [GROUP]
+    weights = _residual(distributions, row, rejected, tokens)
+    return token_at(tokens, weights, before, bound, distributions.vocab_size)

@@ -5,6 +5,8 @@ cut depends on are found through the summaries of groups; where they are few the
 reads the list, else it reads the row. Rows know each other not: what is done for one beside another leaves it alone.
 """
 
+from typing import NamedTuple, no_type_check
+
 import triton
 import triton.language as tl
 
@@ -15,50 +17,89 @@ MOST_LISTED = tl.constexpr(4096)  # tokens that a list has room for
 NEARLY_ALL = tl.constexpr(1 - 2.0**-16)  # of the mass that a floor may leave out: more than the sums' roundings
 
 
+class LogitRows(NamedTuple):
+    """Rows of logits on the device, raw or adjusted."""
+
+    logits_ptr: tl.tensor
+    adjusted_ptr: tl.tensor
+    is_adjusted: tl.tensor  # whether the row is read from adjusted_ptr; broadcasts to the tokens' shape
+    first: tl.tensor  # place of the row's first token; broadcasts to the tokens' shape
+    vocab_size: tl.tensor
+
+
+class Source(NamedTuple):
+    """Tokens of ROWS rows that a cut is searched in: a list of them, or the first of the vocabulary."""
+
+    rows: LogitRows
+    listed_ptr: tl.tensor | None  # [ROWS], where a row's list of pairs (rank, id) begins; read where LISTED
+    size: tl.tensor  # i32 [ROWS], pairs of the list, or tokens from 0 on
+
+
+class Moments(NamedTuple):
+    """Largest logit, log2(e) / T and sum of all weights of ROWS rows, f32 [ROWS]."""
+
+    best: tl.tensor
+    scale: tl.tensor
+    total: tl.tensor
+
+
+class Filters(NamedTuple):
+    """Filters of ROWS rows, [ROWS]."""
+
+    top_k: tl.tensor  # i32, 0 where it cuts nothing
+    top_p: tl.tensor  # f32, 1 where it cuts nothing
+    min_p: tl.tensor  # f32, 0 where it cuts nothing
+
+
+class Cut(NamedTuple):
+    """Last token that is kept of each of ROWS rows, and the sum of the weights that are kept."""
+
+    last_rank: tl.tensor  # i32 [ROWS]
+    last_token: tl.tensor  # i32 [ROWS]
+    mass: tl.tensor  # f32 [ROWS]
+
+
 @triton.jit
+@no_type_check
 def logits_at(rows, tokens, mask):
-    """Logits after penalties and bias, f32, of tokens of rows.
-
-    rows: (logits_ptr, adjusted_ptr, is_adjusted, first, vocab_size); `first` is the place of a row's first token, and
-    is_adjusted says which of the two holds the row. Both are of a shape that broadcasts to the tokens'.
-    """
-    logits_ptr, adjusted_ptr, is_adjusted, first, vocab_size = rows
-    mask &= (tokens >= 0) & (tokens < vocab_size)
-    raw = tl.load(logits_ptr + first + tokens, mask=mask & (is_adjusted == 0), other=float("-inf")).to(tl.float32)
-    adjusted = tl.load(adjusted_ptr + first + tokens, mask=mask & (is_adjusted != 0), other=float("-inf"))
-    return tl.where(is_adjusted != 0, adjusted, raw)
-
-
-# A source is (rows, listed_ptr, size): where it is LISTED `size` [ROWS] pairs (rank, id) from listed_ptr on, else the
-# tokens 0..size-1 of rows.
+    """Logits of tokens of rows after penalties and bias, f32."""
+    mask &= (tokens >= 0) & (tokens < rows.vocab_size)
+    is_raw = rows.is_adjusted == 0
+    is_adjusted = rows.is_adjusted != 0
+    raw = tl.load(rows.logits_ptr + rows.first + tokens, mask=mask & is_raw, other=float("-inf")).to(tl.float32)
+    adjusted = tl.load(rows.adjusted_ptr + rows.first + tokens, mask=mask & is_adjusted, other=float("-inf"))
+    return tl.where(is_adjusted, adjusted, raw)
 
 
 @triton.jit
+@no_type_check
 def _tile(source, start, LISTED: tl.constexpr, BLOCK: tl.constexpr):
     """(tokens, ranks) [ROWS, BLOCK] of a source from entry `start` on; LOWEST_RANK beyond its size."""
-    rows, listed_ptr, size = source
-    entries = start + tl.arange(0, BLOCK)[None, :]
-    mask = entries < size[:, None]
+    entries = start + tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
+    mask = entries < source.size[:, None]  # [ROWS, BLOCK]
     if LISTED:
-        entry_ptr = listed_ptr[:, None] + 2 * entries
-        ranks, tokens = tl.load(entry_ptr, mask=mask, other=LOWEST_RANK), tl.load(entry_ptr + 1, mask=mask, other=0)
+        entry_ptr = source.listed_ptr[:, None] + 2 * entries
+        ranks = tl.load(entry_ptr, mask=mask, other=LOWEST_RANK)
+        tokens = tl.load(entry_ptr + 1, mask=mask, other=0)
     else:
         tokens = entries + tl.full(mask.shape, 0, tl.int32)
-        ranks = tl.where(mask, rank(logits_at(rows, tokens, mask)), LOWEST_RANK)
+        ranks = tl.where(mask, rank(logits_at(source.rows, tokens, mask)), LOWEST_RANK)
     return tokens, ranks
 
 
 @triton.jit
+@no_type_check
 def _mass_of(ranks, best, scale, by_count):
     weights = tl.where(by_count, 1.0, tl.exp2((unrank(ranks) - best[:, None]) * scale[:, None]))
     return tl.where(ranks > LOWEST_RANK, weights, 0.0)
 
 
 @triton.jit
+@no_type_check
 def _mass(source, best, scale, last_rank, last_token, LISTED: tl.constexpr, BLOCK: tl.constexpr):
     """The sum of the weights that a cut keeps."""
     mass = tl.full(best.shape, 0, tl.float32)
-    for start in range(0, tl.max(source[2]), BLOCK):
+    for start in range(0, tl.max(source.size), BLOCK):
         tokens, ranks = _tile(source, start, LISTED, BLOCK)
         bound = last_rank[:, None]
         kept = (ranks > bound) | ((ranks == bound) & (tokens <= last_token[:, None]))
@@ -67,10 +108,11 @@ def _mass(source, best, scale, last_rank, last_token, LISTED: tl.constexpr, BLOC
 
 
 @triton.jit
+@no_type_check
 def _mass_above(source, best, scale, bounds, by_count, LISTED: tl.constexpr, BLOCK: tl.constexpr):
     """The sum of the weights, by_count the number, of tokens of higher rank than each bound, [ROWS, FAN]."""
     mass = tl.full(bounds.shape, 0, tl.float32)
-    for start in range(0, tl.max(source[2]), BLOCK):
+    for start in range(0, tl.max(source.size), BLOCK):
         _, ranks = _tile(source, start, LISTED, BLOCK)
         weights = _mass_of(ranks, best, scale, by_count)
         mass += tl.sum(tl.where(ranks[:, None, :] > bounds[:, :, None], weights[:, None, :], 0.0), axis=2)
@@ -82,6 +124,7 @@ def _mass_above(source, best, scale, bounds, by_count, LISTED: tl.constexpr, BLO
 
 
 @triton.jit
+@no_type_check
 def _between(low, high, FAN: tl.constexpr):
     """FAN numbers from low on, below high, in equal distances, [ROWS, FAN]."""
     parts = tl.arange(0, FAN)[None, :] + 1
@@ -89,6 +132,7 @@ def _between(low, high, FAN: tl.constexpr):
 
 
 @triton.jit
+@no_type_check
 def _narrow(low, high, middles, is_high):
     is_high &= middles > low[:, None]
     lower = tl.max(tl.where(is_high, low[:, None], middles), axis=1)
@@ -96,22 +140,34 @@ def _narrow(low, high, middles, is_high):
 
 
 @triton.jit
+@no_type_check
 def _rank_from(number, shift):
     """The lowest rank of a number."""
     return tl.maximum(number << shift, LOWEST_RANK).to(tl.int32)
 
 
 @triton.jit
+@no_type_check
 def _keep_before(
-    source, best, scale, cut, floor, shift, target, by_count, LISTED: tl.constexpr, BLOCK: tl.constexpr,
+    source,
+    best,
+    scale,
+    cut,
+    floor,
+    shift,
+    target,
+    by_count,
+    LISTED: tl.constexpr,
+    BLOCK: tl.constexpr,
     FAN: tl.constexpr,
-):  # fmt: skip
-    """The cut of what has less than `target` of mass, by_count of tokens, before it, and that `cut` keeps as well.
+):
+    """(last rank, last token) of what has less than `target` of mass, by_count of tokens, before it, within `cut`.
 
     floor: a rank that the cut is known not to fall below.
     """
-    last_rank, last_token = cut
-    low, number = (tl.maximum(last_rank, floor).to(tl.int64) >> shift) - 1, rank(best).to(tl.int64) >> shift
+    last_rank = cut.last_rank
+    low = (tl.maximum(last_rank, floor).to(tl.int64) >> shift) - 1
+    number = rank(best).to(tl.int64) >> shift
     while tl.max(number - low) > 1:  # above `number` there is less than target, above `low` there is not
         middles = _between(low, number, FAN)
         bounds = (((middles + 1) << shift[:, None]) - 1).to(tl.int32)
@@ -119,22 +175,24 @@ def _keep_before(
         low, number = _narrow(low, number, middles, above < target[:, None])
     bound = tl.where(number >= 0, number << shift, ((number + 1) << shift) - 1).to(tl.int32)
     above = _mass_above(source, best, scale, bound[:, None], by_count, LISTED, BLOCK)
-    equals, last = tl.full(best.shape, 0, tl.float32), tl.full(best.shape, -1, tl.int32)
-    for start in range(0, tl.max(source[2]), BLOCK):
+    equals = tl.full(best.shape, 0, tl.float32)
+    last = tl.full(best.shape, -1, tl.int32)
+    for start in range(0, tl.max(source.size), BLOCK):
         tokens, ranks = _tile(source, start, LISTED, BLOCK)
         equal = ranks == bound[:, None]
         before = equals[:, None] + tl.cumsum(equal.to(tl.float32), axis=1) - 1
         kept = equal & (above + before * _mass_of(ranks, best, scale, by_count) < target[:, None])
         last = tl.maximum(last, tl.max(tl.where(kept, tokens, -1), axis=1))
         equals += tl.sum(equal.to(tl.float32), axis=1)
-    return bound, tl.where(bound == last_rank, tl.minimum(last, last_token), last)
+    return bound, tl.where(bound == last_rank, tl.minimum(last, cut.last_token), last)
 
 
 @triton.jit
+@no_type_check
 def _least_rank(source, best, scale, least_weight, LISTED: tl.constexpr, BLOCK: tl.constexpr):
     """The lowest rank among the tokens whose weight is at least `least_weight`."""
     least = rank(best)
-    for start in range(0, tl.max(source[2]), BLOCK):
+    for start in range(0, tl.max(source.size), BLOCK):
         _, ranks = _tile(source, start, LISTED, BLOCK)
         heavy = (ranks > LOWEST_RANK) & (_mass_of(ranks, best, scale, False) >= least_weight[:, None])
         least = tl.minimum(least, tl.min(tl.where(heavy, ranks, 0x7FFFFFFF), axis=1))
@@ -142,47 +200,52 @@ def _least_rank(source, best, scale, least_weight, LISTED: tl.constexpr, BLOCK: 
 
 
 @triton.jit
+@no_type_check
 def cut_source(source, moments, filters, floor, shift, LISTED: tl.constexpr, BLOCK: tl.constexpr, FAN: tl.constexpr):
-    """(last rank, last token, mass) of what top-k, then top-p, then min-p leave of a source.
-
-    moments: (largest logit, scale, mass of all). filters: (top_k, 0 where it cuts nothing; top_p, 1 likewise; min_p).
-    """
+    """Cut that top-k, then top-p, then min-p make in a source."""
     best, scale, total = moments
     top_k, top_p, min_p = filters
-    last_rank, last_token = tl.full(best.shape, LOWEST_RANK, tl.int32), tl.full(best.shape, 0x7FFFFFFF, tl.int32)
+    last_rank = tl.full(best.shape, LOWEST_RANK, tl.int32)
+    last_token = tl.full(best.shape, 0x7FFFFFFF, tl.int32)
     for step in range(2):
         by_count = step == 0
         applies = tl.where(by_count, top_k > 0, top_p < 1)
         if tl.max(applies.to(tl.int32)) > 0:
-            cut, target = (last_rank, last_token), tl.where(by_count, top_k.to(tl.float32), total * top_p)
+            cut = Cut(last_rank, last_token, total)
+            target = tl.where(by_count, top_k.to(tl.float32), total * top_p)
             bound, token = _keep_before(source, best, scale, cut, floor, shift, target, by_count, LISTED, BLOCK, FAN)
-            last_rank, last_token = tl.where(applies, bound, last_rank), tl.where(applies, token, last_token)
+            last_rank = tl.where(applies, bound, last_rank)
+            last_token = tl.where(applies, token, last_token)
             left = _mass(source, best, scale, last_rank, last_token, LISTED, BLOCK)
             total = tl.where(applies, left, total)
     if tl.max(min_p) > 0:
         bound = _least_rank(source, best, scale, min_p, LISTED, BLOCK)
         raised = (min_p > 0) & (bound > last_rank)
-        last_rank, last_token = tl.where(raised, bound, last_rank), tl.where(raised, 0x7FFFFFFF, last_token)
-    return last_rank, last_token, _mass(source, best, scale, last_rank, last_token, LISTED, BLOCK)
+        last_rank = tl.where(raised, bound, last_rank)
+        last_token = tl.where(raised, 0x7FFFFFFF, last_token)
+    return Cut(last_rank, last_token, _mass(source, best, scale, last_rank, last_token, LISTED, BLOCK))
 
 
 @triton.jit
+@no_type_check
 def cut_rows(
     chosen, source, moments, filters, floor, shift, others, LISTED: tl.constexpr, BLOCK: tl.constexpr, FAN: tl.constexpr
 ):
-    """(last rank, last token, mass) of the chosen rows, by a source that is empty for the others; theirs as given."""
+    """Cut of the chosen rows, by a source that is empty for the others, which keep the one they have."""
     last_rank, last_token, mass = others
     if tl.max(chosen.to(tl.int32)) > 0:
         top_k, top_p, min_p = filters
-        filters = tl.where(chosen, top_k, 0), tl.where(chosen, top_p, 1.0), tl.where(chosen, min_p, 0.0)
-        floor = tl.where(chosen, floor, rank(moments[0]))
-        bound, token, kept = cut_source(source, moments, filters, floor, shift, LISTED, BLOCK, FAN)
-        last_rank, last_token = tl.where(chosen, bound, last_rank), tl.where(chosen, token, last_token)
+        own = Filters(tl.where(chosen, top_k, 0), tl.where(chosen, top_p, 1.0), tl.where(chosen, min_p, 0.0))
+        own_floor = tl.where(chosen, floor, rank(moments.best))
+        bound, token, kept = cut_source(source, moments, own, own_floor, shift, LISTED, BLOCK, FAN)
+        last_rank = tl.where(chosen, bound, last_rank)
+        last_token = tl.where(chosen, token, last_token)
         mass = tl.where(chosen, kept, mass)
-    return last_rank, last_token, mass
+    return Cut(last_rank, last_token, mass)
 
 
 @triton.jit
+@no_type_check
 def _floor_by_count(ranks, highest, count, shift, FAN: tl.constexpr):
     """The count-th highest of the ranks of groups' maxima, which as many tokens reach; LOWEST_RANK of fewer."""
     low = tl.full(highest.shape, LOWEST_RANK, tl.int64) >> shift
@@ -195,6 +258,7 @@ def _floor_by_count(ranks, highest, count, shift, FAN: tl.constexpr):
 
 
 @triton.jit
+@no_type_check
 def _floor_by_mass(maxima, masses, moments, top_p, shift, vocab_size, GROUP: tl.constexpr, FAN: tl.constexpr):
     """A rank below which there is certainly less than 1 - top_p of the mass, by the summaries of groups.
 
@@ -202,7 +266,8 @@ def _floor_by_mass(maxima, masses, moments, top_p, shift, vocab_size, GROUP: tl.
     GROUP tokens just below it.
     """
     best, scale, total = moments
-    ranks, lighter = rank(maxima), masses - weights_of(maxima, best[:, None], scale[:, None])
+    ranks = rank(maxima)
+    lighter = masses - weights_of(maxima, best[:, None], scale[:, None])
     spare = total * (NEARLY_ALL - top_p)
     tiny = tl.log2(tl.maximum(spare, 1e-30) / (2.0 * vocab_size))  # so little that all tokens together are spare
     low = rank(best + tiny / scale).to(tl.int64) >> shift
@@ -219,6 +284,7 @@ def _floor_by_mass(maxima, masses, moments, top_p, shift, vocab_size, GROUP: tl.
 
 
 @triton.jit
+@no_type_check
 def floor_of(maxima, masses, moments, filters, shift, vocab_size, GROUP: tl.constexpr, FAN: tl.constexpr):
     """A rank below which no token matters to the cuts, by the summaries of groups."""
     best, scale, _ = moments
@@ -237,6 +303,7 @@ def floor_of(maxima, masses, moments, filters, shift, vocab_size, GROUP: tl.cons
 
 
 @triton.jit
+@no_type_check
 def list_tokens(rows, wanted, floor, groups_ptr, listed_ptr, GROUP: tl.constexpr, PER: tl.constexpr):
     """List the tokens of the wanted groups [ROWS, GROUPS] that reach the floor, ascending: how many they are, [ROWS].
 
@@ -245,14 +312,15 @@ def list_tokens(rows, wanted, floor, groups_ptr, listed_ptr, GROUP: tl.constexpr
     groups = tl.arange(0, wanted.shape[1])[None, :]
     tl.store(groups_ptr[:, None] + tl.cumsum(wanted.to(tl.int32), axis=1) - 1, groups, mask=wanted)
     tl.debug_barrier()
-    count, found = tl.sum(wanted.to(tl.int32), axis=1), tl.full(floor.shape, 0, tl.int32)
+    count = tl.sum(wanted.to(tl.int32), axis=1)
+    found = tl.full(floor.shape, 0, tl.int32)
     offs = tl.arange(0, PER * GROUP)[None, :]
     for start in range(0, tl.max(count), PER):
         entry = start + offs // GROUP
         mask = entry < count[:, None]
         tokens = tl.load(groups_ptr[:, None] + entry, mask=mask, other=0) * GROUP + offs % GROUP
         ranks = rank(logits_at(rows, tokens, mask))
-        reach = mask & (tokens < rows[4]) & (ranks >= floor[:, None])
+        reach = mask & (tokens < rows.vocab_size) & (ranks >= floor[:, None])
         place = found[:, None] + tl.cumsum(reach.to(tl.int32), axis=1) - 1
         mask = reach & (place < MOST_LISTED)
         tl.store(listed_ptr[:, None] + 2 * place, ranks, mask=mask)

@@ -4,7 +4,7 @@ left them.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self, no_type_check
 
 import numpy as np
 import torch
@@ -13,29 +13,24 @@ import triton.language as tl
 
 from specsim.core.phases import Batch, State
 from specsim.core.pool import KVPool
-from specsim.fast.runtime.launch import INTERPRETED, await_input, kernel, require_contiguous
+from specsim.fast.runtime.launch import INTERPRETED, await_input, ceil_div, kernel, next_power_of_2, require_contiguous
 
-MOST_BIAS = tl.constexpr(1e18)  # beyond it laws have no shape left, and (x - max) · log2(e) / T may overflow
+MOST_BIAS = tl.constexpr(1e18)  # beyond it distributions have no shape left, and (x - max) · log2(e) / T may overflow
 COLUMNS = tl.constexpr(1024)  # tokens of a context that are counted at once
 PROGRAMS = 16  # of one request, which share out its vocabulary; most requests have nothing for them to do
 
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """Logits of a batch's rows [R, V], as many rows for each request.
+    """Logits of a batch's rows, as many rows for each request, and which of them are adjusted."""
 
-    raw: the model's, in its dtype. changed: i32 [B], 1 where a request has penalties, a bias or a grammar, 0 where it
-    has none, -1 where it is padded and has no law. adjusted: f32 [R, V], what laws are made of where changed is 1, else
-    unwritten.
-    """
-
-    raw: torch.Tensor
-    changed: torch.Tensor
-    adjusted: torch.Tensor
+    raw: torch.Tensor  # [R, V], the model's, in its dtype
+    changed: torch.Tensor  # i32 [B], 1 where a request has penalties, a bias or a grammar, -1 where padded
+    adjusted: torch.Tensor  # f32 [R, V], after penalties, bias and grammar mask where changed is 1, else unwritten
 
     @classmethod
     def unchanged(cls, logits_RV: torch.Tensor, size: int) -> Self:
-        """Of `size` requests that are not padded and have nothing to add."""
+        """Logits of `size` requests that are not padded and have nothing to add."""
         return cls(logits_RV, torch.zeros(size, dtype=torch.int32, device=logits_RV.device), logits_RV)
 
     @property
@@ -45,19 +40,15 @@ class Logits:
 
 @dataclass(frozen=True, slots=True)
 class Allowed(State):
-    """The tokens that grammars allow after a batch's rows, as many rows for each request.
+    """Tokens that grammars allow after a batch's rows; bits are an eighth of what bool would bring to the device."""
 
-    bits: i32 [B, N, ceil(V / 32)], token t is bit t % 32 of word t // 32: an eighth of what bool would bring to the
-    device every round. is_constrained: bool [B]; of a request without a grammar no bit is read.
-    """
-
-    bits: torch.Tensor
-    is_constrained: torch.Tensor
+    bits: torch.Tensor  # i32 [B, N, ceil(V / 32)], token t is bit t % 32 of word t // 32
+    is_constrained: torch.Tensor  # bool [B]; no bit of a request without a grammar is read
 
     @classmethod
     def empty(cls, size: int, num_rows: int, vocab_size: int, device: torch.device | str = "cpu") -> Self:
-        """Of `size` requests with `num_rows` rows each, none of which is constrained."""
-        bits = torch.zeros(size, num_rows, triton.cdiv(vocab_size, 32), dtype=torch.int32, device=device)
+        """Rows of `size` requests with `num_rows` each, none of them constrained."""
+        bits = torch.zeros(size, num_rows, ceil_div(vocab_size, 32), dtype=torch.int32, device=device)
         return cls(bits, torch.zeros(size, dtype=torch.bool, device=device))
 
     def load(self, rows: Mapping[int, torch.Tensor]) -> None:
@@ -72,35 +63,61 @@ def _packed(allowed_NV: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.packbits(whole, axis=1, bitorder="little").view(np.int32))
 
 
+class TreePaths(NamedTuple):
+    """Nodes of trees, by whose paths tokens are counted; None where rows belong to no tree."""
+
+    tokens_ptr: torch.Tensor | None  # i64 [B, N]
+    parents_ptr: torch.Tensor | None  # i64 [B, N]
+
+
+class Penalties(NamedTuple):
+    """Penalties of requests as kernels take them, f64 [B]."""
+
+    repetition_ptr: torch.Tensor
+    presence_ptr: torch.Tensor
+    frequency_ptr: torch.Tensor
+
+
+class AllowedTables(NamedTuple):
+    """Allowed as kernels take it; None where no request is constrained."""
+
+    bits_ptr: torch.Tensor | None
+    is_constrained_ptr: torch.Tensor | None
+
+
 @triton.jit
+@no_type_check
 def _output_counts(output, tree, root, offs_n, mask_n, offs_v, num_nodes, levels):
     """`output` [1, BLOCK] and what the nodes' paths add to it, [NODES, BLOCK]."""
-    tokens_ptr, parents_ptr = tree
-    counts = output + (offs_n * 0)[:, None]
-    if tokens_ptr is not None:
+    counts = output + (offs_n * 0)[:, None]  # [NODES, BLOCK]
+    if tree.tokens_ptr is not None:
         node = tl.where(mask_n, tl.where(levels > 1, offs_n, 0), -1).to(tl.int64)
         for _ in range(levels):
             known = (node >= 0) & (node < num_nodes)
-            token = tl.load(tokens_ptr + root + node, mask=known, other=-1)
+            token = tl.load(tree.tokens_ptr + root + node, mask=known, other=-1)
             counts += (token[:, None] == offs_v[None, :]).to(tl.int32)
-            node = tl.load(parents_ptr + root + node, mask=known, other=-1)
+            node = tl.load(tree.parents_ptr + root + node, mask=known, other=-1)
     return counts
 
 
 @triton.jit
+@no_type_check
 def _context_counts(token_ids_ptr, length, prompt_len, first, BLOCK: tl.constexpr):
     """Occurrences of tokens first..first+BLOCK-1 in a request's columns, i32 [1, BLOCK]: (in the prompt, after it)."""
-    in_prompt, after = tl.full((BLOCK,), 0, tl.int32), tl.full((BLOCK,), 0, tl.int32)
+    in_prompt = tl.full((BLOCK,), 0, tl.int32)
+    after = tl.full((BLOCK,), 0, tl.int32)
     for start in range(0, length, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
         token = tl.load(token_ids_ptr + column, mask=column < length, other=-1) - first
-        own, token = (token >= 0) & (token < BLOCK), tl.minimum(tl.maximum(token, 0), BLOCK - 1).to(tl.int32)
+        own = (token >= 0) & (token < BLOCK)
+        token = tl.minimum(tl.maximum(token, 0), BLOCK - 1).to(tl.int32)
         in_prompt += tl.histogram(token, BLOCK, mask=own & (column < prompt_len))
         after += tl.histogram(token, BLOCK, mask=own & (column >= prompt_len))
     return in_prompt[None, :], after[None, :]
 
 
 @kernel
+@no_type_check
 def _adjust(
     logits_ptr,
     adjusted_ptr,
@@ -122,18 +139,20 @@ def _adjust(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    request, offs_n = tl.program_id(0).to(tl.int64), tl.arange(0, NODES)
+    request = tl.program_id(0).to(tl.int64)
+    offs_n = tl.arange(0, NODES)
     await_input(PDL)
-    row, mask_n, root = tl.load(rows_ptr + request), offs_n < num_nodes, request * num_nodes
-    repetition = tl.load(penalties[0] + request).to(tl.float32)
-    presence = tl.load(penalties[1] + request).to(tl.float32)
-    frequency = tl.load(penalties[2] + request).to(tl.float32)
+    row = tl.load(rows_ptr + request)
+    mask_n = offs_n < num_nodes
+    root = request * num_nodes
+    repetition = tl.load(penalties.repetition_ptr + request).to(tl.float32)
+    presence = tl.load(penalties.presence_ptr + request).to(tl.float32)
+    frequency = tl.load(penalties.frequency_ptr + request).to(tl.float32)
     penalised = (repetition != 1) | (presence != 0) | (frequency != 0)
     is_biased = tl.load(is_biased_ptr + request) != 0
     changed = penalised | is_biased
-    bits_ptr, is_constrained_ptr = allowed
-    if bits_ptr is not None:
-        is_constrained = tl.load(is_constrained_ptr + request) != 0
+    if allowed.bits_ptr is not None:
+        is_constrained = tl.load(allowed.is_constrained_ptr + request) != 0
         changed |= is_constrained
     if tl.program_id(1) == 0:
         tl.store(changed_ptr + request, tl.where(row < 0, -1, changed.to(tl.int32)))
@@ -141,10 +160,12 @@ def _adjust(
     for start in range(first, vocab_size, BLOCK * tl.num_programs(1)):
         offs_v = start + tl.arange(0, BLOCK)
         mask_v = offs_v < vocab_size
-        mask, offs = mask_n[:, None] & mask_v[None, :], (root + offs_n)[:, None] * vocab_size + offs_v[None, :]
+        mask = mask_n[:, None] & mask_v[None, :]
+        offs = (root + offs_n)[:, None] * vocab_size + offs_v[None, :]
         logits = tl.load(logits_ptr + offs, mask=mask, other=0.0).to(tl.float32)
         if penalised:
-            length, prompt_len = tl.load(seq_lens_ptr + request), tl.load(prompt_lens_ptr + request)
+            length = tl.load(seq_lens_ptr + request)
+            prompt_len = tl.load(prompt_lens_ptr + request)
             own = token_ids_ptr + row * stride_token_ids
             in_prompt, output = _context_counts(own, length, prompt_len, start, BLOCK)
             output = _output_counts(output, tree, root, offs_n, mask_n, offs_v, num_nodes, levels)
@@ -154,9 +175,9 @@ def _adjust(
         if bias_ptr is not None:
             bias = tl.load(bias_ptr + request * vocab_size + offs_v, mask=mask_v & is_biased, other=0.0)
             logits += tl.minimum(tl.maximum(bias, -MOST_BIAS), MOST_BIAS).to(tl.float32)[None, :]
-        if bits_ptr is not None:
+        if allowed.bits_ptr is not None:
             words = (root + offs_n)[:, None] * tl.cdiv(vocab_size, 32) + offs_v[None, :] // 32
-            bits = tl.load(bits_ptr + words, mask=mask & is_constrained, other=-1) >> (offs_v % 32)[None, :]
+            bits = tl.load(allowed.bits_ptr + words, mask=mask & is_constrained, other=-1) >> (offs_v % 32)[None, :]
             logits = tl.where((bits & 1) != 0, logits, float("-inf"))
         tl.store(adjusted_ptr + offs, logits, mask=mask)
 
@@ -165,40 +186,41 @@ def adjust_logits(
     batch: Batch,
     logits_RV: torch.Tensor,
     pools: KVPool,
-    tree: tuple[torch.Tensor, torch.Tensor] | None,
+    tree: TreePaths | None,
     levels: int,
     allowed: Allowed | None = None,
 ) -> Logits:
     """Penalties, counts of the context and of the tree's paths, bias and mask in one pass over the rows that have any.
 
-    tree: (tokens, parents), i64 [B, N]. levels: how many nodes of its path, from itself up, a row counts beside the
-    request's tokens 0..L-1; 1 is the root alone, for every row, and 0 nothing. allowed: of the rows, all where it is
-    not given.
+    levels: how many nodes of its path, from itself up, a row counts beside the request's tokens 0..L-1; 1 is the root
+    alone, for every row, and 0 nothing. allowed: tokens of the rows, all by default.
     """
     num_rows, vocab_size = logits_RV.shape
-    num_nodes, sampling, device = num_rows // max(1, batch.size), batch.sampling, logits_RV.device
-    nodes = triton.next_power_of_2(max(1, num_nodes))
+    num_nodes = num_rows // max(1, batch.size)
+    sampling = batch.sampling
+    device = logits_RV.device
+    nodes = next_power_of_2(max(1, num_nodes))
     require_contiguous(logits=logits_RV, logit_bias=sampling.logit_bias)
-    block = min(max(64, triton.next_power_of_2(vocab_size)), max(64, (2**18 if INTERPRETED else 2**12) // nodes))
+    block = min(max(64, next_power_of_2(vocab_size)), max(64, (2**18 if INTERPRETED else 2**12) // nodes))
     changed_B = torch.empty(batch.size, dtype=torch.int32, device=device)
     adjusted_RV = torch.empty(num_rows, vocab_size, dtype=torch.float32, device=device)
-    _adjust[(batch.size, min(PROGRAMS, triton.cdiv(vocab_size, block)))](
-        logits_RV,
-        adjusted_RV,
-        changed_B,
-        pools.token_ids,
-        tree or (None, None),
-        batch.req_pool_indices,
-        batch.seq_lens,
-        batch.prompt_lens,
-        (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty),
-        sampling.is_biased,
-        sampling.logit_bias,
-        (None, None) if allowed is None else (allowed.bits, allowed.is_constrained),
-        pools.token_ids.stride(0),
-        num_nodes,
-        levels,
-        vocab_size,
+    _adjust[(batch.size, min(PROGRAMS, ceil_div(vocab_size, block)))](
+        logits_ptr=logits_RV,
+        adjusted_ptr=adjusted_RV,
+        changed_ptr=changed_B,
+        token_ids_ptr=pools.token_ids,
+        tree=tree or TreePaths(None, None),
+        rows_ptr=batch.req_pool_indices,
+        seq_lens_ptr=batch.seq_lens,
+        prompt_lens_ptr=batch.prompt_lens,
+        penalties=Penalties(sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty),
+        is_biased_ptr=sampling.is_biased,
+        bias_ptr=sampling.logit_bias,
+        allowed=AllowedTables(None, None) if allowed is None else AllowedTables(allowed.bits, allowed.is_constrained),
+        stride_token_ids=pools.token_ids.stride(0),
+        num_nodes=num_nodes,
+        levels=levels,
+        vocab_size=vocab_size,
         NODES=nodes,
         BLOCK=block,
     )

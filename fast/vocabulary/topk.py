@@ -5,18 +5,20 @@ lower index is the larger key. NaN ranks above every number, so that junk is ord
 """
 
 import math
+from typing import no_type_check
 
 import torch
 import triton
 import triton.language as tl
 
-from specsim.fast.runtime.launch import await_input, block_of, kernel, require_contiguous
+from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2, require_contiguous
 from specsim.fast.vocabulary.summaries import GROUP, LOG2_E, summarise, weights_of
 
 TAKEN = tl.constexpr(-0x8000000000000000)  # below every key
 
 
 @triton.jit
+@no_type_check
 def ordered(values):
     """i32 that order as f32 values do; -0 equals 0, and NaN is the largest."""
     bits = tl.where(values == 0, 0.0, values).to(tl.int32, bitcast=True)
@@ -24,12 +26,14 @@ def ordered(values):
 
 
 @triton.jit
+@no_type_check
 def key_of(values, index):
     """The key of a value at an index."""
     return (ordered(values).to(tl.int64) << 32) | (0x7FFFFFFF - index).to(tl.int64)
 
 
 @triton.jit
+@no_type_check
 def value_of(key):
     """The value of a key."""
     bits = (key >> 32).to(tl.int32)
@@ -37,12 +41,14 @@ def value_of(key):
 
 
 @triton.jit
+@no_type_check
 def index_of(key):
     """The index of a key."""
     return 0x7FFFFFFF - (key & 0x7FFFFFFF)
 
 
 @triton.jit
+@no_type_check
 def best_of(keys, k, PLACES: tl.constexpr):
     """The k largest keys of each row, largest first, [ROWS, PLACES]."""
     place = tl.arange(0, PLACES)[None, :]
@@ -55,6 +61,7 @@ def best_of(keys, k, PLACES: tl.constexpr):
 
 
 @kernel
+@no_type_check
 def _topk(
     logits_ptr,
     maxima_ptr,
@@ -74,8 +81,10 @@ def _topk(
     PDL: tl.constexpr,
 ):
     """The k best of the k best groups: another group has nothing better than the largest of each of these."""
-    rows, place = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64), tl.arange(0, PLACES)[None, :]
-    groups, mask_rows = tl.arange(0, GROUPS)[None, :], rows < num_rows
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
+    place = tl.arange(0, PLACES)[None, :]
+    groups = tl.arange(0, GROUPS)[None, :]
+    mask_rows = rows < num_rows
     mask = mask_rows & (groups < num_groups)
     await_input(PDL)
     live = mask_rows
@@ -93,7 +102,8 @@ def _topk(
     logits = tl.load(logits_ptr + rows[:, :, None] * vocab_size + tokens, mask=mask, other=0.0).to(tl.float32)
     keys = tl.where(mask, key_of(logits, tokens), TAKEN)
     best = best_of(tl.reshape(keys, (ROWS, PLACES * GROUP)), k, PLACES)
-    mask, target_ids = mask_rows & (place < k), index_of(best)
+    mask = mask_rows & (place < k)
+    target_ids = index_of(best)
     if d2t_ptr is not None:
         target_ids += tl.load(d2t_ptr + target_ids, mask=mask & live, other=0)
     prob = tl.exp2((value_of(best) - largest) * LOG2_E) / tl.where(live, total, 1.0)
@@ -112,32 +122,33 @@ def draft_topk(
 
     A row whose slot is -1 proposes ids 0..K-1 with probability 0.
     """
-    (num_rows, vocab_size), device = logits_RV.shape, logits_RV.device
+    (num_rows, vocab_size) = logits_RV.shape
+    device = logits_RV.device
     if k > vocab_size:
         raise ValueError(f"topk is {k}, more than the {vocab_size} ids of the draft vocabulary")
     require_contiguous(logits_RV=logits_RV, d2t=d2t, slots_R=slots_R)
-    places = triton.next_power_of_2(k)
-    group = triton.next_power_of_2(max(16, min(GROUP, math.isqrt(vocab_size // places))))  # as many as are read again
+    places = next_power_of_2(k)
+    group = next_power_of_2(max(16, min(GROUP, math.isqrt(vocab_size // places))))  # as many as are read again
     maxima, sums = summarise(logits_RV, marks_B=slots_R, group=group)
     num_groups = maxima.shape[1]
     topk_p, topk_index = out or (
         torch.empty(num_rows, k, device=device),
         torch.empty(num_rows, k, dtype=torch.int64, device=device),
     )
-    groups = triton.next_power_of_2(num_groups)
+    groups = next_power_of_2(num_groups)
     rows = block_of(num_rows, 1, max(groups, places * group))
-    _topk[(triton.cdiv(num_rows, rows),)](
-        logits_RV,
-        maxima,
-        sums,
-        d2t,
-        slots_R,
-        topk_p,
-        topk_index,
-        num_rows,
-        vocab_size,
-        num_groups,
-        k,
+    _topk[(ceil_div(num_rows, rows),)](
+        logits_ptr=logits_RV,
+        maxima_ptr=maxima,
+        sums_ptr=sums,
+        d2t_ptr=d2t,
+        slots_ptr=slots_R,
+        topk_p_ptr=topk_p,
+        topk_index_ptr=topk_index,
+        num_rows=num_rows,
+        vocab_size=vocab_size,
+        num_groups=num_groups,
+        k=k,
         ROWS=rows,
         GROUPS=groups,
         GROUP=group,

@@ -1,4 +1,4 @@
-"""Sampled drafts in kernels: the law of every row by target id, and what is drawn from it by name."""
+"""Sampled drafts in kernels: the distribution of every row by target id, and what is drawn from it by name."""
 
 import pytest
 import torch
@@ -41,56 +41,69 @@ def on(device: str, *values):
     return tuple(value if value is None else value.to(device) for value in values)
 
 
+def vocabulary_on(device: str, d2t: torch.Tensor | None, t2d: torch.Tensor | None) -> fast.Vocabulary:
+    return fast.Vocabulary(*on(device, d2t, t2d))
+
+
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @pytest.mark.parametrize(("is_gumbel", "count"), [(False, 1), (False, 3), (True, 1)])
 def test_first_drafts_are_the_references(vocabulary, is_gumbel, count, device, small_programs, program_order):
     """With lengths that are still to be added to, as in draft-extend; a greedy request keeps its best."""
     logits_RV, batch, d2t, t2d = rows(vocabulary, 1)
     best, counts = draft_topk(logits_RV, count, d2t), torch.tensor([1, 2, 3, 4], dtype=torch.int32)
-    law = draft_distribution(logits_RV, batch.sampling.temperature, d2t, None, vocabulary[1])
+    expected_prob = draft_distribution(logits_RV, batch.sampling.temperature, d2t, None, vocabulary[1])
     root_lens = batch.seq_lens + counts
     noise = gumbel_noise(batch.seeds, batch.request_ids, root_lens + 1, vocabulary[1]) if is_gumbel else None
     uniforms = draft_uniforms(batch.seeds, batch.request_ids, root_lens, 0, count)
-    expected = sampled(best, law, uniforms, noise)
-    out = tuple(each.clone().to(device) for each in best)
-    own_law = torch.full((4, vocabulary[1]), torch.nan, device=device)
+    expected = sampled(best, expected_prob, uniforms, noise)
+    out = fast.Drafts(*(each.clone().to(device) for each in best))
+    own_prob = torch.full((4, vocabulary[1]), torch.nan, device=device)
     root = fast.Root(*on(device, batch.seq_lens, counts))
-    fast.draw_drafts(batch.to(device), logits_RV.to(device), root, on(device, d2t, t2d), is_gumbel, out, own_law)
-    assert torch.equal(out[1].cpu(), expected[1])
-    torch.testing.assert_close(out[0].cpu(), expected[0], rtol=1e-5, atol=1e-9)
-    torch.testing.assert_close(own_law.cpu(), law, rtol=1e-5, atol=1e-9)
+    fast.draw_drafts(
+        batch.to(device), logits_RV.to(device), root, vocabulary_on(device, d2t, t2d), is_gumbel, out, own_prob
+    )
+    assert torch.equal(out.topk_index.cpu(), expected[1])
+    torch.testing.assert_close(out.topk_p.cpu(), expected[0], rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(own_prob.cpu(), expected_prob, rtol=1e-5, atol=1e-9)
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES[:2])
 @pytest.mark.parametrize(("is_gumbel", "num_lanes"), [(False, 1), (False, 2), (True, 1)])
 def test_drafts_of_a_step_are_the_references(vocabulary, is_gumbel, num_lanes, device, small_programs, program_order):
-    """The second of three steps: the law goes to the lanes of that step, and a lane without a slot has none."""
+    """The second of three steps: the distribution goes to that step's lanes, and a lane without a slot has none."""
     logits_RV, batch, d2t, t2d = rows(vocabulary, num_lanes)
     slots = torch.arange(4 * num_lanes)
     slots[-1] = -1
     best = draft_topk(logits_RV, 1, d2t, slots)
     temperature = batch.sampling.temperature.repeat_interleave(num_lanes)
-    law = draft_distribution(logits_RV, temperature, d2t, slots, vocabulary[1])
+    expected_prob = draft_distribution(logits_RV, temperature, d2t, slots, vocabulary[1])
     noise = gumbel_noise(batch.seeds, batch.request_ids, batch.seq_lens + 3, vocabulary[1]) if is_gumbel else None
     uniforms = draft_uniforms(batch.seeds, batch.request_ids, batch.seq_lens, 2, num_lanes)
-    expected = sampled(best, law, uniforms.view(-1, 1), noise)
-    out = tuple(each.clone().to(device) for each in best)
-    laws = torch.full((4, 1 + 2 * num_lanes, vocabulary[1]), 9.0, device=device)
-    loop = *on(device, torch.tensor([1, 0], dtype=torch.int32), slots), 3
+    expected = sampled(best, expected_prob, uniforms.view(-1, 1), noise)
+    out = fast.Drafts(*(each.clone().to(device) for each in best))
+    draft_prob = torch.full((4, 1 + 2 * num_lanes, vocabulary[1]), 9.0, device=device)
+    loop = fast.Loop(*on(device, torch.tensor([1, 0], dtype=torch.int32), slots), 3)
     root = fast.Root(batch.seq_lens.to(device))
-    fast.draw_drafts(batch.to(device), logits_RV.to(device), root, on(device, d2t, t2d), is_gumbel, out, laws, loop)
-    assert torch.equal(out[1].cpu(), expected[1])
-    torch.testing.assert_close(out[0].cpu(), expected[0], rtol=1e-5, atol=1e-9)
-    written = laws[:, 1 + num_lanes :].cpu()
-    torch.testing.assert_close(written.flatten(0, 1), law, rtol=1e-5, atol=1e-9)
-    assert (laws[:, : 1 + num_lanes] == 9.0).all()
+    fast.draw_drafts(
+        batch.to(device), logits_RV.to(device), root, vocabulary_on(device, d2t, t2d), is_gumbel, out, draft_prob, loop
+    )
+    assert torch.equal(out.topk_index.cpu(), expected[1])
+    torch.testing.assert_close(out.topk_p.cpu(), expected[0], rtol=1e-5, atol=1e-9)
+    written = draft_prob[:, 1 + num_lanes :].cpu()
+    torch.testing.assert_close(written.flatten(0, 1), expected_prob, rtol=1e-5, atol=1e-9)
+    assert (draft_prob[:, : 1 + num_lanes] == 9.0).all()
 
 
 def test_a_step_beyond_the_last_writes_no_law(device):
     """A recorded step runs more often than a draft phase has steps while it is captured."""
     logits_RV, batch, d2t, t2d = rows((5, 9), 1)
-    out, laws = on(device, *draft_topk(logits_RV, 1, d2t)), torch.full((4, 2, 9), 9.0, device=device)
-    loop = *on(device, torch.tensor([1, 0], dtype=torch.int32), torch.arange(4)), 2
+    out, draft_prob = (
+        fast.Drafts(*on(device, *draft_topk(logits_RV, 1, d2t))),
+        torch.full((4, 2, 9), 9.0, device=device),
+    )
+    loop = fast.Loop(*on(device, torch.tensor([1, 0], dtype=torch.int32), torch.arange(4)), 2)
     root = fast.Root(batch.seq_lens.to(device))
-    fast.draw_drafts(batch.to(device), logits_RV.to(device), root, on(device, d2t, t2d), False, out, laws, loop)
-    assert (laws == 9.0).all()
+    fast.draw_drafts(
+        batch.to(device), logits_RV.to(device), root, vocabulary_on(device, d2t, t2d), False, out, draft_prob, loop
+    )
+    assert (draft_prob == 9.0).all()

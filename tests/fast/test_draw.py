@@ -1,6 +1,7 @@
 """Draws: the inverse CDF of a law and of its residual, group by group."""
 
 import math
+from typing import no_type_check
 
 import pytest
 import torch
@@ -9,10 +10,10 @@ import triton.language as tl
 from specsim.core.config import SamplingParams
 from specsim.core.phases import Batch
 from specsim.fast.runtime.launch import kernel
-from specsim.fast.sampling import laws
+from specsim.fast.sampling import distributions
 from specsim.fast.vocabulary import draw as fast
 from specsim.fast.vocabulary import summaries
-from specsim.fast.vocabulary.distribution import Law
+from specsim.fast.vocabulary.distribution import Distributions
 from specsim.fast.vocabulary.penalties import Logits
 from specsim.reference.sampling import inverse_cdf, target_prob
 
@@ -22,27 +23,40 @@ BINARY = dict(temperature=math.log2(math.e))  # makes the weights of integer log
 
 
 @kernel
-def _draw(laws, space, tokens_ptr, next_ptr, uniforms_ptr, out_ptr, first, count, GROUP: tl.constexpr,
-          GROUPS: tl.constexpr, PER: tl.constexpr):  # fmt: skip
-    draw, siblings = tl.program_id(0), None
+@no_type_check
+def _draw(
+    distributions,
+    workspace,
+    tokens_ptr,
+    next_ptr,
+    uniforms_ptr,
+    out_ptr,
+    first,
+    count,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    PER: tl.constexpr,
+):
+    draw = tl.program_id(0)
+    siblings = None
     if tokens_ptr is not None:
-        siblings = (tokens_ptr, next_ptr, tl.full((), 0, tl.int64) + first, count)
-    own = draw * tl.cdiv(laws[6], GROUP)
-    space = (space[0] + own, space[1] + own)
-    tl.store(out_ptr + draw, fast.draw(laws, 0, siblings, tl.load(uniforms_ptr + draw), space, GROUP, GROUPS, PER))
+        siblings = fast.Siblings(tokens_ptr, next_ptr, tl.full((), 0, tl.int64) + first, count)
+    uniform = tl.load(uniforms_ptr + draw)
+    token = fast.draw(distributions, 0, siblings, uniform, workspace, draw, GROUP, GROUPS, PER)
+    tl.store(out_ptr + draw, token)
 
 
-def law_of(logits, device: str, **params) -> Law:
+def distribution_of(logits, device: str, **params) -> Distributions:
     """Of one row."""
     logits_1V = torch.as_tensor(logits).float()[None].to(device)
     changed = torch.zeros(1, dtype=torch.int32, device=device)
     batch = Batch.of([0], [0], [3], [SamplingParams(**params)], logits_1V.shape[1]).to(device)
-    return laws(batch, Logits(logits_1V, changed, torch.full_like(logits_1V, torch.nan)))
+    return distributions(batch, Logits(logits_1V, changed, torch.full_like(logits_1V, torch.nan)))
 
 
 def fast_draws(logits, uniforms: list[float], device: str = DEVICE, rejected=(), **params) -> list[int]:
     """Nodes 1, 2, … hold the rejected tokens, and a link beyond the tree ends the list."""
-    law, count = law_of(logits, device, **params), len(rejected) + 1
+    distribution, count = distribution_of(logits, device, **params), len(rejected) + 1
     tokens, siblings = (
         (torch.tensor(column, device=device) for column in ([9, *rejected], [-1, *range(2, count + 1)]))
         if rejected
@@ -50,9 +64,9 @@ def fast_draws(logits, uniforms: list[float], device: str = DEVICE, rejected=(),
     )
     uniforms = torch.tensor(uniforms, device=device)
     out = torch.empty(len(uniforms), dtype=torch.int32, device=device)
-    blocks = dict(GROUP=summaries.GROUP, GROUPS=fast.groups_block(law.logits.raw.shape[1]), PER=fast.PER)
-    space = fast.workspace(law, len(uniforms))
-    _draw[(len(uniforms),)](law.table, space, tokens, siblings, uniforms, out, 1, count, **blocks)
+    blocks = dict(GROUP=summaries.GROUP, GROUPS=fast.groups_block(distribution.logits.raw.shape[1]), PER=fast.PER)
+    space = fast.Workspace.of(distribution, len(uniforms))
+    _draw[(len(uniforms),)](distribution.tables, space, tokens, siblings, uniforms, out, 1, count, **blocks)
     return out.tolist()
 
 
@@ -142,8 +156,8 @@ def test_a_draw_of_a_row_is_the_same_beside_any_others(device):
     logits_RV = 3 * torch.randn(5, 1000)
     batch = Batch.of(range(5), range(5), [3] * 5, [SamplingParams(temperature=1.0, top_p=0.9)] * 5, 1000)
     changed, unread = torch.zeros(5, dtype=torch.int32), torch.full_like(logits_RV, torch.nan)
-    together = laws(batch.to(device), Logits(logits_RV.to(device), changed.to(device), unread.to(device)))
+    together = distributions(batch.to(device), Logits(logits_RV.to(device), changed.to(device), unread.to(device)))
     for row in range(5):
-        alone = law_of(logits_RV[row], device, temperature=1.0, top_p=0.9)
+        alone = distribution_of(logits_RV[row], device, temperature=1.0, top_p=0.9)
         for name in ("maxima", "sums", "moments", "lasts"):
             assert torch.equal(getattr(alone, name)[0], getattr(together, name)[row]), name

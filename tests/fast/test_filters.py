@@ -50,23 +50,23 @@ def _cut(
     sums = tl.load(sums_ptr + row[:, None] * count + groups, mask=mask, other=0.0)
     best, scale, shift = tl.max(maxima, axis=1), scale_of(temperature + 0.0 * row), row * 0 + SHIFT
     masses = sums * weights_of(maxima, best[:, None], scale[:, None])
-    moments = best, scale, tl.sum(masses, axis=1)
-    filters = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row), tl.load(min_p_ptr + row)
+    moments = fast.Moments(best, scale, tl.sum(masses, axis=1))
+    filters = fast.Filters(tl.load(top_k_ptr + row), tl.load(top_p_ptr + row), tl.load(min_p_ptr + row))
     floor = tl.full((ROWS,), -(2**31), tl.int32)
     if FLOOR:
         floor = fast.floor_of(maxima, masses, moments, filters, shift, vocab_size, GROUP, 16)
-    rows = (logits_ptr, adjusted_ptr, 1 - row[:, None] % 2, row[:, None] * vocab_size, vocab_size)
+    rows = fast.LogitRows(logits_ptr, adjusted_ptr, 1 - row[:, None] % 2, row[:, None] * vocab_size, vocab_size)
     list_ptr, size = lists_ptr + row * width, row * 0 + vocab_size
     if LISTED:
         wanted = mask & (rank(maxima) >= floor[:, None])
         size = fast.list_tokens(rows, wanted, floor, list_ptr, list_ptr + GROUPS, GROUP, 8)
-    chosen, others = row % every == 0, (row * 0 - 1, row * 0 - 2, row * 0 - 3.0)
-    source = rows, list_ptr + GROUPS, tl.where(chosen, size, 0)
+    chosen, others = row % every == 0, fast.Cut(row * 0 - 1, row * 0 - 2, row * 0 - 3.0)
+    source = fast.Source(rows, list_ptr + GROUPS, tl.where(chosen, size, 0))
     cut = fast.cut_rows(chosen, source, moments, filters, floor, shift, others, LISTED, 128, 4)
-    tl.store(cuts_ptr + row * 3, cut[0])
-    tl.store(cuts_ptr + row * 3 + 1, cut[1])
+    tl.store(cuts_ptr + row * 3, cut.last_rank)
+    tl.store(cuts_ptr + row * 3 + 1, cut.last_token)
     tl.store(cuts_ptr + row * 3 + 2, size)
-    tl.store(masses_ptr + row, cut[2])
+    tl.store(masses_ptr + row, cut.mass)
 
 
 def cuts_of(logits_RV, device: str, temperature: float, use_floor: bool, listed: bool, every: int = 1):
@@ -151,12 +151,14 @@ def test_rows_that_are_not_chosen_keep_the_cut_they_have(listed, device):
 def _cut_again(logits_ptr, values_ptr, tokens_ptr, last_token, target, vocab_size, BLOCK: tl.constexpr):
     """One row, best token first, of which a cut ends at the token `last_token`, cut again at the mass `target`."""
     row = tl.arange(0, 1)
-    cut, floor = (rank(tl.load(logits_ptr + last_token + row)), row + last_token), tl.full((1,), LOWEST_RANK, tl.int32)
-    rows, best = (logits_ptr, logits_ptr, row[:, None], row[:, None], vocab_size), tl.load(logits_ptr + row)
-    source = rows, None, row + vocab_size
-    found = fast._keep_before(source, best, row + 1.0, cut, floor, row, row + target, False, False, BLOCK, 4)
-    tl.store(values_ptr + row, unrank(found[0]))
-    tl.store(tokens_ptr + row, found[1])
+    cut = fast.Cut(rank(tl.load(logits_ptr + last_token + row)), row + last_token, row + 0.0)
+    floor = tl.full((1,), LOWEST_RANK, tl.int32)
+    rows = fast.LogitRows(logits_ptr, logits_ptr, row[:, None], row[:, None], vocab_size)
+    best = tl.load(logits_ptr + row)
+    source = fast.Source(rows, None, row + vocab_size)
+    bound, token = fast._keep_before(source, best, row + 1.0, cut, floor, row, row + target, False, False, BLOCK, 4)
+    tl.store(values_ptr + row, unrank(bound))
+    tl.store(tokens_ptr + row, token)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_a_nodes_path_is_counted_beside_its_requests_tokens(levels, device, prog
     batch = make_batch([SamplingParams(**each) for each in params], 7, [1, 0], [3, 5], [2, 5])
     parents, rows = [-1, 0, 0, 1, 3], torch.randint(7, (2, 6)).tolist()
     tokens_BN, parents_BN = torch.randint(7, (2, 5)), torch.tensor([parents] * 2)
-    logits_RV, tree = torch.ones(10, 7, device=device), (tokens_BN.to(device), parents_BN.to(device))
+    logits_RV, tree = torch.ones(10, 7, device=device), fast.TreePaths(tokens_BN.to(device), parents_BN.to(device))
     logits = fast.adjust_logits(batch.to(device), logits_RV, pools_of(rows, 8, device), tree, levels)
     adjusted_BNV = logits.adjusted.cpu().view(2, 5, 7)
     for (request, (row, length)), node in itertools.product(enumerate(batch.rows_and_lens), range(5)):

@@ -455,7 +455,7 @@ def test_a_chain_is_expanded_as_a_tree_of_one_lane_would_be(
         fast.start_lanes(first.to(device), lanes, config)
         for step in steps:
             fast.expand(lanes, *(value.to(device) for value in step), config)
-        results.append(lanes.buffers)
+        results.append(lanes.tables)
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
@@ -468,10 +468,10 @@ def test_nothing_is_written_after_the_last_step(k, device):
     fast.start_lanes(first.to(device), lanes, config)
     for _ in range(2):
         fast.expand(lanes, *(value.to(device) for value in steps[0]), config)
-        before = [buffer.clone() for buffer in lanes.buffers]
+        before = [buffer.clone() for buffer in lanes.tables]
         steps[0] = tuple(torch.ones_like(value) for value in steps[0])
     fast.expand(lanes, *(value.to(device) for value in steps[0]), config)
-    step, *others = lanes.buffers
+    step, *others = lanes.tables
     assert step.tolist() == [3, 0]
     assert all(torch.equal(one, other) for one, other in zip(others, before[1:], strict=True))
 
@@ -488,7 +488,7 @@ def test_junk_of_padded_requests_changes_no_real_one(k, device, gpu_blocks, prog
     for step in steps:
         fast.expand(lanes, *(value.to(device) for value in step), config)
     tokens, _, hidden, path = states[-1]
-    real = [buffer[:2].cpu() for buffer in lanes.buffers[1:]]
+    real = [buffer[:2].cpu() for buffer in lanes.tables[1:]]
     for one, other in zip(real, [tokens, path.int(), hidden], strict=False):
         assert torch.equal(one[..., : other.shape[-1]], other)
     for name in ("tokens", "scores", "parent_list"):

@@ -319,17 +319,18 @@ def test_no_uniform_walks_off_the_end(weights, uniform):
     assert before - budget <= uniform <= float(exact[token]) + budget
 
 
-# The fast column: what laws() says of rows, read by the device functions that verification reads it with.
+# The fast column: what distributions() says of rows, read by the device functions that verification reads it with.
 
 
 @kernel
-def _read(laws, prob_ptr, logprob_ptr, num_rows, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _read(distributions, prob_ptr, logprob_ptr, num_rows, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     tokens = tl.arange(0, BLOCK)[None, :]
-    mask, out = (rows < num_rows) & (tokens < laws[6]), rows * laws[6] + tokens
-    tl.store(logprob_ptr + out, distribution.logprob(laws, rows + 0 * tokens, tokens, mask), mask=mask)
+    mask, out = (rows < num_rows) & (tokens < distributions.vocab_size), rows * distributions.vocab_size + tokens
+    tl.store(logprob_ptr + out, distribution.logprob(distributions, rows + 0 * tokens, tokens, mask), mask=mask)
     rows = tl.minimum(rows, num_rows - 1)  # these know no mask
-    tl.store(prob_ptr + out, distribution.weight(laws, rows, tokens) / distribution.kept_mass(laws, rows), mask=mask)
+    prob = distribution.weight(distributions, rows, tokens) / distribution.kept_mass(distributions, rows)
+    tl.store(prob_ptr + out, prob, mask=mask)
 
 
 def make_batch(params: list[SamplingParams], vocab_size: int, rows=None, seq_lens=None, prompt_lens=None) -> Batch:
@@ -344,19 +345,19 @@ def as_left(logits_RV: torch.Tensor, num_requests: int) -> Logits:
     return Logits(logits_RV, changed, torch.full_like(logits_RV, torch.nan, dtype=torch.float32))
 
 
-def laws_of(logits_RV: torch.Tensor, params: list[SamplingParams], device: str = DEVICE) -> distribution.Law:
+def laws_of(logits_RV: torch.Tensor, params: list[SamplingParams], device: str = DEVICE) -> distribution.Distributions:
     """The law of rows on the device, as many for each request."""
     batch = make_batch(params, logits_RV.shape[1]).to(device)
-    return fast.laws(batch, as_left(logits_RV.to(device), len(params)))
+    return fast.distributions(batch, as_left(logits_RV.to(device), len(params)))
 
 
-def read(law: distribution.Law) -> tuple[torch.Tensor, torch.Tensor]:
+def read(law: distribution.Distributions) -> tuple[torch.Tensor, torch.Tensor]:
     """(probabilities, logprobs) of every token."""
     (num_rows, vocab_size), device = law.logits.raw.shape, law.moments.device
     prob_RV, logprob_RV = torch.empty(2, num_rows, vocab_size, device=device)
     block = triton.next_power_of_2(vocab_size)
     rows = block_of(num_rows, 1, block)
-    _read[(triton.cdiv(num_rows, rows),)](law.table, prob_RV, logprob_RV, num_rows, ROWS=rows, BLOCK=block)
+    _read[(triton.cdiv(num_rows, rows),)](law.tables, prob_RV, logprob_RV, num_rows, ROWS=rows, BLOCK=block)
     return prob_RV.cpu(), logprob_RV.cpu()
 
 
@@ -514,4 +515,4 @@ def test_fast_laws_of_greedy_rows_read_no_other_memory(num_rows):
 def test_fast_laws_refuse_strided_logits(device):
     batch = make_batch([SamplingParams()], 5).to(device)
     with pytest.raises(ValueError, match=r"logits has strides \(1, 5\)"):
-        fast.laws(batch, as_left(torch.zeros(5, 5, device=device).T, 1))
+        fast.distributions(batch, as_left(torch.zeros(5, 5, device=device).T, 1))

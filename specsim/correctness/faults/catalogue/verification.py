@@ -6,6 +6,9 @@ from specsim.correctness.faults.injection import Edit
 TREE = dict(topk=2, num_steps=3, num_draft_tokens=5, page_size=1, batch=2, rounds=2)
 EXTEND, VERIFY = "specsim.fast.extend", "specsim.fast.verify"
 DISTRIBUTION = "specsim.fast.vocabulary.distribution"
+_FINAL_DRAW = (
+    "            bonus = draw(distributions, last, siblings, uniform, workspace, request, GROUP, GROUPS, PER)\n"
+)
 
 FAULTS = (
     Fault(
@@ -95,10 +98,10 @@ FAULTS = (
         edits=(
             Edit(
                 VERIFY,
-                "    logprobs = logprob(laws, path, after, path >= 0)\n",
+                "    logprobs = logprob(distributions, path, after, path >= 0)\n",
                 "    place = tl.where(path - root <= num_steps, path - root, 0)\n"
                 "    compacted = tl.load(accept_index_ptr + place, mask=path >= 0, other=0).to(tl.int64)\n"
-                "    logprobs = logprob(laws, tl.maximum(compacted, root), after, path >= 0)\n",
+                "    logprobs = logprob(distributions, tl.maximum(compacted, root), after, path >= 0)\n",
             ),
         ),
         trial=Trial("differential", TREE),
@@ -115,8 +118,8 @@ FAULTS = (
                 DISTRIBUTION,
                 "    return tl.where(mask, ((logits - best) * scale - log_sum) * LN_2, 0.0)\n",
                 "    total = logits * 0\n"
-                "    for other in range(laws[6]):\n"
-                "        own = _rows_of(laws, tl.where(mask, rows, 0))\n"
+                "    for other in range(distributions.vocab_size):\n"
+                "        own = _rows_of(distributions, tl.where(mask, rows, 0))\n"
                 "        total += tl.exp(logits_at(own, tokens * 0 + other, mask) - best)\n"
                 "    return tl.where(mask, logits - best - tl.log(total), 0.0)\n",
             ),
@@ -165,25 +168,27 @@ FAULTS = (
         symptom="the better the drafter, the more tokens are of another law",
         fields=("distribution",),
         edits=(
-            Edit(VERIFY, "def _finish(\n    laws,\n", "def _finish(\n    laws,\n    unprocessed,\n"),
             Edit(
                 VERIFY,
-                "            bonus = draw(laws, last, siblings, uniform, (space[0] + own, space[1] + own), "
-                "GROUP, GROUPS, PER)\n",
-                "            own_space = space[0] + own, space[1] + own\n"
-                "            if drafts == num_steps:\n"
-                "                bonus = draw(unprocessed, last, siblings, uniform, own_space, GROUP, GROUPS, PER)\n"
-                "            else:\n"
-                "                bonus = draw(laws, last, siblings, uniform, own_space, GROUP, GROUPS, PER)\n",
+                "_finish_kernel(\n    distributions,\n",
+                "_finish_kernel(\n    distributions,\n    unprocessed,\n",
             ),
             Edit(
                 VERIFY,
-                "    _finish[(batch.size,)](\n        law.table,\n",
+                _FINAL_DRAW,
+                "            if drafts == num_steps:\n    "
+                + _FINAL_DRAW.replace("distributions", "unprocessed")
+                + f"            else:\n    {_FINAL_DRAW}",
+            ),
+            Edit(
+                VERIFY,
+                "    _finish_kernel[(batch.size,)](\n        distributions=made.tables,\n",
                 "    from dataclasses import replace\n"
-                "    plain = replace(sampling, temperature=torch.ones_like(sampling.temperature),\n"
-                "                    top_p=torch.ones_like(sampling.top_p))\n"
-                "    unprocessed = laws(replace(batch, sampling=plain), law.logits)\n"
-                "    _finish[(batch.size,)](\n        law.table,\n        unprocessed.table,\n",
+                "    plain = replace(batch.sampling, temperature=torch.ones_like(batch.sampling.temperature),\n"
+                "                    top_p=torch.ones_like(batch.sampling.top_p))\n"
+                "    unprocessed = distributions(replace(batch, sampling=plain), logits)\n"
+                "    _finish_kernel[(batch.size,)](\n        distributions=made.tables,\n"
+                "        unprocessed=unprocessed.tables,\n",
             ),
         ),
         trial=Trial("distribution", dict(impl="fast", n=120, temperature=0.25, top_p=0.8)),
@@ -198,9 +203,10 @@ FAULTS = (
         edits=(
             Edit(
                 "specsim.fast.vocabulary.draft_distribution",
-                "        vocab_size, block = law.shape[-1], block_of(law.shape[-1], BLOCK)\n",
-                "        law = law if step is None else law[:, torch.arange(law.shape[1], device=device)]\n"
-                "        vocab_size, block = law.shape[-1], block_of(law.shape[-1], BLOCK)\n",
+                "        _write(logits_RV, moments, vocabulary, draft_prob, num_lanes, loop)\n",
+                "        parents = torch.arange(draft_prob.shape[1], device=draft_prob.device)\n"
+                "        copied = draft_prob if loop is None else draft_prob[:, parents]\n"
+                "        _write(logits_RV, moments, vocabulary, copied, num_lanes, loop)\n",
             ),
         ),
         trial=Trial("differential", dict(topk=1, num_steps=3, page_size=1, batch=2, sampling="warm", verifier="block")),
