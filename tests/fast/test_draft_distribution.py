@@ -55,7 +55,7 @@ def test_first_drafts_are_the_references(vocabulary, is_gumbel, count, device, s
     root_lens = batch.seq_lens + counts
     noise = gumbel_noise(batch.seeds, batch.request_ids, root_lens + 1, vocabulary[1]) if is_gumbel else None
     uniforms = draft_uniforms(batch.seeds, batch.request_ids, root_lens, 0, count)
-    expected = sampled(best, expected_prob, uniforms, noise)
+    expected = sampled(best, expected_prob, None if is_gumbel else uniforms, noise)
     out = fast.Drafts(*(each.clone().to(device) for each in best))
     own_prob = torch.full((4, vocabulary[1]), torch.nan, device=device)
     root = fast.Root(*on(device, batch.seq_lens, counts))
@@ -79,7 +79,7 @@ def test_drafts_of_a_step_are_the_references(vocabulary, is_gumbel, num_lanes, d
     expected_prob = draft_distribution(logits_RV, temperature, d2t, slots, vocabulary[1])
     noise = gumbel_noise(batch.seeds, batch.request_ids, batch.seq_lens + 3, vocabulary[1]) if is_gumbel else None
     uniforms = draft_uniforms(batch.seeds, batch.request_ids, batch.seq_lens, 2, num_lanes)
-    expected = sampled(best, expected_prob, uniforms.view(-1, 1), noise)
+    expected = sampled(best, expected_prob, None if is_gumbel else uniforms.view(-1, 1), noise)
     out = fast.Drafts(*(each.clone().to(device) for each in best))
     draft_prob = torch.full((4, 1 + 2 * num_lanes, vocabulary[1]), 9.0, device=device)
     loop = fast.Loop(*on(device, torch.tensor([1, 0], dtype=torch.int32), slots), 3)
