@@ -1,6 +1,4 @@
-"""The catalogue itself: changes land in a copy, judges are silent without a fault, and a fault is known by its
-field.
-"""
+"""The fault catalogue: changes land in a copy, checks find nothing without a fault, and name its field with it."""
 
 import ast
 import json
@@ -12,13 +10,13 @@ import torch
 import specsim
 from specsim.cli.main import main
 from specsim.core.uniforms import Stream
-from specsim.correctness.faults import Edit, Fault, Finding, StalePlant, Trial
+from specsim.correctness.faults import Edit, Fault, Finding, StaleFault, Trial
 from specsim.correctness.faults import campaign as running
 from specsim.correctness.faults.campaign import Catalogue, Exhibit
 from specsim.correctness.faults.catalogue import FAULTS
-from specsim.correctness.faults.checks import CHECKS, judge
+from specsim.correctness.faults.checks import CHECKS, run_check
 from specsim.correctness.faults.checks.memory import guarded
-from specsim.correctness.faults.injection import changed, environment, path_of, planted, read, sources
+from specsim.correctness.faults.injection import changed, copied_package, environment, path_of, read, sources
 from specsim.correctness.faults.trial import findings
 
 BY_NAME = {fault.name: fault for fault in FAULTS}
@@ -37,11 +35,11 @@ def shown(monkeypatch, *faults: Fault) -> Catalogue:
     return running.exhibit(jobs=1)
 
 
-# Planting.
+# Injection.
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_a_plant_is_not_stale(name):
+def test_no_fault_is_stale(name):
     """Its place is found once in today's source, and what stands there then is still Python."""
     for module, text in changed(BY_NAME[name].edits).items():
         assert text != read(module)
@@ -51,14 +49,14 @@ def test_a_plant_is_not_stale(name):
 @pytest.mark.parametrize(
     ("old", "count"), [("no such place", "0 places"), ("self", "places"), ("def take(", "places")], ids=str
 )
-def test_a_change_whose_place_is_not_found_once_is_refused(old, count):
+def test_an_edit_has_to_match_exactly_once(old, count):
     source = read(SHARED) if count != "places" or old == "self" else read(SHARED) * 2
-    with pytest.raises(StalePlant, match=count):
+    with pytest.raises(StaleFault, match=count):
         Edit(SHARED, old, "new").apply(source)
 
 
-def test_a_module_that_has_gone_makes_its_plant_stale():
-    with pytest.raises(StalePlant, match=r"specsim\.gone is no module"):
+def test_a_removed_module_makes_its_fault_stale():
+    with pytest.raises(StaleFault, match=r"specsim\.gone is no module"):
         changed([Edit("specsim.gone", "a", "b")])
 
 
@@ -68,8 +66,8 @@ def test_edits_of_one_module_follow_each_other():
     assert "def given(" in changed(edits)[SHARED]
 
 
-def test_every_source_is_in_the_copy_and_only_the_change_differs():
-    with planted(changed([STOPS])) as root:
+def test_the_copy_has_every_source_and_only_the_change():
+    with copied_package(changed([STOPS])) as root:
         for name, folder in sources().items():
             for path in folder.rglob("*.py"):
                 copy = root.joinpath(*name.split("."), path.relative_to(folder))
@@ -80,10 +78,10 @@ def test_every_source_is_in_the_copy_and_only_the_change_differs():
     assert read(SHARED) == path_of(SHARED).read_text()
 
 
-# Judging.
+# Checking.
 
 
-def test_a_fault_is_found_in_its_copy_and_a_change_without_effect_is_not(monkeypatch):
+def test_only_a_change_with_an_effect_is_found(monkeypatch):
     catalogue = shown(monkeypatch, fault(STOPS), replace(fault(HARMLESS), name="harmless"))
     found, harmless = catalogue.exhibits
     assert (found.is_killed, found.is_as_named, found.first.field, found.before) == (True, True, "tokens", ())
@@ -105,17 +103,17 @@ def test_a_named_field_is_what_a_fault_is_known_by():
     assert Exhibit(fault(STOPS), both, (), 0.0).first == both[1]
 
 
-def test_nothing_is_killed_by_a_judge_that_is_not_silent_without_it():
+def test_a_check_that_fails_without_the_fault_kills_none():
     one = (Finding("tokens", "p", 1, 2),)
     assert not Exhibit(fault(STOPS), one, one, 0.0).is_killed
 
 
 def test_a_process_that_dies_or_does_not_end_is_a_finding(monkeypatch):
     dies = {"specsim.correctness.faults.trial": "import os\nos._exit(9)\n"}
-    ((crash,),) = running._judged(dies, [ORACLE], "cpu")
+    ((crash,),) = running._findings(dies, [ORACLE], "cpu")
     assert (crash.field, crash.found) == ("crash", "9: ")
     monkeypatch.setattr(running, "SECONDS", 0.5)
-    ((end,),) = running._judged({"specsim.correctness.faults.trial": "while True:\n    pass\n"}, [ORACLE], "cpu")
+    ((end,),) = running._findings({"specsim.correctness.faults.trial": "while True:\n    pass\n"}, [ORACLE], "cpu")
     assert end.field == "no end"
 
 
@@ -123,19 +121,19 @@ def test_an_error_is_a_finding(monkeypatch):
     def broken(name, setting, device):
         return [1 // 0]
 
-    monkeypatch.setattr("specsim.correctness.faults.trial.judge", broken)
+    monkeypatch.setattr("specsim.correctness.faults.trial.run_check", broken)
     (found,) = findings(ORACLE, "cpu")
     assert (found["field"], found["found"].split(":")[0]) == ("error", "ZeroDivisionError")
 
 
-# Judges: silent where nothing is wrong, which `exhibit` sees to for every setting, and never silent about what is.
+# Checks. `exhibit` runs every setting without its fault too.
 
 
 def fields_of(name: str, **setting) -> list[str]:
-    return [each.field for each in judge(name, setting, "cpu")]
+    return [each.field for each in run_check(name, setting, "cpu")]
 
 
-def test_pools_of_equal_scores_are_ranked_with_ties_to_the_lower_index(monkeypatch):
+def test_pools_of_equal_scores_prefer_the_lower_index(monkeypatch):
     from specsim.reference import tree
 
     assert fields_of("trees", pools="tied", impl="reference", count=50) == []
@@ -151,7 +149,7 @@ def test_parent_lists_are_fuzzed_in_both_ways(monkeypatch):
     assert fields_of("trees", pools="malformed", impl="reference", count=200) == ["malformed trees"]
 
 
-def test_the_law_test_finds_a_uniform_that_is_used_twice(monkeypatch):
+def test_a_uniform_that_is_used_twice_is_found(monkeypatch):
     from specsim.core import uniforms
     from specsim.reference import verify
 
@@ -161,30 +159,30 @@ def test_the_law_test_finds_a_uniform_that_is_used_twice(monkeypatch):
     assert fields_of("distribution", impl="reference", n=500) == ["distribution"]
 
 
-def test_the_law_test_draws_drafts_where_a_verifier_wants_them(monkeypatch):
+def test_drafts_are_sampled_where_the_verifier_needs_it(monkeypatch):
     from specsim.core import uniforms
-    from specsim.correctness.faults.checks import distribution as law
+    from specsim.correctness.faults.checks import distribution
 
     assert fields_of("distribution", impl="reference", n=600, verifier="rejection") == []
-    monkeypatch.setattr(law, "draft_uniforms", lambda *names: uniforms.final_uniforms(*names[:3])[:, None])
+    monkeypatch.setattr(distribution, "draft_uniforms", lambda *names: uniforms.final_uniforms(*names[:3])[:, None])
     assert fields_of("distribution", impl="reference", n=600, verifier="rejection") == ["distribution"]
 
 
-COMPANY = dict(impl="reference", topk=2, num_steps=2, num_draft_tokens=5, page_size=4, batch=3, ids=[4, 2, 9])
+BATCHED = dict(impl="reference", topk=2, num_steps=2, num_draft_tokens=5, page_size=4, batch=3, ids=[4, 2, 9])
 
 
 def test_requests_are_followed_through_a_batch(monkeypatch):
     """What is noted of a request is its own, whatever row it has; a wrong root shows in the round that it begins."""
     from specsim.core.phases import DraftInput
 
-    setting = COMPANY | dict(arrivals=[0, 1, 0], sampling="warm", schedule="overlap", prefix_cache=True)
+    setting = BATCHED | dict(arrivals=[0, 1, 0], sampling="warm", schedule="overlap", prefix_cache=True)
     assert fields_of("batched", **setting) == []
     kept = DraftInput.filter
     monkeypatch.setattr(DraftInput, "filter", lambda self, rows: kept(self, rows.flip(0)))
     assert "draft state" in fields_of("batched", **setting)
 
 
-def test_accesses_beside_the_tensors_of_a_launch_are_found_and_left_out():
+def test_accesses_outside_the_tensors_are_found_and_masked():
     pytest.importorskip("triton")
     from specsim.fast.runtime.uniforms import named_uniforms
 
@@ -201,7 +199,7 @@ def test_accesses_beside_the_tensors_of_a_launch_are_found_and_left_out():
 # The command.
 
 
-def test_the_command_shows_and_writes_what_came_of_each(tmp_path, capsys, monkeypatch):
+def test_the_command_shows_and_writes_every_result(tmp_path, capsys, monkeypatch):
     catalogue = Catalogue((Exhibit(fault(STOPS), (Finding("tokens", "p", 1, 2),), (), 1.0),), "cpu", 2.0, "", {})
     monkeypatch.setattr("specsim.correctness.faults.exhibit", lambda names, **options: catalogue)
     file = tmp_path / "faults.json"
@@ -238,14 +236,14 @@ def test_bad_input_is_a_sentence(option, text, capsys):
 def test_entries_are_complete():
     assert len(BY_NAME) == len(FAULTS)
     for each in FAULTS:
-        assert each.trial.judge in CHECKS, each.name
+        assert each.trial.check in CHECKS, each.name
         assert each.fields, each.name
         assert all(isinstance(text, str) and text for text in (each.source, each.operation, each.cause, each.symptom))
         assert json.loads(json.dumps(dict(each.trial.setting))) == each.trial.setting, each.name
 
 
 def test_nothing_of_the_package_knows_of_faults():
-    """A plant cannot be reached by accident: only commands import the catalogue."""
+    """A fault cannot be reached by accident: only commands import the catalogue."""
     for name, folder in sources().items():
         for path in folder.rglob("*.py"):
             if "faults" not in path.parts and not {"cli", "maintain"} & set(path.parts):

@@ -18,7 +18,7 @@ from specsim.serving.residents import Residents
 REFERENCE = options_of("reference")
 FAST_REQUIRED = ("turns", "aborted", "finished length", "preempted", "resumed", "steps with slots withheld")
 # Seeds under which the programs cover all required situations.
-SEEDS = (0, 1, 2)
+SEEDS = (1, 6)
 FAST_SEEDS = {"eager": 0, "step": 1, "phase": 2, "round": 3}
 
 
@@ -49,9 +49,9 @@ def limits(count: int, **changes) -> hypothesis.settings:
     )
 
 
-def run_programs(count: int, programs, options=REFERENCE, seed: int = 0) -> tuple[Counter[str], set[int]]:
-    """Check that many programs, the same in every run under the tests' own profile; give situations and depths."""
-    counts, depths = Counter(), set()
+def run_programs(count: int, programs, options=REFERENCE, seed: int = 0) -> Counter[str]:
+    """Check that many programs, the same in every run under the tests' own profile; count the situations."""
+    counts = Counter()
 
     @limits(count)
     @given(program=programs)
@@ -60,19 +60,18 @@ def run_programs(count: int, programs, options=REFERENCE, seed: int = 0) -> tupl
         assert result.first_difference is None, result.first_difference
         counts.update(result.counts)
         counts["programs"] += 1
-        depths.add(result.num_steps)
 
     if hypothesis.settings().derandomize:  # by a number: a change of this function is no change of the programs
         run = hypothesis.seed(seed)(run)
     run()
     print("\n" + ", ".join(f"{name} {number}" for name, number in sorted(counts.items())))
-    return counts, depths
+    return counts
 
 
 @pytest.mark.parametrize("seed", [SEEDS[0], *(pytest.param(seed, marks=pytest.mark.whole) for seed in SEEDS[1:])])
 def test_programs_on_the_reference(seed):
-    counts, depths = run_programs(120, programs(8, 10), seed=seed)
-    missing = required(counts, depths | {1, 2, 3, 4})
+    counts = run_programs(120, programs(8, 10), seed=seed)
+    missing = required(counts, (1, 2, 3, 4))
     assert counts["programs"] >= 120
     assert not missing or not hypothesis.settings().derandomize, missing
 
@@ -82,7 +81,7 @@ def test_programs_on_the_reference(seed):
 )
 def test_programs_on_fast(graph, device):
     pytest.importorskip("triton")
-    counts, _ = run_programs(6, programs(6, 5), options_of("fast", device, graph), FAST_SEEDS[graph])
+    counts = run_programs(6, programs(6, 5), options_of("fast", device, graph), FAST_SEEDS[graph])
     missing = required(counts, names=FAST_REQUIRED)
     assert counts["programs"] >= 6
     assert not missing or not hypothesis.settings().derandomize, missing

@@ -1,6 +1,7 @@
-"""One setting under which the columns are compared."""
+"""One setting in which the implementations are compared."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError
@@ -11,30 +12,25 @@ MODES, GRAPHS = ("lockstep", "free"), ("eager", "step", "phase", "round")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What runs, and how it is compared.
-
-    pair: a name of differential.pairs. sampling: one for each prompt, and so are request_ids, 0 and on unless
-    given. mode `lockstep`: every phase starts from the reference's state and pools; `free`: the columns keep their own,
-    until an undecidable choice parts them. graph, bucket: of the fast column. chunks: in how many parts prompts are
-    prefilled. rounds: after so many the cell ends. is_idle_too: whether a round of no request follows. grammars: of
-    requests, by their ids.
-    """
+    """One setting, and how the implementations are compared in it."""
 
     id: str
-    pair: str
+    pair: str  # a name of differential.pairs
     prompts: tuple[tuple[int, ...], ...]
-    sampling: tuple[SamplingParams, ...]
+    sampling: tuple[SamplingParams, ...]  # one for each prompt
     config: SpecConfig = field(default_factory=SpecConfig)
-    mode: str = "lockstep"
-    graph: str = "eager"
+    # `lockstep`: every phase starts from the reference's state and pools. `free`: each implementation keeps
+    # its own until an undecidable choice parts them.
+    mode: Literal["lockstep", "free"] = "lockstep"
+    graph: Literal["eager", "step", "phase", "round"] = "eager"  # of the fast implementation, as the bucket is
     bucket: int | None = None
-    chunks: int = 1
-    rounds: int = 4
-    is_idle_too: bool = False
-    request_ids: tuple[int, ...] | None = None
-    grammars: Grammars = field(default_factory=dict, repr=False, hash=False)
+    chunks: int = 1  # parts in which prompts are prefilled
+    rounds: int = 4  # after which the cell ends
+    is_idle_too: bool = False  # whether a round of no request follows
+    request_ids: tuple[int, ...] | None = None  # one for each prompt; None: 0 and on
+    grammars: Grammars = field(default_factory=dict, repr=False, hash=False)  # of requests, by their ids
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name, allowed in (("mode", MODES), ("graph", GRAPHS)):
             if getattr(self, name) not in allowed:
                 raise InputError(name, getattr(self, name), " or ".join(allowed))

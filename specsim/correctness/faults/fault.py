@@ -1,4 +1,4 @@
-"""What a fault of the catalogue is, and what a judge finds."""
+"""A fault of the catalogue, and a finding of a check."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,18 +9,18 @@ from specsim.correctness.faults.injection import Edit
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A judge by name, and the setting that it judges, of values that JSON has."""
+    """A check and its setting."""
 
-    judge: str
-    setting: Mapping[str, Any] = field(default_factory=dict)
+    check: str  # its name
+    setting: Mapping[str, Any] = field(default_factory=dict)  # values that JSON has
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One field that is not what it should be. place: where it was seen first. expected, found: both values there."""
+    """One field that is wrong."""
 
     field: str
-    place: str
+    place: str  # of the first wrong value
     expected: Any
     found: Any
 
@@ -30,25 +30,19 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A defect that speculative decoding has had.
-
-    source: where it was reported or repaired, owner#number of a public repository, or what is known of it otherwise.
-    operation: of the round. cause, symptom: in a sentence. fields: the names, any of which a judge's finding has to
-    have. edits: how it is planted; not an instruction that could be left in by mistake. trial: the smallest setting
-    that is known to show it.
-    """
+    """A defect that speculative decoding has had."""
 
     name: str
-    source: str
-    operation: str
-    cause: str
+    source: str  # the report or the repair, owner#number of a public repository, or another account of it
+    operation: str  # of the round
+    cause: str  # a sentence, as the symptom is
     symptom: str
-    fields: tuple[str, ...]
-    edits: tuple[Edit, ...]
-    trial: Trial
+    fields: tuple[str, ...]  # a finding of the check has to name one of them
+    edits: tuple[Edit, ...]  # the injection; the package itself holds no instruction that could be left in by mistake
+    trial: Trial  # the smallest setting that is known to show it
 
     @property
     def code(self) -> str:
-        """Whose code is changed: `fast`, `reference`, or `shared` by both columns."""
-        columns = {edit.module.split(".")[1] for edit in self.edits}
-        return next((column for column in ("fast", "reference") if column in columns), "shared")
+        """The changed code: `fast`, `reference`, or `shared` by both implementations."""
+        folders = {edit.module.split(".")[1] for edit in self.edits}
+        return next((impl for impl in ("fast", "reference") if impl in folders), "shared")

@@ -1,8 +1,7 @@
-"""A copy of the package with one change: where faults are planted, and mutants too.
+"""Injection of faults and mutants: a copy of the package with changed sources, for another process to import.
 
-A change is text for text in the source of one module, and never in the package that is running: a copy of all sources
-is written to a folder of its own, and another process imports it from there. So kernels are read from changed files
-too, and nothing in the package can turn a fault on.
+A change replaces text in the source of one module of the copy, never in the running package. So kernels are read from
+changed files too, and nothing in the package can turn a fault on.
 """
 
 import os
@@ -15,44 +14,48 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from specsim.core.engine_options import IMPLEMENTATIONS
 from specsim.core.errors import InputError
 
-COLUMNS = ("reference", "fast")
 
-
-class StalePlant(ValueError):
-    """A change whose place is not to be found, or not just once: the module has moved on."""
+class StaleFault(ValueError):
+    """A change whose old text is not in the module exactly once: the module has changed since."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """In `module`, given by its full name, `old` becomes `new`; `old` stands there exactly once."""
+    """One replaced text."""
 
-    module: str
-    old: str
+    module: str  # its full name
+    old: str  # occurs exactly once in the module's source
     new: str
 
     def apply(self, source: str) -> str:
-        """The changed source of the module; StalePlant if it has no such place, or several."""
+        """Give the changed source of the module; StaleFault if it has no such place, or several."""
         count = source.count(self.old)
         if count != 1:
-            raise StalePlant(f"{self.module} has {count} places, not one, with {self.old!r}")
+            raise StaleFault(f"{self.module} has {count} places, not one, with {self.old!r}")
         return source.replace(self.old, self.new)
 
 
 def sources() -> dict[str, Path]:
-    """The folders of the running package, by the name that each is imported under."""
-    names = ["specsim", *(f"specsim.{column}" for column in COLUMNS)]
-    return {name: Path(find_spec(name).submodule_search_locations[0]) for name in names}
+    """Folders of the running package, by the name that each is imported under."""
+    found = {}
+    for name in ("specsim", *(f"specsim.{impl}" for impl in IMPLEMENTATIONS)):
+        spec = find_spec(name)
+        if spec is None or not spec.submodule_search_locations:
+            raise InputError("package", name, "a package that can be imported")
+        found[name] = Path(spec.submodule_search_locations[0])
+    return found
 
 
 def package_of(module: str) -> str:
-    """The name among `sources` of the folder that a module lies in."""
+    """Name among `sources` of the folder that holds a module."""
     return max((name for name in sources() if f"{module}.".startswith(f"{name}.")), key=len, default="specsim")
 
 
 def path_of(module: str, folder: Path | None = None) -> Path:
-    """The file of a module below the folder of its package, the running one's unless another is given."""
+    """File of a module below the folder of its package; folder None: the running one's."""
     package = package_of(module)
     folder = folder or sources()[package]
     path = folder.joinpath(*filter(None, module.removeprefix(package).split(".")))
@@ -60,15 +63,15 @@ def path_of(module: str, folder: Path | None = None) -> Path:
 
 
 def read(module: str) -> str:
-    """The source of a module of the running package."""
+    """Read the source of a module of the running package."""
     path = path_of(module)
     if not path.is_file():
-        raise StalePlant(f"{module} is no module of this package")
+        raise StaleFault(f"{module} is no module of this package")
     return path.read_text(encoding="utf-8")
 
 
 def changed(edits: Sequence[Edit]) -> dict[str, str]:
-    """The sources of the modules that the edits change, one edit after the other."""
+    """Sources of the modules that the edits change, one edit after the other."""
     texts: dict[str, str] = {}
     for edit in edits:
         texts[edit.module] = edit.apply(texts.get(edit.module) or read(edit.module))
@@ -76,8 +79,8 @@ def changed(edits: Sequence[Edit]) -> dict[str, str]:
 
 
 @contextmanager
-def planted(texts: Mapping[str, str]) -> Iterator[Path]:
-    """A folder from which the package is imported with these modules' sources instead of its own."""
+def copied_package(texts: Mapping[str, str]) -> Iterator[Path]:
+    """Make a folder from which the package is imported with these modules' sources instead of its own."""
     with TemporaryDirectory(prefix="specsim-") as folder:
         root = Path(folder)
         for name, source in sources().items():
@@ -88,7 +91,7 @@ def planted(texts: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Sources, and what Python has made of them, are copied; data is linked."""
+    """Copy sources and compiled sources, link data."""
     for folder, _, names in os.walk(source):
         here = target / Path(folder).relative_to(source)
         here.mkdir(parents=True, exist_ok=True)
@@ -104,7 +107,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def environment(root: Path, device: str | None = None) -> dict[str, str]:
-    """Of a process that imports the package from a copy; one thread, so that processes can share the cores.
+    """Environment of a process that imports the package from a copy, in one thread.
 
     device: on `cpu` kernels are interpreted, also where there is a GPU; None leaves that as it is.
     """
@@ -114,7 +117,7 @@ def environment(root: Path, device: str | None = None) -> dict[str, str]:
 
 
 def require_copy(root: Path) -> None:
-    """In such a process: that every module of the package was loaded from the copy."""
+    """Raise InputError in such a process unless every module of the package comes from the copy."""
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if name.split(".")[0] == "specsim" and file and not Path(file).is_relative_to(root):

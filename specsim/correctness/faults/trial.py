@@ -1,8 +1,7 @@
-"""A process of its own for trials of a copy of the package.
+"""Trials of a copy of the package, in a process of their own: python -m specsim.correctness.faults.trial.
 
-python -m specsim.correctness.faults.trial, JSON in and out.
-
-In: {"root": folder of the copy, "device": …, "trials": [{"judge": …, "setting": …}]}. Out: a list of findings a trial.
+JSON in: {"root": folder of the copy, "device": …, "trials": [{"check": …, "setting": …}]}. JSON out: a list of findings
+for each trial.
 """
 
 import json
@@ -12,15 +11,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from specsim.correctness.faults.checks import judge
+from specsim.correctness.faults.checks import run_check
 from specsim.correctness.faults.fault import Finding, Trial
 from specsim.correctness.faults.injection import require_copy
 
 
 def findings(trial: Trial, device: str) -> list[dict[str, Any]]:
-    """What a judge finds, as values that JSON has; an error that it does not expect is a finding too."""
+    """Findings of a check, as values that JSON has; an error that it does not expect is a finding too."""
     try:
-        found = judge(trial.judge, trial.setting, device)
+        found = run_check(trial.check, trial.setting, device)
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(where.filename).name}, line {where.lineno}"
@@ -29,20 +28,20 @@ def findings(trial: Trial, device: str) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers and texts stay, all else is told; JSON has no number that is none."""
+    """Keep numbers and texts, turn all else into text; JSON has no NaN."""
     if isinstance(value, float) and value != value:
         return "nan"
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
 def main() -> None:
-    """Read, judge, write."""
+    """Read trials, run their checks, write the findings."""
     import torch
 
     torch.set_num_threads(1)
-    asked = json.load(sys.stdin)
-    found = [findings(Trial(**each), asked["device"]) for each in asked["trials"]]
-    require_copy(Path(asked["root"]))
+    request = json.load(sys.stdin)
+    found = [findings(Trial(**each), request["device"]) for each in request["trials"]]
+    require_copy(Path(request["root"]))
     json.dump(found, sys.stdout)
 
 

@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 
 from specsim.core.errors import InputError
 from specsim.core.files import check_writable, write_json
-from specsim.correctness.faults.injection import environment, planted, read, sources
+from specsim.correctness.faults.injection import copied_package, environment, read, sources
 from specsim.maintain.mutation.mutants import Mutant, mutants, sample
 from specsim.maintain.mutation.verdicts import Mutation, Verdict, show
 from specsim.maintain.results import read as read_result
@@ -160,7 +160,7 @@ def _names(tests: Iterable[Path]) -> str:
 def _tested(texts: dict[str, str], tests: Iterable[Path], limit: float) -> Outcome:
     """Run test files over a copy of the package with these sources."""
     start = time.perf_counter()
-    with planted(texts) as root:
+    with copied_package(texts) as root:
         command = [sys.executable, "-c", PROGRAM, str(root), *map(str, tests)]
         environ = environment(root)
         try:

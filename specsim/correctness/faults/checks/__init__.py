@@ -1,4 +1,4 @@
-"""Judges: what each is given is a setting, and what it gives is every field that is wrong, the first cause first."""
+"""Checks: each takes a setting and gives every field that is wrong, the first cause first."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -9,12 +9,12 @@ from specsim.correctness.faults.fault import Finding
 
 CHECKS = ("differential", "oracle", "batched", "distribution", "trees", "memory")
 
-INTERPRETED = ("memory",)  # which watch Triton's interpreter, also where there is a GPU
+INTERPRETED = ("memory",)  # checks that watch Triton's interpreter, also where there is a GPU
 
 
-def judge(name: str, setting: Mapping[str, Any], device: str) -> list[Finding]:
-    """The findings of a judge by its name."""
+def run_check(name: str, setting: Mapping[str, Any], device: str) -> list[Finding]:
+    """Give the findings of the check of that name."""
     if name not in CHECKS:
-        raise InputError("judge", name, " or ".join(CHECKS))
-    run: Callable[..., list[Finding]] = import_module(f"specsim.correctness.faults.checks.{name}").judge
+        raise InputError("check", name, " or ".join(CHECKS))
+    run: Callable[..., list[Finding]] = import_module(f"specsim.correctness.faults.checks.{name}").check
     return run(dict(setting), device)

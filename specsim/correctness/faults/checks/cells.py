@@ -1,4 +1,4 @@
-"""The differential's cells, by settings that also say how requests end."""
+"""Cells of the differential, by settings that also say how requests end."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,8 +10,8 @@ OWN = ("rounds", "stop_token_ids", "max_new_tokens", "temperature", "verifier")
 
 
 def cell(setting: dict[str, Any]) -> Cell:
-    """Axes of the grids, and: rounds; verifier, with the width that it needs; of every request stop_token_ids,
-    max_new_tokens, temperature.
+    """Make the cell of a setting: axes of the grids, rounds, verifier (with the width that it needs), and of every
+    request stop_token_ids, max_new_tokens, temperature.
     """
     axes = {name: value for name, value in setting.items() if name not in OWN}
     case = cell_of(axes)

@@ -1,7 +1,7 @@
-"""The fast column against the reference, phase by phase, and inside the draft phase forward by forward.
+"""The fast implementation against the reference, phase by phase, and inside the draft phase forward by forward.
 
-Tokens stay right when a drafter goes wrong, and only fewer of its drafts are accepted; so what its forwards are given
-(positions, slots, copies of the prefix's tail) and make (logits) is compared too, and the logits that laws are made of.
+A wrong drafter does not change tokens, it only has fewer drafts accepted. So the inputs of its forwards (positions,
+slots, copies of the prefix's tail) and their logits are compared too, and the logits after penalties and bias.
 """
 
 from contextlib import ExitStack
@@ -19,7 +19,7 @@ from specsim.correctness.differential.lockstep import Lockstep
 from specsim.correctness.differential.pairs import make_pair
 from specsim.correctness.differential.scene import Column
 from specsim.correctness.faults.checks.cells import cell
-from specsim.correctness.faults.checks.hooks import Eye, Forward, opened
+from specsim.correctness.faults.checks.hooks import Forward, HeadHook, hooked
 from specsim.correctness.faults.fault import Finding
 
 PHASES = ("prefill", "draft", "verify", "draft_extend", "round")
@@ -27,10 +27,12 @@ BUDGETS = 16  # of rounding: a fault is no subtlety
 
 
 class Watched:
-    """The fast engine, each of whose phases is looked into as soon as it has ended; the references' have by then."""
+    """The fast engine; each phase is compared as soon as it has ended, after the references' phases."""
 
-    def __init__(self, columns: Trio[Column], eyes: Trio[Eye | None]):
-        self._columns, self._eyes, self._engine = columns, eyes, columns.fast.engine
+    def __init__(self, implementations: Trio[Column], hooks: Trio[HeadHook | None]) -> None:
+        self._implementations = implementations
+        self._hooks = hooks
+        self._engine = implementations.fast.engine
         self.findings: dict[str, Finding] = {}
         self._calls = 0
 
@@ -42,17 +44,17 @@ class Watched:
         def run(batch: Batch, state: Any, pools: Any) -> Any:
             output = found(batch, state, pools)
             self._calls += 1
-            self._look(name, batch.to("cpu"), state, output)
+            self._compare(name, batch.to("cpu"), state, output)
             return output
 
         return run
 
-    def _look(self, phase: str, batch: Batch, state: Any, output: Any) -> None:
+    def _compare(self, phase: str, batch: Batch, state: Any, output: Any) -> None:
         place = f"call {self._calls}, {phase}"
         if phase == "draft":
             self._compare_tails(place, batch)
-        if self._eyes.fast is not None:
-            seen = (eye.take() for eye in self._eyes)
+        seen = [hook.take() for hook in self._hooks if hook is not None]
+        if len(seen) == len(self._hooks):
             for index, forwards in enumerate(zip(*seen, strict=False)):
                 is_draft = phase == "draft" or (phase == "round" and index < self._engine.config.num_steps - 1)
                 self._compare_forward(f"{place}, forward {index}", Trio(*forwards), is_draft)
@@ -61,7 +63,8 @@ class Watched:
 
     def _compare_tails(self, place: str, batch: Batch) -> None:
         """Under release `finish`, where lanes are still owned when the phase has ended."""
-        config, pools = self._engine.config, self._columns.map(lambda column: column.pools)
+        config = self._engine.config
+        pools = self._implementations.map(lambda each: each.pools)
         if config.release == "round":
             return
         for request, (row, length) in enumerate(batch.rows_and_lens):
@@ -72,25 +75,29 @@ class Watched:
 
     def _compare_forward(self, place: str, forwards: Trio[Forward], is_draft: bool) -> None:
         rows = slice(len(forwards.reference.slots))
-        live = torch.ones(len(forwards.reference.logits), dtype=torch.bool)
+        made = [each.logits for each in forwards if each.logits is not None]
+        live = torch.ones(min(map(len, made), default=0), dtype=torch.bool)
         if is_draft:
             live = forwards.reference.slots >= 0
             for name in ("slots", "positions"):
                 pair = (getattr(each, name)[rows] for each in (forwards.reference, forwards.fast))
                 self._same(f"draft {name}", place, *pair)
-        logits = forwards.map(lambda each: each.logits[: len(live)][live])
-        self._close("draft logits", place, logits)
+        if len(made) == len(forwards):
+            self._close("draft logits", place, Trio(*(logits[: len(live)][live] for logits in made)))
 
     def _compare_processed(self, place: str, batch: Batch, tree: VerifyInput, output: VerifyOutput) -> None:
-        """Logits after penalties and bias, made anew of the column's own by both columns."""
+        """Compare logits after penalties and bias, made by both implementations from the same logits."""
         from specsim.fast import verify as fast
         from specsim.reference import verify as reference
 
-        config, own, device = self._engine.config, output.target_logits, output.target_logits.device
-        host_tree, pools = tree.to("cpu"), self._columns.reference.pools
+        config = self._engine.config
+        own = output.target_logits
+        device = own.device
+        host_tree = tree.to("cpu")
+        pools = self._implementations.reference.pools
         shape = host_tree.draft_tokens.shape
         expected = reference.node_logits(batch, host_tree, own.cpu(), config, pools).flatten(0, 1)
-        made = fast.node_logits(batch.to(device), tree.to(device), own, config, self._columns.fast.pools)
+        made = fast.node_logits(batch.to(device), tree.to(device), own, config, self._implementations.fast.pools)
         is_changed = (made.changed == 1).repeat_interleave(shape[1])[:, None]
         found = torch.where(is_changed, made.adjusted, made.raw.float()).cpu()
         scale = float(expected[expected.isfinite()].abs().max()) if expected.numel() else 0.0
@@ -119,16 +126,17 @@ def _content(buffer: Any, name: str, slots: torch.Tensor) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def judge(setting: dict[str, Any], device: str) -> list[Finding]:
-    """setting: see specsim.correctness.faults.checks.cells. Fields are those of states, and what Watched names."""
+def check(setting: dict[str, Any], device: str) -> list[Finding]:
+    """Compare a cell in lockstep; setting: see checks.cells. Fields are those of states and of Watched."""
     case = cell(setting)
     pair = make_pair(case.pair, torch.float32)
     tally = Tally(budgets=rehearse(replace(case, rounds=min(case.rounds, 2)), pair, "float32"))
-    columns = load_columns(case, pair, device=device)
+    loaded = load_columns(case, pair, device=device)
     with ExitStack() as stack:
-        eyes = columns.map(lambda column: stack.enter_context(opened(column.engine)))
-        watched = Watched(columns, eyes)
-        lockstep = Lockstep(case, columns._replace(fast=replace(columns.fast, engine=watched)), draft_ids(pair), tally)
+        hooks = loaded.map(lambda each: stack.enter_context(hooked(each.engine)))
+        watched = Watched(loaded, hooks)
+        compared = loaded._replace(fast=replace(loaded.fast, engine=watched))
+        lockstep = Lockstep(case, compared, draft_ids(pair), tally)
         lockstep.run(pair)
     found = dict(watched.findings)
     for each in lockstep.divergences:

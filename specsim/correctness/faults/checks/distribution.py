@@ -1,14 +1,15 @@
-"""The law of what a verifier lets through, on its own random path, against the target's law of the same nodes.
+"""The distribution of the tokens that a verifier emits, against the target's distribution at the same nodes.
 
-Each of n requests has the same tree and logits, and draws of its own name. The joint law of the first two tokens is
-known: the first has the root's law p, and one that is a child of the root is followed by one of that child's law. Where
-drafts are sampled, from a law opposed to the target's, it is the first token's law alone. By
-Weissman et al. (2003) a right sample of n from k values lies further than sqrt(2 (k ln 2 - ln a) / n) from its law, in
-the sum of absolute differences, with a probability of at most a.
+Each of n requests has the same tree and logits, and draws of its own name. The joint distribution of the first two
+tokens is known: the first has the root's distribution p, and one that is a child of the root is followed by one of that
+child's distribution. Where drafts are sampled, from a distribution opposed to the target's, only the first token is
+compared. By Weissman et al. (2003) a correct sample of n from k values lies further than sqrt(2 (k ln 2 - ln a) / n)
+from its distribution, in the sum of absolute differences, with a probability of at most a.
 """
 
 import math
 from collections import Counter
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -27,16 +28,20 @@ LOGITS = [[0.5, 1.0, -0.5, 0.0], [0.0, 0.5, 1.0, 0.5], [1.0, 0.0, 0.5, 0.5]]
 
 
 @torch.inference_mode()
-def judge(setting: dict[str, Any], device: str) -> list[Finding]:
-    """setting: impl; n, the number of requests; verifier; of every request temperature, and what else SamplingParams
-    has. device: of the fast column.
+def check(setting: dict[str, Any], device: str) -> list[Finding]:
+    """Compare the tokens of n requests with their distribution.
+
+    setting: impl; n, the number of requests; verifier; of every request temperature and other SamplingParams. device:
+    of the fast implementation.
     """
     given = dict(setting)
-    impl, count, verifier = given.pop("impl"), given.pop("n"), given.pop("verifier", "target_only")
+    impl = given.pop("impl")
+    count = given.pop("n")
+    verifier = given.pop("verifier", "target_only")
     device = device if impl == "fast" else "cpu"
     config = _config(verifier)
     sampling = SamplingParams(**{"temperature": 1.0, **given})
-    expected = _law(sampling, config)
+    expected = _distribution(sampling, config)
     length = 1 if config.is_sampled else 2
     seen = Counter(tuple(tokens[:length]) for tokens in _drawn(impl, count, sampling, config, device))
     distance = sum(abs(seen[each] / count - expected.get(each, 0.0)) for each in {*seen, *expected})
@@ -48,13 +53,13 @@ def judge(setting: dict[str, Any], device: str) -> list[Finding]:
 
 
 def _config(verifier: str) -> SpecConfig:
-    """One step: two children, or where drafts are sampled one."""
+    """One step with two children, or with one where drafts are sampled."""
     topk = 1 if verifier in ("rejection", "block", "gumbel") else 2
-    return SpecConfig(topk, 1, topk + 1, page_size=1, max_len=64, verifier=verifier)
+    return replace(SpecConfig(topk, 1, topk + 1, page_size=1, max_len=64), verifier=verifier)
 
 
-def _law(params: SamplingParams, config: SpecConfig) -> dict[tuple[int, ...], float]:
-    """Of the first token, and of the second where the first is a child of the root that is no draw."""
+def _distribution(params: SamplingParams, config: SpecConfig) -> dict[tuple[int, ...], float]:
+    """Probabilities of the first token, and of the second where the first is a deterministic child of the root."""
     from specsim.reference.sampling import target_prob
 
     sampling = Batch.of([0], [0], [LENGTH], [params], VOCAB).sampling
@@ -62,19 +67,20 @@ def _law(params: SamplingParams, config: SpecConfig) -> dict[tuple[int, ...], fl
     if config.is_sampled:
         return {(token,): float(prob_NV[0][token]) for token in range(VOCAB)}
     children = {TOKENS[node]: node for node in range(len(TOKENS)) if PARENTS[node] == 0}
-    law = {(token,): float(prob_NV[0][token]) for token in range(VOCAB) if token not in children}
+    prob = {(token,): float(prob_NV[0][token]) for token in range(VOCAB) if token not in children}
     for token, node in children.items():
-        law |= {(token, then): float(prob_NV[0][token] * prob_NV[node][then]) for then in range(VOCAB)}
-    return law
+        prob |= {(token, then): float(prob_NV[0][token] * prob_NV[node][then]) for then in range(VOCAB)}
+    return prob
 
 
-def _sampled(batch: Batch, config: SpecConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """Drafts i64 [B, K] and their law f32 [B, 1, V]: likely is what the target finds unlikely."""
+def _sampled(batch: Batch, config: SpecConfig) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Drafts i64 [B, K] and their distribution f32 [B, 1, V], opposed to the target's."""
     from specsim.reference.drafting import draft_distribution, draft_topk, sampled
 
     logits_BV = -torch.tensor(LOGITS[0]).expand(batch.size, -1)
     law_BV = draft_distribution(logits_BV, batch.sampling.temperature, None, None, VOCAB)
-    best, names = draft_topk(logits_BV, config.topk, None), (batch.seeds, batch.request_ids)
+    best = draft_topk(logits_BV, config.topk, None)
+    names = (batch.seeds, batch.request_ids)
     if config.verifier == "gumbel":
         return sampled(best, law_BV, None, gumbel_noise(*names, batch.seq_lens + 1, VOCAB))[1], None
     uniforms_BK = draft_uniforms(*names, batch.seq_lens, 0, config.topk)
@@ -84,18 +90,21 @@ def _sampled(batch: Batch, config: SpecConfig) -> tuple[torch.Tensor, torch.Tens
 def _drawn(impl: str, count: int, params: SamplingParams, config: SpecConfig, device: str) -> list[list[int]]:
     from specsim.reference.tree import links, visibility
 
-    rows, num_nodes = list(range(count)), config.num_draft_tokens
-    parents, logits_NV = PARENTS[:num_nodes], torch.tensor(LOGITS[:num_nodes])
+    rows = list(range(count))
+    num_nodes = config.num_draft_tokens
+    parents = PARENTS[:num_nodes]
+    logits_NV = torch.tensor(LOGITS[:num_nodes])
     batch = Batch.of(rows, rows, [LENGTH] * count, [params] * count, VOCAB)
     pools = KVPool(KVBuffer(KVLayout(1, 1, 2), 1, torch.float32, device), None, 1, count, LENGTH + num_nodes + 1)
     pools.token_ids[:, : LENGTH + 1] = TOKENS[0]
     first, sibling = links(parents)
     depths = torch.tensor([0, 1, 1])[:num_nodes]
 
-    def table(row) -> torch.Tensor:
+    def table(row: Any) -> torch.Tensor:
         return torch.as_tensor(row).expand(count, -1).contiguous()
 
-    tokens, draft_prob = table(TOKENS[:num_nodes]), None
+    tokens = table(TOKENS[:num_nodes])
+    draft_prob = None
     if config.is_sampled:
         tokens[:, 1:], draft_prob = _sampled(batch, config)
     tree = VerifyInput(

@@ -1,6 +1,6 @@
-"""What a drafter's forwards are given and make, seen where it happens, eagerly and in replayed graphs."""
+"""Hooks on a drafter: inputs and outputs of its forwards, eagerly and in replayed graphs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,30 +10,32 @@ import torch
 
 @dataclass(slots=True)
 class Forward:
-    """One forward of a drafter's head. positions, slots: of its rows; logits: those made of its hidden states."""
+    """One forward of a drafter's head."""
 
-    positions: torch.Tensor
+    positions: torch.Tensor  # of its rows, as the slots are
     slots: torch.Tensor
-    logits: torch.Tensor | None = None
+    logits: torch.Tensor | None = None  # made from its hidden states
 
     def copy(self) -> "Forward":
-        """As it is now, on the host."""
+        """Copy it to the host."""
         logits = None if self.logits is None else self.logits.to("cpu", copy=True)
         return Forward(self.positions.to("cpu", copy=True), self.slots.to("cpu", copy=True), logits)
 
 
-class Eye:
+class HeadHook:
     """A drafter's head that keeps its forwards in `seen`."""
 
-    def __init__(self, head: Any):
-        self._head, self.seen, self.recorded = head, [], []
+    def __init__(self, head: Any) -> None:
+        self._head = head
+        self.seen: list[Forward] = []
+        self.recorded: list[Forward] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._head, name)
 
     def forward(self, input_ids: torch.Tensor, hidden: torch.Tensor, metadata: Any, kv: Any) -> torch.Tensor:
         out = self._head.forward(input_ids, hidden, metadata, kv)
-        # In a graph the copies are recorded with the rest, so that every replay makes them anew.
+        # In a graph the copies are recorded with the rest, so that every replay makes them again.
         self.recorded.append(Forward(metadata.positions.clone(), metadata.slots.clone()))
         return out
 
@@ -44,49 +46,55 @@ class Eye:
         return out
 
     def take(self) -> list[Forward]:
-        """The forwards since the last time."""
-        seen, self.seen, self.recorded = [*self.seen, *(each.copy() for each in self.recorded)], [], []
+        """Give the forwards since the last call."""
+        seen = [*self.seen, *(each.copy() for each in self.recorded)]
+        self.seen = []
+        self.recorded = []
         return seen
 
 
-class SeenGraph:
-    """A graph whose replays are seen."""
+class HookedGraph:
+    """A graph whose replays show their forwards to a hook."""
 
-    def __init__(self, graph: Any, eye: Eye, forwards: list[Forward]):
-        self._graph, self._eye, self._forwards = graph, eye, forwards
+    def __init__(self, graph: Any, hook: HeadHook, forwards: list[Forward]) -> None:
+        self._graph = graph
+        self._hook = hook
+        self._forwards = forwards
 
     def replay(self) -> None:
         self._graph.replay()
-        self._eye.seen += [each.copy() for each in self._forwards]
+        self._hook.seen += [each.copy() for each in self._forwards]
 
 
 @contextmanager
-def opened(engine: Any) -> Iterator[Eye | None]:
-    """An eye on the drafter of an engine of either column; None where it has no head."""
+def hooked(engine: Any) -> Iterator[HeadHook | None]:
+    """Hook the drafter of an engine of either implementation; None where it has no head."""
     drafter = engine.drafter
     if not hasattr(drafter, "_head"):
         yield None
         return
-    eye = drafter._head = Eye(drafter._head)
+    hook = HeadHook(drafter._head)
+    drafter._head = hook
     if engine.options.impl != "fast":
-        yield eye
+        yield hook
         return
     from specsim.fast import engine as module
 
     capture = module.capture
 
-    def seen_capture(work, device):
+    def hooked_capture(work: Callable[[], None], device: torch.device) -> HookedGraph:
         def last_run() -> None:  # a capture may begin with a run that warms up
-            eye.recorded.clear()
+            hook.recorded.clear()
             work()
 
-        eye.take()
+        hook.take()
         graph = capture(last_run, device)
-        recorded, eye.recorded = eye.recorded, []
-        return SeenGraph(graph, eye, recorded)
+        recorded = hook.recorded
+        hook.recorded = []
+        return HookedGraph(graph, hook, recorded)
 
-    module.capture = seen_capture
+    module.capture = hooked_capture
     try:
-        yield eye
+        yield hook
     finally:
         module.capture = capture

@@ -1,4 +1,4 @@
-"""Every address that a kernel reads or writes, held against the tensors that it was given.
+"""Every address that a kernel reads or writes, checked against the tensors of its launch.
 
 The kernels run under Triton's interpreter, also where there is a GPU (there compute-sanitizer does it: make sanitize).
 """
@@ -6,6 +6,7 @@ The kernels run under Triton's interpreter, also where there is a GPU (there com
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -19,21 +20,23 @@ FIELD = "out of bounds"
 
 
 class Guard:
-    """The tensors of the launch that is under way, and the first access beside them; such an access is left out."""
+    """Tensors of the current launch, and the first access outside them; such an access is masked out."""
 
-    def __init__(self):
-        self.name, self.first = "", None
-        self._starts, self._ends = np.empty(0, np.uint64), np.empty(0, np.uint64)
+    def __init__(self) -> None:
+        self.name = ""
+        self.first: Finding | None = None
+        self._starts = np.empty(0, np.uint64)
+        self._ends = np.empty(0, np.uint64)
 
     def enter(self, name: str, arguments: Any) -> None:
-        """A launch begins."""
+        """Begin a launch."""
         spans = sorted(_span(tensor) for tensor in _tensors(arguments) if tensor.numel())
         self.name = name
         self._starts = np.array([start for start, _ in spans], np.uint64)
         self._ends = np.maximum.accumulate(np.array([end for _, end in spans], np.uint64)) if spans else self._starts
 
     def inside(self, pointers: np.ndarray, mask: np.ndarray, what: str) -> np.ndarray:
-        """The mask without what lies beside every tensor."""
+        """Give the mask without addresses outside all tensors."""
         place = np.searchsorted(self._starts, pointers, side="right").astype(np.int64) - 1
         is_inside = (place >= 0) & (pointers < self._ends[np.maximum(place, 0)]) if len(self._starts) else mask & False
         wrong = mask.astype(bool) & ~is_inside
@@ -59,38 +62,39 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 
 @contextmanager
 def guarded() -> Iterator[Guard]:
-    """Watch every launch of the interpreter."""
-    import specsim.fast.runtime.launch  # noqa: F401 - which sees to it that Triton interprets
+    """Guard every launch of the interpreter."""
+    import specsim.fast.runtime.launch  # noqa: F401 - it makes Triton interpret
 
     from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, TensorHandle  # isort: skip
 
     guard = Guard()
-    kept = GridExecutor._init_args_hst, InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
+    own_init = GridExecutor._init_args_hst
+    own_load = InterpreterBuilder.create_masked_load
+    own_store = InterpreterBuilder.create_masked_store
 
-    def init(executor, arguments, named):
-        found = kept[0](executor, arguments, named)
+    def init(executor: Any, arguments: Any, named: Any) -> Any:
+        found = own_init(executor, arguments, named)
         guard.enter(executor.fn.__name__, found)
         return found
 
-    def load(builder, pointers, mask, *rest):
+    def load(builder: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
         inside = guard.inside(pointers.data, mask.data, "reads")
-        return kept[1](builder, pointers, TensorHandle(inside, mask.dtype), *rest)
+        return own_load(builder, pointers, TensorHandle(inside, mask.dtype), *rest)
 
-    def store(builder, pointers, value, mask, *rest):
+    def store(builder: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
         inside = guard.inside(pointers.data, mask.data, "writes")
-        return kept[2](builder, pointers, value, TensorHandle(inside, mask.dtype), *rest)
+        return own_store(builder, pointers, value, TensorHandle(inside, mask.dtype), *rest)
 
-    GridExecutor._init_args_hst = init
-    InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store = load, store
-    try:
+    with (
+        patch.object(GridExecutor, "_init_args_hst", init),
+        patch.object(InterpreterBuilder, "create_masked_load", load),
+        patch.object(InterpreterBuilder, "create_masked_store", store),
+    ):
         yield guard
-    finally:
-        GridExecutor._init_args_hst = kept[0]
-        InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store = kept[1:]
 
 
-def judge(setting: dict[str, Any], device: str) -> list[Finding]:
-    """The requests of a cell to their ends; setting: see checks.cells. A table's end is a bound too."""
+def check(setting: dict[str, Any], _device: str) -> list[Finding]:
+    """Serve the requests of a cell to their ends; setting: see checks.cells. A table's end is a bound too."""
     from specsim.correctness.differential.pairs import make_pair
     from specsim.serving.generation import generate
 

@@ -1,12 +1,12 @@
-"""The reference against the oracle: what both columns share is not seen by comparing them."""
+"""The reference against the oracle: comparing implementations does not see what both share."""
 
 from typing import Any
 
 from specsim.correctness.faults.fault import Finding
 
 
-def judge(setting: dict[str, Any], device: str) -> list[Finding]:
-    """Tokens, finish reasons, counters and logprobs of every request; setting: see checks.cells."""
+def check(setting: dict[str, Any], _device: str) -> list[Finding]:
+    """Compare tokens, finish reasons, counters and logprobs of every request; setting: see checks.cells."""
     from specsim.correctness.differential.oracle import compare_with_oracle
     from specsim.correctness.differential.pairs import make_pair
     from specsim.correctness.faults.checks.cells import cell

@@ -1,9 +1,11 @@
 """Trees of made-up candidate pools: with many equal scores, and with parent lists that are no tree.
 
-What a tree is stands here in two lines, so that neither column says it of the other.
+`is_tree` defines a tree here, independently of both implementations.
 """
 
 import random
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from specsim.core.config import SpecConfig
 from specsim.core.phases import Candidates
 from specsim.correctness.faults.fault import Finding
 
+Pool = tuple[list[float], list[int]]  # scores, and the parents of every block
 CONFIG = SpecConfig(topk=3, num_steps=3, num_draft_tokens=8, page_size=1)
 
 
@@ -22,18 +25,22 @@ def is_tree(chosen: list[int], parent_list: list[int], k: int) -> bool:
     return known and all(not block or parent_list[block] in chosen[:i] for i, block in enumerate(blocks))
 
 
-def judge(setting: dict[str, Any], device: str) -> list[Finding]:
-    """setting: `pools`, `tied` or `malformed`; count, how many; and impl, whose code builds or checks them."""
-    check = {"tied": _tied, "malformed": _malformed}[setting["pools"]]
+def check(setting: dict[str, Any], device: str) -> list[Finding]:
+    """Build or check that many (`count`) pools, `tied` or `malformed`, by the code of `impl`."""
     rng = random.Random(0)
     pools = [_pool(rng) for _ in range(setting["count"])]
-    found = check(rng, pools, setting["impl"], device)
+    if setting["pools"] == "tied":
+        found = _tied(pools, setting["impl"], device)
+    else:
+        found = _malformed(rng, pools, setting["impl"], device)
     return [found] if found else []
 
 
-def _pool(rng: random.Random) -> tuple[list[float], list[int]]:
+def _pool(rng: random.Random) -> Pool:
     """Scores of a few values only, none above its parent's, and the parents of every block."""
-    k, scores, parents = CONFIG.topk, sorted(rng.choices((1.0, 0.5, 0.25), k=CONFIG.topk), reverse=True), [-1]
+    k = CONFIG.topk
+    scores = sorted(rng.choices((1.0, 0.5, 0.25), k=k), reverse=True)
+    parents = [-1]
     level = range(k)
     for _ in range(CONFIG.num_steps - 1):
         lanes = sorted(level, key=lambda flat: (-scores[flat], flat))[:k]
@@ -45,10 +52,11 @@ def _pool(rng: random.Random) -> tuple[list[float], list[int]]:
     return scores, parents
 
 
-def _tied(rng: random.Random, pools: list, impl: str, device: str) -> Finding | None:
-    """Tokens are the candidates' own indices, so that a built tree says who was chosen."""
-    tree = _column(impl, "tree")
-    shape, k = (len(pools), CONFIG.num_draft_tokens), CONFIG.topk
+def _tied(pools: list[Pool], impl: str, device: str) -> Finding | None:
+    """Tokens are the candidates' own indices, so that a built tree shows the chosen ones."""
+    tree = import_module(f"specsim.{impl}.tree")
+    shape = (len(pools), CONFIG.num_draft_tokens)
+    k = CONFIG.topk
     candidates = _candidates(pools).to(device)
     zeros = torch.zeros(len(pools), dtype=torch.int64, device=device)
     slots = torch.zeros(shape, dtype=torch.int64, device=device)
@@ -57,7 +65,8 @@ def _tied(rng: random.Random, pools: list, impl: str, device: str) -> Finding | 
     except tree.MalformedTree as error:
         return Finding("tree", "equal scores", "a tree", str(error))
     for request, (tokens, parents) in enumerate(zip(built.draft_tokens.tolist(), built.parents.tolist(), strict=True)):
-        chosen, parent_list = tokens[1:], pools[request][1]
+        chosen = tokens[1:]
+        parent_list = pools[request][1]
         if not is_tree(chosen, parent_list, k):
             return Finding("tree", f"pool {request}", "every node after its parent", str(chosen))
         expected = [0 if flat < k else 1 + chosen.index(parent_list[flat // k]) for flat in chosen]
@@ -66,25 +75,26 @@ def _tied(rng: random.Random, pools: list, impl: str, device: str) -> Finding | 
     return None
 
 
-def _malformed(rng: random.Random, pools: list, impl: str, device: str) -> Finding | None:
-    """Whether the check says of every choice from a pool that may have been spoiled what `is_tree` says."""
-    tree, count = _column(impl, "tree"), CONFIG.num_draft_tokens - 1
+def _malformed(rng: random.Random, pools: list[Pool], impl: str, device: str) -> Finding | None:
+    """Whether the check agrees with `is_tree` about every choice from a pool that may have been spoiled."""
+    tree = import_module(f"specsim.{impl}.tree")
+    count = CONFIG.num_draft_tokens - 1
     drawn = [_spoiled(rng, *pool, count) for pool in pools]
     verdicts = [_accepts(tree, impl, parent_list, chosen, device) for parent_list, chosen in drawn]
     for index, (accepted, (parent_list, chosen)) in enumerate(zip(verdicts, drawn, strict=True)):
         expected = is_tree(chosen, parent_list, CONFIG.topk)
         if accepted != expected:
             what = f"parents {parent_list}, chosen {chosen}"
-            return Finding("malformed trees", f"list {index}: {what}", _told(expected), _told(accepted))
+            return Finding("malformed trees", f"list {index}: {what}", _word(expected), _word(accepted))
     return None
 
 
-def _told(accepted: bool) -> str:
+def _word(accepted: bool) -> str:
     return "accepted" if accepted else "refused"
 
 
 def _spoiled(rng: random.Random, scores: list[float], parents: list[int], count: int) -> tuple[list[int], list[int]]:
-    """A right choice, half of them with one entry of the parents or of the choice drawn anew."""
+    """A right choice, half of them with one entry of the parents or of the choice drawn again."""
     chosen = sorted(sorted(range(len(scores)), key=lambda flat: (-scores[flat], flat))[:count])
     parents = list(parents)
     if rng.random() < 0.5:
@@ -94,7 +104,7 @@ def _spoiled(rng: random.Random, scores: list[float], parents: list[int], count:
     return parents, chosen
 
 
-def _accepts(tree, impl: str, parent_list: list[int], chosen: list[int], device: str) -> bool:
+def _accepts(tree: ModuleType, impl: str, parent_list: list[int], chosen: list[int], device: str) -> bool:
     try:
         if impl == "reference":
             tree.parents_of(chosen, parent_list, CONFIG.topk)
@@ -107,13 +117,7 @@ def _accepts(tree, impl: str, parent_list: list[int], chosen: list[int], device:
     return True
 
 
-def _candidates(pools: list) -> Candidates:
+def _candidates(pools: list[Pool]) -> Candidates:
     scores = torch.tensor([scores for scores, _ in pools])
     tokens = torch.arange(CONFIG.num_candidates).expand(len(pools), -1).contiguous()
     return Candidates(tokens, scores, torch.tensor([parents for _, parents in pools]))
-
-
-def _column(impl: str, module: str):
-    from importlib import import_module
-
-    return import_module(f"specsim.{impl}.{module}")
