@@ -1,0 +1,321 @@
+"""Grids of the differential: their cells, shards, files, verdicts, and the command."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import combinations
+
+import pytest
+import torch
+
+import specsim.correctness.differential.grid_run as running
+from specsim import SpecConfig
+from specsim.cli.main import main
+from specsim.core.errors import InputError
+from specsim.correctness.differential import CellResult, GridResult, check, grid, run_grid
+from specsim.correctness.differential.coverage import required
+from specsim.correctness.differential.divergence import Divergence
+from specsim.correctness.differential.grid_run import rehearse
+from specsim.correctness.differential.grids import (
+    AXES,
+    QUICK,
+    cell_of,
+    is_valid,
+)
+from specsim.correctness.differential.pairs import make_pair
+
+CELL = cell_of(dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3))
+WARM = cell_of(dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3, sampling="warm", kind="eagle3"))
+COVERING = grid("pairwise")
+
+
+BUDGETS = {}
+
+
+@pytest.fixture(autouse=True)
+def _rehearsed_once(monkeypatch):
+    """A cell's budgets are worked out once: faults of the column under test have no part in them."""
+
+    def rehearsed(cell, pair, dtype):
+        name = repr((cell, dtype))
+        if name not in BUDGETS:
+            BUDGETS[name] = rehearse(cell, pair, dtype)
+        return dict(BUDGETS[name])
+
+    monkeypatch.setattr(running, "rehearse", rehearsed)
+
+
+# What a grid says of itself.
+
+
+def outcome(*cells, **changes):
+    result = GridResult("g", "f", len(cells), "cpu", "float32", "reference", {}, "", "", ("rounds",), cells)
+    return replace(result, **changes)
+
+
+WHOLE = dict.fromkeys(("prefill", "draft", "verify", "draft_extend"), 1)
+GOOD = CellResult("a", decisions=100, compared=WHOLE, exercised={"rounds": 1})
+
+
+@pytest.mark.parametrize(
+    ("result", "reason"),
+    [
+        (outcome(replace(GOOD, mismatches=1)), "1 mismatches"),
+        (outcome(replace(GOOD, exercised={})), "never exercised: rounds"),
+        (outcome(replace(GOOD, compared={**WHOLE, "verify": 0})), "some phase was never compared to the end in a"),
+        (outcome(replace(GOOD, undecidable=3)), "3.00% of the decisions are undecidable, more than 0.1%"),
+        (outcome(CellResult("b", compared=WHOLE)), "never exercised: rounds"),
+    ],
+)
+def test_a_grid_fails_in_words(result, reason):
+    assert result.failures() == [reason]
+    assert result.to_json()["failures"] == [reason]
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        outcome(GOOD),
+        outcome(replace(GOOD, undecidable=2)),
+        outcome(replace(GOOD, undecidable=30), dtype="bfloat16"),
+        outcome(replace(GOOD, exercised={}), num_cells=2),
+    ],
+)
+def test_a_grid_passes(result):
+    assert result.failures() == []
+
+
+def test_a_cell_whose_requests_end_in_prefill_shows_nothing():
+    ended = replace(CELL, sampling=tuple(replace(each, max_new_tokens=1) for each in CELL.sampling))
+    assert check(ended, "reference").is_empty
+
+
+def test_grids_have_the_cells_they_promise():
+    assert len(grid("quick")) == len(QUICK)
+    assert len(COVERING) >= 60
+    cells = grid("full")
+    assert len({cell.id for cell in cells}) == len(cells)
+    assert {cell.id for cell in COVERING} <= {cell.id for cell in cells}
+    trees = {(c.config.topk, c.config.num_steps, c.config.num_draft_tokens, c.config.page_size) for c in cells}
+    assert len(trees) > 250
+    with pytest.raises(InputError, match="grid is 'all'"):
+        grid("all")
+
+
+def test_the_pairwise_grid_covers_every_pair():
+    from specsim.correctness.pairwise import pairwise
+
+    cells = [dict(cell) for cell in pairwise(AXES, is_valid)]
+    for first, second in combinations(AXES, 2):
+        met = {(cell[first], cell[second]) for cell in cells}
+        valid = {(a, b) for a in AXES[first] for b in AXES[second] if is_valid({first: a, second: b})}
+        assert met == valid
+    assert {cell_of(cell).id for cell in cells} <= {cell.id for cell in COVERING}
+
+
+@pytest.mark.whole  # as specsim diff does whenever it runs that grid
+def test_the_pairwise_grid_exercises_what_it_has_to():
+    counts = Counter()
+    for cell in COVERING:
+        counts.update(check(cell, "reference").exercised)
+    assert [name for name in required(COVERING, "reference") if not counts[name]] == []
+
+
+TWO = (CELL, replace(WARM, rounds=1))
+
+
+def test_shards_and_resume_make_the_whole(tmp_path, monkeypatch):
+    file, whole = tmp_path / "grid.json", run_grid("g", TWO, impl="reference")
+    first = run_grid("g", TWO, impl="reference", shard="1/2", json_file=file)
+    assert [cell.id for cell in first.cells] == [CELL.id]
+    assert not first.is_complete
+    ran = []
+    monkeypatch.setattr(running, "check", lambda cell, *rest: ran.append(cell.id) or check(cell, *rest))
+    both = run_grid("g", TWO, impl="reference", resume=True, json_file=file)
+    assert ran == [WARM.id]
+    stripped = [[replace(cell, seconds=0.0) for cell in result.cells] for result in (both, whole)]
+    assert stripped[0] == stripped[1]
+    assert json.loads(file.read_text())["results"][0]["id"] == CELL.id
+
+
+def test_the_file_holds_every_cell_as_soon_as_it_is_done(tmp_path, monkeypatch):
+    def interrupted(cell, *rest):
+        if cell.id == WARM.id:
+            raise KeyboardInterrupt
+        return check(cell, *rest)
+
+    monkeypatch.setattr(running, "check", interrupted)
+    file = tmp_path / "grid.json"
+    with pytest.raises(KeyboardInterrupt):
+        run_grid("g", TWO, impl="reference", json_file=file)
+    assert [cell["id"] for cell in json.loads(file.read_text())["results"]] == [CELL.id]
+
+
+def test_a_divergence_survives_the_file(tmp_path):
+    divergence = Divergence("a", 2, "draft", 1, 3, "scores", 0.5, 0.25)
+    result = outcome(replace(GOOD, mismatches=1, first_divergence=divergence))
+    value = json.loads(json.dumps(result.to_json()))
+    assert CellResult.from_json(value["results"][0]) == result.cells[0]
+    assert value["first_divergence"]["field"] == "scores"
+
+
+def test_bfloat16_may_leave_a_phase_undecided_and_says_so():
+    parted = replace(GOOD, compared={**WHOLE, "verify": 0}, left_out={"verify": WHOLE["verify"]}, undecidable=1)
+    result = outcome(parted, replace(GOOD, id="b"), dtype="bfloat16")
+    assert result.failures() == []
+    assert result.to_json()["parted"] == ["a"]
+    (reason,) = outcome(parted, dtype="bfloat16").failures()
+    assert reason == "compared to the end was only 0% of verify, less than 25%"
+
+
+def test_processes_that_share_the_cells_find_the_same():
+    alone, shared = (run_grid("g", TWO, impl="reference", jobs=jobs) for jobs in (1, 2))
+    assert [replace(cell, seconds=0.0) for cell in shared.cells] == [replace(cell, seconds=0.0) for cell in alone.cells]
+
+
+def test_a_grid_says_what_ran_and_when():
+    result = run_grid("g", TWO[:1], impl="reference").to_json()
+    assert result["command"] == "specsim diff --grid g --device cpu --dtype float32"
+    assert datetime.fromisoformat(result["date"]) <= datetime.now(UTC)
+
+
+def test_no_process_at_all_is_refused():
+    with pytest.raises(InputError, match="jobs is 0; allowed: at least 1"):
+        run_grid("g", TWO, impl="reference", jobs=0)
+
+
+def test_shards_run_one_after_the_other_complete_one_file(tmp_path):
+    file = tmp_path / "shards.json"
+    run_grid("g", TWO, impl="reference", shard="1/2", json_file=file)
+    whole = run_grid("g", TWO, impl="reference", shard="2/2", resume=True, json_file=file)
+    assert whole.is_complete
+    assert [cell["id"] for cell in json.loads(file.read_text())["results"]] == [cell.id for cell in TWO]
+
+
+def test_bad_input_in_a_worker_is_bad_input():
+    with pytest.raises(InputError, match="pair is 'nobody'"):
+        run_grid("g", [replace(TWO[0], pair="nobody")], impl="reference", jobs=2)
+
+
+@pytest.mark.parametrize("impl", ["fast", "reference"])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
+def test_a_gpu_that_is_not_there_is_refused(impl):
+    with pytest.raises(InputError, match="device is 'cuda'; allowed: cpu"):
+        run_grid("g", TWO, impl=impl, device="cuda")
+
+
+@pytest.mark.parametrize("chunks", [0, 6])
+def test_chunks_without_a_token_are_refused(chunks):
+    with pytest.raises(InputError, match=f"chunks is {chunks}; allowed: 1 to the tokens of the shortest prompt"):
+        replace(CELL, chunks=chunks)
+
+
+@pytest.mark.parametrize("shard", ["9/9", "5/3", "0/3", "x", "1", "1/", "/2", "1/0", "-1/2"])
+def test_a_bad_shard_is_refused(shard):
+    with pytest.raises(InputError, match="shard is"):
+        run_grid("g", TWO, impl="reference", shard=shard)
+
+
+def test_resuming_from_something_else_is_refused(tmp_path):
+    file = tmp_path / "grid.json"
+    run_grid("g", TWO[1:], impl="reference", json_file=file)
+    with pytest.raises(InputError, match="fingerprint"):
+        run_grid("g", TWO, impl="reference", resume=True, json_file=file)
+    for text in ("", "[]", "{}", '{"results": 1}'):
+        file.write_text(text)
+        with pytest.raises(InputError, match="a result of this grid to resume"):
+            run_grid("g", TWO, impl="reference", resume=True, json_file=file)
+    with pytest.raises(InputError, match="resume is True"):
+        run_grid("g", TWO, impl="reference", resume=True)
+    with pytest.raises(InputError, match="dtype is 'int8'"):
+        run_grid("g", TWO, impl="reference", dtype="int8")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(mode="loose"),
+        dict(graph="all"),
+        dict(graph="round", config=SpecConfig(release="round")),
+        dict(graph="round", grammars={0: None}),
+    ],
+)
+def test_a_cell_that_cannot_be_is_refused(changes):
+    with pytest.raises(InputError):
+        replace(CELL, **changes)
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle-gpt", "medusa-llama"])
+def test_an_unknown_pair_is_refused(name):
+    with pytest.raises(InputError, match="pair is"):
+        make_pair(name)
+
+
+# The command.
+
+
+@pytest.fixture
+def call(capsys):
+    def call(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as exit_info:
+            main(("diff", *arguments))
+        return exit_info.value.code, *capsys.readouterr()
+
+    return call
+
+
+def test_diff_shows_one_cell(call, tmp_path):
+    file = tmp_path / "out.json"
+    setting = "--topk 2 --num-steps 3 --num-draft-tokens 6 --page-size 4 --drafter eagle --family qwen3 --batch 2"
+    modes = "--draft-kv ancestor --extend ragged --release round --temperature 0.8 --free"
+    status, out, err = call(*setting.split(), *modes.split(), "--impl", "reference", "--json", str(file))
+    assert (status, err) == (0, "")
+    assert out.rstrip().endswith("The columns are equal.")
+    names = [line.split("  ")[0] for line in out.splitlines()]
+    assert {"cells", "decisions", "undecidable", "mismatches", "largest logprob error"} <= set(names)
+    value = json.loads(file.read_text())
+    assert (value["mismatches"], value["cells"], value["first_divergence"]) == (0, 1, None)
+    assert {"grid", "device", "dtype", "versions", "seconds", "exercised", "results", "max_logprob_error"} <= set(value)
+
+
+def test_diff_puts_every_other_request_under_an_expression(call, monkeypatch):
+    cells = []
+    monkeypatch.setattr(running, "check", lambda cell, *rest: cells.append(cell) or replace(GOOD, id=cell.id))
+    status, _, err = call("--family", "shipped", "--regex", "(no|yes)!", "--impl", "reference", "--jobs", "2")
+    assert (status, err) == (0, "")
+    (cell,) = cells
+    assert (cell.id, list(cell.grammars)) == ("one cell, (no|yes)!", [0, 2])
+    assert 0 < cell.grammars[2].matcher().allowed().sum() < 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (("--grid", "huge"), "grid"),
+        (("--grid", "quick", "--regex", "a"), "regex"),
+        (("--regex", "a"), "regex"),
+        (("--grid", "quick", "--topk", "2"), "topk"),
+        (("--grid", "quick", "--free"), "free"),
+        (("--shard", "5/3"), "shard"),
+        (("--dtype", "float64"), "dtype"),
+        (("--impl", "slow"), "impl"),
+        (("--batch", "0"), "batch"),
+        (("--topk", "1"), "num_draft_tokens"),
+        (("--family", "gpt"), "family"),
+        (("--graph", "round", "--release", "round"), "graph"),
+        (("--resume",), "resume"),
+        (("--json", "/nowhere/out.json"), "json"),
+    ],
+)
+def test_diff_refuses_bad_input(call, arguments, name):
+    status, out, err = call("--impl", "reference", *arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"specsim: {name} is ")
+
+
+def test_the_help_of_diff_is_plain_text(call):
+    status, out, _ = call("--help")
+    assert status == 0
+    assert out.isascii()
+    assert max(map(len, out.splitlines())) <= 80

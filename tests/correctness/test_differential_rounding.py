@@ -1,0 +1,255 @@
+"""Rounding explains as much as it can in the differential, and no more."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import specsim.correctness.differential.grid_run as running
+import specsim.reference.verify as verify
+from specsim import SamplingParams, SpecConfig
+from specsim.core.phases import (
+    Batch,
+    Sampling,
+)
+from specsim.core.uniforms import final_uniforms
+from specsim.correctness.differential import check
+from specsim.correctness.differential.budget import FLOAT32_EPS, budget, log_prob_budget
+from specsim.correctness.differential.comparison import Comparison, Tally, Trio
+from specsim.correctness.differential.distribution import Law, rounding
+from specsim.correctness.differential.divergence import Mismatch, Undecidable
+from specsim.correctness.differential.grid_run import rehearse
+from specsim.correctness.differential.grids import (
+    SAMPLINGS,
+    cell_of,
+)
+from specsim.correctness.differential.pairs import make_pair, moved
+from specsim.correctness.differential.ranking import compare_ranking, log_scores
+from specsim.correctness.differential.sampled_verify import LEAST, MOST, compare_accepted
+from specsim.reference.acceptance import Tree
+
+BUDGETS = {}
+
+
+@pytest.fixture(autouse=True)
+def _rehearsed_once(monkeypatch):
+    """A cell's budgets are worked out once: faults of the column under test have no part in them."""
+
+    def rehearsed(cell, pair, dtype):
+        name = repr((cell, dtype))
+        if name not in BUDGETS:
+            BUDGETS[name] = rehearse(cell, pair, dtype)
+        return dict(BUDGETS[name])
+
+    monkeypatch.setattr(running, "rehearse", rehearsed)
+
+
+ONE = Sampling.of([SAMPLINGS["warm"]], 8)
+
+
+def comparison():
+    return Comparison(Tally(), FLOAT32_EPS)
+
+
+def rank(fast, exact_V, reference_V=None, noise=0.5, exact=None):
+    exact = exact or torch.sort(exact_V, descending=True, stable=True).indices[: len(fast)].tolist()
+    check = comparison()
+    compare_ranking(
+        check, "field", Trio(exact, exact, fast), exact_V if reference_V is None else reference_V, exact_V, noise
+    )
+    return check.tally
+
+
+def test_the_budget_is_measured_between_the_references():
+    reference, exact = torch.tensor([1.0, 2.5]), torch.tensor([1.25, 2.0], dtype=torch.float64)
+    assert budget(reference, exact, 0.0) == 2.0
+    assert budget(reference, exact, 0.125) == 2.0 + 16 * 0.125 * 2
+    assert budget(reference, exact, 0.125, magnitude=8.0) == 2.0 + 16 * 0.125 * 8
+    assert budget(torch.empty(0), torch.empty(0), 1.0) == 0
+    assert budget(torch.tensor([-torch.inf]), torch.tensor([-torch.inf]), 1.0) == 0
+
+
+def test_the_budget_of_a_log_probability_is_that_of_all_logits():
+    """However right the probabilities that are compared happen to be."""
+    reference, exact = torch.tensor([[1.0, 2.0, 9.5]]), torch.tensor([[1.0, 2.0, 9.0]], dtype=torch.float64)
+    assert log_prob_budget(reference, exact, 0.0) == 4.0
+
+
+@pytest.mark.parametrize(("gap", "error"), [(0.999, Undecidable), (1.001, Mismatch)])
+def test_two_values_change_places_only_within_twice_their_noise(gap, error):
+    with pytest.raises(error):
+        rank([1, 0], torch.tensor([1.0, 1.0 - gap, -9.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("fast", "error"), [([1, 0], Mismatch), ([1, 2], Mismatch), ([0, 2], Mismatch), ([0, 0], Mismatch), ([0, 1], None)]
+)
+def test_values_equal_in_both_precisions_go_by_index(fast, error):
+    """Ids 0, 1 and 2 tie; the noise would excuse any order of them."""
+    tied = torch.tensor([1.0, 1.0, 1.0, -9.0], dtype=torch.float64)
+    if error is None:
+        assert rank(fast, tied).exercised["ties"] == 1
+    else:
+        with pytest.raises(error):
+            rank(fast, tied)
+
+
+def test_values_equal_in_one_precision_only_may_go_either_way():
+    tied, apart = torch.tensor([1.0, 1.0, -9.0], dtype=torch.float64), torch.tensor([1.0, 1.1, -9.0])
+    with pytest.raises(Undecidable):
+        rank([1, 0], tied, apart)
+
+
+def test_a_shifted_ranking_is_not_taken_for_a_broken_tie():
+    values = torch.tensor([1.0, 0.9, 0.9, -9.0], dtype=torch.float64)
+    with pytest.raises(Undecidable):
+        rank([1, 2, 0], values, exact=[0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("known", "gap", "token", "error"),
+    [(True, 1e-9, 1, Mismatch), (False, 1e-9, 1, None), (False, 1e-3, 1, Mismatch), (True, 0.0, 1, Mismatch)],
+)
+def test_greedy_choices_from_known_logits_are_exact(known, gap, token, error):
+    adjusted_V = torch.tensor([2.0, 2.0 - gap, 0.0], dtype=torch.float64)
+    law = Law(adjusted_V, ONE, 0, rounding(adjusted_V), known)
+    law.compare_argmax("field", 0, 0)
+    if error is None:
+        law.compare_argmax("field", token, 0)
+    else:
+        with pytest.raises(error):
+            law.compare_argmax("field", token, 0)
+
+
+@pytest.mark.parametrize(("beyond", "fits"), [(0.9, True), (1.1, False)])
+def test_a_draw_may_miss_its_share_by_the_slack(beyond, fits):
+    law = Law(torch.zeros(8, dtype=torch.float64), ONE, 0, 1e-6)
+    uniform = 0.125 + beyond * law.slack
+    law.compare_draw("field", law.prob(), uniform, 1, 0)
+    if fits:
+        law.compare_draw("field", law.prob(), uniform, 0, 0)
+    else:
+        with pytest.raises(Mismatch):
+            law.compare_draw("field", law.prob(), uniform, 0, 0)
+
+
+def test_a_token_without_mass_is_never_drawn():
+    law = Law(torch.zeros(8, dtype=torch.float64), ONE, 0, 1e-6)
+    with pytest.raises(Mismatch):
+        law.compare_draw("field", law.prob().index_fill(0, torch.tensor([3]), 0.0), 0.375, 3, 0)
+
+
+FILTERS = {
+    "top_k": (dict(top_k=2), [3.0, 2.0, 2.0 - 1e-9, 0.0], [3.0, 2.0, 1.0, 0.0]),
+    "top_p": (dict(top_p=0.5), [2.0, 1.0, 1.0, -50.0], [2.0, 1.0, 0.0, -50.0]),
+    "min_p": (dict(min_p=0.5), [0.0, -0.6931471805599453, -3.0, -3.0], [0.0, -0.5, -3.0, -3.0]),
+}
+
+
+@pytest.mark.parametrize(("params", "close", "clear"), FILTERS.values(), ids=FILTERS)
+def test_a_filters_edge_within_the_noise_makes_a_draw_undecidable(params, close, clear):
+    sampling = Sampling.of([replace(SAMPLINGS["warm"], **params)], 4)
+    if "top_p" in params:  # a token before which exactly top_p stands
+        close = torch.tensor([0.5, 0.25, 0.125, 0.125]).log().tolist()
+    fragile, sound = (Law(torch.tensor(v, dtype=torch.float64), sampling, 0, 1e-6) for v in (close, clear))
+    assert fragile.is_fragile()
+    assert not sound.is_fragile()
+    with pytest.raises(Undecidable):
+        fragile.deny("field", 0, 3, 0)
+    with pytest.raises(Mismatch):
+        sound.deny("field", 0, 3, 0)
+
+
+def test_scores_are_held_to_their_own_size():
+    """As logarithms: a wrong score of 1e-9 beside one of 1 is as wrong as a wrong score of 1."""
+    right = torch.tensor([1.0, 1e-9])
+    wrong = torch.tensor([1.0, 1.01e-9])
+    with pytest.raises(Mismatch):
+        comparison().within("scores", log_scores(right), log_scores(wrong), 1e-3)
+    assert log_scores(torch.tensor([-2.0]), "logprob").tolist() == [-2.0]
+
+
+CHAIN = dict(topk=1, num_steps=3, page_size=4, batch=3, sampling="warm")
+
+
+class Shifted:
+    """An engine whose final uniforms are off."""
+
+    def __init__(self, engine, shift: float):
+        self._engine, self._shift = engine, shift
+
+    def __getattr__(self, name: str):
+        return getattr(self._engine, name)
+
+    def verify(self, *arguments):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                verify, "final_uniforms", lambda *names: (final_uniforms(*names) + self._shift).clamp(LEAST, MOST)
+            )
+            return self._engine.verify(*arguments)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.2])
+@pytest.mark.parametrize(
+    "setting",
+    [dict(verifier="rejection"), dict(verifier="block"), dict(verifier="multi_round", topk=2, num_draft_tokens=7)],
+    ids=lambda setting: setting["verifier"],
+)
+def test_a_bonus_of_a_uniform_that_is_a_little_off_is_a_mismatch(setting, temperature, monkeypatch):
+    """And nothing of it is undecidable, however small the mass that the bonus is drawn from."""
+    monkeypatch.setattr(running, "compare_with_oracle", lambda *_: [])
+    sampling = replace(SAMPLINGS["warm"], temperature=temperature, max_new_tokens=40)
+    cell = replace(cell_of(CHAIN | setting), rounds=10, sampling=(sampling,) * 3)
+    assert check(cell, "reference").mismatches == 0
+    found = check(cell, "reference", wrap=lambda column: replace(column, engine=Shifted(column.engine, -0.05)))
+    assert (found.mismatches > 0, found.undecidable) == (True, 0)
+    assert found.first_divergence.field in ("predict", "accept_index")
+
+
+def accepted_at(edge: float, found: tuple[list[int], int]) -> int:
+    """A chain of one draft, rejected; the bonus is token 0 where the final uniform lies below `edge` of itself, else
+    1.
+    """
+    config = SpecConfig(1, 1, 2, verifier="rejection", max_len=64)
+    params = SamplingParams(temperature=1.0)
+    batch = Batch.of([0], [0], [4], [params], 3)
+    final = float(verify.final_uniforms(batch.seeds, batch.request_ids, batch.seq_lens)[0])
+    logits = torch.tensor([final * edge, 1 - final * edge, 1e-30], dtype=torch.float64).log()
+    laws = tuple(Law.of_own_logits(logits, logits, batch.sampling, 0) for _ in range(2))
+    tree = Tree([0, 2], [-1, 0], [1, -1], [-1, -1], 9)
+    return compare_accepted(SimpleNamespace(config=config, batch=batch), 0, tree, laws, torch.eye(3)[2:], *found)
+
+
+def test_a_bonus_beside_the_edge_of_its_uniform_is_undecidable_and_one_away_from_it_wrong():
+    zero, one = ((0,), 0), ((0,), 1)
+    assert accepted_at(1 + 1e-3, zero) == accepted_at(1 - 1e-3, one) == 1
+    for edge, wrong in ((1 + 1e-3, one), (1 - 1e-3, zero)):
+        with pytest.raises(Mismatch, match="predict"):
+            accepted_at(edge, wrong)
+    for edge, other in ((1 + 1e-9, one), (1 - 1e-9, zero)):
+        with pytest.raises(Undecidable):
+            accepted_at(edge, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_rehearsals_weights_lie_a_unit_in_the_last_place_beside_the_pairs(dtype):
+    pair = make_pair("eagle3-llama", dtype)
+    beside = moved(pair, 0)
+    for before, after in ((pair.target.tensors, beside.target.tensors), (pair.drafter.tensors, beside.drafter.tensors)):
+        assert before.keys() == after.keys()
+        for name, tensor in before.items():
+            assert after[name].dtype == tensor.dtype
+            apart = (after[name].double() - tensor.double()).abs()
+            assert (apart <= torch.finfo(dtype).eps * tensor.double().abs()).all()
+    moved_share = (beside.target.tensors["lm_head.weight"] != pair.target.tensors["lm_head.weight"]).float().mean()
+    assert 0.4 < moved_share < 0.8
+    assert torch.equal(beside.drafter.tensors["d2t"], pair.drafter.tensors["d2t"])
+
+
+def test_rehearsals_give_every_field_that_is_held_to_a_budget_one():
+    cell = cell_of(dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3))
+    budgets = rehearse(cell, make_pair(cell.pair, torch.float32), "float32")
+    fields_of = {"target keys", "target values", "draft keys", "draft values", "draft_input.hidden"}
+    assert budgets.keys() == fields_of | {"target_logits", "draft_extend_input.hidden", "hidden"}
+    assert all(0 < value < 1e-3 for value in budgets.values())
