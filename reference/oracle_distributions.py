@@ -1,12 +1,12 @@
-"""The oracle's laws of one next token: what is made of its logits, and how tokens are drawn. All in float64, [V]."""
+"""Distributions of the oracle's next token, from its logits, and draws from them; all float64 [V]."""
 
 import torch
 
 from specsim.core.config import SamplingParams
 
 
-def next_law(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
-    """The law [V] of the next token: softmax at the temperature, top-k, top-p, min-p, renormalised after each."""
+def next_distribution(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
+    """Distribution of the next token: softmax(logits / T), top-k, top-p, min-p, renormalised after each."""
     prob_V = (logits / sampling.temperature).softmax(-1)
     if sampling.top_k:
         prob_V = restricted(prob_V, ranked(prob_V)[: sampling.top_k])
@@ -20,7 +20,7 @@ def next_law(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
 
 
 def restricted(prob_V: torch.Tensor, kept: list[int]) -> torch.Tensor:
-    """The law of a token that is known to be one of `kept`."""
+    """Condition a distribution on the tokens `kept`."""
     kept_V = torch.zeros_like(prob_V)
     kept_V[kept] = prob_V[kept]
     return kept_V / kept_V.sum()
@@ -32,7 +32,7 @@ def logprob(logits: torch.Tensor, token: int, sampling: SamplingParams) -> float
 
 
 def inverse_cdf(mass_V: torch.Tensor, uniform: float) -> int:
-    """The first id that has mass and whose cumulative mass exceeds that share of the total."""
+    """First id that has mass and whose cumulative mass exceeds that share of the total."""
     cdf_V = mass_V.cumsum(0)
     return int(((cdf_V > uniform * cdf_V[-1]) & (mass_V > 0)).nonzero()[0])
 

@@ -1,12 +1,14 @@
 """Dense forwards for the oracle: a whole sequence at once, nothing kept, after Hugging Face's llama, mistral and qwen3.
 
 EAGLE: arXiv 2401.15077 and 2406.16858; EAGLE-3: arXiv 2503.01840. Rows stand at positions 0..R-1 and attend causally.
-Dimensions: R rows · H hidden · F target features · V vocabulary · A attention heads · D head dim.
+Configs are a specsim.core.target.ModelConfig, of EAGLE-3 a specsim.core.drafter.DrafterConfig. Dimensions: R rows · H
+hidden · F target features · V vocabulary · A attention heads · D head dim.
 """
 
 import math
 from collections.abc import Mapping
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,14 +18,16 @@ from specsim.core.errors import InputError
 Tensors = Mapping[str, torch.Tensor]
 
 
-def in_dtype(model, dtype: torch.dtype) -> SimpleNamespace:
-    """The same config and tensors on the CPU, the floating ones in dtype."""
+def in_dtype(model: Any, dtype: torch.dtype) -> SimpleNamespace:
+    """Copy a checkpoint to the CPU, its floating tensors in dtype."""
     tensors = {name: x.detach().cpu() for name, x in model.tensors.items()}
     tensors = {name: x.to(dtype) if x.is_floating_point() else x for name, x in tensors.items()}
     return SimpleNamespace(config=model.config, tensors=tensors)
 
 
-def target_forward(config, tensors: Tensors, token_ids: list[int], feature_layers: tuple[int, ...]):
+def target_forward(
+    config: Any, tensors: Tensors, token_ids: list[int], feature_layers: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(logits [R, V], features [R, F]): the hidden states entering feature_layers; if none, what the head reads."""
     hidden_RH = tensors["model.embed_tokens.weight"][token_ids]
     entering = []
@@ -37,12 +41,15 @@ def target_forward(config, tensors: Tensors, token_ids: list[int], feature_layer
     return last_RH @ tensors["lm_head.weight"].T, features_RF
 
 
-def draft_forward(pair, token_ids: list[int], features_MF: torch.Tensor, hiddens: list[torch.Tensor]):
+def draft_forward(
+    pair: Any, token_ids: list[int], features_MF: torch.Tensor, hiddens: list[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(hidden [H] handed on, draft logits [V]) of the last of the rows (token, hidden).
 
-    The first rows have the target's features as their hidden, fused; the rows after them the given hiddens.
+    The hidden of the first M rows is the target's features, fused; the rows after them have the given hiddens.
     """
-    config, tensors = pair.drafter.config, pair.drafter.tensors
+    config = pair.drafter.config
+    tensors = pair.drafter.tensors
     if config.kind not in ("eagle", "eagle3"):
         raise InputError("kind", config.kind, "eagle or eagle3")
     embedding = tensors.get("embed_tokens.weight", pair.target.tensors["model.embed_tokens.weight"])[token_ids]
@@ -55,7 +62,7 @@ def draft_forward(pair, token_ids: list[int], features_MF: torch.Tensor, hiddens
     return hidden, tensors["lm_head.weight"] @ _norm(config.model, tensors, "norm", hidden)
 
 
-def _eagle(config, tensors, embedding_RH, hidden_RH):
+def _eagle(config: Any, tensors: Tensors, embedding_RH: torch.Tensor, hidden_RH: torch.Tensor) -> torch.Tensor:
     hidden_RH = _linear(tensors, "fc", torch.cat([embedding_RH, hidden_RH], dim=-1))
     for layer in range(config.num_layers):
         name = f"layers.{layer}"
@@ -64,7 +71,7 @@ def _eagle(config, tensors, embedding_RH, hidden_RH):
     return hidden_RH
 
 
-def _eagle3(config, tensors, embedding_RH, hidden_RH):
+def _eagle3(config: Any, tensors: Tensors, embedding_RH: torch.Tensor, hidden_RH: torch.Tensor) -> torch.Tensor:
     embedding_RH = _norm(config.model, tensors, "midlayer.input_layernorm", embedding_RH)
     normed_RH = _norm(config.model, tensors, "midlayer.hidden_norm", hidden_RH)
     residual_RH = normed_RH if config.norm_before_residual else hidden_RH
@@ -72,23 +79,27 @@ def _eagle3(config, tensors, embedding_RH, hidden_RH):
     return _layer(config.model, tensors, "midlayer", residual_RH, both, config.model.window(0))
 
 
-def _layer(config, tensors, name, residual_RH, normed, window):
-    """A decoder layer from its first projections on: attention reads `normed`, its output is added to the residual."""
+def _layer(
+    config: Any, tensors: Tensors, name: str, residual_RH: torch.Tensor, normed: torch.Tensor, window: int | None
+) -> torch.Tensor:
+    """Decoder layer after its first norm: attention reads `normed`, its output is added to the residual."""
     hidden_RH = residual_RH + _attention(config, tensors, f"{name}.self_attn", normed, window)
     normed_RH = _norm(config, tensors, f"{name}.post_attention_layernorm", hidden_RH)
     gate, up = (_linear(tensors, f"{name}.mlp.{part}_proj", normed_RH) for part in ("gate", "up"))
     return hidden_RH + _linear(tensors, f"{name}.mlp.down_proj", F.silu(gate) * up)
 
 
-def _attention(config, tensors, name, rows, window):
+def _attention(config: Any, tensors: Tensors, name: str, rows: torch.Tensor, window: int | None) -> torch.Tensor:
     """Softmax attention of a row over the rows up to itself, the last `window` of them if there is a window."""
     query, key, value = (
         _linear(tensors, f"{name}.{part}_proj", rows).unflatten(-1, (-1, config.head_dim)).transpose(0, 1)
         for part in "qkv"
     )
     if f"{name}.q_norm.weight" in tensors:  # Qwen3, over each head
-        query, key = _norm(config, tensors, f"{name}.q_norm", query), _norm(config, tensors, f"{name}.k_norm", key)
-    query, key = _rotate(config, query), _rotate(config, key)
+        query = _norm(config, tensors, f"{name}.q_norm", query)
+        key = _norm(config, tensors, f"{name}.k_norm", key)
+    query = _rotate(config, query)
+    key = _rotate(config, key)
     key, value = (x.repeat_interleave(config.num_heads // config.num_kv_heads, dim=0) for x in (key, value))
     age_RR = torch.arange(len(rows))[:, None] - torch.arange(len(rows))
     unseen_RR = (age_RR < 0) | (age_RR >= (window or len(rows)))
@@ -96,7 +107,7 @@ def _attention(config, tensors, name, rows, window):
     return _linear(tensors, f"{name}.o_proj", (scores_ARR.softmax(-1) @ value).transpose(0, 1).flatten(1))
 
 
-def _rotate(config, x_ARD):
+def _rotate(config: Any, x_ARD: torch.Tensor) -> torch.Tensor:
     """Rotary embedding, second half against first; angles in float32."""
     angle = torch.arange(x_ARD.shape[1], dtype=torch.float32)[:, None] * _frequencies(config)
     cos, sin = (torch.cat([x, x], dim=-1).to(x_ARD.dtype) for x in (angle.cos(), angle.sin()))
@@ -104,8 +115,8 @@ def _rotate(config, x_ARD):
     return x_ARD * cos + torch.cat([-second, first], dim=-1) * sin
 
 
-def _frequencies(config):
-    """Angle a position, [D/2] float32. llama3 slows the waves that are long against the original context."""
+def _frequencies(config: Any) -> torch.Tensor:
+    """Angle of one position, f32 [D/2]; llama3 slows waves that are long against the original context."""
     frequency = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2).float() / config.head_dim)
     scaling = config.rope_scaling
     rope_type = scaling.get("rope_type", "default")
@@ -114,18 +125,19 @@ def _frequencies(config):
     if rope_type != "llama3":
         raise InputError("rope_type", rope_type, "default or llama3")
     factor, low, high = (scaling[name] for name in ("factor", "low_freq_factor", "high_freq_factor"))
-    context, wavelength = scaling["original_max_position_embeddings"], 2 * math.pi / frequency
+    context = scaling["original_max_position_embeddings"]
+    wavelength = 2 * math.pi / frequency
     smooth = (context / wavelength - low) / (high - low)
     blend = (1 - smooth) * frequency / factor + smooth * frequency
     slow = torch.where(wavelength > context / low, frequency / factor, blend)
     return torch.where(wavelength < context / high, frequency, slow)
 
 
-def _norm(config, tensors, name, x):
+def _norm(config: Any, tensors: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + config.rms_norm_eps)
     return tensors[f"{name}.weight"] * wide.to(x.dtype)
 
 
-def _linear(tensors, name, x):
+def _linear(tensors: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
     return F.linear(x, tensors[f"{name}.weight"], tensors.get(f"{name}.bias"))

@@ -1,0 +1,119 @@
+"""Drafts of the oracle: candidates below a round's root, and the tree of the best."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+
+from specsim.reference.oracle_distributions import inverse_cdf, ranked
+from specsim.reference.oracle_forward import draft_forward, target_forward
+from specsim.reference.oracle_request import Request
+
+Path = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """A drafted token, the last of its path; the root has neither token nor parent."""
+
+    path: Path
+    parent: "Node | None"
+    lane: int
+    score: float
+    draft_prob_V: torch.Tensor | None  # f64 [V], distribution q that it was drawn from, None where it was not drawn
+    hidden: torch.Tensor | None  # [H], of the row that proposed it
+    rows: tuple[tuple[int, torch.Tensor], ...]  # (token, hidden) of the drafter's rows; the last proposed it
+
+    @property
+    def token(self) -> int:
+        return self.path[-1]
+
+    @property
+    def proposal(self) -> torch.Tensor:
+        """Distribution q of a draft that was drawn."""
+        if self.draft_prob_V is None:
+            raise ValueError("the draft was not drawn from a distribution")
+        return self.draft_prob_V
+
+
+def draft(request: Request, tokens: list[int], root: Node) -> list[Node]:
+    """Grow all candidates: K below the root, then level by level; none without a drafter.
+
+    The best drafts: K below each lane, and the K best of a level are the next lanes, K + (S-1)K² in all. Drawn drafts:
+    one below each lane, which is the next lane.
+    """
+    target = request.target
+    config = request.config
+    if request.drafter is None:
+        return []
+    drafter = request.drafter
+    _, features_LF = target_forward(target.config, target.tensors, tokens[:-1], drafter.config.feature_layers)
+
+    def propose(parent: Node, rows: tuple, lane: int, count: int) -> list[Node]:
+        """Propose `count` children of a node, the first of them in this lane."""
+        hidden = None
+        draft_prob_V = None
+        ids = range(count)
+        prob_K = torch.zeros(count)
+        if len(features_LF) + len(rows) <= request.max_len:  # the last row stands below max_len
+            token_ids = [*tokens[1:], *(token for token, _ in rows)]
+            hidden, logits = draft_forward(request, token_ids, features_LF, [hidden for _, hidden in rows])
+            if request.draws_drafts:
+                draft_prob_V = draft_distribution(request, drafter, logits)
+                depth = len(parent.path)
+                ids = [drawn(request, draft_prob_V, len(tokens) - 1, depth, lane + i) for i in range(count)]
+                prob_K = draft_prob_V[ids].float()
+            else:
+                ids, prob_K = draft_topk(drafter, logits, count)
+        scores = parent.score * prob_K if config.score == "prob" else parent.score + prob_K.log()
+        scores = scores.clamp(max=parent.score).tolist()
+        return [
+            Node((*parent.path, token), parent, lane + i, scores[i], draft_prob_V, hidden, rows)
+            for i, token in enumerate(ids)
+        ]
+
+    lanes = propose(root, (), 0, config.topk)
+    pool = list(lanes)
+    lane_rows: list[tuple] = [()] * config.topk
+    for _ in range(config.num_steps - 1):
+        before = lane_rows if config.draft_kv == "lane" else [node.rows for node in lanes]
+        lane_rows = [(*rows, (node.token, node.hidden)) for rows, node in zip(before, lanes, strict=True)]
+        count = 1 if config.is_sampled else config.topk
+        families = [propose(node, lane_rows[i], i, count) for i, node in enumerate(lanes)]
+        level = [child for family in families for child in family]
+        best = ranked(torch.tensor([child.score for child in level]))[: config.topk]
+        lanes = level if config.is_sampled else [level[i] for i in best]
+        pool += level
+    return pool
+
+
+def draft_topk(drafter: SimpleNamespace, logits: torch.Tensor, count: int) -> tuple[list[int], torch.Tensor]:
+    """(Likeliest draft tokens as target ids, their float32 probabilities at temperature 1)."""
+    prob = logits.double().softmax(-1).float()
+    draft_ids = ranked(logits)[:count]
+    return target_ids(drafter, len(prob))[draft_ids].tolist(), prob[draft_ids]
+
+
+def draft_distribution(request: Request, drafter: SimpleNamespace, logits: torch.Tensor) -> torch.Tensor:
+    """Distribution q of drawn drafts by target id, [V]: softmax(logits / T), rounded to float32."""
+    prob = (logits.double() / request.sampling.temperature).softmax(-1)
+    draft_prob_V = torch.zeros(request.target.config.vocab_size, dtype=torch.float64)
+    draft_prob_V[target_ids(drafter, len(prob))] = prob
+    return draft_prob_V.float().double()
+
+
+def target_ids(drafter: SimpleNamespace, count: int) -> torch.Tensor:
+    """Target ids of all draft ids."""
+    return torch.arange(count) + drafter.tensors.get("d2t", torch.zeros(count, dtype=torch.int64))
+
+
+def drawn(request: Request, draft_prob_V: torch.Tensor, root_len: int, depth: int, lane: int) -> int:
+    """Draw a child of a node of that depth: with its uniform, or with the noise that the target's token has too."""
+    if request.config.verifier == "gumbel":
+        return ranked(draft_prob_V.log() + request.draws.noise(root_len + depth + 1))[0]
+    return inverse_cdf(draft_prob_V, request.draws.uniform("DRAFT", root_len, depth, lane))
+
+
+def select(pool: list[Node], count: int) -> list[Node]:
+    """Select the best candidates, in pool order; a parent scores no less than its child and precedes it."""
+    return [pool[i] for i in sorted(ranked(torch.tensor([node.score for node in pool]))[:count])]

@@ -1,0 +1,62 @@
+"""A request of the oracle: its constants, its randomness, and the logits of its next token."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from specsim.core.config import SamplingParams, SpecConfig
+from specsim.reference.oracle_forward import target_forward
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Randomness of a request."""
+
+    uniform: Callable[[str, int, int, int], float]  # of (stream, L of the round's root, depth, index)
+    noise: Callable[[int], torch.Tensor]  # Gumbel noise [V] of the token at a position
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """Constants of a request's decoding."""
+
+    target: SimpleNamespace
+    drafter: SimpleNamespace | None  # None in plain decoding
+    config: SpecConfig
+    sampling: SamplingParams
+    draws: Draws
+    prompt_len: int
+    max_len: int
+    grammar: Any  # a specsim.core.grammar.Grammar, None if unconstrained
+
+    @property
+    def draws_drafts(self) -> bool:
+        """Whether drafts are drawn, not the drafter's best."""
+        return self.config.is_sampled and self.sampling.temperature > 0
+
+
+def next_logits(request: Request, row: list[int], counted: list[int]) -> torch.Tensor:
+    """float64 logits [V] of the token after `row`, after the penalties for `counted`, the bias and the grammar."""
+    sampling = request.sampling
+    logits = target_forward(request.target.config, request.target.tensors, row, ())[0][-1].double()
+    seen = logits[counted]
+    penalty = sampling.repetition_penalty
+    logits[counted] = torch.where(seen > 0, seen / penalty, seen * penalty)
+    count_V = torch.bincount(torch.tensor(counted[request.prompt_len :], dtype=torch.int64), minlength=len(logits))
+    logits -= sampling.frequency_penalty * count_V + sampling.presence_penalty * (count_V > 0)
+    for token, bias in sampling.logit_bias.items():
+        logits[token] += bias
+    return logits.masked_fill(~allowed(request, row, len(logits)), -math.inf)
+
+
+def allowed(request: Request, row: list[int], vocab_size: int) -> torch.Tensor:
+    """Tokens that the grammar allows, bool [V]; all if there is none, or the row has left it or ended."""
+    matcher = request.grammar.matcher() if request.grammar else None
+    for token in row[request.prompt_len :]:
+        if matcher is None or matcher.has_ended or not matcher.advance(token):
+            return torch.ones(vocab_size, dtype=torch.bool)
+    return torch.ones(vocab_size, dtype=torch.bool) if matcher is None or matcher.has_ended else matcher.allowed()
