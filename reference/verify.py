@@ -1,4 +1,4 @@
-"""Verification (trees: arXiv 2305.09781) of a batch: walk every tree as far as the target takes the drafts."""
+"""Verification of a batch (trees: arXiv 2305.09781): the accepted path of every tree, and the bonus token."""
 
 import torch
 
@@ -8,21 +8,23 @@ from specsim.core.pool import KVPool
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.uniforms import accept_uniforms, final_uniforms, first_uniforms, gumbel_noise, lane_accept_uniforms
 from specsim.reference import acceptance as accept
-from specsim.reference.acceptance import Tree
+from specsim.reference.acceptance import Accepted
+from specsim.reference.request_tree import Tree
 from specsim.reference.sampling import adjust_logits, inverse_cdf, logprob, target_prob
 from specsim.reference.synthetic import scheduled_drafts
 
 
 def trees(batch: Batch, verify_input: VerifyInput, max_len: int) -> list[Tree]:
-    """Every request's tree; no node at or beyond max_len may be accepted."""
-    columns = (
-        verify_input.draft_tokens,
-        verify_input.parents,
-        verify_input.retrieve_next_token,
-        verify_input.retrieve_next_sibling,
+    """List every request's tree; no node at or beyond max_len may be accepted."""
+    lists = zip(
+        verify_input.draft_tokens.tolist(),
+        verify_input.parents.tolist(),
+        verify_input.retrieve_next_token.tolist(),
+        verify_input.retrieve_next_sibling.tolist(),
+        (max_len - 1 - batch.seq_lens).tolist(),
+        strict=True,
     )
-    limits = (max_len - 1 - batch.seq_lens).tolist()
-    return [Tree(*row) for row in zip(*(column.tolist() for column in columns), limits, strict=True)]
+    return [Tree(*each) for each in lists]
 
 
 def node_logits(
@@ -33,16 +35,16 @@ def node_logits(
     pools: KVPool,
     allowed: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Every node's logits after penalties, bias and mask, f64 [B, N, V]; a node's context is the request's tokens and
-    its own path.
+    """Logits of every node after penalties, bias and mask, f64 [B, N, V]; allowed: bool [B, N, V], None: all.
 
-    Penalties `relaxed` count the request's tokens only, whatever the path. allowed: bool [B, N, V], all by default.
+    A node's context is the request's tokens and its own path; with penalties `relaxed` the request's tokens only.
     """
     logits_BNV = logits_RV.unflatten(0, verify_input.draft_tokens.shape)
     adjusted_BNV = torch.empty_like(logits_BNV, dtype=torch.float64)
-    every = trees(batch, verify_input, config.max_len)
+    every = trees(batch, verify_input, config.length_limit)
     for request, (tree, (row, length)) in enumerate(zip(every, batch.rows_and_lens, strict=True)):
-        committed, prompt_len = pools.token_ids[row, :length], int(batch.prompt_lens[request])
+        committed = pools.token_ids[row, :length]
+        prompt_len = int(batch.prompt_lens[request])
         for node in range(len(tree.tokens)):
             path = tree.path_tokens(node if config.penalties == "exact" else 0)
             context = torch.cat([committed, torch.tensor(path)])
@@ -54,7 +56,7 @@ def node_logits(
 
 
 def follow(tree: Tree, num_drafts: int) -> list[int]:
-    """Accept that many drafts whatever the target says: the path to the first node of that depth, or of the deepest."""
+    """Accept that many drafts, whatever the target: the path to the first node of that depth, or to the deepest."""
     limit = max(0, min(num_drafts, tree.depth_limit))
     paths = [tree.path(node) for node in range(len(tree.tokens))]
     return max((path for path in paths if len(path) <= limit + 1), key=len)
@@ -66,22 +68,24 @@ def accepted(
     draft_prob_MV: torch.Tensor | None,
     uniforms: tuple[torch.Tensor, float, torch.Tensor | None],
     config: SpecConfig,
-) -> tuple[list[int], int]:
-    """What the setting's verifier makes of one request's tree: (path of nodes from the root, bonus token).
+) -> Accepted:
+    """Apply the setting's verifier to one request's tree.
 
-    draft_prob_MV: by node, for those that have children. uniforms: accept uniforms, final uniform, Gumbel noise.
+    draft_prob_MV: q by node, of nodes with children. uniforms: accept uniforms, final uniform, Gumbel noise.
     """
-    (uniforms, final, noise_WV), verifier = uniforms, config.verifier
-    if verifier == "gumbel":
+    accept_uniforms_W, final, noise_WV = uniforms
+    if noise_WV is not None:
         return accept.gumbel(tree, prob_NV, noise_WV)
-    if verifier == "typical":
+    if config.verifier == "typical":
         return accept.typical(tree, prob_NV, config.typical_epsilon, config.typical_delta, final)
-    if verifier == "target_only":
-        thresholds = config.threshold_single, config.threshold_acc
-        return accept.target_only(tree, prob_NV, uniforms.tolist(), final, *thresholds)
-    leaves = len(prob_NV) - len(draft_prob_MV)
-    draft_prob_NV = torch.nn.functional.pad(draft_prob_MV.double(), (0, 0, 0, leaves))
-    return getattr(accept, verifier)(tree, prob_NV, draft_prob_NV, uniforms.tolist(), final)
+    accept_list = accept_uniforms_W.tolist()
+    if config.verifier == "target_only":
+        return accept.target_only(tree, prob_NV, accept_list, final, config.threshold_single, config.threshold_acc)
+    if draft_prob_MV is None:
+        raise ValueError(f"the verify input has no draft_prob, which verifier {config.verifier} reads")
+    num_leaves = len(prob_NV) - len(draft_prob_MV)
+    draft_prob_NV = torch.nn.functional.pad(draft_prob_MV.double(), (0, 0, 0, num_leaves))
+    return getattr(accept, config.verifier)(tree, prob_NV, draft_prob_NV, accept_list, final)
 
 
 def walk(
@@ -92,20 +96,20 @@ def walk(
     config: SpecConfig,
     acceptance: SyntheticAcceptance | None = None,
 ) -> Verdict:
-    """Walk every tree: greedily where the temperature is 0, else as the setting's verifier does.
+    """Walk every tree: greedily at temperature 0, else with the setting's verifier.
 
-    logits: of every node as node_logits gives them, f64 [B, N, V]. uniforms, acceptance: as of `verify`.
+    logits: f64 [B, N, V] from node_logits. uniforms, acceptance: see `verify`.
     """
     uniforms_BW, final_uniforms_B = uniforms or round_uniforms(batch, config)
     noise_BWV = round_noise(batch, config, logits.shape[-1]) if config.verifier == "gumbel" else None
     num_drafts = None if acceptance is None else scheduled_drafts(batch, acceptance)
-    draft_prob_BMV = verify_input.draft_prob
-    num_nodes, width = config.num_draft_tokens, config.num_steps + 1
+    num_nodes = config.num_draft_tokens
+    width = config.num_steps + 1
     predict = torch.full((batch.size * num_nodes,), -1, dtype=torch.int32)
     accept_index = torch.full((batch.size, width), -1, dtype=torch.int32)
     logprobs = torch.zeros(batch.size, width)
     num_accepted_drafts = torch.zeros(batch.size, dtype=torch.int32)
-    for request, tree in enumerate(trees(batch, verify_input, config.max_len)):
+    for request, tree in enumerate(trees(batch, verify_input, config.length_limit)):
         adjusted_NV = logits[request]
         final = float(final_uniforms_B[request])
         if num_drafts is not None:
@@ -115,12 +119,12 @@ def walk(
             path, bonus = accept.greedy(tree, adjusted_NV)
         else:
             prob_NV = torch.stack([target_prob(adjusted_V, batch.sampling, request) for adjusted_V in adjusted_NV])
-            noise_WV, draft_prob_MV = (None if each is None else each[request] for each in (noise_BWV, draft_prob_BMV))
+            noise_WV = None if noise_BWV is None else noise_BWV[request]
+            draft_prob_MV = None if verify_input.draft_prob is None else verify_input.draft_prob[request]
             path, bonus = accepted(tree, prob_NV, draft_prob_MV, (uniforms_BW[request], final, noise_WV), config)
         num_accepted_drafts[request] = len(path) - 1
-        for step, (node, token) in enumerate(
-            zip(path, [*(tree.tokens[node] for node in path[1:]), bonus], strict=True)
-        ):
+        tokens = [*(tree.tokens[node] for node in path[1:]), bonus]
+        for step, (node, token) in enumerate(zip(path, tokens, strict=True)):
             predict[request * num_nodes + node] = token
             accept_index[request, step] = request * num_nodes + node
             logprobs[request, step] = logprob(adjusted_NV[node], batch.sampling, request, token)
@@ -128,7 +132,7 @@ def walk(
 
 
 def round_uniforms(batch: Batch, config: SpecConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """Accept uniforms of a round, one a depth or for multi_round one a node, and its final uniforms."""
+    """Uniforms of a round: (accept [B, S+1] by depth, for multi_round [B, N] by node; final [B])."""
     names = batch.seeds, batch.request_ids, batch.seq_lens
     if config.verifier == "multi_round":
         return lane_accept_uniforms(*names, config.num_steps, config.topk), final_uniforms(*names)
@@ -151,11 +155,10 @@ def verify(
     acceptance: SyntheticAcceptance | None = None,
     allowed: torch.Tensor | None = None,
 ) -> Verdict:
-    """How far the target, whose logits [B·N, V] these are, takes every tree.
+    """Verify every tree with the target's logits, [B·N, V].
 
-    uniforms: the accept uniforms [B, S+1] ([B, N] for multi_round) and final uniforms [B] of this round, drawn by
-    their names where not given. acceptance: where given it decides how far, and the target the bonus tokens only.
-    allowed: bool [B, N, V], the tokens that may follow each node, all where it is not given.
+    uniforms: of round_uniforms, drawn by their names if None. acceptance: a schedule that decides how many drafts are
+    accepted, and the target the bonus tokens only. allowed: bool [B, N, V], tokens that may follow a node, None: all.
     """
     logits = node_logits(batch, verify_input, logits_RV, config, pools, allowed)
     return walk(batch, verify_input, logits, uniforms, config, acceptance)
@@ -168,15 +171,16 @@ def first_tokens(
     pools: KVPool,
     allowed: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The token after each request's chunk: (i32 [B], logprobs f32 [B]).
+    """Sample the token after each request's chunk: (i32 [B], logprobs f32 [B]).
 
-    known_tokens: i64 [B], what is known of them, -1 where the token is sampled. allowed: bool [B, 1, V], tokens it may
-    be.
+    known_tokens: i64 [B], -1 where the token is sampled. allowed: bool [B, 1, V], tokens that may follow, None: all.
     """
-    tokens, logprobs = known_tokens.int().clone(), torch.zeros(batch.size)
+    tokens = known_tokens.int().clone()
+    logprobs = torch.zeros(batch.size)
     uniforms_B = first_uniforms(batch.seeds, batch.request_ids, batch.seq_lens)
     for request, (row, length) in enumerate(batch.rows_and_lens):
-        context, prompt_len = pools.token_ids[row, :length], int(batch.prompt_lens[request])
+        context = pools.token_ids[row, :length]
+        prompt_len = int(batch.prompt_lens[request])
         allowed_V = None if allowed is None else allowed[request, 0]
         adjusted_V = adjust_logits(logits_BV[request], context, prompt_len, batch.sampling, request, allowed_V)
         if tokens[request] < 0:
