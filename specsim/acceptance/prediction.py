@@ -1,8 +1,9 @@
-"""Accept lengths predicted from one recording, next to those of runs."""
+"""Accept lengths predicted from one recording, and measured ones."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from time import perf_counter
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -13,6 +14,7 @@ from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.display import figure, heading, paragraph, print_table, setting
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
+from specsim.core.pair import Pair
 from specsim.serving.generation import generate
 from specsim.simulator.acceptance import accept_length
 
@@ -40,32 +42,37 @@ ASKED = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Accept lengths of one setting, bonus included; rounds: of the run."""
+    """Accept lengths of one setting, bonus included."""
 
     config: SpecConfig
     predicted: float
     measured: float
-    rounds: int
+    rounds: int  # of the measured run
 
     @property
     def error(self) -> float:
-        """Of the prediction, relative to the run."""
+        """Error of the prediction, relative to the run."""
         return self.predicted / self.measured - 1
+
+
+class Seconds(NamedTuple):
+    """Wall-clock seconds of the parts of a prediction; an array in JSON."""
+
+    recording: float
+    replaying: float
+    running: float
 
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """What was recorded, on how many prompts, what followed from it, and seconds of recording, replaying, running.
-
-    shares: by depth and rank, as of specsim.simulator.Candidates.shares; what plans and simulations read.
-    """
+    """Predictions of many settings from one recording, and their measured accept lengths."""
 
     recorded: SpecConfig
     num_prompts: int
     max_new_tokens: int
     rows: tuple[Prediction, ...]
-    shares: tuple[tuple[float, ...], ...]
-    seconds: tuple[float, float, float]
+    shares: tuple[tuple[float, ...], ...]  # by depth and rank (simulator.Candidates.shares), for plans and simulations
+    seconds: Seconds
 
     @property
     def mean_error(self) -> float:
@@ -75,23 +82,23 @@ class Predictions:
     def worst(self) -> Prediction:
         return max(self.rows, key=lambda row: abs(row.error))
 
-    def to_json(self) -> dict:
-        """A value that json can write."""
+    def to_json(self) -> dict[str, Any]:
+        """Make a value that json can write."""
         rows = [asdict(row) | {"error": row.error} for row in self.rows]
         return asdict(self) | {"rows": rows, "mean_error": self.mean_error, "asked": ASKED}
 
 
 def predict(
-    pair,
-    prompts: Sequence,
+    pair: Pair,
+    prompts: Sequence[str] | Sequence[Sequence[int]],
     max_new_tokens: int = 64,
     settings: Sequence[SpecConfig] = SETTINGS,
     recorded: SpecConfig = RECORDED,
     progress: bool = False,
 ) -> Predictions:
-    """Record once, replay every setting, then run each on the reference column, greedily and in float64.
+    """Record once, replay every setting, then run each on the reference, greedily and in float64.
 
-    A setting has to lie within the recorded one. End tokens end nothing, so that every prompt weighs the same.
+    A setting has to lie within the recorded one. End tokens are ignored, so that every prompt weighs the same.
     max_new_tokens: at least 2.
     """
     if max_new_tokens < 2:
@@ -105,24 +112,25 @@ def predict(
         bar.update()
         replaying = perf_counter()
         lengths = [accept_length(candidates.acceptance(config)) for config in settings]
-        running, rows = perf_counter(), []
+        running = perf_counter()
+        rows: list[Prediction] = []
         for config, predicted in zip(settings, lengths, strict=True):
             figures = generate(pair, prompts, config, sampling, engine=EngineOptions(dtype=torch.float64)).acceptance
             rows.append(Prediction(config, predicted, figures.accept_length, figures.rounds))
             bar.update()
-    seconds = replaying - start, running - replaying, perf_counter() - running
+    seconds = Seconds(replaying - start, running - replaying, perf_counter() - running)
     shares = tuple(map(tuple, candidates.shares().tolist()))
     return Predictions(recorded, len(candidates.texts), max_new_tokens, tuple(rows), shares, seconds)
 
 
 def show(predictions: Predictions, console: Console) -> None:
-    """Print them, a line a setting, and the errors."""
+    """Print a line a setting, and the errors."""
     heading(console, f"Accept lengths predicted from one recording ({setting(predictions.recorded)})")
-    recording, replaying, running = predictions.seconds
+    seconds = predictions.seconds
     paragraph(
         console,
         f"{predictions.num_prompts} prompts, {predictions.max_new_tokens} new tokens each, greedy. Recording took "
-        f"{recording:.0f} s, all predictions {replaying:.1f} s, the runs {running:.0f} s.",
+        f"{seconds.recording:.0f} s, all predictions {seconds.replaying:.1f} s, the runs {seconds.running:.0f} s.",
     )
     console.print()
     rows = [

@@ -1,8 +1,8 @@
-"""The acceptance study: what a pair's drafters get accepted on its prompts, next to what is asked of them."""
+"""The acceptance study: acceptance of a pair's drafters on its prompts, and targets for it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -12,7 +12,8 @@ from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.display import by_position, figure, heading, paragraph, print_table
 from specsim.core.engine_options import EngineOptions
 from specsim.core.metrics import LOOP_SHARE, Acceptance, is_loop
-from specsim.serving.generation import Generation, generate
+from specsim.core.pair import Pair
+from specsim.serving.generation import Generation, Output, generate
 
 LEAST_PROMPTS, LEAST_NEW_TOKENS = 40, 64
 NAMES = {"eagle": "EAGLE", "eagle3": "EAGLE-3"}
@@ -37,7 +38,7 @@ class Setting:
 
 
 def chain(num_drafts: int) -> SpecConfig:
-    """A chain of drafts, the root and all of them verified."""
+    """Make the setting of a chain of drafts, the root and all of them verified."""
     return SpecConfig(topk=1, num_steps=num_drafts, num_draft_tokens=num_drafts + 1)
 
 
@@ -51,40 +52,49 @@ SETTINGS = (
     Setting("eagle", chain(3)),
     Setting("eagle", chain(3), temperature=1.0),
 )
-# Drafter, drafts of the chain, temperature, least accept length; over all prompts, then over those that do not loop.
-ASKED = (("eagle3", 3, 0.0, 3.2), ("eagle3", 3, 1.0, 1.7), ("eagle", 3, 0.0, 2.5))
-ASKED_FRESH = (("eagle3", 3, 0.0, 2.3),)
+
+
+class Target(NamedTuple):
+    """The least accept length that a setting should reach."""
+
+    setting: Setting
+    accept_length: float
+
+
+TARGETS = (
+    Target(Setting("eagle3", chain(3)), 3.2),
+    Target(Setting("eagle3", chain(3), temperature=1.0), 1.7),
+    Target(Setting("eagle", chain(3)), 2.5),
+)
+TARGETS_FRESH = (Target(Setting("eagle3", chain(3)), 2.3),)  # over prompts whose continuation does not loop
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Acceptance of one setting over all prompts and over the fresh ones (greedy continuation does not loop).
-
-    num_equal: at temperature 0 the outputs that equal plain decoding's token for token, else None.
-    """
+    """Acceptance of one setting."""
 
     setting: Setting
-    everything: Acceptance
-    fresh: Acceptance
-    num_equal: int | None
+    everything: Acceptance  # over all prompts
+    fresh: Acceptance  # over those whose greedy continuation does not loop
+    num_equal: int | None  # outputs at temperature 0 that equal plain decoding's token for token
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A claim with the figure measured and the figure asked."""
+    """A measured figure and its target."""
 
     claim: str
     measured: float
-    asked: str
+    asked: str  # the target, in words
     holds: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What was measured on how many prompts, and how many of them are fresh."""
+    """Acceptance of many settings on the same prompts."""
 
     num_prompts: int
-    num_fresh: int
+    num_fresh: int  # prompts whose greedy continuation does not loop
     max_new_tokens: int
     measurements: tuple[Measurement, ...]
     checks: tuple[Check, ...]
@@ -94,25 +104,25 @@ class Study:
         """Whether every greedy output equals plain decoding's."""
         return all(row.num_equal in (None, self.num_prompts) for row in self.measurements)
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
+        """Make a value that json can write."""
         return asdict(self)
 
 
 def measure(
-    pairs: Mapping[str, Any],
-    prompts: Sequence,
+    pairs: Mapping[str, Pair],
+    prompts: Sequence[str] | Sequence[Sequence[int]],
     max_new_tokens: int = LEAST_NEW_TOKENS,
     settings: Sequence[Setting] = SETTINGS,
     progress: bool = False,
 ) -> Study:
-    """Run every setting on all prompts. pairs: one a drafter's name, all of the same target.
+    """Run every setting on all prompts. pairs: by drafter, all of the same target.
 
-    In float64, so that no greedy token is decided by rounding. An end token does not end a request, so that every
-    prompt weighs the same.
+    In float64, so that rounding decides no greedy token. End tokens are ignored, so that every prompt weighs the same.
     """
     bar = tqdm(total=len(settings) + 1, unit="run", disable=None if progress else True)
 
-    def run(pair: Any, config: SpecConfig, temperature: float) -> Generation:
+    def run(pair: Pair, config: SpecConfig, temperature: float) -> Generation:
         bar.update()
         sampling = SamplingParams(temperature=temperature, max_new_tokens=max_new_tokens, ignore_eos=True)
         return generate(pair, prompts, config, sampling, engine=EngineOptions(dtype=torch.float64))
@@ -125,7 +135,7 @@ def measure(
     return replace(study, checks=tuple(_checks(study)))
 
 
-def _is_fresh(output: Any) -> bool:
+def _is_fresh(output: Output) -> bool:
     return not is_loop(output.token_ids)
 
 
@@ -140,12 +150,11 @@ def _checks(study: Study) -> Iterator[Check]:
     yield _at_least("prompts", study.num_prompts, LEAST_PROMPTS)
     yield _at_least("new tokens a prompt", study.max_new_tokens, LEAST_NEW_TOKENS)
     yield _at_least("prompts whose greedy continuation does not loop", study.num_fresh, study.num_prompts / 2)
-    for group, suffix, asked in (("everything", "", ASKED), ("fresh", ", no loop", ASKED_FRESH)):
-        for drafter, num_drafts, temperature, least in asked:
-            wanted = Setting(drafter, chain(num_drafts), temperature)
+    for group, suffix, targets in (("everything", "", TARGETS), ("fresh", ", no loop", TARGETS_FRESH)):
+        for wanted, least in targets:
             for row in study.measurements:
                 if row.setting == wanted:
-                    claim = f"{wanted}, T={temperature:g}{suffix}: accept length"
+                    claim = f"{wanted}, T={wanted.temperature:g}{suffix}: accept length"
                     yield _at_least(claim, getattr(row, group).accept_length, least)
     yield from _tree_checks(study.measurements)
     greedy = [row.num_equal for row in study.measurements if row.num_equal is not None]
@@ -158,13 +167,15 @@ def _at_least(claim: str, measured: float, least: float) -> Check:
 
 
 def _tree_checks(rows: Sequence[Measurement]) -> Iterator[Check]:
-    """The tree against the best chain of as many steps or fewer, at the same temperature."""
+    """Compare the tree with the best chain of as many steps or fewer, at the same temperature."""
     for tree in (row for row in rows if not row.setting.is_chain):
-        steps, temperature = tree.setting.config.num_steps, tree.setting.temperature
-        peers = [row for row in rows if row.setting.is_chain and row.setting.temperature == temperature]
-        lengths = [row.everything.accept_length for row in peers if row.setting.config.num_steps <= steps]
+        steps = tree.setting.config.num_steps
+        temperature = tree.setting.temperature
+        chains = [row for row in rows if row.setting.is_chain and row.setting.temperature == temperature]
+        lengths = [row.everything.accept_length for row in chains if row.setting.config.num_steps <= steps]
         if lengths:
-            measured, best = tree.everything.accept_length, max(lengths)
+            measured = tree.everything.accept_length
+            best = max(lengths)
             asked = f"above {best:.2f}, the best chain's"
             yield Check(f"{tree.setting}, T={temperature:g}: accept length", measured, asked, measured > best)
 

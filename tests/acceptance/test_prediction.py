@@ -75,20 +75,20 @@ def test_thirty_settings_lie_within_the_recorded_one():
 
 
 def test_what_cannot_be_recorded_is_refused():
-    with pytest.raises(InputError, match="num_steps is 0"):
+    with pytest.raises(InputError, check=lambda error: error.name == "num_steps"):
         record(synthetic_pair("eagle3"), PROMPTS, SpecConfig.plain(), 8)
-    with pytest.raises(InputError, match=r"prompt is '4 tokens'; allowed: at most"):
+    with pytest.raises(InputError, check=lambda error: error.name == "prompt"):
         record(synthetic_pair("eagle3"), [[7, 8, 9, 10]], replace(LARGE, max_len=20), 17)
-    with pytest.raises(InputError, match=r"positions is 0; allowed: at least 1"):
+    with pytest.raises(InputError, check=lambda error: error.name == "positions"):
         record(synthetic_pair("eagle3"), PROMPTS, LARGE, 0)
-    with pytest.raises(InputError, match=r"prompts is \[\]; allowed: at least one prompt"):
+    with pytest.raises(InputError, check=lambda error: error.name == "prompts"):
         record(synthetic_pair("eagle3"), [], LARGE, 4)
 
 
 def test_what_cannot_be_predicted_is_refused():
-    with pytest.raises(InputError, match="max_new_tokens is 1; allowed: at least 2"):
+    with pytest.raises(InputError, check=lambda error: error.name == "max_new_tokens"):
         predict(synthetic_pair("eagle3"), PROMPTS, 1, SMALLER, LARGE)
-    with pytest.raises(InputError, match=r"settings is \[\]; allowed: at least one setting"):
+    with pytest.raises(InputError, check=lambda error: error.name == "settings"):
         predict(synthetic_pair("eagle3"), PROMPTS, 12, [], LARGE)
 
 

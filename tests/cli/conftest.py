@@ -1,0 +1,144 @@
+"""Fixtures of the command line tests: a small pair in the place of the shipped one, and calls of the commands."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import save_file
+
+import specsim.core.provenance
+import specsim.models.shipped
+from specsim.cli.main import main
+from specsim.core.pair import Pair
+from specsim.core.target import ModelConfig
+from specsim.maintain.training.tokenizer import save_tokenizer, train_tokenizer
+from specsim.models.synthetic_pair import synthetic_pair
+
+VOCAB_SIZE = 257
+MAX_LEN = 512
+PROMPTS = ("def add(a, b):", "import os\n", "class Tree:\n    pass\n")
+SHAPE = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "max_position_embeddings": 256,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 96,
+}
+
+
+def config_fields(config: ModelConfig) -> dict:
+    return {
+        "model_type": config.family,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "rms_norm_eps": config.rms_norm_eps,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rope_theta": config.rope_theta,
+    }
+
+
+def write_checkpoint(folder: Path, fields: dict, tensors: dict) -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(fields))
+    stored = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / "model.safetensors")
+
+
+def write_head(folder: Path, pair: Pair) -> None:
+    config = pair.drafter.config
+    fields = config_fields(config.model)
+    if config.kind == "eagle3":
+        fields |= {"draft_vocab_size": config.draft_vocab_size, "eagle_aux_hidden_state_convention": "entering"}
+        fields |= {"eagle_aux_hidden_state_layer_ids": list(config.feature_layers)}
+    write_checkpoint(folder, fields, pair.drafter.tensors)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    """A folder like the shipped pair's: a target with its tokenizer, two heads, prompts."""
+    folder = tmp_path_factory.mktemp("zoo") / "tiny"
+    heads = {kind: synthetic_pair(kind, num_layers=4, vocab_size=VOCAB_SIZE) for kind in ("eagle", "eagle3")}
+    target = heads["eagle3"].target
+    write_checkpoint(folder / "target", config_fields(target.config), target.tensors)
+    save_tokenizer(train_tokenizer(["def"], VOCAB_SIZE), folder / "target", MAX_LEN)
+    for kind, pair in heads.items():
+        write_head(folder / kind, pair)
+    lines = [json.dumps({"id": str(index), "text": text}) + "\n" for index, text in enumerate(PROMPTS)]
+    (folder / "prompts.jsonl").write_text("".join(lines))
+    return folder
+
+
+@pytest.fixture
+def shipped(tiny, monkeypatch):
+    monkeypatch.setattr(specsim.models.shipped, "TINY", tiny)
+
+
+@pytest.fixture
+def call(capsys):
+    """Run the command line in this process: (exit status, stdout, stderr)."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as exit_info:
+            main(arguments)
+        return exit_info.value.code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def shape(tmp_path) -> Path:
+    (tmp_path / "shapes").mkdir()
+    (file := tmp_path / "shapes" / "small.json").write_text(json.dumps(SHAPE))
+    return file
+
+
+@pytest.fixture
+def bad_files(tiny, tmp_path) -> Path:
+    (tmp_path / "empty").touch()
+    (tmp_path / "text").write_text("a text")
+    (tmp_path / "deep").write_text("[" * 100_000)
+    (tmp_path / "latin1").write_bytes("é".encode("latin1"))
+    write_head(tmp_path / "wider", synthetic_pair("eagle", vocab_size=VOCAB_SIZE, hidden_size=64))
+    shutil.copytree(tiny / "target", tmp_path / "cut")
+    os.truncate(tmp_path / "cut" / "model.safetensors", 1000)
+    return tmp_path
+
+
+@pytest.fixture
+def assert_one_sentence() -> Callable[..., None]:
+    """Check that a call ended in status 2 and one line on stderr that begins with the field."""
+
+    def check(result: tuple[int, str, str], name: str = "") -> None:
+        status, out, err = result
+        assert (status, out) == (2, "")
+        assert err.startswith(f"specsim: {name}{' ' * bool(name)}")
+        assert err.count("\n") == 1
+
+    return check
+
+
+@pytest.fixture
+def in_process(tiny) -> Callable[..., tuple[int, str]]:
+    """Run the command line in a process of its own: (exit status, stderr)."""
+    code = "import sys, pathlib, specsim.models.shipped\nspecsim.models.shipped.TINY = pathlib.Path(sys.argv.pop(1))\n"
+
+    def run(*arguments: str, **options) -> tuple[int, str]:
+        command = [sys.executable, "-c", f"{code}from specsim.cli.main import main\nmain()", str(tiny), *arguments]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, **options)
+        return done.returncode, done.stderr
+
+    return run

@@ -1,0 +1,173 @@
+"""Bad input ends in status 2 and one sentence that begins with the field."""
+
+import pytest
+
+import specsim.core.provenance
+import specsim.models.shipped
+
+pytestmark = pytest.mark.usefixtures("shipped")
+
+
+BAD = [
+    ("--topk 0", "topk"),
+    ("--topk 1", "num_draft_tokens"),
+    ("--topk 240 --num-steps 1", "topk"),
+    ("--num-steps -1", "num_steps"),
+    ("--num-draft-tokens 99", "num_draft_tokens"),
+    ("--page-size 0", "page_size"),
+    ("--verifier multi_round", "num_draft_tokens"),
+    ("--drafter none --verifier block", "verifier"),
+    ("--draft-kv own", "draft_kv"),
+    ("--extend none", "extend"),
+    ("--release never", "release"),
+    ("--max-len 1", "max_len"),
+    ("--max-len 513", "max_len"),
+    ("--max-len 8", "prompt"),
+    ("--impl quick", "impl"),
+    ("--dtype int8", "dtype"),
+    ("--drafter medusa", "drafter"),
+    ("--drafter none --topk 2", "topk"),
+    ("--drafter none --release round", "release"),
+    ("--temperature -1", "temperature"),
+    ("--page-size 65537", "page_size"),
+    ("--topk 1 --num-steps 3000 --num-draft-tokens 3001", "num_steps"),
+    ("--target ~nosuchuser --draft x", "target"),
+    ("--draft-field norm=1", "draft_fields"),
+    ("--drafter none --draft-field norm=1", "draft_fields"),
+    ("--temperature nan", "temperature"),
+    ("--top-k -1", "top_k"),
+    ("--top-p 0", "top_p"),
+    ("--min-p 2", "min_p"),
+    ("--repetition-penalty 0", "repetition_penalty"),
+    ("--presence-penalty 3", "presence_penalty"),
+    ("--frequency-penalty -3", "frequency_penalty"),
+    ("--max-new-tokens 0", "max_new_tokens"),
+    ("--seed -1", "seed"),
+    ("--prompt=", "prompt"),
+    ("--prompt \udcff", "prompt"),
+    ("--prompt-file {tmp}/missing", "prompt_file"),
+    ("--prompt-file {tmp}", "prompt_file"),
+    ("--prompt-file {tmp}/empty", "prompt_file"),
+    ("--prompt-file {tmp}/latin1", "prompt_file"),
+    ("--prompt x --prompt-file {tmp}/empty", "prompt_file"),
+    ("--target {tmp}/missing --drafter none", "target"),
+    ("--target {tiny}/target", "draft"),
+    ("--draft {tiny}/eagle3", "target"),
+    ("--target {tiny}/target --draft {tmp}/wider", "hidden_size in"),
+    ("--target {tmp}/cut --drafter none", "{tmp}/cut/model.safetensors"),
+    ("--shape llama-9", "shape"),
+    ("--shape llama-3-8b-tp3-slice", "shape"),
+    ("--shape {tmp}/latin1", "{tmp}/latin1"),
+    ("--shape llama-3-8b --target {tmp}/cut", "target"),
+    ("--shape llama-3-8b --draft-field a=1", "draft_field"),
+    ("--shape llama-3-8b --drafter medusa", "drafter"),
+    ("--shape llama-3-8b --prompt x", "prompt"),
+    ("--prompt-length 5", "prompt_length"),
+    ("--accept-rates 0.5,x,0", "accept_rates"),
+    ("--accept-rates 0.5,0.6,0", "accept_rates"),
+    ("--accept-rates 0.5,0.4", "accept_rates"),
+    ("--accept-rates 1,1,1 --drafter none", "accept_rates"),
+    ("--accept-rates 1,1,1 --regex a", "regex"),
+    ("--json-schema {tmp}/deep", "json_schema"),
+    ("--prompt-file {tmp}/text --json {tmp}/text", "json"),
+    ("--temperature warm", "temperature"),
+    ("--seed=1.5", "seed"),
+    ("--accept-rates 1,1,1 --accept-schedule often", "accept_schedule"),
+    ("--accept-schedule independent", "accept_schedule"),
+    ("--json {tmp}", "json"),
+    ("--json {tmp}/missing/out.json", "json"),
+]  # fmt: skip  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "name"), BAD, ids=[repr(case[0]) for case in BAD])
+def test_bad_input_is_one_sentence(call, tiny, bad_files, arguments, name, assert_one_sentence):
+    before = sorted(bad_files.rglob("*"))
+    filled = [word.format(tmp=bad_files, tiny=tiny) for word in arguments.split(" ")]
+    result = call("generate", *filled)
+    assert_one_sentence(result, name.format(tmp=bad_files))
+    assert sorted(bad_files.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--topk 0", "topk is 0; allowed: an integer of at least 1"),
+        ("--drafter medusa", "drafter is 'medusa'; allowed: eagle or eagle3 or none"),
+        ("--temperature warm", "temperature is 'warm'; allowed: a number"),
+        ("--drafter none --topk 2", "topk is 2; allowed: only 4, the default, with drafter none"),
+        ("--prompt-length 5", "prompt_length is '5'; allowed: none without --shape"),
+        (
+            "--accept-rates 0.5,x",
+            "accept_rates is '0.5,x'; allowed: numbers with commas between them, such as 0.8,0.6,0.4",
+        ),
+    ],
+)
+def test_sentences_of_bad_input(call, arguments, sentence):
+    assert call("generate", *arguments.split()) == (2, "", f"specsim: {sentence}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ("accept --prompts 0", "prompts"),
+        ("accept --prompts 4", "prompts"),
+        ("accept --max-new-tokens 0", "max_new_tokens"),
+        ("accept --json /", "json"),
+        ("diff --family gpt", "family"),
+        ("diff --drafter mtp", "drafter"),
+        ("diff --impl reference --graph round", "graph"),
+    ],
+)
+def test_bad_input_of_accept_and_diff(call, arguments, name, assert_one_sentence):
+    assert_one_sentence(call(*arguments.split()), name)
+
+
+def test_bad_input_of_soak(call, assert_one_sentence):
+    assert_one_sentence(call("soak", "--requests", "0"), "requests")
+    assert_one_sentence(call("soak", "--json", "/"), "json")
+    assert_one_sentence(call("soak", "--program", ""), "program")
+    for given in (("--requests", "10000"), ("--seed", "0")):
+        assert_one_sentence(call("soak", "--program", "0-0-1", *given), "program")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("generate --topk many", "topk is 'many'; allowed: an integer"),
+        ("generate --no-such", "No such option: --no-such"),
+        ("generate more", "Got unexpected extra argument"),
+        ("nothing", "No such command 'nothing'."),
+        ("accept --prompts", "Option '--prompts' requires an argument."),
+        ("sweep --vary seed=1", "Missing option '--out'."),
+    ],
+)
+def test_usage_errors_are_one_sentence(call, arguments, message):
+    status, out, err = call(*arguments.split())
+    assert (status, out) == (2, "")
+    assert err.startswith(f"specsim: {message}")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "lint-report {tmp}/text --json {tmp}/text",
+        "explain --a {tmp}/text --b {tmp}/empty --json {tmp}/text",
+        "plan --accept {tmp}/text --json {tmp}/text",
+        "simulate --workload {tmp}/text --json {tmp}/text",
+        "simulate --plot {tmp}/new --json {tmp}/new",
+        "sweep --out {tmp}/new --json {tmp}/new --vary seed=1",
+        "run --requests {tmp}/text --json {tmp}/text",
+    ],
+)
+def test_no_result_overwrites_another_file_of_the_command(call, bad_files, arguments, assert_one_sentence):
+    before = sorted(bad_files.rglob("*"))
+    result = call(*arguments.format(tmp=bad_files).split())
+    assert_one_sentence(result)
+    assert sorted(bad_files.rglob("*")) == before
+    assert (bad_files / "text").read_text() == "a text"
+
+
+def test_missing_prompts_are_told(call, tmp_path, monkeypatch, assert_one_sentence):
+    monkeypatch.setattr(specsim.models.shipped, "TINY", tmp_path)
+    assert_one_sentence(call("demo"), str(tmp_path / "prompts.jsonl"))

@@ -1,0 +1,96 @@
+"""Version, help, threads, and the commands accept, soak and demo."""
+
+import json
+import os
+
+import pytest
+
+from specsim.acceptance.study import Check, Measurement, Setting, Study, chain
+from specsim.core.metrics import acceptance
+
+pytestmark = pytest.mark.usefixtures("shipped")
+
+
+def test_version(call):
+    assert call("--version") == (0, "specsim 0.1.0\n", "")
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("--help",), *((name, "--help") for name in ("generate", "run", "soak", "demo"))]
+)
+def test_help_is_plain_text(call, arguments):
+    status, out, err = call(*arguments)
+    assert (status, err) == (0, "")
+    assert out.startswith("Usage: specsim")
+    assert out.isascii()
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "used"), [("demo", None, "1"), ("sampling-test", "3", "3"), ("generate", None, None)]
+)
+def test_small_models_get_one_thread_unless_told_otherwise(call, monkeypatch, command, given, used):
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "0")  # which is put back in the end
+        monkeypatch.delenv(name) if given is None else monkeypatch.setenv(name, given)
+    assert call(command, "--help")[0] == 0
+    assert os.environ.get("OMP_NUM_THREADS") == os.environ.get("MKL_NUM_THREADS") == used
+
+
+def test_accept(call, tmp_path):
+    file = tmp_path / "accept.json"
+    status, out, err = call("accept", "--prompts", "2", "--max-new-tokens", "6", "--json", str(file))
+    assert (status, err) == (0, "")
+    assert "Acceptance on 2 held-out prompts, 6 new tokens each" in out
+    study = json.loads(file.read_text(), parse_constant=pytest.fail)
+    assert (study["num_prompts"], len(study["measurements"])) == (2, 11)
+
+
+def test_accept_exits_1_where_outputs_differ(call, monkeypatch):
+    measured = Measurement(Setting("eagle3", chain(1)), acceptance([1, 0], 1), acceptance([0], 1), num_equal=1)
+    monkeypatch.setattr(
+        "specsim.acceptance.study.measure",
+        lambda *_, **__: Study(2, 1, 64, (measured,), (Check("equal", 1, "all 2", False),)),
+    )
+    assert call("accept")[0] == 1
+
+
+@pytest.mark.parametrize("is_ok", [True, False])
+def test_soak(call, tmp_path, monkeypatch, is_ok):
+    asked = []
+
+    class Result:
+        def __init__(self, *arguments, **options):
+            asked.append((arguments, options))
+            self.is_ok = is_ok
+
+        def show(self, console):
+            console.print("shown")
+
+        def to_json(self):
+            return {"is_ok": is_ok}
+
+    monkeypatch.setattr("specsim.correctness.soak.soak", Result)
+    file = tmp_path / "soak.json"
+    given = "--impl fast --device cpu --graph eager --jobs 1".split()
+    options = {"impl": "fast", "device": "cpu", "graph": "eager", "jobs": 1, "progress": True}
+    drawn = {"--requests 7 --seed 3": {"num_requests": 7, "seed": 3, "program": None}, "--program x": {"program": "x"}}
+    for words, expected in drawn.items():
+        assert call("soak", *given, *words.split(), "--json", str(file)) == (0 if is_ok else 1, "shown\n", "")
+        assert asked.pop() == ((), options | expected)
+        assert json.loads(file.read_text()) == {"is_ok": is_ok}
+    call("soak")
+    assert asked == [
+        ((), {"impl": "reference", "device": None, "graph": None, "jobs": 2, "program": None, "progress": True})
+    ]
+
+
+def test_demo(call):
+    status, out, err = call("demo")
+    assert (status, err) == (0, "")
+    assert "plain decoding's: yes" in out
+
+
+def test_demo_exits_1_where_outputs_differ(call, monkeypatch):
+    monkeypatch.setattr("specsim.cli.walkthrough.run", lambda *_: False)
+    assert call("demo") == (1, "", "")

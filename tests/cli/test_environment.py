@@ -1,0 +1,87 @@
+"""Full disks, closed pipes, interrupts, too little memory: what is lost, and what is said."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specsim.cli.main import main
+
+pytestmark = pytest.mark.usefixtures("shipped")
+FEW = ("generate", "--max-new-tokens", "5")
+
+
+@pytest.mark.parametrize("existing", [None, "old"])
+def test_full_disk_leaves_nothing_behind(call, tmp_path, monkeypatch, existing, assert_one_sentence):
+    file = tmp_path / "out.json"
+    if existing:
+        file.write_text(existing)
+
+    def fill(path: Path, data: bytes) -> None:
+        with path.open("wb") as begun:
+            begun.write(data[:10])
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", fill)
+    status, out, err = call(*FEW, "--json", str(file))
+    assert "accept length" in out, "the result is shown all the same"
+    assert_one_sentence((status, "", err), "json")
+    assert sorted(path.name for path in tmp_path.iterdir()) == (["out.json"] if existing else [])
+    assert not existing or file.read_text() == existing
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_full_device(in_process, assert_one_sentence):
+    with open("/dev/full", "w") as full:
+        status, err = in_process("--version", stdout=full)
+    assert_one_sentence((status, "", err), "standard output")
+
+
+def test_closed_standard_output_does_not_cost_the_json(tiny, tmp_path):
+    command = f"{sys.executable} -c 'from specsim.cli.main import main; main()' --version >&-"
+    assert subprocess.run(command, shell=True, capture_output=True, text=True).returncode == 0
+
+
+def test_closed_pipe_is_quiet(in_process):
+    reader, writer = os.pipe()
+    os.close(reader)
+    status, err = in_process(*FEW, stdout=writer)
+    os.close(writer)
+    assert (status, err) == (1, "")
+
+
+def test_closed_pipe_does_not_cost_the_json(tmp_path, in_process):
+    reader, writer = os.pipe()
+    os.close(reader)
+    in_process(*FEW, "--json", str(tmp_path / "out.json"), stdout=writer)
+    os.close(writer)
+    assert json.loads((tmp_path / "out.json").read_text())["outputs"]
+
+
+def test_interrupt_is_quiet(call, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["specsim.serving.generation"], "generate", interrupt)
+    assert call(*FEW) == (130, "", "")
+
+
+def test_too_little_memory_is_told(call, monkeypatch, assert_one_sentence):
+    def fail(*_, **__):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 10 bytes")
+
+    monkeypatch.setattr(sys.modules["specsim.serving.generation"], "generate", fail)
+    assert_one_sentence(call(*FEW), "the memory of this setting")
+
+
+def test_errors_of_the_program_itself_are_not_hidden(monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(sys.modules["specsim.serving.generation"], "generate", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        main(FEW)

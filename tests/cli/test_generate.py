@@ -1,0 +1,122 @@
+"""generate: text and JSON of a continuation, prompts, shapes at synthetic acceptance."""
+
+import json
+import shutil
+
+import pytest
+
+import specsim.core.provenance
+import specsim.models.shipped
+from specsim import load
+from specsim.models.shipped import load_prompts
+
+pytestmark = pytest.mark.usefixtures("shipped")
+FEW = ("generate", "--max-new-tokens", "5")
+CHAIN = ("--topk", "1", "--num-draft-tokens", "4")
+SYNTHETIC = {"synthetic": True, "rates": [1.0, 0.5, 0.5], "schedule": "minimum-variance", "seed": 0}
+RATES = ("--accept-rates", "1,0.5,0.5")
+
+
+@pytest.mark.parametrize("drafter", ["eagle", "eagle3", "none"])
+def test_generate_prints_text_and_figures(call, drafter):
+    status, out, err = call(*FEW, "--drafter", drafter, "--prompt", "def f", "--seed", "3", "--temperature", "1")
+    assert (status, err) == (0, "")
+    expected = specsim.generate(
+        load(drafter=drafter), "def f", None, specsim.SamplingParams(temperature=1, max_new_tokens=5, seed=3)
+    )
+    assert out.startswith(expected.outputs[0].text)
+    figures = [line.split("  ")[0] for line in out.splitlines()]
+    assert {"pair", "setting", "finish reason", "tokens", "rounds", "tokens a second"} <= set(figures)
+    assert ({"accept length", "accept rate", "accepted by position"} <= set(figures)) == (drafter != "none")
+    assert "\x1b" not in out
+
+
+def test_generate_takes_every_option(call, tmp_path):
+    file = tmp_path / "out.json"
+    numbers = (
+        "--topk 2 --num-steps 4 --num-draft-tokens 7 --page-size 4 --max-len 64 --top-k 20 --top-p 0.9 --min-p 0.01"
+    )
+    penalties = (
+        "--repetition-penalty 1.1 --presence-penalty 0.5 --frequency-penalty -0.5 --dtype float64 --impl reference"
+    )
+    modes = "--draft-kv ancestor --extend ragged --release round"
+    status, _, err = call(*FEW, *numbers.split(), *penalties.split(), *modes.split(), "--json", str(file))
+    assert (status, err) == (0, "")
+    config = json.loads(file.read_text())["config"]
+    assert {name: config[name] for name in ("topk", "draft_kv", "extend", "release", "max_len", "page_size")} == {
+        "topk": 2, "draft_kv": "ancestor", "extend": "ragged", "release": "round", "max_len": 64, "page_size": 4
+    }  # fmt: skip
+
+
+def test_json_of_generate(call, tmp_path):
+    file = tmp_path / "out.json"
+    assert call(*FEW, "--json", str(file))[0] == 0
+    result = json.loads(file.read_text(), parse_constant=pytest.fail)
+    (output,) = result["outputs"]
+    keys = {"text", "token_ids", "logprobs", "finish_reason", "num_accepted_tokens_per_round", "prompt_token_ids"}
+    assert set(output) == keys
+    assert len(output["token_ids"]) == len(output["logprobs"]) == result["metrics"]["tokens"] == 5
+    assert {"accept_length", "accept_rate", "accepted_by_position", "rounds", "tokens_per_s"} <= set(result["metrics"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json"]
+
+
+def test_json_holds_null_where_a_figure_is_not_defined(call, tmp_path):
+    file = tmp_path / "out.json"
+    assert call(*FEW, "--drafter", "none", "--json", str(file))[0] == 0
+    assert json.loads(file.read_text(), parse_constant=pytest.fail)["metrics"]["accept_rate"] is None
+
+
+def test_json_replaces_what_a_link_points_to(call, tmp_path):
+    file, link = tmp_path / "out.json", tmp_path / "link.json"
+    file.write_text("old")
+    link.symlink_to(file)
+    assert call(*FEW, "--json", str(link))[0] == 0
+    assert link.is_symlink()
+    assert json.loads(file.read_text())["outputs"]
+
+
+def test_prompt_file_is_one_text(call, tmp_path):
+    text = "def f():\r\n    x = 'é'\n"
+    file = tmp_path / "prompt.py"
+    file.write_bytes(text.encode())
+    from_file, given = call(*FEW, "--prompt-file", str(file)), call(*FEW, "--prompt", text)
+    assert from_file[0] == given[0] == 0
+    assert from_file[1].split("\n\n")[0] == given[1].split("\n\n")[0]
+
+
+def test_first_shipped_prompt_is_the_default(call):
+    assert call(*FEW)[1].split("\npair")[0] == call(*FEW, "--prompt", load_prompts()[0]["text"])[1].split("\npair")[0]
+
+
+@pytest.mark.parametrize("impl", ["reference", "fast"])
+def test_generate_times_a_shape_at_synthetic_acceptance(call, shape, tmp_path, impl):
+    pytest.importorskip("triton")
+    options = ("--shape", f"{shape}-tp2-slice", *CHAIN, *RATES, "--impl", impl, "--prompt-length", "5")
+    status, out, err = call("generate", *options, "--max-new-tokens", "7", "--json", str(tmp_path / "out.json"))
+    assert (status, err) == (0, "")
+    assert "random weights of" in out
+    assert "synthetic, minimum-variance at rates 1, 0.5, 0.5: not the target's" in out
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert result["acceptance"] == SYNTHETIC
+    assert result["pair"].startswith("random weights of")
+    assert result["command"].startswith("specsim generate --")
+    (output,) = result["outputs"]
+    assert out.startswith(" ".join(map(str, output["token_ids"])))
+    assert set(output["num_accepted_tokens_per_round"]) <= {2, 4}
+
+
+def test_acceptance_of_trained_weights_can_be_synthetic_too(call):
+    status, out, _ = call(*FEW, "--accept-rates", "1,1,1", *CHAIN)
+    assert status == 0
+    assert "accepted by position  1.00 1.00 1.00 of the rounds" in out
+
+
+def test_fields_of_a_drafter_are_said_on_the_command_line(call, tiny, tmp_path, assert_one_sentence):
+    shutil.copytree(tiny / "eagle3", tmp_path / "head")
+    fields = json.loads((tiny / "eagle3" / "config.json").read_text())
+    del fields["eagle_aux_hidden_state_convention"]
+    (tmp_path / "head" / "config.json").write_text(json.dumps(fields))
+    own = (*FEW, "--target", str(tiny / "target"), "--draft", str(tmp_path / "head"))
+    assert_one_sentence(call(*own), "eagle_aux_hidden_state_convention")
+    assert call(*own, "--draft-field", "eagle_aux_hidden_state_convention=entering")[0] == 0
+    assert_one_sentence(call(*own, "--draft-field", "entering"), "draft_field")
