@@ -16,7 +16,7 @@ def test_version(call):
 
 
 @pytest.mark.parametrize(
-    "arguments", [(), ("--help",), *((name, "--help") for name in ("generate", "run", "soak", "demo"))]
+    "arguments", [(), ("--help",), *((name, "--help") for name in ("certify", "generate", "run", "soak", "demo"))]
 )
 def test_help_is_plain_text(call, arguments):
     status, out, err = call(*arguments)
