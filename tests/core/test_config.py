@@ -105,7 +105,7 @@ def test_bad_spec_config_names_field_value_and_what_is_allowed(name, setting, al
 
 
 @pytest.mark.parametrize(("name", "value", "allowed"), BAD_PARAMS)
-def test_bad_sampling_params_name_field_value_and_what_is_allowed(name, value, allowed):
+def test_bad_sampling_params_name_field_value_and_allowed_values(name, value, allowed):
     with pytest.raises(InputError) as caught:
         SamplingParams(**{name: value})
     assert_names(caught.value, name, value, allowed)
@@ -119,17 +119,17 @@ def test_every_checked_field_has_a_bad_case():
 
 @pytest.mark.parametrize("bias", [math.inf, -math.inf, math.nan])
 def test_logit_bias_is_finite(bias):
-    with pytest.raises(InputError, match="logit_bias"):
+    with pytest.raises(InputError, check=lambda error: error.name == "logit_bias"):
         SamplingParams(logit_bias={3: bias})
 
 
 def test_logit_bias_is_a_mapping():
-    with pytest.raises(InputError, match=r"logit_bias is \[3\]; allowed: a mapping of token ids to numbers"):
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("logit_bias", [3])):
         SamplingParams(logit_bias=[3])
 
 
 def test_a_number_beyond_floats_is_bad_input_too():
-    with pytest.raises(InputError, match="temperature"):
+    with pytest.raises(InputError, check=lambda error: error.name == "temperature"):
         SamplingParams(temperature=10**400)
 
 
@@ -156,7 +156,7 @@ def test_values_are_frozen(value):
         setattr(value, fields(value)[0].name, 1)
 
 
-def test_params_with_biases_stay_as_they_were_made_and_are_equal_hashed_copied_and_sent_as_values():
+def test_params_with_biases_are_values():
     given = {3: 1.5, 7: -2.0}
     params = SamplingParams(logit_bias=given)
     given[3] = math.nan
@@ -178,7 +178,7 @@ def test_plain_is_a_round_whose_tree_is_its_root():
 
 
 @given(spec_configs())
-def test_candidates_are_k_children_of_the_root_and_k_of_each_lane_of_each_later_step(config):
+def test_candidates_are_k_children_of_the_root_and_of_each_lane(config):
     of_each_step = [config.topk] + [config.topk * config.topk] * (config.num_steps - 1)
     assert config.num_candidates == sum(of_each_step)
 
@@ -215,13 +215,13 @@ def columns_touched(config: SpecConfig, seq_len: int) -> int:
 
 
 @given(spec_configs())
-def test_need_covers_every_length_and_some_length_comes_within_a_page_of_it(config):
+def test_need_covers_every_length_within_a_page(config):
     touched = [columns_touched(config, length) - length for length in range(3 * config.page_size)]
     assert max(touched) <= config.need < max(touched) + config.page_size
 
 
 @given(spec_configs(), st.integers(1, 100))
-def test_reserved_columns_are_the_fewest_whole_pages_for_two_rounds(config, seq_len):
+def test_reserved_columns_are_the_fewest_pages_for_two_rounds(config, seq_len):
     reserved = config.reserved_columns(seq_len)
     assert reserved % config.page_size == 0
     assert 0 <= reserved - (seq_len + 2 * config.need) < config.page_size
@@ -246,13 +246,13 @@ def test_a_static_tree_has_a_lane_of_every_child_of_the_root(topk, num_steps):
     assert config.has_draft_prob
 
 
-def test_gumbel_reads_noise_instead_of_a_law_and_decodes_without_drafts_too():
+def test_gumbel_reads_noise_and_no_draft_distribution():
     for steps in (0, 3):
         config = SpecConfig(1, steps, steps + 1, verifier="gumbel")
         assert (config.is_sampled, config.has_draft_prob) == (True, False)
 
 
-def test_only_typical_acceptance_and_lower_thresholds_are_not_lossless():
+def test_only_typical_and_lower_thresholds_are_not_lossless():
     sampled = dict.fromkeys(("rejection", "block", "gumbel", "multi_round"), True)
     for verifier, is_lossless in ({"target_only": True, "typical": False} | sampled).items():
         assert SpecConfig(1, 3, 4, verifier=verifier).is_lossless == is_lossless

@@ -316,7 +316,7 @@ def test_nothing_is_asked_after_the_end():
 
 
 def test_an_output_that_is_forbidden_is_refused():
-    with pytest.raises(InputError, match="output is 5; allowed: a token that the grammar allows at place 2"):
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("output", 5)):
         after(AB, [5, 1, 5])
 
 
@@ -452,12 +452,12 @@ def draft_trees(draw):
 
 @given(draft_trees(), st.integers(0, 10**6), st.sampled_from(GRAMMARS))
 @settings(max_examples=12)
-def test_masked_speculative_text_has_the_law_of_masked_plain_text(tree, seed, grammar):
+def test_masked_speculative_text_has_the_plain_distribution(tree, seed, grammar):
     target = Masked(seed, grammar)
     assert speculative_law(target, tree, 3) == plain_law(target, 3)
 
 
-def test_a_mask_that_is_one_node_off_has_another_law(monkeypatch):
+def test_a_mask_that_is_one_node_off_has_another_distribution(monkeypatch):
     """The law is a test of the traversal: with each node's mask at its parent it fails."""
     tree, target = tree_of([-1, 0, 1], [9, 1, 2]), Masked(3, GRAMMARS[0])
     assert speculative_law(target, tree, 3) == plain_law(target, 3)
@@ -505,7 +505,7 @@ def test_the_library_allows_what_the_automaton_allows():
 
 @needs_library
 @pytest.mark.parametrize("pattern", ["ab", "(ab)+"])
-def test_the_library_gives_back_what_it_was_given_also_at_the_end(pattern):
+def test_the_library_removes_tokens_also_at_the_end(pattern):
     matcher = Guidance.regex(PAIR, pattern).matcher()
     a, b = (PAIR.tokenizer.encode(char, add_special_tokens=False)[0] for char in "ab")
     before = matcher.allowed()
@@ -570,7 +570,7 @@ def excess(outputs, false_alarm: float = 1e-6) -> float:
     return max(len(outputs) * divergence(counts[text] / len(outputs), chances[text]) - most for text in chances)
 
 
-def test_sampled_texts_come_as_often_as_plain_decoding_would_have_them():
+def test_sampled_texts_have_the_frequencies_of_plain_decoding():
     """160 requests of one prompt: a few texts, in their joint law."""
     grammar = Automaton.regex("(0|1), (0|1|2)", PIECES, END)
     outputs = run(grammar, prompts=[PROMPT] * 160, temperature=1.0, max_new_tokens=6)
@@ -602,7 +602,7 @@ LETTERS += tuple(chr(200 + token) for token in range(len(LETTERS), TINY.target.c
 MIXED = {0: Automaton.regex("a(b|ca)", LETTERS, END), 2: Automaton.regex("b(1|:)*", LETTERS, END)}
 
 
-def test_the_fast_columns_tokens_are_the_references():
+def test_the_fast_engines_tokens_are_the_references():
     """A greedy request and a sampled one with a grammar each, a free one between them, in buffers of four requests of
     which the padded one has the id of the first; drafts that are forbidden, and an end inside a tree.
     """
@@ -694,13 +694,13 @@ def test_a_grammar_that_is_none_is_one_sentence(monkeypatch):
     understood = "regex is '(a'; allowed: what llguidance understands (unclosed group)"
     with pytest.raises(InputError, match=re.escape(understood)):
         Guidance.regex(PAIR, "(a")
-    with pytest.raises(InputError, match="schema must be an object or boolean"):
+    with pytest.raises(InputError, check=lambda error: error.name == "json_schema"):
         Guidance.json_schema(PAIR, [1])
-    with pytest.raises(InputError, match="lark is 'a b'; allowed: what llguidance understands"):
+    with pytest.raises(InputError, check=lambda error: error.name == "lark"):
         Guidance.lark(PAIR, "a b")
     with pytest.raises(InputError, match="the target has no tokenizer"):
         Guidance.regex(replace(PAIR, tokenizer=None), "a")
-    with pytest.raises(InputError, match="regex is 5; allowed: a text"):
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("regex", 5)):
         Guidance.regex(PAIR, 5)
     endless = replace(PAIR, target=replace(PAIR.target, config=replace(PAIR.target.config, eos_token_ids=())))
     with pytest.raises(InputError, match="the target has no end token"):

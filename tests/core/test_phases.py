@@ -73,7 +73,7 @@ def test_filter_and_merge_leave_their_arguments_alone():
     assert_same(other, draft_input(3))
 
 
-def test_empty_draft_input_is_idle_and_has_the_types_of_a_live_one():
+def test_empty_draft_input_is_idle_with_the_types_of_a_live_one():
     empty = DraftInput.empty(K, H)
     assert_same(empty, draft_input())
     assert empty.draft_prob is None
@@ -113,7 +113,7 @@ def test_batch_size_counts_requests():
     assert [batch(*range(count)).size for count in range(3)] == [0, 1, 2]
 
 
-def test_the_next_round_finds_the_accepted_tokens_committed_and_one_round_more():
+def test_the_next_round_has_the_accepted_tokens_committed():
     before = batch(5, 3)
     after = before.after(torch.tensor([1, 4], dtype=torch.int32))
     assert after.seq_lens.tolist() == [26, 27]
@@ -138,7 +138,7 @@ def test_sampling_of_no_request_has_no_rows():
     assert {len(getattr(sampling, field.name)) for field in fields(Sampling) if field.name != "logit_bias"} == {0}
 
 
-def test_biases_are_held_only_where_a_request_names_a_token_and_are_0_beside_others():
+def test_biases_are_held_only_where_a_request_names_a_token():
     plain, named = Sampling.of([SamplingParams()] * 2, V), Sampling.of([SamplingParams(logit_bias={1: 0.0})], V)
     biased = Sampling.of([SamplingParams(logit_bias={1: 2.0})], V)
     assert plain.logit_bias is None
@@ -168,7 +168,7 @@ def test_last_row_is_that_of_the_last_accepted_token(row_starts, accepted, last)
     assert extend_input(row_starts, accepted).last_rows.tolist() == last
 
 
-def test_accepted_tokens_are_read_along_accept_index_with_the_bonus_last():
+def test_accepted_tokens_are_read_along_accept_index():
     """Two requests of four nodes: the first accepts node 2 below the root, the second nothing."""
     verdict = Verdict(
         predict=torch.tensor([11, -1, 12, -1, 13, -1, -1, -1], dtype=torch.int32),

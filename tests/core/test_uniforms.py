@@ -146,7 +146,7 @@ def test_uniforms_of_drafts_are_named_by_depth_and_lane():
         assert drawn[row, lane] == named_uniforms(int(seeds[row]), *name)
 
 
-def test_every_draft_of_a_static_tree_has_a_uniform_of_its_own_and_a_chains_are_those_of_its_depths():
+def test_every_draft_of_a_static_tree_has_its_own_uniform():
     names = torch.tensor([3]), torch.tensor([9]), torch.tensor([6])
     tree_uniforms = lane_accept_uniforms(*names, 3, 2)[0, 1:].view(3, 2)
     assert len(tree_uniforms.unique()) == 6

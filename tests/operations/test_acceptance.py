@@ -1,7 +1,6 @@
 import itertools
 import math
 from collections import defaultdict
-from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -11,14 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.grammar import stacked
-from specsim.core.phases import Batch, Candidates, VerifyInput
-from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.core.uniforms import Stream, named_uniforms
-from specsim.fast import verify as fast
-from specsim.fast.vocabulary.penalties import Allowed
-from specsim.reference import verify as reference
 from specsim.reference.acceptance import (
     Tree,
     block,
@@ -30,12 +22,20 @@ from specsim.reference.acceptance import (
     target_only,
     typical,
 )
-from specsim.reference.tree import build, links
+from specsim.reference.tree import links
 
 LOWEST, HIGHEST = 2.0**-24, 1 - 2.0**-24  # the bounds of specsim.core.uniforms.named_uniforms
+
+
 V = 4
+
+
 MASS = 4  # probabilities of the enumerated laws are multiples of 1/4
+
+
 ACCEPT_UNIFORMS = [(cell + 0.5) / MASS for cell in range(MASS)]  # one in every cell: no uniform lies on an edge
+
+
 FINAL_UNIFORMS = [(cell + 0.5) / 12 for cell in range(12)]  # 12 divides by every mass that a residual can have
 
 
@@ -117,9 +117,6 @@ def test_children_and_path_tokens():
     assert [tuple(FIVE.path_tokens(node)) for node in range(6)] == [(0, *path) for path in paths(FIVE)]
 
 
-# Greedy
-
-
 def one_hot_rows(best: list[int]) -> torch.Tensor:
     return torch.nn.functional.one_hot(torch.tensor(best), V).double()
 
@@ -145,7 +142,7 @@ def test_greedy_breaks_ties_by_the_lower_token():
 
 
 @given(draft_trees(most_nodes=12, most_depth=4), st.integers(0, 10**6))
-def test_greedy_takes_the_longest_part_of_plain_greedy_text_in_the_tree(tree, seed):
+def test_greedy_takes_the_longest_greedy_text_in_the_tree(tree, seed):
     logits_NV = torch.randn(len(tree.tokens), V, generator=torch.Generator().manual_seed(seed))
     node_of = {path: node for node, path in enumerate(paths(tree))}
     text = ()
@@ -157,18 +154,15 @@ def test_greedy_takes_the_longest_part_of_plain_greedy_text_in_the_tree(tree, se
 
 
 @given(draft_trees(most_depth=3), st.integers(0, 10**6), st.sampled_from([LOWEST, 0.5, HIGHEST]), st.integers(0, 3))
-def test_sampling_a_one_hot_law_is_greedy(tree, seed, uniform, depth_limit):
+def test_sampling_a_one_hot_distribution_is_greedy(tree, seed, uniform, depth_limit):
     tree = make_tree(tree.parents, tree.tokens, depth_limit)
     rows = one_hot_rows(torch.randint(V, (len(tree.tokens),), generator=torch.Generator().manual_seed(seed)).tolist())
     assert target_only(tree, rows, [uniform] * 4, uniform, 1.0, 1.0) == greedy(tree, rows)
 
 
-# The law of target-only sampling
-
-
 @given(draft_trees(), st.integers(0, 10**6), st.integers(1, 3))
 @settings(max_examples=60)
-def test_text_has_exactly_the_targets_law(tree, seed, count):
+def test_text_has_exactly_the_targets_distribution(tree, seed, count):
     """Total variation zero, in fractions: each uniform runs over one point of every cell on which nothing can
     change.
     """
@@ -180,7 +174,7 @@ def test_text_has_exactly_the_targets_law(tree, seed, count):
     "weights", [[1, 1, 1, 1], [0, 2, 1, 1], [0, 0, 2, 2], [4, 0, 0, 0], [0, 4, 0, 0], [1, 0, 0, 3]]
 )
 @pytest.mark.parametrize("order", list(itertools.permutations([1, 2, 3], 2)) + list(itertools.permutations(range(V))))
-def test_first_token_has_the_targets_law_whatever_the_siblings(weights, order):
+def test_first_token_has_the_targets_distribution(weights, order):
     tree = make_tree([-1] + [0] * len(order), [0, *order])
     prob_NV = torch.tensor([weights] * len(tree.tokens)).double() / MASS
     drawn = [tokens[0] for tokens in rounds(tree, prob_NV)]
@@ -195,7 +189,7 @@ def test_a_node_has_one_uniform_for_all_its_children():
     assert accepted == [[0, 1], [0, 2], [0, 3], [0]]
 
 
-def test_the_uniform_of_a_node_is_that_of_its_depth_and_its_sum_starts_anew():
+def test_the_uniform_of_a_node_is_that_of_its_depth():
     tree = make_tree([-1, 0, 0, 2], [0, 1, 2, 3])
     flat = torch.full((4, V), 0.25).double()
     assert target_only(tree, flat, [0.4, 0.2, 0.9], 0.6, 1.0, 1.0) == ([0, 2, 3], 2)
@@ -210,13 +204,13 @@ def test_equality_accepts():
 
 
 @pytest.mark.parametrize(("final", "bonus"), [(LOWEST, 0), (0.49, 0), (0.51, 3), (HIGHEST, 3)])
-def test_the_rest_is_the_law_without_the_rejected_children(final, bonus):
+def test_the_bonus_is_drawn_without_the_rejected_children(final, bonus):
     tree = make_tree([-1, 0, 0], [0, 1, 2])
     assert target_only(tree, torch.full((3, V), 0.25), [HIGHEST, 0.5], final, 1.0, 1.0) == ([0], bonus)
 
 
 @pytest.mark.parametrize("final", [LOWEST, 0.3, 0.6, HIGHEST])
-def test_at_full_depth_the_bonus_comes_from_the_whole_law(final):
+def test_at_full_depth_the_bonus_is_from_the_whole_distribution(final):
     tree = make_tree([-1, 0], [0, 1])
     expected = [0.25, 0.5, 0.75, 1.0]
     bonus = next(token for token in range(V) if final < expected[token])
@@ -234,7 +228,7 @@ def test_no_uniform_accepts_a_draft_without_probability(threshold):
 
 
 @pytest.mark.parametrize(("final", "bonus"), [(0.1, 0), (0.2, 0), (0.3, 1), (HIGHEST, 1)])
-def test_children_that_leave_nothing_fall_back_to_the_law(final, bonus):
+def test_children_that_leave_nothing_fall_back_to_the_target(final, bonus):
     """In float32 the children may cover the vocabulary and sum to less than the uniform."""
     tree = make_tree([-1, 0, 0], [0, 1, 0])
     prob_NV = torch.tensor([[0.25, 0.75 - 2.0**-23, 0, 0]] * 3)
@@ -242,7 +236,7 @@ def test_children_that_leave_nothing_fall_back_to_the_law(final, bonus):
     assert target_only(tree, prob_NV, [HIGHEST, 0.5], final, 1.0, 1.0) == ([0], bonus)
 
 
-def test_the_laws_are_not_changed_in_place():
+def test_distributions_are_not_changed_in_place():
     prob_NV = torch.full((6, V), 0.25)
     before = prob_NV.clone()
     target_only(FIVE, prob_NV, [HIGHEST] * 3, 0.5, 1.0, 1.0)
@@ -279,7 +273,7 @@ def test_threshold_acc_scales_the_sum_over_siblings():
 
 @given(draft_trees(), st.integers(0, 10**6), st.sampled_from([(1.0, 0.5), (0.5, 1.0), (0.5, 0.25), (1.0, 0.0)]))
 @settings(max_examples=40)
-def test_lower_thresholds_accept_with_every_uniform_that_higher_ones_accept_with(tree, seed, thresholds):
+def test_lower_thresholds_accept_wherever_higher_ones_do(tree, seed, thresholds):
     rows = Target(seed).rows(tree)
 
     def accepts_at_the_root(*thresholds):
@@ -321,9 +315,6 @@ def test_first_token_with_the_packages_uniforms():
     assert ((np.array(counts) - expected) ** 2 / expected).sum() < chi2.isf(1e-6, V - 1)
 
 
-# Sampled drafts
-
-
 def chain(*drafts: int, depth_limit: int = 99) -> Tree:
     return make_tree([*range(-1, len(drafts))], [0, *drafts], depth_limit)
 
@@ -342,7 +333,7 @@ def rows_of(*laws: list[float]) -> torch.Tensor:
         ([HIGHEST, 0.1], 0.76, [0], 2),
     ],
 )
-def test_rejection_accepts_below_the_ratio_and_draws_the_rest_from_what_the_draft_left(accept, final, path, bonus):
+def test_rejection_accepts_below_the_ratio(accept, final, path, bonus):
     """p(0) / q(0) = 1/2 and p(1) / q(1) > 1; without the first draft 3/8 of token 1 and 1/8 of token 2 are left."""
     prob_NV = rows_of([0.25, 0.5, 0.25], [0.25, 0.75, 0.0], [0.0, 0.5, 0.5])
     draft_prob_SV = rows_of([0.5, 0.125, 0.125], [0.25, 0.5, 0.25])
@@ -382,7 +373,7 @@ LANES = make_tree([-1, 0, 0, 1, 2], [0, 1, 1, 0, 2])
         ({1: 0.6, 2: LOWEST}, 0.29, [0], 3),
     ],
 )
-def test_multi_round_tries_each_sibling_with_a_uniform_of_its_own(accept, final, path, bonus):
+def test_multi_round_tries_each_sibling_with_its_own_uniform(accept, final, path, bonus):
     """Both children of the root hold token 1, p = 3/8 and q = 3/4. One rejection leaves 1/3 of token 0 and 2/3 of
     token 3, the second 5/18 and 13/18.
     """
@@ -392,7 +383,7 @@ def test_multi_round_tries_each_sibling_with_a_uniform_of_its_own(accept, final,
     assert multi_round(LANES, prob_NV, draft_prob_NV, uniforms_N, final) == (path, bonus)
 
 
-def test_multi_round_normalises_what_is_left_before_the_next_sibling():
+def test_multi_round_normalises_the_residual_distribution():
     """Without token 0 a quarter of tokens 1 and 2 each is left, a half once normalised: as much as q(2)."""
     tree, prob_NV = make_tree([-1, 0, 0], [0, 0, 2]), rows_of(*[[0, 0.25, 0.75, 0]] * 3)
     draft_prob_NV = rows_of(*[[0.5, 0, 0.5, 0]] * 3)
@@ -400,11 +391,13 @@ def test_multi_round_normalises_what_is_left_before_the_next_sibling():
 
 
 DYADIC = [[8, 0, 0], [0, 3, 5], [2, 2, 4], [1, 6, 1], [4, 4, 0], [3, 3, 2]]  # eighths
+
+
 UNIFORMS = st.integers(0, 63).map(lambda cell: (2 * cell + 1) / 128)
 
 
 @given(st.sampled_from(DYADIC), st.sampled_from(DYADIC), st.integers(0, 2), UNIFORMS, UNIFORMS)
-def test_one_draft_is_verified_alike_by_rejection_block_and_multi_round(prob, draft_prob, draft, accept, final):
+def test_one_draft_is_verified_alike_by_three_verifiers(prob, draft_prob, draft, accept, final):
     prob_NV, draft_prob_NV = rows_of(prob, [2, 1, 5]) / 8, rows_of(draft_prob, draft_prob) / 8
     if draft_prob_NV[0, draft] > 0:
         expected = rejection(chain(draft), prob_NV, draft_prob_NV, [accept], final)
@@ -413,7 +406,7 @@ def test_one_draft_is_verified_alike_by_rejection_block_and_multi_round(prob, dr
 
 
 @given(st.lists(st.sampled_from(DYADIC), min_size=4, max_size=4), st.lists(UNIFORMS, min_size=4, max_size=4))
-def test_drafts_from_the_targets_own_law_are_all_accepted(laws, accept):
+def test_drafts_from_the_targets_distribution_are_all_accepted(laws, accept):
     prob_NV = rows_of(*laws) / 8
     drafts = [max(range(3), key=law.__getitem__) for law in laws[:3]]
     whole = [0, 1, 2, 3]
@@ -423,7 +416,7 @@ def test_drafts_from_the_targets_own_law_are_all_accepted(laws, accept):
 
 
 @pytest.mark.parametrize("uniform", [LOWEST, 0.5, HIGHEST])
-def test_a_sampled_draft_that_the_target_never_says_is_never_accepted(uniform):
+def test_a_draft_of_target_probability_0_is_never_accepted(uniform):
     prob_NV, draft_prob_NV = rows_of(*[[0, 0.5, 0.5]] * 3), rows_of(*[[0.5, 0.25, 0.25]] * 3)
     for final in (LOWEST, HIGHEST):
         for verifier in (rejection, block, multi_round):
@@ -448,13 +441,10 @@ def test_a_chain_ends_at_the_depth_limit_as_if_it_were_no_longer(verifier, laws,
     assert limited == verifier(shorter, prob_NV[: kept + 1], draft_prob_NV[: kept + 1], accept, final)
 
 
-def test_what_is_left_of_nothing_is_the_law_itself():
+def test_an_empty_residual_is_the_target_itself():
     prob_V = torch.tensor([0.25, 0.75])
     assert residual(prob_V, torch.tensor([0.25, 0.75])) is prob_V
     assert residual(prob_V, torch.tensor([0.5, 0.5])).tolist() == [0.0, 0.25]
-
-
-# Typical acceptance
 
 
 @pytest.mark.parametrize(
@@ -480,7 +470,7 @@ def test_typical_asks_for_more_than_its_threshold():
     assert typical(chain(1), flat, 9.0, 1.001, 0.5)[0] == [0]
 
 
-def test_typical_takes_the_longest_path_then_the_likeliest_then_the_first():
+def test_typical_takes_the_longest_then_the_likeliest_path():
     prob_NV = torch.full((6, V), 0.25, dtype=torch.float64)
     assert typical(FIVE, prob_NV, 0.09, 0.3, 0.9) == ([0, 1, 3], 3)
     prob_NV[2] = torch.tensor([0, 0, 1.0, 0])
@@ -492,10 +482,7 @@ def test_typical_takes_the_longest_path_then_the_likeliest_then_the_first():
     assert typical(make_tree(FIVE.parents, FIVE.tokens, 0), prob_NV, 0.09, 0.3, 0.9) == ([0], 2)
 
 
-# Gumbel-max coupling
-
-
-def test_gumbel_takes_the_argmax_of_each_position_and_accepts_while_it_is_the_draft():
+def test_gumbel_accepts_drafts_that_are_the_noisy_argmax():
     prob_NV = rows_of([0.5, 0.5, 0, 0], [0.25, 0.25, 0.5, 0], [0, 0, 0.5, 0.5])
     noise_WV = rows_of([0, 0.1, 99, 99], [3, 0, 1, 99], [99, 99, 0, 0])
     assert gumbel(chain(1, 0), prob_NV, noise_WV) == ([0, 1, 2], 2)
@@ -511,130 +498,9 @@ def test_gumbel_noise_is_that_of_the_position_on_every_branch():
 
 
 @given(st.integers(0, 10**6), st.integers(1, 4))
-def test_drafts_of_equal_laws_and_equal_noise_are_all_accepted(seed, num_drafts):
+def test_drafts_of_equal_distributions_and_noise_are_accepted(seed, num_drafts):
     generator = torch.Generator().manual_seed(seed)
     prob_NV = torch.softmax(torch.randn(num_drafts + 1, V, generator=generator, dtype=torch.float64), -1)
     noise_WV = -torch.empty_like(prob_NV).exponential_(generator=generator).log()
     drafts = (prob_NV.log() + noise_WV).argmax(-1).tolist()
     assert gumbel(chain(*drafts[:-1]), prob_NV, noise_WV) == ([*range(num_drafts + 1)], drafts[-1])
-
-
-# The fast column.
-
-SETTINGS = {
-    "rejection": SpecConfig(1, 3, 4, page_size=1, max_len=40, verifier="rejection"),
-    "block": SpecConfig(1, 3, 4, page_size=1, max_len=40, verifier="block"),
-    "gumbel": SpecConfig(1, 3, 4, page_size=1, max_len=40, verifier="gumbel"),
-    "multi_round": SpecConfig(3, 2, 7, page_size=1, max_len=40, verifier="multi_round"),
-    "typical": SpecConfig(3, 2, 7, page_size=1, max_len=40, verifier="typical"),
-}
-PARAMS = [
-    SamplingParams(temperature=1.0),
-    SamplingParams(temperature=0.7, top_p=0.9, seed=2**63 + 5),
-    SamplingParams(),
-    SamplingParams(temperature=1.5, top_k=4),
-]
-
-
-def drafted(config: SpecConfig, batch: Batch, vocab_size: int) -> tuple[Candidates, torch.Tensor]:
-    """Drafts from laws that are like the target's, and the target's logits [B, N, V], alike at all nodes."""
-    size, k, count = batch.size, config.topk, config.num_candidates
-    logits_BNV = 2 * torch.randn(size, 1, vocab_size) + 0.7 * torch.randn(size, config.num_draft_tokens, vocab_size)
-    draft_logits_BMV = logits_BNV[:, : config.num_parents] + 0.4 * torch.randn(size, config.num_parents, vocab_size)
-    if config.verifier == "gumbel":
-        draft_logits_BMV += reference.round_noise(batch, config, vocab_size)[:, :-1].float()
-        tokens = draft_logits_BMV.argmax(-1)
-    else:
-        parents = (torch.arange(count) - k + 1).clamp(min=0, max=config.num_parents - 1)
-        tokens = draft_logits_BMV.softmax(-1)[:, parents].flatten(0, 1).multinomial(1).view(size, count)
-    scores = torch.rand(size, count)
-    if config.verifier == "typical":
-        scores[:, k:] *= scores[:, :k].repeat_interleave(k, 1)
-    law_BMV = torch.where(batch.sampling.temperature[:, None, None] > 0, draft_logits_BMV.softmax(-1), 0.0)
-    parent_list = torch.arange(-1, config.num_parents - 1).expand(size, -1)
-    return Candidates(tokens, scores, parent_list, (), law_BMV if config.has_draft_prob else None), logits_BNV
-
-
-def rounds_of(config: SpecConfig, size: int, vocab_size: int, padded: int):
-    """A batch with requests near the longest text, its trees, logits and pools; the last `padded` ones are padding."""
-    lengths = [40 - 1 - 5 * place % 6 for place in range(size - padded)] + [0] * padded
-    rows, params = [*range(size - padded), *[-1] * padded], [PARAMS[place % 4] for place in range(size)]
-    batch = Batch.of(range(size), rows, lengths, params, vocab_size)
-    candidates, logits_BNV = drafted(config, batch, vocab_size)
-    bonus, locations = torch.zeros(size, dtype=torch.int32), torch.zeros(size, config.num_draft_tokens).long()
-    tree = build(candidates, bonus, batch.seq_lens, locations, config)
-    logits_BNV[size - padded :], tree.draft_tokens[size - padded :] = torch.nan, 2**40  # read by nobody
-    return batch, tree, logits_BNV.flatten(0, 1)
-
-
-def pools_of(size: int, device: str = "cpu") -> KVPool:
-    return KVPool(*(KVBuffer(KVLayout(1, 1, 1), 8, torch.float32, device) for _ in range(2)), 1, size, 64)
-
-
-@pytest.fixture
-def small_programs(monkeypatch) -> None:
-    """Programs of 256 tokens, so that a vocabulary of this size takes several."""
-    monkeypatch.setattr("specsim.fast.acceptance.block_of", lambda count, on_gpu: 256)
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_fast_verdicts_are_the_references(name, device, small_programs, program_order):
-    """Drawn by name by each column for itself; greedy requests, limits, padded rows and grammars among them, and a
-    vocabulary of three groups of tokens.
-    """
-    config, size, vocab_size = SETTINGS[name], 18, 700
-    batch, tree, logits_RV = rounds_of(config, size, vocab_size, 2)
-    real, nodes = torch.arange(size - 2), (size - 2) * config.num_draft_tokens
-    own = {each: value[:nodes] if len(value) > size else value[: size - 2] for each, value in tree.tensors.items()}
-    own = VerifyInput(**own | {"candidates": None})
-    masks = {place: torch.rand(config.num_draft_tokens, vocab_size) < 0.7 for place in range(2, 16, 5)}
-    allowed, allowed_BNV = Allowed.empty(size, config.num_draft_tokens, vocab_size, device), stacked(masks, size - 2)
-    allowed.load(masks)
-    mine = batch.filter(real), own, logits_RV[:nodes], config, pools_of(size)
-    expected = reference.verify(*mine, allowed=allowed_BNV)
-    moved = (each.to(device) for each in (batch, replace(tree, candidates=None), logits_RV))
-    found = fast.verify(*moved, config, pools_of(size, device), allowed=allowed).to("cpu")
-    for each in ("predict", "accept_index", "num_accepted_drafts", "num_accepted_tokens"):
-        value = getattr(expected, each)
-        assert torch.equal(getattr(found, each)[: len(value)], value), each
-    torch.testing.assert_close(found.logprobs[: size - 2], expected.logprobs, rtol=0, atol=1e-5)
-    assert set(expected.num_accepted_drafts.tolist()) == set(range(config.num_steps + 1))
-    assert (found.accept_index[size - 2 :] == -1).all()
-    assert (found.predict[nodes:] == -1).all()
-    assert not found.num_accepted_drafts[size - 2 :].any()
-
-
-@pytest.mark.parametrize("name", ["rejection", "block", "multi_round"])
-def test_fast_uniforms_can_be_given(name, device):
-    config = SETTINGS[name]
-    batch, tree, logits_RV = rounds_of(config, 8, 7, 0)
-    width = config.num_draft_tokens if name == "multi_round" else config.num_steps + 1
-    given = torch.rand(8, width, dtype=torch.float64).clamp(LOWEST, HIGHEST).float().double(), torch.rand(8).double()
-    expected = reference.verify(batch, tree, logits_RV, config, pools_of(8), given)
-    moved = (each.to(device) for each in (batch, replace(tree, candidates=None), logits_RV))
-    found = fast.verify(*moved, config, pools_of(8, device), tuple(each.to(device) for each in given)).to("cpu")
-    assert torch.equal(found.accept_index, expected.accept_index)
-    assert torch.equal(found.predict, expected.predict)
-
-
-@pytest.mark.parametrize("name", ["rejection", "block", "gumbel"])
-def test_the_last_request_may_accept_its_whole_chain(name, device):
-    """It is greedy, and drafted what the target says; no draft stands behind its last."""
-    config = SETTINGS[name]
-    batch, tree, logits_RV = rounds_of(config, 3, 7, 0)
-    tree.draft_tokens[-1, 1:] = logits_RV[-config.num_draft_tokens : -1].argmax(-1)
-    moved = (each.to(device) for each in (batch, replace(tree, candidates=None), logits_RV))
-    found = fast.verify(*moved, config, pools_of(3, device))
-    assert found.num_accepted_drafts[-1] == config.num_steps
-    assert found.predict[-1] == logits_RV[-1].argmax()
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_no_request_has_no_verdict(name, device):
-    config = SETTINGS[name]
-    batch, tree, logits_RV = rounds_of(config, 4, 7, 0)
-    none = torch.empty(0, dtype=torch.int64)
-    empty = VerifyInput(**{each: value[:0] for each, value in tree.tensors.items()})
-    moved = (each.to(device) for each in (batch.filter(none), empty, logits_RV[:0]))
-    found = fast.verify(*moved, config, pools_of(4, device))
-    assert found.accept_index.shape == (0, config.num_steps + 1)

@@ -1,28 +1,20 @@
 """Attention against PyTorch's own, and the metadata of every phase against sets built key by key from the contracts."""
 
-import itertools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.phases import Batch, DraftExtendInput, PrefillInput, VerifyInput
+from specsim.core.phases import Batch, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
-from specsim.fast import attention as fast
-from specsim.fast.model import metadata as made
 from specsim.reference.attention import (
     AttentionMetadata,
     Keys,
     attention,
     causal_metadata,
-    extend_metadata,
     lane_metadata,
-    prefill_metadata,
     tree_metadata,
 )
 
@@ -95,7 +87,7 @@ def test_a_window_counts_positions_back_from_the_row_itself(window):
     assert_close(out, torch_attention(query, keys, mask, kv, 0))
 
 
-def test_a_window_goes_by_position_and_not_by_the_place_among_the_keys():
+def test_a_window_goes_by_position_not_by_order_of_keys():
     """Two branches of a tree stand at the same positions one after the other."""
     positions = torch.tensor([0, 1, 2, 3, 4, 3, 4])
     mask = torch.tensor([[True, True, True, False, False, True, True]])
@@ -108,7 +100,7 @@ def test_a_window_goes_by_position_and_not_by_the_place_among_the_keys():
 
 
 @pytest.mark.parametrize("window", [None, 3])
-def test_rows_that_see_nothing_yield_zeros_and_leave_the_others_alone(window):
+def test_rows_that_see_nothing_yield_zeros(window):
     mask = torch.ones(4, 5, dtype=torch.bool)
     mask[[0, 2]] = False
     keys, kv = Keys(torch.tensor([4, -1, 2, -1, 0]), torch.arange(5), mask), nan_buffer(1, 6, 1, 4)
@@ -142,9 +134,6 @@ def test_nan_in_slots_that_no_row_sees_never_shows(window):
     rows = torch.full((2,), 8 if window is None else 7)
     out = attention(torch.randn(2, 1, 4, dtype=torch.float64), 0, kv, AttentionMetadata(rows, rows, (keys,)), window)
     assert out.isfinite().all()
-
-
-# Metadata. What a row sees is compared as a set of (slot, position), built below key by key.
 
 
 ONE_HEAD = KVLayout(1, 1, 2)
@@ -195,7 +184,7 @@ def test_a_causal_row_sees_every_column_up_to_its_own(page_size):
     assert seen(metadata) == [sorted((table[row][c], c) for c in range(column + 1)) for row, column in stood]
 
 
-def test_a_dropped_causal_row_sees_nothing_is_seen_by_none_and_stands_at_position_zero():
+def test_a_dropped_causal_row_sees_nothing_and_is_seen_by_none():
     pools, rows = shuffled_pools(1, [7, 4])
     first, second = (pools.req_to_token[row].tolist() for row in rows)
     slots = torch.tensor([first[5], -1, -1, second[2], second[3]])
@@ -283,7 +272,7 @@ def lane_layout(length: int, page_size: int, num_steps: int) -> tuple[list[list[
 
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_a_lane_sees_the_whole_prefix_with_its_own_tail_and_its_path(page_size, path):
+def test_a_lane_sees_the_prefix_with_its_own_tail_and_path(page_size, path):
     lengths, num_steps = [7, 8, 17], 4
     layouts = [lane_layout(length, page_size, num_steps) for length in lengths]
     pools, rows = shuffled_pools(page_size, [lanes[-1][-1] + 1 for _, lanes in layouts])
@@ -309,7 +298,7 @@ def test_a_lane_sees_the_whole_prefix_with_its_own_tail_and_its_path(page_size, 
 
 
 @pytest.mark.parametrize(("max_len", "dropped"), [(9, 0), (8, 3), (7, 3)])
-def test_a_draft_step_at_the_length_limit_writes_and_sees_nothing(max_len, dropped):
+def test_a_draft_step_at_the_limit_writes_and_sees_nothing(max_len, dropped):
     """Three lanes of a request of 7 at step 1 stand at position 8; those of a request of 2 are far from the limit."""
     layouts = [lane_layout(length, 4, 4) for length in (7, 2)]
     pools, rows = shuffled_pools(4, [lanes[-1][-1] + 1 for _, lanes in layouts])
@@ -356,345 +345,3 @@ def test_no_requests_make_empty_metadata():
         assert metadata.positions.shape == metadata.slots.shape == (0,)
         assert metadata.positions.dtype == metadata.slots.dtype == torch.int64
         assert attention(torch.empty(0, 1, 2), 0, pools.target, metadata, None).shape == (0, 1, 2)
-
-
-# The kernels. Every phase makes both columns' metadata of the same requests; the fast column has one more, padded.
-
-
-def padded(rows: list[int], lengths: list[int], device: str) -> Batch:
-    return make_batch([*rows, -1], [*lengths, 0]).to(device)
-
-
-def twin(pools: KVPool, dtype: torch.dtype, device: str) -> KVPool:
-    """The same pool for kernels."""
-    layers, slots, heads, dim = pools.draft.keys.shape
-    buffers = [KVBuffer(KVLayout(layers, heads, dim), slots, dtype, device) for _ in range(2)]
-    other = KVPool(*buffers, pools.page_size, *pools.token_ids.shape)
-    other.copy_(pools)
-    return other
-
-
-@dataclass(frozen=True)
-class Phase:
-    """One forward in both columns: what the reference makes, its pool, and how kernels make theirs of another pool."""
-
-    expected: AttentionMetadata
-    pools: KVPool
-    build: Callable[[KVPool, str], made.AttentionMetadata]
-
-
-def random_parents(num_nodes: int) -> list[int]:
-    return [-1] + [int(torch.randint(node, ())) for node in range(1, num_nodes)]
-
-
-def tree_phase(num_nodes: int, page_size: int, max_len: int = 100, layout: KVLayout = ONE_HEAD) -> Phase:
-    lengths = [5, 8, 1]
-    pools, rows = shuffled_pools(page_size, [length + num_nodes for length in lengths], layout)
-    parents = [random_parents(num_nodes) for _ in lengths]
-    locations = torch.cat([pools.req_to_token[r, n : n + num_nodes] for r, n in zip(rows, lengths, strict=True)])
-    tree = tree_input(parents, lengths, locations)
-    tree = replace(tree, cache_locations=torch.where(tree.positions < max_len, locations, -1))
-    none = torch.full((num_nodes,), -1)
-    more = tree_input([*parents, parents[0]], [*lengths, 0], torch.cat([tree.cache_locations, none]))
-    return Phase(
-        tree_metadata(make_batch(rows, lengths), tree, pools),
-        pools,
-        lambda other, device: made.tree_metadata(padded(rows, lengths, device), more.to(device), other),
-    )
-
-
-def prefill_phase(starts: list[int], counts: list[int], page_size: int, layout: KVLayout = ONE_HEAD) -> Phase:
-    lengths = [start + count for start, count in zip(starts, counts, strict=True)]
-    pools, rows = shuffled_pools(page_size, lengths, layout)
-    row_starts = torch.tensor([0, *counts]).cumsum(0)
-    ids, none = torch.zeros(sum(counts), dtype=torch.int64), torch.full((len(rows),), -1)
-    prefill = PrefillInput(ids, row_starts, torch.tensor(starts), none)
-    batch = make_batch(rows, lengths)
-    return Phase(
-        prefill_metadata(batch, prefill, pools),
-        pools,
-        lambda other, device: made.prefill_metadata(batch.to(device), prefill.to(device), other),
-    )
-
-
-def extend_phase(num_written: list[int], width: int, page_size: int, layout: KVLayout = ONE_HEAD) -> Phase:
-    """Rows of a request from num_written on have no slot."""
-    lengths = [5, 8, 1][: len(num_written)]
-    pools, rows = shuffled_pools(page_size, [length + width for length in lengths], layout)
-    slots = torch.stack([pools.req_to_token[r, n : n + width] for r, n in zip(rows, lengths, strict=True)])
-    slots = torch.where(torch.arange(width) < torch.tensor(num_written)[:, None], slots, -1)
-
-    def rows_of(batch: Batch, slots_R: torch.Tensor) -> DraftExtendInput:
-        ids = torch.zeros_like(slots_R)
-        return DraftExtendInput(
-            row_starts=torch.arange(0, len(ids) + 1, width), hidden=ids, input_ids=ids, positions=ids,
-            cache_locations=slots_R, num_accepted_drafts=ids, num_accepted_tokens=ids, bonus_tokens=ids,
-            seq_lens=batch.seq_lens, req_pool_indices=batch.req_pool_indices,
-        )  # fmt: skip
-
-    batch, more = make_batch(rows, lengths), padded(rows, lengths, "cpu")
-    more_slots = torch.cat([slots.flatten(), torch.full((width,), -1)])
-    return Phase(
-        extend_metadata(batch, rows_of(batch, slots.flatten()), pools),
-        pools,
-        lambda other, device: made.extend_metadata(more.to(device), rows_of(more, more_slots).to(device), other),
-    )
-
-
-def lane_phase(
-    topk: int, num_steps: int, step: int, page_size: int, draft_kv: str, max_len: int = 100, layout: KVLayout = ONE_HEAD
-) -> Phase:
-    """A path holds some lane at every step, also at those to come, which nobody may read."""
-    lengths, num_nodes = [7, 8, 17], num_steps + 1 if topk == 1 else topk + 1
-    config = SpecConfig(topk, num_steps, num_nodes, page_size, draft_kv=draft_kv, max_len=max_len)
-    pools, rows = shuffled_pools(page_size, [length + config.need + page_size for length in lengths], layout)
-    own = torch.arange(topk)[:, None].expand(4, -1, num_steps)
-    path = torch.randint(topk, own.shape) if draft_kv == "ancestor" else own.clone()
-    path[:, :, step] = own[:, :, step]
-    state = SimpleNamespace(step=torch.tensor([step], dtype=torch.int32), path=path.int())
-    return Phase(
-        lane_metadata(make_batch(rows, lengths), path[:3, :, : step + 1], config, pools),
-        pools,
-        lambda other, device: made.lane_metadata(
-            padded(rows, lengths, device),
-            SimpleNamespace(step=state.step.to(device), path=state.path.to(device)),
-            config,
-            other,
-        ),
-    )
-
-
-def seen_by_kernels(metadata: made.AttentionMetadata) -> list[list[tuple[int, int]]]:
-    """As `seen`, read off the tensors."""
-    rows = []
-    for request, (low, high) in enumerate(itertools.pairwise(metadata.row_starts.tolist())):
-        column_slots = metadata.table[metadata.table_rows[request]].tolist()
-        slots, places = metadata.extra_slots[request].tolist(), metadata.extra_positions[request].tolist()
-        key_len = int(metadata.key_lens[request])
-        for row in range(low, high):
-            words, prefix_len = metadata.visible[row].tolist(), int(metadata.prefix_lens[row])
-            assert prefix_len in ({0, key_len} if not metadata.is_causal else range(key_len + 1))
-            keys = [(column_slots[c], c) for c in range(prefix_len)]
-            extras = range(int(metadata.num_extras[request]))
-            keys += [(slots[e], places[e]) for e in extras if words[e // 32] >> e % 32 & 1]
-            rows.append(sorted(key for key in keys if key[0] >= 0))
-    return rows
-
-
-TREES = [(1, 1), (2, 4), (7, 1), (32, 4), (33, 16), (64, 1)]
-PHASES = {
-    **{f"tree of {nodes}, pages of {size}": (tree_phase, nodes, size) for nodes, size in TREES},
-    "tree at the length limit": (tree_phase, 9, 4, 9),
-    "ragged prefill": (prefill_phase, [0, 5, 8, 3], [6, 1, 3, 17], 4),
-    "prefill of one token": (prefill_phase, [0], [1], 1),
-    "prefill in two blocks": (prefill_phase, [2, 0], [65, 40], 16),
-    "draft-extend": (extend_phase, [4, 4, 4], 4, 4),
-    "draft-extend with rows that write nothing": (extend_phase, [1, 4, 0], 4, 1),
-    "draft-extend of one row": (extend_phase, [1, 1], 1, 16),
-    **{
-        f"{mode} {k} x {s}, step {i}, pages of {p}": (lane_phase, k, s, i, p, mode)
-        for k, s, i, p, mode in [
-            (1, 4, 0, 1, "lane"), (1, 4, 3, 4, "lane"), (3, 4, 0, 4, "lane"), (3, 4, 2, 1, "lane"),
-            (3, 4, 1, 4, "ancestor"), (3, 4, 3, 16, "ancestor"), (5, 2, 1, 5, "ancestor"), (8, 5, 3, 1, "ancestor"),
-        ]
-    },
-    "lanes at the length limit": (lane_phase, 3, 4, 1, 4, "lane", 9),
-    "lanes beyond the length limit": (lane_phase, 2, 4, 2, 1, "ancestor", 9),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("phase", PHASES.values(), ids=PHASES)
-def test_kernels_see_what_the_reference_sees(phase, device, program_order):
-    make, *arguments = phase
-    phase = make(*arguments)
-    metadata = phase.build(twin(phase.pools, torch.float32, device), device)
-    rows, expected = len(phase.expected.slots), seen(phase.expected)
-    assert seen_by_kernels(metadata) == expected + [[]] * (len(metadata.slots) - rows)
-    assert metadata.max_rows == max(len(keys.mask) for keys in phase.expected.keys)
-    assert metadata.slots.tolist() == phase.expected.slots.tolist() + [-1] * (len(metadata.slots) - rows)
-    live = phase.expected.slots >= 0
-    positions = torch.where(live, phase.expected.positions, 0).tolist()
-    assert metadata.positions.tolist() == positions + [0] * (len(metadata.slots) - rows)
-    for tensor in (metadata.extra_slots, metadata.extra_positions):
-        assert (tensor < 2**31 - 1).all()  # none is left unwritten
-
-
-def fill_for(phase: Phase, layer: int, window: int | None, dtype: torch.dtype) -> None:
-    """Numbers of that type where some row looks; NaN everywhere else."""
-    kv, start = phase.pools.draft, 0
-    kv.keys.fill_(math.nan)
-    kv.values.fill_(math.nan)
-    for keys in phase.expected.keys:
-        rows = phase.expected.positions[start : (start := start + len(keys.mask)), None]
-        mask = keys.mask if window is None else keys.mask & (rows - keys.positions < window)
-        fill_seen(kv, layer, replace(keys, mask=mask))
-    for buffer in (kv.keys, kv.values):
-        buffer.copy_(buffer.to(dtype))
-
-
-def budget(query_RAD: torch.Tensor, phase: Phase, dtype: torch.dtype) -> float:
-    """Most that an element may be off, from the float64 inputs.
-
-    In f32, products of queries and keys are off by a few units of |q||k|/√D; weights by twice that, and the sum by a
-    unit a key. Weights that are rounded to `dtype` before they meet the values, and the output, add a unit of it each.
-    """
-    keys, values = phase.pools.draft.keys.nan_to_num(), phase.pools.draft.values.nan_to_num()
-    length = query_RAD.double().norm(dim=-1).max() * keys.norm(dim=-1).max() / query_RAD.shape[-1] ** 0.5
-    single, narrow = torch.finfo(torch.float32).eps, torch.finfo(dtype).eps
-    num_keys = max((keys.mask.shape[1] for keys in phase.expected.keys), default=0)
-    return float(values.abs().max() * (single * (4 * length + num_keys + 8) + narrow))
-
-
-# Phase, heads, key heads, head dim, window.
-ATTENDED = {
-    "tree, no grouping": (tree_phase, (33, 4), 2, 2, 16, None),
-    "tree, head dim 80": (tree_phase, (64, 1), 2, 1, 80, 3),
-    "tree at the limit, groups of 3": (tree_phase, (9, 4, 9), 6, 2, 10, None),
-    "tree, window at the prefix's end": (tree_phase, (7, 1), 4, 1, 16, 5),
-    "prefill, head dim 64": (prefill_phase, ([0, 5, 8, 3], [6, 1, 3, 17], 4), 4, 2, 64, None),
-    "prefill, several tiles of keys": (prefill_phase, ([130, 0], [9, 40], 16), 2, 2, 16, None),
-    "prefill, window in the first tile": (prefill_phase, ([130, 0], [9, 40], 16), 2, 2, 16, 7),
-    "prefill, window over the tile's edge": (prefill_phase, ([125], [9], 16), 3, 1, 16, 6),
-    "prefill, window of one": (prefill_phase, ([125], [9], 1), 3, 1, 2, 1),
-    "draft-extend with junk": (extend_phase, ([1, 4, 0], 4, 4), 4, 2, 16, None),
-    "lanes": (lane_phase, (3, 4, 3, 4, "lane"), 4, 2, 16, None),
-    "ancestors in a window": (lane_phase, (8, 5, 3, 16, "ancestor"), 4, 2, 16, 4),
-    "one lane in a window": (lane_phase, (1, 4, 2, 16, "lane"), 4, 1, 16, 18),
-    "lanes at the limit": (lane_phase, (3, 4, 1, 4, "lane", 9), 2, 1, 16, None),
-}
-
-
-@pytest.mark.parametrize("splits", [None, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("attended", ATTENDED.values(), ids=ATTENDED)
-def test_attention_of_kernels_equals_the_references(attended, dtype, splits, device, program_order):
-    """NaN in every slot that no row sees. A padded request has NaN for queries and yields zeros, as dropped rows do."""
-    make, arguments, heads, kv_heads, dim, window = attended
-    phase = make(*arguments, layout=KVLayout(2, kv_heads, dim))
-    fill_for(phase, 1, window, dtype)
-    pools = twin(phase.pools, dtype, device)
-    metadata = phase.build(pools, device)
-    query = torch.randn(len(phase.expected.slots), heads, dim).to(dtype)
-    more = torch.full((len(metadata.slots), heads, dim), math.nan, dtype=dtype)
-    more[: len(query)] = query
-    expected = attention(query.double(), 1, phase.pools.draft, phase.expected, window)
-    out = fast.attention(more.to(device), 1, pools.draft, metadata, window, splits=splits).cpu()
-    assert out.dtype == dtype
-    assert (out[: len(query)].double() - expected).abs().max() <= budget(query, phase, dtype)
-    assert (out[: len(query)][phase.expected.slots < 0] == 0).all()
-    assert (out[len(query) :] == 0).all()
-
-
-@pytest.mark.parametrize("length", [1.0, 100.0])
-@pytest.mark.parametrize("splits", [2, 5, 9])
-def test_keys_read_in_parts_are_merged_in_their_order(splits, length, device, program_order):
-    """Prefixes of no key, less than a tile, several tiles, and more parts than tiles: the same bits every time.
-
-    length: of queries; by a long one the parts' largest logits lie further from 0 than an f32 has exponents.
-    """
-    phase = prefill_phase([300, 0, 20], [3, 2, 1], 16, layout=KVLayout(1, 2, 16))
-    fill_for(phase, 0, None, torch.float32)
-    pools, query = twin(phase.pools, torch.float32, device), length * torch.randn(6, 4, 16, device=device)
-    metadata = phase.build(pools, device)
-    query = torch.nn.functional.pad(query, (0, 0, 0, 0, 0, len(metadata.slots) - 6))
-    out, again = (fast.attention(query, 0, pools.draft, metadata, None, splits=splits) for _ in range(2))
-    expected = attention(query[:6].cpu().double(), 0, phase.pools.draft, phase.expected, None)
-    assert torch.equal(out, again)
-    assert (out[:6].cpu().double() - expected).abs().max() <= budget(query[:6].cpu(), phase, torch.float32)
-
-
-@pytest.mark.parametrize("programs", [1, 24])
-def test_parts_are_merged_to_the_same_bits_however_few_programs_there_are(programs, device, monkeypatch, program_order):
-    """Of twelve pairs of a row and a query head, of which a program of a GPU merges one at a time."""
-    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: on_gpu)
-    phase = prefill_phase([300, 20], [6, 5], 16, layout=KVLayout(1, 2, 16))
-    fill_for(phase, 0, None, torch.float32)
-    pools, query = twin(phase.pools, torch.float32, device), torch.randn(11, 4, 16, device=device)
-    metadata = phase.build(pools, device)
-    out = fast.attention(query, 0, pools.draft, metadata, None, splits=3)
-    monkeypatch.setattr(fast, "MOST_MERGES", programs)
-    assert torch.equal(fast.attention(query, 0, pools.draft, metadata, None, splits=3), out)
-
-
-@pytest.mark.parametrize("multiprocessors", [1, 7, 40])
-def test_requests_are_read_in_parts_by_their_lengths(multiprocessors, device, monkeypatch, program_order):
-    """As many parts as a device of that size wants: a long request in several of them beside others in one."""
-    monkeypatch.setattr(fast, "_multiprocessors", lambda _: multiprocessors)
-    phase = prefill_phase([700, 0, 20, 200], [3, 2, 1, 40], 16, layout=KVLayout(1, 2, 16))
-    fill_for(phase, 0, None, torch.float32)
-    pools, query = twin(phase.pools, torch.float32, device), torch.randn(46, 4, 16, device=device)
-    out, again = (fast.attention(query, 0, pools.draft, phase.build(pools, device), None) for _ in range(2))
-    expected = attention(query.cpu().double(), 0, phase.pools.draft, phase.expected, None)
-    assert torch.equal(out, again)
-    assert (out.cpu().double() - expected).abs().max() <= budget(query.cpu(), phase, torch.float32)
-
-
-@pytest.mark.parametrize("window", [None, 150])
-@pytest.mark.parametrize("counts", [[1, 70, 5, 3], [4, 4, 4, 4]], ids=["prefill", "draft-extend"])
-def test_an_invariant_result_is_the_same_bits_alone_and_in_company(counts, window, device):
-    """Requests of many keys and few, each alone and all together."""
-    starts, counts = torch.tensor([600, 0, 1100, 37]), torch.tensor(counts)
-    pools, rows = shuffled_pools(16, (starts + counts).tolist(), KVLayout(1, 2, 16))
-    pools.draft.keys.normal_()
-    pools.draft.values.normal_()
-    other, rows = twin(pools, torch.float32, device), torch.tensor(rows)
-    query = torch.randn(int(counts.sum()), 4, 16, device=device)
-
-    def attend(query: torch.Tensor, chosen: slice) -> torch.Tensor:
-        row_starts, none = torch.nn.functional.pad(counts[chosen].cumsum(0), (1, 0)), torch.full((4,), -1)
-        prefill = PrefillInput(torch.zeros(len(query), dtype=torch.int64), row_starts, starts[chosen], none[chosen])
-        batch = make_batch(rows[chosen].tolist(), (starts + counts)[chosen].tolist()).to(device)
-        metadata = made.prefill_metadata(batch, prefill.to(device), other)
-        metadata = replace(metadata, has_equal_rows=len(set(counts.tolist())) == 1)
-        return fast.attention(query, 0, other.draft, metadata, window, invariant=True)
-
-    together, lows = attend(query, slice(None)), [0, *counts.cumsum(0).tolist()]
-    for request, (low, high) in enumerate(itertools.pairwise(lows)):
-        assert torch.equal(attend(query[low:high], slice(request, request + 1)), together[low:high])
-
-
-def test_a_padded_request_changes_no_bit_of_the_others(device):
-    """Without it there are no rows beyond theirs, which a block of rows would reach."""
-    phase = tree_phase(9, 4, layout=KVLayout(1, 2, 16))
-    fill_for(phase, 0, None, torch.float32)
-    pools, query = twin(phase.pools, torch.float32, device), torch.randn(36, 4, 16, device=device)
-    metadata = phase.build(pools, device)
-    by_row = {name: getattr(metadata, name)[:27] for name in ("positions", "prefix_lens", "visible")}
-    alone = replace(metadata, row_starts=metadata.row_starts[:4], num_extras=metadata.num_extras[:3], **by_row)
-    out, buffer = fast.attention(query, 0, pools.draft, metadata, None), torch.empty(36, 4, 16, device=device)
-    assert fast.attention(query, 0, pools.draft, alone, None, out=buffer) is buffer
-    assert torch.equal(out[:27], buffer[:27])
-    assert buffer[27:].isnan().all()
-
-
-def test_queries_may_have_another_type_than_the_cache(device):
-    phase = tree_phase(9, 4, layout=KVLayout(1, 2, 16))
-    fill_for(phase, 0, None, torch.bfloat16)
-    pools, query = twin(phase.pools, torch.bfloat16, device), torch.randn(36, 4, 16)
-    out = fast.attention(query.to(device), 0, pools.draft, phase.build(pools, device), None).cpu()
-    expected = attention(query[:27].double(), 0, phase.pools.draft, phase.expected, None)
-    assert (out[:27].double() - expected).abs().max() <= budget(query, phase, torch.float32)
-
-
-def test_attention_of_kernels_wants_contiguous_queries(device):
-    phase = tree_phase(2, 1)
-    pools = twin(phase.pools, torch.float32, device)
-    with pytest.raises(ValueError, match="allowed: a contiguous tensor"):
-        fast.attention(torch.empty(8, 2, 4, device=device)[..., ::2], 0, pools.draft, phase.build(pools, device), None)
-
-
-def test_kernels_take_no_requests(device):
-    pools, nobody = twin(shuffled_pools(4, [1])[0], torch.float32, device), make_batch([], []).to(device)
-    none = torch.empty(0, dtype=torch.int64, device=device)
-    tree = tree_input([[-1, 0]], [0], torch.zeros(2, dtype=torch.int64)).to(device)
-    tree = replace(tree, **{name: tensor[:0] for name, tensor in tree.tensors.items()})
-    prefill = PrefillInput(none, torch.zeros(1, dtype=torch.int64, device=device), none, none)
-    lanes = SimpleNamespace(step=torch.zeros(1, dtype=torch.int32, device=device), path=none.view(0, 3, 4).int())
-    for metadata in (
-        made.tree_metadata(nobody, tree, pools),
-        made.prefill_metadata(nobody, prefill, pools),
-        made.lane_metadata(nobody, lanes, SpecConfig(3, 4, 8, max_len=100), pools),
-    ):
-        assert metadata.positions.shape == metadata.slots.shape == (0,)
-        query = torch.empty(0, 1, 2, device=device)
-        assert fast.attention(query, 0, pools.target, metadata, None).shape == (0, 1, 2)

@@ -301,7 +301,7 @@ def test_a_prompt_in_chunks_leaves_what_the_whole_prompt_leaves(chunks, case):
     assert_draft_input(run)
 
 
-def test_draft_slot_p_holds_the_kv_of_token_p_plus_1_at_position_p():
+def test_draft_slot_p_holds_token_p_plus_1_at_position_p():
     run = Run(random_pair("eagle3"), tree(), [13, 6])
     dense = dense_head(run.pair)
     for _ in range(3):
@@ -359,7 +359,7 @@ def reparented(candidates: Candidates, config: SpecConfig) -> bool:
 @pytest.mark.parametrize("case", TWO_KINDS.values(), ids=TWO_KINDS)
 @pytest.mark.parametrize("draft_kv", ["lane", "ancestor"])
 @pytest.mark.parametrize(("page_size", "lengths"), PAGES_AND_LENGTHS)
-def test_every_lane_equals_a_dense_forward_over_what_it_should_see(page_size, lengths, draft_kv, case):
+def test_every_lane_equals_a_dense_forward_over_its_path(page_size, lengths, draft_kv, case):
     """In the first round and, on KV rewritten by draft-extend, in the next two."""
     run, changed_parents = Run(random_pair(**case), tree(page_size, draft_kv), lengths), False
     for _ in range(3):
@@ -398,7 +398,7 @@ def test_chains_and_other_widths_equal_dense_forwards_too(shape, extend_release)
 
 
 @pytest.mark.parametrize("topk", [1, 3])
-def test_candidates_are_each_lanes_best_tokens_as_target_ids_scored_by_the_product_down_the_path(topk):
+def test_candidates_are_scored_by_the_product_down_the_path(topk):
     config = tree(topk=topk, num_draft_tokens=5 if topk == 1 else 8)
     run = Run(random_pair("eagle3"), config, [7, 8])
     candidates, calls = run.propose()
@@ -438,7 +438,7 @@ def test_a_single_step_runs_no_draft_forward():
 
 
 @pytest.mark.parametrize("beyond", [0, 1, 2])
-def test_lanes_at_the_length_limit_propose_nothing_and_leave_the_other_request_alone(beyond):
+def test_lanes_at_the_length_limit_propose_nothing(beyond):
     """Request 0 of 9 tokens drafts at positions 9, 10 and 11; those from max_len on yield probability 0."""
     pair, config = random_pair("eagle3"), tree()
     torch.manual_seed(1)
@@ -468,7 +468,7 @@ def test_drafting_writes_nothing_to_the_prefix():
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
-def test_no_requests_pass_through_the_draft_phases_and_leave_the_idle_state(kind):
+def test_no_requests_pass_through_the_draft_phases(kind):
     run = Run(random_pair(kind), tree(), [7])
     run.rows, run.batch, idle = [], make_batch([], [], []), run.engine.drafter.idle()
     run.draft_input = idle

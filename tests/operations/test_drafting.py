@@ -13,10 +13,8 @@ from scipy.stats import chi2
 
 from specsim.core.columns import own_lanes
 from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.phases import Batch, Candidates, DraftInput, Sampling
+from specsim.core.phases import Batch, DraftInput, Sampling
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
-from specsim.fast import drafting as fast
-from specsim.fast.vocabulary import topk as fast_topk
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
 from specsim.reference.drafting import (
     child_scores,
@@ -31,9 +29,12 @@ from specsim.reference.sampling import topk as best_first
 from specsim.reference.tree import build
 from specsim.reference.verify import walk
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 V = 5
+
+
 L = 3  # of every request
+
+
 BONUS = 4
 
 
@@ -194,7 +195,7 @@ def test_one_lane_drafts_greedily_in_a_chain(num_steps, draft_kv):
     assert verify_input.parents.tolist() == [list(range(-1, num_steps))]
 
 
-def test_requests_are_drafted_each_with_its_own_law():
+def test_requests_are_drafted_each_with_its_own_distribution():
     laws, config = [Law(1), Law(2), Law(1, dyadic=True)], SpecConfig(3, 3, 9, page_size=4)
     _, _, together = propose(laws, config)
     for request, law in enumerate(laws):
@@ -223,7 +224,7 @@ def test_every_candidate_is_mapped_to_a_target_id_once():
     assert torch.equal(mapped.parent_list, unmapped.parent_list)
 
 
-def test_draft_topk_is_the_softmax_over_the_draft_vocabulary_in_target_ids():
+def test_draft_topk_is_the_softmax_by_target_id():
     logits = torch.tensor([[1.0, 2.0, 8.0, 4.0], [8.0, 8.0, 4.0, 8.0]]).log()
     d2t = torch.tensor([0, 3, 3, 10])  # draft ids 0..3 are target ids 0, 4, 5, 13
     topk_p, target_ids = draft_topk(logits, 3, d2t)
@@ -288,290 +289,23 @@ def test_select_takes_the_best_and_the_lower_index_of_equals(scores, data):
     assert select(torch.tensor([scores, scores[::-1]]) / 4, count)[0].tolist() == sorted(best)
 
 
-# The fast column.
-
-EPS = 2.0**-23
-
-
-@pytest.fixture
-def gpu_blocks(monkeypatch) -> None:
-    """As many programs as on a GPU and more: under the interpreter one program would otherwise take all rows."""
-    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: min(on_gpu, 4))
-    monkeypatch.setattr(fast, "_HIDDEN_BLOCK", 4)
-
-
-def rows_of_scores(num_rows: int, num_candidates: int, kind: str) -> torch.Tensor:
-    scores = 4 * torch.randn(num_rows, num_candidates)
-    if kind == "tied":
-        scores = scores.round()
-    elif kind == "equal":
-        scores = torch.zeros(num_rows, num_candidates)
-        scores[:, 1::2] = -0.0
-    elif kind == "impossible":
-        scores[:, 1::2] = -torch.inf
-    return scores
-
-
-def scripted(batch_size: int, config: SpecConfig, hidden_size: int, tied: bool):
-    """A draft input and what each forward of a draft loop returns: (topk_p, topk_index, hidden)."""
-    k = config.topk
-
-    def chances(*shape):
-        return torch.randint(0, 5, shape) / 4 if tied else torch.rand(shape)
-
-    bonus = torch.randint(0, 9, (batch_size,), dtype=torch.int32)
-    first = DraftInput(
-        chances(batch_size, k), torch.randint(0, 99, (batch_size, k)), torch.randn(batch_size, hidden_size), bonus
-    )
-    steps = [
-        (
-            chances(batch_size, k, k),
-            torch.randint(0, 99, (batch_size, k, k)),
-            torch.randn(batch_size, k, hidden_size),
-        )
-        for _ in range(config.num_steps - 1)
-    ]
-    return first, steps
-
-
-def reference_loop(first: DraftInput, steps, config: SpecConfig):
-    """(candidates, lanes of every step as (tokens, scores, hidden, path)), by the reference's drafting functions."""
-    k, size = config.topk, len(first.topk_p)
-    tokens_BK, scores_BK = first.topk_index, root_scores(first.topk_p, config.score)
-    hidden_BKH, own = first.hidden[:, None].expand(-1, k, -1), torch.arange(k)[None, :, None].expand(size, k, 1)
-    path_BKI, lanes, tokens, scores = own, [(tokens_BK, scores_BK, hidden_BKH, own)], [tokens_BK], [scores_BK]
-    parent_list = [torch.arange(-1, k if config.num_steps > 1 else 0).expand(size, -1)]
-    for step, (topk_p, topk_index, hidden) in enumerate(steps, start=1):
-        children = child_scores(scores_BK, topk_p, config.score).flatten(1)
-        tokens.append(topk_index.flatten(1))
-        scores.append(children)
-        if step == len(steps):
-            break
-        scores_BK, chosen_BK = best_first(children, k)
-        tokens_BK, parents_BK1 = tokens[-1].gather(1, chosen_BK), chosen_BK[..., None] // k
-        hidden_BKH = hidden.gather(1, parents_BK1.expand_as(hidden))
-        if config.draft_kv == "ancestor":
-            path_BKI = path_BKI.gather(1, parents_BK1.expand_as(path_BKI))
-        path_BKI = torch.cat([path_BKI, own], dim=-1)
-        parent_list.append(parent_ids(step, chosen_BK, k))
-        lanes.append((tokens_BK, scores_BK, hidden_BKH, path_BKI))
-    return Candidates(torch.cat(tokens, 1), torch.cat(scores, 1), torch.cat(parent_list, 1)), lanes
-
-
-def lane_scores(lanes: fast.Lanes, config: SpecConfig) -> torch.Tensor:
-    """The scores of the candidates that are the lanes now."""
-    first = 1 + min(int(lanes.step[0]), max(0, config.num_steps - 2)) * config.topk
-    ids = lanes.candidates.parent_list[:, first : first + config.topk]
-    scores = lanes.candidates.scores
-    return (scores.gather(1, ids) if config.num_steps > 1 else scores).cpu()
-
-
-def check_lanes(lanes: fast.Lanes, expected, config: SpecConfig, exact: bool) -> None:
-    tokens, scores, hidden, path = expected
-    assert torch.equal(lanes.tokens.cpu(), tokens)
-    check_scores(lane_scores(lanes, config), scores, config, exact)
-    assert torch.equal(lanes.hidden.cpu(), hidden)
-    assert torch.equal(lanes.path.cpu()[..., : path.shape[-1]].long(), path)
-    assert (lanes.path[..., path.shape[-1] :] == -1).all()
-
-
-def check_scores(scores, expected, config: SpecConfig, exact: bool) -> None:
-    """Bit for bit, but for logarithms, of which two libraries may each be a unit in the last place off."""
-    if exact:
-        assert torch.equal(scores, expected)
-    else:
-        torch.testing.assert_close(scores, expected, rtol=4 * config.num_steps * EPS, atol=4 * config.num_steps * EPS)
-
-
-def check_loop(size: int, config: SpecConfig, hidden_size: int, tied: bool, device: str, live_steps: int = 99) -> None:
-    """live_steps: how many steps of the first request lie below max_len."""
-    first, steps = scripted(size, config, hidden_size, tied)
-    for topk_p, topk_index, _ in steps[live_steps:]:
-        topk_p[0], topk_index[0] = 0.0, torch.arange(config.topk)
-    expected, states = reference_loop(first, steps, config)
-    exact = config.score == "prob"
-    lanes = fast.Lanes.empty(size, hidden_size, config, torch.float32, device)
-    for _ in range(2):  # the buffers of one draft phase serve the next
-        fast.start_lanes(first.to(device), lanes, config)
-        for step, results in enumerate(steps):
-            check_lanes(lanes, states[step], config, exact)
-            assert lanes.step.tolist() == [step, 0]
-            fast.expand(lanes, *(result.to(device) for result in results), config)
-        check_lanes(lanes, states[-1], config, exact)
-    assert torch.equal(lanes.candidates.tokens.cpu(), expected.tokens)
-    assert torch.equal(lanes.candidates.parent_list.cpu(), expected.parent_list)
-    check_scores(lanes.candidates.scores.cpu(), expected.scores, config, exact)
-    assert (lanes.candidates.tokens.dtype, lanes.candidates.scores.dtype) == (torch.int64, torch.float32)
-
-
-@pytest.mark.parametrize(("tied", "score"), [(True, "prob"), (False, "logprob")])
-@pytest.mark.parametrize("draft_kv", ["lane", "ancestor"])
-@pytest.mark.parametrize(("k", "num_steps"), [(1, 1), (1, 5), (2, 1), (2, 4), (3, 3), (10, 8), (16, 5)])
-def test_fast_lanes_are_the_references_at_every_step(
-    k, num_steps, tied, score, draft_kv, device, gpu_blocks, program_order
-):
-    config = SpecConfig(k, num_steps, num_steps + 1 if k == 1 else k, score=score, draft_kv=draft_kv)
-    check_loop(3 if k < 10 else 2, config, 7, tied, device)
-
-
-@pytest.mark.parametrize("score", ["prob", "logprob"])
-@pytest.mark.parametrize("live_steps", [0, 1, 3])
-@pytest.mark.parametrize("k", [1, 3])
-def test_fast_lanes_beyond_the_length_limit_are_the_references(k, live_steps, score, device):
-    """A dropped row proposes ids 0..K-1 with probability 0: all its children tie."""
-    check_loop(2, SpecConfig(k, 5, 6, score=score, draft_kv="ancestor"), 3, False, device, live_steps)
-
-
-@given(st.integers(1, 16), st.integers(1, 5), st.integers(1, 4), st.booleans(), st.booleans(), st.integers(1, 5))
-@settings(max_examples=25)
-def test_fast_lanes_are_the_references_at_any_setting(k, num_steps, size, tied, ancestor, hidden_size):
-    config = SpecConfig(k, num_steps, num_steps + 1 if k == 1 else k, draft_kv="ancestor" if ancestor else "lane")
-    check_loop(size, config, hidden_size, tied, DEVICE)
-
-
-@pytest.mark.parametrize("score", ["prob", "logprob"])
-@pytest.mark.parametrize("k", [1, 2])
-def test_a_child_of_the_fast_column_never_scores_above_its_parent(k, score, device):
-    config = SpecConfig(k, 2, 3, score=score)
-    first, [(topk_p, *others)] = scripted(2, config, 3, tied=False)
-    lanes = fast.Lanes.empty(2, 3, config, torch.float32, device)
-    fast.start_lanes(first.to(device), lanes, config)
-    fast.expand(lanes, *(value.to(device) for value in (torch.full_like(topk_p, 1 + EPS), *others)), config)
-    scores = lanes.candidates.scores
-    assert torch.equal(scores[:, k:], scores[:, :k].repeat_interleave(k, dim=1))
-
-
-@pytest.mark.parametrize("score", ["prob", "logprob"])
-@pytest.mark.parametrize("num_steps", [1, 2, 5])
-def test_a_chain_is_expanded_as_a_tree_of_one_lane_would_be(
-    num_steps, score, device, monkeypatch, gpu_blocks, program_order
-):
-    config = SpecConfig(1, num_steps, num_steps + 1, score=score)
-    first, steps = scripted(3, config, 5, tied=False)
-    results = []
-    for expansion in (fast._expand_lanes, fast._expand_tree):
-        monkeypatch.setattr(fast, "_expand_lanes", expansion)
-        lanes = fast.Lanes.empty(3, 5, config, torch.float32, device)
-        fast.start_lanes(first.to(device), lanes, config)
-        for step in steps:
-            fast.expand(lanes, *(value.to(device) for value in step), config)
-        results.append(lanes.tables)
-    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
-
-
-@pytest.mark.parametrize("k", [1, 3])
-def test_nothing_is_written_after_the_last_step(k, device):
-    """A graph of the step may be replayed once too often: only the step number goes on."""
-    config = SpecConfig(k, 2, 3)
-    first, steps = scripted(2, config, 4, tied=False)
-    lanes = fast.Lanes.empty(2, 4, config, torch.float32, device)
-    fast.start_lanes(first.to(device), lanes, config)
-    for _ in range(2):
-        fast.expand(lanes, *(value.to(device) for value in steps[0]), config)
-        before = [buffer.clone() for buffer in lanes.tables]
-        steps[0] = tuple(torch.ones_like(value) for value in steps[0])
-    fast.expand(lanes, *(value.to(device) for value in steps[0]), config)
-    step, *others = lanes.tables
-    assert step.tolist() == [3, 0]
-    assert all(torch.equal(one, other) for one, other in zip(others, before[1:], strict=True))
-
-
-@pytest.mark.parametrize("k", [1, 3])
-def test_junk_of_padded_requests_changes_no_real_one(k, device, gpu_blocks, program_order):
-    config = SpecConfig(k, 4, 5)
-    first, steps = scripted(4, config, 6, tied=False)
-    expected, states = reference_loop(first.filter(torch.arange(2)), [[v[:2] for v in step] for step in steps], config)
-    for value in (first.topk_p, first.hidden, *(value for p, _, hidden in steps for value in (p, hidden))):
-        value[2:] = torch.nan
-    lanes = fast.Lanes.empty(4, 6, config, torch.float32, device)
-    fast.start_lanes(first.to(device), lanes, config)
-    for step in steps:
-        fast.expand(lanes, *(value.to(device) for value in step), config)
-    tokens, _, hidden, path = states[-1]
-    real = [buffer[:2].cpu() for buffer in lanes.tables[1:]]
-    for one, other in zip(real, [tokens, path.int(), hidden], strict=False):
-        assert torch.equal(one[..., : other.shape[-1]], other)
-    for name in ("tokens", "scores", "parent_list"):
-        assert torch.equal(getattr(lanes.candidates, name)[:2].cpu(), getattr(expected, name))
-    chosen = fast.select(lanes.candidates.scores, config.num_draft_tokens - 1).cpu()
-    assert ((chosen >= 0) & (chosen < config.num_candidates)).all()
-    assert (chosen.diff() > 0).all()
-
-
-@given(st.integers(0, 10**6), st.sampled_from([(1, 1), (1, 3), (2, 3), (3, 3), (5, 3), (4, 4)]), st.booleans())
-@settings(max_examples=15)
-def test_the_fast_draft_loop_proposes_what_the_references_drafter_does(seed, setting, mapped):
-    """Laws without near ties, through both columns' top-k: tokens and parents exactly, scores to rounding."""
-    topk, num_steps = setting
-    config = SpecConfig(topk, num_steps, num_steps + 1 if topk == 1 else topk + 1)
-    laws, d2t = [Law(seed), Law(seed + 1)], torch.tensor([0, 1, 3, 3, 6]) if mapped else None
-    expected, head, _ = propose(laws, config, d2t)
-    hidden = head.start()
-    bonus = torch.full((2,), BONUS, dtype=torch.int32)
-    offsets = None if d2t is None else d2t.to(DEVICE)
-    topk_p, topk_index = fast_topk.draft_topk(head.logits(hidden).float().to(DEVICE), topk, offsets)
-    lanes = fast.Lanes.empty(2, head.hidden_size, config, torch.float32, DEVICE)
-    fast.start_lanes(DraftInput(topk_p, topk_index, hidden.to(DEVICE), bonus.to(DEVICE)), lanes, config)
-    for _ in range(num_steps - 1):
-        hidden_RH = head.forward(lanes.tokens.flatten().cpu(), lanes.hidden.flatten(0, 1).cpu(), None, None)
-        results = *fast_topk.draft_topk(head.logits(hidden_RH).float().to(DEVICE), topk, offsets), hidden_RH.to(DEVICE)
-        fast.expand(lanes, *(rows.unflatten(0, (2, topk)) for rows in results), config)
-    assert torch.equal(lanes.candidates.tokens.cpu(), expected.tokens)
-    assert torch.equal(lanes.candidates.parent_list.cpu(), expected.parent_list)
-    torch.testing.assert_close(lanes.candidates.scores.cpu(), expected.scores, rtol=1e-5, atol=0)
-
-
-@given(st.integers(1, 4), st.integers(1, 40), st.sampled_from([1, 3, 100]), st.data())
-@settings(max_examples=30)
-def test_fast_select_is_the_references(num_rows, num_candidates, num_values, data):
-    scores = torch.randint(-num_values, num_values + 1, (num_rows, num_candidates)) / num_values
-    count = data.draw(st.integers(0, num_candidates))
-    assert torch.equal(fast.select(scores.to(DEVICE), count).cpu(), select(scores, count))
-
-
-@pytest.mark.parametrize(("num_candidates", "count"), [(710, 59), (1040, 63), (1024, 1024), (1025, 1), (4112, 100)])
-@pytest.mark.parametrize("kind", ["random", "tied", "equal", "impossible"])
-def test_fast_select_of_large_pools(num_candidates, count, kind, device, gpu_blocks, program_order):
-    scores = rows_of_scores(2, num_candidates, kind)
-    assert torch.equal(fast.select(scores.to(device), count).cpu(), select(scores, count))
-
-
-@pytest.mark.parametrize("count", [0, 1, 5, 9])
-def test_fast_select_orders_junk_too(count, device):
-    """NaN above every number, as the reference's sort has it."""
-    nan, inf = torch.nan, torch.inf
-    scores = torch.tensor([[nan] * 9, [0.0, -0.0, 1, -inf, nan, inf, -1, 2, -nan], [-inf] * 9, [1e-45, -1e-45, 0] * 3])
-    assert torch.equal(fast.select(scores.to(device), count).cpu(), select(scores, count))
-
-
-def test_fast_select_refuses_more_than_there_are(device):
-    with pytest.raises(ValueError, match="4 candidates to select, there are 3"):
-        fast.select(torch.zeros(1, 3, device=device), 4)
-
-
-def test_the_fast_column_takes_no_request(device):
-    config = SpecConfig(3, 3, 9)
-    first, steps = scripted(0, config, 4, tied=False)
-    lanes = fast.Lanes.empty(0, 4, config, torch.float32, device)
-    fast.start_lanes(first.to(device), lanes, config)
-    fast.expand(lanes, *(value.to(device) for value in steps[0]), config)
-    assert fast.select(lanes.candidates.scores, 8).shape == (0, 8)
-    assert fast_topk.draft_topk(torch.empty(0, 5, device=device), 2, None)[1].shape == (0, 2)
-
-
-# Sampled drafts
-
 SAMPLED = {
     "rejection": SpecConfig(1, 2, 3, page_size=1, verifier="rejection"),
     "block": SpecConfig(1, 2, 3, page_size=1, verifier="block"),
     "multi_round": SpecConfig(2, 2, 5, page_size=1, verifier="multi_round"),
     "gumbel": SpecConfig(1, 2, 3, page_size=1, verifier="gumbel"),
 }
-LOGITS_RV = torch.tensor([[0.5, 2.0, -1.0], [1.0, 1.0, 3.0], [0.0, 4.0, 0.0], [2.0, 1.0, 0.0]])
+
+
 SAMPLES, FALSE_ALARM = 2500, 1e-6
 
 
-def test_draft_law_is_the_softmax_at_the_temperature_by_target_id():
+# Sampled drafts
+
+LOGITS_RV = torch.tensor([[0.5, 2.0, -1.0], [1.0, 1.0, 3.0], [0.0, 4.0, 0.0], [2.0, 1.0, 0.0]])
+
+
+def test_draft_distribution_is_the_softmax_at_the_temperature():
     """Draft ids 0, 1, 2 are target ids 1, 2, 4; the third row is greedy and the last was dropped."""
     d2t, slots = torch.tensor([1, 1, 2]), torch.tensor([3, 0, 5, -1])
     law = draft_distribution(LOGITS_RV, torch.tensor([1.0, 0.5, 0.0, 1.0]).double(), d2t, slots, V)
@@ -582,12 +316,12 @@ def test_draft_law_is_the_softmax_at_the_temperature_by_target_id():
     torch.testing.assert_close(law, expected)
 
 
-def test_draft_law_of_the_coldest_temperature_is_a_point():
+def test_draft_distribution_near_temperature_0_is_a_point():
     law = draft_distribution(LOGITS_RV[:1], torch.tensor([5e-324], dtype=torch.float64), None, None, 3)
     assert law.tolist() == [[0.0, 1.0, 0.0]]
 
 
-def test_drafts_with_uniforms_are_drawn_each_for_itself_and_a_row_without_a_law_keeps_its_best():
+def test_every_draft_is_drawn_with_its_own_uniform():
     best = draft_topk(LOGITS_RV[:2], 2, None)
     law = torch.tensor([[0.25, 0.5, 0.25], [0.0, 0.0, 0.0]])
     topk_p, ids = sampled(best, law, torch.tensor([[0.3, 0.7], [0.3, 0.7]]))
@@ -595,7 +329,7 @@ def test_drafts_with_uniforms_are_drawn_each_for_itself_and_a_row_without_a_law_
     assert torch.equal(topk_p[1], best[0][1])
 
 
-def test_drafts_with_noise_are_the_argmax_with_it_and_never_a_token_without_probability():
+def test_drafts_with_noise_are_the_argmax_with_it():
     best, law = draft_topk(LOGITS_RV[:1], 1, None), torch.tensor([[0.25, 0.75, 0.0]])
     for noise, token in (([0.0, 0.0, 99.0], 1), ([1.2, 0.0, 0.0], 0), ([math.log(3), 0.0, 0.0], 0)):
         topk_p, ids = sampled(best, law, None, torch.tensor([noise]).double())
@@ -621,7 +355,7 @@ def sampled_trees(config: SpecConfig, size: int, sampling: SamplingParams, d2t=N
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_sampled_drafts_hand_on_the_law_of_every_node_with_children(name):
+def test_sampled_drafts_hand_on_distributions_of_all_parents(name):
     config, temperature = SAMPLED[name], 1.7
     _, law, tree = sampled_trees(config, 3, SamplingParams(temperature=temperature))
     k, depth = config.topk, config.num_steps
@@ -670,7 +404,7 @@ def emitted(name: str, size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_a_round_of_sampled_drafts_emits_the_targets_law(name):
+def test_a_round_of_sampled_drafts_has_the_targets_distribution(name):
     """Drafts and uniforms by their names, as in production. Pearson's chi-square of two consecutive tokens over 2,500
     rounds; false alarm 1e-6 each.
     """

@@ -1,7 +1,6 @@
 """Both engines: rounds end to end, and what must not change their results."""
 
-import warnings
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -9,20 +8,25 @@ import torch
 from specsim import SamplingParams, SpecConfig, generate
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
-from specsim.core.phases import Advance, Batch, DraftInput, PrefillInput, State
-from specsim.fast import layers
-from specsim.fast.model import linear
-from specsim.fast.runtime.buffers import GuardError
-from specsim.fast.runtime.graph import Tape
-from specsim.fast.runtime.sections import ROUND
+from specsim.core.phases import Batch, DraftInput, PrefillInput
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.generation import load_engine
 
 PROMPTS = [[5, 17, 3, 40, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [30] * 3, list(range(47, 20, -1))]
+
+
 WARM = SamplingParams(temperature=1.0, max_new_tokens=24, seed=7)
+
+
 TREE = SpecConfig(topk=4, num_steps=4, num_draft_tokens=12, page_size=4)
+
+
 CHAIN = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=4)
+
+
 LANES = SpecConfig(topk=3, num_steps=3, num_draft_tokens=10, page_size=4, verifier="multi_round")
+
+
 SAMPLED = [LANES, *(replace(CHAIN, verifier=name) for name in ("rejection", "block", "gumbel"))]
 
 
@@ -61,7 +65,7 @@ def test_ragged_and_fixed_draft_extend_agree(kind, release):
 
 
 @pytest.mark.parametrize("config", [TREE, CHAIN, SpecConfig.plain(), *SAMPLED])
-def test_a_request_is_the_same_alone_and_in_a_batch(config):
+def test_a_request_is_the_same_solo_and_batched(config):
     pair = synthetic_pair("eagle3")
     together = tokens(pair, config)
     engine, batch, draft_input, pools = start(pair, config, [PROMPTS[2]], ids=[2])
@@ -215,7 +219,7 @@ def test_sampled_drafts_leave_greedy_output_alone(config):
     assert tokens(pair, config, greedy, PROMPTS[:2]) == tokens(pair, SpecConfig.plain(), greedy, PROMPTS[:2])
 
 
-def test_the_gumbel_coupling_gives_the_same_tokens_whoever_drafts():
+def test_the_gumbel_coupling_gives_any_drafter_the_same_tokens():
     """Also without drafts: noise belongs to a position, and what is drafted there only says how soon it is known."""
     filtered = replace(WARM, temperature=0.8, top_k=20, top_p=0.9, frequency_penalty=0.3)
     chain, plain = SAMPLED[3], replace(SpecConfig.plain(page_size=4), verifier="gumbel")
@@ -234,25 +238,25 @@ def test_states_are_not_changed_by_the_phases_that_read_them():
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("config", "field"),
     [
-        (replace(TREE, max_len=513), "max_len is 513; allowed: at most the target's max_position_embeddings, 512"),
-        (SpecConfig(topk=43, num_steps=2, num_draft_tokens=8), "topk is 43; allowed: at most the draft vocabulary, 42"),
+        (replace(TREE, max_len=513), ("max_len", 513)),
+        (SpecConfig(topk=43, num_steps=2, num_draft_tokens=8), ("topk", 43)),
     ],
 )
-def test_a_setting_that_does_not_fit_the_pair_is_refused(config, message):
-    with pytest.raises(InputError, match=message):
+def test_a_setting_that_does_not_fit_the_pair_is_refused(config, field):
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == field):
         load_engine(synthetic_pair("eagle3"), config)
 
 
 def test_speculation_without_a_drafter_is_refused():
-    with pytest.raises(InputError, match="num_steps is 4"):
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("num_steps", 4)):
         load_engine(replace(synthetic_pair("eagle3"), drafter=None), TREE)
 
 
 @pytest.mark.parametrize("option", [{"device": "cuda"}, {"graph": "round"}, {"bucket": 2}, {"batch_invariant": True}])
-def test_an_option_of_the_fast_column_is_refused_by_the_reference(option):
-    with pytest.raises(InputError, match=f"{next(iter(option))} is .*with impl 'reference'"):
+def test_the_reference_refuses_an_option_of_the_fast_engine(option):
+    with pytest.raises(InputError, check=lambda error: error.name in option):
         EngineOptions(**option)
 
 
@@ -262,364 +266,3 @@ def test_the_synthetic_drafter_is_accepted_4_times_in_10(kind, family):
     chain = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4)
     accepted = generate(synthetic_pair(kind, family), PROMPTS * 3, chain, replace(WARM, max_new_tokens=40)).acceptance
     assert 0.25 < accepted.accepted_by_position[0] < 0.55
-
-
-# The fast column.
-
-SMALL = SpecConfig(topk=3, num_steps=3, num_draft_tokens=7, page_size=4)
-FOUR = [PROMPTS[0], PROMPTS[1], PROMPTS[2], [9, 8, 7, 6]]
-
-
-def fast_start(pair, config, device, prompts=FOUR, graph="eager", bucket=None, params=None, grammars=None):
-    """A fast engine after prefill: (engine, batch, draft input, pools)."""
-    engine = load_engine(pair, config, EngineOptions("fast", torch.float32, device, graph, bucket), grammars=grammars)
-    pools = engine.make_pools(len(prompts), 1024)
-    for buffer in (pools.target, pools.draft):
-        if buffer is not None:
-            buffer.keys.fill_(float("nan"))
-            buffer.values.fill_(float("nan"))
-    rows, lengths = [pools.open() for _ in prompts], [len(prompt) for prompt in prompts]
-    for row, length in zip(rows, lengths, strict=True):
-        pools.reserve(row, length)
-    params = params or [replace(WARM, temperature=float(index % 2)) for index in range(len(prompts))]
-    batch = Batch.of(range(len(prompts)), rows, lengths, params, pair.target.config.vocab_size).to(device)
-    return engine, batch, engine.prefill(batch, PrefillInput.whole(prompts).to(device), pools).draft_input, pools
-
-
-def fast_rounds(engine, batch, draft_input, pools, count=2):
-    """Everything that `count` rounds leave, tensor by tensor: every phase's output, then both pools."""
-    left = {}
-    for number in range(count):
-        states = engine.round(batch, draft_input, pools)
-        left |= {f"round {number}, {name}": tensor for name, tensor in named_tensors(states._asdict())}
-        draft_input, batch = states.draft_input, batch.after(states.verify_output.verdict.num_accepted_tokens)
-    left |= {"token_ids": pools.token_ids, "req_to_token": pools.req_to_token, "target keys": pools.target.keys}
-    return left | ({"draft keys": pools.draft.keys} if pools.draft else {})
-
-
-def named_tensors(value, name=""):
-    if isinstance(value, torch.Tensor):
-        yield name, value
-    parts = (
-        value
-        if isinstance(value, dict)
-        else {f.name: getattr(value, f.name) for f in fields(value)}
-        if isinstance(value, State)
-        else {}
-    )
-    for part, inner in parts.items():
-        yield from named_tensors(inner, f"{name}.{part}".strip("."))
-
-
-def assert_bitwise_equal(first, second):
-    assert first.keys() == second.keys()
-    for name, tensor in first.items():
-        assert torch.equal(bits(tensor), bits(second[name])), name
-
-
-def bits(tensor):
-    """NaN equals itself."""
-    return tensor.contiguous().view(torch.uint8) if tensor.is_floating_point() and tensor.numel() else tensor
-
-
-MODE_CONFIGS = {
-    "chain": SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=4),
-    "ancestor, ragged": replace(SMALL, draft_kv="ancestor", extend="ragged", page_size=1),
-    "one step": SpecConfig(topk=3, num_steps=1, num_draft_tokens=4, page_size=2),
-    "plain": SpecConfig.plain(page_size=4),
-}
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        pytest.param(SMALL, id="tree", marks=pytest.mark.whole),
-        *(pytest.param(MODE_CONFIGS[name], id=name) for name in MODE_CONFIGS),
-    ],
-)
-def test_graph_modes_agree_bitwise(config, device):
-    pair = synthetic_pair("eagle3")
-    eager = fast_rounds(*fast_start(pair, config, device, FOUR[:3]))
-    for graph in ("step", "phase", "round"):
-        assert_bitwise_equal(eager, fast_rounds(*fast_start(pair, config, device, FOUR[:3], graph)))
-
-
-def advances(engine, batch, draft_input, pools, keep):
-    """What four rounds leave to a serving loop: one whole round among them, and a request that leaves after two."""
-    left = {}
-    for number in range(4):
-        if number == 1:
-            _, output, draft_input = engine.round(batch, draft_input, pools)
-            verdict = output.verdict
-            batch = batch.after(verdict.num_accepted_tokens)
-        else:
-            verdict, draft_input, batch = engine.advance(batch, draft_input, pools)
-        states = {"verdict": verdict, "draft_input": draft_input, "batch": batch}
-        left |= {f"round {number}, {name}": tensor for name, tensor in named_tensors(states)}
-        if number == 2:
-            batch, draft_input = batch.filter(keep), draft_input.filter(keep)
-    return left | {"token_ids": pools.token_ids, "target keys": pools.target.keys}
-
-
-@pytest.mark.parametrize(
-    ("config", "bucket"),
-    [
-        (replace(SMALL, extend="ragged"), 4),
-        (SpecConfig.plain(page_size=4), 3),
-        *(
-            pytest.param(*each, marks=pytest.mark.whole)
-            for each in [
-                (SMALL, 3),
-                (SMALL, 4),
-                (replace(SMALL, extend="ragged"), 3),
-                (SpecConfig.plain(page_size=4), 4),
-            ]
-        ),
-    ],
-)
-def test_advancing_agrees_with_whole_rounds_in_every_mode(config, bucket, device):
-    pair, keep, left = synthetic_pair("eagle3"), torch.tensor([2, 0], device=device), []
-    for graph in ("eager", "step", "phase", "round"):
-        left.append(advances(*fast_start(pair, config, device, FOUR[:3], graph, bucket), keep))
-    for other in left[1:]:
-        assert_bitwise_equal(left[0], other)
-    engine, batch, draft_input, pools = fast_start(pair, config, device, FOUR[:3], "round", bucket)
-    engine.advance = lambda *state: (
-        (each := engine.round(*state)).verify_output.verdict,
-        each.draft_input,
-        state[0].after(each.verify_output.verdict.num_accepted_tokens),
-    )
-    assert_bitwise_equal(left[0], advances(engine, batch, draft_input, pools, keep))
-
-
-@pytest.mark.parametrize("extend", ["fixed", "ragged"])
-def test_eight_rounds_are_enqueued_without_waiting(extend):
-    if not torch.cuda.is_available():
-        pytest.skip("without a GPU there is nothing that the host could wait for")
-    config = replace(SMALL, extend=extend)
-    engine, batch, draft_input, pools = fast_start(synthetic_pair("eagle3"), config, "cuda", FOUR[:3], "round")
-    for row, length in batch.rows_and_lens:
-        pools.reserve(row, config.reserved_columns(length + 8 * config.num_steps + 8))
-    before, results = engine.advance(batch, draft_input, pools, reserved=True), []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the mode is a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        after = before
-        for _ in range(8):
-            after = engine.advance(after.batch, after.draft_input, pools, reserved=True)
-            results.append(after)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    again = before
-    for each in results:
-        output = engine.round(again.batch, again.draft_input, pools, reserved=True)
-        assert each.verdict.accepted_tokens() == output.verify_output.verdict.accepted_tokens()
-        again = Advance(None, output.draft_input, again.batch.after(output.verify_output.verdict.num_accepted_tokens))
-
-
-def test_graph_modes_agree_bitwise_where_pages_move_inside_a_round(device):
-    pair, config = synthetic_pair("eagle"), replace(SMALL, release="round", extend="ragged")
-    eager = fast_rounds(*fast_start(pair, config, device, FOUR[:3]))
-    for graph in ("step", "phase"):
-        assert_bitwise_equal(eager, fast_rounds(*fast_start(pair, config, device, FOUR[:3], graph)))
-
-
-def test_a_fast_round_owns_the_columns_that_it_needs(device):
-    engine, batch, draft_input, pools = fast_start(synthetic_pair("eagle3"), SMALL, device, FOUR[:2])
-    engine.round(batch, draft_input, pools)
-    owned = [pools.owned_columns(row) for row, _ in batch.rows_and_lens]
-    assert owned == [SMALL.reserved_columns(length) for _, length in batch.rows_and_lens]
-
-
-@pytest.mark.parametrize("graph", ["eager", "round"])
-def test_padded_rows_change_no_real_row(graph, device):
-    """Three requests alone in a bucket of four, and beside a fourth: the same bits for the three."""
-    pair = synthetic_pair("eagle3")
-    engine, batch, draft_input, pools = fast_start(pair, SMALL, device, FOUR, graph)
-    three = torch.arange(3, device=device)
-    padded = engine.round(batch.filter(three), draft_input.filter(three), pools)
-    engine, batch, draft_input, pools = fast_start(pair, SMALL, device, FOUR, graph)
-    full = engine.round(batch, draft_input, pools)
-    for (name, mine), (_, theirs) in zip(named_tensors(padded._asdict()), named_tensors(full._asdict()), strict=True):
-        assert torch.equal(bits(mine), bits(theirs[: len(mine)])), name
-
-
-@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
-@pytest.mark.parametrize("batch_invariant", [False, True])
-def test_batch_invariance_reaches_every_product_and_attention(batch_invariant, kind, device, monkeypatch):
-    """Of target and drafter, in prefill and round; what it does there is tested with them."""
-    told = {"choose": set(), "attention": set()}
-
-    def choose(*shape_and_type, _choose=linear.choose):
-        told["choose"].add(shape_and_type[4])
-        return _choose(*shape_and_type)
-
-    def attention(*args, invariant, _attention=layers.attention):
-        told["attention"].add(invariant)
-        return _attention(*args, invariant=invariant)
-
-    monkeypatch.setattr(linear, "choose", choose)
-    monkeypatch.setattr(layers, "attention", attention)
-    engine = load_engine(
-        synthetic_pair(kind), SMALL, EngineOptions("fast", device=device, batch_invariant=batch_invariant)
-    )
-    pools = engine.make_pools(1, 64)
-    row = pools.open()
-    pools.reserve(row, 5)
-    batch = Batch.of([0], [row], [5], [WARM], engine.target.config.vocab_size).to(engine.device)
-    prefilled = engine.prefill(batch, PrefillInput.whole([PROMPTS[0]]).to(engine.device), pools)
-    engine.round(batch, prefilled.draft_input, pools)
-    assert told == {"choose": {batch_invariant}, "attention": {batch_invariant}}
-
-
-@pytest.mark.parametrize(
-    ("kind", "config"),
-    [
-        ("eagle", SMALL),
-        ("eagle3", SMALL),
-        ("eagle3", SpecConfig.plain(page_size=4)),
-        ("eagle3", LANES),
-        ("eagle", SAMPLED[3]),
-    ],
-)
-def test_inside_a_round_torch_runs_linear_layers_and_copies_only(kind, config, device):
-    engine, batch, _, pools = fast_start(synthetic_pair(kind), config, device, FOUR[:2])
-    frame = engine._frame(batch, pools)
-    with torch.inference_mode():
-        tape = Tape.of(lambda: engine._launch(frame, ROUND))
-    assert set(tape.framework_operations) <= {"aten.linear.default", "aten.copy_.default"}
-    assert len([step for step in tape.steps if step.is_kernel]) > 20
-
-
-@pytest.mark.parametrize("graph", ["eager", "step", "phase", "round"])
-@pytest.mark.parametrize("config", [SMALL, SpecConfig.plain(page_size=4)])
-def test_an_idle_batch_passes_through_every_fast_phase(graph, config, device):
-    engine, batch, _, pools = fast_start(synthetic_pair("eagle3"), config, device, FOUR[:1], graph)
-    before = {name: bits(tensor).clone() for name, tensor in (("keys", pools.target.keys), ("ids", pools.token_ids))}
-    none, idle = torch.empty(0, dtype=torch.int64, device=device), engine.drafter.idle()
-    states = engine.round(batch.filter(none), idle, pools)
-    assert states.verify_output.verdict.accepted_tokens() == []
-    kinds = [{n: (t.shape, t.dtype) for n, t in state.tensors.items()} for state in (idle, states.draft_input)]
-    assert kinds[0] == kinds[1]
-    assert torch.equal(before["keys"], bits(pools.target.keys))
-    assert torch.equal(before["ids"], pools.token_ids)
-
-
-def test_a_second_pool_gets_buffers_and_graphs_of_its_own(device):
-    pair = synthetic_pair("eagle3")
-    engine, *first = fast_start(pair, SMALL, device, FOUR[:2], "round")
-    expected = fast_rounds(engine, *first)
-    _, *second = fast_start(pair, SMALL, device, FOUR[:2], "round")
-    assert_bitwise_equal(expected, fast_rounds(engine, *second))
-
-
-def test_a_write_beside_a_static_buffer_is_found_after_the_phase(device):
-    engine, batch, draft_input, pools = fast_start(synthetic_pair("eagle"), SMALL, device, FOUR[:2])
-    frame = engine._frame(batch, pools)
-    predict = frame.verdict.predict
-    whole = torch.empty(0, dtype=torch.int32, device=device).set_(predict.untyped_storage())
-    whole[predict.storage_offset() - 1] = 7
-    # On a GPU nobody checks unasked, since the host would have to wait.
-    check = frame.buffers.check if device == "cuda" else lambda: engine.round(batch, draft_input, pools)
-    with pytest.raises(GuardError, match=r"before the static buffer verdict\.predict"):
-        check()
-
-
-@dataclass
-class Only:
-    """A grammar of one token, as often as one likes, and the matcher of it."""
-
-    token: int
-    vocab_size: int = 48
-    has_ended: bool = False
-
-    def matcher(self):
-        return self
-
-    def allowed(self):
-        return torch.arange(self.vocab_size) == self.token
-
-    def advance(self, token):
-        return token == self.token
-
-    def roll_back(self, count):
-        pass
-
-
-def test_prefill_and_rounds_ask_the_grammar_of_a_request(device):
-    """Requests 0 and 2 are constrained, each by its own; nobody of the padding is, although it has the id 0."""
-    pair, plain, params = synthetic_pair("eagle3"), SpecConfig.plain(), [SamplingParams(max_new_tokens=2)] * 3
-    free = generate(pair, FOUR[:3], plain, params).outputs
-    start = pair, plain, device, FOUR[:3], "phase", 4, params
-    engine, batch, draft_input, pools = fast_start(*start, grammars={0: Only(7), 2: Only(9)})
-    output = engine.round(batch, draft_input, pools).verify_output
-    assert [*zip(draft_input.bonus_tokens.tolist(), output.verdict.predict.tolist(), strict=True)] == [
-        (7, 7),
-        free[1].token_ids,
-        (9, 9),
-    ]
-    assert 7 not in free[0].token_ids
-
-
-@pytest.mark.parametrize(
-    ("changes", "options", "message"),
-    [
-        ({}, {"bucket": 2}, "bucket is 2; allowed: at least the number of requests of a batch, 3"),
-        ({}, {"bucket": 0}, "bucket is 0; allowed: an integer of at least 1"),
-        ({}, {"graph": "whole"}, "graph is 'whole'; allowed: eager or step or phase or round"),
-        (
-            {"release": "round"},
-            {"graph": "round"},
-            "graph is 'round'; allowed: eager, step or phase with release 'round'",
-        ),
-        ({"max_len": 513}, {}, "max_len is 513"),
-    ],
-)
-def test_a_fast_setting_that_cannot_run_is_refused(changes, options, message):
-    with pytest.raises(InputError, match=message):
-        generate(synthetic_pair("eagle3"), FOUR[:3], replace(SMALL, **changes), engine=EngineOptions("fast", **options))
-
-
-def test_the_fast_column_continues_prompts_as_the_reference_does(device):
-    """A smoke test; specsim.correctness.differential is the proof."""
-    pair, sampling = synthetic_pair("eagle3"), [replace(WARM, max_new_tokens=8, temperature=t) for t in (0.0, 1.0, 0.7)]
-    fast = generate(pair, FOUR[:3], SMALL, sampling, engine=EngineOptions("fast", device=device))
-    reference = generate(pair, FOUR[:3], SMALL, sampling)
-    for mine, theirs in zip(fast.outputs, reference.outputs, strict=True):
-        assert mine.token_ids == theirs.token_ids
-        assert mine.num_accepted_tokens_per_round == theirs.num_accepted_tokens_per_round
-        assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
-
-
-def test_prompts_and_batches_larger_than_a_tile_run(device):
-    """Interpreted programs take all rows of a launch only as far as a tile may hold them, 2²⁰ entries."""
-    pair, prompt = synthetic_pair("eagle", num_layers=1), [[index % 48 for index in range(500)]]
-    sampling = SamplingParams(max_new_tokens=2)
-    fast, reference = (
-        generate(pair, prompt * 34, SMALL, sampling, engine=EngineOptions(impl)) for impl in ("fast", "reference")
-    )
-    assert [output.token_ids for output in fast.outputs] == [output.token_ids for output in reference.outputs]
-
-
-def test_phases_can_be_called_alone_in_every_mode(device):
-    pair, left = synthetic_pair("eagle3"), []
-    for graph in ("eager", "phase", "round"):
-        engine, batch, draft_input, pools = fast_start(pair, SMALL, device, FOUR[:2], graph)
-        verify_input = engine.draft(batch, draft_input, pools)
-        verify_output = engine.verify(batch, verify_input, pools)
-        next_input = engine.draft_extend(batch, verify_output.draft_extend_input, pools)
-        left.append(dict(named_tensors({"tree": verify_input, "output": verify_output, "next": next_input})))
-    assert_bitwise_equal(left[0], left[1])
-    assert_bitwise_equal(left[0], left[2])
-
-
-def test_buffers_of_a_pool_that_was_replaced_are_let_go(device):
-    engine, batch, draft_input, pools = fast_start(synthetic_pair("eagle3"), SMALL, device, FOUR[:3])
-    engine.round(batch, draft_input, pools)
-    one = torch.zeros(1, dtype=torch.int64, device=device)
-    engine.round(batch.filter(one), draft_input.filter(one), pools)
-    assert sorted(engine._frames) == [1, 4]
-    _, batch, draft_input, others = fast_start(synthetic_pair("eagle3"), SMALL, device, FOUR[:3])
-    engine.round(batch, draft_input, others)
-    assert [frame.pools for frame in engine._frames.values()] == [others]

@@ -38,7 +38,7 @@ def prefill_input(chunks: list[list[int]], starts: list[int], next_tokens: list[
         ([], [], []),
     ],
 )
-def test_shift_left_ends_every_request_with_the_token_after_its_chunk(chunks, next_tokens, expected):
+def test_shift_left_ends_with_the_token_after_the_chunk(chunks, next_tokens, expected):
     prefill = prefill_input(chunks, [0] * len(chunks), [-1] * len(chunks))
     before = prefill.input_ids.clone()
     shifted = shift_left(prefill, torch.tensor(next_tokens, dtype=torch.int32))
@@ -48,7 +48,7 @@ def test_shift_left_ends_every_request_with_the_token_after_its_chunk(chunks, ne
 
 
 @pytest.mark.parametrize("sizes", [(9,), (4, 5), (1, 1, 7), (8, 1)])
-def test_the_chunks_of_a_prompt_shift_to_what_the_whole_prompt_shifts_to(sizes):
+def test_the_chunks_of_a_prompt_shift_as_the_whole_prompt_does(sizes):
     """A chunk that is not the last ends with the next known token, never with a sampled one."""
     sequence, start, ids = [*range(10, 19), 3], 0, []
     for size in sizes:
@@ -97,7 +97,7 @@ def extended(extend: str, max_len: int = 100, req_to_token: torch.Tensor | None 
     return draft_extend_input(batch, make_verdict(PATHS), numbered_features(12), req_to_token, max_len, extend)
 
 
-def test_a_ragged_row_holds_the_token_after_its_node_and_that_nodes_features():
+def test_a_ragged_row_holds_the_token_after_its_node():
     """Not the node's own token: the root and the drafts number as many as the drafts and the bonus."""
     rows = extended("ragged")
     assert rows.row_starts.tolist() == [0, 3, 4]
@@ -144,7 +144,7 @@ def test_the_batchs_lengths_rows_and_both_counters_are_handed_on(extend):
     assert rows.req_pool_indices.tolist() == [2, 0]
 
 
-def test_rows_without_a_slot_and_rows_at_the_length_limit_write_nothing():
+def test_rows_without_a_slot_or_at_the_limit_write_nothing():
     req_to_token = table()
     req_to_token[2, 10:] = -1
     rows = extended("fixed", max_len=13, req_to_token=req_to_token)
@@ -229,7 +229,7 @@ def dense_features(run: Run, tokens: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("extend", ["fixed", "ragged"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
-def test_the_row_of_column_p_has_the_features_of_token_p_and_the_id_of_token_p_plus_1(kind, shape, extend):
+def test_the_row_of_column_p_has_the_id_of_token_p_plus_1(kind, shape, extend):
     """Against one dense forward over the whole sequence, once rounds have accepted drafts."""
     run = Run(kind, SpecConfig(**shape, extend=extend))
     rounds = list(run.rounds(4))

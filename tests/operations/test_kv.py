@@ -37,7 +37,7 @@ def test_the_worked_example_of_seven_tokens_on_pages_of_four():
 
 
 @pytest.mark.parametrize(("topk", "page_size"), [(1, 1), (4, 1), (1, 16)])
-def test_lanes_follow_each_other_and_share_the_prefix_without_pages_or_rivals(topk, page_size):
+def test_lanes_share_the_prefix_without_pages_or_other_lanes(topk, page_size):
     config = setting(topk, 3, page_size)
     assert lane_columns(21, config).tolist() == [[21 + lane * 3 + step for step in range(3)] for lane in range(topk)]
     assert tail_columns(21, config).shape == (topk, 0)
@@ -64,7 +64,7 @@ def test_no_two_lanes_share_a_column_and_none_touches_the_prefix():
         assert tails[0].tolist() == list(range(length - tails.shape[1], length))
 
 
-def test_a_lanes_pages_are_its_own_and_hold_a_run_that_ends_in_its_steps():
+def test_a_lanes_pages_are_its_own():
     """An attention kernel addresses a lane by whole pages: its tail and its steps lie on them without a gap."""
     for config, length in itertools.product(all_settings(), LENGTHS):
         if config.page_size == 1 or config.topk == 1:
@@ -134,7 +134,7 @@ def assert_moved(before: torch.Tensor, after: torch.Tensor, moves: dict[int, int
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("topk", [1, 2, 3])
-def test_tails_are_copied_in_every_layer_of_the_draft_pool_and_nowhere_else(topk, page_size):
+def test_tails_are_copied_in_the_draft_pool_only(topk, page_size):
     config, lengths = setting(topk, 3, page_size), [7, 8, 17]
     pools, rows = make_pools(page_size, [config.reserved_columns(length) for length in lengths])
     draft, target, table = content(pools.draft), content(pools.target), pools.req_to_token.clone()
@@ -179,7 +179,7 @@ PATHS = [[[0]], [[0, 1, 2, 3]], [[0, 2, 3, 5]], [[0, 3, 4, 5], [0, 5]], [[0, 2],
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("paths", PATHS)
-def test_commit_moves_the_paths_content_to_the_columns_after_the_prefix(paths, page_size):
+def test_commit_moves_the_path_to_the_columns_after_the_prefix(paths, page_size):
     lengths = [5, 8, 15][: len(paths)]
     pools, rows = make_pools(page_size, [length + 6 for length in lengths])
     draft, target, table = content(pools.draft), content(pools.target), pools.req_to_token.clone()

@@ -66,7 +66,7 @@ def test_rms_norm_is_its_formula(width):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_rms_norm_of_narrow_types_is_computed_in_float32_as_transformers_does(dtype):
+def test_rms_norm_of_narrow_types_is_computed_in_float32(dtype):
     """Rounded to the type before the weight: bit for bit. 1e4 squared overflows float16."""
     theirs = LlamaRMSNorm(33, eps=1e-5).to(dtype)
     theirs.weight.data = torch.randn(33, dtype=dtype)
@@ -151,7 +151,7 @@ ATTENTIONS = {
 
 
 @pytest.mark.parametrize("changes", ATTENTIONS.values(), ids=ATTENTIONS)
-def test_self_attention_equals_transformers_and_writes_only_its_layers_slots(changes):
+def test_self_attention_equals_transformers(changes):
     config = tiny_config(num_layers=3, **changes)
     theirs, tensors = layer_weights(config)
     attention = LlamaAttention(theirs, layer_idx=0).double()
@@ -262,7 +262,7 @@ def test_a_fast_layer_equals_the_references(family, batch_invariant, head_dim, d
     assert_within(grown.values, expected, 32, float(expected.abs().max()))
 
 
-def test_weights_that_lie_behind_each_other_are_stacked_without_a_copy():
+def test_weights_one_after_another_are_stacked_without_a_copy():
     whole = torch.randn(7, 4)
     parts = dict(zip(("q_proj.weight", "k_proj.weight", "v_proj.weight"), whole.split([4, 2, 1]), strict=True))
     assert fast.Weights(parts)["qkv_proj.weight"].data_ptr() == whole.data_ptr()
@@ -275,7 +275,7 @@ def test_weights_that_lie_behind_each_other_are_stacked_without_a_copy():
     assert torch.equal(fast.Weights(parts)["qkv_proj.weight"], whole)
 
 
-def test_weights_that_a_checkpoint_keeps_transposed_are_read_in_order():
+def test_transposed_weights_of_a_checkpoint_are_read_in_order():
     stored = torch.randn(3, 5)
     weights = fast.Weights({"fc.weight": stored.T})
     assert weights["fc.weight"].is_contiguous()

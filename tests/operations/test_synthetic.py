@@ -65,24 +65,22 @@ def drafts(acceptance: SyntheticAcceptance, request_id: int, num_rounds: int, pr
     "rates", [(), (0.5, 0.6), (1.1,), (-0.1,), (math.nan,), ("0.5",), (True,), 0.5, None, (0.5, None)]
 )
 def test_rates_are_checked(rates):
-    with pytest.raises(
-        InputError, match="allowed: one number from 0 to 1 for each step, none larger than the one before"
-    ):
+    with pytest.raises(InputError, check=lambda error: error.name == "rates"):
         SyntheticAcceptance(rates)
 
 
 def test_schedule_and_seed_are_checked():
-    with pytest.raises(InputError, match="schedule is 'random'; allowed: minimum-variance or independent"):
+    with pytest.raises(InputError, check=lambda error: error.name == "schedule"):
         SyntheticAcceptance(RATES, "random")
     for seed in (-1, 2**64, 1.0):
-        with pytest.raises(InputError, match="seed"):
+        with pytest.raises(InputError, check=lambda error: error.name == "seed"):
             SyntheticAcceptance(RATES, seed=seed)
 
 
 @pytest.mark.parametrize("impl", ["reference", "fast"])
 def test_there_is_a_rate_for_each_step(impl):
-    for config, count in ((CHAIN, 3), (SpecConfig.plain(), 0)):
-        with pytest.raises(InputError, match=f"rates is .*; allowed: num_steps rates, {count}"):
+    for config in (CHAIN, SpecConfig.plain()):
+        with pytest.raises(InputError, check=lambda error: error.name == "rates"):
             generate(
                 synthetic_pair(),
                 [[1, 2]],
@@ -104,7 +102,7 @@ def test_rates_of_a_length_vary_least(length, num_steps, rates):
 
 @pytest.mark.parametrize("length", [0.9, 4.1, math.nan, "2", True])
 def test_length_is_one_that_rounds_can_have(length):
-    with pytest.raises(InputError, match=r"accept_length is .*; allowed: a number from 1 to 4, bonus included"):
+    with pytest.raises(InputError, check=lambda error: error.name == "accept_length"):
         SyntheticAcceptance.of_length(length, 3)
 
 
@@ -113,7 +111,7 @@ def test_length_is_one_that_rounds_can_have(length):
 
 @given(unconditional(), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1))
 @settings(max_examples=60)
-def test_minimum_variance_keeps_every_position_close_after_every_round(rates, request_id, seed):
+def test_minimum_variance_keeps_every_position_close(rates, request_id, seed):
     counts = [0] * len(rates)
     for rounds, accepted in enumerate(drafts(SyntheticAcceptance(rates, seed=seed), request_id, 60), start=1):
         counts = [count + (position < accepted) for position, count in enumerate(counts)]
@@ -134,7 +132,7 @@ def test_minimum_variance_by_hand():
     ]
 
 
-def test_minimum_variance_has_the_rates_in_the_mean_in_every_round():
+def test_minimum_variance_has_the_rates_in_the_mean():
     """Over 1500 requests, whose phases are independent: within 4.5 standard deviations, 1 in 10^5 a figure."""
     accepted = torch.tensor([drafts(SyntheticAcceptance(RATES), request, 5) for request in range(1500)])
     for position, rate in enumerate(RATES):
@@ -346,7 +344,7 @@ def test_accepted_tokens_are_drafts_and_the_bonus_is_the_targets():
 
 @pytest.mark.parametrize("serving", ["sync", "overlap"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_request_is_the_same_alone_in_a_batch_and_after_preemptions(schedule, serving):
+def test_a_request_is_the_same_solo_batched_and_preempted(schedule, serving):
     pair, acceptance = synthetic_pair(), SyntheticAcceptance(RATES, schedule)
     engine = load_engine(pair, TREE, EngineOptions("reference", torch.float64), acceptance=acceptance)
     requests = [

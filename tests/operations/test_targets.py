@@ -196,7 +196,7 @@ def make_batch(rows: list[int], lengths: list[int]) -> Batch:
 
 @every_case
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_every_node_of_a_tree_equals_transformers_on_its_path_alone(config, page_size):
+def test_every_node_of_a_tree_equals_transformers_on_its_path(config, page_size):
     checkpoint, lengths = random_checkpoint(config), [7, 12, 1]
     model, prompts, trees = transformers_model(checkpoint), random_prompts(*lengths), random_prompts(8, 8, 8)
     served = Served(checkpoint, page_size, 3)
@@ -210,7 +210,7 @@ def test_every_node_of_a_tree_equals_transformers_on_its_path_alone(config, page
             assert_rows([part[request, node] for part in ours], theirs, config)
 
 
-def test_features_are_the_named_layers_in_order_or_what_the_head_reads():
+def test_features_are_the_named_layers_or_the_heads_input():
     """hidden_states[i] of transformers enters layer i."""
     checkpoint = random_checkpoint(CASES["llama of five layers"])
     model, prompt, served = transformers_model(checkpoint), random_prompts(9)[0], Served(checkpoint, 4, 1)
@@ -273,7 +273,7 @@ FAMILY_CASES = {
 @pytest.mark.parametrize("changes", FAMILY_CASES.values(), ids=FAMILY_CASES)
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 @pytest.mark.parametrize("config", SETTINGS.values(), ids=SETTINGS)
-def test_speculative_greedy_decoding_equals_transformers_generate(config, kind, changes):
+def test_speculative_greedy_equals_transformers_generate(config, kind, changes):
     """Rounds accept drafts in different numbers, else nothing would be shown."""
     pair, prompts = synthetic_pair(kind, **changes), random_prompts(*PROMPT_LENGTHS)
     ours = generated(pair, prompts, config)

@@ -344,7 +344,7 @@ def test_fast_trees_are_the_references(setting, tied, score, max_len, device, gp
     check_equal(*both_columns(drafted(3, config, tied), config, device))
 
 
-def test_a_fast_tree_of_more_nodes_than_a_tile_has_rows_and_columns_is_the_references(device):
+def test_a_fast_tree_larger_than_a_tile_is_the_references(device):
     """1025² entries of its mask: one program could not hold them."""
     config = SpecConfig(topk=32, num_steps=2, num_draft_tokens=1025)
     check_equal(*both_columns(drafted(1, config), config, device))
@@ -488,7 +488,7 @@ def test_a_malformed_parent_list_is_found_by_the_fast_column(chosen, parent_list
     check_faults([fine, chosen, fine], [[-1, 0, 1], parent_list, [-1, 0, 1]], 2, device)
 
 
-def test_a_candidate_beyond_the_pool_has_no_parent_in_the_next_requests_list(device):
+def test_a_candidate_beyond_the_pool_has_no_parent_elsewhere(device):
     check_faults([[0, 4], [0, 1]], [[-1, 1], [0, 1]], 2, device)
 
 

@@ -82,7 +82,7 @@ def test_bonus_is_found_through_accept_index():
     assert verdict.predict[last.long()].tolist() == [3, 2, 3, 3]
 
 
-def test_logprobs_are_those_of_the_tokens_after_each_accepted_node():
+def test_logprobs_are_of_the_tokens_after_each_accepted_node():
     """T = 1 where greedy, T where sampled, before top-k, 0 where padded."""
     root, two = math.log(4 / 8), math.log(4 / 8)
     hot_root = math.log(2 / (1 + math.sqrt(2) + 2 + 1))
@@ -120,7 +120,7 @@ def test_a_request_has_the_same_verdict_alone_and_in_any_batch():
         assert torch.equal(torch.where(together.accept_index[request] < 0, -1, local), alone.accept_index[0])
 
 
-def test_thresholds_come_from_the_setting_and_greedy_ignores_them():
+def test_thresholds_come_from_the_setting_except_for_greedy():
     lossy = replace(CONFIG, threshold_single=0.2)
     by_sum = replace(CONFIG, threshold_acc=0.3)
     uniforms_BD, final = [[0.8, 0.95, 0.5]] * 2, [0.1] * 2
@@ -203,7 +203,7 @@ FREQUENT = SamplingParams(frequency_penalty=1.0)
         ("relaxed", [[0, 0, 2, 1], [0, 0, 2, 1], [0, 0, 2, 1], [0, 0, 2, 1]]),
     ],
 )
-def test_penalties_count_the_output_the_bonus_once_and_in_exact_mode_the_path(penalties, counts):
+def test_penalties_count_output_bonus_and_in_exact_mode_path(penalties, counts):
     config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=1, penalties=penalties, max_len=40)
     pools = make_pools([[0, 1, 2, 2, 3]])
     adjusted = node_logits(make_batch([FREQUENT]), verify_input_of(BONUS_THREE, 1), torch.zeros(4, V), config, pools)
@@ -214,7 +214,7 @@ def test_penalties_count_the_output_the_bonus_once_and_in_exact_mode_the_path(pe
 @pytest.mark.parametrize(
     ("row", "counts"), [(1, [0, 0, 2, 1]), (0, [0, 2, 0, 1])], ids=["prompt 0 0 1", "all of the prompt's"]
 )
-def test_every_request_is_penalised_by_its_own_row_length_and_prompt(row, counts):
+def test_every_request_is_penalised_by_its_own_tokens(row, counts):
     """The second request is one token longer, has a prompt of three and stands in a row of the pool other than its
     index."""
     config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=1, max_len=40)
@@ -376,7 +376,7 @@ def test_fast_verdicts_are_the_references(seed, shape, penalties, thresholds):
     assert_same(fast_verify(batch, verify_input, logits_RV, config, pools, DEVICE, masks=masks), expected)
 
 
-def test_fast_verdicts_end_with_the_bonus_tokens_of_a_verifier_that_chooses_them(device, program_order):
+def test_fast_verdicts_end_with_the_verifiers_bonus_tokens(device, program_order):
     """Gumbel's, on chains: a request's own, whichever stands beside it."""
     draw, config = random.Random(2), SpecConfig(1, 3, 4, page_size=1, max_len=40, verifier="gumbel")
     grown = [make_tree([-1, 0, 1, 2], [draw.randrange(5) for _ in range(4)]) for _ in ANY]
@@ -414,7 +414,7 @@ def test_fast_verdict_of_given_uniforms_and_their_ends(threshold, device, progra
         assert_same(verdict, expected)
 
 
-def test_fast_walk_breaks_ties_by_the_lower_token_and_draws_from_the_rest(device):
+def test_fast_walk_breaks_ties_by_the_lower_token(device):
     """Tokens 1 and 2 alike: greedy takes 1, which no child holds; the uniform rejects the child of 2, and 1 is left."""
     tree, config = make_tree([-1, 0, 0, 0], [3, 2, 0, 3]), SpecConfig(3, 1, 4, 1, max_len=8)
     logits_RV = torch.tensor([-torch.inf, 0.0, 0.0, -torch.inf]).repeat(8, 1)
@@ -496,7 +496,7 @@ def test_malformed_links_end_a_walk_within_the_tree(link, value, device):
         assert path[count + 1 :] == [-1] * (2 - count)
 
 
-def test_fast_verdict_goes_where_it_is_told_and_of_no_requests_is_empty(device):
+def test_fast_verdict_is_written_to_the_buffers_given(device):
     config, params = replace(CONFIG, max_len=8), [GREEDY, SAMPLED]
     batch, verify_input, pools = make_batch(params), verify_input_of(FIVE, 2), make_pools([[0, 1, 2, 3]] * 2)
     first = fast_verify(batch, verify_input, LOGITS_NV.repeat(2, 1), config, pools, device)

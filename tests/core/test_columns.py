@@ -1,0 +1,135 @@
+"""Logical columns of a round, and their ownership under both release modes."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specsim.core.columns import lane_stride, own_committed, own_lanes, own_tree, prefix_tail
+from specsim.core.config import SpecConfig
+from specsim.core.pool import KVBuffer, KVLayout, KVPool
+
+LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=3)
+
+
+P = 4
+
+
+def make_pool(num_slots: int = 40, page_size: int = P, num_requests: int = 3, width: int = 32) -> KVPool:
+    return KVPool(KVBuffer(LAYOUT, num_slots, torch.float32), None, page_size, num_requests, width)
+
+
+def usage(slots, **numbers):
+    """What `usage` and `audit` give; what is not named is 0, and what is free is the rest."""
+    names = ("reserved", "committed", "cached", "withheld", "requests")
+    numbers = dict.fromkeys(names, 0) | numbers
+    return {"slots": slots, "free": slots - numbers["reserved"] - numbers["committed"], **numbers}
+
+
+def test_lanes_of_the_worked_example():
+    """L=7, P=4, S=5, K=8: 3 tokens of the tail, 2 pages a lane, lanes start at columns 7, 15, 23 and so on."""
+    config = SpecConfig(topk=8, num_steps=5, num_draft_tokens=64, page_size=4)
+    assert prefix_tail(7, config) == 3
+    assert lane_stride(7, config) == 8
+    pool = make_pool(num_slots=400, width=200)
+    row = pool.open()
+    pool.reserve(row, 7)
+    own_lanes(pool, [row], [7], config)
+    assert pool.owned_columns(row) == 136  # ceil_4(7 + 2·64)
+
+
+@pytest.mark.parametrize(("topk", "page_size"), [(1, 1), (1, 4), (3, 1)])
+def test_lanes_that_share_the_prefix_follow_each_other(topk, page_size):
+    config = SpecConfig(topk=topk, num_steps=3, num_draft_tokens=4, page_size=page_size)
+    assert {prefix_tail(length, config) for length in range(9)} == {0}
+    assert {lane_stride(length, config) for length in range(9)} == {3}
+
+
+@given(st.integers(1, 60), st.integers(2, 4), st.integers(1, 9), st.integers(2, 9))
+def test_lanes_of_pages_hold_tail_and_steps_on_their_own_pages(seq_len, topk, num_steps, page_size):
+    config = SpecConfig(topk, num_steps, 2, page_size)
+    tail, stride = prefix_tail(seq_len, config), lane_stride(seq_len, config)
+    assert (seq_len - tail) % page_size == 0
+    assert 0 <= tail < page_size
+    assert stride % page_size == 0
+    assert tail + num_steps <= stride < tail + num_steps + page_size
+
+
+@st.composite
+def rounds(draw):
+    """A setting, a first length and the accepted drafts of some rounds."""
+    topk, num_steps = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    num_draft_tokens = num_steps + 1 if topk == 1 else draw(st.integers(2, topk + (num_steps - 1) * topk**2 + 1))
+    config = SpecConfig(
+        topk,
+        num_steps,
+        num_draft_tokens,
+        page_size=draw(st.sampled_from([1, 3, 4])),
+        release=draw(st.sampled_from(["finish", "round"])),
+    )
+    most = min(num_steps, num_draft_tokens - 1)
+    return config, draw(st.integers(1, 11)), draw(st.lists(st.integers(0, most), min_size=1, max_size=5))
+
+
+@given(rounds())
+def test_ownership_through_rounds(case):
+    """Two requests a round apart in length, under both release modes."""
+    config, length, accepted = case
+    page_size, lengths = config.page_size, [length, length + 5]
+    width = config.reserved_columns(lengths[1] + 5 * (config.num_steps + 1))
+    pool = make_pool(2 * width, page_size, 2, width)
+    rows = [pool.open(), pool.open()]
+    for row, start in zip(rows, lengths, strict=True):
+        pool.reserve(row, start)
+    for drafts in accepted:
+        own_lanes(pool, rows, lengths, config)
+        for row, start in zip(rows, lengths, strict=True):
+            lanes = start - prefix_tail(start, config) + config.topk * lane_stride(start, config)
+            most = start + 2 * config.need if config.release == "finish" else lanes
+            assert lanes <= pool.owned_columns(row) < most + page_size
+        own_tree(pool, rows, lengths, config)
+        tree_ends = [start + config.num_draft_tokens for start in lengths]
+        for row, end in zip(rows, tree_ends, strict=True):
+            assert end <= pool.owned_columns(row)
+            assert config.release == "finish" or pool.owned_columns(row) < end + page_size
+        lengths = [start + drafts + 1 for start in lengths]
+        own_committed(pool, rows, lengths, config)
+        for row, end in zip(rows, lengths, strict=True):
+            assert end <= pool.owned_columns(row)
+            assert config.release == "finish" or pool.owned_columns(row) < end + page_size
+        pool.audit()
+    for row in rows:
+        pool.close(row)
+    assert pool.audit() == usage(2 * width)
+
+
+@given(rounds())
+def test_release_finish_never_gives_back_or_moves_a_slot(case):
+    config, length, accepted = case
+    config = SpecConfig(config.topk, config.num_steps, config.num_draft_tokens, config.page_size, release="finish")
+    width = config.reserved_columns(length + 5 * (config.num_steps + 1))
+    pool = make_pool(width, config.page_size, 1, width)
+    row = pool.open()
+    for drafts in accepted:
+        before = pool.req_to_token[row].clone()
+        own_lanes(pool, [row], [length], config)
+        own_tree(pool, [row], [length], config)
+        length += drafts + 1
+        own_committed(pool, [row], [length], config)
+        owned = before >= 0
+        assert torch.equal(pool.req_to_token[row][owned], before[owned])
+
+
+def test_release_round_keeps_the_slots_of_the_prefix():
+    config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=5, page_size=P, release="round")
+    pool = make_pool()
+    row = pool.open()
+    pool.reserve(row, 6)
+    prefix = pool.req_to_token[row, :6].tolist()
+    own_lanes(pool, [row], [6], config)
+    assert pool.owned_columns(row) == 12  # 4 + 2 lanes of one page: tail 2 and 2 steps
+    own_tree(pool, [row], [6], config)
+    assert pool.owned_columns(row) == 12  # 6 + 5 nodes
+    own_committed(pool, [row], [7], config)
+    assert pool.owned_columns(row) == 8
+    assert pool.req_to_token[row, :6].tolist() == prefix

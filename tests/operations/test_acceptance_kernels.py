@@ -1,0 +1,138 @@
+"""Verdicts of the acceptance kernels are the reference's."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.grammar import stacked
+from specsim.core.phases import Batch, Candidates, VerifyInput
+from specsim.core.pool import KVBuffer, KVLayout, KVPool
+from specsim.fast import verify as fast
+from specsim.fast.vocabulary.penalties import Allowed
+from specsim.reference import verify as reference
+from specsim.reference.tree import build
+
+LOWEST, HIGHEST = 2.0**-24, 1 - 2.0**-24  # the bounds of specsim.core.uniforms.named_uniforms
+
+
+SETTINGS = {
+    "rejection": SpecConfig(1, 3, 4, page_size=1, max_len=40, verifier="rejection"),
+    "block": SpecConfig(1, 3, 4, page_size=1, max_len=40, verifier="block"),
+    "gumbel": SpecConfig(1, 3, 4, page_size=1, max_len=40, verifier="gumbel"),
+    "multi_round": SpecConfig(3, 2, 7, page_size=1, max_len=40, verifier="multi_round"),
+    "typical": SpecConfig(3, 2, 7, page_size=1, max_len=40, verifier="typical"),
+}
+
+
+PARAMS = [
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.7, top_p=0.9, seed=2**63 + 5),
+    SamplingParams(),
+    SamplingParams(temperature=1.5, top_k=4),
+]
+
+
+def drafted(config: SpecConfig, batch: Batch, vocab_size: int) -> tuple[Candidates, torch.Tensor]:
+    """Drafts from laws that are like the target's, and the target's logits [B, N, V], alike at all nodes."""
+    size, k, count = batch.size, config.topk, config.num_candidates
+    logits_BNV = 2 * torch.randn(size, 1, vocab_size) + 0.7 * torch.randn(size, config.num_draft_tokens, vocab_size)
+    draft_logits_BMV = logits_BNV[:, : config.num_parents] + 0.4 * torch.randn(size, config.num_parents, vocab_size)
+    if config.verifier == "gumbel":
+        draft_logits_BMV += reference.round_noise(batch, config, vocab_size)[:, :-1].float()
+        tokens = draft_logits_BMV.argmax(-1)
+    else:
+        parents = (torch.arange(count) - k + 1).clamp(min=0, max=config.num_parents - 1)
+        tokens = draft_logits_BMV.softmax(-1)[:, parents].flatten(0, 1).multinomial(1).view(size, count)
+    scores = torch.rand(size, count)
+    if config.verifier == "typical":
+        scores[:, k:] *= scores[:, :k].repeat_interleave(k, 1)
+    law_BMV = torch.where(batch.sampling.temperature[:, None, None] > 0, draft_logits_BMV.softmax(-1), 0.0)
+    parent_list = torch.arange(-1, config.num_parents - 1).expand(size, -1)
+    return Candidates(tokens, scores, parent_list, (), law_BMV if config.has_draft_prob else None), logits_BNV
+
+
+def rounds_of(config: SpecConfig, size: int, vocab_size: int, padded: int):
+    """A batch with requests near the longest text, its trees, logits and pools; the last `padded` ones are padding."""
+    lengths = [40 - 1 - 5 * place % 6 for place in range(size - padded)] + [0] * padded
+    rows, params = [*range(size - padded), *[-1] * padded], [PARAMS[place % 4] for place in range(size)]
+    batch = Batch.of(range(size), rows, lengths, params, vocab_size)
+    candidates, logits_BNV = drafted(config, batch, vocab_size)
+    bonus, locations = torch.zeros(size, dtype=torch.int32), torch.zeros(size, config.num_draft_tokens).long()
+    tree = build(candidates, bonus, batch.seq_lens, locations, config)
+    logits_BNV[size - padded :], tree.draft_tokens[size - padded :] = torch.nan, 2**40  # read by nobody
+    return batch, tree, logits_BNV.flatten(0, 1)
+
+
+def pools_of(size: int, device: str = "cpu") -> KVPool:
+    return KVPool(*(KVBuffer(KVLayout(1, 1, 1), 8, torch.float32, device) for _ in range(2)), 1, size, 64)
+
+
+@pytest.fixture
+def small_programs(monkeypatch) -> None:
+    """Programs of 256 tokens, so that a vocabulary of this size takes several."""
+    monkeypatch.setattr("specsim.fast.acceptance.block_of", lambda count, on_gpu: 256)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_fast_verdicts_are_the_references(name, device, small_programs, program_order):
+    """Drawn by name by each column for itself; greedy requests, limits, padded rows and grammars among them, and a
+    vocabulary of three groups of tokens.
+    """
+    config, size, vocab_size = SETTINGS[name], 18, 700
+    batch, tree, logits_RV = rounds_of(config, size, vocab_size, 2)
+    real, nodes = torch.arange(size - 2), (size - 2) * config.num_draft_tokens
+    own = {each: value[:nodes] if len(value) > size else value[: size - 2] for each, value in tree.tensors.items()}
+    own = VerifyInput(**own | {"candidates": None})
+    masks = {place: torch.rand(config.num_draft_tokens, vocab_size) < 0.7 for place in range(2, 16, 5)}
+    allowed, allowed_BNV = Allowed.empty(size, config.num_draft_tokens, vocab_size, device), stacked(masks, size - 2)
+    allowed.load(masks)
+    mine = batch.filter(real), own, logits_RV[:nodes], config, pools_of(size)
+    expected = reference.verify(*mine, allowed=allowed_BNV)
+    moved = (each.to(device) for each in (batch, replace(tree, candidates=None), logits_RV))
+    found = fast.verify(*moved, config, pools_of(size, device), allowed=allowed).to("cpu")
+    for each in ("predict", "accept_index", "num_accepted_drafts", "num_accepted_tokens"):
+        value = getattr(expected, each)
+        assert torch.equal(getattr(found, each)[: len(value)], value), each
+    torch.testing.assert_close(found.logprobs[: size - 2], expected.logprobs, rtol=0, atol=1e-5)
+    assert set(expected.num_accepted_drafts.tolist()) == set(range(config.num_steps + 1))
+    assert (found.accept_index[size - 2 :] == -1).all()
+    assert (found.predict[nodes:] == -1).all()
+    assert not found.num_accepted_drafts[size - 2 :].any()
+
+
+@pytest.mark.parametrize("name", ["rejection", "block", "multi_round"])
+def test_fast_uniforms_can_be_given(name, device):
+    config = SETTINGS[name]
+    batch, tree, logits_RV = rounds_of(config, 8, 7, 0)
+    width = config.num_draft_tokens if name == "multi_round" else config.num_steps + 1
+    given = torch.rand(8, width, dtype=torch.float64).clamp(LOWEST, HIGHEST).float().double(), torch.rand(8).double()
+    expected = reference.verify(batch, tree, logits_RV, config, pools_of(8), given)
+    moved = (each.to(device) for each in (batch, replace(tree, candidates=None), logits_RV))
+    found = fast.verify(*moved, config, pools_of(8, device), tuple(each.to(device) for each in given)).to("cpu")
+    assert torch.equal(found.accept_index, expected.accept_index)
+    assert torch.equal(found.predict, expected.predict)
+
+
+@pytest.mark.parametrize("name", ["rejection", "block", "gumbel"])
+def test_the_last_request_may_accept_its_whole_chain(name, device):
+    """It is greedy, and drafted what the target says; no draft stands behind its last."""
+    config = SETTINGS[name]
+    batch, tree, logits_RV = rounds_of(config, 3, 7, 0)
+    tree.draft_tokens[-1, 1:] = logits_RV[-config.num_draft_tokens : -1].argmax(-1)
+    moved = (each.to(device) for each in (batch, replace(tree, candidates=None), logits_RV))
+    found = fast.verify(*moved, config, pools_of(3, device))
+    assert found.num_accepted_drafts[-1] == config.num_steps
+    assert found.predict[-1] == logits_RV[-1].argmax()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_no_request_has_no_verdict(name, device):
+    config = SETTINGS[name]
+    batch, tree, logits_RV = rounds_of(config, 4, 7, 0)
+    none = torch.empty(0, dtype=torch.int64)
+    empty = VerifyInput(**{each: value[:0] for each, value in tree.tensors.items()})
+    moved = (each.to(device) for each in (batch.filter(none), empty, logits_RV[:0]))
+    found = fast.verify(*moved, config, pools_of(4, device))
+    assert found.accept_index.shape == (0, config.num_steps + 1)
