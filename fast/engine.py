@@ -67,7 +67,7 @@ class Engine:
         options: EngineOptions,
         acceptance: SyntheticAcceptance | None = None,
         grammars: Grammars | None = None,
-    ):
+    ) -> None:
         target = pair.target.config
         self.config = config.within(target.max_position_embeddings)
         if config.num_candidates > MOST_CANDIDATES:
@@ -100,7 +100,7 @@ class Engine:
 
     def _make_drafter(self, checkpoint: DrafterCheckpoint | None) -> StepDrafter:
         if self.config.is_plain:
-            return NoDrafter(self.config, self.dtype, self.device)
+            return NoDrafter(self.dtype, self.device)
         if checkpoint is None:
             raise InputError("num_steps", self.config.num_steps, "0 (SpecConfig.plain()) for a pair without a drafter")
         return drafters.make(

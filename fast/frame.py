@@ -28,7 +28,7 @@ class Inlet:
     the next one comes in by a single copy.
     """
 
-    def __init__(self, batch: Batch, draft_input: DraftInput, raw: torch.Tensor):
+    def __init__(self, batch: Batch, draft_input: DraftInput, raw: torch.Tensor) -> None:
         self.batch = batch
         self.draft_input = draft_input
         self._raw = raw  # memory of draft_input, then of the batch's progress, as an outlet's begins

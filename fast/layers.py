@@ -40,7 +40,7 @@ class Weights:
     batch_invariant: whether a product's rows may not depend on how many there are.
     """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], prefix: str = "", batch_invariant: bool = False):
+    def __init__(self, tensors: Mapping[str, torch.Tensor], prefix: str = "", batch_invariant: bool = False) -> None:
         # Below a prefix they are fused already.
         self._tensors = tensors if prefix else _fused(tensors)
         self._prefix = prefix

@@ -53,7 +53,9 @@ class Last(NamedTuple):
 class AutoregressiveDrafter:
     """The step drafter around a head, for a target of `vocab_size` tokens."""
 
-    def __init__(self, head: Head, config: SpecConfig, dtype: torch.dtype, device: torch.device, vocab_size: int):
+    def __init__(
+        self, head: Head, config: SpecConfig, dtype: torch.dtype, device: torch.device, vocab_size: int
+    ) -> None:
         if config.topk > head.draft_vocab_size:
             raise InputError("topk", config.topk, f"at most the draft vocabulary, {head.draft_vocab_size}")
         self._head = head

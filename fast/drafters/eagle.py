@@ -26,7 +26,7 @@ class EagleHead:
         dtype: torch.dtype,
         device: torch.device,
         batch_invariant: bool = False,
-    ):
+    ) -> None:
         self._model = config.model
         self._target = target
         moved = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}

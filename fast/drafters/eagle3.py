@@ -24,7 +24,7 @@ class Eagle3Head:
         dtype: torch.dtype,
         device: torch.device,
         batch_invariant: bool = False,
-    ):
+    ) -> None:
         self._config = config
         self._model = config.model
         floating = {name: tensor.to(device, dtype) for name, tensor in tensors.items() if tensor.is_floating_point()}

@@ -2,7 +2,6 @@
 
 import torch
 
-from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, Candidates, DraftExtendInput, DraftInput, PrefillInput
 from specsim.core.pool import KVLayout, KVPool
 from specsim.fast.drafting import Lanes
@@ -15,7 +14,7 @@ class NoDrafter:
     feature_layers: tuple[int, ...] = ()
     hidden_size: int = 0
 
-    def __init__(self, config: SpecConfig, dtype: torch.dtype, device: torch.device):
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype = dtype
         self._device = device
 

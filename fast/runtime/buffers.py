@@ -19,6 +19,11 @@ _State = TypeVar("_State", bound=State)
 class GuardError(AssertionError):
     """Something wrote next to a static buffer."""
 
+    def __init__(self, side: str, name: str) -> None:
+        self.side = side  # before or behind
+        self.name = name  # of the buffer
+        super().__init__(f"something wrote {side} the static buffer {name}")
+
 
 class Cut(NamedTuple):
     """One tensor's part of a block: the first requests' entries."""
@@ -55,7 +60,7 @@ def _cut(tensor: torch.Tensor, size: int, bucket: int) -> Cut:
 class Buffers:
     """Static tensors by name, each between two guards."""
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device) -> None:
         self.device = device
         self._guards: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # before and behind each tensor
 
@@ -89,7 +94,7 @@ class Buffers:
         for name, guards in self._guards.items():
             for side, guard in zip(("before", "behind"), guards, strict=True):
                 if not bool((guard == POISON).all()):
-                    raise GuardError(f"something wrote {side} the static buffer {name}")
+                    raise GuardError(side, name)
 
 
 def named(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

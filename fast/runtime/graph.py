@@ -61,17 +61,17 @@ def _without_collection() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One recorded operation: its name, whether it was a kernel of ours, and how it is repeated."""
+    """One recorded operation."""
 
     name: str
-    is_kernel: bool
-    run: Launch
+    is_kernel: bool  # one of this package
+    run: Launch  # repeats it
 
 
 class Tape:
     """The emulated graph: operations in the order in which they were recorded."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.steps: list[Step] = []
 
     @classmethod
@@ -96,12 +96,12 @@ class Tape:
 
     @property
     def framework_operations(self) -> list[str]:
-        """Names of what torch computes in this graph: all that is no kernel of ours, no view and no allocation."""
+        """Names of torch's computations in this graph: all but kernels of this package, views and allocations."""
         return [step.name for step in self.steps if not step.is_kernel and step.name not in _ALLOCATIONS]
 
 
 def _unseen(launch: Launch) -> Launch:
-    """A launch during which the interpreter's own torch operations are not recorded."""
+    """Wrap a launch so that the interpreter's own torch operations are not recorded."""
 
     def run() -> None:
         with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
@@ -111,20 +111,23 @@ def _unseen(launch: Launch) -> Launch:
 
 
 _ALLOCATIONS = {"aten.empty.memory_format", "aten.new_empty.default", "aten.empty_like.default"}
-# What an operation's result or size depends on has to be read on the host.
+# The host has to read device data for the result or the size of these operations.
 _HOST_READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 class _Recording(TorchDispatchMode):
-    """Runs and records every torch operation."""
+    """Run and record every torch operation."""
 
-    def __init__(self, tape: Tape):
+    def __init__(self, tape: Tape) -> None:
         super().__init__()
         self._tape = tape
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs, name = kwargs or {}, str(func)
-        is_indexing = name.startswith(("aten.index.", "aten.index_put"))  # which is told by its arguments
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = str(func)
+        is_indexing = name.startswith(("aten.index.", "aten.index_put"))  # its arguments say whether the host reads
         if _has_mask(args) if is_indexing else _HOST_READS & set(func.tags):
             raise HostRead(f"{name} reads device data on the host; a graph cannot repeat it")
         out = func(*args, **kwargs)
@@ -138,7 +141,7 @@ class _Recording(TorchDispatchMode):
 
 
 def _has_mask(args: tuple) -> bool:
-    """Whether an indexing operation is given a boolean mask, whose result's size has to be read on the host."""
+    """Say whether an indexing operation has a boolean mask: the host would have to read its result's size."""
     masks = (torch.bool, torch.uint8)
     return any(
         isinstance(arg, (list, tuple)) and any(each is not None and each.dtype in masks for each in arg) for arg in args
@@ -146,9 +149,10 @@ def _has_mask(args: tuple) -> bool:
 
 
 def _poison(allocated: torch.Tensor) -> None:
-    """Memory that a graph takes anew holds what an earlier replay left there; nothing may count on it."""
-    is_float, dtype = allocated.is_floating_point(), allocated.dtype
-    allocated.fill_(float("nan") if is_float else True if dtype == torch.bool else torch.iinfo(dtype).max)
+    """Fill memory that a graph allocates: an earlier replay's content is there, which nothing may use."""
+    dtype = allocated.dtype
+    filler = True if dtype == torch.bool else float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max
+    allocated.fill_(filler)
 
 
 def _overwrite(recorded: Any, computed: Any) -> None:
@@ -157,11 +161,13 @@ def _overwrite(recorded: Any, computed: Any) -> None:
 
 
 class _NoHostReads(TorchFunctionMode):
-    """Refuses what reads a tensor on the host without an operation that a dispatch mode could see."""
+    """Refuse reads of a tensor on the host that no dispatch mode could see."""
 
     _NAMES = frozenset("item tolist numpy cpu __array__ __bool__ __int__ __float__ __index__ nonzero".split())
 
-    def __torch_function__(self, func: Callable, types, args=(), kwargs=None):
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         name = getattr(func, "__name__", "")
         reads = name in self._NAMES or (name == "to" and "cpu" in map(str, args[1:]))
         if reads and args and isinstance(args[0], torch.Tensor):

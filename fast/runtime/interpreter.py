@@ -1,12 +1,13 @@
-"""What Triton's interpreter is spared: to work out anew, for every value, what never changes."""
+"""Caches for Triton's interpreter, which otherwise computes the same constants for every value."""
 
 import math
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 
 def spare_the_interpreter() -> None:
-    """Two thirds of its time. Only where nothing is ever compiled in this process."""
+    """Save two thirds of its time; only where nothing is ever compiled in this process."""
     from triton.runtime import interpreter
 
     builder = interpreter.interpreter_builder
@@ -18,8 +19,8 @@ def spare_the_interpreter() -> None:
     _define_language_once(interpreter)
 
 
-def _define_language_once(interpreter) -> None:
-    """It gives triton.language its meaning for every launch and every call of a device function."""
+def _define_language_once(interpreter: Any) -> None:
+    """Patch triton.language once; the interpreter does it for every launch and every call of a device function."""
     import triton.language as tl
 
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
@@ -28,24 +29,26 @@ def _define_language_once(interpreter) -> None:
     interpreter._patch_lang = lambda function: kept
 
 
-def _index(self) -> int:
-    """The bound of a loop: a scalar, which the interpreter keeps as an array of one entry."""
+def _index(self: Any) -> int:
+    """Give the bound of a loop: a scalar, which the interpreter keeps as an array of one entry."""
     return self.handle.data.item()
 
 
-def _remember_numpy_types(interpreter) -> None:
-    """It looks them up in a table that it writes down each time."""
-    numpy_type, known = interpreter._get_np_dtype, {}
+def _remember_numpy_types(interpreter: Any) -> None:
+    """Cache NumPy types; the interpreter builds its table of them for every look-up."""
+    numpy_type = interpreter._get_np_dtype
+    known = {}
     interpreter._get_np_dtype = lambda kind: known.get(kind.name) or known.setdefault(kind.name, numpy_type(kind))
 
 
 def _remember_block_types() -> None:
-    """Shape, size and name of a block's type, which every value of that type has checked and written out."""
+    """Cache shape, size and name of a block's type; every value of that type would check and format them."""
     from triton.language import core
 
-    initialise, known = core.block_type.__init__, {}
+    initialise = core.block_type.__init__
+    known = {}
 
-    def remembered(self, element_ty, shape) -> None:
+    def remembered(self: Any, element_ty: Any, shape: Any) -> None:
         key = (element_ty.name, *(getattr(size, "value", size) for size in shape))
         if key not in known:
             initialise(self, element_ty, shape)
@@ -57,12 +60,12 @@ def _remember_block_types() -> None:
 
 
 def _remember_shapes() -> None:
-    """Shape and size of a value, as constants of the language."""
+    """Cache shape and size of a value, as constants of the language."""
     from triton.language import core
 
     known = {}
 
-    def remembered(self, handle, type) -> None:
+    def remembered(self: Any, handle: Any, type: Any) -> None:
         sizes = tuple(type.shape) if type.is_block() else ()
         if sizes not in known:
             known[sizes] = core.tuple([core.constexpr(size) for size in sizes]), core.constexpr(math.prod(sizes))

@@ -95,7 +95,7 @@ class Kernel:
     each would leave another product unrounded, and lanes that stand for one number would go on with different ones.
     """
 
-    def __init__(self, function: FunctionType):
+    def __init__(self, function: FunctionType) -> None:
         parameters = inspect.signature(function).parameters
         plain = [
             name

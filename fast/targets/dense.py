@@ -22,7 +22,7 @@ class DenseTarget:
         dtype: torch.dtype,
         device: torch.device,
         batch_invariant: bool = False,
-    ):
+    ) -> None:
         self.config = config
         moved = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
         self._weights = Weights(moved, batch_invariant=batch_invariant)

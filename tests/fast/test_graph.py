@@ -94,6 +94,6 @@ HOST_READS = {
 @pytest.mark.parametrize("read", HOST_READS.values(), ids=HOST_READS)
 def test_a_capture_refuses_host_reads(read):
     x = torch.tensor([0, 1, 2])
-    with pytest.raises(HostRead, match="on the host"):
+    with pytest.raises(HostRead):
         Tape.of(lambda: read(x))
     read(x)  # and nothing of the refusal stays behind
