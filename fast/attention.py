@@ -473,6 +473,7 @@ def attention(
     kv: KVBuffer,
     metadata: AttentionMetadata,
     window: int | None,
+    *,
     out: torch.Tensor | None = None,
     splits: int | None = None,
     invariant: bool = False,

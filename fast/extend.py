@@ -156,6 +156,7 @@ def draft_extend_input(
     req_to_token: torch.Tensor,
     max_len: int,
     extend: str,
+    *,
     out: DraftExtendInput | None = None,
 ) -> DraftExtendInput:
     """Gather along the accepted path into S+1 rows of every request, whatever `extend` is.

@@ -122,7 +122,7 @@ def _locations_kernel(
     tl.store(out_ptr + offs, slot, mask=mask)
 
 
-def tree_locations(batch: Batch, config: SpecConfig, pools: KVPool, out: torch.Tensor | None = None) -> torch.Tensor:
+def tree_locations(batch: Batch, config: SpecConfig, pools: KVPool, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """Slots i64 [B, N] of columns L..L+N-1, in which the tree stands; -1 in padded rows."""
     num_nodes = config.num_draft_tokens
     columns = pools.req_to_token.shape[1]
@@ -198,6 +198,7 @@ def commit(
     cache_locations: torch.Tensor,
     verdict: Verdict,
     pools: KVPool,
+    *,
     out: Progress | None = None,
 ) -> Progress:
     """Commit the accepted path: its target KV moves to columns L..L+n, its tokens, bonus last, to L+1..L+n+1.

@@ -55,9 +55,9 @@ class Weights:
     def under(self, prefix: str) -> "Weights":
         return Weights(self._tensors, f"{self._prefix}{prefix}.", self.batch_invariant)
 
-    def project(self, rows: Rows, name: str) -> torch.Tensor:
+    def project(self, x: Rows, name: str) -> torch.Tensor:
         """x Wᵀ (+ bias), [R, out]."""
-        return linear(rows, *self._named(name), self.batch_invariant)
+        return linear(x, *self._named(name), self.batch_invariant)
 
     def project_onto(
         self, base: torch.Tensor, rows: Rows, name: str, norm: Norm | None, out: torch.Tensor | None = None
@@ -87,7 +87,7 @@ def _queries(rows: Rows, weights: Weights, config: ModelConfig, layer: int, forw
     return rotate_and_write(qkv_R, norms, config.rms_norm_eps, forward, layer, config.num_heads)
 
 
-def self_attention(
+def self_attention_onto(
     base: torch.Tensor,
     rows: Rows,
     weights: Weights,
@@ -103,7 +103,7 @@ def self_attention(
     return weights.project_onto(base, Rows(attended_RAD.flatten(1)), "o_proj", norm)
 
 
-def gated_mlp(rows: Rows, weights: Weights, norm: Norm | None = None, out: torch.Tensor | None = None) -> Rows:
+def gated_mlp_onto(rows: Rows, weights: Weights, norm: Norm | None = None, out: torch.Tensor | None = None) -> Rows:
     """x + down(silu(gate n) · up n), [R, H], of rows x whose norm gives n, under the norm that follows.
 
     out: its memory, perhaps columns of a wider tensor.

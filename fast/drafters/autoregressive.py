@@ -92,7 +92,7 @@ class AutoregressiveDrafter:
         )
 
     def extend(
-        self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool, out: DraftInput | None = None
+        self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool, *, out: DraftInput | None = None
     ) -> DraftInput:
         out = self._empty(batch.size) if out is None else out
         extend = draft_extend_input

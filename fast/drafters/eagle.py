@@ -7,7 +7,7 @@ import torch
 from specsim.core.drafter import DrafterConfig
 from specsim.core.pool import KVBuffer
 from specsim.core.target import Target
-from specsim.fast.layers import Weights, gated_mlp, self_attention
+from specsim.fast.layers import Weights, gated_mlp_onto, self_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
 from specsim.fast.model.rows import Norm, Rows, embed
@@ -51,7 +51,7 @@ class EagleHead:
         hidden = Rows(self._weights.project(Rows(both), "fc"))  # the first layer has no norm before its attention
         for layer in range(self._model.num_layers):
             weights = self._weights.under(f"layers.{layer}")
-            hidden = self_attention(
+            hidden = self_attention_onto(
                 hidden.values,
                 hidden,
                 weights.under("self_attn"),
@@ -61,7 +61,7 @@ class EagleHead:
                 Norm(weights["post_attention_layernorm.weight"], eps),
             )
             following = self._weights.get(f"layers.{layer + 1}.input_layernorm.weight")
-            hidden = gated_mlp(hidden, weights.under("mlp"), None if following is None else Norm(following, eps))
+            hidden = gated_mlp_onto(hidden, weights.under("mlp"), None if following is None else Norm(following, eps))
         return hidden.values
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ import torch
 from specsim.core.drafter import DrafterConfig
 from specsim.core.pool import KVBuffer
 from specsim.core.target import Target
-from specsim.fast.layers import Weights, gated_mlp, self_attention
+from specsim.fast.layers import Weights, gated_mlp_onto, self_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
 from specsim.fast.model.rows import Norm, Rows, rms_norm
@@ -53,7 +53,7 @@ class Eagle3Head:
         rms_norm(hidden_RH, weights["hidden_norm.weight"], eps, out=normed_RH)
         forward = Forward(rotations(metadata.positions, self._inverse_D, hidden_RH.dtype), metadata, kv)
         base_RH = normed_RH if self._config.norm_before_residual else hidden_RH
-        hidden = self_attention(
+        hidden = self_attention_onto(
             base_RH,
             Rows(both),
             weights.under("self_attn"),
@@ -62,7 +62,7 @@ class Eagle3Head:
             forward,
             Norm(weights["post_attention_layernorm.weight"], eps),
         )
-        return gated_mlp(hidden, weights.under("mlp")).values
+        return gated_mlp_onto(hidden, weights.under("mlp")).values
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         rows = Rows(hidden_RH, Norm(self._weights["norm.weight"], self._model.rms_norm_eps))

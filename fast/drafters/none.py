@@ -34,7 +34,7 @@ class NoDrafter:
         pass
 
     def extend(
-        self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool, out: DraftInput | None = None
+        self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool, *, out: DraftInput | None = None
     ) -> DraftInput:
         if out is None:
             return self._rooted(draft_extend_input.bonus_tokens)

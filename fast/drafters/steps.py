@@ -22,7 +22,7 @@ class StepDrafter(Drafter, Protocol):
         ...
 
     def extend(
-        self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool, out: DraftInput | None = None
+        self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool, *, out: DraftInput | None = None
     ) -> DraftInput:
         """Rewrite the draft KV of the accepted rows, and leave a fresh DraftInput, in `out` where it is given."""
         ...

@@ -6,7 +6,7 @@ import torch
 
 from specsim.core.pool import KVBuffer
 from specsim.core.target import ModelConfig
-from specsim.fast.layers import Weights, gated_mlp, self_attention
+from specsim.fast.layers import Weights, gated_mlp_onto, self_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
 from specsim.fast.model.rows import Norm, Rows, embed
@@ -42,7 +42,7 @@ class DenseTarget:
         for layer in range(self.config.num_layers):
             name = f"model.layers.{layer}"
             weights = self._weights.under(name)
-            hidden = self_attention(
+            hidden = self_attention_onto(
                 hidden.values,
                 hidden,
                 weights.under("self_attn"),
@@ -53,7 +53,7 @@ class DenseTarget:
             )
             following = self._input_norm(layer + 1)
             out = entering.get(layer + 1)
-            hidden = gated_mlp(hidden, weights.under("mlp"), following, out)
+            hidden = gated_mlp_onto(hidden, weights.under("mlp"), following, out)
         normed_RH = hidden.applied()
         return normed_RH, features_RF if feature_layers else normed_RH
 

@@ -369,7 +369,7 @@ def test_fast_rows_are_written_into_given_buffers(device):
     out = replace(
         expected, **{field.name: torch.empty_like(getattr(expected, field.name)) for field in fields(expected)}
     )
-    assert fast.draft_extend_input(batch, verdict, features, table, 100, "fixed", out) is out
+    assert fast.draft_extend_input(batch, verdict, features, table, 100, "fixed", out=out) is out
     check_rows(out, expected)
     assert out.seq_lens.data_ptr() != batch.seq_lens.data_ptr()
 

@@ -121,8 +121,8 @@ FAULTS = (
         edits=(
             Edit(
                 "specsim.fast.drafters.eagle3",
-                'return gated_mlp(hidden, weights.under("mlp")).values',
-                'self.residual_RH = hidden.values\n        return gated_mlp(hidden, weights.under("mlp")).values',
+                'return gated_mlp_onto(hidden, weights.under("mlp")).values',
+                'self.residual_RH = hidden.values\n        return gated_mlp_onto(hidden, weights.under("mlp")).values',
             ),
             Edit(
                 DRAFTER,
