@@ -44,7 +44,15 @@ DYNAMIC_IMPORTS = {
     "specsim.serving.generation": {"specsim.reference.engine", "specsim.fast.engine", "specsim.fast.runtime.launch"},
 }
 # The oracle, and the tree that test_acceptance.py walks: neither has a twin in fast/.
-REFERENCE_ALONE = {"oracle", "oracle_distributions", "oracle_forward", "oracle_verify", "request_tree"}
+REFERENCE_ALONE = {
+    "oracle",
+    "oracle_distributions",
+    "oracle_draft",
+    "oracle_forward",
+    "oracle_request",
+    "oracle_verify",
+    "request_tree",
+}
 HEAVY = {"torch", "triton", "transformers", "matplotlib", "pandas", "specsim.reference", "specsim.fast"}
 
 
