@@ -265,6 +265,7 @@ def _attention_kernel(
     DOT: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """Attend from a block of rows and query heads of one key head to a part of a request's keys."""
     await_input(PDL)
     head = tl.program_id(0)
     heads = tl.num_programs(0)
@@ -290,14 +291,13 @@ def _attention_kernel(
         return
     table_ptr += tl.load(table_rows_ptr + request) * columns * 2
     num_extras = tl.load(metadata_ptrs.num_extras + request)
-    row, query_head = _pairs(block, heads, GROUP, BLOCK_M)
+    row, query_head = _pairs(block, heads, GROUP, BLOCK_M)  # [BLOCK_M]
     mask = row < (high - low).to(tl.int32)
     offs_d = tl.arange(0, BLOCK_D)
     address = query_head[:, None] * D + offs_d[None, :]
     query_ptr += (low * heads + head) * GROUP * D
-    query = tl.load(query_ptr + address, mask=mask[:, None] & (offs_d < D)[None, :], other=0.0).to(
-        DOT
-    )  # [BLOCK_M, BLOCK_D]
+    mask_q = mask[:, None] & (offs_d < D)[None, :]  # [BLOCK_M, BLOCK_D]
+    query = tl.load(query_ptr + address, mask=mask_q, other=0.0).to(DOT)
     position = tl.load(metadata_ptrs.positions + low + row, mask=mask, other=0).to(tl.int32)
     prefix_len = tl.load(metadata_ptrs.prefix_lens + low + row, mask=mask, other=0)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -326,9 +326,8 @@ def _attention_kernel(
     total, top, acc = _fold_prefix(
         total, top, acc, query, kv, prefix, low_prefix, high_prefix, scale, RAGGED, D, BLOCK_C, STAGES
     )
-    low_again = tl.load(
-        metadata_ptrs.row_starts + request, volatile=True
-    )  # or addresses would stay in registers meanwhile
+    # Loaded again, or addresses would stay in registers meanwhile.
+    low_again = tl.load(metadata_ptrs.row_starts + request, volatile=True)
     keys = Extras(
         metadata_ptrs.extra_slots + request * extras,
         metadata_ptrs.extra_positions + request * extras,
@@ -536,23 +535,32 @@ def attention(
         enable_fp_fusion=True,
     )
     if not is_whole:
-        few = pairs < 128
-        block_s = max(1, (2048 if few else 1024) // block_d)
-        block_r = block_of(pairs, 1 if few else 4, block_s * block_d)
-        blocks = min(ceil_div(pairs, block_r), ceil_div(MOST_MERGES, heads * num_requests))
-        _merge_kernel[heads, num_requests, blocks](
-            out_ptr=out,
-            parts_ptrs=parts,
-            row_starts_ptr=metadata.row_starts,
-            pairs=pairs,
-            GROUP=group,
-            D=head_dim,
-            BLOCK_R=block_r,
-            BLOCK_S=block_s,
-            BLOCK_D=block_d,
-            num_warps=2 if few else 4,
-        )
+        _merge(out, parts, metadata, heads, group)
     return out
+
+
+def _merge(out: torch.Tensor, parts: Parts, metadata: AttentionMetadata, heads: int, group: int) -> None:
+    """Merge the parts of every request into its results."""
+    num_requests = len(parts.plan)
+    head_dim = parts.acc.shape[1]
+    pairs = metadata.max_rows * group
+    block_d = max(16, next_power_of_2(head_dim))
+    few = pairs < 128
+    block_s = max(1, (2048 if few else 1024) // block_d)
+    block_r = block_of(pairs, 1 if few else 4, block_s * block_d)
+    blocks = min(ceil_div(pairs, block_r), ceil_div(MOST_MERGES, heads * num_requests))
+    _merge_kernel[heads, num_requests, blocks](
+        out_ptr=out,
+        parts_ptrs=parts,
+        row_starts_ptr=metadata.row_starts,
+        pairs=pairs,
+        GROUP=group,
+        D=head_dim,
+        BLOCK_R=block_r,
+        BLOCK_S=block_s,
+        BLOCK_D=block_d,
+        num_warps=2 if few else 4,
+    )
 
 
 def _request_block(num_requests: int) -> int:

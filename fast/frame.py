@@ -79,7 +79,7 @@ class Inlet:
 
 
 class Expected(NamedTuple):
-    """What a round left, which is likely to enter the next one."""
+    """States that a round left, which are likely to enter the next one."""
 
     left: Advance
     raw: torch.Tensor  # u8, the inlet's memory as that round would fill it

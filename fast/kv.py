@@ -16,7 +16,7 @@ _COMMITTED = 512  # entries of a token's KV that one program moves
 
 
 class Progress(NamedTuple):
-    """How far requests have come."""
+    """Progress of requests."""
 
     seq_lens: torch.Tensor  # i64 [B], 0 of a padded request
     num_rounds: torch.Tensor  # i64 [B], rounds that a request has had, 0 of a padded one

@@ -107,9 +107,7 @@ def streamed(
         inside = (offs_k < K)[None, :]
         x = tl.load(x_ptrs + offs_k[None, :], mask=mask_m[:, None] & (EVEN | inside), other=0.0)  # [BLOCK_M, BLOCK_K]
         mask_w = EVEN | (mask_n[:, None] & inside)
-        w = tl.load(
-            w_ptrs + offs_k[None, :], mask=mask_w, other=0.0, eviction_policy="evict_first"
-        )  # [BLOCK_N, BLOCK_K]
+        w = tl.load(w_ptrs + offs_k[None, :], mask=mask_w, other=0.0, eviction_policy="evict_first")
         first = tl.dot(x.to(DOT), w.to(DOT).T, first, input_precision="ieee")
         if PAIR > 0:
             w = tl.load(w_ptrs + PAIR * K + offs_k[None, :], mask=mask_w, other=0.0, eviction_policy="evict_first")

@@ -69,7 +69,9 @@ def _remember_shapes() -> None:
         sizes = tuple(type.shape) if type.is_block() else ()
         if sizes not in known:
             known[sizes] = core.tuple([core.constexpr(size) for size in sizes]), core.constexpr(math.prod(sizes))
-        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.handle = handle
+        self.type = type
+        self.dtype = type.scalar
         self.shape, self.numel = known[sizes]
 
     core.tensor.__init__ = remembered
