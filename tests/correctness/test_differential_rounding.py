@@ -17,7 +17,7 @@ from specsim.core.uniforms import final_uniforms
 from specsim.correctness.differential import check
 from specsim.correctness.differential.budget import FLOAT32_EPS, budget, log_prob_budget
 from specsim.correctness.differential.comparison import Comparison, Tally, Trio
-from specsim.correctness.differential.distribution import Law, rounding
+from specsim.correctness.differential.distribution import RowDistribution, rounding
 from specsim.correctness.differential.divergence import Mismatch, Undecidable
 from specsim.correctness.differential.grid_run import rehearse
 from specsim.correctness.differential.grids import (
@@ -113,31 +113,31 @@ def test_a_shifted_ranking_is_not_taken_for_a_broken_tie():
 )
 def test_greedy_choices_from_known_logits_are_exact(known, gap, token, error):
     adjusted_V = torch.tensor([2.0, 2.0 - gap, 0.0], dtype=torch.float64)
-    law = Law(adjusted_V, ONE, 0, rounding(adjusted_V), known)
-    law.compare_argmax("field", 0, 0)
+    distribution = RowDistribution(adjusted_V, ONE, 0, rounding(adjusted_V), known)
+    distribution.compare_argmax("field", 0, 0)
     if error is None:
-        law.compare_argmax("field", token, 0)
+        distribution.compare_argmax("field", token, 0)
     else:
         with pytest.raises(error):
-            law.compare_argmax("field", token, 0)
+            distribution.compare_argmax("field", token, 0)
 
 
 @pytest.mark.parametrize(("beyond", "fits"), [(0.9, True), (1.1, False)])
 def test_a_draw_may_miss_its_share_by_the_slack(beyond, fits):
-    law = Law(torch.zeros(8, dtype=torch.float64), ONE, 0, 1e-6)
-    uniform = 0.125 + beyond * law.slack
-    law.compare_draw("field", law.prob(), uniform, 1, 0)
+    distribution = RowDistribution(torch.zeros(8, dtype=torch.float64), ONE, 0, 1e-6)
+    uniform = 0.125 + beyond * distribution.slack
+    distribution.compare_draw("field", distribution.prob(), uniform, 1, 0)
     if fits:
-        law.compare_draw("field", law.prob(), uniform, 0, 0)
+        distribution.compare_draw("field", distribution.prob(), uniform, 0, 0)
     else:
         with pytest.raises(Mismatch):
-            law.compare_draw("field", law.prob(), uniform, 0, 0)
+            distribution.compare_draw("field", distribution.prob(), uniform, 0, 0)
 
 
 def test_a_token_without_mass_is_never_drawn():
-    law = Law(torch.zeros(8, dtype=torch.float64), ONE, 0, 1e-6)
+    distribution = RowDistribution(torch.zeros(8, dtype=torch.float64), ONE, 0, 1e-6)
     with pytest.raises(Mismatch):
-        law.compare_draw("field", law.prob().index_fill(0, torch.tensor([3]), 0.0), 0.375, 3, 0)
+        distribution.compare_draw("field", distribution.prob().index_fill(0, torch.tensor([3]), 0.0), 0.375, 3, 0)
 
 
 FILTERS = {
@@ -152,7 +152,7 @@ def test_a_filters_edge_within_the_noise_makes_a_draw_undecidable(params, close,
     sampling = Sampling.of([replace(SAMPLINGS["warm"], **params)], 4)
     if "top_p" in params:  # a token before which exactly top_p stands
         close = torch.tensor([0.5, 0.25, 0.125, 0.125]).log().tolist()
-    fragile, sound = (Law(torch.tensor(v, dtype=torch.float64), sampling, 0, 1e-6) for v in (close, clear))
+    fragile, sound = (RowDistribution(torch.tensor(v, dtype=torch.float64), sampling, 0, 1e-6) for v in (close, clear))
     assert fragile.is_fragile()
     assert not sound.is_fragile()
     with pytest.raises(Undecidable):
@@ -216,9 +216,11 @@ def accepted_at(edge: float, found: tuple[list[int], int]) -> int:
     batch = Batch.of([0], [0], [4], [params], 3)
     final = float(verify.final_uniforms(batch.seeds, batch.request_ids, batch.seq_lens)[0])
     logits = torch.tensor([final * edge, 1 - final * edge, 1e-30], dtype=torch.float64).log()
-    laws = tuple(Law.of_own_logits(logits, logits, batch.sampling, 0) for _ in range(2))
+    distributions = tuple(RowDistribution.of_own_logits(logits, logits, batch.sampling, 0) for _ in range(2))
     tree = Tree([0, 2], [-1, 0], [1, -1], [-1, -1], 9)
-    return compare_accepted(SimpleNamespace(config=config, batch=batch), 0, tree, laws, torch.eye(3)[2:], *found)
+    return compare_accepted(
+        SimpleNamespace(config=config, batch=batch), 0, tree, distributions, torch.eye(3)[2:], *found
+    )
 
 
 def test_a_bonus_beside_the_edge_of_its_uniform_is_undecidable_and_one_away_from_it_wrong():

@@ -27,6 +27,13 @@ class Trio(NamedTuple, Generic[T]):
         return Trio(*map(function, self))
 
 
+def present(name: str, value: T | None) -> T:
+    """Give a field that every state has under this setting; Mismatch where it is missing."""
+    if value is None:
+        raise Mismatch(f"{name} (type)", "a value", "None")
+    return value
+
+
 @dataclass(slots=True)
 class Tally:
     """What a cell's comparisons came to.
@@ -88,7 +95,7 @@ class Comparison:
 
     def layout(self, prefix: str, reference: State, fast: State, varying: frozenset[str] = frozenset()) -> None:
         """Shapes and types of a whole state; of the varying fields, whose rows depend on the choices, the type."""
-        for each in fields(reference):
+        for each in fields(reference):  # pyright: ignore[reportArgumentType]  # every State is a dataclass
             name, ours, theirs = prefix + each.name, getattr(reference, each.name), getattr(fast, each.name)
             if type(ours) is not type(theirs):
                 raise Mismatch(f"{name} (type)", type(ours).__name__, type(theirs).__name__)

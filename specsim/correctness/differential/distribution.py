@@ -1,4 +1,4 @@
-"""Does a choice follow from logits? The law in float64, and how far arithmetic in float32 may stray from it."""
+"""Choices against logits: the distribution in float64, and the error of float32 arithmetic."""
 
 import math
 from dataclasses import dataclass, replace
@@ -11,22 +11,20 @@ from specsim.correctness.differential.divergence import Mismatch, Undecidable
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
-    """The law of one row.
+class RowDistribution:
+    """The distribution of one row."""
 
-    adjusted_V: f64, logits after penalties and bias. noise: how far each of them may be off. is_known: the logits are
-    known to the last bit and nothing was added to them, so that float32 cannot change their order or break a tie.
-    """
-
-    adjusted_V: torch.Tensor
+    adjusted_V: torch.Tensor  # f64, logits after penalties and bias
     sampling: Sampling
     request: int
-    noise: float
-    is_known: bool = False
+    noise: float  # most that each logit may be off
+    is_known: bool = False  # the logits are exact and nothing was added, so float32 keeps their order and ties
 
     @classmethod
-    def of_own_logits(cls, logits_V: torch.Tensor, adjusted_V: torch.Tensor, sampling: Sampling, request: int):
-        """The law that a column has to follow after it has shown its logits."""
+    def of_own_logits(
+        cls, logits_V: torch.Tensor, adjusted_V: torch.Tensor, sampling: Sampling, request: int
+    ) -> "RowDistribution":
+        """Make the distribution that an implementation has to follow from its own logits."""
         return cls(adjusted_V, sampling, request, rounding(adjusted_V), torch.equal(logits_V.double(), adjusted_V))
 
     @property
@@ -41,7 +39,7 @@ class Law:
         return 2 * self.noise / self.temperature + 16 * FLOAT32_EPS
 
     def prob(self, **changes: float) -> torch.Tensor:
-        """The law, f64 [V]; changes: parameters of the sampling."""
+        """The distribution, f64 [V]; changes: parameters of the sampling."""
         from specsim.reference.sampling import target_prob
 
         kept = {name: torch.full_like(getattr(self.sampling, name), value) for name, value in changes.items()}

@@ -31,9 +31,12 @@ class Divergence:
 class Mismatch(Exception):
     """The fast column is wrong about a request."""
 
-    def __init__(self, field: str, reference: Any, fast: Any, node: int | None = None):
+    def __init__(self, field: str, reference: Any, fast: Any, node: int | None = None) -> None:
         super().__init__(field, reference, fast, node)
-        self.field, self.reference, self.fast, self.node = field, reference, fast, node
+        self.field = field
+        self.reference = reference
+        self.fast = fast
+        self.node = node
 
 
 class Undecidable(Exception):

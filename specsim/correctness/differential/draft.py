@@ -6,7 +6,7 @@ import torch
 
 from specsim.core.phases import Candidates, DraftInput, VerifyInput
 from specsim.correctness.differential.budget import log_prob_budget
-from specsim.correctness.differential.comparison import Comparison, Trio
+from specsim.correctness.differential.comparison import Comparison, Trio, present
 from specsim.correctness.differential.divergence import Mismatch
 from specsim.correctness.differential.draft_input import first_draft_logits
 from specsim.correctness.differential.ranking import best, compare_drafts, log_scores
@@ -47,12 +47,13 @@ def compare_candidates(
     """
     if scene.config.is_sampled and not scene.config.is_plain:
         logits = first_draft_logits(scene, request, entered)
-        return compare_lanes(scene, request, logits, entered, trees, check)
-    pools = trees.map(lambda tree: tree.candidates)
-    columns = (
+        compare_lanes(scene, request, logits, entered, trees, check)
+        return
+    pools = trees.map(lambda tree: present("candidates", tree.candidates))
+    tokens, scores, parents = (
         pools.map(lambda pool, n=name: getattr(pool, n)[request]) for name in ("tokens", "scores", "parent_list")
     )
-    found = Considered(*columns, scene.config.topk)
+    found = Considered(tokens, scores, parents, scene.config.topk)
     check.same(PARENTS, found.parents.reference[: 1 + found.topk], found.parents.fast[: 1 + found.topk])
     check.same(TOKENS, found.tokens.reference[: found.topk], found.tokens.fast[: found.topk])
     if scene.config.is_plain:
@@ -62,9 +63,9 @@ def compare_candidates(
     for step in range(1, scene.config.num_steps):
         if step > 1:
             _compare_lanes(found, step, check)
-        logits = pools.map(lambda pool, s=step: pool.draft_logits[s - 1][request] if pool.draft_logits else None)
+        logits = (pools.reference.draft_logits[step - 1][request], pools.exact.draft_logits[step - 1][request])
         _compare_children(scene, request, found, step, logits, check)
-        noise += log_prob_budget(logits.reference, logits.exact, check.eps)
+        noise += log_prob_budget(*logits, check.eps)
         _compare_scores(scene, found, step, noise, check)
 
 
@@ -78,15 +79,20 @@ def _compare_lanes(found: Considered, step: int, check: Comparison) -> None:
 
 
 def _compare_children(
-    scene: Scene, request: int, found: Considered, step: int, logits: Trio[torch.Tensor], check: Comparison
+    scene: Scene,
+    request: int,
+    found: Considered,
+    step: int,
+    logits: tuple[torch.Tensor, torch.Tensor],
+    check: Comparison,
 ) -> None:
     """A lane at or beyond max_len was dropped: it proposes ids 0..K-1 with probability 0, and nothing is ranked."""
     k = found.topk
     tokens = found.tokens.map(lambda tokens: tokens[found.level(step)].view(k, k))
-    if scene.place(request)[1] + step - 1 >= scene.config.max_len:
+    if scene.place(request)[1] + step - 1 >= scene.config.length_limit:
         check.same(TOKENS, tokens.reference, tokens.fast)
     else:
-        compare_drafts(check, TOKENS, tokens, logits.reference, logits.exact, scene.draft_ids)
+        compare_drafts(check, TOKENS, tokens, *logits, scene.draft_ids)
 
 
 def _compare_scores(scene: Scene, found: Considered, index: int, noise: float, check: Comparison) -> None:
@@ -141,7 +147,7 @@ def compare_tree(scene: Scene, request: int, trees: Trio[VerifyInput], check: Co
 
 def compare_selection(scene: Scene, request: int, trees: Trio[VerifyInput], check: Comparison) -> None:
     """Whether all columns chose the same tree; each did right by its own scores."""
-    exact = trees.exact.candidates.scores[request]
+    exact = present("candidates", trees.exact.candidates).scores[request]
     check.tally.exercised["ties"] += _ties_at_an_edge(exact, scene.config.num_draft_tokens - 1)
     shapes = trees.map(lambda tree: torch.stack([tree.draft_tokens[request], tree.parents[request]]))
     check.decided(torch.equal(shapes.fast, shapes.exact) and torch.equal(shapes.reference, shapes.exact))

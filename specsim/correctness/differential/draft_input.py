@@ -7,8 +7,8 @@ import torch
 from specsim.core.grammar import allowed_first
 from specsim.core.phases import DraftInput, PrefillInput, PrefillOutput
 from specsim.correctness.differential.budget import budget
-from specsim.correctness.differential.comparison import Comparison, Trio
-from specsim.correctness.differential.distribution import Law, rounding
+from specsim.correctness.differential.comparison import Comparison, Trio, present
+from specsim.correctness.differential.distribution import RowDistribution, rounding
 from specsim.correctness.differential.ranking import compare_drafts, compare_ranking, log_scores
 from specsim.correctness.differential.sampled import Names, compare_draws, log_noise
 from specsim.correctness.differential.scene import Scene
@@ -24,19 +24,19 @@ def compare_draft_input(
     prefix: str = "",
 ) -> None:
     """bonus: the root that the column has to hand on; root_len: its L. The first drafts are ranked by the logits of
-    exact's hidden, or drawn from their law.
+    exact's hidden, or drawn from their distribution.
     """
     state, one = states.fast, slice(request, request + 1)
     check.same(f"{prefix}bonus_tokens", torch.tensor(bonus, dtype=torch.int32), state.bonus_tokens[request])
     if state.topk_index.shape[1] == 0:
         return
-    check.close(f"{prefix}hidden", states.map(lambda state: state.hidden[request]))
+    check.close(f"{prefix}hidden", states.map(lambda state: present("hidden", state.hidden)[request]))
     logits = first_draft_logits(scene, request, states)
     if scene.config.is_sampled:
         tokens = states.map(lambda state: state.topk_index[request])
-        laws = states.map(lambda state: None if state.draft_prob is None else state.draft_prob[request])
+        distributions = states.map(lambda state: None if state.draft_prob is None else state.draft_prob[request])
         names = Names(root_len, 0, range(scene.config.topk))
-        compare_draws(scene, request, names, f"{prefix}topk_index", tokens, laws, logits, check)
+        compare_draws(scene, request, names, f"{prefix}topk_index", tokens, distributions, logits, check)
     else:
         tokens = states.map(lambda state: state.topk_index[one])
         compare_drafts(check, f"{prefix}topk_index", tokens, *logits, scene.draft_ids)
@@ -47,11 +47,13 @@ def compare_draft_input(
 def first_draft_logits(scene: Scene, request: int, states: Trio[DraftInput]) -> tuple[torch.Tensor, torch.Tensor]:
     """The logits [1, draft V] of a request's first drafts, the reference's and exact's."""
     pairs = zip(scene.columns[:2], states[:2], strict=True)
-    reference, exact = (column.engine.drafter.logits(state.hidden[request, None]) for column, state in pairs)
+    reference, exact = (
+        column.engine.drafter.logits(present("hidden", state.hidden)[request, None]) for column, state in pairs
+    )
     return reference, exact
 
 
-def prefill_laws(scene: Scene, prefill: PrefillInput) -> tuple[torch.Tensor, torch.Tensor]:
+def prefill_logits(scene: Scene, prefill: PrefillInput) -> tuple[torch.Tensor, torch.Tensor]:
     """The adjusted logits f64 [B, V] after each chunk, the reference's and exact's; their KV is written once more,
     with the same values.
     """
@@ -86,19 +88,21 @@ def compare_first_token(
 
     reference_V, exact_V = (adjusted[request] for adjusted in adjusted_BV)
     noise = max(budget(reference_V, exact_V, check.eps), rounding(exact_V))
-    law = Law(exact_V, scene.batch.sampling, request, noise)
+    distribution = RowDistribution(exact_V, scene.batch.sampling, request, noise)
     tokens = outputs.map(lambda output: int(output.next_tokens[request]))
     expected = tokens.reference if known < 0 else known
     is_token = tokens.fast == known if known >= 0 else 0 <= tokens.fast < len(exact_V)
     check.require("next_tokens", is_token, expected, tokens.fast)
-    if known < 0 and law.temperature == 0:
+    if known < 0 and distribution.temperature == 0:
         compare_ranking(check, "next_tokens", tokens.map(lambda token: [token]), reference_V, exact_V, noise)
     elif known < 0:
         names = (getattr(scene.batch, name)[request, None] for name in ("seeds", "request_ids", "seq_lens"))
-        law.compare_draw("next_tokens", law.prob(), float(first_uniforms(*names)[0]), tokens.fast, None)
+        distribution.compare_draw(
+            "next_tokens", distribution.prob(), float(first_uniforms(*names)[0]), tokens.fast, None
+        )
         check.decided(tokens.fast == tokens.exact == tokens.reference)
-    expected = torch.tensor(law.logprob(tokens.fast), dtype=torch.float64)
+    expected = torch.tensor(distribution.logprob(tokens.fast), dtype=torch.float64)
     found = outputs.fast.logprobs[request]
-    check.within("logprobs", expected, found, law.logprob_slack(noise))
+    check.within("logprobs", expected, found, distribution.logprob_slack(noise))
     error = abs(float(found.double() - expected))
     check.tally.max_logprob_error = max(check.tally.max_logprob_error, error)

@@ -32,24 +32,24 @@ REHEARSALS = 3
 
 
 def load_columns(
-    cell: Cell, pair, impl: str = "fast", dtype: str = "float32", device: str | None = None
+    cell: Cell, pair: Pair, impl: str = "fast", dtype: str = "float32", device: str | None = None
 ) -> Trio[Column]:
     """The three engines of a cell with their pools."""
     precision = getattr(torch, dtype)
+    options = replace(EngineOptions(), impl=impl, dtype=precision, device=device)
     if impl == "fast":
-        options = EngineOptions("fast", precision, device, cell.graph, cell.bucket)
-    else:
-        options = EngineOptions(impl, precision, device)
+        options = replace(options, graph=cell.graph, bucket=cell.bucket)
     last = load_column(cell, pair, options)
-    references = (load_column(cell, pair, EngineOptions(dtype=each)) for each in (precision, torch.float64))
-    return Trio(*references, last)
+    reference = load_column(cell, pair, EngineOptions(dtype=precision))
+    exact = load_column(cell, pair, EngineOptions(dtype=torch.float64))
+    return Trio(reference, exact, last)
 
 
 def load_column(cell: Cell, pair: Pair, options: EngineOptions) -> Column:
     """One engine of a cell with its pools."""
     longest = max(len(p) + s.max_new_tokens for p, s in zip(cell.prompts, cell.sampling, strict=True))
     engine = load_engine(pair, cell.config, options, grammars=cell.grammars)
-    num_slots = len(cell.prompts) * engine.config.reserved_columns(min(longest, engine.config.max_len))
+    num_slots = len(cell.prompts) * engine.config.reserved_columns(min(longest, engine.config.length_limit))
     pools = engine.make_pools(len(cell.prompts), num_slots)
     return Column(engine, pools, options.dtype, engine.device.type, pads=options.impl == "fast")
 
@@ -89,21 +89,24 @@ def check(
     )
 
 
-def rehearse(cell: Cell, pair, dtype: str) -> dict[str, float]:
+def rehearse(cell: Cell, pair: Pair, dtype: str) -> dict[str, float]:
     """Budgets of every field from reference columns whose weights lie a unit in the last place beside the pair's.
 
     How far such a column is from exact's is how far rounding carries in this cell: one reference alone may be right by
     luck. The column under test has no part in it.
     """
-    tally, cell, precision = Tally(is_rehearsal=True), replace(cell, rounds=2, is_idle_too=False), getattr(torch, dtype)
+    tally = Tally(is_rehearsal=True)
+    cell = replace(cell, rounds=2, is_idle_too=False)
+    precision = getattr(torch, dtype)
     for seed in range(REHEARSALS):
         settings = ((pair, precision), (pair, torch.float64), (moved(pair, seed), precision))
-        columns = Trio(*(load_column(cell, each, EngineOptions(dtype=kind)) for each, kind in settings))
+        reference, exact, last = (load_column(cell, each, EngineOptions(dtype=kind)) for each, kind in settings)
+        columns = Trio(reference, exact, last)
         Lockstep(cell, columns, draft_ids(pair), tally).run(pair)
     return tally.budgets
 
 
-def draft_ids(pair) -> torch.Tensor:
+def draft_ids(pair: Pair) -> torch.Tensor:
     """i64 [V]: the draft id of every target id, -1 for a token that the drafter cannot propose."""
     vocab_size, d2t = pair.target.config.vocab_size, pair.drafter and pair.drafter.tensors.get("d2t")
     if d2t is None:
@@ -152,7 +155,7 @@ def run_grid(
         required=required(cells, impl) if name != "one cell" else (),
         cells=(),
     )
-    done = _resumed(json_file, result) if resume else {}
+    done = _resumed(json_file, result) if resume and json_file is not None else {}
     results = list(done.values())
     left = [cell for cell in own if cell.id not in done]
     bar = tqdm(total=len(own), initial=len(own) - len(left), unit="cell", disable=None if progress else True)
@@ -166,15 +169,15 @@ def run_grid(
     return result
 
 
-def _checked(cells: Sequence[Cell], jobs: int, *column: str) -> Iterator[CellResult]:
+def _checked(cells: Sequence[Cell], jobs: int, impl: str, dtype: str, device: str) -> Iterator[CellResult]:
     """Results in the order in which they are there; a process has one thread of its own."""
     if jobs == 1 or len(cells) == 1:
-        yield from (check(cell, *column) for cell in cells)
+        yield from (check(cell, impl, dtype, device) for cell in cells)
         return
     # Not forked: a child may not use the parent's GPU.
     with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,)) as executor:
         try:
-            waiting = [executor.submit(check, cell, *column) for cell in cells]
+            waiting = [executor.submit(check, cell, impl, dtype, device) for cell in cells]
             yield from (done.result() for done in as_completed(waiting))
         finally:  # an error or an interruption does not wait for the rest of the grid
             executor.shutdown(cancel_futures=True)

@@ -115,7 +115,7 @@ def _crossed(covering: list[dict]) -> list[dict]:
     crossed = {}
     for *values, sampling in product(*(AXES[name] for name in CROSSED), ("greedy", "warm")):
         setting = {**dict(zip(CROSSED, values, strict=True)), "sampling": sampling}
-        width = _width(setting["topk"], setting["num_steps"], setting["num_draft_tokens"])
+        width = _width(setting)
         crossed.setdefault(tuple({**setting, "num_draft_tokens": width}.values()), setting)
     return [{**covering[place % len(covering)], **setting} for place, setting in enumerate(crossed.values())]
 
@@ -146,12 +146,13 @@ def cell_of(setting: Mapping[str, Any]) -> Cell:
 
 
 def one_cell(config: SpecConfig, temperature: float, pair: str, batch: int, mode: str, graph: str) -> Cell:
-    """A cell of one's own setting."""
+    """Make a cell of any setting."""
     sampling = SamplingParams(temperature=temperature)
     if batch < 1:
         raise InputError("batch", batch, "at least 1")
     limited = tuple(replace(sampling, max_new_tokens=(12, 4, 9)[place % 3], seed=place) for place in range(batch))
-    return Cell("one cell", pair, _prompts(config.page_size, batch), limited, config, mode, graph)
+    cell = Cell("one cell", pair, _prompts(config.page_size, batch), limited, config)
+    return replace(cell, mode=mode, graph=graph)
 
 
 def _label(name: str, value: Any) -> str:
@@ -161,16 +162,21 @@ def _label(name: str, value: Any) -> str:
 
 
 def _config(values: Mapping[str, Any], longest: int) -> SpecConfig:
-    topk, steps, verifier = values["topk"], values["num_steps"], values["verifier"]
+    topk = values["topk"]
+    steps = values["num_steps"]
+    verifier = values["verifier"]
     names = ("page_size", "draft_kv", "extend", "release", "score", "penalties", "threshold_single", "threshold_acc")
     max_len = longest + ROOM if values["max_len"] == "near" else None
-    width = 1 + topk * steps if verifier == "multi_round" else _width(topk, steps, values["num_draft_tokens"])
+    width = 1 + topk * steps if verifier == "multi_round" else _width(values)
     return SpecConfig(topk, steps, width, verifier=verifier, **{name: values[name] for name in names}, max_len=max_len)
 
 
-def _width(topk: int, num_steps: int, asked: int | str) -> int:
-    most = min(MOST_NODES, 1 + topk + (num_steps - 1) * topk**2)
-    return num_steps + 1 if topk == 1 else most if asked == "most" else min(asked, most)
+def _width(values: Mapping[str, Any]) -> int:
+    topk = values["topk"]
+    steps = values["num_steps"]
+    most = min(MOST_NODES, 1 + topk + (steps - 1) * topk**2)
+    width = most if values["num_draft_tokens"] == "most" else min(values["num_draft_tokens"], most)
+    return steps + 1 if topk == 1 else width
 
 
 def _prompts(page_size: int, batch: int) -> tuple[tuple[int, ...], ...]:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from specsim.core.errors import InputError
-from specsim.core.phases import Batch, PrefillInput, State
+from specsim.core.pair import Pair
+from specsim.core.phases import Batch, PrefillInput, PrefillOutput, State
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.comparison import Tally, Trio
 from specsim.correctness.differential.divergence import Divergence, Mismatch
@@ -48,7 +49,7 @@ class Lockstep:
     round: int = 0
     shown: tuple[Any, Any] = (None, None)
 
-    def run(self, pair) -> None:
+    def run(self, pair: Pair) -> None:
         """Prefill, then rounds until every request has finished or the cell ends; the first divergence ends it too."""
         config = self.columns.reference.engine.config
         cell, limit = self.cell, config.max_len
@@ -146,6 +147,7 @@ class Lockstep:
     def _prefill(self, requests: list[Request]) -> Batch:
         """Every prompt in as many parts as the cell says, over pools that hold no numbers yet."""
         lengths = [len(request.prompt_ids) for request in requests]
+        rows: list[int] = []
         for column in self.columns:
             _fill_with_nan(column)
             rows = [column.pools.open() for _ in requests]
@@ -156,14 +158,12 @@ class Lockstep:
         ids, params = [request.request_id for request in requests], [request.params for request in requests]
         vocab_size = self.columns.reference.engine.target.config.vocab_size
         batch = Batch.of(ids, rows, lengths, params, vocab_size)
-        for part in range(self.cell.chunks):
-            if self.cell.mode == "lockstep" and part:
+        prompts = [request.prompt_ids for request in requests]
+        for part in range(self.cell.chunks - 1):
+            self._prefill_part(prompts, part, batch)
+            if self.cell.mode == "lockstep":
                 self._hand_over()
-            prefill = _part([request.prompt_ids for request in requests], part, self.cell.chunks)
-            for column in self.columns:
-                column.state = prefill.to(column.device)
-            ends = prefill.start_lens + prefill.row_starts.diff()
-            output = self._step(("prefill",), replace(batch, seq_lens=ends))["prefill"].reference
+        output = self._prefill_part(prompts, self.cell.chunks - 1, batch)
         for request, token, logprob in zip(
             requests, output.next_tokens.tolist(), output.logprobs.tolist(), strict=True
         ):
@@ -171,6 +171,13 @@ class Lockstep:
         if self.left_out:
             self._hand_over()
         return batch
+
+    def _prefill_part(self, prompts: list[list[int]], part: int, batch: Batch) -> PrefillOutput:
+        prefill = _part(prompts, part, self.cell.chunks)
+        for column in self.columns:
+            column.state = prefill.to(column.device)
+        ends = prefill.start_lens + prefill.row_starts.diff()
+        return self._step(("prefill",), replace(batch, seq_lens=ends))["prefill"].reference
 
     def _drop_finished(self, running: list[Request], batch: Batch) -> tuple[list[Request], Batch]:
         """As in generation; every column closes the same rows."""
@@ -226,7 +233,7 @@ def _part(prompts: list[list[int]], part: int, chunks: int) -> PrefillInput:
 def _same_bits(first: Any, second: Any) -> bool:
     """Whether two states hold the same, not-a-numbers included."""
     if isinstance(first, State):
-        return all(_same_bits(getattr(first, each.name), getattr(second, each.name)) for each in fields(first))
+        return all(_same_bits(getattr(first, each.name), getattr(second, each.name)) for each in fields(first))  # pyright: ignore[reportArgumentType]  # every State is a dataclass
     if isinstance(first, tuple):
         return all(map(_same_bits, first, second))
     return first is second if first is None else torch.equal(_bytes(first), _bytes(second))

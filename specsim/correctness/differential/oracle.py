@@ -1,17 +1,23 @@
 """The reference against the oracle, end to end: what both columns share cannot be seen by comparing them."""
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from specsim.core.engine_options import EngineOptions
+from specsim.core.pair import Pair
 from specsim.core.uniforms import Stream, gumbel_noise, named_uniforms, seed_bits
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.divergence import Divergence
 from specsim.serving.generation import generate
 
+if TYPE_CHECKING:
+    from specsim.reference.oracle import Draws
+
 ALLOWED = 2e-6  # logprobs are kept in float32
 
 
-def compare_with_oracle(cell: Cell, pair) -> list[Divergence]:
+def compare_with_oracle(cell: Cell, pair: Pair) -> list[Divergence]:
     """Tokens, finish reasons, counters and logprobs of every request, in float64 from the same uniforms."""
     from specsim.reference import oracle
 
@@ -38,7 +44,7 @@ def compare_with_oracle(cell: Cell, pair) -> list[Divergence]:
     return divergences
 
 
-def draws(seed: int, request_id: int, vocab_size: int):
+def draws(seed: int, request_id: int, vocab_size: int) -> "Draws":
     """What the engines draw for a request, as the oracle asks for it."""
     from specsim.reference.oracle import Draws
 

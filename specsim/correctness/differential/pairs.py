@@ -1,11 +1,12 @@
 """The pairs of the differential, by name: small random ones, and the shipped one."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from specsim.core.errors import InputError
-from specsim.core.pair import Pair
+from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
 from specsim.models.load import load
 from specsim.models.synthetic_pair import synthetic_pair
 
@@ -34,7 +35,7 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
 
 def rounded(pair: Pair, dtype: torch.dtype) -> Pair:
     """The pair with its weights as dtype holds them."""
-    return replace(pair, target=_rounded(pair.target, dtype), drafter=_rounded(pair.drafter, dtype))
+    return _changed(pair, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
 
 def moved(pair: Pair, seed: int) -> Pair:
@@ -48,25 +49,28 @@ def moved(pair: Pair, seed: int) -> Pair:
         towards = towards[torch.randint(3, tensor.shape, generator=generator)]
         return torch.where(towards.isnan(), tensor, torch.nextafter(tensor, towards))
 
-    def checkpoint(each):
-        return replace(each, tensors={name: beside(tensor) for name, tensor in each.tensors.items()})
-
-    return replace(pair, target=checkpoint(pair.target), drafter=checkpoint(pair.drafter))
+    return _changed(pair, beside)
 
 
 def _with_twins(pair: Pair) -> Pair:
-    def doubled(checkpoint):
-        head = checkpoint.tensors.get("lm_head.weight")
-        if head is None:
-            return checkpoint
-        twins = head[torch.arange(len(head)) // 2 * 2]
-        return replace(checkpoint, tensors={**checkpoint.tensors, "lm_head.weight": twins})
+    head = pair.target.tensors["lm_head.weight"]
+    target = replace(pair.target, tensors={**pair.target.tensors, "lm_head.weight": _twins(head)})
+    drafter = pair.drafter
+    if drafter is not None and "lm_head.weight" in drafter.tensors:
+        tensors = {**drafter.tensors, "lm_head.weight": _twins(drafter.tensors["lm_head.weight"])}
+        drafter = replace(drafter, tensors=tensors)
+    return replace(pair, target=target, drafter=drafter)
 
-    return replace(pair, target=doubled(pair.target), drafter=doubled(pair.drafter))
+
+def _twins(head: torch.Tensor) -> torch.Tensor:
+    return head[torch.arange(len(head)) // 2 * 2]
 
 
-def _rounded(checkpoint, dtype: torch.dtype):
-    tensors = {
-        name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in checkpoint.tensors.items()
-    }
-    return replace(checkpoint, tensors=tensors)
+def _changed(pair: Pair, change: Callable[[torch.Tensor], torch.Tensor]) -> Pair:
+    """The pair with every tensor changed."""
+
+    def tensors(each: TargetCheckpoint | DrafterCheckpoint) -> dict[str, torch.Tensor]:
+        return {name: change(tensor) for name, tensor in each.tensors.items()}
+
+    target = replace(pair.target, tensors=tensors(pair.target))
+    return replace(pair, target=target, drafter=pair.drafter and replace(pair.drafter, tensors=tensors(pair.drafter)))

@@ -1,6 +1,6 @@
 """Comparing what one step left, phase by phase and request by request."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from specsim.correctness.differential.comparison import Comparison, Trio
 from specsim.correctness.differential.coverage import note_round
 from specsim.correctness.differential.divergence import Mismatch, Undecidable
 from specsim.correctness.differential.draft import compare_candidates, compare_selection, compare_tree
-from specsim.correctness.differential.draft_input import compare_draft_input, compare_first_token, prefill_laws
+from specsim.correctness.differential.draft_input import compare_draft_input, compare_first_token, prefill_logits
 from specsim.correctness.differential.scene import Scene
 from specsim.correctness.differential.slots import (
     column_slots,
@@ -26,24 +26,24 @@ from specsim.correctness.differential.verify import (
     compare_logits,
     compare_verdict,
     compare_walk,
-    own_laws,
+    own_distributions,
 )
 
 BY_ROW = frozenset(f"draft_extend_input.{name}" for name in ("input_ids", "positions", "cache_locations", "hidden"))
+Outputs = dict[str, Trio[Any]]  # by phase
 Found = tuple[str, int | None, Mismatch]
 
 
-def compare_step(
-    scene: Scene, entered: Trio[Any], outputs: dict[str, Trio[Any]], left_out: set[int]
-) -> Iterator[Found]:
+def compare_step(scene: Scene, entered: Trio[Any], outputs: Outputs, left_out: set[int]) -> Iterator[Found]:
     """Every request's first difference, (phase, place in the batch or None, what).
 
     entered: the states that the step started from. outputs: what each of its phases left, on the host. left_out: whom
     rounding has parted from the reference; those are not compared, and those that join them are added.
     """
-    was_apart, wrong = set(left_out), set()
+    was_apart = set(left_out)
+    wrong = set()
+    check = Comparison(scene.tally, scene.eps)
     for phase, states in outputs.items():
-        check = Comparison(scene.tally, scene.eps)
         compare = _COMPARED[phase](scene, entered, outputs, check)
         if found := _failed(check.layout, "", states.reference, states.fast, BY_ROW):
             yield phase, None, found
@@ -62,15 +62,16 @@ def compare_step(
             except Mismatch as found:
                 wrong.add(request)
                 yield phase, request, found
+    last = [*outputs][-1]
     if found := _failed(compare_tables, scene, left_out | wrong, check):
-        yield phase, None, found
+        yield last, None, found
     if not was_apart and (
         found := _failed(compare_untouched, scene, _written(scene, entered, outputs, left_out), check)
     ):
-        yield phase, None, found
+        yield last, None, found
 
 
-def _failed(compare, *arguments) -> Mismatch | None:
+def _failed(compare: Callable[..., None], *arguments: Any) -> Mismatch | None:
     try:
         compare(*arguments)
     except Mismatch as found:
@@ -78,9 +79,9 @@ def _failed(compare, *arguments) -> Mismatch | None:
     return None
 
 
-def _prefill(scene: Scene, entered, outputs, check: Comparison):
+def _prefill(scene: Scene, entered: Trio[Any], outputs: Outputs, check: Comparison) -> Callable[[int], None]:
     prefill, states = entered.reference, outputs["prefill"]
-    adjusted = prefill_laws(scene, prefill)
+    adjusted = prefill_logits(scene, prefill)
     known = prefill.next_tokens.tolist()
 
     def compare(request: int) -> None:
@@ -94,7 +95,7 @@ def _prefill(scene: Scene, entered, outputs, check: Comparison):
     return compare
 
 
-def _draft(scene: Scene, entered, outputs, check: Comparison):
+def _draft(scene: Scene, entered: Trio[Any], outputs: Outputs, check: Comparison) -> Callable[[int], None]:
     """The lanes' KV can be seen only where the step ends here: draft-extend writes over it."""
     trees, is_last = outputs["draft"], len(outputs) == 1
     slots = lane_slots(scene) if is_last and scene.pools.reference.draft is not None else None
@@ -113,16 +114,16 @@ def _draft(scene: Scene, entered, outputs, check: Comparison):
     return compare
 
 
-def _verify(scene: Scene, entered, outputs, check: Comparison):
+def _verify(scene: Scene, entered: Trio[Any], outputs: Outputs, check: Comparison) -> Callable[[int], None]:
     states = outputs["verify"]
     seen = outputs.get("draft", entered)
     tree, own_prob = seen.reference, seen.fast.draft_prob
-    grown, laws = own_laws(scene, tree, states.fast.target_logits)
+    grown, distributions = own_distributions(scene, tree, states.fast.target_logits)
 
     def compare(request: int) -> None:
         compare_logits(scene, request, tree, states, check)
         draft_prob = None if own_prob is None else own_prob[request].cpu()
-        compare_walk(scene, request, grown[request], laws[request], states, check, draft_prob)
+        compare_walk(scene, request, grown[request], distributions[request], states, check, draft_prob)
         compare_verdict(scene, request, states, check)
         compare_extend_input(request, states, check)
         length = scene.place(request)[1] + int(states.reference.verdict.num_accepted_tokens[request])
@@ -132,7 +133,7 @@ def _verify(scene: Scene, entered, outputs, check: Comparison):
     return compare
 
 
-def _draft_extend(scene: Scene, entered, outputs, check: Comparison):
+def _draft_extend(scene: Scene, entered: Trio[Any], outputs: Outputs, check: Comparison) -> Callable[[int], None]:
     states = outputs["draft_extend"]
     rows = outputs["verify"].reference.draft_extend_input if "verify" in outputs else entered.reference
 
@@ -147,7 +148,7 @@ def _draft_extend(scene: Scene, entered, outputs, check: Comparison):
 _COMPARED = {"prefill": _prefill, "draft": _draft, "verify": _verify, "draft_extend": _draft_extend}
 
 
-def _written(scene: Scene, entered, outputs, left_out: set[int]) -> dict[str, list[torch.Tensor]]:
+def _written(scene: Scene, entered: Trio[Any], outputs: Outputs, left_out: set[int]) -> dict[str, list[torch.Tensor]]:
     """By buffer the slots that the step may write; of a request that was left out, all that its phase ever may."""
     target, draft = [], []
     config, requests = scene.config, range(scene.batch.size)

@@ -24,7 +24,7 @@ def lane_slots(scene: Scene) -> list[torch.Tensor]:
     own_lanes(books, scene.batch.req_pool_indices.tolist(), scene.batch.seq_lens.tolist(), config)
     slots = []
     for row, length in scene.batch.rows_and_lens:
-        steps = max(0, min(config.num_steps - 1, config.max_len - length))
+        steps = max(0, min(config.num_steps - 1, scene.config.length_limit - length))
         lanes, tails = lane_columns(length, config)[:, :steps], tail_columns(length, config)[1:]
         slots.append(books.slots(row, torch.cat([lanes.flatten(), tails.flatten()])))
     return slots
@@ -87,7 +87,8 @@ def _changed(before: KVBuffer, after: KVBuffer) -> torch.Tensor:
     """bool [slots]: whether any bit of a slot differs; not-a-numbers are compared as bits too."""
     bits = _BITS[before.keys.itemsize]
     pairs = ((before.keys, after.keys), (before.values, after.values))
-    return sum((old.view(bits) != new.view(bits)).any(-1).any(-1).any(0) for old, new in pairs).bool().cpu()
+    keys, values = ((old.view(bits) != new.view(bits)).any(-1).any(-1).any(0) for old, new in pairs)
+    return (keys | values).cpu()
 
 
 def _owner(scene: Scene, slot: int) -> str:
@@ -111,7 +112,7 @@ def compare_tables(scene: Scene, left_out: set[int], check: Comparison) -> None:
         check.require("page books", *compare_books(pools.reference, pools.fast))
 
 
-def compare_books(reference: KVPool, fast: KVPool) -> tuple[bool, object, object]:
+def compare_books(reference: KVPool, fast: KVPool) -> tuple[bool, dict[str, int], dict[str, int] | str]:
     """(whether every page is accounted for as in the reference, what the reference's audit says, what fast's does)."""
     expected = reference.audit()
     try:

@@ -1,37 +1,38 @@
-"""The verify phase: the target's logits by budget, and the walk from the column's own logits.
+"""The verify phase: the target's logits by budget, and the walk from the implementation's own logits.
 
-A column that shows logits within the budget and follows the law from *them* is right, whatever it chose. So a choice is
-never excused by the precision of the model, only by that of the law's float32 arithmetic.
+An implementation whose logits are within the budget and whose choices follow from *them* is right, whatever it chose.
+So a choice is never excused by the precision of the model, only by that of float32 arithmetic on probabilities.
 """
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 
 from specsim.core.grammar import allowed_trees, stacked
 from specsim.core.phases import VerifyInput, VerifyOutput
 from specsim.correctness.differential.comparison import Comparison, Trio
-from specsim.correctness.differential.distribution import Law
+from specsim.correctness.differential.distribution import RowDistribution
 from specsim.correctness.differential.divergence import Mismatch
 from specsim.correctness.differential.sampled_verify import compare_accepted
 from specsim.correctness.differential.scene import Scene
+
+if TYPE_CHECKING:
+    from specsim.reference.request_tree import Tree
 
 COUNTERS = ("num_accepted_drafts", "num_accepted_tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """What the fast column's own logits make of one request's tree, node by node.
+    """The walk through one request's tree that the fast implementation reports."""
 
-    uniforms: one a depth; nodes: the path that the column says it took.
-    """
-
-    tree: object
-    laws: tuple[Law, ...]
-    uniforms: tuple[float, ...]
+    tree: "Tree"
+    distributions: tuple[RowDistribution, ...]
+    uniforms: tuple[float, ...]  # one for each depth
     final_uniform: float
-    nodes: tuple[int, ...]
+    nodes: tuple[int, ...]  # the reported path
 
     def children(self, depth: int) -> list[int]:
         """Children of the path's node at a depth that may be accepted at all."""
@@ -41,23 +42,27 @@ class Walk:
         return self.nodes[depth + 1] if depth + 1 < len(self.nodes) else None
 
 
-def own_laws(scene: Scene, verify_input: VerifyInput, logits_RV: torch.Tensor) -> tuple[list, list[tuple[Law, ...]]]:
-    """The trees of all requests, and the law of each of their nodes from these logits [B·N, V]."""
+def own_distributions(
+    scene: Scene, verify_input: VerifyInput, logits_RV: torch.Tensor
+) -> tuple[list, list[tuple[RowDistribution, ...]]]:
+    """The trees of all requests, and the distribution of each of their nodes from these logits [B·N, V]."""
     from specsim.reference.verify import node_logits, trees
 
-    grown = trees(scene.batch, verify_input, scene.config.max_len)
+    grown = trees(scene.batch, verify_input, scene.config.length_limit)
     logits_BNV = logits_RV.unflatten(0, verify_input.draft_tokens.shape)
     batch, pools, grammars = scene.batch, scene.pools.reference, scene.columns.reference.engine.grammars
     allowed_BNV = stacked(allowed_trees(batch, verify_input, pools, grammars), batch.size)
     adjusted_BNV = node_logits(batch, verify_input, logits_RV, scene.config, pools, allowed_BNV)
     sampling = scene.batch.sampling
     return grown, [
-        tuple(Law.of_own_logits(*rows, sampling, request) for rows in zip(raw_NV, adjusted_NV, strict=True))
+        tuple(RowDistribution.of_own_logits(*rows, sampling, request) for rows in zip(raw_NV, adjusted_NV, strict=True))
         for request, (raw_NV, adjusted_NV) in enumerate(zip(logits_BNV, adjusted_BNV, strict=True))
     ]
 
 
-def compare_logits(scene: Scene, request: int, tree: VerifyInput, outputs: Trio[VerifyOutput], check) -> None:
+def compare_logits(
+    scene: Scene, request: int, tree: VerifyInput, outputs: Trio[VerifyOutput], check: Comparison
+) -> None:
     """Rows of the target; a node at or beyond max_len has no slot, and its logits mean nothing."""
     rows = _rows(scene, request)
     live = tree.cache_locations[rows] >= 0
@@ -67,36 +72,39 @@ def compare_logits(scene: Scene, request: int, tree: VerifyInput, outputs: Trio[
 def compare_walk(
     scene: Scene,
     request: int,
-    tree,
-    laws: tuple[Law, ...],
+    tree: "Tree",
+    distributions: tuple[RowDistribution, ...],
     outputs: Trio[VerifyOutput],
     check: Comparison,
     draft_prob_MV: torch.Tensor | None = None,
 ) -> None:
-    """Path, tokens, counters and logprobs, as they follow from the column's own logits, and from its draft laws where
-    the verifier reads them.
+    """Compare path, tokens, counters and logprobs with those that follow from the implementation's own logits.
+
+    draft_prob_MV: its draft distributions, where the verifier reads them.
     """
     from specsim.core.uniforms import accept_uniforms, final_uniforms
 
-    names = tuple(getattr(scene.batch, name)[request, None] for name in ("seeds", "request_ids", "seq_lens"))
-    uniforms = tuple(accept_uniforms(*names, scene.config.num_steps)[0].tolist())
+    seeds = scene.batch.seeds[request, None]
+    ids = scene.batch.request_ids[request, None]
+    lens = scene.batch.seq_lens[request, None]
+    uniforms = tuple(accept_uniforms(seeds, ids, lens, scene.config.num_steps)[0].tolist())
     nodes = _path(scene, request, tree, outputs, check)
-    walk = Walk(tree, laws, uniforms, float(final_uniforms(*names)[0]), nodes)
+    walk = Walk(tree, distributions, uniforms, float(final_uniforms(seeds, ids, lens)[0]), nodes)
     tokens = [tree.tokens[node] for node in nodes[1:]]
     predict = outputs.fast.verdict.predict[_rows(scene, request)]
     bonus = int(predict[nodes[-1]])
     expected = torch.full_like(predict, -1)
     expected[list(nodes)] = torch.tensor([*tokens, bonus], dtype=predict.dtype)
-    by_step = laws[0].temperature == 0 or scene.config.verifier == "target_only"
-    choose = _compare_greedy if laws[0].temperature == 0 else _compare_sampled
+    by_step = distributions[0].temperature == 0 or scene.config.verifier == "target_only"
+    choose = _compare_greedy if distributions[0].temperature == 0 else _compare_sampled
     for depth, token in enumerate([*tokens, bonus]):
-        if not 0 <= token < len(laws[0].adjusted_V):
+        if not 0 <= token < len(distributions[0].adjusted_V):
             raise Mismatch(
                 "predict", int(outputs.reference.verdict.predict[_rows(scene, request)][nodes[depth]]), token
             )
         check.tally.decisions += choose(scene, walk, depth, token) if by_step else 0
     if not by_step:
-        check.tally.decisions += compare_accepted(scene, request, tree, laws, draft_prob_MV, nodes, bonus)
+        check.tally.decisions += compare_accepted(scene, request, tree, distributions, draft_prob_MV, nodes, bonus)
     check.same("predict", expected, predict)
     for name, count in zip(COUNTERS, (len(nodes) - 1, len(nodes)), strict=True):
         check.same(name, torch.tensor(count, dtype=torch.int32), getattr(outputs.fast.verdict, name)[request])
@@ -108,7 +116,7 @@ def _rows(scene: Scene, request: int) -> slice:
     return slice(request * num_nodes, (request + 1) * num_nodes)
 
 
-def _path(scene: Scene, request: int, tree, outputs: Trio[VerifyOutput], check: Comparison) -> tuple[int, ...]:
+def _path(scene: Scene, request: int, tree: "Tree", outputs: Trio[VerifyOutput], check: Comparison) -> tuple[int, ...]:
     """The path in accept_index, if it is one: from the root, child by child, no deeper than is allowed, then -1."""
     row, first = outputs.fast.verdict.accept_index[request].tolist(), _rows(scene, request).start
     path = tuple(node - first for node in row if node != -1)
@@ -121,11 +129,11 @@ def _path(scene: Scene, request: int, tree, outputs: Trio[VerifyOutput], check: 
     return path
 
 
-def _compare_greedy(scene: Scene, walk: Walk, depth: int, token: int) -> int:
+def _compare_greedy(_scene: Scene, walk: Walk, depth: int, token: int) -> int:
     """The argmax, and if a child holds it the walk goes there. Returns the number of choices."""
     node, accepted = walk.nodes[depth], walk.accepted(depth)
     name = "predict" if accepted is None else "accept_index"
-    walk.laws[node].compare_argmax(name, token, node)
+    walk.distributions[node].compare_argmax(name, token, node)
     holds = next((child for child in walk.children(depth) if walk.tree.tokens[child] == token), None)
     if holds != accepted:
         raise Mismatch("accept_index", holds, accepted, node)
@@ -135,19 +143,19 @@ def _compare_greedy(scene: Scene, walk: Walk, depth: int, token: int) -> int:
 def _compare_sampled(scene: Scene, walk: Walk, depth: int, token: int) -> int:
     """Every child's uniform in turn, then the draw from what is left. Returns the number of choices."""
     node, accepted, children = walk.nodes[depth], walk.accepted(depth), walk.children(depth)
-    law, threshold = walk.laws[node], max(scene.config.threshold_acc, 1e-9)
-    prob_V, accumulated = law.prob(), 0.0
+    distribution, threshold = walk.distributions[node], max(scene.config.threshold_acc, 1e-9)
+    prob_V, accumulated = distribution.prob(), 0.0
     weight_V = prob_V.clone()
     for choices, child in enumerate(children, start=1):
         child_prob = float(prob_V[walk.tree.tokens[child]])
         accumulated += child_prob
         short = min(walk.uniforms[depth] * threshold - accumulated, scene.config.threshold_single - child_prob)
-        if short > law.slack if child == accepted else short < -law.slack:
-            law.deny("accept_index", child if short <= 0 else None, accepted, node)
+        if short > distribution.slack if child == accepted else short < -distribution.slack:
+            distribution.deny("accept_index", child if short <= 0 else None, accepted, node)
         if child == accepted:
             return choices
         weight_V[walk.tree.tokens[child]] = 0.0
-    law.compare_draw("predict", weight_V if weight_V.sum() > 0 else prob_V, walk.final_uniform, token, node)
+    distribution.compare_draw("predict", weight_V if weight_V.sum() > 0 else prob_V, walk.final_uniform, token, node)
     return len(children) + 1
 
 
@@ -158,8 +166,8 @@ def _compare_logprobs(
     fast = outputs.fast.verdict.logprobs[request]
     expected = torch.zeros(len(fast), dtype=torch.float64)
     pairs = list(zip(walk.nodes, tokens, strict=True))
-    expected[: len(pairs)] = torch.tensor([walk.laws[node].logprob(token) for node, token in pairs])
-    allowed = max(walk.laws[node].logprob_slack(walk.laws[node].noise) for node, _ in pairs)
+    expected[: len(pairs)] = torch.tensor([walk.distributions[node].logprob(token) for node, token in pairs])
+    allowed = max(walk.distributions[node].logprob_slack(walk.distributions[node].noise) for node, _ in pairs)
     check.within("logprobs", expected, fast, allowed)
 
 
