@@ -1,10 +1,21 @@
-"""Reading memory and nothing else, to know how fast this device can."""
+"""A kernel that only reads memory, to measure the read bandwidth of a device."""
+
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-TILES = ((1024, 8, 4), (2048, 4, 8), (4096, 4, 8), (4096, 8, 16))  # numbers of a tile, tiles of a program, warps
+
+class Tiling(NamedTuple):
+    """Work of a program."""
+
+    tile: int  # numbers
+    tiles: int
+    warps: int
+
+
+TILINGS = (Tiling(1024, 8, 4), Tiling(2048, 4, 8), Tiling(4096, 4, 8), Tiling(4096, 8, 16))
 
 
 @triton.jit
@@ -16,9 +27,10 @@ def _sum_kernel(out_ptr, numbers_ptr, TILE: tl.constexpr, TILES_OF_PROGRAM: tl.c
     tl.store(out_ptr + tl.program_id(0), tl.sum(total, axis=0))
 
 
-def partial_sums(numbers: torch.Tensor, tile: int, tiles: int, warps: int) -> torch.Tensor:
-    """Sums, modulo 2³², of tile · tiles i32 numbers each; they have to divide the tensor."""
-    programs = numbers.numel() // (tile * tiles)
+def partial_sums(numbers: torch.Tensor, tiling: Tiling) -> torch.Tensor:
+    """Sum, modulo 2³², tile · tiles i32 numbers each; they have to divide the tensor."""
+    programs = numbers.numel() // (tiling.tile * tiling.tiles)
     out = torch.empty(programs, dtype=torch.int32, device=numbers.device)
-    _sum_kernel[(programs,)](out, numbers, TILE=tile, TILES_OF_PROGRAM=tiles, num_warps=warps)
+    options: dict[str, Any] = {"TILE": tiling.tile, "TILES_OF_PROGRAM": tiling.tiles, "num_warps": tiling.warps}
+    _sum_kernel[(programs,)](out_ptr=out, numbers_ptr=numbers, **options)
     return out

@@ -91,7 +91,7 @@ def _row(name: str, pair: Pair, prompt: Sequence[int], count: int, dtype: torch.
 class Ours:
     """Generation on one server, whose graphs the first request records."""
 
-    def __init__(self, pair: Pair, config: SpecConfig, prompt: Sequence[int], count: int, dtype: torch.dtype):
+    def __init__(self, pair: Pair, config: SpecConfig, prompt: Sequence[int], count: int, dtype: torch.dtype) -> None:
         self._pair = replace(pair, drafter=None) if config.is_plain else pair
         engine = load_engine(self._pair, config, EngineOptions("fast", dtype, "cuda", "round", 1))
         self._prompt, self._params = list(prompt), SamplingParams(max_new_tokens=count, ignore_eos=True)
@@ -110,11 +110,11 @@ class Ours:
 class Peer:
     """transformers' model of the same tensors, and its first layer alone under the same head."""
 
-    def __init__(self, pair: Pair, prompt: Sequence[int], count: int, dtype: torch.dtype, device: str = "cuda"):
+    def __init__(self, pair: Pair, prompt: Sequence[int], count: int, dtype: torch.dtype, device: str = "cuda") -> None:
         self._ids, self._count = torch.tensor([list(prompt)], device=device), count
         self.model, self.first_layer = (_causal_model(pair, dtype, device, layers) for layers in (None, 1))
 
-    def __call__(self, assistant: Any = None, **options) -> list[int]:
+    def __call__(self, assistant: Any = None, **options: Any) -> list[int]:
         if assistant is not None:
             given = assistant.generation_config
             given.num_assistant_tokens, given.num_assistant_tokens_schedule = NUM_DRAFTS, "constant"

@@ -1,8 +1,10 @@
-"""What is left of a round beside the model and the vocabulary: trees, the walk, the commit, what draft-extend reads."""
+"""Operations of a round beside the model and the vocabulary: tree, walk, commit, preparation of draft-extend."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -14,33 +16,35 @@ from specsim.bench.round_checks import tensors_of
 from specsim.bench.row import OURS, Asked, Check, Row
 from specsim.bench.verify_checks import judge_verdict
 from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.phases import Batch, Candidates, Verdict, VerifyInput
+from specsim.core.phases import Batch, Candidates, DraftExtendInput, Verdict, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
+from specsim.core.state import State
 from specsim.core.target import ModelConfig
 
 REQUESTS, SEQ_LEN, VOCAB_SIZE = 32, 1024, 64
+
 CONFIG = SpecConfig(topk=8, num_steps=6, num_draft_tokens=64, max_len=2048)
 MOST_US = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A round whose model has just run. expected: the tree by the reference; verdict: of the fast column's walk."""
+    """A round whose target forward has just run."""
 
     batch: Batch
     pools: KVPool
     candidates: Candidates
     bonus_tokens: torch.Tensor
     locations: torch.Tensor
-    expected: VerifyInput
+    expected: VerifyInput  # the tree by the reference
     verify_input: VerifyInput
     logits: torch.Tensor
     features: torch.Tensor
-    verdict: Verdict
+    verdict: Verdict  # of the fast implementation's walk
 
 
 def make_round(model: ModelConfig, num_features: int, device: str = "cuda") -> Round:
-    """REQUESTS requests of SEQ_LEN tokens with KV of the model's shape; the target agrees with many drafts.
+    """Make REQUESTS requests of SEQ_LEN tokens with KV of the model's shape; the target agrees with many drafts.
 
     Verification has a vocabulary of VOCAB_SIZE tokens, so that what is timed of it is the walk and no pass.
     """
@@ -52,7 +56,7 @@ def make_round(model: ModelConfig, num_features: int, device: str = "cuda") -> R
     kv = KVBuffer(model.kv_layout, REQUESTS * reserved, torch.bfloat16, device)
     kv.keys.normal_()
     kv.values.normal_()
-    pools = KVPool(kv, None, CONFIG.page_size, REQUESTS, CONFIG.reserved_columns(CONFIG.max_len))
+    pools = KVPool(kv, None, CONFIG.page_size, REQUESTS, CONFIG.reserved_columns(CONFIG.length_limit))
     pools.token_ids.zero_()
     rows = [pools.open() for _ in range(REQUESTS)]
     for row in rows:
@@ -76,7 +80,7 @@ def make_round(model: ModelConfig, num_features: int, device: str = "cuda") -> R
 
 
 def _candidates(generator: torch.Generator) -> Candidates:
-    """What a drafter proposes whose every row ranks its tokens at random."""
+    """Make the candidates of a drafter that ranks tokens at random."""
     from specsim.reference.drafting import child_scores, parent_ids, root_scores
     from specsim.reference.sampling import topk
 
@@ -101,38 +105,50 @@ def _candidates(generator: torch.Generator) -> Candidates:
 
 
 def bookkeeping_rows(model: ModelConfig, num_features: int, ceilings: Ceilings) -> Iterator[Row]:
-    """Each piece, then all of them one after the other."""
+    """Time each piece, then all of them one after the other."""
     case = make_round(model, num_features)
     accepted = float(case.verdict.num_accepted_drafts.float().mean())
     setting = {"requests": REQUESTS, "nodes": CONFIG.num_draft_tokens, "L": SEQ_LEN}
     notes = [f"{accepted:.1f} drafts accepted a request", "inputs lie in the L2 cache, as they do in a round"]
-    checks, runs, total = [], [], Floor(())
-    for name, run, judge, floor in _pieces(case):
-        judged = _once(judge)
+    checks: list[Callable[[Any], Check]] = []
+    runs: list[Callable[[int], Any]] = []
+    total = Floor(())
+    for piece in _pieces(case):
+        judged = _once(piece.judge)
         checks.append(judged)
-        runs.append(run)
-        total += floor
-        yield contest(name, setting, [Contender(OURS, run, judged)], floor, ceilings, notes=notes)
+        runs.append(piece.run)
+        total += piece.floor
+        yield contest(piece.name, setting, [Contender(OURS, piece.run, judged)], piece.floor, ceilings, notes=notes)
 
     def everything(index: int) -> None:
         for run in runs:
             run(index)
 
-    def asks(times, floor, ceilings) -> list[Asked]:
+    def asks(times: Mapping[str, float], *_: Floor | Ceilings) -> list[Asked]:
         return [Asked("us in all", times[OURS], MOST_US)]
 
-    def judge(_) -> Check:
+    def judge(_: None) -> Check:
         return all_of("each of them, as above", *(judged(None) for judged in checks))
 
     name = "all that is neither model nor vocabulary"
     yield contest(name, setting, [Contender(OURS, everything, judge)], total, ceilings, asks=asks, notes=notes)
 
 
-def _once(judge: Callable) -> Callable:
-    """A judge that judges what it is given first: a second run of a commit would find its own work."""
-    found = []
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One operation of a round."""
 
-    def judged(output) -> Check:
+    name: str
+    run: Callable[[int], Any]
+    judge: Callable[[Any], Check]  # of the first run's result
+    floor: Floor
+
+
+def _once(judge: Callable[[Any], Check]) -> Callable[[Any], Check]:
+    """Keep the first verdict of a judge: a second run of a commit would find its own work."""
+    found: list[Check] = []
+
+    def judged(output: Any) -> Check:
         if not found:
             found.append(judge(output))
         return found[0]
@@ -140,43 +156,45 @@ def _once(judge: Callable) -> Callable:
     return judged
 
 
-def _pieces(case: Round) -> Iterator[tuple[str, Callable, Callable, Floor]]:
-    """(name, run, judge, floor), in the order of a round; a piece is judged before the next one runs."""
+def _pieces(case: Round) -> Iterator[Piece]:
+    """Give the pieces in the order of a round; a piece is judged before the next one runs."""
     from specsim.fast import kv, tree
     from specsim.fast.extend import draft_extend_input
     from specsim.fast.verify import verify
 
-    batch, pools = case.batch, case.pools
+    batch = case.batch
+    pools = case.pools
 
-    def build(_) -> VerifyInput:
+    def build(_: int) -> VerifyInput:
         locations = kv.tree_locations(batch, CONFIG, pools)
         return tree.build(case.candidates, case.bonus_tokens, batch.seq_lens, locations, CONFIG)
 
-    yield "selection and tree", build, lambda found: _same("the reference's tree", found, case.expected), Floor(())
+    judge_tree = partial(_same, "the reference's tree", case.expected)
+    yield Piece("selection and tree", build, judge_tree, Floor(()))
 
-    def walk(_) -> Verdict:
+    def walk(_: int) -> Verdict:
         return verify(batch, case.verify_input, case.logits, CONFIG, pools)
 
     def judge_walk(found: Verdict) -> Check:
         given = batch, case.verify_input, case.logits, CONFIG, pools.token_ids
         return judge_verdict(*given, found, range(REQUESTS))
 
-    yield f"walk (verify, V={VOCAB_SIZE})", walk, judge_walk, Floor(())
+    yield Piece(f"walk (verify, V={VOCAB_SIZE})", walk, judge_walk, Floor(()))
     before = SimpleNamespace(target=_copy(pools.target), slots=pools.slots)
 
-    def commit(_) -> None:
+    def commit(_: int) -> None:
         kv.commit(batch, case.verify_input.cache_locations, case.verdict, pools)
 
-    yield "commit", commit, lambda _: _judge_commit(case, before), _commit_floor(case)
+    yield Piece("commit", commit, lambda _: _judge_commit(case, before), _commit_floor(case))
 
-    def prepare(_):
+    def prepare(_: int) -> DraftExtendInput:
         tables = pools.req_to_token
-        return draft_extend_input(batch, case.verdict, case.features, tables, CONFIG.max_len, CONFIG.extend)
+        return draft_extend_input(batch, case.verdict, case.features, tables, CONFIG.length_limit, CONFIG.extend)
 
-    yield "draft-extend preparation", prepare, lambda found: _judge_extend(case, found), _extend_floor(case)
+    yield Piece("draft-extend preparation", prepare, partial(_judge_extend, case), _extend_floor(case))
 
 
-def _same(what: str, found, expected) -> Check:
+def _same(what: str, expected: State, found: State) -> Check:
     names = tensors_of(expected)
     return equal(what, tensors_of(found), {name: each for name, each in names.items() if "candidates" not in name})
 
@@ -188,8 +206,8 @@ def _copy(kv: KVBuffer) -> KVBuffer:
     return copy
 
 
-def _judge_commit(case: Round, before) -> Check:
-    """All slots of all layers as the reference's commit leaves them, and the recorded tokens."""
+def _judge_commit(case: Round, before: Any) -> Check:
+    """Compare all slots of all layers with the reference's commit, and the recorded tokens."""
     from specsim.reference.kv import commit
 
     commit(case.batch, case.verify_input.cache_locations, case.verdict, before)
@@ -199,7 +217,8 @@ def _judge_commit(case: Round, before) -> Check:
         for kind in ("keys", "values")
         for mine, theirs in zip(getattr(ours, kind), getattr(before.target, kind), strict=True)
     )
-    wrong, tokens = "", case.pools.token_ids.cpu()
+    wrong = ""
+    tokens = case.pools.token_ids.cpu()
     for row, (length, path) in enumerate(
         zip(case.batch.seq_lens.tolist(), case.verdict.accepted_tokens(), strict=True)
     ):
@@ -208,15 +227,15 @@ def _judge_commit(case: Round, before) -> Check:
     return Check("KV of every slot bit for bit, and the tokens", float(differing), 0, wrong)
 
 
-def _judge_extend(case: Round, found) -> Check:
+def _judge_extend(case: Round, found: DraftExtendInput) -> Check:
     from specsim.reference.extend import draft_extend_input
 
     on_cpu = case.batch.to("cpu"), case.verdict.to("cpu"), case.features.cpu(), case.pools.req_to_token.cpu()
-    return _same("the reference's rows", found, draft_extend_input(*on_cpu, CONFIG.max_len, CONFIG.extend))
+    return _same("the reference's rows", draft_extend_input(*on_cpu, CONFIG.length_limit, CONFIG.extend), found)
 
 
 def _commit_floor(case: Round) -> Floor:
-    """Keys and values of the drafts that are not in their place already, read and written."""
+    """Bound a commit by the keys and values of the drafts that are not in place yet, read and written."""
     path = case.verdict.accept_index.cpu()
     nodes = torch.where(path >= 0, path % CONFIG.num_draft_tokens, -1)
     moved = int(((nodes >= 0) & (nodes != torch.arange(path.shape[1]))).sum())

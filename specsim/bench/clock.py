@@ -30,7 +30,7 @@ def copies_of(input_bytes: int) -> int:
     return max(2, min(MOST_COPIES, -(-4 * cache // max(1, input_bytes))))
 
 
-def replayed(replay: Callable[[], None], samples: int, parts: int = 1) -> Timing:
+def replayed(replay: Callable[[], object], samples: int, parts: int = 1) -> Timing:
     """Time between events around each replay, a share of it if one holds several equal parts."""
     for _ in range(2):
         replay()
@@ -76,7 +76,8 @@ def measure_ceilings(samples: int = 15) -> Ceilings:
     Of four gigabytes L2 keeps less than a fiftieth from one pass to the next.
     """
     numbers = torch.randint(-(2**31), 2**31 - 1, (_NUMBERS,), dtype=torch.int32, device="cuda")
-    read, copy = _read_rate(numbers, samples), torch.empty_like(numbers)
+    read = _read_rate(numbers, samples)
+    copy = torch.empty_like(numbers)
     copied = launched(lambda _: torch.neg(numbers, out=copy), 1, samples, 2)  # a kernel: copy_ need not be one
     size = 8192
     left, right = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -86,13 +87,13 @@ def measure_ceilings(samples: int = 15) -> Ceilings:
 
 
 def _read_rate(numbers: torch.Tensor, samples: int) -> float:
-    from specsim.bench.bandwidth import TILES, partial_sums
+    from specsim.bench.bandwidth import TILINGS, partial_sums
 
-    expected, times = numbers.sum(), []
-    for tile, tiles, warps in TILES:
-        found = partial_sums(numbers, tile, tiles, warps).sum()
+    expected = numbers.sum()
+    times: list[float] = []
+    for tiling in TILINGS:
+        found = partial_sums(numbers, tiling).sum()
         if (found - expected) % 2**32:
             raise ArithmeticError("the sum over memory that measures read bandwidth is wrong")
-        run = lambda _, shape=(tile, tiles, warps): partial_sums(numbers, *shape)  # noqa: E731
-        times.append(launched(run, 1, samples, 2).median_us)
+        times.append(launched(lambda _, tiling=tiling: partial_sums(numbers, tiling), 1, samples, 2).median_us)
     return 1e6 * numbers.nbytes / min(times)

@@ -1,4 +1,4 @@
-"""One operation, several who carry it out: each is judged first, and timed only if it gives what it should."""
+"""One operation by several implementations: each is checked first, and timed only if it passes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,28 +11,24 @@ from specsim.bench.row import OURS, Asked, Check, Row, Timing
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """Who carries out an operation.
-
-    run: the operation on input number i, launched and not waited for. judge: of what run(0) left. time: None: launched
-    from a graph over all inputs in turn.
-    """
+    """An implementation of an operation."""
 
     name: str
-    run: Callable[[int], Any]
-    judge: Callable[[Any], Check]
-    time: Callable[[], Timing] | None = None
+    run: Callable[[int], Any]  # launches the operation on input number i, without waiting for it
+    judge: Callable[[Any], Check]  # checks the result of run(0)
+    time: Callable[[], Timing] | None = None  # None: launched from a graph over all inputs in turn
 
 
 Asks = Callable[[Mapping[str, float], Floor, Ceilings], Sequence[Asked]]
 
 
-def nothing_asked(times: Mapping[str, float], floor: Floor, ceilings: Ceilings) -> Sequence[Asked]:
-    """No figure is asked of this operation."""
+def nothing_asked(*_: Mapping[str, float] | Floor | Ceilings) -> Sequence[Asked]:
+    """Set no target."""
     return ()
 
 
 def at_floor(what: str, limit: float) -> Asks:
-    """Our time over the floor at most `limit`."""
+    """Set a target of our time over the roofline bound."""
     return lambda times, floor, ceilings: [Asked(what, times[OURS] / floor.us(ceilings), limit)]
 
 
@@ -47,8 +43,10 @@ def contest(
     asks: Asks = nothing_asked,
     notes: Sequence[str] = (),
 ) -> Row:
-    """Judge everyone, time those who pass. A rival that cannot run here is told of in the notes; we have to."""
-    checks, timings, notes = {}, {}, list(notes)
+    """Check all, and time those that pass. A baseline that cannot run here becomes a note; ours has to run."""
+    checks: dict[str, Check] = {}
+    timings: dict[str, Timing] = {}
+    notes = list(notes)
     for each in contenders:
         try:
             checks[each.name] = each.judge(each.run(0))

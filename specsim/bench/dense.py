@@ -1,24 +1,31 @@
-"""An independent forward in plain torch, to judge a round by: no kernel of ours, no page, no graph.
+"""An independent forward in plain torch to check a round: none of the kernels, pages or graphs.
 
-Weights are cast tensor by tensor, so that a model of bf16 runs in float32 beside itself.
+Weights are cast tensor by tensor on their device, so that a bf16 model of real size runs in float32 too. It differs
+from the oracle's forward in its rows: a tree mask, and a prefix whose KV is given, as scenes with random KV need.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import silu
 
-from specsim.core.pair import Pair
+from specsim.core.pair import DrafterCheckpoint, Pair
+from specsim.core.target import ModelConfig
+
+if TYPE_CHECKING:
+    from specsim.reference.layers import Weights
 
 Prefix = Callable[[int], tuple[torch.Tensor, torch.Tensor]]  # of a layer, keys and values [C, KV heads, D]
 
 
-class Cast(Mapping):
-    """Tensors by name, each in `dtype` when it is asked for."""
+class Cast(Mapping[str, torch.Tensor]):
+    """Tensors by name, each cast to `dtype` when it is read."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype):
-        self._tensors, self._dtype = tensors, dtype
+    def __init__(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
+        self._tensors = tensors
+        self._dtype = dtype
 
     def __getitem__(self, name: str) -> torch.Tensor:
         tensor = self._tensors[name]
@@ -33,20 +40,20 @@ class Cast(Mapping):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of one request. seen: bool [R, C + R], which columns of the prefix and which rows each row sees."""
+    """Rows of one request."""
 
-    positions: torch.Tensor
-    seen: torch.Tensor
+    positions: torch.Tensor  # i64 [R]
+    seen: torch.Tensor  # bool [R, C + R], columns of the prefix and rows that each row sees
 
     @classmethod
     def causal(cls, count: int, device: torch.device | str) -> "Rows":
-        """A text from its beginning."""
+        """Make the rows of a text from its beginning."""
         seen = torch.ones(count, count, dtype=torch.bool, device=device).tril()
         return cls(torch.arange(count, device=device), seen)
 
     @classmethod
     def tree(cls, prefix_len: int, positions: torch.Tensor, mask: torch.Tensor, with_prompt: bool) -> "Rows":
-        """Nodes behind a prefix, which is either rows itself or KV that is given."""
+        """Make the rows of nodes behind a prefix, which is either rows itself or given KV."""
         nodes = len(mask)
         behind = torch.cat([torch.ones(nodes, prefix_len, dtype=torch.bool, device=mask.device), mask], dim=1)
         if not with_prompt:
@@ -78,13 +85,23 @@ def target_forward(
     return normed @ weights["lm_head.weight"].T, torch.cat(features, dim=-1) if features else hidden
 
 
+def eagle3_of(pair: Pair) -> DrafterCheckpoint:
+    """Give the pair's EAGLE-3 head."""
+    if pair.drafter is None or pair.drafter.config.kind != "eagle3":
+        raise ValueError("the pair has no EAGLE-3 head")
+    return pair.drafter
+
+
 def eagle3_forward(pair: Pair, ids: torch.Tensor, features: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The hidden state [H] that an EAGLE-3 head hands on at the last of these rows; a row's feature is one behind."""
+    """Compute the hidden state [H] of an EAGLE-3 head at the last of these rows; a row's feature is one behind."""
     from specsim.reference.layers import Weights, rms_norm
 
-    config, tensors = pair.drafter.config, Cast(pair.drafter.tensors, dtype)
-    model, weights, eps = config.model, Weights(tensors), config.model.rms_norm_eps
-    own = pair.drafter.tensors.get("embed_tokens.weight", pair.target.tensors["model.embed_tokens.weight"])
+    head = eagle3_of(pair)
+    config = head.config
+    model = config.model
+    eps = model.rms_norm_eps
+    weights = Weights(Cast(head.tensors, dtype))
+    own = head.tensors.get("embed_tokens.weight", pair.target.tensors["model.embed_tokens.weight"])
     hidden, layer = weights.project(features.to(dtype), "fc"), weights.under("midlayer")
     embedded = rms_norm(own[ids].to(dtype), layer["input_layernorm.weight"], eps)
     normed = rms_norm(hidden, layer["hidden_norm.weight"], eps)
@@ -94,14 +111,24 @@ def eagle3_forward(pair: Pair, ids: torch.Tensor, features: torch.Tensor, dtype:
 
 
 def eagle3_logits(pair: Pair, hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What an EAGLE-3 head makes of a hidden state [H]: logits [draft V] in dtype."""
+    """Compute the logits [draft V] of an EAGLE-3 head, in dtype, from a hidden state [H]."""
     from specsim.reference.layers import Weights, rms_norm
 
-    weights, eps = Weights(Cast(pair.drafter.tensors, dtype)), pair.drafter.config.model.rms_norm_eps
+    head = eagle3_of(pair)
+    weights = Weights(Cast(head.tensors, dtype))
+    eps = head.config.model.rms_norm_eps
     return weights.project(rms_norm(hidden.to(dtype), weights["norm.weight"], eps), "lm_head")
 
 
-def _layer(residual, normed, weights, model, rows: Rows, window: int | None, past) -> torch.Tensor:
+def _layer(
+    residual: torch.Tensor,
+    normed: torch.Tensor,
+    weights: "Weights",
+    model: ModelConfig,
+    rows: Rows,
+    window: int | None,
+    past: tuple[torch.Tensor, torch.Tensor] | None,
+) -> torch.Tensor:
     from specsim.reference.layers import rms_norm
 
     hidden = residual + _attention(normed, weights.under("self_attn"), model, rows, window, past)
@@ -109,7 +136,14 @@ def _layer(residual, normed, weights, model, rows: Rows, window: int | None, pas
     return hidden + mlp.project(silu(mlp.project(normed, "gate_proj")) * mlp.project(normed, "up_proj"), "down_proj")
 
 
-def _attention(normed, weights, model, rows: Rows, window: int | None, past) -> torch.Tensor:
+def _attention(
+    normed: torch.Tensor,
+    weights: "Weights",
+    model: ModelConfig,
+    rows: Rows,
+    window: int | None,
+    past: tuple[torch.Tensor, torch.Tensor] | None,
+) -> torch.Tensor:
     """Softmax attention of all rows at once, a group of query heads over one key head."""
     from specsim.reference.layers import inverse_frequencies, rms_norm, rotate
 
@@ -130,7 +164,7 @@ def _attention(normed, weights, model, rows: Rows, window: int | None, past) -> 
 
 
 def _in_window(rows: Rows, window: int | None, columns: int) -> torch.Tensor:
-    """What is seen at all and stands among the last `window` positions."""
+    """Restrict the visible columns to the last `window` positions."""
     if window is None:
         return rows.seen
     before = torch.arange(columns - len(rows.positions), device=rows.positions.device)

@@ -1,7 +1,8 @@
-"""Whose tokens are whose: the shipped pair on the GPU against the CPU, itself again, and itself in company."""
+"""Equal tokens of the shipped pair: GPU and CPU, two runs, solo and batched."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -19,8 +20,9 @@ TOGETHER, ALONE, NEW_TOKENS = 64, 4, 32
 
 
 def sameness_rows(quick: bool) -> Iterator[Row]:
-    """Tokens of the GPU and the CPU, of two runs, alone and in company; no times."""
-    pair, count = load(), 8 if quick else TOGETHER
+    """Compare tokens of GPU and CPU, of two runs, solo and batched; no times."""
+    pair = load()
+    count = 8 if quick else TOGETHER
     texts = (TOGETHER * [each["text"] for each in load_prompts()])[:count]
     run = partial(_generate, pair)
     company, again = run(texts), run(texts)
@@ -41,13 +43,15 @@ def sameness_rows(quick: bool) -> Iterator[Row]:
 _PARAMS = SamplingParams(max_new_tokens=NEW_TOKENS)
 
 
-def _generate(pair: Pair, texts, ids: Sequence[int] | None = None, batch_invariant: bool = False) -> Generation:
+def _generate(
+    pair: Pair, texts: Sequence[str], ids: Sequence[int] | None = None, batch_invariant: bool = False
+) -> Generation:
     ids = list(range(len(texts)) if ids is None else ids)
     options = EngineOptions("fast", device="cuda", batch_invariant=batch_invariant)
     return generate(pair, texts, EAGLE3, _PARAMS, request_ids=ids, engine=options)
 
 
-def _row(name: str, setting: dict, check: Check, notes: tuple[str, ...] = ()) -> Row:
+def _row(name: str, setting: dict[str, Any], check: Check, notes: tuple[str, ...] = ()) -> Row:
     return Row(f"shipped pair, {name}", setting | {"dtype": "float32"}, {OURS: check}, notes=notes)
 
 
@@ -58,7 +62,7 @@ def _tensors(generation: Generation, place: int) -> dict[str, torch.Tensor]:
 
 
 def _equal(what: str, found: Generation, expected: Generation, first: int = 0) -> Check:
-    """Every output bit for bit; that of place 0 of `expected` is that of place `first` of `found`."""
+    """Compare outputs bit for bit; place 0 of `expected` is place `first` of `found`."""
     places = range(len(expected.outputs))
     return all_of(what, *(equal(what, _tensors(found, first + i), _tensors(expected, i)) for i in places))
 
@@ -69,8 +73,8 @@ def _same_tokens(what: str, found: Generation, expected: Generation, first: int 
     return Check(what, float(len(wrong)), 0, f"requests {wrong}" if wrong else "")
 
 
-def _invariant_rows(pair: Pair, texts, places: Sequence[int]) -> Iterator[Row]:
-    """With `batch_invariant` a request is itself in any company, bit for bit; what that costs a round."""
+def _invariant_rows(pair: Pair, texts: Sequence[str], places: Sequence[int]) -> Iterator[Row]:
+    """Compare solo and batched outputs under `batch_invariant`, bit for bit."""
     run = partial(_generate, pair, batch_invariant=True)
     company = run(texts)
     found = [_equal(f"request {place}", company, run([texts[place]], [place]), place) for place in places]

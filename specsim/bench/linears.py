@@ -1,6 +1,6 @@
-"""The matrix products of a model's layers at the row counts of decoding and verification."""
+"""Matrix products of a model's layers at the row counts of decoding and verification."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.nn.functional import linear as library_linear
@@ -55,7 +55,7 @@ def product_floor(rows: int, outputs: int, inputs: int) -> Floor:
     return Floor(parts, 2 * rows * outputs * inputs)
 
 
-def judge_product(x: torch.Tensor, weight: torch.Tensor):
+def judge_product(x: torch.Tensor, weight: torch.Tensor) -> Callable[[torch.Tensor], Check]:
     """A product of these, bf16, against float64: half a unit in the last place twice, of the entry and of its scale.
 
     The second leaves room for a library that adds parts of a sum in bf16; one missing summand in a thousand exceeds it.

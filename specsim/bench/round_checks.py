@@ -1,19 +1,18 @@
-"""Whether a round of a scene is right: its logits and first drafts by an independent forward, its trees and verdict by
-the reference's.
-"""
+"""Checks of a round: logits and first drafts by an independent forward, trees and verdict by the reference."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import Any
 
 import torch
 
 from specsim.bench.checks import all_of, equal, within
-from specsim.bench.dense import Rows, eagle3_forward, eagle3_logits, target_forward
+from specsim.bench.dense import Rows, eagle3_forward, eagle3_logits, eagle3_of, target_forward
 from specsim.bench.row import Check
 from specsim.bench.scene import Scene, with_graph
 from specsim.bench.verify_checks import LOGPROBS, judge_verdict
-from specsim.core.phases import RoundOutput, State, VerifyInput
+from specsim.core.phases import DraftInput, RoundOutput, State, VerifyInput
 
 # How much further from the exact our worst error, and the root of its mean square, may be than plain torch's in the
 # same type: both round as often, in another order.
@@ -22,8 +21,7 @@ SMALLEST = torch.finfo(torch.float32).tiny  # below it a probability may be 0
 
 
 def judge_round(scene: Scene, requests: Sequence[int] = (0,), with_eager: bool = True) -> Check:
-    """A round against an independent forward and the reference, and its graph against the same kernels launched one by
-    one.
+    """Check a round against an independent forward and the reference, and its graph against the eager kernels.
 
     Every tree is judged as laid out from its candidates; of these, the drafts that the round began with. Of the
     requests given: the verdict, the target's logits, the next bonus token; of an EAGLE-3 head the next first drafts and
@@ -42,10 +40,17 @@ def judge_round(scene: Scene, requests: Sequence[int] = (0,), with_eager: bool =
     return all_of("; ".join(check.what for check in checks), *checks)
 
 
-def tensors_of(state: State | tuple, name: str = "") -> dict[str, torch.Tensor]:
-    """Every tensor of a state or of several, by its path."""
-    found = {}
-    names = state._fields if isinstance(state, tuple) else [each.name for each in fields(state)]
+def hidden_of(draft_input: DraftInput) -> torch.Tensor:
+    """Give the hidden states [B, H] of a drafter that has them."""
+    if draft_input.hidden is None:
+        raise ValueError("plain decoding has no hidden states")
+    return draft_input.hidden
+
+
+def tensors_of(state: Any, name: str = "") -> dict[str, torch.Tensor]:
+    """Collect the tensors of a state, or of a NamedTuple of states, by their paths."""
+    found: dict[str, torch.Tensor] = {}
+    names = getattr(state, "_fields", None) or [each.name for each in fields(state)]
     for each in names:
         value = getattr(state, each)
         if isinstance(value, State):
@@ -61,12 +66,16 @@ def _against_eager(scene: Scene, output: RoundOutput) -> Check:
 
 
 def _trees(scene: Scene, verify_input: VerifyInput) -> list[Check]:
-    """What the round began with among the candidates, and all trees as the reference lays these candidates out."""
+    """Compare the round's first drafts with the candidates, and all trees with the reference's trees of these."""
     from specsim.reference import tree
     from specsim.reference.drafting import root_scores
 
-    batch, config = scene.batch, scene.engine.config
-    candidates, given = verify_input.candidates.to("cpu"), scene.draft_input.to("cpu")
+    batch = scene.batch
+    config = scene.engine.config
+    if verify_input.candidates is None:
+        raise ValueError("the engine returns no candidates")
+    candidates = verify_input.candidates.to("cpu")
+    given = scene.draft_input.to("cpu")
     count = given.topk_index.shape[1]
     first = {"tokens": candidates.tokens[:, :count], "scores": candidates.scores[:, :count]}
     began = {"tokens": given.topk_index, "scores": root_scores(given.topk_p, config.score)}
@@ -80,7 +89,7 @@ def _trees(scene: Scene, verify_input: VerifyInput) -> list[Check]:
 
 
 def _against_dense(scene: Scene, output: RoundOutput, request: int) -> list[Check]:
-    """Of one request against plain torch: the target's logits, and what is left to the next draft phase."""
+    """Compare one request with plain torch: the target's logits, and the state for the next draft phase."""
     nodes, verify_input = scene.engine.config.num_draft_tokens, output.verify_input
     own = slice(request * nodes, (request + 1) * nodes)
     length, ids = int(scene.batch.seq_lens[request]), verify_input.draft_tokens[request]
@@ -103,7 +112,7 @@ def _against_dense(scene: Scene, output: RoundOutput, request: int) -> list[Chec
 
 
 def _bonus_token(output: RoundOutput, request: int) -> Check:
-    """The root of the next tree: the token after the last accepted node, which the verdict's judge has judged."""
+    """Compare the root of the next tree with the token after the last accepted node, which is checked elsewhere."""
     verdict = output.verify_output.verdict
     last = verdict.accept_index[request].max().long()  # nodes of a path ascend
     found, expected = output.draft_input.bonus_tokens[request], verdict.predict[last]
@@ -111,14 +120,16 @@ def _bonus_token(output: RoundOutput, request: int) -> Check:
 
 
 def _first_drafts(scene: Scene, output: RoundOutput, request: int) -> Check:
-    """The head's best tokens after our hidden state: their ranks and probabilities by plain torch's logits of it.
+    """Compare the first drafts, by rank and probability, with plain torch's logits of our hidden state.
 
     Two logits may each be as far off as `near` lets those of the target be.
     """
-    what, left = f"next first drafts of request {request} by plain torch", output.draft_input
-    tokens, prob, hidden = (each[request] for each in (left.topk_index, left.topk_p, left.hidden))
+    what = f"next first drafts of request {request} by plain torch"
+    left = output.draft_input
+    tokens, prob, hidden = (each[request] for each in (left.topk_index, left.topk_p, hidden_of(left)))
     exact, rounded = (eagle3_logits(scene.pair, hidden, each).double() for each in (_wider(scene), hidden.dtype))
-    target_ids, d2t = torch.arange(len(exact), device=tokens.device), scene.pair.drafter.tensors.get("d2t")
+    target_ids = torch.arange(len(exact), device=tokens.device)
+    d2t = eagle3_of(scene.pair).tensors.get("d2t")
     drafted = tokens[:, None] == (target_ids if d2t is None else target_ids + d2t.to(tokens.device))
     ids = drafted.int().argmax(1)
     if not drafted.any(1).all() or len(ids.unique()) < len(ids):
@@ -131,7 +142,7 @@ def _first_drafts(scene: Scene, output: RoundOutput, request: int) -> Check:
 
 
 def _wider(scene: Scene) -> torch.dtype:
-    """What is exact beside the engine's type."""
+    """Give the type that counts as exact beside the engine's."""
     return torch.float64 if scene.engine.dtype == torch.float32 else torch.float32
 
 
@@ -141,8 +152,8 @@ def _kv_of(scene: Scene, request: int, length: int, layer: int) -> tuple[torch.T
     return kv.keys[layer][slots], kv.values[layer][slots]
 
 
-def _hidden(scene: Scene, output: RoundOutput, request: int, ids: torch.Tensor, features) -> Check:
-    """The drafter's hidden state after the accepted path: ids one place ahead of the features."""
+def _hidden(scene: Scene, output: RoundOutput, request: int, ids: torch.Tensor, features: list[torch.Tensor]) -> Check:
+    """Compare the drafter's hidden state after the accepted path; its ids are one place ahead of the features."""
     verdict, length = output.verify_output.verdict, int(scene.batch.seq_lens[request])
     nodes, count = scene.engine.config.num_draft_tokens, int(verdict.num_accepted_tokens[request])
     path = verdict.accept_index[request, :count].long() - request * nodes
@@ -153,11 +164,11 @@ def _hidden(scene: Scene, output: RoundOutput, request: int, ids: torch.Tensor, 
         eagle3_forward(scene.pair, ahead, each[rows], dtype)
         for each, dtype in zip(features, (_wider(scene), scene.engine.dtype), strict=True)
     ]
-    return near(f"hidden state of request {request} by plain torch", output.draft_input.hidden[request], *both)
+    return near(f"hidden state of request {request} by plain torch", hidden_of(output.draft_input)[request], *both)
 
 
 def near(what: str, ours: torch.Tensor, exact: torch.Tensor, rounded: torch.Tensor) -> Check:
-    """Our errors within WORST and WHOLE times those of plain torch in the same type, at its worst and on the whole."""
+    """Bound our errors by WORST and WHOLE times those of plain torch in the same type, at worst and on the whole."""
     exact = exact.double()
     error = (rounded.double() - exact).abs()
     worst = within(f"{what}, at worst", ours, exact, WORST * float(error.max()))

@@ -11,7 +11,7 @@ from specsim.bench.clock import replayed
 from specsim.bench.contest import Contender, at_floor, contest, nothing_asked
 from specsim.bench.host import CONSECUTIVE, host_row, launches
 from specsim.bench.roofline import Ceilings, forward_floor, round_floor
-from specsim.bench.round_checks import judge_round
+from specsim.bench.round_checks import hidden_of, judge_round
 from specsim.bench.row import OURS, Asked, Check, Row, Timing
 from specsim.bench.scene import Scene, prefilled, random_prompts, stacked, tree_of
 from specsim.core.config import SpecConfig
@@ -150,8 +150,11 @@ def forward_row(pair: Pair, nodes: int, ceilings: Ceilings, limit: float) -> Row
         round_ = judge_round(scene)
         return all_of(round_.what, round_, equal("the round's logits, bit for bit", {"logits": found}, logits))
 
+    def work() -> None:
+        forward()
+
     def time_it() -> Timing:
-        graph = capture(forward, torch.device("cuda"))
+        graph = capture(work, torch.device("cuda"))
         return replayed(graph.replay, 30)
 
     floor = forward_floor(pair.target.config, 1, nodes, SEQ_LEN)
@@ -186,13 +189,15 @@ def invariance_row(pair: Pair, requests: int) -> Row:
 
 
 def _first_request(scene: Scene) -> dict[str, torch.Tensor]:
-    """What a round leaves of its first request."""
-    output, nodes = scene.round(), scene.engine.config.num_draft_tokens
-    verdict, following = output.verify_output.verdict, output.draft_input
+    """Give the results of a round for its first request."""
+    output = scene.round()
+    nodes = scene.engine.config.num_draft_tokens
+    verdict = output.verify_output.verdict
+    following = output.draft_input
     return {
         "draft tokens": output.verify_input.draft_tokens[0],
-        "target logits": verdict.target_logits[:nodes],
+        "target logits": output.verify_output.target_logits[:nodes],
         "logprobs": verdict.logprobs[0],
-        "hidden state": following.hidden[0],
+        "hidden state": hidden_of(following)[0],
         "first drafts": following.topk_index[0],
     }

@@ -1,4 +1,4 @@
-"""What a benchmark prints: figures that exist only where the equality check of their operation has passed."""
+"""Rows of a benchmark: a time exists only where the equality check of its operation has passed."""
 
 import math
 from collections.abc import Mapping
@@ -12,15 +12,12 @@ OURS = "ours"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One equality check of this run: what was compared, the error found, and the largest that is allowed.
+    """One equality check of this run."""
 
-    difference: where it failed, what differs.
-    """
-
-    what: str
+    what: str  # was compared
     error: float
-    limit: float
-    difference: str = ""
+    limit: float  # largest error that passes
+    difference: str = ""  # in words, where it failed
 
     @property
     def passed(self) -> bool:
@@ -29,16 +26,16 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Microseconds of one operation: the median of `samples`, and their interquartile range in per cent of it."""
+    """Time of one operation."""
 
     median_us: float
-    spread: float
+    spread: float  # interquartile range in per cent of the median
     samples: int
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A figure that is asked for: at most `limit`."""
+    """A figure and its target: at most `limit`."""
 
     what: str
     value: float
@@ -51,29 +48,25 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One operation under one setting.
-
-    checks, timings: by contender, `ours` first. floor: what no implementation can avoid, floor_us how long that takes
-    at the ceilings measured in this run. ValueError for a timing whose contender has no passed check.
-    """
+    """One operation under one setting. Raises ValueError for a timing of a contender without a passed check."""
 
     name: str
     setting: Mapping[str, Any]
-    checks: Mapping[str, Check]
-    timings: Mapping[str, Timing] = field(default_factory=dict)
-    floor: Floor | None = None
-    floor_us: float = math.nan
+    checks: Mapping[str, Check]  # by contender, ours first
+    timings: Mapping[str, Timing] = field(default_factory=dict)  # by contender
+    floor: Floor | None = None  # roofline bound: bytes and operations that no implementation can avoid
+    floor_us: float = math.nan  # their time at the measured peaks of this run
     asked: tuple[Asked, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in self.timings:
             if name not in self.checks or not self.checks[name].passed:
                 raise ValueError(f"{self.name}: a time of {name!r} without a passed check")
 
     @property
     def passed(self) -> bool:
-        """Whether every contender gave what it should."""
+        """Whether every contender passed its check."""
         return all(check.passed for check in self.checks.values())
 
     @property
@@ -83,18 +76,20 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """Our time over the floor; NaN where either is missing."""
+        """Our time over the roofline bound; NaN where either is missing."""
         return self.ours_us / self.floor_us if self.floor_us else math.nan
 
     @property
     def best_rival(self) -> tuple[str, Timing] | None:
         """The fastest of those whose name does not begin with ours."""
         rivals = {name: timing for name, timing in self.timings.items() if not name.startswith(OURS)}
-        name = min(rivals, key=lambda name: rivals[name].median_us, default=None)
-        return name and (name, rivals[name])
+        if not rivals:
+            return None
+        name = min(rivals, key=lambda name: rivals[name].median_us)
+        return name, rivals[name]
 
     def to_json(self) -> dict[str, Any]:
-        """A value that json can write."""
+        """Make a value that json can write."""
         return {
             "name": self.name,
             "setting": dict(self.setting),

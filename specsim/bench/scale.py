@@ -13,6 +13,7 @@ from specsim.bench.round_checks import judge_round
 from specsim.bench.row import OURS, Row
 from specsim.bench.scene import close, invented, stacked, tree_of
 from specsim.core.config import SpecConfig
+from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import Pair
 from specsim.core.pool import KVPool
@@ -62,7 +63,7 @@ def _rows_of(pair: Pair, config: SpecConfig, chosen: list[tuple[int, int]], ceil
         yield _row(pair, engine, pools, requests, length, ceilings)
 
 
-def _slots(engine, requests: int, length: int) -> int:
+def _slots(engine: Engine, requests: int, length: int) -> int:
     return requests * engine.config.reserved_columns(length)
 
 
@@ -75,7 +76,7 @@ def _room(pair: Pair) -> int:
     return (free - 12 * 2**30) // (2 * numbers)
 
 
-def _row(pair: Pair, engine, pools: KVPool, requests: int, length: int, ceilings: Ceilings) -> Row:
+def _row(pair: Pair, engine: Engine, pools: KVPool, requests: int, length: int, ceilings: Ceilings) -> Row:
     scene = invented(pair, engine, pools, requests, length)
     drafter = pair.drafter and pair.drafter.config
     floor = round_floor(pair.target.config, drafter, engine.config, requests, length)

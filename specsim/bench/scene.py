@@ -1,14 +1,15 @@
-"""An engine in the middle of its work: requests with committed KV, ready for rounds that can be timed."""
+"""Requests with committed KV, ready for rounds that can be timed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.engine import Engine
 from specsim.core.pair import Pair
-from specsim.core.phases import Batch, DraftInput, PrefillInput, Verdict
+from specsim.core.phases import Batch, DraftInput, PrefillInput, RoundOutput, Verdict
 from specsim.core.pool import KVPool
 from specsim.serving.generation import load_engine
 
@@ -17,51 +18,53 @@ SLACK = 256  # tokens that a request may grow by while it is timed
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What a round needs. prompts: the tokens behind the KV, None where it is random."""
+    """The inputs of a round."""
 
     pair: Pair
-    engine: Any
+    engine: Engine
     pools: KVPool
     batch: Batch
     draft_input: DraftInput
-    prompts: list[list[int]] | None = None
+    prompts: list[list[int]] | None = None  # tokens of the KV; None where it is random
 
-    def round(self):
-        """The next round of these requests, always the same one."""
+    def round(self) -> RoundOutput:
+        """Run the next round of these requests, always the same one."""
         return self.engine.round(self.batch, self.draft_input, self.pools, reserved=True)
 
     def following(self, count: int) -> Iterator[Verdict]:
-        """So many rounds one after the other, each enqueued without waiting for the one before."""
-        batch, draft_input = self.batch, self.draft_input
+        """Run `count` consecutive rounds, each enqueued without waiting for the one before."""
+        batch = self.batch
+        draft_input = self.draft_input
         for _ in range(count):
             verdict, draft_input, batch = self.engine.advance(batch, draft_input, self.pools, reserved=True)
             yield verdict
 
     def rounds(self, count: int) -> None:
-        """The same, without looking at their results."""
+        """Run `count` consecutive rounds without reading their results."""
         for _ in self.following(count):
             pass
 
     def again(self, count: int) -> None:
-        """The same round so many times, enqueued without looking at its results."""
+        """Enqueue the same round `count` times without reading its results."""
         for _ in range(count):
             self.engine.advance(self.batch, self.draft_input, self.pools, reserved=True)
 
     @torch.inference_mode()
     def replay(self) -> None:
-        """The round's graph alone, on the states that lie in its buffers."""
-        frames = self.engine._frames.values()  # the one place that knows where an engine keeps its graphs
+        """Replay the round's graph alone, on the states in its buffers."""
+        engine: Any = self.engine
+        frames = engine._frames.values()  # only the fast engine has them
         frame = min((frame for frame in frames if frame.bucket >= self.batch.size), key=lambda frame: frame.bucket)
         next(iter(frame.recordings.values())).graph.replay()
 
 
 def prefilled(
     pair: Pair,
-    engine,
+    engine: Engine,
     prompts: Sequence[Sequence[int]],
     temperature: float = 0.0,
 ) -> Scene:
-    """Requests behind a real prefill of these prompts."""
+    """Make requests by a real prefill of these prompts."""
     prompts = [list(prompt) for prompt in prompts]
     longest = max(map(len, prompts)) + SLACK
     pools = engine.make_pools(len(prompts), len(prompts) * engine.config.reserved_columns(longest))
@@ -71,15 +74,17 @@ def prefilled(
     return Scene(pair, engine, pools, batch, output.draft_input, prompts)
 
 
-def invented(pair: Pair, engine, pools: KVPool, requests: int, seq_len: int, slack: int = 0) -> Scene:
-    """Requests whose KV is whatever the pools hold, with random first drafts, at temperature 0."""
+def invented(pair: Pair, engine: Engine, pools: KVPool, requests: int, seq_len: int, slack: int = 0) -> Scene:
+    """Make requests over the KV that the pools hold, with random first drafts, at temperature 0."""
     batch = _batch(engine, pools, [seq_len] * requests, seq_len + slack, 0.0)
     topk, device = 0 if engine.config.is_plain else engine.config.topk, engine.device
     first = torch.arange(topk, device=device).expand(requests, topk).contiguous()
+    drafter: Any = engine.drafter
+    hidden_size: int = drafter.hidden_size  # which every drafter of the fast implementation has
     draft_input = DraftInput(
         topk_p=torch.full((requests, topk), 0.1, device=device),
         topk_index=first,
-        hidden=torch.randn(requests, engine.drafter.hidden_size, device=device, dtype=engine.dtype),
+        hidden=torch.randn(requests, hidden_size, device=device, dtype=engine.dtype),
         bonus_tokens=torch.arange(1, requests + 1, dtype=torch.int32, device=device),
     )
     return Scene(pair, engine, pools, batch, draft_input)
@@ -91,8 +96,8 @@ def close(scene: Scene) -> None:
         scene.pools.close(row)
 
 
-def with_graph(scene: Scene, graph: str) -> Scene:
-    """The same requests in the same pools under another engine, which records anew."""
+def with_graph(scene: Scene, graph: Literal["eager", "step", "phase", "round"]) -> Scene:
+    """Give the same requests in the same pools another engine, in that graph mode."""
     old = scene.engine
     options = replace(old.options, graph=graph, bucket=scene.batch.size)
     engine = load_engine(scene.pair, old.config, options, acceptance=old.acceptance)
@@ -100,12 +105,12 @@ def with_graph(scene: Scene, graph: str) -> Scene:
 
 
 def random_prompts(count: int, length: int, vocab_size: int, seed: int = 0) -> list[list[int]]:
-    """Token ids without meaning."""
+    """Draw token ids at random."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(vocab_size, (count, length), generator=generator).tolist()
 
 
-def _batch(engine, pools: KVPool, seq_lens: list[int], longest: int, temperature: float) -> Batch:
+def _batch(engine: Engine, pools: KVPool, seq_lens: list[int], longest: int, temperature: float) -> Batch:
     rows = [pools.open() for _ in seq_lens]
     for row in rows:
         pools.reserve(row, min(engine.config.reserved_columns(longest), pools.req_to_token.shape[1]))
@@ -120,13 +125,15 @@ def tree_of(config: SpecConfig) -> str:
 
 
 def stacked(pair: Pair) -> Pair:
-    """The pair, the target's projections of the same input lying one behind the other, so that no engine copies them.
+    """Make the target's projections of the same input views of one tensor, so that no engine copies them.
 
-    The tensors are replaced where they are: whoever else holds the pair holds no second copy either.
+    The pair's own mapping is changed: no other holder of the pair keeps a second copy.
     """
     from specsim.fast.layers import FUSED
 
     tensors = pair.target.tensors
+    if not isinstance(tensors, dict):
+        raise TypeError("the tensors of a random pair are a dict")
     for parts in FUSED.values():
         for first in [name for name in tensors if name.endswith(f".{parts[0]}.weight")]:
             names = [first.replace(parts[0], part) for part in parts]

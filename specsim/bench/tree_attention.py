@@ -1,8 +1,9 @@
 """Attention of tree nodes over a long paged prefix, against SDPA on gathered KV and flex_attention."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -26,19 +27,19 @@ SDPA, FLEX = "SDPA, explicit mask, gather counted", "flex_attention, KV contiguo
 SHARE_ALONE, SHARE_TOGETHER, SHARE_DENSE, FEW_NODES = 0.55, 0.75, 0.50, 16
 
 
+Attend = Callable[[int], torch.Tensor]  # attention over the KV of a layer
+
+
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """Random trees over random KV, a layer of it for each of several calls; pages lie in a random order.
-
-    mask: bool [B, N, N], who sees whom among the nodes. slots: i64 [B, C] of every column. query: [B·N, A, D].
-    """
+    """Random trees over random KV, a layer of it for each of several calls; pages lie in a random order."""
 
     batch: Batch
     verify_input: VerifyInput
     pools: KVPool
-    mask: torch.Tensor
-    slots: torch.Tensor
-    query: torch.Tensor
+    mask: torch.Tensor  # bool [B, N, N], visibility among the nodes
+    slots: torch.Tensor  # i64 [B, C] of every column
+    query: torch.Tensor  # bf16 [B·N, A, D]
 
 
 def trees(requests: int, nodes: int, page_size: int, layers: int, columns: int, device: str = "cuda") -> Trees:
@@ -95,7 +96,7 @@ def attention_floor(requests: int, nodes: int, columns: int) -> Floor:
     return Floor(parts, 4 * requests * nodes * columns * HEADS * HEAD_DIM)
 
 
-def asked(requests: int, nodes: int, times, floor: Floor, ceilings: Ceilings) -> list[Asked]:
+def asked(requests: int, nodes: int, times: Mapping[str, float], floor: Floor, ceilings: Ceilings) -> list[Asked]:
     """A share of what the device can do, as time over that of all of it, and to be faster than the others."""
     if nodes <= FEW_NODES:
         share = SHARE_ALONE if requests == 1 else SHARE_TOGETHER
@@ -108,7 +109,7 @@ def asked(requests: int, nodes: int, times, floor: Floor, ceilings: Ceilings) ->
     return found + [Asked(f"time / {name}", times[OURS] / times[name], 1.0) for name in times if name != OURS]
 
 
-def ours(case: Trees):
+def ours(case: Trees) -> Attend:
     """The fast column's kernel over pages; its metadata is made once a forward, not once a layer, and not counted."""
     from specsim.fast.attention import attention
     from specsim.fast.model.metadata import tree_metadata
@@ -134,7 +135,8 @@ def _flat(attended: torch.Tensor, nodes: int) -> torch.Tensor:
 def _gathered(case: Trees, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of every column, [B, KV heads, C, D] each."""
     kv = case.pools.target
-    return tuple(part[layer][case.slots].transpose(1, 2) for part in (kv.keys, kv.values))
+    keys, values = (part[layer][case.slots].transpose(1, 2) for part in (kv.keys, kv.values))
+    return keys, values
 
 
 def _seen(case: Trees) -> torch.Tensor:
@@ -144,7 +146,7 @@ def _seen(case: Trees) -> torch.Tensor:
     return torch.cat([prefix, case.mask], dim=2)
 
 
-def sdpa(case: Trees):
+def sdpa(case: Trees) -> Attend:
     """Gather, then attend with an explicit mask; a group's queries are rows of one head, so that no key is copied."""
     query, nodes = _rows_of_group(case), case.mask.shape[1]
     mask = _seen(case).repeat_interleave(GROUP, dim=1)[:, None]
@@ -155,16 +157,17 @@ def sdpa(case: Trees):
     return run
 
 
-def flex(case: Trees):
+def flex(case: Trees) -> Attend:
     """flex_attention, compiled, over KV that lies contiguous before the clock starts."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     requests, nodes = case.mask.shape[:2]
     columns = case.slots.shape[1]
-    prefix, mask = columns - nodes, case.mask
+    prefix = columns - nodes
+    mask = case.mask
     query = case.query.view(requests, nodes, HEADS, HEAD_DIM).transpose(1, 2).contiguous()
 
-    def sees(request, head, node, column):
+    def sees(request: Any, _head: Any, node: Any, column: Any) -> Any:
         return (column < prefix) | mask[request, node, (column - prefix).clamp(min=0)]
 
     @functools.cache  # what the first call makes is not counted
@@ -181,13 +184,16 @@ def flex(case: Trees):
     return run
 
 
-def _flex_of(query: torch.Tensor, kv, given: dict) -> Callable[[tuple[torch.Tensor, ...]], torch.Tensor]:
+def _flex_of(
+    query: torch.Tensor, kv: tuple[torch.Tensor, ...], given: dict[str, Any]
+) -> Callable[[tuple[torch.Tensor, ...]], torch.Tensor]:
     """flex_attention as it compiles: its kernel for few queries has no configuration for many, its main one has."""
     from torch.nn.attention.flex_attention import flex_attention
 
     torch.compiler.reset()  # a function that has been compiled for eight shapes is compiled for no more
-    attend = torch.compile(flex_attention, dynamic=False)
-    few, many = {}, {"FORCE_USE_FLEX_ATTENTION": True}
+    attend: Any = torch.compile(flex_attention, dynamic=False)
+    few: dict[str, bool] = {}
+    many = {"FORCE_USE_FLEX_ATTENTION": True}
     *first, last = (few, many) if query.shape[2] * GROUP <= 64 else (many,)
     for options in first:
         try:
@@ -198,7 +204,7 @@ def _flex_of(query: torch.Tensor, kv, given: dict) -> Callable[[tuple[torch.Tens
     return lambda kv: attend(query, *kv, kernel_options=last, **given)
 
 
-def judge_attention(case: Trees):
+def judge_attention(case: Trees) -> Callable[[torch.Tensor], Check]:
     """The first and the last request of layer 0 against float64.
 
     The budget is four times the largest error of the same formula with weights and result rounded to bf16.

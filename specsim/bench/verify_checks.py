@@ -1,8 +1,9 @@
-"""Whether trees were walked as the reference walks them under the same logits, in float64 on the CPU."""
+"""Checks of verdicts against the reference's under the same logits, in float64 on the CPU."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -12,7 +13,7 @@ from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, Verdict, VerifyInput
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 
-# A draw in float32 may fall on the other side of a boundary that the uniform hits: so much law may lie in between.
+# A draw in float32 may fall on the other side of a boundary that the uniform hits: the most probability in between.
 MOST_BETWEEN = 1e-5
 LOGPROBS = 1e-4
 
@@ -21,29 +22,30 @@ def judge_verdict(
     batch: Batch, verify_input: VerifyInput, logits_RV: torch.Tensor, config: SpecConfig, token_ids: torch.Tensor,
     found: Verdict, places: Sequence[int], acceptance: SyntheticAcceptance | None = None,
 ) -> Check:  # fmt: skip
-    """The verdict of the requests at these places: paths exact, nothing off them, bonus tokens but for boundaries,
-    logprobs close; and every request's counts by its own path.
+    """Check the verdict of the requests at these places, and the counts of every request by its own path.
 
-    acceptance: what decided how far they were walked, if one did.
+    Paths are exact, nothing is off them, bonus tokens are equal except at boundaries, and logprobs are close.
+    acceptance: the schedule that decided the acceptance, if one did.
     """
     from specsim.reference import verify
 
-    nodes, places = config.num_draft_tokens, torch.tensor(list(places))
-    rows = (places[:, None] * nodes + torch.arange(nodes)).flatten()
+    nodes = config.num_draft_tokens
+    chosen = torch.tensor(list(places))
+    rows = (chosen[:, None] * nodes + torch.arange(nodes)).flatten()
     read = ("draft_tokens", "parents", "retrieve_next_token", "retrieve_next_sibling", "draft_prob")
     whole = {name: tensor for name, tensor in verify_input.tensors.items() if name in read}
-    own = replace(verify_input, **{name: each[places.to(each.device)].cpu() for name, each in whole.items()})
-    batch, logits = batch.filter(places.to(logits_RV.device)).to("cpu"), logits_RV[rows.to(logits_RV.device)].cpu()
-    pools = SimpleNamespace(token_ids=token_ids[batch.req_pool_indices.to(token_ids.device)].cpu())
+    own = replace(verify_input, **{name: each[chosen.to(each.device)].cpu() for name, each in whole.items()})
+    batch, logits = batch.filter(chosen.to(logits_RV.device)).to("cpu"), logits_RV[rows.to(logits_RV.device)].cpu()
+    pools: Any = SimpleNamespace(token_ids=token_ids[batch.req_pool_indices.to(token_ids.device)].cpu())
     batch = replace(batch, req_pool_indices=torch.arange(len(places)))
     expected = verify.verify(batch, own, logits, config, pools, acceptance=acceptance)
-    paths, exact_paths = (_nodes(each, nodes) for each in (found.accept_index.cpu()[places], expected.accept_index))
+    paths, exact_paths = (_nodes(each, nodes) for each in (found.accept_index.cpu()[chosen], expected.accept_index))
     checks = [equal("paths", {"path": paths}, {"path": exact_paths})]
     if checks[0].passed:
         checks.append(_counts(found))
         adjusted = verify.node_logits(batch, own, logits, config, pools)
-        ours = found.predict.cpu().view(-1, nodes)[places], expected.predict.view(-1, nodes)
-        checks += _tokens(batch, paths, adjusted, *ours, found.logprobs.cpu()[places], expected.logprobs)
+        ours = found.predict.cpu().view(-1, nodes)[chosen], expected.predict.view(-1, nodes)
+        checks += _tokens(batch, paths, adjusted, *ours, found.logprobs.cpu()[chosen], expected.logprobs)
     accepted = float((exact_paths >= 0).sum(1).float().mean()) - 1
     return all_of(f"verdicts of {len(places)} requests ({accepted:.1f} drafts accepted) against the reference", *checks)
 
@@ -59,7 +61,15 @@ def _nodes(accept_index: torch.Tensor, nodes: int) -> torch.Tensor:
     return torch.where(accept_index >= 0, accept_index % nodes, -1).int()
 
 
-def _tokens(batch: Batch, paths, adjusted_BNV, ours_BN, exact_BN, logprobs_BW, exact_logprobs_BW) -> list[Check]:
+def _tokens(
+    batch: Batch,
+    paths: torch.Tensor,
+    adjusted_BNV: torch.Tensor,
+    ours_BN: torch.Tensor,
+    exact_BN: torch.Tensor,
+    logprobs_BW: torch.Tensor,
+    exact_logprobs_BW: torch.Tensor,
+) -> list[Check]:
     """Tokens along the paths, the last of which may have been drawn, and their logprobs where they are the same."""
     from specsim.reference.sampling import target_prob
 

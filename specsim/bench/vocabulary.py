@@ -1,4 +1,4 @@
-"""The passes of a round over the vocabulary: verification under laws of several kinds, and the drafts' top-k."""
+"""Passes of a round over the vocabulary: verification under several distributions, and the drafts' top-k."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from specsim.bench.roofline import Ceilings, Floor, Part
 from specsim.bench.row import OURS, Check, Row
 from specsim.bench.verify_checks import judge_verdict
 from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.phases import Batch, VerifyInput
+from specsim.core.phases import Batch, Verdict, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 
 SEQ_LEN, MAX_LEN = 1024, 2048
@@ -24,11 +24,11 @@ TREES = (
     (64, SpecConfig(topk=4, num_steps=3, num_draft_tokens=8, max_len=MAX_LEN)),
     (64, SpecConfig(topk=8, num_steps=4, num_draft_tokens=32, max_len=MAX_LEN)),
 )
-FILTERS = dict(temperature=0.8, top_k=50, top_p=0.9, min_p=0.02)
+FILTERS = SamplingParams(temperature=0.8, top_k=50, top_p=0.9, min_p=0.02)
 # Name, sampling, standard deviation of the logits: 4 is peaked as a model's, 0.5 flat.
-LAWS = (
-    ("greedy verify", dict(), 4.0),
-    ("sampling verify", dict(temperature=1.0), 4.0),
+DISTRIBUTIONS = (
+    ("greedy verify", SamplingParams(), 4.0),
+    ("sampling verify", SamplingParams(temperature=1.0), 4.0),
     ("sampling verify, filters, peaked", FILTERS, 4.0),
     ("sampling verify, filters, flat", FILTERS, 0.5),
 )
@@ -48,11 +48,11 @@ class Case:
 
 
 def vocabulary_rows(vocab_size: int, ceilings: Ceilings, quick: bool) -> Iterator[Row]:
-    """Every law at every number of rows, then the drafts' top-k."""
+    """Time every distribution at every number of rows, then the drafts' top-k."""
     for requests, config in TREES[1:3] if quick else TREES:
         rows = requests * config.num_draft_tokens
-        for name, sampling, scale in LAWS:
-            case = make_case(requests, config, SamplingParams(**sampling), vocab_size, scale)
+        for name, sampling, scale in DISTRIBUTIONS:
+            case = make_case(requests, config, sampling, vocab_size, scale)
             yield _row(name, rows, vocab_size, ceilings, _verify(case))
             del case
             torch.cuda.empty_cache()
@@ -85,13 +85,13 @@ def make_case(
 def _verify(case: Case) -> tuple[Contender, int]:
     from specsim.fast.verify import verify
 
-    def run(index: int):
+    def run(index: int) -> Verdict:
         return verify(case.batch, case.verify_input, case.logits[index], case.config, case.pools)
 
     requests = case.batch.size
     places = {0, requests - 1} if case.config.num_draft_tokens <= 8 else {requests - 1}
 
-    def judge(found) -> Check:
+    def judge(found: Verdict) -> Check:
         given = case.batch, case.verify_input, case.logits[0], case.config, case.pools.token_ids
         return judge_verdict(*given, found, sorted(places))
 
@@ -104,15 +104,15 @@ def _topk(rows: int, vocab_size: int) -> tuple[Contender, int]:
     copies = copies_of(2 * rows * vocab_size)
     logits = [torch.randn(rows, vocab_size, device="cuda", dtype=torch.bfloat16) * 4 for _ in range(copies)]
 
-    def judge(found) -> Check:
+    def judge(found: tuple[torch.Tensor, torch.Tensor]) -> Check:
         from specsim.reference.drafting import draft_topk as expected_topk
 
         places = sorted({*range(min(rows, 32)), rows - 1})
         prob, ids = expected_topk(logits[0][places].double(), TOPK, None)
-        exact = equal("ids", {"ids": found[1][places]}, {"ids": ids})
-        return all_of(
-            f"top-{TOPK} of {len(places)} rows against float64", exact, within("p", found[0][places], prob, 1e-5)
-        )
+        found_prob, found_ids = found
+        exact = equal("ids", {"ids": found_ids[places]}, {"ids": ids})
+        close = within("p", found_prob[places], prob, 1e-5)
+        return all_of(f"top-{TOPK} of {len(places)} rows against float64", exact, close)
 
     return Contender(OURS, lambda index: draft_topk(logits[index], TOPK, None), judge), copies
 

@@ -95,7 +95,7 @@ def test_checks_follow_from_the_figures(study):
     assert len(checks) == len(figures) + 2
 
 
-def test_a_tree_that_accepts_as_much_as_the_best_chain_is_not_above_it(pairs):
+def test_a_tree_equal_to_the_best_chain_is_not_above_it(pairs):
     """Of its two drafts the likelier one is verified, which is the chain's."""
     tree = Setting("eagle3", SpecConfig(topk=2, num_steps=1, num_draft_tokens=2))
     study = measure(pairs, PROMPTS, NEW_TOKENS, (Setting("eagle3", chain(1)), tree))
@@ -110,7 +110,7 @@ def rows_of(lengths: dict[Setting, float]) -> Study:
     return Study(4, 4, 64, tuple(Measurement(setting, each, each, None) for setting, each in figures.items()), ())
 
 
-def test_a_tree_is_held_against_chains_of_its_temperature_that_are_not_deeper():
+def test_a_tree_is_compared_with_chains_that_are_not_deeper():
     tree = Setting("eagle3", SpecConfig(topk=2, num_steps=2, num_draft_tokens=5), 1.0)
     others = {Setting("eagle3", chain(3), 1.0): 1.7, Setting("eagle3", chain(2)): 1.8, replace(tree, config=TREE): 1.9}
     others[Setting("eagle3", replace(tree.config, num_draft_tokens=4), 1.0)] = 2.0

@@ -1,0 +1,106 @@
+"""Roofline bounds of forwards and rounds, by hand."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from specsim.bench.linears import product_floor, shapes
+from specsim.bench.roofline import Ceilings, Floor, Part, forward_floor, round_floor
+from specsim.core.config import SpecConfig
+from specsim.core.drafter import DrafterConfig
+from specsim.core.target import ModelConfig
+from specsim.models.checkpoint.layout import target_layout
+
+MODEL = ModelConfig(
+    family="llama", vocab_size=10, hidden_size=4, intermediate_size=6, num_layers=2, num_heads=2, num_kv_heads=1,
+    head_dim=2, rms_norm_eps=1e-5, max_position_embeddings=64, rope_theta=1e4,
+)  # fmt: skip
+HEAD = DrafterConfig("eagle3", replace(MODEL, num_layers=1), 7, 4, (0, 1, 1))
+TREE = SpecConfig(topk=2, num_steps=3, num_draft_tokens=5, page_size=4)
+
+
+def parts_of(floor: Floor) -> dict[str, tuple[int, int]]:
+    return {part.tensor: (part.count, part.bytes) for part in floor.parts}
+
+
+def test_floor_of_a_forward_by_hand():
+    floor = forward_floor(MODEL, requests=2, rows=3, seq_len=8)
+    assert parts_of(floor) == {
+        "model.embed_tokens.weight": (1, 2 * 6 * 4),  # the rows that are looked up
+        "model.norm.weight": (1, 2 * 4),
+        "lm_head.weight": (1, 2 * 40),
+        "model.layers.*.input_layernorm.weight": (2, 2 * 2 * 4),
+        "model.layers.*.post_attention_layernorm.weight": (2, 2 * 2 * 4),
+        "model.layers.*.self_attn.q_proj.weight": (2, 2 * 2 * 16),
+        "model.layers.*.self_attn.k_proj.weight": (2, 2 * 2 * 8),
+        "model.layers.*.self_attn.v_proj.weight": (2, 2 * 2 * 8),
+        "model.layers.*.self_attn.o_proj.weight": (2, 2 * 2 * 16),
+        "model.layers.*.mlp.gate_proj.weight": (2, 2 * 2 * 24),
+        "model.layers.*.mlp.up_proj.weight": (2, 2 * 2 * 24),
+        "model.layers.*.mlp.down_proj.weight": (2, 2 * 2 * 24),
+        "target KV of layer *, keys": (2, 2 * 2 * 2 * 8 * 2),
+        "target KV of layer *, values": (2, 2 * 2 * 2 * 8 * 2),
+    }
+    products = 2 * (16 + 8 + 8 + 16 + 3 * 24) + 40
+    attended = 2 * 2 * 3 * 8 * 2 * 2  # layers, requests, rows, columns, heads, head size
+    assert floor.operations == 2 * 6 * products + 4 * attended
+
+
+def test_floor_of_a_plain_decode_of_llama_3_8b():
+    from specsim.models.shapes import shape
+
+    model = shape("llama-3-8b").config
+    floor = forward_floor(model, 1, 1, 1024)
+    weights = sum(math.prod(size) for size in target_layout(model).values()) - 128256 * 4096 + 4096
+    assert floor.bytes == 2 * weights + 2 * 32 * 2 * 1024 * 8 * 128
+    assert floor.bytes == pytest.approx(15.0e9 + 0.134e9, rel=1e-2)
+
+
+def test_floor_of_a_round_reads_the_drafter_once_a_forward():
+    floor = parts_of(round_floor(MODEL, HEAD, TREE, requests=1, seq_len=8))
+    target = parts_of(forward_floor(MODEL, 1, 5, 8))
+    assert {name: floor[name] for name in target} == target
+    drafter = {name: each for name, each in floor.items() if name not in target}
+    # Two steps and the draft-extend; only that reads the features' fc. Rows looked up: 2 + 2 + 4.
+    assert drafter == {
+        "drafter midlayer.hidden_norm.weight": (3, 3 * 8),
+        "drafter midlayer.input_layernorm.weight": (3, 3 * 8),
+        "drafter midlayer.post_attention_layernorm.weight": (3, 3 * 8),
+        "drafter midlayer.self_attn.q_proj.weight": (3, 3 * 2 * 32),
+        "drafter midlayer.self_attn.k_proj.weight": (3, 3 * 2 * 16),
+        "drafter midlayer.self_attn.v_proj.weight": (3, 3 * 2 * 16),
+        "drafter midlayer.self_attn.o_proj.weight": (3, 3 * 2 * 16),
+        "drafter midlayer.mlp.gate_proj.weight": (3, 3 * 2 * 24),
+        "drafter midlayer.mlp.up_proj.weight": (3, 3 * 2 * 24),
+        "drafter midlayer.mlp.down_proj.weight": (3, 3 * 2 * 24),
+        "drafter norm.weight": (3, 3 * 8),
+        "drafter lm_head.weight": (3, 3 * 2 * 28),
+        "drafter fc.weight": (1, 2 * 48),
+        "drafter target embed_tokens.weight": (3, 2 * (2 + 2 + 4) * 4),
+        "drafter KV of layer *, keys": (3, 3 * 2 * 8 * 2),
+        "drafter KV of layer *, values": (3, 3 * 2 * 8 * 2),
+    }
+
+
+def test_an_eagle_head_reads_the_targets_vocabulary():
+    head = DrafterConfig("eagle", replace(MODEL, num_layers=1), 10, 4)
+    floor = parts_of(round_floor(MODEL, head, TREE, 1, 8))
+    assert floor["drafter target lm_head.weight"] == (3, 3 * 2 * 40)
+    assert floor["drafter fc.weight"] == (3, 3 * 2 * 32)  # of embedding and feature: every forward has both
+
+
+def test_a_plain_round_is_a_forward():
+    assert round_floor(MODEL, None, SpecConfig.plain(), 3, 8) == forward_floor(MODEL, 3, 1, 8)
+
+
+def test_time_of_a_floor_is_the_larger_of_bytes_and_operations():
+    ceilings = Ceilings(read=2e6, copy=1.0, dense=5e6)
+    assert Floor((Part("a", 4), Part("b", 6)), 5).us(ceilings) == 5
+    assert Floor((Part("a", 4),), 100).us(ceilings) == 20
+
+
+def test_products_of_a_layer_have_the_shapes_of_its_tensors():
+    assert shapes(MODEL) == {"qkv": (8, 4), "o": (4, 4), "gate-up": (12, 4), "down": (4, 6), "lm_head": (10, 4)}
+    assert product_floor(3, 8, 4).bytes == 2 * (32 + 12 + 24)
+    assert product_floor(3, 8, 4).operations == 2 * 3 * 32

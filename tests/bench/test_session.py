@@ -1,0 +1,107 @@
+"""Runs of suites: rows as they come, exit statuses, bad options."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import specsim.bench.clock
+import specsim.bench.scene
+import specsim.bench.session as run
+from specsim.bench.roofline import Ceilings, Floor, Part
+from specsim.bench.row import OURS, Asked, Check, Row, Timing
+from specsim.bench.session import bench
+from specsim.bench.suites import Options, Suite
+from specsim.cli.main import main
+from specsim.core.errors import InputError
+
+CEILINGS = Ceilings(read=1e12, copy=1e12, dense=1e12)
+PASSED, FAILED = Check("numbers", 0.0, 0), Check("numbers", 1.0, 0, "entry 3: 1, not 2")
+FLOOR = Floor((Part("weight", 4_000_000),), 1_000_000)  # 4 us
+
+
+@pytest.mark.parametrize("suite", run.SUITES)
+def test_the_groups_of_a_suite_are_found(suite):
+    for group in run.SUITES[suite].groups.values():
+        group(Options(suite), CEILINGS).close()  # nothing runs before the first row is asked for
+
+
+ASKED = (Asked("time / floor", 1.25, 1.3),)
+ROWS = (
+    Row("linear", {"rows": 8}, {OURS: PASSED}, {OURS: Timing(5.0, 1.0, 9)}, FLOOR, 4.0, ASKED),
+    Row("linear", {"rows": 64}, {OURS: PASSED, "library": PASSED}, {"library": Timing(9.0, 1.0, 9)}, FLOOR, 4.0),
+)
+
+
+@pytest.fixture
+def suite(monkeypatch):
+    """A suite of made-up rows that needs no GPU."""
+
+    def install(*rows: Row) -> None:
+        suites = {"kernels": Suite({"some": lambda options, ceilings: iter(rows)}, 60)}
+        monkeypatch.setattr("specsim.bench.session.SUITES", suites)
+        monkeypatch.setattr("specsim.bench.result.SUITES", suites)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(run, "versions", lambda device: {"gpu": "a GPU", "torch": "2", "triton": "3"})
+        monkeypatch.setattr(specsim.bench.clock, "measure_ceilings", lambda: CEILINGS)
+
+    return install
+
+
+def test_a_run_is_shown_and_written(suite, tmp_path, capsys):
+    suite(*ROWS)
+    file = tmp_path / "result.json"
+    with pytest.raises(SystemExit) as exit_:
+        main(["bench", "--suite", "kernels", "--json", str(file)])
+    assert exit_.value.code == 0
+    value = json.loads(file.read_text())
+    assert value["command"] == "specsim bench --suite kernels"
+    assert value["is_complete"]
+    assert value["rows"][0]["floor"]["parts"] == [{"tensor": "weight", "count": 1, "bytes": 4_000_000}]
+    assert value["rows"][0]["ratio"] == 1.25
+    assert value["rows"][1]["ratio"] is None
+    out = capsys.readouterr().out
+    assert "linear: rows 8" in out
+    assert "Every equality check passed; 1 of 1 asked figures are met." in " ".join(out.split())
+    assert "4,000,000 bytes" in out
+
+
+def test_a_failed_check_is_exit_status_1(suite, capsys):
+    suite(ROWS[0], Row("linear", {"rows": 1}, {OURS: FAILED}))
+    with pytest.raises(SystemExit) as exit_:
+        main(["bench", "--suite", "kernels"])
+    assert exit_.value.code == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "NOT EQUAL, so no time: numbers: entry 3: 1, not 2" in out
+    assert "NOT EQUAL in 1 of 2 rows" in out
+
+
+def test_what_time_cuts_off_is_a_part(suite):
+    suite(*ROWS)
+    result = bench(Options("kernels", seconds=1e-9))
+    assert (result.rows, result.finished, result.is_complete) == (ROWS[:1], (), False)
+    whole = bench(Options("kernels"))
+    assert (whole.rows, whole.finished, whole.is_complete) == (ROWS, ("some",), True)
+    assert not bench(Options("kernels", quick=True)).is_complete
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_one_sentence_and_exit_status_2(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["bench", "--suite", "round"])
+    assert exit_.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("specsim: device is 'cpu'; allowed: a GPU that CUDA can use")
+
+
+BAD = {"suite": "all", "only": "x", "seconds": 0, "shape": "llama-9"}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_options_are_named(name):
+    with pytest.raises(InputError) as error:
+        run.check_options(replace(Options("round"), **{name: BAD[name]}))
+    assert error.value.name == name
