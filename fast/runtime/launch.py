@@ -83,6 +83,10 @@ def nearest(x, DTYPE: tl.constexpr):
     return x.to(DTYPE)
 
 
+# Arguments of a launch that are Triton's own when it compiles; its interpreter lets a kernel have them.
+_TAKEN = {"device", "device_type", "grid", "num_ctas", "num_stages", "num_warps", "stream", "warmup"}
+
+
 class Kernel:
     """A Triton kernel, launched as `kernel[grid](name=argument, ...)`.
 
@@ -97,6 +101,10 @@ class Kernel:
 
     def __init__(self, function: FunctionType) -> None:
         parameters = inspect.signature(function).parameters
+        if taken := sorted(_TAKEN & set(parameters)):
+            raise ValueError(
+                f"{function.__name__} has a parameter {taken[0]}; a compiled launch takes that name itself"
+            )
         plain = [
             name
             for name, parameter in parameters.items()

@@ -49,14 +49,15 @@ def gumbel(seed, request_id, position, tokens):
 
 @kernel
 @no_type_check
-def _uniforms(seeds_ptr, request_ids_ptr, root_lens_ptr, depths_ptr, out_ptr, stream, size, BLOCK: tl.constexpr):
+def _uniforms(seeds_ptr, request_ids_ptr, root_lens_ptr, depths_ptr, out_ptr, stream_id, size, BLOCK: tl.constexpr):
     offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < size
     seed = tl.load(seeds_ptr + offs, mask=mask, other=0)
     request_id = tl.load(request_ids_ptr + offs, mask=mask, other=0)
     root_len = tl.load(root_lens_ptr + offs, mask=mask, other=0)
     depth = tl.load(depths_ptr + offs, mask=mask, other=0)
-    tl.store(out_ptr + offs, named_uniform(seed, request_id, stream, root_len, depth, tl.zeros_like(depth)), mask=mask)
+    uniform = named_uniform(seed, request_id, stream_id, root_len, depth, tl.zeros_like(depth))
+    tl.store(out_ptr + offs, uniform, mask=mask)
 
 
 def named_uniforms(
@@ -77,7 +78,7 @@ def named_uniforms(
         root_lens_ptr=root_lens,
         depths_ptr=depths,
         out_ptr=out,
-        stream=int(stream),
+        stream_id=int(stream),
         size=size,
         BLOCK=block,
     )

@@ -228,7 +228,7 @@ def test_neighbouring_names_draw_independently(change):
 
 
 @kernel
-def _indexed(names_ptr, out_ptr, stream, size, BLOCK: tl.constexpr):
+def _indexed(names_ptr, out_ptr, stream_id, size, BLOCK: tl.constexpr):
     offs = tl.arange(0, BLOCK)
     mask = offs < size
     seed = tl.load(names_ptr + offs, mask=mask, other=0)
@@ -236,7 +236,7 @@ def _indexed(names_ptr, out_ptr, stream, size, BLOCK: tl.constexpr):
     root_len = tl.load(names_ptr + 2 * size + offs, mask=mask, other=0)
     depth = tl.load(names_ptr + 3 * size + offs, mask=mask, other=0)
     index = tl.load(names_ptr + 4 * size + offs, mask=mask, other=0)
-    tl.store(out_ptr + offs, fast.named_uniform(seed, request_id, stream, root_len, depth, index), mask=mask)
+    tl.store(out_ptr + offs, fast.named_uniform(seed, request_id, stream_id, root_len, depth, index), mask=mask)
 
 
 def kernel_uniforms(stream: Stream, named: list[tuple], device: str) -> torch.Tensor:

@@ -105,6 +105,14 @@ print(*(each.name for each in _select_kernel._compiled.params if each.do_not_spe
     assert done.stdout.split() == ["num_rows", "num_candidates", "count"]
 
 
+@pytest.mark.parametrize("name", ["stream", "device", "grid"])
+def test_a_kernel_has_no_parameter_that_triton_takes(name):
+    namespace = {}
+    exec(f"def function(out_ptr, {name}): pass", namespace)
+    with pytest.raises(ValueError, match=f"function has a parameter {name};"):
+        kernel(namespace["function"])
+
+
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 100])
 def test_blocks_are_powers_of_two_that_hold_all_rows_where_programs_cost(count):
     block = block_of(count, 16)
