@@ -209,6 +209,18 @@ def forget_a_session(monkeypatch):
     monkeypatch.setattr(Residents, "close", lambda self: None)
 
 
+def share_and_record_nothing(monkeypatch):
+    """Shared pages are taken over without a record of their tokens."""
+
+    def wrong(self, request):
+        row = self._pools.open()
+        if self._tree is not None:
+            self._pools.share(row, self._tree.match(request.known_ids, request.prefill_len - 1))
+        return row
+
+    monkeypatch.setattr(Residents, "_open", wrong)
+
+
 # Each with a small program that shows it, and what is seen.
 FAULTS = {
     forget_next_token: ("0-1-8", "accepted is"),
@@ -218,6 +230,7 @@ FAULTS = {
     draw_again_on_resumption: ("1-0-8", "token_ids is"),
     commit_too_much: ("0-0-4", "IndexError"),
     keep_tokens_after_the_end: ("0-0-4", "token_ids is"),
+    share_and_record_nothing: ("0-2-8", "token_ids is"),
     forget_a_session: ("0-0-4", "AssertionError: slots or rows are still held after the last request"),
 }
 
