@@ -39,6 +39,8 @@ def pytest_configure(config) -> None:
 @pytest.hookimpl(trylast=True)  # after -k and -m, so that what they name is never left out as a whole
 def pytest_collection_modifyitems(config, items) -> None:
     """Keep combinations of parameters in which every two values meet; all with --whole, or if a case is named."""
+    from specsim.correctness.pairwise import covering
+
     config.stash[LEFT_OUT] = 0
     if config.getoption("--whole") or any("[" in argument for argument in config.args):
         return
@@ -47,7 +49,9 @@ def pytest_collection_modifyitems(config, items) -> None:
         if item.get_closest_marker("whole"):
             continue
         by_test.setdefault((item.path, getattr(item, "originalname", item.name)), []).append(item)
-    kept = {item for group in by_test.values() for item in _covering(group)} or set(items)
+    kept = {
+        item for group in by_test.values() for item in covering(group, lambda item: combinations(_values(item), 2))
+    } or set(items)
     config.stash[LEFT_OUT] = len(items) - len(kept)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
@@ -71,17 +75,6 @@ def pytest_terminal_summary(terminalreporter) -> None:
         terminalreporter.write_line(
             f"{count} combinations of parameters left out: every two values meet in another one; --whole runs all."
         )
-
-
-def _covering(group: list) -> list:
-    """The item with the most pairs that are still missing, the first of equals, until none is."""
-    pairs = {item: set(combinations(_values(item), 2)) for item in group}
-    kept, missing = [item for item in group if not pairs[item]], set().union(*pairs.values())
-    while missing:
-        best = max(pairs, key=lambda item: len(pairs[item] & missing))
-        kept.append(best)
-        missing -= pairs.pop(best)
-    return kept
 
 
 def _values(item) -> list[tuple[str, int]]:
