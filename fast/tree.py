@@ -369,7 +369,8 @@ def _build_lanes(tree: VerifyInput, candidates: Candidates, roots: Roots, config
 def _build_tree(tree: VerifyInput, candidates: Candidates, roots: Roots, config: SpecConfig) -> None:
     batch_size, num_nodes = tree.parents.shape
     if num_nodes <= _SMALL_NODES and config.num_candidates <= _SMALL_CANDIDATES:
-        return _build_small_tree(tree, candidates, roots, config)
+        _build_small_tree(tree, candidates, roots, config)
+        return
     columns = block_of(num_nodes, _COLUMNS)
     rows = block_of(num_nodes, _ROWS, columns)
     grid = batch_size, ceil_div(num_nodes, rows)

@@ -118,7 +118,7 @@ class Kernel:
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         """Give a launch over `grid` programs; an empty grid launches nothing."""
 
-        def launch(*args, **kwargs) -> None:
+        def launch(*args: object, **kwargs: object) -> None:
             if 0 in grid:
                 return
             kwargs = {"enable_fp_fusion": False, **kwargs}

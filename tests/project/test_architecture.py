@@ -193,6 +193,25 @@ def test_every_module_of_an_implementation_has_its_test():
     assert untested("fast", "fast") - operations("reference") == {"distribution", "uniforms"}
 
 
+def unannotated(source: str) -> list[str]:
+    """Functions of the host that lack the type of a parameter or of their result; kernels have none."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.FunctionDef) or any("no_type_check" in ast.unparse(d) for d in node.decorator_list):
+            continue
+        names = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        lacking = [each.arg for each in names if each.annotation is None and each.arg not in ("self", "cls")]
+        if lacking or node.returns is None:
+            found.append(node.name)
+    return found
+
+
+def test_host_functions_of_the_fast_implementation_have_types():
+    assert unannotated("def f(a, b: int) -> int: pass\n@no_type_check\ndef g(a): pass\ndef h(): pass") == ["f", "h"]
+    found = {name: unannotated(path.read_text()) for name, path in MODULES.items() if ROOT / "fast" in path.parents}
+    assert {name: functions for name, functions in found.items() if functions} == {}
+
+
 def project_files() -> list[Path]:
     """The files that belong to the project; hidden and built ones do not."""
     folders = [*(ROOT / name for name in TOP_FOLDERS), ROOT / ".ci"]
