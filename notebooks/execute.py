@@ -16,7 +16,8 @@ def execute(source: Path) -> nbformat.NotebookNode:
     """Run a source in a fresh kernel; cell ids and metadata are the same in every run."""
     notebook = jupytext.read(source)
     for index, cell in enumerate(notebook.cells):
-        cell.id, cell.metadata = f"cell-{index}", nbformat.NotebookNode()
+        cell.id = f"cell-{index}"
+        cell.metadata = nbformat.NotebookNode()
     NotebookClient(notebook, timeout=600, record_timing=False, resources={"metadata": {"path": FOLDER}}).execute()
     return notebook
 

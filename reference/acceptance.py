@@ -129,7 +129,8 @@ def block(
             mass = float(weight_V.sum())
             passes = uniforms[node - 1] * (mass + 1 - scale) < mass
         if passes:
-            accepted, bonus_V = node, weight_V
+            accepted = node
+            bonus_V = weight_V
     return Accepted(tree.path(accepted), inverse_cdf(bonus_V, final_uniform))
 
 

@@ -43,7 +43,9 @@ def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
     scaling = config.rope_scaling
     if scaling.get("rope_type", "default") == "default":
         return inverse
-    factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
+    factor = scaling["factor"]
+    low = scaling["low_freq_factor"]
+    high = scaling["high_freq_factor"]
     turns = scaling["original_max_position_embeddings"] * inverse / (2 * math.pi)
     share = ((turns - low) / (high - low)).clamp(0, 1)
     return share * inverse + (1 - share) * inverse / factor

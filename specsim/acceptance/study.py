@@ -15,7 +15,8 @@ from specsim.core.metrics import LOOP_SHARE, Acceptance, is_loop
 from specsim.core.pair import Pair
 from specsim.serving.generation import Generation, Output, generate
 
-LEAST_PROMPTS, LEAST_NEW_TOKENS = 40, 64
+LEAST_PROMPTS = 40
+LEAST_NEW_TOKENS = 64
 NAMES = {"eagle": "EAGLE", "eagle3": "EAGLE-3"}
 
 

@@ -24,8 +24,10 @@ from specsim.serving.generation import load_engine
 from specsim.serving.requests import make_requests
 from specsim.serving.scheduler import Scheduler
 
-PLAIN, EAGLE3 = SpecConfig.plain(), SpecConfig(topk=4, num_steps=3, num_draft_tokens=8)
-EAGER, STATIC = "transformers, eager", "transformers, static cache, compiled"
+PLAIN = SpecConfig.plain()
+EAGLE3 = SpecConfig(topk=4, num_steps=3, num_draft_tokens=8)
+EAGER = "transformers, eager"
+STATIC = "transformers, static cache, compiled"
 # An assistant has to be a causal language model, which an EAGLE head is not: it reads the target's features.
 FIRST_LAYER = "transformers, assisted by the target's first layer"
 ITSELF = "transformers, assisted by the target itself"
@@ -36,7 +38,9 @@ ASSISTANTS = (
 )
 NUM_DRAFTS = 3
 ATTENTION = ((1, 8), (4, 8), (4, 64))  # requests and nodes
-TINY_TOKENS, LARGE_TOKENS, LARGE_PROMPT = 128, 24, 128
+TINY_TOKENS = 128
+LARGE_TOKENS = 24
+LARGE_PROMPT = 128
 
 
 def shipped_rows(ceilings: Ceilings) -> Iterator[Row]:
@@ -79,7 +83,8 @@ def _row(name: str, pair: Pair, prompt: Sequence[int], count: int, dtype: torch.
     for who, options in ways.items():
         run = lambda options=options: peer(**options)  # noqa: E731
         contenders.append(Contender(who, lambda _, run=run: run(), judge, lambda run=run: _per_token(run, count)))
-    model, itemsize = pair.target.config, dtype.itemsize
+    model = pair.target.config
+    itemsize = dtype.itemsize
     floor = forward_floor(model, 1, 1, len(prompt) + count // 2, itemsize)
     setting = {"prompt": len(prompt), "tokens": count, "dtype": str(dtype).removeprefix("torch.")}
     notes = [ASSISTANTS, "the floor is plain decoding's, a token"]
@@ -94,13 +99,16 @@ class Ours:
     def __init__(self, pair: Pair, config: SpecConfig, prompt: Sequence[int], count: int, dtype: torch.dtype) -> None:
         self._pair = replace(pair, drafter=None) if config.is_plain else pair
         engine = load_engine(self._pair, config, EngineOptions("fast", dtype, "cuda", "round", 1))
-        self._prompt, self._params = list(prompt), SamplingParams(max_new_tokens=count, ignore_eos=True)
+        self._prompt = list(prompt)
+        self._params = SamplingParams(max_new_tokens=count, ignore_eos=True)
         room = 2 * engine.config.reserved_columns(len(prompt) + count)
-        self._scheduler, self._served = Scheduler(engine, ServingConfig("overlap", max_running=1, num_slots=room)), 0
+        self._scheduler = Scheduler(engine, ServingConfig("overlap", max_running=1, num_slots=room))
+        self._served = 0
 
     @torch.inference_mode()
     def __call__(self) -> list[int]:
-        scheduler, self._served = self._scheduler, self._served + 1
+        scheduler = self._scheduler
+        self._served = self._served + 1
         (request,) = make_requests(self._pair, [self._prompt], self._params, [self._served], scheduler.max_len)
         scheduler.submit(request)
         scheduler.run()
@@ -111,13 +119,15 @@ class Peer:
     """transformers' model of the same tensors, and its first layer alone under the same head."""
 
     def __init__(self, pair: Pair, prompt: Sequence[int], count: int, dtype: torch.dtype, device: str = "cuda") -> None:
-        self._ids, self._count = torch.tensor([list(prompt)], device=device), count
+        self._ids = torch.tensor([list(prompt)], device=device)
+        self._count = count
         self.model, self.first_layer = (_causal_model(pair, dtype, device, layers) for layers in (None, 1))
 
     def __call__(self, assistant: Any = None, **options: Any) -> list[int]:
         if assistant is not None:
             given = assistant.generation_config
-            given.num_assistant_tokens, given.num_assistant_tokens_schedule = NUM_DRAFTS, "constant"
+            given.num_assistant_tokens = NUM_DRAFTS
+            given.num_assistant_tokens_schedule = "constant"
             given.assistant_confidence_threshold = 0.0
             options["assistant_model"] = assistant
         length = {"max_new_tokens": self._count, "min_new_tokens": self._count}

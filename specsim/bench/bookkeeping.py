@@ -21,7 +21,9 @@ from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.core.state import State
 from specsim.core.target import ModelConfig
 
-REQUESTS, SEQ_LEN, VOCAB_SIZE = 32, 1024, 64
+REQUESTS = 32
+SEQ_LEN = 1024
+VOCAB_SIZE = 64
 
 CONFIG = SpecConfig(topk=8, num_steps=6, num_draft_tokens=64, max_len=2048)
 MOST_US = 60.0
@@ -65,9 +67,11 @@ def make_round(model: ModelConfig, num_features: int, device: str = "cuda") -> R
     on_cpu = Batch.of(list(range(REQUESTS)), rows, [SEQ_LEN] * REQUESTS, params, VOCAB_SIZE)
     columns = SEQ_LEN + torch.arange(CONFIG.num_draft_tokens)
     locations = pools.req_to_token.cpu()[:, columns]
-    candidates, bonus_tokens = _candidates(generator), torch.zeros(REQUESTS, dtype=torch.int32)
+    candidates = _candidates(generator)
+    bonus_tokens = torch.zeros(REQUESTS, dtype=torch.int32)
     expected = tree.build(candidates, bonus_tokens, on_cpu.seq_lens, locations, CONFIG)
-    num_rows, batch = REQUESTS * CONFIG.num_draft_tokens, on_cpu.to(device)
+    num_rows = REQUESTS * CONFIG.num_draft_tokens
+    batch = on_cpu.to(device)
     logits = torch.randn(num_rows, VOCAB_SIZE, generator=generator).to(device, torch.bfloat16)
     agree_with(logits, expected, 0.8, generator)
     verify_input = expected.to(device)
@@ -84,7 +88,8 @@ def _candidates(generator: torch.Generator) -> Candidates:
     from specsim.reference.drafting import child_scores, parent_ids, root_scores
     from specsim.reference.sampling import topk
 
-    k, steps = CONFIG.topk, CONFIG.num_steps
+    k = CONFIG.topk
+    steps = CONFIG.num_steps
 
     def drafts(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
         prob = torch.rand(*shape, VOCAB_SIZE, generator=generator).softmax(-1)
@@ -92,7 +97,9 @@ def _candidates(generator: torch.Generator) -> Candidates:
 
     first, tokens_BK = drafts(REQUESTS)
     scores_BK = root_scores(first, CONFIG.score)
-    tokens, scores, parents = [tokens_BK], [scores_BK], [torch.arange(-1, k).expand(REQUESTS, -1)]
+    tokens = [tokens_BK]
+    scores = [scores_BK]
+    parents = [torch.arange(-1, k).expand(REQUESTS, -1)]
     for step in range(steps - 1):
         prob, ids = drafts(REQUESTS, k)
         children = child_scores(scores_BK, prob, CONFIG.score).flatten(1)

@@ -9,7 +9,8 @@ from specsim.bench.row import Check
 
 def equal(what: str, found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> Check:
     """Every tensor bit for bit; error: how many entries differ."""
-    differing, first = 0, ""
+    differing = 0
+    first = ""
     for name, tensor in expected.items():
         ours = found[name]
         if ours.shape != tensor.shape:
@@ -34,7 +35,8 @@ def within(what: str, found: torch.Tensor, exact: torch.Tensor, budget: torch.Te
     share = ((found.to(exact.dtype) - exact).abs() / budget).flatten()
     share = torch.where(share.isnan(), torch.inf, share)
     place = int(share.argmax())
-    error, values = float(share[place]), (found.flatten()[place].item(), exact.flatten()[place].item())
+    error = float(share[place])
+    values = (found.flatten()[place].item(), exact.flatten()[place].item())
     where = f"entry {place} of shape {tuple(found.shape)}: {values[0]:.6g}, exact {values[1]:.6g}"
     return Check(what, error, 1, "" if error <= 1 else where)
 

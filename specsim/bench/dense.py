@@ -70,8 +70,10 @@ def target_forward(
     """(logits [last, V] of the last rows, features [R, F]: what enters the feature layers) in dtype."""
     from specsim.reference.layers import Weights, rms_norm
 
-    model, tensors = pair.target.config, Cast(pair.target.tensors, dtype)
-    weights, eps = Weights(tensors), model.rms_norm_eps
+    model = pair.target.config
+    tensors = Cast(pair.target.tensors, dtype)
+    weights = Weights(tensors)
+    eps = model.rms_norm_eps
     hidden = pair.target.tensors["model.embed_tokens.weight"][ids].to(dtype)
     entering = {}
     for layer in range(model.num_layers):
@@ -102,11 +104,13 @@ def eagle3_forward(pair: Pair, ids: torch.Tensor, features: torch.Tensor, dtype:
     eps = model.rms_norm_eps
     weights = Weights(Cast(head.tensors, dtype))
     own = head.tensors.get("embed_tokens.weight", pair.target.tensors["model.embed_tokens.weight"])
-    hidden, layer = weights.project(features.to(dtype), "fc"), weights.under("midlayer")
+    hidden = weights.project(features.to(dtype), "fc")
+    layer = weights.under("midlayer")
     embedded = rms_norm(own[ids].to(dtype), layer["input_layernorm.weight"], eps)
     normed = rms_norm(hidden, layer["hidden_norm.weight"], eps)
     residual = normed if config.norm_before_residual else hidden
-    both, rows = torch.cat([embedded, normed], dim=-1), Rows.causal(len(ids), ids.device)
+    both = torch.cat([embedded, normed], dim=-1)
+    rows = Rows.causal(len(ids), ids.device)
     return _layer(residual, both, layer, model, rows, model.window(0), None)[-1]
 
 
@@ -132,7 +136,8 @@ def _layer(
     from specsim.reference.layers import rms_norm
 
     hidden = residual + _attention(normed, weights.under("self_attn"), model, rows, window, past)
-    normed, mlp = rms_norm(hidden, weights["post_attention_layernorm.weight"], model.rms_norm_eps), weights.under("mlp")
+    normed = rms_norm(hidden, weights["post_attention_layernorm.weight"], model.rms_norm_eps)
+    mlp = weights.under("mlp")
     return hidden + mlp.project(silu(mlp.project(normed, "gate_proj")) * mlp.project(normed, "up_proj"), "down_proj")
 
 
@@ -152,7 +157,8 @@ def _attention(
         query = rms_norm(query, weights["q_norm.weight"], model.rms_norm_eps)
         key = rms_norm(key, weights["k_norm.weight"], model.rms_norm_eps)
     inverse = inverse_frequencies(model).to(normed.device)
-    query, key = rotate(query, rows.positions, inverse), rotate(key, rows.positions, inverse)
+    query = rotate(query, rows.positions, inverse)
+    key = rotate(key, rows.positions, inverse)
     if past is not None:
         key, value = (torch.cat([part.to(own.dtype), own]) for part, own in zip(past, (key, value), strict=True))
     grouped = query.unflatten(1, (model.num_kv_heads, -1)).permute(1, 2, 0, 3).flatten(1, 2)  # a head's group as rows

@@ -16,7 +16,9 @@ from specsim.models.shipped import load_prompts
 from specsim.serving.generation import Generation, generate
 
 EAGLE3 = SpecConfig(topk=4, num_steps=3, num_draft_tokens=8)
-TOGETHER, ALONE, NEW_TOKENS = 64, 4, 32
+TOGETHER = 64
+ALONE = 4
+NEW_TOKENS = 32
 
 
 def sameness_rows(quick: bool) -> Iterator[Row]:
@@ -25,7 +27,8 @@ def sameness_rows(quick: bool) -> Iterator[Row]:
     count = 8 if quick else TOGETHER
     texts = (TOGETHER * [each["text"] for each in load_prompts()])[:count]
     run = partial(_generate, pair)
-    company, again = run(texts), run(texts)
+    company = run(texts)
+    again = run(texts)
     yield _row("two runs", {"requests": count}, _equal("tokens and logprobs, bit for bit", company, again))
     places = range(min(ALONE, count))
     on_cpu = generate(pair, [texts[place] for place in places], EAGLE3, _PARAMS, request_ids=list(places))

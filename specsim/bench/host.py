@@ -18,7 +18,9 @@ MOST_HOST_US = 100.0
 def host_row(name: str, setting: Mapping[str, Any], scene: Scene, judged: Check) -> Row:
     """What the host does of a round that was judged: its time until all is enqueued, and that it never waits."""
     check = all_of("the round's own check, and that the host never waits", judged, _without_waiting(scene))
-    timings, asked, notes = {}, (), ()
+    timings = {}
+    asked = ()
+    notes = ()
     if check.passed:
         timings[OURS], first = host_times(scene)
         asked = (Asked("host time, us", timings[OURS].median_us, MOST_HOST_US),)
@@ -44,7 +46,8 @@ def _without_waiting(scene: Scene) -> Check:
 
 def host_times(scene: Scene, samples: int = 15) -> tuple[Timing, float]:
     """Wall-clock time until a round is enqueued, of all but the first after the device was idle; and of the first."""
-    first, others = [], []
+    first = []
+    others = []
     for _ in range(samples):
         torch.cuda.synchronize()
         before = time.perf_counter()

@@ -12,12 +12,14 @@ from specsim.bench.roofline import Ceilings, Floor, Part
 from specsim.bench.row import OURS, Check, Row
 from specsim.core.target import ModelConfig
 
-ROWS, FEW_ROWS = (1, 8, 16, 64), (1, 64)
+ROWS = (1, 8, 16, 64)
+FEW_ROWS = (1, 64)
 
 
 def shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
     """(outputs, inputs) of the products that one forward consists of, projections of the same input as one."""
-    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    queries = model.num_heads * model.head_dim
+    keys = model.num_kv_heads * model.head_dim
     return {
         "qkv": (queries + 2 * keys, model.hidden_size),
         "o": (model.hidden_size, queries),

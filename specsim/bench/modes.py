@@ -20,7 +20,8 @@ from specsim.serving.generation import load_engine
 Mode = Literal["eager", "step", "phase", "round"]
 MODES: tuple[Mode, ...] = ("eager", "step", "phase", "round")
 EAGLE3 = SpecConfig(topk=4, num_steps=3, num_draft_tokens=8)
-ROUNDS, SAMPLES = 16, 9
+ROUNDS = 16
+SAMPLES = 9
 ENQUEUED = f"{OURS}, enqueued"
 Rounds = list[list[int]]  # tokens of each round
 

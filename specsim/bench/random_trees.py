@@ -9,7 +9,8 @@ def random_parents(requests: int, nodes: int, depth: int, generator: torch.Gener
     """Parents of each tree's nodes: any earlier node above that depth, -1 for the root."""
     trees = []
     for _ in range(requests):
-        parents, depths = [-1], [0]
+        parents = [-1]
+        depths = [0]
         for _ in range(1, nodes):
             above = [node for node, its_depth in enumerate(depths) if its_depth < depth]
             parents.append(above[int(torch.randint(len(above), (1,), generator=generator))])
@@ -24,7 +25,8 @@ def tree_input(
     """The verify input of these trees, on the CPU; draft_tokens, cache_locations: [B, N]."""
     from specsim.reference.tree import depths_of, links, visibility
 
-    all_links, shape = [links(own) for own in parents], draft_tokens.shape
+    all_links = [links(own) for own in parents]
+    shape = draft_tokens.shape
     return VerifyInput(
         draft_tokens=draft_tokens.long(),
         parents=torch.tensor(parents),
@@ -40,9 +42,11 @@ def tree_input(
 
 def agree_with(logits_RV: torch.Tensor, verify_input: VerifyInput, share: float, generator: torch.Generator) -> None:
     """Make the first child of so many of the nodes the likeliest token there, in place."""
-    tokens, first = verify_input.draft_tokens.cpu(), verify_input.retrieve_next_token.cpu()
+    tokens = verify_input.draft_tokens.cpu()
+    first = verify_input.retrieve_next_token.cpu()
     chosen = (first >= 0) & (torch.rand(first.shape, generator=generator) < share)
     rows = chosen.flatten().nonzero()[:, 0]
     wanted = tokens.gather(1, first.clamp(min=0)).flatten()[rows]
-    rows, wanted = rows.to(logits_RV.device), wanted.to(logits_RV.device)
+    rows = rows.to(logits_RV.device)
+    wanted = wanted.to(logits_RV.device)
     logits_RV[rows, wanted] = logits_RV[rows].amax(dim=1) + 1

@@ -73,7 +73,8 @@ def _grouped(parts: Iterable[Part]) -> tuple[Part, ...]:
 
 def _weights(layout: Mapping[str, tuple[int, ...]], rows: int, itemsize: int, prefix: str = "") -> Floor:
     """Every tensor once, each matrix multiplied with so many rows; an embedding is read a row at a time."""
-    parts, operations = [], 0
+    parts = []
+    operations = 0
     for name, shape in layout.items():
         numbers = shape[0] * (shape[1] if len(shape) == 2 else 1)
         if name.endswith("embed_tokens.weight"):
@@ -135,7 +136,8 @@ def round_floor(
     floor = forward_floor(model, requests, config.num_draft_tokens, seq_len, itemsize)
     if config.is_plain or drafter is None:
         return floor
-    lanes, extended = config.topk, config.num_steps + 1
+    lanes = config.topk
+    extended = config.num_steps + 1
     for _ in range(config.num_steps - 1):
         floor += _draft_forward(drafter, model, requests, lanes, lanes, seq_len, False, itemsize)
     return floor + _draft_forward(drafter, model, requests, extended, 1, seq_len, True, itemsize)

@@ -16,7 +16,8 @@ from specsim.core.phases import DraftInput, RoundOutput, State, VerifyInput
 
 # How much further from the exact our worst error, and the root of its mean square, may be than plain torch's in the
 # same type: both round as often, in another order.
-WORST, WHOLE = 3.0, 2.0
+WORST = 3.0
+WHOLE = 2.0
 SMALLEST = torch.finfo(torch.float32).tiny  # below it a probability may be 0
 
 
@@ -28,7 +29,9 @@ def judge_round(scene: Scene, requests: Sequence[int] = (0,), with_eager: bool =
     after a real prefill the hidden state. Drafts of later steps are not: a wrong one costs its acceptance.
     """
     output = scene.round()
-    verify_input, verified, pools = output.verify_input, output.verify_output, scene.pools
+    verify_input = output.verify_input
+    verified = output.verify_output
+    pools = scene.pools
     checks = [_against_eager(scene, output)] if with_eager else []
     checks += _trees(scene, verify_input)
     checks.append(judge_verdict(
@@ -90,16 +93,21 @@ def _trees(scene: Scene, verify_input: VerifyInput) -> list[Check]:
 
 def _against_dense(scene: Scene, output: RoundOutput, request: int) -> list[Check]:
     """Compare one request with plain torch: the target's logits, and the state for the next draft phase."""
-    nodes, verify_input = scene.engine.config.num_draft_tokens, output.verify_input
+    nodes = scene.engine.config.num_draft_tokens
+    verify_input = output.verify_input
     own = slice(request * nodes, (request + 1) * nodes)
-    length, ids = int(scene.batch.seq_lens[request]), verify_input.draft_tokens[request]
-    positions, mask = verify_input.positions[own], verify_input.mask[request]
+    length = int(scene.batch.seq_lens[request])
+    ids = verify_input.draft_tokens[request]
+    positions = verify_input.positions[own]
+    mask = verify_input.mask[request]
     prefix = None if scene.prompts else lambda layer: _kv_of(scene, request, length, layer)
     rows = Rows.tree(length, positions, mask, with_prompt=scene.prompts is not None)
     if scene.prompts:
         ids = torch.cat([torch.tensor(scene.prompts[request], device=ids.device), ids])
     layers = scene.engine.drafter.feature_layers
-    given, wider, own_dtype = (nodes, prefix, layers), _wider(scene), scene.engine.dtype
+    given = (nodes, prefix, layers)
+    wider = _wider(scene)
+    own_dtype = scene.engine.dtype
     exact, features = target_forward(scene.pair, ids, rows, wider, *given)
     rounded, rounded_features = target_forward(scene.pair, ids, rows, own_dtype, *given)
     ours = output.verify_output.target_logits[own]
@@ -115,7 +123,8 @@ def _bonus_token(output: RoundOutput, request: int) -> Check:
     """Compare the root of the next tree with the token after the last accepted node, which is checked elsewhere."""
     verdict = output.verify_output.verdict
     last = verdict.accept_index[request].max().long()  # nodes of a path ascend
-    found, expected = output.draft_input.bonus_tokens[request], verdict.predict[last]
+    found = output.draft_input.bonus_tokens[request]
+    expected = verdict.predict[last]
     return equal(f"next bonus token of request {request}", {"token": found}, {"token": expected})
 
 
@@ -154,8 +163,10 @@ def _kv_of(scene: Scene, request: int, length: int, layer: int) -> tuple[torch.T
 
 def _hidden(scene: Scene, output: RoundOutput, request: int, ids: torch.Tensor, features: list[torch.Tensor]) -> Check:
     """Compare the drafter's hidden state after the accepted path; its ids are one place ahead of the features."""
-    verdict, length = output.verify_output.verdict, int(scene.batch.seq_lens[request])
-    nodes, count = scene.engine.config.num_draft_tokens, int(verdict.num_accepted_tokens[request])
+    verdict = output.verify_output.verdict
+    length = int(scene.batch.seq_lens[request])
+    nodes = scene.engine.config.num_draft_tokens
+    count = int(verdict.num_accepted_tokens[request])
     path = verdict.accept_index[request, :count].long() - request * nodes
     rows = torch.cat([torch.arange(length, device=ids.device), length + path])
     bonus = output.draft_input.bonus_tokens[request : request + 1].long()

@@ -26,7 +26,8 @@ MOST_REQUESTS = 16
 RATES = (0.8, 0.6, 0.4)  # of synthetic acceptance, by position
 MOST_LAUNCHES = 1.0
 RANDOM = "random weights: no draft but chance is accepted, which changes what is committed, not what is read"
-PLAIN, EAGLE3 = SpecConfig.plain(), SpecConfig(topk=4, num_steps=3, num_draft_tokens=8)
+PLAIN = SpecConfig.plain()
+EAGLE3 = SpecConfig(topk=4, num_steps=3, num_draft_tokens=8)
 # Setting, temperature, and the asked limit of time over floor.
 ROUNDS = (
     ("plain decode", PLAIN, 0.0, 1.20),
@@ -84,7 +85,8 @@ def scene_of(
 
 def round_row(name: str, scene: Scene, ceilings: Ceilings, limit: float | None) -> Row:
     """Device time a round of several that follow each other, what lies between two graphs included."""
-    config, pair = scene.engine.config, scene.pair
+    config = scene.engine.config
+    pair = scene.pair
     floor = round_floor(pair.target.config, pair.drafter and pair.drafter.config, config, scene.batch.size, SEQ_LEN)
     judge = cache(lambda _: judge_round(scene))
     us = Contender(OURS, lambda _: None, judge, lambda: consecutive(scene))
@@ -117,7 +119,9 @@ def launch_rows(shape: str) -> Iterator[Row]:
     pair = stacked(random_pair(shape, "cuda", torch.bfloat16))
     for name, config, temperature, _ in ROUNDS[:2]:
         scene = scene_of(pair, config, temperature)
-        check, asked, notes = judge_round(scene), (), ()
+        check = judge_round(scene)
+        asked = ()
+        notes = ()
         if check.passed:
             graphs, others = launches(scene)
             asked = (Asked("graph launches a round", graphs, MOST_LAUNCHES),)
@@ -136,13 +140,16 @@ def forward_row(pair: Pair, nodes: int, ceilings: Ceilings, limit: float) -> Row
 
     steps, topk = (3, 4) if nodes <= 8 else (6, 8)
     scene = scene_of(pair, SpecConfig(topk=topk, num_steps=steps, num_draft_tokens=nodes))
-    engine, output = scene.engine, scene.round()
-    verify_input, logits = output.verify_input, {"logits": output.verify_output.target_logits}
+    engine = scene.engine
+    output = scene.round()
+    verify_input = output.verify_input
+    logits = {"logits": output.verify_output.target_logits}
 
     @torch.inference_mode()
     def forward() -> torch.Tensor:
         metadata = tree_metadata(scene.batch, verify_input, scene.pools)
-        ids, features = verify_input.draft_tokens.view(-1), engine.drafter.feature_layers
+        ids = verify_input.draft_tokens.view(-1)
+        features = engine.drafter.feature_layers
         hidden, _ = engine.target.forward(ids, metadata, scene.pools.target, features)
         return engine.target.logits(hidden)
 

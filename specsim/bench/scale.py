@@ -20,11 +20,16 @@ from specsim.core.pool import KVPool
 from specsim.models.shapes import random_pair, shape
 from specsim.serving.generation import load_engine
 
-MOST_TOKENS, MOST_RATIO = 900_000, 1.6
+MOST_TOKENS = 900_000
+MOST_RATIO = 1.6
 LONGEST = 131_072
-REQUESTS, LENGTHS = (1, 4, 16, 64, 256), (1024, 4096, 16384, 65536, LONGEST)
-ALL_REQUESTS, ALL_LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256), (1024, 2048, 4096, 8192, 16384, 32768, 65536, LONGEST)
-PAGE_SIZE, ROUNDS, SAMPLES = 16, 4, 5
+REQUESTS = (1, 4, 16, 64, 256)
+LENGTHS = (1024, 4096, 16384, 65536, LONGEST)
+ALL_REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+ALL_LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, LONGEST)
+PAGE_SIZE = 16
+ROUNDS = 4
+SAMPLES = 5
 PLAIN = SpecConfig.plain(PAGE_SIZE)
 EAGLE3 = SpecConfig(topk=4, num_steps=3, num_draft_tokens=8, page_size=PAGE_SIZE)
 INVENTED = "KV is random, as is the first draft; pages are the pool's, no prompt was prefilled"

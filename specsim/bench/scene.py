@@ -77,7 +77,8 @@ def prefilled(
 def invented(pair: Pair, engine: Engine, pools: KVPool, requests: int, seq_len: int, slack: int = 0) -> Scene:
     """Make requests over the KV that the pools hold, with random first drafts, at temperature 0."""
     batch = _batch(engine, pools, [seq_len] * requests, seq_len + slack, 0.0)
-    topk, device = 0 if engine.config.is_plain else engine.config.topk, engine.device
+    topk = 0 if engine.config.is_plain else engine.config.topk
+    device = engine.device
     first = torch.arange(topk, device=device).expand(requests, topk).contiguous()
     drafter: Any = engine.drafter
     hidden_size: int = drafter.hidden_size  # which every drafter of the fast implementation has

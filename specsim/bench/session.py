@@ -44,7 +44,8 @@ def bench(
     from specsim.bench.clock import measure_ceilings
     from specsim.bench.show import show_ceilings, show_row
 
-    groups, start = check_options(options), time.perf_counter()
+    groups = check_options(options)
+    start = time.perf_counter()
     most = options.seconds or SUITES[options.suite].seconds
     torch.manual_seed(0)
     result = Result(options, command, now(), versions("cuda"), measure_ceilings())

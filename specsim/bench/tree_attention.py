@@ -18,13 +18,21 @@ from specsim.core.config import SamplingParams
 from specsim.core.phases import Batch, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 
-HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
+HEADS = 32
+KV_HEADS = 8
+HEAD_DIM = 128
 GROUP = HEADS // KV_HEADS
 COLUMNS = 32768  # of a request, its tree included
-REQUESTS, NODES, PAGE_SIZES = (1, 4, 8), (1, 8, 16, 32, 64), (16, 64)
-SDPA, FLEX = "SDPA, explicit mask, gather counted", "flex_attention, KV contiguous already"
+REQUESTS = (1, 4, 8)
+NODES = (1, 8, 16, 32, 64)
+PAGE_SIZES = (16, 64)
+SDPA = "SDPA, explicit mask, gather counted"
+FLEX = "flex_attention, KV contiguous already"
 # Of the read bandwidth for few rows at one request and at more, of the dense rate for many.
-SHARE_ALONE, SHARE_TOGETHER, SHARE_DENSE, FEW_NODES = 0.55, 0.75, 0.50, 16
+SHARE_ALONE = 0.55
+SHARE_TOGETHER = 0.75
+SHARE_DENSE = 0.50
+FEW_NODES = 16
 
 
 Attend = Callable[[int], torch.Tensor]  # attention over the KV of a layer
@@ -91,7 +99,8 @@ def attention_row(requests: int, nodes: int, page_size: int, ceilings: Ceilings)
 
 def attention_floor(requests: int, nodes: int, columns: int) -> Floor:
     """Keys and values once, the queries and what comes of them; nodes are counted as if they all saw all columns."""
-    kv, rows = 2 * requests * columns * KV_HEADS * HEAD_DIM, 2 * requests * nodes * HEADS * HEAD_DIM
+    kv = 2 * requests * columns * KV_HEADS * HEAD_DIM
+    rows = 2 * requests * nodes * HEADS * HEAD_DIM
     parts = Part("keys", kv), Part("values", kv), Part("queries", rows), Part("attended", rows)
     return Floor(parts, 4 * requests * nodes * columns * HEADS * HEAD_DIM)
 
@@ -148,7 +157,8 @@ def _seen(case: Trees) -> torch.Tensor:
 
 def sdpa(case: Trees) -> Attend:
     """Gather, then attend with an explicit mask; a group's queries are rows of one head, so that no key is copied."""
-    query, nodes = _rows_of_group(case), case.mask.shape[1]
+    query = _rows_of_group(case)
+    nodes = case.mask.shape[1]
     mask = _seen(case).repeat_interleave(GROUP, dim=1)[:, None]
 
     def run(layer: int) -> torch.Tensor:
@@ -210,7 +220,8 @@ def judge_attention(case: Trees) -> Callable[[torch.Tensor], Check]:
     The budget is four times the largest error of the same formula with weights and result rounded to bf16.
     """
     nodes = case.mask.shape[1]
-    query, seen = _rows_of_group(case), _seen(case).repeat_interleave(GROUP, dim=1)
+    query = _rows_of_group(case)
+    seen = _seen(case).repeat_interleave(GROUP, dim=1)
     keys, values = _gathered(case, 0)
     cases = []
     for request in sorted({0, len(case.mask) - 1}):

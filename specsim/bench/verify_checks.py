@@ -35,7 +35,8 @@ def judge_verdict(
     read = ("draft_tokens", "parents", "retrieve_next_token", "retrieve_next_sibling", "draft_prob")
     whole = {name: tensor for name, tensor in verify_input.tensors.items() if name in read}
     own = replace(verify_input, **{name: each[chosen.to(each.device)].cpu() for name, each in whole.items()})
-    batch, logits = batch.filter(chosen.to(logits_RV.device)).to("cpu"), logits_RV[rows.to(logits_RV.device)].cpu()
+    batch = batch.filter(chosen.to(logits_RV.device)).to("cpu")
+    logits = logits_RV[rows.to(logits_RV.device)].cpu()
     pools: Any = SimpleNamespace(token_ids=token_ids[batch.req_pool_indices.to(token_ids.device)].cpu())
     batch = replace(batch, req_pool_indices=torch.arange(len(places)))
     expected = verify.verify(batch, own, logits, config, pools, acceptance=acceptance)
@@ -73,14 +74,16 @@ def _tokens(
     """Tokens along the paths, the last of which may have been drawn, and their logprobs where they are the same."""
     from specsim.reference.sampling import target_prob
 
-    off, past = ours_BN[exact_BN < 0], logprobs_BW[paths < 0]
+    off = ours_BN[exact_BN < 0]
+    past = logprobs_BW[paths < 0]
     checks = [
         equal("tokens off the paths", {"tokens": off}, {"tokens": torch.full_like(off, -1)}),
         equal("logprobs past the paths", {"logprobs": past}, {"logprobs": torch.zeros_like(past)}),
     ]
     for request, path in enumerate(paths):
         path = path[path >= 0].long()
-        ours, exact = ours_BN[request, path], exact_BN[request, path]
+        ours = ours_BN[request, path]
+        exact = exact_BN[request, path]
         checks.append(equal("accepted tokens", {"tokens": ours[:-1]}, {"tokens": exact[:-1]}))
         low, high = sorted((int(ours[-1]), int(exact[-1])))
         last = len(path) if low == high else len(path) - 1

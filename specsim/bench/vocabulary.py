@@ -16,7 +16,8 @@ from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import Batch, Verdict, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 
-SEQ_LEN, MAX_LEN = 1024, 2048
+SEQ_LEN = 1024
+MAX_LEN = 2048
 # Requests and the tree of each; their product is the number of rows.
 TREES = (
     (1, SpecConfig.plain(max_len=MAX_LEN)),
@@ -32,7 +33,9 @@ DISTRIBUTIONS = (
     ("sampling verify, filters, peaked", FILTERS, 4.0),
     ("sampling verify, filters, flat", FILTERS, 0.5),
 )
-SHARE, MANY_ROWS, TOPK = 0.60, 512, 8
+SHARE = 0.60
+MANY_ROWS = 512
+TOPK = 8
 IN_CACHE = "so few logits lie in the L2 cache, as in a round after the product that makes them"
 
 
@@ -74,7 +77,8 @@ def make_case(
     parents = random_parents(requests, nodes, config.num_steps, generator)
     tokens = torch.stack([torch.randperm(vocab_size, generator=generator)[:nodes] for _ in range(requests)])
     verify_input = tree_input(parents, batch.seq_lens, tokens, torch.arange(requests * nodes).view(requests, nodes))
-    verify_input, logits = verify_input.to(device), []
+    verify_input = verify_input.to(device)
+    logits = []
     for _ in range(copies_of(2 * requests * nodes * vocab_size) if device == "cuda" else 1):
         values = torch.empty(requests * nodes, vocab_size, device=device, dtype=torch.bfloat16).normal_(0, scale)
         agree_with(values, verify_input, 0.8, generator)

@@ -38,7 +38,8 @@ def _bench(given: dict[str, Any]) -> None:
     asked = Options(**{name: each for name, each in given.items() if name != "json_file"})
     check_options(asked)
     check_writable(given["json_file"])
-    console, line = stdout_console(), options.command("specsim bench", bench, given, without=("json_file",))
+    console = stdout_console()
+    line = options.command("specsim bench", bench, given, without=("json_file",))
     result = run_suite(asked, line, given["json_file"], console)
     show(result, console)
     if not result.passed:

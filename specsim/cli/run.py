@@ -116,7 +116,8 @@ def _check_run(given: dict[str, Any]) -> None:
     from specsim.core.files import check_files
     from specsim.serving.trace import Trace
 
-    trace, source = given["trace"], given["requests"]
+    trace = given["trace"]
+    source = given["requests"]
     check_files({"requests": source}, json=given["json_file"], trace=trace)
     if given["shape"] is not None and source is None:
         raise InputError("requests", "the shipped texts", "a file with prompt_ids: a --shape has no tokenizer")

@@ -77,8 +77,10 @@ def latency(arrived: tuple[int, float] | None, emissions: Sequence[tuple[int, fl
     in_order = all(before[axis] <= after[axis] for before, after in pairwise(times) for axis in (0, 1))
     if not in_order or min(tokens for *_, tokens in emissions) < 1:
         raise ValueError(f"deliveries follow the arrival in order, each of at least one token, got {emissions}")
-    (first_step, first_seconds), (last_step, last_seconds) = times[1], times[-1]
-    steps, seconds = last_step - first_step, last_seconds - first_seconds
+    (first_step, first_seconds) = times[1]
+    (last_step, last_seconds) = times[-1]
+    steps = last_step - first_step
+    seconds = last_seconds - first_seconds
     more_tokens = sum(tokens for *_, tokens in emissions) - 1 or nan
     gaps = len(emissions) - 1 or nan
     return Latency(

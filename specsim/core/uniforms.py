@@ -35,10 +35,16 @@ def philox(counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, ...]) -> 
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
-        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        high0, high1 = (product0 >> 32) & _LOW, (product1 >> 32) & _LOW
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, product1 & _LOW, high0 ^ c3 ^ k1, product0 & _LOW
-        k0, k1 = (k0 + _KEY_STEPS[0]) & _LOW, (k1 + _KEY_STEPS[1]) & _LOW
+        product0 = c0 * _MULTIPLIERS[0]
+        product1 = c2 * _MULTIPLIERS[1]
+        high0 = (product0 >> 32) & _LOW
+        high1 = (product1 >> 32) & _LOW
+        c0 = high1 ^ c1 ^ k0
+        c1 = product1 & _LOW
+        c2 = high0 ^ c3 ^ k1
+        c3 = product0 & _LOW
+        k0 = (k0 + _KEY_STEPS[0]) & _LOW
+        k1 = (k1 + _KEY_STEPS[1]) & _LOW
     return c0, c1, c2, c3
 
 

@@ -7,7 +7,8 @@ from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError
 from specsim.core.grammar import Grammars
 
-MODES, GRAPHS = ("lockstep", "free"), ("eager", "step", "phase", "round")
+MODES = ("lockstep", "free")
+GRAPHS = ("eager", "step", "phase", "round")
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,8 @@ class Comparison:
         the budget is the largest that this field has had in the cell, its rehearsals included.
         """
         self._alike(name, values.reference, values.fast)
-        exact, fast = values.exact.double(), values.fast.double()
+        exact = values.exact.double()
+        fast = values.fast.double()
         right = (values.reference, values.fast) if self.tally.is_rehearsal else (values.reference,)
         allowed = self._largest(name, (budget(each, exact, self.eps) for each in right))
         self.within(name, exact, fast, allowed)
@@ -90,13 +91,16 @@ class Comparison:
 
     def within(self, name: str, expected: torch.Tensor, fast: torch.Tensor, allowed: float) -> None:
         """Every entry within a distance that was derived otherwise."""
-        expected, fast = expected.double(), fast.double()
+        expected = expected.double()
+        fast = fast.double()
         self._none_wrong(name, expected, fast, ~((fast == expected) | ((fast - expected).abs() <= allowed)))
 
     def layout(self, prefix: str, reference: State, fast: State, varying: frozenset[str] = frozenset()) -> None:
         """Shapes and types of a whole state; of the varying fields, whose rows depend on the choices, the type."""
         for each in fields(reference):  # pyright: ignore[reportArgumentType]  # every State is a dataclass
-            name, ours, theirs = prefix + each.name, getattr(reference, each.name), getattr(fast, each.name)
+            name = prefix + each.name
+            ours = getattr(reference, each.name)
+            theirs = getattr(fast, each.name)
             if type(ours) is not type(theirs):
                 raise Mismatch(f"{name} (type)", type(ours).__name__, type(theirs).__name__)
             if isinstance(ours, State):

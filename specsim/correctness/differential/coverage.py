@@ -10,8 +10,11 @@ from specsim.correctness.differential.scene import Scene
 
 def note_round(scene: Scene, request: int, tree: VerifyInput, outputs: Trio[VerifyOutput]) -> None:
     """Count what a request that was compared went through in a verify phase."""
-    noted, config, (_, length) = scene.tally.exercised, scene.config, scene.place(request)
-    num_nodes, page = config.num_draft_tokens, config.page_size
+    noted = scene.tally.exercised
+    config = scene.config
+    (_, length) = scene.place(request)
+    num_nodes = config.num_draft_tokens
+    page = config.page_size
     accepted = int(outputs.reference.verdict.num_accepted_drafts[request])
     noted["rounds"] += 1
     noted[f"accepted {accepted}"] += 1

@@ -64,7 +64,9 @@ class RowDistribution:
     def compare_draw(self, name: str, weight_V: torch.Tensor, uniform: float, token: int, node: int | None) -> None:
         """An inverse-CDF draw: the uniform lies in the token's share of the mass, or within the slack of it."""
         cdf_V = weight_V.cumsum(-1)
-        at, low, high = uniform * float(cdf_V[-1]), float(cdf_V[token] - weight_V[token]), float(cdf_V[token])
+        at = uniform * float(cdf_V[-1])
+        low = float(cdf_V[token] - weight_V[token])
+        high = float(cdf_V[token])
         if not (weight_V[token] > 0 and low - self.slack <= at <= high + self.slack):
             self.deny(name, int((cdf_V > at).nonzero()[0]), token, node)
 

@@ -13,7 +13,9 @@ from specsim.correctness.differential.ranking import best, compare_drafts, log_s
 from specsim.correctness.differential.sampled import compare_lanes
 from specsim.correctness.differential.scene import Scene
 
-TOKENS, SCORES, PARENTS = "candidates.tokens", "candidates.scores", "candidates.parent_list"
+TOKENS = "candidates.tokens"
+SCORES = "candidates.scores"
+PARENTS = "candidates.parent_list"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,8 @@ def compare_candidates(
 
 
 def _compare_lanes(found: Considered, step: int, check: Comparison) -> None:
-    level, lanes = found.level(step - 1), found.lanes(step)
+    level = found.level(step - 1)
+    lanes = found.lanes(step)
     own = level.start + best(found.scores.fast[level], found.topk)
     check.same(PARENTS, own, lanes.fast)
     exact_scores = found.scores.exact[level]
@@ -100,7 +103,8 @@ def _compare_scores(scene: Scene, found: Considered, index: int, noise: float, c
 
     noise: that of the logarithms of a path's probabilities, together.
     """
-    level, k = found.level(index), found.topk
+    level = found.level(index)
+    k = found.topk
     own = found.scores.fast[level].view(-1, min(k, found.scores.fast[level].numel()) or 1)
     above = found.scores.fast[found.lanes(index).fast] if index else own.new_full((1,), _root_score(scene))
     rising = (own > above[:, None]).flatten() if own.numel() else own.new_zeros(0, dtype=torch.bool)
@@ -127,8 +131,11 @@ def compare_tree(scene: Scene, request: int, trees: Trio[VerifyInput], check: Co
     """The tree that follows from the column's own candidates, to the bit: no rounding is involved any more."""
     from specsim.reference import tree
 
-    reference, fast, (row, length) = trees.reference, trees.fast, scene.place(request)
-    num_nodes, one = scene.config.num_draft_tokens, slice(request, request + 1)
+    reference = trees.reference
+    fast = trees.fast
+    (row, length) = scene.place(request)
+    num_nodes = scene.config.num_draft_tokens
+    one = slice(request, request + 1)
     candidates = Candidates(*(getattr(fast.candidates, name)[one] for name in ("tokens", "scores", "parent_list")))
     slots = scene.pools.reference.slots(row, length + torch.arange(num_nodes))
     try:

@@ -26,7 +26,8 @@ def compare_draft_input(
     """bonus: the root that the column has to hand on; root_len: its L. The first drafts are ranked by the logits of
     exact's hidden, or drawn from their distribution.
     """
-    state, one = states.fast, slice(request, request + 1)
+    state = states.fast
+    one = slice(request, request + 1)
     check.same(f"{prefix}bonus_tokens", torch.tensor(bonus, dtype=torch.int32), state.bonus_tokens[request])
     if state.topk_index.shape[1] == 0:
         return
@@ -66,8 +67,10 @@ def prefill_logits(scene: Scene, prefill: PrefillInput) -> tuple[torch.Tensor, t
         hidden_RH, _ = column.engine.target.forward(prefill.input_ids, metadata, column.pools.target, ())
         logits_BV = column.engine.target.logits(hidden_RH[prefill.last_rows])
         contexts = [column.pools.token_ids[row, :length] for row, length in scene.batch.rows_and_lens]
-        prompt_lens, sampling = scene.batch.prompt_lens.tolist(), scene.batch.sampling
-        allowed, free_1V = allowed_first(scene.batch, column.pools, column.engine.grammars), (None,)
+        prompt_lens = scene.batch.prompt_lens.tolist()
+        sampling = scene.batch.sampling
+        allowed = allowed_first(scene.batch, column.pools, column.engine.grammars)
+        free_1V = (None,)
         rows = zip(logits_BV, contexts, prompt_lens, range(scene.batch.size), strict=True)
         adjusted.append(
             torch.stack([adjust_logits(*row[:3], sampling, row[3], allowed.get(row[3], free_1V)[0]) for row in rows])

@@ -67,7 +67,8 @@ def check(
 
     wrap: changes the column under test. pair: instead of the one that the cell names.
     """
-    start, precision = time.perf_counter(), getattr(torch, dtype)
+    start = time.perf_counter()
+    precision = getattr(torch, dtype)
     pair = make_pair(cell.pair, precision) if pair is None else rounded(pair, precision)
     tally = Tally(budgets=rehearse(cell, pair, dtype))
     columns = load_columns(cell, pair, impl, dtype, device)
@@ -108,7 +109,8 @@ def rehearse(cell: Cell, pair: Pair, dtype: str) -> dict[str, float]:
 
 def draft_ids(pair: Pair) -> torch.Tensor:
     """i64 [V]: the draft id of every target id, -1 for a token that the drafter cannot propose."""
-    vocab_size, d2t = pair.target.config.vocab_size, pair.drafter and pair.drafter.tensors.get("d2t")
+    vocab_size = pair.target.config.vocab_size
+    d2t = pair.drafter and pair.drafter.tensors.get("d2t")
     if d2t is None:
         return torch.arange(vocab_size)
     ids = torch.arange(len(d2t))
@@ -138,7 +140,8 @@ def run_grid(
         raise InputError("dtype", dtype, " or ".join(DTYPES))
     if resume and json_file is None:
         raise InputError("resume", resume, "with a JSON file of an earlier run")
-    own, order = _shard(cells, shard), {cell.id: place for place, cell in enumerate(cells)}
+    own = _shard(cells, shard)
+    order = {cell.id: place for place, cell in enumerate(cells)}
     device = check_device(device) if impl == "fast" else device or "cpu"
     if impl != "fast" and device != "cpu":
         raise InputError("device", device, "cpu with impl 'reference'")

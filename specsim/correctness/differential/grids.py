@@ -11,7 +11,9 @@ from specsim.correctness.differential.cell import Cell
 from specsim.correctness.pairwise import pairwise
 
 GRIDS = ("quick", "pairwise", "full")
-MOST_NODES, VOCAB_SIZE, ROOM = 32, 48, 6
+MOST_NODES = 32
+VOCAB_SIZE = 48
+ROOM = 6
 SAMPLINGS = {
     "greedy": SamplingParams(),
     "warm": SamplingParams(temperature=1.0, seed=2**63 + 9),

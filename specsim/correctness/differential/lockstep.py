@@ -52,7 +52,8 @@ class Lockstep:
     def run(self, pair: Pair) -> None:
         """Prefill, then rounds until every request has finished or the cell ends; the first divergence ends it too."""
         config = self.columns.reference.engine.config
-        cell, limit = self.cell, config.max_len
+        cell = self.cell
+        limit = config.max_len
         running = make_requests(pair, cell.prompts, list(cell.sampling), cell.request_ids, limit)
         try:
             batch = self._prefill(running)
@@ -103,7 +104,8 @@ class Lockstep:
             eps=torch.finfo(reference.dtype).eps,
             tally=self.tally,
         )
-        entered, call = self.columns.map(lambda column: column.state), phases[0] if len(phases) == 1 else "round"
+        entered = self.columns.map(lambda column: column.state)
+        call = phases[0] if len(phases) == 1 else "round"
         own_entered = deepcopy(entered.fast)
         left = [self._advance(name, call, batch) for name in Trio._fields]
         self._unchanged(call, "the state that it read", entered.fast, own_entered)
@@ -155,7 +157,8 @@ class Lockstep:
                 column.pools.reserve(row, length)
         for request, row in zip(requests, rows, strict=True):
             request.row = row
-        ids, params = [request.request_id for request in requests], [request.params for request in requests]
+        ids = [request.request_id for request in requests]
+        params = [request.params for request in requests]
         vocab_size = self.columns.reference.engine.target.config.vocab_size
         batch = Batch.of(ids, rows, lengths, params, vocab_size)
         prompts = [request.prompt_ids for request in requests]

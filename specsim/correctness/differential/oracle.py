@@ -49,7 +49,8 @@ def draws(seed: int, request_id: int, vocab_size: int) -> "Draws":
     from specsim.reference.oracle import Draws
 
     bits = seed_bits(seed)
-    named, request = torch.tensor(bits), torch.tensor(request_id)
+    named = torch.tensor(bits)
+    request = torch.tensor(request_id)
 
     def uniform(stream: str, root_len: int, depth: int, index: int) -> float:
         return float(named_uniforms(bits, request_id, Stream[stream], root_len, depth, index))

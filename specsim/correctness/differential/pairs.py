@@ -28,7 +28,8 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
     if family == "shipped":
         pair = load(drafter=kind)
     else:
-        model, noise = "llama" if family in ("noisy", "twins") else family, 0.15 if family == "noisy" else 0.02
+        model = "llama" if family in ("noisy", "twins") else family
+        noise = 0.15 if family == "noisy" else 0.02
         pair = synthetic_pair(kind, model, noise=noise, window=_WINDOW.get(family))
     return rounded(_with_twins(pair) if family == "twins" else pair, dtype)
 

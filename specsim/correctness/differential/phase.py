@@ -80,7 +80,8 @@ def _failed(compare: Callable[..., None], *arguments: Any) -> Mismatch | None:
 
 
 def _prefill(scene: Scene, entered: Trio[Any], outputs: Outputs, check: Comparison) -> Callable[[int], None]:
-    prefill, states = entered.reference, outputs["prefill"]
+    prefill = entered.reference
+    states = outputs["prefill"]
     adjusted = prefill_logits(scene, prefill)
     known = prefill.next_tokens.tolist()
 
@@ -97,7 +98,8 @@ def _prefill(scene: Scene, entered: Trio[Any], outputs: Outputs, check: Comparis
 
 def _draft(scene: Scene, entered: Trio[Any], outputs: Outputs, check: Comparison) -> Callable[[int], None]:
     """The lanes' KV can be seen only where the step ends here: draft-extend writes over it."""
-    trees, is_last = outputs["draft"], len(outputs) == 1
+    trees = outputs["draft"]
+    is_last = len(outputs) == 1
     slots = lane_slots(scene) if is_last and scene.pools.reference.draft is not None else None
 
     def compare(request: int) -> None:
@@ -117,7 +119,8 @@ def _draft(scene: Scene, entered: Trio[Any], outputs: Outputs, check: Comparison
 def _verify(scene: Scene, entered: Trio[Any], outputs: Outputs, check: Comparison) -> Callable[[int], None]:
     states = outputs["verify"]
     seen = outputs.get("draft", entered)
-    tree, own_prob = seen.reference, seen.fast.draft_prob
+    tree = seen.reference
+    own_prob = seen.fast.draft_prob
     grown, distributions = own_distributions(scene, tree, states.fast.target_logits)
 
     def compare(request: int) -> None:
@@ -150,8 +153,10 @@ _COMPARED = {"prefill": _prefill, "draft": _draft, "verify": _verify, "draft_ext
 
 def _written(scene: Scene, entered: Trio[Any], outputs: Outputs, left_out: set[int]) -> dict[str, list[torch.Tensor]]:
     """By buffer the slots that the step may write; of a request that was left out, all that its phase ever may."""
-    target, draft = [], []
-    config, requests = scene.config, range(scene.batch.size)
+    target = []
+    draft = []
+    config = scene.config
+    requests = range(scene.batch.size)
     if "prefill" in outputs:
         for request, start in zip(requests, entered.reference.start_lens.tolist(), strict=True):
             slots = column_slots(scene, request, start, scene.place(request)[1])
@@ -160,7 +165,8 @@ def _written(scene: Scene, entered: Trio[Any], outputs: Outputs, left_out: set[i
     if "draft" in outputs and scene.pools.reference.draft is not None:
         draft += lane_slots(scene)
     for request in requests:
-        (_, length), is_out = scene.place(request), request in left_out
+        (_, length) = scene.place(request)
+        is_out = request in left_out
         if "verify" in outputs:
             tree = outputs["draft"].reference if "draft" in outputs else entered.reference
             count = int(outputs["verify"].reference.verdict.num_accepted_tokens[request])

@@ -7,7 +7,8 @@ from typing import Any
 from specsim.correctness.differential.divergence import Divergence
 
 PHASES = ("prefill", "draft", "verify", "draft_extend")
-MOST_UNDECIDABLE, FEW = 0.001, 2  # of the decisions in float32; and how many a short run may have whatever its share
+MOST_UNDECIDABLE = 0.001
+FEW = 2  # of the decisions in float32; and how many a short run may have whatever its share
 LEAST_COMPARED = 0.25  # of the requests of each phase in bfloat16, whose rounding parts about half of them
 
 

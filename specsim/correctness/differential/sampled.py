@@ -50,7 +50,8 @@ def compare_draws(
 
     logits: [1, draft V] of the reference and of exact. A greedy request's drafts are the best ones.
     """
-    noise, prob_name = log_noise(scene, request, logits, check), name.rpartition(".")[0]
+    noise = log_noise(scene, request, logits, check)
+    prob_name = name.rpartition(".")[0]
     prob_name = f"{prob_name}.draft_prob" if prob_name and not prob_name.startswith("candidates") else "draft_prob"
     if distributions.fast is not None:
         values = distributions.map(lambda prob_V: log_scores(present("draft_prob", prob_V).clamp(min=LEAST)))
@@ -79,7 +80,8 @@ def _follows(
         score_V = prob_V.log() + gumbel_noise(seeds, ids, position, len(prob_V))[0]
         return bool(score_V[token] >= score_V.max() - 2 * noise)
     uniform = float(draft_uniforms(seeds, ids, torch.tensor([names.root_len]), names.depth, scene.config.topk)[0, lane])
-    cdf_V, slack = prob_V.cumsum(-1), math.expm1(noise) + 16 * FLOAT32_EPS
+    cdf_V = prob_V.cumsum(-1)
+    slack = math.expm1(noise) + 16 * FLOAT32_EPS
     return float(cdf_V[token] - prob_V[token]) - slack <= uniform <= float(cdf_V[token]) + slack
 
 

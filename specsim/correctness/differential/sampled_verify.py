@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from specsim.reference.request_tree import Tree
 
 Accepted = tuple[list[int], int]
-LEAST, MOST = 2.0**-24, 1 - 2.0**-24  # of a uniform
+LEAST = 2.0**-24
+MOST = 1 - 2.0**-24  # of a uniform
 OF_ENTROPY = 30.0  # an entropy adds up the errors of log probabilities
 
 
@@ -35,17 +36,18 @@ def compare_accepted(
     """
     from specsim.reference.verify import accepted, round_noise, round_uniforms
 
-    config, vocab_size, found = scene.config, len(distributions[0].adjusted_V), (list(nodes), bonus)
+    config = scene.config
+    vocab_size = len(distributions[0].adjusted_V)
+    found = (list(nodes), bonus)
     batch = scene.batch.filter(torch.tensor([request]))
     uniforms, finals = round_uniforms(batch, config)
     noise = round_noise(batch, config, vocab_size)[0] if config.verifier == "gumbel" else None
-    prob_NV, final = torch.stack([distribution.prob() for distribution in distributions]), float(finals[0])
+    prob_NV = torch.stack([distribution.prob() for distribution in distributions])
+    final = float(finals[0])
     expected = accepted(tree, prob_NV, draft_prob_MV, (uniforms[0], final, noise), config)
     if expected != found:
-        slack, tokens = (
-            max(distribution.slack for distribution in distributions),
-            [*(tree.tokens[node] for node in nodes[1:]), bonus],
-        )
+        slack = max(distribution.slack for distribution in distributions)
+        tokens = [*(tree.tokens[node] for node in nodes[1:]), bonus]
         moves = _moves(prob_NV, nodes, tokens)
         finals = [min(max(final + sign * slack, LEAST), MOST) for sign in (0, -1, 1)]
         for move_NV, uniform, setting in product(moves, finals, _settings(config, slack)):
@@ -88,7 +90,8 @@ def _settings(config: SpecConfig, slack: float) -> Iterator[SpecConfig]:
 
 def _deny(distributions: tuple[RowDistribution, ...], expected: Accepted, found: Accepted) -> None:
     """Name the first node at which the implementation went elsewhere."""
-    (path, bonus), (own, own_bonus) = expected, found
+    (path, bonus) = expected
+    (own, own_bonus) = found
     same = sum(a == b for a, b in zip(path, own, strict=False))
     node = own[same - 1]
     if path == own:

@@ -20,19 +20,22 @@ def lane_slots(scene: Scene) -> list[torch.Tensor]:
     Under release `round` lanes have been given back when the phase ends, so they are taken once more in a copy of the
     books from before it.
     """
-    config, books = scene.config, deepcopy(scene.owned)
+    config = scene.config
+    books = deepcopy(scene.owned)
     own_lanes(books, scene.batch.req_pool_indices.tolist(), scene.batch.seq_lens.tolist(), config)
     slots = []
     for row, length in scene.batch.rows_and_lens:
         steps = max(0, min(config.num_steps - 1, scene.config.length_limit - length))
-        lanes, tails = lane_columns(length, config)[:, :steps], tail_columns(length, config)[1:]
+        lanes = lane_columns(length, config)[:, :steps]
+        tails = tail_columns(length, config)[1:]
         slots.append(books.slots(row, torch.cat([lanes.flatten(), tails.flatten()])))
     return slots
 
 
 def tree_slots(scene: Scene, request: int, tree: VerifyInput, num_accepted_tokens: int) -> torch.Tensor:
     """Slots of the nodes that have one, and of the columns that the accepted path is moved to."""
-    num_nodes, (row, length) = scene.config.num_draft_tokens, scene.place(request)
+    num_nodes = scene.config.num_draft_tokens
+    (row, length) = scene.place(request)
     nodes = tree.cache_locations[request * num_nodes :][:num_nodes]
     path = scene.pools.reference.slots(row, length + torch.arange(num_accepted_tokens))
     return torch.cat([nodes[nodes >= 0], path])
@@ -71,7 +74,8 @@ def compare_committed(scene: Scene, buffer: str, request: int, length: int, chec
 def compare_untouched(scene: Scene, written: dict[str, list[torch.Tensor]], check: Comparison) -> None:
     """Every other slot of the fast column's pools keeps its bits; written: by buffer, what the phase writes."""
     for buffer in ("target", "draft"):
-        before, after = getattr(scene.before, buffer), getattr(scene.pools.fast, buffer)
+        before = getattr(scene.before, buffer)
+        after = getattr(scene.pools.fast, buffer)
         if after is None:
             continue
         changed = _changed(before, after)
@@ -92,7 +96,8 @@ def _changed(before: KVBuffer, after: KVBuffer) -> torch.Tensor:
 
 
 def _owner(scene: Scene, slot: int) -> str:
-    tables, tokens = scene.pools.reference.req_to_token, scene.pools.reference.token_ids
+    tables = scene.pools.reference.req_to_token
+    tokens = scene.pools.reference.token_ids
     places = (tables == slot).nonzero()
     if not len(places):
         return f"slot {slot} (free)"

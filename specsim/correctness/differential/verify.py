@@ -50,7 +50,9 @@ def own_distributions(
 
     grown = trees(scene.batch, verify_input, scene.config.length_limit)
     logits_BNV = logits_RV.unflatten(0, verify_input.draft_tokens.shape)
-    batch, pools, grammars = scene.batch, scene.pools.reference, scene.columns.reference.engine.grammars
+    batch = scene.batch
+    pools = scene.pools.reference
+    grammars = scene.columns.reference.engine.grammars
     allowed_BNV = stacked(allowed_trees(batch, verify_input, pools, grammars), batch.size)
     adjusted_BNV = node_logits(batch, verify_input, logits_RV, scene.config, pools, allowed_BNV)
     sampling = scene.batch.sampling
@@ -118,7 +120,8 @@ def _rows(scene: Scene, request: int) -> slice:
 
 def _path(scene: Scene, request: int, tree: "Tree", outputs: Trio[VerifyOutput], check: Comparison) -> tuple[int, ...]:
     """The path in accept_index, if it is one: from the root, child by child, no deeper than is allowed, then -1."""
-    row, first = outputs.fast.verdict.accept_index[request].tolist(), _rows(scene, request).start
+    row = outputs.fast.verdict.accept_index[request].tolist()
+    first = _rows(scene, request).start
     path = tuple(node - first for node in row if node != -1)
     steps = all(0 < b < len(tree.parents) and tree.parents[b] == a for a, b in pairwise(path))
     is_path = path[:1] == (0,) and steps and len(path) <= max(tree.depth_limit, 0) + 1
@@ -131,7 +134,8 @@ def _path(scene: Scene, request: int, tree: "Tree", outputs: Trio[VerifyOutput],
 
 def _compare_greedy(_scene: Scene, walk: Walk, depth: int, token: int) -> int:
     """The argmax, and if a child holds it the walk goes there. Returns the number of choices."""
-    node, accepted = walk.nodes[depth], walk.accepted(depth)
+    node = walk.nodes[depth]
+    accepted = walk.accepted(depth)
     name = "predict" if accepted is None else "accept_index"
     walk.distributions[node].compare_argmax(name, token, node)
     holds = next((child for child in walk.children(depth) if walk.tree.tokens[child] == token), None)
@@ -142,9 +146,13 @@ def _compare_greedy(_scene: Scene, walk: Walk, depth: int, token: int) -> int:
 
 def _compare_sampled(scene: Scene, walk: Walk, depth: int, token: int) -> int:
     """Every child's uniform in turn, then the draw from what is left. Returns the number of choices."""
-    node, accepted, children = walk.nodes[depth], walk.accepted(depth), walk.children(depth)
-    distribution, threshold = walk.distributions[node], max(scene.config.threshold_acc, 1e-9)
-    prob_V, accumulated = distribution.prob(), 0.0
+    node = walk.nodes[depth]
+    accepted = walk.accepted(depth)
+    children = walk.children(depth)
+    distribution = walk.distributions[node]
+    threshold = max(scene.config.threshold_acc, 1e-9)
+    prob_V = distribution.prob()
+    accumulated = 0.0
     weight_V = prob_V.clone()
     for choices, child in enumerate(children, start=1):
         child_prob = float(prob_V[walk.tree.tokens[child]])

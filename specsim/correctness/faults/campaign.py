@@ -54,7 +54,8 @@ class Exhibit:
 
     def to_json(self) -> dict[str, Any]:
         """Give a value that json can write."""
-        fault, first = self.fault, self.first
+        fault = self.fault
+        first = self.first
         about = {name: getattr(fault, name) for name in ("source", "operation", "cause", "symptom", "code")}
         return {
             "name": fault.name,
@@ -110,7 +111,8 @@ class Catalogue:
         console.print()
         for each in self.escaped:
             paragraph(console, f"{each.fault.name}: {_reason(each)}")
-        killed, count = sum(each.is_as_named for each in self.exhibits), len(self.exhibits)
+        killed = sum(each.is_as_named for each in self.exhibits)
+        count = len(self.exhibits)
         paragraph(
             console, f"{killed} of {count} killed by the field that names them; {figure(self.seconds, 0)} seconds."
         )
@@ -169,7 +171,8 @@ def _exhibits(faults: Sequence[Fault], device: str, jobs: int) -> Iterator[Exhib
                 before |= {key: (place, share) for place, key in enumerate(keys)}
             waiting = {pool.submit(_timed, texts[fault.name], fault.trial, device): fault for fault in faults}
             for done in as_completed(waiting):
-                fault, (seconds, found) = waiting[done], done.result()
+                fault = waiting[done]
+                (seconds, found) = done.result()
                 place, share = before[_key(fault.trial)]
                 yield Exhibit(fault, found, share.result()[place], seconds)
         finally:  # an error or an interruption does not wait for the rest

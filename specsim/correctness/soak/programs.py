@@ -10,9 +10,13 @@ from specsim.core.errors import InputError
 from specsim.core.target import ModelConfig
 from specsim.serving.requests import Request, make_request
 
-KINDS, FAMILIES = ("eagle", "eagle3"), ("llama", "qwen3", "mistral", "noisy")
-MOST_REQUESTS, MOST_NODES, VOCAB_SIZE = 100, 12, 48
-STEM_LEN, USUAL_LEN = 32, 44
+KINDS = ("eagle", "eagle3")
+FAMILIES = ("llama", "qwen3", "mistral", "noisy")
+MOST_REQUESTS = 100
+MOST_NODES = 12
+VOCAB_SIZE = 48
+STEM_LEN = 32
+USUAL_LEN = 44
 
 
 @dataclass(frozen=True, slots=True)

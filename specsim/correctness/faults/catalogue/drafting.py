@@ -4,7 +4,8 @@ from specsim.correctness.faults.fault import Fault, Trial
 from specsim.correctness.faults.injection import Edit
 
 TREE = dict(topk=2, num_steps=3, num_draft_tokens=5, batch=2, rounds=1)
-DRAFTER, METADATA = "specsim.fast.drafters.autoregressive", "specsim.fast.model.metadata"
+DRAFTER = "specsim.fast.drafters.autoregressive"
+METADATA = "specsim.fast.model.metadata"
 
 FAULTS = (
     Fault(

@@ -3,7 +3,8 @@
 from specsim.correctness.faults.fault import Fault, Trial
 from specsim.correctness.faults.injection import Edit
 
-KV, METADATA = "specsim.fast.kv", "specsim.fast.model.metadata"
+KV = "specsim.fast.kv"
+METADATA = "specsim.fast.model.metadata"
 TREE = dict(topk=2, num_steps=3, num_draft_tokens=5, batch=2, max_new_tokens=4)
 
 FAULTS = (

@@ -4,7 +4,8 @@ from specsim.correctness.faults.fault import Fault, Trial
 from specsim.correctness.faults.injection import Edit
 
 TREE = dict(topk=2, num_steps=3, num_draft_tokens=5, page_size=1, batch=2, rounds=2)
-EXTEND, VERIFY = "specsim.fast.extend", "specsim.fast.verify"
+EXTEND = "specsim.fast.extend"
+VERIFY = "specsim.fast.verify"
 DISTRIBUTION = "specsim.fast.vocabulary.distribution"
 _FINAL_DRAW = (
     "            bonus = draw(distributions, last, siblings, uniform, workspace, request, GROUP, GROUPS, PER)\n"

@@ -109,7 +109,8 @@ class Watched:
 
     def _close(self, field: str, place: str, values: Trio[torch.Tensor]) -> None:
         allowed = BUDGETS * budget(values.reference, values.exact, FLOAT32_EPS)
-        exact, fast = values.exact.double(), values.fast.double()
+        exact = values.exact.double()
+        fast = values.fast.double()
         self._note(field, place, exact, fast, ~((exact == fast) | ((exact - fast).abs() <= allowed)))
 
     def _note(self, field: str, place: str, expected: torch.Tensor, found: torch.Tensor, wrong: torch.Tensor) -> None:

@@ -22,8 +22,10 @@ from specsim.core.uniforms import draft_uniforms, gumbel_noise
 from specsim.correctness.faults.fault import Finding
 
 FALSE_ALARM = 1e-6
-VOCAB, LENGTH = 4, 4
-PARENTS, TOKENS = [-1, 0, 0], [3, 1, 2]
+VOCAB = 4
+LENGTH = 4
+PARENTS = [-1, 0, 0]
+TOKENS = [3, 1, 2]
 LOGITS = [[0.5, 1.0, -0.5, 0.0], [0.0, 0.5, 1.0, 0.5], [1.0, 0.0, 0.5, 0.5]]
 
 
