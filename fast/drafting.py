@@ -378,7 +378,7 @@ def _expand_lanes(
 @triton.jit
 @no_type_check
 def selected(scores, mask, count):
-    """Of scores [ROWS, BLOCK]: (which are a row's `count` best, how many of these stand before each).
+    """Select each row's `count` best of scores [ROWS, BLOCK]: (mask, number of selected ones before each).
 
     A bound is raised two bits at a time until `count` reach it, or else it is the count-th best; kept is what is above
     it, and of its equals the first. Three counts share a word of 64 bits, so that they are one sum.

@@ -1,4 +1,4 @@
-"""How kernels are launched: compiled on a GPU, interpreted without one, and seen by whoever records a graph."""
+"""Launches of kernels: compiled on a GPU, interpreted without one, and seen by a recorder of graphs."""
 
 import functools
 import inspect

@@ -174,7 +174,7 @@ def group_at(masses, uniform, GROUPS: tl.constexpr):
 @triton.jit
 @no_type_check
 def token_at(tokens, weights, before, bound, vocab_size):
-    """Of a group's tokens the first with weight at which the mass so far exceeds the bound."""
+    """Take the first token of a group with weight at which the mass so far exceeds the bound."""
     first = tl.min(tl.where((weights > 0) & (before + tl.cumsum(weights, axis=0) > bound), tokens, vocab_size), axis=0)
     last = tl.maximum(tl.max(tl.where(weights > 0, tokens, -1), axis=0), 0)
     return tl.where(first < vocab_size, first, last)

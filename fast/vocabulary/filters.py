@@ -1,4 +1,4 @@
-"""Where the ranking of a row (by logit, then by id) is cut by top-k, top-p and min-p: bisection, no sort.
+"""Cuts of a row's ranking (by logit, then by id) by top-k, top-p and min-p: bisection, no sort.
 
 Device functions for ROWS rows at once. A cut is the rank and the id of the last token that is kept. The tokens that a
 cut depends on are found through the summaries of groups; where they are few they are listed once, and the bisection

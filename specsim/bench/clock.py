@@ -25,7 +25,7 @@ def timing(samples_us: list[float]) -> Timing:
 
 
 def copies_of(input_bytes: int) -> int:
-    """How many different inputs an operation has to be given in turn for its L2 cache to hold none of them."""
+    """Count the inputs that an operation needs in turn so that the L2 cache holds none of them."""
     cache = torch.cuda.get_device_properties(0).L2_cache_size
     return max(2, min(MOST_COPIES, -(-4 * cache // max(1, input_bytes))))
 

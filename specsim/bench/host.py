@@ -1,4 +1,4 @@
-"""What the host does of a round: how long, how many launches, and that it never waits for the device."""
+"""Host side of a round: its time, its launches, and that it never waits for the device."""
 
 import time
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ MOST_HOST_US = 100.0
 
 
 def host_row(name: str, setting: Mapping[str, Any], scene: Scene, judged: Check) -> Row:
-    """What the host does of a round that was judged: its time until all is enqueued, and that it never waits."""
+    """Time the host on a checked round until all is enqueued, and check that it never waits."""
     check = all_of("the round's own check, and that the host never waits", judged, _without_waiting(scene))
     timings = {}
     asked = ()

@@ -10,7 +10,7 @@ from specsim.bench.suites import SUITES, Options
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a suite. finished: the groups of which all rows are there, and not only those that time allowed;
+    """Result of a suite. finished: the groups of which all rows are there, and not only those that time allowed;
     unfinished: how many rows, the last ones, are of no such group.
     """
 

@@ -1,4 +1,4 @@
-"""What an operation cannot avoid: bytes, tensor by tensor, and operations; and how long they take at the ceilings."""
+"""Roofline bounds: the bytes and operations that cannot be avoided, and their time at the measured peaks."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ from specsim.models.checkpoint.layout import drafter_layout, target_layout
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What this device did in this run: bytes a second read and copied (read and written), bf16 operations a second."""
+    """Measured peaks of this run: bytes a second read and copied (read and written), bf16 operations a second."""
 
     read: float
     copy: float
@@ -31,7 +31,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What has to be read (and, where listed so, written) and computed. operations: a product and a sum are two."""
+    """Bytes to read (and, where listed so, to write) and operations. operations: a product and a sum are two."""
 
     parts: tuple[Part, ...]
     operations: int = 0

@@ -60,7 +60,7 @@ def forward_rows(shape: str, ceilings: Ceilings) -> Iterator[Row]:
 
 
 def invariance_rows(shape: str, quick: bool) -> Iterator[Row]:
-    """What batch_invariant costs a round, alone and in company."""
+    """Measure the cost of batch_invariant for a round, solo and batched."""
     pair = stacked(random_pair(shape, "cuda", torch.bfloat16))
     for requests in (1,) if quick else (1, MOST_REQUESTS):
         yield invariance_row(pair, requests)
@@ -115,7 +115,9 @@ def consecutive(scene: Scene, samples: int = 15) -> Timing:
 
 
 def launch_rows(shape: str) -> Iterator[Row]:
-    """What a profile says the host launches a round. Last of all: a profiler that has run once slows later launches."""
+    """Count the host's launches of a round in a profile. Last of all: a profiler that has run once slows later
+    launches.
+    """
     pair = stacked(random_pair(shape, "cuda", torch.bfloat16))
     for name, config, temperature, _ in ROUNDS[:2]:
         scene = scene_of(pair, config, temperature)
@@ -171,7 +173,7 @@ def forward_row(pair: Pair, nodes: int, ceilings: Ceilings, limit: float) -> Row
 
 
 def invariance_row(pair: Pair, requests: int) -> Row:
-    """What it costs that a request's results do not depend on its company: the round with that option and without.
+    """Time a round with and without batch_invariant.
 
     Judged as any round, and the first request in company against itself alone, bit for bit.
     """

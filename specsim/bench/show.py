@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def show_ceilings(ceilings: Ceilings, console: "Console") -> None:
-    """What this device did in this run."""
+    """Show the peaks that this run measured."""
     from specsim.core.display import paragraph
 
     paragraph(

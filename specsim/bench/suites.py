@@ -10,7 +10,7 @@ from specsim.models.shapes import shape
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a run is of. only: rows whose group's name holds this text; full: all points of a grid, quick: few."""
+    """Options of a run. only: rows whose group's name holds this text; full: all points of a grid, quick: few."""
 
     suite: str
     shape: str = "llama-3-8b"

@@ -68,7 +68,7 @@ def test_the_reference_equals_itself(cell):
 
 
 @pytest.mark.parametrize("cell", [CELL, WARM, cell_of(QUICK[7]), cell_of(QUICK[2])], ids=lambda cell: cell.id)
-def test_bfloat16_leaves_choices_undecidable_and_finds_no_mismatch(cell):
+def test_bfloat16_gives_undecidable_choices_and_no_mismatch(cell):
     """16 bits part the reference from its float64 self; whom they part is left out, and counted."""
     result = check(cell, "reference", "bfloat16")
     assert result.mismatches == 0
@@ -556,7 +556,7 @@ def near_twins(monkeypatch):
 
 
 @pytest.mark.parametrize("path", ["positions", "mask", "draft_tokens", "scores"])
-def test_undecidable_choices_hide_nothing_that_does_not_hang_on_them(near_twins, path):
+def test_undecidable_choices_hide_nothing_else(near_twins, path):
     found = result_of(NEAR_TWINS, "draft", first_entry(path))
     assert found.first_divergence.field == path
 
@@ -571,7 +571,7 @@ def test_columns_that_rounding_parted_come_back_together(near_twins, mode, graph
     assert result.exercised["rounds"] > 3
 
 
-def test_every_field_of_every_state_is_compared_in_the_quick_grid():
+def test_quick_grid_compares_every_field_of_every_state():
     counts = Counter()
     for cell in grid("quick"):
         counts.update(check(cell, "reference").fields)

@@ -148,7 +148,7 @@ FILTERS = {
 
 
 @pytest.mark.parametrize(("params", "close", "clear"), FILTERS.values(), ids=FILTERS)
-def test_a_filters_edge_within_the_noise_makes_a_draw_undecidable(params, close, clear):
+def test_a_filters_edge_within_noise_makes_a_draw_undecidable(params, close, clear):
     sampling = Sampling.of([replace(SAMPLINGS["warm"], **params)], 4)
     if "top_p" in params:  # a token before which exactly top_p stands
         close = torch.tensor([0.5, 0.25, 0.125, 0.125]).log().tolist()
@@ -223,7 +223,7 @@ def accepted_at(edge: float, found: tuple[list[int], int]) -> int:
     )
 
 
-def test_a_bonus_beside_the_edge_of_its_uniform_is_undecidable_and_one_away_from_it_wrong():
+def test_bonus_tokens_near_and_away_from_their_uniforms_edge():
     zero, one = ((0,), 0), ((0,), 1)
     assert accepted_at(1 + 1e-3, zero) == accepted_at(1 - 1e-3, one) == 1
     for edge, wrong in ((1 + 1e-3, one), (1 - 1e-3, zero)):
@@ -235,7 +235,7 @@ def test_a_bonus_beside_the_edge_of_its_uniform_is_undecidable_and_one_away_from
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_rehearsals_weights_lie_a_unit_in_the_last_place_beside_the_pairs(dtype):
+def test_perturbed_weights_lie_one_ulp_from_the_pairs(dtype):
     pair = make_pair("eagle3-llama", dtype)
     beside = moved(pair, 0)
     for before, after in ((pair.target.tensors, beside.target.tensors), (pair.drafter.tensors, beside.drafter.tensors)):
@@ -249,7 +249,7 @@ def test_a_rehearsals_weights_lie_a_unit_in_the_last_place_beside_the_pairs(dtyp
     assert torch.equal(beside.drafter.tensors["d2t"], pair.drafter.tensors["d2t"])
 
 
-def test_rehearsals_give_every_field_that_is_held_to_a_budget_one():
+def test_perturbation_runs_give_every_field_its_budget():
     cell = cell_of(dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3))
     budgets = rehearse(cell, make_pair(cell.pair, torch.float32), "float32")
     fields_of = {"target keys", "target values", "draft keys", "draft values", "draft_input.hidden"}

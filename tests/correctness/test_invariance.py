@@ -74,7 +74,7 @@ def test_clear_decisions_can_be_called():
 
 
 @pytest.mark.parametrize(("count", "dtype"), [(0, torch.float32), (1, torch.float32), (2, torch.float64)])
-def test_undecidable_is_what_the_differential_says_of_the_request(monkeypatch, count, dtype):
+def test_undecidable_follows_the_differential(monkeypatch, count, dtype):
     request, asked = ended()[0], []
 
     def check(cell, **how):

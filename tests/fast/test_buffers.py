@@ -39,7 +39,7 @@ def test_a_write_between_the_tensors_of_a_block_is_found(name, place):
 
 
 @pytest.mark.parametrize("size", [0, 1, 4])
-def test_a_block_is_copied_whole_and_its_first_requests_are_taken(size):
+def test_a_block_is_copied_whole_and_cut_to_its_requests(size):
     values = {
         "odd": torch.rand(4, 3).bfloat16(),
         "rows": torch.arange(8),  # two a request
@@ -55,7 +55,7 @@ def test_a_block_is_copied_whole_and_its_first_requests_are_taken(size):
         assert torch.equal(copied, value[: size * len(value) // 4])
 
 
-def test_buffers_like_a_state_are_its_copy_in_memory_of_their_own():
+def test_buffers_like_a_state_copy_it_to_their_own_memory():
     state = DraftInput(torch.rand(3, 2), torch.ones(3, 2, dtype=torch.int64), None, torch.arange(3, dtype=torch.int32))
     static = Buffers(torch.device("cpu")).like("draft_input", state)
     assert static.hidden is None

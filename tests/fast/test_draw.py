@@ -90,14 +90,14 @@ def test_fast_draws_spend_the_uniforms_in_proportion(logits, group, device):
     assert drawn == sorted(drawn)
 
 
-def test_fast_draws_on_an_edge_belong_to_the_next_id_and_the_ends_to_ids_with_mass(group, device, program_order):
+def test_fast_draws_on_edges_and_at_both_ends(group, device, program_order):
     logits = torch.tensor([-torch.inf, 0, 0, -torch.inf, 1, -torch.inf])
     uniforms = [LOWEST, 0.25, 0.5, 0.75, HIGHEST]
     assert fast_draws(logits, uniforms, device, **BINARY) == [1, 2, 4, 4, 4]
 
 
 @pytest.mark.parametrize("vocab_size", [200, 256, 700])
-def test_the_highest_uniform_draws_the_last_possible_token_however_sums_are_rounded(vocab_size, device):
+def test_the_highest_uniform_draws_the_last_possible_token(vocab_size, device):
     """A group's mass may be rounded up beyond the sum of its tokens' weights as they are added one by one."""
     logits_RV = torch.randn(8, vocab_size)
     logits_RV[:, -3:] = -torch.inf
@@ -105,7 +105,7 @@ def test_the_highest_uniform_draws_the_last_possible_token_however_sums_are_roun
     assert drawn == [vocab_size - 4] * 8
 
 
-def test_a_share_that_no_sum_exceeds_draws_the_last_possible_token(group, device):
+def test_a_share_above_every_sum_draws_the_last_token(group, device):
     """1, which is no uniform: a GPU adds groups up in parallel, and its largest sum may stand where there is no
     mass.
     """
@@ -132,7 +132,7 @@ def test_fast_draws_from_a_large_vocabulary_stay_on_it(sign, device):
         ([0, 1, 4], [LOWEST, 0.26, 0.51, HIGHEST], [0, 1, 4, 4]),  # nothing is left: the law is taken whole
     ],
 )
-def test_fast_draws_leave_out_the_rejected_unless_nothing_is_left(rejected, uniforms, drawn, group, device):
+def test_fast_draws_leave_rejected_tokens_out(rejected, uniforms, drawn, group, device):
     """The law 1/4, 1/4, -, -, 1/2."""
     logits = [0, 0, -torch.inf, -torch.inf, 1]
     assert fast_draws(logits, uniforms, device, rejected, **BINARY) == drawn

@@ -113,7 +113,7 @@ def kept(logits_RV: torch.Tensor, cuts: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["peaked", "clustered", "tied", "flat", "equal"])
-def test_cuts_through_lists_and_floors_are_those_of_the_whole_row(kind, dtype, device):
+def test_cuts_through_lists_are_those_of_the_whole_row(kind, dtype, device):
     """The floors hold for any order of tokens; what is listed is at most what reaches them."""
     logits_RV = rows(kind, 300).to(dtype)
     exact, exact_masses = cuts_of(logits_RV, device, 1.0, False, False)

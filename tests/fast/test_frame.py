@@ -196,6 +196,6 @@ def test_plain_decoding_has_a_frame_without_drafts():
     frame.buffers.check()
 
 
-def test_plain_decodings_only_block_of_candidates_hangs_from_nothing():
+def test_plain_decoding_has_one_block_of_candidates_without_root():
     frame = make_frame(2, SpecConfig.plain(page_size=4, max_len=64))
     assert frame.verify_input.candidates.parent_list.tolist() == [[-1], [-1]]

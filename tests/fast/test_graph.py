@@ -34,7 +34,7 @@ class Work:
 
 
 @torch.inference_mode()
-def test_a_replay_computes_anew_from_the_buffers_and_with_the_numbers_of_the_capture(device):
+def test_a_replay_reads_buffers_and_keeps_captured_numbers(device):
     work = Work(device)
     graph = capture(work, torch.device(device))
     work.ids.copy_(torch.tensor([7, 3]))
@@ -53,7 +53,7 @@ def test_the_tape_lists_what_torch_computed(device):
 
 
 @torch.inference_mode()
-def test_memory_taken_inside_a_tape_is_poisoned_before_every_replay(device):
+def test_memory_taken_inside_a_tape_is_poisoned_at_replay(device):
     """A kernel that leaves a part unwritten would find there what it wrote in the replay before."""
     x, out = torch.ones(8, device=device), torch.zeros(8, device=device)
 

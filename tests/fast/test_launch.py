@@ -114,7 +114,7 @@ def test_a_kernel_has_no_parameter_that_triton_takes(name):
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 100])
-def test_blocks_are_powers_of_two_that_hold_all_rows_where_programs_cost(count):
+def test_blocks_are_powers_of_two_that_hold_all_rows(count):
     block = block_of(count, 16)
     assert block == triton.next_power_of_2(block)
     assert block >= count if INTERPRETED else block == 16
@@ -137,7 +137,7 @@ assert tokens[0] == tokens[1]
     subprocess.run([sys.executable, "-c", script], env=environment, check=True)
 
 
-def test_without_triton_the_column_says_so_and_the_reference_still_runs():
+def test_without_triton_the_reference_still_runs():
     script = """
 import sys
 from pathlib import Path

@@ -62,7 +62,7 @@ def test_a_streamed_product_is_the_product(num_rows, size, inner, dtype, tiling,
 @pytest.mark.parametrize("tiling", TILINGS, ids=str)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("num_rows", "size", "inner"), SIZES)
-def test_a_product_is_added_onto_rows_and_noted_for_the_norm_that_follows(
+def test_a_product_is_added_and_noted_for_the_next_norm(
     num_rows, size, inner, dtype, tiling, device, tiled, program_order
 ):
     """Rounded before the sum and after; base and out are columns of wider tensors; parts of squares add up."""
@@ -92,7 +92,7 @@ def test_a_product_is_added_onto_rows_and_noted_for_the_norm_that_follows(
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("num_rows", "size", "inner"), SIZES)
-def test_a_streamed_gated_product_is_rounded_where_three_operations_round(
+def test_a_streamed_gated_product_rounds_as_three_operations(
     num_rows, size, inner, dtype, device, tiled, program_order
 ):
     x, weight = rows_and_weight(num_rows, 2 * size, inner, dtype)
@@ -159,7 +159,7 @@ def test_the_choice_depends_on_the_shape_alone():
 
 @pytest.mark.parametrize("is_gated", [False, True])
 @pytest.mark.parametrize("dtype", TYPES)
-def test_the_tiles_on_their_way_fit_into_the_memory_of_a_small_gpu(dtype, is_gated, monkeypatch):
+def test_tiles_in_flight_fit_into_a_small_gpus_memory(dtype, is_gated, monkeypatch):
     """All stages but one hold a tile of the rows and one of each weight."""
     memory, tiling, weights = 99 * 2**10, choose(64, 4096, 4096, dtype, True, is_gated), 1 + is_gated
     monkeypatch.setattr("specsim.fast.runtime.launch.INTERPRETED", False)

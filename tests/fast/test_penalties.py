@@ -81,7 +81,7 @@ def test_every_request_has_as_many_rows_as_any_other(size, num_rows):
 
 
 @pytest.mark.parametrize("params", [{}, dict(temperature=1.0, top_k=3), dict(logit_bias={2: 0.0})])
-def test_logits_of_requests_that_change_nothing_are_neither_read_nor_written(params, device):
+def test_unchanged_logits_are_neither_read_nor_written(params, device):
     batch = make_batch([SamplingParams(**params)] * 3, 5)
     logits = adjust(batch, torch.full((3, 5), torch.nan), [[1, 2, 3]] * 3, device)
     assert logits.changed.tolist() == [0] * 3
@@ -127,7 +127,7 @@ def test_fast_adjusted_logits_are_the_references(dtype, device, program_order):
 
 
 @pytest.mark.parametrize("vocab_size", [5, 32, 97])
-def test_a_mask_takes_what_it_forbids_from_its_own_row_and_nothing_else(vocab_size, device, program_order, monkeypatch):
+def test_a_mask_forbids_tokens_of_its_own_row_only(vocab_size, device, program_order, monkeypatch):
     """Three rows a request: padded, penalised without a grammar (its bits are another's), as they are, penalised and
     biased.
     """

@@ -69,9 +69,7 @@ def test_fast_rotation_norms_rotates_and_writes_as_the_reference(changes, dtype,
 
 @pytest.mark.parametrize("changes", [{}, {"attention_bias": True}, {"num_kv_heads": 1, "head_dim": 64}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_fused_projection_leaves_what_projection_and_rotation_leave(
-    changes, dtype, device, program_order, monkeypatch
-):
+def test_fused_projection_equals_projection_and_rotation(changes, dtype, device, program_order, monkeypatch):
     """Of normed rows, some of which write nothing; no slot of another row or layer changes."""
     config = replace(tiny_config(), **changes)
     heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim

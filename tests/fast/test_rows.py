@@ -33,7 +33,7 @@ def test_fast_rms_norm_is_the_references(size, dtype, device, program_order):
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("size", [7, 48])
-def test_a_sum_is_rounded_once_and_may_be_columns_of_a_wider_tensor(size, dtype, device, program_order):
+def test_a_sum_is_rounded_once_also_in_a_wider_tensor(size, dtype, device, program_order):
     x, delta = torch.randn(6, size + 3).to(dtype), torch.randn(6, size).to(dtype)
     wide = torch.full((6, size + 5), 9.0, dtype=dtype, device=device)
     out = fast.add(x.to(device)[:, 3:], delta.to(device), out=wide[:, 2 : size + 2])
@@ -45,7 +45,7 @@ def test_a_sum_is_rounded_once_and_may_be_columns_of_a_wider_tensor(size, dtype,
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("size", [1, 31, 64])
-def test_embedded_rows_are_those_of_the_table_noted_for_the_norm_that_follows(size, dtype, device, program_order):
+def test_embedded_rows_are_noted_for_the_next_norm(size, dtype, device, program_order):
     table, ids, weight = torch.randn(11, size).to(dtype), torch.tensor([3, 0, 10, 3, 7]), torch.randn(size).to(dtype)
     wide, norm = torch.full((5, size + 5), 9.0, dtype=dtype, device=device), fast.Norm(weight.to(device), 1e-5)
     rows = fast.embed(ids.to(device), table.to(device), norm, out=wide[:, 2 : size + 2])

@@ -51,7 +51,7 @@ def test_groups_have_the_size_they_are_asked_for(group, device):
 
 
 @pytest.mark.parametrize("per_request", [1, 2])
-def test_rows_are_read_where_their_request_has_them_and_padded_requests_not_at_all(per_request, device, program_order):
+def test_rows_are_read_by_request_and_padded_ones_are_not(per_request, device, program_order):
     """Rows of four requests: as left, adjusted, padded, adjusted; what must not be read is NaN."""
     changed_B = torch.tensor([0, 1, -1, 1], dtype=torch.int32)
     temperature_B = torch.tensor([0.0, 0.5, 1.0, 2.0], dtype=torch.float64)

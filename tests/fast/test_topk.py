@@ -54,7 +54,7 @@ def test_fast_draft_topk_is_the_references(num_rows, vocab_size, k, kind, device
 
 @pytest.mark.parametrize("k", [3, 4])
 @pytest.mark.parametrize("vocab_size", [7, 4099])
-def test_fast_draft_topk_maps_ids_once_and_drops_rows_without_a_slot(vocab_size, k, device, gpu_blocks, program_order):
+def test_fast_draft_topk_maps_ids_once_and_drops_rows(vocab_size, k, device, gpu_blocks, program_order):
     d2t = torch.randint(0, 1000, (vocab_size,)).cumsum(0)
     logits = rows_of_logits(5, vocab_size, "random")
     logits[1] = torch.nan  # of a padded request

@@ -106,7 +106,7 @@ def test_faults_are_found():
     assert faults(skipped) == ["run as [None]"]
 
 
-def test_what_is_shown_is_compared_but_for_rounding_errors_and_seconds():
+def test_outputs_are_compared_but_for_rounding_and_seconds():
     def told(text):
         value = nbformat.v4.new_output("execute_result", {"text/plain": text, "text/html": "made once"})
         (outputs,) = shown(made_up(outputs=[nbformat.v4.new_output("stream", text=text), value]))

@@ -1,4 +1,4 @@
-"""How far two right answers may lie apart."""
+"""Budgets: the distance allowed between two right answers."""
 
 import torch
 

@@ -36,7 +36,7 @@ def present(name: str, value: T | None) -> T:
 
 @dataclass(slots=True)
 class Tally:
-    """What a cell's comparisons came to.
+    """Result of a cell's comparisons.
 
     decisions: choices that were compared; undecidable: those that rounding decided. budgets: the largest of each field.
     fields: how often each field was compared and had entries. compared, left_out: requests a phase (all of it compared,

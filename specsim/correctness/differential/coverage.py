@@ -27,8 +27,8 @@ def note_round(scene: Scene, request: int, tree: VerifyInput, outputs: Trio[Veri
 
 
 def required(cells: Sequence[Cell], impl: str) -> tuple[str, ...]:
-    """What these cells together have to exercise, every accepted count up to their deepest tree's included; only the
-    fast column pads batches.
+    """List the coverage that these cells owe together, every accepted count up to their deepest tree's included; only
+    the fast column pads batches.
     """
     deepest = max((cell.config.num_steps for cell in cells), default=0)
     names = ["rounds", *(f"accepted {count}" for count in range(deepest + 1)), "rejections", "page crossings"]

@@ -102,6 +102,6 @@ class RowDistribution:
 
 
 def rounding(adjusted_V: torch.Tensor) -> float:
-    """How far arithmetic in float32 may take logits that are known to the last bit."""
+    """Bound the error of float32 arithmetic on logits that are known to the last bit."""
     finite = adjusted_V[adjusted_V.isfinite()]
     return 16 * FLOAT32_EPS * float(finite.abs().max()) if len(finite) else 0.0

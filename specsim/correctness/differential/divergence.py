@@ -1,4 +1,4 @@
-"""What a comparison of one request can end with before it is complete."""
+"""Early ends of a request's comparison: a mismatch, or a choice within rounding error."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""What prefill and draft-extend leave: the first drafts of the next round, and after prefill the first token."""
+"""Outputs of prefill and draft-extend: the first drafts of the next round, and after prefill the first token."""
 
 from collections.abc import Sequence
 

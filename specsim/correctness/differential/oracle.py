@@ -45,7 +45,7 @@ def compare_with_oracle(cell: Cell, pair: Pair) -> list[Divergence]:
 
 
 def draws(seed: int, request_id: int, vocab_size: int) -> "Draws":
-    """What the engines draw for a request, as the oracle asks for it."""
+    """Give the engines' draws of a request in the form that the oracle takes."""
     from specsim.reference.oracle import Draws
 
     bits = seed_bits(seed)

@@ -1,4 +1,4 @@
-"""What came of the cells of a grid."""
+"""Results of a grid's cells."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -84,7 +84,7 @@ class GridResult:
         return [cell.id for cell in self.cells if cell.is_empty]
 
     def compared_share(self, phase: str) -> float:
-        """Of the requests that came to a phase, those of which all was compared; 0 where none came."""
+        """Share of a phase's requests that were compared to the end; 0 where there were none."""
         compared, left_out = (self.sum(name).get(phase, 0) for name in ("compared", "left_out"))
         return compared / max(1, compared + left_out)
 

@@ -31,7 +31,7 @@ def temperature(scene: Scene, request: int) -> float:
 
 
 def log_noise(scene: Scene, request: int, logits: tuple[torch.Tensor, torch.Tensor], check: Comparison) -> float:
-    """How far the logarithm of a draft's probability may be off, at the temperature that drafts are taken at."""
+    """Bound the error of a draft's log probability at the drafts' temperature."""
     at = temperature(scene, request) if scene.config.is_sampled else 1.0
     return log_prob_budget(*logits, check.eps) / (at or 1.0)
 

@@ -1,4 +1,4 @@
-"""What every comparison of a phase can look at."""
+"""Data that every comparison of a phase reads."""
 
 from collections.abc import Sequence
 from copy import deepcopy

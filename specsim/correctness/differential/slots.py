@@ -15,7 +15,7 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def lane_slots(scene: Scene) -> list[torch.Tensor]:
-    """Of each request the slots of the draft lanes' KV and of lanes 1..K-1's copies of the prefix's tail.
+    """List each request's slots of draft lanes and of the tail copies of lanes 1..K-1.
 
     Under release `round` lanes have been given back when the phase ends, so they are taken once more in a copy of the
     books from before it.

@@ -56,7 +56,7 @@ class Soak:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How often each situation occurred; a required one is there even if it never did."""
+        """Count each situation; a required one is listed even if it never occurred."""
         counts = Counter(dict.fromkeys(SITUATIONS, 0))
         for program in self.programs:
             counts.update(program.counts)
