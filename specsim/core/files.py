@@ -26,7 +26,9 @@ def check_writable(path: Path | None, name: str = "json") -> None:
     """Check before a long run that its result can be written; InputError under that name."""
     if path is None:
         return
-    if path.exists() and not path.is_file():
+    # /dev/stdout may be a file, and renaming over it would lose what a program has printed.
+    is_stream = path.absolute().parts[1:2] in (("dev",), ("proc",))
+    if is_stream or (path.exists() and not path.is_file()):
         raise InputError(name, str(path), "a file, not a folder or a device")
     changed = [_real(path).parent, *([path] if path.exists() else [])]
     if not all(os.access(each, os.W_OK) for each in changed):

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -53,3 +55,15 @@ def test_only_a_file_in_a_folder_can_be_written(path, tmp_path):
     with pytest.raises(InputError, check=lambda error: error.name == "json"):
         write_json(tmp_path / path, {})
     assert (tmp_path / "pipe").is_fifo()
+
+
+def test_standard_output_is_no_file_to_replace(tmp_path):
+    code = (
+        "from pathlib import Path; from specsim.core.files import check_writable; check_writable(Path('/dev/stdout'))"
+    )
+    with (tmp_path / "printed").open("w") as printed:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=printed, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert "InputError: json is '/dev/stdout'" in done.stderr
