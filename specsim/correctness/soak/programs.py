@@ -68,16 +68,15 @@ def named(name: str) -> Program:
 
 def draw(seed: int, index: int, most: int = MOST_REQUESTS) -> Program:
     """Draw the index-th program of a seed, cut to at most that many requests."""
-    program = draw_from(random.Random(f"{seed}-{index}"), most, random.Random(f"{seed}-{index}-verifier"))
+    program = _program(random.Random(f"{seed}-{index}"), random.Random(f"{seed}-{index}-verifier"), most)
     return replace(program, name=f"{seed}-{index}-{len(program.submissions)}")
 
 
-def draw_from(rng: random.Random, most: int = MOST_REQUESTS, verifier_rng: random.Random | None = None) -> Program:
-    """Draw a program of at most that many requests; verifier_rng None: its verifier comes from rng too."""
+def _program(rng: random.Random, verifier_rng: random.Random, most: int) -> Program:
     size = min(rng.choice((4, 8, 8, 16, 16, 32, 64, MOST_REQUESTS)), most)
     config = _config(rng)
     num_ranks = rng.choice((1, 1, 1, 2, 3))
-    config = _with_verifier(verifier_rng or rng, config)
+    config = _with_verifier(verifier_rng, config)
     pair = f"{rng.choice(KINDS)}-{rng.choice(FAMILIES)}"
     graph = rng.choice(("eager", "step", "phase", "round"))
     serving = _serving(rng, config)
