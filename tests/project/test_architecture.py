@@ -139,6 +139,15 @@ def test_every_public_name_of_specsim_is_found_where_it_lives():
         _ = specsim.generator
 
 
+def test_type_checkers_see_every_public_name():
+    import specsim
+
+    stub = ast.parse((ROOT / "specsim" / "__init__.pyi").read_text())
+    declared = {alias.asname: node.module for node in stub.body for alias in node.names}
+    assert sorted(declared) == specsim.__all__
+    assert all(getattr(specsim, name) is getattr(sys.modules[module], name) for name, module in declared.items())
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_implementation_is_loaded_from_its_folder_and_once(implementation):
     names = [name for name, path in MODULES.items() if ROOT / implementation in path.parents]

@@ -1,0 +1,14 @@
+# Public names for editors and type checkers; at run time __init__.py imports each when it is first used.
+from specsim.core.config import SamplingParams as SamplingParams
+from specsim.core.config import ServingConfig as ServingConfig
+from specsim.core.config import SpecConfig as SpecConfig
+from specsim.core.engine_options import EngineOptions as EngineOptions
+from specsim.core.errors import InputError as InputError
+from specsim.core.pair import Pair as Pair
+from specsim.models.load import load as load
+from specsim.serving.generation import Generation as Generation
+from specsim.serving.generation import Output as Output
+from specsim.serving.generation import generate as generate
+from specsim.serving.generation import load_engine as load_engine
+from specsim.serving.requests import make_request as make_request
+from specsim.serving.scheduler import Scheduler as Scheduler
