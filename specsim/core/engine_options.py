@@ -6,7 +6,7 @@ from typing import Literal, Self
 import torch
 
 from specsim.core.config import SpecConfig
-from specsim.core.errors import require, require_int
+from specsim.core.errors import InputError, require, require_int
 
 IMPLEMENTATIONS = ("reference", "fast")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -62,13 +62,18 @@ class EngineOptions:
         """
         if self.impl == "reference":
             return replace(self, device="cpu", graph="eager")
+        check_graph(self.graph, config, has_grammars)
         in_phases = config.release == "round" or has_grammars
-        conflict = "a grammar, which the host asks inside a round"
-        if config.release == "round":
-            conflict = "release 'round', which moves pages in a round"
-        require(not (self.graph == "round" and in_phases), "graph", self.graph, f"eager, step or phase with {conflict}")
         graph = self.graph or ("phase" if in_phases else "round")
         return replace(self, device=check_device(self.device), graph=graph)
+
+
+def check_graph(graph: str | None, config: SpecConfig, has_grammars: bool) -> None:
+    """Refuse one graph of a whole round where pages move, or the host asks grammars, inside the round."""
+    if graph == "round" and config.release == "round":
+        raise InputError("graph", graph, "eager, step or phase with release 'round', which moves pages in a round")
+    if graph == "round" and has_grammars:
+        raise InputError("graph", graph, "eager, step or phase with a grammar, which the host asks inside a round")
 
 
 def check_device(device: str | None) -> str:

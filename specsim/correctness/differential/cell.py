@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.engine_options import check_graph
 from specsim.core.errors import InputError
 from specsim.core.grammar import Grammars
 
@@ -38,11 +39,4 @@ class Cell:
         shortest = min(map(len, self.prompts), default=1)
         if not 1 <= self.chunks <= shortest:
             raise InputError("chunks", self.chunks, f"1 to the tokens of the shortest prompt, {shortest}")
-        if self.graph == "round" and self.config.release == "round":
-            raise InputError(
-                "graph", self.graph, "eager, step or phase with release 'round', which frees slots inside it"
-            )
-        if self.graph == "round" and self.grammars:
-            raise InputError(
-                "graph", self.graph, "eager, step or phase with a grammar, which the host asks inside a round"
-            )
+        check_graph(self.graph, self.config, bool(self.grammars))
