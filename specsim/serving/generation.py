@@ -91,7 +91,6 @@ def load_engine(
         raise InputError("acceptance", acceptance, "a SyntheticAcceptance")
     if grammars and acceptance is not None:
         raise InputError("grammars", len(grammars), "none with synthetic acceptance, which asks no target")
-    options = options.resolve(config, bool(grammars))
     if options.impl == "fast":
         kernel_device(options.device)
     engine = importlib.import_module(f"specsim.{options.impl}.engine").Engine
