@@ -8,8 +8,8 @@ import torch
 
 from specsim.core.phases import Advance, Batch, DraftExtendInput, DraftInput, State, Verdict, VerifyInput
 from specsim.core.pool import KVPool
-from specsim.fast.drafting import Lanes
 from specsim.fast.kv import Progress
+from specsim.fast.lanes import Lanes
 from specsim.fast.runtime import padding
 from specsim.fast.runtime.buffers import Block, Buffers, named
 from specsim.fast.runtime.graph import Graph

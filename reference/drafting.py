@@ -1,10 +1,10 @@
-"""EAGLE-2's dynamic tree (arXiv 2406.16858): K lanes expanded step by step, then the N-1 best candidates.
-
-Lanes of sampled drafts have one child in each step.
-"""
+"""Drafts that follow a lane, and EAGLE-2's expansion of the K lanes in each step (arXiv 2406.16858)."""
 
 import torch
 
+from specsim.core.config import SpecConfig
+from specsim.core.phases import Candidates
+from specsim.reference.lanes import Lanes, lane_ids
 from specsim.reference.sampling import argmax, inverse_cdf, topk
 
 
@@ -70,11 +70,6 @@ def sampled(
     return topk_p, target_ids
 
 
-def root_scores(topk_p_BK: torch.Tensor, score: str) -> torch.Tensor:
-    """Scores f32 [B, K] of the root's children: p, or log p."""
-    return topk_p_BK if score == "prob" else topk_p_BK.log()
-
-
 def child_scores(scores_BK: torch.Tensor, topk_p_BKK: torch.Tensor, score: str) -> torch.Tensor:
     """Scores f32 [B, K lanes, K children]: product of the path's p (or sum of log p), at most the parent's."""
     scores_BK1 = scores_BK[:, :, None]
@@ -82,14 +77,33 @@ def child_scores(scores_BK: torch.Tensor, topk_p_BKK: torch.Tensor, score: str) 
     return torch.minimum(children_BKK, scores_BK1)
 
 
-def parent_ids(step: int, chosen_BK: torch.Tensor, k: int) -> torch.Tensor:
-    """Flat candidate indices of the lanes of step `step` ≥ 1, the parents of the next blocks of K children."""
-    return chosen_BK + k + (step - 1) * k * k
+def expand(
+    lanes: Lanes,
+    topk_p_BKK: torch.Tensor,
+    topk_index_BKK: torch.Tensor,
+    hidden_BKH: torch.Tensor,
+    config: SpecConfig,
+) -> Lanes:
+    """Add the lanes' children to the candidates; the K best of them are the next lanes, best first.
 
-
-def select(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Select the `count` best candidates, as ascending flat indices i64 [B, count].
-
-    A parent scores at least as much as its child and precedes it, so with ties to the lower index the set is a tree.
+    A lane of sampled drafts has one child, its next token. hidden_BKH: states that the children were drafted from.
     """
-    return topk(scores, count)[1].sort(dim=-1).values
+    made = lanes.candidates
+    scores = child_scores(lanes.scores, topk_p_BKK, config.score).flatten(1)
+    tokens = topk_index_BKK.flatten(1)
+    batch_size, k, num_children = topk_p_BKK.shape
+    chosen_BK = torch.arange(k).expand(batch_size, k) if config.is_sampled else topk(scores, k)[1]
+    parents_BK1 = chosen_BK[..., None] // num_children
+    path_BKI = lanes.path
+    if config.draft_kv == "ancestor":
+        path_BKI = path_BKI.gather(1, parents_BK1.expand_as(path_BKI))
+    parent_list = made.parent_list
+    if parent_list.shape[1] < config.num_parents:  # the next lanes will have children
+        parent_list = torch.cat([parent_list, made.tokens.shape[1] + chosen_BK], dim=1)
+    return Lanes(
+        tokens=tokens.gather(1, chosen_BK),
+        scores=scores.gather(1, chosen_BK),
+        path=torch.cat([path_BKI, lane_ids(batch_size, k)], dim=-1),
+        hidden=hidden_BKH.gather(1, parents_BK1.expand_as(hidden_BKH)),
+        candidates=Candidates(torch.cat([made.tokens, tokens], 1), torch.cat([made.scores, scores], 1), parent_list),
+    )

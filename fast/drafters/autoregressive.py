@@ -10,9 +10,10 @@ from specsim.core.drafter import Head
 from specsim.core.errors import InputError
 from specsim.core.phases import Batch, Candidates, DraftExtendInput, DraftInput, PrefillInput
 from specsim.core.pool import KVLayout, KVPool
-from specsim.fast.drafting import Lanes, expand, start_lanes
+from specsim.fast.drafting import expand
 from specsim.fast.extend import shift_left
 from specsim.fast.kv import draft_kv, duplicate_tails
+from specsim.fast.lanes import Lanes, start_lanes
 from specsim.fast.model.metadata import extend_metadata, lane_metadata, prefill_metadata
 from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2
 from specsim.fast.vocabulary.draft_distribution import Drafts, Loop, Root, Vocabulary, draw_drafts
@@ -146,8 +147,8 @@ class AutoregressiveDrafter:
             draw_drafts(batch, logits_RV, root, self._vocabulary, is_gumbel, Drafts(*out), law, loop)
 
     def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> Candidates:
-        lanes = Lanes.empty(batch.size, self.hidden_size, self._config, self._dtype, self._device, self._vocab_size)
-        self.start(batch, draft_input, lanes, pools)
+        duplicate_tails(batch, self._config, pools)
+        lanes = start_lanes(draft_input, self._config)
         for _ in range(self._config.num_steps - 1):
             self.step(batch, lanes, pools)
         return lanes.candidates
@@ -155,7 +156,7 @@ class AutoregressiveDrafter:
     def start(self, batch: Batch, draft_input: DraftInput, lanes: Lanes, pools: KVPool) -> None:
         """Copy the prefix's tail into every lane and begin the lanes with the root's children."""
         duplicate_tails(batch, self._config, pools)
-        start_lanes(draft_input, lanes, self._config)
+        start_lanes(draft_input, self._config, out=lanes)
 
     def step(self, batch: Batch, lanes: Lanes, pools: KVPool) -> None:
         """Run one draft forward of all lanes, its metadata built for their step."""

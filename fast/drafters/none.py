@@ -4,7 +4,7 @@ import torch
 
 from specsim.core.phases import Batch, Candidates, DraftExtendInput, DraftInput, PrefillInput
 from specsim.core.pool import KVLayout, KVPool
-from specsim.fast.drafting import Lanes
+from specsim.fast.lanes import Lanes
 
 
 class NoDrafter:

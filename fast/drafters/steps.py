@@ -5,7 +5,7 @@ from typing import Protocol
 from specsim.core.drafter import Drafter
 from specsim.core.phases import Batch, DraftExtendInput, DraftInput
 from specsim.core.pool import KVPool
-from specsim.fast.drafting import Lanes
+from specsim.fast.lanes import Lanes
 
 
 class StepDrafter(Drafter, Protocol):

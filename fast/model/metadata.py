@@ -10,7 +10,7 @@ import triton.language as tl
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, DraftExtendInput, PrefillInput, VerifyInput
 from specsim.core.pool import KVPool
-from specsim.fast.drafting import Lanes
+from specsim.fast.lanes import Lanes
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel
 
 WORD = tl.constexpr(32)  # visibility bits of one i32

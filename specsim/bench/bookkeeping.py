@@ -16,7 +16,7 @@ from specsim.bench.round_checks import tensors_of
 from specsim.bench.row import OURS, Asked, Check, Row
 from specsim.bench.verify_checks import judge_verdict
 from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.phases import Batch, Candidates, DraftExtendInput, Verdict, VerifyInput
+from specsim.core.phases import Batch, Candidates, DraftExtendInput, DraftInput, Verdict, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.core.state import State
 from specsim.core.target import ModelConfig
@@ -85,30 +85,21 @@ def make_round(model: ModelConfig, num_features: int, device: str = "cuda") -> R
 
 def _candidates(generator: torch.Generator) -> Candidates:
     """Make the candidates of a drafter that ranks tokens at random."""
-    from specsim.reference.drafting import child_scores, parent_ids, root_scores
+    from specsim.reference.drafting import expand
+    from specsim.reference.lanes import start_lanes
     from specsim.reference.sampling import topk
 
     k = CONFIG.topk
-    steps = CONFIG.num_steps
 
     def drafts(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
         prob = torch.rand(*shape, VOCAB_SIZE, generator=generator).softmax(-1)
         return topk(prob * 8, k)
 
-    first, tokens_BK = drafts(REQUESTS)
-    scores_BK = root_scores(first, CONFIG.score)
-    tokens = [tokens_BK]
-    scores = [scores_BK]
-    parents = [torch.arange(-1, k).expand(REQUESTS, -1)]
-    for step in range(steps - 1):
-        prob, ids = drafts(REQUESTS, k)
-        children = child_scores(scores_BK, prob, CONFIG.score).flatten(1)
-        tokens.append(ids.flatten(1))
-        scores.append(children)
-        scores_BK, chosen = topk(children, k)
-        if step < steps - 2:
-            parents.append(parent_ids(step + 1, chosen, k))
-    return Candidates(torch.cat(tokens, 1), torch.cat(scores, 1), torch.cat(parents, 1))
+    hidden_BKH = torch.zeros(REQUESTS, k, 1)
+    lanes = start_lanes(DraftInput(*drafts(REQUESTS), hidden_BKH[:, 0], torch.zeros(REQUESTS).int()), CONFIG)
+    for _ in range(CONFIG.num_steps - 1):
+        lanes = expand(lanes, *drafts(REQUESTS, k), hidden_BKH, CONFIG)
+    return lanes.candidates
 
 
 def bookkeeping_rows(model: ModelConfig, num_features: int, ceilings: Ceilings) -> Iterator[Row]:

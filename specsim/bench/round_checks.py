@@ -71,7 +71,7 @@ def _against_eager(scene: Scene, output: RoundOutput) -> Check:
 def _trees(scene: Scene, verify_input: VerifyInput) -> list[Check]:
     """Compare the round's first drafts with the candidates, and all trees with the reference's trees of these."""
     from specsim.reference import tree
-    from specsim.reference.drafting import root_scores
+    from specsim.reference.lanes import root_scores
 
     batch = scene.batch
     config = scene.engine.config

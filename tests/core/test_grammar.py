@@ -32,7 +32,7 @@ from specsim.correctness.differential.grids import cell_of
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.reference.acceptance import Tree, greedy, target_only
 from specsim.reference.sampling import adjust_logits, target_prob
-from specsim.reference.tree import links
+from specsim.reference.tree_links import links
 from specsim.serving.generation import load_engine
 from specsim.serving.guidance import Guidance
 

@@ -142,10 +142,10 @@ def test_pools_of_equal_scores_prefer_the_lower_index(monkeypatch):
 
 
 def test_parent_lists_are_fuzzed_in_both_ways(monkeypatch):
-    from specsim.reference import tree
+    from specsim.reference import tree_parents
 
     assert fields_of("trees", pools="malformed", impl="reference", count=200) == []
-    monkeypatch.setattr(tree, "parents_of", lambda *arguments: [])
+    monkeypatch.setattr(tree_parents, "parents_of", lambda *arguments: [])
     assert fields_of("trees", pools="malformed", impl="reference", count=200) == ["malformed trees"]
 
 

@@ -15,26 +15,20 @@ from specsim.core.columns import own_lanes
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import Batch, DraftInput, Sampling
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
+from specsim.fast.drafting import expand as expand_fast_lanes
+from specsim.fast.lanes import start_lanes as start_fast_lanes
+from specsim.fast.vocabulary.topk import draft_topk as fast_draft_topk
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
-from specsim.reference.drafting import (
-    child_scores,
-    draft_distribution,
-    draft_topk,
-    parent_ids,
-    root_scores,
-    sampled,
-    select,
-)
+from specsim.reference.drafting import child_scores, draft_distribution, draft_topk, expand, sampled
+from specsim.reference.lanes import root_scores, start_lanes
 from specsim.reference.sampling import topk as best_first
+from specsim.reference.selection import select
 from specsim.reference.tree import build
 from specsim.reference.verify import walk
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 V = 5
-
-
 L = 3  # of every request
-
-
 BONUS = 4
 
 
@@ -113,7 +107,7 @@ def product(law: Law, path: tuple[int, ...]) -> float:
     return score
 
 
-def expand(law: Law, topk: int, num_steps: int) -> list[tuple[int, ...]]:
+def best_paths(law: Law, topk: int, num_steps: int) -> list[tuple[int, ...]]:
     """The candidates as paths, in order: the K best tokens of each of the K best paths of every step."""
 
     def best(paths):
@@ -157,7 +151,7 @@ def test_candidates_and_tree_are_the_naive_ones(seed, setting, dyadic, page_size
     topk, num_steps, num_draft_tokens = setting
     law = Law(seed, dyadic)
     candidates, head, verify_input = propose([law], SpecConfig(*setting, page_size))
-    pool = expand(law, topk, num_steps)
+    pool = best_paths(law, topk, num_steps)
     assert candidates.tokens[0].tolist() == [path[-1] for path in pool]
     assert candidates.scores[0].tolist() == pytest.approx([product(law, path) for path in pool], rel=1e-6)
     assert head.forwards == num_steps - 1
@@ -271,22 +265,45 @@ def test_scoring_changes_nothing_in_place():
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_parent_ids_count_the_candidates_before(k):
-    steps = [k] + [k * k] * 3
-    flat = list(
-        itertools.chain.from_iterable([(step, index) for index in range(size)] for step, size in enumerate(steps))
-    )
-    for step in (1, 2, 3):
-        chosen = torch.arange(k * k).flip(0)[None, :k]
-        expected = [flat.index((step, index)) for index in chosen[0].tolist()]
-        assert parent_ids(step, chosen, k).tolist() == [expected]
+def test_parent_list_counts_the_candidates_before(k):
+    num_steps = 5
+    sizes = [k] + [k * k] * (num_steps - 1)
+    numbered = [(step, index) for step, size in enumerate(sizes) for index in range(size)]
+    config = SpecConfig(k, num_steps, num_steps + 1)
+    ids = torch.zeros(1, k, k, dtype=torch.int64)
+    hidden = torch.zeros(1, k, 1)
+    lanes = start_lanes(DraftInput(torch.ones(1, k), ids[:, 0], hidden[:, 0], torch.zeros(1)), config)
+    parents = [-1, *range(k)]
+    for step in range(1, num_steps):
+        assert lanes.candidates.parent_list.tolist() == [parents]
+        best = torch.randperm(k * k)[:k]
+        topk_p = torch.zeros(k * k).index_put((best,), 1 - torch.arange(k) / 8).view(1, k, k)
+        lanes = expand(replace(lanes, scores=torch.ones(1, k)), topk_p, ids, hidden, config)
+        if step < num_steps - 1:  # the last candidates have no children
+            parents += [numbered.index((step, index)) for index in best.tolist()]
+    assert lanes.candidates.parent_list.tolist() == [parents]
 
 
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.data())
-def test_select_takes_the_best_and_the_lower_index_of_equals(scores, data):
-    count = data.draw(st.integers(0, len(scores)))
-    best = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[:count]
-    assert select(torch.tensor([scores, scores[::-1]]) / 4, count)[0].tolist() == sorted(best)
+@given(st.integers(0, 10**6), st.sampled_from([(1, 1), (1, 3), (2, 3), (3, 3), (5, 3), (4, 4)]), st.booleans())
+@settings(max_examples=15)
+def test_the_fast_draft_loop_proposes_the_references_candidates(seed, setting, mapped):
+    """Distributions without near ties, through both top-k: tokens and parents exactly, scores to rounding."""
+    topk, num_steps = setting
+    config = SpecConfig(topk, num_steps, num_steps + 1 if topk == 1 else topk + 1)
+    laws, d2t = [Law(seed), Law(seed + 1)], torch.tensor([0, 1, 3, 3, 6]) if mapped else None
+    expected, head, _ = propose(laws, config, d2t)
+    hidden = head.start()
+    bonus = torch.full((2,), BONUS, dtype=torch.int32)
+    offsets = None if d2t is None else d2t.to(DEVICE)
+    topk_p, topk_index = fast_draft_topk(head.logits(hidden).float().to(DEVICE), topk, offsets)
+    lanes = start_fast_lanes(DraftInput(topk_p, topk_index, hidden.to(DEVICE), bonus.to(DEVICE)), config)
+    for _ in range(num_steps - 1):
+        hidden_RH = head.forward(lanes.tokens.flatten().cpu(), lanes.hidden.flatten(0, 1).cpu(), None, None)
+        results = *fast_draft_topk(head.logits(hidden_RH).float().to(DEVICE), topk, offsets), hidden_RH.to(DEVICE)
+        expand_fast_lanes(lanes, *(rows.unflatten(0, (2, topk)) for rows in results), config)
+    assert torch.equal(lanes.candidates.tokens.cpu(), expected.tokens)
+    assert torch.equal(lanes.candidates.parent_list.cpu(), expected.parent_list)
+    torch.testing.assert_close(lanes.candidates.scores.cpu(), expected.scores, rtol=1e-5, atol=0)
 
 
 SAMPLED = {

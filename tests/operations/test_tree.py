@@ -1,4 +1,5 @@
 import itertools
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -6,11 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.core.config import SpecConfig
-from specsim.core.phases import Candidates, VerifyInput
+from specsim.core.phases import Candidates, DraftInput, VerifyInput
 from specsim.fast import tree as fast
-from specsim.reference.drafting import parent_ids, select
-from specsim.reference.sampling import topk as best_first
-from specsim.reference.tree import MalformedTree, bitpacked_mask, build, full_mask, links, parents_of, visibility
+from specsim.fast import tree_links, tree_parents
+from specsim.reference.drafting import expand
+from specsim.reference.lanes import start_lanes
+from specsim.reference.selection import select
+from specsim.reference.tree import build
+from specsim.reference.tree_links import links
+from specsim.reference.tree_mask import visibility
+from specsim.reference.tree_parents import MalformedTree
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Node = tuple[int, ...]
@@ -160,133 +166,17 @@ def test_requests_are_built_each_for_itself(case):
         assert torch.equal(both.retrieve_index[request], request * config.num_draft_tokens + alone.retrieve_index[0])
 
 
-MALFORMED = [
-    ("parent is not selected", [0, 4], [-1, 0, 1], 2),
-    ("parent stands after its child", [2, 0], [-1, 0, 1], 1),
-    ("parent is the node itself", [0, 2], [-1, 2, 0], 2),
-    ("two nodes are each other's parent", [2, 4], [-1, 4, 2], 1),
-    ("parent is below the node", [0, 2, 4], [-1, 4, 2], 2),
-    ("only the first block hangs from the root", [0, 1, 2], [-1, -1, 0], 3),
-    ("parent is beyond the pool", [0, 3], [-1, 99, 0], 2),
-    ("parent is negative", [0, 3], [-1, -7, 0], 2),
-    ("candidate is beyond the pool", [0, 6], [-1, 0, 1], 2),
-    ("candidate is negative", [-1, 0], [-1, 0, 1], 1),
-]
-
-
-@pytest.mark.parametrize(
-    ("chosen", "parent_list", "node"), [case[1:] for case in MALFORMED], ids=[c[0] for c in MALFORMED]
-)
-def test_a_malformed_parent_list_names_request_and_node(chosen, parent_list, node):
-    with pytest.raises(MalformedTree, match=rf"request 3, node {node}\b"):
-        parents_of(chosen, parent_list, 2, request=3)
-
-
 def test_build_names_the_malformed_request():
     broken = [-1, 0, 8, 2, 4]
     with pytest.raises(MalformedTree, match=r"request 1, node 5\b"):
         build_rows([HAND_TOKENS] * 2, [HAND_SCORES] * 2, [HAND_PARENT_LIST, broken], HAND)
 
 
-@given(st.integers(1, 3), st.lists(st.integers(-3, 20), max_size=8), st.lists(st.integers(-3, 20), max_size=8))
-def test_any_lists_give_a_tree_or_an_error(k, chosen, parent_list):
-    def hangs_from(node: int, flat: int) -> list[int]:
-        """Nodes that may be the parent: the root, or earlier nodes that hold the candidate named in the list."""
-        if not 0 <= flat < k * len(parent_list):
-            return []
-        wanted = parent_list[flat // k]
-        return [0] if flat < k else [other for other in range(1, node) if chosen[other - 1] == wanted]
-
-    possible = [hangs_from(node, flat) for node, flat in enumerate(chosen, start=1)]
-    try:
-        parents = parents_of(chosen, parent_list, k)
-    except MalformedTree:
-        assert len(set(chosen)) < len(chosen) or not all(possible)
-    else:
-        assert parents[0] == -1
-        assert all(parent in allowed for parent, allowed in zip(parents[1:], possible, strict=True))
-
-
-@st.composite
-def parent_lists(draw, most: int = 70):
-    size = draw(st.integers(1, most))
-    return [-1, *(draw(st.integers(0, node - 1)) for node in range(1, size))]
-
-
-@given(parent_lists())
-def test_links_walk_every_node_once_from_the_root(parents):
-    next_token, next_sibling = links(parents)
-    found, stack = [], [(0, -1)]
-    while stack:
-        node, parent = stack.pop()
-        found.append(node)
-        assert parents[node] == parent
-        if next_sibling[node] >= 0:
-            assert next_sibling[node] > node
-            stack.append((next_sibling[node], parent))
-        if next_token[node] >= 0:
-            stack.append((next_token[node], node))
-    assert sorted(found) == list(range(len(parents)))
-
-
-def test_links_order_siblings_by_node_index():
-    assert links([-1, 0, 1, 0, 1, 0]) == ([1, 2, -1, -1, -1, -1], [-1, 3, 4, 5, -1, -1])
-
-
-def masks(*sizes_of_requests: int, num_nodes: int) -> torch.Tensor:
-    """Trees of random parents."""
-    trees = [[-1, *(int(torch.randint(node, ())) for node in range(1, num_nodes))] for _ in sizes_of_requests]
-    return torch.stack([visibility(parents) for parents in trees])
-
-
-@pytest.mark.parametrize("lengths", [[4], [0], [3, 1, 7]])
-@pytest.mark.parametrize("num_nodes", [1, 5])
-def test_full_mask_is_the_prefix_and_then_the_tree(lengths, num_nodes):
-    mask_BNN = masks(*lengths, num_nodes=num_nodes)
-    flat = full_mask(mask_BNN, torch.tensor(lengths)).tolist()
-    start = 0
-    for mask, length in zip(mask_BNN.tolist(), lengths, strict=True):
-        for row in mask:
-            assert flat[start : start + length + num_nodes] == [True] * length + row
-            start += length + num_nodes
-    assert start == len(flat) == sum(num_nodes * (length + num_nodes) for length in lengths)
-
-
-@pytest.mark.parametrize("num_nodes", [1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65])
-def test_bitpacked_mask_holds_column_c_in_bit_c(num_nodes):
-    mask_BNN = masks(0, 0, num_nodes=num_nodes)
-    mask_BNN[0, -1] = True  # the sign bit where the row fills its word
-    packed = bitpacked_mask(mask_BNN)
-    bytes_a_word = 1 if num_nodes <= 8 else 2 if num_nodes <= 16 else 4
-    assert packed.element_size() == bytes_a_word
-    assert packed.shape == ((2, num_nodes) if num_nodes <= 32 else (2, num_nodes, -(-num_nodes // 32)))
-    for request, row in ((request, row) for request in range(2) for row in range(num_nodes)):
-        raw = packed[request, row].flatten().contiguous().numpy().tobytes()
-        bits = int.from_bytes(raw, "little")
-        assert [bool(bits >> column & 1) for column in range(8 * len(raw))][:num_nodes] == mask_BNN[
-            request, row
-        ].tolist()
-        assert bits >> num_nodes == 0
-
-
-def test_full_mask_of_no_request_is_empty():
-    none = torch.empty(0, 5, 5, dtype=torch.bool)
-    full = full_mask(none, torch.empty(0, dtype=torch.int64))
-    assert (full.shape, full.dtype) == ((0,), torch.bool)
-
-
-@pytest.mark.parametrize(("num_nodes", "shape"), [(5, (0, 5)), (33, (0, 33, 2))])
-def test_bitpacked_mask_of_no_request_has_no_rows(num_nodes, shape):
-    assert bitpacked_mask(torch.empty(0, num_nodes, num_nodes, dtype=torch.bool)).shape == shape
-
-
-# The fast column.
-
-
 @pytest.fixture
 def gpu_blocks(monkeypatch) -> None:
     """As many programs as on a GPU: under the interpreter one program would otherwise take all nodes."""
-    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: on_gpu)
+    for module in (fast, tree_links, tree_parents):
+        monkeypatch.setattr(module, "block_of", lambda count, on_gpu, others=1: on_gpu)
 
 
 @pytest.fixture(params=["small trees in one program", "no tree is small"])
@@ -298,25 +188,21 @@ def smallness(request, monkeypatch) -> None:
 
 def drafted(size: int, config: SpecConfig, tied: bool = False) -> Candidates:
     """Candidates as a draft loop leaves them, of random probabilities."""
-
-    def chances(*shape: int) -> torch.Tensor:
-        return torch.randint(0, 5, shape) / 4 if tied else torch.rand(shape)
-
     k = config.topk
-    lanes_BK = chances(size, k)
-    scores, parents = [lanes_BK], [torch.arange(-1, k if config.num_steps > 1 else 0).expand(size, -1)]
-    for step in range(1, config.num_steps):
-        children = (lanes_BK[:, :, None] * chances(size, k, k)).flatten(1)
-        scores.append(children)
-        lanes_BK, chosen_BK = best_first(children, k)
-        if step < config.num_steps - 1:
-            parents.append(parent_ids(step, chosen_BK, k))
-    tokens = torch.randint(0, 10**6, (size, config.num_candidates))
-    return Candidates(tokens, torch.cat(scores, 1), torch.cat(parents, 1))
+    hidden = torch.zeros(size, k, 1)
+
+    def drafts(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+        topk_p = torch.randint(0, 5, shape) / 4 if tied else torch.rand(shape)
+        return topk_p, torch.randint(0, 10**6, shape)
+
+    lanes = start_lanes(DraftInput(*drafts(size, k), hidden[:, 0], torch.zeros(size)), config)
+    for _ in range(config.num_steps - 1):
+        lanes = expand(lanes, *drafts(size, k, k), hidden, config)
+    return lanes.candidates
 
 
-def both_columns(candidates: Candidates, config: SpecConfig, device: str) -> tuple[VerifyInput, VerifyInput]:
-    """The trees of both columns, of requests of random lengths that end at max_len, on the CPU."""
+def both_trees(candidates: Candidates, config: SpecConfig, device: str) -> tuple[VerifyInput, VerifyInput]:
+    """The trees of both implementations, of requests of random lengths that end at max_len, on the CPU."""
     size, num_nodes = len(candidates.tokens), config.num_draft_tokens
     bonus = torch.randint(0, 10**6, (size,), dtype=torch.int32)
     seq_lens = torch.randint(1, config.max_len or 1000, (size,))
@@ -341,13 +227,13 @@ SETTINGS = [(1, 1, 2), (1, 5, 6), (2, 1, 3), (2, 3, 2), (3, 4, 31), (4, 3, 17), 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_fast_trees_are_the_references(setting, tied, score, max_len, device, gpu_blocks, smallness, program_order):
     config = SpecConfig(*setting, score=score, max_len=max_len)
-    check_equal(*both_columns(drafted(3, config, tied), config, device))
+    check_equal(*both_trees(drafted(3, config, tied), config, device))
 
 
 def test_a_fast_tree_larger_than_a_tile_is_the_references(device):
     """1025² entries of its mask: one program could not hold them."""
     config = SpecConfig(topk=32, num_steps=2, num_draft_tokens=1025)
-    check_equal(*both_columns(drafted(1, config), config, device))
+    check_equal(*both_trees(drafted(1, config), config, device))
 
 
 @given(st.integers(1, 16), st.integers(1, 5), st.integers(1, 3), st.booleans(), st.data())
@@ -356,9 +242,8 @@ def test_fast_trees_are_the_references_at_any_setting(topk, num_steps, size, tie
     most = topk + (num_steps - 1) * topk**2 + 1
     num_draft_tokens = num_steps + 1 if topk == 1 else data.draw(st.integers(2, min(most, 64)))
     config = SpecConfig(topk, num_steps, num_draft_tokens, max_len=9)
-    tree, expected = both_columns(drafted(size, config, tied), config, DEVICE)
+    tree, expected = both_trees(drafted(size, config, tied), config, DEVICE)
     check_equal(tree, expected)
-    assert torch.equal(fast.bitpacked_mask(tree.mask.to(DEVICE)).cpu(), bitpacked_mask(expected.mask))
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 7])
@@ -381,7 +266,7 @@ def test_lanes_of_sampled_drafts_are_a_static_tree(k, num_steps, device, program
     parent_list = torch.arange(-1, config.num_parents - 1).expand(3, -1).contiguous()
     law = torch.rand(3, config.num_parents, 4)
     candidates = Candidates(torch.randint(0, 99, shape), torch.rand(shape), parent_list, (), law)
-    tree, expected = both_columns(candidates, config, device)
+    tree, expected = both_trees(candidates, config, device)
     check_equal(tree, expected)
     assert torch.equal(expected.draft_prob, law)
     lanes = [[0, *range(1 + lane, 1 + k * num_steps, k)] for lane in range(k)]
@@ -391,7 +276,7 @@ def test_lanes_of_sampled_drafts_are_a_static_tree(k, num_steps, device, program
 
 
 @pytest.mark.parametrize("config", [HAND, SpecConfig.plain(), SpecConfig(1, 3, 4)])
-def test_the_fast_column_builds_no_tree_and_roots_alone(config, device):
+def test_fast_trees_of_no_request_and_of_roots_alone(config, device):
     for size in (0, 2):
         candidates = Candidates(
             torch.zeros(size, config.num_candidates, dtype=torch.int64),
@@ -400,7 +285,7 @@ def test_the_fast_column_builds_no_tree_and_roots_alone(config, device):
             .expand(size, -1)
             .contiguous(),
         )
-        check_equal(*both_columns(candidates, config, device))
+        check_equal(*both_trees(candidates, config, device))
 
 
 def test_a_tree_is_written_into_given_buffers(device):
@@ -452,57 +337,6 @@ def test_padded_requests_of_junk_change_no_real_one(setting, device, gpu_blocks,
         check_bounded(tree, request, num_nodes)
 
 
-def fault(chosen: list[int], parent_list: list[int], k: int, request: int) -> tuple[str, int]:
-    """What the reference says of these lists, and which node it names: 0 if none, -1 if all is well."""
-    try:
-        parents_of(chosen, parent_list, k, request)
-    except MalformedTree as error:
-        return str(error), int(str(error).split("node ")[1].split(":")[0]) if "node " in str(error) else 0
-    return "", -1
-
-
-def check_faults(chosen: list[list[int]], parent_lists: list[list[int]], k: int, device: str) -> None:
-    """The fast column finds the reference's first fault of every request, and raises the first of all in its words."""
-    size = len(chosen)
-    faults = [fault(*lists, k, request) for request, lists in enumerate(zip(chosen, parent_lists, strict=True))]
-    parent_list = torch.tensor(parent_lists, dtype=torch.int64).view(size, -1).to(device)
-    none = torch.empty(size, 0, device=device)
-    candidates, config = Candidates(none, none, parent_list), SpecConfig(k, 1 if k > 1 else 4, 2 if k > 1 else 5)
-    index = torch.tensor(chosen, dtype=torch.int64).view(size, -1).to(device)
-    assert fast.malformed(candidates, index, config).tolist() == [node + 1 for _, node in faults]
-    texts = [text for text, _ in faults if text]
-    if not texts:
-        fast.check(candidates, index, config)
-        return
-    with pytest.raises(fast.MalformedTree) as raised:
-        fast.check(candidates, index, config)
-    assert str(raised.value) == texts[0]
-
-
-@pytest.mark.parametrize(
-    ("chosen", "parent_list", "node"), [case[1:] for case in MALFORMED], ids=[c[0] for c in MALFORMED]
-)
-def test_a_malformed_parent_list_is_found_by_the_fast_column(chosen, parent_list, node, device, gpu_blocks):
-    fine = [*range(len(chosen))]
-    assert fault(chosen, parent_list, 2, 0)[1] == node
-    check_faults([fine, chosen, fine], [[-1, 0, 1], parent_list, [-1, 0, 1]], 2, device)
-
-
-def test_a_candidate_beyond_the_pool_has_no_parent_elsewhere(device):
-    check_faults([[0, 4], [0, 1]], [[-1, 1], [0, 1]], 2, device)
-
-
-@given(st.integers(1, 3), st.integers(0, 8), st.integers(1, 8), st.integers(1, 3), st.data())
-@settings(max_examples=60)
-def test_any_lists_are_judged_as_the_reference_does(k, num_drafts, num_blocks, size, data):
-    def lists(length: int):
-        return st.lists(st.integers(-3, 20), min_size=length, max_size=length)
-
-    chosen = [data.draw(lists(num_drafts)) for _ in range(size)]
-    parent_lists = [data.draw(lists(num_blocks)) for _ in range(size)]
-    check_faults(chosen, parent_lists, k, DEVICE)
-
-
 @given(st.sampled_from([(2, 3, 7), (3, 3, 9), (3, 3, 22)]), st.data())
 @settings(max_examples=40)
 def test_any_parent_list_builds_a_bounded_tree(setting, data):
@@ -513,38 +347,16 @@ def test_any_parent_list_builds_a_bounded_tree(setting, data):
     ids = st.one_of(st.integers(-2, config.num_candidates + 2), st.sampled_from([2**62, -(2**63)]))
     parent_list = data.draw(st.lists(ids, min_size=width, max_size=width))
     candidates.parent_list[0] = torch.tensor(parent_list)
-    index = select(candidates.scores, config.num_draft_tokens - 1)
-    if not fault(index[0].tolist(), parent_list, config.topk, 0)[0]:
-        check_equal(*both_columns(candidates, config, DEVICE))
-    check_faults(index.tolist(), [parent_list], config.topk, DEVICE)
+    index = select(candidates.scores, config.num_draft_tokens - 1).to(DEVICE)
+    found = ""
+    try:
+        check_equal(*both_trees(candidates, config, DEVICE))
+    except MalformedTree as error:
+        found = str(error)
+    with pytest.raises(tree_parents.MalformedTree) if found else nullcontext() as raised:
+        tree_parents.check(candidates.to(DEVICE), index, config)
+    assert found == (str(raised.value) if raised else "")
     none = torch.zeros(1, dtype=torch.int64, device=DEVICE)
     locations = none.new_zeros(1, config.num_draft_tokens)
     tree = fast.build(candidates.to(DEVICE), none.int(), none, locations, config).to("cpu")
     check_bounded(tree, 0, config.num_draft_tokens)
-
-
-@pytest.mark.parametrize("lengths", [[4], [0], [3, 1, 300], []])
-@pytest.mark.parametrize("num_nodes", [1, 5, 33])
-def test_fast_full_mask_is_the_references(lengths, num_nodes, device, gpu_blocks, program_order):
-    mask_BNN = masks(*lengths, num_nodes=num_nodes) if lengths else torch.empty(0, num_nodes, num_nodes).bool()
-    seq_lens = torch.tensor(lengths, dtype=torch.int64)
-    expected = full_mask(mask_BNN, seq_lens)
-    assert torch.equal(fast.full_mask(mask_BNN.to(device), seq_lens.to(device)).cpu(), expected)
-    out = torch.empty_like(expected, device=device)
-    assert fast.full_mask(mask_BNN.to(device), seq_lens.to(device), out=out) is out
-    assert torch.equal(out.cpu(), expected)
-
-
-@pytest.mark.parametrize("num_nodes", [1, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65])
-def test_fast_bitpacked_mask_is_the_references(num_nodes, device, gpu_blocks, program_order):
-    mask_BNN = torch.rand(3, num_nodes, num_nodes) < 0.5
-    mask_BNN[0, -1] = True  # the sign bit where the row fills its word
-    packed, expected = fast.bitpacked_mask(mask_BNN.to(device)).cpu(), bitpacked_mask(mask_BNN)
-    assert packed.dtype == expected.dtype
-    assert torch.equal(packed, expected)
-
-
-@pytest.mark.parametrize("num_nodes", [5, 33])
-def test_fast_bitpacked_mask_of_no_request_has_no_rows(num_nodes, device):
-    none = torch.empty(0, num_nodes, num_nodes, dtype=torch.bool, device=device)
-    assert fast.bitpacked_mask(none).shape == bitpacked_mask(none.cpu()).shape

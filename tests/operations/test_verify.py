@@ -16,7 +16,8 @@ from specsim.fast import verify as fast
 from specsim.fast.vocabulary.penalties import Allowed, Logits
 from specsim.reference import verify as reference
 from specsim.reference.acceptance import Tree
-from specsim.reference.tree import links, visibility
+from specsim.reference.tree_links import links
+from specsim.reference.tree_mask import visibility
 from specsim.reference.verify import node_logits, trees, walk
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

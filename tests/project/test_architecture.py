@@ -39,7 +39,9 @@ DYNAMIC_IMPORTS = {
     "specsim": {"specsim.core", "specsim.models", "specsim.serving"},
     "specsim.correctness.faults.checks": {"specsim.correctness.faults.checks"},
     "specsim.correctness.faults.checks.distribution": {"specsim.reference.verify", "specsim.fast.verify"},
-    "specsim.correctness.faults.checks.trees": {"specsim.reference.tree", "specsim.fast.tree"},
+    "specsim.correctness.faults.checks.trees": {
+        f"specsim.{name}" for name in ("reference.tree", "reference.tree_parents", "fast.tree", "fast.tree_parents")
+    },
     "specsim.correctness.conformance.runner": {"the module of a user"},
     "specsim.serving.generation": {"specsim.reference.engine", "specsim.fast.engine", "specsim.fast.runtime.launch"},
 }

@@ -99,7 +99,7 @@ def distribution_of(
     """The distribution of that number of rows: the reference at one point of every region of the uniforms."""
     from specsim.reference.acceptance import rejection
     from specsim.reference.request_tree import Tree
-    from specsim.reference.tree import links
+    from specsim.reference.tree_links import links
 
     parents = list(range(-1, len(draft)))
     tree = Tree([0, *draft], parents, *links(parents), len(draft))

@@ -36,19 +36,20 @@ def select_top_k_tokens(
     i: int, topk_p: Tensor, topk_index: Tensor, hidden_states: Tensor, scores: Tensor | None, topk: int
 ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
     """One step of a loop of three: lanes before it are its first candidates, lanes after it the next block."""
-    from specsim.fast.drafting import Lanes, expand, start_lanes
+    from specsim.fast.drafting import expand
+    from specsim.fast.lanes import start_lanes
 
     batch = len(topk_p) if scores is None else len(scores)
     config = SpecConfig(topk, 3, 4 if topk == 1 else 2, page_size=1)
-    lanes = Lanes.empty(batch, hidden_states.shape[1], config, hidden_states.dtype, topk_p.device)
-    made = lanes.candidates
     bonus = torch.zeros(batch, dtype=torch.int32, device=topk_p.device)
     if scores is None:
-        start_lanes(DraftInput(topk_p, topk_index, hidden_states, bonus), lanes, config)
+        lanes = start_lanes(DraftInput(topk_p, topk_index, hidden_states, bonus), config)
+        made = lanes.candidates
         tree = made.scores[:, None, :topk].clone(), made.tokens[:, :topk].clone(), made.parent_list[:, : 1 + topk]
         return lanes.tokens.flatten(), lanes.hidden.flatten(0, 1), made.scores[:, :topk].clone(), tree
     first_index = torch.zeros_like(scores, dtype=torch.int64)
-    start_lanes(DraftInput(scores, first_index, hidden_states[::topk].contiguous(), bonus), lanes, config)
+    lanes = start_lanes(DraftInput(scores, first_index, hidden_states[::topk].contiguous(), bonus), config)
+    made = lanes.candidates
     shape = batch, topk, topk
     hidden_BKH = hidden_states.view(batch, topk, hidden_states.shape[1])
     expand(lanes, topk_p.view(shape), topk_index.view(shape), hidden_BKH, config)
@@ -62,7 +63,7 @@ def organize_draft_results(
     score_list: list[Tensor], token_list: list[Tensor], parents_list: list[Tensor], num_draft_token: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Select from all steps' scores at once."""
-    from specsim.fast.drafting import select
+    from specsim.fast.selection import select
 
     chosen = select(torch.cat([each.flatten(1) for each in score_list], dim=1), num_draft_token - 1)
     return torch.cat(parents_list[:-1] or parents_list, dim=1), chosen, torch.cat(token_list, dim=1).gather(1, chosen)
@@ -74,7 +75,9 @@ def build_tree_kernel_efficient(
     draft_token_num: int, tree_mask_mode: int,
 ) -> None:  # fmt: skip
     """Select and build at once, with scores 1 for the selected candidates and 0 for the others."""
-    from specsim.fast.tree import bitpacked_mask, build, check, full_mask
+    from specsim.fast.tree import build
+    from specsim.fast.tree_mask import bitpacked_mask, full_mask
+    from specsim.fast.tree_parents import check
 
     batch = len(selected_index)
     device = selected_index.device
@@ -145,8 +148,8 @@ def draft_lane_locations(
     req_pool_indices: Tensor, req_to_token: Tensor, seq_lens: Tensor, topk: int, num_steps: int, page_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Slots written by draft steps, and slots moved by the copy of tails in a pool of slot numbers."""
-    from specsim.fast.drafting import Lanes
     from specsim.fast.kv import duplicate_tails
+    from specsim.fast.lanes import Lanes
     from specsim.fast.model.metadata import lane_metadata
 
     batch_size = len(seq_lens)

@@ -60,7 +60,8 @@ def _proposals(rows: int, k: int, generator: torch.Generator, coarse: bool) -> t
 
 def _advance(made: Drafted, lanes_BK: torch.Tensor, batch: int, k: int) -> torch.Tensor:
     """Append a step's candidates; return the scores of the next lanes."""
-    from specsim.reference.drafting import child_scores, parent_ids, root_scores
+    from specsim.reference.drafting import child_scores
+    from specsim.reference.lanes import root_scores
     from specsim.reference.sampling import topk
 
     step = len(made.probs) - 1
@@ -74,13 +75,13 @@ def _advance(made: Drafted, lanes_BK: torch.Tensor, batch: int, k: int) -> torch
         children_BKK = child_scores(lanes_BK, probs.view(batch, k, k), "prob")
         scores_BK, chosen_BK = topk(children_BKK.flatten(1), k)
         made.scores_by_step.append(children_BKK)
-        made.parents_by_step.append(parent_ids(step, chosen_BK, k))
+        made.parents_by_step.append(made.tokens.shape[1] + chosen_BK)
     made.tokens_by_step.append(ids.view(batch, k * k if step else k))
     return scores_BK
 
 
 def chosen(made: Drafted, num_nodes: int) -> torch.Tensor:
     """Indices [B, N-1] of the best candidates."""
-    from specsim.reference.drafting import select
+    from specsim.reference.selection import select
 
     return select(made.scores, num_nodes - 1)

@@ -21,7 +21,7 @@ def sampling_call(
 ) -> Call:
     """One call. uniforms_BW: a uniform for each depth, which every node of that depth has in uniform_samples."""
     from specsim.reference.acceptance import target_only
-    from specsim.reference.tree import depths_of
+    from specsim.reference.tree_links import depths_of
 
     rows = zip(forest.trees, prob_BNV, uniforms_BW.tolist(), final_B.tolist(), strict=True)
     walked = [target_only(tree, own.double(), uniforms, final, single, acc) for tree, own, uniforms, final in rows]

@@ -129,7 +129,8 @@ def _ties_at_an_edge(scores: torch.Tensor, count: int) -> bool:
 
 def compare_tree(scene: Scene, request: int, trees: Trio[VerifyInput], check: Comparison) -> None:
     """The tree that follows from the column's own candidates, to the bit: no rounding is involved any more."""
-    from specsim.reference import tree
+    from specsim.reference.tree import build
+    from specsim.reference.tree_parents import MalformedTree
 
     reference = trees.reference
     fast = trees.fast
@@ -139,10 +140,8 @@ def compare_tree(scene: Scene, request: int, trees: Trio[VerifyInput], check: Co
     candidates = Candidates(*(getattr(fast.candidates, name)[one] for name in ("tokens", "scores", "parent_list")))
     slots = scene.pools.reference.slots(row, length + torch.arange(num_nodes))
     try:
-        expected = tree.build(
-            candidates, reference.draft_tokens[one, 0], torch.tensor([length]), slots[None], scene.config
-        )
-    except tree.MalformedTree as error:
+        expected = build(candidates, reference.draft_tokens[one, 0], torch.tensor([length]), slots[None], scene.config)
+    except MalformedTree as error:
         raise Mismatch(PARENTS, "a tree", str(error)) from None
     flattened = {"positions", "cache_locations"}
     for name, ours in expected.tensors.items():

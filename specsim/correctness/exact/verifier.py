@@ -37,7 +37,7 @@ class Given:
     @classmethod
     def of(cls, draw: Draw) -> "Given":
         from specsim.reference.request_tree import Tree
-        from specsim.reference.tree import links
+        from specsim.reference.tree_links import links
 
         parents = list(draw.parents)
         tree = Tree(list(draw.tokens), parents, *links(parents), len(parents))

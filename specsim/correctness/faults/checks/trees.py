@@ -55,6 +55,7 @@ def _pool(rng: random.Random) -> Pool:
 def _tied(pools: list[Pool], impl: str, device: str) -> Finding | None:
     """Tokens are the candidates' own indices, so that a built tree shows the chosen ones."""
     tree = import_module(f"specsim.{impl}.tree")
+    malformed = import_module(f"specsim.{impl}.tree_parents").MalformedTree
     shape = (len(pools), CONFIG.num_draft_tokens)
     k = CONFIG.topk
     candidates = _candidates(pools).to(device)
@@ -62,7 +63,7 @@ def _tied(pools: list[Pool], impl: str, device: str) -> Finding | None:
     slots = torch.zeros(shape, dtype=torch.int64, device=device)
     try:
         built = tree.build(candidates, zeros.int(), zeros, slots, CONFIG)
-    except tree.MalformedTree as error:
+    except malformed as error:
         return Finding("tree", "equal scores", "a tree", str(error))
     for request, (tokens, parents) in enumerate(zip(built.draft_tokens.tolist(), built.parents.tolist(), strict=True)):
         chosen = tokens[1:]
@@ -77,10 +78,10 @@ def _tied(pools: list[Pool], impl: str, device: str) -> Finding | None:
 
 def _malformed(rng: random.Random, pools: list[Pool], impl: str, device: str) -> Finding | None:
     """Whether the check agrees with `is_tree` about every choice from a pool that may have been spoiled."""
-    tree = import_module(f"specsim.{impl}.tree")
+    parents = import_module(f"specsim.{impl}.tree_parents")
     count = CONFIG.num_draft_tokens - 1
     drawn = [_spoiled(rng, *pool, count) for pool in pools]
-    verdicts = [_accepts(tree, impl, parent_list, chosen, device) for parent_list, chosen in drawn]
+    verdicts = [_accepts(parents, impl, parent_list, chosen, device) for parent_list, chosen in drawn]
     for index, (accepted, (parent_list, chosen)) in enumerate(zip(verdicts, drawn, strict=True)):
         expected = is_tree(chosen, parent_list, CONFIG.topk)
         if accepted != expected:
@@ -104,15 +105,15 @@ def _spoiled(rng: random.Random, scores: list[float], parents: list[int], count:
     return parents, chosen
 
 
-def _accepts(tree: ModuleType, impl: str, parent_list: list[int], chosen: list[int], device: str) -> bool:
+def _accepts(parents: ModuleType, impl: str, parent_list: list[int], chosen: list[int], device: str) -> bool:
     try:
         if impl == "reference":
-            tree.parents_of(chosen, parent_list, CONFIG.topk)
+            parents.parents_of(chosen, parent_list, CONFIG.topk)
         else:
             pool = torch.zeros(1, CONFIG.num_candidates, device=device)
             candidates = Candidates(pool.long(), pool, torch.tensor([parent_list], device=device))
-            tree.check(candidates, torch.tensor([chosen], device=device), CONFIG)
-    except tree.MalformedTree:
+            parents.check(candidates, torch.tensor([chosen], device=device), CONFIG)
+    except parents.MalformedTree:
         return False
     return True
 

@@ -1,0 +1,213 @@
+"""Parents of a verify tree's nodes, from the candidates selected for it, and the check that they form a tree."""
+
+from typing import NamedTuple, Self, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+
+from specsim.core.config import SpecConfig
+from specsim.core.phases import Candidates, VerifyInput
+from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, require_contiguous
+
+_ROWS = 32
+_COLUMNS = 64
+
+
+class MalformedTree(ValueError):
+    """A parent list that is no tree; names the request and the node."""
+
+
+class CandidateTables(NamedTuple):
+    """Candidates as kernels take them."""
+
+    tokens_ptr: torch.Tensor
+    scores_ptr: torch.Tensor
+    parent_list_ptr: torch.Tensor
+
+    @classmethod
+    def of(cls, candidates: Candidates) -> Self:
+        return cls(candidates.tokens, candidates.scores, candidates.parent_list)
+
+
+class TreeTables(NamedTuple):
+    """A VerifyInput as kernels write it."""
+
+    draft_tokens_ptr: torch.Tensor
+    parents_ptr: torch.Tensor
+    scores_ptr: torch.Tensor
+    positions_ptr: torch.Tensor
+    mask_ptr: torch.Tensor
+    retrieve_index_ptr: torch.Tensor
+    next_token_ptr: torch.Tensor
+    next_sibling_ptr: torch.Tensor
+    cache_locations_ptr: torch.Tensor
+
+    @classmethod
+    def of(cls, tree: VerifyInput) -> Self:
+        return cls(
+            draft_tokens_ptr=tree.draft_tokens,
+            parents_ptr=tree.parents,
+            scores_ptr=tree.scores,
+            positions_ptr=tree.positions,
+            mask_ptr=tree.mask,
+            retrieve_index_ptr=tree.retrieve_index,
+            next_token_ptr=tree.retrieve_next_token,
+            next_sibling_ptr=tree.retrieve_next_sibling,
+            cache_locations_ptr=tree.cache_locations,
+        )
+
+
+class Roots(NamedTuple):
+    """Roots of trees and the slots of their nodes, as kernels read them."""
+
+    bonus_tokens_ptr: torch.Tensor  # i32 [B]
+    seq_lens_ptr: torch.Tensor  # i64 [B]
+    cache_locations_ptr: torch.Tensor  # i64 [B, N], before the length limit
+
+
+@triton.jit
+@no_type_check
+def _parents(chosen_ptr, parent_list_ptr, node, num_nodes, num_blocks, k, COLUMNS: tl.constexpr):
+    """(candidate, parent node, whether there is one) of nodes [ROWS, 1]; a parent stands before its child.
+
+    chosen_ptr, parent_list_ptr: those of the nodes' own request. Where there is no parent the root stands in for it.
+    """
+    mask = (node > 0) & (node < num_nodes)
+    flat = tl.load(chosen_ptr + node - 1, mask=mask, other=0)
+    block = flat // k
+    inside = (flat >= 0) & (block < num_blocks)
+    wanted = tl.load(parent_list_ptr + block, mask=mask & inside, other=-1)
+    parent = tl.zeros_like(node)
+    for start in range(1, num_nodes, COLUMNS):
+        other = start + tl.arange(0, COLUMNS)[None, :]
+        other_flat = tl.load(chosen_ptr + other - 1, mask=other < num_nodes, other=-1)
+        found = tl.where((other_flat == wanted) & (other < node), other, 0)
+        parent = tl.maximum(parent, tl.max(found, axis=1, keep_dims=True))
+    parent = tl.where(inside & (block > 0), parent, 0)
+    return flat, parent, inside & ((block == 0) | (parent > 0))
+
+
+@triton.jit
+@no_type_check
+def store_nodes(tree_ptrs, own, node, bonus, tokens, parent, scores, mask, LOG: tl.constexpr):
+    """Note tokens, parents and scores of nodes, and the root's own."""
+    tl.store(tree_ptrs.draft_tokens_ptr + own, tl.where(node == 0, bonus, tokens), mask=mask)
+    tl.store(tree_ptrs.parents_ptr + own, tl.where(node == 0, -1, parent).to(tl.int64), mask=mask)
+    tl.store(tree_ptrs.scores_ptr + own, tl.where(node == 0, 0.0 if LOG else 1.0, scores), mask=mask)
+
+
+@kernel
+@no_type_check
+def _nodes_kernel(
+    candidate_ptrs,
+    chosen_ptr,
+    root_ptrs,
+    tree_ptrs,
+    num_candidates,
+    num_blocks,
+    num_nodes,
+    k,
+    LOG: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Nodes of one request, from its chosen candidates."""
+    await_input(PDL)
+    request = tl.program_id(0).to(tl.int64)
+    node = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
+    chosen_ptr += request * (num_nodes - 1)
+    parent_list_ptr = candidate_ptrs.parent_list_ptr + request * num_blocks
+    flat, parent, _ = _parents(chosen_ptr, parent_list_ptr, node, num_nodes, num_blocks, k, COLUMNS)
+    own = request * num_nodes + node
+    mask = node < num_nodes
+    candidate = request * num_candidates + flat  # of the root any
+    tokens = tl.load(candidate_ptrs.tokens_ptr + candidate, mask=mask)
+    scores = tl.load(candidate_ptrs.scores_ptr + candidate, mask=mask)
+    bonus = tl.load(root_ptrs.bonus_tokens_ptr + request).to(tl.int64)
+    store_nodes(tree_ptrs, own, node, bonus, tokens, parent, scores, mask, LOG)
+
+
+def write_nodes(
+    tree: VerifyInput, candidates: Candidates, top_scores_index: torch.Tensor, roots: Roots, config: SpecConfig
+) -> None:
+    """Write tokens, parents and scores of all nodes."""
+    batch_size, num_nodes = tree.parents.shape
+    columns = block_of(num_nodes, _COLUMNS)
+    rows = block_of(num_nodes, _ROWS, columns)
+    _nodes_kernel[(batch_size, ceil_div(num_nodes, rows))](
+        candidate_ptrs=CandidateTables.of(candidates),
+        chosen_ptr=top_scores_index,
+        root_ptrs=roots,
+        tree_ptrs=TreeTables.of(tree),
+        num_candidates=config.num_candidates,
+        num_blocks=candidates.parent_list.shape[1],
+        num_nodes=num_nodes,
+        k=config.topk,
+        LOG=config.score == "logprob",
+        ROWS=rows,
+        COLUMNS=columns,
+    )
+
+
+@kernel
+@no_type_check
+def _malformed_kernel(
+    chosen_ptr, parent_list_ptr, out_ptr, num_nodes, num_blocks, k, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """The first node of one request that has no parent, unless a candidate is chosen twice."""
+    request = tl.program_id(0).to(tl.int64)
+    chosen_ptr += request * (num_nodes - 1)
+    parent_list_ptr += request * num_blocks
+    first = num_nodes
+    twice = 0
+    for start in range(1, num_nodes, ROWS):
+        node = start + tl.arange(0, ROWS)[:, None]
+        flat, _, rooted = _parents(chosen_ptr, parent_list_ptr, node, num_nodes, num_blocks, k, COLUMNS)
+        bad = tl.where((node < num_nodes) & (rooted == 0), node, num_nodes)
+        first = tl.minimum(first, tl.min(tl.min(bad, axis=1), axis=0))
+        for other_start in range(1, num_nodes, COLUMNS):
+            other = other_start + tl.arange(0, COLUMNS)[None, :]
+            other_flat = tl.load(chosen_ptr + other - 1, mask=other < num_nodes, other=0)
+            same = (other_flat == flat) & (other < node) & (node < num_nodes)
+            twice = tl.maximum(twice, tl.max(tl.max(same.to(tl.int32), axis=1), axis=0))
+    found = tl.where(twice > 0, 1, tl.where(first < num_nodes, 1 + first, 0))
+    tl.store(out_ptr + request, found.to(tl.int32))
+
+
+def malformed(candidates: Candidates, top_scores_index: torch.Tensor, config: SpecConfig) -> torch.Tensor:
+    """i32 [B]: 1 + the first node without a parent before it, 1 if a candidate is selected twice, 0 if all is well."""
+    require_contiguous(top_scores_index=top_scores_index, parent_list=candidates.parent_list)
+    batch_size, num_drafts = top_scores_index.shape
+    num_nodes = num_drafts + 1
+    out = torch.empty(batch_size, dtype=torch.int32, device=top_scores_index.device)
+    _malformed_kernel[(batch_size,)](
+        chosen_ptr=top_scores_index,
+        parent_list_ptr=candidates.parent_list,
+        out_ptr=out,
+        num_nodes=num_nodes,
+        num_blocks=candidates.parent_list.shape[1],
+        k=config.topk,
+        ROWS=block_of(num_nodes, _ROWS, num_nodes),
+        COLUMNS=block_of(num_nodes, _COLUMNS),
+    )
+    return out
+
+
+def check(candidates: Candidates, top_scores_index: torch.Tensor, config: SpecConfig) -> None:
+    """Raise MalformedTree for the first malformed request; waits for the device, so not while a graph is captured."""
+    for request, found in enumerate(malformed(candidates, top_scores_index, config).tolist()):
+        if found:
+            chosen = top_scores_index[request].tolist()
+            parent_list = candidates.parent_list[request].tolist()
+            raise MalformedTree(f"request {request}{_fault(chosen, parent_list, config.topk, found - 1)}")
+
+
+def _fault(chosen: list[int], parent_list: list[int], k: int, node: int) -> str:
+    if node == 0:
+        return f": a candidate is selected twice in {chosen}"
+    flat = chosen[node - 1]
+    if not 0 <= flat < len(parent_list) * k:
+        return f", node {node}: candidate {flat} is outside the pool of {len(parent_list) * k}"
+    return f", node {node}: parent candidate {parent_list[flat // k]} is not selected before it"

@@ -1,0 +1,42 @@
+"""Lanes of a draft phase: the paths that the drafter extends, all by one token in each step."""
+
+from dataclasses import dataclass
+
+import torch
+
+from specsim.core.config import SpecConfig
+from specsim.core.phases import Candidates, DraftInput
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """State of a draft phase between two steps; I steps have been made."""
+
+    tokens: torch.Tensor  # i64 [B, K], each lane's last token, best lane first
+    scores: torch.Tensor  # f32 [B, K]
+    path: torch.Tensor  # i64 [B, K, I], lane that holds lane k's token of each step
+    hidden: torch.Tensor  # [B, K, H]
+    candidates: Candidates  # all proposed so far
+
+
+def root_scores(topk_p_BK: torch.Tensor, score: str) -> torch.Tensor:
+    """Scores f32 [B, K] of the root's children: p, or log p."""
+    return topk_p_BK if score == "prob" else topk_p_BK.log()
+
+
+def lane_ids(batch_size: int, k: int) -> torch.Tensor:
+    """Each lane's own index, i64 [B, K, 1]."""
+    return torch.arange(k)[None, :, None].expand(batch_size, k, 1)
+
+
+def start_lanes(draft_input: DraftInput, config: SpecConfig) -> Lanes:
+    """Begin with the root's children as lanes, each with the root's hidden state."""
+    if draft_input.hidden is None:
+        raise ValueError("the draft input has no hidden states: make it with this engine's prefill or draft_extend")
+    tokens_BK = draft_input.topk_index
+    batch_size, k = tokens_BK.shape
+    scores_BK = root_scores(draft_input.topk_p, config.score)
+    hidden_BKH = draft_input.hidden[:, None].expand(-1, k, -1)
+    parent_list = torch.arange(-1, k if config.num_steps > 1 else 0).repeat(batch_size, 1)
+    candidates = Candidates(tokens_BK, scores_BK, parent_list)
+    return Lanes(tokens_BK, scores_BK, lane_ids(batch_size, k), hidden_BKH, candidates)

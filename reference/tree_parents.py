@@ -1,0 +1,34 @@
+"""Parents of a verify tree's nodes, from the candidates selected for it."""
+
+
+class MalformedTree(ValueError):
+    """A parent list that is no tree, with request and node."""
+
+
+def parents_of(top_scores_index: list[int], parent_list: list[int], k: int, request: int = 0) -> list[int]:
+    """Node index of each node's parent, -1 for the root; node j ≥ 1 is candidate top_scores_index[j-1].
+
+    Candidate f is in block f // K of siblings; the parent of block 0 is the root, of block j candidate parent_list[j].
+    """
+    node_of = {flat: node for node, flat in enumerate(top_scores_index, start=1)}
+    if len(node_of) < len(top_scores_index):
+        raise MalformedTree(f"request {request}: a candidate is selected twice in {top_scores_index}")
+    parents = [-1]
+    for node, flat in enumerate(top_scores_index, start=1):
+        block = flat // k
+        if not 0 <= block < len(parent_list):
+            raise MalformedTree(
+                f"request {request}, node {node}: candidate {flat} is outside the pool of {len(parent_list) * k}"
+            )
+        parent = 0 if block == 0 else node_of.get(parent_list[block], -1)
+        if not 0 <= parent < node:
+            raise MalformedTree(
+                f"request {request}, node {node}: parent candidate {parent_list[block]} is not selected before it"
+            )
+        parents.append(parent)
+    return parents
+
+
+def lane_parents(k: int, num_steps: int) -> list[int]:
+    """Parents of the static tree of sampled drafts: node 1 + (d-1)K + l is the one of depth d in lane l."""
+    return [-1, *(max(0, node - k) for node in range(1, 1 + k * num_steps))]
