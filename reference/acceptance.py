@@ -55,18 +55,16 @@ def target_only(
     while True:
         prob_V = prob_NV[path[-1]].clone()
         accumulated = 0.0
-        accepted = None
         for child in tree.acceptable_children(path):
             child_prob = float(prob_V[tree.tokens[child]])
             accumulated += child_prob
             if uniforms[len(path) - 1] <= accumulated / max(threshold_acc, 1e-9) or child_prob >= threshold_single:
-                accepted = child
+                path.append(child)
                 break
             prob_V[tree.tokens[child]] = 0.0
-        if accepted is None:
+        else:
             has_mass = bool(prob_V.sum() > 0)
             return Accepted(path, inverse_cdf(prob_V if has_mass else prob_NV[path[-1]], final_uniform))
-        path.append(accepted)
 
 
 def typical(tree: Tree, prob_NV: torch.Tensor, epsilon: float, delta: float, final_uniform: float) -> Accepted:
@@ -146,17 +144,15 @@ def multi_round(
     while True:
         prob_V = prob_NV[path[-1]]
         draft_prob_V = draft_prob_NV[path[-1]]
-        accepted = None
         for child in tree.acceptable_children(path):
             token = tree.tokens[child]
             if uniforms[child] * float(draft_prob_V[token]) < float(prob_V[token]):
-                accepted = child
+                path.append(child)
                 break
             prob_V = residual(prob_V, draft_prob_V)
             prob_V = prob_V / prob_V.sum()
-        if accepted is None:
+        else:
             return Accepted(path, inverse_cdf(prob_V, final_uniform))
-        path.append(accepted)
 
 
 def gumbel(tree: Tree, prob_NV: torch.Tensor, noise_WV: torch.Tensor) -> Accepted:

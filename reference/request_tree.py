@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from specsim.core.phases import Batch, VerifyInput
+
 
 @dataclass(frozen=True, slots=True)
 class Tree:
@@ -40,3 +42,16 @@ class Tree:
     def chain(self) -> range:
         """List the drafts of a chain that may be accepted: the nodes of depth 1, 2, ..."""
         return range(1, max(0, min(len(self.tokens) - 1, self.depth_limit)) + 1)
+
+
+def trees(batch: Batch, verify_input: VerifyInput, max_len: int) -> list[Tree]:
+    """List every request's tree; no node at or beyond max_len may be accepted."""
+    lists = zip(
+        verify_input.draft_tokens.tolist(),
+        verify_input.parents.tolist(),
+        verify_input.retrieve_next_token.tolist(),
+        verify_input.retrieve_next_sibling.tolist(),
+        (max_len - 1 - batch.seq_lens).tolist(),
+        strict=True,
+    )
+    return [Tree(*each) for each in lists]

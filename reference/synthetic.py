@@ -1,4 +1,4 @@
-"""Number of drafts that a schedule accepts in each request's round (specsim.core.synthetic_acceptance)."""
+"""Drafts that a schedule accepts in each request's round (specsim.core.synthetic_acceptance)."""
 
 from collections.abc import Sequence
 
@@ -7,6 +7,7 @@ import torch
 from specsim.core.phases import Batch
 from specsim.core.synthetic_acceptance import ONE, SyntheticAcceptance
 from specsim.core.uniforms import Part, Stream, seed_bits, words
+from specsim.reference.request_tree import Tree
 
 
 def accepting(num_rounds: int, shares: Sequence[int], phases: Sequence[int]) -> list[int]:
@@ -33,6 +34,13 @@ def scheduled_drafts(batch: Batch, acceptance: SyntheticAcceptance) -> list[int]
         sum(accepting(num_rounds + 1, shares, phases)) - sum(accepting(num_rounds, shares, phases))
         for num_rounds, phases in zip(batch.num_rounds.tolist(), phases_BS.tolist(), strict=True)
     ]
+
+
+def scheduled_path(tree: Tree, num_drafts: int) -> list[int]:
+    """Accept that many drafts, whatever the target: the path to the first node of that depth, or to the deepest."""
+    limit = max(0, min(num_drafts, tree.depth_limit))
+    paths = [tree.path(node) for node in range(len(tree.tokens))]
+    return max((path for path in paths if len(path) <= limit + 1), key=len)
 
 
 def _words(acceptance: SyntheticAcceptance, request_ids: Part, root_lens: Part, depths: Part) -> torch.Tensor:

@@ -9,22 +9,9 @@ from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.uniforms import accept_uniforms, final_uniforms, first_uniforms, gumbel_noise, lane_accept_uniforms
 from specsim.reference import acceptance as accept
 from specsim.reference.acceptance import Accepted
-from specsim.reference.request_tree import Tree
+from specsim.reference.request_tree import Tree, trees
 from specsim.reference.sampling import adjust_logits, inverse_cdf, logprob, target_prob
-from specsim.reference.synthetic import scheduled_drafts
-
-
-def trees(batch: Batch, verify_input: VerifyInput, max_len: int) -> list[Tree]:
-    """List every request's tree; no node at or beyond max_len may be accepted."""
-    lists = zip(
-        verify_input.draft_tokens.tolist(),
-        verify_input.parents.tolist(),
-        verify_input.retrieve_next_token.tolist(),
-        verify_input.retrieve_next_sibling.tolist(),
-        (max_len - 1 - batch.seq_lens).tolist(),
-        strict=True,
-    )
-    return [Tree(*each) for each in lists]
+from specsim.reference.synthetic import scheduled_drafts, scheduled_path
 
 
 def node_logits(
@@ -53,13 +40,6 @@ def node_logits(
                 logits_BNV[request, node], context, prompt_len, batch.sampling, request, allowed_V
             )
     return adjusted_BNV
-
-
-def follow(tree: Tree, num_drafts: int) -> list[int]:
-    """Accept that many drafts, whatever the target: the path to the first node of that depth, or to the deepest."""
-    limit = max(0, min(num_drafts, tree.depth_limit))
-    paths = [tree.path(node) for node in range(len(tree.tokens))]
-    return max((path for path in paths if len(path) <= limit + 1), key=len)
 
 
 def accepted(
@@ -113,7 +93,7 @@ def walk(
         adjusted_NV = logits[request]
         final = float(final_uniforms_B[request])
         if num_drafts is not None:
-            path = follow(tree, num_drafts[request])
+            path = scheduled_path(tree, num_drafts[request])
             bonus = inverse_cdf(target_prob(adjusted_NV[path[-1]], batch.sampling, request), final)
         elif batch.sampling.temperature[request] == 0:
             path, bonus = accept.greedy(tree, adjusted_NV)

@@ -19,8 +19,7 @@ from specsim.fast.verify import verify as fast_verify
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.reference import tree
 from specsim.reference.acceptance import Tree
-from specsim.reference.synthetic import accepting, scheduled_drafts
-from specsim.reference.verify import follow
+from specsim.reference.synthetic import accepting, scheduled_drafts, scheduled_path
 from specsim.reference.verify import verify as reference_verify
 from specsim.serving.generation import generate, load_engine
 from specsim.serving.requests import make_request
@@ -182,9 +181,9 @@ def test_path_is_the_first_of_its_depth_or_of_the_deepest():
     """Nodes 1 and 2 below the root, 3 below 2, 4 below 1, 5 below 3."""
     parents = [-1, 0, 0, 2, 1, 3]
     grown = Tree([0] * 6, parents, [-1] * 6, [-1] * 6, 99)
-    assert [follow(grown, count) for count in range(6)] == [[0], [0, 1], [0, 2, 3], *[[0, 2, 3, 5]] * 3]
-    assert follow(replace(grown, depth_limit=1), 3) == [0, 1]
-    assert follow(replace(grown, depth_limit=-2), 3) == [0]
+    assert [scheduled_path(grown, count) for count in range(6)] == [[0], [0, 1], [0, 2, 3], *[[0, 2, 3, 5]] * 3]
+    assert scheduled_path(replace(grown, depth_limit=1), 3) == [0, 1]
+    assert scheduled_path(replace(grown, depth_limit=-2), 3) == [0]
 
 
 def chain_like(rng: random.Random, num_nodes: int, num_steps: int) -> list[int]:

@@ -16,9 +16,10 @@ from specsim.fast import verify as fast
 from specsim.fast.vocabulary.penalties import Allowed, Logits
 from specsim.reference import verify as reference
 from specsim.reference.acceptance import Tree
+from specsim.reference.request_tree import trees
 from specsim.reference.tree_links import links
 from specsim.reference.tree_mask import visibility
-from specsim.reference.verify import node_logits, trees, walk
+from specsim.reference.verify import node_logits, walk
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LOWEST, HIGHEST = 2.0**-24, 1 - 2.0**-24  # the bounds of specsim.core.uniforms.named_uniforms

@@ -46,7 +46,8 @@ def own_distributions(
     scene: Scene, verify_input: VerifyInput, logits_RV: torch.Tensor
 ) -> tuple[list, list[tuple[RowDistribution, ...]]]:
     """The trees of all requests, and the distribution of each of their nodes from these logits [B·N, V]."""
-    from specsim.reference.verify import node_logits, trees
+    from specsim.reference.request_tree import trees
+    from specsim.reference.verify import node_logits
 
     grown = trees(scene.batch, verify_input, scene.config.length_limit)
     logits_BNV = logits_RV.unflatten(0, verify_input.draft_tokens.shape)
