@@ -17,7 +17,6 @@ from specsim.core.phases import (
     PrefillInput,
     PrefillOutput,
     RoundOutput,
-    Verdict,
     VerifyInput,
     VerifyOutput,
 )
@@ -127,20 +126,9 @@ class Engine:
         verdict = verify.verify(
             batch, verify_input, logits_RV, self.config, pools, acceptance=self.acceptance, allowed=allowed_BNV
         )
-        return self._commit(batch, verify_input, verdict, features_RF, logits_RV, pools)
-
-    def _commit(
-        self,
-        batch: Batch,
-        verify_input: VerifyInput,
-        verdict: Verdict,
-        features_RF: torch.Tensor,
-        logits_RV: torch.Tensor,
-        pools: KVPool,
-    ) -> VerifyOutput:
-        rows = batch.req_pool_indices.tolist()
         kv.commit(batch, verify_input.cache_locations, verdict, pools)
-        own_committed(pools, rows, (batch.seq_lens + verdict.num_accepted_tokens).tolist(), self.config)
+        seq_lens = batch.seq_lens + verdict.num_accepted_tokens
+        own_committed(pools, batch.req_pool_indices.tolist(), seq_lens.tolist(), self.config)
         extend_input = draft_extend_input(
             batch, verdict, features_RF, pools.req_to_token, self.config.length_limit, self.config.extend
         )
