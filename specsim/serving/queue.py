@@ -33,6 +33,19 @@ class Queue:
         """Give the request whose conversation this one continues."""
         return None if request.continues is None else self.requests.get(request.continues)
 
+    def why_never(self, request: Request) -> str | None:
+        """Say why the conversation that a request continues cannot go on; None if it can."""
+        previous = self.previous(request)
+        if previous is None or (previous.arrived is not None and previous.finish_reason != "rejected"):
+            return None
+        what = "was rejected" if previous.finish_reason == "rejected" else "was aborted before it began"
+        return f"request {previous.request_id}, which it continues, {what}"
+
+    def will_change(self, step: int) -> bool:
+        """Whether a request is still to arrive after a step, or a waiting one to be aborted."""
+        arrives = any(request.arrival > step for request in self.coming)
+        return arrives or any(request.abort_at is not None for request in self.waiting)
+
     def next_event(self) -> int:
         """Give the step of the next arrival or abort among the requests that have not arrived."""
         arrivals = [request.arrival for request in self.coming if self._can_come(request)]

@@ -8,24 +8,16 @@ after, so that no plan depends on a round that is still under way.
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from specsim.core.config import ServingConfig
 from specsim.core.engine import Engine
 from specsim.core.errors import InputError
+from specsim.serving.admission import Admission, Plan
 from specsim.serving.queue import Queue
 from specsim.serving.requests import Arrival, Emission, Request
 from specsim.serving.residents import Residents
 from specsim.serving.runner import Delivery, Launched, Runner
-from specsim.serving.trace import Chunk, Finish, Preemption, Result, Reuse, StepLog, StepRecord, Trace
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The prefill of a step."""
-
-    requests: tuple[Request, ...]
-    chunks: tuple[tuple[int, int], ...]  # (start, end) of each request: columns start to end - 1
+from specsim.serving.trace import Chunk, Finish, Result, Reuse, StepLog, StepRecord, Trace
 
 
 class Scheduler:
@@ -57,7 +49,7 @@ class Scheduler:
         self.audited_slots = 0  # over all audits
         self.is_stalled = False
         self._queue = Queue()
-        self._prefilling: list[Request] = []
+        self._admission = Admission(serving, config.page_size, self._queue, self.residents, self.runner)
         self._unread: deque[Launched] = deque()
         self._clock = clock
         self._start = clock()
@@ -81,7 +73,7 @@ class Scheduler:
     @property
     def is_busy(self) -> bool:
         """Whether a request has not ended yet, or a result has not been read."""
-        return bool(self._queue.coming or self._queue.waiting or self._placed or self._unread)
+        return bool(self._queue.coming or self._queue.waiting or self._admission.placed or self._unread)
 
     def run(self, after_step: Callable[[], object] = lambda: None) -> None:
         """Step until every request has ended, and skip the steps in which nothing happens."""
@@ -104,7 +96,7 @@ class Scheduler:
     @property
     def next_event(self) -> int | None:
         """Step of the next arrival or abort; None if there is none, or something to do before it."""
-        if not self._queue.coming or self._queue.waiting or self._placed or self._unread:
+        if not self._queue.coming or self._queue.waiting or self._admission.placed or self._unread:
             return None
         return max(self.step_index, self._queue.next_event())
 
@@ -124,15 +116,15 @@ class Scheduler:
     def plan(self) -> Plan:
         """Decide what this step prefills, and make room for its round, from what the host knows."""
         self._arrive()
-        for request in [*self._queue.coming, *self._queue.waiting, *self._placed]:
+        for request in [*self._queue.coming, *self._queue.waiting, *self._admission.placed]:
             if request.abort_at is not None and request.abort_at <= self.step_index:
                 self.abort(request.request_id)
-        while not self.residents.make_room(self._placed) and self._placed:
-            self._preempt(self._victim())
+        self._log.events["preempted"] += self._admission.make_room()
         if not self._log.events["preempted"]:  # whose last results may be unread; and there is no room anyway
-            self._admit()
+            for request in self._admission.admit():
+                self._note_admitted(request)
         self.residents.reserve(self.runner.requests)
-        return self._chunks()
+        return self._admission.plan()
 
     def prefill(self, plan: Plan) -> None:
         """Launch a plan's chunks; also an empty plan, of a rank without work while others have some."""
@@ -141,7 +133,7 @@ class Scheduler:
             self._log.events["prefilled"].append(Chunk(request.request_id, start, end))
             self.residents.settle(request, end)
             if end == request.prefill_len:
-                self._prefilling.remove(request)
+                self._admission.prefilling.remove(request)
         self._launched(launched)
 
     def decode(self) -> None:
@@ -157,9 +149,8 @@ class Scheduler:
         self.audited_slots += usage["slots"] if self._audits else 0
         record = self._log.record(self._seconds(), self.residents.evicted_pages, usage)
         self.residents.evicted_pages = 0
-        later = any(request.arrival > self.step_index for request in self._queue.coming)
-        later = later or any(request.abort_at is not None for request in self._queue.waiting)
-        self.is_stalled = bool(self._queue.waiting) and not later and not any(self._log.events.values())
+        awaits = self._queue.waiting and not self._queue.will_change(self.step_index)
+        self.is_stalled = bool(awaits) and not any(self._log.events.values())
         self.trace.append(record)
         self._log = StepLog(self.step_index + 1)
         return record
@@ -190,10 +181,6 @@ class Scheduler:
             raise AssertionError(f"slots or rows are still held after the last request: {usage}")
         return usage
 
-    @property
-    def _placed(self) -> list[Request]:
-        return [*self.runner.requests, *self._prefilling]
-
     def _arrive(self) -> None:
         for request in self._queue.arrivals(self.step_index):
             self._log.events["arrived"].append(request.request_id)
@@ -207,69 +194,21 @@ class Scheduler:
 
     def _prepare(self, request: Request) -> str | None:
         """Complete a request's prompt and length; gives the reason why it can never run, None if it can."""
+        if reason := self._queue.why_never(request):
+            return reason
         previous = self._queue.previous(request)
-        if previous is not None and (previous.arrived is None or previous.finish_reason == "rejected"):
-            what = "was rejected" if previous.finish_reason == "rejected" else "was aborted before it began"
-            return f"request {previous.request_id}, which it continues, {what}"
         if previous is not None:
             request.follow(previous)
         request.fit(self.max_len)
         return self.residents.why_never(request)
 
-    def _victim(self) -> Request:
-        """Pick from the lowest priority the latest arrival, or the request with the fewest or the most columns."""
-        sign = {"latest": 0, "shortest": -1, "longest": 1}[self.serving.preemption]
-
-        def key(request: Request) -> tuple[int, int, list[int]]:
-            priority, *arrival = self._queue.precedence(request)
-            return priority, sign * self.residents.committed(request), arrival
-
-        return max(self._placed, key=key)
-
-    def _preempt(self, request: Request) -> None:
-        """Free a request's slots: it waits, and will compute the KV of its known tokens again."""
-        seq_len = self.residents.committed(request)
-        in_page = seq_len % self.pools.page_size != 0
-        is_prefilling = request in self._prefilling
-        self._log.events["preempted"].append(Preemption(request.request_id, seq_len, in_page, is_prefilling))
-        request.num_preemptions += 1
-        self._remove(request)
-        self.residents.release(request)
-        self._queue.waiting.append(request)
-
-    def _remove(self, request: Request) -> None:
-        self._queue.remove(request)
-        if request in self._prefilling:
-            self._prefilling.remove(request)
-        self.runner.drop([request])
-
-    def _admit(self) -> None:
-        """Admit waiting requests in their order, up to the first that does not fit."""
-        for request in self._queue.by_precedence():
-            if len(self._placed) >= self.serving.max_running or not self.residents.admit(request, self._placed):
-                break
-            self._queue.waiting.remove(request)
-            self._prefilling.append(request)
-            self._log.events["admitted"].append(request.request_id)
-            if request.num_preemptions:
-                self._log.events["resumed"].append(request.request_id)
-            if reused := self.residents.committed(request):
-                self._log.events["reused"].append(Reuse(request.request_id, reused))
-                request.num_reused += reused
-
-    def _chunks(self) -> Plan:
-        """Share out the prompt tokens of the step, first admitted first."""
-        left = self.serving.chunk_tokens
-        requests: list[Request] = []
-        chunks: list[tuple[int, int]] = []
-        for request in self._prefilling:
-            start = self.residents.committed(request)
-            end = request.prefill_len if left is None else min(request.prefill_len, start + left)
-            if end > start:
-                left = None if left is None else left - (end - start)
-                requests.append(request)
-                chunks.append((start, end))
-        return Plan(tuple(requests), tuple(chunks))
+    def _note_admitted(self, request: Request) -> None:
+        self._log.events["admitted"].append(request.request_id)
+        if request.num_preemptions:
+            self._log.events["resumed"].append(request.request_id)
+        if reused := self.residents.committed(request):
+            self._log.events["reused"].append(Reuse(request.request_id, reused))
+            request.num_reused += reused
 
     def _launched(self, launched: Launched) -> None:
         if self.serving.schedule == "overlap":
@@ -303,7 +242,7 @@ class Scheduler:
         """End a request in whatever state it is."""
         request.finish_reason = reason
         self._log.events["finished"].append(Finish(request.request_id, reason))
-        self._remove(request)
+        self._admission.remove(request)
         previous = self._queue.previous(request)
         if previous is not None and not self._queue.is_continued(previous):
             self.residents.end_session(previous.request_id)

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[3]
 # Modules that both implementations share, besides those of fast/.
 SHARED = (
     *(f"core.{name}" for name in ("columns", "config", "metrics", "phases", "pool", "uniforms")),
-    *(f"serving.{name}" for name in ("prefix", "requests", "residents", "runner", "scheduler")),
+    *(f"serving.{name}" for name in ("admission", "prefix", "requests", "residents", "runner", "scheduler")),
     "correctness.invariance.solo",
 )
 # Tests over a mutant may take this many times their usual time, and these seconds more.
