@@ -11,9 +11,9 @@ from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, Verdict, VerifyInput
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.uniforms import seed_bits
-from specsim.fast.acceptance import PathTables, store_path
 from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2, require_contiguous
 from specsim.fast.runtime.uniforms import SYNTHETIC, word
+from specsim.fast.verifiers.path import PathTables, store_path
 
 
 @dataclass(frozen=True, slots=True)

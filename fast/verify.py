@@ -5,18 +5,18 @@ draw.
 from typing import NamedTuple, no_type_check
 
 import torch
-import triton
 import triton.language as tl
 
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, Verdict, VerifyInput
 from specsim.core.pool import KVPool
-from specsim.fast.acceptance import LinkTables, PathTables, accept
+from specsim.fast.acceptance import accept
 from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2
-from specsim.fast.runtime.uniforms import ACCEPT, FINAL, PREFILL, named_uniform
+from specsim.fast.runtime.uniforms import FINAL, PREFILL
 from specsim.fast.sampling import distributions
 from specsim.fast.synthetic import Schedule, follow
-from specsim.fast.vocabulary.distribution import kept_mass, logprob, only_token, weight
+from specsim.fast.verifiers.path import LinkTables, PathTables
+from specsim.fast.vocabulary.distribution import logprob, only_token
 from specsim.fast.vocabulary.draw import PER, Requests, Siblings, Workspace, draw, groups_block, uniform_of
 from specsim.fast.vocabulary.penalties import Allowed, Logits, TreePaths, adjust_logits
 from specsim.fast.vocabulary.summaries import GROUP
@@ -42,79 +42,6 @@ class VerdictTables(NamedTuple):
     num_tokens_ptr: torch.Tensor
     predict_ptr: torch.Tensor
     logprobs_ptr: torch.Tensor
-
-
-@triton.jit
-@no_type_check
-def _accepted_child(distributions, row, siblings, uniform, threshold_single, threshold_acc):
-    """First of the siblings that the uniform accepts at a row, -1 if none."""
-    child = siblings.first
-    num_nodes = siblings.num_nodes
-    mass = kept_mass(distributions, row)
-    accumulated = tl.full((), 0, tl.float32)
-    accepted = tl.full((), -1, tl.int64)
-    tried = 0
-    while (child >= 0) & (child < num_nodes) & (accepted < 0) & (tried < num_nodes):
-        child_weight = weight(distributions, row, tl.load(siblings.tokens_ptr + child))
-        accumulated += child_weight
-        enough = uniform * (threshold_acc * mass) <= accumulated
-        accepted = tl.where(enough | (child_weight >= threshold_single * mass), child, accepted)
-        child = tl.load(siblings.next_sibling_ptr + child)
-        tried += 1
-    return accepted
-
-
-@kernel
-@no_type_check
-def _walk_kernel(
-    distributions,
-    link_ptrs,
-    requests,
-    uniforms_ptr,
-    path_ptrs,
-    rejected_ptr,
-    num_nodes,
-    num_steps,
-    max_len,
-    threshold_single,
-    threshold_acc,
-    PDL: tl.constexpr,
-):
-    """Path of one request by target-only sampling, and the first of the children rejected at its end, -1 if none."""
-    request = tl.program_id(0).to(tl.int64)
-    await_input(PDL)
-    root = request * num_nodes
-    length = tl.load(requests.seq_lens_ptr + request)
-    seed = tl.load(requests.seeds_ptr + request)
-    request_id = tl.load(requests.request_ids_ptr + request)
-    greedy = tl.load(requests.temperature_ptr + request) == 0
-    single = tl.where(greedy, 1.0, threshold_single)
-    acc = tl.where(greedy, 1.0, threshold_acc)
-    limit = tl.where(length > 0, tl.minimum(num_steps, max_len - 1 - length), 0)
-    accept_index_ptr = path_ptrs.accept_index_ptr + request * (num_steps + 1)
-    tl.store(accept_index_ptr, tl.where(length > 0, root, -1).to(tl.int32))
-    node = tl.full((), 0, tl.int64)
-    drafts = tl.full((), 0, tl.int32)
-    rejected = tl.full((), -1, tl.int64)
-    descending = limit > 0
-    while descending:
-        if uniforms_ptr is None:
-            uniform = named_uniform(seed, request_id, ACCEPT, length, drafts, tl.full((), 0, tl.int32))
-        else:
-            uniform = tl.load(uniforms_ptr + request * (num_steps + 1) + drafts).to(tl.float32)
-        first = tl.load(link_ptrs.next_token_ptr + root + node)
-        siblings = Siblings(link_ptrs.tokens_ptr + root, link_ptrs.next_sibling_ptr + root, first, num_nodes)
-        child = _accepted_child(distributions, root + node, siblings, uniform, single, acc)
-        accepted = child >= 0
-        rejected = tl.where(accepted, -1, first)
-        node = tl.where(accepted, child, node)
-        drafts += accepted.to(tl.int32)
-        tl.store(accept_index_ptr + drafts, (root + child).to(tl.int32), mask=accepted)
-        descending = accepted & (drafts < limit)
-    for step in range(drafts + 1, num_steps + 1):
-        tl.store(accept_index_ptr + step, -1)
-    tl.store(path_ptrs.num_drafts_ptr + request, drafts)
-    tl.store(rejected_ptr + request, rejected)
 
 
 @kernel
@@ -200,33 +127,18 @@ def walk(
     """
     made = distributions(batch, logits)
     device = made.moments.device
+    _, final_uniforms = uniforms or (None, None)
     verdict = out or _empty(batch, config, device)
-    links = LinkTables.of(verify_input)
-    accept_uniforms, final_uniforms = uniforms or (None, None)
     rejected_B = torch.empty(batch.size, dtype=torch.int64, device=device)
     bonus_B = None
     if acceptance is not None:
         follow(batch, verify_input, acceptance, config, verdict, rejected_B)
-    elif config.verifier != "target_only":
-        bonus_B = accept(batch, verify_input, made, uniforms, config, verdict, rejected_B)
     else:
-        _walk_kernel[(batch.size,)](
-            distributions=made.tables,
-            link_ptrs=links,
-            requests=Requests.of(batch),
-            uniforms_ptr=accept_uniforms,
-            path_ptrs=PathTables.of(verdict),
-            rejected_ptr=rejected_B,
-            num_nodes=config.num_draft_tokens,
-            num_steps=config.num_steps,
-            max_len=config.length_limit,
-            threshold_single=config.threshold_single,
-            threshold_acc=max(config.threshold_acc, 1e-9),
-        )
+        bonus_B = accept(batch, verify_input, made, uniforms, config, verdict, rejected_B)
     _finish_kernel[(batch.size,)](
         distributions=made.tables,
         workspace=Workspace.of(made, batch.size),
-        link_ptrs=links,
+        link_ptrs=LinkTables.of(verify_input),
         rejected_ptr=rejected_B,
         requests=Requests.of(batch),
         uniforms_ptr=final_uniforms,

@@ -74,6 +74,13 @@ def kept_mass(distributions, row):
 
 @triton.jit
 @no_type_check
+def prob_of(distributions, row, tokens):
+    """Probabilities of tokens at a row."""
+    return weight(distributions, row, tokens) / kept_mass(distributions, row)
+
+
+@triton.jit
+@no_type_check
 def only_token(distributions, row):
     """The one token that a row of temperature 0 keeps."""
     return tl.load(distributions.lasts_ptr + row * 3 + 1)

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from specsim.fast.runtime.launch import await_input, ceil_div, kernel, require_contiguous
 from specsim.fast.runtime.uniforms import FINAL
-from specsim.fast.vocabulary.distribution import Distributions, kept_mass, only_token, weight
+from specsim.fast.vocabulary.distribution import Distributions, only_token, prob_of
 from specsim.fast.vocabulary.draw import (
     PER,
     Requests,
@@ -53,8 +53,7 @@ def residual(distributions, row, draft_prob_ptr, target_scale, draft_scale, toke
     """relu(a p - c q) of tokens; draft_prob_ptr, the row of q, is not read where c is 0."""
     end = tl.where(draft_scale > 0, distributions.vocab_size, 0)
     draft_prob = tl.load(draft_prob_ptr + tokens, mask=tokens < end, other=0.0)
-    target_prob = weight(distributions, row, tokens) / kept_mass(distributions, row)
-    return tl.maximum(target_scale * target_prob - draft_scale * draft_prob, 0.0)
+    return tl.maximum(target_scale * prob_of(distributions, row, tokens) - draft_scale * draft_prob, 0.0)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Verdicts of the acceptance kernels are the reference's."""
+"""Verdicts of the fast verifiers are the reference's; test_verify.py compares more of target-only sampling."""
 
 from dataclasses import replace
 
@@ -18,6 +18,7 @@ LOWEST, HIGHEST = 2.0**-24, 1 - 2.0**-24  # the bounds of specsim.core.uniforms.
 
 
 SETTINGS = {
+    "target_only": SpecConfig(3, 2, 7, page_size=1, max_len=40, threshold_single=0.6, threshold_acc=0.8),
     "rejection": SpecConfig(1, 3, 4, page_size=1, max_len=40, verifier="rejection"),
     "block": SpecConfig(1, 3, 4, page_size=1, max_len=40, verifier="block"),
     "gumbel": SpecConfig(1, 3, 4, page_size=1, max_len=40, verifier="gumbel"),
@@ -35,7 +36,7 @@ PARAMS = [
 
 
 def drafted(config: SpecConfig, batch: Batch, vocab_size: int) -> tuple[Candidates, torch.Tensor]:
-    """Drafts from laws that are like the target's, and the target's logits [B, N, V], alike at all nodes."""
+    """Drafts from distributions that are like the target's, and the target's logits [B, N, V], alike at all nodes."""
     size, k, count = batch.size, config.topk, config.num_candidates
     logits_BNV = 2 * torch.randn(size, 1, vocab_size) + 0.7 * torch.randn(size, config.num_draft_tokens, vocab_size)
     draft_logits_BMV = logits_BNV[:, : config.num_parents] + 0.4 * torch.randn(size, config.num_parents, vocab_size)
@@ -44,9 +45,12 @@ def drafted(config: SpecConfig, batch: Batch, vocab_size: int) -> tuple[Candidat
         tokens = draft_logits_BMV.argmax(-1)
     else:
         parents = (torch.arange(count) - k + 1).clamp(min=0, max=config.num_parents - 1)
-        tokens = draft_logits_BMV.softmax(-1)[:, parents].flatten(0, 1).multinomial(1).view(size, count)
+        prob_BCV = draft_logits_BMV.softmax(-1)[:, parents]
+        tokens = prob_BCV.flatten(0, 1).multinomial(1).view(size, count)
+        if config.verifier == "target_only":  # siblings differ
+            tokens = prob_BCV[:, ::k].topk(k).indices.flatten(1)
     scores = torch.rand(size, count)
-    if config.verifier == "typical":
+    if config.verifier in ("target_only", "typical"):
         scores[:, k:] *= scores[:, :k].repeat_interleave(k, 1)
     law_BMV = torch.where(batch.sampling.temperature[:, None, None] > 0, draft_logits_BMV.softmax(-1), 0.0)
     parent_list = torch.arange(-1, config.num_parents - 1).expand(size, -1)
@@ -72,7 +76,8 @@ def pools_of(size: int, device: str = "cpu") -> KVPool:
 @pytest.fixture
 def small_programs(monkeypatch) -> None:
     """Programs of 256 tokens, so that a vocabulary of this size takes several."""
-    monkeypatch.setattr("specsim.fast.acceptance.block_of", lambda count, on_gpu: 256)
+    for name in ("gumbel", "typical"):
+        monkeypatch.setattr(f"specsim.fast.verifiers.{name}.block_of", lambda count, on_gpu: 256)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -102,7 +107,7 @@ def test_fast_verdicts_are_the_references(name, device, small_programs, program_
     assert not found.num_accepted_drafts[size - 2 :].any()
 
 
-@pytest.mark.parametrize("name", ["rejection", "block", "multi_round"])
+@pytest.mark.parametrize("name", ["target_only", "rejection", "block", "multi_round"])
 def test_fast_uniforms_can_be_given(name, device):
     config = SETTINGS[name]
     batch, tree, logits_RV = rounds_of(config, 8, 7, 0)

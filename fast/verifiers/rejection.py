@@ -1,0 +1,61 @@
+"""Chain rejection: the drafts of a chain are accepted one by one, against the drafter's distribution."""
+
+from typing import no_type_check
+
+import torch
+import triton.language as tl
+
+from specsim.fast.runtime.launch import await_input, kernel
+from specsim.fast.verifiers.path import accept_uniform, depth_limit, store_chain
+from specsim.fast.verifiers.round import Round
+from specsim.fast.vocabulary.distribution import prob_of
+from specsim.fast.vocabulary.residual import Residuals, store_residual
+
+
+@kernel
+@no_type_check
+def _reject_kernel(
+    distributions,
+    tokens_ptr,
+    draft_prob_ptr,
+    requests,
+    uniforms_ptr,
+    path_ptrs,
+    residual_ptrs,
+    limits,
+    PDL: tl.constexpr,
+):
+    """Chain rejection (arXiv 2211.17192): accepted while uniform · q < p."""
+    request = tl.program_id(0).to(tl.int64)
+    await_input(PDL)
+    root = request * limits.num_nodes
+    length = tl.load(requests.seq_lens_ptr + request)
+    lane = tl.full((), 0, tl.int32)
+    limit = depth_limit(limits, length)
+    drafts = tl.full((), 0, tl.int32)
+    rejected = tl.full((), 0, tl.int32)
+    while (drafts < limit) & (rejected == 0):
+        token = tl.load(tokens_ptr + root + drafts + 1)
+        own = (request * limits.num_parents + drafts) * distributions.vocab_size
+        draft_prob = tl.load(draft_prob_ptr + own + token)
+        uniform = accept_uniform(requests, uniforms_ptr, request, limits.num_steps + 1, drafts, drafts, lane)
+        rejected = tl.where(uniform * draft_prob < prob_of(distributions, root + drafts, token), 0, 1)
+        drafts += 1 - rejected
+    store_chain(path_ptrs, request, root, length, drafts, limits.num_steps)
+    store_residual(residual_ptrs, request, drafts.to(tl.int64), 1.0, rejected.to(tl.float32))
+
+
+def accept(given: Round) -> torch.Tensor:
+    """Write every request's path, and draw its bonus token, i32 [B]."""
+    residuals = Residuals.empty(len(given.draft_prob), given.draft_prob.device)
+    _reject_kernel[(len(given.draft_prob),)](
+        distributions=given.distributions.tables,
+        tokens_ptr=given.tree.draft_tokens,
+        draft_prob_ptr=given.draft_prob,
+        requests=given.requests,
+        uniforms_ptr=given.accept_uniforms,
+        path_ptrs=given.paths,
+        residual_ptrs=residuals,
+        limits=given.limits,
+    )
+    return given.draw_bonus(residuals)
