@@ -18,6 +18,7 @@ from specsim.fast.runtime.launch import (
     INTERPRETED,
     await_predecessor,
     ceil_div,
+    dot_type,
     kernel,
     let_successor_begin,
     nearest,
@@ -205,7 +206,7 @@ def tile_arguments(tiling: Tiling, rows: Rows, size: int, inner: int, num_tiles:
         BLOCK_N=tiling.block_n,
         BLOCK_K=tiling.block_k,
         STAGES=stages_within(tiling.stages, stage_bytes),
-        DOT=_dot_type(rows.values.dtype),
+        DOT=dot_type(rows.values.dtype),
         # Warps share out eight outputs each of a narrow block; more of them would read the same weights again.
         num_warps=min(4, tiling.block_n // 8) if tiling.block_m == 16 else 4,
     )
@@ -296,9 +297,3 @@ def linear_gated(
     out = rows.values.new_empty(len(rows.values), len(weight) // 2)
     _stream(tiling, rows, weight, bias, Rows(out), is_gated=True)
     return out
-
-
-def _dot_type(dtype: torch.dtype) -> tl.dtype:
-    """Type of a product's factors: f32 under the interpreter, which cannot multiply bf16."""
-    types = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-    return tl.float32 if INTERPRETED else types.get(dtype, tl.float32)

@@ -83,6 +83,12 @@ def nearest(x, DTYPE: tl.constexpr):
     return x.to(DTYPE)
 
 
+def dot_type(*dtypes: torch.dtype) -> tl.dtype:
+    """Type of a product's factors: theirs; f32 where they differ, and in the interpreter, which multiplies no bf16."""
+    types = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+    return tl.float32 if INTERPRETED or len(set(dtypes)) > 1 else types.get(dtypes[0], tl.float32)
+
+
 # Arguments of a launch that are Triton's own when it compiles; its interpreter lets a kernel have them.
 _TAKEN = {"device", "device_type", "grid", "num_ctas", "num_stages", "num_warps", "stream", "warmup"}
 
@@ -90,10 +96,11 @@ _TAKEN = {"device", "device_type", "grid", "num_ctas", "num_stages", "num_warps"
 class Kernel:
     """A Triton kernel, launched as `kernel[grid](name=argument, ...)`.
 
-    Numbers, also those in a NamedTuple, are not specialised, so that one compilation serves every setting; a value that
-    a kernel should know when it is compiled is a constexpr. Tensors (`*_ptr`, and NamedTuples of them, `*_ptrs`) are
-    specialised by their alignment. PDL, where a kernel takes it, is whether it may begin before its predecessor has
-    ended (programmatic dependent launch): on GPUs that can, from Hopper on.
+    Numbers are not specialised, so that one compilation serves every setting; a value that a kernel should know when it
+    is compiled is a constexpr. Triton specialises all that a NamedTuple holds: its numbers are constant in a setting.
+    Tensors (`*_ptr`, and NamedTuples of them, `*_ptrs`) are specialised by their alignment. PDL, where a kernel takes
+    it, is whether it may begin before its predecessor has ended (programmatic dependent launch): on GPUs that can, from
+    Hopper on.
 
     The compiler fuses no product with a sum, unless a launch says enable_fp_fusion: where lanes exchange what they sum,
     each would leave another product unrounded, and lanes that stand for one number would go on with different ones.

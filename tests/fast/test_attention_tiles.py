@@ -13,6 +13,7 @@ from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import Batch, DraftExtendInput, PrefillInput, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.fast import attention as fast
+from specsim.fast.model import attention_plan
 from specsim.fast.model import metadata as made
 from specsim.reference.attention import (
     AttentionMetadata,
@@ -326,23 +327,10 @@ def test_keys_read_in_parts_are_merged_in_their_order(splits, length, device, pr
     assert (out[:6].cpu().double() - expected).abs().max() <= budget(query[:6].cpu(), phase, torch.float32)
 
 
-@pytest.mark.parametrize("programs", [1, 24])
-def test_parts_merge_to_the_same_bits_with_any_programs(programs, device, monkeypatch, program_order):
-    """Of twelve pairs of a row and a query head, of which a program of a GPU merges one at a time."""
-    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: on_gpu)
-    phase = prefill_phase([300, 20], [6, 5], 16, layout=KVLayout(1, 2, 16))
-    fill_for(phase, 0, None, torch.float32)
-    pools, query = twin(phase.pools, torch.float32, device), torch.randn(11, 4, 16, device=device)
-    metadata = phase.build(pools, device)
-    out = fast.attention(query, 0, pools.draft, metadata, None, splits=3)
-    monkeypatch.setattr(fast, "MOST_MERGES", programs)
-    assert torch.equal(fast.attention(query, 0, pools.draft, metadata, None, splits=3), out)
-
-
 @pytest.mark.parametrize("multiprocessors", [1, 7, 40])
 def test_requests_are_read_in_parts_by_their_lengths(multiprocessors, device, monkeypatch, program_order):
     """As many parts as a device of that size wants: a long request in several of them beside others in one."""
-    monkeypatch.setattr(fast, "_multiprocessors", lambda _: multiprocessors)
+    monkeypatch.setattr(attention_plan, "_multiprocessors", lambda _: multiprocessors)
     phase = prefill_phase([700, 0, 20, 200], [3, 2, 1, 40], 16, layout=KVLayout(1, 2, 16))
     fill_for(phase, 0, None, torch.float32)
     pools, query = twin(phase.pools, torch.float32, device), torch.randn(46, 4, 16, device=device)

@@ -1,0 +1,112 @@
+"""Plans of attention: parts of requests' keys by their numbers, and tiles of keys by parts."""
+
+from types import SimpleNamespace
+from typing import NamedTuple, no_type_check
+
+import pytest
+import torch
+import triton.language as tl
+
+from specsim.fast.model import attention_plan
+from specsim.fast.model.attention_plan import MANY, Partition, assignment, make_plan, tiles_of
+from specsim.fast.runtime.launch import kernel, next_power_of_2
+
+
+class Lengths(NamedTuple):
+    key_lens: torch.Tensor
+    num_extras: torch.Tensor
+
+
+@kernel
+@no_type_check
+def _assign(out_ptr, length_ptrs, window, num_requests, partition, BLOCK_B: tl.constexpr):
+    unit = tl.program_id(0)
+    work = assignment(unit, length_ptrs, window, num_requests, partition, BLOCK_B)
+    tl.store(out_ptr + 5 * unit, work.request)
+    tl.store(out_ptr + 5 * unit + 1, work.split)
+    tl.store(out_ptr + 5 * unit + 2, work.num_splits)
+    tl.store(out_ptr + 5 * unit + 3, work.kept)
+    tl.store(out_ptr + 5 * unit + 4, work.key_len)
+
+
+def assigned(lengths: list[int], extras: list[int], window: int, partition: Partition) -> list[list[int]]:
+    """The rule in words of lists: for every unit its request, part, parts, first kept part and prefix."""
+    work = [min(length, window) + extra for length, extra in zip(lengths, extras, strict=True)]
+    share = max(partition.share, -(-sum(work) // partition.units))
+    splits = [min(max(each // share, partition.least), partition.most) for each in work]
+    kept = [sum(count for count in splits[:request] if count > 1) for request in range(len(splits))]
+    return [
+        [request, split, count, kept[request], lengths[request]]
+        for request, count in enumerate(splits)
+        for split in range(count)
+    ]
+
+
+@pytest.mark.parametrize("window", [MANY, 300])
+@pytest.mark.parametrize(
+    "partition",
+    [Partition(128, 12, 1, MANY), Partition(128, 2, 1, MANY), Partition(256, MANY, 1, 3), Partition(1, MANY, 3, 3)],
+)
+def test_units_are_the_parts_of_requests_in_order(partition, window, device):
+    lengths, extras = [1000, 0, 255, 256, 2000, 70], [5, 8, 1, 0, 3, 60]
+    tensors = Lengths(*(torch.tensor(each, dtype=torch.int32, device=device) for each in (lengths, extras)))
+    num_units = partition.most_units(len(lengths))
+    out = torch.empty(num_units, 5, dtype=torch.int32, device=device)
+    size = len(lengths)
+    _assign[(num_units,)](out, tensors, window, size, partition, BLOCK_B=next_power_of_2(size))
+    expected = assigned(lengths, extras, window, partition)
+    assert len(expected) <= num_units
+    assert out[: len(expected)].tolist() == expected
+    assert (out[len(expected) :, 0] >= size).all()
+
+
+@kernel
+@no_type_check
+def _tiles(out_ptr, num_splits, first_tile, num_tiles):
+    split = tl.program_id(0)
+    low, high = tiles_of(split, num_splits, first_tile, num_tiles)
+    tl.store(out_ptr + 2 * split, low)
+    tl.store(out_ptr + 2 * split + 1, high)
+
+
+@pytest.mark.parametrize("num_splits", [1, 2, 5])
+@pytest.mark.parametrize("num_tiles", [0, 1, 4, 5, 13])
+def test_parts_share_tiles_evenly_and_in_order(num_splits, num_tiles, device):
+    out = torch.empty(num_splits, 2, dtype=torch.int32, device=device)
+    _tiles[(num_splits,)](out, num_splits, 3, num_tiles)
+    low, high = out.T.tolist()
+    assert [3, *high] == [*low, 3 + num_tiles]
+    counts = [end - first for first, end in zip(low, high, strict=True)]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] - counts[-1] <= 1
+
+
+def plan_of(num_requests: int, max_rows: int = 4, has_equal_rows: bool = True, **options) -> attention_plan.Plan:
+    metadata = SimpleNamespace(num_extras=range(num_requests), max_rows=max_rows, has_equal_rows=has_equal_rows)
+    options = dict(splits=None, invariant=False) | options
+    return make_plan(torch.empty(num_requests * max_rows, 6, 80), torch.empty(9, 2, 80), metadata, **options)
+
+
+def test_a_plan_counts_pairs_of_rows_and_query_heads():
+    plan = plan_of(17)
+    assert (plan.group, plan.pairs, plan.block_d) == (3, 12, 128)
+    assert plan.blocks * plan.tiling.block_m >= plan.pairs
+    assert [plan_of(size).block_b for size in (0, 1, 2, 16, 17, 256, 257)] == [1, 1, 16, 16, 256, 256, 4096]
+
+
+def test_keys_are_one_part_where_nobody_wants_more(monkeypatch):
+    assert plan_of(3, splits=1).partition is None
+    assert plan_of(3, splits=4) == plan_of(3, splits=4)
+    assert (plan_of(3, splits=4).units, plan_of(0, splits=4).units) == (12, 0)
+    monkeypatch.setattr(attention_plan, "_multiprocessors", lambda _: 2)
+    assert plan_of(3).partition is None  # of two heads, each on one multiprocessor
+    monkeypatch.setattr(attention_plan, "_multiprocessors", lambda _: 40)
+    assert plan_of(3).units == 20 + 3 - 1
+
+
+@pytest.mark.parametrize("has_equal_rows", [True, False])
+def test_an_invariant_plan_does_not_know_other_requests(has_equal_rows):
+    plans = [plan_of(size, has_equal_rows=has_equal_rows, invariant=True) for size in (1, 3, 40)]
+    assert len({plan.partition for plan in plans}) == 1
+    assert len({plan.tiling for plan in plans}) == 1
+    assert (plans[0].partition is None) == (not has_equal_rows)  # many rows would fill the memory
