@@ -31,7 +31,8 @@ from specsim.fast.drafters.none import NoDrafter
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.extend import draft_extend_input
 from specsim.fast.frame import Frame, Recording, TargetOutput
-from specsim.fast.model.metadata import prefill_metadata, tree_metadata
+from specsim.fast.model.draft_metadata import tree_metadata
+from specsim.fast.model.metadata import prefill_metadata
 from specsim.fast.runtime.graph import capture
 from specsim.fast.runtime.launch import next_power_of_2
 from specsim.fast.runtime.padding import RoundShape

@@ -9,7 +9,8 @@ import triton.language as tl
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, Verdict
 from specsim.core.pool import KVBuffer, KVPool
-from specsim.fast.model.metadata import KVTensors, lane_column
+from specsim.fast.model.draft_metadata import lane_column
+from specsim.fast.model.metadata import KVTensors
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2
 
 _COMMITTED = 512  # entries of a token's KV that one program moves

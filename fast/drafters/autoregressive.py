@@ -14,7 +14,8 @@ from specsim.fast.drafting import expand
 from specsim.fast.extend import shift_left
 from specsim.fast.kv import draft_kv, duplicate_tails
 from specsim.fast.lanes import Lanes, start_lanes
-from specsim.fast.model.metadata import extend_metadata, lane_metadata, prefill_metadata
+from specsim.fast.model.draft_metadata import lane_metadata
+from specsim.fast.model.metadata import extend_metadata, prefill_metadata
 from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2
 from specsim.fast.vocabulary.draft_distribution import Drafts, Loop, Root, Vocabulary, draw_drafts
 from specsim.fast.vocabulary.topk import draft_topk

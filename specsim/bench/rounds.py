@@ -137,7 +137,7 @@ def forward_row(pair: Pair, nodes: int, ceilings: Ceilings, limit: float) -> Row
 
     Timed from a graph of its own; the round it is part of is judged, and its logits are that round's bit for bit.
     """
-    from specsim.fast.model.metadata import tree_metadata
+    from specsim.fast.model.draft_metadata import tree_metadata
     from specsim.fast.runtime.graph import capture
 
     steps, topk = (3, 4) if nodes <= 8 else (6, 8)

@@ -121,7 +121,7 @@ def asked(requests: int, nodes: int, times: Mapping[str, float], floor: Floor, c
 def ours(case: Trees) -> Attend:
     """The fast column's kernel over pages; its metadata is made once a forward, not once a layer, and not counted."""
     from specsim.fast.attention import attention
-    from specsim.fast.model.metadata import tree_metadata
+    from specsim.fast.model.draft_metadata import tree_metadata
 
     metadata = tree_metadata(case.batch, case.verify_input, case.pools)
     return lambda layer: attention(case.query, layer, case.pools.target, metadata, None)

@@ -14,6 +14,7 @@ from specsim.core.phases import Batch, DraftExtendInput, PrefillInput, VerifyInp
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.fast import attention as fast
 from specsim.fast.model import attention_plan
+from specsim.fast.model import draft_metadata as drafted
 from specsim.fast.model import metadata as made
 from specsim.reference.attention import (
     AttentionMetadata,
@@ -121,7 +122,7 @@ def tree_phase(num_nodes: int, page_size: int, max_len: int = 100, layout: KVLay
     return Phase(
         tree_metadata(make_batch(rows, lengths), tree, pools),
         pools,
-        lambda other, device: made.tree_metadata(padded(rows, lengths, device), more.to(device), other),
+        lambda other, device: drafted.tree_metadata(padded(rows, lengths, device), more.to(device), other),
     )
 
 
@@ -177,7 +178,7 @@ def lane_phase(
     return Phase(
         lane_metadata(make_batch(rows, lengths), path[:3, :, : step + 1], config, pools),
         pools,
-        lambda other, device: made.lane_metadata(
+        lambda other, device: drafted.lane_metadata(
             padded(rows, lengths, device),
             SimpleNamespace(step=state.step.to(device), path=state.path.to(device)),
             config,
@@ -402,9 +403,9 @@ def test_kernels_take_no_requests(device):
     prefill = PrefillInput(none, torch.zeros(1, dtype=torch.int64, device=device), none, none)
     lanes = SimpleNamespace(step=torch.zeros(1, dtype=torch.int32, device=device), path=none.view(0, 3, 4).int())
     for metadata in (
-        made.tree_metadata(nobody, tree, pools),
+        drafted.tree_metadata(nobody, tree, pools),
         made.prefill_metadata(nobody, prefill, pools),
-        made.lane_metadata(nobody, lanes, SpecConfig(3, 4, 8, max_len=100), pools),
+        drafted.lane_metadata(nobody, lanes, SpecConfig(3, 4, 8, max_len=100), pools),
     ):
         assert metadata.positions.shape == metadata.slots.shape == (0,)
         query = torch.empty(0, 1, 2, device=device)

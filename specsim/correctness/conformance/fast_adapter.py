@@ -150,7 +150,7 @@ def draft_lane_locations(
     """Slots written by draft steps, and slots moved by the copy of tails in a pool of slot numbers."""
     from specsim.fast.kv import duplicate_tails
     from specsim.fast.lanes import Lanes
-    from specsim.fast.model.metadata import lane_metadata
+    from specsim.fast.model.draft_metadata import lane_metadata
 
     batch_size = len(seq_lens)
     device = seq_lens.device
@@ -205,7 +205,7 @@ def tree_attention(
 ) -> None:  # fmt: skip
     """Attend with every request's slots as a row of the table, the tree's after the prefix's."""
     from specsim.fast.attention import attention
-    from specsim.fast.model.metadata import tree_metadata
+    from specsim.fast.model.draft_metadata import tree_metadata
 
     device = q.device
     lens = kv_indptr.long().diff() - draft_token_num

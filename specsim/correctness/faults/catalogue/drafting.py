@@ -5,7 +5,7 @@ from specsim.correctness.faults.injection import Edit
 
 TREE = dict(topk=2, num_steps=3, num_draft_tokens=5, batch=2, rounds=1)
 DRAFTER = "specsim.fast.drafters.autoregressive"
-METADATA = "specsim.fast.model.metadata"
+METADATA = "specsim.fast.model.draft_metadata"
 
 FAULTS = (
     Fault(

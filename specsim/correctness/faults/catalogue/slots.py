@@ -4,7 +4,7 @@ from specsim.correctness.faults.fault import Fault, Trial
 from specsim.correctness.faults.injection import Edit
 
 KV = "specsim.fast.kv"
-METADATA = "specsim.fast.model.metadata"
+METADATA = "specsim.fast.model.draft_metadata"
 TREE = dict(topk=2, num_steps=3, num_draft_tokens=5, batch=2, max_new_tokens=4)
 
 FAULTS = (

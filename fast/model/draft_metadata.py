@@ -1,0 +1,232 @@
+"""Attention metadata of drafts: the nodes of trees at verify, and the lanes of a draft step."""
+
+from typing import no_type_check
+
+import torch
+import triton
+import triton.language as tl
+
+from specsim.core.config import SpecConfig
+from specsim.core.phases import Batch, VerifyInput
+from specsim.core.pool import KVPool
+from specsim.fast.lanes import Lanes
+from specsim.fast.model.metadata import WORD, AttentionMetadata
+from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel
+
+
+@triton.jit
+@no_type_check
+def _store_starts(row_starts_ptr, offs, rows_per_request, mask):
+    """Store row_starts of requests that have equally many rows."""
+    tl.store(row_starts_ptr + offs // rows_per_request, offs, mask=mask & (offs % rows_per_request == 0))
+    end = offs + 1
+    tl.store(row_starts_ptr + end // rows_per_request, end, mask=mask & (end % rows_per_request == 0))
+
+
+def _equal_rows(batch: Batch, slots: torch.Tensor, rows: int, extras: int, pools: KVPool) -> AttentionMetadata:
+    """Metadata of requests with equally many rows, still to be written."""
+    total = batch.size * rows
+    device = batch.seq_lens.device
+
+    def new(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    return AttentionMetadata(
+        positions=new(total, dtype=torch.int64),
+        slots=slots,
+        row_starts=new(batch.size + 1, dtype=torch.int64),
+        max_rows=rows,
+        has_equal_rows=True,
+        table=pools.req_to_token,
+        table_rows=batch.req_pool_indices,
+        prefix_lens=new(total),
+        key_lens=new(batch.size),
+        is_causal=False,
+        num_extras=new(batch.size),
+        extra_slots=new(batch.size, extras),
+        extra_positions=new(batch.size, extras),
+        visible=new(total, ceil_div(extras, WORD.value)),
+    )
+
+
+@kernel
+@no_type_check
+def _tree_kernel(
+    metadata_ptrs,
+    slots_ptr,
+    rows_ptr,
+    lens_ptr,
+    node_positions_ptr,
+    mask_ptr,
+    num_requests,
+    num_nodes,
+    BLOCK_R: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Describe nodes of trees: a program takes some rows and some words of their visibility."""
+    await_input(PDL)
+    offs = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64)  # [BLOCK_R]
+    mask = offs < num_requests * num_nodes
+    request = offs // num_nodes
+    node = offs % num_nodes
+    slot = tl.load(slots_ptr + offs, mask=mask, other=-1)
+    real = tl.load(rows_ptr + request, mask=mask, other=-1) >= 0
+    live = real & (slot >= 0)
+    if tl.program_id(1) == 0:
+        position = tl.load(node_positions_ptr + offs, mask=live, other=0)
+        length = tl.load(lens_ptr + request, mask=real & mask, other=0).to(tl.int32)
+        tl.store(metadata_ptrs.positions + offs, position, mask=mask)
+        tl.store(metadata_ptrs.prefix_lens + offs, tl.where(live, length, 0), mask=mask)
+        tl.store(metadata_ptrs.key_lens + request, length, mask=mask & (node == 0))
+        tl.store(metadata_ptrs.extra_slots + offs, slot.to(tl.int32), mask=mask)
+        tl.store(metadata_ptrs.extra_positions + offs, position.to(tl.int32), mask=mask)
+        tl.store(metadata_ptrs.num_extras + request, tl.where(real, num_nodes, 0), mask=mask & (node == 0))
+        _store_starts(metadata_ptrs.row_starts, offs, num_nodes, mask)
+    word = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
+    bit = tl.arange(0, WORD)[None, None, :]
+    other = word[None, :, None] * WORD + bit  # [1, BLOCK_W, WORD]
+    mask_seen = live[:, None, None] & (other < num_nodes)  # [BLOCK_R, BLOCK_W, WORD]
+    seen = tl.load(mask_ptr + offs[:, None, None] * num_nodes + other, mask=mask_seen, other=0)
+    num_words = (num_nodes + WORD - 1) // WORD
+    packed = tl.sum((seen != 0).to(tl.int32) << bit, axis=2)  # [BLOCK_R, BLOCK_W]
+    mask_w = mask[:, None] & (word < num_words)[None, :]
+    tl.store(metadata_ptrs.visible + offs[:, None] * num_words + word[None, :], packed, mask=mask_w)
+
+
+def tree_metadata(batch: Batch, verify_input: VerifyInput, pools: KVPool) -> AttentionMetadata:
+    """Metadata of verify: a node sees the prefix, and the nodes that its mask row names."""
+    num_nodes = verify_input.draft_tokens.shape[1]
+    slots = verify_input.cache_locations
+    metadata = _equal_rows(batch, slots, num_nodes, num_nodes, pools)
+    block_w = block_of(metadata.visible.shape[1], 1, WORD.value)
+    block_r = block_of(len(slots), 16, WORD.value * block_w)
+    _tree_kernel[ceil_div(len(slots), block_r), ceil_div(metadata.visible.shape[1], block_w)](
+        metadata_ptrs=metadata.tensors,
+        slots_ptr=slots,
+        rows_ptr=batch.req_pool_indices,
+        lens_ptr=batch.seq_lens,
+        node_positions_ptr=verify_input.positions,
+        mask_ptr=verify_input.mask,
+        num_requests=batch.size,
+        num_nodes=num_nodes,
+        BLOCK_R=block_r,
+        BLOCK_W=block_w,
+    )
+    return metadata
+
+
+@triton.jit
+@no_type_check
+def lane_column(seq_len, lane, step, num_steps, page_size):
+    """Column in which a lane writes its KV of a step; steps -tail..-1 are its copy of the prefix's unfinished page.
+
+    page_size: 1 where lanes share the prefix.
+    """
+    pages = (seq_len % page_size + num_steps + page_size - 1) // page_size
+    return seq_len + lane * pages * page_size + step
+
+
+@kernel
+@no_type_check
+def _lane_kernel(
+    metadata_ptrs,
+    slots_ptr,
+    step_ptr,
+    path_ptr,
+    table_ptr,
+    rows_ptr,
+    lens_ptr,
+    num_requests,
+    num_lanes,
+    num_steps,
+    page_size,
+    max_len,
+    columns,
+    BLOCK_R: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Describe draft lanes: a program takes some rows and some words of their visibility."""
+    await_input(PDL)
+    offs = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64)  # [BLOCK_R]
+    mask = offs < num_requests * num_lanes
+    request = offs // num_lanes
+    lane = offs % num_lanes
+    step = tl.load(step_ptr)
+    row = tl.load(rows_ptr + request, mask=mask, other=-1)
+    length = tl.load(lens_ptr + request, mask=mask, other=0)
+    column = lane_column(length, lane, step, num_steps, page_size)
+    kept = (row >= 0) & (length + step < max_len) & (column < columns)
+    slot = tl.load(table_ptr + row * columns + column, mask=kept, other=-1)
+    live = slot >= 0
+    tail = length % page_size
+    num_extras = num_lanes * (tail + step + 1)
+    if tl.program_id(1) == 0:
+        tl.store(metadata_ptrs.positions + offs, tl.where(live, length + step, 0), mask=mask)
+        tl.store(slots_ptr + offs, slot, mask=mask)
+        prefix_len = tl.where(row >= 0, length - tail, 0).to(tl.int32)
+        tl.store(metadata_ptrs.prefix_lens + offs, tl.where(live, prefix_len, 0), mask=mask)
+        tl.store(metadata_ptrs.key_lens + request, prefix_len, mask=mask & (lane == 0))
+        own_extras = tl.where(row >= 0, num_extras, 0).to(tl.int32)
+        tl.store(metadata_ptrs.num_extras + request, own_extras, mask=mask & (lane == 0))
+        _store_starts(metadata_ptrs.row_starts, offs, num_lanes, mask)
+    # Extra keys: every lane's copy of the tail, lane after lane, then every step's tokens, step after step.
+    most = num_lanes * (page_size - 1 + num_steps)
+    word = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
+    bit = tl.arange(0, WORD)[None, None, :]
+    extra = word[None, :, None] * WORD + bit  # [1, BLOCK_W, WORD]
+    later = extra - (num_lanes * tail)[:, None, None]  # [BLOCK_R, BLOCK_W, WORD]
+    tail = tail[:, None, None]
+    lane = lane[:, None, None]
+    in_tail = later < 0
+    holder = tl.where(in_tail, extra // tl.maximum(tail, 1), later % num_lanes)
+    held_step = tl.where(in_tail, extra % tl.maximum(tail, 1) - tail, later // num_lanes)
+    present = (row >= 0)[:, None, None] & (extra < num_extras[:, None, None])
+    path_address = path_ptr + offs[:, None, None] * num_steps + held_step
+    on_path = tl.load(path_address, mask=present & ~in_tail, other=-1) == holder
+    seen = live[:, None, None] & present & tl.where(in_tail, holder == lane, on_path)
+    num_words = (most + WORD - 1) // WORD
+    mask_w = mask[:, None] & (word < num_words)[None, :]
+    packed = tl.sum(seen.to(tl.int32) << bit, axis=2)  # [BLOCK_R, BLOCK_W]
+    tl.store(metadata_ptrs.visible + offs[:, None] * num_words + word[None, :], packed, mask=mask_w)
+    first = mask[:, None, None] & (lane == 0) & (extra < most)  # [BLOCK_R, BLOCK_W, WORD]
+    request = request[:, None, None]
+    column = lane_column(length[:, None, None], holder, held_step, num_steps, page_size)
+    slot_address = table_ptr + row[:, None, None] * columns + column
+    held_slot = tl.load(slot_address, mask=first & present & (column < columns), other=-1)
+    tl.store(metadata_ptrs.extra_slots + request * most + extra, held_slot.to(tl.int32), mask=first)
+    position = tl.where(present, length[:, None, None] + held_step, 0)
+    tl.store(metadata_ptrs.extra_positions + request * most + extra, position.to(tl.int32), mask=first)
+
+
+def lane_metadata(batch: Batch, lanes: Lanes, config: SpecConfig, pools: KVPool) -> AttentionMetadata:
+    """Metadata of draft step lanes.step, read on the device: lane k of request b stands at position L + step.
+
+    A lane sees the prefix, its tail in the lane's own copy, and the tokens of its path, lanes.path.
+    """
+    page_size = 1 if config.lanes_share_prefix else config.page_size
+    total = batch.size * config.topk
+    extras = config.topk * (page_size - 1 + config.num_steps)
+    slots = torch.empty(total, dtype=torch.int64, device=batch.seq_lens.device)
+    metadata = _equal_rows(batch, slots, config.topk, extras, pools)
+    block_w = block_of(metadata.visible.shape[1], 1, WORD.value)
+    block_r = block_of(total, 16, WORD.value * block_w)
+    _lane_kernel[ceil_div(total, block_r), ceil_div(metadata.visible.shape[1], block_w)](
+        metadata_ptrs=metadata.tensors,
+        slots_ptr=slots,
+        step_ptr=lanes.step,
+        path_ptr=lanes.path,
+        table_ptr=pools.req_to_token,
+        rows_ptr=batch.req_pool_indices,
+        lens_ptr=batch.seq_lens,
+        num_requests=batch.size,
+        num_lanes=config.topk,
+        num_steps=config.num_steps,
+        page_size=page_size,
+        max_len=config.max_len,
+        columns=pools.req_to_token.shape[1],
+        BLOCK_R=block_r,
+        BLOCK_W=block_w,
+    )
+    return metadata
