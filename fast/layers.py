@@ -6,8 +6,10 @@ import torch
 
 from specsim.core.target import ModelConfig
 from specsim.fast.attention import attention
-from specsim.fast.model.linear import linear, linear_gated, linear_onto, streaming
-from specsim.fast.model.rotary import Forward, HeadNorms, project_rotate_and_write, rotate_and_write
+from specsim.fast.model.linear import linear, linear_gated, linear_onto
+from specsim.fast.model.product_plan import streaming
+from specsim.fast.model.qkv_projection import project_rotate_and_write
+from specsim.fast.model.rotary import Forward, HeadNorms, rotate_and_write
 from specsim.fast.model.rows import Norm, Rows
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}

@@ -10,16 +10,13 @@ import triton.language as tl
 
 from specsim.core.pool import KVBuffer
 from specsim.core.target import ModelConfig
-from specsim.fast.model.linear import Factors, Tiling, scale_of, squares_of, streamed, tile_arguments
 from specsim.fast.model.metadata import AttentionMetadata, KVTensors
-from specsim.fast.model.rows import Rows, normalised
+from specsim.fast.model.rows import normalised
 from specsim.fast.runtime.launch import (
     await_input,
-    await_predecessor,
     block_of,
     ceil_div,
     kernel,
-    let_successor_begin,
     nearest,
     next_power_of_2,
     require_contiguous,
@@ -111,7 +108,7 @@ def _turned(x, cos, y, sin, DTYPE: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _turns_of(turns_ptr, slots_ptr, row, offs, mask, HALF: tl.constexpr):
+def turns_of(turns_ptr, slots_ptr, row, offs, mask, HALF: tl.constexpr):
     """Load the turns of rows at places of a half of a head."""
     cos = tl.load(turns_ptr + 2 * row * HALF + offs, mask=mask, other=0.0).to(tl.float32)
     sin = tl.load(turns_ptr + (2 * row + 1) * HALF + offs, mask=mask, other=0.0).to(tl.float32)
@@ -120,7 +117,7 @@ def _turns_of(turns_ptr, slots_ptr, row, offs, mask, HALF: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _store_heads(
+def store_heads(
     query_ptr,
     kv_ptrs,
     turns,
@@ -198,8 +195,8 @@ def _rotate_kernel(
         first = tl.where(is_value, first, normed)
         normed = normalised(second, scale, tl.load(norm_ptr + HALF, mask=mask, other=0.0), DTYPE).to(tl.float32)
         second = tl.where(is_value, second, normed)
-    turns = _turns_of(turns_ptr, slots_ptr, row, offs, mask, HALF)
-    _store_heads(query_ptr, kv_ptrs, turns, row, head, offs, first, second, mask, HEADS, KV_HEADS, D)
+    turns = turns_of(turns_ptr, slots_ptr, row, offs, mask, HALF)
+    store_heads(query_ptr, kv_ptrs, turns, row, head, offs, first, second, mask, HEADS, KV_HEADS, D)
 
 
 def rotate_and_write(
@@ -236,93 +233,5 @@ def rotate_and_write(
         NORM=norms is not None,
         BLOCK_P=block,
         BLOCK_D=next_power_of_2(head_dim // 2),
-    )
-    return query_RAD
-
-
-@kernel
-@no_type_check
-def _qkv_kernel(
-    query_ptr,
-    kv_ptrs,
-    factor_ptrs,
-    turns_ptr,
-    slots_ptr,
-    num_rows,
-    eps,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    STRIDE_X: tl.constexpr,
-    K: tl.constexpr,
-    PARTS: tl.constexpr,
-    EVEN: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
-    DOT: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Compute some places of both halves of one head, for a block of rows."""
-    DTYPE: tl.constexpr = query_ptr.dtype.element_ty
-    HALF: tl.constexpr = D // 2
-    row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M).to(tl.int64)
-    head = tl.program_id(0) // (HALF // BLOCK_N)
-    offs = tl.program_id(0) % (HALF // BLOCK_N) * BLOCK_N
-    offs += tl.arange(0, BLOCK_N)
-    mask_m = row < num_rows
-    output = head * D + offs
-    is_place = offs < HALF
-    mask = mask_m[:, None] & is_place[None, :]
-    await_predecessor(PDL)
-    if PARTS > 0:
-        squares = squares_of(factor_ptrs.squares, row, mask_m, PARTS)
-    turns = _turns_of(turns_ptr, slots_ptr, row[:, None], offs[None, :], mask, HALF)
-    first, second = streamed(
-        factor_ptrs, row, mask_m, output, is_place, STRIDE_X, K, HALF, EVEN, BLOCK_K, STAGES, DOT
-    )  # [BLOCK_M, BLOCK_N]
-    let_successor_begin(PDL)
-    if PARTS > 0:
-        scale = scale_of(squares, eps, K)
-        first = first * scale
-        second = second * scale
-    if factor_ptrs.bias is not None:
-        first += tl.load(factor_ptrs.bias + output).to(tl.float32)[None, :]
-        second += tl.load(factor_ptrs.bias + output + HALF).to(tl.float32)[None, :]
-    first = nearest(first, DTYPE).to(tl.float32)
-    second = nearest(second, DTYPE).to(tl.float32)
-    _store_heads(query_ptr, kv_ptrs, turns, row[:, None], head, offs[None, :], first, second, mask, HEADS, KV_HEADS, D)
-
-
-def project_rotate_and_write(
-    tiling: Tiling,
-    rows: Rows,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    forward: Forward,
-    layer: int,
-    num_heads: int,
-) -> torch.Tensor:
-    """Do rotate_and_write, without norms of heads, fused with the product with the projections' weight and bias."""
-    require_contiguous(weight=weight, bias=bias)
-    factors = Factors(rows.factor, rows.squares, weight, bias)
-    kv = forward.layer_kv(layer)
-    num_rows = len(factors.x)
-    kv_heads, head_dim = kv.keys_ptr.shape[1:]
-    query_RAD = factors.x.new_empty(num_rows, num_heads, head_dim)
-    tiling = tiling._replace(block_n=tiling.block_n // 2)  # outputs of each half
-    _qkv_kernel[len(weight) // 2 // tiling.block_n, ceil_div(num_rows, tiling.block_m)](
-        query_ptr=query_RAD,
-        kv_ptrs=kv,
-        factor_ptrs=factors,
-        turns_ptr=forward.turns,
-        slots_ptr=forward.metadata.slots,
-        num_rows=num_rows,
-        eps=rows.eps,
-        HEADS=num_heads,
-        KV_HEADS=kv_heads,
-        D=head_dim,
-        **tile_arguments(tiling, rows, len(weight) // 2, weight.shape[1], 2),
     )
     return query_RAD

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
-from specsim.fast.model.linear import Tiling, choose, linear, linear_gated, linear_onto, tile_arguments
+from specsim.fast.model.linear import linear, linear_gated, linear_onto
+from specsim.fast.model.product_plan import Tiling
 from specsim.fast.model.rows import Norm, Rows, rms_norm, silu_mul
 from specsim.fast.runtime.launch import INTERPRETED
 
@@ -33,7 +34,7 @@ def tiled(monkeypatch):
     """Streams every product with the tiling that is set, whatever `choose` says."""
 
     def stream_with(tiling: Tiling) -> None:
-        monkeypatch.setattr("specsim.fast.model.linear.choose", lambda *_: tiling)
+        monkeypatch.setattr("specsim.fast.model.product_plan.choose", lambda *_: tiling)
 
     return stream_with
 
@@ -140,34 +141,6 @@ def test_a_row_is_the_same_whatever_stands_beside_it(dtype, device):
     for low, high in ((0, 1), (3, 19), (70, 71), (64, 100), (10, 60)):
         assert torch.equal(linear(Rows(x[low:high]), weight, batch_invariant=True), many[low:high])
         assert torch.equal(linear_gated(Rows(x[low:high]), weight, batch_invariant=True), gated[low:high])
-
-
-def test_the_choice_depends_on_the_shape_alone():
-    """Where rows are many, the weight small or the type wide, the library serves."""
-    bf16 = torch.bfloat16
-    assert choose(65, 4096, 4096, bf16, False) is None
-    assert choose(1, 64, 64, bf16, False) is None
-    assert choose(1, 4096, 4096, torch.float32, False) is None
-    if not INTERPRETED:
-        assert choose(1, 4096, 14336, bf16, False) == choose(16, 4096, 14336, bf16, False) == Tiling(16, 32, 512, 4)
-        assert choose(17, 4096, 4096, bf16, False).block_m == 64
-        assert choose(16, 128256, 4096, bf16, False).block_m == 16
-        assert choose(17, 128256, 4096, bf16, False) is None
-    assert {choose(rows, 4096, 4096, bf16, True) for rows in (1, 64, 1000)} == {Tiling(64, 32, 256, 4)}
-    assert choose(1, 28672, 4096, torch.float32, True, True) == Tiling(64, 64, 32, 4)
-
-
-@pytest.mark.parametrize("is_gated", [False, True])
-@pytest.mark.parametrize("dtype", TYPES)
-def test_tiles_in_flight_fit_into_a_small_gpus_memory(dtype, is_gated, monkeypatch):
-    """All stages but one hold a tile of the rows and one of each weight."""
-    memory, tiling, weights = 99 * 2**10, choose(64, 4096, 4096, dtype, True, is_gated), 1 + is_gated
-    monkeypatch.setattr("specsim.fast.runtime.launch.INTERPRETED", False)
-    monkeypatch.setattr("specsim.fast.runtime.launch._shared_memory", lambda: memory)
-    stages = tile_arguments(tiling, Rows(torch.empty(64, 4096, dtype=dtype)), 4096, 4096, weights)["STAGES"]
-    entries = (tiling.block_m + weights * tiling.block_n) * tiling.block_k
-    assert 2 <= stages <= tiling.stages
-    assert (stages - 1) * entries * dtype.itemsize <= memory
 
 
 def test_no_rows_and_rows_that_cannot_be_read(device):

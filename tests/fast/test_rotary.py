@@ -8,10 +8,7 @@ import pytest
 import torch
 
 from specsim.core.pool import KVBuffer, KVLayout
-from specsim.fast import layers
 from specsim.fast.model import rotary
-from specsim.fast.model.linear import Tiling
-from specsim.fast.model.rows import Norm, Rows
 from specsim.models.synthetic_pair import LLAMA3, tiny_config
 from specsim.reference.layers import inverse_frequencies, rms_norm, rotate
 
@@ -65,32 +62,3 @@ def test_fast_rotation_norms_rotates_and_writes_as_the_reference(changes, dtype,
     written = ~expected.keys.isnan()
     assert_within(kv.keys.cpu()[written], expected.keys[written], 4, scale)
     assert torch.equal(kv.values.cpu().double().nan_to_num(7.0), expected.values.nan_to_num(7.0))
-
-
-@pytest.mark.parametrize("changes", [{}, {"attention_bias": True}, {"num_kv_heads": 1, "head_dim": 64}], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_fused_projection_equals_projection_and_rotation(changes, dtype, device, program_order, monkeypatch):
-    """Of normed rows, some of which write nothing; no slot of another row or layer changes."""
-    config = replace(tiny_config(), **changes)
-    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-    width, norm = (heads + 2 * kv_heads) * dim, Norm(torch.randn(32).to(dtype).to(device), 1e-5)
-    tensors = {"qkv_proj.weight": (torch.randn(width, 32) / 6).to(dtype).to(device)}
-    if config.attention_bias:
-        tensors["qkv_proj.bias"] = torch.randn(width).to(dtype).to(device)
-    x = torch.randn(5, 32).to(dtype).to(device)
-    rows = Rows(x, norm, x * norm.weight, x.float().square().sum(1, keepdim=True))
-    positions = torch.tensor([0, 3, 63, 500, 7], device=device)
-    metadata = SimpleNamespace(slots=torch.tensor([4, 8, -1, 9, 3], device=device))
-    turns = rotary.rotations(positions, rotary.inverse_frequencies(config).to(device), dtype)
-    left = []
-    for tiling in (Tiling(16, 32, 32, 2), None):
-        monkeypatch.setattr("specsim.fast.model.linear.choose", lambda *_, tiling=tiling: tiling)
-        kv = KVBuffer(KVLayout(2, kv_heads, dim), 10, dtype, device)
-        kv.keys.fill_(math.nan)
-        kv.values.fill_(math.nan)
-        query = layers._queries(rows, layers.Weights(tensors), config, 1, rotary.Forward(turns, metadata, kv))
-        left.append((query, kv.keys, kv.values))
-    assert int(left[0][1].isfinite().all((-1, -2)).sum()) == 4
-    for fused, apart in zip(*left, strict=True):
-        assert torch.equal(fused.isnan(), apart.isnan())
-        assert_within(fused.nan_to_num(), apart.nan_to_num().cpu().double(), 8, float(apart.nan_to_num().abs().max()))

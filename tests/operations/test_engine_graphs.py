@@ -11,7 +11,7 @@ from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.phases import Advance, Batch, PrefillInput, State
 from specsim.fast import layers
-from specsim.fast.model import linear
+from specsim.fast.model import product_plan
 from specsim.fast.runtime.buffers import GuardError
 from specsim.fast.runtime.graph import Tape
 from specsim.fast.runtime.sections import ROUND
@@ -232,7 +232,7 @@ def test_batch_invariance_reaches_every_product_and_attention(batch_invariant, k
     """Of target and drafter, in prefill and round; what it does there is tested with them."""
     told = {"choose": set(), "attention": set()}
 
-    def choose(*shape_and_type, _choose=linear.choose):
+    def choose(*shape_and_type, _choose=product_plan.choose):
         told["choose"].add(shape_and_type[4])
         return _choose(*shape_and_type)
 
@@ -240,7 +240,7 @@ def test_batch_invariance_reaches_every_product_and_attention(batch_invariant, k
         told["attention"].add(invariant)
         return _attention(*args, invariant=invariant)
 
-    monkeypatch.setattr(linear, "choose", choose)
+    monkeypatch.setattr(product_plan, "choose", choose)
     monkeypatch.setattr(layers, "attention", attention)
     engine = load_engine(
         synthetic_pair(kind), SMALL, EngineOptions("fast", device=device, batch_invariant=batch_invariant)

@@ -1,0 +1,74 @@
+"""Plan of a product: the tiles in which a kernel streams the weight, or a library's product."""
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+
+from specsim.fast.model.rows import Rows
+from specsim.fast.runtime.launch import INTERPRETED, dot_type, stages_within
+
+MOST_ROWS = 64  # of a block of rows, and of a product that is streamed where a library's may serve
+PROGRAMS = 132  # one a multiprocessor of an H100 or H200; a constant, so that choices are the same anywhere
+
+
+class Tiling(NamedTuple):
+    """Tiles of a streamed product."""
+
+    block_m: int  # rows
+    block_n: int  # outputs
+    block_k: int  # inner dimension
+    stages: int  # tiles that are loaded at a time
+
+
+@functools.cache
+def choose(
+    num_rows: int, size: int, inner: int, dtype: torch.dtype, batch_invariant: bool, is_gated: bool = False
+) -> Tiling | None:
+    """Choose how rows are multiplied by a weight [size, inner]; None where a library's product is as quick.
+
+    is_gated: two outputs become one. batch_invariant: the tiling is that of 64 rows and no library is used, so that a
+    row's result does not depend on the number of rows. The numbers were the quickest on an H200.
+    """
+    streams = not INTERPRETED and dtype == torch.bfloat16 and num_rows <= MOST_ROWS and size * inner >= 2**20
+    is_narrow = num_rows <= 16 and not batch_invariant
+    few = size <= PROGRAMS * 32
+    if not batch_invariant and not (streams and (is_narrow or is_gated or size < 2**14)):
+        return None
+    if is_gated:
+        tiles = (32, 256, 3) if is_narrow else (64, 64, 4)
+    elif is_narrow:
+        tiles = (32, 512, 4) if few else (32, 256, 4)
+    else:
+        tiles = (32, 256, 4) if few else (32, 128, 4)
+    block_n, block_k, stages = tiles
+    return Tiling(16 if is_narrow else MOST_ROWS, block_n, block_k * 2 // dtype.itemsize, stages)
+
+
+def tile_arguments(tiling: Tiling, rows: Rows, size: int, inner: int, num_tiles: int = 1) -> dict[str, Any]:
+    """Constexpr arguments and options that kernels of streamed products share; num_tiles: of weights at a time."""
+    stage_bytes = (tiling.block_m + num_tiles * tiling.block_n) * tiling.block_k * rows.values.itemsize
+    return dict(
+        STRIDE_X=rows.factor.stride(0),
+        K=inner,
+        PARTS=0 if rows.squares is None else rows.squares.shape[1],
+        EVEN=size % tiling.block_n == 0 and inner % tiling.block_k == 0,
+        BLOCK_M=tiling.block_m,
+        BLOCK_N=tiling.block_n,
+        BLOCK_K=tiling.block_k,
+        STAGES=stages_within(tiling.stages, stage_bytes),
+        DOT=dot_type(rows.values.dtype),
+        # Warps share out eight outputs each of a narrow block; more of them would read the same weights again.
+        num_warps=min(4, tiling.block_n // 8) if tiling.block_m == 16 else 4,
+    )
+
+
+def streaming(
+    rows: Rows, weight: torch.Tensor, batch_invariant: bool, is_gated: bool = False
+) -> tuple[Tiling | None, Rows]:
+    """Choose how rows are multiplied by a weight, None by a library, and apply a norm that the product cannot."""
+    size, inner = weight.shape
+    num_rows = len(rows.values)
+    tiling = choose(num_rows, size, inner, weight.dtype, batch_invariant, is_gated) if num_rows else None
+    is_ready = rows.norm is None or rows.weighted is not None
+    return tiling, rows if tiling and is_ready else Rows(rows.applied())
