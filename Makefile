@@ -12,7 +12,7 @@ KERNELS := rows linear rotary attention metadata kv tree drafting topk penalties
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help demo test soak bench sanitize lint types map format notebooks clean
+.PHONY: help demo test newest soak bench sanitize lint types map format notebooks clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -26,6 +26,14 @@ test: export OMP_NUM_THREADS := 1
 test: export MKL_NUM_THREADS := 1
 test: $(INSTALLED) ## every test, on every core; make test ARGS="-k tree" for some of them
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+# constraints.txt does not apply: the newest of all that pyproject.toml allows. Several gigabytes.
+newest: export OMP_NUM_THREADS := 1
+newest: export MKL_NUM_THREADS := 1
+newest: ## every test with the newest dependencies, in .venv-newest
+	test -x .venv-newest/bin/python || $(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --upgrade --upgrade-strategy eager --editable '.[test,notebooks,data,grammar,cluster]'
+	.venv-newest/bin/pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 soak: $(INSTALLED) ## 10,000 requests served in random ways, each compared with the same request alone
 	$(BIN)/specsim soak --jobs $(WORKERS) $(ARGS)
@@ -63,7 +71,7 @@ notebooks: $(INSTALLED) ## run the notebooks again
 	$(BIN)/python notebooks/execute.py
 
 clean: ## remove what make and the tests made, the virtual environment included
-	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-newest build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || test -n "$(PYTHON)" || { echo "specsim needs Python 3.11 or later; none was found. Name one: make PYTHON=/path/to/python3" >&2; exit 1; }

@@ -1,6 +1,7 @@
 """Caches for Triton's interpreter, which otherwise computes the same constants for every value."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,20 @@ def spare_the_interpreter() -> None:
     _remember_block_types()
     _remember_shapes()
     _define_language_once(interpreter)
+    _type_comparisons(interpreter)
+
+
+def _type_comparisons(interpreter: Any) -> None:
+    """Give comparisons the type int1; Triton 3.9 keeps that of what was compared, and masks made of one are refused."""
+    import triton.language as tl
+
+    def typed(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        return lambda lhs, rhs: interpreter.TensorHandle(compare(lhs, rhs).data, tl.int1)
+
+    builder = interpreter.interpreter_builder
+    for name in dir(builder):
+        if name.startswith(("create_icmp", "create_fcmp")):
+            setattr(builder, name, typed(getattr(builder, name)))
 
 
 def _define_language_once(interpreter: Any) -> None:

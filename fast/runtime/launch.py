@@ -1,6 +1,7 @@
 """Launches of kernels: compiled on a GPU, interpreted without one, and seen by a recorder of graphs."""
 
 import functools
+import importlib
 import inspect
 import os
 import sys
@@ -13,14 +14,13 @@ import torch
 
 from specsim.fast.runtime.interpreter import spare_the_interpreter
 
-# Triton decides when it is imported whether kernels are interpreted, its own library functions included; without a GPU
-# nothing else could run them, so a copy that torch has imported for itself makes room. The extension loads only once.
+# Triton decides when it is imported whether its library functions are interpreted. Without a GPU nothing else could run
+# them, so those of a Triton that was imported before are made again, in the modules that hold them.
 if not torch.cuda.is_available() and os.environ.setdefault("TRITON_INTERPRET", "1") == "1":
-    loaded = sys.modules.get("triton")
-    if loaded and type(loaded.language.sum).__name__ != "InterpretedFunction":
-        for name in [name for name in sys.modules if f"{name}.".startswith("triton.")]:
-            if not name.startswith("triton._C"):
-                del sys.modules[name]
+    loaded = sys.modules.get("triton.language")
+    if loaded and type(loaded.sum).__name__ != "InterpretedFunction":
+        for module in (loaded.standard, loaded.random, loaded):
+            importlib.reload(module)
 
 try:
     import triton

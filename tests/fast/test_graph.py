@@ -78,7 +78,7 @@ HOST_READS = {
     "cpu": lambda x: x.cpu(),
     "numpy": lambda x: x.numpy(),
     "mask": lambda x: x[x > 1],
-    "mask assignment": lambda x: x.__setitem__(x > 1, 0),
+    "mask assignment": lambda x: x.__setitem__(x > 1, torch.zeros(1, dtype=torch.int64)),
     "nonzero": lambda x: x.nonzero(),
     "masked_select": lambda x: x.masked_select(x > 1),
     "equal": lambda x: torch.equal(x, x),

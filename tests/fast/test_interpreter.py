@@ -76,3 +76,23 @@ def test_integers_wrap_as_on_a_gpu(dtype, expected):
     out = torch.full((1,), 2**16 + 1, dtype=dtype)
     _multiply[(1,)](out, 1)
     assert out.item() == expected
+
+
+@kernel
+def _keep_where(x_ptr, out_ptr, first, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    mask = (first > 0) & (offs < first)
+    tl.store(out_ptr + offs, tl.load(x_ptr + offs, mask=mask, other=-1))
+
+
+def test_a_scalar_comparison_is_part_of_a_mask():
+    out = torch.zeros(4, dtype=torch.int64)
+    _keep_where[(1,)](x_ptr=torch.arange(4), out_ptr=out, first=2, BLOCK=4)
+    assert out.tolist() == [0, 1, -1, -1]
+
+
+@pytest.mark.parametrize("operands", [tl.int32, tl.int64, tl.float32])
+def test_comparisons_are_of_one_bit(operands):
+    value = interpreter.TensorHandle(np.ones(2, interpreter._get_np_dtype(operands)), operands)
+    compare = "create_fcmpOLT" if operands.is_floating() else "create_icmpSLT"
+    assert getattr(interpreter.interpreter_builder, compare)(value, value).dtype == tl.int1

@@ -137,6 +137,30 @@ assert tokens[0] == tokens[1]
     subprocess.run([sys.executable, "-c", script], env=environment, check=True)
 
 
+OWN_KERNEL = """
+import torch
+import triton
+import triton.language as tl
+import specsim.fast
+
+@triton.jit
+def total_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    tl.store(out_ptr, tl.sum(tl.load(x_ptr + tl.arange(0, BLOCK))) + tl.cdiv(BLOCK, 3) + tl.arange(0, 2).sum())
+
+out = torch.zeros(1, dtype=torch.int64)
+total_kernel[(1,)](torch.arange(8), out, BLOCK=8)
+assert out.item() == 28 + 3 + 1
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU kernels are compiled")
+def test_kernels_of_a_user_run_beside_ours(tmp_path):
+    script = tmp_path / "own.py"  # a file: the interpreter reads the source of a kernel
+    script.write_text(OWN_KERNEL)
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    subprocess.run([sys.executable, script], env=environment, check=True)
+
+
 def test_without_triton_the_reference_still_runs():
     script = """
 import sys
