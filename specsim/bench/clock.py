@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -60,14 +60,23 @@ def launched(run: Callable[[int], Any], copies: int, samples: int, least: int = 
 
 def walled(run: Callable[[], Any], samples: int, parts: int = 1) -> Timing:
     """Wall-clock time of a call until the device is done, a share of it if it has several equal parts."""
-    found = []
+    return in_turns({"": run}, samples, parts)[""]
+
+
+def in_turns(runs: Mapping[str, Callable[[], Any]], samples: int, parts: int = 1) -> dict[str, Timing]:
+    """Wall-clock times of several calls, one sample of each in turn: noise of the host meets all of them alike.
+
+    parts: equal parts of a call, of which the time of one is given.
+    """
+    found: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(samples):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        run()
-        torch.cuda.synchronize()
-        found.append(1e6 * (time.perf_counter() - start) / parts)
-    return timing(found)
+        for name, run in runs.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            run()
+            torch.cuda.synchronize()
+            found[name].append(1e6 * (time.perf_counter() - start) / parts)
+    return {name: timing(times) for name, times in found.items()}
 
 
 def measure_ceilings(samples: int = 15) -> Ceilings:

@@ -173,10 +173,13 @@ class Verdict(State):
     logprobs: torch.Tensor  # f32 [B, W], of predict at accept_index under penalties, bias, temperature; 0 where padded
 
     def accepted_tokens(self) -> list[list[int]]:
-        """List the new tokens of each request, bonus last."""
-        rows = zip(self.accept_index.tolist(), self.num_accepted_tokens.tolist(), strict=True)
-        predict = self.predict.tolist()
-        return [[predict[node] for node in path[:count]] for path, count in rows]
+        """List the new tokens of each request, bonus last; one copy brings all that it reads to the host."""
+        num_requests, width = self.accept_index.shape
+        parts = (self.predict, self.accept_index.flatten(), self.num_accepted_tokens)
+        found = torch.cat(parts).tolist()
+        paths = found[len(self.predict) :]
+        counts = paths[num_requests * width :]
+        return [[found[node] for node in paths[row * width : row * width + count]] for row, count in enumerate(counts)]
 
 
 @dataclass(frozen=True, slots=True)

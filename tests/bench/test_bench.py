@@ -4,6 +4,7 @@ import io
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ import specsim.bench.clock
 import specsim.bench.scene
 import specsim.bench.session as run
 from specsim.bench.checks import all_of, equal, within
-from specsim.bench.clock import timing
+from specsim.bench.clock import in_turns, timing
 from specsim.bench.contest import Contender, at_floor, contest
 from specsim.bench.linears import judge_product
 from specsim.bench.roofline import Ceilings, Floor, Part
@@ -104,6 +105,15 @@ def test_median_and_spread():
     assert timing([1.0, 3.0]) == Timing(2.0, 100.0, 2)
     low_and_high = timing([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0])
     assert low_and_high.spread == pytest.approx(100 * (6 - 2) / 4)
+
+
+def test_calls_are_timed_in_turns(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    called = []
+    runs = {name: partial(called.append, name) for name in ("first", "second")}
+    found = in_turns(runs, samples=3, parts=2)
+    assert called == ["first", "second"] * 3
+    assert {name: each.samples for name, each in found.items()} == {"first": 3, "second": 3}
 
 
 def test_equal_sees_one_bit():

@@ -186,25 +186,37 @@ def test_pieces_of_a_round_equal_the_references(monkeypatch):
     assert int(case.verdict.num_accepted_drafts.max()) > 0
 
 
-@interpreted
-def test_a_graph_mode_with_other_tokens_gets_no_time(scene):
-    from specsim.bench.modes import _accepted, _mode_row
-
-    rounds = _accepted(scene, 2)
-    assert 2 <= sum(map(len, rounds)) <= 8
-    times = {}
-    row = _mode_row("phase", scene, rounds, [[-1]], times)
-    assert (row.passed, row.timings, times) == (False, {}, {})
-
-
-@interpreted
-def test_a_graph_mode_is_timed_and_compared_with_the_one_before(scene, monkeypatch):
+@pytest.fixture
+def timed(monkeypatch):
+    """Replace the clock: each call of `in_turns` gives these medians to the modes it times, in their order."""
     from specsim.bench import modes
 
-    monkeypatch.setattr(modes, "walled", lambda run, samples, parts: Timing(50.0, 0.0, samples))
-    rounds = modes._accepted(scene, 1)
-    times = {"plain": 10.0, "step": 100.0}
-    row = modes._mode_row("phase", scene, rounds, rounds, times, rounds)
-    assert set(row.timings) == {OURS, f"{OURS}, enqueued"}
-    assert [(each.what, each.value) for each in row.asked] == [("time / step", 0.5)]
-    assert times["phase"] == 50.0
+    def in_turns(runs, samples, parts):
+        return {mode: Timing(each, 0.0, samples) for mode, each in zip(runs, (10.0, 100.0, 50.0, 49.0), strict=False)}
+
+    monkeypatch.setattr(modes, "in_turns", in_turns)
+    return modes
+
+
+@interpreted
+def test_a_graph_mode_with_other_tokens_gets_no_time(scene, timed, monkeypatch):
+    rounds = {id(scene): [[1, 2]]}
+    other = replace(scene)
+    monkeypatch.setattr(timed, "_accepted", lambda each, count: rounds.get(id(each), [[1, 3]]))
+    right, wrong = timed.compared({"plain": scene, "phase": other}, 1)
+    assert (right.passed, set(right.timings)) == (True, {OURS, f"{OURS}, enqueued"})
+    assert (wrong.passed, wrong.timings, wrong.asked) == (False, {}, ())
+
+
+@interpreted
+def test_graph_modes_are_compared_with_the_best(scene, timed):
+    modes = ("plain", "eager", "step", "round")
+    rows = list(timed.compared(dict.fromkeys(modes, scene), 1))
+    assert [row.ours_us for row in rows] == [10.0, 100.0, 50.0, 49.0]
+    asked = {row.name: [(each.what, each.value, each.limit) for each in row.asked] for row in rows}
+    assert asked == {
+        "shipped pair, plain": [],
+        "shipped pair, eager": [],
+        "shipped pair, step": [("time / eager", 0.5, 1.0)],
+        "shipped pair, round": [("time / best graph mode", 1.0, 1.02)],
+    }

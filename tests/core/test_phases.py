@@ -168,13 +168,30 @@ def test_last_row_is_that_of_the_last_accepted_token(row_starts, accepted, last)
     assert extend_input(row_starts, accepted).last_rows.tolist() == last
 
 
-def test_accepted_tokens_are_read_along_accept_index():
+@pytest.fixture
+def verdict():
     """Two requests of four nodes: the first accepts node 2 below the root, the second nothing."""
-    verdict = Verdict(
+    return Verdict(
         predict=torch.tensor([11, -1, 12, -1, 13, -1, -1, -1], dtype=torch.int32),
         accept_index=torch.tensor([[0, 2, -1], [4, -1, -1]], dtype=torch.int32),
         num_accepted_drafts=torch.tensor([1, 0], dtype=torch.int32),
         num_accepted_tokens=torch.tensor([2, 1], dtype=torch.int32),
         logprobs=torch.zeros(2, 3),
     )
+
+
+def test_accepted_tokens_are_read_along_accept_index(verdict):
     assert verdict.accepted_tokens() == [[11, 12], [13]]
+
+
+def test_accepted_tokens_are_read_in_one_copy(verdict, monkeypatch):
+    reads = []
+    to_list = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: reads.append(tensor) or to_list(tensor))
+    verdict.accepted_tokens()
+    assert len(reads) == 1
+
+
+def test_a_verdict_of_no_request_has_no_tokens(verdict):
+    none = replace(verdict, **{field.name: getattr(verdict, field.name)[:0] for field in fields(verdict)})
+    assert none.accepted_tokens() == []
