@@ -1,23 +1,28 @@
-"""Provenance of a result: versions and time."""
+"""Provenance of a result: versions, code and time."""
 
 import platform
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import torch
+
+from specsim.core.code_digest import code_digests
 
 PACKAGES = ("specsim", "torch", "triton")
 
 
-def versions(device: str) -> dict[str, str]:
-    """List the versions of Python and of the packages that compute; on `cuda` the name of the GPU too."""
-    found = {"python": platform.python_version()}
+def versions(device: str) -> dict[str, Any]:
+    """List the versions of Python and of the packages that compute; on `cuda` the GPU and digests of our code too."""
+    found: dict[str, Any] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found | ({"gpu": torch.cuda.get_device_name()} if device == "cuda" else {})
+    if device == "cuda":
+        found |= {"gpu": torch.cuda.get_device_name(), "code": code_digests()}
+    return found
 
 
 def now() -> str:

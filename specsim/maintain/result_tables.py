@@ -8,6 +8,7 @@ from typing import Any
 
 from specsim.bench.row import OURS
 from specsim.bench.suites import Options
+from specsim.core.code_digest import code_digests
 
 Result = Mapping[str, Any]  # as a command wrote it with --json
 GRID_HEADINGS = (
@@ -60,8 +61,36 @@ def _kept(folder: Path, pattern: str) -> list[dict[str, Any]]:
     return [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob(pattern)]
 
 
+def changed_modules(result: Result) -> list[str]:
+    """Modules whose code is no longer what the result ran, or all where it does not say what it ran."""
+    now = code_digests()
+    names: set[str] = set()
+    for run in result.get("runs", [result]):
+        then = run["versions"].get("code", {})
+        names |= {name for name in {*now, *then} if now.get(name) != then.get(name)}
+    return sorted(names)
+
+
+def stale(folder: Path) -> dict[str, list[str]]:
+    """Kept results of other code than today's, by file name, with the modules that changed."""
+    found = {path.name: changed_modules(json.loads(path.read_text("utf-8"))) for path in sorted(folder.glob("*.json"))}
+    return {name: modules for name, modules in found.items() if modules}
+
+
 def _measured_on(results: Iterable[Result]) -> str:
-    """Sentence with the machine, the versions and the day of every run."""
+    """Sentence with the machine, the versions and the day of every run, and one on those that are stale."""
+    results = list(results)
+    dated = f"{_runs(run for result in results for run in result.get('runs', [result]))}"
+    old = sorted(_subject(result) for result in results if changed_modules(result))
+    return f"{dated} **Stale**, since code that they ran has changed: {', '.join(old)}." if old else dated
+
+
+def _subject(result: Result) -> str:
+    """A result in a sentence: its command, or the suite whose runs it joins."""
+    return f"`{result.get('command') or 'specsim bench --suite ' + result['suite']}`"
+
+
+def _runs(results: Iterable[Result]) -> str:
     runs = {
         f"one {each['versions']['gpu']}, torch {each['versions']['torch']}, triton {each['versions']['triton']}, "
         f"{each['date'][:10]}"
@@ -151,7 +180,7 @@ def _bench_tables(folder: Path, only_targets: bool) -> str:
     read = _range([f"{run['ceilings']['read'] / 1e12:.2f}" for run in runs])
     dense = _range([f"{run['ceilings']['dense'] / 1e12:.0f}" for run in runs])
     peaks = f"Ceilings in these runs: {read} TB/s read, {dense} TFLOP/s of dense bf16."
-    return "\n".join([*lines, f"{_measured_on(runs)} {peaks}"]) + "\n"
+    return "\n".join([*lines, f"{_measured_on(results)} {peaks}"]) + "\n"
 
 
 def _range(figures: Iterable[str]) -> str:

@@ -1,6 +1,7 @@
 """Generated tables, each between its marks in a Markdown page: GPU results in README.md, error ledgers in papers/.
 
-python -m specsim.maintain.tables [RESULT ...] keeps these JSON results of GPU runs, then writes every table.
+python -m specsim.maintain.tables [RESULT ...] keeps these JSON results of GPU runs, writes every table, and names
+the kept results whose code has changed since they were measured.
 """
 
 import re
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specsim.core.errors import InputError
-from specsim.maintain.result_tables import bench_page, grids, markdown, performance, proofs
+from specsim.maintain.result_tables import bench_page, grids, markdown, performance, proofs, stale
 from specsim.maintain.results import keep
 from specsim.simulator.reproduce import reproduction
 from specsim.simulator.reproduce.reproduction import Reproduction, parameter_cells
@@ -54,6 +55,9 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> None:
     for path in (root / "README.md", *sorted(root.glob("papers/*/notes.md"))):
         page = path.read_text(encoding="utf-8")
         path.write_text(with_tables(page, kept), encoding="utf-8")
+    for name, modules in stale(kept).items():
+        more = f" and {len(modules) - 1} more modules" if len(modules) > 1 else ""
+        print(f"{name} is stale: {modules[0]}{more} changed since")
 
 
 if __name__ == "__main__":

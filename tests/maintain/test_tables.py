@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from specsim.bench.suites import SUITES, Suite
+from specsim.core.code_digest import code_digests
 from specsim.core.errors import InputError
 from specsim.correctness.differential import grid, run_grid
 from specsim.maintain import results, tables
-from specsim.maintain.result_tables import SUMMARIES, bench_page, grids, performance, proofs
+from specsim.maintain.result_tables import SUMMARIES, bench_page, grids, performance, proofs, stale
 
 KEPT = tables.ROOT / "fast" / "measurements"
-VERSIONS = {"gpu": "NVIDIA H200", "torch": "2", "triton": "3"}
+VERSIONS = {"gpu": "NVIDIA H200", "torch": "2", "triton": "3", "code": code_digests()}
 ON_GPU = {"versions": VERSIONS, "date": "2026-11-22T08:31:16+00:00"}
 MEASURED = "Measured on one NVIDIA H200, torch 2, triton 3, 2026-11-22 (`fast/measurements/`)."
 
@@ -201,6 +202,27 @@ def test_every_proof_has_its_counts(name, value, summary):
 def test_a_soak_is_kept_without_its_programs(keep):
     soak = {"command": "specsim soak --device cuda", "is_ok": True, "figures": {"requests": 1}, "programs": [{}]}
     assert read(keep(soak | ON_GPU)) == {name: value for name, value in soak.items() if name != "programs"} | ON_GPU
+
+
+CHANGED = {**code_digests(), "specsim.fast.tree": "0", "specsim.fast.gone": "1"}
+
+
+@pytest.mark.parametrize(
+    ("code", "changed"),
+    [
+        (code_digests(), []),
+        (CHANGED, ["specsim.fast.gone", "specsim.fast.tree"]),
+        (None, list(code_digests())),
+    ],
+    ids=["same", "changed", "unknown"],
+)
+def test_a_result_of_other_code_is_stale(keep, code, changed):
+    versions = {name: each for name, each in (VERSIONS | {"code": code}).items() if each}
+    faults = {"command": "specsim faults --device cuda", "faults": 40, "as_named": 39}
+    path = keep(faults | ON_GPU | {"versions": versions})
+    assert stale(path.parent).get(path.name, []) == changed
+    mark = f" **Stale**, since code that they ran has changed: `{faults['command']}`."
+    assert proofs(path.parent).splitlines()[-1] == MEASURED + (mark if changed else "")
 
 
 # Benchmarks
