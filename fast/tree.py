@@ -90,6 +90,7 @@ def _small_tree_kernel(
 
 def _build_small_tree(tree: VerifyInput, candidates: Candidates, roots: Roots, config: SpecConfig) -> None:
     batch_size, num_nodes = tree.parents.shape
+    block = next_power_of_2(num_nodes)
     _small_tree_kernel[(batch_size,)](
         candidate_ptrs=CandidateTables.of(candidates),
         root_ptrs=roots,
@@ -100,9 +101,9 @@ def _build_small_tree(tree: VerifyInput, candidates: Candidates, roots: Roots, c
         k=config.topk,
         max_len=config.length_limit,
         LOG=config.score == "logprob",
-        NODES=next_power_of_2(num_nodes),
+        NODES=block,
         BLOCK=next_power_of_2(config.num_candidates),
-        num_warps=8,
+        num_warps=max(1, min(8, block // 8)),  # more only wait for each other: `specsim bench` times sizes of trees
     )
 
 

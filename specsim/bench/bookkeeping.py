@@ -14,11 +14,11 @@ from specsim.bench.random_trees import agree_with
 from specsim.bench.roofline import Ceilings, Floor, Part
 from specsim.bench.round_checks import tensors_of
 from specsim.bench.row import OURS, Asked, Check, Row
+from specsim.bench.trees import random_candidates, same_tree
 from specsim.bench.verify_checks import judge_verdict
 from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.phases import Batch, Candidates, DraftExtendInput, DraftInput, Verdict, VerifyInput
+from specsim.core.phases import Batch, Candidates, DraftExtendInput, Verdict, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
-from specsim.core.state import State
 from specsim.core.target import ModelConfig
 
 REQUESTS = 32
@@ -67,7 +67,7 @@ def make_round(model: ModelConfig, num_features: int, device: str = "cuda") -> R
     on_cpu = Batch.of(list(range(REQUESTS)), rows, [SEQ_LEN] * REQUESTS, params, VOCAB_SIZE)
     columns = SEQ_LEN + torch.arange(CONFIG.num_draft_tokens)
     locations = pools.req_to_token.cpu()[:, columns]
-    candidates = _candidates(generator)
+    candidates = random_candidates(REQUESTS, CONFIG, VOCAB_SIZE, generator)
     bonus_tokens = torch.zeros(REQUESTS, dtype=torch.int32)
     expected = tree.build(candidates, bonus_tokens, on_cpu.seq_lens, locations, CONFIG)
     num_rows = REQUESTS * CONFIG.num_draft_tokens
@@ -81,25 +81,6 @@ def make_round(model: ModelConfig, num_features: int, device: str = "cuda") -> R
         batch, pools, candidates.to(device), bonus_tokens.to(device), locations.to(device), expected, verify_input,
         logits, features, verdict,
     )  # fmt: skip
-
-
-def _candidates(generator: torch.Generator) -> Candidates:
-    """Make the candidates of a drafter that ranks tokens at random."""
-    from specsim.reference.drafting import expand
-    from specsim.reference.lanes import start_lanes
-    from specsim.reference.sampling import topk
-
-    k = CONFIG.topk
-
-    def drafts(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
-        prob = torch.rand(*shape, VOCAB_SIZE, generator=generator).softmax(-1)
-        return topk(prob * 8, k)
-
-    hidden_BKH = torch.zeros(REQUESTS, k, 1)
-    lanes = start_lanes(DraftInput(*drafts(REQUESTS), hidden_BKH[:, 0], torch.zeros(REQUESTS).int()), CONFIG)
-    for _ in range(CONFIG.num_steps - 1):
-        lanes = expand(lanes, *drafts(REQUESTS, k), hidden_BKH, CONFIG)
-    return lanes.candidates
 
 
 def bookkeeping_rows(model: ModelConfig, num_features: int, ceilings: Ceilings) -> Iterator[Row]:
@@ -167,8 +148,7 @@ def _pieces(case: Round) -> Iterator[Piece]:
         locations = kv.tree_locations(batch, CONFIG, pools)
         return tree.build(case.candidates, case.bonus_tokens, batch.seq_lens, locations, CONFIG)
 
-    judge_tree = partial(_same, "the reference's tree", case.expected)
-    yield Piece("selection and tree", build, judge_tree, Floor(()))
+    yield Piece("columns, selection and tree", build, partial(same_tree, case.expected), Floor(()))
 
     def walk(_: int) -> Verdict:
         return verify(batch, case.verify_input, case.logits, CONFIG, pools)
@@ -190,11 +170,6 @@ def _pieces(case: Round) -> Iterator[Piece]:
         return draft_extend_input(batch, case.verdict, case.features, tables, CONFIG.length_limit, CONFIG.extend)
 
     yield Piece("draft-extend preparation", prepare, partial(_judge_extend, case), _extend_floor(case))
-
-
-def _same(what: str, expected: State, found: State) -> Check:
-    names = tensors_of(expected)
-    return equal(what, tensors_of(found), {name: each for name, each in names.items() if "candidates" not in name})
 
 
 def _copy(kv: KVBuffer) -> KVBuffer:
@@ -229,7 +204,8 @@ def _judge_extend(case: Round, found: DraftExtendInput) -> Check:
     from specsim.reference.extend import draft_extend_input
 
     on_cpu = case.batch.to("cpu"), case.verdict.to("cpu"), case.features.cpu(), case.pools.req_to_token.cpu()
-    return _same("the reference's rows", draft_extend_input(*on_cpu, CONFIG.length_limit, CONFIG.extend), found)
+    expected = draft_extend_input(*on_cpu, CONFIG.length_limit, CONFIG.extend)
+    return equal("the reference's rows", tensors_of(found), tensors_of(expected))
 
 
 def _commit_floor(case: Round) -> Floor:

@@ -43,9 +43,11 @@ def _vocabulary(options: Options, ceilings: Ceilings) -> Iterator[Row]:
 
 def _bookkeeping(options: Options, ceilings: Ceilings) -> Iterator[Row]:
     from specsim.bench.bookkeeping import bookkeeping_rows
+    from specsim.bench.trees import tree_rows
 
     model = shape(options.shape).config
-    return bookkeeping_rows(model, 3 * model.hidden_size, ceilings)
+    yield from tree_rows(ceilings)
+    yield from bookkeeping_rows(model, 3 * model.hidden_size, ceilings)
 
 
 def _rounds(options: Options, ceilings: Ceilings) -> Iterator[Row]:

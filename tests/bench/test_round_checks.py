@@ -9,6 +9,7 @@ import torch
 
 import specsim.bench.clock
 import specsim.bench.scene
+from specsim.bench.roofline import Ceilings
 from specsim.bench.row import OURS, Timing
 from specsim.bench.scale import MOST_TOKENS, points
 from specsim.core.config import SpecConfig
@@ -22,6 +23,7 @@ MODEL = ModelConfig(
     family="llama", vocab_size=10, hidden_size=4, intermediate_size=6, num_layers=2, num_heads=2, num_kv_heads=1,
     head_dim=2, rms_norm_eps=1e-5, max_position_embeddings=64, rope_theta=1e4,
 )  # fmt: skip
+CEILINGS = Ceilings(read=1e12, copy=1e12, dense=1e12)
 TREE = SpecConfig(topk=2, num_steps=3, num_draft_tokens=5, page_size=4)
 # Their columns stand on the CPU, where kernels run only if they are interpreted.
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels of this machine run on its GPU")
@@ -181,9 +183,27 @@ def test_pieces_of_a_round_equal_the_references(monkeypatch):
         check = piece.judge(piece.run(0))
         assert check.passed, (piece.name, check)
         names.append(piece.name)
-    assert names[0] == "selection and tree"
+    assert names[0] == "columns, selection and tree"
     assert len(names) == 4
     assert int(case.verdict.num_accepted_drafts.max()) > 0
+
+
+@interpreted
+def test_trees_of_every_size_equal_the_references(monkeypatch):
+    from specsim.bench import trees
+
+    checked = []
+
+    def contest(name, setting, contenders, *_):
+        [ours] = contenders
+        checked.append((setting, ours.judge(ours.run(0))))
+
+    monkeypatch.setattr(trees, "contest", contest)
+    monkeypatch.setattr(trees, "TREES", (SpecConfig(4, 3, 8), SpecConfig(2, 3, 5)))
+    monkeypatch.setattr(trees, "REQUESTS", (2,))
+    list(trees.tree_rows(CEILINGS, "cpu"))
+    assert [setting["tree"] for setting, _ in checked] == ["(4, 3, 8)", "(2, 3, 5)"]
+    assert all(check.passed for _, check in checked)
 
 
 @pytest.fixture
