@@ -1,9 +1,8 @@
-"""The differential: proof that a fast column and the slow reference column compute the same rounds."""
+"""The differential: proof that the fast implementation and the slow reference compute the same rounds."""
 
 from specsim.correctness.differential.cell import Cell
-from specsim.correctness.differential.divergence import Divergence
 from specsim.correctness.differential.grid_run import check, run_grid
 from specsim.correctness.differential.grids import GRIDS, grid
-from specsim.correctness.differential.result import CellResult, GridResult
+from specsim.correctness.differential.result import CellResult, Divergence, GridResult
 
 __all__ = ["GRIDS", "Cell", "CellResult", "Divergence", "GridResult", "check", "grid", "run_grid"]

@@ -14,7 +14,7 @@ def budget(
     distance is the rounding error of a correct program; another order of the same sums errs about as much, hence a
     small multiple of it. The second term is for tensors whose reference happens to be right to the last bit. magnitude:
     the values that the tensor was computed from, where subtraction has made it smaller than what was rounded. The
-    column under test has no say in it.
+    implementation under test has no say in it.
     """
     scale = exact if magnitude is None else torch.as_tensor(magnitude, dtype=torch.float64)
     return 4 * _largest(reference.double() - exact.double()) + 16 * eps * _largest(scale.double())

@@ -22,7 +22,7 @@ class Cell:
     sampling: tuple[SamplingParams, ...]  # one for each prompt
     config: SpecConfig = field(default_factory=SpecConfig)
     # `lockstep`: every phase starts from the reference's state and pools. `free`: each implementation keeps
-    # its own until an undecidable choice parts them.
+    # its own until a choice within rounding error parts them.
     mode: Literal["lockstep", "free"] = "lockstep"
     graph: Literal["eager", "step", "phase", "round"] = "eager"  # of the fast implementation, as the bucket is
     bucket: int | None = None

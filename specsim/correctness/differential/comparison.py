@@ -1,4 +1,4 @@
-"""Comparing one request in one phase: a check raises at the first difference, and counts itself if there is none."""
+"""Checks of values: each raises at the first difference, and counts itself if there is none."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -9,22 +9,43 @@ import torch
 
 from specsim.core.phases import State
 from specsim.correctness.differential.budget import FLOAT32_EPS, budget, rms, rms_budget
-from specsim.correctness.differential.divergence import Mismatch, Undecidable
 
 ENOUGH = 64  # entries for a root mean square that hardly varies
 T = TypeVar("T")
 U = TypeVar("U")
 
 
-class Trio(NamedTuple, Generic[T]):
-    """The same thing of the reference in the precision under test, of the reference in float64, of the fast column."""
+@dataclass(eq=False)
+class Mismatch(Exception):
+    """The implementation under test is wrong about a request."""
 
-    reference: T
-    exact: T
-    fast: T
+    field: str
+    reference: Any
+    fast: Any
+    node: int | None = None
+
+
+class WithinRoundingError(Exception):
+    """Rounding alone decided where a request went, so that implementations may differ from here on.
+
+    Raised after everything before the choice was found equal.
+    """
+
+
+class Trio(NamedTuple, Generic[T]):
+    """The same thing of the three implementations."""
+
+    reference: T  # in the precision under test
+    exact: T  # the reference in float64
+    fast: T  # under test
 
     def map(self, function: Callable[[T], U]) -> "Trio[U]":
         return Trio(*map(function, self))
+
+    @property
+    def agree(self) -> bool:
+        """Whether all three are equal; of values that Python compares."""
+        return self.fast == self.exact == self.reference
 
 
 def present(name: str, value: T | None) -> T:
@@ -36,48 +57,42 @@ def present(name: str, value: T | None) -> T:
 
 @dataclass(slots=True)
 class Tally:
-    """Result of a cell's comparisons.
+    """Result of a cell's comparisons."""
 
-    decisions: choices that were compared; undecidable: those that rounding decided. budgets: the largest of each field.
-    fields: how often each field was compared and had entries. compared, left_out: requests a phase (all of it compared,
-    or only what came before an undecidable choice). exercised: situations met in what was compared. is_rehearsal: the
-    third column is the reference too, with weights moved by a unit in the last place, and only its errors are of
-    interest, as budgets.
-    """
-
-    decisions: int = 0
-    undecidable: int = 0
+    decisions: int = 0  # choices that were compared
+    within_rounding_error: int = 0  # choices that rounding decided
     max_logprob_error: float = 0.0
-    budgets: dict[str, float] = field(default_factory=dict)
-    is_rehearsal: bool = False
-    fields: Counter = field(default_factory=Counter)
-    compared: Counter = field(default_factory=Counter)
-    left_out: Counter = field(default_factory=Counter)
-    exercised: Counter = field(default_factory=Counter)
+    budgets: dict[str, float] = field(default_factory=dict)  # largest of each field
+    # The implementation under test is the reference with perturbed weights, and its errors are of interest as budgets.
+    is_perturbation: bool = False
+    fields: Counter = field(default_factory=Counter)  # comparisons of each field that had entries
+    compared: Counter = field(default_factory=Counter)  # by phase, requests that were compared to its end
+    left_out: Counter = field(default_factory=Counter)  # by phase, requests that rounding parted before its end
+    coverage: Counter = field(default_factory=Counter)  # situations met in what was compared
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The checks. eps: of the precision under test."""
+    """Checks of values, each of which raises Mismatch at the first difference."""
 
     tally: Tally
-    eps: float
+    eps: float  # of the precision under test
 
     def same(self, name: str, reference: torch.Tensor, fast: torch.Tensor) -> None:
-        """Every entry equal, and shape and type with them."""
+        """Require every entry to be equal, and shape and type with them."""
         self._alike(name, reference, fast)
         self._none_wrong(name, reference, fast, reference != fast)
 
     def close(self, name: str, values: Trio[torch.Tensor]) -> None:
-        """Every entry of fast within the budget of exact's; not a number is never close.
+        """Require every entry of fast to be within the budget of exact's; not a number is never close.
 
         Errors that a drafter amplifies point in one direction, so that one row of the reference may be right by luck:
-        the budget is the largest that this field has had in the cell, its rehearsals included.
+        the budget is the largest that this field has had in the cell, its perturbation runs included.
         """
         self._alike(name, values.reference, values.fast)
         exact = values.exact.double()
         fast = values.fast.double()
-        right = (values.reference, values.fast) if self.tally.is_rehearsal else (values.reference,)
+        right = (values.reference, values.fast) if self.tally.is_perturbation else (values.reference,)
         allowed = self._largest(name, (budget(each, exact, self.eps) for each in right))
         self.within(name, exact, fast, allowed)
         if self.eps > FLOAT32_EPS and exact.numel() >= ENOUGH:
@@ -90,13 +105,13 @@ class Comparison:
         return self.tally.budgets[name]
 
     def within(self, name: str, expected: torch.Tensor, fast: torch.Tensor, allowed: float) -> None:
-        """Every entry within a distance that was derived otherwise."""
+        """Require every entry to be within a distance that was derived otherwise."""
         expected = expected.double()
         fast = fast.double()
         self._none_wrong(name, expected, fast, ~((fast == expected) | ((fast - expected).abs() <= allowed)))
 
     def layout(self, prefix: str, reference: State, fast: State, varying: frozenset[str] = frozenset()) -> None:
-        """Shapes and types of a whole state; of the varying fields, whose rows depend on the choices, the type."""
+        """Require equal shapes and types in a whole state; the rows of varying fields follow from choices."""
         for each in fields(reference):  # pyright: ignore[reportArgumentType]  # every State is a dataclass
             name = prefix + each.name
             ours = getattr(reference, each.name)
@@ -109,17 +124,21 @@ class Comparison:
                 rows = slice(0) if name in varying else slice(None)
                 self._alike(name, ours[rows], theirs[rows])
 
-    def require(self, name: str, holds: bool, reference: Any, fast: Any, node: int | None = None) -> None:
-        """A condition that holds exactly."""
+    def require(self, name: str, holds: bool, reference: Any, fast: Any) -> None:
+        """Require a condition to hold exactly."""
         if not holds:
-            raise Mismatch(name, reference, fast, node)
+            raise Mismatch(name, reference, fast)
         self.tally.fields[name] += 1
 
-    def decided(self, agreed: bool) -> None:
-        """One more choice, which was found right; the columns need not have made the same."""
+    def decided(self, choices: Trio[Any]) -> None:
+        """Count a choice that was found right; WithinRoundingError where the implementations chose differently."""
         self.tally.decisions += 1
-        if not agreed:
-            raise Undecidable
+        if not choices.agree:
+            raise WithinRoundingError
+
+    def note_logprob_error(self, error: float) -> None:
+        """Keep the largest."""
+        self.tally.max_logprob_error = max(self.tally.max_logprob_error, error)
 
     def _alike(self, name: str, reference: torch.Tensor, fast: torch.Tensor) -> None:
         if reference.shape != fast.shape:

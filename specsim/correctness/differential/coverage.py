@@ -2,33 +2,31 @@
 
 from collections.abc import Sequence
 
-from specsim.core.phases import VerifyInput, VerifyOutput
+from specsim.core.phases import VerifyOutput
 from specsim.correctness.differential.cell import Cell
-from specsim.correctness.differential.comparison import Trio
-from specsim.correctness.differential.scene import Scene
+from specsim.correctness.differential.step import ComparedRequest
 
 
-def note_round(scene: Scene, request: int, tree: VerifyInput, outputs: Trio[VerifyOutput]) -> None:
-    """Count what a request that was compared went through in a verify phase."""
-    noted = scene.tally.exercised
-    config = scene.config
-    (_, length) = scene.place(request)
-    num_nodes = config.num_draft_tokens
+def note_round(request: ComparedRequest[VerifyOutput]) -> None:
+    """Count the situations of a verify phase whose request was compared."""
+    noted = request.check.tally.coverage
+    config = request.config
+    length = request.length
     page = config.page_size
-    accepted = int(outputs.reference.verdict.num_accepted_drafts[request])
+    accepted = request.num_accepted_tokens - 1
     noted["rounds"] += 1
     noted[f"accepted {accepted}"] += 1
     noted["rejections"] += accepted < config.num_steps
-    noted["dropped rows"] += int((tree.cache_locations[request * num_nodes :][:num_nodes] < 0).sum())
+    noted["dropped rows"] += int((request.step.trees.reference.cache_locations[request.nodes] < 0).sum())
     if page > 1:
-        noted["page crossings"] += length // page != (length + accepted + 1) // page
+        noted["page crossings"] += length // page != request.end // page
         noted["first column of a page"] += length % page == 0
         noted["last column of a page"] += length % page == page - 1
 
 
 def required(cells: Sequence[Cell], impl: str) -> tuple[str, ...]:
     """List the coverage that these cells owe together, every accepted count up to their deepest tree's included; only
-    the fast column pads batches.
+    the fast implementation pads batches.
     """
     deepest = max((cell.config.num_steps for cell in cells), default=0)
     names = ["rounds", *(f"accepted {count}" for count in range(deepest + 1)), "rejections", "page crossings"]

@@ -7,7 +7,7 @@ import torch
 
 from specsim.core.phases import Sampling
 from specsim.correctness.differential.budget import FLOAT32_EPS
-from specsim.correctness.differential.divergence import Mismatch, Undecidable
+from specsim.correctness.differential.comparison import Mismatch, WithinRoundingError
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,21 +15,18 @@ class RowDistribution:
     """The distribution of one row."""
 
     adjusted_V: torch.Tensor  # f64, logits after penalties and bias
-    sampling: Sampling
-    request: int
+    sampling: Sampling  # of one request
     noise: float  # most that each logit may be off
     is_known: bool = False  # the logits are exact and nothing was added, so float32 keeps their order and ties
 
     @classmethod
-    def of_own_logits(
-        cls, logits_V: torch.Tensor, adjusted_V: torch.Tensor, sampling: Sampling, request: int
-    ) -> "RowDistribution":
+    def of_own_logits(cls, logits_V: torch.Tensor, adjusted_V: torch.Tensor, sampling: Sampling) -> "RowDistribution":
         """Make the distribution that an implementation has to follow from its own logits."""
-        return cls(adjusted_V, sampling, request, rounding(adjusted_V), torch.equal(logits_V.double(), adjusted_V))
+        return cls(adjusted_V, sampling, rounding(adjusted_V), torch.equal(logits_V.double(), adjusted_V))
 
     @property
     def temperature(self) -> float:
-        return float(self.sampling.temperature[self.request])
+        return float(self.sampling.temperature)
 
     @property
     def slack(self) -> float:
@@ -43,12 +40,12 @@ class RowDistribution:
         from specsim.reference.sampling import target_prob
 
         kept = {name: torch.full_like(getattr(self.sampling, name), value) for name, value in changes.items()}
-        return target_prob(self.adjusted_V, replace(self.sampling, **kept), self.request)
+        return target_prob(self.adjusted_V, replace(self.sampling, **kept), 0)
 
     def logprob(self, token: int) -> float:
         from specsim.reference.sampling import logprob
 
-        return logprob(self.adjusted_V, self.sampling, self.request, token)
+        return logprob(self.adjusted_V, self.sampling, 0, token)
 
     def logprob_slack(self, noise: float) -> float:
         """Most that a logprob may be off where logits are off by noise; float32 rounds it besides."""
@@ -73,15 +70,15 @@ class RowDistribution:
     def deny(self, name: str, expected: object, found: object, node: int | None) -> None:
         """A choice that does not follow: wrong, unless rounding may have moved what the filters keep."""
         if self.is_fragile():
-            raise Undecidable
+            raise WithinRoundingError
         raise Mismatch(name, expected, found, node)
 
     def is_fragile(self) -> bool:
         """Whether a token stands so close to a filter's edge that rounding decides whether it is kept."""
-        edges = (getattr(self.sampling, name)[self.request].item() for name in ("top_k", "top_p", "min_p"))
-        top_k, top_p, min_p = edges
+        top_p = float(self.sampling.top_p)
+        min_p = float(self.sampling.min_p)
         return (
-            self._top_k_is_fragile(top_k)
+            self._top_k_is_fragile(int(self.sampling.top_k))
             or (top_p < 1 and self._top_p_is_fragile(top_p))
             or (min_p > 0 and self._min_p_is_fragile(min_p))
         )

@@ -1,111 +1,111 @@
 """Outputs of prefill and draft-extend: the first drafts of the next round, and after prefill the first token."""
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from specsim.core.engine import Engine
 from specsim.core.grammar import allowed_first
-from specsim.core.phases import DraftInput, PrefillInput, PrefillOutput
+from specsim.core.phases import DraftExtendInput, DraftInput, PrefillOutput
 from specsim.correctness.differential.budget import budget
-from specsim.correctness.differential.comparison import Comparison, Trio, present
+from specsim.correctness.differential.comparison import present
 from specsim.correctness.differential.distribution import RowDistribution, rounding
-from specsim.correctness.differential.ranking import compare_drafts, compare_ranking, log_scores
-from specsim.correctness.differential.sampled import Names, compare_draws, log_noise
-from specsim.correctness.differential.scene import Scene
+from specsim.correctness.differential.ranking import Logits, Ranking, compare_drafts, log_scores
+from specsim.correctness.differential.sampled import DrawnRow, compare_draws
+from specsim.correctness.differential.slots import compare_committed
+from specsim.correctness.differential.step import ComparedRequest, Step
 
 
-def compare_draft_input(
-    scene: Scene,
-    request: int,
-    states: Trio[DraftInput],
-    bonus: int,
-    root_len: int,
-    check: Comparison,
-    prefix: str = "",
-) -> None:
-    """bonus: the root that the column has to hand on; root_len: its L. The first drafts are ranked by the logits of
-    exact's hidden, or drawn from their distribution.
+def compare_prefill(request: ComparedRequest[PrefillOutput], logits: Logits) -> None:
+    """Compare a request after a chunk of its prompt; logits: [B, V] after every chunk."""
+    compare_committed(request, "target")
+    _compare_first_token(request, logits)
+    compare_committed(request, "draft")
+    states = request.states.map(lambda state: state.draft_input)
+    _compare_draft_input(request.of(states), int(request.field("next_tokens").fast), "draft_input.")
+
+
+def compare_draft_extend(request: ComparedRequest[DraftInput], rows: DraftExtendInput) -> None:
+    """Compare a request after draft-extend of these rows."""
+    compare_committed(request, "draft")
+    _compare_draft_input(request, int(rows.bonus_tokens[request.index]))
+
+
+def _compare_draft_input(request: ComparedRequest[DraftInput], bonus: int, prefix: str = "") -> None:
+    """Compare the state for the next round, whose root is `bonus`.
+
+    The first drafts are ranked by the logits of exact's hidden, or drawn from their distribution.
     """
-    state = states.fast
-    one = slice(request, request + 1)
-    check.same(f"{prefix}bonus_tokens", torch.tensor(bonus, dtype=torch.int32), state.bonus_tokens[request])
-    if state.topk_index.shape[1] == 0:
+    check = request.check
+    bonus_tokens = request.field("bonus_tokens").fast
+    check.same(f"{prefix}bonus_tokens", torch.tensor(bonus, dtype=torch.int32), bonus_tokens)
+    topk_index = request.field("topk_index")
+    if not len(topk_index.fast):
         return
-    check.close(f"{prefix}hidden", states.map(lambda state: present("hidden", state.hidden)[request]))
-    logits = first_draft_logits(scene, request, states)
-    if scene.config.is_sampled:
-        tokens = states.map(lambda state: state.topk_index[request])
-        distributions = states.map(lambda state: None if state.draft_prob is None else state.draft_prob[request])
-        names = Names(root_len, 0, range(scene.config.topk))
-        compare_draws(scene, request, names, f"{prefix}topk_index", tokens, distributions, logits, check)
+    check.close(f"{prefix}hidden", request.field("hidden").map(lambda hidden: present("hidden", hidden)))
+    logits = first_draft_logits(request)
+    name = f"{prefix}topk_index"
+    if request.config.is_sampled:
+        lanes = range(request.config.topk)
+        compare_draws(request, DrawnRow(name, topk_index, request.field("draft_prob"), logits, request.end, 0, lanes))
     else:
-        tokens = states.map(lambda state: state.topk_index[one])
-        compare_drafts(check, f"{prefix}topk_index", tokens, *logits, scene.draft_ids)
-    prob = states.map(lambda state: log_scores(state.topk_p[request]))
-    check.within(f"{prefix}topk_p", prob.exact, prob.fast, log_noise(scene, request, logits, check))
+        compare_drafts(request, name, topk_index.map(lambda tokens: tokens[None]), logits)
+    prob = request.field("topk_p").map(log_scores)
+    check.within(f"{prefix}topk_p", prob.exact, prob.fast, logits.log_noise(request))
 
 
-def first_draft_logits(scene: Scene, request: int, states: Trio[DraftInput]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The logits [1, draft V] of a request's first drafts, the reference's and exact's."""
-    pairs = zip(scene.columns[:2], states[:2], strict=True)
-    reference, exact = (
-        column.engine.drafter.logits(present("hidden", state.hidden)[request, None]) for column, state in pairs
-    )
-    return reference, exact
+def first_draft_logits(request: ComparedRequest[DraftInput]) -> Logits:
+    """Logits [1, draft V] of a request's first drafts."""
+    pairs = zip(request.step.implementations[:2], request.field("hidden")[:2], strict=True)
+    return Logits(*(each.engine.drafter.logits(present("hidden", hidden)[None]) for each, hidden in pairs))
 
 
-def prefill_logits(scene: Scene, prefill: PrefillInput) -> tuple[torch.Tensor, torch.Tensor]:
-    """The adjusted logits f64 [B, V] after each chunk, the reference's and exact's; their KV is written once more,
-    with the same values.
-    """
+def prefill_logits(step: Step) -> Logits:
+    """Logits [B, V] after each chunk; its KV is written once more, with the same values."""
     from specsim.reference.attention import prefill_metadata
+
+    prefill = step.entered.reference
+    made = []
+    for each in step.implementations[:2]:
+        target = each.engine.target
+        metadata = prefill_metadata(step.batch, prefill, each.pools)
+        hidden_RH, _ = target.forward(prefill.input_ids, metadata, each.pools.target, ())
+        made.append(target.logits(hidden_RH[prefill.last_rows]))
+    return Logits(*made)
+
+
+def _adjusted(request: ComparedRequest[Any], engine: Engine, logits_BV: torch.Tensor) -> torch.Tensor:
+    """Logits f64 [V] after penalties, bias and grammar mask."""
     from specsim.reference.sampling import adjust_logits
 
-    adjusted = []
-    for column in scene.columns[:2]:
-        metadata = prefill_metadata(scene.batch, prefill, column.pools)
-        hidden_RH, _ = column.engine.target.forward(prefill.input_ids, metadata, column.pools.target, ())
-        logits_BV = column.engine.target.logits(hidden_RH[prefill.last_rows])
-        contexts = [column.pools.token_ids[row, :length] for row, length in scene.batch.rows_and_lens]
-        prompt_lens = scene.batch.prompt_lens.tolist()
-        sampling = scene.batch.sampling
-        allowed = allowed_first(scene.batch, column.pools, column.engine.grammars)
-        free_1V = (None,)
-        rows = zip(logits_BV, contexts, prompt_lens, range(scene.batch.size), strict=True)
-        adjusted.append(
-            torch.stack([adjust_logits(*row[:3], sampling, row[3], allowed.get(row[3], free_1V)[0]) for row in rows])
-        )
-    return adjusted[0], adjusted[1]
+    batch = request.batch
+    pools = request.step.pools.reference
+    context = pools.token_ids[request.row, : request.length]
+    allowed_1V = allowed_first(batch, pools, engine.grammars).get(0, (None,))
+    return adjust_logits(logits_BV[request.index], context, int(batch.prompt_lens), batch.sampling, 0, allowed_1V[0])
 
 
-def compare_first_token(
-    scene: Scene,
-    request: int,
-    known: int,
-    adjusted_BV: Sequence[torch.Tensor],
-    outputs: Trio[PrefillOutput],
-    check: Comparison,
-) -> None:
-    """The token after the chunk, from exact's logits: prefill does not show the column's own. known: -1 if sampled."""
+def _compare_first_token(request: ComparedRequest[PrefillOutput], logits: Logits) -> None:
+    """Compare the token after the chunk with exact's adjusted logits: prefill does not show those under test."""
     from specsim.core.uniforms import first_uniforms
 
-    reference_V, exact_V = (adjusted[request] for adjusted in adjusted_BV)
+    check = request.check
+    batch = request.batch
+    engine = request.step.implementations.reference.engine
+    reference_V, exact_V = (_adjusted(request, engine, logits_BV) for logits_BV in logits)
     noise = max(budget(reference_V, exact_V, check.eps), rounding(exact_V))
-    distribution = RowDistribution(exact_V, scene.batch.sampling, request, noise)
-    tokens = outputs.map(lambda output: int(output.next_tokens[request]))
-    expected = tokens.reference if known < 0 else known
+    distribution = RowDistribution(exact_V, batch.sampling, noise)
+    tokens = request.field("next_tokens").map(int)
+    known = int(request.step.entered.reference.next_tokens[request.index])  # -1 where the token is sampled
     is_token = tokens.fast == known if known >= 0 else 0 <= tokens.fast < len(exact_V)
-    check.require("next_tokens", is_token, expected, tokens.fast)
+    check.require("next_tokens", is_token, tokens.reference if known < 0 else known, tokens.fast)
     if known < 0 and distribution.temperature == 0:
-        compare_ranking(check, "next_tokens", tokens.map(lambda token: [token]), reference_V, exact_V, noise)
+        Ranking(reference_V, exact_V, noise).compare(check, "next_tokens", tokens.map(lambda token: [token]))
     elif known < 0:
-        names = (getattr(scene.batch, name)[request, None] for name in ("seeds", "request_ids", "seq_lens"))
-        distribution.compare_draw(
-            "next_tokens", distribution.prob(), float(first_uniforms(*names)[0]), tokens.fast, None
-        )
-        check.decided(tokens.fast == tokens.exact == tokens.reference)
+        uniform = float(first_uniforms(batch.seeds, batch.request_ids, batch.seq_lens))
+        distribution.compare_draw("next_tokens", distribution.prob(), uniform, tokens.fast, None)
+        check.decided(tokens)
     expected = torch.tensor(distribution.logprob(tokens.fast), dtype=torch.float64)
-    found = outputs.fast.logprobs[request]
+    found = request.field("logprobs").fast
     check.within("logprobs", expected, found, distribution.logprob_slack(noise))
-    error = abs(float(found.double() - expected))
-    check.tally.max_logprob_error = max(check.tally.max_logprob_error, error)
+    check.note_logprob_error(abs(float(found.double() - expected)))

@@ -1,4 +1,4 @@
-"""Running cells: the engines of each, the oracle beside them, and a file that grows with every cell."""
+"""Runs of cells: the engines of each, the oracle, and a file that grows with every cell."""
 
 import json
 import time
@@ -20,38 +20,18 @@ from specsim.core.provenance import now, versions
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.comparison import Tally, Trio
 from specsim.correctness.differential.coverage import required
+from specsim.correctness.differential.implementation import (
+    Implementation,
+    load_implementation,
+    load_implementations,
+)
 from specsim.correctness.differential.lockstep import Lockstep
 from specsim.correctness.differential.oracle import compare_with_oracle
-from specsim.correctness.differential.pairs import make_pair, moved, rounded
-from specsim.correctness.differential.result import CellResult, GridResult
-from specsim.correctness.differential.scene import Column
-from specsim.serving.generation import load_engine
+from specsim.correctness.differential.pairs import make_pair, perturbed, rounded
+from specsim.correctness.differential.result import IDENTITY, CellResult, GridResult
 
 DTYPES = ("float32", "bfloat16")
-REHEARSALS = 3
-
-
-def load_columns(
-    cell: Cell, pair: Pair, impl: str = "fast", dtype: str = "float32", device: str | None = None
-) -> Trio[Column]:
-    """The three engines of a cell with their pools."""
-    precision = getattr(torch, dtype)
-    options = replace(EngineOptions(), impl=impl, dtype=precision, device=device)
-    if impl == "fast":
-        options = replace(options, graph=cell.graph, bucket=cell.bucket)
-    last = load_column(cell, pair, options)
-    reference = load_column(cell, pair, EngineOptions(dtype=precision))
-    exact = load_column(cell, pair, EngineOptions(dtype=torch.float64))
-    return Trio(reference, exact, last)
-
-
-def load_column(cell: Cell, pair: Pair, options: EngineOptions) -> Column:
-    """One engine of a cell with its pools."""
-    longest = max(len(p) + s.max_new_tokens for p, s in zip(cell.prompts, cell.sampling, strict=True))
-    engine = load_engine(pair, cell.config, options, grammars=cell.grammars)
-    num_slots = len(cell.prompts) * engine.config.reserved_columns(min(longest, engine.config.length_limit))
-    pools = engine.make_pools(len(cell.prompts), num_slots)
-    return Column(engine, pools, options.dtype, engine.device.type, pads=options.impl == "fast")
+PERTURBATION_RUNS = 3
 
 
 @torch.inference_mode()
@@ -60,61 +40,51 @@ def check(
     impl: str = "fast",
     dtype: str = "float32",
     device: str | None = None,
-    wrap: Callable[[Column], Column] = lambda column: column,
+    wrap: Callable[[Implementation], Implementation] = lambda implementation: implementation,
     pair: Pair | None = None,
 ) -> CellResult:
-    """Compare the columns in one cell, and the reference with the oracle.
+    """Compare the implementations in one cell, and the reference with the oracle.
 
-    wrap: changes the column under test. pair: instead of the one that the cell names.
+    wrap: changes the implementation under test. pair: instead of the one that the cell names.
     """
     start = time.perf_counter()
     precision = getattr(torch, dtype)
     pair = make_pair(cell.pair, precision) if pair is None else rounded(pair, precision)
-    tally = Tally(budgets=rehearse(cell, pair, dtype))
-    columns = load_columns(cell, pair, impl, dtype, device)
-    lockstep = Lockstep(cell, columns._replace(fast=wrap(columns.fast)), draft_ids(pair), tally)
-    lockstep.run(pair)
+    tally = Tally(budgets=perturbation_budgets(cell, pair, dtype))
+    loaded = load_implementations(cell, pair, impl, dtype, device)
+    lockstep = Lockstep(cell, pair, loaded._replace(fast=wrap(loaded.fast)), tally)
+    lockstep.run()
     divergences = [*lockstep.divergences, *compare_with_oracle(cell, pair)]
     return CellResult(
         id=cell.id,
         mismatches=len(divergences),
-        undecidable=tally.undecidable,
+        undecidable=tally.within_rounding_error,
         decisions=tally.decisions,
         max_logprob_error=tally.max_logprob_error,
         compared=dict(tally.compared),
         left_out=dict(tally.left_out),
-        exercised={name: int(count) for name, count in tally.exercised.items()},
+        exercised={name: int(count) for name, count in tally.coverage.items()},
         fields={name: int(count) for name, count in tally.fields.items()},
         seconds=time.perf_counter() - start,
         first_divergence=divergences[0] if divergences else None,
     )
 
 
-def rehearse(cell: Cell, pair: Pair, dtype: str) -> dict[str, float]:
-    """Budgets of every field from reference columns whose weights lie a unit in the last place beside the pair's.
+def perturbation_budgets(cell: Cell, pair: Pair, dtype: str) -> dict[str, float]:
+    """Budgets of every field from runs of the reference with every weight up to one ulp from the pair's.
 
-    How far such a column is from exact's is how far rounding carries in this cell: one reference alone may be right by
-    luck. The column under test has no part in it.
+    The distance of such a run from the exact one is how far rounding carries in this cell: one reference alone may be
+    right by luck. The implementation under test has no part in it.
     """
-    tally = Tally(is_rehearsal=True)
+    tally = Tally(is_perturbation=True)
     cell = replace(cell, rounds=2, is_idle_too=False)
-    precision = getattr(torch, dtype)
-    for seed in range(REHEARSALS):
-        settings = ((pair, precision), (pair, torch.float64), (moved(pair, seed), precision))
-        reference, exact, last = (load_column(cell, each, EngineOptions(dtype=kind)) for each, kind in settings)
-        columns = Trio(reference, exact, last)
-        Lockstep(cell, columns, draft_ids(pair), tally).run(pair)
+    options = EngineOptions(dtype=getattr(torch, dtype))
+    for seed in range(PERTURBATION_RUNS):
+        reference = load_implementation(cell, pair, options)
+        exact = load_implementation(cell, pair, EngineOptions(dtype=torch.float64))
+        moved = load_implementation(cell, perturbed(pair, seed), options)
+        Lockstep(cell, pair, Trio(reference, exact, moved), tally).run()
     return tally.budgets
-
-
-def draft_ids(pair: Pair) -> torch.Tensor:
-    """i64 [V]: the draft id of every target id, -1 for a token that the drafter cannot propose."""
-    vocab_size = pair.target.config.vocab_size
-    d2t = pair.drafter and pair.drafter.tensors.get("d2t")
-    if d2t is None:
-        return torch.arange(vocab_size)
-    ids = torch.arange(len(d2t))
-    return torch.full((vocab_size,), -1).index_put((ids + d2t,), ids)
 
 
 def run_grid(
@@ -132,7 +102,7 @@ def run_grid(
 ) -> GridResult:
     """Check every cell, or the i-th of n shards of them (`i/n`: cells i-1, i-1+n, …), in `jobs` processes.
 
-    json_file is written anew after every cell; resume takes over the cells it holds.
+    json_file is rewritten after every cell; resume takes over the cells it holds.
     """
     if jobs < 1:
         raise InputError("jobs", jobs, "at least 1")
@@ -173,7 +143,7 @@ def run_grid(
 
 
 def _checked(cells: Sequence[Cell], jobs: int, impl: str, dtype: str, device: str) -> Iterator[CellResult]:
-    """Results in the order in which they are there; a process has one thread of its own."""
+    """Yield results as cells end; a process has one thread of its own."""
     if jobs == 1 or len(cells) == 1:
         yield from (check(cell, impl, dtype, device) for cell in cells)
         return
@@ -196,18 +166,17 @@ def _shard(cells: Sequence[Cell], shard: str | None) -> Sequence[Cell]:
 
 
 def _resumed(path: Path, result: GridResult) -> dict[str, CellResult]:
-    """The cells of an earlier run of the same grid; a file that is not there yet holds none."""
+    """Read the cells of an earlier run of the same grid; a missing file holds none."""
     if not path.exists():
         return {}
-    names = ("grid", "fingerprint", "num_cells", "impl", "device", "dtype", "versions")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-        found = {name: value[name] for name in names}
+        found = {name: value[name] for name in IDENTITY}
         cells = [CellResult.from_json(each) for each in value["results"]]
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise InputError("json", str(path), "a result of this grid to resume") from error
-    expected = {name: getattr(result, name) for name in names}
+    expected = {name: getattr(result, name) for name in IDENTITY}
     if found != expected:
-        wrong = next(name for name in names if found[name] != expected[name])
+        wrong = next(name for name in IDENTITY if found[name] != expected[name])
         raise InputError("json", f"{path} ({wrong} {found[wrong]})", f"a result of the same {wrong}, {expected[wrong]}")
     return {cell.id: cell for cell in cells}

@@ -1,4 +1,4 @@
-"""The reference against the oracle, end to end: what both columns share cannot be seen by comparing them."""
+"""The reference against the oracle, end to end: what both implementations share cannot be seen by comparing them."""
 
 from typing import TYPE_CHECKING
 
@@ -8,7 +8,7 @@ from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import Pair
 from specsim.core.uniforms import Stream, gumbel_noise, named_uniforms, seed_bits
 from specsim.correctness.differential.cell import Cell
-from specsim.correctness.differential.divergence import Divergence
+from specsim.correctness.differential.result import Divergence
 from specsim.serving.generation import generate
 
 if TYPE_CHECKING:

@@ -36,42 +36,45 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
 
 def rounded(pair: Pair, dtype: torch.dtype) -> Pair:
     """The pair with its weights as dtype holds them."""
-    return _changed(pair, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    return _changed(pair, lambda _, tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
 
-def moved(pair: Pair, seed: int) -> Pair:
+def perturbed(pair: Pair, seed: int) -> Pair:
     """The pair with every weight one unit in the last place up or down, or where it is, at random."""
     generator = torch.Generator().manual_seed(seed)
 
-    def beside(tensor: torch.Tensor) -> torch.Tensor:
+    def perturb(_: str, tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_floating_point():
             return tensor
         towards = torch.tensor([-torch.inf, torch.nan, torch.inf], dtype=tensor.dtype)
         towards = towards[torch.randint(3, tensor.shape, generator=generator)]
         return torch.where(towards.isnan(), tensor, torch.nextafter(tensor, towards))
 
-    return _changed(pair, beside)
+    return _changed(pair, perturb)
 
 
 def _with_twins(pair: Pair) -> Pair:
-    head = pair.target.tensors["lm_head.weight"]
-    target = replace(pair.target, tensors={**pair.target.tensors, "lm_head.weight": _twins(head)})
-    drafter = pair.drafter
-    if drafter is not None and "lm_head.weight" in drafter.tensors:
-        tensors = {**drafter.tensors, "lm_head.weight": _twins(drafter.tensors["lm_head.weight"])}
-        drafter = replace(drafter, tensors=tensors)
-    return replace(pair, target=target, drafter=drafter)
+    """The pair whose heads have every row twice."""
+    return _changed(
+        pair, lambda name, head: head[torch.arange(len(head)) // 2 * 2] if name == "lm_head.weight" else head
+    )
 
 
-def _twins(head: torch.Tensor) -> torch.Tensor:
-    return head[torch.arange(len(head)) // 2 * 2]
-
-
-def _changed(pair: Pair, change: Callable[[torch.Tensor], torch.Tensor]) -> Pair:
+def _changed(pair: Pair, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Pair:
     """The pair with every tensor changed."""
 
     def tensors(each: TargetCheckpoint | DrafterCheckpoint) -> dict[str, torch.Tensor]:
-        return {name: change(tensor) for name, tensor in each.tensors.items()}
+        return {name: change(name, tensor) for name, tensor in each.tensors.items()}
 
     target = replace(pair.target, tensors=tensors(pair.target))
     return replace(pair, target=target, drafter=pair.drafter and replace(pair.drafter, tensors=tensors(pair.drafter)))
+
+
+def draft_ids(pair: Pair) -> torch.Tensor:
+    """Draft id of every target id, i64 [V], -1 for a token that the drafter cannot propose."""
+    vocab_size = pair.target.config.vocab_size
+    d2t = pair.drafter and pair.drafter.tensors.get("d2t")
+    if d2t is None:
+        return torch.arange(vocab_size)
+    ids = torch.arange(len(d2t))
+    return torch.full((vocab_size,), -1).index_put((ids + d2t,), ids)

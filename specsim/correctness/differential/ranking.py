@@ -1,61 +1,68 @@
-"""Was a ranking right? Of logits that are known in two precisions, or of the very scores that were ranked."""
+"""Rankings, by logits that are known in two precisions, or by the very scores that were ranked."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
-from specsim.correctness.differential.budget import budget
-from specsim.correctness.differential.comparison import Comparison, Trio
-from specsim.correctness.differential.divergence import Mismatch
+from specsim.correctness.differential.budget import budget, log_prob_budget
+from specsim.correctness.differential.comparison import Comparison, Mismatch, Trio
+from specsim.correctness.differential.step import ComparedRequest
 
 
-def compare_ranking(
-    check: Comparison,
-    name: str,
-    chosen: Trio[list[int]],
-    reference_V: torch.Tensor,
-    exact_V: torch.Tensor,
-    noise: float,
-) -> None:
-    """The k best of values that the fast column does not show: place by place it may differ from exact's by noise.
+class Logits(NamedTuple):
+    """Logits of the same rows in two precisions; the implementation under test need not show its own."""
 
-    Two values, each off by at most `noise`, change places only if they lie within twice that. Values that are equal in
-    both precisions are equal by construction, and then the lower index comes first, whatever the rounding.
-    """
-    for place, (found, best) in enumerate(zip(chosen.fast, chosen.exact, strict=True)):
-        margin = abs(float(exact_V[found] - exact_V[best])) if found != best else 0.0
-        overtaken = _equals_before(found, reference_V, exact_V) - set(chosen.fast[:place])
-        repeated = found in chosen.fast[:place]
-        if repeated or overtaken or not margin <= 2 * noise:
-            raise Mismatch(name, best, found, place)
-    check.tally.exercised["ties"] += any(_is_tied(token, reference_V, exact_V) for token in chosen.exact)
-    check.tally.fields[name] += 1
-    check.decided(chosen.fast == chosen.exact == chosen.reference)
+    reference: torch.Tensor
+    exact: torch.Tensor
+
+    def log_noise(self, request: ComparedRequest[Any]) -> float:
+        """Bound the error of a draft's log probability at the drafts' temperature."""
+        temperature = request.temperature if request.config.is_sampled else 1.0
+        return log_prob_budget(self.reference, self.exact, request.check.eps) / (temperature or 1.0)
 
 
-def compare_drafts(
-    check: Comparison,
-    name: str,
-    drafts: Trio[torch.Tensor],
-    reference_LV: torch.Tensor,
-    exact_LV: torch.Tensor,
-    draft_ids: torch.Tensor,
-) -> None:
-    """The K drafts of every lane, target ids i64 [L, K], against the lanes' logits [L, draft V].
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Values that are known in two precisions, of which the best are chosen."""
 
-    draft_ids: the draft id of every target id, -1 for a token that cannot be drafted.
-    """
-    noise = budget(reference_LV, exact_LV, check.eps)
-    for lane, (reference_V, exact_V) in enumerate(zip(reference_LV, exact_LV, strict=True)):
-        tokens = Trio(*(each[lane].tolist() for each in drafts))
+    reference_V: torch.Tensor
+    exact_V: torch.Tensor
+    noise: float  # most that a value may be off
+
+    def compare(self, check: Comparison, name: str, chosen: Trio[list[int]]) -> None:
+        """Require the best indices, best first: place by place a value may differ from exact's choice by noise.
+
+        Two values, each off by at most `noise`, change places only if they lie within twice that. Values that are equal
+        in both precisions are equal by construction, and then the lower index comes first, whatever the rounding.
+        """
+        for place, (found, best) in enumerate(zip(chosen.fast, chosen.exact, strict=True)):
+            margin = abs(float(self.exact_V[found] - self.exact_V[best])) if found != best else 0.0
+            before = chosen.fast[:place]
+            overtaken = {index for index in self._equals(found) if index < found}.difference(before)
+            if found in before or overtaken or not margin <= 2 * self.noise:
+                raise Mismatch(name, best, found, place)
+        check.tally.coverage["ties"] += any(len(self._equals(index)) > 1 for index in chosen.exact)
+        check.tally.fields[name] += 1
+        check.decided(chosen)
+
+    def _equals(self, index: int) -> list[int]:
+        """Indices of the values that are equal to this one in both precisions."""
+        equal = (self.reference_V == self.reference_V[index]) & (self.exact_V == self.exact_V[index])
+        return equal.nonzero().flatten().tolist()
+
+
+def compare_drafts(request: ComparedRequest[Any], name: str, drafts: Trio[torch.Tensor], logits: Logits) -> None:
+    """Compare the K drafts of every lane, target ids i64 [L, K], with the lanes' logits [L, draft V]."""
+    draft_ids = request.step.draft_ids
+    noise = budget(*logits, request.check.eps)
+    for lane, rows in enumerate(zip(*logits, strict=True)):
+        tokens = drafts.map(lambda each, i=lane: each[i].tolist())
         for token, expected in zip(tokens.fast, tokens.reference, strict=True):
             if not (0 <= token < len(draft_ids) and draft_ids[token] >= 0):
                 raise Mismatch(name, expected, token, lane)
         ids = tokens.map(lambda chosen: draft_ids[chosen].tolist())
-        compare_ranking(check, name, ids, reference_V, exact_V, noise)
-
-
-def best(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Indices of the `count` largest, largest first, equals in ascending order."""
-    return torch.sort(scores, descending=True, stable=True).indices[:count]
+        Ranking(*rows, noise).compare(request.check, name, ids)
 
 
 def log_scores(scores: torch.Tensor, score: str = "prob") -> torch.Tensor:
@@ -63,13 +70,3 @@ def log_scores(scores: torch.Tensor, score: str = "prob") -> torch.Tensor:
     a wrong small one shows.
     """
     return scores.double().log() if score == "prob" else scores.double()
-
-
-def _equals_before(index: int, reference_V: torch.Tensor, exact_V: torch.Tensor) -> set[int]:
-    """Lower indices whose value is the same in both precisions."""
-    equal = (reference_V[:index] == reference_V[index]) & (exact_V[:index] == exact_V[index])
-    return set(equal.nonzero().flatten().tolist())
-
-
-def _is_tied(index: int, reference_V: torch.Tensor, exact_V: torch.Tensor) -> bool:
-    return int(((reference_V == reference_V[index]) & (exact_V == exact_V[index])).sum()) > 1

@@ -12,26 +12,26 @@ def show(result: GridResult, console: "Console") -> None:
     """A short table, then the first divergence and the verdict in words."""
     from specsim.core.display import figure, paragraph, print_table
 
-    situations = ", ".join(f"{name} {figure(count, 0)}" for name, count in result.exercised.items())
+    coverage = ", ".join(f"{name} {figure(count, 0)}" for name, count in result.coverage.items())
     compared, left_out = (sum(result.sum(name).values()) for name in ("compared", "left_out"))
-    share = f"{result.undecidable_share:.3%} of the decisions"
+    share = f"{result.within_rounding_share:.3%} of the decisions"
     error = max((cell.max_logprob_error for cell in result.cells), default=0.0)
     rows = [
-        ("columns", f"{result.impl} on {result.device} in {result.dtype}, against the reference"),
+        ("implementation", f"{result.impl} on {result.device} in {result.dtype}, against the reference"),
         ("cells", f"{len(result.cells)} of {result.num_cells}"),
         ("cells with a phase never compared to its end", figure(len(result.parted), 0)),
         ("requests a phase", f"{figure(compared, 0)} compared, {figure(left_out, 0)} left out"),
         ("decisions", figure(result.total("decisions"), 0)),
-        ("undecidable", f"{figure(result.total('undecidable'), 0)}, {share}"),
+        ("within rounding error", f"{figure(result.total('undecidable'), 0)}, {share}"),
         ("mismatches", figure(result.total("mismatches"), 0)),
         ("largest logprob error", f"{error:.1e}"),
         ("seconds", figure(result.total("seconds"))),
     ]
     print_table(console, (), rows)
     console.print()
-    paragraph(console, f"Exercised: {situations}.")
+    paragraph(console, f"Coverage: {coverage}.")
     if first := result.first_divergence:
         paragraph(console, f"First divergence: {first}.")
     reasons = result.failures()
-    equal = "The columns are equal." if result.is_complete else "The columns are equal in these cells."
+    equal = "The implementations are equal." if result.is_complete else "The implementations are equal in these cells."
     paragraph(console, f"Not shown to be equal: {'; '.join(reasons)}." if reasons else equal)

@@ -4,29 +4,46 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from specsim.correctness.differential.divergence import Divergence
-
+IDENTITY = ("grid", "fingerprint", "num_cells", "impl", "device", "dtype", "versions")  # kept by a resumed run
 PHASES = ("prefill", "draft", "verify", "draft_extend")
-MOST_UNDECIDABLE = 0.001
-FEW = 2  # of the decisions in float32; and how many a short run may have whatever its share
+MOST_WITHIN_ROUNDING = 0.001
+FEW = 2  # of the decisions in float32; a short run may have this many whatever its share
 LEAST_COMPARED = 0.25  # of the requests of each phase in bfloat16, whose rounding parts about half of them
 
 
 @dataclass(frozen=True, slots=True)
+class Divergence:
+    """A difference that rounding does not explain."""
+
+    cell: str
+    round: int
+    phase: str
+    request: int | None  # place in the batch, None where a whole state is wrong
+    node: int | None  # first wrong entry of whatever the field counts (nodes, candidates, columns, rows), None for none
+    field: str
+    reference: Any
+    fast: Any
+
+    def __str__(self) -> str:
+        place = f"round {self.round}, {self.phase}"
+        place += "" if self.request is None else f", request {self.request}"
+        place += "" if self.node is None else f", entry {self.node}"
+        return f"{self.cell}: {place}: {self.field} is {self.fast}, the reference has {self.reference}"
+
+
+@dataclass(frozen=True, slots=True)
 class CellResult:
-    """mismatches: requests a phase that differ. compared, left_out: requests, by phase. fields: how often each field
-    was compared.
-    """
+    """The result of one cell."""
 
     id: str
-    mismatches: int = 0
-    undecidable: int = 0
+    mismatches: int = 0  # requests a phase that differ
+    undecidable: int = 0  # decisions within rounding error
     decisions: int = 0
     max_logprob_error: float = 0.0
-    compared: dict[str, int] = field(default_factory=dict)
-    left_out: dict[str, int] = field(default_factory=dict)
-    exercised: dict[str, int] = field(default_factory=dict)
-    fields: dict[str, int] = field(default_factory=dict)
+    compared: dict[str, int] = field(default_factory=dict)  # requests, by phase
+    left_out: dict[str, int] = field(default_factory=dict)  # requests, by phase
+    exercised: dict[str, int] = field(default_factory=dict)  # coverage
+    fields: dict[str, int] = field(default_factory=dict)  # comparisons of each field
     seconds: float = 0.0
     first_divergence: Divergence | None = None
 
@@ -43,18 +60,18 @@ class CellResult:
 
 @dataclass(frozen=True, slots=True)
 class GridResult:
-    """The cells of a grid that have been run; num_cells: how many it has. required: what they have to exercise."""
+    """The cells of a grid that have been run."""
 
     grid: str
     fingerprint: str
-    num_cells: int
+    num_cells: int  # of the whole grid
     device: str
     dtype: str
     impl: str
     versions: dict[str, str]
     date: str
     command: str
-    required: tuple[str, ...]
+    required: tuple[str, ...]  # coverage that the whole grid owes
     cells: tuple[CellResult, ...]
 
     def total(self, name: str) -> int:
@@ -67,7 +84,7 @@ class GridResult:
         return dict(counter)
 
     @property
-    def exercised(self) -> dict[str, int]:
+    def coverage(self) -> dict[str, int]:
         return {**dict.fromkeys(self.required, 0), **self.sum("exercised"), "undecidable": self.total("undecidable")}
 
     @property
@@ -75,12 +92,12 @@ class GridResult:
         return next((cell.first_divergence for cell in self.cells if cell.first_divergence), None)
 
     @property
-    def undecidable_share(self) -> float:
+    def within_rounding_share(self) -> float:
         return self.total("undecidable") / max(1, self.total("decisions"))
 
     @property
     def parted(self) -> list[str]:
-        """Cells in which undecidable choices left some phase never compared to its end; bfloat16 has such cells."""
+        """Cells in which rounding left some phase never compared to its end; bfloat16 has such cells."""
         return [cell.id for cell in self.cells if cell.is_empty]
 
     def compared_share(self, phase: str) -> float:
@@ -93,52 +110,34 @@ class GridResult:
         return len(self.cells) == self.num_cells
 
     def failures(self) -> list[str]:
-        """Why the columns are not shown to be equal, in words; none where they are.
-
-        A shard cannot be asked to exercise everything: that is asked of the whole grid.
-        """
+        """Reasons why the implementations are not shown to be equal; only a whole grid owes coverage."""
         reasons = []
         if mismatches := self.total("mismatches"):
             reasons.append(f"{mismatches} mismatches")
         if self.parted and self.dtype == "float32":
             reasons.append(f"some phase was never compared to the end in {', '.join(self.parted)}")
-        allowed = max(FEW, MOST_UNDECIDABLE * self.total("decisions"))
+        allowed = max(FEW, MOST_WITHIN_ROUNDING * self.total("decisions"))
         if self.dtype == "float32" and self.total("undecidable") > allowed:
-            share = f"{self.undecidable_share:.2%} of the decisions are undecidable"
-            reasons.append(f"{share}, more than {MOST_UNDECIDABLE:.1%}")
+            share = f"{self.within_rounding_share:.2%} of the decisions are within rounding error"
+            reasons.append(f"{share}, more than {MOST_WITHIN_ROUNDING:.1%}")
         coarse = self.dtype != "float32" and self.is_complete
         shares = {phase: self.compared_share(phase) for phase in PHASES} if coarse else {}
         if few := [f"{share:.0%} of {phase}" for phase, share in shares.items() if share < LEAST_COMPARED]:
             reasons.append(f"compared to the end was only {', '.join(few)}, less than {LEAST_COMPARED:.0%}")
-        missing = [name for name in self.required if not self.exercised[name]] if self.is_complete else []
+        missing = [name for name in self.required if not self.coverage[name]] if self.is_complete else []
         if missing:
-            reasons.append(f"never exercised: {', '.join(missing)}")
+            reasons.append(f"not covered: {', '.join(missing)}")
         return reasons
 
     def to_json(self) -> dict[str, Any]:
         """A value that json can write."""
-        errors = [cell.max_logprob_error for cell in self.cells]
         return {
-            "grid": self.grid,
-            "fingerprint": self.fingerprint,
-            "num_cells": self.num_cells,
+            **{name: getattr(self, name) for name in (*IDENTITY, "date", "command", "parted")},
+            **{name: self.total(name) for name in ("decisions", "undecidable", "mismatches", "seconds")},
+            **{name: self.sum(name) for name in ("compared", "left_out", "fields")},
             "cells": len(self.cells),
-            "impl": self.impl,
-            "device": self.device,
-            "dtype": self.dtype,
-            "versions": self.versions,
-            "date": self.date,
-            "command": self.command,
-            "decisions": self.total("decisions"),
-            "undecidable": self.total("undecidable"),
-            "mismatches": self.total("mismatches"),
-            "compared": self.sum("compared"),
-            "left_out": self.sum("left_out"),
-            "exercised": self.exercised,
-            "fields": self.sum("fields"),
-            "max_logprob_error": max(errors, default=0.0),
-            "parted": self.parted,
-            "seconds": sum(cell.seconds for cell in self.cells),
+            "exercised": self.coverage,
+            "max_logprob_error": max((cell.max_logprob_error for cell in self.cells), default=0.0),
             "failures": self.failures(),
             "first_divergence": asdict(self.first_divergence) if self.first_divergence else None,
             "results": [asdict(cell) for cell in self.cells],

@@ -2,140 +2,125 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from specsim.core.phases import DraftInput, VerifyInput
+from specsim.core.phases import Candidates, VerifyInput
 from specsim.core.uniforms import draft_uniforms, gumbel_noise
-from specsim.correctness.differential.budget import FLOAT32_EPS, log_prob_budget
-from specsim.correctness.differential.comparison import Comparison, Trio, present
-from specsim.correctness.differential.divergence import Mismatch
-from specsim.correctness.differential.ranking import compare_drafts, log_scores
-from specsim.correctness.differential.scene import Scene
+from specsim.correctness.differential.budget import FLOAT32_EPS
+from specsim.correctness.differential.comparison import Mismatch, Trio, present
+from specsim.correctness.differential.ranking import Logits, compare_drafts, log_scores
+from specsim.correctness.differential.step import ComparedRequest
 
 LEAST = 1e-30  # below, float32 holds a probability with few bits or none
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """By which names the drafts of one row were drawn: L of their round, depth of their parent, and their lanes."""
+class DrawnRow:
+    """Drafts of one row, with what they were drawn from and by."""
 
-    root_len: int
-    depth: int
+    name: str  # field of the tokens
+    tokens: Trio[torch.Tensor]  # i64 [K], target ids
+    draft_prob: Trio[torch.Tensor | None]  # [V], None where the verifier reads none
+    logits: Logits  # [1, draft V]
+    root_len: int  # L of the drafts' round
+    depth: int  # of their parent
     lanes: range
 
-
-def temperature(scene: Scene, request: int) -> float:
-    """0 for a greedy request."""
-    return float(scene.batch.sampling.temperature[request])
-
-
-def log_noise(scene: Scene, request: int, logits: tuple[torch.Tensor, torch.Tensor], check: Comparison) -> float:
-    """Bound the error of a draft's log probability at the drafts' temperature."""
-    at = temperature(scene, request) if scene.config.is_sampled else 1.0
-    return log_prob_budget(*logits, check.eps) / (at or 1.0)
+    @property
+    def prob_name(self) -> str:
+        """Field of the distribution."""
+        return "draft_input.draft_prob" if self.name.startswith("draft_input.") else "draft_prob"
 
 
-def compare_draws(
-    scene: Scene,
-    request: int,
-    names: Names,
-    name: str,
-    tokens: Trio[torch.Tensor],
-    distributions: Trio[torch.Tensor | None],
-    logits: tuple[torch.Tensor, torch.Tensor],
-    check: Comparison,
-) -> None:
-    """Drafts of one row [K], target ids, and the distribution [V] that they were drawn from, against the row's logits.
-
-    logits: [1, draft V] of the reference and of exact. A greedy request's drafts are the best ones.
-    """
-    noise = log_noise(scene, request, logits, check)
-    prob_name = name.rpartition(".")[0]
-    prob_name = f"{prob_name}.draft_prob" if prob_name and not prob_name.startswith("candidates") else "draft_prob"
-    if distributions.fast is not None:
-        values = distributions.map(lambda prob_V: log_scores(present("draft_prob", prob_V).clamp(min=LEAST)))
-        check.within(prob_name, values.exact, values.fast, noise)
-    if temperature(scene, request) == 0:
-        compare_drafts(check, name, tokens.map(lambda own: own[None]), *logits, scene.draft_ids)
+def compare_draws(request: ComparedRequest[Any], row: DrawnRow) -> None:
+    """Compare drafts and distribution with the row's logits; a greedy request's drafts are the best ones."""
+    check = request.check
+    tokens = row.tokens
+    noise = row.logits.log_noise(request)
+    if row.draft_prob.fast is not None:
+        values = row.draft_prob.map(lambda prob_V: log_scores(present("draft_prob", prob_V).clamp(min=LEAST)))
+        check.within(row.prob_name, values.exact, values.fast, noise)
+    if request.temperature == 0:
+        compare_drafts(request, row.name, tokens.map(lambda own: own[None]), row.logits)
         return
-    prob_V = torch.softmax(logits[1][0].double() / temperature(scene, request), dim=-1)
-    prob_V = torch.where(scene.draft_ids >= 0, prob_V[scene.draft_ids], 0.0)
-    for place, (lane, token) in enumerate(zip(names.lanes, tokens.fast.tolist(), strict=True)):
-        is_token = 0 <= token < len(prob_V) and prob_V[token] > 0
-        if not is_token or not _follows(scene, request, names, lane, prob_V, token, noise):
-            raise Mismatch(name, int(tokens.exact[place]), token, place)
-    check.tally.fields[name] += 1
-    check.decided(torch.equal(tokens.fast, tokens.exact) and torch.equal(tokens.reference, tokens.exact))
+    draft_ids = request.step.draft_ids
+    prob_V = torch.softmax(row.logits.exact[0].double() / request.temperature, dim=-1)
+    prob_V = torch.where(draft_ids >= 0, prob_V[draft_ids], 0.0)
+    for place, (lane, token) in enumerate(zip(row.lanes, tokens.fast.tolist(), strict=True)):
+        if not (0 <= token < len(prob_V) and _possible(request, row, lane, prob_V)[token]):
+            raise Mismatch(row.name, int(tokens.exact[place]), token, place)
+    check.tally.fields[row.name] += 1
+    check.decided(tokens.map(torch.Tensor.tolist))
 
 
-def _follows(
-    scene: Scene, request: int, names: Names, lane: int, prob_V: torch.Tensor, token: int, noise: float
-) -> bool:
-    """Whether the draw of that name may have given the token, where logarithms of probabilities are off by noise."""
-    seeds = scene.batch.seeds[request, None]
-    ids = scene.batch.request_ids[request, None]
-    if scene.config.verifier == "gumbel":
-        position = torch.tensor([names.root_len + names.depth + 1])
-        score_V = prob_V.log() + gumbel_noise(seeds, ids, position, len(prob_V))[0]
-        return bool(score_V[token] >= score_V.max() - 2 * noise)
-    uniform = float(draft_uniforms(seeds, ids, torch.tensor([names.root_len]), names.depth, scene.config.topk)[0, lane])
+def _possible(request: ComparedRequest[Any], row: DrawnRow, lane: int, prob_V: torch.Tensor) -> torch.Tensor:
+    """Tokens that the lane's draw may have given, bool [V], where logarithms of probabilities are off by noise."""
+    batch = request.batch
+    noise = row.logits.log_noise(request)
+    if request.config.verifier == "gumbel":
+        position = torch.tensor([row.root_len + row.depth + 1])
+        score_V = prob_V.log() + gumbel_noise(batch.seeds, batch.request_ids, position, len(prob_V))[0]
+        return (prob_V > 0) & (score_V >= score_V.max() - 2 * noise)
+    root_len = torch.tensor([row.root_len])
+    uniform = draft_uniforms(batch.seeds, batch.request_ids, root_len, row.depth, request.config.topk)[0, lane]
     cdf_V = prob_V.cumsum(-1)
     slack = math.expm1(noise) + 16 * FLOAT32_EPS
-    return float(cdf_V[token] - prob_V[token]) - slack <= uniform <= float(cdf_V[token]) + slack
+    return (prob_V > 0) & (cdf_V - prob_V - slack <= uniform) & (uniform <= cdf_V + slack)
 
 
-def compare_lanes(
-    scene: Scene,
-    request: int,
-    first_logits: tuple[torch.Tensor, torch.Tensor],
-    entered: Trio[DraftInput],
-    trees: Trio[VerifyInput],
-    check: Comparison,
-) -> None:
-    """A static tree's drafts: the first are those that were handed in, then one of every lane a step."""
-    pools = trees.map(lambda tree: present("candidates", tree.candidates))
-    k = scene.config.topk
-    _, length = scene.place(request)
-    tokens, scores = (pools.map(lambda pool, n=name: getattr(pool, n)[request]) for name in ("tokens", "scores"))
-    distributions = trees.map(lambda tree: None if tree.draft_prob is None else tree.draft_prob[request])
-    check.same("candidates.parent_list", pools.reference.parent_list[request], pools.fast.parent_list[request])
-    check.same("candidates.tokens", entered.fast.topk_index[request].cpu(), tokens.fast[:k])
-    if distributions.fast is not None:
-        handed_in = present("draft_prob", entered.fast.draft_prob)[request].cpu()
-        check.same("draft_prob", handed_in, distributions.fast[0])
-    noise_K = [log_noise(scene, request, first_logits, check)] * k
-    for step in range(scene.config.num_steps):
-        for lane in range(k):
-            at = step * k + lane
-            if step:
-                reference, exact = (pool.draft_logits[step - 1][request, lane, None] for pool in pools[:2])
-                logits = (reference, exact)
-                _compare_child(
-                    scene, request, Names(length, step, range(lane, lane + 1)), at, tokens, distributions, logits, check
-                )
-                noise_K[lane] += log_noise(scene, request, logits, check)
-            values = scores.map(lambda own, i=at: log_scores(own[i : i + 1], scene.config.score))
-            check.within("candidates.scores", values.exact, values.fast, noise_K[lane])
+def compare_lanes(request: ComparedRequest[VerifyInput], first_logits: Logits) -> None:
+    """Compare a static tree's drafts: the first are those that were handed in, then one of every lane a step."""
+    check = request.check
+    k = request.config.topk
+    pools = candidates(request)
+    entered = request.of(request.step.entered)
+    parents = pools.field("parent_list")
+    tokens = pools.field("tokens")
+    scores = pools.field("scores")
+    draft_prob = request.field("draft_prob")
+    check.same("candidates.parent_list", parents.reference, parents.fast)
+    check.same("candidates.tokens", entered.field("topk_index").fast.cpu(), tokens.fast[:k])
+    if draft_prob.fast is not None:
+        handed_in = present("draft_prob", entered.field("draft_prob").fast).cpu()
+        check.same("draft_prob", handed_in, draft_prob.fast[0])
+    noise_K = [first_logits.log_noise(request)] * k
+    for at in range(request.config.num_steps * k):
+        step, lane = divmod(at, k)
+        if step:
+            row = DrawnRow(
+                name="candidates.tokens",
+                tokens=tokens.map(lambda own, i=at: own[i : i + 1]),
+                # of the lane's last token, the parent
+                draft_prob=draft_prob.map(lambda prob_MV, node=at - k + 1: None if prob_MV is None else prob_MV[node]),
+                logits=Logits(*(each[lane, None] for each in lane_logits(pools, step))),
+                root_len=request.length,
+                depth=step,
+                lanes=range(lane, lane + 1),
+            )
+            _compare_child(request, row)
+            noise_K[lane] += row.logits.log_noise(request)
+        values = scores.map(lambda own, i=at: log_scores(own[i : i + 1], request.config.score))
+        check.within("candidates.scores", values.exact, values.fast, noise_K[lane])
 
 
-def _compare_child(
-    scene: Scene,
-    request: int,
-    names: Names,
-    at: int,
-    tokens: Trio[torch.Tensor],
-    distributions: Trio[torch.Tensor | None],
-    logits: tuple[torch.Tensor, torch.Tensor],
-    check: Comparison,
-) -> None:
-    """A lane at or beyond max_len was dropped: it proposes token 0, of a distribution of zeros."""
-    own = tokens.map(lambda tokens: tokens[at : at + 1])
-    parent = at - scene.config.topk + 1  # node of the lane's last token
-    distribution = distributions.map(lambda prob_MV: None if prob_MV is None else prob_MV[parent])
-    if names.root_len + names.depth - 1 >= scene.config.length_limit:
-        check.same("candidates.tokens", own.reference, own.fast)
-        if distribution.fast is not None:
-            check.same("draft_prob", present("draft_prob", distribution.reference), distribution.fast)
-    else:
-        compare_draws(scene, request, names, "candidates.tokens", own, distribution, logits, check)
+def candidates(request: ComparedRequest[VerifyInput]) -> ComparedRequest[Candidates]:
+    """The request in the candidates that its trees were chosen from."""
+    return request.of(request.states.map(lambda tree: present("candidates", tree.candidates)))
+
+
+def lane_logits(pools: ComparedRequest[Candidates], step: int) -> Logits:
+    """Logits [K, draft V] of the lanes' drafts of a step ≥ 1."""
+    return Logits(*(pool.draft_logits[step - 1][pools.index] for pool in pools.states[:2]))
+
+
+def _compare_child(request: ComparedRequest[VerifyInput], row: DrawnRow) -> None:
+    """Compare one lane's draft; a dropped lane proposes token 0, of a distribution of zeros."""
+    if not request.is_dropped(row.depth):
+        compare_draws(request, row)
+        return
+    request.check.same(row.name, row.tokens.reference, row.tokens.fast)
+    if row.draft_prob.fast is not None:
+        expected = present("draft_prob", row.draft_prob.reference)
+        request.check.same(row.prob_name, expected, row.draft_prob.fast)

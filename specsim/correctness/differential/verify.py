@@ -4,138 +4,76 @@ An implementation whose logits are within the budget and whose choices follow fr
 So a choice is never excused by the precision of the model, only by that of float32 arithmetic on probabilities.
 """
 
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING
-
 import torch
 
 from specsim.core.grammar import allowed_trees, stacked
-from specsim.core.phases import VerifyInput, VerifyOutput
-from specsim.correctness.differential.comparison import Comparison, Trio
-from specsim.correctness.differential.distribution import RowDistribution
-from specsim.correctness.differential.divergence import Mismatch
+from specsim.core.phases import VerifyOutput
+from specsim.correctness.differential.comparison import Mismatch, Trio
+from specsim.correctness.differential.coverage import note_round
 from specsim.correctness.differential.sampled_verify import compare_accepted
-from specsim.correctness.differential.scene import Scene
-
-if TYPE_CHECKING:
-    from specsim.reference.request_tree import Tree
+from specsim.correctness.differential.slots import compare_committed
+from specsim.correctness.differential.step import ComparedRequest, Step
+from specsim.correctness.differential.walk import Walk, reported_walk
 
 COUNTERS = ("num_accepted_drafts", "num_accepted_tokens")
 
 
-@dataclass(frozen=True, slots=True)
-class Walk:
-    """The walk through one request's tree that the fast implementation reports."""
-
-    tree: "Tree"
-    distributions: tuple[RowDistribution, ...]
-    uniforms: tuple[float, ...]  # one for each depth
-    final_uniform: float
-    nodes: tuple[int, ...]  # the reported path
-
-    def children(self, depth: int) -> list[int]:
-        """Children of the path's node at a depth that may be accepted at all."""
-        return list(self.tree.children(self.nodes[depth])) if depth < self.tree.depth_limit else []
-
-    def accepted(self, depth: int) -> int | None:
-        return self.nodes[depth + 1] if depth + 1 < len(self.nodes) else None
-
-
-def own_distributions(
-    scene: Scene, verify_input: VerifyInput, logits_RV: torch.Tensor
-) -> tuple[list, list[tuple[RowDistribution, ...]]]:
-    """The trees of all requests, and the distribution of each of their nodes from these logits [B·N, V]."""
-    from specsim.reference.request_tree import trees
+def adjusted_logits(step: Step) -> torch.Tensor:
+    """Logits under test of every node after penalties, bias and grammar mask, f64 [B, N, V]."""
     from specsim.reference.verify import node_logits
 
-    grown = trees(scene.batch, verify_input, scene.config.length_limit)
-    logits_BNV = logits_RV.unflatten(0, verify_input.draft_tokens.shape)
-    batch = scene.batch
-    pools = scene.pools.reference
-    grammars = scene.columns.reference.engine.grammars
-    allowed_BNV = stacked(allowed_trees(batch, verify_input, pools, grammars), batch.size)
-    adjusted_BNV = node_logits(batch, verify_input, logits_RV, scene.config, pools, allowed_BNV)
-    sampling = scene.batch.sampling
-    return grown, [
-        tuple(RowDistribution.of_own_logits(*rows, sampling, request) for rows in zip(raw_NV, adjusted_NV, strict=True))
-        for request, (raw_NV, adjusted_NV) in enumerate(zip(logits_BNV, adjusted_BNV, strict=True))
-    ]
+    batch = step.batch
+    tree = step.trees.reference
+    reference = step.implementations.reference
+    allowed = stacked(allowed_trees(batch, tree, reference.pools, reference.engine.grammars), batch.size)
+    return node_logits(batch, tree, step.outputs["verify"].fast.target_logits, step.config, reference.pools, allowed)
 
 
-def compare_logits(
-    scene: Scene, request: int, tree: VerifyInput, outputs: Trio[VerifyOutput], check: Comparison
-) -> None:
-    """Rows of the target; a node at or beyond max_len has no slot, and its logits mean nothing."""
-    rows = _rows(scene, request)
-    live = tree.cache_locations[rows] >= 0
-    check.close("target_logits", outputs.map(lambda output: output.target_logits[rows][live]))
+def compare_verify(request: ComparedRequest[VerifyOutput], adjusted_BNV: torch.Tensor) -> None:
+    """Compare a request after the verify phase."""
+    _compare_logits(request)
+    _compare_walk(reported_walk(request, adjusted_BNV[request.index]))
+    _compare_paths(request)
+    _compare_extend_input(request)
+    compare_committed(request, "target")
+    note_round(request)
 
 
-def compare_walk(
-    scene: Scene,
-    request: int,
-    tree: "Tree",
-    distributions: tuple[RowDistribution, ...],
-    outputs: Trio[VerifyOutput],
-    check: Comparison,
-    draft_prob_MV: torch.Tensor | None = None,
-) -> None:
-    """Compare path, tokens, counters and logprobs with those that follow from the implementation's own logits.
+def _compare_logits(request: ComparedRequest[VerifyOutput]) -> None:
+    """Compare rows of the target; a node at or beyond max_len has no slot, and its logits mean nothing."""
+    live = request.step.trees.reference.cache_locations[request.nodes] >= 0
+    logits = request.states.map(lambda output: output.target_logits[request.nodes][live])
+    request.check.close("target_logits", logits)
 
-    draft_prob_MV: its draft distributions, where the verifier reads them.
-    """
-    from specsim.core.uniforms import accept_uniforms, final_uniforms
 
-    seeds = scene.batch.seeds[request, None]
-    ids = scene.batch.request_ids[request, None]
-    lens = scene.batch.seq_lens[request, None]
-    uniforms = tuple(accept_uniforms(seeds, ids, lens, scene.config.num_steps)[0].tolist())
-    nodes = _path(scene, request, tree, outputs, check)
-    walk = Walk(tree, distributions, uniforms, float(final_uniforms(seeds, ids, lens)[0]), nodes)
-    tokens = [tree.tokens[node] for node in nodes[1:]]
-    predict = outputs.fast.verdict.predict[_rows(scene, request)]
-    bonus = int(predict[nodes[-1]])
-    expected = torch.full_like(predict, -1)
-    expected[list(nodes)] = torch.tensor([*tokens, bonus], dtype=predict.dtype)
-    by_step = distributions[0].temperature == 0 or scene.config.verifier == "target_only"
-    choose = _compare_greedy if distributions[0].temperature == 0 else _compare_sampled
-    for depth, token in enumerate([*tokens, bonus]):
-        if not 0 <= token < len(distributions[0].adjusted_V):
-            raise Mismatch(
-                "predict", int(outputs.reference.verdict.predict[_rows(scene, request)][nodes[depth]]), token
-            )
-        check.tally.decisions += choose(scene, walk, depth, token) if by_step else 0
+def _compare_walk(walk: Walk) -> None:
+    """Compare path, tokens, counters and logprobs with those that follow from the implementation's own logits."""
+    request = walk.request
+    check = request.check
+    verdict = request.states.fast.verdict
+    predict = verdict.predict[request.nodes]
+    is_greedy = request.temperature == 0
+    by_step = is_greedy or request.config.verifier == "target_only"
+    choose = _compare_greedy if is_greedy else _compare_sampled
+    for depth, token in enumerate(walk.tokens):
+        if not 0 <= token < len(walk.distributions[0].adjusted_V):
+            expected = request.states.reference.verdict.predict[request.nodes]
+            raise Mismatch("predict", int(expected[walk.nodes[depth]]), token)
+        check.tally.decisions += choose(walk, depth) if by_step else 0
     if not by_step:
-        check.tally.decisions += compare_accepted(scene, request, tree, distributions, draft_prob_MV, nodes, bonus)
+        check.tally.decisions += compare_accepted(walk)
+    expected = torch.full_like(predict, -1)
+    expected[list(walk.nodes)] = torch.tensor(walk.tokens, dtype=predict.dtype)
     check.same("predict", expected, predict)
-    for name, count in zip(COUNTERS, (len(nodes) - 1, len(nodes)), strict=True):
-        check.same(name, torch.tensor(count, dtype=torch.int32), getattr(outputs.fast.verdict, name)[request])
-    _compare_logprobs(request, walk, [*tokens, bonus], outputs, check)
+    for name, count in zip(COUNTERS, (len(walk.nodes) - 1, len(walk.nodes)), strict=True):
+        check.same(name, torch.tensor(count, dtype=torch.int32), getattr(verdict, name)[request.index])
+    _compare_logprobs(walk)
 
 
-def _rows(scene: Scene, request: int) -> slice:
-    num_nodes = scene.config.num_draft_tokens
-    return slice(request * num_nodes, (request + 1) * num_nodes)
-
-
-def _path(scene: Scene, request: int, tree: "Tree", outputs: Trio[VerifyOutput], check: Comparison) -> tuple[int, ...]:
-    """The path in accept_index, if it is one: from the root, child by child, no deeper than is allowed, then -1."""
-    row = outputs.fast.verdict.accept_index[request].tolist()
-    first = _rows(scene, request).start
-    path = tuple(node - first for node in row if node != -1)
-    steps = all(0 < b < len(tree.parents) and tree.parents[b] == a for a, b in pairwise(path))
-    is_path = path[:1] == (0,) and steps and len(path) <= max(tree.depth_limit, 0) + 1
-    padded = [first + node for node in path] + [-1] * (len(row) - len(path))
-    check.require(
-        "accept_index", is_path and row == padded, outputs.reference.verdict.accept_index[request].tolist(), row
-    )
-    return path
-
-
-def _compare_greedy(_scene: Scene, walk: Walk, depth: int, token: int) -> int:
-    """The argmax, and if a child holds it the walk goes there. Returns the number of choices."""
+def _compare_greedy(walk: Walk, depth: int) -> int:
+    """Require the argmax, and the child that holds it where there is one. Returns the number of choices."""
     node = walk.nodes[depth]
+    token = walk.tokens[depth]
     accepted = walk.accepted(depth)
     name = "predict" if accepted is None else "accept_index"
     walk.distributions[node].compare_argmax(name, token, node)
@@ -145,69 +83,73 @@ def _compare_greedy(_scene: Scene, walk: Walk, depth: int, token: int) -> int:
     return 1
 
 
-def _compare_sampled(scene: Scene, walk: Walk, depth: int, token: int) -> int:
-    """Every child's uniform in turn, then the draw from what is left. Returns the number of choices."""
+def _compare_sampled(walk: Walk, depth: int) -> int:
+    """Compare every child's uniform in turn, then the draw from the residual. Returns the number of choices."""
+    from specsim.core.uniforms import accept_uniforms, final_uniforms
+
+    batch = walk.request.batch
+    config = walk.request.config
+    names = (batch.seeds, batch.request_ids, batch.seq_lens)
     node = walk.nodes[depth]
     accepted = walk.accepted(depth)
     children = walk.children(depth)
+    tokens = walk.tree.tokens
     distribution = walk.distributions[node]
-    threshold = max(scene.config.threshold_acc, 1e-9)
+    threshold = float(accept_uniforms(*names, config.num_steps)[0, depth]) * max(config.threshold_acc, 1e-9)
     prob_V = distribution.prob()
     accumulated = 0.0
     weight_V = prob_V.clone()
     for choices, child in enumerate(children, start=1):
-        child_prob = float(prob_V[walk.tree.tokens[child]])
+        child_prob = float(prob_V[tokens[child]])
         accumulated += child_prob
-        short = min(walk.uniforms[depth] * threshold - accumulated, scene.config.threshold_single - child_prob)
+        short = min(threshold - accumulated, config.threshold_single - child_prob)
         if short > distribution.slack if child == accepted else short < -distribution.slack:
             distribution.deny("accept_index", child if short <= 0 else None, accepted, node)
         if child == accepted:
             return choices
-        weight_V[walk.tree.tokens[child]] = 0.0
-    distribution.compare_draw("predict", weight_V if weight_V.sum() > 0 else prob_V, walk.final_uniform, token, node)
+        weight_V[tokens[child]] = 0.0
+    residual_V = weight_V if weight_V.sum() > 0 else prob_V
+    distribution.compare_draw("predict", residual_V, float(final_uniforms(*names)), walk.tokens[depth], node)
     return len(children) + 1
 
 
-def _compare_logprobs(
-    request: int, walk: Walk, tokens: list[int], outputs: Trio[VerifyOutput], check: Comparison
-) -> None:
-    """From the column's own logits by float32's rounding, 0 past the path."""
-    fast = outputs.fast.verdict.logprobs[request]
+def _compare_logprobs(walk: Walk) -> None:
+    """Require those of the implementation's own logits by float32's rounding, 0 past the path."""
+    fast = walk.request.states.fast.verdict.logprobs[walk.request.index]
     expected = torch.zeros(len(fast), dtype=torch.float64)
-    pairs = list(zip(walk.nodes, tokens, strict=True))
-    expected[: len(pairs)] = torch.tensor([walk.distributions[node].logprob(token) for node, token in pairs])
-    allowed = max(walk.distributions[node].logprob_slack(walk.distributions[node].noise) for node, _ in pairs)
-    check.within("logprobs", expected, fast, allowed)
+    path = [walk.distributions[node] for node in walk.nodes]
+    logprobs = [row.logprob(token) for row, token in zip(path, walk.tokens, strict=True)]
+    expected[: len(path)] = torch.tensor(logprobs)
+    allowed = max(row.logprob_slack(row.noise) for row in path)
+    walk.request.check.within("logprobs", expected, fast, allowed)
 
 
-def compare_verdict(scene: Scene, request: int, outputs: Trio[VerifyOutput], check: Comparison) -> None:
-    """Whether all columns went the same way; logprobs then are comparable."""
-    rows = _rows(scene, request)
-    verdicts = outputs.map(
-        lambda output: (output.verdict.accept_index[request].tolist(), output.verdict.predict[rows].tolist())
+def _compare_paths(request: ComparedRequest[VerifyOutput]) -> None:
+    """Whether all implementations went the same way; logprobs then are comparable."""
+    verdicts = request.of(request.states.map(lambda output: output.verdict))
+    paths = verdicts.states.map(
+        lambda verdict: (verdict.accept_index[request.index].tolist(), verdict.predict[request.nodes].tolist())
     )
-    if not verdicts.fast == verdicts.exact == verdicts.reference:
-        check.decided(False)
-    error = (
-        (outputs.fast.verdict.logprobs[request].double() - outputs.exact.verdict.logprobs[request].double()).abs().max()
-    )
-    check.tally.max_logprob_error = max(check.tally.max_logprob_error, float(error))
+    if not paths.agree:
+        request.check.decided(paths)
+    logprobs = verdicts.field("logprobs").map(torch.Tensor.double)
+    request.check.note_logprob_error(float((logprobs.fast - logprobs.exact).abs().max()))
 
 
-def compare_extend_input(request: int, outputs: Trio[VerifyOutput], check: Comparison) -> None:
-    """The accepted rows; those past the path (`fixed`) mean nothing."""
-    states = outputs.map(lambda output: output.draft_extend_input)
-    starts = states.map(lambda state: state.row_starts)
+def _compare_extend_input(request: ComparedRequest[VerifyOutput]) -> None:
+    """Compare the accepted rows; those past the path (`fixed`) mean nothing."""
+    check = request.check
+    inputs = request.of(request.states.map(lambda output: output.draft_extend_input))
     prefix = "draft_extend_input."
-    sizes = starts.map(lambda starts: starts.diff()[request])
+    sizes = inputs.states.map(lambda state: state.row_starts.diff()[request.index])
     check.same(f"{prefix}row_starts", sizes.reference, sizes.fast)
-    counters = (*COUNTERS, "bonus_tokens", "seq_lens", "req_pool_indices")
-    for name in counters:
-        check.same(prefix + name, getattr(states.reference, name)[request], getattr(states.fast, name)[request])
-    count = int(states.reference.num_accepted_tokens[request])
-    first = starts.map(lambda starts: int(starts[request]))
-    rows = first.map(lambda low: slice(low, low + count))
-    for name in ("input_ids", "positions", "cache_locations"):
-        found = getattr(states.fast, name)[rows.fast]
-        check.same(prefix + name, getattr(states.reference, name)[rows.reference], found)
-    check.close(f"{prefix}hidden", Trio(*(s.hidden[r] for s, r in zip(states, rows, strict=True))))
+    for name in (*COUNTERS, "bonus_tokens", "seq_lens", "req_pool_indices"):
+        values = inputs.field(name)
+        check.same(prefix + name, values.reference, values.fast)
+    for name in ("input_ids", "positions", "cache_locations", "hidden"):
+        pairs = zip(inputs.states, inputs.field("row_starts"), strict=True)
+        rows = Trio(*[getattr(state, name)[low:][: request.num_accepted_tokens] for state, low in pairs])
+        if name == "hidden":
+            check.close(prefix + name, rows)
+        else:
+            check.same(prefix + name, rows.reference, rows.fast)

@@ -14,10 +14,10 @@ from specsim.core.columns import tail_columns
 from specsim.core.phases import Batch, VerifyInput, VerifyOutput
 from specsim.correctness.differential.budget import FLOAT32_EPS, budget
 from specsim.correctness.differential.comparison import Tally, Trio
-from specsim.correctness.differential.grid_run import draft_ids, load_columns, rehearse
+from specsim.correctness.differential.grid_run import perturbation_budgets
+from specsim.correctness.differential.implementation import Implementation, load_implementations
 from specsim.correctness.differential.lockstep import Lockstep
 from specsim.correctness.differential.pairs import make_pair
-from specsim.correctness.differential.scene import Column
 from specsim.correctness.faults.checks.cells import cell
 from specsim.correctness.faults.checks.hooks import Forward, HeadHook, hooked
 from specsim.correctness.faults.fault import Finding
@@ -29,7 +29,7 @@ BUDGETS = 16  # of rounding: a fault is no subtlety
 class Watched:
     """The fast engine; each phase is compared as soon as it has ended, after the references' phases."""
 
-    def __init__(self, implementations: Trio[Column], hooks: Trio[HeadHook | None]) -> None:
+    def __init__(self, implementations: Trio[Implementation], hooks: Trio[HeadHook | None]) -> None:
         self._implementations = implementations
         self._hooks = hooks
         self._engine = implementations.fast.engine
@@ -131,14 +131,14 @@ def check(setting: dict[str, Any], device: str) -> list[Finding]:
     """Compare a cell in lockstep; setting: see checks.cells. Fields are those of states and of Watched."""
     case = cell(setting)
     pair = make_pair(case.pair, torch.float32)
-    tally = Tally(budgets=rehearse(replace(case, rounds=min(case.rounds, 2)), pair, "float32"))
-    loaded = load_columns(case, pair, device=device)
+    tally = Tally(budgets=perturbation_budgets(replace(case, rounds=min(case.rounds, 2)), pair, "float32"))
+    loaded = load_implementations(case, pair, device=device)
     with ExitStack() as stack:
         hooks = loaded.map(lambda each: stack.enter_context(hooked(each.engine)))
         watched = Watched(loaded, hooks)
         compared = loaded._replace(fast=replace(loaded.fast, engine=watched))
-        lockstep = Lockstep(case, compared, draft_ids(pair), tally)
-        lockstep.run(pair)
+        lockstep = Lockstep(case, pair, compared, tally)
+        lockstep.run()
     found = dict(watched.findings)
     for each in lockstep.divergences:
         place = f"round {each.round}, {each.phase}"

@@ -1,0 +1,62 @@
+"""The implementations that a cell compares: the reference, its float64 self, and the one under test."""
+
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from specsim.core.engine_options import EngineOptions
+from specsim.core.pair import Pair
+from specsim.core.phases import Batch
+from specsim.core.pool import KVPool
+from specsim.correctness.differential.cell import Cell
+from specsim.correctness.differential.comparison import Trio
+from specsim.serving.generation import load_engine
+
+_HANDED_ON = {"prefill": "draft_input", "verify": "draft_extend_input", "round": "draft_input"}
+
+
+@dataclass(slots=True)
+class Implementation:
+    """One engine with its pools, and the state that it enters the next phase with."""
+
+    engine: Any
+    pools: KVPool
+    dtype: torch.dtype
+    device: torch.device | str = "cpu"
+    pads: bool = False  # whether it fills batches up
+    state: Any = None
+
+    def take_over(self, other: "Implementation") -> None:
+        """Go on from where another implementation is: its state and everything its pools hold."""
+        self.pools.copy_(other.pools)
+        self.state = deepcopy(other.state).to(self.device, self.dtype)
+
+    def advance(self, phase: str, batch: Batch) -> Any:
+        """Run a phase (or a whole `round`) and keep what it leaves as the next one's state."""
+        output = getattr(self.engine, phase)(batch.to(self.device), self.state, self.pools)
+        self.state = getattr(output, _HANDED_ON[phase]) if phase in _HANDED_ON else output
+        return output
+
+
+def load_implementations(
+    cell: Cell, pair: Pair, impl: str = "fast", dtype: str = "float32", device: str | None = None
+) -> Trio[Implementation]:
+    """Load the three engines of a cell with their pools."""
+    precision = getattr(torch, dtype)
+    options = replace(EngineOptions(), impl=impl, dtype=precision, device=device)
+    if impl == "fast":
+        options = replace(options, graph=cell.graph, bucket=cell.bucket)
+    under_test = load_implementation(cell, pair, options)
+    reference = load_implementation(cell, pair, EngineOptions(dtype=precision))
+    return Trio(reference, load_implementation(cell, pair, EngineOptions(dtype=torch.float64)), under_test)
+
+
+def load_implementation(cell: Cell, pair: Pair, options: EngineOptions) -> Implementation:
+    """Load one engine of a cell with its pools."""
+    longest = max(len(p) + s.max_new_tokens for p, s in zip(cell.prompts, cell.sampling, strict=True))
+    engine = load_engine(pair, cell.config, options, grammars=cell.grammars)
+    num_slots = len(cell.prompts) * engine.config.reserved_columns(min(longest, engine.config.length_limit))
+    pools = engine.make_pools(len(cell.prompts), num_slots)
+    return Implementation(engine, pools, options.dtype, engine.device.type, pads=options.impl == "fast")
