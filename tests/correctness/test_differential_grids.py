@@ -275,10 +275,8 @@ def test_diff_puts_every_other_request_under_an_expression(call, monkeypatch):
 
 
 def test_diff_fails_on_a_mismatch_and_says_where(call, monkeypatch):
-    first = Divergence("one cell", 1, "draft", 0, 0, "positions", 15, 16)
-    monkeypatch.setattr(
-        running, "check", lambda cell, *_: replace(GOOD, id=cell.id, mismatches=1, first_divergence=first)
-    )
+    wrong = replace(GOOD, mismatches=1, first_divergence=Divergence("a", 1, "draft", 0, 0, "positions", 15, 16))
+    monkeypatch.setattr(running, "check", lambda cell, *_: replace(wrong, id=cell.id))
     status, out, _ = call("--impl", "reference")
     assert status == 1
     assert "First divergence: " in out

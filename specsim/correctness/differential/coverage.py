@@ -25,9 +25,7 @@ def note_round(request: ComparedRequest[VerifyOutput]) -> None:
 
 
 def required(cells: Sequence[Cell], impl: str) -> tuple[str, ...]:
-    """List the coverage that these cells owe together, every accepted count up to their deepest tree's included; only
-    the fast implementation pads batches.
-    """
+    """List the coverage that these cells owe together; only the fast implementation pads batches."""
     deepest = max((cell.config.num_steps for cell in cells), default=0)
     names = ["rounds", *(f"accepted {count}" for count in range(deepest + 1)), "rejections", "page crossings"]
     names += ["first column of a page", "last column of a page", "ties", "dropped rows"]

@@ -48,7 +48,7 @@ class RowDistribution:
         return logprob(self.adjusted_V, self.sampling, 0, token)
 
     def logprob_slack(self, noise: float) -> float:
-        """Most that a logprob may be off where logits are off by noise; float32 rounds it besides."""
+        """Most that a logprob may be off where logits are off by noise; float32 rounds it too."""
         return 2 * noise / (self.temperature or 1.0) + 16 * FLOAT32_EPS * max(1.0, math.log(len(self.adjusted_V)))
 
     def compare_argmax(self, name: str, token: int, node: int) -> None:

@@ -129,11 +129,10 @@ def _compare_tree(request: ComparedRequest[VerifyInput]) -> None:
     from specsim.reference.tree_parents import MalformedTree
 
     fast = request.states.fast
-    num_nodes = request.config.num_draft_tokens
     own = candidates(request).states.fast
     one = slice(request.index, request.index + 1)
     chosen_from = Candidates(*(getattr(own, name)[one] for name in ("tokens", "scores", "parent_list")))
-    slots = request.slots(request.length + torch.arange(num_nodes))
+    slots = request.slots(request.length + torch.arange(request.config.num_draft_tokens))
     root = request.states.reference.draft_tokens[one, 0]
     try:
         expected = build(chosen_from, root, torch.tensor([request.length]), slots[None], request.config)

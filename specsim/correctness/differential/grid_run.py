@@ -20,11 +20,7 @@ from specsim.core.provenance import now, versions
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.comparison import Tally, Trio
 from specsim.correctness.differential.coverage import required
-from specsim.correctness.differential.implementation import (
-    Implementation,
-    load_implementation,
-    load_implementations,
-)
+from specsim.correctness.differential.implementation import Implementation, load_implementation, load_implementations
 from specsim.correctness.differential.lockstep import Lockstep
 from specsim.correctness.differential.oracle import compare_with_oracle
 from specsim.correctness.differential.pairs import make_pair, perturbed, rounded

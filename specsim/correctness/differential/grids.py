@@ -70,7 +70,7 @@ VERIFIERS = (
     dict(topk=2, num_steps=2, num_draft_tokens=5, page_size=4, sampling="warm", verifier="typical"),
 )
 DEEP = {"sampling": "warm", "threshold_acc": 0.1, "num_steps": 5, "num_draft_tokens": "most"}
-# Beside what is covered pairwise: equal logits, accepted paths as deep as trees get, plain decoding, mixed parameters.
+# Besides what is covered pairwise: equal logits, accepted paths as deep as trees get, plain decoding, mixed parameters.
 SPECIAL = (
     *(dict(QUICK[7], kind=kind, graph=graph) for kind in ("eagle", "eagle3") for graph in ("eager", "phase")),
     *(
@@ -153,8 +153,7 @@ def one_cell(config: SpecConfig, temperature: float, pair: str, batch: int, mode
     if batch < 1:
         raise InputError("batch", batch, "at least 1")
     limited = tuple(replace(sampling, max_new_tokens=(12, 4, 9)[place % 3], seed=place) for place in range(batch))
-    cell = Cell("one cell", pair, _prompts(config.page_size, batch), limited, config)
-    return replace(cell, mode=mode, graph=graph)
+    return replace(Cell("one cell", pair, _prompts(config.page_size, batch), limited, config), mode=mode, graph=graph)
 
 
 def _label(name: str, value: Any) -> str:

@@ -18,7 +18,6 @@ import torch
 from specsim.core.errors import InputError
 from specsim.core.pair import Pair
 from specsim.core.phases import Batch, PrefillInput, PrefillOutput, State
-from specsim.core.pool import KVPool
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.comparison import Comparison, Mismatch, Tally, Trio
 from specsim.correctness.differential.implementation import Implementation
@@ -82,7 +81,8 @@ class Lockstep:
             outputs |= self._step(step, batch)
         if self.left_out:
             self._hand_over()
-        self.tally.coverage["padded rows"] += self._num_padded(batch)
+        bucket = self.cell.bucket or 1 << (batch.size - 1).bit_length()
+        self.tally.coverage["padded rows"] += (bucket - batch.size) * self.implementations.fast.pads
         verdict = outputs["verify"].reference.verdict
         rows = zip(running, verdict.accepted_tokens(), verdict.logprobs.tolist(), strict=True)
         for request, tokens, logprobs in rows:
@@ -145,7 +145,9 @@ class Lockstep:
         lengths = [len(request.prompt_ids) for request in requests]
         rows: list[int] = []
         for each in self.implementations:
-            _fill_with_nan(each.pools)
+            for kv in filter(None, (each.pools.target, each.pools.draft)):
+                kv.keys.fill_(torch.nan)
+                kv.values.fill_(torch.nan)
             rows = [each.pools.open() for _ in requests]
             for row, length in zip(rows, lengths, strict=True):
                 each.pools.reserve(row, length)
@@ -170,10 +172,15 @@ class Lockstep:
         return batch
 
     def _prefill_part(self, prompts: list[list[int]], part: int, batch: Batch) -> PrefillOutput:
-        prefill = _part(prompts, part, self.cell.chunks)
+        """Prefill part `part` of every prompt; the token after it is known unless it is the last."""
+        chunks = self.cell.chunks
+        bounds = [(len(p) * part // chunks, len(p) * (part + 1) // chunks) for p in prompts]
+        whole = PrefillInput.whole([p[low:high] for p, (low, high) in zip(prompts, bounds, strict=True)])
+        known = [p[high] if high < len(p) else -1 for p, (_, high) in zip(prompts, bounds, strict=True)]
+        starts, ends = map(torch.tensor, zip(*bounds, strict=True))
+        prefill = replace(whole, start_lens=starts, next_tokens=torch.tensor(known))
         for each in self.implementations:
             each.state = prefill.to(each.device)
-        ends = prefill.start_lens + prefill.row_starts.diff()
         return self._step(("prefill",), replace(batch, seq_lens=ends))["prefill"].reference
 
     def _drop_finished(self, running: list[Request], batch: Batch) -> tuple[list[Request], Batch]:
@@ -206,26 +213,6 @@ class Lockstep:
     def _steps(self) -> list[tuple[str, ...]]:
         """The phases of a round by what is one call of an engine."""
         return [PHASES] if self.cell.graph == "round" else [(phase,) for phase in PHASES]
-
-    def _num_padded(self, batch: Batch) -> int:
-        """Rows that an implementation which pads its batches added to this one."""
-        bucket = self.cell.bucket or 1 << (batch.size - 1).bit_length()
-        return bucket - batch.size if self.implementations.fast.pads else 0
-
-
-def _fill_with_nan(pools: KVPool) -> None:
-    for kv in (pools.target, pools.draft):
-        if kv is not None:
-            kv.keys.fill_(torch.nan)
-            kv.values.fill_(torch.nan)
-
-
-def _part(prompts: list[list[int]], part: int, chunks: int) -> PrefillInput:
-    """Part `part` of every prompt; the token after it is known unless it is the last."""
-    bounds = [(len(p) * part // chunks, len(p) * (part + 1) // chunks) for p in prompts]
-    whole = PrefillInput.whole([p[low:high] for p, (low, high) in zip(prompts, bounds, strict=True)])
-    known = [p[high] if high < len(p) else -1 for p, (_, high) in zip(prompts, bounds, strict=True)]
-    return replace(whole, start_lens=torch.tensor([low for low, _ in bounds]), next_tokens=torch.tensor(known))
 
 
 def _same_bits(first: Any, second: Any) -> bool:

@@ -12,7 +12,7 @@ from specsim.correctness.differential.verify import adjusted_logits, compare_ver
 
 BY_ROW = frozenset(f"draft_extend_input.{name}" for name in ("input_ids", "positions", "cache_locations", "hidden"))
 # By phase, the data that every request's comparison needs, made once for the step, and the comparison.
-PHASES: dict[str, tuple[Callable[[Step], Any], Callable[[ComparedRequest, Any], None]]] = {
+COMPARISONS: dict[str, tuple[Callable[[Step], Any], Callable[[ComparedRequest, Any], None]]] = {
     "prefill": (prefill_logits, compare_prefill),
     "draft": (visible_lanes, compare_draft),
     "verify": (adjusted_logits, compare_verify),
@@ -41,7 +41,7 @@ def compare_step(step: Step, left_out: set[int]) -> Iterator[Found]:
         if found := _mismatch(step.check.layout, "", states.reference, states.fast, BY_ROW):
             yield Found(phase, None, found)
             return
-        prepare, compare = PHASES[phase]
+        prepare, compare = COMPARISONS[phase]
         prepared = prepare(step)
         for index in range(step.batch.size):
             if index in left_out or index in wrong:

@@ -66,7 +66,5 @@ def compare_drafts(request: ComparedRequest[Any], name: str, drafts: Trio[torch.
 
 
 def log_scores(scores: torch.Tensor, score: str = "prob") -> torch.Tensor:
-    """Scores as sums of logarithms, float64: there rounding is as large for a small probability as for a large one, and
-    a wrong small one shows.
-    """
+    """Scores as sums of logarithms, float64: in them a wrong small probability shows as much as a large one."""
     return scores.double().log() if score == "prob" else scores.double()

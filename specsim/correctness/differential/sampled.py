@@ -74,11 +74,11 @@ def compare_lanes(request: ComparedRequest[VerifyInput], first_logits: Logits) -
     """Compare a static tree's drafts: the first are those that were handed in, then one of every lane a step."""
     check = request.check
     k = request.config.topk
-    pools = candidates(request)
+    found = candidates(request)
     entered = request.of(request.step.entered)
-    parents = pools.field("parent_list")
-    tokens = pools.field("tokens")
-    scores = pools.field("scores")
+    parents = found.field("parent_list")
+    tokens = found.field("tokens")
+    scores = found.field("scores")
     draft_prob = request.field("draft_prob")
     check.same("candidates.parent_list", parents.reference, parents.fast)
     check.same("candidates.tokens", entered.field("topk_index").fast.cpu(), tokens.fast[:k])
@@ -94,7 +94,7 @@ def compare_lanes(request: ComparedRequest[VerifyInput], first_logits: Logits) -
                 tokens=tokens.map(lambda own, i=at: own[i : i + 1]),
                 # of the lane's last token, the parent
                 draft_prob=draft_prob.map(lambda prob_MV, node=at - k + 1: None if prob_MV is None else prob_MV[node]),
-                logits=Logits(*(each[lane, None] for each in lane_logits(pools, step))),
+                logits=Logits(*(each[lane, None] for each in lane_logits(found, step))),
                 root_len=request.length,
                 depth=step,
                 lanes=range(lane, lane + 1),
@@ -110,9 +110,9 @@ def candidates(request: ComparedRequest[VerifyInput]) -> ComparedRequest[Candida
     return request.of(request.states.map(lambda tree: present("candidates", tree.candidates)))
 
 
-def lane_logits(pools: ComparedRequest[Candidates], step: int) -> Logits:
+def lane_logits(found: ComparedRequest[Candidates], step: int) -> Logits:
     """Logits [K, draft V] of the lanes' drafts of a step ≥ 1."""
-    return Logits(*(pool.draft_logits[step - 1][pools.index] for pool in pools.states[:2]))
+    return Logits(*(pool.draft_logits[step - 1][found.index] for pool in found.states[:2]))
 
 
 def _compare_child(request: ComparedRequest[VerifyInput], row: DrawnRow) -> None:
