@@ -102,9 +102,9 @@ def _no_address_beside_a_tensor() -> Iterator[None]:
     assert guard.first is None, guard.first
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def device() -> str:
-    """Where the fast column's tests run."""
+    """Device on which the fast implementation is tested."""
     return DEVICE
 
 

@@ -1,61 +1,27 @@
 """Data-parallel ranks: phases in step, ids, conversations, stalls."""
 
 from collections import Counter
-from functools import cache, partial
+from functools import partial
 
 import pytest
 import torch
 
-from specsim import InputError, SamplingParams, SpecConfig
-from specsim.core.config import ServingConfig
+from specsim import InputError, SpecConfig
 from specsim.core.engine_options import EngineOptions
-from specsim.correctness.differential.pairs import make_pair
-from specsim.correctness.invariance.solo import BUDGETS, difference, run_solo
 from specsim.serving.generation import load_engine
 from specsim.serving.ranks import Ranks
-from specsim.serving.requests import Request, make_request
-from specsim.serving.scheduler import Scheduler
 
 TREE = SpecConfig(topk=2, num_steps=3, num_draft_tokens=6, page_size=4, max_len=64)
-LONG, SHORT, OTHER = [7 * i % 47 for i in range(20)], [5, 17, 3, 40], [9, 8, 7, 6, 5, 4, 3, 2, 1, 30, 31, 32]
+LONG = [7 * i % 47 for i in range(20)]
+SHORT = [5, 17, 3, 40]
+OTHER = [9, 8, 7, 6, 5, 4, 3, 2, 1, 30, 31, 32]
 SCHEDULES = pytest.mark.parametrize("schedule", ["sync", "overlap"])
+pytestmark = pytest.mark.usefixtures("inference")
 
 
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.inference_mode():
-        yield
-
-
-@cache
-def pair_of():
-    return make_pair("eagle-noisy")
-
-
-@cache
-def engine_of(config: SpecConfig = TREE):
-    return load_engine(pair_of(), config, EngineOptions("reference", torch.float64))
-
-
-def make(config: SpecConfig = TREE, engine=None, num_slots: int = 1000, **serving) -> Scheduler:
-    return Scheduler(engine or engine_of(config), ServingConfig(num_slots=num_slots, **serving), audits=True)
-
-
-def ask(request_id: int, prompt=SHORT, max_new_tokens: int = 8, pair=None, schedule=None, **params) -> Request:
-    pair, params = pair or pair_of(), SamplingParams(max_new_tokens=max_new_tokens, **params)
-    return make_request(pair.target.config, pair.tokenizer, request_id, prompt, params, **(schedule or {}))
-
-
-def check_alone(requests, config: SpecConfig = TREE, pair=None) -> None:
-    """Each gives what it gives by itself."""
-    for request in requests:
-        output = run_solo(pair or pair_of(), config, request)
-        assert difference(request, output, BUDGETS[torch.float64]) is None
-
-
-def counting(calls: Counter):
+def counting(pair, calls: Counter):
     """An engine of its own whose prefills and rounds are counted, and how many of them are of nobody."""
-    engine = load_engine(pair_of(), TREE, EngineOptions("reference", torch.float64))
+    engine = load_engine(pair, TREE, EngineOptions("reference", torch.float64))
 
     def counted(name, act, batch, *args, **kwargs):
         calls.update([name, *([f"{name} of nobody"] if batch.size == 0 else [])])
@@ -67,11 +33,11 @@ def counting(calls: Counter):
 
 
 @SCHEDULES
-def test_ranks_pass_through_every_phase_together(schedule):
+def test_ranks_pass_through_every_phase_together(make, ask, check_solo, pair, schedule):
     """In each step as many prefills and rounds in every rank, also in one with nothing to do."""
     calls = [Counter() for _ in range(3)]
     serving = {"schedule": schedule, "chunk_tokens": 7, "max_running": 2}
-    ranks = Ranks([make(engine=counting(each), **serving) for each in calls])
+    ranks = Ranks([make(engine=counting(pair, each), **serving) for each in calls])
     requests = [
         ask(number, prompt, size, schedule={"arrival": arrival}, temperature=number % 2)
         for number, (prompt, size, arrival) in enumerate(
@@ -90,10 +56,10 @@ def test_ranks_pass_through_every_phase_together(schedule):
     assert {len(scheduler.requests) for scheduler in ranks.schedulers} == {2}
     for scheduler in ranks.schedulers:
         scheduler.close()
-    check_alone(requests)
+    check_solo(requests)
 
 
-def test_a_conversation_stays_on_its_rank():
+def test_a_conversation_stays_on_its_rank(make, ask, check_solo):
     ranks = Ranks([make(), make()])
     first, turn = ask(0, schedule={"keep": True}), ask(3, schedule={"continues": 0})
     requests = [first, ask(1, OTHER, 16), ask(2, OTHER, 16), turn]
@@ -102,10 +68,10 @@ def test_a_conversation_stays_on_its_rank():
     ranks.run()
     assert ranks.home[3] is ranks.home[0]
     assert turn.num_reused == len(first.prompt_ids) + 7
-    check_alone(requests)
+    check_solo(requests)
 
 
-def test_ranks_say_so_where_one_of_them_can_go_on_no_more():
+def test_ranks_say_so_where_one_of_them_can_go_on_no_more(make, ask):
     ranks = Ranks([make(), make()])
     for number in range(2):
         ranks.submit(ask(number))
@@ -114,7 +80,7 @@ def test_ranks_say_so_where_one_of_them_can_go_on_no_more():
         ranks.run()
 
 
-def test_an_id_is_taken_once_over_all_ranks():
+def test_an_id_is_taken_once_over_all_ranks(make, ask):
     ranks = Ranks([make(), make()])
     ranks.submit(ask(0))
     with pytest.raises(InputError, check=lambda error: error.name == "request_id"):

@@ -20,10 +20,7 @@ PROMPTS = [[5, 17, 3, 40, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [30] * 3, [9,
 NONE = torch.empty(0, dtype=torch.int64)
 
 
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("inference")
 
 
 def make_runner(config=CONFIG, kind="eagle3", lagging=False, impl="reference", **column):

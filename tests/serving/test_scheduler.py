@@ -2,83 +2,38 @@
 
 import re
 from dataclasses import replace
-from functools import cache
 from itertools import accumulate
 
 import pytest
 import torch
 
 from specsim import InputError, SamplingParams, SpecConfig, generate
-from specsim.core.config import ServingConfig
 from specsim.core.engine_options import EngineOptions
-from specsim.correctness.differential.pairs import make_pair
-from specsim.correctness.invariance.solo import BUDGETS, difference, run_solo
+from specsim.correctness.invariance.solo import run_solo
 from specsim.models.load import load
 from specsim.serving import generation
 from specsim.serving.generation import load_engine
-from specsim.serving.requests import Request, make_request
 from specsim.serving.scheduler import Scheduler
 from specsim.serving.trace import Chunk
 
 TREE = SpecConfig(topk=2, num_steps=3, num_draft_tokens=6, page_size=4, max_len=64)
 CHAIN = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=1, max_len=64)
-LONG, SHORT, OTHER = [7 * i % 47 for i in range(20)], [5, 17, 3, 40], [9, 8, 7, 6, 5, 4, 3, 2, 1, 30, 31, 32]
+LONG = [7 * i % 47 for i in range(20)]
+SHORT = [5, 17, 3, 40]
+OTHER = [9, 8, 7, 6, 5, 4, 3, 2, 1, 30, 31, 32]
 SCHEDULES = pytest.mark.parametrize("schedule", ["sync", "overlap"])
+pytestmark = pytest.mark.usefixtures("inference")
 
 
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.inference_mode():
-        yield
-
-
-@cache
-def pair_of():
-    return make_pair("eagle-noisy")
-
-
-@cache
-def engine_of(config: SpecConfig = TREE):
-    return load_engine(pair_of(), config, EngineOptions("reference", torch.float64))
-
-
-def make(config: SpecConfig = TREE, engine=None, num_slots: int = 1000, **serving) -> Scheduler:
-    return Scheduler(engine or engine_of(config), ServingConfig(num_slots=num_slots, **serving), audits=True)
-
-
-def ask(request_id: int, prompt=SHORT, max_new_tokens: int = 8, pair=None, schedule=None, **params) -> Request:
-    pair, params = pair or pair_of(), SamplingParams(max_new_tokens=max_new_tokens, **params)
-    return make_request(pair.target.config, pair.tokenizer, request_id, prompt, params, **(schedule or {}))
-
-
-def serve(scheduler: Scheduler, *requests: Request) -> Scheduler:
-    for request in requests:
-        scheduler.submit(request)
-    scheduler.run()
-    scheduler.close()
-    return scheduler
-
-
-def check_alone(requests, config: SpecConfig = TREE, pair=None) -> None:
-    """Each gives what it gives by itself."""
-    for request in requests:
-        output = run_solo(pair or pair_of(), config, request)
-        assert difference(request, output, BUDGETS[torch.float64]) is None
-
-
-def events(scheduler: Scheduler, name: str) -> list:
-    return [each for record in scheduler.trace.records for each in getattr(record, name)]
-
-
-def test_an_id_is_taken_once():
+def test_an_id_is_taken_once(make, ask, check_solo):
     scheduler = make()
     scheduler.submit(ask(3))
     with pytest.raises(InputError, check=lambda error: error.name == "request_id"):
         scheduler.submit(ask(3, OTHER))
-    serve(scheduler)
+    scheduler.serve()
     with pytest.raises(InputError, check=lambda error: error.name == "request_id"):
         scheduler.submit(ask(3))
-    check_alone(scheduler.requests.values())
+    check_solo(scheduler.requests.values())
 
 
 @SCHEDULES
@@ -89,69 +44,71 @@ def test_an_id_is_taken_once():
         (LONG * 2, 24, "40 prompt tokens and 24 new ones need .* slots, and the pool has 80"),
     ],
 )
-def test_a_prompt_that_can_never_fit_is_rejected_at_arrival(schedule, prompt, max_new_tokens, reason):
+def test_a_prompt_that_can_never_fit_is_rejected_at_arrival(
+    make, ask, check_solo, schedule, prompt, max_new_tokens, reason
+):
     late = {"arrival": 2}
     scheduler = make(schedule=schedule, num_slots=80)
-    serve(scheduler, ask(0), ask(1, prompt, max_new_tokens, schedule=late), ask(2, OTHER, schedule=late))
+    scheduler.serve(ask(0), ask(1, prompt, max_new_tokens, schedule=late), ask(2, OTHER, schedule=late))
     refused = scheduler.requests.pop(1)
     assert (refused.finish_reason, refused.token_ids, refused.emissions) == ("rejected", [], [])
     assert re.fullmatch(reason, refused.error)
     assert [record.step for record in scheduler.trace.records if record.rejected] == [2]
-    assert 1 not in events(scheduler, "admitted")
-    check_alone(scheduler.requests.values())
+    assert 1 not in scheduler.events("admitted")
+    check_solo(scheduler.requests.values())
 
 
 GREEDY = 24  # tokens of the request that the next test cuts short
 POSITIONS = (0, 1, 2, 3, 4, 9, 14)
 
 
-@cache
-def uncut() -> list[int]:
-    return list(run_solo(pair_of(), TREE, ask(0, max_new_tokens=GREEDY)).token_ids)
+@pytest.fixture(scope="module")
+def uncut(ask, pair) -> list[int]:
+    return list(run_solo(pair, TREE, ask(0, max_new_tokens=GREEDY)).token_ids)
 
 
 @SCHEDULES
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("by", ["eos", "stop token", "max_new_tokens", "max_len"])
-def test_a_request_ends_also_inside_an_accepted_path(by, position, schedule):
-    end = uncut().index(uncut()[position]) + 1
-    pair, config, changes = pair_of(), TREE, {}
+def test_a_request_ends_also_inside_an_accepted_path(make, ask, check_solo, pair, uncut, by, position, schedule):
+    end = uncut.index(uncut[position]) + 1
+    config = TREE
+    changes = {}
     if by == "eos":
-        pair = replace(
-            pair, target=replace(pair.target, config=replace(pair.target.config, eos_token_ids=(uncut()[end - 1],)))
-        )
+        target_config = replace(pair.target.config, eos_token_ids=(uncut[end - 1],))
+        pair = replace(pair, target=replace(pair.target, config=target_config))
     elif by == "stop token":
-        changes = {"stop_token_ids": (uncut()[end - 1],)}
+        changes = {"stop_token_ids": (uncut[end - 1],)}
     elif by == "max_new_tokens":
         changes = {"max_new_tokens": end}
     else:
         config = replace(TREE, max_len=len(SHORT) + end)
     request = ask(0, pair=pair, **{"max_new_tokens": GREEDY, **changes})
     other = ask(1, OTHER, temperature=1.0)
-    scheduler = serve(make(config, schedule=schedule), request, other)
+    scheduler = make(config, schedule=schedule).serve(request, other)
     is_stop = by in ("eos", "stop token")
-    assert request.token_ids == uncut()[:end]
+    assert request.token_ids == uncut[:end]
     assert request.finish_reason == ("stop" if is_stop else "length")
-    assert request.stop_reason == (uncut()[end - 1] if is_stop else None)
+    assert request.stop_reason == (uncut[end - 1] if is_stop else None)
     assert sum(request.accepted) + 1 >= end
     assert sum(tokens for _, _, tokens in request.emissions) == end
-    check_alone([request], config, pair)
+    check_solo([request], config, pair)
     if other.finish_reason != "rejected":
-        check_alone([other], config)
+        check_solo([other], config)
     assert scheduler.requests[0] is request
 
 
-def test_cuts_fall_after_prefill_inside_and_at_the_end_of_paths():
-    output = run_solo(pair_of(), TREE, ask(0, max_new_tokens=GREEDY))
+def test_cuts_fall_after_prefill_inside_and_at_the_end_of_paths(ask, pair, uncut):
+    output = run_solo(pair, TREE, ask(0, max_new_tokens=GREEDY))
     after_prefill, *ends = accumulate(output.num_accepted_tokens_per_round, initial=1)
-    cuts = {uncut().index(uncut()[position]) + 1 for position in POSITIONS}
+    cuts = {uncut.index(uncut[position]) + 1 for position in POSITIONS}
     assert after_prefill in cuts
     assert cuts & set(ends)
     assert cuts - {after_prefill, *ends}
 
 
 @SCHEDULES
-def test_a_stop_string_ends_a_request_and_its_text(schedule):
+def test_a_stop_string_ends_a_request_and_its_text(make, ask, schedule):
     pair, config = load(), SpecConfig(topk=2, num_steps=3, num_draft_tokens=6, max_len=128)
     prompt = "def add(a, b):\n    "
     long = generate(
@@ -160,7 +117,7 @@ def test_a_stop_string_ends_a_request_and_its_text(schedule):
     stop = long.text[8:11]
     request = ask(0, prompt, 24, pair, stop=(stop,))
     engine = load_engine(pair, config, EngineOptions("reference", torch.float64))
-    serve(make(engine=engine, schedule=schedule), request)
+    make(engine=engine, schedule=schedule).serve(request)
     assert (request.finish_reason, request.stop_reason) == ("stop", stop)
     assert request.text == long.text[: long.text.index(stop)]
     assert tuple(request.token_ids) == long.token_ids[: len(request.token_ids)]
@@ -170,7 +127,7 @@ def test_a_stop_string_ends_a_request_and_its_text(schedule):
 
 @SCHEDULES
 @pytest.mark.parametrize("when", ["not arrived", "waiting", "in a chunk", "decoding", "finished"])
-def test_a_request_can_be_aborted_at_any_moment(when, schedule):
+def test_a_request_can_be_aborted_at_any_moment(make, ask, check_solo, when, schedule):
     """In its place: what it has is the beginning of what it gives alone; the others do not notice."""
     scheduler = make(schedule=schedule, max_running=2, chunk_tokens=8)
     others = [ask(0, OTHER, 10), ask(2, LONG, 6, temperature=1.0)]
@@ -198,45 +155,33 @@ def test_a_request_can_be_aborted_at_any_moment(when, schedule):
     scheduler.run()
     scheduler.close()
     assert victim.token_ids == before
-    check_alone([*others, victim])
+    check_solo([*others, victim])
 
 
-def test_nobody_is_aborted_who_was_never_there():
+def test_nobody_is_aborted_who_was_never_there(make):
     assert make().abort(7) is False
 
 
-def test_aborts_by_the_clock_come_at_their_step():
-    scheduler = serve(make(), ask(0, max_new_tokens=20, schedule={"abort_at": 3}), ask(1, max_new_tokens=12))
+def test_aborts_by_the_clock_come_at_their_step(make, ask, check_solo):
+    scheduler = make().serve(ask(0, max_new_tokens=20, schedule={"abort_at": 3}), ask(1, max_new_tokens=12))
     assert [record.step for record in scheduler.trace.records if record.aborted] == [3]
     assert scheduler.requests[0].finish_reason == "abort"
-    check_alone(scheduler.requests.values())
-
-
-def three_running(priorities=(0, 0, 0), **serving) -> Scheduler:
-    """Requests 0, 1 and 2 arrive in this order and are decoding; 0 is the longest, 1 the shortest."""
-    scheduler = make(**serving)
-    for request_id, prompt in enumerate((LONG, SHORT, OTHER)):
-        schedule = {"arrival": request_id, "priority": priorities[request_id]}
-        scheduler.submit(ask(request_id, prompt, 14, schedule=schedule, temperature=1.0))
-    for _ in range(4):
-        scheduler.step()
-    assert not any(request.finish_reason for request in scheduler.requests.values())
-    return scheduler
+    check_solo(scheduler.requests.values())
 
 
 @SCHEDULES
-def test_the_highest_priority_is_served_first(schedule):
+def test_the_highest_priority_is_served_first(make, ask, schedule):
     requests = [ask(request_id, schedule={"priority": request_id // 2}) for request_id in range(4)]
-    scheduler = serve(make(max_running=1, schedule=schedule), *requests)
-    assert events(scheduler, "admitted") == [2, 3, 0, 1]
+    scheduler = make(max_running=1, schedule=schedule).serve(*requests)
+    assert scheduler.events("admitted") == [2, 3, 0, 1]
 
 
-def test_a_pool_has_a_page():
+def test_a_pool_has_a_page(make):
     with pytest.raises(InputError, check=lambda error: error.name == "num_slots"):
         make(num_slots=3)
 
 
-def test_generate_is_one_run_of_a_scheduler(monkeypatch):
+def test_generate_is_one_run_of_a_scheduler(pair, monkeypatch):
     made = []
 
     class Seen(Scheduler):
@@ -245,25 +190,19 @@ def test_generate_is_one_run_of_a_scheduler(monkeypatch):
             made.append(self)
 
     monkeypatch.setattr(generation, "Scheduler", Seen)
-    result = generate(
-        pair_of(),
-        [LONG, SHORT, OTHER],
-        TREE,
-        SamplingParams(max_new_tokens=9),
-        engine=EngineOptions(dtype=torch.float64),
-    )
+    options = EngineOptions(dtype=torch.float64)
+    result = generate(pair, [LONG, SHORT, OTHER], TREE, SamplingParams(max_new_tokens=9), engine=options)
     (scheduler,) = made
     chunks = tuple(Chunk(number, 0, len(prompt)) for number, prompt in enumerate((LONG, SHORT, OTHER)))
     assert scheduler.trace.records[0].prefilled == chunks
     assert scheduler.trace.records[0].decoded == (0, 1, 2)
-    assert not events(scheduler, "preempted")
-    assert [tuple(each.token_ids) for each in scheduler.requests.values()] == [
-        each.token_ids for each in result.outputs
-    ]
+    assert not any(record.preempted for record in scheduler.trace.records)
+    served = [tuple(each.token_ids) for each in scheduler.requests.values()]
+    assert served == [each.token_ids for each in result.outputs]
 
 
 @pytest.mark.parametrize("reason", ["never closed", "closed under way", "closed twice"])
-def test_close_gives_everything_back(reason):
+def test_close_gives_everything_back(three_running, check_solo, reason):
     scheduler = three_running(prefix_cache=True)
     if reason == "closed twice":
         scheduler.run()
@@ -271,21 +210,21 @@ def test_close_gives_everything_back(reason):
     usage = scheduler.close()
     assert (usage["free"], usage["requests"], usage["cached"]) == (usage["slots"], 0, 0)
     assert not scheduler.is_busy
-    check_alone(scheduler.requests.values())
+    check_solo(scheduler.requests.values())
 
 
 @SCHEDULES
-def test_a_request_ends_at_the_engines_max_len(schedule):
+def test_a_request_ends_at_the_engines_max_len(make, ask, check_solo, schedule):
     """And costs others nothing."""
     greedy, other = ask(0, max_new_tokens=200), ask(1)
-    scheduler = serve(make(schedule=schedule), greedy, other)
+    scheduler = make(schedule=schedule).serve(greedy, other)
     assert len(greedy.known_ids) == scheduler.max_len
     assert (greedy.finish_reason, other.finish_reason) == ("length", "length")
-    check_alone([greedy, other])
+    check_solo([greedy, other])
 
 
 @pytest.mark.parametrize("drive", ["step", "run"])
-def test_an_abort_comes_at_its_step_whoever_drives(drive):
+def test_an_abort_comes_at_its_step_whoever_drives(make, ask, drive):
     """Also before the arrival, and when nothing else happens in between."""
     scheduler, request = make(), ask(0, schedule={"arrival": 10, "abort_at": 5})
     scheduler.submit(request)
@@ -294,7 +233,7 @@ def test_an_abort_comes_at_its_step_whoever_drives(drive):
     assert request.arrived is None
 
 
-def test_aborts_by_close_are_recorded():
+def test_aborts_by_close_are_recorded(make, ask):
     scheduler = make()
     scheduler.submit(ask(0))
     scheduler.step()
@@ -302,42 +241,43 @@ def test_aborts_by_close_are_recorded():
     assert scheduler.trace.counts()["aborted"] == 1
 
 
-def test_a_request_is_served_once():
-    request = serve(make(), ask(0)).requests[0]
+def test_a_request_is_served_once(make, ask):
+    request = make().serve(ask(0)).requests[0]
     with pytest.raises(InputError, check=lambda error: error.name == "request"):
         make().submit(request)
 
 
 @SCHEDULES
-def test_a_step_prefills_no_more_than_its_budget_over_all(schedule):
-    scheduler = serve(make(schedule=schedule, chunk_tokens=5), *(ask(each, LONG[each:]) for each in range(4)))
+def test_a_step_prefills_no_more_than_its_budget_over_all(make, ask, schedule):
+    scheduler = make(schedule=schedule, chunk_tokens=5).serve(*(ask(each, LONG[each:]) for each in range(4)))
     chunks = [sum(each.end - each.start for each in record.prefilled) for record in scheduler.trace.records]
     assert max(chunks) == 5
     assert any(len(record.prefilled) > 1 for record in scheduler.trace.records)
 
 
 @SCHEDULES
-def test_nobody_overtakes_who_waits_for_room(schedule):
+def test_nobody_overtakes_who_waits_for_room(make, ask, schedule):
     """A small request that comes later stays behind a large one of the same priority."""
     running, large, small = ask(0, LONG, 14), ask(1, LONG[::-1], 14), ask(2, [5], 2)
     config = CHAIN.reserved_columns(len(LONG) + 14)
     scheduler = make(CHAIN, schedule=schedule, num_slots=config + 8)
-    serve(scheduler, running, large, small)
-    assert events(scheduler, "admitted")[:3] == [0, 1, 2]
+    scheduler.serve(running, large, small)
+    assert scheduler.events("admitted")[:3] == [0, 1, 2]
     admitted = {name: r.step for r in scheduler.trace.records for name in r.admitted}
     assert admitted[1] > 0
     assert admitted[2] >= admitted[1]
 
 
-def test_waiting_for_a_place_counts_towards_the_first_token():
-    scheduler = serve(make(max_running=1), ask(0, max_new_tokens=14), ask(1))
+def test_waiting_for_a_place_counts_towards_the_first_token(make, ask):
+    scheduler = make(max_running=1).serve(ask(0, max_new_tokens=14), ask(1))
     assert [request.arrived[0] for request in scheduler.requests.values()] == [0, 0]
     assert scheduler.requests[1].emissions[0][0] > 3
 
 
-def test_times_are_seconds_since_the_scheduler_was_made():
-    now, request = [100.0], ask(0)
-    scheduler = Scheduler(engine_of(), ServingConfig(num_slots=1000), clock=lambda: now[0])
+def test_times_are_seconds_since_the_scheduler_was_made(make, ask):
+    now = [100.0]
+    request = ask(0)
+    scheduler = make(clock=lambda: now[0])
     scheduler.submit(request)
     now[0] = 102.5
     assert scheduler.step().seconds == 2.5

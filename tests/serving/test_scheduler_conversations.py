@@ -1,90 +1,45 @@
 """Conversations: prompts of later turns, and KV that is kept for them."""
 
 from dataclasses import replace
-from functools import cache
 
 import pytest
-import torch
 
-from specsim import InputError, SamplingParams, SpecConfig
-from specsim.core.config import ServingConfig
-from specsim.core.engine_options import EngineOptions
-from specsim.correctness.differential.pairs import make_pair
-from specsim.correctness.invariance.solo import BUDGETS, difference, run_solo
-from specsim.serving.generation import load_engine
-from specsim.serving.requests import Request, make_request
-from specsim.serving.scheduler import Scheduler
+from specsim import InputError, SpecConfig
+from specsim.correctness.invariance.solo import run_solo
 
 TREE = SpecConfig(topk=2, num_steps=3, num_draft_tokens=6, page_size=4, max_len=64)
 CHAIN = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=1, max_len=64)
 BRANCHY = SpecConfig(topk=3, num_steps=2, num_draft_tokens=8, page_size=16, max_len=64)
-LONG, SHORT, OTHER = [7 * i % 47 for i in range(20)], [5, 17, 3, 40], [9, 8, 7, 6, 5, 4, 3, 2, 1, 30, 31, 32]
+LONG = [7 * i % 47 for i in range(20)]
+SHORT = [5, 17, 3, 40]
+OTHER = [9, 8, 7, 6, 5, 4, 3, 2, 1, 30, 31, 32]
 SCHEDULES = pytest.mark.parametrize("schedule", ["sync", "overlap"])
+pytestmark = pytest.mark.usefixtures("inference")
 
 
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.inference_mode():
-        yield
-
-
-@cache
-def pair_of():
-    return make_pair("eagle-noisy")
-
-
-@cache
-def engine_of(config: SpecConfig = TREE):
-    return load_engine(pair_of(), config, EngineOptions("reference", torch.float64))
-
-
-def make(config: SpecConfig = TREE, engine=None, num_slots: int = 1000, **serving) -> Scheduler:
-    return Scheduler(engine or engine_of(config), ServingConfig(num_slots=num_slots, **serving), audits=True)
-
-
-def ask(request_id: int, prompt=SHORT, max_new_tokens: int = 8, pair=None, schedule=None, **params) -> Request:
-    pair, params = pair or pair_of(), SamplingParams(max_new_tokens=max_new_tokens, **params)
-    return make_request(pair.target.config, pair.tokenizer, request_id, prompt, params, **(schedule or {}))
-
-
-def serve(scheduler: Scheduler, *requests: Request) -> Scheduler:
-    for request in requests:
-        scheduler.submit(request)
-    scheduler.run()
-    scheduler.close()
-    return scheduler
-
-
-def check_alone(requests, config: SpecConfig = TREE, pair=None) -> None:
-    """Each gives what it gives by itself."""
-    for request in requests:
-        output = run_solo(pair or pair_of(), config, request)
-        assert difference(request, output, BUDGETS[torch.float64]) is None
-
-
-def test_a_turn_follows_a_request_that_is_there():
+def test_a_turn_follows_a_request_that_is_there(make, ask):
     with pytest.raises(InputError, check=lambda error: error.name == "continues"):
         make().submit(ask(5, schedule={"continues": 4}))
 
 
-def test_a_turn_of_a_rejected_request_is_rejected():
+def test_a_turn_of_a_rejected_request_is_rejected(make, ask):
     requests = [ask(0, LONG * 4), ask(1, schedule={"continues": 0}), ask(2, schedule={"continues": 1}), ask(3)]
-    serve(make(), *requests)
+    make().serve(*requests)
     assert [request.finish_reason for request in requests] == ["rejected"] * 3 + ["length"]
     assert requests[1].error == "request 0, which it continues, was rejected"
     assert requests[2].error == "request 1, which it continues, was rejected"
 
 
-def test_a_turn_without_room_for_its_conversation_is_rejected():
+def test_a_turn_without_room_for_its_conversation_is_rejected(make, ask):
     requests = [ask(0, LONG * 2, 20), ask(1, SHORT, schedule={"continues": 0})]
-    serve(make(), *requests)
+    make().serve(*requests)
     assert (requests[0].finish_reason, requests[1].finish_reason) == ("length", "rejected")
     assert requests[1].error.startswith("a prompt of 64 tokens; at most 63")
 
 
 @pytest.mark.parametrize(("release", "schedule"), [("finish", "sync"), ("finish", "overlap"), ("round", "sync")])
 @pytest.mark.parametrize("pressure", [False, True])
-def test_a_turn_starts_from_what_its_conversation_left(pressure, release, schedule):
+def test_a_turn_starts_from_what_its_conversation_left(make, ask, check_solo, pressure, release, schedule):
     """And computes all of it again where that had to give way."""
     config = replace(TREE, release=release)
     scheduler = make(config, schedule=schedule)
@@ -103,12 +58,12 @@ def test_a_turn_starts_from_what_its_conversation_left(pressure, release, schedu
     scheduler.close()
     assert turn.prompt_ids == LONG + first.token_ids + OTHER[:3]
     assert turn.num_reused == (0 if pressure else len(LONG) + 6)
-    check_alone([first, turn], config)
+    check_solo([first, turn], config)
 
 
 @SCHEDULES
 @pytest.mark.parametrize("config", [TREE, CHAIN, BRANCHY], ids=["tree", "chain", "branchy"])
-def test_prefixes_are_reused_and_nothing_else_changes(config, schedule):
+def test_prefixes_are_reused_and_nothing_else_changes(make, ask, check_solo, config, schedule):
     tokens, prefilled = {}, {}
     prompts = [LONG + SHORT, LONG + SHORT, LONG + OTHER, LONG[:18] + OTHER, SHORT]
     for prefix_cache in (False, True):
@@ -116,12 +71,12 @@ def test_prefixes_are_reused_and_nothing_else_changes(config, schedule):
             ask(number, prompt, 6, schedule={"arrival": 3 * number}, temperature=number % 2, presence_penalty=0.5)
             for number, prompt in enumerate(prompts)
         ]
-        scheduler = serve(make(config, schedule=schedule, prefix_cache=prefix_cache), *requests)
+        scheduler = make(config, schedule=schedule, prefix_cache=prefix_cache).serve(*requests)
         tokens[prefix_cache] = [(each.token_ids, each.accepted) for each in requests]
         prefilled[prefix_cache] = scheduler.trace.counts()["num_prefilled"]
         assert sum(request.num_reused for request in requests) == scheduler.trace.counts()["num_reused"]
         assert prefilled[prefix_cache] + scheduler.trace.counts()["num_reused"] == sum(map(len, prompts))
-        check_alone(requests, config)
+        check_solo(requests, config)
     assert tokens[False] == tokens[True]
     assert prefilled[False] == sum(map(len, prompts))
     # A draft slot holds the token after it, so the last token that two have in common is not in a shared page.
@@ -131,7 +86,7 @@ def test_prefixes_are_reused_and_nothing_else_changes(config, schedule):
 
 
 @SCHEDULES
-def test_no_kv_is_held_for_a_turn_that_will_never_come(schedule):
+def test_no_kv_is_held_for_a_turn_that_will_never_come(make, ask, schedule):
     scheduler = make(schedule=schedule)
     for request in (ask(0), ask(1, schedule={"continues": 0, "abort_at": 1})):
         scheduler.submit(request)
@@ -140,55 +95,55 @@ def test_no_kv_is_held_for_a_turn_that_will_never_come(schedule):
 
 
 @SCHEDULES
-def test_kv_is_held_for_a_turn_after_another_was_aborted(schedule):
+def test_kv_is_held_for_a_turn_after_another_was_aborted(make, ask, check_solo, schedule):
     scheduler = make(schedule=schedule)
     gone, coming = {"continues": 0, "arrival": 30, "abort_at": 20}, {"continues": 0, "arrival": 40}
     requests = [ask(0), ask(1, schedule=gone), ask(2, [1, 2], schedule=coming)]
-    serve(scheduler, *requests)
+    scheduler.serve(*requests)
     assert requests[1].finish_reason == "abort"
     assert requests[2].num_reused == requests[0].prefill_len
-    check_alone([requests[2]])
+    check_solo([requests[2]])
 
 
 @SCHEDULES
-def test_max_running_conversations_wait_while_others_run(schedule):
+def test_max_running_conversations_wait_while_others_run(make, ask, schedule):
     first = [ask(number, OTHER, 4) for number in range(3)]
     others = [ask(3 + number, SHORT, 12, schedule={"arrival": 20}) for number in range(3)]
     turns = [ask(6 + number, [1, 2], 4, schedule={"continues": number, "arrival": 60}) for number in range(3)]
-    serve(make(schedule=schedule, max_running=3), *first, *others, *turns)
+    make(schedule=schedule, max_running=3).serve(*first, *others, *turns)
     assert [turn.num_reused for turn in turns] == [request.prefill_len for request in first]
 
 
 @pytest.mark.parametrize("abort_at", [0, 1, 3])
-def test_a_turn_of_one_that_never_began_is_rejected(abort_at):
+def test_a_turn_of_one_that_never_began_is_rejected(make, ask, abort_at):
     """Its conversation would lack what came before."""
     first, gone = ask(0, max_new_tokens=20), ask(1, [1, 2], schedule={"continues": 0, "abort_at": abort_at})
     last = ask(2, [3, 4], schedule={"continues": 1, "arrival": 30})
-    serve(make(), first, gone, last)
+    make().serve(first, gone, last)
     assert (gone.finish_reason, last.finish_reason) == ("abort", "rejected")
     assert last.error == "request 1, which it continues, was aborted before it began"
 
 
 @SCHEDULES
 @pytest.mark.parametrize("stops", [False, True])
-def test_a_turn_begins_with_all_that_was_said_before(stops, schedule):
+def test_a_turn_begins_with_all_that_was_said_before(make, ask, pair, stops, schedule):
     """The token that stopped the turn before is part of it."""
-    output = run_solo(pair_of(), TREE, ask(0, max_new_tokens=12))
+    output = run_solo(pair, TREE, ask(0, max_new_tokens=12))
     stop = (output.token_ids[4],) if stops else ()
     first, turn = ask(0, max_new_tokens=12, stop_token_ids=stop), ask(1, [1, 2, 3], schedule={"continues": 0})
-    serve(make(schedule=schedule), first, turn)
+    make(schedule=schedule).serve(first, turn)
     assert first.finish_reason == ("stop" if stops else "length")
     assert turn.prompt_ids == [*SHORT, *first.token_ids, 1, 2, 3]
 
 
-def test_steps_are_skipped_also_before_a_turn():
+def test_steps_are_skipped_also_before_a_turn(make, ask):
     first = ask(0, max_new_tokens=2, schedule={"arrival": 10**9})
-    scheduler = serve(make(), first, ask(1, [1], 2, schedule={"continues": 0}))
+    scheduler = make().serve(first, ask(1, [1], 2, schedule={"continues": 0}))
     assert len(scheduler.trace) < 10
     assert scheduler.requests[1].finish_reason == "length"
 
 
-def test_an_aborted_request_leaves_nothing_for_its_next_turn():
+def test_an_aborted_request_leaves_nothing_for_its_next_turn(make, ask, check_solo):
     scheduler = make()
     for request in (ask(0, max_new_tokens=20), ask(1, [1], schedule={"continues": 0, "arrival": 50})):
         scheduler.submit(request)
@@ -198,4 +153,4 @@ def test_an_aborted_request_leaves_nothing_for_its_next_turn():
     assert scheduler.pools.usage()["requests"] == 0
     scheduler.run()
     assert scheduler.requests[1].num_reused == 0
-    check_alone([scheduler.requests[1]])
+    check_solo([scheduler.requests[1]])

@@ -6,67 +6,23 @@ from functools import cache
 import pytest
 import torch
 
-from specsim import InputError, SamplingParams, SpecConfig
-from specsim.core.config import ServingConfig
+from specsim import InputError, SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.phases import DraftInput
 from specsim.correctness.differential.pairs import make_pair
-from specsim.correctness.invariance.solo import BUDGETS, difference, run_solo
 from specsim.serving.generation import load_engine
-from specsim.serving.requests import Request, make_request
 from specsim.serving.runner import HostCopy, Launched
 from specsim.serving.scheduler import Scheduler
 
 TREE = SpecConfig(topk=2, num_steps=3, num_draft_tokens=6, page_size=4, max_len=64)
-LONG, SHORT, OTHER = [7 * i % 47 for i in range(20)], [5, 17, 3, 40], [9, 8, 7, 6, 5, 4, 3, 2, 1, 30, 31, 32]
+LONG = [7 * i % 47 for i in range(20)]
+SHORT = [5, 17, 3, 40]
+OTHER = [9, 8, 7, 6, 5, 4, 3, 2, 1, 30, 31, 32]
 SCHEDULES = pytest.mark.parametrize("schedule", ["sync", "overlap"])
+pytestmark = pytest.mark.usefixtures("inference")
 
 
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.inference_mode():
-        yield
-
-
-@cache
-def pair_of():
-    return make_pair("eagle-noisy")
-
-
-@cache
-def engine_of(config: SpecConfig = TREE):
-    return load_engine(pair_of(), config, EngineOptions("reference", torch.float64))
-
-
-def make(config: SpecConfig = TREE, engine=None, num_slots: int = 1000, **serving) -> Scheduler:
-    return Scheduler(engine or engine_of(config), ServingConfig(num_slots=num_slots, **serving), audits=True)
-
-
-def ask(request_id: int, prompt=SHORT, max_new_tokens: int = 8, pair=None, schedule=None, **params) -> Request:
-    pair, params = pair or pair_of(), SamplingParams(max_new_tokens=max_new_tokens, **params)
-    return make_request(pair.target.config, pair.tokenizer, request_id, prompt, params, **(schedule or {}))
-
-
-def serve(scheduler: Scheduler, *requests: Request) -> Scheduler:
-    for request in requests:
-        scheduler.submit(request)
-    scheduler.run()
-    scheduler.close()
-    return scheduler
-
-
-def check_alone(requests, config: SpecConfig = TREE, pair=None) -> None:
-    """Each gives what it gives by itself."""
-    for request in requests:
-        output = run_solo(pair or pair_of(), config, request)
-        assert difference(request, output, BUDGETS[torch.float64]) is None
-
-
-def events(scheduler: Scheduler, name: str) -> list:
-    return [each for record in scheduler.trace.records for each in getattr(record, name)]
-
-
-def test_an_abort_drops_the_result_that_is_under_way():
+def test_an_abort_drops_the_result_that_is_under_way(make, ask):
     scheduler = make(schedule="overlap")
     scheduler.submit(victim := ask(0, max_new_tokens=20))
     for _ in range(4):
@@ -83,7 +39,7 @@ def test_an_abort_drops_the_result_that_is_under_way():
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("topk", [2, 3])
-def test_both_schedules_give_the_same(topk, page_size):
+def test_both_schedules_give_the_same(make, ask, check_solo, topk, page_size):
     config = SpecConfig(topk=topk, num_steps=3, num_draft_tokens=7, page_size=page_size, max_len=64)
     given = {}
     for schedule in ("sync", "overlap"):
@@ -91,9 +47,9 @@ def test_both_schedules_give_the_same(topk, page_size):
             ask(number, prompt, 7 + number, temperature=number % 2, schedule={"arrival": number})
             for number, prompt in enumerate((LONG, SHORT, OTHER, LONG[:9]))
         ]
-        serve(make(config, schedule=schedule, max_running=3, chunk_tokens=9), *requests)
+        make(config, schedule=schedule, max_running=3, chunk_tokens=9).serve(*requests)
         given[schedule] = [(each.token_ids, each.accepted, each.finish_reason) for each in requests]
-        check_alone(requests, config)
+        check_solo(requests, config)
     assert given["sync"] == given["overlap"]
 
 
@@ -114,18 +70,18 @@ def step_without_reading(scheduler: Scheduler, monkeypatch) -> None:
     scheduler.end_step()
 
 
-def test_overlap_launches_a_step_before_it_reads_the_one_before(monkeypatch):
+def test_overlap_launches_a_step_before_it_reads_the_one_before(make, ask, check_solo, monkeypatch):
     requests = [ask(0, LONG, 9), ask(1, SHORT, 9, schedule={"arrival": 2})]
     scheduler = make(schedule="overlap", chunk_tokens=8)
     for request in requests:
         scheduler.submit(request)
     while scheduler.is_busy:
         step_without_reading(scheduler, monkeypatch)
-    check_alone(requests)
+    check_solo(requests)
     assert all(result.launched == record.step - 1 for record in scheduler.trace.records for result in record.results)
 
 
-def test_sync_reads_at_once(monkeypatch):
+def test_sync_reads_at_once(make, ask, monkeypatch):
     scheduler = make(schedule="sync")
     scheduler.submit(ask(0))
     with pytest.raises(AssertionError, match="a result was read before"):
@@ -133,27 +89,27 @@ def test_sync_reads_at_once(monkeypatch):
 
 
 @pytest.mark.parametrize(("max_new_tokens", "late"), [(1, 2), (2, 1), (5, 1), (9, 1)])
-def test_under_overlap_a_finished_request_is_in_one_more_round(max_new_tokens, late):
+def test_under_overlap_a_finished_request_is_in_one_more_round(make, ask, check_solo, max_new_tokens, late):
     """Who finishes with the token of its prefill is in the round of that step and in the next."""
-    scheduler = serve(make(schedule="overlap"), ask(0, max_new_tokens=max_new_tokens), ask(1, OTHER, 14))
-    results = [each for each in events(scheduler, "results") if each.request_id == 0]
+    scheduler = make(schedule="overlap").serve(ask(0, max_new_tokens=max_new_tokens), ask(1, OTHER, 14))
+    results = [each for each in scheduler.events("results") if each.request_id == 0]
     assert [result.num_kept for result in results][-late:] == [0] * late
     assert all(result.num_kept for result in results[:-late])
     rounds = [record.step for record in scheduler.trace.records if 0 in record.decoded]
     ended = next(record.step for record in scheduler.trace.records if (0, "length") in record.finished)
     assert max(rounds) == ended
     assert len(scheduler.requests[0].accepted) == len(results) - late
-    check_alone(scheduler.requests.values())
+    check_solo(scheduler.requests.values())
 
 
-def test_under_sync_nobody_is_in_a_round_in_vain():
-    scheduler = serve(make(), ask(0, max_new_tokens=1), ask(1, OTHER, 6))
-    assert all(result.num_kept for result in events(scheduler, "results"))
-    assert 0 not in events(scheduler, "decoded")
+def test_under_sync_nobody_is_in_a_round_in_vain(make, ask):
+    scheduler = make().serve(ask(0, max_new_tokens=1), ask(1, OTHER, 6))
+    assert all(result.num_kept for result in scheduler.events("results"))
+    assert 0 not in scheduler.events("decoded")
 
 
 @SCHEDULES
-def test_an_empty_batch_is_idle_and_others_join_it(schedule, monkeypatch):
+def test_an_empty_batch_is_idle_and_others_join_it(make, ask, check_solo, schedule, monkeypatch):
     """The state of the last round is not there any more: what joins is merged with no row."""
     sizes, merge = [], DraftInput.merge
 
@@ -172,12 +128,12 @@ def test_an_empty_batch_is_idle_and_others_join_it(schedule, monkeypatch):
         scheduler.step()
     scheduler.step()
     assert (scheduler.step().decoded, scheduler.runner.requests) == ((), [])
-    serve(scheduler)
+    scheduler.serve()
     assert [size for size in sizes if size[1]] == [(0, 1), (0, 1)]
-    check_alone(requests)
+    check_solo(requests)
 
 
-def test_overlap_and_release_round_exclude_each_other():
+def test_overlap_and_release_round_exclude_each_other(make):
     with pytest.raises(InputError, check=lambda error: error.name == "schedule"):
         make(replace(TREE, release="round"), schedule="overlap")
 
@@ -195,20 +151,31 @@ def fast_engine(name: str, graph: str, device: str):
     return load_engine(pair, FAST[name], EngineOptions("fast", torch.float32, device, graph, 3))
 
 
-def bits(engine, numbers, schedule: str = "sync") -> dict[int, tuple]:
-    """Tokens and logprobs of these requests, each of whose prompts is prefilled in a call of its own."""
+@pytest.fixture(scope="module")
+def bits(make, ask):
+    """Tokens and logprobs of some of three requests, each of whose prompts is prefilled in a call of its own."""
     prompts = ([5, 17, 3, 40, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9], [30, 7, 30])
-    scheduler = make(engine=engine, schedule=schedule, max_running=3)
-    for place, number in enumerate(numbers):
+
+    def request_of(number: int, arrival: int):
         params = {"temperature": number % 2, "presence_penalty": 0.3 * (number == 2)}
-        scheduler.submit(ask(number, prompts[number], 5, schedule={"arrival": place}, **params))
-    serve(scheduler)
-    assert all(len(record.prefilled) <= 1 for record in scheduler.trace.records)
-    return {number: (each.token_ids, each.logprobs, each.accepted) for number, each in scheduler.requests.items()}
+        return ask(number, prompts[number], 5, schedule={"arrival": arrival}, **params)
+
+    def bits(engine, numbers, schedule: str = "sync") -> dict[int, tuple]:
+        scheduler = make(engine=engine, schedule=schedule, max_running=3)
+        scheduler.serve(*(request_of(number, place) for place, number in enumerate(numbers)))
+        assert all(len(record.prefilled) <= 1 for record in scheduler.trace.records)
+        return {number: (each.token_ids, each.logprobs, each.accepted) for number, each in scheduler.requests.items()}
+
+    return bits
+
+
+@pytest.fixture(scope="module")
+def expected_bits(bits, device):
+    return bits(fast_engine("tree", "eager", device), [0, 1, 2])
 
 
 @pytest.mark.parametrize("name", ["tree", "chain", pytest.param("branchy", marks=pytest.mark.whole)])
-def test_fast_gives_the_bits_of_a_solo_run_in_equal_buffers(name, device):
+def test_fast_gives_the_bits_of_a_solo_run_in_equal_buffers(bits, name, device):
     """Whatever its row: prompts are prefilled each in a call of its own, and every round has the bucket's shape."""
     engine = fast_engine(name, "eager", device)
     by_themselves = {number: bits(engine, [number])[number] for number in range(3)}
@@ -223,18 +190,12 @@ OTHER_MODES = (("eager", "sync"), ("step", "overlap"), ("phase", "overlap"), ("r
 @pytest.mark.parametrize(
     ("graph", "schedule"), [*MODES, *(pytest.param(*each, marks=pytest.mark.whole) for each in OTHER_MODES)]
 )
-def test_fast_graph_modes_and_schedules_give_the_same_bits(graph, schedule, device):
-    expected = _expected_bits(device)
-    assert bits(fast_engine("tree", graph, device), [0, 1, 2], schedule) == expected
-
-
-@cache
-def _expected_bits(device: str) -> dict[int, tuple]:
-    return bits(fast_engine("tree", "eager", device), [0, 1, 2])
+def test_fast_graph_modes_and_schedules_give_the_same_bits(bits, expected_bits, graph, schedule, device):
+    assert bits(fast_engine("tree", graph, device), [0, 1, 2], schedule) == expected_bits
 
 
 @SCHEDULES
-def test_a_scheduler_made_in_inference_mode_works_outside_it(schedule):
+def test_a_scheduler_made_in_inference_mode_works_outside_it(make, ask, schedule):
     """Tests here run inside."""
     scheduler = make(schedule=schedule)
     scheduler.submit(ask(0, max_new_tokens=30))
@@ -248,7 +209,7 @@ def test_a_scheduler_made_in_inference_mode_works_outside_it(schedule):
 
 
 @SCHEDULES
-def test_between_steps_no_more_is_committed_than_is_known(schedule):
+def test_between_steps_no_more_is_committed_than_is_known(make, ask, schedule):
     """Columns of tokens that the host knows, the last of which is the root of the next round."""
     scheduler = make(schedule=schedule)
     for request_id in range(3):
