@@ -13,7 +13,7 @@ from scipy.stats import chi2
 
 from specsim.core.columns import own_lanes
 from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.phases import Batch, DraftInput, Sampling
+from specsim.core.phases import Batch, Candidates, DraftInput, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.fast.drafting import expand as expand_fast_lanes
 from specsim.fast.lanes import start_lanes as start_fast_lanes
@@ -70,25 +70,33 @@ class PathHead:
         return torch.tensor(laws, dtype=torch.float64).view(-1, V).log()
 
 
+def drafting_state(head: PathHead, config: SpecConfig, params: SamplingParams):
+    """Drafter of a head, a batch of as many requests as it has laws, and pools in which their lanes are reserved."""
+    size = len(head.laws)
+    width = config.reserved_columns(L)
+    buffers = (KVBuffer(head.kv_layout, max(size, 1) * width, torch.float32) for _ in range(2))
+    pools = KVPool(*buffers, config.page_size, size, width)
+    rows = [pools.open() for _ in range(size)]
+    own_lanes(pools, rows, [L] * size, config)
+    batch = Batch.of(range(size), rows, [L] * size, [replace(params, seed=3)] * size, V)
+    return AutoregressiveDrafter(head, config, torch.float32, V), batch, pools
+
+
+def tree_of(candidates: Candidates, batch: Batch, config: SpecConfig) -> VerifyInput:
+    locations = torch.zeros(batch.size, config.num_draft_tokens, dtype=torch.int64)
+    return build(candidates, torch.full((batch.size,), BONUS, dtype=torch.int32), batch.seq_lens, locations, config)
+
+
 def propose(laws: list[Callable], config: SpecConfig, d2t: torch.Tensor | None = None):
     """Candidates of one draft phase, the head that made them, and the trees built from them."""
-    head, size, config = PathHead(laws, config.num_steps, d2t), len(laws), replace(config, max_len=99)
-    width = config.reserved_columns(L)
-    slots = max(size, 1) * width
-    buffers = (KVBuffer(head.kv_layout, slots, torch.float32) for _ in range(2))
-    pools = KVPool(*buffers, config.page_size, size, width)
-    rows = [pools.open() for _ in laws]
-    lengths = torch.full((size,), L)
-    ids = torch.arange(size)
-    sampling = Sampling.of([SamplingParams()] * size, V)
-    batch = Batch(ids, torch.tensor(rows, dtype=torch.int64), lengths, lengths, ids, sampling, 0 * ids)
-    own_lanes(pools, rows, [L] * size, config)
-    drafter, hidden = AutoregressiveDrafter(head, config, torch.float32, V), head.start()
+    config = replace(config, max_len=99)
+    head = PathHead(laws, config.num_steps, d2t)
+    drafter, batch, pools = drafting_state(head, config, SamplingParams())
+    hidden = head.start()
     topk_p, topk_index = draft_topk(head.logits(hidden), config.topk, d2t)
-    bonus = torch.full((size,), BONUS, dtype=torch.int32)
+    bonus = torch.full((batch.size,), BONUS, dtype=torch.int32)
     candidates = drafter.propose(batch, DraftInput(topk_p, topk_index, hidden, bonus), pools)
-    locations = torch.zeros(size, config.num_draft_tokens, dtype=torch.int64)
-    return candidates, head, build(candidates, bonus, lengths, locations, config)
+    return candidates, head, tree_of(candidates, batch, config)
 
 
 def paths(verify_input, request: int) -> list[tuple[int, ...]]:
@@ -290,7 +298,8 @@ def test_the_fast_draft_loop_proposes_the_references_candidates(seed, setting, m
     """Distributions without near ties, through both top-k: tokens and parents exactly, scores to rounding."""
     topk, num_steps = setting
     config = SpecConfig(topk, num_steps, num_steps + 1 if topk == 1 else topk + 1)
-    laws, d2t = [Law(seed), Law(seed + 1)], torch.tensor([0, 1, 3, 3, 6]) if mapped else None
+    laws = [Law(seed), Law(seed + 1)]
+    d2t = torch.tensor([0, 1, 3, 3, 6]) if mapped else None
     expected, head, _ = propose(laws, config, d2t)
     hidden = head.start()
     bonus = torch.full((2,), BONUS, dtype=torch.int32)
@@ -314,11 +323,8 @@ SAMPLED = {
 }
 
 
-SAMPLES, FALSE_ALARM = 2500, 1e-6
-
-
-# Sampled drafts
-
+SAMPLES = 2500
+FALSE_ALARM = 1e-6
 LOGITS_RV = torch.tensor([[0.5, 2.0, -1.0], [1.0, 1.0, 3.0], [0.0, 4.0, 0.0], [2.0, 1.0, 0.0]])
 
 
@@ -353,22 +359,15 @@ def test_drafts_with_noise_are_the_argmax_with_it():
         assert (ids.tolist(), topk_p.tolist()) == ([[token]], [[law[0, token].item()]])
 
 
-def sampled_trees(config: SpecConfig, size: int, sampling: SamplingParams, d2t=None):
+def sampled_trees(config: SpecConfig, size: int, sampling: SamplingParams):
     """One draft phase of `size` requests with the same laws, its first drafts made as draft-extend would."""
+    config = replace(config, max_len=99)
     law = functools.cache(Law(17))
-    head, config = PathHead([law] * size, config.num_steps, d2t), replace(config, max_len=99)
-    width = config.reserved_columns(L)
-    buffers = (KVBuffer(head.kv_layout, size * width, torch.float32) for _ in range(2))
-    pools = KVPool(*buffers, 1, size, width)
-    rows = torch.tensor([pools.open() for _ in range(size)])
-    lengths, ids = torch.full((size,), L), torch.arange(size)
-    batch = Batch(ids, rows, lengths, lengths, 3 + 0 * ids, Sampling.of([sampling] * size, V), 0 * ids)
-    own_lanes(pools, rows.tolist(), lengths.tolist(), config)
-    drafter = AutoregressiveDrafter(head, config, torch.float32, V)
-    draft_input = drafter._first_drafts(batch, head.start(), torch.full((size,), BONUS, dtype=torch.int32), lengths)
-    candidates = drafter.propose(batch, draft_input, pools)
-    locations = torch.zeros(size, config.num_draft_tokens, dtype=torch.int64)
-    return batch, law, build(candidates, draft_input.bonus_tokens, lengths, locations, config)
+    head = PathHead([law] * size, config.num_steps)
+    drafter, batch, pools = drafting_state(head, config, sampling)
+    bonus = torch.full((size,), BONUS, dtype=torch.int32)
+    draft_input = drafter._first_drafts(batch, head.start(), bonus, batch.seq_lens)
+    return batch, law, tree_of(drafter.propose(batch, draft_input, pools), batch, config)
 
 
 @pytest.mark.parametrize("name", SAMPLED)
