@@ -1,32 +1,23 @@
 """Equality checks and contests of a benchmark: no figure without a passed check."""
 
 import io
-import json
 import math
 from dataclasses import replace
 from functools import partial
-from itertools import count
-from types import SimpleNamespace
 
 import pytest
 import torch
 from rich.console import Console
 
-import specsim.bench.clock
-import specsim.bench.scene
-import specsim.bench.session as run
 from specsim.bench.checks import all_of, equal, within
 from specsim.bench.clock import in_turns, timing
 from specsim.bench.contest import Contender, at_floor, contest
 from specsim.bench.linears import judge_product
 from specsim.bench.roofline import Ceilings, Floor, Part
 from specsim.bench.row import OURS, Asked, Check, Row, Timing
-from specsim.bench.session import bench
 from specsim.bench.show import show_row
-from specsim.bench.suites import Options, Suite
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.correctness.differential.pairs import rounded
-from specsim.maintain import results as kept_results
 from specsim.models.synthetic_pair import synthetic_pair
 
 CEILINGS = Ceilings(read=1e12, copy=1e12, dense=1e12)
@@ -237,40 +228,3 @@ def test_outputs_are_compared_token_for_token_and_bit_for_bit():
     assert _same_tokens("x", company, other, 1).passed
     assert not _equal("x", company, other, 1).passed
     assert _same_tokens("x", company, other, 0).difference == "requests [0]"
-
-
-ASKED = (Asked("time / floor", 1.25, 1.3),)
-ROWS = (
-    Row("linear", {"rows": 8}, {OURS: PASSED}, {OURS: Timing(5.0, 1.0, 9)}, FLOOR, 4.0, ASKED),
-    Row("linear", {"rows": 64}, {OURS: PASSED, "library": PASSED}, {"library": Timing(9.0, 1.0, 9)}, FLOOR, 4.0),
-)
-
-
-@pytest.fixture
-def suite(monkeypatch):
-    """A suite of made-up rows that needs no GPU."""
-
-    def install(*rows: Row) -> None:
-        suites = {"kernels": Suite({"some": lambda options, ceilings: iter(rows)}, 60)}
-        monkeypatch.setattr("specsim.bench.session.SUITES", suites)
-        monkeypatch.setattr("specsim.bench.result.SUITES", suites)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(run, "versions", lambda device: {"gpu": "a GPU", "torch": "2", "triton": "3"})
-        monkeypatch.setattr(specsim.bench.clock, "measure_ceilings", lambda: CEILINGS)
-
-    return install
-
-
-def test_rows_of_a_group_that_time_cut_off_are_not_kept(suite, tmp_path, monkeypatch):
-    suite()
-    groups = {"some": lambda *given: iter(ROWS[:1]), "others": lambda *given: iter(ROWS[::-1])}
-    for module in (run, kept_results):
-        monkeypatch.setattr(module, "SUITES", {"kernels": Suite(groups, 60)})
-    monkeypatch.setattr(run, "time", SimpleNamespace(perf_counter=count().__next__))
-    files = [tmp_path / "cut.json", tmp_path / "others.json"]
-    cut = bench(Options("kernels", seconds=3), "specsim bench", files[0])
-    assert (cut.rows, cut.finished, cut.unfinished) == ((ROWS[0], ROWS[1]), ("some",), 1)
-    assert bench(Options("kernels", only="others"), "specsim bench", files[1]).unfinished == 0
-    (path,) = kept_results.keep(files, tmp_path)
-    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    assert [row["setting"] for row in rows] == [each.setting for each in (ROWS[0], *ROWS[::-1])]

@@ -9,8 +9,6 @@ from specsim.core.errors import InputError
 from specsim.core.pool import Account, KVBuffer, KVLayout, KVPool, OutOfSlots, PageAllocator
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=3)
-
-
 P = 4
 
 
@@ -467,8 +465,6 @@ class Model:
 
 
 VERBS = "open reserve settle release close keep drop share limit".split()
-
-
 HAPPENINGS = {
     "opened", "no row", "reserved", "no slots", "settled", "released", "closed", "kept", "dropped", "shared",
     "over the limit", "limited",

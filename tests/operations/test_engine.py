@@ -13,20 +13,10 @@ from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.generation import load_engine
 
 PROMPTS = [[5, 17, 3, 40, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [30] * 3, list(range(47, 20, -1))]
-
-
 WARM = SamplingParams(temperature=1.0, max_new_tokens=24, seed=7)
-
-
 TREE = SpecConfig(topk=4, num_steps=4, num_draft_tokens=12, page_size=4)
-
-
 CHAIN = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=4)
-
-
 LANES = SpecConfig(topk=3, num_steps=3, num_draft_tokens=10, page_size=4, verifier="multi_round")
-
-
 SAMPLED = [LANES, *(replace(CHAIN, verifier=name) for name in ("rejection", "block", "gumbel"))]
 
 

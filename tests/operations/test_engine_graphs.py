@@ -19,35 +19,11 @@ from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.generation import load_engine
 
 PROMPTS = [[5, 17, 3, 40, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [30] * 3, list(range(47, 20, -1))]
-
-
 WARM = SamplingParams(temperature=1.0, max_new_tokens=24, seed=7)
-
-
 CHAIN = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=4)
-
-
 LANES = SpecConfig(topk=3, num_steps=3, num_draft_tokens=10, page_size=4, verifier="multi_round")
-
-
 SAMPLED = [LANES, *(replace(CHAIN, verifier=name) for name in ("rejection", "block", "gumbel"))]
-
-
-def start(pair, config, prompts=PROMPTS, num_slots=2048, ids=None):
-    """An engine after prefill: (engine, batch, draft input, pools)."""
-    engine = load_engine(pair, config, EngineOptions("reference", torch.float64))
-    pools = engine.make_pools(len(prompts), num_slots)
-    rows, lengths = [pools.open() for _ in prompts], [len(prompt) for prompt in prompts]
-    for row, length in zip(rows, lengths, strict=True):
-        pools.reserve(row, length)
-    params, vocab_size = [WARM] * len(prompts), pair.target.config.vocab_size
-    batch = Batch.of(ids or range(len(prompts)), rows, lengths, params, vocab_size)
-    return engine, batch, engine.prefill(batch, PrefillInput.whole(prompts), pools).draft_input, pools
-
-
 SMALL = SpecConfig(topk=3, num_steps=3, num_draft_tokens=7, page_size=4)
-
-
 FOUR = [PROMPTS[0], PROMPTS[1], PROMPTS[2], [9, 8, 7, 6]]
 
 
