@@ -1,4 +1,4 @@
-"""Grammars over trees: the automata of the tests, the masks of nodes, the law of what is generated."""
+"""Grammars over trees: automata of the tests, masks of nodes, the distribution of generated text."""
 
 import functools
 import itertools
@@ -20,20 +20,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import specsim
-from specsim.cli.main import main
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.grammar import after, allowed_first, allowed_nodes, allowed_trees, stacked
 from specsim.core.phases import Batch
-from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.correctness.differential import check
 from specsim.correctness.differential.grids import cell_of
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.reference.acceptance import Tree, greedy, target_only
 from specsim.reference.sampling import adjust_logits, target_prob
 from specsim.reference.tree_links import links
-from specsim.serving.generation import load_engine
 from specsim.serving.guidance import Guidance
 
 needs_library = pytest.mark.skipif(not find_spec("llguidance"), reason="llguidance is an extra: specsim[grammar]")
@@ -78,41 +75,32 @@ def derivative(regex, char: str):
 
 
 def parse(pattern: str):
-    """Of literals, [sets], (groups), |, * and +."""
-    regex, rest = _alternatives(pattern)
-    assert not rest, rest
-    return regex
+    """Expression of literals, [sets], (groups), |, * and +."""
+    atoms = re.findall(r"\[[^]]*\]|.", pattern)
 
-
-def _alternatives(text: str):
-    branch, found = EMPTY, NOTHING
-    while text and text[0] != ")":
-        if text[0] == "|":
-            found, branch, text = either(found, branch), EMPTY, text[1:]
-            continue
-        atom, text = _atom(text)
-        if text[:1] in ("*", "+"):
-            star = ("star", atom)
-            atom, text = (star if text[0] == "*" else cat(atom, star)), text[1:]
-        branch = cat(branch, atom)
-    return either(found, branch), text
-
-
-def _atom(text: str):
-    if text[0] == "(":
-        inner, rest = _alternatives(text[1:])
-        return inner, rest[1:]
-    if text[0] == "[":
-        body, rest = text[1:].split("]", 1)
-        chars = set()
-        while body:
-            if body[1:2] == "-":
-                chars |= {chr(code) for code in range(ord(body[0]), ord(body[2]) + 1)}
-                body = body[3:]
+    def alternatives():
+        branch = EMPTY
+        found = NOTHING
+        while atoms and atoms[0] != ")":
+            atom = atoms.pop(0)
+            if atom == "|":
+                found = either(found, branch)
+                branch = EMPTY
+                continue
+            if atom == "(":
+                regex = alternatives()
+                atoms.pop(0)
             else:
-                chars, body = chars | {body[0]}, body[1:]
-        return ("char", frozenset(chars)), rest
-    return ("char", frozenset(text[0])), text[1:]
+                regex = ("char", frozenset(filter(re.compile(atom).match, map(chr, range(128)))))
+            if atoms[:1] in (["*"], ["+"]):
+                star = ("star", regex)
+                regex = star if atoms.pop(0) == "*" else cat(regex, star)
+            branch = cat(branch, regex)
+        return either(found, branch)
+
+    regex = alternatives()
+    assert not atoms, atoms
+    return regex
 
 
 # JSON without spaces: arrays, objects, strings without escapes, numbers of digits. A state is what is still to come,
@@ -219,9 +207,6 @@ TEXTS = ("", "a", "b", "ab", "ba", "c")  # token 0 ends
 AB = Automaton.regex("(ab|c)+", TEXTS, END)
 
 
-# The automata of the tests
-
-
 @pytest.mark.parametrize("pattern", ["(ab|c)+", "a*", "x[0-9]+(,[0-9]+)*", "(a|ab)(c|bcd)*", "[abx]*b", ""])
 def test_derivatives_agree_with_pythons_expressions(pattern):
     for length in range(5):
@@ -244,7 +229,7 @@ def is_json(text: str) -> bool:
     return True
 
 
-LONGER = [
+LONG = [
     '{"a":1',
     '{"a":1}',
     '[[1],{"a":[]}]',
@@ -259,11 +244,8 @@ LONGER = [
 
 def test_the_stack_takes_what_json_takes_and_no_more():
     short = ("".join(text) for length in range(1, 5) for text in itertools.product('{}[]":,a10', repeat=length))
-    for text in (*short, *LONGER):
+    for text in (*short, *LONG):
         assert (JSON.after("V", text) in ("", "D")) == is_json(text), text
-
-
-# Masks of nodes
 
 
 def tree_of(parents: list[int], tokens: list[int], depth_limit: int = 99) -> Tree:
@@ -351,14 +333,11 @@ def test_the_first_token_is_masked_where_the_prompt_is_complete():
     assert allowed_B1V[1].all()
 
 
-# The law of masked text
+# The distribution of masked text
 
-V, CELLS = 4, 12
-WEIGHTS = (
-    (1, 1, 1, 1),
-    (2, 1, 1, 0),
-    (3, 1, 0, 0),
-)  # of any of them the sum divides 12, so that edges are those of cells
+V = 4
+CELLS = 12
+WEIGHTS = ((1, 1, 1, 1), (2, 1, 1, 0), (3, 1, 0, 0))  # the sum of any of them divides 12: edges are those of cells
 WORDS = ("", "a", "b", "aa")
 GRAMMARS = [Automaton.regex(pattern, WORDS, END) for pattern in ("(ab)*", "a*(b|ba)", "(aa)*b*")]
 
@@ -503,30 +482,6 @@ def test_the_library_allows_what_the_automaton_allows():
     assert 0 < allowed_NV[5].sum() < allowed_NV.shape[1]
 
 
-@needs_library
-@pytest.mark.parametrize("pattern", ["ab", "(ab)+"])
-def test_the_library_removes_tokens_also_at_the_end(pattern):
-    matcher = Guidance.regex(PAIR, pattern).matcher()
-    a, b = (PAIR.tokenizer.encode(char, add_special_tokens=False)[0] for char in "ab")
-    before = matcher.allowed()
-    assert matcher.advance(a)
-    within = matcher.allowed()
-    assert not matcher.advance(a)
-    assert not matcher.advance(END)
-    assert matcher.advance(b)
-    complete = matcher.allowed()
-    assert matcher.advance(END)
-    assert matcher.has_ended
-    matcher.roll_back(1)
-    assert not matcher.has_ended
-    assert torch.equal(matcher.allowed(), complete)
-    matcher.advance(END)
-    matcher.roll_back(2)
-    assert torch.equal(matcher.allowed(), within)
-    matcher.roll_back(1)
-    assert torch.equal(matcher.allowed(), before)
-
-
 def test_greedy_text_is_plain_greedy_text_under_the_grammar():
     """Two requests with a grammar each, and one that is free, in one batch."""
     grammars = [numbers(), replace(Automaton.json(PIECES, END), start="AV"), None]  # the rest of an array
@@ -584,17 +539,7 @@ def test_sampled_texts_have_the_frequencies_of_plain_decoding():
     assert excess(outputs[:80] + (often,) * 80) > 0
 
 
-@needs_library
-def test_json_of_a_schema():
-    schema = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 99}}, "required": ["a"]}
-    schema |= {"additionalProperties": False}
-    grammar = Guidance.json_schema(PAIR, schema)
-    (output,) = run(grammar, temperature=1.0, max_new_tokens=40, seed=1)
-    assert output.finish_reason == "stop"
-    assert list(json.loads(PAIR.tokenizer.decode(list(output.token_ids[:-1])))) == ["a"]
-
-
-# Both columns
+# Both implementations
 
 TINY = synthetic_pair("eagle3")  # 48 tokens, of which those after the last text are no one's
 LETTERS = ("", *'abc[],{}:"01', "ab", "ba", "[1", ',"')
@@ -606,29 +551,22 @@ def test_the_fast_engines_tokens_are_the_references():
     """A greedy request and a sampled one with a grammar each, a free one between them, in buffers of four requests of
     which the padded one has the id of the first; drafts that are forbidden, and an end inside a tree.
     """
-    setting = dict(
-        config=SpecConfig(topk=2, num_steps=2, num_draft_tokens=5), grammars=[MIXED.get(id) for id in range(3)]
-    )
+    config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=5)
+    prompts = [[1, 2, 3], [4, 5], [6]]
+    grammars = [MIXED.get(id) for id in range(3)]
     sampling = [SamplingParams(temperature=float(id > 0), seed=id, max_new_tokens=3) for id in range(3)]
     both = [
-        specsim.generate(TINY, [[1, 2, 3], [4, 5], [6]], sampling=sampling, **setting, engine=engine).outputs
+        specsim.generate(TINY, prompts, config, sampling, grammars=grammars, engine=engine).outputs
         for engine in (EngineOptions(), EngineOptions("fast", bucket=4, graph="eager"))
     ]
     for expected, found in zip(*both, strict=True):
         assert found.token_ids == expected.token_ids
         assert found.num_accepted_tokens_per_round == expected.num_accepted_tokens_per_round
         assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
-    free = specsim.generate(TINY, [[1, 2, 3], [4, 5], [6]], setting["config"], sampling).outputs
+    free = specsim.generate(TINY, prompts, config, sampling).outputs
     assert both[1][0].token_ids != free[0].token_ids
     assert both[1][1].token_ids == free[1].token_ids
     assert (both[1][2].token_ids[1], both[1][2].num_accepted_tokens_per_round) == (END, (3,))
-
-
-def test_graphs_are_those_of_phases_where_there_are_grammars():
-    engines = [
-        load_engine(TINY, SpecConfig(), EngineOptions("fast"), grammars=grammars) for grammars in (MIXED, {}, None)
-    ]
-    assert [engine.options.graph for engine in engines] == ["phase", "round", "round"]
 
 
 @dataclass(frozen=True)
@@ -664,96 +602,3 @@ def test_the_differential_asks_grammars(phase):
     result = check(cell, "reference", wrap=lambda column: replace(column, engine=Forgetful(column.engine, phase)))
     assert result.decisions > 20 or phase
     assert (result.first_divergence.phase if result.first_divergence else "") == phase
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (
-            {"engine": EngineOptions("fast", graph="round"), "grammars": numbers()},
-            "graph is 'round'; allowed: eager, step or phase with a grammar, which the host asks inside a round",
-        ),
-        ({}, "grammars is 'one over 6 tokens'; allowed: grammars over the target's"),
-        ({"acceptance": SyntheticAcceptance((0.5, 0.5, 0.5))}, "none with synthetic acceptance"),
-        (
-            {"config": SpecConfig(threshold_single=0.0)},
-            "threshold_single is 0.0; allowed: a number above 0 with",
-        ),
-        ({"grammars": [AB, AB]}, "grammars is '2 values'; allowed: a grammar for all of the 1 prompts, or one or None"),
-        ({"grammars": "a+"}, "grammars is '2 values'"),
-    ],
-)
-def test_what_a_grammar_excludes_is_one_sentence(change, sentence):
-    arguments = {"prompts": [PROMPT], "config": SETTING, "grammars": AB} | change
-    with pytest.raises(InputError, match=re.escape(sentence)):
-        specsim.generate(PAIR, **arguments)
-
-
-@needs_library
-def test_a_grammar_that_is_none_is_one_sentence(monkeypatch):
-    understood = "regex is '(a'; allowed: what llguidance understands (unclosed group)"
-    with pytest.raises(InputError, match=re.escape(understood)):
-        Guidance.regex(PAIR, "(a")
-    with pytest.raises(InputError, check=lambda error: error.name == "json_schema"):
-        Guidance.json_schema(PAIR, [1])
-    with pytest.raises(InputError, check=lambda error: error.name == "lark"):
-        Guidance.lark(PAIR, "a b")
-    with pytest.raises(InputError, match="the target has no tokenizer"):
-        Guidance.regex(replace(PAIR, tokenizer=None), "a")
-    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("regex", 5)):
-        Guidance.regex(PAIR, 5)
-    endless = replace(PAIR, target=replace(PAIR.target, config=replace(PAIR.target.config, eos_token_ids=())))
-    with pytest.raises(InputError, match="the target has no end token"):
-        Guidance.regex(endless, "a")
-    monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(InputError, match=re.escape("pip install 'specsim[grammar]'")):
-        Guidance.regex(PAIR, "a")
-
-
-# From the shell
-
-
-def command(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(["generate", "--prompt", PROMPT, "--max-new-tokens", "24", *arguments])
-    return ended.value.code or 0
-
-
-@needs_library
-def test_generate_takes_an_expression_or_a_schema(tmp_path, capsys):
-    assert command("--regex", "(no|yes)!", "--temperature", "1") == 0
-    assert re.match("(no|yes)!", capsys.readouterr().out)
-    (file := tmp_path / "schema.json").write_text('{"type": "integer", "minimum": 10, "maximum": 99}')
-    assert command("--json-schema", str(file)) == 0
-    assert re.match("[1-9][0-9]<", capsys.readouterr().out)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (
-            ("--regex", "a", "--json-schema", "a.json"),
-            "json_schema is 'a.json'; allowed: one of --regex and --json-schema",
-        ),
-        (("--json-schema", "no.json"), "json_schema is 'no.json'; allowed: a file with a JSON schema (No such file"),
-        (("--json-schema", __file__), "a file with a JSON schema (Extra data"),
-    ],
-)
-def test_bad_options_are_one_sentence(arguments, sentence, capsys):
-    assert command(*arguments) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert sentence in line
-
-
-@needs_library
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("--regex", "[a"), "regex is '[a'; allowed: what llguidance understands (unclosed character class)"),
-        (("--regex", "a", "--impl", "fast", "--graph", "round"), "graph is 'round'; allowed: eager, step or phase"),
-    ],
-)
-def test_bad_expressions_are_one_sentence(arguments, sentence, capsys):
-    assert command(*arguments) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert sentence in line
