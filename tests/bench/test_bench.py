@@ -36,7 +36,7 @@ def text_of(row: Row) -> str:
 def test_a_row_has_no_time_without_a_passed_check():
     time = {OURS: Timing(5.0, 1.0, 9)}
     for checks in ({}, {OURS: FAILED}, {"another": PASSED}, {OURS: Check("numbers", math.nan, 1)}):
-        with pytest.raises(ValueError, match="without a passed check"):
+        with pytest.raises(ValueError, check=lambda error: type(error) is ValueError):
             Row("op", {}, checks, time)
     assert Row("op", {}, {OURS: PASSED}, time, floor_us=4.0).ratio == 1.25
 

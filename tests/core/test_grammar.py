@@ -333,8 +333,6 @@ def test_the_first_token_is_masked_where_the_prompt_is_complete():
     assert allowed_B1V[1].all()
 
 
-# The distribution of masked text
-
 V = 4
 CELLS = 12
 WEIGHTS = ((1, 1, 1, 1), (2, 1, 1, 0), (3, 1, 0, 0))  # the sum of any of them divides 12: edges are those of cells
@@ -453,8 +451,6 @@ def test_greedy_follows_the_best_allowed_tokens():
     assert ([tree.tokens[node] for node in path[1:]], bonus) == ([1, 2], 1)
 
 
-# Whole runs
-
 PAIR = specsim.load()
 PIECES = tuple(PAIR.tokenizer.decode([token]) for token in range(PAIR.target.config.vocab_size))
 NUMBERS = "[0-9]+(, [0-9]+)*"
@@ -538,8 +534,6 @@ def test_sampled_texts_have_the_frequencies_of_plain_decoding():
     often = max(outputs, key=lambda output: chances[output.token_ids])
     assert excess(outputs[:80] + (often,) * 80) > 0
 
-
-# Both implementations
 
 TINY = synthetic_pair("eagle3")  # 48 tokens, of which those after the last text are no one's
 LETTERS = ("", *'abc[],{}:"01', "ab", "ba", "[1", ',"')

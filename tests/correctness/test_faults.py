@@ -47,16 +47,15 @@ def test_no_fault_is_stale(name):
 
 
 @pytest.mark.parametrize(
-    ("old", "count"), [("no such place", "0 places"), ("self", "places"), ("def take(", "places")], ids=str
+    ("old", "copies"), [("no such place", 1), ("self", 1), ("def take(", 2)], ids=["none", "several", "two copies"]
 )
-def test_an_edit_has_to_match_exactly_once(old, count):
-    source = read(SHARED) if count != "places" or old == "self" else read(SHARED) * 2
-    with pytest.raises(StaleFault, match=count):
-        Edit(SHARED, old, "new").apply(source)
+def test_an_edit_has_to_match_exactly_once(old, copies):
+    with pytest.raises(StaleFault):
+        Edit(SHARED, old, "new").apply(read(SHARED) * copies)
 
 
 def test_a_removed_module_makes_its_fault_stale():
-    with pytest.raises(StaleFault, match=r"specsim\.gone is no module"):
+    with pytest.raises(StaleFault):
         changed([Edit("specsim.gone", "a", "b")])
 
 

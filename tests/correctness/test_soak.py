@@ -96,7 +96,7 @@ def test_a_program_of_fewer_requests_is_the_same_cut(most):
 
 @pytest.mark.parametrize("name", ["", "7", "0-1", "0-1-0", f"0-1-{MOST_REQUESTS + 1}", "0-x-3", "0--1-3"])
 def test_a_name_that_no_program_has(name):
-    with pytest.raises(InputError, match=r"program is .*SEED-INDEX-REQUESTS"):
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("program", name)):
         named(name)
 
 
@@ -492,5 +492,5 @@ def test_the_fast_column_serves(name, device):
     ],
 )
 def test_bad_input_is_named_before_anything_runs(arguments, named_as):
-    with pytest.raises(InputError, match=f"^{named_as} is"):
+    with pytest.raises(InputError, check=lambda error: error.name == named_as):
         soak(**{"num_requests": 4, **arguments})

@@ -307,17 +307,19 @@ def test_a_path_that_cannot_be_written_is_one_sentence(tmp_path):
     assert os.listdir(tmp_path) == ["file"]
 
 
-@pytest.mark.parametrize("make", [Trace.steps, Trace.events, lambda trace: trace.write_parquet("x.parquet")])
-def test_frames_without_pandas_name_the_extra(make, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("library", "make"),
+    [
+        ("pandas", Trace.steps),
+        ("pandas", Trace.events),
+        ("pandas", lambda trace: trace.write_parquet("x.parquet")),
+        ("pyarrow", lambda trace: trace.write_parquet("x.parquet")),
+    ],
+)
+def test_frames_without_a_library_name_the_extra(library, make, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "pandas", None)
+    monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(InputError, match=r"pip install 'specsim\[data\]'"):
         make(run())
-    assert Trace.from_json(run().to_json()) == run()
-
-
-def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(InputError, match=r"pip install 'specsim\[data\]'"):
-        run().write_parquet(tmp_path / "events.parquet")
     assert os.listdir(tmp_path) == []
+    assert Trace.from_json(run().to_json()) == run()

@@ -167,7 +167,7 @@ def test_a_file_without_a_request_is_refused(read, lines, skip_bad_lines):
 
 
 def test_a_file_of_bad_lines_names_the_first_reason(read):
-    with pytest.raises(InputError, match=r"line 2 .* input is one of"):
+    with pytest.raises(InputError, check=lambda error: error.name == "requests" and "input is one of" in error.allowed):
         read("", "{}", "{", skip_bad_lines=True)
 
 

@@ -73,7 +73,7 @@ def test_intervals_of_a_fit_cover_the_truth_as_often_as_they_say():
 
 
 def test_more_parameters_than_cells_and_unknown_ones_are_refused():
-    with pytest.raises(InputError, match="allowed: at most 4 parameters, one for each fitted cell"):
+    with pytest.raises(InputError, check=lambda error: error.name == "free" and "at most 4" in error.allowed):
         calibrate(COST, timed(COST), ("bandwidth", "compute", "host", "gap", "launch"))
     with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("free", "speed")):
         calibrate(COST, timed(COST), ("speed",))

@@ -206,5 +206,5 @@ def test_results_of_clients_are_read_and_others_refused(tmp_path):
     path.write_text(json.dumps(result | totals | {"duration": 2 * report.duration, "completed": 40}))
     assert wrong(read_reports(path)[0]) == {"throughput · duration = total"}
     path.write_text("{}")
-    with pytest.raises(InputError, match="a result of vLLM's or SGLang's benchmark"):
+    with pytest.raises(InputError, check=lambda error: error.name == "file"):
         read_reports(path)

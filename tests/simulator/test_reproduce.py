@@ -275,11 +275,11 @@ def test_kv_heads_are_split_or_copied_evenly():
 
 
 def test_an_unknown_model_table_or_file_is_refused(tmp_path):
-    with pytest.raises(InputError, match="model is 'gpt-9'; allowed: glm"):
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("model", "gpt-9")):
         model("gpt-9")
     for text in ("[]", "[" * 100_000):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("model", str(tmp_path))):
             model(tmp_path)
-    with pytest.raises(InputError, match="table is 'x'; allowed: fast_rounds, leviathan_table1"):
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("table", "x")):
         reproduction("x")
