@@ -1,4 +1,4 @@
-"""What every test runs under: one thread, no network, deterministic operations, and NaN in unwritten memory."""
+"""Conditions of every test: one thread, no network, deterministic operations, and NaN in unwritten memory."""
 
 import os
 from collections.abc import Iterator
@@ -91,7 +91,7 @@ def _seed() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_address_beside_a_tensor() -> Iterator[None]:
-    """What a kernel reads or writes lies in the tensors that it was given; on a GPU compute-sanitizer sees to that."""
+    """Fail where a kernel accesses memory outside the tensors that it was given; on a GPU compute-sanitizer checks that."""
     if DEVICE != "cpu" or find_spec("triton") is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""What one recording says of smaller settings is what the reference column does under them."""
+"""Predictions of smaller settings from one recording equal what the reference does under them."""
 
 from dataclasses import replace
 from functools import cache
@@ -31,7 +31,7 @@ def recorded(new_tokens=NEW_TOKENS):
 
 @pytest.mark.parametrize("config", SMALLER)
 def test_every_round_of_a_smaller_setting_is_foretold(config):
-    """Where a node attends to its ancestors its drafts do not depend on the other lanes."""
+    """Drafts of a node that attends to its ancestors do not depend on the other lanes."""
     config = replace(config, draft_kv="ancestor")
     params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
     outputs = generate(

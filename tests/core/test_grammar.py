@@ -61,7 +61,7 @@ def is_nullable(regex) -> bool:
 
 
 def derivative(regex, char: str):
-    """What may follow the character (Brzozowski 1964)."""
+    """Derive the expression by a character: the texts that may follow it (Brzozowski 1964)."""
     kind, *parts = regex
     if kind == "char":
         return EMPTY if char in parts[0] else NOTHING
@@ -347,7 +347,7 @@ class Masked:
         self.seed, self.grammar = seed, grammar
 
     def weights(self, context: tuple[int, ...], kept: list[bool]) -> list[int]:
-        """Of the tokens after a context, before the mask; something is left of them after it."""
+        """Draw weights of the tokens after a context, before the mask; some remain after it."""
         generator = np.random.default_rng([self.seed, *context, 99])
         while True:
             weights = generator.permutation(WEIGHTS[generator.integers(len(WEIGHTS))]).tolist()
@@ -374,7 +374,7 @@ def until_end(tokens) -> tuple[int, ...]:
 
 
 def chance_of(target: Masked, text: tuple[int, ...], start: int) -> Fraction:
-    """Of the tokens from `start` on; what comes after a token that is forbidden is never asked."""
+    """Probability of the tokens from `start` on; nothing after a forbidden token is evaluated."""
     chance = Fraction(1)
     for at in range(start, len(text)):
         chance *= target.law(text[:at])[text[at]]
@@ -391,7 +391,7 @@ def plain_law(target: Masked, count: int) -> dict:
 
 
 def speculative_law(target: Masked, tree: Tree, count: int) -> dict:
-    """Of the first `count` tokens: a round over the tree, in fractions, completed by plain decoding."""
+    """Distribution of the first `count` tokens: a round over the tree, in fractions, completed by plain decoding."""
     sampling = Batch.of([0], [0], [0], [SamplingParams(temperature=1.0)], V).sampling
     allowed_NV = masks(target.grammar.matcher(), tree)
     rows = []

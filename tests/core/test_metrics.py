@@ -114,7 +114,7 @@ def test_distinct_share_by_hand(tokens, order, share):
 
 
 def test_a_text_loops_with_fewer_than_half_of_4_grams_distinct():
-    """Of 8 and of 9 there are four."""
+    """Texts of 8 and of 9 tokens have four distinct 4-grams."""
     assert not is_loop([0, 1, 2, 3] * 2 + [0, 1, 2])
     assert is_loop([0, 1, 2, 3] * 3)
 

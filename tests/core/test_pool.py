@@ -24,7 +24,7 @@ def snapshot(pool: KVPool):
 
 
 def usage(slots, **numbers):
-    """What `usage` and `audit` give; what is not named is 0, and what is free is the rest."""
+    """Result of `usage` and `audit`; numbers that are not named are 0, and the rest is free."""
     names = ("reserved", "committed", "cached", "withheld", "requests")
     numbers = dict.fromkeys(names, 0) | numbers
     return {"slots": slots, "free": slots - numbers["reserved"] - numbers["committed"], **numbers}
@@ -339,7 +339,7 @@ def test_a_copy_holds_the_same_books_and_they_are_its_own(source):
 
 
 class Model:
-    """What the books should say: pages and committed columns of each row, pages kept, pages and rows free.
+    """Expected books: pages and committed columns of each row, pages kept, pages and rows free.
 
     Every verb takes two numbers that choose among what it may do, and does nothing where there is nothing to choose.
     """

@@ -205,7 +205,7 @@ def test_a_path_that_depends_on_the_final_uniform_is_refused():
 
 
 def few(name: str) -> Case:
-    """What the interpreter launches in a few seconds."""
+    """Launches that take the interpreter a few seconds."""
     if name == "greedy":
         return replace(FEW, target=Certain(FEW.target))
     shapes = {"given": (FEW.parents, FEW.tokens), "chain": ((-1, 0), None), "siblings": ((-1, 0, 0), None)}
@@ -405,7 +405,7 @@ def test_the_optimum_of_two_siblings_by_hand():
 
 
 def test_prices_that_prove_nothing_are_refused(monkeypatch):
-    """Of texts without prices all drafts could be accepted."""
+    """All drafts of texts without prices could be accepted."""
     solve = optimum_module._solve
 
     def free(case, drafted, written, ends):

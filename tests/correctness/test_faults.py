@@ -171,7 +171,7 @@ BATCHED = dict(impl="reference", topk=2, num_steps=2, num_draft_tokens=5, page_s
 
 
 def test_requests_are_followed_through_a_batch(monkeypatch):
-    """What is noted of a request is its own, whatever row it has; a wrong root shows in the round that it begins."""
+    """Notes on a request are its own, whatever row it has; a wrong root shows in its first round."""
     from specsim.core.phases import DraftInput
 
     setting = BATCHED | dict(arrivals=[0, 1, 0], sampling="warm", schedule="overlap", prefix_cache=True)

@@ -1,4 +1,4 @@
-"""What parts a request from itself alone is told, and nothing that should part them passes."""
+"""Differences between a request and its solo run are reported, and no injected one passes."""
 
 import math
 

@@ -163,7 +163,7 @@ def keep_draft_input(monkeypatch):
 
 
 def resume_with_old_drafts(monkeypatch):
-    """Who comes back joins with the draft state that it had when it first joined."""
+    """A resumed request joins with the draft state that it had when it first joined."""
     join, first = Runner._join, {}
 
     def wrong(self, requests, batch, draft_input):

@@ -47,7 +47,7 @@ def _draw(
 
 
 def distribution_of(logits, device: str, **params) -> Distributions:
-    """Of one row."""
+    """Distribution of one row."""
     logits_1V = torch.as_tensor(logits).float()[None].to(device)
     changed = torch.zeros(1, dtype=torch.int32, device=device)
     batch = Batch.of([0], [0], [3], [SamplingParams(**params)], logits_1V.shape[1]).to(device)

@@ -105,7 +105,7 @@ def rows(kind: str, vocab_size: int) -> torch.Tensor:
 
 
 def kept(logits_RV: torch.Tensor, cuts: torch.Tensor) -> torch.Tensor:
-    """Which tokens cuts keep, bool [R, V]."""
+    """Mark the tokens that cuts keep, bool [R, V]."""
     bits_RV = torch.where(logits_RV == 0, 0.0, logits_RV.float()).view(torch.int32)
     ranks_RV, tokens = bits_RV ^ ((bits_RV >> 31) & 0x7FFFFFFF), torch.arange(logits_RV.shape[1])
     return (ranks_RV > cuts[:, :1]) | ((ranks_RV == cuts[:, :1]) & (tokens <= cuts[:, 1:2]))
@@ -126,7 +126,7 @@ def test_cuts_through_lists_are_those_of_the_whole_row(kind, dtype, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["peaked", "clustered", "flat"])
 def test_cuts_keep_what_the_reference_keeps(kind, dtype, device):
-    """Of logits that are nearly all negative, and of both signs; none of the cuts is within rounding."""
+    """Logits are nearly all negative, or of both signs; none of the cuts is within rounding error."""
     logits_RV = rows(kind, 257).to(dtype)
     every = [SamplingParams(temperature=1.0, top_k=top_k, top_p=top_p, min_p=min_p) for top_k, top_p, min_p in SETTINGS]
     sampling = Sampling.of(every, 257)
@@ -166,7 +166,7 @@ def _cut_again(logits_ptr, values_ptr, tokens_ptr, last_token, target, vocab_siz
     [(1.0, (3.0, 0)), (1.25, (2.0, 1)), (1.75, (1.0, 2)), (1.875, (1.0, 3)), (2.25, (1.0, 3)), (3.0, (1.0, 3))],
 )
 def test_a_second_cut_keeps_no_more_than_the_first(mass, last, device):
-    """Of weights 1, 1/2, three of 1/4, and 1/8 the last two are cut; more mass than is left may be a sum's rounding."""
+    """Weights 1, 1/2, three 1/4 and 1/8 without the last two; mass beyond the rest is rounding error."""
     logits, value = torch.tensor([3.0, 2.0, 1.0, 1.0, 1.0, 0.0], device=device), torch.empty(1, device=device)
     token = torch.empty(1, dtype=torch.int32, device=device)
     _cut_again[(1,)](logits, value, token, 3, mass, 6, BLOCK=8)
@@ -175,7 +175,7 @@ def test_a_second_cut_keeps_no_more_than_the_first(mass, last, device):
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0])
 def test_few_tokens_of_peaked_rows_are_listed(temperature, device):
-    """Of top-p .9 at most ten times what is kept, of top-k 1 the ties, of min-p 1 what is within rounding."""
+    """At most ten times the kept tokens for top-p .9, ties for top-k 1, rounding error for min-p 1."""
     logits_RV = rows("peaked", 1000)
     cuts, _ = cuts_of(logits_RV, device, temperature, True, True)
     kept = logits_RV[0].double().div(temperature).softmax(-1).sort(descending=True).values.cumsum(-1) < 0.9

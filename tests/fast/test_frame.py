@@ -130,7 +130,7 @@ def test_what_is_there_already_is_not_copied_again():
 
 
 def leave(frame: Frame, seq_lens: list[int], first: int) -> None:
-    """What a round would have left."""
+    """Tensors that a round would have left."""
     load(frame.outlet.draft_input, make_draft_input(len(seq_lens), first))
     for after in frame.outlet.progress:
         after.zero_()

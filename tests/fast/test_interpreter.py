@@ -1,4 +1,4 @@
-"""What the interpreter is spared changes nothing that it works out."""
+"""Shortcuts of the interpreter change none of its results."""
 
 import math
 

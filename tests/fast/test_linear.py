@@ -21,7 +21,7 @@ def assert_within(out: torch.Tensor, exact: torch.Tensor, roundings: int, scale:
 
 
 def roundings(inner: int, dtype: torch.dtype) -> int:
-    """Of a sum of so many products in float32, none of them larger than the sum of all, and of two to the type."""
+    """Rounding error of a float32 sum of this many products, and of two conversions to the type."""
     return 2 + math.ceil(inner * torch.finfo(torch.float32).eps / torch.finfo(dtype).eps)
 
 

@@ -58,7 +58,7 @@ def test_tokens_are_counted_in_their_own_context(vocab_size, device, program_ord
 
 @pytest.mark.parametrize("levels", [1, 4])
 def test_a_nodes_path_is_counted_beside_its_requests_tokens(levels, device, program_order):
-    """Of two requests, one for each penalty; with one level the root alone. All but the counts is exact."""
+    """Two requests, one for each penalty; with one level the root alone. All but the counts is exact."""
     params = [dict(frequency_penalty=2.0**-4, presence_penalty=2.0**-5), dict(repetition_penalty=2.0)]
     batch = make_batch([SamplingParams(**each) for each in params], 7, [1, 0], [3, 5], [2, 5])
     parents, rows = [-1, 0, 0, 1, 3], torch.randint(7, (2, 6)).tolist()

@@ -54,7 +54,7 @@ def slow_ledger():
 
 
 def test_the_servers_of_a_ledger_come_to_its_figures_again(slow_ledger):
-    """Of one model, whose parameters are kept in three digits; every figure with its error and its role."""
+    """Parameters of the one model are kept in three digits; every figure with its error and role."""
     figures, parameters = slow_ledger
     model = "Qwen3 8B"
     values = {name.split(", ")[0]: value for name, value in parameters.items() if name.endswith(model)}

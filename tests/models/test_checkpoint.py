@@ -220,7 +220,7 @@ def test_safetensors_come_before_pickles(tmp_path: Path, published):
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_transformers_own_checkpoints(family: str, tied: bool, tmp_path: Path, published):
-    """What transformers 5 writes is read with the shape and the tensors of its model."""
+    """Checkpoints that transformers 5 writes are read with the shape and the tensors of its model."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     windows = {} if family == "llama" else {"sliding_window": 5, "use_sliding_window": True, "max_window_layers": 3}

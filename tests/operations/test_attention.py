@@ -123,7 +123,7 @@ def test_no_keys_at_all_yield_zeros():
 
 @pytest.mark.parametrize("window", [None, 4])
 def test_nan_in_slots_that_no_row_sees_never_shows(window):
-    """What is beyond the window of every row counts as unseen too."""
+    """Slots beyond the window of every row count as unseen too."""
     positions = torch.arange(9)
     mask = torch.ones(2, 9, dtype=torch.bool)
     mask[:, 6] = False

@@ -229,7 +229,7 @@ class Run:
         self.batch = make_batch(self.rows, lengths, self.batch.prompt_lens.tolist())
 
     def drafter_rows(self, request: int) -> tuple[list[int], torch.Tensor]:
-        """What the drafter should have read so far: ids of tokens 1..L and fused features of tokens 0..L-1."""
+        """Inputs that the drafter should have read so far: ids of tokens 1..L, fused features of tokens 0..L-1."""
         length = int(self.batch.seq_lens[request])
         tokens = self.pools.token_ids[self.rows[request], : length + 1]
         return tokens[1:].tolist(), dense_head(self.pair).fuse(self.features(tokens[:-1]))

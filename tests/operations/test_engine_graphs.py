@@ -102,7 +102,7 @@ def test_graph_modes_agree_bitwise(config, device):
 
 
 def advances(engine, batch, draft_input, pools, keep):
-    """What four rounds leave to a serving loop: one whole round among them, and a request that leaves after two."""
+    """States after four rounds of a serving loop: one is a whole round, and a request leaves after two."""
     left = {}
     for number in range(4):
         if number == 1:
@@ -205,7 +205,7 @@ def test_padded_rows_change_no_real_row(graph, device):
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_batch_invariance_reaches_every_product_and_attention(batch_invariant, kind, device, monkeypatch):
-    """Of target and drafter, in prefill and round; what it does there is tested with them."""
+    """All products of target and drafter, in prefill and round; its effect is tested with them."""
     told = {"choose": set(), "attention": set()}
 
     def choose(*shape_and_type, _choose=product_plan.choose):

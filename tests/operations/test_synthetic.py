@@ -49,7 +49,7 @@ def batch_of(ids, lengths, num_rounds, params=GREEDY) -> Batch:
 
 
 def drafts(acceptance: SyntheticAcceptance, request_id: int, num_rounds: int, prompt_len: int = 7) -> list[int]:
-    """What a request's first rounds accept, as they follow each other."""
+    """Numbers of drafts that a request's first rounds accept, in their order."""
     found, length = [], prompt_len
     for index in range(num_rounds):
         found += scheduled_drafts(batch_of([request_id], [length], [index]), acceptance)

@@ -23,7 +23,7 @@ def cells(notebook) -> list[tuple[str, str]]:
 
 
 def faults(notebook) -> list[str]:
-    """What shows that a notebook was not run whole, in order and without an error."""
+    """List signs that a notebook was not run whole, in order and without an error."""
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     counts = [cell.execution_count for cell in code]
     found = [] if counts == list(range(1, len(code) + 1)) else [f"run as {counts}"]
@@ -37,7 +37,7 @@ def faults(notebook) -> list[str]:
 
 
 def shown(notebook) -> list[list[str]]:
-    """What each code cell shows, without what differs from machine to machine: pixels, rounding errors, seconds."""
+    """Outputs of every code cell, without what differs between machines: pixels, rounding errors, seconds."""
 
     def shows(output) -> str:
         data = output.get("data", {"text/plain": output.get("text")})

@@ -41,7 +41,7 @@ def links(text: str) -> list[tuple[str, str]]:
 
 
 def broken(page: Path, text: str) -> list[str]:
-    """What is wrong with the links of a page."""
+    """List the broken links of a page."""
     return [f"{target}: {fault}" for shown, target in links(text) if (fault := _fault(page, shown, target))]
 
 

@@ -213,6 +213,16 @@ class Model:
         return gone
 
 
+def evict(pool: KVPool, tree: PrefixTree, model: Model, rows, count: int) -> int:
+    """Number of pages that both give up, which are the same and none of these rows'."""
+    held = {page for row in rows for page in pool.pages(row)}
+    before = {account.page for account in pool.accounts()}
+    gone = model.evict(count, held)
+    assert tree.evict(count) == len(gone)
+    assert before - {account.page for account in pool.accounts()} == set(gone)
+    return len(gone)
+
+
 def test_random_requests_find_what_a_dict_of_all_prefixes_has():
     """A request begins with what is found, grows, and closes; pages are evicted in between."""
     happened = Counter()
@@ -226,13 +236,9 @@ def test_random_requests_find_what_a_dict_of_all_prefixes_has():
         tree, model, open_rows = PrefixTree(pool), Model(page_size, has_draft), {}
         for choice, tokens, number in program:
             if choice == 0:
-                held = {page for row in open_rows for page in pool.pages(row)}
-                before = {account.page for account in pool.accounts()}
-                gone = model.evict(1 + number % 9, held)
-                assert tree.evict(1 + number % 9) == len(gone)
-                assert before - {account.page for account in pool.accounts()} == set(gone)
-                happened["evicted"] += len(gone)
-                happened["held back"] += bool(model.pages) and len(gone) < 1 + number % 9
+                num_evicted = evict(pool, tree, model, open_rows, 1 + number % 9)
+                happened["evicted"] += num_evicted
+                happened["held back"] += bool(model.pages) and num_evicted < 1 + number % 9
             elif choice <= 2 and open_rows:
                 row = list(open_rows)[number % len(open_rows)]
                 del open_rows[row]

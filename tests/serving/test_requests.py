@@ -36,7 +36,7 @@ def take(request: Request, token_ids, sizes=None) -> int:
 
 
 def by_definition(token_ids: list[int], stops: list[str]) -> tuple[int, str | None]:
-    """How many tokens are kept, and the text up to the stop string."""
+    """Number of tokens that are kept, and the text up to the stop string."""
     for end in range(1, len(token_ids) + 1):
         text = TOKENIZER.decode(token_ids[:end]).rstrip("\ufffd")
         if places := [text.index(stop) for stop in stops if stop in text]:

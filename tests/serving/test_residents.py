@@ -1,4 +1,4 @@
-"""Who holds KV: what is accepted runs to its end, and what nobody works on gives way in its order."""
+"""Holders of KV: accepted requests run to their end, and idle holders are evicted in their order."""
 
 from dataclasses import replace
 
@@ -389,7 +389,7 @@ PENALTIES = {
 @pytest.mark.parametrize("params", PENALTIES.values(), ids=PENALTIES)
 @pytest.mark.parametrize("schedule", ["sync", "overlap"])
 def test_penalties_count_the_tokens_of_a_reused_prefix(params, schedule):
-    """Of another's prompt; of its own output after it gave its place back; and of the turn before."""
+    """Tokens of another's prompt, of its own output after a preemption, and of the turn before."""
     pair = synthetic_pair()
     prompts = [make_prompt(13), make_prompt(17)]
     first, second = (Request(number, prompts[number], params, frozenset(), 12) for number in range(2))

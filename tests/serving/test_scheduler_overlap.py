@@ -94,7 +94,7 @@ def test_sync_reads_at_once(make, ask, monkeypatch):
 
 @pytest.mark.parametrize(("max_new_tokens", "late"), [(1, 2), (2, 1), (5, 1), (9, 1)])
 def test_under_overlap_a_finished_request_is_in_one_more_round(make, ask, check_solo, max_new_tokens, late):
-    """Who finishes with the token of its prefill is in the round of that step and in the next."""
+    """A request that finishes with the token of its prefill is in the round of that step and the next."""
     scheduler = make(schedule="overlap").serve(ask(0, max_new_tokens=max_new_tokens), ask(1, OTHER, 14))
     results = [each for each in scheduler.events("results") if each.request_id == 0]
     assert [result.num_kept for result in results][-late:] == [0] * late

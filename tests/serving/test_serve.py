@@ -1,4 +1,4 @@
-"""What a run of requests tells of itself, and the same requests served four ways against themselves alone."""
+"""Reports of a run of requests, and the same requests served in four modes against their solo runs."""
 
 import json
 from dataclasses import asdict, replace
@@ -61,7 +61,7 @@ def served():
 
 
 def totals_of(requests, serving: ServingConfig, page_size: int) -> dict:
-    """Of plain decoding, so that a round gives one token: all can be counted by hand."""
+    """Totals of plain decoding, a token a round, so that all can be counted by hand."""
     return serve(engine(SpecConfig.plain(page_size)), requests, serving).totals
 
 
