@@ -91,7 +91,7 @@ def _seed() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_address_beside_a_tensor() -> Iterator[None]:
-    """Fail where a kernel accesses memory outside the tensors that it was given; on a GPU compute-sanitizer checks that."""
+    """Fail where a kernel accesses memory outside its tensors; on a GPU compute-sanitizer checks that."""
     if DEVICE != "cpu" or find_spec("triton") is None:
         yield
         return

@@ -79,11 +79,7 @@ def test_sliding_windows(family: str, fields: dict[str, Any], expected: tuple, p
 
 @pytest.mark.parametrize(
     ("fields", "expected"),
-    [
-        ({"num_key_value_heads": None}, (4, 6)),
-        ({"head_dim": None}, (2, 6)),
-        ({"head_dim": 8}, (2, 8)),
-    ],
+    [({"num_key_value_heads": None}, (4, 6)), ({"head_dim": None}, (2, 6)), ({"head_dim": 8}, (2, 8))],
 )
 def test_heads_not_given(fields: dict[str, Any], expected: tuple[int, int], published):
     config = model_config(Fields(Path("config.json"), published.small("llama", **fields)))
@@ -162,12 +158,7 @@ def test_norm_before_residual(value: bool, published):
         ("llama", {"eos_token_id": "</s>"}, "eos_token_id", "</s>"),
         ("qwen3", {"layer_types": ["full_attention"]}, "layer_types", ["full_attention"]),
         ("qwen3", {"layer_types": ["sliding_attention"] * 4}, "use_sliding_window", "missing"),
-        (
-            "qwen3",
-            {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": -1},
-            "max_window_layers",
-            -1,
-        ),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": -1}, "max_window_layers", -1),
         ("mistral", {"sliding_window": 0}, "sliding_window", 0),
     ],
 )

@@ -96,12 +96,7 @@ DAMAGE = [
     (FORMS[2], pickled([torch.ones(2)]), "head/pytorch_model.bin", "a pickle of something else"),
     (FORMS[2], pickled({"state_dict": {}}), "head/pytorch_model.bin", "a pickle of something else"),
     (FORMS[3], drop("pytorch_model-00003-of-00003.bin"), "head/pytorch_model-00003-of-00003.bin", "missing"),
-    (
-        FORMS[0],
-        edit(lambda t: t.pop("midlayer.hidden_norm.weight")),
-        "midlayer.hidden_norm.weight in head",
-        "missing",
-    ),
+    (FORMS[0], edit(lambda t: t.pop("midlayer.hidden_norm.weight")), "midlayer.hidden_norm.weight in head", "missing"),
     (FORMS[0], edit(lambda t: t.pop("d2t")), "d2t in head", "missing"),
     (FORMS[0], edit(lambda t: t.pop("fc.weight")), "fc.weight in head", "missing"),
     (

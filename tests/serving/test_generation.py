@@ -163,10 +163,7 @@ def test_results_survive_json():
         ({"prompts": "text"}, "prompt"),
         ({"stop_token_ids": (99,)}, "stop_token_ids"),
         ({"logit_bias": {99: 1.0}}, "logit_bias"),
-        (
-            {"sampling": [SamplingParams()]},
-            "sampling",
-        ),
+        ({"sampling": [SamplingParams()]}, "sampling"),
     ],
 )
 def test_bad_input_names_its_field(changes, name):

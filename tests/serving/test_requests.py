@@ -69,13 +69,7 @@ def test_a_stop_string_ends_at_the_first_token_that_completes_it(case):
 
 @pytest.mark.parametrize(
     ("stop", "text"),
-    [
-        ("llo → w", "hé"),
-        ("def f():\n ", "héllo → wörld 🎉 "),
-        ("é", "h"),
-        ("🎉", "héllo → wörld "),
-        ("1\n", TEXT[:-2]),
-    ],
+    [("llo → w", "hé"), ("def f():\n ", "héllo → wörld 🎉 "), ("é", "h"), ("🎉", "héllo → wörld "), ("1\n", TEXT[:-2])],
 )
 @pytest.mark.parametrize("sizes", [[100], [1] * 40, [4] * 10])
 def test_stop_strings_span_tokens_and_parts_of_characters(stop, text, sizes):

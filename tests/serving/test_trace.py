@@ -232,10 +232,7 @@ def changed(**changes) -> dict:
         ([], "trace"),
         (None, "trace"),
         ({"records": {}, "acceptance": "target"}, "trace.records"),
-        (
-            {"records": [3], "acceptance": "target"},
-            "trace.records[0]",
-        ),
+        ({"records": [3], "acceptance": "target"}, "trace.records[0]"),
         (changed(extra=1), "trace.records[1]"),
         (changed(step=1.0), "trace.records[1].step"),
         (changed(step=True), "trace.records[1].step"),
@@ -246,10 +243,7 @@ def changed(**changes) -> dict:
         (changed(arrived=[1, [2]]), "trace.records[1].arrived[1]"),
         (changed(finished=[[1]]), "trace.records[1].finished[0]"),
         (changed(finished=[[1, 2]]), "trace.records[1].finished[0][1]"),
-        (
-            changed(prefilled=[{"request_id": 1, "start": 0}]),
-            "trace.records[1].prefilled[0]",
-        ),
+        (changed(prefilled=[{"request_id": 1, "start": 0}]), "trace.records[1].prefilled[0]"),
         (
             changed(preempted=[{"request_id": 1, "seq_len": 0, "in_page": 1, "is_prefilling": False}]),
             "trace.records[1].preempted[0].in_page",
