@@ -23,32 +23,19 @@ VOCAB_SIZE = 257
 MAX_LEN = 512
 PROMPTS = ("def add(a, b):", "import os\n", "class Tree:\n    pass\n")
 SHAPE = {
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "max_position_embeddings": 256,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 3,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "vocab_size": 96,
-}
+    "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 256,
+    "num_attention_heads": 4, "num_hidden_layers": 3, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "vocab_size": 96,
+}  # fmt: skip
 
 
 def config_fields(config: ModelConfig) -> dict:
     return {
-        "model_type": config.family,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "rms_norm_eps": config.rms_norm_eps,
-        "max_position_embeddings": config.max_position_embeddings,
-        "rope_theta": config.rope_theta,
-    }
+        "model_type": config.family, "vocab_size": config.vocab_size, "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size, "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads, "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim, "rms_norm_eps": config.rms_norm_eps,
+        "max_position_embeddings": config.max_position_embeddings, "rope_theta": config.rope_theta,
+    }  # fmt: skip
 
 
 def write_checkpoint(folder: Path, fields: dict, tensors: dict) -> None:

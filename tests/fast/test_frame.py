@@ -52,16 +52,11 @@ def make_verify_input(size: int) -> VerifyInput:
     n = CONFIG.num_draft_tokens
     numbers = torch.arange(size * n)
     return VerifyInput(
-        draft_tokens=numbers.view(-1, n),
-        parents=numbers.view(-1, n) + 1,
-        scores=numbers.view(-1, n).float(),
-        positions=numbers + 2,
-        mask=torch.ones(size, n, n, dtype=torch.bool).tril(),
-        retrieve_index=numbers.view(-1, n) + 3,
-        retrieve_next_token=numbers.view(-1, n) + 4,
-        retrieve_next_sibling=numbers.view(-1, n) + 5,
-        cache_locations=numbers + 6,
-    )
+        draft_tokens=numbers.view(-1, n), parents=numbers.view(-1, n) + 1, scores=numbers.view(-1, n).float(),
+        positions=numbers + 2, mask=torch.ones(size, n, n, dtype=torch.bool).tril(),
+        retrieve_index=numbers.view(-1, n) + 3, retrieve_next_token=numbers.view(-1, n) + 4,
+        retrieve_next_sibling=numbers.view(-1, n) + 5, cache_locations=numbers + 6,
+    )  # fmt: skip
 
 
 def test_a_new_frame_holds_padded_requests_only():

@@ -31,17 +31,11 @@ def make_extend_input(counts: list[int], extend: str) -> DraftExtendInput:
     names = torch.tensor([100 * b + j for b, count in enumerate(rows) for j in range(count)], dtype=torch.int64)
     tokens = torch.tensor(counts, dtype=torch.int32)
     return DraftExtendInput(
-        row_starts=torch.tensor([0, *rows]).cumsum(0),
-        hidden=names[:, None].expand(-1, FEATURES).float().clone(),
-        input_ids=names,
-        positions=names + 1,
-        cache_locations=names + 2,
-        num_accepted_drafts=tokens - 1,
-        num_accepted_tokens=tokens,
-        bonus_tokens=tokens + 7,
-        seq_lens=tokens.long() + 20,
+        row_starts=torch.tensor([0, *rows]).cumsum(0), hidden=names[:, None].expand(-1, FEATURES).float().clone(),
+        input_ids=names, positions=names + 1, cache_locations=names + 2, num_accepted_drafts=tokens - 1,
+        num_accepted_tokens=tokens, bonus_tokens=tokens + 7, seq_lens=tokens.long() + 20,
         req_pool_indices=torch.arange(len(counts)),
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("extend", ["fixed", "ragged"])

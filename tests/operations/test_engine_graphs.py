@@ -24,6 +24,8 @@ CHAIN = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=4)
 LANES = SpecConfig(topk=3, num_steps=3, num_draft_tokens=10, page_size=4, verifier="multi_round")
 SAMPLED = [LANES, *(replace(CHAIN, verifier=name) for name in ("rejection", "block", "gumbel"))]
 SMALL = SpecConfig(topk=3, num_steps=3, num_draft_tokens=7, page_size=4)
+RAGGED = replace(SMALL, extend="ragged")
+PLAIN = SpecConfig.plain(page_size=4)
 FOUR = [PROMPTS[0], PROMPTS[1], PROMPTS[2], [9, 8, 7, 6]]
 
 
@@ -83,7 +85,7 @@ MODE_CONFIGS = {
     "chain": SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=4),
     "ancestor, ragged": replace(SMALL, draft_kv="ancestor", extend="ragged", page_size=1),
     "one step": SpecConfig(topk=3, num_steps=1, num_draft_tokens=4, page_size=2),
-    "plain": SpecConfig.plain(page_size=4),
+    "plain": PLAIN,
 }
 
 
@@ -121,17 +123,9 @@ def advances(engine, batch, draft_input, pools, keep):
 @pytest.mark.parametrize(
     ("config", "bucket"),
     [
-        (replace(SMALL, extend="ragged"), 4),
-        (SpecConfig.plain(page_size=4), 3),
-        *(
-            pytest.param(*each, marks=pytest.mark.whole)
-            for each in [
-                (SMALL, 3),
-                (SMALL, 4),
-                (replace(SMALL, extend="ragged"), 3),
-                (SpecConfig.plain(page_size=4), 4),
-            ]
-        ),
+        (RAGGED, 4),
+        (PLAIN, 3),
+        *(pytest.param(*each, marks=pytest.mark.whole) for each in [(SMALL, 3), (SMALL, 4), (RAGGED, 3), (PLAIN, 4)]),
     ],
 )
 def test_advancing_agrees_with_whole_rounds_in_every_mode(config, bucket, device):
@@ -235,7 +229,7 @@ def test_batch_invariance_reaches_every_product_and_attention(batch_invariant, k
     [
         ("eagle", SMALL),
         ("eagle3", SMALL),
-        ("eagle3", SpecConfig.plain(page_size=4)),
+        ("eagle3", PLAIN),
         ("eagle3", LANES),
         ("eagle", SAMPLED[3]),
     ],
@@ -250,7 +244,7 @@ def test_inside_a_round_torch_runs_linear_layers_and_copies_only(kind, config, d
 
 
 @pytest.mark.parametrize("graph", ["eager", "step", "phase", "round"])
-@pytest.mark.parametrize("config", [SMALL, SpecConfig.plain(page_size=4)])
+@pytest.mark.parametrize("config", [SMALL, PLAIN])
 def test_an_idle_batch_passes_through_every_fast_phase(graph, config, device):
     engine, batch, _, pools = fast_start(synthetic_pair("eagle3"), config, device, FOUR[:1], graph)
     before = {name: bits(tensor).clone() for name, tensor in (("keys", pools.target.keys), ("ids", pools.token_ids))}

@@ -210,17 +210,10 @@ def verify_input_of(trees: list[list[int]], lengths: list[int], num_steps: int):
     tokens, parents, positions, next_token, next_sibling = (torch.tensor(column) for column in zip(*rows, strict=True))
     none = torch.empty(0)
     return VerifyInput(
-        draft_tokens=tokens % 8,
-        parents=parents,
-        scores=none,
-        positions=positions.flatten(),
-        mask=none,
-        retrieve_index=none,
-        retrieve_next_token=next_token,
-        retrieve_next_sibling=next_sibling,
-        cache_locations=none,
+        draft_tokens=tokens % 8, parents=parents, scores=none, positions=positions.flatten(), mask=none,
+        retrieve_index=none, retrieve_next_token=next_token, retrieve_next_sibling=next_sibling, cache_locations=none,
         candidates=None,
-    )
+    )  # fmt: skip
 
 
 def pool_of(rows: int) -> KVPool:

@@ -164,16 +164,11 @@ def verify_input_of(tree: Tree, size: int) -> VerifyInput:
     tokens, parents, next_token, next_sibling = tables
     num_nodes = len(tree.tokens)
     return VerifyInput(
-        draft_tokens=tokens,
-        parents=parents,
-        scores=torch.ones(size, num_nodes),
-        positions=torch.zeros(size * num_nodes, dtype=torch.int64),
-        mask=visibility(tree.parents).expand(size, -1, -1),
-        retrieve_index=torch.arange(size * num_nodes).view(size, num_nodes),
-        retrieve_next_token=next_token,
-        retrieve_next_sibling=next_sibling,
-        cache_locations=torch.zeros(size * num_nodes, dtype=torch.int64),
-    )
+        draft_tokens=tokens, parents=parents, scores=torch.ones(size, num_nodes),
+        positions=torch.zeros(size * num_nodes, dtype=torch.int64), mask=visibility(tree.parents).expand(size, -1, -1),
+        retrieve_index=torch.arange(size * num_nodes).view(size, num_nodes), retrieve_next_token=next_token,
+        retrieve_next_sibling=next_sibling, cache_locations=torch.zeros(size * num_nodes, dtype=torch.int64),
+    )  # fmt: skip
 
 
 def test_trees_know_how_deep_the_length_limit_lets_them_go():

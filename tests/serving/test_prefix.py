@@ -232,7 +232,7 @@ def test_random_requests_find_what_a_dict_of_all_prefixes_has():
     @settings(max_examples=200)
     @given(st.integers(1, 3), st.booleans(), program)
     def run(page_size, has_draft, program):
-        pool = make_pool(has_draft, page_size, num_pages=90)
+        pool = make_pool(has_draft, page_size, num_pages=14 * 40)  # room for every program
         tree, model, open_rows = PrefixTree(pool), Model(page_size, has_draft), {}
         for choice, tokens, number in program:
             if choice == 0:

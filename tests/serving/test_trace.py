@@ -25,26 +25,10 @@ from specsim.serving.trace import (
 # Request 7 is preempted inside a page and resumed; request 8 arrives, is prefilled in two chunks and stops inside a
 # round; request 9 is too long; request 6 is aborted.
 IDLE = StepRecord(
-    step=0,
-    seconds=0.0,
-    arrived=(),
-    admitted=(),
-    resumed=(),
-    decoded=(),
-    aborted=(),
-    rejected=(),
-    prefilled=(),
-    reused=(),
-    results=(),
-    finished=(),
-    preempted=(),
-    evicted_pages=0,
-    free_slots=64,
-    reserved_slots=0,
-    committed_slots=0,
-    cached_slots=0,
-    withheld_slots=0,
-)
+    step=0, seconds=0.0, arrived=(), admitted=(), resumed=(), decoded=(), aborted=(), rejected=(), prefilled=(),
+    reused=(), results=(), finished=(), preempted=(), evicted_pages=0, free_slots=64, reserved_slots=0,
+    committed_slots=0, cached_slots=0, withheld_slots=0,
+)  # fmt: skip
 RECORDS = [
     replace(
         IDLE,
@@ -95,24 +79,10 @@ def read_parquet(path):
 def test_counts_by_hand():
     assert len(run()) == 2
     assert run().counts() == {
-        "steps": 2,
-        "arrived": 2,
-        "rejected": 1,
-        "aborted": 1,
-        "preempted": 1,
-        "admitted": 2,
-        "resumed": 1,
-        "reused": 1,
-        "prefilled": 3,
-        "decoded": 2,
-        "results": 2,
-        "finished": 3,
-        "num_reused": 16,
-        "num_prefilled": 5 + 3 + 13,
-        "num_accepted_tokens": 7,
-        "num_kept": 6,
-        "evicted_pages": 2,
-    }
+        "steps": 2, "arrived": 2, "rejected": 1, "aborted": 1, "preempted": 1, "admitted": 2, "resumed": 1, "reused": 1,
+        "prefilled": 3, "decoded": 2, "results": 2, "finished": 3, "num_reused": 16, "num_prefilled": 5 + 3 + 13,
+        "num_accepted_tokens": 7, "num_kept": 6, "evicted_pages": 2,
+    }  # fmt: skip
 
 
 def test_steps_by_hand():

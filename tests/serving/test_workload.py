@@ -32,20 +32,10 @@ def read(tmp_path):
 
 def test_a_line_says_all_of_a_request(read):
     sampling = dict(
-        temperature=0.5,
-        top_k=3,
-        top_p=0.9,
-        min_p=0.1,
-        repetition_penalty=1.2,
-        presence_penalty=-1,
-        frequency_penalty=1,
-        logit_bias={"0": 2, "17": -1.5},
-        max_new_tokens=9,
-        stop_token_ids=[4, 5],
-        ignore_eos=True,
-        seed=2**64 - 1,
-        stop=["end", "\n\n"],
-    )
+        temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, repetition_penalty=1.2, presence_penalty=-1,
+        frequency_penalty=1, logit_bias={"0": 2, "17": -1.5}, max_new_tokens=9, stop_token_ids=[4, 5], ignore_eos=True,
+        seed=2**64 - 1, stop=["end", "\n\n"],
+    )  # fmt: skip
     assert set(sampling) == {field.name for field in fields(SamplingParams)}
     place = dict(arrival=3, priority=-2, continues=9, abort_at=7)
     workload = read({"id": 9, "prompt": "x = 1"}, {"id": 2**32 - 1, "prompt_ids": [7, 8], **place, **sampling})
