@@ -122,3 +122,26 @@ def program_order(request, monkeypatch) -> str:
 
         monkeypatch.setattr(InterpreterBuilder, "set_grid_idx", reversed_order)
     return request.param
+
+
+@pytest.fixture(scope="session")
+def shuffled_pools():
+    """Pools whose pages come in random order, and a row of the table for each request, owning `columns` columns."""
+    from specsim.core.pool import KVBuffer, KVLayout, KVPool
+
+    def make(page_size: int, columns: list[int], layout: KVLayout | None = None) -> tuple[KVPool, list[int]]:
+        num_pages = sum(-(-count // page_size) for count in columns) + 3
+        slots = num_pages * page_size
+        buffers = [KVBuffer(layout or KVLayout(1, 1, 2), slots, torch.float64) for _ in range(2)]
+        pools = KVPool(*buffers, page_size, num_pages, max(columns) + page_size)
+        taken = [pools.open() for _ in range(num_pages)]
+        for row in taken:
+            pools.reserve(row, page_size)
+        for index in torch.randperm(num_pages).tolist():
+            pools.close(taken[index])
+        rows = [pools.open() for _ in columns]
+        for row, count in zip(rows, columns, strict=True):
+            pools.reserve(row, count)
+        return pools, rows
+
+    return make

@@ -56,7 +56,7 @@ def test_merged_parts_are_the_softmax_over_all(parts, program_order):
 
 @pytest.mark.parametrize("programs", [1, 24])
 def test_parts_merge_to_the_same_bits_with_any_programs(programs, parts, monkeypatch, program_order):
-    """Of twelve pairs, of which a program of a GPU merges one at a time."""
+    """Twelve pairs; a program of a GPU merges one at a time."""
     monkeypatch.setattr(attention_merge, "block_of", lambda count, on_gpu, others=1: on_gpu)
     out = merged(parts)
     monkeypatch.setattr(attention_merge, "MOST_MERGES", programs)

@@ -18,40 +18,13 @@ from specsim.fast.model import draft_metadata as drafted
 from specsim.fast.model import metadata as made
 from specsim.reference.attention import (
     AttentionMetadata,
-    Keys,
     attention,
     extend_metadata,
     lane_metadata,
     prefill_metadata,
     tree_metadata,
 )
-
-
-def fill_seen(kv: KVBuffer, layer: int, keys: Keys) -> None:
-    """Write random KV to the slots that some row sees; the others stay NaN."""
-    for slot in keys.slots[keys.mask.any(0)].tolist():
-        kv.keys[layer, slot] = torch.randn(kv.keys.shape[2:], dtype=torch.float64)
-        kv.values[layer, slot] = torch.randn(kv.keys.shape[2:], dtype=torch.float64)
-
-
-ONE_HEAD = KVLayout(1, 1, 2)
-
-
-def shuffled_pools(page_size: int, columns: list[int], layout: KVLayout = ONE_HEAD) -> tuple[KVPool, list[int]]:
-    """Pools whose pages come in random order, and a row of the table for each request, owning `columns` columns."""
-    num_pages = sum(-(-count // page_size) for count in columns) + 3
-    slots = num_pages * page_size
-    buffers = (KVBuffer(layout, slots, torch.float64), KVBuffer(layout, slots, torch.float64))
-    pools = KVPool(*buffers, page_size, num_pages, max(columns) + page_size)
-    taken = [pools.open() for _ in range(num_pages)]
-    for row in taken:
-        pools.reserve(row, page_size)
-    for index in torch.randperm(num_pages).tolist():
-        pools.close(taken[index])
-    rows = [pools.open() for _ in columns]
-    for row, count in zip(rows, columns, strict=True):
-        pools.reserve(row, count)
-    return pools, rows
+from specsim.reference.tree_mask import visibility
 
 
 def make_batch(rows: list[int], lengths: list[int]) -> Batch:
@@ -67,19 +40,13 @@ def seen(metadata: AttentionMetadata) -> list[list[tuple[int, int]]]:
     ]
 
 
-def ancestors(parents: list[int], node: int) -> list[int]:
-    """The node, its parent and so on to the root."""
-    return [node, *ancestors(parents, parents[node])] if node >= 0 else []
-
-
 def tree_input(parents: list[list[int]], lengths: list[int], locations: torch.Tensor) -> VerifyInput:
     nodes = torch.tensor(parents)
-    depths = torch.tensor([[len(ancestors(own, node)) - 1 for node in range(len(own))] for own in parents])
-    positions = torch.tensor(lengths)[:, None] + depths
-    mask = [[[c in ancestors(own, node) for c in range(len(own))] for node in range(len(own))] for own in parents]
+    mask = torch.stack([visibility(own) for own in parents])
+    positions = torch.tensor(lengths)[:, None] + mask.sum(-1) - 1
     return VerifyInput(
         draft_tokens=nodes, parents=nodes, scores=nodes.float(), positions=positions.flatten(),
-        mask=torch.tensor(mask), retrieve_index=nodes, retrieve_next_token=nodes, retrieve_next_sibling=nodes,
+        mask=mask, retrieve_index=nodes, retrieve_next_token=nodes, retrieve_next_sibling=nodes,
         cache_locations=locations,
     )  # fmt: skip
 
@@ -99,7 +66,7 @@ def twin(pools: KVPool, dtype: torch.dtype, device: str) -> KVPool:
 
 @dataclass(frozen=True)
 class Phase:
-    """One forward in both columns: what the reference makes, its pool, and how kernels make theirs of another pool."""
+    """Metadata of one forward by the reference, its pool, and a function that makes the kernels' of another pool."""
 
     expected: AttentionMetadata
     pools: KVPool
@@ -110,7 +77,7 @@ def random_parents(num_nodes: int) -> list[int]:
     return [-1] + [int(torch.randint(node, ())) for node in range(1, num_nodes)]
 
 
-def tree_phase(num_nodes: int, page_size: int, max_len: int = 100, layout: KVLayout = ONE_HEAD) -> Phase:
+def tree_phase(shuffled_pools, num_nodes: int, page_size: int, max_len: int = 100, layout=None) -> Phase:
     lengths = [5, 8, 1]
     pools, rows = shuffled_pools(page_size, [length + num_nodes for length in lengths], layout)
     parents = [random_parents(num_nodes) for _ in lengths]
@@ -126,7 +93,7 @@ def tree_phase(num_nodes: int, page_size: int, max_len: int = 100, layout: KVLay
     )
 
 
-def prefill_phase(starts: list[int], counts: list[int], page_size: int, layout: KVLayout = ONE_HEAD) -> Phase:
+def prefill_phase(shuffled_pools, starts: list[int], counts: list[int], page_size: int, layout=None) -> Phase:
     lengths = [start + count for start, count in zip(starts, counts, strict=True)]
     pools, rows = shuffled_pools(page_size, lengths, layout)
     row_starts = torch.tensor([0, *counts]).cumsum(0)
@@ -140,7 +107,7 @@ def prefill_phase(starts: list[int], counts: list[int], page_size: int, layout: 
     )
 
 
-def extend_phase(num_written: list[int], width: int, page_size: int, layout: KVLayout = ONE_HEAD) -> Phase:
+def extend_phase(shuffled_pools, num_written: list[int], width: int, page_size: int, layout=None) -> Phase:
     """Rows of a request from num_written on have no slot."""
     lengths = [5, 8, 1][: len(num_written)]
     pools, rows = shuffled_pools(page_size, [length + width for length in lengths], layout)
@@ -165,7 +132,7 @@ def extend_phase(num_written: list[int], width: int, page_size: int, layout: KVL
 
 
 def lane_phase(
-    topk: int, num_steps: int, step: int, page_size: int, draft_kv: str, max_len: int = 100, layout: KVLayout = ONE_HEAD
+    shuffled_pools, topk: int, num_steps: int, step: int, page_size: int, draft_kv: str, max_len: int = 100, layout=None
 ) -> Phase:
     """A path holds some lane at every step, also at those to come, which nobody may read."""
     lengths, num_nodes = [7, 8, 17], num_steps + 1 if topk == 1 else topk + 1
@@ -229,9 +196,9 @@ PHASES = {
 
 
 @pytest.mark.parametrize("phase", PHASES.values(), ids=PHASES)
-def test_kernels_see_what_the_reference_sees(phase, device, program_order):
+def test_kernels_see_what_the_reference_sees(shuffled_pools, phase, device, program_order):
     make, *arguments = phase
-    phase = make(*arguments)
+    phase = make(shuffled_pools, *arguments)
     metadata = phase.build(twin(phase.pools, torch.float32, device), device)
     rows, expected = len(phase.expected.slots), seen(phase.expected)
     assert seen_by_kernels(metadata) == expected + [[]] * (len(metadata.slots) - rows)
@@ -245,16 +212,17 @@ def test_kernels_see_what_the_reference_sees(phase, device, program_order):
 
 
 def fill_for(phase: Phase, layer: int, window: int | None, dtype: torch.dtype) -> None:
-    """Numbers of that type where some row looks; NaN everywhere else."""
-    kv, start = phase.pools.draft, 0
+    """Write random KV of that type to the slots that some row sees, and NaN to all others."""
+    kv = phase.pools.draft
+    start = 0
     kv.keys.fill_(math.nan)
     kv.values.fill_(math.nan)
     for keys in phase.expected.keys:
         rows = phase.expected.positions[start : (start := start + len(keys.mask)), None]
         mask = keys.mask if window is None else keys.mask & (rows - keys.positions < window)
-        fill_seen(kv, layer, replace(keys, mask=mask))
-    for buffer in (kv.keys, kv.values):
-        buffer.copy_(buffer.to(dtype))
+        slots = keys.slots[mask.any(0)]
+        for buffer in (kv.keys, kv.values):
+            buffer[layer, slots] = torch.randn(len(slots), *buffer.shape[2:]).to(dtype).double()
 
 
 def budget(query_RAD: torch.Tensor, phase: Phase, dtype: torch.dtype) -> float:
@@ -292,10 +260,10 @@ ATTENDED = {
 @pytest.mark.parametrize("splits", [None, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("attended", ATTENDED.values(), ids=ATTENDED)
-def test_attention_of_kernels_equals_the_references(attended, dtype, splits, device, program_order):
+def test_attention_of_kernels_equals_the_references(shuffled_pools, attended, dtype, splits, device, program_order):
     """NaN in every slot that no row sees. A padded request has NaN for queries and yields zeros, as dropped rows do."""
     make, arguments, heads, kv_heads, dim, window = attended
-    phase = make(*arguments, layout=KVLayout(2, kv_heads, dim))
+    phase = make(shuffled_pools, *arguments, layout=KVLayout(2, kv_heads, dim))
     fill_for(phase, 1, window, dtype)
     pools = twin(phase.pools, dtype, device)
     metadata = phase.build(pools, device)
@@ -312,12 +280,12 @@ def test_attention_of_kernels_equals_the_references(attended, dtype, splits, dev
 
 @pytest.mark.parametrize("length", [1.0, 100.0])
 @pytest.mark.parametrize("splits", [2, 5, 9])
-def test_keys_read_in_parts_are_merged_in_their_order(splits, length, device, program_order):
+def test_keys_read_in_parts_are_merged_in_their_order(shuffled_pools, splits, length, device, program_order):
     """Prefixes of no key, less than a tile, several tiles, and more parts than tiles: the same bits every time.
 
     length: of queries; by a long one the parts' largest logits lie further from 0 than an f32 has exponents.
     """
-    phase = prefill_phase([300, 0, 20], [3, 2, 1], 16, layout=KVLayout(1, 2, 16))
+    phase = prefill_phase(shuffled_pools, [300, 0, 20], [3, 2, 1], 16, layout=KVLayout(1, 2, 16))
     fill_for(phase, 0, None, torch.float32)
     pools, query = twin(phase.pools, torch.float32, device), length * torch.randn(6, 4, 16, device=device)
     metadata = phase.build(pools, device)
@@ -329,10 +297,12 @@ def test_keys_read_in_parts_are_merged_in_their_order(splits, length, device, pr
 
 
 @pytest.mark.parametrize("multiprocessors", [1, 7, 40])
-def test_requests_are_read_in_parts_by_their_lengths(multiprocessors, device, monkeypatch, program_order):
+def test_requests_are_read_in_parts_by_their_lengths(
+    shuffled_pools, multiprocessors, device, monkeypatch, program_order
+):
     """As many parts as a device of that size wants: a long request in several of them beside others in one."""
     monkeypatch.setattr(attention_plan, "_multiprocessors", lambda _: multiprocessors)
-    phase = prefill_phase([700, 0, 20, 200], [3, 2, 1, 40], 16, layout=KVLayout(1, 2, 16))
+    phase = prefill_phase(shuffled_pools, [700, 0, 20, 200], [3, 2, 1, 40], 16, layout=KVLayout(1, 2, 16))
     fill_for(phase, 0, None, torch.float32)
     pools, query = twin(phase.pools, torch.float32, device), torch.randn(46, 4, 16, device=device)
     out, again = (fast.attention(query, 0, pools.draft, phase.build(pools, device), None) for _ in range(2))
@@ -343,7 +313,7 @@ def test_requests_are_read_in_parts_by_their_lengths(multiprocessors, device, mo
 
 @pytest.mark.parametrize("window", [None, 150])
 @pytest.mark.parametrize("counts", [[1, 70, 5, 3], [4, 4, 4, 4]], ids=["prefill", "draft-extend"])
-def test_an_invariant_result_is_bitwise_equal_solo_and_batched(counts, window, device):
+def test_an_invariant_result_is_bitwise_equal_solo_and_batched(shuffled_pools, counts, window, device):
     """Requests of many keys and few, each alone and all together."""
     starts, counts = torch.tensor([600, 0, 1100, 37]), torch.tensor(counts)
     pools, rows = shuffled_pools(16, (starts + counts).tolist(), KVLayout(1, 2, 16))
@@ -365,9 +335,9 @@ def test_an_invariant_result_is_bitwise_equal_solo_and_batched(counts, window, d
         assert torch.equal(attend(query[low:high], slice(request, request + 1)), together[low:high])
 
 
-def test_a_padded_request_changes_no_bit_of_the_others(device):
+def test_a_padded_request_changes_no_bit_of_the_others(shuffled_pools, device):
     """Without it there are no rows beyond theirs, which a block of rows would reach."""
-    phase = tree_phase(9, 4, layout=KVLayout(1, 2, 16))
+    phase = tree_phase(shuffled_pools, 9, 4, layout=KVLayout(1, 2, 16))
     fill_for(phase, 0, None, torch.float32)
     pools, query = twin(phase.pools, torch.float32, device), torch.randn(36, 4, 16, device=device)
     metadata = phase.build(pools, device)
@@ -379,8 +349,8 @@ def test_a_padded_request_changes_no_bit_of_the_others(device):
     assert buffer[27:].isnan().all()
 
 
-def test_queries_may_have_another_type_than_the_cache(device):
-    phase = tree_phase(9, 4, layout=KVLayout(1, 2, 16))
+def test_queries_may_have_another_type_than_the_cache(shuffled_pools, device):
+    phase = tree_phase(shuffled_pools, 9, 4, layout=KVLayout(1, 2, 16))
     fill_for(phase, 0, None, torch.bfloat16)
     pools, query = twin(phase.pools, torch.bfloat16, device), torch.randn(36, 4, 16)
     out = fast.attention(query.to(device), 0, pools.draft, phase.build(pools, device), None).cpu()
@@ -388,14 +358,14 @@ def test_queries_may_have_another_type_than_the_cache(device):
     assert (out[:27].double() - expected).abs().max() <= budget(query, phase, torch.float32)
 
 
-def test_attention_of_kernels_wants_contiguous_queries(device):
-    phase = tree_phase(2, 1)
+def test_attention_of_kernels_wants_contiguous_queries(shuffled_pools, device):
+    phase = tree_phase(shuffled_pools, 2, 1)
     pools = twin(phase.pools, torch.float32, device)
     with pytest.raises(ValueError, check=lambda error: type(error) is ValueError):
         fast.attention(torch.empty(8, 2, 4, device=device)[..., ::2], 0, pools.draft, phase.build(pools, device), None)
 
 
-def test_kernels_take_no_requests(device):
+def test_kernels_take_no_requests(shuffled_pools, device):
     pools, nobody = twin(shuffled_pools(4, [1])[0], torch.float32, device), make_batch([], []).to(device)
     none = torch.empty(0, dtype=torch.int64, device=device)
     tree = tree_input([[-1, 0]], [0], torch.zeros(2, dtype=torch.int64)).to(device)

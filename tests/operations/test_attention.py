@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import Batch, VerifyInput
-from specsim.core.pool import KVBuffer, KVLayout, KVPool
+from specsim.core.pool import KVBuffer, KVLayout
 from specsim.reference.attention import (
     AttentionMetadata,
     Keys,
@@ -136,26 +136,6 @@ def test_nan_in_slots_that_no_row_sees_never_shows(window):
     assert out.isfinite().all()
 
 
-ONE_HEAD = KVLayout(1, 1, 2)
-
-
-def shuffled_pools(page_size: int, columns: list[int], layout: KVLayout = ONE_HEAD) -> tuple[KVPool, list[int]]:
-    """Pools whose pages come in random order, and a row of the table for each request, owning `columns` columns."""
-    num_pages = sum(-(-count // page_size) for count in columns) + 3
-    slots = num_pages * page_size
-    buffers = (KVBuffer(layout, slots, torch.float64), KVBuffer(layout, slots, torch.float64))
-    pools = KVPool(*buffers, page_size, num_pages, max(columns) + page_size)
-    taken = [pools.open() for _ in range(num_pages)]
-    for row in taken:
-        pools.reserve(row, page_size)
-    for index in torch.randperm(num_pages).tolist():
-        pools.close(taken[index])
-    rows = [pools.open() for _ in columns]
-    for row, count in zip(rows, columns, strict=True):
-        pools.reserve(row, count)
-    return pools, rows
-
-
 def make_batch(rows: list[int], lengths: list[int]) -> Batch:
     return Batch.of(range(len(rows)), rows, lengths, [SamplingParams()] * len(rows), vocab_size=3)
 
@@ -170,7 +150,7 @@ def seen(metadata: AttentionMetadata) -> list[list[tuple[int, int]]]:
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_a_causal_row_sees_every_column_up_to_its_own(page_size):
+def test_a_causal_row_sees_every_column_up_to_its_own(shuffled_pools, page_size):
     starts, counts = [0, 5, 8, 3], [6, 1, 3, 0]
     pools, rows = shuffled_pools(page_size, [start + count for start, count in zip(starts, counts, strict=True)])
     table = pools.req_to_token.tolist()
@@ -184,7 +164,7 @@ def test_a_causal_row_sees_every_column_up_to_its_own(page_size):
     assert seen(metadata) == [sorted((table[row][c], c) for c in range(column + 1)) for row, column in stood]
 
 
-def test_a_dropped_causal_row_sees_nothing_and_is_seen_by_none():
+def test_a_dropped_causal_row_sees_nothing_and_is_seen_by_none(shuffled_pools):
     pools, rows = shuffled_pools(1, [7, 4])
     first, second = (pools.req_to_token[row].tolist() for row in rows)
     slots = torch.tensor([first[5], -1, -1, second[2], second[3]])
@@ -222,7 +202,7 @@ def tree_input(parents: list[list[int]], lengths: list[int], locations: torch.Te
 
 @pytest.mark.parametrize("max_len", [100, 9])
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_a_tree_row_sees_the_prefix_and_its_ancestors(page_size, max_len):
+def test_a_tree_row_sees_the_prefix_and_its_ancestors(shuffled_pools, page_size, max_len):
     """A node at or beyond the length limit has lost its slot: it sees nothing, and no one sees it."""
     lengths = [5, 8, 1]
     pools, rows = shuffled_pools(page_size, [length + 7 for length in lengths])
@@ -244,7 +224,7 @@ def test_a_tree_row_sees_the_prefix_and_its_ancestors(page_size, max_len):
     assert metadata.positions.tolist() == positions
 
 
-def test_a_node_without_a_slot_is_seen_by_no_other_node():
+def test_a_node_without_a_slot_is_seen_by_no_other_node(shuffled_pools):
     pools, (row,) = shuffled_pools(1, [10])
     table, chain = pools.req_to_token[row].tolist(), [PARENTS[1]]
     locations = torch.tensor([-1 if node == 2 else table[3 + node] for node in range(7)])
@@ -272,7 +252,7 @@ def lane_layout(length: int, page_size: int, num_steps: int) -> tuple[list[list[
 
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_a_lane_sees_the_prefix_with_its_own_tail_and_path(page_size, path):
+def test_a_lane_sees_the_prefix_with_its_own_tail_and_path(shuffled_pools, page_size, path):
     lengths, num_steps = [7, 8, 17], 4
     layouts = [lane_layout(length, page_size, num_steps) for length in lengths]
     pools, rows = shuffled_pools(page_size, [lanes[-1][-1] + 1 for _, lanes in layouts])
@@ -298,7 +278,7 @@ def test_a_lane_sees_the_prefix_with_its_own_tail_and_path(page_size, path):
 
 
 @pytest.mark.parametrize(("max_len", "dropped"), [(9, 0), (8, 3), (7, 3)])
-def test_a_draft_step_at_the_limit_writes_and_sees_nothing(max_len, dropped):
+def test_a_draft_step_at_the_limit_writes_and_sees_nothing(shuffled_pools, max_len, dropped):
     """Three lanes of a request of 7 at step 1 stand at position 8; those of a request of 2 are far from the limit."""
     layouts = [lane_layout(length, 4, 4) for length in (7, 2)]
     pools, rows = shuffled_pools(4, [lanes[-1][-1] + 1 for _, lanes in layouts])
@@ -311,7 +291,7 @@ def test_a_draft_step_at_the_limit_writes_and_sees_nothing(max_len, dropped):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_that_sees_nothing_brings_no_nan_into_the_product(dtype, monkeypatch):
+def test_a_row_that_sees_nothing_brings_no_nan_into_the_product(shuffled_pools, dtype, monkeypatch):
     """A library's bfloat16 product over a row of NaN left NaN in rows that were whole (oneDNN 3.10)."""
     pools, rows = shuffled_pools(4, [8])
     kv = KVBuffer(KVLayout(1, 1, 4), pools.target.keys.shape[1], dtype)
@@ -328,7 +308,7 @@ def test_a_row_that_sees_nothing_brings_no_nan_into_the_product(dtype, monkeypat
     assert (out[1] == 0).all()
 
 
-def test_no_requests_make_empty_metadata():
+def test_no_requests_make_empty_metadata(shuffled_pools):
     pools, _ = shuffled_pools(4, [1])
     none, nobody = torch.empty(0, dtype=torch.int64), make_batch([], [])
     empty_tree = VerifyInput(

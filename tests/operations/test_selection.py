@@ -58,5 +58,5 @@ def test_fast_select_orders_junk_too(count, device):
 
 
 def test_fast_select_refuses_more_than_there_are(device):
-    with pytest.raises(ValueError, match="candidates"):
+    with pytest.raises(ValueError, check=lambda error: type(error) is ValueError):
         fast.select(torch.zeros(1, 3, device=device), 4)
