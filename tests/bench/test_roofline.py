@@ -17,6 +17,10 @@ MODEL = ModelConfig(
     head_dim=2, rms_norm_eps=1e-5, max_position_embeddings=64, rope_theta=1e4,
 )  # fmt: skip
 HEAD = DrafterConfig("eagle3", replace(MODEL, num_layers=1), 7, 4, (0, 1, 1))
+LAYER = {  # entries of each weight
+    "input_layernorm": 4, "post_attention_layernorm": 4, "self_attn.q_proj": 16, "self_attn.k_proj": 8,
+    "self_attn.v_proj": 8, "self_attn.o_proj": 16, "mlp.gate_proj": 24, "mlp.up_proj": 24, "mlp.down_proj": 24,
+}  # fmt: skip
 TREE = SpecConfig(topk=2, num_steps=3, num_draft_tokens=5, page_size=4)
 
 
@@ -30,15 +34,7 @@ def test_floor_of_a_forward_by_hand():
         "model.embed_tokens.weight": (1, 2 * 6 * 4),  # the rows that are looked up
         "model.norm.weight": (1, 2 * 4),
         "lm_head.weight": (1, 2 * 40),
-        "model.layers.*.input_layernorm.weight": (2, 2 * 2 * 4),
-        "model.layers.*.post_attention_layernorm.weight": (2, 2 * 2 * 4),
-        "model.layers.*.self_attn.q_proj.weight": (2, 2 * 2 * 16),
-        "model.layers.*.self_attn.k_proj.weight": (2, 2 * 2 * 8),
-        "model.layers.*.self_attn.v_proj.weight": (2, 2 * 2 * 8),
-        "model.layers.*.self_attn.o_proj.weight": (2, 2 * 2 * 16),
-        "model.layers.*.mlp.gate_proj.weight": (2, 2 * 2 * 24),
-        "model.layers.*.mlp.up_proj.weight": (2, 2 * 2 * 24),
-        "model.layers.*.mlp.down_proj.weight": (2, 2 * 2 * 24),
+        **{f"model.layers.*.{name}.weight": (2, 2 * 2 * size) for name, size in LAYER.items()},
         "target KV of layer *, keys": (2, 2 * 2 * 2 * 8 * 2),
         "target KV of layer *, values": (2, 2 * 2 * 2 * 8 * 2),
     }
@@ -62,18 +58,10 @@ def test_floor_of_a_round_reads_the_drafter_once_a_forward():
     target = parts_of(forward_floor(MODEL, 1, 5, 8))
     assert {name: floor[name] for name in target} == target
     drafter = {name: each for name, each in floor.items() if name not in target}
+    midlayer = LAYER | {"hidden_norm": 4, "self_attn.q_proj": 32, "self_attn.k_proj": 16, "self_attn.v_proj": 16}
     # Two steps and the draft-extend; only that reads the features' fc. Rows looked up: 2 + 2 + 4.
     assert drafter == {
-        "drafter midlayer.hidden_norm.weight": (3, 3 * 8),
-        "drafter midlayer.input_layernorm.weight": (3, 3 * 8),
-        "drafter midlayer.post_attention_layernorm.weight": (3, 3 * 8),
-        "drafter midlayer.self_attn.q_proj.weight": (3, 3 * 2 * 32),
-        "drafter midlayer.self_attn.k_proj.weight": (3, 3 * 2 * 16),
-        "drafter midlayer.self_attn.v_proj.weight": (3, 3 * 2 * 16),
-        "drafter midlayer.self_attn.o_proj.weight": (3, 3 * 2 * 16),
-        "drafter midlayer.mlp.gate_proj.weight": (3, 3 * 2 * 24),
-        "drafter midlayer.mlp.up_proj.weight": (3, 3 * 2 * 24),
-        "drafter midlayer.mlp.down_proj.weight": (3, 3 * 2 * 24),
+        **{f"drafter midlayer.{name}.weight": (3, 3 * 2 * size) for name, size in midlayer.items()},
         "drafter norm.weight": (3, 3 * 8),
         "drafter lm_head.weight": (3, 3 * 2 * 28),
         "drafter fc.weight": (1, 2 * 48),

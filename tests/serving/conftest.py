@@ -26,9 +26,12 @@ SHORT = [5, 17, 3, 40]
 class AuditedScheduler(Scheduler):
     """A scheduler whose pool is audited after every step."""
 
-    def serve(self, *requests: Request) -> "AuditedScheduler":
+    def submit(self, *requests: Request) -> None:
         for request in requests:
-            self.submit(request)
+            super().submit(request)
+
+    def serve(self, *requests: Request) -> "AuditedScheduler":
+        self.submit(*requests)
         self.run()
         self.close()
         return self

@@ -88,8 +88,7 @@ def test_a_turn_that_is_preempted_goes_on_from_its_own_tokens(make, ask, check_s
         ask(2, OTHER, 5, schedule={"continues": 1}, temperature=1.0),
         ask(3, OTHER, 14),
     ]
-    for request in requests:
-        scheduler.submit(request)
+    scheduler.submit(*requests)
     while len(requests[1].token_ids) < 4:
         scheduler.step()
     assert not requests[1].finish_reason
@@ -108,8 +107,7 @@ def test_a_scheduler_in_which_nothing_can_happen_says_so(make, ask, check_solo, 
     """In the first such step, and who is the first that needs more slots; the turn waits for the first to end."""
     turn = ask(2, [1, 2], schedule={"continues": 0, "arrival": 1})
     scheduler, requests = make(schedule=schedule), [ask(0), ask(1, LONG), turn]
-    for request in requests:
-        scheduler.submit(request)
+    scheduler.submit(*requests)
     scheduler.limit(0)
     with pytest.raises(InputError, check=lambda error: error.name == "limit"):
         scheduler.run()

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsim import SamplingParams, SpecConfig, generate
+from specsim import SamplingParams, SpecConfig
 from specsim.core.columns import own_committed, own_lanes, own_tree, round_columns
 from specsim.core.config import ServingConfig
 from specsim.core.engine_options import EngineOptions
@@ -166,22 +166,12 @@ def serve(pair, config, serving, requests, before_step=lambda _: None):
     return scheduler
 
 
-def assert_as_alone(pair, config, request):
-    ids, params = [request.request_id], request.params
-    output = generate(
-        pair, [request.prompt_ids], config, params, request_ids=ids, engine=EngineOptions(dtype=torch.float64)
-    ).outputs[0]
-    assert tuple(request.token_ids) == output.token_ids
-    assert request.finish_reason == output.finish_reason
-    assert request.logprobs == pytest.approx(output.logprobs, abs=1e-6)
-
-
 @pytest.mark.parametrize(
     ("release", "schedule", "prefix_cache"),
     [("finish", "sync", False), ("finish", "overlap", False), ("finish", "overlap", True), ("round", "sync", True)],
 )
 @pytest.mark.parametrize("name", ["tree", "chain", "plain"])
-def test_a_request_ends_in_the_smallest_pool_that_accepts_it(name, release, schedule, prefix_cache):
+def test_a_request_ends_in_the_smallest_pool_that_accepts_it(check_solo, name, release, schedule, prefix_cache):
     """Alone, and after another with the same prompt, whose prefix is kept, has had the pool."""
     pair, config = synthetic_pair(), replace(SETTINGS[name], release=release)
     params = SamplingParams(max_new_tokens=12, temperature=1.0, ignore_eos=True)
@@ -189,9 +179,8 @@ def test_a_request_ends_in_the_smallest_pool_that_accepts_it(name, release, sche
     pages = fewest_pages(config, first)
     serving = ServingConfig(schedule, max_running=2, num_slots=pages * config.page_size, prefix_cache=prefix_cache)
     serve(pair, config, serving, [first, second])
-    for request in (first, second):
-        assert len(request.token_ids) == 12
-        assert_as_alone(pair, config, request)
+    assert [len(request.token_ids) for request in (first, second)] == [12, 12]
+    check_solo([first, second], config, pair)
     request = Request(0, make_prompt(9), params, frozenset(), 12)
     if pages > 1:
         serve(pair, config, replace(serving, num_slots=(pages - 1) * config.page_size), [request])
@@ -388,7 +377,7 @@ PENALTIES = {
 
 @pytest.mark.parametrize("params", PENALTIES.values(), ids=PENALTIES)
 @pytest.mark.parametrize("schedule", ["sync", "overlap"])
-def test_penalties_count_the_tokens_of_a_reused_prefix(params, schedule):
+def test_penalties_count_the_tokens_of_a_reused_prefix(check_solo, params, schedule):
     """Tokens of another's prompt, of its own output after a preemption, and of the turn before."""
     pair = synthetic_pair()
     prompts = [make_prompt(13), make_prompt(17)]
@@ -406,8 +395,7 @@ def test_penalties_count_the_tokens_of_a_reused_prefix(params, schedule):
     reused = [(request_id, number) for record in scheduler.trace.records for request_id, number in record.reused]
     assert reused[:2] == [(1, 12), (1, 20)]  # the first's prompt, then 17 tokens of its own prompt and 3 of its output
     assert reused[2] == (2, len(turn.prompt_ids) - 3)  # all but its own turn and the token before
-    for request in (first, second, turn):
-        assert_as_alone(pair, config, request)
+    check_solo([first, second, turn], config, pair)
 
 
 def test_who_cannot_be_admitted_ends_no_session_for_a_row():

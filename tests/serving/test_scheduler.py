@@ -133,8 +133,7 @@ def test_a_request_can_be_aborted_at_any_moment(make, ask, check_solo, when, sch
     others = [ask(0, OTHER, 10), ask(2, LONG, 6, temperature=1.0)]
     late = {"arrival": 30 if when == "not arrived" else 0}
     victim = ask(1, LONG, 6, schedule=late) if when != "decoding" else ask(1, SHORT, 20, schedule=late)
-    for request in (others[0], victim, others[1]) if when != "waiting" else (*others, victim):
-        scheduler.submit(request)
+    scheduler.submit(*((others[0], victim, others[1]) if when != "waiting" else (*others, victim)))
     steps = {"not arrived": 2, "waiting": 2, "in a chunk": 2, "decoding": 5, "finished": 30}[when]
     for _ in range(steps):
         scheduler.step()

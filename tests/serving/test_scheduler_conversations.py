@@ -88,8 +88,7 @@ def test_prefixes_are_reused_and_nothing_else_changes(make, ask, check_solo, con
 @SCHEDULES
 def test_no_kv_is_held_for_a_turn_that_will_never_come(make, ask, schedule):
     scheduler = make(schedule=schedule)
-    for request in (ask(0), ask(1, schedule={"continues": 0, "abort_at": 1})):
-        scheduler.submit(request)
+    scheduler.submit(ask(0), ask(1, schedule={"continues": 0, "abort_at": 1}))
     scheduler.run()
     assert scheduler.pools.usage()["requests"] == 0
 
@@ -145,8 +144,7 @@ def test_steps_are_skipped_also_before_a_turn(make, ask):
 
 def test_an_aborted_request_leaves_nothing_for_its_next_turn(make, ask, check_solo):
     scheduler = make()
-    for request in (ask(0, max_new_tokens=20), ask(1, [1], schedule={"continues": 0, "arrival": 50})):
-        scheduler.submit(request)
+    scheduler.submit(ask(0, max_new_tokens=20), ask(1, [1], schedule={"continues": 0, "arrival": 50}))
     for _ in range(3):
         scheduler.step()
     scheduler.abort(0)

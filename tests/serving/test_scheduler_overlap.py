@@ -77,8 +77,7 @@ def step_without_reading(scheduler: Scheduler, monkeypatch) -> None:
 def test_overlap_launches_a_step_before_it_reads_the_one_before(make, ask, check_solo, monkeypatch):
     requests = [ask(0, LONG, 9), ask(1, SHORT, 9, schedule={"arrival": 2})]
     scheduler = make(schedule="overlap", chunk_tokens=8)
-    for request in requests:
-        scheduler.submit(request)
+    scheduler.submit(*requests)
     while scheduler.is_busy:
         step_without_reading(scheduler, monkeypatch)
     check_solo(requests)
@@ -126,8 +125,7 @@ def test_an_empty_batch_is_idle_and_others_join_it(make, ask, check_solo, schedu
         ask(number, prompt, 6, schedule={"arrival": 12 * number}) for number, prompt in enumerate((LONG, OTHER))
     ]
     scheduler = make(schedule=schedule)
-    for request in requests:
-        scheduler.submit(request)
+    scheduler.submit(*requests)
     while not requests[0].finish_reason:
         scheduler.step()
     scheduler.step()
