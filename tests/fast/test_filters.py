@@ -15,19 +15,10 @@ from specsim.fast.vocabulary.summaries import LOWEST_RANK, rank, scale_of, summa
 from specsim.reference.sampling import target_prob
 
 GROUP = 16
-SETTINGS = [
-    (0, 0.9, 0.0),
-    (0, 0.5, 0.0),
-    (0, 0.999, 0.0),
-    (0, 2.0**-20, 0.0),
-    (40, 1.0, 0.0),
-    (1, 1.0, 0.0),
-    (100, 0.8, 0.0),
-    (0, 1.0, 0.01),
-    (0, 1.0, 1.0),
-    (0, 0.7, 0.05),
-    (30, 0.9, 0.02),
-]
+SETTINGS = [  # top_k, top_p, min_p
+    (0, 0.9, 0.0), (0, 0.5, 0.0), (0, 0.999, 0.0), (0, 2.0**-20, 0.0), (40, 1.0, 0.0), (1, 1.0, 0.0),
+    (100, 0.8, 0.0), (0, 1.0, 0.01), (0, 1.0, 1.0), (0, 0.7, 0.05), (30, 0.9, 0.02),
+]  # fmt: skip
 
 
 @kernel

@@ -59,16 +59,9 @@ def config_of(cell):
     topk, steps = cell["topk"], cell["num_steps"]
     width = steps + 1 if topk == 1 else min(cell["num_draft_tokens"], 1 + topk + (steps - 1) * topk**2)
     names = (
-        "page_size",
-        "draft_kv",
-        "extend",
-        "release",
-        "score",
-        "penalties",
-        "threshold_single",
-        "threshold_acc",
-        "max_len",
-    )
+        "page_size", "draft_kv", "extend", "release", "score", "penalties",
+        "threshold_single", "threshold_acc", "max_len",
+    )  # fmt: skip
     return SpecConfig(topk, steps, width, **{name: cell[name] for name in names})
 
 
