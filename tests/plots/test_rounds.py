@@ -45,19 +45,8 @@ SETTINGS = {
     "at the limit": SpecConfig(topk=2, num_steps=4, num_draft_tokens=9, page_size=4, max_len=13),
 }
 TEXTS = [
-    "$x_1$",
-    "\n        ",
-    " ",
-    "漢字",
-    "'",
-    "\\n",
-    "identifier_of_some_length",
-    "",
-    "\ufffd",
-    "{",
-    "a b",
-    "    pass",
-]
+    "$x_1$", "\n        ", " ", "漢字", "'", "\\n", "identifier_of_some_length", "", "\ufffd", "{", "a b", "    pass",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
