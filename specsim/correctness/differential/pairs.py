@@ -8,10 +8,11 @@ import torch
 from specsim.core.errors import InputError
 from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
 from specsim.models.load import load
+from specsim.correctness.differential.wide_pair import wide_pair
 from specsim.models.synthetic_pair import synthetic_pair
 
 KINDS = ("eagle", "eagle3")
-FAMILIES = ("llama", "qwen3", "mistral", "noisy", "twins", "shipped")
+FAMILIES = ("llama", "qwen3", "mistral", "noisy", "twins", "wide", "wide_qwen3", "wide_mistral", "shipped")
 _WINDOW = {"mistral": 7}
 
 
@@ -27,6 +28,9 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
         raise InputError("pair", name, f"{' or '.join(KINDS)}, a hyphen, {' or '.join(FAMILIES)}")
     if family == "shipped":
         pair = load(drafter=kind)
+    elif family.startswith("wide"):
+        model = family.partition("_")[2] or "llama"
+        pair = wide_pair(kind, model, _WINDOW.get(model))
     else:
         model = "llama" if family in ("noisy", "twins") else family
         noise = 0.15 if family == "noisy" else 0.02

@@ -1,0 +1,188 @@
+"""Pairs for 16-bit arithmetic: attention decides which token comes next, and no decision lies within rounding error.
+
+A hidden state has three parts. CODE holds ±1: the Hadamard code of the token. CONTEXT holds the codes that attention
+fetched from the tokens before it. SOFT holds ordinary numbers, made by other heads and the MLP. The head reads
+CODE and CONTEXT alone, all entries of which rounding scales alike, so that logits keep their distances: of the tokens
+in their ladder, and of sums of them along the paths of a tree. SOFT reaches the KV and the hidden states of the next
+layer, where a wrong scale is seen.
+"""
+
+import torch
+
+from specsim.core.drafter import DrafterConfig
+from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
+from specsim.core.target import ModelConfig
+from specsim.models.checkpoint.layout import Layout, drafter_layout, target_layout
+from specsim.models.synthetic_pair import tiny_config
+
+Tensors = dict[str, torch.Tensor]
+PART = 32  # entries of each part of a hidden state
+CODE = slice(0, PART)
+CONTEXT = slice(PART, 2 * PART)
+SOFT = slice(2 * PART, 3 * PART)
+HEAD = 16  # entries of a head
+SHAPE = {"hidden_size": 3 * PART, "num_heads": 8, "num_kv_heads": 4, "head_dim": HEAD, "vocab_size": 96}
+CLASSES = 5  # of tokens; those of one are followed by those of the next
+CODES = 6  # of each class
+UNIT = 0.25  # of the ladders, in nats
+STEPS = (1.0, 4.5, 9.25, 14.125, 19.0625)  # of the ladder of each class: sums of five ranks are all different
+STEEP = 24.0  # units from which on a ladder has steps of FLAT
+FLAT = 3.0
+OTHERS = 84.0  # units from which on tokens of other classes begin
+BONUS = (2.5, 1.25)  # units that the code of the token before, and of the one before that, adds
+SHARE = (2 / 3) ** 0.5  # root mean square of an embedding
+PEAK = 8.4  # of the queries and keys that find a token by its distance
+HARD = 3.6  # weight of the same in norms of queries and keys
+SCALES = {"o_proj": 0.2, "down_proj": 0.33}  # of random weights, 1.2 / sqrt(inputs) otherwise
+_PAIRS = torch.tensor([0, 1, 2, HEAD // 2, HEAD // 2 + 1, HEAD // 2 + 2])  # entries of the three fastest rotations
+
+
+def wide_pair(kind: str, family: str = "llama", window: int | None = None, seed: int = 0) -> Pair:
+    """Make a pair of kind `eagle` or `eagle3` on a target of this family, in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    target = _target(tiny_config(family, 2, window=window, **SHAPE), generator)
+    model = tiny_config(family, 1, window=window, **SHAPE)
+    drafter = (_eagle if kind == "eagle" else _eagle3)(model, target, generator)
+    return Pair(target=target, drafter=drafter, tokenizer=None, name=f"wide {kind} on {family}")
+
+
+def _hadamard(size: int) -> torch.Tensor:
+    rows = torch.ones(1, 1, dtype=torch.float64)
+    while len(rows) < size:
+        rows = torch.cat([torch.cat([rows, rows], 1), torch.cat([rows, -rows], 1)])
+    return rows
+
+
+def _embedding(vocab_size: int, generator: torch.Generator) -> torch.Tensor:
+    """[V, H]: code, no context, random signs."""
+    token = torch.arange(vocab_size)
+    code = _hadamard(PART)[token % CLASSES * CODES + token // CLASSES % CODES]
+    signs = torch.randint(2, (vocab_size, PART), generator=generator, dtype=torch.float64) * 2 - 1
+    return torch.cat([code, torch.zeros(vocab_size, PART, dtype=torch.float64), signs], 1)
+
+
+def _head(vocab_size: int) -> torch.Tensor:
+    """[V, H]: the ladder of every code, and the bonus by the bits of the context."""
+    token = torch.arange(vocab_size)
+    place = token // CLASSES
+    code = torch.arange(CLASSES * CODES)[:, None]
+    rank = (place + 7 * (code % CODES)) % (vocab_size // CLASSES + 1)  # [codes, V]
+    step = torch.tensor(STEPS, dtype=torch.float64)[code // CODES] * rank
+    ladder = torch.where(step > STEEP, STEEP + FLAT * rank, step)
+    is_next = token % CLASSES == (code // CODES + 1) % CLASSES
+    cost = torch.where(is_next, ladder, OTHERS + 0.1 * ((token * 37 + 11 * code) % vocab_size))
+    head = torch.zeros(vocab_size, 3 * PART, dtype=torch.float64)
+    head[:, CODE] = -UNIT * cost.T @ _hadamard(PART)[: CLASSES * CODES] / PART
+    for bit, bonus, sign in zip((3, HEAD + 5), BONUS, (place % 2, place // 2 % 2), strict=True):
+        head[:, CONTEXT.start + bit] = UNIT * bonus * (sign - 0.5)
+    return head
+
+
+def _random(layout: Layout, generator: torch.Generator) -> Tensors:
+    """Draw what makes SOFT: projections to it by all that is left, norms around 1 there."""
+    tensors = {}
+    for name, shape in layout.items():
+        values = torch.randn(shape, generator=generator, dtype=torch.float64)
+        if len(shape) == 1:
+            tensors[name] = torch.ones(shape, dtype=torch.float64)
+            tensors[name][SOFT] += 0.1 * values[SOFT]
+        else:
+            scale = next((each for part, each in SCALES.items() if part in name), 1.2 * shape[1] ** -0.5)
+            tensors[name] = scale * values
+        if any(part in name for part in ("o_proj", "down_proj", "fc.weight")):
+            tensors[name][: SOFT.start] = 0
+    for name in layout:
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            tensors[name] = torch.ones(HEAD, dtype=torch.float64).index_fill(0, _PAIRS, HARD)
+            projection = tensors[name.replace("_norm", "_proj")]
+            projection.view(-1, HEAD, projection.shape[1])[:, _PAIRS] = 0
+    return tensors
+
+
+def _find(tensors: Tensors, prefix: str, head: int, distance: int, model: ModelConfig, scale: float = 1.0) -> None:
+    """Make a head attend to the token at a distance: its query is turned by that many positions.
+
+    scale: of the constant entry 0 in the attention's input.
+    """
+    frequency = model.rope_theta ** (-torch.arange(3, dtype=torch.float64) / (HEAD // 2))
+    angle = -distance * frequency
+    query = tensors[f"{prefix}q_proj.weight"].unflatten(0, (-1, HEAD))[head]
+    query[:] = 0
+    query[_PAIRS, 0] = PEAK / scale * torch.cat([angle.cos(), angle.sin()])
+    key = tensors[f"{prefix}k_proj.weight"].unflatten(0, (-1, HEAD))[_kv_head(head, model)]
+    key[:] = 0
+    key[_PAIRS[:3], 0] = PEAK / scale
+
+
+def _kv_head(head: int, model: ModelConfig) -> int:
+    return head // (model.num_heads // model.num_kv_heads)
+
+
+def _copy(
+    tensors: Tensors, prefix: str, head: int, source: int | None, to: int, model: ModelConfig, scale: float = 1.0
+) -> None:
+    """Make a head bring 16 entries of the attention's input, from `source` on, to the entries from `to` on.
+
+    None: what the KV head brings is set already.
+    """
+    group = _kv_head(head, model)
+    if source is not None:
+        value = tensors[f"{prefix}v_proj.weight"]
+        value[HEAD * group : HEAD * (group + 1)] = 0
+        value[HEAD * group + torch.arange(HEAD), source + torch.arange(HEAD)] = scale
+    output = tensors[f"{prefix}o_proj.weight"]
+    output[:, HEAD * head : HEAD * (head + 1)] = 0
+    output[to + torch.arange(HEAD), HEAD * head + torch.arange(HEAD)] = 1.0
+
+
+def _target(config: ModelConfig, generator: torch.Generator) -> TargetCheckpoint:
+    tensors = _random(target_layout(config), generator)
+    tensors["model.embed_tokens.weight"] = _embedding(config.vocab_size, generator)
+    tensors["lm_head.weight"] = _head(config.vocab_size)
+    tensors["model.norm.weight"] *= 1.3
+    for layer, norm in enumerate((SHARE, 1.0)):  # of what enters the layer, about
+        prefix = f"model.layers.{layer}.self_attn."
+        _find(tensors, prefix, 0, 1 + layer, config, 1 / norm)
+        _copy(tensors, prefix, 0, 0, CONTEXT.start + HEAD * layer, config, norm)
+    return TargetCheckpoint(config, tensors)
+
+
+def _eagle(model: ModelConfig, target: TargetCheckpoint, generator: torch.Generator) -> DrafterCheckpoint:
+    config = DrafterConfig("eagle", model, model.vocab_size, model.hidden_size)
+    required, _ = drafter_layout(config)
+    tensors = _random(required, generator)
+    tensors["embed_tokens.weight"] = target.tensors["model.embed_tokens.weight"]
+    both = torch.arange(SOFT.start)
+    tensors["fc.weight"][both, both] = 1.0
+    prefix = "layers.0.self_attn."
+    _find(tensors, prefix, 0, 1, model)
+    _find(tensors, prefix, 1, 2, model)
+    _copy(tensors, prefix, 0, 0, CONTEXT.start, model)
+    _copy(tensors, prefix, 1, None, CONTEXT.start + HEAD, model)
+    return DrafterCheckpoint(config, tensors)
+
+
+def _eagle3(model: ModelConfig, target: TargetCheckpoint, generator: torch.Generator) -> DrafterCheckpoint:
+    """The residual begins with the hidden state, whose code two heads replace by the new token's."""
+    hidden = model.hidden_size
+    vocab = model.vocab_size
+    chosen = torch.linspace(0, vocab - 1, vocab * 7 // 8).long()
+    feature_layers = tuple(range(target.config.num_layers))[-3:]
+    config = DrafterConfig("eagle3", model, len(chosen), hidden, feature_layers, norm_before_residual=True)
+    layout, _ = drafter_layout(config)
+    tensors = _random({**layout, "fc.weight": (hidden, hidden * len(feature_layers))}, generator)
+    tensors["lm_head.weight"] = target.tensors["lm_head.weight"][chosen]
+    tensors["d2t"] = chosen - torch.arange(len(chosen))
+    tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill(0, chosen, True)
+    prefix = "midlayer.self_attn."
+    value = tensors[f"{prefix}v_proj.weight"]
+    for part in (0, 1):
+        _find(tensors, prefix, 2 * part, 0, model)
+        _copy(tensors, prefix, 2 * part, HEAD * part, HEAD * part, model)
+        entries = HEAD * part + torch.arange(HEAD)
+        value[entries, hidden + entries] = -1.0
+    _find(tensors, prefix, 4, 1, model)
+    _copy(tensors, prefix, 4, 0, CONTEXT.start, model)
+    _find(tensors, prefix, 6, 0, model)
+    _copy(tensors, prefix, 6, hidden + CONTEXT.start, CONTEXT.start, model, -1.0)
+    return DrafterCheckpoint(config, tensors)
