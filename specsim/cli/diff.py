@@ -78,7 +78,7 @@ def _diff(given: dict[str, Any]) -> None:
         for key, parameter in signature(diff).parameters.items():
             if key not in (*run, "grid", "cell") and given[key] != parameter.default:
                 raise InputError(key, given[key], f"{parameter.default}, the default, with a grid")
-        cells = differential.grid(name)
+        cells = differential.grid(name, given["dtype"])
         if given["cell"] is not None:
             name = "one cell"
             cells = tuple(each for each in cells if each.id == given["cell"])

@@ -91,17 +91,24 @@ SHIPPED = (
 )
 
 
-def grid(name: str) -> tuple[Cell, ...]:
-    """The cells of a grid by its name."""
+def grid(name: str, dtype: str = "float32") -> tuple[Cell, ...]:
+    """The cells of a grid by its name; in bfloat16 with pairs whose margins its arithmetic keeps."""
     if name not in GRIDS:
         raise InputError("grid", name, " or ".join(GRIDS))
     if name == "quick":
-        return tuple(map(cell_of, QUICK))
-    backwards = {axis: values[::-1] for axis, values in AXES.items()}
-    settings = [*pairwise(AXES, is_valid), *pairwise(backwards, is_valid)]
-    if name == "full":
-        settings = [*_crossed(settings), *settings]
-    return tuple({cell.id: cell for cell in map(cell_of, (*settings, *SPECIAL, *SHIPPED))}.values())
+        settings: list[dict] = [*QUICK]
+    else:
+        backwards = {axis: values[::-1] for axis, values in AXES.items()}
+        settings = [*pairwise(AXES, is_valid), *pairwise(backwards, is_valid)]
+        crossed = _crossed(settings) if name == "full" else []
+        settings = [*crossed, *settings, *SPECIAL, *SHIPPED]
+    if dtype == "bfloat16":
+        settings = [each | {"family": _wide(each.get("family", DEFAULTS["family"]))} for each in settings]
+    return tuple({cell.id: cell for cell in map(cell_of, settings)}.values())
+
+
+def _wide(family: str) -> str:
+    return {"llama": "wide", "noisy": "wide", "qwen3": "wide_qwen3", "mistral": "wide_mistral"}.get(family, family)
 
 
 def is_valid(setting: Mapping[str, Any]) -> bool:

@@ -7,8 +7,8 @@ import torch
 
 from specsim.core.errors import InputError
 from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
-from specsim.models.load import load
 from specsim.correctness.differential.wide_pair import wide_pair
+from specsim.models.load import load
 from specsim.models.synthetic_pair import synthetic_pair
 
 KINDS = ("eagle", "eagle3")
@@ -20,6 +20,7 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
     """`kind-family`, such as `eagle3-qwen3`; with weights rounded to dtype, so that float64 runs have the same.
 
     `noisy`: a drafter most of whose hidden state comes from its layers, so that nothing in them is too small to show.
+    `wide`, `wide_qwen3`, `wide_mistral`: attention decides, and margins are wider than rounding in bfloat16 (wide_pair).
     `twins`: a target in which every odd token has the row of the even one before it in the head, so that logits tie.
     `shipped`: the pair that comes with the package.
     """

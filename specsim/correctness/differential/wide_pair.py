@@ -25,11 +25,11 @@ SHAPE = {"hidden_size": 3 * PART, "num_heads": 8, "num_kv_heads": 4, "head_dim":
 CLASSES = 5  # of tokens; those of one are followed by those of the next
 CODES = 6  # of each class
 UNIT = 0.25  # of the ladders, in nats
-STEPS = (1.0, 4.5, 9.25, 14.125, 19.0625)  # of the ladder of each class: sums of five ranks are all different
-STEEP = 24.0  # units from which on a ladder has steps of FLAT
-FLAT = 3.0
-OTHERS = 84.0  # units from which on tokens of other classes begin
-BONUS = (2.5, 1.25)  # units that the code of the token before, and of the one before that, adds
+STEPS = (1.3, 4.7, 9.6, 14.9, 19.06)  # of the ladder of each class: sums of five ranks are all different
+NEAR = (9, 4, 2, 2, 1)  # ranks of each class with such steps, those after them have steps of FAR
+FAR = 5.0
+OTHERS = 130.0  # units from which on tokens of other classes begin
+BONUS = (2.5, 0.6)  # units that the code of the token before, and of the one before that, adds
 SHARE = (2 / 3) ** 0.5  # root mean square of an embedding
 PEAK = 8.4  # of the queries and keys that find a token by its distance
 HARD = 3.6  # weight of the same in norms of queries and keys
@@ -67,8 +67,9 @@ def _head(vocab_size: int) -> torch.Tensor:
     place = token // CLASSES
     code = torch.arange(CLASSES * CODES)[:, None]
     rank = (place + 7 * (code % CODES)) % (vocab_size // CLASSES + 1)  # [codes, V]
-    step = torch.tensor(STEPS, dtype=torch.float64)[code // CODES] * rank
-    ladder = torch.where(step > STEEP, STEEP + FLAT * rank, step)
+    near = torch.tensor(NEAR)[code // CODES]
+    step = torch.tensor(STEPS, dtype=torch.float64)[code // CODES]
+    ladder = step * rank.minimum(near) + FAR * (rank - near).clamp(min=0)
     is_next = token % CLASSES == (code // CODES + 1) % CLASSES
     cost = torch.where(is_next, ladder, OTHERS + 0.1 * ((token * 37 + 11 * code) % vocab_size))
     head = torch.zeros(vocab_size, 3 * PART, dtype=torch.float64)
