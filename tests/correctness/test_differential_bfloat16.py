@@ -1,0 +1,74 @@
+"""In bfloat16 most of every cell is compared, and small errors of a scale are found."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specsim.core.engine_options import EngineOptions
+from specsim.correctness.differential import check, grid
+from specsim.correctness.differential.implementation import load_implementation
+from specsim.correctness.differential.pairs import make_pair
+from specsim.correctness.differential.wide_pair import wide_pair
+
+WIDE = [cell for cell in grid("pairwise", "bfloat16") if "-wide" in cell.pair]
+CELLS = [replace(cell, rounds=2) for cell in WIDE[::14]]
+SMALL = [cell for cell in WIDE if len(cell.prompts) == 1]
+FAULT_CELLS = [replace(cell, graph="eager", mode="lockstep", rounds=2) for cell in SMALL[:: len(SMALL) // 4]]
+# An error of a scale in attention and in the sums of a residual stream, as one of the weights.
+FAULTS = {
+    "attention's scale": ({"llama": "q_proj", "mistral": "q_proj", "qwen3": "q_norm"}, 1.1),
+    "attention in the residual": (dict.fromkeys(("llama", "mistral", "qwen3"), "o_proj"), 0.95),
+    "MLP in the residual": (dict.fromkeys(("llama", "mistral", "qwen3"), "down_proj"), 0.95),
+}
+
+
+def scaled(pair, names: dict[str, str], factor: float):
+    """A pair with one kind of the target's weights scaled."""
+    part = f"{names[pair.target.config.family]}.weight"
+    weights = pair.target.tensors.items()
+    tensors = {name: (tensor * factor).to(tensor.dtype) if part in name else tensor for name, tensor in weights}
+    return replace(pair, target=replace(pair.target, tensors=tensors))
+
+
+def test_the_cells_have_every_wide_pair():
+    assert {cell.pair for cell in WIDE} == {
+        f"{kind}-{family}" for kind in ("eagle", "eagle3") for family in ("wide", "wide_qwen3", "wide_mistral")
+    }
+    assert {len(each) for each in (CELLS, FAULT_CELLS)} <= {5, 6, 7}
+
+
+def test_nine_of_ten_phases_are_compared_in_bfloat16():
+    compared, left_out = Counter(), Counter()
+    for cell in CELLS:
+        result = check(cell, dtype="bfloat16")
+        assert (result.mismatches, result.first_divergence) == (0, None)
+        compared.update(result.compared)
+        left_out.update(result.left_out)
+    assert compared.total() >= 0.9 * (compared.total() + left_out.total())
+
+
+@pytest.mark.parametrize(("names", "factor"), FAULTS.values(), ids=FAULTS)
+def test_a_wrong_scale_is_found_in_most_cells(names, factor, budgets_once):
+    found = []
+    for cell in FAULT_CELLS:
+        pair = scaled(make_pair(cell.pair, torch.bfloat16), names, factor)
+        wrong = load_implementation(cell, pair, EngineOptions(dtype=torch.bfloat16))
+        found.append(check(cell, "reference", "bfloat16", wrap=lambda _, each=wrong: each).mismatches > 0)
+    assert sum(found) >= 0.8 * len(found)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_attention_decides_the_next_token(kind):
+    """Without the two heads that find earlier tokens, other tokens are the likeliest."""
+    from specsim import SamplingParams, SpecConfig, generate
+
+    pair = wide_pair(kind)
+    blind = scaled(pair, {"llama": "v_proj"}, 0.0)
+    params = SamplingParams(max_new_tokens=24)
+    tokens = [
+        generate(each, [[3, 14, 15, 92, 65, 35]], SpecConfig(4, 3, 8), params).outputs[0].token_ids
+        for each in (pair, blind)
+    ]
+    assert tokens[0] != tokens[1]
