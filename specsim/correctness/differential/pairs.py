@@ -20,7 +20,7 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
     """`kind-family`, such as `eagle3-qwen3`; with weights rounded to dtype, so that float64 runs have the same.
 
     `noisy`: a drafter most of whose hidden state comes from its layers, so that nothing in them is too small to show.
-    `wide`, `wide_qwen3`, `wide_mistral`: attention decides, and margins are wider than what bfloat16 rounds (wide_pair).
+    `wide`, `wide_qwen3`, `wide_mistral`: attention decides, and margins are wider than bfloat16 rounds (wide_pair).
     `twins`: a target in which every odd token has the row of the even one before it in the head, so that logits tie.
     `shipped`: the pair that comes with the package.
     """
