@@ -78,7 +78,7 @@ class CostModel:
     schedule: Literal["sync", "overlap"] = "overlap"  # sync: the device waits for the host; overlap: the longer counts
     buckets: tuple[int, ...] | None = None  # batch sizes of captured graphs, ascending; (): no graph; None: all sizes
     draft_graph: bool = True  # drafting is in graphs, too
-    dtype: str = "bfloat16"
+    dtype: Literal["bfloat16", "float16"] = "bfloat16"  # of activations, and of products with weights of 16 bits
     _parts: dict[tuple, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -89,6 +89,8 @@ class CostModel:
             sizes = tuple(self.buckets)
             if any(type(size) is not int or size < 1 for size in sizes) or sorted(set(sizes)) != list(sizes):
                 raise InputError("buckets", self.buckets, "ascending batch sizes of at least 1")
+        if self.dtype not in ("bfloat16", "float16"):
+            raise InputError("dtype", self.dtype, "bfloat16 or float16; fp8 weights are the model's")
         self.hardware.flops(self.dtype)
 
     def round(self, contexts: np.ndarray, config: SpecConfig) -> float:

@@ -9,6 +9,7 @@ from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import Hardware
 from specsim.simulator.layers import Layers
 from specsim.simulator.model import Model, expected_experts
+from specsim.simulator.weight_format import HALF, WeightFormat
 
 LOGIT_BYTES = 12  # written and read in 16 bits, written and read again in 32
 HEAD_KERNELS = 4  # embedding, last norm, head, choice
@@ -30,7 +31,7 @@ class Forward:
     model: Model
     efficiency: Efficiency
     parallel: int = 1
-    dtype: str = "bfloat16"
+    dtype: str = "bfloat16"  # of the activations
     graph: bool = True
 
     @property
@@ -55,16 +56,19 @@ class Forward:
         for group in model.layers:
             device += group.count * self._layer(group, rows)
         if entry:
-            device += self._product(model.entry_weights, model.weight_bytes, rows)
-        device += self._product(model.head_weights, model.weight_bytes, head_rows)
-        device += self._seconds(head_rows * model.vocab_size * LOGIT_BYTES / self.parallel, 0)
+            device += self._product(model.entry_weights, model.weight_format, rows)
+        device += self._product(model.head_weights, HALF, head_rows)
+        device += self._seconds(head_rows * model.vocab_size * LOGIT_BYTES / self.parallel, 0, self._rate(HALF))
         return device + self.kernels * self.efficiency.gap + self._exchanges(rows)
 
     def column_seconds(self, rows: float) -> dict[int | None, float]:
-        """Seconds that layers of each window take per column, with `rows` rows of a request looking at it."""
+        """Seconds that layers of each window take per column, with `rows` rows of a request looking at it.
+
+        Scores and sums are computed in the activations' dtype, whatever the format of the weights or of the KV.
+        """
         seconds: dict[int | None, float] = {}
         for group in self.model.layers:
-            each = self._seconds(self._kv_bytes(group), rows * group.pair_flops / self.parallel)
+            each = self._seconds(self._kv_bytes(group), rows * group.pair_flops / self.parallel, self._rate(HALF))
             seconds[group.window] = seconds.get(group.window, 0.0) + group.count * each
         return seconds
 
@@ -77,27 +81,33 @@ class Forward:
                 seen[group.window] = _seen(new_tokens, contexts, group.window)
             pairs, columns = seen[group.window]
             flops = pairs * group.pair_flops / self.parallel
-            seconds += group.count * self._seconds(columns * self._kv_bytes(group), flops)
+            seconds += group.count * self._seconds(columns * self._kv_bytes(group), flops, self._rate(HALF))
         return seconds
 
     def _layer(self, group: Layers, rows: float) -> float:
-        weight_bytes = self.model.weight_bytes
-        seconds = self._product(group.attention_weights, weight_bytes, rows)
-        seconds += self._product(group.dense_weights, weight_bytes, rows)
+        model = self.model
+        seconds = self._product(group.attention_weights, model.weight_format, rows)
+        seconds += self._product(group.dense_weights, model.weight_format, rows)
         if group.experts:
-            touched = float(expected_experts(group.experts, group.experts_per_token, rows, self.model.skew))
+            touched = float(expected_experts(group.experts, group.experts_per_token, rows, model.skew))
             flops = 2 * rows * group.experts_per_token * group.expert_weights / self.parallel
-            nbytes = touched * group.expert_weights * self.model.expert_bytes / self.parallel
-            seconds += self._seconds(nbytes, flops) / self.efficiency.experts
+            nbytes = touched * group.expert_weights * model.expert_format.bytes / self.parallel
+            seconds += self._seconds(nbytes, flops, self._rate(model.expert_format)) / self.efficiency.experts
         return seconds
 
-    def _product(self, weights: int, weight_bytes: float, rows: float) -> float:
-        return self._seconds(weights * weight_bytes / self.parallel, 2 * weights * rows / self.parallel)
+    def _product(self, weights: int, format_: WeightFormat, rows: float) -> float:
+        nbytes = weights * format_.bytes / self.parallel
+        return self._seconds(nbytes, 2 * weights * rows / self.parallel, self._rate(format_))
 
-    def _seconds(self, nbytes: float, flops: float) -> float:
+    def _rate(self, format_: WeightFormat) -> float:
+        """Peak operations/s of products with weights of this format."""
+        own = format_.dtype
+        return self.hardware.flops(own if own is not None and own in self.hardware.peak_flops else self.dtype)
+
+    def _seconds(self, nbytes: float, flops: float, rate: float) -> float:
         """Seconds of reading and computing, the shorter of both partly hidden behind the longer."""
         reading = nbytes / (self.hardware.bandwidth * self.efficiency.bandwidth)
-        computing = flops / (self.hardware.flops(self.dtype) * self.efficiency.compute)
+        computing = flops / (rate * self.efficiency.compute)
         return max(reading, computing) + (1 - self.efficiency.overlap) * min(reading, computing)
 
     def _kv_bytes(self, group: Layers) -> float:

@@ -72,7 +72,7 @@ def least_bandwidth(model: Model, rows: tuple[int, int], seconds: tuple[float, f
         if group.experts:
             before = float(expected_experts(group.experts, group.experts_per_token, few))
             after = float(expected_experts(group.experts, group.experts_per_token, many))
-            nbytes += group.count * (after - before) * group.expert_weights * model.expert_bytes
+            nbytes += group.count * (after - before) * group.expert_weights * model.expert_format.bytes
     return nbytes / (longer - shorter)
 
 

@@ -14,10 +14,10 @@ from scipy.special import betaln
 from specsim.core.errors import InputError
 from specsim.simulator.bounds import number, positive, whole
 from specsim.simulator.layers import Layers, layers_of
+from specsim.simulator.weight_format import FLOAT8, HALF, MXFP4, WeightFormat
 
 _FOLDERS = (Path(__file__).parent / "models", Path(__file__).parents[1] / "models" / "shapes" / "configs")
-HALF = 2.0  # bytes
-MXFP4 = 17 / 32  # 4 bits a weight, and 8 bits of scale for 32 of them
+_FORMATS = {"none": (HALF, HALF), "fp8": (FLOAT8, FLOAT8), "mxfp4": (HALF, MXFP4)}  # of layers, of their experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Model:
     head_weights: int  # product that makes logits
     embedding_weights: int  # table of its own, 0 where the head serves as one
     entry_weights: int = 0  # product that a drafter's input passes through (fc)
-    weight_bytes: float = HALF  # bytes of a weight
-    expert_bytes: float = HALF  # bytes of an expert's weight
-    kv_bytes: float = HALF  # bytes of a number in the KV cache
+    weight_format: WeightFormat = HALF  # of the layers; the head and the embedding have 16 bits in any case
+    expert_format: WeightFormat = HALF  # of the experts
+    kv_bytes: float = 2.0  # bytes of a number in the KV cache, whatever the weights' format
     skew: float = 0.0  # unevenness of the choice of experts (expected_experts)
 
     def __post_init__(self) -> None:
@@ -41,8 +41,7 @@ class Model:
             whole(name, getattr(self, name))
         for name in ("embedding_weights", "entry_weights"):
             whole(name, getattr(self, name), least=0)
-        for name in ("weight_bytes", "expert_bytes", "kv_bytes"):
-            positive(name, getattr(self, name))
+        positive("kv_bytes", self.kv_bytes)
         number("skew", self.skew)
 
     @property
@@ -73,7 +72,9 @@ class Model:
     def bytes(self) -> float:
         """Bytes of all weights."""
         experts = sum(group.count * group.experts * group.expert_weights for group in self.layers)
-        return (self.parameters - experts) * self.weight_bytes + experts * self.expert_bytes
+        tables = self.head_weights + self.embedding_weights
+        layers = self.parameters - experts - tables
+        return tables * HALF.bytes + layers * self.weight_format.bytes + experts * self.expert_format.bytes
 
     @property
     def kv_bytes_per_token(self) -> float:
@@ -152,8 +153,9 @@ def _model(name: str, config: Mapping[str, Any]) -> Model:
         whole(field, config.get(field))
     table = config["hidden_size"] * config["vocab_size"]
     quantised = (config.get("quantization_config") or {}).get("quant_method") or "none"
-    if quantised not in ("none", "mxfp4", "fp8"):
+    if quantised not in _FORMATS:
         raise InputError("quantization_config", quantised, "none, mxfp4 (of experts) or fp8")
+    weight_format, expert_format = _FORMATS[quantised]
     return Model(
         name,
         config["hidden_size"],
@@ -161,8 +163,8 @@ def _model(name: str, config: Mapping[str, Any]) -> Model:
         layers_of(config),
         head_weights=table,
         embedding_weights=0 if config.get("tie_word_embeddings") else table,
-        weight_bytes=1.0 if quantised == "fp8" else HALF,
-        expert_bytes={"mxfp4": MXFP4, "fp8": 1.0}.get(quantised, HALF),
+        weight_format=weight_format,
+        expert_format=expert_format,
     )
 
 
@@ -173,14 +175,16 @@ def drafter(kind: str, target: Model, draft_vocab_size: int | None = None) -> Dr
     target's last layer. `eagle3`: fc over three features [H, 3H] in draft-extend, attention over token and feature, a
     head over `draft_vocab_size`.
     """
+    if kind not in ("eagle", "eagle3", "mtp"):
+        raise InputError("drafter", kind, "eagle, eagle3 or mtp")
     last = replace(target.layers[-1], count=1, window=None)
     square = target.hidden_size**2
     alone = replace(target, name=f"{kind} of {target.name}", embedding_weights=0)
-    if kind in ("eagle", "mtp"):
+    if kind != "mtp":
+        alone = replace(alone, weight_format=HALF, expert_format=HALF)
+    if kind != "eagle3":
         layer = replace(last, dense_weights=last.dense_weights + 2 * square)
         return Drafter(replace(alone, layers=(layer,)))
-    if kind != "eagle3":
-        raise InputError("drafter", kind, "eagle, eagle3 or mtp")
     vocab = target.vocab_size if draft_vocab_size is None else draft_vocab_size
     whole("draft_vocab_size", vocab)
     layer = replace(last, attention_weights=last.attention_weights + last.input_weights)
