@@ -30,6 +30,7 @@ class Model:
     layers: tuple[Layers, ...]  # groups of equal layers, in order
     head_weights: int  # product that makes logits
     embedding_weights: int  # table of its own, 0 where the head serves as one
+    intermediate_size: int  # width of the feed-forward that the config names so: in some a dense one, in some an expert
     entry_weights: int = 0  # product that a drafter's input passes through (fc)
     weight_format: WeightFormat = HALF  # of the layers; the head and the embedding have 16 bits in any case
     expert_format: WeightFormat = HALF  # of the experts
@@ -37,7 +38,7 @@ class Model:
     skew: float = 0.0  # unevenness of the choice of experts (expected_experts)
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "vocab_size", "head_weights"):
+        for name in ("hidden_size", "vocab_size", "head_weights", "intermediate_size"):
             whole(name, getattr(self, name))
         for name in ("embedding_weights", "entry_weights"):
             whole(name, getattr(self, name), least=0)
@@ -163,30 +164,39 @@ def _model(name: str, config: Mapping[str, Any]) -> Model:
         layers_of(config),
         head_weights=table,
         embedding_weights=0 if config.get("tie_word_embeddings") else table,
+        intermediate_size=config.get("intermediate_size", config.get("moe_intermediate_size")),
         weight_format=weight_format,
         expert_format=expert_format,
     )
 
 
-def drafter(kind: str, target: Model, draft_vocab_size: int | None = None) -> Drafter:
+def drafter(
+    kind: str, target: Model, draft_vocab_size: int | None = None, intermediate_size: int | None = None
+) -> Drafter:
     """The drafter of a target, one layer of the target's width.
 
-    `eagle`: fc over token and feature [H, 2H] before every forward, the target's head. `mtp`: the same with the
-    target's last layer. `eagle3`: fc over three features [H, 3H] in draft-extend, attention over token and feature, a
-    head over `draft_vocab_size`.
+    `eagle`: fc over token and feature [H, 2H] before every forward, the target's head. `eagle3`: fc over three features
+    [H, 3H] in draft-extend, attention over token and feature, a head over `draft_vocab_size`. Both are a dense layer in
+    16 bits whatever the target is, with a gated feed-forward of `intermediate_size`; None: that of the target's config,
+    the rule by which vllm-project/speculators trains heads. Of targets with experts there are wider ones: those of
+    sgl-project/SpecForge for gpt-oss-20b and Qwen3-235B-A22B, and nvidia/gpt-oss-120b-Eagle3, have 6 H. `mtp`: fc like
+    eagle's, and the target's last layer, experts included.
     """
     if kind not in ("eagle", "eagle3", "mtp"):
         raise InputError("drafter", kind, "eagle, eagle3 or mtp")
     last = replace(target.layers[-1], count=1, window=None)
     square = target.hidden_size**2
     alone = replace(target, name=f"{kind} of {target.name}", embedding_weights=0)
-    if kind != "mtp":
-        alone = replace(alone, weight_format=HALF, expert_format=HALF)
-    if kind != "eagle3":
-        layer = replace(last, dense_weights=last.dense_weights + 2 * square)
-        return Drafter(replace(alone, layers=(layer,)))
+    if kind == "mtp":
+        return Drafter(replace(alone, layers=(replace(last, dense_weights=last.dense_weights + 2 * square),)))
+    width = target.intermediate_size if intermediate_size is None else whole("intermediate_size", intermediate_size)
+    feed_forward = {"dense_weights": 3 * target.hidden_size * width, "parts": gcd(last.parts, width)}
+    dense = replace(last, experts=0, experts_per_token=0, expert_weights=0, **feed_forward)
+    alone = replace(alone, intermediate_size=width, weight_format=HALF, expert_format=HALF)
+    if kind == "eagle":
+        return Drafter(replace(alone, layers=(replace(dense, dense_weights=dense.dense_weights + 2 * square),)))
     vocab = target.vocab_size if draft_vocab_size is None else draft_vocab_size
     whole("draft_vocab_size", vocab)
-    layer = replace(last, attention_weights=last.attention_weights + last.input_weights)
+    layer = replace(dense, attention_weights=dense.attention_weights + dense.input_weights)
     head = {"vocab_size": vocab, "head_weights": vocab * target.hidden_size}
     return Drafter(replace(alone, layers=(layer,), entry_weights=3 * square, **head))
