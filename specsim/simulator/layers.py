@@ -1,4 +1,4 @@
-"""Weights, KV and operations of one layer, read from a config.json of any of the usual families."""
+"""Weights, KV and operations of one layer, read from a config.json of a family that is understood."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,9 +8,7 @@ from typing import Any
 
 from specsim.core.errors import InputError
 from specsim.simulator.bounds import whole
-
-_TWO_PRODUCTS = {"gpt_neox", "opt", "phi", "starcoder2", "nemotron"}  # feed-forwards without a gate
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+from specsim.simulator.families import FULL, WINDOWED, Family, expert_count, family_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +46,18 @@ class Layers:
 
 def layers_of(config: Mapping[str, Any]) -> tuple[Layers, ...]:
     """The layers of a config.json, equal neighbours together; InputError names a field that is missing or wrong."""
+    family = family_of(config)
     attention = _latent_attention(config) if config.get("kv_lora_rank") else _attention(config)
-    indices = range(config["num_hidden_layers"])
-    each = [(_window(config, index), _is_sparse(config, index)) for index in indices]
-    return tuple(
-        Layers(
-            count=len(list(group)),
-            window=window,
-            parts=gcd(config["num_attention_heads"], _expert_width(config) if sparse else _dense_width(config)),
-            **attention,
-            **(_experts(config) if sparse else {"dense_weights": _products(config) * _dense_width(config)}),
+    heads = config["num_attention_heads"]
+    is_sparse = _sparse_layers(config, family)
+    layers = []
+    for (window, sparse), group in groupby(zip(_windows(config, family), is_sparse, strict=True)):
+        feed_forward = _experts(config, family) if sparse else _dense(config, family)
+        width = _width(config, family.expert_width if sparse else family.dense_width)
+        layers.append(
+            Layers(count=len(list(group)), window=window, parts=gcd(heads, width), **attention, **feed_forward)
         )
-        for (window, sparse), group in groupby(each)
-    )
+    return tuple(layers)
 
 
 def _attention(config: Mapping[str, Any]) -> dict[str, int]:
@@ -99,54 +96,92 @@ def _latent_attention(config: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _window(config: Mapping[str, Any], index: int) -> int | None:
-    """Columns that a row of this layer sees."""
-    window = config.get("sliding_window")
-    if not window or config.get("use_sliding_window") is False:
-        return None
-    whole("sliding_window", window)
-    kinds = config.get("layer_types")
-    if kinds is not None:
-        if len(kinds) != config["num_hidden_layers"]:
-            raise InputError("layer_types", f"{len(kinds)} layers", f"one for each of {config['num_hidden_layers']}")
-        return window if kinds[index] == "sliding_attention" else None
-    if "max_window_layers" in config:
-        return window if index >= config["max_window_layers"] else None
-    return window
+def _windows(config: Mapping[str, Any], family: Family) -> list[int | None]:
+    """Columns that a row of each layer sees, None for all; in layers of chunks the most, those of a whole chunk."""
+    field = "attention_chunk_size" if config.get("attention_chunk_size") else "sliding_window"
+    window = config.get(field) if config.get("use_sliding_window", family.uses_window) else None
+    kinds = _kinds(config, family)
+    for kind in kinds:
+        if kind not in (FULL, *WINDOWED):
+            raise InputError("layer_types", kind, " or ".join((FULL, *WINDOWED)))
+    if not window:
+        return [None] * len(kinds)
+    whole(field, window)
+    return [None if kind == FULL else window for kind in kinds]
 
 
-def _is_sparse(config: Mapping[str, Any], index: int) -> bool:
-    """Whether this layer's feed-forward is made of experts."""
-    if not any(config.get(name) for name in _EXPERTS) or index in config.get("mlp_only_layers", ()):
-        return False
-    return index >= config.get("first_k_dense_replace", 0) and (index + 1) % config.get("decoder_sparse_step", 1) == 0
+def _kinds(config: Mapping[str, Any], family: Family) -> list[Any]:
+    """Kind of attention of every layer, in the words of layer_types."""
+    if (kinds := _by_layer(config, "layer_types")) is not None:
+        return kinds
+    indices = range(config["num_hidden_layers"])
+    if config.get("no_rope_layers"):  # Llama 4: layers without rotary positions, 0 in this list, see all columns
+        return [WINDOWED[1] if has_rope else FULL for has_rope in _by_layer(config, "no_rope_layers") or ()]
+    every = config.get("sliding_window_pattern") or config.get("no_rope_layer_interval") or family.full_every
+    if every:
+        whole("sliding_window_pattern", every)
+        return [WINDOWED[0] if (index + 1) % every else FULL for index in indices]
+    first = whole("max_window_layers", config.get("max_window_layers", 0), 0)
+    return [WINDOWED[0] if index >= first else FULL for index in indices]
 
 
-def _experts(config: Mapping[str, Any]) -> dict[str, int]:
+def _sparse_layers(config: Mapping[str, Any], family: Family) -> list[bool]:
+    """Whether the feed-forward of each layer is made of experts."""
+    indices = range(config["num_hidden_layers"])
+    if not family.has_experts:
+        return [False for _ in indices]
+    if (kinds := _by_layer(config, "mlp_layer_types")) is not None:
+        return [kind == "sparse" for kind in kinds]
+    if (chosen := _list(config, "moe_layers")) is not None:
+        return [index in chosen for index in indices]
+    dense = _list(config, "mlp_only_layers") or ()
+    first = whole("first_k_dense_replace", config.get("first_k_dense_replace") or 0, 0)
+    period = whole("moe_layer_freq", config.get("moe_layer_freq", 1))
+    field = "interleave_moe_layer_step" if "interleave_moe_layer_step" in config else "decoder_sparse_step"
+    step = whole(field, config.get(field, 1))
+    is_sparse = lambda index: index >= first and index % period == 0 and (index + 1) % step == 0  # noqa: E731
+    return [is_sparse(index) and index not in dense for index in indices]
+
+
+def _by_layer(config: Mapping[str, Any], field: str) -> list[Any] | None:
+    """A field with one entry for each layer, None where it is missing."""
+    entries = _list(config, field)
+    count = config["num_hidden_layers"]
+    if entries is not None and len(entries) != count:
+        raise InputError(field, f"{len(entries)} layers", f"one for each of {count}")
+    return entries
+
+
+def _list(config: Mapping[str, Any], field: str) -> list[Any] | None:
+    value = config.get(field)
+    if value is not None and not isinstance(value, (list, tuple)):
+        raise InputError(field, value, "a list")
+    return None if value is None else list(value)
+
+
+def _dense(config: Mapping[str, Any], family: Family) -> dict[str, int]:
+    """Fields of Layers: one feed-forward for all rows."""
+    return {"dense_weights": family.products * config["hidden_size"] * _width(config, family.dense_width)}
+
+
+def _experts(config: Mapping[str, Any], family: Family) -> dict[str, int]:
     """Fields of Layers: experts that rows choose, shared experts and the router."""
     hidden = config["hidden_size"]
-    experts = next(config[name] for name in _EXPERTS if config.get(name))
+    experts = whole("num_experts", expert_count(config))
     chosen = whole("num_experts_per_tok", config.get("num_experts_per_tok"))
-    width = _expert_width(config)
+    width = _width(config, family.expert_width)
     if chosen > experts:
         raise InputError("num_experts_per_tok", chosen, f"at most the {experts} experts")
-    shared = config.get("shared_expert_intermediate_size") or (config.get("n_shared_experts") or 0) * width
+    shared = config.get("shared_expert_intermediate_size")
+    if shared is None:
+        shared = width * (1 if family.shares_one else config.get("n_shared_experts") or 0)
     return {
-        "dense_weights": hidden * experts + _products(config) * shared,
+        "dense_weights": hidden * experts + family.products * hidden * shared,
         "experts": experts,
         "experts_per_token": chosen,
-        "expert_weights": _products(config) * width,
+        "expert_weights": family.products * hidden * width,
     }
 
 
-def _products(config: Mapping[str, Any]) -> int:
-    """Weights of a feed-forward for each unit of its width."""
-    return (2 if config.get("model_type") in _TWO_PRODUCTS else 3) * config["hidden_size"]
-
-
-def _dense_width(config: Mapping[str, Any]) -> int:
-    return whole("intermediate_size", config.get("intermediate_size"))
-
-
-def _expert_width(config: Mapping[str, Any]) -> int:
-    return whole("moe_intermediate_size", config.get("moe_intermediate_size", config.get("intermediate_size")))
+def _width(config: Mapping[str, Any], field: str) -> int:
+    return whole(field, config.get(field))

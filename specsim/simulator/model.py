@@ -13,6 +13,7 @@ from scipy.special import betaln
 
 from specsim.core.errors import InputError
 from specsim.simulator.bounds import number, positive, whole
+from specsim.simulator.families import family_of
 from specsim.simulator.layers import Layers, layers_of
 from specsim.simulator.weight_format import FLOAT8, HALF, MXFP4, WeightFormat
 
@@ -148,26 +149,35 @@ def _shipped() -> dict[str, Path]:
     return {path.stem: path for folder in _FOLDERS for path in folder.glob("*.json")}
 
 
-def _model(name: str, config: Mapping[str, Any]) -> Model:
-    config = config.get("text_config", config)
+def _model(name: str, source: Mapping[str, Any]) -> Model:
+    config = source.get("text_config") or source  # of a model that reads pictures, too: their encoder is left out
+    if not isinstance(config, Mapping):
+        raise InputError("text_config", config, "an object")
     for field in ("hidden_size", "vocab_size", "num_hidden_layers"):
         whole(field, config.get(field))
+    layers = layers_of(config)
     table = config["hidden_size"] * config["vocab_size"]
-    quantised = (config.get("quantization_config") or {}).get("quant_method") or "none"
-    if quantised not in _FORMATS:
-        raise InputError("quantization_config", quantised, "none, mxfp4 (of experts) or fp8")
-    weight_format, expert_format = _FORMATS[quantised]
+    is_tied = config.get("tie_word_embeddings", source.get("tie_word_embeddings", family_of(config).is_tied))
+    weight_format, expert_format = _formats(config.get("quantization_config") or source.get("quantization_config"))
     return Model(
         name,
         config["hidden_size"],
         config["vocab_size"],
-        layers_of(config),
+        layers,
         head_weights=table,
-        embedding_weights=0 if config.get("tie_word_embeddings") else table,
+        embedding_weights=0 if is_tied else table,
         intermediate_size=config.get("intermediate_size", config.get("moe_intermediate_size")),
         weight_format=weight_format,
         expert_format=expert_format,
     )
+
+
+def _formats(quantization: Any) -> tuple[WeightFormat, WeightFormat]:
+    """Formats of layers and of their experts under a quantization_config."""
+    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
+    if not isinstance(method, str | None) or (method or "none") not in _FORMATS:
+        raise InputError("quantization_config", method, "none, mxfp4 (of experts) or fp8")
+    return _FORMATS[method or "none"]
 
 
 def drafter(

@@ -94,6 +94,7 @@ def test_a_window_bounds_what_a_layer_reads():
 
 
 CONFIG = {
+    "model_type": "mistral",
     "hidden_size": 64,
     "vocab_size": 100,
     "num_hidden_layers": 2,

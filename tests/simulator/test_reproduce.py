@@ -247,7 +247,7 @@ def test_every_figure_and_every_model_has_its_source():
         ({"hidden_size": None}, "hidden_size", None),
         ({"num_hidden_layers": -1}, "num_hidden_layers", -1),
         ({"num_key_value_heads": 3}, "num_key_value_heads", 3),
-        ({"num_experts": 4, "num_experts_per_tok": 8}, "num_experts_per_tok", 8),
+        ({"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 8}, "num_experts_per_tok", 8),
         ({"sliding_window": "wide"}, "sliding_window", "wide"),
         ({"sliding_window": 4, "layer_types": ["full_attention"]}, "layer_types", "1 layers"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config", "awq"),
@@ -256,7 +256,7 @@ def test_every_figure_and_every_model_has_its_source():
 def test_an_impossible_config_is_refused_by_its_field(change, name, value):
     shape = {"hidden_size": 4096, "vocab_size": 100, "num_hidden_layers": 2, "num_attention_heads": 32}
     with pytest.raises(InputError, check=lambda error: (error.name, error.value) == (name, value)):
-        model(shape | {"intermediate_size": 11008} | change)
+        model(shape | {"model_type": "mistral", "intermediate_size": 11008} | change)
 
 
 @pytest.mark.parametrize(
@@ -269,6 +269,7 @@ def test_a_model_divides_among_gpus_by_heads_and_feed_forwards(name, counts):
 
 def test_kv_heads_are_split_or_copied_evenly():
     shape = {"hidden_size": 1536, "vocab_size": 100, "num_hidden_layers": 2, "intermediate_size": 8960}
+    shape["model_type"] = "llama"
     assert model(shape | {"num_attention_heads": 12, "num_key_value_heads": 2}).splits == (1, 2, 4)
     assert model(shape | {"num_attention_heads": 12, "num_key_value_heads": 3}).splits == (1,)
     assert model(shape | {"num_attention_heads": 12, "intermediate_size": 36}).splits == (1, 2, 3, 4, 6, 12)
