@@ -39,11 +39,22 @@ class Hardware:
 
 
 def hardware(name: str) -> Hardware:
-    """The GPU of a name in hardware.csv, in any case of letters."""
+    """The GPU of a name in hardware.csv, or of the beginning of a single one (`H100`), in any case of letters.
+
+    InputError for any other name; a beginning of several lists them.
+    """
     known = _known()
-    if name.lower() not in known:
-        raise InputError("hardware", name, ", ".join(gpu.name for gpu in known.values()))
-    return known[name.lower()]
+    if not isinstance(name, str):
+        raise InputError("hardware", name, ", ".join(names()))
+    words = name.lower().split("-")
+    found = [known[name.lower()]] if name.lower() in known else _beginning_with(words)
+    if len(found) != 1:
+        raise InputError("hardware", name, " or ".join(gpu.name for gpu in found) or ", ".join(names()))
+    return found[0]
+
+
+def _beginning_with(words: list[str]) -> list[Hardware]:
+    return [gpu for name, gpu in _known().items() if name.split("-")[: len(words)] == words]
 
 
 def names() -> tuple[str, ...]:

@@ -18,6 +18,13 @@ from specsim.simulator.layers import Layers, layers_of
 from specsim.simulator.weight_format import FLOAT8, HALF, MXFP4, WeightFormat
 
 _FOLDERS = (Path(__file__).parent / "models", Path(__file__).parents[1] / "models" / "shapes" / "configs")
+_TRAINING = {"meta", "base", "instruct", "chat", "hf", "thinking", "2507"}  # words of hub ids that keep the shape
+_SAME_SHAPE = {
+    "llama-3.1-70b": "llama-3-70b",
+    "llama-3.3-70b": "llama-3-70b",
+    "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
+    "deepseek-r1-distill-llama-70b": "llama-3-70b",
+}
 _FORMATS = {"none": (HALF, HALF), "fp8": (FLOAT8, FLOAT8), "mxfp4": (HALF, MXFP4)}  # of layers, of their experts
 
 
@@ -117,7 +124,7 @@ def expected_experts(experts: int, chosen: int, rows: float | np.ndarray, skew: 
 
 
 def model(source: str | Path | Mapping[str, Any]) -> Model:
-    """The model of a shipped name, a config.json, a folder with one, or the dict of one.
+    """The model of a shipped name, a hub id of the same shape, a config.json, a folder with one, or the dict of one.
 
     InputError for a name that is not shipped, an unreadable file and a config that lacks or contradicts a field.
     """
@@ -128,12 +135,16 @@ def model(source: str | Path | Mapping[str, Any]) -> Model:
 
 def read_config(source: str | Path) -> tuple[str, dict[str, Any]]:
     """Name and config.json of a shipped model, of such a file or of a folder with one; InputError as for model."""
-    path = _shipped().get(str(source)) or Path(source)
+    allowed = f"{', '.join(names())}, a hub id of one of these shapes, or a config.json"
+    if not isinstance(source, str | Path):
+        raise InputError("model", source, allowed)
     try:
+        path = _shipped().get(str(source)) or Path(source)
+        path = path if path.exists() else _same_shape(str(source)) or path
         path = path / "config.json" if path.is_dir() else path
         config = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError("model", str(source), f"{', '.join(names())}, or a config.json") from error
+        raise InputError("model", str(source), allowed) from error
     if not isinstance(config, dict):
         raise InputError("model", str(source), "a config.json that holds an object")
     return path.stem if path.stem != "config" else path.parent.name, config
@@ -142,6 +153,13 @@ def read_config(source: str | Path) -> tuple[str, dict[str, Any]]:
 def names() -> tuple[str, ...]:
     """Models whose configs are shipped."""
     return tuple(sorted(_shipped()))
+
+
+def _same_shape(name: str) -> Path | None:
+    """The shipped config of a hub id's shape, whatever its owner, case, and words that only tell of its training."""
+    words = name.rsplit("/", 1)[-1].lower().split("-")
+    shape = "-".join(word for word in words if word not in _TRAINING)
+    return _shipped().get(_SAME_SHAPE.get(shape, shape))
 
 
 @cache

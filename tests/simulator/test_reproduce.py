@@ -209,6 +209,7 @@ def test_a_fit_sees_neither_16_clients_nor_temperature_1(served, monkeypatch):
     [  # as published with the models
         ("llama-3-8b", 8.03, None),
         ("llama-2-70b", 68.98, None),
+        ("llama-3-70b", 70.55, None),
         ("qwen3-8b", 8.19, None),
         ("gpt-oss-20b", 20.9, 3.6),
         ("glm-4.7-flash", 29.9, None),
