@@ -56,3 +56,16 @@ def count(name: str, value: object, least: int = 1) -> int:
     if type(value) is not int or not least <= value <= LARGEST_COUNT:
         raise InputError(name, value, f"an integer from {least} to 2^31 - 1")
     return value
+
+
+def lengths(name: str, values: object) -> np.ndarray:
+    """Numbers of tokens, finite and of at least 0, one a request: [B]."""
+    array = np.asarray(values)
+    if array.ndim != 1 or (len(array) and not _are_counts(array)):
+        raise InputError(name, values, "finite numbers of at least 0, one a request")
+    return array
+
+
+def _are_counts(array: np.ndarray) -> bool:
+    is_number = array.dtype.kind in "iuf"
+    return is_number and bool(np.minimum.reduce(array) >= 0 and np.maximum.reduce(array) < np.inf)

@@ -8,7 +8,7 @@ import numpy as np
 
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError
-from specsim.simulator.bounds import share, whole
+from specsim.simulator.bounds import lengths, share, whole
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.forward import Forward, padded
 from specsim.simulator.hardware import Hardware
@@ -99,6 +99,7 @@ class CostModel:
 
     def phases(self, contexts: np.ndarray, config: SpecConfig) -> Phases:
         """Seconds of the same round by part."""
+        contexts = lengths("contexts", contexts)
         size = len(contexts)
         if not size:
             return Phases(0.0, 0.0, 0.0, 0.0)
@@ -119,9 +120,12 @@ class CostModel:
         new_tokens, behind: tokens of each chunk and those before it. Without chunks it is a round. With them no graph
         fits: kernels are launched one by one, and weights are read once for both.
         """
-        new = np.asarray(new_tokens, float)
-        behind = np.asarray(behind, float)
+        new = lengths("new_tokens", new_tokens).astype(float)
+        behind = lengths("behind", behind).astype(float)
+        contexts = lengths("contexts", contexts)
         size = len(contexts)
+        if len(behind) != len(new):
+            raise InputError("behind", behind.tolist(), f"one number for each of {len(new)} chunks")
         if not len(new):
             return self.round(contexts, config)
         nodes = config.num_draft_tokens

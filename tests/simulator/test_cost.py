@@ -142,6 +142,21 @@ def test_impossible_costs_are_refused_by_name(make, name):
         make()
 
 
+@pytest.mark.parametrize("wrong", [[-5], [100, -1], [float("nan")], [float("inf")], [[1]], ["many"], [None], 7])
+def test_lengths_that_are_none_are_refused_by_name(wrong):
+    chunk = np.array([8])
+    for name, call in (
+        ("contexts", lambda: COST.round(wrong, CHAIN)),
+        ("contexts", lambda: COST.mixed(chunk, chunk, wrong, CHAIN)),
+        ("new_tokens", lambda: COST.prefill(wrong, chunk)),
+        ("behind", lambda: COST.prefill(chunk, wrong)),
+    ):
+        with pytest.raises(InputError, check=lambda error, name=name: error.name == name):
+            call()
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("behind", [1, 2])):
+        COST.prefill(chunk, [1, 2])
+
+
 @pytest.mark.parametrize("config", [PLAIN, TREE])
 def test_at_full_bandwidth_a_round_is_at_its_roofline_bound(config):
     """Within 1 %: the floor leaves out logits and a round's own columns, the cost model norms."""
