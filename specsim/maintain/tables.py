@@ -1,17 +1,20 @@
 """Generated tables, each between its marks in a Markdown page: GPU results in README.md, error ledgers in papers/.
 
-python -m specsim.maintain.tables [RESULT ...] keeps these JSON results of GPU runs, writes every table, and names
-the kept results whose code has changed since they were measured.
+python -m specsim.maintain.tables [RESULT ...] keeps these JSON results of GPU runs, writes every table and, into
+specsim/simulator/fitted.json, the parameters that the ledgers' fits found, and names the kept results whose code has
+changed since they were measured.
 """
 
+import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specsim.core.errors import InputError
 from specsim.maintain.result_tables import bench_page, grids, markdown, performance, proofs, stale
 from specsim.maintain.results import keep
+from specsim.simulator.fitted import KEPT, FittedServer, to_json
 from specsim.simulator.reproduce import reproduction
 from specsim.simulator.reproduce.reproduction import Reproduction, parameter_cells
 
@@ -31,11 +34,16 @@ def ledger(result: Reproduction) -> str:
     return "\n".join(["", *lines, ""]) + "\n"
 
 
-def with_tables(page: str, kept: Path) -> str:
+def reproduced(name: str) -> Reproduction:
+    """The reproduction of the published table of this name."""
+    return reproduction(name)()
+
+
+def with_tables(page: str, kept: Path, reproduce: Callable[[str], Reproduction] = reproduced) -> str:
     """Replace the text between all marks of a page by today's tables; `kept` is the folder of results."""
     for mark in MARK.findall(page):
         kind, _, name = mark.partition(" ")
-        table = ledger(reproduction(name)()) if kind == "ledger" else TABLES[kind](kept)
+        table = ledger(reproduce(name)) if kind == "ledger" else TABLES[kind](kept)
         before, start, rest = page.partition(f"<!-- {mark} -->\n")
         _, end, after = rest.partition(f"<!-- /{mark} -->")
         page = before + start + table + end + after
@@ -51,13 +59,28 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> None:
     except InputError as error:
         print(f"specsim: {error}", file=sys.stderr)
         sys.exit(2)
+    servers: list[FittedServer] = []
+
+    def reproduce(name: str) -> Reproduction:
+        result = reproduced(name)
+        servers.extend(result.servers)
+        return result
+
     (kept / "README.md").write_text(bench_page(kept), encoding="utf-8")
     for path in (root / "README.md", *sorted(root.glob("papers/*/notes.md"))):
         page = path.read_text(encoding="utf-8")
-        path.write_text(with_tables(page, kept), encoding="utf-8")
+        path.write_text(with_tables(page, kept, reproduce), encoding="utf-8")
+    if servers:
+        write_fitted(servers, root / KEPT.relative_to(ROOT))
     for name, modules in stale(kept).items():
         more = f" and {len(modules) - 1} more modules" if len(modules) > 1 else ""
         print(f"{name} is stale: {modules[0]}{more} changed since")
+
+
+def write_fitted(servers: Sequence[FittedServer], path: Path) -> None:
+    """Keep fitted servers, sorted by table."""
+    value = to_json(sorted(servers, key=lambda server: server.table))
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,11 +6,13 @@ from specsim.core.errors import InputError
 from specsim.plots.chart import LINES, SIZE, End, label_ends, new_chart
 from specsim.plots.sheet import FAINT, Axes, Picture
 from specsim.simulator.scenario import MOST_REQUESTS, Scenario
+from specsim.simulator.speedup_range import calibration, speedup_range
 
 
 def speedup(scenarios: Mapping[str, Scenario], most: int = MOST_REQUESTS) -> Picture:
     """Draw the speed-up over plain decoding against running requests, a line per scenario, its crossover marked.
 
+    A band around each line is its range under the parameters that fits to published tables found.
     InputError for no scenario, for more than five, and for one that does not draft.
     """
     if not 1 <= len(scenarios) <= len(LINES):
@@ -18,13 +20,18 @@ def speedup(scenarios: Mapping[str, Scenario], most: int = MOST_REQUESTS) -> Pic
     for name, scenario in scenarios.items():
         if scenario.option.config.is_plain:
             raise InputError("scenarios", name, "scenarios that draft")
-    figure, axes = new_chart("speed-up of decoding, simulated", "running requests", names=scenarios)
+    words = "; ".join(dict.fromkeys(map(calibration, scenarios.values())))
+    about = "running requests (bands: with the parameters of servers in published tables)"
+    figure, axes = new_chart(f"speed-up of decoding, {words}", about, names=scenarios)
     sizes = [size for size in range(1, most + 1) if size <= 16 or size % 8 == 0]
     ends = []
     crossings = []
     for (name, scenario), (color, dash) in zip(scenarios.items(), LINES, strict=False):
-        values = [scenario.speedup(size) for size in sizes]
+        ranges = [speedup_range(scenario, size) for size in sizes]
+        values = [each.value for each in ranges]
         axes.plot(sizes, values, color=color, linestyle=dash, linewidth=1.8, gid=f"speedup:{name}")
+        edges = ([each.lowest for each in ranges], [each.highest for each in ranges])
+        axes.fill_between(sizes, *edges, color=color, alpha=0.1, linewidth=0, gid=f"range:{name}")
         ends.append(End(values[-1], sizes[-1], name, color))
         if size := scenario.crossover(most):
             crossings.append(End(1.0, size, name, color))

@@ -23,6 +23,7 @@ _UNITS = {
     "bandwidth": "of the peak",
     "compute": "of the peak",
     "experts": "of other products",
+    "mxfp4_experts": "of other products",
     "overlap": "of the shorter",
 }
 

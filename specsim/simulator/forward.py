@@ -9,7 +9,7 @@ from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import Hardware
 from specsim.simulator.layers import Layers
 from specsim.simulator.model import Model, expected_experts
-from specsim.simulator.weight_format import HALF, WeightFormat
+from specsim.simulator.weight_format import HALF, MXFP4, WeightFormat
 
 LOGIT_BYTES = 12  # written and read in 16 bits, written and read again in 32
 HEAD_KERNELS = 4  # embedding, last norm, head, choice
@@ -92,7 +92,8 @@ class Forward:
             touched = float(expected_experts(group.experts, group.experts_per_token, rows, model.skew))
             flops = 2 * rows * group.experts_per_token * group.expert_weights / self.parallel
             nbytes = touched * group.expert_weights * model.expert_format.bytes / self.parallel
-            seconds += self._seconds(nbytes, flops, self._rate(model.expert_format)) / self.efficiency.experts
+            speed = self.efficiency.mxfp4_experts if model.expert_format == MXFP4 else self.efficiency.experts
+            seconds += self._seconds(nbytes, flops, self._rate(model.expert_format)) / speed
         return seconds
 
     def _product(self, weights: int, format_: WeightFormat, rows: float) -> float:

@@ -1,7 +1,7 @@
 """A server under a load, simulated with speculation and without."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError
 from specsim.simulator.cost import CostModel, Phases
 from specsim.simulator.efficiency import Efficiency
+from specsim.simulator.fitted import Graphs
 from specsim.simulator.hardware import Hardware
 from specsim.simulator.model import Drafter, Model
 from specsim.simulator.option import Option
@@ -32,6 +33,7 @@ class Scenario:
     workload: Workload
     tensor_parallel: int = 1  # one of model.splits
     schedule: Literal["sync", "overlap"] = "overlap"
+    graphs: Graphs = "all"  # forwards in graphs: all, those of the target (drafts launch kernel by kernel), or none
     prefill: Prefill = "mixed"
     max_running: int = 256  # most requests with a place
     chunk_tokens: int | None = 8192  # most prompt tokens of a step, None for no limit
@@ -44,11 +46,22 @@ class Scenario:
         if self.tensor_parallel not in splits:
             allowed = f"{', '.join(map(str, splits))}: GPUs that {self.model.name} divides among"
             raise InputError("tensor_parallel", self.tensor_parallel, allowed)
+        if self.graphs not in get_args(Graphs):
+            raise InputError("graphs", self.graphs, " or ".join(get_args(Graphs)))
 
     def cost(self, option: Option) -> CostModel:
         """Cost model of an option's rounds; without drafts no drafter is loaded."""
         drafter = None if option.config.is_plain else self.drafter
-        return CostModel(self.hardware, self.model, drafter, self.efficiency, self.tensor_parallel, self.schedule)
+        return CostModel(
+            self.hardware,
+            self.model,
+            drafter,
+            self.efficiency,
+            self.tensor_parallel,
+            self.schedule,
+            buckets=() if self.graphs == "none" else None,
+            draft_graph=self.graphs == "all",
+        )
 
     def slots(self, option: Option) -> int:
         """KV slots in the memory that the weights leave."""

@@ -5,8 +5,10 @@ from dataclasses import asdict, dataclass
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
 
+from specsim.simulator.fitted import fitted_servers
 from specsim.simulator.results import Run
 from specsim.simulator.scenario import Scenario
+from specsim.simulator.speedup_range import MOST_REQUESTS, SpeedupRange, calibration, ratio_ranges, speedup_range
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +34,7 @@ class Comparison:
     scenario: Scenario
     runs: dict[str, Run]
     took: dict[str, Took]  # by run; measured, so that it differs from one comparison to the next
+    ratios: dict[str, SpeedupRange]  # by metric, drafts over no drafts; none without drafts
 
     def to_json(self) -> dict[str, Any]:
         """A value that json can write."""
@@ -42,13 +45,16 @@ class Comparison:
             "tensor_parallel": scenario.tensor_parallel,
             "config": asdict(scenario.option.config),
             "efficiency": asdict(scenario.efficiency),
+            "calibration": calibration(scenario),
             "simulation_took": {name: asdict(each) for name, each in self.took.items()},
             "runs": {name: run.metrics() | {"seconds": run.duration} for name, run in self.runs.items()},
+            "ratios": {name: asdict(each) for name, each in self.ratios.items()},
+            "ranges_over": [server.name for server in fitted_servers()],
         }
 
 
 def compare(scenario: Scenario) -> Comparison:
-    """Serve the workload in both ways."""
+    """Serve the workload in both ways, and a part of it by every fitted server for the ranges of their ratios."""
     options = {"no drafts": scenario.plain}
     if not scenario.option.config.is_plain:
         options["drafts"] = scenario.option
@@ -59,7 +65,8 @@ def compare(scenario: Scenario) -> Comparison:
         core = process_time()
         runs[name] = scenario.run(option)
         took[name] = Took(perf_counter() - start, process_time() - core)
-    return Comparison(scenario, runs, took)
+    ratios = ratio_ranges(scenario, *runs.values()) if len(runs) > 1 else {}
+    return Comparison(scenario, runs, took, ratios)
 
 
 def show(comparison: Comparison, console: "Console") -> None:
@@ -69,14 +76,16 @@ def show(comparison: Comparison, console: "Console") -> None:
     scenario = comparison.scenario
     runs = comparison.runs
     gpus = f"{scenario.tensor_parallel} × {scenario.hardware.name}"
-    paragraph(console, f"{scenario.model.name} on {gpus}; {setting(scenario.option.config)}; simulated, not measured")
+    words = calibration(scenario)
+    paragraph(console, f"{scenario.model.name} on {gpus}; {setting(scenario.option.config)}; {words}")
     heading(console, "the workload")
-    figures = [run.metrics() for run in runs.values()]
-    headings = ("", *runs, *(["ratio"] if len(runs) > 1 else []))
-    print_table(console, headings, [(name, *_cells([each[name] for each in figures])) for name in figures[0]])
-    if len(runs) > 1:
+    headings = ("", *runs, *(["ratio", "range"] if comparison.ratios else []))
+    print_table(console, headings, _metrics(comparison))
+    if comparison.ratios:
         heading(console, "a round, in ms")
-        print_table(console, ("requests", "no drafts", *_PHASES, "pays above"), _rounds(scenario))
+        print_table(console, ("requests", "no drafts", *_PHASES, "pays above", "speed-up", "range"), _rounds(scenario))
+        console.print()
+        paragraph(console, f"Ratios and speed-ups are {words}; {_ranges(scenario)}")
     took = ", ".join(
         f"{each.seconds:.1f} s, {each.core_seconds:.1f} s of a core ({name})" for name, each in comparison.took.items()
     )
@@ -87,26 +96,41 @@ def show(comparison: Comparison, console: "Console") -> None:
 _PHASES = ("draft", "verify", "extend", "host")
 
 
+def _ranges(scenario: Scenario) -> str:
+    """Origin of the ranges."""
+    tables = ", ".join(dict.fromkeys(server.table for server in fitted_servers()))
+    served = f", ratios over the first {MOST_REQUESTS:,} requests" if len(scenario.workload) > MOST_REQUESTS else ""
+    return (
+        f"ranges are those under the parameters of {len(fitted_servers())} servers that published tables determine "
+        f"({tables}){served}."
+    )
+
+
 def _rounds(scenario: Scenario) -> list[tuple[str, ...]]:
-    """Parts of a round by batch size, and the accept length at which it costs what plain decoding does."""
+    """Parts of a round by batch size, the accept length at which it costs what plain decoding does, the speed-up."""
     rows = []
     size = 1
     while size <= min(_MOST_BATCH, scenario.max_running):
         plain = scenario.phases(scenario.plain, size).total
         phases = scenario.phases(scenario.option, size)
         parts = (f"{1e3 * seconds:.2f}" for seconds in (plain, *(getattr(phases, name) for name in _PHASES)))
-        rows.append((str(size), *parts, f"{phases.total / plain:.2f}"))
+        speedup = speedup_range(scenario, size)
+        rows.append((str(size), *parts, f"{phases.total / plain:.2f}", f"{speedup.value:.2f}", speedup.span))
         size *= 4
     return rows
 
 
-def _cells(values: list[float]) -> list[str]:
-    cells = ["-" if math.isnan(value) else f"{value:,.2f}" for value in values]
-    if len(values) > 1:
-        plain, drafts = values
-        defined = not math.isnan(plain) and not math.isnan(drafts) and plain > 0
-        cells.append(f"{drafts / plain:.2f}" if defined else "-")
-    return cells
+def _metrics(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Metrics of every run, and their ratio with its range."""
+    rows = []
+    metrics = [run.metrics() for run in comparison.runs.values()]
+    for name in metrics[0]:
+        cells = ["-" if math.isnan(each[name]) else f"{each[name]:,.2f}" for each in metrics]
+        if comparison.ratios:
+            ratio = comparison.ratios.get(name)
+            cells += [f"{ratio.value:.2f}", ratio.span] if ratio else ["-", "-"]
+        rows.append((name, *cells))
+    return rows
 
 
 def show_table(result: "Reproduction", console: "Console") -> None:

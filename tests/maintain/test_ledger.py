@@ -3,6 +3,7 @@ import re
 import pytest
 
 from specsim.maintain.tables import MARK, ROOT, ledger
+from specsim.simulator.fitted import fitted_servers
 from specsim.simulator.reproduce import TABLES, reproduction, vllm_41162
 from specsim.simulator.reproduce.served import Bench, read
 
@@ -66,6 +67,15 @@ def test_the_servers_of_a_ledger_come_to_its_figures_again(slow_ledger):
     ]
     rows = ["\n".join(" | ".join(each) for each in lines) for lines in (figures, made)]
     assert differences("\n".join(line for line in rows[0].splitlines() if line.startswith(model)), rows[1]) == []
+
+
+def test_kept_servers_have_the_parameters_of_the_ledger(slow_ledger):
+    """Of the table whose fit takes a minute; the front end's intake and latency are none of Efficiency's."""
+    _, parameters = slow_ledger
+    servers = {each.server: each for each in fitted_servers() if each.table == SLOW}
+    written = {f"{name}, {server}": each.found[name] for server, each in servers.items() for name in each.found}
+    of_efficiency = {name: value for name, value in parameters.items() if not name.startswith(("intake", "latency"))}
+    assert written == pytest.approx(of_efficiency, rel=0.01)
 
 
 def test_a_ledger_states_mean_and_worst_error(slow_ledger):

@@ -27,10 +27,11 @@ from specsim.serving.generation import load_engine
 from specsim.serving.requests import make_request
 from specsim.serving.scheduler import Scheduler
 from specsim.serving.trace import EVENTS, SLOTS, Chunk, Finish, Preemption, Result, StepRecord, Trace
-from specsim.simulator import drafter, hardware, model
+from specsim.simulator import Efficiency, drafter, hardware, model
 from specsim.simulator.acceptance import PerPosition
 from specsim.simulator.option import Option
 from specsim.simulator.scenario import Scenario
+from specsim.simulator.speedup_range import speedup_range
 from specsim.simulator.workload import closed_loop
 
 PROMPTS = [[5, 17, 3, 40, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]
@@ -477,6 +478,19 @@ def test_speedup_draws_scenarios_and_their_crossovers(servers):
     assert servers["H20"].speedup(size) < 1 <= servers["H20"].speedup(size - 1)
     assert [gid for gid in lines if gid.startswith("crossover")] == [f"crossover:H20:{size}"]
     assert {"H20", "H100-SXM", str(size)} <= {text.get_text() for text in figure.findobj(Text)}
+
+
+def test_speedup_says_whose_parameters_and_draws_their_range(servers):
+    figure = plots.speedup({"H20": servers["H20"]}, most=16)
+    (band,) = [each for each in figure.axes[0].collections if each.get_gid() == "range:H20"]
+    corners = {(x, round(y, 9)) for x, y in band.get_paths()[0].vertices.tolist()}
+    for size in (1, 16):
+        expected = speedup_range(servers["H20"], size)
+        assert {(size, round(expected.lowest, 9)), (size, round(expected.highest, 9))} <= corners
+    assert "speed-up of decoding, uncalibrated, simulated" in texts(figure)
+    given = {"H20": replace(servers["H20"], efficiency=Efficiency(gap=1e-6))}
+    words = "simulated with gap 1e-06 as given, uncalibrated otherwise"
+    assert f"speed-up of decoding, {words}" in texts(plots.speedup(given, most=16))
 
 
 def test_speedup_refuses_what_has_none(servers):

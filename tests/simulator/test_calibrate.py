@@ -109,8 +109,8 @@ def test_two_points_leave_no_interval():
 def test_experts_that_more_rows_touch_tell_the_bandwidth():
     """Planted: a cost bound by reading grows by those experts alone, KV and logits left out."""
     moe = model("glm-4.7-flash")
-    perfect = Efficiency(1, 1, 1, gap=0, launch=0, host=0, host_request=0, collective=0)
-    cost = CostModel(hardware("B200"), replace(moe, vocab_size=1), efficiency=perfect)
+    perfect = Efficiency(1, 1, 1, mxfp4_experts=1, gap=0, launch=0, host=0, host_request=0, collective=0)
+    cost = CostModel(hardware("B200"), replace(moe, vocab_size=1, skew=0.0), efficiency=perfect)
     seconds = tuple(cost.round(np.zeros(size, int), SpecConfig(1, 3, 4)) for size in (1, 16))
     assert least_bandwidth(moe, (4, 64), seconds) == pytest.approx(8e12, rel=0.01)
 

@@ -11,7 +11,7 @@ from specsim.simulator.model import expected_experts
 PLAIN, CHAIN, TREE = SpecConfig.plain(), SpecConfig(1, 3, 4), SpecConfig(4, 3, 8)
 LLAMA, H100 = model("llama-3-8b"), hardware("H100-SXM")
 COST = CostModel(H100, LLAMA, drafter("eagle3", LLAMA, 32000))
-PERFECT = Efficiency(1, 1, 1, gap=0, launch=0, host=0, host_request=0, collective=0)
+PERFECT = Efficiency(1, 1, 1, mxfp4_experts=1, gap=0, launch=0, host=0, host_request=0, collective=0)
 
 
 def test_plain_decoding_reads_every_weight_and_its_kv_once():
@@ -204,12 +204,17 @@ def test_an_uneven_choice_matters_more_to_many_rows_than_to_few():
 
 
 def test_slow_experts_slow_their_products_down_and_nothing_else():
-    def seconds(name, share):
-        return CostModel(H100, model(name), efficiency=replace(PERFECT, experts=share)).round(np.array([100]), PLAIN)
+    def seconds(name, **shares):
+        return CostModel(H100, model(name), efficiency=replace(PERFECT, **shares)).round(np.array([100]), PLAIN)
 
-    assert seconds("llama-3-8b", 0.5) == seconds("llama-3-8b", 1.0)
+    halves = {"experts": 0.5}, {"mxfp4_experts": 0.5}
+    assert all(seconds("llama-3-8b", **half) == seconds("llama-3-8b") for half in halves)
+    assert seconds("gpt-oss-20b", experts=0.5) == seconds("gpt-oss-20b")
+    assert seconds("glm-4.7-flash", mxfp4_experts=0.5) == seconds("glm-4.7-flash")
     read = 24 * 4 * 3 * 2880**2 * 17 / 32 / H100.bandwidth
-    assert seconds("gpt-oss-20b", 0.5) - seconds("gpt-oss-20b", 1.0) == pytest.approx(read, rel=1e-6)
+    assert seconds("gpt-oss-20b", mxfp4_experts=0.5) - seconds("gpt-oss-20b") == pytest.approx(read, rel=1e-6)
+    read = 46 * 4 * 3 * 2048 * 1536 * 2 / H100.bandwidth
+    assert seconds("glm-4.7-flash", experts=0.5) - seconds("glm-4.7-flash") == pytest.approx(read, rel=1e-6)
 
 
 def test_filters_take_their_time_in_every_step():

@@ -57,7 +57,7 @@ def test_drafts_pay_in_small_batches_and_not_in_large_ones():
 
 def test_speed_up_and_crossover_ignore_drafts_beyond_the_setting():
     scenario, config = CELL.scenario, SpecConfig(1, 2, 3)
-    own, longer = (replace(scenario, option=Option(config, iid(0.8, drafts))) for drafts in (2, 5))
+    own, longer = (replace(scenario, option=Option(config, iid(0.6, drafts))) for drafts in (2, 5))
     assert longer.speedup(1) == own.speedup(1) < 3
     assert longer.crossover() == own.crossover() is not None
 

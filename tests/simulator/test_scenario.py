@@ -28,7 +28,7 @@ def test_a_workload_is_served_in_both_ways_and_its_report_holds(made):
         known = Report("simulated", {name: value for name, value in metrics.items() if value is not None}, *_of(report))
         assert [finding for finding in lint(known) if finding.verdict == "cannot be true"] == []
         assert metrics["Output Throughput (tok/s)"] * seconds == pytest.approx(40 * 30)
-    assert "simulated, not measured" in result["printed"]
+    assert "uncalibrated, simulated" in result["printed"]
     assert "pays above" in result["printed"]
 
 

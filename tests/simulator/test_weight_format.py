@@ -8,7 +8,7 @@ from specsim.core.errors import InputError
 from specsim.simulator import CostModel, Efficiency, drafter, hardware, model
 from specsim.simulator.model import read_config
 
-PERFECT = Efficiency(1, 1, 1, gap=0, launch=0, host=0, host_request=0, collective=0)
+PERFECT = Efficiency(1, 1, 1, mxfp4_experts=1, gap=0, launch=0, host=0, host_request=0, collective=0)
 H100, A100 = hardware("H100-SXM"), hardware("A100-80GB-SXM")
 SHAPE = read_config("llama-3-8b")[1]
 HALF, FLOAT8 = model("llama-3-8b"), model(SHAPE | {"quantization_config": {"quant_method": "fp8"}})

@@ -12,6 +12,7 @@ from specsim.core.errors import InputError
 from specsim.simulator.calibrate import Timed, calibrate
 from specsim.simulator.cost import CostModel
 from specsim.simulator.efficiency import Efficiency
+from specsim.simulator.fitted import FittedServer
 from specsim.simulator.hardware import Hardware, hardware, names
 from specsim.simulator.model import drafter, model
 from specsim.simulator.reproduce.reproduction import Reproduction, Target, figures_of
@@ -21,6 +22,7 @@ FREE = ("bandwidth", "compute", "overlap", "gap")
 FITTED_REQUESTS = (1, 64)
 FITTED_LENGTHS = (1024, 4096)
 MOST_ERROR = 0.10
+TAKEN = {"host": 0.0, "host_request": 0.0}  # of the device alone, which replays a graph for every round
 DRAFT_VOCAB = 32000
 _TREES = {"plain": SpecConfig.plain(), "(4, 3, 8)": SpecConfig(4, 3, 8)}  # as specsim bench writes them
 
@@ -41,7 +43,10 @@ def reproduce() -> Reproduction:
     figures = figures_of(calibration, "round, ms", 3, 1e3)
     source = f"fast/measurements/{path.name}"
     method = _METHOD.format(fitted=len(calibration.cells) - len(errors), held_out=len(errors), shape=value["shape"])
-    return Reproduction("fast_rounds", source, method, figures, calibration.parameters, (target,))
+    server = FittedServer("fast_rounds", value["runs"][0]["versions"]["gpu"], calibration.values, TAKEN)
+    return Reproduction(
+        "fast_rounds", source, method, figures, calibration.parameters, targets=(target,), servers=(server,)
+    )
 
 
 def _kept() -> Path:
@@ -63,10 +68,8 @@ def _gpu(value: Mapping[str, Any]) -> Hardware:
 
 
 def _cost(shape: str, gpu: Hardware) -> CostModel:
-    """Cost of the device alone, which replays a graph for every round."""
     target = model(shape)
-    silent = Efficiency(host=0.0, host_request=0.0)
-    return CostModel(gpu, target, drafter("eagle3", target, DRAFT_VOCAB), silent)
+    return CostModel(gpu, target, drafter("eagle3", target, DRAFT_VOCAB), Efficiency(**TAKEN))
 
 
 def _timed(row: Mapping[str, Any]) -> Timed:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from specsim.simulator.calibrate import Calibration, Fitted
+from specsim.simulator.fitted import FittedServer
 
 Role = Literal["fitted", "held out", "computed"]
 
@@ -59,6 +60,7 @@ class Reproduction:
     parameters: tuple[Fitted, ...] = ()
     targets: tuple[Target, ...] = ()
     notes: tuple[str, ...] = ()  # conclusions
+    servers: tuple[FittedServer, ...] = ()  # with the parameters that were fitted
 
     def errors(self, role: Role) -> np.ndarray:
         """Absolute relative errors of the figures in this role."""

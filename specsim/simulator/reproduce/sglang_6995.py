@@ -43,7 +43,7 @@ def reproduce() -> Reproduction:
         _figures(list(table), published, simulated),
         (_running(none, running), two, four),
         _targets(published, simulated, two),
-        (_LIMITS, _gap(pair, fused, running), _crowded(none, fused)),
+        (_limits(running), _gap(pair, fused, running), _crowded(none, fused)),
     )
 
 
@@ -119,6 +119,19 @@ def _targets(published: list[float], simulated: list[float], two: Fitted) -> tup
     )
 
 
+def _limits(running: int) -> str:
+    cost = _cost("eagle", "overlap")
+    contexts = np.full(running, TOKENS + TOKENS // 2)
+    plain, tree = (cost.phases(contexts, config).verify for config in (PLAIN, SpecConfig(4, 2, 4)))
+    gpu = cost.hardware
+    rows = gpu.flops(cost.dtype) * cost.efficiency.compute / (gpu.bandwidth * cost.efficiency.bandwidth)
+    return (
+        "Verifying is not free on an H20: its bandwidth is an H200's class, its arithmetic a seventh of it, so that "
+        f"{rows:.0f} rows already take as long as reading the weights. To verify four nodes of each of {running} "
+        f"requests costs {tree / plain:.1f} plain steps."
+    )
+
+
 def _gap(pair: float, fused: float, running: int) -> str:
     """Accept length and longer round that would make the two rows of two tokens exact."""
     cost = _cost("eagle", "overlap")
@@ -159,8 +172,4 @@ _METHOD = (
     "the other 3 rows are held out, but for their accept lengths, which were not published: they are given as the "
     "intervals in which the table can be had, one for both rows of two tokens. All else is the default of Efficiency, "
     "but 1.1 ms of host a round where the schedule is in step (sglang#11398); one fused graph counts as overlapped."
-)
-_LIMITS = (
-    "Verifying is not free on an H20: its bandwidth is an H200's class, its arithmetic a seventh of it, so that about "
-    "30 rows already take as long as reading the weights. Four nodes for each request cost twice a plain step."
 )

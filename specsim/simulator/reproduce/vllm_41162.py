@@ -6,8 +6,11 @@ from dataclasses import replace
 import numpy as np
 
 from specsim.simulator.calibrate import Calibration, Fitted, Free, Observed, fit
+from specsim.simulator.fitted import FittedServer
+from specsim.simulator.model import model
 from specsim.simulator.reproduce.reproduction import Figure, Reproduction, Target
-from specsim.simulator.reproduce.served import PAIRS, Bench, Served, read
+from specsim.simulator.reproduce.served import PAIRS, SKEW, TAKEN, Bench, Served, read
+from specsim.simulator.weight_format import MXFP4
 
 SOURCE = "https://github.com/vllm-project/vllm/pull/41162"
 FITTED_CLIENTS = (1, 64)  # at temperature 0
@@ -29,7 +32,7 @@ FREE = {
     "intake": Free(5e-3, 1e-5, 5e-2),
     "latency": Free(3e-3, 1e-5, 5e-2),
 }
-FREE_OF_EXPERTS = {name: each for name, each in FREE.items() if name != "compute"} | {"experts": Free(0.5, 0.02, 1.0)}
+FREE_OF_EXPERTS = Free(0.5, 0.02, 1.0)
 _STEP = 1e-2  # simulated servers answer in jumps
 _TOLERANCE = 1e-3
 
@@ -52,7 +55,8 @@ def reproduce() -> Reproduction:
     held_out = sum(figure.role == "held out" for figure in figures)
     method = _METHOD.format(parameters=len(parameters), fitted=len(figures) - held_out, held_out=held_out)
     notes = (_CHOICES, *notes, _repeats(cells), _misfit(cells, figures))
-    return Reproduction("vllm_41162", SOURCE, method, tuple(figures), tuple(parameters), targets, notes)
+    servers = tuple(_server(name, values[name]) for name in PAIRS)
+    return Reproduction("vllm_41162", SOURCE, method, tuple(figures), tuple(parameters), targets, notes, servers)
 
 
 def is_fitted(cell: Served) -> bool:
@@ -79,6 +83,19 @@ def _given(name: str, values: Mapping[str, Mapping[str, float]]) -> dict[str, fl
     return {"compute": float(np.exp(np.mean([np.log(values[dense]["compute"]) for dense in DENSE])))}
 
 
+def experts_field(name: str) -> str:
+    """The field of Efficiency for the speed of a model's experts."""
+    return "mxfp4_experts" if model(PAIRS[name].model).expert_format == MXFP4 else "experts"
+
+
+def _server(name: str, values: Mapping[str, float]) -> FittedServer:
+    found = {field: value for field, value in values.items() if field not in ("intake", "latency")}
+    if name in DENSE:
+        return FittedServer("vllm_41162", name, found, TAKEN)
+    compute = found.pop("compute")
+    return FittedServer("vllm_41162", name, found, TAKEN | {"compute": compute}, skew=SKEW)
+
+
 def _fit(benches: Sequence[Bench], given: Mapping[str, float]) -> tuple[dict[str, float], tuple[Fitted, ...]]:
     """Values of one model's parameters, and those fitted."""
     seen = [bench for bench in benches if is_fitted(bench.cell)]
@@ -92,7 +109,9 @@ def _fit(benches: Sequence[Bench], given: Mapping[str, float]) -> tuple[dict[str
         for side, run in bench.cell.runs.items()
         for name in QUANTITIES
     }
-    free = FREE_OF_EXPERTS if given else FREE
+    free = {name: each for name, each in FREE.items() if name not in given}
+    if given:
+        free[experts_field(benches[0].cell.model)] = FREE_OF_EXPERTS
     found: Calibration = fit(predict, measured, free, step=_STEP, starts=(1.0,), tolerance=_TOLERANCE)
     return {**found.values, **given}, found.parameters
 
@@ -165,7 +184,8 @@ _METHOD = (
     "speed that those of experts reach; and what a request takes the front end, one at a time and besides. Fitted to "
     "{fitted} cells (T = 0 with 1 and 64 clients); {held_out} held out (T = 0 with 16, all of T = 1). From elsewhere: "
     "a third of the shorter of reading and computing is hidden (spec_bench, fast_rounds); filters take 0.31 ms a step "
-    "at T = 1 with models that ask for top-p by themselves, Llama-3 and Qwen3 (vllm#40376)."
+    "at T = 1 with models that ask for top-p by themselves, Llama-3 and Qwen3 (vllm#40376). Assumed: 0.8 of the "
+    "bandwidth, 5 µs of the host a launch in steps that take chunks of prompts along, 0.5 ms of it a step."
 )
 _CHOICES = (
     "No parameter has seen a held-out cell. But the form of the model was chosen by someone who had seen their errors: "

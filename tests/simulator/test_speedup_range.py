@@ -1,0 +1,182 @@
+"""Speed-ups beside what the parameters of published tables make of them, and the defaults that follow from these."""
+
+import json
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from specsim import SpecConfig
+from specsim.core.errors import InputError
+from specsim.maintain.tables import write_fitted
+from specsim.simulator import CostModel, Efficiency, drafter, hardware, model
+from specsim.simulator.acceptance import PerPosition
+from specsim.simulator.fitted import KEPT, fitted_servers
+from specsim.simulator.model import SKEW
+from specsim.simulator.option import Option
+from specsim.simulator.reproduce import reproduction
+from specsim.simulator.reproduce.published import rows
+from specsim.simulator.scenario import Scenario
+from specsim.simulator.show import compare
+from specsim.simulator.speedup_range import MOST_REQUESTS, calibration, ratio_ranges, speedup_range, with_parameters
+from specsim.simulator.workload import closed_loop, poisson
+
+CHAIN = Option(SpecConfig(1, 3, 4), PerPosition((0.68, 0.40, 0.21)))
+H100 = hardware("H100-SXM")
+WORK = closed_loop(64, 32, 100, 40)
+THROUGHPUT = "Output Throughput (tok/s)"
+SLOW = "vllm_41162"  # its fit takes a minute
+
+
+def scenario(name="llama-3.1-8b", work=WORK, **settings) -> Scenario:
+    target = model(name)
+    return Scenario(target, H100, drafter("eagle3", target, 32000), CHAIN, work, **settings)
+
+
+def test_kept_servers_are_those_of_the_fits(tmp_path):
+    fitted = [server for name in ("fast_rounds", "spec_bench", "vllm_20780") for server in reproduction(name)().servers]
+    write_fitted(fitted, tmp_path / "fitted.json")
+    made = json.loads((tmp_path / "fitted.json").read_text())
+    kept = [each for each in json.loads(KEPT.read_bytes()) if each["table"] != SLOW]
+    assert [each | {"found": None} for each in made] == [each | {"found": None} for each in kept]
+    for new, old in zip(made, kept, strict=True):
+        assert new["found"] == pytest.approx(old["found"], rel=0.02)
+
+
+def mean(field: str, *tables: str) -> float:
+    """Mean on a logarithmic scale over tables, of the mean over each one's servers."""
+    found = {table: [each.found[field] for each in fitted_servers() if each.table == table] for table in tables}
+    logs = [np.mean(np.log([value for value in values if value])) for values in found.values()]
+    return float(np.exp(np.mean(logs)))
+
+
+@pytest.mark.parametrize(
+    ("field", "tables"),
+    [
+        ("bandwidth", ("fast_rounds", "vllm_20780")),
+        ("compute", ("fast_rounds",)),
+        ("overlap", ("fast_rounds", "spec_bench")),
+        ("gap", ("fast_rounds", SLOW)),
+        ("host", ("vllm_20780",)),
+    ],
+)
+def test_defaults_are_what_the_fits_found_in_two_digits(field, tables):
+    assert getattr(Efficiency(), field) == float(f"{mean(field, *tables):.2g}")
+
+
+def test_defaults_of_experts_are_those_of_their_formats():
+    found = {each.server: each for each in fitted_servers()}
+    assert Efficiency().experts == found["GLM 4.7 Flash"].found["experts"]
+    assert Efficiency().mxfp4_experts == float(f"{found['GPT-OSS 20B'].found['mxfp4_experts']:.2g}")
+    assert {each.skew for each in fitted_servers()} == {None, SKEW}
+    assert model("gpt-oss-20b").skew == SKEW
+
+
+def test_defaults_are_near_a_step_that_was_measured():
+    """Plain decoding of vllm#20780, which the fit of its bandwidth has seen, at the mean of two tables' bandwidths."""
+    (plain,) = [row for row in rows("vllm_20780") if row["method"] == "none"]
+    seconds = CostModel(H100, model("llama-3.1-8b")).round(np.array([300]), SpecConfig.plain())
+    assert seconds == pytest.approx(float(plain["tpot_ms"]) * 1e-3, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "gpt-oss-20b"])
+def test_a_range_spans_the_speed_ups_of_every_fitted_server(name):
+    own = scenario(name)
+    speedups = [own.speedup(32)]
+    for server in fitted_servers():
+        cost = CostModel(
+            H100,
+            own.model,
+            own.drafter,
+            Efficiency(**server.taken, **server.found),
+            schedule=server.schedule,
+            buckets=() if server.graphs == "none" else None,
+            draft_graph=server.graphs == "all",
+        )
+        plain, drafts = (cost.round(np.full(32, 120), option.config) for option in (own.plain, CHAIN))
+        speedups.append(2.29 * plain / drafts)
+    found = speedup_range(own, 32)
+    assert (found.value, found.lowest, found.highest) == pytest.approx((speedups[0], min(speedups), max(speedups)))
+    assert min(speedups) < 0.9 * max(speedups)
+    assert str(found) == f"{speedups[0]:.2f} ({min(speedups):.2f} to {max(speedups):.2f})"
+
+
+def test_ratios_of_a_workload_have_the_range_of_its_ratios():
+    own = scenario()
+    plain, drafts = own.run(own.plain), own.run(CHAIN)
+    found = ratio_ranges(own, plain, drafts)
+    under = []
+    for server in fitted_servers():
+        there = with_parameters(own, server)
+        runs = [there.run(option).metrics()[THROUGHPUT] for option in (own.plain, CHAIN)]
+        under.append(runs[1] / runs[0])
+    own_ratio = drafts.metrics()[THROUGHPUT] / plain.metrics()[THROUGHPUT]
+    expected = (own_ratio, min(own_ratio, *under), max(own_ratio, *under))
+    assert (found[THROUGHPUT].value, found[THROUGHPUT].lowest, found[THROUGHPUT].highest) == expected
+    assert "Spec Decode Accept Rate (%)" not in found  # plain decoding has none
+    assert compare(own).ratios == found
+
+
+def test_a_range_serves_the_first_requests_of_a_long_workload(monkeypatch):
+    sizes = []
+    serve = Scenario.run
+    monkeypatch.setattr(Scenario, "run", lambda self, option: sizes.append(len(self.workload)) or serve(self, option))
+    own = scenario(work=poisson(MOST_REQUESTS + 5, 1000.0, 20, 2))
+    runs = own.run(own.plain), own.run(CHAIN)
+    ratio_ranges(own, *runs)
+    assert sizes == [MOST_REQUESTS + 5] * 2 + [MOST_REQUESTS] * 2 * len(fitted_servers())
+
+
+def test_parameters_that_were_given_stay():
+    given = scenario("gpt-oss-20b", efficiency=Efficiency(bandwidth=0.5, launch=1e-6), graphs="target", schedule="sync")
+    given = replace(given, model=replace(given.model, skew=0.25))
+    for server in fitted_servers():
+        there = with_parameters(given, server)
+        assert (there.efficiency.bandwidth, there.efficiency.launch, there.model.skew) == (0.5, 1e-6, 0.25)
+        assert there.efficiency.gap == server.efficiency.gap
+        assert there.schedule == "sync"
+        assert there.graphs == ("none" if server.graphs == "none" else "target")
+    assert calibration(given) == "simulated with bandwidth 0.5, launch 1e-06 as given, uncalibrated otherwise"
+    assert calibration(scenario()) == "uncalibrated, simulated"
+
+
+def test_graphs_reach_the_cost():
+    alone = {
+        graphs: scenario(graphs=graphs, efficiency=Efficiency(launch=1e-3)) for graphs in ("all", "target", "none")
+    }
+    phases = {graphs: each.phases(CHAIN, 4) for graphs, each in alone.items()}
+    kernels = alone["all"].cost(CHAIN).launches
+    assert phases["none"].verify == pytest.approx(kernels * 1e-3)
+    assert phases["target"].verify == phases["all"].verify < 0.1
+    assert phases["target"].draft == phases["none"].draft == pytest.approx(2 * 13 * 1e-3)
+    assert phases["all"].draft < 0.01
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("graphs", "some")):
+        scenario(graphs="some")
+
+
+def test_every_field_of_efficiency_says_where_it_comes_from():
+    """By a kept fit, or by a comment that it is none."""
+    fitted = {name for each in fitted_servers() for name in each.found}
+    others = {field.name for field in fields(Efficiency)} - fitted
+    assert others == {"host_request", "collective", "filters"}
+
+
+SMALL = ["simulate", "--requests", "20", "--prompt-tokens", "60", "--output-tokens", "10", "--concurrency", "8"]
+
+
+def test_the_command_says_whose_parameters_and_their_range(command, tmp_path):
+    path = tmp_path / "result.json"
+    ended = command(*SMALL, "--json", str(path))
+    result = json.loads(path.read_text())
+    assert result["calibration"] == "uncalibrated, simulated"
+    assert result["ranges_over"] == [server.name for server in fitted_servers()]
+    ratio = result["ratios"][THROUGHPUT]
+    span = f"{ratio['lowest']:.2f} to {ratio['highest']:.2f}"
+    (line,) = [line for line in ended.out.splitlines() if line.startswith(THROUGHPUT)]
+    assert line.endswith(f"{ratio['value']:.2f}  {span}")
+    assert "Ratios and speed-ups are uncalibrated, simulated" in ended.out
+    given = command(*SMALL, "--efficiency", "bandwidth=0.4", "--json", str(path)).out
+    assert "Ratios and speed-ups are simulated with bandwidth 0.4 as given, uncalibrated otherwise" in given
+    assert "uncalibrated, simulated" not in given
+    plain = command(*SMALL, "--drafter", "none").out
+    assert "range" not in plain
