@@ -1,8 +1,15 @@
 """Pictures as PNG files of commands."""
 
+from pathlib import Path
 from typing import Any
 
 from specsim.core.errors import InputError
+
+
+def check_png(path: Path | None) -> None:
+    """Raise InputError for a file whose name is that of another kind of picture, or of none."""
+    if path is not None and path.suffix.lower() != ".png":
+        raise InputError("plot", str(path), "a file whose name ends in .png")
 
 
 def png(name: str, shown: Any) -> bytes:

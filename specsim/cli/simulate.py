@@ -10,7 +10,7 @@ import typer
 
 from specsim.cli import options
 from specsim.cli import server_options as cell
-from specsim.cli.picture import png
+from specsim.cli.picture import check_png, png
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError
 
@@ -67,6 +67,7 @@ def simulate(
     from specsim.core.files import check_files, write_json, write_whole
     from specsim.simulator.show import compare, show
 
+    check_png(plot)
     check_files({"workload": workload}, json=json_file, plot=plot)
     if table is not None:
         _check_default([name for name in given if name not in ("table", "json_file")], given, "with a table")

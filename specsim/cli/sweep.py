@@ -13,7 +13,7 @@ import typer
 
 from specsim.cli import options
 from specsim.cli import server_options as fields
-from specsim.cli.picture import png
+from specsim.cli.picture import check_png, png
 from specsim.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def sweep(
     wanted = cells(fields.cell(given), varied)
     if all(each.rate is not None for each in wanted):
         fields.check_one_load(given | varied)
+    check_png(plot)
     check_files({"accept": accept}, out=out, json=json_file, plot=plot)
     check(wanted)
     names = list(dict.fromkeys(map(key, wanted)))

@@ -14,6 +14,7 @@ from specsim.simulator.bounds import LARGEST_COUNT, count, is_number, number, po
 from specsim.simulator.uniforms import Stream, keys, named_uniforms
 
 Length = int | tuple[int, int]
+LATEST = 1e9  # seconds, 32 years: later a double no longer tells a microsecond from the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,9 @@ class Workload:
             return
         arrivals = np.asarray(self.arrivals_s, dtype=np.float64)
         in_order = len(arrivals) == len(self) and np.isfinite(arrivals).all() and (np.diff(arrivals) >= 0).all()
-        if not in_order or arrivals[0] < 0:
-            raise InputError("arrivals_s", arrivals.tolist()[:8], "seconds of at least 0 in order, one a request")
+        if not in_order or arrivals[0] < 0 or arrivals[-1] > LATEST:
+            allowed = f"seconds from 0 to {LATEST:g} in order, one a request"
+            raise InputError("arrivals_s", arrivals.tolist()[:8], allowed)
         object.__setattr__(self, "arrivals_s", arrivals)
 
     def __len__(self) -> int:
@@ -67,8 +69,12 @@ def closed_loop(
 def poisson(num_requests: int, rate: float, prompt_tokens: Length, output_tokens: Length, seed: int = 0) -> Workload:
     """Requests that come by themselves, `rate` of them a second on average."""
     lengths = _drawn(num_requests, prompt_tokens, output_tokens, seed)
-    uniforms = _uniforms(num_requests, 2, seed)
-    return Workload(*lengths, arrivals_s=np.cumsum(-np.log1p(-uniforms)) / positive("rate", rate))
+    arrivals = np.cumsum(-np.log1p(-_uniforms(num_requests, 2, seed)))  # at a rate of 1
+    positive("rate", rate)
+    if rate < arrivals[-1] / LATEST:
+        least = f"a number of at least {arrivals[-1] / LATEST:.2g}"
+        raise InputError("rate", rate, f"{least}, so that {num_requests} requests come within {LATEST:g} seconds")
+    return Workload(*lengths, arrivals_s=arrivals / rate)
 
 
 def bursts(

@@ -1,5 +1,7 @@
 """Policies on equal traces: what each chooses, and that choosing pays where no one setting is best."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
@@ -83,6 +85,85 @@ def test_goodput_knows_when_drafts_do_not_pay():
     for _ in range(300):
         policy.observe(1, np.ones(8, int), 1.0)
     assert policy.choose(few) == 3  # one draft always accepted promises the next
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A round without drafts takes a second, one with drafts as much as said."""
+
+    drafting: float
+
+    def round(self, contexts, config) -> float:
+        return 1.0 if config.is_plain else self.drafting
+
+
+def test_goodput_forgets_a_tenth_as_fast_while_it_does_not_draft():
+    """After rounds that accepted nothing the rate is 0; n plain rounds bring it back to 0.7 (1 - 0.9^n)."""
+    policy = Goodput(Fixed(1.35), [Option.plain(), chain(1)], weight=1.0)
+    policy.observe(1, np.zeros(4, int), 1.0)
+    chosen = []
+    for _ in range(8):
+        chosen.append(policy.choose(np.ones(4)))
+        policy.observe(0, np.zeros(4, int), 1.0)
+    assert chosen == [0] * 7 + [1]  # 0.7 (1 - 0.9^6) < 0.35 < 0.7 (1 - 0.9^7)
+
+
+def test_goodput_learns_by_its_weight():
+    """From 0.7 a share of 0 leads to 0.7 · 0.75^n: drafting at 1.3 s ends below 0.3, after the third round."""
+    policy = Goodput(Fixed(1.3), [Option.plain(), chain(1)], weight=0.25)
+    chosen = []
+    for _ in range(4):
+        chosen.append(policy.choose(np.ones(4)))
+        policy.observe(1, np.zeros(4, int), 1.0)
+    assert chosen == [1, 1, 1, 0]
+
+
+def test_goodput_expects_of_unseen_drafts_what_it_saw_of_the_last():
+    """Of 8 rounds 6 and then 3 accept: the third draft is expected in 3 · 3/6 of them."""
+    options = [Option.plain(), chain(2), chain(3)]
+    accepted = np.array([2, 2, 2, 1, 1, 1, 0, 0])
+
+    @dataclass(frozen=True)
+    class Steps:
+        third: float
+
+        def round(self, contexts, config) -> float:
+            return {0: 10.0, 2: 1.0, 3: self.third}[config.num_steps]
+
+    expected = 1 + 6 / 8 + 3 / 8
+    for third, choice in ((1 + 1.5 / 8 / expected - 1e-6, 2), (1 + 1.5 / 8 / expected + 1e-6, 1)):
+        policy = Goodput(Steps(third), options, weight=1.0)
+        policy.observe(1, accepted, 1.0)
+        assert policy.choose(np.ones(4)) == choice
+
+
+def test_moving_average_takes_the_chain_that_just_suffices():
+    """The average begins at half the middle chain, 1.5: with a margin of 1.5 the chain of 3 is long enough."""
+    assert MovingAverage(OPTIONS, margin=1.5).choose(np.ones(4)) == 2
+    assert MovingAverage(OPTIONS, margin=1.5 + 1e-9).choose(np.ones(4)) == 3
+    policy = MovingAverage(OPTIONS, weight=0.5)
+    chosen = []
+    for _ in range(4):  # averages 1.5, 0.75, 0.375, 0.1875 and a margin of 0.75
+        chosen.append(policy.choose(np.ones(4)))
+        policy.observe(2, np.zeros(4, int), 1.0)
+    assert chosen == [2, 2, 2, 1]
+
+
+def test_throughput_explores_in_turn_and_by_sizes_up_to_the_next_double():
+    policy, speed = Throughput(OPTIONS, weight=0.5, explore=10), [1.0, 4.0, 2.0, 0.5]
+    chosen = []
+    for _ in range(50):
+        option = policy.choose(np.ones(4))
+        policy.observe(option, np.zeros(4, int), 1 / speed[option])
+        chosen.append(option)
+    assert {at: chosen[at] for at in (10, 20, 30, 40)} == {10: 1, 20: 2, 30: 3, 40: 0}
+    assert set(chosen[4:10] + chosen[11:20]) == {1}
+    assert policy.choose(np.ones(7)) == 1
+    assert policy.choose(np.ones(8)) == policy.choose(np.ones(3)) == 0  # of other sizes it knows nothing
+    assert policy.choose(np.ones(4)) == 1
+    for best in (1, 2):  # 16 tokens a second become 10, then 7, and the next best makes 8
+        policy.observe(1, np.zeros(4, int), 1.0)
+        assert policy.choose(np.ones(4)) == best
 
 
 def test_choosing_pays_where_acceptance_changes():

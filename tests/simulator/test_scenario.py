@@ -91,10 +91,24 @@ def test_settings_reach_the_simulated_server(made):
         (["--tensor-parallel", "3"], "tensor_parallel", 3),
         (["--tensor-parallel", "0"], "tensor_parallel", 0),
         (["--table", "vllm_20780"], "requests", "40"),
+        (["--plot", "x.nosuchext"], "plot", "x.nosuchext"),
+        (["--plot", "speedup"], "plot", "speedup"),
     ],
 )
 def test_impossible_servers_are_refused_in_one_sentence(command, words, name, value):
     assert command(*SMALL, *words).refuses(name, value)
+
+
+def test_a_rate_at_which_time_stands_still_is_refused(command):
+    load = ["simulate", "--requests", "40", "--output-tokens", "3"]
+    for rate in (1e-300, 3e-8):
+        assert command(*load, "--rate", str(rate)).refuses("rate", rate)
+    assert command(*load, "--rate", "1e-7").status == 0
+
+
+def test_a_picture_of_a_sweep_is_png_too(command, tmp_path):
+    words = ["sweep", "--out", str(tmp_path / "cells.sqlite"), "--vary", "concurrency=1", "--plot", "cells.svg"]
+    assert command(*words).refuses("plot", "cells.svg")
 
 
 def test_too_few_slots_are_said_with_the_request_that_needs_more(command):

@@ -140,6 +140,11 @@ def test_parameters_that_were_given_stay():
     assert calibration(scenario()) == "uncalibrated, simulated"
 
 
+def test_a_speed_up_of_one_is_no_loss():
+    assert replace(scenario(), option=Option.plain()).speedup(5) == 1
+    assert replace(scenario(), option=Option.plain()).crossover(20) is None
+
+
 def test_graphs_reach_the_cost():
     alone = {
         graphs: scenario(graphs=graphs, efficiency=Efficiency(launch=1e-3)) for graphs in ("all", "target", "none")

@@ -85,6 +85,7 @@ def test_a_bad_file_of_requests_is_refused(tmp_path, line, field):
         (lambda: Workload(np.array([1]), np.array([1])), "concurrency", None),
         (lambda: Workload(np.array([1, 1]), np.array([1, 1]), np.array([1.0, 0.5])), "arrivals_s", [1, 0.5]),
         (lambda: Workload(np.array([1]), np.array([1]), np.array([-1.0])), "arrivals_s", [-1]),
+        (lambda: Workload(np.array([1]), np.array([1]), np.array([1e300])), "arrivals_s", [1e300]),
         (lambda: Workload(np.array([1.5]), np.array([1]), np.array([0.0])), "prompt_tokens", [1.5]),
         (lambda: replace(closed_loop(5, 5, 10, 1), intake=-1), "intake", -1),
         (lambda: replace(closed_loop(5, 5, 10, 1), intake=float("inf")), "intake", float("inf")),
