@@ -110,26 +110,33 @@ def test_a_round_reads_a_window_as_far_as_it_is_filled(config):
     nodes, window, bandwidth = config.num_draft_tokens, 128, 1e3
     windowed = model({**CONFIG, "sliding_window": window})
     cost = CostModel(replace(H100, bandwidth=bandwidth), windowed, efficiency=PERFECT)
-    empty = cost.round(np.zeros(2), config)
+    chunk = np.array([16]), np.array([8])
+    empty, mixed = cost.round(np.zeros(2), config), cost.mixed(*chunk, np.zeros(2), config)
     for contexts in ([0, 1], [window - 1, 3], [window - 2, window], [window + 1, 5000]):
         columns = sum(min(context + nodes / 2, window) - nodes / 2 for context in contexts)
         expected = columns * windowed.kv_bytes_per_token / bandwidth
         assert cost.round(np.array(contexts), config) - empty == pytest.approx(expected, rel=1e-9)
+        assert cost.mixed(*chunk, np.array(contexts), config) - mixed == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize(("config", "extends", "drafts"), [(PLAIN, 0, 0), (CHAIN, 1, 2), (TREE, 1, 2 * 4)])
-def test_a_mixed_step_makes_logits_for_one_row_of_each_request_and_chunk(config, extends, drafts):
-    """By arithmetic alone: of 3 requests' draft-extend, of 2 chunks, and of every lane that drafting expands."""
+def test_a_mixed_step_makes_logits_of_every_row_that_needs_them(config, extends, drafts):
+    """By arithmetic alone: of all nodes of 3 requests, one row of their draft-extend, every lane, and 2 chunks."""
     head = drafter("eagle3", LLAMA, 32000)
     fast = replace(H100, bandwidth=1e30)
+    added = 31000 * LLAMA.hidden_size
 
-    def seconds(vocab):
-        small = replace(head, model=replace(head.model, head_weights=vocab * LLAMA.hidden_size))
-        cost = CostModel(fast, LLAMA, small, PERFECT)
-        return cost.mixed(np.array([64, 32]), np.array([0, 10]), np.full(3, 500), config)
+    def rows(target, drafting):
+        """Rows that heads of more weights add time for."""
+        cost = CostModel(fast, target, replace(head, model=drafting), PERFECT)
+        step = np.array([64, 32]), np.array([0, 10]), np.full(3, 500)
+        grown = cost.mixed(*step, config) - CostModel(fast, LLAMA, head, PERFECT).mixed(*step, config)
+        return grown * fast.flops("bfloat16") / (2 * added)
 
-    rows = (seconds(32000) - seconds(1000)) * fast.flops("bfloat16") / (2 * 31000 * LLAMA.hidden_size)
-    assert rows == pytest.approx(3 * extends + 2 + 3 * drafts, rel=1e-6)
+    larger = replace(LLAMA, head_weights=LLAMA.head_weights + added)
+    assert rows(larger, head.model) == pytest.approx(3 * config.num_draft_tokens + 2, rel=1e-6)
+    larger = replace(head.model, head_weights=head.model.head_weights + added)
+    assert rows(LLAMA, larger) == pytest.approx(3 * extends + 2 + 3 * drafts, rel=1e-6)
 
 
 def test_tensor_parallel_divides_weights_and_pays_for_exchanges():

@@ -46,7 +46,7 @@ OTHER = {
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "kimi_k2"])
-def test_weights_and_windows_are_those_of_transformers(name):
+def test_layers_are_those_of_transformers(name):
     """kimi_k2 is deepseek_v3 by another name, with code of its own."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     config = transformers.AutoConfig.for_model(name, **TOKENS, **SMALL | OTHER.get(name, {}))
@@ -59,6 +59,8 @@ def test_weights_and_windows_are_those_of_transformers(name):
     written = config.to_diff_dict() | {"model_type": name}
     ours = model(written)
     assert ours.parameters == sum(counted.values()) + (0 if has_head else ours.head_weights)
+    sparse = [any(f"layers.{layer}." in key and ".experts" in key for key in sizes) for layer in range(8)]
+    assert [group.experts > 0 for group in ours.layers for _ in range(group.count)] == sparse
     window = getattr(config, "attention_chunk_size", None) or getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * 8
     expected = [window if kind != "full_attention" else None for kind in kinds] if window else [None] * 8

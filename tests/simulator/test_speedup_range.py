@@ -11,7 +11,7 @@ from specsim.core.errors import InputError
 from specsim.maintain.tables import write_fitted
 from specsim.simulator import CostModel, Efficiency, drafter, hardware, model
 from specsim.simulator.acceptance import PerPosition
-from specsim.simulator.fitted import KEPT, fitted_servers
+from specsim.simulator.fitted import KEPT, FittedServer, fitted_servers
 from specsim.simulator.model import SKEW
 from specsim.simulator.option import Option
 from specsim.simulator.reproduce import reproduction
@@ -99,6 +99,16 @@ def test_a_range_spans_the_speed_ups_of_every_fitted_server(name):
     assert (found.value, found.lowest, found.highest) == pytest.approx((speedups[0], min(speedups), max(speedups)))
     assert min(speedups) < 0.9 * max(speedups)
     assert str(found) == f"{speedups[0]:.2f} ({min(speedups):.2f} to {max(speedups):.2f})"
+
+
+def test_a_range_holds_its_own_value(monkeypatch):
+    own, slow = scenario(), FittedServer("one", "server", {"host": 1.0}, {}, "sync")
+    monkeypatch.setattr("specsim.simulator.speedup_range.fitted_servers", lambda: (slow,))
+    found = speedup_range(own, 1)
+    assert (found.lowest, found.highest) == (own.speedup(1), with_parameters(own, slow).speedup(1))
+    assert found.lowest < found.highest == pytest.approx(2.29, rel=0.01)
+    ratio = ratio_ranges(own, own.run(own.plain), own.run(CHAIN))[THROUGHPUT]
+    assert ratio.lowest == ratio.value < ratio.highest
 
 
 def test_ratios_of_a_workload_have_the_range_of_its_ratios():
