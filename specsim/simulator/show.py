@@ -48,7 +48,10 @@ class Comparison:
             "calibration": calibration(scenario),
             "simulation_took": {name: asdict(each) for name, each in self.took.items()},
             "runs": {name: run.metrics() | {"seconds": run.duration} for name, run in self.runs.items()},
-            "ratios": {name: asdict(each) for name, each in self.ratios.items()},
+            "ratios": {
+                name: {"value": each.value, "lowest": each.lowest, "highest": each.highest}
+                for name, each in self.ratios.items()
+            },
             "ranges_over": [server.name for server in fitted_servers()],
         }
 

@@ -19,9 +19,10 @@ class SpeedupRange:
     value: float
     lowest: float
     highest: float
+    calibration: str  # whose parameters the value has
 
     def __str__(self) -> str:
-        return f"{self.value:.2f} ({self.span})"
+        return f"{self.value:.2f} ({self.span}), {self.calibration}"
 
     @property
     def span(self) -> str:
@@ -30,9 +31,14 @@ class SpeedupRange:
 
 def speedup_range(scenario: Scenario, requests: int) -> SpeedupRange:
     """Speed-up of decoding with this number of running requests."""
-    value = scenario.speedup(requests)
-    under = [with_parameters(scenario, server).speedup(requests) for server in fitted_servers()]
-    return SpeedupRange(value, min(value, *under), max(value, *under))
+    return range_of(lambda server: server.speedup(requests), scenario)
+
+
+def range_of(speedup: Callable[[Scenario], float], scenario: Scenario) -> SpeedupRange:
+    """Any speed-up of a scenario, and its range."""
+    value = speedup(scenario)
+    known = [value, *(speedup(with_parameters(scenario, server)) for server in fitted_servers())]
+    return SpeedupRange(value, min(known), max(known), calibration(scenario))
 
 
 def ratio_ranges(scenario: Scenario, plain: Run, drafts: Run) -> dict[str, SpeedupRange]:
@@ -46,7 +52,7 @@ def ratio_ranges(scenario: Scenario, plain: Run, drafts: Run) -> dict[str, Speed
     ranges = {}
     for name, value in values.items():
         known = [value, *(ratios[name] for ratios in under if name in ratios)]
-        ranges[name] = SpeedupRange(value, min(known), max(known))
+        ranges[name] = SpeedupRange(value, min(known), max(known), calibration(scenario))
     return ranges
 
 

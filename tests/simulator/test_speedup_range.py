@@ -98,7 +98,8 @@ def test_a_range_spans_the_speed_ups_of_every_fitted_server(name):
     found = speedup_range(own, 32)
     assert (found.value, found.lowest, found.highest) == pytest.approx((speedups[0], min(speedups), max(speedups)))
     assert min(speedups) < 0.9 * max(speedups)
-    assert str(found) == f"{speedups[0]:.2f} ({min(speedups):.2f} to {max(speedups):.2f})"
+    said = f"{speedups[0]:.2f} ({min(speedups):.2f} to {max(speedups):.2f}), uncalibrated, simulated"
+    assert str(found) == said
 
 
 def test_a_range_holds_its_own_value(monkeypatch):
