@@ -13,7 +13,7 @@ from specsim.core.errors import InputError
 if TYPE_CHECKING:
     from specsim.simulator.cell import Cell
 
-Model = Annotated[str, typer.Option(help="Shipped name, or config.json.")]
+Model = Annotated[str, typer.Option(help="Shipped name, its hub id, or config.json.")]
 Hardware = Annotated[str, typer.Option(help="GPU; an unknown name shows them all.")]
 TensorParallel = Annotated[int, typer.Option(help="GPUs that share the model.")]
 Drafter = Annotated[str, typer.Option(help="Drafter architecture.", metavar="eagle|eagle3|mtp")]
