@@ -3,8 +3,21 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from specsim.bench import (
+    baselines,
+    bookkeeping,
+    determinism,
+    linears,
+    modes,
+    rounds,
+    scale,
+    tree_attention,
+    trees,
+    vocabulary,
+)
 from specsim.bench.roofline import Ceilings
 from specsim.bench.row import Row
+from specsim.core.target import ModelConfig
 from specsim.models.shapes import shape
 
 
@@ -19,101 +32,12 @@ class Options:
     full: bool = False
     seconds: float | None = None
 
+    @property
+    def model(self) -> ModelConfig:
+        return shape(self.shape).config
+
 
 Group = Callable[[Options, Ceilings], Iterator[Row]]
-
-
-def _linears(options: Options, ceilings: Ceilings) -> Iterator[Row]:
-    from specsim.bench.linears import linear_rows
-
-    return linear_rows(shape(options.shape).config, ceilings, options.quick)
-
-
-def _attention(options: Options, ceilings: Ceilings) -> Iterator[Row]:
-    from specsim.bench.tree_attention import attention_rows
-
-    return attention_rows(ceilings, options.quick)
-
-
-def _vocabulary(options: Options, ceilings: Ceilings) -> Iterator[Row]:
-    from specsim.bench.vocabulary import vocabulary_rows
-
-    return vocabulary_rows(shape(options.shape).config.vocab_size, ceilings, options.quick)
-
-
-def _bookkeeping(options: Options, ceilings: Ceilings) -> Iterator[Row]:
-    from specsim.bench.bookkeeping import bookkeeping_rows
-    from specsim.bench.trees import tree_rows
-
-    model = shape(options.shape).config
-    yield from tree_rows(ceilings)
-    yield from bookkeeping_rows(model, 3 * model.hidden_size, ceilings)
-
-
-def _rounds(options: Options, ceilings: Ceilings) -> Iterator[Row]:
-    from specsim.bench.rounds import round_rows
-
-    return round_rows(options.shape, ceilings, options.quick)
-
-
-def _forwards(options: Options, ceilings: Ceilings) -> Iterator[Row]:
-    from specsim.bench.rounds import forward_rows
-
-    return forward_rows(options.shape, ceilings)
-
-
-def _invariance(options: Options, ceilings: Ceilings) -> Iterator[Row]:
-    from specsim.bench.rounds import invariance_rows
-
-    return invariance_rows(options.shape, options.quick)
-
-
-def _modes(options: Options, ceilings: Ceilings) -> Iterator[Row]:
-    from specsim.bench.modes import mode_rows
-
-    return mode_rows()
-
-
-def _sameness(options: Options, ceilings: Ceilings) -> Iterator[Row]:
-    from specsim.bench.determinism import sameness_rows
-
-    return sameness_rows(options.quick)
-
-
-def _launches(options: Options, ceilings: Ceilings) -> Iterator[Row]:
-    from specsim.bench.rounds import launch_rows
-
-    return launch_rows(options.shape)
-
-
-def _plain(options: Options, ceilings: Ceilings) -> Iterator[Row]:
-    from specsim.bench.scale import PLAIN, scale_rows
-
-    return scale_rows(options.shape, PLAIN, ceilings, options.full, options.quick)
-
-
-def _eagle3(options: Options, ceilings: Ceilings) -> Iterator[Row]:
-    from specsim.bench.scale import EAGLE3, scale_rows
-
-    return scale_rows(options.shape, EAGLE3, ceilings, options.full, options.quick)
-
-
-def _shipped(options: Options, ceilings: Ceilings) -> Iterator[Row]:
-    from specsim.bench.baselines import shipped_rows
-
-    return shipped_rows(ceilings)
-
-
-def _shaped(options: Options, ceilings: Ceilings) -> Iterator[Row]:
-    from specsim.bench.baselines import shaped_rows
-
-    return shaped_rows(options.shape, ceilings)
-
-
-def _attention_of_baselines(options: Options, ceilings: Ceilings) -> Iterator[Row]:
-    from specsim.bench.baselines import attention_rows
-
-    return attention_rows(ceilings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,21 +48,37 @@ class Suite:
     seconds: float
 
 
+def _bookkeeping(run: Options, peaks: Ceilings) -> Iterator[Row]:
+    yield from trees.tree_rows(peaks)
+    yield from bookkeeping.bookkeeping_rows(run.model, 3 * run.model.hidden_size, peaks)
+
+
+_KERNELS: dict[str, Group] = {
+    "linears": lambda run, peaks: linears.linear_rows(run.model, peaks, run.quick),
+    "bookkeeping": _bookkeeping,
+    "vocabulary": lambda run, peaks: vocabulary.vocabulary_rows(run.model.vocab_size, peaks, run.quick),
+    "attention": lambda run, peaks: tree_attention.attention_rows(peaks, run.quick),
+}
+_ROUND: dict[str, Group] = {
+    "rounds": lambda run, peaks: rounds.round_rows(run.shape, peaks, run.quick),
+    "forwards": lambda run, peaks: rounds.forward_rows(run.shape, peaks),
+    "invariance": lambda run, _: rounds.invariance_rows(run.shape, run.quick),
+    "modes": lambda _, __: modes.mode_rows(),
+    "sameness": lambda run, _: determinism.sameness_rows(run.quick),
+    "launches": lambda run, _: rounds.launch_rows(run.shape),
+}
+_SCALE: dict[str, Group] = {
+    "plain": lambda run, peaks: scale.scale_rows(run.shape, scale.PLAIN, peaks, run.full, run.quick),
+    "eagle3": lambda run, peaks: scale.scale_rows(run.shape, scale.EAGLE3, peaks, run.full, run.quick),
+}
+_BASELINES: dict[str, Group] = {
+    "shipped": lambda _, peaks: baselines.shipped_rows(peaks),
+    "shape": lambda run, peaks: baselines.shaped_rows(run.shape, peaks),
+    "attention": lambda _, peaks: baselines.attention_rows(peaks),
+}
 SUITES = {
-    "kernels": Suite(
-        {"linears": _linears, "bookkeeping": _bookkeeping, "vocabulary": _vocabulary, "attention": _attention}, 300
-    ),
-    "round": Suite(
-        {
-            "rounds": _rounds,
-            "forwards": _forwards,
-            "invariance": _invariance,
-            "modes": _modes,
-            "sameness": _sameness,
-            "launches": _launches,
-        },
-        400,
-    ),
-    "scale": Suite({"plain": _plain, "eagle3": _eagle3}, 240),
-    "baselines": Suite({"shipped": _shipped, "shape": _shaped, "attention": _attention_of_baselines}, 240),
+    "kernels": Suite(_KERNELS, 300),
+    "round": Suite(_ROUND, 400),
+    "scale": Suite(_SCALE, 240),
+    "baselines": Suite(_BASELINES, 240),
 }
