@@ -10,8 +10,8 @@ from specsim.bench.clock import walled
 from specsim.bench.contest import Contender, contest
 from specsim.bench.dense import Rows, target_forward
 from specsim.bench.roofline import Ceilings, forward_floor
-from specsim.bench.row import OURS, Check, Row, Timing
-from specsim.bench.scene import random_prompts, stacked
+from specsim.bench.row import OURS, Check, Row
+from specsim.bench.scene import EAGLE3, PLAIN, random_prompts, stacked
 from specsim.bench.tree_attention import attention_row
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
 from specsim.core.engine_options import EngineOptions
@@ -24,8 +24,6 @@ from specsim.serving.generation import load_engine
 from specsim.serving.requests import make_requests
 from specsim.serving.scheduler import Scheduler
 
-PLAIN = SpecConfig.plain()
-EAGLE3 = SpecConfig(topk=4, num_steps=3, num_draft_tokens=8)
 EAGER = "transformers, eager"
 STATIC = "transformers, static cache, compiled"
 # An assistant has to be a causal language model, which an EAGLE head is not: it reads the target's features.
@@ -41,6 +39,7 @@ ATTENTION = ((1, 8), (4, 8), (4, 64))  # requests and nodes
 TINY_TOKENS = 128
 LARGE_TOKENS = 24
 LARGE_PROMPT = 128
+SAMPLES = 3
 
 
 def shipped_rows(ceilings: Ceilings) -> Iterator[Row]:
@@ -71,8 +70,10 @@ def _row(name: str, pair: Pair, prompt: Sequence[int], count: int, dtype: torch.
     expected = ours[PLAIN]()
     is_exact = dtype == torch.float32
     judge = (lambda found: _same_tokens(found, expected)) if is_exact else _judge_logits(pair, prompt)
-    contenders = [Contender(OURS, lambda _: ours[EAGLE3](), judge, lambda: _per_token(ours[EAGLE3], count))]
-    contenders.append(Contender(f"{OURS}, plain", lambda _: expected, judge, lambda: _per_token(ours[PLAIN], count)))
+    contenders = [Contender(OURS, lambda _: ours[EAGLE3](), judge, lambda: walled(ours[EAGLE3], SAMPLES, count))]
+    contenders.append(
+        Contender(f"{OURS}, plain", lambda _: expected, judge, lambda: walled(ours[PLAIN], SAMPLES, count))
+    )
     peer = Peer(pair, prompt, count, dtype)
     ways = {
         EAGER: {},
@@ -82,7 +83,7 @@ def _row(name: str, pair: Pair, prompt: Sequence[int], count: int, dtype: torch.
     }
     for who, options in ways.items():
         run = lambda options=options: peer(**options)  # noqa: E731
-        contenders.append(Contender(who, lambda _, run=run: run(), judge, lambda run=run: _per_token(run, count)))
+        contenders.append(Contender(who, lambda _, run=run: run(), judge, lambda run=run: walled(run, SAMPLES, count)))
     model = pair.target.config
     itemsize = dtype.itemsize
     floor = forward_floor(model, 1, 1, len(prompt) + count // 2, itemsize)
@@ -196,7 +197,3 @@ def _judge_logits(pair: Pair, prompt: Sequence[int]) -> Callable[[list[int]], Ch
         return Check(what, behind / (2 * error), 1, "" if behind <= 2 * error else f"{behind:.3g} behind the likeliest")
 
     return judge
-
-
-def _per_token(run: Callable[[], Any], count: int, samples: int = 3) -> Timing:
-    return walled(run, samples, count)

@@ -12,6 +12,7 @@ from specsim.bench.row import Timing
 
 LEAST_LAUNCHES = 32  # of one graph, so that a replay is much longer than what an event costs
 MOST_COPIES = 64
+SAMPLES = 15  # of a measured peak
 _NUMBERS = 2**30  # of four bytes
 
 
@@ -58,7 +59,7 @@ def launched(run: Callable[[int], Any], copies: int, samples: int, least: int = 
     return replayed(graph.replay, samples, repeats * copies)
 
 
-def walled(run: Callable[[], Any], samples: int, parts: int = 1) -> Timing:
+def walled(run: Callable[[], Any], samples: int, parts: int) -> Timing:
     """Wall-clock time of a call until the device is done, a share of it if it has several equal parts."""
     return in_turns({"": run}, samples, parts)[""]
 
@@ -79,23 +80,23 @@ def in_turns(runs: Mapping[str, Callable[[], Any]], samples: int, parts: int = 1
     return {name: timing(times) for name, times in found.items()}
 
 
-def measure_ceilings(samples: int = 15) -> Ceilings:
+def measure_ceilings() -> Ceilings:
     """The best of some plain kernels: a sum over memory, a copy, a product of two matrices of random numbers.
 
     Of four gigabytes L2 keeps less than a fiftieth from one pass to the next.
     """
     numbers = torch.randint(-(2**31), 2**31 - 1, (_NUMBERS,), dtype=torch.int32, device="cuda")
-    read = _read_rate(numbers, samples)
+    read = _read_rate(numbers)
     copy = torch.empty_like(numbers)
-    copied = launched(lambda _: torch.neg(numbers, out=copy), 1, samples, 2)  # a kernel: copy_ need not be one
+    copied = launched(lambda _: torch.neg(numbers, out=copy), 1, SAMPLES, 2)  # a kernel: copy_ need not be one
     size = 8192
     left, right = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    product = replayed(lambda: torch.mm(left, right), samples)
+    product = replayed(lambda: torch.mm(left, right), SAMPLES)
     dense = 2e6 * size**3 / product.median_us
     return Ceilings(read=read, copy=2e6 * numbers.nbytes / copied.median_us, dense=dense)
 
 
-def _read_rate(numbers: torch.Tensor, samples: int) -> float:
+def _read_rate(numbers: torch.Tensor) -> float:
     from specsim.bench.bandwidth import TILINGS, partial_sums
 
     expected = numbers.sum()
@@ -104,5 +105,5 @@ def _read_rate(numbers: torch.Tensor, samples: int) -> float:
         found = partial_sums(numbers, tiling).sum()
         if (found - expected) % 2**32:
             raise ArithmeticError("the sum over memory that measures read bandwidth is wrong")
-        times.append(launched(lambda _, tiling=tiling: partial_sums(numbers, tiling), 1, samples, 2).median_us)
+        times.append(launched(lambda _, tiling=tiling: partial_sums(numbers, tiling), 1, SAMPLES, 2).median_us)
     return 1e6 * numbers.nbytes / min(times)

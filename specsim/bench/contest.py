@@ -8,6 +8,8 @@ from specsim.bench.clock import launched
 from specsim.bench.roofline import Ceilings, Floor
 from specsim.bench.row import OURS, Asked, Check, Row, Timing
 
+SAMPLES = 20
+
 
 @dataclass(frozen=True, slots=True)
 class Contender:
@@ -22,11 +24,6 @@ class Contender:
 Asks = Callable[[Mapping[str, float], Floor, Ceilings], Sequence[Asked]]
 
 
-def nothing_asked(*_: Mapping[str, float] | Floor | Ceilings) -> Sequence[Asked]:
-    """Set no target."""
-    return ()
-
-
 def at_floor(what: str, limit: float) -> Asks:
     """Set a target of our time over the roofline bound."""
     return lambda times, floor, ceilings: [Asked(what, times[OURS] / floor.us(ceilings), limit)]
@@ -39,8 +36,7 @@ def contest(
     floor: Floor,
     ceilings: Ceilings,
     copies: int = 1,
-    samples: int = 20,
-    asks: Asks = nothing_asked,
+    asks: Asks | None = None,
     notes: Sequence[str] = (),
 ) -> Row:
     """Check all, and time those that pass. A baseline that cannot run here becomes a note; ours has to run."""
@@ -51,12 +47,12 @@ def contest(
         try:
             checks[each.name] = each.judge(each.run(0))
             if checks[each.name].passed:
-                timings[each.name] = each.time() if each.time else launched(each.run, copies, samples)
+                timings[each.name] = each.time() if each.time else launched(each.run, copies, SAMPLES)
         except Exception as error:  # of whatever kind a rival's compiler raises
             if each.name == OURS:
                 raise
             checks.pop(each.name, None)
             notes.append(f"{each.name} did not run here: {type(error).__name__}: {' '.join(str(error).split())[:240]}")
     medians = {who: timing.median_us for who, timing in timings.items()}
-    asked = tuple(asks(medians, floor, ceilings)) if OURS in medians else ()
+    asked = tuple(asks(medians, floor, ceilings)) if asks and OURS in medians else ()
     return Row(name, setting, checks, timings, floor, floor.us(ceilings), asked, tuple(notes))

@@ -8,14 +8,14 @@ import torch
 
 from specsim.bench.checks import all_of, equal
 from specsim.bench.row import OURS, Check, Row
-from specsim.core.config import SamplingParams, SpecConfig
+from specsim.bench.scene import EAGLE3
+from specsim.core.config import SamplingParams
 from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import Pair
 from specsim.models.load import load
 from specsim.models.shipped import load_prompts
 from specsim.serving.generation import Generation, generate
 
-EAGLE3 = SpecConfig(topk=4, num_steps=3, num_draft_tokens=8)
 TOGETHER = 64
 ALONE = 4
 NEW_TOKENS = 32

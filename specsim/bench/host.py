@@ -12,6 +12,7 @@ from specsim.bench.row import OURS, Asked, Check, Row, Timing
 from specsim.bench.scene import Scene
 
 CONSECUTIVE = 8  # rounds, one enqueued behind the other
+SAMPLES = 15
 MOST_HOST_US = 100.0
 
 
@@ -44,11 +45,11 @@ def _without_waiting(scene: Scene) -> Check:
     return Check(what, 0, 0)
 
 
-def host_times(scene: Scene, samples: int = 15) -> tuple[Timing, float]:
+def host_times(scene: Scene) -> tuple[Timing, float]:
     """Wall-clock time until a round is enqueued, of all but the first after the device was idle; and of the first."""
     first = []
     others = []
-    for _ in range(samples):
+    for _ in range(SAMPLES):
         torch.cuda.synchronize()
         before = time.perf_counter()
         for place, _ in enumerate(scene.following(CONSECUTIVE)):

@@ -10,7 +10,7 @@ import torch
 
 from specsim.bench.clock import in_turns
 from specsim.bench.row import OURS, Asked, Check, Row, Timing
-from specsim.bench.scene import Scene, prefilled, tree_of
+from specsim.bench.scene import EAGLE3, Scene, prefilled, tree_of
 from specsim.core.config import SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import Pair
@@ -20,7 +20,6 @@ from specsim.serving.generation import load_engine
 
 Mode = Literal["eager", "step", "phase", "round"]
 MODES: tuple[Mode, ...] = ("eager", "step", "phase", "round")
-EAGLE3 = SpecConfig(topk=4, num_steps=3, num_draft_tokens=8)
 ROUNDS = 16
 SAMPLES = 15
 PLAIN = "plain"

@@ -10,6 +10,9 @@ from specsim.core.drafter import DrafterConfig
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.layout import drafter_layout, target_layout
 
+BF16 = 2  # bytes
+_KV = ("keys", "values")
+
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
@@ -92,18 +95,14 @@ def _kv(name: str, model: ModelConfig, requests: int, rows: int, seq_len: int, i
     return Floor(parts, 4 * model.num_layers * requests * rows * seq_len * model.num_heads * model.head_dim)
 
 
-_KV = ("keys", "values")
-
-
-def forward_floor(model: ModelConfig, requests: int, rows: int, seq_len: int, itemsize: int = 2) -> Floor:
+def forward_floor(model: ModelConfig, requests: int, rows: int, seq_len: int, itemsize: int = BF16) -> Floor:
     """One forward of the target over `rows` rows of every request: all weights once, and the KV of seq_len columns."""
     weights = _weights(target_layout(model), requests * rows, itemsize)
     return weights + _kv("target", model, requests, rows, seq_len, itemsize)
 
 
 def _draft_forward(
-    drafter: DrafterConfig, target: ModelConfig, requests: int, rows: int, head_rows: int, seq_len: int, fuses: bool,
-    itemsize: int,
+    drafter: DrafterConfig, target: ModelConfig, requests: int, rows: int, head_rows: int, seq_len: int, fuses: bool
 ) -> Floor:  # fmt: skip
     """One forward of an EAGLE head over `rows` rows of every request, its vocabulary read for `head_rows` of them."""
     layout = {
@@ -118,26 +117,25 @@ def _draft_forward(
     if "embed_tokens.weight" not in layout:
         layout["target embed_tokens.weight"] = table
     return (
-        _weights(layout, requests * rows, itemsize, "drafter ")
-        + _weights(head, requests * head_rows, itemsize, "drafter ")
-        + _kv("drafter", drafter.model, requests, rows, seq_len, itemsize)
+        _weights(layout, requests * rows, BF16, "drafter ")
+        + _weights(head, requests * head_rows, BF16, "drafter ")
+        + _kv("drafter", drafter.model, requests, rows, seq_len, BF16)
     )
 
 
 def round_floor(
-    model: ModelConfig, drafter: DrafterConfig | None, config: SpecConfig, requests: int, seq_len: int,
-    itemsize: int = 2,
-) -> Floor:  # fmt: skip
-    """A whole round: the verify forward, and the drafter's weights and KV once for each of its forwards.
+    model: ModelConfig, drafter: DrafterConfig | None, config: SpecConfig, requests: int, seq_len: int
+) -> Floor:
+    """A whole round in bf16: the verify forward, and the drafter's weights and KV once for each of its forwards.
 
     These are num_steps - 1 steps of topk lanes and one draft-extend of num_steps + 1 rows, which alone reads fc of
     EAGLE-3's features. No tensor is assumed to stay in a cache from one forward to the next.
     """
-    floor = forward_floor(model, requests, config.num_draft_tokens, seq_len, itemsize)
+    floor = forward_floor(model, requests, config.num_draft_tokens, seq_len)
     if config.is_plain or drafter is None:
         return floor
     lanes = config.topk
     extended = config.num_steps + 1
     for _ in range(config.num_steps - 1):
-        floor += _draft_forward(drafter, model, requests, lanes, lanes, seq_len, False, itemsize)
-    return floor + _draft_forward(drafter, model, requests, extended, 1, seq_len, True, itemsize)
+        floor += _draft_forward(drafter, model, requests, lanes, lanes, seq_len, False)
+    return floor + _draft_forward(drafter, model, requests, extended, 1, seq_len, True)

@@ -8,12 +8,12 @@ import torch
 
 from specsim.bench.checks import all_of, equal
 from specsim.bench.clock import replayed
-from specsim.bench.contest import Contender, at_floor, contest, nothing_asked
-from specsim.bench.host import CONSECUTIVE, host_row, launches
+from specsim.bench.contest import Contender, at_floor, contest
+from specsim.bench.host import CONSECUTIVE, SAMPLES, host_row, launches
 from specsim.bench.roofline import Ceilings, forward_floor, round_floor
 from specsim.bench.round_checks import hidden_of, judge_round
 from specsim.bench.row import OURS, Asked, Check, Row, Timing
-from specsim.bench.scene import Scene, prefilled, random_prompts, stacked, tree_of
+from specsim.bench.scene import EAGLE3, PLAIN, Scene, prefilled, random_prompts, stacked, tree_of
 from specsim.core.config import SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import Pair
@@ -26,8 +26,6 @@ MOST_REQUESTS = 16
 RATES = (0.8, 0.6, 0.4)  # of synthetic acceptance, by position
 MOST_LAUNCHES = 1.0
 RANDOM = "random weights: no draft but chance is accepted, which changes what is committed, not what is read"
-PLAIN = SpecConfig.plain()
-EAGLE3 = SpecConfig(topk=4, num_steps=3, num_draft_tokens=8)
 # Setting, temperature, and the asked limit of time over floor.
 ROUNDS = (
     ("plain decode", PLAIN, 0.0, 1.20),
@@ -92,7 +90,7 @@ def round_row(name: str, scene: Scene, ceilings: Ceilings, limit: float | None) 
     us = Contender(OURS, lambda _: None, judge, lambda: consecutive(scene))
     alone = Contender(f"{OURS}, the graph alone", lambda _: None, judge, lambda: replayed(scene.replay, 30))
     setting = {"requests": scene.batch.size, "tree": tree_of(config), "L": SEQ_LEN}
-    asks = at_floor("time / floor", limit) if limit else nothing_asked
+    asks = at_floor("time / floor", limit) if limit else None
     return contest(name, setting, (us, alone), floor, ceilings, asks=asks, notes=[RANDOM])
 
 
@@ -109,9 +107,9 @@ def synthetic_row(pair: Pair, ceilings: Ceilings) -> Row:
     return replace(row, notes=(*row.notes[1:], *notes))
 
 
-def consecutive(scene: Scene, samples: int = 15) -> Timing:
+def consecutive(scene: Scene) -> Timing:
     """Time between events around CONSECUTIVE rounds, a round's share of it."""
-    return replayed(lambda: scene.rounds(CONSECUTIVE), samples, CONSECUTIVE)
+    return replayed(lambda: scene.rounds(CONSECUTIVE), SAMPLES, CONSECUTIVE)
 
 
 def launch_rows(shape: str) -> Iterator[Row]:

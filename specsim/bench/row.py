@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from specsim.bench.roofline import Floor
@@ -79,15 +79,6 @@ class Row:
         """Our time over the roofline bound; NaN where either is missing."""
         return self.ours_us / self.floor_us if self.floor_us else math.nan
 
-    @property
-    def best_rival(self) -> tuple[str, Timing] | None:
-        """The fastest of those whose name does not begin with ours."""
-        rivals = {name: timing for name, timing in self.timings.items() if not name.startswith(OURS)}
-        if not rivals:
-            return None
-        name = min(rivals, key=lambda name: rivals[name].median_us)
-        return name, rivals[name]
-
     def to_json(self) -> dict[str, Any]:
         """Make a value that json can write."""
         return {
@@ -98,15 +89,10 @@ class Row:
                 | ({"difference": each.difference} if each.difference else {})
                 for name, each in self.checks.items()
             },
-            "timings": {
-                name: {"median_us": each.median_us, "spread": each.spread, "samples": each.samples}
-                for name, each in self.timings.items()
-            },
+            "timings": {name: asdict(each) for name, each in self.timings.items()},
             "floor": self.floor and self.floor.to_json(),
             "floor_us": self.floor_us,
             "ratio": self.ratio,
-            "asked": [
-                {"what": each.what, "value": each.value, "limit": each.limit, "met": each.met} for each in self.asked
-            ],
+            "asked": [asdict(each) | {"met": each.met} for each in self.asked],
             "notes": list(self.notes),
         }

@@ -13,6 +13,8 @@ from specsim.core.phases import Batch, DraftInput, PrefillInput, RoundOutput, Ve
 from specsim.core.pool import KVPool
 from specsim.serving.generation import load_engine
 
+PLAIN = SpecConfig.plain()
+EAGLE3 = SpecConfig(topk=4, num_steps=3, num_draft_tokens=8)
 SLACK = 256  # tokens that a request may grow by while it is timed
 
 
@@ -74,9 +76,9 @@ def prefilled(
     return Scene(pair, engine, pools, batch, output.draft_input, prompts)
 
 
-def invented(pair: Pair, engine: Engine, pools: KVPool, requests: int, seq_len: int, slack: int = 0) -> Scene:
+def invented(pair: Pair, engine: Engine, pools: KVPool, requests: int, seq_len: int) -> Scene:
     """Make requests over the KV that the pools hold, with random first drafts, at temperature 0."""
-    batch = _batch(engine, pools, [seq_len] * requests, seq_len + slack, 0.0)
+    batch = _batch(engine, pools, [seq_len] * requests, seq_len, 0.0)
     topk = 0 if engine.config.is_plain else engine.config.topk
     device = engine.device
     first = torch.arange(topk, device=device).expand(requests, topk).contiguous()

@@ -4,21 +4,20 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from rich.console import Console
 
+from specsim.bench import clock
 from specsim.bench.result import Result
 from specsim.bench.roofline import Ceilings
 from specsim.bench.row import Row
+from specsim.bench.show import show_ceilings, show_row
 from specsim.bench.suites import SUITES, Group, Options
 from specsim.core.errors import InputError
 from specsim.core.files import write_json
 from specsim.core.provenance import now, versions
 from specsim.models.shapes import shape
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 def check_options(options: Options) -> dict[str, Group]:
@@ -37,18 +36,13 @@ def check_options(options: Options) -> dict[str, Group]:
     return chosen
 
 
-def bench(
-    options: Options, command: str = "", json_file: Path | None = None, console: "Console | None" = None
-) -> Result:
+def bench(options: Options, command: str = "", json_file: Path | None = None, console: Console | None = None) -> Result:
     """Run a suite; rows are shown, and json_file is written anew, as they come."""
-    from specsim.bench.clock import measure_ceilings
-    from specsim.bench.show import show_ceilings, show_row
-
     groups = check_options(options)
     start = time.perf_counter()
     most = options.seconds or SUITES[options.suite].seconds
     torch.manual_seed(0)
-    result = Result(options, command, now(), versions("cuda"), measure_ceilings())
+    result = Result(options, command, now(), versions("cuda"), clock.measure_ceilings())
     torch.cuda.empty_cache()
     if console:
         show_ceilings(result.ceilings, console)

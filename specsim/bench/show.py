@@ -1,20 +1,17 @@
 """Rows and verdicts as a person reads them."""
 
 import math
-from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from specsim.bench.result import Result
 from specsim.bench.roofline import Ceilings
 from specsim.bench.row import Row, Timing
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from specsim.core.display import figure, paragraph, print_table
 
 
-def show_ceilings(ceilings: Ceilings, console: "Console") -> None:
+def show_ceilings(ceilings: Ceilings, console: Console) -> None:
     """Show the peaks that this run measured."""
-    from specsim.core.display import paragraph
-
     paragraph(
         console,
         f"Ceilings of this run: {ceilings.read / 1e12:.2f} TB/s read, {ceilings.copy / 1e12:.2f} TB/s copied, "
@@ -24,11 +21,8 @@ def show_ceilings(ceilings: Ceilings, console: "Console") -> None:
 
 def setting_of(row: Row) -> str:
     """A row's setting in words."""
-    return ", ".join(f"{name} {_number(value)}" for name, value in row.setting.items())
-
-
-def _number(value: object) -> str:
-    return f"{value:,}" if type(value) is int else str(value)
+    values = {name: f"{value:,}" if type(value) is int else value for name, value in row.setting.items()}
+    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def microseconds(timing: Timing) -> str:
@@ -37,10 +31,8 @@ def microseconds(timing: Timing) -> str:
     return f"{timing.median_us:,.{digits}f} us ±{timing.spread / 2:.1f} %"
 
 
-def show_row(row: Row, console: "Console") -> None:
+def show_row(row: Row, console: Console) -> None:
     """A row in a few lines: no time of what was not shown to be equal."""
-    from specsim.core.display import figure
-
     out = console.out
     out(f"{row.name}: {setting_of(row)}", highlight=False)
     for name, check in row.checks.items():
@@ -59,10 +51,8 @@ def show_row(row: Row, console: "Console") -> None:
         out(f"    {note}", highlight=False)
 
 
-def show_floor(row: Row, console: "Console") -> None:
+def show_floor(row: Row, console: Console) -> None:
     """Bytes of a row's floor, tensor by tensor."""
-    from specsim.core.display import print_table
-
     if row.floor is None or not row.floor.parts:
         return
     console.print()
@@ -72,10 +62,8 @@ def show_floor(row: Row, console: "Console") -> None:
     )
 
 
-def show(result: Result, console: "Console") -> None:
+def show(result: Result, console: Console) -> None:
     """The floors of rows that differ by their tensors, and the verdict."""
-    from specsim.core.display import paragraph
-
     shown = set()
     for row in result.rows:
         kind = row.floor and (row.name, tuple(part.tensor for part in row.floor.parts))

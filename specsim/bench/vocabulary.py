@@ -7,7 +7,7 @@ import torch
 
 from specsim.bench.checks import all_of, equal, within
 from specsim.bench.clock import copies_of
-from specsim.bench.contest import Contender, at_floor, contest, nothing_asked
+from specsim.bench.contest import Contender, at_floor, contest
 from specsim.bench.random_trees import agree_with, random_parents, tree_input
 from specsim.bench.roofline import Ceilings, Floor, Part
 from specsim.bench.row import OURS, Check, Row
@@ -124,7 +124,7 @@ def _topk(rows: int, vocab_size: int) -> tuple[Contender, int]:
 def _row(name: str, rows: int, vocab_size: int, ceilings: Ceilings, made: tuple[Contender, int]) -> Row:
     contender, copies = made
     floor = logits_floor(rows, vocab_size)
-    asks = at_floor(f"time / floor ({SHARE:.0%} of read bandwidth)", 1 / SHARE) if rows >= MANY_ROWS else nothing_asked
+    asks = at_floor(f"time / floor ({SHARE:.0%} of read bandwidth)", 1 / SHARE) if rows >= MANY_ROWS else None
     notes = [IN_CACHE] if rows < MANY_ROWS else []
     return contest(name, {"rows": rows, "V": vocab_size}, (contender,), floor, ceilings, copies, asks=asks, notes=notes)
 

@@ -83,13 +83,6 @@ def test_a_rival_that_cannot_run_is_told_of_and_we_have_to_run():
         contest("op", {}, [Contender(OURS, broken, never)], FLOOR, CEILINGS)
 
 
-def test_the_best_rival_is_none_of_ours():
-    checks = dict.fromkeys((OURS, "ours, the graph alone", "a", "b"), PASSED)
-    times = {name: Timing(us, 1.0, 9) for name, us in zip(checks, (5.0, 1.0, 8.0, 7.0), strict=True)}
-    assert Row("op", {}, checks, times).best_rival[0] == "b"
-    assert Row("op", {}, {OURS: PASSED}).best_rival is None
-
-
 def test_median_and_spread():
     assert timing([4.0, 1.0, 2.0, 3.0, 100.0]).median_us == 3.0
     assert timing([10.0] * 8) == Timing(10.0, 0.0, 8)
