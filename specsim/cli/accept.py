@@ -15,8 +15,7 @@ def accept(
 ) -> None:
     """Measure acceptance of the shipped drafters (some minutes)."""
     from specsim.acceptance.study import measure, show
-    from specsim.core.display import stdout_console
-    from specsim.core.files import check_writable, write_json
+    from specsim.core.files import check_writable
     from specsim.models.load import load
 
     SamplingParams(max_new_tokens=max_new_tokens)
@@ -24,9 +23,4 @@ def accept(
     texts = options.shipped_texts(prompts)
     pairs = {drafter: load(drafter=drafter) for drafter in ("eagle3", "eagle")}
     study = measure(pairs, texts, max_new_tokens, progress=True)
-    try:
-        show(study, stdout_console())
-    finally:
-        write_json(json_file, study.to_json())
-    if not study.is_lossless:
-        raise typer.Exit(1)
+    options.report(lambda console: show(study, console), study.to_json(), json_file, study.is_lossless)

@@ -39,7 +39,7 @@ def _bench(given: dict[str, Any]) -> None:
     check_options(asked)
     check_writable(given["json_file"])
     console = stdout_console()
-    line = options.command("specsim bench", bench, given, without=("json_file",))
+    line = options.command(bench, given)
     result = run_suite(asked, line, given["json_file"], console)
     show(result, console)
     if not result.passed:

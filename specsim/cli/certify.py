@@ -25,16 +25,10 @@ def certify(
     Every drafted tree and every region of the uniforms, on small vocabularies. Exit status 1: not as promised.
     """
     given = locals()
-    from specsim.core.display import stdout_console
-    from specsim.core.files import check_writable, write_json
+    from specsim.core.files import check_writable
     from specsim.correctness import exact
 
     check_writable(json_file)
-    line = options.command("specsim certify", certify, given, without=("json_file",))
+    line = options.command(certify, given)
     result = exact.certify(verifier, impl=impl, device=device, progress=True)
-    try:
-        result.show(stdout_console())
-    finally:
-        write_json(json_file, {"command": line} | result.to_json())
-    if result.failures:
-        raise typer.Exit(1)
+    options.report(result.show, {"command": line} | result.to_json(), json_file, not result.failures)

@@ -23,23 +23,18 @@ def conformance(
     Exit status 1: not equal.
     """
     given = locals()
-    from specsim.core.display import stdout_console
     from specsim.core.engine_options import check_device
-    from specsim.core.files import check_writable, write_json
+    from specsim.core.files import check_writable
     from specsim.core.provenance import now, versions
     from specsim.correctness.conformance.report import Report
 
     check_writable(json_file)
-    line = options.command("specsim conformance", conformance, given, without=("json_file",))
+    line = options.command(conformance, given)
     device = check_device(device)
     used = versions(device)  # before a kernel can break the GPU, which then does not say its name
     report = Report.of(module, None if ops is None else ops.split(","), device, _show_progress)
-    try:
-        report.show(stdout_console())
-    finally:
-        write_json(json_file, {"command": line, "date": now(), "versions": used} | report.to_json())
-    if report.failures:
-        raise typer.Exit(1)
+    value = {"command": line, "date": now(), "versions": used} | report.to_json()
+    options.report(report.show, value, json_file, not report.failures)
 
 
 def _show_progress(done: int, cases: int) -> None:

@@ -12,6 +12,8 @@ from specsim.core.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rich.console import Console
+
     from specsim.correctness.explain import Answer, Finding
     from specsim.correctness.explain.weights import Weights
 
@@ -31,8 +33,8 @@ def explain(
 
     Exit status 1: fault.
     """
-    from specsim.core.display import heading, print_table, stdout_console
-    from specsim.core.files import check_files, write_json
+    from specsim.core.display import heading, print_table
+    from specsim.core.files import check_files
     from specsim.correctness.explain import Noise, read_answers
     from specsim.correctness.explain import explain as compare
 
@@ -44,13 +46,15 @@ def explain(
     if target is not None:
         weights = _weights(target, dtype)
         findings = [_measured(each, answers_a[each.request], weights) for each in findings]
-    else:
-        heading(stdout_console(), f"assumed: a logit is off by {noise.error:.3g} at most ({noise.source})")
-    rows = [_row(each) for each in findings]
-    print_table(stdout_console(), ("request", "verdict", "place", "tokens", "margins", "drift", ""), rows)
-    write_json(json_file, {"a": str(a), "b": str(b), "dtype": dtype, "findings": [asdict(each) for each in findings]})
-    if any(each.verdict == "fault" for each in findings):
-        raise typer.Exit(1)
+
+    def show(console: "Console") -> None:
+        if target is None:
+            heading(console, f"assumed: a logit is off by {noise.error:.3g} at most ({noise.source})")
+        columns = ("request", "verdict", "place", "tokens", "margins", "drift", "")
+        print_table(console, columns, [_row(each) for each in findings])
+
+    value = {"a": str(a), "b": str(b), "dtype": dtype, "findings": [asdict(each) for each in findings]}
+    options.report(show, value, json_file, all(each.verdict != "fault" for each in findings))
 
 
 def _row(finding: "Finding") -> tuple[str, ...]:

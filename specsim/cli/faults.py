@@ -20,16 +20,10 @@ def faults(
     given = locals()
     from dataclasses import replace
 
-    from specsim.core.display import stdout_console
-    from specsim.core.files import check_writable, write_json
+    from specsim.core.files import check_writable
     from specsim.correctness.faults import exhibit
 
     check_writable(json_file)
-    line = options.command("specsim faults", faults, given, without=("json_file",))
+    line = options.command(faults, given)
     catalogue = replace(exhibit(name, device=device, jobs=jobs, progress=True), command=line)
-    try:
-        catalogue.show(stdout_console())
-    finally:
-        write_json(json_file, catalogue.to_json())
-    if catalogue.escaped:
-        raise typer.Exit(1)
+    options.report(catalogue.show, catalogue.to_json(), json_file, not catalogue.escaped)

@@ -12,6 +12,8 @@ from specsim.core.config import SamplingParams
 from specsim.core.errors import InputError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from specsim.core.pair import Pair
     from specsim.serving.generation import Generation
     from specsim.serving.guidance import Guidance
@@ -61,7 +63,7 @@ def generate(
 
     check_files({"prompt_file": prompt_file, "json_schema": json_schema}, json=json_file)
     made = {
-        "command": options.command("specsim generate", generate, given, without=("json_file",)),
+        "command": options.command(generate, given),
         "date": now(),
         "impl": engine.impl,
         "dtype": engine.dtype,
@@ -83,16 +85,14 @@ def generate(
 
 
 def _report(name: str, generation: "Generation", json_file: Path | None, made: dict[str, Any]) -> None:
-    from specsim.core.display import metrics_rows, output_text, print_table, stdout_console
-    from specsim.core.files import write_json
+    from specsim.core.display import metrics_rows, output_text, print_table
 
-    console = stdout_console()
-    try:
+    def show(console: "Console") -> None:
         console.out(output_text(generation.outputs[0]), highlight=False)
         console.print()
         print_table(console, (), [("pair", name), *metrics_rows(generation)])
-    finally:  # neither a closed terminal nor a full disk costs the other its result
-        write_json(json_file, made | {"pair": name} | generation.to_json())
+
+    options.report(show, made | {"pair": name} | generation.to_json(), json_file)
 
 
 def _check_prompt(given: dict[str, Any]) -> None:

@@ -29,8 +29,7 @@ def lint_report(
     """Check a benchmark's report (exit status 1: something in it cannot be true)."""
     from dataclasses import asdict
 
-    from specsim.core.display import stdout_console
-    from specsim.core.files import check_files, write_json
+    from specsim.core.files import check_files
     from specsim.simulator.bounds import whole
     from specsim.simulator.lint import Stated, lint
     from specsim.simulator.report import read_reports
@@ -41,12 +40,9 @@ def lint_report(
     check_files({"file": file}, json=json_file)
     reports = read_reports(file)
     findings = [finding for report in reports for finding in lint(report, Stated(output_tokens, num_drafts))]
-    try:
-        show(reports, findings, stdout_console())
-    finally:
-        write_json(json_file, {"file": str(file), "findings": [asdict(finding) for finding in findings]})
-    if any(finding.verdict == "cannot be true" for finding in findings):
-        raise typer.Exit(1)
+    value = {"file": str(file), "findings": [asdict(finding) for finding in findings]}
+    is_ok = all(finding.verdict != "cannot be true" for finding in findings)
+    options.report(lambda console: show(reports, findings, console), value, json_file, is_ok)
 
 
 def show(reports: "Sequence[Report]", findings: "Sequence[Finding]", console: "Console") -> None:

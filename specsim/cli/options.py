@@ -7,13 +7,16 @@ from contextlib import contextmanager
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from specsim.core.config import VERIFIERS, SamplingParams, ServingConfig, SpecConfig
 from specsim.core.errors import InputError
 from specsim.core.synthetic_acceptance import SCHEDULES
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 _Settings = TypeVar("_Settings", SpecConfig, SamplingParams, ServingConfig)
@@ -109,9 +112,9 @@ def shipped_texts(count: int | None) -> list[str]:
     return texts[:count]
 
 
-def command(name: str, function: Callable, given: dict[str, Any], without: Collection[str] = ()) -> str:
+def command(function: Callable, given: dict[str, Any], without: Collection[str] = ("json_file",)) -> str:
     """Write the command line that gives a command these options, without some of them."""
-    words = name.split(" ")
+    words = ["specsim", function.__name__.replace("_", "-")]
     for key, parameter in signature(function).parameters.items():
         value = given[key]
         if key in without or value == parameter.default:
@@ -120,6 +123,21 @@ def command(name: str, function: Callable, given: dict[str, Any], without: Colle
             option = f"--{key.replace('_', '-')}"
             words += [option] if each is True else [option, str(each)]
     return shlex.join(words)
+
+
+def report(
+    show: Callable[["Console"], object], value: dict[str, Any], json_file: Path | None, is_ok: bool = True
+) -> None:
+    """Print a result on standard output and write it as JSON; exit status 1 unless it is as it should be."""
+    from specsim.core.display import stdout_console
+    from specsim.core.files import write_json
+
+    try:
+        show(stdout_console())
+    finally:  # neither a closed terminal nor a full disk costs the other its result
+        write_json(json_file, value)
+    if not is_ok:
+        raise typer.Exit(1)
 
 
 def draft_field(assignment: str) -> tuple[str, Any]:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specsim.cli import options
-from specsim.cli import server_options as fields
+from specsim.cli.option_groups import flat, with_groups
+from specsim.cli.server_options import LoadGroup, Seed, ServerGroup, cell
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,52 +16,33 @@ if TYPE_CHECKING:
 SHOWN = 12
 
 
+@with_groups
 def plan(
-    model: fields.Model = "llama-3.1-8b",
-    hardware: fields.Hardware = "H100-SXM",
-    tensor_parallel: fields.TensorParallel = 1,
-    drafter: fields.Drafter = "eagle3",
-    draft_vocab: fields.DraftVocab = 32000,
-    accept: fields.Accept = None,
-    accept_rates: fields.AcceptRates = None,
-    requests: fields.Requests = 256,
-    concurrency: fields.Concurrency = None,
-    rate: fields.Rate = None,
-    prompt_tokens: fields.PromptTokens = "512",
-    output_tokens: fields.OutputTokens = "256",
-    schedule: fields.Schedule = "overlap",
-    prefill: fields.Prefill = "mixed",
-    chunk_tokens: fields.ChunkTokens = 8192,
-    max_running: fields.MaxRunning = 256,
-    memory_share: fields.MemoryShare = 0.9,
+    *,
+    server: ServerGroup,
+    load: LoadGroup,
     page_size: options.PageSize = 16,
-    seed: fields.Seed = 0,
+    seed: Seed = 0,
     objective: Annotated[str, typer.Option(help="Figure to optimise.", metavar="throughput|latency")] = "throughput",
     policies: Annotated[bool, typer.Option("--policies", help="Compare policies, too.")] = False,
     draft: Annotated[str, typer.Option(help="Drafter's name in the flags.")] = "DRAFT_MODEL",
     json_file: options.JsonFile = None,
 ) -> None:
     """Find the best setting for a model, GPUs and a load, and print its flags."""
-    given = locals()
-    from specsim.core.display import stdout_console
-    from specsim.core.files import check_files, write_json
+    given = flat(locals())
+    from specsim.core.files import check_files
     from specsim.simulator.plan import plan as make
     from specsim.simulator.plan import policies as choose
 
-    check_files({"accept": accept}, json=json_file)
-    console = stdout_console()
-    found = make(fields.cell(given), objective)
-    compared = choose(found.cell, found.crossover or max_running) if policies else {}
-    try:
-        show(found, draft, console)
-        if compared:
-            show_policies(compared, console)
-    finally:
-        write_json(json_file, found.to_json(draft) | {"policies": compared})
+    check_files({"accept": load.accept}, json=json_file)
+    found = make(cell(given), objective)
+    compared = choose(found.cell, found.crossover or load.max_running) if policies else {}
+    value = found.to_json(draft) | {"policies": compared}
+    options.report(lambda console: show(found, compared, draft, console), value, json_file)
 
 
-def show(found: "Plan", draft: str, console: "Console") -> None:
-    """Print the candidates with their regret, the choice by batch size, and flags."""
+def show(found: "Plan", compared: dict[str, dict[str, float]], draft: str, console: "Console") -> None:
+    """Print the candidates with their regret, the choice by batch size, flags, and metrics of the compared policies."""
     from specsim.core.display import figure, heading, paragraph, print_table, short_setting
     from specsim.simulator.plan import sglang_flags, vllm_flags
 
@@ -89,13 +71,8 @@ def show(found: "Plan", draft: str, console: "Console") -> None:
     if found.best_chain is not None:
         heading(console, "vLLM (chains)")
         console.print(vllm_flags(load, found.best_chain.config, draft), soft_wrap=True)
-
-
-def show_policies(compared: dict[str, dict[str, float]], console: "Console") -> None:
-    """Print the metrics of policies that choose a chain for every round."""
-    from specsim.core.display import figure, heading, print_table
-
-    names = ("Output Throughput (tok/s)", "Mean E2E Latency (ms)", "P99 ITL (ms)")
-    heading(console, "policies that choose a chain for every round, on equal traces")
-    rows = [(name, *(figure(metrics[each], 1) for each in names)) for name, metrics in compared.items()]
-    print_table(console, ("policy", "tok/s", "E2E ms", "P99 ITL ms"), rows)
+    if compared:
+        names = ("Output Throughput (tok/s)", "Mean E2E Latency (ms)", "P99 ITL (ms)")
+        heading(console, "policies that choose a chain for every round, on equal traces")
+        rows = [(name, *(figure(metrics[each], 1) for each in names)) for name, metrics in compared.items()]
+        print_table(console, ("policy", "tok/s", "E2E ms", "P99 ITL ms"), rows)

@@ -21,8 +21,7 @@ def predict(
     """
     from specsim.acceptance.prediction import ASKED, show
     from specsim.acceptance.prediction import predict as run
-    from specsim.core.display import stdout_console
-    from specsim.core.files import check_writable, write_json
+    from specsim.core.files import check_writable
     from specsim.models.load import load
 
     SamplingParams(max_new_tokens=max_new_tokens)
@@ -31,9 +30,5 @@ def predict(
     if drafter not in ("eagle", "eagle3"):
         raise InputError("drafter", drafter, "eagle or eagle3")
     predictions = run(load(drafter=drafter), texts, max_new_tokens, progress=True)
-    try:
-        show(predictions, stdout_console())
-    finally:
-        write_json(json_file, predictions.to_json())
-    if predictions.mean_error > ASKED:
-        raise typer.Exit(1)
+    is_ok = predictions.mean_error <= ASKED
+    options.report(lambda console: show(predictions, console), predictions.to_json(), json_file, is_ok)

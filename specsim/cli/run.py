@@ -86,7 +86,7 @@ def _serve(given: dict[str, Any], pair: "Pair", engine: "Engine", serving: Servi
 
     file = given["requests"] or REQUESTS
     made = {
-        "command": options.command("specsim run", run, given, without=("json_file", "trace")),
+        "command": options.command(run, given, ("json_file", "trace")),
         "file": str(file),
         "date": now(),
         "versions": versions(engine.device.type),

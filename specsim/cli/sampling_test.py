@@ -28,16 +28,10 @@ def sampling_test(
     rejected.
     """
     given = locals()
-    from specsim.core.display import stdout_console
-    from specsim.core.files import check_writable, write_json
+    from specsim.core.files import check_writable
     from specsim.correctness.statistics import run_sampling_tests
 
     check_writable(json_file)
-    line = options.command("specsim sampling-test", sampling_test, given, without=("json_file",))
+    line = options.command(sampling_test, given)
     result = run_sampling_tests(verifier, impl=impl, tokens=tokens, device=device, seed=seed, progress=True)
-    try:
-        result.show(stdout_console())
-    finally:
-        write_json(json_file, {"command": line} | result.to_json())
-    if result.failures:
-        raise typer.Exit(1)
+    options.report(result.show, {"command": line} | result.to_json(), json_file, not result.failures)

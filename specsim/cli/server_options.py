@@ -1,7 +1,7 @@
 """Options of the simulated server and its load, and the cell that those of plan and sweep stand for."""
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,22 +16,10 @@ if TYPE_CHECKING:
 Model = Annotated[str, typer.Option(help="Shipped name, its hub id, or config.json.")]
 Hardware = Annotated[str, typer.Option(help="GPU; an unknown name shows them all.")]
 TensorParallel = Annotated[int, typer.Option(help="GPUs that share the model.")]
-Drafter = Annotated[str, typer.Option(help="Drafter architecture.", metavar="eagle|eagle3|mtp")]
 DraftVocab = Annotated[int, typer.Option(help="Tokens that eagle3 knows.")]
-Accept = Annotated[
-    Path | None,
-    typer.Option(help="Shares accepted by depth and rank (predict --json).", show_default="0.7 of each next draft"),
-]
-AcceptRates = Annotated[
-    str | None,
-    typer.Option(help="Share of rounds that accept a draft at each position of a chain.", metavar="R1,R2,..."),
-]
 Requests = Annotated[int, typer.Option(help="Number of requests.")]
-Concurrency = Annotated[int | None, typer.Option(help="Clients, each with one request at a time.", show_default="16")]
 Rate = Annotated[float | None, typer.Option(help="Requests a second that come by themselves.", show_default="clients")]
-PromptTokens = Annotated[str, typer.Option(help="Of a request, or from A to B.", metavar="N|A-B")]
-OutputTokens = Annotated[str, typer.Option(help="Of a request, or from A to B.", metavar="N|A-B")]
-NumDraftTokens = Annotated[int | None, typer.Option(help="Nodes of a tree, root too.", show_default="the chain")]
+_Length = Annotated[str, typer.Option(help="Of a request, or from A to B.", metavar="N|A-B")]
 Schedule = Annotated[str, typer.Option(help="When results are read.", metavar="sync|overlap")]
 Prefill = Annotated[
     str,
@@ -41,6 +29,43 @@ ChunkTokens = Annotated[int, typer.Option(help="Most prompt tokens a step.")]
 MaxRunning = Annotated[int, typer.Option(help="Most requests with a place.")]
 MemoryShare = Annotated[float, typer.Option(help="Of GPU memory, for weights and KV.")]
 Seed = Annotated[int, typer.Option(help="Names all uniforms, 0 to 2^64 - 1.")]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerGroup:
+    """The model of a server of plan and sweep, its GPUs and its drafter."""
+
+    model: Model = "llama-3.1-8b"
+    hardware: Hardware = "H100-SXM"
+    tensor_parallel: TensorParallel = 1
+    drafter: Annotated[str, typer.Option(help="Drafter architecture.", metavar="eagle|eagle3|mtp")] = "eagle3"
+    draft_vocab: DraftVocab = 32000
+
+
+@dataclass(frozen=True, slots=True)
+class LoadGroup:
+    """The acceptance of drafts, the requests, and how the server runs them."""
+
+    accept: Annotated[
+        Path | None,
+        typer.Option(help="Shares accepted by depth and rank (predict --json).", show_default="0.7 of each next draft"),
+    ] = None
+    accept_rates: Annotated[
+        str | None,
+        typer.Option(help="Share of rounds that accept a draft at each position of a chain.", metavar="R1,R2,..."),
+    ] = None
+    requests: Requests = 256
+    concurrency: Annotated[
+        int | None, typer.Option(help="Clients, each with one request at a time.", show_default="16")
+    ] = None
+    rate: Rate = None
+    prompt_tokens: _Length = "512"
+    output_tokens: _Length = "256"
+    schedule: Schedule = "overlap"
+    prefill: Prefill = "mixed"
+    chunk_tokens: ChunkTokens = 8192
+    max_running: MaxRunning = 256
+    memory_share: MemoryShare = 0.9
 
 
 def cell(given: dict[str, Any]) -> "Cell":

@@ -63,41 +63,27 @@ def simulate(
 ) -> None:
     """Simulate a server with speculation and without, or reproduce a published table."""
     given = locals()
-    from specsim.core.display import stdout_console
-    from specsim.core.files import check_files, write_json, write_whole
-    from specsim.simulator.show import compare, show
+    from specsim.core.files import check_files, write_whole
+    from specsim.simulator.reproduce import reproduction
+    from specsim.simulator.show import compare, show, show_table
 
     check_png(plot)
     check_files({"workload": workload}, json=json_file, plot=plot)
     if table is not None:
         _check_default([name for name in given if name not in ("table", "json_file")], given, "with a table")
-        _reproduce(table, json_file)
+        result = reproduction(table)()
+        options.report(lambda console: show_table(result, console), result.to_json(), json_file)
         return
     scenario = _scenario(given)
     if plot and scenario.option.config.is_plain:
         raise InputError("plot", str(plot), "none without drafts")
     picture = png("speedup", {scenario.hardware.name: scenario}) if plot else b""
-    result = compare(scenario)
+    compared = compare(scenario)
     try:
-        show(result, stdout_console())
+        options.report(lambda console: show(compared, console), compared.to_json(), json_file)
     finally:
-        write_json(json_file, result.to_json())
         if plot:
             write_whole(plot, picture)
-
-
-def _reproduce(table: str, json_file: Path | None) -> None:
-    """Reproduce a published table, print the result and write it."""
-    from specsim.core.display import stdout_console
-    from specsim.core.files import write_json
-    from specsim.simulator.reproduce import reproduction
-    from specsim.simulator.show import show_table
-
-    result = reproduction(table)()
-    try:
-        show_table(result, stdout_console())
-    finally:
-        write_json(json_file, result.to_json())
 
 
 def _check_default(names: Iterable[str], given: dict[str, Any], why: str) -> None:

@@ -29,8 +29,7 @@ def soak(
 
     Exit status 1: not equal.
     """
-    from specsim.core.display import stdout_console
-    from specsim.core.files import check_writable, write_json
+    from specsim.core.files import check_writable
     from specsim.correctness.soak import soak
 
     check_writable(json_file)
@@ -40,9 +39,4 @@ def soak(
         raise InputError("program", program, "alone, without --requests and --seed, which its name holds")
     arguments = {"impl": impl, "device": device, "graph": graph, "jobs": jobs, "program": program}
     result = soak(**drawn, progress=True, **arguments)
-    try:
-        result.show(stdout_console())
-    finally:
-        write_json(json_file, result.to_json())
-    if not result.is_ok:
-        raise typer.Exit(1)
+    options.report(result.show, result.to_json(), json_file, result.is_ok)

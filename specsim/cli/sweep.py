@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specsim.cli import options
-from specsim.cli import server_options as fields
+from specsim.cli.option_groups import flat, with_groups
 from specsim.cli.picture import check_png, png
+from specsim.cli.server_options import LoadGroup, Seed, ServerGroup, cell, check_one_load, length
 from specsim.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,33 +27,22 @@ _FIGURES = ("Output Throughput (tok/s)", "Mean TTFT (ms)", "Mean TPOT (ms)")
 _LENGTHS = ("prompt_tokens", "output_tokens")
 
 
+@with_groups
 def sweep(
+    *,
     out: Annotated[Path, typer.Option(help="SQLite file; cells that it has are kept.")],
     vary: Annotated[
         list[str], typer.Option(help="Values of an option below, or of accept_rate.", metavar="NAME=V1,V2,...")
     ],
-    model: fields.Model = "llama-3.1-8b",
-    hardware: fields.Hardware = "H100-SXM",
-    tensor_parallel: fields.TensorParallel = 1,
-    drafter: fields.Drafter = "eagle3",
-    draft_vocab: fields.DraftVocab = 32000,
+    server: ServerGroup,
     topk: options.Topk = 1,
     num_steps: options.NumSteps = 3,
-    num_draft_tokens: fields.NumDraftTokens = None,
+    num_draft_tokens: Annotated[
+        int | None, typer.Option(help="Nodes of a tree, root too.", show_default="the chain")
+    ] = None,
     page_size: options.PageSize = 16,
-    accept: fields.Accept = None,
-    accept_rates: fields.AcceptRates = None,
-    requests: fields.Requests = 256,
-    concurrency: fields.Concurrency = None,
-    rate: fields.Rate = None,
-    prompt_tokens: fields.PromptTokens = "512",
-    output_tokens: fields.OutputTokens = "256",
-    schedule: fields.Schedule = "overlap",
-    prefill: fields.Prefill = "mixed",
-    chunk_tokens: fields.ChunkTokens = 8192,
-    max_running: fields.MaxRunning = 256,
-    memory_share: fields.MemoryShare = 0.9,
-    seed: fields.Seed = 0,
+    load: LoadGroup,
+    seed: Seed = 0,
     jobs: Annotated[int | None, typer.Option(help="Processes.", show_default="one a core")] = None,
     cluster: Annotated[str | None, typer.Option(help="Address of a Dask scheduler.", metavar="ADDRESS")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw what each gets against what all get (PNG).")] = None,
@@ -62,20 +52,19 @@ def sweep(
 
     Stopped at any moment, the same command goes on where it was.
     """
-    given = locals()
+    given = flat(locals())
     from tqdm.auto import tqdm
 
-    from specsim.core.display import stdout_console
-    from specsim.core.files import check_files, write_json, write_whole
+    from specsim.core.files import check_files, write_whole
     from specsim.simulator.sweep import Results, cells, check, key
     from specsim.simulator.sweep import sweep as run
 
     varied = _varied(vary)
-    wanted = cells(fields.cell(given), varied)
+    wanted = cells(cell(given), varied)
     if all(each.rate is not None for each in wanted):
-        fields.check_one_load(given | varied)
+        check_one_load(given | varied)
     check_png(plot)
-    check_files({"accept": accept}, out=out, json=json_file, plot=plot)
+    check_files({"accept": load.accept}, out=out, json=json_file, plot=plot)
     check(wanted)
     names = list(dict.fromkeys(map(key, wanted)))
     with _executor(jobs, cluster) as executor, tqdm(total=len(names), unit="cell", disable=None) as bar:
@@ -86,8 +75,7 @@ def sweep(
             allowed = f"fewer: one was ended from outside; what is in {out} stays"
             raise InputError("jobs", jobs or os.cpu_count(), allowed) from error
     rows = results.rows(names)
-    show(rows, list(varied), counts, out, stdout_console())
-    write_json(json_file, {"cells": rows})
+    options.report(lambda console: show(rows, list(varied), counts, out, console), {"cells": rows}, json_file)
     if plot is not None:
         write_whole(plot, png("pareto", rows))
 
@@ -134,9 +122,7 @@ def _varied(assignments: list[str]) -> dict[str, list[Any]]:
             raise InputError("vary", assignment, "NAME=V1,V2,..., such as concurrency=1,16,64")
         if name not in allowed:
             raise InputError("vary", name, ", ".join(allowed))
-        values: list[Any] = [
-            fields.length(name, each) if name in _LENGTHS else _value(each) for each in text.split(",")
-        ]
+        values: list[Any] = [length(name, each) if name in _LENGTHS else _value(each) for each in text.split(",")]
         if name == "accept_rate":
             if not all(is_number(value) and 0 <= value <= 1 for value in values):
                 raise InputError("vary", assignment, "rates from 0 to 1")
