@@ -10,6 +10,7 @@ import torch
 from tqdm.auto import tqdm
 
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
+from specsim.core.display import generation_html
 from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions, check_device
 from specsim.core.errors import InputError
@@ -68,8 +69,6 @@ class Generation:
         return without_nan({"outputs": outputs, "metrics": self.metrics, **made})
 
     def _repr_html_(self) -> str:
-        from specsim.core.display import generation_html
-
         return generation_html(self)
 
 

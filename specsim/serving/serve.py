@@ -4,12 +4,15 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from rich.console import Console
+from rich.text import Text
 from tqdm.auto import tqdm
 
 from specsim.core.config import ServingConfig, SpecConfig
+from specsim.core.display import acceptance_rows, figure, heading, paragraph, print_table, setting
 from specsim.core.engine import Engine
 from specsim.core.files import without_nan
 from specsim.core.metrics import Acceptance, Latency, acceptance, latency
@@ -18,10 +21,6 @@ from specsim.serving.requests import Request
 from specsim.serving.scheduler import Scheduler
 from specsim.serving.trace import Trace
 from specsim.serving.workload import SkippedLine
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
 
 HEADINGS = ("id", "prompt", "reused", "new", "finish", "rounds", "TTFT", "TPOT", "ITL", "preempted", "text")
 
@@ -91,10 +90,8 @@ class Served:
         }
         return without_nan(value)
 
-    def show(self, console: "Console") -> None:
+    def show(self, console: Console) -> None:
         """Print a line a request, the totals, and the audit."""
-        from specsim.core.display import figure, heading, paragraph, print_table
-
         heading(console, "Requests (TTFT, TPOT and ITL in steps)")
         print_table(console, HEADINGS, list(map(_cells, self.requests)))
         sentences = [f"Request {each.request_id} is rejected: {each.error}." for each in self.requests if each.error]
@@ -112,8 +109,6 @@ class Served:
         )
 
     def _rows(self) -> list[tuple[str, str]]:
-        from specsim.core.display import acceptance_rows, figure, setting
-
         totals = self.totals
         serving = self.serving
         reasons = ", ".join(f"{count} {reason}" for reason, count in totals["finish_reasons"].items())
@@ -193,11 +188,7 @@ def _output(request: Request) -> dict[str, Any]:
     }
 
 
-def _cells(request: Request) -> "tuple[str | Text, ...]":
-    from rich.text import Text
-
-    from specsim.core.display import figure
-
+def _cells(request: Request) -> tuple[str | Text, ...]:
     times = _latency(request)
     text = repr(request.text)[1:-1] or " ".join(map(str, request.token_ids))
     return (

@@ -3,18 +3,16 @@
 import math
 from dataclasses import asdict, dataclass
 from time import perf_counter, process_time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.console import Console
+
+from specsim.core.display import heading, paragraph, print_table, setting
 from specsim.simulator.fitted import fitted_servers
+from specsim.simulator.reproduce.reproduction import Reproduction, parameter_cells
 from specsim.simulator.results import Run
 from specsim.simulator.scenario import Scenario
 from specsim.simulator.speedup_range import MOST_REQUESTS, SpeedupRange, calibration, ratio_ranges, speedup_range
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from specsim.simulator.reproduce.reproduction import Reproduction
-
 
 _MOST_BATCH = 256
 
@@ -72,10 +70,8 @@ def compare(scenario: Scenario) -> Comparison:
     return Comparison(scenario, runs, took, ratios)
 
 
-def show(comparison: Comparison, console: "Console") -> None:
+def show(comparison: Comparison, console: Console) -> None:
     """Print both runs side by side, and the parts of a round with the accept length that pays for them by batch."""
-    from specsim.core.display import heading, paragraph, print_table, setting
-
     scenario = comparison.scenario
     runs = comparison.runs
     gpus = f"{scenario.tensor_parallel} × {scenario.hardware.name}"
@@ -136,11 +132,8 @@ def _metrics(comparison: Comparison) -> list[tuple[str, ...]]:
     return rows
 
 
-def show_table(result: "Reproduction", console: "Console") -> None:
+def show_table(result: Reproduction, console: Console) -> None:
     """Print the reproduction of a published table, with every error."""
-    from specsim.core.display import heading, paragraph, print_table
-    from specsim.simulator.reproduce.reproduction import parameter_cells
-
     console.print(f"{result.name}, {result.source}")
     console.print()
     paragraph(console, result.method)

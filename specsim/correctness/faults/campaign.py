@@ -11,18 +11,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.console import Console
 from tqdm.auto import tqdm
 
+from specsim.core.display import figure, paragraph, print_table
 from specsim.core.errors import InputError
 from specsim.core.provenance import now, versions
 from specsim.correctness.faults.checks import INTERPRETED
 from specsim.correctness.faults.fault import Fault, Finding, Trial
 from specsim.correctness.faults.injection import changed, copied_package, environment
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 SECONDS = 300.0  # of one process; one that takes longer has met a loop without end
 
@@ -102,10 +101,8 @@ class Catalogue:
             "results": [each.to_json() for each in self.exhibits],
         }
 
-    def show(self, console: "Console") -> None:
+    def show(self, console: Console) -> None:
         """Print a row for each fault, and the verdict in words."""
-        from specsim.core.display import figure, paragraph, print_table
-
         rows = [_cells(each) for each in self.exhibits]
         print_table(console, ("fault", "planted in", "check", "killed by", "seconds"), rows)
         console.print()

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.console import Console
 from tqdm.auto import tqdm
 
 from specsim.core.config import ServingConfig
+from specsim.core.display import figure, heading, paragraph, print_table
 from specsim.core.engine import Engine
 from specsim.core.errors import InputError
 from specsim.core.files import without_nan
@@ -14,9 +16,6 @@ from specsim.core.pair import Pair
 from specsim.correctness.invariance.solo import BUDGETS, SoloComparison, SoloRuns
 from specsim.serving.serve import Served, serve
 from specsim.serving.workload import Workload
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 MODES = tuple(
     {"schedule": schedule, "prefix_cache": prefix_cache}
@@ -59,10 +58,8 @@ class Comparison:
         ]
         return without_nan({"is_equal": self.is_equal, "num_alone": self.num_alone, "ways": modes})
 
-    def show(self, console: "Console") -> None:
+    def show(self, console: Console) -> None:
         """Print a row for each mode, then every difference and the verdict in words."""
-        from specsim.core.display import heading, paragraph, print_table
-
         heading(console, "Each request as alone, however it is served")
         print_table(console, HEADINGS, list(map(_cells, self.modes)))
         console.print()
@@ -79,8 +76,6 @@ class Comparison:
 
 
 def _cells(mode: Mode) -> tuple[str, ...]:
-    from specsim.core.display import figure
-
     totals = mode.served.totals
     names = ("steps", "prefill_steps", "num_prefilled", "num_reused", "num_preemptions")
     counts = [figure(totals[name], 0) for name in names]

@@ -11,12 +11,14 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing import get_context
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from rich.console import Console
 from tqdm.auto import tqdm
 
 from specsim.core.config import VERIFIERS, SpecConfig
+from specsim.core.display import figure, paragraph, print_table
 from specsim.core.engine_options import check_device
 from specsim.core.errors import InputError
 from specsim.core.provenance import now, versions
@@ -25,9 +27,6 @@ from specsim.correctness.soak.coverage import REQUIRED, required, verified_name
 from specsim.correctness.soak.programs import draw
 from specsim.correctness.soak.trial import ProgramResult, check_named, options_of
 from specsim.serving.generation import load_engine
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 # Situations that a soak of at least that many requests has to cover.
 LEAST_REQUESTS = 2_000
@@ -121,10 +120,8 @@ class Soak:
             "programs": [asdict(each) for each in self.programs],
         }
 
-    def show(self, console: "Console") -> None:
+    def show(self, console: Console) -> None:
         """Print the figures, then each failure and the command that repeats it."""
-        from specsim.core.display import figure, paragraph, print_table
-
         digits = {"largest logprob error": "{:.1e}", "seconds": "{:,.1f}"}
         figures = self.figures().items()
         print_table(console, (), [(name, digits.get(name, "{:,}").format(value)) for name, value in figures])
