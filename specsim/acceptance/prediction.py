@@ -13,7 +13,7 @@ from specsim.acceptance.recording import record
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.display import figure, heading, paragraph, print_table, setting
 from specsim.core.engine_options import EngineOptions
-from specsim.core.errors import InputError
+from specsim.core.errors import require
 from specsim.core.pair import Pair
 from specsim.serving.generation import generate
 from specsim.simulator.acceptance import accept_length
@@ -101,10 +101,8 @@ def predict(
     A setting has to lie within the recorded one. End tokens are ignored, so that every prompt weighs the same.
     max_new_tokens: at least 2.
     """
-    if max_new_tokens < 2:
-        raise InputError("max_new_tokens", max_new_tokens, "at least 2: the first token needs no round")
-    if not settings:
-        raise InputError("settings", settings, "at least one setting")
+    require(max_new_tokens >= 2, "max_new_tokens", max_new_tokens, "at least 2: the first token needs no round")
+    require(settings, "settings", settings, "at least one setting")
     sampling = SamplingParams(max_new_tokens=max_new_tokens, ignore_eos=True)
     with tqdm(total=len(settings) + 1, unit="run", disable=None if progress else True) as bar:
         start = perf_counter()

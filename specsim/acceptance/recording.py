@@ -13,7 +13,7 @@ from specsim.core.batch import Batch
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
 from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.core.pair import Pair
 from specsim.core.phases import Advance, DraftInput
 from specsim.core.phases import Candidates as RoundCandidates
@@ -56,16 +56,14 @@ def record(
     """
     if config.is_plain:
         raise InputError("num_steps", config.num_steps, "at least 1: plain decoding drafts nothing")
-    if positions < 1:
-        raise InputError("positions", positions, "at least 1")
+    require(positions >= 1, "positions", positions, "at least 1")
     new_tokens = positions + config.num_steps
     none_accepted = SyntheticAcceptance((0.0,) * config.num_steps)
     engine = load_engine(pair, config, EngineOptions("reference", dtype), acceptance=none_accepted)
     sampling = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
     max_len = engine.config.length_limit
     requests = make_requests(pair, prompts, sampling, None, max_len)
-    if not requests:
-        raise InputError("prompts", prompts, "at least one prompt")
+    require(requests, "prompts", prompts, "at least one prompt")
     for request in requests:
         if request.max_tokens < new_tokens:
             most = max_len - new_tokens

@@ -15,7 +15,7 @@ from specsim.bench.scene import EAGLE3, PLAIN, random_prompts, stacked
 from specsim.bench.tree_attention import attention_row
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
 from specsim.core.engine_options import EngineOptions
-from specsim.core.errors import InputError
+from specsim.core.errors import require
 from specsim.core.pair import Pair
 from specsim.models.load import load
 from specsim.models.shapes import random_pair
@@ -144,8 +144,7 @@ def _causal_model(pair: Pair, dtype: torch.dtype, device: str, layers: int | Non
     from transformers import LlamaConfig, LlamaForCausalLM
 
     model = pair.target.config
-    if model.family != "llama":
-        raise InputError("shape", model.family, "a Llama shape in the suite baselines")
+    require(model.family == "llama", "shape", model.family, "a Llama shape in the suite baselines")
     config = LlamaConfig(
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,

@@ -14,7 +14,7 @@ from specsim.bench.roofline import Ceilings
 from specsim.bench.row import Row
 from specsim.bench.show import show_ceilings, show_row
 from specsim.bench.suites import SUITES, Group, Options
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require, require_choice
 from specsim.core.files import write_json
 from specsim.core.provenance import now, versions
 from specsim.models.shapes import shape
@@ -22,12 +22,10 @@ from specsim.models.shapes import shape
 
 def check_options(options: Options) -> dict[str, Group]:
     """The groups that will run. InputError for options that cannot be, and without a GPU."""
-    if options.suite not in SUITES:
-        raise InputError("suite", options.suite, " or ".join(SUITES))
+    require_choice("suite", options.suite, SUITES)
     groups = SUITES[options.suite].groups
     chosen = {name: group for name, group in groups.items() if options.only in name}
-    if not chosen:
-        raise InputError("only", options.only, f"a part of a group's name: {', '.join(groups)}")
+    require(chosen, "only", options.only, f"a part of a group's name: {', '.join(groups)}")
     if options.seconds is not None and not options.seconds > 0:
         raise InputError("seconds", options.seconds, "a number above 0")
     shape(options.shape)

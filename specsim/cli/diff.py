@@ -10,7 +10,7 @@ import typer
 from specsim.cli import options
 from specsim.cli.option_groups import TreeGroup, flat, with_groups
 from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require, require_choice
 
 if TYPE_CHECKING:
     from specsim.correctness.differential.cell import Cell
@@ -82,14 +82,12 @@ def _diff(given: dict[str, Any]) -> None:
         if given["cell"] is not None:
             name = "one cell"
             cells = tuple(each for each in cells if each.id == given["cell"])
-            if not cells:
-                raise InputError("cell", given["cell"], f"the name of a cell of the grid {given['grid']}")
+            require(cells, "cell", given["cell"], f"the name of a cell of the grid {given['grid']}")
     elif given["cell"] is not None:
         raise InputError("cell", given["cell"], "a name together with the grid that the cell is of")
     else:
         for key, known in (("drafter", KINDS), ("family", FAMILIES)):
-            if given[key] not in known:
-                raise InputError(key, given[key], " or ".join(known))
+            require_choice(key, given[key], known)
         if given["impl"] == "reference" and given["graph"] != "eager":
             raise InputError("graph", given["graph"], "eager with impl reference, which replays nothing")
         pair = f"{given['drafter']}-{given['family']}"

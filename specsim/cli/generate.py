@@ -9,7 +9,7 @@ import typer
 from specsim.cli import options
 from specsim.cli.option_groups import EngineGroup, PairGroup, TreeGroup, flat, with_groups
 from specsim.core.config import SamplingParams
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -127,8 +127,7 @@ def _read_prompt_file(path: Path) -> str:
 
     allowed = "a UTF-8 text file that can be read and is not empty"
     text = read_text(path, "prompt_file", allowed)
-    if not text:
-        raise InputError("prompt_file", str(path), f"{allowed} (it is empty)")
+    require(text, "prompt_file", str(path), f"{allowed} (it is empty)")
     return text
 
 

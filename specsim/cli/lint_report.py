@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specsim.cli import options
+from specsim.core.errors import require_int
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,13 +31,12 @@ def lint_report(
     from dataclasses import asdict
 
     from specsim.core.files import check_files
-    from specsim.simulator.bounds import whole
     from specsim.simulator.lint import Stated, lint
     from specsim.simulator.report import read_reports
 
     for name, value in (("output_tokens", output_tokens), ("num_drafts", num_drafts)):
         if value is not None:
-            whole(name, value)
+            require_int(name, value)
     check_files({"file": file}, json=json_file)
     reports = read_reports(file)
     findings = [finding for report in reports for finding in lint(report, Stated(output_tokens, num_drafts))]

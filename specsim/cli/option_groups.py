@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from specsim.cli import options
 from specsim.core.config import SpecConfig
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require_choice
 from specsim.core.synthetic_acceptance import SCHEDULES, SyntheticAcceptance
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ class EngineGroup:
 
         from specsim.core.engine_options import EngineOptions
 
-        if self.dtype not in options.DTYPES:
-            raise InputError("dtype", self.dtype, " or ".join(options.DTYPES))
+        require_choice("dtype", self.dtype, options.DTYPES)
         return EngineOptions(**flat({"engine": self}) | {"dtype": getattr(torch, self.dtype)})
 
 

@@ -10,7 +10,7 @@ import typer
 from specsim.cli import options
 from specsim.cli.option_groups import EngineGroup, PairGroup, TreeGroup, flat, with_groups
 from specsim.core.config import ServingConfig
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 
 if TYPE_CHECKING:
     from specsim.core.engine import Engine
@@ -124,7 +124,6 @@ def _check_run(given: dict[str, Any]) -> None:
     if given["compare"]:
         defaults = {"schedule": _SERVING.schedule, "prefix_cache": _SERVING.prefix_cache}
         for name, only in (defaults | {"trace": None, "accept_rates": None}).items():
-            if given[name] != only:
-                raise InputError(name, str(given[name]), f"only {only}, the default, with --compare")
+            require(given[name] == only, name, str(given[name]), f"only {only}, the default, with --compare")
     if trace is not None:
         Trace().to_parquet()

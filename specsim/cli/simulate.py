@@ -12,7 +12,7 @@ from specsim.cli import options
 from specsim.cli import server_options as cell
 from specsim.cli.picture import check_png, png
 from specsim.core.config import SpecConfig
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require, require_choice
 
 if TYPE_CHECKING:
     from specsim.simulator.acceptance import PerPosition
@@ -90,8 +90,7 @@ def _check_default(names: Iterable[str], given: dict[str, Any], why: str) -> Non
     """InputError for an option that would be ignored."""
     for name in names:
         default = signature(simulate).parameters[name].default
-        if given[name] != default:
-            raise InputError(name, str(given[name]), f"{default}, the default, {why}")
+        require(given[name] == default, name, str(given[name]), f"{default}, the default, {why}")
 
 
 def _scenario(given: dict[str, Any]) -> "Scenario":
@@ -99,8 +98,7 @@ def _scenario(given: dict[str, Any]) -> "Scenario":
     from specsim.simulator.option import Option
     from specsim.simulator.workload import read_workload
 
-    if given["drafter"] not in DRAFTERS:
-        raise InputError("drafter", given["drafter"], " or ".join(DRAFTERS))
+    require_choice("drafter", given["drafter"], DRAFTERS)
     cell.check_one_load(given)
     if given["workload"] is not None:
         _check_default(("requests", "prompt_tokens", "output_tokens"), given, "with a workload")
@@ -125,8 +123,7 @@ def _acceptance(given: dict[str, Any]) -> "PerPosition":
     text = given["accept_rates"]
     steps = given["num_steps"]
     rates = options.accepted_shares(text)
-    if len(rates) < steps:
-        raise InputError("accept_rates", text, f"a rate for each of the {steps} steps")
+    require(len(rates) >= steps, "accept_rates", text, f"a rate for each of the {steps} steps")
     try:
         return PerPosition(rates[:steps])
     except InputError as error:
@@ -144,6 +141,5 @@ def _efficiency(assignments: list[str]) -> "Efficiency":
             values[name] = float(number)
         except ValueError:
             name = ""
-        if name not in known:
-            raise InputError("efficiency", assignment, f"NAME=NUMBER with one of {', '.join(sorted(known))}")
+        require(name in known, "efficiency", assignment, f"NAME=NUMBER with one of {', '.join(sorted(known))}")
     return Efficiency(**values)

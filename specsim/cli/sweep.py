@@ -15,7 +15,7 @@ from specsim.cli import options
 from specsim.cli.option_groups import flat, with_groups
 from specsim.cli.picture import check_png, png
 from specsim.cli.server_options import LoadGroup, Seed, ServerGroup, cell, check_one_load, length
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require, require_int
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -120,16 +120,14 @@ def _varied(assignments: list[str]) -> dict[str, list[Any]]:
         name, _, text = assignment.partition("=")
         if not name or not text:
             raise InputError("vary", assignment, "NAME=V1,V2,..., such as concurrency=1,16,64")
-        if name not in allowed:
-            raise InputError("vary", name, ", ".join(allowed))
+        require(name in allowed, "vary", name, ", ".join(allowed))
         values: list[Any] = [length(name, each) if name in _LENGTHS else _value(each) for each in text.split(",")]
         if name == "accept_rate":
             if not all(is_number(value) and 0 <= value <= 1 for value in values):
                 raise InputError("vary", assignment, "rates from 0 to 1")
             name = "shares"
             values = [((float(value),),) * 16 for value in values]
-        if name in varied:
-            raise InputError("vary", assignment, "each name once, with all of its values")
+        require(name not in varied, "vary", assignment, "each name once, with all of its values")
         varied[name] = values
     return varied
 
@@ -145,8 +143,8 @@ def _value(text: str) -> Any:
 
 @contextmanager
 def _executor(jobs: int | None, cluster: str | None) -> Iterator[Executor]:
-    if jobs is not None and jobs < 1:
-        raise InputError("jobs", jobs, "an integer of at least 1")
+    if jobs is not None:
+        require_int("jobs", jobs)
     if cluster is None:
         from multiprocessing import get_context
 

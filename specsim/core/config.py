@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args, get_origin
 
-from specsim.core.errors import require, require_int, require_number
+from specsim.core.errors import require, require_choice, require_int, require_number
 
 Verifier = Literal["target_only", "typical", "rejection", "block", "multi_round", "gumbel"]
 VERIFIERS: tuple[Verifier, ...] = get_args(Verifier)
@@ -17,8 +17,7 @@ def _require_choices(config: Any) -> None:
     """Check every field of a dataclass that takes one of a few texts."""
     for each in fields(config):
         if get_origin(each.type) is Literal:
-            value = getattr(config, each.name)
-            require(value in get_args(each.type), each.name, value, " or ".join(get_args(each.type)))
+            require_choice(each.name, getattr(config, each.name), get_args(each.type))
 
 
 def ceil_to(value: int, multiple: int) -> int:
@@ -248,4 +247,4 @@ class SamplingParams:
         object.__setattr__(self, "stop", tuple(self.stop))
         require_int("max_new_tokens", self.max_new_tokens, 1)
         require(type(self.ignore_eos) is bool, "ignore_eos", self.ignore_eos, "True or False")
-        require(type(self.seed) is int and 0 <= self.seed < 2**64, "seed", self.seed, "an integer from 0 to 2^64 - 1")
+        require_int("seed", self.seed, 0, 2**64 - 1)

@@ -6,7 +6,7 @@ from typing import Literal, Self
 import torch
 
 from specsim.core.config import SpecConfig
-from specsim.core.errors import InputError, require, require_int
+from specsim.core.errors import InputError, require, require_choice, require_int
 
 IMPLEMENTATIONS = ("reference", "fast")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -30,8 +30,8 @@ class EngineOptions:
     batch_invariant: bool = False  # sums are taken in an order that no other request of a batch changes
 
     def __post_init__(self) -> None:
-        require(self.impl in IMPLEMENTATIONS, "impl", self.impl, " or ".join(IMPLEMENTATIONS))
-        require(self.dtype in DTYPES, "dtype", self.dtype, " or ".join(map(str, DTYPES)))
+        require_choice("impl", self.impl, IMPLEMENTATIONS)
+        require_choice("dtype", self.dtype, DTYPES)
         if self.impl == "reference":
             self._check_reference()
         else:

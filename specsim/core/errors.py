@@ -1,6 +1,7 @@
 """Bad input, reported in one sentence, and the checks that find it."""
 
 import math
+from collections.abc import Collection
 from typing import Self
 
 
@@ -18,16 +19,25 @@ class InputError(ValueError):
         return type(self), (self.name, self.value, self.allowed)
 
 
-def require(condition: bool, name: str, value: object, allowed: str) -> None:
+def require(condition: object, name: str, value: object, allowed: str) -> None:
     """Raise InputError unless the condition holds."""
     if not condition:
         raise InputError(name, value, allowed)
 
 
-def require_int(name: str, value: object, least: int, most: float = math.inf) -> None:
-    """Raise InputError unless the value is an integer (no bool) within limits."""
-    limits = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
-    require(type(value) is int and least <= value <= most, name, value, f"an integer {limits}")
+def require_choice(name: str, value: object, choices: Collection[object]) -> None:
+    """Raise InputError unless the value is one of a few."""
+    require(value in choices, name, value, " or ".join(map(str, choices)))
+
+
+def require_int(name: str, value: object, least: int = 1, most: float = math.inf) -> int:
+    """Give the value; raise InputError unless it is an integer (no bool) within limits."""
+    if type(value) is not int or not least <= value <= most:
+        if most == math.inf:
+            raise InputError(name, value, f"an integer of at least {least}")
+        limit = most if most < 2**31 - 1 else f"2^{int(most).bit_length()} - 1"
+        raise InputError(name, value, f"an integer from {least} to {limit}")
+    return value
 
 
 def require_number(name: str, value: object, least: float, most: float, allowed: str) -> None:

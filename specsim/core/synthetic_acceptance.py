@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, Self
 
-from specsim.core.errors import require, require_number
+from specsim.core.errors import require, require_choice, require_int, require_number
 
 SCHEDULES = ("minimum-variance", "independent")
 ONE = 2**24  # shares are counted in these, as random words are
@@ -39,9 +39,8 @@ class SyntheticAcceptance:
             is_number = isinstance(rate, (int, float)) and not isinstance(rate, bool)
             require(is_number and before >= rate >= 0, "rates", self.rates, allowed)
         object.__setattr__(self, "rates", tuple(map(float, self.rates)))
-        require(self.schedule in SCHEDULES, "schedule", self.schedule, " or ".join(SCHEDULES))
-        is_seed = type(self.seed) is int and 0 <= self.seed < 2**64
-        require(is_seed, "seed", self.seed, "an integer from 0 to 2^64 - 1")
+        require_choice("schedule", self.schedule, SCHEDULES)
+        require_int("seed", self.seed, 0, 2**64 - 1)
 
     @classmethod
     def of_length(cls, accept_length: float, num_steps: int, **others: Any) -> Self:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from specsim.core.errors import require
+from specsim.core.errors import require, require_choice
 from specsim.core.pool import KVBuffer, KVLayout
 
 FAMILIES = ("llama", "qwen3", "mistral")
@@ -35,7 +35,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        require(self.family in FAMILIES, "model_type", self.family, " or ".join(FAMILIES))
+        require_choice("model_type", self.family, FAMILIES)
         allowed = f"a divisor of num_attention_heads, {self.num_heads}"
         require(self.num_heads % self.num_kv_heads == 0, "num_key_value_heads", self.num_kv_heads, allowed)
 

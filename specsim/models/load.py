@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.core.pair import Pair
 from specsim.models import shipped
 from specsim.models.checkpoint import load_drafter, load_target, locate
@@ -24,8 +24,7 @@ def load(
     drafter: another of the shipped heads, or the kind that the given one has to be. A target alone needs "none".
     draft_fields: fields of the drafter's config.json that its publisher left out or that are to be read otherwise.
     """
-    if drafter not in (None, "eagle", "eagle3", "none"):
-        raise InputError("drafter", drafter, "eagle or eagle3 or none")
+    require(drafter in (None, "eagle", "eagle3", "none"), "drafter", drafter, "eagle or eagle3 or none")
     if target is None and draft is None:
         kind = drafter or "eagle3"
         target = shipped.TINY / "target"

@@ -1,6 +1,6 @@
 """A simulated batch in time: waiting and decoding of every request."""
 
-from specsim.core.errors import InputError
+from specsim.core.errors import require
 from specsim.plots.chart import SIZE, new_chart
 from specsim.plots.sheet import ACCEPTED, FONT, SPARE, Picture
 from specsim.simulator.results import Run
@@ -15,8 +15,7 @@ def batch(run: Run, first: int = 0, last: int | None = None) -> Picture:
     preempted request.
     """
     numbers = range(len(run.arrivals))[first : None if last is None else last + 1]
-    if not 1 <= len(numbers) <= MOST:
-        raise InputError("requests", len(numbers), f"1 to {MOST} of them")
+    require(1 <= len(numbers) <= MOST, "requests", len(numbers), f"1 to {MOST} of them")
     height = 1.2 + 0.12 * max(len(numbers), 8)
     title = f"requests {numbers[0]} to {numbers[-1]}, simulated: waiting, then decoding"
     figure, axes = new_chart(title, "seconds", "request", height)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specsim.core.errors import InputError
+from specsim.core.errors import require
 from specsim.plots.chart import LINES, SIZE, label_point, new_chart
 from specsim.plots.sheet import ACCEPTED, FAINT, FONT, Axes, Picture
 
@@ -21,8 +21,7 @@ def pareto(rows: Sequence[Row]) -> Picture:
     lines: dict[str, list[Row]] = {}
     for row in rows:
         lines.setdefault(_setting(row), []).append(row)
-    if not 1 <= len(lines) <= len(LINES):
-        raise InputError("settings", len(lines), f"1 to {len(LINES)}, of cells with a TPOT")
+    require(1 <= len(lines) <= len(LINES), "settings", len(lines), f"1 to {len(LINES)}, of cells with a TPOT")
     where = " and ".join(sorted({f"{row['model']} on {row['hardware']}" for row in rows}))
     figure, axes = new_chart(f"{where}, simulated", "tokens a second of a request", "tokens a second of all")
     for (name, own), (color, dash) in zip(lines.items(), LINES, strict=False):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from specsim.core.errors import InputError
+from specsim.core.errors import require
 from specsim.plots.chart import LINES, End, label_ends, new_chart
 from specsim.plots.sheet import Picture
 from specsim.simulator.acceptance import Distribution, accept_length
@@ -13,8 +13,7 @@ def positions(distributions: Mapping[str, Distribution]) -> Picture:
 
     Its name stands with its accept length. InputError for no distribution, or for more than five.
     """
-    if not 1 <= len(distributions) <= len(LINES):
-        raise InputError("distributions", len(distributions), f"1 to {len(LINES)}")
+    require(1 <= len(distributions) <= len(LINES), "distributions", len(distributions), f"1 to {len(LINES)}")
     names = {name: f"{name}: {accept_length(each):.2f}" for name, each in distributions.items()}
     title = "accepted by position, and tokens a round"
     figure, axes = new_chart(title, "draft", "share of the rounds", names=names.values())

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.plots.chart import LINES, SIZE, End, label_ends, new_chart
 from specsim.plots.sheet import FAINT, Axes, Picture
 from specsim.simulator.scenario import MOST_REQUESTS, Scenario
@@ -15,8 +15,7 @@ def speedup(scenarios: Mapping[str, Scenario], most: int = MOST_REQUESTS) -> Pic
     A band around each line is its range under the parameters that fits to published tables found.
     InputError for no scenario, for more than five, and for one that does not draft.
     """
-    if not 1 <= len(scenarios) <= len(LINES):
-        raise InputError("scenarios", len(scenarios), f"1 to {len(LINES)}")
+    require(1 <= len(scenarios) <= len(LINES), "scenarios", len(scenarios), f"1 to {len(LINES)}")
     for name, scenario in scenarios.items():
         if scenario.option.config.is_plain:
             raise InputError("scenarios", name, "scenarios that draft")

@@ -13,7 +13,7 @@ from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
 from specsim.core.display import generation_html
 from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions, check_device
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.core.files import without_nan
 from specsim.core.grammar import Grammar, Grammars
 from specsim.core.metrics import Acceptance, acceptance
@@ -130,8 +130,7 @@ def generate(
     empty or too long prompt and for token ids outside the vocabulary.
     """
     config = (SpecConfig() if pair.drafter else SpecConfig.plain()) if config is None else config
-    if not isinstance(config, SpecConfig):
-        raise InputError("config", config, "a SpecConfig")
+    require(isinstance(config, SpecConfig), "config", config, "a SpecConfig")
     most = config.within(pair.target.config.max_position_embeddings).length_limit
     requests = make_requests(pair, prompts, sampling, request_ids, most)
     named = _by_request(grammars, requests)

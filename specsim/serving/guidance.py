@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import torch
 
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.core.pair import Pair
 
 
@@ -24,8 +24,7 @@ class Guidance:
             raise InputError(form, text, "none without llguidance: pip install 'specsim[grammar]'") from error
         if tokenizer is None:
             raise InputError(form, text, "none: the target has no tokenizer")
-        if not end_ids:
-            raise InputError(form, text, "none: the target has no end token, eos_token_id in its config")
+        require(end_ids, form, text, "none: the target has no end token, eos_token_id in its config")
         self.vocab_size = vocab_size
         self.end_ids = frozenset(end_ids)
         words = tokenizer.backend_tokenizer.to_str()
@@ -37,8 +36,7 @@ class Guidance:
     @classmethod
     def regex(cls, pair: Pair, pattern: str) -> Self:
         """Allow outputs that match a regular expression as a whole."""
-        if not isinstance(pattern, str):
-            raise InputError("regex", pattern, "a text")
+        require(isinstance(pattern, str), "regex", pattern, "a text")
         return cls._of("regex", pattern, pair)
 
     @classmethod

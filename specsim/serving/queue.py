@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.serving.requests import Request
 
 
@@ -21,8 +21,7 @@ class Queue:
             raise InputError("request_id", request.request_id, "an id that no other request has")
         if request.continues is not None and request.continues not in self.requests:
             raise InputError("continues", request.continues, "the id of a request that was submitted before")
-        if not request.prompt_ids:
-            raise InputError("prompt_ids", request.prompt_ids, "at least one token")
+        require(request.prompt_ids, "prompt_ids", request.prompt_ids, "at least one token")
         if request.finish_reason or request.arrived or request.token_ids:
             raise InputError("request", f"request {request.request_id}, served before", "one that has not been served")
         self._order[request.request_id] = len(self._order)

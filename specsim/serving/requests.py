@@ -6,7 +6,7 @@ from numbers import Integral
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 from specsim.core.config import SamplingParams
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require, require_int
 from specsim.core.pair import Pair
 from specsim.core.target import ModelConfig
 
@@ -167,8 +167,7 @@ def make_request(
     """
     _check_place(request_id, place)
     ids = _token_ids(tokenizer, prompt, place.get("continues") is None)
-    if not ids:
-        raise InputError("prompt", prompt, "at least one token")
+    require(ids, "prompt", prompt, "at least one token")
     for name, tokens in (("prompt", ids), ("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
         for token in tokens:
             in_vocabulary = isinstance(token, Integral) and 0 <= token < target_config.vocab_size
@@ -182,17 +181,14 @@ def make_request(
 
 
 def _check_place(request_id: int, place: Place) -> None:
-    continues = place.get("continues")
-    for name, value in (("id", request_id), ("continues", 0 if continues is None else continues)):
-        if type(value) is not int or not 0 <= value < 2**32:
-            raise InputError(name, value, "an integer from 0 to 2^32 - 1")
-    abort_at = place.get("abort_at")
-    for name, value in (("arrival", place.get("arrival", 0)), ("abort_at", 0 if abort_at is None else abort_at)):
-        if type(value) is not int or not 0 <= value < 2**62:
-            raise InputError(name, value, "an integer from 0 to 2^62 - 1")
+    require_int("id", request_id, 0, 2**32 - 1)
+    require_int("arrival", place.get("arrival", 0), 0, 2**62 - 1)
+    if (continues := place.get("continues")) is not None:
+        require_int("continues", continues, 0, 2**32 - 1)
+    if (abort_at := place.get("abort_at")) is not None:
+        require_int("abort_at", abort_at, 0, 2**62 - 1)
     priority = place.get("priority", 0)
-    if type(priority) is not int:
-        raise InputError("priority", priority, "an integer")
+    require(type(priority) is int, "priority", priority, "an integer")
 
 
 def _items(name: str, value: Any, allowed: str) -> list[Any]:

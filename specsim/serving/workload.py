@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specsim.core.config import SamplingParams
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.core.files import read_text
 from specsim.core.pair import Pair
 from specsim.serving.requests import Request, make_request
@@ -93,11 +93,9 @@ def _parse(line: str) -> dict[str, Any]:
         raise InputError("text", line, f"a JSON object ({error.msg} at column {error.colno})") from error
     except (ValueError, RecursionError) as error:
         raise InputError("text", line, f"a JSON object ({error})") from error
-    if not isinstance(values, dict):
-        raise InputError("text", line, "a JSON object")
+    require(isinstance(values, dict), "text", line, "a JSON object")
     for name in values:
-        if name not in _FIELDS:
-            raise InputError("every field", name, f"one of {', '.join(_FIELDS)}")
+        require(name in _FIELDS, "every field", name, f"one of {', '.join(_FIELDS)}")
     return values
 
 
@@ -116,11 +114,9 @@ def _prompt(values: dict[str, Any]) -> str | list[int]:
     if ("prompt" in values) == ("prompt_ids" in values):
         raise InputError("input", "both" if "prompt" in values else "neither", "one of prompt and prompt_ids")
     if "prompt" in values:
-        if not isinstance(values["prompt"], str):
-            raise InputError("prompt", values["prompt"], "a text (token ids: prompt_ids)")
+        require(isinstance(values["prompt"], str), "prompt", values["prompt"], "a text (token ids: prompt_ids)")
         return values["prompt"]
-    if not isinstance(values["prompt_ids"], list):
-        raise InputError("prompt_ids", values["prompt_ids"], "a list")
+    require(isinstance(values["prompt_ids"], list), "prompt_ids", values["prompt_ids"], "a list")
     return values["prompt_ids"]
 
 

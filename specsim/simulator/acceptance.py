@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 
-from specsim.core.errors import InputError
-from specsim.simulator.bounds import number, probability, whole
+from specsim.core.errors import InputError, require_choice, require_int
+from specsim.simulator.bounds import number, probability
 from specsim.simulator.uniforms import Stream, keys, named_uniforms
 
 SCHEDULES = ("independent", "minimum-variance")
@@ -76,8 +76,7 @@ class PerPosition:
             raise InputError("by_position", self.by_position, "unconditional rates, none larger than the one before")
         object.__setattr__(self, "by_position", values)
         object.__setattr__(self, "_ascending", np.array(values[::-1]))
-        if self.schedule not in SCHEDULES:
-            raise InputError("schedule", self.schedule, " or ".join(SCHEDULES))
+        require_choice("schedule", self.schedule, SCHEDULES)
 
     @property
     def num_steps(self) -> int:
@@ -108,12 +107,12 @@ class PerPosition:
 def iid(rate: float, num_steps: int) -> PerPosition:
     """The same probability for every draft after an accepted one (Leviathan et al., arXiv 2211.17192)."""
     rate = probability("rate", rate)
-    return PerPosition(tuple(rate**step for step in range(1, whole("num_steps", num_steps, 0) + 1)))
+    return PerPosition(tuple(rate**step for step in range(1, require_int("num_steps", num_steps, 0) + 1)))
 
 
 def iid_of_length(length: float, num_steps: int) -> PerPosition:
     """The i.i.d. distribution of this accept length, bonus included."""
-    most = whole("num_steps", num_steps, 0) + 1
+    most = require_int("num_steps", num_steps, 0) + 1
     number("accept_length", length, 1, most)
     if length in (1, most):
         return iid(float(length == most), num_steps)
@@ -123,7 +122,7 @@ def iid_of_length(length: float, num_steps: int) -> PerPosition:
 
 def steady(length: float, num_steps: int) -> PerPosition:
     """The distribution of this accept length with the least variance: whole rates, a fraction, then zeros."""
-    number("accept_length", length, 1, whole("num_steps", num_steps, 0) + 1)
+    number("accept_length", length, 1, require_int("num_steps", num_steps, 0) + 1)
     rates = tuple(float(np.clip(length - step, 0, 1)) for step in range(1, num_steps + 1))
     return PerPosition(rates, "minimum-variance")
 
@@ -181,9 +180,8 @@ class Recorded:
     _lengths: np.ndarray = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        whole("num_steps", self.num_steps, 0)
-        if self.by not in ("round", "position"):
-            raise InputError("by", self.by, "round or position")
+        require_int("num_steps", self.num_steps, 0)
+        require_choice("by", self.by, ("round", "position"))
         counts = [np.asarray(each, dtype=np.int64) for each in self.counts]
         if not counts or min(map(len, counts)) == 0:
             raise InputError("counts", f"{len(counts)} requests", "at least one, each of at least one entry")

@@ -6,7 +6,7 @@ from typing import TypeGuard
 
 import numpy as np
 
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require_int
 
 LARGEST_COUNT = 2**31 - 1
 
@@ -46,16 +46,12 @@ def share(name: str, value: object) -> float:
 
 def whole(name: str, value: object, least: int = 1) -> int:
     """An integer of at least `least`."""
-    if type(value) is not int or value < least:
-        raise InputError(name, value, f"an integer of at least {least}")
-    return value
+    return require_int(name, value, least)
 
 
 def count(name: str, value: object, least: int = 1) -> int:
     """An integer from `least` to 2^31 - 1."""
-    if type(value) is not int or not least <= value <= LARGEST_COUNT:
-        raise InputError(name, value, f"an integer from {least} to 2^31 - 1")
-    return value
+    return require_int(name, value, least, LARGEST_COUNT)
 
 
 def lengths(name: str, values: object) -> np.ndarray:

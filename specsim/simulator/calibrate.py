@@ -8,7 +8,7 @@ import numpy as np
 from scipy.optimize import least_squares
 from scipy.stats import t as student
 
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require_choice
 from specsim.simulator.bounds import positive
 from specsim.simulator.cost import CostModel
 from specsim.simulator.efficiency import SHARES, Efficiency
@@ -102,8 +102,7 @@ def calibrate(cost: CostModel, measurements: Sequence[Timed], free: Sequence[str
     """The cost model with the fields `free` of its Efficiency fitted to the measurements that are not held out."""
     known = [field.name for field in fields(Efficiency)]
     for name in free:
-        if name not in known:
-            raise InputError("free", name, " or ".join(known))
+        require_choice("free", name, known)
 
     def model(values: Mapping[str, float]) -> CostModel:
         return replace(cost, efficiency=replace(cost.efficiency, **values))

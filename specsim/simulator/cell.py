@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from specsim.core.config import SpecConfig
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require, require_int
 from specsim.core.files import read_text
-from specsim.simulator.bounds import count, is_number, probability, whole
+from specsim.simulator.bounds import count, is_number, probability
 from specsim.simulator.hardware import hardware
 from specsim.simulator.model import drafter, model
 from specsim.simulator.option import Option
@@ -76,7 +76,7 @@ class Cell:
 
     def serving(self, option: Option) -> Scenario:
         """The server under its load, with this setting and acceptance in place of its own."""
-        whole("draft_vocab", self.draft_vocab)
+        require_int("draft_vocab", self.draft_vocab)
         target = model(self.model)
         head = drafter(self.drafter, target, self.draft_vocab if self.drafter == "eagle3" else None)
         same = ("tensor_parallel", "schedule", "prefill", "max_running", "chunk_tokens", "memory_share", "seed")
@@ -108,8 +108,7 @@ class Cell:
     def with_values(self, **values: Any) -> "Cell":
         """The same cell but for some fields; InputError for an unknown field."""
         for name in values:
-            if name not in self.__dataclass_fields__:
-                raise InputError("vary", name, ", ".join(self.__dataclass_fields__))
+            require(name in self.__dataclass_fields__, "vary", name, ", ".join(self.__dataclass_fields__))
         return replace(self, **values)
 
 

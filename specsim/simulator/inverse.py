@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import t as student
 
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.simulator.bounds import positive
 from specsim.simulator.calibrate import CONFIDENCE
 from specsim.simulator.model import Model, expected_experts
@@ -41,8 +41,7 @@ def recover(num_drafts: Sequence[int], accept_lengths: Sequence[float], tpot: Se
     accept length outside 1 to num_drafts + 1.
     """
     drafts, lengths, times = (np.asarray(each, float) for each in (num_drafts, accept_lengths, tpot))
-    if len(set(drafts)) < 2:
-        raise InputError("num_drafts", list(num_drafts), "at least two different numbers")
+    require(len(set(drafts)) >= 2, "num_drafts", list(num_drafts), "at least two different numbers")
     for count, length, seconds in zip(drafts, lengths, times, strict=True):
         positive("tpot", float(seconds))
         if not 1 <= length <= count + 1:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.core.files import read_text
 from specsim.simulator.bounds import is_number
 
@@ -66,8 +66,7 @@ def read_results(path: Path) -> list[Report]:
 
 def _report(value: Any, place: str, run: int) -> Report:
     """One result, SGLang's if it has a mean E2E latency spelled out; `place` is named in errors."""
-    if not isinstance(value, Mapping):
-        raise InputError("file", place, "a JSON object for each run")
+    require(isinstance(value, Mapping), "file", place, "a JSON object for each run")
     tool = "sglang" if "mean_e2e_latency_ms" in value else "vllm"
     names = {"sglang": _SGLANG, "vllm": _VLLM}[tool]
     duration = _number(value, "duration", place)
@@ -76,8 +75,7 @@ def _report(value: Any, place: str, run: int) -> Report:
     concurrency = _limit(value, "max_concurrency", place)
     figures = {ours: _number(value, theirs, place) for ours, theirs in names.items() if value.get(theirs) is not None}
     for name in THROUGHPUTS[:2]:
-        if name not in figures:
-            raise InputError("file", place, f"a result of vLLM's or SGLang's benchmark (it has no {names[name]})")
+        require(name in figures, "file", place, f"a result of vLLM's or SGLang's benchmark (it has no {names[name]})")
     if tool == "sglang" and "Total Token Throughput (tok/s)" not in figures and duration:
         figures["Total Token Throughput (tok/s)"] = (input_tokens + output_tokens) / duration
     rates = value.get(_RATES) or ()
@@ -106,8 +104,7 @@ def _objects(text: str, place: str) -> list[Any]:
         values = [json.loads(line) for line in text.splitlines() if line.strip()]
     except (ValueError, RecursionError) as error:
         raise InputError("file", place, "JSON, or a JSON object a line") from error
-    if not values:
-        raise InputError("file", place, "JSON, or a JSON object a line (it is empty)")
+    require(values, "file", place, "JSON, or a JSON object a line (it is empty)")
     return values
 
 
@@ -118,8 +115,7 @@ def _limit(value: Mapping, name: str, place: str) -> float | None:
 
 
 def _number(value: Mapping, name: str, place: str) -> float:
-    if name not in value:
-        raise InputError("file", place, f"a result of vLLM's or SGLang's benchmark (it has no {name})")
+    require(name in value, "file", place, f"a result of vLLM's or SGLang's benchmark (it has no {name})")
     if not is_number(value[name]) or value[name] < 0:
         raise InputError(name, value[name], f"a number of at least 0 that a float holds (in {place})")
     return float(value[name])

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from specsim.core.config import SpecConfig
-from specsim.core.errors import InputError
+from specsim.core.errors import require, require_choice
 from specsim.simulator.cell import Cell
 from specsim.simulator.option import Option
 from specsim.simulator.policy import compare
@@ -97,11 +97,9 @@ def candidates(cell: Cell) -> list[SpecConfig]:
 
 def plan(cell: Cell, objective: str = "throughput", configs: Sequence[SpecConfig] | None = None) -> Plan:
     """Simulate the cell under every setting, on equal arrivals and lengths."""
-    if objective not in OBJECTIVES:
-        raise InputError("objective", objective, " or ".join(OBJECTIVES))
+    require_choice("objective", objective, OBJECTIVES)
     configs = candidates(cell) if configs is None else configs
-    if not configs:
-        raise InputError("configs", configs, "at least one setting")
+    require(configs, "configs", configs, "at least one setting")
     scenario = cell.with_values(topk=1, num_steps=0, num_draft_tokens=None).scenario
     options = [cell.option(config) for config in configs]
     runs = [scenario.run(option).metrics() for option in options]
@@ -165,8 +163,7 @@ def sglang_flags(cell: Cell, config: SpecConfig, draft: str = "DRAFT_MODEL") -> 
 def vllm_flags(cell: Cell, config: SpecConfig, draft: str = "DRAFT_MODEL") -> str:
     """Options of `vllm serve`, which drafts chains."""
     flags = [f"--tensor-parallel-size {cell.tensor_parallel}", f"--block-size {config.page_size}"]
-    if config.topk != 1:
-        raise InputError("topk", config.topk, "1: vLLM drafts chains")
+    require(config.topk == 1, "topk", config.topk, "1: vLLM drafts chains")
     if not config.is_plain:
         settings = {"method": cell.drafter, "model": draft, "num_speculative_tokens": config.num_steps}
         if cell.drafter == "mtp":

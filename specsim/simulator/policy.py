@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specsim.core.config import ServingConfig
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.simulator.bounds import count, number, probability
 from specsim.simulator.option import Always, Cost, Option, Policy
 from specsim.simulator.results import Run
@@ -128,8 +128,7 @@ def policies(cost: Cost, options: Sequence[Option], limit: int) -> dict[str, Pol
     limit: of the off-switch, which goes between plain decoding and the longest chain.
     """
     lengths = [option.config.num_steps for option in options]
-    if 0 not in lengths:
-        raise InputError("options", f"{len(options)} chains", "chains and plain decoding (Option.plain)")
+    require(0 in lengths, "options", f"{len(options)} chains", "chains and plain decoding (Option.plain)")
     static: dict[str, Policy] = {_name(steps): Always(option) for option, steps in enumerate(lengths)}
     return static | {
         f"off above {limit}": OffSwitch(limit, lengths.index(max(lengths)), lengths.index(0)),
@@ -172,6 +171,5 @@ def _chains(options: Sequence[Option]) -> list[_Chain]:
     if any(option.config.topk != 1 for option in options):
         raise InputError("options", "a tree", "chains: what a tree accepts says nothing of another")
     found = sorted(_Chain(option.config.num_steps, at) for at, option in enumerate(options) if option.config.num_steps)
-    if not found:
-        raise InputError("options", f"{len(options)} settings", "at least one that drafts")
+    require(found, "options", f"{len(options)} settings", "at least one that drafts")
     return found

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specsim.core.config import SpecConfig
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.simulator.acceptance import Recorded
 
 
@@ -108,8 +108,7 @@ class Candidates:
         -1 where nothing was recorded, because the recorded lanes were others.
         """
         for name, most in (("topk", self.topk), ("num_steps", self.num_steps)):
-            if not 1 <= getattr(config, name) <= most:
-                raise InputError(name, getattr(config, name), f"1 to {most}, the recorded one")
+            require(1 <= getattr(config, name) <= most, name, getattr(config, name), f"1 to {most}, the recorded one")
         block_of = self._blocks()
         ranks = np.arange(config.topk)
         lanes = np.broadcast_to(ranks, (self.num_positions, config.topk))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from io import StringIO
 from pathlib import Path
 
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.core.files import read_text
 from specsim.simulator.measurement import METRICS, Report, read_results
 
@@ -24,15 +24,12 @@ def read_reports(path: Path) -> list[Report]:
 def _table(text: str, path: Path) -> list[Report]:
     runs: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
     for place, row in _rows(text, path):
-        if row["metric"] not in METRICS:
-            raise InputError("metric", row["metric"], f"{', '.join(METRICS)} (in {place})")
+        require(row["metric"] in METRICS, "metric", row["metric"], f"{', '.join(METRICS)} (in {place})")
         key = tuple((name, text) for name, text in row.items() if name not in ("metric", "value"))
         figures = runs.setdefault(key, {})
-        if row["metric"] in figures:
-            raise InputError("metric", row["metric"], f"one value of it a run (in {place})")
+        require(row["metric"] not in figures, "metric", row["metric"], f"one value of it a run (in {place})")
         figures[row["metric"]] = _number("value", row["value"], place)
-    if not runs:
-        raise InputError("file", str(path), "a CSV of at least one row, with columns metric and value")
+    require(runs, "file", str(path), "a CSV of at least one row, with columns metric and value")
     return [
         Report(" · ".join(text for _, text in key) or "the run", figures, _concurrency(dict(key), path))
         for key, figures in runs.items()
@@ -67,6 +64,5 @@ def _number(name: str, text: str, place: str) -> float:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not 0 <= number < math.inf:
-        raise InputError(name, text, f"a number of at least 0 (in {place})")
+    require(0 <= number < math.inf, name, text, f"a number of at least 0 (in {place})")
     return number

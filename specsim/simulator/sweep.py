@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.simulator.cell import Cell
 from specsim.simulator.measurement import METRICS
 from specsim.simulator.model import names, read_config
@@ -75,8 +75,7 @@ class Results:
             found = tuple(row[1] for row in self._file.execute("pragma table_info(cells)"))
         except sqlite3.Error as error:
             raise InputError("out", str(path), f"a new file, or one of an earlier sweep ({error})") from error
-        if found != COLUMNS:
-            raise InputError("out", str(path), "a new file, or one of an earlier sweep (its columns are others)")
+        require(found == COLUMNS, "out", str(path), "a new file, or one of an earlier sweep (its columns are others)")
 
     def keys(self) -> set[str]:
         return {row[0] for row in self._file.execute("select key from cells")}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from specsim.core.config import ServingConfig
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require, require_choice
 from specsim.simulator.columns import round_pages
 from specsim.simulator.option import Always, Cost, Option, Policy
 from specsim.simulator.results import Run
@@ -45,15 +45,13 @@ def simulate(
 
 def check(cost: Cost, options: Sequence[Option], workload: Workload, serving: ServingConfig, prefill: str) -> None:
     """InputError for a workload or a setting that simulate cannot serve."""
-    if prefill not in PREFILLS:
-        raise InputError("prefill", prefill, " or ".join(PREFILLS))
+    require_choice("prefill", prefill, PREFILLS)
     if not options or len({option.config.page_size for option in options}) != 1:
         raise InputError("options", f"{len(options)} settings", "at least one, all of one page_size")
     if serving.prefix_cache:
         raise InputError("prefix_cache", True, "False: requests of a workload have lengths and no tokens")
     schedule = getattr(cost, "schedule", serving.schedule)
-    if schedule != serving.schedule:
-        raise InputError("schedule", serving.schedule, f"that of the cost model, {schedule}")
+    require(schedule == serving.schedule, "schedule", serving.schedule, f"that of the cost model, {schedule}")
     if serving.schedule == "overlap" and any(option.config.release == "round" for option in options):
         raise InputError("schedule", "overlap", "sync with release 'round', which frees what a round leaves")
     configs = tuple(option.config for option in options)

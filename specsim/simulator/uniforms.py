@@ -4,7 +4,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from specsim.core.errors import InputError
+from specsim.core.errors import require_int
 
 _STEP = 0x9E3779B97F4A7C15
 _WORD = 2**64 - 1
@@ -32,8 +32,7 @@ def mix(words: np.ndarray) -> np.ndarray:
 
 def keys(seed: int, stream: Stream, request_ids: np.ndarray) -> np.ndarray:
     """Names of requests' uniforms of one stream, uint64; worth keeping where a request draws many."""
-    if not 0 <= seed <= _WORD:
-        raise InputError("seed", seed, "an integer from 0 to 2^64 - 1")
+    require_int("seed", seed, 0, _WORD)
     start = mix(np.array([(seed + (stream + 1) * _STEP) & _WORD], dtype=np.uint64))
     return mix(start + np.asarray(request_ids).astype(np.uint64) * _STRIDE)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.core.files import read_text
 from specsim.simulator.bounds import LARGEST_COUNT, count, is_number, number, positive
 from specsim.simulator.uniforms import Stream, keys, named_uniforms
@@ -94,8 +94,7 @@ def read_workload(path: Path | str) -> Workload:
     for at, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             rows.append(_row(line, f"{path}, line {at}"))
-    if not rows:
-        raise InputError("workload", str(path), "a file of at least one request")
+    require(rows, "workload", str(path), "a file of at least one request")
     rows.sort(key=lambda row: row.arrival_s)
     prompts = np.array([row.prompt_tokens for row in rows])
     outputs = np.array([row.output_tokens for row in rows])

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.correctness.conformance.case import DEVICE, Call, Case
 from specsim.correctness.conformance.comparison import Difference, difference
 from specsim.correctness.conformance.contract import BY_NAME, OPERATIONS, Operation
@@ -101,8 +101,7 @@ def function_of(module: ModuleType, operation: Operation, device: str = "cpu") -
 def chosen_operations(module: ModuleType, names: Sequence[str] | None) -> list[Operation]:
     """Operations to run: the named ones, each of which the module must have, or all that it has."""
     for name in names or ():
-        if name not in BY_NAME:
-            raise InputError("ops", name, ", ".join(BY_NAME))
+        require(name in BY_NAME, "ops", name, ", ".join(BY_NAME))
         if name_of(module, BY_NAME[name]) is None:
             functions = " or ".join(BY_NAME[name].functions)
             raise InputError("ops", name, f"operations that {module.__name__} has a function for, here {functions}")

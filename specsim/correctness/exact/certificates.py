@@ -8,7 +8,7 @@ from functools import cache, partial
 
 from tqdm.auto import tqdm
 
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require_choice
 from specsim.core.provenance import now, versions
 from specsim.correctness.exact import implementations
 from specsim.correctness.exact.cases import CASES, INTERPRETED, LAUNCHED, cases_of
@@ -52,10 +52,9 @@ def certify(
     verifier: str | None = None, *, impl: str = "reference", device: str | None = None, progress: bool = False
 ) -> Certificates:
     """Certify a verifier, or all of them and the controls. device: for the fast implementation."""
-    if verifier is not None and verifier not in NAMES:
-        raise InputError("verifier", verifier, " or ".join(NAMES))
-    if impl not in IMPLS:
-        raise InputError("impl", impl, " or ".join(IMPLS))
+    if verifier is not None:
+        require_choice("verifier", verifier, NAMES)
+    require_choice("impl", impl, IMPLS)
     if impl == "reference" and device not in (None, "cpu"):
         raise InputError("device", device, "cpu with impl 'reference'")
     kernels = "cpu" if impl == "reference" else kernel_device(device)

@@ -8,7 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, Self
 
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.core.files import read_text
 
 ALLOWED = "results of specsim generate or run, of vLLM, of SGLang's /generate, or of OpenAI's API, with logprobs"
@@ -72,8 +72,7 @@ def read_answers(path: Path, name: str) -> tuple[Answer, ...]:
         except (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError) as error:
             reason = f"entry {at}, counted from 0: {type(error).__name__}: {error}"
             raise InputError(name, str(path), f"{ALLOWED} ({reason})") from error
-    if not answers:
-        raise InputError(name, str(path), ALLOWED)
+    require(answers, name, str(path), ALLOWED)
     return tuple(answers)
 
 

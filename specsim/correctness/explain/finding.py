@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import inf, isnan
 from typing import Literal, NamedTuple
 
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require, require_choice
 from specsim.correctness.explain.answers import UNCLEAR, Answer, Token
 
 Verdict = Literal["equal", "numerics", "fault", "undecided"]
@@ -30,8 +30,7 @@ class Noise:
     @classmethod
     def of(cls, dtype: str) -> "Noise":
         """Rounding of a large model's logits in the arithmetic of a type."""
-        if dtype not in ERRORS:
-            raise InputError("dtype", dtype, " or ".join(ERRORS))
+        require_choice("dtype", dtype, ERRORS)
         return cls(ERRORS[dtype], f"rounding in {dtype}")
 
     @property
@@ -62,8 +61,7 @@ def explain(a: Sequence[Answer], b: Sequence[Answer], noise: Noise) -> Iterator[
 
     InputError for answers that differ in number, in their prompts, or in naming tokens by id or by text.
     """
-    if len(a) != len(b):
-        raise InputError("b", f"{len(b)} answers", f"as many as a has, {len(a)}")
+    require(len(a) == len(b), "b", f"{len(b)} answers", f"as many as a has, {len(a)}")
     for request, (one, other) in enumerate(zip(a, b, strict=True)):
         if type(one.prompt) is type(other.prompt) and one.prompt != other.prompt:
             raise InputError("b", f"an answer to another prompt (request {request})", "answers to the prompts of a")

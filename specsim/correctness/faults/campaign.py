@@ -17,7 +17,7 @@ from rich.console import Console
 from tqdm.auto import tqdm
 
 from specsim.core.display import figure, paragraph, print_table
-from specsim.core.errors import InputError
+from specsim.core.errors import require, require_int
 from specsim.core.provenance import now, versions
 from specsim.correctness.faults.checks import INTERPRETED
 from specsim.correctness.faults.fault import Fault, Finding, Trial
@@ -139,12 +139,10 @@ def exhibit(
     from specsim.core.engine_options import check_device
     from specsim.correctness.faults.catalogue import FAULTS
 
-    if type(jobs) is not int or jobs < 1:
-        raise InputError("jobs", jobs, "an integer of at least 1")
+    require_int("jobs", jobs)
     known = {fault.name: fault for fault in FAULTS}
     for name in names or ():
-        if name not in known:
-            raise InputError("name", name, ", ".join(known))
+        require(name in known, "name", name, ", ".join(known))
     device = check_device(device)
     date = now()
     start = time.perf_counter()

@@ -10,7 +10,7 @@ from tqdm.auto import tqdm
 from specsim.core.config import ServingConfig
 from specsim.core.display import figure, heading, paragraph, print_table
 from specsim.core.engine import Engine
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.core.files import without_nan
 from specsim.core.pair import Pair
 from specsim.correctness.invariance.solo import BUDGETS, SoloComparison, SoloRuns
@@ -95,8 +95,7 @@ def compare(
     serving: shared by all modes. Raises InputError for release `round`, which cannot overlap, and for a dtype without
     a budget of logprobs.
     """
-    if engine.config.release == "round":
-        raise InputError("release", "round", "finish, since only that can overlap")
+    require(engine.config.release != "round", "release", "round", "finish, since only that can overlap")
     if engine.dtype not in BUDGETS:
         allowed = f"{' or '.join(map(str, BUDGETS))}, in which runs can be told apart"
         raise InputError("dtype", engine.dtype, allowed)

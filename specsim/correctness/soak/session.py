@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 from specsim.core.config import VERIFIERS, SpecConfig
 from specsim.core.display import figure, paragraph, print_table
 from specsim.core.engine_options import check_device
-from specsim.core.errors import InputError
+from specsim.core.errors import require_int
 from specsim.core.provenance import now, versions
 from specsim.correctness.differential.pairs import make_pair
 from specsim.correctness.soak.coverage import REQUIRED, required, verified_name
@@ -153,8 +153,7 @@ def soak(
     implementation, as in generate; graph None: another from program to program.
     """
     for name, value, least in (("requests", num_requests, 1), ("seed", seed, 0), ("jobs", jobs, 1)):
-        if type(value) is not int or value < least:
-            raise InputError(name, value, f"an integer of at least {least}")
+        require_int(name, value, least)
     options = options_of(impl, device, graph)
     load_engine(make_pair("eagle-llama"), SpecConfig(), options)  # raises InputError for what cannot serve here
     date = now()

@@ -10,7 +10,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from specsim.core.engine_options import EngineOptions
-from specsim.core.errors import InputError
+from specsim.core.errors import require_choice, require_int
 from specsim.core.provenance import now, versions
 from specsim.correctness.statistics.controls import CONTROLS, Control
 from specsim.correctness.statistics.e_value import chi_square, ln_e_value
@@ -40,10 +40,9 @@ def run_sampling_tests(
     implementation. The controls run on the reference.
     """
     engines = _engines(impl, device)
-    if verifier is not None and verifier not in CONFIGS:
-        raise InputError("verifier", verifier, " or ".join(CONFIGS))
-    if type(tokens) is not int or tokens < 1:
-        raise InputError("tokens", tokens, "an integer of at least 1")
+    if verifier is not None:
+        require_choice("verifier", verifier, CONFIGS)
+    require_int("tokens", tokens)
     date = now()
     start = time.perf_counter()
     verifiers = [verifier] if verifier else list(CONFIGS)
@@ -60,8 +59,7 @@ def run_sampling_tests(
 
 
 def _engines(impl: str, device: str | None) -> list[EngineOptions]:
-    if impl not in IMPLS:
-        raise InputError("impl", impl, " or ".join(IMPLS))
+    require_choice("impl", impl, IMPLS)
     if impl == "reference":
         return [EngineOptions(device=device)]
     fast = EngineOptions("fast", device=kernel_device(device))

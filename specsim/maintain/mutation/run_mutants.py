@@ -18,7 +18,7 @@ from typing import Annotated, NamedTuple
 import typer
 from tqdm.auto import tqdm
 
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.core.files import check_writable, write_json
 from specsim.correctness.faults.injection import copied_package, environment, read, sources
 from specsim.maintain.mutation.mutants import Mutant, mutants, sample
@@ -111,8 +111,7 @@ def _chosen(only: str) -> dict[str, tuple[Path, ...]]:
     found = modules_with_tests()
     names = [name for name in only.split(",") if name] or list(found)
     for name in names:
-        if name not in found:
-            raise InputError("only", name, f"modules that have tests: {', '.join(found) or 'a checkout has some'}")
+        require(name in found, "only", name, f"modules that have tests: {', '.join(found) or 'a checkout has some'}")
     return {name: found[name] for name in names}
 
 

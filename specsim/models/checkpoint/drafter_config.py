@@ -4,7 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from specsim.core.drafter import DrafterConfig
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.fields import Fields
 from specsim.models.checkpoint.model_config import model_config
@@ -56,8 +56,7 @@ def _eagle(model: ModelConfig) -> DrafterConfig:
 
 
 def _eagle3(fields: Fields, model: ModelConfig, target: ModelConfig) -> DrafterConfig:
-    if model.num_layers != 1:
-        raise InputError(f"num_hidden_layers in {fields.file}", model.num_layers, "1 in an EAGLE-3 head")
+    require(model.num_layers == 1, f"num_hidden_layers in {fields.file}", model.num_layers, "1 in an EAGLE-3 head")
     if is_speculators(fields) and fields.get("norm_before_residual") is None:
         raise fields.error("norm_before_residual", "true or false: readers differ in what they take for an absent one")
     return DrafterConfig(

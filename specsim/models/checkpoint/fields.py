@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,5 @@ def read_json(file: Path) -> Fields:
         raise InputError(str(file), error.strerror, "a file that can be read") from error
     except (ValueError, RecursionError) as error:
         raise InputError(str(file), str(error), "valid JSON") from error
-    if not isinstance(values, dict):
-        raise InputError(str(file), type(values).__name__, "a JSON object")
+    require(isinstance(values, dict), str(file), type(values).__name__, "a JSON object")
     return Fields(file, values)

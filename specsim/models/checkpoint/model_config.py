@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require_choice
 from specsim.core.target import FAMILIES, ModelConfig
 from specsim.models.checkpoint.fields import Fields, read_json
 
@@ -84,8 +84,7 @@ def _rope(fields: Fields) -> _Rope:
 def _one_rope(name: str, rope: Fields) -> _Rope:
     theta = rope.number("rope_theta")
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ("default", "llama3"):
-        raise InputError(f"rope_type in {rope.file}", kind, "default or llama3")
+    require_choice(f"rope_type in {rope.file}", kind, ("default", "llama3"))
     if any(isinstance(value, dict) for value in rope.values.values()):
         raise InputError(f"{name} in {rope.file}", dict(rope.values), "one setting for all layers")
     if rope.get("partial_rotary_factor", 1) != 1:

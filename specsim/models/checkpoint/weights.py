@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.models.checkpoint.fields import read_json
 from specsim.models.checkpoint.layout import Layout
 
@@ -61,20 +61,17 @@ def check_layout(
 ) -> dict[str, torch.Tensor]:
     """Check that tensors are those of the layout: none missing, none unexpected, every shape right."""
     for name, shape in required.items():
-        if name not in named:
-            raise InputError(f"{name} in {folder}", "missing", f"a tensor of shape {list(shape)}")
+        require(name in named, f"{name} in {folder}", "missing", f"a tensor of shape {list(shape)}")
     layout = optional | required
     for name, entry in named.items():
-        if name not in layout:
-            raise InputError(f"{entry.key} in {entry.file}", "unexpected", "the tensors that config.json describes")
+        require(name in layout, f"{entry.key} in {entry.file}", "unexpected", "the tensors that config.json describes")
         _check_tensor(entry, layout[name], _TABLE_DTYPES.get(name, _DTYPES))
     return {name: entry.tensor for name, entry in named.items()}
 
 
 def _check_tensor(entry: Stored, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> None:
     where = f"{entry.key} in {entry.file}"
-    if entry.tensor.shape != shape:
-        raise InputError(f"the shape of {where}", list(entry.tensor.shape), str(list(shape)))
+    require(entry.tensor.shape == shape, f"the shape of {where}", list(entry.tensor.shape), str(list(shape)))
     if entry.tensor.dtype not in dtypes:
         raise InputError(f"the dtype of {where}", str(entry.tensor.dtype), " or ".join(map(str, dtypes)))
     if entry.tensor.is_floating_point() and not bool(entry.tensor.isfinite().all()):
@@ -83,12 +80,10 @@ def _check_tensor(entry: Stored, shape: tuple[int, ...], dtypes: tuple[torch.dty
 
 def _read_shards(index: Path) -> list[Stored]:
     weight_map = read_json(index).mapping("weight_map").values
-    if not weight_map:
-        raise InputError(f"weight_map in {index}", weight_map, "an object of key and file name")
+    require(weight_map, f"weight_map in {index}", weight_map, "an object of key and file name")
     stored: list[Stored] = []
     for name in sorted(set(map(str, weight_map.values()))):
-        if Path(name).name != name:
-            raise InputError(f"weight_map in {index}", name, "names of files in the same folder")
+        require(Path(name).name == name, f"weight_map in {index}", name, "names of files in the same folder")
         stored += _read_file(index.parent / name)
     found = {(entry.key, entry.file.name) for entry in stored}
     for key, name in weight_map.items():
@@ -98,8 +93,7 @@ def _read_shards(index: Path) -> list[Stored]:
 
 
 def _read_file(file: Path) -> list[Stored]:
-    if not file.is_file():
-        raise InputError(str(file), "missing", "a file that can be read")
+    require(file.is_file(), str(file), "missing", "a file that can be read")
     tensors = _read_safetensors(file) if file.suffix == ".safetensors" else _read_pickle(file)
     return [Stored(tensor, file, key) for key, tensor in tensors.items()]
 

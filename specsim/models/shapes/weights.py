@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from specsim.core.drafter import DrafterConfig
-from specsim.core.errors import InputError
+from specsim.core.errors import require
 from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.layout import Layout, drafter_layout, target_layout
@@ -39,8 +39,7 @@ def random_pair(
     fewer than three layers.
     """
     of = of if isinstance(of, Shape) else shape(of)
-    if drafter not in _DRAFTERS:
-        raise InputError("drafter", drafter, "eagle3 or eagle or None")
+    require(drafter in _DRAFTERS, "drafter", drafter, "eagle3 or eagle or None")
     head = _drafter_config(of, drafter) if drafter else None
     generator = torch.Generator(device=device).manual_seed(seed)
     target = TargetCheckpoint(of.config, _target_tensors(of.config, generator, dtype))
@@ -69,8 +68,7 @@ def _drafter_config(of: Shape, kind: str) -> DrafterConfig:
 
 def _feature_layers(num_layers: int) -> tuple[int, int, int]:
     """Choose layers 2, n//2, n-3 as published; below seven layers the first, the middle and the last."""
-    if num_layers < 3:
-        raise InputError("drafter", "eagle3", f"eagle or none for a target of {num_layers} layers: it reads three")
+    require(num_layers >= 3, "drafter", "eagle3", f"eagle or none for a target of {num_layers} layers: it reads three")
     return (2, num_layers // 2, num_layers - 3) if num_layers >= 7 else (0, num_layers // 2, num_layers - 1)
 
 

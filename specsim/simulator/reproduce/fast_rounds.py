@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from specsim.core.config import SpecConfig
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require_choice
 from specsim.simulator.calibrate import Timed, calibrate
 from specsim.simulator.cost import CostModel
 from specsim.simulator.efficiency import Efficiency
@@ -74,8 +74,7 @@ def _cost(shape: str, gpu: Hardware) -> CostModel:
 
 def _timed(row: Mapping[str, Any]) -> Timed:
     requests, length, tree = (row["setting"][name] for name in ("requests", "L", "tree"))
-    if tree not in _TREES:
-        raise InputError("tree", tree, " or ".join(_TREES))
+    require_choice("tree", tree, _TREES)
     contexts = np.full(requests, length)
     config = _TREES[tree]
     is_fitted = requests in FITTED_REQUESTS and length in FITTED_LENGTHS

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from specsim.core.errors import InputError
+from specsim.core.errors import require
 from specsim.simulator.reproduce import fast_rounds, leviathan, sglang_6995, spec_bench, vllm_20780, vllm_41162
 from specsim.simulator.reproduce.reproduction import Reproduction
 
@@ -19,6 +19,5 @@ TABLES: dict[str, Callable[[], Reproduction]] = {
 
 def reproduction(name: str) -> Callable[[], Reproduction]:
     """The function that reproduces the table of this name."""
-    if name not in TABLES:
-        raise InputError("table", name, ", ".join(TABLES))
+    require(name in TABLES, "table", name, ", ".join(TABLES))
     return TABLES[name]

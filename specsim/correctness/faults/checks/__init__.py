@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from specsim.core.errors import InputError
+from specsim.core.errors import require_choice
 from specsim.correctness.faults.fault import Finding
 
 CHECKS = ("differential", "oracle", "batched", "distribution", "trees", "memory")
@@ -14,7 +14,6 @@ INTERPRETED = ("memory",)  # checks that watch Triton's interpreter, also where 
 
 def run_check(name: str, setting: Mapping[str, Any], device: str) -> list[Finding]:
     """Give the findings of the check of that name."""
-    if name not in CHECKS:
-        raise InputError("check", name, " or ".join(CHECKS))
+    require_choice("check", name, CHECKS)
     run: Callable[..., list[Finding]] = import_module(f"specsim.correctness.faults.checks.{name}").check
     return run(dict(setting), device)
