@@ -11,6 +11,7 @@ from specsim.bench.contest import Contender, contest
 from specsim.bench.roofline import Ceilings, Floor
 from specsim.bench.round_checks import tensors_of
 from specsim.bench.row import OURS, Check, Row
+from specsim.bench.scene import tree_of
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Candidates, DraftInput, VerifyInput
 
@@ -58,13 +59,12 @@ def _tree_row(config: SpecConfig, requests: int, ceilings: Ceilings, device: str
     seq_lens = torch.full((requests,), SEQ_LEN)
     locations = torch.arange(requests * config.num_draft_tokens).view(requests, -1)
     expected = reference.build(candidates, bonus_tokens, seq_lens, locations, config)
-    given = [each.to(device) for each in (bonus_tokens, seq_lens, locations)]
+    given = (bonus_tokens.to(device), seq_lens.to(device), locations.to(device))
     on_device = candidates.to(device)
     out = tree.build(on_device, *given, config)
 
     def build(_: int) -> VerifyInput:
         return tree.build(on_device, *given, config, out=out)
 
-    shape = f"({config.topk}, {config.num_steps}, {config.num_draft_tokens})"
     ours = Contender(OURS, build, partial(same_tree, expected))
-    return contest("selection and tree", {"requests": requests, "tree": shape}, [ours], Floor(()), ceilings)
+    return contest("selection and tree", {"requests": requests, "tree": tree_of(config)}, [ours], Floor(()), ceilings)
