@@ -54,8 +54,7 @@ def record(
 
     Position 0 follows the first new token. No end token ends a text. InputError for a prompt that leaves no room.
     """
-    if config.is_plain:
-        raise InputError("num_steps", config.num_steps, "at least 1: plain decoding drafts nothing")
+    require(not config.is_plain, "num_steps", config.num_steps, "at least 1: plain decoding drafts nothing")
     require(positions >= 1, "positions", positions, "at least 1")
     new_tokens = positions + config.num_steps
     none_accepted = SyntheticAcceptance((0.0,) * config.num_steps)

@@ -26,8 +26,7 @@ def check_options(options: Options) -> dict[str, Group]:
     groups = SUITES[options.suite].groups
     chosen = {name: group for name, group in groups.items() if options.only in name}
     require(chosen, "only", options.only, f"a part of a group's name: {', '.join(groups)}")
-    if options.seconds is not None and not options.seconds > 0:
-        raise InputError("seconds", options.seconds, "a number above 0")
+    require(options.seconds is None or options.seconds > 0, "seconds", options.seconds, "a number above 0")
     shape(options.shape)
     if not torch.cuda.is_available():
         raise InputError("device", "cpu", "a GPU that CUDA can use: the fast column is timed nowhere else")

@@ -99,8 +99,7 @@ def _check_prompt(given: dict[str, Any]) -> None:
     """Refuse a text with random weights, and a length without them."""
     has_shape = given["shape"] is not None
     for name in ("prompt", "prompt_file") if has_shape else ("prompt_length",):
-        if given[name] is not None:
-            raise InputError(name, str(given[name]), f"none {'with' if has_shape else 'without'} --shape")
+        require(given[name] is None, name, str(given[name]), f"none {'with' if has_shape else 'without'} --shape")
 
 
 def _random_prompt(pair: "Pair", length: int | None) -> list[int]:
@@ -112,8 +111,7 @@ def _random_prompt(pair: "Pair", length: int | None) -> list[int]:
 def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
     """Give the text of an option, or the first shipped prompt."""
     if prompt_file is not None:
-        if prompt is not None:
-            raise InputError("prompt_file", str(prompt_file), "one of --prompt and --prompt-file")
+        require(prompt is None, "prompt_file", str(prompt_file), "one of --prompt and --prompt-file")
         return _read_prompt_file(prompt_file)
     if prompt is None:
         from specsim.models.shipped import load_prompts
@@ -145,8 +143,7 @@ def _grammar(given: dict[str, Any], pair: "Pair") -> "Guidance | None":
 
     if file is None:
         return Guidance.regex(pair, pattern or "")
-    if pattern is not None:
-        raise InputError("json_schema", str(file), "one of --regex and --json-schema")
+    require(pattern is None, "json_schema", str(file), "one of --regex and --json-schema")
     allowed = "a file with a JSON schema"
     text = read_text(file, "json_schema", allowed)
     try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from specsim.cli import options
 from specsim.core.config import SpecConfig
-from specsim.core.errors import InputError, require_choice
+from specsim.core.errors import InputError, require, require_choice
 from specsim.core.synthetic_acceptance import SCHEDULES, SyntheticAcceptance
 
 if TYPE_CHECKING:
@@ -79,9 +79,8 @@ class PairGroup:
     def acceptance(self, num_steps: int) -> SyntheticAcceptance | None:
         """Make the schedule that decides the acceptance; None if the target decides it."""
         if self.accept_rates is None:
-            if self.accept_schedule != SCHEDULES[0]:
-                allowed = f"only {SCHEDULES[0]}, the default, without --accept-rates"
-                raise InputError("accept_schedule", self.accept_schedule, allowed)
+            allowed = f"only {SCHEDULES[0]}, the default, without --accept-rates"
+            require(self.accept_schedule == SCHEDULES[0], "accept_schedule", self.accept_schedule, allowed)
             return None
         rates = options.accepted_shares(self.accept_rates)
         if self.drafter == "none":

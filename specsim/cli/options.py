@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from specsim.core.config import VERIFIERS, SamplingParams, ServingConfig, SpecConfig
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.core.synthetic_acceptance import SCHEDULES
 
 if TYPE_CHECKING:
@@ -107,8 +107,7 @@ def shipped_texts(count: int | None) -> list[str]:
     from specsim.models.shipped import load_prompts
 
     texts = [prompt["text"] for prompt in load_prompts()]
-    if count is not None and not 1 <= count <= len(texts):
-        raise InputError("prompts", count, f"1 to {len(texts)}")
+    require(count is None or 1 <= count <= len(texts), "prompts", count, f"1 to {len(texts)}")
     return texts[:count]
 
 
@@ -143,8 +142,7 @@ def report(
 def draft_field(assignment: str) -> tuple[str, Any]:
     """Parse NAME=JSON; a value that is no JSON is itself, so that words need no quotes."""
     name, equals, value = assignment.partition("=")
-    if not name or not equals:
-        raise InputError("draft_field", assignment, "NAME=JSON, such as norm_before_residual=true")
+    require(name and equals, "draft_field", assignment, "NAME=JSON, such as norm_before_residual=true")
     try:
         return name, json.loads(value)
     except (ValueError, RecursionError):

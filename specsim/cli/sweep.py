@@ -118,8 +118,7 @@ def _varied(assignments: list[str]) -> dict[str, list[Any]]:
     varied: dict[str, list[Any]] = {}
     for assignment in assignments:
         name, _, text = assignment.partition("=")
-        if not name or not text:
-            raise InputError("vary", assignment, "NAME=V1,V2,..., such as concurrency=1,16,64")
+        require(name and text, "vary", assignment, "NAME=V1,V2,..., such as concurrency=1,16,64")
         require(name in allowed, "vary", name, ", ".join(allowed))
         values: list[Any] = [length(name, each) if name in _LENGTHS else _value(each) for each in text.split(",")]
         if name == "accept_rate":
@@ -151,8 +150,7 @@ def _executor(jobs: int | None, cluster: str | None) -> Iterator[Executor]:
         with ProcessPoolExecutor(jobs or os.cpu_count(), get_context("spawn"), _end_with_parent) as executor:
             yield executor
         return
-    if jobs is not None:
-        raise InputError("jobs", jobs, "none with --cluster, whose workers are its own")
+    require(jobs is None, "jobs", jobs, "none with --cluster, whose workers are its own")
     try:
         from distributed import Client
     except ImportError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.bench.suites import SUITES, Options
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.core.files import read_text
 from specsim.maintain.result_tables import SUMMARIES, Result
 
@@ -24,8 +24,7 @@ def read(path: Path, *names: str) -> dict[str, Any]:
     except ValueError as error:
         raise InputError("file", str(path), f"{allowed} (it is no JSON)") from error
     for name in names:
-        if not isinstance(value, dict) or name not in value:
-            raise InputError("file", str(path), f"{allowed} (it has no {name})")
+        require(isinstance(value, dict) and name in value, "file", str(path), f"{allowed} (it has no {name})")
     return value
 
 
@@ -51,8 +50,7 @@ def keep(paths: Sequence[Path], folder: Path) -> list[Path]:
 
 def _refuse(path: Path, expected: str, faults: Mapping[str, bool]) -> None:
     for fault, is_found in faults.items():
-        if is_found:
-            raise InputError("file", str(path), f"{expected}, and not {fault}")
+        require(not is_found, "file", str(path), f"{expected}, and not {fault}")
 
 
 def _suite_file(path: Path) -> str:

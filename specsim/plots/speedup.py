@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from specsim.core.errors import InputError, require
+from specsim.core.errors import require
 from specsim.plots.chart import LINES, SIZE, End, label_ends, new_chart
 from specsim.plots.sheet import FAINT, Axes, Picture
 from specsim.simulator.scenario import MOST_REQUESTS, Scenario
@@ -17,8 +17,7 @@ def speedup(scenarios: Mapping[str, Scenario], most: int = MOST_REQUESTS) -> Pic
     """
     require(1 <= len(scenarios) <= len(LINES), "scenarios", len(scenarios), f"1 to {len(LINES)}")
     for name, scenario in scenarios.items():
-        if scenario.option.config.is_plain:
-            raise InputError("scenarios", name, "scenarios that draft")
+        require(not scenario.option.config.is_plain, "scenarios", name, "scenarios that draft")
     words = "; ".join(dict.fromkeys(map(calibration, scenarios.values())))
     about = "running requests (bands: with the parameters of servers in published tables)"
     figure, axes = new_chart(f"speed-up of decoding, {words}", about, names=scenarios)

@@ -22,8 +22,7 @@ class Guidance:
             from llguidance import LLMatcher, LLTokenizer
         except ImportError as error:
             raise InputError(form, text, "none without llguidance: pip install 'specsim[grammar]'") from error
-        if tokenizer is None:
-            raise InputError(form, text, "none: the target has no tokenizer")
+        require(tokenizer is not None, form, text, "none: the target has no tokenizer")
         require(end_ids, form, text, "none: the target has no end token, eos_token_id in its config")
         self.vocab_size = vocab_size
         self.end_ids = frozenset(end_ids)

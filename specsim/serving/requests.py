@@ -140,15 +140,13 @@ def make_requests(
             "sampling", f"{len(params)} parameter sets", f"one, or one for each of the {len(prompts)} prompts"
         )
     are_ids = all(type(each) is int and 0 <= each < 2**32 for each in ids)
-    if not are_ids or not len(ids) == len(set(ids)) == len(prompts):
-        raise InputError("request_ids", request_ids, allowed_ids)
+    require(are_ids and len(ids) == len(set(ids)) == len(prompts), "request_ids", request_ids, allowed_ids)
     items = zip(ids, prompts, params, strict=True)
     requests = [make_request(pair.target.config, pair.tokenizer, *item) for item in items]
     for request in requests:
         request.fit(max_len)
-        if len(request.prompt_ids) >= max_len:
-            most = f"at most {max_len - 1}, one less than max_len"
-            raise InputError("prompt", f"{len(request.prompt_ids)} tokens", most)
+        most = f"at most {max_len - 1}, one less than max_len"
+        require(len(request.prompt_ids) < max_len, "prompt", f"{len(request.prompt_ids)} tokens", most)
     return requests
 
 

@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from specsim.core.config import SpecConfig
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.simulator.acceptance import Acceptance, Distribution, PerPosition, accept_length
 
 
@@ -28,9 +28,8 @@ class Option:
     acceptance: Acceptance
 
     def __post_init__(self) -> None:
-        if self.acceptance.num_steps < self.config.num_steps:
-            allowed = f"acceptance of at least num_steps drafts, {self.config.num_steps}"
-            raise InputError("acceptance", self.acceptance.num_steps, allowed)
+        allowed = f"acceptance of at least num_steps drafts, {self.config.num_steps}"
+        require(self.acceptance.num_steps >= self.config.num_steps, "acceptance", self.acceptance.num_steps, allowed)
 
     @property
     def accept_length(self) -> float:

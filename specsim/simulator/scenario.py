@@ -6,7 +6,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from specsim.core.config import ServingConfig
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require, require_choice
 from specsim.simulator.cost import CostModel, Phases
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.fitted import Graphs
@@ -43,11 +43,9 @@ class Scenario:
 
     def __post_init__(self) -> None:
         splits = self.model.splits
-        if self.tensor_parallel not in splits:
-            allowed = f"{', '.join(map(str, splits))}: GPUs that {self.model.name} divides among"
-            raise InputError("tensor_parallel", self.tensor_parallel, allowed)
-        if self.graphs not in get_args(Graphs):
-            raise InputError("graphs", self.graphs, " or ".join(get_args(Graphs)))
+        allowed = f"{', '.join(map(str, splits))}: GPUs that {self.model.name} divides among"
+        require(self.tensor_parallel in splits, "tensor_parallel", self.tensor_parallel, allowed)
+        require_choice("graphs", self.graphs, get_args(Graphs))
 
     def cost(self, option: Option) -> CostModel:
         """Cost model of an option's rounds; without drafts no drafter is loaded."""

@@ -48,8 +48,7 @@ def check(cost: Cost, options: Sequence[Option], workload: Workload, serving: Se
     require_choice("prefill", prefill, PREFILLS)
     if not options or len({option.config.page_size for option in options}) != 1:
         raise InputError("options", f"{len(options)} settings", "at least one, all of one page_size")
-    if serving.prefix_cache:
-        raise InputError("prefix_cache", True, "False: requests of a workload have lengths and no tokens")
+    require(not serving.prefix_cache, "prefix_cache", True, "False: requests of a workload have lengths and no tokens")
     schedule = getattr(cost, "schedule", serving.schedule)
     require(schedule == serving.schedule, "schedule", serving.schedule, f"that of the cost model, {schedule}")
     if serving.schedule == "overlap" and any(option.config.release == "round" for option in options):

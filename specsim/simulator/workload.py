@@ -115,8 +115,7 @@ def _row(line: str, place: str) -> _Row:
         values = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise InputError("workload", place, allowed) from error
-    if not isinstance(values, Mapping) or set(values) != set(_Row._fields):
-        raise InputError("workload", place, allowed)
+    require(isinstance(values, Mapping) and set(values) == set(_Row._fields), "workload", place, allowed)
     row = _Row(**values)
     if not is_number(row.arrival_s) or row.arrival_s < 0:
         raise InputError("workload", place, f"a line whose arrival_s is a number of at least 0, not {row.arrival_s!r}")

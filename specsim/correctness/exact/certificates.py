@@ -8,7 +8,7 @@ from functools import cache, partial
 
 from tqdm.auto import tqdm
 
-from specsim.core.errors import InputError, require_choice
+from specsim.core.errors import require, require_choice
 from specsim.core.provenance import now, versions
 from specsim.correctness.exact import implementations
 from specsim.correctness.exact.cases import CASES, INTERPRETED, LAUNCHED, cases_of
@@ -55,8 +55,7 @@ def certify(
     if verifier is not None:
         require_choice("verifier", verifier, NAMES)
     require_choice("impl", impl, IMPLS)
-    if impl == "reference" and device not in (None, "cpu"):
-        raise InputError("device", device, "cpu with impl 'reference'")
+    require(impl != "reference" or device in (None, "cpu"), "device", device, "cpu with impl 'reference'")
     kernels = "cpu" if impl == "reference" else kernel_device(device)
     date = now()
     start = time.perf_counter()

@@ -10,7 +10,7 @@ from tqdm.auto import tqdm
 from specsim.core.config import ServingConfig
 from specsim.core.display import figure, heading, paragraph, print_table
 from specsim.core.engine import Engine
-from specsim.core.errors import InputError, require
+from specsim.core.errors import require
 from specsim.core.files import without_nan
 from specsim.core.pair import Pair
 from specsim.correctness.invariance.solo import BUDGETS, SoloComparison, SoloRuns
@@ -96,9 +96,8 @@ def compare(
     a budget of logprobs.
     """
     require(engine.config.release != "round", "release", "round", "finish, since only that can overlap")
-    if engine.dtype not in BUDGETS:
-        allowed = f"{' or '.join(map(str, BUDGETS))}, in which runs can be told apart"
-        raise InputError("dtype", engine.dtype, allowed)
+    allowed = f"{' or '.join(map(str, BUDGETS))}, in which runs can be told apart"
+    require(engine.dtype in BUDGETS, "dtype", engine.dtype, allowed)
     solo = SoloRuns(pair, engine.config, engine.dtype, engine.options)
     modes = []
     for mode in MODES:

@@ -104,9 +104,8 @@ def _check_fit(config: DrafterConfig, target: ModelConfig, file: Path) -> None:
     width = config.target_hidden_size
     if model.vocab_size != target.vocab_size:
         raise InputError(f"vocab_size in {file}", model.vocab_size, f"{target.vocab_size}, the target's")
-    if width != target.hidden_size:
-        name = "hidden_size" if width == model.hidden_size else "target_hidden_size"
-        raise InputError(f"{name} in {file}", width, f"{target.hidden_size}, the target's hidden_size")
+    name = "hidden_size" if width == model.hidden_size else "target_hidden_size"
+    require(width == target.hidden_size, f"{name} in {file}", width, f"{target.hidden_size}, the target's hidden_size")
     if config.draft_vocab_size > target.vocab_size:
         allowed = f"at most {target.vocab_size}, the target's vocab_size"
         raise InputError(f"draft_vocab_size in {file}", config.draft_vocab_size, allowed)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.core.pair import DrafterCheckpoint, TargetCheckpoint
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.drafter_config import drafter_config, is_speculators
@@ -51,9 +51,8 @@ def load_drafter(
         stored = by_name(stored.values(), _eagle3_name)
     config = drafter_config(fields, kind, target_config)
     for name in draft_fields or ():
-        if name not in fields.read_names:
-            allowed = f"a field that is read of an {kind} config, {sorted(fields.read_names)}"
-            raise InputError("draft_fields", name, allowed)
+        allowed = f"a field that is read of an {kind} config, {sorted(fields.read_names)}"
+        require(name in fields.read_names, "draft_fields", name, allowed)
     required, optional = drafter_layout(config)
     if kind == "eagle" and fields.get("bias") is not None:
         bias = {"fc.bias": optional.pop("fc.bias")}
