@@ -2,18 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from specsim.core.config import SpecConfig
-from specsim.core.errors import InputError
 from specsim.simulator.measurement import METRICS
 from specsim.simulator.quantiles import Quantiles
 from specsim.simulator.workload import Workload
-
-if TYPE_CHECKING:
-    import pandas
 
 QUANTILES = {"Median": 0.5, "P99": 0.99}
 MILLISECONDS = 1e3
@@ -115,26 +111,6 @@ class Run:
                 values[f"{name} {what} (ms)"] = float(np.quantile(known, share)) if len(known) else float("nan")
         return {name: values[name] for name in METRICS}
 
-    def frame(self) -> "pandas.DataFrame":
-        """A row per request."""
-        columns = {
-            "arrival_s": self.arrivals,
-            "prompt_tokens": self.prompt_tokens,
-            "output_tokens": self.output_tokens,
-            "ttft_ms": self.ttft * MILLISECONDS,
-            "tpot_ms": self.tpot * MILLISECONDS,
-            "e2e_ms": self.e2e * MILLISECONDS,
-            "rounds": self.rounds,
-            "accept_length": 1 + self.drafts / np.where(self.rounds, self.rounds, np.nan),
-            "preemptions": self.preemptions,
-        }
-        return _frame(columns)
-
-    def steps(self) -> "pandas.DataFrame":
-        """A row per step, if `simulate` kept a log."""
-        columns = list(zip(*self.log, strict=True)) or [()] * len(Step._fields)
-        return _frame(dict(zip(Step._fields, map(np.array, columns), strict=True)))
-
 
 class _Drafting(NamedTuple):
     """Totals of one option."""
@@ -142,15 +118,6 @@ class _Drafting(NamedTuple):
     rounds: int
     accepted: int
     proposed: int
-
-
-def _frame(columns: dict[str, np.ndarray]) -> "pandas.DataFrame":
-    try:
-        import pandas
-    except ImportError as error:
-        allowed = f"the arrays, unless pandas is installed by: pip install 'specsim[data]' ({error})"
-        raise InputError("run", "a data frame", allowed) from error
-    return pandas.DataFrame(columns)
 
 
 class Ledger:
