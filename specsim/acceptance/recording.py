@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from specsim.core.batch import Batch
-from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
+from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError, require
@@ -19,9 +19,8 @@ from specsim.core.phases import Advance, DraftInput
 from specsim.core.phases import Candidates as RoundCandidates
 from specsim.core.pool import KVPool
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
-from specsim.serving.generation import load_engine
-from specsim.serving.requests import Request, make_requests
-from specsim.serving.scheduler import Scheduler
+from specsim.serving.generation import load_engine, run_together
+from specsim.serving.requests import make_requests
 from specsim.simulator.replay import Candidates
 
 
@@ -69,7 +68,10 @@ def record(
             raise InputError(
                 "prompt", f"{len(request.prompt_ids)} tokens", f"at most {most}, for {new_tokens} new ones"
             )
-    rounds = _run(engine, requests, new_tokens)[:positions]
+    recorder: Any = Recorder(engine)  # it passes on everything that a scheduler needs of an engine
+    with torch.inference_mode():
+        run_together(recorder, requests)
+    rounds = recorder.rounds[:positions]
     return Candidates(
         tokens=_by_request([each.tokens for each in rounds]),
         scores=_by_request([each.scores for each in rounds]),
@@ -78,20 +80,6 @@ def record(
         topk=config.topk,
         num_steps=config.num_steps,
     )
-
-
-def _run(engine: Engine, requests: list[Request], new_tokens: int) -> list[RoundCandidates]:
-    """Run all requests in one batch, in which they stay to the end, so that its rows keep their order."""
-    recorder: Any = Recorder(engine)  # it passes on everything that a scheduler needs of an engine
-    longest = max(len(request.prompt_ids) for request in requests) + new_tokens
-    room = len(requests) * engine.config.reserved_columns(longest)
-    scheduler = Scheduler(recorder, ServingConfig(max_running=len(requests), num_slots=room))
-    with torch.inference_mode():
-        for request in requests:
-            scheduler.submit(request)
-        scheduler.run()
-        scheduler.close()
-    return recorder.rounds
 
 
 def _by_request(rounds: list[torch.Tensor]) -> np.ndarray:

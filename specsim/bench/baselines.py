@@ -11,14 +11,14 @@ from specsim.bench.contest import Contender, contest
 from specsim.bench.dense import Rows, target_forward
 from specsim.bench.roofline import Ceilings, forward_floor
 from specsim.bench.row import OURS, Check, Row
-from specsim.bench.scene import EAGLE3, PLAIN, random_prompts, stacked
+from specsim.bench.scene import EAGLE3, PLAIN, stacked
 from specsim.bench.tree_attention import attention_row
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import require
 from specsim.core.pair import Pair
 from specsim.models.load import load
-from specsim.models.shapes import random_pair
+from specsim.models.shapes import random_pair, random_prompts
 from specsim.models.shipped import load_prompts
 from specsim.serving.generation import load_engine
 from specsim.serving.requests import make_requests

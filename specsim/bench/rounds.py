@@ -13,12 +13,12 @@ from specsim.bench.host import CONSECUTIVE, SAMPLES, host_row, launches
 from specsim.bench.roofline import Ceilings, forward_floor, round_floor
 from specsim.bench.round_checks import hidden_of, judge_round
 from specsim.bench.row import OURS, Asked, Check, Row, Timing
-from specsim.bench.scene import EAGLE3, PLAIN, Scene, prefilled, random_prompts, stacked, tree_of
+from specsim.bench.scene import EAGLE3, PLAIN, Scene, prefilled, stacked, tree_of
 from specsim.core.config import SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import Pair
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
-from specsim.models.shapes import random_pair
+from specsim.models.shapes import random_pair, random_prompts
 from specsim.serving.generation import load_engine
 
 SEQ_LEN = 1024

@@ -107,12 +107,6 @@ def with_graph(scene: Scene, graph: Literal["eager", "step", "phase", "round"]) 
     return replace(scene, engine=engine)
 
 
-def random_prompts(count: int, length: int, vocab_size: int, seed: int = 0) -> list[list[int]]:
-    """Draw token ids at random."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(vocab_size, (count, length), generator=generator).tolist()
-
-
 def _batch(engine: Engine, pools: KVPool, seq_lens: list[int], longest: int, temperature: float) -> Batch:
     rows = [pools.open() for _ in seq_lens]
     for row in rows:

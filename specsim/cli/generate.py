@@ -1,6 +1,5 @@
 """specsim generate: continue a text."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +8,7 @@ import typer
 from specsim.cli import options
 from specsim.cli.option_groups import EngineGroup, PairGroup, TreeGroup, flat, with_groups
 from specsim.core.config import SamplingParams
-from specsim.core.errors import InputError, require
+from specsim.core.errors import InputError, require, require_int
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,6 +58,7 @@ def generate(
     _check_prompt(given)
     from specsim.core.files import check_files
     from specsim.core.provenance import now
+    from specsim.models.shapes import random_prompts
     from specsim.serving.generation import generate as continue_texts
 
     check_files({"prompt_file": prompt_file, "json_schema": json_schema}, json=json_file)
@@ -69,7 +69,8 @@ def generate(
         "dtype": engine.dtype,
     }
     loaded = pair.load(engine)
-    prompts = [_random_prompt(loaded, prompt_length)] if text is None else text
+    length = 128 if prompt_length is None else require_int("prompt_length", prompt_length)
+    prompts = random_prompts(1, length, loaded.target.config.vocab_size) if text is None else text
     grammar = _grammar(given, loaded)
     generation = continue_texts(
         loaded,
@@ -102,12 +103,6 @@ def _check_prompt(given: dict[str, Any]) -> None:
         require(given[name] is None, name, str(given[name]), f"none {'with' if has_shape else 'without'} --shape")
 
 
-def _random_prompt(pair: "Pair", length: int | None) -> list[int]:
-    from specsim.models.shapes import random_prompt
-
-    return random_prompt(pair.target.config.vocab_size, 128 if length is None else length)
-
-
 def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
     """Give the text of an option, or the first shipped prompt."""
     if prompt_file is not None:
@@ -138,16 +133,10 @@ def _grammar(given: dict[str, Any], pair: "Pair") -> "Guidance | None":
     if given["accept_rates"] is not None:
         name = "json_schema" if pattern is None else "regex"
         raise InputError(name, str(given[name]), "none with --accept-rates, which asks no target")
-    from specsim.core.files import read_text
+    from specsim.core.files import read_json
     from specsim.serving.guidance import Guidance
 
     if file is None:
         return Guidance.regex(pair, pattern or "")
     require(pattern is None, "json_schema", str(file), "one of --regex and --json-schema")
-    allowed = "a file with a JSON schema"
-    text = read_text(file, "json_schema", allowed)
-    try:
-        schema = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError("json_schema", str(file), f"{allowed} ({error})") from error
-    return Guidance.json_schema(pair, schema)
+    return Guidance.json_schema(pair, read_json(file, "json_schema", "a file with a JSON schema"))

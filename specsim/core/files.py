@@ -22,6 +22,27 @@ def read_text(path: Path, name: str, allowed: str) -> str:
         raise InputError(name, str(path), f"{allowed} ({reason})") from error
 
 
+def parse_json(text: str, name: str, source: str, allowed: str) -> Any:
+    """Parse JSON; InputError under that name for another text, and for one that is nested too deeply."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(name, source, f"{allowed} (no JSON: {error})") from error
+
+
+def parse_json_lines(text: str, name: str, source: str, allowed: str) -> list[Any]:
+    """Parse the one JSON value of a text, or the values of its lines."""
+    try:
+        return [json.loads(text)]
+    except (ValueError, RecursionError):
+        return [parse_json(line, name, source, allowed) for line in text.split("\n") if line.strip()]
+
+
+def read_json(path: Path, name: str, allowed: str) -> Any:
+    """Read a UTF-8 file of JSON; InputError under that name for any other file."""
+    return parse_json(read_text(path, name, allowed), name, str(path), allowed)
+
+
 def check_writable(path: Path | None, name: str = "json") -> None:
     """Check before a long run that its result can be written; InputError under that name."""
     if path is None:

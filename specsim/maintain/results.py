@@ -9,7 +9,7 @@ from typing import Any
 
 from specsim.bench.suites import SUITES, Options
 from specsim.core.errors import InputError, require
-from specsim.core.files import read_text
+from specsim.core.files import read_json
 from specsim.maintain.result_tables import SUMMARIES, Result
 
 KEPT_OF_A_RUN = ("command", "date", "versions", "ceilings", "seconds", "finished")
@@ -18,11 +18,7 @@ KEPT_OF_A_RUN = ("command", "date", "versions", "ceilings", "seconds", "finished
 def read(path: Path, *names: str) -> dict[str, Any]:
     """Read a command's JSON result; InputError for any other file, and where a field of `names` is missing."""
     allowed = "a result that a command of specsim wrote with --json"
-    text = read_text(path, "file", allowed)
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise InputError("file", str(path), f"{allowed} (it is no JSON)") from error
+    value = read_json(path, "file", allowed)
     for name in names:
         require(isinstance(value, dict) and name in value, "file", str(path), f"{allowed} (it has no {name})")
     return value

@@ -137,7 +137,7 @@ def generate(
     running = load_engine(pair, config, engine, acceptance=acceptance, grammars=named)
     start = time.perf_counter()
     with torch.inference_mode():
-        _run(running, requests, progress)
+        run_together(running, requests, progress)
     seconds = time.perf_counter() - start
     return Generation(tuple(map(_output, requests)), config, seconds, acceptance)
 
@@ -151,8 +151,8 @@ def _by_request(grammars: Grammar | Sequence[Grammar | None] | None, requests: l
     return {request.request_id: each for request, each in zip(requests, own, strict=True) if each is not None}
 
 
-def _run(engine: Engine, requests: list[Request], progress: bool) -> None:
-    """Run all requests at once, in a pool that has room for all of them."""
+def run_together(engine: Engine, requests: list[Request], progress: bool = False) -> None:
+    """Run all requests in one batch, in which they stay to their ends, so that its rows keep their order."""
     if not requests:
         return
     longest = max(len(request.prompt_ids) + request.max_tokens for request in requests)

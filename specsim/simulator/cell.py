@@ -1,6 +1,5 @@
 """A cell of a plan or a sweep: one server under one load in plain values, which a file can hold."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
@@ -9,7 +8,7 @@ from typing import Any, get_args
 
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_int
-from specsim.core.files import read_text
+from specsim.core.files import read_json
 from specsim.simulator.bounds import count, is_number, probability
 from specsim.simulator.hardware import hardware
 from specsim.simulator.model import drafter, model
@@ -146,9 +145,9 @@ def chain_shares(rates: Sequence[float]) -> Shares:
 
 def read_shares(path: Path | str) -> Shares:
     """Read the `shares` of a JSON file, as `specsim predict --json` writes them: a row per depth, a number per rank."""
-    text = read_text(Path(path), "accept", "a UTF-8 file that can be read")
+    value = read_json(Path(path), "accept", "a JSON object with `shares`, rows of numbers")
     try:
-        rows: Any = json.loads(text)["shares"]
+        rows: Any = value["shares"]
         return tuple(tuple(float(share) for share in row) for row in rows)
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise InputError("accept", str(path), "a JSON object with `shares`, rows of numbers") from error

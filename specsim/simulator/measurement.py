@@ -1,6 +1,5 @@
 """Results of benchmarks of servers, read from what vLLM's and SGLang's own benchmark clients write."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.core.errors import InputError, require
-from specsim.core.files import read_text
+from specsim.core.files import parse_json_lines, read_text
 from specsim.simulator.bounds import is_number
 
 LATENCIES = ("TTFT", "TPOT", "ITL", "E2E Latency")
@@ -61,7 +60,9 @@ def read_results(path: Path) -> list[Report]:
     SGLang writes an object per line. InputError for any other file.
     """
     text = read_text(path, "file", "a UTF-8 file that can be read")
-    return [_report(value, str(path), run) for run, value in enumerate(_objects(text, str(path)), start=1)]
+    values = parse_json_lines(text, "file", str(path), "JSON, or a JSON object a line")
+    require(values, "file", str(path), "JSON, or a JSON object a line (it is empty)")
+    return [_report(value, str(path), run) for run, value in enumerate(values, start=1)]
 
 
 def _report(value: Any, place: str, run: int) -> Report:
@@ -92,20 +93,6 @@ def _report(value: Any, place: str, run: int) -> Report:
         rates_by_position=tuple(map(float, rates)),
         rate=_limit(value, "request_rate", place),
     )
-
-
-def _objects(text: str, place: str) -> list[Any]:
-    """The one JSON value of a text, or the values of its lines."""
-    try:
-        return [json.loads(text)]
-    except (ValueError, RecursionError):
-        pass
-    try:
-        values = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (ValueError, RecursionError) as error:
-        raise InputError("file", place, "JSON, or a JSON object a line") from error
-    require(values, "file", place, "JSON, or a JSON object a line (it is empty)")
-    return values
 
 
 def _limit(value: Mapping, name: str, place: str) -> float | None:

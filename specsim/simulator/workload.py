@@ -1,6 +1,5 @@
 """Workloads: times of requests, each with its prompt's tokens and the tokens that it puts out."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specsim.core.errors import InputError, require
-from specsim.core.files import read_text
+from specsim.core.files import parse_json, read_text
 from specsim.simulator.bounds import LARGEST_COUNT, count, is_number, number, positive
 from specsim.simulator.uniforms import Stream, keys, named_uniforms
 
@@ -111,10 +110,7 @@ class _Row(NamedTuple):
 
 def _row(line: str, place: str) -> _Row:
     allowed = f"a line that is a JSON object of {', '.join(_Row._fields)}"
-    try:
-        values = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InputError("workload", place, allowed) from error
+    values = parse_json(line, "workload", place, allowed)
     require(isinstance(values, Mapping) and set(values) == set(_Row._fields), "workload", place, allowed)
     row = _Row(**values)
     if not is_number(row.arrival_s) or row.arrival_s < 0:

@@ -31,7 +31,8 @@ interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels of t
 
 @pytest.fixture
 def scene(monkeypatch):
-    from specsim.bench.scene import prefilled, random_prompts
+    from specsim.bench.scene import prefilled
+    from specsim.models.shapes import random_prompts
     from specsim.serving.generation import load_engine
 
     monkeypatch.setattr(specsim.bench.scene, "SLACK", 16)
@@ -55,7 +56,8 @@ def test_a_round_is_judged_by_an_independent_forward(scene):
 @interpreted
 def test_synthetic_acceptance_is_checked_by_its_schedule():
     from specsim.bench.round_checks import judge_round
-    from specsim.bench.scene import prefilled, random_prompts
+    from specsim.bench.scene import prefilled
+    from specsim.models.shapes import random_prompts
     from specsim.serving.generation import load_engine
 
     pair = rounded(synthetic_pair("eagle3", "llama"), torch.bfloat16)

@@ -1,6 +1,5 @@
 """Engines' answers with log probabilities, as specsim, vLLM, SGLang and OpenAI's API write them."""
 
-import json
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from specsim.core.errors import InputError, require
-from specsim.core.files import read_text
+from specsim.core.files import parse_json_lines, read_text
 
 ALLOWED = "results of specsim generate or run, of vLLM, of SGLang's /generate, or of OpenAI's API, with logprobs"
 UNCLEAR = "\ufffd"  # in a token's text for bytes that are no text by themselves
@@ -66,7 +65,9 @@ def read_answers(path: Path, name: str) -> tuple[Answer, ...]:
     InputError under that name for any other file, and for an entry without an answer.
     """
     answers: list[Answer] = []
-    for at, entry in enumerate(_entries(path, name)):
+    values = parse_json_lines(read_text(path, name, ALLOWED), name, str(path), ALLOWED)
+    is_array = len(values) == 1 and isinstance(values[0], list)
+    for at, entry in enumerate(values[0] if is_array else values):
         try:
             answers += _answers(entry)
         except (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError) as error:
@@ -74,18 +75,6 @@ def read_answers(path: Path, name: str) -> tuple[Answer, ...]:
             raise InputError(name, str(path), f"{ALLOWED} ({reason})") from error
     require(answers, name, str(path), ALLOWED)
     return tuple(answers)
-
-
-def _entries(path: Path, name: str) -> list[Any]:
-    text = read_text(path, name, ALLOWED)
-    try:
-        value = json.loads(text)
-    except (RecursionError, ValueError):
-        try:
-            return [json.loads(line) for line in text.split("\n") if line.strip()]
-        except (RecursionError, ValueError) as error:
-            raise InputError(name, str(path), f"{ALLOWED} (it is no JSON, or nested too deeply)") from error
-    return value if isinstance(value, list) else [value]
 
 
 def _answers(value: Any) -> Iterator[Answer]:

@@ -2,10 +2,8 @@
 
 import torch
 
-from specsim.core.errors import require_int
 
-
-def random_prompt(vocab_size: int, length: int, seed: int = 0) -> list[int]:
-    """Draw token ids, all equally likely."""
-    require_int("prompt_length", length)
-    return torch.randint(vocab_size, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+def random_prompts(count: int, length: int, vocab_size: int) -> list[list[int]]:
+    """Draw token ids, all equally likely; the same ones in every run."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(vocab_size, (count, length), generator=generator).tolist()
