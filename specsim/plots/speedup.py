@@ -1,10 +1,11 @@
 """Speed-up of speculation as a batch grows, and the batch where it turns into a loss."""
 
 from collections.abc import Mapping
+from textwrap import fill
 
 from specsim.core.errors import require
-from specsim.plots.chart import LINES, SIZE, End, label_ends, new_chart
-from specsim.plots.sheet import FAINT, Axes, Picture
+from specsim.plots.chart import LINES, SIZE, WIDTH, End, label_ends, new_chart
+from specsim.plots.sheet import EM, FAINT, FONT, INK, Axes, Picture
 from specsim.simulator.scenario import MOST_REQUESTS, Scenario
 from specsim.simulator.speedup_range import calibration, speedup_range
 
@@ -18,9 +19,7 @@ def speedup(scenarios: Mapping[str, Scenario], most: int = MOST_REQUESTS) -> Pic
     require(1 <= len(scenarios) <= len(LINES), "scenarios", len(scenarios), f"1 to {len(LINES)}")
     for name, scenario in scenarios.items():
         require(not scenario.option.config.is_plain, "scenarios", name, "scenarios that draft")
-    words = "; ".join(dict.fromkeys(map(calibration, scenarios.values())))
-    about = "running requests (bands: with the parameters of servers in published tables)"
-    figure, axes = new_chart(f"speed-up of decoding, {words}", about, names=scenarios)
+    figure, axes = new_chart("speed-up of decoding", "running requests", names=scenarios)
     sizes = [size for size in range(1, most + 1) if size <= 16 or size % 8 == 0]
     ends = []
     crossings = []
@@ -41,7 +40,16 @@ def speedup(scenarios: Mapping[str, Scenario], most: int = MOST_REQUESTS) -> Pic
     ticks = [2**power for power in range(0, sizes[-1].bit_length(), 2)]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     label_ends(axes, ends)
+    words = "; ".join(dict.fromkeys(map(calibration, scenarios.values())))
+    _say(axes, f"{words}; bands: with the parameters of servers in published tables")
     return figure
+
+
+def _say(axes: Axes, text: str) -> None:
+    """Write a text at the foot of the axes, where no speed-up is drawn."""
+    width = int(0.95 * axes.get_position().width * WIDTH / (SIZE * EM))  # characters of a line
+    axes.text(0.01, 0.02, fill(text, width), transform=axes.transAxes, va="bottom",
+              color=INK, family=FONT, fontsize=SIZE, parse_math=False)  # fmt: skip
 
 
 def _mark(axes: Axes, crossings: list[End]) -> None:
