@@ -10,16 +10,16 @@ import triton
 import triton.language as tl
 
 from specsim.core.config import SpecConfig
-from specsim.fast.lanes import Lanes, hidden_block, log_of
+from specsim.fast.lanes import Lanes, hidden_block
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2, require_contiguous
 from specsim.fast.vocabulary.topk import TAKEN, best_of, index_of, key_of
 
 
 @triton.jit
 @no_type_check
-def _extended(scores, prob, LOG: tl.constexpr):
+def _extended(scores, topk_scores, LOG: tl.constexpr):
     """Scores of children: the path's product (or sum of logs), never above the parent's."""
-    return tl.minimum(scores + log_of(prob) if LOG else scores * prob, scores)
+    return tl.minimum(scores + topk_scores if LOG else scores * topk_scores, scores)
 
 
 @triton.jit
@@ -49,7 +49,7 @@ def _end_step(step_ptr, step):
 @kernel
 @no_type_check
 def _expand_kernel(
-    topk_p_ptr,
+    topk_scores_ptr,
     topk_index_ptr,
     hidden_ptr,
     lane_ptrs,
@@ -82,7 +82,7 @@ def _expand_kernel(
         mask = mask_request & (child < k * k)
         parent = tl.maximum(tl.load(lane_ptrs.parent_list_ptr + block + child // k, mask=mask, other=0), 0)
         scores = tl.load(lane_ptrs.scores_ptr + pool + parent, mask=mask, other=0.0)
-        scores = _extended(scores, tl.load(topk_p_ptr + request * k * k + child, mask=mask, other=0.0), LOG)
+        scores = _extended(scores, tl.load(topk_scores_ptr + request * k * k + child, mask=mask, other=0.0), LOG)
         tokens = tl.load(topk_index_ptr + request * k * k + child, mask=mask & is_first)
         tl.store(lane_ptrs.tokens_ptr + pool + before + child, tokens, mask=mask & is_first)
         tl.store(lane_ptrs.scores_ptr + pool + before + child, scores, mask=mask & is_first)
@@ -116,7 +116,7 @@ def _expand_kernel(
 @kernel
 @no_type_check
 def _expand_lanes_kernel(
-    topk_p_ptr,
+    topk_scores_ptr,
     topk_index_ptr,
     hidden_ptr,
     lane_ptrs,
@@ -146,7 +146,7 @@ def _expand_lanes_kernel(
         tokens = tl.load(topk_index_ptr + rows, mask=mask)
         candidate = request * k * num_steps + place
         scores = tl.load(lane_ptrs.scores_ptr + candidate - k, mask=mask, other=0.0)
-        scores = _extended(scores, tl.load(topk_p_ptr + rows, mask=mask, other=0.0), LOG)
+        scores = _extended(scores, tl.load(topk_scores_ptr + rows, mask=mask, other=0.0), LOG)
         tl.store(lane_ptrs.tokens_ptr + candidate, tokens, mask=mask)
         tl.store(lane_ptrs.scores_ptr + candidate, scores, mask=mask)
         tl.store(lane_ptrs.lane_tokens_ptr + rows, tokens, mask=mask_lane)
@@ -157,7 +157,7 @@ def _expand_lanes_kernel(
 
 def expand(
     lanes: Lanes,
-    topk_p_BKK: torch.Tensor,
+    topk_scores_BKK: torch.Tensor,
     topk_index_BKK: torch.Tensor,
     hidden_BKH: torch.Tensor,
     config: SpecConfig,
@@ -167,15 +167,15 @@ def expand(
     A lane of sampled drafts has one child, its next token. The launches are the same at every step: which one it is,
     and whether it is the last, after which no lane changes, is read from lanes.step on the device.
     """
-    require_contiguous(topk_p_BKK=topk_p_BKK, topk_index_BKK=topk_index_BKK, hidden_BKH=hidden_BKH)
+    require_contiguous(topk_scores_BKK=topk_scores_BKK, topk_index_BKK=topk_index_BKK, hidden_BKH=hidden_BKH)
     advance = _expand_lanes if config.topk == 1 or config.is_sampled else _expand_tree
-    advance(lanes, topk_p_BKK, topk_index_BKK, hidden_BKH, config)
+    advance(lanes, topk_scores_BKK, topk_index_BKK, hidden_BKH, config)
     return lanes
 
 
 def _expand_tree(
     lanes: Lanes,
-    topk_p_BKK: torch.Tensor,
+    topk_scores_BKK: torch.Tensor,
     topk_index_BKK: torch.Tensor,
     hidden_BKH: torch.Tensor,
     config: SpecConfig,
@@ -186,7 +186,7 @@ def _expand_tree(
     block = hidden_block(hidden_size, min(1024, max(1, 8192 // places)))
     requests = block_of(batch_size, 1, places * max(places**3 if places <= 8 else places, block, num_steps))
     _expand_kernel[(ceil_div(batch_size, requests), ceil_div(hidden_size, block))](
-        topk_p_ptr=topk_p_BKK,
+        topk_scores_ptr=topk_scores_BKK,
         topk_index_ptr=topk_index_BKK,
         hidden_ptr=hidden_BKH,
         lane_ptrs=lanes.tables,
@@ -206,7 +206,7 @@ def _expand_tree(
 
 def _expand_lanes(
     lanes: Lanes,
-    topk_p_BK1: torch.Tensor,
+    topk_scores_BK1: torch.Tensor,
     topk_index_BK1: torch.Tensor,
     hidden_BKH: torch.Tensor,
     config: SpecConfig,
@@ -216,7 +216,7 @@ def _expand_lanes(
     num_lanes = batch_size * k
     rows = block_of(num_lanes, 4, block)
     _expand_lanes_kernel[(ceil_div(num_lanes, rows), ceil_div(hidden_size, block))](
-        topk_p_ptr=topk_p_BK1,
+        topk_scores_ptr=topk_scores_BK1,
         topk_index_ptr=topk_index_BK1,
         hidden_ptr=hidden_BKH,
         lane_ptrs=lanes.tables,

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self, no_type_check
 
 import torch
-import triton
 import triton.language as tl
 
 from specsim.core.config import SpecConfig
@@ -75,13 +74,6 @@ class Lanes(State):
         return LaneTables(self.step, self.tokens, self.path, self.hidden, grown.tokens, grown.scores, grown.parent_list)
 
 
-@triton.jit
-@no_type_check
-def log_of(prob):
-    """Logarithm of a probability, -inf of 0."""
-    return tl.where(prob > 0, tl.log(tl.where(prob > 0, prob, 1.0)), -float("inf"))
-
-
 def hidden_block(hidden_size: int, on_gpu: int = _HIDDEN_BLOCK) -> int:
     """Count the entries of the hidden state that one program copies."""
     return min(next_power_of_2(hidden_size), block_of(hidden_size, on_gpu))
@@ -90,7 +82,7 @@ def hidden_block(hidden_size: int, on_gpu: int = _HIDDEN_BLOCK) -> int:
 @kernel
 @no_type_check
 def _start_kernel(
-    topk_p_ptr,
+    topk_scores_ptr,
     topk_index_ptr,
     hidden_ptr,
     lane_ptrs,
@@ -98,7 +90,6 @@ def _start_kernel(
     num_candidates,
     k,
     num_steps,
-    LOG: tl.constexpr,
     ROWS: tl.constexpr,
     STEPS: tl.constexpr,
     HIDDEN: tl.constexpr,
@@ -120,9 +111,7 @@ def _start_kernel(
             tl.store(lane_ptrs.step_ptr, 0)
             tl.store(lane_ptrs.step_ptr + 1, 0)
         tokens = tl.load(topk_index_ptr + rows, mask=mask)
-        scores = tl.load(topk_p_ptr + rows, mask=mask)
-        if LOG:
-            scores = log_of(scores)
+        scores = tl.load(topk_scores_ptr + rows, mask=mask)
         tl.store(lane_ptrs.lane_tokens_ptr + rows, tokens, mask=mask)
         candidate = request * num_candidates + lane
         tl.store(lane_ptrs.tokens_ptr + candidate, tokens, mask=mask)
@@ -143,7 +132,7 @@ def start_lanes(draft_input: DraftInput, config: SpecConfig, *, out: Lanes | Non
         raise ValueError("the draft input has no hidden states: make it with this engine's prefill or draft_extend")
     if config.has_draft_prob and draft_prob is None:
         raise ValueError("the draft input has no draft_prob, which this setting's verifier reads")
-    require_contiguous(topk_p=draft_input.topk_p, topk_index=draft_input.topk_index, hidden=hidden)
+    require_contiguous(topk_scores=draft_input.topk_scores, topk_index=draft_input.topk_index, hidden=hidden)
     batch_size, hidden_size = hidden.shape
     k = config.topk
     vocab_size = 0 if draft_prob is None else draft_prob.shape[1]
@@ -151,7 +140,7 @@ def start_lanes(draft_input: DraftInput, config: SpecConfig, *, out: Lanes | Non
     block = hidden_block(hidden_size)
     rows = block_of(batch_size * k, 16, max(block, config.num_steps))
     _start_kernel[(ceil_div(batch_size * k, rows), ceil_div(hidden_size, block))](
-        topk_p_ptr=draft_input.topk_p,
+        topk_scores_ptr=draft_input.topk_scores,
         topk_index_ptr=draft_input.topk_index,
         hidden_ptr=hidden,
         lane_ptrs=lanes.tables,
@@ -159,7 +148,6 @@ def start_lanes(draft_input: DraftInput, config: SpecConfig, *, out: Lanes | Non
         num_candidates=config.num_candidates,
         k=k,
         num_steps=config.num_steps,
-        LOG=config.score == "logprob",
         ROWS=rows,
         STEPS=next_power_of_2(config.num_steps),
         HIDDEN=hidden_size,

@@ -263,5 +263,5 @@ for name in sorted(expected):
         print(f"{name:50} {tuple(one.shape)!s:18} equal")
 
 # %% [markdown]
-# * **Try** to make them differ: change a probability in `draft_input.topk_p` of one of them before its round. Which
+# * **Try** to make them differ: change a score in `draft_input.topk_scores` of one of them before its round. Which
 #   field is the first to tell?

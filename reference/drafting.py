@@ -2,27 +2,34 @@
 
 import torch
 
-from specsim.core.config import SpecConfig
+from specsim.core.config import Score, SpecConfig
 from specsim.core.phases import Candidates
 from specsim.reference.lanes import Lanes, lane_ids
 from specsim.reference.sampling import argmax, inverse_cdf, topk
 
 
 def draft_topk(
-    logits_RV: torch.Tensor, k: int, d2t: torch.Tensor | None, slots_R: torch.Tensor | None = None
+    logits_RV: torch.Tensor,
+    k: int,
+    d2t: torch.Tensor | None,
+    slots_R: torch.Tensor | None = None,
+    score: Score = "prob",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Best k tokens of each row by logit: (softmax(logits) f32 [R, K], *target* ids i64 [R, K]).
+    """Best k tokens of each row by logit: (scores f32 [R, K], *target* ids i64 [R, K]).
 
-    Ties go to the lower draft id; draft id i is target id i + d2t[i]. A row whose slot is -1 was dropped at the length
-    limit and proposes ids 0..K-1 with probability 0.
+    A score is softmax(logits), or log_softmax(logits) = logits - logsumexp(logits), which does not underflow. Ties go
+    to the lower draft id; draft id i is target id i + d2t[i]. A row whose slot is -1 was dropped at the length limit
+    and proposes ids 0..K-1 with probability 0, whose logarithm is -inf.
     """
     _, draft_ids = topk(logits_RV, k)
-    topk_p = torch.softmax(logits_RV.double(), dim=-1).gather(-1, draft_ids).float()
+    softmax = torch.softmax if score == "prob" else torch.log_softmax
+    topk_scores = softmax(logits_RV.double(), dim=-1).gather(-1, draft_ids).float()
     target_ids = draft_ids if d2t is None else draft_ids + d2t[draft_ids]
     if slots_R is None:
-        return topk_p, target_ids
+        return topk_scores, target_ids
     live_R1 = (slots_R >= 0)[:, None]
-    return torch.where(live_R1, topk_p, 0.0), torch.where(live_R1, target_ids, torch.arange(k))
+    impossible = 0.0 if score == "prob" else -torch.inf
+    return torch.where(live_R1, topk_scores, impossible), torch.where(live_R1, target_ids, torch.arange(k))
 
 
 def draft_distribution(
@@ -50,13 +57,15 @@ def sampled(
     draft_prob_RV: torch.Tensor,
     uniforms_RK: torch.Tensor | None,
     noise_RV: torch.Tensor | None = None,
+    score: Score = "prob",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw drafts x ~ q, each with its uniform, or take argmax(log q + noise): (q(x) f32 [R, K], x i64 [R, K]).
+    """Draw drafts x ~ q, each with its uniform, or take argmax(log q + noise): (scores f32 [R, K], x i64 [R, K]).
 
-    A row whose q is 0 keeps `best`, the result of draft_topk. Drafts drawn with uniforms may be equal.
+    A score is q(x), or log q(x); no x with q(x) = 0 is drawn. A row whose q is 0 keeps `best`, the result of
+    draft_topk. Drafts drawn with uniforms may be equal.
     """
-    best_p, best_ids = best
-    topk_p = best_p.clone()
+    best_scores, best_ids = best
+    topk_scores = best_scores.clone()
     target_ids = best_ids.clone()
     for row, draft_prob_V in enumerate(draft_prob_RV):
         if draft_prob_V.any():
@@ -66,20 +75,23 @@ def sampled(
             elif noise_RV is not None:
                 ids = [int(argmax(draft_prob_V.double().log() + noise_RV[row]))]
             target_ids[row] = torch.tensor(ids)
-            topk_p[row] = draft_prob_V[ids]
-    return topk_p, target_ids
+            topk_scores[row] = draft_prob_V[ids] if score == "prob" else draft_prob_V[ids].log()
+    return topk_scores, target_ids
 
 
-def child_scores(scores_BK: torch.Tensor, topk_p_BKK: torch.Tensor, score: str) -> torch.Tensor:
-    """Scores f32 [B, K lanes, K children]: product of the path's p (or sum of log p), at most the parent's."""
+def child_scores(scores_BK: torch.Tensor, topk_scores_BKK: torch.Tensor, score: Score) -> torch.Tensor:
+    """Scores f32 [B, K lanes, K children] of paths: product of p (or sum of log p) along them, at most the parent's.
+
+    topk_scores_BKK: of the children alone, p (or log p).
+    """
     scores_BK1 = scores_BK[:, :, None]
-    children_BKK = scores_BK1 * topk_p_BKK if score == "prob" else scores_BK1 + topk_p_BKK.log()
+    children_BKK = scores_BK1 * topk_scores_BKK if score == "prob" else scores_BK1 + topk_scores_BKK
     return torch.minimum(children_BKK, scores_BK1)
 
 
 def expand(
     lanes: Lanes,
-    topk_p_BKK: torch.Tensor,
+    topk_scores_BKK: torch.Tensor,
     topk_index_BKK: torch.Tensor,
     hidden_BKH: torch.Tensor,
     config: SpecConfig,
@@ -89,9 +101,9 @@ def expand(
     A lane of sampled drafts has one child, its next token. hidden_BKH: states that the children were drafted from.
     """
     made = lanes.candidates
-    scores = child_scores(lanes.scores, topk_p_BKK, config.score).flatten(1)
+    scores = child_scores(lanes.scores, topk_scores_BKK, config.score).flatten(1)
     tokens = topk_index_BKK.flatten(1)
-    batch_size, k, num_children = topk_p_BKK.shape
+    batch_size, k, num_children = topk_scores_BKK.shape
     chosen_BK = torch.arange(k).expand(batch_size, k) if config.is_sampled else topk(scores, k)[1]
     parents_BK1 = chosen_BK[..., None] // num_children
     path_BKI = lanes.path

@@ -19,11 +19,6 @@ class Lanes:
     candidates: Candidates  # all proposed so far
 
 
-def root_scores(topk_p_BK: torch.Tensor, score: str) -> torch.Tensor:
-    """Scores f32 [B, K] of the root's children: p, or log p."""
-    return topk_p_BK if score == "prob" else topk_p_BK.log()
-
-
 def lane_ids(batch_size: int, k: int) -> torch.Tensor:
     """Each lane's own index, i64 [B, K, 1]."""
     return torch.arange(k)[None, :, None].expand(batch_size, k, 1)
@@ -35,7 +30,7 @@ def start_lanes(draft_input: DraftInput, config: SpecConfig) -> Lanes:
         raise ValueError("the draft input has no hidden states: make it with this engine's prefill or draft_extend")
     tokens_BK = draft_input.topk_index
     batch_size, k = tokens_BK.shape
-    scores_BK = root_scores(draft_input.topk_p, config.score)
+    scores_BK = draft_input.topk_scores
     hidden_BKH = draft_input.hidden[:, None].expand(-1, k, -1)
     parent_list = torch.arange(-1, k if config.num_steps > 1 else 0).repeat(batch_size, 1)
     candidates = Candidates(tokens_BK, scores_BK, parent_list)

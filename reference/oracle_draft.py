@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import torch
 
+from specsim.core.config import Score
 from specsim.reference.oracle_distributions import inverse_cdf, ranked
 from specsim.reference.oracle_forward import draft_forward, target_forward
 from specsim.reference.oracle_request import Request
@@ -54,7 +55,7 @@ def draft(request: Request, tokens: list[int], root: Node) -> list[Node]:
         hidden = None
         draft_prob_V = None
         ids = range(count)
-        prob_K = torch.zeros(count)
+        own_scores_K = torch.full((count,), 0.0 if config.score == "prob" else -torch.inf)
         if len(features_LF) + len(rows) <= request.max_len:  # the last row stands below max_len
             token_ids = [*tokens[1:], *(token for token, _ in rows)]
             hidden, logits = draft_forward(request, token_ids, features_LF, [hidden for _, hidden in rows])
@@ -63,9 +64,10 @@ def draft(request: Request, tokens: list[int], root: Node) -> list[Node]:
                 depth = len(parent.path)
                 ids = [drawn(request, draft_prob_V, len(tokens) - 1, depth, lane + i) for i in range(count)]
                 prob_K = draft_prob_V[ids].float()
+                own_scores_K = prob_K if config.score == "prob" else prob_K.log()
             else:
-                ids, prob_K = draft_topk(drafter, logits, count)
-        scores = parent.score * prob_K if config.score == "prob" else parent.score + prob_K.log()
+                ids, own_scores_K = draft_topk(drafter, logits, count, config.score)
+        scores = parent.score * own_scores_K if config.score == "prob" else parent.score + own_scores_K
         scores = scores.clamp(max=parent.score).tolist()
         return [
             Node((*parent.path, token), parent, lane + i, scores[i], draft_prob_V, hidden, rows)
@@ -87,11 +89,13 @@ def draft(request: Request, tokens: list[int], root: Node) -> list[Node]:
     return pool
 
 
-def draft_topk(drafter: SimpleNamespace, logits: torch.Tensor, count: int) -> tuple[list[int], torch.Tensor]:
-    """(Likeliest draft tokens as target ids, their float32 probabilities at temperature 1)."""
-    prob = logits.double().softmax(-1).float()
+def draft_topk(
+    drafter: SimpleNamespace, logits: torch.Tensor, count: int, score: Score
+) -> tuple[list[int], torch.Tensor]:
+    """(Likeliest draft tokens as target ids, their probabilities at temperature 1 or the logarithms, float32)."""
+    scores = (logits.double().softmax(-1) if score == "prob" else logits.double().log_softmax(-1)).float()
     draft_ids = ranked(logits)[:count]
-    return target_ids(drafter, len(prob))[draft_ids].tolist(), prob[draft_ids]
+    return target_ids(drafter, len(scores))[draft_ids].tolist(), scores[draft_ids]
 
 
 def draft_distribution(request: Request, drafter: SimpleNamespace, logits: torch.Tensor) -> torch.Tensor:

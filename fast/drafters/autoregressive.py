@@ -86,7 +86,7 @@ class AutoregressiveDrafter:
             return torch.empty(shape, dtype=dtype, device=self._device)
 
         return DraftInput(
-            topk_p=table(size, self._config.topk),
+            topk_scores=table(size, self._config.topk),
             topk_index=table(size, self._config.topk, dtype=torch.int64),
             hidden=table(size, self.hidden_size, dtype=self._dtype),
             bonus_tokens=table(size, dtype=torch.int32),
@@ -129,7 +129,8 @@ class AutoregressiveDrafter:
             BLOCK=next_power_of_2(self.hidden_size),
         )
         logits_BV = self._head.logits(hidden_BH)
-        best = draft_topk(logits_BV, self._config.topk, self._head.d2t, out=(out.topk_p, out.topk_index))
+        best = out.topk_scores, out.topk_index
+        draft_topk(logits_BV, self._config.topk, self._head.d2t, score=self._config.score, out=best)
         self._draw(batch, logits_BV, root, best, out.draft_prob)
         return out
 
@@ -144,8 +145,7 @@ class AutoregressiveDrafter:
     ) -> None:
         """Draw drafts in the place of the best, where the verifier wants that."""
         if self._config.is_sampled:
-            is_gumbel = self._config.verifier == "gumbel"
-            draw_drafts(batch, logits_RV, root, self._vocabulary, is_gumbel, Drafts(*out), law, loop)
+            draw_drafts(batch, logits_RV, root, self._vocabulary, self._config, Drafts(*out), law, loop)
 
     def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> Candidates:
         duplicate_tails(batch, self._config, pools)
@@ -166,11 +166,12 @@ class AutoregressiveDrafter:
         metadata = lane_metadata(batch, lanes, config, pools)
         hidden_RH = self._head.forward(lanes.tokens.view(-1), lanes.hidden.flatten(0, 1), metadata, draft_kv(pools))
         logits_RV = self._head.logits(hidden_RH)
-        best = draft_topk(logits_RV, 1 if config.is_sampled else config.topk, self._head.d2t, metadata.slots)
+        count = 1 if config.is_sampled else config.topk
+        best = draft_topk(logits_RV, count, self._head.d2t, metadata.slots, config.score)
         loop = Loop(lanes.step, metadata.slots, config.num_steps)
         self._draw(batch, logits_RV, Root(batch.seq_lens), best, lanes.candidates.draft_prob, loop)
-        topk_p, topk_index = (rows.unflatten(0, shape) for rows in best)
-        expand(lanes, topk_p, topk_index, hidden_RH.unflatten(0, shape), config)
+        topk_scores, topk_index = (rows.unflatten(0, shape) for rows in best)
+        expand(lanes, topk_scores, topk_index, hidden_RH.unflatten(0, shape), config)
 
 
 def _inverse(d2t: torch.Tensor, vocab_size: int) -> torch.Tensor:

@@ -46,7 +46,7 @@ def padded_draft_input(shape: RoundShape) -> DraftInput:
     """A draft input of padded requests; plain decoding has no first drafts."""
     topk = 0 if shape.config.is_plain else shape.config.topk
     return DraftInput(
-        topk_p=torch.zeros(shape.bucket, topk),
+        topk_scores=torch.zeros(shape.bucket, topk),
         topk_index=torch.zeros(shape.bucket, topk, dtype=torch.int64),
         hidden=torch.zeros(shape.bucket, shape.hidden_size, dtype=shape.dtype),
         bonus_tokens=torch.zeros(shape.bucket, dtype=torch.int32),

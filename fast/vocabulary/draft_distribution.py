@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch
 from specsim.fast.runtime.launch import (
     await_input,
@@ -60,7 +61,7 @@ class Loop(NamedTuple):
 class Drafts(NamedTuple):
     """Drafts of rows."""
 
-    topk_p: torch.Tensor  # f32 [R, K]
+    topk_scores: torch.Tensor  # f32 [R, K], each draft's probability or its logarithm
     topk_index: torch.Tensor  # i64 [R, K], target ids
 
 
@@ -141,12 +142,13 @@ def _draw_kernel(
     step_ptr,
     slots_ptr,
     d2t_ptr,
-    topk_p_ptr,
+    topk_scores_ptr,
     topk_index_ptr,
     moments_ptr,
     num_lanes,
     num_drafts,
     vocab_size,
+    LOG: tl.constexpr,
     BLOCKS: tl.constexpr,
     GROUPS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -186,11 +188,15 @@ def _draw_kernel(
                 tokens = group * GROUP + tl.arange(0, GROUP)  # [GROUP]
                 logits = tl.load(logits_ptr + tokens, mask=tokens < vocab_size, other=-float("inf")).to(tl.float32)
                 token = token_at(tokens, weights_of(logits, best, scale), before, bound, vocab_size)
-            chosen = weights_of(tl.load(logits_ptr + token).to(tl.float32), best, scale) / total
+            logit = tl.load(logits_ptr + token).to(tl.float32)
+            if LOG:
+                chosen = ((logit - best) * scale - tl.log2(total)) * LN_2
+            else:
+                chosen = weights_of(logit, best, scale) / total
             target_id = token.to(tl.int64)
             if d2t_ptr is not None:
                 target_id += tl.load(d2t_ptr + token)
-            tl.store(topk_p_ptr + row * num_drafts + child, chosen)
+            tl.store(topk_scores_ptr + row * num_drafts + child, chosen)
             tl.store(topk_index_ptr + row * num_drafts + child, target_id)
 
 
@@ -238,7 +244,7 @@ def draw_drafts(
     logits_RV: torch.Tensor,
     root: Root,
     vocabulary: Vocabulary,
-    is_gumbel: bool,
+    config: SpecConfig,
     out: Drafts,
     draft_prob: torch.Tensor | None,
     loop: Loop | None = None,
@@ -258,7 +264,7 @@ def draw_drafts(
     groups = groups_block(vocab_size)
     block = block_of(vocab_size, BLOCK)
     num_blocks = ceil_div(vocab_size, block)
-    bests = BlockBests.empty(num_rows, num_blocks, logits_RV.device) if is_gumbel else None
+    bests = BlockBests.empty(num_rows, num_blocks, logits_RV.device) if config.verifier == "gumbel" else None
     if bests is not None:
         _noisy_kernel[num_rows, num_blocks](
             logits_ptr=logits_RV,
@@ -286,12 +292,13 @@ def draw_drafts(
         step_ptr=step,
         slots_ptr=slots,
         d2t_ptr=vocabulary.d2t,
-        topk_p_ptr=out.topk_p,
+        topk_scores_ptr=out.topk_scores,
         topk_index_ptr=out.topk_index,
         moments_ptr=moments,
         num_lanes=num_lanes,
-        num_drafts=out.topk_p.shape[-1],
+        num_drafts=out.topk_scores.shape[-1],
         vocab_size=vocab_size,
+        LOG=config.score == "logprob",
         BLOCKS=next_power_of_2(num_blocks),
         GROUPS=groups,
         GROUP=GROUP,

@@ -1,4 +1,4 @@
-"""The k best of a row with their probabilities, through the largest of every group of tokens.
+"""The k best of a row with their scores, through the largest of every group of tokens.
 
 Every choice ranks a 64-bit key, the value above the index counted down: no two keys are equal, and of equal values the
 lower index is the larger key. NaN ranks above every number, so that junk is ordered too.
@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from specsim.core.config import Score
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2, require_contiguous
 from specsim.fast.vocabulary.summaries import GROUP, LOG2_E, summarise, weights_of
 
@@ -68,12 +69,13 @@ def _topk(
     sums_ptr,
     d2t_ptr,
     slots_ptr,
-    topk_p_ptr,
+    topk_scores_ptr,
     topk_index_ptr,
     num_rows,
     vocab_size,
     num_groups,
     k,
+    LOG: tl.constexpr,
     ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -106,8 +108,10 @@ def _topk(
     target_ids = index_of(best)
     if d2t_ptr is not None:
         target_ids += tl.load(d2t_ptr + target_ids, mask=mask & live, other=0)
-    prob = tl.exp2((value_of(best) - largest) * LOG2_E) / tl.where(live, total, 1.0)
-    tl.store(topk_p_ptr + rows * k + place, tl.where(live, prob, 0.0), mask=mask)
+    below = value_of(best) - largest
+    total = tl.where(live, total, 1.0)
+    scores = below - tl.log(total) if LOG else tl.exp2(below * LOG2_E) / total
+    tl.store(topk_scores_ptr + rows * k + place, tl.where(live, scores, -float("inf") if LOG else 0.0), mask=mask)
     tl.store(topk_index_ptr + rows * k + place, tl.where(live, target_ids, place), mask=mask)
 
 
@@ -116,11 +120,12 @@ def draft_topk(
     k: int,
     d2t: torch.Tensor | None,
     slots_R: torch.Tensor | None = None,
+    score: Score = "prob",
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Selection, softmax and the map to target ids in one reading of the logits: (topk_p f32, target ids i64), [R, K].
+    """Selection, (log-)softmax and the map to target ids in one reading of the logits: (scores f32, ids i64), [R, K].
 
-    A row whose slot is -1 proposes ids 0..K-1 with probability 0.
+    A row whose slot is -1 proposes ids 0..K-1 with probability 0, whose logarithm is -inf.
     """
     (num_rows, vocab_size) = logits_RV.shape
     device = logits_RV.device
@@ -131,7 +136,7 @@ def draft_topk(
     group = next_power_of_2(max(16, min(GROUP, math.isqrt(vocab_size // places))))  # as many as are read again
     maxima, sums = summarise(logits_RV, marks_B=slots_R, group=group)
     num_groups = maxima.shape[1]
-    topk_p, topk_index = out or (
+    topk_scores, topk_index = out or (
         torch.empty(num_rows, k, device=device),
         torch.empty(num_rows, k, dtype=torch.int64, device=device),
     )
@@ -143,16 +148,17 @@ def draft_topk(
         sums_ptr=sums,
         d2t_ptr=d2t,
         slots_ptr=slots_R,
-        topk_p_ptr=topk_p,
+        topk_scores_ptr=topk_scores,
         topk_index_ptr=topk_index,
         num_rows=num_rows,
         vocab_size=vocab_size,
         num_groups=num_groups,
         k=k,
+        LOG=score == "logprob",
         ROWS=rows,
         GROUPS=groups,
         GROUP=group,
         PLACES=places,
         num_warps=1 if places * group <= 2048 else 8,
     )
-    return topk_p, topk_index
+    return topk_scores, topk_index

@@ -22,7 +22,7 @@ from specsim.reference.lanes import start_lanes
 class Drafts(NamedTuple):
     """Drafts that follow R rows."""
 
-    topk_p: torch.Tensor  # f32 [R, K]
+    topk_scores: torch.Tensor  # f32 [R, K], each draft's probability or its logarithm
     topk_index: torch.Tensor  # i64 [R, K], target ids
     draft_prob: torch.Tensor | None  # f32 [R, V], distribution that they were drawn from; None where verify reads none
 
@@ -67,7 +67,7 @@ class AutoregressiveDrafter:
     ) -> DraftInput:
         """Draft the root's children; root_lens: i64 [B], L of their round."""
         drafts = self._drafts(batch, self._head.logits(hidden_BH), self._config.topk, root_lens, 0)
-        return DraftInput(drafts.topk_p, drafts.topk_index, hidden_BH, bonus_tokens, drafts.draft_prob)
+        return DraftInput(drafts.topk_scores, drafts.topk_index, hidden_BH, bonus_tokens, drafts.draft_prob)
 
     def _drafts(
         self,
@@ -84,16 +84,17 @@ class AutoregressiveDrafter:
         """
         config = self._config
         num_lanes = len(logits_RV) // batch.size if batch.size else 1
-        best = draft_topk(logits_RV, count, self._head.d2t, slots_R)
+        best = draft_topk(logits_RV, count, self._head.d2t, slots_R, config.score)
         if not config.is_sampled:
             return Drafts(*best, None)
         temperature_R = batch.sampling.temperature.repeat_interleave(num_lanes)
         draft_prob_RV = draft_distribution(logits_RV, temperature_R, self._head.d2t, slots_R, self._vocab_size)
         if config.verifier == "gumbel":
             noise_RV = gumbel_noise(batch.seeds, batch.request_ids, root_lens + depth + 1, self._vocab_size)
-            return Drafts(*sampled(best, draft_prob_RV, None, noise_RV), None)
+            return Drafts(*sampled(best, draft_prob_RV, None, noise_RV, config.score), None)
         uniforms_BK = draft_uniforms(batch.seeds, batch.request_ids, root_lens, depth, config.topk)
-        return Drafts(*sampled(best, draft_prob_RV, uniforms_BK.view(-1, count)), draft_prob_RV)
+        drawn = sampled(best, draft_prob_RV, uniforms_BK.view(-1, count), score=config.score)
+        return Drafts(*drawn, draft_prob_RV)
 
     def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> Candidates:
         """Run S-1 forwards of K lanes."""
@@ -109,8 +110,8 @@ class AutoregressiveDrafter:
             hidden_RH = self._head.forward(lanes.tokens.flatten(), lanes.hidden.flatten(0, 1), metadata, _kv(pools))
             logits_RV = self._head.logits(hidden_RH)
             drafts = self._drafts(batch, logits_RV, count, batch.seq_lens, step, metadata.slots)
-            topk_p, topk_index = (rows.unflatten(0, shape) for rows in (drafts.topk_p, drafts.topk_index))
-            lanes = expand(lanes, topk_p, topk_index, hidden_RH.unflatten(0, shape), config)
+            topk_scores, topk_index = (rows.unflatten(0, shape) for rows in (drafts.topk_scores, drafts.topk_index))
+            lanes = expand(lanes, topk_scores, topk_index, hidden_RH.unflatten(0, shape), config)
             draft_logits.append(logits_RV.unflatten(0, shape))
             if drafts.draft_prob is not None:
                 draft_probs.append(drafts.draft_prob.unflatten(0, shape))

@@ -71,7 +71,6 @@ def _against_eager(scene: Scene, output: RoundOutput) -> Check:
 def _trees(scene: Scene, verify_input: VerifyInput) -> list[Check]:
     """Compare the round's first drafts with the candidates, and all trees with the reference's trees of these."""
     from specsim.reference import tree
-    from specsim.reference.lanes import root_scores
 
     batch = scene.batch
     config = scene.engine.config
@@ -81,7 +80,7 @@ def _trees(scene: Scene, verify_input: VerifyInput) -> list[Check]:
     given = scene.draft_input.to("cpu")
     count = given.topk_index.shape[1]
     first = {"tokens": candidates.tokens[:, :count], "scores": candidates.scores[:, :count]}
-    began = {"tokens": given.topk_index, "scores": root_scores(given.topk_p, config.score)}
+    began = {"tokens": given.topk_index, "scores": given.topk_scores}
     columns = batch.seq_lens[:, None] + torch.arange(config.num_draft_tokens, device=batch.seq_lens.device)
     locations = scene.pools.req_to_token[batch.req_pool_indices[:, None], columns].cpu()
     expected = tree.build(candidates, given.bonus_tokens, batch.seq_lens.cpu(), locations, config)
@@ -129,13 +128,13 @@ def _bonus_token(output: RoundOutput, request: int) -> Check:
 
 
 def _first_drafts(scene: Scene, output: RoundOutput, request: int) -> Check:
-    """Compare the first drafts, by rank and probability, with plain torch's logits of our hidden state.
+    """Compare the first drafts, by rank and score, with plain torch's logits of our hidden state.
 
     Two logits may each be as far off as `near` lets those of the target be.
     """
     what = f"next first drafts of request {request} by plain torch"
     left = output.draft_input
-    tokens, prob, hidden = (each[request] for each in (left.topk_index, left.topk_p, hidden_of(left)))
+    tokens, scores, hidden = (each[request] for each in (left.topk_index, left.topk_scores, hidden_of(left)))
     exact, rounded = (eagle3_logits(scene.pair, hidden, each).double() for each in (_wider(scene), hidden.dtype))
     target_ids = torch.arange(len(exact), device=tokens.device)
     d2t = eagle3_of(scene.pair).tensors.get("d2t")
@@ -145,9 +144,12 @@ def _first_drafts(scene: Scene, output: RoundOutput, request: int) -> Check:
         return Check(what, 1, 0, f"{tokens.tolist()}, not as many tokens of the draft vocabulary")
     budget = 2 * WORST * float((rounded - exact).abs().max())
     ranks = within(f"{what}, ranked", exact[ids], exact.topk(len(ids)).values, budget)
+    if scene.engine.config.score == "logprob":
+        exact_scores = exact.log_softmax(-1)[ids]
+        return all_of(what, ranks, within(f"{what}, log probabilities", scores, exact_scores, budget + LOGPROBS))
     exact_prob = exact.softmax(-1)[ids]
     share = math.expm1(budget + LOGPROBS)
-    return all_of(what, ranks, within(f"{what}, probabilities", prob, exact_prob, share * exact_prob + SMALLEST))
+    return all_of(what, ranks, within(f"{what}, probabilities", scores, exact_prob, share * exact_prob + SMALLEST))
 
 
 def _wider(scene: Scene) -> torch.dtype:

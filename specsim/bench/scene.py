@@ -1,5 +1,6 @@
 """Requests with committed KV, ready for rounds that can be timed."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -82,10 +83,11 @@ def invented(pair: Pair, engine: Engine, pools: KVPool, requests: int, seq_len: 
     topk = 0 if engine.config.is_plain else engine.config.topk
     device = engine.device
     first = torch.arange(topk, device=device).expand(requests, topk).contiguous()
+    score = 0.1 if engine.config.score == "prob" else math.log(0.1)
     drafter: Any = engine.drafter
     hidden_size: int = drafter.hidden_size  # which every drafter of the fast implementation has
     draft_input = DraftInput(
-        topk_p=torch.full((requests, topk), 0.1, device=device),
+        topk_scores=torch.full((requests, topk), score, device=device),
         topk_index=first,
         hidden=torch.randn(requests, hidden_size, device=device, dtype=engine.dtype),
         bonus_tokens=torch.arange(1, requests + 1, dtype=torch.int32, device=device),

@@ -10,6 +10,7 @@ from specsim.core.errors import require, require_choice, require_int, require_nu
 
 Verifier = Literal["target_only", "typical", "rejection", "block", "multi_round", "gumbel"]
 VERIFIERS: tuple[Verifier, ...] = get_args(Verifier)
+Score = Literal["prob", "logprob"]
 _MOST = sys.float_info.max
 
 
@@ -36,7 +37,7 @@ class SpecConfig:
     draft_kv: Literal["lane", "ancestor"] = "lane"  # a re-parented lane attends to its own KV or its true ancestors'
     extend: Literal["fixed", "ragged"] = "fixed"  # rows of a request in draft-extend: S + 1, or the accepted ones only
     release: Literal["finish", "round"] = "finish"  # slots are kept until a request ends, or scratch ones for a round
-    score: Literal["prob", "logprob"] = "prob"  # lanes are ranked by products of probabilities, or sums of logarithms
+    score: Score = "prob"  # drafts are ranked by products of probabilities, or by sums of log-softmax (no underflow)
     # `exact` counts a node's own path as plain decoding would; `relaxed` does not, and is not lossless
     penalties: Literal["exact", "relaxed"] = "exact"
     # Acceptance of a tree above temperature 0 (specsim.reference.acceptance). `target_only`, `typical`: the drafter's

@@ -85,7 +85,9 @@ class PrefillOutput(State):
 class DraftInput(PerRequest):
     """The state that prefill and draft-extend leave to the next draft phase."""
 
-    topk_p: torch.Tensor  # f32 [B, K], drafter's probabilities of the first drafts, at T = 1, or request's T if sampled
+    # f32 [B, K], scores of the first drafts: the drafter's probability of each, or its logarithm under score `logprob`;
+    # at T = 1, or the request's T if sampled
+    topk_scores: torch.Tensor
     topk_index: torch.Tensor  # i64 [B, K], target ids of the first drafts
     hidden: torch.Tensor | None  # [B, H], drafter's state that the first drafts came from, None where it has none
     bonus_tokens: torch.Tensor  # i32 [B], root of the next tree
@@ -98,7 +100,7 @@ class DraftInput(PerRequest):
     ) -> Self:
         """State of no request, for the next merge when all have finished; vocab_size: where there is draft_prob."""
         return cls(
-            topk_p=torch.empty(0, topk),
+            topk_scores=torch.empty(0, topk),
             topk_index=torch.empty(0, topk, dtype=torch.int64),
             hidden=torch.empty(0, hidden_size, dtype=dtype),
             bonus_tokens=torch.empty(0, dtype=torch.int32),

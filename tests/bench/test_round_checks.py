@@ -31,13 +31,17 @@ interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels of t
 
 @pytest.fixture
 def scene(monkeypatch):
+    return scene_of(TREE, monkeypatch)
+
+
+def scene_of(config, monkeypatch):
     from specsim.bench.scene import prefilled
     from specsim.models.shapes import random_prompts
     from specsim.serving.generation import load_engine
 
     monkeypatch.setattr(specsim.bench.scene, "SLACK", 16)
     pair = rounded(synthetic_pair("eagle3", "qwen3"), torch.bfloat16)
-    engine = load_engine(pair, TREE, EngineOptions("fast", torch.bfloat16, "cpu", "round", 2))
+    engine = load_engine(pair, config, EngineOptions("fast", torch.bfloat16, "cpu", "round", 2))
     return prefilled(pair, engine, random_prompts(2, 9, pair.target.config.vocab_size))
 
 
@@ -86,8 +90,8 @@ PLANTED = {
     "logprob": ("verify_output.verdict.logprobs", (0, 3), lambda value: -1, "logprobs past the paths"),
     "other draft": ("draft_input.topk_index", (0, 1), lambda value: value + 1, "next first drafts of request 0"),
     "same draft": ("draft_input.topk_index", 1, lambda value: 0, "next first drafts of request 1"),
-    "share": ("draft_input.topk_p", (1, 0), lambda value: 0.9 * value, "probabilities: entry 0"),
-    "no share": ("draft_input.topk_p", (0, 0), lambda value: math.nan, "probabilities: entry 0"),
+    "share": ("draft_input.topk_scores", (1, 0), lambda value: 0.9 * value, "probabilities: entry 0"),
+    "no share": ("draft_input.topk_scores", (0, 0), lambda value: math.nan, "probabilities: entry 0"),
     "score": ("verify_input.scores", (1, 2), lambda value: math.nan, "trees of the candidates by the reference"),
     "place": ("verify_input.retrieve_index", (1, 3), lambda value: 0, "trees of the candidates by the reference"),
     "first draft": ("verify_input.candidates.tokens", (0, 0), lambda value: value + 1, "the drafts that the round"),
@@ -112,6 +116,21 @@ def test_differences_injected_into_a_round_are_found(scene, planted, monkeypatch
     check = judge_round(scene, (0, 1), with_eager=False)
     assert not check.passed
     assert PLANTED[planted][-1] in check.difference
+
+
+@interpreted
+def test_log_probabilities_of_first_drafts_are_judged(monkeypatch):
+    from specsim.bench.round_checks import judge_round
+
+    scene = scene_of(replace(TREE, score="logprob"), monkeypatch)
+    output = scene.round()
+    monkeypatch.setattr(type(scene), "round", lambda self: output)
+    check = judge_round(scene, (0, 1), with_eager=False)
+    assert check.passed, check
+    with torch.inference_mode():
+        output.draft_input.topk_scores[1, 0] -= 0.1  # as a probability a tenth less
+    check = judge_round(scene, (0, 1), with_eager=False)
+    assert "log probabilities: entry 0" in check.difference
 
 
 @interpreted

@@ -13,7 +13,7 @@ def draft_input(*requests: int) -> DraftInput:
     """Rows that name their request in every field."""
     ids = torch.tensor(requests, dtype=torch.int64)
     return DraftInput(
-        topk_p=(ids[:, None] + torch.arange(K) / 10).float(),
+        topk_scores=(ids[:, None] + torch.arange(K) / 10).float(),
         topk_index=10 * ids[:, None] + torch.arange(K),
         hidden=(100 * ids[:, None] + torch.arange(H)).float(),
         bonus_tokens=(1000 * ids).int(),

@@ -80,3 +80,17 @@ def near_twins(monkeypatch) -> Cell:
 
     monkeypatch.setattr(running, "make_pair", make)
     return cell_of(dict(topk=8, num_steps=3, num_draft_tokens=16, page_size=4, batch=3))
+
+
+@pytest.fixture
+def peaked(monkeypatch) -> Cell:
+    """A cell under score logprob whose drafter's logits spread over hundreds, so that most probabilities underflow."""
+
+    def make(name, dtype):
+        pair = make_pair(name, dtype)
+        head = 32 * pair.drafter.tensors["lm_head.weight"]
+        return replace(pair, drafter=replace(pair.drafter, tensors={**pair.drafter.tensors, "lm_head.weight": head}))
+
+    monkeypatch.setattr(running, "make_pair", make)
+    setting = dict(topk=4, num_steps=3, num_draft_tokens=24, page_size=4, batch=3, kind="eagle3", score="logprob")
+    return cell_of(setting)

@@ -56,6 +56,13 @@ def test_requests_that_rounding_parted_come_back_together(near_twins, mode, grap
     assert result.exercised["rounds"] > 3
 
 
+def test_fast_equals_reference_with_a_peaked_drafter(peaked):
+    result = check(peaked)
+    assert (result.mismatches, result.first_divergence) == (0, None)
+    assert not result.is_empty
+    assert result.undecidable <= 1
+
+
 @pytest.mark.parametrize(
     ("verifier", "topk"), [("target_only", 4), ("typical", 4), ("multi_round", 4), ("rejection", 1), ("block", 1)]
 )

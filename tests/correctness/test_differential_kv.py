@@ -108,7 +108,7 @@ def test_wrong_tables_and_books_are_named(check_spoiled, phase, field, spoil):
 def test_a_write_to_the_state_that_was_read_is_caught(check_changed):
     def draft(own, batch, state, pools):
         output = own(batch, state, pools)
-        state.topk_p[0, 0] = 0.5
+        state.topk_scores[0, 0] = 0.5
         return output
 
     assert check_changed(CELL, draft=draft).first_divergence.field == "the state that it read"

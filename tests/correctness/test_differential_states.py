@@ -111,7 +111,7 @@ LANES = cell_of(
         ("verify", "verdict.accept_index"),
         ("draft_extend", "draft_prob"),
         ("draft_extend", "topk_index"),
-        ("draft_extend", "topk_p"),
+        ("draft_extend", "topk_scores"),
     ],
 )
 def test_one_wrong_entry_of_sampled_drafts_is_named(check_spoiled, phase, path):
@@ -149,7 +149,7 @@ def swapped(name, one, other, dim=1):
 
 
 def leak_padding(state, batch, pools):
-    return replace(state, topk_p=torch.cat([state.topk_p, state.topk_p[:1]]))
+    return replace(state, topk_scores=torch.cat([state.topk_scores, state.topk_scores[:1]]))
 
 
 def narrow(state, batch, pools):
@@ -185,7 +185,7 @@ def raise_error(state, batch, pools):
 SEMANTIC = {
     "two drafts change places": ("draft_extend", swapped("topk_index", 0, 1), "topk_index"),
     "two nodes change places": ("draft", swapped("draft_tokens", 1, 2), "draft_tokens"),
-    "a padded row leaks": ("draft_extend", leak_padding, "topk_p (shape)"),
+    "a padded row leaks": ("draft_extend", leak_padding, "topk_scores (shape)"),
     "a narrower type": ("draft", narrow, "draft_tokens (dtype)"),
     "a lost field": ("draft_extend", lose, "hidden (type)"),
     "not a number": ("verify", not_a_number, "target_logits"),
@@ -205,6 +205,22 @@ def test_a_divergence_says_everything_in_words(check_spoiled):
     first = check_spoiled(CELL, "draft", first_entry("positions")).first_divergence
     assert (first.round, first.request, first.node) == (1, 0, 0)
     assert str(first) == f"{CELL.id}: round 1, draft, request 0, entry 0: positions is 8, the reference has 7"
+
+
+@pytest.mark.parametrize(
+    ("phase", "path"),
+    [("prefill", "draft_input.topk_scores"), ("draft", "candidates.scores"), ("draft_extend", "topk_scores")],
+)
+def test_log_scores_that_underflow_are_found(check_spoiled, peaked, phase, path):
+    def underflow(state, batch, pools):
+        name, _, rest = path.rpartition(".")
+        owner = getattr(state, name) if name else state
+        changed = replace(owner, **{rest: getattr(owner, rest).exp().log()})
+        return replace(state, **{name: changed}) if name else changed
+
+    first = check_spoiled(peaked, phase, underflow).first_divergence
+    assert (first.phase, first.field) == (phase, path)
+    assert first.fast < -87
 
 
 @pytest.mark.parametrize("path", ["positions", "mask", "draft_tokens", "scores"])

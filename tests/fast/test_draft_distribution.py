@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specsim.core.config import SamplingParams
+from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import Batch
 from specsim.core.uniforms import draft_uniforms, gumbel_noise
 from specsim.fast.vocabulary import draft_distribution as fast
@@ -45,50 +45,61 @@ def vocabulary_on(device: str, d2t: torch.Tensor | None, t2d: torch.Tensor | Non
     return fast.Vocabulary(*on(device, d2t, t2d))
 
 
+def config_of(is_gumbel: bool, topk: int, score: str) -> SpecConfig:
+    """A setting of three steps that draws drafts with noise, or each with its uniform."""
+    return SpecConfig(topk, 3, 1 + 3 * topk, verifier="gumbel" if is_gumbel else "multi_round", score=score)
+
+
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @pytest.mark.parametrize(("is_gumbel", "count"), [(False, 1), (False, 3), (True, 1)])
-def test_first_drafts_are_the_references(vocabulary, is_gumbel, count, device, small_programs, program_order):
+@pytest.mark.parametrize("score", ["prob", "logprob"])
+def test_first_drafts_are_the_references(vocabulary, is_gumbel, count, score, device, small_programs, program_order):
     """With lengths that are still to be added to, as in draft-extend; a greedy request keeps its best."""
     logits_RV, batch, d2t, t2d = rows(vocabulary, 1)
-    best, counts = draft_topk(logits_RV, count, d2t), torch.tensor([1, 2, 3, 4], dtype=torch.int32)
+    best, counts = draft_topk(logits_RV, count, d2t, score=score), torch.tensor([1, 2, 3, 4], dtype=torch.int32)
     expected_prob = draft_distribution(logits_RV, batch.sampling.temperature, d2t, None, vocabulary[1])
     root_lens = batch.seq_lens + counts
     noise = gumbel_noise(batch.seeds, batch.request_ids, root_lens + 1, vocabulary[1]) if is_gumbel else None
     uniforms = draft_uniforms(batch.seeds, batch.request_ids, root_lens, 0, count)
-    expected = sampled(best, expected_prob, None if is_gumbel else uniforms, noise)
+    expected = sampled(best, expected_prob, None if is_gumbel else uniforms, noise, score)
     out = fast.Drafts(*(each.clone().to(device) for each in best))
     own_prob = torch.full((4, vocabulary[1]), torch.nan, device=device)
     root = fast.Root(*on(device, batch.seq_lens, counts))
+    config = config_of(is_gumbel, count, score)
     fast.draw_drafts(
-        batch.to(device), logits_RV.to(device), root, vocabulary_on(device, d2t, t2d), is_gumbel, out, own_prob
+        batch.to(device), logits_RV.to(device), root, vocabulary_on(device, d2t, t2d), config, out, own_prob
     )
     assert torch.equal(out.topk_index.cpu(), expected[1])
-    torch.testing.assert_close(out.topk_p.cpu(), expected[0], rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(out.topk_scores.cpu(), expected[0], rtol=1e-5, atol=1e-9 if score == "prob" else 1e-6)
     torch.testing.assert_close(own_prob.cpu(), expected_prob, rtol=1e-5, atol=1e-9)
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES[:2])
 @pytest.mark.parametrize(("is_gumbel", "num_lanes"), [(False, 1), (False, 2), (True, 1)])
-def test_drafts_of_a_step_are_the_references(vocabulary, is_gumbel, num_lanes, device, small_programs, program_order):
+@pytest.mark.parametrize("score", ["prob", "logprob"])
+def test_drafts_of_a_step_are_the_references(
+    vocabulary, is_gumbel, num_lanes, score, device, small_programs, program_order
+):
     """The second of three steps: the distribution goes to that step's lanes, and a lane without a slot has none."""
     logits_RV, batch, d2t, t2d = rows(vocabulary, num_lanes)
     slots = torch.arange(4 * num_lanes)
     slots[-1] = -1
-    best = draft_topk(logits_RV, 1, d2t, slots)
+    best = draft_topk(logits_RV, 1, d2t, slots, score)
     temperature = batch.sampling.temperature.repeat_interleave(num_lanes)
     expected_prob = draft_distribution(logits_RV, temperature, d2t, slots, vocabulary[1])
     noise = gumbel_noise(batch.seeds, batch.request_ids, batch.seq_lens + 3, vocabulary[1]) if is_gumbel else None
     uniforms = draft_uniforms(batch.seeds, batch.request_ids, batch.seq_lens, 2, num_lanes)
-    expected = sampled(best, expected_prob, None if is_gumbel else uniforms.view(-1, 1), noise)
+    expected = sampled(best, expected_prob, None if is_gumbel else uniforms.view(-1, 1), noise, score)
     out = fast.Drafts(*(each.clone().to(device) for each in best))
     draft_prob = torch.full((4, 1 + 2 * num_lanes, vocabulary[1]), 9.0, device=device)
     loop = fast.Loop(*on(device, torch.tensor([1, 0], dtype=torch.int32), slots), 3)
     root = fast.Root(batch.seq_lens.to(device))
+    config = config_of(is_gumbel, num_lanes, score)
     fast.draw_drafts(
-        batch.to(device), logits_RV.to(device), root, vocabulary_on(device, d2t, t2d), is_gumbel, out, draft_prob, loop
+        batch.to(device), logits_RV.to(device), root, vocabulary_on(device, d2t, t2d), config, out, draft_prob, loop
     )
     assert torch.equal(out.topk_index.cpu(), expected[1])
-    torch.testing.assert_close(out.topk_p.cpu(), expected[0], rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(out.topk_scores.cpu(), expected[0], rtol=1e-5, atol=1e-9 if score == "prob" else 1e-6)
     written = draft_prob[:, 1 + num_lanes :].cpu()
     torch.testing.assert_close(written.flatten(0, 1), expected_prob, rtol=1e-5, atol=1e-9)
     assert (draft_prob[:, : 1 + num_lanes] == 9.0).all()
@@ -103,7 +114,8 @@ def test_a_step_beyond_the_last_writes_no_law(device):
     )
     loop = fast.Loop(*on(device, torch.tensor([1, 0], dtype=torch.int32), torch.arange(4)), 2)
     root = fast.Root(batch.seq_lens.to(device))
+    config = config_of(False, 1, "prob")
     fast.draw_drafts(
-        batch.to(device), logits_RV.to(device), root, vocabulary_on(device, d2t, t2d), False, out, draft_prob, loop
+        batch.to(device), logits_RV.to(device), root, vocabulary_on(device, d2t, t2d), config, out, draft_prob, loop
     )
     assert (draft_prob == 9.0).all()

@@ -99,7 +99,7 @@ def test_what_is_loaded_comes_out_again(size):
 def make_draft_input(size: int, first: int = 0) -> DraftInput:
     numbers = torch.arange(first, first + size)
     return DraftInput(
-        topk_p=numbers[:, None].repeat(1, 2) / 64,
+        topk_scores=numbers[:, None].repeat(1, 2) / 64,
         topk_index=numbers[:, None].repeat(1, 2) + 1,
         hidden=numbers[:, None].repeat(1, HIDDEN).float(),
         bonus_tokens=numbers.int() + 2,
@@ -141,7 +141,7 @@ def test_what_a_round_left_comes_back_whatever_came_in_between(size):
     leave(frame, list(range(30, 30 + size)), 9)
     second = frame.advance(first.batch)
     assert first.batch.seq_lens.tolist() == list(range(20, 20 + size))
-    mixed = replace(second.draft_input, topk_p=first.draft_input.topk_p)
+    mixed = replace(second.draft_input, topk_scores=first.draft_input.topk_scores)
     for state, draft_input in [
         (second.batch, second.draft_input),
         (batch, second.draft_input),

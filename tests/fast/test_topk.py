@@ -1,4 +1,4 @@
-"""The k best of a row with their probabilities: the fast column against the reference."""
+"""The k best of a row with their scores: the fast implementation against the reference."""
 
 import pytest
 import torch
@@ -30,35 +30,48 @@ def rows_of_logits(num_rows: int, vocab_size: int, kind: str) -> torch.Tensor:
     return logits
 
 
-def check_topk(logits, k, d2t, slots, device) -> None:
-    """Ids exactly; probabilities within what rounding does to an exponent and to a sum of as many terms."""
+def check_topk(logits, k, d2t, slots, device, score="prob") -> None:
+    """Ids exactly; scores within what rounding does to an exponent and to a sum of as many terms."""
 
     def on_device(value):
         return None if value is None else value.to(device)
 
-    topk_p, target_ids = fast.draft_topk(logits.to(device), k, on_device(d2t), on_device(slots))
-    exact_p, exact_ids = draft_topk(logits, k, d2t, slots)
-    assert (topk_p.dtype, target_ids.dtype) == (torch.float32, torch.int64)
+    scores, target_ids = fast.draft_topk(logits.to(device), k, on_device(d2t), on_device(slots), score)
+    exact, exact_ids = draft_topk(logits, k, d2t, slots, score)
+    assert (scores.dtype, target_ids.dtype) == (torch.float32, torch.int64)
     assert torch.equal(target_ids.cpu(), exact_ids)
     spread = (logits.double().amax(-1, keepdim=True) - best_first(logits.double(), k)[0]).nan_to_num(posinf=0.0)
-    assert ((topk_p.cpu().double() - exact_p.double()).abs() <= exact_p.double() * EPS * (16 + 2 * spread)).all()
+    scores, exact = scores.cpu().double(), exact.double()
+    budget = EPS * (16 + 2 * spread) * (exact if score == "prob" else 1)
+    assert ((scores == exact) | ((scores - exact).abs() <= budget)).all()
 
 
 @pytest.mark.parametrize("kind", ["random", "tied", "equal", "impossible"])
 @pytest.mark.parametrize(
     ("num_rows", "vocab_size", "k"), [(1, 1, 1), (3, 5, 5), (7, 160, 10), (2, 4095, 16), (2, 4097, 64), (3, 9001, 3)]
 )
-def test_fast_draft_topk_is_the_references(num_rows, vocab_size, k, kind, device, gpu_blocks, program_order):
-    check_topk(rows_of_logits(num_rows, vocab_size, kind), k, None, None, device)
+@pytest.mark.parametrize("score", ["prob", "logprob"])
+def test_fast_draft_topk_is_the_references(num_rows, vocab_size, k, kind, score, device, gpu_blocks, program_order):
+    check_topk(rows_of_logits(num_rows, vocab_size, kind), k, None, None, device, score)
+
+
+def test_log_scores_of_peaked_rows_do_not_underflow(device, gpu_blocks, program_order):
+    """Logits spread over 300: all log probabilities are finite and distinct, where float32 has few probabilities."""
+    logits = -torch.linspace(0, 300, 600).expand(2, -1)[:, torch.randperm(600)].contiguous()
+    scores, _ = fast.draft_topk(logits.to(device), 64, None, None, "logprob")
+    check_topk(logits, 64, None, None, device, "logprob")
+    assert scores.isfinite().all()
+    assert (scores.diff(dim=1) < 0).all()
 
 
 @pytest.mark.parametrize("k", [3, 4])
 @pytest.mark.parametrize("vocab_size", [7, 4099])
-def test_fast_draft_topk_maps_ids_once_and_drops_rows(vocab_size, k, device, gpu_blocks, program_order):
+@pytest.mark.parametrize("score", ["prob", "logprob"])
+def test_fast_draft_topk_maps_ids_once_and_drops_rows(vocab_size, k, score, device, gpu_blocks, program_order):
     d2t = torch.randint(0, 1000, (vocab_size,)).cumsum(0)
     logits = rows_of_logits(5, vocab_size, "random")
     logits[1] = torch.nan  # of a padded request
-    check_topk(logits, k, d2t, torch.tensor([3, -1, 0, 5, -1]), device)
+    check_topk(logits, k, d2t, torch.tensor([3, -1, 0, 5, -1]), device, score)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -289,7 +289,7 @@ def assert_draft_input(run: Run) -> None:
         target_ids = best if offsets is None else best + offsets[best]
         assert_close(run.draft_input.hidden[request], out[-1])
         assert run.draft_input.topk_index[request].tolist() == target_ids[:3].tolist()
-        assert_close(run.draft_input.topk_p[request].double(), prob[:3], budget=1e-6)
+        assert_close(run.draft_input.topk_scores[request].double(), prob[:3], budget=1e-6)
         assert run.draft_input.bonus_tokens[request] == ids[-1]
 
 
@@ -406,7 +406,7 @@ def test_candidates_are_scored_by_the_product_down_the_path(topk):
     for request in range(2):
         tokens, scores = candidates.tokens[request], candidates.scores[request]
         assert torch.equal(tokens[:topk], run.draft_input.topk_index[request])
-        assert torch.equal(scores[:topk], run.draft_input.topk_p[request])
+        assert torch.equal(scores[:topk], run.draft_input.topk_scores[request])
         for step, logits in enumerate(calls):
             lanes = lanes_at(candidates, request, step, topk)
             for lane, (flat, _) in enumerate(lanes):
@@ -433,21 +433,24 @@ def test_a_single_step_runs_no_draft_forward():
     candidates, calls = run.propose()
     assert calls == []
     assert torch.equal(candidates.tokens, run.draft_input.topk_index)
-    assert torch.equal(candidates.scores, run.draft_input.topk_p)
+    assert torch.equal(candidates.scores, run.draft_input.topk_scores)
     assert candidates.parent_list.tolist() == [[-1], [-1]]
 
 
+@pytest.mark.parametrize("score", ["prob", "logprob"])
 @pytest.mark.parametrize("beyond", [0, 1, 2])
-def test_lanes_at_the_length_limit_propose_nothing(beyond):
+def test_lanes_at_the_length_limit_propose_nothing(beyond, score):
     """Request 0 of 9 tokens drafts at positions 9, 10 and 11; those from max_len on yield probability 0."""
-    pair, config = random_pair("eagle3"), tree()
+    pair = random_pair("eagle3")
+    config = tree(score=score)
+    impossible = 0 if score == "prob" else -torch.inf
     torch.manual_seed(1)
     free, _ = Run(pair, config, [9, 4]).propose()
     torch.manual_seed(1)
     limited, _ = Run(pair, replace(config, max_len=9 + beyond + 1), [9, 4]).propose()
     first_dropped = 3 + 9 * (beyond + 1)
-    assert (limited.scores[0, first_dropped:] == 0).all()
-    assert (limited.scores[0, :first_dropped] > 0).all()
+    assert (limited.scores[0, first_dropped:] == impossible).all()
+    assert (limited.scores[0, :first_dropped] > impossible).all()
     assert torch.equal(limited.tokens[0, :first_dropped], free.tokens[0, :first_dropped])
     assert limited.tokens[0, first_dropped:].tolist() == [0, 1, 2] * ((len(free.tokens[0]) - first_dropped) // 3)
     assert torch.equal(limited.tokens[1], free.tokens[1])
@@ -476,7 +479,7 @@ def test_no_requests_pass_through_the_draft_phases(kind):
     assert candidates.tokens.shape == candidates.scores.shape == (0, 30)
     assert candidates.parent_list.shape == (0, 10)
     run.round()
-    for name in ("topk_p", "topk_index", "hidden", "bonus_tokens"):
+    for name in ("topk_scores", "topk_index", "hidden", "bonus_tokens"):
         mine, idle_one = getattr(run.draft_input, name), getattr(idle, name)
         assert (mine.shape, mine.dtype) == (idle_one.shape, idle_one.dtype), name
 
@@ -541,7 +544,7 @@ def test_the_fast_drafter_proposes_what_the_reference_does(case, draft_kv, devic
     for mine, theirs, truth in zip(fast, plain, exact, strict=True):
         for name in ("topk_index", "tokens", "parent_list", "bonus_tokens"):
             assert not hasattr(truth, name) or torch.equal(getattr(mine, name), getattr(truth, name)), name
-        for name in ("topk_p", "scores", "hidden"):
+        for name in ("topk_scores", "scores", "hidden"):
             if hasattr(truth, name):
                 found, plainly, truly = (getattr(state, name).double() for state in (mine, theirs, truth))
                 # A probability inherits the rounding of the logits that it is the exponential of.
@@ -550,12 +553,35 @@ def test_the_fast_drafter_proposes_what_the_reference_does(case, draft_kv, devic
                 assert (found - truly).abs().max() <= budget, name
 
 
+@pytest.mark.parametrize(("topk", "num_draft_tokens"), [(1, 5), (3, 25)])
+def test_a_fast_peaked_drafter_scores_as_the_reference_does(topk, num_draft_tokens, device):
+    """Logits spread over 300, of first drafts after prefill and after draft-extend, and of every step."""
+    pair = rounded(random_pair("eagle3"), torch.float32)
+    tensors = pair.drafter.tensors | {"lm_head.weight": 64 * pair.drafter.tensors["lm_head.weight"]}
+    pair = replace(pair, drafter=replace(pair.drafter, tensors=tensors))
+    config = tree(topk=topk, num_draft_tokens=num_draft_tokens, score="logprob")
+    fast = two_rounds(pair, config, "fast", torch.float32, device)
+    plain, exact = (two_rounds(pair, config, "reference", dtype) for dtype in (torch.float32, torch.float64))
+    logits = torch.stack(exact[1].draft_logits)
+    assert (logits.amax(-1) - logits.amin(-1)).max() > 300
+    for mine, theirs, truth in zip(fast, plain, exact, strict=True):
+        for name in ("topk_index", "tokens", "parent_list"):
+            assert not hasattr(truth, name) or torch.equal(getattr(mine, name), getattr(truth, name)), name
+        name = "scores" if hasattr(truth, "scores") else "topk_scores"
+        found, plainly, truly = (getattr(state, name).double() for state in (mine, theirs, truth))
+        budget = 4 * (plainly - truly).abs().max() + 8 * torch.finfo(torch.float32).eps * logits.abs().max()
+        assert found.isfinite().all()
+        assert (found - truly).abs().max() <= budget
+    assert topk == 1 or exact[1].scores.min() < -104
+
+
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 @pytest.mark.parametrize("verifier", ["rejection", "gumbel", "multi_round"])
-def test_the_fast_drafter_samples_what_the_reference_does(verifier, kind, device):
+@pytest.mark.parametrize("score", ["prob", "logprob"])
+def test_the_fast_drafter_samples_what_the_reference_does(verifier, kind, score, device):
     """By uniforms, by noise, and several lanes: in every step, and from the same laws."""
     pair, topk = rounded(random_pair(kind), torch.float32), 3 if verifier == "multi_round" else 1
-    config = tree(topk=topk, num_draft_tokens=1 + 4 * topk, verifier=verifier)
+    config = tree(topk=topk, num_draft_tokens=1 + 4 * topk, verifier=verifier, score=score)
     fast = two_rounds(pair, config, "fast", torch.float32, device, temperature=1.0)
     exact = two_rounds(pair, config, "reference", torch.float64, temperature=1.0)
     for mine, truth in zip(fast, exact, strict=True):
@@ -569,7 +595,7 @@ def test_the_fast_drafter_samples_what_the_reference_does(verifier, kind, device
 def test_the_fast_plain_drafter_proposes_nothing(device):
     pair, config = replace(rounded(random_pair("eagle"), torch.float32), drafter=None), SpecConfig.plain(page_size=4)
     fast, exact = (two_rounds(pair, config, impl, torch.float32) for impl in ("fast", "reference"))
-    assert fast[0].topk_p.shape == exact[0].topk_p.shape == (3, 0)
+    assert fast[0].topk_scores.shape == exact[0].topk_scores.shape == (3, 0)
     assert fast[1].tokens.shape == (3, 0)
     assert torch.equal(fast[2].bonus_tokens, exact[2].bonus_tokens)
     idle = load_engine(pair, config, EngineOptions("fast", torch.float32, device)).drafter.idle()

@@ -17,10 +17,11 @@ from specsim.core.phases import Batch, Candidates, DraftInput, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.fast.drafting import expand as expand_fast_lanes
 from specsim.fast.lanes import start_lanes as start_fast_lanes
+from specsim.fast.tree import build as build_fast_tree
 from specsim.fast.vocabulary.topk import draft_topk as fast_draft_topk
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
 from specsim.reference.drafting import child_scores, draft_distribution, draft_topk, expand, sampled
-from specsim.reference.lanes import root_scores, start_lanes
+from specsim.reference.lanes import start_lanes
 from specsim.reference.sampling import topk as best_first
 from specsim.reference.selection import select
 from specsim.reference.tree import build
@@ -33,16 +34,22 @@ BONUS = 4
 
 
 class Law:
-    """A drafter's law: probabilities of the next token for every path of tokens, made up but always the same."""
+    """A drafter's law: probabilities of the next token for every path of tokens, made up but always the same.
 
-    def __init__(self, seed: int, dyadic: bool = False):
-        self.seed, self.dyadic = seed, dyadic
+    spread: of logits; two tokens are likely and the others half of it down or more, at 300 to no float32 but 0.
+    """
+
+    def __init__(self, seed: int, dyadic: bool = False, spread: float | None = None):
+        self.seed, self.dyadic, self.spread = seed, dyadic, spread
 
     def __call__(self, path: tuple[int, ...]) -> list[float]:
         source = random.Random(f"{self.seed} {path}")
         if self.dyadic:
             return source.sample([1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 16], V)
         weights = [source.random() + 0.01 for _ in range(V)]
+        if self.spread:
+            weights[2:] = [math.exp(-self.spread * source.uniform(0.5, 1)) for _ in weights[2:]]
+            source.shuffle(weights)
         return [weight / sum(weights) for weight in weights]
 
 
@@ -93,9 +100,9 @@ def propose(laws: list[Callable], config: SpecConfig, d2t: torch.Tensor | None =
     head = PathHead(laws, config.num_steps, d2t)
     drafter, batch, pools = drafting_state(head, config, SamplingParams())
     hidden = head.start()
-    topk_p, topk_index = draft_topk(head.logits(hidden), config.topk, d2t)
+    drafts = draft_topk(head.logits(hidden), config.topk, d2t, score=config.score)
     bonus = torch.full((batch.size,), BONUS, dtype=torch.int32)
-    candidates = drafter.propose(batch, DraftInput(topk_p, topk_index, hidden, bonus), pools)
+    candidates = drafter.propose(batch, DraftInput(*drafts, hidden, bonus), pools)
     return candidates, head, tree_of(candidates, batch, config)
 
 
@@ -115,11 +122,15 @@ def product(law: Law, path: tuple[int, ...]) -> float:
     return score
 
 
-def best_paths(law: Law, topk: int, num_steps: int) -> list[tuple[int, ...]]:
+def log_product(law: Law, path: tuple[int, ...]) -> float:
+    return sum(math.log(law(path[:depth])[token]) for depth, token in enumerate(path))
+
+
+def best_paths(law: Law, topk: int, num_steps: int, score: Callable = product) -> list[tuple[int, ...]]:
     """The candidates as paths, in order: the K best tokens of each of the K best paths of every step."""
 
     def best(paths):
-        return sorted(paths, key=lambda path: -product(law, path))[:topk]  # stable: the earlier of equals
+        return sorted(paths, key=lambda path: -score(law, path))[:topk]  # stable: the earlier of equals
 
     lanes = best([(token,) for token in range(V)])
     pool = list(lanes)
@@ -128,6 +139,12 @@ def best_paths(law: Law, topk: int, num_steps: int) -> list[tuple[int, ...]]:
         lanes = best(children)
         pool += children
     return pool
+
+
+def best_tree(pool: list[tuple[int, ...]], scores: list[float], num_nodes: int) -> list[tuple[int, ...]]:
+    """The root and the best of the candidates, in their order."""
+    ranked = sorted(range(len(pool)), key=lambda flat: -scores[flat])
+    return [(), *(pool[flat] for flat in sorted(ranked[: num_nodes - 1]))]
 
 
 settings_of_trees = st.tuples(st.integers(1, V), st.integers(1, 4)).flatmap(
@@ -163,8 +180,7 @@ def test_candidates_and_tree_are_the_naive_ones(seed, setting, dyadic, page_size
     assert candidates.tokens[0].tolist() == [path[-1] for path in pool]
     assert candidates.scores[0].tolist() == pytest.approx([product(law, path) for path in pool], rel=1e-6)
     assert head.forwards == num_steps - 1
-    ranked = sorted(range(len(pool)), key=lambda flat: -product(law, pool[flat]))
-    assert paths(verify_input, 0) == [(), *(pool[flat] for flat in sorted(ranked[: num_draft_tokens - 1]))]
+    assert paths(verify_input, 0) == best_tree(pool, [product(law, path) for path in pool], num_draft_tokens)
 
 
 @given(st.integers(0, 10**6), settings_of_trees)
@@ -229,17 +245,32 @@ def test_every_candidate_is_mapped_to_a_target_id_once():
 def test_draft_topk_is_the_softmax_by_target_id():
     logits = torch.tensor([[1.0, 2.0, 8.0, 4.0], [8.0, 8.0, 4.0, 8.0]]).log()
     d2t = torch.tensor([0, 3, 3, 10])  # draft ids 0..3 are target ids 0, 4, 5, 13
-    topk_p, target_ids = draft_topk(logits, 3, d2t)
-    torch.testing.assert_close(topk_p, torch.tensor([[8 / 15, 4 / 15, 2 / 15], [8 / 28] * 3]))
+    prob, target_ids = draft_topk(logits, 3, d2t)
+    torch.testing.assert_close(prob, torch.tensor([[8 / 15, 4 / 15, 2 / 15], [8 / 28] * 3]))
     assert target_ids.tolist() == [[5, 13, 4], [0, 4, 13]]
-    assert (topk_p.dtype, target_ids.dtype) == (torch.float32, torch.int64)
+    assert (prob.dtype, target_ids.dtype) == (torch.float32, torch.int64)
     assert draft_topk(logits, 3, None)[1].tolist() == [[2, 3, 1], [0, 1, 3]]
+
+
+def test_draft_topk_under_logprob_is_the_log_softmax():
+    """Of a row of equals, of one whose second token has no float32 probability, and of one that was dropped."""
+    logits = torch.tensor([[5.0, 5.0], [-400.0, 0.0], [1.0, 2.0]])
+    scores, target_ids = draft_topk(logits, 2, None, torch.tensor([0, 1, -1]), "logprob")
+    expected = torch.tensor([[-math.log(2)] * 2, [0.0, -400.0], [-math.inf] * 2])
+    torch.testing.assert_close(scores, expected)
+    assert target_ids.tolist() == [[0, 1], [1, 0], [0, 1]]
+    assert scores.dtype == torch.float32
+
+
+def scores_of(prob: torch.Tensor, score: str) -> torch.Tensor:
+    """Scores of drafts by their probabilities."""
+    return prob if score == "prob" else prob.log()
 
 
 @pytest.mark.parametrize("score", ["prob", "logprob"])
 def test_scores_multiply_along_the_path(score):
     first, then = torch.tensor([[0.5, 0.25]]), torch.tensor([[[0.5, 0.125], [0.75, 0.25]]])
-    scores = child_scores(root_scores(first, score), then, score)
+    scores = child_scores(scores_of(first, score), scores_of(then, score), score)
     probs = scores if score == "prob" else scores.exp()
     torch.testing.assert_close(probs, torch.tensor([[[0.25, 0.0625], [0.1875, 0.0625]]]))
     assert scores.dtype == torch.float32
@@ -248,16 +279,16 @@ def test_scores_multiply_along_the_path(score):
 @pytest.mark.parametrize("score", ["prob", "logprob"])
 def test_a_child_never_scores_above_its_parent(score):
     """A softmax in float32 may exceed 1 by its last bit."""
-    parents = root_scores(torch.tensor([[0.3, 1.0]]), score)
-    above = torch.full((1, 2, 2), 1 + 2.0**-23)
+    parents = scores_of(torch.tensor([[0.3, 1.0]]), score)
+    above = scores_of(torch.full((1, 2, 2), 1 + 2.0**-23), score)
     assert torch.equal(child_scores(parents, above, score), parents[:, :, None].expand(1, 2, 2))
 
 
 @pytest.mark.parametrize("score", ["prob", "logprob"])
 def test_impossible_drafts_score_lowest_and_stay_comparable(score):
-    scores = child_scores(
-        root_scores(torch.tensor([[0.5, 0.0]]), score), torch.tensor([[[0.5, 0.0], [0.5, 0.0]]]), score
-    )
+    parents = torch.tensor([[0.5, 0.0]])
+    children = torch.tensor([[[0.5, 0.0], [0.5, 0.0]]])
+    scores = child_scores(scores_of(parents, score), scores_of(children, score), score)
     assert not scores.isnan().any()
     assert select(scores.flatten(1), 2).tolist() == [[0, 1]]
 
@@ -266,7 +297,7 @@ def test_scoring_changes_nothing_in_place():
     first, then = torch.tensor([[0.5, 0.25]]), torch.rand(1, 2, 2)
     copies = first.clone(), then.clone()
     for score in ("prob", "logprob"):
-        child_scores(root_scores(first, score), then, score)
+        child_scores(first, then, score)
     select(first, 1)
     assert torch.equal(first, copies[0])
     assert torch.equal(then, copies[1])
@@ -285,8 +316,8 @@ def test_parent_list_counts_the_candidates_before(k):
     for step in range(1, num_steps):
         assert lanes.candidates.parent_list.tolist() == [parents]
         best = torch.randperm(k * k)[:k]
-        topk_p = torch.zeros(k * k).index_put((best,), 1 - torch.arange(k) / 8).view(1, k, k)
-        lanes = expand(replace(lanes, scores=torch.ones(1, k)), topk_p, ids, hidden, config)
+        prob = torch.zeros(k * k).index_put((best,), 1 - torch.arange(k) / 8).view(1, k, k)
+        lanes = expand(replace(lanes, scores=torch.ones(1, k)), prob, ids, hidden, config)
         if step < num_steps - 1:  # the last candidates have no children
             parents += [numbered.index((step, index)) for index in best.tolist()]
     assert lanes.candidates.parent_list.tolist() == [parents]
@@ -300,19 +331,85 @@ def test_the_fast_draft_loop_proposes_the_references_candidates(seed, setting, m
     config = SpecConfig(topk, num_steps, num_steps + 1 if topk == 1 else topk + 1)
     laws = [Law(seed), Law(seed + 1)]
     d2t = torch.tensor([0, 1, 3, 3, 6]) if mapped else None
-    expected, head, _ = propose(laws, config, d2t)
-    hidden = head.start()
-    bonus = torch.full((2,), BONUS, dtype=torch.int32)
+    expected, _, _ = propose(laws, config, d2t)
+    candidates = propose_fast(laws, config, d2t)
+    assert torch.equal(candidates.tokens, expected.tokens)
+    assert torch.equal(candidates.parent_list, expected.parent_list)
+    torch.testing.assert_close(candidates.scores, expected.scores, rtol=1e-5, atol=0)
+
+
+def propose_fast(laws: list[Callable], config: SpecConfig, d2t: torch.Tensor | None = None) -> Candidates:
+    """Candidates of one fast draft loop, on the CPU."""
+    k = config.topk
+    size = len(laws)
+    head = PathHead(laws, config.num_steps, d2t)
     offsets = None if d2t is None else d2t.to(DEVICE)
-    topk_p, topk_index = fast_draft_topk(head.logits(hidden).float().to(DEVICE), topk, offsets)
-    lanes = start_fast_lanes(DraftInput(topk_p, topk_index, hidden.to(DEVICE), bonus.to(DEVICE)), config)
-    for _ in range(num_steps - 1):
+
+    def drafts(hidden_RH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return fast_draft_topk(head.logits(hidden_RH).float().to(DEVICE), k, offsets, score=config.score)
+
+    hidden = head.start()
+    bonus = torch.full((size,), BONUS, dtype=torch.int32)
+    lanes = start_fast_lanes(DraftInput(*drafts(hidden), hidden.to(DEVICE), bonus.to(DEVICE)), config)
+    for _ in range(config.num_steps - 1):
         hidden_RH = head.forward(lanes.tokens.flatten().cpu(), lanes.hidden.flatten(0, 1).cpu(), None, None)
-        results = *fast_draft_topk(head.logits(hidden_RH).float().to(DEVICE), topk, offsets), hidden_RH.to(DEVICE)
-        expand_fast_lanes(lanes, *(rows.unflatten(0, (2, topk)) for rows in results), config)
-    assert torch.equal(lanes.candidates.tokens.cpu(), expected.tokens)
-    assert torch.equal(lanes.candidates.parent_list.cpu(), expected.parent_list)
-    torch.testing.assert_close(lanes.candidates.scores.cpu(), expected.scores, rtol=1e-5, atol=0)
+        results = *drafts(hidden_RH), hidden_RH.to(DEVICE)
+        expand_fast_lanes(lanes, *(rows.unflatten(0, (size, k)) for rows in results), config)
+    return lanes.candidates.to("cpu")
+
+
+def build_fast(candidates: Candidates, config: SpecConfig):
+    """The fast trees of candidates, on the CPU."""
+    size = len(candidates.tokens)
+    bonus = torch.full((size,), BONUS, dtype=torch.int32)
+    locations = torch.zeros(size, config.num_draft_tokens, dtype=torch.int64)
+    inputs = (each.to(DEVICE) for each in (candidates, bonus, torch.full((size,), L), locations))
+    return build_fast_tree(*inputs, config).to("cpu")
+
+
+SPREAD = 300
+SETTINGS_OF_SCORES = [(1, 1, 2), (1, 4, 5), (3, 4, 25), (5, 3, 20)]
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
+@pytest.mark.parametrize("setting", SETTINGS_OF_SCORES, ids=str)
+def test_log_scores_rank_drafts_whose_probability_underflows(setting, seed):
+    """Both implementations propose and select what float64 does from logits spread over 300.
+
+    Budget of a score: a rounding of two logits and a normaliser in every step, and one of each sum.
+    """
+    topk, num_steps, num_draft_tokens = setting
+    config = SpecConfig(*setting, page_size=1, score="logprob")
+    law = functools.cache(Law(seed, spread=SPREAD))
+    pool = best_paths(law, topk, num_steps, log_product)
+    exact = [log_product(law, path) for path in pool]
+    budget = num_steps * (3 + num_steps) * SPREAD * 2.0**-24
+    assert all(above - below > 2 * budget for below, above in itertools.pairwise(sorted(exact)))
+    best = best_tree(pool, exact, num_draft_tokens)
+    assert topk == 1 or min(math.exp(log_product(law, path)) for path in best) < 2.0**-149
+    expected, _, tree = propose([law], config)
+    fast = propose_fast([law], config)
+    for candidates in (expected, fast):
+        assert candidates.tokens[0].tolist() == [path[-1] for path in pool]
+        assert candidates.scores[0].tolist() == pytest.approx(exact, rel=0, abs=budget)
+    assert torch.equal(fast.parent_list, expected.parent_list)
+    for own in (tree, build_fast(fast, config)):
+        assert paths(own, 0) == best
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("setting", SETTINGS_OF_SCORES, ids=str)
+def test_both_scores_give_one_tree_where_nothing_underflows(setting, seed):
+    configs = [SpecConfig(*setting, page_size=1, score=score) for score in ("prob", "logprob")]
+    laws = [Law(seed), Law(seed + 10)]
+    plain = [propose(laws, config)[::2] for config in configs]
+    fast = [(candidates := propose_fast(laws, config), build_fast(candidates, config)) for config in configs]
+    for (of_probs, tree), (of_logs, log_tree) in (plain, fast):
+        assert torch.equal(of_logs.tokens, of_probs.tokens)
+        assert torch.equal(of_logs.parent_list, of_probs.parent_list)
+        torch.testing.assert_close(of_logs.scores.exp(), of_probs.scores, rtol=1e-5, atol=0)
+        assert torch.equal(log_tree.draft_tokens, tree.draft_tokens)
+        assert torch.equal(log_tree.parents, tree.parents)
 
 
 SAMPLED = {
@@ -344,19 +441,23 @@ def test_draft_distribution_near_temperature_0_is_a_point():
     assert law.tolist() == [[0.0, 1.0, 0.0]]
 
 
-def test_every_draft_is_drawn_with_its_own_uniform():
-    best = draft_topk(LOGITS_RV[:2], 2, None)
+@pytest.mark.parametrize("score", ["prob", "logprob"])
+def test_every_draft_is_drawn_with_its_own_uniform(score):
+    best = draft_topk(LOGITS_RV[:2], 2, None, score=score)
     law = torch.tensor([[0.25, 0.5, 0.25], [0.0, 0.0, 0.0]])
-    topk_p, ids = sampled(best, law, torch.tensor([[0.3, 0.7], [0.3, 0.7]]))
-    assert (ids.tolist(), topk_p[0].tolist()) == ([[1, 1], [2, 0]], [0.5, 0.5])
-    assert torch.equal(topk_p[1], best[0][1])
+    scores, ids = sampled(best, law, torch.tensor([[0.3, 0.7], [0.3, 0.7]]), score=score)
+    assert ids.tolist() == [[1, 1], [2, 0]]
+    assert torch.equal(scores[0], scores_of(torch.tensor([0.5, 0.5]), score))
+    assert torch.equal(scores[1], best[0][1])
 
 
-def test_drafts_with_noise_are_the_argmax_with_it():
-    best, law = draft_topk(LOGITS_RV[:1], 1, None), torch.tensor([[0.25, 0.75, 0.0]])
+@pytest.mark.parametrize("score", ["prob", "logprob"])
+def test_drafts_with_noise_are_the_argmax_with_it(score):
+    best, law = draft_topk(LOGITS_RV[:1], 1, None, score=score), torch.tensor([[0.25, 0.75, 0.0]])
     for noise, token in (([0.0, 0.0, 99.0], 1), ([1.2, 0.0, 0.0], 0), ([math.log(3), 0.0, 0.0], 0)):
-        topk_p, ids = sampled(best, law, None, torch.tensor([noise]).double())
-        assert (ids.tolist(), topk_p.tolist()) == ([[token]], [[law[0, token].item()]])
+        scores, ids = sampled(best, law, None, torch.tensor([noise]).double(), score)
+        assert ids.tolist() == [[token]]
+        assert torch.equal(scores[0], scores_of(law[0, [token]], score))
 
 
 def sampled_trees(config: SpecConfig, size: int, sampling: SamplingParams):

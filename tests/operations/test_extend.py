@@ -211,7 +211,7 @@ def test_fixed_and_ragged_leave_the_same_draft_input(kind, shape, release):
         assert torch.equal(fixed.topk_index, ragged.topk_index)
         assert torch.equal(fixed.bonus_tokens, ragged.bonus_tokens)
         torch.testing.assert_close(fixed.hidden, ragged.hidden, rtol=1e-11, atol=1e-11)
-        torch.testing.assert_close(fixed.topk_p, ragged.topk_p, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(fixed.topk_scores, ragged.topk_scores, rtol=1e-6, atol=1e-7)
         junk += int((output.verdict.num_accepted_tokens <= shape["num_steps"]).sum())
     assert junk > 0
 

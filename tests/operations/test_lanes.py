@@ -12,9 +12,9 @@ both = pytest.mark.parametrize("implementation", [reference, fast], ids=["refere
 
 
 def draft_input(hidden: torch.Tensor | None, draft_prob: torch.Tensor | None = None) -> DraftInput:
-    topk_p = torch.tensor([[0.5, 0.25], [1.0, 0.0]])
+    scores = torch.tensor([[0.5, 0.25], [1.0, 0.0]])
     ids = torch.tensor([[7, 3], [2, 9]])
-    return DraftInput(topk_p, ids, hidden, torch.zeros(2, dtype=torch.int32), draft_prob)
+    return DraftInput(scores, ids, hidden, torch.zeros(2, dtype=torch.int32), draft_prob)
 
 
 @both
@@ -30,8 +30,7 @@ def test_lanes_begin_with_the_roots_children(implementation: ModuleType, num_ste
     assert torch.equal(lanes.hidden.cpu(), torch.stack([hidden, hidden], dim=1))
     assert lanes.candidates.tokens[:, :2].tolist() == [[7, 3], [2, 9]]
     assert lanes.candidates.parent_list[:, : len(parents)].tolist() == [parents] * 2
-    scores = given.topk_p if score == "prob" else given.topk_p.log()
-    torch.testing.assert_close(lanes.candidates.scores[:, :2], scores)
+    assert torch.equal(lanes.candidates.scores[:, :2], given.topk_scores)
 
 
 @both

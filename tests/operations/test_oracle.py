@@ -221,7 +221,12 @@ def test_trees_and_scores_equal_the_oracle_in_every_round(
 ):
     """Draft-side parity: a fault that only lowers acceptance leaves tokens right and trees wrong."""
     config = SpecConfig(4, 4, num_draft_tokens, page_size=page_size, draft_kv=draft_kv, verifier=verifier)
-    pair, sampling, seen = synthetic_pair(kind), SAMPLINGS["warm"], []
+    assert_trees_equal_the_oracle(synthetic_pair(kind), config, monkeypatch)
+
+
+def assert_trees_equal_the_oracle(pair, config, monkeypatch):
+    """And their scores, bit for bit; return the trees of all rounds."""
+    sampling, seen = SAMPLINGS["warm"], []
     engine_type = type(load_engine(pair, config))
     draft = engine_type.draft
     monkeypatch.setattr(engine_type, "draft", lambda *arguments: seen.append(draft(*arguments)) or seen[-1])
@@ -230,6 +235,29 @@ def test_trees_and_scores_equal_the_oracle_in_every_round(
     assert [node_paths(verify_input, 0) for verify_input in seen] == [r.paths for r in rounds]
     assert [tuple(verify_input.scores[0, 1:].tolist()) for verify_input in seen] == [r.scores for r in rounds]
     assert [int(verify_input.draft_tokens[0, 0]) for verify_input in seen] == [r.root for r in rounds]
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("topk", "num_draft_tokens", "verifier", "lowest"),
+    [(1, 7, "target_only", 0), (4, 60, "target_only", -104), (4, 25, "multi_round", 0)],
+)
+def test_peaked_trees_and_scores_equal_the_oracle(topk, num_draft_tokens, verifier, lowest, monkeypatch):
+    """Logits spread over hundreds: log probabilities are finite, but for drafts from beyond max_len, which have -inf.
+
+    The drafter stands two places before its draft.
+    """
+    pair = synthetic_pair("eagle3")
+    tensors = pair.drafter.tensors | {"lm_head.weight": 30 * pair.drafter.tensors["lm_head.weight"]}
+    pair = replace(pair, drafter=replace(pair.drafter, tensors=tensors))
+    config = SpecConfig(topk, 6, num_draft_tokens, page_size=4, score="logprob", verifier=verifier, max_len=16)
+    trees = assert_trees_equal_the_oracle(pair, config, monkeypatch)
+    scores, positions = (
+        torch.cat([getattr(tree, name).flatten() for tree in trees]) for name in ("scores", "positions")
+    )
+    assert torch.equal(scores.isfinite(), positions < 16 + 2)
+    assert scores.isinf().any()
+    assert scores[scores.isfinite()].min() < lowest
 
 
 def test_the_oracle_refuses_a_prompt_that_leaves_no_room():

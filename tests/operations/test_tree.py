@@ -192,8 +192,8 @@ def drafted(size: int, config: SpecConfig, tied: bool = False) -> Candidates:
     hidden = torch.zeros(size, k, 1)
 
     def drafts(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
-        topk_p = torch.randint(0, 5, shape) / 4 if tied else torch.rand(shape)
-        return topk_p, torch.randint(0, 10**6, shape)
+        prob = torch.randint(0, 5, shape) / 4 if tied else torch.rand(shape)
+        return prob if config.score == "prob" else prob.log(), torch.randint(0, 10**6, shape)
 
     lanes = start_lanes(DraftInput(*drafts(size, k), hidden[:, 0], torch.zeros(size)), config)
     for _ in range(config.num_steps - 1):

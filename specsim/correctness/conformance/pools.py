@@ -61,14 +61,13 @@ def _proposals(rows: int, k: int, generator: torch.Generator, coarse: bool) -> t
 def _advance(made: Drafted, lanes_BK: torch.Tensor, batch: int, k: int) -> torch.Tensor:
     """Append a step's candidates; return the scores of the next lanes."""
     from specsim.reference.drafting import child_scores
-    from specsim.reference.lanes import root_scores
     from specsim.reference.sampling import topk
 
     step = len(made.probs) - 1
     probs = made.probs[-1]
     ids = made.ids[-1]
     if step == 0:
-        scores_BK = root_scores(probs, "prob")
+        scores_BK = probs
         made.scores_by_step.append(scores_BK[:, None])
         made.parents_by_step.append(torch.arange(-1, k).repeat(batch, 1))
     else:

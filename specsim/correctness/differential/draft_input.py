@@ -50,8 +50,8 @@ def _compare_draft_input(request: ComparedRequest[DraftInput], bonus: int, prefi
         compare_draws(request, DrawnRow(name, topk_index, request.field("draft_prob"), logits, request.end, 0, lanes))
     else:
         compare_drafts(request, name, topk_index.map(lambda tokens: tokens[None]), logits)
-    prob = request.field("topk_p").map(log_scores)
-    check.within(f"{prefix}topk_p", prob.exact, prob.fast, logits.log_noise(request))
+    scores = request.field("topk_scores").map(lambda scores: log_scores(scores, request.config.score))
+    check.within(f"{prefix}topk_scores", scores.exact, scores.fast, logits.log_noise(request))
 
 
 def first_draft_logits(request: ComparedRequest[DraftInput]) -> Logits:
