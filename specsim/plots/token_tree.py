@@ -62,7 +62,7 @@ def path_of(verdict: Verdict | None, request: int, num_nodes: int) -> list[int]:
 def tree(verify_input: VerifyInput, verdict: Verdict | None, decode: Decode, request: int = 0) -> Picture:
     """Draw the token tree, root on the left: node, token and score in a box, the accepted path and its bonus marked.
 
-    decode: token ids to text. The score is the drafter's, of the whole path down to the node.
+    decode: token ids to text. The score is the drafter's probability, or its logarithm, of the path down to the node.
     """
     parents = verify_input.parents[request].tolist()
     scores = verify_input.scores[request].tolist()
@@ -94,9 +94,14 @@ def tree(verify_input: VerifyInput, verdict: Verdict | None, decode: Decode, req
         draw_text(axes, x + 0.32, y, texts[node], 9, weight="bold" if node in path else "normal")
         if look is not BONUS:
             draw_text(axes, x + 0.06, y, str(node), 6.5, FAINT)
-            draw_text(axes, rights[depth] - 0.06, y, f"{max(scores[node], -99):.3f}", 6.5, FAINT, ha="right")
+            draw_text(axes, rights[depth] - 0.06, y, _score(scores[node]), 6.5, FAINT, ha="right")
     draw_legend(axes, bottom + 0.22, [ACCEPTED, DRAFT, BONUS] if path else [DRAFT], room=width)
     return figure
+
+
+def _score(score: float) -> str:
+    """Format a probability or its logarithm, in at most 8 characters down to -99999."""
+    return f"{score:.3f}" if score > -100 else f"{score:.1f}"
 
 
 def _levels(depths: list[int], texts: list[str]) -> tuple[list[float], list[float]]:
@@ -120,7 +125,8 @@ def _tree_head(
         tokens = int(verdict.num_accepted_tokens[request])
         title += f", num_accepted_drafts {drafts}, num_accepted_tokens {tokens}"
     draw_text(axes, 0.2, 0.22, title, 9.5, weight="bold")
-    draw_text(axes, 0.2, 0.46, "in a box: node, token, score (the drafter's, of the path from the root)", 7, FAINT)
+    kind = "log probability" if verify_input.scores[request, 0] == 0 else "probability"  # of the root's empty path
+    draw_text(axes, 0.2, 0.46, f"in a box: node, token, the drafter's {kind} of the path from the root", 7, FAINT)
     root = int(verify_input.positions[request * num_nodes])
     for depth, x in enumerate(lefts):
         draw_text(axes, x, 0.78, f"position {root + depth}", 6.5, FAINT)

@@ -190,12 +190,28 @@ def test_tree_shows_every_token_score_position_and_the_bonus(played):
     most = 14 if deepest <= 6 else 9
     for token, score in zip(played.tree.draft_tokens[0].tolist(), played.tree.scores[0].tolist(), strict=True):
         assert sheet.shown(decode([token]), most) in [*said, ""]
-        assert f"{max(score, -99):.3f}" in said
+        assert f"{score:.3f}" in said
     bonus = played.output.accepted_tokens()[0][-1]
     assert sheet.shown(decode([bonus]), most) in [*said, ""]
     columns = [f"position {length + depth}" for depth in range(deepest + 1)]
     assert [text for text in said if text.startswith("position")] == columns
     assert any(f"num_accepted_drafts {drafts}, num_accepted_tokens {drafts + 1}" in text for text in said)
+
+
+@pytest.mark.parametrize(("score", "kind"), [("prob", "probability"), ("logprob", "log probability")])
+def test_tree_says_of_which_kind_its_scores_are(score, kind):
+    played = play(replace(SETTINGS["the demo's"], score=score))
+    expected = f"in a box: node, token, the drafter's {kind} of the path from the root"
+    assert expected in texts(plots.tree(played.tree, played.output, decode))
+
+
+def test_low_log_probabilities_are_shown_as_they_are():
+    played = play(replace(SETTINGS["the demo's"], score="logprob"))
+    scores_BN = played.tree.scores.clone()
+    scores_BN[0, 1:] = torch.tensor([-0.5, -99.5, -101.25, -312.375, -12345.75, -torch.inf, -torch.inf])
+    figure = plots.tree(replace(played.tree, scores=scores_BN), played.output, decode)
+    assert {"0.000", "-0.500", "-99.500", "-101.2", "-312.4", "-12345.8", "-inf"} <= set(texts(figure))
+    assert overlaps(boxes(figure)) == []
 
 
 def test_tree_without_a_verdict_marks_nothing():
