@@ -19,10 +19,16 @@ from specsim.core.uniforms import gumbel_noise
 from specsim.correctness.exact import certify, implementations, race
 from specsim.correctness.exact import optimum as optimum_module
 from specsim.correctness.exact import regions as regions_module
-from specsim.correctness.exact.cases import CASES, CHAIN, GIVEN_TREE, LANES, PAPER, cases_of
+from specsim.correctness.exact.cases import CASES, CHAIN, CUT_CHAIN, CUT_TREE, GIVEN_TREE, LANES, PAPER, cases_of
 from specsim.correctness.exact.certificates import NAMES
-from specsim.correctness.exact.distribution import ExactDistribution, NotConstant, exact_distribution, joint_regions
-from specsim.correctness.exact.model import Case, Certain, Model, draws, text_prob, texts
+from specsim.correctness.exact.distribution import (
+    ExactDistribution,
+    NotConstant,
+    TooDeep,
+    exact_distribution,
+    joint_regions,
+)
+from specsim.correctness.exact.model import FAR, Case, Certain, Model, draws, text_prob, texts
 from specsim.correctness.exact.optimum import optimum
 from specsim.correctness.exact.regions import UNREAD, grid_cost, regions, with_zero
 from specsim.correctness.exact.two_rounds import two_rounds
@@ -130,13 +136,19 @@ def test_lossless_verifiers_are_lossless_for_any_models(name, data):
     parents = data.draw(st.sampled_from(SHAPES[drafts]))
     tokens = (1, 0, 1)[: len(parents) - 1] if drafts == "given" else None
     target, draft = (data.draw(models(vocab_size)) for _ in range(2))
-    case = Case("", Certain(target) if name == "greedy" else target, draft, parents, tokens)
+    depth_limit = data.draw(st.sampled_from([FAR, 1, 0]))
+    case = Case("", Certain(target) if name == "greedy" else target, draft, parents, tokens, depth_limit)
     found = distribution_of(name, case)
     assert found.total_variation(case) == 0
-    assert found.accepted <= optimum(case)
+    assert found.accepted <= min(optimum(case), depth_limit)
 
 
 # Wrong verifiers
+
+
+def left(node: str, prob: str) -> str:
+    """Code of relu(p - q) at the limit only, where a draft follows that max_len cuts off."""
+    return f"(residual({prob}, draft_prob_NV[{node}]) if tree.tokens[tree.depth_limit + 1 :] else {prob})"
 
 
 CERTAIN = cases_of(CASES, "given", is_greedy=True)[1]
@@ -155,6 +167,9 @@ MUTANTS = [
     ("multi_round", LANES, "prob_V = prob_V / prob_V.sum()", "pass"),
     ("multi_round", LANES, "uniforms[child]", "uniforms[1]"),
     ("multi_round", LANES, "prob_V = residual(prob_V, draft", "prob_V = residual(prob_NV[path[-1]], draft"),
+    ("rejection", CUT_CHAIN, "inverse_cdf(prob_NV[last], final", f"inverse_cdf({left('last', 'prob_NV[last]')}, final"),
+    ("block", CUT_CHAIN, "weight_V = prob_NV[node]", f"weight_V = {left('node', 'prob_NV[node]')}"),
+    ("multi_round", CUT_CHAIN, "inverse_cdf(prob_V, final", f"inverse_cdf({left('path[-1]', 'prob_V')}, final"),
     ("gumbel", CHAIN, "noise_WV[depths]", "noise_WV[0]"),
     ("gumbel", CHAIN, "prob_NV.log() +", "prob_NV +"),
 ]
@@ -186,6 +201,20 @@ def test_regions_of_another_verifier_are_refused():
     other = replace(BY_NAME["rejection"], last=lambda draw, node: UNREAD)
     with pytest.raises(NotConstant):
         exact_distribution(other, PAPER, implementations.reference(other))
+
+
+@pytest.mark.parametrize("name", ["greedy", "typical", "gumbel", "block"])
+def test_a_path_beyond_max_len_is_refused(name):
+    """Whatever its distribution, which may be the target's."""
+    (case,) = cases_of({"": (CUT_TREE if BY_NAME[name].drafts == "given" else CUT_CHAIN,)}, "", name == "greedy")
+    far = replace(BY_NAME[name], accept=lambda given, *drawn: BY_NAME[name].accept(unlimited(given), *drawn))
+    with pytest.raises(TooDeep):
+        exact_distribution(far, case, implementations.reference(far))
+
+
+def unlimited(given: Given) -> Given:
+    """The same tree without an end before its leaves."""
+    return replace(given, tree=replace(given.tree, depth_limit=FAR))
 
 
 def test_a_path_that_depends_on_the_final_uniform_is_refused():
@@ -436,9 +465,9 @@ def test_the_command_prints_and_writes_the_certificates(capsys, tmp_path):
         main(["certify", "--verifier", "block", "--json", str(tmp_path / "c.json")])
     out, result = capsys.readouterr().out, json.loads((tmp_path / "c.json").read_text())
     assert exit_info.value.code == 0
-    assert "All 2 lossless certificates hold: the distribution is exactly the target's." in out
+    assert "All 3 lossless certificates hold: the distribution is exactly the target's." in out
     assert {row["total_variation"] for row in result["certificates"]} == {"0"}
-    assert {row["accepted"] for row in result["certificates"]} == {"11/9", "105/64"}
+    assert {row["accepted"] for row in result["certificates"]} == {"11/9", "105/64", "2/3"}
     assert (result["is_ok"], result["failures"]) == (True, [])
     assert result["command"].startswith("specsim certify --verifier block")
 

@@ -39,22 +39,27 @@ def bonus_whole(draw: Draw, node: int) -> Distribution:
 
 def uniforms_rejection(draw: Draw) -> list[Axis]:
     """One uniform per draft: p(x) / q(x)."""
-    return [regions([ratio]) for ratio in _ratios(draw)]
+    return _of_every_draft(draw, [regions([ratio]) for ratio in _ratios(draw)])
 
 
 def bonus_rejection(draw: Draw, node: int) -> Distribution:
-    """relu(p - q), p after the last draft."""
+    """relu(p - q), p after the last draft that may be accepted."""
     target_V = draw.target_NV[node]
     return residual(target_V, draw.draft_NV[node]) if draw.children(node) else target_V
 
 
 def uniforms_block(draw: Draw) -> list[Axis]:
     """One uniform per draft: the share h of the prefix's probability that is to end there."""
-    return [regions([prefix.share]) for prefix in list(_prefixes(draw))[1:]]
+    return _of_every_draft(draw, [regions([prefix.share]) for prefix in list(_prefixes(draw))[1:]])
+
+
+def _of_every_draft(draw: Draw, axes: list[Axis]) -> list[Axis]:
+    """Complete a chain's axes: uniforms of drafts that max_len cuts off are not read."""
+    return [*axes, *[UNREAD] * (len(draw.parents) - 1 - len(axes))]
 
 
 def bonus_block(draw: Draw, node: int) -> Distribution:
-    """relu(w p - q), p after the last draft."""
+    """relu(w p - q), p after the last draft that may be accepted."""
     weights = list(_prefixes(draw))[node].bonus_V
     return weights if any(weights) else draw.target_NV[node]
 
@@ -69,7 +74,7 @@ class _Prefix(NamedTuple):
 def _prefixes(draw: Draw) -> Iterator[_Prefix]:
     kept = Fraction(1)
     ratios = [Fraction(1), *_ratios(draw)]
-    for node, (target_V, draft_V, ratio) in enumerate(zip(draw.target_NV, draw.draft_NV, ratios, strict=True)):
+    for node, (target_V, draft_V, ratio) in enumerate(zip(draw.target_NV, draw.draft_NV, ratios, strict=False)):
         kept = min(Fraction(1), kept * ratio)
         if not draw.children(node):
             yield _Prefix(kept, target_V)
@@ -80,8 +85,8 @@ def _prefixes(draw: Draw) -> Iterator[_Prefix]:
 
 
 def _ratios(draw: Draw) -> list[Fraction]:
-    """p(x) / q(x) of every draft of a chain."""
-    pairs = zip(draw.tokens[1:], draw.target_NV, draw.draft_NV, strict=False)
+    """p(x) / q(x) of every draft of a chain that may be accepted."""
+    pairs = zip(draw.tokens[1 : draw.depth_limit + 1], draw.target_NV, draw.draft_NV, strict=False)
     return [target_V[token] / draft_V[token] for token, target_V, draft_V in pairs]
 
 

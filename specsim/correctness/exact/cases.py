@@ -31,10 +31,19 @@ SQUARE = Case(
 GIVEN_CHAIN = Case("4 tokens, a given chain of 3 drafts", _TARGET4, _DRAFT4, (-1, 0, 1, 2), (0, 3, 2))
 GIVEN_TREE = Case("4 tokens, a given tree of 6 drafts", _TARGET4, _DRAFT4, (-1, 0, 0, 1, 1, 2, 2), (3, 0, 3, 1, 0, 3))
 
-CASES = {"given": (GIVEN_CHAIN, GIVEN_TREE), "chain": (PAPER, CHAIN), "one": (ONE,), "siblings": (PAIR, LANES, SQUARE)}
+# max_len ends every path after one draft, where the bonus token is drawn from p and not from what q leaves of it.
+CUT_CHAIN = replace(PAPER, name=f"{PAPER.name}, 1 within max_len", depth_limit=1)
+CUT_TREE = replace(GIVEN_TREE, name=f"{GIVEN_TREE.name}, 2 within max_len", depth_limit=1)
+
+CASES = {
+    "given": (GIVEN_CHAIN, GIVEN_TREE, CUT_TREE),
+    "chain": (PAPER, CHAIN, CUT_CHAIN),
+    "one": (ONE,),
+    "siblings": (PAIR, LANES, SQUARE, CUT_CHAIN),
+}
 # The fast implementation's lanes have one child a step; the interpreter takes a minute for 600 calls.
-LAUNCHED = CASES | {"siblings": (PAIR, LANES)}
-INTERPRETED = CASES | {"chain": (PAPER,), "siblings": (PAIR,)}
+LAUNCHED = CASES | {"siblings": (PAIR, LANES, CUT_CHAIN)}
+INTERPRETED = CASES | {"chain": (PAPER, CUT_CHAIN), "siblings": (PAIR, CUT_CHAIN)}
 
 
 def cases_of(cases: dict[str, tuple[Case, ...]], drafts: str, is_greedy: bool) -> tuple[Case, ...]:

@@ -13,7 +13,7 @@ from specsim.core.provenance import now, versions
 from specsim.correctness.exact import implementations
 from specsim.correctness.exact.cases import CASES, INTERPRETED, LAUNCHED, cases_of
 from specsim.correctness.exact.controls import CONTROLS
-from specsim.correctness.exact.distribution import ExactDistribution, NotConstant, exact_distribution
+from specsim.correctness.exact.distribution import ExactDistribution, NotConstant, TooDeep, exact_distribution
 from specsim.correctness.exact.model import Case
 from specsim.correctness.exact.optimum import optimum
 from specsim.correctness.exact.report import Certificate, Certificates
@@ -35,7 +35,7 @@ class _Task:
     enumerate: Callable[[], ExactDistribution]
 
     def certificate(self, most: Callable[[Case], Fraction]) -> Certificate:
-        """Enumerate the distribution; NotConstant where an outcome changes within a region."""
+        """Enumerate the distribution, as exact_distribution does."""
         found = self.enumerate()
         return Certificate(
             *(self.verifier, self.promise, self.impl, self.case.name),
@@ -67,7 +67,7 @@ def certify(
     for task in tqdm(tasks, unit="certificate", disable=None if progress else True):
         try:
             rows.append(task.certificate(most))
-        except NotConstant as error:
+        except (NotConstant, TooDeep) as error:
             inconsistent.append(f"{task.verifier} ({task.impl}) on {task.case.name}: {error}")
     left_out = tuple(sorted({case.name for each in chosen for case in _left_out(each, impl, kernels)}))
     seconds = time.perf_counter() - start

@@ -29,6 +29,10 @@ class NotConstant(Exception):
     """Two points of a region, on which nothing should change, have different outcomes."""
 
 
+class TooDeep(Exception):
+    """A path goes on where max_len ends it."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExactDistribution:
     """The outcome of a round, in fractions."""
@@ -50,7 +54,7 @@ class ExactDistribution:
 
 
 def exact_distribution(verifier: Verifier, case: Case, implementation: Implementation) -> ExactDistribution:
-    """Enumerate a case. NotConstant where an outcome changes within a region."""
+    """Enumerate a case. NotConstant where an outcome changes within a region, TooDeep where max_len is exceeded."""
     drafted = list(draws(case))
     found = joint_regions(verifier, drafted, implementation)
     outcomes = iter(implementation(drafted, [trial for region in found for trial in region.trials]))
@@ -86,11 +90,13 @@ def joint_regions(verifier: Verifier, drafted: Sequence[Draw], implementation: I
     """
     parts = [(index, part) for index, draw in enumerate(drafted) for part in itertools.product(*verifier.axes(draw))]
     trials = [Trial(index, tuple(region.points[0] for region in part), 0.5) for index, part in parts]
-    return [
-        _joint_region(index, drafted[index], (*part, last), path)
-        for (index, part), (path, _) in zip(parts, implementation(drafted, trials), strict=True)
-        for last in verifier.last(drafted[index], path[-1])
-    ]
+    found = []
+    for (index, part), (path, _) in zip(parts, implementation(drafted, trials), strict=True):
+        draw = drafted[index]
+        if path[-1] not in draw.ends:
+            raise TooDeep(f"a path of {len(path) - 1} drafts, of which max_len allows {draw.depth_limit}")
+        found += (_joint_region(index, draw, (*part, last), path) for last in verifier.last(draw, path[-1]))
+    return found
 
 
 def _joint_region(index: int, draw: Draw, part: Sequence[Region], path: list[int]) -> JointRegion:
@@ -116,7 +122,7 @@ def _grid(verifier: Verifier, drafted: Sequence[Draw], is_drawn: bool) -> Fracti
     """
     total = Fraction(0)
     for draw in drafted:
-        last = max(grid_cost(verifier.last(draw, node)) for node in range(len(draw.parents)))
+        last = max(grid_cost(verifier.last(draw, node)) for node in draw.ends)
         axes = [*verifier.axes(draw), *(_draws(draw) if is_drawn else ())]
         total += draw.prob * (sum(map(grid_cost, axes), Fraction(0)) + last)
     return total

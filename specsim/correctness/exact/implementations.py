@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -16,7 +16,6 @@ from specsim.correctness.exact.verifier import Accepted, Given, Verifier, rows
 
 _UNIT = math.log2(math.e)  # the temperature at which a logit's weight is 2^logit, of whole logits without rounding
 LENGTH = 4  # tokens of a request
-_ROOM = 64  # its limit, which is far away
 _POOL = 2**15  # requests whose noise is searched for that of a region
 
 
@@ -56,7 +55,7 @@ def _config(verifier: Verifier, draw: Draw) -> SpecConfig:
     num_nodes = len(draw.parents)
     num_steps = max(map(draw.depth, range(num_nodes)))
     topk = max(map(draw.parents.count, draw.parents))
-    return SpecConfig(topk, num_steps, num_nodes, 1, max_len=_ROOM, **verifier.settings)
+    return SpecConfig(topk, num_steps, num_nodes, 1, max_len=LENGTH + 1 + draw.depth_limit, **verifier.settings)
 
 
 def _batch(verifier: Verifier, drafted: Sequence[Draw], trials: Sequence[Trial]) -> Batch:
@@ -71,9 +70,7 @@ def ids_with_noise(drafted: Sequence[Draw], trials: Sequence[Trial]) -> list[int
 
     Kernels draw noise by its name. A region is identified by the winners of each position's race under p and under q.
     """
-    positions = LENGTH + 1 + torch.arange(len(drafted[0].parents))
-    ids = torch.arange(_POOL)[:, None]
-    pool_PWV = gumbel_noise(torch.zeros_like(ids), ids, positions[None, :], len(drafted[0].target_NV[0]))
+    pool_PWV = _noise(len(drafted[0].parents), len(drafted[0].target_NV[0]))
     winners = {index: _winners(drafted[index], pool_PWV) for index in {trial.draw for trial in trials}}
     found: dict[tuple, Iterator[int]] = {}
     chosen = []
@@ -87,6 +84,14 @@ def ids_with_noise(drafted: Sequence[Draw], trials: Sequence[Trial]) -> list[int
             found[region] = itertools.cycle(inside)
         chosen.append(next(found[region]))
     return chosen
+
+
+@cache
+def _noise(num_positions: int, vocab_size: int) -> torch.Tensor:
+    """Noise of the requests that are searched, f64 [P, W, V]."""
+    ids = torch.arange(_POOL)[:, None]
+    positions = LENGTH + 1 + torch.arange(num_positions)
+    return gumbel_noise(torch.zeros_like(ids), ids, positions[None, :], vocab_size)
 
 
 def _winners(draw: Draw, noise_PWV: torch.Tensor) -> torch.Tensor:

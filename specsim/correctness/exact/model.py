@@ -3,11 +3,12 @@
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 Distribution = tuple[Fraction, ...]
 Text = tuple[int, ...]
+FAR = 2**10  # a depth that no tree reaches
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class Case:
     draft: Model
     parents: tuple[int, ...]  # [N], parents before children, the root's is -1
     tokens: tuple[int, ...] | None = None  # [N-1], tokens below the root; None: sampled at their parents
+    depth_limit: int = FAR  # depth at which max_len ends every path
 
     @property
     def depths(self) -> list[int]:
@@ -71,9 +73,18 @@ class Draw:
     parents: tuple[int, ...]  # [N]
     target_NV: tuple[Distribution, ...]  # target's distribution after every node
     draft_NV: tuple[Distribution, ...]  # drafter's distribution after every node
+    depth_limit: int  # depth at which max_len ends every path
 
     def children(self, node: int) -> list[int]:
+        """Children that may be accepted: none of a node at the limit."""
+        if self.depth(node) >= self.depth_limit:
+            return []
         return [child for child, parent in enumerate(self.parents) if parent == node]
+
+    @property
+    def ends(self) -> list[int]:
+        """Nodes at which a path may end."""
+        return [node for node in range(len(self.parents)) if self.depth(node) <= self.depth_limit]
 
     def depth(self, node: int) -> int:
         return len(self.text(node))
@@ -87,13 +98,13 @@ def draws(case: Case) -> Iterator[Draw]:
     """Every tree that may be drafted."""
     drafted = itertools.product(range(case.draft.vocab_size), repeat=len(case.parents) - 1)
     for tokens in drafted if case.tokens is None else [case.tokens]:
-        draw = Draw(Fraction(1), (0, *tokens), case.parents, (), ())
+        draw = Draw(Fraction(1), (0, *tokens), case.parents, (), (), case.depth_limit)
         texts = [draw.text(node) for node in range(len(case.parents))]
         draft_NV = tuple(map(case.draft, texts))
         probs = (draft_NV[parent][token] for parent, token in zip(case.parents[1:], tokens, strict=True))
         prob = math.prod(probs, start=Fraction(1)) if case.tokens is None else Fraction(1)
         if prob:
-            yield Draw(prob, draw.tokens, case.parents, tuple(map(case.target, texts)), draft_NV)
+            yield replace(draw, prob=prob, target_NV=tuple(map(case.target, texts)), draft_NV=draft_NV)
 
 
 def text_prob(model: Model | Certain, text: Text, start: int = 0) -> Fraction:

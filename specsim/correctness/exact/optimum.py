@@ -43,7 +43,7 @@ def optimum(case: Case) -> Fraction:
 
 def _ends(case: Case, draw: Draw) -> Iterator[End]:
     """Every node at which a path may end, with every token after it."""
-    for node in range(len(draw.parents)):
+    for node in draw.ends:
         for token in range(case.target.vocab_size):
             tokens = (*draw.text(node), token)
             rests = texts(case.target.vocab_size, case.num_steps + 1 - len(tokens))

@@ -5,7 +5,7 @@ under q depend on ratios of the E alone, and the probability of each pair of win
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -25,6 +25,11 @@ def alone(target_V: Distribution) -> Axis:
     """Regions of the noise of a position without a draft."""
     winners = [_Winners(target_V, target_V, token, token) for token, prob in enumerate(target_V) if prob]
     return [Region(each.prob, each.points) for each in winners]
+
+
+def unread(axis: Axis) -> Axis:
+    """One region: the noise decides no more than the draft, which is given."""
+    return [replace(axis[0], volume=Fraction(1))]
 
 
 class _Piece(NamedTuple):

@@ -40,7 +40,7 @@ class Given:
         from specsim.reference.tree_links import links
 
         parents = list(draw.parents)
-        tree = Tree(list(draw.tokens), parents, *links(parents), len(parents))
+        tree = Tree(list(draw.tokens), parents, *links(parents), draw.depth_limit)
         return cls(tree, rows(draw.target_NV), rows(draw.draft_NV))
 
 
@@ -83,7 +83,9 @@ def unread(_draw: Draw, _node: int) -> Axis:
 
 def _race(draw: Draw) -> list[Axis]:
     drafted = zip(draw.target_NV, draw.draft_NV, draw.tokens[1:], strict=False)
-    return [*(race.position(*each) for each in drafted), race.alone(draw.target_NV[-1])]
+    axes = [*(race.position(*each) for each in drafted), race.alone(draw.target_NV[-1])]
+    num_read = draw.depth_limit + 1
+    return [*axes[:num_read], *map(race.unread, axes[num_read:])]
 
 
 def _reference(name: str) -> Callable[..., Accepted]:
