@@ -132,6 +132,36 @@ def test_the_last_request_may_accept_its_whole_chain(name, device):
     assert found.predict[-1] == logits_RV[-1].argmax()
 
 
+CUT = SpecConfig(1, 2, 3, page_size=1, max_len=13)  # two drafts fit after 10 tokens, one after 11, none after 12
+
+
+def flat_chains(config: SpecConfig, batch: Batch, text_BW: torch.Tensor) -> VerifyInput:
+    """Chains of a text's first two tokens; q is flat on the first two tokens of four."""
+    draft_prob_BMV = torch.tensor([0.5, 0.5, 0, 0]).repeat(3, 2, 1) if config.has_draft_prob else None
+    parent_list = torch.arange(-1, 1).expand(3, -1)
+    candidates = Candidates(text_BW[:, :2], torch.ones(3, 2), parent_list, (), draft_prob_BMV)
+    bonus, locations = torch.zeros(3, dtype=torch.int32), torch.zeros(3, 3).long()
+    return replace(build(candidates, bonus, batch.seq_lens, locations, config), candidates=None)
+
+
+@pytest.mark.parametrize("implementation", [reference, fast], ids=["reference", "fast"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_after_a_cut_chain_the_bonus_is_from_the_target(name, implementation, device):
+    """Of four tokens alike to the target the final uniform 0.1 draws 0; what a draft or its q leaves begins at 1 or 2.
+
+    The uniforms 0.2 accept every draft of token 0, and gumbel's noise chooses a text.
+    """
+    config, device = replace(CUT, verifier=name), device if implementation is fast else "cpu"
+    batch = Batch.of(range(3), range(3), [10, 11, 12], [SamplingParams(temperature=1.0)] * 3, vocab_size=4)
+    is_noisy = name == "gumbel"
+    text_BW = reference.round_noise(batch, config, 4).argmax(-1) if is_noisy else torch.zeros(3, 3).long()
+    given = torch.full((3, 3), 0.2, dtype=torch.float64), torch.full((3,), 0.1, dtype=torch.float64)
+    moved = (each.to(device) for each in (batch, flat_chains(config, batch, text_BW), torch.zeros(9, 4)))
+    found = implementation.verify(*moved, config, pools_of(3, device), tuple(each.to(device) for each in given))
+    assert found.num_accepted_drafts.tolist() == [2, 1, 0]
+    assert found.accepted_tokens() == [row[:count] for row, count in zip(text_BW.tolist(), (3, 2, 1), strict=True)]
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_no_request_has_no_verdict(name, device):
     config = SETTINGS[name]
