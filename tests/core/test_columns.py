@@ -48,7 +48,7 @@ def test_lanes_of_pages_hold_tail_and_steps_on_their_own_pages(seq_len, topk, nu
 
 @st.composite
 def rounds(draw):
-    """A setting, a first length and the accepted drafts of some rounds."""
+    """A setting, a first length and the accepted drafts of two requests in some rounds."""
     topk, num_steps = draw(st.integers(1, 3)), draw(st.integers(1, 4))
     num_draft_tokens = num_steps + 1 if topk == 1 else draw(st.integers(2, topk + (num_steps - 1) * topk**2 + 1))
     config = SpecConfig(
@@ -59,12 +59,13 @@ def rounds(draw):
         release=draw(st.sampled_from(["finish", "round"])),
     )
     most = min(num_steps, num_draft_tokens - 1)
-    return config, draw(st.integers(1, 11)), draw(st.lists(st.integers(0, most), min_size=1, max_size=5))
+    accepted = st.tuples(st.integers(0, most), st.integers(0, most))
+    return config, draw(st.integers(1, 11)), draw(st.lists(accepted, min_size=1, max_size=5))
 
 
 @given(rounds())
 def test_ownership_through_rounds(case):
-    """Two requests a round apart in length, under both release modes."""
+    """Two requests of other lengths that accept other drafts, under both release modes."""
     config, length, accepted = case
     page_size, lengths = config.page_size, [length, length + 5]
     width = config.reserved_columns(lengths[1] + 5 * (config.num_steps + 1))
@@ -83,7 +84,7 @@ def test_ownership_through_rounds(case):
         for row, end in zip(rows, tree_ends, strict=True):
             assert end <= pool.owned_columns(row)
             assert config.release == "finish" or pool.owned_columns(row) < end + page_size
-        lengths = [start + drafts + 1 for start in lengths]
+        lengths = [start + count + 1 for start, count in zip(lengths, drafts, strict=True)]
         own_committed(pool, rows, lengths, config)
         for row, end in zip(rows, lengths, strict=True):
             assert end <= pool.owned_columns(row)
@@ -103,7 +104,7 @@ def test_release_finish_never_gives_back_or_moves_a_slot(case):
     width = config.reserved_columns(length + 5 * (config.num_steps + 1))
     pool = make_pool(width, config.page_size, 1, width)
     row = pool.open()
-    for drafts in accepted:
+    for drafts, _ in accepted:
         before = pool.req_to_token[row].clone()
         own_lanes(pool, [row], [length], config)
         own_tree(pool, [row], [length], config)

@@ -176,11 +176,29 @@ def test_graph_modes_agree_bitwise_where_pages_move_in_a_round(device):
         assert_bitwise_equal(eager, fast_rounds(*fast_start(pair, config, device, FOUR[:3], graph)))
 
 
+@pytest.mark.parametrize("graph", ["reference", "eager", "step", "phase"])
+def test_release_round_owns_what_each_request_accepted(graph, device):
+    """All nodes of its tree while they are verified, then the path that it accepted: some requests more than others."""
+    pair, config = synthetic_pair("eagle"), replace(SMALL, release="round", page_size=1)
+    begin = (pair, config, FOUR[:3]) if graph == "reference" else (pair, config, device, FOUR[:3], graph)
+    engine, batch, draft_input, pools = (start if graph == "reference" else fast_start)(*begin)
+    verify_input = engine.draft(batch, draft_input, pools)
+    assert owned(batch, pools) == [length + config.num_draft_tokens for _, length in batch.rows_and_lens]
+    counts = engine.verify(batch, verify_input, pools).verdict.num_accepted_tokens.tolist()
+    assert owned(batch, pools) == [
+        length + count for (_, length), count in zip(batch.rows_and_lens, counts, strict=True)
+    ]
+    assert len(set(counts)) > 1
+
+
+def owned(batch, pools) -> list[int]:
+    return [pools.owned_columns(row) for row, _ in batch.rows_and_lens]
+
+
 def test_a_fast_round_owns_the_columns_that_it_needs(device):
     engine, batch, draft_input, pools = fast_start(synthetic_pair("eagle3"), SMALL, device, FOUR[:2])
     engine.round(batch, draft_input, pools)
-    owned = [pools.owned_columns(row) for row, _ in batch.rows_and_lens]
-    assert owned == [SMALL.reserved_columns(length) for _, length in batch.rows_and_lens]
+    assert owned(batch, pools) == [SMALL.reserved_columns(length) for _, length in batch.rows_and_lens]
 
 
 @pytest.mark.parametrize("graph", ["eager", "round"])
