@@ -30,8 +30,10 @@ FOUR = [PROMPTS[0], PROMPTS[1], PROMPTS[2], [9, 8, 7, 6]]
 
 
 def fast_start(pair, config, device, prompts=FOUR, graph="eager", bucket=None, params=None, grammars=None):
-    """A fast engine after prefill: (engine, batch, draft input, pools)."""
-    engine = load_engine(pair, config, EngineOptions("fast", torch.float32, device, graph, bucket), grammars=grammars)
+    """A fast engine after prefill, or with graph `reference` the reference: (engine, batch, draft input, pools)."""
+    options = EngineOptions() if graph == "reference" else EngineOptions("fast", torch.float32, device, graph, bucket)
+    device = options.device or "cpu"
+    engine = load_engine(pair, config, options, grammars=grammars)
     pools = engine.make_pools(len(prompts), 1024)
     for buffer in (pools.target, pools.draft):
         if buffer is not None:
@@ -180,8 +182,7 @@ def test_graph_modes_agree_bitwise_where_pages_move_in_a_round(device):
 def test_release_round_owns_what_each_request_accepted(graph, device):
     """All nodes of its tree while they are verified, then the path that it accepted: some requests more than others."""
     pair, config = synthetic_pair("eagle"), replace(SMALL, release="round", page_size=1)
-    begin = (pair, config, FOUR[:3]) if graph == "reference" else (pair, config, device, FOUR[:3], graph)
-    engine, batch, draft_input, pools = (start if graph == "reference" else fast_start)(*begin)
+    engine, batch, draft_input, pools = fast_start(pair, config, device, FOUR[:3], graph)
     verify_input = engine.draft(batch, draft_input, pools)
     assert owned(batch, pools) == [length + config.num_draft_tokens for _, length in batch.rows_and_lens]
     counts = engine.verify(batch, verify_input, pools).verdict.num_accepted_tokens.tolist()
