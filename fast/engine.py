@@ -304,6 +304,8 @@ class Engine:
 
     def _build_tree(self, frame: Frame) -> None:
         batch = frame.batch
+        if frame.pools.draft is not None:
+            frame.pools.draft.take_snapshot()  # draft-extend writes over the lanes
         locations_BN = kv.tree_locations(batch, self.config, frame.pools)
         bonus_tokens = frame.draft_input.bonus_tokens
         tree.build(

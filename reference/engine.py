@@ -111,6 +111,8 @@ class Engine:
         if not reserved or self.config.release == "round":
             own_lanes(pools, rows, lengths, self.config)
         candidates = self.drafter.propose(batch, draft_input, pools)
+        if pools.draft is not None:
+            pools.draft.take_snapshot()  # draft-extend writes over the lanes
         own_tree(pools, rows, lengths, self.config)
         locations_BN = kv.tree_locations(batch, self.config, pools)
         return tree.build(candidates, draft_input.bonus_tokens, batch.seq_lens, locations_BN, self.config)

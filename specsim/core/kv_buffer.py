@@ -1,5 +1,6 @@
 """Keys and values of one model, by slot."""
 
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,17 @@ class KVBuffer:
         shape = (layout.num_layers, num_slots, layout.num_kv_heads, layout.head_dim)
         self.keys = torch.empty(shape, dtype=dtype, device=device)
         self.values = torch.empty(shape, dtype=dtype, device=device)
+        self.snapshot: KVBuffer | None = None  # content at the last `take_snapshot`, where `keep_snapshot` wants one
+
+    @torch.inference_mode(False)
+    def keep_snapshot(self) -> None:
+        """Make room for a snapshot, before a graph of `take_snapshot` is recorded."""
+        self.snapshot = deepcopy(self)
+
+    def take_snapshot(self) -> None:
+        """Copy the content to the snapshot; do nothing where none is wanted."""
+        if self.snapshot is not None:
+            self.snapshot.copy_(self)
 
     def write(self, layer: int, slots_R: torch.Tensor, key_RAD: torch.Tensor, value_RAD: torch.Tensor) -> None:
         """Write rows to their slots; a row with slot -1 writes nothing."""
@@ -37,6 +49,6 @@ class KVBuffer:
         self.values[:, destination] = self.values[:, source]
 
     def copy_(self, source: "KVBuffer") -> None:
-        """Take over another buffer's content, from any device and dtype."""
+        """Take over another buffer's content, from any device and dtype; snapshots stay."""
         self.keys.copy_(source.keys)
         self.values.copy_(source.values)

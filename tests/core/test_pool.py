@@ -540,3 +540,18 @@ def test_what_is_free_cannot_be_freed_again():
     allocator.free(pages)
     with pytest.raises(ValueError, check=lambda error: type(error) is ValueError):
         allocator.free(pages)
+
+
+def test_a_snapshot_is_taken_only_where_one_is_kept():
+    buffer = numbered(4)
+    buffer.take_snapshot()
+    assert buffer.snapshot is None
+
+
+def test_a_snapshot_holds_the_content_of_its_moment():
+    buffer = numbered(4)
+    buffer.keep_snapshot()
+    buffer.move(torch.tensor([3]), torch.tensor([0]))
+    buffer.take_snapshot()
+    buffer.copy_(numbered(4))
+    assert (held(buffer), held(buffer.snapshot)) == ([0, 1, 2, 3], [3, 1, 2, 3])

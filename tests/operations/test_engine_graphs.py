@@ -262,6 +262,37 @@ def test_inside_a_round_torch_runs_linear_layers_and_copies_only(kind, config, d
     assert len([step for step in tape.steps if step.is_kernel]) > 20
 
 
+@pytest.mark.parametrize("config", [SMALL, LANES])
+def test_a_snapshot_of_lanes_adds_two_copies_to_a_round(config, device):
+    """They stand where the draft phase ends; without a snapshot nothing is recorded for it."""
+    engine, batch, _, pools = fast_start(synthetic_pair("eagle3"), config, device, FOUR[:2])
+    frame = engine._frame(batch, pools)
+    recorded = []
+    for _ in range(2):
+        with torch.inference_mode():
+            recorded.append([step.name for step in Tape.of(lambda: engine._launch(frame, ROUND)).steps])
+        pools.draft.keep_snapshot()
+    without, kept = recorded
+    end = without.index("_locations_kernel") - 1
+    assert without[end].startswith("aten.new_empty")  # what that kernel writes
+    assert kept == [*without[:end], "aten.copy_.default", "aten.copy_.default", *without[end:]]
+
+
+@pytest.mark.parametrize("graph", ["eager", "step", "phase", "round"])
+def test_a_snapshot_holds_the_draft_kv_of_the_draft_phase(graph, device):
+    pair = synthetic_pair("eagle3")
+    engine, batch, draft_input, pools = fast_start(pair, SMALL, device, FOUR[:3])
+    engine.draft(batch, draft_input, pools)
+    drafted = {name: bits(getattr(pools.draft, name)).clone() for name in ("keys", "values")}
+    engine, batch, draft_input, pools = fast_start(pair, SMALL, device, FOUR[:3], graph)
+    pools.draft.keep_snapshot()
+    left = fast_rounds(engine, batch, draft_input, pools, count=1)
+    for name, expected in drafted.items():
+        assert torch.equal(expected, bits(getattr(pools.draft.snapshot, name)))
+        assert not torch.equal(expected, bits(getattr(pools.draft, name)))
+    assert_bitwise_equal(left, fast_rounds(*fast_start(pair, SMALL, device, FOUR[:3], graph), count=1))
+
+
 @pytest.mark.parametrize("graph", ["eager", "step", "phase", "round"])
 @pytest.mark.parametrize("config", [SMALL, PLAIN])
 def test_an_idle_batch_passes_through_every_fast_phase(graph, config, device):
