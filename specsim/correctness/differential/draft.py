@@ -4,34 +4,32 @@ import torch
 
 from specsim.core.phases import Candidates, VerifyInput
 from specsim.correctness.differential.budget import log_prob_budget
-from specsim.correctness.differential.comparison import Mismatch, Trio, WithinRoundingError
+from specsim.correctness.differential.comparison import Mismatch, Trio, WithinRoundingError, present
 from specsim.correctness.differential.draft_input import first_draft_logits
 from specsim.correctness.differential.ranking import Logits, compare_drafts, log_scores
 from specsim.correctness.differential.sampled import candidates, compare_lanes, lane_logits
-from specsim.correctness.differential.slots import compare_kv, lane_slots
-from specsim.correctness.differential.step import ComparedRequest, Step
+from specsim.correctness.differential.slots import compare_kv
+from specsim.correctness.differential.step import ComparedRequest
 
 TOKENS = "candidates.tokens"
 SCORES = "candidates.scores"
 PARENTS = "candidates.parent_list"
 
 
-def visible_lanes(step: Step) -> list[torch.Tensor] | None:
-    """Slots of every request's lanes where the step ends with this phase: draft-extend writes over their KV."""
-    is_last = len(step.outputs) == 1
-    return lane_slots(step) if is_last and step.pools.reference.draft is not None else None
+def compare_draft(request: ComparedRequest[VerifyInput], lanes: list[torch.Tensor]) -> None:
+    """Compare a request after the draft phase; its tree follows even from candidates that rounding decided.
 
-
-def compare_draft(request: ComparedRequest[VerifyInput], lanes: list[torch.Tensor] | None) -> None:
-    """Compare a request after the draft phase; its tree follows even from candidates that rounding decided."""
+    lanes: every request's slots of draft lanes, none where the drafter has no KV.
+    """
     try:
         _compare_candidates(request)
     except WithinRoundingError:
         _compare_tree(request)
         raise
     _compare_tree(request)
-    if lanes is not None:
-        compare_kv(request.step, "draft", lanes[request.index])
+    if lanes:
+        drafted = request.step.drafted.map(lambda kv: present("draft KV", kv))
+        compare_kv(request.check, "draft", drafted, lanes[request.index])
     _compare_selection(request)
 
 

@@ -9,7 +9,7 @@ import torch
 from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import Pair
 from specsim.core.phases import Batch
-from specsim.core.pool import KVPool
+from specsim.core.pool import KVBuffer, KVPool
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.comparison import Trio
 from specsim.serving.generation import load_engine
@@ -35,9 +35,17 @@ class Implementation:
 
     def advance(self, phase: str, batch: Batch) -> Any:
         """Run a phase (or a whole `round`) and keep what it leaves as the next one's state."""
+        if self.pools.draft is not None and self.pools.draft.snapshot is not None:
+            empty(self.pools.draft.snapshot)
         output = getattr(self.engine, phase)(batch.to(self.device), self.state, self.pools)
         self.state = getattr(output, _HANDED_ON[phase]) if phase in _HANDED_ON else output
         return output
+
+
+def empty(kv: KVBuffer) -> None:
+    """Leave no number in a buffer, so that what is not written shows."""
+    kv.keys.fill_(torch.nan)
+    kv.values.fill_(torch.nan)
 
 
 def load_implementations(
@@ -54,9 +62,14 @@ def load_implementations(
 
 
 def load_implementation(cell: Cell, pair: Pair, options: EngineOptions) -> Implementation:
-    """Load one engine of a cell with its pools."""
+    """Load one engine of a cell with its pools.
+
+    A whole round writes over the draft lanes before it ends, so that a snapshot is kept of their KV.
+    """
     longest = max(len(p) + s.max_new_tokens for p, s in zip(cell.prompts, cell.sampling, strict=True))
     engine = load_engine(pair, cell.config, options, grammars=cell.grammars)
     num_slots = len(cell.prompts) * engine.config.reserved_columns(min(longest, engine.config.length_limit))
     pools = engine.make_pools(len(cell.prompts), num_slots)
+    if cell.graph == "round" and pools.draft is not None:
+        pools.draft.keep_snapshot()
     return Implementation(engine, pools, options.dtype, engine.device.type, pads=options.impl == "fast")

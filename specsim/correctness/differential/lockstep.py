@@ -20,7 +20,7 @@ from specsim.core.pair import Pair
 from specsim.core.phases import Batch, PrefillInput, PrefillOutput, State
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.comparison import Comparison, Mismatch, Tally, Trio
-from specsim.correctness.differential.implementation import Implementation
+from specsim.correctness.differential.implementation import Implementation, empty
 from specsim.correctness.differential.pairs import draft_ids
 from specsim.correctness.differential.phase import Found, compare_step
 from specsim.correctness.differential.result import Divergence
@@ -146,8 +146,7 @@ class Lockstep:
         rows: list[int] = []
         for each in self.implementations:
             for kv in filter(None, (each.pools.target, each.pools.draft)):
-                kv.keys.fill_(torch.nan)
-                kv.values.fill_(torch.nan)
+                empty(kv)
             rows = [each.pools.open() for _ in requests]
             for row, length in zip(rows, lengths, strict=True):
                 each.pools.reserve(row, length)

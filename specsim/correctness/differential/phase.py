@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from specsim.correctness.differential.comparison import Mismatch, WithinRoundingError
-from specsim.correctness.differential.draft import compare_draft, visible_lanes
+from specsim.correctness.differential.draft import compare_draft
 from specsim.correctness.differential.draft_input import compare_draft_extend, compare_prefill, prefill_logits
-from specsim.correctness.differential.slots import compare_tables, compare_untouched
+from specsim.correctness.differential.slots import compare_tables, compare_untouched, lane_slots, permitted_writes
 from specsim.correctness.differential.step import ComparedRequest, Step
 from specsim.correctness.differential.verify import adjusted_logits, compare_verify
 
@@ -14,7 +14,7 @@ BY_ROW = frozenset(f"draft_extend_input.{name}" for name in ("input_ids", "posit
 # By phase, the data that every request's comparison needs, made once for the step, and the comparison.
 COMPARISONS: dict[str, tuple[Callable[[Step], Any], Callable[[ComparedRequest, Any], None]]] = {
     "prefill": (prefill_logits, compare_prefill),
-    "draft": (visible_lanes, compare_draft),
+    "draft": (lane_slots, compare_draft),
     "verify": (adjusted_logits, compare_verify),
     "draft_extend": (lambda step: step.extend_input, compare_draft_extend),
 }
@@ -57,11 +57,11 @@ def compare_step(step: Step, left_out: set[int]) -> Iterator[Found]:
             except Mismatch as found:
                 wrong.add(index)
                 yield Found(phase, index, found)
-    last = [*step.outputs][-1]
     if found := _mismatch(compare_tables, step, left_out | wrong):
-        yield Found(last, None, found)
-    if not was_apart and (found := _mismatch(compare_untouched, step, left_out)):
-        yield Found(last, None, found)
+        yield Found(step.last, None, found)
+    for writes in permitted_writes(step, left_out) if not was_apart else ():
+        if found := _mismatch(compare_untouched, step, writes):
+            yield Found(writes.phase, None, found)
 
 
 def _mismatch(compare: Callable[..., None], *arguments: Any) -> Mismatch | None:

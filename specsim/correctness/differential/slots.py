@@ -1,25 +1,54 @@
 """KV and tables after a step: the slots that must have been written, those that must not, and their owners."""
 
+from collections.abc import Iterator
 from copy import deepcopy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from specsim.core.columns import lane_columns, own_lanes, tail_columns
 from specsim.core.pool import KVBuffer, KVPool
-from specsim.correctness.differential.comparison import Mismatch, present
+from specsim.correctness.differential.comparison import Comparison, Mismatch, Trio, present
 from specsim.correctness.differential.step import ComparedRequest, Step
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def written_slots(step: Step, left_out: set[int]) -> dict[str, list[torch.Tensor]]:
-    """List by buffer the slots that the step may write; of a left-out request, all that its phases ever may."""
+class Writes(NamedTuple):
+    """Slots of one buffer of the pools under test that may differ between two moments of a step."""
+
+    phase: str  # that ended at the second
+    buffer: str
+    before: KVBuffer
+    after: KVBuffer
+    slots: list[torch.Tensor]
+
+
+def permitted_writes(step: Step, left_out: set[int]) -> Iterator[Writes]:
+    """Give what the step may write, in the draft buffer of a whole round its draft phase and the others apart."""
+    before = step.pools_before
+    after = step.pools.fast
+    target, draft = _written_slots(step, left_out)
+    yield Writes(step.last, "target", before.target, after.target, target)
+    if before.draft is None or after.draft is None:
+        return
+    entered = before.draft
+    drafted = step.drafted.fast if "draft" in step.outputs else None
+    if drafted is not None:
+        yield Writes("draft", "draft", entered, drafted, lane_slots(step))
+        entered = drafted
+    if step.last != "draft":
+        yield Writes(step.last, "draft", entered, after.draft, draft)
+
+
+def _written_slots(step: Step, left_out: set[int]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """List slots of the target and of the draft buffer that phases other than draft may write.
+
+    Of a left-out request these are all that its phases ever may.
+    """
     target = []
     draft = []
     config = step.config
-    if "draft" in step.outputs and step.pools.reference.draft is not None:
-        draft += lane_slots(step)
     for index in range(step.batch.size):
         request = ComparedRequest(step, index, step.entered)
         length = request.length
@@ -34,15 +63,17 @@ def written_slots(step: Step, left_out: set[int]) -> dict[str, list[torch.Tensor
         if "draft_extend" in step.outputs:
             whole = column_slots(request, length, length + config.num_steps + 1)
             draft.append(whole if is_out else extend_slots(request))
-    return {"target": target, "draft": draft}
+    return target, draft
 
 
 def lane_slots(step: Step) -> list[torch.Tensor]:
-    """List each request's slots of draft lanes and of the tail copies of lanes 1..K-1.
+    """List each request's slots of draft lanes and of the tail copies of lanes 1..K-1; none without draft KV.
 
     Under release `round` lanes have been given back when the phase ends, so they are taken once more in a copy of the
     books from before it.
     """
+    if step.pools.reference.draft is None:
+        return []
     config = step.config
     books = deepcopy(step.tables_before)
     own_lanes(books, step.batch.req_pool_indices.tolist(), step.batch.seq_lens.tolist(), config)
@@ -76,35 +107,30 @@ def column_slots(request: ComparedRequest[Any], low: int, high: int) -> torch.Te
     return slots[slots >= 0].unique()
 
 
-def compare_kv(step: Step, buffer: str, slots: torch.Tensor) -> None:
+def compare_kv(check: Comparison, buffer: str, buffers: Trio[KVBuffer], slots: torch.Tensor) -> None:
     """Compare the content of these slots in their order; keys and values of every layer have a budget each."""
-    buffers = step.pools.map(lambda pools: getattr(pools, buffer))
     for name in ("keys", "values"):
         for layer in range(buffers.exact.keys.shape[0]):
             content = buffers.map(lambda kv, n=name, at=layer: getattr(kv, n)[at][slots.to(kv.keys.device)].cpu())
-            step.check.close(f"{buffer} {name}", content)
+            check.close(f"{buffer} {name}", content)
 
 
 def compare_committed(request: ComparedRequest[Any], buffer: str) -> None:
     """Compare the columns that the request has committed after the step."""
-    if getattr(request.step.pools.reference, buffer) is not None:
-        compare_kv(request.step, buffer, request.slots(torch.arange(request.end)))
+    buffers = request.step.pools.map(lambda pools: getattr(pools, buffer))
+    if buffers.reference is not None:
+        compare_kv(request.check, buffer, buffers, request.slots(torch.arange(request.end)))
 
 
-def compare_untouched(step: Step, left_out: set[int]) -> None:
-    """Require every slot that the step may not write to keep its bits in the pools under test."""
-    for buffer, written in written_slots(step, left_out).items():
-        before = getattr(step.pools_before, buffer)
-        after = getattr(step.pools.fast, buffer)
-        if after is None:
-            continue
-        changed = _changed(before, after)
-        for slots in written:
-            changed[slots] = False
-        if changed.any():
-            slot = int(changed.nonzero()[0])
-            raise Mismatch(f"stray write, {buffer} pool", "unchanged", _owner(step.pools.reference, slot), slot)
-        step.check.tally.fields[f"{buffer} slots untouched"] += 1
+def compare_untouched(step: Step, writes: Writes) -> None:
+    """Require every other slot of the buffer to keep its bits."""
+    changed = _changed(writes.before, writes.after)
+    for slots in writes.slots:
+        changed[slots] = False
+    if changed.any():
+        slot = int(changed.nonzero()[0])
+        raise Mismatch(f"stray write, {writes.buffer} pool", "unchanged", _owner(step.pools.reference, slot), slot)
+    step.check.tally.fields[f"{writes.buffer} slots untouched"] += 1
 
 
 def _changed(before: KVBuffer, after: KVBuffer) -> torch.Tensor:

@@ -7,7 +7,7 @@ import torch
 
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, DraftExtendInput, VerifyInput
-from specsim.core.pool import KVPool
+from specsim.core.pool import KVBuffer, KVPool
 from specsim.correctness.differential.comparison import Comparison, Trio
 from specsim.correctness.differential.implementation import Implementation
 
@@ -36,6 +36,17 @@ class Step:
     def pools(self) -> Trio[KVPool]:
         """Pools after the step, those of the fast implementation on its device."""
         return self.implementations.map(lambda each: each.pools)
+
+    @property
+    def last(self) -> str:
+        """The phase that the step ended with."""
+        return [*self.outputs][-1]
+
+    @property
+    def drafted(self) -> Trio[KVBuffer | None]:
+        """Draft KV as the draft phase left it: a snapshot where draft-extend has written over it since."""
+        kv = self.pools.map(lambda pools: pools.draft)
+        return kv if self.last == "draft" else kv.map(lambda buffer: buffer and buffer.snapshot)
 
     @property
     def trees(self) -> Trio[VerifyInput]:
