@@ -187,7 +187,7 @@ def show(study: Study, console: Console) -> None:
     paragraph(
         console,
         f"{study.num_fresh} do not loop: {LOOP_SHARE:.0%} or more of the 4-grams of their plain greedy "
-        "continuation are distinct. Length: mean tokens a round, bonus included. Rate: accepted over proposed drafts. "
+        "continuation are distinct. Length: mean tokens a round, bonus included. Rate: accepted drafts over num_steps. "
         "By position: share of the rounds that accepted at least 1, 2, ... drafts. "
         "A tree is named by topk, steps, draft tokens.",
     )

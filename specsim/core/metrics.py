@@ -18,7 +18,8 @@ class Acceptance:
 
     rounds: int  # (request, round) pairs
     accept_length: float  # mean tokens of a round, bonus included, in [1, S+1]
-    accept_rate: float  # accepted drafts over proposed ones (num_steps in each round)
+    accept_rate: float  # accepted drafts over num_steps, the depth that each round may reach
+    node_rate: float  # accepted drafts over the num_draft_tokens - 1 proposed in each round; of a chain the accept rate
     accepted_by_position: tuple[float, ...]  # [S], share of rounds that accepted at least i drafts (unconditional)
 
     @property
@@ -31,8 +32,8 @@ class Acceptance:
         )
 
 
-def acceptance(num_accepted_drafts: Sequence[int], num_steps: int) -> Acceptance:
-    """Summarise rounds that accepted `num_accepted_drafts[i]` of `num_steps` drafts each.
+def acceptance(num_accepted_drafts: Sequence[int], num_steps: int, num_draft_tokens: int) -> Acceptance:
+    """Summarise rounds whose trees of `num_draft_tokens` nodes had `num_accepted_drafts[i]` of their drafts accepted.
 
     Raises ValueError for counts that are no integers from 0 to num_steps.
     """
@@ -40,11 +41,19 @@ def acceptance(num_accepted_drafts: Sequence[int], num_steps: int) -> Acceptance
     is_integer = np.issubdtype(drafts.dtype, np.integer)
     if drafts.size and not (is_integer and drafts.min() >= 0 and drafts.max() <= num_steps):
         raise ValueError(f"accepted drafts are integers in [0, {num_steps}], got {drafts.min()} to {drafts.max()}")
-    mean = float(drafts.mean()) if drafts.size else float("nan")
+    nan = float("nan")
+    num_proposed = num_draft_tokens - 1
+    mean = float(drafts.mean()) if drafts.size else nan
     by_position = tuple(
-        float((drafts >= position).mean()) if drafts.size else float("nan") for position in range(1, num_steps + 1)
+        float((drafts >= position).mean()) if drafts.size else nan for position in range(1, num_steps + 1)
     )
-    return Acceptance(int(drafts.size), mean + 1, mean / num_steps if num_steps else float("nan"), by_position)
+    return Acceptance(
+        rounds=int(drafts.size),
+        accept_length=mean + 1,
+        accept_rate=mean / num_steps if num_steps else nan,
+        node_rate=mean / num_proposed if num_proposed else nan,
+        accepted_by_position=by_position,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class Generation:
     @property
     def acceptance(self) -> Acceptance:
         drafts = [count - 1 for output in self.outputs for count in output.num_accepted_tokens_per_round]
-        return acceptance(drafts, self.config.num_steps)
+        return acceptance(drafts, self.config.num_steps, self.config.num_draft_tokens)
 
     @property
     def metrics(self) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class Served:
     def acceptance(self) -> Acceptance:
         """Acceptance over all rounds whose tokens a request took."""
         drafts = [count - 1 for request in self.requests for count in request.accepted]
-        return acceptance(drafts, self.config.num_steps)
+        return acceptance(drafts, self.config.num_steps, self.config.num_draft_tokens)
 
     @property
     def totals(self) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def test_figures_are_those_of_the_runs(pairs, study):
         drafts = [[count - 1 for count in output.num_accepted_tokens_per_round] for output in run.outputs]
         assert row.everything == run.acceptance
         kept = [count for own, is_fresh in zip(drafts, fresh, strict=True) if is_fresh for count in own]
-        assert row.fresh == acceptance(kept, row.setting.config.num_steps)
+        assert row.fresh == acceptance(kept, row.setting.config.num_steps, row.setting.config.num_draft_tokens)
 
 
 def test_greedy_outputs_equal_plain_decoding(study):
@@ -106,7 +106,7 @@ def test_a_tree_equal_to_the_best_chain_is_not_above_it(pairs):
 
 def rows_of(lengths: dict[Setting, float]) -> Study:
     """Settings of these accept lengths."""
-    figures = {setting: Acceptance(10, length, 0.5, (0.5,)) for setting, length in lengths.items()}
+    figures = {setting: Acceptance(10, length, 0.5, 0.5, (0.5,)) for setting, length in lengths.items()}
     return Study(4, 4, 64, tuple(Measurement(setting, each, each, None) for setting, each in figures.items()), ())
 
 

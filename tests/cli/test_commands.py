@@ -47,7 +47,7 @@ def test_accept(call, tmp_path):
 
 
 def test_accept_exits_1_where_outputs_differ(call, monkeypatch):
-    measured = Measurement(Setting("eagle3", chain(1)), acceptance([1, 0], 1), acceptance([0], 1), num_equal=1)
+    measured = Measurement(Setting("eagle3", chain(1)), acceptance([1, 0], 1, 2), acceptance([0], 1, 2), num_equal=1)
     monkeypatch.setattr(
         "specsim.acceptance.study.measure",
         lambda *_, **__: Study(2, 1, 64, (measured,), (Check("equal", 1, "all 2", False),)),

@@ -27,7 +27,8 @@ def test_generate_prints_text_and_figures(call, drafter):
     assert out.startswith(expected.outputs[0].text)
     figures = [line.split("  ")[0] for line in out.splitlines()]
     assert {"pair", "setting", "finish reason", "tokens", "rounds", "tokens a second"} <= set(figures)
-    assert ({"accept length", "accept rate", "accepted by position"} <= set(figures)) == (drafter != "none")
+    shares = {"accept length", "accept rate", "node rate", "accepted by position"}
+    assert (shares <= set(figures)) == (drafter != "none")
     assert "\x1b" not in out
 
 
@@ -56,7 +57,8 @@ def test_json_of_generate(call, tmp_path):
     keys = {"text", "token_ids", "logprobs", "finish_reason", "num_accepted_tokens_per_round", "prompt_token_ids"}
     assert set(output) == keys
     assert len(output["token_ids"]) == len(output["logprobs"]) == result["metrics"]["tokens"] == 5
-    assert {"accept_length", "accept_rate", "accepted_by_position", "rounds", "tokens_per_s"} <= set(result["metrics"])
+    shares = {"accept_length", "accept_rate", "node_rate", "accepted_by_position"}
+    assert shares | {"rounds", "tokens_per_s"} <= set(result["metrics"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json"]
 
 

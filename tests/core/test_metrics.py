@@ -23,10 +23,11 @@ ROUNDS = [0, 3, 1, 3, 2]
 
 
 def test_figures_of_five_rounds_by_hand():
-    figures = acceptance(ROUNDS, num_steps=3)
+    figures = acceptance(ROUNDS, num_steps=3, num_draft_tokens=8)
     assert figures.rounds == 5
     assert figures.accept_length == pytest.approx(14 / 5)  # 9 drafts and 5 bonus tokens
-    assert figures.accept_rate == pytest.approx(9 / 15)
+    assert figures.accept_rate == pytest.approx(9 / 15)  # three steps a round
+    assert figures.node_rate == pytest.approx(9 / 35)  # seven drafts a round
     assert figures.accepted_by_position == pytest.approx((4 / 5, 3 / 5, 2 / 5))
     assert figures.conditional_by_position == pytest.approx((4 / 5, 3 / 4, 2 / 3))
 
@@ -34,16 +35,17 @@ def test_figures_of_five_rounds_by_hand():
 @given(st.integers(1, 6).flatmap(lambda s: st.tuples(st.just(s), st.lists(st.integers(0, s), min_size=1))))
 def test_length_rate_and_positions_agree_with_each_other(case):
     num_steps, drafts = case
-    figures = acceptance(drafts, num_steps)
+    figures = acceptance(drafts, num_steps, num_steps + 1)
     assert figures.accept_length == pytest.approx(1 + sum(figures.accepted_by_position))
     assert figures.accept_length == pytest.approx(accept_length_from_rate(figures.accept_rate, num_steps))
+    assert figures.node_rate == figures.accept_rate, "a chain proposes a draft a step"
     assert list(figures.accepted_by_position) == sorted(figures.accepted_by_position, reverse=True)
     assert 1 <= figures.accept_length <= num_steps + 1
 
 
 def test_constant_conditional_rate_gives_the_closed_form():
     """(1 - α^(γ+1)) / (1 - α) tokens a round (arXiv 2211.17192), here with α = 1/2, γ = 3 and exact frequencies."""
-    figures = acceptance([0] * 8 + [1] * 4 + [2] * 2 + [3] * 2, num_steps=3)
+    figures = acceptance([0] * 8 + [1] * 4 + [2] * 2 + [3] * 2, num_steps=3, num_draft_tokens=4)
     alpha = Fraction(1, 2)
     assert figures.accept_length == float((1 - alpha**4) / (1 - alpha))
     assert figures.conditional_by_position == (0.5, 0.5, 0.5)
@@ -52,44 +54,45 @@ def test_constant_conditional_rate_gives_the_closed_form():
 def test_published_positions_give_the_published_length():
     """Unconditional rates and accept length of Llama-3.1-8B with EAGLE-3 and three drafts (vllm#32030)."""
     drafts = np.repeat([3, 2, 1, 0], [35, 52 - 35, 73 - 52, 100 - 73])
-    figures = acceptance(drafts, num_steps=3)
+    figures = acceptance(drafts, num_steps=3, num_draft_tokens=4)
     assert figures.accepted_by_position == pytest.approx((0.73, 0.52, 0.35))
     assert round(figures.accept_length, 1) == 2.6
 
 
 def test_a_position_never_reached_has_no_conditional_rate():
-    figures = acceptance([1, 0], num_steps=3)
+    figures = acceptance([1, 0], num_steps=3, num_draft_tokens=4)
     assert figures.conditional_by_position[:2] == (0.5, 0.0)
     assert math.isnan(figures.conditional_by_position[2])
 
 
 def test_no_rounds_have_no_figures():
-    figures = acceptance([], num_steps=2)
+    figures = acceptance([], num_steps=2, num_draft_tokens=3)
     assert figures.rounds == 0
-    numbers = (figures.accept_length, figures.accept_rate, *figures.accepted_by_position)
-    assert len(numbers) == 4
+    numbers = (figures.accept_length, figures.accept_rate, figures.node_rate, *figures.accepted_by_position)
+    assert len(numbers) == 5
     assert all(map(math.isnan, numbers))
 
 
 def test_plain_decoding_has_length_one_and_no_rate():
-    figures = acceptance([0, 0], num_steps=0)
+    figures = acceptance([0, 0], num_steps=0, num_draft_tokens=1)
     assert (figures.accept_length, figures.accepted_by_position) == (1.0, ())
     assert math.isnan(figures.accept_rate)
+    assert math.isnan(figures.node_rate)
 
 
 @pytest.mark.parametrize("drafts", [[-1, 2], [0, 4], [1.9, 2.5], [0, 1.0], [True]])
 def test_counts_that_are_not_0_to_num_steps_are_refused(drafts):
     with pytest.raises(ValueError, check=lambda error: type(error) is ValueError):
-        acceptance(drafts, num_steps=3)
+        acceptance(drafts, num_steps=3, num_draft_tokens=4)
 
 
 def test_tensorrt_llm_leaves_the_bonus_out():
-    assert accept_length_from_tensorrt_llm(9 / 5) == pytest.approx(acceptance(ROUNDS, 3).accept_length)
+    assert accept_length_from_tensorrt_llm(9 / 5) == pytest.approx(acceptance(ROUNDS, 3, 8).accept_length)
 
 
 def test_eagle_divides_by_one_round_less():
     tau = (9 + 5) / (5 - 1)
-    assert accept_length_from_eagle_tau(tau, rounds=5) == pytest.approx(acceptance(ROUNDS, 3).accept_length)
+    assert accept_length_from_eagle_tau(tau, rounds=5) == pytest.approx(acceptance(ROUNDS, 3, 8).accept_length)
 
 
 @pytest.mark.parametrize(("percent", "length"), [(40.7, 2.2209), (39.67, 2.1901)])

@@ -103,7 +103,7 @@ def test_modules_have_their_tests_and_thousands_of_mutants():
 
 
 TEST = "from specsim.core import metrics\n\n\ndef test_it():\n"
-TEST += "    assert metrics.acceptance([1, 1], 2).accept_length == 2\n"
+TEST += "    assert metrics.acceptance([1, 1], 2, 3).accept_length == 2\n"
 
 
 def test_mutants_are_tested_over_a_copy(tmp_path, monkeypatch):

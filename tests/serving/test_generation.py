@@ -121,6 +121,7 @@ def test_metrics_are_those_of_the_rounds():
     assert metrics["rounds"] == len(counts)
     assert metrics["accept_length"] == pytest.approx(sum(counts) / len(counts))
     assert metrics["accept_rate"] == pytest.approx((sum(counts) / len(counts) - 1) / TREE.num_steps)
+    assert metrics["node_rate"] == pytest.approx((sum(counts) / len(counts) - 1) / (TREE.num_draft_tokens - 1))
     assert metrics["accepted_by_position"][0] == pytest.approx(sum(count > 1 for count in counts) / len(counts))
     assert metrics["tokens"] == sum(len(output.token_ids) for output in result.outputs)
 

@@ -83,5 +83,6 @@ def estimate(
                 for index in chosen
                 for accepted in chain_rounds(agreements[index], continuations[index].prompt_len, num_drafts)
             ]
-            rows.append({"temperature": temperature, "prompts": group, **asdict(acceptance(rounds, num_drafts))})
+            figures = acceptance(rounds, num_drafts, num_drafts + 1)
+            rows.append({"temperature": temperature, "prompts": group, **asdict(figures)})
     return rows
