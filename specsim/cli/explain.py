@@ -80,7 +80,7 @@ def _weights(target: str, dtype: str) -> "Weights":
     from specsim.correctness.explain.weights import Weights
     from specsim.models.load import load
 
-    pair = load(None if target == "tiny" else target, None, "none")
+    pair = load(target, None, "none")
     return Weights.of(pair.target, getattr(torch, dtype))
 
 

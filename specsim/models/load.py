@@ -6,10 +6,13 @@ from typing import Any, Literal
 
 from specsim.core.errors import InputError, require
 from specsim.core.pair import Pair
+from specsim.core.target import ModelConfig
 from specsim.models import shipped
-from specsim.models.checkpoint import load_drafter, load_target, locate
+from specsim.models.checkpoint import load_drafter, load_target, local_folder, locate
+from specsim.models.checkpoint.model_config import read_target_config
 from specsim.models.checkpoint.tokenizer import LazyTokenizer
 
+SHIPPED = "tiny"  # stands for the shipped target
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
@@ -21,27 +24,38 @@ def load(
 ) -> Pair:
     """Load a target and its drafter, each a folder or a hub id; with neither, the shipped pair and its EAGLE-3 head.
 
+    target: `tiny` is the shipped one (a folder of that name is ./tiny), which brings its own heads.
     drafter: another of the shipped heads, or the kind that the given one has to be. A target alone needs "none".
     draft_fields: fields of the drafter's config.json that its publisher left out or that are to be read otherwise.
     """
     require(drafter in (None, "eagle", "eagle3", "none"), "drafter", drafter, "eagle or eagle3 or none")
-    if target is None and draft is None:
+    if target in (None, SHIPPED) and draft is None:
         kind = drafter or "eagle3"
-        target = shipped.TINY / "target"
+        target = SHIPPED
         draft = None if kind == "none" else shipped.TINY / kind
-        name = "tiny" if draft is None else f"tiny, {kind}"
+        name = SHIPPED if draft is None else f"{SHIPPED}, {kind}"
     else:
         target = _given_target(target, draft, drafter)
         name = str(target) if draft is None else f"{target}, {draft}"
-    folder = locate("target", target)
-    checkpoint = load_target(folder)
     if draft is None and draft_fields:
         raise InputError("draft_fields", dict(draft_fields), "none without a drafter")
+    draft = None if draft is None else locate("draft", draft)  # before weights are read
+    folder = _target_folder(target)
+    checkpoint = load_target(folder)
     head = None if draft is None else load_drafter(draft, checkpoint.config, draft_fields)
     if head and drafter not in (None, head.config.kind):
         raise InputError("drafter", drafter, f"{head.config.kind}, the kind of the one in {draft}")
     tokenizer = LazyTokenizer(folder) if any((folder / file).exists() for file in _TOKENIZERS) else None
     return Pair(checkpoint, head, tokenizer, name)
+
+
+def target_config(target: str | Path | None = None) -> ModelConfig:
+    """Read the shape of the target that `load` would load, without its weights."""
+    return read_target_config(_target_folder(SHIPPED if target is None else target))
+
+
+def _target_folder(target: str | Path) -> Path:
+    return shipped.TINY / "target" if target == SHIPPED else locate("target", target)
 
 
 def _given_target(target: str | Path | None, draft: str | Path | None, drafter: str | None) -> str | Path:
@@ -50,6 +64,8 @@ def _given_target(target: str | Path | None, draft: str | Path | None, drafter: 
         raise InputError("target", None, "the target that the given drafter was trained for")
     if draft is not None and drafter == "none":
         raise InputError("draft", str(draft), "none where drafter is none")
+    if target != SHIPPED:
+        local_folder("target", target)
     if draft is None and drafter != "none":
-        raise InputError("draft", None, "a drafter of the given target, or drafter none")
+        raise InputError("draft", None, "a drafter of the given target (a folder or a hub id), or drafter none")
     return target

@@ -8,7 +8,7 @@ import pytest
 
 from specsim.core.errors import InputError
 from specsim.core.pair import Pair
-from specsim.models.load import load
+from specsim.models.load import load, target_config
 from specsim.models.shipped import TINY
 
 
@@ -43,6 +43,19 @@ def test_the_shipped_pair(drafter: str):
     assert pair.tokenizer.vocab_size == 3
 
 
+@pytest.mark.usefixtures("tiny_pair")
+def test_the_shipped_pair_has_a_name():
+    assert load("tiny").name == load().name == "tiny, eagle3"
+    assert load("tiny", drafter="eagle").drafter.config.kind == "eagle"
+    assert target_config("tiny") == target_config() == load("tiny", drafter="none").target.config
+
+
+def test_a_drafter_is_located_before_weights_are_read(tiny_pair: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("specsim.models.load.load_target", lambda folder: pytest.fail("read"))
+    with pytest.raises(InputError, check=lambda error: error.name == "draft"):
+        load(tiny_pair / "target", "/nonexistent/x")
+
+
 def test_a_target_alone(tiny_pair: Path):
     assert load(drafter="none").drafter is None
     assert load(tiny_pair / "target", drafter="none").name == str(tiny_pair / "target")
@@ -58,7 +71,15 @@ def test_the_kind_of_an_own_drafter_is_detected(tiny_pair: Path):
     [
         ({"drafter": "medusa"}, "drafter is 'medusa'; allowed: eagle or eagle3 or none"),
         ({"draft": "x"}, "target is None; allowed: the target that the given drafter was trained for"),
-        ({"target": "x"}, "draft is None; allowed: a drafter of the given target, or drafter none"),
+        (
+            {"target": "a/x"},
+            "draft is None; allowed: a drafter of the given target (a folder or a hub id), or drafter none",
+        ),
+        (
+            {"target": "/nonexistent/x"},
+            "target is '/nonexistent/x'; allowed: a folder that exists, as this one does not, "
+            "or a hub id such as meta-llama/Llama-3.1-8B-Instruct",
+        ),
         ({"target": "x", "draft": "y", "drafter": "none"}, "draft is 'y'; allowed: none where drafter is none"),
     ],
 )

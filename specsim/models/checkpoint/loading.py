@@ -64,18 +64,27 @@ def load_drafter(
     return DrafterCheckpoint(config, tensors)
 
 
-def locate(field: str, path_or_hub: str | Path) -> Path:
-    """Find the folder of a checkpoint: a local one, else a snapshot of a hub repository, downloaded once."""
-    allowed = "an existing folder, or a hub id such as meta-llama/Llama-3.1-8B-Instruct"
+def local_folder(field: str, path_or_hub: str | Path) -> Path | None:
+    """Find a local checkpoint; None for what can only be a hub id, InputError for what is neither."""
+    or_hub = "or a hub id such as meta-llama/Llama-3.1-8B-Instruct"
     try:
         folder = Path(path_or_hub).expanduser()
         if folder.is_dir():
             return folder
         exists = folder.exists()
-    except (TypeError, RuntimeError, OSError) as error:
-        raise InputError(field, path_or_hub, allowed) from error
-    if exists or not re.fullmatch(_HUB_ID, str(path_or_hub)):
-        raise InputError(field, str(path_or_hub), allowed)
+    except (TypeError, RuntimeError, OSError, ValueError) as error:
+        raise InputError(field, path_or_hub, f"the path of a folder, {or_hub}") from error
+    if exists:
+        raise InputError(field, str(path_or_hub), f"a folder, which this file is not, {or_hub}")
+    if not re.fullmatch(_HUB_ID, str(path_or_hub)):
+        raise InputError(field, str(path_or_hub), f"a folder that exists, as this one does not, {or_hub}")
+    return None
+
+
+def locate(field: str, path_or_hub: str | Path) -> Path:
+    """Find the folder of a checkpoint: a local one, else a snapshot of a hub repository, downloaded once."""
+    if folder := local_folder(field, path_or_hub):
+        return folder
     from huggingface_hub import snapshot_download
 
     try:
