@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -34,11 +34,17 @@ SMALL = {"demo", "soak", "accept", "diff", "certify", "conformance", "sampling-t
 # The usage error of typer's own click, which typer does not export.
 _UsageError: type[Exception] = next(each for each in typer.BadParameter.__mro__ if each.__name__ == "UsageError")
 _KINDS = {"integer": "an integer", "int": "an integer", "number": "a number", "float": "a number"}
+_INTERRUPTED = 130
+_UNREAD = 141
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line. Exit status: 1 where an equality fails, 2 for bad input, 130 when interrupted."""
+    """Run the command line.
+
+    Exit status: 1 where an equality fails, 2 for bad input, 130 after Ctrl-C, and 141 where nobody reads on (`| head`):
+    a shell reports that one of programs that a closed pipe ends.
+    """
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - as long as the process lives
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
@@ -47,14 +53,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
             status = app(arguments, prog_name="specsim", standalone_mode=False)
         finally:
             sys.stdout.flush()
+        if status == _INTERRUPTED:
+            print("specsim: interrupted", file=sys.stderr)
         sys.exit(status or 0)
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # typer's own end of a program whose output nobody reads
+            _end_unread()
+        raise
     except InputError as error:
         _fail(error)
     except _UsageError as error:
         _fail(_sentence(error, sys.argv[1:] if arguments is None else arguments))
     except BrokenPipeError:
-        _discard_stdout()
-        sys.exit(1)
+        _end_unread()
     except OSError as error:
         if error.filename is None:
             _discard_stdout()
@@ -76,9 +87,14 @@ def _sentence(error: Any, words: Sequence[str]) -> InputError | str:
     return " ".join(error.format_message().split())
 
 
-def _fail(error: InputError | str) -> None:
+def _fail(error: InputError | str) -> NoReturn:
     print(f"specsim: {error}", file=sys.stderr)
     sys.exit(2)
+
+
+def _end_unread() -> NoReturn:
+    _discard_stdout()
+    sys.exit(_UNREAD)
 
 
 def _discard_stdout() -> None:

@@ -3,8 +3,10 @@
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -51,23 +53,24 @@ def test_closed_pipe_is_quiet(in_process):
     os.close(reader)
     status, err = in_process(*FEW, stdout=writer)
     os.close(writer)
-    assert (status, err) == (1, "")
+    assert (status, err) == (141, "")
 
 
 def test_closed_pipe_does_not_cost_the_json(tmp_path, in_process):
     reader, writer = os.pipe()
     os.close(reader)
-    in_process(*FEW, "--json", str(tmp_path / "out.json"), stdout=writer)
+    status, err = in_process(*FEW, "--json", str(tmp_path / "out.json"), stdout=writer)
     os.close(writer)
+    assert (status, err) == (141, "")
     assert json.loads((tmp_path / "out.json").read_text())["outputs"]
 
 
-def test_interrupt_is_quiet(call, monkeypatch):
+def test_an_interrupt_is_one_line(call, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sys.modules["specsim.serving.generation"], "generate", interrupt)
-    assert call(*FEW) == (130, "", "")
+    assert call(*FEW) == (130, "", "specsim: interrupted\n")
 
 
 def test_too_little_memory_is_told(call, monkeypatch, assert_one_sentence):
@@ -88,3 +91,19 @@ def test_errors_of_the_program_itself_are_not_hidden(monkeypatch):
     monkeypatch.setattr(sys.modules["specsim.serving.generation"], "generate", fail)
     with pytest.raises(Bug):
         main(FEW)
+
+
+@pytest.mark.skipif(not Path(f"/proc/self/task/{os.getpid()}/children").exists(), reason="/proc lists no children")
+def test_an_interrupted_soak_is_one_line():
+    """Workers are starting or serving when the whole group is interrupted, as a terminal does."""
+    words = [sys.executable, "-c", "from specsim.cli.main import main; main()", "soak", "--requests", "9999"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(words, start_new_session=True, **pipes)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    last = time.monotonic() + 60
+    while len(children.read_text().split()) < 3 and time.monotonic() < last:  # two workers, and their bookkeeper
+        time.sleep(0.1)
+    time.sleep(1)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=60) == ("", "specsim: interrupted\n")
+    assert process.returncode == 130

@@ -3,10 +3,10 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
-from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from specsim.core.errors import InputError
 from specsim.core.files import write_json
 from specsim.core.pair import Pair
 from specsim.core.provenance import now, versions
+from specsim.core.workers import Workers
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.comparison import Tally, Trio
 from specsim.correctness.differential.coverage import required
@@ -127,12 +128,11 @@ def run_grid(
     done = _resumed(json_file, result) if resume and json_file is not None else {}
     results = list(done.values())
     left = [cell for cell in own if cell.id not in done]
-    bar = tqdm(total=len(own), initial=len(own) - len(left), unit="cell", disable=None if progress else True)
-    for found in _checked(left, jobs, impl, dtype, device):
-        results.append(found)
-        bar.update()
-        write_json(json_file, replace(result, cells=tuple(results)).to_json())
-    bar.close()
+    with tqdm(total=len(own), initial=len(own) - len(left), unit="cell", disable=None if progress else True) as bar:
+        for found in _checked(left, jobs, impl, dtype, device):
+            results.append(found)
+            bar.update()
+            write_json(json_file, replace(result, cells=tuple(results)).to_json())
     result = replace(result, cells=tuple(sorted(results, key=lambda cell: order[cell.id])))
     write_json(json_file, result.to_json())
     return result
@@ -143,13 +143,9 @@ def _checked(cells: Sequence[Cell], jobs: int, impl: str, dtype: str, device: st
     if jobs == 1 or len(cells) == 1:
         yield from (check(cell, impl, dtype, device) for cell in cells)
         return
-    # Not forked: a child may not use the parent's GPU.
-    with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,)) as executor:
-        try:
-            waiting = [executor.submit(check, cell, impl, dtype, device) for cell in cells]
-            yield from (done.result() for done in as_completed(waiting))
-        finally:  # an error or an interruption does not wait for the rest of the grid
-            executor.shutdown(cancel_futures=True)
+    with Workers(jobs, partial(torch.set_num_threads, 1)) as workers:
+        waiting = [workers.submit(check, cell, impl, dtype, device) for cell in cells]
+        yield from (done.result() for done in as_completed(waiting))
 
 
 def _shard(cells: Sequence[Cell], shard: str | None) -> Sequence[Cell]:

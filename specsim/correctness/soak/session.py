@@ -7,10 +7,8 @@ the programs.
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
-from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +20,7 @@ from specsim.core.display import figure, paragraph, print_table
 from specsim.core.engine_options import check_device
 from specsim.core.errors import require_int
 from specsim.core.provenance import now, versions
+from specsim.core.workers import Workers
 from specsim.correctness.differential.pairs import make_pair
 from specsim.correctness.soak.coverage import REQUIRED, required, verified_name
 from specsim.correctness.soak.programs import draw
@@ -159,12 +158,11 @@ def soak(
     date = now()
     start = time.perf_counter()
     names = list(_names(num_requests, seed)) if program is None else [program]
-    bar = tqdm(total=len(names), unit="program", disable=None if progress else True)
     results = []
-    for result in _results(names, min(jobs, len(names)), partial(check_named, options=options)):
-        results.append(result)
-        bar.update()
-    bar.close()
+    with tqdm(total=len(names), unit="program", disable=None if progress else True) as bar:
+        for result in _results(names, min(jobs, len(names)), partial(check_named, options=options)):
+            results.append(result)
+            bar.update()
     given = {"impl": impl if impl != "reference" else None, "device": device, "graph": graph}
     arguments = "".join(f" --{name} {value}" for name, value in given.items() if value)
     drawn = f"--requests {num_requests} --seed {seed}" if program is None else f"--program {program}"
@@ -200,9 +198,5 @@ def _results(names: Sequence[str], jobs: int, check: Callable[[str], ProgramResu
         finally:
             torch.set_num_threads(threads)
         return
-    # Not forked: a child may not use the parent's GPU.
-    with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,)) as executor:
-        try:
-            yield from executor.map(check, names)
-        finally:  # an error or an interruption does not wait for the rest
-            executor.shutdown(cancel_futures=True)
+    with Workers(jobs, partial(torch.set_num_threads, 1)) as workers:
+        yield from workers.map(check, names)

@@ -1,0 +1,108 @@
+"""Worker processes: what they compute, and how they end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from operator import add
+
+import pytest
+
+from specsim.core.workers import Workers
+
+# It prints the ids of its workers, which only begin to start, then the id of one that runs by then.
+PARENT = """
+import os, sys, time
+from specsim.core.workers import Workers
+try:
+    with Workers(2) as workers:
+        calls = [workers.submit(os.getpid), *(workers.submit(time.sleep, float(sys.argv[1])) for _ in range(2))]
+        print(*workers._processes, flush=True)
+        print(calls[0].result(), flush=True)
+        print(calls[1].result(), calls[2].result(), flush=True)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.fixture
+def parent():
+    """Start a process, in a group of its own, whose two workers sleep for so many seconds."""
+    started = []
+
+    def start(seconds: float) -> subprocess.Popen:
+        words = [sys.executable, "-c", PARENT, str(seconds)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(words, start_new_session=True, **pipes))
+        return started[0]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process ends within some seconds."""
+    last = time.monotonic() + 20
+    while time.monotonic() < last:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_workers_compute():
+    with Workers(2) as workers:
+        assert list(workers.map(add, (1, 2, 3), (4, 5, 6))) == [5, 7, 9]
+
+
+def test_an_error_ends_the_others():
+    def fail() -> None:
+        with Workers(2) as workers:
+            calls = [workers.submit(time.sleep, 90), workers.submit(divmod, 1, 0)]
+            calls[1].result()
+
+    begun = time.monotonic()
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert time.monotonic() - begun < 45
+
+
+needs_groups = pytest.mark.skipif(not hasattr(os, "killpg"), reason="this system has no groups of processes")
+
+
+@needs_groups
+@pytest.mark.parametrize("lines", [1, 2], ids=["while they start", "while they work"])
+def test_workers_leave_an_interrupt_to_their_parent(parent: Callable, lines: int):
+    process = parent(1)
+    read = [process.stdout.readline() for _ in range(lines)]
+    for worker in map(int, read[0].split()):
+        os.kill(worker, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (out.splitlines()[-1], err) == ("None None", "")
+
+
+@needs_groups
+def test_an_interrupt_ends_workers_at_once(parent: Callable):
+    process = parent(600)
+    workers = list(map(int, process.stdout.readline().split()))
+    process.stdout.readline()
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=60) == ("interrupted\n", "")
+    assert all(map(has_ended, workers))
+
+
+@needs_groups
+def test_workers_end_with_their_parent(parent: Callable):
+    process = parent(600)
+    workers = list(map(int, process.stdout.readline().split()))
+    process.stdout.readline()
+    process.kill()
+    process.wait()
+    assert all(map(has_ended, workers))
