@@ -52,7 +52,7 @@ def generate(
     given = flat(locals())
     config = pair.config(tree)
     sampling = options.pick(SamplingParams, given)
-    engine_options = engine.options()
+    engine_options = engine.options(config, regex is not None or json_schema is not None)
     acceptance = pair.acceptance(tree.num_steps)
     text = None if pair.shape is not None else _read_prompt(prompt, prompt_file)
     _check_prompt(given)
@@ -68,10 +68,11 @@ def generate(
         "impl": engine.impl,
         "dtype": engine.dtype,
     }
-    loaded = pair.load(engine)
+    constraint = _constraint(given)
     length = 128 if prompt_length is None else require_int("prompt_length", prompt_length)
+    loaded = pair.load(config, engine_options)
     prompts = random_prompts(1, length, loaded.target.config.vocab_size) if text is None else text
-    grammar = _grammar(given, loaded)
+    grammar = None if constraint is None else _grammar(*constraint, loaded)
     generation = continue_texts(
         loaded,
         prompts,
@@ -124,8 +125,8 @@ def _read_prompt_file(path: Path) -> str:
     return text
 
 
-def _grammar(given: dict[str, Any], pair: "Pair") -> "Guidance | None":
-    """Make the grammar that the output has to match; None: it is free."""
+def _constraint(given: dict[str, Any]) -> tuple[str, Any] | None:
+    """Read what the output has to match, as a form of Guidance with its argument; None: it is free."""
     pattern: str | None = given["regex"]
     file: Path | None = given["json_schema"]
     if pattern is None and file is None:
@@ -134,9 +135,14 @@ def _grammar(given: dict[str, Any], pair: "Pair") -> "Guidance | None":
         name = "json_schema" if pattern is None else "regex"
         raise InputError(name, str(given[name]), "none with --accept-rates, which asks no target")
     from specsim.core.files import read_json
-    from specsim.serving.guidance import Guidance
 
     if file is None:
-        return Guidance.regex(pair, pattern or "")
+        return "regex", pattern
     require(pattern is None, "json_schema", str(file), "one of --regex and --json-schema")
-    return Guidance.json_schema(pair, read_json(file, "json_schema", "a file with a JSON schema"))
+    return "json_schema", read_json(file, "json_schema", "a file with a JSON schema")
+
+
+def _grammar(form: str, argument: Any, pair: "Pair") -> "Guidance":
+    from specsim.serving.guidance import Guidance
+
+    return getattr(Guidance, form)(pair, argument)

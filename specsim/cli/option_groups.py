@@ -43,14 +43,18 @@ class EngineGroup:
     bucket: options.Bucket = None
     batch_invariant: options.BatchInvariant = False
 
-    def options(self) -> "EngineOptions":
-        """Make the engine's options."""
+    def options(self, config: SpecConfig, has_grammars: bool = False) -> "EngineOptions":
+        """Make the engine's options, for what this machine can run."""
         import torch
 
         from specsim.core.engine_options import EngineOptions
+        from specsim.serving.generation import kernel_device
 
         require_choice("dtype", self.dtype, options.DTYPES)
-        return EngineOptions(**flat({"engine": self}) | {"dtype": getattr(torch, self.dtype)})
+        made = EngineOptions(**flat({"engine": self}) | {"dtype": getattr(torch, self.dtype)})
+        if made.impl == "fast":
+            kernel_device(made.device)
+        return made.resolve(config, has_grammars)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,25 +93,24 @@ class PairGroup:
         with options.told_as(rates="accept_rates", schedule="accept_schedule"):  # run has a --schedule of its own
             return SyntheticAcceptance(rates, schedule).fit(num_steps)
 
-    def load(self, engine: EngineGroup) -> "Pair":
-        """Load the pair, or make one of random weights on the engine's device."""
-        import torch
-
+    def load(self, config: SpecConfig, engine: "EngineOptions") -> "Pair":
+        """Load the pair, or make one of random weights on the engine's device; before, see that the setting fits it."""
         drafter: Any = self.drafter  # which `load` and `random_pair` check
         if self.shape is None:
-            from specsim.models.load import load
+            from specsim.models.load import load, load_config
 
             draft_fields = dict(map(options.draft_field, self.draft_field or ()))
+            config.within(load_config(self.target, self.draft, drafter).max_position_embeddings)
             return load(self.target, self.draft, drafter, draft_fields)
         for name in ("target", "draft", "draft_field"):
             if value := getattr(self, name):
                 raise InputError(name, str(value), "none with --shape, whose weights are random")
-        from specsim.core.engine_options import check_device
-        from specsim.models.shapes import random_pair
+        from specsim.models.shapes import random_pair, shape
 
-        device = check_device(engine.device) if engine.impl == "fast" else "cpu"
+        of = shape(self.shape)
+        config.within(of.config.max_position_embeddings)
         kind = None if drafter == "none" else drafter or "eagle3"
-        return random_pair(self.shape, device, getattr(torch, engine.dtype), kind)
+        return random_pair(of, engine.device or "cpu", engine.dtype, kind)
 
 
 def flat(given: dict[str, Any]) -> dict[str, Any]:

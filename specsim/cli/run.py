@@ -11,6 +11,7 @@ from specsim.cli import options
 from specsim.cli.option_groups import EngineGroup, PairGroup, TreeGroup, flat, with_groups
 from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError, require
+from specsim.models.shipped import REQUESTS
 
 if TYPE_CHECKING:
     from specsim.core.engine import Engine
@@ -60,29 +61,32 @@ def run(
     config = pair.config(tree)
     with options.told_as(num_slots="slots"):
         serving = options.pick(ServingConfig, given | {"num_slots": slots})
-        engine_options = engine.options()
+        if engine.bucket is not None and engine.bucket < serving.max_running:
+            raise InputError("bucket", engine.bucket, f"at least max_running, {serving.max_running}")
+        engine_options = engine.options(config)
         acceptance = pair.acceptance(tree.num_steps)
         _check_run(given)
         from specsim.serving.generation import load_engine
+        from specsim.serving.scheduler import check_serving
+        from specsim.serving.workload import read_file
 
-        loaded = pair.load(engine)
+        check_serving(serving, config)
+        text = read_file(requests or REQUESTS)
+        loaded = pair.load(config, engine_options)
         running = load_engine(loaded, config, engine_options, acceptance=acceptance)
-        if engine.bucket is not None and engine.bucket < serving.max_running:
-            raise InputError("bucket", engine.bucket, f"at least max_running, {serving.max_running}")
-        is_equal = _serve(given, loaded, running, serving)
+        is_equal = _serve(given, text, loaded, running, serving)
     if not is_equal:
         raise typer.Exit(1)
 
 
-def _serve(given: dict[str, Any], pair: "Pair", engine: "Engine", serving: ServingConfig) -> bool:
+def _serve(given: dict[str, Any], text: str, pair: "Pair", engine: "Engine", serving: ServingConfig) -> bool:
     """Serve the requests, and write and show the result; False if a comparison found a difference."""
     from specsim.core.display import stdout_console
     from specsim.core.files import write_json
     from specsim.core.provenance import now, versions
     from specsim.correctness.invariance.modes import compare
-    from specsim.models.shipped import REQUESTS
     from specsim.serving.serve import serve
-    from specsim.serving.workload import parse_requests, read_file
+    from specsim.serving.workload import parse_requests
 
     file = given["requests"] or REQUESTS
     made = {
@@ -95,7 +99,7 @@ def _serve(given: dict[str, Any], pair: "Pair", engine: "Engine", serving: Servi
         "device": engine.device.type,
         "graph": engine.options.graph if given["impl"] == "fast" else None,
     }
-    read = partial(parse_requests, read_file(file), file, pair, given["skip_bad_lines"])
+    read = partial(parse_requests, text, file, pair, given["skip_bad_lines"])
     with ExitStack() as after:  # no output that fails costs the others their result
         if given["compare"]:
             result = compare(pair, engine, read, serving, progress=True)

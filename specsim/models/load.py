@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from specsim.core.errors import InputError, require
 from specsim.core.pair import Pair
@@ -28,34 +28,47 @@ def load(
     drafter: another of the shipped heads, or the kind that the given one has to be. A target alone needs "none".
     draft_fields: fields of the drafter's config.json that its publisher left out or that are to be read otherwise.
     """
-    require(drafter in (None, "eagle", "eagle3", "none"), "drafter", drafter, "eagle or eagle3 or none")
-    if target in (None, SHIPPED) and draft is None:
-        kind = drafter or "eagle3"
-        target = SHIPPED
-        draft = None if kind == "none" else shipped.TINY / kind
-        name = SHIPPED if draft is None else f"{SHIPPED}, {kind}"
-    else:
-        target = _given_target(target, draft, drafter)
-        name = str(target) if draft is None else f"{target}, {draft}"
-    if draft is None and draft_fields:
+    places = _places(target, draft, drafter)
+    if places.draft is None and draft_fields:
         raise InputError("draft_fields", dict(draft_fields), "none without a drafter")
-    draft = None if draft is None else locate("draft", draft)  # before weights are read
-    folder = _target_folder(target)
-    checkpoint = load_target(folder)
-    head = None if draft is None else load_drafter(draft, checkpoint.config, draft_fields)
+    checkpoint = load_target(places.target)
+    head = None if places.draft is None else load_drafter(places.draft, checkpoint.config, draft_fields)
     if head and drafter not in (None, head.config.kind):
         raise InputError("drafter", drafter, f"{head.config.kind}, the kind of the one in {draft}")
-    tokenizer = LazyTokenizer(folder) if any((folder / file).exists() for file in _TOKENIZERS) else None
-    return Pair(checkpoint, head, tokenizer, name)
+    has_tokenizer = any((places.target / file).exists() for file in _TOKENIZERS)
+    return Pair(checkpoint, head, LazyTokenizer(places.target) if has_tokenizer else None, places.name)
 
 
-def target_config(target: str | Path | None = None) -> ModelConfig:
-    """Read the shape of the target that `load` would load, without its weights."""
-    return read_target_config(_target_folder(SHIPPED if target is None else target))
+def load_config(
+    target: str | Path | None = None,
+    draft: str | Path | None = None,
+    drafter: Literal["eagle", "eagle3", "none"] | None = None,
+) -> ModelConfig:
+    """Read the shape of the target that `load` loads of these arguments, and no weights."""
+    return read_target_config(_places(target, draft, drafter).target)
 
 
-def _target_folder(target: str | Path) -> Path:
-    return shipped.TINY / "target" if target == SHIPPED else locate("target", target)
+class _Places(NamedTuple):
+    """Folders of a pair, and its name."""
+
+    target: Path
+    draft: Path | None
+    name: str
+
+
+def _places(target: str | Path | None, draft: str | Path | None, drafter: str | None) -> _Places:
+    """Find the folders of the arguments of `load`."""
+    require(drafter in (None, "eagle", "eagle3", "none"), "drafter", drafter, "eagle or eagle3 or none")
+    own = shipped.TINY / "target"
+    if target in (None, SHIPPED) and draft is None:
+        if drafter == "none":
+            return _Places(own, None, SHIPPED)
+        kind = drafter or "eagle3"
+        return _Places(own, shipped.TINY / kind, f"{SHIPPED}, {kind}")
+    target = _given_target(target, draft, drafter)
+    head = None if draft is None else locate("draft", draft)
+    folder = own if target == SHIPPED else locate("target", target)
+    return _Places(folder, head, str(target) if draft is None else f"{target}, {draft}")
 
 
 def _given_target(target: str | Path | None, draft: str | Path | None, drafter: str | None) -> str | Path:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from specsim.core.config import ServingConfig
+from specsim.core.config import ServingConfig, SpecConfig
 from specsim.core.engine import Engine
 from specsim.core.errors import InputError
 from specsim.serving.admission import Admission, Plan
@@ -18,6 +18,14 @@ from specsim.serving.requests import Arrival, Emission, Request
 from specsim.serving.residents import Residents
 from specsim.serving.runner import Delivery, Launched, Runner
 from specsim.serving.trace import Chunk, Finish, Result, Reuse, StepLog, StepRecord, Trace
+
+
+def check_serving(serving: ServingConfig, config: SpecConfig) -> None:
+    """Raise InputError for settings of a scheduler that no request can run under with these of a round."""
+    if serving.schedule == "overlap" and config.release == "round":
+        raise InputError("schedule", serving.schedule, "sync with release 'round', which frees what a round leaves")
+    if serving.num_slots < config.page_size:
+        raise InputError("num_slots", serving.num_slots, f"at least a page, {config.page_size}")
 
 
 class Scheduler:
@@ -37,10 +45,7 @@ class Scheduler:
     ) -> None:
         self.serving = serving = serving or ServingConfig()
         config = engine.config
-        if serving.schedule == "overlap" and config.release == "round":
-            raise InputError("schedule", serving.schedule, "sync with release 'round', which frees what a round leaves")
-        if serving.num_slots < config.page_size:
-            raise InputError("num_slots", serving.num_slots, f"at least a page, {config.page_size}")
+        check_serving(serving, config)
         self.max_len = config.length_limit
         self.pools = engine.make_pools(2 * serving.max_running, serving.num_slots)
         self.residents = Residents(self.pools, config, serving.prefix_cache)

@@ -171,3 +171,42 @@ def test_no_result_overwrites_another_file_of_the_command(call, bad_files, argum
 def test_missing_prompts_are_told(call, tmp_path, monkeypatch, assert_one_sentence):
     monkeypatch.setattr(specsim.models.shipped, "TINY", tmp_path)
     assert_one_sentence(call("demo"), str(tmp_path / "prompts.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ("generate --impl quick", "impl"),
+        ("generate --device cuda", "device"),
+        ("generate --impl fast --device tpu", "device"),
+        ("generate --impl fast --bucket 0", "bucket"),
+        ("generate --impl fast --graph round --release round", "graph"),
+        ("generate --impl fast --graph round --regex a", "graph"),
+        ("generate --max-len 513", "max_len"),
+        ("generate --max-len 3", "num_steps"),
+        ("generate --json-schema {tmp}/text", "json_schema"),
+        ("generate --target {tiny}/target --draft {tmp}/missing", "draft"),
+        ("run --slots 15", "slots"),
+        ("run --schedule overlap --release round", "schedule"),
+        ("run --impl fast --bucket 2", "bucket"),
+        ("run --max-len 513", "max_len"),
+        ("run --requests {tmp}/missing", "requests"),
+    ],
+)
+def test_what_needs_no_weights_is_checked_before_them(
+    call, tiny, bad_files, monkeypatch, arguments, name, assert_one_sentence
+):
+    monkeypatch.setattr("specsim.models.checkpoint.loading.read_weights", lambda folder: pytest.fail("read"))
+    assert_one_sentence(call(*arguments.format(tmp=bad_files, tiny=tiny).split()), name)
+
+
+def test_a_device_is_checked_before_weights(call, monkeypatch, assert_one_sentence):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("specsim.models.checkpoint.loading.read_weights", lambda folder: pytest.fail("read"))
+    for command in ("generate", "run"):
+        assert_one_sentence(call(command, "--impl", "fast", "--device", "cuda"), "device")
+
+
+def test_a_shape_is_checked_before_it_has_weights(call, shape, monkeypatch, assert_one_sentence):
+    monkeypatch.setattr("specsim.models.shapes.random_pair", lambda *_: pytest.fail("made"))
+    assert_one_sentence(call("generate", "--shape", str(shape), "--max-len", "257"), "max_len")

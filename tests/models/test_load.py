@@ -8,7 +8,7 @@ import pytest
 
 from specsim.core.errors import InputError
 from specsim.core.pair import Pair
-from specsim.models.load import load, target_config
+from specsim.models.load import load, load_config
 from specsim.models.shipped import TINY
 
 
@@ -47,7 +47,7 @@ def test_the_shipped_pair(drafter: str):
 def test_the_shipped_pair_has_a_name():
     assert load("tiny").name == load().name == "tiny, eagle3"
     assert load("tiny", drafter="eagle").drafter.config.kind == "eagle"
-    assert target_config("tiny") == target_config() == load("tiny", drafter="none").target.config
+    assert load_config("tiny") == load_config() == load("tiny", drafter="none").target.config
 
 
 def test_a_drafter_is_located_before_weights_are_read(tiny_pair: Path, monkeypatch: pytest.MonkeyPatch):
