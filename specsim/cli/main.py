@@ -69,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:
         if error.filename is None:
             _discard_stdout()
-        _fail(InputError(str(error.filename or "standard output"), error.strerror, "what can be read or written"))
+        file = str(error.filename or "standard output")
+        _fail(InputError(file, error.strerror, "a file that can be read or written, with room for what is written"))
     except RuntimeError as error:
         if not any(text in str(error) for text in ("allocate memory", "out of memory")):
             raise

@@ -78,8 +78,17 @@ def write_json(path: Path | None, value: dict[str, Any]) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write to a temporary file in the same folder and rename it to `path`, or to the file that `path` links to."""
-    path = _real(path)
+    """Write to a temporary file in the same folder and rename it to `path`, or to the file that `path` links to.
+
+    Every OSError names `path`: that of a full disk names no file by itself.
+    """
+    try:
+        _write_whole(_real(path), data)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _write_whole(path: Path, data: bytes) -> None:
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a file", str(path))
     temporary = path.with_name(f".specsim-{token_hex(8)}{path.suffix}")

@@ -36,6 +36,19 @@ def test_full_disk_leaves_nothing_behind(call, tmp_path, monkeypatch, existing, 
     assert not existing or file.read_text() == existing
 
 
+def test_a_disk_that_a_picture_fills_is_told(call, tmp_path, monkeypatch, assert_one_sentence):
+    pytest.importorskip("matplotlib")
+
+    def fill(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fill)
+    file = tmp_path / "picture.png"
+    status, out, err = call("simulate", "--requests", "5", "--plot", str(file))
+    assert "simulated 5 requests" in out, "the result is shown all the same"
+    assert_one_sentence((status, "", err), str(file))
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_full_device(in_process, assert_one_sentence):
     with open("/dev/full", "w") as full:

@@ -1,15 +1,17 @@
 """Files are written whole, keep their mode, and are none of the command's other files."""
 
+import errno
 import json
 import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from specsim.core.errors import InputError
-from specsim.core.files import check_files, write_json
+from specsim.core.files import check_files, write_json, write_whole
 
 
 def test_writers_beside_each_other_do_not_take_each_others_files(tmp_path):
@@ -67,3 +69,14 @@ def test_standard_output_is_no_file_to_replace(tmp_path):
         )
     assert done.returncode == 1
     assert "InputError: json is '/dev/stdout'" in done.stderr
+
+
+@pytest.mark.parametrize("step", ["write_bytes", "replace"])
+def test_a_full_disk_names_the_file(tmp_path, monkeypatch, step):
+    def fill(path: Path, data: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, step, fill)
+    with pytest.raises(OSError, match="No space left", check=lambda error: error.filename == str(tmp_path / "a.png")):
+        write_whole(tmp_path / "a.png", b"data")
+    assert list(tmp_path.iterdir()) == []
