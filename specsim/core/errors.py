@@ -25,6 +25,12 @@ def require(condition: object, name: str, value: object, allowed: str) -> None:
         raise InputError(name, value, allowed)
 
 
+def require_type(name: str, value: object, kind: type, allowed: str) -> None:
+    """Raise InputError unless the value is of this type; a value with a long repr is told by its own type."""
+    if not isinstance(value, kind):
+        raise InputError(name, value if value is None or isinstance(value, (str, int, float)) else type(value), allowed)
+
+
 def require_choice(name: str, value: object, choices: Collection[object]) -> None:
     """Raise InputError unless the value is one of a few."""
     require(value in choices, name, value, " or ".join(map(str, choices)))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from specsim.core.errors import InputError, require
+from specsim.core.errors import InputError, require, require_type
 from specsim.core.pair import Pair
 from specsim.core.target import ModelConfig
 from specsim.models import shipped
@@ -28,6 +28,8 @@ def load(
     drafter: another of the shipped heads, or the kind that the given one has to be. A target alone needs "none".
     draft_fields: fields of the drafter's config.json that its publisher left out or that are to be read otherwise.
     """
+    if draft_fields is not None:
+        require_type("draft_fields", draft_fields, Mapping, "a mapping of names to values")
     places = _places(target, draft, drafter)
     if places.draft is None and draft_fields:
         raise InputError("draft_fields", dict(draft_fields), "none without a drafter")

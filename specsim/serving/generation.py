@@ -13,12 +13,13 @@ from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
 from specsim.core.display import generation_html
 from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions, check_device
-from specsim.core.errors import InputError, require
+from specsim.core.errors import InputError, require, require_type
 from specsim.core.files import without_nan
 from specsim.core.grammar import Grammar, Grammars
 from specsim.core.metrics import Acceptance, acceptance
 from specsim.core.pair import Pair
 from specsim.core.synthetic_acceptance import SyntheticAcceptance, acceptance_json
+from specsim.models.load import load
 from specsim.serving.requests import Request, make_requests
 from specsim.serving.scheduler import Scheduler
 
@@ -85,9 +86,12 @@ def load_engine(
     acceptance: decides how many drafts a round accepts instead of the target: not lossless. grammars: of requests, by
     their ids.
     """
-    options = options or EngineOptions()
-    if acceptance is not None and not isinstance(acceptance, SyntheticAcceptance):
-        raise InputError("acceptance", acceptance, "a SyntheticAcceptance")
+    options = EngineOptions() if options is None else options
+    require_type("pair", pair, Pair, "a Pair, as specsim.load gives one")
+    require_type("config", config, SpecConfig, "a SpecConfig")
+    require_type("engine", options, EngineOptions, "EngineOptions, such as EngineOptions(impl='fast')")
+    if acceptance is not None:
+        require_type("acceptance", acceptance, SyntheticAcceptance, "a SyntheticAcceptance")
     if grammars and acceptance is not None:
         raise InputError("grammars", len(grammars), "none with synthetic acceptance, which asks no target")
     if options.impl == "fast":
@@ -110,7 +114,7 @@ def kernel_device(device: str | None) -> str:
 
 
 def generate(
-    pair: Pair,
+    pair: Pair | str,
     prompts: str | Sequence[str] | Sequence[Sequence[int]],
     config: SpecConfig | None = None,
     sampling: SamplingParams | Sequence[SamplingParams] | None = None,
@@ -123,14 +127,17 @@ def generate(
 ) -> Generation:
     """Continue every prompt (text or token ids) with the pair under one setting, all prompts in one batch.
 
+    pair: one that load made, or a text that load takes alone, such as `tiny`, which is then loaded at every call.
     config None is SpecConfig(), or plain decoding for a pair without a drafter. sampling: one for all prompts or one
     each. request_ids (0, 1, ... unless given) name the random streams: a request with the same id, seed and prompt
     gives the same tokens in any batch. engine, acceptance: see load_engine. grammars: constraints of the outputs
     (core.grammar, serving.guidance), one for all prompts or one each, None for a free output. Raises InputError for an
     empty or too long prompt and for token ids outside the vocabulary.
     """
+    pair = load(pair) if isinstance(pair, str) else pair
+    require_type("pair", pair, Pair, "a Pair, as specsim.load gives one, or the name of the shipped one, tiny")
     config = (SpecConfig() if pair.drafter else SpecConfig.plain()) if config is None else config
-    require(isinstance(config, SpecConfig), "config", config, "a SpecConfig")
+    require_type("config", config, SpecConfig, "a SpecConfig")
     most = config.within(pair.target.config.max_position_embeddings).length_limit
     requests = make_requests(pair, prompts, sampling, request_ids, most)
     named = _by_request(grammars, requests)

@@ -6,7 +6,7 @@ from numbers import Integral
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 from specsim.core.config import SamplingParams
-from specsim.core.errors import InputError, require, require_int
+from specsim.core.errors import InputError, require, require_int, require_type
 from specsim.core.pair import Pair
 from specsim.core.target import ModelConfig
 
@@ -163,6 +163,8 @@ def make_request(
     Its length is not checked: a scheduler makes it `fit`. A turn that continues another is encoded without the tokens
     that begin a text.
     """
+    require_type("target_config", target_config, ModelConfig, "a target's shape, such as pair.target.config")
+    require_type("params", params, SamplingParams, "SamplingParams")
     _check_place(request_id, place)
     ids = _token_ids(tokenizer, prompt, place.get("continues") is None)
     require(ids, "prompt", prompt, "at least one token")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from specsim.core.config import ServingConfig, SpecConfig
 from specsim.core.engine import Engine
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require, require_type
 from specsim.serving.admission import Admission, Plan
 from specsim.serving.queue import Queue
 from specsim.serving.requests import Arrival, Emission, Request
@@ -43,7 +43,9 @@ class Scheduler:
         clock: Callable[[], float] = time.perf_counter,
         audits: bool = False,
     ) -> None:
-        self.serving = serving = serving or ServingConfig()
+        require(hasattr(engine, "make_pools"), "engine", engine, "an engine, as specsim.load_engine makes one")
+        self.serving = serving = ServingConfig() if serving is None else serving
+        require_type("serving", serving, ServingConfig, "a ServingConfig")
         config = engine.config
         check_serving(serving, config)
         self.max_len = config.length_limit

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from specsim import InputError, SamplingParams, SpecConfig, generate
+from specsim import InputError, SamplingParams, Scheduler, SpecConfig, generate, load, load_engine, make_request
 from specsim.core.engine_options import EngineOptions
 from specsim.models.synthetic_pair import synthetic_pair
 
@@ -217,9 +217,29 @@ def test_extreme_parameters_give_finite_logprobs(params):
         assert all(map(math.isfinite, output.logprobs))
 
 
-def test_acceptance_that_is_no_schedule_is_refused():
-    with pytest.raises(InputError, check=lambda error: error.name == "acceptance"):
-        generate(PAIR, PROMPTS, TREE, acceptance=3)
+WRONG_TYPES = {
+    "pair": [lambda: generate(None, PROMPTS), lambda: generate({}, PROMPTS), lambda: load_engine("tiny", TREE)],
+    "config": [lambda: generate(PAIR, PROMPTS, "tree"), lambda: load_engine(PAIR, None)],
+    "engine": [lambda: generate(PAIR, PROMPTS, TREE, engine="fast"), lambda: Scheduler(None)],
+    "serving": [lambda: Scheduler(load_engine(PAIR, TREE), 4096)],
+    "acceptance": [lambda: generate(PAIR, PROMPTS, TREE, acceptance=3)],
+    "target_config": [lambda: make_request(None, None, 0, [1], SamplingParams())],
+    "params": [lambda: make_request(PAIR.target.config, None, 0, [1], None)],
+    "draft_fields": [lambda: load("tiny", draft_fields=["norm=1"])],
+    "target": [lambda: generate("no such pair", PROMPTS), lambda: load(3)],
+}
+
+
+@pytest.mark.parametrize("name", WRONG_TYPES)
+def test_arguments_of_another_type_are_named(name):
+    for call in WRONG_TYPES[name]:
+        with pytest.raises(InputError, check=lambda error: error.name == name and "\n" not in str(error)):
+            call()
+
+
+def test_the_shipped_pair_is_loaded_by_its_name():
+    sampling = SamplingParams(max_new_tokens=3)
+    assert generate("tiny", "def", TREE, sampling).outputs == generate(load(), "def", TREE, sampling).outputs
 
 
 def test_an_unknown_column_is_refused():
