@@ -1,6 +1,6 @@
 """A simulated batch in time: waiting and decoding of every request."""
 
-from specsim.core.errors import require
+from specsim.core.errors import require, require_type
 from specsim.plots.chart import SIZE, new_chart
 from specsim.plots.sheet import ACCEPTED, FONT, SPARE, Picture
 from specsim.simulator.results import Run
@@ -14,6 +14,7 @@ def batch(run: Run, first: int = 0, last: int | None = None) -> Picture:
     Requests first to last by number (None: the end); InputError for none of them, or more than 200. A cross marks a
     preempted request.
     """
+    require_type("run", run, Run, "a Run, as specsim.simulator.timeline.simulate gives one")
     numbers = range(len(run.arrivals))[first : None if last is None else last + 1]
     require(1 <= len(numbers) <= MOST, "requests", len(numbers), f"1 to {MOST} of them")
     height = 1.2 + 0.12 * max(len(numbers), 8)

@@ -6,6 +6,7 @@ from itertools import groupby
 
 from specsim.core.columns import lane_columns, tail_columns
 from specsim.core.config import SpecConfig
+from specsim.core.errors import require_type
 from specsim.core.phases import Batch, Verdict, VerifyInput
 from specsim.core.pool import KVPool
 from specsim.plots.sheet import (
@@ -26,7 +27,7 @@ from specsim.plots.sheet import (
     new_sheet,
     shown,
 )
-from specsim.plots.token_tree import path_of
+from specsim.plots.token_tree import check_round, path_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,11 @@ def slots(
     Without a tree: the draft lanes. With a tree: its nodes. With a verdict: the accepted nodes where the commit puts
     them, or (committed=False) where verify wrote them.
     """
+    require_type("pools", pools, KVPool, "the pools of an engine, as make_pools gives them")
+    require_type("batch", batch, Batch, "the Batch of the round")
+    require_type("config", config, SpecConfig, "the SpecConfig of the engine")
+    if verify_input is not None:
+        check_round(verify_input, verdict, 0)
     found = [Slot("free")] * pools.target.keys.shape[1]
     table = pools.req_to_token.tolist()
     for row, columns in enumerate(table):
@@ -177,6 +183,8 @@ def _pages_line(axes: Axes, line: dict[int, Slot], y: float, names: dict[int, in
 
 def kv_move(verify_input: VerifyInput, verdict: Verdict, decode: Decode, request: int = 0) -> Picture:
     """Draw one request's commit: above, the tree's nodes in columns L…L+N-1; below, the accepted path in L…L+n."""
+    check_round(verify_input, verdict, request, decode)
+    require_type("verdict", verdict, Verdict, "the verdict of a round's VerifyOutput")
     tokens = verify_input.draft_tokens[request].tolist()
     num_nodes = verify_input.draft_tokens.shape[1]
     length = int(verify_input.positions[request * num_nodes])

@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specsim.core.errors import require
+from specsim.core.errors import require, require_type
 from specsim.plots.chart import LINES, SIZE, label_point, new_chart
 from specsim.plots.sheet import ACCEPTED, FAINT, FONT, Axes, Picture
 
 Row = Mapping[str, Any]
+_FIGURES = {"model", "hardware", "concurrency", "rate", "Mean TPOT (ms)", "Output Throughput (tok/s)"}
 
 
 def pareto(rows: Sequence[Row]) -> Picture:
@@ -17,6 +18,9 @@ def pareto(rows: Sequence[Row]) -> Picture:
     out. The number at a point is its clients; a ring marks the Pareto front. InputError for no row, or more than five
     settings.
     """
+    allowed = "rows of specsim.simulator.sweep.Results"
+    require_type("rows", rows, Sequence, allowed)
+    require(all(isinstance(row, Mapping) and _FIGURES.issubset(row) for row in rows), "rows", "others", allowed)
     rows = [row for row in rows if row["Mean TPOT (ms)"]]
     lines: dict[str, list[Row]] = {}
     for row in rows:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from specsim.core.errors import require
+from specsim.core.errors import require, require_type
 from specsim.plots.chart import LINES, End, label_ends, new_chart
 from specsim.plots.sheet import Picture
 from specsim.simulator.acceptance import Distribution, accept_length
@@ -13,6 +13,9 @@ def positions(distributions: Mapping[str, Distribution]) -> Picture:
 
     Its name stands with its accept length. InputError for no distribution, or for more than five.
     """
+    require_type("distributions", distributions, Mapping, "distributions of acceptance by their names")
+    for name, each in distributions.items():
+        require(hasattr(each, "rates"), "distributions", name, "names of distributions of specsim.simulator.acceptance")
     require(1 <= len(distributions) <= len(LINES), "distributions", len(distributions), f"1 to {len(LINES)}")
     names = {name: f"{name}: {accept_length(each):.2f}" for name, each in distributions.items()}
     title = "accepted by position, and tokens a round"

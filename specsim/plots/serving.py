@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from specsim.core.errors import require_type
 from specsim.plots.sheet import (
     ACCEPTED,
     DRAFT,
@@ -35,6 +36,7 @@ def timeline(trace: Trace, first: int = 0, last: int | None = None) -> Picture:
 
     Tokens stand in the step in which the host read them. At the end of a row: how the request ended.
     """
+    require_type("trace", trace, Trace, "a Trace, as a run or a scheduler has one")
     records = [record for record in trace.records if record.step >= first and (last is None or record.step <= last)]
     lives = _lives(trace.records)
     steps = [record.step for record in records]

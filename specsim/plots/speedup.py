@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from textwrap import fill
 
-from specsim.core.errors import require
+from specsim.core.errors import require, require_type
 from specsim.plots.chart import LINES, SIZE, WIDTH, End, label_ends, new_chart
 from specsim.plots.sheet import EM, FAINT, FONT, INK, Axes, Picture
 from specsim.simulator.scenario import MOST_REQUESTS, Scenario
@@ -16,8 +16,10 @@ def speedup(scenarios: Mapping[str, Scenario], most: int = MOST_REQUESTS) -> Pic
     A band around each line is its range under the parameters that fits to published tables found.
     InputError for no scenario, for more than five, and for one that does not draft.
     """
+    require_type("scenarios", scenarios, Mapping, "Scenarios by their names")
     require(1 <= len(scenarios) <= len(LINES), "scenarios", len(scenarios), f"1 to {len(LINES)}")
     for name, scenario in scenarios.items():
+        require_type("scenarios", scenario, Scenario, "Scenarios of specsim.simulator.scenario")
         require(not scenario.option.config.is_plain, "scenarios", name, "scenarios that draft")
     figure, axes = new_chart("speed-up of decoding", "running requests", names=scenarios)
     sizes = [size for size in range(1, most + 1) if size <= 16 or size % 8 == 0]

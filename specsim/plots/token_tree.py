@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from specsim.core.errors import require, require_int, require_type
 from specsim.core.phases import Verdict, VerifyInput
 from specsim.plots.sheet import (
     ACCEPTED,
@@ -59,11 +60,22 @@ def path_of(verdict: Verdict | None, request: int, num_nodes: int) -> list[int]:
     return [node - request * num_nodes for node in verdict.accept_index[request, :count].tolist()]
 
 
+def check_round(verify_input: VerifyInput, verdict: Verdict | None, request: int, *decoders: Decode) -> None:
+    """Raise InputError for states of no round, for a request that it does not have, and for what decodes nothing."""
+    require_type("verify_input", verify_input, VerifyInput, "the VerifyInput of a round, as an engine's draft gives it")
+    if verdict is not None:
+        require_type("verdict", verdict, Verdict, "the verdict of a round's VerifyOutput, or None")
+    require_int("request", request, 0, verify_input.draft_tokens.shape[0] - 1)
+    for decode in decoders:
+        require(callable(decode), "decode", decode, "a function that makes text of token ids")
+
+
 def tree(verify_input: VerifyInput, verdict: Verdict | None, decode: Decode, request: int = 0) -> Picture:
     """Draw the token tree, root on the left: node, token and score in a box, the accepted path and its bonus marked.
 
     decode: token ids to text. The score is the drafter's probability, or its logarithm, of the path down to the node.
     """
+    check_round(verify_input, verdict, request, decode)
     parents = verify_input.parents[request].tolist()
     scores = verify_input.scores[request].tolist()
     tokens = verify_input.draft_tokens[request].tolist()
@@ -142,6 +154,7 @@ def _edge(axes: Axes, start: tuple[float, float], end: tuple[float, float], look
 
 def mask(verify_input: VerifyInput, request: int = 0, decode: Decode | None = None) -> Picture:
     """Draw the attention mask of verify: a row per node, a column per key; the prefix is drawn as one."""
+    check_round(verify_input, None, request, *([] if decode is None else [decode]))
     mask_NN = verify_input.mask[request].tolist()
     tokens = verify_input.draft_tokens[request].tolist()
     num_nodes = len(tokens)

@@ -13,7 +13,7 @@ from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
 from specsim.core.display import generation_html
 from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions, check_device
-from specsim.core.errors import InputError, require, require_type
+from specsim.core.errors import InputError, require_type
 from specsim.core.files import without_nan
 from specsim.core.grammar import Grammar, Grammars
 from specsim.core.metrics import Acceptance, acceptance

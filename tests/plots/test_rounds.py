@@ -516,3 +516,26 @@ def test_speedup_refuses_what_has_none(servers):
         wrong = ("scenarios", value)
         with pytest.raises(InputError, check=lambda error, wrong=wrong: (error.name, error.value) == wrong):
             plots.speedup(scenarios)
+
+
+def test_what_is_no_round_is_not_drawn():
+    here = play(SETTINGS["the demo's"])
+    none_of = {
+        "verify_input": [
+            lambda: plots.tree(None, None, decode),
+            lambda: plots.mask(None),
+            lambda: plots.kv_move(None, None, decode),
+            lambda: plots.kv_pages(here.pools, here.batch, here.config, here.output),
+        ],
+        "verdict": [lambda: plots.tree(here.tree, 3, decode), lambda: plots.kv_move(here.tree, None, decode)],
+        "decode": [lambda: plots.tree(here.tree, None, None), lambda: plots.mask(here.tree, decode="text")],
+        "request": [lambda: plots.tree(here.tree, None, decode, 2), lambda: plots.mask(here.tree, -1)],
+        "pools": [lambda: plots.kv_pages(None, None, None), lambda: plots.slots(None, here.batch, here.config)],
+        "batch": [lambda: plots.kv_pages(here.pools, None, here.config)],
+        "config": [lambda: plots.slots(here.pools, here.batch, None)],
+        "trace": [lambda: plots.timeline(None)],
+    }
+    for name, draws in none_of.items():
+        for draw in draws:
+            with pytest.raises(InputError, check=lambda error, name=name: error.name == name):
+                draw()

@@ -130,3 +130,20 @@ SPANS = {
     2: {"wait": (0, 2), "decode": (2, 4)},
     3: {"wait": (0, 2), "decode": (2, 4)},
 }
+
+
+@pytest.mark.parametrize(
+    ("draw", "name"),
+    [
+        (lambda: plots.batch(None), "run"),
+        (lambda: plots.pareto(None), "rows"),
+        (lambda: plots.pareto([{"model": "x"}]), "rows"),
+        (lambda: plots.positions(None), "distributions"),
+        (lambda: plots.positions({"a": 0.5}), "distributions"),
+        (lambda: plots.speedup(None), "scenarios"),
+        (lambda: plots.speedup({"a": None}), "scenarios"),
+    ],
+)
+def test_what_is_no_server_is_not_drawn(draw, name):
+    with pytest.raises(InputError, check=lambda error: error.name == name):
+        draw()
