@@ -11,6 +11,7 @@ from specsim.core.errors import require, require_choice, require_int, require_nu
 Verifier = Literal["target_only", "typical", "rejection", "block", "multi_round", "gumbel"]
 VERIFIERS: tuple[Verifier, ...] = get_args(Verifier)
 Score = Literal["prob", "logprob"]
+MOST_TOKENS = 2**31 - 1  # of a request or a pool: positions and slots are 32-bit integers
 _MOST = sys.float_info.max
 
 
@@ -60,7 +61,7 @@ class SpecConfig:
         for name in ("threshold_single", "threshold_acc", "typical_epsilon", "typical_delta"):
             require_number(name, getattr(self, name), 0, 1, "a number from 0 to 1")
         if self.max_len is not None:
-            require_int("max_len", self.max_len, 2)
+            require_int("max_len", self.max_len, 2, MOST_TOKENS)
 
     def _check_verifier(self) -> None:
         verifier = self.verifier
@@ -104,7 +105,7 @@ class SpecConfig:
     @property
     def length_limit(self) -> int:
         """Most tokens of a request as a number, also where max_len is not known."""
-        return 2**31 - 1 if self.max_len is None else self.max_len
+        return MOST_TOKENS if self.max_len is None else self.max_len
 
     @property
     def is_plain(self) -> bool:
@@ -175,7 +176,7 @@ class ServingConfig:
     def __post_init__(self) -> None:
         _require_choices(self)
         require_int("max_running", self.max_running, 1, 2**16)
-        require_int("num_slots", self.num_slots, 1, 2**31 - 1)
+        require_int("num_slots", self.num_slots, 1, MOST_TOKENS)
         if self.chunk_tokens is not None:
             require_int("chunk_tokens", self.chunk_tokens, 1)
         require(type(self.prefix_cache) is bool, "prefix_cache", self.prefix_cache, "True or False")
@@ -246,6 +247,6 @@ class SamplingParams:
         is_list = isinstance(self.stop, (tuple, list)) and all(isinstance(text, str) and text for text in self.stop)
         require(is_list, "stop", self.stop, "a tuple of texts of at least one character")
         object.__setattr__(self, "stop", tuple(self.stop))
-        require_int("max_new_tokens", self.max_new_tokens, 1)
+        require_int("max_new_tokens", self.max_new_tokens, 1, MOST_TOKENS)
         require(type(self.ignore_eos) is bool, "ignore_eos", self.ignore_eos, "True or False")
         require_int("seed", self.seed, 0, 2**64 - 1)

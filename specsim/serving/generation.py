@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
+from specsim.core.config import MOST_TOKENS, SamplingParams, ServingConfig, SpecConfig
 from specsim.core.display import generation_html
 from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions, check_device
@@ -164,6 +164,9 @@ def run_together(engine: Engine, requests: list[Request], progress: bool = False
         return
     longest = max(len(request.prompt_ids) + request.max_tokens for request in requests)
     room = len(requests) * engine.config.reserved_columns(longest)
+    if room > MOST_TOKENS:
+        most = max(request.params.max_new_tokens for request in requests)
+        raise InputError("max_new_tokens", most, f"fewer, or fewer prompts: together they need {room:,} KV slots")
     scheduler = Scheduler(engine, ServingConfig(max_running=len(requests), num_slots=room))
     for request in requests:
         scheduler.submit(request)

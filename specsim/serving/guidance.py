@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import torch
 
-from specsim.core.errors import InputError, require
+from specsim.core.errors import InputError, require, require_type
 from specsim.core.pair import Pair
 
 
@@ -31,21 +31,30 @@ class Guidance:
         self._start = LLMatcher(self._tokens, getattr(LLMatcher, f"grammar_from_{form}")(text))
         if self._start.is_error():
             raise InputError(form, text, f"what llguidance understands ({_reason(self._start.get_error())})")
+        first = self._start.deep_copy()
+        first.compute_bitmask()
+        if first.is_stopped() and not first.is_accepting():
+            raise InputError(form, text, "a grammar of some output: none satisfies this one")
 
     @classmethod
     def regex(cls, pair: Pair, pattern: str) -> Self:
         """Allow outputs that match a regular expression as a whole."""
-        require(isinstance(pattern, str), "regex", pattern, "a text")
+        require_type("regex", pattern, str, "a text")
         return cls._of("regex", pattern, pair)
 
     @classmethod
     def json_schema(cls, pair: Pair, schema: dict[str, Any]) -> Self:
         """Allow outputs that are JSON of this schema."""
-        return cls._of("json_schema", json.dumps(schema), pair)
+        try:
+            text = json.dumps(schema)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InputError("json_schema", type(schema), f"what JSON can hold ({error})") from error
+        return cls._of("json_schema", text, pair)
 
     @classmethod
     def lark(cls, pair: Pair, text: str) -> Self:
         """Allow outputs of a context-free grammar in llguidance's form of Lark."""
+        require_type("lark", text, str, "a text")
         return cls._of("lark", text, pair)
 
     @classmethod

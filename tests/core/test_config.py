@@ -50,8 +50,8 @@ BAD_SPECS = [
         dict(verifier="block", topk=1, num_draft_tokens=4, threshold_single=0.5),
         "unless the verifier",
     ),
-    ("max_len", dict(max_len=1), "at least 2"),
-    ("max_len", dict(max_len=64.0), "at least 2"),
+    ("max_len", dict(max_len=1), "from 2 to 2^31 - 1"),
+    ("max_len", dict(max_len=64.0), "from 2 to 2^31 - 1"),
 ]
 
 BAD_PARAMS = [
@@ -68,7 +68,8 @@ BAD_PARAMS = [
     ("repetition_penalty", 0.0, "a number from 0.001 to 1000"),
     ("presence_penalty", 2.5, "from -2 to 2"),
     ("frequency_penalty", -2.5, "from -2 to 2"),
-    ("max_new_tokens", 0, "at least 1"),
+    ("max_new_tokens", 0, "from 1 to 2^31 - 1"),
+    ("max_new_tokens", 10**18, "from 1 to 2^31 - 1"),
     ("ignore_eos", "no", "True or False"),
     ("ignore_eos", None, "True or False"),
     ("seed", -1, "from 0 to 2^64 - 1"),

@@ -237,6 +237,13 @@ def test_arguments_of_another_type_are_named(name):
             call()
 
 
+def test_more_tokens_than_a_pool_has_slots():
+    huge = synthetic_pair(max_position_embeddings=2**31 - 1)
+    sampling = SamplingParams(max_new_tokens=2**31 - 8)
+    with pytest.raises(InputError, check=lambda error: error.name == "max_new_tokens"):
+        generate(huge, PROMPTS[:1], TREE, sampling)
+
+
 def test_the_shipped_pair_is_loaded_by_its_name():
     sampling = SamplingParams(max_new_tokens=3)
     assert generate("tiny", "def", TREE, sampling).outputs == generate(load(), "def", TREE, sampling).outputs

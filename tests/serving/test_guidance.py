@@ -123,6 +123,29 @@ def test_a_grammar_needs_a_tokenizer_and_an_end_token(monkeypatch):
         Guidance.regex(PAIR, "a")
 
 
+@needs_library
+@pytest.mark.parametrize(
+    ("form", "grammar"),
+    [
+        ("json_schema", {"$ref": "#"}),
+        ("json_schema", {"$defs": {"x": {"$ref": "#/$defs/x"}}, "$ref": "#/$defs/x"}),
+        ("json_schema", {"enum": [1], "extra": {1, 2}}),
+        ("regex", r"[^\x00-\U0010FFFF]"),
+        ("lark", "start: start"),
+        ("lark", 5),
+    ],
+)
+def test_a_grammar_that_nothing_satisfies_is_refused(form, grammar):
+    with pytest.raises(InputError, check=lambda error: error.name == form):
+        getattr(Guidance, form)(PAIR, grammar)
+
+
+@needs_library
+def test_a_grammar_of_the_empty_output_is_one():
+    for grammar in (Guidance.regex(PAIR, ""), Guidance.lark(PAIR, 'start: ""')):
+        assert grammar.matcher().allowed().nonzero().flatten().tolist() == sorted(grammar.end_ids)
+
+
 def command(*arguments: str) -> int:
     with pytest.raises(SystemExit) as ended:
         main(["generate", "--prompt", PROMPT, "--max-new-tokens", "24", *arguments])
