@@ -32,7 +32,9 @@ def generate(
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to add.")] = _GREEDY.max_new_tokens,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = _GREEDY.temperature,
-    top_k: Annotated[int, typer.Option(help="Most likely tokens kept; 0: all.")] = _GREEDY.top_k,
+    top_k: Annotated[
+        int, typer.Option(help="Most likely tokens kept by sampling; 0: all. --topk is of drafts.")
+    ] = _GREEDY.top_k,
     top_p: Annotated[float, typer.Option(help="Probability mass kept, above 0 to 1.")] = _GREEDY.top_p,
     min_p: Annotated[float, typer.Option(help="Least share of the top probability, 0 to 1.")] = _GREEDY.min_p,
     repetition_penalty: Annotated[float, typer.Option(help="0.001 to 1000; 1: none.")] = _GREEDY.repetition_penalty,
@@ -52,6 +54,7 @@ def generate(
     given = flat(locals())
     config = pair.config(tree)
     sampling = options.pick(SamplingParams, given)
+    _check_filters(sampling)
     engine_options = engine.options(config, regex is not None or json_schema is not None)
     acceptance = pair.acceptance(tree.num_steps)
     text = None if pair.shape is not None else _read_prompt(prompt, prompt_file)
@@ -95,6 +98,16 @@ def _report(name: str, generation: "Generation", json_file: Path | None, made: d
         print_table(console, (), [("pair", name), *metrics_rows(generation)])
 
     options.report(show, made | {"pair": name} | generation.to_json(), json_file)
+
+
+def _check_filters(sampling: SamplingParams) -> None:
+    """Refuse a filter that the greedy choice ignores."""
+    for name in ("top_k", "top_p", "min_p") if sampling.temperature == 0 else ():
+        value = getattr(sampling, name)
+        default = getattr(_GREEDY, name)
+        if value != default:
+            other = "; the tree's width is --topk" if name == "top_k" else ""
+            raise InputError(name, value, f"only {default}, the default, at temperature 0, which is greedy{other}")
 
 
 def _check_prompt(given: dict[str, Any]) -> None:

@@ -24,10 +24,12 @@ class TreeGroup:
 
     topk: options.Topk = _TREE.topk
     num_steps: options.NumSteps = _TREE.num_steps
-    num_draft_tokens: options.NumDraftTokens = _TREE.num_draft_tokens
+    num_draft_tokens: options.NumDraftTokens = None
     verifier: options.Verifier = _TREE.verifier
     page_size: options.PageSize = _TREE.page_size
     draft_kv: options.DraftKV = _TREE.draft_kv
+    score: options.Score = _TREE.score
+    penalties: options.Penalties = _TREE.penalties
     extend: options.Extend = _TREE.extend
     release: options.Release = _TREE.release
 

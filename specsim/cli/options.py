@@ -26,14 +26,34 @@ Drafter = Annotated[
     str | None,
     typer.Option(help="Drafter architecture.", metavar="eagle|eagle3|none", show_default="eagle3, or --draft's kind"),
 ]
-Topk = Annotated[int, typer.Option(help="Drafts kept at each step; 1 is a chain.")]
+Topk = Annotated[int, typer.Option(help="Drafts kept at each step; 1 is a chain. --top-k is of sampling.")]
 NumSteps = Annotated[int, typer.Option(help="Depth of the tree.")]
-NumDraftTokens = Annotated[int, typer.Option(help="Nodes of the tree, root too.")]
+NumDraftTokens = Annotated[
+    int | None,
+    typer.Option(help="Nodes of the tree, root too.", show_default="a chain: num_steps + 1; a tree: 8, or what fits"),
+]
 Verifier = Annotated[
     str, typer.Option(help="Rule of acceptance; all but typical are lossless.", metavar="|".join(VERIFIERS))
 ]
 PageSize = Annotated[int, typer.Option(help="Slots of a KV page.")]
-DraftKV = Annotated[str, typer.Option(help="KV that a draft sees.", metavar="lane|ancestor")]
+DraftKV = Annotated[
+    str,
+    typer.Option(
+        help="KV that a draft sees: its lane's, as in SGLang, or its ancestors', as in EAGLE.", metavar="lane|ancestor"
+    ),
+]
+Score = Annotated[
+    str,
+    typer.Option(
+        help="Rank drafts by products of probabilities, or by sums of logarithms, as in EAGLE.", metavar="prob|logprob"
+    ),
+]
+Penalties = Annotated[
+    str,
+    typer.Option(
+        help="They count a draft's own path, or, as in engines, do not: not lossless.", metavar="exact|relaxed"
+    ),
+]
 Extend = Annotated[str, typer.Option(help="Rows of draft-extend.", metavar="fixed|ragged")]
 Release = Annotated[str, typer.Option(help="Time at which slots are freed.", metavar="finish|round")]
 MaxLen = Annotated[int | None, typer.Option(help="Most tokens with prompt.", show_default="the target's")]

@@ -36,7 +36,7 @@ def simulate(
     draft_vocab: cell.DraftVocab = 32000,
     topk: options.Topk = 1,
     num_steps: options.NumSteps = 3,
-    num_draft_tokens: options.NumDraftTokens = 4,
+    num_draft_tokens: options.NumDraftTokens = None,
     page_size: options.PageSize = 16,
     accept_rates: Annotated[
         str, typer.Option(help="Share of rounds that accept 1, 2, … drafts.", metavar="R1,R2,...")

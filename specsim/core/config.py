@@ -2,17 +2,21 @@
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args, get_origin
 
 from specsim.core.errors import require, require_choice, require_int, require_number
+from specsim.core.token_biases import TokenBiases
 
 Verifier = Literal["target_only", "typical", "rejection", "block", "multi_round", "gumbel"]
+_TOPK = "an integer of at least 1, drafts kept at each step (top_k is another: tokens kept by sampling)"
+_TOP_K = "an integer of at least 0, tokens kept by sampling (topk is another: drafts kept at each step)"
 VERIFIERS: tuple[Verifier, ...] = get_args(Verifier)
 Score = Literal["prob", "logprob"]
 MOST_TOKENS = 2**31 - 1  # of a request or a pool: positions and slots are 32-bit integers
 _MOST = sys.float_info.max
+_FOLLOWS: Any = None  # a field that follows from the others
 
 
 def _require_choices(config: Any) -> None:
@@ -33,7 +37,9 @@ class SpecConfig:
 
     topk: int = 4  # K
     num_steps: int = 3  # S
-    num_draft_tokens: int = 8  # N, root included
+    # N, root too. Not given: a chain's num_steps + 1, all that multi_round drafts, else 8, or as many more as reach
+    # the last step, or all that topk and num_steps propose where these are fewer
+    num_draft_tokens: int = _FOLLOWS
     page_size: int = 16
     draft_kv: Literal["lane", "ancestor"] = "lane"  # a re-parented lane attends to its own KV or its true ancestors'
     extend: Literal["fixed", "ragged"] = "fixed"  # rows of a request in draft-extend: S + 1, or the accepted ones only
@@ -51,8 +57,10 @@ class SpecConfig:
     max_len: int | None = None  # most tokens of a request, prompt included; None: the target's own limit
 
     def __post_init__(self) -> None:
-        require_int("topk", self.topk, 1)
+        require(type(self.topk) is int and self.topk >= 1, "topk", self.topk, _TOPK)
         require_int("num_steps", self.num_steps, 0)
+        if self.num_draft_tokens is None:
+            object.__setattr__(self, "num_draft_tokens", self._tree_size())
         require_int("num_draft_tokens", self.num_draft_tokens, 1 if self.is_plain else 2)
         require_int("page_size", self.page_size, 1, 2**16)
         _require_choices(self)
@@ -88,6 +96,13 @@ class SpecConfig:
             f"2 to {most}, the root and the {most - 1} candidates of topk {self.topk} and num_steps {self.num_steps}"
         )
         require(self.num_draft_tokens <= most, "num_draft_tokens", self.num_draft_tokens, limit)
+
+    def _tree_size(self) -> int:
+        """Give the number of nodes that follows from topk, num_steps and verifier."""
+        if self.topk == 1:
+            return self.num_steps + 1
+        everything = self.num_candidates + 1
+        return everything if self.verifier == "multi_round" else min(max(8, self.num_steps + 1), everything)
 
     @classmethod
     def plain(cls, page_size: int = 16, max_len: int | None = None) -> "SpecConfig":
@@ -182,30 +197,6 @@ class ServingConfig:
         require(type(self.prefix_cache) is bool, "prefix_cache", self.prefix_cache, "True or False")
 
 
-class _Biases(Mapping[int, float]):
-    """Additions to logits by token id; unlike a mappingproxy they can be hashed and pickled."""
-
-    __slots__ = ("_bias",)
-
-    def __init__(self, bias: Mapping[int, float]) -> None:
-        self._bias = dict(bias)
-
-    def __getitem__(self, token: int) -> float:
-        return self._bias[token]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._bias)
-
-    def __len__(self) -> int:
-        return len(self._bias)
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self.items()))
-
-    def __repr__(self) -> str:
-        return repr(self._bias)
-
-
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Decoding of one request, and its end; the default of every number but max_new_tokens is off."""
@@ -227,7 +218,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         require_number("temperature", self.temperature, 0, _MOST, "0 (greedy) or a positive number")
-        require_int("top_k", self.top_k, 0)
+        require(type(self.top_k) is int and self.top_k >= 0, "top_k", self.top_k, _TOP_K)
         require_number("top_p", self.top_p, math.ulp(0), 1, "a number above 0 and at most 1")
         require_number("min_p", self.min_p, 0, 1, "a number from 0 to 1")
         require_number("repetition_penalty", self.repetition_penalty, 1e-3, 1e3, "a number from 0.001 to 1000")
@@ -235,7 +226,7 @@ class SamplingParams:
             require_number(name, getattr(self, name), -2, 2, "a number from -2 to 2")
         is_mapping = isinstance(self.logit_bias, Mapping)
         require(is_mapping, "logit_bias", self.logit_bias, "a mapping of token ids to numbers")
-        object.__setattr__(self, "logit_bias", _Biases(self.logit_bias))
+        object.__setattr__(self, "logit_bias", TokenBiases(self.logit_bias))
         for token, bias in self.logit_bias.items():
             require_int("logit_bias", token, 0)
             require_number("logit_bias", bias, -_MOST, _MOST, "finite numbers")

@@ -70,7 +70,8 @@ def setting(config: Any) -> str:
         return "plain decoding"
     tree = f"topk {config.topk}, {config.num_steps} steps, {config.num_draft_tokens} draft tokens"
     verifier = "" if config.verifier == "target_only" else f", verifier {config.verifier}"
-    return tree + verifier + ("" if config.is_lossless else ", not lossless")
+    relaxed = "" if config.penalties == "exact" else ", penalties relaxed"
+    return tree + verifier + relaxed + ("" if config.is_lossless else ", not lossless")
 
 
 def short_setting(config: Any) -> str:

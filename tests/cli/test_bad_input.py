@@ -10,12 +10,18 @@ pytestmark = pytest.mark.usefixtures("shipped")
 
 BAD = [
     ("--topk 0", "topk"),
-    ("--topk 1", "num_draft_tokens"),
+    ("--topk 1 --num-draft-tokens 8", "num_draft_tokens"),
     ("--topk 240 --num-steps 1", "topk"),
     ("--num-steps -1", "num_steps"),
     ("--num-draft-tokens 99", "num_draft_tokens"),
     ("--page-size 0", "page_size"),
-    ("--verifier multi_round", "num_draft_tokens"),
+    ("--verifier multi_round --num-draft-tokens 8", "num_draft_tokens"),
+    ("--score logit", "score"),
+    ("--penalties none", "penalties"),
+    ("--top-k 5", "top_k"),
+    ("--top-p 0.9", "top_p"),
+    ("--min-p 0.1", "min_p"),
+    ("--drafter none --score logprob", "score"),
     ("--drafter none --verifier block", "verifier"),
     ("--draft-kv own", "draft_kv"),
     ("--extend none", "extend"),
@@ -91,7 +97,15 @@ def test_bad_input_is_one_sentence(call, tiny, bad_files, arguments, name, asser
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("--topk 0", "topk is 0; allowed: an integer of at least 1"),
+        (
+            "--topk 0",
+            "topk is 0; allowed: an integer of at least 1, drafts kept at each step "
+            "(top_k is another: tokens kept by sampling)",
+        ),
+        (
+            "--top-k 5",
+            "top_k is 5; allowed: only 0, the default, at temperature 0, which is greedy; the tree's width is --topk",
+        ),
         ("--drafter medusa", "drafter is 'medusa'; allowed: eagle or eagle3 or none"),
         ("--temperature warm", "temperature is 'warm'; allowed: a number"),
         ("--drafter none --topk 2", "topk is 2; allowed: only 4, the default, with drafter none"),

@@ -34,19 +34,31 @@ def test_generate_prints_text_and_figures(call, drafter):
 
 def test_generate_takes_every_option(call, tmp_path):
     file = tmp_path / "out.json"
-    numbers = (
-        "--topk 2 --num-steps 4 --num-draft-tokens 7 --page-size 4 --max-len 64 --top-k 20 --top-p 0.9 --min-p 0.01"
-    )
+    numbers = "--topk 2 --num-steps 4 --num-draft-tokens 7 --page-size 4 --max-len 64"
+    filters = "--temperature 1 --top-k 20 --top-p 0.9 --min-p 0.01"
     penalties = (
         "--repetition-penalty 1.1 --presence-penalty 0.5 --frequency-penalty -0.5 --dtype float64 --impl reference"
     )
-    modes = "--draft-kv ancestor --extend ragged --release round"
-    status, _, err = call(*FEW, *numbers.split(), *penalties.split(), *modes.split(), "--json", str(file))
+    modes = "--draft-kv ancestor --score logprob --penalties relaxed --extend ragged --release round"
+    status, _, err = call(
+        *FEW, *numbers.split(), *filters.split(), *penalties.split(), *modes.split(), "--json", str(file)
+    )
     assert (status, err) == (0, "")
     config = json.loads(file.read_text())["config"]
-    assert {name: config[name] for name in ("topk", "draft_kv", "extend", "release", "max_len", "page_size")} == {
-        "topk": 2, "draft_kv": "ancestor", "extend": "ragged", "release": "round", "max_len": 64, "page_size": 4
-    }  # fmt: skip
+    given = {"topk": 2, "max_len": 64, "page_size": 4, "draft_kv": "ancestor", "extend": "ragged", "release": "round"}
+    given |= {"score": "logprob", "penalties": "relaxed"}
+    assert {name: config[name] for name in given} == given
+
+
+@pytest.mark.parametrize(
+    ("options", "nodes"), [("--topk 1", 4), ("--topk 1 --num-steps 5", 6), ("--topk 2 --num-steps 1", 3), ("", 8)]
+)
+def test_the_number_of_nodes_follows_from_the_others(call, tmp_path, options, nodes):
+    file = tmp_path / "out.json"
+    assert call(*FEW, *options.split(), "--json", str(file))[::2] == (0, "")
+    written = json.loads(file.read_text())
+    assert written["config"]["num_draft_tokens"] == nodes
+    assert "--num-draft-tokens" not in written["command"]
 
 
 def test_json_of_generate(call, tmp_path):

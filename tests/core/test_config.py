@@ -98,6 +98,23 @@ def assert_names(error: InputError, name: str, value: object, allowed: str):
     assert error.allowed in str(error)
 
 
+@pytest.mark.parametrize(
+    ("setting", "nodes"),
+    [
+        (dict(), 8),
+        (dict(topk=1), 4),
+        (dict(topk=1, num_steps=0), 1),
+        (dict(topk=1, num_steps=9, verifier="block"), 10),
+        (dict(topk=2, num_steps=1), 3),  # all that there is
+        (dict(topk=4, num_steps=12), 13),  # a path to the last step
+        (dict(topk=3, num_steps=4, verifier="multi_round"), 13),
+        (dict(num_draft_tokens=None), 8),
+    ],
+)
+def test_number_of_nodes_follows_where_it_is_not_given(setting, nodes):
+    assert SpecConfig(**setting).num_draft_tokens == nodes
+
+
 @pytest.mark.parametrize(("name", "setting", "allowed"), BAD_SPECS)
 def test_bad_spec_config_names_field_value_and_what_is_allowed(name, setting, allowed):
     with pytest.raises(InputError) as caught:

@@ -69,6 +69,11 @@ def test_metrics_rows():
     assert rows["finish reason"] == "length"
 
 
+def test_a_setting_says_what_is_not_lossless():
+    assert setting(SpecConfig(penalties="relaxed")).endswith(", penalties relaxed")
+    assert setting(SpecConfig(threshold_acc=0.5)).endswith(", not lossless")
+
+
 def test_metrics_rows_of_plain_decoding():
     plain = Output("", (1, 2), (0.0, 0.0), "stop", (1,))
     rows = dict(metrics_rows(Generation((plain,), SpecConfig.plain(), seconds=1.0)))
