@@ -9,7 +9,7 @@ from rich.console import Console
 from tqdm.auto import tqdm
 
 from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.display import by_position, figure, heading, paragraph, print_table
+from specsim.core.display import by_position, figure, heading, paragraph, print_table, short_setting
 from specsim.core.engine_options import EngineOptions
 from specsim.core.metrics import LOOP_SHARE, Acceptance, is_loop
 from specsim.core.pair import Pair
@@ -33,9 +33,7 @@ class Setting:
         return self.config.topk == 1
 
     def __str__(self) -> str:
-        config = self.config
-        tree = f"tree {config.topk}/{config.num_steps}/{config.num_draft_tokens}"
-        return f"{NAMES[self.drafter]} {f'chain of {config.num_steps}' if self.is_chain else tree}"
+        return f"{NAMES[self.drafter]} {short_setting(self.config)}"
 
 
 def chain(num_drafts: int) -> SpecConfig:

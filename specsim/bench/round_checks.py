@@ -32,8 +32,10 @@ def judge_round(scene: Scene, requests: Sequence[int] = (0,), with_eager: bool =
     verify_input = output.verify_input
     verified = output.verify_output
     pools = scene.pools
-    checks = [_against_eager(scene, output)] if with_eager else []
-    checks += _trees(scene, verify_input)
+    checks = _trees(scene, verify_input)
+    if with_eager:
+        eager = with_graph(scene, "eager").round()
+        checks.append(equal("graph and eager bit for bit", tensors_of(output), tensors_of(eager)))
     checks.append(judge_verdict(
         scene.batch, verify_input, verified.target_logits, scene.engine.config, pools.token_ids, verified.verdict,
         requests, scene.engine.acceptance,
@@ -61,11 +63,6 @@ def tensors_of(state: Any, name: str = "") -> dict[str, torch.Tensor]:
         elif isinstance(value, torch.Tensor):
             found[f"{name}{each}"] = value
     return found
-
-
-def _against_eager(scene: Scene, output: RoundOutput) -> Check:
-    eager = with_graph(scene, "eager").round()
-    return equal("graph and eager bit for bit", tensors_of(output), tensors_of(eager))
 
 
 def _trees(scene: Scene, verify_input: VerifyInput) -> list[Check]:

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 
 from specsim.bench.checks import all_of, equal
-from specsim.bench.clock import replayed
+from specsim.bench.clock import launched, replayed
 from specsim.bench.contest import Contender, at_floor, contest
 from specsim.bench.host import CONSECUTIVE, SAMPLES, host_row, launches
 from specsim.bench.roofline import Ceilings, forward_floor, round_floor
@@ -136,7 +136,6 @@ def forward_row(pair: Pair, nodes: int, ceilings: Ceilings, limit: float) -> Row
     Timed from a graph of its own; the round it is part of is judged, and its logits are that round's bit for bit.
     """
     from specsim.fast.model.draft_metadata import tree_metadata
-    from specsim.fast.runtime.graph import capture
 
     steps, topk = (3, 4) if nodes <= 8 else (6, 8)
     scene = scene_of(pair, SpecConfig(topk=topk, num_steps=steps, num_draft_tokens=nodes))
@@ -157,15 +156,8 @@ def forward_row(pair: Pair, nodes: int, ceilings: Ceilings, limit: float) -> Row
         round_ = judge_round(scene)
         return all_of(round_.what, round_, equal("the round's logits, bit for bit", {"logits": found}, logits))
 
-    def work() -> None:
-        forward()
-
-    def time_it() -> Timing:
-        graph = capture(work, torch.device("cuda"))
-        return replayed(graph.replay, 30)
-
     floor = forward_floor(pair.target.config, 1, nodes, SEQ_LEN)
-    us = Contender(OURS, lambda _: forward(), judge, time_it)
+    us = Contender(OURS, lambda _: forward(), judge, lambda: launched(lambda _: forward(), 1, 30, 1))
     setting = {"requests": 1, "nodes": nodes, "L": SEQ_LEN}
     return contest("verify forward", setting, (us,), floor, ceilings, asks=at_floor("time / floor", limit))
 

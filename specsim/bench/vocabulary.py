@@ -123,12 +123,7 @@ def _topk(rows: int, vocab_size: int) -> tuple[Contender, int]:
 
 def _row(name: str, rows: int, vocab_size: int, ceilings: Ceilings, made: tuple[Contender, int]) -> Row:
     contender, copies = made
-    floor = logits_floor(rows, vocab_size)
+    floor = Floor((Part("logits", 2 * rows * vocab_size),))  # once, bf16
     asks = at_floor(f"time / floor ({SHARE:.0%} of read bandwidth)", 1 / SHARE) if rows >= MANY_ROWS else None
     notes = [IN_CACHE] if rows < MANY_ROWS else []
     return contest(name, {"rows": rows, "V": vocab_size}, (contender,), floor, ceilings, copies, asks=asks, notes=notes)
-
-
-def logits_floor(rows: int, vocab_size: int) -> Floor:
-    """The logits once, bf16."""
-    return Floor((Part("logits", 2 * rows * vocab_size),))

@@ -138,10 +138,6 @@ def _certificates(result: Result) -> str:
     )
 
 
-def _faults(result: Result) -> str:
-    return f"{result['as_named']} of {result['faults']} planted faults found by the field that names them"
-
-
 def _conformance(result: Result) -> str:
     outcomes = result["outcomes"]
     count = Counter(each["status"] for each in outcomes)
@@ -158,7 +154,7 @@ def _soak(result: Result) -> str:
 SUMMARIES: dict[str, Callable[[Result], str]] = {
     "sampling-test": _sampling_test,
     "certify": _certificates,
-    "faults": _faults,
+    "faults": lambda each: f"{each['as_named']} of {each['faults']} planted faults found by the field that names them",
     "conformance": _conformance,
     "soak": _soak,
 }

@@ -27,13 +27,6 @@ from specsim.plots.sheet import (
 )
 
 
-def _depths(parents: Sequence[int]) -> list[int]:
-    depths = [0]
-    for parent in parents[1:]:
-        depths.append(depths[parent] + 1)
-    return depths
-
-
 def _places(parents: Sequence[int]) -> list[float]:
     """Row of every node: leaves one below the other in order of a walk, a parent midway between its children."""
     children = [[node for node, parent in enumerate(parents) if parent == this] for this in range(len(parents))]
@@ -75,6 +68,8 @@ def tree(verify_input: VerifyInput, verdict: Verdict | None, decode: Decode, req
 
     decode: token ids to text. The score is the drafter's probability, or its logarithm, of the path down to the node.
     """
+    from specsim.reference.tree_links import depths_of
+
     check_round(verify_input, verdict, request, decode)
     parents = verify_input.parents[request].tolist()
     scores = verify_input.scores[request].tolist()
@@ -85,7 +80,7 @@ def tree(verify_input: VerifyInput, verdict: Verdict | None, decode: Decode, req
         tokens.append(int(verdict.predict[request * num_nodes + path[-1]]))
         parents.append(path[-1])
         path.append(num_nodes)
-    depths = _depths(parents)
+    depths = depths_of(parents)
     rows = _places(parents)
     texts = [shown(decode([token]), 14 if max(depths) <= 6 else 9) for token in tokens]
     lefts, rights = _levels(depths, texts)

@@ -23,6 +23,7 @@ from specsim.core.phases import Batch, PrefillInput, Verdict, VerifyInput
 from specsim.core.pool import KVPool
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.plots import sheet, token_tree
+from specsim.reference.tree_links import depths_of
 from specsim.serving.generation import load_engine
 from specsim.serving.requests import make_request
 from specsim.serving.scheduler import Scheduler
@@ -225,7 +226,7 @@ def test_tree_without_a_verdict_marks_nothing():
 def test_parents_stand_between_their_children(played):
     rows = token_tree._places(played.tree.parents[0].tolist())
     parents = played.tree.parents[0].tolist()
-    depths = token_tree._depths(parents)
+    depths = depths_of(parents)
     for depth in set(depths):
         level = sorted(row for row, own in zip(rows, depths, strict=True) if own == depth)
         assert all(after - before >= 1 for before, after in pairwise(level))

@@ -11,8 +11,3 @@ CASES: tuple[Case, ...] = tuple(
     for case in module.CASES
     if case.operation == operation.name
 )
-
-
-def case_of(operation: str, name: str) -> Case:
-    """Find a case by its names."""
-    return next(case for case in CASES if (case.operation, case.name) == (operation, name))

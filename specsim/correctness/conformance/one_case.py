@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from specsim.correctness.conformance.catalogue import case_of
+from specsim.correctness.conformance.catalogue import CASES
 from specsim.correctness.conformance.contract import BY_NAME
 from specsim.correctness.conformance.runner import call, function_of, load_module, write
 
@@ -17,4 +17,5 @@ if __name__ == "__main__":
     function = function_of(load_module(module), BY_NAME[operation], device)
     if function is None:
         raise LookupError(f"{module} has no function for {operation}")
-    write(call(function, case_of(operation, name), torch.device(device)), Path(file))
+    case = next(case for case in CASES if (case.operation, case.name) == (operation, name))
+    write(call(function, case, torch.device(device)), Path(file))

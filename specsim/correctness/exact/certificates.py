@@ -60,7 +60,9 @@ def certify(
     date = now()
     start = time.perf_counter()
     chosen = [each for each in VERIFIERS if verifier in (None, each.family)]
-    tasks = [*_tasks(chosen, impl, kernels), *(_controls() if verifier is None else ())]
+    tasks = list(_tasks(chosen, impl, kernels))
+    if verifier is None:
+        tasks += [_Task(each.name, "wrong", "control", each.case, each.distribution) for each in CONTROLS]
     rows = []
     inconsistent = []
     most = cache(optimum)
@@ -69,9 +71,10 @@ def certify(
             rows.append(task.certificate(most))
         except (NotConstant, TooDeep) as error:
             inconsistent.append(f"{task.verifier} ({task.impl}) on {task.case.name}: {error}")
-    left_out = tuple(sorted({case.name for each in chosen for case in _left_out(each, impl, kernels)}))
+    table = _table(impl, kernels)
+    left_out = {case.name for each in chosen for case in CASES[each.drafts] if case not in table[each.drafts]}
     seconds = time.perf_counter() - start
-    return Certificates(tuple(rows), tuple(inconsistent), left_out, seconds, date, versions(kernels))
+    return Certificates(tuple(rows), tuple(inconsistent), tuple(sorted(left_out)), seconds, date, versions(kernels))
 
 
 def _tasks(chosen: list[Verifier], impl: str, device: str) -> Iterator[_Task]:
@@ -84,11 +87,3 @@ def _tasks(chosen: list[Verifier], impl: str, device: str) -> Iterator[_Task]:
 
 def _table(impl: str, device: str) -> dict[str, tuple[Case, ...]]:
     return CASES if impl == "reference" else LAUNCHED if device == "cuda" else INTERPRETED
-
-
-def _left_out(verifier: Verifier, impl: str, device: str) -> set[Case]:
-    return set(CASES[verifier.drafts]) - set(_table(impl, device)[verifier.drafts])
-
-
-def _controls() -> Iterator[_Task]:
-    return (_Task(each.name, "wrong", "control", each.case, each.distribution) for each in CONTROLS)

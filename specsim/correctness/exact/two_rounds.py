@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from specsim.correctness.exact.distribution import ExactDistribution
 from specsim.correctness.exact.model import Case, Draw, Text, draws
-from specsim.correctness.exact.regions import Axis, Region, edges_of, regions
+from specsim.correctness.exact.regions import Region, edges_of, regions
 from specsim.correctness.exact.verifier import Given, Verifier
 
 
@@ -62,7 +62,8 @@ def _round(
         fresh = zip(draw.tokens[known + 1 :], draw.draft_NV[known:], strict=False)
         drawn = math.prod((draft_V[token] for token, draft_V in fresh), start=Fraction(1))
         axes = verifier.axes(draw)
-        within = [_within(axis, region) for axis, region in zip(axes, held.uniforms, strict=False)]
+        known_axes = zip(axes, held.uniforms, strict=False)
+        within = [regions(edges_of([axis]), *region.edges) for axis, region in known_axes]
         for part in itertools.product(*within, *axes[len(within) :]):
             uniforms = [region.points[1] for region in part]
             walked, _ = verifier.accept(given, uniforms, 0.5)
@@ -70,8 +71,3 @@ def _round(
                 path, bonus = verifier.accept(given, uniforms, last.points[1])
                 volume = math.prod((region.volume for region in (*part, last)), start=drawn)
                 yield (*draw.text(path[-1]), bonus), volume, Held(draw.tokens[1:], part)
-
-
-def _within(axis: Axis, region: Region) -> Axis:
-    """Regions of a uniform that is known to lie within another region."""
-    return regions(edges_of([axis]), *region.edges)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from specsim.core.metrics import LOOP_SHARE
+from specsim.maintain.result_tables import markdown
 from specsim.maintain.training.estimate import NEW_TOKENS
 from specsim.maintain.training.prompts import RULE
 from specsim.maintain.training.recipe import Recipe
@@ -91,35 +92,30 @@ def write_card(recipe: Recipe, folder: Path) -> str:
 def _measured(study: dict) -> str:
     """Tables of what `specsim accept` measured, and of the pair's targets."""
     size = f"{study['num_prompts']} held-out prompts, {study['max_new_tokens']} new tokens each"
+    headings = ("setting", "T", "accept length", "no loop", "accepted by position")
+    checks = [
+        (each["claim"], f"{each['measured']:.6g}", each["asked"], "yes" if each["holds"] else "**no**")
+        for each in study["checks"]
+    ]
     lines = [
         f"`specsim accept`: the reference engine on {size};",
         f"{study['num_fresh']} continuations do not loop. Accept length: mean tokens a round, bonus included.",
         "",
-        "| setting | T | accept length | no loop | accepted by position |",
-        "|---|---|---|---|---|",
-        *map(_measurement_row, study["measurements"]),
+        *markdown(headings, map(_measurement_cells, study["measurements"])),
         "",
-        "| asked of the pair | measured | asked | holds |",
-        "|---|---|---|---|",
+        *markdown(("asked of the pair", "measured", "asked", "holds"), checks),
     ]
-    checks = [(each["claim"], each["measured"], each["asked"], each["holds"]) for each in study["checks"]]
-    return "\n".join(
-        lines + [f"| {claim} | {value:.6g} | {asked} | {_yes(holds)} |" for claim, value, asked, holds in checks]
-    )
+    return "\n".join(lines)
 
 
-def _measurement_row(row: dict) -> str:
+def _measurement_cells(row: dict) -> tuple[str, ...]:
     config = row["setting"]["config"]
     everything = row["everything"]
     tree = "tree {topk}/{num_steps}/{num_draft_tokens}" if config["topk"] > 1 else "chain of {num_steps}"
     rates = ", ".join(f"{rate:.2f}" for rate in everything["accepted_by_position"])
-    lengths = f"{everything['accept_length']:.3f} | {row['fresh']['accept_length']:.3f}"
+    lengths = (f"{each['accept_length']:.3f}" for each in (everything, row["fresh"]))
     name = f"{row['setting']['drafter']}, {tree.format(**config)}"
-    return f"| {name} | {row['setting']['temperature']:g} | {lengths} | {rates} |"
-
-
-def _yes(holds: bool) -> str:
-    return "yes" if holds else "**no**"
+    return name, f"{row['setting']['temperature']:g}", *lengths, rates
 
 
 def _licence_rows(distributions: list[dict]) -> Iterator[str]:

@@ -99,8 +99,14 @@ def _is_own_code(path: Path) -> bool:
 
 def read_source(source: Source) -> list[Sketched]:
     """Read a distribution's files that are ordinary written Python, each with its sketch."""
-    texts = ((path, _read_text(source.root / path)) for path in source.paths)
-    return [Sketched(_document(source, path, text), sketch(text)) for path, text in texts if _is_wanted(text)]
+    found = []
+    for path in source.paths:
+        text = _read_text(source.root / path)
+        if _is_wanted(text):
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            document = Document(source.name, source.version, source.licence, path, digest, text)
+            found.append(Sketched(document, sketch(text)))
+    return found
 
 
 def _read_text(path: Path) -> str:
@@ -113,11 +119,6 @@ def _read_text(path: Path) -> str:
 def _is_wanted(text: str) -> bool:
     lines = text.count("\n") + 1
     return len(text) in CHARACTERS and len(text) < 80 * lines and not UNWANTED.search(text[:4000])
-
-
-def _document(source: Source, path: str, text: str) -> Document:
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return Document(source.name, source.version, source.licence, path, digest, text)
 
 
 def build_corpus(sources: Iterable[Source], heldout_one_in: int, max_bytes: int | None = None) -> Corpus:

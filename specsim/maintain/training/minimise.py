@@ -36,7 +36,8 @@ def minimise(
     start = perf_counter()
     with tqdm(total=round(seconds), desc=label, unit="s") as bar:
         while (elapsed := perf_counter() - start) < seconds:
-            _set_rates(optimizers, peak * learning_rate(elapsed / seconds))
+            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+                group["lr"] = peak * learning_rate(elapsed / seconds)
             loss = step()
             if num_steps % STEPS_A_REPORT == 0:
                 bar.set_postfix(loss=f"{loss.item():.3f}", step=num_steps)
@@ -56,8 +57,3 @@ def _optimizers(module: nn.Module, peak: float) -> list[torch.optim.Optimizer]:
         torch.optim.Muon(inside, lr=rate, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(rest, lr=rate, weight_decay=0.1, betas=(0.9, 0.95)),
     ]
-
-
-def _set_rates(optimizers: list[torch.optim.Optimizer], rate: float) -> None:
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-        group["lr"] = rate

@@ -6,7 +6,6 @@ B windows a batch · C columns (tokens) of a window · V vocabulary
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -35,11 +34,6 @@ def target_config(recipe: Recipe) -> LlamaConfig:
         bos_token_id=0,
         eos_token_id=0,
     )
-
-
-def load_tokens(path: Path, device: torch.device) -> torch.Tensor:
-    """Load an array of token ids (uint16 on disk) as int32 on `device`."""
-    return torch.from_numpy(np.load(path).astype(np.int32)).to(device)
 
 
 def sample_windows(tokens: torch.Tensor, num_windows: int, length: int) -> torch.Tensor:

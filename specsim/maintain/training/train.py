@@ -57,7 +57,8 @@ class Run:
         _write_json(path, {**noted, name: figures})
 
     def tokens(self, part: str) -> torch.Tensor:
-        return target.load_tokens(self.work / f"{part}.npy", self.device)
+        """Load the token ids of a part (uint16 on disk) as int32."""
+        return torch.from_numpy(np.load(self.work / f"{part}.npy").astype(np.int32)).to(self.device)
 
     def target(self, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
         return target.load_target(self.out / "target", self.device, dtype)

@@ -31,7 +31,9 @@ def drafter_config(fields: Fields, kind: str, target: ModelConfig) -> DrafterCon
         if fields.flag(name, default=only) != only:
             raise fields.error(name, str(only).lower())
     model = model_config(_inherit(layer, target))
-    config = _eagle3(fields, model, target) if kind == "eagle3" else _eagle(model)
+    config = DrafterConfig("eagle", model, draft_vocab_size=model.vocab_size, target_hidden_size=model.hidden_size)
+    if kind == "eagle3":
+        config = _eagle3(fields, model, target)
     _check_fit(config, target, fields.file)
     return config
 
@@ -49,10 +51,6 @@ def _inherit(layer: Fields, target: ModelConfig) -> Fields:
     inherited = {name: getattr(target, field) for name, field in names.items()}
     values = {"model_type": "llama", "num_hidden_layers": 1, **inherited, **layer.given}
     return Fields(layer.file, values, layer.read_names)
-
-
-def _eagle(model: ModelConfig) -> DrafterConfig:
-    return DrafterConfig("eagle", model, draft_vocab_size=model.vocab_size, target_hidden_size=model.hidden_size)
 
 
 def _eagle3(fields: Fields, model: ModelConfig, target: ModelConfig) -> DrafterConfig:
