@@ -1,7 +1,7 @@
 """specsim lint-report: check the figures of a benchmark's report against each other."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +20,9 @@ SHOWN = 8  # reports whose findings are all shown, beyond which they are counted
 
 
 def lint_report(
-    file: Annotated[Path, typer.Argument(help="A client's JSON, or a CSV of metric and value.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(help="A client's JSON or printed text, or a CSV of metric and value.", show_default=False)
+    ],
     output_tokens: Annotated[
         int | None, typer.Option(help="Of a request, as stated with the report.", show_default=False)
     ] = None,
@@ -31,8 +33,9 @@ def lint_report(
     from dataclasses import asdict
 
     from specsim.core.files import check_files
-    from specsim.simulator.lint import Stated, lint
+    from specsim.simulator.lint import lint
     from specsim.simulator.report import read_reports
+    from specsim.simulator.verdict import Stated
 
     for name, value in (("output_tokens", output_tokens), ("num_drafts", num_drafts)):
         if value is not None:
@@ -47,10 +50,12 @@ def lint_report(
 
 def show(reports: "Sequence[Report]", findings: "Sequence[Finding]", console: "Console") -> None:
     """Print derived figures, verdicts by identity, and the findings."""
-    from specsim.core.display import heading, print_table
+    from specsim.core.display import figure, heading, print_table
+    from specsim.simulator.lint import DERIVED, derived
 
     heading(console, "derived figures")
-    print_table(console, ("run", *_DERIVED), [(report.label, *_derived(report)) for report in reports])
+    rows = [(report.label, *map(figure, derived(report).values())) for report in reports]
+    print_table(console, ("run", *DERIVED), rows)
     counts = Counter((finding.identity, finding.verdict) for finding in findings)
     heading(console, "identities")
     rows = [(identity, verdict, f"{count:,}") for (identity, verdict), count in counts.items()]
@@ -59,20 +64,3 @@ def show(reports: "Sequence[Report]", findings: "Sequence[Finding]", console: "C
     if shown:
         heading(console, "findings")
         print_table(console, ("run", "", ""), [(each.report, each.verdict, each.says) for each in shown])
-
-
-_DERIVED = ("prompt", "output", "by times", "drafts", "under way")
-
-
-def _derived(report: "Report") -> list[str]:
-    from specsim.core.display import figure
-    from specsim.simulator import lint
-
-    measures: list[Callable[[Report], float | None]] = [
-        lint.prompt_tokens,
-        lint.output_tokens,
-        lint.decoded_tokens,
-        lint.num_drafts,
-        lint.in_flight,
-    ]
-    return [figure(measure(report)) for measure in measures]

@@ -9,6 +9,8 @@ from typing import Any
 from specsim.core.errors import InputError, require
 from specsim.core.files import parse_json_lines, read_text
 from specsim.simulator.bounds import is_number
+from specsim.simulator.request_details import RequestDetails, read_details
+from specsim.simulator.rounded import Rounded
 
 LATENCIES = ("TTFT", "TPOT", "ITL", "E2E Latency")
 STATISTICS = ("Mean", "Median", "P99")
@@ -52,6 +54,17 @@ class Report:
     output_tokens: int | None = None  # total
     rates_by_position: tuple[float, ...] = ()  # unconditional acceptance
     rate: float | None = None  # requests/s that the client was set to, None also for no limit
+    num_rounds: int | None = None  # rounds that drafted
+    num_drafts: int | None = None  # proposed
+    num_accepted_drafts: int | None = None
+    mean_in_flight: float | None = None  # requests under way on average, as the client measured
+    details: RequestDetails | None = None
+    rounding: float = 0.0  # half of the last printed place of figures, duration, rates in percent; 0: more places
+
+    def figure(self, name: str) -> Rounded | None:
+        """A figure with all numbers that are printed so."""
+        value = self.figures.get(name)
+        return None if value is None else Rounded.of(value, self.rounding)
 
 
 def read_results(path: Path) -> list[Report]:
@@ -92,6 +105,11 @@ def _report(value: Any, place: str, run: int) -> Report:
         output_tokens=output_tokens,
         rates_by_position=tuple(map(float, rates)),
         rate=_limit(value, "request_rate", place),
+        num_rounds=_count(value, "spec_decode_num_drafts", place),
+        num_drafts=_count(value, "spec_decode_draft_tokens", place),
+        num_accepted_drafts=_count(value, "spec_decode_accepted_tokens", place),
+        mean_in_flight=None if value.get("concurrency") is None else _number(value, "concurrency", place),
+        details=read_details(value, place),
     )
 
 
@@ -99,6 +117,10 @@ def _limit(value: Mapping, name: str, place: str) -> float | None:
     """An option of the client: null, `inf` (a number or a text) and `trace` are no limit."""
     given = value.get(name)
     return None if given in (None, "inf", "trace", math.inf) else _number(value, name, place)
+
+
+def _count(value: Mapping, name: str, place: str) -> int | None:
+    return None if value.get(name) is None else int(_number(value, name, place))
 
 
 def _number(value: Mapping, name: str, place: str) -> float:

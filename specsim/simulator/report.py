@@ -1,4 +1,4 @@
-"""Reports of benchmarks: results that clients write, or published tables with a metric and a value in each row."""
+"""Reports of benchmarks: what clients write or print, or published tables with a metric and a value in each row."""
 
 import csv
 import math
@@ -9,16 +9,19 @@ from pathlib import Path
 from specsim.core.errors import InputError, require
 from specsim.core.files import read_text
 from specsim.simulator.measurement import METRICS, Report, read_results
+from specsim.simulator.printed_report import is_printed, read_printed
 
 
 def read_reports(path: Path) -> list[Report]:
-    """Read the reports in a file: a CSV with columns metric and value, or a result of vLLM's or SGLang's client.
+    """Read the reports in a file: a CSV with columns metric and value, or what vLLM's or SGLang's client writes.
 
-    The other columns of a CSV name the run; `concurrency` is read. InputError for any other file.
+    That is its JSON, or the text that it prints, also within a log. The other columns of a CSV name the run;
+    `concurrency` is read. InputError for any other file.
     """
+    text = read_text(path, "file", "a UTF-8 file that can be read")
     if path.suffix.lower() == ".csv":
-        return _table(read_text(path, "file", "a UTF-8 file that can be read"), path)
-    return read_results(path)
+        return _table(text, path)
+    return read_printed(text, str(path)) if is_printed(text) else read_results(path)
 
 
 def _table(text: str, path: Path) -> list[Report]:
