@@ -29,10 +29,16 @@ class Workers(ProcessPoolExecutor):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Wait for the calls, or after an error or an interrupt for none of them."""
-        if kind is not None:
-            for process in list((self._processes or {}).values()):
-                process.terminate()
-        self.shutdown(cancel_futures=kind is not None)
+        if kind is None:
+            self.shutdown()
+            return
+        processes = list((self._processes or {}).values())
+        # Before they end: its thread fails all futures but those that it knows to be cancelled.
+        self.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join()
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.context import SpawnProcess
 from operator import add
 
 import pytest
@@ -70,6 +71,30 @@ def test_an_error_ends_the_others():
 
     begun = time.monotonic()
     with pytest.raises(ZeroDivisionError):
+        fail()
+    assert time.monotonic() - begun < 45
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_calls_cancelled_before_an_error_end_quietly(error, monkeypatch):
+    """No thread of the executor fails, which pytest would tell, however soon it sees that a process has ended."""
+    terminate = SpawnProcess.terminate
+
+    def end(process: SpawnProcess) -> None:
+        terminate(process)
+        time.sleep(0.3)
+
+    def fail() -> None:
+        with Workers(1) as workers:
+            calls = [workers.submit(os.getpid), *(workers.submit(time.sleep, 90) for _ in range(4))]
+            calls[0].result()
+            for call in calls:
+                call.cancel()
+            raise error
+
+    monkeypatch.setattr(SpawnProcess, "terminate", end)
+    begun = time.monotonic()
+    with pytest.raises(error):
         fail()
     assert time.monotonic() - begun < 45
 
