@@ -6,7 +6,8 @@ import typer
 
 from specsim.cli import options
 from specsim.cli.option_groups import flat, with_groups
-from specsim.cli.server_options import LoadGroup, Seed, ServerGroup, cell
+from specsim.cli.server_options import LoadGroup, Seed, ServerGroup, acceptance, cell
+from specsim.core.errors import require_int
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,56 +24,165 @@ def plan(
     load: LoadGroup,
     page_size: options.PageSize = 16,
     seed: Seed = 0,
-    objective: Annotated[str, typer.Option(help="Figure to optimise.", metavar="throughput|latency")] = "throughput",
+    replicates: Annotated[int, typer.Option(help="Runs of each setting, on other requests each.")] = 8,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            help="Figure to optimise.", metavar="throughput|latency", show_default="throughput; latency with --rate"
+        ),
+    ] = None,
     policies: Annotated[bool, typer.Option("--policies", help="Compare policies, too.")] = False,
     draft: Annotated[str, typer.Option(help="Drafter's name in the flags.")] = "DRAFT_MODEL",
     json_file: options.JsonFile = None,
 ) -> None:
     """Find the best setting for a model, GPUs and a load, and print its flags."""
     given = flat(locals())
+    from tqdm.auto import tqdm
+
     from specsim.core.files import check_files
+    from specsim.simulator.candidates import candidates
     from specsim.simulator.plan import plan as make
     from specsim.simulator.plan import policies as choose
 
     check_files({"accept": load.accept}, json=json_file)
-    found = make(cell(given), objective)
-    compared = choose(found.cell, found.crossover or load.max_running) if policies else {}
-    value = found.to_json(draft) | {"policies": compared}
-    options.report(lambda console: show(found, compared, draft, console), value, json_file)
+    planned = cell(given)
+    configs = candidates(planned)
+    with tqdm(total=len(configs) * require_int("replicates", replicates), unit="run", disable=None) as bar:
+        found = make(planned, objective, configs, replicates, bar.update)
+    compared = choose(planned, found.crossover or load.max_running) if policies else {}
+
+    def print_all(console: "Console") -> None:
+        show(found, draft, acceptance(given, planned), console)
+        if compared:
+            show_policies(compared, console)
+
+    options.report(print_all, found.to_json(draft) | {"policies": compared}, json_file)
 
 
-def show(found: "Plan", compared: dict[str, dict[str, float]], draft: str, console: "Console") -> None:
-    """Print the candidates with their regret, the choice by batch size, flags, and metrics of the compared policies."""
-    from specsim.core.display import figure, heading, paragraph, print_table, short_setting
-    from specsim.simulator.plan import sglang_flags, vllm_flags
+def show(found: "Plan", draft: str, acceptance: str, console: "Console") -> None:
+    """Print the candidates, the choice by batch size, and flags; acceptance: a sentence on what was assumed of it."""
+    from specsim.core.display import heading, paragraph, short_setting
+    from specsim.simulator.flags import sglang_flags, vllm_flags
 
     load = found.cell
     arrivals = f"{load.concurrency} clients" if load.rate is None else f"{load.rate:g} requests a second"
     where = f"{load.model} on {load.tensor_parallel} × {load.hardware}, {arrivals}"
     heading(console, f"{where}: best for {found.objective}")
-    names = ("Output Throughput (tok/s)", "Mean TTFT (ms)", "Mean TPOT (ms)", "P99 ITL (ms)")
+    show_candidates(found, console)
+    for text in (_method(found), acceptance):
+        console.print()
+        paragraph(console, text)
+    show_limits(found, console)
+    heading(console, "by batch size")
+    show_batches(found, console)
+    heading(console, f"SGLang: {short_setting(found.best.config)}")
+    console.print(sglang_flags(load, found.best.config, draft), soft_wrap=True)
+    if found.best_chain is not None:
+        heading(console, f"vLLM (chains only): {short_setting(found.best_chain.config)}")
+        console.print(vllm_flags(load, found.best_chain.config, draft), soft_wrap=True)
+
+
+def show_candidates(found: "Plan", console: "Console") -> None:
+    """Print the best candidates with their regret."""
+    from specsim.core.display import figure, paragraph, print_table, short_setting
+
+    names = ("Mean TTFT (ms)", "Mean TPOT (ms)", "P99 ITL (ms)")
     rows = [
         (
             short_setting(each.config),
             figure(each.accept_length),
-            *(figure(each.metrics[name], 0 if "tok/s" in name else 2) for name in names),
-            f"{each.regret:.1%}",
+            figure(each.metrics["Output Throughput (tok/s)"], 0),
+            f"{found.over_plain(each):.2f} ×" if found.plain else "-",
+            *(figure(each.metrics[name]) for name in names),
+            f"{each.regret:.1%}" + ("" if each.spread is None else f" ± {each.spread:.1%}"),
         )
         for each in found.candidates[:SHOWN]
     ]
-    print_table(console, ("setting", "accepts", "tok/s", "TTFT ms", "TPOT ms", "P99 ITL ms", "regret"), rows)
+    headings = ("setting", "accepts", "tok/s", "over plain", "TTFT ms", "TPOT ms", "P99 ITL ms", "regret")
+    print_table(console, headings, rows)
     if len(found.candidates) > SHOWN:
         paragraph(console, f"and {len(found.candidates) - SHOWN} more, none of them better.")
-    heading(console, "by batch size")
-    rows = [(str(each.batch), short_setting(each.config), f"{each.speedup:.2f} ×") for each in found.by_batch]
-    print_table(console, ("requests", "setting", "over plain"), rows)
-    heading(console, "SGLang")
-    console.print(sglang_flags(load, found.best.config, draft), soft_wrap=True)
-    if found.best_chain is not None:
-        heading(console, "vLLM (chains)")
-        console.print(vllm_flags(load, found.best_chain.config, draft), soft_wrap=True)
-    if compared:
-        names = ("Output Throughput (tok/s)", "Mean E2E Latency (ms)", "P99 ITL (ms)")
-        heading(console, "policies that choose a chain for every round, on equal traces")
-        rows = [(name, *(figure(metrics[each], 1) for each in names)) for name, metrics in compared.items()]
-        print_table(console, ("policy", "tok/s", "E2E ms", "P99 ITL ms"), rows)
+
+
+def _method(found: "Plan") -> str:
+    """Say what the figures of the candidates are."""
+    from specsim.simulator.replicates import CHANCE, CONFIDENCE, EQUAL
+    from specsim.simulator.speedup_range import calibration
+
+    loss = (
+        "time for the same tokens over that of the quickest setting"
+        if found.objective == "throughput"
+        else "mean latency over the lowest of all"
+    )
+    spread = f", ± its {CONFIDENCE:.0%} confidence interval" if found.replicates > 1 else ""
+    schedule = found.cell.plain_schedule
+    plain = f" Plain decoding runs under schedule {schedule}." if schedule not in (None, found.cell.schedule) else ""
+    words = calibration(found.cell.serving(found.cell.option(found.best.config)))
+    requests = f"{found.replicates} × {found.cell.requests:,} requests"
+    return (
+        f"{words[0].upper()}{words[1:]}: means of {requests}, the same for every "
+        f"setting.{plain} Regret: additional {loss}{spread}. Settings within {EQUAL:.0%}, or within that interval and "
+        f"{CHANCE:.0%}, count as equal and come first, the cheapest (fewest draft tokens, then steps) at the top."
+    )
+
+
+def show_limits(found: "Plan", console: "Console") -> None:
+    """Say which settings were not tried though the best one may be among them."""
+    from specsim.core.display import paragraph
+    from specsim.simulator.candidates import takes_trees
+
+    if not takes_trees(found.cell):
+        console.print()
+        paragraph(console, "No trees were tried: engines take them for latent attention with --page-size 1 only.")
+    if not found.limits:
+        return
+    names = {"topk": "topk", "num_steps": "steps", "num_draft_tokens": "draft tokens"}
+    best = found.best.config
+    most = ", ".join(f"{names[name]} {value}" for name, value in found.limits.items())
+    varied = [f"--vary {name}={value},{value + 1},{2 * value}" for name, value in found.limits.items()]
+    fixed = [f"--{name.replace('_', '-')} {getattr(best, name)}" for name in names if name not in found.limits]
+    console.print()
+    paragraph(
+        console,
+        f"The best setting lies on the edge of what was tried ({most}): more may be better. Deeper drafts need their "
+        "acceptance (--accept-rates for chains, --accept), wider trees more ranks (--accept). Try with the same load:",
+    )
+    command = ["specsim sweep --out cells.sqlite", *varied, *(fixed if best.topk > 1 else [])]
+    console.print(" ".join(command), soft_wrap=True)
+
+
+def show_batches(found: "Plan", console: "Console") -> None:
+    """Print the best setting for servers that always hold equally many requests."""
+    from specsim.core.display import figure, paragraph, print_table, short_setting
+    from specsim.simulator.fitted import fitted_servers
+
+    rows = [
+        (
+            str(each.batch),
+            short_setting(each.config),
+            figure(each.tokens_per_s, 0),
+            f"{each.speedup:.2f} ×",
+            f"{each.span[0]:.2f} to {each.span[1]:.2f}",
+            "simulated, as above" if each.is_simulated else "computed",
+        )
+        for each in found.by_batch
+    ]
+    print_table(console, ("requests", "setting", "tok/s", "over plain", "range", ""), rows)
+    tables = ", ".join(dict.fromkeys(server.table for server in fitted_servers()))
+    console.print()
+    paragraph(
+        console,
+        "Computed: a server that always holds so many requests of mean length, the next for each that ends; like the "
+        "simulation with its prompts, without the run's beginning and end. Range: under the parameters of the "
+        f"{len(fitted_servers())} servers that published tables determine ({tables}).",
+    )
+
+
+def show_policies(compared: dict[str, dict[str, float]], console: "Console") -> None:
+    """Print the metrics of policies that choose a chain for every round."""
+    from specsim.core.display import figure, heading, print_table
+
+    names = ("Output Throughput (tok/s)", "Mean E2E Latency (ms)", "P99 ITL (ms)")
+    heading(console, "policies that choose a chain for every round, on equal traces")
+    rows = [(name, *(figure(metrics[each], 1) for each in names)) for name, metrics in compared.items()]
+    print_table(console, ("policy", "tok/s", "E2E ms", "P99 ITL ms"), rows)

@@ -1,6 +1,6 @@
 """Options of the simulated server and its load, and the cell that those of plan and sweep stand for."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specsim.cli import options
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 
 if TYPE_CHECKING:
+    from specsim.simulator import Efficiency as SimulatedEfficiency
     from specsim.simulator.cell import Cell
 
 Model = Annotated[str, typer.Option(help="Shipped name, its hub id, or config.json.")]
@@ -19,7 +20,7 @@ TensorParallel = Annotated[int, typer.Option(help="GPUs that share the model.")]
 DraftVocab = Annotated[int, typer.Option(help="Tokens that eagle3 knows.")]
 Requests = Annotated[int, typer.Option(help="Number of requests.")]
 Rate = Annotated[float | None, typer.Option(help="Requests a second that come by themselves.", show_default="clients")]
-_Length = Annotated[str, typer.Option(help="Of a request, or from A to B.", metavar="N|A-B")]
+Length = Annotated[str, typer.Option(help="Of a request, or from A to B.", metavar="N|A-B")]
 Schedule = Annotated[str, typer.Option(help="When results are read.", metavar="sync|overlap")]
 Prefill = Annotated[
     str,
@@ -28,7 +29,12 @@ Prefill = Annotated[
 ChunkTokens = Annotated[int, typer.Option(help="Most prompt tokens a step.")]
 MaxRunning = Annotated[int, typer.Option(help="Most requests with a place.")]
 MemoryShare = Annotated[float, typer.Option(help="Of GPU memory, for weights and KV.")]
+Efficiency = Annotated[
+    list[str] | None, typer.Option(help="Such as bandwidth=0.7; see its docstring.", metavar="NAME=NUMBER")
+]
 Seed = Annotated[int, typer.Option(help="Names all uniforms, 0 to 2^64 - 1.")]
+PROMPTS = "256-768"  # spread: requests of equal length march in step, and their prompts come all at once
+OUTPUTS = "128-384"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,7 @@ class LoadGroup:
 
     accept: Annotated[
         Path | None,
-        typer.Option(help="Shares accepted by depth and rank (predict --json).", show_default="0.7 of each next draft"),
+        typer.Option(help="Shares accepted by depth and rank (predict --json).", show_default="published ones"),
     ] = None
     accept_rates: Annotated[
         str | None,
@@ -59,20 +65,28 @@ class LoadGroup:
         int | None, typer.Option(help="Clients, each with one request at a time.", show_default="16")
     ] = None
     rate: Rate = None
-    prompt_tokens: _Length = "512"
-    output_tokens: _Length = "256"
+    prompt_tokens: Length = PROMPTS
+    output_tokens: Length = OUTPUTS
     schedule: Schedule = "overlap"
+    plain_schedule: Annotated[
+        str | None,
+        typer.Option(help="The same of plain decoding.", metavar="sync|overlap", show_default="as with drafts"),
+    ] = None
     prefill: Prefill = "mixed"
     chunk_tokens: ChunkTokens = 8192
     max_running: MaxRunning = 256
     memory_share: MemoryShare = 0.9
+    efficiency: Efficiency = None
 
 
 def cell(given: dict[str, Any]) -> "Cell":
     """The cell of the options of its fields' names."""
     from specsim.simulator.cell import Cell, chain_shares, read_shares
+    from specsim.simulator.published_acceptance import published_acceptance
 
     values = {field.name: given[field.name] for field in fields(Cell) if given.get(field.name) is not None}
+    values["efficiency"] = efficiency(given["efficiency"] or [])
+    values["shares"] = published_acceptance(given["drafter"], given["model"]).shares
     check_one_load(given)
     for name in ("prompt_tokens", "output_tokens"):
         values[name] = length(name, values[name])
@@ -83,6 +97,40 @@ def cell(given: dict[str, Any]) -> "Cell":
     if given["accept_rates"] is not None:
         values["shares"] = chain_shares(options.accepted_shares(given["accept_rates"]))
     return Cell(**values)
+
+
+def acceptance(given: Mapping[str, Any], cell: "Cell") -> str:
+    """Tell the cell's probabilities of acceptance, and where these options have them from, in a sentence."""
+    from specsim.simulator.published_acceptance import RANKS_SOURCE, published_acceptance
+
+    if given["accept"] is not None:
+        source = "given by --accept"
+    elif given["accept_rates"] is not None:
+        source = "given by --accept-rates, which say nothing of second-best drafts: trees need --accept"
+    else:
+        found = published_acceptance(given["drafter"], given["model"])
+        source = (
+            f"assumed, as published for {found.pair} ({found.source}; those beyond {len(found.rates)} go on as the "
+            f"last; second-best drafts as in {RANKS_SOURCE}); for another pair give --accept or --accept-rates"
+        )
+    best = " ".join(f"{row[0]:.2f}" for row in cell.shares)
+    return f"Acceptance of the best draft at depth 1, 2, ...: {best}, {source}."
+
+
+def efficiency(assignments: Sequence[str]) -> "SimulatedEfficiency":
+    """Make the efficiency with these values of its fields, each NAME=NUMBER."""
+    from specsim.simulator.efficiency import Efficiency
+
+    known = {field.name for field in fields(Efficiency)}
+    values = {}
+    for assignment in assignments:
+        name, _, number = assignment.partition("=")
+        try:
+            values[name] = float(number)
+        except ValueError:
+            name = ""
+        require(name in known, "efficiency", assignment, f"NAME=NUMBER with one of {', '.join(sorted(known))}")
+    return Efficiency(**values)
 
 
 def check_one_load(given: Mapping[str, Any]) -> None:
@@ -101,4 +149,4 @@ def length(name: str, text: str) -> int | tuple[int, int]:
         most = []
     if len(most) > 1 or least < 1:
         raise InputError(name, text, "a number of tokens such as 512, or two with a dash between them: 64-512")
-    return (least, most[0]) if most else least
+    return (least, most[0]) if most and most[0] != least else least

@@ -16,7 +16,6 @@ from specsim.core.errors import InputError, require, require_choice
 
 if TYPE_CHECKING:
     from specsim.simulator.acceptance import PerPosition
-    from specsim.simulator.efficiency import Efficiency
     from specsim.simulator.scenario import Scenario
 
 CLIENTS = 64
@@ -42,8 +41,8 @@ def simulate(
         str, typer.Option(help="Share of rounds that accept 1, 2, … drafts.", metavar="R1,R2,...")
     ] = RATES,
     requests: cell.Requests = 1000,
-    prompt_tokens: Annotated[int, typer.Option(help="Of each request.")] = 512,
-    output_tokens: Annotated[int, typer.Option(help="Of each request.")] = 128,
+    prompt_tokens: cell.Length = cell.PROMPTS,
+    output_tokens: cell.Length = "64-192",
     concurrency: Annotated[int | None, typer.Option(help="Clients, one request each.", show_default="64")] = None,
     rate: cell.Rate = None,
     workload: Annotated[Path | None, typer.Option(help="Requests as JSON lines instead.", show_default=False)] = None,
@@ -52,9 +51,7 @@ def simulate(
     max_running: cell.MaxRunning = 256,
     chunk_tokens: cell.ChunkTokens = 8192,
     memory_share: cell.MemoryShare = 0.9,
-    efficiency: Annotated[
-        list[str] | None, typer.Option(help="Such as bandwidth=0.7; see its docstring.", metavar="NAME=NUMBER")
-    ] = None,
+    efficiency: cell.Efficiency = None,
     seed: cell.Seed = 0,
     json_file: options.JsonFile = None,
     plot: Annotated[
@@ -103,6 +100,9 @@ def _scenario(given: dict[str, Any]) -> "Scenario":
     if given["workload"] is not None:
         _check_default(("requests", "prompt_tokens", "output_tokens"), given, "with a workload")
     values = {field.name: given[field.name] for field in fields(Cell) if field.name in given}
+    values["efficiency"] = cell.efficiency(given["efficiency"] or [])
+    for name in ("prompt_tokens", "output_tokens"):
+        values[name] = cell.length(name, values[name])
     if given["concurrency"] is None:
         values["concurrency"] = CLIENTS
     if given["drafter"] == "none":
@@ -113,7 +113,7 @@ def _scenario(given: dict[str, Any]) -> "Scenario":
         option = Option(options.pick(SpecConfig, given), _acceptance(given))
     scenario = Cell(**values).serving(option)
     work = scenario.workload if given["workload"] is None else read_workload(given["workload"])
-    return replace(scenario, workload=work, efficiency=_efficiency(given["efficiency"] or []))
+    return replace(scenario, workload=work)
 
 
 def _acceptance(given: dict[str, Any]) -> "PerPosition":
@@ -128,18 +128,3 @@ def _acceptance(given: dict[str, Any]) -> "PerPosition":
         return PerPosition(rates[:steps])
     except InputError as error:
         raise InputError("accept_rates", text, error.allowed) from error
-
-
-def _efficiency(assignments: list[str]) -> "Efficiency":
-    from specsim.simulator.efficiency import Efficiency
-
-    known = {field.name for field in fields(Efficiency)}
-    values = {}
-    for assignment in assignments:
-        name, _, number = assignment.partition("=")
-        try:
-            values[name] = float(number)
-        except ValueError:
-            name = ""
-        require(name in known, "efficiency", assignment, f"NAME=NUMBER with one of {', '.join(sorted(known))}")
-    return Efficiency(**values)

@@ -114,7 +114,7 @@ def _varied(assignments: list[str]) -> dict[str, list[Any]]:
     from specsim.simulator.bounds import is_number
     from specsim.simulator.sweep import FIELDS
 
-    allowed = ("accept_rate", *(each for each in FIELDS if each != "shares"))
+    allowed = ("accept_rate", *(each for each in FIELDS if each not in ("shares", "efficiency")))
     varied: dict[str, list[Any]] = {}
     for assignment in assignments:
         name, _, text = assignment.partition("=")

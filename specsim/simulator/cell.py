@@ -1,25 +1,28 @@
 """A cell of a plan or a sweep: one server under one load in plain values, which a file can hold."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
 from specsim.core.config import SpecConfig
-from specsim.core.errors import InputError, require, require_int
+from specsim.core.errors import InputError, require, require_choice, require_int
 from specsim.core.files import read_json
 from specsim.simulator.bounds import count, is_number, probability
+from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import hardware
 from specsim.simulator.model import drafter, model
 from specsim.simulator.option import Option
+from specsim.simulator.published_acceptance import DEFAULT
 from specsim.simulator.rank_by_depth import rank_by_depth
 from specsim.simulator.results import Run
 from specsim.simulator.scenario import Scenario
 from specsim.simulator.workload import Length, Workload, closed_loop, poisson
 
 Shares = tuple[tuple[float, ...], ...]
-EVEN = ((0.7,),) * 6
+SCHEDULES = ("sync", "overlap")
+_SAYS = {"num_steps": "depth", "topk": "rank"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +38,20 @@ class Cell:
     num_steps: int = 3  # 0: plain decoding
     num_draft_tokens: int | None = None  # None: the whole chain
     page_size: int = 16
-    shares: Shares = EVEN  # probability of acceptance by depth and rank (simulator.rank_by_depth)
+    shares: Shares = DEFAULT.shares  # probability of acceptance by depth and rank (simulator.rank_by_depth)
     requests: int = 256
     concurrency: int = 16  # clients of a closed loop, unless there is a rate
     rate: float | None = None  # requests/s
-    prompt_tokens: Length = 512
-    output_tokens: Length = 256
+    # Requests of equal length march in step: their prompts come together, again and again.
+    prompt_tokens: Length = (256, 768)
+    output_tokens: Length = (128, 384)
     schedule: str = "overlap"
+    plain_schedule: str | None = None  # of plain decoding, None for that of speculation
     prefill: str = "mixed"
     chunk_tokens: int | None = 8192
     max_running: int = 256
     memory_share: float = 0.9
+    efficiency: Efficiency = field(default_factory=Efficiency)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -78,14 +84,25 @@ class Cell:
         require_int("draft_vocab", self.draft_vocab)
         target = model(self.model)
         head = drafter(self.drafter, target, self.draft_vocab if self.drafter == "eagle3" else None)
-        same = ("tensor_parallel", "schedule", "prefill", "max_running", "chunk_tokens", "memory_share", "seed")
-        settings = {name: getattr(self, name) for name in same}
+        same = ("tensor_parallel", "prefill", "max_running", "chunk_tokens", "memory_share", "efficiency", "seed")
+        settings: dict[str, Any] = {name: getattr(self, name) for name in same}
+        settings["schedule"] = self._schedule(option)
         return Scenario(target, hardware(self.hardware), head, option, self.workload, **settings)
+
+    def _schedule(self, option: Option) -> Any:
+        """The schedule with this setting, which CostModel checks."""
+        if self.plain_schedule is None:
+            return self.schedule
+        require_choice("plain_schedule", self.plain_schedule, SCHEDULES)
+        return self.plain_schedule if option.config.is_plain else self.schedule
 
     def option(self, config: SpecConfig) -> Option:
         """A setting with the acceptance that follows from the shares."""
         if config.is_plain:
             return Option.plain(config.page_size)
+        for name, most in (("num_steps", len(self.shares)), ("topk", min(map(len, self.shares)))):
+            allowed = f"at most {most}: shares say no more of the acceptance by {_SAYS[name]}"
+            require(getattr(config, name) <= most, name, getattr(config, name), allowed)
         return Option(config, rank_by_depth(self.shares, config))
 
     def run(self) -> Run:
@@ -98,11 +115,12 @@ class Cell:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Cell":
         """The cell of a value that to_json made, read back from JSON."""
-        lengths: dict[str, Any] = {
+        made: dict[str, Any] = {
             name: tuple(value[name]) if isinstance(value[name], list) else value[name]
             for name in ("prompt_tokens", "output_tokens")
         }
-        return cls(**value | lengths)
+        made["efficiency"] = Efficiency(**value["efficiency"])
+        return cls(**value | made)
 
     def with_values(self, **values: Any) -> "Cell":
         """The same cell but for some fields; InputError for an unknown field."""
@@ -114,7 +132,8 @@ class Cell:
 _KINDS: dict[str, Any] = {
     each.name: get_args(each.type) or (each.type,)
     for each in fields(Cell)
-    if each.name not in ("shares", "prompt_tokens", "output_tokens")  # which _shares and workloads look at
+    # These are checked by _shares, workloads and Efficiency itself.
+    if each.name not in ("shares", "prompt_tokens", "output_tokens", "efficiency")
 }
 
 
@@ -130,9 +149,12 @@ def _checked(name: str, value: object, kinds: tuple[type, ...]) -> Any:
 
 def _shares(rows: Any) -> Shares:
     try:
-        return tuple(tuple(probability("shares", share) for share in row) for row in rows)
+        shares = tuple(tuple(probability("shares", share) for share in row) for row in rows)
     except TypeError as error:
         raise InputError("shares", rows, "rows of numbers") from error
+    allowed = "a row for each depth, at least one, with a number for each rank"
+    require(shares and all(shares), "shares", rows, allowed)
+    return shares
 
 
 def chain_shares(rates: Sequence[float]) -> Shares:
@@ -145,9 +167,9 @@ def chain_shares(rates: Sequence[float]) -> Shares:
 
 def read_shares(path: Path | str) -> Shares:
     """Read the `shares` of a JSON file, as `specsim predict --json` writes them: a row per depth, a number per rank."""
-    value = read_json(Path(path), "accept", "a JSON object with `shares`, rows of numbers")
+    allowed = "a JSON object with `shares`, a row for each depth, of a number from 0 to 1 for each rank"
+    value = read_json(Path(path), "accept", allowed)
     try:
-        rows: Any = value["shares"]
-        return tuple(tuple(float(share) for share in row) for row in rows)
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise InputError("accept", str(path), "a JSON object with `shares`, rows of numbers") from error
+        return _shares(value["shares"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError("accept", str(path), allowed) from error

@@ -7,7 +7,7 @@ import numpy as np
 
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require
-from specsim.simulator.acceptance import Acceptance, Distribution, PerPosition, accept_length
+from specsim.simulator.acceptance import Acceptance, Distribution, PerPosition
 
 
 class Cost(Protocol):
@@ -32,11 +32,16 @@ class Option:
         require(self.acceptance.num_steps >= self.config.num_steps, "acceptance", self.acceptance.num_steps, allowed)
 
     @property
-    def accept_length(self) -> float:
-        """Mean tokens of a round, bonus included; InputError for acceptance without a closed form."""
+    def rates(self) -> np.ndarray:
+        """Share of rounds that accept at least 1, 2, ... drafts; InputError for acceptance without a closed form."""
         if not isinstance(self.acceptance, Distribution):
             raise InputError("acceptance", self.acceptance, "a distribution with a closed form")
-        return accept_length(self.acceptance, self.config.num_steps)
+        return self.acceptance.rates(self.config.num_steps)
+
+    @property
+    def accept_length(self) -> float:
+        """Mean tokens of a round, bonus included; InputError as for rates."""
+        return 1.0 + float(np.sum(self.rates))
 
     @classmethod
     def plain(cls, page_size: int = 16) -> "Option":

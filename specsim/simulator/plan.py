@@ -1,45 +1,64 @@
-"""The best setting for a model, hardware and load: simulated for all candidates, computed by batch size."""
+"""The best setting for a model, hardware and load: simulated under the load, computed for other batch sizes."""
 
-import json
-import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from specsim.core.config import SpecConfig
-from specsim.core.errors import require, require_choice
+from specsim.core.errors import InputError, require, require_choice, require_int
+from specsim.simulator.candidates import candidates, limits_reached
 from specsim.simulator.cell import Cell
+from specsim.simulator.fitted import fitted_servers
+from specsim.simulator.flags import sglang_flags, vllm_flags
 from specsim.simulator.option import Option
 from specsim.simulator.policy import compare
+from specsim.simulator.replicates import EQUAL, REPLICATES, Metrics, Replicated, cheapness, run_replicates
 from specsim.simulator.scenario import Scenario
+from specsim.simulator.speedup_range import with_parameters
+from specsim.simulator.steady import SteadyBatch
 
-_TREES = ((2, 2), (2, 3), (3, 3), (4, 3), (4, 5), (8, 3), (8, 5))
-_SIZES = (4, 8, 16, 32, 64)
-OBJECTIVES = {"throughput": "Output Throughput (tok/s)", "latency": "Mean E2E Latency (ms)"}
+THROUGHPUT = "Output Throughput (tok/s)"
+OBJECTIVES = {"throughput": THROUGHPUT, "latency": "Mean E2E Latency (ms)"}
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A setting with its simulated metrics."""
+    """A setting with its simulated metrics, means over its runs."""
 
     config: SpecConfig
     accept_length: float  # closed form
     metrics: dict[str, float]
-    regret: float  # relative loss of the objective against the best setting
+    # How much longer the same tokens take than with the setting that needs least (throughput), or how much higher the
+    # mean latency is than the lowest (latency), on the same requests: 0.05 is 5 %.
+    regret: float
+    spread: float | None  # half the width of the regret's 95 % confidence interval; None with a single run
+    is_equal: bool  # as good as any: its regret is within the spread, or too small to count (replicates.EQUAL)
+
+    @classmethod
+    def of(cls, runs: Replicated) -> "Candidate":
+        option = runs.option
+        return cls(option.config, option.accept_length, runs.metrics, runs.regret, runs.spread, runs.is_equal)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchChoice:
-    """The best setting of a round of `batch` requests."""
+    """The best setting of a server that always holds `batch` requests."""
 
     batch: int
     config: SpecConfig
-    tokens_per_s: float
+    tokens_per_s: float  # prompts included
     plain_tokens_per_s: float  # of plain decoding
+    speedups: tuple[float, ...]  # over plain decoding, computed under the parameters of every fitted server
+    is_simulated: bool  # it is the plan's own load
 
     @property
     def speedup(self) -> float:
         return self.tokens_per_s / self.plain_tokens_per_s
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """Lowest and highest speed-up, its own and those of fitted servers."""
+        return min(self.speedup, *self.speedups), max(self.speedup, *self.speedups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +67,39 @@ class Plan:
 
     cell: Cell
     objective: str
-    candidates: tuple[Candidate, ...]  # best first
+    replicates: int  # runs of a setting, of as many requests each
+    candidates: tuple[Candidate, ...]  # equal ones first, the cheapest of them at the head, then by regret
     by_batch: tuple[BatchChoice, ...]  # batches of 1, 2, 4, ... requests
 
     @property
     def best(self) -> Candidate:
+        """The cheapest setting, by draft tokens and steps, of those that are equal."""
         return self.candidates[0]
 
     @property
     def best_chain(self) -> Candidate | None:
-        """Best of the candidates that every engine supports; None if all are trees."""
-        return next((each for each in self.candidates if each.config.topk == 1), None)
+        """The cheapest of the best candidates that every engine supports; None if all are trees."""
+        chains = [each for each in self.candidates if each.config.topk == 1]
+        least = 1 + min((each.regret for each in chains), default=0.0)
+        equal = [each for each in chains if each.is_equal or (1 + each.regret) / least - 1 <= EQUAL]
+        return min(equal, key=lambda each: cheapness(each.config), default=None)
+
+    @property
+    def plain(self) -> Candidate | None:
+        """Plain decoding; None if it was not tried."""
+        return next((each for each in self.candidates if each.config.is_plain), None)
+
+    def over_plain(self, row: Candidate) -> float:
+        """Speed-up of a candidate over plain decoding, by the objective; InputError if that was not tried."""
+        if self.plain is None:
+            raise InputError("configs", "without plain decoding", "plain decoding among them")
+        cost = _cost(self.objective)
+        return cost(self.plain.metrics) / cost(row.metrics)
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """Fields of the best setting that no candidate exceeds, so that more of them might be better."""
+        return limits_reached(self.best.config, [each.config for each in self.candidates])
 
     @property
     def crossover(self) -> int | None:
@@ -72,52 +113,56 @@ class Plan:
         return {
             "cell": self.cell.to_json(),
             "objective": self.objective,
+            "replicates": self.replicates,
             "candidates": [asdict(each) for each in self.candidates],
-            "by_batch": [asdict(each) | {"speedup": each.speedup} for each in self.by_batch],
+            "by_batch": [asdict(each) | {"speedup": each.speedup, "span": each.span} for each in self.by_batch],
             "crossover": self.crossover,
+            "limits": self.limits,
             "sglang": sglang_flags(self.cell, self.best.config, draft),
             "vllm": vllm_flags(self.cell, self.best_chain.config, draft) if self.best_chain else None,
         }
 
 
-def candidates(cell: Cell) -> list[SpecConfig]:
-    """Plain decoding, every chain, and trees no wider and deeper than the shares."""
-    depth = len(cell.shares)
-    width = min(map(len, cell.shares), default=0)
-    page = cell.page_size
-    chains = [SpecConfig(1, steps, steps + 1, page) for steps in range(1, depth + 1)]
-    trees = [
-        SpecConfig(topk, steps, size, page)
-        for topk, steps in _TREES
-        for size in _SIZES
-        if topk <= width and steps <= depth and steps + 1 < size <= topk + (steps - 1) * topk**2 + 1
-    ]
-    return [SpecConfig.plain(page), *chains, *trees]
+def plan(
+    cell: Cell,
+    objective: str | None = None,
+    configs: Sequence[SpecConfig] | None = None,
+    replicates: int = REPLICATES,
+    done: Callable[[], object] = lambda: None,
+) -> Plan:
+    """Simulate the cell under every setting, several times, each time on the same requests and uniforms.
 
-
-def plan(cell: Cell, objective: str = "throughput", configs: Sequence[SpecConfig] | None = None) -> Plan:
-    """Simulate the cell under every setting, on equal arrivals and lengths."""
+    objective: unless given throughput, or latency where requests come at a rate, which fixes the throughput.
+    done: called after every run, of which there are configs · replicates.
+    """
+    objective = objective or ("throughput" if cell.rate is None else "latency")
     require_choice("objective", objective, OBJECTIVES)
     configs = candidates(cell) if configs is None else configs
     require(configs, "configs", configs, "at least one setting")
-    scenario = cell.with_values(topk=1, num_steps=0, num_draft_tokens=None).scenario
     options = [cell.option(config) for config in configs]
-    runs = [scenario.run(option).metrics() for option in options]
-    figures = [metrics[OBJECTIVES[objective]] for metrics in runs]
-    costs = [1 / figure if objective == "throughput" else figure for figure in figures]
-    rows = [
-        Candidate(option.config, option.accept_length, metrics, cost / min(costs) - 1)
-        for option, metrics, cost in zip(options, runs, costs, strict=True)
-    ]
-    by_batch = tuple(_choose(scenario, options, batch) for batch in _batches(cell.max_running))
-    return Plan(cell, objective, tuple(sorted(rows, key=lambda row: row.regret)), by_batch)
+    runs = run_replicates(cell, options, require_int("replicates", replicates), _cost(objective), done)
+    rows = sorted(map(Candidate.of, runs), key=_rank)
+    return Plan(cell, objective, replicates, tuple(rows), tuple(_by_batch(cell, options, rows)))
+
+
+def _cost(objective: str) -> Callable[[Metrics], float]:
+    """Figure of a run that should be small."""
+    name = OBJECTIVES[objective]
+    return lambda run: 1 / run[name] if objective == "throughput" else run[name]
+
+
+def _rank(row: Candidate) -> tuple[float, ...]:
+    """Order of candidates: those that are equally good by cheapness, then the others by regret."""
+    return (0, *cheapness(row.config)) if row.is_equal else (1, row.regret)
 
 
 def policies(cell: Cell, limit: int) -> dict[str, dict[str, float]]:
     """Metrics of every policy over plain decoding and all chains, on equal traces; limit: of the off-switch."""
-    scenario = cell.with_values(topk=1, num_steps=0, num_draft_tokens=None).scenario
+    allowed = f"{cell.schedule}, the schedule, with policies: their server turns drafting on and off"
+    require(cell.plain_schedule in (None, cell.schedule), "plain_schedule", cell.plain_schedule, allowed)
     options = [cell.option(config) for config in candidates(cell) if config.topk == 1]
     longest = options[-1]
+    scenario = cell.serving(longest)
     runs = compare(
         scenario.cost(longest),
         options,
@@ -130,43 +175,33 @@ def policies(cell: Cell, limit: int) -> dict[str, dict[str, float]]:
     return {name: run.metrics() for name, run in runs.items()}
 
 
-def _batches(most: int) -> list[int]:
-    sizes = [2**power for power in range(most.bit_length())]
-    return sizes if sizes[-1] == most else [*sizes, most]
+def _by_batch(cell: Cell, options: Sequence[Option], rows: Sequence[Candidate]) -> Iterator[BatchChoice]:
+    """The best setting of every batch size; at that of a closed loop's own batch it is the first row's."""
+    plain = Option.plain(cell.page_size)
+    batches = {option: SteadyBatch.of(cell.serving(option)) for option in (plain, *options)}
+    most = batches[plain].most_requests(plain)
+    own = min(cell.concurrency, cell.requests, most) if cell.rate is None else None
+    plain_row = next((row for row in rows if row.config.is_plain), None)
+    for size in sorted({*(2**power for power in range(most.bit_length())), most, own or most}):
+        if size == own and plain_row:
+            option = next(option for option in options if option.config == rows[0].config)
+            speed = rows[0].metrics[THROUGHPUT]
+            plain_speed = plain_row.metrics[THROUGHPUT]
+        else:
+            speeds = {option: batches[option].tokens_per_s(option, size) for option in options}
+            equal = [option for option in options if max(speeds.values()) / speeds[option] - 1 <= EQUAL]
+            option = min(equal, key=lambda option: cheapness(option.config))
+            speed = speeds[option]
+            plain_speed = batches[plain].tokens_per_s(plain, size)
+        others = _fitted_speedups(batches[option].scenario, batches[plain].scenario, size)
+        yield BatchChoice(size, option.config, speed, plain_speed, others, size == own and plain_row is not None)
 
 
-def _choose(scenario: Scenario, options: Sequence[Option], batch: int) -> BatchChoice:
-    """The option of most tokens a second in a round of requests that are half done."""
-
-    def speed(option: Option) -> float:
-        return batch * option.accept_length / scenario.phases(option, batch).total
-
-    best = max(options, key=speed)
-    return BatchChoice(batch, best.config, speed(best), speed(scenario.plain))
-
-
-def sglang_flags(cell: Cell, config: SpecConfig, draft: str = "DRAFT_MODEL") -> str:
-    """Options of `python -m sglang.launch_server`."""
-    flags = [f"--tp-size {cell.tensor_parallel}", f"--page-size {config.page_size}"]
-    if not config.is_plain:
-        head = "" if cell.drafter == "mtp" else f" --speculative-draft-model-path {shlex.quote(draft)}"
-        flags = [
-            f"--speculative-algorithm {'EAGLE3' if cell.drafter == 'eagle3' else 'EAGLE'}{head}",
-            f"--speculative-num-steps {config.num_steps}",
-            f"--speculative-eagle-topk {config.topk}",
-            f"--speculative-num-draft-tokens {config.num_draft_tokens}",
-            *flags,
-        ]
-    return " ".join(flags)
-
-
-def vllm_flags(cell: Cell, config: SpecConfig, draft: str = "DRAFT_MODEL") -> str:
-    """Options of `vllm serve`, which drafts chains."""
-    flags = [f"--tensor-parallel-size {cell.tensor_parallel}", f"--block-size {config.page_size}"]
-    require(config.topk == 1, "topk", config.topk, "1: vLLM drafts chains")
-    if not config.is_plain:
-        settings = {"method": cell.drafter, "model": draft, "num_speculative_tokens": config.num_steps}
-        if cell.drafter == "mtp":
-            settings.pop("model")
-        flags = [f"--speculative-config {shlex.quote(json.dumps(settings))}", *flags]
-    return " ".join(flags)
+def _fitted_speedups(drafts: Scenario, plain: Scenario, requests: int) -> tuple[float, ...]:
+    """Speed-ups of a steady batch over plain decoding under the parameters of every fitted server."""
+    speedups = []
+    for server in fitted_servers():
+        pair = (with_parameters(drafts, server), with_parameters(plain, server))
+        speed, plain_speed = (SteadyBatch.of(each).tokens_per_s(each.option, requests) for each in pair)
+        speedups.append(speed / plain_speed)
+    return tuple(speedups)

@@ -108,7 +108,7 @@ class Counts:
 def sweep(
     wanted: Sequence[Cell], results: Results, executor: Executor, done: Callable[[], object] = lambda: None
 ) -> Counts:
-    """Run the cells that the file lacks, and write each as soon as it is done.
+    """Run the cells that the file lacks, equal ones once, and write each as soon as it is done.
 
     done: called for every cell in the file, cells of earlier sweeps first.
     """
@@ -130,7 +130,7 @@ def sweep(
 
 
 def _plain(value: Any) -> Any:
-    """A value as SQLite holds it: nan is null there; tuples, and integers beyond its 64 bits, are JSON."""
-    if isinstance(value, (tuple, list)) or (isinstance(value, int) and not -(2**63) <= value < 2**63):
+    """A value as SQLite holds it: nan is null there; tuples, objects, and integers beyond its 64 bits, are JSON."""
+    if isinstance(value, (tuple, list, dict)) or (isinstance(value, int) and not -(2**63) <= value < 2**63):
         return json.dumps(value)
     return None if isinstance(value, float) and value != value else value

@@ -1,0 +1,94 @@
+"""Cells: their defaults are those of the commands, and what is no acceptance is refused."""
+
+import json
+from inspect import signature
+
+import numpy as np
+import pytest
+
+from specsim import SpecConfig
+from specsim.cli import server_options
+from specsim.cli.plan import plan
+from specsim.cli.simulate import simulate
+from specsim.cli.sweep import sweep
+from specsim.core.errors import InputError
+from specsim.simulator.cell import Cell, chain_shares, read_shares
+from specsim.simulator.efficiency import Efficiency
+
+
+@pytest.mark.parametrize("command", [plan, sweep])
+def test_defaults_of_commands_are_those_of_a_cell(command):
+    given = {name: each.default for name, each in signature(command).parameters.items()}
+    assert server_options.cell(given) == Cell()
+
+
+@pytest.mark.parametrize(("command", "means"), [(plan, (512, 256)), (sweep, (512, 256)), (simulate, (512, 128))])
+def test_lengths_are_spread_by_default(command, means):
+    given = {name: each.default for name, each in signature(command).parameters.items()}
+    lengths = [server_options.length(name, given[name]) for name in ("prompt_tokens", "output_tokens")]
+    assert all(least < most for least, most in lengths)
+    assert [np.mean(each) for each in lengths] == list(means)
+
+
+def test_requests_of_the_default_lengths_do_not_march_in_step():
+    plain = Cell(requests=64, num_steps=0)
+    equal = plain.with_values(prompt_tokens=512, output_tokens=256)
+    spread, together = (cell.run().metrics()["Mean TTFT (ms)"] for cell in (plain, equal))
+    assert spread < together / 2
+
+
+def test_an_efficiency_changes_what_is_simulated():
+    cell = Cell(requests=4, output_tokens=20)
+    slow = cell.with_values(efficiency=Efficiency(bandwidth=0.4))
+    assert slow.scenario.efficiency.bandwidth == 0.4
+    assert slow.run().duration > 1.5 * cell.run().duration
+
+
+def test_plain_decoding_takes_its_own_schedule():
+    cell = Cell(schedule="sync", plain_schedule="overlap")
+    schedules = {config: cell.serving(cell.option(config)).schedule for config in (SpecConfig.plain(), cell.config)}
+    assert schedules == {SpecConfig.plain(): "overlap", cell.config: "sync"}
+    assert Cell(schedule="sync", num_steps=0).scenario.schedule == "sync"
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("plain_schedule", "never")):
+        _ = Cell(plain_schedule="never").scenario
+
+
+@pytest.mark.parametrize(("config", "name"), [(SpecConfig(1, 3, 4), "num_steps"), (SpecConfig(3, 2, 6), "topk")])
+def test_settings_beyond_the_shares_are_refused(config, name):
+    cell = Cell(shares=((0.5, 0.2), (0.5, 0.1, 0.1)))
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == (name, 3)):
+        cell.option(config)
+
+
+def test_shares_of_a_chain_give_its_rates_back():
+    assert chain_shares((0.8, 0.4, 0.0, 0.0)) == ((0.8,), (0.5,), (0.0,), (0.0,))
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("accept_rates", (0.4, 0.5))):
+        chain_shares((0.4, 0.5))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"shares": []},
+        {"shares": [[]]},
+        {"shares": [[0.5], []]},
+        {"shares": [0.5]},
+        {"shares": ["01"]},
+        {"shares": [[True]]},
+        {"shares": [["0.5"]]},
+        {"shares": [[10**400]]},
+        {"shares": [[1.5]]},
+        {"shares": 0.5},
+    ],
+)
+def test_what_is_no_acceptance_is_refused(tmp_path, value):
+    path = tmp_path / "shares.json"
+    for other in ({"rates": [[0.5]]}, [[0.5]]):
+        path.write_text(json.dumps(other))
+        with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("accept", str(path))):
+            read_shares(path)
+    path.write_text(json.dumps(value))
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("accept", str(path))):
+        read_shares(path)
+    with pytest.raises(InputError, check=lambda error: error.name == "shares"):
+        Cell(shares=value["shares"])

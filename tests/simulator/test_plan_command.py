@@ -1,0 +1,107 @@
+"""specsim plan: what it prints and writes."""
+
+import json
+
+import pytest
+
+from specsim.simulator.cell import Cell, read_shares
+
+SHARES = ((0.6, 0.15, 0.05), (0.55, 0.15, 0.05), (0.5, 0.15, 0.05))
+LOAD = ["--requests", "12", "--concurrency", "4", "--prompt-tokens", "20-40", "--output-tokens", "30"]
+QUICK = [*LOAD, "--replicates", "1"]
+
+
+def text(ended) -> str:
+    assert ended.status == 0
+    return " ".join(ended.out.split())
+
+
+def test_plan_prints_flags_and_writes_json(command, tmp_path):
+    shares, out = tmp_path / "shares.json", tmp_path / "out.json"
+    shares.write_text(json.dumps({"shares": SHARES}))
+    assert read_shares(shares) == SHARES
+    words = ["plan", *LOAD, "--accept", str(shares), "--draft", "my/head", "--policies", "--json", str(out)]
+    ended = command(*words)
+    assert ended.status == 0
+    value = json.loads(out.read_text())
+    assert value["sglang"] in ended.out
+    assert value["vllm"] in ended.out
+    assert "my/head" in value["sglang"]
+    assert "my/head" in value["vllm"]
+    assert value["replicates"] == 8
+    assert value["candidates"][0]["regret"] < 0.03
+    throughputs = {name: metrics["Output Throughput (tok/s)"] for name, metrics in value["policies"].items()}
+    assert {"no drafts", "3 drafts", "goodput", "throughput", "moving average"} < set(throughputs)
+    plain = next(each for each in value["candidates"] if each["config"]["num_steps"] == 0)
+    assert throughputs["no drafts"] == pytest.approx(plain["metrics"]["Output Throughput (tok/s)"], rel=0.05)
+    assert "given by --accept." in text(ended)
+
+
+def test_plan_says_what_it_assumes_and_what_regret_is(command):
+    said = text(command("plan", *QUICK))
+    assert "Uncalibrated, simulated: means of 1 × 12 requests" in said
+    assert "Regret: additional time for the same tokens over that of the quickest setting." in said
+    assert "Acceptance of the best draft at depth 1, 2, ...: 0.73 0.71 0.67 0.67 0.67 0.67 0.67 0.67, assumed" in said
+    assert "published for Llama-3.1-8B with EAGLE-3 (vllm#32030, MT-Bench, T = 0; those beyond 3 go on" in said
+    assert "tree 4/5/16" in said
+    assert "published for Qwen3-8B" in text(command("plan", *QUICK, "--model", "qwen3-8b"))
+    latency = text(command("plan", *QUICK, "--objective", "latency", "--replicates", "2"))
+    assert "Regret: additional mean latency over the lowest of all, ± its 95% confidence interval." in latency
+
+
+def test_a_best_setting_on_the_edge_is_called_so(command):
+    edge = text(command("plan", *QUICK, "--accept-rates", "0.99,0.98"))
+    assert "The best setting lies on the edge of what was tried (steps 2): more may be better." in edge
+    assert "specsim sweep --out cells.sqlite --vary num_steps=2,3,4 by batch size" in edge
+    assert "given by --accept-rates, which say nothing of second-best drafts: trees need --accept" in edge
+    assert "on the edge" not in text(command("plan", *QUICK, "--accept-rates", "0.9,0.1,0.0"))
+
+
+def test_trees_that_no_engine_takes_are_left_out_aloud(command):
+    words = ["--model", "glm-4.7-flash", *QUICK]
+    said = text(command("plan", *words))
+    assert "No trees were tried: engines take them for latent attention with --page-size 1 only." in said
+    assert "tree " not in said
+    assert "No trees were tried" not in text(command("plan", *words, "--page-size", "1"))
+
+
+def test_both_tables_show_the_same_best_setting_of_the_load(command):
+    lines = [line.split() for line in command("plan", *QUICK).out.splitlines()]
+    (own,) = (words for words in lines if words[-3:] == ["simulated,", "as", "above"])
+    first = lines[[words[:1] for words in lines].index(["setting"]) + 1]
+    assert own[0] == "4"
+    assert own[1:4] == [*first[:2], first[3]]  # setting and tok/s
+    assert own[4] == first[4]  # over plain
+
+
+def test_efficiency_and_schedules_are_taken(command, tmp_path):
+    out = tmp_path / "out.json"
+    words = ["--efficiency", "bandwidth=0.5", "--efficiency", "host=0.001", "--schedule", "sync"]
+    said = text(command("plan", *QUICK, *words, "--plain-schedule", "overlap", "--json", str(out)))
+    cell = Cell.from_json(json.loads(out.read_text())["cell"])
+    assert (cell.efficiency.bandwidth, cell.efficiency.host) == (0.5, 0.001)
+    assert (cell.schedule, cell.plain_schedule) == ("sync", "overlap")
+    assert "Plain decoding runs under schedule overlap." in said
+    assert "Simulated with bandwidth 0.5, host 0.001 as given, uncalibrated otherwise: means of" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (["--prompt-tokens", "much"], "prompt_tokens", "much"),
+        (["--objective", "joy"], "objective", "joy"),
+        (["--drafter", "oracle"], "drafter", "oracle"),
+        (["--accept-rates", "0.5,0.9"], "accept_rates", (0.5, 0.9)),
+        (["--accept", "/nowhere.json"], "accept", "/nowhere.json"),
+        (["--rate", "3", "--concurrency", "5"], "rate", "3.0"),
+        (["--rate", "-1"], "rate", -1.0),
+        (["--memory-share", "0.1"], "tensor_parallel", 1),
+        (["--replicates", "0"], "replicates", 0),
+        (["--efficiency", "speed=1"], "efficiency", "speed=1"),
+        (["--efficiency", "bandwidth=fast"], "efficiency", "bandwidth=fast"),
+        (["--plain-schedule", "never"], "plain_schedule", "never"),
+        (["--policies", "--plain-schedule", "sync", "--replicates", "1", *LOAD], "plain_schedule", "sync"),
+    ],
+)
+def test_bad_input_is_one_sentence(command, words, name, value):
+    assert command("plan", *words).refuses(name, value)
