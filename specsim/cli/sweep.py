@@ -2,11 +2,11 @@
 
 import json
 import os
+import sys
 from collections.abc import Iterator
-from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,8 +14,9 @@ import typer
 from specsim.cli import options
 from specsim.cli.option_groups import flat, with_groups
 from specsim.cli.picture import check_png, png
-from specsim.cli.server_options import LoadGroup, Seed, ServerGroup, cell, check_one_load, length
+from specsim.cli.server_options import LoadGroup, Seed, ServerGroup, acceptance, cell, check_one_load, length
 from specsim.core.errors import InputError, require, require_int
+from specsim.core.workers import Workers
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 SHOWN = 10
 _FIGURES = ("Output Throughput (tok/s)", "Mean TTFT (ms)", "Mean TPOT (ms)")
 _LENGTHS = ("prompt_tokens", "output_tokens")
+_ORDER = (
+    "Simulated, not measured, means over seeds; by throughput, with a rate by mean latency, and within 1% the one of "
+    "fewest draft tokens."
+)
 
 
 @with_groups
@@ -56,11 +61,13 @@ def sweep(
     from tqdm.auto import tqdm
 
     from specsim.core.files import check_files, write_whole
+    from specsim.simulator.best_settings import rank_by_load
     from specsim.simulator.sweep import Results, cells, check, key
     from specsim.simulator.sweep import sweep as run
 
     varied = _varied(vary)
-    wanted = cells(cell(given), varied)
+    base = cell(given)
+    wanted = cells(base, varied)
     if all(each.rate is not None for each in wanted):
         check_one_load(given | varied)
     check_png(plot)
@@ -74,31 +81,50 @@ def sweep(
         except BrokenExecutor as error:
             allowed = f"fewer: one was ended from outside; what is in {out} stays"
             raise InputError("jobs", jobs or os.cpu_count(), allowed) from error
+        except KeyboardInterrupt:
+            bar.close()
+            written = len(results.keys().intersection(names))
+            print(f"specsim: interrupted; {written:,} of {len(names):,} cells are in {out}", file=sys.stderr)
+            sys.exit(130)  # as after every interrupt, which `main` tells in fewer words
     rows = results.rows(names)
-    options.report(lambda console: show(rows, list(varied), counts, out, console), {"cells": rows}, json_file)
+    assumed = "" if "shares" in varied else acceptance(given, base)
+    value = {"cells": rows, "best": [ranking[0] for ranking in rank_by_load(rows)]}
+    options.report(lambda console: show(rows, list(varied), counts, out, assumed, console), value, json_file)
     if plot is not None:
         write_whole(plot, png("pareto", rows))
 
 
-def show(rows: list[dict], varied: list[str], counts: "Counts", out: Path, console: "Console") -> None:
-    """Print the best cells by throughput, and the errors of impossible ones."""
-    from specsim.core.display import figure, heading, paragraph, print_table
+def show(rows: list[dict], varied: list[str], counts: "Counts", out: Path, acceptance: str, console: "Console") -> None:
+    """Print the best setting of every load, or the best of a single load, and the errors of impossible cells."""
+    from specsim.core.display import heading, paragraph
+    from specsim.simulator.best_settings import rank_by_load
 
-    good = [row for row in rows if row["error"] is None]
     errors = [row["error"] for row in rows if row["error"] is not None]
     impossible = f", {len(errors):,} impossible" if errors else ""
     heading(console, f"{len(rows):,} cells: {counts.simulated:,} simulated, {counts.kept:,} kept{impossible}")
-    good.sort(key=lambda row: -row["Output Throughput (tok/s)"])
-    columns = ["accept_rate" if each == "shares" else each for each in varied]
-    table = [
-        (*(_shown(row, name) for name in varied), *(figure(row[name]) for name in _FIGURES)) for row in good[:SHOWN]
-    ]
-    if table:
-        print_table(console, (*columns, *_FIGURES), table)
+    rankings = rank_by_load(rows)
+    if len(rankings) == 1:
+        shown = rankings[0][:SHOWN]
+        _print_settings(shown, varied, console)
+        paragraph(console, f"The best {len(shown)} of {len(rankings[0])} settings. {_ORDER}")
+    elif rankings:
+        _print_settings([ranking[0] for ranking in rankings], varied, console)
+        paragraph(console, f"The best setting of each of {len(rankings)} loads. {_ORDER}")
     for error in list(dict.fromkeys(errors))[:3]:
         paragraph(console, f"impossible: {error}")
-    best = f"The best {min(SHOWN, len(good))} by throughput; all" if good else "All"
-    console.print(f"{best} are in {out}.", soft_wrap=True)
+    console.print(f"All cells are in {out}.", soft_wrap=True)
+    if acceptance:
+        paragraph(console, acceptance)
+
+
+def _print_settings(rows: list[dict], varied: list[str], console: "Console") -> None:
+    """Print the varied fields of rows, those of the load first, with figures."""
+    from specsim.core.display import figure, print_table
+    from specsim.simulator.best_settings import CHOSEN
+
+    names = sorted((name for name in varied if name != "seed"), key=lambda name: name in CHOSEN)
+    table = [(*(_shown(row, name) for name in names), *(figure(row[name]) for name in _FIGURES)) for row in rows]
+    print_table(console, (*("accept_rate" if name == "shares" else name for name in names), *_FIGURES), table)
 
 
 def _shown(row: dict, name: str) -> str:
@@ -127,6 +153,7 @@ def _varied(assignments: list[str]) -> dict[str, list[Any]]:
             name = "shares"
             values = [((float(value),),) * 16 for value in values]
         require(name not in varied, "vary", assignment, "each name once, with all of its values")
+        require(len(set(values)) == len(values), "vary", assignment, "each value once")
         varied[name] = values
     return varied
 
@@ -145,9 +172,7 @@ def _executor(jobs: int | None, cluster: str | None) -> Iterator[Executor]:
     if jobs is not None:
         require_int("jobs", jobs)
     if cluster is None:
-        from multiprocessing import get_context
-
-        with ProcessPoolExecutor(jobs or os.cpu_count(), get_context("spawn"), _end_with_parent) as executor:
+        with Workers(jobs or os.cpu_count() or 1) as executor:
             yield executor
         return
     require(jobs is None, "jobs", jobs, "none with --cluster, whose workers are its own")
@@ -162,15 +187,3 @@ def _executor(jobs: int | None, cluster: str | None) -> Iterator[Executor]:
         raise InputError("cluster", cluster, f"the address of a Dask scheduler that answers ({error})") from error
     with client, client.get_executor() as executor:
         yield executor
-
-
-def _end_with_parent() -> None:
-    """End this worker as soon as its parent ends: it would wait for cells for ever."""
-    from multiprocessing import parent_process
-
-    def wait() -> None:
-        if parent := parent_process():
-            parent.join()
-        os._exit(1)
-
-    Thread(target=wait, daemon=True).start()
