@@ -169,7 +169,7 @@ def test_generate_takes_an_expression_or_a_schema(tmp_path, capsys):
             "json_schema is 'a.json'; allowed: one of --regex and --json-schema",
         ),
         (("--json-schema", "no.json"), "json_schema is 'no.json'; allowed: a file with a JSON schema (No such file"),
-        (("--json-schema", __file__), "a file with a JSON schema (Extra data"),
+        (("--json-schema", __file__), "a file with a JSON schema (no JSON: Extra data"),
         pytest.param(
             ("--regex", "[a"),
             "regex is '[a'; allowed: what llguidance understands (unclosed character class)",
