@@ -2,19 +2,19 @@
 
 from importlib import import_module
 
+__version__ = "0.1.0"
 _HOMES = {
     **dict.fromkeys(("SamplingParams", "ServingConfig", "SpecConfig"), "core.config"),
-    **dict(Pair="core.pair", load="models.load"),
     **dict.fromkeys(("Generation", "Output", "generate", "load_engine"), "serving.generation"),
-    **dict(EngineOptions="core.engine_options", InputError="core.errors"),
-    **dict(Scheduler="serving.scheduler", make_request="serving.requests"),
+    **dict(Pair="core.pair", load="models.load", EngineOptions="core.engine_options", InputError="core.errors"),
+    **dict(Scheduler="serving.scheduler", make_request="serving.requests", plots="plots", simulator="simulator"),
 }
-__all__ = sorted(_HOMES)
+__all__ = sorted(_HOMES.keys() - {"plots", "simulator"})  # what a star imports: plots needs matplotlib
 __dir__ = __all__.copy
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first used, so that `import specsim` loads no torch."""
+    """Import a public name or folder when it is first used, so that `import specsim` loads no torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'specsim' has no attribute {name!r}")
-    return getattr(import_module(f"specsim.{_HOMES[name]}"), name)
+    return getattr(home := import_module(f"specsim.{_HOMES[name]}"), name, home)

@@ -1,4 +1,6 @@
 # Public names for editors and type checkers; at run time __init__.py imports each when it is first used.
+from specsim import plots as plots
+from specsim import simulator as simulator
 from specsim.core.config import SamplingParams as SamplingParams
 from specsim.core.config import ServingConfig as ServingConfig
 from specsim.core.config import SpecConfig as SpecConfig
@@ -12,3 +14,5 @@ from specsim.serving.generation import generate as generate
 from specsim.serving.generation import load_engine as load_engine
 from specsim.serving.requests import make_request as make_request
 from specsim.serving.scheduler import Scheduler as Scheduler
+
+__version__: str

@@ -10,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from specsim import __version__
 from specsim.cli.accept import accept
 from specsim.cli.bench import bench
 from specsim.cli.certify import certify
@@ -36,7 +37,9 @@ _UsageError: type[Exception] = next(each for each in typer.BadParameter.__mro__ 
 _KINDS = {"integer": "an integer", "int": "an integer", "number": "a number", "float": "a number"}
 _INTERRUPTED = 130
 _UNREAD = 141
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(
+    rich_markup_mode=None, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -105,9 +108,7 @@ def _discard_stdout() -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        print("specsim", version("specsim"))
+        print("specsim", __version__)
         raise typer.Exit
 
 

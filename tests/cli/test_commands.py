@@ -6,6 +6,7 @@ import os
 import pytest
 
 from specsim.acceptance.study import Check, Measurement, Setting, Study, chain
+from specsim.cli.main import COMMANDS
 from specsim.core.metrics import acceptance
 
 pytestmark = pytest.mark.usefixtures("shipped")
@@ -16,7 +17,8 @@ def test_version(call):
 
 
 @pytest.mark.parametrize(
-    "arguments", [(), ("--help",), *((name, "--help") for name in ("certify", "generate", "run", "soak", "demo"))]
+    "arguments",
+    [(), ("--help",), ("-h",), *((name, "--help") for name in ("certify", "generate", "run", "soak", "demo"))],
 )
 def test_help_is_plain_text(call, arguments):
     status, out, err = call(*arguments)
@@ -24,6 +26,21 @@ def test_help_is_plain_text(call, arguments):
     assert out.startswith("Usage: specsim")
     assert out.isascii()
     assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("command", [each.__name__.replace("_", "-") for each in COMMANDS])
+def test_every_command_has_a_short_help_option(call, command):
+    assert call(command, "-h") == call(command, "--help")
+
+
+def test_a_shell_completes_commands_and_options(monkeypatch, call):
+    """What typer's script of a shell asks for: completion of the words so far."""
+    monkeypatch.setenv("_SPECSIM_COMPLETE", "complete_bash")
+    for words, completed in (("specsim ge", "generate"), ("specsim generate --topk 1 --num-d", "--num-draft-tokens")):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+        status, out, _ = call()
+        assert (status, out.split()) == (0, [completed])
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ VAGUE_NAMES = {"utils", "common", "helpers", "base", "manager", "factory", "regi
 FORBIDDEN_TEXT = re.compile(r"\bTO" + r"DO\b|\.\./sha" + "red")
 # Modules that import by a name put together at run time, and the modules they can reach that way.
 DYNAMIC_IMPORTS = {
-    "specsim": {"specsim.core", "specsim.models", "specsim.serving"},
+    "specsim": {f"specsim.{name}" for name in ("core", "models", "plots", "serving", "simulator")},
     "specsim.correctness.faults.checks": {"specsim.correctness.faults.checks"},
     "specsim.correctness.faults.checks.distribution": {"specsim.reference.verify", "specsim.fast.verify"},
     "specsim.correctness.faults.checks.trees": {
@@ -121,6 +122,13 @@ def test_only_functions_reach_an_implementation(tmp_path):
     assert not {"specsim.reference", "specsim.fast"} & loaded
 
 
+def test_folders_are_attributes_of_specsim(tmp_path):
+    pytest.importorskip("matplotlib")
+    names = "specsim.plots.tree.__name__, specsim.simulator.model.__name__, specsim.__version__"
+    code = f"import specsim\nanswer = [{names}]"
+    assert run_python(code, tmp_path) == ["tree", "model", metadata.version("specsim")]
+
+
 def test_every_public_name_of_specsim_is_found_where_it_lives():
     import specsim
 
@@ -133,7 +141,11 @@ def test_type_checkers_see_every_public_name():
     import specsim
 
     stub = ast.parse((ROOT / "specsim" / "__init__.pyi").read_text())
-    declared = {alias.asname: node.module for node in stub.body for alias in node.names}
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    assert [ast.unparse(node) for node in stub.body if node not in imports] == ["__version__: str"]
+    folders = [alias.asname for node in imports for alias in node.names if node.module == "specsim"]
+    assert all(getattr(specsim, name).__name__ == f"specsim.{name}" for name in folders)
+    declared = {alias.asname: node.module for node in imports for alias in node.names if alias.asname not in folders}
     assert sorted(declared) == specsim.__all__
     assert all(getattr(specsim, name) is getattr(sys.modules[module], name) for name, module in declared.items())
 
