@@ -28,7 +28,8 @@ def adjust_logits(
 
     context: i64, the tokens up to and including the row's own. With n_x the count of x after the prompt:
     z_x / repetition for z_x > 0, else z_x · repetition, for every x in the context (arXiv 1909.05858); then
-    - frequency · n_x - presence · [n_x > 0] + bias_x; -inf where x is not allowed.
+    - frequency · n_x - presence · [n_x > 0] + bias_x; -inf where x is not allowed. (transformers adds its bias before
+    the repetition penalty, which then scales both: they differ where the context holds a token that has a bias.)
     """
     logits_V = logits_V.double().clone()
     repetition = sampling.repetition_penalty[request]

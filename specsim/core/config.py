@@ -208,7 +208,8 @@ class SamplingParams:
     repetition_penalty: float = 1.0  # counts prompt and output
     presence_penalty: float = 0.0  # counts the output only, as engines do
     frequency_penalty: float = 0.0  # counts the output only, as engines do
-    # additions to logits by token id; the fast implementation adds in float32: to allow a few tokens, ban the others
+    # additions to logits by token id, after the penalties (in transformers before them); the fast implementation adds
+    # in float32: to allow a few tokens, ban the others
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     max_new_tokens: int = 64
     stop_token_ids: tuple[int, ...] = ()  # tokens that end an output and are kept

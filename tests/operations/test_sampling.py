@@ -1,3 +1,4 @@
+import functools
 import itertools
 import math
 from dataclasses import fields, replace
@@ -9,15 +10,7 @@ import triton
 import triton.language as tl
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, LogitsProcessorList
 
 from specsim.core.config import SamplingParams
 from specsim.core.phases import Batch, Sampling
@@ -86,29 +79,52 @@ FILTERS = [
 ]
 
 
-def transformers_law(logits_V: torch.Tensor, context: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(params.repetition_penalty)])
-    if params.logit_bias:
-        processors.append(SequenceBiasLogitsProcessor([[[token], bias] for token, bias in params.logit_bias.items()]))
-    processors.append(TemperatureLogitsWarper(params.temperature))
-    processors.append(TopKLogitsWarper(params.top_k or len(logits_V)))
-    processors.append(TopPLogitsWarper(params.top_p))
-    processors.append(MinPLogitsWarper(params.min_p))
-    return processors(context[None], logits_V[None])[0].softmax(-1)
+@functools.cache
+def transformers_model() -> LlamaForCausalLM:
+    sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1)
+    return LlamaForCausalLM(LlamaConfig(vocab_size=16, **sizes))
+
+
+def transformers_processors(params: SamplingParams, context_len: int) -> LogitsProcessorList:
+    """The list that a model's generate() makes of these parameters, in its own order."""
+    config = GenerationConfig(
+        do_sample=True,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        sequence_bias=[[[token], bias] for token, bias in params.logit_bias.items()] or None,
+    )
+    return transformers_model()._get_logits_processor(config, input_ids_seq_length=context_len)
 
 
 @pytest.mark.parametrize("params", FILTERS, ids=lambda params: ",".join(params))
 @pytest.mark.parametrize("vocab_size", [97, 256])
-def test_law_is_that_of_transformers(params, vocab_size):
-    """Ten rows of normal logits: no ties, no cut within rounding. Budget: a few roundings in float64 on either side."""
+def test_distribution_is_that_of_transformers(params, vocab_size):
+    """Ten rows of normal logits: no ties, no cut within rounding. Budget: a few roundings in float64 on either side.
+
+    No token of the context has a bias: there the two differ, as the next test says.
+    """
+    given = SamplingParams(**params)
+    unbiased = [token for token in range(vocab_size) if token not in given.logit_bias]
     for _ in range(10):
         logits_V = 3 * torch.randn(vocab_size, dtype=torch.float64)
-        context = torch.randint(vocab_size, (20,))
+        context = torch.tensor(unbiased)[torch.randint(len(unbiased), (20,))]
         sampling = one(vocab_size, **params)
         ours = target_prob(adjust_logits(logits_V, context, 7, sampling, 0), sampling, 0)
-        theirs = transformers_law(logits_V, context, SamplingParams(**params))
+        theirs = transformers_processors(given, len(context))(context[None], logits_V[None])[0].softmax(-1)
         assert support(ours) == support(theirs)
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
+
+
+def test_bias_follows_repetition_unlike_in_transformers():
+    """Bias 4 for a token of logit 1 that the context holds, repetition penalty 2: 1 / 2 + 4, and there (1 + 4) / 2."""
+    params = dict(temperature=1.0, repetition_penalty=2.0, logit_bias={0: 4.0, 2: 4.0})
+    logits, context = [1.0, 1.0, 1.0], torch.tensor([0, 1])
+    theirs = transformers_processors(SamplingParams(**params), 2)(context[None], torch.tensor([logits]))
+    assert adjusted(logits, context.tolist(), **params) == [4.5, 0.5, 5.0]
+    assert theirs.tolist() == [[2.5, 0.5, 5.0]]
 
 
 @pytest.mark.parametrize(
