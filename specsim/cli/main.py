@@ -43,10 +43,9 @@ app = typer.Typer(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line.
+    """Run the command line; its help lists the exit statuses.
 
-    Exit status: 1 where an equality fails, 2 for bad input, 130 after Ctrl-C, and 141 where nobody reads on (`| head`):
-    a shell reports that one of programs that a closed pipe ends.
+    Where nobody reads on (`| head`) it is 141, which a shell reports of a program that SIGPIPE ends.
     """
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - as long as the process lives
     if isinstance(sys.stdout, TextIOWrapper):
@@ -119,7 +118,10 @@ def specsim(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Speculative decoding with token trees (EAGLE-1, EAGLE-2, EAGLE-3)."""
+    """Speculative decoding with token trees (EAGLE-1, EAGLE-2, EAGLE-3).
+
+    Exit status: 1 where a comparison fails, 2 for bad input, 130 after Ctrl-C, 141 after a closed pipe.
+    """
     if context.invoked_subcommand is None:
         print(context.get_help())
     if context.invoked_subcommand in SMALL:

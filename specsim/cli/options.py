@@ -57,7 +57,7 @@ Penalties = Annotated[
 Extend = Annotated[str, typer.Option(help="Rows of draft-extend.", metavar="fixed|ragged")]
 Release = Annotated[str, typer.Option(help="Time at which slots are freed.", metavar="finish|round")]
 MaxLen = Annotated[int | None, typer.Option(help="Most tokens with prompt.", show_default="the target's")]
-Target = Annotated[str | None, typer.Option(help="Folder or hub id.", show_default="the shipped one")]
+Target = Annotated[str | None, typer.Option(help="Folder or hub id.", show_default="tiny, the shipped one")]
 Draft = Annotated[str | None, typer.Option(help="Folder or hub id.", show_default="the shipped one")]
 DraftField = Annotated[
     list[str] | None,
