@@ -13,6 +13,7 @@ from specsim.core.errors import InputError, require
 if TYPE_CHECKING:
     from specsim.simulator import Efficiency as SimulatedEfficiency
     from specsim.simulator.cell import Cell
+    from specsim.simulator.published_acceptance import PublishedAcceptance
 
 Model = Annotated[str, typer.Option(help="Shipped name, its hub id, or config.json.")]
 Hardware = Annotated[str, typer.Option(help="GPU; an unknown name shows them all.")]
@@ -82,11 +83,9 @@ class LoadGroup:
 def cell(given: dict[str, Any]) -> "Cell":
     """The cell of the options of its fields' names."""
     from specsim.simulator.cell import Cell, chain_shares, read_shares
-    from specsim.simulator.published_acceptance import published_acceptance
 
     values = {field.name: given[field.name] for field in fields(Cell) if given.get(field.name) is not None}
     values["efficiency"] = efficiency(given["efficiency"] or [])
-    values["shares"] = published_acceptance(given["drafter"], given["model"]).shares
     check_one_load(given)
     for name in ("prompt_tokens", "output_tokens"):
         values[name] = length(name, values[name])
@@ -94,21 +93,31 @@ def cell(given: dict[str, Any]) -> "Cell":
         raise InputError("accept_rates", given["accept_rates"], "none with --accept")
     if given["accept"] is not None:
         values["shares"] = read_shares(given["accept"])
-    if given["accept_rates"] is not None:
+    elif given["accept_rates"] is not None:
         values["shares"] = chain_shares(options.accepted_shares(given["accept_rates"]))
+    else:
+        values["shares"] = _published(given).shares
     return Cell(**values)
+
+
+def _published(given: Mapping[str, Any]) -> "PublishedAcceptance":
+    """Give the acceptance that is assumed of the model, by whatever name it goes, and the drafter."""
+    from specsim.simulator.model import read_config
+    from specsim.simulator.published_acceptance import published_acceptance
+
+    return published_acceptance(given["drafter"], read_config(given["model"])[0])
 
 
 def acceptance(given: Mapping[str, Any], cell: "Cell") -> str:
     """Tell the cell's probabilities of acceptance, and where these options have them from, in a sentence."""
-    from specsim.simulator.published_acceptance import RANKS_SOURCE, published_acceptance
+    from specsim.simulator.published_acceptance import RANKS_SOURCE
 
     if given["accept"] is not None:
         source = "given by --accept"
     elif given["accept_rates"] is not None:
         source = "given by --accept-rates, which say nothing of second-best drafts: trees need --accept"
     else:
-        found = published_acceptance(given["drafter"], given["model"])
+        found = _published(given)
         source = (
             f"assumed, as published for {found.pair} ({found.source}; those beyond {len(found.rates)} go on as the "
             f"last; second-best drafts as in {RANKS_SOURCE}); for another pair give --accept or --accept-rates"

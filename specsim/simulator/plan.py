@@ -23,13 +23,15 @@ OBJECTIVES = {"throughput": THROUGHPUT, "latency": "Mean E2E Latency (ms)"}
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A setting with its simulated metrics, means over its runs."""
+    """A setting with its simulated metrics, means over its runs.
+
+    regret: how much longer the same tokens take than with the setting that needs least (throughput), or how much higher
+    the mean latency is than the lowest (latency), on the same requests; 0.05 is 5 %.
+    """
 
     config: SpecConfig
     accept_length: float  # closed form
     metrics: dict[str, float]
-    # How much longer the same tokens take than with the setting that needs least (throughput), or how much higher the
-    # mean latency is than the lowest (latency), on the same requests: 0.05 is 5 %.
     regret: float
     spread: float | None  # half the width of the regret's 95 % confidence interval; None with a single run
     is_equal: bool  # as good as any: its regret is within the spread, or too small to count (replicates.EQUAL)

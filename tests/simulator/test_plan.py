@@ -11,9 +11,11 @@ from specsim.core.errors import InputError
 from specsim.simulator.acceptance import iid
 from specsim.simulator.candidates import candidates
 from specsim.simulator.cell import Cell
+from specsim.simulator.fitted import fitted_servers
 from specsim.simulator.option import Option
 from specsim.simulator.plan import OBJECTIVES, plan, policies
 from specsim.simulator.replicates import Replicated
+from specsim.simulator.speedup_range import with_parameters
 from specsim.simulator.steady import SteadyBatch
 
 SHARES = ((0.6, 0.15, 0.05), (0.55, 0.15, 0.05), (0.5, 0.15, 0.05))
@@ -103,6 +105,20 @@ def test_the_load_has_its_row_among_the_batches():
     assert [each.batch for each in few.by_batch if each.is_simulated] == [5]
     rate = plan(replace(CELL, rate=9.0, requests=5), configs=[SpecConfig.plain()], replicates=1)
     assert not any(each.is_simulated for each in rate.by_batch)
+
+
+def test_speed_ups_have_the_range_of_fitted_servers():
+    found = plan(CELL, configs=[SpecConfig.plain(), SpecConfig(1, 2, 3)], replicates=1)
+    servers = fitted_servers()
+    for choice in found.by_batch:
+        scenarios = [CELL.serving(CELL.option(config)) for config in (choice.config, SpecConfig.plain())]
+        for server, speedup in zip(servers, choice.speedups, strict=True):
+            on_server = [with_parameters(scenario, server) for scenario in scenarios]
+            speeds = [SteadyBatch.of(each).tokens_per_s(each.option, choice.batch) for each in on_server]
+            assert speedup == pytest.approx(speeds[0] / speeds[1])
+        known = (choice.speedup, *choice.speedups)
+        assert choice.span == (min(known), max(known))
+    assert found.by_batch[0].span[0] < 0.9 * found.by_batch[0].span[1]
 
 
 def test_batches_that_do_not_fit_are_not_listed():

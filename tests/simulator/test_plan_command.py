@@ -44,7 +44,10 @@ def test_plan_says_what_it_assumes_and_what_regret_is(command):
     assert "Acceptance of the best draft at depth 1, 2, ...: 0.73 0.71 0.67 0.67 0.67 0.67 0.67 0.67, assumed" in said
     assert "published for Llama-3.1-8B with EAGLE-3 (vllm#32030, MT-Bench, T = 0; those beyond 3 go on" in said
     assert "tree 4/5/16" in said
-    assert "published for Qwen3-8B" in text(command("plan", *QUICK, "--model", "qwen3-8b"))
+    for name in ("qwen3-8b", "Qwen/Qwen3-8B"):
+        assert "0.65 0.62 0.50 0.50 0.50 0.50 0.50 0.50, assumed, as published for Qwen3-8B" in text(
+            command("plan", *QUICK, "--model", name)
+        )
     latency = text(command("plan", *QUICK, "--objective", "latency", "--replicates", "2"))
     assert "Regret: additional mean latency over the lowest of all, ± its 95% confidence interval." in latency
 
@@ -72,6 +75,8 @@ def test_both_tables_show_the_same_best_setting_of_the_load(command):
     assert own[0] == "4"
     assert own[1:4] == [*first[:2], first[3]]  # setting and tok/s
     assert own[4] == first[4]  # over plain
+    assert own[6:9:2] == [f"{bound:.2f}" for bound in sorted(map(float, own[6:9:2]))]
+    assert float(own[6]) <= float(own[4]) <= float(own[8])  # range
 
 
 def test_efficiency_and_schedules_are_taken(command, tmp_path):
