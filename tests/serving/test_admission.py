@@ -130,3 +130,42 @@ def test_a_waiting_request_can_be_aborted_in_a_stall(make, ask):
     scheduler.submit(request)
     scheduler.run()
     assert request.finish_reason == "abort"
+
+
+@pytest.fixture
+def one_victim(make, ask):
+    """A large request that is preempted in the next step, and a small one, waiting, that the limit has room for."""
+
+    def start(schedule: str, **place):
+        scheduler = make(schedule=schedule, max_running=1)
+        small = ask(1, [5], 2, schedule=place)
+        scheduler.submit(ask(0, LONG, 14), small)
+        for _ in range(2):
+            scheduler.step()
+        scheduler.limit(scheduler.residents.least_slots(small))
+        return scheduler
+
+    return start
+
+
+@SCHEDULES
+def test_a_step_that_preempts_admits_nobody(one_victim, check_solo, schedule):
+    """Results of the victim are still under way; the request that fits in its place is admitted in the next step."""
+    scheduler = one_victim(schedule, arrival=1, priority=1)
+    records = [scheduler.step() for _ in range(2)]
+    assert [each.request_id for each in records[0].preempted] == [0]
+    assert [record.admitted for record in records] == [(), (1,)]
+    scheduler.limit(scheduler.pools.num_slots)
+    check_solo(scheduler.serve().requests.values())
+
+
+@SCHEDULES
+def test_a_victim_keeps_its_place_before_who_waited(one_victim, check_solo, schedule):
+    """Also where only the other one fits: a small request never overtakes a large one that came before it."""
+    scheduler = one_victim(schedule)
+    records = [scheduler.step() for _ in range(3)]
+    assert [each.request_id for each in records[0].preempted] == [0]
+    assert [record.admitted for record in records] == [()] * 3
+    scheduler.limit(scheduler.pools.num_slots)
+    assert scheduler.serve().events("admitted") == [0, 0, 1]
+    check_solo(scheduler.requests.values())

@@ -175,6 +175,23 @@ def test_the_highest_priority_is_served_first(make, ask, schedule):
     assert scheduler.events("admitted") == [2, 3, 0, 1]
 
 
+@SCHEDULES
+def test_the_first_to_arrive_is_served_first(make, ask, schedule):
+    """Whatever was submitted first; of those that arrive together the first that was."""
+    late = [ask(request_id, schedule={"arrival": step}) for request_id, step in ((1, 2), (2, 1), (3, 1))]
+    scheduler = make(max_running=1, schedule=schedule).serve(ask(0, max_new_tokens=20), *late)
+    assert scheduler.events("admitted") == [0, 2, 3, 1]
+
+
+@SCHEDULES
+def test_a_turn_arrives_when_the_turn_before_has_ended(make, ask, schedule):
+    """Requests that came in the meantime are served before it, although it could have come in the first step."""
+    turn = ask(1, [1, 2], schedule={"continues": 0})
+    other = ask(2, schedule={"arrival": 1})
+    scheduler = make(max_running=1, schedule=schedule).serve(ask(0, max_new_tokens=20), turn, other)
+    assert scheduler.events("admitted") == [0, 2, 1]
+
+
 def test_a_pool_has_a_page(make):
     with pytest.raises(InputError, check=lambda error: error.name == "num_slots"):
         make(num_slots=3)

@@ -84,6 +84,19 @@ def test_overlap_launches_a_step_before_it_reads_the_one_before(make, ask, check
     assert all(result.launched == record.step - 1 for record in scheduler.trace.records for result in record.results)
 
 
+@SCHEDULES
+def test_tokens_are_emitted_in_the_step_that_reads_them(make, ask, schedule):
+    """Under overlap one step after that of their prefill or round, which are in the trace."""
+    requests = [ask(0, max_new_tokens=9), ask(1, OTHER, 6, schedule={"arrival": 2})]
+    scheduler = make(schedule=schedule).serve(*requests)
+    late = int(schedule == "overlap")
+    for request in requests:
+        own = request.request_id
+        steps = [each.step for each in scheduler.trace.records for chunk in each.prefilled if chunk.request_id == own]
+        steps += [each.launched for each in scheduler.events("results") if each.request_id == own and each.num_kept]
+        assert [emission.step for emission in request.emissions] == [step + late for step in steps]
+
+
 def test_sync_reads_at_once(make, ask, monkeypatch):
     scheduler = make(schedule="sync")
     scheduler.submit(ask(0))
