@@ -1,6 +1,7 @@
 """Conditions of every test: one thread, no network, deterministic operations, and NaN in unwritten memory."""
 
 import os
+import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import combinations
@@ -17,6 +18,10 @@ LEFT_OUT = pytest.StashKey[int]()  # number of cases of this run that are not ru
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":  # before anything imports triton
     os.environ["TRITON_INTERPRET"] = "1"
+
+# A shell's background job ignores Ctrl-C, and so would the programs that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
