@@ -93,6 +93,8 @@ def test_heads_not_given(fields: dict[str, Any], expected: tuple[int, int], publ
         ({IDS: None}, (2, 18, 33)),
         ({IDS: [1, 4, 35], CONVENTION: "entering"}, (1, 4, 35)),
         ({IDS: [0, 17, 34], CONVENTION: "output"}, (1, 18, 35)),
+        ({IDS: [0, 17, 34], CONVENTION: "entering"}, (0, 17, 34)),  # the embedding enters layer 0
+        ({IDS: [-1, 17, 34], CONVENTION: "output"}, (0, 18, 35)),
         ({"eagle_config": {IDS: [1, 17, 32], CONVENTION: "output", "use_aux_hidden_state": True}}, (2, 18, 33)),
     ],
 )
@@ -193,6 +195,7 @@ def test_configs_of_targets_refused(
         (EAGLE3, {IDS: [1, 2], CONVENTION: "output"}, IDS, [1, 2]),
         (EAGLE3, {IDS: [1, 2, 35], CONVENTION: "output"}, IDS, [1, 2, 35]),
         (EAGLE3, {IDS: [-1, 2, 3], CONVENTION: "entering"}, IDS, [-1, 2, 3]),
+        (EAGLE3, {IDS: [-2, 2, 3], CONVENTION: "output"}, IDS, [-2, 2, 3]),
         (EAGLE3, {IDS: "2", CONVENTION: "entering"}, IDS, "2"),
         (SPECULATORS, {"norm_before_residual": None}, "norm_before_residual", "missing"),
         (SPECULATORS, {"speculators_model_type": "eagle"}, "speculators_model_type", "eagle"),

@@ -67,6 +67,7 @@ def reindex(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
     return damage
 
 
+BAD = "not finite everywhere"
 SHARD = "model-00002-of-00003.safetensors"
 DAMAGE = [
     (FORMS[0], drop("config.json"), "head/config.json", "missing"),
@@ -116,6 +117,10 @@ DAMAGE = [
         edit(lambda t: t.update({"fc.weight": torch.ones(24, 72, dtype=torch.int8)})),
         "the dtype of fc.weight in head/model.safetensors",
         "torch.int8",
+    ),
+    *(
+        (FORMS[0], edit(lambda t, v=value: t["fc.weight"][-1, -1].fill_(v)), f"fc.weight in head/{FORMS[0]}", BAD)
+        for value in (torch.nan, -torch.inf)
     ),
     (
         FORMS[0],

@@ -3,6 +3,8 @@ from dataclasses import replace
 
 import pytest
 
+from specsim.cli.lint_report import SHOWN, show
+from specsim.core.display import stdout_console
 from specsim.core.errors import InputError
 from specsim.simulator.lint import IDENTITIES, derived, lint
 from specsim.simulator.measurement import METRICS, Report
@@ -154,6 +156,13 @@ def test_a_foreign_table_is_refused_by_field(text, name, place, tmp_path):
     path.write_text(text)
     with pytest.raises(InputError, check=lambda error: error.name == name and place in str(error)):
         read_reports(path)
+
+
+@pytest.mark.parametrize(("count", "is_shown"), [(SHOWN, True), (SHOWN + 1, False)])
+def test_findings_of_more_reports_are_counted_only(served, count, is_shown, capsys):
+    reports = [replace(served(3, (128, 129)), label=f"run {number}") for number in range(count)]
+    show(reports, [finding for report in reports for finding in lint(report)], stdout_console())
+    assert ("findings" in capsys.readouterr().out) == is_shown
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from specsim import SpecConfig
+from specsim.cli.plan import SHOWN, show_candidates
+from specsim.core.display import stdout_console
 from specsim.core.errors import InputError
 from specsim.simulator.acceptance import iid
 from specsim.simulator.candidates import candidates
@@ -76,6 +78,14 @@ def test_the_best_chain_is_the_cheapest_of_equal_chains(monkeypatch):
     monkeypatch.setattr("specsim.simulator.plan.run_replicates", given)
     chains = [SpecConfig(1, steps, steps + 1) for steps in range(4)]
     assert plan(CELL, configs=[SpecConfig(2, 3, 8), *chains]).best_chain.config.num_steps == 2
+
+
+@pytest.mark.parametrize(("count", "rest"), [(SHOWN, None), (SHOWN + 1, "and 1 more, none of them better.")])
+def test_candidates_that_are_not_shown_are_counted(count, rest, capsys):
+    show_candidates(replace(planned(), candidates=(planned().best,) * count), stdout_console())
+    out = capsys.readouterr().out
+    assert ("none of them better" in out) == (rest is not None)
+    assert rest is None or rest in out
 
 
 def test_seeds_agree():
