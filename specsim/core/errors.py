@@ -26,7 +26,7 @@ def require(condition: object, name: str, value: object, allowed: str) -> None:
 
 
 def require_type(name: str, value: object, kind: type, allowed: str) -> None:
-    """Raise InputError unless the value is of this type; a value with a long repr is told by its own type."""
+    """Raise InputError unless the value is of this type; of a value with a long repr it names the type."""
     if not isinstance(value, kind):
         raise InputError(name, value if value is None or isinstance(value, (str, int, float)) else type(value), allowed)
 

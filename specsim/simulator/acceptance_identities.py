@@ -14,13 +14,15 @@ _RATE = "Spec Decode Accept Rate (%)"
 
 def num_drafts(report: Report) -> Rounded | None:
     """Drafts of a round: (accept length - 1) / accept rate."""
-    length, rate = report.figure(_LENGTH), report.figure(_RATE)
+    length = report.figure(_LENGTH)
+    rate = report.figure(_RATE)
     return PERCENT * (length - ONE) / rate if length is not None and rate is not None and rate.value else None
 
 
 def check_rate(report: Report, stated: Stated) -> Verdicts:
     """Compare accept length and rate: some number of drafts a round gives both, unless the report counts them."""
-    length, rate = report.figure(_LENGTH), report.figure(_RATE)
+    length = report.figure(_LENGTH)
+    rate = report.figure(_RATE)
     if length is not None and length.high < 1:
         yield "cannot be true", f"accept length {length.value:g}: a round gives at least its bonus token"
     if rate is not None and rate.low > 100:
@@ -46,8 +48,11 @@ def check_rate(report: Report, stated: Stated) -> Verdicts:
 
 def check_counts(report: Report, stated: Stated) -> Verdicts:
     """Compare rounds, proposed drafts and accepted ones with each other and with the figures made of them."""
-    rounds, drafts, accepted = report.num_rounds, report.num_drafts, report.num_accepted_drafts
-    length, rate = report.figure(_LENGTH), report.figure(_RATE)
+    rounds = report.num_rounds
+    drafts = report.num_drafts
+    accepted = report.num_accepted_drafts
+    length = report.figure(_LENGTH)
+    rate = report.figure(_RATE)
     if drafts is not None and accepted is not None and accepted > drafts:
         yield "cannot be true", f"{accepted:,} drafts accepted of {drafts:,} proposed"
     if drafts and accepted is not None and rate is not None:
@@ -80,6 +85,7 @@ def check_positions(report: Report, _: Stated) -> Verdicts:
 
 def check_round(report: Report, _: Stated) -> Verdicts:
     """Derive the time of a round."""
-    length, tpot = report.figure(_LENGTH), report.figure("Mean TPOT (ms)")
+    length = report.figure(_LENGTH)
+    tpot = report.figure("Mean TPOT (ms)")
     if length is not None and tpot is not None and length.value and tpot.value:
         yield "follows", f"a round of a request takes {length.value * tpot.value:.2f} ms"

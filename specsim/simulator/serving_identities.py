@@ -16,7 +16,8 @@ def output_tokens(report: Report) -> Rounded | None:
     """Tokens that a request puts out, by the throughputs, or by totals where these are printed with few digits."""
     if report.rounding and report.completed and report.output_tokens is not None:
         return Rounded.of(report.output_tokens / report.completed)
-    output, requests = report.figure(_OUTPUT), report.figure(_REQUESTS)
+    output = report.figure(_OUTPUT)
+    requests = report.figure(_REQUESTS)
     return output / requests if output is not None and requests is not None and requests.value else None
 
 
@@ -24,7 +25,9 @@ def prompt_tokens(report: Report) -> Rounded | None:
     """Tokens of a prompt, in the same way."""
     if report.rounding and report.completed and report.input_tokens is not None:
         return Rounded.of(report.input_tokens / report.completed)
-    total, output, requests = report.figure(_TOTAL), report.figure(_OUTPUT), report.figure(_REQUESTS)
+    total = report.figure(_TOTAL)
+    output = report.figure(_OUTPUT)
+    requests = report.figure(_REQUESTS)
     if total is None or output is None or requests is None or not requests.value:
         return None
     return (total - output) / requests
@@ -32,7 +35,9 @@ def prompt_tokens(report: Report) -> Rounded | None:
 
 def decoded_tokens(report: Report) -> Rounded | None:
     """Tokens that a request puts out, by the latencies: E2E = TTFT + (L - 1) · TPOT."""
-    ttft, tpot, e2e = report.figure("Mean TTFT (ms)"), report.figure(_TPOT), report.figure(_E2E)
+    ttft = report.figure("Mean TTFT (ms)")
+    tpot = report.figure(_TPOT)
+    e2e = report.figure(_E2E)
     if ttft is None or e2e is None or tpot is None or not tpot.value:
         return None
     return Rounded.of(1) + (e2e - ttft) / tpot
@@ -40,7 +45,8 @@ def decoded_tokens(report: Report) -> Rounded | None:
 
 def in_flight(report: Report) -> Rounded | None:
     """Requests under way on average: Little's law."""
-    requests, e2e = report.figure(_REQUESTS), report.figure(_E2E)
+    requests = report.figure(_REQUESTS)
+    e2e = report.figure(_E2E)
     return requests * e2e / _SECOND if requests is not None and e2e is not None else None
 
 
@@ -90,7 +96,8 @@ def check_totals(report: Report, _: Stated) -> Verdicts:
         rate = report.figure(name)
         if seconds is not None and seconds.value and total is not None and rate is not None:
             yield identity(f"{name} · duration", rate * seconds, "the total", Rounded.of(total))
-    total, output = report.figure(_TOTAL), report.figure(_OUTPUT)
+    total = report.figure(_TOTAL)
+    output = report.figure(_OUTPUT)
     if total is not None and output is not None and total.high < output.low * (1 - EXACT):
         found = f"total throughput {total.value:g}"
         yield "cannot be true", f"{found} below output throughput {output.value:g}"
@@ -99,14 +106,16 @@ def check_totals(report: Report, _: Stated) -> Verdicts:
 def check_order(report: Report, _: Stated) -> Verdicts:
     """Compare medians with 99th percentiles."""
     for what in LATENCIES:
-        median, most = report.figures.get(f"Median {what} (ms)"), report.figures.get(f"P99 {what} (ms)")
+        median = report.figures.get(f"Median {what} (ms)")
+        most = report.figures.get(f"P99 {what} (ms)")
         if median is not None and most is not None and median > most:
             yield "cannot be true", f"median {what} {median:g} ms above its P99, {most:g} ms"
 
 
 def check_delivery(report: Report, _: Stated) -> Verdicts:
     """Compare gaps between deliveries with times per token: how many tokens come together."""
-    tpot, itl = report.figure(_TPOT), report.figure("Mean ITL (ms)")
+    tpot = report.figure(_TPOT)
+    itl = report.figure("Mean ITL (ms)")
     by_rate = output_tokens(report)
     by_time = decoded_tokens(report)
     if tpot is None or itl is None or not tpot.value or not itl.value:

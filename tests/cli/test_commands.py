@@ -34,7 +34,7 @@ def test_every_command_has_a_short_help_option(call, command):
 
 
 def test_a_shell_completes_commands_and_options(monkeypatch, call):
-    """What typer's script of a shell asks for: completion of the words so far."""
+    """Complete the words so far, as typer's script of a shell does."""
     monkeypatch.setenv("_SPECSIM_COMPLETE", "complete_bash")
     for words, completed in (("specsim ge", "generate"), ("specsim generate --topk 1 --num-d", "--num-draft-tokens")):
         monkeypatch.setenv("COMP_WORDS", words)

@@ -296,7 +296,7 @@ def test_diff_fails_on_a_mismatch_and_says_where(call, monkeypatch):
         (("--dtype", "float64"), "dtype"),
         (("--impl", "slow"), "impl"),
         (("--batch", "0"), "batch"),
-        (("--topk", "1"), "num_draft_tokens"),
+        (("--topk", "1", "--num-draft-tokens", "8"), "num_draft_tokens"),
         (("--family", "gpt"), "family"),
         (("--graph", "round", "--release", "round"), "graph"),
         (("--resume",), "resume"),

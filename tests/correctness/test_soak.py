@@ -22,6 +22,7 @@ from specsim.correctness.soak.coverage import REQUIRED, accepted_name, exercised
 from specsim.correctness.soak.programs import FAMILIES, KINDS, MOST_REQUESTS, Submission, draw, named
 from specsim.correctness.soak.session import LEAST_REQUESTS, SITUATIONS, Soak, soak
 from specsim.correctness.soak.trial import ProgramResult
+from specsim.serving.admission import Admission
 from specsim.serving.generation import load_engine
 from specsim.serving.prefix import PrefixTree
 from specsim.serving.requests import Request
@@ -176,13 +177,14 @@ def resume_with_old_drafts(monkeypatch):
 
 def draw_again_on_resumption(monkeypatch):
     """A resumed request samples its last token anew."""
-    preempt = Scheduler._preempt
+    preempt = Admission._preempt
 
     def wrong(self, request):
-        preempt(self, request)
+        preemption = preempt(self, request)
         del request.token_ids[-1:], request.logprobs[-1:]
+        return preemption
 
-    monkeypatch.setattr(Scheduler, "_preempt", wrong)
+    monkeypatch.setattr(Admission, "_preempt", wrong)
 
 
 def commit_too_much(monkeypatch):

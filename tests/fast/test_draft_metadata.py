@@ -5,29 +5,15 @@ In each the last request is padded.
 
 from types import SimpleNamespace
 
-import pytest
 import torch
 
-from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.phases import Batch
+from specsim.core.config import SpecConfig
 from specsim.fast.model.draft_metadata import lane_metadata, tree_metadata
 
-TABLE = [[10, 11, 12, 13, 14, 15, 16, 17], [20, 21, 22, 23, 24, 25, 26, 27]]
 
-
-@pytest.fixture
-def pools(device) -> SimpleNamespace:
-    table = torch.tensor(TABLE, device=device)
-    return SimpleNamespace(req_to_token=table, slots=lambda rows, columns: table[rows, columns])
-
-
-def make_batch(rows: list[int], lengths: list[int], device: str) -> Batch:
-    return Batch.of(range(len(rows)), rows, lengths, [SamplingParams()] * len(rows), vocab_size=3).to(device)
-
-
-def test_nodes_of_a_tree_see_the_whole_prefix_unless_dropped(pools, device):
+def test_nodes_of_a_tree_see_the_whole_prefix_unless_dropped(pools, make_batch, device):
     """The second node of the first request is dropped and seen by nobody."""
-    batch = make_batch([1, 0, -1], [3, 0, 0], device)
+    batch = make_batch([1, 0, -1], [3, 0, 0])
     mask = [[[1, 0], [0, 0]], [[1, 0], [1, 1]], [[1, 0], [1, 1]]]
     tree = SimpleNamespace(
         draft_tokens=torch.zeros(3, 2, dtype=torch.int64, device=device),
@@ -48,11 +34,11 @@ def test_nodes_of_a_tree_see_the_whole_prefix_unless_dropped(pools, device):
     assert metadata.visible.tolist() == [[1], [0], [1], [3], [0], [0]]
 
 
-def test_a_lane_sees_whole_pages_of_the_prefix_and_its_own_tail(pools, device):
+def test_a_lane_sees_whole_pages_of_the_prefix_and_its_own_tail(pools, make_batch, device):
     """Two lanes, pages of 2, a prefix of 3: column 2 is the tail, of which lane 1 has a copy in column 4 or beyond. A
     prefix of 2 has no tail.
     """
-    batch = make_batch([1, 0, -1], [3, 2, 0], device)
+    batch = make_batch([1, 0, -1], [3, 2, 0])
     config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=2, max_len=8)
     path = torch.tensor([[[0, 0], [1, 0]]] * 3, dtype=torch.int32, device=device)
     lanes = SimpleNamespace(step=torch.zeros(1, dtype=torch.int32, device=device), path=path)

@@ -3,24 +3,10 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
-import pytest
 import torch
 
-from specsim.core.config import SamplingParams
 from specsim.core.phases import Batch, PrefillInput
 from specsim.fast.model.metadata import AttentionMetadata, extend_metadata, prefill_metadata
-
-TABLE = [[10, 11, 12, 13, 14, 15, 16, 17], [20, 21, 22, 23, 24, 25, 26, 27]]
-
-
-@pytest.fixture
-def pools(device) -> SimpleNamespace:
-    table = torch.tensor(TABLE, device=device)
-    return SimpleNamespace(req_to_token=table, slots=lambda rows, columns: table[rows, columns])
-
-
-def make_batch(rows: list[int], lengths: list[int], device: str) -> Batch:
-    return Batch.of(range(len(rows)), rows, lengths, [SamplingParams()] * len(rows), vocab_size=3).to(device)
 
 
 def assert_table_is_the_pools(metadata: AttentionMetadata, pools: SimpleNamespace, batch: Batch) -> None:
@@ -29,9 +15,9 @@ def assert_table_is_the_pools(metadata: AttentionMetadata, pools: SimpleNamespac
     assert metadata.table_rows is batch.req_pool_indices
 
 
-def test_rows_of_a_prefill_see_up_to_themselves(pools, device, program_order):
+def test_rows_of_a_prefill_see_up_to_themselves(pools, make_batch, device, program_order):
     """Chunks of 3 tokens and of 1, behind 4 and 2 that are there already."""
-    batch = make_batch([0, 1], [7, 3], device)
+    batch = make_batch([0, 1], [7, 3])
     chunks = replace(PrefillInput.whole([[5, 6, 7], [8]]), start_lens=torch.tensor([4, 2])).to(device)
     metadata = prefill_metadata(batch, chunks, pools)
     assert_table_is_the_pools(metadata, pools, batch)
@@ -45,8 +31,8 @@ def test_rows_of_a_prefill_see_up_to_themselves(pools, device, program_order):
     assert metadata.num_extras.tolist() == [0, 0]
 
 
-def test_rows_of_a_draft_extend_see_up_to_themselves(pools, device):
-    batch = make_batch([0, 1, -1], [2, 4, 0], device)
+def test_rows_of_a_draft_extend_see_up_to_themselves(pools, make_batch, device):
+    batch = make_batch([0, 1, -1], [2, 4, 0])
     extend = SimpleNamespace(
         input_ids=torch.zeros(6, dtype=torch.int64, device=device),
         req_pool_indices=batch.req_pool_indices,

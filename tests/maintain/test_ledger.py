@@ -70,7 +70,7 @@ def test_the_servers_of_a_ledger_come_to_its_figures_again(slow_ledger):
 
 
 def test_kept_servers_have_the_parameters_of_the_ledger(slow_ledger):
-    """Of the table whose fit takes a minute; the front end's intake and latency are none of Efficiency's."""
+    """Compare the table whose fit takes a minute; the front end's intake and latency are none of Efficiency's."""
     _, parameters = slow_ledger
     servers = {each.server: each for each in fitted_servers() if each.table == SLOW}
     written = {f"{name}, {server}": each.found[name] for server, each in servers.items() for name in each.found}

@@ -253,7 +253,7 @@ def test_draft_topk_is_the_softmax_by_target_id():
 
 
 def test_draft_topk_under_logprob_is_the_log_softmax():
-    """Of a row of equals, of one whose second token has no float32 probability, and of one that was dropped."""
+    """Rank a row of equals, one whose second token has no float32 probability, and one that was dropped."""
     logits = torch.tensor([[5.0, 5.0], [-400.0, 0.0], [1.0, 2.0]])
     scores, target_ids = draft_topk(logits, 2, None, torch.tensor([0, 1, -1]), "logprob")
     expected = torch.tensor([[-math.log(2)] * 2, [0.0, -400.0], [-math.inf] * 2])

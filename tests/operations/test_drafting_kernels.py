@@ -104,7 +104,7 @@ def check_loop(size: int, config: SpecConfig, hidden_size: int, tied: bool, devi
 @pytest.mark.parametrize("draft_kv", ["lane", "ancestor"])
 @pytest.mark.parametrize(("k", "num_steps"), [(1, 1), (1, 5), (2, 1), (2, 4), (3, 3), (10, 8), (16, 5)])
 def test_fast_lanes_are_the_references_at_every_step(k, num_steps, score, draft_kv, device, gpu_blocks, program_order):
-    """Of drafts that are often equally likely, and some impossible."""
+    """Draw drafts that are often equally likely, and some impossible."""
     config = SpecConfig(k, num_steps, num_steps + 1 if k == 1 else k, score=score, draft_kv=draft_kv)
     check_loop(3 if k < 10 else 2, config, 7, True, device)
 

@@ -181,7 +181,7 @@ def gpu_blocks(monkeypatch) -> None:
 
 @pytest.fixture(params=["small trees in one program", "no tree is small"])
 def smallness(request, monkeypatch) -> None:
-    """Which kernels lay a tree out."""
+    """Kernels that lay a tree out."""
     if request.param == "no tree is small":
         monkeypatch.setattr(fast, "_SMALL_NODES", 0)
 

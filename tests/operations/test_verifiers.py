@@ -147,7 +147,7 @@ def flat_chains(config: SpecConfig, batch: Batch, text_BW: torch.Tensor) -> Veri
 @pytest.mark.parametrize("implementation", [reference, fast], ids=["reference", "fast"])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_after_a_cut_chain_the_bonus_is_from_the_target(name, implementation, device):
-    """Of four tokens alike to the target the final uniform 0.1 draws 0; what a draft or its q leaves begins at 1 or 2.
+    """Draw token 0 of four equally likely ones by the final uniform 0.1; a residual distribution would begin at 1 or 2.
 
     The uniforms 0.2 accept every draft of token 0, and gumbel's noise chooses a text.
     """

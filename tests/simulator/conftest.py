@@ -77,7 +77,7 @@ class Log:
 
     @property
     def report(self) -> Report:
-        """What follows without counts and details."""
+        """Leave out what needs counts and details."""
         totals = (4, self.duration, len(self.times), PROMPT * len(self.times), sum(self.tokens))
         return Report("a run", self.figures, *totals, self.rates)
 

@@ -1,4 +1,4 @@
-"""How far figures may be off an identity: from both sides, just inside and just outside."""
+"""Tolerances of identities, from both sides: just inside and just outside."""
 
 import numpy as np
 import pytest

@@ -119,7 +119,7 @@ def test_goodput_learns_by_its_weight():
 
 
 def test_goodput_expects_of_unseen_drafts_what_it_saw_of_the_last():
-    """Of 8 rounds 6 and then 3 accept: the third draft is expected in 3 · 3/6 of them."""
+    """Six and then three of 8 rounds accept: the third draft is expected in 3 · 3/6 of them."""
     options = [Option.plain(), chain(2), chain(3)]
     accepted = np.array([2, 2, 2, 1, 1, 1, 0, 0])
 
