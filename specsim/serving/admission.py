@@ -40,7 +40,7 @@ class Admission:
     def make_room(self) -> list[Preemption]:
         """Preempt requests until the next round of those that stay fits."""
         preempted = []
-        while not self._residents.make_room(self.placed) and self.placed:
+        while not self._residents.make_room(self.placed):
             preempted.append(self._preempt(self._victim()))
         return preempted
 

@@ -5,7 +5,7 @@ same too: edges are labelled with the page's tokens and, where there is a drafte
 """
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from specsim.core.pool import KVPool
@@ -66,6 +66,16 @@ class PrefixTree:
                 nodes[index] = parent
                 heapq.heappush(heap, (parent.used, index))
         return evicted
+
+    def pages_above(self, held: Collection[int]) -> set[int]:
+        """Find the pages of the tree that cannot be evicted while these are held: themselves and those above them."""
+        found: set[int] = set()
+        for node in (each for each in self._nodes() if each.page in held):
+            above = node
+            while above is not self._root and above.page not in found:
+                found.add(above.page)
+                above = above.parent or self._root
+        return found
 
     def clear(self) -> None:
         """Drop all pages."""

@@ -41,7 +41,7 @@ class Residents:
     def admit(self, request: Request, residents: Collection[Request]) -> bool:
         """Give a request a row and the columns of its prefill, and under release `finish` those of its first rounds.
 
-        False, without spending a session or prefix, if its next round does not fit beside those of the residents.
+        False, without spending a session or prefix, if its next round does not fit with those of the residents.
         """
         session = None if request.continues is None else self._sessions.get(request.continues)
         pages = self._pools.pages(session.row) if session else self._match(request)
@@ -52,13 +52,7 @@ class Residents:
         if session:
             del self._sessions[session.request_id]
         request.row = session.row if session else self._open(request)
-        if not self.make_room([*residents, request]):
-            if session:
-                self._sessions[session.request_id] = session
-            else:
-                self._pools.close(request.row)
-            request.row = -1
-            return False
+        self.make_room([*residents, request])
         columns = request.prefill_len
         finish = self._config.release == "finish"
         self._pools.reserve(request.row, self._config.reserved_columns(columns) if finish else columns)
@@ -83,7 +77,7 @@ class Residents:
     def make_room(self, residents: Collection[Request]) -> bool:
         """Evict prefixes and end sessions until the next round of these requests fits; False if it cannot.
 
-        As a rule it finds that out before it spends any.
+        It spends none then. residents: all that hold a row, but for the sessions.
         """
         if not self._can_fit(residents):
             return False
@@ -91,16 +85,20 @@ class Residents:
             evicted = self._tree.evict(missing) if self._tree is not None else 0
             self.evicted_pages += evicted
             if not evicted and not self._end_oldest_session():
-                return False
+                raise AssertionError(f"{missing} pages are missing for rounds that fit")
         return True
 
     def _can_fit(self, residents: Collection[Request], pages: Collection[int] = (), columns: int = 0) -> bool:
-        """Whether the next rounds of residents fit within the limit when nothing else is held.
+        """Whether the next rounds of residents fit within the limit when all that can be freed is free.
 
         pages, columns: a further request's first pages, and all columns that it needs.
         """
-        held = {*pages, *(page for request in residents for page in self._pools.pages(request.row))}
         growth = self._growth(residents) + max(0, self._pools.num_pages(columns) - len(pages))
+        if growth * self._pools.page_size <= self._pools.free_slots:
+            return True
+        held = {*pages, *(page for request in residents for page in self._pools.pages(request.row))}
+        if self._tree is not None:
+            held |= self._tree.pages_above(held)
         return (growth + len(held)) * self._pools.page_size <= self._pools.usable_slots
 
     def least_slots(self, request: Request) -> int:

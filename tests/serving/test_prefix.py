@@ -121,6 +121,24 @@ def test_leaves_go_first_and_the_least_recently_met_of_them():
     assert gone == [4, 3, 2, 1, 0]  # right's leaf and its parent, left's, and last what both begin with
 
 
+def test_pages_go_in_the_order_in_which_they_were_last_met():
+    """A parent in its own turn, which may come long after that of its child."""
+    pool = make_pool()
+    tree = PrefixTree(pool)
+    rows = [grown(pool, tree, tokens) for tokens in (TEXT[:9], TEXT[9:14])]  # parent and child; one
+    tree.match(TEXT[9:14], 4)
+    rows.append(grown(pool, tree, TEXT[3:8]))
+    tree.match(TEXT[:5], 4)
+    (parent, child), (second,), (third,) = (pool.pages(row) for row in rows)
+    for row in rows:
+        pool.close(row)
+    left = {parent, child, second, third}
+    for count, gone in ((2, {child, second}), (1, {third}), (1, {parent})):
+        assert tree.evict(count) == count
+        left -= gone
+        assert {account.page for account in pool.accounts()} == left
+
+
 def test_a_page_met_again_outlives_one_that_was_not():
     for touch in (lambda tree, row: tree.match(TEXT[:5], 4), lambda tree, row: tree.insert(TEXT[:5], 4, [99])):
         pool = make_pool()
@@ -158,6 +176,30 @@ def test_an_idle_page_above_one_that_is_held_stays():
     assert tree.evict(9) == 0
     pool.close(holder)
     assert tree.evict(9) == 2
+
+
+def test_an_idle_page_stays_where_one_of_two_below_it_is_held():
+    pool = make_pool()
+    tree = PrefixTree(pool)
+    first, holder = grown(pool, tree, TEXT[:5]), grown(pool, tree, TEXT[:9])
+    other = [*TEXT[:5], 1, 1, 1, 1]
+    pool.close(grown(pool, tree, other, shared=tree.match(other, 4)))
+    pool.close(first)
+    assert tree.evict(9) == 1
+    assert len(tree.match(TEXT, 16)) == 2
+    pool.close(holder)
+    assert tree.evict(9) == 2
+    assert pool.audit()["free"] == pool.num_slots
+
+
+def test_the_last_page_of_a_tree_is_evicted_also_from_a_full_pool():
+    pool = make_pool(num_pages=2)
+    tree = PrefixTree(pool)
+    idle = grown(pool, tree, TEXT[:5])
+    filled(pool, 4)
+    pool.close(idle)
+    assert pool.audit()["free"] == 0
+    assert tree.evict(9) == 1
 
 
 def test_clear_keeps_nothing_and_takes_nothing_from_requests():
@@ -238,7 +280,10 @@ def test_random_requests_find_what_a_dict_of_all_prefixes_has():
             if choice == 0:
                 num_evicted = evict(pool, tree, model, open_rows, 1 + number % 9)
                 happened["evicted"] += num_evicted
-                happened["held back"] += bool(model.pages) and num_evicted < 1 + number % 9
+                if num_evicted < 1 + number % 9:
+                    happened["held back"] += bool(model.pages)
+                    held = {page for row in open_rows for page in pool.pages(row)}
+                    assert tree.pages_above(held) == set(model.pages.values())
             elif choice <= 2 and open_rows:
                 row = list(open_rows)[number % len(open_rows)]
                 del open_rows[row]

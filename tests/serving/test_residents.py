@@ -266,6 +266,26 @@ def test_a_failed_admission_costs_no_prefix_and_no_session():
     assert session.row >= 0
 
 
+def test_a_failed_admission_spends_nothing_for_pages_that_stay():
+    """Of two with one prompt the first leaves a page that only the tree holds, above a page of the second."""
+    residents, pool = make_residents(num_pages=60, prefix_cache=True)
+    first, running, waiting = make_request(0, length=5), make_request(1, length=9), make_request(2, first=50)
+    assert residents.admit(first, [])
+    assert residents.admit(running, [first])
+    residents.settle(first, 5)
+    residents.settle(running, 9)
+    residents.release(first)
+    session = a_session(residents, 3)
+    pool.limit((room(9) + room(6)) * 4)
+    before = books(pool)
+    assert not residents.admit(waiting, [running])
+    assert books(pool) == before
+    assert session.row >= 0
+    pool.limit((room(9) + 1 + room(6)) * 4)
+    assert residents.admit(waiting, [running])
+    pool.audit()
+
+
 def test_a_turn_appends_to_what_its_session_holds():
     residents, pool = make_residents()
     session = a_session(residents, 0)
