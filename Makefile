@@ -12,7 +12,7 @@ KERNELS := rows linear rotary attention metadata kv tree drafting topk penalties
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help demo test newest soak bench sanitize lint types map format notebooks clean
+.PHONY: help demo test newest soak bench sanitize lint types map format notebooks dist clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -69,6 +69,9 @@ format: $(INSTALLED) ## apply ruff's rules and its format
 
 notebooks: $(INSTALLED) ## run the notebooks again
 	$(BIN)/python notebooks/execute.py
+
+dist: ## sdist and wheel in dist/, and the wheel used in an environment of its own
+	.ci/dist $(PYTHON)
 
 clean: ## remove what make and the tests made, the virtual environment included
 	rm -rf .venv .venv-newest build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
