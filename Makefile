@@ -12,11 +12,11 @@ KERNELS := rows linear rotary attention metadata kv tree drafting topk penalties
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help demo test newest soak bench sanitize lint types map format notebooks dist clean
+.PHONY: help demo test newest soak bench sanitize lint types map format notebooks docs docs-links dist clean
 .DEFAULT_GOAL := help
 
 help: ## this list
-	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 12
 
 demo: $(INSTALLED) ## speculate with the shipped pair, round by round
 	$(BIN)/specsim demo
@@ -32,7 +32,7 @@ newest: export OMP_NUM_THREADS := 1
 newest: export MKL_NUM_THREADS := 1
 newest: ## every test with the newest dependencies, in .venv-newest
 	test -x .venv-newest/bin/python || $(PYTHON) -m venv .venv-newest
-	.venv-newest/bin/python -m pip install --upgrade --upgrade-strategy eager --editable '.[test,notebooks,data,grammar,cluster]'
+	.venv-newest/bin/python -m pip install --upgrade --upgrade-strategy eager --editable '.[test,notebooks,data,grammar,cluster,docs]'
 	.venv-newest/bin/pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 soak: $(INSTALLED) ## 10,000 requests served in random ways, each compared with the same request alone
@@ -70,6 +70,14 @@ format: $(INSTALLED) ## apply ruff's rules and its format
 notebooks: $(INSTALLED) ## run the notebooks again
 	$(BIN)/python notebooks/execute.py
 
+docs: $(INSTALLED) ## the documentation, in build/docs/index.html
+	@mkdir -p build/docs-source
+	$(BIN)/sphinx-build -q -W --keep-going -c notebooks/guide -d build/docs-doctrees build/docs-source build/docs
+
+docs-links: $(INSTALLED) ## ask the network whether the documentation's links to other sites lead somewhere
+	@mkdir -p build/docs-source
+	$(BIN)/sphinx-build -q -b linkcheck -c notebooks/guide -d build/docs-doctrees build/docs-source build/docs-links
+
 dist: ## sdist and wheel in dist/, and the wheel used in an environment of its own
 	.ci/dist $(PYTHON)
 
@@ -80,5 +88,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || test -n "$(PYTHON)" || { echo "specsim needs Python 3.11 or later; none was found. Name one: make PYTHON=/path/to/python3" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing specsim and what it depends on into .venv: a few minutes, once."
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[test,notebooks,data,grammar,cluster]'
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[test,notebooks,data,grammar,cluster,docs]'
 	@touch $@

@@ -1,0 +1,59 @@
+"""Sphinx's settings for the documentation: `make docs` writes it to build/docs."""
+
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util import logging
+
+import specsim
+from specsim.maintain.site.links import SOURCE
+from specsim.maintain.site.stage import stage
+
+ROOT = Path(__file__).resolve().parents[2]
+
+project = "specsim"
+author = "The specsim authors"
+release = specsim.__version__
+extensions = ["myst_nb"]
+source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
+exclude_patterns = ["generated"]  # parts that pages include
+nitpicky = False
+highlight_language = "none"
+
+myst_heading_anchors = 4
+myst_url_schemes = ["http", "https", "mailto", SOURCE.removesuffix(":")]
+myst_links_external_new_tab = False
+nb_execution_mode = "off"
+nb_merge_streams = True
+
+html_theme = "furo"
+html_title = f"specsim {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sourcelink = False
+html_show_sphinx = False
+html_show_copyright = False
+html_theme_options = {"navigation_with_keys": True}
+
+linkcheck_ignore = [rf"{SOURCE}.*"]
+
+
+def write_source(app: Sphinx) -> None:
+    """Write the pages that Sphinx reads; a link that leads nowhere is a warning."""
+    for page, fault in stage(ROOT, Path(app.srcdir)):
+        logging.getLogger(__name__).warning("link %s", fault, location=page.removesuffix(".md"))
+
+
+def link_sources(app: Sphinx, tree: nodes.document, docname: str) -> None:
+    """Show links to source files as their text."""
+    for node in list(tree.findall(nodes.reference)):
+        if node.get("refuri", "").startswith(SOURCE):
+            node.replace_self(node.children)
+
+
+def setup(app: Sphinx) -> None:
+    """Register the parts of the build that are ours."""
+    app.connect("builder-inited", write_source)
+    app.connect("doctree-resolved", link_sources)

@@ -1,0 +1,1 @@
+"""Sources of the documentation site: pages of the repository and generated pages, written for Sphinx."""
