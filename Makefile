@@ -70,9 +70,10 @@ format: $(INSTALLED) ## apply ruff's rules and its format
 notebooks: $(INSTALLED) ## run the notebooks again
 	$(BIN)/python notebooks/execute.py
 
+# All pages, every time: a page may link to a heading of another that has changed.
 docs: $(INSTALLED) ## the documentation, in build/docs/index.html
 	@mkdir -p build/docs-source
-	$(BIN)/sphinx-build -q -W --keep-going -c notebooks/guide -d build/docs-doctrees build/docs-source build/docs
+	$(BIN)/sphinx-build -q -E -a -W --keep-going -c notebooks/guide -d build/docs-doctrees build/docs-source build/docs
 
 docs-links: $(INSTALLED) ## ask the network whether the documentation's links to other sites lead somewhere
 	@mkdir -p build/docs-source

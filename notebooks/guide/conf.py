@@ -1,6 +1,9 @@
 """Sphinx's settings for the documentation: `make docs` writes it to build/docs."""
 
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -8,9 +11,13 @@ from sphinx.util import logging
 
 import specsim
 from specsim.maintain.site.links import SOURCE
+from specsim.maintain.site.sources import source_html, source_page
 from specsim.maintain.site.stage import stage
 
 ROOT = Path(__file__).resolve().parents[2]
+URLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"].get("urls", {})
+REPOSITORY = URLS.get("Repository")
+SHOWN: set[str] = set()  # source files that pages of this build link to
 
 project = "specsim"
 author = "The specsim authors"
@@ -47,13 +54,24 @@ def write_source(app: Sphinx) -> None:
 
 
 def link_sources(app: Sphinx, tree: nodes.document, docname: str) -> None:
-    """Show links to source files as their text."""
-    for node in list(tree.findall(nodes.reference)):
-        if node.get("refuri", "").startswith(SOURCE):
-            node.replace_self(node.children)
+    """Point links to source files to the pages that show these, and remember which files need one."""
+    for node in tree.findall(nodes.reference):
+        uri = node.get("refuri", "")
+        if uri.startswith(SOURCE):
+            file, _, symbol = uri.removeprefix(SOURCE).partition("#")
+            SHOWN.add(file)
+            page = app.builder.get_relative_uri(docname, source_page(file))
+            node["refuri"] = f"{page}#{symbol}" if symbol else page
+
+
+def source_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Write a page for every source file that a page links to."""
+    for file in sorted(SHOWN):
+        yield source_page(file), {"title": file, "body": source_html(ROOT, file, REPOSITORY)}, "page.html"
 
 
 def setup(app: Sphinx) -> None:
     """Register the parts of the build that are ours."""
     app.connect("builder-inited", write_source)
     app.connect("doctree-resolved", link_sources)
+    app.connect("html-collect-pages", source_pages)
