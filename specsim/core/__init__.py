@@ -1,1 +1,1 @@
-"""Definitions that at least two of the other folders share; this file imports nothing."""
+"""Definitions that at least two of the other folders share, in a file that imports nothing."""

@@ -13,7 +13,7 @@ from specsim.core.uniforms import seed_bits
 
 @dataclass(frozen=True, slots=True)
 class Sampling(PerRequest):
-    """SamplingParams of a batch; float64, so that no parameter is rounded here."""
+    """SamplingParams of a batch, in float64 so that no parameter is rounded here."""
 
     temperature: torch.Tensor  # f64 [B]
     top_k: torch.Tensor  # i64 [B]
@@ -27,7 +27,10 @@ class Sampling(PerRequest):
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], vocab_size: int) -> Self:
-        """Tabulate parameters; biases are held as soon as a request names a token, be its bias 0."""
+        """Tabulate parameters.
+
+        logit_bias is a tensor as soon as a request names a token, even with bias 0.
+        """
         values = {
             f.name: torch.tensor([getattr(p, f.name) for p in params], dtype=torch.float64)
             for f in fields(cls)
@@ -46,7 +49,7 @@ class Sampling(PerRequest):
 
 @dataclass(frozen=True, slots=True)
 class Batch(PerRequest):
-    """The requests of a round; no phase changes it."""
+    """The requests of a round, which no phase changes."""
 
     request_ids: torch.Tensor  # i64 [B]
     req_pool_indices: torch.Tensor  # i64 [B], rows of the pool's tables
@@ -62,7 +65,7 @@ class Batch(PerRequest):
 
     @property
     def rows_and_lens(self) -> list[tuple[int, int]]:
-        """(row of the pool's tables, L) of each request, on the host."""
+        """Pairs (row of the pool's tables, L), one for each request, on the host."""
         return list(zip(self.req_pool_indices.tolist(), self.seq_lens.tolist(), strict=True))
 
     @classmethod
@@ -75,7 +78,10 @@ class Batch(PerRequest):
         vocab_size: int,
         num_rounds: Sequence[int] | None = None,
     ) -> Self:
-        """Batch of requests whose prompts are prefilled and that have had `num_rounds` rounds each (None: none)."""
+        """Make the batch of requests whose prompts are prefilled.
+
+        num_rounds: rounds that each request has had; None: none.
+        """
         lens = torch.tensor(prompt_lens, dtype=torch.int64)
         return cls(
             request_ids=torch.tensor(request_ids, dtype=torch.int64),
@@ -88,5 +94,5 @@ class Batch(PerRequest):
         )
 
     def after(self, num_accepted_tokens: torch.Tensor) -> Self:
-        """Batch of the next round."""
+        """Make the batch of the next round."""
         return replace(self, seq_lens=self.seq_lens + num_accepted_tokens, num_rounds=self.num_rounds + 1)

@@ -1,4 +1,4 @@
-"""Digests of the code behind a GPU result, for its provenance and for specsim.maintain, which finds stale results."""
+"""Digests of the code behind a GPU result, which go into its provenance and find stale results."""
 
 import ast
 import hashlib
@@ -12,9 +12,9 @@ _DIGITS = 12
 
 @cache
 def code_digests(module: str = ENGINE) -> dict[str, str]:
-    """Digest of a module and of every module of specsim that it imports, lazily too, by name and in order.
+    """Compute the digest of a module and of every specsim module that it imports, lazily too.
 
-    Docstrings, comments and blank lines do not count.
+    Keys are module names in order. Docstrings, comment lines and blank lines do not count.
     """
     digests: dict[str, str] = {}
     waiting = [module]
@@ -31,13 +31,13 @@ def code_digests(module: str = ENGINE) -> dict[str, str]:
 
 
 def _source(name: str) -> Path | None:
-    """File of a module; None for what is no module, such as a class."""
+    """Find the file of a module, None for the name of anything else."""
     path = PACKAGE.parent.joinpath(*name.split("."))
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 
 def _imported(tree: ast.Module) -> list[str]:
-    """Names in specsim that a module imports, each of which may be a module or what is defined in one."""
+    """List the names in specsim that a module imports, each a module or a definition in one."""
     names = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -48,7 +48,7 @@ def _imported(tree: ast.Module) -> list[str]:
 
 
 def _code(text: str, tree: ast.Module) -> str:
-    """Lines of a module without docstrings, comments of a line of their own, and blank lines."""
+    """Remove docstrings, comment lines and blank lines from a module's text."""
     prose: set[int] = set()
     for node in ast.walk(tree):
         can_have = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))

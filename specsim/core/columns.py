@@ -1,4 +1,4 @@
-"""Logical columns of a round, and their ownership: draft lanes, copies of the prefix's tail, the tree."""
+"""Logical columns of a round and their owners: draft lanes, copies of the prefix's tail, the tree."""
 
 from collections.abc import Sequence
 
@@ -9,12 +9,15 @@ from specsim.core.pool import KVPool
 
 
 def prefix_tail(seq_len: int, config: SpecConfig) -> int:
-    """Count the tokens of the prefix's unfinished page, which every lane copies: L mod P, 0 where lanes share it."""
+    """Count the tokens of the prefix's unfinished page, which every lane copies.
+
+    L mod P, or 0 where lanes share the page.
+    """
     return 0 if config.lanes_share_prefix else seq_len % config.page_size
 
 
 def lane_stride(seq_len: int, config: SpecConfig) -> int:
-    """Count the columns from one draft lane to the next: S, or whole pages where lanes own pages."""
+    """Count the columns from one draft lane to the next: S, or whole pages where each lane owns pages."""
     if config.lanes_share_prefix:
         return config.num_steps
     return ceil_to(prefix_tail(seq_len, config) + config.num_steps, config.page_size)
@@ -23,15 +26,18 @@ def lane_stride(seq_len: int, config: SpecConfig) -> int:
 def lane_columns(seq_len: int, config: SpecConfig) -> torch.Tensor:
     """Columns i64 [K, S] of the KV of lane k at step s.
 
-    Lanes follow each other after L; with pages and several lanes each lane starts on pages of its own, after room for
-    a copy of the prefix's tail, and lane 0's first page is the prefix's last.
+    Lanes follow each other after L. With pages and several lanes, each lane starts on its own pages, after room for a
+    copy of the prefix's tail; lane 0's first page is the prefix's last.
     """
     first = seq_len + lane_stride(seq_len, config) * torch.arange(config.topk)
     return first[:, None] + torch.arange(config.num_steps)
 
 
 def tail_columns(seq_len: int, config: SpecConfig) -> torch.Tensor:
-    """Columns i64 [K, T] of each lane's copy of the prefix's last T tokens; T = 0 where lanes share the prefix."""
+    """Columns i64 [K, T] of each lane's copy of the prefix's last T tokens.
+
+    T is 0 where lanes share the prefix.
+    """
     tail = prefix_tail(seq_len, config)
     return lane_columns(seq_len, config)[:, :1] - tail + torch.arange(tail)
 
@@ -48,7 +54,7 @@ def _lanes_end(seq_len: int, config: SpecConfig) -> int:
 
 
 def own_lanes(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig) -> None:
-    """Reserve columns before the draft phase: of two rounds (release `finish`) or of this round's lanes (`round`)."""
+    """Reserve columns before the draft phase: for two rounds (release `finish`) or for this round's lanes (`round`)."""
     for row, length in zip(rows, seq_lens, strict=True):
         is_finish = config.release == "finish"
         pools.reserve(row, config.reserved_columns(length) if is_finish else _lanes_end(length, config))
@@ -56,7 +62,7 @@ def own_lanes(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], confi
 
 
 def own_tree(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig) -> None:
-    """Exchange the lanes for the columns of the tree after the draft phase, under release `round`."""
+    """Exchange the lanes' columns for the tree's after the draft phase, under release `round`."""
     if config.release == "round":
         for row, length in zip(rows, seq_lens, strict=True):
             pools.release(row, length)
@@ -65,7 +71,7 @@ def own_tree(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config
 
 
 def own_committed(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig) -> None:
-    """Release all but the committed columns after the commit, which seq_lens counts, under release `round`."""
+    """Release all columns beyond the committed ones, which seq_lens counts, under release `round`."""
     if config.release == "round":
         for row, length in zip(rows, seq_lens, strict=True):
             pools.release(row, length)

@@ -1,4 +1,4 @@
-"""Settings of a speculative run: validated when made, frozen afterwards."""
+"""Settings of a speculative run, validated when made and frozen afterwards."""
 
 import math
 import sys
@@ -20,7 +20,7 @@ _FOLLOWS: Any = None  # a field that follows from the others
 
 
 def _require_choices(config: Any) -> None:
-    """Check every field of a dataclass that takes one of a few texts."""
+    """Check every field of a dataclass that takes one of a few strings."""
     for each in fields(config):
         if get_origin(each.type) is Literal:
             require_choice(each.name, getattr(config, each.name), get_args(each.type))
@@ -37,15 +37,15 @@ class SpecConfig:
 
     topk: int = 4  # K
     num_steps: int = 3  # S
-    # N, root too. Not given: a chain's num_steps + 1, all that multi_round drafts, else 8, or as many more as reach
-    # the last step, or all that topk and num_steps propose where these are fewer
+    # N, root included. Default: a chain's num_steps + 1; all drafts of multi_round; else 8 or num_steps + 1, whichever
+    # is larger, but no more than topk and num_steps propose.
     num_draft_tokens: int = _FOLLOWS
     page_size: int = 16
     draft_kv: Literal["lane", "ancestor"] = "lane"  # a re-parented lane attends to its own KV or its true ancestors'
     extend: Literal["fixed", "ragged"] = "fixed"  # rows of a request in draft-extend: S + 1, or the accepted ones only
     release: Literal["finish", "round"] = "finish"  # slots are kept until a request ends, or scratch ones for a round
     score: Score = "prob"  # drafts are ranked by products of probabilities, or by sums of log-softmax (no underflow)
-    # `exact` counts a node's own path as plain decoding would; `relaxed` does not, and is not lossless
+    # `exact` counts a node's own path, as plain decoding would; `relaxed` does not, and is not lossless.
     penalties: Literal["exact", "relaxed"] = "exact"
     # Acceptance of a tree above temperature 0 (specsim.reference.acceptance). `target_only`, `typical`: the drafter's
     # best tokens. `rejection`, `block`, `gumbel`: a sampled chain (K = 1). `multi_round`: K sampled lanes, N = 1 + KS.
@@ -98,7 +98,7 @@ class SpecConfig:
         require(self.num_draft_tokens <= most, "num_draft_tokens", self.num_draft_tokens, limit)
 
     def _tree_size(self) -> int:
-        """Give the number of nodes that follows from topk, num_steps and verifier."""
+        """Compute the number of nodes that follows from topk, num_steps and verifier."""
         if self.topk == 1:
             return self.num_steps + 1
         everything = self.num_candidates + 1
@@ -106,11 +106,14 @@ class SpecConfig:
 
     @classmethod
     def plain(cls, page_size: int = 16, max_len: int | None = None) -> "SpecConfig":
-        """Make a setting without drafts: rounds whose tree is its root."""
+        """Make a setting without drafts, whose trees are a root only."""
         return cls(topk=1, num_steps=0, num_draft_tokens=1, page_size=page_size, max_len=max_len)
 
     def within(self, limit: int) -> "SpecConfig":
-        """Give the setting for a target of `limit` positions, with max_len a number."""
+        """Make the setting for a target of `limit` positions, with max_len a number.
+
+        Raises InputError where max_len exceeds the limit or num_steps does not fit.
+        """
         max_len = self.max_len or limit
         require(max_len <= limit, "max_len", max_len, f"at most the target's max_position_embeddings, {limit}")
         allowed = f"less than the most tokens of a request, {max_len}"
@@ -119,7 +122,7 @@ class SpecConfig:
 
     @property
     def length_limit(self) -> int:
-        """Most tokens of a request as a number, also where max_len is not known."""
+        """Most tokens of a request, a number even where max_len is None."""
         return MOST_TOKENS if self.max_len is None else self.max_len
 
     @property
@@ -128,34 +131,34 @@ class SpecConfig:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether drafts are drawn from the drafter's distribution; the tree of all of them is static."""
+        """Check whether drafts are drawn from the drafter's distribution, into a static tree that holds all of them."""
         return self.verifier not in ("target_only", "typical")
 
     @property
     def has_draft_prob(self) -> bool:
-        """Whether verify reads the distribution that drafts were drawn from."""
+        """Check whether verify reads the distribution that drafts were drawn from."""
         return self.is_sampled and self.verifier != "gumbel"
 
     @property
     def is_lossless(self) -> bool:
-        """Whether the verifier keeps the target's distribution."""
+        """Check whether the verifier keeps the target's distribution."""
         return self.verifier != "typical" and self.threshold_single == self.threshold_acc == 1
 
     @property
     def num_parents(self) -> int:
-        """Nodes of a static tree that have children, which are its first: M = 1 + K(S-1)."""
+        """Number of nodes of a static tree that have children, the first ones: M = 1 + K(S-1)."""
         return 1 + self.topk * (self.num_steps - 1)
 
     @property
     def num_candidates(self) -> int:
-        """Candidates that the tree is chosen from: K + (S-1)K², or KS where every sampled lane has one child."""
+        """Number of candidates for the tree: K + (S-1)K², or KS where each sampled lane has one child."""
         if self.is_sampled:
             return self.topk * self.num_steps
         return self.topk + (self.num_steps - 1) * self.topk**2 if self.num_steps else 0
 
     @property
     def lanes_share_prefix(self) -> bool:
-        """Whether draft lanes read the prefix's own tail: without pages or with one lane no copy of it is needed."""
+        """Check whether draft lanes read the prefix's own tail, which needs one lane or pages of one slot."""
         return self.page_size == 1 or self.topk == 1
 
     @property
@@ -165,7 +168,7 @@ class SpecConfig:
 
     @property
     def need(self) -> int:
-        """Columns beyond L that one round may write, for any L."""
+        """Most columns beyond L that one round may write, for any L."""
         if self.lanes_share_prefix:
             return max(self.num_steps * self.topk, self.num_draft_tokens)
         return max(self.pages_per_lane * self.page_size * self.topk, self.num_draft_tokens)
@@ -177,15 +180,15 @@ class SpecConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServingConfig:
-    """Settings of a scheduler."""
+    """Settings of the scheduler."""
 
-    # `sync`: results of a step are read before the next is planned; `overlap`: one step later, while the device works
+    # `sync`: a step's results are read before the next is planned; `overlap`: one step later, while the device works.
     schedule: Literal["sync", "overlap"] = "sync"
     max_running: int = 8  # requests that hold a row of the pool at once
     num_slots: int = 4096  # KV slots of the pool, whole pages of them
     chunk_tokens: int | None = None  # prompt tokens that a step prefills, over all requests; None: no limit
     prefix_cache: bool = False  # pages of committed tokens outlive their requests, for others with the same prefix
-    # victim among the lowest priority: latest to arrive, shortest (least to compute again), longest (most slots freed)
+    # Victim among the lowest priority: latest to arrive, shortest (least to compute again), longest (most slots freed).
     preemption: Literal["latest", "shortest", "longest"] = "latest"
 
     def __post_init__(self) -> None:
@@ -199,7 +202,10 @@ class ServingConfig:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Decoding of one request, and its end; the default of every number but max_new_tokens is off."""
+    """Sampling and stop conditions of one request.
+
+    Every number but max_new_tokens is off by default.
+    """
 
     temperature: float = 0.0  # 0: greedy
     top_k: int = 0
@@ -208,8 +214,8 @@ class SamplingParams:
     repetition_penalty: float = 1.0  # counts prompt and output
     presence_penalty: float = 0.0  # counts the output only, as engines do
     frequency_penalty: float = 0.0  # counts the output only, as engines do
-    # additions to logits by token id, after the penalties (in transformers before them); the fast implementation adds
-    # in float32: to allow a few tokens, ban the others
+    # Additions to logits by token id, after the penalties (transformers: before them). The fast implementation adds in
+    # float32, where a huge bias rounds the logits away: to allow only a few tokens, ban the others.
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     max_new_tokens: int = 64
     stop_token_ids: tuple[int, ...] = ()  # tokens that end an output and are kept

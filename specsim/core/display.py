@@ -1,4 +1,4 @@
-"""Presentation of results: tables on a terminal, plain text in a pipe, HTML in a notebook."""
+"""Display of results: tables in a terminal, plain text in a pipe, HTML in a notebook."""
 
 import math
 import sys
@@ -17,24 +17,24 @@ WIDTH = 100
 
 
 def stdout_console() -> Console:
-    """Standard output, at most `WIDTH` columns: colours and rules on a terminal, plain text anywhere else."""
+    """Make a console for standard output, at most `WIDTH` characters wide, with colours on a terminal only."""
     width = min(WIDTH, get_terminal_size().columns) if sys.stdout.isatty() else WIDTH
     return Console(width=width, markup=False, emoji=False, highlight=False)
 
 
 def heading(console: Console, text: str) -> None:
-    """Print the line above a section."""
+    """Print the heading of a section."""
     console.print()
     console.print(Text(text, style="bold cyan"))
 
 
 def paragraph(console: Console, text: str) -> None:
-    """Print text in lines of the console's width."""
+    """Print text wrapped at the console's width."""
     console.print(fill(text, console.width))
 
 
 def print_table(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> None:
-    """Print rows under their headings, if any; a column of numbers is set flush right."""
+    """Print a table, with right-aligned columns of numbers and headings if there are any."""
     rule = box.SIMPLE_HEAD if console.is_terminal and columns else None
     padding = (0, 2 if rule is None else 1, 0, 0)
     table = Table(box=rule, show_edge=False, pad_edge=False, padding=padding, show_header=bool(columns))
@@ -50,17 +50,17 @@ def print_table(console: Console, columns: Sequence[str], rows: Sequence[Sequenc
 
 
 def is_number(cell: str) -> bool:
-    """Check whether a cell holds a number, or the mark of one that is not defined."""
+    """Check whether a cell holds a number, or the mark of an undefined one."""
     return cell == "-" or cell.lstrip("-").replace(",", "").replace(".", "", 1).isdecimal()
 
 
 def figure(value: float | None, digits: int = 2) -> str:
-    """Format a number for a table; `-` where it is not defined."""
+    """Format a number for a table, `-` where it is undefined."""
     return "-" if value is None or math.isnan(value) else f"{value:,.{digits}f}"
 
 
 def by_position(rates: Sequence[float]) -> str:
-    """Format shares of rounds, one for each position."""
+    """Format shares of rounds, one for each draft position."""
     return " ".join(map(figure, rates)) or "-"
 
 
@@ -75,7 +75,7 @@ def setting(config: Any) -> str:
 
 
 def short_setting(config: Any) -> str:
-    """Describe a specsim.SpecConfig in a few words: a tree by topk, steps and draft tokens."""
+    """Describe a specsim.SpecConfig in a few words: a tree by topk, num_steps and num_draft_tokens."""
     if config.is_plain:
         return "no drafts"
     if config.topk == 1:
@@ -84,7 +84,10 @@ def short_setting(config: Any) -> str:
 
 
 def acceptance_rows(acceptance: Any, synthetic: Any = None) -> list[tuple[str, str]]:
-    """List (name, value) of a specsim.core.metrics.Acceptance, its specsim.SyntheticAcceptance first; none if plain."""
+    """List (name, value) pairs of a specsim.core.metrics.Acceptance, none for plain decoding.
+
+    synthetic: the specsim.SyntheticAcceptance of the run, listed first.
+    """
     if not (acceptance.rounds and acceptance.accepted_by_position):
         return []
     return [
@@ -97,7 +100,7 @@ def acceptance_rows(acceptance: Any, synthetic: Any = None) -> list[tuple[str, s
 
 
 def metrics_rows(generation: Any) -> list[tuple[str, str]]:
-    """List (name, value) of the metrics of a specsim.serving.generation.Generation."""
+    """List (name, value) pairs of the metrics of a specsim.serving.generation.Generation."""
     metrics = generation.metrics
     return [
         ("setting", setting(generation.config)),
@@ -111,14 +114,14 @@ def metrics_rows(generation: Any) -> list[tuple[str, str]]:
 
 
 def generation_html(generation: Any) -> str:
-    """Render a specsim.serving.generation.Generation for a notebook: every output, then the metrics."""
+    """Render a specsim.serving.generation.Generation for a notebook: all outputs, then the metrics."""
     figures = "".join(_html_row(*row) for row in metrics_rows(generation))
     texts = "".join(_html_row(*row) for row in enumerate(map(output_text, generation.outputs)))
     return f"<table>{texts}</table><table>{figures}</table>"
 
 
 def output_text(output: Any) -> str:
-    """Give the text of a specsim.serving.generation.Output, its token ids where the target has no tokenizer."""
+    """Return the text of a specsim.serving.generation.Output, or its token ids where the target has no tokenizer."""
     return output.text or " ".join(map(str, output.token_ids))
 
 

@@ -1,4 +1,4 @@
-"""The drafter protocol: everything that a round needs of a drafter. The round knows no drafter by name."""
+"""The drafter protocol: everything that a round needs of a drafter."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,16 +23,16 @@ class DrafterConfig:
 
 
 class Drafter(Protocol):
-    """A drafter of one implementation."""
+    """A drafter of one implementation, which the round does not know by name."""
 
     @property
     def kv_layout(self) -> KVLayout | None:
-        """Shape of its KV, None where it keeps none."""
+        """Shape of the drafter's KV, None where it keeps none."""
         ...
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """Target layers whose entering hidden states it reads."""
+        """Target layers whose entering hidden states the drafter reads."""
         ...
 
     def seed(
@@ -42,24 +42,27 @@ class Drafter(Protocol):
         ...
 
     def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> Candidates:
-        """Run the draft phase: candidates for the tree below each bonus token."""
+        """Run the draft phase, which proposes candidates for the tree below each bonus token."""
         ...
 
     def extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
-        """Make the next DraftInput from the accepted rows after verify, and rewrite the draft KV of those rows."""
+        """Make the next DraftInput after verify, and rewrite the draft KV of the accepted rows."""
         ...
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        """Compute the logits of the first drafts from a DraftInput's hidden, [R, draft vocabulary]."""
+        """Compute the logits of the first drafts, [R, draft vocabulary], from the hidden states of a DraftInput."""
         ...
 
     def idle(self) -> DraftInput:
-        """Make the DraftInput of no request."""
+        """Make the DraftInput of a batch without requests."""
         ...
 
 
 class Head(Protocol):
-    """The decoder of a drafter that runs one forward a step; metadata is the implementation's own."""
+    """The decoder of a drafter that runs one forward for each step.
+
+    The metadata's type is the implementation's own.
+    """
 
     kv_layout: KVLayout
     feature_layers: tuple[int, ...]
@@ -68,13 +71,16 @@ class Head(Protocol):
     d2t: torch.Tensor | None  # i64 [draft vocabulary], offsets from draft to target ids, None where they are the same
 
     def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
-        """Turn the target's features into the first hidden state, [R, H]."""
+        """Compute the first hidden states, [R, H], from the target's features."""
         ...
 
     def forward(self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: Any, kv: KVBuffer) -> torch.Tensor:
-        """Run tokens, each with the hidden state of the place before it: the next hidden, [R, H]."""
+        """Run tokens, each with the hidden state of the position before it.
+
+        Returns the next hidden states, [R, H].
+        """
         ...
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        """Apply the head: [R, draft vocabulary]."""
+        """Compute draft logits, [R, draft vocabulary]."""
         ...

@@ -1,4 +1,4 @@
-"""The engine protocol: everything that a serving loop or a check asks of an implementation."""
+"""The engine protocol: everything that a serving loop or a check calls on an implementation."""
 
 from typing import Protocol
 
@@ -25,7 +25,10 @@ from specsim.core.target import Target
 
 
 class Engine(Protocol):
-    """Rounds of one pair under one setting. Each phase is f(batch, state, pools) -> state; only the pools change."""
+    """Rounds of one pair under one setting.
+
+    Each phase is f(batch, state, pools) -> state; only the pools change.
+    """
 
     config: SpecConfig
     options: EngineOptions
@@ -41,25 +44,28 @@ class Engine(Protocol):
         ...
 
     def prefill(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> PrefillOutput:
-        """Run a chunk of every prompt; batch.seq_lens counts it. Columns up to seq_lens must be owned."""
+        """Run a chunk of every prompt, which batch.seq_lens counts.
+
+        Columns up to seq_lens must be owned.
+        """
         ...
 
     def round(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> RoundOutput:
-        """Run one speculative round; the batch after it has seq_lens + num_accepted_tokens."""
+        """Run one speculative round, after which the batch has seq_lens + num_accepted_tokens."""
         ...
 
     def advance(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> Advance:
-        """Run a round and hand out only what a serving loop needs."""
+        """Run a round and return only what a serving loop needs."""
         ...
 
     def draft(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> VerifyInput:
-        """Propose candidates and lay the best of them out as trees over columns L..L+N-1."""
+        """Propose candidates and build trees of the best of them at columns L..L+N-1."""
         ...
 
     def verify(self, batch: Batch, verify_input: VerifyInput, pools: KVPool) -> VerifyOutput:
-        """Run the target over the trees, walk them, commit the accepted path."""
+        """Run the target over the trees, verify the drafts, and commit the accepted path."""
         ...
 
     def draft_extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
-        """Rewrite the drafter's KV of the accepted rows from the target's features, and make a fresh DraftInput."""
+        """Rewrite the drafter's KV of the accepted rows from the target's features, and make the next DraftInput."""
         ...

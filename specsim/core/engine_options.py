@@ -1,4 +1,4 @@
-"""Options of an engine: which implementation runs a round, on what, and in which form."""
+"""Options of an engine: implementation, number format, device and graph mode."""
 
 from dataclasses import dataclass, replace
 from typing import Literal, Self
@@ -17,14 +17,15 @@ GRAPHS = ("eager", "step", "phase", "round")
 class EngineOptions:
     """Implementation, number format, device and graph mode of an engine.
 
-    Raises InputError for a value that no engine takes, and for an option of the fast implementation with the reference.
+    Raises InputError for a value that no engine takes, and for an option of the fast implementation given to the
+    reference.
     """
 
     impl: Literal["reference", "fast"] = "reference"
     dtype: torch.dtype = torch.float32  # of weights, activations and KV
     device: str | None = None  # cpu or cuda; None: a GPU where there is one
-    # `eager`: the host launches every kernel. `step`: one recorded draft step is replayed. `phase`: a graph for each of
-    # draft, verify and draft-extend. `round`: one graph for all of them. None: `round` where the setting allows it.
+    # `eager`: the host launches every kernel. `step`: one captured draft step is replayed. `phase`: one graph for each
+    # of draft, verify and draft-extend. `round`: one graph for the three. None: `round` where the setting allows it.
     graph: Literal["eager", "step", "phase", "round"] | None = None
     bucket: int | None = None  # requests that the static buffers hold; None: the next power of two
     batch_invariant: bool = False  # sums are taken in an order that no other request of a batch changes
@@ -55,10 +56,11 @@ class EngineOptions:
             require_int("bucket", self.bucket, 1)
 
     def resolve(self, config: SpecConfig, has_grammars: bool = False) -> Self:
-        """Give the same options with device and graph mode named; InputError where the setting or the machine refuses.
+        """Return the same options with device and graph mode chosen.
 
-        Pages change hands inside a round under release `round`, and the host asks grammars between draft and verify:
-        one graph of the whole round can do neither.
+        Release `round` moves pages inside a round, and a grammar runs on the host between draft and verify. Neither
+        fits in one graph of the whole round. Raises InputError where the setting or the machine does not allow the
+        options.
         """
         if self.impl == "reference":
             return replace(self, device="cpu", graph="eager")
@@ -69,7 +71,7 @@ class EngineOptions:
 
 
 def check_graph(graph: str | None, config: SpecConfig, has_grammars: bool) -> None:
-    """Refuse one graph of a whole round where pages move, or the host asks grammars, inside the round."""
+    """Refuse one graph of a whole round where pages move, or grammars run on the host, inside the round."""
     if graph == "round" and config.release == "round":
         raise InputError("graph", graph, "eager, step or phase with release 'round', which moves pages in a round")
     if graph == "round" and has_grammars:
@@ -77,7 +79,7 @@ def check_graph(graph: str | None, config: SpecConfig, has_grammars: bool) -> No
 
 
 def check_device(device: str | None) -> str:
-    """Give a device that the fast implementation can run on here: a GPU where there is one, unless another is named."""
+    """Choose a device for the fast implementation: the one named, else a GPU where there is one, else the CPU."""
     has_gpu = torch.cuda.is_available()
     device = device or ("cuda" if has_gpu else "cpu")
     require(device in ("cpu", "cuda"), "device", str(device), "cpu or cuda, as a text")

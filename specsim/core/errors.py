@@ -1,4 +1,4 @@
-"""Bad input, reported in one sentence, and the checks that find it."""
+"""The error for bad input, and the checks that raise it."""
 
 import math
 from collections.abc import Collection
@@ -6,7 +6,7 @@ from typing import Self
 
 
 class InputError(ValueError):
-    """Bad input: one sentence naming the field, the value and what is allowed."""
+    """Bad input, in one sentence with the field, the value and what is allowed."""
 
     def __init__(self, name: str, value: object, allowed: str) -> None:
         super().__init__(f"{name} is {value!r}; allowed: {allowed}")
@@ -15,7 +15,7 @@ class InputError(ValueError):
         self.allowed = allowed
 
     def __reduce__(self) -> tuple[type[Self], tuple[str, object, str]]:
-        """Pickle by its fields, so that it crosses from a worker process."""
+        """Pickle by the fields, so that the error crosses from a worker process."""
         return type(self), (self.name, self.value, self.allowed)
 
 
@@ -26,18 +26,21 @@ def require(condition: object, name: str, value: object, allowed: str) -> None:
 
 
 def require_type(name: str, value: object, kind: type, allowed: str) -> None:
-    """Raise InputError unless the value is of this type; of a value with a long repr it names the type."""
+    """Raise InputError unless the value is of this type.
+
+    The error names the type of a value with a long repr.
+    """
     if not isinstance(value, kind):
         raise InputError(name, value if value is None or isinstance(value, (str, int, float)) else type(value), allowed)
 
 
 def require_choice(name: str, value: object, choices: Collection[object]) -> None:
-    """Raise InputError unless the value is one of a few."""
+    """Raise InputError unless the value is one of the choices."""
     require(value in choices, name, value, " or ".join(map(str, choices)))
 
 
 def require_int(name: str, value: object, least: int = 1, most: float = math.inf) -> int:
-    """Give the value; raise InputError unless it is an integer (no bool) within limits."""
+    """Return an integer (no bool) within the limits, or raise InputError."""
     if type(value) is not int or not least <= value <= most:
         if most == math.inf:
             raise InputError(name, value, f"an integer of at least {least}")
@@ -47,6 +50,6 @@ def require_int(name: str, value: object, least: int = 1, most: float = math.inf
 
 
 def require_number(name: str, value: object, least: float, most: float, allowed: str) -> None:
-    """Raise InputError unless the value is an integer or float (no bool, no nan) within limits."""
+    """Raise InputError unless the value is an integer or float (no bool, no nan) within the limits."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
     require(is_number, name, value, allowed)

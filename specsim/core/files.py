@@ -1,4 +1,4 @@
-"""Files: texts are read, and results written, whole or not at all."""
+"""Files: texts are read, and results written, completely or not at all."""
 
 import errno
 import json
@@ -14,7 +14,7 @@ from specsim.core.errors import InputError
 
 
 def read_text(path: Path, name: str, allowed: str) -> str:
-    """Read a UTF-8 file, with or without a byte order mark; InputError under that name if it cannot be read."""
+    """Read a UTF-8 file, with or without a byte order mark, or raise InputError with that name."""
     try:
         return path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -23,7 +23,7 @@ def read_text(path: Path, name: str, allowed: str) -> str:
 
 
 def parse_json(text: str, name: str, source: str, allowed: str) -> Any:
-    """Parse JSON; InputError under that name for another text, and for one that is nested too deeply."""
+    """Parse JSON, or raise InputError with that name."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -31,7 +31,7 @@ def parse_json(text: str, name: str, source: str, allowed: str) -> Any:
 
 
 def parse_json_lines(text: str, name: str, source: str, allowed: str) -> list[Any]:
-    """Parse the one JSON value of a text, or the values of its lines."""
+    """Parse a text as one JSON value, or as one value a line."""
     try:
         return [json.loads(text)]
     except (ValueError, RecursionError):
@@ -39,15 +39,15 @@ def parse_json_lines(text: str, name: str, source: str, allowed: str) -> list[An
 
 
 def read_json(path: Path, name: str, allowed: str) -> Any:
-    """Read a UTF-8 file of JSON; InputError under that name for any other file."""
+    """Read a UTF-8 file of JSON, or raise InputError with that name."""
     return parse_json(read_text(path, name, allowed), name, str(path), allowed)
 
 
 def check_writable(path: Path | None, name: str = "json") -> None:
-    """Check before a long run that its result can be written; InputError under that name."""
+    """Raise InputError with that name, before a long run, if its result cannot be written."""
     if path is None:
         return
-    # /dev/stdout may be a file, and renaming over it would lose what a program has printed.
+    # /dev/stdout may be a file, and a rename over it would lose what the program has printed.
     is_stream = path.absolute().parts[1:2] in (("dev",), ("proc",))
     if is_stream or (path.exists() and not path.is_file()):
         raise InputError(name, str(path), "a file, not a folder or a device")
@@ -57,7 +57,7 @@ def check_writable(path: Path | None, name: str = "json") -> None:
 
 
 def check_files(inputs: Mapping[str, Path | None], **outputs: Path | None) -> None:
-    """Check that a command can write its outputs and that none is another of its files, by their names."""
+    """Check that a command can write its outputs, and that no two of its files are the same."""
     known: dict[Path, str] = {}
     for name, path in (*inputs.items(), *outputs.items()):
         if path is not None and (other := known.setdefault(_real(path), name)) != name:
@@ -67,7 +67,7 @@ def check_files(inputs: Mapping[str, Path | None], **outputs: Path | None) -> No
 
 
 def write_json(path: Path | None, value: dict[str, Any]) -> None:
-    """Write a result as JSON, whole or not at all; without a path do nothing."""
+    """Write a result as JSON, completely or not at all, unless the path is None."""
     if path is None:
         return
     text = json.dumps(without_nan(value), ensure_ascii=False, allow_nan=False) + "\n"
@@ -78,9 +78,9 @@ def write_json(path: Path | None, value: dict[str, Any]) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write to a temporary file in the same folder and rename it to `path`, or to the file that `path` links to.
+    """Write to a temporary file in the same folder and rename it to `path` or to its link target.
 
-    Every OSError names `path`: that of a full disk names no file by itself.
+    Every OSError names `path`; that of a full disk would name no file.
     """
     try:
         _write_whole(_real(path), data)
@@ -106,7 +106,7 @@ def _real(path: Path) -> Path:
 
 
 def without_nan(value: Any) -> Any:
-    """Replace every number that is not finite, which JSON does not have, by null."""
+    """Replace every non-finite number by null, as JSON has no nan or infinity."""
     if isinstance(value, dict):
         return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

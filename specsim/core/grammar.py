@@ -1,7 +1,7 @@
 """Constrained decoding: the tokens that a grammar allows after each node of a tree.
 
-The state of a request's grammar is a function of the request's output, so no state is kept between rounds, and a
-resumed request continues in the same state.
+The state of a request's grammar is a function of its output. So no state is kept between rounds, and a resumed request
+continues in the same state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,17 +16,20 @@ from specsim.core.pool import KVPool
 
 
 class Matcher(Protocol):
-    """State of a grammar after one output; changed by its own verbs only."""
+    """State of a grammar after one output, changed by its own methods only."""
 
     vocab_size: int  # V
     has_ended: bool  # the last token ended the output; nothing is called any more
 
     def allowed(self) -> torch.Tensor:
-        """List the tokens that may follow, bool [V], at least one; where an output may end, its ending token is one."""
+        """Return the tokens that may follow, bool [V], at least one.
+
+        Where an output may end, its ending token is among them.
+        """
         ...
 
     def advance(self, token: int) -> bool:
-        """Append a token; False, without a change, if it is not allowed."""
+        """Append a token, or return False without a change if it is not allowed."""
         ...
 
     def roll_back(self, count: int) -> None:
@@ -35,7 +38,7 @@ class Matcher(Protocol):
 
 
 class Grammar(Protocol):
-    """A set of allowed outputs; immutable."""
+    """An immutable set of allowed outputs."""
 
     def matcher(self) -> Matcher:
         """Make a matcher in the state before an output's first token."""
@@ -59,7 +62,7 @@ class Constrained(NamedTuple):
 
 
 def check(grammars: Grammars, config: SpecConfig, vocab_size: int) -> None:
-    """Check that no grammar is over another vocabulary, and that no threshold accepts drafts of probability 0."""
+    """Check that every grammar has the target's vocabulary, and that no threshold accepts drafts of probability 0."""
     allowed = "a number above 0 with a grammar"
     require(not grammars or config.threshold_single > 0, "threshold_single", config.threshold_single, allowed)
     for grammar in grammars.values():
@@ -69,7 +72,10 @@ def check(grammars: Grammars, config: SpecConfig, vocab_size: int) -> None:
 
 
 def after(grammar: Grammar, output: Sequence[int]) -> Matcher:
-    """Make a matcher of an output up to the token that ends it; InputError if the grammar forbids it."""
+    """Make a matcher of an output up to the token that ends it.
+
+    Raises InputError if the grammar forbids the output.
+    """
     matcher = grammar.matcher()
     for place, token in enumerate(output):
         if matcher.has_ended:
@@ -81,10 +87,11 @@ def after(grammar: Grammar, output: Sequence[int]) -> Matcher:
 def allowed_nodes(
     matcher: Matcher, tokens: Sequence[int], next_token: Sequence[int], next_sibling: Sequence[int]
 ) -> torch.Tensor:
-    """List the tokens that may follow each node of a tree whose root is the matcher's last token, bool [N, V].
+    """Find the tokens that may follow each node of a tree, bool [N, V].
 
-    Depth first, over first children and next siblings: a token is appended on the way down and removed on the way up.
-    After a node that is not allowed, or that ends the output, every token is allowed: no path there is accepted.
+    The root is the matcher's last token. The search is depth first, over first children and next siblings: a token is
+    appended on the way down and removed on the way up. After a node that is not allowed, or that ends the output, every
+    token is allowed: no such path is accepted.
     """
     allowed_NV = torch.ones(len(tokens), matcher.vocab_size, dtype=torch.bool)
 
@@ -106,9 +113,9 @@ def allowed_nodes(
 def allowed_trees(
     batch: Batch, verify_input: VerifyInput, pools: KVPool, grammars: Grammars
 ) -> dict[int, torch.Tensor]:
-    """List the tokens that may follow the nodes of every tree with a grammar, bool [N, V] by place in the batch.
+    """Find the tokens that may follow each tree node of requests with a grammar.
 
-    Rows of verify_input beyond the batch's are not read.
+    Values are bool [N, V] by index in the batch. verify_input may have more rows than the batch; they are not read.
     """
     tokens = verify_input.draft_tokens[: batch.size].tolist()
     next_token = verify_input.retrieve_next_token[: batch.size].tolist()
@@ -120,7 +127,10 @@ def allowed_trees(
 
 
 def allowed_first(batch: Batch, pools: KVPool, grammars: Grammars) -> dict[int, torch.Tensor]:
-    """List the tokens that may follow every chunk with a grammar that ends its prompt, bool [1, V] by place."""
+    """Find the tokens that may follow the chunks that end a prompt.
+
+    Values are bool [1, V] by index in the batch, for requests with a grammar.
+    """
     return {
         i: allowed_nodes(each.matcher(pools, each.seq_len), [-1], [-1], [-1])
         for i, each in _constrained(batch, grammars)
@@ -129,7 +139,10 @@ def allowed_first(batch: Batch, pools: KVPool, grammars: Grammars) -> dict[int, 
 
 
 def stacked(rows: Mapping[int, torch.Tensor], size: int) -> torch.Tensor | None:
-    """Stack rows of `size` requests to bool [B, N, V], true for those without rows; None where no request has rows."""
+    """Stack the masks of `size` requests to bool [B, N, V], None where no request has one.
+
+    A request without a mask gets one that allows every token.
+    """
     if not rows:
         return None
     free_NV = torch.ones_like(next(iter(rows.values())))
@@ -137,7 +150,7 @@ def stacked(rows: Mapping[int, torch.Tensor], size: int) -> torch.Tensor | None:
 
 
 def _constrained(batch: Batch, grammars: Grammars) -> list[tuple[int, Constrained]]:
-    """List the requests that have a grammar, by their places in the batch."""
+    """List (index in the batch, request) for the requests that have a grammar."""
     ids = batch.request_ids.tolist()
     lens = zip(batch.req_pool_indices.tolist(), batch.prompt_lens.tolist(), batch.seq_lens.tolist(), strict=True)
     requests = enumerate(zip(ids, lens, strict=True))

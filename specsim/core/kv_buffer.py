@@ -29,26 +29,26 @@ class KVBuffer:
 
     @torch.inference_mode(False)
     def keep_snapshot(self) -> None:
-        """Make room for a snapshot, before a graph of `take_snapshot` is recorded."""
+        """Allocate the snapshot, before a graph of `take_snapshot` is captured."""
         self.snapshot = deepcopy(self)
 
     def take_snapshot(self) -> None:
-        """Copy the content to the snapshot; do nothing where none is wanted."""
+        """Copy the content to the snapshot, if one is kept."""
         if self.snapshot is not None:
             self.snapshot.copy_(self)
 
     def write(self, layer: int, slots_R: torch.Tensor, key_RAD: torch.Tensor, value_RAD: torch.Tensor) -> None:
-        """Write rows to their slots; a row with slot -1 writes nothing."""
+        """Write rows to their slots, without those of slot -1."""
         kept = slots_R >= 0
         self.keys[layer, slots_R[kept]] = key_RAD[kept]
         self.values[layer, slots_R[kept]] = value_RAD[kept]
 
     def move(self, source: torch.Tensor, destination: torch.Tensor) -> None:
-        """Copy slots `source` to slots `destination` in every layer; all is read before any is written."""
+        """Copy slots `source` to slots `destination` in every layer, reading all before writing any."""
         self.keys[:, destination] = self.keys[:, source]
         self.values[:, destination] = self.values[:, source]
 
     def copy_(self, source: "KVBuffer") -> None:
-        """Take over another buffer's content, from any device and dtype; snapshots stay."""
+        """Copy another buffer's content, from any device and dtype, but not its snapshot."""
         self.keys.copy_(source.keys)
         self.values.copy_(source.values)

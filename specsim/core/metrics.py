@@ -1,4 +1,4 @@
-"""Metrics of a run from its counters, and conversions from other tools' figures.
+"""Metrics of a run from its counters, and conversions from other tools' metrics.
 
 `draft` in a name counts drafts only; `accept` without `draft` includes the bonus token.
 """
@@ -14,7 +14,7 @@ LOOP_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Acceptance over rounds."""
+    """Acceptance statistics over rounds."""
 
     rounds: int  # (request, round) pairs
     accept_length: float  # mean tokens of a round, bonus included, in [1, S+1]
@@ -24,7 +24,7 @@ class Acceptance:
 
     @property
     def conditional_by_position(self) -> tuple[float, ...]:
-        """Share of the rounds with i-1 accepted drafts that accepted the i-th too; nan where there were none."""
+        """Share of the rounds with i-1 accepted drafts that also accepted the i-th, nan without such rounds."""
         reached = (1.0, *self.accepted_by_position[:-1])
         return tuple(
             now / before if before else float("nan")
@@ -33,9 +33,9 @@ class Acceptance:
 
 
 def acceptance(num_accepted_drafts: Sequence[int], num_steps: int, num_draft_tokens: int) -> Acceptance:
-    """Summarise rounds whose trees of `num_draft_tokens` nodes had `num_accepted_drafts[i]` of their drafts accepted.
+    """Compute the acceptance of rounds from the number of drafts that each accepted.
 
-    Raises ValueError for counts that are no integers from 0 to num_steps.
+    Raises ValueError for counts that are not integers from 0 to num_steps.
     """
     drafts = np.asarray(num_accepted_drafts)
     is_integer = np.issubdtype(drafts.dtype, np.integer)
@@ -58,10 +58,10 @@ def acceptance(num_accepted_drafts: Sequence[int], num_steps: int, num_draft_tok
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Latency of one request in steps of the scheduler and in seconds; nan where a figure is not defined.
+    """Latency of one request, in scheduler steps and in seconds.
 
-    The tokens of a round arrive together, so itl >= tpot; vLLM's benchmark counts both like this, and then pools the
-    gaps of all requests. Waiting after a preemption is part of the figures.
+    Undefined values are nan. The tokens of a round arrive together, so itl >= tpot. vLLM's benchmark counts both the
+    same way, and then pools the gaps of all requests. Time spent waiting after a preemption is included.
     """
 
     ttft_steps: float  # arrival to first delivery, both steps included: 1 where they are the same
@@ -75,9 +75,9 @@ class Latency:
 
 
 def latency(arrived: tuple[int, float] | None, emissions: Sequence[tuple[int, float, int]]) -> Latency:
-    """Measure a request that arrived at (step, seconds) and was delivered (step, seconds, tokens) each time.
+    """Compute the latency of a request from its arrival (step, seconds) and its deliveries (step, seconds, tokens).
 
-    arrived is None for a request that never did. Raises ValueError for deliveries without tokens or not in order.
+    arrived is None for a request that never arrived. Raises ValueError for deliveries without tokens or out of order.
     """
     nan = float("nan")
     if arrived is None or not emissions:
@@ -105,26 +105,32 @@ def latency(arrived: tuple[int, float] | None, emissions: Sequence[tuple[int, fl
 
 
 def distinct_share(token_ids: Sequence[int], order: int = 4) -> float:
-    """Distinct n-grams over n-grams: near 1 for fresh text, near 0 for a loop; 1 for a text shorter than n."""
+    """Compute the share of distinct n-grams, 1 for a text shorter than n.
+
+    It is near 1 for fresh text and near 0 for a loop.
+    """
     grams = [tuple(token_ids[start : start + order]) for start in range(len(token_ids) - order + 1)]
     return len(set(grams)) / len(grams) if grams else 1.0
 
 
 def is_loop(token_ids: Sequence[int]) -> bool:
-    """Whether a continuation repeats itself: fewer than half of its 4-grams are distinct. Loops inflate acceptance."""
+    """Check whether a text repeats itself, with fewer than half of its 4-grams distinct.
+
+    Loops inflate acceptance.
+    """
     return distinct_share(token_ids) < LOOP_SHARE
 
 
 def accept_length_from_tensorrt_llm(accepted_drafts_per_round: float) -> float:
-    """Convert TensorRT-LLM's acceptance length, which counts drafts only, to our accept length."""
+    """Convert TensorRT-LLM's acceptance length, which counts drafts only, to accept length."""
     return accepted_drafts_per_round + 1
 
 
 def accept_length_from_eagle_tau(tau: float, rounds: int) -> float:
-    """Convert EAGLE's printed tau, which divides the same tokens by rounds - 1, to our accept length."""
+    """Convert EAGLE's printed tau, the same tokens over rounds - 1, to accept length."""
     return tau * (rounds - 1) / rounds
 
 
 def accept_length_from_rate(accept_rate: float, num_steps: int) -> float:
-    """Convert vLLM's draft acceptance rate (accepted over proposed drafts) to our accept length."""
+    """Convert vLLM's draft acceptance rate (accepted over proposed drafts) to accept length."""
     return 1 + num_steps * accept_rate

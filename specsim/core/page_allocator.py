@@ -1,4 +1,4 @@
-"""Whole pages of slots: which are free, and how many hold each."""
+"""Whole pages of slots, with the free ones and the number of holders of each."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 
 class OutOfSlots(RuntimeError):
-    """The pool has fewer free pages than a reservation needs; nothing was reserved."""
+    """A reservation failed for lack of free pages, and reserved nothing."""
 
 
 class PageAllocator:
-    """Whole pages, handed out first in, first out, and free again when nobody holds them."""
+    """Whole pages, allocated first in, first out, and free again when nobody holds them."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
@@ -20,7 +20,7 @@ class PageAllocator:
 
     @property
     def num_free(self) -> int:
-        """Number of pages that may be handed out; negative while more are in use than the limit allows."""
+        """Number of pages that may be allocated, negative while more are in use than the limit allows."""
         return self.limit - self.num_pages + len(self._free)
 
     def allocate(self, count: int) -> list[int]:
@@ -31,7 +31,7 @@ class PageAllocator:
         return pages
 
     def holders(self, page: int) -> int:
-        """Count the holders of a page; 0: it is free."""
+        """Count the holders of a page, 0 for a free one."""
         return self._holders[page]
 
     def hold(self, pages: Sequence[int]) -> None:
@@ -40,7 +40,10 @@ class PageAllocator:
             self._holders[page] += 1
 
     def free(self, pages: Sequence[int]) -> None:
-        """Take a holder from each page; without one it is free. ValueError for a page that is free already."""
+        """Remove a holder from each page, and free the pages without one.
+
+        Raises ValueError for a page that is already free.
+        """
         for page in pages:
             if not self._holders[page]:
                 raise ValueError(f"page {page} is free already")

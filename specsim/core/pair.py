@@ -1,4 +1,4 @@
-"""A target and its drafter: shapes and tensors, as every engine takes them."""
+"""A target and its drafter: shapes and tensors, as every engine reads them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class TargetCheckpoint:
     tensors: Mapping[str, torch.Tensor]  # as stored, under Hugging Face names; a tied lm_head.weight is the embedding
 
     def facts(self) -> dict[str, str]:
-        """Name and value of what repr and Jupyter show."""
+        """Names and values that repr and Jupyter show."""
         return {"kind": self.config.family} | _facts(self.config, self.tensors)
 
     def __repr__(self) -> str:
@@ -31,13 +31,13 @@ class DrafterCheckpoint:
     """An EAGLE head's shape and its tensors."""
 
     config: DrafterConfig
-    # as stored, under the EAGLE repository's names. eagle: embed_tokens, fc [H, 2H], fc.bias where it has one,
+    # As stored, under the EAGLE repository's names. eagle: embed_tokens, fc [H, 2H], fc.bias where it has one,
     # layers.i.*. eagle3: fc [H, 3·target H], midlayer.*, norm, lm_head [draft vocabulary, H]; d2t (i64, target id = i +
-    # d2t[i], ascending) and t2d (bool) together or not at all; embed_tokens where it has its own.
+    # d2t[i], ascending) and t2d (bool), both or neither; embed_tokens where it has its own.
     tensors: Mapping[str, torch.Tensor]
 
     def facts(self) -> dict[str, str]:
-        """Name and value of what repr and Jupyter show."""
+        """Names and values that repr and Jupyter show."""
         layers = self.config.feature_layers
         reads = f"the input of layers {', '.join(map(str, layers))}" if layers else "the input of the head"
         own = {"drafts from": f"{self.config.draft_vocab_size:,} tokens", "reads": reads}
@@ -69,7 +69,7 @@ class Pair:
 
 
 def _facts(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Describe a model; parameters count a tied head once."""
+    """Describe a model, counting the parameters of a tied head once."""
     unique = {id(tensor): tensor for tensor in tensors.values() if tensor.is_floating_point()}.values()
     return {
         "layers": str(config.num_layers),

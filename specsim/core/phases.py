@@ -1,6 +1,6 @@
 """The states of a round: one type for each phase, made by one phase and read by the next (sglang#24859).
 
-Dimension key, used as suffix of tensor names everywhere:
+Dimension key, used as the suffix of tensor names everywhere:
 
     B requests · K topk · S num_steps · N num_draft_tokens (verify width, root included) · P page_size
     L seq_len (committed KV, bonus token excluded) · V vocabulary · H hidden · F target features · A attention heads
@@ -39,7 +39,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class PrefillInput(State):
-    """A chunk of every request's prompt, of at least one row each, flattened over requests."""
+    """A chunk of every request's prompt, at least one row each, flattened over requests."""
 
     input_ids: torch.Tensor  # i64 [R]
     row_starts: torch.Tensor  # i64 [B+1], request b owns rows row_starts[b]..row_starts[b+1]
@@ -54,7 +54,7 @@ class PrefillInput(State):
 
     @property
     def columns(self) -> torch.Tensor:
-        """Column of each row, which is its position, i64 [R]."""
+        """Column of each row, equal to its position, i64 [R]."""
         rows = torch.arange(len(self.input_ids), device=self.row_starts.device)
         return rows + (self.start_lens - self.row_starts[:-1])[self.requests]
 
@@ -65,7 +65,7 @@ class PrefillInput(State):
 
     @classmethod
     def whole(cls, prompts: Sequence[Sequence[int]]) -> Self:
-        """Flatten whole prompts; the token after each is sampled."""
+        """Flatten whole prompts, so that the token after each is sampled."""
         lens = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int64)
         input_ids = torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.int64)
         row_starts = torch.nn.functional.pad(lens.cumsum(0), (1, 0))
@@ -74,7 +74,7 @@ class PrefillInput(State):
 
 @dataclass(frozen=True, slots=True)
 class PrefillOutput(State):
-    """The token after each chunk, and the state that the first round starts from."""
+    """The token after each chunk, and the state from which the first round starts."""
 
     next_tokens: torch.Tensor  # i32 [B]
     logprobs: torch.Tensor  # f32 [B], of next_tokens under the target's distribution
@@ -83,22 +83,25 @@ class PrefillOutput(State):
 
 @dataclass(frozen=True, slots=True)
 class DraftInput(PerRequest):
-    """The state that prefill and draft-extend leave to the next draft phase."""
+    """The state that prefill and draft-extend leave for the next draft phase."""
 
     # f32 [B, K], scores of the first drafts: the drafter's probability of each, or its logarithm under score `logprob`;
-    # at T = 1, or the request's T if sampled
+    # at temperature 1, or at the request's temperature if drafts are sampled
     topk_scores: torch.Tensor
     topk_index: torch.Tensor  # i64 [B, K], target ids of the first drafts
     hidden: torch.Tensor | None  # [B, H], drafter's state that the first drafts came from, None where it has none
     bonus_tokens: torch.Tensor  # i32 [B], root of the next tree
-    # f32 [B, V], by target id the distribution of the first drafts, 0 at temperature 0; None where verify reads none
+    # f32 [B, V], distribution of the first drafts by target id, 0 at temperature 0; None where verify does not read it
     draft_prob: torch.Tensor | None = None
 
     @classmethod
     def empty(
         cls, topk: int, hidden_size: int, dtype: torch.dtype = torch.float32, vocab_size: int | None = None
     ) -> Self:
-        """State of no request, for the next merge when all have finished; vocab_size: where there is draft_prob."""
+        """Make the state without requests, to merge with when all have finished.
+
+        vocab_size is given where there is draft_prob.
+        """
         return cls(
             topk_scores=torch.empty(0, topk),
             topk_index=torch.empty(0, topk, dtype=torch.int64),
@@ -110,12 +113,12 @@ class DraftInput(PerRequest):
 
 @dataclass(frozen=True, slots=True)
 class Candidates(State):
-    """The pool of nodes that the tree is chosen from: K + (S-1)K² of them, KS where drafts are sampled."""
+    """The nodes that the tree is chosen from: K + (S-1)K² of them, KS where drafts are sampled."""
 
     tokens: torch.Tensor  # i64 [B, K+(S-1)K²]
     scores: torch.Tensor  # f32 [B, K+(S-1)K²]
-    # i64 [B, max(1, K(S-1)+1)], flat index of the parent of each block of K siblings, -1 for the root; where drafts are
-    # sampled every block but the root's holds one sibling
+    # i64 [B, max(1, K(S-1)+1)], flat index of the parent of each block of K siblings, -1 for the root; with sampled
+    # drafts every block but the root's holds one sibling
     parent_list: torch.Tensor
     draft_logits: tuple[torch.Tensor, ...] = ()  # [B, K, draft vocabulary] of every forward, kept by the reference only
     draft_prob: torch.Tensor | None = None  # f32 [B, M, V], handed on to VerifyInput
@@ -123,7 +126,10 @@ class Candidates(State):
 
 @dataclass(frozen=True, slots=True)
 class VerifyInput(State):
-    """One tree for each request, ready for the target's forward; node 0 is the root, the last round's bonus token."""
+    """One tree for each request, ready for the target's forward.
+
+    Node 0 is the root, the last bonus token.
+    """
 
     draft_tokens: torch.Tensor  # i64 [B, N]
     parents: torch.Tensor  # i64 [B, N], node index of the parent, -1 for the root
@@ -135,16 +141,17 @@ class VerifyInput(State):
     retrieve_next_sibling: torch.Tensor  # i64 [B, N], node index of the next sibling, -1 for none
     cache_locations: torch.Tensor  # i64 [B·N], slots in the target pool, -1 at or beyond the length limit
     candidates: Candidates | None = None  # the pool that the tree was chosen from, where there was a choice
-    # f32 [B, M, V], by node and target id the distribution of its children, 0 at temperature 0; None where not read
+    # f32 [B, M, V], distribution of a node's children by target id, 0 at temperature 0; None where verify does not read
+    # it
     draft_prob: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DraftExtendInput(State):
-    """The accepted rows, for the drafter to rewrite its KV from the target's features.
+    """The accepted rows, from whose target features the drafter rewrites its KV.
 
-    Row j of request b stands at position and column seq_lens[b] + j. With `extend="fixed"` a request's rows from
-    num_accepted_tokens on are junk.
+    Row j of request b has position and column seq_lens[b] + j. With `extend="fixed"` a request's rows from
+    num_accepted_tokens on are padding.
     """
 
     row_starts: torch.Tensor  # i64 [B+1]
@@ -160,7 +167,7 @@ class DraftExtendInput(State):
 
     @property
     def last_rows(self) -> torch.Tensor:
-        """Row of each request's last accepted token, the only one that feeds the next draft phase, i64 [B]."""
+        """Row of each request's last accepted token, which alone feeds the next draft phase, i64 [B]."""
         return self.row_starts[:-1] + self.num_accepted_tokens - 1
 
 
@@ -175,7 +182,7 @@ class Verdict(State):
     logprobs: torch.Tensor  # f32 [B, W], of predict at accept_index under penalties, bias, temperature; 0 where padded
 
     def accepted_tokens(self) -> list[list[int]]:
-        """List the new tokens of each request, bonus last; one copy brings all that it reads to the host."""
+        """List the new tokens of each request, bonus last, with one copy to the host."""
         num_requests, width = self.accept_index.shape
         parts = (self.predict, self.accept_index.flatten(), self.num_accepted_tokens)
         found = torch.cat(parts).tolist()
@@ -194,7 +201,7 @@ class VerifyOutput(State):
 
 
 class RoundOutput(NamedTuple):
-    """The results of the three phases of a round, in their order."""
+    """The results of a round's three phases, in order."""
 
     verify_input: VerifyInput
     verify_output: VerifyOutput
@@ -202,7 +209,7 @@ class RoundOutput(NamedTuple):
 
 
 class Advance(NamedTuple):
-    """The result of a round for a serving loop: its verdict, and the states of the next round."""
+    """The result of a round for a serving loop: its verdict and the state of the next round."""
 
     verdict: Verdict
     draft_input: DraftInput

@@ -1,8 +1,8 @@
-"""The only mutable state: KV buffers, the map from logical columns to slots, and the allocator of pages.
+"""The only mutable state: KV buffers, the map from logical columns to slots, and the page allocator.
 
-Target and draft buffers are separate but share slot ids and `req_to_token`. They change by verbs only: `open`, `share`,
-`reserve`, `record`, `write`, `move`, `settle`, `release`, `close`, and for whoever keeps pages beyond their requests
-`keep` and `drop`.
+Target and draft buffers are separate but share slot ids and `req_to_token`. Only methods change them: `open`, `share`,
+`reserve`, `record`, `write`, `move`, `settle`, `release`, `close`; and `keep` and `drop` for pages that outlive their
+requests.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ __all__ = ["Account", "KVBuffer", "KVLayout", "KVPool", "OutOfSlots", "PageAlloc
 
 
 class KVPool:
-    """KV of all requests; rows are wide enough for max_len and the reservation of two rounds (sglang#26972)."""
+    """KV of all requests, with tables wide enough for max_len and two rounds' reservation (sglang#26972)."""
 
     @torch.inference_mode(False)
     def __init__(self, target: KVBuffer, draft: KVBuffer | None, page_size: int, num_requests: int, width: int) -> None:
@@ -51,18 +51,18 @@ class KVPool:
         return row
 
     def pages(self, row: int) -> tuple[int, ...]:
-        """The pages of a request's columns, in order."""
+        """List the pages of a request's columns, in order."""
         return tuple(self._pages[row])
 
     def owned_columns(self, row: int) -> int:
         return len(self._pages[row]) * self.page_size
 
     def committed_columns(self, row: int) -> int:
-        """Columns from 0 on whose KV is final, as far as the host knows."""
+        """Count the columns, from 0 on, whose KV is final as far as the host knows."""
         return self._committed[row]
 
     def num_pages(self, columns: int) -> int:
-        """Count the pages that hold that many columns."""
+        """Count the pages that this number of columns fills."""
         return ceil_to(columns, self.page_size) // self.page_size
 
     @property
@@ -71,12 +71,12 @@ class KVPool:
 
     @property
     def usable_slots(self) -> int:
-        """Slots within the limit, in use or not."""
+        """Slots within the limit, used or free."""
         return self._allocator.limit * self.page_size
 
     @property
     def free_slots(self) -> int:
-        """Slots that may be reserved; negative while more are in use than `limit` allows."""
+        """Slots that may be reserved, negative while more are in use than `limit` allows."""
         return self._allocator.num_free * self.page_size
 
     @property
@@ -84,13 +84,16 @@ class KVPool:
         return len(self._free_rows)
 
     def limit(self, num_slots: int) -> None:
-        """Use at most that many slots (whole pages) from now on; slots in use stay until they are released."""
+        """Limit the pool to a number of slots (whole pages).
+
+        Slots in use stay until they are released.
+        """
         if type(num_slots) is not int or not 0 <= num_slots <= self.num_slots:
             raise InputError("num_slots", num_slots, f"0 to the pool's {self.num_slots}")
         self._allocator.limit = num_slots // self.page_size
 
     def share(self, row: int, pages: Sequence[int]) -> None:
-        """Let a request that owns nothing begin with pages that are kept: columns 0 on, committed, never written."""
+        """Start a request that owns nothing with kept pages as its first columns, committed and never written."""
         if self._pages[row]:
             raise ValueError(f"row {row} of the request table owns columns already")
         self._allocator.hold(pages)
@@ -98,7 +101,7 @@ class KVPool:
         self.settle(row, self.owned_columns(row))
 
     def settle(self, row: int, columns: int) -> None:
-        """Note that a request's first columns hold committed KV."""
+        """Mark a request's first columns as committed KV."""
         if columns > self.owned_columns(row):
             raise IndexError(f"row {row} of the request table owns {self.owned_columns(row)} columns, not {columns}")
         self._committed[row] = columns
@@ -109,16 +112,16 @@ class KVPool:
         self._kept.update(pages)
 
     def drop(self, pages: Sequence[int]) -> None:
-        """End the keeping of these pages."""
+        """Stop keeping these pages."""
         self._kept.difference_update(pages)
         self._allocator.free(pages)
 
     def is_idle(self, page: int) -> bool:
-        """Whether a kept page belongs to no request."""
+        """Check whether a kept page belongs to no request."""
         return self._allocator.holders(page) == 1
 
     def reserve(self, row: int, columns: int) -> None:
-        """Own at least `columns` columns; never gives any back."""
+        """Reserve columns until a request owns at least `columns`."""
         if columns > (width := self.req_to_token.shape[1]):
             raise OutOfSlots(f"{columns} columns asked for, a row of the request table has {width}")
         missing = max(0, self.num_pages(columns) - len(self._pages[row]))
@@ -132,7 +135,7 @@ class KVPool:
         self.req_to_token[row, first : self.owned_columns(row)] = slots.flatten().to(self.req_to_token.device)
 
     def release(self, row: int, columns: int = 0) -> None:
-        """Give back every whole page beyond the first `columns` columns."""
+        """Release every whole page beyond the first `columns` columns."""
         kept = self.num_pages(columns)
         pages = self._pages[row]
         self._allocator.free(pages[kept:])
@@ -141,18 +144,21 @@ class KVPool:
         self._committed[row] = min(self._committed[row], self.owned_columns(row))
 
     def close(self, row: int) -> None:
-        """End a request: pages that it alone holds are free again."""
+        """End a request and free the pages that no other holds."""
         self.release(row)
         self.token_ids[row] = -1
         del self._pages[row], self._committed[row]
         self._free_rows.append(row)
 
     def record(self, rows: torch.Tensor | int, columns: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Note the tokens at logical columns of requests."""
+        """Record the tokens at logical columns of requests."""
         self.token_ids[rows, columns] = tokens.long()
 
     def slots(self, rows: torch.Tensor | int, columns: torch.Tensor) -> torch.Tensor:
-        """Look up the slots of columns, of the broadcast shape; IndexError for a column that is not owned."""
+        """Look up the slots of columns, of the broadcast shape.
+
+        Raises IndexError for a column that is not owned.
+        """
         slots = self.req_to_token[rows, columns]
         if bool((slots < 0).any()):
             row, column = (index.expand_as(slots)[slots < 0][0] for index in (torch.as_tensor(rows), columns))
@@ -160,7 +166,7 @@ class KVPool:
         return slots
 
     def copy_(self, source: "KVPool") -> None:
-        """Take over everything another pool of the same shape holds, in place: content, tables and books."""
+        """Copy another pool of the same shape in place: KV, tables and page counts."""
         self.target.copy_(source.target)
         if self.draft is not None and source.draft is not None:
             self.draft.copy_(source.draft)
@@ -170,7 +176,7 @@ class KVPool:
             setattr(self, name, deepcopy(getattr(source, name)))
 
     def accounts(self) -> list[Account]:
-        """List the holders of every page that is held."""
+        """List every page in use with its holders."""
         rows: dict[int, list[int]] = {page: [] for page in sorted(self._kept)}
         committed = dict.fromkeys(self._kept, self.page_size)
         for row, pages in self._pages.items():
@@ -181,7 +187,7 @@ class KVPool:
         return [Account(page, tuple(rows[page]), page in self._kept, committed[page]) for page in rows]
 
     def usage(self) -> dict[str, int]:
-        """Count slots: free + reserved + committed = slots."""
+        """Count slots by use: free + reserved + committed = slots."""
         accounts = self.accounts()
         committed = sum(each.committed for each in accounts)
         return {
@@ -195,10 +201,11 @@ class KVPool:
         }
 
     def audit(self) -> dict[str, int]:
-        """Account for every slot; give the usage, or raise AssertionError where books and tables disagree.
+        """Check every slot and return the usage.
 
-        Every page is either free or held, by as many as are counted. A page that more than one holds lies, in each of
-        its requests, at the same place and wholly among the committed columns, so that nobody writes it.
+        Raises AssertionError where page counts and tables disagree. Every page is either free or held by as many
+        holders as its count. A page with several holders has the same index in each request, wholly among the committed
+        columns, so that nobody writes it.
         """
         accounts = self.accounts()
         free = self._allocator.free_pages()

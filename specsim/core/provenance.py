@@ -13,7 +13,7 @@ PACKAGES = ("specsim", "torch", "triton")
 
 
 def versions(device: str) -> dict[str, Any]:
-    """List the versions of Python and of the packages that compute; on `cuda` the GPU and digests of our code too."""
+    """Collect the versions of Python and the computing packages, on `cuda` also GPU and code digests."""
     found: dict[str, Any] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -26,5 +26,5 @@ def versions(device: str) -> dict[str, Any]:
 
 
 def now() -> str:
-    """Date and time in UTC, to the second."""
+    """Return date and time in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,4 +1,4 @@
-"""Values of named tensors: the base of everything that the phases of a round hand to each other."""
+"""Values of named tensors, the base of the states that the phases of a round exchange."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
@@ -8,30 +8,33 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A value of named tensors that one phase leaves to another."""
+    """A value of named tensors, the output of one phase and the input of another."""
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Its own tensors by name, but for those that are None."""
+        """The state's own tensors by name, without those that are None."""
         values = ((each.name, getattr(self, each.name)) for each in fields(self))
         return {name: value for name, value in values if isinstance(value, torch.Tensor)}
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
-        """Move the state to a device, and its hidden states (the only tensors in the model's dtype) to a dtype."""
+        """Move the state to a device and its hidden states, the only tensors in the model's dtype, to a dtype."""
         return _moved(self, device, dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class PerRequest(State):
-    """A state whose every tensor has one entry a request, along its first dimension."""
+    """A state whose tensors all have one entry for each request along the first dimension."""
 
     def filter(self, requests: torch.Tensor) -> Self:
-        """Select the requests at these places (i64), in that order; always by index, never by slice (sglang#9252)."""
+        """Select requests by index (i64), in that order.
+
+        A slice would not do (sglang#9252).
+        """
         return replace(self, **{f.name: _selected(getattr(self, f.name), requests) for f in fields(self)})
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is the state of no request."""
+        """Check whether the state has no requests."""
         return self._num_requests == 0
 
     @property
@@ -39,7 +42,10 @@ class PerRequest(State):
         return len(next(iter(self.tensors.values())))
 
     def merge(self, other: Self) -> Self:
-        """Append the requests of other to those of self; an idle state adds nothing, and what one side lacks is 0."""
+        """Append the requests of other to those of self.
+
+        An idle state adds nothing. A tensor that one side lacks is 0 there.
+        """
         if self.is_idle or other.is_idle:
             return other if self.is_idle else self
         sizes = (self._num_requests, other._num_requests)

@@ -1,7 +1,7 @@
-"""Synthetic acceptance: how many drafts a round accepts is decided by a schedule, not by the target. For timing only.
+"""Synthetic acceptance, for timing only: a schedule, not the target, decides how many drafts a round accepts.
 
-With it a serving system is measured at a given acceptance, whatever the weights are. vLLM has it as
-rejection_sample_method `synthetic` with synthetic_acceptance_rates; SGLang and llama.cpp simulate acceptance too.
+It measures a serving system at a given acceptance, whatever the weights are. vLLM has it as rejection_sample_method
+`synthetic` with synthetic_acceptance_rates; SGLang and llama.cpp simulate acceptance too.
 """
 
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ ONE = 2**24  # shares are counted in these, as random words are
 
 @dataclass(frozen=True, slots=True)
 class SyntheticAcceptance:
-    """Share of the rounds that accept a draft at each position, and the order of the rounds that do.
+    """Share of the rounds that accept a draft at each position, and the schedule of those rounds.
 
-    `independent`: a uniform decides every round of a request. `minimum-variance`: of the first r rounds of a request
-    the number that accept the first draft is one of the two integers around r · rates[0], and given the number that
-    accept i drafts the number that accept one more is one of the two around its share of that: whatever r is, r ·
-    rates[i] is missed by less than i + 1.
+    `independent`: a uniform decides every round of a request. `minimum-variance`: the counts follow the rates as
+    closely as integers can. Of a request's first r rounds, the number that accept the first draft is one of the two
+    integers around r · rates[0]. Given the number that accept i drafts, the number that accept one more is one of the
+    two integers around its share of that. So for every r the count differs from r · rates[i] by less than i + 1.
 
-    The accepted drafts are a path of the round's tree; the token after it is the target's. So the tokens are neither
-    the target's nor lossless: everything that shows or writes results says so. Fewer are accepted where a tree is not
-    as deep, or the longest text is reached.
+    The accepted drafts are a path of the round's tree; the token after it is the target's. The tokens are therefore
+    neither the target's nor lossless, and every output says so. Fewer are accepted where a tree is not deep enough, or
+    where the length limit is reached.
     """
 
     rates: tuple[float, ...]  # [S], share of the rounds that accept at least i + 1 drafts (unconditional: never grows)
@@ -44,19 +44,22 @@ class SyntheticAcceptance:
 
     @classmethod
     def of_length(cls, accept_length: float, num_steps: int, **others: Any) -> Self:
-        """Spread a mean of tokens a round, bonus included, as vLLM and SGLang do: 2.6 of 3 steps is (1, 0.6, 0)."""
+        """Make the rates of a mean accept length, as vLLM and SGLang do.
+
+        An accept_length of 2.6 in 3 steps gives (1, 0.6, 0).
+        """
         most = num_steps + 1
         require_number("accept_length", accept_length, 1, most, f"a number from 1 to {most}, bonus included")
         return cls(tuple(min(max(accept_length - step, 0.0), 1.0) for step in range(1, num_steps + 1)), **others)
 
     def fit(self, num_steps: int) -> Self:
-        """Check that there is a rate for each step of the setting."""
+        """Return the acceptance itself, or raise InputError unless it has a rate for each step."""
         require(len(self.rates) == num_steps, "rates", self.rates, f"num_steps rates, {num_steps}")
         return self
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """Shares by position in units of 1/ONE, of all rounds (independent) or those that accept the one before."""
+        """Shares by position in units of 1/ONE: of all rounds (independent), or of those that accept the one before."""
         if self.schedule == "independent":
             return tuple(round(rate * ONE) for rate in self.rates)
         return tuple(round(rate / before * ONE) if before else 0 for before, rate in pairwise((1.0, *self.rates)))
@@ -66,7 +69,7 @@ class SyntheticAcceptance:
 
 
 def acceptance_json(acceptance: SyntheticAcceptance | None) -> dict:
-    """JSON under `acceptance` of every output: whether it was synthetic, and the setting if so."""
+    """Make the JSON under `acceptance` of every output: whether acceptance was synthetic, and its setting."""
     if acceptance is None:
         return {"synthetic": False}
     return {

@@ -1,4 +1,4 @@
-"""The target protocol: everything that a round needs of a target model; and the shape of one."""
+"""The target protocol, which is everything that a round needs of a target model, and a model's shape."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ class ModelConfig:
 
 
 class Target(Protocol):
-    """A target model of one implementation, with that implementation's own attention metadata."""
+    """A target model of one implementation, with that implementation's attention metadata."""
 
     config: ModelConfig
 
@@ -60,12 +60,13 @@ class Target(Protocol):
     def forward(
         self, input_ids_R: torch.Tensor, metadata: Any, kv: KVBuffer, feature_layers: tuple[int, ...]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run rows through the model and write their KV: (hidden [R, H] that the head reads, features [R, F]).
+        """Run rows through the model and write their KV.
 
-        Features are the hidden states entering `feature_layers`, concatenated, or that same hidden when there are none.
+        Returns (hidden [R, H] that the head reads, features [R, F]). Features are the hidden states entering
+        `feature_layers`, concatenated, or that same hidden when there are none.
         """
         ...
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        """Apply the head: [R, V] in the model's dtype."""
+        """Compute logits, [R, V] in the model's dtype."""
         ...

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 
 class TokenBiases(Mapping[int, float]):
-    """Additions to logits by token id; unlike a mappingproxy they can be hashed and pickled."""
+    """Additions to logits by token id, which unlike a mappingproxy can be hashed and pickled."""
 
     __slots__ = ("_bias",)
 

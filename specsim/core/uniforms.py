@@ -1,7 +1,7 @@
-"""Counter-based random numbers, the only source of randomness: named, not ordered.
+"""Counter-based random numbers, the only source of randomness, addressed by name and not by order.
 
-A draw is named (seed, request id, stream, L of its round's root, depth, index), so a request meets the same numbers
-alone, in any batch and after a preemption. The generator is Philox4x32-10 (Salmon et al., SC 2011).
+A draw is named (seed, request id, stream, L of its round's root, depth, index). So a request gets the same numbers
+solo, in any batch and after a preemption. The generator is Philox4x32-10 (Salmon et al., SC 2011).
 """
 
 from enum import IntEnum
@@ -15,7 +15,10 @@ _LOW = 0xFFFFFFFF
 
 
 class Stream(IntEnum):
-    """Purpose of a draw; two streams never share a number."""
+    """Purpose of a draw, part of its name.
+
+    Different streams never share a number.
+    """
 
     PREFILL = 0
     ACCEPT = 1
@@ -26,12 +29,15 @@ class Stream(IntEnum):
 
 
 def seed_bits(seed: int) -> int:
-    """Reinterpret an unsigned 64-bit seed as the int64 that has its bits."""
+    """Convert an unsigned 64-bit seed to the int64 with the same bits."""
     return seed - 2**64 if seed >= 2**63 else seed
 
 
 def philox(counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Philox4x32-10 on int64 tensors that hold 32-bit words; returns four words of the broadcast shape."""
+    """Compute Philox4x32-10 on int64 tensors of 32-bit words.
+
+    Returns four words of the broadcast shape.
+    """
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
@@ -51,10 +57,10 @@ def philox(counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, ...]) -> 
 def words(
     seeds: Part, request_ids: Part, stream: Stream, root_lens: Part, depths: Part, indices: Part = 0
 ) -> tuple[torch.Tensor, ...]:
-    """Four random 32-bit words (int64) for every name; arguments broadcast.
+    """Compute four random 32-bit words (int64) for every name.
 
-    The counter is (index, root length, depth · 256 + stream, request id), the key the two halves of the seed, so
-    request ids, root lengths and indices are below 2³² and depths below 2²⁴.
+    Arguments broadcast. The counter is (index, root length, depth · 256 + stream, request id); the key is the two
+    halves of the seed. So request ids, root lengths and indices are below 2³² and depths below 2²⁴.
     """
     depth_and_stream = (torch.as_tensor(depths, dtype=torch.int64) << 8) | int(stream)
     seed = torch.as_tensor(seeds, dtype=torch.int64)
@@ -65,9 +71,9 @@ def words(
 def named_uniforms(
     seeds: Part, request_ids: Part, stream: Stream, root_lens: Part, depths: Part, indices: Part = 0
 ) -> torch.Tensor:
-    """Uniforms of 24 bits in [2⁻²⁴, 1 - 2⁻²⁴], float64 (exact in float32 too), of the broadcast shape.
+    """Draw uniforms of 24 bits in [2⁻²⁴, 1 - 2⁻²⁴], float64 (exact in float32 too), of the broadcast shape.
 
-    0 would accept a draft of probability zero (sglang#35771) and 1 walks off the end of a CDF (sglang#30822).
+    0 would accept a draft of probability zero (sglang#35771); 1 would run past the end of a CDF (sglang#30822).
     """
     word = words(seeds, request_ids, stream, root_lens, depths, indices)[0]
     return (word >> 8).clamp(min=1).double() * 2.0**-24
@@ -76,10 +82,11 @@ def named_uniforms(
 def gumbel_noise(
     seeds: torch.Tensor, request_ids: torch.Tensor, positions: torch.Tensor, vocab_size: int
 ) -> torch.Tensor:
-    """Standard Gumbel noise -log(-log u) for every token at every position, float64 [..., V]; the names broadcast.
+    """Draw standard Gumbel noise -log(-log u) for every token at every position, float64 [..., V].
 
-    It is named by the position of the token that it chooses, not by a round, so that a drafter and its target share it.
-    u has 53 bits, in [2⁻⁵³, 1 - 2⁻⁵³]: with 24 noise would end at 16.6, and a large vocabulary would lose its tail.
+    Names broadcast: the position of the token that the noise chooses, and no round, so that a drafter and its
+    target share it. u has 53 bits, in [2⁻⁵³, 1 - 2⁻⁵³]: with 24 bits the noise would end at 16.6 and never draw the
+    tail of a large vocabulary.
     """
     token_ids = torch.arange(vocab_size)
     high, low, _, _ = words(seeds[..., None], request_ids[..., None], Stream.GUMBEL, positions[..., None], 0, token_ids)
@@ -90,27 +97,27 @@ def gumbel_noise(
 def accept_uniforms(
     seeds: torch.Tensor, request_ids: torch.Tensor, root_lens: torch.Tensor, num_steps: int
 ) -> torch.Tensor:
-    """Uniforms of the nodes that a round visits, one for each depth, float64 [B, S+1]."""
+    """Draw the uniforms of the nodes that a round visits, one for each depth, float64 [B, S+1]."""
     depths = torch.arange(num_steps + 1)
     return named_uniforms(seeds[:, None], request_ids[:, None], Stream.ACCEPT, root_lens[:, None], depths)
 
 
 def final_uniforms(seeds: torch.Tensor, request_ids: torch.Tensor, root_lens: torch.Tensor) -> torch.Tensor:
-    """Uniform of a round's bonus token, float64 [B]; its name has depth 0 wherever the walk ended."""
+    """Draw the uniform of a round's bonus token, float64 [B], named with depth 0 wherever the path ends."""
     return named_uniforms(seeds, request_ids, Stream.FINAL, root_lens, 0)
 
 
 def first_uniforms(seeds: torch.Tensor, request_ids: torch.Tensor, prompt_lens: torch.Tensor) -> torch.Tensor:
-    """Uniform of the token after a prompt, float64 [B]; its root is the prompt's last token."""
+    """Draw the uniform of the token after a prompt, float64 [B], whose root is the prompt's last token."""
     return named_uniforms(seeds, request_ids, Stream.PREFILL, prompt_lens - 1, 0)
 
 
 def draft_uniforms(
     seeds: torch.Tensor, request_ids: torch.Tensor, root_lens: torch.Tensor, depth: int, num_lanes: int
 ) -> torch.Tensor:
-    """Uniforms that draw the children of the nodes of a depth, one for each lane, float64 [B, K].
+    """Draw the uniforms for the children of the nodes of one depth, one for each lane, float64 [B, K].
 
-    A round's first drafts, drawn before it, have its root's length.
+    A round's first drafts are drawn in the round before; their name has the length of their own round's root.
     """
     return named_uniforms(
         seeds[:, None], request_ids[:, None], Stream.DRAFT, root_lens[:, None], depth, torch.arange(num_lanes)
@@ -120,7 +127,10 @@ def draft_uniforms(
 def lane_accept_uniforms(
     seeds: torch.Tensor, request_ids: torch.Tensor, root_lens: torch.Tensor, num_steps: int, num_lanes: int
 ) -> torch.Tensor:
-    """Uniforms of the nodes of a static tree, by depth of the parent and lane, float64 [B, N]; the root's is unused."""
+    """Draw the uniforms of a static tree's nodes, named by the parent's depth and lane, float64 [B, N].
+
+    The root's is unused.
+    """
     child = torch.arange(-1, num_lanes * num_steps).clamp(min=0)
     depths = child // num_lanes
     lanes = child % num_lanes

@@ -1,4 +1,4 @@
-"""Worker processes of correctness (soak, differential) and of the sweep."""
+"""Worker processes of the soak, differential and sweep commands."""
 
 import os
 import signal
@@ -12,28 +12,28 @@ from typing import Any
 
 
 class Workers(ProcessPoolExecutor):
-    """Processes that leave an interrupt to this one, end at once where it fails, and never outlive it.
+    """Processes that ignore interrupts, end at once where this process fails, and never outlive it.
 
-    They are spawned: a forked one may not use the parent's GPU. begin: called once in each of them.
+    They are spawned, as a forked process cannot use the parent's GPU. begin: called once in each process.
     """
 
     def __init__(self, jobs: int, begin: Callable[[], object] | None = None) -> None:
         super().__init__(jobs, get_context("spawn"), _begin, (begin,))
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Hand a call to a process, which is started here where there are too few."""
+        """Submit a call, starting a process here where there are too few."""
         with _interrupts_held():
             return super().submit(fn, *args, **kwargs)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for the calls, or after an error or an interrupt for none of them."""
+        """Wait for the calls, or for none of them after an error or an interrupt."""
         if kind is None:
             self.shutdown()
             return
         processes = list((self._processes or {}).values())
-        # Before they end: its thread fails all futures but those that it knows to be cancelled.
+        # Shut down before they end: the executor's thread fails every future that it does not know to be cancelled.
         self.shutdown(wait=False, cancel_futures=True)
         for process in processes:
             process.terminate()
@@ -43,7 +43,7 @@ class Workers(ProcessPoolExecutor):
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back for this thread; a process started meanwhile never sees one, not even while it imports."""
+    """Block Ctrl-C in this thread, so that a process started meanwhile never receives one."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -62,7 +62,7 @@ def _begin(begin: Callable[[], object] | None) -> None:
 
 
 def _end_with_parent() -> None:
-    """Wait for the end of the parent: a worker would wait for calls for ever."""
+    """End with the parent, as a worker would otherwise wait for calls for ever."""
     if parent := parent_process():
         parent.join()
     os._exit(1)
