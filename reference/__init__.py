@@ -1,1 +1,1 @@
-"""The reference implementation: one speculative round in plain PyTorch, written to be checked by eye."""
+"""The reference implementation: one speculative round in plain PyTorch, written to be checked by reading."""

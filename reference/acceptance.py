@@ -1,7 +1,7 @@
 """Verifiers: the accepted path of one request's tree, and the bonus token after it.
 
-Symbols: p, row n of prob_NV (f64 [N, V]), is the target's distribution of the token after node n; q, a row of
-draft_prob_*V (f32 or f64, by parent), the distribution that its drafts were sampled from. Uniforms are in (0, 1).
+Symbols: p, a row of prob_NV (f64 [N, V]), is the target's distribution of the token after a node. q, a row of
+draft_prob_*V (f32 or f64, by parent), is the distribution that its drafts were sampled from. Uniforms are in (0, 1).
 """
 
 from typing import NamedTuple
@@ -13,20 +13,23 @@ from specsim.reference.sampling import argmax, inverse_cdf
 
 
 class Accepted(NamedTuple):
-    """The result of a verifier."""
+    """The accepted path and bonus token of one request."""
 
     path: list[int]  # nodes from the root on
     bonus: int  # token id
 
 
 def residual(prob_V: torch.Tensor, draft_prob_V: torch.Tensor) -> torch.Tensor:
-    """Residual distribution relu(p - q), not normalised; p itself where that is 0 everywhere."""
+    """Residual distribution relu(p - q), not normalised, or p itself where that is 0 everywhere."""
     weight_V = (prob_V - draft_prob_V).clamp(min=0)
     return weight_V if bool(weight_V.sum() > 0) else prob_V
 
 
 def greedy(tree: Tree, adjusted_NV: torch.Tensor) -> Accepted:
-    """Accept the child that holds the argmax of the current node's logits; the bonus is the last argmax."""
+    """Accept the child with the argmax of the current node's logits, until no child has it.
+
+    The bonus is the last argmax.
+    """
     best = argmax(adjusted_NV).tolist()
     path = [0]
     while True:
@@ -45,10 +48,10 @@ def target_only(
     threshold_single: float,
     threshold_acc: float,
 ) -> Accepted:
-    """Target-only sampling: drafts are points, accepted with the target's own probability (SGLang).
+    """Target-only sampling: drafts are accepted with the target's own probability (SGLang).
 
-    Node n of depth d has one uniform, u = uniforms[d], for all its children c1, c2, ... in sibling order. Accepted is
-    the first ci with u ≤ (p(c1) + ... + p(ci)) / threshold_acc or p(ci) ≥ threshold_single. If there is none, the bonus
+    Node n of depth d has one uniform, u = uniforms[d], for all its children c1, c2, ... in sibling order. The first ci
+    with u ≤ (p(c1) + ... + p(ci)) / threshold_acc or p(ci) ≥ threshold_single is accepted. If there is none, the bonus
     is drawn from p without c1, c2, ... Thresholds of 1 keep the target's distribution.
     """
     path = [0]
@@ -70,8 +73,9 @@ def target_only(
 def typical(tree: Tree, prob_NV: torch.Tensor, epsilon: float, delta: float, final_uniform: float) -> Accepted:
     """Medusa's typical acceptance (arXiv 2401.10774), which does not keep the target's distribution.
 
-    A draft x passes where p(x) > min(ε, δ exp(-H(p))), H the entropy in nats. Of the nodes that pass with all their
-    ancestors the deepest is accepted, of these the most probable path, of these the first node; the bonus is from p.
+    A draft x passes where p(x) > min(ε, δ exp(-H(p))), H the entropy in nats. Among the nodes that pass with all their
+    ancestors, the deepest is accepted; ties go to the most probable path, then to the first node. The bonus is drawn
+    from p.
     """
     entropy_N = torch.special.entr(prob_NV).sum(-1)
     threshold_N = (delta * (-entropy_N).exp()).clamp(max=epsilon)
@@ -87,9 +91,10 @@ def typical(tree: Tree, prob_NV: torch.Tensor, epsilon: float, delta: float, fin
 def rejection(
     tree: Tree, prob_NV: torch.Tensor, draft_prob_NV: torch.Tensor, uniforms: list[float], final_uniform: float
 ) -> Accepted:
-    """Chain rejection (arXiv 2211.17192): a draft x ~ q of depth d + 1 is accepted if uniforms[d] · q(x) < p(x).
+    """Chain rejection (arXiv 2211.17192), which accepts a draft x ~ q with probability min(1, p(x) / q(x)).
 
-    The bonus is drawn from relu(p - q) at the first draft that is not accepted, from p where all are.
+    The draft of depth d + 1 is accepted if uniforms[d] · q(x) < p(x). The bonus is drawn from relu(p - q) at the first
+    rejected draft, or from p where all are accepted.
     """
     for node in tree.chain():
         token = tree.tokens[node]
@@ -104,11 +109,11 @@ def rejection(
 def block(
     tree: Tree, prob_NV: torch.Tensor, draft_prob_NV: torch.Tensor, uniforms: list[float], final_uniform: float
 ) -> Accepted:
-    """Block verification of a chain (arXiv 2403.10444): the longest prefix that passes is accepted.
+    """Block verification of a chain (arXiv 2403.10444), which accepts the longest prefix that passes.
 
     Let w_0 = 1, w_i = min(1, w_(i-1) p(x_i) / q(x_i)), r_i = Σ relu(w_i p - q) after draft i. Prefix i < S passes if
-    uniforms[i-1] · (r_i + 1 - w_i) < r_i, prefix S if uniforms[S-1] < w_S. The bonus is drawn from relu(w_i p - q), for
-    i = S from p. Derived in papers/block-verification.
+    uniforms[i-1] · (r_i + 1 - w_i) < r_i, prefix S if uniforms[S-1] < w_S. The bonus is drawn from relu(w_i p - q), and
+    from p for i = S. Derived in papers/block-verification.
     """
     last = len(tree.chain())
     scale = 1.0  # w_i
@@ -137,8 +142,8 @@ def multi_round(
 ) -> Accepted:
     """SpecInfer's multi-round verification (arXiv 2305.09781) of siblings drawn independently from their parent's q.
 
-    Siblings are tried in order and may hold the same token: x is accepted if uniforms[its node] · q(x) < p(x), and
-    after a rejection p becomes relu(p - q), normalised. The bonus is drawn from the last p, at a leaf the node's own.
+    Siblings are tried in order and may hold the same token. x is accepted if uniforms[its node] · q(x) < p(x); after a
+    rejection p becomes relu(p - q), normalised. The bonus is drawn from the last p; at a leaf that is the node's own.
     """
     path = [0]
     while True:
@@ -156,10 +161,10 @@ def multi_round(
 
 
 def gumbel(tree: Tree, prob_NV: torch.Tensor, noise_WV: torch.Tensor) -> Accepted:
-    """Gumbel-max coupling (arXiv 2408.07978): drafts are accepted while they are the target's tokens.
+    """Gumbel-max coupling (arXiv 2408.07978), which accepts drafts while they are the target's tokens.
 
-    The target's token after a node of depth d is argmax(log p + noise_WV[d]), standard Gumbel noise of that token's
-    position, f64 [S+1, V]; the draft was argmax(log q + the same noise).
+    The target's token after a node of depth d is argmax(log p + noise_WV[d]), with standard Gumbel noise of that
+    token's position, f64 [S+1, V]. The draft was argmax(log q + the same noise).
     """
     depths = [len(tree.path(node)) - 1 for node in range(len(tree.tokens))]
     return greedy(tree, prob_NV.log() + noise_WV[depths])

@@ -1,4 +1,4 @@
-"""Attention metadata of one forward (the keys that each row sees), and attention over it."""
+"""Attention, and its metadata in one forward: the keys that each row sees."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,7 +13,7 @@ from specsim.core.pool import KVBuffer, KVPool
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of one request."""
+    """The keys of one request, C of them for its Q rows."""
 
     slots: torch.Tensor  # i64 [C]
     positions: torch.Tensor  # i64 [C]
@@ -22,7 +22,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """One forward over R rows, request after request; built for every forward (vllm#41162)."""
+    """Attention metadata of one forward over R rows, request after request, rebuilt for every forward (vllm#41162)."""
 
     positions: torch.Tensor  # i64 [R], 0 for a dropped row
     slots: torch.Tensor  # i64 [R], destination of a row's KV; -1 for a dropped row, which writes and sees nothing
@@ -42,7 +42,9 @@ def causal_metadata(
     slots: torch.Tensor,
     pools: KVPool,
 ) -> AttentionMetadata:
-    """Causal attention: row j of request b is column start_lens[b] + j and sees every column up to its own.
+    """Make causal metadata, in which a row sees every column up to its own.
+
+    Row j of request b is column start_lens[b] + j.
 
     slots: i64 [R], -1 for a row that is dropped. start_lens: i64 [B]. row_starts: i64 [B+1].
     """
@@ -61,19 +63,22 @@ def causal_metadata(
 
 
 def prefill_metadata(batch: Batch, prefill: PrefillInput, pools: KVPool) -> AttentionMetadata:
-    """Causal attention of a prefill, of target and drafter; every column of the chunk must be owned."""
+    """Make the causal metadata of a prefill, for target and drafter.
+
+    Every column of the chunk must be owned.
+    """
     slots = pools.slots(batch.req_pool_indices[prefill.requests], prefill.columns)
     return causal_metadata(batch.req_pool_indices, prefill.start_lens, prefill.row_starts, slots, pools)
 
 
 def extend_metadata(batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> AttentionMetadata:
-    """Causal attention of draft-extend: row j of a request is column L + j."""
+    """Make the causal metadata of draft-extend: row j of a request is column L + j."""
     extend = draft_extend_input
     return causal_metadata(batch.req_pool_indices, extend.seq_lens, extend.row_starts, extend.cache_locations, pools)
 
 
 def tree_metadata(batch: Batch, verify_input: VerifyInput, pools: KVPool) -> AttentionMetadata:
-    """Tree attention of verify: node n sees columns 0..L-1, and node m where mask[n, m] (arXiv 2305.09781)."""
+    """Make the metadata of verify: node n sees columns 0..L-1, and node m where mask[n, m] (arXiv 2305.09781)."""
     locations_BN = verify_input.cache_locations.view_as(verify_input.draft_tokens)
     positions_BN = verify_input.positions.view_as(verify_input.draft_tokens)
     keys = []
@@ -91,7 +96,9 @@ def tree_metadata(batch: Batch, verify_input: VerifyInput, pools: KVPool) -> Att
 
 
 def lane_metadata(batch: Batch, path_BKI: torch.Tensor, config: SpecConfig, pools: KVPool) -> AttentionMetadata:
-    """Attention of draft step I-1: lane k of request b is at position L + I-1 and sees the prefix and its own path.
+    """Make the metadata of draft step I-1, in which each lane sees the prefix and its own path.
+
+    All lanes are at position L + I-1.
 
     path_BKI: for each step i < I the lane that holds the token of lane k's path, k itself last. The prefix's tail is
     read from the lane's own copy.
@@ -122,10 +129,10 @@ def lane_metadata(batch: Batch, path_BKI: torch.Tensor, config: SpecConfig, pool
 def attention(
     query_RAD: torch.Tensor, layer: int, kv: KVBuffer, metadata: AttentionMetadata, window: int | None
 ) -> torch.Tensor:
-    """softmax(q·k / √D) v over the visible keys, [R, A, D] (arXiv 1706.03762).
+    """Compute softmax(q·k / √D) v over the visible keys, [R, A, D] (arXiv 1706.03762).
 
-    window: number of last positions that a row sees, its own included; None: all. A / (KV heads) query heads share a KV
-    head (arXiv 2305.13245). A row that sees nothing gives zeros. Slots that no row sees are not read.
+    window: number of positions that a row sees, its own last; None: all. A / (KV heads) query heads share a KV head
+    (arXiv 2305.13245). A row that sees nothing gives zeros. Slots that no row sees are not read.
     """
     out_RAD = torch.zeros_like(query_RAD)
     start = 0
@@ -138,7 +145,7 @@ def attention(
         value = kv.values[layer, keys.slots[seen]].repeat_interleave(group, dim=1)
         logits = torch.einsum("qad,cad->aqc", query_RAD[rows], key) / query_RAD.shape[-1] ** 0.5
         weights = torch.softmax(logits.masked_fill(~mask[:, seen], -torch.inf), dim=-1)
-        # Some bfloat16 matrix products carry a row's NaN into other rows.
+        # Some bfloat16 matrix products spread a row's NaN to other rows.
         weights = torch.where(mask.any(1)[:, None], weights, 0.0)
         out_RAD[rows] = torch.einsum("aqc,cad->qad", weights, value)
     return out_RAD

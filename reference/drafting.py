@@ -1,4 +1,4 @@
-"""Drafts that follow a lane, and EAGLE-2's expansion of the K lanes in each step (arXiv 2406.16858)."""
+"""Drafts of a lane, and EAGLE-2's expansion of the K lanes in each step (arXiv 2406.16858)."""
 
 import torch
 
@@ -15,7 +15,7 @@ def draft_topk(
     slots_R: torch.Tensor | None = None,
     score: Score = "prob",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Best k tokens of each row by logit: (scores f32 [R, K], *target* ids i64 [R, K]).
+    """Select the best k tokens of each row by logit: (scores f32 [R, K], *target* ids i64 [R, K]).
 
     A score is softmax(logits), or log_softmax(logits) = logits - logsumexp(logits), which does not underflow. Ties go
     to the lower draft id; draft id i is target id i + d2t[i]. A row whose slot is -1 was dropped at the length limit
@@ -41,7 +41,7 @@ def draft_distribution(
 ) -> torch.Tensor:
     """Distribution q of sampled drafts, f32 [R, V]: softmax(logits / T) over the draft vocabulary, by *target* id.
 
-    0 for a token outside the draft vocabulary, and for every token of a row whose temperature is 0 or whose slot is -1.
+    q is 0 for a token outside the draft vocabulary, and in a row whose temperature is 0 or whose slot is -1.
     """
     is_drawn_R = temperature_R > 0 if slots_R is None else (temperature_R > 0) & (slots_R >= 0)
     logits_RV = logits_RV.double() - logits_RV.double().max(-1, keepdim=True).values
@@ -59,10 +59,10 @@ def sampled(
     noise_RV: torch.Tensor | None = None,
     score: Score = "prob",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw drafts x ~ q, each with its uniform, or take argmax(log q + noise): (scores f32 [R, K], x i64 [R, K]).
+    """Draw drafts x ~ q: (scores f32 [R, K], x i64 [R, K]).
 
-    A score is q(x), or log q(x); no x with q(x) = 0 is drawn. A row whose q is 0 keeps `best`, the result of
-    draft_topk. Drafts drawn with uniforms may be equal.
+    Each draft has a uniform, or is argmax(log q + noise). A score is q(x), or log q(x). No x with q(x) = 0 is drawn. A
+    row whose q is 0 keeps `best`, the result of draft_topk. Drafts drawn with uniforms may be equal.
     """
     best_scores, best_ids = best
     topk_scores = best_scores.clone()
@@ -80,9 +80,11 @@ def sampled(
 
 
 def child_scores(scores_BK: torch.Tensor, topk_scores_BKK: torch.Tensor, score: Score) -> torch.Tensor:
-    """Scores f32 [B, K lanes, K children] of paths: product of p (or sum of log p) along them, at most the parent's.
+    """Scores of paths, f32 [B, K lanes, K children].
 
-    topk_scores_BKK: of the children alone, p (or log p).
+    A score is the product of p, or the sum of log p, along the path, at most the parent's.
+
+    topk_scores_BKK: p, or log p, of the children alone.
     """
     scores_BK1 = scores_BK[:, :, None]
     children_BKK = scores_BK1 * topk_scores_BKK if score == "prob" else scores_BK1 + topk_scores_BKK
@@ -96,7 +98,7 @@ def expand(
     hidden_BKH: torch.Tensor,
     config: SpecConfig,
 ) -> Lanes:
-    """Add the lanes' children to the candidates; the K best of them are the next lanes, best first.
+    """Add the lanes' children to the candidates, and make lanes of the K best, best first.
 
     A lane of sampled drafts has one child, its next token. hidden_BKH: states that the children were drafted from.
     """

@@ -1,4 +1,4 @@
-"""The reference engine: a round is draft, verify, draft-extend."""
+"""The reference engine, whose round is draft, verify, draft-extend."""
 
 import torch
 
@@ -33,9 +33,9 @@ from specsim.reference.targets import FAMILIES
 class Engine:
     """Rounds of one pair under one setting.
 
-    A pair without a drafter decodes plainly. Without config.max_len the target's limit holds. Of the options only dtype
-    matters. acceptance: decides how many drafts a round accepts, in place of the target. grammars: constraints by
-    request id.
+    A pair without a drafter needs a setting without drafts. Without config.max_len the target's limit holds. Of the
+    options only dtype matters. acceptance: decides how many drafts a round accepts, in place of the target. grammars:
+    constraints by request id.
     """
 
     target: Target
@@ -76,7 +76,10 @@ class Engine:
         return KVPool(target, draft, self.config.page_size, num_requests, width)
 
     def prefill(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> PrefillOutput:
-        """Run a chunk of every prompt; batch.seq_lens counts it. Columns up to seq_lens must be owned."""
+        """Run a chunk of every prompt, which batch.seq_lens counts.
+
+        Columns up to seq_lens must be owned.
+        """
         pools.record(batch.req_pool_indices[prefill.requests], prefill.columns, prefill.input_ids)
         metadata = prefill_metadata(batch, prefill, pools)
         features = self.drafter.feature_layers
@@ -89,9 +92,10 @@ class Engine:
         return PrefillOutput(next_tokens, logprobs, draft_input)
 
     def round(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> RoundOutput:
-        """Run one speculative round; the batch after it has seq_lens + num_accepted_tokens.
+        """Run one speculative round, after which the batch has seq_lens + num_accepted_tokens.
 
-        reserved: the caller has reserved this round's columns; under release `round` the round borrows lanes anyway.
+        reserved: the caller has reserved this round's columns. Under release `round` the round reserves its lanes
+        anyway.
         """
         verify_input = self.draft(batch, draft_input, pools, reserved)
         verify_output = self.verify(batch, verify_input, pools)
@@ -99,13 +103,13 @@ class Engine:
         return RoundOutput(verify_input, verify_output, next_input)
 
     def advance(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> Advance:
-        """Run a round and hand out only what a serving loop needs."""
+        """Run a round and return only what a serving loop needs."""
         result = self.round(batch, draft_input, pools, reserved)
         verdict = result.verify_output.verdict
         return Advance(verdict, result.draft_input, batch.after(verdict.num_accepted_tokens))
 
     def draft(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> VerifyInput:
-        """Propose candidates and lay the best of them out as trees over columns L..L+N-1."""
+        """Propose candidates and build trees of the best of them at columns L..L+N-1."""
         rows = batch.req_pool_indices.tolist()
         lengths = batch.seq_lens.tolist()
         if not reserved or self.config.release == "round":
@@ -118,7 +122,7 @@ class Engine:
         return tree.build(candidates, draft_input.bonus_tokens, batch.seq_lens, locations_BN, self.config)
 
     def verify(self, batch: Batch, verify_input: VerifyInput, pools: KVPool) -> VerifyOutput:
-        """Run the target over the trees, walk them, commit the accepted path."""
+        """Run the target over the trees, verify the drafts, and commit the accepted path."""
         metadata = tree_metadata(batch, verify_input, pools)
         tokens_BN = verify_input.draft_tokens
         features = self.drafter.feature_layers

@@ -1,4 +1,4 @@
-"""Rows of the drafter after prefill and after verify: each token with the target's features of the place before."""
+"""Rows of the drafter after prefill and verify: each token with the target's features of the position before it."""
 
 import torch
 
@@ -6,7 +6,7 @@ from specsim.core.phases import Batch, DraftExtendInput, PrefillInput, Verdict
 
 
 def shift_left(prefill: PrefillInput, next_tokens: torch.Tensor) -> torch.Tensor:
-    """Shift the ids of each chunk, i64 [R]: without its first id, then the token after the chunk (sglang#26329)."""
+    """Shift the ids of each chunk left by one, i64 [R], and append the token after the chunk (sglang#26329)."""
     shifted = prefill.input_ids.roll(-1)
     shifted[prefill.last_rows] = next_tokens.long()
     return shifted
@@ -15,9 +15,9 @@ def shift_left(prefill: PrefillInput, next_tokens: torch.Tensor) -> torch.Tensor
 def draft_extend_input(
     batch: Batch, verdict: Verdict, features_RF: torch.Tensor, req_to_token: torch.Tensor, max_len: int, extend: str
 ) -> DraftExtendInput:
-    """Gather along the accepted path: row j holds the token *after* node accept_index[b, j] and that node's features.
+    """Gather along the accepted path: row j holds node accept_index[b, j]'s features and the token *after* that node.
 
-    extend `fixed`: S+1 rows for each request, those past the path with token 0 and the features of node 0. `ragged`:
+    extend `fixed`: S+1 rows for each request; those past the path have token 0 and the features of node 0. `ragged`:
     the path's rows only. A row without a slot, or at or beyond max_len, writes nothing.
     """
     width = verdict.accept_index.shape[1]

@@ -9,7 +9,7 @@ from specsim.core.pool import KVPool
 
 
 def duplicate_tails(batch: Batch, config: SpecConfig, pools: KVPool) -> None:
-    """Copy the prefix tail's draft KV, content and not indices (sglang#7725), to lanes 1..K-1, before drafting."""
+    """Copy the prefix tail's draft KV, content and not indices (sglang#7725), to lanes 1..K-1 before drafting."""
     if pools.draft is None:
         return
     for row, length in batch.rows_and_lens:
@@ -24,7 +24,7 @@ def tree_locations(batch: Batch, config: SpecConfig, pools: KVPool) -> torch.Ten
 
 
 def commit(batch: Batch, cache_locations: torch.Tensor, verdict: Verdict, pools: KVPool) -> None:
-    """Move the target KV of the accepted path to columns L..L+n; the whole path is read before any of it is written."""
+    """Move the target KV of the accepted path to columns L..L+n, reading the whole path before writing any of it."""
     for (row, length), path in zip(batch.rows_and_lens, verdict.accept_index, strict=True):
         nodes = path[path >= 0].long()
         columns = length + torch.arange(len(nodes))

@@ -1,4 +1,4 @@
-"""Lanes of a draft phase: the paths that the drafter extends, all by one token in each step."""
+"""Lanes of a draft phase: the paths that the drafter extends by one token in each step."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from specsim.core.phases import Candidates, DraftInput
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """State of a draft phase between two steps; I steps have been made."""
+    """State of a draft phase after I steps."""
 
     tokens: torch.Tensor  # i64 [B, K], each lane's last token, best lane first
     scores: torch.Tensor  # f32 [B, K]

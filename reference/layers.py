@@ -1,4 +1,4 @@
-"""Parts of a decoder layer, as functions of tensors by name."""
+"""Parts of a decoder layer, as functions over tensors found by name."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from specsim.reference.attention import AttentionMetadata, attention
 
 
 class Weights:
-    """Tensors under a name prefix."""
+    """Tensors whose names share a prefix."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], prefix: str = "") -> None:
         self._tensors = tensors
@@ -32,13 +32,16 @@ class Weights:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / √(mean x² + eps) · weight, in float32 or wider (Zhang & Sennrich 2019)."""
+    """Compute x / √(mean x² + eps) · weight, in float32 or wider (Zhang & Sennrich 2019)."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
-    """Rotary frequencies θ^(-2i/D), f32 [D/2]; rope type llama3 stretches the long wavelengths (Llama 3.1)."""
+    """Rotary frequencies θ^(-2i/D), f32 [D/2].
+
+    Rope type llama3 stretches long wavelengths (Llama 3.1).
+    """
     inverse = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2).float() / config.head_dim)
     scaling = config.rope_scaling
     if scaling.get("rope_type", "default") == "default":
@@ -52,7 +55,7 @@ def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
 
 
 def rotate(x_RAD: torch.Tensor, positions_R: torch.Tensor, inverse_D: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding (arXiv 2104.09864) of pairs (i, i + D/2); angles in float32, as the checkpoints were trained."""
+    """Apply rotary embedding (arXiv 2104.09864) to pairs (i, i + D/2), with angles in float32 as in training."""
     angles = positions_R[:, None, None].float() * inverse_D
     cos = angles.cos().to(x_RAD.dtype)
     sin = angles.sin().to(x_RAD.dtype)
@@ -69,7 +72,7 @@ def self_attention(
     kv: KVBuffer,
     metadata: AttentionMetadata,
 ) -> torch.Tensor:
-    """Project, norm each head (where there is a norm), rotate, write KV, attend, project back: [R, H]."""
+    """Project, normalise each head where there is a norm, rotate, write KV, attend, project back: [R, H]."""
     query = weights.project(x_RH, "q_proj").unflatten(-1, (-1, config.head_dim))
     key = weights.project(x_RH, "k_proj").unflatten(-1, (-1, config.head_dim))
     value = weights.project(x_RH, "v_proj").unflatten(-1, (-1, config.head_dim))
@@ -84,5 +87,5 @@ def self_attention(
 
 
 def gated_mlp(x_RH: torch.Tensor, weights: Weights) -> torch.Tensor:
-    """down(silu(gate x) · up x) (arXiv 2002.05202)."""
+    """Compute down(silu(gate x) · up x) (arXiv 2002.05202)."""
     return weights.project(silu(weights.project(x_RH, "gate_proj")) * weights.project(x_RH, "up_proj"), "down_proj")

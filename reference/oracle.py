@@ -1,8 +1,8 @@
-"""The truth of speculative decoding: no KV cache, no tree mask, no pool; one full forward for every node's token path.
+"""Oracle of speculative decoding, with no KV cache, tree mask or pool: one full forward for every node's token path.
 
-A round starts from tokens x_0..x_L; the last is its root, L its root_len. The drafter (EAGLE: arXiv 2401.15077 and
-2503.01840) grows candidates below the root, and the best form a tree (EAGLE-2: arXiv 2406.16858), or samples lanes of
-them. A verifier (specsim.reference.oracle_verify) accepts a path of drafts, and one more token, the bonus, follows it.
+A round starts from tokens x_0..x_L; the last is its root, and L is its root_len. The drafter (EAGLE: arXiv 2401.15077
+and 2503.01840) grows candidates below the root. The best of them form a tree (EAGLE-2: arXiv 2406.16858), or sampled
+lanes do. A verifier (specsim.reference.oracle_verify) accepts a path of drafts, and one more token, the bonus, follows.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class OracleRound:
 
 @dataclass(frozen=True, slots=True)
 class OracleResult:
-    """The output of a request and its rounds; the first token comes before any round."""
+    """The output of a request, and its rounds, which make all tokens but the first."""
 
     token_ids: Path
     logprobs: tuple[float, ...]
@@ -52,7 +52,7 @@ def generate(
     dtype: torch.dtype = torch.float64,
     grammar: Any = None,
 ) -> OracleResult:
-    """Decode one request of a specsim.core.pair.Pair; models run in dtype, distributions in float64."""
+    """Decode one request of a specsim.core.pair.Pair, with models in dtype and distributions in float64."""
     target = in_dtype(pair.target, dtype)
     prompt_len = len(prompt_ids)
     drafter = None if pair.drafter is None or config.is_plain else in_dtype(pair.drafter, dtype)
@@ -80,7 +80,7 @@ def generate(
 
 
 def append(tokens: list[int], accepted: Sequence[int], request: Request) -> Literal["stop", "length"] | None:
-    """Append tokens up to the one that ends the request; return the finish reason, None if it goes on."""
+    """Append tokens up to the one that ends the request, and return the finish reason, None if it goes on."""
     sampling = request.sampling
     eos_token_ids = request.target.config.eos_token_ids
     for token in accepted:
@@ -93,7 +93,10 @@ def append(tokens: list[int], accepted: Sequence[int], request: Request) -> Lite
 
 
 def verify(request: Request, tokens: list[int], nodes: list[Node]) -> OracleRound:
-    """Verify the drafts below a root; a node deeper than max_len - 1 - L is never accepted."""
+    """Verify the drafts below a root.
+
+    A node deeper than max_len - 1 - L is never accepted.
+    """
     sampling = request.sampling
     root_len = len(tokens) - 1
     draws = request.draws

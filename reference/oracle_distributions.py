@@ -1,4 +1,4 @@
-"""Distributions of the oracle's next token, from its logits, and draws from them; all float64 [V]."""
+"""Distributions of the oracle's next token, from its logits, and draws from them, all float64 [V]."""
 
 import torch
 
@@ -27,16 +27,16 @@ def restricted(prob_V: torch.Tensor, kept: list[int]) -> torch.Tensor:
 
 
 def logprob(logits: torch.Tensor, token: int, sampling: SamplingParams) -> float:
-    """Log probability at the temperature (1 when greedy), filters left out."""
+    """Log probability of a token at the temperature (1 when greedy), without filters."""
     return float((logits / (sampling.temperature or 1.0)).log_softmax(-1)[token])
 
 
 def inverse_cdf(mass_V: torch.Tensor, uniform: float) -> int:
-    """First id that has mass and whose cumulative mass exceeds that share of the total."""
+    """Find the first id that has mass and whose cumulative mass exceeds the share `uniform` of the total."""
     cdf_V = mass_V.cumsum(0)
     return int(((cdf_V > uniform * cdf_V[-1]) & (mass_V > 0)).nonzero()[0])
 
 
 def ranked(values: torch.Tensor) -> list[int]:
-    """Indices from the largest value to the smallest; equals in ascending order."""
+    """Sort indices from the largest value to the smallest, equal values in ascending order."""
     return values.sort(descending=True, stable=True).indices.tolist()

@@ -15,7 +15,10 @@ Path = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """A drafted token, the last of its path; the root has neither token nor parent."""
+    """A drafted token, the last of its path.
+
+    The root has neither token nor parent.
+    """
 
     path: Path
     parent: "Node | None"
@@ -38,10 +41,10 @@ class Node:
 
 
 def draft(request: Request, tokens: list[int], root: Node) -> list[Node]:
-    """Grow all candidates: K below the root, then level by level; none without a drafter.
+    """Grow all candidates below the root, level by level, or none without a drafter.
 
-    The best drafts: K below each lane, and the K best of a level are the next lanes, K + (S-1)K² in all. Drawn drafts:
-    one below each lane, which is the next lane.
+    Unsampled drafts: the K best tokens below the root and below each lane; the K best of a level are the next lanes, K
+    + (S-1)K² candidates in all. Sampled drafts: K below the root and one below each lane, which is the next lane.
     """
     target = request.target
     config = request.config
@@ -92,7 +95,7 @@ def draft(request: Request, tokens: list[int], root: Node) -> list[Node]:
 def draft_topk(
     drafter: SimpleNamespace, logits: torch.Tensor, count: int, score: Score
 ) -> tuple[list[int], torch.Tensor]:
-    """(Likeliest draft tokens as target ids, their probabilities at temperature 1 or the logarithms, float32)."""
+    """Find the likeliest draft tokens: (target ids, their probabilities at temperature 1 or logarithms, float32)."""
     scores = (logits.double().softmax(-1) if score == "prob" else logits.double().log_softmax(-1)).float()
     draft_ids = ranked(logits)[:count]
     return target_ids(drafter, len(scores))[draft_ids].tolist(), scores[draft_ids]
@@ -107,17 +110,20 @@ def draft_distribution(request: Request, drafter: SimpleNamespace, logits: torch
 
 
 def target_ids(drafter: SimpleNamespace, count: int) -> torch.Tensor:
-    """Target ids of all draft ids."""
+    """Target ids of the draft ids 0..count-1."""
     return torch.arange(count) + drafter.tensors.get("d2t", torch.zeros(count, dtype=torch.int64))
 
 
 def drawn(request: Request, draft_prob_V: torch.Tensor, root_len: int, depth: int, lane: int) -> int:
-    """Draw a child of a node of that depth: with its uniform, or with the noise that the target's token has too."""
+    """Draw a child of a node of that depth, by a uniform or by the noise of the target's token."""
     if request.config.verifier == "gumbel":
         return ranked(draft_prob_V.log() + request.draws.noise(root_len + depth + 1))[0]
     return inverse_cdf(draft_prob_V, request.draws.uniform("DRAFT", root_len, depth, lane))
 
 
 def select(pool: list[Node], count: int) -> list[Node]:
-    """Select the best candidates, in pool order; a parent scores no less than its child and precedes it."""
+    """Select the best candidates, in the candidates' order.
+
+    A parent scores no less than its child and precedes it.
+    """
     return [pool[i] for i in sorted(ranked(torch.tensor([node.score for node in pool]))[:count])]

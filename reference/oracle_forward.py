@@ -1,7 +1,7 @@
-"""Dense forwards for the oracle: a whole sequence at once, nothing kept, after Hugging Face's llama, mistral and qwen3.
+"""Dense forwards of the oracle over a whole sequence, without a cache, after Hugging Face's llama, mistral and qwen3.
 
-EAGLE: arXiv 2401.15077 and 2406.16858; EAGLE-3: arXiv 2503.01840. Rows stand at positions 0..R-1 and attend causally.
-Configs are a specsim.core.target.ModelConfig, of EAGLE-3 a specsim.core.drafter.DrafterConfig. Dimensions: R rows · H
+EAGLE: arXiv 2401.15077 and 2406.16858; EAGLE-3: arXiv 2503.01840. Rows have positions 0..R-1 and attend causally. A
+config is a specsim.core.target.ModelConfig, for EAGLE-3 a specsim.core.drafter.DrafterConfig. Dimensions: R rows · H
 hidden · F target features · V vocabulary · A attention heads · D head dim.
 """
 
@@ -19,7 +19,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def in_dtype(model: Any, dtype: torch.dtype) -> SimpleNamespace:
-    """Copy a checkpoint to the CPU, its floating tensors in dtype."""
+    """Copy a checkpoint to the CPU, with its floating tensors in dtype."""
     tensors = {name: x.detach().cpu() for name, x in model.tensors.items()}
     tensors = {name: x.to(dtype) if x.is_floating_point() else x for name, x in tensors.items()}
     return SimpleNamespace(config=model.config, tensors=tensors)
@@ -28,7 +28,10 @@ def in_dtype(model: Any, dtype: torch.dtype) -> SimpleNamespace:
 def target_forward(
     config: Any, tensors: Tensors, token_ids: list[int], feature_layers: tuple[int, ...]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(logits [R, V], features [R, F]): the hidden states entering feature_layers; if none, what the head reads."""
+    """Run the target: (logits [R, V], features [R, F]).
+
+    Features are the hidden states entering feature_layers, or what the head reads if there are none.
+    """
     hidden_RH = tensors["model.embed_tokens.weight"][token_ids]
     entering = []
     for layer in range(config.num_layers):
@@ -44,9 +47,9 @@ def target_forward(
 def draft_forward(
     pair: Any, token_ids: list[int], features_MF: torch.Tensor, hiddens: list[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(hidden [H] handed on, draft logits [V]) of the last of the rows (token, hidden).
+    """Run the drafter over rows (token, hidden): the last row's (hidden [H], draft logits [V]).
 
-    The hidden of the first M rows is the target's features, fused; the rows after them have the given hiddens.
+    The hidden states of the first M rows are the target's features, fused; the rows after them have the given ones.
     """
     config = pair.drafter.config
     tensors = pair.drafter.tensors
@@ -82,7 +85,7 @@ def _eagle3(config: Any, tensors: Tensors, embedding_RH: torch.Tensor, hidden_RH
 def _layer(
     config: Any, tensors: Tensors, name: str, residual_RH: torch.Tensor, normed: torch.Tensor, window: int | None
 ) -> torch.Tensor:
-    """Decoder layer after its first norm: attention reads `normed`, its output is added to the residual."""
+    """Run a decoder layer after its first norm: attention reads `normed`, and its output is added to the residual."""
     hidden_RH = residual_RH + _attention(config, tensors, f"{name}.self_attn", normed, window)
     normed_RH = _norm(config, tensors, f"{name}.post_attention_layernorm", hidden_RH)
     gate, up = (_linear(tensors, f"{name}.mlp.{part}_proj", normed_RH) for part in ("gate", "up"))
@@ -90,7 +93,7 @@ def _layer(
 
 
 def _attention(config: Any, tensors: Tensors, name: str, rows: torch.Tensor, window: int | None) -> torch.Tensor:
-    """Softmax attention of a row over the rows up to itself, the last `window` of them if there is a window."""
+    """Compute causal attention of the rows, over the last `window` rows if there is a window."""
     query, key, value = (
         _linear(tensors, f"{name}.{part}_proj", rows).unflatten(-1, (-1, config.head_dim)).transpose(0, 1)
         for part in "qkv"
@@ -108,7 +111,7 @@ def _attention(config: Any, tensors: Tensors, name: str, rows: torch.Tensor, win
 
 
 def _rotate(config: Any, x_ARD: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding, second half against first; angles in float32."""
+    """Apply rotary embedding to pairs (i, i + D/2), with angles in float32."""
     angle = torch.arange(x_ARD.shape[1], dtype=torch.float32)[:, None] * _frequencies(config)
     cos, sin = (torch.cat([x, x], dim=-1).to(x_ARD.dtype) for x in (angle.cos(), angle.sin()))
     first, second = x_ARD.chunk(2, dim=-1)
@@ -116,7 +119,10 @@ def _rotate(config: Any, x_ARD: torch.Tensor) -> torch.Tensor:
 
 
 def _frequencies(config: Any) -> torch.Tensor:
-    """Angle of one position, f32 [D/2]; llama3 slows waves that are long against the original context."""
+    """Angles of one position, f32 [D/2].
+
+    Rope type llama3 slows waves that are long against the original context.
+    """
     frequency = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2).float() / config.head_dim)
     scaling = config.rope_scaling
     rope_type = scaling.get("rope_type", "default")

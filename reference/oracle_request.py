@@ -1,4 +1,4 @@
-"""A request of the oracle: its constants, its randomness, and the logits of its next token."""
+"""A request of the oracle: its constants, its random draws, and the logits of its next token."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from specsim.reference.oracle_forward import target_forward
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Randomness of a request."""
+    """Random draws of a request."""
 
     uniform: Callable[[str, int, int, int], float]  # of (stream, L of the round's root, depth, index)
     noise: Callable[[int], torch.Tensor]  # Gumbel noise [V] of the token at a position
@@ -22,7 +22,7 @@ class Draws:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """Constants of a request's decoding."""
+    """Constants of one request."""
 
     target: SimpleNamespace
     drafter: SimpleNamespace | None  # None in plain decoding
@@ -35,12 +35,12 @@ class Request:
 
     @property
     def draws_drafts(self) -> bool:
-        """Whether drafts are drawn, not the drafter's best."""
+        """Check whether drafts are drawn, rather than the drafter's best tokens."""
         return self.config.is_sampled and self.sampling.temperature > 0
 
 
 def next_logits(request: Request, row: list[int], counted: list[int]) -> torch.Tensor:
-    """float64 logits [V] of the token after `row`, after the penalties for `counted`, the bias and the grammar."""
+    """Logits of the token after `row`, f64 [V], after the penalties for `counted`, the bias and the grammar."""
     sampling = request.sampling
     logits = target_forward(request.target.config, request.target.tensors, row, ())[0][-1].double()
     seen = logits[counted]
@@ -54,7 +54,10 @@ def next_logits(request: Request, row: list[int], counted: list[int]) -> torch.T
 
 
 def allowed(request: Request, row: list[int], vocab_size: int) -> torch.Tensor:
-    """Tokens that the grammar allows, bool [V]; all if there is none, or the row has left it or ended."""
+    """Find the tokens that the grammar allows, bool [V].
+
+    All are allowed without a grammar, and after a row that violates it or has ended.
+    """
     matcher = request.grammar.matcher() if request.grammar else None
     for token in row[request.prompt_len :]:
         if matcher is None or matcher.has_ended or not matcher.advance(token):

@@ -1,6 +1,6 @@
-"""Verifiers of the oracle, each as in its paper: from drafts and the target's distribution to the tokens of a round.
+"""Verifiers of the oracle, each as in its paper: from drafts and the target's distributions to a round's tokens.
 
-specsim.reference.acceptance names the papers and the conventions of ties and empty residuals.
+specsim.reference.acceptance names the papers and says how ties and empty residuals are resolved.
 """
 
 import math
@@ -16,7 +16,7 @@ from specsim.reference.oracle_draft import Node, Path
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drafts:
-    """The drafts of one round, with the target's distributions and the round's randomness."""
+    """The drafts of one round, with the target's distributions and the round's random draws."""
 
     nodes: list[Node]  # the root, then those that may be accepted, parents first
     logits: Callable[[Node], torch.Tensor]  # [V], of the token after a node
@@ -62,7 +62,7 @@ def _child_or_bonus(drafts: Drafts, node: Node, token: int) -> Step:
 def target_only(drafts: Drafts, node: Node, config: SpecConfig) -> Step:
     """Take the first child with u ≤ p(children up to it) / threshold_acc or p(child) ≥ threshold_single.
 
-    Without one draw the bonus from p without the children.
+    If there is none, draw the bonus from p without the children.
     """
     prob_V = drafts.prob(node)
     children = drafts.children(node)
@@ -78,9 +78,9 @@ def target_only(drafts: Drafts, node: Node, config: SpecConfig) -> Step:
 
 
 def multi_round(drafts: Drafts, node: Node, config: SpecConfig) -> Step:
-    """Take the first child x with its u · q(x) < p(x); p becomes the residual distribution after each rejection.
+    """Take the first child x with its u · q(x) < p(x).
 
-    With one child it is chain rejection.
+    After each rejection p becomes the residual distribution. With one child this is chain rejection.
     """
     prob_V = drafts.prob(node)
     for child in drafts.children(node):
@@ -96,8 +96,8 @@ STEPS = {"target_only": target_only, "rejection": multi_round, "multi_round": mu
 def block(drafts: Drafts) -> Path:
     """Take the longest prefix of the chain whose uniform is below h_i.
 
-    w_i = min(1, w_(i-1) p(x_i) / q(x_i)), h_i = r / (r + 1 - w_i) with r = Σ relu(w_i p - q of the next draft), and
-    h_i = w_i at the end of the chain.
+    w_i = min(1, w_(i-1) p(x_i) / q(x_i)); h_i = r / (r + 1 - w_i) with r = Σ relu(w_i p - q of the next draft), and h_i
+    = w_i at the end of the chain.
     """
     chain = drafts.nodes
     weight = 1.0
@@ -120,9 +120,10 @@ def block(drafts: Drafts) -> Path:
 
 
 def typical(drafts: Drafts, config: SpecConfig) -> Path:
-    """Take the deepest node that passes with all its ancestors, of these the one with the most probable path.
+    """Take the deepest node that passes with all its ancestors.
 
-    A draft passes if p(x) > min(ε, δ exp(-H(p))), H the entropy.
+    Among equals, take the one with the most probable path. A draft passes if p(x) > min(ε, δ exp(-H(p))), H the
+    entropy.
     """
     passing = {drafts.nodes[0]: 1.0}
     for node in drafts.nodes[1:]:
@@ -137,6 +138,6 @@ def typical(drafts: Drafts, config: SpecConfig) -> Path:
 
 
 def residual(prob_V: torch.Tensor, draft_prob_V: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
-    """Residual distribution relu(weight · p - q), normalised; p itself where that is 0 everywhere."""
+    """Residual distribution relu(weight · p - q), normalised, or p itself where that is 0 everywhere."""
     rest_V = (weight * prob_V - draft_prob_V).clamp(min=0)
     return rest_V / rest_V.sum() if rest_V.any() else prob_V

@@ -8,7 +8,7 @@ from specsim.core.phases import Batch, VerifyInput
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Nodes 0..N-1 of one request's tree; node 0 is the root."""
+    """Nodes 0..N-1 of one request's tree, with the root first."""
 
     tokens: list[int]  # [N]
     parents: list[int]  # [N], -1 for the root
@@ -36,7 +36,7 @@ class Tree:
         return path[::-1]
 
     def path_tokens(self, node: int) -> list[int]:
-        """List the tokens from the root's to the node's own."""
+        """List the tokens from the root to this node."""
         return [self.tokens[node] for node in self.path(node)]
 
     def chain(self) -> range:
@@ -45,7 +45,10 @@ class Tree:
 
 
 def trees(batch: Batch, verify_input: VerifyInput, max_len: int) -> list[Tree]:
-    """List every request's tree; no node at or beyond max_len may be accepted."""
+    """List every request's tree.
+
+    No node at or beyond max_len may be accepted.
+    """
     lists = zip(
         verify_input.draft_tokens.tolist(),
         verify_input.parents.tolist(),

@@ -6,13 +6,13 @@ from specsim.core.phases import Sampling
 
 
 def topk(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Largest k along the last dimension, descending, ties to the lower index: (values, indices i64)."""
+    """Find the k largest along the last dimension, descending, ties to the lower index: (values, indices i64)."""
     ordered = torch.sort(values, dim=-1, descending=True, stable=True)
     return ordered.values[..., :k], ordered.indices[..., :k]
 
 
 def argmax(values: torch.Tensor) -> torch.Tensor:
-    """Index of the largest along the last dimension, ties to the lower index."""
+    """Find the index of the largest along the last dimension, ties to the lower index."""
     return topk(values, 1)[1][..., 0]
 
 
@@ -26,10 +26,10 @@ def adjust_logits(
 ) -> torch.Tensor:
     """Logits after penalties, bias and grammar mask, f64 [V].
 
-    context: i64, the tokens up to and including the row's own. With n_x the count of x after the prompt:
-    z_x / repetition for z_x > 0, else z_x · repetition, for every x in the context (arXiv 1909.05858); then
-    - frequency · n_x - presence · [n_x > 0] + bias_x; -inf where x is not allowed. (transformers adds its bias before
-    the repetition penalty, which then scales both: they differ where the context holds a token that has a bias.)
+    context: i64, the tokens up to and including the row's own. Let n_x count x after the prompt. Every x in the context
+    becomes z_x / repetition if z_x > 0, else z_x · repetition (arXiv 1909.05858). Then come - frequency · n_x -
+    presence · [n_x > 0] + bias_x, and -inf where x is not allowed. transformers adds its bias before the repetition
+    penalty, which scales both, so results differ where the context holds a token that has a bias.
     """
     logits_V = logits_V.double().clone()
     repetition = sampling.repetition_penalty[request]
@@ -43,7 +43,10 @@ def adjust_logits(
 
 
 def target_prob(adjusted_V: torch.Tensor, sampling: Sampling, request: int) -> torch.Tensor:
-    """Distribution p of the next token, f64 [V]: softmax(adjusted / T), filtered; all mass on the argmax at T = 0."""
+    """Distribution p of the next token, f64 [V]: softmax(adjusted / T), filtered.
+
+    At T = 0 the argmax has all the mass.
+    """
     temperature = float(sampling.temperature[request])
     if temperature == 0:
         return torch.nn.functional.one_hot(argmax(adjusted_V), len(adjusted_V)).double()
@@ -67,7 +70,7 @@ def _keep_top_k(prob_V: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def _keep_top_p(prob_V: torch.Tensor, p: float) -> torch.Tensor:
-    """Keep the fewest most likely tokens with mass of at least p: less than p is before each (arXiv 1904.09751)."""
+    """Keep the fewest most likely tokens with mass of at least p: less than p precedes each (arXiv 1904.09751)."""
     if p == 1:
         return prob_V
     ordered, order = topk(prob_V, len(prob_V))
@@ -77,12 +80,15 @@ def _keep_top_p(prob_V: torch.Tensor, p: float) -> torch.Tensor:
 
 
 def logprob(adjusted_V: torch.Tensor, sampling: Sampling, request: int, token: int) -> float:
-    """log softmax(adjusted / T)[token], T = 1 when greedy, without filters."""
+    """Compute log softmax(adjusted / T)[token], T = 1 when greedy, without filters."""
     temperature = float(sampling.temperature[request]) or 1.0
     return float(torch.log_softmax((adjusted_V - adjusted_V.max()) / temperature, dim=-1)[token])
 
 
 def inverse_cdf(weight_V: torch.Tensor, uniform: float) -> int:
-    """First id with cdf > uniform · cdf[last] and weight > 0; weights need not sum to one, one must be positive."""
+    """Find the first id with cdf > uniform · cdf[last] and weight > 0.
+
+    Weights need not sum to one; at least one must be positive.
+    """
     cdf_V = weight_V.cumsum(-1)
     return int(((cdf_V > uniform * cdf_V[-1]) & (weight_V > 0)).nonzero()[0])

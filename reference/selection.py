@@ -8,6 +8,6 @@ from specsim.reference.sampling import topk
 def select(scores: torch.Tensor, count: int) -> torch.Tensor:
     """Select the `count` best candidates, as ascending flat indices i64 [B, count].
 
-    A parent scores at least as much as its child and precedes it, so with ties to the lower index the set is a tree.
+    A parent scores no less than its child and precedes it. So with ties to the lower index the set is a tree.
     """
     return topk(scores, count)[1].sort(dim=-1).values

@@ -11,11 +11,11 @@ from specsim.reference.request_tree import Tree
 
 
 def accepting(num_rounds: int, shares: Sequence[int], phases: Sequence[int]) -> list[int]:
-    """Count the rounds, of a request's first r, that accept at least 1, 2, ... drafts under minimum variance.
+    """Count the rounds that accept at least 1, 2, ... drafts, of a request's first r, under minimum variance.
 
-    c_0 = r, c_i = ⌊c_(i-1) s_i + u_i⌋: s_i is the share of the rounds with i - 1 accepted drafts that accept the i-th,
-    u_i in [0, 1) a phase of the request. As s_i ≤ 1, a round that accepts an i-th draft has accepted those before it;
-    the mean of c_i over uniform phases is r · s_1 … s_i.
+    c_0 = r, c_i = ⌊c_(i-1) s_i + u_i⌋. s_i is the share of the rounds with i - 1 accepted drafts that accept the i-th,
+    u_i in [0, 1) a phase of the request. As s_i ≤ 1, a round that accepts an i-th draft has accepted those before it.
+    The mean of c_i over uniform phases is r · s_1 … s_i.
     """
     counts = [num_rounds]
     for share, phase in zip(shares, phases, strict=True):
@@ -24,7 +24,10 @@ def accepting(num_rounds: int, shares: Sequence[int], phases: Sequence[int]) -> 
 
 
 def scheduled_drafts(batch: Batch, acceptance: SyntheticAcceptance) -> list[int]:
-    """Drafts that each request's round accepts, in [0, S]; its tree or its length may allow fewer."""
+    """Count the drafts that each request's round accepts, in [0, S].
+
+    Its tree or its length may allow fewer.
+    """
     shares = acceptance.shares
     if acceptance.schedule == "independent":
         uniforms_B = _words(acceptance, batch.request_ids, batch.seq_lens, 0)
@@ -37,12 +40,15 @@ def scheduled_drafts(batch: Batch, acceptance: SyntheticAcceptance) -> list[int]
 
 
 def scheduled_path(tree: Tree, num_drafts: int) -> list[int]:
-    """Accept that many drafts, whatever the target: the path to the first node of that depth, or to the deepest."""
+    """Find the path to the first node of a depth, or to the deepest, whatever the target."""
     limit = max(0, min(num_drafts, tree.depth_limit))
     paths = [tree.path(node) for node in range(len(tree.tokens))]
     return max((path for path in paths if len(path) <= limit + 1), key=len)
 
 
 def _words(acceptance: SyntheticAcceptance, request_ids: Part, root_lens: Part, depths: Part) -> torch.Tensor:
-    """Random integers below ONE; no round has a root of length 0, so phases share no name with uniforms."""
+    """Draw integers below ONE.
+
+    No round has a root of length 0, so phases and uniforms never share a name.
+    """
     return words(seed_bits(acceptance.seed), request_ids, Stream.SYNTHETIC, root_lens, depths)[0] >> 8

@@ -1,4 +1,4 @@
-"""The verify tree: the best candidates of a draft phase, laid out below the root."""
+"""The verify tree: the best candidates of a draft phase, below the root."""
 
 from dataclasses import replace
 
@@ -19,9 +19,9 @@ def build(
     cache_locations: torch.Tensor,
     config: SpecConfig,
 ) -> VerifyInput:
-    """Select the N-1 best candidates of each request, of sampled drafts all, and lay them out below its bonus token.
+    """Build each request's tree of its N-1 best candidates, or of all sampled drafts, below its bonus token.
 
-    cache_locations: i64 [B, N], slot of column L + j; a node at or beyond max_len loses its slot.
+    cache_locations: i64 [B, N], slot of column L + j. A node at or beyond max_len loses its slot.
     """
     num_nodes = config.num_draft_tokens
     top_scores_index = select(candidates.scores, num_nodes - 1)

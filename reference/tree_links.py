@@ -4,7 +4,7 @@ from itertools import pairwise
 
 
 def depths_of(parents: list[int]) -> list[int]:
-    """Number of edges from the root to each node."""
+    """Count the edges from the root to each node."""
     depths = [0]
     for parent in parents[1:]:
         depths.append(depths[parent] + 1)
@@ -12,7 +12,7 @@ def depths_of(parents: list[int]) -> list[int]:
 
 
 def links(parents: list[int]) -> tuple[list[int], list[int]]:
-    """(first child, next sibling) of each node, siblings in ascending node index, -1 for none."""
+    """Link each node to its (first child, next sibling), siblings in ascending node index, -1 for none."""
     children = [[node for node, parent in enumerate(parents) if parent == this] for this in range(len(parents))]
     next_token = [own[0] if own else -1 for own in children]
     next_sibling = [-1] * len(parents)

@@ -1,10 +1,10 @@
-"""Mask of a verify tree, and the layouts in which attention kernels take it."""
+"""Mask of a verify tree, and the layouts in which attention kernels read it."""
 
 import torch
 
 
 def visibility(parents: list[int]) -> torch.Tensor:
-    """Mask bool [N, N] with which a node sees the root, its ancestors and itself."""
+    """Make the mask bool [N, N] in which a node sees the root, its ancestors and itself."""
     mask = torch.eye(len(parents), dtype=torch.bool)
     for node, parent in enumerate(parents[1:], start=1):
         mask[node] |= mask[parent]
@@ -12,17 +12,20 @@ def visibility(parents: list[int]) -> torch.Tensor:
 
 
 def full_mask(mask_BNN: torch.Tensor, seq_lens: torch.Tensor) -> torch.Tensor:
-    """Mask in layout FULL: flat bool, request after request N rows of L + N columns, the prefix columns true."""
+    """Make the mask in layout FULL, flat bool.
+
+    Each request has N rows of L + N columns; the prefix columns are true.
+    """
     rows = zip(mask_BNN, seq_lens.tolist(), strict=True)
     padded = [torch.nn.functional.pad(mask, (length, 0), value=True).flatten() for mask, length in rows]
     return torch.cat([mask_BNN[:0].flatten(), *padded])
 
 
 def bitpacked_mask(mask_BNN: torch.Tensor) -> torch.Tensor:
-    """Mask in layout QLEN_BITPACKED: bit c of a row's word is column c.
+    """Make the mask in layout QLEN_BITPACKED: bit c of a row's word is column c.
 
-    uint8 [B, N] for N ≤ 8, int16 for N ≤ 16, int32 for N ≤ 32, beyond that int32 [B, N, ceil(N/32)]; signed words
-    carry the bits.
+    uint8 [B, N] for N ≤ 8, int16 for N ≤ 16, int32 for N ≤ 32, and int32 [B, N, ceil(N/32)] beyond. Bit patterns are
+    stored in signed words.
     """
     num_nodes = mask_BNN.shape[-1]
     width = next((bits for bits in (8, 16, 32) if num_nodes <= bits), 32)

@@ -2,13 +2,14 @@
 
 
 class MalformedTree(ValueError):
-    """A parent list that is no tree, with request and node."""
+    """A parent list that is no tree, reported with request and node."""
 
 
 def parents_of(top_scores_index: list[int], parent_list: list[int], k: int, request: int = 0) -> list[int]:
-    """Node index of each node's parent, -1 for the root; node j ≥ 1 is candidate top_scores_index[j-1].
+    """Find each node's parent, -1 for the root, where node j ≥ 1 is candidate top_scores_index[j-1].
 
-    Candidate f is in block f // K of siblings; the parent of block 0 is the root, of block j candidate parent_list[j].
+    Candidate f is in block f // K of siblings. The parent of block 0 is the root; that of block j is candidate
+    parent_list[j].
     """
     node_of = {flat: node for node, flat in enumerate(top_scores_index, start=1)}
     if len(node_of) < len(top_scores_index):
@@ -30,5 +31,8 @@ def parents_of(top_scores_index: list[int], parent_list: list[int], k: int, requ
 
 
 def lane_parents(k: int, num_steps: int) -> list[int]:
-    """Parents of the static tree of sampled drafts: node 1 + (d-1)K + l is the one of depth d in lane l."""
+    """List the parents of the static tree of sampled drafts.
+
+    Node 1 + (d-1)K + l is at depth d in lane l.
+    """
     return [-1, *(max(0, node - k) for node in range(1, 1 + k * num_steps))]

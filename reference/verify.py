@@ -22,9 +22,10 @@ def node_logits(
     pools: KVPool,
     allowed: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Logits of every node after penalties, bias and mask, f64 [B, N, V]; allowed: bool [B, N, V], None: all.
+    """Logits of every node after penalties, bias and mask, f64 [B, N, V].
 
     A node's context is the request's tokens and its own path; with penalties `relaxed` the request's tokens only.
+    allowed: bool [B, N, V], None: all.
     """
     logits_BNV = logits_RV.unflatten(0, verify_input.draft_tokens.shape)
     adjusted_BNV = torch.empty_like(logits_BNV, dtype=torch.float64)
@@ -49,7 +50,7 @@ def accepted(
     uniforms: tuple[torch.Tensor, float, torch.Tensor | None],
     config: SpecConfig,
 ) -> Accepted:
-    """Apply the setting's verifier to one request's tree.
+    """Run the setting's verifier on one request's tree.
 
     draft_prob_MV: q by node, of nodes with children. uniforms: accept uniforms, final uniform, Gumbel noise.
     """
@@ -76,7 +77,7 @@ def walk(
     config: SpecConfig,
     acceptance: SyntheticAcceptance | None = None,
 ) -> Verdict:
-    """Walk every tree: greedily at temperature 0, else with the setting's verifier.
+    """Verify every tree: greedily at temperature 0, else with the setting's verifier.
 
     logits: f64 [B, N, V] from node_logits. uniforms, acceptance: see `verify`.
     """
@@ -112,7 +113,10 @@ def walk(
 
 
 def round_uniforms(batch: Batch, config: SpecConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """Uniforms of a round: (accept [B, S+1] by depth, for multi_round [B, N] by node; final [B])."""
+    """Draw the uniforms of a round: (accept [B, S+1] by depth, final [B]).
+
+    For multi_round, accept is [B, N] by node.
+    """
     names = batch.seeds, batch.request_ids, batch.seq_lens
     if config.verifier == "multi_round":
         return lane_accept_uniforms(*names, config.num_steps, config.topk), final_uniforms(*names)
@@ -120,7 +124,7 @@ def round_uniforms(batch: Batch, config: SpecConfig) -> tuple[torch.Tensor, torc
 
 
 def round_noise(batch: Batch, config: SpecConfig, vocab_size: int) -> torch.Tensor:
-    """Gumbel noise f64 [B, S+1, V] of the tokens that follow a round's nodes, by depth."""
+    """Draw the Gumbel noise f64 [B, S+1, V] of the tokens that follow a round's nodes, by depth."""
     positions_BW = batch.seq_lens[:, None] + 1 + torch.arange(config.num_steps + 1)
     return gumbel_noise(batch.seeds[:, None], batch.request_ids[:, None], positions_BW, vocab_size)
 
@@ -137,8 +141,9 @@ def verify(
 ) -> Verdict:
     """Verify every tree with the target's logits, [B·N, V].
 
-    uniforms: of round_uniforms, drawn by their names if None. acceptance: a schedule that decides how many drafts are
-    accepted, and the target the bonus tokens only. allowed: bool [B, N, V], tokens that may follow a node, None: all.
+    uniforms: from round_uniforms, which draws them if None. acceptance: a schedule that decides how many drafts are
+    accepted, so that the target decides only the bonus tokens. allowed: bool [B, N, V], tokens that may follow a node;
+    None: all.
     """
     logits = node_logits(batch, verify_input, logits_RV, config, pools, allowed)
     return walk(batch, verify_input, logits, uniforms, config, acceptance)
@@ -153,7 +158,7 @@ def first_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample the token after each request's chunk: (i32 [B], logprobs f32 [B]).
 
-    known_tokens: i64 [B], -1 where the token is sampled. allowed: bool [B, 1, V], tokens that may follow, None: all.
+    known_tokens: i64 [B], -1 where the token is sampled. allowed: bool [B, 1, V], tokens that may follow; None: all.
     """
     tokens = known_tokens.int().clone()
     logprobs = torch.zeros(batch.size)

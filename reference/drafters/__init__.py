@@ -1,4 +1,4 @@
-"""Drafters by the kind of their checkpoint."""
+"""Drafters by checkpoint kind."""
 
 import torch
 

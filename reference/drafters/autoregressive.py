@@ -1,4 +1,4 @@
-"""Drafters that run a small decoder once in each step (EAGLE, EAGLE-3), which is their head."""
+"""Drafters whose head is a small decoder that runs once in each step (EAGLE, EAGLE-3)."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from specsim.reference.lanes import start_lanes
 
 
 class Drafts(NamedTuple):
-    """Drafts that follow R rows."""
+    """Drafts after R rows."""
 
     topk_scores: torch.Tensor  # f32 [R, K], each draft's probability or its logarithm
     topk_index: torch.Tensor  # i64 [R, K], target ids
@@ -65,7 +65,10 @@ class AutoregressiveDrafter:
     def _first_drafts(
         self, batch: Batch, hidden_BH: torch.Tensor, bonus_tokens: torch.Tensor, root_lens: torch.Tensor
     ) -> DraftInput:
-        """Draft the root's children; root_lens: i64 [B], L of their round."""
+        """Draft the root's children.
+
+        root_lens: i64 [B], L of their round.
+        """
         drafts = self._drafts(batch, self._head.logits(hidden_BH), self._config.topk, root_lens, 0)
         return DraftInput(drafts.topk_scores, drafts.topk_index, hidden_BH, bonus_tokens, drafts.draft_prob)
 
@@ -78,9 +81,9 @@ class AutoregressiveDrafter:
         depth: int,
         slots_R: torch.Tensor | None = None,
     ) -> Drafts:
-        """Draft `count` children of every row, a node of that depth: the best tokens, or sampled ones.
+        """Draft `count` children of every row, which is a node of that depth: the best tokens, or sampled ones.
 
-        Requests have equally many rows.
+        Every request has the same number of rows.
         """
         config = self._config
         num_lanes = len(logits_RV) // batch.size if batch.size else 1

@@ -12,7 +12,7 @@ from specsim.reference.layers import Weights, gated_mlp, inverse_frequencies, rm
 
 
 class EagleHead:
-    """hidden = layers(fc(concat(embedding of token i+1, feature of i))), which imitates the feature of i+1."""
+    """EAGLE's head: layers(fc(concat(embedding of token i+1, feature of i))) predicts the feature of i+1."""
 
     d2t: torch.Tensor | None = None
 
@@ -41,7 +41,7 @@ class EagleHead:
         return hidden_RH
 
     def _layer(self, hidden_RH: torch.Tensor, layer: int, metadata: AttentionMetadata, kv: KVBuffer) -> torch.Tensor:
-        """Llama layer; the first has no norm before its attention."""
+        """Run a Llama layer, the first without a norm before its attention."""
         weights = self._weights.under(f"layers.{layer}")
         eps = self._model.rms_norm_eps
         normed = rms_norm(hidden_RH, weights["input_layernorm.weight"], eps) if layer else hidden_RH

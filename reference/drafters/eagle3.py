@@ -12,7 +12,11 @@ from specsim.reference.layers import Weights, gated_mlp, inverse_frequencies, rm
 
 
 class Eagle3Head:
-    """hidden is fc(target features) of the target's rows, and the layer's output before `norm` of drafted rows."""
+    """EAGLE-3's head.
+
+    A row's hidden state is fc(target features) where the target ran the token, and the layer's output before `norm`
+    where the drafter did.
+    """
 
     def __init__(
         self, config: DrafterConfig, tensors: Mapping[str, torch.Tensor], target: Target, dtype: torch.dtype

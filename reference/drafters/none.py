@@ -1,4 +1,4 @@
-"""No drafter: rounds whose tree is its root, which is plain decoding."""
+"""No drafter, which is plain decoding: rounds whose tree is its root."""
 
 import torch
 

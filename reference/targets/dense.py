@@ -11,7 +11,7 @@ from specsim.reference.layers import Weights, gated_mlp, inverse_frequencies, rm
 
 
 class DenseTarget:
-    """The target protocol of specsim.core.target over a Hugging Face checkpoint's tensors."""
+    """A target of protocol specsim.core.target.Target, from a Hugging Face checkpoint's tensors."""
 
     def __init__(self, config: ModelConfig, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
         self.config = config
