@@ -1,4 +1,4 @@
-"""The round in Triton kernels and CUDA graphs; without a GPU the kernels run under Triton's interpreter."""
+"""The round in Triton kernels and CUDA graphs, or in Triton's interpreter without a GPU."""
 
 from specsim.fast.runtime import launch  # before any module of this package imports Triton itself
 

@@ -1,6 +1,6 @@
-"""Verifiers by the names of the settings, each in a file of its own.
+"""Verifiers by name, each in its own file.
 
-Greedy requests have a distribution of one token and drafts without one, for which every verifier follows that token.
+A greedy request has a one-token distribution and drafts without one. For it every verifier accepts that token.
 """
 
 from collections.abc import Callable
@@ -34,10 +34,10 @@ def accept(
     out: Verdict,
     rejected_B: torch.Tensor,
 ) -> torch.Tensor | None:
-    """Write accept_index and num_accepted_drafts; give the bonus tokens i32 [B], None where they are yet to be drawn.
+    """Write accept_index and num_accepted_drafts, and return the bonus tokens i32 [B], or None.
 
-    They are drawn from the distribution of the path's last node then, without its rejected children, the first of
-    which is written to rejected_B, -1 where there is none.
+    None: the bonus is still to be drawn from the distribution of the path's last node without its rejected children.
+    The first rejected child is written to rejected_B, -1 where there is none.
     """
     accept_uniforms, final_uniforms = uniforms or (None, None)
     given = Round(

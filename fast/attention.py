@@ -1,4 +1,4 @@
-"""Attention over the keys that a forward's metadata names: parts of a request's keys side by side, then merged."""
+"""Attention over the keys in a forward's metadata, read in parallel parts that are then merged."""
 
 import math
 from typing import NamedTuple, no_type_check
@@ -18,7 +18,7 @@ LOG2_E = tl.constexpr(math.log2(math.e))
 
 
 class PagedKV(NamedTuple):
-    """KV of a layer and the table of its slots, as the kernel takes them."""
+    """KV of a layer and the table of its slots, as kernel arguments."""
 
     keys_ptr: torch.Tensor  # [slots, heads, D]
     values_ptr: torch.Tensor
@@ -62,7 +62,7 @@ def _attention_kernel(
 ):
     """Attend from a block of rows and query heads of one key head to a part of a request's keys.
 
-    Without a partition the keys of every request are one part, and there are no parts to be merged.
+    Without a partition each request's keys are one part, and nothing is merged.
     """
     await_input(PDL)
     head = tl.program_id(0)
@@ -115,7 +115,7 @@ def _attention_kernel(
     total, top, acc = fold_prefix(
         total, top, acc, query, kv, prefix, low_prefix, high_prefix, scale, RAGGED, D, BLOCK_C, STAGES
     )
-    # Loaded again, or addresses would stay in registers meanwhile.
+    # Loaded again, so that no addresses stay in registers meanwhile.
     low_again = tl.load(metadata_ptrs.row_starts + request, volatile=True)
     keys = Extras(
         metadata_ptrs.extra_slots + request * extras,
@@ -156,12 +156,13 @@ def attention(
     splits: int | None = None,
     invariant: bool = False,
 ) -> torch.Tensor:
-    """softmax(q·k / √D) v over the visible keys, [R, A, D]: online softmax in f32, rows of a request share key loads.
+    """Compute softmax(q·k / √D) v over the visible keys, [R, A, D], with online softmax in f32.
 
-    window: a row sees that many last positions, its own included. Grouped queries share a key head. A row that sees
-    nothing yields zeros. Slots that no row sees are not read. The keys of a request are read in parts side by side,
-    which are merged in their order: `splits` of them; None: as many as keep the device busy, by the lengths of the
-    whole batch, on which the last bits then depend; invariant: a number on which they do not.
+    Fused: grouped queries, masks, and the loads of keys that several rows of a request see. window: number of positions
+    that a row sees, its own last. A row that sees nothing gives zeros. Slots that no row sees are not read.
+
+    A request's keys are read in parallel parts, merged in order. splits: number of parts; None: enough to fill the
+    device, so that the last bits depend on the lengths of the whole batch; with invariant they do not.
     """
     require_contiguous(query_RAD=query_RAD)
     out = torch.empty_like(query_RAD) if out is None else out

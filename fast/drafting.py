@@ -1,6 +1,6 @@
 """EAGLE-2's expansion of the K lanes in each step (arXiv 2406.16858).
 
-Children rank by the keys of specsim.fast.vocabulary.topk: of equal scores the lower index is the better.
+Children are ranked by the keys of specsim.fast.vocabulary.topk: of equal scores, the lower index is better.
 """
 
 from typing import no_type_check
@@ -18,14 +18,14 @@ from specsim.fast.vocabulary.topk import TAKEN, best_of, index_of, key_of
 @triton.jit
 @no_type_check
 def _extended(scores, topk_scores, LOG: tl.constexpr):
-    """Scores of children: the path's product (or sum of logs), never above the parent's."""
+    """Compute children's scores: the product, or sum of logarithms, along the path, never above the parent's."""
     return tl.minimum(scores + topk_scores if LOG else scores * topk_scores, scores)
 
 
 @triton.jit
 @no_type_check
 def _best_children(keys, child, k, LANES: tl.constexpr):
-    """The k best of LANES² children of each row by their keys, best first, [ROWS, LANES]."""
+    """Select the k best of LANES² children of each row by their keys, best first, [ROWS, LANES]."""
     if LANES > 8:  # too many to hold each against each other
         best = index_of(best_of(keys, k, LANES))
     else:
@@ -39,7 +39,7 @@ def _best_children(keys, child, k, LANES: tl.constexpr):
 @triton.jit
 @no_type_check
 def _end_step(step_ptr, step):
-    """The last program that is done with the step's number raises it."""
+    """Add one to the step's number, in the last program that still reads it."""
     tl.debug_barrier()  # every thread of this one is done with it
     if tl.atomic_add(step_ptr + 1, 1) == tl.num_programs(0) * tl.num_programs(1) - 1:
         tl.store(step_ptr + 1, 0)
@@ -65,9 +65,9 @@ def _expand_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The K² children of each request, and, if another step follows, the K best of them as its lanes.
+    """Add the K² children of each request, and make lanes of the K best if another step follows.
 
-    Programs of one request each rank the children and share out the hidden state; the first writes all else.
+    Programs of one request each rank the children and share the copy of the hidden state; the first writes the rest.
     """
     await_input(PDL)
     step = tl.load(lane_ptrs.step_ptr)
@@ -129,7 +129,7 @@ def _expand_lanes_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One child of every lane a step: nothing to choose and nothing to re-parent."""
+    """Add one child of every lane, which needs no selection and no new parents."""
     await_input(PDL)
     step = tl.load(lane_ptrs.step_ptr)
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
@@ -162,10 +162,10 @@ def expand(
     hidden_BKH: torch.Tensor,
     config: SpecConfig,
 ) -> Lanes:
-    """Add the lanes' children to the candidates, in place; the K best of them are the next lanes, best first.
+    """Add the lanes' children to the candidates in place, and make lanes of the K best, best first.
 
-    A lane of sampled drafts has one child, its next token. The launches are the same at every step: which one it is,
-    and whether it is the last, after which no lane changes, is read from lanes.step on the device.
+    A lane of sampled drafts has one child, its next token. The launches are the same at every step. The step's number,
+    and whether it is the last, after which no lane changes, are read from lanes.step on the device.
     """
     require_contiguous(topk_scores_BKK=topk_scores_BKK, topk_index_BKK=topk_index_BKK, hidden_BKH=hidden_BKH)
     advance = _expand_lanes if config.topk == 1 or config.is_sampled else _expand_tree

@@ -57,8 +57,8 @@ MOST_CANDIDATES = 2**16  # that one program can rank
 class Engine:
     """Rounds of one pair under one setting, over buffers of `bucket` requests (None: the next power of two).
 
-    A graph of the whole round needs release `finish`, since pages cannot change hands inside it, and no grammars, which
-    the host asks between draft and verify; a phase that is called alone is launched then.
+    A graph of the whole round needs release `finish`, as pages cannot move inside a graph, and no grammars, which run
+    on the host between draft and verify. A single phase is then launched without a graph.
     """
 
     def __init__(
@@ -119,7 +119,10 @@ class Engine:
 
     @torch.inference_mode()
     def prefill(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> PrefillOutput:
-        """Run a chunk of every prompt; batch.seq_lens counts it. Columns up to seq_lens must be owned."""
+        """Run a chunk of every prompt, which batch.seq_lens counts.
+
+        Columns up to seq_lens must be owned.
+        """
         pools.record(batch.req_pool_indices[prefill.requests], prefill.columns, prefill.input_ids)
         metadata = prefill_metadata(batch, prefill, pools)
         hidden_RH, features_RF = self.target.forward(
@@ -141,9 +144,9 @@ class Engine:
 
     @torch.inference_mode()
     def round(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> RoundOutput:
-        """Run one speculative round; the batch after it has seq_lens + num_accepted_tokens.
+        """Run one speculative round, after which the batch has seq_lens + num_accepted_tokens.
 
-        reserved: the columns that it needs are owned already.
+        reserved: the round's columns are already owned.
         """
         frame = self._play(batch, draft_input, pools, reserved)
         return RoundOutput(
@@ -156,15 +159,14 @@ class Engine:
     def advance(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> Advance:
         """Run a round and copy out only what a serving loop needs.
 
-        With reserved columns under release `finish` the host waits for nothing: rounds can be enqueued one behind the
-        other, each with the result of the one before. States are values: a change in place of a tensor that was given
-        before goes unnoticed.
+        With reserved columns under release `finish` the host never waits, so rounds can be enqueued, each on the result
+        of the one before. States are values: in-place changes to a tensor that was passed before are not noticed.
         """
         return self._play(batch, draft_input, pools, reserved).advance(batch)
 
     @torch.inference_mode()
     def draft(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> VerifyInput:
-        """Propose candidates and lay the best of them out as trees over columns L..L+N-1."""
+        """Propose candidates and build trees of the best of them at columns L..L+N-1."""
         self._own_lanes(batch, pools, reserved)
         frame = self._frame(batch, pools, draft_input)
         self._draft(frame, batch)
@@ -172,7 +174,7 @@ class Engine:
 
     @torch.inference_mode()
     def verify(self, batch: Batch, verify_input: VerifyInput, pools: KVPool) -> VerifyOutput:
-        """Run the target over the trees, walk them, commit the accepted path."""
+        """Run the target over the trees, verify the drafts, and commit the accepted path."""
         frame = self._frame(batch, pools)
         load(frame.verify_input, replace(verify_input, candidates=None))
         self._verify(frame, batch)
@@ -180,7 +182,7 @@ class Engine:
 
     @torch.inference_mode()
     def draft_extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
-        """Rewrite the drafter's KV of the accepted rows from the target's features, and make a fresh DraftInput."""
+        """Rewrite the drafter's KV of the accepted rows from the target's features, and make the next DraftInput."""
         frame = self._frame(batch, pools)
         load_extend_input(frame.extend_input, draft_extend_input, frame.shape.width)
         self._extend(frame)
@@ -199,7 +201,10 @@ class Engine:
         return frame
 
     def _own_lanes(self, batch: Batch, pools: KVPool, reserved: bool) -> None:
-        """Own the columns of this round; reserved ones are owned, but lanes are borrowed under release `round`."""
+        """Reserve the columns of this round, if they are not.
+
+        Under release `round` the lanes are always reserved.
+        """
         if not reserved or self.config.release == "round":
             own_lanes(pools, batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), self.config)
 
@@ -263,7 +268,7 @@ class Engine:
         )
 
     def _capture(self, frame: Frame) -> None:
-        """Record this mode's graphs, while the frame holds padded requests only."""
+        """Capture this mode's graphs, while the frame has padded requests only."""
         for sections in recorded(self.options.graph or "eager", self.config):
             graph = capture(lambda sections=sections: self._launch(frame, sections), self.device)
             frame.recordings[sections] = Recording(graph, frame.target_output)
@@ -273,7 +278,7 @@ class Engine:
             self._launches[section](frame)
 
     def _run(self, frame: Frame, sections: Sections) -> None:
-        """Run sections one after the other: from their graph where this mode has recorded them together."""
+        """Run sections in order, from their graph where this mode has captured them together."""
         recording = frame.recordings.get(sections)
         if recording is None:
             self._launch(frame, sections)
@@ -284,7 +289,7 @@ class Engine:
             frame.buffers.check()
 
     def _run_phase(self, frame: Frame, sections: Sections, own: Callable[[], None]) -> None:
-        """Run a phase's sections; under release `round` pages change hands between them."""
+        """Run a phase's sections, between which pages move under release `round`."""
         first, *others = runs(sections, self.config)
         self._run(frame, first)
         for run in others:

@@ -1,4 +1,4 @@
-"""Rows that the drafter reads after prefill and after verify: tokens one place ahead of their features."""
+"""Rows of the drafter after prefill and verify: each token with the features of the position before it."""
 
 from typing import NamedTuple, Self, no_type_check
 
@@ -27,7 +27,7 @@ def _shift_left_kernel(input_ids_ptr, row_starts_ptr, next_tokens_ptr, out_ptr, 
 
 
 def shift_left(prefill: PrefillInput, next_tokens: torch.Tensor) -> torch.Tensor:
-    """Drafter ids after prefill, i64 [R]: ids without the first, then the token after the chunk (sglang#26329)."""
+    """Shift the ids of each chunk left by one, i64 [R], and append the token after the chunk (sglang#26329)."""
     shifted = torch.empty_like(prefill.input_ids)
     batch_size = len(prefill.start_lens)
     _shift_left_kernel[(batch_size,)](
@@ -41,7 +41,7 @@ def shift_left(prefill: PrefillInput, next_tokens: torch.Tensor) -> torch.Tensor
 
 
 class VerdictTensors(NamedTuple):
-    """A verdict as kernels take it."""
+    """A verdict as kernel arguments."""
 
     predict: torch.Tensor
     accept_index: torch.Tensor
@@ -55,7 +55,7 @@ class VerdictTensors(NamedTuple):
 
 
 class ExtendTensors(NamedTuple):
-    """A DraftExtendInput as kernels write it."""
+    """A DraftExtendInput as kernel arguments."""
 
     row_starts: torch.Tensor
     hidden: torch.Tensor
@@ -86,7 +86,7 @@ def _requests_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Copy the entries of every request, and the ends of its rows."""
+    """Copy every request's entries, and write where its rows end."""
     await_input(PDL)
     request = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     mask = request < batch_size
@@ -123,7 +123,10 @@ def _rows_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Write `width` rows a request; programs of one row block share out the features."""
+    """Write `width` rows for each request.
+
+    Programs of one row block share the copy of the features.
+    """
     await_input(PDL)
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     request = rows // width
@@ -161,9 +164,9 @@ def draft_extend_input(
 ) -> DraftExtendInput:
     """Gather along the accepted path into S+1 rows of every request, whatever `extend` is.
 
-    Row j holds the token *after* node accept_index[b, j] and that node's features; a row past the path carries token 0
-    and the features of node 0, and under `ragged` writes nothing. A row that has no slot, or stands at or beyond
-    max_len, writes nothing. A padded request's rows are zeros that write nothing.
+    Row j has the token *after* node accept_index[b, j] and that node's features. A row past the path has token 0 and
+    the features of node 0, and under `ragged` writes nothing. Neither does a row without a slot, or at or beyond
+    max_len. A padded request's rows are zeros that write nothing.
     """
     require_contiguous(features_RF=features_RF, req_to_token=req_to_token, accept_index=verdict.accept_index)
     batch_size, width = verdict.accept_index.shape

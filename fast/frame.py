@@ -1,4 +1,4 @@
-"""The static buffers of a round: where it enters, where its phases write, and where it leaves."""
+"""Static buffers of a round: its inputs, the states between its phases, and its outputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -22,10 +22,10 @@ _VERDICT = len(fields(Verdict))
 
 
 class Inlet:
-    """The static batch and draft input that a round starts from; it copies only what it does not hold yet.
+    """The static batch and draft input from which a round starts.
 
-    States are values, so that a state that was copied last and is given again is still there. What a round left for
-    the next one comes in by a single copy.
+    States are values, so a state that was copied last and is passed again is not copied. The output of one round
+    becomes the next one's input in a single copy.
     """
 
     def __init__(self, batch: Batch, draft_input: DraftInput, raw: torch.Tensor) -> None:
@@ -37,7 +37,7 @@ class Inlet:
 
     @classmethod
     def of(cls, shape: RoundShape, buffers: Buffers) -> Self:
-        """Make buffers that hold padded requests only."""
+        """Make buffers of padded requests only."""
         batch = padding.padded_batch(shape)
         draft_input = padding.padded_draft_input(shape)
         block = buffers.block(named("draft_input", draft_input.tensors) | named("batch", Progress.of(batch)._asdict()))
@@ -47,11 +47,11 @@ class Inlet:
         return cls(batch, DraftInput(*entering), block.raw)
 
     def expect(self, left: Advance, raw: torch.Tensor) -> None:
-        """Remember what a round left, and a copy of its outlet's memory."""
+        """Remember a round's output, and a copy of its outlet's memory."""
         self._expected = Expected(left, raw[: len(self._raw)])
 
     def load(self, batch: Batch, draft_input: DraftInput | None = None) -> None:
-        """Copy the states into the first rows, and pad the others."""
+        """Copy the states into the first rows, and pad the rest."""
         expected = self._expected
         if expected and expected.left.draft_input is draft_input is not self._held.get("draft_input"):
             self._load_expected(expected)
@@ -60,7 +60,7 @@ class Inlet:
             self._load("draft_input", self.draft_input, draft_input)
 
     def _load_expected(self, expected: "Expected") -> None:
-        """Copy the draft input and the batch's progress that the last round left."""
+        """Copy the last round's draft input and progress."""
         self._raw.copy_(expected.raw)
         draft_input = expected.left.draft_input
         self._held |= {"draft_input": draft_input, "batch": None} | named("draft_input", draft_input.tensors)
@@ -79,7 +79,7 @@ class Inlet:
 
 
 class Expected(NamedTuple):
-    """States that a round left, which are likely to enter the next one."""
+    """The output of a round, which is likely to be the next round's input."""
 
     left: Advance
     raw: torch.Tensor  # u8, the inlet's memory as that round would fill it
@@ -87,7 +87,7 @@ class Expected(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outlet:
-    """The static states that a round leaves, in one block of memory: what the next round starts from comes first."""
+    """The static output states of a round, in one block of memory that starts with the next round's input."""
 
     draft_input: DraftInput  # of the next round
     progress: Progress  # after the round
@@ -96,7 +96,7 @@ class Outlet:
 
     @classmethod
     def of(cls, shape: RoundShape, buffers: Buffers) -> Self:
-        """Make buffers that hold padded requests only."""
+        """Make buffers of padded requests only."""
         block = buffers.block(
             named("next_draft_input", padding.padded_draft_input(shape).tensors)
             | named("progress", Progress.of(padding.padded_batch(shape))._asdict())
@@ -105,20 +105,20 @@ class Outlet:
         return cls(*_left(list(block.tensors.values())), block)
 
     def copy(self, batch: Batch, bucket: int) -> tuple[Advance, torch.Tensor]:
-        """Copy what the round of a batch left, and give the memory of the copy too."""
+        """Copy the output of a batch's round, and return the copy's memory too."""
         raw, tensors = self.block.copy(batch.size, bucket)
         draft_input, progress, verdict = _left(tensors)
         return Advance(verdict, draft_input, replace(batch, **progress._asdict())), raw
 
 
 def _left(tensors: Sequence[torch.Tensor]) -> tuple[DraftInput, Progress, Verdict]:
-    """Name an outlet's tensors; a draft input has a distribution, its last field, only where one is read."""
+    """Name an outlet's tensors, where the draft input may lack its last field, the distribution."""
     *entering, seq_lens, num_rounds = tensors[:-_VERDICT]
     return DraftInput(*entering), Progress(seq_lens, num_rounds), Verdict(*tensors[-_VERDICT:])
 
 
 class TargetOutput(NamedTuple):
-    """The target's last forward, as the target made it."""
+    """Outputs of the target's last forward, as the target wrote them."""
 
     features: torch.Tensor  # [B·N, F]
     logits: torch.Tensor  # [B·N, V]
@@ -133,7 +133,7 @@ class Recording(NamedTuple):
 
 @dataclass(slots=True)
 class Frame:
-    """Everything that the phases of a round read and leave, over one pool, and the graphs recorded over it."""
+    """All buffers that the phases of a round read and write, over one pool, and the graphs captured over them."""
 
     shape: RoundShape
     pools: KVPool
@@ -149,7 +149,7 @@ class Frame:
 
     @classmethod
     def of(cls, shape: RoundShape, pools: KVPool) -> Self:
-        """Make buffers on the pool's device that hold padded requests only."""
+        """Make buffers of padded requests only, on the pool's device."""
         buffers = Buffers(pools.req_to_token.device)
         lanes = buffers.like("lanes", _padded_lanes(shape))
         verify_input = buffers.like("verify_input", padding.padded_verify_input(shape))
@@ -174,33 +174,33 @@ class Frame:
 
     @property
     def bucket(self) -> int:
-        """Requests that the buffers hold."""
+        """Number of requests that the buffers hold."""
         return self.shape.bucket
 
     @property
     def batch(self) -> Batch:
-        """The batch that the round starts from."""
+        """The batch from which the round starts."""
         return self.inlet.batch
 
     @property
     def draft_input(self) -> DraftInput:
-        """The draft input that the round starts from."""
+        """The draft input from which the round starts."""
         return self.inlet.draft_input
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict that the round leaves."""
+        """The round's verdict."""
         return self.outlet.verdict
 
     def advance(self, batch: Batch) -> Advance:
-        """Copy what the round of this batch left to the next one."""
+        """Copy this batch's round output, for the next round to start from."""
         left, raw = self.outlet.copy(batch, self.bucket)
         self.inlet.expect(left, raw)
         return left
 
 
 def _padded_lanes(shape: RoundShape) -> Lanes:
-    """Lanes of padded requests: a capture of one step reads them as earlier steps would have left them."""
+    """Make lanes of padded requests, with the content that earlier steps would leave for a captured step."""
     lanes = Lanes.empty(shape.bucket, shape.hidden_size, shape.config, shape.dtype, "cpu", shape.vocab_size)
     for buffer in lanes.tables:
         buffer.zero_()

@@ -17,19 +17,19 @@ _COMMITTED = 512  # entries of a token's KV that one program moves
 
 
 class Progress(NamedTuple):
-    """Progress of requests."""
+    """Progress of a batch's requests."""
 
     seq_lens: torch.Tensor  # i64 [B], 0 of a padded request
     num_rounds: torch.Tensor  # i64 [B], rounds that a request has had, 0 of a padded one
 
     @classmethod
     def of(cls, batch: Batch) -> Self:
-        """Take a batch's progress."""
+        """Make the progress of a batch."""
         return cls(batch.seq_lens, batch.num_rounds)
 
 
 def draft_kv(pools: KVPool) -> KVBuffer:
-    """Give the drafter's KV; ValueError where the pools hold none."""
+    """Return the drafter's KV, or raise ValueError where the pools have none."""
     if pools.draft is None:
         raise ValueError("the pools hold no drafter KV; make them with make_pools of an engine that has a drafter")
     return pools.draft
@@ -54,7 +54,7 @@ def _tails_kernel(
     BLOCK_S: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Copy some tokens of the tail, of one request and layer, from lane 0's columns to those of some other lanes."""
+    """Copy some tail tokens of one request and layer from lane 0's columns to some other lanes'."""
     await_input(PDL)
     request = tl.program_id(0)
     layer = tl.program_id(1).to(tl.int64)
@@ -81,7 +81,7 @@ def _tails_kernel(
 
 
 def duplicate_tails(batch: Batch, config: SpecConfig, pools: KVPool) -> None:
-    """Copy the prefix tail's draft KV, content and not indices (sglang#7725), to lanes 1..K-1, before drafting."""
+    """Copy the prefix tail's draft KV, content and not indices (sglang#7725), to lanes 1..K-1 before drafting."""
     if config.lanes_share_prefix:
         return
     kv = draft_kv(pools)
@@ -124,7 +124,7 @@ def _locations_kernel(
 
 
 def tree_locations(batch: Batch, config: SpecConfig, pools: KVPool, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Slots i64 [B, N] of columns L..L+N-1, in which the tree stands; -1 in padded rows."""
+    """Find the slots i64 [B, N] of the tree's columns L..L+N-1, -1 in padded rows."""
     num_nodes = config.num_draft_tokens
     columns = pools.req_to_token.shape[1]
     out = batch.seq_lens.new_empty(batch.size, num_nodes) if out is None else out
@@ -164,7 +164,7 @@ def _commit_kernel(
     BLOCK_X: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Move some entries of each token on the path, of one request and layer, all read before any is written."""
+    """Move some entries of each token on the path, of one request and layer, reading all before writing any."""
     await_input(PDL)
     request = tl.program_id(0).to(tl.int64)
     step = tl.arange(0, BLOCK_W)
@@ -202,10 +202,10 @@ def commit(
     *,
     out: Progress | None = None,
 ) -> Progress:
-    """Commit the accepted path: its target KV moves to columns L..L+n, its tokens, bonus last, to L+1..L+n+1.
+    """Move the accepted path's target KV to columns L..L+n and its tokens, bonus last, to L+1..L+n+1.
 
-    The progress after it is returned. The reference's commit and record_tokens are one launch here. The whole path is
-    read before any of it is written; KV that is in its place already, as all of a chain's is, is left alone.
+    Returns the progress after it. Fused: the reference's commit and record_tokens. The whole path is read before any of
+    it is written. KV that is already in place, such as all of a chain's, is not written.
     """
     kv = pools.target
     num_layers, num_slots, *shape = kv.keys.shape

@@ -1,4 +1,4 @@
-"""Lanes of a draft phase: the paths that the drafter extends, all by one token in each step."""
+"""Lanes of a draft phase: the paths that the drafter extends by one token in each step."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Self, no_type_check
@@ -14,7 +14,7 @@ _HIDDEN_BLOCK = 256
 
 
 class LaneTables(NamedTuple):
-    """Lanes as kernels take them."""
+    """Lanes as kernel arguments."""
 
     step_ptr: torch.Tensor
     lane_tokens_ptr: torch.Tensor
@@ -27,7 +27,7 @@ class LaneTables(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lanes(State):
-    """Buffers of the draft loop; every step changes them in place."""
+    """Buffers of the draft loop, which every step changes in place."""
 
     step: torch.Tensor  # i32 [2], step of the loop, and programs of a launch that are done with it (0 between launches)
     tokens: torch.Tensor  # i64 [B, K], each lane's last token, best lane first
@@ -45,7 +45,10 @@ class Lanes(State):
         device: torch.device | str,
         vocab_size: int = 0,
     ) -> Self:
-        """Buffers with nothing in them; `start_lanes` begins a draft phase. vocab_size: of draft distributions."""
+        """Allocate buffers, which `start_lanes` fills.
+
+        vocab_size: of draft distributions.
+        """
         k = config.topk
         num_steps = config.num_steps
         draft_prob = None
@@ -96,7 +99,10 @@ def _start_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Lanes of all requests one after the other; programs of one row block share out the hidden state."""
+    """Start the lanes of all requests.
+
+    Programs of one row block share the copy of the hidden state.
+    """
     await_input(PDL)
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     request = rows // k
@@ -125,7 +131,7 @@ def _start_kernel(
 
 
 def start_lanes(draft_input: DraftInput, config: SpecConfig, *, out: Lanes | None = None) -> Lanes:
-    """Begin with the root's children as lanes, each with the root's hidden state, and their distribution."""
+    """Start with the root's children as lanes, each with the root's hidden state and distribution."""
     hidden = draft_input.hidden
     draft_prob = draft_input.draft_prob
     if hidden is None:

@@ -1,4 +1,4 @@
-"""Parts of a decoder layer, over products that fuse the steps between them."""
+"""Parts of a decoder layer, built on products that fuse the steps between them."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj
 
 
 def _fused(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Stack projections of the same input into one, and make every tensor contiguous as kernels read it."""
+    """Stack projections of the same input into one, and make every tensor contiguous for the kernels."""
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     for name in list(tensors):
         for whole, parts in FUSED.items():
@@ -27,7 +27,7 @@ def _fused(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _stacked(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Stack contiguous rows of all parts, without a copy where they lie one behind the other in one storage already."""
+    """Stack contiguous rows of all parts, without a copy where they are adjacent in one storage."""
     first = parts[0]
     ends = [part.data_ptr() + part.nbytes for part in parts]
     is_whole = [part.data_ptr() for part in parts[1:]] == ends[:-1]
@@ -37,13 +37,15 @@ def _stacked(parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 class Weights:
-    """Tensors by name, seen from below a prefix; `qkv_proj` and `gate_up_proj` stand for the projections they fuse.
+    """Tensors whose names share a prefix.
 
-    batch_invariant: whether a product's rows may not depend on how many there are.
+    `qkv_proj` and `gate_up_proj` are fused projections.
+
+    batch_invariant: whether a product's rows must not depend on their number.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], prefix: str = "", batch_invariant: bool = False) -> None:
-        # Below a prefix they are fused already.
+        # Below a prefix they are already fused.
         self._tensors = tensors if prefix else _fused(tensors)
         self._prefix = prefix
         self.batch_invariant = batch_invariant
@@ -58,17 +60,17 @@ class Weights:
         return Weights(self._tensors, f"{self._prefix}{prefix}.", self.batch_invariant)
 
     def project(self, x: Rows, name: str) -> torch.Tensor:
-        """x Wᵀ (+ bias), [R, out]."""
+        """Compute x Wᵀ (+ bias), [R, out]."""
         return linear(x, *self._named(name), self.batch_invariant)
 
     def project_onto(
         self, base: torch.Tensor, rows: Rows, name: str, norm: Norm | None, out: torch.Tensor | None = None
     ) -> Rows:
-        """base + x Wᵀ (+ bias), [R, out], under the norm that follows."""
+        """Compute base + x Wᵀ (+ bias), [R, out], and prepare the next norm."""
         return linear_onto(base, rows, *self._named(name), self.batch_invariant, norm, out)
 
     def project_gated(self, rows: Rows, name: str) -> torch.Tensor:
-        """silu(gate) · up, [R, out / 2], of a weight that stacks gate and up."""
+        """Compute silu(gate) · up, [R, out / 2], with a weight that stacks gate and up."""
         return linear_gated(rows, *self._named(name), self.batch_invariant)
 
     def _named(self, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -76,7 +78,7 @@ class Weights:
 
 
 def _queries(rows: Rows, weights: Weights, config: ModelConfig, layer: int, forward: Forward) -> torch.Tensor:
-    """Rotated queries [R, A, D] of rows whose keys and values are written in the same launches."""
+    """Compute rotated queries [R, A, D], and write keys and values in the same launches."""
     q_norm = weights.get("q_norm.weight")
     k_norm = weights.get("k_norm.weight")
     norms = None if q_norm is None or k_norm is None else HeadNorms(q_norm, k_norm)
@@ -98,7 +100,7 @@ def self_attention_onto(
     forward: Forward,
     norm: Norm | None = None,
 ) -> Rows:
-    """base + attention of rows, [R, H], under the norm that follows; the rows' KV is written."""
+    """Compute base + attention of rows, [R, H], write their KV, and prepare the next norm."""
     query_RAD = _queries(rows, weights, config, layer, forward)
     window = config.window(layer)
     attended_RAD = attention(query_RAD, layer, forward.kv, forward.metadata, window, invariant=weights.batch_invariant)
@@ -106,9 +108,9 @@ def self_attention_onto(
 
 
 def gated_mlp_onto(rows: Rows, weights: Weights, norm: Norm | None = None, out: torch.Tensor | None = None) -> Rows:
-    """x + down(silu(gate n) · up n), [R, H], of rows x whose norm gives n, under the norm that follows.
+    """Compute x + down(silu(gate n) · up n), [R, H], and prepare the next norm.
 
-    out: its memory, perhaps columns of a wider tensor.
+    x are the rows, n the rows after their norm. out: the output's memory, which may be columns of a wider tensor.
     """
     grown = Rows(weights.project_gated(rows, "gate_up_proj"))
     return weights.project_onto(rows.values, grown, "down_proj", norm, out)

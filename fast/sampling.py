@@ -1,7 +1,7 @@
-"""Distribution of every row without sorting its vocabulary and without writing it down: ties go to the lower id.
+"""Distribution of every row without a sort and without writing probabilities, ties to the lower id.
 
-It is given by weights 2^((x - max) · log2(e) / T), of which a prefix of the ranking (by logit, then by id) is kept:
-probability = weight / mass of the kept. Temperature 0 keeps the best token alone.
+Tokens have weights 2^((x - max) · log2(e) / T). A prefix of the ranking (by logit, then by id) is kept, with
+probability = weight / kept mass. Temperature 0 keeps only the best token.
 """
 
 from typing import NamedTuple, no_type_check
@@ -38,12 +38,12 @@ from specsim.fast.vocabulary.penalties import Logits
 from specsim.fast.vocabulary.summaries import GROUP, LOWEST_RANK, num_groups, rank, scale_of, summarise, weights_of
 
 LEAST_P = tl.constexpr(1e-30)  # of top_p, so that the best token is always kept
-# Bits at the end of an f32 that are alike in all numbers of a type.
+# Last bits of an f32 that are equal in all numbers of a type.
 _SPARE_BITS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 
 
 class SamplingTables(NamedTuple):
-    """Parameters of requests as the kernel takes them, [B]."""
+    """Parameters of requests as kernel arguments, [B]."""
 
     temperature_ptr: torch.Tensor  # f64
     top_k_ptr: torch.Tensor  # i64
@@ -54,7 +54,7 @@ class SamplingTables(NamedTuple):
 @triton.jit
 @no_type_check
 def _argmax(rows, maxima, best, GROUP: tl.constexpr):
-    """Lowest of the best tokens of rows [ROWS], by the first group that has one."""
+    """Find the lowest of the best tokens of rows [ROWS], in the first group with one."""
     vocab_size = rows.vocab_size
     groups = tl.arange(0, maxima.shape[1])[None, :]  # [1, GROUPS]
     group = tl.min(tl.where(maxima == best[:, None], groups, tl.cdiv(vocab_size, GROUP) - 1), axis=1)
@@ -81,7 +81,7 @@ def _cut(
     LISTED: tl.constexpr,
     FAN: tl.constexpr,
 ):
-    """Cut of the filtered rows, from lists of tokens where these are few; the others keep theirs."""
+    """Cut the filtered rows, on lists of tokens where these are short, and keep the other rows' cut."""
     vocab_size = rows.vocab_size
     floor = floor_of(maxima, masses, moments, filters, shift, vocab_size, GROUP, FAN)
     wanted = mask & filtered[:, None] & (rank(maxima) >= floor[:, None])  # [ROWS, GROUPS]
@@ -120,7 +120,7 @@ def _distributions_kernel(
     FAN: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Moments and last kept tokens of some rows."""
+    """Compute the moments and last kept tokens of some rows."""
     offs = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)  # [ROWS]
     groups = tl.arange(0, GROUPS)[None, :]  # [1, GROUPS]
     written = offs < num_rows
@@ -172,7 +172,7 @@ def _distributions_kernel(
 
 
 def distributions(batch: Batch, logits: Logits) -> Distributions:
-    """Distribution of every row: one reading of all logits, then temperature, top-k, top-p and min-p in one launch."""
+    """Compute every row's distribution: one pass over the logits, then one launch for temperature and filters."""
     num_rows, vocab_size = logits.raw.shape
     sampling = batch.sampling
     device = logits.raw.device

@@ -1,6 +1,6 @@
 """Selection of the candidates that form the verify tree, in one pass and without a sort.
 
-Scores rank as the keys of specsim.fast.vocabulary.topk do: of equal ones the lower index is the better.
+Scores are ranked by the keys of specsim.fast.vocabulary.topk: of equal scores, the lower index is better.
 """
 
 from typing import no_type_check
@@ -18,8 +18,9 @@ from specsim.fast.vocabulary.topk import ordered
 def selected(scores, mask, count):
     """Select each row's `count` best of scores [ROWS, BLOCK]: (mask, number of selected ones before each).
 
-    A bound is raised two bits at a time until `count` reach it, or else it is the count-th best; kept is what is above
-    it, and of its equals the first. Three counts share a word of 64 bits, so that they are one sum.
+    A bound is raised, two bits at a time, until exactly `count` scores reach it or it is the count-th best. Scores
+    above it are selected, and the first of those equal to it. Three counts share a 64-bit word, so that one sum gives
+    them all.
     """
     rank = tl.where(mask, ordered(scores), -0x80000000)  # no number's rank is that low
     bound = tl.full([scores.shape[0], 1], -0x80000000, tl.int64)
@@ -62,7 +63,10 @@ def _select_kernel(
 
 
 def select(scores: torch.Tensor, count: int, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """The `count` best candidates as ascending flat indices, i64 [B, count], found and put in order without a sort."""
+    """Select the `count` best candidates, as ascending flat indices i64 [B, count].
+
+    Fused: selection and ordering, without a sort.
+    """
     num_rows, num_candidates = scores.shape
     if count > num_candidates:
         raise ValueError(f"{count} candidates to select, there are {num_candidates}")

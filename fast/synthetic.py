@@ -1,4 +1,4 @@
-"""Synthetic acceptance in one program a request: the drafts that its schedule accepts, and the path taken."""
+"""Synthetic acceptance in one program for each request: the scheduled number of drafts, and the path."""
 
 from dataclasses import dataclass
 from typing import Self, no_type_check
@@ -34,7 +34,7 @@ class Schedule:
 @triton.jit
 @no_type_check
 def _scheduled(seed, request_id, length, shares_ptr, num_steps):
-    """Accepted drafts of schedule `independent`."""
+    """Count the accepted drafts of schedule `independent`."""
     zero = tl.full((), 0, tl.int32)
     uniform = word(seed, request_id, SYNTHETIC, length, zero, zero)
     drafts = 0
@@ -46,7 +46,7 @@ def _scheduled(seed, request_id, length, shares_ptr, num_steps):
 @triton.jit
 @no_type_check
 def _spread(seed, request_id, num_rounds, shares_ptr, num_steps):
-    """Accepted drafts of schedule `minimum-variance` in the round after num_rounds."""
+    """Count the accepted drafts of schedule `minimum-variance` in the round after num_rounds."""
     zero = tl.full((), 0, tl.int32)
     before = num_rounds
     after = num_rounds + 1
@@ -79,7 +79,7 @@ def _follow_kernel(
     NODES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Path to the first of the nodes of the depth to accept, or of the deepest."""
+    """Write the path to the first node at the depth to accept, or at the deepest."""
     await_input(PDL)
     request = tl.program_id(0).to(tl.int64)
     length = tl.load(seq_lens_ptr + request)
@@ -108,9 +108,9 @@ def follow(
     out: Verdict,
     rejected_B: torch.Tensor,
 ) -> None:
-    """Write accept_index and num_accepted_drafts of the paths that the schedule takes; none for padded requests.
+    """Write the scheduled paths to accept_index and num_accepted_drafts, none for padded requests.
 
-    rejected_B: i64 [B], becomes -1: no child is rejected, and the bonus is drawn from its node's whole distribution.
+    rejected_B: i64 [B], becomes -1, as no child is rejected and the bonus is drawn from its node's whole distribution.
     """
     require_contiguous(positions=verify_input.positions, parents=verify_input.parents)
     _follow_kernel[(batch.size,)](

@@ -1,4 +1,4 @@
-"""The verify tree: the best candidates of a draft phase, laid out below the root."""
+"""The verify tree: the best candidates of a draft phase, below the root."""
 
 from dataclasses import replace
 from typing import no_type_check
@@ -14,7 +14,7 @@ from specsim.fast.tree_links import store_links, write_links
 from specsim.fast.tree_parents import CandidateTables, Roots, TreeTables, store_nodes, write_nodes
 
 _ROWS = 32
-# A tree of at most so many nodes and candidates is built by one program.
+# Trees of at most this many nodes and candidates are built by one program each.
 _SMALL_NODES = 64
 _SMALL_CANDIDATES = 2048
 
@@ -35,7 +35,10 @@ def _small_tree_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Selection, nodes and links of one request; draft_tokens first holds the chosen candidates."""
+    """Select, write and link the nodes of one request.
+
+    draft_tokens first holds the chosen candidates.
+    """
     await_input(PDL)
     request = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK)
@@ -122,7 +125,10 @@ def _lanes_kernel(
     COLUMNS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Rows are the nodes of all requests: the first k hang from the root, and node j from node j - k."""
+    """Write the nodes of static trees, one row each.
+
+    The parent of the first k is the root, that of node j is node j - k.
+    """
     await_input(PDL)
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     request = rows // num_nodes
@@ -197,11 +203,10 @@ def build(
     *,
     out: VerifyInput | None = None,
 ) -> VerifyInput:
-    """Select the N-1 best candidates of each request and lay them out below its bonus token; of a chain, and of sampled
-    drafts, all.
+    """Build each request's tree of its N-1 best candidates, or of all in a chain or of sampled drafts.
 
-    cache_locations: i64 [B, N], the slot of column L + j; a node at or beyond max_len loses its slot. A node whose
-    parent is malformed hangs from the root: `check` finds it.
+    cache_locations: i64 [B, N], slot of column L + j. A node at or beyond max_len loses its slot. A node with a
+    malformed parent gets the root as parent; `check` finds it.
     """
     require_contiguous(
         tokens=candidates.tokens,

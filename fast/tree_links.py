@@ -17,7 +17,7 @@ _COLUMNS = 64
 @triton.jit
 @no_type_check
 def store_links(tree_ptrs, own, first_child, next_sibling, position, slot, num_nodes, max_len, mask):
-    """Note links, positions and slots of nodes; a link to node num_nodes or beyond is none."""
+    """Store links, positions and slots of nodes, with -1 for a link to node num_nodes or beyond."""
     child = tl.where(first_child < num_nodes, first_child, -1)
     sibling = tl.where(next_sibling < num_nodes, next_sibling, -1)
     tl.store(tree_ptrs.positions_ptr + own, position, mask=mask)
@@ -38,7 +38,7 @@ def _links_kernel(
     COLUMNS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Links, mask, positions and slots of one request's nodes, from their parents."""
+    """Write links, mask, positions and slots of one request's nodes, from their parents."""
     await_input(PDL)
     request = tl.program_id(0).to(tl.int64)
     node = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]

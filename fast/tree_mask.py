@@ -1,4 +1,4 @@
-"""Layouts in which attention kernels take the mask of a verify tree."""
+"""Layouts in which attention kernels read the mask of a verify tree."""
 
 from typing import no_type_check
 
@@ -30,9 +30,10 @@ def _full_mask_kernel(mask_ptr, seq_lens_ptr, out_ptr, batch_size, num_nodes, RO
 
 
 def full_mask(mask_BNN: torch.Tensor, seq_lens: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Layout FULL: flat bool, request after request N rows of L + N columns, the prefix columns true.
+    """Make the mask in layout FULL, flat bool.
 
-    Its size depends on seq_lens: without `out` the host reads them, so not while a graph is captured.
+    Each request has N rows of L + N columns; the prefix columns are true. The size depends on seq_lens, which the host
+    reads where `out` is not given, so not in a graph.
     """
     require_contiguous(mask_BNN=mask_BNN, seq_lens=seq_lens)
     batch_size, num_nodes = mask_BNN.shape[:2]
@@ -66,10 +67,10 @@ def _bitpacked_mask_kernel(mask_ptr, out_ptr, num_rows, num_nodes, ROWS: tl.cons
 
 
 def bitpacked_mask(mask_BNN: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Layout QLEN_BITPACKED: bit c of a row's word is column c.
+    """Make the mask in layout QLEN_BITPACKED: bit c of a row's word is column c.
 
-    uint8 [B, N] for N ≤ 8, int16 for N ≤ 16, int32 for N ≤ 32, beyond that int32 [B, N, ceil(N/32)]; signed words
-    carry the bits.
+    uint8 [B, N] for N ≤ 8, int16 for N ≤ 16, int32 for N ≤ 32, and int32 [B, N, ceil(N/32)] beyond. Bit patterns are
+    stored in signed words.
     """
     require_contiguous(mask_BNN=mask_BNN)
     batch_size, num_nodes = mask_BNN.shape[:2]

@@ -15,11 +15,11 @@ _COLUMNS = 64
 
 
 class MalformedTree(ValueError):
-    """A parent list that is no tree; names the request and the node."""
+    """A parent list that is no tree, reported with request and node."""
 
 
 class CandidateTables(NamedTuple):
-    """Candidates as kernels take them."""
+    """Candidates as kernel arguments."""
 
     tokens_ptr: torch.Tensor
     scores_ptr: torch.Tensor
@@ -31,7 +31,7 @@ class CandidateTables(NamedTuple):
 
 
 class TreeTables(NamedTuple):
-    """A VerifyInput as kernels write it."""
+    """A VerifyInput as kernel arguments."""
 
     draft_tokens_ptr: torch.Tensor
     parents_ptr: torch.Tensor
@@ -59,7 +59,7 @@ class TreeTables(NamedTuple):
 
 
 class Roots(NamedTuple):
-    """Roots of trees and the slots of their nodes, as kernels read them."""
+    """Roots of trees and the slots of their nodes, as kernel arguments."""
 
     bonus_tokens_ptr: torch.Tensor  # i32 [B]
     seq_lens_ptr: torch.Tensor  # i64 [B]
@@ -69,9 +69,10 @@ class Roots(NamedTuple):
 @triton.jit
 @no_type_check
 def _parents(chosen_ptr, parent_list_ptr, node, num_nodes, num_blocks, k, COLUMNS: tl.constexpr):
-    """(candidate, parent node, whether there is one) of nodes [ROWS, 1]; a parent stands before its child.
+    """Find (candidate, parent node, whether it has one) of nodes [ROWS, 1].
 
-    chosen_ptr, parent_list_ptr: those of the nodes' own request. Where there is no parent the root stands in for it.
+    A parent precedes its child. chosen_ptr, parent_list_ptr: those of the nodes' own request. A node without a parent
+    gets the root.
     """
     mask = (node > 0) & (node < num_nodes)
     flat = tl.load(chosen_ptr + node - 1, mask=mask, other=0)
@@ -91,7 +92,7 @@ def _parents(chosen_ptr, parent_list_ptr, node, num_nodes, num_blocks, k, COLUMN
 @triton.jit
 @no_type_check
 def store_nodes(tree_ptrs, own, node, bonus, tokens, parent, scores, mask, LOG: tl.constexpr):
-    """Note tokens, parents and scores of nodes, and the root's own."""
+    """Store tokens, parents and scores of nodes, with the root's own values."""
     tl.store(tree_ptrs.draft_tokens_ptr + own, tl.where(node == 0, bonus, tokens), mask=mask)
     tl.store(tree_ptrs.parents_ptr + own, tl.where(node == 0, -1, parent).to(tl.int64), mask=mask)
     tl.store(tree_ptrs.scores_ptr + own, tl.where(node == 0, 0.0 if LOG else 1.0, scores), mask=mask)
@@ -113,7 +114,7 @@ def _nodes_kernel(
     COLUMNS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Nodes of one request, from its chosen candidates."""
+    """Write the nodes of one request, from its chosen candidates."""
     await_input(PDL)
     request = tl.program_id(0).to(tl.int64)
     node = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -156,7 +157,7 @@ def write_nodes(
 def _malformed_kernel(
     chosen_ptr, parent_list_ptr, out_ptr, num_nodes, num_blocks, k, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """The first node of one request that has no parent, unless a candidate is chosen twice."""
+    """Find the first node of one request that has no parent, unless a candidate is chosen twice."""
     request = tl.program_id(0).to(tl.int64)
     chosen_ptr += request * (num_nodes - 1)
     parent_list_ptr += request * num_blocks
@@ -177,7 +178,10 @@ def _malformed_kernel(
 
 
 def malformed(candidates: Candidates, top_scores_index: torch.Tensor, config: SpecConfig) -> torch.Tensor:
-    """i32 [B]: 1 + the first node without a parent before it, 1 if a candidate is selected twice, 0 if all is well."""
+    """Find malformed trees, i32 [B]: 0 for a correct one, 1 if a candidate is selected twice.
+
+    Else it is 1 + the first node without a parent before it.
+    """
     require_contiguous(top_scores_index=top_scores_index, parent_list=candidates.parent_list)
     batch_size, num_drafts = top_scores_index.shape
     num_nodes = num_drafts + 1
@@ -196,7 +200,10 @@ def malformed(candidates: Candidates, top_scores_index: torch.Tensor, config: Sp
 
 
 def check(candidates: Candidates, top_scores_index: torch.Tensor, config: SpecConfig) -> None:
-    """Raise MalformedTree for the first malformed request; waits for the device, so not while a graph is captured."""
+    """Raise MalformedTree for the first malformed request.
+
+    The check waits for the device, so it cannot run in a graph.
+    """
     for request, found in enumerate(malformed(candidates, top_scores_index, config).tolist()):
         if found:
             chosen = top_scores_index[request].tolist()

@@ -1,6 +1,4 @@
-"""Verification of every tree of a batch: distributions of all nodes at once, then one program a request for walk and
-draw.
-"""
+"""Verification of every tree of a batch: all nodes' distributions at once, then one program for each request."""
 
 from typing import NamedTuple, no_type_check
 
@@ -30,14 +28,17 @@ def node_logits(
     pools: KVPool,
     allowed: Allowed | None = None,
 ) -> Logits:
-    """Every node's logits after penalties, bias and mask; penalties `exact` count a node's path, `relaxed` the root."""
+    """Compute every node's logits after penalties, bias and mask.
+
+    Penalties `exact` count a node's path, `relaxed` only the root.
+    """
     levels = config.num_steps + 1 if config.penalties == "exact" else 1
     tree = TreePaths(verify_input.draft_tokens, verify_input.parents)
     return adjust_logits(batch, logits_RV, pools, tree, levels, allowed)
 
 
 class VerdictTables(NamedTuple):
-    """Parts of a verdict that are written after the walk, as the kernel takes them."""
+    """Fields of a verdict that are written after the walk, as kernel arguments."""
 
     num_tokens_ptr: torch.Tensor
     predict_ptr: torch.Tensor
@@ -64,7 +65,7 @@ def _finish_kernel(
     PER: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Bonus token of one request, then the tokens and logprobs of its path."""
+    """Draw the bonus token of one request, and write the tokens and logprobs of its path."""
     request = tl.program_id(0).to(tl.int64)
     await_input(PDL)
     root = request * num_nodes
@@ -121,9 +122,11 @@ def walk(
     *,
     out: Verdict | None = None,
 ) -> Verdict:
-    """Walk every tree: target-only sampling, of which greedy is that of one-hot distributions, or another verifier.
+    """Verify every tree with the setting's verifier.
 
-    logits: of every node as node_logits gives them. uniforms, acceptance: as of `verify`.
+    Greedy requests have one-token distributions.
+
+    logits: of every node, from node_logits. uniforms, acceptance: see `verify`.
     """
     made = distributions(batch, logits)
     device = made.moments.device
@@ -167,12 +170,12 @@ def verify(
     *,
     out: Verdict | None = None,
 ) -> Verdict:
-    """Decide how far the target, whose logits [B·N, V] these are, takes every tree.
+    """Verify every tree with the target's logits, [B·N, V].
 
-    uniforms: the accept uniforms [B, S+1] and final uniforms [B] of this round, drawn by their names in the kernels
-    where not given. A padded request has no path, predict and accept_index -1 and logprobs 0, no accepted draft and,
-    as every verdict, one token more than drafts. acceptance: where given it decides how far, and the target the bonus
-    tokens only. allowed: tokens that may follow each node, all where it is not given.
+    uniforms: accept uniforms [B, S+1] and final uniforms [B] of this round, which the kernels draw by name if None.
+    acceptance: a schedule that decides how many drafts are accepted, so that the target decides only the bonus tokens.
+    allowed: tokens that may follow each node; None: all. A padded request has no path: its predict and accept_index are
+    -1, its logprobs 0, and like every verdict it has one token more than accepted drafts.
     """
     logits = node_logits(batch, verify_input, logits_RV, config, pools, allowed)
     return walk(batch, verify_input, logits, uniforms, config, acceptance, out=out)
@@ -193,7 +196,7 @@ def _first_tokens_kernel(
     PER: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Token after one request's chunk, and its logprob."""
+    """Write the token after one request's chunk, and its logprob."""
     request = tl.program_id(0).to(tl.int64)
     await_input(PDL)
     real = tl.load(rows_ptr + request) >= 0
@@ -216,9 +219,9 @@ def first_tokens(
     pools: KVPool,
     allowed: Allowed | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token after each request's chunk: (i32 [B], logprobs f32 [B]); -1 and 0 for padded requests.
+    """Sample the token after each request's chunk: (i32 [B], logprobs f32 [B]), -1 and 0 for padded requests.
 
-    known_tokens: i64 [B], what is known of them, -1 where the token is sampled. allowed: tokens it may be, a row each.
+    known_tokens: i64 [B], -1 where the token is sampled. allowed: tokens that may follow, one row each; None: all.
     """
     tokens_B = torch.empty(batch.size, dtype=torch.int32, device=logits_BV.device)
     logprobs_B = torch.empty(batch.size, dtype=torch.float32, device=logits_BV.device)

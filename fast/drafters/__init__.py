@@ -1,4 +1,4 @@
-"""Drafters."""
+"""Drafters of the fast implementation."""
 
 from specsim.fast.drafters.heads import HEADS, make
 

@@ -1,4 +1,7 @@
-"""Drafters that run a small decoder in every step, whose number is read on the device: the launches are the same."""
+"""Drafters that run a small decoder in each step, with launches that are the same in every step.
+
+Kernels read the step's number on the device.
+"""
 
 from typing import NamedTuple, no_type_check
 
@@ -34,7 +37,7 @@ def _last_rows_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Copy the hidden state of a request's last row, and its bonus token."""
+    """Copy each request's last hidden state and its bonus token."""
     await_input(PDL)
     request = tl.program_id(0)
     offs = tl.arange(0, BLOCK)
@@ -45,7 +48,7 @@ def _last_rows_kernel(
 
 
 class Last(NamedTuple):
-    """The last row of each request, from which the first drafts come."""
+    """The last row of each request, from which the first drafts are made."""
 
     row_starts: torch.Tensor  # i64 [B+1]
     counts: torch.Tensor  # [B], rows of a request up to its last
@@ -53,7 +56,7 @@ class Last(NamedTuple):
 
 
 class AutoregressiveDrafter:
-    """The step drafter around a head, for a target of `vocab_size` tokens."""
+    """A step drafter with a head, for a target of `vocab_size` tokens."""
 
     def __init__(
         self, head: Head, config: SpecConfig, dtype: torch.dtype, device: torch.device, vocab_size: int
@@ -80,7 +83,7 @@ class AutoregressiveDrafter:
         return self._first_drafts(batch, hidden_RH, last, Root(batch.seq_lens), self._empty(batch.size))
 
     def _empty(self, size: int) -> DraftInput:
-        """A draft input to be written."""
+        """Allocate a draft input."""
 
         def table(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device=self._device)
@@ -143,7 +146,7 @@ class AutoregressiveDrafter:
         law: torch.Tensor | None,
         loop: Loop | None = None,
     ) -> None:
-        """Draw drafts in the place of the best, where the verifier wants that."""
+        """Replace the best drafts by drawn ones, where the verifier needs drawn drafts."""
         if self._config.is_sampled:
             draw_drafts(batch, logits_RV, root, self._vocabulary, self._config, Drafts(*out), law, loop)
 
@@ -155,12 +158,12 @@ class AutoregressiveDrafter:
         return lanes.candidates
 
     def start(self, batch: Batch, draft_input: DraftInput, lanes: Lanes, pools: KVPool) -> None:
-        """Copy the prefix's tail into every lane and begin the lanes with the root's children."""
+        """Copy the prefix's tail to every lane, and start the lanes with the root's children."""
         duplicate_tails(batch, self._config, pools)
         start_lanes(draft_input, self._config, out=lanes)
 
     def step(self, batch: Batch, lanes: Lanes, pools: KVPool) -> None:
-        """Run one draft forward of all lanes, its metadata built for their step."""
+        """Run one draft forward of all lanes, with metadata built for their step."""
         config = self._config
         shape = lanes.tokens.shape
         metadata = lane_metadata(batch, lanes, config, pools)
@@ -175,6 +178,6 @@ class AutoregressiveDrafter:
 
 
 def _inverse(d2t: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Draft id of every target id, i64 [V], -1 for a token that cannot be drafted."""
+    """Draft id of every target id, i64 [V], -1 for a token outside the draft vocabulary."""
     ids = torch.arange(len(d2t), device=d2t.device)
     return torch.full((vocab_size,), -1, device=d2t.device).index_put((ids + d2t,), ids)

@@ -14,7 +14,7 @@ from specsim.fast.model.rows import Norm, Rows, embed
 
 
 class EagleHead:
-    """The reference's head, embedding and hidden written side by side where fc reads them."""
+    """EAGLE's head, with embedding and hidden state in one buffer for fc."""
 
     d2t: torch.Tensor | None = None
 

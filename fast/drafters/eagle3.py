@@ -14,7 +14,7 @@ from specsim.fast.model.rows import Norm, Rows, rms_norm
 
 
 class Eagle3Head:
-    """The reference's head, both norms writing side by side where the projections read them."""
+    """EAGLE-3's head, whose two norms write to one buffer for the projections."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Drafters by the kind that their checkpoint names."""
+"""Drafters by checkpoint kind."""
 
 import torch
 

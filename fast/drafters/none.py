@@ -1,4 +1,4 @@
-"""No drafter: rounds whose tree is its root, which is plain decoding."""
+"""No drafter, which is plain decoding: rounds whose tree is its root."""
 
 import torch
 
@@ -8,7 +8,7 @@ from specsim.fast.lanes import Lanes
 
 
 class NoDrafter:
-    """The drafter protocol with nothing to propose."""
+    """A drafter with nothing to propose."""
 
     kv_layout: KVLayout | None = None
     feature_layers: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""Merge of the parts in which attention has read requests' keys."""
+"""Merge of the parts in which attention reads a request's keys."""
 
 from typing import NamedTuple, Self, no_type_check
 
@@ -14,7 +14,7 @@ MOST_MERGES = 4096  # programs
 
 
 class Parts(NamedTuple):
-    """Unfinished results of requests whose keys are read in several parts."""
+    """Partial results of requests whose keys are read in several parts."""
 
     acc: torch.Tensor  # f32 [parts, D], weighted sums of values of every part, head and pair of a row and a query head
     stats: torch.Tensor  # f32 [parts, 2], the largest logit and the sum of weights
@@ -22,7 +22,7 @@ class Parts(NamedTuple):
 
     @classmethod
     def empty(cls, out: torch.Tensor, plan: Plan, num_requests: int) -> Self:
-        """Make room for the parts of results [R, A, D]."""
+        """Allocate the parts of results [R, A, D]."""
         count = plan.units * plan.pairs * (out.shape[1] // plan.group)
         acc = out.new_empty(count, out.shape[2], dtype=torch.float32)
         return cls(acc, acc.new_empty(count, 2), acc.new_empty(num_requests, 2, dtype=torch.int32))
@@ -31,7 +31,7 @@ class Parts(NamedTuple):
 @triton.jit
 @no_type_check
 def store_part(parts_ptrs, first, acc, top, total, mask, mask_d, D: tl.constexpr):
-    """Keep a part's results of a block of pairs, [BLOCK_M] and [BLOCK_M, BLOCK_D], for the merge."""
+    """Store a part's results of a block of pairs, [BLOCK_M] and [BLOCK_M, BLOCK_D], for the merge."""
     acc_ptr = parts_ptrs.acc + first * D
     stats_ptr = parts_ptrs.stats + 2 * first
     pair = tl.arange(0, acc.shape[0])
@@ -54,7 +54,7 @@ def _merge_kernel(
     BLOCK_D: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Merge the parts of every row and head, always in their order; a request in one part is finished."""
+    """Merge the parts of every row and head, always in order, for requests with several parts."""
     await_input(PDL)
     head = tl.program_id(0)
     heads = tl.num_programs(0)

@@ -1,4 +1,4 @@
-"""Plan of an attention launch: the tiles of a program, and the parts in which requests' keys are read side by side."""
+"""Plan of an attention launch: tile sizes, and the parallel parts in which a request's keys are read."""
 
 import functools
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ MANY = 2**30  # more than any count here
 
 
 class Tiling(NamedTuple):
-    """Size and form of a program."""
+    """Size and resources of a program."""
 
     block_m: int  # pairs of a row and a query head
     block_c: int  # keys of a tile
@@ -25,7 +25,10 @@ class Tiling(NamedTuple):
 
 
 def _tiling(pairs: int, block_d: int, dot: tl.dtype) -> Tiling:
-    """Choose as measured on an H200 for heads of 128 in two bytes; wider heads take smaller tiles."""
+    """Choose the tiling measured fastest on an H200 for heads of 128 in two bytes.
+
+    Wider heads get smaller tiles.
+    """
     least = max(16, next_power_of_2(pairs))
     if INTERPRETED:
         return Tiling(min(block_of(pairs, 64, max(128, block_d)), least), 128, 1, 4, 1)
@@ -39,7 +42,7 @@ def _tiling(pairs: int, block_d: int, dot: tl.dtype) -> Tiling:
 
 
 class Partition(NamedTuple):
-    """Numbers of parts into which requests' keys are cut: one for every `share` keys, or for more."""
+    """Numbers of parts into which requests' keys are cut: at most one for every `share` keys."""
 
     share: int
     units: int  # bound on the parts of all requests, but for one of each request
@@ -47,12 +50,12 @@ class Partition(NamedTuple):
     most: int  # parts of one request
 
     def most_units(self, num_requests: int) -> int:
-        """Bound the parts of all requests, whatever their lengths."""
+        """Bound the number of parts of all requests, whatever their lengths."""
         return min(self.units + num_requests - 1, self.most * num_requests)
 
 
 def _partition(programs: int, pairs: int, splits: int | None, invariant: bool) -> Partition:
-    """Choose a partition for `programs` units on the device, each of `pairs` of a row and a query head."""
+    """Choose a partition for `programs` units on the device, each with `pairs` pairs of a row and a query head."""
     if splits:
         return Partition(1, MANY, splits, splits)
     if invariant:  # by a request's own keys alone; parts of many rows would fill the memory
@@ -67,7 +70,7 @@ def _multiprocessors(device: torch.device) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Programs of one launch, and what each of them takes."""
+    """Programs of one launch, and the work of each."""
 
     group: int  # query heads of a key head
     pairs: int  # most pairs of a row and a query head of a group, of a request
@@ -83,7 +86,10 @@ class Plan:
 def make_plan(
     query_RAD: torch.Tensor, keys: torch.Tensor, metadata: AttentionMetadata, splits: int | None, invariant: bool
 ) -> Plan:
-    """Plan attention of rows over a layer's keys [slots, heads, D]; splits, invariant: as of `attention`."""
+    """Plan attention of rows over a layer's keys [slots, heads, D].
+
+    splits, invariant: see `attention`.
+    """
     num_requests = len(metadata.num_extras)
     heads, head_dim = keys.shape[1:]
     group = query_RAD.shape[1] // heads
@@ -123,10 +129,11 @@ class Assignment(NamedTuple):
 @triton.jit
 @no_type_check
 def assignment(unit, metadata_ptrs, window, num_requests, partition, BLOCK_B: tl.constexpr):
-    """Assign a part of a request to a unit: Assignment; past the last unit, of a request that does not exist.
+    """Assign a part of a request to a unit.
 
-    A request's number of parts goes with its keys: one for every `share` of them, or for more, so that there are no
-    more than `units` in all, but at least `least` and at most `most`.
+    A unit past the last one gets a request that does not exist. A request has one part for every `share` of its keys,
+    or for more keys where the parts of all requests would exceed `units`. It has at least `least` and at most `most`
+    parts.
     """
     offs = tl.arange(0, BLOCK_B)
     mask = offs < num_requests
@@ -146,7 +153,7 @@ def assignment(unit, metadata_ptrs, window, num_requests, partition, BLOCK_B: tl
 @triton.jit
 @no_type_check
 def tiles_of(split, num_splits, first_tile, num_tiles):
-    """Tiles of one of num_splits parts, (first, end): as many as of any other, or one more."""
+    """Compute the tiles of one of num_splits parts, (first, end), whose counts differ by at most one."""
     each = num_tiles // num_splits
     more = num_tiles - each * num_splits
     low_tile = first_tile + split * each + tl.minimum(split, more)

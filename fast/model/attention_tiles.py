@@ -1,4 +1,4 @@
-"""Tiles of keys, folded into an online softmax inside attention's kernel."""
+"""Tiles of keys, accumulated into an online softmax in the attention kernel."""
 
 from typing import NamedTuple, no_type_check
 
@@ -17,7 +17,7 @@ class HeadKV(NamedTuple):
 
 
 class Prefix(NamedTuple):
-    """A request's prefix, inside a kernel: rows of a block see keys from `start` to `end`."""
+    """A request's prefix, inside a kernel, with rows of a block seeing keys from `start` to `end`."""
 
     table_ptr: tl.tensor
     start: tl.tensor
@@ -48,7 +48,10 @@ class BlockRows(NamedTuple):
 @triton.jit
 @no_type_check
 def visible_prefix(table_ptr, columns, position, prefix_len, key_len, window, RAGGED: tl.constexpr):
-    """Prefix of a request as rows of a block see it: Prefix; RAGGED: not all of them see all of it."""
+    """Make the Prefix of a request for the rows of a block.
+
+    RAGGED: rows may see different parts of it.
+    """
     first = prefix_len
     start = 0
     end = key_len
@@ -74,7 +77,10 @@ def _read(base_ptr, slot, loaded, stride_slot, query, D: tl.constexpr):
 @triton.jit
 @no_type_check
 def _fold(total, top, acc, logits, value, scale):
-    """Fold a tile of keys into the online softmax; logits, made powers of two by `scale`, are -inf where unseen."""
+    """Add a tile of keys to the online softmax.
+
+    `scale` makes the logits powers of two; logits of keys that a row does not see are -inf.
+    """
     higher = tl.maximum(top, tl.max(logits, axis=1))
     shift = tl.where(higher == float("-inf"), 0.0, higher * scale)
     weight = tl.exp2(logits * scale - shift[:, None])
@@ -99,7 +105,7 @@ def _fold_seen_by_all(
     BLOCK_C: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Fold tiles of the prefix of which every row sees every key."""
+    """Add tiles of the prefix in which every row sees every key."""
     offs_c = tl.arange(0, BLOCK_C)
     end = high_tile * BLOCK_C
     column = low_tile * BLOCK_C + offs_c
@@ -132,7 +138,7 @@ def fold_prefix(
     BLOCK_C: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Fold tiles of the prefix: those that every row sees whole, then those at the edges of what rows see."""
+    """Add tiles of the prefix: first those that every row sees whole, then those at visible edges."""
     all_from = prefix.start
     all_until = prefix.end
     if RAGGED:
@@ -161,7 +167,7 @@ def fold_prefix(
 @triton.jit
 @no_type_check
 def fold_extras(total, top, acc, query, kv, extras, rows, low, high, scale, D: tl.constexpr):
-    """Fold extra keys low..high, 32 at a time; one that no row sees is not read."""
+    """Add extra keys low..high, 32 at a time, reading only keys that some row sees."""
     num_words = (extras.most + WORD - 1) // WORD
     bit = tl.arange(0, WORD)
     for extra in tl.range(low, high, WORD, num_stages=1):

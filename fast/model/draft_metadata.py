@@ -1,4 +1,4 @@
-"""Attention metadata of drafts: the nodes of trees at verify, and the lanes of a draft step."""
+"""Attention metadata of drafts: tree nodes at verify, and lanes of a draft step."""
 
 from typing import no_type_check
 
@@ -17,14 +17,14 @@ from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel
 @triton.jit
 @no_type_check
 def _store_starts(row_starts_ptr, offs, rows_per_request, mask):
-    """Store row_starts of requests that have equally many rows."""
+    """Store row_starts of requests that all have the same number of rows."""
     tl.store(row_starts_ptr + offs // rows_per_request, offs, mask=mask & (offs % rows_per_request == 0))
     end = offs + 1
     tl.store(row_starts_ptr + end // rows_per_request, end, mask=mask & (end % rows_per_request == 0))
 
 
 def _equal_rows(batch: Batch, slots: torch.Tensor, rows: int, extras: int, pools: KVPool) -> AttentionMetadata:
-    """Metadata of requests with equally many rows, still to be written."""
+    """Allocate metadata of requests that all have the same number of rows."""
     total = batch.size * rows
     device = batch.seq_lens.device
 
@@ -64,7 +64,7 @@ def _tree_kernel(
     BLOCK_W: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Describe nodes of trees: a program takes some rows and some words of their visibility."""
+    """Write the metadata of tree nodes: a program takes some rows and some words of their visibility."""
     await_input(PDL)
     offs = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64)  # [BLOCK_R]
     mask = offs < num_requests * num_nodes
@@ -95,7 +95,7 @@ def _tree_kernel(
 
 
 def tree_metadata(batch: Batch, verify_input: VerifyInput, pools: KVPool) -> AttentionMetadata:
-    """Metadata of verify: a node sees the prefix, and the nodes that its mask row names."""
+    """Make the metadata of verify, in which a node sees the prefix and the nodes in its mask row."""
     num_nodes = verify_input.draft_tokens.shape[1]
     slots = verify_input.cache_locations
     metadata = _equal_rows(batch, slots, num_nodes, num_nodes, pools)
@@ -119,9 +119,9 @@ def tree_metadata(batch: Batch, verify_input: VerifyInput, pools: KVPool) -> Att
 @triton.jit
 @no_type_check
 def lane_column(seq_len, lane, step, num_steps, page_size):
-    """Column in which a lane writes its KV of a step; steps -tail..-1 are its copy of the prefix's unfinished page.
+    """Compute the column in which a lane writes its KV of a step.
 
-    page_size: 1 where lanes share the prefix.
+    Steps -tail..-1 are its copy of the prefix's unfinished page. page_size: 1 where lanes share the prefix.
     """
     pages = (seq_len % page_size + num_steps + page_size - 1) // page_size
     return seq_len + lane * pages * page_size + step
@@ -147,7 +147,7 @@ def _lane_kernel(
     BLOCK_W: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Describe draft lanes: a program takes some rows and some words of their visibility."""
+    """Write the metadata of draft lanes: a program takes some rows and some words of their visibility."""
     await_input(PDL)
     offs = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64)  # [BLOCK_R]
     mask = offs < num_requests * num_lanes
@@ -201,9 +201,9 @@ def _lane_kernel(
 
 
 def lane_metadata(batch: Batch, lanes: Lanes, config: SpecConfig, pools: KVPool) -> AttentionMetadata:
-    """Metadata of draft step lanes.step, read on the device: lane k of request b stands at position L + step.
+    """Make the metadata of draft step lanes.step, read on the device, in which lanes are at position L + step.
 
-    A lane sees the prefix, its tail in the lane's own copy, and the tokens of its path, lanes.path.
+    A lane sees the prefix, its own copy of the prefix's tail, and the tokens of its path, lanes.path.
     """
     page_size = 1 if config.lanes_share_prefix else config.page_size
     total = batch.size * config.topk

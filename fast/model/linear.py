@@ -1,8 +1,8 @@
-"""Products of few rows: one kernel streams the weight once, fused with the norm before it and the steps behind it.
+"""Products of few rows: one kernel streams the weight once, fused with the steps before and after.
 
-A norm before a product is applied to the product: rows come times the norm's weight, and the sum of a row's squares was
-stored when the row was written. Where rows are many or a type is wide a library multiplies, and the same steps are
-kernels of their own: specsim.fast.model.product_plan chooses.
+A norm before a product is applied to the product: rows are stored times the norm's weight, together with the sum of
+their squares. Products of many rows or wide types use a library, and the fused steps are separate kernels.
+specsim.fast.model.product_plan chooses.
 """
 
 from typing import NamedTuple, no_type_check
@@ -25,7 +25,7 @@ from specsim.fast.runtime.launch import (
 
 
 class Factors(NamedTuple):
-    """Both sides of a product."""
+    """Both factors of a product."""
 
     x: torch.Tensor  # [R, K], rows without the scale of their norm
     squares: torch.Tensor | None  # f32 [R, parts], which add up to the sum of a row's squares; None without a norm
@@ -34,7 +34,7 @@ class Factors(NamedTuple):
 
 
 class Written(NamedTuple):
-    """Rows that a product writes, with what the norm that follows needs, where there is one: see Rows."""
+    """Output rows of a product, with what the next norm needs, if there is one (see Rows)."""
 
     rows: torch.Tensor  # [R, N]
     weighted: torch.Tensor | None
@@ -57,7 +57,10 @@ def streamed(
     STAGES: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """x Wᵀ at rows offs_m and outputs offs_n, f32 [BLOCK_M, BLOCK_N], and, with PAIR, at outputs offs_n + PAIR too."""
+    """Compute x Wᵀ, f32 [BLOCK_M, BLOCK_N], at rows offs_m and outputs offs_n.
+
+    With PAIR it also computes the outputs offs_n + PAIR.
+    """
     BLOCK_M: tl.constexpr = offs_m.shape[0]
     BLOCK_N: tl.constexpr = offs_n.shape[0]
     first = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -80,7 +83,7 @@ def streamed(
 @triton.jit
 @no_type_check
 def squares_of(squares_ptr, offs_m, mask_m, PARTS: tl.constexpr):
-    """Parts of rows' sums of squares, f32 [BLOCK_M, parts], loaded early for `scale_of`, which comes late."""
+    """Load the parts of rows' sums of squares, f32 [BLOCK_M, parts], early for the late use in `scale_of`."""
     part = tl.arange(0, triton.next_power_of_2(PARTS))
     mask = mask_m[:, None] & (part < PARTS)[None, :]
     return tl.load(squares_ptr + offs_m[:, None] * PARTS + part[None, :], mask=mask, other=0.0)
@@ -89,7 +92,7 @@ def squares_of(squares_ptr, offs_m, mask_m, PARTS: tl.constexpr):
 @triton.jit
 @no_type_check
 def scale_of(squares, eps, K: tl.constexpr):
-    """Scale by which a norm multiplies rows, [BLOCK_M, 1]."""
+    """Compute the scale by which a norm multiplies rows, [BLOCK_M, 1]."""
     return tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / K + eps)
 
 
@@ -117,7 +120,7 @@ def _product_kernel(
     DOT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute a tile of the product, gate it, or add it to base rows and prepare the norm that follows."""
+    """Compute a tile of the product, apply the gate, or add it to base rows and prepare the next norm."""
     DTYPE: tl.constexpr = out_ptrs.rows.dtype.element_ty
     offs_m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M).to(tl.int64)
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -189,7 +192,7 @@ def _stream(
 def linear(
     rows: Rows, weight: torch.Tensor, bias: torch.Tensor | None = None, batch_invariant: bool = False
 ) -> torch.Tensor:
-    """x Wᵀ (+ bias) of rows [R, K] and a weight [N, K]: [R, N]."""
+    """Compute x Wᵀ (+ bias), [R, N], of rows [R, K] and a weight [N, K]."""
     tiling, rows = streaming(rows, weight, batch_invariant)
     if tiling is None:
         return library_product(rows.values, weight, bias)
@@ -207,7 +210,10 @@ def linear_onto(
     norm: Norm | None = None,
     out: torch.Tensor | None = None,
 ) -> Rows:
-    """base + x Wᵀ (+ bias), [R, N], under the norm that follows; base and out may be columns of wider tensors."""
+    """Compute base + x Wᵀ (+ bias), [R, N], and prepare the next norm.
+
+    base and out may be columns of wider tensors.
+    """
     tiling, rows = streaming(rows, weight, batch_invariant)
     if tiling is None:
         return Rows(add(base, library_product(rows.values, weight, bias), out), norm)
@@ -222,7 +228,10 @@ def linear_onto(
 def linear_gated(
     rows: Rows, weight: torch.Tensor, bias: torch.Tensor | None = None, batch_invariant: bool = False
 ) -> torch.Tensor:
-    """silu(gate) · up of rows [R, K], [R, I], where the weight [2I, K] (and bias) stacks those of gate and up."""
+    """Compute silu(gate) · up, [R, I], of rows [R, K].
+
+    The weight [2I, K] and bias stack gate and up.
+    """
     tiling, rows = streaming(rows, weight, batch_invariant, is_gated=True)
     if tiling is None:
         return silu_mul(library_product(rows.values, weight, bias))

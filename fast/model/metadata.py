@@ -1,6 +1,6 @@
-"""Attention metadata: the rows of one forward and the keys that they see, as tensors that kernels write.
+"""Attention metadata: the rows of one forward and the keys that they see, as tensors for the kernels.
 
-Here for rows that see every column up to their own; specsim.fast.model.draft_metadata has the others.
+This module has the rows that see every column up to their own; specsim.fast.model.draft_metadata has the others.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ WORD = tl.constexpr(32)  # visibility bits of one i32
 
 
 class KVTensors(NamedTuple):
-    """KV as kernels take it; `values` would be an attribute of Triton's own tuple."""
+    """KV as kernel arguments, without the name `values`, an attribute of Triton's own tuple."""
 
     keys_ptr: torch.Tensor
     values_ptr: torch.Tensor
@@ -38,11 +38,11 @@ class MetadataTensors(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """Rows, keys and visibility of one forward, request after request; made for every forward (vllm#41162).
+    """Rows, keys and visibility of one forward, request after request, rebuilt for every forward (vllm#41162).
 
-    A request's keys are its prefix, of which a row sees the first prefix_lens, and its extra keys, of which a row sees
-    those whose bit is set. Prefix key c stands at position c, in the slot of the table's column c, which has to be
-    owned if a row sees it. An extra key without a slot is seen by no row.
+    A request's keys are its prefix and its extra keys. A row sees the first prefix_lens prefix keys, and the extra keys
+    whose bits are set. Prefix key c has position c and the slot in the table's column c, which must be owned if a row
+    sees it. No row sees an extra key without a slot.
     """
 
     positions: torch.Tensor  # i64 [R], 0 for a dropped row
@@ -53,8 +53,8 @@ class AttentionMetadata:
     table: torch.Tensor  # i64 [rows, columns], the pool's
     table_rows: torch.Tensor  # i64 [B], row of the table; -1 for a padded request
     prefix_lens: torch.Tensor  # i32 [R], prefix keys that a row sees
-    # i32 [B], a bound on the prefix keys that a row of the request sees; unless is_causal every row but the dropped
-    # sees just that many
+    # i32 [B], bound on the prefix keys that a row of the request sees; unless is_causal, every row that is not dropped
+    # sees exactly that many
     key_lens: torch.Tensor
     is_causal: bool
     num_extras: torch.Tensor  # i32 [B], extra keys of a request
@@ -64,7 +64,7 @@ class AttentionMetadata:
 
     @property
     def tensors(self) -> MetadataTensors:
-        """The tensors as kernels take them."""
+        """The tensors as kernel arguments."""
         return MetadataTensors(*(getattr(self, name) for name in MetadataTensors._fields))
 
 
@@ -80,7 +80,7 @@ def _causal_kernel(
     BLOCK_R: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Describe rows that see every column up to their own."""
+    """Write the metadata of rows that see every column up to their own."""
     await_input(PDL)
     request = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B).to(tl.int64)[:, None]  # [BLOCK_B, 1]
     mask = request < num_requests
@@ -109,7 +109,10 @@ def _causal_metadata(
     slots_R: torch.Tensor,
     pools: KVPool,
 ) -> AttentionMetadata:
-    """Metadata of rows that see every column up to their own: row j of request b stands at start_lens[b] + j."""
+    """Make causal metadata, in which a row sees every column up to its own.
+
+    Row j of request b has position start_lens[b] + j.
+    """
     num_requests = len(rows_B)
     none = slots_R.new_empty(0, dtype=torch.int32)
     metadata = AttentionMetadata(
@@ -143,7 +146,10 @@ def _causal_metadata(
 
 
 def prefill_metadata(batch: Batch, prefill: PrefillInput, pools: KVPool) -> AttentionMetadata:
-    """Metadata of prefill, of the target and of the drafter: every column of the chunk is owned. Not in graphs."""
+    """Make the causal metadata of prefill, for target and drafter, outside graphs.
+
+    Every column of the chunk must be owned.
+    """
     slots = pools.slots(batch.req_pool_indices[prefill.requests], prefill.columns)
     max_rows = max(prefill.row_starts.diff().tolist(), default=0)
     return _causal_metadata(
@@ -152,7 +158,10 @@ def prefill_metadata(batch: Batch, prefill: PrefillInput, pools: KVPool) -> Atte
 
 
 def extend_metadata(batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> AttentionMetadata:
-    """Metadata of draft-extend: equally many rows a request, those without a slot last."""
+    """Make the causal metadata of draft-extend, with the same number of rows for each request.
+
+    Rows without a slot come last.
+    """
     extend = draft_extend_input
     max_rows = len(extend.input_ids) // max(batch.size, 1)
     return _causal_metadata(

@@ -1,4 +1,4 @@
-"""Plan of a product: the tiles in which a kernel streams the weight, or a library's product."""
+"""Plan of a product: tiles in which a kernel streams the weight, or a library call."""
 
 import functools
 from typing import Any, NamedTuple
@@ -25,10 +25,10 @@ class Tiling(NamedTuple):
 def choose(
     num_rows: int, size: int, inner: int, dtype: torch.dtype, batch_invariant: bool, is_gated: bool = False
 ) -> Tiling | None:
-    """Choose how rows are multiplied by a weight [size, inner]; None where a library's product is as quick.
+    """Choose the tiles for the product of rows with a weight [size, inner], or None for a library.
 
-    is_gated: two outputs become one. batch_invariant: the tiling is that of 64 rows and no library is used, so that a
-    row's result does not depend on the number of rows. The numbers were the quickest on an H200.
+    is_gated: two outputs become one. batch_invariant: the tiling is always that of 64 rows, and no library is used, so
+    that a row's result does not depend on the number of rows. The numbers were the fastest on an H200.
     """
     streams = not INTERPRETED and dtype == torch.bfloat16 and num_rows <= MOST_ROWS and size * inner >= 2**20
     is_narrow = num_rows <= 16 and not batch_invariant
@@ -46,7 +46,10 @@ def choose(
 
 
 def tile_arguments(tiling: Tiling, rows: Rows, size: int, inner: int, num_tiles: int = 1) -> dict[str, Any]:
-    """Constexpr arguments and options that kernels of streamed products share; num_tiles: of weights at a time."""
+    """Make the constexpr arguments and options that kernels of streamed products share.
+
+    num_tiles: weight tiles in a stage.
+    """
     stage_bytes = (tiling.block_m + num_tiles * tiling.block_n) * tiling.block_k * rows.values.itemsize
     return dict(
         STRIDE_X=rows.factor.stride(0),
@@ -58,7 +61,7 @@ def tile_arguments(tiling: Tiling, rows: Rows, size: int, inner: int, num_tiles:
         BLOCK_K=tiling.block_k,
         STAGES=stages_within(tiling.stages, stage_bytes),
         DOT=dot_type(rows.values.dtype),
-        # Warps share out eight outputs each of a narrow block; more of them would read the same weights again.
+        # A block of few rows has one warp for each eight outputs; more warps would read the same weights again.
         num_warps=min(4, tiling.block_n // 8) if tiling.block_m == 16 else 4,
     )
 
@@ -66,7 +69,7 @@ def tile_arguments(tiling: Tiling, rows: Rows, size: int, inner: int, num_tiles:
 def streaming(
     rows: Rows, weight: torch.Tensor, batch_invariant: bool, is_gated: bool = False
 ) -> tuple[Tiling | None, Rows]:
-    """Choose how rows are multiplied by a weight, None by a library, and apply a norm that the product cannot."""
+    """Choose the tiles of a product, None for a library, and apply a norm that the product cannot."""
     size, inner = weight.shape
     num_rows = len(rows.values)
     tiling = choose(num_rows, size, inner, weight.dtype, batch_invariant, is_gated) if num_rows else None

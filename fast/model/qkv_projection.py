@@ -43,7 +43,7 @@ def _qkv_kernel(
     DOT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute some places of both halves of one head, for a block of rows."""
+    """Compute some dimensions of both halves of one head, for a block of rows."""
     DTYPE: tl.constexpr = query_ptr.dtype.element_ty
     HALF: tl.constexpr = D // 2
     row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M).to(tl.int64)
@@ -83,7 +83,7 @@ def project_rotate_and_write(
     layer: int,
     num_heads: int,
 ) -> torch.Tensor:
-    """Do rotate_and_write, without norms of heads, fused with the product with the projections' weight and bias."""
+    """Project, rotate and write: rotate_and_write without head norms, fused with the product."""
     require_contiguous(weight=weight, bias=bias)
     factors = Factors(rows.factor, rows.squares, weight, bias)
     kv = forward.layer_kv(layer)

@@ -1,4 +1,4 @@
-"""Rotary positions: angles once a forward; queries, keys and values rotated and written where attention reads."""
+"""Rotary embedding: angles once a forward, and one kernel that rotates and writes queries, keys and values."""
 
 import math
 from dataclasses import dataclass
@@ -24,7 +24,10 @@ from specsim.fast.runtime.launch import (
 
 
 def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
-    """Rotary frequencies f32 [D/2]; rope type llama3 stretches the long wavelengths (Llama 3.1)."""
+    """Rotary frequencies f32 [D/2].
+
+    Rope type llama3 stretches long wavelengths (Llama 3.1).
+    """
     inverse = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2).float() / config.head_dim)
     scaling = config.rope_scaling
     if scaling.get("rope_type", "default") == "default":
@@ -55,7 +58,7 @@ def _angles_kernel(
 
 
 def rotations(positions_R: torch.Tensor, inverse_D: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Cosines and sines of rows' angles, [R, 2, D/2], once a forward; angles in float32, as models are trained."""
+    """Compute cosines and sines of rows' angles, [R, 2, D/2], once a forward, with float32 angles as in training."""
     out = positions_R.new_empty(len(positions_R), 2, len(inverse_D), dtype=dtype)
     count = len(positions_R) * len(inverse_D)
     block = block_of(count, 256)
@@ -71,7 +74,7 @@ def rotations(positions_R: torch.Tensor, inverse_D: torch.Tensor, dtype: torch.d
 
 
 class HeadNorms(NamedTuple):
-    """Weights of the norms of each head."""
+    """Weights of the query and key norms of each head."""
 
     query: torch.Tensor  # [D]
     key: torch.Tensor  # [D]
@@ -79,14 +82,14 @@ class HeadNorms(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """One forward of a model: everything that its attention layers share."""
+    """One forward of a model, with everything that its attention layers share."""
 
     turns: torch.Tensor  # [R, 2, D/2], as of `rotations`
     metadata: AttentionMetadata
     kv: KVBuffer
 
     def layer_kv(self, layer: int) -> KVTensors:
-        """KV of a layer, [slots, heads, D]."""
+        """Return the KV of a layer, [slots, heads, D]."""
         return KVTensors(self.kv.keys[layer], self.kv.values[layer])
 
 
@@ -101,7 +104,7 @@ class Turns(NamedTuple):
 @triton.jit
 @no_type_check
 def _turned(x, cos, y, sin, DTYPE: tl.constexpr):
-    """x cos + y sin, every product and the sum rounded to DTYPE."""
+    """Compute x cos + y sin, each product and the sum rounded to DTYPE."""
     products = nearest(x * cos, DTYPE).to(tl.float32) + nearest(y * sin, DTYPE).to(tl.float32)
     return nearest(products, DTYPE)
 
@@ -109,7 +112,7 @@ def _turned(x, cos, y, sin, DTYPE: tl.constexpr):
 @triton.jit
 @no_type_check
 def turns_of(turns_ptr, slots_ptr, row, offs, mask, HALF: tl.constexpr):
-    """Load the turns of rows at places of a half of a head."""
+    """Load the rotations of rows at some dimensions of half a head."""
     cos = tl.load(turns_ptr + 2 * row * HALF + offs, mask=mask, other=0.0).to(tl.float32)
     sin = tl.load(turns_ptr + (2 * row + 1) * HALF + offs, mask=mask, other=0.0).to(tl.float32)
     return Turns(cos, sin, tl.load(slots_ptr + row, mask=mask, other=-1))
@@ -131,10 +134,10 @@ def store_heads(
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
 ):
-    """Rotate the two halves of queries and keys, f32, and write queries to their rows, keys and values to their slots.
+    """Rotate both halves of queries and keys, f32, and write queries to rows, keys and values to slots.
 
-    row, head, offs (of a half) broadcast to the shape of first, second and mask, which is that of the turns. Rows of
-    slot -1 write no KV.
+    row, head and offs (in a half) broadcast to the shape of first, second, mask and the rotations. Rows of slot -1
+    write no KV.
     """
     DTYPE: tl.constexpr = query_ptr.dtype.element_ty
     HALF: tl.constexpr = D // 2
@@ -176,7 +179,7 @@ def _rotate_kernel(
     BLOCK_D: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Take pairs of a row and a head, each head as its two halves."""
+    """Rotate and write pairs of a row and a head, each head in its two halves."""
     await_input(PDL)
     DTYPE: tl.constexpr = qkv_ptr.dtype.element_ty
     HALF: tl.constexpr = D // 2
@@ -207,9 +210,9 @@ def rotate_and_write(
     layer: int,
     num_heads: int,
 ) -> torch.Tensor:
-    """(Norm each head,) rotate queries and keys, write KV in one launch: [R, queries, keys, values] to query [R, A, D].
+    """Normalise each head where there are norms, rotate queries and keys, and write KV, in one launch.
 
-    Rotary embedding, halves convention: pairs are (i, i + D/2).
+    [R, queries, keys, values] becomes query [R, A, D]. Rotary pairs are (i, i + D/2).
     """
     require_contiguous(qkv_R=qkv_R)
     kv = forward.layer_kv(layer)

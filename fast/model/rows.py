@@ -1,4 +1,4 @@
-"""Rows of hidden states, and the operations on each row alone: norms, sums, gates."""
+"""Rows of hidden states, and operations on single rows: norms, sums, gates."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Self, no_type_check
@@ -27,17 +27,17 @@ class Norm(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a hidden state, under a norm that their next product has to apply."""
+    """Rows of a hidden state, with a norm that their next product has to apply."""
 
     values: torch.Tensor  # [R, H]
     norm: Norm | None = None  # None: under no norm
-    # Both are None where the writer of the rows has not prepared the norm.
+    # Both are None where the rows' writer has not prepared the norm.
     weighted: torch.Tensor | None = None  # [R, H], the rows times the norm's weight
     squares: torch.Tensor | None = None  # f32 [R, parts], which add up to the sum of a row's squares
 
     @classmethod
     def to_write(cls, values: torch.Tensor, norm: Norm | None, parts: int) -> Self:
-        """Make room for what a norm needs; not in float16, where a row times a weight may be too large."""
+        """Allocate what a norm needs, but not in float16, where a row times a weight may overflow."""
         if norm is None or values.dtype == torch.float16:
             return cls(values, norm)
         num_rows, size = values.shape
@@ -46,7 +46,7 @@ class Rows:
 
     @property
     def factor(self) -> torch.Tensor:
-        """Left side of a product, [R, H]: the rows without the scale of their norm."""
+        """Left factor of a product, [R, H]: the rows without their norm's scale."""
         return self.values if self.weighted is None else self.weighted
 
     @property
@@ -56,7 +56,7 @@ class Rows:
 
     @property
     def next_weight(self) -> torch.Tensor | None:
-        """Weight of the norm, where the writer of the rows prepares it."""
+        """Weight of the norm, where the rows' writer prepares it."""
         return None if self.norm is None or self.weighted is None else self.norm.weight
 
     def applied(self) -> torch.Tensor:
@@ -67,7 +67,7 @@ class Rows:
 @triton.jit
 @no_type_check
 def normalised(x, scale, weight, DTYPE: tl.constexpr):
-    """x · scale · weight, rounded to DTYPE before the weight and after."""
+    """Compute x · scale · weight, rounded to DTYPE before and after the weight."""
     return nearest(weight.to(tl.float32) * nearest(x.to(tl.float32) * scale, DTYPE).to(tl.float32), DTYPE)
 
 
@@ -105,9 +105,9 @@ def rms_norm(
     out: torch.Tensor | None = None,
     ids_R: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x / √(mean x² + eps) · weight of rows [R, H], in f32 (Zhang & Sennrich 2019).
+    """Compute x / √(mean x² + eps) · weight of rows [R, H], in f32 (Zhang & Sennrich 2019).
 
-    ids_R: rows of x, which is a table then; out may be columns of a wider tensor.
+    ids_R: indices into x, which is then a table. out may be columns of a wider tensor.
     """
     out = x.new_empty(len(x) if ids_R is None else len(ids_R), x.shape[1]) if out is None else out
     if any(rows.stride(-1) != 1 for rows in (x, out)):
@@ -166,7 +166,10 @@ def _embed_kernel(
 def embed(
     ids_R: torch.Tensor, table_VH: torch.Tensor, norm: Norm | None = None, out: torch.Tensor | None = None
 ) -> Rows:
-    """Rows of an embedding table under the norm that follows; out may be columns of a wider tensor."""
+    """Look up rows of an embedding table, and prepare the next norm.
+
+    out may be columns of a wider tensor.
+    """
     require_contiguous(table_VH=table_VH)
     num_rows = len(ids_R)
     size = table_VH.shape[1]
@@ -206,7 +209,10 @@ def _add_kernel(
 
 
 def add(x: torch.Tensor, delta: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """x + delta, rows [R, H]; x and out may be columns of wider tensors."""
+    """Compute x + delta, rows [R, H].
+
+    x and out may be columns of wider tensors.
+    """
     require_contiguous(delta=delta)
     out = torch.empty_like(delta) if out is None else out
     block = block_of(delta.numel(), 1024)
@@ -226,7 +232,7 @@ def add(x: torch.Tensor, delta: torch.Tensor, out: torch.Tensor | None = None) -
 @triton.jit
 @no_type_check
 def gated(gate, up, DTYPE: tl.constexpr):
-    """silu(gate) · up, f32, rounded to DTYPE where a library's three operations round but for the last time."""
+    """Compute silu(gate) · up, f32, rounded to DTYPE as a library's three operations are, but for the last rounding."""
     gate = nearest(gate, DTYPE).to(tl.float32)
     up = nearest(up, DTYPE).to(tl.float32)
     shrunk = tl.exp(-tl.abs(gate))
@@ -248,7 +254,7 @@ def _silu_mul_kernel(out_ptr, gate_up_ptr, count, size, BLOCK: tl.constexpr, PDL
 
 
 def silu_mul(gate_up_RI2: torch.Tensor) -> torch.Tensor:
-    """silu(gate) · up, [R, I], of gate and up side by side in [R, 2I]."""
+    """Compute silu(gate) · up, [R, I], of [R, 2I] with gate before up."""
     require_contiguous(gate_up_RI2=gate_up_RI2)
     num_rows = gate_up_RI2.shape[0]
     size = gate_up_RI2.shape[1] // 2

@@ -1,1 +1,1 @@
-"""Launches, the interpreter, recorded graphs and in-kernel random numbers."""
+"""Launches, the interpreter, captured graphs and in-kernel random numbers."""

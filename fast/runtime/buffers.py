@@ -1,4 +1,4 @@
-"""Static buffers: tensors that stay where they are, with guards on each side that nobody may write."""
+"""Static buffers: tensors at fixed addresses, with guards on both sides that nothing may write."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -17,7 +17,7 @@ _State = TypeVar("_State", bound=State)
 
 
 class GuardError(AssertionError):
-    """Something wrote next to a static buffer."""
+    """A write next to a static buffer."""
 
     def __init__(self, side: str, name: str) -> None:
         self.side = side  # before or behind
@@ -26,7 +26,7 @@ class GuardError(AssertionError):
 
 
 class Cut(NamedTuple):
-    """One tensor's part of a block: the first requests' entries."""
+    """One tensor's part of a block: the entries of the first requests."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -36,14 +36,14 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Static tensors that lie one behind the other in memory: one copy takes all of them."""
+    """Static tensors that are adjacent in memory, so that one copy takes all of them."""
 
     raw: torch.Tensor  # u8, the memory
     tensors: dict[str, torch.Tensor]  # views of it, in their order
     _cuts: dict[tuple[int, int], list[Cut]] = field(default_factory=dict)  # by number of requests and bucket
 
     def copy(self, size: int, bucket: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Copy the memory, and give of every tensor in the copy the part of the first `size` of `bucket` requests."""
+        """Copy the memory, and return it with each tensor's part of the first `size` of `bucket` requests."""
         cuts = self._cuts.get((size, bucket))
         if cuts is None:
             cuts = self._cuts[size, bucket] = [_cut(each, size, bucket) for each in self.tensors.values()]
@@ -65,7 +65,7 @@ class Buffers:
         self._guards: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # before and behind each tensor
 
     def like(self, name: str, state: _State) -> _State:
-        """Make static tensors that hold a copy of every tensor of a state."""
+        """Make static tensors with a copy of every tensor of a state."""
         copies = {}
         for each in fields(state):
             value = getattr(state, each.name)
@@ -77,7 +77,7 @@ class Buffers:
         return replace(state, **copies)
 
     def block(self, values: Mapping[str, torch.Tensor]) -> Block:
-        """Make static tensors that hold copies of these, one behind the other in memory."""
+        """Make adjacent static tensors with copies of these."""
         starts = [GUARD]
         for value in values.values():
             starts.append(starts[-1] + ceil_to(value.nbytes + 2 * GUARD, GUARD))
@@ -90,7 +90,7 @@ class Buffers:
         return Block(raw, tensors)
 
     def check(self) -> None:
-        """Raise GuardError for the first buffer next to which something was written; this reads device data."""
+        """Raise GuardError for the first buffer next to which something was written, reading device data."""
         for name, guards in self._guards.items():
             for side, guard in zip(("before", "behind"), guards, strict=True):
                 if not bool((guard == POISON).all()):
@@ -98,5 +98,5 @@ class Buffers:
 
 
 def named(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Give the tensors under names below a prefix."""
+    """Prefix the names of tensors."""
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}

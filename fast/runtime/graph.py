@@ -1,7 +1,7 @@
-"""Recorded work: a CUDA graph on a GPU, its emulation without one.
+"""Captured work: a CUDA graph on a GPU, its emulation without one.
 
-The emulation keeps the rules of a CUDA graph: a replay repeats the recorded operations on the recorded buffers with
-every number of the host frozen, and an operation that reads device data on the host cannot be recorded.
+The emulation keeps the rules of a CUDA graph. A replay repeats the captured operations on the captured buffers with
+every host value frozen. An operation that reads device data on the host cannot be captured.
 """
 
 import gc
@@ -19,22 +19,22 @@ from specsim.fast.runtime.launch import Launch, recorder
 
 
 class HostRead(RuntimeError):
-    """A capture met an operation that reads device data on the host: a replay could not repeat it."""
+    """An operation in a capture reads device data on the host, so that no replay could repeat it."""
 
 
 class Graph(Protocol):
-    """Recorded work."""
+    """Captured work."""
 
     def replay(self) -> None: ...
 
 
 def capture(work: Launch, device: torch.device) -> Graph:
-    """Record `work`, which runs once or twice on the way: its buffers should hold padded rows only."""
+    """Capture `work`, which runs once or twice meanwhile, so its buffers should have padded rows only."""
     return _capture_cuda(work) if device.type == "cuda" else Tape.of(work)
 
 
 def _capture_cuda(work: Launch) -> Graph:
-    """The first run, outside the capture, compiles kernels and lets libraries make their workspaces."""
+    """Capture a CUDA graph, after a run that compiles kernels and allocates library workspaces."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -48,7 +48,7 @@ def _capture_cuda(work: Launch) -> Graph:
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Python may free an older graph at any time, and that would invalidate a capture under way."""
+    """Pause garbage collection, as Python could free an older graph and so invalidate a capture."""
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
@@ -61,7 +61,7 @@ def _without_collection() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One recorded operation."""
+    """One captured operation."""
 
     name: str
     is_kernel: bool  # one of this package
@@ -69,7 +69,7 @@ class Step:
 
 
 class Tape:
-    """The emulated graph: operations in the order in which they were recorded."""
+    """The emulated graph: operations in the order of their capture."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -96,12 +96,12 @@ class Tape:
 
     @property
     def framework_operations(self) -> list[str]:
-        """Names of torch's computations in this graph: all but kernels of this package, views and allocations."""
+        """Names of torch's computations in this graph, without this package's kernels, views and allocations."""
         return [step.name for step in self.steps if not step.is_kernel and step.name not in _ALLOCATIONS]
 
 
 def _unseen(launch: Launch) -> Launch:
-    """Wrap a launch so that the interpreter's own torch operations are not recorded."""
+    """Wrap a launch so that the interpreter's own torch operations are not captured."""
 
     def run() -> None:
         with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
@@ -111,12 +111,12 @@ def _unseen(launch: Launch) -> Launch:
 
 
 _ALLOCATIONS = {"aten.empty.memory_format", "aten.new_empty.default", "aten.empty_like.default"}
-# The host has to read device data for the result or the size of these operations.
+# The result or the size of these operations needs device data on the host.
 _HOST_READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 class _Recording(TorchDispatchMode):
-    """Run and record every torch operation."""
+    """A mode that runs and captures every torch operation."""
 
     def __init__(self, tape: Tape) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class _Recording(TorchDispatchMode):
 
 
 def _has_mask(args: tuple) -> bool:
-    """Say whether an indexing operation has a boolean mask: the host would have to read its result's size."""
+    """Check whether an indexing operation has a boolean mask, as the host would then read its result's size."""
     masks = (torch.bool, torch.uint8)
     return any(
         isinstance(arg, (list, tuple)) and any(each is not None and each.dtype in masks for each in arg) for arg in args
@@ -149,7 +149,7 @@ def _has_mask(args: tuple) -> bool:
 
 
 def _poison(allocated: torch.Tensor) -> None:
-    """Fill memory that a graph allocates: an earlier replay's content is there, which nothing may use."""
+    """Fill memory that a graph allocates, as nothing may use the content of an earlier replay."""
     dtype = allocated.dtype
     filler = True if dtype == torch.bool else float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max
     allocated.fill_(filler)
@@ -161,7 +161,7 @@ def _overwrite(recorded: Any, computed: Any) -> None:
 
 
 class _NoHostReads(TorchFunctionMode):
-    """Refuse reads of a tensor on the host that no dispatch mode could see."""
+    """A mode that refuses host reads of a tensor that no dispatch mode sees."""
 
     _NAMES = frozenset("item tolist numpy cpu __array__ __bool__ __int__ __float__ __index__ nonzero".split())
 

@@ -8,11 +8,11 @@ from typing import Any
 
 
 def spare_the_interpreter() -> None:
-    """Save two thirds of its time; only where nothing is ever compiled in this process."""
+    """Install the caches, which save two thirds of its time, where this process never compiles."""
     from triton.runtime import interpreter
 
     builder = interpreter.interpreter_builder
-    # Whether sums of integers fit is worked out for a check that only debug mode makes.
+    # Only debug mode checks whether integer sums overflow.
     builder.options = replace(builder.options, sanitize_overflow=False)
     _remember_numpy_types(interpreter)
     _remember_block_types()
@@ -22,7 +22,10 @@ def spare_the_interpreter() -> None:
 
 
 def _type_comparisons(interpreter: Any) -> None:
-    """Give comparisons the type int1; Triton 3.9 keeps that of what was compared, and masks made of one are refused."""
+    """Make comparisons return int1.
+
+    Triton 3.9 keeps the operands' type, and then refuses such masks.
+    """
     import triton.language as tl
 
     def typed(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -35,7 +38,7 @@ def _type_comparisons(interpreter: Any) -> None:
 
 
 def _define_language_once(interpreter: Any) -> None:
-    """Patch triton.language once; the interpreter does it for every launch and every call of a device function."""
+    """Patch triton.language once, instead of at every launch and every call of a device function."""
     import triton.language as tl
 
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
@@ -45,19 +48,19 @@ def _define_language_once(interpreter: Any) -> None:
 
 
 def _index(self: Any) -> int:
-    """Give the bound of a loop: a scalar, which the interpreter keeps as an array of one entry."""
+    """Return the bound of a loop, a scalar that the interpreter keeps as an array of one entry."""
     return self.handle.data.item()
 
 
 def _remember_numpy_types(interpreter: Any) -> None:
-    """Cache NumPy types; the interpreter builds its table of them for every look-up."""
+    """Cache NumPy types, instead of building a table of them for every look-up."""
     numpy_type = interpreter._get_np_dtype
     known = {}
     interpreter._get_np_dtype = lambda kind: known.get(kind.name) or known.setdefault(kind.name, numpy_type(kind))
 
 
 def _remember_block_types() -> None:
-    """Cache shape, size and name of a block's type; every value of that type would check and format them."""
+    """Cache a block type's shape, size and name, instead of checking and formatting them for every value."""
     from triton.language import core
 
     initialise = core.block_type.__init__
@@ -75,7 +78,7 @@ def _remember_block_types() -> None:
 
 
 def _remember_shapes() -> None:
-    """Cache shape and size of a value, as constants of the language."""
+    """Cache a value's shape and size, as constants of the language."""
     from triton.language import core
 
     known = {}

@@ -1,4 +1,4 @@
-"""Padded requests: the rows of a static buffer that belong to no request, and states of nothing else."""
+"""Padded requests: rows of a static buffer that belong to no request, and states of only such rows."""
 
 from dataclasses import dataclass
 
@@ -31,19 +31,19 @@ class RoundShape:
 
     @property
     def width(self) -> int:
-        """Rows of a request in draft-extend, S + 1, which is also the width of an accepted path."""
+        """Number of a request's rows in draft-extend and width of an accepted path, S + 1."""
         return self.config.num_steps + 1
 
 
 def padded_batch(shape: RoundShape) -> Batch:
-    """A batch of padded requests, with biases so that there is a buffer for them."""
+    """Make a batch of padded requests, with biases so that there is a buffer for them."""
     size = shape.bucket
     params = [SamplingParams(logit_bias={0: 0.0})] * size
     return Batch.of([0] * size, [-1] * size, [0] * size, params, shape.vocab_size)
 
 
 def padded_draft_input(shape: RoundShape) -> DraftInput:
-    """A draft input of padded requests; plain decoding has no first drafts."""
+    """Make a draft input of padded requests, without first drafts in plain decoding."""
     topk = 0 if shape.config.is_plain else shape.config.topk
     return DraftInput(
         topk_scores=torch.zeros(shape.bucket, topk),
@@ -55,7 +55,7 @@ def padded_draft_input(shape: RoundShape) -> DraftInput:
 
 
 def padded_verify_input(shape: RoundShape) -> VerifyInput:
-    """Trees of padded requests."""
+    """Make the trees of padded requests."""
     num_nodes = shape.config.num_draft_tokens
     none_BN = torch.full((shape.bucket, num_nodes), -1)
     return VerifyInput(
@@ -72,7 +72,7 @@ def padded_verify_input(shape: RoundShape) -> VerifyInput:
 
 
 def padded_verdict(shape: RoundShape) -> Verdict:
-    """A verdict on padded requests: nothing but a bonus token is accepted."""
+    """Make the verdict of padded requests, which accepts only a bonus token."""
     none_BW = torch.full((shape.bucket, shape.width), -1, dtype=torch.int32)
     return Verdict(
         predict=torch.full((shape.bucket * shape.config.num_draft_tokens,), -1, dtype=torch.int32),
@@ -84,7 +84,7 @@ def padded_verdict(shape: RoundShape) -> Verdict:
 
 
 def padded_extend_input(shape: RoundShape) -> DraftExtendInput:
-    """Rows of padded requests, S+1 each, that write nothing."""
+    """Make the draft-extend rows of padded requests, S+1 each, that write nothing."""
     num_rows = shape.bucket * shape.width
     ids_R = torch.zeros(num_rows, dtype=torch.int64)
     zeros_B = torch.zeros(shape.bucket, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""Sections of a round, and which of them one graph records."""
+"""Sections of a round, and those that one graph captures."""
 
 from collections.abc import Iterator
 from enum import Enum, auto
@@ -24,19 +24,19 @@ VERIFY_PHASE: Sections = (Section.VERIFY, Section.GATHER)
 EXTEND_PHASE: Sections = (Section.EXTEND,)
 ROUND: Sections = DRAFT_PHASE + VERIFY_PHASE + EXTEND_PHASE
 
-# By graph mode: the sections that are recorded together, where no pages change hands between them.
+# By graph mode: the sections that are captured together, where no pages move between them.
 RECORDED: dict[str, tuple[Sections, ...]] = {
     "eager": (),
     "step": ((Section.START,), (Section.STEP,), (Section.BUILD_TREE,), VERIFY_PHASE, EXTEND_PHASE),
     "phase": (DRAFT_PHASE, VERIFY_PHASE, EXTEND_PHASE),
     "round": (ROUND,),
 }
-# Under release `round` the host moves pages after these sections, so that no graph goes on beyond them.
+# Under release `round` the host moves pages after these sections, so graphs end with them.
 _BEFORE_PAGES_MOVE = {Section.DRAFT, Section.VERIFY}
 
 
 def runs(sections: Sections, config: SpecConfig) -> Iterator[Sections]:
-    """Cut sections where the host moves pages."""
+    """Split sections where the host moves pages."""
     start = 0
     for end, section in enumerate(sections, start=1):
         if end == len(sections) or (config.release == "round" and section in _BEFORE_PAGES_MOVE):
@@ -45,9 +45,9 @@ def runs(sections: Sections, config: SpecConfig) -> Iterator[Sections]:
 
 
 def recorded(graph: str, config: SpecConfig) -> list[Sections]:
-    """List the sections that each graph of a mode records.
+    """List the sections that each graph of a mode captures.
 
-    A graph of nothing, such as plain decoding's draft loop, is not recorded: CUDA warns of it.
+    An empty graph, such as that of plain decoding's draft loop, is not captured, as CUDA warns of it.
     """
     empty = {(Section.START,), (Section.STEP,), (Section.DRAFT,)} if config.is_plain else set()
     return [run for sections in RECORDED[graph] for run in runs(sections, config) if run not in empty]

@@ -1,4 +1,4 @@
-"""States copied into static buffers and out of them."""
+"""Copies of states to static buffers and back."""
 
 from dataclasses import fields, replace
 from typing import TypeVar
@@ -9,12 +9,15 @@ from specsim.core.phases import DraftExtendInput, State
 from specsim.fast.runtime.padding import PADDING
 
 _State = TypeVar("_State", bound=State)
-# Fields of DraftExtendInput that have an entry for each row, not for each request.
+# Fields of DraftExtendInput with an entry for each row rather than each request.
 _ROW_FIELDS = ("hidden", "input_ids", "positions", "cache_locations")
 
 
 def load(static: State, state: State) -> None:
-    """Copy a state into the first rows of its static buffers and pad the others; fields that are None stay."""
+    """Copy a state into the first rows of its static buffers and pad the rest.
+
+    Buffers of fields that are None stay as they are.
+    """
     for each in fields(state):
         value = getattr(state, each.name)
         buffer = getattr(static, each.name)
@@ -25,7 +28,7 @@ def load(static: State, state: State) -> None:
 
 
 def fill(buffer: torch.Tensor, value: torch.Tensor, name: str) -> None:
-    """Copy a field's tensor into the first rows of its static buffer and pad the others."""
+    """Copy a field's tensor into the first rows of its static buffer and pad the rest."""
     size = len(value)
     if size == len(buffer):
         buffer.copy_(value)
@@ -47,7 +50,10 @@ def unload(static: _State, size: int, bucket: int) -> _State:
 
 
 def load_extend_input(static: DraftExtendInput, state: DraftExtendInput, width: int) -> None:
-    """Copy a state with any number of rows per request into buffers with `width`; rows it lacks write nothing."""
+    """Copy a state with any number of rows for each request into buffers with `width`.
+
+    Missing rows write nothing.
+    """
     counts = state.row_starts.diff()
     starts = width * torch.arange(len(counts), device=counts.device)
     shifts = (starts - state.row_starts[:-1]).repeat_interleave(counts)
@@ -61,7 +67,7 @@ def load_extend_input(static: DraftExtendInput, state: DraftExtendInput, width: 
 
 
 def unload_extend_input(static: DraftExtendInput, size: int, width: int, extend: str) -> DraftExtendInput:
-    """Copy the first `size` requests' rows, in mode `ragged` only the accepted ones."""
+    """Copy the first `size` requests' rows, only the accepted ones in mode `ragged`."""
     counts = static.num_accepted_tokens[:size].long()
     counts = counts if extend == "ragged" else torch.full_like(counts, width)
     kept = (torch.arange(width, device=counts.device) < counts[:, None]).flatten().nonzero()[:, 0]

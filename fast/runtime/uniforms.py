@@ -1,4 +1,4 @@
-"""The named draws of specsim.core.uniforms inside kernels, bit for bit."""
+"""The named draws of specsim.core.uniforms in kernels, bit for bit."""
 
 from typing import no_type_check
 
@@ -9,7 +9,7 @@ import triton.language as tl
 from specsim.core.uniforms import Stream
 from specsim.fast.runtime.launch import block_of, ceil_div, kernel
 
-# Streams as kernels name them.
+# Streams as kernel constants.
 PREFILL = tl.constexpr(int(Stream.PREFILL))
 ACCEPT = tl.constexpr(int(Stream.ACCEPT))
 FINAL = tl.constexpr(int(Stream.FINAL))
@@ -21,7 +21,10 @@ GUMBEL = tl.constexpr(int(Stream.GUMBEL))
 @triton.jit
 @no_type_check
 def word(seed, request_id, stream, root_len, depth, index):
-    """A random integer of 24 bits; seed is i64, everything else is cut to 32 bits and broadcasts."""
+    """Draw an integer of 24 bits.
+
+    seed is i64; every other argument is cut to 32 bits and broadcasts.
+    """
     name = (depth.to(tl.uint32) << 8) | stream
     first, _, _, _ = tl.philox(
         seed, index.to(tl.uint32), root_len.to(tl.uint32), name.to(tl.uint32), request_id.to(tl.uint32)
@@ -32,14 +35,14 @@ def word(seed, request_id, stream, root_len, depth, index):
 @triton.jit
 @no_type_check
 def named_uniform(seed, request_id, stream, root_len, depth, index):
-    """A uniform of 24 bits in [2⁻²⁴, 1 - 2⁻²⁴], f32, of the word of that name."""
+    """Draw a uniform of 24 bits in [2⁻²⁴, 1 - 2⁻²⁴], f32, from the word of that name."""
     return tl.maximum(word(seed, request_id, stream, root_len, depth, index), 1).to(tl.float32) * (1.0 / 16777216)
 
 
 @triton.jit
 @no_type_check
 def gumbel(seed, request_id, position, tokens):
-    """Standard Gumbel noise of tokens at a position, f64 (f32 would have no place for 53 bits)."""
+    """Draw standard Gumbel noise for tokens at a position, f64, as f32 does not hold 53 bits."""
     name = (position.to(tl.uint32) * 0 + GUMBEL).to(tl.uint32)
     high, low, _, _ = tl.philox(seed, tokens.to(tl.uint32), position.to(tl.uint32), name, request_id.to(tl.uint32))
     word = (high.to(tl.int64) << 21) | (low.to(tl.int64) >> 11)
@@ -68,7 +71,10 @@ def named_uniforms(
     depths: torch.Tensor,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The uniform of every name, f32 [M]; the parts of the names are contiguous i64 [M]."""
+    """Draw the uniform of every name, f32 [M].
+
+    The parts of the names are contiguous i64 [M].
+    """
     size = len(seeds)
     out = torch.empty(size, dtype=torch.float32, device=seeds.device) if out is None else out
     block = block_of(size, on_gpu=256)

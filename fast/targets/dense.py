@@ -1,4 +1,4 @@
-"""Dense pre-norm decoders, the residual added inside each norm: Llama, Mistral and Qwen3."""
+"""Dense pre-norm decoders, with each residual sum fused with the next norm: Llama, Mistral and Qwen3."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ from specsim.fast.model.rows import Norm, Rows, embed
 
 
 class DenseTarget:
-    """The target protocol of specsim.core.target over a Hugging Face checkpoint's tensors."""
+    """A target of protocol specsim.core.target.Target, from a Hugging Face checkpoint's tensors."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class DenseTarget:
         size = self.config.hidden_size
         num_rows = len(input_ids_R)
         features_RF = self.embedding.new_empty(num_rows, len(feature_layers) * size)
-        # What enters a layer is written where it is wanted as a feature.
+        # The input of a layer is written directly to the features, where it is one.
         entering = {layer: features_RF[:, i * size : (i + 1) * size] for i, layer in enumerate(feature_layers)}
         forward = Forward(rotations(metadata.positions, self._inverse_D, self.embedding.dtype), metadata, kv)
         hidden = embed(input_ids_R, self.embedding, self._input_norm(0), out=entering.get(0))
@@ -61,7 +61,7 @@ class DenseTarget:
         return Norm(self._weights[f"{name}.weight"], self.config.rms_norm_eps)
 
     def _input_norm(self, layer: int) -> Norm:
-        """The norm that a layer begins with, the final norm after the last."""
+        """Return the first norm of a layer, or the final norm after the last layer."""
         is_layer = layer < self.config.num_layers
         return self._norm(f"model.layers.{layer}.input_layernorm" if is_layer else "model.norm")
 

@@ -1,1 +1,1 @@
-"""Verifiers: each accepts a path of every tree, in kernels above their launcher."""
+"""Verifiers: each accepts a path of every tree."""

@@ -1,4 +1,4 @@
-"""Block verification of a chain: its longest prefix that passes is accepted."""
+"""Block verification of a chain, which accepts its longest prefix that passes."""
 
 from typing import no_type_check
 
@@ -18,14 +18,17 @@ from specsim.fast.vocabulary.summaries import GROUP
 @triton.jit
 @no_type_check
 def _ratio(target, draft_prob):
-    """min(1, target / draft_prob)."""
+    """Compute min(1, target / draft_prob)."""
     return tl.where(target < draft_prob, target / tl.where(draft_prob > 0, draft_prob, 1.0), 1.0)
 
 
 @kernel
 @no_type_check
 def _ratios_kernel(distributions, tokens_ptr, draft_prob_ptr, seq_lens_ptr, residual_ptrs, limits, PDL: tl.constexpr):
-    """Block verification's w_0 = 1, w_i = min(1, w_(i-1) p(x_i) / q(x_i)); row i asks for relu(w_i p - q) of node i."""
+    """Compute w_i of every node, and store its residual relu(w_i p - q).
+
+    w_0 = 1, w_i = min(1, w_(i-1) p(x_i) / q(x_i)).
+    """
     request = tl.program_id(0).to(tl.int64)
     await_input(PDL)
     root = request * limits.num_nodes
@@ -56,7 +59,7 @@ def _block_kernel(
     GROUP: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Block verification (arXiv 2403.10444): every uniform is read, and the longest prefix that passes is accepted."""
+    """Verify blocks (arXiv 2403.10444): every uniform is read, and the longest prefix that passes is accepted."""
     request = tl.program_id(0).to(tl.int64)
     await_input(PDL)
     num_steps = limits.num_steps

@@ -1,4 +1,4 @@
-"""Gumbel-max coupling: drafts are accepted while they are the tokens that the target draws."""
+"""Gumbel-max coupling, which accepts drafts while they are the tokens that the target draws."""
 
 from typing import no_type_check
 
@@ -18,7 +18,7 @@ BLOCK = 2048  # tokens of a program
 @kernel
 @no_type_check
 def _noisy_kernel(distributions, requests, bests, num_nodes, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """Best token of a block by log p + noise of the position after one node of a chain."""
+    """Find the best token of a block by log p + noise, after one node of a chain."""
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     request = row // num_nodes
@@ -49,7 +49,7 @@ def _gumbel_kernel(
     BLOCKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Gumbel-max coupling (arXiv 2408.07978): drafts are accepted while they are the tokens that the target chose."""
+    """Accept drafts while they are the target's tokens by Gumbel-max coupling (arXiv 2408.07978)."""
     request = tl.program_id(0).to(tl.int64)
     await_input(PDL)
     root = request * limits.num_nodes
@@ -70,7 +70,7 @@ def _gumbel_kernel(
 
 
 def accept(given: Round) -> torch.Tensor:
-    """Write every request's path, and give the target's token after it, i32 [B]."""
+    """Write every request's path, and return the target's token after it, i32 [B]."""
     num_rows, vocab_size = given.distributions.logits.raw.shape
     device = given.distributions.moments.device
     size = len(given.requests.seq_lens_ptr)

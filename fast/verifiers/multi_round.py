@@ -1,4 +1,4 @@
-"""Multi-round verification: siblings are tried in order, each against what the ones before it left."""
+"""Multi-round verification, which tries siblings in order, each on the residual after the ones before it."""
 
 from typing import no_type_check
 
@@ -29,7 +29,7 @@ def _multi_round_kernel(
     PER: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """SpecInfer (arXiv 2305.09781): siblings in order, each with its own uniform, against the residual so far."""
+    """Try siblings in order (SpecInfer, arXiv 2305.09781), each with its uniform, on the residual so far."""
     request = tl.program_id(0).to(tl.int64)
     await_input(PDL)
     num_nodes = limits.num_nodes

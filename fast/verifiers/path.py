@@ -1,4 +1,4 @@
-"""Trees and accepted paths, as kernels of verifiers read and write them."""
+"""Trees and accepted paths, as arguments of verifier kernels."""
 
 from typing import NamedTuple, Self, no_type_check
 
@@ -12,7 +12,7 @@ from specsim.fast.runtime.uniforms import ACCEPT, named_uniform
 
 
 class LinkTables(NamedTuple):
-    """Trees as kernels walk them, i64 [B, N]."""
+    """Links of trees as kernel arguments, i64 [B, N]."""
 
     tokens_ptr: torch.Tensor
     next_token_ptr: torch.Tensor
@@ -26,7 +26,7 @@ class LinkTables(NamedTuple):
 
 
 class PathTables(NamedTuple):
-    """Accepted paths as kernels write them."""
+    """Accepted paths as kernel arguments."""
 
     accept_index_ptr: torch.Tensor  # i32 [B, S+1]
     num_drafts_ptr: torch.Tensor  # i32 [B]
@@ -37,7 +37,7 @@ class PathTables(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """Sizes of a setting as kernels take them."""
+    """Sizes of a setting as kernel arguments."""
 
     num_nodes: int
     num_parents: int  # nodes whose children's distribution is kept
@@ -48,7 +48,7 @@ class Limits(NamedTuple):
 @triton.jit
 @no_type_check
 def depth_limit(limits, length):
-    """Depth of the deepest node that may be accepted, 0 in a padded request."""
+    """Compute the depth of the deepest node that may be accepted, 0 in a padded request."""
     allowed = tl.maximum(tl.minimum(limits.num_steps, limits.max_len - 1 - length), 0)
     return tl.where(length > 0, allowed, 0)
 
@@ -56,7 +56,7 @@ def depth_limit(limits, length):
 @triton.jit
 @no_type_check
 def accept_uniform(requests, uniforms_ptr, request, width, place, depth, lane):
-    """Accept uniform of a request: number `place` of those given, or drawn by its name."""
+    """Return a request's accept uniform: number `place` of the given ones, or drawn by its name."""
     if uniforms_ptr is None:
         seed = tl.load(requests.seeds_ptr + request)
         request_id = tl.load(requests.request_ids_ptr + request)
@@ -70,7 +70,7 @@ def accept_uniform(requests, uniforms_ptr, request, width, place, depth, lane):
 @triton.jit
 @no_type_check
 def store_chain(path_ptrs, request, root, length, drafts, num_steps):
-    """Note a path of the first nodes of a chain."""
+    """Store a path of the first nodes of a chain."""
     accept_index_ptr = path_ptrs.accept_index_ptr + request * (num_steps + 1)
     tl.store(accept_index_ptr, tl.where(length > 0, root, -1).to(tl.int32))
     for step in range(1, num_steps + 1):
@@ -81,7 +81,7 @@ def store_chain(path_ptrs, request, root, length, drafts, num_steps):
 @triton.jit
 @no_type_check
 def store_path(path_ptrs, parents_ptr, request, root, length, node, drafts, num_steps):
-    """Note the path to a node, whose depth is `drafts`."""
+    """Store the path to a node, whose depth is `drafts`."""
     accept_index_ptr = path_ptrs.accept_index_ptr + request * (num_steps + 1)
     for step in range(drafts):
         tl.store(accept_index_ptr + drafts - step, (root + node).to(tl.int32))

@@ -1,4 +1,4 @@
-"""Chain rejection: the drafts of a chain are accepted one by one, against the drafter's distribution."""
+"""Chain rejection, which tests the drafts of a chain one by one against the drafter's distribution."""
 
 from typing import no_type_check
 
@@ -25,7 +25,7 @@ def _reject_kernel(
     limits,
     PDL: tl.constexpr,
 ):
-    """Chain rejection (arXiv 2211.17192): accepted while uniform · q < p."""
+    """Accept drafts while uniform · q < p (chain rejection, arXiv 2211.17192)."""
     request = tl.program_id(0).to(tl.int64)
     await_input(PDL)
     root = request * limits.num_nodes

@@ -1,4 +1,4 @@
-"""A round to verify, as verifiers take it."""
+"""The input of a verifier."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from specsim.fast.vocabulary.residual import Residuals, draw_bonus
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Trees to verify, their nodes' distributions, and where paths go."""
+    """Trees to verify, their nodes' distributions, and the paths to write."""
 
     requests: Requests
     tree: VerifyInput
@@ -38,5 +38,5 @@ class Round:
         return Limits(config.num_draft_tokens, num_parents, config.num_steps, config.length_limit)
 
     def draw_bonus(self, residuals: Residuals) -> torch.Tensor:
-        """Draw the bonus tokens, i32 [B], from what the verifier has left of the distributions."""
+        """Draw the bonus tokens, i32 [B], from the residual distributions."""
         return draw_bonus(self.distributions, self.draft_prob, residuals, self.requests, self.final_uniforms)

@@ -1,4 +1,4 @@
-"""Target-only sampling: drafts are points, accepted with the target's own probability."""
+"""Target-only sampling, which accepts drafts with the target's own probability."""
 
 from typing import no_type_check
 
@@ -16,7 +16,7 @@ from specsim.fast.vocabulary.draw import Siblings
 @triton.jit
 @no_type_check
 def _accepted_child(distributions, row, siblings, uniform, threshold_single, threshold_acc):
-    """First of the siblings that the uniform accepts at a row, -1 if none."""
+    """Find the first of the siblings that the uniform accepts at a row, -1 if none."""
     child = siblings.first
     num_nodes = siblings.num_nodes
     mass = kept_mass(distributions, row)
@@ -49,7 +49,7 @@ def _walk_kernel(
     threshold_acc,
     PDL: tl.constexpr,
 ):
-    """Path of one request by target-only sampling, and the first of the children rejected at its end, -1 if none."""
+    """Find the path of one request by target-only sampling, and its end's first rejected child, -1 if none."""
     request = tl.program_id(0).to(tl.int64)
     await_input(PDL)
     root = request * num_nodes
@@ -87,7 +87,7 @@ def _walk_kernel(
 
 
 def accept(given: Round) -> None:
-    """Write every request's path, and the first of the children rejected at its end."""
+    """Write every request's path, and the first rejected child at its end."""
     config = given.config
     _walk_kernel[(len(given.rejected_B),)](
         distributions=given.distributions.tables,

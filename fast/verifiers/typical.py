@@ -1,4 +1,4 @@
-"""Typical acceptance: drafts pass by the target's probability alone."""
+"""Typical acceptance, in which drafts pass by the target's probability only."""
 
 from typing import no_type_check
 
@@ -25,7 +25,7 @@ def _thresholds_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """min(ε, δ exp(-entropy)) of one row; 0 of a greedy one, whose distribution has one token."""
+    """Compute min(ε, δ exp(-entropy)) of one row, or 0 for a greedy one, whose distribution has one token."""
     row = tl.program_id(0).to(tl.int64)
     await_input(PDL)
     threshold = tl.full((), 0.0, tl.float32)
@@ -52,8 +52,9 @@ def _typical_kernel(
     NODES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Typical acceptance (Medusa, arXiv 2401.10774): of the deepest nodes that are acceptable with all their ancestors
-    the one with the most probable path, of these the first.
+    """Accept the deepest node that passes with all its ancestors (Medusa, arXiv 2401.10774).
+
+    Ties go to the most probable path, then to the first node.
     """
     request = tl.program_id(0).to(tl.int64)
     offs = tl.arange(0, NODES)  # [NODES]
@@ -79,7 +80,7 @@ def _typical_kernel(
 
 
 def accept(given: Round) -> None:
-    """Write every request's path; its bonus token is drawn from its last node's whole distribution."""
+    """Write every request's path, whose bonus token is drawn from its last node's whole distribution."""
     config = given.config
     num_rows, vocab_size = given.distributions.logits.raw.shape
     thresholds = torch.empty(num_rows, dtype=torch.float32, device=given.rejected_B.device)

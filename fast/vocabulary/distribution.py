@@ -1,4 +1,4 @@
-"""Distributions of rows over the vocabulary, and what device functions read of them."""
+"""Distributions of rows over the vocabulary, and the device functions that read them."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, no_type_check
@@ -15,7 +15,7 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 
 class DistributionTables(NamedTuple):
-    """Distributions as kernels take them, under the name `distributions`."""
+    """Distributions as kernel arguments, named `distributions`."""
 
     logits_ptr: torch.Tensor
     adjusted_ptr: torch.Tensor
@@ -28,7 +28,7 @@ class DistributionTables(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Distributions:
-    """Distributions of R rows by their logits, the summaries of these and the tokens that filters keep."""
+    """Distributions of R rows: their logits, the summaries of these, and the tokens that filters keep."""
 
     logits: Logits
     maxima: torch.Tensor  # f32 [R, G], largest logit of each group of tokens
@@ -54,7 +54,7 @@ def _rows_of(distributions, row):
 @triton.jit
 @no_type_check
 def weight(distributions, row, tokens):
-    """Weights of tokens at a row: their probabilities times kept_mass."""
+    """Compute the weights of tokens at a row, which are their probabilities times kept_mass."""
     logits = logits_at(_rows_of(distributions, row), tokens, tokens >= 0)
     best = tl.load(distributions.moments_ptr + row * 4)
     scale = tl.load(distributions.moments_ptr + row * 4 + 1)
@@ -68,28 +68,31 @@ def weight(distributions, row, tokens):
 @triton.jit
 @no_type_check
 def kept_mass(distributions, row):
-    """Sum of a row's weights."""
+    """Load the sum of a row's weights."""
     return tl.load(distributions.moments_ptr + row * 4 + 3)
 
 
 @triton.jit
 @no_type_check
 def prob_of(distributions, row, tokens):
-    """Probabilities of tokens at a row."""
+    """Compute the probabilities of tokens at a row."""
     return weight(distributions, row, tokens) / kept_mass(distributions, row)
 
 
 @triton.jit
 @no_type_check
 def only_token(distributions, row):
-    """The one token that a row of temperature 0 keeps."""
+    """Load the one token that a row of temperature 0 keeps."""
     return tl.load(distributions.lasts_ptr + row * 3 + 1)
 
 
 @triton.jit
 @no_type_check
 def logprob(distributions, rows, tokens, mask):
-    """log softmax(adjusted / T) of tokens at rows, T = 1 when greedy, before filters; 0 where masked or no token."""
+    """Compute log softmax(adjusted / T) of tokens at rows, before filters.
+
+    T is 1 when greedy. The result is 0 where masked or without a token.
+    """
     moments_ptr = distributions.moments_ptr
     mask &= tokens >= 0
     logits = logits_at(_rows_of(distributions, tl.where(mask, rows, 0)), tokens, mask)

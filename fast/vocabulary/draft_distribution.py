@@ -1,7 +1,7 @@
-"""Sampled drafts: the distribution of every row of the drafter's logits, and tokens drawn from it.
+"""Sampled drafts: the distribution of every row of draft logits, and tokens drawn from it.
 
-A distribution is given by weights 2^((x - max) · log2(e) / T) over the draft vocabulary, as in specsim.fast.sampling.
-Verify reads all of it, by target id, and so it is written down.
+Tokens of the draft vocabulary have weights 2^((x - max) · log2(e) / T), as in specsim.fast.sampling. The distribution
+is written in full, by target id, because verify reads all of it.
 """
 
 from typing import NamedTuple, no_type_check
@@ -37,21 +37,21 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 
 class Root(NamedTuple):
-    """Length L of the round that rows of drafts belong to, as kernels take it."""
+    """Length L of the round of some drafts, as kernel arguments."""
 
     lens_ptr: torch.Tensor  # i64 [B]
     counts_ptr: torch.Tensor | None = None  # i32 [B], still to be added to lens
 
 
 class Vocabulary(NamedTuple):
-    """Maps between draft and target ids; None where both vocabularies are one."""
+    """Maps between draft and target ids, None where the vocabularies are the same."""
 
     d2t: torch.Tensor | None = None  # i64 [draft vocabulary], target id minus draft id
     t2d: torch.Tensor | None = None  # i64 [V], draft id, -1 for a token that cannot be drafted
 
 
 class Loop(NamedTuple):
-    """Place of rows in the loop of a draft phase."""
+    """State of the draft loop for some rows."""
 
     step: torch.Tensor  # i32, read on the device
     slots: torch.Tensor  # i64 [R], -1 for a dropped row
@@ -59,7 +59,7 @@ class Loop(NamedTuple):
 
 
 class Drafts(NamedTuple):
-    """Drafts of rows."""
+    """Drafts of R rows."""
 
     topk_scores: torch.Tensor  # f32 [R, K], each draft's probability or its logarithm
     topk_index: torch.Tensor  # i64 [R, K], target ids
@@ -68,7 +68,10 @@ class Drafts(NamedTuple):
 @triton.jit
 @no_type_check
 def _place(root, step_ptr, request):
-    """(L of the round, depth of the nodes that drafts follow): 0 before a round, later the loop's step and one."""
+    """Compute (L of the round, depth of the drafts' parents).
+
+    The depth is 0 before a round, and the loop's step plus one in it.
+    """
     root_len = tl.load(root.lens_ptr + request)
     depth = tl.full((), 0, tl.int32)
     if root.counts_ptr is not None:
@@ -105,7 +108,7 @@ def _noisy_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Best token of a block by logit / T + noise of its position."""
+    """Find the best token of a block by logit / T + noise of its position."""
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     request = row // num_lanes
@@ -154,7 +157,9 @@ def _draw_kernel(
     GROUP: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Drafts of one row, each by a uniform of its own, or the best with noise; the former ones stay if none are drawn.
+    """Draw drafts of one row, each by its own uniform, or as the best with noise.
+
+    A row without drawn drafts keeps the old ones.
 
     moments: the largest logit, log2(e) / T and the sum of all weights, 0 if none are drawn.
     """
@@ -216,7 +221,10 @@ def _write_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Some tokens of the distribution of one row, by target id; in the loop it is that of a step's lane."""
+    """Write some tokens of one row's distribution, by target id.
+
+    In the loop the row is a lane of a step.
+    """
     row = tl.program_id(0).to(tl.int64)
     tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
     request = row // num_lanes
@@ -249,7 +257,7 @@ def draw_drafts(
     draft_prob: torch.Tensor | None,
     loop: Loop | None = None,
 ) -> None:
-    """Sample drafts of rows of logits in the place of the drafter's best, and write their distribution.
+    """Sample drafts in place of the best ones in `out`, and write their distribution.
 
     Rows of temperature 0, of padded requests and without a slot keep what is in `out` and have a distribution of zeros.
     draft_prob: f32 [B, V], or [B, 1+K(S-1), V] in the loop of a draft phase; None where verify reads none.

@@ -1,6 +1,4 @@
-"""A token from a row's distribution: by inverse CDF, the group of tokens in which it lies and then the token, or by
-Gumbel noise.
-"""
+"""Draws from a row's distribution, by Gumbel noise or by inverse CDF, first over token groups and then in one."""
 
 from typing import NamedTuple, Self, no_type_check
 
@@ -18,7 +16,7 @@ PER = 8  # groups that are read again at once
 
 
 class Requests(NamedTuple):
-    """Temperatures of requests and the parts of their uniforms' names, as kernels take them, [B]."""
+    """Temperatures of requests and the names of their uniforms, as kernel arguments, [B]."""
 
     temperature_ptr: torch.Tensor  # f64
     seq_lens_ptr: torch.Tensor  # i64, L, 0 for a padded request
@@ -31,21 +29,21 @@ class Requests(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Memory of draws, a row for each of them."""
+    """Workspace of draws, one row each."""
 
     masses_ptr: torch.Tensor  # f32 [draws, G], masses of groups
     numbers_ptr: torch.Tensor  # i32 [draws, G], numbers of groups
 
     @classmethod
     def of(cls, distributions: Distributions, count: int) -> Self:
-        """Memory of `count` draws."""
+        """Allocate the workspace of `count` draws."""
         maxima = distributions.maxima
         masses = maxima.new_empty(count, maxima.shape[1])
         return cls(masses, torch.empty_like(masses, dtype=torch.int32))
 
 
 class Siblings(NamedTuple):
-    """Rejected siblings of a tree in device code; None stands for a draw without a tree."""
+    """Rejected siblings of a tree in device code, None in a draw without a tree."""
 
     tokens_ptr: tl.tensor
     next_sibling_ptr: tl.tensor
@@ -67,14 +65,14 @@ class BlockBests(NamedTuple):
 
 
 def groups_block(vocab_size: int) -> int:
-    """Groups of a row as a block of draw."""
+    """Compute the block size for all groups of a row."""
     return next_power_of_2(num_groups(vocab_size))
 
 
 @triton.jit
 @no_type_check
 def uniform_of(requests, request, stream, root_len, depth):
-    """Uniform of a request by its name, of lane 0."""
+    """Draw a request's uniform by its name, for lane 0."""
     seed = tl.load(requests.seeds_ptr + request)
     request_id = tl.load(requests.request_ids_ptr + request)
     return named_uniform(seed, request_id, stream, root_len, depth, tl.full((), 0, tl.int32))
@@ -83,7 +81,7 @@ def uniform_of(requests, request, stream, root_len, depth):
 @triton.jit
 @no_type_check
 def store_best(bests, row, block, tokens, scores, last_token):
-    """Note the best of a block's tokens, the lowest of equals."""
+    """Store the best of a block's tokens, the lowest of equals."""
     largest = tl.max(scores, axis=0)
     chosen = tl.min(tl.where(scores == largest, tokens, last_token), axis=0)
     tl.store(bests.scores_ptr + row * bests.num_blocks + block, largest)
@@ -93,7 +91,7 @@ def store_best(bests, row, block, tokens, scores, last_token):
 @triton.jit
 @no_type_check
 def best_token(bests, row, BLOCKS: tl.constexpr):
-    """Best token of a row, from the first of its best blocks."""
+    """Find the best token of a row, in the first of its best blocks."""
     blocks = tl.arange(0, BLOCKS)  # [BLOCKS]
     num_blocks = bests.num_blocks
     place = row * num_blocks
@@ -105,7 +103,7 @@ def best_token(bests, row, BLOCKS: tl.constexpr):
 @triton.jit
 @no_type_check
 def _residual(distributions, row, siblings, tokens):
-    """Weights of tokens at a row, 0 for those that siblings hold."""
+    """Compute the weights of tokens at a row, 0 for tokens of siblings."""
     weights = weight(distributions, row, tokens)
     if siblings is not None:
         node = siblings.first
@@ -122,7 +120,10 @@ def _residual(distributions, row, siblings, tokens):
 def _group_masses(
     distributions, row, siblings, workspace, GROUP: tl.constexpr, GROUPS: tl.constexpr, PER: tl.constexpr
 ):
-    """The residual's mass in every group [GROUPS]: the summary's, but for groups that a cut or a sibling touches."""
+    """Compute the residual's mass in every group [GROUPS].
+
+    Masses come from the summaries, except for groups that contain a cut or a sibling.
+    """
     moments_ptr = distributions.moments_ptr
     groups = tl.arange(0, GROUPS)  # [GROUPS]
     num_groups = tl.cdiv(distributions.vocab_size, GROUP)
@@ -161,7 +162,7 @@ def _group_masses(
 @triton.jit
 @no_type_check
 def group_at(masses, uniform, GROUPS: tl.constexpr):
-    """The group of the share `uniform` of all masses: (group, mass before it, mass at the share)."""
+    """Find the group at the share `uniform` of all masses: (group, mass before it, mass at the share)."""
     groups = tl.arange(0, GROUPS)  # [GROUPS]
     cdf = tl.cumsum(masses, axis=0)
     bound = uniform * tl.max(cdf, axis=0)
@@ -174,7 +175,7 @@ def group_at(masses, uniform, GROUPS: tl.constexpr):
 @triton.jit
 @no_type_check
 def token_at(tokens, weights, before, bound, vocab_size):
-    """Take the first token of a group with weight at which the mass so far exceeds the bound."""
+    """Find the first token of a group that has weight and at which the cumulative mass exceeds the bound."""
     first = tl.min(tl.where((weights > 0) & (before + tl.cumsum(weights, axis=0) > bound), tokens, vocab_size), axis=0)
     last = tl.maximum(tl.max(tl.where(weights > 0, tokens, -1), axis=0), 0)
     return tl.where(first < vocab_size, first, last)
@@ -193,9 +194,9 @@ def draw(
     GROUPS: tl.constexpr,
     PER: tl.constexpr,
 ):
-    """First token with weight and cdf > uniform · cdf[last], under a row's distribution without rejected siblings.
+    """Find the first token with weight and cdf > uniform · cdf[last], without rejected siblings.
 
-    Where they leave nothing the distribution is taken whole. place: this program's row of the workspace.
+    If no mass remains without the siblings, the whole distribution is used. place: this program's row of the workspace.
     """
     own = place * tl.cdiv(distributions.vocab_size, GROUP)
     space = Workspace(workspace.masses_ptr + own, workspace.numbers_ptr + own)

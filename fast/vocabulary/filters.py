@@ -1,8 +1,8 @@
-"""Cuts of a row's ranking (by logit, then by id) by top-k, top-p and min-p: bisection, no sort.
+"""Cuts of a row's ranking (by logit, then by id) by top-k, top-p and min-p, without a sort.
 
-Device functions for ROWS rows at once. A cut is the rank and the id of the last token that is kept. The tokens that a
-cut depends on are found through the summaries of groups; where they are few they are listed once, and the bisection
-reads the list, else it reads the row. Rows know each other not: what is done for one beside another leaves it alone.
+The search is a bisection. Device functions work on ROWS rows at once. A cut is the rank and the id of the last token
+that is kept. Summaries of groups find the tokens on which a cut depends. Where these are few they are listed once and
+the bisection reads the list; otherwise it reads the row. Rows are independent: work on one changes no other.
 """
 
 from typing import NamedTuple, no_type_check
@@ -28,7 +28,7 @@ class LogitRows(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Tokens of ROWS rows that a cut is searched in: a list of them, or the first of the vocabulary."""
+    """Tokens of ROWS rows among which a cut is searched: a list of them, or the first of the vocabulary."""
 
     rows: LogitRows
     listed_ptr: tl.tensor | None  # [ROWS], where a row's list of pairs (rank, id) begins; read where LISTED
@@ -52,7 +52,7 @@ class Filters(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """Last token that is kept of each of ROWS rows, and the sum of the weights that are kept."""
+    """Last kept token of each of ROWS rows, and the sum of the kept weights."""
 
     last_rank: tl.tensor  # i32 [ROWS]
     last_token: tl.tensor  # i32 [ROWS]
@@ -62,7 +62,7 @@ class Cut(NamedTuple):
 @triton.jit
 @no_type_check
 def logits_at(rows, tokens, mask):
-    """Logits of tokens of rows after penalties and bias, f32."""
+    """Load logits of tokens of rows after penalties and bias, f32."""
     mask &= (tokens >= 0) & (tokens < rows.vocab_size)
     is_raw = rows.is_adjusted == 0
     is_adjusted = rows.is_adjusted != 0
@@ -74,7 +74,7 @@ def logits_at(rows, tokens, mask):
 @triton.jit
 @no_type_check
 def _tile(source, start, LISTED: tl.constexpr, BLOCK: tl.constexpr):
-    """(tokens, ranks) [ROWS, BLOCK] of a source from entry `start` on; LOWEST_RANK beyond its size."""
+    """Load (tokens, ranks) [ROWS, BLOCK] of a source from entry `start` on, LOWEST_RANK beyond its size."""
     entries = start + tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
     mask = entries < source.size[:, None]  # [ROWS, BLOCK]
     if LISTED:
@@ -97,7 +97,7 @@ def _mass_of(ranks, best, scale, by_count):
 @triton.jit
 @no_type_check
 def _mass(source, best, scale, last_rank, last_token, LISTED: tl.constexpr, BLOCK: tl.constexpr):
-    """The sum of the weights that a cut keeps."""
+    """Sum the weights that a cut keeps."""
     mass = tl.full(best.shape, 0, tl.float32)
     for start in range(0, tl.max(source.size), BLOCK):
         tokens, ranks = _tile(source, start, LISTED, BLOCK)
@@ -110,7 +110,7 @@ def _mass(source, best, scale, last_rank, last_token, LISTED: tl.constexpr, BLOC
 @triton.jit
 @no_type_check
 def _mass_above(source, best, scale, bounds, by_count, LISTED: tl.constexpr, BLOCK: tl.constexpr):
-    """The sum of the weights, by_count the number, of tokens of higher rank than each bound, [ROWS, FAN]."""
+    """Sum the weights, or with by_count the number, of tokens ranked above each bound, [ROWS, FAN]."""
     mass = tl.full(bounds.shape, 0, tl.float32)
     for start in range(0, tl.max(source.size), BLOCK):
         _, ranks = _tile(source, start, LISTED, BLOCK)
@@ -119,14 +119,14 @@ def _mass_above(source, best, scale, bounds, by_count, LISTED: tl.constexpr, BLO
     return mass
 
 
-# Searches keep two numbers a row, `low`, for which something holds, and `high`, for which it does not, and try FAN
-# numbers between them at once. Ranks are numbered without the last bits, `shift` of them, which a row has alike.
+# A search keeps two numbers for each row, `low` for which a condition holds and `high` for which it does not, and tries
+# FAN numbers between them at once. Numbers are ranks without the last `shift` bits, which are equal in all of a row.
 
 
 @triton.jit
 @no_type_check
 def _between(low, high, FAN: tl.constexpr):
-    """FAN numbers from low on, below high, in equal distances, [ROWS, FAN]."""
+    """Compute FAN equidistant numbers between low and high, [ROWS, FAN]."""
     parts = tl.arange(0, FAN)[None, :] + 1
     return low[:, None] + (high - low)[:, None] * parts // (FAN + 1)
 
@@ -142,7 +142,7 @@ def _narrow(low, high, middles, is_high):
 @triton.jit
 @no_type_check
 def _rank_from(number, shift):
-    """The lowest rank of a number."""
+    """Compute the lowest rank of a number."""
     return tl.maximum(number << shift, LOWEST_RANK).to(tl.int32)
 
 
@@ -161,9 +161,9 @@ def _keep_before(
     BLOCK: tl.constexpr,
     FAN: tl.constexpr,
 ):
-    """(last rank, last token) of what has less than `target` of mass, by_count of tokens, before it, within `cut`.
+    """Find (last rank, last token) of the tokens with less than `target` of mass before them, within `cut`.
 
-    floor: a rank that the cut is known not to fall below.
+    With by_count the mass is the number of tokens. floor: a lower bound on the cut's rank.
     """
     last_rank = cut.last_rank
     low = (tl.maximum(last_rank, floor).to(tl.int64) >> shift) - 1
@@ -190,7 +190,7 @@ def _keep_before(
 @triton.jit
 @no_type_check
 def _least_rank(source, best, scale, least_weight, LISTED: tl.constexpr, BLOCK: tl.constexpr):
-    """The lowest rank among the tokens whose weight is at least `least_weight`."""
+    """Find the lowest rank among the tokens whose weight is at least `least_weight`."""
     least = rank(best)
     for start in range(0, tl.max(source.size), BLOCK):
         _, ranks = _tile(source, start, LISTED, BLOCK)
@@ -202,7 +202,7 @@ def _least_rank(source, best, scale, least_weight, LISTED: tl.constexpr, BLOCK: 
 @triton.jit
 @no_type_check
 def cut_source(source, moments, filters, floor, shift, LISTED: tl.constexpr, BLOCK: tl.constexpr, FAN: tl.constexpr):
-    """Cut that top-k, then top-p, then min-p make in a source."""
+    """Cut a source by top-k, then top-p, then min-p."""
     best, scale, total = moments
     top_k, top_p, min_p = filters
     last_rank = tl.full(best.shape, LOWEST_RANK, tl.int32)
@@ -231,7 +231,7 @@ def cut_source(source, moments, filters, floor, shift, LISTED: tl.constexpr, BLO
 def cut_rows(
     chosen, source, moments, filters, floor, shift, others, LISTED: tl.constexpr, BLOCK: tl.constexpr, FAN: tl.constexpr
 ):
-    """Cut of the chosen rows, by a source that is empty for the others, which keep the one they have."""
+    """Cut the chosen rows, and keep the cut of the other rows, whose source is empty."""
     last_rank, last_token, mass = others
     if tl.max(chosen.to(tl.int32)) > 0:
         top_k, top_p, min_p = filters
@@ -247,7 +247,10 @@ def cut_rows(
 @triton.jit
 @no_type_check
 def _floor_by_count(ranks, highest, count, shift, FAN: tl.constexpr):
-    """The count-th highest of the ranks of groups' maxima, which as many tokens reach; LOWEST_RANK of fewer."""
+    """Find the count-th highest rank of the groups' maxima, or LOWEST_RANK if there are fewer.
+
+    At least `count` tokens reach it.
+    """
     low = tl.full(highest.shape, LOWEST_RANK, tl.int64) >> shift
     high = (highest.to(tl.int64) >> shift) + 1
     while tl.max(high - low) > 1:  # `low` is reached by as many, or lowest
@@ -260,10 +263,10 @@ def _floor_by_count(ranks, highest, count, shift, FAN: tl.constexpr):
 @triton.jit
 @no_type_check
 def _floor_by_mass(maxima, masses, moments, top_p, shift, vocab_size, GROUP: tl.constexpr, FAN: tl.constexpr):
-    """A rank below which there is certainly less than 1 - top_p of the mass, by the summaries of groups.
+    """Find a rank below which, by the groups' summaries, there is less than 1 - top_p of the mass.
 
-    Left out are the groups that do not reach it and, of those that do, at most all but the largest token, or as much as
-    GROUP tokens just below it.
+    Mass below the rank is bounded by all mass of the groups that do not reach it. Of each group that does, it is at
+    most everything but the largest token, and at most GROUP tokens just below the rank.
     """
     best, scale, total = moments
     ranks = rank(maxima)
@@ -286,7 +289,7 @@ def _floor_by_mass(maxima, masses, moments, top_p, shift, vocab_size, GROUP: tl.
 @triton.jit
 @no_type_check
 def floor_of(maxima, masses, moments, filters, shift, vocab_size, GROUP: tl.constexpr, FAN: tl.constexpr):
-    """A rank below which no token matters to the cuts, by the summaries of groups."""
+    """Find a rank below which no token matters to the cuts, by the summaries of groups."""
     best, scale, _ = moments
     top_k, top_p, min_p = filters
     floor = tl.full(best.shape, LOWEST_RANK, tl.int32)
@@ -305,9 +308,9 @@ def floor_of(maxima, masses, moments, filters, shift, vocab_size, GROUP: tl.cons
 @triton.jit
 @no_type_check
 def list_tokens(rows, wanted, floor, groups_ptr, listed_ptr, GROUP: tl.constexpr, PER: tl.constexpr):
-    """List the tokens of the wanted groups [ROWS, GROUPS] that reach the floor, ascending: how many they are, [ROWS].
+    """List the tokens of the wanted groups [ROWS, GROUPS] that reach the floor, ascending, and count them, [ROWS].
 
-    groups_ptr, listed_ptr: [ROWS], where a row's lists of groups and of tokens begin; the list ends at MOST_LISTED.
+    groups_ptr, listed_ptr: [ROWS], the starts of a row's lists of groups and of tokens. The list ends at MOST_LISTED.
     """
     groups = tl.arange(0, wanted.shape[1])[None, :]
     tl.store(groups_ptr[:, None] + tl.cumsum(wanted.to(tl.int32), axis=1) - 1, groups, mask=wanted)

@@ -1,5 +1,6 @@
-"""Logits after penalties, bias and grammar mask, for the requests that have some; the others' are read where the model
-left them.
+"""Logits after penalties, bias and grammar mask.
+
+Other requests' logits are read where the model wrote them.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ PROGRAMS = 16  # of one request, which share out its vocabulary; most requests h
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """Logits of a batch's rows, as many rows for each request, and which of them are adjusted."""
+    """Logits of a batch, the same number of rows for each request, and which of them are adjusted."""
 
     raw: torch.Tensor  # [R, V], the model's, in its dtype
     changed: torch.Tensor  # i32 [B], 1 where a request has penalties, a bias or a grammar, -1 where padded
@@ -30,7 +31,7 @@ class Logits:
 
     @classmethod
     def unchanged(cls, logits_RV: torch.Tensor, size: int) -> Self:
-        """Logits of `size` requests that are not padded and have nothing to add."""
+        """Make the logits of `size` requests that are neither padded nor adjusted."""
         return cls(logits_RV, torch.zeros(size, dtype=torch.int32, device=logits_RV.device), logits_RV)
 
     @property
@@ -40,19 +41,19 @@ class Logits:
 
 @dataclass(frozen=True, slots=True)
 class Allowed(State):
-    """Tokens that grammars allow after a batch's rows; bits are an eighth of what bool would bring to the device."""
+    """Tokens that grammars allow after a batch's rows, as bits, which take an eighth of the transfer of bools."""
 
     bits: torch.Tensor  # i32 [B, N, ceil(V / 32)], token t is bit t % 32 of word t // 32
     is_constrained: torch.Tensor  # bool [B]; no bit of a request without a grammar is read
 
     @classmethod
     def empty(cls, size: int, num_rows: int, vocab_size: int, device: torch.device | str = "cpu") -> Self:
-        """Rows of `size` requests with `num_rows` each, none of them constrained."""
+        """Allocate the rows of `size` requests with `num_rows` each, all unconstrained."""
         bits = torch.zeros(size, num_rows, ceil_div(vocab_size, 32), dtype=torch.int32, device=device)
         return cls(bits, torch.zeros(size, dtype=torch.bool, device=device))
 
     def load(self, rows: Mapping[int, torch.Tensor]) -> None:
-        """Hold these rows, bool [N, V] on the host by place in the batch; every other request is free."""
+        """Load masks, bool [N, V] on the host by index in the batch, and leave all other requests unconstrained."""
         self.is_constrained.copy_(torch.tensor([place in rows for place in range(len(self.is_constrained))]))
         for place, allowed_NV in rows.items():
             self.bits[place].copy_(_packed(allowed_NV))
@@ -64,14 +65,14 @@ def _packed(allowed_NV: torch.Tensor) -> torch.Tensor:
 
 
 class TreePaths(NamedTuple):
-    """Nodes of trees, by whose paths tokens are counted; None where rows belong to no tree."""
+    """Nodes of trees whose paths are counted, None for rows outside trees."""
 
     tokens_ptr: torch.Tensor | None  # i64 [B, N]
     parents_ptr: torch.Tensor | None  # i64 [B, N]
 
 
 class Penalties(NamedTuple):
-    """Penalties of requests as kernels take them, f64 [B]."""
+    """Penalties of requests as kernel arguments, f64 [B]."""
 
     repetition_ptr: torch.Tensor
     presence_ptr: torch.Tensor
@@ -79,7 +80,7 @@ class Penalties(NamedTuple):
 
 
 class AllowedTables(NamedTuple):
-    """Allowed as kernels take it; None where no request is constrained."""
+    """Allowed tokens as kernel arguments, None where no request is constrained."""
 
     bits_ptr: torch.Tensor | None
     is_constrained_ptr: torch.Tensor | None
@@ -88,7 +89,7 @@ class AllowedTables(NamedTuple):
 @triton.jit
 @no_type_check
 def _output_counts(output, tree, root, offs_n, mask_n, offs_v, num_nodes, levels):
-    """`output` [1, BLOCK] and what the nodes' paths add to it, [NODES, BLOCK]."""
+    """Add the counts of the nodes' paths to `output` [1, BLOCK], [NODES, BLOCK]."""
     counts = output + (offs_n * 0)[:, None]  # [NODES, BLOCK]
     if tree.tokens_ptr is not None:
         node = tl.where(mask_n, tl.where(levels > 1, offs_n, 0), -1).to(tl.int64)
@@ -103,7 +104,7 @@ def _output_counts(output, tree, root, offs_n, mask_n, offs_v, num_nodes, levels
 @triton.jit
 @no_type_check
 def _context_counts(token_ids_ptr, length, prompt_len, first, BLOCK: tl.constexpr):
-    """Occurrences of tokens first..first+BLOCK-1 in a request's columns, i32 [1, BLOCK]: (in the prompt, after it)."""
+    """Count tokens first..first+BLOCK-1 in a request's columns, i32 [1, BLOCK]: (in the prompt, after it)."""
     in_prompt = tl.full((BLOCK,), 0, tl.int32)
     after = tl.full((BLOCK,), 0, tl.int32)
     for start in range(0, length, COLUMNS):
@@ -190,10 +191,11 @@ def adjust_logits(
     levels: int,
     allowed: Allowed | None = None,
 ) -> Logits:
-    """Penalties, counts of the context and of the tree's paths, bias and mask in one pass over the rows that have any.
+    """Apply penalties, bias and mask in one pass over the rows that have any.
 
-    levels: how many nodes of its path, from itself up, a row counts beside the request's tokens 0..L-1; 1 is the root
-    alone, for every row, and 0 nothing. allowed: tokens of the rows, all by default.
+    Penalties count the context and the tree's paths. levels: number of nodes of its path, from itself up, that a row
+    counts after the request's tokens 0..L-1; 1 is only the root, for every row, and 0 none. allowed: tokens of the
+    rows; None: all.
     """
     num_rows, vocab_size = logits_RV.shape
     num_nodes = num_rows // max(1, batch.size)

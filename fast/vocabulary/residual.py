@@ -1,7 +1,8 @@
 """Residual distributions after rejected drafts, relu(a p - c q): their mass, and draws from them.
 
-One rejected draft of distribution q leaves relu(p - q). Several drawn from one q, each from the residual of the one
-before, leave the same with a larger c: relu(relu(p - c q) / m - q) is relu(p - (c + m) q) / m for m the mass before.
+After one rejected draft of distribution q the residual is relu(p - q). After several drawn from one q, each tested on
+the residual of the one before, it is the same with a larger c: relu(relu(p - c q) / m - q) is relu(p - (c + m) q) / m
+for m the mass before.
 """
 
 from typing import NamedTuple, Self, no_type_check
@@ -27,7 +28,7 @@ from specsim.fast.vocabulary.summaries import GROUP, num_groups
 
 
 class Residuals(NamedTuple):
-    """Residuals relu(a p - c q) of R rows, as many for each request, as kernels take them."""
+    """Residuals relu(a p - c q) of R rows, the same number for each request, as kernel arguments."""
 
     nodes_ptr: torch.Tensor  # i64 [R], node of the row's request with its p and its children's q
     scales_ptr: torch.Tensor  # f32 [R, 2], a and c
@@ -41,7 +42,7 @@ class Residuals(NamedTuple):
 @triton.jit
 @no_type_check
 def store_residual(residual_ptrs, row, node, target_scale, draft_scale):
-    """Note relu(a p - c q) of a node."""
+    """Store relu(a p - c q) of a node."""
     tl.store(residual_ptrs.nodes_ptr + row, node)
     tl.store(residual_ptrs.scales_ptr + row * 2, target_scale)
     tl.store(residual_ptrs.scales_ptr + row * 2 + 1, draft_scale)
@@ -50,7 +51,10 @@ def store_residual(residual_ptrs, row, node, target_scale, draft_scale):
 @triton.jit
 @no_type_check
 def residual(distributions, row, draft_prob_ptr, target_scale, draft_scale, tokens):
-    """relu(a p - c q) of tokens; draft_prob_ptr, the row of q, is not read where c is 0."""
+    """Compute relu(a p - c q) of tokens.
+
+    draft_prob_ptr, the row of q, is not read where c is 0.
+    """
     end = tl.where(draft_scale > 0, distributions.vocab_size, 0)
     draft_prob = tl.load(draft_prob_ptr + tokens, mask=tokens < end, other=0.0)
     return tl.maximum(target_scale * prob_of(distributions, row, tokens) - draft_scale * draft_prob, 0.0)
@@ -59,7 +63,7 @@ def residual(distributions, row, draft_prob_ptr, target_scale, draft_scale, toke
 @triton.jit
 @no_type_check
 def residual_mass(distributions, row, draft_prob_ptr, draft_scale, GROUP: tl.constexpr, PER: tl.constexpr):
-    """Σ relu(p - c q)."""
+    """Compute Σ relu(p - c q)."""
     mass = tl.full((), 0.0, tl.float32)
     for start in range(0, distributions.vocab_size, PER * GROUP):
         tokens = start + tl.arange(0, PER * GROUP)  # [PER * GROUP]
@@ -82,7 +86,7 @@ def _masses_kernel(
     PER: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Masses of some groups of tokens of one row; 0 in a padded request."""
+    """Sum the masses of some token groups of one row, 0 in a padded request."""
     vocab_size = distributions.vocab_size
     row = tl.program_id(0).to(tl.int64)
     request = row // rows_per_request
@@ -104,7 +108,7 @@ def _masses_kernel(
 def residual_masses(
     distributions: Distributions, draft_prob: torch.Tensor, residuals: Residuals, seq_lens_B: torch.Tensor
 ) -> torch.Tensor:
-    """Mass of every group of tokens of residuals, f32 [R, G]."""
+    """Compute the mass of every token group of residuals, f32 [R, G]."""
     require_contiguous(draft_prob=draft_prob, nodes=residuals.nodes_ptr, scales=residuals.scales_ptr)
     num_rows, vocab_size = distributions.logits.raw.shape
     size = max(1, len(seq_lens_B))
@@ -143,7 +147,7 @@ def _bonus_kernel(
     PER: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Bonus token of one request: from its residual, or from p if that has no mass."""
+    """Draw the bonus token of one request from its residual, or from p if that has no mass."""
     vocab_size = distributions.vocab_size
     request = tl.program_id(0).to(tl.int64)
     await_input(PDL)
@@ -179,7 +183,7 @@ def draw_bonus(
     requests: Requests,
     uniforms: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Bonus token of every request, i32 [B], from its residual, or from p if that has no mass."""
+    """Draw the bonus token of every request, i32 [B], from its residual, or from p if that has no mass."""
     size = len(residuals.nodes_ptr)
     bonus = torch.empty(size, dtype=torch.int32, device=draft_prob.device)
     _bonus_kernel[(size,)](

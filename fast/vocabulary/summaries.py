@@ -1,7 +1,7 @@
-"""The one reading of all logits: the largest of every group of tokens and the sum of the group's weights.
+"""The one full pass over the logits: each token group's largest logit and the sum of its weights.
 
-What comes after looks at groups first and reads only those again that it needs. A weight is 2^((x - max) · scale), here
-with the group's own max; scale = log2(e) / T.
+Later kernels look at groups first and read only the groups that they need again. A weight is 2^((x - max) · scale),
+here with the group's own max; scale = log2(e) / T.
 """
 
 import math
@@ -23,14 +23,14 @@ LOWEST_RANK = tl.constexpr(-(2**31))  # below the rank of every number
 
 
 def num_groups(vocab_size: int) -> int:
-    """Groups of a row, the last one perhaps short."""
+    """Count the groups of a row, the last of them perhaps short."""
     return ceil_div(vocab_size, GROUP)
 
 
 @triton.jit
 @no_type_check
 def rank(logits):
-    """An i32 in the order of f32, -0 and 0 alike."""
+    """Map f32 to i32 in the same order, with -0 equal to 0."""
     bits = logits.to(tl.int32, bitcast=True)
     return tl.where(logits == 0, 0, bits ^ ((bits >> 31) & 0x7FFFFFFF))
 
@@ -38,14 +38,14 @@ def rank(logits):
 @triton.jit
 @no_type_check
 def unrank(ranks):
-    """The f32 of a rank."""
+    """Map a rank to its f32."""
     return (ranks ^ ((ranks >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 @no_type_check
 def scale_of(temperature):
-    """log2(e) / T, f32; T = 1 where it is 0."""
+    """Compute log2(e) / T, f32, with T = 1 where it is 0."""
     held = tl.minimum(tl.maximum(temperature, LEAST_T), MOST_T).to(tl.float32)
     return tl.where(temperature > 0, tl.div_rn(held * 0 + LOG2_E, held), LOG2_E)
 
@@ -53,7 +53,7 @@ def scale_of(temperature):
 @triton.jit
 @no_type_check
 def weights_of(logits, best, scale):
-    """2^((x - best) · scale), 0 for -inf whatever best is."""
+    """Compute 2^((x - best) · scale), 0 for -inf whatever best is."""
     return tl.exp2((logits - tl.where(best == float("-inf"), 0.0, best)) * scale)
 
 
@@ -114,11 +114,11 @@ def summarise(
     adjusted_RV: torch.Tensor | None = None,
     group: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(the largest logit, Σ 2^((x - the largest) · log2(e) / T)) of every group of tokens, f32 [R, G].
+    """Compute (the largest logit, Σ 2^((x - the largest) · log2(e) / T)) of every token group, f32 [R, G].
 
-    temperature_B: f64; T = 1 where it is 0 or not given. marks_B: as many rows for each; below 0 where rows are not to
-    be read, and, where adjusted_RV is given, above 0 where that holds the rows' logits. group: tokens of one, a power
-    of two, GROUP where not given. A group without a possible token, and every one of a row not read, is (-inf, 0).
+    temperature_B: f64; T = 1 where it is 0 or not given. marks_B: one for the same number of rows each; below 0 where
+    rows are not read and, with adjusted_RV, above 0 where that has the rows' logits. group: tokens in a group, a power
+    of two, default GROUP. A group without a possible token, and every group of a row not read, is (-inf, 0).
     """
     (num_rows, vocab_size) = logits_RV.shape
     device = logits_RV.device

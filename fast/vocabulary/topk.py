@@ -1,7 +1,7 @@
-"""The k best of a row with their scores, through the largest of every group of tokens.
+"""The k best tokens of a row and their scores, from the largest logit of every token group.
 
-Every choice ranks a 64-bit key, the value above the index counted down: no two keys are equal, and of equal values the
-lower index is the larger key. NaN ranks above every number, so that junk is ordered too.
+All selections rank a 64-bit key: the value above the index counted down. So no two keys are equal, and of equal values
+the lower index has the larger key. NaN ranks above every number, so that padding is ordered too.
 """
 
 import math
@@ -21,7 +21,7 @@ TAKEN = tl.constexpr(-0x8000000000000000)  # below every key
 @triton.jit
 @no_type_check
 def ordered(values):
-    """i32 that order as f32 values do; -0 equals 0, and NaN is the largest."""
+    """Map f32 values to i32 in the same order, with -0 equal to 0 and NaN the largest."""
     bits = tl.where(values == 0, 0.0, values).to(tl.int32, bitcast=True)
     return tl.where(values != values, 0x7FFFFFFF, tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits))
 
@@ -29,14 +29,14 @@ def ordered(values):
 @triton.jit
 @no_type_check
 def key_of(values, index):
-    """The key of a value at an index."""
+    """Make the key of a value at an index."""
     return (ordered(values).to(tl.int64) << 32) | (0x7FFFFFFF - index).to(tl.int64)
 
 
 @triton.jit
 @no_type_check
 def value_of(key):
-    """The value of a key."""
+    """Extract the value of a key."""
     bits = (key >> 32).to(tl.int32)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
 
@@ -44,14 +44,14 @@ def value_of(key):
 @triton.jit
 @no_type_check
 def index_of(key):
-    """The index of a key."""
+    """Extract the index of a key."""
     return 0x7FFFFFFF - (key & 0x7FFFFFFF)
 
 
 @triton.jit
 @no_type_check
 def best_of(keys, k, PLACES: tl.constexpr):
-    """The k largest keys of each row, largest first, [ROWS, PLACES]."""
+    """Select the k largest keys of each row, largest first, [ROWS, PLACES]."""
     place = tl.arange(0, PLACES)[None, :]
     best = tl.full([keys.shape[0], PLACES], TAKEN, tl.int64)
     for taken in range(k):
@@ -82,7 +82,10 @@ def _topk(
     PLACES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The k best of the k best groups: another group has nothing better than the largest of each of these."""
+    """Select the k best of the k best groups.
+
+    No other group has a token better than each of these groups' largest.
+    """
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     place = tl.arange(0, PLACES)[None, :]
     groups = tl.arange(0, GROUPS)[None, :]
@@ -123,9 +126,10 @@ def draft_topk(
     score: Score = "prob",
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Selection, (log-)softmax and the map to target ids in one reading of the logits: (scores f32, ids i64), [R, K].
+    """Select the k best drafts of each row: (scores f32, target ids i64), [R, K].
 
-    A row whose slot is -1 proposes ids 0..K-1 with probability 0, whose logarithm is -inf.
+    Fused in one pass over the logits: selection, (log-)softmax and the map to target ids. A row whose slot is -1
+    proposes ids 0..K-1 with probability 0, whose logarithm is -inf.
     """
     (num_rows, vocab_size) = logits_RV.shape
     device = logits_RV.device
