@@ -2,18 +2,27 @@
 
 from typing import Annotated
 
-import typer
-
 from specsim.cli import options
+from specsim.cli.options import option
 from specsim.core.config import SamplingParams
 
 
 def accept(
-    prompts: Annotated[int | None, typer.Option(help="Number of shipped prompts.", show_default="all")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="New tokens a prompt.")] = 64,
+    prompts: Annotated[
+        int | None, option("Requests", "Number of shipped prompts. [at least 1]", show_default="all")
+    ] = None,
+    max_new_tokens: Annotated[int, option("Requests", "Largest number of new tokens per prompt. [at least 1]")] = 64,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Measure acceptance of the shipped drafters (some minutes)."""
+    """Measure accept lengths of the shipped drafters.
+
+    Eleven settings of both drafters, at temperature 0 and 1; all prompts take some minutes.
+
+    Exit status: 0 if every output at temperature 0 equals that of plain decoding, 1 if one does not, 2 for bad input.
+
+    Example:
+      specsim accept --prompts 5 --json accept.json
+    """
     from specsim.acceptance.study import measure, show
     from specsim.core.files import check_writable
     from specsim.models.load import load

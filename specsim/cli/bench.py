@@ -5,24 +5,35 @@ from typing import Annotated, Any
 import typer
 
 from specsim.cli import options
+from specsim.cli.options import option
 
 
 def bench(
-    suite: Annotated[str, typer.Option(help="Operations that are timed.", metavar="kernels|round|scale|baselines")],
-    shape: Annotated[str, typer.Option(help="Of the model, by name or config.json; weights random.")] = "llama-3-8b",
+    suite: Annotated[str, option("Benchmark", "Operations that are timed.", metavar="kernels|round|scale|baselines")],
+    shape: Annotated[
+        str,
+        option("Model", "Shape of the model, whose weights are random.", metavar="NAME|config.json|folder"),
+    ] = "llama-3-8b",
     only: Annotated[
-        str, typer.Option(help="Groups of rows whose name holds this text.", show_default="all of the suite")
+        str, option("Benchmark", "Time only groups whose name contains this text.", show_default="all groups")
     ] = "",
-    quick: Annotated[bool, typer.Option("--quick", help="Few points.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="All points of the grid (scale).")] = False,
+    quick: Annotated[bool, option("Benchmark", "Time a few points of each group.", "--quick")] = False,
+    full: Annotated[bool, option("Benchmark", "Time all points of the grid of scale.", "--full")] = False,
     seconds: Annotated[
-        float | None, typer.Option(help="Begin no further row after these.", show_default="the suite's own limit")
+        float | None,
+        option(
+            "Benchmark", "Start no further row after this many seconds. [above 0]", show_default="240 to 400, by suite"
+        ),
     ] = None,
     json_file: options.JsonFile = None,
 ) -> None:
     """Time kernels and rounds on a GPU, after equality checks.
 
-    Exit status 1: a check failed.
+    Exit status: 0 if all equality checks pass, 1 if one fails, 2 for bad input or without a GPU.
+
+    Examples:
+      specsim bench --suite kernels --quick
+      specsim bench --suite round --shape llama-3-8b --json round.json
     """
     _bench(locals())
 

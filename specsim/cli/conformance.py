@@ -3,24 +3,38 @@
 import sys
 from typing import Annotated
 
-import typer
-
 from specsim.cli import options
+from specsim.cli.options import option
 
 
 def conformance(
-    module: Annotated[str, typer.Option(help="Its functions are run.", metavar="NAME|FILE.py")],
+    module: Annotated[
+        str, option("Kernels", "Python module or file whose functions are checked.", metavar="NAME|FILE.py")
+    ],
     ops: Annotated[
-        str | None, typer.Option(help="Only these operations.", metavar="A,B,...", show_default="all it has")
+        str | None,
+        option("Kernels", "Operations to check.", metavar="A,B,...", show_default="all that the module defines"),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="Where they run.", metavar="cpu|cuda", show_default="a GPU if there is one")
+        str | None,
+        option(
+            "Execution",
+            "Device that the kernels run on.",
+            metavar="cpu|cuda",
+            show_default="cuda if there is a GPU, else cpu",
+        ),
     ] = None,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Run a module's kernels against the contract's cases.
+    """Check your kernels against the operations' contract.
 
-    Exit status 1: not equal.
+    The kernels are functions of one module, named like the operations.
+
+    Exit status: 0 if all results are equal, 1 if one is not, 2 for bad input.
+
+    Examples:
+      specsim conformance --module my_kernels.py
+      specsim conformance --module specsim.fast --ops build_tree --device cpu
     """
     given = locals()
     from specsim.core.engine_options import check_device

@@ -9,6 +9,7 @@ import typer
 
 from specsim.cli import options
 from specsim.cli.option_groups import TreeGroup, flat, with_groups
+from specsim.cli.options import option
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError, require, require_choice
 
@@ -23,41 +24,93 @@ def diff(
     *,
     grid: Annotated[
         str | None,
-        typer.Option(
-            help="Many settings, a cell each: 8 (half a minute), 89 (minutes), 1288 (hours; on a GPU minutes).",
+        option(
+            "Grid",
+            "Compare many settings: 8 (half a minute), 89 (minutes) or 1288 (hours; minutes on a GPU).",
             metavar="quick|pairwise|full",
-            show_default="the one cell of the options below",
+            show_default="the one setting of the options below",
         ),
     ] = None,
-    cell: Annotated[str | None, typer.Option(help="Only this cell of the grid, as a divergence names it.")] = None,
-    drafter: Annotated[str, typer.Option(help="Drafter architecture.", metavar="eagle|eagle3")] = "eagle3",
+    cell: Annotated[
+        str | None, option("Grid", "Compare only this cell of the grid, by the name that a failure shows.")
+    ] = None,
+    drafter: Annotated[str, option("Model", "Drafter architecture.", metavar="eagle|eagle3")] = "eagle3",
     family: Annotated[
-        str, typer.Option(help="Layers of the target.", metavar="llama|qwen3|mistral|noisy|twins|shipped")
+        str,
+        option(
+            "Model",
+            "Small target: llama, qwen3, mistral, noisy, twins (equal logits), wide, wide_qwen3, wide_mistral or "
+            "shipped.",
+            metavar="NAME",
+        ),
     ] = "llama",
     tree: TreeGroup,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = _GREEDY.temperature,
-    batch: Annotated[int, typer.Option(help="Requests.")] = 3,
+    temperature: Annotated[float, option("Sampling", "Sampling temperature; 0 is greedy. [at least 0]")] = (
+        _GREEDY.temperature
+    ),
+    batch: Annotated[int, option("Requests", "Batch size. [at least 1]")] = 3,
     regex: Annotated[
-        str | None, typer.Option(help="Expression that every other output has to match; with --family shipped.")
+        str | None,
+        option(
+            "Sampling",
+            "Regular expression that every other output must match; needs --family shipped.",
+            show_default="none",
+        ),
     ] = None,
-    graph: Annotated[str, typer.Option(help="Graphs that are replayed.", metavar="eager|step|phase|round")] = "eager",
+    graph: Annotated[
+        str,
+        option(
+            "Execution",
+            "Part of a round that is replayed as one CUDA graph; eager: none.",
+            metavar="eager|step|phase|round",
+        ),
+    ] = "eager",
     free: Annotated[
-        bool, typer.Option("--free", help="Let implementations keep their own states between phases.")
+        bool,
+        option(
+            "Execution",
+            "Each implementation continues from its own state; without it, both start each phase from the same state.",
+            "--free",
+        ),
     ] = False,
-    impl: Annotated[str, typer.Option(help="Implementation that is checked.", metavar="fast|reference")] = "fast",
+    impl: Annotated[
+        str, option("Execution", "Implementation that is compared with the reference.", metavar="fast|reference")
+    ] = "fast",
     device: Annotated[
         str | None,
-        typer.Option(help="Its device.", metavar="cpu|cuda", show_default="a GPU if there is one"),
+        option(
+            "Execution",
+            "Device of that implementation.",
+            metavar="cpu|cuda",
+            show_default="cuda if there is a GPU, else cpu",
+        ),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Of weights and KV.", metavar="float32|bfloat16")] = "float32",
-    shard: Annotated[str | None, typer.Option(help="Every n-th cell from the i-th.", metavar="i/n")] = None,
-    jobs: Annotated[int, typer.Option(help="Processes that share the cells.")] = 1,
-    resume: Annotated[bool, typer.Option("--resume", help="Keep the cells that are in --json.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write results here, cell by cell.")] = None,
+    dtype: Annotated[str, option("Execution", "Data type of weights and KV.", metavar="float32|bfloat16")] = "float32",
+    shard: Annotated[
+        str | None,
+        option("Grid", "Compare every n-th cell, starting at the i-th.", metavar="i/n", show_default="all cells"),
+    ] = None,
+    jobs: Annotated[int, option("Execution", "Processes that share the cells. [at least 1]")] = 1,
+    resume: Annotated[bool, option("Output", "Keep the cells that the --json file has.", "--resume")] = False,
+    json_file: Annotated[
+        Path | None,
+        option(
+            "Output",
+            "Write the result to this JSON file, cell by cell; its fields: specsim schema.",
+            "--json",
+            metavar="FILE",
+        ),
+    ] = None,
 ) -> None:
-    """Compare fast with the reference, phase by phase.
+    """Compare the fast implementation with the reference.
 
-    Exit status 1: not equal.
+    Integers and tree structure must be equal after each phase, and floats within an error budget.
+
+    Exit status: 0 if equal, 1 if not, 2 for bad input.
+
+    Examples:
+      specsim diff --grid quick
+      specsim diff --topk 1 --num-steps 3 --temperature 1
     """
     _diff(flat(locals()))
 

@@ -4,9 +4,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from specsim.cli import options
+from specsim.cli.options import option
 from specsim.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,19 +18,41 @@ if TYPE_CHECKING:
 
 
 def explain(
-    a: Annotated[Path, typer.Option(help="Answers of one engine, with logprobs.", show_default=False)],
-    b: Annotated[Path, typer.Option(help="Another's, to the same prompts.", show_default=False)],
+    a: Annotated[
+        Path,
+        option(
+            "Answers",
+            "One engine's answers with log-probabilities, as written by generate --json, run --json, vLLM, SGLang or "
+            "the OpenAI API.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ],
+    b: Annotated[
+        Path, option("Answers", "The other engine's answers to the same prompts.", metavar="FILE", show_default=False)
+    ],
     dtype: Annotated[
-        str, typer.Option(help="Of both engines' arithmetic.", metavar="|".join(options.DTYPES))
+        str, option("Answers", "Data type of both engines.", metavar="|".join(options.DTYPES))
     ] = "bfloat16",
     target: Annotated[
-        str | None, typer.Option(help="Folder or hub id of the weights, or tiny: measure.", show_default="assume")
+        str | None,
+        option(
+            "Answers",
+            "Target that measures the rounding error: a folder, a hub id, or tiny.",
+            show_default="assume a rounding error from --dtype",
+        ),
     ] = None,
     json_file: options.JsonFile = None,
 ) -> None:
     """Tell rounding from faults where two engines differ.
 
-    Exit status 1: fault.
+    For each request, the first token at which the answers differ is judged by the margin between the two tokens.
+
+    Exit status: 0 if rounding explains every difference, 1 if one is a fault, 2 for bad input.
+
+    Examples:
+      specsim explain --a vllm.json --b sglang.json
+      specsim explain --a vllm.json --b sglang.json --target ./Llama-3.1-8B
     """
     from specsim.core.display import heading, print_table
     from specsim.core.files import check_files

@@ -2,20 +2,29 @@
 
 from typing import Annotated
 
-import typer
-
 from specsim.cli import options
+from specsim.cli.options import option
 
 
 def faults(
-    name: Annotated[list[str] | None, typer.Option(help="Only this one; more than one may be given.")] = None,
-    jobs: Annotated[int, typer.Option(help="Processes that share the faults.")] = 2,
+    name: Annotated[
+        list[str] | None,
+        option(
+            "Fault catalogue", "Inject only this fault; may be repeated.", metavar="NAME", show_default="all faults"
+        ),
+    ] = None,
+    jobs: Annotated[int, option("Execution", "Processes that share the faults. [at least 1]")] = 2,
     device: options.Device = None,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Inject known faults, and see that each is detected.
+    """Inject known faults and check that each is detected.
 
-    Each goes into a copy of the package and is checked in a process of its own. Exit status 1: one is not detected.
+    Each fault goes into a copy of the package, which is checked in a process of its own.
+
+    Exit status: 0 if every fault is detected, 1 if one is not, 2 for bad input.
+
+    Example:
+      specsim faults --jobs 4 --json faults.json
     """
     given = locals()
     from dataclasses import replace

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from specsim.cli import options
 from specsim.cli.option_groups import EngineGroup, PairGroup, TreeGroup, flat, with_groups
+from specsim.cli.options import option
 from specsim.core.config import SamplingParams
 from specsim.core.errors import InputError, require, require_int
 
@@ -25,32 +24,65 @@ def generate(
     *,
     tree: TreeGroup,
     pair: PairGroup,
-    prompt: Annotated[str | None, typer.Option(help="Text to continue.", show_default="a shipped one")] = None,
-    prompt_file: Annotated[Path | None, typer.Option(help="UTF-8 file to continue, one text.")] = None,
-    prompt_length: Annotated[
-        int | None, typer.Option(help="Random tokens to continue, with --shape.", show_default="128")
+    prompt: Annotated[
+        str | None, option("Requests", "Text to continue.", show_default="the first shipped prompt")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to add.")] = _GREEDY.max_new_tokens,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = _GREEDY.temperature,
+    prompt_file: Annotated[
+        Path | None, option("Requests", "UTF-8 text file to continue, instead of --prompt.", metavar="FILE")
+    ] = None,
+    prompt_length: Annotated[
+        int | None,
+        option("Requests", "Random prompt tokens; needs --shape. [at least 1]", show_default="128"),
+    ] = None,
+    max_new_tokens: Annotated[
+        int, option("Requests", "Largest number of new tokens. [at least 1]")
+    ] = _GREEDY.max_new_tokens,
+    temperature: Annotated[
+        float, option("Sampling", "Sampling temperature; 0 is greedy. [at least 0]")
+    ] = _GREEDY.temperature,
     top_k: Annotated[
-        int, typer.Option(help="Most likely tokens kept by sampling; 0: all. --topk is of drafts.")
+        int,
+        option("Sampling", "Sample from this many most likely tokens; 0: from all. Trees have --topk. [at least 0]"),
     ] = _GREEDY.top_k,
-    top_p: Annotated[float, typer.Option(help="Probability mass kept, above 0 to 1.")] = _GREEDY.top_p,
-    min_p: Annotated[float, typer.Option(help="Least share of the top probability, 0 to 1.")] = _GREEDY.min_p,
-    repetition_penalty: Annotated[float, typer.Option(help="0.001 to 1000; 1: none.")] = _GREEDY.repetition_penalty,
-    presence_penalty: Annotated[float, typer.Option(help="From -2 to 2.")] = _GREEDY.presence_penalty,
-    frequency_penalty: Annotated[float, typer.Option(help="From -2 to 2.")] = _GREEDY.frequency_penalty,
-    seed: Annotated[int, typer.Option(help="Names the random stream, 0 to 2^64 - 1.")] = _GREEDY.seed,
+    top_p: Annotated[
+        float,
+        option("Sampling", "Sample from the most likely tokens up to this probability mass. [above 0, at most 1]"),
+    ] = _GREEDY.top_p,
+    min_p: Annotated[
+        float,
+        option("Sampling", "Drop tokens below this fraction of the highest probability. [0 to 1]"),
+    ] = _GREEDY.min_p,
+    repetition_penalty: Annotated[
+        float, option("Sampling", "Penalty on tokens of prompt and output; 1: off. [0.001 to 1000]")
+    ] = _GREEDY.repetition_penalty,
+    presence_penalty: Annotated[
+        float, option("Sampling", "Penalty on tokens that the output has; 0: off. [-2 to 2]")
+    ] = _GREEDY.presence_penalty,
+    frequency_penalty: Annotated[
+        float, option("Sampling", "Penalty per occurrence of a token in the output; 0: off. [-2 to 2]")
+    ] = _GREEDY.frequency_penalty,
+    seed: Annotated[int, option("Sampling", "Random seed. [0 to 2^64 - 1]")] = _GREEDY.seed,
     regex: Annotated[
-        str | None, typer.Option(help="Expression that the output has to match.", show_default="any text")
+        str | None,
+        option("Sampling", "Regular expression that the output must match.", show_default="none"),
     ] = None,
     json_schema: Annotated[
-        Path | None, typer.Option(help="File with a JSON schema that the output has to match.", show_default="any text")
+        Path | None,
+        option("Sampling", "JSON Schema file that the output must match.", metavar="FILE", show_default="none"),
     ] = None,
     engine: EngineGroup,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Continue a text, and show what speculation made of it."""
+    """Continue a text with speculative decoding.
+
+    Prints the text, accept lengths and speed. The shipped pair runs unless --target or --shape names another.
+
+    Exit status: 0 when done, 2 for bad input.
+
+    Examples:
+      specsim generate --prompt "def add(a, b):" --max-new-tokens 32
+      specsim generate --temperature 0.8 --verifier rejection --topk 1
+    """
     given = flat(locals())
     config = pair.config(tree)
     sampling = options.pick(SamplingParams, given)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specsim.cli import options
+from specsim.cli.options import option
 from specsim.core.errors import require_int
 
 if TYPE_CHECKING:
@@ -21,15 +22,34 @@ SHOWN = 8  # reports whose findings are all shown, beyond which they are counted
 
 def lint_report(
     file: Annotated[
-        Path, typer.Argument(help="A client's JSON or printed text, or a CSV of metric and value.", show_default=False)
+        Path,
+        typer.Argument(
+            help="A benchmark client's JSON or printed text, or a CSV file of metric and value.",
+            metavar="FILE",
+            rich_help_panel="Report",
+            show_default=False,
+        ),
     ],
     output_tokens: Annotated[
-        int | None, typer.Option(help="Of a request, as stated with the report.", show_default=False)
+        int | None,
+        option("Report", "Stated output tokens of each request. [at least 1]", show_default="unknown"),
     ] = None,
-    num_drafts: Annotated[int | None, typer.Option(help="Of a round, as stated.", show_default=False)] = None,
+    num_drafts: Annotated[
+        int | None,
+        option("Report", "Stated draft tokens in each round. [at least 1]", show_default="unknown"),
+    ] = None,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Check a benchmark's report (exit status 1: something in it cannot be true)."""
+    """Check a benchmark report for impossible figures.
+
+    Throughput, latencies and accept lengths of one report must satisfy identities such as Little's law.
+
+    Exit status: 0 if everything can be true, 1 if something cannot, 2 for bad input.
+
+    Examples:
+      specsim lint-report results.json
+      specsim lint-report results.csv --output-tokens 128 --num-drafts 3
+    """
     from dataclasses import asdict
 
     from specsim.core.files import check_files

@@ -20,6 +20,7 @@ from specsim.cli.diff import diff
 from specsim.cli.explain import explain
 from specsim.cli.faults import faults
 from specsim.cli.generate import generate
+from specsim.cli.help import CommandHelp, GenerateHelp, ProgramHelp
 from specsim.cli.lint_report import lint_report
 from specsim.cli.plan import plan
 from specsim.cli.predict import predict
@@ -38,7 +39,10 @@ _KINDS = {"integer": "an integer", "int": "an integer", "number": "a number", "f
 _INTERRUPTED = 130
 _UNREAD = 141
 app = typer.Typer(
-    rich_markup_mode=None, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+    cls=ProgramHelp,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -120,7 +124,10 @@ def specsim(
 ) -> None:
     """Speculative decoding with token trees (EAGLE-1, EAGLE-2, EAGLE-3).
 
-    Exit status: 1 where a comparison fails, 2 for bad input, 130 after Ctrl-C, 141 after a closed pipe.
+    Every command explains itself: specsim COMMAND --help.
+
+    Exit status: 0 when done, 1 if a check fails, 2 for bad input, 130 after
+    Ctrl-C, 141 after a closed pipe.
     """
     if context.invoked_subcommand is None:
         print(context.get_help())
@@ -129,24 +136,14 @@ def specsim(
             os.environ.setdefault(name, "1")
 
 
-COMMANDS = (
-    demo,
-    generate,
-    run,
-    soak,
-    accept,
-    diff,
-    bench,
-    certify,
-    conformance,
-    explain,
-    faults,
-    sampling_test,
-    lint_report,
-    simulate,
-    predict,
-    plan,
-    sweep,
-)
-for command in COMMANDS:
-    app.command()(command)
+COMMANDS = {
+    "Run": (generate, run),
+    "Check": (diff, certify, sampling_test, soak, conformance, faults, explain, lint_report),
+    "Measure": (bench, accept, predict),
+    "Simulate": (simulate, plan, sweep),
+    "Learn": (demo,),
+}
+for group, commands in COMMANDS.items():
+    for command in commands:
+        layout = GenerateHelp if command is generate else CommandHelp
+        app.command(cls=layout, rich_help_panel=group)(command)

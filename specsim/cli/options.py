@@ -21,83 +21,167 @@ if TYPE_CHECKING:
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 _Settings = TypeVar("_Settings", SpecConfig, SamplingParams, ServingConfig)
 
-Impl = Annotated[str, typer.Option(help="Implementation that runs.", metavar="reference|fast")]
+
+def option(group: str, text: str, *names: str, **settings: Any) -> Any:
+    """Make an option of a group of --help; a range at the end of its text stands in brackets: [at least 1]."""
+    return typer.Option(*names, help=text, rich_help_panel=group, **settings)
+
+
+Impl = Annotated[str, option("Execution", "Implementation that runs.", metavar="reference|fast")]
 Drafter = Annotated[
     str | None,
-    typer.Option(help="Drafter architecture.", metavar="eagle|eagle3|none", show_default="eagle3, or --draft's kind"),
+    option(
+        "Model",
+        "Drafter architecture; none is plain decoding.",
+        metavar="eagle|eagle3|none",
+        show_default="eagle3, or the kind of --draft",
+    ),
 ]
-Topk = Annotated[int, typer.Option(help="Drafts kept at each step; 1 is a chain. --top-k is of sampling.")]
-NumSteps = Annotated[int, typer.Option(help="Depth of the tree.")]
+Topk = Annotated[
+    int,
+    option("Draft tree", "Draft tokens kept at each step; 1 makes a chain. Sampling has --top-k instead. [at least 1]"),
+]
+NumSteps = Annotated[
+    int, option("Draft tree", "Draft steps, the depth of the tree; 0 with --topk 1 is plain decoding. [at least 0]")
+]
 NumDraftTokens = Annotated[
     int | None,
-    typer.Option(help="Nodes of the tree, root too.", show_default="a chain: num_steps + 1; a tree: 8, or what fits"),
+    option(
+        "Draft tree",
+        "Nodes of the tree that the target verifies, root included. [at least 2]",
+        show_default="num_steps + 1 for a chain, 8 for a tree, or what fits",
+    ),
 ]
 Verifier = Annotated[
-    str, typer.Option(help="Rule of acceptance; all but typical are lossless.", metavar="|".join(VERIFIERS))
+    str,
+    option("Verification", "Acceptance rule. All rules are lossless except typical.", metavar="|".join(VERIFIERS)),
 ]
-PageSize = Annotated[int, typer.Option(help="Slots of a KV page.")]
+PageSize = Annotated[int, option("KV cache", "Tokens in a KV page. [1 to 65536]")]
 DraftKV = Annotated[
     str,
-    typer.Option(
-        help="KV that a draft sees: its lane's, as in SGLang, or its ancestors', as in EAGLE.", metavar="lane|ancestor"
+    option(
+        "KV cache",
+        "KV that a draft token attends to: that of its lane, as in SGLang, or that of its ancestors, as in EAGLE.",
+        metavar="lane|ancestor",
     ),
 ]
 Score = Annotated[
     str,
-    typer.Option(
-        help="Rank drafts by products of probabilities, or by sums of logarithms, as in EAGLE.", metavar="prob|logprob"
+    option(
+        "Draft tree",
+        "Rank drafts by products of probabilities or by sums of log-probabilities, as in EAGLE.",
+        metavar="prob|logprob",
     ),
 ]
 Penalties = Annotated[
     str,
-    typer.Option(
-        help="They count a draft's own path, or, as in engines, do not: not lossless.", metavar="exact|relaxed"
+    option(
+        "Verification",
+        "Penalties count the tokens on a draft's own path (exact), or not, as in engines (relaxed, not lossless).",
+        metavar="exact|relaxed",
     ),
 ]
-Extend = Annotated[str, typer.Option(help="Rows of draft-extend.", metavar="fixed|ragged")]
-Release = Annotated[str, typer.Option(help="Time at which slots are freed.", metavar="finish|round")]
-MaxLen = Annotated[int | None, typer.Option(help="Most tokens with prompt.", show_default="the target's")]
-Target = Annotated[str | None, typer.Option(help="Folder or hub id.", show_default="tiny, the shipped one")]
-Draft = Annotated[str | None, typer.Option(help="Folder or hub id.", show_default="the shipped one")]
+Extend = Annotated[
+    str,
+    option(
+        "Execution",
+        "Tokens of a request that draft-extend runs: always num_steps + 1 (fixed), or only the accepted ones (ragged).",
+        metavar="fixed|ragged",
+    ),
+]
+Release = Annotated[
+    str,
+    option(
+        "KV cache",
+        "When unused KV slots are freed: when the request ends, or after each round.",
+        metavar="finish|round",
+    ),
+]
+MaxLen = Annotated[
+    int | None,
+    option(
+        "KV cache",
+        "Longest request in tokens, prompt included; at most the target's limit. [at least 2]",
+        show_default="the target's limit",
+    ),
+]
+Target = Annotated[
+    str | None,
+    option("Model", "Target model: a folder or a hub id.", show_default="the shipped target, tiny"),
+]
+Draft = Annotated[
+    str | None, option("Model", "Drafter's weights: a folder or a hub id.", show_default="the shipped drafter")
+]
 DraftField = Annotated[
     list[str] | None,
-    typer.Option(help="Field that the drafter's config.json lacks or has wrong.", metavar="NAME=JSON"),
+    option(
+        "Model",
+        "Set a field that the drafter's config.json lacks or has wrong; may be repeated.",
+        metavar="NAME=JSON",
+    ),
 ]
 Shape = Annotated[
     str | None,
-    typer.Option(
-        help="Random weights of this shape; NAME-tpK-slice: one GPU's share.",
+    option(
+        "Model",
+        "Random weights of this shape. NAME-tpK-slice is one GPU's share of K in tensor parallelism.",
         metavar="NAME|config.json|folder",
         show_default="trained weights",
     ),
 ]
 AcceptRates = Annotated[
     str | None,
-    typer.Option(
-        help="Share of rounds that accept each position, in place of the target: for timing.",
+    option(
+        "Acceptance",
+        "Fraction of rounds that accept draft 1, 2, ...: a schedule decides in place of the target, for timing only. "
+        "[0 to 1, never rising]",
         metavar="R1,R2,...",
         show_default="the target decides",
     ),
 ]
-AcceptSchedule = Annotated[str, typer.Option(help="Spread of --accept-rates over rounds.", metavar="|".join(SCHEDULES))]
-Dtype = Annotated[str, typer.Option(help="Of weights and KV.", metavar="|".join(DTYPES))]
+AcceptSchedule = Annotated[
+    str,
+    option("Acceptance", "How --accept-rates are spread over the rounds.", metavar="|".join(SCHEDULES)),
+]
+Dtype = Annotated[str, option("Execution", "Data type of weights and KV.", metavar="|".join(DTYPES))]
 Device = Annotated[
     str | None,
-    typer.Option(help="Device of the fast implementation.", metavar="cpu|cuda", show_default="a GPU if there is one"),
+    option(
+        "Execution",
+        "Device of the fast implementation.",
+        metavar="cpu|cuda",
+        show_default="cuda if there is a GPU, else cpu",
+    ),
 ]
 Graph = Annotated[
     str | None,
-    typer.Option(
-        help="Graphs that the fast implementation replays.",
+    option(
+        "Execution",
+        "Part of a round that the fast implementation replays as one CUDA graph; eager: none.",
         metavar="eager|step|phase|round",
-        show_default="round, or phase with --release round",
+        show_default="round; phase with --release round",
     ),
 ]
-Bucket = Annotated[int | None, typer.Option(help="Requests its buffers hold.", show_default="the next power of two")]
-BatchInvariant = Annotated[
-    bool, typer.Option("--batch-invariant", help="Sums never depend on the batch: no library products.")
+Bucket = Annotated[
+    int | None,
+    option(
+        "Execution",
+        "Batch size that the fast implementation's buffers hold. [at least 1]",
+        show_default="the batch size, rounded up to a power of two",
+    ),
 ]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the result here.")]
+BatchInvariant = Annotated[
+    bool,
+    option(
+        "Execution",
+        "Results do not depend on the batch; slower, as no library matrix products run.",
+        "--batch-invariant",
+    ),
+]
+JsonFile = Annotated[
+    Path | None,
+    option("Output", "Also write the result to this JSON file; its fields: specsim schema.", "--json", metavar="FILE"),
+]
 
 
 def pick(settings: type[_Settings], options: dict[str, Any]) -> _Settings:

@@ -2,10 +2,9 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from specsim.cli import options
 from specsim.cli.option_groups import flat, with_groups
+from specsim.cli.options import option
 from specsim.cli.server_options import LoadGroup, Seed, ServerGroup, acceptance, cell
 from specsim.core.errors import require_int
 
@@ -24,18 +23,38 @@ def plan(
     load: LoadGroup,
     page_size: options.PageSize = 16,
     seed: Seed = 0,
-    replicates: Annotated[int, typer.Option(help="Runs of each setting, on other requests each.")] = 8,
+    replicates: Annotated[
+        int, option("Search", "Simulated runs of each setting, each with other requests. [at least 1]")
+    ] = 8,
     objective: Annotated[
         str | None,
-        typer.Option(
-            help="Figure to optimise.", metavar="throughput|latency", show_default="throughput; latency with --rate"
+        option(
+            "Search",
+            "Figure to optimise.",
+            metavar="throughput|latency",
+            show_default="throughput; latency with --rate",
         ),
     ] = None,
-    policies: Annotated[bool, typer.Option("--policies", help="Compare policies, too.")] = False,
-    draft: Annotated[str, typer.Option(help="Drafter's name in the flags.")] = "DRAFT_MODEL",
+    policies: Annotated[
+        bool,
+        option("Search", "Also compare policies that choose the number of drafts in every round.", "--policies"),
+    ] = False,
+    draft: Annotated[
+        str, option("Output", "Drafter's path or hub id in the printed flags of SGLang and vLLM.", metavar="NAME")
+    ] = "DRAFT_MODEL",
     json_file: options.JsonFile = None,
 ) -> None:
-    """Find the best setting for a model, GPUs and a load, and print its flags."""
+    """Find the best setting for a model, GPUs and a load.
+
+    Prints the candidates, the best setting by batch size, and the flags for SGLang and vLLM. No model runs: times come
+    from the simulator.
+
+    Exit status: 0 when done, 2 for bad input.
+
+    Examples:
+      specsim plan --model llama-3.1-8b --hardware H100-SXM --concurrency 32
+      specsim plan --rate 4 --prompt-tokens 1000-2000 --output-tokens 200
+    """
     given = flat(locals())
     from tqdm.auto import tqdm
 

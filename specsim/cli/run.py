@@ -9,6 +9,7 @@ import typer
 
 from specsim.cli import options
 from specsim.cli.option_groups import EngineGroup, PairGroup, TreeGroup, flat, with_groups
+from specsim.cli.options import option
 from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError, require
 from specsim.models.shipped import REQUESTS
@@ -24,38 +25,60 @@ _SERVING = ServingConfig()
 def run(
     *,
     requests: Annotated[
-        Path | None, typer.Option(help="JSON lines, a request a line.", show_default="the shipped ones")
+        Path | None,
+        option(
+            "Requests", "JSON Lines file, one request per line.", metavar="FILE", show_default="the shipped requests"
+        ),
     ] = None,
     skip_bad_lines: Annotated[
-        bool, typer.Option("--skip-bad-lines", help="List bad lines, and run the others.")
+        bool, option("Requests", "List bad lines and run the others.", "--skip-bad-lines")
     ] = False,
     schedule: Annotated[
-        str, typer.Option(help="Results are read in their step, or one later.", metavar="sync|overlap")
+        str,
+        option(
+            "Server",
+            "The host reads a step's results before it plans the next step (sync), or one step later (overlap).",
+            metavar="sync|overlap",
+        ),
     ] = _SERVING.schedule,
-    max_running: Annotated[int, typer.Option(help="Most requests at a time.")] = _SERVING.max_running,
-    slots: Annotated[int, typer.Option(help="KV slots of the pool.")] = _SERVING.num_slots,
+    max_running: Annotated[
+        int, option("Server", "Largest number of running requests. [1 to 65536]")
+    ] = _SERVING.max_running,
+    slots: Annotated[
+        int, option("KV cache", "Size of the KV pool in tokens. [at least --page-size]")
+    ] = _SERVING.num_slots,
     chunk_tokens: Annotated[
-        int | None, typer.Option(help="Most prompt tokens a step prefills.", show_default="no limit")
+        int | None,
+        option("Server", "Largest number of prompt tokens in a step. [at least 1]", show_default="no limit"),
     ] = _SERVING.chunk_tokens,
-    prefix_cache: Annotated[bool, typer.Option(help="Keep KV for equal prefixes.")] = _SERVING.prefix_cache,
+    prefix_cache: Annotated[bool, option("KV cache", "Reuse the KV of equal prefixes.")] = _SERVING.prefix_cache,
     preemption: Annotated[
-        str, typer.Option(help="Request preempted when slots run out.", metavar="latest|shortest|longest")
+        str,
+        option("Server", "Request that is preempted when the pool is full.", metavar="latest|shortest|longest"),
     ] = _SERVING.preemption,
     compare: Annotated[
         bool,
-        typer.Option(
-            "--compare", help="Both schedules, prefix cache off and on: exit status 1 unless each request is as alone."
+        option(
+            "Server",
+            "Run both schedules with and without the prefix cache, and compare each output with that of a solo run.",
+            "--compare",
         ),
     ] = False,
     tree: TreeGroup,
     pair: PairGroup,
     engine: EngineGroup,
     json_file: options.JsonFile = None,
-    trace: Annotated[Path | None, typer.Option(help="Write what happened, step by step, as Parquet.")] = None,
+    trace: Annotated[
+        Path | None, option("Output", "Write the scheduler's steps to this Parquet file.", metavar="FILE")
+    ] = None,
 ) -> None:
-    """Serve a file of requests that come and go.
+    """Serve a file of requests with continuous batching.
 
-    Try: specsim run --slots 896 --chunk-tokens 24 --compare
+    Exit status: 0 when done, 1 if --compare finds a difference, 2 for bad input.
+
+    Examples:
+      specsim run --requests requests.jsonl --json results.json
+      specsim run --slots 896 --chunk-tokens 24 --compare
     """
     given = flat(locals())
     config = pair.config(tree)

@@ -2,30 +2,36 @@
 
 from typing import Annotated
 
-import typer
-
 from specsim.cli import options
+from specsim.cli.options import option
 
 
 def sampling_test(
     verifier: Annotated[
         str | None,
-        typer.Option(
-            help="target_only, rejection, block, multi_round or gumbel.",
+        option(
+            "Verification",
+            "Acceptance rule: target_only, rejection, block, multi_round or gumbel.",
             metavar="NAME",
-            show_default="all, and wrong ones",
+            show_default="all, and wrong ones that must fail",
         ),
     ] = None,
-    impl: Annotated[str, typer.Option(help="Which implementation runs.", metavar="reference|fast|both")] = "reference",
-    tokens: Annotated[int, typer.Option(help="Per implementation, at least.")] = 200_000,
+    impl: Annotated[str, option("Execution", "Implementation that runs.", metavar="reference|fast|both")] = "reference",
+    tokens: Annotated[int, option("Sampling", "Least number of tokens per implementation. [at least 1]")] = 200_000,
     device: options.Device = None,
-    seed: Annotated[int, typer.Option(help="Of all requests.")] = 0,
+    seed: Annotated[int, option("Sampling", "Random seed of all requests. [0 to 2^64 - 1]")] = 0,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Test whole engines against the target's distribution.
+    """Test sampled tokens against the target's distribution.
 
-    A known distribution, a drafter opposed to it, six samplings, and errors that have to be rejected. Exit status 1:
-    rejected.
+    Whole engines run with a known target distribution, a drafter opposed to it and six sampling settings. Engines with
+    known errors run too, and the tests must reject them.
+
+    Exit status: 0 if nothing correct is rejected and every error is, 1 otherwise, 2 for bad input.
+
+    Examples:
+      specsim sampling-test --tokens 50000
+      specsim sampling-test --verifier gumbel --impl both
     """
     given = locals()
     from specsim.core.files import check_writable

@@ -5,9 +5,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from specsim.cli import options
+from specsim.cli.options import option
 from specsim.core.errors import InputError, require
 
 if TYPE_CHECKING:
@@ -15,25 +14,61 @@ if TYPE_CHECKING:
     from specsim.simulator.cell import Cell
     from specsim.simulator.published_acceptance import PublishedAcceptance
 
-Model = Annotated[str, typer.Option(help="Shipped name, its hub id, or config.json.")]
-Hardware = Annotated[str, typer.Option(help="GPU; an unknown name shows them all.")]
-TensorParallel = Annotated[int, typer.Option(help="GPUs that share the model.")]
-DraftVocab = Annotated[int, typer.Option(help="Tokens that eagle3 knows.")]
-Requests = Annotated[int, typer.Option(help="Number of requests.")]
-Rate = Annotated[float | None, typer.Option(help="Requests a second that come by themselves.", show_default="clients")]
-Length = Annotated[str, typer.Option(help="Of a request, or from A to B.", metavar="N|A-B")]
-Schedule = Annotated[str, typer.Option(help="When results are read.", metavar="sync|overlap")]
+Model = Annotated[str, option("Model", "Shipped name, hub id of a shipped shape, or a config.json.")]
+Hardware = Annotated[str, option("Hardware", "GPU; for the list of names give a wrong one.")]
+TensorParallel = Annotated[int, option("Hardware", "GPUs that share the model by tensor parallelism. [at least 1]")]
+DraftVocab = Annotated[int, option("Model", "Vocabulary of an eagle3 drafter, in tokens. [at least 1]")]
+Requests = Annotated[int, option("Load", "Number of requests. [at least 1]")]
+Concurrency = Annotated[
+    int | None,
+    option("Load", "Clients in a closed loop, each with one request at a time. [at least 1]", show_default="16"),
+]
+Rate = Annotated[
+    float | None,
+    option(
+        "Load", "Poisson arrivals per second, in place of clients. [above 0]", show_default="clients in a closed loop"
+    ),
+]
+PromptTokens = Annotated[
+    str, option("Load", "Prompt length in tokens, or uniform from A to B. [at least 1]", metavar="N|A-B")
+]
+OutputTokens = Annotated[
+    str, option("Load", "Output length in tokens, or uniform from A to B. [at least 1]", metavar="N|A-B")
+]
+Schedule = Annotated[
+    str,
+    option(
+        "Server",
+        "The host reads a step's results before it plans the next step (sync), or one step later (overlap).",
+        metavar="sync|overlap",
+    ),
+]
+PlainSchedule = Annotated[
+    str | None,
+    option("Server", "Schedule of plain decoding.", metavar="sync|overlap", show_default="the same as --schedule"),
+]
 Prefill = Annotated[
     str,
-    typer.Option(help="Prompts in the round's forward, in one of their own, or first.", metavar="mixed|beside|first"),
+    option(
+        "Server",
+        "Prompts run in the round's forward pass (mixed), in their own in the same step (beside), or before it, while "
+        "rounds wait (first).",
+        metavar="mixed|beside|first",
+    ),
 ]
-ChunkTokens = Annotated[int, typer.Option(help="Most prompt tokens a step.")]
-MaxRunning = Annotated[int, typer.Option(help="Most requests with a place.")]
-MemoryShare = Annotated[float, typer.Option(help="Of GPU memory, for weights and KV.")]
+ChunkTokens = Annotated[int, option("Server", "Largest number of prompt tokens in a step. [at least 1]")]
+MaxRunning = Annotated[int, option("Server", "Largest number of running requests. [at least 1]")]
+MemoryShare = Annotated[float, option("Hardware", "Fraction of GPU memory for weights and KV. [above 0, at most 1]")]
 Efficiency = Annotated[
-    list[str] | None, typer.Option(help="Such as bandwidth=0.7; see its docstring.", metavar="NAME=NUMBER")
+    list[str] | None,
+    option(
+        "Hardware",
+        "Set one parameter of the cost model, such as bandwidth=0.7; may be repeated. For the list of names give a "
+        "wrong one.",
+        metavar="NAME=NUMBER",
+    ),
 ]
-Seed = Annotated[int, typer.Option(help="Names all uniforms, 0 to 2^64 - 1.")]
+Seed = Annotated[int, option("Load", "Seed of all random draws. [0 to 2^64 - 1]")]
 PROMPTS = "256-768"  # spread: requests of equal length march in step, and their prompts come all at once
 OUTPUTS = "128-384"
 
@@ -45,7 +80,7 @@ class ServerGroup:
     model: Model = "llama-3.1-8b"
     hardware: Hardware = "H100-SXM"
     tensor_parallel: TensorParallel = 1
-    drafter: Annotated[str, typer.Option(help="Drafter architecture.", metavar="eagle|eagle3|mtp")] = "eagle3"
+    drafter: Annotated[str, option("Model", "Drafter architecture.", metavar="eagle|eagle3|mtp")] = "eagle3"
     draft_vocab: DraftVocab = 32000
 
 
@@ -55,24 +90,29 @@ class LoadGroup:
 
     accept: Annotated[
         Path | None,
-        typer.Option(help="Shares accepted by depth and rank (predict --json).", show_default="published ones"),
+        option(
+            "Acceptance",
+            "JSON file of acceptance probabilities by depth and rank, as written by predict --json.",
+            metavar="FILE",
+            show_default="published ones",
+        ),
     ] = None
     accept_rates: Annotated[
         str | None,
-        typer.Option(help="Share of rounds that accept a draft at each position of a chain.", metavar="R1,R2,..."),
+        option(
+            "Acceptance",
+            "Fraction of rounds that accept draft 1, 2, ... of a chain. [0 to 1, never rising]",
+            metavar="R1,R2,...",
+            show_default="published ones",
+        ),
     ] = None
     requests: Requests = 256
-    concurrency: Annotated[
-        int | None, typer.Option(help="Clients, each with one request at a time.", show_default="16")
-    ] = None
+    concurrency: Concurrency = None
     rate: Rate = None
-    prompt_tokens: Length = PROMPTS
-    output_tokens: Length = OUTPUTS
+    prompt_tokens: PromptTokens = PROMPTS
+    output_tokens: OutputTokens = OUTPUTS
     schedule: Schedule = "overlap"
-    plain_schedule: Annotated[
-        str | None,
-        typer.Option(help="The same of plain decoding.", metavar="sync|overlap", show_default="as with drafts"),
-    ] = None
+    plain_schedule: PlainSchedule = None
     prefill: Prefill = "mixed"
     chunk_tokens: ChunkTokens = 8192
     max_running: MaxRunning = 256

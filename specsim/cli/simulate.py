@@ -6,10 +6,9 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from specsim.cli import options
 from specsim.cli import server_options as cell
+from specsim.cli.options import option
 from specsim.cli.picture import check_png, png
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice
@@ -26,27 +25,47 @@ _DRAFTING = ("draft_vocab", "topk", "num_steps", "num_draft_tokens", "accept_rat
 
 def simulate(
     table: Annotated[
-        str | None, typer.Option(help="A published one; an unknown name shows all.", metavar="NAME", show_default=False)
+        str | None,
+        option(
+            "Published table",
+            "Reproduce this published table, without other options; for the list of names give a wrong one.",
+            metavar="NAME",
+            show_default=False,
+        ),
     ] = None,
     model: cell.Model = "llama-3.1-8b",
     hardware: cell.Hardware = "H100-SXM",
     tensor_parallel: cell.TensorParallel = 1,
-    drafter: Annotated[str, typer.Option(help="Drafter architecture.", metavar="eagle|eagle3|mtp|none")] = "eagle3",
+    drafter: Annotated[
+        str, option("Model", "Drafter architecture; none is plain decoding.", metavar="eagle|eagle3|mtp|none")
+    ] = "eagle3",
     draft_vocab: cell.DraftVocab = 32000,
     topk: options.Topk = 1,
     num_steps: options.NumSteps = 3,
     num_draft_tokens: options.NumDraftTokens = None,
     page_size: options.PageSize = 16,
     accept_rates: Annotated[
-        str, typer.Option(help="Share of rounds that accept 1, 2, … drafts.", metavar="R1,R2,...")
+        str,
+        option(
+            "Acceptance",
+            "Fraction of rounds that accept at least 1, 2, ... drafts, for each step. [0 to 1, never rising]",
+            metavar="R1,R2,...",
+        ),
     ] = RATES,
     requests: cell.Requests = 1000,
-    prompt_tokens: cell.Length = cell.PROMPTS,
-    output_tokens: cell.Length = "64-192",
-    concurrency: Annotated[int | None, typer.Option(help="Clients, one request each.", show_default="64")] = None,
+    prompt_tokens: cell.PromptTokens = cell.PROMPTS,
+    output_tokens: cell.OutputTokens = "64-192",
+    concurrency: Annotated[
+        int | None,
+        option("Load", "Clients in a closed loop, each with one request at a time. [at least 1]", show_default="64"),
+    ] = None,
     rate: cell.Rate = None,
-    workload: Annotated[Path | None, typer.Option(help="Requests as JSON lines instead.", show_default=False)] = None,
+    workload: Annotated[
+        Path | None,
+        option("Load", "JSON Lines file of requests, in place of random ones.", metavar="FILE", show_default=False),
+    ] = None,
     schedule: cell.Schedule = "overlap",
+    plain_schedule: cell.PlainSchedule = None,
     prefill: cell.Prefill = "mixed",
     max_running: cell.MaxRunning = 256,
     chunk_tokens: cell.ChunkTokens = 8192,
@@ -55,10 +74,22 @@ def simulate(
     seed: cell.Seed = 0,
     json_file: options.JsonFile = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw speed-up against running requests here (PNG).", show_default=False)
+        Path | None,
+        option(
+            "Output", "Draw speed-up against running requests to this PNG file.", metavar="FILE", show_default=False
+        ),
     ] = None,
 ) -> None:
-    """Simulate a server with speculation and without, or reproduce a published table."""
+    """Simulate a server with and without speculation.
+
+    No model runs: a cost model gives the time of each step. With --table, the server is that of a published table.
+
+    Exit status: 0 when done, 2 for bad input.
+
+    Examples:
+      specsim simulate --hardware H200 --concurrency 32 --num-steps 2
+      specsim simulate --table vllm_20780
+    """
     given = locals()
     from specsim.core.files import check_files, write_whole
     from specsim.simulator.reproduce import reproduction

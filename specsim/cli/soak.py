@@ -2,32 +2,45 @@
 
 from typing import Annotated
 
-import typer
-
 from specsim.cli import options
+from specsim.cli.options import option
 from specsim.core.errors import InputError
 
 
 def soak(
-    requests: Annotated[int | None, typer.Option(help="Number of requests.", show_default="10000")] = None,
-    seed: Annotated[int | None, typer.Option(help="Names the programs.", show_default="0")] = None,
+    requests: Annotated[
+        int | None, option("Requests", "Number of requests. [at least 1]", show_default="10000")
+    ] = None,
+    seed: Annotated[
+        int | None, option("Requests", "Seed of the random workloads. [at least 0]", show_default="0")
+    ] = None,
     impl: options.Impl = "reference",
     device: options.Device = None,
     graph: Annotated[
         str | None,
-        typer.Option(
-            help="Graphs that the fast implementation replays.",
+        option(
+            "Execution",
+            "Part of a round that the fast implementation replays as one CUDA graph; eager: none.",
             metavar="eager|step|phase|round",
-            show_default="another from program to program",
+            show_default="varies between workloads",
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option(help="Processes that share the programs.")] = 2,
-    program: Annotated[str | None, typer.Option(help="Only this one, as a failure names it.")] = None,
+    jobs: Annotated[int, option("Execution", "Processes that share the workloads. [at least 1]")] = 2,
+    program: Annotated[
+        str | None,
+        option("Requests", "Run only this workload, by the name that a failure shows.", show_default="all workloads"),
+    ] = None,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Compare random programs of requests with solo runs.
+    """Compare random batched workloads with solo runs.
 
-    Exit status 1: not equal.
+    Requests arrive, wait, are preempted and are cancelled; the output of each must equal that of its solo run.
+
+    Exit status: 0 if all outputs are equal, 1 if one is not, 2 for bad input.
+
+    Examples:
+      specsim soak --requests 500
+      specsim soak --impl fast --program 0-0-1
     """
     from specsim.core.files import check_writable
     from specsim.correctness.soak import soak

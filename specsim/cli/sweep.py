@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from specsim.cli import options
 from specsim.cli.option_groups import flat, with_groups
+from specsim.cli.options import option
 from specsim.cli.picture import check_png, png
 from specsim.cli.server_options import LoadGroup, Seed, ServerGroup, acceptance, cell, check_one_load, length
 from specsim.core.errors import InputError, require, require_int
@@ -35,27 +34,54 @@ _ORDER = (
 @with_groups
 def sweep(
     *,
-    out: Annotated[Path, typer.Option(help="SQLite file; cells that it has are kept.")],
+    out: Annotated[
+        Path, option("Output", "SQLite file that collects the cells; the cells it has are kept.", metavar="FILE")
+    ],
     vary: Annotated[
-        list[str], typer.Option(help="Values of an option below, or of accept_rate.", metavar="NAME=V1,V2,...")
+        list[str],
+        option(
+            "Sweep",
+            "Values of one option below, or of accept_rate; may be repeated.",
+            metavar="NAME=V1,V2,...",
+        ),
     ],
     server: ServerGroup,
     topk: options.Topk = 1,
     num_steps: options.NumSteps = 3,
     num_draft_tokens: Annotated[
-        int | None, typer.Option(help="Nodes of a tree, root too.", show_default="the chain")
+        int | None,
+        option(
+            "Draft tree",
+            "Nodes of the tree that the target verifies, root included. [at least 2]",
+            show_default="num_steps + 1; a tree needs a number",
+        ),
     ] = None,
     page_size: options.PageSize = 16,
     load: LoadGroup,
     seed: Seed = 0,
-    jobs: Annotated[int | None, typer.Option(help="Processes.", show_default="one a core")] = None,
-    cluster: Annotated[str | None, typer.Option(help="Address of a Dask scheduler.", metavar="ADDRESS")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw what each gets against what all get (PNG).")] = None,
+    jobs: Annotated[
+        int | None,
+        option("Execution", "Processes that share the cells. [at least 1]", show_default="one per CPU core"),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        option("Execution", "Dask scheduler to run the cells on.", metavar="ADDRESS", show_default="this machine"),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        option("Output", "Draw tokens/s of all requests against tokens/s of one to this PNG file.", metavar="FILE"),
+    ] = None,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Simulate every combination of some values, cell by cell into a file.
+    """Simulate every combination of settings and loads.
 
-    Stopped at any moment, the same command goes on where it was.
+    Each combination is a cell of a grid. An interrupted sweep goes on where it stopped when you run it again.
+
+    Exit status: 0 when done, 2 for bad input, 130 after Ctrl-C.
+
+    Examples:
+      specsim sweep --out cells.sqlite --vary concurrency=1,16,64
+      specsim sweep --out cells.sqlite --vary num_steps=1,2,3 --vary rate=1,4
     """
     given = flat(locals())
     from tqdm.auto import tqdm

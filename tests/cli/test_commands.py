@@ -1,4 +1,4 @@
-"""Version, help, threads, and the commands accept, soak and demo."""
+"""Version, threads, and the commands accept, soak and demo."""
 
 import json
 import os
@@ -6,7 +6,6 @@ import os
 import pytest
 
 from specsim.acceptance.study import Check, Measurement, Setting, Study, chain
-from specsim.cli.main import COMMANDS
 from specsim.core.metrics import acceptance
 
 pytestmark = pytest.mark.usefixtures("shipped")
@@ -14,23 +13,6 @@ pytestmark = pytest.mark.usefixtures("shipped")
 
 def test_version(call):
     assert call("--version") == (0, "specsim 0.1.0\n", "")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [(), ("--help",), ("-h",), *((name, "--help") for name in ("certify", "generate", "run", "soak", "demo"))],
-)
-def test_help_is_plain_text(call, arguments):
-    status, out, err = call(*arguments)
-    assert (status, err) == (0, "")
-    assert out.startswith("Usage: specsim")
-    assert out.isascii()
-    assert max(map(len, out.splitlines())) <= 80
-
-
-@pytest.mark.parametrize("command", [each.__name__.replace("_", "-") for each in COMMANDS])
-def test_every_command_has_a_short_help_option(call, command):
-    assert call(command, "-h") == call(command, "--help")
 
 
 def test_a_shell_completes_commands_and_options(monkeypatch, call):
