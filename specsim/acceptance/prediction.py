@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 from tqdm.auto import tqdm
 
-from specsim.acceptance.recording import record
+from specsim.acceptance.recording import most_positions, record
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.display import figure, heading, paragraph, print_table, setting
 from specsim.core.engine_options import EngineOptions
@@ -103,6 +103,9 @@ def predict(
     """
     require(max_new_tokens >= 2, "max_new_tokens", max_new_tokens, "at least 2: the first token needs no round")
     require(settings, "settings", settings, "at least one setting")
+    most = most_positions(pair, prompts, recorded) + 1
+    allowed = f"at most {most}, for which the longest prompt leaves room"
+    require(max_new_tokens <= most, "max_new_tokens", max_new_tokens, allowed)
     sampling = SamplingParams(max_new_tokens=max_new_tokens, ignore_eos=True)
     with tqdm(total=len(settings) + 1, unit="run", disable=None if progress else True) as bar:
         start = perf_counter()

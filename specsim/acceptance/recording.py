@@ -13,7 +13,7 @@ from specsim.core.batch import Batch
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions
-from specsim.core.errors import InputError, require
+from specsim.core.errors import require
 from specsim.core.pair import Pair
 from specsim.core.phases import Advance, DraftInput
 from specsim.core.phases import Candidates as RoundCandidates
@@ -55,19 +55,14 @@ def record(
     """
     require(not config.is_plain, "num_steps", config.num_steps, "at least 1: plain decoding drafts nothing")
     require(positions >= 1, "positions", positions, "at least 1")
+    most = most_positions(pair, prompts, config)
+    allowed = f"at most {most}, so that the longest prompt, its continuation and {config.num_steps} drafts fit"
+    require(positions <= most, "positions", positions, f"{allowed} in {_limit(pair, config)} tokens")
     new_tokens = positions + config.num_steps
     none_accepted = SyntheticAcceptance((0.0,) * config.num_steps)
     engine = load_engine(pair, config, EngineOptions("reference", dtype), acceptance=none_accepted)
     sampling = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
-    max_len = engine.config.length_limit
-    requests = make_requests(pair, prompts, sampling, None, max_len)
-    require(requests, "prompts", prompts, "at least one prompt")
-    for request in requests:
-        if request.max_tokens < new_tokens:
-            most = max_len - new_tokens
-            raise InputError(
-                "prompt", f"{len(request.prompt_ids)} tokens", f"at most {most}, for {new_tokens} new ones"
-            )
+    requests = make_requests(pair, prompts, sampling, None, engine.config.length_limit)
     recorder: Any = Recorder(engine)  # it passes on everything that a scheduler needs of an engine
     with torch.inference_mode():
         run_together(recorder, requests)
@@ -80,6 +75,23 @@ def record(
         topk=config.topk,
         num_steps=config.num_steps,
     )
+
+
+def most_positions(pair: Pair, prompts: Sequence[str] | Sequence[Sequence[int]], config: SpecConfig) -> int:
+    """Count the positions that can be recorded after the longest prompt; InputError where there is none."""
+    limit = _limit(pair, config)
+    requests = make_requests(pair, prompts, None, None, limit)
+    require(requests, "prompts", prompts, "at least one prompt")
+    longest = max(len(request.prompt_ids) for request in requests)
+    most = limit - config.num_steps - longest
+    allowed = f"at most {limit - config.num_steps - 1}, which leaves room for a position and its drafts"
+    require(most >= 1, "prompt", f"{longest} tokens", allowed)
+    return most
+
+
+def _limit(pair: Pair, config: SpecConfig) -> int:
+    """Give the largest number of tokens of a request."""
+    return config.within(pair.target.config.max_position_embeddings).length_limit
 
 
 def _by_request(rounds: list[torch.Tensor]) -> np.ndarray:

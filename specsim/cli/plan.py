@@ -68,7 +68,8 @@ def plan(
     configs = candidates(planned)
     with tqdm(total=len(configs) * require_int("replicates", replicates), unit="run", disable=None) as bar:
         found = make(planned, objective, configs, replicates, bar.update)
-    compared = choose(planned, found.crossover or load.max_running) if policies else {}
+    limit = load.max_running if found.crossover is None else found.crossover - 1  # at the crossover plain is best
+    compared = choose(planned, limit) if policies else {}
 
     def print_all(console: "Console") -> None:
         show(found, draft, acceptance(given, planned), console)

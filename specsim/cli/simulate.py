@@ -144,7 +144,7 @@ def _scenario(given: dict[str, Any]) -> "Scenario":
         option = Option(options.pick(SpecConfig, given), _acceptance(given))
     scenario = Cell(**values).serving(option)
     work = scenario.workload if given["workload"] is None else read_workload(given["workload"])
-    return replace(scenario, workload=work)
+    return replace(scenario, workload=work, plain_schedule=given["plain_schedule"])
 
 
 def _acceptance(given: dict[str, Any]) -> "PerPosition":
@@ -154,7 +154,10 @@ def _acceptance(given: dict[str, Any]) -> "PerPosition":
     text = given["accept_rates"]
     steps = given["num_steps"]
     rates = options.accepted_shares(text)
-    require(len(rates) >= steps, "accept_rates", text, f"a rate for each of the {steps} steps")
+    if text == RATES:
+        allowed = f"at most {len(rates)} unless --accept-rates has a rate for each step"
+        require(steps <= len(rates), "num_steps", steps, allowed)
+    require(len(rates) >= steps, "accept_rates", text, f"{steps} rates, one for each of the num_steps")
     try:
         return PerPosition(rates[:steps])
     except InputError as error:

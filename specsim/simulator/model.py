@@ -1,6 +1,5 @@
 """Shapes of models as a cost needs them: weights, KV and operations, layer by layer."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -11,7 +10,8 @@ from typing import Any
 import numpy as np
 from scipy.special import betaln
 
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require, require_type
+from specsim.core.files import read_json
 from specsim.simulator.bounds import number, positive, whole
 from specsim.simulator.families import family_of
 from specsim.simulator.layers import Layers, layers_of
@@ -139,15 +139,17 @@ def read_config(source: str | Path) -> tuple[str, dict[str, Any]]:
     allowed = f"{', '.join(names())}, a hub id of one of these shapes, or a config.json"
     if not isinstance(source, str | Path):
         raise InputError("model", source, allowed)
+    path = _shipped().get(str(source)) or Path(source)
     try:
-        path = _shipped().get(str(source)) or Path(source)
         path = path if path.exists() else _same_shape(str(source)) or path
-        path = path / "config.json" if path.is_dir() else path
-        config = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        is_folder = path.is_dir()
+        path = path / "config.json" if is_folder else path
+        is_there = path.exists()
+    except (OSError, ValueError) as error:  # a name that no file can have
         raise InputError("model", str(source), allowed) from error
-    if not isinstance(config, dict):
-        raise InputError("model", str(source), "a config.json that holds an object")
+    require(is_there, "model", str(source), "a folder with a config.json" if is_folder else allowed)
+    config = read_json(path, "model", "a config.json that can be read and holds a JSON object")
+    require_type("model", config, dict, f"a JSON object in {path}")
     return path.stem if path.stem != "config" else path.parent.name, config
 
 

@@ -21,10 +21,10 @@ PRIOR = 0.7  # assumed probability that a draft is accepted, before any round wa
 
 
 class OffSwitch:
-    """Speculates with option `on` in batches of at most `limit` requests, and takes option `off` in larger ones."""
+    """Speculate with option `on` in batches of at most `limit` requests, and take option `off` in larger ones."""
 
     def __init__(self, limit: int, on: int = 1, off: int = 0) -> None:
-        self._limit = count("limit", limit)
+        self._limit = count("limit", limit, 0)
         self._on = on
         self._off = off
 

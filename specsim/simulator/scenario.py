@@ -40,6 +40,7 @@ class Scenario:
     memory_share: float = 0.9  # share of the GPUs' memory for weights and KV
     efficiency: Efficiency = field(default_factory=Efficiency)
     seed: int = 0
+    plain_schedule: Literal["sync", "overlap"] | None = None  # schedule of plain decoding, None for `schedule`
 
     def __post_init__(self) -> None:
         splits = self.model.splits
@@ -56,7 +57,7 @@ class Scenario:
             drafter,
             self.efficiency,
             self.tensor_parallel,
-            self.schedule,
+            self._schedule(option),
             buckets=() if self.graphs == "none" else None,
             draft_graph=self.graphs == "all",
         )
@@ -65,6 +66,9 @@ class Scenario:
         """KV slots in the memory that the weights leave."""
         return min(self.cost(option).kv_slots(self.memory_share), MOST_SLOTS)
 
+    def _schedule(self, option: Option) -> Literal["sync", "overlap"]:
+        return self.plain_schedule or self.schedule if option.config.is_plain else self.schedule
+
     def run(self, option: Option) -> Run:
         """Serve the workload with this option."""
         serving = self.serving(option)
@@ -72,7 +76,7 @@ class Scenario:
 
     def serving(self, option: Option) -> ServingConfig:
         """Settings of the server with this option; InputError if they cannot serve the workload."""
-        serving = ServingConfig(self.schedule, self.max_running, self.slots(option), self.chunk_tokens)
+        serving = ServingConfig(self._schedule(option), self.max_running, self.slots(option), self.chunk_tokens)
         try:
             check(self.cost(option), (option,), self.workload, serving, self.prefill)
         except InputError as error:

@@ -78,7 +78,10 @@ def test_what_cannot_be_recorded_is_refused():
     with pytest.raises(InputError, check=lambda error: error.name == "num_steps"):
         record(synthetic_pair("eagle3"), PROMPTS, SpecConfig.plain(), 8)
     with pytest.raises(InputError, check=lambda error: error.name == "prompt"):
-        record(synthetic_pair("eagle3"), [[7, 8, 9, 10]], replace(LARGE, max_len=20), 17)
+        record(synthetic_pair("eagle3"), [[7] * 17], replace(LARGE, max_len=20), 1)
+    with pytest.raises(InputError, match="positions is 14; allowed: at most 13"):
+        record(synthetic_pair("eagle3"), [[7, 8, 9, 10]], replace(LARGE, max_len=20), 14)
+    assert record(synthetic_pair("eagle3"), [[7, 8, 9, 10]], replace(LARGE, max_len=20), 13)
     with pytest.raises(InputError, check=lambda error: error.name == "positions"):
         record(synthetic_pair("eagle3"), PROMPTS, LARGE, 0)
     with pytest.raises(InputError, check=lambda error: error.name == "prompts"):
@@ -90,6 +93,8 @@ def test_what_cannot_be_predicted_is_refused():
         predict(synthetic_pair("eagle3"), PROMPTS, 1, SMALLER, LARGE)
     with pytest.raises(InputError, check=lambda error: error.name == "settings"):
         predict(synthetic_pair("eagle3"), PROMPTS, 12, [], LARGE)
+    with pytest.raises(InputError, match="max_new_tokens is 9999; allowed: at most 14,"):
+        predict(synthetic_pair("eagle3"), PROMPTS, 9999, SMALLER, replace(LARGE, max_len=20))
 
 
 def test_one_text_is_one_prompt():

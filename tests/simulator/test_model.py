@@ -1,6 +1,7 @@
 """Models and GPUs by the names that people write."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,37 @@ def test_a_hub_id_is_the_shipped_model_of_its_shape(written, shape):
 def test_a_hub_id_of_another_shape_is_refused(written):
     with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("model", written)):
         model(written)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b'{"hidden_size": 4,', "no JSON"),
+        (b"\xff", "invalid start byte"),
+        (b"[1]", "a JSON object in"),
+        (None, "folder"),
+    ],
+)
+def test_a_broken_file_is_said_and_no_list_of_names(tmp_path, content, reason):
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=reason) as refused:
+        model(tmp_path if content is None else path)
+    assert refused.value.name == "model"
+    assert "llama" not in str(refused.value)
+
+
+def test_an_unreadable_file_is_said(tmp_path, monkeypatch):
+    path = tmp_path / "config.json"
+    path.touch()
+
+    def refuse(self):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(InputError, match="Permission denied"):
+        model(path)
 
 
 def test_a_folder_goes_before_a_hub_id(tmp_path, monkeypatch):

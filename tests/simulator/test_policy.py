@@ -45,6 +45,7 @@ def test_traces_are_equal():
 def test_off_switch_turns_at_its_limit():
     switch = OffSwitch(8, on=2, off=0)
     assert [switch.choose(np.ones(size)) for size in (1, 8, 9)] == [2, 2, 0]
+    assert OffSwitch(0, on=2, off=0).choose(np.ones(1)) == 0
 
 
 def test_moving_average_follows_acceptance():
@@ -192,7 +193,7 @@ def test_goodput_is_near_the_best_setting_at_every_load():
         (lambda: MovingAverage([Option(SpecConfig(2, 2, 4), PerPosition((0.5, 0.2)))]), "options", "a tree"),
         (lambda: Goodput(COST, [Option.plain()]), "options", "1 settings"),
         (lambda: compare(COST, [chain(1)], closed_loop(1, 1, 1, 1)), "options", "1 chains"),
-        (lambda: OffSwitch(0), "limit", 0),
+        (lambda: OffSwitch(-1), "limit", -1),
         (lambda: Throughput(OPTIONS, explore=1), "explore", 1),
     ],
 )

@@ -61,6 +61,9 @@ def test_settings_reach_the_simulated_server(made):
     assert made("--hardware", "h200")["runs"]["drafts"]["Mean TPOT (ms)"] < base["Mean TPOT (ms)"]
     host = made("--schedule", "sync", "--efficiency", "host=0.1")["runs"]["drafts"]
     assert host["Mean ITL (ms)"] > 100
+    plain = made("--plain-schedule", "sync", "--efficiency", "host=0.1")["runs"]
+    assert plain["no drafts"]["Mean ITL (ms)"] > 100
+    assert plain["drafts"] == made("--efficiency", "host=0.1")["runs"]["drafts"]
     assert made("--seed", "1")["runs"]["drafts"] != base
     assert made()["runs"]["drafts"] == base
     assert list(made("--drafter", "none")["runs"]) == ["no drafts"]
@@ -75,7 +78,9 @@ def test_settings_reach_the_simulated_server(made):
         (["--accept-rates", "0.5,0.7,0.1"], "accept_rates", "0.5,0.7,0.1"),
         (["--accept-rates", "1.5,0.7,0.1"], "accept_rates", "1.5,0.7,0.1"),
         (["--accept-rates", "high"], "accept_rates", "high"),
-        (["--num-steps", "5", "--num-draft-tokens", "6"], "accept_rates", "0.73,0.52,0.35"),
+        (["--num-steps", "5", "--num-draft-tokens", "6"], "num_steps", 5),
+        (["--num-steps", "3", "--accept-rates", "0.5,0.4"], "accept_rates", "0.5,0.4"),
+        (["--plain-schedule", "never"], "plain_schedule", "never"),
         (["--concurrency", "0"], "concurrency", 0),
         (["--rate", "3"], "rate", "3.0"),
         (["--drafter", "none", "--num-steps", "5"], "num_steps", "5"),
