@@ -37,6 +37,16 @@ def test_plan_prints_flags_and_writes_json(command, tmp_path):
     assert "given by --accept." in text(ended)
 
 
+def test_the_off_switch_is_off_from_the_crossover_on(command, tmp_path):
+    out = tmp_path / "out.json"
+    for rates, limit in (("0", 0), ("0.1", None), ("0.9,0.8", None)):
+        assert command("plan", *QUICK, "--accept-rates", rates, "--policies", "--json", str(out)).status == 0
+        value = json.loads(out.read_text())
+        most = 256 if value["crossover"] is None else value["crossover"] - 1
+        assert limit in (None, most)
+        assert f"off above {most}" in value["policies"]
+
+
 def test_plan_says_what_it_assumes_and_what_regret_is(command):
     said = text(command("plan", *QUICK))
     assert "Uncalibrated, simulated: means of 1 × 12 requests" in said
