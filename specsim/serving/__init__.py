@@ -1,1 +1,1 @@
-"""Requests served: the scheduler, the runner, and generate()."""
+"""Serving of requests: the scheduler, the runner, and generate()."""

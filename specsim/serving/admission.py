@@ -1,4 +1,4 @@
-"""Admission to a place: requests whose prompt is being filled, or that run, and preemption where they lack room."""
+"""Admission of requests to prefill and the running batch, and preemption where they lack slots."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ from specsim.serving.trace import Preemption
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The prefill of a step."""
+    """The prefill of one step."""
 
     requests: tuple[Request, ...]
     chunks: tuple[tuple[int, int], ...]  # (start, end) of each request: columns start to end - 1
 
 
 class Admission:
-    """Requests with a place, between the queue and the running batch."""
+    """Requests in prefill or in the running batch, and the way there from the queue."""
 
     def __init__(
         self, serving: ServingConfig, page_size: int, queue: Queue, residents: Residents, runner: Runner
     ) -> None:
-        self.prefilling: list[Request] = []  # admitted, without a complete prompt; first admitted first
+        self.prefilling: list[Request] = []  # admitted, with an incomplete prefill, in order of admission
         self._serving = serving
         self._page_size = page_size
         self._queue = queue
@@ -38,14 +38,14 @@ class Admission:
         return [*self._runner.requests, *self.prefilling]
 
     def make_room(self) -> list[Preemption]:
-        """Preempt requests until the next round of those that stay fits."""
+        """Preempt requests until the next round of the others fits."""
         preempted = []
         while not self._residents.make_room(self.placed):
             preempted.append(self._preempt(self._victim()))
         return preempted
 
     def _victim(self) -> Request:
-        """Pick from the lowest priority the latest arrival, or the request with the fewest or the most columns."""
+        """Choose the victim of the lowest priority: the latest arrival, or the fewest or most columns."""
         sign = {"latest": 0, "shortest": -1, "longest": 1}[self._serving.preemption]
 
         def key(request: Request) -> tuple[int, int, list[int]]:
@@ -55,7 +55,7 @@ class Admission:
         return max(self.placed, key=key)
 
     def _preempt(self, request: Request) -> Preemption:
-        """Free a request's slots: it waits, and will compute the KV of its known tokens again."""
+        """Free a request's slots and make it wait, after which it computes its KV again."""
         seq_len = self._residents.committed(request)
         in_page = seq_len % self._page_size != 0
         preemption = Preemption(request.request_id, seq_len, in_page, is_prefilling=request in self.prefilling)
@@ -66,14 +66,14 @@ class Admission:
         return preemption
 
     def remove(self, request: Request) -> None:
-        """Take a request out, wherever it is; its KV stays."""
+        """Remove a request from the queue, prefill or batch, and leave its KV."""
         self._queue.remove(request)
         if request in self.prefilling:
             self.prefilling.remove(request)
         self._runner.drop([request])
 
     def admit(self) -> Iterator[Request]:
-        """Admit waiting requests in their order, up to the first that does not fit."""
+        """Admit waiting requests in order, up to the first that does not fit."""
         for request in self._queue.by_precedence():
             if len(self.placed) >= self._serving.max_running or not self._residents.admit(request, self.placed):
                 break
@@ -82,7 +82,7 @@ class Admission:
             yield request
 
     def plan(self) -> Plan:
-        """Share out the prompt tokens of a step, first admitted first."""
+        """Divide the prompt tokens of a step among requests in order of admission."""
         left = self._serving.chunk_tokens
         requests: list[Request] = []
         chunks: list[tuple[int, int]] = []

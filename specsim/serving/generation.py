@@ -1,4 +1,4 @@
-"""The public entry generate(...): a batch of prompts, run to their ends on one implementation."""
+"""The public entry generate(...), which runs a batch of prompts to their ends on one implementation."""
 
 import importlib
 import time
@@ -26,13 +26,13 @@ from specsim.serving.scheduler import Scheduler
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A finished request."""
+    """The output of a finished request."""
 
     text: str  # ends before a stop string
     token_ids: tuple[int, ...]  # with the EOS or stop token that ended it
     logprobs: tuple[float, ...]  # natural logarithms under penalties, bias and temperature
     finish_reason: str  # stop or length
-    num_accepted_tokens_per_round: tuple[int, ...]  # of whole rounds, also where the output was cut inside one
+    num_accepted_tokens_per_round: tuple[int, ...]  # of whole rounds, even where the output ends inside one
     prompt_token_ids: tuple[int, ...] = ()
 
 
@@ -43,7 +43,7 @@ class Generation:
     outputs: tuple[Output, ...]  # in the order of the prompts
     config: SpecConfig
     seconds: float  # wall-clock, without loading, with the fast implementation's compilation and graph capture
-    synthetic: SyntheticAcceptance | None = None  # decided the acceptance instead of the target: tokens are not its own
+    synthetic: SyntheticAcceptance | None = None  # decided acceptance in place of the target: not lossless
 
     @property
     def acceptance(self) -> Acceptance:
@@ -52,7 +52,7 @@ class Generation:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """Acceptance figures of core.metrics, new tokens, seconds and tokens_per_s over all requests."""
+        """Acceptance metrics of core.metrics, new tokens, seconds and tokens_per_s, over all requests."""
         tokens = sum(len(output.token_ids) for output in self.outputs)
         timing = {"tokens": tokens, "seconds": self.seconds, "tokens_per_s": tokens / self.seconds}
         return {**asdict(self.acceptance), **timing}
@@ -64,7 +64,7 @@ class Generation:
         return f"Generation({counts}, {kind} {metrics['accept_length']:.2f}, {self.seconds:.2f} s)"
 
     def to_json(self) -> dict[str, Any]:
-        """Make a value that json can write; null where a figure is not defined (no rounds)."""
+        """Convert to a JSON value, in which undefined metrics (without rounds) are null."""
         outputs = [asdict(output) for output in self.outputs]
         made = {"config": asdict(self.config), "acceptance": acceptance_json(self.synthetic)}
         return without_nan({"outputs": outputs, "metrics": self.metrics, **made})
@@ -81,19 +81,19 @@ def load_engine(
     acceptance: SyntheticAcceptance | None = None,
     grammars: Grammars | None = None,
 ) -> Engine:
-    """Make the engine that the options name (None: the reference in float32); another one never takes its place.
+    """Make the engine that the options name (None: the reference in float32), without any fallback.
 
-    acceptance: decides how many drafts a round accepts instead of the target: not lossless. grammars: of requests, by
-    their ids.
+    acceptance: decides how many drafts a round accepts in place of the target, which is not lossless. grammars: by
+    request id. Raises InputError for arguments of the wrong type or that exclude each other.
     """
     options = EngineOptions() if options is None else options
-    require_type("pair", pair, Pair, "a Pair, as specsim.load gives one")
+    require_type("pair", pair, Pair, "a Pair, such as specsim.load returns")
     require_type("config", config, SpecConfig, "a SpecConfig")
     require_type("engine", options, EngineOptions, "EngineOptions, such as EngineOptions(impl='fast')")
     if acceptance is not None:
         require_type("acceptance", acceptance, SyntheticAcceptance, "a SyntheticAcceptance")
     if grammars and acceptance is not None:
-        raise InputError("grammars", len(grammars), "none with synthetic acceptance, which asks no target")
+        raise InputError("grammars", len(grammars), "none with synthetic acceptance, which does not follow the target")
     if options.impl == "fast":
         kernel_device(options.device)
     engine = importlib.import_module(f"specsim.{options.impl}.engine").Engine
@@ -101,7 +101,10 @@ def load_engine(
 
 
 def kernel_device(device: str | None) -> str:
-    """Give a device that kernels run on in this process, as check_device does; InputError without Triton."""
+    """Choose a device for the kernels of this process, as check_device does.
+
+    Raises InputError without Triton.
+    """
     device = check_device(device)
     try:
         interpreted = importlib.import_module("specsim.fast.runtime.launch").INTERPRETED
@@ -127,15 +130,15 @@ def generate(
 ) -> Generation:
     """Continue every prompt (text or token ids) with the pair under one setting, all prompts in one batch.
 
-    pair: one that load made, or a text that load takes alone, such as `tiny`, which is then loaded at every call.
-    config None is SpecConfig(), or plain decoding for a pair without a drafter. sampling: one for all prompts or one
-    each. request_ids (0, 1, ... unless given) name the random streams: a request with the same id, seed and prompt
-    gives the same tokens in any batch. engine, acceptance: see load_engine. grammars: constraints of the outputs
-    (core.grammar, serving.guidance), one for all prompts or one each, None for a free output. Raises InputError for an
-    empty or too long prompt and for token ids outside the vocabulary.
+    pair: from load, or a name such as `tiny`, which is then loaded at every call. config None: SpecConfig(), or plain
+    decoding for a pair without a drafter. sampling: one for all prompts or one each. request_ids (default 0, 1, ...)
+    name the random streams, so a request with the same id, seed and prompt gives the same tokens in any batch. engine,
+    acceptance: see load_engine. grammars: constraints of the outputs (core.grammar, serving.guidance), one for all
+    prompts or one each, None for an unconstrained output. Raises InputError for an empty or too long prompt and for
+    token ids outside the vocabulary.
     """
     pair = load(pair) if isinstance(pair, str) else pair
-    require_type("pair", pair, Pair, "a Pair, as specsim.load gives one, or the name of the shipped one, tiny")
+    require_type("pair", pair, Pair, "a Pair, such as specsim.load returns, or the name of the shipped pair, tiny")
     config = (SpecConfig() if pair.drafter else SpecConfig.plain()) if config is None else config
     require_type("config", config, SpecConfig, "a SpecConfig")
     most = config.within(pair.target.config.max_position_embeddings).length_limit
@@ -159,7 +162,7 @@ def _by_request(grammars: Grammar | Sequence[Grammar | None] | None, requests: l
 
 
 def run_together(engine: Engine, requests: list[Request], progress: bool = False) -> None:
-    """Run all requests in one batch, in which they stay to their ends, so that its rows keep their order."""
+    """Run all requests in one batch from start to end, so that its rows keep their order."""
     if not requests:
         return
     longest = max(len(request.prompt_ids) + request.max_tokens for request in requests)

@@ -1,4 +1,4 @@
-"""Grammars of the library llguidance: regular expressions, JSON schemas, Lark (pip install 'specsim[grammar]')."""
+"""Grammars of the llguidance library: regular expressions, JSON schemas, Lark (pip install 'specsim[grammar]')."""
 
 import json
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from specsim.core.pair import Pair
 
 
 class Guidance:
-    """A grammar over a tokenizer's tokens; regex, json_schema and lark make one for a pair.
+    """A grammar over a tokenizer's tokens, made for a pair by regex, json_schema or lark.
 
-    form: regex, json_schema or lark; text: the grammar in that form. tokenizer: a fast one of transformers. end_ids:
-    tokens that end an output. InputError for a grammar that llguidance does not understand.
+    form: regex, json_schema or lark. text: the grammar in that form. tokenizer: a fast one of transformers. end_ids:
+    tokens that end an output. Raises InputError for a grammar that llguidance does not accept.
     """
 
     def __init__(self, form: str, text: str, tokenizer: Any, vocab_size: int, end_ids: Sequence[int]) -> None:
@@ -30,11 +30,11 @@ class Guidance:
         self._tokens = LLTokenizer(words, n_vocab=vocab_size, eos_token=list(end_ids))
         self._start = LLMatcher(self._tokens, getattr(LLMatcher, f"grammar_from_{form}")(text))
         if self._start.is_error():
-            raise InputError(form, text, f"what llguidance understands ({_reason(self._start.get_error())})")
+            raise InputError(form, text, f"a grammar that llguidance accepts ({_reason(self._start.get_error())})")
         first = self._start.deep_copy()
         first.compute_bitmask()
         if first.is_stopped() and not first.is_accepting():
-            raise InputError(form, text, "a grammar of some output: none satisfies this one")
+            raise InputError(form, text, "a grammar that at least one output satisfies")
 
     @classmethod
     def regex(cls, pair: Pair, pattern: str) -> Self:
@@ -44,16 +44,16 @@ class Guidance:
 
     @classmethod
     def json_schema(cls, pair: Pair, schema: dict[str, Any]) -> Self:
-        """Allow outputs that are JSON of this schema."""
+        """Allow outputs that are JSON and valid under this schema."""
         try:
             text = json.dumps(schema)
         except (TypeError, ValueError, RecursionError) as error:
-            raise InputError("json_schema", type(schema), f"what JSON can hold ({error})") from error
+            raise InputError("json_schema", type(schema), f"a JSON value ({error})") from error
         return cls._of("json_schema", text, pair)
 
     @classmethod
     def lark(cls, pair: Pair, text: str) -> Self:
-        """Allow outputs of a context-free grammar in llguidance's form of Lark."""
+        """Allow outputs of a context-free grammar in llguidance's variant of Lark."""
         require_type("lark", text, str, "a text")
         return cls._of("lark", text, pair)
 
@@ -62,15 +62,15 @@ class Guidance:
         return cls(form, text, pair.tokenizer, pair.target.config.vocab_size, pair.target.config.eos_token_ids)
 
     def matcher(self) -> "GuidanceMatcher":
-        """Make a matcher that stands before the first token of an output."""
+        """Make a matcher in the state before an output's first token."""
         return GuidanceMatcher(self._start.deep_copy(), self.vocab_size, self.end_ids)
 
 
 class GuidanceMatcher:
     """A matcher of llguidance.
 
-    It never passes an end token on: the library stops by itself where a text cannot go on and does not count such a
-    token there, so rolling it back would roll back the token before it.
+    It never passes an end token to the library. Where a text cannot continue, llguidance stops without counting such a
+    token, so a rollback of it would remove the token before it.
     """
 
     def __init__(self, matcher: Any, vocab_size: int, end_ids: frozenset[int]) -> None:
@@ -80,19 +80,19 @@ class GuidanceMatcher:
         self._end_ids = end_ids
 
     def allowed(self) -> torch.Tensor:
-        """Give the mask bool [V] of the tokens that may come next."""
+        """Compute the mask bool [V] of the tokens that may come next."""
         bits = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
         return ((bits[:, None] >> torch.arange(8)) & 1).flatten()[: self.vocab_size].bool()
 
     def advance(self, token: int) -> bool:
-        """Take a token if it is allowed."""
+        """Append a token, or return False if it is not allowed."""
         if token in self._end_ids:
             self.has_ended = bool(self._matcher.is_accepting())
             return self.has_ended
         return self._matcher.try_consume_tokens([token]) == 1
 
     def roll_back(self, count: int) -> None:
-        """Take the last `count` tokens back."""
+        """Remove the last `count` tokens."""
         handed_over = count - self.has_ended if count else 0
         self.has_ended = self.has_ended and count == 0
         if handed_over:
@@ -100,6 +100,6 @@ class GuidanceMatcher:
 
 
 def _reason(error: str) -> str:
-    """Pick the line of llguidance's message that names the error."""
+    """Find the line of llguidance's message that describes the error."""
     lines = error.splitlines()
     return next((line for line in lines if line.startswith("error:")), lines[0]).removeprefix("error: ")

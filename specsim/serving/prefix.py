@@ -1,7 +1,7 @@
-"""Prefix reuse: a radix tree over whole pages of committed tokens.
+"""Prefix cache: a radix tree over whole pages of committed tokens.
 
-Draft slot p holds the KV of token p+1, so a page is the same page for two requests only if the token after it is the
-same too: edges are labelled with the page's tokens and, where there is a drafter with KV, the next one.
+Draft slot p holds the KV of token p+1. So two requests share a page only if they also agree in the token after it. A
+node's label is the page's tokens and, with a drafter that keeps KV, the next token.
 """
 
 import heapq
@@ -13,12 +13,12 @@ from specsim.core.pool import KVPool
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One page below its parent's."""
+    """One page, a child of the page before it."""
 
     page: int
     label: tuple[int, ...]  # token ids of the page, and the next one where there is draft KV
-    parent: "Node | None"  # None: the root, which holds no page
-    used: int = 0  # call of the tree that met it last
+    parent: "Node | None"  # None: the root, which has no page
+    used: int = 0  # last call of the tree that matched it
     children: dict[tuple[int, ...], "Node"] = field(default_factory=dict)
 
 
@@ -33,13 +33,13 @@ class PrefixTree:
         self._clock = 0
 
     def match(self, token_ids: Sequence[int], columns: int) -> list[int]:
-        """Give the pages of the longest known prefix of these tokens, of at most `columns` columns."""
+        """Find the pages of the longest cached prefix of these tokens, of at most `columns` columns."""
         return [node.page for node in self._walk(token_ids, columns)]
 
     def insert(self, token_ids: Sequence[int], columns: int, pages: Sequence[int]) -> None:
-        """Keep the pages of the first `columns` columns, all committed, except those that the tree has already.
+        """Keep the pages of the first `columns` columns, all committed, that the tree does not have.
 
-        token_ids: all known tokens. A page whose next token is not among them yet is left out.
+        token_ids: all known tokens. A page whose next token is not yet known is left out.
         """
         path = [self._root, *self._walk(token_ids, columns)]
         for index in range(len(path) - 1, self._whole_pages(token_ids, columns)):
@@ -50,9 +50,9 @@ class PrefixTree:
             path.append(node)
 
     def evict(self, num_pages: int) -> int:
-        """Free up to `num_pages` pages that no request holds, and return their number.
+        """Free up to `num_pages` pages that no request uses, and return their number.
 
-        The least recently met goes first, a leaf before its parent.
+        The least recently matched goes first, a leaf before its parent.
         """
         nodes = list(self._nodes())
         heap = [(node.used, index) for index, node in enumerate(nodes) if self._is_evictable(node)]
@@ -107,7 +107,7 @@ class PrefixTree:
         return not node.children and self._pools.is_idle(node.page)
 
     def _remove(self, node: Node) -> Node:
-        """Drop a node's page, and give its parent."""
+        """Drop a node's page, and return its parent."""
         parent = node.parent or self._root
         del parent.children[node.label]
         self._pools.drop([node.page])

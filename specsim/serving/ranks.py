@@ -1,6 +1,6 @@
-"""Data-parallel ranks simulated in one process: a scheduler each, and every phase at the same time in all of them.
+"""Data-parallel ranks simulated in one process: one scheduler each, with every phase run in all of them at once.
 
-Ranks of a real server meet in collectives inside each phase, so a rank without work runs a phase as soon as another
+Ranks of a real server meet in the collectives of each phase. So a rank without work runs a phase as soon as another
 rank has work in it.
 """
 
@@ -13,16 +13,19 @@ from specsim.serving.trace import StepRecord
 
 
 class Ranks:
-    """Schedulers that step together; a request goes to the first rank with the fewest unfinished requests."""
+    """Schedulers that step together.
+
+    A request goes to the first with the fewest unfinished requests.
+    """
 
     def __init__(self, schedulers: Sequence[Scheduler]) -> None:
         self.schedulers = tuple(schedulers)
         self.home: dict[int, Scheduler] = {}
 
     def submit(self, request: Request) -> None:
-        """Hand a request to a rank; a conversation stays where its KV is."""
+        """Submit a request to a rank, for a conversation to the rank with its KV."""
         if request.request_id in self.home:
-            raise InputError("request_id", request.request_id, "an id that no other request has")
+            raise InputError("request_id", request.request_id, "an id of no other request")
         previous = None if request.continues is None else self.home.get(request.continues)
         scheduler = previous or min(self.schedulers, key=_load)
         scheduler.submit(request)
@@ -30,11 +33,11 @@ class Ranks:
 
     @property
     def is_busy(self) -> bool:
-        """Whether any rank is busy."""
+        """Check whether any rank is busy."""
         return any(scheduler.is_busy for scheduler in self.schedulers)
 
     def run(self) -> None:
-        """Step until every request of every rank has ended."""
+        """Step until all requests of all ranks have ended."""
         while self.is_busy:
             busy = [scheduler for scheduler in self.schedulers if scheduler.is_busy]
             events = [event for scheduler in busy if (event := scheduler.next_event) is not None]
@@ -47,7 +50,7 @@ class Ranks:
                     scheduler.check_not_stalled()
 
     def step(self) -> tuple[StepRecord, ...]:
-        """Run one step of every rank: prefill and round in all of them if in any."""
+        """Run one step of all ranks, each phase in all of them if any has work in it."""
         plans = [scheduler.plan() for scheduler in self.schedulers]
         if any(plan.requests for plan in plans):
             for scheduler, plan in zip(self.schedulers, plans, strict=True):

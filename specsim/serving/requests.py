@@ -1,4 +1,4 @@
-"""Requests: their input, checked, and their output so far."""
+"""Requests: their validated input, and their output so far."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from specsim.core.pair import Pair
 from specsim.core.target import ModelConfig
 
 _PROMPTS = "a text, or a list of texts or of lists of token ids"
-_UNFINISHED = "\ufffd"  # decoders put it where the bytes of a character are not complete
+_UNFINISHED = "\ufffd"  # decoders put it in place of an incomplete character
 
 
 class Arrival(NamedTuple):
@@ -30,7 +30,7 @@ class Emission(NamedTuple):
 
 
 class Place(TypedDict, total=False):
-    """Place of a request in a schedule and a conversation; each key is a field of Request."""
+    """Schedule and conversation of a request, with keys that are fields of Request."""
 
     arrival: int
     priority: int
@@ -41,18 +41,18 @@ class Place(TypedDict, total=False):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request under way; it is equal to no other."""
+    """A request and its output so far, equal only to itself."""
 
     request_id: int
-    prompt_ids: list[int]  # of a continued conversation only this turn, until `follow`
+    prompt_ids: list[int]  # in a continued conversation only this turn, until `follow`
     params: SamplingParams
     stop_ids: frozenset[int]  # token ids that end it
     max_tokens: int  # most new tokens
     arrival: int = 0  # first step in which it may be planned
-    priority: int = 0  # the higher is admitted first and preempted last
+    priority: int = 0  # higher: admitted earlier, preempted later
     continues: int | None = None  # id of the request whose conversation it continues
     abort_at: int | None = None  # step at whose start it is aborted
-    keep: bool = False  # whether its KV is held after its finish (not an abort), for a turn to be submitted later
+    keep: bool = False  # whether its KV is kept after its finish (not an abort), for a later turn
     tokenizer: Any = None  # for stop strings and `text`
     row: int = -1  # of the pool's tables; -1: none
     token_ids: list[int] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Request:
     emissions: list[Emission] = field(default_factory=list)
     arrived: Arrival | None = None
     num_preemptions: int = 0
-    num_reused: int = 0  # columns that were not prefilled, since a prefix or a session held them
+    num_reused: int = 0  # columns that a prefix or a session spared the prefill
 
     @property
     def known_ids(self) -> list[int]:
@@ -73,21 +73,21 @@ class Request:
 
     @property
     def prefill_len(self) -> int:
-        """Number of columns to fill before its next round: a resumed request keeps its last token as root."""
+        """Number of columns to fill before the next round, which keeps a resumed request's last token as root."""
         return len(self.prompt_ids) + len(self.token_ids) - bool(self.token_ids)
 
     @property
     def text(self) -> str:
-        """Decoded output up to the stop string that ended it; empty without a tokenizer."""
+        """Decoded output up to the stop string that ended it, empty without a tokenizer."""
         text = self._decoded()
         return text[: text.index(self.stop_reason)] if isinstance(self.stop_reason, str) else text
 
     def take(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> int:
-        """Append tokens up to the first that ends the request, drop the rest, and return the number kept.
+        """Append tokens up to the one that ends the request, drop the rest, and return the number kept.
 
-        A stop token ends it, then the token with which the decoded output first contains a stop string (an unfinished
-        character at its end is no text yet), then the cap: a stop at the cap is a stop. Of several strings the one that
-        starts first in the text counts. A finished request takes nothing.
+        The request ends at a stop token, at the token with which the decoded output first contains a stop string, or at
+        max_tokens, in this order: a stop at the limit is a stop. An unfinished character at the output's end is not yet
+        text. Of several stop strings the one that starts first counts. A finished request takes no tokens.
         """
         before = len(self.token_ids)
         for token, logprob in zip(token_ids, logprobs, strict=True):
@@ -107,7 +107,10 @@ class Request:
         self.prompt_ids = previous.known_ids + self.prompt_ids
 
     def fit(self, max_len: int) -> None:
-        """Cap the request at max_len tokens, prompt included; max_tokens is below 1 where the prompt is too long."""
+        """Limit the request to max_len tokens, prompt included.
+
+        max_tokens below 1 means that the prompt is too long.
+        """
         self.max_tokens = min(self.params.max_new_tokens, max_len - len(self.prompt_ids))
 
     def _stop_string(self) -> str | None:
@@ -127,7 +130,10 @@ def make_requests(
     request_ids: Sequence[int] | None,
     max_len: int,
 ) -> list[Request]:
-    """Make a request of each prompt; arguments as in specsim.generate. Raises InputError for one that cannot run."""
+    """Make a request of each prompt, with arguments as in specsim.generate.
+
+    Raises InputError for one that cannot run.
+    """
     prompts = [prompts] if isinstance(prompts, str) else _items("prompts", prompts, _PROMPTS)
     sampling = SamplingParams() if sampling is None else sampling
     params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
@@ -158,10 +164,10 @@ def make_request(
     params: SamplingParams,
     **place: Unpack[Place],
 ) -> Request:
-    """Make a request of text or token ids. Raises InputError for one that no schedule could run.
+    """Make a request from text or token ids.
 
-    Its length is not checked: a scheduler makes it `fit`. A turn that continues another is encoded without the tokens
-    that begin a text.
+    Raises InputError for one that no schedule could run. Its length is not checked here; a scheduler calls `fit`. A
+    turn that continues another is encoded without the tokens that begin a text.
     """
     require_type("target_config", target_config, ModelConfig, "a target's shape, such as pair.target.config")
     require_type("params", params, SamplingParams, "SamplingParams")
@@ -192,7 +198,10 @@ def _check_place(request_id: int, place: Place) -> None:
 
 
 def _items(name: str, value: Any, allowed: str) -> list[Any]:
-    """List the items of a sequence, an array or a tensor; InputError for sets, text and bytes."""
+    """List the items of a sequence, an array or a tensor.
+
+    Raises InputError for sets, text and bytes.
+    """
     items = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(items, Sequence) or isinstance(value, (str, bytes, bytearray, memoryview)):
         raise InputError(name, value, allowed)
@@ -204,7 +213,7 @@ def _token_ids(tokenizer: Any, prompt: str | Sequence[int], begins: bool) -> lis
         return _items("prompts", prompt, _PROMPTS)
     if tokenizer is None:
         raise InputError(
-            "prompt", prompt, "token ids: the target has no tokenizer (in a file of requests they are prompt_ids)"
+            "prompt", prompt, "token ids, as the target has no tokenizer (in a file of requests: prompt_ids)"
         )
     if not prompt or prompt.encode(errors="replace").decode() != prompt:  # a lone surrogate cannot be encoded
         raise InputError("prompt", prompt, "UTF-8 text of at least one character")

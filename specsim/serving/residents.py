@@ -1,4 +1,4 @@
-"""Holders of KV: requests that run, sessions that wait for their next turn, cached prefixes."""
+"""Owners of KV: admitted requests, sessions that wait for their next turn, cached prefixes."""
 
 from collections.abc import Collection
 
@@ -14,7 +14,7 @@ from specsim.serving.requests import Request
 class Residents:
     """Reservation, growth and release of requests' slots in one pool.
 
-    Slots that no running request holds are freed first: cached prefixes, then the sessions that finished longest ago.
+    Slots that no admitted request uses are freed first: cached prefixes, then the sessions that finished longest ago.
     """
 
     def __init__(self, pools: KVPool, config: SpecConfig, prefix_cache: bool) -> None:
@@ -25,23 +25,23 @@ class Residents:
         self.evicted_pages = 0
 
     def why_never(self, request: Request) -> str | None:
-        """Say why a request can never run in this pool, however empty it is; None if it can."""
+        """Explain why a request can never run in this pool, even an empty one, None if it can."""
         length = len(request.prompt_ids)
         most = self._config.length_limit - 1
         if length > most:
             return f"a prompt of {length} tokens; at most {most}, one less than max_len, can run"
-        lengths = range(length, length + max(1, request.max_tokens - 1))  # at the beginning of a round
+        lengths = range(length, length + max(1, request.max_tokens - 1))  # at the start of a round
         columns = max(round_columns(each, self._config) for each in lengths)
         needed = self._pools.num_pages(columns) * self._pools.page_size
         if needed > self._pools.num_slots:
-            asked = f"{length} prompt tokens and {request.max_tokens} new ones"
-            return f"{asked} need {needed} slots, and the pool has {self._pools.num_slots}"
+            size = f"{length} prompt tokens and {request.max_tokens} new ones"
+            return f"{size} need {needed} slots, and the pool has {self._pools.num_slots}"
         return None
 
     def admit(self, request: Request, residents: Collection[Request]) -> bool:
-        """Give a request a row and the columns of its prefill, and under release `finish` those of its first rounds.
+        """Give a request a row and the columns of its prefill, under release `finish` also of its first rounds.
 
-        False, without spending a session or prefix, if its next round does not fit with those of the residents.
+        Returns False, and evicts nothing, if its next round does not fit together with those of the residents.
         """
         session = None if request.continues is None else self._sessions.get(request.continues)
         pages = self._pools.pages(session.row) if session else self._match(request)
@@ -68,16 +68,19 @@ class Residents:
         return row
 
     def _match(self, request: Request) -> list[int]:
-        """Give the cached pages of a request's prefix, and leave a column to compute: a round needs its hidden."""
+        """Find the cached pages of a request's prefix.
+
+        At least one column is left to compute, as a round needs its hidden state.
+        """
         return [] if self._tree is None else self._tree.match(request.known_ids, request.prefill_len - 1)
 
     def _free_a_row(self) -> bool:
         return bool(self._pools.free_rows) or self._end_oldest_session()
 
     def make_room(self, residents: Collection[Request]) -> bool:
-        """Evict prefixes and end sessions until the next round of these requests fits; False if it cannot.
+        """Evict prefixes and end sessions until the next round of these requests fits, or return False if it cannot.
 
-        It spends none then. residents: all that hold a row, but for the sessions.
+        Evicts nothing in that case. residents: every request that holds a row, without the sessions.
         """
         if not self._can_fit(residents):
             return False
@@ -89,7 +92,7 @@ class Residents:
         return True
 
     def _can_fit(self, residents: Collection[Request], pages: Collection[int] = (), columns: int = 0) -> bool:
-        """Whether the next rounds of residents fit within the limit when all that can be freed is free.
+        """Check whether the residents' next rounds fit within the limit once all that can be freed is free.
 
         pages, columns: a further request's first pages, and all columns that it needs.
         """
@@ -106,7 +109,7 @@ class Residents:
         return self._pools.num_pages(round_columns(request.prefill_len, self._config)) * self._pools.page_size
 
     def _growth(self, residents: Collection[Request]) -> int:
-        """Count the pages that the next round of these requests needs beyond those they hold."""
+        """Count the pages that the next round of these requests needs in addition to theirs."""
         needed = 0
         for request in residents:
             columns = round_columns(request.prefill_len, self._config)
@@ -114,23 +117,23 @@ class Residents:
         return needed
 
     def reserve(self, requests: Collection[Request]) -> None:
-        """Reserve under release `finish`, before a round, two rounds ahead of the length that the host knows."""
+        """Reserve before a round, under release `finish`, two rounds beyond the length that the host knows."""
         if self._config.release == "finish":
             for request in requests:
                 self._pools.reserve(request.row, self._config.reserved_columns(request.prefill_len))
 
     def settle(self, request: Request, columns: int) -> None:
-        """Note that a request's first columns are committed, and let others share their pages."""
+        """Mark a request's first columns as committed, and add their pages to the prefix cache."""
         self._pools.settle(request.row, columns)
         if self._tree is not None:
             self._tree.insert(request.known_ids, columns, self._pools.pages(request.row))
 
     def committed(self, request: Request) -> int:
-        """Count the columns of a resident whose KV is final, as far as the host knows."""
+        """Count a resident's columns whose KV is final as far as the host knows."""
         return self._pools.committed_columns(request.row)
 
     def release(self, request: Request, keep_session: bool = False) -> None:
-        """Close a request's row; a session keeps its committed columns for the next turn."""
+        """Close a request's row, or keep its committed columns as a session for the next turn."""
         if keep_session:
             self._pools.release(request.row, self.committed(request))
             self._sessions[request.request_id] = request
@@ -139,7 +142,7 @@ class Residents:
             request.row = -1
 
     def end_session(self, request_id: int) -> bool:
-        """Free the KV that a finished request left for its next turn; False if there is none."""
+        """Free the KV that a finished request kept for its next turn, or return False if there is none."""
         request = self._sessions.pop(request_id, None)
         if request:
             self.release(request)

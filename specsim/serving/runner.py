@@ -1,4 +1,4 @@
-"""The running batch, the calls that advance it, and their results on the way to the host."""
+"""The running batch, the calls that advance it, and the copies of their results to the host."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -16,13 +16,13 @@ class Delivery(NamedTuple):
     """New tokens of a request from a prefill or a round."""
 
     request: Request
-    token_ids: list[int]  # one of a prefill, num_accepted_tokens of a round, bonus last
+    token_ids: list[int]  # one from a prefill, num_accepted_tokens from a round, bonus last
     logprobs: list[float]
     is_round: bool
 
 
 class HostCopy:
-    """Contiguous tensors on their way to the host, which waits for them in `read` only.
+    """Copies of contiguous tensors to the host, for which only `read` waits.
 
     Tensors of one storage, such as the results of a round, are sent in one copy.
     """
@@ -39,7 +39,7 @@ class HostCopy:
             self._event.record()
 
     def read(self) -> dict[str, torch.Tensor]:
-        """Wait for the copies, and give the tensors on the host."""
+        """Wait for the copies, and return the tensors on the host."""
         if self._event is not None:
             self._event.synchronize()
         return {name: self._read(tensor) for name, tensor in self._tensors.items()}
@@ -51,9 +51,12 @@ class HostCopy:
 
 
 def _sent(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, int]:
-    """Send the bytes from the first to the last of some tensors of one storage; with the offset of the first byte."""
+    """Send the bytes from the first to the last of some tensors of one storage.
+
+    Returns them with the offset of the first byte.
+    """
     places = [int(tensor.storage_offset()) * tensor.itemsize for tensor in tensors]
-    first = min(places) // 8 * 8  # views of what follows stay aligned
+    first = min(places) // 8 * 8  # keeps the views aligned
     size = max(place + tensor.nbytes for place, tensor in zip(places, tensors, strict=True)) - first
     piece = torch.empty(0, dtype=torch.uint8, device=tensors[0].device)
     piece.set_(tensors[0].untyped_storage(), first, (size,), (1,))
@@ -72,7 +75,7 @@ class Launched:
     places: tuple[int, ...]  # indices of the requests whose results count
 
     def read(self) -> list[Delivery]:
-        """Wait for the device, and give the new tokens of every request."""
+        """Wait for the device, and return the new tokens of every request."""
         results = self.results.read()
         if self.is_round:
             tokens = Verdict(**results).accepted_tokens()
@@ -89,7 +92,7 @@ class Launched:
 class Runner:
     """Prefills and rounds of one engine over one pool.
 
-    lagging: the host learns results late, so a round takes its lengths from the round before on the device; otherwise
+    lagging: the host learns results late, so a round takes its lengths from the previous round on the device. Otherwise
     it takes those that the host knows.
     """
 
@@ -113,10 +116,10 @@ class Runner:
         return batch.to(self._engine.device)
 
     def prefill(self, step: int, requests: Sequence[Request], chunks: Sequence[tuple[int, int]]) -> Launched:
-        """Fill columns start to end - 1 of every request; those that are complete then join the batch.
+        """Fill columns start to end - 1 of every request, and add requests with a complete prefill to the batch.
 
-        The token after a chunk is sampled only if it is not known. Without a request every phase still runs, as in a
-        rank without work while others have some.
+        The token after a chunk is sampled only if it is not known. Every phase runs even without a request, as in a
+        rank that has no work while others have some.
         """
         device = self._engine.device
         ends = [end for _, end in chunks]
@@ -135,7 +138,7 @@ class Runner:
         self._draft_input = self._draft_input.merge(draft_input)
 
     def round(self, step: int) -> Launched:
-        """Launch a round of the batch, also of an empty one."""
+        """Launch a round of the batch, even of an empty one."""
         batch = self._batch if self._lagging else self._with_known_lengths()
         verdict, self._draft_input, self._batch = self._engine.advance(
             batch, self._draft_input, self._pools, reserved=True
@@ -148,7 +151,10 @@ class Runner:
         return replace(self._batch, seq_lens=lens.to(self._engine.device))
 
     def drop(self, requests: Sequence[Request]) -> None:
-        """Take requests out of the batch, by index; an empty batch gets the drafter's idle state."""
+        """Remove requests from the batch by index.
+
+        An empty batch gets the drafter's idle state.
+        """
         gone = set(map(id, requests))
         kept = [place for place, request in enumerate(self.requests) if id(request) not in gone]
         if len(kept) == len(self.requests):

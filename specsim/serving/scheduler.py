@@ -1,8 +1,8 @@
-"""The serving loop: requests come and go, and every step advances those that have a place by one round.
+"""The serving loop, in which requests arrive and end while every step runs one round of the running batch.
 
-A step is planned (arrivals, aborts, room for the next round, admission, chunks of prompts), launched (at most one
-prefill call and one round), and read. Under `sync` the results of a step are read in it; under `overlap` in the step
-after, so that no plan depends on a round that is still under way.
+A step is planned (arrivals, aborts, room for the next round, admission, prompt chunks), launched (at most one prefill
+call and one round), and read. Under `sync` a step's results are read in the same step. Under `overlap` they are read in
+the next, so no plan depends on a round that still runs.
 """
 
 import time
@@ -21,9 +21,9 @@ from specsim.serving.trace import Chunk, Finish, Result, Reuse, StepLog, StepRec
 
 
 def check_serving(serving: ServingConfig, config: SpecConfig) -> None:
-    """Raise InputError for settings of a scheduler that no request can run under with these of a round."""
+    """Raise InputError for scheduler settings under which this config can run no request."""
     if serving.schedule == "overlap" and config.release == "round":
-        raise InputError("schedule", serving.schedule, "sync with release 'round', which frees what a round leaves")
+        raise InputError("schedule", serving.schedule, "sync with release 'round', as the host frees pages in a round")
     if serving.num_slots < config.page_size:
         raise InputError("num_slots", serving.num_slots, f"at least a page, {config.page_size}")
 
@@ -31,8 +31,8 @@ def check_serving(serving: ServingConfig, config: SpecConfig) -> None:
 class Scheduler:
     """Continuous batching over an engine of either implementation.
 
-    Requests are submitted with `submit` and advanced with `step`, or with `run` until all have ended; `close` then
-    frees all slots. clock: seconds, for the requests' times. audits: whether the pool is audited after every step.
+    Requests are added with `submit` and advanced with `step`, or with `run` until all have ended; `close` then frees
+    all slots. clock: seconds, for the requests' times. audits: whether the pool is audited after every step.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Scheduler:
         clock: Callable[[], float] = time.perf_counter,
         audits: bool = False,
     ) -> None:
-        require(hasattr(engine, "make_pools"), "engine", engine, "an engine, as specsim.load_engine makes one")
+        require(hasattr(engine, "make_pools"), "engine", engine, "an engine, such as specsim.load_engine returns")
         self.serving = serving = ServingConfig() if serving is None else serving
         require_type("serving", serving, ServingConfig, "a ServingConfig")
         config = engine.config
@@ -65,25 +65,25 @@ class Scheduler:
 
     @property
     def requests(self) -> dict[int, Request]:
-        """Everything submitted, by id."""
+        """All submitted requests, by id."""
         return self._queue.requests
 
     def submit(self, request: Request) -> None:
-        """Accept a request for its step of arrival; it may continue a conversation that is under way."""
+        """Add a request for its arrival step, which may continue a conversation that still runs."""
         self._queue.submit(request)
 
     @property
     def step_index(self) -> int:
-        """Index of the step under way, or between two steps of the next."""
+        """Index of the current step, or between steps of the next."""
         return self._log.step
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request has not ended yet, or a result has not been read."""
+        """Check whether a request has not ended or a result has not been read."""
         return bool(self._queue.coming or self._queue.waiting or self._admission.placed or self._unread)
 
     def run(self, after_step: Callable[[], object] = lambda: None) -> None:
-        """Step until every request has ended, and skip the steps in which nothing happens."""
+        """Step until all requests have ended, skipping steps in which nothing happens."""
         while self.is_busy:
             if (event := self.next_event) is not None:
                 self.skip_to(event)
@@ -92,7 +92,7 @@ class Scheduler:
             self.check_not_stalled()
 
     def check_not_stalled(self) -> None:
-        """Raise InputError if nothing can happen any more: the limit is below what the next request needs."""
+        """Raise InputError if nothing can happen any more, as the slot limit is below what the next request needs."""
         if self.is_stalled:
             request = self._queue.by_precedence()[0]
             needed = self.residents.least_slots(request)
@@ -102,13 +102,13 @@ class Scheduler:
 
     @property
     def next_event(self) -> int | None:
-        """Step of the next arrival or abort; None if there is none, or something to do before it."""
+        """Step of the next arrival or abort, None if there is none or other work comes first."""
         if not self._queue.coming or self._queue.waiting or self._admission.placed or self._unread:
             return None
         return max(self.step_index, self._queue.next_event())
 
     def skip_to(self, step: int) -> None:
-        """Go to a later step, since nothing happens before it."""
+        """Jump to a later step, as nothing happens before it."""
         self._log.step = step
 
     def step(self) -> StepRecord:
@@ -121,20 +121,20 @@ class Scheduler:
         return self.end_step()
 
     def plan(self) -> Plan:
-        """Decide what this step prefills, and make room for its round, from what the host knows."""
+        """Plan this step's prefill, and make room for its round, from what the host knows."""
         self._arrive()
         for request in [*self._queue.coming, *self._queue.waiting, *self._admission.placed]:
             if request.abort_at is not None and request.abort_at <= self.step_index:
                 self.abort(request.request_id)
         self._log.events["preempted"] += self._admission.make_room()
-        if not self._log.events["preempted"]:  # whose last results may be unread; and there is no room anyway
+        if not self._log.events["preempted"]:  # their last results may be unread, and there is no room anyway
             for request in self._admission.admit():
                 self._note_admitted(request)
         self.residents.reserve(self.runner.requests)
         return self._admission.plan()
 
     def prefill(self, plan: Plan) -> None:
-        """Launch a plan's chunks; also an empty plan, of a rank without work while others have some."""
+        """Launch a plan's chunks, even of an empty plan, in a rank without work while others have some."""
         launched = self.runner.prefill(self.step_index, plan.requests, plan.chunks)
         for request, (start, end) in zip(plan.requests, plan.chunks, strict=True):
             self._log.events["prefilled"].append(Chunk(request.request_id, start, end))
@@ -144,12 +144,12 @@ class Scheduler:
         self._launched(launched)
 
     def decode(self) -> None:
-        """Launch a round of the running batch, also of an empty one."""
+        """Launch a round of the running batch, even of an empty one."""
         self._log.events["decoded"] += [request.request_id for request in self.runner.requests]
         self._launched(self.runner.round(self.step_index))
 
     def end_step(self) -> StepRecord:
-        """Read what is due, and record the step."""
+        """Read the results that are due, and record the step."""
         while self._unread and self._unread[0].step < self.step_index:
             self._read(self._unread.popleft())
         usage = self.pools.audit() if self._audits else self.pools.usage()
@@ -163,7 +163,7 @@ class Scheduler:
         return record
 
     def abort(self, request_id: int) -> bool:
-        """End a request now and drop its unread results; False if it has ended already."""
+        """End a request now and drop its unread results, or return False if it has ended."""
         request = self.requests.get(request_id)
         if request is None or request.finish_reason:
             return False
@@ -172,11 +172,11 @@ class Scheduler:
         return True
 
     def limit(self, num_slots: int) -> None:
-        """Use at most `num_slots` slots from the next step on; requests are preempted if more are in use."""
+        """Limit the slots from the next step on, preempting requests if more are in use."""
         self.pools.limit(num_slots)
 
     def close(self) -> dict[str, int]:
-        """Abort unfinished requests, free all slots, and audit them; gives KVPool.usage."""
+        """Abort unfinished requests, free all slots, audit the pool, and return KVPool.usage."""
         for request_id in self.requests:
             self.abort(request_id)
         self._unread.clear()
@@ -200,7 +200,10 @@ class Scheduler:
                 self._queue.waiting.append(request)
 
     def _prepare(self, request: Request) -> str | None:
-        """Complete a request's prompt and length; gives the reason why it can never run, None if it can."""
+        """Complete a request's prompt and length.
+
+        Returns the reason why it can never run, None if it can.
+        """
         if reason := self._queue.why_never(request):
             return reason
         previous = self._queue.previous(request)
@@ -228,7 +231,7 @@ class Scheduler:
             self._take(delivery, launched.step)
 
     def _take(self, delivery: Delivery, launched: int) -> None:
-        """Hand new tokens to a request; those of one that has ended meanwhile are dropped."""
+        """Append new tokens to a request, except to one that has ended meanwhile."""
         request = delivery.request
         has_ended = request.finish_reason is not None
         kept = request.take(delivery.token_ids, delivery.logprobs)
@@ -246,7 +249,7 @@ class Scheduler:
             self._finish(request, request.finish_reason)
 
     def _finish(self, request: Request, reason: str) -> None:
-        """End a request in whatever state it is."""
+        """End a request in any state."""
         request.finish_reason = reason
         self._log.events["finished"].append(Finish(request.request_id, reason))
         self._admission.remove(request)

@@ -1,4 +1,4 @@
-"""A run of requests that come and go, its totals, and the audit of its slots."""
+"""Serving of a list of requests to their ends, its totals, and the audit of its slots."""
 
 import time
 from collections import Counter
@@ -27,16 +27,16 @@ HEADINGS = ("id", "prompt", "reused", "new", "finish", "rounds", "TTFT", "TPOT",
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Audits of the pool, after every step and at the end."""
+    """Pool audits, after every step and at the end."""
 
     num_audits: int
     audited_slots: int  # over all audits
-    at_end: dict[str, int]  # KVPool.usage after the last request, every slot free
+    at_end: dict[str, int]  # KVPool.usage after the last request, with every slot free
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The result of a run: its requests, as they ended, and every step that served them."""
+    """The result of a run: its finished requests, and a record of every step."""
 
     requests: tuple[Request, ...]
     trace: Trace
@@ -44,12 +44,12 @@ class Served:
     config: SpecConfig
     serving: ServingConfig
     seconds: float  # wall-clock, with audits, without loading
-    skipped: tuple[SkippedLine, ...] = ()  # lines of the file that are no requests
-    synthetic: SyntheticAcceptance | None = None  # decided the acceptance instead of the target: tokens are not its own
+    skipped: tuple[SkippedLine, ...] = ()  # lines of the file that are not requests
+    synthetic: SyntheticAcceptance | None = None  # decided acceptance in place of the target: not lossless
 
     @property
     def acceptance(self) -> Acceptance:
-        """Acceptance over all rounds whose tokens a request took."""
+        """Acceptance over all rounds whose tokens went to a request."""
         drafts = [count - 1 for request in self.requests for count in request.accepted]
         return acceptance(drafts, self.config.num_steps, self.config.num_draft_tokens)
 
@@ -57,7 +57,7 @@ class Served:
     def totals(self) -> dict[str, Any]:
         """Requests by finish reason, counts of the trace, tokens kept, seconds, and the acceptance of core.metrics.
 
-        num_prefilled includes columns that preempted requests computed again; skipped steps are not counted.
+        num_prefilled includes columns that preempted requests computed again. Skipped steps are not counted.
         """
         counts = self.trace.counts()
         tokens = sum(len(request.token_ids) for request in self.requests)
@@ -77,7 +77,10 @@ class Served:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Make a value that json can write; null where a figure is not defined. Trace.from_json reads `trace`."""
+        """Convert to a JSON value, in which undefined metrics are null.
+
+        Trace.from_json reads `trace`.
+        """
         value = {
             "outputs": list(map(_output, self.requests)),
             "totals": self.totals,
@@ -91,7 +94,7 @@ class Served:
         return without_nan(value)
 
     def show(self, console: Console) -> None:
-        """Print a line a request, the totals, and the audit."""
+        """Print one line for each request, the totals, and the audit."""
         heading(console, "Requests (TTFT, TPOT and ITL in steps)")
         print_table(console, HEADINGS, list(map(_cells, self.requests)))
         sentences = [f"Request {each.request_id} is rejected: {each.error}." for each in self.requests if each.error]
@@ -135,10 +138,10 @@ def serve(
     skipped: Sequence[SkippedLine] = (),
     progress: bool = False,
 ) -> Served:
-    """Serve fresh requests to their ends on an engine of either implementation; audits the pool after every step.
+    """Serve new requests to their ends on an engine of either implementation, with a pool audit after every step.
 
-    Requests are advanced in place: the same ones cannot be served again. Raises InputError for a schedule or slots that
-    the engine cannot run with, and for ids or conversations that do not fit together.
+    Requests are advanced in place, so the same ones cannot be served again. Raises InputError for a schedule or slots
+    that the engine cannot run with, and for ids or conversations that do not fit together.
     """
     serving = serving or ServingConfig()
     start = time.perf_counter()

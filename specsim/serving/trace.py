@@ -1,4 +1,4 @@
-"""Trace of a serving run, step by step, and its forms: data frames, JSON, a Parquet file."""
+"""Trace of a serving run, step by step, as data frames, JSON or a Parquet file."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -26,7 +26,7 @@ EVENTS = {
     "results": "result",
     "finished": "finish",
 }
-# The columns of the events with their types; those after `event` are empty where an event has no such value.
+# Columns of the event frame and their types; those after `event` are empty where an event has no such value.
 EVENT_COLUMNS = {
     "step": "int64",
     "seconds": "float64",
@@ -50,7 +50,7 @@ SLOTS = ("free_slots", "reserved_slots", "committed_slots", "cached_slots", "wit
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Columns start to end - 1 of a request that one prefill call filled."""
+    """Columns start to end - 1 of a request, filled by one prefill call."""
 
     request_id: int
     start: int
@@ -64,12 +64,12 @@ class Result:
     request_id: int
     launched: int  # step in which it ran
     num_accepted_tokens: int  # of the whole round, bonus included
-    num_kept: int  # of them; fewer where the request ended inside the round, 0 where it had ended before
+    num_kept: int  # fewer where the request ended inside the round, 0 where it had ended before
 
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """An admitted request that gave its slots back and waits again."""
+    """A preemption: an admitted request whose slots were freed and that waits again."""
 
     request_id: int
     seq_len: int  # committed columns
@@ -78,14 +78,14 @@ class Preemption:
 
 
 class Reuse(NamedTuple):
-    """Columns that admission found filled; an array in JSON."""
+    """Columns of a request that admission found filled, an array in JSON."""
 
     request_id: int
     num_reused: int
 
 
 class Finish(NamedTuple):
-    """The end of a request; an array in JSON."""
+    """The end of a request, an array in JSON."""
 
     request_id: int
     finish_reason: str
@@ -93,13 +93,13 @@ class Finish(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step of the scheduler: events of requests, most by their ids, and slots at its end."""
+    """One step of the scheduler: events of requests, most of them by id, and slots at its end."""
 
     step: int
     seconds: float  # from the start of the scheduler to the end of the step
     arrived: tuple[int, ...]
     admitted: tuple[int, ...]
-    resumed: tuple[int, ...]  # those of admitted that were preempted before
+    resumed: tuple[int, ...]  # admitted requests that were preempted before
     decoded: tuple[int, ...]
     aborted: tuple[int, ...]
     rejected: tuple[int, ...]
@@ -117,7 +117,7 @@ class StepRecord:
 
 
 class StepLog:
-    """A record under construction: events by name, in the order in which they happen."""
+    """A record under construction, with events by name, in the order in which they happen."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -135,7 +135,7 @@ class Trace:
     """The records of a run, in the order of its steps."""
 
     records: list[StepRecord] = field(default_factory=list)
-    acceptance: str = "target"  # or the schedule that decided it, named (core.synthetic_acceptance)
+    acceptance: str = "target"  # or the name of a schedule (core.synthetic_acceptance)
 
     def append(self, record: StepRecord) -> None:
         self.records.append(record)
@@ -144,12 +144,15 @@ class Trace:
         return len(self.records)
 
     def counts(self) -> dict[str, int]:
-        """Total the run's steps, events (`admitted` includes `resumed`) and the other figures of COUNTS."""
+        """Sum up the run's steps, its events (`admitted` includes `resumed`) and the other counts in COUNTS."""
         rows = [_counts(record) for record in self.records]
         return {"steps": len(self)} | {name: sum(row[name] for row in rows) for name in COUNTS}
 
     def steps(self) -> "pandas.DataFrame":
-        """Make a frame with a row a step: step, seconds, the summands of counts(), and the slots at its end."""
+        """Make a frame with one row for each step.
+
+        Its columns are step, seconds, the summands of counts(), and the slots at the step's end.
+        """
         rows = [
             {name: getattr(record, name) for name in ("step", "seconds", *SLOTS)} | _counts(record)
             for record in self.records
@@ -157,9 +160,9 @@ class Trace:
         return _frame(rows, {"step": "int64", "seconds": "float64"} | dict.fromkeys((*COUNTS, *SLOTS), "int64"))
 
     def events(self) -> "pandas.DataFrame":
-        """Make a frame with a row an event and the columns EVENT_COLUMNS; within a step in the order of EVENTS.
+        """Make a frame with one row for each event and the columns EVENT_COLUMNS.
 
-        A resumed request has the event `admit` as well.
+        Events of a step are in the order of EVENTS. A resumed request has the event `admit` as well.
         """
         rows = [row for record in self.records for row in _events(record)]
         for row in rows:
@@ -168,12 +171,12 @@ class Trace:
         return _frame(rows, EVENT_COLUMNS)
 
     def to_json(self) -> dict[str, Any]:
-        """Make a value that json can write and from_json takes."""
+        """Convert to a JSON value, which from_json reads."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Read a value of to_json; raises InputError for one that it cannot have made."""
+        """Read a value of to_json, or raise InputError."""
         return read_typed(cls, value, "trace")
 
     def to_parquet(self) -> bytes:
@@ -185,7 +188,7 @@ class Trace:
             raise _missing("a Parquet file", error) from error
 
     def write_parquet(self, path: Path | str) -> None:
-        """Write the events, whole or not at all."""
+        """Write the events to a Parquet file, completely or not at all."""
         data = self.to_parquet()
         path = Path(path)
         try:
@@ -217,7 +220,7 @@ def _values(entry: int | Reuse | Finish | Chunk | Result | Preemption) -> dict[s
 
 
 def _frame(rows: list[dict[str, Any]], types: dict[str, str]) -> "pandas.DataFrame":
-    """Make a frame column by column, so that no integer becomes a float on its way to a column with gaps."""
+    """Make a frame column by column, so that integers in a column with gaps never become floats."""
     try:
         import pandas
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Dataclasses and tuples read back from JSON, with the type of every value checked."""
+"""Reader of dataclasses and tuples from JSON that checks the type of every value."""
 
 from collections.abc import Sequence
 from dataclasses import is_dataclass
@@ -10,7 +10,10 @@ _NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "tex
 
 
 def read_typed(kind: Any, value: Any, name: str) -> Any:
-    """Make a value of a type from its JSON form; raises InputError with the value's path, which begins with `name`."""
+    """Make a value of a type from its JSON form.
+
+    Raises InputError with the value's path, which begins with `name`.
+    """
     if isinstance(kind, type) and is_dataclass(kind):
         kinds = get_type_hints(kind)
         if not isinstance(value, dict) or value.keys() != kinds.keys():

@@ -1,4 +1,4 @@
-"""Request files: JSON lines, each a request with its sampling and its place in a schedule and a conversation."""
+"""Request files: JSON lines, each a request with its sampling, schedule and conversation."""
 
 import json
 import re
@@ -20,7 +20,7 @@ _FIELDS = ("id", "prompt", "prompt_ids", *_PLACE, *_SAMPLING)
 
 
 class SkippedLine(NamedTuple):
-    """A line of a request file that is no request."""
+    """A line of a request file that is not a request."""
 
     line: int  # from 1
     reason: str
@@ -28,24 +28,29 @@ class SkippedLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The requests of a file in its order, and its skipped lines."""
+    """The requests of a file in order, and its skipped lines."""
 
     requests: list[Request]
     skipped: list[SkippedLine]
 
 
 def read_requests(path: Path | str, pair: Pair, skip_bad_lines: bool = False) -> Workload:
-    """Read a UTF-8 file of requests, as parse_requests does; InputError also for a file that cannot be read."""
+    """Read a UTF-8 file of requests, as parse_requests does.
+
+    Raises InputError also for an unreadable file.
+    """
     return parse_requests(read_file(path), path, pair, skip_bad_lines)
 
 
 def parse_requests(text: str, path: Path | str, pair: Pair, skip_bad_lines: bool = False) -> Workload:
-    """Parse the requests of a text, one JSON object a line; blank lines are ignored and errors name `path`.
+    """Parse the requests of a text, one JSON object a line, with errors that name `path`.
 
-    Fields: id (the line's number from 0 unless given), either prompt (text) or prompt_ids, arrival, priority, continues
-    (the id of an earlier line, whose conversation this prompt is the next turn of), abort_at, and those of
-    SamplingParams. A line that cannot become a request raises InputError, or is skipped with its reason. InputError
-    also for a text without a request. The length of a prompt is not checked.
+    Blank lines are ignored.
+
+    Fields: id (default: the line's number from 0), either prompt (text) or prompt_ids, arrival, priority, continues
+    (the id of an earlier line, whose conversation this prompt continues), abort_at, and those of SamplingParams. A line
+    that is not a valid request raises InputError, or is skipped with its reason. A text without a request raises
+    InputError too. The length of a prompt is not checked.
     """
     requests: dict[int, Request] = {}
     skipped: list[SkippedLine] = []
@@ -68,7 +73,7 @@ def parse_requests(text: str, path: Path | str, pair: Pair, skip_bad_lines: bool
 
 
 def read_file(path: Path | str) -> str:
-    """Read the text of a request file; InputError for one that cannot be read."""
+    """Read the text of a request file, or raise InputError."""
     return read_text(Path(path), "requests", "a UTF-8 file that can be read")
 
 
@@ -76,7 +81,7 @@ def _request(line: str, index: int, pair: Pair, earlier: dict[int, Request]) -> 
     values = _parse(line)
     request_id = values.get("id", index)
     if type(request_id) is int and request_id in earlier:
-        raise InputError("id", request_id, "an integer that no earlier line has")
+        raise InputError("id", request_id, "an integer of no earlier line")
     continues = values.get("continues")
     if continues is not None and (type(continues) is not int or continues not in earlier):
         raise InputError("continues", continues, "the id of an earlier line")
@@ -86,7 +91,7 @@ def _request(line: str, index: int, pair: Pair, earlier: dict[int, Request]) -> 
 
 
 def _parse(line: str) -> dict[str, Any]:
-    """Parse a JSON object of known fields, each once; JSON has no NaN and no infinity."""
+    """Parse a JSON object of known fields, each at most once, without NaN and infinity."""
     try:
         values = json.loads(line, object_pairs_hook=_distinct, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
@@ -102,12 +107,12 @@ def _parse(line: str) -> dict[str, Any]:
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) != len(pairs):
-        raise ValueError("a field stands twice")
+        raise ValueError("a field occurs twice")
     return values
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _prompt(values: dict[str, Any]) -> str | list[int]:
@@ -121,7 +126,7 @@ def _prompt(values: dict[str, Any]) -> str | list[int]:
 
 
 def _sampling_value(name: str, value: Any) -> Any:
-    """Convert a JSON value for SamplingParams, which checks all fields but these two."""
+    """Convert a JSON value for SamplingParams, which checks all fields but ignore_eos and logit_bias."""
     if name == "ignore_eos" and not isinstance(value, bool):
         raise InputError(name, value, "true or false")
     if name != "logit_bias":

@@ -52,7 +52,7 @@ def check(cost: Cost, options: Sequence[Option], workload: Workload, serving: Se
     schedule = getattr(cost, "schedule", serving.schedule)
     require(schedule == serving.schedule, "schedule", serving.schedule, f"that of the cost model, {schedule}")
     if serving.schedule == "overlap" and any(option.config.release == "round" for option in options):
-        raise InputError("schedule", "overlap", "sync with release 'round', which frees what a round leaves")
+        raise InputError("schedule", "overlap", "sync with release 'round', as the host frees pages in a round")
     configs = tuple(option.config for option in options)
     page = configs[0].page_size
     # Lanes' copies of a prefix's tail grow with it: a round from a page's last token may need most of all.

@@ -172,7 +172,7 @@ def test_generate_takes_an_expression_or_a_schema(tmp_path, capsys):
         (("--json-schema", __file__), "a file with a JSON schema (no JSON: Extra data"),
         pytest.param(
             ("--regex", "[a"),
-            "regex is '[a'; allowed: what llguidance understands (unclosed character class)",
+            "regex is '[a'; allowed: a grammar that llguidance accepts (unclosed character class)",
             marks=needs_library,
         ),
         pytest.param(
