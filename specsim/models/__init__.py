@@ -1,1 +1,1 @@
-"""Weights: read from checkpoints, shipped, or made on the spot."""
+"""Sources of weights: checkpoints, the shipped pair, random and synthetic pairs."""

@@ -1,4 +1,4 @@
-"""Load a target and its drafter: from folders, from the Hugging Face hub, or as shipped."""
+"""Loading of a target and its drafter, from folders, from the Hugging Face hub, or as shipped."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ from specsim.models.checkpoint import load_drafter, load_target, local_folder, l
 from specsim.models.checkpoint.model_config import read_target_config
 from specsim.models.checkpoint.tokenizer import LazyTokenizer
 
-SHIPPED = "tiny"  # stands for the shipped target
+SHIPPED = "tiny"  # name of the shipped target
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
@@ -22,11 +22,12 @@ def load(
     drafter: Literal["eagle", "eagle3", "none"] | None = None,
     draft_fields: Mapping[str, Any] | None = None,
 ) -> Pair:
-    """Load a target and its drafter, each a folder or a hub id; with neither, the shipped pair and its EAGLE-3 head.
+    """Load a target and its drafter, each from a folder or a hub id.
 
-    target: `tiny` is the shipped one (a folder of that name is ./tiny), which brings its own heads.
-    drafter: another of the shipped heads, or the kind that the given one has to be. A target alone needs "none".
-    draft_fields: fields of the drafter's config.json that its publisher left out or that are to be read otherwise.
+    Without target and draft it loads the shipped pair with its EAGLE-3 head.
+    target: `tiny` is the shipped one, with its own heads (a folder of that name is ./tiny).
+    drafter: another of the shipped heads, or the required kind of the given one. A target without `draft` needs "none".
+    draft_fields: fields for the drafter's config.json that are missing there or wrong.
     """
     if draft_fields is not None:
         require_type("draft_fields", draft_fields, Mapping, "a mapping of names to values")
@@ -36,7 +37,7 @@ def load(
     checkpoint = load_target(places.target)
     head = None if places.draft is None else load_drafter(places.draft, checkpoint.config, draft_fields)
     if head and drafter not in (None, head.config.kind):
-        raise InputError("drafter", drafter, f"{head.config.kind}, the kind of the one in {draft}")
+        raise InputError("drafter", drafter, f"{head.config.kind}, the kind of the head in {draft}")
     has_tokenizer = any((places.target / file).exists() for file in _TOKENIZERS)
     return Pair(checkpoint, head, LazyTokenizer(places.target) if has_tokenizer else None, places.name)
 
@@ -46,12 +47,12 @@ def load_config(
     draft: str | Path | None = None,
     drafter: Literal["eagle", "eagle3", "none"] | None = None,
 ) -> ModelConfig:
-    """Read the shape of the target that `load` loads of these arguments, and no weights."""
+    """Read the shape of the target that `load` would load, without weights."""
     return read_target_config(_places(target, draft, drafter).target)
 
 
 class _Places(NamedTuple):
-    """Folders of a pair, and its name."""
+    """Folders and name of a pair."""
 
     target: Path
     draft: Path | None
@@ -59,7 +60,7 @@ class _Places(NamedTuple):
 
 
 def _places(target: str | Path | None, draft: str | Path | None, drafter: str | None) -> _Places:
-    """Find the folders of the arguments of `load`."""
+    """Find the folders for the arguments of `load`."""
     require(drafter in (None, "eagle", "eagle3", "none"), "drafter", drafter, "eagle or eagle3 or none")
     own = shipped.TINY / "target"
     if target in (None, SHIPPED) and draft is None:
@@ -74,7 +75,7 @@ def _places(target: str | Path | None, draft: str | Path | None, drafter: str | 
 
 
 def _given_target(target: str | Path | None, draft: str | Path | None, drafter: str | None) -> str | Path:
-    """Check that the arguments name a target, and a drafter unless it is `none`; give the target."""
+    """Return the target, after a check that the arguments name it, and a drafter unless it is `none`."""
     if target is None:
         raise InputError("target", None, "the target that the given drafter was trained for")
     if draft is not None and drafter == "none":

@@ -1,8 +1,8 @@
-"""Synthetic pairs: a small random target, and a drafter that agrees with it as often as its noise allows.
+"""Synthetic pairs: a small random target, and a drafter whose noise sets how often it agrees.
 
-The target's residual stream is dominated by the embedding of its last token, so its next token depends mostly on that
-token. The drafter passes the same embedding on and reads it through the same head, so it proposes the same token unless
-its noise, or the context that it does not model, turns the decision.
+The embedding of the target's last token dominates its residual stream, so its next token depends mostly on that token.
+The drafter copies the same embedding and reads it through the same head. So it proposes the same token, unless its
+noise or the context that it does not model changes the decision.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.layout import Layout, drafter_layout, target_layout
 
 Tensors = dict[str, torch.Tensor]
-# Llama 3.1's rotary scaling, for contexts as short as those of these pairs.
+# Llama 3.1's rotary scaling, for contexts as short as these pairs'.
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -28,7 +28,10 @@ LLAMA3 = {
 def tiny_config(
     family: str = "llama", num_layers: int = 2, vocab_size: int = 48, window: int | None = None, **changes: Any
 ) -> ModelConfig:
-    """Make a decoder of hidden 32, four query heads and two KV heads of 16; changes: other fields of ModelConfig."""
+    """Make a decoder of hidden 32, with four query heads and two KV heads of 16.
+
+    changes: other fields of ModelConfig.
+    """
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
     limits = {"rms_norm_eps": 1e-5, "max_position_embeddings": 512, "rope_theta": 10000.0}
     sizes = {"vocab_size": vocab_size, "num_layers": num_layers, "sliding_windows": (window,) * num_layers}
@@ -59,10 +62,10 @@ def synthetic_pair(
     num_layers: int = 2,
     **changes: Any,
 ) -> Pair:
-    """Make a pair without a tokenizer; its first draft is accepted about 4 times in 10 at temperature 1.
+    """Make a pair without a tokenizer, whose first draft is accepted about 4 times in 10 at temperature 1.
 
-    noise: more of it, less agreement. kind: `eagle` or `eagle3`, which has a draft vocabulary of seven eighths of the
-    target's. changes: of tiny_config.
+    noise: more of it means less agreement. kind: `eagle`, or `eagle3` with a draft vocabulary of seven eighths of the
+    target's. changes: arguments of tiny_config.
     """
     target = random_target(tiny_config(family, num_layers, **changes), seed)
     model = tiny_config(family, 1, **changes)
@@ -72,7 +75,7 @@ def synthetic_pair(
 
 
 def _random(layout: Layout, scale: float, generator: torch.Generator) -> Tensors:
-    """Draw normal weights of this scale; norms are scattered around 1 by half of it."""
+    """Draw normal weights of this scale, and norms around 1 with half of it."""
     tensors = {}
     for name, shape in layout.items():
         values = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -81,7 +84,7 @@ def _random(layout: Layout, scale: float, generator: torch.Generator) -> Tensors
 
 
 def _eagle(model: ModelConfig, target: TargetCheckpoint, noise: float, generator: torch.Generator) -> DrafterCheckpoint:
-    """Make an EAGLE head: fc passes the embedding on."""
+    """Make an EAGLE head whose fc copies the embedding."""
     hidden = model.hidden_size
     config = DrafterConfig("eagle", model, draft_vocab_size=model.vocab_size, target_hidden_size=hidden)
     required, optional = drafter_layout(config)
@@ -94,7 +97,7 @@ def _eagle(model: ModelConfig, target: TargetCheckpoint, noise: float, generator
 def _eagle3(
     model: ModelConfig, target: TargetCheckpoint, noise: float, generator: torch.Generator
 ) -> DrafterCheckpoint:
-    """Make an EAGLE-3 head: attention to the row itself puts the new token's embedding in the residual's place."""
+    """Make an EAGLE-3 head whose attention to the own row replaces the residual by the new token's embedding."""
     hidden = model.hidden_size
     vocab = model.vocab_size
     chosen = torch.linspace(0, vocab - 1, vocab * 7 // 8).long()

@@ -126,7 +126,7 @@ DAMAGE = [
         FORMS[0],
         edit(lambda t: t.update({"model.fc.weight": torch.ones(24, 72)})),
         "fc.weight in head/model.safetensors",
-        "model.fc.weight in model.safetensors again",
+        "the same tensor as model.fc.weight in model.safetensors",
     ),
     (FORMS[0], edit(lambda t: t["d2t"].__setitem__(13, 27)), "d2t[13] in head", 27),
     (FORMS[0], edit(lambda t: t["d2t"].__setitem__(2, -3)), "d2t[2] in head", -3),

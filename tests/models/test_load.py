@@ -77,7 +77,7 @@ def test_the_kind_of_an_own_drafter_is_detected(tiny_pair: Path):
         ),
         (
             {"target": "/nonexistent/x"},
-            "target is '/nonexistent/x'; allowed: a folder that exists, as this one does not, "
+            "target is '/nonexistent/x'; allowed: an existing folder, "
             "or a hub id such as meta-llama/Llama-3.1-8B-Instruct",
         ),
         ({"target": "x", "draft": "y", "drafter": "none"}, "draft is 'y'; allowed: none where drafter is none"),

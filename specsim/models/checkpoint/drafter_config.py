@@ -1,4 +1,4 @@
-"""Shape of an EAGLE head, from its config.json as the EAGLE repository, SGLang and speculators write it."""
+"""Shape of an EAGLE head, from a config.json of the EAGLE repository, SGLang or speculators."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -9,8 +9,8 @@ from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.fields import Fields
 from specsim.models.checkpoint.model_config import model_config
 
-# A head's config may leave these to its target. Not RoPE: published heads that do not name it were trained with
-# the plain base of 10000, whatever their target has.
+# Fields that a head's config may leave to its target. RoPE is not among them: published heads that do not name it were
+# trained with the default base of 10000, whatever their target has.
 _INHERITED = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
@@ -19,12 +19,12 @@ _INHERITED = {
     "max_position_embeddings": "max_position_embeddings",
 }
 _INHERITED_HEADS = {"num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads", "head_dim": "head_dim"}
-# Fields of published heads' variants, with the one value that is supported.
+# Fields of published variants, with the one value that is supported.
 _ONLY = {"norm_before_fc": False, "use_aux_hidden_state": True}
 
 
 def drafter_config(fields: Fields, kind: str, target: ModelConfig) -> DrafterConfig:
-    """Read the shape of an EAGLE head (`kind` eagle or eagle3) that drafts for `target`; the two must fit."""
+    """Read the shape of an EAGLE head (`kind` eagle or eagle3), and check that it fits its target."""
     layer = fields.mapping("transformer_layer_config") if is_speculators(fields) else fields
     fields = fields.filled(fields.mapping("eagle_config").given)
     for name, only in _ONLY.items():
@@ -39,13 +39,13 @@ def drafter_config(fields: Fields, kind: str, target: ModelConfig) -> DrafterCon
 
 
 def is_speculators(fields: Fields) -> bool:
-    """Check whether the vLLM project's speculators wrote this config; only its EAGLE-3 models are supported."""
+    """Check whether vLLM's speculators wrote this config, or raise InputError for a kind other than EAGLE-3."""
     name = "speculators_model_type"
     return bool(fields.get(name)) and fields.choice(name, ("eagle3",)) == "eagle3"
 
 
 def _inherit(layer: Fields, target: ModelConfig) -> Fields:
-    """Complete a head's fields by its target's. Published heads are Llama layers."""
+    """Complete a head's fields with its target's, as a Llama layer."""
     layer.choice("model_type", ("llama",), default="llama")
     names = _INHERITED if layer.get("num_attention_heads") else _INHERITED | _INHERITED_HEADS
     inherited = {name: getattr(target, field) for name, field in names.items()}
@@ -56,7 +56,7 @@ def _inherit(layer: Fields, target: ModelConfig) -> Fields:
 def _eagle3(fields: Fields, model: ModelConfig, target: ModelConfig) -> DrafterConfig:
     require(model.num_layers == 1, f"num_hidden_layers in {fields.file}", model.num_layers, "1 in an EAGLE-3 head")
     if is_speculators(fields) and fields.get("norm_before_residual") is None:
-        raise fields.error("norm_before_residual", "true or false: readers differ in what they take for an absent one")
+        raise fields.error("norm_before_residual", "true or false, as readers of the format differ in its default")
     return DrafterConfig(
         kind="eagle3",
         model=model,
@@ -68,7 +68,7 @@ def _eagle3(fields: Fields, model: ModelConfig, target: ModelConfig) -> DrafterC
 
 
 def _feature_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:
-    """Read the target layers that an EAGLE-3 head's features enter."""
+    """Read the target layers whose inputs are an EAGLE-3 head's features."""
     name = "eagle_aux_hidden_state_layer_ids"
     ids = fields.get(name)
     if ids is None:
@@ -78,7 +78,7 @@ def _feature_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:
         if not isinstance(ids, list) or any(type(layer) is not int for layer in ids):
             raise fields.error(name, "a list of three integers")
         layers = tuple(layer + _offset(fields) for layer in ids)
-        allowed = f"three ascending ids that enter layers 0 to {num_layers - 1} of the target"
+        allowed = f"three ascending ids for inputs of layers 0 to {num_layers - 1} of the target"
     ascending = all(a < b for a, b in pairwise(layers))
     if len(layers) != 3 or not ascending or layers[0] < 0 or layers[-1] >= num_layers:
         raise fields.error(name, allowed)
@@ -86,18 +86,18 @@ def _feature_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:
 
 
 def _offset(fields: Fields) -> int:
-    """Give 1 where ids name a layer's output, which enters the next layer, and 0 where they name its input.
+    """Return 1 where ids name a layer's output, the next layer's input, and 0 where they name its input.
 
-    Both conventions are in use, so neither is guessed.
+    Both conventions are in use, so neither is assumed.
     """
     name = "eagle_aux_hidden_state_convention"
     if fields.get(name) not in ("entering", "output"):
-        raise fields.error(name, "entering (id i is what enters layer i) or output (id i is what leaves layer i)")
+        raise fields.error(name, "entering (id i: the input of layer i) or output (id i: the output of layer i)")
     return int(fields.get(name) == "output")
 
 
 def _check_fit(config: DrafterConfig, target: ModelConfig, file: Path) -> None:
-    """Check that a head has the vocabulary and the width of the target that it reads."""
+    """Check that a head has its target's vocabulary and width."""
     model = config.model
     width = config.target_hidden_size
     if model.vocab_size != target.vocab_size:

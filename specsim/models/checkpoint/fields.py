@@ -1,4 +1,4 @@
-"""Fields of a JSON file, read by name and type; an error names field and file."""
+"""Fields of a JSON file, read by name and type, with errors that name field and file."""
 
 import json
 import math
@@ -12,11 +12,11 @@ from specsim.core.errors import InputError, require
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Fields of one JSON object; null counts as absent."""
+    """Fields of one JSON object, in which null counts as absent."""
 
     file: Path
     values: Mapping[str, Any]
-    read_names: set[str] = field(default_factory=set)  # every name that was read: a misspelt one is noticed
+    read_names: set[str] = field(default_factory=set)  # every name that was read, to find misspelt ones
 
     def get(self, name: str, default: Any = None) -> Any:
         self.read_names.add(name)
@@ -32,11 +32,11 @@ class Fields:
         return {name: value for name, value in self.values.items() if value is not None}
 
     def filled(self, defaults: Mapping[str, Any]) -> "Fields":
-        """Add `defaults` for fields that are absent (a null is there)."""
+        """Add `defaults` for fields that are absent, but not for null ones."""
         return Fields(self.file, {**defaults, **self.values}, self.read_names)
 
     def replaced(self, values: Mapping[str, Any]) -> "Fields":
-        """Put `values` in the place of fields of their names."""
+        """Replace fields by `values` of the same names."""
         return Fields(self.file, {**self.values, **values}, self.read_names)
 
     def integer(self, name: str, default: int | None = None, least: int = 1) -> int:

@@ -1,4 +1,4 @@
-"""Key and shape of every tensor of a checkpoint: Hugging Face names for a target, the EAGLE repository's for a head."""
+"""Key and shape of every tensor of a checkpoint, named as by Hugging Face or, for heads, the EAGLE repository."""
 
 from typing import NamedTuple
 
@@ -9,14 +9,14 @@ Layout = dict[str, tuple[int, ...]]
 
 
 class DrafterLayout(NamedTuple):
-    """Tensors that an EAGLE head has to have, and those that it may have."""
+    """Required and optional tensors of an EAGLE head."""
 
     required: Layout
     optional: Layout
 
 
 def target_layout(config: ModelConfig) -> Layout:
-    """List the tensors of a target; lm_head.weight is listed also where the embedding stands for it."""
+    """List the tensors of a target, with lm_head.weight even where it is tied to the embedding."""
     table = (config.vocab_size, config.hidden_size)
     layout = {"model.embed_tokens.weight": table, "model.norm.weight": (config.hidden_size,), "lm_head.weight": table}
     for index in range(config.num_layers):
@@ -32,7 +32,7 @@ def drafter_layout(config: DrafterConfig) -> DrafterLayout:
 
 
 def _eagle_layout(model: ModelConfig) -> DrafterLayout:
-    """EAGLE-1 and EAGLE-2: fc of embedding and feature, then Llama layers, the first without a norm of its input."""
+    """List EAGLE-1/2's tensors: fc of embedding and feature, then Llama layers, the first without input norm."""
     width = model.hidden_size
     layout: Layout = {"embed_tokens.weight": (model.vocab_size, width), "fc.weight": (width, 2 * width)}
     for index in range(model.num_layers):
@@ -43,7 +43,10 @@ def _eagle_layout(model: ModelConfig) -> DrafterLayout:
 
 
 def _eagle3_layout(config: DrafterConfig) -> DrafterLayout:
-    """EAGLE-3: fc of three target features, one layer whose attention reads embedding and feature together, a head."""
+    """List EAGLE-3's tensors: fc of three target features, one layer, a head.
+
+    The layer's attention reads embedding and feature together.
+    """
     model = config.model
     width = model.hidden_size
     draft_vocab_size = config.draft_vocab_size
@@ -65,7 +68,7 @@ def _norms(layer: str, config: ModelConfig, *names: str) -> Layout:
 
 
 def _attention(layer: str, config: ModelConfig, width: int) -> Layout:
-    """Projections of one attention with an input of `width` features, and Qwen3's norms of queries and keys."""
+    """List the projections of one attention with an input of `width` features, and Qwen3's query and key norms."""
     query = config.num_heads * config.head_dim
     key = config.num_kv_heads * config.head_dim
     shapes = {"q_proj": (query, width), "k_proj": (key, width), "v_proj": (key, width)}

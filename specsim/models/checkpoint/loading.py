@@ -22,7 +22,10 @@ _EAGLE3_KEYS = ("midlayer.", "layers.0.hidden_norm.", "d2t")
 
 
 def load_target(path_or_hub: str | Path) -> TargetCheckpoint:
-    """Load a target of a supported family; InputError names file and key of a missing, extra or misshapen tensor."""
+    """Load a target of a supported family.
+
+    Raises InputError with file and key for a missing, extra or misshapen tensor.
+    """
     folder = locate("target", path_or_hub)
     config = read_target_config(folder)
     required = target_layout(config)
@@ -33,7 +36,7 @@ def load_target(path_or_hub: str | Path) -> TargetCheckpoint:
     if config.tie_word_embeddings:
         embedding = tensors["model.embed_tokens.weight"]
         if not torch.equal(tensors.get("lm_head.weight", embedding), embedding):
-            allowed = "the embedding, or none, where tie_word_embeddings is true"
+            allowed = "equal to the embedding, or absent, where tie_word_embeddings is true"
             raise InputError(f"lm_head.weight in {folder}", "another tensor", allowed)
         tensors["lm_head.weight"] = embedding
     return TargetCheckpoint(config, tensors)
@@ -42,7 +45,11 @@ def load_target(path_or_hub: str | Path) -> TargetCheckpoint:
 def load_drafter(
     path_or_hub: str | Path, target_config: ModelConfig, draft_fields: Mapping[str, Any] | None = None
 ) -> DrafterCheckpoint:
-    """Load an EAGLE-1/2 or EAGLE-3 head; raises as load_target does, and where it does not fit its target."""
+    """Load an EAGLE-1/2 or EAGLE-3 head.
+
+    draft_fields: replacements for fields of its config.json. Raises InputError as load_target does, and where the head
+    does not fit its target.
+    """
     folder = locate("draft", path_or_hub)
     fields = read_json(folder / "config.json").replaced(draft_fields or {})
     stored = by_name(read_weights(folder), lambda key: key.removeprefix("model."))
@@ -51,7 +58,7 @@ def load_drafter(
         stored = by_name(stored.values(), _eagle3_name)
     config = drafter_config(fields, kind, target_config)
     for name in draft_fields or ():
-        allowed = f"a field that is read of an {kind} config, {sorted(fields.read_names)}"
+        allowed = f"a field of an {kind} config: {', '.join(sorted(fields.read_names))}"
         require(name in fields.read_names, "draft_fields", name, allowed)
     required, optional = drafter_layout(config)
     if kind == "eagle" and fields.get("bias") is not None:
@@ -59,13 +66,16 @@ def load_drafter(
         required |= bias if fields.flag("bias") else {}
     tensors = check_layout(stored, folder, required, optional)
     if "t2d" in tensors and "d2t" not in tensors:
-        raise InputError(f"d2t in {folder}", "missing", "a table of offsets, where there is a t2d")
+        raise InputError(f"d2t in {folder}", "missing", "a table of offsets, as there is a t2d")
     tensors |= _vocabulary(tensors, folder, target_config.vocab_size) if "d2t" in tensors else {}
     return DrafterCheckpoint(config, tensors)
 
 
 def local_folder(field: str, path_or_hub: str | Path) -> Path | None:
-    """Find a local checkpoint; None for what can only be a hub id, InputError for what is neither."""
+    """Find a local checkpoint, None for a hub id.
+
+    Raises InputError for what is neither.
+    """
     or_hub = "or a hub id such as meta-llama/Llama-3.1-8B-Instruct"
     try:
         folder = Path(path_or_hub).expanduser()
@@ -75,14 +85,14 @@ def local_folder(field: str, path_or_hub: str | Path) -> Path | None:
     except (TypeError, RuntimeError, OSError, ValueError) as error:
         raise InputError(field, path_or_hub, f"the path of a folder, {or_hub}") from error
     if exists:
-        raise InputError(field, str(path_or_hub), f"a folder, which this file is not, {or_hub}")
+        raise InputError(field, str(path_or_hub), f"a folder and not a file, {or_hub}")
     if not re.fullmatch(_HUB_ID, str(path_or_hub)):
-        raise InputError(field, str(path_or_hub), f"a folder that exists, as this one does not, {or_hub}")
+        raise InputError(field, str(path_or_hub), f"an existing folder, {or_hub}")
     return None
 
 
 def locate(field: str, path_or_hub: str | Path) -> Path:
-    """Find the folder of a checkpoint: a local one, else a snapshot of a hub repository, downloaded once."""
+    """Find the folder of a checkpoint, local or a snapshot of a hub repository that is downloaded once."""
     if folder := local_folder(field, path_or_hub):
         return folder
     from huggingface_hub import snapshot_download
@@ -91,7 +101,7 @@ def locate(field: str, path_or_hub: str | Path) -> Path:
         snapshot = Path(snapshot_download(str(path_or_hub), allow_patterns=[*_HUB_TEXT, "model*.safetensors"]))
         if not any(snapshot.glob("model*.safetensors")):
             snapshot_download(str(path_or_hub), allow_patterns=["pytorch_model*.bin"])
-    except Exception as error:  # the hub's, the network's and the cache's errors share no class
+    except Exception as error:  # errors of hub, network and cache share no class
         allowed = f"an existing folder, or a hub id that can be reached or is in the cache ({type(error).__name__})"
         raise InputError(field, str(path_or_hub), allowed) from error
     return snapshot
@@ -107,7 +117,10 @@ def _eagle3_name(key: str) -> str:
 
 
 def _drafter_kind(fields: Fields, names: Iterable[str]) -> str:
-    """Tell the kind of a head from its keys, and from fields that only EAGLE-3 has, so that a missing key is named."""
+    """Find the kind of a head from its keys and from fields that only EAGLE-3 has.
+
+    The fields let errors name a missing key.
+    """
     if is_speculators(fields) or fields.get("draft_vocab_size"):
         return "eagle3"
     if "fc.weight" not in names:
@@ -116,9 +129,10 @@ def _drafter_kind(fields: Fields, names: Iterable[str]) -> str:
 
 
 def _vocabulary(tensors: Mapping[str, torch.Tensor], folder: Path, vocab_size: int) -> dict[str, torch.Tensor]:
-    """Read d2t as i64 and t2d as bool, each the inverse of the other; t2d is made where the files have only d2t.
+    """Convert d2t to i64 and t2d to bool, and check that they are inverse.
 
-    Target ids ascend with draft ids, so that ties and sums over a distribution are the same in either numbering.
+    t2d is made where the files have only d2t. Target ids ascend with draft ids, so that ties and sums over a
+    distribution are the same in either numbering.
     """
     d2t = tensors["d2t"].long()
     target_ids = d2t + torch.arange(len(d2t))

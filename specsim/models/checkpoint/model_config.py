@@ -1,4 +1,4 @@
-"""Shape of a target, from its config.json as transformers 4 and 5 write it."""
+"""Shape of a target, from a config.json of transformers 4 or 5."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from specsim.core.target import FAMILIES, ModelConfig
 from specsim.models.checkpoint.fields import Fields, read_json
 
 _LLAMA3_ROPE = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-# Defaults that transformers has for absent fields (a null is there). Sizes have none: they must be given.
+# Defaults of transformers for absent fields; null ones have none. Sizes have no default.
 _ABSENT = {
     "llama": {},
     "qwen3": {"num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096, "max_window_layers": 28},
@@ -17,7 +17,10 @@ _ABSENT = {
 
 
 def read_target_config(folder: Path) -> ModelConfig:
-    """Read the shape of a folder's target; end tokens of generation_config.json come first, as in transformers."""
+    """Read the shape of a folder's target.
+
+    End tokens of generation_config.json take precedence, as in transformers.
+    """
     fields = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
     ends = _end_tokens(read_json(generation)) if generation.exists() else ()
@@ -29,7 +32,7 @@ def model_config(fields: Fields, eos_token_ids: tuple[int, ...] = ()) -> ModelCo
     family = fields.choice("model_type", FAMILIES)
     fields.choice("hidden_act", ("silu",), default="silu")
     if fields.get("quantization_config"):
-        raise fields.error("quantization_config", "none: weights are read in floating point only")
+        raise fields.error("quantization_config", "none, as only floating-point weights are supported")
     fields = fields.filled(_ABSENT[family])
     num_heads = fields.integer("num_attention_heads")
     num_layers = fields.integer("num_hidden_layers")
@@ -62,7 +65,7 @@ def _head_dim(fields: Fields, num_heads: int) -> int:
         raise fields.error("num_attention_heads", allowed)
     head_dim = fields.integer("head_dim", default=hidden_size // num_heads)
     if head_dim % 2:
-        raise InputError(f"head_dim in {fields.file}", head_dim, "an even number: RoPE turns pairs")
+        raise InputError(f"head_dim in {fields.file}", head_dim, "an even number, as RoPE rotates pairs")
     return head_dim
 
 
@@ -77,7 +80,7 @@ def _rope(fields: Fields) -> _Rope:
     given = [name for name in ("rope_parameters", "rope_scaling") if fields.get(name)] or ["rope_parameters"]
     first, *others = (_one_rope(name, fields.mapping(name).filled(theta)) for name in given)
     if any(other != first for other in others):
-        raise fields.error("rope_scaling", "what rope_parameters says, rope_theta included, where both are given")
+        raise fields.error("rope_scaling", "equal to rope_parameters, rope_theta included, where both are given")
     return first
 
 
@@ -95,7 +98,7 @@ def _one_rope(name: str, rope: Fields) -> _Rope:
 
 
 def _sliding_windows(family: str, fields: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """Window of each layer; () where every layer sees everything."""
+    """Compute the window of each layer, () where no layer has one."""
     if family == "llama":
         return ()
     switched_on = family == "mistral" or fields.flag("use_sliding_window")
@@ -106,7 +109,7 @@ def _sliding_windows(family: str, fields: Fields, num_layers: int) -> tuple[int 
 
 
 def _sliding_layers(fields: Fields, num_layers: int, window: int | None) -> list[bool]:
-    """Tell sliding layers by `layer_types`, else (Qwen3) by their index, from `max_window_layers` on."""
+    """Find sliding layers in `layer_types`, or for Qwen3 without it, from `max_window_layers` on."""
     layer_types = fields.get("layer_types")
     if layer_types is None:
         return [layer >= fields.integer("max_window_layers", least=0) for layer in range(num_layers)]

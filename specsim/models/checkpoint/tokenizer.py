@@ -1,4 +1,4 @@
-"""Tokenizer of a checkpoint's folder, loaded when it is first used."""
+"""Tokenizer of a checkpoint's folder, loaded at first use."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ from specsim.core.errors import InputError
 
 
 class LazyTokenizer:
-    """Tokenizer with every attribute of transformers' AutoTokenizer, which is loaded at the first use."""
+    """Tokenizer with every attribute of transformers' AutoTokenizer, loaded at first use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -30,7 +30,7 @@ class LazyTokenizer:
 
             try:
                 self._loaded = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
-            except Exception as error:  # transformers and tokenizers share no class of error
+            except Exception as error:  # errors of transformers and tokenizers share no class
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 name = f"the tokenizer in {self.folder}"
                 raise InputError(name, reason, "a tokenizer that transformers loads") from error

@@ -1,4 +1,4 @@
-"""Tensors of a folder: safetensors or pickle, one file or shards with an index, checked key by key against a layout."""
+"""Tensors of a folder: safetensors or pickle, one file or indexed shards, checked key by key against a layout."""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +17,7 @@ from specsim.models.checkpoint.layout import Layout
 _FORMS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _TABLE_DTYPES = {"d2t": (torch.int64, torch.int32), "t2d": (torch.bool, torch.uint8)}
-# Tables that old versions saved and nobody reads, and speculators' training copies of its target's head.
+# Tables that old versions saved and nobody reads, and copies of the target's head from speculators' training.
 _HARMLESS = (
     "rotary_emb.inv_freq",
     "rotary_emb.cos_cached",
@@ -28,7 +28,7 @@ _HARMLESS = (
 
 
 class Stored(NamedTuple):
-    """A tensor, its file and its key there."""
+    """A tensor with its file and its key there."""
 
     tensor: torch.Tensor
     file: Path
@@ -36,7 +36,7 @@ class Stored(NamedTuple):
 
 
 def read_weights(folder: Path) -> list[Stored]:
-    """Read every tensor of a folder as stored, in the first of the four forms that is there."""
+    """Read every tensor of a folder as stored, in the first of the four formats that is there."""
     form = next((folder / name for name in _FORMS if (folder / name).exists()), None)
     if form is None:
         raise InputError(f"the weights in {folder}", "missing", " or ".join(_FORMS))
@@ -44,13 +44,13 @@ def read_weights(folder: Path) -> list[Stored]:
 
 
 def by_name(stored: Iterable[Stored], rename: Callable[[str], str]) -> dict[str, Stored]:
-    """Map canonical names to tensors, without the known harmless ones."""
+    """Map canonical names to tensors, without known tensors that nobody reads."""
     named: dict[str, Stored] = {}
     for entry in stored:
         name = rename(entry.key)
         if name in named:
-            again = f"{named[name].key} in {named[name].file.name} again"
-            raise InputError(f"{entry.key} in {entry.file}", again, "one of them")
+            same = f"the same tensor as {named[name].key} in {named[name].file.name}"
+            raise InputError(f"{entry.key} in {entry.file}", same, "one tensor of that name")
         if not name.endswith(_HARMLESS):
             named[name] = entry
     return named
@@ -59,7 +59,7 @@ def by_name(stored: Iterable[Stored], rename: Callable[[str], str]) -> dict[str,
 def check_layout(
     named: Mapping[str, Stored], folder: Path, required: Layout, optional: Layout
 ) -> dict[str, torch.Tensor]:
-    """Check that tensors are those of the layout: none missing, none unexpected, every shape right."""
+    """Check that tensors match the layout: none missing, none unexpected, every shape right."""
     for name, shape in required.items():
         require(name in named, f"{name} in {folder}", "missing", f"a tensor of shape {list(shape)}")
     layout = optional | required
@@ -75,12 +75,12 @@ def _check_tensor(entry: Stored, shape: tuple[int, ...], dtypes: tuple[torch.dty
     if entry.tensor.dtype not in dtypes:
         raise InputError(f"the dtype of {where}", str(entry.tensor.dtype), " or ".join(map(str, dtypes)))
     if entry.tensor.is_floating_point() and not bool(entry.tensor.isfinite().all()):
-        raise InputError(where, "not finite everywhere", "finite weights")
+        raise InputError(where, "not finite everywhere", "finite values")
 
 
 def _read_shards(index: Path) -> list[Stored]:
     weight_map = read_json(index).mapping("weight_map").values
-    require(weight_map, f"weight_map in {index}", weight_map, "an object of key and file name")
+    require(weight_map, f"weight_map in {index}", weight_map, "an object of file names by key")
     stored: list[Stored] = []
     for name in sorted(set(map(str, weight_map.values()))):
         require(Path(name).name == name, f"weight_map in {index}", name, "names of files in the same folder")
@@ -110,15 +110,15 @@ def _read_pickle(file: Path) -> dict[str, torch.Tensor]:
         with warnings.catch_warnings(action="ignore"):
             tensors = torch.load(file, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
-        allowed = "what torch.load reads with weights_only=True"
+        allowed = "a file that torch.load reads with weights_only=True"
         raise InputError(str(file), "a pickle of more than tensors", allowed) from error
-    except Exception as error:  # damaged bytes make the restricted unpickler raise nearly anything
+    except Exception as error:  # the restricted unpickler raises almost anything for damaged bytes
         reason = " ".join(str(error).split(".")[0].split()) or type(error).__name__
         raise InputError(str(file), f"damaged or cut short: {reason}", "a complete PyTorch file") from error
     if not isinstance(tensors, dict) or not all(
         isinstance(key, str) and _is_dense(each) for key, each in tensors.items()
     ):
-        raise InputError(str(file), "a pickle of something else", "a state dict: key and tensor")
+        raise InputError(str(file), "a pickle of something else", "a state dict of tensors by key")
     return tensors
 
 

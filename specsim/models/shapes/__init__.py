@@ -1,4 +1,4 @@
-"""Shapes of published models, and pairs of such a shape whose weights are random: for timing, never for text."""
+"""Shapes of published models, and pairs of these shapes with random weights, for timing only."""
 
 from specsim.models.shapes.model_shape import NAMES, Shape, shape
 from specsim.models.shapes.prompt import random_prompts

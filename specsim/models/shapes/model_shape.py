@@ -1,4 +1,4 @@
-"""Shape of a model by its name or from a config.json, whole or as the slice that one of several GPUs holds."""
+"""Shape of a model, by name or from a config.json, whole or as one GPU's tensor-parallel slice."""
 
 import re
 from dataclasses import dataclass, replace
@@ -12,27 +12,26 @@ from specsim.models.checkpoint.model_config import model_config
 _CONFIGS = Path(__file__).parent / "configs"
 NAMES = tuple(sorted(path.stem for path in _CONFIGS.glob("*.json")))
 _SLICE = re.compile(r"(.+)-tp([1-9][0-9]*)-slice")
-_ALLOWED = (
-    f"{', '.join(NAMES)}, one of these with -tpK-slice behind it, or a config.json or a folder that holds one, also so"
-)
+_ALLOWED = f"{', '.join(NAMES)}, a config.json or a folder with one, each perhaps with the suffix -tpK-slice"
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A target's shape, whole or one GPU's share of it."""
+    """A target's shape, whole or one GPU's slice of it."""
 
     name: str
-    config: ModelConfig  # without end tokens: random weights know no end of a text
+    config: ModelConfig  # without end tokens, which random weights do not learn
     tensor_parallel: int = 1  # number of GPUs that share the model
 
 
 def shape(name_or_path: str | Path) -> Shape:
-    """Find the shape of a name, of a config.json or of a folder with one; `-tpK-slice` behind it: one GPU's slice.
+    """Find the shape of a name, of a config.json or of a folder with one.
 
-    A slice is computed by one of K GPUs under tensor parallelism: heads, intermediate size and vocabulary are divided
-    by K, and KV heads too, but at least one is left (GPUs beyond their number hold copies). Layers and hidden size are
-    those of the model. No collective is run or timed, and its tokens are those of a small model of that shape. The
-    embedding is cut like the head: a forward reads only its own rows. Raises InputError where K does not divide.
+    The suffix `-tpK-slice` gives one GPU's slice, as one of K GPUs computes it under tensor parallelism. Heads,
+    intermediate size and vocabulary are divided by K, and so are KV heads, down to one (GPUs beyond their number hold
+    copies). Layers and hidden size are those of the model. No collective is run or timed, and the tokens are those of a
+    small model of that shape. The embedding is cut like the head, as a forward reads only its own rows. Raises
+    InputError where K does not divide a size.
     """
     text = str(name_or_path)
     if whole := _whole(text):
@@ -44,7 +43,7 @@ def shape(name_or_path: str | Path) -> Shape:
 
 
 def _whole(text: str) -> Shape | None:
-    """Find a shape that is not a slice; None where there is no such name and no such file."""
+    """Find a shape that is not a slice, None where no such name or file exists."""
     path = _CONFIGS / f"{text}.json" if text in NAMES else Path(text).expanduser()
     try:
         path = path / "config.json" if path.is_dir() else path

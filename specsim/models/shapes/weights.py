@@ -17,7 +17,7 @@ from specsim.models.shapes.model_shape import Shape, shape
 DRAFT_VOCAB_SIZE = 32000  # of the published EAGLE-3 heads for Llama 3 and Qwen3
 _SCALE = 0.02
 # Standard deviation of the logits. With it the best of 32000 drafts has a mean probability of 0.7, as in a trained
-# head, and 99 of 100 trees of topk 4, 3 steps and 8 nodes reach their third level; with flat logits they would not.
+# head, and 99 of 100 trees of topk 4, 3 steps and 8 nodes reach their third level; flat logits would not do so.
 _LOGIT_SCALE = 10.0
 _DRAFTERS = ("eagle3", "eagle", None)
 Tensors = dict[str, torch.Tensor]
@@ -32,10 +32,10 @@ def random_pair(
 ) -> Pair:
     """Make a pair of a shape (or of its name or path) with random weights and without a tokenizer.
 
-    Norms are 1, other weights normal. Its tokens mean nothing and its drafts are almost never accepted: it is for
-    timing, together with core.synthetic_acceptance. eagle3: one Llama layer of the target's sizes over three features,
-    with a vocabulary of 32000 drafts (a slice: its share) or the target's where that is smaller. eagle: the same layer
-    over one feature, read by the target's head. Raises InputError for another drafter, and for `eagle3` on a target of
+    It is for timing, together with core.synthetic_acceptance: its tokens mean nothing and its drafts are almost never
+    accepted. Norms are 1, other weights normal. eagle3: one Llama layer of the target's sizes over three features, with
+    a vocabulary of 32000 drafts (in a slice its share), or the target's where that is smaller. eagle: the same layer
+    over one feature, with the target's head. Raises InputError for another drafter, and for `eagle3` on a target of
     fewer than three layers.
     """
     of = of if isinstance(of, Shape) else shape(of)
@@ -67,7 +67,7 @@ def _drafter_config(of: Shape, kind: str) -> DrafterConfig:
 
 
 def _feature_layers(num_layers: int) -> tuple[int, int, int]:
-    """Choose layers 2, n//2, n-3 as published; below seven layers the first, the middle and the last."""
+    """Choose layers 2, n//2, n-3 as published, and first, middle and last layer of fewer than seven."""
     require(num_layers >= 3, "drafter", "eagle3", f"eagle or none for a target of {num_layers} layers: it reads three")
     return (2, num_layers // 2, num_layers - 3) if num_layers >= 7 else (0, num_layers // 2, num_layers - 1)
 
@@ -96,7 +96,7 @@ def _drafter_tensors(config: DrafterConfig, generator: torch.Generator, dtype: t
 
 
 def _vocabulary(config: DrafterConfig, device: torch.device) -> Tensors:
-    """Spread draft ids evenly over the target's: d2t as offsets, t2d as the target ids that they reach."""
+    """Spread draft ids evenly over the target's, with d2t as offsets and t2d as the target ids that they reach."""
     draft_ids = torch.arange(config.draft_vocab_size, device=device)
     target_ids = draft_ids * config.model.vocab_size // config.draft_vocab_size
     reached = torch.zeros(config.model.vocab_size, dtype=torch.bool, device=device)
@@ -104,7 +104,7 @@ def _vocabulary(config: DrafterConfig, device: torch.device) -> Tensors:
 
 
 def _head_scale(config: ModelConfig) -> float:
-    """Scale of a head's weights that gives logits of standard deviation _LOGIT_SCALE for a normed hidden state."""
+    """Compute the scale of a head's weights that gives logits of standard deviation _LOGIT_SCALE after a norm."""
     return _LOGIT_SCALE / math.sqrt(config.hidden_size)
 
 

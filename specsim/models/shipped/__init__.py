@@ -1,4 +1,4 @@
-"""The shipped pair: a small trained target, its two drafters, prompts held out from their training, and requests."""
+"""The shipped pair: a small trained target, its two drafters, held-out prompts, and requests."""
 
 import json
 from pathlib import Path
@@ -8,6 +8,6 @@ REQUESTS = Path(__file__).parent / "requests.jsonl"
 
 
 def load_prompts(folder: Path | None = None) -> list[dict[str, str]]:
-    """Read the held-out prompts of the shipped pair or of another's folder: id, text, source and licence."""
+    """Read the held-out prompts of the shipped pair or of another folder: id, text, source and licence."""
     lines = ((folder or TINY) / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
