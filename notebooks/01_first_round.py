@@ -7,13 +7,14 @@
 # ---
 
 # %% [markdown]
-# # One round
+# # One round of speculative decoding
 #
-# A language model writes one token a forward pass. In a round of speculative decoding a small *drafter* proposes a
-# tree of tokens, the *target* reads the whole tree in one forward pass, and keeps the path that it would have written
-# itself. This notebook takes one such round apart and looks at everything it touches: the tree, the mask, the cache.
+# A language model generates one token per forward pass. In a round of speculative decoding, a small *drafter* proposes
+# a tree of tokens. The *target* model reads the whole tree in one forward pass. It keeps the path that it would have
+# generated itself. This notebook runs one such round step by step and shows its data: the tree, the attention mask and
+# the KV cache.
 #
-# Every question marked **Try** is answered by changing a cell and running it again. No GPU is needed.
+# To answer a question marked **Try**, change a cell and run it again. You do not need a GPU.
 
 # %%
 from copy import deepcopy
@@ -33,13 +34,14 @@ decode = pair.tokenizer.decode
 pair
 
 # %% [markdown]
-# ## The setting
+# ## The settings
 #
-# `topk` is the number of lanes that the drafter follows at a time (K), `num_steps` how deep it goes (S), and
-# `num_draft_tokens` how many nodes the target gets to see, the root included (N). Key and value vectors live in pages
-# of `page_size` slots.
+# * `topk` (K): number of lanes, the paths that the drafter extends at the same time.
+# * `num_steps` (S): depth of the draft tree.
+# * `num_draft_tokens` (N): number of nodes that the target verifies, including the root.
+# * `page_size`: number of slots in a page. A slot holds the keys and values of one token.
 #
-# Two requests share the batch, so that one can see whose slots are whose.
+# The batch has two requests, so the pictures show which slots belong to which request.
 
 # %%
 config = SpecConfig(topk=4, num_steps=3, num_draft_tokens=8, page_size=4)
@@ -48,7 +50,7 @@ sampling = SamplingParams(temperature=0.0)
 
 
 def start(impl):
-    """An engine of a column, and two requests after their prefill."""
+    """Make an engine of one implementation, and prefill two requests."""
     engine = load_engine(pair, config, EngineOptions(impl))
     prompt_ids = [pair.tokenizer.encode(prompt) for prompt in prompts]
     lengths = [len(ids) for ids in prompt_ids]
@@ -68,60 +70,62 @@ print("tokens of the prompts (L):", batch.seq_lens.tolist())
 print("next token, already known: ", [decode([token]) for token in draft_input.bonus_tokens.tolist()])
 
 # %% [markdown]
-# The last line is where a round starts. The target's latest token is known, but neither model has read it yet: its KV
-# is nowhere. It becomes the *root* of the tree.
+# A round starts with the tokens in the last line. The target has sampled them, but neither model has read them yet, so
+# the cache has no KV for them. Each becomes the *root* of its request's tree.
 #
 # ## Draft
 #
-# The drafter starts from the root's K best followers, which the step before has left in `draft_input`. In each of S−1
-# forward passes it extends every lane by K children, scores a child by the product of probabilities along its path,
-# and keeps the best K as the next lanes. At the end *all* candidates compete for the N−1 places below the root.
+# The drafter starts with the K most probable tokens after the root. The previous phase stored them in `draft_input`.
+# The drafter then runs S−1 forward passes. Each pass extends every lane by K children. The score of a child is the
+# product of the drafter's probabilities along its path. The K children with the best scores become the next lanes. At
+# the end, the N−1 best of *all* candidates form the tree below the root.
 
 # %%
 verify_input = engine.draft(batch, draft_input, pools)
 plots.tree(verify_input, None, decode)
 
 # %% [markdown]
-# A blank is drawn as ␣, and `␣×7` are seven of them.
+# The picture shows a space as ␣, and seven spaces as `␣×7`.
 #
-# * No score is above its parent's. Why can a product never be? What would go wrong if a child were ranked above its
+# * No child has a higher score than its parent. Why not? What would go wrong if a child had a better rank than its
 #   parent?
-# * Node 5 scores 0.193 below node 2 with 0.201. What probability did the drafter give to `:` after ` 1`?
-# * **Try** `topk=1, num_draft_tokens=4`: a chain. Which of the nodes above does it have?
+# * Node 5 has a score of 0.193, and its parent, node 2, has 0.201. What probability did the drafter give to `:`
+#   after ` 1`?
+# * **Try** `topk=1, num_draft_tokens=4`, which makes a chain. Which of the nodes above does it have?
 #
-# ## Who sees whom
+# ## The attention mask
 #
-# The target reads the tree in one pass, so its 8 tokens lie side by side although some of them contradict each other.
-# The mask keeps them apart: a node sees the prefix, its ancestors and itself. Siblings share a *position* (the place
-# in the text that they compete for) and never a *column* (the place in the cache).
+# The target reads all 8 tokens of a tree in one pass, although some are alternatives to each other. The mask separates
+# the alternatives: a node attends to the prefix, its ancestors and itself. Siblings have the same *position* in the
+# text, but each has its own *column* in the cache.
 
 # %%
 plots.mask(verify_input, decode=decode)
 
 # %% [markdown]
-# * Two rows stand for the same token `:`. What distinguishes their predictions?
-# * **Try** the chain again: why is its mask a full triangle?
+# * Two rows have the same token `:`. Why can their predictions differ?
+# * **Try** the chain again. Why is its mask a full triangle?
 #
-# ## Where drafts live
+# ## The KV of drafts
 #
-# The drafter needs KV of its own for the lanes it follows. Every slot below belongs to a page, every page to a
-# request. Lane k writes the KV of its step s to the cell `k.s`; the target's cache is a second buffer with the same
+# The drafter needs its own KV for its lanes. In the picture every slot belongs to a page, and every page belongs to a
+# request. Lane k writes the KV of step s to the slot marked `k.s`. The target's cache is a second buffer with the same
 # slots.
 
 # %%
 plots.kv_pages(pools, batch, config)
 
 # %% [markdown]
-# * Request 1 has 9 tokens on pages of 4, so its last page is begun. Each of its lanes 1, 2 and 3 keeps a copy of what
-#   is on it, and lane 0 does not. Why does request 0 need no copies?
-# * The last cell of each lane is never written. Count forward passes to see why.
-# * **Try** `page_size=1`. What becomes of the copies, and why?
+# * Request 1 has 9 tokens on pages of 4, so its last page is not full. Lanes 1, 2 and 3 each have a copy of that page's
+#   content. Lane 0 uses the page itself. Why does request 0 need no copies?
+# * The last slot of each lane is never written. Count the forward passes to see why.
+# * **Try** `page_size=1`. Are there still copies? Why?
 #
 # ## Verify
 #
-# For verification node j of a request goes to column L+j. After its pass over the tree, the target knows its own next
-# token at every node. It walks down from the root, as long as some child is the token that it would have written.
-# Where none is, its own choice is the *bonus*: even a tree without a single right token yields one.
+# For verification, node j of a request is in column L+j. After its pass over the tree, the target has a next token for
+# every node. It walks down from the root as long as one of the children is this token. Where no child is, the target's
+# token is the *bonus token*. So a round gives at least one token, even if every draft is wrong.
 
 # %%
 before = deepcopy(pools)
@@ -134,19 +138,22 @@ for prompt, tokens in zip(prompts, verdict.accepted_tokens(), strict=True):
     print(repr(prompt), "→", [decode([token]) for token in tokens])
 
 # %% [markdown]
-# * The accepted path is not the drafter's favourite. What would the chain of `topk=1` have gained in this round?
-# * `num_accepted_tokens` is `num_accepted_drafts` + 1, and the root is not among them. Where was the root counted?
+# * The accepted path is not the one with the best scores. How many tokens would the chain with `topk=1` have given in
+#   this round?
+# * `num_accepted_tokens` is `num_accepted_drafts` + 1. It does not count the root. Which round counted the root?
 # * **Try** `plots.tree(verify_input, verdict, decode, request=1)`.
 #
 # ## Commit
 #
-# The next round expects the KV of the accepted tokens in columns L, L+1, … But they lie where their nodes were.
+# The next round expects the KV of the accepted tokens in columns L, L+1, … But it is still in the columns of their
+# nodes.
 
 # %%
 plots.kv_pages(pools, batch, config, verify_input, verdict, committed=False)
 
 # %% [markdown]
-# So the content of the path's slots moves to the front, in every layer. The map from columns to slots stays as it is.
+# So the KV of the accepted path moves to the front, in every layer. The table that maps columns to slots does not
+# change.
 
 # %%
 plots.kv_move(verify_input, verdict, decode)
@@ -155,9 +162,9 @@ plots.kv_move(verify_input, verdict, decode)
 plots.kv_pages(pools, batch, config, verify_input, verdict)
 
 # %% [markdown]
-# A picture can be wrong. `before` is a copy of the pools from before verification: with the target's forward run on
-# it once more, and nothing moved, each accepted node's KV is still in its own column. It has to be what now stands in
-# the front.
+# A picture can be wrong, so the next cell checks the move. `before` is a copy of the pools from before verification.
+# The target's forward pass runs on this copy again, without a commit. There each accepted node's KV is still in the
+# column of its node. It must equal the KV that is now in the front columns.
 
 # %%
 metadata = tree_metadata(batch, verify_input, before)
@@ -171,14 +178,15 @@ for request, (row, length) in enumerate(batch.rows_and_lens):
     print(f"request {request}: slots {source.tolist()} → {destination.tolist()}, content equal in every layer")
 
 # %% [markdown]
-# * The slots that request 0's path moves to follow each other, those of request 1's have a gap. Find it in the map.
-# * If nodes 2, 5 and 7 were moved one after the other, 7 first, whose KV would be lost?
-# * **Try** `release="round"`: which slots of the last map are free now?
+# * The destination slots of request 0 are consecutive. Those of request 1 have a gap. Find the gap in the picture of
+#   the pages.
+# * Suppose that nodes 2, 5 and 7 were moved one after the other, starting with 7. Whose KV would be lost?
+# * **Try** `release="round"`. Which slots of the last picture are free now?
 #
 # ## Draft-extend
 #
-# The drafter's cache still holds what it *guessed* while drafting. Its rows are now written again with the target's
-# true features. One thing has to be right here: the row that carries the features of a node carries the token *after*
+# The drafter's cache still has the KV that it computed from its *predicted* features. Now the drafter computes it again
+# from the target's true features. One detail is important: a row with the features of a node has the token id *after*
 # that node.
 
 # %%
@@ -196,12 +204,12 @@ next_batch = batch.after(verdict.num_accepted_tokens)
 plots.tree(engine.draft(next_batch, next_draft_input, pools), None, decode)
 
 # %% [markdown]
-# The bonus token is the root of the next tree, and the round is closed: `DraftInput → draft → VerifyInput → verify →
+# The bonus token is the root of the next tree. The round is complete: `DraftInput → draft → VerifyInput → verify →
 # VerifyOutput → draft_extend → DraftInput`.
 #
-# ## Is it what the target would have written?
+# ## Is this the text that the target would generate?
 #
-# At temperature 0 the answer is a comparison: plain decoding, one token a pass, has to give the same text.
+# At temperature 0 a comparison gives the answer. Plain decoding, with one token per pass, must give the same text.
 
 # %%
 whole = SamplingParams(max_new_tokens=24)
@@ -210,20 +218,20 @@ plain = specsim.generate(pair, prompts, SpecConfig.plain(), whole)
 assert [output.token_ids for output in speculative.outputs] == [output.token_ids for output in plain.outputs]
 for output in speculative.outputs:
     rounds = output.num_accepted_tokens_per_round
-    print(f"{len(output.token_ids)} tokens in {len(rounds)} passes of the target, {rounds} a round; plain: one a pass")
+    print(f"{len(output.token_ids)} tokens in {len(rounds)} passes of the target, {rounds} per round")
 speculative
 
 # %% [markdown]
-# * **Try** `temperature=1.0` in `whole`. The assertion fails, and yet nothing is broken. Why not? What would have to
-#   be compared instead? (The answer is in `papers/eagle1/notes.md`, and the comparison in
-#   `tests/operations/test_verify.py`.)
+# * **Try** `temperature=1.0` in `whole`. The assertion fails, although the code is correct. Why? What should be
+#   compared instead? (`papers/eagle1/notes.md` has the answer, and `tests/operations/test_verify.py` has the
+#   comparison.)
 #
-# ## The same round on the fast column
+# ## The same round with the fast implementation
 #
-# So far every step was plain PyTorch, written to be read. The fast column does the same in kernels, on buffers that
-# never move, and on a GPU it replays the round from one CUDA graph. It takes and leaves the same states, so that
-# every field of every state can be compared: integers exactly, floats within what a different order of summation
-# explains.
+# So far every step was plain PyTorch: the reference implementation. The fast implementation computes the same round
+# with Triton kernels and static buffers. On a GPU it replays the round from one CUDA graph. Both implementations read
+# and return the same states, so every field of every state can be compared. Integers must be equal. Floats may differ
+# as much as a different order of summation explains.
 
 
 # %%
@@ -237,7 +245,7 @@ def tensors(state, name):
 
 
 def play(impl):
-    """A round of a column: every tensor that it leaves, by name, the committed KV included."""
+    """Run a round with one implementation, and return its tensors by name, including the committed KV."""
     engine, batch, draft_input, pools = start(impl)
     states = engine.round(batch, draft_input, pools)
     left = {name: tensor for state in states for name, tensor in tensors(state, type(state).__name__)}
@@ -263,5 +271,5 @@ for name in sorted(expected):
         print(f"{name:50} {tuple(one.shape)!s:18} equal")
 
 # %% [markdown]
-# * **Try** to make them differ: change a score in `draft_input.topk_scores` of one of them before its round. Which
-#   field is the first to tell?
+# * **Try** to make them differ: change a score in `draft_input.topk_scores` of one implementation before its round.
+#   Which field shows the difference first?

@@ -1,4 +1,4 @@
-"""Run every notebook of this folder from its .py source and write the .ipynb beside it: make notebooks.
+"""Run every notebook of this folder from its .py source and write the .ipynb next to it: make notebooks.
 
 `jupytext --execute` and `jupyter execute` do the same, but also write random cell ids and times of day into the file.
 """
