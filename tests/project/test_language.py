@@ -65,7 +65,7 @@ WORDS = {
 }
 FORBIDDEN = {re.compile(form.replace(" ", r"\s+"), re.IGNORECASE | re.MULTILINE): use for form, use in WORDS.items()}
 
-CODE_BLOCK = re.compile(r"^ *```.*?^ *```|^(?:    |\t).*?$", re.MULTILINE | re.DOTALL)
+CODE_BLOCK = re.compile(r"^ *```(?s:.*?)^ *```|(?<=\n\n)(?:(?:    |\t).*\n)+", re.MULTILINE)
 INLINE_CODE = re.compile(r"``.*?``|`[^`\n]*`|(?<=\])\([^()\s]*\)|https?://\S+")
 BRACED = re.compile(r"\{[^{}]*\}")  # an expression of an f-string
 SEVERAL_WORDS = re.compile(r"[A-Za-z]{2,}[,;:]? [A-Za-z]{2,}")
@@ -216,6 +216,7 @@ def test_language(covered):
         ("README.md", "| operation | floor, us |\n", 1, "'floor'"),
         ("README.md", "It does as\nit is\nasked.\n", 2, "'is asked'"),
         ("CHANGELOG.md", "# Changelog\n\n## [Unreleased]\n\n- The fast column.\n", 5, "'fast column'"),
+        ("CONTRIBUTING.md", "- One:\n  - point\n    of a law\n", 3, "'law'"),
     ],
 )
 def test_checker_finds(path, text, line, fault):
