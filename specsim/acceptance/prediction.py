@@ -37,7 +37,7 @@ SETTINGS = (
     *(SpecConfig(1, num_steps, num_steps + 1) for num_steps in range(1, 7)),
     *(SpecConfig(*tree, size) for tree, sizes in _TREES.items() for size in sizes),
 )
-ASKED = 0.03
+TARGET_ERROR = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Predictions:
     def to_json(self) -> dict[str, Any]:
         """Make a value that json can write."""
         rows = [asdict(row) | {"error": row.error} for row in self.rows]
-        return asdict(self) | {"rows": rows, "mean_error": self.mean_error, "asked": ASKED}
+        return asdict(self) | {"rows": rows, "mean_error": self.mean_error, "target_error": TARGET_ERROR}
 
 
 def predict(
@@ -148,6 +148,6 @@ def show(predictions: Predictions, console: Console) -> None:
     worst = predictions.worst
     paragraph(
         console,
-        f"Mean error {predictions.mean_error:.2%} (asked: at most {ASKED:.0%}), the largest {worst.error:+.2%} "
+        f"Mean error {predictions.mean_error:.2%} (target {TARGET_ERROR:.0%}), the largest {worst.error:+.2%} "
         f"({setting(worst.config)}).",
     )

@@ -84,8 +84,8 @@ class Check:
 
     claim: str
     measured: float
-    asked: str  # the target, in words
-    holds: bool
+    target: str  # in words
+    reached: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +175,8 @@ def _tree_checks(rows: Sequence[Measurement]) -> Iterator[Check]:
         if lengths:
             measured = tree.everything.accept_length
             best = max(lengths)
-            asked = f"above {best:.2f}, the best chain's"
-            yield Check(f"{tree.setting}, T={temperature:g}: accept length", measured, asked, measured > best)
+            target = f"above {best:.2f}, the best chain's"
+            yield Check(f"{tree.setting}, T={temperature:g}: accept length", measured, target, measured > best)
 
 
 def show(study: Study, console: Console) -> None:
@@ -192,13 +192,13 @@ def show(study: Study, console: Console) -> None:
     console.print()
     columns = ("setting", "T", "prompts", "rounds", "length", "rate", "accepted by position")
     print_table(console, columns, [cells for row in study.measurements for cells in _cells(row)])
-    heading(console, "Asked")
-    print_table(console, ("", "measured", "asked", "holds"), list(map(_check_cells, study.checks)))
+    heading(console, "Targets")
+    print_table(console, ("", "measured", "target", "reached"), list(map(_check_cells, study.checks)))
 
 
 def _check_cells(check: Check) -> tuple[str, ...]:
     digits = 0 if isinstance(check.measured, int) else 3
-    return check.claim, figure(check.measured, digits), check.asked, "yes" if check.holds else "NO"
+    return check.claim, figure(check.measured, digits), check.target, "yes" if check.reached else "NO"
 
 
 def _cells(row: Measurement) -> Iterator[tuple[str, ...]]:

@@ -9,7 +9,7 @@ import torch
 from specsim.bench.clock import walled
 from specsim.bench.contest import Contender, contest
 from specsim.bench.dense import Rows, target_forward
-from specsim.bench.roofline import Ceilings, forward_floor
+from specsim.bench.roofline import Peaks, forward_bound
 from specsim.bench.row import OURS, Check, Row
 from specsim.bench.scene import EAGLE3, PLAIN, stacked
 from specsim.bench.tree_attention import attention_row
@@ -42,56 +42,56 @@ LARGE_PROMPT = 128
 SAMPLES = 3
 
 
-def shipped_rows(ceilings: Ceilings) -> Iterator[Row]:
+def shipped_rows(peaks: Peaks) -> Iterator[Row]:
     """The shipped pair in float32, where tokens have to be equal."""
     pair = load()
     prompt = pair.tokenizer.encode(load_prompts()[0]["text"])
-    yield _row("shipped pair", pair, prompt, TINY_TOKENS, torch.float32, ceilings)
+    yield _row("shipped pair", pair, prompt, TINY_TOKENS, torch.float32, peaks)
 
 
-def shaped_rows(shape: str, ceilings: Ceilings) -> Iterator[Row]:
+def shaped_rows(shape: str, peaks: Peaks) -> Iterator[Row]:
     """A model of real shape in bf16."""
     pair = stacked(random_pair(shape, "cuda", torch.bfloat16))
     (prompt,) = random_prompts(1, LARGE_PROMPT, pair.target.config.vocab_size)
-    yield _row(shape, pair, prompt, LARGE_TOKENS, torch.bfloat16, ceilings)
+    yield _row(shape, pair, prompt, LARGE_TOKENS, torch.bfloat16, peaks)
     del pair
     torch.cuda.empty_cache()
 
 
-def attention_rows(ceilings: Ceilings) -> Iterator[Row]:
+def attention_rows(peaks: Peaks) -> Iterator[Row]:
     """Some points of tree attention, beside SDPA and flex_attention; the suite kernels has all of them."""
     for requests, nodes in ATTENTION:
-        yield attention_row(requests, nodes, 16, ceilings)
+        yield attention_row(requests, nodes, 16, peaks)
 
 
-def _row(name: str, pair: Pair, prompt: Sequence[int], count: int, dtype: torch.dtype, ceilings: Ceilings) -> Row:
+def _row(name: str, pair: Pair, prompt: Sequence[int], count: int, dtype: torch.dtype, peaks: Peaks) -> Row:
     """Microseconds a token of one request, prefill included, on the wall clock."""
     ours = {config: Ours(pair, config, prompt, count, dtype) for config in (EAGLE3, PLAIN)}
     expected = ours[PLAIN]()
     is_exact = dtype == torch.float32
-    judge = (lambda found: _same_tokens(found, expected)) if is_exact else _judge_logits(pair, prompt)
-    contenders = [Contender(OURS, lambda _: ours[EAGLE3](), judge, lambda: walled(ours[EAGLE3], SAMPLES, count))]
+    check = (lambda found: _same_tokens(found, expected)) if is_exact else _check_logits(pair, prompt)
+    contenders = [Contender(OURS, lambda _: ours[EAGLE3](), check, lambda: walled(ours[EAGLE3], SAMPLES, count))]
     contenders.append(
-        Contender(f"{OURS}, plain", lambda _: expected, judge, lambda: walled(ours[PLAIN], SAMPLES, count))
+        Contender(f"{OURS}, plain", lambda _: expected, check, lambda: walled(ours[PLAIN], SAMPLES, count))
     )
-    peer = Peer(pair, prompt, count, dtype)
+    theirs = TransformersModel(pair, prompt, count, dtype)
     ways = {
         EAGER: {},
-        FIRST_LAYER: {"assistant": peer.first_layer},
-        ITSELF: {"assistant": peer.model},
+        FIRST_LAYER: {"assistant": theirs.first_layer},
+        ITSELF: {"assistant": theirs.model},
         STATIC: {"cache_implementation": "static"},
     }
     for who, options in ways.items():
-        run = lambda options=options: peer(**options)  # noqa: E731
-        contenders.append(Contender(who, lambda _, run=run: run(), judge, lambda run=run: walled(run, SAMPLES, count)))
+        run = lambda options=options: theirs(**options)  # noqa: E731
+        contenders.append(Contender(who, lambda _, run=run: run(), check, lambda run=run: walled(run, SAMPLES, count)))
     model = pair.target.config
     itemsize = dtype.itemsize
-    floor = forward_floor(model, 1, 1, len(prompt) + count // 2, itemsize)
+    bound = forward_bound(model, 1, 1, len(prompt) + count // 2, itemsize)
     setting = {"prompt": len(prompt), "tokens": count, "dtype": str(dtype).removeprefix("torch.")}
-    notes = [ASSISTANTS, "the floor is plain decoding's, a token"]
+    notes = [ASSISTANTS, "the roofline bound is that of one token of plain decoding"]
     if not is_exact:
         notes.append("random weights: no draft but chance is accepted, so that a token costs a whole round")
-    return contest(f"generation, {name}", setting, contenders, floor, ceilings, notes=notes)
+    return contest(f"generation, {name}", setting, contenders, bound, peaks, notes=notes)
 
 
 class Ours:
@@ -116,7 +116,7 @@ class Ours:
         return list(request.token_ids)
 
 
-class Peer:
+class TransformersModel:
     """transformers' model of the same tensors, and its first layer alone under the same head."""
 
     def __init__(self, pair: Pair, prompt: Sequence[int], count: int, dtype: torch.dtype, device: str = "cuda") -> None:
@@ -172,17 +172,17 @@ def _causal_model(pair: Pair, dtype: torch.dtype, device: str, layers: int | Non
 
 
 def _same_tokens(found: list[int], expected: list[int]) -> Check:
-    what = f"{len(expected)} tokens of our plain decoding"
+    compared = f"{len(expected)} tokens of our plain decoding"
     place = next((i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), None)
     if place is None and len(found) != len(expected):
         place = min(len(found), len(expected))
-    return Check(what, float(place is not None), 0, "" if place is None else f"token {place} differs")
+    return Check(compared, float(place is not None), 0, "" if place is None else f"token {place} differs")
 
 
-def _judge_logits(pair: Pair, prompt: Sequence[int]) -> Callable[[list[int]], Check]:
+def _check_logits(pair: Pair, prompt: Sequence[int]) -> Callable[[list[int]], Check]:
     """In bf16 tokens part at near ties: by plain torch in float32 each has to be the likeliest, but for rounding."""
 
-    def judge(found: list[int]) -> Check:
+    def check(found: list[int]) -> Check:
         device = pair.target.tensors["lm_head.weight"].device
         ids = torch.tensor([*prompt, *found[:-1]], device=device)
         rows = Rows.causal(len(ids), device)
@@ -192,7 +192,9 @@ def _judge_logits(pair: Pair, prompt: Sequence[int]) -> Callable[[list[int]], Ch
         error = float((exact - rounded).abs().max())
         taken = exact.gather(1, torch.tensor(found, device=device)[:, None])[:, 0]
         behind = float((exact.amax(dim=1) - taken).max())
-        what = "each of its tokens is the likeliest by float32, but for twice what bf16 rounding moves a logit"
-        return Check(what, behind / (2 * error), 1, "" if behind <= 2 * error else f"{behind:.3g} behind the likeliest")
+        compared = "float32 logit of every token, at most two bf16 rounding errors below the largest"
+        return Check(
+            compared, behind / (2 * error), 1, "" if behind <= 2 * error else f"{behind:.3g} below the largest logit"
+        )
 
-    return judge
+    return check

@@ -11,11 +11,11 @@ import torch
 from specsim.bench.checks import all_of, equal
 from specsim.bench.contest import Contender, contest
 from specsim.bench.random_trees import agree_with
-from specsim.bench.roofline import Ceilings, Floor, Part
+from specsim.bench.roofline import Part, Peaks, RooflineBound
 from specsim.bench.round_checks import tensors_of
-from specsim.bench.row import OURS, Asked, Check, Row
+from specsim.bench.row import OURS, Check, Row, Target
 from specsim.bench.trees import random_candidates, same_tree
-from specsim.bench.verify_checks import judge_verdict
+from specsim.bench.verify_checks import check_verdict
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import Batch, Candidates, DraftExtendInput, Verdict, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
@@ -83,7 +83,7 @@ def make_round(model: ModelConfig, num_features: int, device: str = "cuda") -> R
     )  # fmt: skip
 
 
-def bookkeeping_rows(model: ModelConfig, num_features: int, ceilings: Ceilings) -> Iterator[Row]:
+def bookkeeping_rows(model: ModelConfig, num_features: int, peaks: Peaks) -> Iterator[Row]:
     """Time each piece, then all of them one after the other."""
     case = make_round(model, num_features)
     accepted = float(case.verdict.num_accepted_drafts.float().mean())
@@ -91,26 +91,28 @@ def bookkeeping_rows(model: ModelConfig, num_features: int, ceilings: Ceilings) 
     notes = [f"{accepted:.1f} drafts accepted a request", "inputs lie in the L2 cache, as they do in a round"]
     checks: list[Callable[[Any], Check]] = []
     runs: list[Callable[[int], Any]] = []
-    total = Floor(())
+    total = RooflineBound(())
     for piece in _pieces(case):
-        judged = _once(piece.judge)
-        checks.append(judged)
+        checked = _once(piece.check)
+        checks.append(checked)
         runs.append(piece.run)
-        total += piece.floor
-        yield contest(piece.name, setting, [Contender(OURS, piece.run, judged)], piece.floor, ceilings, notes=notes)
+        total += piece.bound
+        yield contest(piece.name, setting, [Contender(OURS, piece.run, checked)], piece.bound, peaks, notes=notes)
 
     def everything(index: int) -> None:
         for run in runs:
             run(index)
 
-    def asks(times: Mapping[str, float], *_: Floor | Ceilings) -> list[Asked]:
-        return [Asked("us in all", times[OURS], MOST_US)]
+    def set_targets(times: Mapping[str, float], *_: RooflineBound | Peaks) -> list[Target]:
+        return [Target("total time, us", times[OURS], MOST_US)]
 
-    def judge(_: None) -> Check:
-        return all_of("each of them, as above", *(judged(None) for judged in checks))
+    def check(_: None) -> Check:
+        return all_of("each of these operations, as above", *(checked(None) for checked in checks))
 
-    name = "all that is neither model nor vocabulary"
-    yield contest(name, setting, [Contender(OURS, everything, judge)], total, ceilings, asks=asks, notes=notes)
+    name = "all operations but model and vocabulary"
+    yield contest(
+        name, setting, [Contender(OURS, everything, check)], total, peaks, set_targets=set_targets, notes=notes
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,17 +121,17 @@ class Piece:
 
     name: str
     run: Callable[[int], Any]
-    judge: Callable[[Any], Check]  # of the first run's result
-    floor: Floor
+    check: Callable[[Any], Check]  # of the first run's result
+    bound: RooflineBound
 
 
-def _once(judge: Callable[[Any], Check]) -> Callable[[Any], Check]:
-    """Keep the first verdict of a judge: a second run of a commit would find its own work."""
+def _once(check: Callable[[Any], Check]) -> Callable[[Any], Check]:
+    """Keep the first verdict of a check: a second run of a commit would find its own work."""
     found: list[Check] = []
 
     def judged(output: Any) -> Check:
         if not found:
-            found.append(judge(output))
+            found.append(check(output))
         return found[0]
 
     return judged
@@ -148,28 +150,28 @@ def _pieces(case: Round) -> Iterator[Piece]:
         locations = kv.tree_locations(batch, CONFIG, pools)
         return tree.build(case.candidates, case.bonus_tokens, batch.seq_lens, locations, CONFIG)
 
-    yield Piece("columns, selection and tree", build, partial(same_tree, case.expected), Floor(()))
+    yield Piece("cache locations, selection and tree", build, partial(same_tree, case.expected), RooflineBound(()))
 
     def walk(_: int) -> Verdict:
         return verify(batch, case.verify_input, case.logits, CONFIG, pools)
 
-    def judge_walk(found: Verdict) -> Check:
+    def check_walk(found: Verdict) -> Check:
         given = batch, case.verify_input, case.logits, CONFIG, pools.token_ids
-        return judge_verdict(*given, found, range(REQUESTS))
+        return check_verdict(*given, found, range(REQUESTS))
 
-    yield Piece(f"walk (verify, V={VOCAB_SIZE})", walk, judge_walk, Floor(()))
+    yield Piece(f"walk (verify, V={VOCAB_SIZE})", walk, check_walk, RooflineBound(()))
     before = SimpleNamespace(target=_copy(pools.target), slots=pools.slots)
 
     def commit(_: int) -> None:
         kv.commit(batch, case.verify_input.cache_locations, case.verdict, pools)
 
-    yield Piece("commit", commit, lambda _: _judge_commit(case, before), _commit_floor(case))
+    yield Piece("commit", commit, lambda _: _check_commit(case, before), _commit_bound(case))
 
     def prepare(_: int) -> DraftExtendInput:
         tables = pools.req_to_token
         return draft_extend_input(batch, case.verdict, case.features, tables, CONFIG.length_limit, CONFIG.extend)
 
-    yield Piece("draft-extend preparation", prepare, partial(_judge_extend, case), _extend_floor(case))
+    yield Piece("draft-extend preparation", prepare, partial(_check_extend, case), _extend_bound(case))
 
 
 def _copy(kv: KVBuffer) -> KVBuffer:
@@ -179,7 +181,7 @@ def _copy(kv: KVBuffer) -> KVBuffer:
     return copy
 
 
-def _judge_commit(case: Round, before: Any) -> Check:
+def _check_commit(case: Round, before: Any) -> Check:
     """Compare all slots of all layers with the reference's commit, and the recorded tokens."""
     from specsim.reference.kv import commit
 
@@ -200,7 +202,7 @@ def _judge_commit(case: Round, before: Any) -> Check:
     return Check("KV of every slot bit for bit, and the tokens", float(differing), 0, wrong)
 
 
-def _judge_extend(case: Round, found: DraftExtendInput) -> Check:
+def _check_extend(case: Round, found: DraftExtendInput) -> Check:
     from specsim.reference.extend import draft_extend_input
 
     on_cpu = case.batch.to("cpu"), case.verdict.to("cpu"), case.features.cpu(), case.pools.req_to_token.cpu()
@@ -208,15 +210,17 @@ def _judge_extend(case: Round, found: DraftExtendInput) -> Check:
     return equal("the reference's rows", tensors_of(found), tensors_of(expected))
 
 
-def _commit_floor(case: Round) -> Floor:
+def _commit_bound(case: Round) -> RooflineBound:
     """Bound a commit by the keys and values of the drafts that are not in place yet, read and written."""
     path = case.verdict.accept_index.cpu()
     nodes = torch.where(path >= 0, path % CONFIG.num_draft_tokens, -1)
     moved = int(((nodes >= 0) & (nodes != torch.arange(path.shape[1]))).sum())
     numbers = case.pools.target.keys[:, 0].numel() * 2 * moved
-    return Floor((Part("KV of accepted drafts, read", numbers), Part("KV of accepted drafts, written", numbers)))
+    return RooflineBound(
+        (Part("KV of accepted drafts, read", numbers), Part("KV of accepted drafts, written", numbers))
+    )
 
 
-def _extend_floor(case: Round) -> Floor:
+def _extend_bound(case: Round) -> RooflineBound:
     size = 2 * REQUESTS * (CONFIG.num_steps + 1) * case.features.shape[1]
-    return Floor((Part("features, read", size), Part("features, written", size)))
+    return RooflineBound((Part("features, read", size), Part("features, written", size)))

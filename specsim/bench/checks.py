@@ -7,20 +7,20 @@ import torch
 from specsim.bench.row import Check
 
 
-def equal(what: str, found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> Check:
+def equal(compared: str, found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> Check:
     """Every tensor bit for bit; error: how many entries differ."""
     differing = 0
     first = ""
     for name, tensor in expected.items():
         ours = found[name]
         if ours.shape != tensor.shape:
-            return Check(what, float("inf"), 0, f"{name} has shape {tuple(ours.shape)}, not {tuple(tensor.shape)}")
+            return Check(compared, float("inf"), 0, f"{name} has shape {tuple(ours.shape)}, not {tuple(tensor.shape)}")
         wrong = (_bits(ours) != _bits(tensor.to(ours.device))).flatten().nonzero()[:, 0]
         differing += len(wrong)
         if len(wrong) and not first:
             place = int(wrong[0])
             first = f"{name}, entry {place}: {ours.flatten()[place].item()}, not {tensor.flatten()[place].item()}"
-    return Check(what, float(differing), 0, first)
+    return Check(compared, float(differing), 0, first)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -28,21 +28,21 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(integers[tensor.itemsize]) if tensor.is_floating_point() else tensor
 
 
-def within(what: str, found: torch.Tensor, exact: torch.Tensor, budget: torch.Tensor | float) -> Check:
+def within(compared: str, found: torch.Tensor, exact: torch.Tensor, budget: torch.Tensor | float) -> Check:
     """Every entry as near to the exact one as the budget says; error: the largest share of it that is used."""
     if found.shape != exact.shape:
-        return Check(what, float("inf"), 1, f"shape {tuple(found.shape)}, not {tuple(exact.shape)}")
+        return Check(compared, float("inf"), 1, f"shape {tuple(found.shape)}, not {tuple(exact.shape)}")
     share = ((found.to(exact.dtype) - exact).abs() / budget).flatten()
     share = torch.where(share.isnan(), torch.inf, share)
     place = int(share.argmax())
     error = float(share[place])
     values = (found.flatten()[place].item(), exact.flatten()[place].item())
     where = f"entry {place} of shape {tuple(found.shape)}: {values[0]:.6g}, exact {values[1]:.6g}"
-    return Check(what, error, 1, "" if error <= 1 else where)
+    return Check(compared, error, 1, "" if error <= 1 else where)
 
 
-def all_of(what: str, *checks: Check) -> Check:
+def all_of(compared: str, *checks: Check) -> Check:
     """One check of several: that which failed, else that whose error is largest against its limit."""
     worst = max(checks, key=lambda check: (not check.passed, check.error / check.limit if check.limit else check.error))
-    difference = "" if worst.passed else f"{worst.what}: {worst.difference or worst.error}"
-    return Check(what, worst.error, worst.limit, difference)
+    difference = "" if worst.passed else f"{worst.compared}: {worst.difference or worst.error}"
+    return Check(compared, worst.error, worst.limit, difference)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from specsim.bench.roofline import Ceilings
+from specsim.bench.roofline import Peaks
 from specsim.bench.row import Timing
 
 LEAST_LAUNCHES = 32  # of one graph, so that a replay is much longer than what an event costs
@@ -80,7 +80,7 @@ def in_turns(runs: Mapping[str, Callable[[], Any]], samples: int, parts: int = 1
     return {name: timing(times) for name, times in found.items()}
 
 
-def measure_ceilings() -> Ceilings:
+def measure_peaks() -> Peaks:
     """The best of some plain kernels: a sum over memory, a copy, a product of two matrices of random numbers.
 
     Of four gigabytes L2 keeps less than a fiftieth from one pass to the next.
@@ -93,7 +93,7 @@ def measure_ceilings() -> Ceilings:
     left, right = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     product = replayed(lambda: torch.mm(left, right), SAMPLES)
     dense = 2e6 * size**3 / product.median_us
-    return Ceilings(read=read, copy=2e6 * numbers.nbytes / copied.median_us, dense=dense)
+    return Peaks(read=read, copy=2e6 * numbers.nbytes / copied.median_us, dense=dense)
 
 
 def _read_rate(numbers: torch.Tensor) -> float:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from specsim.bench.clock import launched
-from specsim.bench.roofline import Ceilings, Floor
-from specsim.bench.row import OURS, Asked, Check, Row, Timing
+from specsim.bench.roofline import Peaks, RooflineBound
+from specsim.bench.row import OURS, Check, Row, Target, Timing
 
 SAMPLES = 20
 
@@ -17,26 +17,27 @@ class Contender:
 
     name: str
     run: Callable[[int], Any]  # launches the operation on input number i, without waiting for it
-    judge: Callable[[Any], Check]  # checks the result of run(0)
+    check: Callable[[Any], Check]  # checks the result of run(0)
     time: Callable[[], Timing] | None = None  # None: launched from a graph over all inputs in turn
 
 
-Asks = Callable[[Mapping[str, float], Floor, Ceilings], Sequence[Asked]]
+Targets = Callable[[Mapping[str, float], RooflineBound, Peaks], Sequence[Target]]
 
 
-def at_floor(what: str, limit: float) -> Asks:
-    """Set a target of our time over the roofline bound."""
-    return lambda times, floor, ceilings: [Asked(what, times[OURS] / floor.us(ceilings), limit)]
+def roofline_target(limit: float, note: str = "") -> Targets:
+    """Set a target for our time over the roofline bound."""
+    name = f"time / roofline bound{note}"
+    return lambda times, bound, peaks: [Target(name, times[OURS] / bound.us(peaks), limit)]
 
 
 def contest(
     name: str,
     setting: Mapping[str, Any],
     contenders: Sequence[Contender],
-    floor: Floor,
-    ceilings: Ceilings,
+    bound: RooflineBound,
+    peaks: Peaks,
     copies: int = 1,
-    asks: Asks | None = None,
+    set_targets: Targets | None = None,
     notes: Sequence[str] = (),
 ) -> Row:
     """Check all, and time those that pass. A baseline that cannot run here becomes a note; ours has to run."""
@@ -45,14 +46,14 @@ def contest(
     notes = list(notes)
     for each in contenders:
         try:
-            checks[each.name] = each.judge(each.run(0))
+            checks[each.name] = each.check(each.run(0))
             if checks[each.name].passed:
                 timings[each.name] = each.time() if each.time else launched(each.run, copies, SAMPLES)
-        except Exception as error:  # of whatever kind a rival's compiler raises
+        except Exception as error:  # whatever a baseline's compiler raises
             if each.name == OURS:
                 raise
             checks.pop(each.name, None)
             notes.append(f"{each.name} did not run here: {type(error).__name__}: {' '.join(str(error).split())[:240]}")
     medians = {who: timing.median_us for who, timing in timings.items()}
-    asked = tuple(asks(medians, floor, ceilings)) if asks and OURS in medians else ()
-    return Row(name, setting, checks, timings, floor, floor.us(ceilings), asked, tuple(notes))
+    targets = tuple(set_targets(medians, bound, peaks)) if set_targets and OURS in medians else ()
+    return Row(name, setting, checks, timings, bound, bound.us(peaks), targets, tuple(notes))

@@ -39,7 +39,7 @@ def sameness_rows(quick: bool) -> Iterator[Row]:
     found = [_same_tokens(f"request {place}", company, each, place) for place, each in enumerate(alone)]
     bits = sum(_equal("", company, each, place).passed for place, each in enumerate(alone))
     note = f"logprobs are equal bit for bit too in {bits} of {len(alone)}"
-    yield _row("alone and in company", {"requests": count}, all_of("tokens", *found), (note,))
+    yield _row("solo and batched", {"requests": count}, all_of("tokens", *found), (note,))
     yield from _invariant_rows(pair, texts, places)
 
 
@@ -64,16 +64,16 @@ def _tensors(generation: Generation, place: int) -> dict[str, torch.Tensor]:
     return {"tokens": torch.tensor(output.token_ids), "logprobs": logprobs}
 
 
-def _equal(what: str, found: Generation, expected: Generation, first: int = 0) -> Check:
+def _equal(compared: str, found: Generation, expected: Generation, first: int = 0) -> Check:
     """Compare outputs bit for bit; place 0 of `expected` is place `first` of `found`."""
     places = range(len(expected.outputs))
-    return all_of(what, *(equal(what, _tensors(found, first + i), _tensors(expected, i)) for i in places))
+    return all_of(compared, *(equal(compared, _tensors(found, first + i), _tensors(expected, i)) for i in places))
 
 
-def _same_tokens(what: str, found: Generation, expected: Generation, first: int = 0) -> Check:
+def _same_tokens(compared: str, found: Generation, expected: Generation, first: int = 0) -> Check:
     pairs = [(found.outputs[first + i].token_ids, each.token_ids) for i, each in enumerate(expected.outputs)]
     wrong = [place for place, (ours, theirs) in enumerate(pairs) if ours != theirs]
-    return Check(what, float(len(wrong)), 0, f"requests {wrong}" if wrong else "")
+    return Check(compared, float(len(wrong)), 0, f"requests {wrong}" if wrong else "")
 
 
 def _invariant_rows(pair: Pair, texts: Sequence[str], places: Sequence[int]) -> Iterator[Row]:
@@ -81,5 +81,5 @@ def _invariant_rows(pair: Pair, texts: Sequence[str], places: Sequence[int]) -> 
     run = partial(_generate, pair, batch_invariant=True)
     company = run(texts)
     found = [_equal(f"request {place}", company, run([texts[place]], [place]), place) for place in places]
-    what = "tokens and logprobs alone and in company, bit for bit"
-    yield _row("batch-invariant", {"requests": len(texts)}, all_of(what, *found))
+    compared = "tokens and logprobs solo and batched, bit for bit"
+    yield _row("batch-invariant", {"requests": len(texts)}, all_of(compared, *found))

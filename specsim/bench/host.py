@@ -8,7 +8,7 @@ import torch
 
 from specsim.bench.checks import all_of
 from specsim.bench.clock import timing
-from specsim.bench.row import OURS, Asked, Check, Row, Timing
+from specsim.bench.row import OURS, Check, Row, Target, Timing
 from specsim.bench.scene import Scene
 
 CONSECUTIVE = 8  # rounds, one enqueued behind the other
@@ -20,29 +20,29 @@ def host_row(name: str, setting: Mapping[str, Any], scene: Scene, judged: Check)
     """Time the host on a checked round until all is enqueued, and check that it never waits."""
     check = all_of("the round's own check, and that the host never waits", judged, _without_waiting(scene))
     timings = {}
-    asked = ()
+    targets = ()
     notes = ()
     if check.passed:
         timings[OURS], first = host_times(scene)
-        asked = (Asked("host time, us", timings[OURS].median_us, MOST_HOST_US),)
+        targets = (Target("host time, us", timings[OURS].median_us, MOST_HOST_US),)
         notes = (f"{first:.0f} us after an idle device",)
-    return Row(name, setting, {OURS: check}, timings, asked=asked, notes=notes)
+    return Row(name, setting, {OURS: check}, timings, targets=targets, notes=notes)
 
 
 def _without_waiting(scene: Scene) -> Check:
     """CONSECUTIVE rounds under torch's sync debug mode, which raises where the host would wait for the device."""
-    what = f"no synchronisation in {CONSECUTIVE} consecutive rounds (torch's sync debug mode)"
+    compared = f"no synchronisation in {CONSECUTIVE} consecutive rounds (torch's sync debug mode)"
     scene.rounds(CONSECUTIVE)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         scene.rounds(CONSECUTIVE)
     except RuntimeError as error:
-        return Check(what, 1, 0, str(error).strip().splitlines()[0])
+        return Check(compared, 1, 0, str(error).strip().splitlines()[0])
     finally:
         torch.cuda.set_sync_debug_mode("default")
     torch.cuda.synchronize()
-    return Check(what, 0, 0)
+    return Check(compared, 0, 0)
 
 
 def host_times(scene: Scene) -> tuple[Timing, float]:

@@ -8,7 +8,7 @@ from torch.nn.functional import linear as library_linear
 from specsim.bench.checks import within
 from specsim.bench.clock import copies_of
 from specsim.bench.contest import Contender, contest
-from specsim.bench.roofline import Ceilings, Floor, Part
+from specsim.bench.roofline import Part, Peaks, RooflineBound
 from specsim.bench.row import OURS, Check, Row
 from specsim.core.target import ModelConfig
 
@@ -29,7 +29,7 @@ def shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
     }
 
 
-def linear_rows(model: ModelConfig, ceilings: Ceilings, quick: bool) -> Iterator[Row]:
+def linear_rows(model: ModelConfig, peaks: Peaks, quick: bool) -> Iterator[Row]:
     """Every product against torch's; both within the same budget of float64."""
     from specsim.fast.model.linear import linear
     from specsim.fast.model.rows import Rows
@@ -42,22 +42,22 @@ def linear_rows(model: ModelConfig, ceilings: Ceilings, quick: bool) -> Iterator
         weights = [torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16) * 0.02 for _ in range(copies)]
         for rows in FEW_ROWS if quick else ROWS:
             x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
-            judge = judge_product(x, weights[0])
+            check = check_product(x, weights[0])
             contenders = [
-                Contender(who, lambda index, run=run, x=x, weights=weights: run(x, weights[index]), judge)
+                Contender(who, lambda index, run=run, x=x, weights=weights: run(x, weights[index]), check)
                 for who, run in ((OURS, ours), ("torch linear", library_linear))
             ]
             setting = {"rows": rows, "outputs": outputs, "inputs": inputs}
-            yield contest(f"linear {name}", setting, contenders, product_floor(rows, outputs, inputs), ceilings, copies)
+            yield contest(f"linear {name}", setting, contenders, product_bound(rows, outputs, inputs), peaks, copies)
 
 
-def product_floor(rows: int, outputs: int, inputs: int) -> Floor:
+def product_bound(rows: int, outputs: int, inputs: int) -> RooflineBound:
     """The weight, the rows and their products, bf16."""
     parts = Part("weight", 2 * outputs * inputs), Part("rows", 2 * rows * inputs), Part("products", 2 * rows * outputs)
-    return Floor(parts, 2 * rows * outputs * inputs)
+    return RooflineBound(parts, 2 * rows * outputs * inputs)
 
 
-def judge_product(x: torch.Tensor, weight: torch.Tensor) -> Callable[[torch.Tensor], Check]:
+def check_product(x: torch.Tensor, weight: torch.Tensor) -> Callable[[torch.Tensor], Check]:
     """A product of these, bf16, against float64: half a unit in the last place twice, of the entry and of its scale.
 
     The second leaves room for a library that adds parts of a sum in bf16; one missing summand in a thousand exceeds it.
@@ -65,7 +65,7 @@ def judge_product(x: torch.Tensor, weight: torch.Tensor) -> Callable[[torch.Tens
     exact = torch.cat([x.double() @ part.double().T for part in weight.split(16384)], dim=1)
     budget = 2**-8 * (exact.abs() + exact.square().mean().sqrt())
 
-    def judge(found: torch.Tensor) -> Check:
+    def check(found: torch.Tensor) -> Check:
         return within("products against float64", found, exact, budget)
 
-    return judge
+    return check

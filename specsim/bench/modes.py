@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from specsim.bench.clock import in_turns
-from specsim.bench.row import OURS, Asked, Check, Row, Timing
+from specsim.bench.row import OURS, Check, Row, Target, Timing
 from specsim.bench.scene import EAGLE3, Scene, prefilled, tree_of
 from specsim.core.config import SpecConfig
 from specsim.core.engine_options import EngineOptions
@@ -53,25 +53,25 @@ def compared(scenes: Mapping[str, Scene], rounds: int) -> Iterator[Row]:
             notes += (f"{read[mode].median_us / per_round:.0f} us a token",)
         setting = {"graph": scene.engine.options.graph, "tree": tree_of(scene.engine.config), "dtype": "float32"}
         both = {OURS: checks[mode], ENQUEUED: checks[mode]}
-        yield Row(f"shipped pair, {mode}", setting, both, timings, asked=_asked(mode, read), notes=notes)
+        yield Row(f"shipped pair, {mode}", setting, both, timings, targets=_targets(mode, read), notes=notes)
 
 
 def _check(found: Rounds, plain: list[int], first: Rounds | None) -> Check:
     """Compare tokens with those of plain decoding, and rounds with those of the first graph mode."""
     tokens = list(chain.from_iterable(found))
     reference = plain[: len(tokens)]
-    what = "tokens of plain decoding" + (" and rounds of the first mode" if first else "")
+    compared = "tokens of plain decoding" + (" and rounds of the first mode" if first else "")
     same = tokens[: len(reference)] == reference and (first is None or found == first)
-    return Check(what, float(not same), 0, "" if same else f"{tokens[:8]}…, not {reference[:8]}…")
+    return Check(compared, float(not same), 0, "" if same else f"{tokens[:8]}…, not {reference[:8]}…")
 
 
-def _asked(mode: str, times: Mapping[str, Timing]) -> tuple[Asked, ...]:
+def _targets(mode: str, times: Mapping[str, Timing]) -> tuple[Target, ...]:
     """Targets of a mode: a recorded step saves time, and the default is as fast as the best."""
     graphs = {name: each.median_us for name, each in times.items() if name != PLAIN}
     if mode == "step" and {"step", "eager"} <= graphs.keys():
-        return (Asked("time / eager", graphs["step"] / graphs["eager"], 1.0),)
+        return (Target("time / eager", graphs["step"] / graphs["eager"], 1.0),)
     if mode == "round" and mode in graphs:
-        return (Asked("time / best graph mode", graphs[mode] / min(graphs.values()), 1.02),)
+        return (Target("time / best graph mode", graphs[mode] / min(graphs.values()), 1.02),)
     return ()
 
 

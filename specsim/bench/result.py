@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from specsim.bench.roofline import Ceilings
+from specsim.bench.roofline import Peaks
 from specsim.bench.row import Row
 from specsim.bench.suites import SUITES, Options
 
@@ -18,7 +18,7 @@ class Result:
     command: str
     date: str
     versions: dict[str, str]
-    ceilings: Ceilings
+    peaks: Peaks
     rows: tuple[Row, ...] = ()
     seconds: float = 0.0
     finished: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class Result:
             "command": self.command,
             "date": self.date,
             "versions": self.versions,
-            "ceilings": asdict(self.ceilings),
+            "measured_peaks": asdict(self.peaks),
             "seconds": self.seconds,
             "finished": list(self.finished),
             "unfinished": self.unfinished,

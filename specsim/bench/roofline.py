@@ -15,7 +15,7 @@ _KV = ("keys", "values")
 
 
 @dataclass(frozen=True, slots=True)
-class Ceilings:
+class Peaks:
     """Measured peaks of this run: bytes a second read and copied (read and written), bf16 operations a second."""
 
     read: float
@@ -33,7 +33,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Floor:
+class RooflineBound:
     """Bytes to read (and, where listed so, to write) and operations. operations: a product and a sum are two."""
 
     parts: tuple[Part, ...]
@@ -43,20 +43,20 @@ class Floor:
     def bytes(self) -> int:
         return sum(part.bytes for part in self.parts)
 
-    def read_us(self, ceilings: Ceilings) -> float:
+    def read_us(self, peaks: Peaks) -> float:
         """Microseconds that the bytes take."""
-        return 1e6 * self.bytes / ceilings.read
+        return 1e6 * self.bytes / peaks.read
 
-    def compute_us(self, ceilings: Ceilings) -> float:
+    def compute_us(self, peaks: Peaks) -> float:
         """Microseconds that the operations take."""
-        return 1e6 * self.operations / ceilings.dense
+        return 1e6 * self.operations / peaks.dense
 
-    def us(self, ceilings: Ceilings) -> float:
+    def us(self, peaks: Peaks) -> float:
         """Microseconds: the larger of both."""
-        return max(self.read_us(ceilings), self.compute_us(ceilings))
+        return max(self.read_us(peaks), self.compute_us(peaks))
 
-    def __add__(self, other: "Floor") -> "Floor":
-        return Floor(_grouped((*self.parts, *other.parts)), self.operations + other.operations)
+    def __add__(self, other: "RooflineBound") -> "RooflineBound":
+        return RooflineBound(_grouped((*self.parts, *other.parts)), self.operations + other.operations)
 
     def to_json(self) -> dict[str, Any]:
         """A value that json can write."""
@@ -74,7 +74,7 @@ def _grouped(parts: Iterable[Part]) -> tuple[Part, ...]:
     return tuple(groups.values())
 
 
-def _weights(layout: Mapping[str, tuple[int, ...]], rows: int, itemsize: int, prefix: str = "") -> Floor:
+def _weights(layout: Mapping[str, tuple[int, ...]], rows: int, itemsize: int, prefix: str = "") -> RooflineBound:
     """Every tensor once, each matrix multiplied with so many rows; an embedding is read a row at a time."""
     parts = []
     operations = 0
@@ -85,17 +85,17 @@ def _weights(layout: Mapping[str, tuple[int, ...]], rows: int, itemsize: int, pr
         elif len(shape) == 2:
             operations += 2 * rows * numbers
         parts.append(Part(prefix + name, numbers * itemsize))
-    return Floor(_grouped(parts), operations)
+    return RooflineBound(_grouped(parts), operations)
 
 
-def _kv(name: str, model: ModelConfig, requests: int, rows: int, seq_len: int, itemsize: int) -> Floor:
+def _kv(name: str, model: ModelConfig, requests: int, rows: int, seq_len: int, itemsize: int) -> RooflineBound:
     """Keys and values of every committed column, read by so many rows of each request."""
     numbers = model.num_layers * requests * seq_len * model.num_kv_heads * model.head_dim
     parts = tuple(Part(f"{name} KV of layer *, {which}", numbers * itemsize, model.num_layers) for which in _KV)
-    return Floor(parts, 4 * model.num_layers * requests * rows * seq_len * model.num_heads * model.head_dim)
+    return RooflineBound(parts, 4 * model.num_layers * requests * rows * seq_len * model.num_heads * model.head_dim)
 
 
-def forward_floor(model: ModelConfig, requests: int, rows: int, seq_len: int, itemsize: int = BF16) -> Floor:
+def forward_bound(model: ModelConfig, requests: int, rows: int, seq_len: int, itemsize: int = BF16) -> RooflineBound:
     """One forward of the target over `rows` rows of every request: all weights once, and the KV of seq_len columns."""
     weights = _weights(target_layout(model), requests * rows, itemsize)
     return weights + _kv("target", model, requests, rows, seq_len, itemsize)
@@ -103,7 +103,7 @@ def forward_floor(model: ModelConfig, requests: int, rows: int, seq_len: int, it
 
 def _draft_forward(
     drafter: DrafterConfig, target: ModelConfig, requests: int, rows: int, head_rows: int, seq_len: int, fuses: bool
-) -> Floor:  # fmt: skip
+) -> RooflineBound:  # fmt: skip
     """One forward of an EAGLE head over `rows` rows of every request, its vocabulary read for `head_rows` of them."""
     layout = {
         name: shape
@@ -123,19 +123,19 @@ def _draft_forward(
     )
 
 
-def round_floor(
+def round_bound(
     model: ModelConfig, drafter: DrafterConfig | None, config: SpecConfig, requests: int, seq_len: int
-) -> Floor:
+) -> RooflineBound:
     """A whole round in bf16: the verify forward, and the drafter's weights and KV once for each of its forwards.
 
     These are num_steps - 1 steps of topk lanes and one draft-extend of num_steps + 1 rows, which alone reads fc of
     EAGLE-3's features. No tensor is assumed to stay in a cache from one forward to the next.
     """
-    floor = forward_floor(model, requests, config.num_draft_tokens, seq_len)
+    bound = forward_bound(model, requests, config.num_draft_tokens, seq_len)
     if config.is_plain or drafter is None:
-        return floor
+        return bound
     lanes = config.topk
     extended = config.num_steps + 1
     for _ in range(config.num_steps - 1):
-        floor += _draft_forward(drafter, model, requests, lanes, lanes, seq_len, False)
-    return floor + _draft_forward(drafter, model, requests, extended, 1, seq_len, True)
+        bound += _draft_forward(drafter, model, requests, lanes, lanes, seq_len, False)
+    return bound + _draft_forward(drafter, model, requests, extended, 1, seq_len, True)

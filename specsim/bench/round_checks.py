@@ -11,7 +11,7 @@ from specsim.bench.checks import all_of, equal, within
 from specsim.bench.dense import Rows, eagle3_forward, eagle3_logits, eagle3_of, target_forward
 from specsim.bench.row import Check
 from specsim.bench.scene import Scene, with_graph
-from specsim.bench.verify_checks import LOGPROBS, judge_verdict
+from specsim.bench.verify_checks import LOGPROBS, check_verdict
 from specsim.core.phases import DraftInput, RoundOutput, State, VerifyInput
 
 # How much further from the exact our worst error, and the root of its mean square, may be than plain torch's in the
@@ -21,7 +21,7 @@ WHOLE = 2.0
 SMALLEST = torch.finfo(torch.float32).tiny  # below it a probability may be 0
 
 
-def judge_round(scene: Scene, requests: Sequence[int] = (0,), with_eager: bool = True) -> Check:
+def check_round(scene: Scene, requests: Sequence[int] = (0,), with_eager: bool = True) -> Check:
     """Check a round against an independent forward and the reference, and its graph against the eager kernels.
 
     Every tree is judged as laid out from its candidates; of these, the drafts that the round began with. Of the
@@ -36,13 +36,13 @@ def judge_round(scene: Scene, requests: Sequence[int] = (0,), with_eager: bool =
     if with_eager:
         eager = with_graph(scene, "eager").round()
         checks.append(equal("graph and eager bit for bit", tensors_of(output), tensors_of(eager)))
-    checks.append(judge_verdict(
+    checks.append(check_verdict(
         scene.batch, verify_input, verified.target_logits, scene.engine.config, pools.token_ids, verified.verdict,
         requests, scene.engine.acceptance,
     ))  # fmt: skip
     for request in requests:
         checks += _against_dense(scene, output, request)
-    return all_of("; ".join(check.what for check in checks), *checks)
+    return all_of("; ".join(check.compared for check in checks), *checks)
 
 
 def hidden_of(draft_input: DraftInput) -> torch.Tensor:
@@ -129,7 +129,7 @@ def _first_drafts(scene: Scene, output: RoundOutput, request: int) -> Check:
 
     Two logits may each be as far off as `near` lets those of the target be.
     """
-    what = f"next first drafts of request {request} by plain torch"
+    compared = f"next first drafts of request {request} by plain torch"
     left = output.draft_input
     tokens, scores, hidden = (each[request] for each in (left.topk_index, left.topk_scores, hidden_of(left)))
     exact, rounded = (eagle3_logits(scene.pair, hidden, each).double() for each in (_wider(scene), hidden.dtype))
@@ -138,15 +138,19 @@ def _first_drafts(scene: Scene, output: RoundOutput, request: int) -> Check:
     drafted = tokens[:, None] == (target_ids if d2t is None else target_ids + d2t.to(tokens.device))
     ids = drafted.int().argmax(1)
     if not drafted.any(1).all() or len(ids.unique()) < len(ids):
-        return Check(what, 1, 0, f"{tokens.tolist()}, not as many tokens of the draft vocabulary")
+        return Check(compared, 1, 0, f"{tokens.tolist()}, not as many tokens of the draft vocabulary")
     budget = 2 * WORST * float((rounded - exact).abs().max())
-    ranks = within(f"{what}, ranked", exact[ids], exact.topk(len(ids)).values, budget)
+    ranks = within(f"{compared}, ranked", exact[ids], exact.topk(len(ids)).values, budget)
     if scene.engine.config.score == "logprob":
         exact_scores = exact.log_softmax(-1)[ids]
-        return all_of(what, ranks, within(f"{what}, log probabilities", scores, exact_scores, budget + LOGPROBS))
+        return all_of(
+            compared, ranks, within(f"{compared}, log probabilities", scores, exact_scores, budget + LOGPROBS)
+        )
     exact_prob = exact.softmax(-1)[ids]
     share = math.expm1(budget + LOGPROBS)
-    return all_of(what, ranks, within(f"{what}, probabilities", scores, exact_prob, share * exact_prob + SMALLEST))
+    return all_of(
+        compared, ranks, within(f"{compared}, probabilities", scores, exact_prob, share * exact_prob + SMALLEST)
+    )
 
 
 def _wider(scene: Scene) -> torch.dtype:
@@ -177,11 +181,13 @@ def _hidden(scene: Scene, output: RoundOutput, request: int, ids: torch.Tensor, 
     return near(f"hidden state of request {request} by plain torch", hidden_of(output.draft_input)[request], *both)
 
 
-def near(what: str, ours: torch.Tensor, exact: torch.Tensor, rounded: torch.Tensor) -> Check:
+def near(compared: str, ours: torch.Tensor, exact: torch.Tensor, rounded: torch.Tensor) -> Check:
     """Bound our errors by WORST and WHOLE times those of plain torch in the same type, at worst and on the whole."""
     exact = exact.double()
     error = (rounded.double() - exact).abs()
-    worst = within(f"{what}, at worst", ours, exact, WORST * float(error.max()))
+    worst = within(f"{compared}, at worst", ours, exact, WORST * float(error.max()))
     ratio = float((ours.double() - exact).square().mean().sqrt() / error.square().mean().sqrt())
-    whole = Check(f"{what}, root of the mean square", ratio / WHOLE, 1, "" if ratio <= WHOLE else f"{ratio:.2f} times")
-    return all_of(what, worst, whole)
+    whole = Check(
+        f"{compared}, root of the mean square", ratio / WHOLE, 1, "" if ratio <= WHOLE else f"{ratio:.2f} times"
+    )
+    return all_of(compared, worst, whole)

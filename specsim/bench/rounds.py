@@ -8,11 +8,11 @@ import torch
 
 from specsim.bench.checks import all_of, equal
 from specsim.bench.clock import launched, replayed
-from specsim.bench.contest import Contender, at_floor, contest
+from specsim.bench.contest import Contender, contest, roofline_target
 from specsim.bench.host import CONSECUTIVE, SAMPLES, host_row, launches
-from specsim.bench.roofline import Ceilings, forward_floor, round_floor
-from specsim.bench.round_checks import hidden_of, judge_round
-from specsim.bench.row import OURS, Asked, Check, Row, Timing
+from specsim.bench.roofline import Peaks, forward_bound, round_bound
+from specsim.bench.round_checks import check_round, hidden_of
+from specsim.bench.row import OURS, Check, Row, Target, Timing
 from specsim.bench.scene import EAGLE3, PLAIN, Scene, prefilled, stacked, tree_of
 from specsim.core.config import SpecConfig
 from specsim.core.engine_options import EngineOptions
@@ -26,7 +26,7 @@ MOST_REQUESTS = 16
 RATES = (0.8, 0.6, 0.4)  # of synthetic acceptance, by position
 MOST_LAUNCHES = 1.0
 RANDOM = "random weights: no draft but chance is accepted, which changes what is committed, not what is read"
-# Setting, temperature, and the asked limit of time over floor.
+# Name, setting, temperature, and target of time over roofline bound.
 ROUNDS = (
     ("plain decode", PLAIN, 0.0, 1.20),
     ("EAGLE-3 round", EAGLE3, 0.0, 1.30),
@@ -35,25 +35,25 @@ ROUNDS = (
 FORWARDS = ((8, 1.25), (64, 1.40))  # draft tokens and limit of verify forwards
 
 
-def round_rows(shape: str, ceilings: Ceilings, quick: bool) -> Iterator[Row]:
+def round_rows(shape: str, peaks: Peaks, quick: bool) -> Iterator[Row]:
     """Rounds at one request of SEQ_LEN tokens, on the device and on the host."""
     pair = stacked(random_pair(shape, "cuda", torch.bfloat16))
     for name, config, temperature, limit in ROUNDS[: 2 if quick else None]:
         scene = scene_of(pair, config, temperature)
-        row = round_row(name, scene, ceilings, limit)
+        row = round_row(name, scene, peaks, limit)
         yield row
         yield host_row(f"{name}, host", row.setting, scene, row.checks[OURS])
         del scene
         torch.cuda.empty_cache()
     if not quick:
-        yield synthetic_row(pair, ceilings)
+        yield synthetic_row(pair, peaks)
 
 
-def forward_rows(shape: str, ceilings: Ceilings) -> Iterator[Row]:
+def forward_rows(shape: str, peaks: Peaks) -> Iterator[Row]:
     """Verify forwards alone."""
     pair = stacked(random_pair(shape, "cuda", torch.bfloat16))
     for nodes, limit in FORWARDS:
-        yield forward_row(pair, nodes, ceilings, limit)
+        yield forward_row(pair, nodes, peaks, limit)
         torch.cuda.empty_cache()
 
 
@@ -81,24 +81,24 @@ def scene_of(
     return prefilled(plain, engine, prompts, temperature)
 
 
-def round_row(name: str, scene: Scene, ceilings: Ceilings, limit: float | None) -> Row:
+def round_row(name: str, scene: Scene, peaks: Peaks, limit: float | None) -> Row:
     """Device time a round of several that follow each other, what lies between two graphs included."""
     config = scene.engine.config
     pair = scene.pair
-    floor = round_floor(pair.target.config, pair.drafter and pair.drafter.config, config, scene.batch.size, SEQ_LEN)
-    judge = cache(lambda _: judge_round(scene))
-    us = Contender(OURS, lambda _: None, judge, lambda: consecutive(scene))
-    alone = Contender(f"{OURS}, the graph alone", lambda _: None, judge, lambda: replayed(scene.replay, 30))
+    bound = round_bound(pair.target.config, pair.drafter and pair.drafter.config, config, scene.batch.size, SEQ_LEN)
+    check = cache(lambda _: check_round(scene))
+    us = Contender(OURS, lambda _: None, check, lambda: consecutive(scene))
+    graph = Contender(f"{OURS}, graph replay only", lambda _: None, check, lambda: replayed(scene.replay, 30))
     setting = {"requests": scene.batch.size, "tree": tree_of(config), "L": SEQ_LEN}
-    asks = at_floor("time / floor", limit) if limit else None
-    return contest(name, setting, (us, alone), floor, ceilings, asks=asks, notes=[RANDOM])
+    set_targets = roofline_target(limit) if limit else None
+    return contest(name, setting, (us, graph), bound, peaks, set_targets=set_targets, notes=[RANDOM])
 
 
-def synthetic_row(pair: Pair, ceilings: Ceilings) -> Row:
+def synthetic_row(pair: Pair, peaks: Peaks) -> Row:
     """The EAGLE-3 round where a schedule decides what is accepted: what a token costs at these rates."""
     acceptance = SyntheticAcceptance(RATES)
     scene = scene_of(pair, EAGLE3, acceptance=acceptance)
-    row = round_row("EAGLE-3 round, synthetic acceptance", scene, ceilings, None)
+    row = round_row("EAGLE-3 round, synthetic acceptance", scene, peaks, None)
     counts = [float(verdict.num_accepted_tokens[0]) for verdict in scene.following(3 * CONSECUTIVE)]
     accepted = sum(counts) / len(counts)
     notes = (f"acceptance: {acceptance}: not the target's, nor are the tokens", f"{accepted:.2f} tokens a round")
@@ -119,18 +119,18 @@ def launch_rows(shape: str) -> Iterator[Row]:
     pair = stacked(random_pair(shape, "cuda", torch.bfloat16))
     for name, config, temperature, _ in ROUNDS[:2]:
         scene = scene_of(pair, config, temperature)
-        check = judge_round(scene)
-        asked = ()
+        check = check_round(scene)
+        targets = ()
         notes = ()
         if check.passed:
             graphs, others = launches(scene)
-            asked = (Asked("graph launches a round", graphs, MOST_LAUNCHES),)
-            notes = (f"beside it {others:g} launches and copies",)
+            targets = (Target("graph launches a round", graphs, MOST_LAUNCHES),)
+            notes = (f"and {others:g} other launches and copies",)
         setting = {"requests": 1, "tree": tree_of(config), "L": SEQ_LEN}
-        yield Row(f"{name}, launches", setting, {OURS: check}, asked=asked, notes=notes)
+        yield Row(f"{name}, launches", setting, {OURS: check}, targets=targets, notes=notes)
 
 
-def forward_row(pair: Pair, nodes: int, ceilings: Ceilings, limit: float) -> Row:
+def forward_row(pair: Pair, nodes: int, peaks: Peaks, limit: float) -> Row:
     """The target's forward over a tree, its logits included: what verification costs without the rest of a round.
 
     Timed from a graph of its own; the round it is part of is judged, and its logits are that round's bit for bit.
@@ -152,14 +152,14 @@ def forward_row(pair: Pair, nodes: int, ceilings: Ceilings, limit: float) -> Row
         hidden, _ = engine.target.forward(ids, metadata, scene.pools.target, features)
         return engine.target.logits(hidden)
 
-    def judge(found: torch.Tensor) -> Check:
-        round_ = judge_round(scene)
-        return all_of(round_.what, round_, equal("the round's logits, bit for bit", {"logits": found}, logits))
+    def check(found: torch.Tensor) -> Check:
+        round_ = check_round(scene)
+        return all_of(round_.compared, round_, equal("the round's logits, bit for bit", {"logits": found}, logits))
 
-    floor = forward_floor(pair.target.config, 1, nodes, SEQ_LEN)
-    us = Contender(OURS, lambda _: forward(), judge, lambda: launched(lambda _: forward(), 1, 30, 1))
+    bound = forward_bound(pair.target.config, 1, nodes, SEQ_LEN)
+    us = Contender(OURS, lambda _: forward(), check, lambda: launched(lambda _: forward(), 1, 30, 1))
     setting = {"requests": 1, "nodes": nodes, "L": SEQ_LEN}
-    return contest("verify forward", setting, (us,), floor, ceilings, asks=at_floor("time / floor", limit))
+    return contest("verify forward", setting, (us,), bound, peaks, set_targets=roofline_target(limit))
 
 
 def invariance_row(pair: Pair, requests: int) -> Row:
@@ -171,13 +171,13 @@ def invariance_row(pair: Pair, requests: int) -> Row:
         OURS: scene_of(pair, EAGLE3, requests=requests, batch_invariant=True),
         f"{OURS}, without the option": scene_of(pair, EAGLE3, requests=requests),
     }
-    checks = {name: judge_round(scene) for name, scene in scenes.items()}
+    checks = {name: check_round(scene) for name, scene in scenes.items()}
     if requests > 1:
-        alone, company = (
+        solo, batched = (
             _first_request(scene) for scene in (scene_of(pair, EAGLE3, batch_invariant=True), scenes[OURS])
         )
-        same = equal("alone and in company bit for bit", company, alone)
-        checks[OURS] = all_of(f"{checks[OURS].what}; {same.what}", checks[OURS], same)
+        same = equal("solo and batched, bit for bit", batched, solo)
+        checks[OURS] = all_of(f"{checks[OURS].compared}; {same.compared}", checks[OURS], same)
     timings = {name: consecutive(scene) for name, scene in scenes.items() if checks[name].passed}
     notes = [RANDOM]
     if len(timings) == len(scenes):

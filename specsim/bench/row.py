@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from specsim.bench.roofline import Floor
+from specsim.bench.roofline import RooflineBound
 
 OURS = "ours"
 
@@ -14,7 +14,7 @@ OURS = "ours"
 class Check:
     """One equality check of this run."""
 
-    what: str  # was compared
+    compared: str  # subject of the check, in words
     error: float
     limit: float  # largest error that passes
     difference: str = ""  # in words, where it failed
@@ -34,15 +34,15 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A figure and its target: at most `limit`."""
+class Target:
+    """A figure and the most that it should be."""
 
-    what: str
+    name: str
     value: float
     limit: float
 
     @property
-    def met(self) -> bool:
+    def reached(self) -> bool:
         return self.value <= self.limit
 
 
@@ -54,9 +54,9 @@ class Row:
     setting: Mapping[str, Any]
     checks: Mapping[str, Check]  # by contender, ours first
     timings: Mapping[str, Timing] = field(default_factory=dict)  # by contender
-    floor: Floor | None = None  # roofline bound: bytes and operations that no implementation can avoid
-    floor_us: float = math.nan  # their time at the measured peaks of this run
-    asked: tuple[Asked, ...] = ()
+    bound: RooflineBound | None = None  # bytes and operations that no implementation can avoid
+    bound_us: float = math.nan  # their time at the measured peaks of this run
+    targets: tuple[Target, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class Row:
     @property
     def ratio(self) -> float:
         """Our time over the roofline bound; NaN where either is missing."""
-        return self.ours_us / self.floor_us if self.floor_us else math.nan
+        return self.ours_us / self.bound_us if self.bound_us else math.nan
 
     def to_json(self) -> dict[str, Any]:
         """Make a value that json can write."""
@@ -85,14 +85,14 @@ class Row:
             "name": self.name,
             "setting": dict(self.setting),
             "checks": {
-                name: {"what": each.what, "error": each.error, "limit": each.limit, "passed": each.passed}
+                name: {"compared": each.compared, "error": each.error, "limit": each.limit, "passed": each.passed}
                 | ({"difference": each.difference} if each.difference else {})
                 for name, each in self.checks.items()
             },
             "timings": {name: asdict(each) for name, each in self.timings.items()},
-            "floor": self.floor and self.floor.to_json(),
-            "floor_us": self.floor_us,
-            "ratio": self.ratio,
-            "asked": [asdict(each) | {"met": each.met} for each in self.asked],
+            "roofline_bound": self.bound and self.bound.to_json(),
+            "roofline_bound_us": self.bound_us,
+            "time_over_bound": self.ratio,
+            "targets": [asdict(each) | {"reached": each.reached} for each in self.targets],
             "notes": list(self.notes),
         }

@@ -1,4 +1,4 @@
-"""Growth: plain decoding over many requests and long contexts, each point against its floor."""
+"""Growth: plain decoding over many requests and long contexts, each point against its bound."""
 
 import gc
 from collections.abc import Iterator
@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 
 from specsim.bench.clock import replayed
-from specsim.bench.contest import Contender, at_floor, contest
-from specsim.bench.roofline import Ceilings, round_floor
-from specsim.bench.round_checks import judge_round
+from specsim.bench.contest import Contender, contest, roofline_target
+from specsim.bench.roofline import Peaks, round_bound
+from specsim.bench.round_checks import check_round
 from specsim.bench.row import OURS, Row
 from specsim.bench.scene import close, invented, stacked, tree_of
 from specsim.core.config import SpecConfig
@@ -43,19 +43,19 @@ def points(full: bool) -> list[tuple[int, int]]:
     return sorted(grid | corners, key=lambda point: (point[0], point[1]))
 
 
-def scale_rows(name: str, config: SpecConfig, ceilings: Ceilings, full: bool, quick: bool) -> Iterator[Row]:
+def scale_rows(name: str, config: SpecConfig, peaks: Peaks, full: bool, quick: bool) -> Iterator[Row]:
     """Every point at which the columns of a round fit into the memory there is; quick: short ones."""
     of = shape(name)
     long = replace(of, config=replace(of.config, max_position_embeddings=LONGEST + PAGE_SIZE, rope_scaling={}))
     pair = stacked(random_pair(long, "cuda", torch.bfloat16, None if config.is_plain else "eagle3"))
     chosen = [point for point in points(full) if not quick or point[0] * point[1] <= 70_000]
-    yield from _rows_of(pair, config, chosen, ceilings)
+    yield from _rows_of(pair, config, chosen, peaks)
     del pair
     gc.collect()
     torch.cuda.empty_cache()
 
 
-def _rows_of(pair: Pair, config: SpecConfig, chosen: list[tuple[int, int]], ceilings: Ceilings) -> Iterator[Row]:
+def _rows_of(pair: Pair, config: SpecConfig, chosen: list[tuple[int, int]], peaks: Peaks) -> Iterator[Row]:
     """One pool for all points, as large as the largest of those that fit into the memory there is."""
     engine = load_engine(pair, config, EngineOptions("fast", torch.bfloat16, "cuda", "round"))
     slots = min(max(_slots(engine, *point) for point in chosen), _room(pair))
@@ -65,7 +65,7 @@ def _rows_of(pair: Pair, config: SpecConfig, chosen: list[tuple[int, int]], ceil
         for part in () if kv is None else (*kv.keys, *kv.values):
             part.normal_()
     for requests, length in chosen:
-        yield _row(pair, engine, pools, requests, length, ceilings)
+        yield _row(pair, engine, pools, requests, length, peaks)
 
 
 def _slots(engine: Engine, requests: int, length: int) -> int:
@@ -81,19 +81,19 @@ def _room(pair: Pair) -> int:
     return (free - 12 * 2**30) // (2 * numbers)
 
 
-def _row(pair: Pair, engine: Engine, pools: KVPool, requests: int, length: int, ceilings: Ceilings) -> Row:
+def _row(pair: Pair, engine: Engine, pools: KVPool, requests: int, length: int, peaks: Peaks) -> Row:
     scene = invented(pair, engine, pools, requests, length)
     drafter = pair.drafter and pair.drafter.config
-    floor = round_floor(pair.target.config, drafter, engine.config, requests, length)
+    bound = round_bound(pair.target.config, drafter, engine.config, requests, length)
     us = Contender(
         OURS,
         lambda _: None,
-        lambda _: judge_round(scene, sorted({0, requests - 1}), with_eager=False),
+        lambda _: check_round(scene, sorted({0, requests - 1}), with_eager=False),
         lambda: replayed(lambda: scene.again(ROUNDS), SAMPLES, ROUNDS),
     )
     setting = {"requests": requests, "L": length, "tree": tree_of(engine.config)}
     try:
-        asks = at_floor("time / floor", MOST_RATIO)
-        return contest("growth", setting, (us,), floor, ceilings, asks=asks, notes=[INVENTED])
+        set_targets = roofline_target(MOST_RATIO)
+        return contest("growth", setting, (us,), bound, peaks, set_targets=set_targets, notes=[INVENTED])
     finally:
         close(scene)

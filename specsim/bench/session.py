@@ -10,9 +10,9 @@ from rich.console import Console
 
 from specsim.bench import clock
 from specsim.bench.result import Result
-from specsim.bench.roofline import Ceilings
+from specsim.bench.roofline import Peaks
 from specsim.bench.row import Row
-from specsim.bench.show import show_ceilings, show_row
+from specsim.bench.show import show_peaks, show_row
 from specsim.bench.suites import SUITES, Group, Options
 from specsim.core.errors import InputError, require, require_choice
 from specsim.core.files import write_json
@@ -29,7 +29,7 @@ def check_options(options: Options) -> dict[str, Group]:
     require(options.seconds is None or options.seconds > 0, "seconds", options.seconds, "a number above 0")
     shape(options.shape)
     if not torch.cuda.is_available():
-        raise InputError("device", "cpu", "a GPU that CUDA can use: the fast column is timed nowhere else")
+        raise InputError("device", "cpu", "a GPU that CUDA can use: the fast implementation is timed nowhere else")
     return chosen
 
 
@@ -39,11 +39,11 @@ def bench(options: Options, command: str = "", json_file: Path | None = None, co
     start = time.perf_counter()
     most = options.seconds or SUITES[options.suite].seconds
     torch.manual_seed(0)
-    result = Result(options, command, now(), versions("cuda"), clock.measure_ceilings())
+    result = Result(options, command, now(), versions("cuda"), clock.measure_peaks())
     torch.cuda.empty_cache()
     if console:
-        show_ceilings(result.ceilings, console)
-    for row, group in _rows(groups, options, result.ceilings):
+        show_peaks(result.peaks, console)
+    for row, group in _rows(groups, options, result.peaks):
         seconds = time.perf_counter() - start
         if row:
             result = replace(result, rows=(*result.rows, row), unfinished=result.unfinished + 1, seconds=seconds)
@@ -57,8 +57,8 @@ def bench(options: Options, command: str = "", json_file: Path | None = None, co
     return result
 
 
-def _rows(groups: dict[str, Group], options: Options, ceilings: Ceilings) -> Iterator[tuple[Row | None, str]]:
+def _rows(groups: dict[str, Group], options: Options, peaks: Peaks) -> Iterator[tuple[Row | None, str]]:
     """Every row with its group's name, and None when a group is finished."""
     for name, group in groups.items():
-        yield from ((row, name) for row in group(options, ceilings))
+        yield from ((row, name) for row in group(options, peaks))
         yield None, name

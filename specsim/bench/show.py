@@ -5,17 +5,17 @@ import math
 from rich.console import Console
 
 from specsim.bench.result import Result
-from specsim.bench.roofline import Ceilings
+from specsim.bench.roofline import Peaks
 from specsim.bench.row import Row, Timing
 from specsim.core.display import figure, paragraph, print_table
 
 
-def show_ceilings(ceilings: Ceilings, console: Console) -> None:
+def show_peaks(peaks: Peaks, console: Console) -> None:
     """Show the peaks that this run measured."""
     paragraph(
         console,
-        f"Ceilings of this run: {ceilings.read / 1e12:.2f} TB/s read, {ceilings.copy / 1e12:.2f} TB/s copied, "
-        f"{ceilings.dense / 1e12:.0f} TFLOP/s of dense bf16.",
+        f"Measured peaks of this run: {peaks.read / 1e12:.2f} TB/s read, {peaks.copy / 1e12:.2f} TB/s copied, "
+        f"{peaks.dense / 1e12:.0f} TFLOP/s of dense bf16.",
     )
 
 
@@ -41,40 +41,40 @@ def show_row(row: Row, console: Console) -> None:
             out(f"    {name}: {time}", highlight=False)
         else:
             reason = check.difference or f"error {check.error:.3g}, allowed {check.limit:.3g}"
-            out(f"    {name}: NOT EQUAL, so no time: {check.what}: {reason}", highlight=False)
+            out(f"    {name}: NOT EQUAL, so no time: {check.compared}: {reason}", highlight=False)
     if not math.isnan(row.ratio):
-        out(f"    floor: {figure(row.floor_us, 1)} us; ours / floor {figure(row.ratio)}", highlight=False)
-    for each in row.asked:
-        verdict = "met" if each.met else "NOT MET"
-        out(f"    asked: {each.what}: {figure(each.value)}, at most {figure(each.limit)}: {verdict}", highlight=False)
+        out(f"    roofline bound: {figure(row.bound_us, 1)} us; ours / bound {figure(row.ratio)}", highlight=False)
+    for each in row.targets:
+        verdict = "reached" if each.reached else "NOT reached"
+        out(f"    {each.name}: {figure(each.value)}; target {figure(each.limit)}, {verdict}", highlight=False)
     for note in row.notes:
         out(f"    {note}", highlight=False)
 
 
-def show_floor(row: Row, console: Console) -> None:
-    """Bytes of a row's floor, tensor by tensor."""
-    if row.floor is None or not row.floor.parts:
+def show_bound(row: Row, console: Console) -> None:
+    """Print the bytes of a row's roofline bound, tensor by tensor."""
+    if row.bound is None or not row.bound.parts:
         return
     console.print()
-    console.out(f"Floor of {row.name}, {setting_of(row)}: {row.floor.bytes:,} bytes", highlight=False)
+    console.out(f"Roofline bound of {row.name}, {setting_of(row)}: {row.bound.bytes:,} bytes", highlight=False)
     print_table(
-        console, ("tensor", "times", "bytes"), [(p.tensor, f"{p.count}", f"{p.bytes:,}") for p in row.floor.parts]
+        console, ("tensor", "times", "bytes"), [(p.tensor, f"{p.count}", f"{p.bytes:,}") for p in row.bound.parts]
     )
 
 
 def show(result: Result, console: Console) -> None:
-    """The floors of rows that differ by their tensors, and the verdict."""
+    """Print the roofline bounds of rows that differ by their tensors, then the verdict."""
     shown = set()
     for row in result.rows:
-        kind = row.floor and (row.name, tuple(part.tensor for part in row.floor.parts))
+        kind = row.bound and (row.name, tuple(part.tensor for part in row.bound.parts))
         if kind and kind not in shown:
             shown.add(kind)
-            show_floor(row, console)
+            show_bound(row, console)
     console.print()
-    asked = [each for row in result.rows for each in row.asked]
-    met = sum(each.met for each in asked)
+    targets = [each for row in result.rows for each in row.targets]
+    reached = sum(each.reached for each in targets)
     if not result.is_complete:
         paragraph(console, f"Not all rows of the suite: {len(result.rows)} in {result.seconds:.0f} s.")
     failed = sum(not row.passed for row in result.rows)
     equal = "Every equality check passed" if result.passed else f"NOT EQUAL in {failed} of {len(result.rows)} rows"
-    paragraph(console, f"{equal}; {met} of {len(asked)} asked figures are met.")
+    paragraph(console, f"{equal}; {reached} of {len(targets)} targets are reached.")

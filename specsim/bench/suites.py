@@ -15,7 +15,7 @@ from specsim.bench import (
     trees,
     vocabulary,
 )
-from specsim.bench.roofline import Ceilings
+from specsim.bench.roofline import Peaks
 from specsim.bench.row import Row
 from specsim.core.target import ModelConfig
 from specsim.models.shapes import shape
@@ -37,7 +37,7 @@ class Options:
         return shape(self.shape).config
 
 
-Group = Callable[[Options, Ceilings], Iterator[Row]]
+Group = Callable[[Options, Peaks], Iterator[Row]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Suite:
     seconds: float
 
 
-def _bookkeeping(run: Options, peaks: Ceilings) -> Iterator[Row]:
+def _bookkeeping(run: Options, peaks: Peaks) -> Iterator[Row]:
     yield from trees.tree_rows(peaks)
     yield from bookkeeping.bookkeeping_rows(run.model, 3 * run.model.hidden_size, peaks)
 

@@ -12,8 +12,8 @@ from specsim.bench.checks import all_of, within
 from specsim.bench.clock import copies_of
 from specsim.bench.contest import Contender, contest
 from specsim.bench.random_trees import random_parents, tree_input
-from specsim.bench.roofline import Ceilings, Floor, Part
-from specsim.bench.row import OURS, Asked, Check, Row
+from specsim.bench.roofline import Part, Peaks, RooflineBound
+from specsim.bench.row import OURS, Check, Row, Target
 from specsim.core.config import SamplingParams
 from specsim.core.phases import Batch, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
@@ -71,51 +71,49 @@ def trees(requests: int, nodes: int, page_size: int, layers: int, columns: int, 
     return Trees(batch.to(device), verify_input, pools, mask, slots, query)
 
 
-def attention_rows(ceilings: Ceilings, quick: bool) -> Iterator[Row]:
+def attention_rows(peaks: Peaks, quick: bool) -> Iterator[Row]:
     """Every point of requests, nodes and page sizes."""
     sizes = PAGE_SIZES[:1] if quick else PAGE_SIZES
     for requests in REQUESTS:
         for nodes in (1, 8, 64) if quick else NODES:
             for page_size in sizes:
-                yield attention_row(requests, nodes, page_size, ceilings)
+                yield attention_row(requests, nodes, page_size, peaks)
                 torch.cuda.empty_cache()
 
 
-def attention_row(requests: int, nodes: int, page_size: int, ceilings: Ceilings) -> Row:
+def attention_row(requests: int, nodes: int, page_size: int, peaks: Peaks) -> Row:
     """One point, everyone judged and timed."""
-    floor = attention_floor(requests, nodes, COLUMNS)
-    layers = copies_of(floor.bytes)
+    bound = attention_bound(requests, nodes, COLUMNS)
+    layers = copies_of(bound.bytes)
     case = trees(requests, nodes, page_size, layers, COLUMNS)
-    judge = judge_attention(case)
-    contenders = [Contender(OURS, ours(case), judge), Contender(SDPA, sdpa(case), judge)]
+    check = check_attention(case)
+    contenders = [Contender(OURS, ours(case), check), Contender(SDPA, sdpa(case), check)]
     if page_size == PAGE_SIZES[0]:  # it knows no pages
-        contenders.append(Contender(FLEX, flex(case), judge))
+        contenders.append(Contender(FLEX, flex(case), check))
     setting = {"requests": requests, "nodes": nodes, "columns": COLUMNS, "page size": page_size}
     notes = ["flex_attention's block mask is made before the clock starts"] if page_size == PAGE_SIZES[0] else []
-    asks = lambda times, floor, ceilings: asked(requests, nodes, times, floor, ceilings)  # noqa: E731
+    set_targets = lambda times, bound, peaks: targets(requests, nodes, times, bound, peaks)  # noqa: E731
     name = f"tree attention, {'up to 16' if nodes <= FEW_NODES else '32 and 64'} nodes"
-    return contest(name, setting, contenders, floor, ceilings, layers, asks=asks, notes=notes)
+    return contest(name, setting, contenders, bound, peaks, layers, set_targets=set_targets, notes=notes)
 
 
-def attention_floor(requests: int, nodes: int, columns: int) -> Floor:
+def attention_bound(requests: int, nodes: int, columns: int) -> RooflineBound:
     """Keys and values once, the queries and what comes of them; nodes are counted as if they all saw all columns."""
     kv = 2 * requests * columns * KV_HEADS * HEAD_DIM
     rows = 2 * requests * nodes * HEADS * HEAD_DIM
     parts = Part("keys", kv), Part("values", kv), Part("queries", rows), Part("attended", rows)
-    return Floor(parts, 4 * requests * nodes * columns * HEADS * HEAD_DIM)
+    return RooflineBound(parts, 4 * requests * nodes * columns * HEADS * HEAD_DIM)
 
 
-def asked(requests: int, nodes: int, times: Mapping[str, float], floor: Floor, ceilings: Ceilings) -> list[Asked]:
+def targets(requests: int, nodes: int, times: Mapping[str, float], bound: RooflineBound, peaks: Peaks) -> list[Target]:
     """A share of what the device can do, as time over that of all of it, and to be faster than the others."""
     if nodes <= FEW_NODES:
         share = SHARE_ALONE if requests == 1 else SHARE_TOGETHER
-        found = [
-            Asked(f"time / bytes ({share:.0%} of read bandwidth)", times[OURS] / floor.read_us(ceilings), 1 / share)
-        ]
+        found = [Target(f"time / bytes ({share:.0%} of read bandwidth)", times[OURS] / bound.read_us(peaks), 1 / share)]
     else:
-        ratio = times[OURS] / floor.compute_us(ceilings)
-        found = [Asked(f"time / operations ({SHARE_DENSE:.0%} of the dense rate)", ratio, 1 / SHARE_DENSE)]
-    return found + [Asked(f"time / {name}", times[OURS] / times[name], 1.0) for name in times if name != OURS]
+        ratio = times[OURS] / bound.compute_us(peaks)
+        found = [Target(f"time / operations ({SHARE_DENSE:.0%} of the dense rate)", ratio, 1 / SHARE_DENSE)]
+    return found + [Target(f"time / {name}", times[OURS] / times[name], 1.0) for name in times if name != OURS]
 
 
 def ours(case: Trees) -> Attend:
@@ -214,7 +212,7 @@ def _flex_of(
     return lambda kv: attend(query, *kv, kernel_options=last, **given)
 
 
-def judge_attention(case: Trees) -> Callable[[torch.Tensor], Check]:
+def check_attention(case: Trees) -> Callable[[torch.Tensor], Check]:
     """The first and the last request of layer 0 against float64.
 
     The budget is four times the largest error of the same formula with weights and result rounded to bf16.
@@ -232,11 +230,11 @@ def judge_attention(case: Trees) -> Callable[[torch.Tensor], Check]:
         budget = 4 * float((rounded - exact).abs().max())
         cases.append((request, _flat(exact[None], nodes), budget))
 
-    def judge(found: torch.Tensor) -> Check:
+    def check(found: torch.Tensor) -> Check:
         checks = [
             within(f"request {request}", found[request * nodes : (request + 1) * nodes], exact, budget)
             for request, exact, budget in cases
         ]
         return all_of("all nodes and heads of the first and the last request against float64", *checks)
 
-    return judge
+    return check

@@ -8,7 +8,7 @@ import torch
 
 from specsim.bench.checks import equal
 from specsim.bench.contest import Contender, contest
-from specsim.bench.roofline import Ceilings, Floor
+from specsim.bench.roofline import Peaks, RooflineBound
 from specsim.bench.round_checks import tensors_of
 from specsim.bench.row import OURS, Check, Row
 from specsim.bench.scene import tree_of
@@ -20,10 +20,10 @@ REQUESTS = (1, 32)
 SEQ_LEN = 1024
 
 
-def tree_rows(ceilings: Ceilings, device: str = "cuda") -> Iterator[Row]:
+def tree_rows(peaks: Peaks, device: str = "cuda") -> Iterator[Row]:
     """Time each size of tree at each number of requests."""
     for config, requests in product(TREES, REQUESTS):
-        yield _tree_row(config, requests, ceilings, device)
+        yield _tree_row(config, requests, peaks, device)
 
 
 def random_candidates(requests: int, config: SpecConfig, vocab_size: int, generator: torch.Generator) -> Candidates:
@@ -50,7 +50,7 @@ def same_tree(expected: VerifyInput, found: VerifyInput) -> Check:
     return equal("the reference's tree", tensors_of(found), names)
 
 
-def _tree_row(config: SpecConfig, requests: int, ceilings: Ceilings, device: str) -> Row:
+def _tree_row(config: SpecConfig, requests: int, peaks: Peaks, device: str) -> Row:
     from specsim.fast import tree
     from specsim.reference import tree as reference
 
@@ -67,4 +67,6 @@ def _tree_row(config: SpecConfig, requests: int, ceilings: Ceilings, device: str
         return tree.build(on_device, *given, config, out=out)
 
     ours = Contender(OURS, build, partial(same_tree, expected))
-    return contest("selection and tree", {"requests": requests, "tree": tree_of(config)}, [ours], Floor(()), ceilings)
+    return contest(
+        "selection and tree", {"requests": requests, "tree": tree_of(config)}, [ours], RooflineBound(()), peaks
+    )

@@ -18,7 +18,7 @@ MOST_BETWEEN = 1e-5
 LOGPROBS = 1e-4
 
 
-def judge_verdict(
+def check_verdict(
     batch: Batch, verify_input: VerifyInput, logits_RV: torch.Tensor, config: SpecConfig, token_ids: torch.Tensor,
     found: Verdict, places: Sequence[int], acceptance: SyntheticAcceptance | None = None,
 ) -> Check:  # fmt: skip

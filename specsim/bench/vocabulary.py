@@ -7,11 +7,11 @@ import torch
 
 from specsim.bench.checks import all_of, equal, within
 from specsim.bench.clock import copies_of
-from specsim.bench.contest import Contender, at_floor, contest
+from specsim.bench.contest import Contender, contest, roofline_target
 from specsim.bench.random_trees import agree_with, random_parents, tree_input
-from specsim.bench.roofline import Ceilings, Floor, Part
+from specsim.bench.roofline import Part, Peaks, RooflineBound
 from specsim.bench.row import OURS, Check, Row
-from specsim.bench.verify_checks import judge_verdict
+from specsim.bench.verify_checks import check_verdict
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import Batch, Verdict, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
@@ -50,16 +50,16 @@ class Case:
     logits: Sequence[torch.Tensor]
 
 
-def vocabulary_rows(vocab_size: int, ceilings: Ceilings, quick: bool) -> Iterator[Row]:
+def vocabulary_rows(vocab_size: int, peaks: Peaks, quick: bool) -> Iterator[Row]:
     """Time every distribution at every number of rows, then the drafts' top-k."""
     for requests, config in TREES[1:3] if quick else TREES:
         rows = requests * config.num_draft_tokens
         for name, sampling, scale in DISTRIBUTIONS:
             case = make_case(requests, config, sampling, vocab_size, scale)
-            yield _row(name, rows, vocab_size, ceilings, _verify(case))
+            yield _row(name, rows, vocab_size, peaks, _verify(case))
             del case
             torch.cuda.empty_cache()
-        yield _row(f"draft top-{TOPK}", rows, vocab_size, ceilings, _topk(rows, vocab_size))
+        yield _row(f"draft top-{TOPK}", rows, vocab_size, peaks, _topk(rows, vocab_size))
         torch.cuda.empty_cache()
 
 
@@ -95,11 +95,11 @@ def _verify(case: Case) -> tuple[Contender, int]:
     requests = case.batch.size
     places = {0, requests - 1} if case.config.num_draft_tokens <= 8 else {requests - 1}
 
-    def judge(found: Verdict) -> Check:
+    def check(found: Verdict) -> Check:
         given = case.batch, case.verify_input, case.logits[0], case.config, case.pools.token_ids
-        return judge_verdict(*given, found, sorted(places))
+        return check_verdict(*given, found, sorted(places))
 
-    return Contender(OURS, run, judge), len(case.logits)
+    return Contender(OURS, run, check), len(case.logits)
 
 
 def _topk(rows: int, vocab_size: int) -> tuple[Contender, int]:
@@ -108,7 +108,7 @@ def _topk(rows: int, vocab_size: int) -> tuple[Contender, int]:
     copies = copies_of(2 * rows * vocab_size)
     logits = [torch.randn(rows, vocab_size, device="cuda", dtype=torch.bfloat16) * 4 for _ in range(copies)]
 
-    def judge(found: tuple[torch.Tensor, torch.Tensor]) -> Check:
+    def check(found: tuple[torch.Tensor, torch.Tensor]) -> Check:
         from specsim.reference.drafting import draft_topk as expected_topk
 
         places = sorted({*range(min(rows, 32)), rows - 1})
@@ -118,12 +118,15 @@ def _topk(rows: int, vocab_size: int) -> tuple[Contender, int]:
         close = within("p", found_prob[places], prob, 1e-5)
         return all_of(f"top-{TOPK} of {len(places)} rows against float64", exact, close)
 
-    return Contender(OURS, lambda index: draft_topk(logits[index], TOPK, None), judge), copies
+    return Contender(OURS, lambda index: draft_topk(logits[index], TOPK, None), check), copies
 
 
-def _row(name: str, rows: int, vocab_size: int, ceilings: Ceilings, made: tuple[Contender, int]) -> Row:
+def _row(name: str, rows: int, vocab_size: int, peaks: Peaks, made: tuple[Contender, int]) -> Row:
     contender, copies = made
-    floor = Floor((Part("logits", 2 * rows * vocab_size),))  # once, bf16
-    asks = at_floor(f"time / floor ({SHARE:.0%} of read bandwidth)", 1 / SHARE) if rows >= MANY_ROWS else None
+    bound = RooflineBound((Part("logits", 2 * rows * vocab_size),))  # once, bf16
+    note = f" ({SHARE:.0%} of read bandwidth)"
+    set_targets = roofline_target(1 / SHARE, note) if rows >= MANY_ROWS else None
     notes = [IN_CACHE] if rows < MANY_ROWS else []
-    return contest(name, {"rows": rows, "V": vocab_size}, (contender,), floor, ceilings, copies, asks=asks, notes=notes)
+    return contest(
+        name, {"rows": rows, "V": vocab_size}, (contender,), bound, peaks, copies, set_targets=set_targets, notes=notes
+    )

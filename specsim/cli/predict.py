@@ -23,7 +23,7 @@ def predict(
     Example:
       specsim predict --prompts 6 --json shares.json
     """
-    from specsim.acceptance.prediction import ASKED, show
+    from specsim.acceptance.prediction import TARGET_ERROR, show
     from specsim.acceptance.prediction import predict as run
     from specsim.core.files import check_writable
     from specsim.models.load import load
@@ -34,5 +34,5 @@ def predict(
     if drafter not in ("eagle", "eagle3"):
         raise InputError("drafter", drafter, "eagle or eagle3")
     predictions = run(load(drafter=drafter), texts, max_new_tokens, progress=True)
-    is_ok = predictions.mean_error <= ASKED
+    is_ok = predictions.mean_error <= TARGET_ERROR
     options.report(lambda console: show(predictions, console), predictions.to_json(), json_file, is_ok)

@@ -244,7 +244,7 @@ def _show_implementations(pair: Any, prompts: Sequence[str], console: Console) -
         "arbiter.",
     )
     console.print()
-    counts = (result.exercised.get("rounds", 0), result.decisions, result.undecidable, result.mismatches)
+    counts = (result.coverage.get("rounds", 0), result.decisions, result.within_rounding_error, result.mismatches)
     columns = ("requests x rounds", "decisions", "too close to call", "mismatches", "largest logprob error")
     print_table(console, columns, [(*map(str, counts), f"{result.max_logprob_error:.0e}")])
     same = not result.mismatches

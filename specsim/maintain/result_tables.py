@@ -17,13 +17,21 @@ GRID_HEADINGS = (
     "cells",
     "compared",
     "decisions",
-    "undecidable",
+    "within rounding error",
     "mismatches",
     "largest logprob error",
 )
-BENCH_HEADINGS = ("operation", "setting", "ours, us", "floor, us", "ours / floor", "asked", "best other, us")
+BENCH_HEADINGS = ("operation", "setting", "ours, us", "roofline, us", "ours / roofline", "target", "best baseline, us")
 SUITE_ORDER = ("round", "kernels", "scale", "baselines")
 MAX_ROWS = 8  # of one operation that are shown one by one
+# Texts of kept results, and the words of today's commands for the same thing.
+RENAMED = {
+    "time / floor": "time / roofline bound",
+    "us in all": "total time, us",
+    "all that is neither model nor vocabulary": "all operations but model and vocabulary",
+    "columns, selection and tree": "cache locations, selection and tree",
+    "shipped pair, alone and in company": "shipped pair, solo and batched",
+}
 PAGE_HEAD = "# Measured on GPUs\n\nWritten by `python -m specsim.maintain.tables`.\n\n"
 
 
@@ -44,7 +52,7 @@ def proofs(folder: Path) -> str:
     """Table of the other kept proofs, one row per command."""
     results = {name: result for name in SUMMARIES for result in _kept(folder, f"{name}-cuda.json")}
     rows = [(f"`{result['command']}`", SUMMARIES[name](result)) for name, result in results.items()]
-    return "\n".join([*markdown(("on a GPU", "came to"), rows), "", _measured_on(results.values())]) + "\n"
+    return "\n".join([*markdown(("on a GPU", "result"), rows), "", _measured_on(results.values())]) + "\n"
 
 
 def performance(folder: Path) -> str:
@@ -101,15 +109,15 @@ def _runs(results: Iterable[Result]) -> str:
 
 def _grid_cells(result: Result) -> list[Any]:
     compared = sum(result["compared"].values())
-    total = max(1, compared + sum(result["left_out"].values()))
-    share = result["undecidable"] / max(1, result["decisions"])
+    total = max(1, compared + sum(result["not_compared"].values()))
+    share = result["within_rounding_error"] / max(1, result["decisions"])
     return [
         result["grid"],
         result["dtype"],
         result["cells"],
         f"{compared / total:.1%}",
         f"{result['decisions']:,}",
-        f"{result['undecidable']:,} ({share:.3%})",
+        f"{result['within_rounding_error']:,} ({share:.3%})",
         result["mismatches"],
         f"{result['max_logprob_error']:.1e}",
     ]
@@ -121,8 +129,8 @@ def _sampling_test(result: Result) -> str:
     tokens = sum(each["tokens"] for each in rows)
     rejected = sum(each["is_rejected"] for each in rows)
     return (
-        f"{len(rows)} laws of {tokens:,} tokens, {rejected} rejected; "
-        f"of the reference's {len(controls)} wrong engines, on the CPU, {sum(controls)} are"
+        f"{len(rows)} tests of {tokens:,} tokens, {rejected} rejected; "
+        f"{sum(controls)} of {len(controls)} controls (wrong on purpose, on the CPU) rejected"
     )
 
 
@@ -133,8 +141,8 @@ def _certificates(result: Result) -> str:
     exact = distances["lossless"]
     wrong = distances["wrong"]
     return (
-        f"{exact.count(0)} of {len(exact)} lossless cases exact; "
-        f"{len(wrong) - wrong.count(0)} of {len(wrong)} wrong ones are not"
+        f"{exact.count(0)} of {len(exact)} lossless cases have exactly the target's distribution; "
+        f"{len(wrong) - wrong.count(0)} of {len(wrong)} controls (wrong on purpose) have another"
     )
 
 
@@ -154,7 +162,7 @@ def _soak(result: Result) -> str:
 SUMMARIES: dict[str, Callable[[Result], str]] = {
     "sampling-test": _sampling_test,
     "certify": _certificates,
-    "faults": lambda each: f"{each['as_named']} of {each['faults']} planted faults found by the field that names them",
+    "faults": lambda each: f"{each['detected_as_named']} of {each['faults']} injected faults detected by a named field",
     "conformance": _conformance,
     "soak": _soak,
 }
@@ -166,16 +174,16 @@ def _bench_tables(folder: Path, only_targets: bool) -> str:
     lines = []
     for result in results:
         is_whole = not only_targets or result["suite"] == "baselines"
-        rows = [row for row in result["rows"] if is_whole or row["asked"]]
+        rows = [row for row in result["rows"] if is_whole or row["targets"]]
         option = "" if result["shape"] == Options(result["suite"]).shape else f" --shape {result['shape']}"
         title = f"`specsim bench --suite {result['suite']}{option}`:"
         lines += [title, "", *markdown(BENCH_HEADINGS, _bench_rows(rows)), ""]
     if not lines:
         return ""
     runs = [run for result in results for run in result["runs"]]
-    read = _range([f"{run['ceilings']['read'] / 1e12:.2f}" for run in runs])
-    dense = _range([f"{run['ceilings']['dense'] / 1e12:.0f}" for run in runs])
-    peaks = f"Ceilings in these runs: {read} TB/s read, {dense} TFLOP/s of dense bf16."
+    read = _range([f"{run['measured_peaks']['read'] / 1e12:.2f}" for run in runs])
+    dense = _range([f"{run['measured_peaks']['dense'] / 1e12:.0f}" for run in runs])
+    peaks = f"Measured peaks of these runs: {read} TB/s read, {dense} TFLOP/s of dense bf16."
     return "\n".join([*lines, f"{_measured_on(results)} {peaks}"]) + "\n"
 
 
@@ -190,7 +198,8 @@ def _bench_rows(rows: Iterable[Result]) -> Iterator[list[str]]:
     for row in rows:
         operations[row["name"]].append(row)
     for settings in operations.values():
-        ranked = sorted((row for row in settings if row["ratio"] is not None), key=lambda row: row["ratio"])
+        bounded = (row for row in settings if row["time_over_bound"] is not None)
+        ranked = sorted(bounded, key=lambda row: row["time_over_bound"])
         if len(settings) > MAX_ROWS and ranked:
             yield from _best_median_worst(ranked)
         else:
@@ -201,9 +210,9 @@ def _best_median_worst(ranked: Sequence[Result]) -> Iterator[list[str]]:
     yield _bench_cells(ranked[0], "best: ")
     yield _bench_cells(ranked[len(ranked) // 2], "median: ")
     worst = _bench_cells(ranked[-1], "worst: ")
-    if ranked[-1]["asked"]:
-        within = sum(all(target["met"] for target in row["asked"]) for row in ranked)
-        worst[5] += f"; all that is asked is met at {within} of {len(ranked)} points"
+    if ranked[-1]["targets"]:
+        reached = sum(all(target["reached"] for target in row["targets"]) for row in ranked)
+        worst[5] += f"; {reached} of {len(ranked)} settings reach all targets"
     yield worst
 
 
@@ -211,17 +220,23 @@ def _bench_cells(row: Result, prefix: str = "") -> list[str]:
     timing = row["timings"].get(OURS)
     baselines = {name: each["median_us"] for name, each in row["timings"].items() if not name.startswith(OURS)}
     best = min(baselines, key=baselines.__getitem__, default=None)
-    has_bound = row["ratio"] is not None
+    has_bound = row["time_over_bound"] is not None
     return [
-        row["name"],
+        _in_todays_words(row["name"]),
         prefix + ", ".join(f"{name} {value}" for name, value in row["setting"].items()),
         f"{timing['median_us']:,.1f} ±{timing['spread'] / 2:.1f} %" if timing else "equal",
-        f"{row['floor_us']:,.1f}" if has_bound else "",
-        f"{row['ratio']:.2f}" if has_bound else "",
-        "; ".join(map(_target, row["asked"])),
+        f"{row['roofline_bound_us']:,.1f}" if has_bound else "",
+        f"{row['time_over_bound']:.2f}" if has_bound else "",
+        "; ".join(map(_target, row["targets"])),
         f"{baselines[best]:,.1f} ({best})" if best else "",
     ]
 
 
 def _target(target: Result) -> str:
-    return f"{target['what']} {target['value']:.2f} {'≤' if target['met'] else '**above**'} {target['limit']:.2f}"
+    name, bracket, note = target["name"].partition(" (")
+    verdict = "reached" if target["reached"] else "not reached"
+    return f"{_in_todays_words(name)}{bracket}{note} {target['value']:.2f}, target {target['limit']:.2f}: {verdict}"
+
+
+def _in_todays_words(name: str) -> str:
+    return RENAMED.get(name, name)

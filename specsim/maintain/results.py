@@ -12,7 +12,7 @@ from specsim.core.errors import InputError, require
 from specsim.core.files import read_json
 from specsim.maintain.result_tables import SUMMARIES, Result
 
-KEPT_OF_A_RUN = ("command", "date", "versions", "ceilings", "seconds", "finished")
+KEPT_OF_A_RUN = ("command", "date", "versions", "measured_peaks", "seconds", "finished")
 
 
 def read(path: Path, *names: str) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def _refuse(path: Path, expected: str, faults: Mapping[str, bool]) -> None:
 
 
 def _suite_file(path: Path) -> str:
-    result = read(path, "suite", "shape", "finished", "is_quick", "passed", "versions", "ceilings", "rows")
+    result = read(path, "suite", "shape", "finished", "is_quick", "passed", "versions", "measured_peaks", "rows")
     faults = {
         "a quick run": result["is_quick"],
         "rows that are not equal": not result["passed"],
@@ -97,8 +97,9 @@ def _proof(path: Path, result: Result) -> dict[str, Result]:
     _refuse(path, "a proof of the fast implementation", faults)
     if command != "diff":
         return {f"{command}-cuda.json": {name: each for name, each in result.items() if name != "programs"}}
-    read(path, "grid", "dtype", "device", "cells", "num_cells", "parted")
+    read(path, "grid", "dtype", "device", "cells", "num_cells", "incomplete_cells")
     part = f"{result['cells']} of {result['num_cells']} cells"
     _refuse(path, "a whole grid", {part: result["cells"] != result["num_cells"]})
-    kept = {name: each for name, each in result.items() if name != "results"} | {"parted": len(result["parted"])}
+    kept = {name: each for name, each in result.items() if name != "results"}
+    kept["incomplete_cells"] = len(result["incomplete_cells"])
     return {f"diff-{result['grid']}-{result['dtype']}-{result['device']}.json": kept}

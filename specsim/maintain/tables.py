@@ -27,7 +27,7 @@ PARAMETER_HEADINGS = ("parameter", "value", "from", "to", "unit")
 
 def ledger(result: Reproduction) -> str:
     """Targets of a reproduced table, every figure with its error, and the fitted parameters."""
-    targets = [f"{each.what}: {each.value}, {'met' if each.is_met else 'not met'}." for each in result.targets]
+    targets = [f"{each.name}: {each.value}, {'' if each.is_reached else 'not '}reached." for each in result.targets]
     lines = [*targets, "", *markdown(FIGURE_HEADINGS, [figure.cells() for figure in result.figures])]
     if result.parameters:
         lines += ["", *markdown(PARAMETER_HEADINGS, map(parameter_cells, result.parameters))]

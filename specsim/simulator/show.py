@@ -145,7 +145,7 @@ def show_table(result: Reproduction, console: Console) -> None:
         headings = ("parameter", "value", "from", "to", "unit")
         print_table(console, headings, [parameter_cells(each) for each in result.parameters])
     heading(console, "targets")
-    rows = [(each.what, each.value, "met" if each.is_met else "not met") for each in result.targets]
+    rows = [(each.name, each.value, "reached" if each.is_reached else "not reached") for each in result.targets]
     print_table(console, (), rows)
     for note in result.notes:
         console.print()

@@ -65,7 +65,7 @@ def test_a_greedy_output_that_differs_is_counted(study):
     lossy = replace(study, measurements=(replace(first, num_equal=3), *others))
     assert not lossy.is_lossless
     *_, check = accept._checks(lossy)
-    assert (check.measured, check.asked, check.holds) == (15, "all 16", False)
+    assert (check.measured, check.target, check.reached) == (15, "all 16", False)
 
 
 def checks_by_claim(study: Study) -> dict[str, Check]:
@@ -88,8 +88,8 @@ def test_checks_follow_from_the_figures(study):
         assert checks[claim] == Check(claim, measured, f"at least {least:g}", measured >= least)
     best = max(one, three, eagle)
     found = checks["EAGLE-3 tree 4/4/16, T=0: accept length"]
-    assert (found.measured, found.holds) == (tree, tree > best)
-    assert f"{best:.2f}" in found.asked
+    assert (found.measured, found.reached) == (tree, tree > best)
+    assert f"{best:.2f}" in found.target
     equal = "greedy outputs equal to plain decoding's"
     assert checks[equal] == Check(equal, 16, "all 16", True)
     assert len(checks) == len(figures) + 2
@@ -101,7 +101,7 @@ def test_a_tree_equal_to_the_best_chain_is_not_above_it(pairs):
     study = measure(pairs, PROMPTS, NEW_TOKENS, (Setting("eagle3", chain(1)), tree))
     check = checks_by_claim(study)["EAGLE-3 tree 2/1/2, T=0: accept length"]
     assert check.measured == study.measurements[0].everything.accept_length
-    assert not check.holds
+    assert not check.reached
 
 
 def rows_of(lengths: dict[Setting, float]) -> Study:
@@ -128,19 +128,19 @@ def test_an_end_token_ends_no_request(pairs):
     assert measure(ending, PROMPTS, 8, SHORT[:1]) == measure(pairs, PROMPTS, 8, SHORT[:1])
 
 
-def test_what_is_just_reached_holds(pairs):
+def test_a_target_that_is_just_reached_is_reached(pairs):
     check = checks_by_claim(measure(pairs, PROMPTS[:1], 64, ()))["new tokens a prompt"]
-    assert (check.asked, check.holds) == ("at least 64", True)
+    assert (check.target, check.reached) == ("at least 64", True)
 
 
 def test_a_figure_that_is_not_defined_does_not_hold(pairs):
     looping = measure(pairs, PROMPTS[:1], 40, (Setting("eagle3", chain(3)),))
     check = checks_by_claim(looping)["EAGLE-3 chain of 3, T=0, no loop: accept length"]
     assert looping.num_fresh == 0
-    assert not check.holds
+    assert not check.reached
 
 
-def test_the_shipped_settings_hold_what_is_asked():
+def test_the_shipped_settings_reach_their_targets():
     chains = [each.config.num_steps for each in SETTINGS if each.is_chain and each.drafter == "eagle3"]
     assert chains == [1, 2, 3, 4, 5, 3, 4]
     assert {(each.drafter, each.temperature) for each in SETTINGS} == {
@@ -168,7 +168,7 @@ def test_table(study, capsys):
         )
     ]
     answers = [line.split()[-1] for line in lines if line.split()[-1:] in (["yes"], ["NO"])]
-    assert answers == ["yes" if check.holds else "NO" for check in study.checks]
+    assert answers == ["yes" if check.reached else "NO" for check in study.checks]
     assert set(answers) == {"yes", "NO"}
     assert any(line.split() == ["prompts", "4", "at", "least", "40", "NO"] for line in lines)
 

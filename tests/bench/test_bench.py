@@ -11,16 +11,16 @@ from rich.console import Console
 
 from specsim.bench.checks import all_of, equal, within
 from specsim.bench.clock import in_turns, timing
-from specsim.bench.contest import Contender, at_floor, contest
-from specsim.bench.linears import judge_product
-from specsim.bench.roofline import Ceilings, Floor, Part
-from specsim.bench.row import OURS, Asked, Check, Row, Timing
+from specsim.bench.contest import Contender, contest, roofline_target
+from specsim.bench.linears import check_product
+from specsim.bench.roofline import Part, Peaks, RooflineBound
+from specsim.bench.row import OURS, Check, Row, Target, Timing
 from specsim.bench.show import show_row
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.correctness.differential.pairs import rounded
 from specsim.models.synthetic_pair import synthetic_pair
 
-CEILINGS = Ceilings(read=1e12, copy=1e12, dense=1e12)
+PEAKS = Peaks(read=1e12, copy=1e12, dense=1e12)
 PASSED, FAILED = Check("numbers", 0.0, 0), Check("numbers", 1.0, 0, "entry 3: 1, not 2")
 TREE = SpecConfig(topk=2, num_steps=3, num_draft_tokens=5, page_size=4)
 # Their columns stand on the CPU, where kernels run only if they are interpreted.
@@ -38,7 +38,7 @@ def test_a_row_has_no_time_without_a_passed_check():
     for checks in ({}, {OURS: FAILED}, {"another": PASSED}, {OURS: Check("numbers", math.nan, 1)}):
         with pytest.raises(ValueError, check=lambda error: type(error) is ValueError):
             Row("op", {}, checks, time)
-    assert Row("op", {}, {OURS: PASSED}, time, floor_us=4.0).ratio == 1.25
+    assert Row("op", {}, {OURS: PASSED}, time, bound_us=4.0).ratio == 1.25
 
 
 def never() -> Timing:
@@ -50,37 +50,37 @@ def entered(name: str, check: Check, us: float | None) -> Contender:
 
 
 def test_a_planted_difference_is_named_and_nothing_is_timed():
-    row = contest("op", {"rows": 8}, [entered(OURS, FAILED, None), entered("library", PASSED, 7.0)], FLOOR, CEILINGS)
+    row = contest("op", {"rows": 8}, [entered(OURS, FAILED, None), entered("library", PASSED, 7.0)], BOUND, PEAKS)
     assert not row.passed
-    assert row.asked == ()
+    assert row.targets == ()
     assert math.isnan(row.ours_us)
     text = text_of(row)
     assert "ours: NOT EQUAL, so no time: numbers: entry 3: 1, not 2" in text
-    assert "ours / floor" not in text
+    assert "roofline bound" not in text
     assert "library: 7.0 us" in text
 
 
-FLOOR = Floor((Part("weight", 4_000_000),), 1_000_000)  # 4 us
+BOUND = RooflineBound((Part("weight", 4_000_000),), 1_000_000)  # 4 us
 
 
 def test_a_rivals_difference_costs_it_its_time():
     contenders = [entered(OURS, PASSED, 6.0), entered("library", FAILED, None)]
-    row = contest("op", {}, contenders, FLOOR, CEILINGS, asks=at_floor("time / floor", 1.25))
+    row = contest("op", {}, contenders, BOUND, PEAKS, set_targets=roofline_target(1.25))
     assert not row.passed
     assert set(row.timings) == {OURS}
-    assert row.asked == (Asked("time / floor", 1.5, 1.25),)
-    assert "time / floor: 1.50, at most 1.25: NOT MET" in text_of(row)
+    assert row.targets == (Target("time / roofline bound", 1.5, 1.25),)
+    assert "time / roofline bound: 1.50; target 1.25, NOT reached" in text_of(row)
 
 
 def test_a_rival_that_cannot_run_is_told_of_and_we_have_to_run():
     def broken(index: int) -> None:
         raise RuntimeError("no such kernel\nand more")
 
-    row = contest("op", {}, [entered(OURS, PASSED, 6.0), Contender("flex", broken, never)], FLOOR, CEILINGS)
+    row = contest("op", {}, [entered(OURS, PASSED, 6.0), Contender("flex", broken, never)], BOUND, PEAKS)
     assert row.passed
     assert "flex did not run here: RuntimeError: no such kernel" in row.notes[0]
     with pytest.raises(RuntimeError):
-        contest("op", {}, [Contender(OURS, broken, never)], FLOOR, CEILINGS)
+        contest("op", {}, [Contender(OURS, broken, never)], BOUND, PEAKS)
 
 
 def test_median_and_spread():
@@ -131,9 +131,9 @@ def test_of_several_checks_one_that_failed_speaks():
 def test_a_product_that_misses_a_summand_is_found():
     torch.manual_seed(1)
     x, weight = torch.randn(8, 512).bfloat16(), torch.randn(300, 512).bfloat16()
-    judge = judge_product(x, weight)
-    assert judge((x.float() @ weight.float().T).bfloat16()).passed
-    assert not judge((x[:, 1:].float() @ weight[:, 1:].float().T).bfloat16()).passed
+    check = check_product(x, weight)
+    assert check((x.float() @ weight.float().T).bfloat16()).passed
+    assert not check((x[:, 1:].float() @ weight[:, 1:].float().T).bfloat16()).passed
 
 
 @pytest.fixture
@@ -149,22 +149,22 @@ def few_columns(monkeypatch) -> None:
 @interpreted
 @pytest.mark.parametrize(("requests", "nodes"), [(1, 1), (2, 5)])
 def test_attention_is_judged_and_a_wrong_mask_is_found(few_columns, requests, nodes):
-    from specsim.bench.tree_attention import judge_attention, ours, sdpa, trees
+    from specsim.bench.tree_attention import check_attention, ours, sdpa, trees
 
     case = trees(requests, nodes, 4, 2, 48, "cpu")
-    judge, wrong = judge_attention(case), case.mask.clone()
-    assert judge(ours(case)(0)).passed
-    assert judge(sdpa(case)(0)).passed
-    assert not judge(ours(case)(1)).passed  # another layer
+    check, wrong = check_attention(case), case.mask.clone()
+    assert check(ours(case)(0)).passed
+    assert check(sdpa(case)(0)).passed
+    assert not check(ours(case)(1)).passed  # another layer
     if nodes > 1:
         wrong[-1, -1, 0] = False  # the root, which every node sees
-        assert not judge(sdpa(replace(case, mask=wrong))(0)).passed
+        assert not check(sdpa(replace(case, mask=wrong))(0)).passed
 
 
 @interpreted
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_k": 9, "top_p": 0.9}], ids=["greedy", "filters"])
 def test_verdicts_are_judged_and_a_planted_one_is_found(sampling):
-    from specsim.bench.verify_checks import judge_verdict
+    from specsim.bench.verify_checks import check_verdict
     from specsim.bench.vocabulary import make_case
     from specsim.fast.verify import verify
 
@@ -174,7 +174,7 @@ def test_verdicts_are_judged_and_a_planted_one_is_found(sampling):
 
     def judged(verdict) -> Check:
         given = case.batch, case.verify_input, case.logits[0], config, case.pools.token_ids
-        return judge_verdict(*given, verdict, range(3))
+        return check_verdict(*given, verdict, range(3))
 
     assert judged(found).passed
     assert int(found.num_accepted_drafts.max()) > 0
@@ -191,20 +191,20 @@ def test_verdicts_are_judged_and_a_planted_one_is_found(sampling):
 
 
 def test_transformers_is_given_the_same_model_and_is_judged():
-    from specsim.bench.baselines import Peer, _judge_logits, _same_tokens
+    from specsim.bench.baselines import TransformersModel, _check_logits, _same_tokens
 
     pair, prompt = rounded(synthetic_pair("eagle3", "llama"), torch.float32), [5, 9, 2, 11]
-    peer = Peer(pair, prompt, 6, torch.float32, "cpu")
-    tokens = peer()
-    assert peer(assistant=peer.first_layer) == tokens
-    assert peer(assistant=peer.model) == tokens
+    theirs = TransformersModel(pair, prompt, 6, torch.float32, "cpu")
+    tokens = theirs()
+    assert theirs(assistant=theirs.first_layer) == tokens
+    assert theirs(assistant=theirs.model) == tokens
     assert _same_tokens(tokens, tokens).passed
     wrong = [*tokens[:3], (tokens[3] + 1) % 48, *tokens[4:]]
     assert _same_tokens(wrong, tokens).difference == "token 3 differs"
     assert not _same_tokens(tokens[:5], tokens).passed
-    judge = _judge_logits(pair, prompt)
-    assert judge(tokens).passed
-    assert "behind the likeliest" in judge(wrong).difference
+    check = _check_logits(pair, prompt)
+    assert check(tokens).passed
+    assert "below the largest logit" in check(wrong).difference
 
 
 def test_outputs_are_compared_token_for_token_and_bit_for_bit():

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from specsim.bench.linears import product_floor, shapes
-from specsim.bench.roofline import Ceilings, Floor, Part, forward_floor, round_floor
+from specsim.bench.linears import product_bound, shapes
+from specsim.bench.roofline import Part, Peaks, RooflineBound, forward_bound, round_bound
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import DrafterConfig
 from specsim.core.target import ModelConfig
@@ -24,13 +24,13 @@ LAYER = {  # entries of each weight
 TREE = SpecConfig(topk=2, num_steps=3, num_draft_tokens=5, page_size=4)
 
 
-def parts_of(floor: Floor) -> dict[str, tuple[int, int]]:
-    return {part.tensor: (part.count, part.bytes) for part in floor.parts}
+def parts_of(bound: RooflineBound) -> dict[str, tuple[int, int]]:
+    return {part.tensor: (part.count, part.bytes) for part in bound.parts}
 
 
 def test_floor_of_a_forward_by_hand():
-    floor = forward_floor(MODEL, requests=2, rows=3, seq_len=8)
-    assert parts_of(floor) == {
+    bound = forward_bound(MODEL, requests=2, rows=3, seq_len=8)
+    assert parts_of(bound) == {
         "model.embed_tokens.weight": (1, 2 * 6 * 4),  # the rows that are looked up
         "model.norm.weight": (1, 2 * 4),
         "lm_head.weight": (1, 2 * 40),
@@ -40,24 +40,24 @@ def test_floor_of_a_forward_by_hand():
     }
     products = 2 * (16 + 8 + 8 + 16 + 3 * 24) + 40
     attended = 2 * 2 * 3 * 8 * 2 * 2  # layers, requests, rows, columns, heads, head size
-    assert floor.operations == 2 * 6 * products + 4 * attended
+    assert bound.operations == 2 * 6 * products + 4 * attended
 
 
 def test_floor_of_a_plain_decode_of_llama_3_8b():
     from specsim.models.shapes import shape
 
     model = shape("llama-3-8b").config
-    floor = forward_floor(model, 1, 1, 1024)
+    bound = forward_bound(model, 1, 1, 1024)
     weights = sum(math.prod(size) for size in target_layout(model).values()) - 128256 * 4096 + 4096
-    assert floor.bytes == 2 * weights + 2 * 32 * 2 * 1024 * 8 * 128
-    assert floor.bytes == pytest.approx(15.0e9 + 0.134e9, rel=1e-2)
+    assert bound.bytes == 2 * weights + 2 * 32 * 2 * 1024 * 8 * 128
+    assert bound.bytes == pytest.approx(15.0e9 + 0.134e9, rel=1e-2)
 
 
 def test_floor_of_a_round_reads_the_drafter_once_a_forward():
-    floor = parts_of(round_floor(MODEL, HEAD, TREE, requests=1, seq_len=8))
-    target = parts_of(forward_floor(MODEL, 1, 5, 8))
-    assert {name: floor[name] for name in target} == target
-    drafter = {name: each for name, each in floor.items() if name not in target}
+    bound = parts_of(round_bound(MODEL, HEAD, TREE, requests=1, seq_len=8))
+    target = parts_of(forward_bound(MODEL, 1, 5, 8))
+    assert {name: bound[name] for name in target} == target
+    drafter = {name: each for name, each in bound.items() if name not in target}
     midlayer = LAYER | {"hidden_norm": 4, "self_attn.q_proj": 32, "self_attn.k_proj": 16, "self_attn.v_proj": 16}
     # Two steps and the draft-extend; only that reads the features' fc. Rows looked up: 2 + 2 + 4.
     assert drafter == {
@@ -73,22 +73,22 @@ def test_floor_of_a_round_reads_the_drafter_once_a_forward():
 
 def test_an_eagle_head_reads_the_targets_vocabulary():
     head = DrafterConfig("eagle", replace(MODEL, num_layers=1), 10, 4)
-    floor = parts_of(round_floor(MODEL, head, TREE, 1, 8))
-    assert floor["drafter target lm_head.weight"] == (3, 3 * 2 * 40)
-    assert floor["drafter fc.weight"] == (3, 3 * 2 * 32)  # of embedding and feature: every forward has both
+    bound = parts_of(round_bound(MODEL, head, TREE, 1, 8))
+    assert bound["drafter target lm_head.weight"] == (3, 3 * 2 * 40)
+    assert bound["drafter fc.weight"] == (3, 3 * 2 * 32)  # of embedding and feature: every forward has both
 
 
 def test_a_plain_round_is_a_forward():
-    assert round_floor(MODEL, None, SpecConfig.plain(), 3, 8) == forward_floor(MODEL, 3, 1, 8)
+    assert round_bound(MODEL, None, SpecConfig.plain(), 3, 8) == forward_bound(MODEL, 3, 1, 8)
 
 
 def test_time_of_a_floor_is_the_larger_of_bytes_and_operations():
-    ceilings = Ceilings(read=2e6, copy=1.0, dense=5e6)
-    assert Floor((Part("a", 4), Part("b", 6)), 5).us(ceilings) == 5
-    assert Floor((Part("a", 4),), 100).us(ceilings) == 20
+    peaks = Peaks(read=2e6, copy=1.0, dense=5e6)
+    assert RooflineBound((Part("a", 4), Part("b", 6)), 5).us(peaks) == 5
+    assert RooflineBound((Part("a", 4),), 100).us(peaks) == 20
 
 
 def test_products_of_a_layer_have_the_shapes_of_its_tensors():
     assert shapes(MODEL) == {"qkv": (8, 4), "o": (4, 4), "gate-up": (12, 4), "down": (4, 6), "lm_head": (10, 4)}
-    assert product_floor(3, 8, 4).bytes == 2 * (32 + 12 + 24)
-    assert product_floor(3, 8, 4).operations == 2 * 3 * 32
+    assert product_bound(3, 8, 4).bytes == 2 * (32 + 12 + 24)
+    assert product_bound(3, 8, 4).operations == 2 * 3 * 32

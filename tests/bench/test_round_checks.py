@@ -9,7 +9,7 @@ import torch
 
 import specsim.bench.clock
 import specsim.bench.scene
-from specsim.bench.roofline import Ceilings
+from specsim.bench.roofline import Peaks
 from specsim.bench.row import OURS, Timing
 from specsim.bench.scale import MOST_TOKENS, points
 from specsim.core.config import SpecConfig
@@ -23,7 +23,7 @@ MODEL = ModelConfig(
     family="llama", vocab_size=10, hidden_size=4, intermediate_size=6, num_layers=2, num_heads=2, num_kv_heads=1,
     head_dim=2, rms_norm_eps=1e-5, max_position_embeddings=64, rope_theta=1e4,
 )  # fmt: skip
-CEILINGS = Ceilings(read=1e12, copy=1e12, dense=1e12)
+PEAKS = Peaks(read=1e12, copy=1e12, dense=1e12)
 TREE = SpecConfig(topk=2, num_steps=3, num_draft_tokens=5, page_size=4)
 # Their columns stand on the CPU, where kernels run only if they are interpreted.
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels of this machine run on its GPU")
@@ -47,19 +47,19 @@ def scene_of(config, monkeypatch):
 
 @interpreted
 def test_a_round_is_judged_by_an_independent_forward(scene):
-    from specsim.bench.round_checks import judge_round
+    from specsim.bench.round_checks import check_round
 
-    check = judge_round(scene, (0, 1))
+    check = check_round(scene, (0, 1))
     assert check.passed, check
     scene.rounds(2)
     scene.again(1)
     scene.replay()
-    assert judge_round(scene, (1,)).passed  # what was timed has changed nothing
+    assert check_round(scene, (1,)).passed  # what was timed has changed nothing
 
 
 @interpreted
 def test_synthetic_acceptance_is_checked_by_its_schedule():
-    from specsim.bench.round_checks import judge_round
+    from specsim.bench.round_checks import check_round
     from specsim.bench.scene import prefilled
     from specsim.models.shapes import random_prompts
     from specsim.serving.generation import load_engine
@@ -68,11 +68,11 @@ def test_synthetic_acceptance_is_checked_by_its_schedule():
     options = EngineOptions("fast", torch.bfloat16, "cpu", "round", 1)
     engine = load_engine(pair, TREE, options, acceptance=SyntheticAcceptance((1, 1, 0)))
     scene = prefilled(pair, engine, random_prompts(1, 9, pair.target.config.vocab_size))
-    check = judge_round(scene)
+    check = check_round(scene)
     assert check.passed, check
     assert int(scene.round().verify_output.verdict.num_accepted_drafts[0]) == 2
     scene.engine.acceptance = None
-    assert not judge_round(scene, with_eager=False).passed  # the target would have accepted less
+    assert not check_round(scene, with_eager=False).passed  # the target would have accepted less
 
 
 # A tensor of a round, what is written over an entry of it, and what the check says of it.
@@ -108,34 +108,34 @@ def plant(output, name: str) -> None:
 @interpreted
 @pytest.mark.parametrize("planted", PLANTED)
 def test_differences_injected_into_a_round_are_found(scene, planted, monkeypatch):
-    from specsim.bench.round_checks import judge_round
+    from specsim.bench.round_checks import check_round
 
     output = scene.round()
     plant(output, planted)
     monkeypatch.setattr(type(scene), "round", lambda self: output)
-    check = judge_round(scene, (0, 1), with_eager=False)
+    check = check_round(scene, (0, 1), with_eager=False)
     assert not check.passed
     assert PLANTED[planted][-1] in check.difference
 
 
 @interpreted
 def test_log_probabilities_of_first_drafts_are_judged(monkeypatch):
-    from specsim.bench.round_checks import judge_round
+    from specsim.bench.round_checks import check_round
 
     scene = scene_of(replace(TREE, score="logprob"), monkeypatch)
     output = scene.round()
     monkeypatch.setattr(type(scene), "round", lambda self: output)
-    check = judge_round(scene, (0, 1), with_eager=False)
+    check = check_round(scene, (0, 1), with_eager=False)
     assert check.passed, check
     with torch.inference_mode():
         output.draft_input.topk_scores[1, 0] -= 0.1  # as a probability a tenth less
-    check = judge_round(scene, (0, 1), with_eager=False)
+    check = check_round(scene, (0, 1), with_eager=False)
     assert "log probabilities: entry 0" in check.difference
 
 
 @interpreted
 def test_a_graph_that_differs_from_eager_kernels_is_found(scene, monkeypatch):
-    from specsim.bench.round_checks import judge_round
+    from specsim.bench.round_checks import check_round
 
     right = type(scene).round
 
@@ -147,15 +147,15 @@ def test_a_graph_that_differs_from_eager_kernels_is_found(scene, monkeypatch):
         return output
 
     monkeypatch.setattr(type(scene), "round", round_)
-    assert judge_round(scene, with_eager=False).passed
-    check = judge_round(scene)
+    assert check_round(scene, with_eager=False).passed
+    check = check_round(scene)
     assert not check.passed
     assert check.difference.startswith("graph and eager bit for bit: verify_output.draft_extend_input.hidden, entry 1")
 
 
 @interpreted
 def test_requests_on_random_kv_are_judged_too(monkeypatch):
-    from specsim.bench.round_checks import judge_round
+    from specsim.bench.round_checks import check_round
     from specsim.bench.scene import close, invented, stacked
     from specsim.serving.generation import load_engine
 
@@ -171,13 +171,13 @@ def test_requests_on_random_kv_are_judged_too(monkeypatch):
         kv.keys.normal_()
         kv.values.normal_()
     scene = invented(pair, engine, pools, 2, 21)
-    check = judge_round(scene, (0, 1), with_eager=False)
+    check = check_round(scene, (0, 1), with_eager=False)
     assert check.passed, check
     output = scene.round()
     with torch.inference_mode():
         output.draft_input.bonus_tokens[1] += 1
     monkeypatch.setattr(type(scene), "round", lambda self: output)
-    assert "next bonus token of request 1" in judge_round(scene, (1,), with_eager=False).difference
+    assert "next bonus token of request 1" in check_round(scene, (1,), with_eager=False).difference
     close(scene)
     assert pools.free_slots == pools.num_slots
 
@@ -201,10 +201,10 @@ def test_pieces_of_a_round_equal_the_references(monkeypatch):
     case = module.make_round(replace(MODEL, head_dim=16), 20, "cpu")
     names = []
     for piece in module._pieces(case):
-        check = piece.judge(piece.run(0))
+        check = piece.check(piece.run(0))
         assert check.passed, (piece.name, check)
         names.append(piece.name)
-    assert names[0] == "columns, selection and tree"
+    assert names[0] == "cache locations, selection and tree"
     assert len(names) == 4
     assert int(case.verdict.num_accepted_drafts.max()) > 0
 
@@ -217,12 +217,12 @@ def test_trees_of_every_size_equal_the_references(monkeypatch):
 
     def contest(name, setting, contenders, *_):
         [ours] = contenders
-        checked.append((setting, ours.judge(ours.run(0))))
+        checked.append((setting, ours.check(ours.run(0))))
 
     monkeypatch.setattr(trees, "contest", contest)
     monkeypatch.setattr(trees, "TREES", (SpecConfig(4, 3, 8), SpecConfig(2, 3, 5)))
     monkeypatch.setattr(trees, "REQUESTS", (2,))
-    list(trees.tree_rows(CEILINGS, "cpu"))
+    list(trees.tree_rows(PEAKS, "cpu"))
     assert [setting["tree"] for setting, _ in checked] == ["(4, 3, 8)", "(2, 3, 5)"]
     assert all(check.passed for _, check in checked)
 
@@ -246,7 +246,7 @@ def test_a_graph_mode_with_other_tokens_gets_no_time(scene, timed, monkeypatch):
     monkeypatch.setattr(timed, "_accepted", lambda each, count: rounds.get(id(each), [[1, 3]]))
     right, wrong = timed.compared({"plain": scene, "phase": other}, 1)
     assert (right.passed, set(right.timings)) == (True, {OURS, f"{OURS}, enqueued"})
-    assert (wrong.passed, wrong.timings, wrong.asked) == (False, {}, ())
+    assert (wrong.passed, wrong.timings, wrong.targets) == (False, {}, ())
 
 
 @interpreted
@@ -254,8 +254,8 @@ def test_graph_modes_are_compared_with_the_best(scene, timed):
     modes = ("plain", "eager", "step", "round")
     rows = list(timed.compared(dict.fromkeys(modes, scene), 1))
     assert [row.ours_us for row in rows] == [10.0, 100.0, 50.0, 49.0]
-    asked = {row.name: [(each.what, each.value, each.limit) for each in row.asked] for row in rows}
-    assert asked == {
+    targets = {row.name: [(each.name, each.value, each.limit) for each in row.targets] for row in rows}
+    assert targets == {
         "shipped pair, plain": [],
         "shipped pair, eager": [],
         "shipped pair, step": [("time / eager", 0.5, 1.0)],

@@ -11,29 +11,29 @@ import torch
 import specsim.bench.clock
 import specsim.bench.scene
 import specsim.bench.session as run
-from specsim.bench.roofline import Ceilings, Floor, Part
-from specsim.bench.row import OURS, Asked, Check, Row, Timing
+from specsim.bench.roofline import Part, Peaks, RooflineBound
+from specsim.bench.row import OURS, Check, Row, Target, Timing
 from specsim.bench.session import bench
 from specsim.bench.suites import Options, Suite
 from specsim.cli.main import main
 from specsim.core.errors import InputError
 from specsim.maintain import results as kept_results
 
-CEILINGS = Ceilings(read=1e12, copy=1e12, dense=1e12)
+PEAKS = Peaks(read=1e12, copy=1e12, dense=1e12)
 PASSED, FAILED = Check("numbers", 0.0, 0), Check("numbers", 1.0, 0, "entry 3: 1, not 2")
-FLOOR = Floor((Part("weight", 4_000_000),), 1_000_000)  # 4 us
+BOUND = RooflineBound((Part("weight", 4_000_000),), 1_000_000)  # 4 us
 
 
 @pytest.mark.parametrize("suite", run.SUITES)
 def test_the_groups_of_a_suite_are_found(suite):
     for group in run.SUITES[suite].groups.values():
-        group(Options(suite), CEILINGS).close()  # nothing runs before the first row is asked for
+        group(Options(suite), PEAKS).close()  # nothing runs before the first row is asked for
 
 
-ASKED = (Asked("time / floor", 1.25, 1.3),)
+TARGETS = (Target("time / roofline bound", 1.25, 1.3),)
 ROWS = (
-    Row("linear", {"rows": 8}, {OURS: PASSED}, {OURS: Timing(5.0, 1.0, 9)}, FLOOR, 4.0, ASKED),
-    Row("linear", {"rows": 64}, {OURS: PASSED, "library": PASSED}, {"library": Timing(9.0, 1.0, 9)}, FLOOR, 4.0),
+    Row("linear", {"rows": 8}, {OURS: PASSED}, {OURS: Timing(5.0, 1.0, 9)}, BOUND, 4.0, TARGETS),
+    Row("linear", {"rows": 64}, {OURS: PASSED, "library": PASSED}, {"library": Timing(9.0, 1.0, 9)}, BOUND, 4.0),
 )
 
 
@@ -42,12 +42,12 @@ def suite(monkeypatch):
     """A suite of made-up rows that needs no GPU."""
 
     def install(*rows: Row) -> None:
-        suites = {"kernels": Suite({"some": lambda options, ceilings: iter(rows)}, 60)}
+        suites = {"kernels": Suite({"some": lambda options, peaks: iter(rows)}, 60)}
         monkeypatch.setattr("specsim.bench.session.SUITES", suites)
         monkeypatch.setattr("specsim.bench.result.SUITES", suites)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(run, "versions", lambda device: {"gpu": "a GPU", "torch": "2", "triton": "3"})
-        monkeypatch.setattr(specsim.bench.clock, "measure_ceilings", lambda: CEILINGS)
+        monkeypatch.setattr(specsim.bench.clock, "measure_peaks", lambda: PEAKS)
 
     return install
 
@@ -61,12 +61,12 @@ def test_a_run_is_shown_and_written(suite, tmp_path, capsys):
     value = json.loads(file.read_text())
     assert value["command"] == "specsim bench --suite kernels"
     assert value["is_complete"]
-    assert value["rows"][0]["floor"]["parts"] == [{"tensor": "weight", "count": 1, "bytes": 4_000_000}]
-    assert value["rows"][0]["ratio"] == 1.25
-    assert value["rows"][1]["ratio"] is None
+    assert value["rows"][0]["roofline_bound"]["parts"] == [{"tensor": "weight", "count": 1, "bytes": 4_000_000}]
+    assert value["rows"][0]["time_over_bound"] == 1.25
+    assert value["rows"][1]["time_over_bound"] is None
     out = capsys.readouterr().out
     assert "linear: rows 8" in out
-    assert "Every equality check passed; 1 of 1 asked figures are met." in " ".join(out.split())
+    assert "Every equality check passed; 1 of 1 targets are reached." in " ".join(out.split())
     assert "4,000,000 bytes" in out
 
 

@@ -143,7 +143,7 @@ def test_run_compares_four_ways(serve, tmp_path, monkeypatch):
     assert out.count("4 of 4") == 4
     result = json.loads(file.read_text(), parse_constant=pytest.fail)
     assert result["is_equal"] is True
-    assert [way["serving"]["num_slots"] for way in result["ways"]] == [700] * 4
+    assert [mode["serving"]["num_slots"] for mode in result["modes"]] == [700] * 4
     different = SoloResult("different", "request 3: not what it was")
     monkeypatch.setattr("specsim.correctness.invariance.solo.check_request", lambda *_: different)
     status, out, err = serve("--compare", "--json", str(file))

@@ -151,7 +151,7 @@ def test_an_injected_error_is_found(operation, tmp_path):
     function = function_of(load_module(module_of(source.replace(change, into), tmp_path)), BY_NAME[operation])
     outcomes = [call(function, case, CPU) for case in cases_of(operation) if not case.perilous]
     wrong = [outcome for outcome in outcomes if not outcome.passed]
-    assert any(shown in f"{outcome.case} {outcome.what}" for outcome in wrong)
+    assert any(shown in f"{outcome.case} {outcome.detail}" for outcome in wrong)
     assert {outcome.status for outcome in wrong} == {"different"}
 
 
@@ -323,8 +323,8 @@ def raising(*arguments):
 
 def test_writes_beside_the_result_are_found():
     assert outcome_of(right, MADE).status == "equal"
-    assert outcome_of(beside, MADE).what.endswith("nothing written beside the tensor, found a write out of bounds")
-    assert outcome_of(in_its_input, MADE).what == f"accept_lens: {CHANGED}"
+    assert outcome_of(beside, MADE).detail.endswith("nothing written beside the tensor, found a write out of bounds")
+    assert outcome_of(in_its_input, MADE).detail == f"accept_lens: {CHANGED}"
     assert outcome_of(raising, MADE).status == "raised"
     assert outcome_of(raising, MADE, may_refuse=True).status == "refused"
     assert outcome_of(lambda *each: None, MADE, may_refuse=True).status == "different"
@@ -350,7 +350,7 @@ def test_metadata_and_lists_are_inputs_too(change):
         return answering()
 
     assert outcome_of(answering, made, "chain_rejection").status == "equal"
-    found = outcome_of(changing, made, "chain_rejection").what
+    found = outcome_of(changing, made, "chain_rejection").detail
     assert found == f"{name}: {CHANGED}"
 
 
@@ -362,7 +362,7 @@ def test_a_write_beside_a_tensor_of_the_metadata_is_found():
         warmth.as_strided((1,), (1,), warmth.storage_offset() + len(warmth)).fill_(9)
         return made.expected["output_token_ids"]
 
-    assert "found a write out of bounds" in outcome_of(writing, made, "chain_rejection").what
+    assert "found a write out of bounds" in outcome_of(writing, made, "chain_rejection").detail
 
 
 def resizing(tokens, lens, out, stride):
@@ -377,7 +377,7 @@ def retyping(tokens, lens, out, stride):
 
 @pytest.mark.parametrize("function", [resizing, retyping])
 def test_an_input_of_another_form_is_found(function):
-    assert outcome_of(function, MADE).what == f"accept_lens: {CHANGED}"
+    assert outcome_of(function, MADE).detail == f"accept_lens: {CHANGED}"
 
 
 def test_a_result_in_other_memory_is_not_written_in_place():
@@ -386,7 +386,7 @@ def test_a_result_in_other_memory_is_not_written_in_place():
         right(tokens, lens, own, stride)
         out.data = own
 
-    found = outcome_of(swapping, MADE).what
+    found = outcome_of(swapping, MADE).detail
     assert found == "bonus_tokens: expected a tensor that stays in its memory, found one in other memory"
 
 
@@ -415,7 +415,7 @@ def test_number_and_device_of_results_are_checked():
     topk = function_of(load_module(PLAIN), BY_NAME["draft_topk"])
 
     def what(change) -> str:
-        return call(lambda *arguments: change(topk(*arguments)), case, CPU).what
+        return call(lambda *arguments: change(topk(*arguments)), case, CPU).detail
 
     assert what(lambda results: results[:1]) == "topk_index: expected a tensor, found NoneType"
     assert what(lambda results: (*results, 3)) == "what is returned: expected 2 (topk_p, topk_index), found 3"
@@ -533,7 +533,7 @@ def test_a_process_that_dies_or_hangs_is_an_outcome(how, tmp_path, monkeypatch):
     module = module_of(f"def build_tree_kernel_efficient(*arguments): {body}", tmp_path)
     outcome = run(module, next(case for case in CASES if case.perilous), "cpu")
     assert (outcome.status, outcome.passed) == ("ended", False)
-    assert shown in outcome.what
+    assert shown in outcome.detail
 
 
 def test_a_function_named_after_the_cpu_is_for_the_cpu():

@@ -39,16 +39,19 @@ def outcome(*cells, **changes):
 
 
 WHOLE = dict.fromkeys(("prefill", "draft", "verify", "draft_extend"), 1)
-GOOD = CellResult("a", decisions=100, compared=WHOLE, exercised={"rounds": 1})
+GOOD = CellResult("a", decisions=100, compared=WHOLE, coverage={"rounds": 1})
 
 
 @pytest.mark.parametrize(
     ("result", "reason"),
     [
         (outcome(replace(GOOD, mismatches=1)), "1 mismatches"),
-        (outcome(replace(GOOD, exercised={})), "not covered: rounds"),
+        (outcome(replace(GOOD, coverage={})), "not covered: rounds"),
         (outcome(replace(GOOD, compared={**WHOLE, "verify": 0})), "some phase was never compared to the end in a"),
-        (outcome(replace(GOOD, undecidable=3)), "3.00% of the decisions are within rounding error, more than 0.1%"),
+        (
+            outcome(replace(GOOD, within_rounding_error=3)),
+            "3.00% of the decisions are within rounding error, more than 0.1%",
+        ),
         (outcome(CellResult("b", compared=WHOLE)), "not covered: rounds"),
     ],
 )
@@ -61,9 +64,9 @@ def test_a_grid_fails_in_words(result, reason):
     "result",
     [
         outcome(GOOD),
-        outcome(replace(GOOD, undecidable=2)),
-        outcome(replace(GOOD, undecidable=30), dtype="bfloat16"),
-        outcome(replace(GOOD, exercised={}), num_cells=2),
+        outcome(replace(GOOD, within_rounding_error=2)),
+        outcome(replace(GOOD, within_rounding_error=30), dtype="bfloat16"),
+        outcome(replace(GOOD, coverage={}), num_cells=2),
     ],
 )
 def test_a_grid_passes(result):
@@ -102,7 +105,7 @@ def test_the_pairwise_grid_covers_every_pair():
 def test_the_pairwise_grid_exercises_what_it_has_to():
     counts = Counter()
     for cell in COVERING:
-        counts.update(check(cell, "reference").exercised)
+        counts.update(check(cell, "reference").coverage)
     assert [name for name in required(COVERING, "reference") if not counts[name]] == []
 
 
@@ -146,11 +149,13 @@ def test_a_divergence_survives_the_file(tmp_path):
 
 
 def test_bfloat16_may_leave_a_phase_undecided_and_says_so():
-    parted = replace(GOOD, compared={**WHOLE, "verify": 0}, left_out={"verify": WHOLE["verify"]}, undecidable=1)
-    result = outcome(parted, replace(GOOD, id="b"), dtype="bfloat16")
+    incomplete = replace(
+        GOOD, compared={**WHOLE, "verify": 0}, not_compared={"verify": WHOLE["verify"]}, within_rounding_error=1
+    )
+    result = outcome(incomplete, replace(GOOD, id="b"), dtype="bfloat16")
     assert result.failures() == []
-    assert result.to_json()["parted"] == ["a"]
-    (reason,) = outcome(parted, dtype="bfloat16").failures()
+    assert result.to_json()["incomplete_cells"] == ["a"]
+    (reason,) = outcome(incomplete, dtype="bfloat16").failures()
     assert reason == "compared to the end was only 0% of verify, less than 25%"
 
 
@@ -261,7 +266,7 @@ def test_diff_shows_one_cell(call, tmp_path):
     assert {"cells", "decisions", "within rounding error", "mismatches", "largest logprob error"} <= set(names)
     value = json.loads(file.read_text())
     assert (value["mismatches"], value["cells"], value["first_divergence"]) == (0, 1, None)
-    assert {"grid", "device", "dtype", "versions", "seconds", "exercised", "results", "max_logprob_error"} <= set(value)
+    assert {"grid", "device", "dtype", "versions", "seconds", "coverage", "results", "max_logprob_error"} <= set(value)
 
 
 def test_diff_puts_every_other_request_under_an_expression(call, monkeypatch):

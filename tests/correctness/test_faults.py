@@ -12,7 +12,7 @@ from specsim.cli.main import main
 from specsim.core.uniforms import Stream
 from specsim.correctness.faults import Edit, Fault, Finding, StaleFault, Trial
 from specsim.correctness.faults import campaign as running
-from specsim.correctness.faults.campaign import Catalogue, Exhibit
+from specsim.correctness.faults.campaign import CatalogueResult, FaultResult
 from specsim.correctness.faults.catalogue import FAULTS
 from specsim.correctness.faults.checks import CHECKS, run_check
 from specsim.correctness.faults.checks.memory import guarded
@@ -30,9 +30,9 @@ def fault(edit: Edit, trial: Trial = ORACLE, fields: tuple[str, ...] = ("tokens"
     return Fault("made-up", "none", "none", "c", "s", fields, (edit,), trial)
 
 
-def shown(monkeypatch, *faults: Fault) -> Catalogue:
+def shown(monkeypatch, *faults: Fault) -> CatalogueResult:
     monkeypatch.setattr("specsim.correctness.faults.catalogue.FAULTS", faults)
-    return running.exhibit(jobs=1)
+    return running.run_catalogue(jobs=1)
 
 
 # Injection.
@@ -82,29 +82,34 @@ def test_the_copy_has_every_source_and_only_the_change():
 
 def test_only_a_change_with_an_effect_is_found(monkeypatch):
     catalogue = shown(monkeypatch, fault(STOPS), replace(fault(HARMLESS), name="harmless"))
-    found, harmless = catalogue.exhibits
-    assert (found.is_killed, found.is_as_named, found.first.field, found.before) == (True, True, "tokens", ())
+    found, harmless = catalogue.results
+    assert (found.is_detected, found.is_detected_as_named, found.first.field, found.before) == (
+        True,
+        True,
+        "tokens",
+        (),
+    )
     assert found.fault.code == "shared"
-    assert (harmless.is_killed, harmless.first, catalogue.escaped) == (False, None, (harmless,))
+    assert (harmless.is_detected, harmless.first, catalogue.missed) == (False, None, (harmless,))
     first, second = catalogue.to_json()["results"]
-    assert (first["name"], first["killed"], first["by"]) == ("made-up", True, "tokens")
+    assert (first["name"], first["detected"], first["detected_by"]) == ("made-up", True, "tokens")
     assert first["first_divergence"]["expected"] != first["first_divergence"]["found"]
-    assert (second["killed"], second["by"], second["first_divergence"]) == (False, None, None)
+    assert (second["detected"], second["detected_by"], second["first_divergence"]) == (False, None, None)
 
 
 def test_a_fault_found_by_another_field_is_not_as_named():
-    found = Exhibit(fault(STOPS), (Finding("counters", "p", 1, 2),), (), 0.0)
-    assert (found.is_killed, found.is_as_named, found.first.field) == (True, False, "counters")
+    found = FaultResult(fault(STOPS), (Finding("counters", "p", 1, 2),), (), 0.0)
+    assert (found.is_detected, found.is_detected_as_named, found.first.field) == (True, False, "counters")
 
 
 def test_a_named_field_is_what_a_fault_is_known_by():
     both = Finding("counters", "p", 1, 2), Finding("tokens", "p", 3, 4)
-    assert Exhibit(fault(STOPS), both, (), 0.0).first == both[1]
+    assert FaultResult(fault(STOPS), both, (), 0.0).first == both[1]
 
 
 def test_a_check_that_fails_without_the_fault_kills_none():
     one = (Finding("tokens", "p", 1, 2),)
-    assert not Exhibit(fault(STOPS), one, one, 0.0).is_killed
+    assert not FaultResult(fault(STOPS), one, one, 0.0).is_detected
 
 
 def test_a_process_that_dies_or_does_not_end_is_a_finding(monkeypatch):
@@ -199,16 +204,18 @@ def test_accesses_outside_the_tensors_are_found_and_masked():
 
 
 def test_the_command_shows_and_writes_every_result(tmp_path, capsys, monkeypatch):
-    catalogue = Catalogue((Exhibit(fault(STOPS), (Finding("tokens", "p", 1, 2),), (), 1.0),), "cpu", 2.0, "", {})
-    monkeypatch.setattr("specsim.correctness.faults.exhibit", lambda names, **options: catalogue)
+    catalogue = CatalogueResult(
+        (FaultResult(fault(STOPS), (Finding("tokens", "p", 1, 2),), (), 1.0),), "cpu", 2.0, "", {}
+    )
+    monkeypatch.setattr("specsim.correctness.faults.run_catalogue", lambda names, **options: catalogue)
     file = tmp_path / "faults.json"
     main_ok(["faults", "--name", "made-up", "--json", str(file)])
     assert "made-up" in capsys.readouterr().out
     value = json.loads(file.read_text())
-    assert (value["faults"], value["killed"], value["as_named"]) == (1, 1, 1)
+    assert (value["faults"], value["detected"], value["detected_as_named"]) == (1, 1, 1)
     assert value["command"] == "specsim faults --name made-up"
-    escaped = replace(catalogue, exhibits=(replace(catalogue.exhibits[0], findings=()),))
-    monkeypatch.setattr("specsim.correctness.faults.exhibit", lambda names, **options: escaped)
+    missed = replace(catalogue, results=(replace(catalogue.results[0], findings=()),))
+    monkeypatch.setattr("specsim.correctness.faults.run_catalogue", lambda names, **options: missed)
     assert status(["faults"]) == 1
     assert "nothing is found" in capsys.readouterr().out
 
@@ -251,6 +258,6 @@ def test_nothing_of_the_package_knows_of_faults():
 
 
 def test_a_fault_of_a_kernel_is_killed_as_named():
-    catalogue = running.exhibit(["tail-indices-moved-not-kv"], jobs=1, device="cpu")
-    assert catalogue.escaped == ()
-    assert catalogue.exhibits[0].fault.code == "fast"
+    catalogue = running.run_catalogue(["tail-indices-moved-not-kv"], jobs=1, device="cpu")
+    assert catalogue.missed == ()
+    assert catalogue.results[0].fault.code == "fast"

@@ -8,7 +8,14 @@ import torch
 import specsim.correctness.invariance.solo
 from specsim import SamplingParams, SpecConfig
 from specsim.correctness.differential.result import CellResult
-from specsim.correctness.invariance.solo import BUDGETS, SoloResult, check_request, difference, is_undecidable, run_solo
+from specsim.correctness.invariance.solo import (
+    BUDGETS,
+    SoloResult,
+    check_request,
+    difference,
+    is_within_rounding_error,
+    run_solo,
+)
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.requests import make_request
 
@@ -39,7 +46,7 @@ def test_a_request_that_gave_the_same_has_no_difference():
         ({"token_ids": lambda ids: [*ids[:-1], ids[-1] ^ 1]}, "token_ids is"),
         ({"token_ids": lambda ids: ids[:-1]}, "token_ids is"),
         ({"accepted": lambda counts: [*counts, 1]}, "accepted is"),
-        ({"finish_reason": lambda reason: "stop"}, "finish_reason is stop, alone length"),
+        ({"finish_reason": lambda reason: "stop"}, "finish_reason is stop, solo length"),
         ({"logprobs": lambda values: [values[0] - 2 * BUDGET, *values[1:]]}, "logprob 0 is"),
         ({"logprobs": lambda values: [*values[:-1], math.nan]}, "logprob 5 is nan"),
         ({"logprobs": lambda values: [values[0], math.nan, *values[2:]]}, "logprob 1 is nan"),
@@ -70,19 +77,19 @@ def test_what_a_request_gives_alone_depends_on_its_id():
 
 def test_clear_decisions_can_be_called():
     request = make_request(PAIR.target.config, None, 5, [5, 17, 3], SamplingParams(max_new_tokens=4))
-    assert not is_undecidable(PAIR, CONFIG, request)
+    assert not is_within_rounding_error(PAIR, CONFIG, request)
 
 
 @pytest.mark.parametrize(("count", "dtype"), [(0, torch.float32), (1, torch.float32), (2, torch.float64)])
-def test_undecidable_follows_the_differential(monkeypatch, count, dtype):
+def test_rounding_verdicts_follow_the_differential(monkeypatch, count, dtype):
     request, asked = ended()[0], []
 
     def check(cell, **how):
         asked.append((cell, how))
-        return CellResult(cell.id, undecidable=count)
+        return CellResult(cell.id, within_rounding_error=count)
 
     monkeypatch.setattr(specsim.correctness.invariance.solo, "check", check)
-    assert is_undecidable(PAIR, CONFIG, request, dtype) == (count > 0)
+    assert is_within_rounding_error(PAIR, CONFIG, request, dtype) == (count > 0)
     ((cell, how),) = asked
     assert (cell.prompts, cell.request_ids, cell.sampling) == (((5, 17, 3),), (7,), (request.params,))
     assert (cell.config, cell.rounds) == (CONFIG, 6)
@@ -107,7 +114,9 @@ def judged(dtype, **changes) -> SoloResult:
 
 @pytest.mark.parametrize("dtype", BUDGETS)
 def test_what_is_equal_is_judged_so_whatever_can_be_called(monkeypatch, dtype):
-    monkeypatch.setattr(specsim.correctness.invariance.solo, "is_undecidable", lambda *_: pytest.fail("not asked for"))
+    monkeypatch.setattr(
+        specsim.correctness.invariance.solo, "is_within_rounding_error", lambda *_: pytest.fail("not asked for")
+    )
     assert judged(dtype) == SoloResult("equal")
     assert judged(dtype, logprobs=lambda values: [value + BUDGETS[dtype] / 2 for value in values]).verdict == "equal"
 
@@ -116,16 +125,16 @@ def test_what_is_equal_is_judged_so_whatever_can_be_called(monkeypatch, dtype):
 @pytest.mark.parametrize("dtype", BUDGETS)
 @pytest.mark.parametrize("name", OTHER)
 def test_only_a_decision_in_float32_is_excused(monkeypatch, name, dtype, is_close):
-    monkeypatch.setattr(specsim.correctness.invariance.solo, "is_undecidable", lambda *_: is_close)
+    monkeypatch.setattr(specsim.correctness.invariance.solo, "is_within_rounding_error", lambda *_: is_close)
     found = judged(dtype, **{name: OTHER[name]})
-    assert found.verdict == ("undecidable" if is_close and dtype == torch.float32 else "different")
+    assert found.verdict == ("within rounding error" if is_close and dtype == torch.float32 else "different")
     assert f"request 7: {name} is" in found.difference
 
 
 @pytest.mark.parametrize("dtype", BUDGETS)
 @pytest.mark.parametrize("change", NO_DECISION.values(), ids=list(NO_DECISION))
 def test_logprobs_alone_are_never_excused(monkeypatch, change, dtype):
-    monkeypatch.setattr(specsim.correctness.invariance.solo, "is_undecidable", lambda *_: True)
+    monkeypatch.setattr(specsim.correctness.invariance.solo, "is_within_rounding_error", lambda *_: True)
     found = judged(dtype, logprobs=change)
     assert found.verdict == "different"
     assert "logprob" in found.difference

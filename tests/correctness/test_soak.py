@@ -18,7 +18,7 @@ from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.phases import DraftInput
 from specsim.correctness.differential.pairs import make_pair
-from specsim.correctness.soak.coverage import REQUIRED, accepted_name, exercised, required
+from specsim.correctness.soak.coverage import REQUIRED, accepted_name, coverage_of, required
 from specsim.correctness.soak.programs import FAMILIES, KINDS, MOST_REQUESTS, Submission, draw, named
 from specsim.correctness.soak.session import LEAST_REQUESTS, SITUATIONS, Soak, soak
 from specsim.correctness.soak.trial import ProgramResult
@@ -54,7 +54,7 @@ def test_a_small_soak_passes(small):
     figures = small.figures()
     assert figures["requests"] == 150
     assert figures["programs"] == len(small.programs) > 4
-    assert figures["mismatches"] == figures["undecidable"] == 0
+    assert figures["mismatches"] == figures["within rounding error"] == 0
     assert figures["audits"] == figures["steps"]
     assert 0 <= figures["largest logprob error"] <= 2e-6
     met = ("tokens", "preempted", "turns", "reused columns", "prefill chunks", "cut inside a path", "slots audited")
@@ -330,7 +330,7 @@ def served(submissions: list[Submission], serving: ServingConfig, **config) -> t
         for request_id, each in enumerate(submissions):
             scheduler.submit(each.request(request_id, pair.target.config))
         scheduler.run()
-        counts = exercised(scheduler)
+        counts = coverage_of(scheduler)
         scheduler.close()
     assert counts["audits"] == counts["steps"] == len(scheduler.trace)
     assert counts["slots audited"] == counts["steps"] * scheduler.pools.num_slots
@@ -394,7 +394,7 @@ def test_preempted_in_a_chunk_is_who_had_columns_and_not_all():
         Preemption(0, *each) for each in ((0, False, True), (3, True, True), (3, True, False))
     )
     scheduler.trace.records[0] = replace(scheduler.trace.records[0], preempted=(nothing_yet, some, some, all_of_it))
-    counts = exercised(scheduler)
+    counts = coverage_of(scheduler)
     assert (counts["preempted"], counts["preempted in a page"], counts["preempted in a chunk"]) == (4, 3, 2)
 
 
@@ -415,7 +415,7 @@ def test_situations_of_a_trace_by_hand():
     ]
     scheduler.trace.records = [replace(idle, step=step, **each) for step, each in enumerate(events)]
     once = ("prefill chunks", "preempted with a result unread", "cut inside a path", "late results dropped")
-    counts = exercised(scheduler)
+    counts = coverage_of(scheduler)
     assert {name: counts[name] for name in (*once, "batches emptied")} == dict.fromkeys((*once, "batches emptied"), 1)
 
 
@@ -446,15 +446,15 @@ def alter_alone(monkeypatch, **changes):
         return replace(output, **{name: change(getattr(output, name)) for name, change in changes.items()})
 
     monkeypatch.setattr(solo, "run_solo", wrong)
-    monkeypatch.setattr(solo, "is_undecidable", lambda *_: True)
+    monkeypatch.setattr(solo, "is_within_rounding_error", lambda *_: True)
 
 
 def test_only_float32_may_leave_a_difference_undecided(monkeypatch, device):
     pytest.importorskip("triton")
     alter_alone(monkeypatch, token_ids=lambda ids: (*ids[:-1], ids[-1] ^ 1))
     exact, rounded = soak(program="0-0-1"), soak(program="0-0-1", impl="fast", device=device, graph="eager")
-    assert (exact.total("mismatches"), exact.total("undecidable")) == (1, 0)
-    assert (rounded.total("mismatches"), rounded.total("undecidable")) == (0, 1)
+    assert (exact.total("mismatches"), exact.total("within_rounding_error")) == (1, 0)
+    assert (rounded.total("mismatches"), rounded.total("within_rounding_error")) == (0, 1)
     assert not exact.is_ok
     assert rounded.is_ok
     assert rounded.command == f"specsim soak --program 0-0-1 --impl fast --device {device} --graph eager"
@@ -464,7 +464,7 @@ def test_a_logprob_alone_is_never_left_undecided(monkeypatch, device):
     pytest.importorskip("triton")
     alter_alone(monkeypatch, logprobs=lambda values: tuple(value + 1 for value in values))
     result = soak(program="0-0-1", impl="fast", device=device, graph="eager")
-    assert (result.total("mismatches"), result.total("undecidable")) == (1, 0)
+    assert (result.total("mismatches"), result.total("within_rounding_error")) == (1, 0)
     assert "logprob 0 is" in result.failures[0].difference
 
 

@@ -279,11 +279,11 @@ def test_the_command_prints_and_writes_the_tests(tmp_path, capsys):
     assert written["false_alarm"] == FALSE_ALARM
     assert sum(row["bound"] for row in written["tests"]) == pytest.approx(FALSE_ALARM)
     assert [row["tokens"] for row in written["tests"]] == [setting.num_tokens for setting in SETTINGS]
-    assert all(0 < row["borders"] < row["tokens"] for row in written["tests"])
+    assert all(0 < row["round_starts"] < row["tokens"] for row in written["tests"])
     assert all(0 < row["p_value"] <= 1 for row in written["tests"])
     # One request each: its first token is of no round, and the last round may have gone on.
     assert all(
-        row["tokens"] - 1 <= round(row["accept_length"] * row["borders"], 6) <= row["tokens"] + 1
+        row["tokens"] - 1 <= round(row["accept_length"] * row["round_starts"], 6) <= row["tokens"] + 1
         for row in written["tests"]
     )
 
@@ -301,14 +301,14 @@ def test_a_run_of_all_divides_the_false_alarm_and_has_controls(monkeypatch, devi
         ("reference", True),
     ]
     assert sum(row.bound for row in tests) == pytest.approx(FALSE_ALARM)
-    assert (wrong.what, wrong.tokens, wrong.is_rejected) == (control.name, 480, True)
+    assert (wrong.name, wrong.tokens, wrong.is_rejected) == (control.name, 480, True)
     assert found.failures == ()
 
 
 def test_rejected_tests_and_accepted_controls_are_failures():
     found = run_sampling_tests("gumbel", tokens=1)
     assert found.failures == ()
-    right, wrong = found.rows[0], replace(found.rows[0], ln_evidence=math.inf)
+    right, wrong = found.rows[0], replace(found.rows[0], ln_e_value=math.inf)
     for row, is_control, is_failure in (
         (right, False, False),
         (right, True, True),

@@ -89,7 +89,7 @@ def test_a_ledger_states_mean_and_worst_error(slow_ledger):
         assert [float(each) for each in re.findall(r"([\d.]+)% (?:off|at worst)", said)] == pytest.approx(
             [sum(errors) / len(errors), max(errors)], abs=0.1
         )
-        assert said.endswith(", met.") == (sum(errors) / len(errors) <= 6 and max(errors) <= 15)
+        assert said.endswith(", reached.") == (sum(errors) / len(errors) <= 6 and max(errors) <= 15)
         assert sum(waits) / len(waits) <= 25
 
 

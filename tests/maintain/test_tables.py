@@ -115,15 +115,15 @@ def test_a_grid_that_proves_nothing_is_not_kept(keep, grid_result, change, reaso
 
 
 def test_a_grid_is_kept_without_its_cells(keep, grid_result):
-    kept = read(keep(grid_result | {"parted": ["one", "another", "a third"]}))
+    kept = read(keep(grid_result | {"incomplete_cells": ["one", "another", "a third"]}))
     assert kept["decisions"] > 0
-    assert kept["parted"] == 3
+    assert kept["incomplete_cells"] == 3
     assert "results" not in kept
 
 
 def test_a_grid_is_a_row_with_its_shares(keep, grid_result):
-    compared = {"compared": {"tokens": 60, "logprobs": 3}, "left_out": {"tokens": 1}}
-    figures = {"decisions": 1000, "undecidable": 15, "mismatches": 2, "max_logprob_error": 0.25}
+    compared = {"compared": {"tokens": 60, "logprobs": 3}, "not_compared": {"tokens": 1}}
+    figures = {"decisions": 1000, "within_rounding_error": 15, "mismatches": 2, "max_logprob_error": 0.25}
     path = keep(grid_result | compared | figures)
     assert "| g | float32 | 2 | 98.4% | 1,000 | 15 (1.500%) | 2 | 2.5e-01 |" in grids(path.parent).splitlines()
 
@@ -158,10 +158,10 @@ def test_a_proof_of_fast_alone_is_kept(keep, command, rows):
 
 
 def test_a_proof_is_a_row_with_its_command(keep):
-    path = keep({"command": "specsim faults --device cuda", "faults": 40, "as_named": 39} | ON_GPU)
+    path = keep({"command": "specsim faults --device cuda", "faults": 40, "detected_as_named": 39} | ON_GPU)
     assert [each.name for each in path.parent.iterdir()] == ["faults-cuda.json"]
     [*_, row, _, run] = proofs(path.parent).splitlines()
-    assert row == "| `specsim faults --device cuda` | 39 of 40 planted faults found by the field that names them |"
+    assert row == "| `specsim faults --device cuda` | 39 of 40 injected faults detected by a named field |"
     assert run == MEASURED
 
 
@@ -180,12 +180,13 @@ OUTCOMES = ("equal", True), ("equal", True), ("refused", True), ("different", Fa
         (
             "sampling-test",
             {"tests": rows("tokens is_control is_rejected", *SAMPLING_TESTS)},
-            "3 laws of 1,230 tokens, 1 rejected; of the reference's 2 wrong engines, on the CPU, 1 are",
+            "3 tests of 1,230 tokens, 1 rejected; 1 of 2 controls (wrong on purpose, on the CPU) rejected",
         ),
         (
             "certify",
             {"certificates": rows("promise total_variation_float", *DISTANCES)},
-            "2 of 3 lossless cases exact; 1 of 2 wrong ones are not",
+            "2 of 3 lossless cases have exactly the target's distribution; "
+            "1 of 2 controls (wrong on purpose) have another",
         ),
         ("conformance", {"outcomes": rows("status passed", *OUTCOMES)}, "4 cases: 2 equal, 1 refused, 1 wrong"),
         (
@@ -218,7 +219,7 @@ CHANGED = {**code_digests(), "specsim.fast.tree": "0", "specsim.fast.gone": "1"}
 )
 def test_a_result_of_other_code_is_stale(keep, code, changed):
     versions = {name: each for name, each in (VERSIONS | {"code": code}).items() if each}
-    faults = {"command": "specsim faults --device cuda", "faults": 40, "as_named": 39}
+    faults = {"command": "specsim faults --device cuda", "faults": 40, "detected_as_named": 39}
     path = keep(faults | ON_GPU | {"versions": versions})
     assert stale(path.parent).get(path.name, []) == changed
     mark = f" **Stale**, since code that they ran has changed: `{faults['command']}`."
@@ -231,14 +232,15 @@ def test_a_result_of_other_code_is_stale(keep, code, changed):
 def bench_row(name: str, setting: dict, ours: float | None = None, limit: float = 0.0, **baselines: float) -> dict:
     """Row of a benchmark with a bound of 4 µs; `limit`: of a target for the time, 0 for none."""
     medians = ({"ours": ours} if ours else {}) | baselines
-    target = {"what": "time / floor", "value": (ours or 0) / 4, "limit": limit, "met": (ours or 0) / 4 <= limit}
+    ratio = (ours or 0) / 4
+    target = {"name": "time / roofline bound", "value": ratio, "limit": limit, "reached": ratio <= limit}
     return {
         "name": name,
         "setting": setting,
         "timings": {each: {"median_us": median, "spread": 1.0} for each, median in medians.items()},
-        "floor_us": 4.0 if ours else None,
-        "ratio": ours / 4 if ours else None,
-        "asked": [target] if limit else [],
+        "roofline_bound_us": 4.0 if ours else None,
+        "time_over_bound": ours / 4 if ours else None,
+        "targets": [target] if limit else [],
     }
 
 
@@ -249,7 +251,9 @@ def suite_run(groups: str, *bench_rows: dict, **changes) -> dict:
     """Result of one run of a made-up suite whose groups are `some` and `others`."""
     head = {"command": f"specsim bench --suite kernels --only {groups}", "seconds": 1.0, "finished": groups.split()}
     verdict = {"suite": "kernels", "shape": "llama-3-8b", "is_quick": False, "passed": True}
-    return head | ON_GPU | verdict | {"ceilings": {"read": 1e12, "dense": 1e12}, "rows": list(bench_rows)} | changes
+    return (
+        head | ON_GPU | verdict | {"measured_peaks": {"read": 1e12, "dense": 1e12}, "rows": list(bench_rows)} | changes
+    )
 
 
 @pytest.fixture
@@ -287,9 +291,10 @@ def test_a_suite_is_kept_in_parts_and_shown_as_one_table(keep):
     assert path.name == "bench-kernels.json"
     page = bench_page(path.parent)
     assert "`specsim bench --suite kernels`:" in page
-    assert "| linear | rows 8 | 5.0 ±0.5 % | 4.0 | 1.25 | time / floor 1.25 ≤ 1.30 |  |" in page
+    target = "time / roofline bound 1.25, target 1.30: reached"
+    assert f"| linear | rows 8 | 5.0 ±0.5 % | 4.0 | 1.25 | {target} |  |" in page
     assert "| linear | rows 64 | equal |  |  |  | 9.0 (library) |" in page
-    assert page.endswith(f"{MEASURED} Ceilings in these runs: 1.00 TB/s read, 1 TFLOP/s of dense bf16.\n")
+    assert page.endswith(f"{MEASURED} Measured peaks of these runs: 1.00 TB/s read, 1 TFLOP/s of dense bf16.\n")
     assert "rows 8" in performance(path.parent)
     assert "rows 64" not in performance(path.parent)  # it has no target
 
@@ -306,7 +311,16 @@ def test_many_settings_are_shown_by_best_median_and_worst(keep):
     path = keep(suite_run("some others", *growth))
     lines = [line for line in performance(path.parent).splitlines() if line.startswith("| growth")]
     assert [line.split("|")[2].strip() for line in lines] == ["best: B 0", "median: B 5", "worst: B 10"]
-    assert "all that is asked is met at 3 of 11 points" in lines[2]
+    assert "3 of 11 settings reach all targets" in lines[2]
+
+
+@pytest.mark.usefixtures("suite")
+def test_texts_of_earlier_results_are_shown_in_todays_words(keep):
+    row = bench_row("columns, selection and tree", {"rows": 8}, 5.0, limit=1.3)
+    row["targets"][0]["name"] = "time / floor (60% of read bandwidth)"
+    page = bench_page(keep(suite_run("some others", row)).parent)
+    assert "| cache locations, selection and tree |" in page
+    assert "time / roofline bound (60% of read bandwidth) 1.25, target 1.30: reached" in page
 
 
 def test_nothing_kept_is_an_empty_table(tmp_path):
@@ -325,12 +339,12 @@ def test_the_command_keeps_results_and_writes_the_tables(tmp_path, capsys):
     old = "before\n" + "".join(f"<!-- {mark} -->\nold\n<!-- /{mark} -->\n" for mark in tables.TABLES) + "after\n"
     (tmp_path / "README.md").write_text(old)
     file = tmp_path / "result.json"
-    file.write_text(json.dumps({"command": "specsim faults", "faults": 2, "as_named": 1} | ON_GPU))
+    file.write_text(json.dumps({"command": "specsim faults", "faults": 2, "detected_as_named": 1} | ON_GPU))
     tables.main([str(file)], root=tmp_path)
     assert capsys.readouterr().out == f"{kept / 'faults-cuda.json'}\n"
     new = [table(kept) for table in tables.TABLES.values()]
     assert (tmp_path / "README.md").read_text() == old.replace("old\n", "{}").format(*new)
-    assert "| `specsim faults` | 1 of 2 planted" in (tmp_path / "README.md").read_text()
+    assert "| `specsim faults` | 1 of 2 injected" in (tmp_path / "README.md").read_text()
     assert (kept / "README.md").read_text() == bench_page(kept)
     assert "| setting | figure |" in notes.read_text()
 

@@ -214,9 +214,14 @@ def test_every_way_gives_what_each_request_gives_alone(monkeypatch):
     assert [{name: getattr(mode.served.serving, name) for name in MODES[0]} for mode in result.modes] == list(MODES)
     assert {(mode.requests.num_compared, mode.requests.num_equal) for mode in result.modes} == {(5, 5)}
     assert all(mode.served.serving.max_running == SERVING.max_running for mode in result.modes)
-    assert len(asked) == result.num_alone == 5
+    assert len(asked) == result.num_solo == 5
     value = json.loads(json.dumps(result.to_json(), allow_nan=False))
-    assert [way["way"] for way in value["ways"]] == ["sync", "sync, prefix cache", "overlap", "overlap, prefix cache"]
+    assert [mode["mode"] for mode in value["modes"]] == [
+        "sync",
+        "sync, prefix cache",
+        "overlap",
+        "overlap, prefix cache",
+    ]
     assert value["is_equal"] is True
     text = shown(result)
     assert text.count("5 of 5") == 4
@@ -233,7 +238,7 @@ def test_a_turn_after_an_abort_is_compared_with_its_own_prompt():
     prompts = {tuple(mode.served.requests[1].prompt_ids) for mode in result.modes}
     assert result.is_equal
     assert len(prompts) > 1
-    assert result.num_alone == 2 + len(prompts)
+    assert result.num_solo == 2 + len(prompts)
 
 
 def test_what_is_rejected_is_not_compared():
@@ -253,18 +258,20 @@ def test_a_difference_fails_unless_within_rounding_error(monkeypatch, field, dty
         return replace(output, **{field: changed}) if asked.request_id == 1 else output
 
     monkeypatch.setattr(specsim.correctness.invariance.solo, "run_solo", other)
-    monkeypatch.setattr(specsim.correctness.invariance.solo, "is_undecidable", lambda *_: False)
+    monkeypatch.setattr(specsim.correctness.invariance.solo, "is_within_rounding_error", lambda *_: False)
     result = comparison(dtype=dtype)
     assert not result.is_equal
     assert all(len(mode.requests.differences) == 1 and mode.requests.num_equal == 4 for mode in result.modes)
     assert "NOT equal" in shown(result)
     assert "sync, prefix cache: request 1: " in " ".join(shown(result).split())
-    monkeypatch.setattr(specsim.correctness.invariance.solo, "is_undecidable", lambda *_: True)
+    monkeypatch.setattr(specsim.correctness.invariance.solo, "is_within_rounding_error", lambda *_: True)
     result = comparison(dtype=dtype)
     assert result.is_equal == (dtype == torch.float32 and field != "logprobs")
     if result.is_equal:
-        assert all(mode.requests.undecidable == (1,) and mode.requests.num_equal == 4 for mode in result.modes)
-        assert "too close to call in request 1," in " ".join(shown(result).split())
+        assert all(
+            mode.requests.within_rounding_error == (1,) and mode.requests.num_equal == 4 for mode in result.modes
+        )
+        assert "within rounding error in request 1," in " ".join(shown(result).split())
 
 
 @pytest.mark.parametrize(

@@ -194,16 +194,16 @@ def test_lengths_that_are_none_are_refused_by_name(wrong):
 
 @pytest.mark.parametrize("config", [PLAIN, TREE])
 def test_at_full_bandwidth_a_round_is_at_its_roofline_bound(config):
-    """Within 1 %: the floor leaves out logits and a round's own columns, the cost model norms."""
-    from specsim.bench.roofline import round_floor
+    """Within 1 %: the bound leaves out logits and a round's own columns, the cost model norms."""
+    from specsim.bench.roofline import round_bound
     from specsim.core.drafter import DrafterConfig
     from specsim.models.shapes import shape
 
     target = shape("llama-3-8b").config
     head = DrafterConfig("eagle3", replace(target, num_layers=1), 32000, target.hidden_size, (2, 16, 29))
-    floor = round_floor(target, None if config.is_plain else head, config, 2, 3000)
+    bound = round_bound(target, None if config.is_plain else head, config, 2, 3000)
     cost = CostModel(replace(H100, peak_flops={"bfloat16": 1e30}), LLAMA, drafter("eagle3", LLAMA, 32000), PERFECT)
-    assert cost.round(np.full(2, 3000), config) == pytest.approx(floor.bytes / H100.bandwidth, rel=0.01)
+    assert cost.round(np.full(2, 3000), config) == pytest.approx(bound.bytes / H100.bandwidth, rel=0.01)
 
 
 @pytest.mark.parametrize("rows", [1, 5, 64])

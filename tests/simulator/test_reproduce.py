@@ -34,9 +34,9 @@ def made():
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_every_target_of_a_table_is_met(made, name):
+def test_every_target_of_a_table_is_reached(made, name):
     assert made[name].targets
-    assert [each.what for each in made[name].targets if not each.is_met] == []
+    assert [each.name for each in made[name].targets if not each.is_reached] == []
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -73,8 +73,8 @@ def test_a_table_with_a_wrong_figure_is_not_reproduced(monkeypatch):
 
     for module in (leviathan, vllm_20780):
         monkeypatch.setattr(module, "rows", wrong)
-    assert not leviathan.table1().targets[0].is_met
-    assert not vllm_20780.reproduce().targets[0].is_met
+    assert not leviathan.table1().targets[0].is_reached
+    assert not vllm_20780.reproduce().targets[0].is_reached
 
 
 def kept(folder, rng):
@@ -101,7 +101,7 @@ def test_measured_rounds_are_predicted_from_corners_of_the_grid(tmp_path, monkey
     result = fast_rounds.reproduce()
     assert (len(result.errors("fitted")), len(result.errors("held out"))) == (6, 8)
     assert "fitted to 6 cells" in result.method
-    assert result.targets[0].is_met
+    assert result.targets[0].is_reached
     assert result.errors("held out").max() < 0.08
     assert result.parameters[0].value == pytest.approx(0.9, rel=0.05)
 

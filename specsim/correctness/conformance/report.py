@@ -61,7 +61,7 @@ class Report:
             heading(console, "Wrong")
             for outcome in self.failures:
                 console.print(f"{outcome.operation}: {outcome.case}", highlight=False)
-                console.print(indent(f"{outcome.status}: {outcome.what}", "    "), highlight=False)
+                console.print(indent(f"{outcome.status}: {outcome.detail}", "    "), highlight=False)
 
     def _row(self, name: str) -> tuple[str, ...]:
         own = [outcome for outcome in self.outcomes if outcome.operation == name]

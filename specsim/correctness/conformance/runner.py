@@ -35,7 +35,7 @@ class Outcome:
     operation: str
     case: str
     status: Status  # refused: an exception where one is allowed; ended: the process hung or died
-    what: str = ""  # difference or message
+    detail: str = ""  # difference or message
 
     @property
     def passed(self) -> bool:

@@ -28,4 +28,4 @@ def test_case(case: Case, device: str, pytestconfig: pytest.Config) -> None:
     """Run one case; the message names operation, case and first wrong element."""
     outcome = run(str(pytestconfig.getoption("--impl")), case, device)
     if not outcome.passed:
-        pytest.fail(f"{case.id}: {outcome.status}: {outcome.what}", pytrace=False)
+        pytest.fail(f"{case.id}: {outcome.status}: {outcome.detail}", pytrace=False)

@@ -67,7 +67,7 @@ class Tally:
     is_perturbation: bool = False
     fields: Counter = field(default_factory=Counter)  # comparisons of each field that had entries
     compared: Counter = field(default_factory=Counter)  # by phase, requests that were compared to its end
-    left_out: Counter = field(default_factory=Counter)  # by phase, requests that rounding parted before its end
+    not_compared: Counter = field(default_factory=Counter)  # by phase, requests that rounding parted before its end
     coverage: Counter = field(default_factory=Counter)  # situations met in what was compared
 
 

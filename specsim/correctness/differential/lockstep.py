@@ -44,7 +44,9 @@ class Lockstep:
     implementations: Trio[Implementation]
     tally: Tally = field(default_factory=Tally)
     divergences: list[Divergence] = field(default_factory=list)
-    left_out: set[int] = field(default_factory=set)  # places in the batch that rounding has parted from the reference
+    not_compared: set[int] = field(
+        default_factory=set
+    )  # places in the batch that rounding has parted from the reference
     round: int = 0
     shown: Any = None  # state that the implementation under test left last
     shown_copy: Any = None
@@ -79,7 +81,7 @@ class Lockstep:
             if self.cell.mode == "lockstep":
                 self._hand_over()
             outputs |= self._step(step, batch)
-        if self.left_out:
+        if self.not_compared:
             self._hand_over()
         bucket = self.cell.bucket or 1 << (batch.size - 1).bit_length()
         self.tally.coverage["padded rows"] += (bucket - batch.size) * self.implementations.fast.pads
@@ -108,7 +110,7 @@ class Lockstep:
         check = Comparison(self.tally, torch.finfo(reference.dtype).eps)
         ids = draft_ids(self.pair)
         step = Step(batch, self.implementations, entered, outputs, pools_before, tables_before, ids, check)
-        self._note(compare_step(step, self.left_out))
+        self._note(compare_step(step, self.not_compared))
         return outputs
 
     def _advance(self, name: str, call: str, batch: Batch) -> Any:
@@ -138,7 +140,7 @@ class Lockstep:
     def _hand_over(self) -> None:
         for each in self.implementations[1:]:
             each.take_over(self.implementations.reference)
-        self.left_out.clear()
+        self.not_compared.clear()
 
     def _prefill(self, requests: list[Request]) -> Batch:
         """Every prompt in as many parts as the cell says, over pools that hold no numbers yet."""
@@ -166,7 +168,7 @@ class Lockstep:
             requests, output.next_tokens.tolist(), output.logprobs.tolist(), strict=True
         ):
             request.take([token], [logprob])
-        if self.left_out:
+        if self.not_compared:
             self._hand_over()
         return batch
 

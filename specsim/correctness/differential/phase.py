@@ -28,13 +28,13 @@ class Found(NamedTuple):
     mismatch: Mismatch
 
 
-def compare_step(step: Step, left_out: set[int]) -> Iterator[Found]:
+def compare_step(step: Step, not_compared: set[int]) -> Iterator[Found]:
     """Yield every request's first difference.
 
-    left_out: places of requests that rounding has parted from the reference; those are not compared, and those that
+    not_compared: places of requests that rounding has parted from the reference; those are not compared, and those that
     join them are added.
     """
-    was_apart = set(left_out)
+    was_apart = set(not_compared)
     wrong = set()
     tally = step.check.tally
     for phase, states in step.outputs.items():
@@ -44,22 +44,22 @@ def compare_step(step: Step, left_out: set[int]) -> Iterator[Found]:
         prepare, compare = COMPARISONS[phase]
         prepared = prepare(step)
         for index in range(step.batch.size):
-            if index in left_out or index in wrong:
-                tally.left_out[phase] += 1
+            if index in not_compared or index in wrong:
+                tally.not_compared[phase] += 1
                 continue
             try:
                 compare(ComparedRequest(step, index, states), prepared)
                 tally.compared[phase] += 1
             except WithinRoundingError:
                 tally.within_rounding_error += 1
-                tally.left_out[phase] += 1
-                left_out.add(index)
+                tally.not_compared[phase] += 1
+                not_compared.add(index)
             except Mismatch as found:
                 wrong.add(index)
                 yield Found(phase, index, found)
-    if found := _mismatch(compare_tables, step, left_out | wrong):
+    if found := _mismatch(compare_tables, step, not_compared | wrong):
         yield Found(step.last, None, found)
-    for writes in permitted_writes(step, left_out) if not was_apart else ():
+    for writes in permitted_writes(step, not_compared) if not was_apart else ():
         if found := _mismatch(compare_untouched, step, writes):
             yield Found(writes.phase, None, found)
 

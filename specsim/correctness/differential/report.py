@@ -13,16 +13,16 @@ def show(result: GridResult, console: "Console") -> None:
     from specsim.core.display import figure, paragraph, print_table
 
     coverage = ", ".join(f"{name} {figure(count, 0)}" for name, count in result.coverage.items())
-    compared, left_out = (sum(result.sum(name).values()) for name in ("compared", "left_out"))
+    compared, not_compared = (sum(result.sum(name).values()) for name in ("compared", "not_compared"))
     share = f"{result.within_rounding_share:.3%} of the decisions"
     error = max((cell.max_logprob_error for cell in result.cells), default=0.0)
     rows = [
         ("implementation", f"{result.impl} on {result.device} in {result.dtype}, against the reference"),
         ("cells", f"{len(result.cells)} of {result.num_cells}"),
-        ("cells with a phase never compared to its end", figure(len(result.parted), 0)),
-        ("requests a phase", f"{figure(compared, 0)} compared, {figure(left_out, 0)} left out"),
+        ("cells with a phase never fully compared", figure(len(result.incomplete_cells), 0)),
+        ("requests a phase", f"{figure(compared, 0)} compared, {figure(not_compared, 0)} not compared"),
         ("decisions", figure(result.total("decisions"), 0)),
-        ("within rounding error", f"{figure(result.total('undecidable'), 0)}, {share}"),
+        ("within rounding error", f"{figure(result.total('within_rounding_error'), 0)}, {share}"),
         ("mismatches", figure(result.total("mismatches"), 0)),
         ("largest logprob error", f"{error:.1e}"),
         ("seconds", figure(result.total("seconds"))),

@@ -37,12 +37,12 @@ class CellResult:
 
     id: str
     mismatches: int = 0  # requests a phase that differ
-    undecidable: int = 0  # decisions within rounding error
+    within_rounding_error: int = 0  # decisions
     decisions: int = 0
     max_logprob_error: float = 0.0
     compared: dict[str, int] = field(default_factory=dict)  # requests, by phase
-    left_out: dict[str, int] = field(default_factory=dict)  # requests, by phase
-    exercised: dict[str, int] = field(default_factory=dict)  # coverage
+    not_compared: dict[str, int] = field(default_factory=dict)  # requests, by phase
+    coverage: dict[str, int] = field(default_factory=dict)  # occurrences by name
     fields: dict[str, int] = field(default_factory=dict)  # comparisons of each field
     seconds: float = 0.0
     first_divergence: Divergence | None = None
@@ -85,7 +85,8 @@ class GridResult:
 
     @property
     def coverage(self) -> dict[str, int]:
-        return {**dict.fromkeys(self.required, 0), **self.sum("exercised"), "undecidable": self.total("undecidable")}
+        rounded = {"within rounding error": self.total("within_rounding_error")}
+        return {**dict.fromkeys(self.required, 0), **self.sum("coverage"), **rounded}
 
     @property
     def first_divergence(self) -> Divergence | None:
@@ -93,17 +94,17 @@ class GridResult:
 
     @property
     def within_rounding_share(self) -> float:
-        return self.total("undecidable") / max(1, self.total("decisions"))
+        return self.total("within_rounding_error") / max(1, self.total("decisions"))
 
     @property
-    def parted(self) -> list[str]:
+    def incomplete_cells(self) -> list[str]:
         """Cells in which rounding left some phase never compared to its end; bfloat16 has such cells."""
         return [cell.id for cell in self.cells if cell.is_empty]
 
     def compared_share(self, phase: str) -> float:
         """Share of a phase's requests that were compared to the end; 0 where there were none."""
-        compared, left_out = (self.sum(name).get(phase, 0) for name in ("compared", "left_out"))
-        return compared / max(1, compared + left_out)
+        compared, not_compared = (self.sum(name).get(phase, 0) for name in ("compared", "not_compared"))
+        return compared / max(1, compared + not_compared)
 
     @property
     def is_complete(self) -> bool:
@@ -114,10 +115,10 @@ class GridResult:
         reasons = []
         if mismatches := self.total("mismatches"):
             reasons.append(f"{mismatches} mismatches")
-        if self.parted and self.dtype == "float32":
-            reasons.append(f"some phase was never compared to the end in {', '.join(self.parted)}")
+        if self.incomplete_cells and self.dtype == "float32":
+            reasons.append(f"some phase was never compared to the end in {', '.join(self.incomplete_cells)}")
         allowed = max(FEW, MOST_WITHIN_ROUNDING * self.total("decisions"))
-        if self.dtype == "float32" and self.total("undecidable") > allowed:
+        if self.dtype == "float32" and self.total("within_rounding_error") > allowed:
             share = f"{self.within_rounding_share:.2%} of the decisions are within rounding error"
             reasons.append(f"{share}, more than {MOST_WITHIN_ROUNDING:.1%}")
         coarse = self.dtype != "float32" and self.is_complete
@@ -132,11 +133,11 @@ class GridResult:
     def to_json(self) -> dict[str, Any]:
         """A value that json can write."""
         return {
-            **{name: getattr(self, name) for name in (*IDENTITY, "date", "command", "parted")},
-            **{name: self.total(name) for name in ("decisions", "undecidable", "mismatches", "seconds")},
-            **{name: self.sum(name) for name in ("compared", "left_out", "fields")},
+            **{name: getattr(self, name) for name in (*IDENTITY, "date", "command", "incomplete_cells")},
+            **{name: self.total(name) for name in ("decisions", "within_rounding_error", "mismatches", "seconds")},
+            **{name: self.sum(name) for name in ("compared", "not_compared", "fields")},
             "cells": len(self.cells),
-            "exercised": self.coverage,
+            "coverage": self.coverage,
             "max_logprob_error": max((cell.max_logprob_error for cell in self.cells), default=0.0),
             "failures": self.failures(),
             "first_divergence": asdict(self.first_divergence) if self.first_divergence else None,

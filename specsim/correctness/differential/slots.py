@@ -24,11 +24,11 @@ class Writes(NamedTuple):
     slots: list[torch.Tensor]
 
 
-def permitted_writes(step: Step, left_out: set[int]) -> Iterator[Writes]:
+def permitted_writes(step: Step, not_compared: set[int]) -> Iterator[Writes]:
     """Give what the step may write, in the draft buffer of a whole round its draft phase and the others apart."""
     before = step.pools_before
     after = step.pools.fast
-    target, draft = _written_slots(step, left_out)
+    target, draft = _written_slots(step, not_compared)
     yield Writes(step.last, "target", before.target, after.target, target)
     if before.draft is None or after.draft is None:
         return
@@ -41,7 +41,7 @@ def permitted_writes(step: Step, left_out: set[int]) -> Iterator[Writes]:
         yield Writes(step.last, "draft", entered, after.draft, draft)
 
 
-def _written_slots(step: Step, left_out: set[int]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _written_slots(step: Step, not_compared: set[int]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """List slots of the target and of the draft buffer that phases other than draft may write.
 
     Of a left-out request these are all that its phases ever may.
@@ -52,7 +52,7 @@ def _written_slots(step: Step, left_out: set[int]) -> tuple[list[torch.Tensor], 
     for index in range(step.batch.size):
         request = ComparedRequest(step, index, step.entered)
         length = request.length
-        is_out = index in left_out
+        is_out = index in not_compared
         if "prefill" in step.outputs:
             slots = column_slots(request, int(step.entered.reference.start_lens[index]), length)
             target.append(slots)
@@ -150,14 +150,14 @@ def _owner(pools: KVPool, slot: int) -> str:
     return f"slot {slot} (request row {row}, column {column}, token {token})"
 
 
-def compare_tables(step: Step, left_out: set[int]) -> None:
+def compare_tables(step: Step, not_compared: set[int]) -> None:
     """Compare req_to_token and token_ids of every row but those whose requests were left out, and the page books."""
     reference, _, fast = step.pools
-    skipped = {int(step.batch.req_pool_indices[index]) for index in left_out}
+    skipped = {int(step.batch.req_pool_indices[index]) for index in not_compared}
     rows = [row for row in range(len(reference.req_to_token)) if row not in skipped]
     for name in ("req_to_token", "token_ids"):
         step.check.same(name, getattr(reference, name)[rows], getattr(fast, name).cpu()[rows])
-    if not left_out:
+    if not not_compared:
         step.check.require("page books", *compare_books(reference, fast))
 
 

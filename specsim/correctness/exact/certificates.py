@@ -43,7 +43,7 @@ class _Task:
             accepted=found.accepted,
             optimum=most(self.case),
             impossible=found.impossible(self.case),
-            grid=found.grid,
+            uniform_bits_bound=found.grid,
             regions=found.regions,
         )
 
@@ -72,9 +72,9 @@ def certify(
         except (NotConstant, TooDeep) as error:
             inconsistent.append(f"{task.verifier} ({task.impl}) on {task.case.name}: {error}")
     table = _table(impl, kernels)
-    left_out = {case.name for each in chosen for case in CASES[each.drafts] if case not in table[each.drafts]}
+    not_run = {case.name for each in chosen for case in CASES[each.drafts] if case not in table[each.drafts]}
     seconds = time.perf_counter() - start
-    return Certificates(tuple(rows), tuple(inconsistent), tuple(sorted(left_out)), seconds, date, versions(kernels))
+    return Certificates(tuple(rows), tuple(inconsistent), tuple(sorted(not_run)), seconds, date, versions(kernels))
 
 
 def _tasks(chosen: list[Verifier], impl: str, device: str) -> Iterator[_Task]:

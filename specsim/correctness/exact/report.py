@@ -31,7 +31,7 @@ class Certificate:
     accepted: Fraction  # expected accepted drafts
     optimum: Fraction  # the most that a lossless rule could accept
     impossible: Fraction  # probability of texts that the target never writes
-    grid: Fraction  # bound on the total variation added by uniforms of 24 bits, 0 where none are read
+    uniform_bits_bound: Fraction  # on the total variation added by uniforms of 24 bits, 0 where none are read
     regions: int  # number of joint regions in which the outcome was taken
 
     @property
@@ -48,7 +48,7 @@ class Certificate:
     def to_json(self) -> dict[str, Any]:
         """Fractions as texts and, under another name, as numbers."""
         plain = ("verifier", "promise", "impl", "case", "regions", "is_as_promised")
-        names = ("total_variation", "accepted", "optimum", "gap", "impossible", "grid")
+        names = ("total_variation", "accepted", "optimum", "gap", "impossible", "uniform_bits_bound")
         exact = {name: value for name in names if (value := getattr(self, name)) is not None}
         return {
             **{name: getattr(self, name) for name in plain},
@@ -63,7 +63,7 @@ class Certificates:
 
     rows: tuple[Certificate, ...]
     inconsistent: tuple[str, ...]  # verifiers that could not be certified, and why
-    left_out: tuple[str, ...]  # cases that the fast implementation was not certified on
+    not_run: tuple[str, ...]  # cases that the fast implementation was not certified on
     seconds: float
     date: str
     versions: dict[str, str]
@@ -81,7 +81,7 @@ class Certificates:
             "seconds": self.seconds,
             "is_ok": not self.failures,
             "failures": self.failures,
-            "left_out": self.left_out,
+            "not_run": self.not_run,
             "certificates": [row.to_json() for row in self.rows],
         }
 
@@ -97,17 +97,17 @@ class Certificates:
             columns = ("control", "case", "distance", "never the target's")
             print_table(console, columns, [_control(row) for row in controls])
         console.print()
-        if self.left_out:
-            paragraph(console, f"The fast implementation was not run on: {'; '.join(self.left_out)}.")
+        if self.not_run:
+            paragraph(console, f"The fast implementation was not run on: {'; '.join(self.not_run)}.")
         paragraph(console, _verdict(self))
 
 
 def _cells(row: Certificate) -> tuple[str, ...]:
     gap = "-" if row.gap is None else f"{float(row.gap):.4f}" if row.gap else "0"
-    grid = f"{float(row.grid):.0e}" if row.grid else "-"
+    bits = f"{float(row.uniform_bits_bound):.0e}" if row.uniform_bits_bound else "-"
     return (
         *(row.verifier, row.promise, row.impl, exact(row.total_variation)),
-        *(f"{float(row.accepted):.4f}", f"{float(row.optimum):.4f}", gap, grid),
+        *(f"{float(row.accepted):.4f}", f"{float(row.optimum):.4f}", gap, bits),
     )
 
 

@@ -27,7 +27,7 @@ SECONDS = 300.0  # of one process; one that takes longer has met a loop without 
 
 
 @dataclass(frozen=True, slots=True)
-class Exhibit:
+class FaultResult:
     """The result for one fault."""
 
     fault: Fault
@@ -36,7 +36,7 @@ class Exhibit:
     seconds: float
 
     @property
-    def is_killed(self) -> bool:
+    def is_detected(self) -> bool:
         """Whether its check finds it, and finds nothing without it."""
         return bool(self.findings) and not self.before
 
@@ -47,9 +47,9 @@ class Exhibit:
         return next(named, self.findings[0] if self.findings else None)
 
     @property
-    def is_as_named(self) -> bool:
+    def is_detected_as_named(self) -> bool:
         """Whether it is killed by a field that its entry names."""
-        return self.is_killed and self.first is not None and self.first.field in self.fault.fields
+        return self.is_detected and self.first is not None and self.first.field in self.fault.fields
 
     def to_json(self) -> dict[str, Any]:
         """Give a value that json can write."""
@@ -58,24 +58,24 @@ class Exhibit:
         about = {name: getattr(fault, name) for name in ("source", "operation", "cause", "symptom", "code")}
         return {
             "name": fault.name,
-            "killed": self.is_killed,
-            "by": first and first.field,
+            "detected": self.is_detected,
+            "detected_by": first and first.field,
             "first_divergence": first and asdict(first),
-            "as_named": self.is_as_named,
-            "judge": fault.trial.check,
+            "detected_as_named": self.is_detected_as_named,
+            "check": fault.trial.check,
             "setting": dict(fault.trial.setting),
             "fields": [each.field for each in self.findings],
-            "without_it": [each.field for each in self.before],
+            "fields_without_fault": [each.field for each in self.before],
             **about,
             "seconds": self.seconds,
         }
 
 
 @dataclass(frozen=True, slots=True)
-class Catalogue:
+class CatalogueResult:
     """The results for all faults."""
 
-    exhibits: tuple[Exhibit, ...]  # in the order of their faults
+    results: tuple[FaultResult, ...]  # in the order of their faults
     device: str  # the fast implementation ran there
     seconds: float
     date: str
@@ -83,9 +83,9 @@ class Catalogue:
     command: str = ""
 
     @property
-    def escaped(self) -> tuple[Exhibit, ...]:
+    def missed(self) -> tuple[FaultResult, ...]:
         """Faults that are not killed by a field that their entry names."""
-        return tuple(each for each in self.exhibits if not each.is_as_named)
+        return tuple(each for each in self.results if not each.is_detected_as_named)
 
     def to_json(self) -> dict[str, Any]:
         """Give a value that json can write."""
@@ -94,47 +94,45 @@ class Catalogue:
             "device": self.device,
             "versions": self.versions,
             "date": self.date,
-            "faults": len(self.exhibits),
-            "killed": sum(each.is_killed for each in self.exhibits),
-            "as_named": sum(each.is_as_named for each in self.exhibits),
+            "faults": len(self.results),
+            "detected": sum(each.is_detected for each in self.results),
+            "detected_as_named": sum(each.is_detected_as_named for each in self.results),
             "seconds": self.seconds,
-            "results": [each.to_json() for each in self.exhibits],
+            "results": [each.to_json() for each in self.results],
         }
 
     def show(self, console: Console) -> None:
         """Print a row for each fault, and the verdict in words."""
-        rows = [_cells(each) for each in self.exhibits]
-        print_table(console, ("fault", "planted in", "check", "killed by", "seconds"), rows)
+        rows = [_cells(each) for each in self.results]
+        print_table(console, ("fault", "injected in", "check", "detected by", "seconds"), rows)
         console.print()
-        for each in self.escaped:
+        for each in self.missed:
             paragraph(console, f"{each.fault.name}: {_reason(each)}")
-        killed = sum(each.is_as_named for each in self.exhibits)
-        count = len(self.exhibits)
-        paragraph(
-            console, f"{killed} of {count} killed by the field that names them; {figure(self.seconds, 0)} seconds."
-        )
+        detected = sum(each.is_detected_as_named for each in self.results)
+        count = f"{detected} of {len(self.results)} detected by a field that their entries name"
+        paragraph(console, f"{count}; {figure(self.seconds, 0)} seconds.")
 
 
-def _cells(exhibit: Exhibit) -> tuple[str, ...]:
-    fault = exhibit.fault
-    if exhibit.first is not None and exhibit.is_as_named:
-        by = exhibit.first.field
+def _cells(result: FaultResult) -> tuple[str, ...]:
+    fault = result.fault
+    if result.first is not None and result.is_detected_as_named:
+        by = result.first.field
     else:
-        by = "NOT as named" if exhibit.is_killed else "NOT killed"
-    return fault.name, fault.code, fault.trial.check, by, f"{exhibit.seconds:.1f}"
+        by = "NOT as named" if result.is_detected else "NOT detected"
+    return fault.name, fault.code, fault.trial.check, by, f"{result.seconds:.1f}"
 
 
-def _reason(exhibit: Exhibit) -> str:
-    if exhibit.before:
-        return f"its check is not silent without it: {exhibit.before[0]}."
-    if not exhibit.findings:
+def _reason(result: FaultResult) -> str:
+    if result.before:
+        return f"its check is not silent without it: {result.before[0]}."
+    if not result.findings:
         return "nothing is found."
-    return f"found is {exhibit.first}; it is named by {' or '.join(exhibit.fault.fields)}."
+    return f"found is {result.first}; it is named by {' or '.join(result.fault.fields)}."
 
 
-def exhibit(
+def run_catalogue(
     names: Sequence[str] | None = None, *, device: str | None = None, jobs: int = 2, progress: bool = False
-) -> Catalogue:
+) -> CatalogueResult:
     """Inject the faults of these names (None: all) and check each in a process of its own, `jobs` at a time."""
     from specsim.core.engine_options import check_device
     from specsim.correctness.faults.catalogue import FAULTS
@@ -147,14 +145,14 @@ def exhibit(
     date = now()
     start = time.perf_counter()
     faults = [known[name] for name in names or known]
-    found = _exhibits(faults, device, jobs)
+    found = _results(faults, device, jobs)
     bar = tqdm(found, total=len(faults), unit="fault", disable=None if progress else True)
-    exhibits = {each.fault.name: each for each in bar}
-    in_order = tuple(exhibits[fault.name] for fault in faults)
-    return Catalogue(in_order, device, time.perf_counter() - start, date, versions(device))
+    results = {each.fault.name: each for each in bar}
+    in_order = tuple(results[fault.name] for fault in faults)
+    return CatalogueResult(in_order, device, time.perf_counter() - start, date, versions(device))
 
 
-def _exhibits(faults: Sequence[Fault], device: str, jobs: int) -> Iterator[Exhibit]:
+def _results(faults: Sequence[Fault], device: str, jobs: int) -> Iterator[FaultResult]:
     """Results as they arrive; `jobs` processes share the trials of the package as it is."""
     texts = {fault.name: changed(fault.edits) for fault in faults}  # a stale fault ends it before anything runs
     trials = {_key(fault.trial): fault.trial for fault in faults}
@@ -169,7 +167,7 @@ def _exhibits(faults: Sequence[Fault], device: str, jobs: int) -> Iterator[Exhib
                 fault = waiting[done]
                 (seconds, found) = done.result()
                 place, share = before[_key(fault.trial)]
-                yield Exhibit(fault, found, share.result()[place], seconds)
+                yield FaultResult(fault, found, share.result()[place], seconds)
         finally:  # an error or an interruption does not wait for the rest
             pool.shutdown(cancel_futures=True)
 

@@ -22,7 +22,7 @@ MODES = tuple(
     for schedule in ("sync", "overlap")
     for prefix_cache in (False, True)
 )
-HEADINGS = ("way", "steps", "prefill steps", "prefilled", "reused", "preempted", "seconds", "equal to alone")
+HEADINGS = ("mode", "steps", "prefill steps", "prefilled", "reused", "preempted", "seconds", "equal to solo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Comparison:
     """The runs of the same requests in every mode."""
 
     modes: tuple[Mode, ...]  # in the order of MODES
-    num_alone: int  # solo runs that they were compared with
+    num_solo: int  # solo runs that they were compared with
 
     @property
     def is_equal(self) -> bool:
@@ -51,27 +51,27 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Give a value that json can write; null where a figure is not defined."""
-        names = ("num_compared", "num_equal", "undecidable", "differences")
+        names = ("num_compared", "num_equal", "within_rounding_error", "differences")
         modes = [
-            {"way": str(mode), **{name: getattr(mode.requests, name) for name in names}, **mode.served.to_json()}
+            {"mode": str(mode), **{name: getattr(mode.requests, name) for name in names}, **mode.served.to_json()}
             for mode in self.modes
         ]
-        return without_nan({"is_equal": self.is_equal, "num_alone": self.num_alone, "ways": modes})
+        return without_nan({"is_equal": self.is_equal, "num_solo": self.num_solo, "modes": modes})
 
     def show(self, console: Console) -> None:
         """Print a row for each mode, then every difference and the verdict in words."""
-        heading(console, "Each request as alone, however it is served")
+        heading(console, "Requests compared with their solo runs, in every mode")
         print_table(console, HEADINGS, list(map(_cells, self.modes)))
         console.print()
         for mode in self.modes:
             for text in mode.requests.differences:
                 paragraph(console, f"{mode}: {text}.")
-            if mode.requests.undecidable:
-                ids = ", ".join(map(str, mode.requests.undecidable))
-                paragraph(console, f"{mode}: a decision is too close to call in request {ids}, which differ.")
+            if mode.requests.within_rounding_error:
+                ids = ", ".join(map(str, mode.requests.within_rounding_error))
+                paragraph(console, f"{mode}: a decision is within rounding error in request {ids}, which differ.")
         for line, reason in self.modes[0].served.skipped:
             paragraph(console, f"Line {line} is skipped: not {reason}.")
-        equal = "tokens, ends, rounds and logprobs are those of each request alone"
+        equal = "tokens, ends, rounds and logprobs are those of the solo runs"
         paragraph(console, f"Equal: {equal}." if self.is_equal else f"NOT equal: not all {equal}.")
 
 
@@ -105,6 +105,6 @@ def compare(
         own_serving = replace(serving or ServingConfig(), **mode)
         served = serve(engine, workload.requests, own_serving, skipped=workload.skipped, progress=progress)
         compared = [request for request in served.requests if request.finish_reason != "rejected"]
-        bar = tqdm(compared, "alone", unit="request", leave=False, disable=None if progress else True)
+        bar = tqdm(compared, "solo", unit="request", leave=False, disable=None if progress else True)
         modes.append(Mode(served, solo.compare(bar)))
     return Comparison(tuple(modes), len(solo.outputs))

@@ -26,13 +26,13 @@ class Difference(NamedTuple):
     solo: Any
 
     def __str__(self) -> str:
-        return f"{self.field} is {self.batched}, alone {self.solo}"
+        return f"{self.field} is {self.batched}, solo {self.solo}"
 
 
 class SoloResult(NamedTuple):
     """The result for one request."""
 
-    verdict: str  # `equal`, `different`, or `undecidable`: a decision is within rounding error
+    verdict: str  # `equal`, `different`, or `within rounding error`, which is a decision's
     difference: str | None = None  # a sentence, None where equal
 
 
@@ -41,14 +41,14 @@ class SoloComparison:
     """The results for the requests of one run."""
 
     num_compared: int
-    undecidable: tuple[int, ...]  # ids of requests that differ where a decision is within rounding error
+    within_rounding_error: tuple[int, ...]  # ids of requests that differ where a decision is within rounding error
     differences: tuple[str, ...]  # a sentence for each other request that differs
     max_logprob_error: float  # over the equal requests
 
     @property
     def num_equal(self) -> int:
         """Number of requests equal to their solo runs."""
-        return self.num_compared - len(self.undecidable) - len(self.differences)
+        return self.num_compared - len(self.within_rounding_error) - len(self.differences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,9 @@ class SoloRuns:
         ]
         return SoloComparison(
             num_compared=len(found),
-            undecidable=tuple(request.request_id for request, result in found if result.verdict == "undecidable"),
+            within_rounding_error=tuple(
+                request.request_id for request, result in found if result.verdict == "within rounding error"
+            ),
             differences=tuple(result.difference or "" for _, result in found if result.verdict == "different"),
             max_logprob_error=max(errors, default=0.0),
         )
@@ -98,15 +100,15 @@ def run_solo(pair: Pair, config: SpecConfig, request: Request, options: EngineOp
 def check_request(pair: Pair, config: SpecConfig, request: Request, output: Output, dtype: torch.dtype) -> SoloResult:
     """Compare a request served in this dtype with `output`, its solo run.
 
-    It is undecidable only in float32, where tokens, rounds or the end differ and a decision of the request is within
-    rounding error: never for a logprob alone, never in float64.
+    The verdict is `within rounding error` only in float32, where tokens, rounds or the end differ and a decision of the
+    request is within rounding error: never for a logprob alone, never in float64.
     """
     found = difference(request, output, BUDGETS[dtype])
     if found is None:
         return SoloResult("equal")
     may_round = dtype == torch.float32 and bool(decided_differences(request, output))
-    is_excused = may_round and is_undecidable(pair, config, request, dtype)
-    return SoloResult("undecidable" if is_excused else "different", found)
+    is_excused = may_round and is_within_rounding_error(pair, config, request, dtype)
+    return SoloResult("within rounding error" if is_excused else "different", found)
 
 
 def difference(request: Request, output: Output, budget: float) -> str | None:
@@ -140,7 +142,9 @@ def _measured(request: Request, output: Output, budget: float) -> str | None:
     return None
 
 
-def is_undecidable(pair: Pair, config: SpecConfig, request: Request, dtype: torch.dtype = torch.float32) -> bool:
+def is_within_rounding_error(
+    pair: Pair, config: SpecConfig, request: Request, dtype: torch.dtype = torch.float32
+) -> bool:
     """Whether a decision of the solo request is within rounding error in this dtype, by the differential's rules."""
     cell = Cell(
         id=f"request {request.request_id}",
@@ -151,4 +155,4 @@ def is_undecidable(pair: Pair, config: SpecConfig, request: Request, dtype: torc
         config=config,
         rounds=request.max_tokens,
     )
-    return check(cell, impl="reference", dtype=str(dtype).removeprefix("torch."), pair=pair).undecidable > 0
+    return check(cell, impl="reference", dtype=str(dtype).removeprefix("torch."), pair=pair).within_rounding_error > 0

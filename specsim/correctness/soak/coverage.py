@@ -57,7 +57,7 @@ def verified_name(verifier: str) -> str:
     return f"verified by {verifier}"
 
 
-def exercised(scheduler: Scheduler) -> Counter[str]:
+def coverage_of(scheduler: Scheduler) -> Counter[str]:
     """Count the situations of a scheduler's run, by the names in REQUIRED and those of a few totals.
 
     prefill chunks: chunks that continued another one. turns on kept KV: turns that found all columns of their

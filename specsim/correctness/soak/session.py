@@ -61,7 +61,7 @@ class Soak:
         return dict(counts)
 
     def total(self, name: str) -> int:
-        """Sum `mismatches` or `undecidable` over the programs."""
+        """Sum `mismatches` or `within_rounding_error` over the programs."""
         return sum(getattr(program, name) for program in self.programs)
 
     @property
@@ -100,7 +100,7 @@ class Soak:
             **{name: counts[name] for name in sorted(counts) if name.startswith("accepted drafts")},
             **{name: counts.get(name, 0) for name in ("audits", "slots audited")},
             "mismatches": self.total("mismatches"),
-            "undecidable": self.total("undecidable"),
+            "within rounding error": self.total("within_rounding_error"),
             "largest logprob error": self.max_logprob_error,
             "seconds": self.seconds,
         }
@@ -129,10 +129,10 @@ class Soak:
             paragraph(console, f"{failure.program}: {failure.difference}")
             console.print(f"    {failure.command}")
         if self.missing:
-            paragraph(console, f"Never happened: {', '.join(self.missing)}.")
+            paragraph(console, f"Not covered: {', '.join(self.missing)}.")
         count = figure(self.counts.get("requests", 0), 0)
-        equal = f"All {count} requests give what they give alone, and all slots are accounted for."
-        paragraph(console, equal if self.is_ok else "Not shown: that requests give what they give alone.")
+        equal = f"All {count} requests equal their solo runs, and all slots are accounted for."
+        paragraph(console, equal if self.is_ok else "Not shown: that all requests equal their solo runs.")
 
 
 def soak(

@@ -13,7 +13,7 @@ from specsim.core.pair import Pair
 from specsim.core.target import ModelConfig
 from specsim.correctness.differential.pairs import make_pair
 from specsim.correctness.invariance.solo import SoloComparison, SoloRuns
-from specsim.correctness.soak.coverage import accepted_name, exercised, verified_name
+from specsim.correctness.soak.coverage import accepted_name, coverage_of, verified_name
 from specsim.correctness.soak.programs import Program, Submission, named
 from specsim.serving.generation import load_engine
 from specsim.serving.ranks import Ranks
@@ -32,7 +32,7 @@ class ProgramResult:
     num_steps: int
     counts: dict[str, int] = field(default_factory=dict)  # how often each situation occurred
     mismatches: int = 0  # requests that differ from their solo runs beyond rounding; an error is one more
-    undecidable: int = 0  # requests that differ where a decision is within rounding error (float32 only)
+    within_rounding_error: int = 0  # requests that differ where a decision is within rounding error (float32 only)
     max_logprob_error: float = 0.0
     first_difference: str | None = None
 
@@ -62,7 +62,7 @@ def check(program: Program, options: EngineOptions) -> ProgramResult:
     except Exception as raised:
         error = f"step {schedulers[0].step_index}: {_described(raised)}"
     for scheduler in schedulers:
-        counts.update(_by_depth(exercised(scheduler), program.config.num_steps))
+        counts.update(_by_depth(coverage_of(scheduler), program.config.num_steps))
     requests = [request for scheduler in schedulers for request in scheduler.requests.values()]
     if not program.config.is_plain:
         counts[verified_name(program.config.verifier)] = len(requests)
@@ -76,7 +76,7 @@ def check(program: Program, options: EngineOptions) -> ProgramResult:
         num_steps=program.config.num_steps,
         counts=dict(counts),
         mismatches=len(found.differences),
-        undecidable=len(found.undecidable),
+        within_rounding_error=len(found.within_rounding_error),
         max_logprob_error=found.max_logprob_error,
         first_difference=found.differences[0] if found.differences else None,
     )

@@ -24,22 +24,22 @@ CONTROL_COLUMNS = ("control", "tokens", "chi²/df", "p at most")
 class Row:
     """One test, under the names of its JSON."""
 
-    what: str  # verifier or control
+    name: str  # verifier or control
     impl: str
     sampling: str
     tokens: int
-    borders: int  # tokens that begin a round after another
+    round_starts: int  # tokens that begin a round after another
     accept_length: float  # mean tokens per round
-    ln_evidence: float  # natural logarithm of the e-value
+    ln_e_value: float  # natural logarithm of the e-value
     chi_square: ChiSquare
     bound: float  # p-value below which the distribution is rejected
-    noticed: float  # least total variation that is detected with probability 0.99; NaN for none
+    detectable_distance: float  # least total variation that is detected with probability 0.99; NaN for none
     is_control: bool = False
 
     @property
     def p_value(self) -> float:
         """An upper bound, for any number of tokens."""
-        return math.exp(min(0.0, -self.ln_evidence))
+        return math.exp(min(0.0, -self.ln_e_value))
 
     @property
     def is_rejected(self) -> bool:
@@ -66,7 +66,7 @@ class SamplingTests:
     def failures(self) -> tuple[str, ...]:
         """Distributions that are rejected and controls that are not, in words."""
         return tuple(
-            f"{row.what} ({row.impl}), {row.sampling}" for row in self.rows if row.is_rejected != row.is_control
+            f"{row.name} ({row.impl}), {row.sampling}" for row in self.rows if row.is_rejected != row.is_control
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -86,13 +86,13 @@ class SamplingTests:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    detects = "-" if math.isnan(row.noticed) else f"{row.noticed:.3f}"
-    counts = f"{row.tokens:,}", f"{row.borders:,}", f"{row.accept_length:.2f}"
-    return row.what, row.impl, row.sampling, *counts, _ratio(row), f"{row.p_value:.1g}", detects
+    detects = "-" if math.isnan(row.detectable_distance) else f"{row.detectable_distance:.3f}"
+    counts = f"{row.tokens:,}", f"{row.round_starts:,}", f"{row.accept_length:.2f}"
+    return row.name, row.impl, row.sampling, *counts, _ratio(row), f"{row.p_value:.1g}", detects
 
 
 def _control(row: Row) -> tuple[str, ...]:
-    return row.what, f"{row.tokens:,}", _ratio(row), f"{row.p_value:.0e}" if row.p_value else "0"
+    return row.name, f"{row.tokens:,}", _ratio(row), f"{row.p_value:.0e}" if row.p_value else "0"
 
 
 def _ratio(row: Row) -> str:

@@ -74,16 +74,16 @@ def _tests(name: str, load: Load, bound: float, progress: Callable[[int], Any]) 
         tested = sample(model, setting, found[setting.name])
         rounds = _rounds(found[setting.name])
         yield Row(
-            what=name,
+            name=name,
             impl=load.engine.impl,
             sampling=setting.name,
             tokens=len(tested),
-            borders=int(tested.is_first.sum()),
+            round_starts=int(tested.is_first.sum()),
             accept_length=sum(rounds) / len(rounds),
-            ln_evidence=ln_e_value(tested),
+            ln_e_value=ln_e_value(tested),
             chi_square=chi_square(tested),
             bound=bound,
-            noticed=detectable_distance(tested, bound),
+            detectable_distance=detectable_distance(tested, bound),
         )
 
 

@@ -94,7 +94,7 @@ def _measured(study: dict) -> str:
     size = f"{study['num_prompts']} held-out prompts, {study['max_new_tokens']} new tokens each"
     headings = ("setting", "T", "accept length", "no loop", "accepted by position")
     checks = [
-        (each["claim"], f"{each['measured']:.6g}", each["asked"], "yes" if each["holds"] else "**no**")
+        (each["claim"], f"{each['measured']:.6g}", each["target"], "yes" if each["reached"] else "**no**")
         for each in study["checks"]
     ]
     lines = [
@@ -103,7 +103,7 @@ def _measured(study: dict) -> str:
         "",
         *markdown(headings, map(_measurement_cells, study["measurements"])),
         "",
-        *markdown(("asked of the pair", "measured", "asked", "holds"), checks),
+        *markdown(("figure of the pair", "measured", "target", "reached"), checks),
     ]
     return "\n".join(lines)
 

@@ -37,7 +37,7 @@ def reproduce() -> Reproduction:
     errors = calibration.errors(held_out=True)
     target = Target(
         "held-out round times",
-        f"{errors.mean():.1%} off on average, asked {MOST_ERROR:.0%}; {errors.max():.1%} at worst",
+        f"{errors.mean():.1%} off on average, target {MOST_ERROR:.0%}; {errors.max():.1%} at worst",
         bool(errors.mean() <= MOST_ERROR),
     )
     figures = figures_of(calibration, "round, ms", 3, 1e3)

@@ -35,7 +35,7 @@ def table4() -> Reproduction:
         expected.append(Figure(setting, "expected", float(row["speedup_expected"]), simulated, digits=1))
         measured.append(Figure(setting, "measured", float(row["speedup_measured"]), simulated, digits=1))
     same = sum(figure.is_as_printed for figure in expected)
-    reached = f"{same} of {len(expected)} to one decimal, asked {LEAST_AS_PRINTED}"
+    reached = f"{same} of {len(expected)} to one decimal, target {LEAST_AS_PRINTED}"
     target = Target("expected as printed", reached, same >= LEAST_AS_PRINTED)
     errors = [abs(figure.error) for figure in measured]
     notes = (

@@ -44,9 +44,9 @@ class Figure:
 class Target:
     """An accuracy that a reproduction has to reach."""
 
-    what: str
-    value: str  # reached, and the least or most allowed
-    is_met: bool
+    name: str
+    value: str  # the figure, and the least or most allowed
+    is_reached: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Reproduction:
             "method": self.method,
             "figures": [asdict(figure) | {"error": figure.error} for figure in self.figures],
             "parameters": [asdict(each) for each in self.parameters],
-            "asked": [asdict(each) for each in self.targets],
+            "targets": [asdict(each) for each in self.targets],
             "notes": list(self.notes),
         }
 
@@ -101,7 +101,7 @@ def parameter_cells(fitted: Fitted) -> tuple[str, ...]:
     return (fitted.name, *values, unit)
 
 
-def at_most(what: str, errors: Iterable[float], limit: float) -> Target:
-    """The target that no error exceeds a limit."""
+def at_most(name: str, errors: Iterable[float], limit: float) -> Target:
+    """Make the target that no error exceeds a limit."""
     worst = max(errors)
-    return Target(what, f"{worst:.2%} at worst, asked at most {limit:.1%}", bool(worst <= limit))
+    return Target(name, f"{worst:.2%} at worst, target {limit:.1%}", bool(worst <= limit))

@@ -112,7 +112,7 @@ def _targets(published: list[float], simulated: list[float], two: Fitted) -> tup
     )
     return (
         Target("order of the four rows", "right" if order else "wrong", order),
-        Target("ratios to none", f"{worst:.1%} off at worst, asked at most {MOST_ERROR:.0%}", worst <= MOST_ERROR),
+        Target("ratios to none", f"{worst:.1%} off at worst, target {MOST_ERROR:.0%}", worst <= MOST_ERROR),
         Target(
             "one accept length for both rows of two tokens", f"{two.low:.3f} to {two.high:.3f}", two.low <= two.high
         ),
