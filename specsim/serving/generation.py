@@ -137,6 +137,49 @@ def generate(
     prompts or one each, None for an unconstrained output. Raises InputError for an empty or too long prompt and for
     token ids outside the vocabulary.
     """
+    prepared = prepare(
+        pair,
+        prompts,
+        config,
+        sampling,
+        grammars=grammars,
+        request_ids=request_ids,
+        engine=engine,
+        acceptance=acceptance,
+    )
+    return prepared.run(prepared.engine, progress)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The engine and the requests of a generation that has not started."""
+
+    pair: Pair
+    config: SpecConfig
+    engine: Engine
+    requests: list[Request]
+
+    def run(self, engine: Engine, progress: bool = False) -> Generation:
+        """Run the requests to their ends on this engine: the prepared one, or one that watches it."""
+        start = time.perf_counter()
+        with torch.inference_mode():
+            run_together(engine, self.requests, progress)
+        seconds = time.perf_counter() - start
+        return Generation(tuple(map(_output, self.requests)), self.config, seconds, engine.acceptance)
+
+
+def prepare(
+    pair: Pair | str,
+    prompts: str | Sequence[str] | Sequence[Sequence[int]],
+    config: SpecConfig | None = None,
+    sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+    *,
+    grammars: Grammar | Sequence[Grammar | None] | None = None,
+    request_ids: Sequence[int] | None = None,
+    engine: EngineOptions | None = None,
+    acceptance: SyntheticAcceptance | None = None,
+) -> Prepared:
+    """Check the arguments of generate, and make the engine and the requests."""
     pair = load(pair) if isinstance(pair, str) else pair
     require_type("pair", pair, Pair, "a Pair, such as specsim.load returns, or the name of the shipped pair, tiny")
     config = (SpecConfig() if pair.drafter else SpecConfig.plain()) if config is None else config
@@ -144,12 +187,7 @@ def generate(
     most = config.within(pair.target.config.max_position_embeddings).length_limit
     requests = make_requests(pair, prompts, sampling, request_ids, most)
     named = _by_request(grammars, requests)
-    running = load_engine(pair, config, engine, acceptance=acceptance, grammars=named)
-    start = time.perf_counter()
-    with torch.inference_mode():
-        run_together(running, requests, progress)
-    seconds = time.perf_counter() - start
-    return Generation(tuple(map(_output, requests)), config, seconds, acceptance)
+    return Prepared(pair, config, load_engine(pair, config, engine, acceptance=acceptance, grammars=named), requests)
 
 
 def _by_request(grammars: Grammar | Sequence[Grammar | None] | None, requests: list[Request]) -> Grammars:

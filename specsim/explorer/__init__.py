@@ -1,0 +1,1 @@
+"""Rounds of real generations, recorded phase by phase to be looked at."""

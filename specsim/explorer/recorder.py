@@ -1,0 +1,101 @@
+"""An engine that keeps the states of every round that it runs."""
+
+from copy import copy
+from dataclasses import dataclass
+
+import torch
+
+from specsim.core.engine import Engine
+from specsim.core.grammar import allowed_trees, stacked
+from specsim.core.phases import (
+    Advance,
+    Batch,
+    DraftExtendInput,
+    DraftInput,
+    PrefillInput,
+    PrefillOutput,
+    RoundOutput,
+    VerifyInput,
+    VerifyOutput,
+)
+from specsim.core.pool import KVPool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recorded:
+    """The states of one round, all on the CPU."""
+
+    batch: Batch  # before the round
+    draft_input: DraftInput
+    verify_input: VerifyInput
+    verify_output: VerifyOutput
+    next_draft_input: DraftInput
+    drafted_pools: KVPool  # tables of slots and tokens after the draft phase; the KV itself is not kept
+    committed_pools: KVPool  # the same after the commit
+    allowed: torch.Tensor | None  # bool [B, N, V], tokens that grammars allow after each node
+
+
+class Recorder:
+    """An engine whose rounds run phase by phase and are kept in `rounds`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.config = engine.config
+        self.options = engine.options
+        self.dtype = engine.dtype
+        self.device = engine.device
+        self.target = engine.target
+        self.drafter = engine.drafter
+        self.acceptance = engine.acceptance
+        self.grammars = engine.grammars
+        self.rounds: list[Recorded] = []
+
+    def make_pools(self, num_requests: int, num_slots: int) -> KVPool:
+        return self._engine.make_pools(num_requests, num_slots)
+
+    def prefill(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> PrefillOutput:
+        return self._engine.prefill(batch, prefill, pools)
+
+    def draft(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> VerifyInput:
+        return self._engine.draft(batch, draft_input, pools, reserved)
+
+    def verify(self, batch: Batch, verify_input: VerifyInput, pools: KVPool) -> VerifyOutput:
+        return self._engine.verify(batch, verify_input, pools)
+
+    def draft_extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
+        return self._engine.draft_extend(batch, draft_extend_input, pools)
+
+    def round(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> RoundOutput:
+        """Run a round phase by phase, and keep its states."""
+        verify_input = self.draft(batch, draft_input, pools, reserved)
+        drafted_pools = tables(pools)
+        allowed = stacked(allowed_trees(batch, verify_input, pools, self.grammars), batch.size)
+        verify_output = self.verify(batch, verify_input, pools)
+        committed_pools = tables(pools)
+        next_draft_input = self.draft_extend(batch, verify_output.draft_extend_input, pools)
+        recorded = Recorded(
+            batch.to("cpu"),
+            draft_input.to("cpu"),
+            verify_input.to("cpu"),
+            verify_output.to("cpu"),
+            next_draft_input.to("cpu"),
+            drafted_pools,
+            committed_pools,
+            allowed,
+        )
+        self.rounds.append(recorded)
+        return RoundOutput(verify_input, verify_output, next_draft_input)
+
+    def advance(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> Advance:
+        """Run a round, keep its states, and return what a serving loop needs."""
+        _, verify_output, next_draft_input = self.round(batch, draft_input, pools, reserved)
+        verdict = verify_output.verdict
+        return Advance(verdict, next_draft_input, batch.after(verdict.num_accepted_tokens))
+
+
+def tables(pools: KVPool) -> KVPool:
+    """Copy the tables of pools to the CPU; the copy shares the KV buffers, which later rounds write over."""
+    kept = copy(pools)
+    kept.req_to_token = pools.req_to_token.to("cpu", copy=True)
+    kept.token_ids = pools.token_ids.to("cpu", copy=True)
+    return kept
