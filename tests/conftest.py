@@ -1,4 +1,4 @@
-"""Conditions of every test: one thread, no network, deterministic operations, and NaN in unwritten memory."""
+"""Setup of every test: one thread, no network, deterministic operations, and NaN in unwritten memory."""
 
 import os
 import signal
@@ -19,16 +19,17 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":  # before anything imports triton
     os.environ["TRITON_INTERPRET"] = "1"
 
-# A shell's background job ignores Ctrl-C, and so would the programs that tests start and interrupt.
+# A background job of a shell ignores Ctrl-C, and so would the programs that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
-# With deterministic algorithms torch.empty holds NaN (the largest integer for integer types): an unwritten entry shows.
+# With deterministic algorithms torch.empty returns NaN (for integers the largest one), so unwritten entries are
+# visible.
 torch.utils.deterministic.fill_uninitialized_memory = True
 
-# The same examples in every run. To look for new ones: make test ARGS="--hypothesis-profile=default"
+# Hypothesis uses the same examples in every run. To look for new ones: make test ARGS="--hypothesis-profile=default"
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("repeatable")
 
@@ -43,7 +44,10 @@ def pytest_configure(config) -> None:
 
 @pytest.hookimpl(trylast=True)  # after -k and -m, so that what they name is never left out as a whole
 def pytest_collection_modifyitems(config, items) -> None:
-    """Keep combinations of parameters in which every two values meet; all with --whole, or if a case is named."""
+    """Keep combinations of parameters in which every pair of values occurs.
+
+    Keep all with --whole or a named case.
+    """
     from specsim.correctness.pairwise import covering
 
     config.stash[LEFT_OUT] = 0
@@ -63,19 +67,22 @@ def pytest_collection_modifyitems(config, items) -> None:
 
 
 def pytest_sessionfinish(session) -> None:
-    """Hand the number of cases left out from a worker of pytest-xdist to the process that reports."""
+    """Send the number of cases left out from a pytest-xdist worker to the reporting process."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, 0)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node, error) -> None:
-    """Take that number over: every worker collects, and leaves out, the same cases."""
+    """Receive that number.
+
+    Every worker collects, and leaves out, the same cases.
+    """
     node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    """Say how many cases were left out."""
+    """Print how many cases were left out."""
     if count := terminalreporter.config.stash.get(LEFT_OUT, 0):
         terminalreporter.write_line(
             f"{count} combinations of parameters left out: every two values meet in another one; --whole runs all."
@@ -83,7 +90,7 @@ def pytest_terminal_summary(terminalreporter) -> None:
 
 
 def _values(item) -> list[tuple[str, int]]:
-    """Parameters by name, values by identity: those of one list of values are shared by the tests that it makes."""
+    """Find parameters by name and values by identity, as tests share the values of one list."""
     params = item.callspec.params if hasattr(item, "callspec") else {}
     return [(name, id(params[name])) for name in sorted(params)]
 
@@ -96,7 +103,10 @@ def _seed() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_address_beside_a_tensor() -> Iterator[None]:
-    """Fail where a kernel accesses memory outside its tensors; on a GPU compute-sanitizer checks that."""
+    """Fail where a kernel accesses memory outside its tensors.
+
+    On a GPU compute-sanitizer checks that.
+    """
     if DEVICE != "cpu" or find_spec("triton") is None:
         yield
         return
@@ -109,14 +119,15 @@ def _no_address_beside_a_tensor() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def device() -> str:
-    """Device on which the fast implementation is tested."""
+    """Choose the device on which the fast implementation is tested."""
     return DEVICE
 
 
-# A GPU runs the programs of a launch in no order; the interpreter in one, so a race shows as a difference in another.
+# A GPU runs a launch's programs in no order, the interpreter in one; so a race appears as a difference in another
+# order.
 @pytest.fixture(params=["in order", "reversed"] if DEVICE == "cpu" else ["in no order"])
 def program_order(request, monkeypatch) -> str:
-    """The order in which the interpreter runs the programs of every launch."""
+    """Set the order in which the interpreter runs the programs of every launch."""
     if request.param == "reversed":
         from triton.runtime.interpreter import InterpreterBuilder
 
@@ -131,7 +142,7 @@ def program_order(request, monkeypatch) -> str:
 
 @pytest.fixture(scope="session")
 def shuffled_pools():
-    """Pools whose pages come in random order, and a row of the table for each request, owning `columns` columns."""
+    """Make pools with pages in random order, and a row for each request that owns `columns` columns."""
     from specsim.core.pool import KVBuffer, KVLayout, KVPool
 
     def make(page_size: int, columns: list[int], layout: KVLayout | None = None) -> tuple[KVPool, list[int]]:

@@ -1,4 +1,4 @@
-"""Digests change with the code of a module, and with nothing else."""
+"""Digests change with the code of a module and with nothing else."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def double(x):
 
 @pytest.fixture
 def digest(tmp_path, monkeypatch):
-    """Digests of specsim.engine in a package of two modules, one of them with this source."""
+    """Compute the digests of specsim.engine in a package of two modules, one of them with this source."""
     package = tmp_path / "specsim"
     package.mkdir()
     (package / "other.py").write_text("value = 1\n")

@@ -1,4 +1,4 @@
-"""Logical columns of a round, and their ownership under both release modes."""
+"""Logical columns of a round, and their owners under both release modes."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def make_pool(num_slots: int = 40, page_size: int = P, num_requests: int = 3, wi
 
 
 def test_lanes_of_the_worked_example():
-    """L=7, P=4, S=5, K=8: 3 tokens of the tail, 2 pages a lane, lanes start at columns 7, 15, 23 and so on."""
+    """L=7, P=4, S=5, K=8: 3 tail tokens, 2 pages a lane, and lanes at columns 7, 15, 23, ..."""
     config = SpecConfig(topk=8, num_steps=5, num_draft_tokens=64, page_size=4)
     assert prefix_tail(7, config) == 3
     assert lane_stride(7, config) == 8
@@ -48,7 +48,7 @@ def test_lanes_of_pages_hold_tail_and_steps_on_their_own_pages(seq_len, topk, nu
 
 @st.composite
 def rounds(draw):
-    """A setting, a first length and the accepted drafts of two requests in some rounds."""
+    """Draw a setting, a first length and the accepted drafts of two requests in some rounds."""
     topk, num_steps = draw(st.integers(1, 3)), draw(st.integers(1, 4))
     num_draft_tokens = num_steps + 1 if topk == 1 else draw(st.integers(2, topk + (num_steps - 1) * topk**2 + 1))
     config = SpecConfig(
@@ -65,7 +65,7 @@ def rounds(draw):
 
 @given(rounds())
 def test_ownership_through_rounds(case):
-    """Two requests of other lengths that accept other drafts, under both release modes."""
+    """Two requests have different lengths and accept different drafts, under both release modes."""
     config, length, accepted = case
     page_size, lengths = config.page_size, [length, length + 5]
     width = config.reserved_columns(lengths[1] + 5 * (config.num_steps + 1))

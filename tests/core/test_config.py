@@ -221,7 +221,7 @@ def test_need_by_hand(setting, need):
 
 
 def columns_touched(config: SpecConfig, seq_len: int) -> int:
-    """One past the last column of a round's lanes and of its tree, counted slot by slot."""
+    """Count one past the last column of a round's lanes and of its tree, slot by slot."""
     shared = config.page_size == 1 or config.topk == 1
     last = 0 if shared else seq_len % config.page_size
     column = seq_len - last

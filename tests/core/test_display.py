@@ -1,4 +1,7 @@
-"""Tables are plain text in a pipe and coloured on a terminal; a notebook gets escaped HTML."""
+"""Tables are plain text in a pipe and coloured on a terminal.
+
+A notebook gets escaped HTML.
+"""
 
 from html.parser import HTMLParser
 from io import StringIO
@@ -82,7 +85,7 @@ def test_metrics_rows_of_plain_decoding():
 
 
 class Cells(HTMLParser):
-    """The text of every cell; a tag that is not a table's is an error."""
+    """The text of every cell, with an error for a tag that is not a table's."""
 
     def __init__(self, html: str):
         super().__init__()

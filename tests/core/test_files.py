@@ -1,4 +1,4 @@
-"""Files are written whole, keep their mode, and are none of the command's other files."""
+"""Files are written completely, keep their mode, and are different from the command's other files."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Grammars over trees: automata of the tests, masks of nodes, the distribution of generated text."""
+"""Grammars over trees: test automata, masks of nodes, the distribution of generated text."""
 
 import functools
 import itertools
@@ -61,7 +61,7 @@ def is_nullable(regex) -> bool:
 
 
 def derivative(regex, char: str):
-    """Derive the expression by a character: the texts that may follow it (Brzozowski 1964)."""
+    """Derive the expression by a character, which gives the texts that may follow it (Brzozowski 1964)."""
     kind, *parts = regex
     if kind == "char":
         return EMPTY if char in parts[0] else NOTHING
@@ -75,7 +75,7 @@ def derivative(regex, char: str):
 
 
 def parse(pattern: str):
-    """Expression of literals, [sets], (groups), |, * and +."""
+    """Parse an expression of literals, [sets], (groups), |, * and +."""
     atoms = re.findall(r"\[[^]]*\]|.", pattern)
 
     def alternatives():
@@ -103,9 +103,9 @@ def parse(pattern: str):
     return regex
 
 
-# JSON without spaces: arrays, objects, strings without escapes, numbers of digits. A state is what is still to come,
-# the next at the end, of these: V a value, J a value or ], K a key, L a key or }, A and O what follows a value in an
-# array and in an object, S the rest of a string, D of a number, and characters that stand for themselves.
+# JSON without spaces: arrays, objects, strings without escapes, numbers of digits. A state is a stack of what must
+# still follow, next entry last: V a value, J a value or ], K a key, L a key or }, A and O the rest after a value in an
+# array or object, S the rest of a string, D of a number, and characters that stand for themselves.
 DIGITS = frozenset("0123456789")
 
 
@@ -133,7 +133,10 @@ def json_step(state: str | None, char: str) -> str | None:
 
 @dataclass(frozen=True)
 class Automaton:
-    """A grammar of texts over tokens: step(state, character) is the next state, None for none; the end token ends."""
+    """A grammar of texts over tokens, where step(state, character) is the next state, None for none.
+
+    The end token ends an output.
+    """
 
     start: Hashable
     step: Callable
@@ -164,7 +167,10 @@ class Automaton:
 
 
 class AutomatonMatcher:
-    """Keeps every state it was in; `moves` counts what was asked of it."""
+    """A matcher that keeps all its past states.
+
+    `moves` counts its calls.
+    """
 
     def __init__(self, automaton: Automaton):
         self.automaton, self.states, self.moves = automaton, [automaton.start], 0
@@ -183,7 +189,7 @@ class AutomatonMatcher:
         return grammar.known[state].clone()
 
     def _next(self, token: int, state, grammar):
-        """The state after a token, None for the end, False if it is not allowed."""
+        """Compute the state after a token, None for the end, False if it is not allowed."""
         if token == grammar.end:
             return None if grammar.may_end(state) else False
         after = grammar.after(state, grammar.texts[token])
@@ -298,7 +304,10 @@ def pools_of(*rows: list[int]) -> SimpleNamespace:
 
 
 def test_masks_of_a_batch_follow_each_requests_own_output():
-    """Request 7 has a prompt of 2 and the output "a", "b"; request 8 no grammar; request 9 has its first token, "a"."""
+    """Request 7 has prompt length 2 and output "a", "b".
+
+    Request 8 has no grammar, request 9 its first token, "a".
+    """
     batch = Batch.of([7, 8, 9], [0, 1, 2], [2, 3, 1], [SamplingParams()] * 3, 6)
     batch = replace(batch, seq_lens=torch.tensor([3, 3, 1]))
     pools = pools_of([4, 4, 1, 2], [4, 4, 4, 4], [4, 1])
@@ -331,13 +340,13 @@ GRAMMARS = [Automaton.regex(pattern, WORDS, END) for pattern in ("(ab)*", "a*(b|
 
 
 class Masked:
-    """A made-up target under a grammar, as plain decoding has it; nothing is asked of tokens after the end."""
+    """A made-up target under a grammar, as in plain decoding, with no calls for tokens after the end."""
 
     def __init__(self, seed: int, grammar: Automaton):
         self.seed, self.grammar = seed, grammar
 
     def weights(self, context: tuple[int, ...], kept: list[bool]) -> list[int]:
-        """Draw weights of the tokens after a context, before the mask; some remain after it."""
+        """Draw weights of the tokens after a context, before the mask, which leaves some."""
         generator = np.random.default_rng([self.seed, *context, 99])
         while True:
             weights = generator.permutation(WEIGHTS[generator.integers(len(WEIGHTS))]).tolist()
@@ -351,7 +360,7 @@ class Masked:
     def law(self, context: tuple[int, ...]) -> list[Fraction]:
         try:
             matcher = after(self.grammar, context)
-        except InputError:  # never asked for, but where a fault is planted
+        except InputError:  # reached only with an injected fault
             return [Fraction(1, V)] * V
         kept = [True] * V if matcher.has_ended else matcher.allowed().tolist()
         weights = [weight * one for weight, one in zip(self.weights(context, kept), kept, strict=True)]
@@ -364,7 +373,7 @@ def until_end(tokens) -> tuple[int, ...]:
 
 
 def chance_of(target: Masked, text: tuple[int, ...], start: int) -> Fraction:
-    """Probability of the tokens from `start` on; nothing after a forbidden token is evaluated."""
+    """Compute the probability of the tokens from `start` on, evaluating nothing after a forbidden token."""
     chance = Fraction(1)
     for at in range(start, len(text)):
         chance *= target.law(text[:at])[text[at]]
@@ -381,7 +390,7 @@ def plain_law(target: Masked, count: int) -> dict:
 
 
 def speculative_law(target: Masked, tree: Tree, count: int) -> dict:
-    """Distribution of the first `count` tokens: a round over the tree, in fractions, completed by plain decoding."""
+    """Compute the distribution of the first `count` tokens: a round over the tree, then plain decoding."""
     sampling = Batch.of([0], [0], [0], [SamplingParams(temperature=1.0)], V).sampling
     allowed_NV = masks(target.grammar.matcher(), tree)
     rows = []
@@ -403,7 +412,7 @@ def speculative_law(target: Masked, tree: Tree, count: int) -> dict:
 
 @st.composite
 def draft_trees(draw):
-    """Two levels, siblings with distinct tokens; the end and what the grammar forbids among them."""
+    """Draw trees of two levels whose siblings have distinct tokens, among them end tokens and forbidden ones."""
     parents, tokens, depths = [-1], [9], [0]
     for node in range(1, draw(st.integers(2, 6))):
         parent = draw(st.sampled_from([other for other in range(node) if depths[other] < 2]))
@@ -425,7 +434,7 @@ def test_masked_speculative_text_has_the_plain_distribution(tree, seed, grammar)
 
 
 def test_a_mask_that_is_one_node_off_has_another_distribution(monkeypatch):
-    """The law is a test of the traversal: with each node's mask at its parent it fails."""
+    """The distribution test fails with each node's mask at its parent, so it does test the traversal."""
     tree, target = tree_of([-1, 0, 1], [9, 1, 2]), Masked(3, GRAMMARS[0])
     assert speculative_law(target, tree, 3) == plain_law(target, 3)
     right = masks
@@ -459,7 +468,7 @@ def numbers() -> Automaton:
 
 @needs_library
 def test_the_library_allows_what_the_automaton_allows():
-    """Along a tree of tokens of the shipped pair, the end inside it."""
+    """Compare along a tree of tokens of the shipped pair, with the end inside it."""
     library, own = Guidance.regex(PAIR, NUMBERS), numbers()
     ids = {text: PAIR.tokenizer.encode(text, add_special_tokens=False)[0] for text in ("1", "2", ",", " ", "x")}
     tree = tree_of([-1, 0, 0, 1, 1, 3, 3, 5], [9, ids["1"], ids["x"], ids[","], END, ids[" "], ids["2"], ids["2"]])
@@ -469,7 +478,7 @@ def test_the_library_allows_what_the_automaton_allows():
 
 
 def test_greedy_text_is_plain_greedy_text_under_the_grammar():
-    """Two requests with a grammar each, and one that is free, in one batch."""
+    """Two requests with a grammar each and one without share a batch."""
     grammars = [numbers(), replace(Automaton.json(PIECES, END), start="AV"), None]  # the rest of an array
     speculative = run(grammars, prompts=[PROMPT] * 3)
     for own, grammar in zip(speculative, grammars, strict=True):
@@ -498,8 +507,9 @@ def test_a_request_ends_where_its_grammar_does(config):
 
 
 def excess(outputs, false_alarm: float = 1e-6) -> float:
-    """By how much the share of an output is too far from its probability under its own logprobs, which are those of
-    plain decoding; at most 0 but in a share false_alarm of runs (Chernoff).
+    """Compute by how much the share of an output is too far from its probability under its own logprobs.
+
+    Those are of plain decoding. The result is at most 0 except in a share false_alarm of runs (Chernoff).
     """
     chances = {output.token_ids: min(1.0, math.exp(sum(output.logprobs))) for output in outputs}
     counts, most = Counter(output.token_ids for output in outputs), math.log(2 * len(chances) / false_alarm)
@@ -512,7 +522,7 @@ def excess(outputs, false_alarm: float = 1e-6) -> float:
 
 
 def test_sampled_texts_have_the_frequencies_of_plain_decoding():
-    """160 requests of one prompt: a few texts, in their joint law."""
+    """160 requests of one prompt have a few texts, whose joint distribution is tested."""
     grammar = Automaton.regex("(0|1), (0|1|2)", PIECES, END)
     outputs = run(grammar, prompts=[PROMPT] * 160, temperature=1.0, max_new_tokens=6)
     chances = {output.token_ids: math.exp(sum(output.logprobs)) for output in outputs}
@@ -525,15 +535,16 @@ def test_sampled_texts_have_the_frequencies_of_plain_decoding():
     assert excess(outputs[:80] + (often,) * 80) > 0
 
 
-TINY = synthetic_pair("eagle3")  # 48 tokens, of which those after the last text are no one's
+TINY = synthetic_pair("eagle3")  # 48 tokens; those after the last text are unused
 LETTERS = ("", *'abc[],{}:"01', "ab", "ba", "[1", ',"')
 LETTERS += tuple(chr(200 + token) for token in range(len(LETTERS), TINY.target.config.vocab_size))
 MIXED = {0: Automaton.regex("a(b|ca)", LETTERS, END), 2: Automaton.regex("b(1|:)*", LETTERS, END)}
 
 
 def test_the_fast_engines_tokens_are_the_references():
-    """A greedy request and a sampled one with a grammar each, a free one between them, in buffers of four requests of
-    which the padded one has the id of the first; drafts that are forbidden, and an end inside a tree.
+    """Buffers of four requests hold a greedy and a sampled request with a grammar each, and one without between them.
+
+    The padded request has the id of the first. Some drafts are forbidden, and one output ends inside a tree.
     """
     config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=5)
     prompts = [[1, 2, 3], [4, 5], [6]]
@@ -555,7 +566,7 @@ def test_the_fast_engines_tokens_are_the_references():
 
 @dataclass(frozen=True)
 class Forgetful:
-    """An engine that asks no grammar in one of its calls."""
+    """An engine that ignores grammars in one of its calls."""
 
     engine: object
     phase: str
@@ -580,7 +591,10 @@ class Forgetful:
 
 @pytest.mark.parametrize("phase", ["", "prefill", "verify"])
 def test_the_differential_asks_grammars(phase):
-    """The reference in the place of the fast column; where it forgets them it is found out."""
+    """The reference replaces the fast implementation.
+
+    Where it ignores grammars the comparison fails.
+    """
     setting = dict(topk=3, num_steps=2, num_draft_tokens=6, batch=3, sampling="warm")
     cell = replace(cell_of(setting), rounds=2, grammars=MIXED)
     result = check(cell, "reference", wrap=lambda column: replace(column, engine=Forgetful(column.engine, phase)))

@@ -44,7 +44,10 @@ def test_length_rate_and_positions_agree_with_each_other(case):
 
 
 def test_constant_conditional_rate_gives_the_closed_form():
-    """(1 - α^(γ+1)) / (1 - α) tokens a round (arXiv 2211.17192), here with α = 1/2, γ = 3 and exact frequencies."""
+    """The length is (1 - α^(γ+1)) / (1 - α) (arXiv 2211.17192) for exact frequencies.
+
+    Here α is 1/2 and γ is 3.
+    """
     figures = acceptance([0] * 8 + [1] * 4 + [2] * 2 + [3] * 2, num_steps=3, num_draft_tokens=4)
     alpha = Fraction(1, 2)
     assert figures.accept_length == float((1 - alpha**4) / (1 - alpha))
@@ -97,7 +100,10 @@ def test_eagle_divides_by_one_round_less():
 
 @pytest.mark.parametrize(("percent", "length"), [(40.7, 2.2209), (39.67, 2.1901)])
 def test_vllm_rate_gives_its_published_length(percent, length):
-    """GLM-4.7-Flash with three drafts, greedy, one client, before and after vllm#41162; the rate is rounded to 1e-4."""
+    """GLM-4.7-Flash with three drafts, greedy, one client, before and after vllm#41162.
+
+    The rate is rounded to 1e-4.
+    """
     assert accept_length_from_rate(percent / 100, num_steps=3) == pytest.approx(length, abs=3 * 0.5e-4 + 0.5e-4)
 
 
@@ -131,7 +137,7 @@ def test_latency_of_a_request_answered_in_its_step_of_arrival():
 
 
 def test_latency_with_several_tokens_in_a_delivery_by_hand():
-    """Seven tokens in three deliveries: four tokens' time is shared by six, the gaps are two."""
+    """Seven tokens come in three deliveries, so six tokens share the time of four and there are two gaps."""
     figures = latency((2, 1.0), [(4, 2.0, 1), (5, 2.5, 4), (7, 5.0, 2)])
     assert (figures.ttft_steps, figures.ttft_seconds) == (3.0, 1.0)
     assert (figures.tpot_steps, figures.tpot_seconds) == (3 / 6, 3.0 / 6)
@@ -147,7 +153,10 @@ def test_tokens_of_one_delivery_took_no_time_between_them():
 
 
 def test_waiting_after_a_preemption_is_a_gap_like_any_other():
-    """One token in each of the steps 0, 1 and 2, preempted for ten steps, then one in each of 13 and 14."""
+    """One token comes in each of steps 0, 1 and 2.
+
+    After ten preempted steps one comes in 13 and one in 14.
+    """
     figures = latency((0, 0.0), [(step, step / 2 + 1, 1) for step in (0, 1, 2, 13, 14)])
     assert (figures.ttft_steps, figures.ttft_seconds) == (1.0, 1.0)
     assert (figures.itl_steps, figures.itl_seconds) == (14 / 4, 7 / 4)
@@ -175,7 +184,7 @@ def test_deliveries_out_of_order_or_empty_are_refused(emissions):
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 5)), min_size=1),
 )
 def test_itl_is_at_least_tpot(arrived, waits):
-    """And the figures of a request add up to its whole time."""
+    """A request's figures also add up to its whole time."""
     emissions, (step, seconds) = [], arrived
     for steps, more, tokens in waits:
         step, seconds = step + steps, seconds + more

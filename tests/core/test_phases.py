@@ -10,7 +10,7 @@ K, H, V = 2, 3, 7
 
 
 def draft_input(*requests: int) -> DraftInput:
-    """Rows that name their request in every field."""
+    """Make rows that name their request in every field."""
     ids = torch.tensor(requests, dtype=torch.int64)
     return DraftInput(
         topk_scores=(ids[:, None] + torch.arange(K) / 10).float(),
@@ -21,7 +21,7 @@ def draft_input(*requests: int) -> DraftInput:
 
 
 def sampled_input(*requests: int) -> DraftInput:
-    """The same with the law of its drafts."""
+    """Make such rows with the distribution of their drafts."""
     law_BV = torch.tensor(requests).float()[:, None] + torch.arange(V) / 10
     return replace(draft_input(*requests), draft_prob=law_BV)
 
@@ -170,7 +170,7 @@ def test_last_row_is_that_of_the_last_accepted_token(row_starts, accepted, last)
 
 @pytest.fixture
 def verdict():
-    """Two requests of four nodes: the first accepts node 2 below the root, the second nothing."""
+    """Make a verdict of two requests of four nodes: the first accepts node 2 below the root, the second nothing."""
     return Verdict(
         predict=torch.tensor([11, -1, 12, -1, 13, -1, -1, -1], dtype=torch.int32),
         accept_index=torch.tensor([[0, 2, -1], [4, -1, -1]], dtype=torch.int32),

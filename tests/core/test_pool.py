@@ -17,21 +17,21 @@ def make_pool(num_slots: int = 40, page_size: int = P, num_requests: int = 3, wi
 
 
 def snapshot(pool: KVPool):
-    """Everything but the KV itself."""
+    """Copy everything but the KV itself."""
     allocator = pool._allocator
     books = (pool._pages, pool._committed, pool._kept, pool._free_rows, allocator.limit, allocator._holders)
     return pool.req_to_token.tolist(), pool.token_ids.tolist(), allocator.free_pages(), repr(books)
 
 
 def usage(slots, **numbers):
-    """Result of `usage` and `audit`; numbers that are not named are 0, and the rest is free."""
+    """Make the result of `usage` and `audit`, where unnamed numbers are 0 and the rest is free."""
     names = ("reserved", "committed", "cached", "withheld", "requests")
     numbers = dict.fromkeys(names, 0) | numbers
     return {"slots": slots, "free": slots - numbers["reserved"] - numbers["committed"], **numbers}
 
 
 def numbered(num_slots: int) -> KVBuffer:
-    """Every slot holds its own number, in every layer and head; values are negated."""
+    """Make a buffer in which every slot has its own number, in every layer and head, with values negated."""
     buffer = KVBuffer(LAYOUT, num_slots, torch.float32)
     buffer.keys[:] = torch.arange(num_slots)[:, None, None]
     buffer.values[:] = -buffer.keys
@@ -39,7 +39,7 @@ def numbered(num_slots: int) -> KVBuffer:
 
 
 def held(buffer: KVBuffer) -> list[int]:
-    """The number in every slot, which must be the same in all layers, heads and components, and in the values."""
+    """Read the number in every slot, which must be equal in all layers, heads and components, and in the values."""
     assert torch.equal(buffer.keys, -buffer.values)
     assert torch.equal(buffer.keys, buffer.keys[:1, :, :1, :1].expand_as(buffer.keys))
     return buffer.keys[0, :, 0, 0].int().tolist()
@@ -47,7 +47,10 @@ def held(buffer: KVBuffer) -> list[int]:
 
 @given(st.lists(st.integers(-2, 4), max_size=30))
 def test_allocator_is_first_in_first_out(sizes):
-    """A positive size allocates, a negative one frees the oldest pages in use; a deque is the model."""
+    """A positive size allocates, a negative one frees the oldest pages in use.
+
+    A deque is the model.
+    """
     allocator, free, used = PageAllocator(7), deque(range(7)), deque()
     for size in sizes:
         if size < 0:
@@ -128,7 +131,10 @@ def test_close_returns_everything_and_the_row_can_be_reopened():
 
 
 def test_audit_counts():
-    """A page of 4 is reserved until it is known to hold committed KV, slot by slot; free counts what is withheld."""
+    """A page of 4 counts as reserved until its slots are committed one by one.
+
+    Free includes withheld ones.
+    """
     pool = make_pool()
     first, second = pool.open(), pool.open()
     pool.reserve(first, 9)
@@ -186,7 +192,10 @@ def test_a_pool_is_whole_pages():
 
 
 def busy_pool() -> KVPool:
-    """Pages 0 to 2 are row 0's, with 6 committed columns; pages 3 and 4 row 1's."""
+    """Make a pool with pages 0 to 2 in row 0 and 3 and 4 in row 1.
+
+    Row 0 has 6 committed columns.
+    """
     pool = make_pool()
     for columns in (9, 5):
         pool.reserve(pool.open(), columns)
@@ -196,7 +205,10 @@ def busy_pool() -> KVPool:
 
 
 def shared_pool() -> KVPool:
-    """Pages 0 and 1 are kept; rows 0 and 1 begin with them and go on with a page each, 2 and 3."""
+    """Make a pool with kept pages 0 and 1, with which rows 0 and 1 begin.
+
+    Each continues with its own page, 2 or 3.
+    """
     pool = make_pool()
     first, second = pool.open(), pool.open()
     pool.reserve(first, 8)
@@ -321,7 +333,7 @@ def test_free_rows_counts_what_can_be_opened():
 def test_a_copy_holds_the_same_books_and_they_are_its_own(source):
     pool, copy = source(), make_pool()
     pool.limit(36)
-    copy.reserve(copy.open(), 16)  # what it held is forgotten
+    copy.reserve(copy.open(), 16)  # its own content is gone
     copy.copy_(pool)
     assert snapshot(copy) == snapshot(pool)
     assert copy.audit() == pool.audit()
@@ -339,9 +351,9 @@ def test_a_copy_holds_the_same_books_and_they_are_its_own(source):
 
 
 class Model:
-    """Expected books: pages and committed columns of each row, pages kept, pages and rows free.
+    """Expected accounting: pages and committed columns of each row, pages kept, pages and rows free.
 
-    Every verb takes two numbers that choose among what it may do, and does nothing where there is nothing to choose.
+    Each method takes two numbers that choose among its possible arguments, and does nothing where there are none.
     """
 
     num_pages, num_rows = 8, 3
@@ -357,7 +369,7 @@ class Model:
         return self.kept.union(*self.pages.values())
 
     def let_go(self, pages):
-        """Those of them that nobody holds any more are free, in their order."""
+        """Free those pages that have no holder any more, in their order."""
         self.free.extend(page for page in pages if page not in self.held)
 
     def whole_pages(self, row):
@@ -420,7 +432,7 @@ class Model:
         return "dropped" if pages else None
 
     def share(self, row, count):
-        """A new request begins with pages of another that are kept."""
+        """Start a new request with another's kept pages."""
         pages = self.whole_pages(row)[: 1 + count % 3]
         if not self.rows or not set(pages) <= self.kept:
             return None
@@ -437,7 +449,7 @@ class Model:
         return "over the limit" if len(self.held) > self.most else "limited"
 
     def check(self):
-        """Every question that the pool answers has the model's answer."""
+        """Compare every query of the pool with the model."""
         pool, size = self.pool, self.page_size
         assert {row: list(pool.pages(row)) for row in self.pages} == self.pages
         assert {row: pool.committed_columns(row) for row in self.pages} == self.committed
@@ -472,7 +484,7 @@ HAPPENINGS = {
 
 
 def test_random_verbs_keep_the_books_of_a_model():
-    """At least 20 times each: everything that can happen, a page with three holders, and one that outlives its rows."""
+    """Every event occurs at least 20 times, also pages with three holders and pages that outlive their rows."""
     happened = Counter()
 
     @settings(max_examples=150)
@@ -503,7 +515,10 @@ def test_slots_broadcasts_rows_and_columns():
 
 @pytest.mark.parametrize("row", [1, torch.tensor([1])], ids=["int", "tensor"])
 def test_a_column_that_is_not_owned_is_an_error(row):
-    """Row 1 owns columns 0 to 7; the engine asks by tensor for batches and by number for one request."""
+    """Row 1 owns columns 0 to 7.
+
+    The engine passes tensors for batches and numbers for one request.
+    """
     with pytest.raises(IndexError, match="row 1 of the request table owns no slot at column 8"):
         busy_pool().slots(row, torch.tensor([7, 8]))
 

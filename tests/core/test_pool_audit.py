@@ -1,4 +1,4 @@
-"""Every corruption of a pool's books is found by its audit."""
+"""Every corruption of a pool's accounting fails its audit."""
 
 import pytest
 import torch
@@ -7,7 +7,10 @@ from specsim.core.pool import KVBuffer, KVLayout, KVPool
 
 
 def busy_pool() -> KVPool:
-    """Pages 0 to 2 are row 0's, with 6 committed columns; pages 3 and 4 row 1's."""
+    """Make a pool with pages 0 to 2 in row 0 and 3 and 4 in row 1.
+
+    Row 0 has 6 committed columns.
+    """
     buffer = KVBuffer(KVLayout(num_layers=2, num_kv_heads=1, head_dim=3), 40, torch.float32)
     pool = KVPool(buffer, None, page_size=4, num_requests=3, width=32)
     for columns in (9, 5):

@@ -24,7 +24,7 @@ from specsim.core.uniforms import (
 from specsim.fast.runtime import uniforms as fast
 from specsim.fast.runtime.launch import kernel
 
-# counter, key, output: the known answers of philox4x32-10 in the Random123 distribution (Salmon et al., SC 2011).
+# Counter, key, output: the known answers of philox4x32-10 in the Random123 distribution (Salmon et al., SC 2011).
 KNOWN_ANSWERS = [
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
     ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
@@ -35,7 +35,7 @@ KNOWN_ANSWERS = [
     ),
 ]
 
-# First word, then the name with seed 7 and stream ACCEPT that draws it; found by running the bijection backwards.
+# A first word, then the name that draws it with seed 7 and stream ACCEPT; found by running the bijection backwards.
 EXTREME_DRAWS = [
     (0x00000000, (2006363158, 4262740462, 8342112, 1187520981), 1),
     (0x000000FF, (3844951995, 1578246744, 5901780, 1970166203), 1),
@@ -45,7 +45,7 @@ EXTREME_DRAWS = [
     (0xFFFFFFFF, (2403542811, 1679758317, 10320016, 1122276331), 2**24 - 1),
 ]
 
-# The token, position and request id with seed 7 whose noise has these 53 bits; found in the same way.
+# The token, position and request id whose noise has these 53 bits with seed 7; found in the same way.
 EXTREME_NOISE = [(0, (791181283, 191658986, 3740279792)), (2**53 - 1, (471590633, 92401136, 2458293184))]
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -69,7 +69,10 @@ def draw(seed: int, name: tuple) -> tuple[int, ...]:
 
 
 def assert_uniform(values: torch.Tensor, num_bins: int):
-    """Pearson's chi-square of integers 0..num_bins-1; fails for a fair source with probability FALSE_ALARM."""
+    """Run Pearson's chi-square on integers 0..num_bins-1.
+
+    A fair source fails with probability FALSE_ALARM.
+    """
     counts = np.bincount(values.flatten().numpy(), minlength=num_bins)
     expected = values.numel() / num_bins
     assert len(counts) == num_bins
@@ -117,7 +120,7 @@ def test_two_names_share_a_draw_only_if_they_are_one(seed, first, second):
 
 @pytest.mark.parametrize(("length", "depth"), [(5, 1), (6, 0), (4, 2)])
 def test_rounds_that_reach_the_same_position_draw_apart(length, depth):
-    """A draw belongs to its round: position 6 is drawn for anew when a later round begins there."""
+    """A draw belongs to its round, so position 6 gets a new draw when a later round begins there."""
     others = {(5, 1), (6, 0), (4, 2)} - {(length, depth)}
     assert draw(3, (0, Stream.ACCEPT, length, depth, 0)) not in {draw(3, (0, Stream.ACCEPT, *o, 0)) for o in others}
 
@@ -199,7 +202,10 @@ def test_extreme_words_give_uniforms_inside_the_bounds(word, name, uniform):
 
 @pytest.mark.parametrize("stream", Stream)
 def test_uniforms_are_uniform_multiples_exact_in_float32(stream):
-    """n = 2^17 a stream over requests, lengths and depths; one byte a time; false alarm 3·10⁻⁶ a stream."""
+    """n = 2^17 for each stream over requests, lengths and depths, one byte at a time.
+
+    False alarm 3·10⁻⁶ each.
+    """
     requests, lengths, depths = torch.arange(128)[:, None, None], torch.arange(128)[:, None], torch.arange(8)
     drawn = named_uniforms(0, requests, stream, lengths, depths)
     assert torch.equal(drawn.float().double(), drawn)
@@ -213,7 +219,10 @@ def test_uniforms_are_uniform_multiples_exact_in_float32(stream):
 
 @pytest.mark.parametrize("change", ["seed", "request", "stream", "length", "depth", "index"])
 def test_neighbouring_names_draw_independently(change):
-    """n = 2^16 pairs that differ by one in one part of the name, 16 × 16 cells; false alarm 10⁻⁶ each."""
+    """n = 2^16 pairs that differ by one in one part of the name, 16 × 16 cells.
+
+    False alarm 10⁻⁶ each.
+    """
     name = dict(seed=torch.arange(256)[:, None], request=torch.arange(256), stream=1, length=9, depth=2, index=0)
     # Seed and request are shifted by a stride, so that a pair's second is not another pair's first.
     step = 256 if change in ("seed", "request") else 1
@@ -224,7 +233,7 @@ def test_neighbouring_names_draw_independently(change):
     assert_uniform((first * 16).long() * 16 + (second * 16).long(), 256)
 
 
-# The fast column.
+# The fast implementation.
 
 
 @kernel
@@ -240,7 +249,7 @@ def _indexed(names_ptr, out_ptr, stream_id, size, BLOCK: tl.constexpr):
 
 
 def kernel_uniforms(stream: Stream, named: list[tuple], device: str) -> torch.Tensor:
-    """The uniforms of (seed, request id, root length, depth, index), drawn in a kernel."""
+    """Draw the uniforms of (seed, request id, root length, depth, index) in a kernel."""
     names_5M = torch.tensor(named, dtype=torch.int64).T.contiguous().to(device)
     out = torch.empty(len(named), device=device)
     _indexed[(1,)](names_5M, out, int(stream), len(named), BLOCK=triton.next_power_of_2(len(named)))
@@ -274,7 +283,7 @@ def _noise(names_ptr, out_ptr, size, BLOCK: tl.constexpr):
 
 
 def kernel_noise(named: list[tuple], device: str) -> torch.Tensor:
-    """The Gumbel noise of (seed, request id, position, token), drawn in a kernel."""
+    """Draw the Gumbel noise of (seed, request id, position, token) in a kernel."""
     names_4M = torch.tensor(named, dtype=torch.int64).T.contiguous().to(device)
     out = torch.empty(len(named), dtype=torch.float64, device=device)
     _noise[(1,)](names_4M, out, len(named), BLOCK=triton.next_power_of_2(len(named)))
@@ -301,7 +310,7 @@ def test_noise_in_a_kernel_is_finite_at_both_ends(device):
 @pytest.mark.parametrize("stream", Stream)
 @pytest.mark.parametrize("size", [0, 1, 256, 601])
 def test_a_launch_draws_what_the_package_draws(stream, size, device, program_order, monkeypatch):
-    """In blocks of 256 names, as on a GPU."""
+    """Blocks have 256 names, as on a GPU."""
     monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: on_gpu)
     seeds, requests = torch.randint(-(2**63), 2**63 - 1, (size,)), torch.randint(2**32, (size,))
     lengths, depths = torch.randint(2**32, (size,)), torch.randint(2**24, (size,))

@@ -1,4 +1,4 @@
-"""Worker processes: what they compute, and how they end."""
+"""Worker processes: their results and how they end."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ import pytest
 
 from specsim.core.workers import Workers
 
-# It prints the ids of its workers, which only begin to start, then the id of one that runs by then.
+# It prints the ids of its workers, which are only starting, then the id of one that runs by then.
 PARENT = """
 import os, sys, time
 from specsim.core.workers import Workers
@@ -30,7 +30,7 @@ except KeyboardInterrupt:
 
 @pytest.fixture
 def parent():
-    """Start a process, in a group of its own, whose two workers sleep for so many seconds."""
+    """Start a process in its own group, whose two workers sleep for some seconds."""
     started = []
 
     def start(seconds: float) -> subprocess.Popen:
@@ -47,7 +47,7 @@ def parent():
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process ends within some seconds."""
+    """Check whether a process ends within some seconds."""
     last = time.monotonic() + 20
     while time.monotonic() < last:
         try:
@@ -77,7 +77,7 @@ def test_an_error_ends_the_others():
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_calls_cancelled_before_an_error_end_quietly(error, monkeypatch):
-    """No thread of the executor fails, which pytest would tell, however soon it sees that a process has ended."""
+    """No thread of the executor fails, which pytest would report, however early it sees that a process has ended."""
     terminate = SpawnProcess.terminate
 
     def end(process: SpawnProcess) -> None:

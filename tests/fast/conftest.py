@@ -1,4 +1,4 @@
-"""Small cases of attention's metadata: pools of two requests, and batches of rows and lengths."""
+"""Small cases of attention metadata: pools of two requests, and batches of rows and lengths."""
 
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Parts of requests' keys merge to the softmax over all of them."""
+"""Merged parts of requests' keys give the softmax over all of them."""
 
 from types import SimpleNamespace
 
@@ -16,7 +16,7 @@ NUM_PARTS = 10
 
 @pytest.fixture
 def parts(device) -> Parts:
-    """Parts whose logits lie further apart than an f32 has exponents; some see no key."""
+    """Draw parts whose logits differ by more than the exponents of an f32, with some that see no key."""
     count = NUM_PARTS * HEADS * PAIRS
     top = torch.where(torch.rand(count) < 0.3, -torch.inf, 100 * torch.randn(count))
     total = torch.where(top > -torch.inf, 1 + torch.rand(count), 0.0)
@@ -34,7 +34,7 @@ def merged(parts: Parts) -> torch.Tensor:
 
 
 def expected(parts: Parts) -> torch.Tensor:
-    """The same in float64, and the row and head of every pair by hand."""
+    """Compute the same in float64, with the row and head of every pair by hand."""
     acc = parts.acc.cpu().double().view(NUM_PARTS, HEADS, PAIRS, DIM)
     top, total = parts.stats.cpu().double().view(NUM_PARTS, HEADS, PAIRS, 2).unbind(-1)
     out = torch.full((ROW_STARTS[-1], HEADS, GROUP, DIM), 7.0, dtype=torch.float64)
@@ -56,7 +56,7 @@ def test_merged_parts_are_the_softmax_over_all(parts, program_order):
 
 @pytest.mark.parametrize("programs", [1, 24])
 def test_parts_merge_to_the_same_bits_with_any_programs(programs, parts, monkeypatch, program_order):
-    """Twelve pairs; a program of a GPU merges one at a time."""
+    """There are twelve pairs, and a program of a GPU merges one at a time."""
     monkeypatch.setattr(attention_merge, "block_of", lambda count, on_gpu, others=1: on_gpu)
     out = merged(parts)
     monkeypatch.setattr(attention_merge, "MOST_MERGES", programs)

@@ -30,7 +30,7 @@ def _assign(out_ptr, length_ptrs, window, num_requests, partition, BLOCK_B: tl.c
 
 
 def assigned(lengths: list[int], extras: list[int], window: int, partition: Partition) -> list[list[int]]:
-    """The rule in words of lists: for every unit its request, part, parts, first kept part and prefix."""
+    """Apply the rule on lists: every unit's request, part, number of parts, first kept part and prefix."""
     work = [min(length, window) + extra for length, extra in zip(lengths, extras, strict=True)]
     share = max(partition.share, -(-sum(work) // partition.units))
     splits = [min(max(each // share, partition.least), partition.most) for each in work]

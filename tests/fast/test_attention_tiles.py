@@ -32,7 +32,7 @@ def make_batch(rows: list[int], lengths: list[int]) -> Batch:
 
 
 def seen(metadata: AttentionMetadata) -> list[list[tuple[int, int]]]:
-    """For every row the (slot, position) of the keys it sees, sorted; a list, so that a key seen twice shows."""
+    """List for every row the (slot, position) of its keys, sorted, with a key seen twice listed twice."""
     rows = [(keys, visible) for keys in metadata.keys for visible in keys.mask]
     return [
         sorted(zip(keys.slots[visible].tolist(), keys.positions[visible].tolist(), strict=True))
@@ -56,7 +56,7 @@ def padded(rows: list[int], lengths: list[int], device: str) -> Batch:
 
 
 def twin(pools: KVPool, dtype: torch.dtype, device: str) -> KVPool:
-    """The same pool for kernels."""
+    """Copy the pool for kernels."""
     layers, slots, heads, dim = pools.draft.keys.shape
     buffers = [KVBuffer(KVLayout(layers, heads, dim), slots, dtype, device) for _ in range(2)]
     other = KVPool(*buffers, pools.page_size, *pools.token_ids.shape)
@@ -66,7 +66,7 @@ def twin(pools: KVPool, dtype: torch.dtype, device: str) -> KVPool:
 
 @dataclass(frozen=True)
 class Phase:
-    """Metadata of one forward by the reference, its pool, and a function that makes the kernels' of another pool."""
+    """Metadata of one forward by the reference, its pool, and a function for the kernels' metadata of another pool."""
 
     expected: AttentionMetadata
     pools: KVPool
@@ -108,7 +108,7 @@ def prefill_phase(shuffled_pools, starts: list[int], counts: list[int], page_siz
 
 
 def extend_phase(shuffled_pools, num_written: list[int], width: int, page_size: int, layout=None) -> Phase:
-    """Rows of a request from num_written on have no slot."""
+    """Make draft-extend, where rows of a request from num_written on have no slot."""
     lengths = [5, 8, 1][: len(num_written)]
     pools, rows = shuffled_pools(page_size, [length + width for length in lengths], layout)
     slots = torch.stack([pools.req_to_token[r, n : n + width] for r, n in zip(rows, lengths, strict=True)])
@@ -134,7 +134,7 @@ def extend_phase(shuffled_pools, num_written: list[int], width: int, page_size: 
 def lane_phase(
     shuffled_pools, topk: int, num_steps: int, step: int, page_size: int, draft_kv: str, max_len: int = 100, layout=None
 ) -> Phase:
-    """A path holds some lane at every step, also at those to come, which nobody may read."""
+    """Make a draft step, with lanes in its path at every step, even later ones that must not be read."""
     lengths, num_nodes = [7, 8, 17], num_steps + 1 if topk == 1 else topk + 1
     config = SpecConfig(topk, num_steps, num_nodes, page_size, draft_kv=draft_kv, max_len=max_len)
     pools, rows = shuffled_pools(page_size, [length + config.need + page_size for length in lengths], layout)
@@ -155,7 +155,7 @@ def lane_phase(
 
 
 def seen_by_kernels(metadata: made.AttentionMetadata) -> list[list[tuple[int, int]]]:
-    """As `seen`, read off the tensors."""
+    """List the same as `seen`, from the tensors."""
     rows = []
     for request, (low, high) in enumerate(itertools.pairwise(metadata.row_starts.tolist())):
         column_slots = metadata.table[metadata.table_rows[request]].tolist()
@@ -208,7 +208,7 @@ def test_kernels_see_what_the_reference_sees(shuffled_pools, phase, device, prog
     positions = torch.where(live, phase.expected.positions, 0).tolist()
     assert metadata.positions.tolist() == positions + [0] * (len(metadata.slots) - rows)
     for tensor in (metadata.extra_slots, metadata.extra_positions):
-        assert (tensor < 2**31 - 1).all()  # none is left unwritten
+        assert (tensor < 2**31 - 1).all()  # no entry is unwritten
 
 
 def fill_for(phase: Phase, layer: int, window: int | None, dtype: torch.dtype) -> None:
@@ -226,10 +226,11 @@ def fill_for(phase: Phase, layer: int, window: int | None, dtype: torch.dtype) -
 
 
 def budget(query_RAD: torch.Tensor, phase: Phase, dtype: torch.dtype) -> float:
-    """Most that an element may be off, from the float64 inputs.
+    """Bound the error of an element, from the float64 inputs.
 
-    In f32, products of queries and keys are off by a few units of |q||k|/√D; weights by twice that, and the sum by a
-    unit a key. Weights that are rounded to `dtype` before they meet the values, and the output, add a unit of it each.
+    In f32, products of queries and keys are off by a few units of |q||k|/√D, weights by twice that, and the sum by a
+    unit for each key. Weights that are rounded to `dtype` before the product with the values, and the output, each add
+    a unit of it.
     """
     keys, values = phase.pools.draft.keys.nan_to_num(), phase.pools.draft.values.nan_to_num()
     length = query_RAD.double().norm(dim=-1).max() * keys.norm(dim=-1).max() / query_RAD.shape[-1] ** 0.5
@@ -261,7 +262,10 @@ ATTENDED = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("attended", ATTENDED.values(), ids=ATTENDED)
 def test_attention_of_kernels_equals_the_references(shuffled_pools, attended, dtype, splits, device, program_order):
-    """NaN in every slot that no row sees. A padded request has NaN for queries and yields zeros, as dropped rows do."""
+    """Slots that no row sees hold NaN.
+
+    A padded request has NaN queries and gives zeros, as dropped rows do.
+    """
     make, arguments, heads, kv_heads, dim, window = attended
     phase = make(shuffled_pools, *arguments, layout=KVLayout(2, kv_heads, dim))
     fill_for(phase, 1, window, dtype)
@@ -281,9 +285,11 @@ def test_attention_of_kernels_equals_the_references(shuffled_pools, attended, dt
 @pytest.mark.parametrize("length", [1.0, 100.0])
 @pytest.mark.parametrize("splits", [2, 5, 9])
 def test_keys_read_in_parts_are_merged_in_their_order(shuffled_pools, splits, length, device, program_order):
-    """Prefixes of no key, less than a tile, several tiles, and more parts than tiles: the same bits every time.
+    """Prefixes have no key, less than a tile, several tiles, or more parts than tiles.
 
-    length: of queries; by a long one the parts' largest logits lie further from 0 than an f32 has exponents.
+    The bits are the same every time.
+
+    length: of queries. With a long one the parts' largest logits differ from 0 by more than the exponents of an f32.
     """
     phase = prefill_phase(shuffled_pools, [300, 0, 20], [3, 2, 1], 16, layout=KVLayout(1, 2, 16))
     fill_for(phase, 0, None, torch.float32)
@@ -300,7 +306,7 @@ def test_keys_read_in_parts_are_merged_in_their_order(shuffled_pools, splits, le
 def test_requests_are_read_in_parts_by_their_lengths(
     shuffled_pools, multiprocessors, device, monkeypatch, program_order
 ):
-    """As many parts as a device of that size wants: a long request in several of them beside others in one."""
+    """The parts suit a device of that size: a long request has several of them, other requests one."""
     monkeypatch.setattr(attention_plan, "_multiprocessors", lambda _: multiprocessors)
     phase = prefill_phase(shuffled_pools, [700, 0, 20, 200], [3, 2, 1, 40], 16, layout=KVLayout(1, 2, 16))
     fill_for(phase, 0, None, torch.float32)
@@ -314,7 +320,7 @@ def test_requests_are_read_in_parts_by_their_lengths(
 @pytest.mark.parametrize("window", [None, 150])
 @pytest.mark.parametrize("counts", [[1, 70, 5, 3], [4, 4, 4, 4]], ids=["prefill", "draft-extend"])
 def test_an_invariant_result_is_bitwise_equal_solo_and_batched(shuffled_pools, counts, window, device):
-    """Requests of many keys and few, each alone and all together."""
+    """Requests of many and few keys are run solo and batched."""
     starts, counts = torch.tensor([600, 0, 1100, 37]), torch.tensor(counts)
     pools, rows = shuffled_pools(16, (starts + counts).tolist(), KVLayout(1, 2, 16))
     pools.draft.keys.normal_()
@@ -336,7 +342,7 @@ def test_an_invariant_result_is_bitwise_equal_solo_and_batched(shuffled_pools, c
 
 
 def test_a_padded_request_changes_no_bit_of_the_others(shuffled_pools, device):
-    """Without it there are no rows beyond theirs, which a block of rows would reach."""
+    """Without it there are no rows after the others that a block of rows would reach."""
     phase = tree_phase(shuffled_pools, 9, 4, layout=KVLayout(1, 2, 16))
     fill_for(phase, 0, None, torch.float32)
     pools, query = twin(phase.pools, torch.float32, device), torch.randn(36, 4, 16, device=device)

@@ -1,4 +1,4 @@
-"""Static buffers: the guards around them, copies of blocks, and copies of states."""
+"""Static buffers: their guards, copies of blocks, and copies of states."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Sampled drafts in kernels: the distribution of every row by target id, and what is drawn from it by name."""
+"""Sampled drafts in kernels: the distribution of every row by target id, and draws from it by name."""
 
 import pytest
 import torch
@@ -15,12 +15,12 @@ PARAMS = [
     SamplingParams(),
     SamplingParams(temperature=1.5),
 ]
-# Draft and target vocabulary: of one group of tokens, of several, and of one that is the target's own.
+# Draft and target vocabulary: of one token group, of several, and the same for both.
 VOCABULARIES = [(5, 9), (300, 400), (270, 270)]
 
 
 def rows(vocabulary: tuple[int, int], num_lanes: int):
-    """Four requests' logits, their batch, and d2t with its inverse (None where the vocabularies are one)."""
+    """Make four requests' logits, their batch, and d2t with its inverse (None where the vocabularies are the same)."""
     draft_size, target_size = vocabulary
     logits_RV = 3 * torch.randn(4 * num_lanes, draft_size)
     batch = Batch.of(range(4), range(4), [7, 12, 9, 30], PARAMS, target_size)
@@ -33,7 +33,7 @@ def rows(vocabulary: tuple[int, int], num_lanes: int):
 
 @pytest.fixture
 def small_programs(monkeypatch) -> None:
-    """Programs of 256 tokens, so that the larger vocabularies take several."""
+    """Use programs of 256 tokens, so that the larger vocabularies take several."""
     monkeypatch.setattr(fast, "block_of", lambda count, on_gpu: 256)
 
 
@@ -46,7 +46,7 @@ def vocabulary_on(device: str, d2t: torch.Tensor | None, t2d: torch.Tensor | Non
 
 
 def config_of(is_gumbel: bool, topk: int, score: str) -> SpecConfig:
-    """A setting of three steps that draws drafts with noise, or each with its uniform."""
+    """Make a setting of three steps whose drafts are drawn with noise, or each with its uniform."""
     return SpecConfig(topk, 3, 1 + 3 * topk, verifier="gumbel" if is_gumbel else "multi_round", score=score)
 
 
@@ -54,7 +54,10 @@ def config_of(is_gumbel: bool, topk: int, score: str) -> SpecConfig:
 @pytest.mark.parametrize(("is_gumbel", "count"), [(False, 1), (False, 3), (True, 1)])
 @pytest.mark.parametrize("score", ["prob", "logprob"])
 def test_first_drafts_are_the_references(vocabulary, is_gumbel, count, score, device, small_programs, program_order):
-    """With lengths that are still to be added to, as in draft-extend; a greedy request keeps its best."""
+    """Lengths still lack the accepted tokens, as in draft-extend.
+
+    A greedy request keeps its best.
+    """
     logits_RV, batch, d2t, t2d = rows(vocabulary, 1)
     best, counts = draft_topk(logits_RV, count, d2t, score=score), torch.tensor([1, 2, 3, 4], dtype=torch.int32)
     expected_prob = draft_distribution(logits_RV, batch.sampling.temperature, d2t, None, vocabulary[1])
@@ -80,7 +83,10 @@ def test_first_drafts_are_the_references(vocabulary, is_gumbel, count, score, de
 def test_drafts_of_a_step_are_the_references(
     vocabulary, is_gumbel, num_lanes, score, device, small_programs, program_order
 ):
-    """The second of three steps: the distribution goes to that step's lanes, and a lane without a slot has none."""
+    """In the second of three steps the distribution goes to that step's lanes.
+
+    A lane without a slot has none.
+    """
     logits_RV, batch, d2t, t2d = rows(vocabulary, num_lanes)
     slots = torch.arange(4 * num_lanes)
     slots[-1] = -1
@@ -106,7 +112,7 @@ def test_drafts_of_a_step_are_the_references(
 
 
 def test_a_step_beyond_the_last_writes_no_law(device):
-    """A recorded step runs more often than a draft phase has steps while it is captured."""
+    """During a capture, a captured step runs more often than a draft phase has steps."""
     logits_RV, batch, d2t, t2d = rows((5, 9), 1)
     out, draft_prob = (
         fast.Drafts(*on(device, *draft_topk(logits_RV, 1, d2t))),

@@ -1,6 +1,6 @@
-"""Metadata of trees and draft lanes, on small cases written down; test_attention_tiles.py compares the rest.
+"""Metadata of trees and draft lanes in small explicit cases.
 
-In each the last request is padded.
+test_attention_tiles.py compares larger ones. In each the last request is padded.
 """
 
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from specsim.fast.model.draft_metadata import lane_metadata, tree_metadata
 
 
 def test_nodes_of_a_tree_see_the_whole_prefix_unless_dropped(pools, make_batch, device):
-    """The second node of the first request is dropped and seen by nobody."""
+    """The second node of the first request is dropped and no row sees it."""
     batch = make_batch([1, 0, -1], [3, 0, 0])
     mask = [[[1, 0], [0, 0]], [[1, 0], [1, 1]], [[1, 0], [1, 1]]]
     tree = SimpleNamespace(
@@ -35,8 +35,9 @@ def test_nodes_of_a_tree_see_the_whole_prefix_unless_dropped(pools, make_batch, 
 
 
 def test_a_lane_sees_whole_pages_of_the_prefix_and_its_own_tail(pools, make_batch, device):
-    """Two lanes, pages of 2, a prefix of 3: column 2 is the tail, of which lane 1 has a copy in column 4 or beyond. A
-    prefix of 2 has no tail.
+    """Two lanes have pages of 2 and a prefix of 3, whose tail is column 2.
+
+    Lane 1 has a copy of the tail in column 4 or later. A prefix of 2 has no tail.
     """
     batch = make_batch([1, 0, -1], [3, 2, 0])
     config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=2, max_len=8)

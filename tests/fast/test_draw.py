@@ -1,4 +1,4 @@
-"""Draws: the inverse CDF of a law and of its residual, group by group."""
+"""Draws by the inverse CDF of a distribution and of its residual, token group by token group."""
 
 import math
 from typing import no_type_check
@@ -47,7 +47,7 @@ def _draw(
 
 
 def distribution_of(logits, device: str, **params) -> Distributions:
-    """Distribution of one row."""
+    """Make the distribution of one row."""
     logits_1V = torch.as_tensor(logits).float()[None].to(device)
     changed = torch.zeros(1, dtype=torch.int32, device=device)
     batch = Batch.of([0], [0], [3], [SamplingParams(**params)], logits_1V.shape[1]).to(device)
@@ -55,7 +55,7 @@ def distribution_of(logits, device: str, **params) -> Distributions:
 
 
 def fast_draws(logits, uniforms: list[float], device: str = DEVICE, rejected=(), **params) -> list[int]:
-    """Nodes 1, 2, … hold the rejected tokens, and a link beyond the tree ends the list."""
+    """Draw with rejected tokens at nodes 1, 2, …, whose list ends with a link beyond the tree."""
     distribution, count = distribution_of(logits, device, **params), len(rejected) + 1
     tokens, siblings = (
         (torch.tensor(column, device=device) for column in ([9, *rejected], [-1, *range(2, count + 1)]))
@@ -72,7 +72,7 @@ def fast_draws(logits, uniforms: list[float], device: str = DEVICE, rejected=(),
 
 @pytest.fixture(params=[4, 256])
 def group(request, monkeypatch) -> int:
-    """Tokens of a group."""
+    """List the tokens of a group."""
     import specsim.fast.sampling
 
     for module in (summaries, specsim.fast.sampling):
@@ -82,7 +82,7 @@ def group(request, monkeypatch) -> int:
 
 @pytest.mark.parametrize("logits", [[0], [3, 1, -1, 2, -6, 0], [-4, 0, -4, 0, 0, -2, -1, -4, -4]])
 def test_fast_draws_spend_the_uniforms_in_proportion(logits, group, device):
-    """The midpoints of as many equal cells as there is mass; weights below 2⁻³ of the largest are filtered away."""
+    """Uniforms are the midpoints of as many equal cells as there is mass, without weights below 2⁻³ of the largest."""
     weights = [2 ** (logit - max(logits) + 3) if logit >= max(logits) - 3 else 0 for logit in logits]
     cells = [(cell + 0.5) / sum(weights) for cell in range(sum(weights))]
     drawn = fast_draws(torch.tensor(logits).float(), cells, device, **BINARY, min_p=0.125)
@@ -98,7 +98,7 @@ def test_fast_draws_on_edges_and_at_both_ends(group, device, program_order):
 
 @pytest.mark.parametrize("vocab_size", [200, 256, 700])
 def test_the_highest_uniform_draws_the_last_possible_token(vocab_size, device):
-    """A group's mass may be rounded up beyond the sum of its tokens' weights as they are added one by one."""
+    """A group's mass may be rounded above the sum of its tokens' weights added one by one."""
     logits_RV = torch.randn(8, vocab_size)
     logits_RV[:, -3:] = -torch.inf
     drawn = [fast_draws(logits_V, [HIGHEST], device, temperature=1.0)[0] for logits_V in logits_RV]
@@ -106,9 +106,7 @@ def test_the_highest_uniform_draws_the_last_possible_token(vocab_size, device):
 
 
 def test_a_share_above_every_sum_draws_the_last_token(group, device):
-    """1, which is no uniform: a GPU adds groups up in parallel, and its largest sum may stand where there is no
-    mass.
-    """
+    """1 is no uniform, but a GPU's parallel sums may be largest at a group without mass."""
     logits = torch.tensor([0, 1, -torch.inf, 0, 1, 0, -torch.inf, -torch.inf, -torch.inf])
     assert fast_draws(logits, [1.0], device, **BINARY) == [5]
 
@@ -129,18 +127,21 @@ def test_fast_draws_from_a_large_vocabulary_stay_on_it(sign, device):
         ([4], [LOWEST, 0.49, 0.51, HIGHEST], [0, 0, 1, 1]),
         ([0, 1], [LOWEST, HIGHEST], [4, 4]),
         ([], [LOWEST, 0.26, 0.51, HIGHEST], [0, 1, 4, 4]),
-        ([0, 1, 4], [LOWEST, 0.26, 0.51, HIGHEST], [0, 1, 4, 4]),  # nothing is left: the law is taken whole
+        ([0, 1, 4], [LOWEST, 0.26, 0.51, HIGHEST], [0, 1, 4, 4]),  # no mass is left: the whole one
     ],
 )
 def test_fast_draws_leave_rejected_tokens_out(rejected, uniforms, drawn, group, device):
-    """The law 1/4, 1/4, -, -, 1/2."""
+    """The distribution is 1/4, 1/4, -, -, 1/2."""
     logits = [0, 0, -torch.inf, -torch.inf, 1]
     assert fast_draws(logits, uniforms, device, rejected, **BINARY) == drawn
 
 
 @pytest.mark.parametrize("params", [{}, dict(top_k=30), dict(top_p=0.9), dict(min_p=0.05)], ids=str)
 def test_fast_draws_from_many_groups_are_those_of_one_scan(params, device):
-    """Weights that are powers of two, in which nothing is rounded: the scan of the whole vocabulary in float64."""
+    """Weights are powers of two, so nothing is rounded.
+
+    The whole vocabulary is scanned in float64.
+    """
     logits_V, rejected = torch.randint(-6, 4, (3000,)).float(), [7, 256, 257, 2999, 1500]
     logits_V[rejected] = torch.tensor([4.0, 3.0, 2.0, 4.0, -5.0])
     uniforms = [LOWEST, *(torch.rand(12) * 2**20 // 1 / 2**20).tolist(), HIGHEST]
@@ -152,7 +153,7 @@ def test_fast_draws_from_many_groups_are_those_of_one_scan(params, device):
 
 
 def test_a_draw_of_a_row_is_the_same_beside_any_others(device):
-    """Bit for bit, so that a request's tokens do not depend on its batch."""
+    """The bits are equal, so a request's tokens do not depend on its batch."""
     logits_RV = 3 * torch.randn(5, 1000)
     batch = Batch.of(range(5), range(5), [3] * 5, [SamplingParams(temperature=1.0, top_p=0.9)] * 5, 1000)
     changed, unread = torch.zeros(5, dtype=torch.int32), torch.full_like(logits_RV, torch.nan)

@@ -1,4 +1,4 @@
-"""Cuts of rows by bisection: the same from a list of tokens as from the row, and floors that leave nothing out."""
+"""Cuts of rows by bisection, equal from lists and rows, with lower bounds that lose no token."""
 
 import math
 
@@ -27,9 +27,9 @@ def _cut(
     temperature, num_rows, vocab_size, width, every, ROWS: tl.constexpr, FLOOR: tl.constexpr, LISTED: tl.constexpr,
     SHIFT: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """All rows in one program, each under its own filters, cut where it is one of `every`; without FLOOR no floor.
+    """Cut all rows in one program, each with its own filters, or only one of `every`.
 
-    Every other row, the first and the last among them, is read from the adjusted logits.
+    Without FLOOR there is no lower bound. Every other row, with the first and last, is read from the adjusted logits.
     """
     row, groups, count = (
         tl.minimum(tl.arange(0, ROWS), num_rows - 1),
@@ -61,9 +61,9 @@ def _cut(
 
 
 def cuts_of(logits_RV, device: str, temperature: float, use_floor: bool, listed: bool, every: int = 1):
-    """(last rank, last token, entries read) and masses of rows, the row's filters in the order of SETTINGS.
+    """Compute (last rank, last token, entries read) and masses of rows, with filters in the order of SETTINGS.
 
-    every: one of so many rows is cut, the others keep the cut -1, -2 and the mass -3.
+    every: one of this many rows is cut; the others keep the cut -1, -2 and the mass -3.
     """
     logits_RV = logits_RV.to(device)
     (num_rows, vocab_size), kinds = logits_RV.shape, list(zip(*SETTINGS, strict=True))
@@ -105,7 +105,7 @@ def kept(logits_RV: torch.Tensor, cuts: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["peaked", "clustered", "tied", "flat", "equal"])
 def test_cuts_through_lists_are_those_of_the_whole_row(kind, dtype, device):
-    """The floors hold for any order of tokens; what is listed is at most what reaches them."""
+    """The lower bounds hold for tokens in any order, and at most the tokens that reach them are listed."""
     logits_RV = rows(kind, 300).to(dtype)
     exact, exact_masses = cuts_of(logits_RV, device, 1.0, False, False)
     for use_floor, listed in ((True, False), (True, True), (False, True)):
@@ -117,7 +117,10 @@ def test_cuts_through_lists_are_those_of_the_whole_row(kind, dtype, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["peaked", "clustered", "flat"])
 def test_cuts_keep_what_the_reference_keeps(kind, dtype, device):
-    """Logits are nearly all negative, or of both signs; none of the cuts is within rounding error."""
+    """Logits are nearly all negative, or of both signs.
+
+    No cut is within rounding error.
+    """
     logits_RV = rows(kind, 257).to(dtype)
     every = [SamplingParams(temperature=1.0, top_k=top_k, top_p=top_p, min_p=min_p) for top_k, top_p, min_p in SETTINGS]
     sampling = Sampling.of(every, 257)
@@ -140,7 +143,7 @@ def test_rows_that_are_not_chosen_keep_the_cut_they_have(listed, device):
 
 @kernel
 def _cut_again(logits_ptr, values_ptr, tokens_ptr, last_token, target, vocab_size, BLOCK: tl.constexpr):
-    """One row, best token first, of which a cut ends at the token `last_token`, cut again at the mass `target`."""
+    """Cut one row, best token first, again at the mass `target`, after a cut that ends at `last_token`."""
     row = tl.arange(0, 1)
     cut = fast.Cut(rank(tl.load(logits_ptr + last_token + row)), row + last_token, row + 0.0)
     floor = tl.full((1,), LOWEST_RANK, tl.int32)
@@ -157,7 +160,10 @@ def _cut_again(logits_ptr, values_ptr, tokens_ptr, last_token, target, vocab_siz
     [(1.0, (3.0, 0)), (1.25, (2.0, 1)), (1.75, (1.0, 2)), (1.875, (1.0, 3)), (2.25, (1.0, 3)), (3.0, (1.0, 3))],
 )
 def test_a_second_cut_keeps_no_more_than_the_first(mass, last, device):
-    """Weights 1, 1/2, three 1/4 and 1/8 without the last two; mass beyond the rest is rounding error."""
+    """The weights are 1, 1/2, three 1/4, and 1/8 without the last two.
+
+    A target above their mass is rounding error.
+    """
     logits, value = torch.tensor([3.0, 2.0, 1.0, 1.0, 1.0, 0.0], device=device), torch.empty(1, device=device)
     token = torch.empty(1, dtype=torch.int32, device=device)
     _cut_again[(1,)](logits, value, token, 3, mass, 6, BLOCK=8)
@@ -166,7 +172,7 @@ def test_a_second_cut_keeps_no_more_than_the_first(mass, last, device):
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0])
 def test_few_tokens_of_peaked_rows_are_listed(temperature, device):
-    """At most ten times the kept tokens for top-p .9, ties for top-k 1, rounding error for min-p 1."""
+    """The list has ten times the kept tokens for top-p .9, ties for top-k 1, rounding error for min-p 1."""
     logits_RV = rows("peaked", 1000)
     cuts, _ = cuts_of(logits_RV, device, temperature, True, True)
     kept = logits_RV[0].double().div(temperature).softmax(-1).sort(descending=True).values.cumsum(-1) < 0.9

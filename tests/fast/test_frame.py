@@ -1,4 +1,4 @@
-"""States copied into static buffers and out of them, with padded rows between."""
+"""Copies of states to static buffers and back, with padded rows after them."""
 
 from copy import deepcopy
 from dataclasses import fields, replace
@@ -34,7 +34,7 @@ def tensors(state: State) -> dict[str, torch.Tensor]:
 
 
 def assert_equal_states(first: State, second: State) -> None:
-    """Biases that nobody has may be absent."""
+    """Compare states, where biases that no request has may be absent."""
     first, second = tensors(first), tensors(second)
     first = {name: value for name, value in first.items() if name in second or value.any()}
     assert first.keys() == second.keys()
@@ -125,7 +125,7 @@ def test_what_is_there_already_is_not_copied_again():
 
 
 def leave(frame: Frame, seq_lens: list[int], first: int) -> None:
-    """Tensors that a round would have left."""
+    """Write tensors as a round would."""
     load(frame.outlet.draft_input, make_draft_input(len(seq_lens), first))
     for after in frame.outlet.progress:
         after.zero_()

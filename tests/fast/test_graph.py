@@ -1,4 +1,4 @@
-"""Recorded work: what a replay repeats and what a capture refuses."""
+"""Captured work: what a replay repeats and a capture refuses."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def _plus(x_ptr, out_ptr, count, addend, BLOCK: tl.constexpr):
 
 
 class Work:
-    """A look-up, a linear layer, a kernel and a copy, with one number of the host in the kernel's launch."""
+    """A look-up, a linear layer, a kernel and a copy, with one host number in the kernel's launch."""
 
     def __init__(self, device: str):
         self.ids = torch.tensor([1, 2], device=device)
@@ -54,7 +54,7 @@ def test_the_tape_lists_what_torch_computed(device):
 
 @torch.inference_mode()
 def test_memory_taken_inside_a_tape_is_poisoned_at_replay(device):
-    """A kernel that leaves a part unwritten would find there what it wrote in the replay before."""
+    """A kernel that leaves a part unwritten would find the previous replay's content there."""
     x, out = torch.ones(8, device=device), torch.zeros(8, device=device)
 
     def half() -> None:

@@ -1,4 +1,4 @@
-"""Shortcuts of the interpreter change none of its results."""
+"""Caches of the interpreter change none of its results."""
 
 import math
 

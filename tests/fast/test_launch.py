@@ -1,4 +1,4 @@
-"""Launches: what they run, who is told of them, and in which environment."""
+"""Launches: their programs, their recorder and their environment."""
 
 import math
 import os
@@ -17,7 +17,7 @@ from specsim.fast.runtime.launch import INTERPRETED, block_of, kernel, nearest, 
 
 @kernel
 def _note_program(out_ptr, stride, BLOCK: tl.constexpr):
-    """Program p writes its number and the block size."""
+    """Write the number of each program and the block size."""
     program = tl.program_id(0)
     tl.store(out_ptr + program * stride, program)
     tl.store(out_ptr + program * stride + 1, BLOCK)
@@ -54,7 +54,7 @@ def test_a_recorder_is_told_instead(device):
 
 @kernel
 def _sum_in_every_lane(out_ptr, left_ptr, right_ptr, SIZE: tl.constexpr):
-    """Each of SIZE lanes writes the sum of products that it holds."""
+    """Write the sum of all lanes' products from each of SIZE lanes."""
     offs = tl.arange(0, SIZE)
     total = tl.sum(tl.load(left_ptr + offs) * tl.load(right_ptr + offs), axis=0)
     tl.store(out_ptr + offs, tl.full((SIZE,), 0.0, tl.float32) + total)
@@ -83,7 +83,7 @@ def _cast(out_ptr, x_ptr, BLOCK: tl.constexpr):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_numbers_are_rounded_as_torch_rounds_them(dtype, device):
-    """Also halfway between two, just beside that, and what is no number."""
+    """Values include midpoints, their neighbours and NaN."""
     halves = torch.arange(1, 2, 2**-8).repeat(3, 1)  # bf16 holds every second of them
     halves[1:] = torch.nextafter(halves[1:], torch.tensor([[0.0], [3.0]]))
     special = torch.tensor([0.0, -0.0, 1e-30, -6e4, math.inf, -math.inf, math.nan, math.pi])
@@ -95,7 +95,7 @@ def test_numbers_are_rounded_as_torch_rounds_them(dtype, device):
 
 
 def test_a_kernel_is_compiled_for_pointers_but_for_no_integer():
-    """Else a batch of another size might get other code, and other bits."""
+    """Otherwise a batch of another size might get other code, and other bits."""
     script = """
 from specsim.fast.selection import _select_kernel
 print(*(each.name for each in _select_kernel._compiled.params if each.do_not_specialize))

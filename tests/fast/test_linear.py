@@ -1,4 +1,4 @@
-"""Products of few rows: streamed or taken from a library, within a budget from float64."""
+"""Products of few rows, streamed or by a library, within a budget from float64."""
 
 import math
 
@@ -15,13 +15,13 @@ TYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def assert_within(out: torch.Tensor, exact: torch.Tensor, roundings: int, scale: torch.Tensor | float = 1.0) -> None:
-    """Off the float64 value by at most so many roundings to the type of an element of that scale."""
+    """Check the error from float64, in units of rounding an element of that scale to the type."""
     units = roundings * torch.finfo(out.dtype).eps
     assert ((out.cpu().double() - exact).abs() <= units * exact.abs().clamp(min=scale)).all()
 
 
 def roundings(inner: int, dtype: torch.dtype) -> int:
-    """Rounding error of a float32 sum of this many products, and of two conversions to the type."""
+    """Bound the rounding error of a float32 sum of this many products, and of two conversions to the type."""
     return 2 + math.ceil(inner * torch.finfo(torch.float32).eps / torch.finfo(dtype).eps)
 
 
@@ -31,7 +31,7 @@ def rows_and_weight(num_rows: int, size: int, inner: int, dtype: torch.dtype) ->
 
 @pytest.fixture
 def tiled(monkeypatch):
-    """Streams every product with the tiling that is set, whatever `choose` says."""
+    """Stream every product with the given tiling, whatever `choose` returns."""
 
     def stream_with(tiling: Tiling) -> None:
         monkeypatch.setattr("specsim.fast.model.product_plan.choose", lambda *_: tiling)
@@ -47,7 +47,7 @@ TILINGS = [Tiling(16, 32, 32, 2), Tiling(64, 64, 128, 3)]
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("num_rows", "size", "inner"), SIZES)
 def test_a_streamed_product_is_the_product(num_rows, size, inner, dtype, tiling, device, tiled, program_order):
-    """Also where tiles reach beyond the weight, or are its only one, and rows come in blocks."""
+    """Tiles may reach beyond the weight or be its only one, and rows come in blocks."""
     tiled(tiling)
     x, weight = rows_and_weight(num_rows, size, inner, dtype)
     bias, rows = torch.randn(size).to(dtype), Rows(x.to(device))
@@ -66,7 +66,10 @@ def test_a_streamed_product_is_the_product(num_rows, size, inner, dtype, tiling,
 def test_a_product_is_added_and_noted_for_the_next_norm(
     num_rows, size, inner, dtype, tiling, device, tiled, program_order
 ):
-    """Rounded before the sum and after; base and out are columns of wider tensors; parts of squares add up."""
+    """It is rounded before and after the sum.
+
+    base and out are columns of wider tensors. The parts of the squares add up.
+    """
     x, weight = rows_and_weight(num_rows, size, inner, dtype)
     base, wide = torch.randn(num_rows, size + 3).to(dtype), torch.full((num_rows, size + 5), 9.0, dtype=dtype)
     bias, wide, given = torch.randn(size).to(dtype).to(device), wide.to(device), base.to(device)[:, 3:]
@@ -110,7 +113,10 @@ def test_a_streamed_gated_product_rounds_as_three_operations(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("num_rows", "size", "inner"), SIZES)
 def test_a_norm_is_applied_to_the_product(num_rows, size, inner, dtype, parts, device, tiled, program_order):
-    """As if to the rows, with a rounding less; where it was not noted with the rows, by the norm's own kernel."""
+    """The result is as if rows were normalised, with one rounding less.
+
+    A norm that was not prepared runs its own kernel.
+    """
     x, weight = rows_and_weight(num_rows, 2 * size, inner, dtype)
     x *= 8.0 ** (torch.arange(num_rows) % 3 + 1)[:, None].to(dtype)  # rows of one length would hide the norm
     norm = Norm(torch.randn(inner).to(dtype).to(device), 1e-3)
@@ -130,8 +136,9 @@ def test_a_norm_is_applied_to_the_product(num_rows, size, inner, dtype, parts, d
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_row_is_the_same_whatever_stands_beside_it(dtype, device):
-    """Alone, among 16, and in the second block of 64: bit for bit; the interpreter's products add up in an order of
-    their own, so there the sums are exact in any.
+    """A row has the same bits solo, among 16, and in the second block of 64.
+
+    The interpreter's products add in another order, so there the sums are exact in any order.
     """
     x, weight = (each.to(device) for each in rows_and_weight(100, 130, 256, dtype))
     if INTERPRETED:

@@ -1,4 +1,7 @@
-"""Metadata of prefill and draft-extend, on small cases written down; test_attention_tiles.py compares the rest."""
+"""Metadata of prefill and draft-extend in small explicit cases.
+
+test_attention_tiles.py compares larger ones.
+"""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,13 +13,13 @@ from specsim.fast.model.metadata import AttentionMetadata, extend_metadata, pref
 
 
 def assert_table_is_the_pools(metadata: AttentionMetadata, pools: SimpleNamespace, batch: Batch) -> None:
-    """Prefixes are read where they are: nothing of a table's length is made for a forward."""
+    """Check that prefixes are read from the pool's table, so that a forward makes nothing of its length."""
     assert metadata.table is pools.req_to_token
     assert metadata.table_rows is batch.req_pool_indices
 
 
 def test_rows_of_a_prefill_see_up_to_themselves(pools, make_batch, device, program_order):
-    """Chunks of 3 tokens and of 1, behind 4 and 2 that are there already."""
+    """Chunks have 3 tokens and 1, after 4 and 2 earlier ones."""
     batch = make_batch([0, 1], [7, 3])
     chunks = replace(PrefillInput.whole([[5, 6, 7], [8]]), start_lens=torch.tensor([4, 2])).to(device)
     metadata = prefill_metadata(batch, chunks, pools)

@@ -1,4 +1,4 @@
-"""Penalties and bias: what the fast column adds to logits, and for whom it does."""
+"""Penalties and bias that the fast implementation adds to logits, and the requests that get them."""
 
 import itertools
 from dataclasses import replace
@@ -20,7 +20,10 @@ def make_batch(params: list[SamplingParams], vocab_size: int, rows=None, seq_len
 
 
 def pools_of(token_rows: list[list[int]], width: int, device: str) -> KVPool:
-    """Tokens of each request; what no request has written holds no token at all."""
+    """Write the tokens of each request.
+
+    All other entries hold no token.
+    """
     pools = KVPool(KVBuffer(KVLayout(1, 1, 1), 8, torch.float32, device), None, 1, len(token_rows), width)
     for row, tokens in zip(pools.token_ids, token_rows, strict=True):
         row[: len(tokens)] = torch.tensor(tokens)
@@ -31,16 +34,17 @@ PENALISED = dict(repetition_penalty=1.3, presence_penalty=0.7, frequency_penalty
 
 
 def adjust(batch: Batch, logits_BV: torch.Tensor, token_rows: list[list[int]], device: str) -> fast.Logits:
-    """Without a tree: the rows' context is the requests' tokens."""
+    """Adjust logits without a tree, where the rows' context is the requests' tokens."""
     pools = pools_of(token_rows, max(map(len, token_rows)) + 2, device)
     return fast.adjust_logits(batch.to(device), logits_BV.to(device), pools, None, 0)
 
 
 @pytest.mark.parametrize("vocab_size", [5, 97, 200])
 def test_tokens_are_counted_in_their_own_context(vocab_size, device, program_order, monkeypatch):
-    """Requests longer than a tile of columns, with each penalty, in programs of 64 tokens; all but the counts is exact.
+    """Requests are longer than a tile of columns, with each penalty, in programs of 64 tokens.
 
-    A frequency of 2⁻⁴ and a presence of 2⁻⁵ tell every count of the output, the repetition who occurs at all.
+    The arithmetic is exact. A frequency of 2⁻⁴ and a presence of 2⁻⁵ show every count of the output, the repetition
+    penalty which tokens occur.
     """
     monkeypatch.setattr(fast, "INTERPRETED", False)
     monkeypatch.setattr(fast, "PROGRAMS", 2)
@@ -58,7 +62,10 @@ def test_tokens_are_counted_in_their_own_context(vocab_size, device, program_ord
 
 @pytest.mark.parametrize("levels", [1, 4])
 def test_a_nodes_path_is_counted_beside_its_requests_tokens(levels, device, program_order):
-    """Two requests, one for each penalty; with one level the root alone. All but the counts is exact."""
+    """Two requests have one penalty each.
+
+    With one level only the root counts. The arithmetic is exact.
+    """
     params = [dict(frequency_penalty=2.0**-4, presence_penalty=2.0**-5), dict(repetition_penalty=2.0)]
     batch = make_batch([SamplingParams(**each) for each in params], 7, [1, 0], [3, 5], [2, 5])
     parents, rows = [-1, 0, 0, 1, 3], torch.randint(7, (2, 6)).tolist()
@@ -97,7 +104,7 @@ def test_a_bias_beside_requests_without_one_is_its_own(device):
 
 
 def test_a_bias_of_nobody_is_not_read(device):
-    """A static buffer keeps what an earlier batch wrote where the requests of a later one have no bias."""
+    """A static buffer keeps an earlier batch's biases where the requests of a later batch have none."""
     batch = make_batch([SamplingParams(frequency_penalty=1.0), SamplingParams(logit_bias={1: 2.5})], 5)
     batch.sampling.logit_bias[0] = 100.0
     logits = adjust(batch, torch.ones(2, 5), [[1, 2, 3]] * 2, device)
@@ -107,7 +114,10 @@ def test_a_bias_of_nobody_is_not_read(device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fast_adjusted_logits_are_the_references(dtype, device, program_order):
-    """Without a tree: the rows' context is the requests' tokens. Budget: a rounding for each of the four operations."""
+    """There is no tree, so the rows' context is the requests' tokens.
+
+    Budget: a rounding for each of four operations.
+    """
     vocab_size, rows = 83, torch.randint(83, (4, 30)).tolist()
     bias = {int(token): float(value) for token, value in zip(torch.randint(83, (9,)), torch.randn(9), strict=True)}
     params = [SamplingParams(**PENALISED, logit_bias=bias), SamplingParams(), SamplingParams(frequency_penalty=2.0)]
@@ -128,9 +138,7 @@ def test_fast_adjusted_logits_are_the_references(dtype, device, program_order):
 
 @pytest.mark.parametrize("vocab_size", [5, 32, 97])
 def test_a_mask_forbids_tokens_of_its_own_row_only(vocab_size, device, program_order, monkeypatch):
-    """Three rows a request: padded, penalised without a grammar (its bits are another's), as they are, penalised and
-    biased.
-    """
+    """Requests have three rows each: padded, penalised without a grammar (its bits are another's), unchanged, both."""
     monkeypatch.setattr(fast, "INTERPRETED", False)
     monkeypatch.setattr(fast, "PROGRAMS", 2)
     penalised, plain = SamplingParams(**PENALISED, logit_bias={1: 2.5, 3: 9.0}), SamplingParams()

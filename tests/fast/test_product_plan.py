@@ -1,4 +1,4 @@
-"""Plans of products: by their shapes, within a GPU's memory."""
+"""Plans of products, which depend on shapes and fit into a GPU's memory."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from specsim.fast.runtime.launch import INTERPRETED
 
 
 def test_the_choice_depends_on_the_shape_alone():
-    """The library serves many rows, small weights and wide types."""
+    """The library takes many rows, small weights and wide types."""
     bf16 = torch.bfloat16
     assert choose(65, 4096, 4096, bf16, False) is None
     assert choose(1, 64, 64, bf16, False) is None

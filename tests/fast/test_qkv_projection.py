@@ -1,4 +1,4 @@
-"""The projection that rotates and writes is the projection, the rotation and the writing."""
+"""The fused projection equals projection, rotation and write."""
 
 import math
 from dataclasses import replace
@@ -18,7 +18,10 @@ from specsim.models.synthetic_pair import tiny_config
 @pytest.mark.parametrize("changes", [{}, {"attention_bias": True}, {"num_kv_heads": 1, "head_dim": 64}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fused_projection_equals_projection_and_rotation(changes, dtype, device, program_order, monkeypatch):
-    """Rows are normed, and some write nothing; no slot of another row or layer changes."""
+    """Rows are normalised, and some write nothing.
+
+    No slot of another row or layer changes.
+    """
     config = replace(tiny_config(), **changes)
     heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
     width, norm = (heads + 2 * kv_heads) * dim, Norm(torch.randn(32).to(dtype).to(device), 1e-5)

@@ -1,4 +1,4 @@
-"""Residual distributions after rejected drafts: masses by group, and the token drawn from them."""
+"""Residual distributions after rejected drafts: masses by token group, and the token drawn from them."""
 
 import pytest
 import torch
@@ -18,9 +18,9 @@ PARAMS = [SamplingParams(temperature=1.0, top_k=400, seed=5), SamplingParams(tem
 
 
 def scene(device: str, size: int = 3):
-    """Laws of three requests' three nodes, the first's cut and the third padded; draft laws of two nodes of each.
+    """Make p of three requests' three nodes, one with filters, one padded, and q of two nodes of each.
 
-    size: how many of them there are.
+    size: number of requests.
     """
     logits_RV = 2 * torch.randn(size * NODES, V)
     batch = Batch.of(range(size), [0, 1, -1][:size], [5, 6, 0][:size], PARAMS[:size], V)
@@ -33,7 +33,10 @@ def scene(device: str, size: int = 3):
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_masses_are_those_of_every_groups_residual(size, device, program_order):
-    """Two rows a request; where q counts for nothing it is not read, for there is none below a leaf."""
+    """Each request has two rows.
+
+    Where q has scale 0 it is not read, as a leaf has none.
+    """
     batch, prob_BNV, draft_prob, made = scene(device, size)
     nodes, scales = (
         torch.tensor([0, 1, 1, 2, 0, 0])[: 2 * size],
@@ -51,7 +54,10 @@ def test_masses_are_those_of_every_groups_residual(size, device, program_order):
 
 @pytest.mark.parametrize("uniform", [2.0**-24, 0.31, 0.77, 1 - 2.0**-24, None])
 def test_the_bonus_is_drawn_from_the_residual_or_else_from_p(uniform, device):
-    """The first request's draft law leaves nothing of its first node. Uniforms that are not given are drawn by name."""
+    """The first request's q leaves no mass at its first node.
+
+    Uniforms that are not given are drawn by name.
+    """
     batch, prob_BNV, draft_prob, made = scene(device)
     nodes, scales = torch.tensor([0, 1, 0]), torch.tensor([[1.0, 1e9], [1.0, 1.0], [1.0, 0.0]])
     requests, residuals = Requests.of(batch.to(device)), fast.Residuals(nodes.to(device), scales.to(device))

@@ -1,4 +1,4 @@
-"""Rotary positions of the fast column, on their way from a projection to their places, against the reference."""
+"""Rotary embedding of the fast implementation, from projection to KV, against the reference."""
 
 import math
 from dataclasses import replace
@@ -14,7 +14,7 @@ from specsim.reference.layers import inverse_frequencies, rms_norm, rotate
 
 
 def assert_within(out: torch.Tensor, exact: torch.Tensor, roundings: int, scale: torch.Tensor | float = 1.0) -> None:
-    """Off the float64 value by at most so many roundings to the type of an element of that scale."""
+    """Check the error from float64, in units of rounding an element of that scale to the type."""
     units = roundings * torch.finfo(out.dtype).eps
     assert ((out.cpu().double() - exact).abs() <= units * exact.abs().clamp(min=scale)).all()
 
@@ -33,7 +33,10 @@ ROTATIONS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("changes", ROTATIONS.values(), ids=ROTATIONS)
 def test_fast_rotation_norms_rotates_and_writes_as_the_reference(changes, dtype, normed, device, program_order):
-    """Dropped rows write nothing; no slot of another row or layer changes."""
+    """Dropped rows write nothing.
+
+    No slot of another row or layer changes.
+    """
     config = replace(tiny_config(), **changes)
     heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
     positions, slots = torch.tensor([0, 1, 2, 63, 500, 0, 511]), torch.tensor([4, 8, 0, -1, 9, -1, 3])
@@ -53,7 +56,7 @@ def test_fast_rotation_norms_rotates_and_writes_as_the_reference(changes, dtype,
     expected.values.fill_(math.nan)
     if normed:
         wide = [rms_norm(heads_RAD, norm.double(), eps) for heads_RAD, norm in zip(wide, norms, strict=True)]
-    # The float32 cosine of a float32 angle is what the checkpoints were trained with; here it is taken as exact.
+    # Checkpoints were trained with the float32 cosine of a float32 angle; here it counts as exact.
     query, key = (rotate(heads_RAD, positions, inverse) for heads_RAD in wide)
     expected.write(1, slots, key, value.double())
     scale = max(float(each.abs().max()) for each in wide)

@@ -1,4 +1,7 @@
-"""Rows of hidden states: the kernels round where the reference rounds; in float32 they reduce in another order."""
+"""Rows of hidden states: the kernels round where the reference rounds.
+
+In float32 they reduce in another order.
+"""
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ TYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def assert_within(out: torch.Tensor, exact: torch.Tensor, roundings: int, scale: torch.Tensor | float = 1.0) -> None:
-    """Off the float64 value by at most so many roundings to the type of an element of that scale."""
+    """Check the error from float64, in units of rounding an element of that scale to the type."""
     units = roundings * torch.finfo(out.dtype).eps
     assert ((out.cpu().double() - exact).abs() <= units * exact.abs().clamp(min=scale)).all()
 
@@ -19,7 +22,10 @@ def assert_within(out: torch.Tensor, exact: torch.Tensor, roundings: int, scale:
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("size", [1, 31, 64, 65])
 def test_fast_rms_norm_is_the_references(size, dtype, device, program_order):
-    """Rows of widely different scales, read from columns of a wider tensor and written to columns of another."""
+    """Rows have widely different scales.
+
+    They are read from and written to columns of wider tensors.
+    """
     scale = torch.tensor([1e-3, 1.0, 30.0, 0.0, 1e-2])[:, None]
     wide, weight = (torch.randn(5, size + 4) * scale).to(dtype), torch.randn(size).to(dtype)
     x, out = wide.to(device)[:, 1 : size + 1], torch.full((5, size + 7), 9.0, dtype=dtype, device=device)
@@ -65,7 +71,7 @@ def test_embedded_rows_are_noted_for_the_next_norm(size, dtype, device, program_
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_fast_silu_is_rounded_before_it_meets_the_other_half(dtype, device, program_order):
-    """Far from zero neither overflows nor loses its sign."""
+    """Far from zero neither half overflows nor loses its sign."""
     gate = torch.cat([torch.randn(4, 33) * 3, torch.tensor([-200.0, -20.0, 0.0, 20.0, 200.0]).repeat(4, 1)], dim=1).to(
         dtype
     )

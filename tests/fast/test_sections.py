@@ -1,4 +1,4 @@
-"""Sections of a round that one graph records."""
+"""Sections of a round that one graph captures."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Rows of draft-extend copied into static buffers and out of them."""
+"""Copies of draft-extend's rows to static buffers and back."""
 
 import pytest
 import torch
@@ -26,7 +26,10 @@ def assert_equal(first: DraftExtendInput, second: DraftExtendInput) -> None:
 
 
 def make_extend_input(counts: list[int], extend: str) -> DraftExtendInput:
-    """Rows named by their request and place; counts: accepted tokens a request."""
+    """Make rows named by request and index.
+
+    counts: accepted tokens of each request.
+    """
     rows = [WIDTH if extend == "fixed" else count for count in counts]
     names = torch.tensor([100 * b + j for b, count in enumerate(rows) for j in range(count)], dtype=torch.int64)
     tokens = torch.tensor(counts, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""Summaries of groups of tokens: the largest logit and the sum of weights, of the logits that laws are made of."""
+"""Summaries of token groups: the largest logit and the sum of weights, from which distributions are made."""
 
 import math
 
@@ -14,7 +14,7 @@ BINARY = math.log2(math.e)  # this temperature makes the weights of integer logi
 
 
 def grouped(logits_RV: torch.Tensor, group: int) -> torch.Tensor:
-    """f64 [R, G, group], -inf beyond the vocabulary."""
+    """Group the tokens, f64 [R, G, group], with -inf beyond the vocabulary."""
     missing = -logits_RV.shape[1] % group
     return torch.nn.functional.pad(logits_RV.double(), (0, missing), value=-torch.inf).unflatten(1, (-1, group))
 
@@ -26,7 +26,10 @@ def grouped(logits_RV: torch.Tensor, group: int) -> torch.Tensor:
 def test_summaries_of_powers_of_two_are_exact(
     vocab_size, dtype, num_requests, as_on_gpu, device, program_order, monkeypatch
 ):
-    """as_on_gpu: in several programs, of which a row's last holds groups that the row does not have."""
+    """Sums are exact.
+
+    as_on_gpu: in several programs, the last of them with groups beyond the row.
+    """
     if as_on_gpu:
         monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: on_gpu)
     logits_RV = torch.randint(-8, 8, (5, vocab_size)).to(dtype)
@@ -41,7 +44,7 @@ def test_summaries_of_powers_of_two_are_exact(
 
 @pytest.mark.parametrize("group", [16, 64])
 def test_groups_have_the_size_they_are_asked_for(group, device):
-    """With no temperature given it is 1."""
+    """The default temperature is 1."""
     logits_RV = torch.randn(3, 1000)
     maxima, sums = fast.summarise(logits_RV.to(device), group=group)
     exact = grouped(logits_RV, group)
@@ -52,7 +55,10 @@ def test_groups_have_the_size_they_are_asked_for(group, device):
 
 @pytest.mark.parametrize("per_request", [1, 2])
 def test_rows_are_read_by_request_and_padded_ones_are_not(per_request, device, program_order):
-    """Rows of four requests: as left, adjusted, padded, adjusted; what must not be read is NaN."""
+    """Rows of four requests are raw, adjusted, padded and adjusted.
+
+    NaN is where nothing may read.
+    """
     changed_B = torch.tensor([0, 1, -1, 1], dtype=torch.int32)
     temperature_B = torch.tensor([0.0, 0.5, 1.0, 2.0], dtype=torch.float64)
     changed_R, temperature_R = (each.repeat_interleave(per_request) for each in (changed_B, temperature_B))
@@ -71,7 +77,7 @@ def test_rows_are_read_by_request_and_padded_ones_are_not(per_request, device, p
 
 
 def test_summaries_of_a_row_are_the_same_in_any_batch(device):
-    """Each row at its own temperature, where no requests are marked."""
+    """Each row has its own temperature, and no requests are marked."""
     logits_RV, temperature_R = torch.randn(9, 5000).to(device), torch.linspace(0, 2, 9).double().to(device)
     together = fast.summarise(logits_RV, temperature_R)
     for row in (0, 4, 8):

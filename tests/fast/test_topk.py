@@ -1,4 +1,4 @@
-"""The k best of a row with their scores: the fast implementation against the reference."""
+"""The k best of a row with their scores, fast against reference."""
 
 import pytest
 import torch
@@ -13,7 +13,10 @@ EPS = 2.0**-23
 
 @pytest.fixture
 def gpu_blocks(monkeypatch) -> None:
-    """As many programs as on a GPU and more: under the interpreter one program would otherwise take all rows."""
+    """Use at least as many programs as on a GPU.
+
+    The interpreter would otherwise take all rows in one.
+    """
     monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: 1)
     monkeypatch.setattr(summaries, "block_of", lambda count, on_gpu, others=1: on_gpu)
 
@@ -31,7 +34,7 @@ def rows_of_logits(num_rows: int, vocab_size: int, kind: str) -> torch.Tensor:
 
 
 def check_topk(logits, k, d2t, slots, device, score="prob") -> None:
-    """Ids exactly; scores within what rounding does to an exponent and to a sum of as many terms."""
+    """Compare ids exactly, and scores within the roundings of an exponent and of a sum of this many terms."""
 
     def on_device(value):
         return None if value is None else value.to(device)
@@ -56,7 +59,7 @@ def test_fast_draft_topk_is_the_references(num_rows, vocab_size, k, kind, score,
 
 
 def test_log_scores_of_peaked_rows_do_not_underflow(device, gpu_blocks, program_order):
-    """Logits spread over 300: all log probabilities are finite and distinct, where float32 has few probabilities."""
+    """Logits are spread over 300: log probabilities are finite and distinct where float32 has few probabilities."""
     logits = -torch.linspace(0, 300, 600).expand(2, -1)[:, torch.randperm(600)].contiguous()
     scores, _ = fast.draft_topk(logits.to(device), 64, None, None, "logprob")
     check_topk(logits, 64, None, None, device, "logprob")

@@ -13,7 +13,7 @@ from specsim.models.checkpoint.fields import Fields
 from specsim.models.checkpoint.model_config import model_config
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "I64": torch.int64, "BOOL": torch.bool}
-# num_attention_heads to head_dim: 4 heads of 6, hidden 24; the rest in proportion.
+# num_attention_heads to head_dim: 4 heads of 6, hidden 24; other sizes in proportion.
 TINY = {
     "vocab_size": 40,
     "hidden_size": 24,
@@ -33,11 +33,11 @@ class Published:
         self.manifests: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text()) for path in paths}
 
     def config(self, name: str) -> dict[str, Any]:
-        """Fields of a published config.json with tiny sizes."""
+        """Read the fields of a published config.json, with tiny sizes."""
         return shrink(self.manifests[name]["config"])
 
     def tensors(self, name: str, seed: int = 0) -> Tensors:
-        """Random tensors with published keys and types, and a tiny size for every size."""
+        """Make random tensors with published keys and types, and a tiny size for every size."""
         manifest = self.manifests[name]
         generator = torch.Generator().manual_seed(seed)
         to_tiny: dict[int, int] = {}
@@ -56,12 +56,15 @@ class Published:
         return {"d2t": ids - torch.arange(len(ids)), "t2d": t2d}
 
     def write(self, folder: Path, name: str, form: str = "model.safetensors", **changes: Any) -> tuple[Path, Tensors]:
-        """Write the tiny checkpoint of a published one; changes: fields of its config."""
+        """Write a tiny checkpoint like a published one.
+
+        changes: fields of its config.
+        """
         tensors = self.tensors(name)
         return self.save(folder, self.config(name) | changes, tensors, form), tensors
 
     def save(self, folder: Path, config: dict[str, Any], tensors: Tensors, form: str = "model.safetensors") -> Path:
-        """Write a checkpoint folder in one of the four forms, in three shards where it has an index."""
+        """Write a checkpoint folder in one of the four formats, in three shards where it has an index."""
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text(json.dumps(config))
         if not form.endswith(".index.json"):
@@ -78,18 +81,18 @@ class Published:
         return folder
 
     def target(self) -> ModelConfig:
-        """Tiny config of a target that every published head fits: 36 layers of hidden 24."""
+        """Make the tiny config of a target that every published head fits: 36 layers of hidden 24."""
         changes = {"num_hidden_layers": 36, "max_position_embeddings": 99, "rope_theta": 5e5, "rms_norm_eps": 1e-5}
         return model_config(Fields(Path("target"), self.small("llama", **changes)))
 
     def small(self, family: str, **fields: Any) -> dict[str, Any]:
-        """Fields of a config.json of four layers."""
+        """Make the fields of a config.json of four layers."""
         heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4}
         return TINY | heads | {"model_type": family, "rms_norm_eps": 1e-6, "max_position_embeddings": 64} | fields
 
 
 def shrink(config: dict[str, Any]) -> dict[str, Any]:
-    """Make sizes tiny and leave the rest as published; KV heads keep their share of the heads."""
+    """Make sizes tiny and keep the rest as published, with the same share of KV heads."""
     tiny = {name: TINY.get(name, value) if value is not None else None for name, value in config.items()}
     if "num_key_value_heads" in config:
         grouped = config["num_key_value_heads"] < config["num_attention_heads"]

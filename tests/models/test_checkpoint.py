@@ -101,7 +101,7 @@ def test_head_configs(tmp_path: Path, published):
     assert not eagle3.norm_before_residual
     # The head was trained with RoPE's default base, though its target has another.
     assert (eagle3.model.rope_theta, target.rope_theta) == (10000.0, 5e5)
-    # These heads have their own RMSNorm epsilon; a field that is not there is the target's.
+    # These heads have their own RMSNorm epsilon; other missing fields are the target's.
     assert (eagle.model.rms_norm_eps, eagle3.model.rms_norm_eps) == (1e-6, 1e-5)
 
 
@@ -132,7 +132,7 @@ def test_a_tied_head_is_the_embedding(stored: bool, tmp_path: Path, published):
 
 
 def test_a_tied_head_that_is_not_the_embedding_is_refused(tmp_path: Path, published):
-    """Others would read it as it stands."""
+    """Other programs would read it as stored."""
     folder, _ = published.write(tmp_path, "qwen3-8b", tie_word_embeddings=True)
     with pytest.raises(InputError, check=lambda error: error.name == f"lm_head.weight in {folder}"):
         load_target(folder)

@@ -1,4 +1,4 @@
-"""Fields of config.json: every published spelling is read, and bad ones are named."""
+"""Fields of config.json: every published spelling is read, and errors name bad ones."""
 
 import json
 from pathlib import Path

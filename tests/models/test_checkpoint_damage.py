@@ -1,4 +1,4 @@
-"""Damaged, incomplete and unreachable checkpoints are refused with the field or file that is wrong."""
+"""Damaged, incomplete and unreachable checkpoints raise errors that name the wrong field or file."""
 
 import json
 import pickle
@@ -22,7 +22,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Anything:
-    """Something that is not a tensor."""
+    """A value that is not a tensor."""
 
 
 def cut(file: str, share: float = 0.5) -> Callable[[Path], None]:
@@ -42,7 +42,7 @@ def drop(file: str) -> Callable[[Path], None]:
 
 
 def edit(change: Callable[[Tensors], Any]) -> Callable[[Path], None]:
-    """Change the tensors of a model.safetensors."""
+    """Make a function that changes the tensors of a model.safetensors."""
 
     def damage(folder: Path) -> None:
         tensors = load_file(folder / FORMS[0])
@@ -57,7 +57,7 @@ def pickled(content: Any) -> Callable[[Path], None]:
 
 
 def reindex(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
-    """Change the weight map of an index."""
+    """Make a function that changes the weight map of an index."""
 
     def damage(folder: Path) -> None:
         index = json.loads((folder / FORMS[1]).read_text())
@@ -213,7 +213,7 @@ def test_places_that_cannot_be_reached(where: str, tmp_path: Path, monkeypatch: 
 
 
 def test_a_snapshot_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published):
-    """Pickles are fetched only where a repository has no safetensors."""
+    """Pickles are downloaded only where a repository has no safetensors."""
     folder, _ = published.write(tmp_path, EAGLE3, FORMS[2])
     asked = []
 

@@ -23,7 +23,7 @@ def write_tokenizer(folder: Path) -> None:
 
 @pytest.fixture
 def tiny_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published) -> Path:
-    """A shipped pair of random weights."""
+    """Replace the shipped pair by one of random weights."""
     target, _ = published.write(tmp_path / "target", "llama-3.1-8b-instruct")
     write_tokenizer(target)
     published.write(tmp_path / "eagle", "eagle-llama2-chat-7b")

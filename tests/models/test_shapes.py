@@ -13,7 +13,7 @@ from specsim.models.synthetic_pair import tiny_config
 from specsim.serving.generation import generate
 
 MANIFESTS = Path(__file__).parent / "manifests"
-# Parameters of the published checkpoints, in tensors that are there once.
+# Parameters of the published checkpoints, counting each tensor once.
 PARAMETERS = {
     "llama-2-70b": 68_976_648_192,
     "llama-2-7b": 6_738_415_616,
@@ -61,7 +61,7 @@ def test_slice_is_one_gpus_share():
     assert part == Shape("llama-2-70b-tp8-slice", replace(whole, **changes), tensor_parallel=8)
     assert part.config.head_dim == 128
     assert shape("llama-2-70b-tp1-slice").config == whole
-    # One GPU's tensors as Meta's own files have them: eight of 8.6 billion, norms in every one of them.
+    # One GPU's tensors as in Meta's own files: eight of 8.6 billion, with all norms in each.
     assert round(num_parameters(part.config) / 1e9, 1) == 8.6
 
 
@@ -173,7 +173,7 @@ def test_random_pair_runs_from_token_ids_and_reads_no_text(drafter):
 
 
 def test_drafts_are_as_sure_as_a_trained_heads():
-    """The best of 32000 has 0.7 in the mean, so that trees reach their last level."""
+    """The best of 32000 drafts has 0.7 in the mean, so that trees reach their last level."""
     head = random_pair(tiny(num_layers=3, vocab_size=32000)).drafter.tensors["lm_head.weight"].float()
     hidden = torch.nn.functional.rms_norm(torch.randn(200, 32), (32,))
     assert 0.6 < (hidden @ head.T).softmax(-1).amax(-1).mean() < 0.8

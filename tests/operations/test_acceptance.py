@@ -30,7 +30,7 @@ LOWEST, HIGHEST = 2.0**-24, 1 - 2.0**-24  # the bounds of specsim.core.uniforms.
 V = 4
 
 
-MASS = 4  # probabilities of the enumerated laws are multiples of 1/4
+MASS = 4  # enumerated probabilities are multiples of 1/4
 
 
 ACCEPT_UNIFORMS = [(cell + 0.5) / MASS for cell in range(MASS)]  # one in every cell: no uniform lies on an edge
@@ -44,7 +44,7 @@ def make_tree(parents: list[int], tokens: list[int], depth_limit: int = 99) -> T
 
 
 def paths(tree: Tree) -> list[tuple[int, ...]]:
-    """Tokens below the root of every node."""
+    """List the tokens below the root of every node."""
     found = [()]
     for token, parent in list(zip(tree.tokens, tree.parents, strict=True))[1:]:
         found.append((*found[parent], token))
@@ -52,7 +52,7 @@ def paths(tree: Tree) -> list[tuple[int, ...]]:
 
 
 class Target:
-    """A target's law: for every context of tokens below the root V multiples of 1/MASS, made up but always the same."""
+    """A made-up target that gives V multiples of 1/MASS for every context of tokens below the root, always the same."""
 
     def __init__(self, seed: int):
         self.seed = seed
@@ -66,7 +66,7 @@ class Target:
 
 
 def rounds(tree: Tree, prob_NV: torch.Tensor, threshold_single=1.0, threshold_acc=1.0):
-    """Every outcome of a round over the grid of uniforms, all equally likely: lists of tokens."""
+    """List every outcome of a round over the grid of uniforms, all equally likely, as lists of tokens."""
     depth = max(map(len, paths(tree)))
     for accept in itertools.product(ACCEPT_UNIFORMS, repeat=depth):
         for final in FINAL_UNIFORMS:
@@ -75,7 +75,7 @@ def rounds(tree: Tree, prob_NV: torch.Tensor, threshold_single=1.0, threshold_ac
 
 
 def joint_law(tree: Tree, target: Target, count: int, **thresholds) -> dict:
-    """Law of the first `count` tokens where rounds go on until there are as many, the later ones drawn plainly."""
+    """Compute the distribution of the first `count` tokens over enough rounds, the later ones without drafts."""
     outcomes = list(rounds(tree, target.rows(tree), **thresholds))
     law = defaultdict(Fraction)
     for tokens in outcomes:
@@ -95,7 +95,7 @@ def plain_law(target: Target, count: int) -> dict:
 
 @st.composite
 def draft_trees(draw, most_nodes: int = 7, most_depth: int = 2):
-    """A tree whose siblings carry distinct tokens, in any order."""
+    """Draw a tree whose siblings have distinct tokens, in any order."""
     parents, tokens, depths = [-1], [0], [0]
     for node in range(1, draw(st.integers(1, most_nodes))):
         parent = draw(st.sampled_from([n for n in range(node) if depths[n] < most_depth]))
@@ -163,9 +163,7 @@ def test_sampling_a_one_hot_distribution_is_greedy(tree, seed, uniform, depth_li
 @given(draft_trees(), st.integers(0, 10**6), st.integers(1, 3))
 @settings(max_examples=60)
 def test_text_has_exactly_the_targets_distribution(tree, seed, count):
-    """Total variation zero, in fractions: each uniform runs over one point of every cell on which nothing can
-    change.
-    """
+    """Total variation is zero, in fractions: each uniform takes one value in every cell without a change."""
     target = Target(seed)
     assert joint_law(tree, target, count) == plain_law(target, count)
 
@@ -182,7 +180,10 @@ def test_first_token_has_the_targets_distribution(weights, order):
 
 
 def test_a_node_has_one_uniform_for_all_its_children():
-    """p = 1/4 each and children 1, 2, 3 in this order: the uniform's quarter decides which is accepted."""
+    """The uniform's quarter decides which child is accepted.
+
+    p is 1/4 each, and the children are 1, 2, 3 in this order.
+    """
     tree = make_tree([-1, 0, 0, 0], [0, 1, 2, 3])
     flat = torch.full((4, V), 0.25).double()
     accepted = [target_only(tree, flat, [uniform, 0.5], 0.1, 1.0, 1.0)[0] for uniform in ACCEPT_UNIFORMS]
@@ -256,7 +257,7 @@ def test_distributions_are_not_changed_in_place():
     ],
 )
 def test_thresholds_below_one_favour_the_draft(threshold_single, threshold_acc, weights, expected):
-    """One child, token 1: accepted with probability min(1, p / threshold_acc), surely where p ≥ threshold_single."""
+    """One child, token 1, is accepted with probability min(1, p / threshold_acc), surely where p ≥ threshold_single."""
     tree = make_tree([-1, 0], [0, 1])
     prob_NV = torch.tensor([weights] * 2).double() / MASS
     drawn = [tokens[0] for tokens in rounds(tree, prob_NV, threshold_single, threshold_acc)]
@@ -264,7 +265,10 @@ def test_thresholds_below_one_favour_the_draft(threshold_single, threshold_acc, 
 
 
 def test_threshold_acc_scales_the_sum_over_siblings():
-    """p = 1/4 each under threshold 3/4: the first two children take the uniforms up to 1/3 and 2/3."""
+    """The first two children take the uniforms up to 1/3 and 2/3.
+
+    p is 1/4 each and the threshold 3/4.
+    """
     tree = make_tree([-1, 0, 0], [0, 1, 2])
     flat = torch.full((3, V), 0.25).double()
     for uniform, path in ((0.32, [0, 1]), (0.34, [0, 2]), (0.66, [0, 2]), (0.67, [0])):
@@ -302,7 +306,10 @@ def test_children_beyond_the_depth_limit_are_as_if_absent(depth_limit, tree, see
 
 
 def test_first_token_with_the_packages_uniforms():
-    """Chi-square of n = 20 000 requests; the 24-bit grid moves the law by at most 2⁻²³; false alarm 10⁻⁶."""
+    """Chi-square of n = 20 000 requests.
+
+    The 24-bit grid moves a probability by at most 2⁻²³; false alarm 10⁻⁶.
+    """
     tree, prob_V = make_tree([-1, 0, 0], [0, 2, 1]), torch.tensor([0.1, 0.2, 0.3, 0.4]).double()
     requests = torch.arange(20_000)
     accept = named_uniforms(5, requests, Stream.ACCEPT, 17, 0).tolist()
@@ -334,7 +341,10 @@ def rows_of(*laws: list[float]) -> torch.Tensor:
     ],
 )
 def test_rejection_accepts_below_the_ratio(accept, final, path, bonus):
-    """p(0) / q(0) = 1/2 and p(1) / q(1) > 1; without the first draft 3/8 of token 1 and 1/8 of token 2 are left."""
+    """p(0) / q(0) = 1/2, p(1) / q(1) > 1.
+
+    Without the first draft the residual is 3/8 of token 1 and 1/8 of token 2.
+    """
     prob_NV = rows_of([0.25, 0.5, 0.25], [0.25, 0.75, 0.0], [0.0, 0.5, 0.5])
     draft_prob_SV = rows_of([0.5, 0.125, 0.125], [0.25, 0.5, 0.25])
     assert rejection(chain(0, 1), prob_NV, draft_prob_SV, accept, final) == (path, bonus)
@@ -352,8 +362,9 @@ def test_rejection_accepts_below_the_ratio(accept, final, path, bonus):
     ],
 )
 def test_block_verification_by_hand(drafts, accept, path, bonus):
-    """p = (1/3, 2/3), q = (2/3, 1/3): w_1 is 1/2 after token 0 (r_1 = 0), 1 after token 1 (r_1 = 1/3); w_2 doubles or
-    halves it.
+    """p = (1/3, 2/3) and q = (2/3, 1/3).
+
+    w_1 is 1/2 after token 0 (r_1 = 0), 1 after token 1 (r_1 = 1/3). w_2 doubles or halves it.
     """
     prob_NV, draft_prob_SV = rows_of(*[[1 / 3, 2 / 3]] * 3), rows_of(*[[2 / 3, 1 / 3]] * 2)
     for final in (LOWEST, 0.3, 0.4, HIGHEST):
@@ -374,8 +385,9 @@ LANES = make_tree([-1, 0, 0, 1, 2], [0, 1, 1, 0, 2])
     ],
 )
 def test_multi_round_tries_each_sibling_with_its_own_uniform(accept, final, path, bonus):
-    """Both children of the root hold token 1, p = 3/8 and q = 3/4. One rejection leaves 1/3 of token 0 and 2/3 of
-    token 3, the second 5/18 and 13/18.
+    """Both children of the root hold token 1, with p = 3/8 and q = 3/4.
+
+    The residual is 1/3 of token 0 and 2/3 of token 3 after one rejection, 5/18 and 13/18 after the second.
     """
     prob_NV = rows_of([0.25, 0.375, 0, 0.375], [0.25, 0.75, 0, 0], [0.25] * 4, [0, 0, 0, 1], [0.25] * 4)
     draft_prob_NV = rows_of([0.125, 0.75, 0, 0.125], [0.5, 0.5, 0, 0], *[[0.25] * 4] * 3)
@@ -384,7 +396,10 @@ def test_multi_round_tries_each_sibling_with_its_own_uniform(accept, final, path
 
 
 def test_multi_round_normalises_the_residual_distribution():
-    """Without token 0 a quarter of tokens 1 and 2 each is left, a half once normalised: as much as q(2)."""
+    """The residual without token 0 has a quarter of tokens 1 and 2 each.
+
+    Normalised that is a half, which equals q(2).
+    """
     tree, prob_NV = make_tree([-1, 0, 0], [0, 0, 2]), rows_of(*[[0, 0.25, 0.75, 0]] * 3)
     draft_prob_NV = rows_of(*[[0.5, 0, 0.5, 0]] * 3)
     assert multi_round(tree, prob_NV, draft_prob_NV, [math.nan, LOWEST, HIGHEST], 0.2) == ([0, 2], 1)
@@ -462,7 +477,10 @@ def test_typical_accepts_above_the_lesser_of_two_thresholds(prob, is_accepted):
 
 
 def test_typical_asks_for_more_than_its_threshold():
-    """δ exp(-H) of the uniform law is δ / 4 = p where δ = 1; ε = 1/4 is as much."""
+    """The uniform distribution has δ exp(-H) = δ / 4.
+
+    For δ = 1 that equals p, and so does ε = 1/4.
+    """
     flat = torch.full((2, V), 0.25, dtype=torch.float64)
     assert typical(chain(1), flat, 0.25, 9.0, 0.5)[0] == [0]
     assert typical(chain(1), flat, 0.2499, 9.0, 0.5)[0] == [0, 1]

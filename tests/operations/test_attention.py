@@ -1,4 +1,4 @@
-"""Attention against PyTorch's own, and the metadata of every phase against sets built key by key from the contracts."""
+"""Attention against PyTorch's, and the metadata of every phase against key sets built from the contracts."""
 
 import math
 
@@ -30,21 +30,21 @@ def nan_buffer(layers: int, slots: int, heads: int, dim: int) -> KVBuffer:
 
 
 def random_keys(num_queries: int, num_keys: int, first_slot: int) -> Keys:
-    """Keys in shuffled slots, at increasing positions; every row sees itself, its last, and others at random."""
+    """Make keys in shuffled slots at increasing positions, where every row sees its own last key and random others."""
     mask = torch.rand(num_queries, num_keys) < 0.5
     mask[:, -1] = True
     return Keys(first_slot + torch.randperm(num_keys), torch.arange(num_keys), mask)
 
 
 def fill_seen(kv: KVBuffer, layer: int, keys: Keys) -> None:
-    """Write random KV to the slots that some row sees; the others stay NaN."""
+    """Write random KV to the slots that some row sees, and leave NaN in the others."""
     for slot in keys.slots[keys.mask.any(0)].tolist():
         kv.keys[layer, slot] = torch.randn(kv.keys.shape[2:], dtype=torch.float64)
         kv.values[layer, slot] = torch.randn(kv.keys.shape[2:], dtype=torch.float64)
 
 
 def torch_attention(query_QAD, keys: Keys, mask, kv: KVBuffer, layer: int):
-    """PyTorch's attention under an explicit mask, head by head; what is hidden reads zeros instead of NaN."""
+    """Compute PyTorch's attention under an explicit mask, head by head, with zeros instead of NaN where hidden."""
     key_CAD = kv.keys[layer, keys.slots].nan_to_num()
     value_CAD = kv.values[layer, keys.slots].nan_to_num()
     group = query_QAD.shape[1] // key_CAD.shape[1]
@@ -88,7 +88,7 @@ def test_a_window_counts_positions_back_from_the_row_itself(window):
 
 
 def test_a_window_goes_by_position_not_by_order_of_keys():
-    """Two branches of a tree stand at the same positions one after the other."""
+    """Two branches of a tree have the same positions one after the other."""
     positions = torch.tensor([0, 1, 2, 3, 4, 3, 4])
     mask = torch.tensor([[True, True, True, False, False, True, True]])
     keys, kv = Keys(torch.randperm(7), positions, mask), nan_buffer(1, 7, 1, 4)
@@ -123,7 +123,7 @@ def test_no_keys_at_all_yield_zeros():
 
 @pytest.mark.parametrize("window", [None, 4])
 def test_nan_in_slots_that_no_row_sees_never_shows(window):
-    """Slots beyond the window of every row count as unseen too."""
+    """Slots outside the window of every row count as unseen too."""
     positions = torch.arange(9)
     mask = torch.ones(2, 9, dtype=torch.bool)
     mask[:, 6] = False
@@ -141,7 +141,7 @@ def make_batch(rows: list[int], lengths: list[int]) -> Batch:
 
 
 def seen(metadata: AttentionMetadata) -> list[list[tuple[int, int]]]:
-    """For every row the (slot, position) of the keys it sees, sorted; a list, so that a key seen twice shows."""
+    """List for every row the (slot, position) of its keys, sorted, with a key seen twice listed twice."""
     rows = [(keys, visible) for keys in metadata.keys for visible in keys.mask]
     return [
         sorted(zip(keys.slots[visible].tolist(), keys.positions[visible].tolist(), strict=True))
@@ -184,7 +184,7 @@ PARENTS = [[-1, 0, 0, 1, 1, 3, 2], [-1, 0, 1, 2, 3, 4, 5], [-1, 0, 0, 0, 0, 0, 0
 
 
 def ancestors(parents: list[int], node: int) -> list[int]:
-    """The node, its parent and so on to the root."""
+    """List the node, its parent and so on to the root."""
     return [node, *ancestors(parents, parents[node])] if node >= 0 else []
 
 
@@ -203,7 +203,7 @@ def tree_input(parents: list[list[int]], lengths: list[int], locations: torch.Te
 @pytest.mark.parametrize("max_len", [100, 9])
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_a_tree_row_sees_the_prefix_and_its_ancestors(shuffled_pools, page_size, max_len):
-    """A node at or beyond the length limit has lost its slot: it sees nothing, and no one sees it."""
+    """A node at or beyond the length limit has no slot, so it sees nothing and no row sees it."""
     lengths = [5, 8, 1]
     pools, rows = shuffled_pools(page_size, [length + 7 for length in lengths])
     table = pools.req_to_token.tolist()
@@ -234,7 +234,7 @@ def test_a_node_without_a_slot_is_seen_by_no_other_node(shuffled_pools):
     assert seen(metadata)[2] == []
 
 
-# For each of three lanes, the lane that holds its token of every step so far; `ancestor`: lanes were re-parented.
+# For each of three lanes, the lane with its token of every step so far; in `ancestor`, lanes have new parents.
 PATHS = {
     "first step": [[0], [1], [2]],
     "lane": [[0, 0, 0], [1, 1, 1], [2, 2, 2]],
@@ -243,7 +243,7 @@ PATHS = {
 
 
 def lane_layout(length: int, page_size: int, num_steps: int) -> tuple[list[list[int]], list[list[int]]]:
-    """(tails, lanes) of three lanes by the contract: the columns of each lane's prefix tail and of its steps."""
+    """Compute (tails, lanes) of three lanes by the contract: columns of each lane's prefix tail and of its steps."""
     last = length % page_size if page_size > 1 else 0
     width = -(-(last + num_steps) // page_size) * page_size if page_size > 1 else num_steps
     first = [length - last + lane * width for lane in range(3)]
@@ -279,7 +279,10 @@ def test_a_lane_sees_the_prefix_with_its_own_tail_and_path(shuffled_pools, page_
 
 @pytest.mark.parametrize(("max_len", "dropped"), [(9, 0), (8, 3), (7, 3)])
 def test_a_draft_step_at_the_limit_writes_and_sees_nothing(shuffled_pools, max_len, dropped):
-    """Three lanes of a request of 7 at step 1 stand at position 8; those of a request of 2 are far from the limit."""
+    """Three lanes of a request of 7 are at position 8 in step 1.
+
+    Those of a request of 2 are far from the limit.
+    """
     layouts = [lane_layout(length, 4, 4) for length in (7, 2)]
     pools, rows = shuffled_pools(4, [lanes[-1][-1] + 1 for _, lanes in layouts])
     path = torch.tensor([[0, 0], [1, 1], [2, 2]]).expand(2, -1, -1)
@@ -292,7 +295,7 @@ def test_a_draft_step_at_the_limit_writes_and_sees_nothing(shuffled_pools, max_l
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_that_sees_nothing_brings_no_nan_into_the_product(shuffled_pools, dtype, monkeypatch):
-    """A library's bfloat16 product over a row of NaN left NaN in rows that were whole (oneDNN 3.10)."""
+    """A library's bfloat16 product over a row of NaN left NaN in other rows (oneDNN 3.10)."""
     pools, rows = shuffled_pools(4, [8])
     kv = KVBuffer(KVLayout(1, 1, 4), pools.target.keys.shape[1], dtype)
     kv.keys.normal_()

@@ -1,4 +1,4 @@
-"""EAGLE heads, and every lane of the draft phase, against dense forwards over the sequences they should see."""
+"""EAGLE heads, and every lane of the draft phase, against dense forwards over the sequences that they should see."""
 
 import math
 from dataclasses import replace
@@ -30,7 +30,10 @@ from specsim.serving.generation import load_engine
 
 @pytest.fixture(autouse=True)
 def norms_in_float64(monkeypatch) -> None:
-    """transformers' RMSNorm goes through float32 whatever the model's type; in float64 the budget can be 1e-10."""
+    """transformers' RMSNorm uses float32 whatever the model's type.
+
+    In float64 the budget can be 1e-10.
+    """
     monkeypatch.setattr(LlamaRMSNorm, "forward", lambda self, x: rms_norm(x, self.weight, self.variance_epsilon))
 
 
@@ -49,7 +52,7 @@ def transformers_config(model: ModelConfig) -> LlamaConfig:
     )  # fmt: skip
 
 
-# Pairs. The heads draft at random, which makes their lanes change parents.
+# Pairs. The heads' drafts are random, so their lanes change parents.
 
 HEAD_CASES = {
     "eagle": {"kind": "eagle"},
@@ -74,7 +77,7 @@ TWO_KINDS = {name: HEAD_CASES[name] for name in ("eagle", "eagle3", "eagle3 with
 def random_pair(
     kind: str, model: dict | None = None, without: str = "", own: str = "", draft_vocab_size: int = 29, **changes
 ) -> Pair:
-    """A random target of five layers and a random head; d2t is an offset, with gaps of different widths."""
+    """Make a random target of five layers and a random head, with a d2t of different gaps."""
     target = random_target(tiny_config(num_layers=5), context=0.2)
     model, eagle3 = tiny_config(**{"num_layers": 1, **(model or {})}), kind == "eagle3"
     vocab, layers = (draft_vocab_size, (1, 2, 4)) if eagle3 else (model.vocab_size, ())
@@ -92,7 +95,7 @@ def random_pair(
 
 
 class DenseEagle:
-    """EAGLE-1/2 from transformers' Llama layers: fc in front, no norm before the first attention or at the end."""
+    """EAGLE-1/2 from transformers' Llama layers: fc first, no norm before the first attention or at the end."""
 
     def __init__(self, pair: Pair):
         self.tensors, self.head = pair.drafter.tensors, pair.target.tensors["lm_head.weight"]
@@ -105,7 +108,10 @@ class DenseEagle:
         return features
 
     def __call__(self, ids: list[int], hidden_RH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(hidden handed on, draft logits) of every row; row p stands at position p."""
+        """Compute (next hidden, draft logits) of every row.
+
+        Row p has position p.
+        """
         both = torch.cat([self.tensors["embed_tokens.weight"][ids], hidden_RH], dim=-1)
         fused = linear(both, self.tensors["fc.weight"], self.tensors.get("fc.bias"))
         with torch.no_grad():
@@ -114,7 +120,7 @@ class DenseEagle:
 
 
 class DenseEagle3:
-    """EAGLE-3 as its checkpoint format says: one layer over the normed embedding beside the normed hidden."""
+    """EAGLE-3 from its checkpoint format: one layer over the normed embedding and the normed hidden, concatenated."""
 
     def __init__(self, pair: Pair):
         self.config, self.model, self.tensors = pair.drafter.config, pair.drafter.config.model, pair.drafter.tensors
@@ -131,7 +137,10 @@ class DenseEagle3:
         return x @ self.tensors[f"midlayer.{name}_proj.weight"].T
 
     def __call__(self, ids: list[int], hidden_RH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(hidden handed on, draft logits) of every row; row p stands at position p."""
+        """Compute (next hidden, draft logits) of every row.
+
+        Row p has position p.
+        """
         normed = self.norm(hidden_RH, "midlayer.hidden_norm")
         residual = normed if self.config.norm_before_residual else hidden_RH
         hidden = residual + self.project(self.attend(*self.query_key_value(ids, hidden_RH)), "self_attn.o")
@@ -142,7 +151,7 @@ class DenseEagle3:
         return hidden, self.norm(hidden, "norm") @ self.tensors["lm_head.weight"].T
 
     def query_key_value(self, ids: list[int], hidden_RH: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Each [1, heads, R, D], the first two rotated."""
+        """Compute query, key and value, each [1, heads, R, D], the first two rotated."""
         embedded = self.norm(self.embedding[ids], "midlayer.input_layernorm")
         both = torch.cat([embedded, self.norm(hidden_RH, "midlayer.hidden_norm")], dim=-1)
         query, key, value = (
@@ -171,7 +180,7 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, budget: float = 1
 
 
 def poisoned(pools: KVPool) -> KVPool:
-    """The same empty pools with NaN in every slot, pages and rows in random order."""
+    """Fill empty pools with NaN in every slot, and put pages and rows in random order."""
     for buffer in filter(None, (pools.target, pools.draft)):
         buffer.keys.fill_(math.nan)
         buffer.values.fill_(math.nan)
@@ -189,7 +198,10 @@ def make_batch(rows: list[int], lengths: list[int], prompt_lens: list[int], temp
 
 
 class Run:
-    """Two or more requests under one setting, prefilled in chunks; `round` goes on from there."""
+    """Two or more requests under one setting, prefilled in chunks.
+
+    `round` continues from there.
+    """
 
     def __init__(self, pair: Pair, config: SpecConfig, lengths: list[int], chunks: int = 1):
         self.pair, self.engine = pair, Engine(pair, config, EngineOptions(dtype=torch.float64))
@@ -205,7 +217,10 @@ class Run:
             self.prefill(starts, ends)
 
     def prefill(self, starts: list[int], ends: list[int]) -> None:
-        """Tokens starts..ends of every prompt; the token after is known unless the prompt ends there."""
+        """Prefill tokens starts..ends of every prompt.
+
+        The token after is known unless the prompt ends there.
+        """
         chunks = [prompt[start:end] for prompt, start, end in zip(self.prompts, starts, ends, strict=True)]
         known = [prompt[end] if end < len(prompt) else -1 for prompt, end in zip(self.prompts, ends, strict=True)]
         counts = torch.tensor([len(chunk) for chunk in chunks])
@@ -216,7 +231,7 @@ class Run:
         self.draft_input = self.engine.prefill(self.batch, prefill, self.pools).draft_input
 
     def propose(self) -> tuple[Candidates, list[torch.Tensor]]:
-        """Candidates of the draft phase and the logits [B·K, draft vocabulary] of each of its forwards."""
+        """Run the draft phase: its candidates, and the logits [B·K, draft vocabulary] of each forward."""
         own_lanes(self.pools, self.rows, self.batch.seq_lens.tolist(), self.config)
         head, calls = HEADS[self.pair.drafter.config.kind], []
         logits = head.logits
@@ -229,13 +244,13 @@ class Run:
         self.batch = make_batch(self.rows, lengths, self.batch.prompt_lens.tolist())
 
     def drafter_rows(self, request: int) -> tuple[list[int], torch.Tensor]:
-        """Inputs that the drafter should have read so far: ids of tokens 1..L, fused features of tokens 0..L-1."""
+        """List the inputs that the drafter should have read: ids of tokens 1..L, fused features of tokens 0..L-1."""
         length = int(self.batch.seq_lens[request])
         tokens = self.pools.token_ids[self.rows[request], : length + 1]
         return tokens[1:].tolist(), dense_head(self.pair).fuse(self.features(tokens[:-1]))
 
     def features(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The target's features of one sequence from a single prefill in a pool of its own."""
+        """Compute the target's features of one sequence in a single prefill with its own pool."""
         pools, row_starts = self.engine.make_pools(1, 160), torch.tensor([0, len(tokens)])
         row = pools.open()
         pools.reserve(row, len(tokens))
@@ -255,7 +270,7 @@ def tree(page_size: int = 4, draft_kv: str = "lane", **changes) -> SpecConfig:
 
 @every_head
 def test_what_prefill_leaves_equals_a_dense_forward(case):
-    """The last row's hidden, and its best tokens with their probabilities over the draft vocabulary, as target ids."""
+    """The last row's hidden and its best tokens agree, with their probabilities and target ids."""
     run = Run(random_pair(**case), tree(), [13, 1, 8])
     assert_draft_input(run)
 
@@ -271,7 +286,7 @@ def test_what_draft_extend_leaves_equals_a_dense_forward(case):
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 @pytest.mark.parametrize("extend_release", [("fixed", "finish"), ("ragged", "round")], ids="-".join)
 def test_draft_extend_of_accepted_drafts_equals_a_dense_forward(extend_release, kind):
-    """A random head's drafts are hardly ever accepted; those of a synthetic pair are."""
+    """Drafts of a random head are hardly ever accepted, those of a synthetic pair are."""
     extend, release = extend_release
     run = Run(synthetic_pair(kind, num_layers=5), tree(extend=extend, release=release), [13, 1, 8])
     for _ in range(6):
@@ -320,16 +335,16 @@ PAGES_AND_LENGTHS = [(1, [5, 9]), (4, [8, 7]), (4, [3, 12]), (16, [16, 15]), (16
 
 
 def lanes_at(candidates: Candidates, request: int, step: int, k: int) -> list[tuple[int, int]]:
-    """(flat candidate, parent's lane) of each lane at a step that runs a forward."""
+    """List (flat candidate, parent's lane) of each lane at a step that runs a forward."""
     parent_list = candidates.parent_list[request].tolist()
     flats = parent_list[1 + k * step : 1 + k * (step + 1)]
     return [(flat, (flat // k - 1) % k) for flat in flats]
 
 
 def dense_lanes(run: Run, candidates: Candidates, request: int, see_ancestors: bool) -> list[torch.Tensor]:
-    """Draft logits [K, draft vocabulary] of each step, a dense forward a lane over the rows it should see.
+    """Compute draft logits [K, draft vocabulary] of each step, one dense forward per lane over the rows it should see.
 
-    Those are the prefix's, and the rows that the lane wrote itself or that its ancestors wrote.
+    Those are the prefix's rows, and the rows that the lane itself or its ancestors wrote.
     """
     dense, (ids, hidden), k = dense_head(run.pair), run.drafter_rows(request), run.config.topk
     rows, handed_on, steps = [[] for _ in range(k)], [run.draft_input.hidden[request]] * k, []
@@ -347,7 +362,7 @@ def dense_lanes(run: Run, candidates: Candidates, request: int, see_ancestors: b
 
 
 def reparented(candidates: Candidates, config: SpecConfig) -> bool:
-    """Whether some lane took over from another lane before the last forward."""
+    """Check whether some lane continued another lane before the last forward."""
     steps = [(request, step) for request in range(len(candidates.tokens)) for step in range(1, config.num_steps - 1)]
     return any(
         parent != lane
@@ -360,7 +375,7 @@ def reparented(candidates: Candidates, config: SpecConfig) -> bool:
 @pytest.mark.parametrize("draft_kv", ["lane", "ancestor"])
 @pytest.mark.parametrize(("page_size", "lengths"), PAGES_AND_LENGTHS)
 def test_every_lane_equals_a_dense_forward_over_its_path(page_size, lengths, draft_kv, case):
-    """In the first round and, on KV rewritten by draft-extend, in the next two."""
+    """The first round is compared, and the next two on KV rewritten by draft-extend."""
     run, changed_parents = Run(random_pair(**case), tree(page_size, draft_kv), lengths), False
     for _ in range(3):
         candidates, calls = run.propose()
@@ -375,7 +390,7 @@ def test_every_lane_equals_a_dense_forward_over_its_path(page_size, lengths, dra
 
 
 def test_lane_and_ancestor_differ_once_a_lane_is_reparented():
-    """Else the test above would show the same thing twice."""
+    """Otherwise the test above would compare the same mode twice."""
     run = Run(random_pair("eagle3"), tree(), [7, 8])
     candidates, _ = run.propose()
     lane, ancestor = (dense_lanes(run, candidates, 0, see_ancestors)[-1] for see_ancestors in (False, True))
@@ -440,7 +455,10 @@ def test_a_single_step_runs_no_draft_forward():
 @pytest.mark.parametrize("score", ["prob", "logprob"])
 @pytest.mark.parametrize("beyond", [0, 1, 2])
 def test_lanes_at_the_length_limit_propose_nothing(beyond, score):
-    """Request 0 of 9 tokens drafts at positions 9, 10 and 11; those from max_len on yield probability 0."""
+    """Request 0 of 9 tokens drafts at positions 9, 10 and 11.
+
+    Positions from max_len on have probability 0.
+    """
     pair = random_pair("eagle3")
     config = tree(score=score)
     impossible = 0 if score == "prob" else -torch.inf
@@ -467,7 +485,7 @@ def test_drafting_writes_nothing_to_the_prefix():
     assert torch.equal(run.pools.draft.values[:, slots], values)
 
 
-# Nobody, and no drafter.
+# No requests, and no drafter.
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
@@ -498,11 +516,11 @@ def test_no_drafter_hands_on_the_root_and_proposes_nothing():
     assert drafter.feature_layers == ()
 
 
-# The fast column.
+# The fast implementation.
 
 
 def rounded(pair: Pair, dtype: torch.dtype) -> Pair:
-    """The pair whose weights dtype can hold, so that every column reads the same numbers."""
+    """Round the pair's weights to dtype, so that both implementations read the same numbers."""
 
     def tensors(checkpoint):
         kept = {n: t.to(dtype) if t.is_floating_point() else t for n, t in checkpoint.tensors.items()}
@@ -514,7 +532,7 @@ def rounded(pair: Pair, dtype: torch.dtype) -> Pair:
 def two_rounds(
     pair: Pair, config: SpecConfig, impl: str, dtype: torch.dtype, device: str | None = None, temperature: float = 0.0
 ) -> list:
-    """DraftInput after prefill, then the candidates of a round and the DraftInput after it."""
+    """Compute the DraftInput after prefill, then the candidates of a round and the DraftInput after it."""
     engine = load_engine(pair, config, EngineOptions(impl, dtype, device, "eager"))
     pools = poisoned(engine.make_pools(8, 640))
     prompts = [
@@ -547,7 +565,7 @@ def test_the_fast_drafter_proposes_what_the_reference_does(case, draft_kv, devic
         for name in ("topk_scores", "scores", "hidden"):
             if hasattr(truth, name):
                 found, plainly, truly = (getattr(state, name).double() for state in (mine, theirs, truth))
-                # A probability inherits the rounding of the logits that it is the exponential of.
+                # A probability has the rounding error of its logit, whose exponential it is.
                 scale = truly.abs().max() if name == "hidden" else exact[1].draft_logits[0].abs().max()
                 budget = 4 * (plainly - truly).abs().max() + 8 * torch.finfo(torch.float32).eps * scale
                 assert (found - truly).abs().max() <= budget, name
@@ -555,7 +573,7 @@ def test_the_fast_drafter_proposes_what_the_reference_does(case, draft_kv, devic
 
 @pytest.mark.parametrize(("topk", "num_draft_tokens"), [(1, 5), (3, 25)])
 def test_a_fast_peaked_drafter_scores_as_the_reference_does(topk, num_draft_tokens, device):
-    """Logits spread over 300, of first drafts after prefill and after draft-extend, and of every step."""
+    """Logits are spread over 300, for first drafts after prefill and after draft-extend, and for every step."""
     pair = rounded(random_pair("eagle3"), torch.float32)
     tensors = pair.drafter.tensors | {"lm_head.weight": 64 * pair.drafter.tensors["lm_head.weight"]}
     pair = replace(pair, drafter=replace(pair.drafter, tensors=tensors))
@@ -579,7 +597,7 @@ def test_a_fast_peaked_drafter_scores_as_the_reference_does(topk, num_draft_toke
 @pytest.mark.parametrize("verifier", ["rejection", "gumbel", "multi_round"])
 @pytest.mark.parametrize("score", ["prob", "logprob"])
 def test_the_fast_drafter_samples_what_the_reference_does(verifier, kind, score, device):
-    """By uniforms, by noise, and several lanes: in every step, and from the same laws."""
+    """Drafts by uniforms, by noise and in several lanes agree in every step, and so do their distributions."""
     pair, topk = rounded(random_pair(kind), torch.float32), 3 if verifier == "multi_round" else 1
     config = tree(topk=topk, num_draft_tokens=1 + 4 * topk, verifier=verifier, score=score)
     fast = two_rounds(pair, config, "fast", torch.float32, device, temperature=1.0)

@@ -34,9 +34,10 @@ BONUS = 4
 
 
 class Law:
-    """A drafter's law: probabilities of the next token for every path of tokens, made up but always the same.
+    """A made-up drafter with probabilities of the next token for every path of tokens, always the same.
 
-    spread: of logits; two tokens are likely and the others half of it down or more, at 300 to no float32 but 0.
+    spread: of the logits. Two tokens are likely; the others' logits are lower by at least half the spread, and at 300
+    their probabilities are 0 in float32.
     """
 
     def __init__(self, seed: int, dyadic: bool = False, spread: float | None = None):
@@ -54,7 +55,7 @@ class Law:
 
 
 class PathHead:
-    """A head whose hidden state is the path so far, so that a lane with another lane's hidden proposes wrong tokens."""
+    """A head whose hidden state is the path so far, so that a lane with another's hidden proposes wrong tokens."""
 
     kv_layout, feature_layers, draft_vocab_size = KVLayout(1, 1, 1), (), V
 
@@ -62,7 +63,7 @@ class PathHead:
         self.laws, self.hidden_size, self.d2t, self.forwards = laws, num_steps + 1, d2t, 0
 
     def start(self) -> torch.Tensor:
-        """The number of a request, then no tokens yet."""
+        """Encode the number of a request, then no tokens yet."""
         return torch.nn.functional.pad(
             torch.arange(len(self.laws))[:, None].float(), (0, self.hidden_size - 1), value=-1
         )
@@ -78,7 +79,7 @@ class PathHead:
 
 
 def drafting_state(head: PathHead, config: SpecConfig, params: SamplingParams):
-    """Drafter of a head, a batch of as many requests as it has laws, and pools in which their lanes are reserved."""
+    """Make a drafter of a head, a batch with one request for each distribution, and pools with their lanes reserved."""
     size = len(head.laws)
     width = config.reserved_columns(L)
     buffers = (KVBuffer(head.kv_layout, max(size, 1) * width, torch.float32) for _ in range(2))
@@ -95,7 +96,7 @@ def tree_of(candidates: Candidates, batch: Batch, config: SpecConfig) -> VerifyI
 
 
 def propose(laws: list[Callable], config: SpecConfig, d2t: torch.Tensor | None = None):
-    """Candidates of one draft phase, the head that made them, and the trees built from them."""
+    """Run one draft phase: its candidates, the head that made them, and the trees built from them."""
     config = replace(config, max_len=99)
     head = PathHead(laws, config.num_steps, d2t)
     drafter, batch, pools = drafting_state(head, config, SamplingParams())
@@ -107,7 +108,7 @@ def propose(laws: list[Callable], config: SpecConfig, d2t: torch.Tensor | None =
 
 
 def paths(verify_input, request: int) -> list[tuple[int, ...]]:
-    """Tokens below the root of every node."""
+    """List the tokens below the root of every node."""
     tokens, parents = verify_input.draft_tokens[request].tolist(), verify_input.parents[request].tolist()
     found = [()]
     for token, parent in list(zip(tokens, parents, strict=True))[1:]:
@@ -127,7 +128,7 @@ def log_product(law: Law, path: tuple[int, ...]) -> float:
 
 
 def best_paths(law: Law, topk: int, num_steps: int, score: Callable = product) -> list[tuple[int, ...]]:
-    """The candidates as paths, in order: the K best tokens of each of the K best paths of every step."""
+    """List the candidates as paths, in order: K best tokens of each of a step's K best paths."""
 
     def best(paths):
         return sorted(paths, key=lambda path: -score(law, path))[:topk]  # stable: the earlier of equals
@@ -142,7 +143,7 @@ def best_paths(law: Law, topk: int, num_steps: int, score: Callable = product) -
 
 
 def best_tree(pool: list[tuple[int, ...]], scores: list[float], num_nodes: int) -> list[tuple[int, ...]]:
-    """The root and the best of the candidates, in their order."""
+    """List the root and the best of the candidates, in their order."""
     ranked = sorted(range(len(pool)), key=lambda flat: -scores[flat])
     return [(), *(pool[flat] for flat in sorted(ranked[: num_nodes - 1]))]
 
@@ -160,7 +161,7 @@ settings_of_trees = st.tuples(st.integers(1, V), st.integers(1, 4)).flatmap(
 @pytest.mark.parametrize("score", ["prob", "logprob"])
 @pytest.mark.parametrize("draft_kv", ["lane", "ancestor"])
 def test_a_tree_of_at_most_k_drafts_is_the_best_of_all_paths(seed, score, draft_kv):
-    """Products fall along a path, so that K lanes lose none of the K most probable of all 5 + 25 + 125 paths."""
+    """K lanes include the K most probable of all 5 + 25 + 125 paths, as products fall along a path."""
     law = Law(seed)
     everything = [path for length in (1, 2, 3) for path in itertools.product(range(V), repeat=length)]
     config = SpecConfig(topk=4, num_steps=3, num_draft_tokens=5, page_size=2, draft_kv=draft_kv, score=score)
@@ -172,7 +173,7 @@ def test_a_tree_of_at_most_k_drafts_is_the_best_of_all_paths(seed, score, draft_
 @given(st.integers(0, 10**6), settings_of_trees, st.booleans(), st.sampled_from([1, 3]))
 @settings(max_examples=60)
 def test_candidates_and_tree_are_the_naive_ones(seed, setting, dyadic, page_size):
-    """With dyadic laws scores are exact in float32 and often tied; then order decides."""
+    """Scores of dyadic probabilities are exact in float32 and often tied, so that order decides."""
     topk, num_steps, num_draft_tokens = setting
     law = Law(seed, dyadic)
     candidates, head, verify_input = propose([law], SpecConfig(*setting, page_size))
@@ -253,7 +254,7 @@ def test_draft_topk_is_the_softmax_by_target_id():
 
 
 def test_draft_topk_under_logprob_is_the_log_softmax():
-    """Rank a row of equals, one whose second token has no float32 probability, and one that was dropped."""
+    """The rows are one of equal logits, one whose second token's probability is 0 in float32, and a dropped one."""
     logits = torch.tensor([[5.0, 5.0], [-400.0, 0.0], [1.0, 2.0]])
     scores, target_ids = draft_topk(logits, 2, None, torch.tensor([0, 1, -1]), "logprob")
     expected = torch.tensor([[-math.log(2)] * 2, [0.0, -400.0], [-math.inf] * 2])
@@ -263,7 +264,7 @@ def test_draft_topk_under_logprob_is_the_log_softmax():
 
 
 def scores_of(prob: torch.Tensor, score: str) -> torch.Tensor:
-    """Scores of drafts by their probabilities."""
+    """Compute scores of drafts from their probabilities."""
     return prob if score == "prob" else prob.log()
 
 
@@ -326,7 +327,10 @@ def test_parent_list_counts_the_candidates_before(k):
 @given(st.integers(0, 10**6), st.sampled_from([(1, 1), (1, 3), (2, 3), (3, 3), (5, 3), (4, 4)]), st.booleans())
 @settings(max_examples=15)
 def test_the_fast_draft_loop_proposes_the_references_candidates(seed, setting, mapped):
-    """Distributions without near ties, through both top-k: tokens and parents exactly, scores to rounding."""
+    """Distributions have no near ties.
+
+    Tokens and parents are compared exactly, scores within rounding error.
+    """
     topk, num_steps = setting
     config = SpecConfig(topk, num_steps, num_steps + 1 if topk == 1 else topk + 1)
     laws = [Law(seed), Law(seed + 1)]
@@ -339,7 +343,7 @@ def test_the_fast_draft_loop_proposes_the_references_candidates(seed, setting, m
 
 
 def propose_fast(laws: list[Callable], config: SpecConfig, d2t: torch.Tensor | None = None) -> Candidates:
-    """Candidates of one fast draft loop, on the CPU."""
+    """Run one fast draft loop, and copy its candidates to the CPU."""
     k = config.topk
     size = len(laws)
     head = PathHead(laws, config.num_steps, d2t)
@@ -359,7 +363,7 @@ def propose_fast(laws: list[Callable], config: SpecConfig, d2t: torch.Tensor | N
 
 
 def build_fast(candidates: Candidates, config: SpecConfig):
-    """The fast trees of candidates, on the CPU."""
+    """Build the fast trees of candidates, and copy them to the CPU."""
     size = len(candidates.tokens)
     bonus = torch.full((size,), BONUS, dtype=torch.int32)
     locations = torch.zeros(size, config.num_draft_tokens, dtype=torch.int64)
@@ -374,7 +378,7 @@ SETTINGS_OF_SCORES = [(1, 1, 2), (1, 4, 5), (3, 4, 25), (5, 3, 20)]
 @pytest.mark.parametrize("seed", range(1, 4))
 @pytest.mark.parametrize("setting", SETTINGS_OF_SCORES, ids=str)
 def test_log_scores_rank_drafts_whose_probability_underflows(setting, seed):
-    """Both implementations propose and select what float64 does from logits spread over 300.
+    """Both implementations propose and select the same as float64 from logits spread over 300.
 
     Budget of a score: a rounding of two logits and a normaliser in every step, and one of each sum.
     """
@@ -426,7 +430,10 @@ LOGITS_RV = torch.tensor([[0.5, 2.0, -1.0], [1.0, 1.0, 3.0], [0.0, 4.0, 0.0], [2
 
 
 def test_draft_distribution_is_the_softmax_at_the_temperature():
-    """Draft ids 0, 1, 2 are target ids 1, 2, 4; the third row is greedy and the last was dropped."""
+    """Draft ids 0, 1, 2 are target ids 1, 2, 4.
+
+    The third row is greedy and the last was dropped.
+    """
     d2t, slots = torch.tensor([1, 1, 2]), torch.tensor([3, 0, 5, -1])
     law = draft_distribution(LOGITS_RV, torch.tensor([1.0, 0.5, 0.0, 1.0]).double(), d2t, slots, V)
     assert law.dtype == torch.float32
@@ -461,7 +468,7 @@ def test_drafts_with_noise_are_the_argmax_with_it(score):
 
 
 def sampled_trees(config: SpecConfig, size: int, sampling: SamplingParams):
-    """One draft phase of `size` requests with the same laws, its first drafts made as draft-extend would."""
+    """Run one draft phase of `size` requests with the same distributions, with first drafts as from draft-extend."""
     config = replace(config, max_len=99)
     law = functools.cache(Law(17))
     head = PathHead([law] * size, config.num_steps)
@@ -493,7 +500,7 @@ def test_sampled_drafts_hand_on_distributions_of_all_parents(name):
 
 @pytest.mark.parametrize("name", SAMPLED)
 def test_greedy_requests_draft_the_best_lanes(name):
-    """Distinct children of the root, then the best child of every lane."""
+    """Children of the root are distinct, followed by the best child of every lane."""
     config = SAMPLED[name]
     _, law, tree = sampled_trees(config, 1, SamplingParams())
     assert tree.draft_prob is None or not tree.draft_prob.any()
@@ -503,8 +510,9 @@ def test_greedy_requests_draft_the_best_lanes(name):
 
 
 def emitted(name: str, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first two tokens after the root i64 [size], of rounds of requests that have the same laws, and the law of
-    the two [V²]: where a round emits one, the target's law says the other.
+    """Run rounds of requests with the same distributions: their first two tokens i64 [size], and the distribution [V²].
+
+    Where a round emits only one token, the target's distribution gives the other.
     """
     config = SAMPLED[name]
     batch, _, tree = sampled_trees(config, size, SamplingParams(temperature=1.0))
@@ -522,8 +530,9 @@ def emitted(name: str, size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("name", SAMPLED)
 def test_a_round_of_sampled_drafts_has_the_targets_distribution(name):
-    """Drafts and uniforms by their names, as in production. Pearson's chi-square of two consecutive tokens over 2,500
-    rounds; false alarm 1e-6 each.
+    """Drafts and uniforms have names as in production.
+
+    Pearson's chi-square of two consecutive tokens over 2,500 rounds; false alarm 1e-6 each.
     """
     pairs, joint = emitted(name, SAMPLES)
     expected = SAMPLES * joint

@@ -1,4 +1,4 @@
-"""Drafting kernels are the reference's at any setting."""
+"""Drafting kernels equal the reference under any setting."""
 
 import pytest
 import torch
@@ -22,13 +22,16 @@ EPS = 2.0**-23
 
 @pytest.fixture
 def gpu_blocks(monkeypatch) -> None:
-    """As many programs as on a GPU and more: under the interpreter one program would otherwise take all rows."""
+    """Use at least as many programs as on a GPU.
+
+    The interpreter would otherwise take all rows in one.
+    """
     for module in (fast, fast_lanes):
         monkeypatch.setattr(module, "block_of", lambda count, on_gpu, others=1: min(on_gpu, 4))
 
 
 def scripted(batch_size: int, config: SpecConfig, hidden_size: int, tied: bool):
-    """A draft input and what each forward of a draft loop returns: (topk_scores, topk_index, hidden)."""
+    """Make a draft input and the outputs of each forward of a draft loop: (topk_scores, topk_index, hidden)."""
     k = config.topk
 
     def scores(*shape):
@@ -55,7 +58,7 @@ def scripted(batch_size: int, config: SpecConfig, hidden_size: int, tied: bool):
 
 
 def reference_loop(first: DraftInput, steps, config: SpecConfig) -> tuple[Candidates, list[Lanes]]:
-    """The candidates, and the lanes of every step; after the last step they have no use."""
+    """Run the reference: the candidates, and the lanes of every step, which are unused after the last."""
     states = [start_lanes(first, config)]
     for step in steps:
         states.append(expand(states[-1], *step, config))
@@ -63,7 +66,7 @@ def reference_loop(first: DraftInput, steps, config: SpecConfig) -> tuple[Candid
 
 
 def lane_scores(lanes: fast_lanes.Lanes, config: SpecConfig) -> torch.Tensor:
-    """The scores of the candidates that are the lanes now."""
+    """Compute the scores of the candidates that are the current lanes."""
     first = 1 + min(int(lanes.step[0]), max(0, config.num_steps - 2)) * config.topk
     ids = lanes.candidates.parent_list[:, first : first + config.topk]
     scores = lanes.candidates.scores
@@ -80,7 +83,10 @@ def check_lanes(lanes: fast_lanes.Lanes, expected: Lanes, config: SpecConfig) ->
 
 
 def check_loop(size: int, config: SpecConfig, hidden_size: int, tied: bool, device: str, live_steps: int = 99) -> None:
-    """Scores are equal bit for bit: products and sums of two numbers. live_steps: those of request 0 below max_len."""
+    """Compare scores bit for bit, as they are products and sums of two numbers.
+
+    live_steps: request 0's steps below max_len.
+    """
     first, steps = scripted(size, config, hidden_size, tied)
     for topk_scores, topk_index, _ in steps[live_steps:]:
         topk_scores[0] = 0.0 if config.score == "prob" else -torch.inf
@@ -104,7 +110,7 @@ def check_loop(size: int, config: SpecConfig, hidden_size: int, tied: bool, devi
 @pytest.mark.parametrize("draft_kv", ["lane", "ancestor"])
 @pytest.mark.parametrize(("k", "num_steps"), [(1, 1), (1, 5), (2, 1), (2, 4), (3, 3), (10, 8), (16, 5)])
 def test_fast_lanes_are_the_references_at_every_step(k, num_steps, score, draft_kv, device, gpu_blocks, program_order):
-    """Draw drafts that are often equally likely, and some impossible."""
+    """Drafts are often equally likely, and some are impossible."""
     config = SpecConfig(k, num_steps, num_steps + 1 if k == 1 else k, score=score, draft_kv=draft_kv)
     check_loop(3 if k < 10 else 2, config, 7, True, device)
 
@@ -113,7 +119,7 @@ def test_fast_lanes_are_the_references_at_every_step(k, num_steps, score, draft_
 @pytest.mark.parametrize("live_steps", [0, 1, 3])
 @pytest.mark.parametrize("k", [1, 3])
 def test_fast_lanes_beyond_the_length_limit_are_the_references(k, live_steps, score, device):
-    """A dropped row proposes ids 0..K-1 with probability 0: all its children tie."""
+    """A dropped row proposes ids 0..K-1 with probability 0, so all its children tie."""
     check_loop(2, SpecConfig(k, 5, 6, score=score, draft_kv="ancestor"), 3, False, device, live_steps)
 
 
@@ -162,7 +168,7 @@ def test_a_chain_is_expanded_as_a_tree_of_one_lane_would_be(
 
 @pytest.mark.parametrize("k", [1, 3])
 def test_nothing_is_written_after_the_last_step(k, device):
-    """A graph of the step may be replayed once too often: only the step number goes on."""
+    """A graph of the step may be replayed once too often, and then changes only the step number."""
     config = SpecConfig(k, 2, 3)
     first, steps = scripted(2, config, 4, tied=False)
     lanes = fast_lanes.start_lanes(first.to(device), config)

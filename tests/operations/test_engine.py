@@ -1,4 +1,4 @@
-"""Both engines: rounds end to end, and what must not change their results."""
+"""Both engines: rounds end to end, and changes that must not affect their results."""
 
 from dataclasses import fields, replace
 
@@ -28,7 +28,7 @@ def tokens(pair, config, sampling=WARM, prompts=PROMPTS):
 
 
 def start(pair, config, prompts=PROMPTS, num_slots=2048, ids=None):
-    """An engine after prefill: (engine, batch, draft input, pools)."""
+    """Make an engine after prefill: (engine, batch, draft input, pools)."""
     engine = load_engine(pair, config, EngineOptions("reference", torch.float64))
     pools = engine.make_pools(len(prompts), num_slots)
     rows, lengths = [pools.open() for _ in prompts], [len(prompt) for prompt in prompts]
@@ -129,7 +129,7 @@ def test_merging_with_the_idle_state_changes_nothing():
 @pytest.mark.parametrize("config", [TREE, SpecConfig.plain(page_size=4)])
 @pytest.mark.parametrize("chunk", [1, 3, 4, 7])
 def test_chunked_prefill_starts_the_same_round(config, chunk):
-    """A chunk that is not the last hands the drafter the next known token."""
+    """A chunk that is not the last gives the drafter the next known token."""
     pair, prompt = synthetic_pair("eagle3"), PROMPTS[3]
     _, batch, expected, _ = start(pair, config, [prompt])
     engine = load_engine(pair, config, EngineOptions("reference", torch.float64))
@@ -154,8 +154,9 @@ def test_chunked_prefill_starts_the_same_round(config, chunk):
 
 @pytest.mark.parametrize("config", [TREE, *SAMPLED])
 def test_a_resumed_request_goes_on_as_if_it_had_not_stopped(config):
-    """Preemption: everything freed, committed tokens prefilled again, the known bonus token kept as root; sampled
-    drafts are those that it would have had.
+    """Preemption frees everything, prefills committed tokens again, and keeps the known bonus token as root.
+
+    Sampled drafts are the same as without it.
     """
     engine, batch, draft_input, pools = start(synthetic_pair("eagle3"), config, [PROMPTS[0]])
     for _ in range(3):
@@ -197,7 +198,7 @@ def test_release_finish_never_shrinks():
 
 @pytest.mark.parametrize("config", SAMPLED)
 def test_sampled_drafts_stop_at_the_longest_text(config):
-    """Lanes beyond it are dropped, have no law, and are never accepted."""
+    """Lanes beyond the limit are dropped, have no distribution, and are never accepted."""
     near = replace(config, max_len=len(PROMPTS[0]) + 9, release="round")
     found = tokens(synthetic_pair("eagle3"), near, WARM, PROMPTS[:1])
     assert found == [tokens(synthetic_pair("eagle3"), config, WARM, PROMPTS[:1])[0][:9]]
@@ -210,7 +211,7 @@ def test_sampled_drafts_leave_greedy_output_alone(config):
 
 
 def test_the_gumbel_coupling_gives_any_drafter_the_same_tokens():
-    """Also without drafts: noise belongs to a position, and what is drafted there only says how soon it is known."""
+    """Plain decoding too: noise belongs to a position, and a draft there only changes how soon it is known."""
     filtered = replace(WARM, temperature=0.8, top_k=20, top_p=0.9, frequency_penalty=0.3)
     chain, plain = SAMPLED[3], replace(SpecConfig.plain(page_size=4), verifier="gumbel")
     expected = tokens(synthetic_pair("eagle3"), plain, filtered, PROMPTS[:2])

@@ -30,7 +30,7 @@ FOUR = [PROMPTS[0], PROMPTS[1], PROMPTS[2], [9, 8, 7, 6]]
 
 
 def fast_start(pair, config, device, prompts=FOUR, graph="eager", bucket=None, params=None, grammars=None):
-    """A fast engine after prefill, or with graph `reference` the reference: (engine, batch, draft input, pools)."""
+    """Make a fast engine, or for graph `reference` the reference: (engine, batch, draft input, pools) after prefill."""
     options = EngineOptions() if graph == "reference" else EngineOptions("fast", torch.float32, device, graph, bucket)
     device = options.device or "cpu"
     engine = load_engine(pair, config, options, grammars=grammars)
@@ -48,7 +48,7 @@ def fast_start(pair, config, device, prompts=FOUR, graph="eager", bucket=None, p
 
 
 def fast_rounds(engine, batch, draft_input, pools, count=2):
-    """Everything that `count` rounds leave, tensor by tensor: every phase's output, then both pools."""
+    """List all results of `count` rounds, tensor by tensor: every phase's output, then both pools."""
     left = {}
     for number in range(count):
         states = engine.round(batch, draft_input, pools)
@@ -79,7 +79,7 @@ def assert_bitwise_equal(first, second):
 
 
 def bits(tensor):
-    """NaN equals itself."""
+    """Convert to bits, in which NaN equals itself."""
     return tensor.contiguous().view(torch.uint8) if tensor.is_floating_point() and tensor.numel() else tensor
 
 
@@ -106,7 +106,10 @@ def test_graph_modes_agree_bitwise(config, device):
 
 
 def advances(engine, batch, draft_input, pools, keep):
-    """States after four rounds of a serving loop: one is a whole round, and a request leaves after two."""
+    """List the states of four rounds of a serving loop, one of them a whole round.
+
+    A request leaves after two.
+    """
     left = {}
     for number in range(4):
         if number == 1:
@@ -180,7 +183,7 @@ def test_graph_modes_agree_bitwise_where_pages_move_in_a_round(device):
 
 @pytest.mark.parametrize("graph", ["reference", "eager", "step", "phase"])
 def test_release_round_owns_what_each_request_accepted(graph, device):
-    """All nodes of its tree while they are verified, then the path that it accepted: some requests more than others."""
+    """A request owns all tree nodes during verify and then its accepted path, some requests more than others."""
     pair, config = synthetic_pair("eagle"), replace(SMALL, release="round", page_size=1)
     engine, batch, draft_input, pools = fast_start(pair, config, device, FOUR[:3], graph)
     verify_input = engine.draft(batch, draft_input, pools)
@@ -204,7 +207,7 @@ def test_a_fast_round_owns_the_columns_that_it_needs(device):
 
 @pytest.mark.parametrize("graph", ["eager", "round"])
 def test_padded_rows_change_no_real_row(graph, device):
-    """Three requests alone in a bucket of four, and beside a fourth: the same bits for the three."""
+    """Three requests in a bucket of four have the same bits with padding and with a fourth request."""
     pair = synthetic_pair("eagle3")
     engine, batch, draft_input, pools = fast_start(pair, SMALL, device, FOUR, graph)
     three = torch.arange(3, device=device)
@@ -218,7 +221,10 @@ def test_padded_rows_change_no_real_row(graph, device):
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_batch_invariance_reaches_every_product_and_attention(batch_invariant, kind, device, monkeypatch):
-    """All products of target and drafter, in prefill and round; its effect is tested with them."""
+    """All products of target and drafter get the option, in prefill and round.
+
+    Their own tests check its effect.
+    """
     told = {"choose": set(), "attention": set()}
 
     def choose(*shape_and_type, _choose=product_plan.choose):
@@ -264,7 +270,10 @@ def test_inside_a_round_torch_runs_linear_layers_and_copies_only(kind, config, d
 
 @pytest.mark.parametrize("config", [SMALL, LANES])
 def test_a_snapshot_of_lanes_adds_two_copies_to_a_round(config, device):
-    """They stand where the draft phase ends; without a snapshot nothing is recorded for it."""
+    """The copies are at the end of the draft phase.
+
+    Without a snapshot none is captured.
+    """
     engine, batch, _, pools = fast_start(synthetic_pair("eagle3"), config, device, FOUR[:2])
     frame = engine._frame(batch, pools)
     recorded = []
@@ -321,7 +330,7 @@ def test_a_write_beside_a_static_buffer_is_found_after_the_phase(device):
     predict = frame.verdict.predict
     whole = torch.empty(0, dtype=torch.int32, device=device).set_(predict.untyped_storage())
     whole[predict.storage_offset() - 1] = 7
-    # On a GPU nobody checks unasked, since the host would have to wait.
+    # On a GPU there is no check by default, as the host would have to wait.
     check = frame.buffers.check if device == "cuda" else lambda: engine.round(batch, draft_input, pools)
     with pytest.raises(GuardError, check=lambda error: (error.side, error.name) == ("before", "verdict.predict")):
         check()
@@ -329,7 +338,7 @@ def test_a_write_beside_a_static_buffer_is_found_after_the_phase(device):
 
 @dataclass
 class Only:
-    """A grammar of one token, as often as one likes, and the matcher of it."""
+    """A grammar of one repeated token, and its matcher."""
 
     token: int
     vocab_size: int = 48
@@ -349,7 +358,10 @@ class Only:
 
 
 def test_prefill_and_rounds_ask_the_grammar_of_a_request(device):
-    """Requests 0 and 2 are constrained, each by its own; nobody of the padding is, although it has the id 0."""
+    """Requests 0 and 2 each have their own grammar.
+
+    Padding has none, although it has the id 0.
+    """
     pair, plain, params = synthetic_pair("eagle3"), SpecConfig.plain(), [SamplingParams(max_new_tokens=2)] * 3
     free = generate(pair, FOUR[:3], plain, params).outputs
     start = pair, plain, device, FOUR[:3], "phase", 4, params
@@ -379,7 +391,10 @@ def test_a_fast_setting_that_cannot_run_is_refused(changes, options, field):
 
 
 def test_the_fast_engine_continues_prompts_as_the_reference(device):
-    """A smoke test; specsim.correctness.differential is the proof."""
+    """This is a smoke test.
+
+    specsim.correctness.differential makes the full comparison.
+    """
     pair, sampling = synthetic_pair("eagle3"), [replace(WARM, max_new_tokens=8, temperature=t) for t in (0.0, 1.0, 0.7)]
     fast = generate(pair, FOUR[:3], SMALL, sampling, engine=EngineOptions("fast", device=device))
     reference = generate(pair, FOUR[:3], SMALL, sampling)
@@ -390,7 +405,7 @@ def test_the_fast_engine_continues_prompts_as_the_reference(device):
 
 
 def test_prompts_and_batches_larger_than_a_tile_run(device):
-    """Interpreted programs take all rows of a launch only as far as a tile may hold them, 2²⁰ entries."""
+    """Interpreted programs take all rows of a launch, up to the largest tile of 2²⁰ entries."""
     pair, prompt = synthetic_pair("eagle", num_layers=1), [[index % 48 for index in range(500)]]
     sampling = SamplingParams(max_new_tokens=2)
     fast, reference = (

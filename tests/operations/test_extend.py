@@ -1,4 +1,4 @@
-"""Rows of draft-extend: ids one place ahead of their features, by hand and through the real engine."""
+"""Rows of draft-extend, with ids one position after their features, by hand and through the engine."""
 
 from dataclasses import fields, replace
 
@@ -86,19 +86,19 @@ def numbered_features(count: int) -> torch.Tensor:
 
 
 def table() -> torch.Tensor:
-    """Slot 1000 · row + column."""
+    """Make a table with slot 1000 · row + column."""
     return torch.arange(3)[:, None] * 1000 + torch.arange(40)
 
 
 def extended(extend: str, max_len: int = 100, req_to_token: torch.Tensor | None = None) -> DraftExtendInput:
-    """Request 0 in table row 2 with 7 tokens, request 1 in table row 0 with 11."""
+    """Extend request 0 in table row 2 with 7 tokens, and request 1 in table row 0 with 11."""
     req_to_token = table() if req_to_token is None else req_to_token
     batch = make_batch([7, 11], rows=[2, 0])
     return draft_extend_input(batch, make_verdict(PATHS), numbered_features(12), req_to_token, max_len, extend)
 
 
 def test_a_ragged_row_holds_the_token_after_its_node():
-    """Not the node's own token: the root and the drafts number as many as the drafts and the bonus."""
+    """It is not the node's own token: root and drafts are as many as drafts and bonus."""
     rows = extended("ragged")
     assert rows.row_starts.tolist() == [0, 3, 4]
     assert rows.input_ids.tolist() == [100, 102, 105, 106]
@@ -109,7 +109,7 @@ def test_a_ragged_row_holds_the_token_after_its_node():
 
 
 def test_fixed_rows_are_the_ragged_ones_and_junk():
-    """Junk carries token 0 and the features of the request's own node 0."""
+    """Padding has token 0 and the features of the request's own node 0."""
     rows = extended("fixed")
     assert rows.row_starts.tolist() == [0, 4, 8]
     assert rows.input_ids.tolist() == [100, 102, 105, 0, 106, 0, 0, 0]
@@ -166,7 +166,7 @@ def test_no_requests_make_no_rows(extend, num_nodes):
     assert rows.bonus_tokens.dtype == torch.int32
 
 
-# Through the real engine.
+# Through the engine.
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3], [8, 4]]
 LENGTHS = [len(prompt) for prompt in PROMPTS]
@@ -178,7 +178,10 @@ SHAPES = {
 
 
 class Run:
-    """An engine after the prefill of PROMPTS; `rounds` goes on from there."""
+    """An engine after the prefill of PROMPTS.
+
+    `rounds` continues from there.
+    """
 
     def __init__(self, kind: str, config: SpecConfig):
         self.engine = Engine(synthetic_pair(kind), config, EngineOptions(dtype=torch.float64))
@@ -191,7 +194,7 @@ class Run:
         self.draft_input = prefill.draft_input
 
     def rounds(self, count: int):
-        """(batch, verify output, draft input) of each round."""
+        """Run rounds: (batch, verify output, draft input) of each."""
         for _ in range(count):
             batch = self.batch
             _, output, self.draft_input = self.engine.round(batch, self.draft_input, self.pools)
@@ -204,7 +207,10 @@ class Run:
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_fixed_and_ragged_leave_the_same_draft_input(kind, shape, release):
-    """Tokens exactly; floats within the rounding of products over more or fewer rows. Junk rows do occur."""
+    """Tokens agree exactly, floats within the rounding of products over more or fewer rows.
+
+    Padding rows do occur.
+    """
     runs = [Run(kind, SpecConfig(**shape, release=release, extend=extend)).rounds(5) for extend in ("fixed", "ragged")]
     junk = 0
     for (_, output, fixed), (_, _, ragged) in zip(*runs, strict=True):
@@ -217,7 +223,7 @@ def test_fixed_and_ragged_leave_the_same_draft_input(kind, shape, release):
 
 
 def dense_features(run: Run, tokens: torch.Tensor) -> torch.Tensor:
-    """The target's features of one sequence from a single prefill in a pool of its own."""
+    """Compute the target's features of one sequence in a single prefill with its own pool."""
     pools, steps = run.engine.make_pools(1, 160), torch.arange(len(tokens))
     row = pools.open()
     pools.reserve(row, len(tokens))
@@ -230,7 +236,7 @@ def dense_features(run: Run, tokens: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_the_row_of_column_p_has_the_id_of_token_p_plus_1(kind, shape, extend):
-    """Against one dense forward over the whole sequence, once rounds have accepted drafts."""
+    """Compare with one dense forward over the whole sequence, after rounds that accepted drafts."""
     run = Run(kind, SpecConfig(**shape, extend=extend))
     rounds = list(run.rounds(4))
     assert max(int(output.verdict.num_accepted_drafts.max()) for _, output, _ in rounds) > 0
@@ -257,17 +263,20 @@ def test_under_release_round_only_junk_rows_lack_a_slot():
     assert dropped > 0
 
 
-# The fast column.
+# The fast implementation.
 
 
 @pytest.fixture
 def gpu_blocks(monkeypatch) -> None:
-    """As many programs as on a GPU and more: under the interpreter one program would otherwise take all rows."""
+    """Use at least as many programs as on a GPU.
+
+    The interpreter would otherwise take all rows in one.
+    """
     monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: min(on_gpu, 2))
 
 
 def random_case(size: int, num_steps: int, num_features: int, dtype: torch.dtype = torch.float32):
-    """(batch, verdict, features, table): random paths below roots, in rows of the table that are not all in use."""
+    """Make (batch, verdict, features, table): random paths below roots, in a table that has unused rows."""
     num_nodes = num_steps + 3
     paths = []
     for length in torch.randint(1, num_steps + 2, (size,)).tolist():
@@ -286,7 +295,7 @@ def fast_rows(case, max_len: int, extend: str, device: str) -> DraftExtendInput:
 
 
 def accepted_only(rows: DraftExtendInput, width: int) -> DraftExtendInput:
-    """The rows of every path, packed."""
+    """Pack the rows of every path."""
     live = (torch.arange(width) < rows.num_accepted_tokens[:, None]).flatten()
     taken = {name: getattr(rows, name)[live] for name in ("hidden", "input_ids", "positions", "cache_locations")}
     starts = torch.nn.functional.pad(rows.num_accepted_tokens.long().cumsum(0), (1, 0))
@@ -325,7 +334,7 @@ def test_fast_rows_are_the_references_at_any_setting(size, num_steps, num_featur
 
 @pytest.mark.parametrize("extend", ["fixed", "ragged"])
 def test_fast_rows_beyond_the_table_write_nothing(extend, device):
-    """Row 0 of a table of nine columns, which row 1 follows in memory."""
+    """Row 0 of a table of nine columns precedes row 1 in memory."""
     narrow = torch.arange(18).view(2, 9)
     case = make_batch([7], rows=[0]), make_verdict([[0, 2, 3, 5]]), numbered_features(6), narrow
     assert fast_rows(case, 100, extend, device).cache_locations.tolist() == [7, 8, -1, -1]
@@ -363,7 +372,10 @@ def test_padded_requests_have_rows_of_zeros_that_write_nothing(extend, device, g
 
 
 def test_fast_rows_are_written_into_given_buffers(device):
-    """Every entry, the counters and lengths that are handed on included; nothing of what is read is aliased."""
+    """Every entry is written, also the copied counters and lengths.
+
+    No output shares memory with an input.
+    """
     batch, verdict, features, table = (value.to(device) for value in random_case(3, 2, 5))
     expected = fast.draft_extend_input(batch, verdict, features, table, 100, "fixed")
     out = replace(

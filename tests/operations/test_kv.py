@@ -1,4 +1,4 @@
-"""Columns of lanes and tails by formula and by exhaustion; the copies and the commit slot by slot."""
+"""Columns of lanes and tails by formula and by exhaustion, copies and the commit slot by slot."""
 
 import itertools
 from dataclasses import replace
@@ -65,7 +65,7 @@ def test_no_two_lanes_share_a_column_and_none_touches_the_prefix():
 
 
 def test_a_lanes_pages_are_its_own():
-    """An attention kernel addresses a lane by whole pages: its tail and its steps lie on them without a gap."""
+    """An attention kernel addresses a lane by whole pages, on which its tail and its steps lie without a gap."""
     for config, length in itertools.product(all_settings(), LENGTHS):
         if config.page_size == 1 or config.topk == 1:
             continue
@@ -78,14 +78,14 @@ def test_a_lanes_pages_are_its_own():
 
 
 def test_every_column_of_this_round_and_the_next_is_reserved():
-    """The length of a request may be one round behind: the columns of any length up to a round's more are owned too."""
+    """A request's length may be one round behind, so columns of lengths up to a round later are owned."""
     for config, length in itertools.product(all_settings(), LENGTHS):
         for later in range(length, length + config.num_steps + 2):
             last = max(int(lane_columns(later, config).max()), later + config.num_draft_tokens - 1)
             assert last < config.reserved_columns(length)
 
 
-# Content. A slot's KV is filled with numbers of its own, so that a copy shows where it came from.
+# Content. A slot's KV has unique numbers, so that a copy shows its source.
 
 
 def numbered_buffer(layers: int, slots: int) -> KVBuffer:
@@ -98,8 +98,9 @@ def numbered_buffer(layers: int, slots: int) -> KVBuffer:
 def make_pools(
     page_size: int, columns: list[int], num_layers: int = 3, turn: int | None = None
 ) -> tuple[KVPool, list[int]]:
-    """Pools whose pages come in random order, or page 0 behind `turn` others, numbered; and a row for each request,
-    owning `columns` columns.
+    """Make numbered pools with pages in random order, or page 0 after `turn` others, and a row for each request.
+
+    Each row owns `columns` columns.
     """
     num_pages = sum(-(-count // page_size) for count in columns) + 2
     slots = num_pages * page_size
@@ -122,12 +123,12 @@ def make_batch(rows: list[int], lengths: list[int]) -> Batch:
 
 
 def content(buffer: KVBuffer) -> torch.Tensor:
-    """Keys and values, [slots, everything a slot holds]."""
+    """Read keys and values, [slots, everything in a slot]."""
     return torch.cat([buffer.keys, buffer.values], dim=-1).transpose(0, 1).flatten(1).clone()
 
 
 def assert_moved(before: torch.Tensor, after: torch.Tensor, moves: dict[int, int]) -> None:
-    """`moves` maps a destination slot to the slot whose old content it has now; every other slot is as it was."""
+    """Check that `moves` maps each changed slot to the slot with its content before, and that no other changed."""
     source = [moves.get(slot, slot) for slot in range(len(before))]
     assert torch.equal(after, before[source])
 
@@ -162,7 +163,7 @@ def test_the_lanes_that_a_round_owns_hold_every_tail_and_step(release):
 
 
 def accept(paths: list[list[int]], num_nodes: int, width: int) -> torch.Tensor:
-    """accept_index i32 [B, S+1] of paths of node numbers, root included."""
+    """Make accept_index i32 [B, S+1] from paths of node numbers, root included."""
     rows = [[request * num_nodes + node for node in path] for request, path in enumerate(paths)]
     return torch.tensor([row + [-1] * (width - len(row)) for row in rows], dtype=torch.int32).view(-1, width)
 
@@ -200,7 +201,10 @@ def test_commit_of_a_chain_moves_nothing(accepted):
 
 
 def test_a_path_that_reads_what_it_writes_is_read_first():
-    """Columns 5..8 take nodes 0, 2, 1, 3: node 1's slot is written before a loop over the path would read it."""
+    """Columns 5..8 take nodes 0, 2, 1, 3.
+
+    A loop over the path would write node 1's slot before reading it.
+    """
     pools, (row,) = make_pools(1, [9])
     before, slots = content(pools.target), pools.req_to_token[row, 5:9]
     commit(make_batch([row], [5]), slots, verdict_of(accept([[0, 2, 1, 3]], 4, 4)), pools)
@@ -217,8 +221,8 @@ def test_no_requests_move_nothing():
     assert torch.equal(content(pools.target), before[1])
 
 
-# The kernels, against the reference over the same pool: every slot that must not change is compared as well. One more
-# request of theirs is padded, the first, and would be taken for the last row of the table.
+# The kernels, compared with the reference over the same pool, including all slots that must not change. Their batch has
+# one more, padded request in front, which would be taken for the table's last row.
 
 
 def padded(rows: list[int], lengths: list[int], device: str) -> Batch:
@@ -226,7 +230,10 @@ def padded(rows: list[int], lengths: list[int], device: str) -> Batch:
 
 
 def twin(pools: KVPool, device: str, dtype: torch.dtype = torch.float32) -> KVPool:
-    """The same pool for kernels; its numbers are whole and exact in float32."""
+    """Copy the pool for kernels.
+
+    Its numbers are integers that are exact in float32.
+    """
     buffers = []
     for buffer in (pools.target, pools.draft):
         layers, slots, heads, dim = buffer.keys.shape
@@ -267,7 +274,7 @@ def test_kernels_copy_tails_to_any_page_also_the_pools_first(device):
 
 
 def with_a_padded_request(accept_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
-    """Behind a first request that accepts all it can: it is for its table row to stop it."""
+    """Add a first padded request with the longest accepted path, which only its table row can stop."""
     own = torch.arange(accept_index.shape[1], dtype=torch.int32)[None]
     return torch.cat([own, torch.where(accept_index < 0, -1, accept_index + num_nodes)])
 
@@ -298,7 +305,7 @@ def commit_both(
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("paths", [*PATHS, [[0, 2, 1, 3]], [[0, 3, 2, 1], [0, 1, 2, 3]]])
 def test_kernels_commit_the_same_content(paths, page_size, num_layers, device, program_order):
-    """Also paths whose nodes are in no order, which read what an earlier one of them overwrites."""
+    """Paths include nodes in no order, which read slots that an earlier node overwrites."""
     commit_both([5, 8, 15][: len(paths)], accept(paths, 6, 4), 6, page_size, device, num_layers)
 
 

@@ -1,4 +1,4 @@
-"""The parts of a decoder layer against their formulas and against transformers."""
+"""Parts of a decoder layer against their formulas and against transformers."""
 
 import math
 from dataclasses import replace
@@ -67,7 +67,10 @@ def test_rms_norm_is_its_formula(width):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_rms_norm_of_narrow_types_is_computed_in_float32(dtype):
-    """Rounded to the type before the weight: bit for bit. 1e4 squared overflows float16."""
+    """The row is rounded to the type before the weight, bit for bit.
+
+    1e4 squared overflows float16.
+    """
     theirs = LlamaRMSNorm(33, eps=1e-5).to(dtype)
     theirs.weight.data = torch.randn(33, dtype=dtype)
     x = torch.randn(6, 33).mul(torch.tensor([1e-3, 1e-2, 1.0, 1e2, 1e3, 1e4])[:, None]).to(dtype)
@@ -84,7 +87,10 @@ def test_default_frequencies_are_the_powers_of_the_base(head_dim):
 @pytest.mark.parametrize("original", [64, 8192])
 @pytest.mark.parametrize("head_dim", [16, 64])
 def test_llama3_frequencies_equal_transformers(head_dim, original):
-    """Within a few units in the last place of float32: the orders differ. All three bands of the rule occur."""
+    """Frequencies agree within a few units in the last place of float32, as the order of operations differs.
+
+    All three bands of the rule occur.
+    """
     scaling = LLAMA3 | {"original_max_position_embeddings": original}
     config = replace(tiny_config(), head_dim=head_dim, rope_theta=5e5, rope_scaling=scaling)
     theirs, _ = ROPE_INIT_FUNCTIONS["llama3"](transformers_config(config), device="cpu")
@@ -98,7 +104,10 @@ def test_llama3_frequencies_equal_transformers(head_dim, original):
 @pytest.mark.parametrize("rope_scaling", [{}, LLAMA3], ids=["default", "llama3"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_rotation_equals_transformers_bit_for_bit(dtype, rope_scaling):
-    """Given the same float32 frequencies; also far from the start, where float32 angles are coarse."""
+    """The float32 frequencies are the same.
+
+    Positions include distant ones, where float32 angles are coarse.
+    """
     config = replace(tiny_config(), rope_scaling=rope_scaling)
     rotary = LlamaRotaryEmbedding(transformers_config(config))
     positions = torch.tensor([0, 1, 2, 63, 64, 500, 131071])
@@ -110,7 +119,7 @@ def test_rotation_equals_transformers_bit_for_bit(dtype, rope_scaling):
 
 
 def test_rotation_turns_each_pair_by_its_angle():
-    """(x_i, x_{i + D/2}) as a complex number times e^{i position frequency}."""
+    """(x_i, x_{i + D/2}) as a complex number is multiplied by e^{i position frequency}."""
     x, inverse = torch.randn(5, 3, 6, dtype=torch.float64), torch.tensor([1.0, 0.5, 0.125])
     positions = torch.tensor([0, 1, 3, 8, 20])
     turned = torch.complex(x[..., :3], x[..., 3:]) * torch.exp(1j * positions[:, None, None] * inverse.double())
@@ -128,7 +137,7 @@ def test_products_of_rotated_vectors_depend_on_the_distance_only():
 
 
 def layer_weights(config) -> tuple[LlamaConfig, dict[str, torch.Tensor]]:
-    """Random weights of one attention and one MLP, with whatever biases the config asks for."""
+    """Make random weights of one attention and one MLP, with the biases of the config."""
     theirs = transformers_config(config)
     attention, mlp = LlamaAttention(theirs, layer_idx=0), LlamaMLP(theirs)
     state = {f"self_attn.{n}": t for n, t in attention.state_dict().items()} | {
@@ -202,7 +211,7 @@ def test_gated_mlp_equals_transformers(mlp_bias):
 
 
 def assert_within(out: torch.Tensor, exact: torch.Tensor, roundings: int, scale: torch.Tensor | float = 1.0) -> None:
-    """Off the float64 value by at most so many roundings to the type of an element of that scale."""
+    """Check the error from float64, in units of rounding an element of that scale to the type."""
     units = roundings * torch.finfo(out.dtype).eps
     assert ((out.cpu().double() - exact).abs() <= units * exact.abs().clamp(min=scale)).all()
 
@@ -225,8 +234,9 @@ def test_fast_weights_stack_the_projections_of_one_input(changes):
 @pytest.mark.parametrize(("batch_invariant", "head_dim"), [(False, 16), (True, 16), (True, 32)])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
 def test_a_fast_layer_equals_the_references(family, batch_invariant, head_dim, device, program_order):
-    """A prompt of 7 and one of 4 tokens, attention (qwen3: with norms; mistral: in a window) and MLP; batch_invariant:
-    products are streamed, of heads of 32 rotated on the way.
+    """Attention and MLP over prompts of 7 and 4 tokens, for qwen3 with norms and for mistral in a window.
+
+    batch_invariant: products are streamed, and heads of 32 are rotated in the same kernel.
     """
     config = tiny_config(family, window=3 if family == "mistral" else None, head_dim=head_dim)
     _, tensors = layer_weights(config)

@@ -1,4 +1,4 @@
-"""The reference engine against the oracle, which knows no cache, no mask and no pool, from the same uniforms."""
+"""The reference engine against the oracle, which has no cache, mask or pool, with the same uniforms."""
 
 from dataclasses import replace
 
@@ -47,7 +47,7 @@ WINDOW = {"mistral": 7}
 
 
 def is_valid(cell):
-    """A chain has one width only: it goes with the narrowest."""
+    """Check that a chain, which has only one width, has the narrowest."""
     return cell.get("topk") != 1 or cell.get("num_draft_tokens", 2) == 2
 
 
@@ -55,7 +55,7 @@ CELLS = pairwise(AXES, is_valid)
 
 
 def config_of(cell):
-    """The cell's setting; its num_draft_tokens is cut to what topk and num_steps allow."""
+    """Make the cell's setting, with num_draft_tokens limited by topk and num_steps."""
     topk, steps = cell["topk"], cell["num_steps"]
     width = steps + 1 if topk == 1 else min(cell["num_draft_tokens"], 1 + topk + (steps - 1) * topk**2)
     names = (
@@ -109,7 +109,10 @@ VERIFIER_AXES = {
 
 
 def verifies(cell):
-    """Chains are verified by three of them."""
+    """Check whether a verifier takes this setting.
+
+    Three of them verify chains.
+    """
     return cell.get("topk", 1) == 1 or cell.get("verifier") not in ("rejection", "block", "gumbel")
 
 
@@ -121,7 +124,10 @@ def setting_of(cell):
 
 
 class Alternating:
-    """Outputs of 3 tokens or more, each as much above the last, modulo 6, as one of `steps`; token 0 ends them."""
+    """Outputs of 3 tokens or more, each the last plus one of `steps`, modulo 6.
+
+    Token 0 ends them.
+    """
 
     def __init__(self, vocab_size=48, steps=(1, 2)):
         self.vocab_size, self.steps = vocab_size, steps
@@ -156,7 +162,7 @@ class AlternatingMatcher:
 
 @pytest.mark.parametrize("cell", pairwise(VERIFIER_AXES, verifies), ids=lambda cell: "-".join(map(str, cell.values())))
 def test_every_verifier_equals_the_oracle(cell):
-    """Also under a grammar, whose outputs may end in a tree, and which forbids many drafts."""
+    """A grammar is used too, which forbids many drafts and lets outputs end in a tree."""
     pair, grammar = synthetic_pair(cell["kind"]), Alternating() if cell["is_constrained"] else None
     if grammar:
         pair = replace(pair, target=replace(pair.target, config=replace(pair.target.config, eos_token_ids=(0,))))
@@ -167,7 +173,10 @@ def test_every_verifier_equals_the_oracle(cell):
     ("verifier", "topk"), [("typical", 3), ("rejection", 1), ("block", 1), ("multi_round", 6), ("gumbel", 1)]
 )
 def test_every_verifier_equals_the_oracle_on_poor_drafts(verifier, topk):
-    """Rounds of every length; the laws are so flat that a sibling's uniform instead of a draft's own would be seen."""
+    """Rounds have every length.
+
+    Distributions are so flat that a wrong sibling's uniform would be noticed.
+    """
     pair = synthetic_pair("eagle3", noise=0.1)
     thresholds = {"typical_epsilon": 0.1, "typical_delta": 0.3} if verifier == "typical" else {}
     config = SpecConfig(topk, 3, 1 + 3 * topk, page_size=4, verifier=verifier, **thresholds)
@@ -219,13 +228,13 @@ def node_paths(verify_input, request):
 def test_trees_and_scores_equal_the_oracle_in_every_round(
     kind, draft_kv, page_size, verifier, num_draft_tokens, monkeypatch
 ):
-    """Draft-side parity: a fault that only lowers acceptance leaves tokens right and trees wrong."""
+    """A fault that only lowers acceptance leaves tokens right and trees wrong, so drafts are compared."""
     config = SpecConfig(4, 4, num_draft_tokens, page_size=page_size, draft_kv=draft_kv, verifier=verifier)
     assert_trees_equal_the_oracle(synthetic_pair(kind), config, monkeypatch)
 
 
 def assert_trees_equal_the_oracle(pair, config, monkeypatch):
-    """And their scores, bit for bit; return the trees of all rounds."""
+    """Compare trees and their scores, bit for bit, and return the trees of all rounds."""
     sampling, seen = SAMPLINGS["warm"], []
     engine_type = type(load_engine(pair, config))
     draft = engine_type.draft
@@ -243,9 +252,9 @@ def assert_trees_equal_the_oracle(pair, config, monkeypatch):
     [(1, 7, "target_only", 0), (4, 60, "target_only", -104), (4, 25, "multi_round", 0)],
 )
 def test_peaked_trees_and_scores_equal_the_oracle(topk, num_draft_tokens, verifier, lowest, monkeypatch):
-    """Logits spread over hundreds: log probabilities are finite, but for drafts from beyond max_len, which have -inf.
+    """Logits are spread over hundreds, so log probabilities are finite, except -inf for drafts beyond max_len.
 
-    The drafter stands two places before its draft.
+    The drafter is two positions before its draft.
     """
     pair = synthetic_pair("eagle3")
     tensors = pair.drafter.tensors | {"lm_head.weight": 30 * pair.drafter.tensors["lm_head.weight"]}

@@ -86,7 +86,7 @@ def transformers_model() -> LlamaForCausalLM:
 
 
 def transformers_processors(params: SamplingParams, context_len: int) -> LogitsProcessorList:
-    """The list that a model's generate() makes of these parameters, in its own order."""
+    """List the processors that a model's generate() makes of these parameters, in its own order."""
     config = GenerationConfig(
         do_sample=True,
         temperature=params.temperature,
@@ -102,9 +102,10 @@ def transformers_processors(params: SamplingParams, context_len: int) -> LogitsP
 @pytest.mark.parametrize("params", FILTERS, ids=lambda params: ",".join(params))
 @pytest.mark.parametrize("vocab_size", [97, 256])
 def test_distribution_is_that_of_transformers(params, vocab_size):
-    """Ten rows of normal logits: no ties, no cut within rounding. Budget: a few roundings in float64 on either side.
+    """Ten rows of normal logits have no ties and no cut within rounding error.
 
-    No token of the context has a bias: there the two differ, as the next test says.
+    The budget is a few float64 roundings. No token of the context has a bias, as there the implementations differ (next
+    test).
     """
     given = SamplingParams(**params)
     unbiased = [token for token in range(vocab_size) if token not in given.logit_bias]
@@ -119,7 +120,10 @@ def test_distribution_is_that_of_transformers(params, vocab_size):
 
 
 def test_bias_follows_repetition_unlike_in_transformers():
-    """Bias 4 for a token of logit 1 that the context holds, repetition penalty 2: 1 / 2 + 4, and there (1 + 4) / 2."""
+    """A context token's logit 1 becomes 1 / 2 + 4, in transformers (1 + 4) / 2.
+
+    The bias is 4 and the repetition penalty 2.
+    """
     params = dict(temperature=1.0, repetition_penalty=2.0, logit_bias={0: 4.0, 2: 4.0})
     logits, context = [1.0, 1.0, 1.0], torch.tensor([0, 1])
     theirs = transformers_processors(SamplingParams(**params), 2)(context[None], torch.tensor([logits]))
@@ -132,9 +136,9 @@ def test_bias_follows_repetition_unlike_in_transformers():
     [
         (dict(temperature=1, top_p=0.8), [0, 1, 2]),
         (dict(temperature=1, top_k=3, top_p=0.8), [0, 1]),  # 12/14 of what top-k left
-        (dict(temperature=1, top_p=0.66, min_p=0.3), [0, 1]),  # after min-p the first alone would have 8/12
+        (dict(temperature=1, top_p=0.66, min_p=0.3), [0, 1]),  # after min-p the first token would have 8/12 by itself
         (dict(temperature=1, top_p=0.7), [0, 1]),
-        (dict(temperature=2, top_p=0.7), [0, 1, 2]),  # of the tempered law
+        (dict(temperature=2, top_p=0.7), [0, 1, 2]),  # of the distribution at temperature 2
         (dict(temperature=2, min_p=0.4), [0, 1, 2]),
     ],
 )
@@ -163,7 +167,7 @@ def test_top_k_keeps_the_lower_index_of_equals(logits_V, k):
 @pytest.mark.parametrize("size", [4, 8])
 @pytest.mark.parametrize("tokens", [1, 2, 3])
 def test_top_p_on_equals_keeps_just_enough_of_the_lower_indices(size, tokens):
-    """Equal probabilities of 1/4 and 1/8 are exact: mass that is reached exactly is enough."""
+    """Equal probabilities of 1/4 and 1/8 are exact, and mass that is reached exactly is enough."""
     equal = torch.zeros(size)
     assert support(law(equal, temperature=1, top_p=tokens / size)) == list(range(tokens))
     assert support(law(equal, temperature=1, top_p=math.nextafter(tokens / size, 1))) == list(range(tokens + 1))
@@ -200,7 +204,7 @@ def test_temperature_zero_is_one_hot_at_the_lowest_best(logits_V, top_k, top_p):
 
 @pytest.mark.parametrize("temperature", [1e-6, 1e-300, 5e-324])
 def test_the_smallest_temperatures_approach_greedy(temperature):
-    """A temperature that is allowed gives a law."""
+    """Every allowed temperature gives a distribution."""
     assert law([1.0, 30.0, -2.0], temperature=temperature).tolist() == [0, 1, 0]
 
 
@@ -280,7 +284,7 @@ def test_logprob_of_a_masked_token_is_minus_infinity():
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=9), st.sampled_from([torch.float32, torch.float64]))
 def test_inverse_cdf_spends_the_uniforms_in_proportion(weights, dtype):
-    """The midpoints of as many equal cells as there is mass: each id gets exactly its weight of them."""
+    """Uniforms are the midpoints of as many equal cells as there is mass, so each id gets exactly its weight."""
     total = sum(weights)
     assume(total)
     drawn = [inverse_cdf(torch.tensor(weights, dtype=dtype) / 16, (cell + 0.5) / total) for cell in range(total)]
@@ -305,7 +309,7 @@ def test_inverse_cdf_returns_an_id_with_mass(weights, uniform, dtype):
 
 
 def test_an_id_without_mass_is_not_drawn_by_a_parallel_scan(monkeypatch):
-    """A scan by blocks adds in another order at every id, so that its sums may rise where nothing was added."""
+    """A parallel scan adds in another order at every id, so its sums may rise where nothing was added."""
     monkeypatch.setattr(torch.Tensor, "cumsum", lambda self, dim: torch.tensor([0.5, 0.5 + 2.0**-23, 1.0]))
     assert inverse_cdf(torch.tensor([0.5, 0.0, 0.5]), 0.5 + 2.0**-24) == 2
 
@@ -335,7 +339,7 @@ def test_no_uniform_walks_off_the_end(weights, uniform):
     assert before - budget <= uniform <= float(exact[token]) + budget
 
 
-# The fast column: what laws() says of rows, read by the device functions that verification reads it with.
+# The fast implementation, as read by the device functions that verification reads it with.
 
 
 @kernel
@@ -356,19 +360,19 @@ def make_batch(params: list[SamplingParams], vocab_size: int, rows=None, seq_len
 
 
 def as_left(logits_RV: torch.Tensor, num_requests: int) -> Logits:
-    """Logits that no request changes; nothing may read the others."""
+    """Make logits that no request changes, with NaN where nothing may read."""
     changed = torch.zeros(num_requests, dtype=torch.int32, device=logits_RV.device)
     return Logits(logits_RV, changed, torch.full_like(logits_RV, torch.nan, dtype=torch.float32))
 
 
 def laws_of(logits_RV: torch.Tensor, params: list[SamplingParams], device: str = DEVICE) -> distribution.Distributions:
-    """The law of rows on the device, as many for each request."""
+    """Compute the distributions of rows on the device, the same number of rows for each request."""
     batch = make_batch(params, logits_RV.shape[1]).to(device)
     return fast.distributions(batch, as_left(logits_RV.to(device), len(params)))
 
 
 def read(law: distribution.Distributions) -> tuple[torch.Tensor, torch.Tensor]:
-    """(probabilities, logprobs) of every token."""
+    """Read (probabilities, logprobs) of every token."""
     (num_rows, vocab_size), device = law.logits.raw.shape, law.moments.device
     prob_RV, logprob_RV = torch.empty(2, num_rows, vocab_size, device=device)
     block = triton.next_power_of_2(vocab_size)
@@ -382,7 +386,7 @@ def fast_law(logits, **params) -> torch.Tensor:
 
 
 def assert_within_rounding(prob_V: torch.Tensor, exact_V: torch.Tensor):
-    """The same tokens, and each within the roundings of its exponent, which grow with it, of an exp2 and of a sum."""
+    """Compare tokens exactly, and probabilities within roundings of an exponent, an exp2 and a sum."""
     assert support(prob_V) == support(exact_V)
     kept = exact_V > 0
     budget = 2.0**-22 * (8 - exact_V[kept].log())
@@ -390,7 +394,7 @@ def assert_within_rounding(prob_V: torch.Tensor, exact_V: torch.Tensor):
 
 
 def is_decidable(logits_V: torch.Tensor, margin: float = 1e-5, **params) -> bool:
-    """Whether top-p and min-p cut further than `margin` from every token's own mass."""
+    """Check whether top-p and min-p cut further than `margin` from every token's own mass."""
     kept = topk(law(logits_V, **params | dict(top_p=1.0, min_p=0.0)), len(logits_V))[0]
     before, ratio = kept.cumsum(-1) - kept, kept / kept[0]
     by_mass = params["top_p"] == 1 or ((before - params["top_p"]).abs() > margin)[kept > 0].all()
@@ -399,7 +403,10 @@ def is_decidable(logits_V: torch.Tensor, margin: float = 1e-5, **params) -> bool
 
 @pytest.mark.parametrize("vocab_size", [1, 97, 4096, 4099])
 def test_fast_laws_are_the_references(vocab_size, device, program_order):
-    """Every filter in one launch, three rows a request. A cut within rounding would show in is_decidable."""
+    """One launch has every filter, for three rows of each request.
+
+    is_decidable excludes cuts within rounding error.
+    """
     every = [SamplingParams(**params | dict(logit_bias={})) for params in [*FILTERS, dict()]]
     logits_RV = 3 * torch.randn(3 * len(every), vocab_size)
     prob_RV, logprob_RV = read(laws_of(logits_RV, every, device))
@@ -413,7 +420,7 @@ def test_fast_laws_are_the_references(vocab_size, device, program_order):
 
 
 def test_fast_laws_cut_ties_as_the_reference(device):
-    """400 rows of nine coarse logits, each with its own filters."""
+    """400 rows of nine coarse logits each have their own filters."""
     num_rows, temperatures = 400, torch.tensor([0.3, 1.0, 1.7])
     logits_RV = torch.randint(-8, 9, (num_rows, 9)) / 4
     columns = {
@@ -483,7 +490,10 @@ def test_fast_laws_of_extreme_temperatures():
 
 @pytest.mark.parametrize("integers", [True, False])
 def test_fast_laws_do_not_depend_on_how_rows_and_tokens_are_cut(integers, device, program_order, monkeypatch):
-    """A row a program gives the same bits, groups of 16 tokens the same cuts, and the same bits of exact sums."""
+    """One row a program gives the same bits.
+
+    Groups of 16 tokens give the same cuts and bits of exact sums.
+    """
     every = [SamplingParams(), *(SamplingParams(**FILTERS[chosen]) for chosen in (0, 2, 9))]
     if integers:
         every = [replace(params, **BINARY) for params in every]
@@ -503,7 +513,10 @@ def test_fast_laws_do_not_depend_on_how_rows_and_tokens_are_cut(integers, device
 
 
 def test_fast_laws_are_cut_alike_by_the_searches_of_a_gpu(device, monkeypatch):
-    """Rows of two values, of which more tokens count than a list has room for; no sum of their weights is rounded."""
+    """Rows have two values, and more tokens count than a list can hold.
+
+    No sum of their weights is rounded.
+    """
     every = [SamplingParams(**BINARY, **params) for params in (dict(top_k=4000), dict(top_p=0.9), dict(top_p=0.999))]
     logits_RV = torch.randint(2, (len(every), 4352)).float()
     law = laws_of(logits_RV, every, device)
@@ -522,7 +535,7 @@ def test_fast_laws_of_no_rows(device):
 @pytest.mark.skipif(DEVICE == "cuda", reason="kernels are watched under the interpreter")
 @pytest.mark.parametrize("num_rows", [1, 3, 5])
 def test_fast_laws_of_greedy_rows_read_no_other_memory(num_rows):
-    """Blocks of rows are powers of two: what stands beyond the last row is nobody's."""
+    """Blocks of rows are powers of two, and the memory beyond the last row must not be read."""
     with guarded() as guard:
         laws_of(torch.randn(num_rows, 48), [SamplingParams()] * num_rows)
     assert guard.first is None

@@ -11,7 +11,10 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 @pytest.fixture
 def gpu_blocks(monkeypatch) -> None:
-    """As many programs as on a GPU and more: under the interpreter one program would otherwise take all rows."""
+    """Use at least as many programs as on a GPU.
+
+    The interpreter would otherwise take all rows in one.
+    """
     monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: min(on_gpu, 4))
 
 
@@ -51,7 +54,7 @@ def test_fast_select_of_large_pools(num_candidates, count, kind, device, gpu_blo
 
 @pytest.mark.parametrize("count", [0, 1, 5, 9])
 def test_fast_select_orders_junk_too(count, device):
-    """NaN above every number, as the reference's sort has it."""
+    """NaN ranks above every number, as in the reference's sort."""
     nan, inf = torch.nan, torch.inf
     scores = torch.tensor([[nan] * 9, [0.0, -0.0, 1, -inf, nan, inf, -1, 2, -nan], [-inf] * 9, [1e-45, -1e-45, 0] * 3])
     assert torch.equal(fast.select(scores.to(device), count).cpu(), select(scores, count))

@@ -37,19 +37,19 @@ PROMPTS = [[5, 17, 3, 40, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [30] * 3]
 
 @st.composite
 def unconditional(draw, most: int = 6):
-    """Rates that never grow, among them 0, 1 and equal ones."""
+    """Draw rates that never grow, among them 0, 1 and equal ones."""
     rate = st.one_of(st.sampled_from([0.0, 0.25, 1.0]), st.floats(0, 1))
     return tuple(sorted(draw(st.lists(rate, min_size=1, max_size=most)), reverse=True))
 
 
 def batch_of(ids, lengths, num_rounds, params=GREEDY) -> Batch:
-    """Requests at these lengths after so many rounds; their rows of a pool are 0, 1, ..."""
+    """Make requests of these lengths after a number of rounds, in rows 0, 1, ... of a pool."""
     batch = Batch.of(list(ids), range(len(ids)), [1] * len(ids), [params] * len(ids), 8, num_rounds)
     return replace(batch, seq_lens=torch.tensor(list(lengths), dtype=torch.int64))
 
 
 def drafts(acceptance: SyntheticAcceptance, request_id: int, num_rounds: int, prompt_len: int = 7) -> list[int]:
-    """Numbers of drafts that a request's first rounds accept, in their order."""
+    """Count the drafts that a request's first rounds accept, in order."""
     found, length = [], prompt_len
     for index in range(num_rounds):
         found += scheduled_drafts(batch_of([request_id], [length], [index]), acceptance)
@@ -105,7 +105,7 @@ def test_length_is_one_that_rounds_can_have(length):
         SyntheticAcceptance.of_length(length, 3)
 
 
-# The law
+# The distribution
 
 
 @given(unconditional(), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1))
@@ -132,7 +132,10 @@ def test_minimum_variance_by_hand():
 
 
 def test_minimum_variance_has_the_rates_in_the_mean():
-    """Over 1500 requests, whose phases are independent: within 4.5 standard deviations, 1 in 10^5 a figure."""
+    """1500 requests have independent phases.
+
+    Means are within 4.5 standard deviations, 1 in 10^5 for each rate.
+    """
     accepted = torch.tensor([drafts(SyntheticAcceptance(RATES), request, 5) for request in range(1500)])
     for position, rate in enumerate(RATES):
         shares = (accepted > position).double().mean(0)
@@ -140,7 +143,7 @@ def test_minimum_variance_has_the_rates_in_the_mean():
 
 
 def test_independent_has_the_rates_and_no_memory():
-    """6000 rounds of one request, within 4.5 standard deviations; also those after a round that accepted everything."""
+    """6000 rounds of one request, and those after a fully accepted round, are within 4.5 standard deviations."""
     accepted = torch.tensor(drafts(SyntheticAcceptance(RATES, "independent"), 3, 6000))
     for position, rate in enumerate(RATES):
         hits = (accepted > position).double()
@@ -178,7 +181,7 @@ def test_rates_of_0_and_1_are_kept_in_every_round(schedule, rates, accepted):
 
 
 def test_path_is_the_first_of_its_depth_or_of_the_deepest():
-    """Nodes 1 and 2 below the root, 3 below 2, 4 below 1, 5 below 3."""
+    """Nodes 1 and 2 are below the root, 3 below 2, 4 below 1, 5 below 3."""
     parents = [-1, 0, 0, 2, 1, 3]
     grown = Tree([0] * 6, parents, [-1] * 6, [-1] * 6, 99)
     assert [scheduled_path(grown, count) for count in range(6)] == [[0], [0, 1], [0, 2, 3], *[[0, 2, 3, 5]] * 3]
@@ -187,7 +190,7 @@ def test_path_is_the_first_of_its_depth_or_of_the_deepest():
 
 
 def chain_like(rng: random.Random, num_nodes: int, num_steps: int) -> list[int]:
-    """Parents of a tree of at most that depth."""
+    """Draw the parents of a tree of at most that depth."""
     parents, depths = [-1], [0]
     for _ in range(1, num_nodes):
         parent = rng.choice([node for node, depth in enumerate(depths) if depth < num_steps])
@@ -197,7 +200,10 @@ def chain_like(rng: random.Random, num_nodes: int, num_steps: int) -> list[int]:
 
 
 def verify_input_of(trees: list[list[int]], lengths: list[int], num_steps: int):
-    """A VerifyInput of trees given by their parents, as tree.build would lay them out; a length of 0 is padding."""
+    """Make the VerifyInput of trees from their parents, as tree.build would.
+
+    Length 0 is padding.
+    """
     num_nodes, rows = len(trees[0]), []
     for parents, length in zip(trees, lengths, strict=True):
         depths = [0]
@@ -226,7 +232,7 @@ def pool_of(rows: int) -> KVPool:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 5])
 def test_both_columns_give_the_same_verdict(schedule, temperature, num_steps, program_order):
-    """Trees of any form, lengths up to the limit, a padded request."""
+    """Trees have any form and lengths up to the limit, and one request is padded."""
     rng = random.Random(num_steps)
     for num_nodes in (num_steps + 1, 7):
         config = SpecConfig(topk=8, num_steps=num_steps, num_draft_tokens=num_nodes, page_size=1, max_len=64)
@@ -268,7 +274,10 @@ def test_both_columns_give_the_same_verdict(schedule, temperature, num_steps, pr
 @given(unconditional(8), st.sampled_from(SCHEDULES), st.integers(0, 2**64 - 1), st.data())
 @settings(max_examples=25)
 def test_kernel_decides_as_the_reference_in_any_round(rates, schedule, seed, data):
-    """In chains, where nothing but the schedule decides; many rounds at once, up to the two millionth."""
+    """In chains only the schedule decides.
+
+    Many rounds are run at once, up to the two millionth.
+    """
     acceptance, num_steps = SyntheticAcceptance(rates, schedule, seed), len(rates)
     lengths, num_rounds = ([data.draw(st.integers(1, 1 << 21)) for _ in range(6)] for _ in range(2))
     config = SpecConfig(topk=1, num_steps=num_steps, num_draft_tokens=num_steps + 1, page_size=1, max_len=1 << 22)
@@ -309,7 +318,7 @@ def test_chains_accept_what_the_schedule_says(kind, schedule):
 
 
 def test_accepted_tokens_are_drafts_and_the_bonus_is_the_targets():
-    """With no draft accepted the tokens are those of plain decoding; with all of them they are not."""
+    """The tokens are those of plain decoding with no draft accepted, and differ with all accepted."""
     pair = synthetic_pair(noise=1.0)
     plain = generate(pair, PROMPTS, SpecConfig.plain(), GREEDY, engine=EngineOptions(dtype=torch.float64))
     none = generate(

@@ -1,4 +1,4 @@
-"""Every target family in float64 against transformers' own: prefill, chunks over shuffled pages, trees, generate."""
+"""Every target family in float64 against transformers: prefill, chunks over shuffled pages, trees, generate."""
 
 import math
 from collections.abc import Iterator
@@ -39,7 +39,10 @@ every_case = pytest.mark.parametrize("config", CASES.values(), ids=CASES)
 
 @pytest.fixture(autouse=True)
 def norms_in_float64(monkeypatch) -> None:
-    """transformers' RMSNorm goes through float32 whatever the model's type; in float64 the budget can be 1e-10."""
+    """transformers' RMSNorm uses float32 whatever the model's type.
+
+    In float64 the budget can be 1e-10.
+    """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.weight * x / torch.sqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon)
@@ -49,14 +52,14 @@ def norms_in_float64(monkeypatch) -> None:
 
 
 def random_checkpoint(config: ModelConfig) -> TargetCheckpoint:
-    """Random weights in which no part is negligible."""
+    """Make random weights in which no part is negligible."""
     checkpoint = random_target(config, context=0.3)
     tied = {"lm_head.weight": checkpoint.tensors["model.embed_tokens.weight"]} if config.tie_word_embeddings else {}
     return TargetCheckpoint(config, {**checkpoint.tensors, **tied})
 
 
 def transformers_model(checkpoint: TargetCheckpoint) -> torch.nn.Module:
-    """The same weights in transformers' model, in float64 and with PyTorch's attention (the eager one is float32)."""
+    """Load the same weights in transformers' model, in float64 with PyTorch's attention (the eager one is float32)."""
     config = checkpoint.config
     shape = dict(
         vocab_size=config.vocab_size, hidden_size=config.hidden_size, intermediate_size=config.intermediate_size,
@@ -83,7 +86,7 @@ def transformers_model(checkpoint: TargetCheckpoint) -> torch.nn.Module:
 
 
 def transformers_rows(model: torch.nn.Module, token_ids: list[int]) -> tuple[torch.Tensor, ...]:
-    """(logits [R, V], what enters the head [R, H], what enters every layer [R, layers·H]) of one sequence alone."""
+    """Run one sequence: (logits [R, V], input of the head [R, H], input of every layer [R, layers·H])."""
     read = []
     hook = model.lm_head.register_forward_pre_hook(lambda _, args: read.append(args[0][0]))
     with torch.no_grad():
@@ -94,7 +97,7 @@ def transformers_rows(model: torch.nn.Module, token_ids: list[int]) -> tuple[tor
 
 
 class Served:
-    """A target over a pool whose pages come in random order and hold NaN until they are written."""
+    """A target over a pool with pages in random order that hold NaN until they are written."""
 
     def __init__(self, checkpoint: TargetCheckpoint, page_size: int, num_requests: int):
         self.target = FAMILIES[checkpoint.config.family](checkpoint.config, checkpoint.tensors, torch.float64)
@@ -113,7 +116,7 @@ class Served:
             self.pools.reserve(row, 48)
 
     def prefill(self, chunks: list[list[int]], starts: list[int]) -> Iterator[tuple[torch.Tensor, ...]]:
-        """(logits, hidden, features entering every layer) of each request's chunk."""
+        """Prefill a chunk of each request: (logits, hidden, features entering every layer)."""
         counts = torch.tensor([len(chunk) for chunk in chunks])
         row_starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
         places = zip(self.rows, starts, counts.tolist(), strict=True)
@@ -129,7 +132,7 @@ class Served:
 
 
 def assert_rows(ours: tuple[torch.Tensor, ...], theirs: tuple[torch.Tensor, ...], config: ModelConfig) -> None:
-    """Float64 throughout, except that llama3 frequencies are float32 that may differ in the last place."""
+    """Compare in float64, except that llama3 frequencies are float32 and may differ in the last place."""
     budget = 1e-5 if config.rope_scaling else 1e-10
     for name, mine, yours in zip(("logits", "hidden", "features"), ours, theirs, strict=True):
         torch.testing.assert_close(mine, yours, rtol=budget, atol=budget, msg=lambda text, name=name: f"{name}: {text}")
@@ -141,7 +144,7 @@ def random_prompts(*lengths: int) -> list[list[int]]:
 
 @every_case
 def test_a_prefill_of_unequal_prompts_equals_transformers(config):
-    """Logits, what enters the head, and the hidden states entering every layer."""
+    """Logits, the head's input, and the hidden states entering every layer agree."""
     checkpoint = random_checkpoint(config)
     model, prompts = transformers_model(checkpoint), random_prompts(13, 1, 20)
     ours = Served(checkpoint, 4, 3).prefill(prompts, [0, 0, 0])
@@ -169,12 +172,12 @@ PARENTS = [[-1, 0, 0, 1, 1, 3, 2, 5], [-1, 0, 0, 0, 0, 0, 0, 0], [-1, 0, 0, 2, 3
 
 
 def path(parents: list[int], node: int) -> list[int]:
-    """Nodes from the root to `node`."""
+    """List the nodes from the root to `node`."""
     return [*path(parents, parents[node]), node] if node >= 0 else []
 
 
 def tree_input(served: Served, trees: list[list[int]], lengths: list[int]) -> VerifyInput:
-    """Trees of the shapes PARENTS over the columns after the prefix."""
+    """Make trees of the shapes PARENTS over the columns after the prefix."""
     columns = [
         table[length : length + 8]
         for table, length in zip(served.pools.req_to_token[served.rows], lengths, strict=True)
@@ -222,7 +225,7 @@ def test_features_are_the_named_layers_or_the_heads_input():
         torch.testing.assert_close(features, expected, rtol=1e-10, atol=1e-10)
 
 
-# The whole engine. Greedy output is that of transformers, whatever drafts.
+# The whole engine. Greedy output equals transformers' with any drafter.
 
 PROMPT_LENGTHS = (1, 4, 11, 17)
 NEW_TOKENS = 14
@@ -274,7 +277,7 @@ FAMILY_CASES = {
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 @pytest.mark.parametrize("config", SETTINGS.values(), ids=SETTINGS)
 def test_speculative_greedy_equals_transformers_generate(config, kind, changes):
-    """Rounds accept drafts in different numbers, else nothing would be shown."""
+    """Rounds accept different numbers of drafts, otherwise the test would show nothing."""
     pair, prompts = synthetic_pair(kind, **changes), random_prompts(*PROMPT_LENGTHS)
     ours = generated(pair, prompts, config)
     counts = {count for output in ours.outputs for count in output.num_accepted_tokens_per_round}
@@ -282,11 +285,11 @@ def test_speculative_greedy_equals_transformers_generate(config, kind, changes):
     assert len(counts) > 1
 
 
-# The fast column.
+# The fast implementation.
 
 
 def fast_and_exact(config: ModelConfig, prompts: list[list[int]], dtype: torch.dtype, device: str) -> list[tuple]:
-    """(logits, hidden, features entering every layer) of a prefill: fast in dtype, reference in dtype, in float64."""
+    """Prefill fast in dtype and the reference in dtype and float64: (logits, hidden, features of every layer)."""
     checkpoint, layers = random_checkpoint(config), tuple(range(config.num_layers))
     checkpoint = TargetCheckpoint(config, {name: each.to(dtype) for name, each in checkpoint.tensors.items()})
     lengths = [len(prompt) for prompt in prompts]
@@ -315,7 +318,7 @@ def fast_and_exact(config: ModelConfig, prompts: list[list[int]], dtype: torch.d
 @every_case
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_fast_target_is_as_exact_as_the_reference(config, dtype, device):
-    """Its error against float64 may be three times the reference's in the same type, and a few units of rounding."""
+    """Its error from float64 may be three times the reference's in the same type, and a few units of rounding."""
     with torch.inference_mode():
         fast, reference, exact = fast_and_exact(config, random_prompts(9, 1, 14), dtype, device)
     for name, mine, plain, truth in zip(("logits", "hidden", "features"), fast, reference, exact, strict=True):

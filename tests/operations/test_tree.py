@@ -23,7 +23,10 @@ Node = tuple[int, ...]
 
 
 def build_rows(tokens, scores, parent_list, config: SpecConfig, seq_lens=None, bonus=None) -> VerifyInput:
-    """build() of lists, one entry a request; node j of every request lies in slot 100 b + j."""
+    """Call build() on lists with one entry for each request.
+
+    Node j of request b has slot 100 b + j.
+    """
     size, width = len(tokens), config.num_candidates
     return build(
         Candidates(
@@ -115,7 +118,7 @@ def test_no_request_gives_tensors_of_no_rows(config):
 
 @st.composite
 def pools_of_candidates(draw):
-    """K, S, N, the candidates as paths of flat indices, their scores (multiples of 2⁻¹²), and the parent list."""
+    """Draw K, S, N, the candidates as paths of flat indices, their scores (multiples of 2⁻¹²), and the parent list."""
     topk, num_steps = draw(st.integers(1, 3)), draw(st.integers(1, 4))
     size = topk + (num_steps - 1) * topk**2
     chances = st.sampled_from([1.0, 0.5, 0.25])
@@ -154,7 +157,7 @@ def test_build_is_the_construction_from_paths(case, seq_len):
 
 @given(pools_of_candidates())
 def test_requests_are_built_each_for_itself(case):
-    """The second request's scores are the first's in reverse within each block, so that its tree is another."""
+    """The second request's scores are the first's in reverse within each block, so its tree is different."""
     config, _, scores, parent_list = case
     tokens = list(range(len(scores)))
     both = build_rows([tokens, tokens], [scores, scores], [parent_list] * 2, config, [3, 9], [1, 2])
@@ -174,20 +177,23 @@ def test_build_names_the_malformed_request():
 
 @pytest.fixture
 def gpu_blocks(monkeypatch) -> None:
-    """As many programs as on a GPU: under the interpreter one program would otherwise take all nodes."""
+    """Use as many programs as on a GPU.
+
+    The interpreter would otherwise take all nodes in one.
+    """
     for module in (fast, tree_links, tree_parents):
         monkeypatch.setattr(module, "block_of", lambda count, on_gpu, others=1: on_gpu)
 
 
 @pytest.fixture(params=["small trees in one program", "no tree is small"])
 def smallness(request, monkeypatch) -> None:
-    """Kernels that lay a tree out."""
+    """Choose between the kernels that build a tree."""
     if request.param == "no tree is small":
         monkeypatch.setattr(fast, "_SMALL_NODES", 0)
 
 
 def drafted(size: int, config: SpecConfig, tied: bool = False) -> Candidates:
-    """Candidates as a draft loop leaves them, of random probabilities."""
+    """Make candidates of random probabilities, as after a draft loop."""
     k = config.topk
     hidden = torch.zeros(size, k, 1)
 
@@ -202,7 +208,7 @@ def drafted(size: int, config: SpecConfig, tied: bool = False) -> Candidates:
 
 
 def both_trees(candidates: Candidates, config: SpecConfig, device: str) -> tuple[VerifyInput, VerifyInput]:
-    """The trees of both implementations, of requests of random lengths that end at max_len, on the CPU."""
+    """Build the trees of both implementations, for requests of random lengths that end at max_len, on the CPU."""
     size, num_nodes = len(candidates.tokens), config.num_draft_tokens
     bonus = torch.randint(0, 10**6, (size,), dtype=torch.int32)
     seq_lens = torch.randint(1, config.max_len or 1000, (size,))
@@ -231,7 +237,7 @@ def test_fast_trees_are_the_references(setting, tied, score, max_len, device, gp
 
 
 def test_a_fast_tree_larger_than_a_tile_is_the_references(device):
-    """1025² entries of its mask: one program could not hold them."""
+    """Its mask has 1025² entries, more than one program can hold."""
     config = SpecConfig(topk=32, num_steps=2, num_draft_tokens=1025)
     check_equal(*both_trees(drafted(1, config), config, device))
 
@@ -260,7 +266,7 @@ def test_a_chain_is_laid_out_as_a_tree_of_one_lane_would_be(num_steps, score, de
 
 @pytest.mark.parametrize(("k", "num_steps"), [(1, 3), (2, 1), (3, 4), (5, 2)])
 def test_lanes_of_sampled_drafts_are_a_static_tree(k, num_steps, device, program_order):
-    """Every lane a path of its own below the root, whatever the scores."""
+    """Every lane is its own path below the root, whatever the scores."""
     config = SpecConfig(k, num_steps, 1 + k * num_steps, max_len=1000, verifier="multi_round")
     shape = 3, config.num_candidates
     parent_list = torch.arange(-1, config.num_parents - 1).expand(3, -1).contiguous()
@@ -302,7 +308,7 @@ def test_a_tree_is_written_into_given_buffers(device):
 
 
 def check_bounded(tree: VerifyInput, request: int, num_nodes: int) -> None:
-    """A tree, whatever it was built from."""
+    """Check that a tree is well-formed, whatever it was built from."""
     nodes = torch.arange(num_nodes)
     parents, mask = tree.parents[request], tree.mask[request]
     assert parents[0] == -1
@@ -340,7 +346,10 @@ def test_padded_requests_of_junk_change_no_real_one(setting, device, gpu_blocks,
 @given(st.sampled_from([(2, 3, 7), (3, 3, 9), (3, 3, 22)]), st.data())
 @settings(max_examples=40)
 def test_any_parent_list_builds_a_bounded_tree(setting, data):
-    """The reference's own where it builds one; where it raises, `check` says the same."""
+    """The tree equals the reference's where that builds one.
+
+    Where it raises, `check` reports the same.
+    """
     config = SpecConfig(*setting)
     candidates = drafted(1, config)
     width = candidates.parent_list.shape[1]

@@ -7,12 +7,15 @@ from specsim.reference.tree_mask import bitpacked_mask, full_mask, visibility
 
 @pytest.fixture
 def gpu_blocks(monkeypatch) -> None:
-    """As many programs as on a GPU: under the interpreter one program would otherwise take all nodes."""
+    """Use as many programs as on a GPU.
+
+    The interpreter would otherwise take all nodes in one.
+    """
     monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: on_gpu)
 
 
 def masks(*sizes_of_requests: int, num_nodes: int) -> torch.Tensor:
-    """Trees of random parents."""
+    """Draw trees of random parents."""
     trees = [[-1, *(int(torch.randint(node, ())) for node in range(1, num_nodes))] for _ in sizes_of_requests]
     return torch.stack([visibility(parents) for parents in trees])
 

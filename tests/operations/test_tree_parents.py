@@ -13,7 +13,10 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 @pytest.fixture
 def gpu_blocks(monkeypatch) -> None:
-    """As many programs as on a GPU: under the interpreter one program would otherwise take all nodes."""
+    """Use as many programs as on a GPU.
+
+    The interpreter would otherwise take all nodes in one.
+    """
     monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: on_gpu)
 
 
@@ -42,7 +45,7 @@ def test_a_malformed_parent_list_names_request_and_node(chosen, parent_list, nod
 @given(st.integers(1, 3), st.lists(st.integers(-3, 20), max_size=8), st.lists(st.integers(-3, 20), max_size=8))
 def test_any_lists_give_a_tree_or_an_error(k, chosen, parent_list):
     def hangs_from(node: int, flat: int) -> list[int]:
-        """Nodes that may be the parent: the root, or earlier nodes that hold the candidate named in the list."""
+        """List the possible parents: the root, or earlier nodes with the candidate that the list names."""
         if not 0 <= flat < k * len(parent_list):
             return []
         wanted = parent_list[flat // k]
@@ -59,7 +62,7 @@ def test_any_lists_give_a_tree_or_an_error(k, chosen, parent_list):
 
 
 def fault(chosen: list[int], parent_list: list[int], k: int, request: int) -> tuple[str, int]:
-    """The reference's error for these lists, and the node it names: 0 if none, -1 if all is well."""
+    """Find the reference's error for these lists and its node: 0 if no node is named, -1 without an error."""
     try:
         parents_of(chosen, parent_list, k, request)
     except MalformedTree as error:
@@ -68,7 +71,7 @@ def fault(chosen: list[int], parent_list: list[int], k: int, request: int) -> tu
 
 
 def check_faults(chosen: list[list[int]], parent_lists: list[list[int]], k: int, device: str) -> None:
-    """The fast check finds the reference's first fault of every request, and raises the first of all in its words."""
+    """Compare the first fault of every request, and the error raised for the first of all, with the reference's."""
     size = len(chosen)
     faults = [fault(*lists, k, request) for request, lists in enumerate(zip(chosen, parent_lists, strict=True))]
     parent_list = torch.tensor(parent_lists, dtype=torch.int64).view(size, -1).to(device)

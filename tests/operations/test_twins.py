@@ -1,4 +1,4 @@
-"""Twins: the files of one name in both implementations offer the same operations under the same signatures."""
+"""Twins: files of one name in both implementations have the same operations with the same signatures."""
 
 import inspect
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ import specsim.reference
 
 
 def operations(module: ModuleType) -> dict[str, inspect.Signature]:
-    """Signatures of a file's own public functions and of the methods of its public classes, by name."""
+    """List the signatures of a file's own public functions and of its public classes' methods, by name."""
     return {name: inspect.signature(function) for name, function in _functions(module)}
 
 
@@ -29,14 +29,14 @@ def _functions(module: ModuleType) -> Iterator[tuple[str, object]]:
 
 
 def names_of(package: ModuleType) -> set[str]:
-    """Names of the package's files below its folder, with dots."""
+    """List the package's files below its folder, with dots."""
     folder = Path(str(package.__file__)).parent
     files = (path.relative_to(folder).with_suffix("") for path in folder.rglob("*.py"))
     return {".".join(path.parts) for path in files if path.name != "__init__"}
 
 
 def differences(reference: inspect.Signature, fast: inspect.Signature) -> list[str]:
-    """Names of parameters in which a fast function is more than its twin with keyword-only buffers and options."""
+    """List parameters in which a fast function is more than its twin with keyword-only buffers and options."""
     shared = list(reference.parameters.values())
     own = list(fast.parameters.values())
     differing = [

@@ -1,4 +1,7 @@
-"""Verdicts of the fast verifiers are the reference's; test_verify.py compares more of target-only sampling."""
+"""Verdicts of the fast verifiers equal the reference's.
+
+test_verify.py compares more of target-only sampling.
+"""
 
 from dataclasses import replace
 
@@ -36,7 +39,7 @@ PARAMS = [
 
 
 def drafted(config: SpecConfig, batch: Batch, vocab_size: int) -> tuple[Candidates, torch.Tensor]:
-    """Drafts from distributions that are like the target's, and the target's logits [B, N, V], alike at all nodes."""
+    """Make drafts from distributions similar to the target's, and equal target logits [B, N, V] at all nodes."""
     size, k, count = batch.size, config.topk, config.num_candidates
     logits_BNV = 2 * torch.randn(size, 1, vocab_size) + 0.7 * torch.randn(size, config.num_draft_tokens, vocab_size)
     draft_logits_BMV = logits_BNV[:, : config.num_parents] + 0.4 * torch.randn(size, config.num_parents, vocab_size)
@@ -58,7 +61,10 @@ def drafted(config: SpecConfig, batch: Batch, vocab_size: int) -> tuple[Candidat
 
 
 def rounds_of(config: SpecConfig, size: int, vocab_size: int, padded: int):
-    """A batch with requests near the longest text, its trees, logits and pools; the last `padded` ones are padding."""
+    """Make a batch with requests near the longest text, its trees, logits and pools.
+
+    The last `padded` are padding.
+    """
     lengths = [40 - 1 - 5 * place % 6 for place in range(size - padded)] + [0] * padded
     rows, params = [*range(size - padded), *[-1] * padded], [PARAMS[place % 4] for place in range(size)]
     batch = Batch.of(range(size), rows, lengths, params, vocab_size)
@@ -75,15 +81,16 @@ def pools_of(size: int, device: str = "cpu") -> KVPool:
 
 @pytest.fixture
 def small_programs(monkeypatch) -> None:
-    """Programs of 256 tokens, so that a vocabulary of this size takes several."""
+    """Use programs of 256 tokens, so that this vocabulary takes several."""
     for name in ("gumbel", "typical"):
         monkeypatch.setattr(f"specsim.fast.verifiers.{name}.block_of", lambda count, on_gpu: 256)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_fast_verdicts_are_the_references(name, device, small_programs, program_order):
-    """Drawn by name by each column for itself; greedy requests, limits, padded rows and grammars among them, and a
-    vocabulary of three groups of tokens.
+    """Each implementation draws by name.
+
+    There are greedy requests, limits, padding and grammars. The vocabulary has three groups of tokens.
     """
     config, size, vocab_size = SETTINGS[name], 18, 700
     batch, tree, logits_RV = rounds_of(config, size, vocab_size, 2)
@@ -122,7 +129,7 @@ def test_fast_uniforms_can_be_given(name, device):
 
 @pytest.mark.parametrize("name", ["rejection", "block", "gumbel"])
 def test_the_last_request_may_accept_its_whole_chain(name, device):
-    """It is greedy, and drafted what the target says; no draft stands behind its last."""
+    """It is greedy with the target's own tokens as drafts, and no draft follows its last."""
     config = SETTINGS[name]
     batch, tree, logits_RV = rounds_of(config, 3, 7, 0)
     tree.draft_tokens[-1, 1:] = logits_RV[-config.num_draft_tokens : -1].argmax(-1)
@@ -136,7 +143,7 @@ CUT = SpecConfig(1, 2, 3, page_size=1, max_len=13)  # two drafts fit after 10 to
 
 
 def flat_chains(config: SpecConfig, batch: Batch, text_BW: torch.Tensor) -> VerifyInput:
-    """Chains of a text's first two tokens; q is flat on the first two tokens of four."""
+    """Make chains of a text's first two tokens, where q is flat on the first two tokens of four."""
     draft_prob_BMV = torch.tensor([0.5, 0.5, 0, 0]).repeat(3, 2, 1) if config.has_draft_prob else None
     parent_list = torch.arange(-1, 1).expand(3, -1)
     candidates = Candidates(text_BW[:, :2], torch.ones(3, 2), parent_list, (), draft_prob_BMV)
@@ -147,9 +154,10 @@ def flat_chains(config: SpecConfig, batch: Batch, text_BW: torch.Tensor) -> Veri
 @pytest.mark.parametrize("implementation", [reference, fast], ids=["reference", "fast"])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_after_a_cut_chain_the_bonus_is_from_the_target(name, implementation, device):
-    """Draw token 0 of four equally likely ones by the final uniform 0.1; a residual distribution would begin at 1 or 2.
+    """The final uniform 0.1 draws token 0 of four equally likely ones.
 
-    The uniforms 0.2 accept every draft of token 0, and gumbel's noise chooses a text.
+    A residual would start at token 1 or 2. The uniforms 0.2 accept every draft of token 0, and the Gumbel noise chooses
+    a text.
     """
     config, device = replace(CUT, verifier=name), device if implementation is fast else "cpu"
     batch = Batch.of(range(3), range(3), [10, 11, 12], [SamplingParams(temperature=1.0)] * 3, vocab_size=4)

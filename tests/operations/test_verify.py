@@ -60,15 +60,20 @@ def verdict_of(params: list[SamplingParams], uniforms_BD, final_uniforms, config
 
 
 def mixed_verdict():
-    """Greedy to the second child and its law's 3; sampled one deep; sampled with nothing accepted; greedy by top-k."""
+    """Make a verdict on four requests.
+
+    Greedy to the second child and bonus 3; sampled one deep; sampled with nothing accepted; greedy through top-k.
+    """
     uniforms_BD = [[HIGHEST] * 3, [0.2, 0.9, 0.5], [0.9, LOWEST, LOWEST], [HIGHEST] * 3]
     return verdict_of([GREEDY, SAMPLED, SAMPLED, HOT], uniforms_BD, [0.1, 0.5, 0.6, 0.9])
 
 
 def test_verdict_of_a_mixed_batch_by_hand():
-    """Request 1: p(1) = 2/8 takes the uniform .2; below it children 3 and 0 hold 2/8 + 1/8 < .9; of the rest (2, 3)/8
-    the final uniform .5 draws token 2. Request 2: 2/8 + 4/8 < .9; of the rest (1, ·, ·, 1)/8 the uniform .6 draws token
-    3.
+    """Request 1: p(1) = 2/8 accepts at the uniform .2.
+
+    Children 3 and 0 below it have 2/8 + 1/8 < .9, and the final uniform .5 draws token 2 from the rest (2, 3)/8.
+
+    Request 2: 2/8 + 4/8 < .9, and the uniform .6 draws token 3 from the rest (1, ·, ·, 1)/8.
     """
     verdict = mixed_verdict()
     assert verdict.accept_index.tolist() == [[0, 2, -1], [6, 7, -1], [12, -1, -1], [18, 20, -1]]
@@ -85,7 +90,10 @@ def test_bonus_is_found_through_accept_index():
 
 
 def test_logprobs_are_of_the_tokens_after_each_accepted_node():
-    """T = 1 where greedy, T where sampled, before top-k, 0 where padded."""
+    """T is 1 where greedy and T where sampled, before top-k.
+
+    Padding has 0.
+    """
     root, two = math.log(4 / 8), math.log(4 / 8)
     hot_root = math.log(2 / (1 + math.sqrt(2) + 2 + 1))
     hot_two = math.log(2 / (1 + 1 + math.sqrt(2) + 2))
@@ -172,7 +180,7 @@ def verify_input_of(tree: Tree, size: int) -> VerifyInput:
 
 
 def test_trees_know_how_deep_the_length_limit_lets_them_go():
-    """A node of depth d stands at position L + d, which must be below max_len."""
+    """A node of depth d has position L + d, which must be below max_len."""
     batch = make_batch([GREEDY] * 3, seq_lens=[4, 7, 9])
     made = trees(batch, verify_input_of(FIVE, 3), max_len=9)
     assert [tree.depth_limit for tree in made] == [4, 1, -1]
@@ -181,7 +189,7 @@ def test_trees_know_how_deep_the_length_limit_lets_them_go():
 
 
 def make_pools(token_rows: list[list[int]]) -> KVPool:
-    """Tokens of each request, its bonus included, as the engine keeps them."""
+    """Make the tokens of each request, with its bonus, as the engine keeps them."""
     pools = KVPool(KVBuffer(KVLayout(1, 1, 1), 8, torch.float32), None, 1, max(1, len(token_rows)), 8)
     for row, tokens in zip(pools.token_ids, token_rows, strict=False):
         row[: len(tokens)] = torch.tensor(tokens)
@@ -212,8 +220,7 @@ def test_penalties_count_output_bonus_and_in_exact_mode_path(penalties, counts):
     ("row", "counts"), [(1, [0, 0, 2, 1]), (0, [0, 2, 0, 1])], ids=["prompt 0 0 1", "all of the prompt's"]
 )
 def test_every_request_is_penalised_by_its_own_tokens(row, counts):
-    """The second request is one token longer, has a prompt of three and stands in a row of the pool other than its
-    index."""
+    """The second request is one token longer, has a prompt of three, and a pool row different from its index."""
     config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=1, max_len=40)
     pools = make_pools([[1, 1, 1, 1, 1, 1], [0, 0, 1, 2, 2, 3], [0, 1, 2, 2, 3]])
     batch = make_batch([FREQUENT, FREQUENT], seq_lens=[4, 5], prompt_lens=[2, 3])
@@ -232,11 +239,11 @@ def test_every_node_has_its_own_grammar_mask():
     assert torch.equal(adjusted, torch.where(allowed_BNV, logits_BNV.double(), -torch.inf))
 
 
-# The fast column. Whole verdicts against the reference's on the same f32 logits.
+# The fast implementation, whose whole verdicts are compared with the reference's on the same f32 logits.
 
 
 def random_tree(draw: random.Random, config: SpecConfig, vocab_size: int) -> Tree:
-    """N nodes of depth up to S; siblings carry distinct tokens, in any order."""
+    """Draw N nodes of depth up to S, where siblings have distinct tokens, in any order."""
     parents, tokens, depths = [-1], [draw.randrange(vocab_size)], [0]
     while len(parents) < config.num_draft_tokens:
         node = draw.randrange(len(parents))
@@ -254,7 +261,7 @@ def inputs_of(grown: list[Tree]) -> VerifyInput:
 
 
 def likely_logits(draw: random.Random, grown: list[Tree], vocab_size: int, more: float) -> torch.Tensor:
-    """Normal logits [B·N, V] of deviation 2, with `more` for the children of every node."""
+    """Draw normal logits [B·N, V] of deviation 2, with `more` for the children of every node."""
     generator = torch.Generator().manual_seed(draw.randrange(2**31))
     logits_BNV = 2 * torch.randn(len(grown), len(grown[0].tokens), vocab_size, generator=generator)
     for logits_NV, tree in zip(logits_BNV, grown, strict=True):
@@ -264,7 +271,7 @@ def likely_logits(draw: random.Random, grown: list[Tree], vocab_size: int, more:
 
 
 def requests_of(draw: random.Random, params: list[SamplingParams], vocab_size: int) -> tuple[Batch, KVPool]:
-    """Requests of random lengths, in rows of the pool in reverse order; columns not theirs hold no token."""
+    """Make requests of random lengths, in reverse rows of the pool, whose other columns hold no token."""
     params = [replace(each, seed=draw.randrange(2**64)) for each in params]
     lengths = [draw.randrange(2, 12) for _ in params]
     prompts = [draw.randrange(1, length + 1) for length in lengths]
@@ -277,7 +284,7 @@ def requests_of(draw: random.Random, params: list[SamplingParams], vocab_size: i
 
 
 def pools_on(pools: KVPool, device: str) -> KVPool:
-    """The tokens of these pools."""
+    """Copy the tokens of these pools."""
     width = pools.token_ids.shape[1]
     moved = KVPool(KVBuffer(KVLayout(1, 1, 1), 8, torch.float32, device), None, 1, len(pools.token_ids), width)
     moved.token_ids.copy_(pools.token_ids)
@@ -285,13 +292,13 @@ def pools_on(pools: KVPool, device: str) -> KVPool:
 
 
 def masks_of(grown: list[Tree], vocab_size: int) -> dict[int, torch.Tensor]:
-    """bool [N, V] of every other request: half of the tokens may follow a node, the first always."""
+    """Draw bool [N, V] for every other request: half of the tokens may follow a node, always including the first."""
     rows = {place: torch.rand(len(grown[place].tokens), vocab_size) < 0.5 for place in range(1, len(grown), 2)}
     return {place: allowed_NV | (torch.arange(vocab_size) == 0) for place, allowed_NV in rows.items()}
 
 
 def fast_verify(batch, verify_input, logits_RV, config, pools, device, uniforms=None, masks=None):
-    """The verdict, on the CPU."""
+    """Compute the verdict, and copy it to the CPU."""
     uniforms = uniforms and tuple(each.to(device) for each in uniforms)
     allowed = Allowed.empty(*verify_input.draft_tokens.shape, logits_RV.shape[1], device)
     allowed.load(masks or {})
@@ -304,7 +311,7 @@ COUNTED = ("predict", "accept_index", "num_accepted_drafts", "num_accepted_token
 
 
 def assert_same(verdict, expected):
-    """Integers exactly; logprobs within the roundings of an exponent, which grow with it, and of a logarithm."""
+    """Compare integers exactly, logprobs within the roundings of an exponent, which grow with it, and a logarithm."""
     for name in COUNTED:
         assert getattr(verdict, name).dtype == torch.int32
         assert torch.equal(getattr(verdict, name), getattr(expected, name)), name
@@ -326,7 +333,10 @@ EXACT = [
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("thresholds", [(1.0, 1.0), (0.3, 0.7)])
 def test_fast_verdicts_of_binary_laws_are_exactly_the_references(seed, thresholds, device, program_order):
-    """Also where a uniform or a cut ties. The uniforms are drawn by name, by each column for itself."""
+    """Uniforms and cuts may tie.
+
+    Each implementation draws the uniforms by name.
+    """
     draw, config = random.Random(seed), SpecConfig(topk=3, num_steps=3, num_draft_tokens=9, page_size=1, max_len=40)
     config = replace(config, threshold_single=thresholds[0], threshold_acc=thresholds[1])
     grown = [random_tree(draw, config, 13) for _ in EXACT]
@@ -357,8 +367,9 @@ ANY = [
 )
 @settings(max_examples=10, phases=[Phase.generate])
 def test_fast_verdicts_are_the_references(seed, shape, penalties, thresholds):
-    """Every decision of ten batches, half of whose requests are constrained. Roundings decide one of them with a
-    probability of about 10⁻⁶.
+    """Every decision of ten batches agrees, where half of the requests have a grammar.
+
+    Roundings change one of them with a probability of about 10⁻⁶.
     """
     topk, num_steps, num_nodes = shape
     config = SpecConfig(topk, num_steps, num_nodes, 1, penalties=penalties, max_len=14)
@@ -374,7 +385,7 @@ def test_fast_verdicts_are_the_references(seed, shape, penalties, thresholds):
 
 
 def test_fast_verdicts_end_with_the_verifiers_bonus_tokens(device, program_order):
-    """Gumbel's, on chains: a request's own, whichever stands beside it."""
+    """The bonus tokens of gumbel on chains are a request's own in any batch."""
     draw, config = random.Random(2), SpecConfig(1, 3, 4, page_size=1, max_len=40, verifier="gumbel")
     grown = [make_tree([-1, 0, 1, 2], [draw.randrange(5) for _ in range(4)]) for _ in ANY]
     logits_RV, verify_input = likely_logits(draw, grown, 5, 2.0), inputs_of(grown)
@@ -398,7 +409,10 @@ def test_fast_verdicts_of_a_vocabulary_of_several_tiles(dtype, device, program_o
 
 @pytest.mark.parametrize("threshold", [1.0, 0.0])
 def test_fast_verdict_of_given_uniforms_and_their_ends(threshold, device, program_order):
-    """Greedy does not hear of the thresholds, sampling accepts every first child at 0."""
+    """Greedy ignores the thresholds.
+
+    Sampling accepts every first child at 0.
+    """
     params = [GREEDY, SAMPLED, SAMPLED, HOT]
     batch, verify_input, pools = make_batch(params), verify_input_of(FIVE, 4), make_pools([[0, 1, 2, 3]] * 4)
     config = replace(CONFIG, threshold_single=threshold, threshold_acc=threshold, max_len=8)
@@ -412,7 +426,10 @@ def test_fast_verdict_of_given_uniforms_and_their_ends(threshold, device, progra
 
 
 def test_fast_walk_breaks_ties_by_the_lower_token(device):
-    """Tokens 1 and 2 alike: greedy takes 1, which no child holds; the uniform rejects the child of 2, and 1 is left."""
+    """Tokens 1 and 2 tie: greedy takes 1, which no child has.
+
+    The uniform rejects the child of 2, and draws 1.
+    """
     tree, config = make_tree([-1, 0, 0, 0], [3, 2, 0, 3]), SpecConfig(3, 1, 4, 1, max_len=8)
     logits_RV = torch.tensor([-torch.inf, 0.0, 0.0, -torch.inf]).repeat(8, 1)
     given = torch.full((2, 2), HIGHEST, dtype=torch.float64), torch.full((2,), LOWEST, dtype=torch.float64)
@@ -431,7 +448,10 @@ def walk_by_hand(batch: Batch, tree: Tree, logits_RV: torch.Tensor, config: Spec
 
 @pytest.mark.parametrize("max_len", [5, 6, 7, 40])
 def test_fast_walk_stops_at_the_length_limit(max_len, device):
-    """Lengths 4 to 6 on both sides of the limit: no node at or beyond it is accepted, nor its sibling rejected."""
+    """Lengths are 4 to 6, on both sides of the limit.
+
+    No node at or beyond it is accepted, and no sibling rejected.
+    """
     params = [GREEDY, SAMPLED, GREEDY, SAMPLED, SAMPLED]
     batch = make_batch(params, seq_lens=[4, 4, 5, 5, 6])
     config, pools = replace(CONFIG, max_len=max_len), make_pools([[0, 1, 2, 3, 0, 1, 2]] * 5)
@@ -442,8 +462,9 @@ def test_fast_walk_stops_at_the_length_limit(max_len, device):
 
 
 def test_padded_requests_have_no_path_and_change_nobody(device, program_order):
-    """Padded at the front, in the middle and at the end, greedy and sampled, with NaN for logits, against the same
-    requests alone.
+    """Padding is in front, in the middle and at the end, greedy and sampled, with NaN logits.
+
+    The other requests have the same verdict as without it.
     """
     draw, config = random.Random(3), SpecConfig(topk=2, num_steps=2, num_draft_tokens=5, page_size=1, max_len=40)
     grown = [random_tree(draw, config, 37) for _ in ANY]
@@ -479,7 +500,7 @@ def test_padded_requests_have_no_path_and_change_nobody(device, program_order):
 @pytest.mark.parametrize("link", ["next_token", "next_sibling", "tokens"])
 @pytest.mark.parametrize("value", ["own", 0, 99, 2**40])
 def test_malformed_links_end_a_walk_within_the_tree(link, value, device):
-    """Links in circles and beyond the tree, tokens beyond the vocabulary: an end, and a verdict of some path."""
+    """Links form circles and lead beyond the tree, and tokens beyond the vocabulary, yet a walk ends with some path."""
     spoiled = [node if value == "own" else value for node in range(6)]
     tree = replace(FIVE, **{link: spoiled})
     given = torch.full((2, 3), 0.3, dtype=torch.float64), torch.full((2,), HIGHEST, dtype=torch.float64)
@@ -511,7 +532,7 @@ def test_fast_verdict_is_written_to_the_buffers_given(device):
 
 @pytest.mark.parametrize("penalties", ["exact", "relaxed"])
 def test_fast_node_logits_are_the_references(penalties, device, program_order):
-    """Budget: a rounding for each of the four operations on what is at most as large as their operands."""
+    """Budget: a rounding for each of the four operations on values at most as large as their operands."""
     config = SpecConfig(topk=3, num_steps=3, num_draft_tokens=11, page_size=1, penalties=penalties, max_len=40)
     draw = random.Random(1)
     grown = [random_tree(draw, config, 19) for _ in ANY]
@@ -528,7 +549,10 @@ def test_fast_node_logits_are_the_references(penalties, device, program_order):
 
 
 def test_fast_first_tokens_are_the_references(device, program_order):
-    """Known ones are kept; chunks end within their prompts, at their ends and, resumed, beyond them; one is padded."""
+    """Known tokens are kept.
+
+    Chunks end in their prompts, at their ends and, when resumed, beyond; one is padded.
+    """
     draw, params = random.Random(8), [*ANY, SAMPLED, SAMPLED]
     batch, pools = requests_of(draw, params, 37)
     batch = replace(batch, prompt_lens=batch.seq_lens + torch.tensor([0, 0, 0, 0, 0, -1, 3, -1]))

@@ -63,7 +63,7 @@ def pair() -> Pair:
 
 @pytest.fixture(scope="session")
 def make() -> Callable[..., AuditedScheduler]:
-    """Schedulers by the fields of their ServingConfig."""
+    """Make schedulers from the fields of their ServingConfig."""
 
     def make(config: SpecConfig = TREE, engine=None, num_slots=1000, clock=perf_counter, **serving) -> Scheduler:
         engine = engine or reference_engine(config)
@@ -74,7 +74,7 @@ def make() -> Callable[..., AuditedScheduler]:
 
 @pytest.fixture(scope="session")
 def ask() -> Callable[..., Request]:
-    """Requests by their sampling parameters."""
+    """Make requests from their sampling parameters."""
 
     def ask(request_id: int, prompt=SHORT, max_new_tokens: int = 8, pair=None, schedule=None, **params: Any) -> Request:
         pair = pair or noisy_pair()
@@ -86,7 +86,7 @@ def ask() -> Callable[..., Request]:
 
 @pytest.fixture(scope="session")
 def check_solo() -> Callable[..., None]:
-    """Compare what requests produced with their solo runs."""
+    """Compare requests' tokens with their solo runs."""
 
     def check(requests: Iterable[Request], config: SpecConfig = TREE, pair: Pair | None = None) -> None:
         for request in requests:
@@ -98,7 +98,10 @@ def check_solo() -> Callable[..., None]:
 
 @pytest.fixture
 def three_running(make, ask) -> Callable[..., AuditedScheduler]:
-    """A scheduler whose requests 0, 1 and 2 arrived in this order and decode; 0 is the longest, 1 the shortest."""
+    """Make a scheduler whose requests 0, 1 and 2 arrived in this order and decode.
+
+    0 is the longest, 1 the shortest.
+    """
 
     def start(priorities=(0, 0, 0), **serving: Any) -> AuditedScheduler:
         scheduler = make(**serving)

@@ -1,4 +1,4 @@
-"""Preemption: victims, records of it, and requests that resume."""
+"""Preemption: victims, their records, and requests that resume."""
 
 import pytest
 
@@ -80,7 +80,7 @@ def test_a_resumed_request_draws_nothing_again(make, ask, check_solo, config, sc
 
 @SCHEDULES
 def test_a_turn_that_is_preempted_goes_on_from_its_own_tokens(make, ask, check_solo, schedule):
-    """sglang#24859: a streaming session, preempted in its second turn, then continued by a third."""
+    """sglang#24859: a streaming session is preempted in its second turn, then continued by a third."""
     scheduler = make(schedule=schedule, max_running=2)
     requests = [
         ask(0, LONG, 5, schedule={"keep": True}),
@@ -104,7 +104,7 @@ def test_a_turn_that_is_preempted_goes_on_from_its_own_tokens(make, ask, check_s
 
 @SCHEDULES
 def test_a_scheduler_in_which_nothing_can_happen_says_so(make, ask, check_solo, schedule):
-    """In the first such step, and who is the first that needs more slots; the turn waits for the first to end."""
+    """The error comes in the first such step and names the first request that needs more slots."""
     turn = ask(2, [1, 2], schedule={"continues": 0, "arrival": 1})
     scheduler, requests = make(schedule=schedule), [ask(0), ask(1, LONG), turn]
     scheduler.submit(*requests)
@@ -134,7 +134,7 @@ def test_a_waiting_request_can_be_aborted_in_a_stall(make, ask):
 
 @pytest.fixture
 def one_victim(make, ask):
-    """A large request that is preempted in the next step, and a small one, waiting, that the limit has room for."""
+    """Make a large request, preempted in the next step, and a small one that waits and fits within the limit."""
 
     def start(schedule: str, **place):
         scheduler = make(schedule=schedule, max_running=1)
@@ -150,7 +150,10 @@ def one_victim(make, ask):
 
 @SCHEDULES
 def test_a_step_that_preempts_admits_nobody(one_victim, check_solo, schedule):
-    """Results of the victim are still under way; the request that fits in its place is admitted in the next step."""
+    """The victim's results are still unread.
+
+    The request that fits is admitted in the next step.
+    """
     scheduler = one_victim(schedule, arrival=1, priority=1)
     records = [scheduler.step() for _ in range(2)]
     assert [each.request_id for each in records[0].preempted] == [0]
@@ -161,7 +164,7 @@ def test_a_step_that_preempts_admits_nobody(one_victim, check_solo, schedule):
 
 @SCHEDULES
 def test_a_victim_keeps_its_place_before_who_waited(one_victim, check_solo, schedule):
-    """Also where only the other one fits: a small request never overtakes a large one that came before it."""
+    """A small request that fits never overtakes a large one that arrived before it."""
     scheduler = one_victim(schedule)
     records = [scheduler.step() for _ in range(3)]
     assert [each.request_id for each in records[0].preempted] == [0]

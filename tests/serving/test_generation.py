@@ -1,4 +1,4 @@
-"""The public entry: how requests end, what is refused, what a result says."""
+"""The public entry: ends of requests, bad arguments, contents of a result."""
 
 import json
 import math
@@ -44,7 +44,10 @@ def test_one_new_token_needs_no_round():
 @pytest.mark.parametrize("position", [0, 1, 2, 3, 7, 12])
 @pytest.mark.parametrize("by", ["eos", "stop token"])
 def test_nothing_follows_the_first_token_that_stops(position, by):
-    """The stop token is kept, whatever its place in an accepted path; other requests go on."""
+    """The stop token is kept, wherever it is in an accepted path.
+
+    Other requests continue.
+    """
     stop = LONG[0].token_ids[position]
     eos = by == "eos"
     pair = with_eos(stop) if eos else PAIR

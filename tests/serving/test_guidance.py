@@ -62,7 +62,7 @@ def test_json_of_a_schema():
 
 @dataclass
 class Unused:
-    """A grammar of which only the vocabulary is read."""
+    """A grammar with only a vocabulary."""
 
     vocab_size: int
 

@@ -1,4 +1,4 @@
-"""The prefix tree: which pages a prompt may begin with, and which of them give way first."""
+"""The prefix tree: pages with which a prompt may begin, and their order of eviction."""
 
 from collections import Counter
 
@@ -20,7 +20,7 @@ def make_pool(has_draft: bool = True, page_size: int = P, num_pages: int = 16, n
 
 
 def filled(pool: KVPool, columns: int, shared=()) -> int:
-    """A row that owns and has committed that many columns, the first of them on shared pages."""
+    """Make a row with this many owned and committed columns, the first of them on shared pages."""
     row = pool.open()
     pool.share(row, shared)
     pool.reserve(row, columns)
@@ -29,7 +29,7 @@ def filled(pool: KVPool, columns: int, shared=()) -> int:
 
 
 def grown(pool: KVPool, tree: PrefixTree, token_ids, columns: int | None = None, shared=()) -> int:
-    """A row whose committed columns (all but the last token, unless said) the tree has taken in."""
+    """Make a row whose committed columns (by default all but the last token) are in the tree."""
     columns = len(token_ids) - 1 if columns is None else columns
     row = filled(pool, columns, shared)
     tree.insert(token_ids, columns, pool.pages(row))
@@ -38,7 +38,7 @@ def grown(pool: KVPool, tree: PrefixTree, token_ids, columns: int | None = None,
 
 @pytest.mark.parametrize("has_draft", [True, False], ids=["with draft KV", "without"])
 def test_a_page_is_matched_by_its_tokens_and_the_next(has_draft):
-    """Draft slot p holds token p+1: the page of columns 4 to 7 is another's only if token 8 is too."""
+    """Draft slot p holds token p+1, so columns 4 to 7 are shared only if token 8 is equal too."""
     pool = make_pool(has_draft)
     tree = PrefixTree(pool)
     pages = list(pool.pages(grown(pool, tree, TEXT[:9])))
@@ -53,7 +53,7 @@ def test_a_page_is_matched_by_its_tokens_and_the_next(has_draft):
 @pytest.mark.parametrize("known", range(1, 14))
 @pytest.mark.parametrize("columns", [0, 3, 4, 5, 8, 11, 12])
 def test_whole_pages_of_at_most_columns_whose_tokens_are_known(has_draft, known, columns):
-    """A prompt finds, and a request leaves, the pages below `columns` of which each token, and the next, is known."""
+    """A prompt finds, and a request leaves, pages below `columns` whose tokens and next token are all known."""
     pool = make_pool(has_draft)
     tree = PrefixTree(pool)
     row = grown(pool, tree, TEXT)
@@ -89,7 +89,10 @@ def test_a_page_that_is_known_already_is_not_kept_twice():
 
 
 def test_deeper_pages_hang_below_the_page_of_another_owner():
-    """Both filled the first page by themselves; only the first one's is kept, the second one's follow it."""
+    """Both requests filled the first page.
+
+    Only the first one's is kept, with the second one's pages below it.
+    """
     pool = make_pool()
     tree = PrefixTree(pool)
     first = grown(pool, tree, TEXT[:5])
@@ -166,7 +169,10 @@ def test_pages_of_a_request_and_their_parents_are_not_evicted():
 
 
 def test_an_idle_page_above_one_that_is_held_stays():
-    """The holder filled the first page twice over: the one that is kept is nobody's, and leads to its second."""
+    """The request has its own copy of the first page.
+
+    The kept copy is unused but leads to the request's second page.
+    """
     pool = make_pool()
     tree = PrefixTree(pool)
     first = grown(pool, tree, TEXT[:5])
@@ -218,7 +224,7 @@ def test_clear_keeps_nothing_and_takes_nothing_from_requests():
 
 
 class Model:
-    """Every prefix that is kept, by all its tokens (the next one included), with its page and when it was last met."""
+    """All kept prefixes by their tokens (with the next one), with page and last match."""
 
     def __init__(self, page_size: int, has_draft: bool):
         self.page_size, self.look_ahead, self.clock = page_size, int(has_draft), 0
@@ -226,7 +232,7 @@ class Model:
         self.met: dict[tuple[int, ...], int] = {}
 
     def prefixes(self, token_ids, columns):
-        """The tokens that name each whole page, in order."""
+        """List the tokens that identify each whole page, in order."""
         ends = range(self.page_size, columns + 1, self.page_size)
         return [tuple(token_ids[: end + self.look_ahead]) for end in ends if end + self.look_ahead <= len(token_ids)]
 
@@ -243,7 +249,7 @@ class Model:
                 self.pages[prefix], self.met[prefix] = page, self.clock
 
     def evict(self, num_pages, held):
-        """The pages that go, in order: one by one the leaf that was met longest ago."""
+        """Evict pages, one by one the leaf that was matched longest ago, and list them."""
         gone = []
         while len(gone) < num_pages:
             inner = {longer[: len(longer) - self.page_size] for longer in self.pages}
@@ -256,7 +262,10 @@ class Model:
 
 
 def evict(pool: KVPool, tree: PrefixTree, model: Model, rows, count: int) -> int:
-    """Number of pages that both give up, which are the same and none of these rows'."""
+    """Evict from both, compare the pages, and check that no row uses them.
+
+    Return their number.
+    """
     held = {page for row in rows for page in pool.pages(row)}
     before = {account.page for account in pool.accounts()}
     gone = model.evict(count, held)
@@ -266,7 +275,10 @@ def evict(pool: KVPool, tree: PrefixTree, model: Model, rows, count: int) -> int
 
 
 def test_random_requests_find_what_a_dict_of_all_prefixes_has():
-    """A request begins with what is found, grows, and closes; pages are evicted in between."""
+    """A request begins with the pages found, grows, and closes.
+
+    Pages are evicted in between.
+    """
     happened = Counter()
     token_ids = st.lists(st.integers(0, 1), min_size=1, max_size=14)
     program = st.lists(st.tuples(st.integers(0, 9), token_ids, st.integers(0, 99)), min_size=10, max_size=40)

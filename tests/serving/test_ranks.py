@@ -1,4 +1,4 @@
-"""Data-parallel ranks: phases in step, ids, conversations, stalls."""
+"""Data-parallel ranks: phases together, ids, conversations, stalls."""
 
 from collections import Counter
 from functools import partial
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("inference")
 
 
 def counting(pair, calls: Counter):
-    """An engine of its own whose prefills and rounds are counted, and how many of them are of nobody."""
+    """Make an engine whose prefills and rounds are counted, with and without requests."""
     engine = load_engine(pair, TREE, EngineOptions("reference", torch.float64))
 
     def counted(name, act, batch, *args, **kwargs):
@@ -34,7 +34,7 @@ def counting(pair, calls: Counter):
 
 @SCHEDULES
 def test_ranks_pass_through_every_phase_together(make, ask, check_solo, pair, schedule):
-    """In each step as many prefills and rounds in every rank, also in one with nothing to do."""
+    """In each step every rank has the same number of prefills and rounds, even a rank without work."""
     calls = [Counter() for _ in range(3)]
     serving = {"schedule": schedule, "chunk_tokens": 7, "max_running": 2}
     ranks = Ranks([make(engine=counting(pair, each), **serving) for each in calls])

@@ -1,4 +1,4 @@
-"""Requests: where tokens and stop strings end them, how a turn follows another, what is refused."""
+"""Requests: their ends by tokens and stop strings, later turns, bad input."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def made(max_len=MAX_LEN, pair=PAIR, prompt="x = 1", request_id=0, place=None, *
 
 
 def take(request: Request, token_ids, sizes=None) -> int:
-    """Give the tokens in deliveries of these sizes, the last of all that are left."""
+    """Deliver the tokens in parts of these sizes, and the rest last."""
     kept = 0
     for size in [*(sizes or ()), len(token_ids)]:
         kept += request.take(token_ids[:size], [-float(token) for token in token_ids[:size]])
@@ -36,7 +36,7 @@ def take(request: Request, token_ids, sizes=None) -> int:
 
 
 def by_definition(token_ids: list[int], stops: list[str]) -> tuple[int, str | None]:
-    """Number of tokens that are kept, and the text up to the stop string."""
+    """Compute the number of kept tokens, and the text up to the stop string, by definition."""
     for end in range(1, len(token_ids) + 1):
         text = TOKENIZER.decode(token_ids[:end]).rstrip("\ufffd")
         if places := [text.index(stop) for stop in stops if stop in text]:

@@ -1,4 +1,4 @@
-"""Holders of KV: accepted requests run to their end, and idle holders are evicted in their order."""
+"""Owners of KV: accepted requests run to their end, and idle ones are evicted in order."""
 
 from dataclasses import replace
 
@@ -47,7 +47,7 @@ def books(pool: KVPool) -> tuple:
 
 
 def admit(residents: Residents, *requests: Request) -> None:
-    """Admit them one after the other and fill their prompts; the first token is known then."""
+    """Admit requests one by one and fill their prompts, after which the first token is known."""
     for number, request in enumerate(requests):
         assert residents.admit(request, requests[:number])
         residents.settle(request, request.prefill_len)
@@ -55,12 +55,12 @@ def admit(residents: Residents, *requests: Request) -> None:
 
 
 def room(length: int) -> int:
-    """Pages of the next round of a request of this many columns."""
+    """Count the pages of the next round of a request of this many columns."""
     return TREE.reserved_columns(length) // 4
 
 
 def a_session(residents: Residents, request_id: int, length: int = 6, first: int | None = None) -> Request:
-    """A request that has finished and waits for its next turn."""
+    """Make a finished request that waits for its next turn."""
     first = 100 * (request_id + 1) if first is None else first
     request = make_request(request_id, length, max_tokens=1, first=first)
     admit(residents, request)
@@ -69,7 +69,10 @@ def a_session(residents: Residents, request_id: int, length: int = 6, first: int
 
 
 def lives(config: SpecConfig, request: Request, num_pages: int, counts=()) -> bool:
-    """Whether a request runs to its end alone in an empty pool; counts: tokens of its rounds, then 1 each."""
+    """Check whether a request runs to its end solo in an empty pool.
+
+    counts: tokens of its rounds, then 1 each.
+    """
     residents, pool = make_residents(config, num_pages, num_requests=1)
     if not residents.admit(request, []):
         return False
@@ -94,7 +97,7 @@ def lives(config: SpecConfig, request: Request, num_pages: int, counts=()) -> bo
 
 
 def fewest_pages(config: SpecConfig, request: Request) -> int:
-    """The smallest pool in which a request is accepted."""
+    """Find the smallest pool in which a request is accepted."""
     return next(pages for pages in range(1, 99) if make_residents(config, pages)[0].why_never(request) is None)
 
 
@@ -129,7 +132,7 @@ def test_what_is_accepted_lives_whatever_its_rounds_accept(config, release, leng
 @BOTH
 @pytest.mark.parametrize("config", SETTINGS.values(), ids=SETTINGS)
 def test_nothing_that_can_live_is_refused(config, release):
-    """One page less than is accepted ends too early, if every round accepts one token."""
+    """It ends too early with one page less, if every round accepts one token."""
     config = replace(config, release=release)
     for length in range(1, 14):
         for max_tokens in (1, 2, 3, 7):
@@ -152,7 +155,7 @@ def make_prompt(length, first=1):
 
 
 def serve(pair, config, serving, requests, before_step=lambda _: None):
-    """Run them to their ends on the reference."""
+    """Run requests to their ends on the reference."""
     engine = load_engine(pair, config, EngineOptions("reference", torch.float64))
     with torch.inference_mode():
         scheduler = Scheduler(engine, serving, audits=True)
@@ -172,7 +175,7 @@ def serve(pair, config, serving, requests, before_step=lambda _: None):
 )
 @pytest.mark.parametrize("name", ["tree", "chain", "plain"])
 def test_a_request_ends_in_the_smallest_pool_that_accepts_it(check_solo, name, release, schedule, prefix_cache):
-    """Alone, and after another with the same prompt, whose prefix is kept, has had the pool."""
+    """It runs solo, and after another request with the same prompt, whose prefix is kept."""
     pair, config = synthetic_pair(), replace(SETTINGS[name], release=release)
     params = SamplingParams(max_new_tokens=12, temperature=1.0, ignore_eos=True)
     first, second = (Request(number, make_prompt(9), params, frozenset(), 12) for number in range(2))
@@ -189,7 +192,7 @@ def test_a_request_ends_in_the_smallest_pool_that_accepts_it(check_solo, name, r
 
 @BOTH
 def test_admission_needs_the_prefill_and_every_next_round(release):
-    """Release `finish` owns two rounds ahead at once, `round` no more than the prompt."""
+    """Release `finish` reserves two rounds ahead at once, `round` only the prompt."""
     config = replace(TREE, release=release)
     request, other = make_request(0), make_request(1)
     pages = -(-round_columns(6, config) // 4)
@@ -255,7 +258,7 @@ def test_an_admission_undone_leaves_the_session_to_be_continued():
 
 
 def test_a_failed_admission_costs_no_prefix_and_no_session():
-    """With everything gone that could give way there would still be no room: so nothing goes."""
+    """Even after all evictions there would be no room, so nothing is evicted."""
     residents, pool = make_residents(num_pages=room(9) + room(30) - 1, prefix_cache=True)
     session = a_session(residents, 0, length=9)
     running, waiting = make_request(1, length=9, first=50), make_request(2, length=30, max_tokens=1, first=200)
@@ -328,7 +331,10 @@ def test_the_oldest_session_ends_first_where_rows_run_out():
 
 
 def test_prefixes_give_way_before_sessions():
-    """A session of three pages, two of which others may share, and two pages that nobody holds any more."""
+    """A session has three pages, two of them shared.
+
+    Two other pages are unused.
+    """
     residents, pool = make_residents(prefix_cache=True)
     session, past = a_session(residents, 0, length=9), make_request(1, length=9, first=50)
     admit(residents, past)
@@ -343,7 +349,7 @@ def test_prefixes_give_way_before_sessions():
 
 
 def test_room_is_made_for_the_next_round_of_every_resident():
-    """Release `round`: between rounds they own little, but all of them have to fit at the same time."""
+    """Under release `round` they own little between rounds, but all of them must fit at the same time."""
     config = replace(TREE, release="round")
     residents, pool = make_residents(config, num_pages=2 * 6)
     assert -(-round_columns(3, config) // 4) == 6
@@ -358,7 +364,7 @@ def test_room_is_made_for_the_next_round_of_every_resident():
 
 
 def test_at_least_one_column_of_a_known_prompt_is_computed():
-    """Its last token's hidden state is what the first round starts from."""
+    """The first round starts from the hidden state of its last token."""
     residents, pool = make_residents(num_pages=40, prefix_cache=True)
     for number, (length, reused) in enumerate([(9, 0), (9, 8), (8, 4), (5, 4), (4, 0)]):
         request = make_request(number, length)
@@ -398,7 +404,7 @@ PENALTIES = {
 @pytest.mark.parametrize("params", PENALTIES.values(), ids=PENALTIES)
 @pytest.mark.parametrize("schedule", ["sync", "overlap"])
 def test_penalties_count_the_tokens_of_a_reused_prefix(check_solo, params, schedule):
-    """Tokens of another's prompt, of its own output after a preemption, and of the turn before."""
+    """The tokens are another's prompt, the request's own output after a preemption, and the turn before."""
     pair = synthetic_pair()
     prompts = [make_prompt(13), make_prompt(17)]
     first, second = (Request(number, prompts[number], params, frozenset(), 12) for number in range(2))
@@ -406,7 +412,7 @@ def test_penalties_count_the_tokens_of_a_reused_prefix(check_solo, params, sched
     turn = Request(2, [4, 5], params, frozenset(), 12, continues=1)
 
     def preempt_once(scheduler):
-        """By a page too few for the second, when it has come some way."""
+        """Preempt once, by one page too few for the second request when it has decoded for a while."""
         gives_way = len(second.token_ids) >= 6 and not second.num_preemptions
         scheduler.limit(64 if gives_way else 400)
 

@@ -1,4 +1,4 @@
-"""The running batch: lengths that the host does not know, chunks, calls with nothing to do, requests that leave."""
+"""The running batch: lengths unknown to the host, chunks, calls without work, requests that leave."""
 
 from dataclasses import fields, replace
 from functools import cache
@@ -24,7 +24,10 @@ pytestmark = pytest.mark.usefixtures("inference")
 
 
 def make_runner(config=CONFIG, kind="eagle3", lagging=False, impl="reference", **column):
-    """(runner, engine, pools); rows 0 and 1 stay unused, so that a row and a place are never the same number."""
+    """Make (runner, engine, pools).
+
+    Rows 0 and 1 stay unused, so that a row and an index always differ.
+    """
     dtype = torch.float64 if impl == "reference" else torch.float32
     engine = load_engine(synthetic_pair(kind), config, EngineOptions(impl, dtype, **column))
     pools = engine.make_pools(8, 800)
@@ -38,7 +41,7 @@ def make_runner(config=CONFIG, kind="eagle3", lagging=False, impl="reference", *
 
 
 def seat(pools, *numbers, prompts=PROMPTS) -> list[Request]:
-    """Requests with a row and the columns of their whole lives."""
+    """Give requests a row and all columns they will need."""
     requests = [Request(each, list(prompts[each]), PARAMS, frozenset(), PARAMS.max_new_tokens) for each in numbers]
     for request in requests:
         request.row = pools.open()
@@ -52,7 +55,7 @@ def prefill(runner, *requests) -> list[Delivery]:
 
 @cache
 def alone(number: int, config=CONFIG) -> tuple[int, ...]:
-    """The tokens of a request by itself."""
+    """Compute the tokens of a request's solo run."""
     with torch.inference_mode(False):
         result = generate(
             synthetic_pair(),
@@ -74,7 +77,7 @@ def named_tensors(value, name=""):
 
 
 def assert_same(first, second, **tolerance):
-    """Two states are equal, integers exactly."""
+    """Check that two states are equal, integers exactly."""
     pairs = zip(named_tensors(first), named_tensors(second), strict=True)
     for (name, mine), (other_name, theirs) in pairs:
         assert name == other_name
@@ -105,7 +108,7 @@ def test_results_read_at_the_end_equal_solo_runs(config):
 
 
 def test_a_host_that_does_not_lag_says_the_lengths_itself():
-    """It took fewer tokens than the round gave: the next round starts from those."""
+    """The host kept fewer tokens than the round gave, so the next round starts from those."""
     runner, engine, pools = make_runner()
     (request,) = seat(pools, 1)
     request.take(*prefill(runner, request)[0][1:3])
@@ -141,7 +144,7 @@ def test_results_belong_to_the_requests_of_their_launch():
 
 
 def test_a_complete_prefill_delivers_the_first_token():
-    """One is not complete, one is resumed with a last token of its own (not what would be sampled), one is new."""
+    """One prefill is incomplete, one resumes with its own last token (not the one to be sampled), one is new."""
     runner, _, pools = make_runner()
     part, resumed, new = seat(pools, 3, 0, 1)
     resumed.take([alone(0)[0], 33], [-1.0, -2.0])
@@ -160,7 +163,7 @@ def test_a_complete_prefill_delivers_the_first_token():
 
 
 def test_a_copy_is_read_on_the_host(device):
-    """Also of what lies in one piece of memory, between other things and in another order."""
+    """Tensors may be in one storage, between others and in another order."""
     raw = torch.arange(64, dtype=torch.uint8, device=device)
     tensors = {
         "a": torch.tensor([0.5, 1.5, 2.5], device=device),
@@ -177,11 +180,14 @@ def test_a_copy_is_read_on_the_host(device):
         assert read[name].shape == tensor.shape
 
 
-# Nothing to do.
+# Calls without work.
 
 
 def spied(engine, phases: list[str], monkeypatch) -> list[tuple[str, State]]:
-    """The state that every phase is given and gives, in the order of the calls; seed is the drafter's."""
+    """Record the input and output states of every phase, in the order of the calls.
+
+    `seed` is the drafter's.
+    """
     seen = []
 
     def spy(owner, name, given, given_name=None):
@@ -211,7 +217,10 @@ IDLE = {
 @pytest.mark.parametrize("how", IDLE.values(), ids=IDLE)
 @pytest.mark.parametrize("lagging", [False, True], ids=["sync", "lagging"])
 def test_without_requests_every_phase_runs_on_empty_states(how, lagging, monkeypatch, device):
-    """The types and shapes of a live call but for their rows; nothing is written, and what follows is as ever."""
+    """States have the types and shapes of a live call with no rows.
+
+    Nothing is written, and later calls are unaffected.
+    """
     column = dict(device=device, graph="eager") if how.get("impl") == "fast" else {}
     runner, engine, pools = make_runner(**how, **column, lagging=lagging)
     phases = ["seed", "prefill", *(["advance"] if how.get("impl") == "fast" else ["draft", "verify", "draft_extend"])]
@@ -259,13 +268,13 @@ def pool_tensors(pools):
 
 
 def bits(tensor):
-    """NaN equals itself."""
+    """Convert to bits, in which NaN equals itself."""
     return tensor.contiguous().view(torch.uint8) if tensor.is_floating_point() else tensor
 
 
 @pytest.mark.parametrize("lagging", [False, True], ids=["sync", "lagging"])
 def test_nothing_in_between_changes_nothing(lagging):
-    """Another rank has chunks to fill, this one has only its batch; or the other way round."""
+    """Another rank has chunks to fill and this one only its batch, or the other way round."""
     left = []
     for is_idle in (False, True):
         runner, _, pools = make_runner(lagging=lagging)
@@ -302,7 +311,10 @@ CHUNKS = {
 
 
 def in_chunks(runner, request, sizes):
-    """Prefill in chunks; gives the end of each before the next is filled, then the last call's results."""
+    """Prefill in chunks, each end before the next.
+
+    Return the last call's results.
+    """
     end = 0
     for size in sizes:
         start, end = end, end + size
@@ -313,7 +325,7 @@ def in_chunks(runner, request, sizes):
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 @pytest.mark.parametrize("sizes", CHUNKS.values(), ids=CHUNKS)
 def test_chunks_leave_the_kv_of_the_whole_prompt(kind, sizes):
-    """At each boundary the draft slot of the chunk's last column holds the token after it already (sglang#26329)."""
+    """At each boundary the draft slot of the chunk's last column already holds the next token (sglang#26329)."""
     whole, _, whole_pools = make_runner(kind=kind)
     (expected,) = seat(whole_pools, 1)
     first = prefill(whole, expected)
@@ -338,7 +350,7 @@ def test_chunks_leave_the_kv_of_the_whole_prompt(kind, sizes):
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 @pytest.mark.parametrize("end", [1, 2, 3, 4, 7])
 def test_the_draft_slot_at_a_boundary_is_that_of_the_next_token(kind, end):
-    """Two prompts part after the chunk: only the draft KV of its last column knows."""
+    """Two prompts differ after the chunk, which only the draft KV of its last column shows."""
     runner, _, pools = make_runner(kind=kind)
     prompts = [[*PROMPTS[1][:end], tail, 20, 21] for tail in (12, 13)]
     first, second = seat(pools, 0, 1, prompts=prompts)
@@ -353,7 +365,7 @@ def test_the_draft_slot_at_a_boundary_is_that_of_the_next_token(kind, end):
 
 
 def test_chunks_of_several_requests_share_a_call():
-    """One starts, one goes on, one ends, one is whole."""
+    """One starts, one continues, one ends, one is whole."""
     runner, _, pools = make_runner()
     requests = seat(pools, 0, 1, 2, 3)
     first, second, third, fourth = requests
@@ -374,7 +386,7 @@ def test_chunks_of_several_requests_share_a_call():
 
 @pytest.mark.parametrize("sizes", [[6], [1] * 6, [2, 4], [5, 1]], ids=str)
 def test_a_resumed_request_continues_from_its_last_token(sizes):
-    """Its prompt ends inside a chunk, at its end, or before it: nothing is sampled again."""
+    """Its prompt ends inside a chunk, at its end, or before it, and no token is sampled again."""
     runner, _, pools = make_runner()
     (request,) = seat(pools, 0)
     request.take(alone(0)[:2], [0.0, 0.0])
@@ -417,7 +429,7 @@ def test_who_is_not_in_the_batch_cannot_leave_it():
 
 
 def test_an_empty_batch_gets_the_idle_state_and_others_join(monkeypatch):
-    """Not what the last round left, filtered to nothing: a state of its own."""
+    """It is a new state, not the last round's output filtered to nothing."""
     runner, engine, pools = make_runner()
     requests = seat(pools, 0, 1)
     prefill(runner, *requests)
@@ -440,7 +452,10 @@ def test_an_empty_batch_gets_the_idle_state_and_others_join(monkeypatch):
 
 
 def test_a_lagging_fast_runner_reads_each_round_s_own_result(device):
-    """A round's results are its own copy, also out of one graph; a request leaves while one is unread."""
+    """A round's results are their own copy, even from one graph.
+
+    A request leaves while one is unread.
+    """
     runner, _, pools = make_runner(impl="fast", lagging=True, device=device, graph="round", bucket=2)
     requests = seat(pools, 0, 2)
     launched = [runner.prefill(0, requests, [(0, 5), (0, 3)]), runner.round(0), runner.round(1)]

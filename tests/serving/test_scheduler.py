@@ -128,7 +128,7 @@ def test_a_stop_string_ends_a_request_and_its_text(make, ask, schedule):
 @SCHEDULES
 @pytest.mark.parametrize("when", ["not arrived", "waiting", "in a chunk", "decoding", "finished"])
 def test_a_request_can_be_aborted_at_any_moment(make, ask, check_solo, when, schedule):
-    """In its place: what it has is the beginning of what it gives alone; the others do not notice."""
+    """Its tokens are the beginning of its solo run's, and other requests are unaffected."""
     scheduler = make(schedule=schedule, max_running=2, chunk_tokens=8)
     others = [ask(0, OTHER, 10), ask(2, LONG, 6, temperature=1.0)]
     late = {"arrival": 30 if when == "not arrived" else 0}
@@ -177,7 +177,7 @@ def test_the_highest_priority_is_served_first(make, ask, schedule):
 
 @SCHEDULES
 def test_the_first_to_arrive_is_served_first(make, ask, schedule):
-    """Whatever was submitted first; of those that arrive together the first that was."""
+    """The order of submission does not matter, except between requests that arrive together."""
     late = [ask(request_id, schedule={"arrival": step}) for request_id, step in ((1, 2), (2, 1), (3, 1))]
     scheduler = make(max_running=1, schedule=schedule).serve(ask(0, max_new_tokens=20), *late)
     assert scheduler.events("admitted") == [0, 2, 3, 1]
@@ -185,7 +185,7 @@ def test_the_first_to_arrive_is_served_first(make, ask, schedule):
 
 @SCHEDULES
 def test_a_turn_arrives_when_the_turn_before_has_ended(make, ask, schedule):
-    """Requests that came in the meantime are served before it, although it could have come in the first step."""
+    """Requests that arrived meanwhile are served before it, although it was due in the first step."""
     turn = ask(1, [1, 2], schedule={"continues": 0})
     other = ask(2, schedule={"arrival": 1})
     scheduler = make(max_running=1, schedule=schedule).serve(ask(0, max_new_tokens=20), turn, other)
@@ -231,7 +231,7 @@ def test_close_gives_everything_back(three_running, check_solo, reason):
 
 @SCHEDULES
 def test_a_request_ends_at_the_engines_max_len(make, ask, check_solo, schedule):
-    """And costs others nothing."""
+    """Other requests are unaffected."""
     greedy, other = ask(0, max_new_tokens=200), ask(1)
     scheduler = make(schedule=schedule).serve(greedy, other)
     assert len(greedy.known_ids) == scheduler.max_len
@@ -241,7 +241,7 @@ def test_a_request_ends_at_the_engines_max_len(make, ask, check_solo, schedule):
 
 @pytest.mark.parametrize("drive", ["step", "run"])
 def test_an_abort_comes_at_its_step_whoever_drives(make, ask, drive):
-    """Also before the arrival, and when nothing else happens in between."""
+    """It may precede the arrival, and nothing else may happen in between."""
     scheduler, request = make(), ask(0, schedule={"arrival": 10, "abort_at": 5})
     scheduler.submit(request)
     scheduler.run() if drive == "run" else [scheduler.step() for _ in range(12)]
@@ -273,7 +273,7 @@ def test_a_step_prefills_no_more_than_its_budget_over_all(make, ask, schedule):
 
 @SCHEDULES
 def test_nobody_overtakes_who_waits_for_room(make, ask, schedule):
-    """A small request that comes later stays behind a large one of the same priority."""
+    """A small request that arrives later stays behind a large one of the same priority."""
     running, large, small = ask(0, LONG, 14), ask(1, LONG[::-1], 14), ask(2, [5], 2)
     config = CHAIN.reserved_columns(len(LONG) + 14)
     scheduler = make(CHAIN, schedule=schedule, num_slots=config + 8)

@@ -1,4 +1,4 @@
-"""Conversations: prompts of later turns, and KV that is kept for them."""
+"""Conversations: prompts of later turns, and the KV that is kept for them."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ def test_a_turn_without_room_for_its_conversation_is_rejected(make, ask):
 @pytest.mark.parametrize(("release", "schedule"), [("finish", "sync"), ("finish", "overlap"), ("round", "sync")])
 @pytest.mark.parametrize("pressure", [False, True])
 def test_a_turn_starts_from_what_its_conversation_left(make, ask, check_solo, pressure, release, schedule):
-    """And computes all of it again where that had to give way."""
+    """It computes all of the KV again where that was evicted."""
     config = replace(TREE, release=release)
     scheduler = make(config, schedule=schedule)
     scheduler.submit(first := ask(0, LONG, 7, schedule={"keep": True}))
@@ -115,7 +115,7 @@ def test_max_running_conversations_wait_while_others_run(make, ask, schedule):
 
 @pytest.mark.parametrize("abort_at", [0, 1, 3])
 def test_a_turn_of_one_that_never_began_is_rejected(make, ask, abort_at):
-    """Its conversation would lack what came before."""
+    """Its conversation would lack the earlier turn."""
     first, gone = ask(0, max_new_tokens=20), ask(1, [1, 2], schedule={"continues": 0, "abort_at": abort_at})
     last = ask(2, [3, 4], schedule={"continues": 1, "arrival": 30})
     make().serve(first, gone, last)
@@ -126,7 +126,7 @@ def test_a_turn_of_one_that_never_began_is_rejected(make, ask, abort_at):
 @SCHEDULES
 @pytest.mark.parametrize("stops", [False, True])
 def test_a_turn_begins_with_all_that_was_said_before(make, ask, pair, stops, schedule):
-    """The token that stopped the turn before is part of it."""
+    """The token that stopped the earlier turn is part of it."""
     output = run_solo(pair, TREE, ask(0, max_new_tokens=12))
     stop = (output.token_ids[4],) if stops else ()
     first, turn = ask(0, max_new_tokens=12, stop_token_ids=stop), ask(1, [1, 2, 3], schedule={"continues": 0})

@@ -1,4 +1,4 @@
-"""Both schedules: when results are read, and equal tokens under each."""
+"""Both schedules: the time at which results are read, and equal tokens under each."""
 
 from dataclasses import replace
 from functools import cache
@@ -58,7 +58,7 @@ class ReadTooEarly(Exception):
 
 
 def step_without_reading(scheduler: Scheduler, monkeypatch) -> None:
-    """A step that may read results at its end only."""
+    """Run a step that may read results only at its end."""
 
     def refuse(_):
         raise ReadTooEarly
@@ -86,7 +86,7 @@ def test_overlap_launches_a_step_before_it_reads_the_one_before(make, ask, check
 
 @SCHEDULES
 def test_tokens_are_emitted_in_the_step_that_reads_them(make, ask, schedule):
-    """Under overlap one step after that of their prefill or round, which are in the trace."""
+    """Under overlap that is one step after their prefill or round, which the trace names."""
     requests = [ask(0, max_new_tokens=9), ask(1, OTHER, 6, schedule={"arrival": 2})]
     scheduler = make(schedule=schedule).serve(*requests)
     late = int(schedule == "overlap")
@@ -106,7 +106,7 @@ def test_sync_reads_at_once(make, ask, monkeypatch):
 
 @pytest.mark.parametrize(("max_new_tokens", "late"), [(1, 2), (2, 1), (5, 1), (9, 1)])
 def test_under_overlap_a_finished_request_is_in_one_more_round(make, ask, check_solo, max_new_tokens, late):
-    """A request that finishes with the token of its prefill is in the round of that step and the next."""
+    """A request that finishes with its prefill's token is in the rounds of that step and the next."""
     scheduler = make(schedule="overlap").serve(ask(0, max_new_tokens=max_new_tokens), ask(1, OTHER, 14))
     results = [each for each in scheduler.events("results") if each.request_id == 0]
     assert [result.num_kept for result in results][-late:] == [0] * late
@@ -126,7 +126,7 @@ def test_under_sync_nobody_is_in_a_round_in_vain(make, ask):
 
 @SCHEDULES
 def test_an_empty_batch_is_idle_and_others_join_it(make, ask, check_solo, schedule, monkeypatch):
-    """The state of the last round is not there any more: what joins is merged with no row."""
+    """The last round's state is gone, and new requests are merged with no row."""
     sizes, merge = [], DraftInput.merge
 
     def seen(self, other):
@@ -168,7 +168,7 @@ def fast_engine(name: str, graph: str, device: str):
 
 @pytest.fixture(scope="module")
 def bits(make, ask):
-    """Tokens and logprobs of some of three requests, each of whose prompts is prefilled in a call of its own."""
+    """Compute tokens and logprobs of some of three requests, each with its prompt prefilled in its own call."""
     prompts = ([5, 17, 3, 40, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9], [30, 7, 30])
 
     def request_of(number: int, arrival: int):
@@ -191,7 +191,7 @@ def expected_bits(bits, device):
 
 @pytest.mark.parametrize("name", ["tree", "chain", pytest.param("branchy", marks=pytest.mark.whole)])
 def test_fast_gives_the_bits_of_a_solo_run_in_equal_buffers(bits, name, device):
-    """Whatever its row: prompts are prefilled each in a call of its own, and every round has the bucket's shape."""
+    """The row does not matter: prompts are prefilled in their own calls, and every round has the bucket's shape."""
     engine = fast_engine(name, "eager", device)
     by_themselves = {number: bits(engine, [number])[number] for number in range(3)}
     for order in ([0, 1, 2], [2, 0, 1]):
@@ -211,7 +211,7 @@ def test_fast_graph_modes_and_schedules_give_the_same_bits(bits, expected_bits, 
 
 @SCHEDULES
 def test_a_scheduler_made_in_inference_mode_works_outside_it(make, ask, schedule):
-    """Tests here run inside."""
+    """Tests here run inside it."""
     scheduler = make(schedule=schedule)
     scheduler.submit(ask(0, max_new_tokens=30))
     scheduler.step()
@@ -225,7 +225,10 @@ def test_a_scheduler_made_in_inference_mode_works_outside_it(make, ask, schedule
 
 @SCHEDULES
 def test_between_steps_no_more_is_committed_than_is_known(make, ask, schedule):
-    """Columns of tokens that the host knows, the last of which is the root of the next round."""
+    """Columns of tokens that the host knows are committed.
+
+    The last token is the next round's root.
+    """
     scheduler = make(schedule=schedule)
     for request_id in range(3):
         scheduler.submit(ask(request_id, LONG[: 5 * request_id + 3], 12, temperature=1.0))

@@ -1,4 +1,4 @@
-"""Random programs against the scheduler: whatever happens around a request, it equals its solo run."""
+"""Random programs against the scheduler: a request equals its solo run, whatever happens around it."""
 
 from collections import Counter
 from dataclasses import fields, replace
@@ -12,13 +12,13 @@ from specsim.correctness.soak.programs import Program, Submission, draw
 from specsim.correctness.soak.trial import check, options_of
 
 REFERENCE = options_of("reference")
-SEEDS = (1, 2)  # under which the programs cover all required situations
+SEEDS = (1, 2)  # the programs of these have all required coverage
 FAST_SEEDS = {"eager": 1, "step": 2, "phase": 1, "round": 2}
 FAST_REQUIRED = ("turns", "aborted", "finished length", "preempted", "resumed", "steps with slots withheld")
 
 
 def shortened(program: Program, num_tokens: int) -> Program:
-    """The program with at most that many new tokens a request."""
+    """Limit the program's new tokens of each request."""
     params = [
         replace(each.params, max_new_tokens=min(each.params.max_new_tokens, num_tokens)) for each in program.submissions
     ]
@@ -27,7 +27,7 @@ def shortened(program: Program, num_tokens: int) -> Program:
 
 
 def run_programs(count: int, most: int, num_tokens: int, options=REFERENCE, seed: int = 0) -> Counter[str]:
-    """Check that many programs of at most that many requests each; count the situations."""
+    """Check this many programs of at most this many requests each, and count their coverage."""
     counts = Counter()
     for index in range(count):
         program = shortened(draw(seed, index, most), num_tokens)
@@ -54,7 +54,10 @@ def test_programs_on_fast(graph, device):
 
 
 def cut(program: Program, fails) -> Program:
-    """The shortest beginning of a failing program that fails too: a request refers to earlier ones only."""
+    """Find the shortest beginning of a failing program that fails too.
+
+    Requests refer only to earlier ones.
+    """
     beginnings = (program.submissions[:count] for count in range(1, len(program.submissions) + 1))
     return next(each for each in (replace(program, submissions=kept) for kept in beginnings) if fails(each))
 

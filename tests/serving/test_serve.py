@@ -1,4 +1,4 @@
-"""Reports of a run of requests, and the same requests served in four modes against their solo runs."""
+"""Reports of a run, and the same requests served in four modes against their solo runs."""
 
 import json
 from dataclasses import asdict, replace
@@ -61,12 +61,15 @@ def served():
 
 
 def totals_of(requests, serving: ServingConfig, page_size: int) -> dict:
-    """Totals of plain decoding, a token a round, so that all can be counted by hand."""
+    """Compute totals of plain decoding, which has one token a round and can be counted by hand."""
     return serve(engine(SpecConfig.plain(page_size)), requests, serving).totals
 
 
 def test_totals_of_a_chunked_prompt_a_turn_and_an_abort():
-    """Request 1 waits for the place of request 3, and request 2 finds all but the last of the 8 tokens before it."""
+    """Request 1 waits for the place of request 3.
+
+    Request 2 finds all but the last of the 8 earlier tokens.
+    """
     requests = [
         request(0, [1, 2, 3, 4, 5], 3),  # prefilled in steps 0 and 1, rounds in 1 and 2
         request(1, [5, 6], 2, arrival=1),  # prefill and round in step 2
@@ -82,7 +85,10 @@ def test_totals_of_a_chunked_prompt_a_turn_and_an_abort():
 
 
 def test_totals_of_a_preemption():
-    """With L columns a request owns L + 2, for two rounds: of 10 slots there is enough for two of 3, not of 4."""
+    """A request of L columns owns L + 2 for two rounds.
+
+    So 10 slots are enough for two requests of 3 columns, not of 4.
+    """
     requests = [request(0, [1, 2, 3], 4), request(1, [4, 5, 6], 4)]
     totals = totals_of(requests, ServingConfig(num_slots=10), page_size=1)
     assert (totals["steps"], totals["prefill_steps"], totals["rounds"]) == (3 + 2, 2, 3 + 3)

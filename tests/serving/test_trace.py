@@ -162,7 +162,7 @@ def test_counts_agree_with_the_frames(trace):
 
 @given(TRACES)
 def test_events_hold_every_value_exactly(trace):
-    """Also integers that no float holds, in columns with gaps."""
+    """Values include integers that no float holds, in columns with gaps."""
     events = trace.events()
     assert events.seq_len.dropna().tolist() == [each.seq_len for record in trace.records for each in record.preempted]
     assert events.launched.dropna().tolist() == [each.launched for record in trace.records for each in record.results]

@@ -1,4 +1,4 @@
-"""Request files: what a line may say, which lines are bad and why, and what the shipped file shows."""
+"""Request files: valid lines, bad lines and their reasons, and the shipped file."""
 
 import json
 import os
@@ -188,7 +188,7 @@ SHIPPED = read_requests(REQUESTS, PAIR).requests
 
 @pytest.fixture(scope="module")
 def finished():
-    """The shipped requests by id, each run to its end alone, a turn after the one it continues."""
+    """Run the shipped requests to their ends solo, a turn after the one it continues, and map them by id."""
     done = {}
     for request in read_requests(REQUESTS, PAIR).requests:
         if request.continues is not None:
