@@ -1,4 +1,4 @@
-"""Fixtures of the command line tests: a small pair in the place of the shipped one, and calls of the commands."""
+"""Fixtures of the command line tests: a small pair instead of the shipped one, and calls of commands."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Full disks, closed pipes, interrupts, too little memory: what is lost, and what is said."""
+"""Full disks, closed pipes, interrupts and too little memory: data kept, and messages."""
 
 import errno
 import json

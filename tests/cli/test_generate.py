@@ -1,4 +1,4 @@
-"""generate: text and JSON of a continuation, prompts, shapes at synthetic acceptance."""
+"""specsim generate: text and JSON of a continuation, prompts, shapes with synthetic acceptance."""
 
 import json
 import shutil

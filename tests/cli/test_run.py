@@ -1,4 +1,4 @@
-"""run: files of requests, their results and traces, comparisons, runs that are cut short."""
+"""specsim run: files of requests, results, traces, comparisons and interrupted runs."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""The demo shows a real round and computes the equality it prints."""
+"""The demo shows a real round and computes the equality that it prints."""
 
 import re
 from contextlib import redirect_stdout

@@ -1,4 +1,4 @@
-"""Pictures of a round and of a server say what states and trace say: nodes, paths, slots, steps; nothing twice."""
+"""Pictures of a round and a server show the nodes, paths, slots and steps of states and traces, each once."""
 
 import subprocess
 import sys
@@ -126,13 +126,13 @@ def pictures(played: Round) -> dict:
 
 
 def boxes(figure) -> list[tuple[Text, Bbox]]:
-    """Every text that says something, and where it lies."""
+    """Every text that is not empty, and its position."""
     renderer = figure.canvas.get_renderer()
     return [(text, text.get_window_extent(renderer)) for text in figure.findobj(Text) if text.get_text()]
 
 
 def overlaps(shown: list[tuple[Text, Bbox]]) -> list[tuple[str, str]]:
-    """Pairs of texts that lie on each other."""
+    """Pairs of texts that overlap."""
     pairs = combinations(shown, 2)
     return [(first.get_text(), second.get_text()) for (first, one), (second, two) in pairs if one.overlaps(two)]
 
@@ -317,7 +317,7 @@ def test_a_map_names_the_requests_and_rows_that_it_was_not_given():
 
 @pytest.mark.parametrize(("length", "told"), [(300, 288), (108, 96), (76, 0)])
 def test_three_lines_and_more_of_a_prefix_are_told_in_a_sentence(length, told):
-    """A line has 32 slots."""
+    """A line of the picture has 32 slots."""
     config = SpecConfig(page_size=8)
     engine = load_engine(synthetic_pair("eagle3"), config)
     pools = engine.make_pools(1, 512)
@@ -359,7 +359,7 @@ def test_a_token_is_shown_in_signs_that_the_font_has(text, expected):
 
 
 def test_kinds_differ_in_more_than_colour():
-    """Told apart in grey: lightness of the fill, width or dashes of the border."""
+    """Kinds differ in grey: by the lightness of the fill, or by the width or dashes of the border."""
 
     def signs(kind):
         red, green, blue = (int(kind.face[i : i + 2], 16) for i in (1, 3, 5))
@@ -388,7 +388,7 @@ def test_without_matplotlib_the_error_says_what_to_install():
 
 @pytest.fixture(scope="module", params=["sync", "overlap"])
 def served(request) -> Scheduler:
-    """Six requests for two places and few slots: somebody waits, is preempted, is aborted."""
+    """Six requests for two places and few slots, so that requests wait, are preempted and are aborted."""
     pair = synthetic_pair()
     engine = load_engine(pair, SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=1))
     serving = ServingConfig(request.param, max_running=3, num_slots=60, chunk_tokens=6)
@@ -419,7 +419,7 @@ def test_a_timeline_shows_every_chunk_round_and_end(served):
 
 
 def test_the_tokens_of_a_timeline_are_those_of_the_rounds(served):
-    """Numbers stand in the step in which the host read them."""
+    """Numbers are in the step in which the host read them."""
     figure = plots.timeline(served.trace)
     numbers = [text for text in figure.findobj(Text) if text.get_text().isdecimal() and text.get_fontsize() == 6.5]
     inside = [int(text.get_text()) for text in numbers if text.get_color() == sheet.INK]
@@ -432,7 +432,7 @@ def record(step: int, **events) -> StepRecord:
 
 
 def test_a_timeline_by_hand():
-    """Request 1 is prefilled, looked past, advanced, preempted and resumed; 2 waits and ends; 3 never has a place."""
+    """Request 1 is prefilled, skipped, advanced, preempted and resumed; 2 waits and ends; 3 never runs."""
     records = [
         record(
             0,
@@ -474,7 +474,7 @@ def test_a_timeline_of_some_steps_shows_those_only(served):
 
 @pytest.fixture(scope="module")
 def servers():
-    """The same setting on two GPUs, one of which runs out of arithmetic early."""
+    """The same setting on two GPUs, one with little arithmetic throughput."""
     target = model("llama-3.1-8b")
     law = PerPosition((0.73, 0.52, 0.35))
     setting = Option(SpecConfig(1, 3, 4), law)

@@ -21,7 +21,7 @@ from specsim.simulator.workload import bursts
 
 
 class Seconds:
-    """Every round takes one, a prefill nothing."""
+    """Every round takes one second, and a prefill none."""
 
     def prefill(self, new_tokens, contexts):
         return 0.0
@@ -96,7 +96,7 @@ def test_equal_throughput_and_more_per_request_wins():
 
 
 def run_of(count):
-    """Requests that come at once, to two places."""
+    """Requests that arrive together, for two places."""
     option, serving = Option(SpecConfig(1, 1, 2), iid(1.0, 1)), ServingConfig("sync", 2, 1000)
     return simulate(Seconds(), option, bursts(count, count, 1, 5, 5), serving, prefill="beside")
 

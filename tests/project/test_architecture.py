@@ -1,4 +1,4 @@
-"""Facts about the tree that import-linter (`make lint`) cannot see: dynamic imports, lazy ones, the wheel, names."""
+"""Structure that import-linter (`make lint`) cannot check: dynamic and lazy imports, the wheel, names."""
 
 import ast
 import json
@@ -91,7 +91,7 @@ def test_dynamic_imports_name_their_targets():
 
 
 def run_python(code: str, folder: Path) -> dict:
-    """Run code in a fresh interpreter and give what it leaves in `answer`."""
+    """Run code in a new interpreter and return its variable `answer`."""
     code = f"import json, sys\n{code}\nprint(json.dumps(answer))"
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -206,7 +206,7 @@ def test_every_module_of_an_implementation_has_its_test():
 
 
 def unannotated(source: str) -> list[str]:
-    """Functions of the host that lack the type of a parameter or of their result; kernels have none."""
+    """Host functions without the type of a parameter or of the result; kernels have no types."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.FunctionDef) or any("no_type_check" in ast.unparse(d) for d in node.decorator_list):
@@ -225,7 +225,7 @@ def test_host_functions_of_the_fast_implementation_have_types():
 
 
 def project_files() -> list[Path]:
-    """The files that belong to the project; hidden and built ones do not."""
+    """The project's files, without hidden and built files."""
     folders = [*(ROOT / name for name in TOP_FOLDERS), ROOT / ".ci"]
     files = [*ROOT.glob("*"), *(path for folder in folders for path in folder.rglob("*"))]
     return [path for path in files if path.is_file() and "__pycache__" not in path.parts]

@@ -66,7 +66,7 @@ WORDS = {
 FORBIDDEN = {re.compile(form.replace(" ", r"\s+"), re.IGNORECASE | re.MULTILINE): use for form, use in WORDS.items()}
 
 CODE_BLOCK = re.compile(r"^ *```(?s:.*?)^ *```|(?<=\n\n)(?:(?:    |\t).*\n)+", re.MULTILINE)
-INLINE_CODE = re.compile(r"``.*?``|`[^`\n]*`|(?<=\])\([^()\s]*\)|https?://\S+")
+INLINE_CODE = re.compile(r"``.*?``|`[^`\n·]*(?:\n[^`\n·]+)?`|(?<=\])\([^()\s]*\)|https?://\S+")
 BRACED = re.compile(r"\{[^{}]*\}")  # an expression of an f-string
 SEVERAL_WORDS = re.compile(r"[A-Za-z]{2,}[,;:]? [A-Za-z]{2,}")
 

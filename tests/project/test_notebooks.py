@@ -37,7 +37,7 @@ def faults(notebook) -> list[str]:
 
 
 def shown(notebook) -> list[list[str]]:
-    """Outputs of every code cell, without what differs between machines: pixels, rounding errors, seconds."""
+    """Outputs of every code cell, without pixels, rounding errors and seconds, which differ between machines."""
 
     def shows(output) -> str:
         data = output.get("data", {"text/plain": output.get("text")})

@@ -1,4 +1,4 @@
-"""Every claim of the paper notes that links to code, links to code that is there."""
+"""Links in papers/ lead to existing code, tests and sources."""
 
 import ast
 import re
@@ -35,7 +35,7 @@ def symbols(path: Path) -> frozenset[str]:
 
 
 def links(text: str) -> list[tuple[str, str]]:
-    """(text, target) of every link, code blocks left out."""
+    """(text, target) of every link outside code blocks."""
     outside = re.sub(r"^(```.*?^```|    .*?$)", "", text, flags=re.MULTILINE | re.DOTALL)
     return [(match["text"], match["target"]) for match in LINK.finditer(outside)]
 

@@ -14,7 +14,7 @@ class Ended(NamedTuple):
     err: str
 
     def refuses(self, name: str, value: object) -> bool:
-        """Whether one sentence names this field and this value."""
+        """Whether one error names this field and this value."""
         return (
             self.status == 2 and self.out == "" and self.err.count("\n") == 1 and f": {name} is {value!r}" in self.err
         )
@@ -77,12 +77,12 @@ class Log:
 
     @property
     def report(self) -> Report:
-        """Leave out what needs counts and details."""
+        """Remove the figures that need counts and details."""
         totals = (4, self.duration, len(self.times), PROMPT * len(self.times), sum(self.tokens))
         return Report("a run", self.figures, *totals, self.rates)
 
     def result(self) -> dict[str, Any]:
-        """The JSON of vLLM's client with --save-detailed, of which a last request failed."""
+        """The JSON of vLLM's client with --save-detailed; its last request has failed."""
         short = {"Output Throughput (tok/s)": "output_throughput", "Request Throughput (req/s)": "request_throughput"}
         short |= {"Total Token Throughput (tok/s)": "total_token_throughput"}
         short |= {"Spec Decode Accept Length": "spec_decode_acceptance_length"}
@@ -109,7 +109,7 @@ class Log:
         }
 
     def printed(self, tool: str) -> str:
-        """The text of a client, in its lines and with its decimals."""
+        """The text that a client prints, with its lines and decimals."""
         e2e = {"vllm": "E2EL", "sglang": "E2E Latency"}[tool]
         lines = ["Namespace(backend='openai', max_concurrency=4)", "=" * 12 + " Serving Benchmark Result " + "=" * 12]
         counts = {"Successful requests": len(self.times), "Total input tokens": PROMPT * len(self.times)}

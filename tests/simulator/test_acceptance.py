@@ -1,6 +1,6 @@
-"""Acceptance distributions: means and spreads against closed forms, on equal uniforms, within bounds of chance.
+"""Acceptance distributions: means and spreads on equal uniforms, compared with closed forms.
 
-Where a mean over n rounds is compared, the bound is 5 standard errors: a false alarm in 1.7 million.
+The bound for a mean over n rounds is 5 standard errors: one false alarm in 1.7 million.
 """
 
 import numpy as np

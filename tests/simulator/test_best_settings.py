@@ -1,4 +1,4 @@
-"""The best settings of every load: loads are kept apart, seeds are averaged, equal settings go to the cheapest."""
+"""The best setting of every load: separate loads, averaged seeds, and the cheapest of equal settings."""
 
 import json
 

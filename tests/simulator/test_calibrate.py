@@ -60,7 +60,7 @@ def test_a_held_out_cell_does_not_move_the_fit():
 
 
 def test_intervals_of_a_fit_cover_the_truth_as_often_as_they_say():
-    """60 fits of 8 cells with 5 % noise: 95 % intervals miss 0 to 15 % of the time (p < 1e-3 either side)."""
+    """In 60 fits of 8 cells with 5 % noise, 95 % intervals miss 0 to 15 % (p < 1e-3 on each side)."""
     rng, missed = np.random.default_rng(3), 0
     scale = np.linspace(1, 3, 8)
     for _ in range(60):
@@ -107,7 +107,7 @@ def test_two_points_leave_no_interval():
 
 
 def test_experts_that_more_rows_touch_tell_the_bandwidth():
-    """Planted: a cost bound by reading grows by those experts alone, KV and logits left out."""
+    """A cost bound by reading grows only by these experts, without KV and logits."""
     moe = model("glm-4.7-flash")
     perfect = Efficiency(1, 1, 1, mxfp4_experts=1, gap=0, launch=0, host=0, host_request=0, collective=0)
     cost = CostModel(hardware("B200"), replace(moe, vocab_size=1, skew=0.0), efficiency=perfect)

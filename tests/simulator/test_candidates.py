@@ -1,4 +1,4 @@
-"""Settings that a plan tries: exactly these, and where they end."""
+"""Settings that a plan compares, and the limits of the list."""
 
 import pytest
 

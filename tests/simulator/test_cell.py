@@ -1,4 +1,4 @@
-"""Cells: their defaults are those of the commands, and what is no acceptance is refused."""
+"""Cells have the defaults of the commands, and refuse values that are not acceptance rates."""
 
 import json
 from inspect import signature

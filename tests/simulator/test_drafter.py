@@ -1,4 +1,4 @@
-"""Heads of drafters: what one layer of each kind weighs."""
+"""Heads of drafters: the weights of one layer of each kind."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Families of models: weights and windows beside those of transformers' own models, and what is refused."""
+"""Families of models: weights and windows, compared with transformers' models, and refused configs."""
 
 import pytest
 

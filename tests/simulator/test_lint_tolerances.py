@@ -192,13 +192,13 @@ def test_totals_are_those_of_the_requests(totals, is_true):
     ("completed", "is_true"), [(28_000, True), (27_474, True), (27_470, False), (28_527, True), (28_531, False)]
 )
 def test_a_printed_figure_stands_for_all_that_print_so(completed, is_true):
-    """0.28 requests a second for 100,000.00 s are 27,500 to 28,500 requests, and a thousandth more or less."""
+    """0.28 requests per second for 100,000.00 s are 27,500 to 28,500 requests, plus or minus a thousandth."""
     found = report({REQUESTS: 0.28}, duration=100_000.0, completed=completed, rounding=0.005)
     assert verdicts(found, "throughput · duration = total") == {"holds" if is_true else "cannot be true"}
 
 
 @pytest.mark.parametrize(("position", "is_true"), [(0.49295, True), (0.49285, False)])
 def test_printed_rates_by_position_are_rounded_percents(position, is_true):
-    """2.00 is 1.995 or more, and two thousandths less are equal; 1 + 0.5 + 0.4929 and 2 · 0.00005 just reach it."""
+    """2.00 is at least 1.995, with a tolerance of two thousandths. 1 + 0.5 + 0.4929 and 2 · 0.00005 just reach it."""
     found = report({LENGTH: 2.00}, rates_by_position=(0.5, position), rounding=0.005)
     assert ("cannot be true" not in verdicts(found, "accept length = 1 + Σ rates by position")) == is_true

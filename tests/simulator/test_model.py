@@ -1,4 +1,4 @@
-"""Models and GPUs by the names that people write."""
+"""Models and GPUs by their common names."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Plans: the best of all candidates, what each other costs, and flags that engines take."""
+"""Plans: the best candidate, the cost of the others, and flags for engines."""
 
 from dataclasses import replace
 from functools import cache
@@ -45,7 +45,7 @@ def test_candidates_are_ranked_by_the_objective(objective):
 
 
 def test_of_equal_settings_the_cheapest_is_best(monkeypatch):
-    """Tree 2/3/8 is quickest; a chain of 3 is within 1 %, one of 2 within its spread; one of 1 and plain are not."""
+    """Tree 2/3/8 is the fastest. A chain of 3 is within 1 %, and one of 2 within its spread. The others are slower."""
     regrets = {(1, 0): (0.5, 0.2), (1, 1): (0.03, 0.02), (1, 2): (0.02, 0.05), (1, 3): (0.01, 0.0), (2, 3): (0, 0)}
 
     def given(cell, options, *_):
@@ -89,7 +89,7 @@ def test_candidates_that_are_not_shown_are_counted(count, rest, capsys):
 
 
 def test_seeds_agree():
-    """Two chains are equally good, and chance decides which of them is quicker; a third is a quarter slower."""
+    """Two chains are equally good, and chance decides which is faster. A third is a quarter slower."""
     load = Cell(requests=48, concurrency=16, output_tokens=(64, 192))
     configs = [SpecConfig(1, steps, steps + 1) for steps in (5, 4, 1)]
     plans = [plan(load.with_values(seed=seed), configs=configs) for seed in range(5)]

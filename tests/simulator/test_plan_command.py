@@ -1,4 +1,4 @@
-"""specsim plan: what it prints and writes."""
+"""Output and files of specsim plan."""
 
 import json
 

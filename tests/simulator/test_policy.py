@@ -1,4 +1,4 @@
-"""Policies on equal traces: what each chooses, and that choosing pays where no one setting is best."""
+"""Policies on equal traces: their choices, and their gain where no single setting is best."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ OPTIONS = [chain(steps) for steps in (0, 1, 3, 5)]
 
 
 def test_traces_are_equal():
-    """A request's round at some position accepts under a short chain what it accepts under a longer one, cut."""
+    """At the same position, a short chain accepts the drafts of a longer chain, up to its own length."""
     seen = {}
 
     def accepted(rounds):
@@ -90,7 +90,7 @@ def test_goodput_knows_when_drafts_do_not_pay():
 
 @dataclass(frozen=True)
 class Fixed:
-    """A round without drafts takes a second, one with drafts as much as said."""
+    """A round without drafts takes a second; a round with drafts takes the given time."""
 
     drafting: float
 
@@ -110,7 +110,7 @@ def test_goodput_forgets_a_tenth_as_fast_while_it_does_not_draft():
 
 
 def test_goodput_learns_by_its_weight():
-    """From 0.7 a share of 0 leads to 0.7 · 0.75^n: drafting at 1.3 s ends below 0.3, after the third round."""
+    """Rejected rounds reduce the rate to 0.7 · 0.75^n. Drafting at 1.3 s stops below 0.3, after the third round."""
     policy = Goodput(Fixed(1.3), [Option.plain(), chain(1)], weight=0.25)
     chosen = []
     for _ in range(4):
@@ -119,8 +119,8 @@ def test_goodput_learns_by_its_weight():
     assert chosen == [1, 1, 1, 0]
 
 
-def test_goodput_expects_of_unseen_drafts_what_it_saw_of_the_last():
-    """Six and then three of 8 rounds accept: the third draft is expected in 3 · 3/6 of them."""
+def test_goodput_extrapolates_to_drafts_that_it_has_not_seen():
+    """Six and then three of 8 rounds accept. The expected number for the third draft is 3 · 3/6."""
     options = [Option.plain(), chain(2), chain(3)]
     accepted = np.array([2, 2, 2, 1, 1, 1, 0, 0])
 
@@ -139,7 +139,7 @@ def test_goodput_expects_of_unseen_drafts_what_it_saw_of_the_last():
 
 
 def test_moving_average_takes_the_chain_that_just_suffices():
-    """The average begins at half the middle chain, 1.5: with a margin of 1.5 the chain of 3 is long enough."""
+    """The average starts at half the middle chain, 1.5. With a margin of 1.5, the chain of 3 is sufficient."""
     assert MovingAverage(OPTIONS, margin=1.5).choose(np.ones(4)) == 2
     assert MovingAverage(OPTIONS, margin=1.5 + 1e-9).choose(np.ones(4)) == 3
     policy = MovingAverage(OPTIONS, weight=0.5)
@@ -150,7 +150,7 @@ def test_moving_average_takes_the_chain_that_just_suffices():
     assert chosen == [2, 2, 2, 1]
 
 
-def test_throughput_explores_in_turn_and_by_sizes_up_to_the_next_double():
+def test_throughput_explores_in_turn_for_each_batch_size():
     policy, speed = Throughput(OPTIONS, weight=0.5, explore=10), [1.0, 4.0, 2.0, 0.5]
     chosen = []
     for _ in range(50):
@@ -160,7 +160,7 @@ def test_throughput_explores_in_turn_and_by_sizes_up_to_the_next_double():
     assert {at: chosen[at] for at in (10, 20, 30, 40)} == {10: 1, 20: 2, 30: 3, 40: 0}
     assert set(chosen[4:10] + chosen[11:20]) == {1}
     assert policy.choose(np.ones(7)) == 1
-    assert policy.choose(np.ones(8)) == policy.choose(np.ones(3)) == 0  # of other sizes it knows nothing
+    assert policy.choose(np.ones(8)) == policy.choose(np.ones(3)) == 0  # no samples for other sizes
     assert policy.choose(np.ones(4)) == 1
     for best in (1, 2):  # 16 tokens a second become 10, then 7, and the next best makes 8
         policy.observe(1, np.zeros(4, int), 1.0)
@@ -168,7 +168,7 @@ def test_throughput_explores_in_turn_and_by_sizes_up_to_the_next_double():
 
 
 def test_choosing_pays_where_acceptance_changes():
-    """Texts that begin predictably and go on otherwise: goodput beats every setting that stays."""
+    """On texts with a predictable beginning, goodput is better than every constant setting."""
     counts = np.concatenate([np.full(240, 5), np.zeros(240, int)])
     options = [chain(steps, Recorded((counts,), 5, by="position")) for steps in (0, 1, 3, 5)]
     serving = ServingConfig("overlap", 4, 10**5)

@@ -1,4 +1,4 @@
-"""Reports as clients print them: read from a log, and never called impossible for the two decimals that they have."""
+"""Reports printed by clients are read from a log, and rounding to two decimals is never an error."""
 
 import json
 
@@ -27,7 +27,7 @@ def read(tmp_path, text):
 @pytest.mark.parametrize("round_seconds", [0.008, 0.8, 8.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_what_a_client_prints_is_never_called_impossible(log, tmp_path, tool, lengths, num_drafts, round_seconds, seed):
-    """Down to a request in some minutes, printed as 0.02 requests a second."""
+    """Rates down to one request in some minutes, printed as 0.02 requests per second."""
     served = log(num_drafts, lengths, seed, round_seconds)
     (report,) = read(tmp_path, served.printed(tool))
     assert wrong(report) == set()

@@ -1,4 +1,4 @@
-"""Acceptance that is assumed: published rates come back, and ranks that make published trees of published chains."""
+"""Published acceptance rates are reproduced, and ranks give the published tree from the published chain."""
 
 import pytest
 from scipy.optimize import brentq
@@ -50,7 +50,7 @@ def test_lower_ranks_share_what_the_best_draft_misses():
 
 
 def test_a_published_chain_becomes_its_published_tree():
-    """EAGLE, Llama-2-7B, MT-bench: accept length 3.0 of a chain of 5 drafts, 3.62 of a tree of 25 of 5 depths."""
+    """EAGLE on Llama-2-7B, MT-bench. Accept length 3.0 with a chain of 5 drafts, 3.62 with a tree of 25 in 5 depths."""
     best = brentq(lambda rate: sum(rate**depth for depth in range(6)) - 3.0, 0, 1)
     cell = Cell(shares=PublishedAcceptance("a pair", (best,), "a source").shares)
     assert cell.option(SpecConfig(1, 5, 6)).accept_length == pytest.approx(3.0)

@@ -1,4 +1,4 @@
-"""Replicates: equal requests for every setting, other ones for every replicate, and an honest spread."""
+"""Replicates: the same requests for every setting, different ones for every replicate, and the true spread."""
 
 import numpy as np
 import pytest

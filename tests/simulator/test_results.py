@@ -1,4 +1,4 @@
-"""Figures of a simulated run against values worked out by hand."""
+"""Figures of a simulated run, compared with values computed by hand."""
 
 from dataclasses import dataclass, replace
 
@@ -32,7 +32,7 @@ class PerRequest:
 
 
 def test_itl_counts_every_delivery_of_outputs_of_several_lengths():
-    """Both wait a second for their first tokens, then 3 s for a round of two; the longer goes on with 4 of 2 s."""
+    """Both get a first token after 1 s. A round of two takes 3 s, and four more rounds take 2 s each."""
     run = simulate(PerRequest(), Option.plain(), Workload(np.array([5, 5]), np.array([2, 6]), concurrency=2))
     assert (run.lasts - run.arrivals).tolist() == [4.0, 12.0]
     metrics = run.metrics()

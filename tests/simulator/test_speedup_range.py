@@ -1,4 +1,4 @@
-"""Speed-ups beside what the parameters of published tables make of them, and the defaults that follow from these."""
+"""The range of a speed-up under fitted parameters, and the defaults computed from these parameters."""
 
 import json
 from dataclasses import fields, replace
@@ -171,7 +171,7 @@ def test_graphs_reach_the_cost():
 
 
 def test_every_field_of_efficiency_says_where_it_comes_from():
-    """By a kept fit, or by a comment that it is none."""
+    """Every default comes from a kept fit, or a comment says that it does not."""
     fitted = {name for each in fitted_servers() for name in each.found}
     others = {field.name for field in fields(Efficiency)} - fitted
     assert others == {"host_request", "collective", "filters"}

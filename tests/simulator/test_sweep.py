@@ -1,4 +1,4 @@
-"""Sweeps: every cell is written, none is run twice, under any executor."""
+"""Sweeps write every cell and run none twice, with any executor."""
 
 import json
 import sqlite3
@@ -19,7 +19,7 @@ VARY = {"num_steps": [0, 1, 3, 9], "concurrency": [1, 4], "seed": [0, 1, 2]}
 
 
 class Counting(ThreadPoolExecutor):
-    """An executor that counts what it was given."""
+    """An executor that counts its tasks."""
 
     submitted = 0
 
@@ -87,7 +87,7 @@ def test_equal_cells_have_equal_keys():
 
 
 def test_a_key_is_the_digest_of_all_fields():
-    """So that the files of earlier sweeps are found again, and a changed default is another cell."""
+    """Keys stay the same, so that files of earlier sweeps are valid; a changed default gives another key."""
     fields = {"model": "llama-3.1-8b", "hardware": "H100-SXM", "tensor_parallel": 1, "drafter": "eagle3"}
     fields |= {"draft_vocab": 32000, "topk": 1, "num_steps": 0, "num_draft_tokens": None, "page_size": 16}
     fields |= {"shares": [[0.5, 0.25], [0.5, 0.1]], "requests": 256, "concurrency": 16, "rate": 2.5}

@@ -1,4 +1,4 @@
-"""specsim sweep: what it prints, and what stays when it is stopped."""
+"""Output of specsim sweep, and its file after an interrupt."""
 
 import json
 import os
@@ -32,9 +32,9 @@ def workers_of(path) -> set[int]:
 
 
 def test_killed_and_resumed(tmp_path):
-    """kill -9 within a cell: what was there stays as it is, the rest comes, and no worker is left behind.
+    """After kill -9 within a cell, finished cells stay, a second run adds the rest, and no worker survives.
 
-    The fourth cell takes minutes, so that this program is in it when it is killed, however quick the machine.
+    The fourth cell takes minutes, so the program is always in it when it is killed.
     """
     path, base = tmp_path / "out.sqlite", Cell(output_tokens=100, prompt_tokens=(10, 40))
     words = ["sweep", "--out", str(path), "--vary", "requests=60,61,62,10000000,63,64", "--output-tokens", "100"]

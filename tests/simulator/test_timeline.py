@@ -1,4 +1,4 @@
-"""The timeline against the server itself, step by step, and against conservation laws of any server."""
+"""The timeline, compared with the server step by step and with identities of queueing theory."""
 
 import signal
 from dataclasses import dataclass, replace
@@ -49,7 +49,7 @@ class Ticks:
 
 @dataclass(frozen=True)
 class Linear:
-    """A round takes a second and what its tokens and requests add; a prefill what its tokens add."""
+    """A round takes a second plus a time per token and request; a prefill takes a time per token."""
 
     base: float = 1.0
     request: float = 0.0
@@ -123,7 +123,7 @@ def test_columns_are_the_servers(config):
 
 
 def everything(prefill: str, schedule: str, seed: int = 0):
-    """A run in which all happens: queues, chunks, preemption, requests of two kinds."""
+    """A run with queues, prefill chunks, preemption and two kinds of requests."""
     mixture = Mixture((iid(0.9, 3), iid(0.3, 3)), (1.0, 2.0))
     workload = poisson(200, 60.0, (20, 400), (1, 200), seed=seed)
     serving = ServingConfig(schedule, 32, 7008, chunk_tokens=512)
@@ -139,7 +139,7 @@ SCHEDULES = pytest.mark.parametrize("schedule", ["sync", "overlap"])
 @KINDS
 @SCHEDULES
 def test_tokens_are_conserved(prefill, schedule):
-    """Rounds and first tokens make what requests put out, but for what lies beyond their ends."""
+    """Tokens of rounds and first tokens sum to the output, except tokens after a request's end."""
     run = once(prefill, schedule)
     made = 1 + run.rounds + run.drafts
     beyond = made - run.output_tokens
@@ -331,7 +331,7 @@ def patience():
 @pytest.mark.parametrize("prompt", [13, 15, 16, 17])
 @pytest.mark.parametrize("output", [1, 2, 3, 5, 20])
 def test_a_request_needs_the_slots_of_its_largest_round(prompt, output):
-    """With pages of 8, two lanes and release `round` a round from 14 tokens needs 5 pages, one from 16 needs 4."""
+    """Pages of 8, two lanes, release `round`: a round needs 5 pages at 14 tokens, 4 pages at 16."""
     config = SpecConfig(2, 3, 5, page_size=8, release="round")
     option, load = Option(config, iid(0.0, 3)), closed_loop(1, 1, prompt, output)
     most = max(round_columns(np.arange(prompt, prompt + max(1, output - 1)), config))

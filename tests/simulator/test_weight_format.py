@@ -1,4 +1,4 @@
-"""Weights of 16, 8 and 4 bits: what is read, and the rate that products with them run at."""
+"""Weights of 16, 8 and 4 bits: bytes read, and the rate of matrix products."""
 
 import numpy as np
 import pytest
