@@ -1,4 +1,5 @@
-"""Generated tables, each between its marks in a Markdown page: GPU results in README.md, error ledgers in papers/.
+"""Generated tables, each between its marks in a Markdown page: GPU results in README.md and in the guide, error
+ledgers in papers/.
 
 python -m specsim.maintain.tables [RESULT ...] keeps these JSON results of GPU runs, writes every table and, into
 specsim/simulator/fitted.json, the parameters that the ledgers' fits found, and names the kept results whose code has
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specsim.core.errors import InputError
+from specsim.maintain.headline import figures
 from specsim.maintain.result_tables import bench_page, grids, markdown, performance, proofs, stale
 from specsim.maintain.results import keep
 from specsim.simulator.fitted import KEPT, FittedServer, to_json
@@ -19,10 +21,16 @@ from specsim.simulator.reproduce import reproduction
 from specsim.simulator.reproduce.reproduction import Reproduction, parameter_cells
 
 ROOT = Path(__file__).resolve().parents[2]
-MARK = re.compile(r"<!-- (grids|proofs|performance|ledger \w+) -->\n")
-TABLES = {"grids": grids, "proofs": proofs, "performance": performance}
+MARK = re.compile(r"<!-- (figures|grids|proofs|performance|ledger \w+) -->\n")
+TABLES = {"figures": figures, "grids": grids, "proofs": proofs, "performance": performance}
+PAGES = ("README.md", "notebooks/guide/*.md", "papers/*/notes.md")
 FIGURE_HEADINGS = ("setting", "figure", "published", "simulated", "error", "role")
 PARAMETER_HEADINGS = ("parameter", "value", "from", "to", "unit")
+
+
+def pages(root: Path = ROOT) -> list[Path]:
+    """Pages that may hold generated tables."""
+    return [path for pattern in PAGES for path in sorted(root.glob(pattern))]
 
 
 def ledger(result: Reproduction) -> str:
@@ -67,7 +75,7 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> None:
         return result
 
     (kept / "README.md").write_text(bench_page(kept), encoding="utf-8")
-    for path in (root / "README.md", *sorted(root.glob("papers/*/notes.md"))):
+    for path in pages(root):
         page = path.read_text(encoding="utf-8")
         path.write_text(with_tables(page, kept, reproduce), encoding="utf-8")
     if servers:

@@ -1,4 +1,4 @@
-"""Results of GPU runs: refused unless whole and passed, kept, and shown by the tables of README."""
+"""Results of GPU runs: refused unless whole and passed, kept, and shown by tables of README and the guide."""
 
 import json
 import subprocess
@@ -12,6 +12,7 @@ from specsim.core.code_digest import code_digests
 from specsim.core.errors import InputError
 from specsim.correctness.differential import grid, run_grid
 from specsim.maintain import results, tables
+from specsim.maintain.headline import figures
 from specsim.maintain.result_tables import SUMMARIES, bench_page, grids, performance, proofs, stale
 
 KEPT = tables.ROOT / "fast" / "measurements"
@@ -51,11 +52,21 @@ def is_about(*texts: str):
 # The repository
 
 
-def test_readme_shows_the_results_that_are_kept():
-    readme = (tables.ROOT / "README.md").read_text(encoding="utf-8")
-    assert tables.MARK.findall(readme) == list(tables.TABLES)
-    assert readme == tables.with_tables(readme, KEPT)
+def test_pages_show_the_results_that_are_kept():
+    pages = [path.read_text(encoding="utf-8") for path in tables.pages() if "papers" not in path.parts]
+    marks = [mark for page in pages for mark in tables.MARK.findall(page)]
+    assert sorted(marks) == sorted(tables.TABLES)
+    assert all(page == tables.with_tables(page, KEPT) for page in pages)
     assert (KEPT / "README.md").read_text(encoding="utf-8") == bench_page(KEPT)
+
+
+def test_the_sampling_page_says_what_the_kept_run_detects():
+    found = [each for each in kept_results()["sampling-test-cuda"]["tests"] if not each["is_control"]]
+    text = (tables.ROOT / "notebooks" / "guide" / "sampling-tests.md").read_text(encoding="utf-8")
+    noticed = [each["detectable_distance"] for each in found]
+    assert f"with {found[0]['tokens']:,} tokens per test, it is {min(noticed):.2f} to {max(noticed):.2f}" in " ".join(
+        text.split()
+    )
 
 
 def test_all_four_grids_are_kept_whole_and_equal():
@@ -325,6 +336,34 @@ def test_texts_of_earlier_results_are_shown_in_todays_words(keep):
 
 def test_nothing_kept_is_an_empty_table(tmp_path):
     assert performance(tmp_path) == ""
+    assert figures(tmp_path) == ""
+
+
+def test_headline_figures_are_those_of_the_results(tmp_path):
+    def write(name: str, value: dict) -> None:
+        (tmp_path / f"{name}.json").write_text(json.dumps(value))
+
+    write("diff-full-float32-cuda", {"decisions": 1234, "mismatches": 2, "num_cells": 5})
+    promises = [("lossless", 0.0), ("lossless", 1e-3), ("wrong", 0.0)]
+    certificates = [{"promise": promise, "total_variation_float": distance} for promise, distance in promises]
+    write("certify-cuda", {"command": "specsim certify", "certificates": certificates})
+    rows = [
+        {
+            "name": "EAGLE-3 round",
+            "setting": {"tree": tree},
+            "time_over_bound": 1.5,
+            "timings": {"ours": {"median_us": time}},
+        }
+        for tree, time in (("other", 1.0), ("(4, 3, 8)", 2500.0))
+    ]
+    write("bench-round", {"shape": "a-shape", "runs": [{"versions": {"gpu": "a GPU"}}], "rows": rows})
+    first, second, third = figures(tmp_path).splitlines()
+    assert "**1,234 decisions, 2 mismatches**" in first
+    assert "in 5 settings" in first
+    assert "**1 of 2 lossless cases exact**" in second
+    assert (
+        "**2.50 ms a round, 1.50 × the roofline bound**: EAGLE-3 on a-shape (bfloat16, one request, one a GPU)" in third
+    )
 
 
 # The command
@@ -337,13 +376,16 @@ def test_the_command_keeps_results_and_writes_the_tables(tmp_path, capsys):
         folder.mkdir(parents=True)
     notes.write_text("<!-- ledger leviathan_table1 -->\nold\n<!-- /ledger leviathan_table1 -->\n")
     old = "before\n" + "".join(f"<!-- {mark} -->\nold\n<!-- /{mark} -->\n" for mark in tables.TABLES) + "after\n"
-    (tmp_path / "README.md").write_text(old)
+    guide = tmp_path / "notebooks" / "guide" / "page.md"
+    guide.parent.mkdir(parents=True)
+    for page in (tmp_path / "README.md", guide):
+        page.write_text(old)
     file = tmp_path / "result.json"
     file.write_text(json.dumps({"command": "specsim faults", "faults": 2, "detected_as_named": 1} | ON_GPU))
     tables.main([str(file)], root=tmp_path)
     assert capsys.readouterr().out == f"{kept / 'faults-cuda.json'}\n"
     new = [table(kept) for table in tables.TABLES.values()]
-    assert (tmp_path / "README.md").read_text() == old.replace("old\n", "{}").format(*new)
+    assert (tmp_path / "README.md").read_text() == guide.read_text() == old.replace("old\n", "{}").format(*new)
     assert "| `specsim faults` | 1 of 2 injected" in (tmp_path / "README.md").read_text()
     assert (kept / "README.md").read_text() == bench_page(kept)
     assert "| setting | figure |" in notes.read_text()

@@ -171,6 +171,23 @@ def test_littles_law(prefill, schedule):
     assert busy > 0.5 * average
 
 
+@pytest.mark.parametrize("busy", [0.3, 0.7])
+def test_one_place_waits_like_an_md1_queue(busy):
+    """Poisson arrivals, each served for D = 1 s, a round of 4 tokens: the mean wait is busy · D / (2 (1 - busy))."""
+    load = poisson(10_000, busy, 10, 1 + 4)
+    run = simulate(Linear(), Option(CHAIN, steady(4, 3)), load, ServingConfig("sync", 1, 10**6), prefill="beside")
+    assert run.e2e.mean() - 1 == pytest.approx(busy / (2 * (1 - busy)), rel=0.06)
+
+
+def test_one_place_waits_like_an_mg1_queue():
+    """Random rounds S: mean wait λ E[S²] / (2 (1 - λ E[S])), Pollaczek and Khinchine's formula."""
+    load = poisson(10_000, 0.1, 10, 1 + 12)
+    run = simulate(Linear(), Option(CHAIN, iid(0.7, 3)), load, ServingConfig("sync", 1, 10**6), prefill="beside")
+    rounds = run.rounds.astype(float)
+    wait = 0.1 * (rounds**2).mean() / (2 * (1 - 0.1 * rounds.mean()))
+    assert run.e2e.mean() - rounds.mean() == pytest.approx(wait, rel=0.06)
+
+
 @pytest.mark.parametrize("length", [1, 2, 4])
 def test_constant_acceptance_has_a_closed_form(length):
     """c requests, each of 1 + n tokens: n / length rounds of 1 s, and a wave of c ends together."""

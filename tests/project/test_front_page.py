@@ -1,0 +1,24 @@
+"""README is a front page: short, with two pictures, and links that lead somewhere."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+MOST_WORDS = 700
+
+
+def test_the_front_page_is_short():
+    assert len(README.split()) <= MOST_WORDS
+
+
+def test_the_front_page_has_two_pictures_and_no_targets():
+    assert len(re.findall(r"!\[.+?\]\((.+?\.svg)\)", README)) == 2
+    assert "**above**" not in README
+    assert "target |" not in README
+
+
+def test_links_of_the_front_page_lead_somewhere():
+    links = re.findall(r"\]\(([^)#:]+)\)", README)
+    assert len(links) > 15
+    assert [link for link in links if not (ROOT / link).exists()] == []
