@@ -11,6 +11,7 @@ from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.display import figure
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError, require_choice
+from specsim.core.frames import data_frame
 from specsim.core.grammar import Grammar
 from specsim.core.metrics import Acceptance
 from specsim.core.pair import Pair
@@ -339,15 +340,7 @@ def _texts(decode: "Decode", prompt: Sequence[int], tokens: Sequence[int]) -> li
 
 
 def _frame(columns: dict[str, list[Any]]) -> "pandas.DataFrame":
-    """Make a data frame, in which integer columns with gaps stay integers."""
-    try:
-        import pandas
-    except ImportError as error:
-        needed = f"a table, for which pandas has to be installed: pip install 'specsim[data]' ({error})"
-        raise InputError("trace", "a round", needed) from error
-    types = {"node": "Int64", **dict.fromkeys(("draft_prob", "target_prob", "uniform"), "Float64")}
-    arrays = {name: pandas.array(values, dtype=types.get(name)) for name, values in columns.items()}
-    return pandas.DataFrame(arrays)
+    return data_frame(columns, {"node": "Int64", **dict.fromkeys(("draft_prob", "target_prob", "uniform"), "Float64")})
 
 
 def trace(

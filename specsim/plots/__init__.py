@@ -3,10 +3,10 @@
 from specsim.plots.batch import batch
 from specsim.plots.kv import Slot, kv_move, kv_pages, slots
 from specsim.plots.pareto import pareto
-from specsim.plots.positions import positions
+from specsim.plots.positions import acceptance, positions
 from specsim.plots.serving import timeline
 from specsim.plots.speedup import speedup
 from specsim.plots.token_tree import mask, tree
 
-__all__ = ["Slot", "batch", "kv_move", "kv_pages", "mask", "pareto", "positions", "slots"]
+__all__ = ["Slot", "acceptance", "batch", "kv_move", "kv_pages", "mask", "pareto", "positions", "slots"]
 __all__ += ["speedup", "timeline", "tree"]

@@ -4,7 +4,7 @@ import importlib
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tqdm.auto import tqdm
@@ -15,6 +15,7 @@ from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions, check_device
 from specsim.core.errors import InputError, require_type
 from specsim.core.files import without_nan
+from specsim.core.frames import data_frame
 from specsim.core.grammar import Grammar, Grammars
 from specsim.core.metrics import Acceptance, acceptance
 from specsim.core.pair import Pair
@@ -22,6 +23,9 @@ from specsim.core.synthetic_acceptance import SyntheticAcceptance, acceptance_js
 from specsim.models.load import load
 from specsim.serving.requests import Request, make_requests
 from specsim.serving.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,22 @@ class Generation:
         outputs = [asdict(output) for output in self.outputs]
         made = {"config": asdict(self.config), "acceptance": acceptance_json(self.synthetic)}
         return without_nan({"outputs": outputs, "metrics": self.metrics, **made})
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Make a table of all rounds.
+
+        Columns: output (its index), round (from 0), num_accepted_drafts, num_accepted_tokens (bonus included), and
+        first_token (index in token_ids of the round's first token). An output may end inside its last round.
+        """
+        counts = [output.num_accepted_tokens_per_round for output in self.outputs]
+        rows = [
+            (index, number, count - 1, count, 1 + sum(own[:number]))
+            for index, own in enumerate(counts)
+            for number, count in enumerate(own)
+        ]
+        names = ("output", "round", "num_accepted_drafts", "num_accepted_tokens", "first_token")
+        columns = {name: [row[place] for row in rows] for place, name in enumerate(names)}
+        return data_frame(columns, dict.fromkeys(names, "int64"))
 
     def _repr_html_(self) -> str:
         return generation_html(self)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from specsim.core.errors import InputError
 from specsim.core.files import write_whole
+from specsim.core.frames import data_frame, needs_pandas
 from specsim.serving.typed_json import read_typed
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ class Trace:
         try:
             return frame.to_parquet(engine="pyarrow", index=False)
         except ImportError as error:
-            raise _missing("a Parquet file", error) from error
+            raise needs_pandas("a Parquet file", error) from error
 
     def write_parquet(self, path: Path | str) -> None:
         """Write the events to a Parquet file, completely or not at all."""
@@ -220,16 +221,4 @@ def _values(entry: int | Reuse | Finish | Chunk | Result | Preemption) -> dict[s
 
 
 def _frame(rows: list[dict[str, Any]], types: dict[str, str]) -> "pandas.DataFrame":
-    """Make a frame column by column, so that integers in a column with gaps never become floats."""
-    try:
-        import pandas
-    except ImportError as error:
-        raise _missing("a data frame", error) from error
-    return pandas.DataFrame(
-        {name: pandas.array([row.get(name) for row in rows], dtype=dtype) for name, dtype in types.items()}
-    )
-
-
-def _missing(made: str, error: ImportError) -> InputError:
-    allowed = f"JSON only, unless pandas and pyarrow are installed by: pip install 'specsim[data]' ({error})"
-    return InputError("trace", made, allowed)
+    return data_frame({name: [row.get(name) for row in rows] for name in types}, types)

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from specsim import SpecConfig, plots
+from specsim.core import metrics
 from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError
 from specsim.plots.pareto import each, everyone, front
@@ -84,6 +85,14 @@ def test_positions_draw_rates_and_name_accept_lengths():
         plots.positions({})
 
 
+def test_measured_acceptance_is_drawn_by_position():
+    results = {"tree": metrics.acceptance([3, 0, 1, 3], 3, 8), "no drafts": metrics.acceptance([0, 0], 0, 1)}
+    figure = plots.acceptance(results)
+    (line,) = artists(figure, "distribution:tree").values()
+    assert list(line.get_ydata()) == [1, 0.75, 0.5, 0.5]
+    assert {text.get_text() for text in figure.axes[0].texts} == {"tree: 2.75", "no drafts: 1.00"}
+
+
 def test_names_of_distributions_stand_apart():
     distributions = {name: iid(rate, 3) for name, rate in (("a", 0.5), ("b", 0.5), ("c", 0.51), ("d", 0.0))}
     heights = sorted(text.xy[1] for text in plots.positions(distributions).axes[0].texts)
@@ -140,6 +149,9 @@ SPANS = {
         (lambda: plots.pareto([{"model": "x"}]), "rows"),
         (lambda: plots.positions(None), "distributions"),
         (lambda: plots.positions({"a": 0.5}), "distributions"),
+        (lambda: plots.acceptance({}), "results"),
+        (lambda: plots.acceptance({"a": 0.5}), "a"),
+        (lambda: plots.acceptance({"a": metrics.acceptance([], 3, 4)}), "a"),
         (lambda: plots.speedup(None), "scenarios"),
         (lambda: plots.speedup({"a": None}), "scenarios"),
     ],

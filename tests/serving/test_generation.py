@@ -37,6 +37,17 @@ def test_output_is_cut_at_max_new_tokens_inside_a_path(max_new_tokens):
         assert output.finish_reason == "length"
 
 
+def test_rounds_of_a_result_are_a_table():
+    result = run(max_new_tokens=17)
+    table = result.to_pandas()
+    for index, output in enumerate(result.outputs):
+        own = table[table.output == index]
+        assert tuple(own.num_accepted_tokens) == output.num_accepted_tokens_per_round
+        assert (own.num_accepted_drafts == own.num_accepted_tokens - 1).all()
+        assert list(own.first_token) == [1, *own.num_accepted_tokens.cumsum()[:-1] + 1]
+    assert len(run(max_new_tokens=1).to_pandas()) == 0
+
+
 def test_one_new_token_needs_no_round():
     assert all(output.num_accepted_tokens_per_round == () for output in run(max_new_tokens=1).outputs)
 
