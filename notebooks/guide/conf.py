@@ -1,9 +1,7 @@
 """Sphinx's settings for the documentation: `make docs` writes it to build/docs."""
 
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -12,7 +10,7 @@ from sphinx.util import logging
 import specsim
 from specsim.maintain.site.links import SOURCE
 from specsim.maintain.site.sources import source_html, source_page
-from specsim.maintain.site.stage import stage
+from specsim.maintain.site.stage import stage, write_changed
 
 ROOT = Path(__file__).resolve().parents[2]
 URLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"].get("urls", {})
@@ -25,7 +23,8 @@ release = specsim.__version__
 extensions = ["myst_nb"]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 exclude_patterns = ["generated"]  # parts that pages include
-nitpicky = False
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 90
 highlight_language = "none"
 
 myst_heading_anchors = 4
@@ -64,14 +63,15 @@ def link_sources(app: Sphinx, tree: nodes.document, docname: str) -> None:
             node["refuri"] = f"{page}#{symbol}" if symbol else page
 
 
-def source_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Write a page for every source file that a page links to."""
-    for file in sorted(SHOWN):
-        yield source_page(file), {"title": file, "body": source_html(ROOT, file, REPOSITORY)}, "page.html"
+def write_source_pages(app: Sphinx, error: Exception | None) -> None:
+    """Write a page for every source file that a page links to, without the theme's navigation."""
+    if error is None and app.builder.format == "html":
+        for file in SHOWN:
+            write_changed(Path(app.outdir) / f"{source_page(file)}.html", source_html(ROOT, file, REPOSITORY))
 
 
 def setup(app: Sphinx) -> None:
     """Register the parts of the build that are ours."""
     app.connect("builder-inited", write_source)
     app.connect("doctree-resolved", link_sources)
-    app.connect("html-collect-pages", source_pages)
+    app.connect("build-finished", write_source_pages)

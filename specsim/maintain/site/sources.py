@@ -13,13 +13,32 @@ from specsim.maintain.site.symbols import definitions
 FOLDER = "source"
 
 
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{file}</title>
+<link rel="stylesheet" href="{top}_static/pygments.css">
+<link rel="stylesheet" href="{top}_static/site.css">
+</head>
+<body class="source" data-theme="auto">
+<p><a href="{top}index.html">specsim</a> {link}</p>
+<h1>{file}</h1>
+<div class="highlight"><pre>{code}
+</pre></div>
+</body>
+</html>
+"""
+
+
 def source_page(file: str) -> str:
     """Name the page of a file: its path below the folder of sources."""
     return f"{FOLDER}/{file}"
 
 
 def source_html(root: Path, file: str, repository: str | None) -> str:
-    """Give the body of a file's page: a heading, the highlighted text, and a link to the repository if it has a URL."""
+    """Write the page of a file, which links to the repository if that has a URL."""
     path = root / file
     anchors: dict[int, str] = {}
     if path.suffix == ".py":
@@ -31,5 +50,5 @@ def source_html(root: Path, file: str, repository: str | None) -> str:
         lexer = TextLexer(stripnl=False)
     shown = highlight(path.read_text(encoding="utf-8"), lexer, HtmlFormatter(nowrap=True)).splitlines()
     code = "\n".join(anchors.get(number, "") + line for number, line in enumerate(shown, start=1))
-    link = "" if repository is None else f'<p><a href="{escape(repository)}/blob/HEAD/{file}">In the repository</a></p>'
-    return f'<h1>{escape(file)}</h1>{link}<div class="highlight"><pre>{code}\n</pre></div>'
+    link = "" if repository is None else f'· <a href="{escape(repository)}/blob/HEAD/{file}">in the repository</a>'
+    return _PAGE.format(file=escape(file), top="../" * source_page(file).count("/"), link=link, code=code)
