@@ -98,7 +98,7 @@ def test_ownership_through_rounds(case):
 
 
 @given(rounds())
-def test_release_finish_never_gives_back_or_moves_a_slot(case):
+def test_release_finish_never_frees_or_moves_a_slot(case):
     config, length, accepted = case
     config = SpecConfig(config.topk, config.num_steps, config.num_draft_tokens, config.page_size, release="finish")
     width = config.reserved_columns(length + 5 * (config.num_steps + 1))

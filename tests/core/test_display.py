@@ -72,7 +72,7 @@ def test_metrics_rows():
     assert rows["finish reason"] == "length"
 
 
-def test_a_setting_says_what_is_not_lossless():
+def test_a_setting_names_what_is_not_lossless():
     assert setting(SpecConfig(penalties="relaxed")).endswith(", penalties relaxed")
     assert setting(SpecConfig(threshold_acc=0.5)).endswith(", not lossless")
 
@@ -122,5 +122,5 @@ def test_generation_html_shows_ids_without_a_tokenizer():
         (SpecConfig.plain(), "plain decoding"),
     ],
 )
-def test_a_setting_says_who_verifies_and_what_is_not_lossless(config, words):
+def test_a_setting_names_its_verifier_if_it_is_not_lossless(config, words):
     assert setting(config) == words

@@ -14,7 +14,7 @@ from specsim.core.errors import InputError
 from specsim.core.files import check_files, write_json, write_whole
 
 
-def test_writers_beside_each_other_do_not_take_each_others_files(tmp_path):
+def test_concurrent_writers_use_different_temporary_files(tmp_path):
     def write(name: str) -> None:
         for _ in range(200):
             write_json(tmp_path / name, {"name": name})

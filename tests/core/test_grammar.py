@@ -238,7 +238,7 @@ def is_json(text: str) -> bool:
 LONG = ['{"a":1', '{"a":1}', '[[1],{"a":[]}]', '{"a":1,"aa":"a"}', '{"a":1,}', "[1,]", '["a"1]', '{"a":[1,2}', "[[]]]"]
 
 
-def test_the_stack_takes_what_json_takes_and_no_more():
+def test_the_stack_accepts_exactly_json():
     short = ("".join(text) for length in range(1, 5) for text in itertools.product('{}[]":,a10', repeat=length))
     for text in (*short, *LONG):
         assert (JSON.after("V", text) in ("", "D")) == is_json(text), text
@@ -274,7 +274,7 @@ def test_masks_by_hand():
     assert [texts_of(row) for row in allowed_NV] == expected
 
 
-def test_the_matcher_stands_where_it_stood():
+def test_the_matcher_returns_to_its_state():
     matcher = after(AB, [1, 4])
     before = list(matcher.states)
     masks(matcher, TREE)
@@ -287,7 +287,7 @@ def test_every_child_of_an_allowed_node_is_tried_once():
     assert matcher.moves == 3 + 2 + 1 + 2
 
 
-def test_nothing_is_asked_after_the_end():
+def test_the_matcher_is_not_called_after_the_end():
     matcher = after(AB, [3, END, 1, 1])
     assert matcher.has_ended
     assert masks(matcher, TREE).all()
@@ -357,7 +357,7 @@ class Masked:
         return torch.tensor(self.weights(context, allowed_V.tolist())).double().log()
 
     @functools.cache  # noqa: B019 - a target lives as long as its test
-    def law(self, context: tuple[int, ...]) -> list[Fraction]:
+    def distribution(self, context: tuple[int, ...]) -> list[Fraction]:
         try:
             matcher = after(self.grammar, context)
         except InputError:  # reached only with an injected fault
@@ -376,20 +376,20 @@ def chance_of(target: Masked, text: tuple[int, ...], start: int) -> Fraction:
     """Compute the probability of the tokens from `start` on, evaluating nothing after a forbidden token."""
     chance = Fraction(1)
     for at in range(start, len(text)):
-        chance *= target.law(text[:at])[text[at]]
+        chance *= target.distribution(text[:at])[text[at]]
         if not chance:
             break
     return chance
 
 
-def plain_law(target: Masked, count: int) -> dict:
-    law = Counter()
+def plain_distribution(target: Masked, count: int) -> dict:
+    chances = Counter()
     for text in itertools.product(range(V), repeat=count):
-        law[until_end(text)] += chance_of(target, text, 0)
-    return {text: chance for text, chance in law.items() if chance}
+        chances[until_end(text)] += chance_of(target, text, 0)
+    return {text: chance for text, chance in chances.items() if chance}
 
 
-def speculative_law(target: Masked, tree: Tree, count: int) -> dict:
+def speculative_distribution(target: Masked, tree: Tree, count: int) -> dict:
     """Compute the distribution of the first `count` tokens: a round over the tree, then plain decoding."""
     sampling = Batch.of([0], [0], [0], [SamplingParams(temperature=1.0)], V).sampling
     allowed_NV = masks(target.grammar.matcher(), tree)
@@ -397,7 +397,7 @@ def speculative_law(target: Masked, tree: Tree, count: int) -> dict:
     for node, allowed_V in enumerate(allowed_NV):
         logits_V = target.logits(tuple(tree.path_tokens(node)[1:]), allowed_V)
         rows.append(target_prob(adjust_logits(logits_V, torch.tensor([1]), 1, sampling, 0, allowed_V), sampling, 0))
-    prob_NV, outcomes, law = torch.stack(rows), Counter(), Counter()
+    prob_NV, outcomes, chances = torch.stack(rows), Counter(), Counter()
     points = [(cell + 0.5) / CELLS for cell in range(CELLS)]
     depth = max(len(tree.path(node)) - 1 for node in range(len(tree.tokens)))
     for *uniforms, final in itertools.product(points, repeat=depth + 1):
@@ -406,8 +406,8 @@ def speculative_law(target: Masked, tree: Tree, count: int) -> dict:
     for tokens, share in outcomes.items():
         for rest in itertools.product(range(V), repeat=max(0, count - len(tokens))):
             text = (*tokens[:count], *rest)
-            law[until_end(text)] += share * chance_of(target, text, len(tokens))
-    return {text: chance for text, chance in law.items() if chance}
+            chances[until_end(text)] += share * chance_of(target, text, len(tokens))
+    return {text: chance for text, chance in chances.items() if chance}
 
 
 @st.composite
@@ -430,16 +430,16 @@ def draft_trees(draw):
 @settings(max_examples=12)
 def test_masked_speculative_text_has_the_plain_distribution(tree, seed, grammar):
     target = Masked(seed, grammar)
-    assert speculative_law(target, tree, 3) == plain_law(target, 3)
+    assert speculative_distribution(target, tree, 3) == plain_distribution(target, 3)
 
 
 def test_a_mask_that_is_one_node_off_has_another_distribution(monkeypatch):
     """The distribution test fails with each node's mask at its parent, so it does test the traversal."""
     tree, target = tree_of([-1, 0, 1], [9, 1, 2]), Masked(3, GRAMMARS[0])
-    assert speculative_law(target, tree, 3) == plain_law(target, 3)
+    assert speculative_distribution(target, tree, 3) == plain_distribution(target, 3)
     right = masks
     monkeypatch.setattr(sys.modules[__name__], "masks", lambda *each: right(*each).roll(-1, 0))
-    assert speculative_law(target, tree, 3) != plain_law(target, 3)
+    assert speculative_distribution(target, tree, 3) != plain_distribution(target, 3)
 
 
 def test_greedy_follows_the_best_allowed_tokens():
@@ -467,7 +467,7 @@ def numbers() -> Automaton:
 
 
 @needs_library
-def test_the_library_allows_what_the_automaton_allows():
+def test_the_library_allows_the_automatons_tokens():
     """Compare along a tree of tokens of the shipped pair, with the end inside it."""
     library, own = Guidance.regex(PAIR, NUMBERS), numbers()
     ids = {text: PAIR.tokenizer.encode(text, add_special_tokens=False)[0] for text in ("1", "2", ",", " ", "x")}
@@ -506,7 +506,7 @@ def test_a_request_ends_where_its_grammar_does(config):
     assert output.token_ids[-1] == END
 
 
-def excess(outputs, false_alarm: float = 1e-6) -> float:
+def deviation(outputs, false_alarm: float = 1e-6) -> float:
     """Compute by how much the share of an output is too far from its probability under its own logprobs.
 
     Those are of plain decoding. The result is at most 0 except in a share false_alarm of runs (Chernoff).
@@ -530,9 +530,9 @@ def test_sampled_texts_have_the_frequencies_of_plain_decoding():
     assert sum(chances.values()) <= 1 + 1e-5
     rounds = [count for output in outputs for count in output.num_accepted_tokens_per_round]
     assert sum(rounds) > 2 * len(rounds)
-    assert excess(outputs) <= 0
+    assert deviation(outputs) <= 0
     often = max(outputs, key=lambda output: chances[output.token_ids])
-    assert excess(outputs[:80] + (often,) * 80) > 0
+    assert deviation(outputs[:80] + (often,) * 80) > 0
 
 
 TINY = synthetic_pair("eagle3")  # 48 tokens; those after the last text are unused
@@ -541,7 +541,7 @@ LETTERS += tuple(chr(200 + token) for token in range(len(LETTERS), TINY.target.c
 MIXED = {0: Automaton.regex("a(b|ca)", LETTERS, END), 2: Automaton.regex("b(1|:)*", LETTERS, END)}
 
 
-def test_the_fast_engines_tokens_are_the_references():
+def test_the_fast_engines_tokens_equal_the_references():
     """Buffers of four requests hold a greedy and a sampled request with a grammar each, and one without between them.
 
     The padded request has the id of the first. Some drafts are forbidden, and one output ends inside a tree.
@@ -590,7 +590,7 @@ class Forgetful:
 
 
 @pytest.mark.parametrize("phase", ["", "prefill", "verify"])
-def test_the_differential_asks_grammars(phase):
+def test_the_differential_uses_grammars(phase):
     """The reference replaces the fast implementation.
 
     Where it ignores grammars the comparison fails.

@@ -152,7 +152,7 @@ def test_tokens_of_one_delivery_took_no_time_between_them():
     assert math.isnan(figures.itl_seconds)
 
 
-def test_waiting_after_a_preemption_is_a_gap_like_any_other():
+def test_waiting_after_a_preemption_counts_as_a_gap():
     """One token comes in each of steps 0, 1 and 2.
 
     After ten preempted steps one comes in 13 and one in 14.
@@ -199,6 +199,6 @@ def test_itl_is_at_least_tpot(arrived, waits):
         assert figures.ttft_steps + (len(emissions) - 1) * figures.itl_steps == pytest.approx(figures.e2e_steps)
 
 
-def test_what_is_not_finite_is_null_in_json_wherever_it_stands():
+def test_non_finite_numbers_are_null_in_json():
     value = {"a": [1, math.nan, ("x", -math.inf)], "b": {"c": math.inf, "d": None, "e": 0.5}, "f": True}
     assert without_nan(value) == {"a": [1, None, ["x", None]], "b": {"c": None, "d": None, "e": 0.5}, "f": True}

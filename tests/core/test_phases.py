@@ -22,8 +22,8 @@ def draft_input(*requests: int) -> DraftInput:
 
 def sampled_input(*requests: int) -> DraftInput:
     """Make such rows with the distribution of their drafts."""
-    law_BV = torch.tensor(requests).float()[:, None] + torch.arange(V) / 10
-    return replace(draft_input(*requests), draft_prob=law_BV)
+    draft_prob_BV = torch.tensor(requests).float()[:, None] + torch.arange(V) / 10
+    return replace(draft_input(*requests), draft_prob=draft_prob_BV)
 
 
 def batch(*requests: int) -> Batch:
@@ -138,7 +138,7 @@ def test_sampling_of_no_request_has_no_rows():
     assert {len(getattr(sampling, field.name)) for field in fields(Sampling) if field.name != "logit_bias"} == {0}
 
 
-def test_biases_are_held_only_where_a_request_names_a_token():
+def test_biases_exist_only_where_a_request_names_a_token():
     plain, named = Sampling.of([SamplingParams()] * 2, V), Sampling.of([SamplingParams(logit_bias={1: 0.0})], V)
     biased = Sampling.of([SamplingParams(logit_bias={1: 2.0})], V)
     assert plain.logit_bias is None

@@ -69,7 +69,7 @@ def test_allocator_is_first_in_first_out(sizes):
 
 
 @pytest.mark.parametrize("columns", range(18))
-def test_reserve_owns_the_fewest_whole_pages(columns):
+def test_reserve_takes_the_fewest_whole_pages(columns):
     pool = make_pool()
     row = pool.open()
     pool.reserve(row, columns)
@@ -171,7 +171,7 @@ def test_a_reservation_wider_than_the_table_changes_nothing():
     assert snapshot(pool) == before
 
 
-def test_no_row_is_left_when_all_requests_are_open():
+def test_no_row_is_free_when_all_requests_are_open():
     pool = make_pool(num_requests=2)
     assert {pool.open(), pool.open()} == {0, 1}
     with pytest.raises(OutOfSlots):
@@ -235,7 +235,7 @@ def test_pages_that_are_kept_are_shared_by_a_new_request():
     assert pool.audit() == usage(40, reserved=8, committed=8, cached=8, requests=2)
 
 
-def test_a_shared_page_is_free_when_its_last_holder_lets_it_go():
+def test_a_shared_page_is_free_when_its_last_holder_releases_it():
     pool = shared_pool()
     assert not pool.is_idle(0)
     pool.release(0, 4)
@@ -330,7 +330,7 @@ def test_free_rows_counts_what_can_be_opened():
 
 
 @pytest.mark.parametrize("source", [busy_pool, shared_pool], ids=["own pages", "shared pages"])
-def test_a_copy_holds_the_same_books_and_they_are_its_own(source):
+def test_a_copy_has_the_same_accounting_independently(source):
     pool, copy = source(), make_pool()
     pool.limit(36)
     copy.reserve(copy.open(), 16)  # its own content is gone
@@ -483,7 +483,7 @@ HAPPENINGS = {
 }  # fmt: skip
 
 
-def test_random_verbs_keep_the_books_of_a_model():
+def test_random_calls_keep_the_accounting_of_a_model():
     """Every event occurs at least 20 times, also pages with three holders and pages that outlive their rows."""
     happened = Counter()
 
@@ -549,7 +549,7 @@ def test_move_gathers_before_it_scatters(source, destination, after):
     assert held(buffer) == after
 
 
-def test_what_is_free_cannot_be_freed_again():
+def test_a_free_page_cannot_be_freed_again():
     allocator = PageAllocator(3)
     pages = allocator.allocate(2)
     allocator.free(pages)

@@ -166,7 +166,7 @@ def test_gumbel_noise_is_named_by_the_position_of_its_token():
     assert len(noise.unique()) == noise.numel()
 
 
-def test_gumbel_noise_has_the_law_of_gumbels():
+def test_gumbel_noise_has_the_gumbel_distribution():
     """exp(-exp(-g)) is uniform: chi-square of 50 equal parts over 100,000."""
     noise = gumbel_noise(torch.tensor(1), torch.tensor(0), torch.tensor(9), 100_000)
     assert_uniform(((-(-noise).exp()).exp() * 50).long(), 50)
@@ -309,7 +309,7 @@ def test_noise_in_a_kernel_is_finite_at_both_ends(device):
 
 @pytest.mark.parametrize("stream", Stream)
 @pytest.mark.parametrize("size", [0, 1, 256, 601])
-def test_a_launch_draws_what_the_package_draws(stream, size, device, program_order, monkeypatch):
+def test_a_launch_draws_the_packages_uniforms(stream, size, device, program_order, monkeypatch):
     """Blocks have 256 names, as on a GPU."""
     monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: on_gpu)
     seeds, requests = torch.randint(-(2**63), 2**63 - 1, (size,)), torch.randint(2**32, (size,))

@@ -104,7 +104,7 @@ needs_groups = pytest.mark.skipif(not hasattr(os, "killpg"), reason="this system
 
 @needs_groups
 @pytest.mark.parametrize("lines", [1, 2], ids=["while they start", "while they work"])
-def test_workers_leave_an_interrupt_to_their_parent(parent: Callable, lines: int):
+def test_workers_ignore_an_interrupt_of_their_parent(parent: Callable, lines: int):
     process = parent(1)
     read = [process.stdout.readline() for _ in range(lines)]
     for worker in map(int, read[0].split()):

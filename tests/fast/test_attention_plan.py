@@ -94,7 +94,7 @@ def test_a_plan_counts_pairs_of_rows_and_query_heads():
     assert [plan_of(size).block_b for size in (0, 1, 2, 16, 17, 256, 257)] == [1, 1, 16, 16, 256, 256, 4096]
 
 
-def test_keys_are_one_part_where_nobody_wants_more(monkeypatch):
+def test_keys_are_one_part_where_more_are_not_needed(monkeypatch):
     assert plan_of(3, splits=1).partition is None
     assert plan_of(3, splits=4) == plan_of(3, splits=4)
     assert (plan_of(3, splits=4).units, plan_of(0, splits=4).units) == (12, 0)
@@ -105,7 +105,7 @@ def test_keys_are_one_part_where_nobody_wants_more(monkeypatch):
 
 
 @pytest.mark.parametrize("has_equal_rows", [True, False])
-def test_an_invariant_plan_does_not_know_other_requests(has_equal_rows):
+def test_an_invariant_plan_ignores_other_requests(has_equal_rows):
     plans = [plan_of(size, has_equal_rows=has_equal_rows, invariant=True) for size in (1, 3, 40)]
     assert len({plan.partition for plan in plans}) == 1
     assert len({plan.tiling for plan in plans}) == 1

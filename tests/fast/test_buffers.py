@@ -9,7 +9,7 @@ from specsim.fast.runtime.buffers import Buffers, GuardError
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.int64, torch.bool])
 @pytest.mark.parametrize("place", ["before", "behind"])
-def test_a_write_beside_a_buffer_is_found(dtype, place):
+def test_a_write_next_to_a_buffer_is_found(dtype, place):
     buffers = Buffers(torch.device("cpu"))
     body = buffers.block({"tokens": torch.zeros(3, 2, dtype=dtype)}).tensors["tokens"]
     buffers.block({"others": torch.zeros(5)})

@@ -111,7 +111,7 @@ def test_drafts_of_a_step_are_the_references(
     assert (draft_prob[:, : 1 + num_lanes] == 9.0).all()
 
 
-def test_a_step_beyond_the_last_writes_no_law(device):
+def test_a_step_beyond_the_last_writes_no_distribution(device):
     """During a capture, a captured step runs more often than a draft phase has steps."""
     logits_RV, batch, d2t, t2d = rows((5, 9), 1)
     out, draft_prob = (

@@ -130,7 +130,7 @@ def test_fast_draws_from_a_large_vocabulary_stay_on_it(sign, device):
         ([0, 1, 4], [LOWEST, 0.26, 0.51, HIGHEST], [0, 1, 4, 4]),  # no mass is left: the whole one
     ],
 )
-def test_fast_draws_leave_rejected_tokens_out(rejected, uniforms, drawn, group, device):
+def test_fast_draws_exclude_rejected_tokens(rejected, uniforms, drawn, group, device):
     """The distribution is 1/4, 1/4, -, -, 1/2."""
     logits = [0, 0, -torch.inf, -torch.inf, 1]
     assert fast_draws(logits, uniforms, device, rejected, **BINARY) == drawn
@@ -152,7 +152,7 @@ def test_fast_draws_from_many_groups_are_those_of_one_scan(params, device):
     assert fast_draws(logits_V, uniforms, device, rejected, **BINARY, **params) == expected
 
 
-def test_a_draw_of_a_row_is_the_same_beside_any_others(device):
+def test_a_draw_of_a_row_is_the_same_solo_and_batched(device):
     """The bits are equal, so a request's tokens do not depend on its batch."""
     logits_RV = 3 * torch.randn(5, 1000)
     batch = Batch.of(range(5), range(5), [3] * 5, [SamplingParams(temperature=1.0, top_p=0.9)] * 5, 1000)

@@ -116,7 +116,7 @@ def test_cuts_through_lists_are_those_of_the_whole_row(kind, dtype, device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["peaked", "clustered", "flat"])
-def test_cuts_keep_what_the_reference_keeps(kind, dtype, device):
+def test_cuts_keep_the_references_tokens(kind, dtype, device):
     """Logits are nearly all negative, or of both signs.
 
     No cut is within rounding error.
@@ -124,9 +124,9 @@ def test_cuts_keep_what_the_reference_keeps(kind, dtype, device):
     logits_RV = rows(kind, 257).to(dtype)
     every = [SamplingParams(temperature=1.0, top_k=top_k, top_p=top_p, min_p=min_p) for top_k, top_p, min_p in SETTINGS]
     sampling = Sampling.of(every, 257)
-    laws_RV = torch.stack([target_prob(logits_V.double(), sampling, row) for row, logits_V in enumerate(logits_RV)])
+    prob_RV = torch.stack([target_prob(logits_V.double(), sampling, row) for row, logits_V in enumerate(logits_RV)])
     cuts, _ = cuts_of(logits_RV, device, 1.0, False, False)
-    assert torch.equal(kept(logits_RV, cuts), laws_RV > 0)
+    assert torch.equal(kept(logits_RV, cuts), prob_RV > 0)
 
 
 @pytest.mark.parametrize("listed", [False, True])

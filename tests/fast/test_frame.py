@@ -71,7 +71,7 @@ def test_a_new_frame_holds_padded_requests_only():
     frame.buffers.check()
 
 
-def test_a_new_frame_holds_what_a_batch_of_nobody_leaves_in_it():
+def test_a_new_frame_equals_one_loaded_with_an_empty_batch():
     new, used = make_frame(4), make_frame(4)
     for size in (4, 0):
         used.inlet.load(make_batch(size), make_draft_input(size))
@@ -81,7 +81,7 @@ def test_a_new_frame_holds_what_a_batch_of_nobody_leaves_in_it():
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 4])
-def test_what_is_loaded_comes_out_again(size):
+def test_a_loaded_state_is_unloaded_unchanged(size):
     frame = make_frame(4)
     load(frame.batch, make_batch(4))  # what an earlier, larger batch left
     load(frame.batch, make_batch(size))
@@ -110,7 +110,7 @@ def loaded(frame: Frame, size: int) -> tuple[Batch, DraftInput]:
     return unload(frame.batch, size, frame.bucket), unload(frame.draft_input, size, frame.bucket)
 
 
-def test_what_is_there_already_is_not_copied_again():
+def test_a_state_that_is_loaded_is_not_copied_again():
     frame, batch, draft_input = make_frame(4), make_batch(3), make_draft_input(3)
     frame.inlet.load(batch, draft_input)
     frame.batch.prompt_lens.fill_(77)
@@ -133,7 +133,7 @@ def leave(frame: Frame, seq_lens: list[int], first: int) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 4])
-def test_what_a_round_left_comes_back_whatever_came_in_between(size):
+def test_a_rounds_output_can_be_loaded_after_other_states(size):
     frame, batch = make_frame(4), make_batch(size)
     frame.inlet.load(batch, make_draft_input(size, 50))
     leave(frame, list(range(20, 20 + size)), 5)
@@ -162,7 +162,7 @@ def test_what_a_round_left_comes_back_whatever_came_in_between(size):
     frame.buffers.check()
 
 
-def test_a_copy_of_what_a_round_left_is_of_its_own_memory():
+def test_a_copied_round_output_has_its_own_memory():
     frame, batch = make_frame(4), make_batch(2)
     leave(frame, [11, 12], 3)
     left = frame.advance(batch)
@@ -176,7 +176,7 @@ def test_a_copy_of_what_a_round_left_is_of_its_own_memory():
     assert left.verdict.predict.shape == (2 * CONFIG.num_draft_tokens,)
 
 
-def test_a_state_that_leaves_shares_no_memory_with_the_buffers():
+def test_an_output_state_shares_no_memory_with_the_buffers():
     frame = make_frame(2)
     load(frame.batch, make_batch(2))
     left = unload(frame.batch, 2, 2)

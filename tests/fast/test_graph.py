@@ -45,7 +45,7 @@ def test_a_replay_reads_buffers_and_keeps_captured_numbers(device):
 
 
 @torch.inference_mode()
-def test_the_tape_lists_what_torch_computed(device):
+def test_the_tape_lists_torchs_computations(device):
     work = Work(device)
     tape = Tape.of(work)
     assert [step.name for step in tape.steps if step.is_kernel] == ["_plus"]
@@ -53,7 +53,7 @@ def test_the_tape_lists_what_torch_computed(device):
 
 
 @torch.inference_mode()
-def test_memory_taken_inside_a_tape_is_poisoned_at_replay(device):
+def test_memory_allocated_in_a_tape_is_poisoned_at_replay(device):
     """A kernel that leaves a part unwritten would find the previous replay's content there."""
     x, out = torch.ones(8, device=device), torch.zeros(8, device=device)
 

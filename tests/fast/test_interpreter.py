@@ -37,7 +37,7 @@ def test_constants_of_the_language_are_sizes():
 
 
 @pytest.mark.parametrize("shape", [[3], [2, 5], []])
-def test_what_is_no_shape_is_refused_each_time(shape):
+def test_bad_shapes_are_refused_each_time(shape):
     for _ in range(2):
         with pytest.raises((TypeError, ValueError)):
             tl.block_type(tl.int32, shape)

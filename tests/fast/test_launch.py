@@ -37,7 +37,7 @@ def test_an_empty_grid_runs_nothing(device):
     assert run((0,), device) == [[-1, -1]] * 4
 
 
-def test_a_recorder_is_told_instead(device):
+def test_a_recorder_receives_launches_instead(device):
     told = []
     token = recorder.set(lambda name, launch: told.append((name, launch)))
     try:
@@ -67,7 +67,7 @@ def test_lanes_agree_about_a_sum_of_products(device):
         assert out.unique().numel() == 1
 
 
-def test_products_are_fused_with_sums_where_a_launch_says_so(monkeypatch):
+def test_products_are_fused_with_sums_where_a_launch_sets_it(monkeypatch):
     told = []
     monkeypatch.setattr(_note_program, "_compiled", {(1,): lambda *args, **kwargs: told.append(kwargs)})
     _note_program[(1,)](None, 2, BLOCK=8)
@@ -154,7 +154,7 @@ assert out.item() == 28 + 3 + 1
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU kernels are compiled")
-def test_kernels_of_a_user_run_beside_ours(tmp_path):
+def test_kernels_of_a_user_run_in_the_same_process(tmp_path):
     script = tmp_path / "own.py"  # a file: the interpreter reads the source of a kernel
     script.write_text(OWN_KERNEL)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -63,7 +63,7 @@ def test_a_streamed_product_is_the_product(num_rows, size, inner, dtype, tiling,
 @pytest.mark.parametrize("tiling", TILINGS, ids=str)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("num_rows", "size", "inner"), SIZES)
-def test_a_product_is_added_and_noted_for_the_next_norm(
+def test_a_product_is_added_and_prepared_for_the_next_norm(
     num_rows, size, inner, dtype, tiling, device, tiled, program_order
 ):
     """It is rounded before and after the sum.
@@ -135,7 +135,7 @@ def test_a_norm_is_applied_to_the_product(num_rows, size, inner, dtype, parts, d
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_a_row_is_the_same_whatever_stands_beside_it(dtype, device):
+def test_a_row_is_the_same_solo_and_batched(dtype, device):
     """A row has the same bits solo, among 16, and in the second block of 64.
 
     The interpreter's products add in another order, so there the sums are exact in any order.

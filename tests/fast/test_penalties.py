@@ -61,7 +61,7 @@ def test_tokens_are_counted_in_their_own_context(vocab_size, device, program_ord
 
 
 @pytest.mark.parametrize("levels", [1, 4])
-def test_a_nodes_path_is_counted_beside_its_requests_tokens(levels, device, program_order):
+def test_a_nodes_path_is_counted_with_its_requests_tokens(levels, device, program_order):
     """Two requests have one penalty each.
 
     With one level only the root counts. The arithmetic is exact.
@@ -96,14 +96,14 @@ def test_unchanged_logits_are_neither_read_nor_written(params, device):
     assert logits.rows_per_request == 1
 
 
-def test_a_bias_beside_requests_without_one_is_its_own(device):
+def test_a_bias_stays_with_its_request_in_a_batch(device):
     params = [SamplingParams(), SamplingParams(logit_bias={1: 2.5, 4: -64.0})]
     logits = adjust(make_batch(params, 5), torch.ones(2, 5), [[1, 2, 3]] * 2, device)
     assert logits.changed.tolist() == [0, 1]
     assert logits.adjusted[1].tolist() == [1.0, 3.5, 1.0, 1.0, -63.0]
 
 
-def test_a_bias_of_nobody_is_not_read(device):
+def test_a_bias_of_no_request_is_not_read(device):
     """A static buffer keeps an earlier batch's biases where the requests of a later batch have none."""
     batch = make_batch([SamplingParams(frequency_penalty=1.0), SamplingParams(logit_bias={1: 2.5})], 5)
     batch.sampling.logit_bias[0] = 100.0

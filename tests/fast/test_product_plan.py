@@ -8,7 +8,7 @@ from specsim.fast.model.rows import Rows
 from specsim.fast.runtime.launch import INTERPRETED
 
 
-def test_the_choice_depends_on_the_shape_alone():
+def test_the_choice_depends_only_on_the_shape():
     """The library takes many rows, small weights and wide types."""
     bf16 = torch.bfloat16
     assert choose(65, 4096, 4096, bf16, False) is None

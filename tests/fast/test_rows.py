@@ -51,7 +51,7 @@ def test_a_sum_is_rounded_once_also_in_a_wider_tensor(size, dtype, device, progr
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("size", [1, 31, 64])
-def test_embedded_rows_are_noted_for_the_next_norm(size, dtype, device, program_order):
+def test_embedded_rows_are_prepared_for_the_next_norm(size, dtype, device, program_order):
     table, ids, weight = torch.randn(11, size).to(dtype), torch.tensor([3, 0, 10, 3, 7]), torch.randn(size).to(dtype)
     wide, norm = torch.full((5, size + 5), 9.0, dtype=dtype, device=device), fast.Norm(weight.to(device), 1e-5)
     rows = fast.embed(ids.to(device), table.to(device), norm, out=wide[:, 2 : size + 2])
@@ -88,7 +88,7 @@ def test_no_rows(device):
     assert fast.silu_mul(none).shape == (0, 16)
 
 
-def test_what_cannot_be_read_is_said(device):
+def test_unreadable_tensors_raise_an_error(device):
     with pytest.raises(ValueError, check=lambda error: type(error) is ValueError):
         fast.rms_norm(torch.ones(8, 4, device=device).T, torch.ones(8, device=device), 1e-5)
     for call in (fast.silu_mul, lambda rows: fast.add(rows, rows)):

@@ -16,7 +16,7 @@ def test_graphs_of_a_round_hold_its_sections_in_order(graph, config):
 
 
 @pytest.mark.parametrize("graph", RECORDED)
-def test_no_graph_goes_on_where_pages_move(graph):
+def test_no_graph_continues_where_pages_move(graph):
     for sections in recorded(graph, MOVING):
         assert not {Section.DRAFT, Section.VERIFY} & set(sections[:-1])
 

@@ -58,7 +58,7 @@ def test_rows_of_draft_extend_keep_their_requests(counts, extend):
 
 
 @pytest.mark.parametrize("extend", ["fixed", "ragged"])
-def test_rows_of_no_request_leave_padding(extend):
+def test_rows_of_no_request_are_padding(extend):
     static = make_static()
     for count in (4, 0):
         load_extend_input(static, make_extend_input([4] * count, extend), WIDTH)

@@ -43,7 +43,7 @@ def test_summaries_of_powers_of_two_are_exact(
 
 
 @pytest.mark.parametrize("group", [16, 64])
-def test_groups_have_the_size_they_are_asked_for(group, device):
+def test_groups_have_the_given_size(group, device):
     """The default temperature is 1."""
     logits_RV = torch.randn(3, 1000)
     maxima, sums = fast.summarise(logits_RV.to(device), group=group)

@@ -90,7 +90,7 @@ def test_fast_draft_topk_of_a_row_is_the_same_in_any_batch(device):
         assert all(torch.equal(one[0], all_of_them[row]) for one, all_of_them in zip(alone, together, strict=True))
 
 
-def test_fast_draft_topk_refuses_what_it_cannot_do(device):
+def test_fast_draft_topk_refuses_bad_arguments(device):
     with pytest.raises(ValueError, match="topk is 6, more than the 5 ids"):
         fast.draft_topk(torch.zeros(2, 5, device=device), 6, None)
     with pytest.raises(ValueError, check=lambda error: type(error) is ValueError):

@@ -201,7 +201,7 @@ def test_a_head_narrower_than_its_target_has_its_own_embedding(tmp_path: Path, p
     assert_same(load_drafter(published.save(tmp_path, config, tensors), target).tensors, tensors)
 
 
-def test_fields_a_head_leaves_out_are_its_targets(tmp_path: Path, published):
+def test_fields_a_head_omits_are_its_targets(tmp_path: Path, published):
     named = ("model_type", "num_hidden_layers", "draft_vocab_size")
     config = {name: published.config(EAGLE3)[name] for name in named}
     folder = published.save(tmp_path, config, published.tensors(EAGLE3))

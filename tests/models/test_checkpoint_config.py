@@ -218,7 +218,7 @@ def test_a_short_target_must_name_its_feature_layers(num_layers: int, published)
     assert str((2, num_layers // 2, num_layers - 3)) in caught.value.allowed  # the published default
 
 
-def test_a_field_of_the_wrong_type_is_told_in_a_sentence(published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_field_of_the_wrong_type_is_one_sentence(published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     Path("config.json").write_text(json.dumps(published.small("llama", vocab_size="40")))
     with pytest.raises(InputError) as caught:

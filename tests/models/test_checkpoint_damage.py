@@ -161,7 +161,7 @@ def test_damaged_checkpoints(form: str, damage: Callable[[Path], Any], name: str
     assert "\n" not in str(caught.value)
 
 
-def test_an_offset_out_of_order_is_told_in_a_sentence(head: Path, published):
+def test_an_offset_out_of_order_is_one_sentence(head: Path, published):
     published.write(head, EAGLE3)
     edit(lambda t: t["d2t"].__setitem__(slice(1, 3), torch.tensor([6, 3])))(head)
     with pytest.raises(InputError) as caught:

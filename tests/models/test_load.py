@@ -56,7 +56,7 @@ def test_a_drafter_is_located_before_weights_are_read(tiny_pair: Path, monkeypat
         load(tiny_pair / "target", "/nonexistent/x")
 
 
-def test_a_target_alone(tiny_pair: Path):
+def test_a_target_without_a_drafter(tiny_pair: Path):
     assert load(drafter="none").drafter is None
     assert load(tiny_pair / "target", drafter="none").name == str(tiny_pair / "target")
 
@@ -107,7 +107,7 @@ def test_a_folder_without_a_tokenizer(tiny_pair: Path):
     assert load().tokenizer is None
 
 
-def test_a_broken_tokenizer_is_told_when_it_is_used(tiny_pair: Path):
+def test_a_broken_tokenizer_is_reported_when_it_is_used(tiny_pair: Path):
     (tiny_pair / "target" / "tokenizer.json").write_text("{")
     tokenizer = load().tokenizer
     with pytest.raises(InputError, check=lambda error: error.name == f"the tokenizer in {tiny_pair / 'target'}"):

@@ -49,7 +49,7 @@ def test_shape_is_that_of_the_published_config(name, manifest, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_config_says_where_its_numbers_are_from(name):
+def test_config_names_the_source_of_its_numbers(name):
     path = Path(shape.__code__.co_filename).parent / "configs" / f"{name}.json"
     assert json.loads(path.read_text())["source"].startswith("https://huggingface.co/")
 
@@ -78,14 +78,14 @@ def test_slice_has_to_divide(name):
 @pytest.mark.parametrize(
     "name", ["llama-9", "llama-3-8b-tp0-slice", "llama-3-8b-tp2", "-tp2-slice", "x\0y", "a" * 5000]
 )
-def test_unknown_shape_is_told_with_known_ones(name):
+def test_an_unknown_shape_error_lists_the_known_ones(name):
     with pytest.raises(InputError) as caught:
         shape(name)
     assert (caught.value.name, caught.value.value) == ("shape", name)
     assert "qwen3-8b" in caught.value.allowed
 
 
-def test_bad_configs_are_told_as_those_of_checkpoints(tmp_path):
+def test_bad_configs_raise_the_errors_of_checkpoints(tmp_path):
     with pytest.raises(InputError, check=lambda error: error.name == str(tmp_path / "config.json")):
         shape(tmp_path)
     file = tmp_path / "shape.json"

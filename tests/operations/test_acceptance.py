@@ -74,23 +74,23 @@ def rounds(tree: Tree, prob_NV: torch.Tensor, threshold_single=1.0, threshold_ac
             yield [*(tree.tokens[node] for node in path[1:]), bonus]
 
 
-def joint_law(tree: Tree, target: Target, count: int, **thresholds) -> dict:
+def joint_distribution(tree: Tree, target: Target, count: int, **thresholds) -> dict:
     """Compute the distribution of the first `count` tokens over enough rounds, the later ones without drafts."""
     outcomes = list(rounds(tree, target.rows(tree), **thresholds))
-    law = defaultdict(Fraction)
+    chances = defaultdict(Fraction)
     for tokens in outcomes:
         for rest in itertools.product(range(V), repeat=max(0, count - len(tokens))):
             text = (*tokens[:count], *rest)
             chance = math.prod((target(text[:at])[text[at]] for at in range(len(tokens), count)), start=Fraction(1))
-            law[text] += chance / len(outcomes)
-    return {text: chance for text, chance in law.items() if chance}
+            chances[text] += chance / len(outcomes)
+    return {text: chance for text, chance in chances.items() if chance}
 
 
-def plain_law(target: Target, count: int) -> dict:
-    law = {}
+def plain_distribution(target: Target, count: int) -> dict:
+    chances = {}
     for text in itertools.product(range(V), repeat=count):
-        law[text] = math.prod(target(text[:at])[text[at]] for at in range(count))
-    return {text: chance for text, chance in law.items() if chance}
+        chances[text] = math.prod(target(text[:at])[text[at]] for at in range(count))
+    return {text: chance for text, chance in chances.items() if chance}
 
 
 @st.composite
@@ -165,7 +165,7 @@ def test_sampling_a_one_hot_distribution_is_greedy(tree, seed, uniform, depth_li
 def test_text_has_exactly_the_targets_distribution(tree, seed, count):
     """Total variation is zero, in fractions: each uniform takes one value in every cell without a change."""
     target = Target(seed)
-    assert joint_law(tree, target, count) == plain_law(target, count)
+    assert joint_distribution(tree, target, count) == plain_distribution(target, count)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_no_uniform_accepts_a_draft_without_probability(threshold):
 
 
 @pytest.mark.parametrize(("final", "bonus"), [(0.1, 0), (0.2, 0), (0.3, 1), (HIGHEST, 1)])
-def test_children_that_leave_nothing_fall_back_to_the_target(final, bonus):
+def test_children_that_cover_the_mass_fall_back_to_the_target(final, bonus):
     """In float32 the children may cover the vocabulary and sum to less than the uniform."""
     tree = make_tree([-1, 0, 0], [0, 1, 0])
     prob_NV = torch.tensor([[0.25, 0.75 - 2.0**-23, 0, 0]] * 3)
@@ -326,8 +326,8 @@ def chain(*drafts: int, depth_limit: int = 99) -> Tree:
     return make_tree([*range(-1, len(drafts))], [0, *drafts], depth_limit)
 
 
-def rows_of(*laws: list[float]) -> torch.Tensor:
-    return torch.tensor(laws, dtype=torch.float64)
+def rows_of(*weights: list[float]) -> torch.Tensor:
+    return torch.tensor(weights, dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
@@ -421,9 +421,9 @@ def test_one_draft_is_verified_alike_by_three_verifiers(prob, draft_prob, draft,
 
 
 @given(st.lists(st.sampled_from(DYADIC), min_size=4, max_size=4), st.lists(UNIFORMS, min_size=4, max_size=4))
-def test_drafts_from_the_targets_distribution_are_all_accepted(laws, accept):
-    prob_NV = rows_of(*laws) / 8
-    drafts = [max(range(3), key=law.__getitem__) for law in laws[:3]]
+def test_drafts_from_the_targets_distribution_are_all_accepted(weights, accept):
+    prob_NV = rows_of(*weights) / 8
+    drafts = [max(range(3), key=row.__getitem__) for row in weights[:3]]
     whole = [0, 1, 2, 3]
     assert rejection(chain(*drafts), prob_NV, prob_NV[:3], accept, 0.5)[0] == whole
     assert block(chain(*drafts), prob_NV, prob_NV[:3], accept, 0.5)[0] == whole
@@ -447,8 +447,8 @@ def test_a_draft_of_target_probability_0_is_never_accepted(uniform):
     st.lists(UNIFORMS, min_size=5, max_size=5),
     st.integers(-1, 3),
 )
-def test_a_chain_ends_at_the_depth_limit_as_if_it_were_no_longer(verifier, laws, drafts, uniforms, depth_limit):
-    prob_NV, draft_prob_NV = rows_of(*laws[:4]) / 8, (rows_of(*laws[4:]) + 1) / 11
+def test_a_chain_ends_at_the_depth_limit_as_if_it_were_no_longer(verifier, weights, drafts, uniforms, depth_limit):
+    prob_NV, draft_prob_NV = rows_of(*weights[:4]) / 8, (rows_of(*weights[4:]) + 1) / 11
     *accept, final = uniforms
     limited = verifier(chain(*drafts, depth_limit=depth_limit), prob_NV, draft_prob_NV, accept, final)
     kept = max(depth_limit, 0)
@@ -476,7 +476,7 @@ def test_typical_accepts_above_the_lesser_of_two_thresholds(prob, is_accepted):
     assert (path, bonus) == (([0, 1], 3) if is_accepted else ([0], 2 if prob[2] > 0.5 else 1))
 
 
-def test_typical_asks_for_more_than_its_threshold():
+def test_typical_needs_more_than_its_threshold():
     """The uniform distribution has δ exp(-H) = δ / 4.
 
     For δ = 1 that equals p, and so does ε = 1/4.

@@ -87,7 +87,7 @@ def test_a_window_counts_positions_back_from_the_row_itself(window):
     assert_close(out, torch_attention(query, keys, mask, kv, 0))
 
 
-def test_a_window_goes_by_position_not_by_order_of_keys():
+def test_a_window_depends_on_positions_not_on_order_of_keys():
     """Two branches of a tree have the same positions one after the other."""
     positions = torch.tensor([0, 1, 2, 3, 4, 3, 4])
     mask = torch.tensor([[True, True, True, False, False, True, True]])

@@ -269,14 +269,14 @@ def tree(page_size: int = 4, draft_kv: str = "lane", **changes) -> SpecConfig:
 
 
 @every_head
-def test_what_prefill_leaves_equals_a_dense_forward(case):
+def test_the_draft_input_after_prefill_equals_a_dense_forward(case):
     """The last row's hidden and its best tokens agree, with their probabilities and target ids."""
     run = Run(random_pair(**case), tree(), [13, 1, 8])
     assert_draft_input(run)
 
 
 @every_head
-def test_what_draft_extend_leaves_equals_a_dense_forward(case):
+def test_the_draft_input_after_extend_equals_a_dense_forward(case):
     run = Run(random_pair(**case), tree(), [13, 1, 8])
     for _ in range(3):
         run.round()
@@ -310,7 +310,7 @@ def assert_draft_input(run: Run) -> None:
 
 @pytest.mark.parametrize("case", TWO_KINDS.values(), ids=TWO_KINDS)
 @pytest.mark.parametrize("chunks", [2, 3, 7])
-def test_a_prompt_in_chunks_leaves_what_the_whole_prompt_leaves(chunks, case):
+def test_a_prompt_in_chunks_gives_the_state_of_the_whole_prompt(chunks, case):
     """The draft KV of a chunk's last token is that of the next known token."""
     run = Run(random_pair(**case), tree(), [13, 9], chunks)
     assert_draft_input(run)
@@ -555,7 +555,7 @@ def two_rounds(
     [*zip(HEAD_CASES.values(), 5 * ("lane", "ancestor"), strict=True), (HEAD_CASES["eagle"], "ancestor")],
     ids=[*HEAD_CASES, "eagle, ancestor"],
 )
-def test_the_fast_drafter_proposes_what_the_reference_does(case, draft_kv, device):
+def test_the_fast_drafter_proposes_the_references_candidates(case, draft_kv, device):
     pair, config = rounded(random_pair(**case), torch.float32), tree(draft_kv=draft_kv)
     fast = two_rounds(pair, config, "fast", torch.float32, device)
     plain, exact = (two_rounds(pair, config, "reference", dtype) for dtype in (torch.float32, torch.float64))
@@ -596,7 +596,7 @@ def test_a_fast_peaked_drafter_scores_as_the_reference_does(topk, num_draft_toke
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 @pytest.mark.parametrize("verifier", ["rejection", "gumbel", "multi_round"])
 @pytest.mark.parametrize("score", ["prob", "logprob"])
-def test_the_fast_drafter_samples_what_the_reference_does(verifier, kind, score, device):
+def test_the_fast_drafter_samples_the_references_drafts(verifier, kind, score, device):
     """Drafts by uniforms, by noise and in several lanes agree in every step, and so do their distributions."""
     pair, topk = rounded(random_pair(kind), torch.float32), 3 if verifier == "multi_round" else 1
     config = tree(topk=topk, num_draft_tokens=1 + 4 * topk, verifier=verifier, score=score)

@@ -33,7 +33,7 @@ L = 3  # of every request
 BONUS = 4
 
 
-class Law:
+class MadeUp:
     """A made-up drafter with probabilities of the next token for every path of tokens, always the same.
 
     spread: of the logits. Two tokens are likely; the others' logits are lower by at least half the spread, and at 300
@@ -59,13 +59,13 @@ class PathHead:
 
     kv_layout, feature_layers, draft_vocab_size = KVLayout(1, 1, 1), (), V
 
-    def __init__(self, laws: list[Callable], num_steps: int, d2t: torch.Tensor | None = None):
-        self.laws, self.hidden_size, self.d2t, self.forwards = laws, num_steps + 1, d2t, 0
+    def __init__(self, models: list[Callable], num_steps: int, d2t: torch.Tensor | None = None):
+        self.models, self.hidden_size, self.d2t, self.forwards = models, num_steps + 1, d2t, 0
 
     def start(self) -> torch.Tensor:
         """Encode the number of a request, then no tokens yet."""
         return torch.nn.functional.pad(
-            torch.arange(len(self.laws))[:, None].float(), (0, self.hidden_size - 1), value=-1
+            torch.arange(len(self.models))[:, None].float(), (0, self.hidden_size - 1), value=-1
         )
 
     def forward(self, input_ids_R, hidden_RH, metadata, kv):
@@ -74,13 +74,13 @@ class PathHead:
 
     def logits(self, hidden_RH):
         rows = hidden_RH.int().tolist()
-        laws = [self.laws[request](tuple(token for token in path if token >= 0)) for request, *path in rows]
-        return torch.tensor(laws, dtype=torch.float64).view(-1, V).log()
+        models = [self.models[request](tuple(token for token in path if token >= 0)) for request, *path in rows]
+        return torch.tensor(models, dtype=torch.float64).view(-1, V).log()
 
 
 def drafting_state(head: PathHead, config: SpecConfig, params: SamplingParams):
     """Make a drafter of a head, a batch with one request for each distribution, and pools with their lanes reserved."""
-    size = len(head.laws)
+    size = len(head.models)
     width = config.reserved_columns(L)
     buffers = (KVBuffer(head.kv_layout, max(size, 1) * width, torch.float32) for _ in range(2))
     pools = KVPool(*buffers, config.page_size, size, width)
@@ -95,10 +95,10 @@ def tree_of(candidates: Candidates, batch: Batch, config: SpecConfig) -> VerifyI
     return build(candidates, torch.full((batch.size,), BONUS, dtype=torch.int32), batch.seq_lens, locations, config)
 
 
-def propose(laws: list[Callable], config: SpecConfig, d2t: torch.Tensor | None = None):
+def propose(models: list[Callable], config: SpecConfig, d2t: torch.Tensor | None = None):
     """Run one draft phase: its candidates, the head that made them, and the trees built from them."""
     config = replace(config, max_len=99)
-    head = PathHead(laws, config.num_steps, d2t)
+    head = PathHead(models, config.num_steps, d2t)
     drafter, batch, pools = drafting_state(head, config, SamplingParams())
     hidden = head.start()
     drafts = draft_topk(head.logits(hidden), config.topk, d2t, score=config.score)
@@ -116,22 +116,22 @@ def paths(verify_input, request: int) -> list[tuple[int, ...]]:
     return found
 
 
-def product(law: Law, path: tuple[int, ...]) -> float:
+def product(model: MadeUp, path: tuple[int, ...]) -> float:
     score = 1.0
     for depth, token in enumerate(path):
-        score *= law(path[:depth])[token]
+        score *= model(path[:depth])[token]
     return score
 
 
-def log_product(law: Law, path: tuple[int, ...]) -> float:
-    return sum(math.log(law(path[:depth])[token]) for depth, token in enumerate(path))
+def log_product(model: MadeUp, path: tuple[int, ...]) -> float:
+    return sum(math.log(model(path[:depth])[token]) for depth, token in enumerate(path))
 
 
-def best_paths(law: Law, topk: int, num_steps: int, score: Callable = product) -> list[tuple[int, ...]]:
+def best_paths(model: MadeUp, topk: int, num_steps: int, score: Callable = product) -> list[tuple[int, ...]]:
     """List the candidates as paths, in order: K best tokens of each of a step's K best paths."""
 
     def best(paths):
-        return sorted(paths, key=lambda path: -score(law, path))[:topk]  # stable: the earlier of equals
+        return sorted(paths, key=lambda path: -score(model, path))[:topk]  # stable: the earlier of equals
 
     lanes = best([(token,) for token in range(V)])
     pool = list(lanes)
@@ -162,11 +162,11 @@ settings_of_trees = st.tuples(st.integers(1, V), st.integers(1, 4)).flatmap(
 @pytest.mark.parametrize("draft_kv", ["lane", "ancestor"])
 def test_a_tree_of_at_most_k_drafts_is_the_best_of_all_paths(seed, score, draft_kv):
     """K lanes include the K most probable of all 5 + 25 + 125 paths, as products fall along a path."""
-    law = Law(seed)
+    model = MadeUp(seed)
     everything = [path for length in (1, 2, 3) for path in itertools.product(range(V), repeat=length)]
     config = SpecConfig(topk=4, num_steps=3, num_draft_tokens=5, page_size=2, draft_kv=draft_kv, score=score)
-    _, _, verify_input = propose([law], config)
-    best = sorted(everything, key=lambda path: -product(law, path))[:4]
+    _, _, verify_input = propose([model], config)
+    best = sorted(everything, key=lambda path: -product(model, path))[:4]
     assert set(paths(verify_input, 0)) == {(), *best}
 
 
@@ -175,19 +175,19 @@ def test_a_tree_of_at_most_k_drafts_is_the_best_of_all_paths(seed, score, draft_
 def test_candidates_and_tree_are_the_naive_ones(seed, setting, dyadic, page_size):
     """Scores of dyadic probabilities are exact in float32 and often tied, so that order decides."""
     topk, num_steps, num_draft_tokens = setting
-    law = Law(seed, dyadic)
-    candidates, head, verify_input = propose([law], SpecConfig(*setting, page_size))
-    pool = best_paths(law, topk, num_steps)
+    model = MadeUp(seed, dyadic)
+    candidates, head, verify_input = propose([model], SpecConfig(*setting, page_size))
+    pool = best_paths(model, topk, num_steps)
     assert candidates.tokens[0].tolist() == [path[-1] for path in pool]
-    assert candidates.scores[0].tolist() == pytest.approx([product(law, path) for path in pool], rel=1e-6)
+    assert candidates.scores[0].tolist() == pytest.approx([product(model, path) for path in pool], rel=1e-6)
     assert head.forwards == num_steps - 1
-    assert paths(verify_input, 0) == best_tree(pool, [product(law, path) for path in pool], num_draft_tokens)
+    assert paths(verify_input, 0) == best_tree(pool, [product(model, path) for path in pool], num_draft_tokens)
 
 
 @given(st.integers(0, 10**6), settings_of_trees)
 @settings(max_examples=60)
 def test_a_selected_child_has_its_parent_selected_before_it(seed, setting):
-    candidates, _, verify_input = propose([Law(seed, dyadic=True)], SpecConfig(*setting, page_size=1))
+    candidates, _, verify_input = propose([MadeUp(seed, dyadic=True)], SpecConfig(*setting, page_size=1))
     topk, num_steps, num_draft_tokens = setting
     parent_list = candidates.parent_list[0].tolist()
     assert len(parent_list) == max(1, topk * (num_steps - 1) + 1)
@@ -204,21 +204,21 @@ def test_a_selected_child_has_its_parent_selected_before_it(seed, setting):
 @pytest.mark.parametrize("num_steps", [1, 2, 5])
 @pytest.mark.parametrize("draft_kv", ["lane", "ancestor"])
 def test_one_lane_drafts_greedily_in_a_chain(num_steps, draft_kv):
-    law, greedy = Law(3), ()
+    model, greedy = MadeUp(3), ()
     for _ in range(num_steps):
-        greedy = (*greedy, max(range(V), key=law(greedy).__getitem__))
+        greedy = (*greedy, max(range(V), key=model(greedy).__getitem__))
     config = SpecConfig(topk=1, num_steps=num_steps, num_draft_tokens=num_steps + 1, draft_kv=draft_kv)
-    candidates, _, verify_input = propose([law], config)
+    candidates, _, verify_input = propose([model], config)
     assert paths(verify_input, 0) == [greedy[:length] for length in range(num_steps + 1)]
     assert candidates.parent_list.tolist() == [list(range(-1, num_steps - 1))]
     assert verify_input.parents.tolist() == [list(range(-1, num_steps))]
 
 
 def test_requests_are_drafted_each_with_its_own_distribution():
-    laws, config = [Law(1), Law(2), Law(1, dyadic=True)], SpecConfig(3, 3, 9, page_size=4)
-    _, _, together = propose(laws, config)
-    for request, law in enumerate(laws):
-        _, _, alone = propose([law], config)
+    models, config = [MadeUp(1), MadeUp(2), MadeUp(1, dyadic=True)], SpecConfig(3, 3, 9, page_size=4)
+    _, _, together = propose(models, config)
+    for request, model in enumerate(models):
+        _, _, alone = propose([model], config)
         assert paths(together, request) == paths(alone, 0)
         assert torch.equal(together.scores[request], alone.scores[0])
 
@@ -333,20 +333,20 @@ def test_the_fast_draft_loop_proposes_the_references_candidates(seed, setting, m
     """
     topk, num_steps = setting
     config = SpecConfig(topk, num_steps, num_steps + 1 if topk == 1 else topk + 1)
-    laws = [Law(seed), Law(seed + 1)]
+    models = [MadeUp(seed), MadeUp(seed + 1)]
     d2t = torch.tensor([0, 1, 3, 3, 6]) if mapped else None
-    expected, _, _ = propose(laws, config, d2t)
-    candidates = propose_fast(laws, config, d2t)
+    expected, _, _ = propose(models, config, d2t)
+    candidates = propose_fast(models, config, d2t)
     assert torch.equal(candidates.tokens, expected.tokens)
     assert torch.equal(candidates.parent_list, expected.parent_list)
     torch.testing.assert_close(candidates.scores, expected.scores, rtol=1e-5, atol=0)
 
 
-def propose_fast(laws: list[Callable], config: SpecConfig, d2t: torch.Tensor | None = None) -> Candidates:
+def propose_fast(models: list[Callable], config: SpecConfig, d2t: torch.Tensor | None = None) -> Candidates:
     """Run one fast draft loop, and copy its candidates to the CPU."""
     k = config.topk
-    size = len(laws)
-    head = PathHead(laws, config.num_steps, d2t)
+    size = len(models)
+    head = PathHead(models, config.num_steps, d2t)
     offsets = None if d2t is None else d2t.to(DEVICE)
 
     def drafts(hidden_RH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -384,15 +384,15 @@ def test_log_scores_rank_drafts_whose_probability_underflows(setting, seed):
     """
     topk, num_steps, num_draft_tokens = setting
     config = SpecConfig(*setting, page_size=1, score="logprob")
-    law = functools.cache(Law(seed, spread=SPREAD))
-    pool = best_paths(law, topk, num_steps, log_product)
-    exact = [log_product(law, path) for path in pool]
+    model = functools.cache(MadeUp(seed, spread=SPREAD))
+    pool = best_paths(model, topk, num_steps, log_product)
+    exact = [log_product(model, path) for path in pool]
     budget = num_steps * (3 + num_steps) * SPREAD * 2.0**-24
     assert all(above - below > 2 * budget for below, above in itertools.pairwise(sorted(exact)))
     best = best_tree(pool, exact, num_draft_tokens)
-    assert topk == 1 or min(math.exp(log_product(law, path)) for path in best) < 2.0**-149
-    expected, _, tree = propose([law], config)
-    fast = propose_fast([law], config)
+    assert topk == 1 or min(math.exp(log_product(model, path)) for path in best) < 2.0**-149
+    expected, _, tree = propose([model], config)
+    fast = propose_fast([model], config)
     for candidates in (expected, fast):
         assert candidates.tokens[0].tolist() == [path[-1] for path in pool]
         assert candidates.scores[0].tolist() == pytest.approx(exact, rel=0, abs=budget)
@@ -405,9 +405,9 @@ def test_log_scores_rank_drafts_whose_probability_underflows(setting, seed):
 @pytest.mark.parametrize("setting", SETTINGS_OF_SCORES, ids=str)
 def test_both_scores_give_one_tree_where_nothing_underflows(setting, seed):
     configs = [SpecConfig(*setting, page_size=1, score=score) for score in ("prob", "logprob")]
-    laws = [Law(seed), Law(seed + 10)]
-    plain = [propose(laws, config)[::2] for config in configs]
-    fast = [(candidates := propose_fast(laws, config), build_fast(candidates, config)) for config in configs]
+    models = [MadeUp(seed), MadeUp(seed + 10)]
+    plain = [propose(models, config)[::2] for config in configs]
+    fast = [(candidates := propose_fast(models, config), build_fast(candidates, config)) for config in configs]
     for (of_probs, tree), (of_logs, log_tree) in (plain, fast):
         assert torch.equal(of_logs.tokens, of_probs.tokens)
         assert torch.equal(of_logs.parent_list, of_probs.parent_list)
@@ -435,24 +435,24 @@ def test_draft_distribution_is_the_softmax_at_the_temperature():
     The third row is greedy and the last was dropped.
     """
     d2t, slots = torch.tensor([1, 1, 2]), torch.tensor([3, 0, 5, -1])
-    law = draft_distribution(LOGITS_RV, torch.tensor([1.0, 0.5, 0.0, 1.0]).double(), d2t, slots, V)
-    assert law.dtype == torch.float32
+    draft_prob = draft_distribution(LOGITS_RV, torch.tensor([1.0, 0.5, 0.0, 1.0]).double(), d2t, slots, V)
+    assert draft_prob.dtype == torch.float32
     expected = torch.zeros(4, V)
     expected[0, [1, 2, 4]] = LOGITS_RV[0].softmax(-1)
     expected[1, [1, 2, 4]] = (2 * LOGITS_RV[1]).softmax(-1)
-    torch.testing.assert_close(law, expected)
+    torch.testing.assert_close(draft_prob, expected)
 
 
 def test_draft_distribution_near_temperature_0_is_a_point():
-    law = draft_distribution(LOGITS_RV[:1], torch.tensor([5e-324], dtype=torch.float64), None, None, 3)
-    assert law.tolist() == [[0.0, 1.0, 0.0]]
+    draft_prob = draft_distribution(LOGITS_RV[:1], torch.tensor([5e-324], dtype=torch.float64), None, None, 3)
+    assert draft_prob.tolist() == [[0.0, 1.0, 0.0]]
 
 
 @pytest.mark.parametrize("score", ["prob", "logprob"])
 def test_every_draft_is_drawn_with_its_own_uniform(score):
     best = draft_topk(LOGITS_RV[:2], 2, None, score=score)
-    law = torch.tensor([[0.25, 0.5, 0.25], [0.0, 0.0, 0.0]])
-    scores, ids = sampled(best, law, torch.tensor([[0.3, 0.7], [0.3, 0.7]]), score=score)
+    draft_prob = torch.tensor([[0.25, 0.5, 0.25], [0.0, 0.0, 0.0]])
+    scores, ids = sampled(best, draft_prob, torch.tensor([[0.3, 0.7], [0.3, 0.7]]), score=score)
     assert ids.tolist() == [[1, 1], [2, 0]]
     assert torch.equal(scores[0], scores_of(torch.tensor([0.5, 0.5]), score))
     assert torch.equal(scores[1], best[0][1])
@@ -460,28 +460,28 @@ def test_every_draft_is_drawn_with_its_own_uniform(score):
 
 @pytest.mark.parametrize("score", ["prob", "logprob"])
 def test_drafts_with_noise_are_the_argmax_with_it(score):
-    best, law = draft_topk(LOGITS_RV[:1], 1, None, score=score), torch.tensor([[0.25, 0.75, 0.0]])
+    best, draft_prob = draft_topk(LOGITS_RV[:1], 1, None, score=score), torch.tensor([[0.25, 0.75, 0.0]])
     for noise, token in (([0.0, 0.0, 99.0], 1), ([1.2, 0.0, 0.0], 0), ([math.log(3), 0.0, 0.0], 0)):
-        scores, ids = sampled(best, law, None, torch.tensor([noise]).double(), score)
+        scores, ids = sampled(best, draft_prob, None, torch.tensor([noise]).double(), score)
         assert ids.tolist() == [[token]]
-        assert torch.equal(scores[0], scores_of(law[0, [token]], score))
+        assert torch.equal(scores[0], scores_of(draft_prob[0, [token]], score))
 
 
 def sampled_trees(config: SpecConfig, size: int, sampling: SamplingParams):
     """Run one draft phase of `size` requests with the same distributions, with first drafts as from draft-extend."""
     config = replace(config, max_len=99)
-    law = functools.cache(Law(17))
-    head = PathHead([law] * size, config.num_steps)
+    model = functools.cache(MadeUp(17))
+    head = PathHead([model] * size, config.num_steps)
     drafter, batch, pools = drafting_state(head, config, sampling)
     bonus = torch.full((size,), BONUS, dtype=torch.int32)
     draft_input = drafter._first_drafts(batch, head.start(), bonus, batch.seq_lens)
-    return batch, law, tree_of(drafter.propose(batch, draft_input, pools), batch, config)
+    return batch, model, tree_of(drafter.propose(batch, draft_input, pools), batch, config)
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_sampled_drafts_hand_on_distributions_of_all_parents(name):
+def test_sampled_drafts_pass_on_distributions_of_all_parents(name):
     config, temperature = SAMPLED[name], 1.7
-    _, law, tree = sampled_trees(config, 3, SamplingParams(temperature=temperature))
+    _, model, tree = sampled_trees(config, 3, SamplingParams(temperature=temperature))
     k, depth = config.topk, config.num_steps
     assert tree.parents.tolist() == [[-1, *[0] * k, *range(1, k * (depth - 1) + 1)]] * 3
     if not config.has_draft_prob:
@@ -490,7 +490,7 @@ def test_sampled_drafts_hand_on_distributions_of_all_parents(name):
     assert tree.draft_prob.shape == (3, config.num_parents, V)
     for request in range(3):
         for node, path in enumerate(paths(tree, request)[: config.num_parents]):
-            weights = torch.tensor(law(path), dtype=torch.float64) ** (1 / temperature)
+            weights = torch.tensor(model(path), dtype=torch.float64) ** (1 / temperature)
             torch.testing.assert_close(tree.draft_prob[request, node].double(), weights / weights.sum())
     children = tree.parents[:, 1:, None].expand(-1, -1, V)
     drawn = tree.draft_prob.gather(1, children).gather(2, tree.draft_tokens[:, 1:, None])[..., 0]
@@ -502,10 +502,10 @@ def test_sampled_drafts_hand_on_distributions_of_all_parents(name):
 def test_greedy_requests_draft_the_best_lanes(name):
     """Children of the root are distinct, followed by the best child of every lane."""
     config = SAMPLED[name]
-    _, law, tree = sampled_trees(config, 1, SamplingParams())
+    _, model, tree = sampled_trees(config, 1, SamplingParams())
     assert tree.draft_prob is None or not tree.draft_prob.any()
-    first = best_first(torch.tensor(law(())), config.topk)[1].tolist()
-    second = [max(range(V), key=law((token,)).__getitem__) for token in first]
+    first = best_first(torch.tensor(model(())), config.topk)[1].tolist()
+    second = [max(range(V), key=model((token,)).__getitem__) for token in first]
     assert tree.draft_tokens.tolist() == [[BONUS, *first, *second]]
 
 
@@ -516,7 +516,7 @@ def emitted(name: str, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """
     config = SAMPLED[name]
     batch, _, tree = sampled_trees(config, size, SamplingParams(temperature=1.0))
-    target = functools.cache(Law(23))
+    target = functools.cache(MadeUp(23))
     logits = [[target(path) for path in paths(tree, request)] for request in range(size)]
     adjusted_BNV = torch.tensor(logits, dtype=torch.float64).log()
     verdict = walk(batch, tree, adjusted_BNV, None, replace(config, max_len=99))

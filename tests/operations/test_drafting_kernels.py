@@ -183,7 +183,7 @@ def test_nothing_is_written_after_the_last_step(k, device):
 
 
 @pytest.mark.parametrize("k", [1, 3])
-def test_junk_of_padded_requests_changes_no_real_one(k, device, gpu_blocks, program_order):
+def test_content_of_padded_requests_changes_no_real_one(k, device, gpu_blocks, program_order):
     config = SpecConfig(k, 4, 5)
     first, steps = scripted(4, config, 6, tied=False)
     expected, states = reference_loop(first.filter(torch.arange(2)), [[v[:2] for v in step] for step in steps], config)

@@ -84,7 +84,7 @@ def test_lane_and_ancestor_draft_differently():
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
-def test_every_accepted_count_occurs_on_the_synthetic_pair(kind):
+def test_every_accepted_count_occurs_with_the_synthetic_pair(kind):
     result = generate(synthetic_pair(kind), PROMPTS, TREE, replace(WARM, max_new_tokens=120))
     counts = {count for output in result.outputs for count in output.num_accepted_tokens_per_round}
     assert counts == set(range(1, TREE.num_steps + 2))
@@ -153,7 +153,7 @@ def test_chunked_prefill_starts_the_same_round(config, chunk):
 
 
 @pytest.mark.parametrize("config", [TREE, *SAMPLED])
-def test_a_resumed_request_goes_on_as_if_it_had_not_stopped(config):
+def test_a_resumed_request_continues_as_if_never_preempted(config):
     """Preemption frees everything, prefills committed tokens again, and keeps the known bonus token as root.
 
     Sampled drafts are the same as without it.

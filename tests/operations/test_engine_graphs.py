@@ -182,7 +182,7 @@ def test_graph_modes_agree_bitwise_where_pages_move_in_a_round(device):
 
 
 @pytest.mark.parametrize("graph", ["reference", "eager", "step", "phase"])
-def test_release_round_owns_what_each_request_accepted(graph, device):
+def test_release_round_owns_each_requests_accepted_path(graph, device):
     """A request owns all tree nodes during verify and then its accepted path, some requests more than others."""
     pair, config = synthetic_pair("eagle"), replace(SMALL, release="round", page_size=1)
     engine, batch, draft_input, pools = fast_start(pair, config, device, FOUR[:3], graph)
@@ -324,7 +324,7 @@ def test_a_second_pool_gets_buffers_and_graphs_of_its_own(device):
     assert_bitwise_equal(expected, fast_rounds(engine, *second))
 
 
-def test_a_write_beside_a_static_buffer_is_found_after_the_phase(device):
+def test_a_write_next_to_static_buffers_is_found_after_the_phase(device):
     engine, batch, draft_input, pools = fast_start(synthetic_pair("eagle"), SMALL, device, FOUR[:2])
     frame = engine._frame(batch, pools)
     predict = frame.verdict.predict
@@ -357,7 +357,7 @@ class Only:
         pass
 
 
-def test_prefill_and_rounds_ask_the_grammar_of_a_request(device):
+def test_prefill_and_rounds_use_the_grammar_of_a_request(device):
     """Requests 0 and 2 each have their own grammar.
 
     Padding has none, although it has the id 0.
@@ -414,7 +414,7 @@ def test_prompts_and_batches_larger_than_a_tile_run(device):
     assert [output.token_ids for output in fast.outputs] == [output.token_ids for output in reference.outputs]
 
 
-def test_phases_can_be_called_alone_in_every_mode(device):
+def test_phases_can_be_called_separately_in_every_mode(device):
     pair, left = synthetic_pair("eagle3"), []
     for graph in ("eager", "phase", "round"):
         engine, batch, draft_input, pools = fast_start(pair, SMALL, device, FOUR[:2], graph)
@@ -426,7 +426,7 @@ def test_phases_can_be_called_alone_in_every_mode(device):
     assert_bitwise_equal(left[0], left[2])
 
 
-def test_buffers_of_a_pool_that_was_replaced_are_let_go(device):
+def test_buffers_of_a_replaced_pool_are_freed(device):
     engine, batch, draft_input, pools = fast_start(synthetic_pair("eagle3"), SMALL, device, FOUR[:3])
     engine.round(batch, draft_input, pools)
     one = torch.zeros(1, dtype=torch.int64, device=device)

@@ -108,7 +108,7 @@ def test_a_ragged_row_holds_the_token_after_its_node():
     assert rows.last_rows.tolist() == [2, 3]
 
 
-def test_fixed_rows_are_the_ragged_ones_and_junk():
+def test_fixed_rows_are_the_ragged_ones_and_padding():
     """Padding has token 0 and the features of the request's own node 0."""
     rows = extended("fixed")
     assert rows.row_starts.tolist() == [0, 4, 8]
@@ -206,7 +206,7 @@ class Run:
 @pytest.mark.parametrize("release", ["finish", "round"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
-def test_fixed_and_ragged_leave_the_same_draft_input(kind, shape, release):
+def test_fixed_and_ragged_give_the_same_draft_input(kind, shape, release):
     """Tokens agree exactly, floats within the rounding of products over more or fewer rows.
 
     Padding rows do occur.
@@ -252,7 +252,7 @@ def test_the_row_of_column_p_has_the_id_of_token_p_plus_1(kind, shape, extend):
                 torch.testing.assert_close(rows.hidden[index], features[length + step], rtol=1e-10, atol=1e-10)
 
 
-def test_under_release_round_only_junk_rows_lack_a_slot():
+def test_under_release_round_only_padding_rows_lack_a_slot():
     run, dropped = Run("eagle3", SpecConfig(**SHAPES["tree"], release="round")), 0
     for _, output, _ in run.rounds(5):
         rows = output.draft_extend_input

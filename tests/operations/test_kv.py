@@ -44,7 +44,7 @@ def test_lanes_share_the_prefix_without_pages_or_other_lanes(topk, page_size):
 
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES[1:])
-def test_lanes_on_pages_stand_where_the_contract_puts_them(page_size):
+def test_lanes_on_pages_have_the_columns_of_the_contract(page_size):
     for length, topk, num_steps in itertools.product(LENGTHS, (2, 3), (1, 4)):
         last = length % page_size
         base, pages = length - last, -(-(last + num_steps) // page_size)
@@ -320,7 +320,7 @@ def test_kernels_commit_any_path_of_any_tree(data):
 
 
 @pytest.mark.parametrize("accepted", [0, 1, 3])
-def test_kernels_leave_what_a_chain_wrote_where_it_is(accepted, device):
+def test_kernels_do_not_move_the_kv_of_a_chain(accepted, device):
     commit_both([5, 9], accept([list(range(accepted + 1)), [0]], 4, 4), 4, 4, device)
 
 

@@ -32,7 +32,7 @@ def one(vocab_size: int, **params) -> Sampling:
     return Sampling.of([SamplingParams(**params)], vocab_size)
 
 
-def law(logits, **params) -> torch.Tensor:
+def prob_of(logits, **params) -> torch.Tensor:
     logits_V = torch.as_tensor(logits, dtype=torch.float64)
     return target_prob(logits_V, one(len(logits_V), **params), 0)
 
@@ -143,12 +143,12 @@ def test_bias_follows_repetition_unlike_in_transformers():
     ],
 )
 def test_filters_are_applied_in_their_order(params, kept):
-    assert support(law(torch.tensor([8, 4, 2, 1, 1]).double().log(), **params)) == kept
+    assert support(prob_of(torch.tensor([8, 4, 2, 1, 1]).double().log(), **params)) == kept
 
 
 @given(coarse_logits, st.integers(0, 10), st.floats(0.05, 1), st.floats(0, 1), st.floats(0.1, 3))
-def test_a_law_is_a_renormalised_part_of_the_softmax(logits_V, top_k, top_p, min_p, temperature):
-    filtered = law(logits_V, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+def test_a_distribution_is_a_renormalised_part_of_the_softmax(logits_V, top_k, top_p, min_p, temperature):
+    filtered = prob_of(logits_V, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     whole = (logits_V.double() / temperature).softmax(-1)
     kept = filtered > 0
     assert kept.any()
@@ -161,7 +161,7 @@ def test_a_law_is_a_renormalised_part_of_the_softmax(logits_V, top_k, top_p, min
 def test_top_k_keeps_the_lower_index_of_equals(logits_V, k):
     logits = logits_V.tolist()
     best = sorted(range(len(logits)), key=lambda token: (-logits[token], token))[:k]
-    assert support(law(logits_V, temperature=1, top_k=k)) == sorted(best)
+    assert support(prob_of(logits_V, temperature=1, top_k=k)) == sorted(best)
 
 
 @pytest.mark.parametrize("size", [4, 8])
@@ -169,8 +169,8 @@ def test_top_k_keeps_the_lower_index_of_equals(logits_V, k):
 def test_top_p_on_equals_keeps_just_enough_of_the_lower_indices(size, tokens):
     """Equal probabilities of 1/4 and 1/8 are exact, and mass that is reached exactly is enough."""
     equal = torch.zeros(size)
-    assert support(law(equal, temperature=1, top_p=tokens / size)) == list(range(tokens))
-    assert support(law(equal, temperature=1, top_p=math.nextafter(tokens / size, 1))) == list(range(tokens + 1))
+    assert support(prob_of(equal, temperature=1, top_p=tokens / size)) == list(range(tokens))
+    assert support(prob_of(equal, temperature=1, top_p=math.nextafter(tokens / size, 1))) == list(range(tokens + 1))
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=7), st.integers(1, 199))
@@ -182,40 +182,40 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_p(weights, p_of_199):
         for size in range(1, len(weights) + 1)
         if any(Fraction(sum(some), total) >= p for some in itertools.combinations(weights, size))
     ]
-    kept = support(law(torch.tensor(weights).double().log(), temperature=1, top_p=float(p)))
+    kept = support(prob_of(torch.tensor(weights).double().log(), temperature=1, top_p=float(p)))
     assert len(kept) == sizes[0]
     assert Fraction(sum(weights[token] for token in kept), total) >= p
 
 
 def test_min_p_is_relative_to_the_largest_that_remains():
     logits = torch.tensor([4.0, 2.0, 2.0, 1.0]).log()
-    assert support(law(logits, temperature=1, min_p=0.49)) == [0, 1, 2]
-    assert support(law(logits, temperature=1, min_p=0.51)) == [0]
-    assert support(law(logits, temperature=1, min_p=0.24)) == [0, 1, 2, 3]
-    assert support(law(torch.zeros(4), temperature=1, min_p=1)) == [0, 1, 2, 3]
+    assert support(prob_of(logits, temperature=1, min_p=0.49)) == [0, 1, 2]
+    assert support(prob_of(logits, temperature=1, min_p=0.51)) == [0]
+    assert support(prob_of(logits, temperature=1, min_p=0.24)) == [0, 1, 2, 3]
+    assert support(prob_of(torch.zeros(4), temperature=1, min_p=1)) == [0, 1, 2, 3]
 
 
 @given(coarse_logits, st.integers(0, 4), st.floats(0.1, 1))
 def test_temperature_zero_is_one_hot_at_the_lowest_best(logits_V, top_k, top_p):
     logits = logits_V.tolist()
-    prob = law(logits_V, temperature=0, top_k=top_k, top_p=top_p).tolist()
+    prob = prob_of(logits_V, temperature=0, top_k=top_k, top_p=top_p).tolist()
     assert prob == [float(token == logits.index(max(logits))) for token in range(len(logits))]
 
 
 @pytest.mark.parametrize("temperature", [1e-6, 1e-300, 5e-324])
 def test_the_smallest_temperatures_approach_greedy(temperature):
     """Every allowed temperature gives a distribution."""
-    assert law([1.0, 30.0, -2.0], temperature=temperature).tolist() == [0, 1, 0]
+    assert prob_of([1.0, 30.0, -2.0], temperature=temperature).tolist() == [0, 1, 0]
 
 
 def test_a_huge_temperature_is_uniform():
-    torch.testing.assert_close(law([1.0, 30.0, -2.0, 0.0], temperature=1e300), torch.full((4,), 0.25).double())
+    torch.testing.assert_close(prob_of([1.0, 30.0, -2.0, 0.0], temperature=1e300), torch.full((4,), 0.25).double())
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_masked_tokens_have_no_mass(temperature):
     logits = torch.tensor(adjusted([9.0, 1.0, 8.0, 1.0], allowed=[False, True, False, True]))
-    prob = law(logits, temperature=temperature)
+    prob = prob_of(logits, temperature=temperature)
     assert prob.tolist() == ([0, 1, 0, 0] if temperature == 0 else [0, 0.5, 0, 0.5])
 
 
@@ -365,24 +365,26 @@ def as_left(logits_RV: torch.Tensor, num_requests: int) -> Logits:
     return Logits(logits_RV, changed, torch.full_like(logits_RV, torch.nan, dtype=torch.float32))
 
 
-def laws_of(logits_RV: torch.Tensor, params: list[SamplingParams], device: str = DEVICE) -> distribution.Distributions:
+def distributions_of(
+    logits_RV: torch.Tensor, params: list[SamplingParams], device: str = DEVICE
+) -> distribution.Distributions:
     """Compute the distributions of rows on the device, the same number of rows for each request."""
     batch = make_batch(params, logits_RV.shape[1]).to(device)
     return fast.distributions(batch, as_left(logits_RV.to(device), len(params)))
 
 
-def read(law: distribution.Distributions) -> tuple[torch.Tensor, torch.Tensor]:
+def read(made: distribution.Distributions) -> tuple[torch.Tensor, torch.Tensor]:
     """Read (probabilities, logprobs) of every token."""
-    (num_rows, vocab_size), device = law.logits.raw.shape, law.moments.device
+    (num_rows, vocab_size), device = made.logits.raw.shape, made.moments.device
     prob_RV, logprob_RV = torch.empty(2, num_rows, vocab_size, device=device)
     block = triton.next_power_of_2(vocab_size)
     rows = block_of(num_rows, 1, block)
-    _read[(triton.cdiv(num_rows, rows),)](law.tables, prob_RV, logprob_RV, num_rows, ROWS=rows, BLOCK=block)
+    _read[(triton.cdiv(num_rows, rows),)](made.tables, prob_RV, logprob_RV, num_rows, ROWS=rows, BLOCK=block)
     return prob_RV.cpu(), logprob_RV.cpu()
 
 
-def fast_law(logits, **params) -> torch.Tensor:
-    return read(laws_of(torch.as_tensor(logits)[None], [SamplingParams(**params)]))[0][0]
+def fast_prob(logits, **params) -> torch.Tensor:
+    return read(distributions_of(torch.as_tensor(logits)[None], [SamplingParams(**params)]))[0][0]
 
 
 def assert_within_rounding(prob_V: torch.Tensor, exact_V: torch.Tensor):
@@ -395,31 +397,31 @@ def assert_within_rounding(prob_V: torch.Tensor, exact_V: torch.Tensor):
 
 def is_decidable(logits_V: torch.Tensor, margin: float = 1e-5, **params) -> bool:
     """Check whether top-p and min-p cut further than `margin` from every token's own mass."""
-    kept = topk(law(logits_V, **params | dict(top_p=1.0, min_p=0.0)), len(logits_V))[0]
+    kept = topk(prob_of(logits_V, **params | dict(top_p=1.0, min_p=0.0)), len(logits_V))[0]
     before, ratio = kept.cumsum(-1) - kept, kept / kept[0]
     by_mass = params["top_p"] == 1 or ((before - params["top_p"]).abs() > margin)[kept > 0].all()
     return bool(by_mass and (params["min_p"] == 0 or ((ratio - params["min_p"]).abs() > margin).all()))
 
 
 @pytest.mark.parametrize("vocab_size", [1, 97, 4096, 4099])
-def test_fast_laws_are_the_references(vocab_size, device, program_order):
+def test_fast_distributions_are_the_references(vocab_size, device, program_order):
     """One launch has every filter, for three rows of each request.
 
     is_decidable excludes cuts within rounding error.
     """
     every = [SamplingParams(**params | dict(logit_bias={})) for params in [*FILTERS, dict()]]
     logits_RV = 3 * torch.randn(3 * len(every), vocab_size)
-    prob_RV, logprob_RV = read(laws_of(logits_RV, every, device))
+    prob_RV, logprob_RV = read(distributions_of(logits_RV, every, device))
     for row, (logits_V, prob_V, logprob_V) in enumerate(zip(logits_RV, prob_RV, logprob_RV, strict=True)):
         params = every[row // 3]
         filters = dict(temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
         assert params.temperature == 0 or is_decidable(logits_V, 1e-6, **filters)
-        assert_within_rounding(prob_V, law(logits_V, **filters))
+        assert_within_rounding(prob_V, prob_of(logits_V, **filters))
         exact = torch.log_softmax(logits_V.double() / (params.temperature or 1), -1)
         assert ((logprob_V - exact).abs() <= 2.0**-22 * (8 - exact)).all()
 
 
-def test_fast_laws_cut_ties_as_the_reference(device):
+def test_fast_distributions_cut_ties_as_the_reference(device):
     """400 rows of nine coarse logits each have their own filters."""
     num_rows, temperatures = 400, torch.tensor([0.3, 1.0, 1.7])
     logits_RV = torch.randint(-8, 9, (num_rows, 9)) / 4
@@ -432,11 +434,11 @@ def test_fast_laws_cut_ties_as_the_reference(device):
     every = [
         dict(zip(columns, row, strict=True)) for row in zip(*(each.tolist() for each in columns.values()), strict=True)
     ]
-    prob_RV, _ = read(laws_of(logits_RV, [SamplingParams(**params) for params in every], device))
+    prob_RV, _ = read(distributions_of(logits_RV, [SamplingParams(**params) for params in every], device))
     decidable = [row for row in range(num_rows) if is_decidable(logits_RV[row], **every[row])]
     assert len(decidable) > 0.95 * num_rows
     for row in decidable:
-        assert_within_rounding(prob_RV[row], law(logits_RV[row], **every[row]))
+        assert_within_rounding(prob_RV[row], prob_of(logits_RV[row], **every[row]))
 
 
 BINARY = dict(temperature=math.log2(math.e))  # makes the weights of integer logits powers of two: nothing is rounded
@@ -462,9 +464,11 @@ CUTS = [  # and how many of the weights 8 4 2 1 1 they keep
 ]
 
 
-def test_fast_laws_of_powers_of_two_are_cut_exactly(device):
+def test_fast_distributions_of_powers_of_two_are_cut_exactly(device):
     weights_RV = torch.tensor([8.0, 4.0, 2.0, 1.0, 1.0]).repeat(len(CUTS), 1)
-    prob_RV, _ = read(laws_of(weights_RV.log2(), [SamplingParams(**BINARY, **params) for params, _ in CUTS], device))
+    prob_RV, _ = read(
+        distributions_of(weights_RV.log2(), [SamplingParams(**BINARY, **params) for params, _ in CUTS], device)
+    )
     for weights_V, prob_V, (params, kept) in zip(weights_RV, prob_RV, CUTS, strict=True):
         weights_V[kept:] = 0
         assert torch.equal(prob_V, weights_V / weights_V.sum()), params
@@ -475,21 +479,21 @@ def test_fast_top_p_on_equals_keeps_the_lower_indices(size, device):
     cuts = [(tokens / size + more, tokens + bool(more)) for tokens in range(1, size) for more in (0, 2.0**-24)]
     equal_RV = torch.zeros(len(cuts), size)
     equal_RV[:, 1::2] = -0.0
-    prob_RV, _ = read(laws_of(equal_RV, [SamplingParams(temperature=1, top_p=p) for p, _ in cuts], device))
+    prob_RV, _ = read(distributions_of(equal_RV, [SamplingParams(temperature=1, top_p=p) for p, _ in cuts], device))
     assert [support(prob_V) for prob_V in prob_RV] == [list(range(tokens)) for _, tokens in cuts]
 
 
-def test_fast_laws_of_extreme_temperatures():
+def test_fast_distributions_of_extreme_temperatures():
     logits = torch.tensor([1.0, 30.0, -2.0, 30.0])
-    assert fast_law(logits, temperature=0).tolist() == [0, 1, 0, 0]
-    assert fast_law(logits, temperature=math.ulp(0)).tolist() == [0, 0.5, 0, 0.5]
-    assert fast_law([-1e18, 1e18, 0.0], temperature=math.ulp(0)).tolist() == [0, 1, 0]
-    assert fast_law(logits, temperature=1e300).tolist() == [0.25] * 4
-    assert fast_law(torch.tensor([-torch.inf, 1.0]), temperature=1e300).tolist() == [0, 1]
+    assert fast_prob(logits, temperature=0).tolist() == [0, 1, 0, 0]
+    assert fast_prob(logits, temperature=math.ulp(0)).tolist() == [0, 0.5, 0, 0.5]
+    assert fast_prob([-1e18, 1e18, 0.0], temperature=math.ulp(0)).tolist() == [0, 1, 0]
+    assert fast_prob(logits, temperature=1e300).tolist() == [0.25] * 4
+    assert fast_prob(torch.tensor([-torch.inf, 1.0]), temperature=1e300).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("integers", [True, False])
-def test_fast_laws_do_not_depend_on_how_rows_and_tokens_are_cut(integers, device, program_order, monkeypatch):
+def test_fast_distributions_do_not_depend_on_block_sizes(integers, device, program_order, monkeypatch):
     """One row a program gives the same bits.
 
     Groups of 16 tokens give the same cuts and bits of exact sums.
@@ -499,49 +503,49 @@ def test_fast_laws_do_not_depend_on_how_rows_and_tokens_are_cut(integers, device
         every = [replace(params, **BINARY) for params in every]
     logits_RV = 3 * torch.randn(len(every), 97)
     logits_RV = logits_RV.round() if integers else logits_RV
-    whole = laws_of(logits_RV, every, device)
+    whole = distributions_of(logits_RV, every, device)
     for module in (fast, summaries):
         monkeypatch.setattr(module, "block_of", lambda count, on_gpu, others=1: on_gpu)
-    by_row = laws_of(logits_RV, every, device)
+    by_row = distributions_of(logits_RV, every, device)
     assert torch.equal(by_row.moments, whole.moments)
     assert torch.equal(by_row.lasts, whole.lasts)
     monkeypatch.setattr(summaries, "GROUP", 16)
     monkeypatch.setattr(fast, "GROUP", 16)
-    by_group = laws_of(logits_RV, every, device)
+    by_group = distributions_of(logits_RV, every, device)
     assert torch.equal(by_group.lasts, whole.lasts)
     torch.testing.assert_close(by_group.moments, whole.moments, rtol=0, atol=0 if integers else 2.0**-18)
 
 
-def test_fast_laws_are_cut_alike_by_the_searches_of_a_gpu(device, monkeypatch):
+def test_fast_distributions_are_the_same_with_a_gpus_searches(device, monkeypatch):
     """Rows have two values, and more tokens count than a list can hold.
 
     No sum of their weights is rounded.
     """
     every = [SamplingParams(**BINARY, **params) for params in (dict(top_k=4000), dict(top_p=0.9), dict(top_p=0.999))]
     logits_RV = torch.randint(2, (len(every), 4352)).float()
-    law = laws_of(logits_RV, every, device)
+    made = distributions_of(logits_RV, every, device)
     monkeypatch.setattr(fast, "INTERPRETED", False)
-    on_gpu = laws_of(logits_RV, every, device)
-    assert torch.equal(on_gpu.lasts, law.lasts)
-    assert torch.equal(on_gpu.moments, law.moments)
+    on_gpu = distributions_of(logits_RV, every, device)
+    assert torch.equal(on_gpu.lasts, made.lasts)
+    assert torch.equal(on_gpu.moments, made.moments)
 
 
-def test_fast_laws_of_no_rows(device):
-    law = laws_of(torch.empty(0, 5), [], device)
-    assert law.moments.shape == (0, 4)
-    assert law.lasts.shape == (0, 3)
+def test_fast_distributions_of_no_rows(device):
+    made = distributions_of(torch.empty(0, 5), [], device)
+    assert made.moments.shape == (0, 4)
+    assert made.lasts.shape == (0, 3)
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="kernels are watched under the interpreter")
 @pytest.mark.parametrize("num_rows", [1, 3, 5])
-def test_fast_laws_of_greedy_rows_read_no_other_memory(num_rows):
+def test_fast_distributions_of_greedy_rows_read_no_other_memory(num_rows):
     """Blocks of rows are powers of two, and the memory beyond the last row must not be read."""
     with guarded() as guard:
-        laws_of(torch.randn(num_rows, 48), [SamplingParams()] * num_rows)
+        distributions_of(torch.randn(num_rows, 48), [SamplingParams()] * num_rows)
     assert guard.first is None
 
 
-def test_fast_laws_refuse_strided_logits(device):
+def test_fast_distributions_refuse_strided_logits(device):
     batch = make_batch([SamplingParams()], 5).to(device)
     with pytest.raises(ValueError, check=lambda error: type(error) is ValueError):
         fast.distributions(batch, as_left(torch.zeros(5, 5, device=device).T, 1))

@@ -53,7 +53,7 @@ def test_fast_select_of_large_pools(num_candidates, count, kind, device, gpu_blo
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 9])
-def test_fast_select_orders_junk_too(count, device):
+def test_fast_select_orders_nan_too(count, device):
     """NaN ranks above every number, as in the reference's sort."""
     nan, inf = torch.nan, torch.inf
     scores = torch.tensor([[nan] * 9, [0.0, -0.0, 1, -inf, nan, inf, -1, 2, -nan], [-inf] * 9, [1e-45, -1e-45, 0] * 3])

@@ -231,7 +231,7 @@ def pool_of(rows: int) -> KVPool:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 5])
-def test_both_columns_give_the_same_verdict(schedule, temperature, num_steps, program_order):
+def test_both_implementations_give_the_same_verdict(schedule, temperature, num_steps, program_order):
     """Trees have any form and lengths up to the limit, and one request is padded."""
     rng = random.Random(num_steps)
     for num_nodes in (num_steps + 1, 7):
@@ -308,7 +308,7 @@ def rounds_of(generation) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_chains_accept_what_the_schedule_says(kind, schedule):
+def test_chains_accept_the_scheduled_drafts(kind, schedule):
     acceptance = SyntheticAcceptance(RATES, schedule)
     for sampling in (GREEDY, WARM):
         generation = generate(synthetic_pair(kind), PROMPTS, CHAIN, sampling, acceptance=acceptance)
@@ -375,7 +375,7 @@ OTHER_MODES = tuple(zip(("eager", "step", "phase", "round"), 2 * SCHEDULES[::-1]
 @pytest.mark.parametrize(
     ("graph", "schedule"), [*MODES, *(pytest.param(*each, marks=pytest.mark.whole) for each in OTHER_MODES)]
 )
-def test_every_graph_mode_gives_what_the_reference_gives(schedule, graph, device):
+def test_every_graph_mode_equals_the_reference(schedule, graph, device):
     pair, acceptance, sampling = (
         synthetic_pair(),
         SyntheticAcceptance((0.9, 0.4), schedule),
@@ -412,7 +412,7 @@ def test_schedules_of_serving_agree(schedule):
 # Outputs
 
 
-def test_every_output_says_that_acceptance_was_synthetic():
+def test_every_output_names_synthetic_acceptance():
     from io import StringIO
 
     from rich.console import Console
@@ -437,7 +437,7 @@ def test_every_output_says_that_acceptance_was_synthetic():
     assert f"{label}: not the target's, nor are the tokens" in " ".join(shown.getvalue().split())
 
 
-def test_outputs_say_that_acceptance_was_the_targets():
+def test_outputs_name_the_targets_acceptance():
     generation = generate(synthetic_pair(), PROMPTS, CHAIN, GREEDY)
     assert generation.to_json()["acceptance"] == {"synthetic": False}
     assert "synthetic" not in generation._repr_html_() + repr(generation)

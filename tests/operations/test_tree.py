@@ -93,7 +93,7 @@ def test_nodes_at_or_beyond_the_length_limit_lose_their_slot():
     assert tree.positions.tolist() == [5, 6, 6, 7, 7, 7, 8, 6, 7, 7, 8, 8, 8, 9]
 
 
-def test_plain_decoding_is_the_root_alone():
+def test_plain_decoding_has_only_a_root():
     tree = build_rows([[], []], [[], []], [[-1], [-1]], SpecConfig.plain(), seq_lens=[3, 8], bonus=[6, 7])
     assert tree.draft_tokens.tolist() == [[6], [7]]
     assert tree.positions.tolist() == [3, 8]
@@ -270,11 +270,11 @@ def test_lanes_of_sampled_drafts_are_a_static_tree(k, num_steps, device, program
     config = SpecConfig(k, num_steps, 1 + k * num_steps, max_len=1000, verifier="multi_round")
     shape = 3, config.num_candidates
     parent_list = torch.arange(-1, config.num_parents - 1).expand(3, -1).contiguous()
-    law = torch.rand(3, config.num_parents, 4)
-    candidates = Candidates(torch.randint(0, 99, shape), torch.rand(shape), parent_list, (), law)
+    draft_prob = torch.rand(3, config.num_parents, 4)
+    candidates = Candidates(torch.randint(0, 99, shape), torch.rand(shape), parent_list, (), draft_prob)
     tree, expected = both_trees(candidates, config, device)
     check_equal(tree, expected)
-    assert torch.equal(expected.draft_prob, law)
+    assert torch.equal(expected.draft_prob, draft_prob)
     lanes = [[0, *range(1 + lane, 1 + k * num_steps, k)] for lane in range(k)]
     for lane in lanes:
         assert [expected.parents[0, node].item() for node in lane] == [-1, *lane[:-1]]
@@ -320,7 +320,7 @@ def check_bounded(tree: VerifyInput, request: int, num_nodes: int) -> None:
 
 
 @pytest.mark.parametrize("setting", [(1, 3, 4), (3, 3, 9), (16, 5, 64)])
-def test_padded_requests_of_junk_change_no_real_one(setting, device, gpu_blocks, smallness, program_order):
+def test_padded_requests_of_any_content_change_no_real_one(setting, device, gpu_blocks, smallness, program_order):
     config = SpecConfig(*setting, max_len=50)
     num_nodes, real = config.num_draft_tokens, torch.arange(2)
     candidates = drafted(4, config)

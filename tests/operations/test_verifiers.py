@@ -55,9 +55,9 @@ def drafted(config: SpecConfig, batch: Batch, vocab_size: int) -> tuple[Candidat
     scores = torch.rand(size, count)
     if config.verifier in ("target_only", "typical"):
         scores[:, k:] *= scores[:, :k].repeat_interleave(k, 1)
-    law_BMV = torch.where(batch.sampling.temperature[:, None, None] > 0, draft_logits_BMV.softmax(-1), 0.0)
+    draft_prob_BMV = torch.where(batch.sampling.temperature[:, None, None] > 0, draft_logits_BMV.softmax(-1), 0.0)
     parent_list = torch.arange(-1, config.num_parents - 1).expand(size, -1)
-    return Candidates(tokens, scores, parent_list, (), law_BMV if config.has_draft_prob else None), logits_BNV
+    return Candidates(tokens, scores, parent_list, (), draft_prob_BMV if config.has_draft_prob else None), logits_BNV
 
 
 def rounds_of(config: SpecConfig, size: int, vocab_size: int, padded: int):

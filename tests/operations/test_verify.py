@@ -118,7 +118,7 @@ def test_a_full_path_fills_its_row():
     assert (verdict.num_accepted_drafts.tolist(), verdict.num_accepted_tokens.tolist()) == ([2], [3])
 
 
-def test_a_request_has_the_same_verdict_alone_and_in_any_batch():
+def test_a_request_has_the_same_verdict_solo_and_batched():
     params, final = [GREEDY, SAMPLED, HOT, SAMPLED], [0.3, 0.2, 0.7, 0.9]
     uniforms_BD = [[0.1, 0.8, 0.4], [0.3, 0.3, 0.6], [0.9, 0.2, 0.5], [0.2, 0.1, 0.1]]
     together = verdict_of(params, uniforms_BD, final)
@@ -151,7 +151,7 @@ def test_an_idle_batch_has_a_verdict_of_no_rows():
     assert node_logits(none, nothing, torch.empty(0, V), CONFIG, make_pools([])).shape == (0, 6, V)
 
 
-def test_plain_decoding_draws_from_the_whole_law():
+def test_plain_decoding_draws_from_the_whole_distribution():
     config, roots = SpecConfig.plain(max_len=40), verify_input_of(make_tree([-1], [2]), 2)
     adjusted_BNV = LOGITS_NV[:1].double().expand(2, 1, V)
     given = torch.full((2, 1), 0.5), torch.tensor([0.9, 0.2])
@@ -179,7 +179,7 @@ def verify_input_of(tree: Tree, size: int) -> VerifyInput:
     )  # fmt: skip
 
 
-def test_trees_know_how_deep_the_length_limit_lets_them_go():
+def test_trees_have_the_depth_of_the_length_limit():
     """A node of depth d has position L + d, which must be below max_len."""
     batch = make_batch([GREEDY] * 3, seq_lens=[4, 7, 9])
     made = trees(batch, verify_input_of(FIVE, 3), max_len=9)
@@ -332,7 +332,7 @@ EXACT = [
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("thresholds", [(1.0, 1.0), (0.3, 0.7)])
-def test_fast_verdicts_of_binary_laws_are_exactly_the_references(seed, thresholds, device, program_order):
+def test_fast_verdicts_of_binary_weights_equal_the_references(seed, thresholds, device, program_order):
     """Uniforms and cuts may tie.
 
     Each implementation draws the uniforms by name.
@@ -461,7 +461,7 @@ def test_fast_walk_stops_at_the_length_limit(max_len, device):
     assert_same(fast_verify(batch, verify_input_of(FIVE, 5), logits_RV, config, pools, device, given), expected)
 
 
-def test_padded_requests_have_no_path_and_change_nobody(device, program_order):
+def test_padded_requests_have_no_path_and_change_no_other(device, program_order):
     """Padding is in front, in the middle and at the end, greedy and sampled, with NaN logits.
 
     The other requests have the same verdict as without it.

@@ -37,7 +37,7 @@ def test_victim_is_as_documented(three_running, check_solo, preemption, schedule
 
 @pytest.mark.parametrize("preemption", ORDERS)
 @pytest.mark.parametrize("lowest", [0, 1, 2])
-def test_the_lowest_priority_gives_way_first(three_running, preemption, lowest):
+def test_the_lowest_priority_is_preempted_first(three_running, preemption, lowest):
     scheduler = three_running([int(number != lowest) for number in range(3)], preemption=preemption)
     scheduler.limit(0)
     scheduler.step()
@@ -79,7 +79,7 @@ def test_a_resumed_request_draws_nothing_again(make, ask, check_solo, config, sc
 
 
 @SCHEDULES
-def test_a_turn_that_is_preempted_goes_on_from_its_own_tokens(make, ask, check_solo, schedule):
+def test_a_preempted_turn_continues_from_its_own_tokens(make, ask, check_solo, schedule):
     """sglang#24859: a streaming session is preempted in its second turn, then continued by a third."""
     scheduler = make(schedule=schedule, max_running=2)
     requests = [
@@ -103,7 +103,7 @@ def test_a_turn_that_is_preempted_goes_on_from_its_own_tokens(make, ask, check_s
 
 
 @SCHEDULES
-def test_a_scheduler_in_which_nothing_can_happen_says_so(make, ask, check_solo, schedule):
+def test_a_stalled_scheduler_raises_an_error(make, ask, check_solo, schedule):
     """The error comes in the first such step and names the first request that needs more slots."""
     turn = ask(2, [1, 2], schedule={"continues": 0, "arrival": 1})
     scheduler, requests = make(schedule=schedule), [ask(0), ask(1, LONG), turn]
@@ -149,7 +149,7 @@ def one_victim(make, ask):
 
 
 @SCHEDULES
-def test_a_step_that_preempts_admits_nobody(one_victim, check_solo, schedule):
+def test_a_step_that_preempts_admits_no_request(one_victim, check_solo, schedule):
     """The victim's results are still unread.
 
     The request that fits is admitted in the next step.
@@ -163,7 +163,7 @@ def test_a_step_that_preempts_admits_nobody(one_victim, check_solo, schedule):
 
 
 @SCHEDULES
-def test_a_victim_keeps_its_place_before_who_waited(one_victim, check_solo, schedule):
+def test_a_victim_stays_ahead_of_requests_that_waited(one_victim, check_solo, schedule):
     """A small request that fits never overtakes a large one that arrived before it."""
     scheduler = one_victim(schedule)
     records = [scheduler.step() for _ in range(3)]

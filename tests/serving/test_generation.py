@@ -263,7 +263,7 @@ def test_the_shipped_pair_is_loaded_by_its_name():
     assert generate("tiny", "def", TREE, sampling).outputs == generate(load(), "def", TREE, sampling).outputs
 
 
-def test_an_unknown_column_is_refused():
+def test_an_unknown_implementation_is_refused():
     with pytest.raises(InputError, check=lambda error: error.name == "impl"):
         generate(PAIR, PROMPTS, TREE, engine=EngineOptions("slow"))
 

@@ -84,7 +84,7 @@ class Unused:
         ({"grammars": "a+"}, ("grammars", "2 values")),
     ],
 )
-def test_what_a_grammar_excludes_is_refused(change, field):
+def test_settings_that_a_grammar_excludes_are_refused(change, field):
     arguments = {"prompts": [PROMPT], "config": SETTING, "grammars": Unused(6)} | change
     with pytest.raises(InputError, check=lambda error: (error.name, error.value) == field):
         specsim.generate(PAIR, **arguments)

@@ -109,7 +109,7 @@ def test_deeper_pages_hang_below_the_page_of_another_owner():
     assert pool.audit()["free"] == 64
 
 
-def test_leaves_go_first_and_the_least_recently_met_of_them():
+def test_the_least_recently_matched_leaf_is_evicted_first():
     pool = make_pool()
     tree = PrefixTree(pool)
     left, right = ([*TEXT[:5], *[tail] * 8] for tail in (1, 2))
@@ -142,7 +142,7 @@ def test_pages_go_in_the_order_in_which_they_were_last_met():
         assert {account.page for account in pool.accounts()} == left
 
 
-def test_a_page_met_again_outlives_one_that_was_not():
+def test_a_page_matched_again_outlives_one_that_was_not():
     for touch in (lambda tree, row: tree.match(TEXT[:5], 4), lambda tree, row: tree.insert(TEXT[:5], 4, [99])):
         pool = make_pool()
         tree = PrefixTree(pool)
@@ -168,7 +168,7 @@ def test_pages_of_a_request_and_their_parents_are_not_evicted():
     assert len(tree.match(TEXT, 16)) == 1
 
 
-def test_an_idle_page_above_one_that_is_held_stays():
+def test_an_idle_page_above_one_in_use_stays():
     """The request has its own copy of the first page.
 
     The kept copy is unused but leads to the request's second page.
@@ -208,7 +208,7 @@ def test_the_last_page_of_a_tree_is_evicted_also_from_a_full_pool():
     assert tree.evict(9) == 1
 
 
-def test_clear_keeps_nothing_and_takes_nothing_from_requests():
+def test_clear_drops_kept_pages_and_no_requests_pages():
     pool = make_pool()
     tree = PrefixTree(pool)
     row = grown(pool, tree, TEXT)
@@ -274,7 +274,7 @@ def evict(pool: KVPool, tree: PrefixTree, model: Model, rows, count: int) -> int
     return len(gone)
 
 
-def test_random_requests_find_what_a_dict_of_all_prefixes_has():
+def test_random_requests_match_a_dict_of_all_prefixes():
     """A request begins with the pages found, grows, and closes.
 
     Pages are evicted in between.

@@ -71,7 +71,7 @@ def test_a_conversation_stays_on_its_rank(make, ask, check_solo):
     check_solo(requests)
 
 
-def test_ranks_say_so_where_one_of_them_can_go_on_no_more(make, ask):
+def test_a_stalled_rank_raises_an_error(make, ask):
     ranks = Ranks([make(), make()])
     for number in range(2):
         ranks.submit(ask(number))

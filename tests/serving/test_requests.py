@@ -132,7 +132,7 @@ def test_eos_is_a_stop_token_unless_it_is_ignored():
 
 
 @pytest.mark.parametrize("reason", ["stop", "length", "abort", "rejected"])
-def test_what_has_finished_takes_nothing(reason):
+def test_a_finished_request_takes_no_tokens(reason):
     request = made()
     request.finish_reason = reason
     assert take(request, [5, 6]) == 0
@@ -148,7 +148,7 @@ def test_lengths_while_it_is_prefilled_decodes_and_resumes():
     assert (request.known_ids, request.prefill_len) == ([7, 8, 9, 5, 6, 4], 5)
 
 
-def test_a_turn_follows_all_that_is_known():
+def test_a_turn_follows_all_known_tokens():
     first = made(prompt=[7, 8, 9], max_new_tokens=2)
     take(first, [5, 6])
     turn = made(prompt=[1, 2], max_new_tokens=60, place={"continues": 0}, request_id=1)

@@ -123,7 +123,7 @@ def test_an_accepted_request_runs_and_one_page_less_is_refused(config, release):
     *[st.integers(1, 14)] * 2,
     st.lists(st.integers(1, 3), max_size=8),
 )
-def test_what_is_accepted_lives_whatever_its_rounds_accept(config, release, length, max_tokens, counts):
+def test_an_accepted_request_ends_whatever_its_rounds_accept(config, release, length, max_tokens, counts):
     config, counts = replace(config, release=release), [min(count, config.num_steps + 1) for count in counts]
     request = make_request(length=length, max_tokens=max_tokens)
     assert lives(config, request, fewest_pages(config, request), counts)
@@ -131,7 +131,7 @@ def test_what_is_accepted_lives_whatever_its_rounds_accept(config, release, leng
 
 @BOTH
 @pytest.mark.parametrize("config", SETTINGS.values(), ids=SETTINGS)
-def test_nothing_that_can_live_is_refused(config, release):
+def test_no_request_that_can_run_is_refused(config, release):
     """It ends too early with one page less, if every round accepts one token."""
     config = replace(config, release=release)
     for length in range(1, 14):
@@ -223,7 +223,7 @@ def test_least_slots_is_the_smallest_limit_that_admits(config, release):
             assert residents.admit(request, []) == (num_slots == least)
 
 
-def test_an_admission_undone_gives_a_shared_prefix_back():
+def test_a_failed_admission_releases_the_shared_prefix():
     residents, pool = make_residents(num_pages=room(9) + room(12) - 3, prefix_cache=True)
     first, second = make_request(0, length=9), make_request(1, length=12)
     admit(residents, first)
@@ -238,7 +238,7 @@ def test_an_admission_undone_gives_a_shared_prefix_back():
     assert residents.committed(second) == 8
 
 
-def test_an_admission_undone_leaves_the_session_to_be_continued():
+def test_a_failed_admission_keeps_the_session():
     residents, pool = make_residents(num_pages=room(6) + room(8) - 1)
     session = a_session(residents, 0)
     other = make_request(1)
@@ -289,7 +289,7 @@ def test_a_failed_admission_spends_nothing_for_pages_that_stay():
     pool.audit()
 
 
-def test_a_turn_appends_to_what_its_session_holds():
+def test_a_turn_appends_to_the_kv_of_its_session():
     residents, pool = make_residents()
     session = a_session(residents, 0)
     pages = pool.pages(session.row)
@@ -330,7 +330,7 @@ def test_the_oldest_session_ends_first_where_rows_run_out():
     assert books(pool) == before
 
 
-def test_prefixes_give_way_before_sessions():
+def test_prefixes_are_evicted_before_sessions():
     """A session has three pages, two of them shared.
 
     Two other pages are unused.
@@ -424,7 +424,7 @@ def test_penalties_count_the_tokens_of_a_reused_prefix(check_solo, params, sched
     check_solo([first, second, turn], config, pair)
 
 
-def test_who_cannot_be_admitted_ends_no_session_for_a_row():
+def test_a_refused_request_ends_no_session_for_a_row():
     residents, pool = make_residents()
     sessions = [a_session(residents, number) for number in range(pool.free_rows)]
     assert pool.free_rows == 0

@@ -107,7 +107,7 @@ def test_results_read_at_the_end_equal_solo_runs(config):
         assert tuple(request.token_ids) == alone(request.request_id, config)[: len(request.token_ids)]
 
 
-def test_a_host_that_does_not_lag_says_the_lengths_itself():
+def test_a_host_that_does_not_lag_sets_the_lengths():
     """The host kept fewer tokens than the round gave, so the next round starts from those."""
     runner, engine, pools = make_runner()
     (request,) = seat(pools, 1)
@@ -273,7 +273,7 @@ def bits(tensor):
 
 
 @pytest.mark.parametrize("lagging", [False, True], ids=["sync", "lagging"])
-def test_nothing_in_between_changes_nothing(lagging):
+def test_calls_without_work_change_nothing(lagging):
     """Another rank has chunks to fill and this one only its batch, or the other way round."""
     left = []
     for is_idle in (False, True):
@@ -415,7 +415,7 @@ def test_requests_leave_by_index(gone):
     assert_same(runner._draft_input, draft_input.filter(torch.tensor(kept)))
 
 
-def test_who_is_not_in_the_batch_cannot_leave_it():
+def test_only_requests_in_the_batch_can_leave_it():
     runner, _, pools = make_runner()
     first, second, other = seat(pools, 0, 1, 2)
     prefill(runner, first, second)

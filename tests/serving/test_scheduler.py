@@ -157,7 +157,7 @@ def test_a_request_can_be_aborted_at_any_moment(make, ask, check_solo, when, sch
     check_solo([*others, victim])
 
 
-def test_nobody_is_aborted_who_was_never_there(make):
+def test_an_unknown_request_cannot_be_aborted(make):
     assert make().abort(7) is False
 
 
@@ -218,7 +218,7 @@ def test_generate_is_one_run_of_a_scheduler(pair, monkeypatch):
 
 
 @pytest.mark.parametrize("reason", ["never closed", "closed under way", "closed twice"])
-def test_close_gives_everything_back(three_running, check_solo, reason):
+def test_close_releases_everything(three_running, check_solo, reason):
     scheduler = three_running(prefix_cache=True)
     if reason == "closed twice":
         scheduler.run()
@@ -240,7 +240,7 @@ def test_a_request_ends_at_the_engines_max_len(make, ask, check_solo, schedule):
 
 
 @pytest.mark.parametrize("drive", ["step", "run"])
-def test_an_abort_comes_at_its_step_whoever_drives(make, ask, drive):
+def test_an_abort_happens_at_its_step_with_any_driver(make, ask, drive):
     """It may precede the arrival, and nothing else may happen in between."""
     scheduler, request = make(), ask(0, schedule={"arrival": 10, "abort_at": 5})
     scheduler.submit(request)
@@ -272,7 +272,7 @@ def test_a_step_prefills_no_more_than_its_budget_over_all(make, ask, schedule):
 
 
 @SCHEDULES
-def test_nobody_overtakes_who_waits_for_room(make, ask, schedule):
+def test_no_request_overtakes_one_that_waits_for_slots(make, ask, schedule):
     """A small request that arrives later stays behind a large one of the same priority."""
     running, large, small = ask(0, LONG, 14), ask(1, LONG[::-1], 14), ask(2, [5], 2)
     config = CHAIN.reserved_columns(len(LONG) + 14)

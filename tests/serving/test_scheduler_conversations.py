@@ -39,7 +39,7 @@ def test_a_turn_without_room_for_its_conversation_is_rejected(make, ask):
 
 @pytest.mark.parametrize(("release", "schedule"), [("finish", "sync"), ("finish", "overlap"), ("round", "sync")])
 @pytest.mark.parametrize("pressure", [False, True])
-def test_a_turn_starts_from_what_its_conversation_left(make, ask, check_solo, pressure, release, schedule):
+def test_a_turn_starts_from_the_kv_of_its_conversation(make, ask, check_solo, pressure, release, schedule):
     """It computes all of the KV again where that was evicted."""
     config = replace(TREE, release=release)
     scheduler = make(config, schedule=schedule)
@@ -86,7 +86,7 @@ def test_prefixes_are_reused_and_nothing_else_changes(make, ask, check_solo, con
 
 
 @SCHEDULES
-def test_no_kv_is_held_for_a_turn_that_will_never_come(make, ask, schedule):
+def test_no_kv_is_kept_for_a_turn_that_will_never_arrive(make, ask, schedule):
     scheduler = make(schedule=schedule)
     scheduler.submit(ask(0), ask(1, schedule={"continues": 0, "abort_at": 1}))
     scheduler.run()
@@ -94,7 +94,7 @@ def test_no_kv_is_held_for_a_turn_that_will_never_come(make, ask, schedule):
 
 
 @SCHEDULES
-def test_kv_is_held_for_a_turn_after_another_was_aborted(make, ask, check_solo, schedule):
+def test_kv_is_kept_for_a_turn_after_another_was_aborted(make, ask, check_solo, schedule):
     scheduler = make(schedule=schedule)
     gone, coming = {"continues": 0, "arrival": 30, "abort_at": 20}, {"continues": 0, "arrival": 40}
     requests = [ask(0), ask(1, schedule=gone), ask(2, [1, 2], schedule=coming)]
@@ -125,7 +125,7 @@ def test_a_turn_of_one_that_never_began_is_rejected(make, ask, abort_at):
 
 @SCHEDULES
 @pytest.mark.parametrize("stops", [False, True])
-def test_a_turn_begins_with_all_that_was_said_before(make, ask, pair, stops, schedule):
+def test_a_turn_begins_with_the_whole_conversation(make, ask, pair, stops, schedule):
     """The token that stopped the earlier turn is part of it."""
     output = run_solo(pair, TREE, ask(0, max_new_tokens=12))
     stop = (output.token_ids[4],) if stops else ()
@@ -142,7 +142,7 @@ def test_steps_are_skipped_also_before_a_turn(make, ask):
     assert scheduler.requests[1].finish_reason == "length"
 
 
-def test_an_aborted_request_leaves_nothing_for_its_next_turn(make, ask, check_solo):
+def test_an_aborted_request_keeps_nothing_for_its_next_turn(make, ask, check_solo):
     scheduler = make()
     scheduler.submit(ask(0, max_new_tokens=20), ask(1, [1], schedule={"continues": 0, "arrival": 50}))
     for _ in range(3):

@@ -22,7 +22,7 @@ SCHEDULES = pytest.mark.parametrize("schedule", ["sync", "overlap"])
 pytestmark = pytest.mark.usefixtures("inference")
 
 
-def test_an_abort_drops_the_result_that_is_under_way(make, ask):
+def test_an_abort_drops_the_unread_result(make, ask):
     scheduler = make(schedule="overlap")
     scheduler.submit(victim := ask(0, max_new_tokens=20))
     for _ in range(4):
@@ -39,7 +39,7 @@ def test_an_abort_drops_the_result_that_is_under_way(make, ask):
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("topk", [2, 3])
-def test_both_schedules_give_the_same(make, ask, check_solo, topk, page_size):
+def test_both_schedules_give_the_same_tokens(make, ask, check_solo, topk, page_size):
     config = SpecConfig(topk=topk, num_steps=3, num_draft_tokens=7, page_size=page_size, max_len=64)
     given = {}
     for schedule in ("sync", "overlap"):
@@ -118,7 +118,7 @@ def test_under_overlap_a_finished_request_is_in_one_more_round(make, ask, check_
     check_solo(scheduler.requests.values())
 
 
-def test_under_sync_nobody_is_in_a_round_in_vain(make, ask):
+def test_under_sync_no_request_is_in_an_unneeded_round(make, ask):
     scheduler = make().serve(ask(0, max_new_tokens=1), ask(1, OTHER, 6))
     assert all(result.num_kept for result in scheduler.events("results"))
     assert 0 not in scheduler.events("decoded")

@@ -114,7 +114,7 @@ def test_every_step_and_the_end_are_audited(monkeypatch):
     assert audit.at_end["requests"] == 0
 
 
-def test_json_says_what_came_of_each_request(served):
+def test_json_has_the_result_of_each_request(served):
     value = json.loads(json.dumps(served.to_json(), allow_nan=False))
     for output, each in zip(value["outputs"], served.requests, strict=True):
         assert (output["id"], output["token_ids"]) == (each.request_id, each.token_ids)
@@ -135,18 +135,18 @@ def test_json_says_what_came_of_each_request(served):
     assert Trace.from_json(value["trace"]) == served.trace
 
 
-def test_one_request_alone_is_answered_in_its_step():
+def test_a_solo_request_is_answered_in_its_step():
     (output,) = serve(engine(), [request(0, arrival=3)]).to_json()["outputs"]
     rounds = len(output["num_accepted_tokens_per_round"])
     assert (output["latency"]["ttft_steps"], output["latency"]["e2e_steps"]) == (1, rounds)
     assert output["latency"]["tpot_steps"] == (rounds - 1) / (len(output["token_ids"]) - 1)
 
 
-def test_steps_in_which_nothing_happens_are_not_taken():
+def test_steps_in_which_nothing_happens_are_skipped():
     assert len(serve(engine(), [request(0), request(1, arrival=10**9)]).trace) < 20
 
 
-def test_no_progress_is_shown_unless_asked(capsys):
+def test_no_progress_is_shown_by_default(capsys):
     serve(engine(), [request(0)])
     assert capsys.readouterr() == ("", "")
 
@@ -178,7 +178,7 @@ def test_tables_fit_whatever_the_texts_hold():
     assert sum(str(2**32 - 1 - index) in text for index in range(2)) == 2
 
 
-def test_what_can_never_run_is_told():
+def test_requests_that_can_never_run_are_reported():
     result = serve(engine(), [request(0, [1] * 200, 50)], replace(SERVING, num_slots=8))
     assert result.totals["finish_reasons"] == {"rejected": 1}
     text = " ".join(shown(result).split())
@@ -200,7 +200,7 @@ def test_plain_decoding_shows_no_drafts():
         (replace(CONFIG, release="round"), ServingConfig("overlap"), "schedule"),
     ],
 )
-def test_what_an_engine_cannot_serve_is_refused(config, serving, name):
+def test_settings_that_an_engine_cannot_serve_are_refused(config, serving, name):
     with pytest.raises(InputError, check=lambda error: error.name == name):
         serve(engine(config), [request(0)], serving)
 
@@ -209,7 +209,7 @@ def comparison(requests=some_requests, dtype=torch.float64, serving=SERVING):
     return compare(PAIR, engine(dtype=dtype), lambda: Workload(requests(), [(2, "a line")]), serving)
 
 
-def test_every_way_gives_what_each_request_gives_alone(monkeypatch):
+def test_every_mode_equals_the_solo_run_of_each_request(monkeypatch):
     run_solo = specsim.correctness.invariance.solo.run_solo
     asked = []
     monkeypatch.setattr(
@@ -247,7 +247,7 @@ def test_a_turn_after_an_abort_is_compared_with_its_own_prompt():
     assert result.num_solo == 2 + len(prompts)
 
 
-def test_what_is_rejected_is_not_compared():
+def test_rejected_requests_are_not_compared():
     result = comparison(lambda: [request(0), request(1, [1] * 20, 90)])
     assert {(mode.requests.num_compared, mode.requests.num_equal) for mode in result.modes} == {(1, 1)}
 
@@ -284,7 +284,7 @@ def test_a_difference_fails_unless_within_rounding_error(monkeypatch, field, dty
     ("config", "dtype", "name"),
     [(replace(CONFIG, release="round"), torch.float64, "release"), (CONFIG, torch.bfloat16, "dtype")],
 )
-def test_what_cannot_be_compared_is_refused(config, dtype, name):
+def test_runs_that_cannot_be_compared_are_refused(config, dtype, name):
     with pytest.raises(InputError, check=lambda error: error.name == name):
         compare(PAIR, engine(config, dtype), lambda: Workload([request(0)], []))
 

@@ -229,7 +229,7 @@ def test_parquet_follows_a_link(tmp_path):
 
 
 @pytest.mark.parametrize("failing", ["write_bytes", "replace"])
-def test_parquet_that_cannot_be_finished_leaves_what_was_there(failing, tmp_path, monkeypatch):
+def test_an_unfinished_parquet_keeps_the_old_file(failing, tmp_path, monkeypatch):
     path = tmp_path / "events.parquet"
     path.write_text("before")
 

@@ -30,7 +30,7 @@ def read(tmp_path):
     return read
 
 
-def test_a_line_says_all_of_a_request(read):
+def test_a_line_sets_every_field_of_a_request(read):
     sampling = dict(
         temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, repetition_penalty=1.2, presence_penalty=-1,
         frequency_penalty=1, logit_bias={"0": 2, "17": -1.5}, max_new_tokens=9, stop_token_ids=[4, 5], ignore_eos=True,
@@ -66,7 +66,7 @@ def test_null_stands_for_no_conversation_and_no_abort(read):
     assert (request.continues, request.abort_at) == (None, None)
 
 
-def test_a_prompt_that_is_too_long_is_left_to_the_scheduler(read):
+def test_a_prompt_that_is_too_long_reaches_the_scheduler(read):
     (request,) = read({"prompt_ids": [5] * MAX_LEN}).requests
     assert len(request.prompt_ids) == MAX_LEN
 
@@ -142,7 +142,7 @@ def test_a_bad_line_is_refused_or_skipped_with_its_reason(read, line, name):
     assert caught.value.value.endswith("requests.jsonl, line 2")
 
 
-def test_what_continues_a_skipped_line_is_skipped_too(read):
+def test_a_continuation_of_a_skipped_line_is_skipped_too(read):
     lines = [{"id": 5, "prompt": ""}, {"id": 6, "prompt": "x", "continues": 5}, {"prompt": "x", "continues": 6}, GOOD]
     workload = read(*lines, skip_bad_lines=True)
     assert [number for number, _ in workload.skipped] == [1, 2, 3]
@@ -206,7 +206,7 @@ def test_shipped_requests_share_a_prefix_of_three_pages():
     assert max(starts.count(start) for start in starts) >= 5
 
 
-def test_shipped_requests_show_what_a_schedule_has_to_deal_with():
+def test_shipped_requests_cover_the_cases_of_a_schedule():
     assert len({request.request_id for request in SHIPPED}) == len(SHIPPED) == 14
     assert {min(request.arrival for request in SHIPPED), max(request.arrival for request in SHIPPED)} == {0, 12}
     assert all(8 <= request.params.max_new_tokens <= 24 for request in SHIPPED)
@@ -216,7 +216,7 @@ def test_shipped_requests_show_what_a_schedule_has_to_deal_with():
     assert {request.request_id: request.continues for request in SHIPPED if request.continues} == {4: 2, 8: 7, 9: 8}
 
 
-def test_shipped_requests_end_in_every_way(finished):
+def test_shipped_requests_have_every_finish_reason(finished):
     stopped = [request for request in finished.values() if request.finish_reason == "stop"]
     reasons = {request.request_id: request.stop_reason for request in stopped}
     assert reasons == {2: "\n\n", 7: "\n\n\n", 10: 9, 12: 0}
