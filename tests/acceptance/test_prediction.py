@@ -1,4 +1,4 @@
-"""Predictions of smaller settings from one recording equal what the reference does under them."""
+"""Predictions of smaller settings from one recording equal runs of the reference."""
 
 from dataclasses import replace
 from functools import cache
@@ -45,7 +45,7 @@ def test_every_round_of_a_smaller_setting_is_foretold(config):
 
 
 def test_shares_are_those_of_the_first_draft():
-    """At depth 0 and rank 0 it is the rate of a chain's first draft from every position."""
+    """The rate at depth 0 and rank 0 is that of a chain's first draft, from every position."""
     first = recorded().accepted(SpecConfig(1, 1, 2)).mean()
     assert recorded().shares()[0, 0] == first
     assert 0 < first < 1

@@ -1,4 +1,4 @@
-"""The study's figures are those of the runs it names, and its answers follow from them."""
+"""Figures of the study equal those of its runs, and its conclusions follow from them."""
 
 from dataclasses import replace
 
@@ -96,7 +96,7 @@ def test_checks_follow_from_the_figures(study):
 
 
 def test_a_tree_equal_to_the_best_chain_is_not_above_it(pairs):
-    """The likelier one of its two drafts is verified, which is the chain's."""
+    """Only the more probable of its two drafts is verified, which is the chain's."""
     tree = Setting("eagle3", SpecConfig(topk=2, num_steps=1, num_draft_tokens=2))
     study = measure(pairs, PROMPTS, NEW_TOKENS, (Setting("eagle3", chain(1)), tree))
     check = checks_by_claim(study)["EAGLE-3 tree 2/1/2, T=0: accept length"]

@@ -143,7 +143,7 @@ def test_a_graph_that_differs_from_eager_kernels_is_found(scene, monkeypatch):
         output = right(self)
         if self.engine.options.graph == "round":
             with torch.inference_mode():
-                output.verify_output.draft_extend_input.hidden[0, 1] += 1  # which nothing else is held against
+                output.verify_output.draft_extend_input.hidden[0, 1] += 1  # compared with nothing else
         return output
 
     monkeypatch.setattr(type(scene), "round", round_)

@@ -1,4 +1,4 @@
-"""Runs of suites: rows as they come, exit statuses, bad options."""
+"""Runs of suites: rows in order, exit statuses, bad options."""
 
 import json
 from dataclasses import replace
@@ -27,7 +27,7 @@ BOUND = RooflineBound((Part("weight", 4_000_000),), 1_000_000)  # 4 us
 @pytest.mark.parametrize("suite", run.SUITES)
 def test_the_groups_of_a_suite_are_found(suite):
     for group in run.SUITES[suite].groups.values():
-        group(Options(suite), PEAKS).close()  # nothing runs before the first row is asked for
+        group(Options(suite), PEAKS).close()  # nothing runs before the first row is requested
 
 
 TARGETS = (Target("time / roofline bound", 1.25, 1.3),)

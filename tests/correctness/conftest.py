@@ -1,4 +1,4 @@
-"""Fixtures of the differential's tests: budgets made once for all tests, and engines with one fault."""
+"""Fixtures of the differential tests: budgets computed once, and engines with one fault."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +19,7 @@ def known_budgets() -> dict[tuple, dict[str, float]]:
 
 @pytest.fixture
 def budgets_once(monkeypatch, known_budgets) -> None:
-    """Reuse a cell's budgets: faults of the implementation under test have no part in them."""
+    """Reuse a cell's budgets, which do not depend on the implementation under test."""
     original = running.perturbation_budgets
 
     def budgets(cell, pair, dtype):
@@ -33,7 +33,7 @@ def budgets_once(monkeypatch, known_budgets) -> None:
 
 
 class Changed:
-    """An engine of which some phases are functions of the phase, batch, state and pools."""
+    """An engine with some phases replaced by functions of the phase, batch, state and pools."""
 
     def __init__(self, engine, phases):
         self._engine = engine
@@ -56,7 +56,7 @@ def check_changed(budgets_once) -> Callable[..., CellResult]:
 
 @pytest.fixture
 def check_spoiled(check_changed) -> Callable[..., CellResult]:
-    """Compare the reference, spoiled in one phase, with itself; spoil(output, batch, pools) may return a new output."""
+    """Compare the reference with itself, one phase changed by spoil(output, batch, pools) or its return value."""
 
     def run(cell, phase, spoil):
         def spoiled(own, batch, state, pools):
@@ -70,7 +70,7 @@ def check_spoiled(check_changed) -> Callable[..., CellResult]:
 
 @pytest.fixture
 def near_twins(monkeypatch) -> Cell:
-    """A cell in which logits of some tokens and of the next ids differ by less than float32 can tell."""
+    """A cell in which some pairs of adjacent ids have logits that differ by less than float32's precision."""
 
     def make(name, dtype):
         pair = make_pair(name, dtype)
@@ -84,7 +84,7 @@ def near_twins(monkeypatch) -> Cell:
 
 @pytest.fixture
 def peaked(monkeypatch) -> Cell:
-    """A cell under score logprob whose drafter's logits spread over hundreds, so that most probabilities underflow."""
+    """A cell with score logprob and a wide range of draft logits, so that most probabilities underflow."""
 
     def make(name, dtype):
         pair = make_pair(name, dtype)

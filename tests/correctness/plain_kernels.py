@@ -1,4 +1,4 @@
-"""A third party's module: every operation under its public name, in plain loops, knowing nothing of specsim."""
+"""A module like a third party's: every operation under its public name, in plain loops, without specsim."""
 
 from itertools import pairwise
 

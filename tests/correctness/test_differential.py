@@ -1,4 +1,4 @@
-"""The differential passes what is right: the reference against itself, rounding, and the fast implementation."""
+"""The differential test passes correct runs: the reference, rounding, and the fast implementation."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def test_the_reference_equals_itself(cell):
 
 @pytest.mark.parametrize("cell", [CELL, WARM, cell_of(QUICK[7]), cell_of(QUICK[2])], ids=lambda cell: cell.id)
 def test_bfloat16_rounds_choices_and_gives_no_mismatch(cell):
-    """16 bits part the reference from its float64 self; whom they part is left out, and counted."""
+    """Requests that rounding to 16 bits changes are not compared further, and are counted."""
     result = check(cell, "reference", "bfloat16")
     assert result.mismatches == 0
     assert result.within_rounding_error > 0
@@ -39,7 +39,7 @@ def test_bfloat16_rounds_choices_and_gives_no_mismatch(cell):
 
 @pytest.mark.parametrize("cell", FEW, ids=lambda cell: cell.id)
 def test_fast_equals_reference(cell):
-    """On a machine with a GPU it runs there."""
+    """Runs on the GPU if there is one."""
     result = check(cell)
     assert (result.mismatches, result.first_divergence) == (0, None)
     assert not result.is_empty
@@ -67,7 +67,7 @@ def test_fast_equals_reference_with_a_peaked_drafter(peaked):
     ("verifier", "topk"), [("target_only", 4), ("typical", 4), ("multi_round", 4), ("rejection", 1), ("block", 1)]
 )
 def test_the_oracle_sees_what_implementations_share(verifier, topk, monkeypatch):
-    """Uniforms of another stream in both implementations are the same uniforms; the oracle draws by name."""
+    """Both implementations draw from the same wrong stream; the oracle draws from the right one."""
     import specsim.reference.verify as shared
     from specsim.core.uniforms import Stream, named_uniforms
 

@@ -1,4 +1,4 @@
-"""In bfloat16 most of every cell is compared, and small errors of a scale are found."""
+"""In bfloat16 most of every cell is compared, and small errors of scale are found."""
 
 from collections import Counter
 from dataclasses import replace
@@ -61,7 +61,7 @@ def test_a_wrong_scale_is_found_in_most_cells(names, factor, budgets_once):
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_attention_decides_the_next_token(kind):
-    """Without the two heads that find earlier tokens, other tokens are the likeliest."""
+    """Without the two heads that find earlier tokens, other tokens have the largest probability."""
     from specsim import SamplingParams, SpecConfig, generate
 
     pair = wide_pair(kind)

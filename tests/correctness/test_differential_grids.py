@@ -1,4 +1,4 @@
-"""Grids of the differential: their cells, shards, files, verdicts, and the command."""
+"""Grids of the differential test: cells, shards, files, verdicts, and the command."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The differential names wrong KV, stray writes, wrong tables, and writes to states."""
+"""The differential test reports wrong KV, stray writes, wrong tables, and writes to states."""
 
 import pytest
 
@@ -62,7 +62,7 @@ def test_wrong_kv_is_named(check_spoiled, phase, buffer, column_of, name):
 @pytest.mark.parametrize("name", ["keys", "values"])
 @pytest.mark.parametrize(("phase", "buffer", "column_of"), STRAY.values(), ids=STRAY)
 def test_a_stray_write_is_named_with_its_owner(check_spoiled, phase, buffer, column_of, name):
-    """Set the slot: adding to unwritten KV, which is not a number, would change no bit."""
+    """Sets the slot, since adding to unwritten KV, which is NaN, would change no bit."""
 
     def spoil(output, batch, pools):
         slot = slot_of(batch, pools, column_of(int(batch.seq_lens[1])))

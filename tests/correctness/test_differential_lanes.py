@@ -1,4 +1,4 @@
-"""KV of draft lanes is compared slot by slot, also where a round is one step and draft-extend writes over them."""
+"""KV of draft lanes is compared slot by slot, even if draft-extend overwrites it within a round."""
 
 from dataclasses import replace
 
@@ -71,7 +71,7 @@ def copy_another_layer(batch, pools, config, before):
 
 
 def write_behind_a_lane(batch, pools, config, before):
-    """Lane 0's column of the last step, which draft-extend writes and no draft forward."""
+    """Write to lane 0's column of the last step, which only draft-extend writes."""
     columns = lane_columns(int(batch.seq_lens[0]), config)[0, -1:]
     pools.draft.keys[0, pools.slots(int(batch.req_pool_indices[0]), columns)] = 7.0
 
@@ -86,7 +86,7 @@ DEFECTS = {
 
 
 class Spoiled:
-    """A drafter that spoils KV when it has proposed."""
+    """A drafter that spoils KV after its proposal."""
 
     def __init__(self, drafter, config, spoil):
         self._drafter = drafter
@@ -120,7 +120,7 @@ def test_lane_kv_that_no_score_shows_is_named(graph, mode, spoil, field, place):
 
 @pytest.mark.parametrize("mode", ["lockstep", "free"])
 def test_a_round_that_shows_no_lane_kv_is_a_divergence(check_changed, mode):
-    """Also where an earlier round has shown some."""
+    """Even if an earlier round has shown some."""
     rounds = 0
 
     def run(own, batch, state, pools):
@@ -174,7 +174,7 @@ LATE = {
 @pytest.mark.parametrize("graph", ["phase", "round"])
 @pytest.mark.parametrize("moved", LATE.values(), ids=LATE)
 def test_a_late_write_to_a_lane_is_named(monkeypatch, graph, moved):
-    """After the last draft forward, where it changes no score."""
+    """The write comes after the last draft forward, so it changes no score."""
     own_start = AutoregressiveDrafter.start
     own_step = AutoregressiveDrafter.step
     slots = []

@@ -1,4 +1,4 @@
-"""Rounding explains as much as it can in the differential, and no more."""
+"""The differential test attributes differences to rounding exactly as far as rounding can explain them."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -54,7 +54,7 @@ def test_the_budget_is_measured_between_the_references():
 
 
 def test_the_budget_of_a_log_probability_is_that_of_all_logits():
-    """However right the probabilities that are compared happen to be."""
+    """Even if the compared probabilities are right."""
     reference, exact = torch.tensor([[1.0, 2.0, 9.5]]), torch.tensor([[1.0, 2.0, 9.0]], dtype=torch.float64)
     assert log_prob_budget(reference, exact, 0.0) == 4.0
 
@@ -69,7 +69,7 @@ def test_two_values_change_places_only_within_twice_their_noise(gap, error):
     ("fast", "error"), [([1, 0], Mismatch), ([1, 2], Mismatch), ([0, 2], Mismatch), ([0, 0], Mismatch), ([0, 1], None)]
 )
 def test_values_equal_in_both_precisions_go_by_index(fast, error):
-    """Ids 0, 1 and 2 tie; the noise would excuse any order of them."""
+    """Ids 0, 1 and 2 are tied; the noise would allow any order of them."""
     tied = torch.tensor([1.0, 1.0, 1.0, -9.0], dtype=torch.float64)
     if error is None:
         assert rank(fast, tied).coverage["ties"] == 1
@@ -145,7 +145,7 @@ def test_a_filters_edge_within_noise_makes_a_draw_uncertain(params, close, clear
 
 
 def test_scores_are_held_to_their_own_size():
-    """As logarithms: a wrong score of 1e-9 beside one of 1 is as wrong as a wrong score of 1."""
+    """Scores are compared as logarithms, so equal relative errors of 1e-9 and 1 count equally."""
     right = torch.tensor([1.0, 1e-9])
     wrong = torch.tensor([1.0, 1.01e-9])
     with pytest.raises(Mismatch):
@@ -163,7 +163,7 @@ CHAIN = dict(topk=1, num_steps=3, page_size=4, batch=3, sampling="warm")
     ids=lambda setting: setting["verifier"],
 )
 def test_a_bonus_of_a_uniform_that_is_a_little_off_is_a_mismatch(check_changed, setting, temperature, monkeypatch):
-    """And nothing of it is within rounding error, however small the mass that the bonus is drawn from."""
+    """No difference is within rounding error, however small the mass of the residual distribution is."""
 
     def verify(own, *arguments):
         with monkeypatch.context() as patch:
@@ -182,9 +182,7 @@ def test_a_bonus_of_a_uniform_that_is_a_little_off_is_a_mismatch(check_changed, 
 
 
 def accepted_at(edge: float, found: tuple[list[int], int]) -> int:
-    """A chain of one draft, rejected; the bonus is token 0 where the final uniform lies below `edge` of itself, else
-    1.
-    """
+    """Reject a chain of one draft; the bonus token is 0 if `edge` is above 1, and 1 otherwise."""
     config = SpecConfig(1, 1, 2, verifier="rejection", max_len=64)
     params = SamplingParams(temperature=1.0)
     batch = Batch.of([0], [0], [4], [params], 3)

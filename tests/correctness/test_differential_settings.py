@@ -1,4 +1,4 @@
-"""The differential finds an implementation that runs something else: another setting, batch, model or verifier."""
+"""The differential test finds an implementation with another setting, batch, model or verifier."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ SETTINGS = [
 @pytest.mark.parametrize("graph", ["eager", "round"])
 @pytest.mark.parametrize("changes", SETTINGS, ids=str)
 def test_another_setting_is_found(changes, graph):
-    """None of these says it in a field: it shows in what the implementation computes."""
+    """No field contains these settings; the difference shows in the computed values."""
     setting = dict(topk=4, num_steps=4, num_draft_tokens=16, page_size=4, batch=3, sampling="biased")
     cell = cell_of(setting | {"graph": graph, "threshold_acc": 0.6 if "threshold_acc" in changes else 1.0})
 
@@ -78,7 +78,7 @@ BATCHES = {
 
 @pytest.mark.parametrize("change", BATCHES.values(), ids=BATCHES)
 def test_a_batch_that_is_read_wrongly_is_found(check_changed, change):
-    """Every parameter is on; the same answer by luck in every round is what seven tokens a request exclude."""
+    """Every sampling parameter is on; with seven tokens per request, an equal result by chance is excluded."""
     everything = replace(
         SAMPLINGS["biased"], top_k=6, top_p=0.8, min_p=0.05, presence_penalty=0.5, frequency_penalty=0.5,
         temperature=1.3, max_new_tokens=24,
@@ -103,7 +103,7 @@ MODELS = {
 @pytest.mark.parametrize("part", ["target", "drafter"])
 @pytest.mark.parametrize("change", MODELS.values(), ids=MODELS)
 def test_another_model_is_found(change, part):
-    """Most of these turn no token."""
+    """Most of these change no token."""
     cell = cell_of(dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3, family="mistral"))
     pair = make_pair(cell.pair, torch.float32)
     if part == "target":

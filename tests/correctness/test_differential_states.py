@@ -1,4 +1,4 @@
-"""The differential names every wrong field of a state."""
+"""The differential test reports every wrong field of a state."""
 
 from collections import Counter
 from dataclasses import fields, replace
@@ -57,7 +57,7 @@ STATES = {"prefill": PrefillOutput, "draft": VerifyInput, "verify": VerifyOutput
 
 
 def paths(state) -> list[str]:
-    """Every tensor of a state, from its definition: a field that is added later is spoiled too."""
+    """Paths of every tensor of a state, from its definition, so that new fields are included."""
     found = []
     for name in (field.name for field in fields(state)):
         below = paths(NESTED[name]) if name in NESTED else []
@@ -71,7 +71,7 @@ PLACES = {"candidates.parent_list": (1, 6), "candidates.tokens": (1, 5), "candid
 
 
 def first_entry(path: str):
-    """Spoil the entry at PLACES, or the very first one."""
+    """Spoil the entry at PLACES, or the first one."""
 
     def spoil(state, batch, pools):
         value = state
@@ -121,7 +121,7 @@ def test_one_wrong_entry_of_sampled_drafts_is_named(check_spoiled, phase, path):
 
 
 def in_round(phase, spoil):
-    """The same fault where the three phases are one step."""
+    """Apply the same fault when the three phases are one step."""
 
     def spoil_round(outputs, batch, pools):
         name = {"draft": "verify_input", "verify": "verify_output", "draft_extend": "draft_input"}[phase]
@@ -165,7 +165,7 @@ def not_a_number(state, batch, pools):
 
 
 def accept_less(state, batch, pools):
-    """Everything in agreement with itself, one draft short: request 0's path ends at its root."""
+    """End request 0's path at its root, with all fields consistent."""
     if int(state.verdict.num_accepted_drafts[0]) == 0:
         return None
     accept_index = state.verdict.accept_index.clone()

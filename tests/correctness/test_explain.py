@@ -28,7 +28,7 @@ def one(a: Answer, b: Answer, noise: Noise = NOISE) -> Finding:
 
 
 def parted(mine: float, theirs: float) -> tuple[Answer, Answer]:
-    """Answers of three tokens whose last differs; by how much each engine prefers its own there."""
+    """Make two answers of three tokens with different last tokens, by each engine's margin for its own token."""
     a = answer([5, 6, 7], [-0.1, -0.2, -0.6], [{}, {}, {8: -0.6 - mine}])
     b = answer([5, 6, 8], [-0.1, -0.2, -0.6], [{}, {}, {7: -0.6 - theirs}])
     return a, b
@@ -51,7 +51,7 @@ def test_two_margins_are_compared_with_four_errors(mine, theirs, verdict):
 
 
 def test_the_bound_is_sharp():
-    """Two engines that are each off by e a logit can just come to 4e."""
+    """Two engines with an error of e per logit can differ by exactly 4e."""
     logits, error = torch.tensor([1.0, 1.0], dtype=torch.float64), 0.25
     shifts = torch.tensor([error, -error], dtype=torch.float64)
     first, second = (logits + shifts).log_softmax(0), (logits - shifts).log_softmax(0)
@@ -72,7 +72,7 @@ def test_drift_before_the_first_difference_is_a_fault():
 
 
 def test_a_nan_differs_from_every_log_probability():
-    """Wherever it comes, and whatever else differs; log probabilities of minus infinity are equal."""
+    """At any place, whatever else differs; log probabilities of minus infinity are equal."""
     sound = answer([5, 6], [-0.1, -0.2])
     for logprobs in ([nan, -0.2], [-0.1, nan], [nan, -9.0]):
         assert one(answer([5, 6], logprobs), sound).verdict == "fault"
@@ -110,7 +110,7 @@ def test_a_drawn_token_and_an_early_end_are_undecided():
 
 
 def test_a_token_below_any_reported_one_was_drawn():
-    """Also where the other engine's token is not reported; a tie is none, and its own token is no other."""
+    """Even if the other engine's token is not reported; a tie does not count, nor does its own token."""
     b = answer([7], [-0.05], [{1: -4.0, 2: -6.0}])
     finding = one(answer([5], [-5.0], [{1: -0.1, 2: -3.0}]), b)
     assert (finding.verdict, finding.is_drawn) == ("undecided", True)
@@ -142,7 +142,7 @@ def test_answers_have_to_belong_together():
         Noise.of("int8")
 
 
-# The same answer as each engine writes it: tokens 11 and 12, the second beside 13.
+# The same answer in each engine's format: tokens 11 and 12, and 13 as an alternative of the second.
 VLLM = {
     "prompt_token_ids": [1, 2],
     "outputs": [
@@ -213,7 +213,7 @@ def test_tokens_by_their_text(tmp_path):
 
 
 def chat(tmp_path, *places: list[tuple[str, float, list[int] | None]]) -> Answer:
-    """Read from a chat completion: by place what is reported, the chosen token first; bytes None where not given."""
+    """Read a chat completion with these reported tokens per place, the chosen one first; bytes may be None."""
     reported = [[dict(zip(("token", "logprob", "bytes"), each, strict=True)) for each in place] for place in places]
     content = [place[0] | {"top_logprobs": place} for place in reported]
     (tmp_path / "chat.json").write_text(json.dumps({"choices": [{"logprobs": {"content": content}}]}))
@@ -231,7 +231,7 @@ def test_bytes_tell_tokens_of_one_text_apart(tmp_path):
 
 
 def test_the_likeliest_of_tokens_of_equal_text_counts(tmp_path):
-    """Without bytes, or with those of another engine that has none: no margin then is more than it can be."""
+    """Without the bytes of one engine, a margin is never overestimated."""
     b = chat(tmp_path, [("\ufffd", -0.69, None), ("A", -0.70, None)])
     for given in ([240], None):
         a = chat(tmp_path, [("A", -0.69, [65]), ("\ufffd", -0.70, given), ("\ufffd", -9.0, given)])
@@ -239,7 +239,7 @@ def test_the_likeliest_of_tokens_of_equal_text_counts(tmp_path):
 
 
 def test_a_text_of_several_tokens_is_no_fault(tmp_path):
-    """Engines may have parted there without its being seen."""
+    """The engines may have differed there without a visible difference."""
     a, b = ([("\ufffd", -0.1, given), ("x", -9.0, None)] for given in (None, [240]))
     last, off = [("y", -0.2, None)], [("y", -3.0, None)]
     assert one(chat(tmp_path, a), chat(tmp_path, b)).verdict == "undecided"
@@ -264,7 +264,7 @@ def test_other_files_are_refused_in_one_line(text, tmp_path):
 
 @pytest.mark.parametrize("entry", [{"error": "overloaded"}, 5, "text", None, [], {"choices": []}, {"outputs": []}])
 def test_an_entry_without_an_answer_is_refused(entry, tmp_path):
-    """Or the answers after it would be compared with those to other prompts."""
+    """Otherwise later answers would be compared with answers to other prompts."""
     (tmp_path / "a.json").write_text(json.dumps([SGLANG, entry, SGLANG]))
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, (SGLANG, entry, SGLANG))))
     for name in ("a.json", "a.jsonl"):
@@ -273,14 +273,14 @@ def test_an_entry_without_an_answer_is_refused(entry, tmp_path):
 
 
 def test_lines_end_at_line_feeds_alone(tmp_path):
-    """U+2028 and U+0085 may stand in a text as they are."""
+    """A text may contain U+2028 and U+0085."""
     line = json.dumps(OURS | {"text": "a\u2028b\u0085c"}, ensure_ascii=False)
     (tmp_path / "a.jsonl").write_bytes(f"{line}\r\n\r\n{line}".encode())
     assert len(read_answers(tmp_path / "a.jsonl", "a")) == 2
 
 
 def test_the_weights_decide():
-    """Two tokens of a real forward: the likeliest and the least likely are no near-tie, one and itself are."""
+    """The margin of two tokens of a real forward decides: within twice the error it is numerics."""
     target, context = load().target, [17, 300, 41]
     low, high = 5, 6
     coarse, fine = (Weights.of(target, dtype) for dtype in (torch.bfloat16, torch.float32))
@@ -307,7 +307,7 @@ def test_weights_measure_at_the_end_of_the_context():
 
 
 def test_weights_do_not_excuse_drift_or_large_margins():
-    """A near-tie in float64 is none in an engine whose own log probabilities are further off."""
+    """A near-tie in float64 does not excuse an engine with larger errors in its own log probabilities."""
     drifted = one(answer([5, 7], [-0.1, -0.5]), answer([5, 8], [-9.1, -0.5]))
     apart = one(*parted(0.5, 0.0))
     for finding in (drifted, apart):

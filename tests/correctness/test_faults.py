@@ -1,4 +1,4 @@
-"""The fault catalogue: changes land in a copy, checks find nothing without a fault, and name its field with it."""
+"""The fault catalogue: faults are injected into a copy, and checks report their field and nothing else."""
 
 import ast
 import json
@@ -40,7 +40,7 @@ def shown(monkeypatch, *faults: Fault) -> CatalogueResult:
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_no_fault_is_stale(name):
-    """Its place is found once in today's source, and what stands there then is still Python."""
+    """The quoted text occurs once in the source, and the changed source is still Python."""
     for module, text in changed(BY_NAME[name].edits).items():
         assert text != read(module)
         assert ast.parse(text)
@@ -176,7 +176,7 @@ BATCHED = dict(impl="reference", topk=2, num_steps=2, num_draft_tokens=5, page_s
 
 
 def test_requests_are_followed_through_a_batch(monkeypatch):
-    """Notes on a request are its own, whatever row it has; a wrong root shows in its first round."""
+    """Notes belong to their request whatever its row is; a wrong root shows in its first round."""
     from specsim.core.phases import DraftInput
 
     setting = BATCHED | dict(arrivals=[0, 1, 0], sampling="warm", schedule="overlap", prefix_cache=True)
@@ -249,7 +249,7 @@ def test_entries_are_complete():
 
 
 def test_nothing_of_the_package_knows_of_faults():
-    """A fault cannot be reached by accident: only commands import the catalogue."""
+    """Only commands import the catalogue, so no fault can run by accident."""
     for name, folder in sources().items():
         for path in folder.rglob("*.py"):
             if "faults" not in path.parts and not {"cli", "maintain"} & set(path.parts):

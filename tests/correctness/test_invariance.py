@@ -25,7 +25,7 @@ BUDGET = BUDGETS[torch.float64]
 
 
 def ended(**changes):
-    """A request that holds just what it gives alone, but for changes, and that."""
+    """Make a request with the result of its solo run and some changes, and the solo result."""
     params = SamplingParams(max_new_tokens=6, temperature=1.0, seed=3)
     request = make_request(PAIR.target.config, None, 7, [5, 17, 3], params)
     output = run_solo(PAIR, CONFIG, request)

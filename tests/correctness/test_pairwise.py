@@ -1,4 +1,4 @@
-"""Covering grids against the cross product."""
+"""Covering grids, compared with the cross product."""
 
 from itertools import combinations, product
 

@@ -40,7 +40,7 @@ def texts_of(control_or_config, num_tokens, settings=(PLAIN,)):
 
 @pytest.mark.parametrize("setting", [PLAIN, SETTINGS[-1]], ids=lambda setting: setting.name)
 def test_log_probabilities_are_those_of_the_known_distribution(setting):
-    """Over every pair of last tokens; the model in float64, so that nothing is lost to rounding."""
+    """Every pair of last tokens, with the model in float64."""
     sampling = replace(setting.sampling(1), max_new_tokens=3)
     engine = EngineOptions(dtype=torch.float64)
     for output in generate(OPPOSED.pair(), PAIRS, SpecConfig.plain(), sampling, engine=engine).outputs:
@@ -77,7 +77,7 @@ def test_every_token_has_the_distribution_of_its_whole_text(setting):
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 def test_no_filter_depends_on_rounding(setting):
-    """A change of the logits a hundred times what float32 may lose moves no token in or out."""
+    """Changing the logits by a hundred times float32's error filters the same tokens."""
     noise = np.random.default_rng(0).uniform(-1e-4, 1e-4, (3, VOCAB, VOCAB))
     near = SmallVocabulary(OPPOSED.last_VV + noise[0], OPPOSED.before_VC + noise[1, :, :2], OPPOSED.draft_VV)
     for past in PAIRS:
@@ -108,7 +108,7 @@ def test_dyadic_distributions_are_uniform_and_overlap_partly():
 
 
 def small(tokens):
-    """Tokens of a chain on three states, distributed by the last one; those after a 0 count as first."""
+    """Tokens of a Markov chain with three states; tokens after a 0 count as first."""
     prob_GV = np.array([[0.5, 0.25, 0.25], [0.1, 0.6, 0.3], [0.2, 0.0, 0.8]])
     past = np.array([0, *tokens[:-1]])
     prob_nV = prob_GV[past]
@@ -117,7 +117,7 @@ def small(tokens):
 
 
 def test_the_mean_e_value_is_one_under_the_distribution():
-    """Every text of five tokens, with its probability: contexts are met as the tokens fall, and still it is exact."""
+    """Exact sum over every text of five tokens, with its probability."""
     total = 0.0
     for tokens in product(range(3), repeat=5):
         drawn = small(tokens)
@@ -147,7 +147,7 @@ OWN = np.eye(2, dtype=bool)[EVEN]
     ids=["first tokens of rounds", "pasts", "tokens of the first kind", "of the second", "distributions"],
 )
 def test_every_kind_of_error_has_a_large_e_value(changes):
-    """Tokens 0 and 1 are as likely, and as many, but not of those that the change sets apart."""
+    """Tokens 0 and 1 are equally probable and equally frequent, except in the groups of each change."""
     place = 0 * EVEN
     even = Sample(EVEN, np.full((80, 2), 0.5), place, place, EVEN < 0, np.stack([NO_MARK, NO_MARK]))
     assert ln_e_value(even) < 0
@@ -165,7 +165,7 @@ def drawn_sample(count, generator, share=0.0):
 
 
 def test_a_detectable_distance_is_detected():
-    """Tokens at that distance from their distribution, by another error than the one assumed."""
+    """Tokens are drawn at this distance from their distribution, with another error than the assumed one."""
     generator = np.random.default_rng(0)
     right = drawn_sample(4000, generator)
     least = detectable_distance(right, 1e-7)
@@ -177,7 +177,7 @@ def test_a_detectable_distance_is_detected():
 
 
 def test_a_distance_is_detected_with_probability_099():
-    """By the error that it was reckoned with: of four tokens that are as likely two are drawn more often."""
+    """With the assumed error: of four equally probable tokens, two are drawn more often."""
 
     def even(share):
         cdf_V = (1 + share * np.array([1, -1, -1, 1])).cumsum() / 4
@@ -192,7 +192,7 @@ def test_a_distance_is_detected_with_probability_099():
 
 
 def test_chi_square_merges_cells_that_expect_fewer_than_five():
-    """Tokens of four contexts: no such cell, two that expect 6, two that expect 2 and are left out, and all of them."""
+    """Four contexts: no small cell, two cells that expect 6, two that expect 2 and are dropped, all cells small."""
     contexts = [
         ((0.5, 0.25, 0.25), (22, 8, 10), (0.2, 0.4, 0.0), 2),
         ((0.8, 0.1, 0.1), (21, 5, 4), (0.375, 1.5), 1),
@@ -219,8 +219,10 @@ def test_chi_square_is_near_its_degrees_of_freedom():
 
 
 def test_block_verification_has_the_targets_distribution():
-    """1,920 tokens; a right engine fails with a probability of at most 1e-6, and a total variation of 0.18 would be
-    seen with probability 0.99. `specsim sampling-test` tests more of them, all verifiers, and other sampling.
+    """With 1,920 tokens, the false-alarm probability is at most 1e-6.
+
+    A total variation of 0.18 is detected with probability 0.99. `specsim sampling-test` tests more tokens, all
+    verifiers, and other sampling.
     """
     tested = sample(OPPOSED, PLAIN, texts_of(CONFIGS["block"], 1920)[PLAIN.name])
     assert len(tested) == 1920
@@ -248,9 +250,9 @@ FILTERED = [{}, {"temperature": 1.5, "top_p": 0.5}, {"temperature": 0.7, "top_k"
 
 @pytest.mark.parametrize("verifier", CONFIGS)
 def test_fast_and_reference_write_equal_tokens_on_dyadic_models(verifier, device):
-    """Every sum is exact in float32, so nothing is left to rounding: tokens and rounds are equal.
+    """Every sum is exact in float32, so tokens and rounds are equal.
 
-    Under this seed another name of the accept uniforms changes what any verifier that has some lets through.
+    With this seed, other accept uniforms change the accepted drafts of every verifier that uses them.
     """
     sampling = [SamplingParams(**({"temperature": 1.0} | each), max_new_tokens=3, seed=60) for each in FILTERED]
     config = replace(CONFIGS[verifier], max_len=12)

@@ -17,7 +17,7 @@ PAGES = {
 
 
 def differences(kept: str, made: str) -> list[tuple[str, str]]:
-    """Lines whose words differ, or whose numbers differ by more than another machine's rounding: 2 %, or 0.15."""
+    """Lines with different words, or with numbers that differ by more than 2 % and 0.15."""
     pairs = zip(kept.splitlines(), made.splitlines(), strict=True)
     return [(old, new) for old, new in pairs if NUMBER.sub("#", old) != NUMBER.sub("#", new) or not _close(old, new)]
 
@@ -55,7 +55,7 @@ def slow_ledger():
 
 
 def test_the_servers_of_a_ledger_come_to_its_figures_again(slow_ledger):
-    """Parameters of the one model are kept in three digits; every figure with its error and role."""
+    """Every figure of one model follows from its parameters, which are kept with three digits."""
     figures, parameters = slow_ledger
     model = "Qwen3 8B"
     values = {name.split(", ")[0]: value for name, value in parameters.items() if name.endswith(model)}
@@ -70,7 +70,7 @@ def test_the_servers_of_a_ledger_come_to_its_figures_again(slow_ledger):
 
 
 def test_kept_servers_have_the_parameters_of_the_ledger(slow_ledger):
-    """Compare the table whose fit takes a minute; the front end's intake and latency are none of Efficiency's."""
+    """Compare the table whose fit takes a minute, without intake and latency, which are not in Efficiency."""
     _, parameters = slow_ledger
     servers = {each.server: each for each in fitted_servers() if each.table == SLOW}
     written = {f"{name}, {server}": each.found[name] for server, each in servers.items() for name in each.found}

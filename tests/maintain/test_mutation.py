@@ -1,4 +1,4 @@
-"""Mutants change one place, are drawn by seed, and are tested by the tests of their module over a copy."""
+"""Mutants change one place, are drawn by seed, and run their module's tests on a copy."""
 
 import ast
 import json
@@ -156,7 +156,7 @@ def test_a_process_ended_from_outside_has_no_verdict(ending, ended, capsys):
 
 @pytest.fixture
 def ended(monkeypatch, tmp_path):
-    """Test a mutant whose tests end like this."""
+    """Test a mutant whose tests end with this code."""
 
     def run(ending: str) -> Mutation:
         seconds = 1.0 if "sleep" in ending else 60.0

@@ -98,7 +98,7 @@ def run_two_cells(file: Path, shard: str | None = None) -> dict:
     """Run two cells, or one of them, and write as if the fast implementation had run them on a GPU."""
     run_grid("g", grid("quick")[:2], impl="reference", shard=shard, json_file=file)
     value = read(file) | ON_GPU | {"impl": "fast", "device": "cuda"}
-    assert all(each.startswith("not covered") for each in value["failures"])  # not asked of two cells
+    assert all(each.startswith("not covered") for each in value["failures"])  # not required of two cells
     return value | {"failures": []}
 
 

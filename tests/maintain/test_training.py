@@ -195,7 +195,7 @@ def test_manifest_is_followed_and_differences_are_said(sources):
 
 
 def _draft_by_hand(head: nn.Module, features, tokens_C: torch.Tensor, root: int, steps: int) -> list[torch.Tensor]:
-    """Give the hidden of each draft of a chain from `root`: the prefix's rows first, then one row at a time."""
+    """Compute the hidden state of each draft of a chain from `root`, one row at a time."""
     hidden = list(head.first_hidden(features)[0, :root])
     fed = []
     outputs = []
@@ -270,7 +270,7 @@ def test_smoke_trains_a_loadable_pair(tmp_path):
 
 
 def test_the_shipped_pair_speculates_as_transformers_decodes():
-    """Greedy, token for token, with either head, through the tokenizer and the loader of a hub checkpoint."""
+    """Greedy decoding gives equal tokens with either head, tokenizer and checkpoint loader included."""
     texts = [prompt["text"] for prompt in load_prompts()[:3]]
     model = AutoModelForCausalLM.from_pretrained(TINY / "target").double()
     tokenizer = AutoTokenizer.from_pretrained(TINY / "target")
@@ -294,13 +294,13 @@ def test_the_shipped_card_is_made_from_the_shipped_figures():
 
 
 def _setting(row: dict) -> Setting:
-    """A recorded setting; an option that came later stands at its default."""
+    """A recorded setting; options that were added later have their defaults."""
     return Setting(**row | {"config": SpecConfig(**row["config"])})
 
 
 @pytest.mark.parametrize("drafter", [pytest.param("eagle", marks=pytest.mark.whole), "eagle3"])
 def test_the_shipped_acceptance_is_measured_again(drafter):
-    """The chain of 3 at temperature 0, on all prompts, in float64: the same rounds, not about as many."""
+    """The chain of 3 at temperature 0, on all prompts in float64, has exactly the recorded rounds."""
     study = json.loads((TINY / "acceptance.json").read_text())
     wanted = Setting(drafter, chain(3))
     recorded = next(row for row in study["measurements"] if _setting(row["setting"]) == wanted)

@@ -106,7 +106,7 @@ CONFIG = {
 
 @pytest.mark.parametrize("config", [PLAIN, CHAIN, SpecConfig(1, 8, 9)])
 def test_a_round_reads_a_window_as_far_as_it_is_filled(config):
-    """Rows see half of the round's other nodes on average, as far as the window has room beyond the context."""
+    """On average a row attends to half of the other nodes, as far as the window exceeds the context."""
     nodes, window, bandwidth = config.num_draft_tokens, 128, 1e3
     windowed = model({**CONFIG, "sliding_window": window})
     cost = CostModel(replace(H100, bandwidth=bandwidth), windowed, efficiency=PERFECT)
@@ -121,13 +121,13 @@ def test_a_round_reads_a_window_as_far_as_it_is_filled(config):
 
 @pytest.mark.parametrize(("config", "extends", "drafts"), [(PLAIN, 0, 0), (CHAIN, 1, 2), (TREE, 1, 2 * 4)])
 def test_a_mixed_step_makes_logits_of_every_row_that_needs_them(config, extends, drafts):
-    """By arithmetic alone: of all nodes of 3 requests, one row of their draft-extend, every lane, and 2 chunks."""
+    """Time of arithmetic only: all nodes of 3 requests, one row of draft-extend each, every lane, and 2 chunks."""
     head = drafter("eagle3", LLAMA, 32000)
     fast = replace(H100, bandwidth=1e30)
     added = 31000 * LLAMA.hidden_size
 
     def rows(target, drafting):
-        """Rows that heads of more weights add time for."""
+        """Number of rows that use the head's weights."""
         cost = CostModel(fast, target, replace(head, model=drafting), PERFECT)
         step = np.array([64, 32]), np.array([0, 10]), np.full(3, 500)
         grown = cost.mixed(*step, config) - CostModel(fast, LLAMA, head, PERFECT).mixed(*step, config)
@@ -194,7 +194,7 @@ def test_lengths_that_are_none_are_refused_by_name(wrong):
 
 @pytest.mark.parametrize("config", [PLAIN, TREE])
 def test_at_full_bandwidth_a_round_is_at_its_roofline_bound(config):
-    """Within 1 %: the bound leaves out logits and a round's own columns, the cost model norms."""
+    """Both are within 1 %: the bound has no logits and no columns of the round, the cost model no norms."""
     from specsim.bench.roofline import round_bound
     from specsim.core.drafter import DrafterConfig
     from specsim.models.shapes import shape
@@ -208,7 +208,7 @@ def test_at_full_bandwidth_a_round_is_at_its_roofline_bound(config):
 
 @pytest.mark.parametrize("rows", [1, 5, 64])
 def test_experts_touched_are_the_mean_over_uniform_routings(rows):
-    """4000 draws of 4 of 32 experts a row; within 6 standard errors of at most 3/sqrt(4000) experts."""
+    """Draw 4 of 32 experts per row 4000 times; the tolerance is 6 standard errors of at most 3/sqrt(4000)."""
     rng = np.random.default_rng(0)
     chosen = (rng.random((rows, 32)).argpartition(4, axis=1)[:, :4] for _ in range(4000))
     touched = [len(np.unique(each)) for each in chosen]
@@ -217,7 +217,7 @@ def test_experts_touched_are_the_mean_over_uniform_routings(rows):
 
 @pytest.mark.parametrize(("rows", "skew"), [(4, 1.0), (64, 1.0), (16, 0.3)])
 def test_experts_touched_are_the_mean_over_uneven_draws(rows, skew):
-    """20,000 experts whose share is drawn anew; within 6 standard errors of at most 64/(2 sqrt(20000)) experts."""
+    """Draw the shares of 20,000 experts; the tolerance is 6 standard errors of at most 64/(2 sqrt(20000))."""
     rng = np.random.default_rng(1)
     shares = rng.beta(1 / skew, (16 - 1) / skew, 20000)
     touched = 64 * (rng.random((20000, rows)) < shares[:, None]).any(axis=1).mean()

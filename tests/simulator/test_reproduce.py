@@ -78,7 +78,7 @@ def test_a_table_with_a_wrong_figure_is_not_reproduced(monkeypatch):
 
 
 def kept(folder, rng):
-    """A result of `specsim bench --suite scale` as a GPU of known shares would have given it, with 2 % of noise."""
+    """A result of `specsim bench --suite scale` from a GPU with known parameters and 2 % noise."""
     gpu = hardware("H200")
     cost = fast_rounds._cost("llama-3-8b", gpu)
     cost = replace(cost, efficiency=replace(cost.efficiency, bandwidth=0.9, compute=0.6, overlap=0.7, gap=2e-6))
@@ -133,7 +133,7 @@ def test_assisted_generation_has_the_means_of_its_markov_chain():
 
 
 def test_figures_that_notes_quote_are_those_that_commands_say(made):
-    """Papers' notes beside what each command says below its table."""
+    """Figures in papers/ equal those that each command prints below its table."""
     said = {name: " ".join(made[name].notes) for name in ("sglang_6995", "spec_bench")}
     assert re.findall(r"not one graph (\d+) ms longer", said["sglang_6995"]) == ["31"]
     (verifying,) = re.findall(r"(\d+) rows already .* each of (\d+) requests costs (.*?) plain", said["sglang_6995"])
@@ -166,7 +166,7 @@ def test_trees_take_the_work_of_methods_that_were_fitted():
 
 
 def test_medusas_heads_are_read_in_rounds_and_in_no_plain_step():
-    """On a host that launches in no time four heads [H, H] and [H, V] of 33B take as long as their bytes: 3 % more."""
+    """Without launch time, four heads of the 33B model take the time of their bytes, 3 % more."""
     values = {name: free.start for name, free in spec_bench.FREE.items()} | {"Token Recycling's own work": 1e-9}
     values |= {"launch, A100's host": 1e-12, "overlap": 1.0}
     row = {"gpu": "A100", "model": "Vicuna-33B", "mean_accepted_tokens": "1", "method": "Medusa"}
