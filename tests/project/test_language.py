@@ -22,11 +22,16 @@ COVERED = (
     "specsim/core",
     "specsim/serving",
     "tests/acceptance",
+    "tests/bench",
     "tests/cli",
     "tests/conftest.py",
+    "tests/core",
+    "tests/maintain",
     "tests/models",
+    "tests/operations",
     "tests/plots",
     "tests/project",
+    "tests/simulator",
 )
 GLOSSARY = "notebooks/guide/concepts.md"  # it may name the words that are avoided
 MOST_WORDS = 20  # of the first sentence of a docstring

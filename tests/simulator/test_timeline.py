@@ -190,7 +190,7 @@ def test_one_place_waits_like_an_mg1_queue():
 
 @pytest.mark.parametrize("length", [1, 2, 4])
 def test_constant_acceptance_has_a_closed_form(length):
-    """c requests of 1 + n tokens take n / length rounds, and end together."""
+    """c requests of 1 + n tokens take n / length rounds in waves of c."""
     option = Option(CHAIN, steady(length, 3))
     load = closed_loop(64, 8, 10, 1 + 24)
     serving = ServingConfig("sync", 8, 10**6)
