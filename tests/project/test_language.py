@@ -5,6 +5,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ ROOT = Path(__file__).parents[2]
 COVERED = (
     "CHANGELOG.md",
     "CONTRIBUTING.md",
-    "notebooks",
+    "notebooks/01_first_round.py",
+    "notebooks/execute.py",
     "papers",
     "reference",
     "specsim/__init__.py",
@@ -40,7 +42,9 @@ HEADLESS = frozenset("what who whose whom where how which of that when why".spli
 
 # Phrases in which a word below has its usual sense.
 ALLOWED = re.compile(
-    r"Little's\s+law|laws?\s+of\s+large\s+numbers|(one|each|some|all|none|both|any|most|last|first)\s+of\s+which", re.I
+    r"Little's\s+law|laws?\s+of\s+large\s+numbers|(one|each|some|all|none|both|any|most|last|first)\s+of\s+which"
+    r"|\(beside\)|\|beside\|",  # a mode of prefill
+    re.I,
 )
 
 # Expressions that find words in the sense that is avoided, and what to write instead. Case does not matter, and a space
@@ -88,6 +92,11 @@ CODE_BLOCK = re.compile(r"^ *```(?s:.*?)^ *```|(?<=\n\n)(?:(?:    |\t).*\n)+", r
 INLINE_CODE = re.compile(r"``.*?``|`[^`\n·]*(?:\n[^`\n·]+)?`|(?<=\])\([^()\s]*\)|https?://\S+")
 BRACED = re.compile(r"\{[^{}]*\}")  # an expression of an f-string
 SEVERAL_WORDS = re.compile(r"[A-Za-z]{2,}[,;:]? [A-Za-z]{2,}")
+
+FILE = re.compile(
+    r"(?<![\w/.<-])(?:specsim|reference|fast|tests|papers|notebooks)/[\w./-]+\.(?:py|md|json|csv|ipynb)\b"
+)
+NAME = re.compile(r"(?<![\w./-])specsim(?:\.[a-z]\w*)+")
 
 # Folders whose strings are part of the digest in kept measurements: only docstrings and comments are searched.
 DIGESTED = ("fast", "specsim/core")
@@ -172,6 +181,27 @@ def name_findings(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
             yield node.lineno, f"{node.name} has {len(node.name)} letters: write at most {MOST_LETTERS}"
 
 
+def stale_findings(text: str) -> Iterator[tuple[int, str]]:
+    """Names of files, modules and their contents that are not there."""
+    for form, is_there in ((FILE, lambda name: (ROOT / name).exists()), (NAME, _is_defined)):
+        for match in form.finditer(text):
+            if not is_there(match[0]):
+                yield text.count("\n", 0, match.start()) + 1, f"{match[0]}: write a name that exists"
+
+
+@cache
+def _is_defined(name: str) -> bool:
+    """Whether a dotted name is a module, or a word in the source of one."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        place = ROOT.joinpath(*parts[:length])
+        sources = [place.with_suffix(".py")] if place.with_suffix(".py").is_file() else [*place.glob("__init__.py*")]
+        if sources:
+            words = re.findall(r"\w+", "".join(source.read_text() for source in sources))
+            return length == len(parts) or parts[length] in words
+    return False
+
+
 def word_findings(prose: str) -> Iterator[tuple[int, str]]:
     prose = ALLOWED.sub(blank_match, re.sub(r"·[· ]*", "· ", prose))
     for form, use in FORBIDDEN.items():
@@ -186,13 +216,12 @@ def findings(path: str, text: str) -> list[str]:
     if not path.endswith(".py"):
         if path == "CHANGELOG.md":
             text = unreleased(text)
-        found = list(word_findings(prose_of_markdown(text)))
+        found = [*word_findings(prose_of_markdown(text)), *stale_findings(text)]
     else:
         strings = not path.startswith(("tests/", *(f"{folder}/" for folder in DIGESTED)))
         nodes = list(ast.walk(ast.parse(text)))
         found = [*docstring_findings(nodes), *word_findings(prose_of_python(text, nodes, strings=strings))]
-        if path.startswith("tests/"):
-            found += name_findings(nodes)
+        found += name_findings(nodes) if path.startswith("tests/") else stale_findings(text)
     return [f"{path}:{line}: {fault}" for line, fault in sorted(found)]
 
 
@@ -235,6 +264,9 @@ def test_language(covered):
         ("README.md", "| operation | floor, us |\n", 1, "'floor'"),
         ("README.md", "It does as\nit is\nasked.\n", 2, "'is asked'"),
         ("CHANGELOG.md", "# Changelog\n\n## [Unreleased]\n\n- The fast column.\n", 5, "'fast column'"),
+        ("README.md", "Read `specsim.serving.serve`,\n`specsim.gone` too.\n", 2, "specsim.gone: write a name"),
+        ("README.md", "`specsim.serving.serve.gone`\n", 1, "specsim.serving.serve.gone"),
+        ("specsim/x.py", "# as in reference/gone.py\n", 1, "reference/gone.py"),
         ("CONTRIBUTING.md", "- One:\n  - point\n    of a law\n", 3, "'law'"),
     ],
 )
@@ -253,10 +285,14 @@ def test_checker_finds(path, text, line, fault):
         ("fast/x.py", "def f(law, floor):\n    raise ValueError('no law of tokens')\n"),
         ("specsim/x.py", "law = floor['law'] + columns.floor  # noqa: E501 law\n"),
         ("specsim/x.py", "raise ValueError(f'{law} is no distribution')\n"),
-        ("specsim/x.py", 'x = Edit("specsim.x", "# the law of tokens", "# no law of tokens")\n'),
+        ("specsim/x.py", 'x = Edit("specsim.load", "# the law of tokens", "# no law of tokens")\n'),
         ("tests/x.py", "text = 'a string of a law'\n"),
         ("papers/x/notes.md", "See [the draw](../../fast/law.py#law).\n\n    law = floor(1)\n\n```\nthe law\n```\n"),
         ("CHANGELOG.md", "## [Unreleased]\n\n| `law` of a law | distribution |\n\n## [0.1.0]\n\n- The law.\n"),
+        (
+            "README.md",
+            "`specsim.load`, `specsim.serving.serve.serve`, `reference/verify.py`, `reference/<operation>.py`\n",
+        ),
         (GLOSSARY, "Never write law.\n"),
     ],
 )

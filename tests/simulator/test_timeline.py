@@ -173,7 +173,7 @@ def test_littles_law(prefill, schedule):
 
 @pytest.mark.parametrize("busy", [0.3, 0.7])
 def test_one_place_waits_like_an_md1_queue(busy):
-    """Poisson arrivals, each served for D = 1 s, a round of 4 tokens: the mean wait is busy · D / (2 (1 - busy))."""
+    """With Poisson arrivals and a service time D = 1 s, the mean wait is busy · D / (2 (1 - busy))."""
     load = poisson(10_000, busy, 10, 1 + 4)
     run = simulate(Linear(), Option(CHAIN, steady(4, 3)), load, ServingConfig("sync", 1, 10**6), prefill="beside")
     assert run.e2e.mean() - 1 == pytest.approx(busy / (2 * (1 - busy)), rel=0.06)
