@@ -69,6 +69,18 @@ def test_the_sampling_page_says_what_the_kept_run_detects():
     )
 
 
+def test_the_benchmark_page_says_where_speculation_pays():
+    rows = {tuple(row["setting"].values()): row for row in kept_results()["bench-scale"]["rows"]}
+
+    def ratio(requests: int) -> float:
+        tree, plain = (rows[requests, 1024, tree]["timings"]["ours"]["median_us"] for tree in ("(4, 3, 8)", "plain"))
+        return tree / plain
+
+    first, *others, last = [f"{ratio(requests):.1f} for {requests}" for requests in (1, 16, 64, 256)]
+    text = (tables.ROOT / "notebooks" / "guide" / "gpu-benchmarks.md").read_text(encoding="utf-8")
+    assert f"pays: {first} request, {', '.join(others)} and {last}." in " ".join(text.split())
+
+
 def test_all_four_grids_are_kept_whole_and_equal():
     kept_grids = [each for name, each in kept_results().items() if name.startswith("diff-")]
     assert {(each["grid"], each["dtype"], each["device"]) for each in kept_grids} == {

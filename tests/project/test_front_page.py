@@ -18,6 +18,14 @@ def test_the_front_page_has_two_pictures_and_no_targets():
     assert "target |" not in README
 
 
+def test_getting_started_lists_every_folder_of_the_package():
+    text = (ROOT / "notebooks" / "guide" / "getting-started.md").read_text(encoding="utf-8")
+    folders = {path.parent.name for path in (ROOT / "specsim").glob("*/__init__.py")} - {"reference", "fast"}
+    assert {folder for folder in folders if f"| `{folder}/` |" not in text} == set()
+    operations = re.findall(r"`((?:reference|fast|tests)/[\w/.]+)`", text)
+    assert [path for path in operations if not (ROOT / path).exists()] == []
+
+
 def test_links_of_the_front_page_lead_somewhere():
     links = re.findall(r"\]\(([^)#:]+)\)", README)
     assert len(links) > 15
