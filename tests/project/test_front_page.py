@@ -26,6 +26,13 @@ def test_getting_started_lists_every_folder_of_the_package():
     assert [path for path in operations if not (ROOT / path).exists()] == []
 
 
+def test_the_fault_page_counts_the_catalogue():
+    from specsim.correctness.faults.catalogue import FAULTS
+
+    text = (ROOT / "notebooks" / "guide" / "fault-catalogue.md").read_text(encoding="utf-8")
+    assert f"holds {len(FAULTS)} defects" in text
+
+
 def test_links_of_the_front_page_lead_somewhere():
     links = re.findall(r"\]\(([^)#:]+)\)", README)
     assert len(links) > 15
