@@ -1,10 +1,14 @@
 """Setup of every test: one thread, no network, deterministic operations, and NaN in unwritten memory."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from itertools import combinations
+from pathlib import Path
+from typing import Any
 
 # Read when the libraries load, so before torch is imported.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
@@ -115,6 +119,31 @@ def _no_address_beside_a_tensor() -> Iterator[None]:
     with guarded() as guard:
         yield
     assert guard.first is None, guard.first
+
+
+@pytest.fixture(autouse=True)
+def _outputs_follow_their_schemas(monkeypatch) -> None:
+    """Validate every JSON output that a test writes against the schema that it names."""
+    from specsim.core import files
+
+    write_whole = files.write_whole
+
+    def validated(path: Path, data: bytes) -> None:
+        value = json.loads(data) if data.startswith(b"{") else {}  # a picture, a table
+        if "schema" in value:
+            _validator(value["schema"].split("/")[1]).validate(value)
+        write_whole(path, data)
+
+    monkeypatch.setattr(files, "write_whole", validated)
+
+
+@cache
+def _validator(output: str) -> Any:
+    from jsonschema import Draft202012Validator
+
+    from specsim.cli.schema import FOLDER
+
+    return Draft202012Validator(json.loads((FOLDER / f"{output}.json").read_bytes()))
 
 
 @pytest.fixture(scope="session")

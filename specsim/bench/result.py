@@ -6,6 +6,7 @@ from typing import Any
 from specsim.bench.roofline import Peaks
 from specsim.bench.row import Row
 from specsim.bench.suites import SUITES, Options
+from specsim.core.json_schema import schema_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Result:
     def to_json(self) -> dict[str, Any]:
         """A value that json can write."""
         return {
+            "schema": schema_name("bench"),
             "suite": self.options.suite,
             "shape": self.options.shape,
             "command": self.command,

@@ -32,4 +32,4 @@ def accept(
     texts = options.shipped_texts(prompts)
     pairs = {drafter: load(drafter=drafter) for drafter in ("eagle3", "eagle")}
     study = measure(pairs, texts, max_new_tokens, progress=True)
-    options.report(lambda console: show(study, console), study.to_json(), json_file, study.is_lossless)
+    options.report("accept", lambda console: show(study, console), study.to_json(), json_file, study.is_lossless)

@@ -37,4 +37,4 @@ def certify(
     check_writable(json_file)
     line = options.command(certify, given)
     result = exact.certify(verifier, impl=impl, device=device, progress=True)
-    options.report(result.show, {"command": line} | result.to_json(), json_file, not result.failures)
+    options.report("certify", result.show, {"command": line} | result.to_json(), json_file, not result.failures)

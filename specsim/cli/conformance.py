@@ -48,7 +48,7 @@ def conformance(
     used = versions(device)  # before a kernel can break the GPU, which then does not say its name
     report = Report.of(module, None if ops is None else ops.split(","), device, _show_progress)
     value = {"command": line, "date": now(), "versions": used} | report.to_json()
-    options.report(report.show, value, json_file, not report.failures)
+    options.report("conformance", report.show, value, json_file, not report.failures)
 
 
 def _show_progress(done: int, cases: int) -> None:

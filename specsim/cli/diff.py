@@ -96,7 +96,7 @@ def diff(
         Path | None,
         option(
             "Output",
-            "Write the result to this JSON file, cell by cell; its fields: specsim schema.",
+            "Write the result to this JSON file, cell by cell; its fields: specsim schema diff.",
             "--json",
             metavar="FILE",
         ),

@@ -75,7 +75,7 @@ def explain(
         print_table(console, columns, [_row(each) for each in findings])
 
     value = {"a": str(a), "b": str(b), "dtype": dtype, "findings": [asdict(each) for each in findings]}
-    options.report(show, value, json_file, all(each.verdict != "fault" for each in findings))
+    options.report("explain", show, value, json_file, all(each.verdict != "fault" for each in findings))
 
 
 def _row(finding: "Finding") -> tuple[str, ...]:

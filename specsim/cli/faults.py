@@ -35,4 +35,4 @@ def faults(
     check_writable(json_file)
     line = options.command(faults, given)
     catalogue = replace(run_catalogue(name, device=device, jobs=jobs, progress=True), command=line)
-    options.report(catalogue.show, catalogue.to_json(), json_file, not catalogue.missed)
+    options.report("faults", catalogue.show, catalogue.to_json(), json_file, not catalogue.missed)

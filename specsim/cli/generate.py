@@ -129,7 +129,7 @@ def _report(name: str, generation: "Generation", json_file: Path | None, made: d
         console.print()
         print_table(console, (), [("pair", name), *metrics_rows(generation)])
 
-    options.report(show, made | {"pair": name} | generation.to_json(), json_file)
+    options.report("generate", show, made | {"pair": name} | generation.to_json(), json_file)
 
 
 def _check_filters(sampling: SamplingParams) -> None:

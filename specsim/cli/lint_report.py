@@ -65,7 +65,7 @@ def lint_report(
     findings = [finding for report in reports for finding in lint(report, Stated(output_tokens, num_drafts))]
     value = {"file": str(file), "findings": [asdict(finding) for finding in findings]}
     is_ok = all(finding.verdict != "cannot be true" for finding in findings)
-    options.report(lambda console: show(reports, findings, console), value, json_file, is_ok)
+    options.report("lint-report", lambda console: show(reports, findings, console), value, json_file, is_ok)
 
 
 def show(reports: "Sequence[Report]", findings: "Sequence[Finding]", console: "Console") -> None:

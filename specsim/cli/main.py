@@ -26,6 +26,7 @@ from specsim.cli.plan import plan
 from specsim.cli.predict import predict
 from specsim.cli.run import run
 from specsim.cli.sampling_test import sampling_test
+from specsim.cli.schema import schema
 from specsim.cli.simulate import simulate
 from specsim.cli.soak import soak
 from specsim.cli.sweep import sweep
@@ -141,7 +142,7 @@ COMMANDS = {
     "Check": (diff, certify, sampling_test, soak, conformance, faults, explain, lint_report),
     "Measure": (bench, accept, predict),
     "Simulate": (simulate, plan, sweep),
-    "Learn": (demo,),
+    "Learn": (demo, schema),
 }
 for group, commands in COMMANDS.items():
     for command in commands:

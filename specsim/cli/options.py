@@ -13,6 +13,7 @@ import typer
 
 from specsim.core.config import VERIFIERS, SamplingParams, ServingConfig, SpecConfig
 from specsim.core.errors import InputError, require
+from specsim.core.json_schema import schema_name
 from specsim.core.synthetic_acceptance import SCHEDULES
 
 if TYPE_CHECKING:
@@ -180,7 +181,12 @@ BatchInvariant = Annotated[
 ]
 JsonFile = Annotated[
     Path | None,
-    option("Output", "Also write the result to this JSON file; its fields: specsim schema.", "--json", metavar="FILE"),
+    option(
+        "Output",
+        "Also write the result to this JSON file; its fields: specsim schema COMMAND.",
+        "--json",
+        metavar="FILE",
+    ),
 ]
 
 
@@ -229,16 +235,16 @@ def command(function: Callable, given: dict[str, Any], without: Collection[str] 
 
 
 def report(
-    show: Callable[["Console"], object], value: dict[str, Any], json_file: Path | None, is_ok: bool = True
+    output: str, show: Callable[["Console"], object], value: dict[str, Any], json_file: Path | None, is_ok: bool = True
 ) -> None:
-    """Print a result on standard output and write it as JSON; exit status 1 unless it is as it should be."""
+    """Print a result and write it as JSON with the name of its schema; exit status 1 unless it is as it should be."""
     from specsim.core.display import stdout_console
     from specsim.core.files import write_json
 
     try:
         show(stdout_console())
     finally:  # neither a closed terminal nor a full disk costs the other its result
-        write_json(json_file, value)
+        write_json(json_file, {"schema": schema_name(output)} | value)
     if not is_ok:
         raise typer.Exit(1)
 

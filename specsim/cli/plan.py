@@ -76,7 +76,7 @@ def plan(
         if compared:
             show_policies(compared, console)
 
-    options.report(print_all, found.to_json(draft) | {"policies": compared}, json_file)
+    options.report("plan", print_all, found.to_json(draft) | {"policies": compared}, json_file)
 
 
 def show(found: "Plan", draft: str, acceptance: str, console: "Console") -> None:

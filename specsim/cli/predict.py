@@ -35,4 +35,4 @@ def predict(
         raise InputError("drafter", drafter, "eagle or eagle3")
     predictions = run(load(drafter=drafter), texts, max_new_tokens, progress=True)
     is_ok = predictions.mean_error <= TARGET_ERROR
-    options.report(lambda console: show(predictions, console), predictions.to_json(), json_file, is_ok)
+    options.report("predict", lambda console: show(predictions, console), predictions.to_json(), json_file, is_ok)

@@ -12,6 +12,7 @@ from specsim.cli.option_groups import EngineGroup, PairGroup, TreeGroup, flat, w
 from specsim.cli.options import option
 from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError, require
+from specsim.core.json_schema import schema_name
 from specsim.models.shipped import REQUESTS
 
 if TYPE_CHECKING:
@@ -112,7 +113,9 @@ def _serve(given: dict[str, Any], text: str, pair: "Pair", engine: "Engine", ser
     from specsim.serving.workload import parse_requests
 
     file = given["requests"] or REQUESTS
+    output = "run-compare" if given["compare"] else "run"
     made = {
+        "schema": schema_name(output),
         "command": options.command(run, given, ("json_file", "trace")),
         "file": str(file),
         "date": now(),

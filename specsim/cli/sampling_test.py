@@ -40,4 +40,4 @@ def sampling_test(
     check_writable(json_file)
     line = options.command(sampling_test, given)
     result = run_sampling_tests(verifier, impl=impl, tokens=tokens, device=device, seed=seed, progress=True)
-    options.report(result.show, {"command": line} | result.to_json(), json_file, not result.failures)
+    options.report("sampling-test", result.show, {"command": line} | result.to_json(), json_file, not result.failures)

@@ -100,7 +100,7 @@ def simulate(
     if table is not None:
         _check_default([name for name in given if name not in ("table", "json_file")], given, "with a table")
         result = reproduction(table)()
-        options.report(lambda console: show_table(result, console), result.to_json(), json_file)
+        options.report("simulate-table", lambda console: show_table(result, console), result.to_json(), json_file)
         return
     scenario = _scenario(given)
     if plot and scenario.option.config.is_plain:
@@ -108,7 +108,7 @@ def simulate(
     picture = png("speedup", {scenario.hardware.name: scenario}) if plot else b""
     compared = compare(scenario)
     try:
-        options.report(lambda console: show(compared, console), compared.to_json(), json_file)
+        options.report("simulate", lambda console: show(compared, console), compared.to_json(), json_file)
     finally:
         if plot:
             write_whole(plot, picture)

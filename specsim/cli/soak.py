@@ -52,4 +52,4 @@ def soak(
         raise InputError("program", program, "alone, without --requests and --seed, which its name holds")
     arguments = {"impl": impl, "device": device, "graph": graph, "jobs": jobs, "program": program}
     result = soak(**drawn, progress=True, **arguments)
-    options.report(result.show, result.to_json(), json_file, result.is_ok)
+    options.report("soak", result.show, result.to_json(), json_file, result.is_ok)

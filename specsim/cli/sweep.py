@@ -115,7 +115,7 @@ def sweep(
     rows = results.rows(names)
     assumed = "" if "shares" in varied else acceptance(given, base)
     value = {"cells": rows, "best": [ranking[0] for ranking in rank_by_load(rows)]}
-    options.report(lambda console: show(rows, list(varied), counts, out, assumed, console), value, json_file)
+    options.report("sweep", lambda console: show(rows, list(varied), counts, out, assumed, console), value, json_file)
     if plot is not None:
         write_whole(plot, png("pareto", rows))
 

@@ -96,10 +96,12 @@ def _proof(path: Path, result: Result) -> dict[str, Result]:
     }
     _refuse(path, "a proof of the fast implementation", faults)
     if command != "diff":
-        return {f"{command}-cuda.json": {name: each for name, each in result.items() if name != "programs"}}
+        return {
+            f"{command}-cuda.json": {name: each for name, each in result.items() if name not in ("schema", "programs")}
+        }
     read(path, "grid", "dtype", "device", "cells", "num_cells", "incomplete_cells")
     part = f"{result['cells']} of {result['num_cells']} cells"
     _refuse(path, "a whole grid", {part: result["cells"] != result["num_cells"]})
-    kept = {name: each for name, each in result.items() if name != "results"}
+    kept = {name: each for name, each in result.items() if name not in ("schema", "results")}
     kept["incomplete_cells"] = len(result["incomplete_cells"])
     return {f"diff-{result['grid']}-{result['dtype']}-{result['device']}.json": kept}

@@ -20,6 +20,7 @@ from specsim.simulator.measurement import METRICS
 from specsim.simulator.model import names, read_config
 
 FIELDS = tuple(field.name for field in fields(Cell))
+VERSION = 1  # of the SQLite file; it grows when a column changes its meaning
 COLUMNS = ("key", *FIELDS, *METRICS, "error", "seconds", "worker")
 
 
@@ -70,12 +71,23 @@ class Results:
         self.path = Path(path)
         try:
             self._file = sqlite3.connect(self.path)
+            version = self._version()
             names = ", ".join(f'"{name}"' for name in COLUMNS[1:])
             self._file.execute(f'create table if not exists cells ("key" text primary key, {names})')
             found = tuple(row[1] for row in self._file.execute("pragma table_info(cells)"))
         except sqlite3.Error as error:
             raise InputError("out", str(path), f"a new file, or one of an earlier sweep ({error})") from error
+        allowed = f"a new file, or one of an earlier sweep of version {VERSION}, not {version}"
+        require(version == VERSION, "out", str(path), allowed)
         require(found == COLUMNS, "out", str(path), "a new file, or one of an earlier sweep (its columns are others)")
+
+    def _version(self) -> int:
+        """Read the version of the file, and write it into a new one."""
+        (tables,) = self._file.execute("select count(*) from sqlite_master").fetchone()
+        if not tables:
+            self._file.execute(f"pragma user_version = {VERSION}")
+        (version,) = self._file.execute("pragma user_version").fetchone()
+        return version
 
     def keys(self) -> set[str]:
         return {row[0] for row in self._file.execute("select key from cells")}

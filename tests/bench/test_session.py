@@ -31,6 +31,7 @@ def test_the_groups_of_a_suite_are_found(suite):
 
 
 TARGETS = (Target("time / roofline bound", 1.25, 1.3),)
+VERSIONS = {"python": "3", "specsim": "1", "torch": "2", "triton": "3", "gpu": "a GPU"}
 ROWS = (
     Row("linear", {"rows": 8}, {OURS: PASSED}, {OURS: Timing(5.0, 1.0, 9)}, BOUND, 4.0, TARGETS),
     Row("linear", {"rows": 64}, {OURS: PASSED, "library": PASSED}, {"library": Timing(9.0, 1.0, 9)}, BOUND, 4.0),
@@ -46,7 +47,7 @@ def suite(monkeypatch):
         monkeypatch.setattr("specsim.bench.session.SUITES", suites)
         monkeypatch.setattr("specsim.bench.result.SUITES", suites)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(run, "versions", lambda device: {"gpu": "a GPU", "torch": "2", "triton": "3"})
+        monkeypatch.setattr(run, "versions", lambda device: VERSIONS)
         monkeypatch.setattr(specsim.bench.clock, "measure_peaks", lambda: PEAKS)
 
     return install

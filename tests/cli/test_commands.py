@@ -57,6 +57,9 @@ def test_accept_exits_1_where_outputs_differ(call, monkeypatch):
 @pytest.mark.parametrize("is_ok", [True, False])
 def test_soak(call, tmp_path, monkeypatch, is_ok):
     asked = []
+    versions = {"python": "3", "specsim": "1", "torch": "2"}
+    soaked = {"command": "specsim soak", "device": "cpu", "versions": versions, "date": "", "is_ok": is_ok}
+    soaked |= {"figures": {}, "missing": None, "failures": [], "programs": []}
 
     class Result:
         def __init__(self, *arguments, **options):
@@ -67,7 +70,7 @@ def test_soak(call, tmp_path, monkeypatch, is_ok):
             console.print("shown")
 
         def to_json(self):
-            return {"is_ok": is_ok}
+            return soaked
 
     monkeypatch.setattr("specsim.correctness.soak.soak", Result)
     file = tmp_path / "soak.json"
@@ -77,7 +80,7 @@ def test_soak(call, tmp_path, monkeypatch, is_ok):
     for words, expected in drawn.items():
         assert call("soak", *given, *words.split(), "--json", str(file)) == (0 if is_ok else 1, "shown\n", "")
         assert asked.pop() == ((), options | expected)
-        assert json.loads(file.read_text()) == {"is_ok": is_ok}
+        assert json.loads(file.read_text()) == {"schema": "specsim/soak/1"} | soaked
     call("soak")
     assert asked == [
         ((), {"impl": "reference", "device": None, "graph": None, "jobs": 2, "program": None, "progress": True})

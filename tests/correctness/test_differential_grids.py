@@ -218,6 +218,23 @@ def test_resuming_from_something_else_is_refused(tmp_path):
             run_grid("g", TWO, impl="reference", resume=True, json_file=file)
     with pytest.raises(InputError, check=lambda error: error.name == "resume"):
         run_grid("g", TWO, impl="reference", resume=True)
+
+
+def test_a_result_of_another_schema_is_not_resumed(tmp_path, call):
+    file = tmp_path / "grid.json"
+    words = ["--topk", "1", "--num-steps", "1", "--batch", "1", "--impl", "reference", "--json", str(file)]
+    assert call(*words)[0] == 0
+    kept = json.loads(file.read_text())
+    assert kept["schema"] == "specsim/diff/1"
+    assert call(*words, "--resume")[0] == 0
+    for schema in ("specsim/diff/0", "specsim/diff/99", None):
+        file.write_text(json.dumps(kept | {"schema": schema}))
+        status, out, err = call(*words, "--resume")
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert f"allowed: a file of schema specsim/diff/1, not {schema}; without --resume" in err
+
+
+def test_an_unknown_dtype_is_refused():
     with pytest.raises(InputError, check=lambda error: error.name == "dtype"):
         run_grid("g", TWO, impl="reference", dtype="int8")
 

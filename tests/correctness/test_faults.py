@@ -9,6 +9,7 @@ import torch
 
 import specsim
 from specsim.cli.main import main
+from specsim.core.provenance import versions
 from specsim.core.uniforms import Stream
 from specsim.correctness.faults import Edit, Fault, Finding, StaleFault, Trial
 from specsim.correctness.faults import campaign as running
@@ -205,7 +206,7 @@ def test_accesses_outside_the_tensors_are_found_and_masked():
 
 def test_the_command_shows_and_writes_every_result(tmp_path, capsys, monkeypatch):
     catalogue = CatalogueResult(
-        (FaultResult(fault(STOPS), (Finding("tokens", "p", 1, 2),), (), 1.0),), "cpu", 2.0, "", {}
+        (FaultResult(fault(STOPS), (Finding("tokens", "p", 1, 2),), (), 1.0),), "cpu", 2.0, "", versions("cpu")
     )
     monkeypatch.setattr("specsim.correctness.faults.run_catalogue", lambda names, **options: catalogue)
     file = tmp_path / "faults.json"

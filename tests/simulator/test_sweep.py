@@ -12,7 +12,7 @@ from specsim.core.errors import InputError
 from specsim.simulator.cell import Cell
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.model import read_config
-from specsim.simulator.sweep import Counts, Results, cells, key, sweep
+from specsim.simulator.sweep import VERSION, Counts, Results, cells, key, sweep
 
 BASE = Cell(requests=6, concurrency=2, prompt_tokens=(10, 40), output_tokens=12)
 VARY = {"num_steps": [0, 1, 3, 9], "concurrency": [1, 4], "seed": [0, 1, 2]}
@@ -123,6 +123,19 @@ def test_what_is_no_sweep_is_refused(tmp_path):
             Results(path)
     with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("vary", "colour")):
         cells(BASE, {"colour": [1]})
+
+
+def test_a_file_of_another_version_is_refused(tmp_path):
+    path = tmp_path / "out.sqlite"
+    Results(path).close()
+    Results(path).close()
+    for version in (0, VERSION + 1):
+        with sqlite3.connect(path) as file:
+            file.execute(f"pragma user_version = {version}")
+        file.close()
+        with pytest.raises(InputError, match=f"earlier sweep of version {VERSION}, not {version}") as refused:
+            Results(path)
+        assert (refused.value.name, refused.value.value) == ("out", str(path))
 
 
 def test_equal_cells_are_simulated_once(tmp_path):

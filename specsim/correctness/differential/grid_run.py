@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 from specsim.core.engine_options import EngineOptions, check_device
 from specsim.core.errors import InputError
 from specsim.core.files import write_json
+from specsim.core.json_schema import schema_name
 from specsim.core.pair import Pair
 from specsim.core.provenance import now, versions
 from specsim.core.workers import Workers
@@ -163,9 +164,16 @@ def _resumed(path: Path, result: GridResult) -> dict[str, CellResult]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+        version = value.get("schema")
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise InputError("json", str(path), "a result of this grid to resume") from error
+    if version != schema_name("diff"):
+        allowed = f"a file of schema {schema_name('diff')}, not {version}; without --resume it starts again"
+        raise InputError("json", str(path), allowed)
+    try:
         found = {name: value[name] for name in IDENTITY}
         cells = [CellResult.from_json(each) for each in value["results"]]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+    except (LookupError, TypeError) as error:
         raise InputError("json", str(path), "a result of this grid to resume") from error
     expected = {name: getattr(result, name) for name in IDENTITY}
     if found != expected:

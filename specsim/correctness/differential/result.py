@@ -4,6 +4,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from specsim.core.json_schema import schema_name
+
 IDENTITY = ("grid", "fingerprint", "num_cells", "impl", "device", "dtype", "versions")  # kept by a resumed run
 PHASES = ("prefill", "draft", "verify", "draft_extend")
 MOST_WITHIN_ROUNDING = 0.001
@@ -133,6 +135,7 @@ class GridResult:
     def to_json(self) -> dict[str, Any]:
         """A value that json can write."""
         return {
+            "schema": schema_name("diff"),
             **{name: getattr(self, name) for name in (*IDENTITY, "date", "command", "incomplete_cells")},
             **{name: self.total(name) for name in ("decisions", "within_rounding_error", "mismatches", "seconds")},
             **{name: self.sum(name) for name in ("compared", "not_compared", "fields")},

@@ -1,0 +1,110 @@
+"""JSON outputs name their schemas and follow them; specsim schema prints these.
+
+Every output that any test writes is validated (tests/conftest.py). Here each command runs at least once.
+"""
+
+import json
+from functools import partial
+
+import pytest
+from jsonschema import Draft202012Validator
+
+import specsim.acceptance.prediction
+import specsim.bench.clock
+import specsim.bench.session
+from specsim import SpecConfig
+from specsim.bench.roofline import Part, Peaks, RooflineBound
+from specsim.bench.row import OURS, Check, Row, Target, Timing
+from specsim.bench.suites import Suite
+from specsim.core.json_schema import VERSIONS, schema_name
+
+pytestmark = pytest.mark.usefixtures("shipped")
+LOAD = "--requests 4 --prompt-tokens 20 --output-tokens 4"
+RUNS = {
+    "accept": "accept --prompts 1 --max-new-tokens 4",
+    "bench": "bench --suite kernels",
+    "certify": "certify --verifier greedy",
+    "conformance": "conformance --module specsim.correctness.conformance.fast_adapter --ops shift_ids --device cpu",
+    "diff": "diff --topk 1 --num-steps 1 --batch 1 --impl reference",
+    "explain": "explain --a {a} --b {a}",
+    "faults": "faults --name empty-batch-keeps-verify-state --jobs 1",
+    "generate": "generate --max-new-tokens 3",
+    "lint-report": "lint-report {report}",
+    "plan": f"plan {LOAD} --replicates 1 --policies",
+    "predict": "predict --prompts 1 --max-new-tokens 4",
+    "run": "run --requests {requests}",
+    "run-compare": "run --requests {requests} --compare",
+    "sampling-test": "sampling-test --verifier gumbel --tokens 30",
+    "simulate": f"simulate {LOAD}",
+    "simulate-table": "simulate --table leviathan_table1",
+    "soak": "soak --requests 2 --jobs 1",
+    "sweep": f"sweep --out {{folder}}/cells.sqlite --vary num_steps=0,1,99 {LOAD} --jobs 1",
+}
+
+
+@pytest.fixture
+def files(tmp_path, call) -> dict[str, str]:
+    """Inputs of the runs."""
+    requests = [{"prompt": "def f", "max_new_tokens": 3}, {"prompt": "import", "max_new_tokens": 2}]
+    (tmp_path / "requests.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in requests))
+    (tmp_path / "report.csv").write_text("metric,value\nMedian ITL (ms),5\nP99 ITL (ms),4\n")
+    (tmp_path / "a.json").write_text(json.dumps({"outputs": [{"token_ids": [5], "logprobs": [-0.5]}]}))
+    return {
+        "folder": str(tmp_path),
+        "requests": str(tmp_path / "requests.jsonl"),
+        "report": str(tmp_path / "report.csv"),
+        "a": str(tmp_path / "a.json"),
+    }
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """A suite that needs no GPU, and predictions of one setting."""
+    peaks = Peaks(1e12, 1e12, 1e12)
+    passed = Check("numbers", 0.0, 0)
+    bound = RooflineBound((Part("weight", 4),), 1)
+    timing = {OURS: Timing(5.0, 1.0, 9)}
+    targets = (Target("time / roofline bound", 1.25, 1.3),)
+    rows = (Row("op", {"rows": 8}, {OURS: passed}, timing, bound, 4.0, targets, ("a note",)), Row("other", {}, {}))
+    suites = {"kernels": Suite({"some": lambda *_: iter(rows)}, 60)}
+    monkeypatch.setattr("specsim.bench.session.SUITES", suites)
+    monkeypatch.setattr("specsim.bench.result.SUITES", suites)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    versions = {"python": "3", "specsim": "1", "torch": "2", "gpu": "a GPU", "code": {"specsim.fast.tree": "0"}}
+    monkeypatch.setattr(specsim.bench.session, "versions", lambda _: versions)
+    monkeypatch.setattr(specsim.bench.clock, "measure_peaks", lambda: peaks)
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
+
+
+def test_the_runs_are_those_of_all_outputs():
+    assert set(RUNS) == set(VERSIONS)
+
+
+@pytest.mark.parametrize("output", RUNS)
+def test_an_output_follows_its_schema(call, files, request, monkeypatch, tmp_path, output):
+    if output == "bench":
+        request.getfixturevalue("few")
+    if output == "predict":
+        config = SpecConfig(1, 1, 2)
+        run = partial(specsim.acceptance.prediction.predict, settings=[config], recorded=config)
+        monkeypatch.setattr("specsim.acceptance.prediction.predict", run)
+    file = tmp_path / "out.json"
+    status, _, err = call(*RUNS[output].format(**files).split(), "--json", str(file))
+    assert status in (0, 1), err
+    value = json.loads(file.read_text())
+    assert value["schema"] == schema_name(output)
+    assert next(iter(value)) == "schema"
+    _, text, _ = call("schema", output)
+    Draft202012Validator(json.loads(text)).validate(value)
+
+
+def test_all_schemas_are_listed(call):
+    status, out, _ = call("schema")
+    assert status == 0
+    assert [line.split() for line in out.splitlines()[1 : 1 + len(VERSIONS)]] == [
+        [name, schema_name(name)] for name in VERSIONS
+    ]
+
+
+def test_a_schema_of_no_command_is_refused(call, assert_one_sentence):
+    assert_one_sentence(call("schema", "demo"), "command")
