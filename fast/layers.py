@@ -54,9 +54,11 @@ class Weights:
         return self._tensors[self._prefix + name]
 
     def get(self, name: str) -> torch.Tensor | None:
+        """Find a tensor by name, None if there is none."""
         return self._tensors.get(self._prefix + name)
 
     def under(self, prefix: str) -> "Weights":
+        """Extend the prefix."""
         return Weights(self._tensors, f"{self._prefix}{prefix}.", self.batch_invariant)
 
     def project(self, x: Rows, name: str) -> torch.Tensor:

@@ -22,12 +22,15 @@ class Weights:
         return self._tensors[self._prefix + name]
 
     def get(self, name: str) -> torch.Tensor | None:
+        """Find a tensor by name, None if there is none."""
         return self._tensors.get(self._prefix + name)
 
     def under(self, prefix: str) -> "Weights":
+        """Extend the prefix."""
         return Weights(self._tensors, f"{self._prefix}{prefix}.")
 
     def project(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        """Compute x Wᵀ (+ bias) with the named projection."""
         return linear(x, self[f"{name}.weight"], self.get(f"{name}.bias"))
 
 

@@ -76,6 +76,7 @@ class AutoregressiveDrafter:
     def seed(
         self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
     ) -> DraftInput:
+        """Run the head over a prefill, and draft the first round's root children."""
         ids = shift_left(prefill, next_tokens)
         metadata = prefill_metadata(batch, prefill, pools)
         last = Last(prefill.row_starts, prefill.row_starts.diff(), next_tokens)
@@ -99,6 +100,7 @@ class AutoregressiveDrafter:
     def extend(
         self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool, *, out: DraftInput | None = None
     ) -> DraftInput:
+        """Run the head over the accepted rows, and draft the next round's root children."""
         out = self._empty(batch.size) if out is None else out
         extend = draft_extend_input
         metadata = extend_metadata(batch, draft_extend_input, pools)
@@ -151,6 +153,7 @@ class AutoregressiveDrafter:
             draw_drafts(batch, logits_RV, root, self._vocabulary, self._config, Drafts(*out), law, loop)
 
     def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> Candidates:
+        """Run S-1 forwards of K lanes."""
         duplicate_tails(batch, self._config, pools)
         lanes = start_lanes(draft_input, self._config)
         for _ in range(self._config.num_steps - 1):

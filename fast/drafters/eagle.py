@@ -38,11 +38,13 @@ class EagleHead:
         self.draft_vocab_size = config.draft_vocab_size
 
     def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
+        """Return the features unchanged, as EAGLE's hidden state is a target feature."""
         return features_RF
 
     def forward(
         self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
     ) -> torch.Tensor:
+        """Run rows through fc and the layers, and write their KV: hidden [R, H]."""
         eps = self._model.rms_norm_eps
         both = hidden_RH.new_empty(len(hidden_RH), 2 * self.hidden_size)
         embed(input_ids_R, self._weights["embed_tokens.weight"], out=both[:, : self.hidden_size])

@@ -40,11 +40,13 @@ class Eagle3Head:
         self.draft_vocab_size = config.draft_vocab_size
 
     def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
+        """Project the concatenated features [R, F] to hidden states [R, H]."""
         return self._weights.project(Rows(features_RF), "fc")
 
     def forward(
         self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
     ) -> torch.Tensor:
+        """Run rows through the layer, and write their KV: hidden [R, H], before the final norm."""
         weights = self._weights.under("midlayer")
         eps = self._model.rms_norm_eps
         both = hidden_RH.new_empty(len(hidden_RH), 2 * self.hidden_size)

@@ -32,6 +32,7 @@ class DenseTarget:
     def forward(
         self, input_ids_R: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer, feature_layers: tuple[int, ...]
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run rows through the model and write their KV: (hidden [R, H], features [R, F])."""
         size = self.config.hidden_size
         num_rows = len(input_ids_R)
         features_RF = self.embedding.new_empty(num_rows, len(feature_layers) * size)

@@ -27,6 +27,7 @@ class Round:
 
     @property
     def draft_prob(self) -> torch.Tensor:
+        """Distribution q by parent, f32 [B, M, V], or ValueError where the tree has none."""
         if self.tree.draft_prob is None:
             raise ValueError(f"verifier {self.config.verifier!r} reads draft_prob; the tree has none")
         return self.tree.draft_prob

@@ -308,7 +308,7 @@ def floor_of(maxima, masses, moments, filters, shift, vocab_size, GROUP: tl.cons
 @triton.jit
 @no_type_check
 def list_tokens(rows, wanted, floor, groups_ptr, listed_ptr, GROUP: tl.constexpr, PER: tl.constexpr):
-    """List the tokens of the wanted groups [ROWS, GROUPS] that reach the floor, ascending, and count them, [ROWS].
+    """List the tokens of the wanted groups [ROWS, GROUPS] that reach `floor`, ascending, and count them, [ROWS].
 
     groups_ptr, listed_ptr: [ROWS], the starts of a row's lists of groups and of tokens. The list ends at MOST_LISTED.
     """

@@ -43,12 +43,14 @@ class AutoregressiveDrafter:
     def seed(
         self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
     ) -> DraftInput:
+        """Run the head over a prefill, and draft the first round's root children."""
         metadata = prefill_metadata(batch, prefill, pools)
         ids_R = shift_left(prefill, next_tokens)
         hidden_RH = self._head.forward(ids_R, self._head.fuse(features_RF), metadata, _kv(pools))
         return self._first_drafts(batch, hidden_RH[prefill.last_rows], next_tokens.int(), batch.seq_lens)
 
     def extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
+        """Run the head over the accepted rows, and draft the next round's root children."""
         extend = draft_extend_input
         metadata = extend_metadata(batch, extend, pools)
         hidden_RH = self._head.forward(extend.input_ids, self._head.fuse(extend.hidden), metadata, _kv(pools))

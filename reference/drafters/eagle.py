@@ -29,11 +29,13 @@ class EagleHead:
         self.draft_vocab_size = config.draft_vocab_size
 
     def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
+        """Return the features unchanged, as EAGLE's hidden state is a target feature."""
         return features_RF
 
     def forward(
         self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
     ) -> torch.Tensor:
+        """Run rows through fc and the layers, and write their KV: hidden [R, H]."""
         embedded_RH = self._weights["embed_tokens.weight"][input_ids_R]
         hidden_RH = self._weights.project(torch.cat([embedded_RH, hidden_RH], dim=-1), "fc")
         for layer in range(self._model.num_layers):

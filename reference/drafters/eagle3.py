@@ -35,11 +35,13 @@ class Eagle3Head:
         self.draft_vocab_size = config.draft_vocab_size
 
     def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
+        """Project the concatenated features [R, F] to hidden states [R, H]."""
         return self._weights.project(features_RF, "fc")
 
     def forward(
         self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
     ) -> torch.Tensor:
+        """Run rows through the layer, and write their KV: hidden [R, H], before the final norm."""
         weights = self._weights.under("midlayer")
         eps = self._model.rms_norm_eps
         embedded = rms_norm(self._embedding[input_ids_R], weights["input_layernorm.weight"], eps)

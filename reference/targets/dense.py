@@ -25,6 +25,7 @@ class DenseTarget:
     def forward(
         self, input_ids_R: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer, feature_layers: tuple[int, ...]
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run rows through the model and write their KV: (hidden [R, H], features [R, F])."""
         hidden_RH = self.embedding[input_ids_R]
         entering = []
         for layer in range(self.config.num_layers):

@@ -61,6 +61,7 @@ class Batch(PerRequest):
 
     @property
     def size(self) -> int:
+        """Number of requests, B."""
         return len(self.request_ids)
 
     @property

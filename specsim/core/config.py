@@ -127,6 +127,7 @@ class SpecConfig:
 
     @property
     def is_plain(self) -> bool:
+        """Check whether the setting decodes without drafts."""
         return self.num_steps == 0
 
     @property

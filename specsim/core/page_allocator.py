@@ -24,6 +24,7 @@ class PageAllocator:
         return self.limit - self.num_pages + len(self._free)
 
     def allocate(self, count: int) -> list[int]:
+        """Allocate free pages with one holder each, or raise OutOfSlots."""
         if count > max(0, self.num_free):
             raise OutOfSlots(f"{count} pages asked for, {max(0, self.num_free)} of {self.limit} are free")
         pages = [self._free.popleft() for _ in range(count)]
@@ -52,6 +53,7 @@ class PageAllocator:
                 self._free.append(page)
 
     def free_pages(self) -> tuple[int, ...]:
+        """List the free pages, next one first."""
         return tuple(self._free)
 
 
@@ -65,5 +67,6 @@ class Account(NamedTuple):
 
     @property
     def holders(self) -> str:
+        """Describe the holders, for errors."""
         names = [*(f"row {row}" for row in self.rows), *(["whoever keeps it"] if self.is_kept else [])]
         return " and ".join(names) or "nobody"

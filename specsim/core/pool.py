@@ -55,6 +55,7 @@ class KVPool:
         return tuple(self._pages[row])
 
     def owned_columns(self, row: int) -> int:
+        """Count the columns that a request owns."""
         return len(self._pages[row]) * self.page_size
 
     def committed_columns(self, row: int) -> int:
@@ -67,6 +68,7 @@ class KVPool:
 
     @property
     def num_slots(self) -> int:
+        """Slots of the pool, whatever the limit."""
         return self._allocator.num_pages * self.page_size
 
     @property
@@ -81,6 +83,7 @@ class KVPool:
 
     @property
     def free_rows(self) -> int:
+        """Number of requests that can still be opened."""
         return len(self._free_rows)
 
     def limit(self, num_slots: int) -> None:

@@ -41,9 +41,11 @@ class ModelConfig:
 
     @property
     def kv_layout(self) -> KVLayout:
+        """Shape of the model's KV."""
         return KVLayout(self.num_layers, self.num_kv_heads, self.head_dim)
 
     def window(self, layer: int) -> int | None:
+        """Keys that a query of this layer sees, itself included, None for all."""
         return self.sliding_windows[layer] if self.sliding_windows else None
 
 

@@ -65,7 +65,7 @@ def synthetic_pair(
     """Make a pair without a tokenizer, whose first draft is accepted about 4 times in 10 at temperature 1.
 
     noise: more of it means less agreement. kind: `eagle`, or `eagle3` with a draft vocabulary of seven eighths of the
-    target's. changes: arguments of tiny_config.
+    target vocabulary. changes: arguments of tiny_config.
     """
     target = random_target(tiny_config(family, num_layers, **changes), seed)
     model = tiny_config(family, 1, **changes)

@@ -51,6 +51,7 @@ class Generation:
 
     @property
     def acceptance(self) -> Acceptance:
+        """Acceptance over all rounds of all requests."""
         drafts = [count - 1 for output in self.outputs for count in output.num_accepted_tokens_per_round]
         return acceptance(drafts, self.config.num_steps, self.config.num_draft_tokens)
 
@@ -180,7 +181,7 @@ class Prepared:
     requests: list[Request]
 
     def run(self, engine: Engine, progress: bool = False) -> Generation:
-        """Run the requests to their ends on this engine: the prepared one, or one that watches it."""
+        """Run the requests to their ends on the prepared engine, or on one that records it."""
         start = time.perf_counter()
         with torch.inference_mode():
             run_together(engine, self.requests, progress)

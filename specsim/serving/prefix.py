@@ -68,7 +68,7 @@ class PrefixTree:
         return evicted
 
     def pages_above(self, held: Collection[int]) -> set[int]:
-        """Find the pages of the tree that cannot be evicted while these are held: themselves and those above them."""
+        """Find the pages of the tree that cannot be evicted while these are in use: themselves and all above them."""
         found: set[int] = set()
         for node in (each for each in self._nodes() if each.page in held):
             above = node

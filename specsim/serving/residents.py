@@ -80,7 +80,7 @@ class Residents:
     def make_room(self, residents: Collection[Request]) -> bool:
         """Evict prefixes and end sessions until the next round of these requests fits, or return False if it cannot.
 
-        Evicts nothing in that case. residents: every request that holds a row, without the sessions.
+        It evicts nothing in that case. residents: every request with a row, without the sessions.
         """
         if not self._can_fit(residents):
             return False

@@ -29,7 +29,7 @@ def _cut(
 ):  # fmt: skip
     """Cut all rows in one program, each with its own filters, or only one of `every`.
 
-    Without FLOOR there is no lower bound. Every other row, with the first and last, is read from the adjusted logits.
+    Without `FLOOR` there is no lower bound. Every other row, with the first and last, is read from the adjusted logits.
     """
     row, groups, count = (
         tl.minimum(tl.arange(0, ROWS), num_rows - 1),

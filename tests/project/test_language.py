@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 COVERED = (
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "fast",
     "notebooks/01_first_round.py",
     "notebooks/execute.py",
     "papers",
@@ -22,17 +23,20 @@ COVERED = (
     "specsim/__main__.py",
     "specsim/acceptance",
     "specsim/core",
+    "specsim/models",
     "specsim/serving",
     "tests/acceptance",
     "tests/bench",
     "tests/cli",
     "tests/conftest.py",
     "tests/core",
+    "tests/fast",
     "tests/maintain",
     "tests/models",
     "tests/operations",
     "tests/plots",
     "tests/project",
+    "tests/serving",
     "tests/simulator",
 )
 GLOSSARY = "notebooks/guide/concepts.md"  # it may name the words that are avoided
@@ -98,8 +102,9 @@ FILE = re.compile(
 )
 NAME = re.compile(r"(?<![\w./-])specsim(?:\.[a-z]\w*)+")
 
-# Folders whose strings are part of the digest in kept measurements: only docstrings and comments are searched.
-DIGESTED = ("fast", "specsim/core")
+# Folders whose lines of code are part of the digest in kept measurements, with their strings and the comments behind
+# them: only docstrings and lines of comment are searched.
+DIGESTED = ("fast/", "specsim/core/")
 
 
 def blank(text: str) -> str:
@@ -116,8 +121,11 @@ def prose_of_markdown(text: str) -> str:
     return INLINE_CODE.sub(blank_match, CODE_BLOCK.sub(blank_match, text))
 
 
-def prose_of_python(text: str, nodes: list[ast.AST], *, strings: bool) -> str:
-    """A source with everything but docstrings, comments and, where wanted, strings of several words blanked."""
+def prose_of_python(text: str, nodes: list[ast.AST], *, strings: bool, behind_code: bool = True) -> str:
+    """A source with everything but docstrings, comments and, where wanted, strings of several words blanked.
+
+    behind_code: whether comments at the end of a line of code are shown too.
+    """
     docstrings = {node.lineno for node in _docstrings(nodes)}
     quoted = {line for node in nodes if _quotes_source(node) for line in range(node.lineno, node.end_lineno + 1)}
     lines = text.splitlines(keepends=True)
@@ -125,7 +133,8 @@ def prose_of_python(text: str, nodes: list[ast.AST], *, strings: bool) -> str:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         row, start = token.start[0] - 1, token.start[1]
         if token.type == tokenize.COMMENT:
-            is_prose = not re.match(r"#\s*(noqa|ruff|type:|pyright|%%)", token.string)
+            is_prose = behind_code or not lines[row][:start].strip()
+            is_prose = is_prose and not re.match(r"#\s*(noqa|ruff|type:|pyright|%%)", token.string)
             pieces = [" " + token.string[1:]] if is_prose else []
         elif "STRING" in tokenize.tok_name[token.type]:
             is_prose = row + 1 in docstrings or (
@@ -218,9 +227,11 @@ def findings(path: str, text: str) -> list[str]:
             text = unreleased(text)
         found = [*word_findings(prose_of_markdown(text)), *stale_findings(text)]
     else:
-        strings = not path.startswith(("tests/", *(f"{folder}/" for folder in DIGESTED)))
+        is_digested = path.startswith(DIGESTED)
+        strings = not is_digested and not path.startswith("tests/")
         nodes = list(ast.walk(ast.parse(text)))
-        found = [*docstring_findings(nodes), *word_findings(prose_of_python(text, nodes, strings=strings))]
+        prose = prose_of_python(text, nodes, strings=strings, behind_code=not is_digested)
+        found = [*docstring_findings(nodes), *word_findings(prose)]
         found += name_findings(nodes) if path.startswith("tests/") else stale_findings(text)
     return [f"{path}:{line}: {fault}" for line, fault in sorted(found)]
 
@@ -253,7 +264,7 @@ def test_language(covered):
         ("reference/x.py", 'def f():\n    """Of a request, its seed."""\n', 2, "a docstring begins with Of"),
         ("specsim/x.py", 'class C:\n    """Values.\n\n    The target law.\n    """\n', 4, "'law'"),
         ("reference/x.py", f'"""A sentence{" of words" * 10}."""\n', 1, "a docstring begins with 22 words"),
-        ("fast/x.py", "class C:\n    rows: int\n    law: int  # the law\n", 3, "'law': write distribution"),
+        ("reference/x.py", "class C:\n    rows: int\n    law: int  # the law\n", 3, "'law': write distribution"),
         ("fast/x.py", "x = 1\n# the fast\n# column\n", 2, "'fast column'"),
         ("specsim/x.py", "def f():\n    raise ValueError(f'{law} is no law of tokens')\n", 2, "'law'"),
         ("specsim/x.py", 'x = (\n    "two words"\n    " beside them"\n)\n', 3, "'beside'"),
@@ -283,6 +294,7 @@ def test_checker_finds(path, text, line, fault):
         ("reference/x.py", '"""A list, one\nof which is whole. Read `law`: see `x.floor`."""\n'),
         ("reference/x.py", f'"""First sentence. Second{" of words" * 20}."""\n'),
         ("fast/x.py", "def f(law, floor):\n    raise ValueError('no law of tokens')\n"),
+        ("specsim/core/x.py", "x = 1  # the law of tokens\n"),
         ("specsim/x.py", "law = floor['law'] + columns.floor  # noqa: E501 law\n"),
         ("specsim/x.py", "raise ValueError(f'{law} is no distribution')\n"),
         ("specsim/x.py", 'x = Edit("specsim.load", "# the law of tokens", "# no law of tokens")\n'),

@@ -198,7 +198,7 @@ def test_an_idle_page_stays_where_one_of_two_below_it_is_held():
     assert pool.audit()["free"] == pool.num_slots
 
 
-def test_the_last_page_of_a_tree_is_evicted_also_from_a_full_pool():
+def test_the_last_page_of_a_tree_is_evicted_from_a_full_pool():
     pool = make_pool(num_pages=2)
     tree = PrefixTree(pool)
     idle = grown(pool, tree, TEXT[:5])

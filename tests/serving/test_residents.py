@@ -270,7 +270,7 @@ def test_a_failed_admission_costs_no_prefix_and_no_session():
 
 
 def test_a_failed_admission_spends_nothing_for_pages_that_stay():
-    """Of two with one prompt the first leaves a page that only the tree holds, above a page of the second."""
+    """The first of two requests with one prompt keeps a page in the tree, above a page of the second."""
     residents, pool = make_residents(num_pages=60, prefix_cache=True)
     first, running, waiting = make_request(0, length=5), make_request(1, length=9), make_request(2, first=50)
     assert residents.admit(first, [])

@@ -19,11 +19,13 @@ class Fields:
     read_names: set[str] = field(default_factory=set)  # every name that was read, to find misspelt ones
 
     def get(self, name: str, default: Any = None) -> Any:
+        """Read a field of any type, or its default."""
         self.read_names.add(name)
         value = self.values.get(name)
         return default if value is None else value
 
     def error(self, name: str, allowed: str) -> InputError:
+        """Make the error for a field's value."""
         return InputError(f"{name} in {self.file}", self.get(name, "missing"), allowed)
 
     @property
@@ -40,30 +42,35 @@ class Fields:
         return Fields(self.file, {**self.values, **values}, self.read_names)
 
     def integer(self, name: str, default: int | None = None, least: int = 1) -> int:
+        """Read an integer of at least `least`, or raise InputError."""
         value = self.get(name, default)
         if type(value) is not int or value < least:
             raise self.error(name, f"an integer of at least {least}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
+        """Read a positive number, or raise InputError."""
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
             raise self.error(name, "a positive number")
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
+        """Read a boolean, or raise InputError."""
         value = self.get(name, default)
         if not isinstance(value, bool):
             raise self.error(name, "true or false")
         return value
 
     def choice(self, name: str, allowed: tuple[str, ...], default: str | None = None) -> str:
+        """Read one of the allowed strings, or raise InputError."""
         value = self.get(name, default)
         if value not in allowed:
             raise self.error(name, " or ".join(allowed))
         return value
 
     def mapping(self, name: str) -> "Fields":
+        """Read an object, empty if absent, or raise InputError."""
         value = self.get(name, {})
         if not isinstance(value, dict):
             raise self.error(name, "an object")
