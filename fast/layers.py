@@ -112,7 +112,7 @@ def self_attention_onto(
 def gated_mlp_onto(rows: Rows, weights: Weights, norm: Norm | None = None, out: torch.Tensor | None = None) -> Rows:
     """Compute x + down(silu(gate n) · up n), [R, H], and prepare the next norm.
 
-    x are the rows, n the rows after their norm. out: the output's memory, which may be columns of a wider tensor.
+    x are the rows, n the rows after their norm. out: the output's memory, which may be a slice of a wider tensor.
     """
     grown = Rows(weights.project_gated(rows, "gate_up_proj"))
     return weights.project_onto(rows.values, grown, "down_proj", norm, out)

@@ -26,11 +26,11 @@ class OracleRound:
     """One round of a request."""
 
     paths: tuple[Path, ...]  # the tree's nodes in order, as their tokens below the root
-    scores: tuple[float, ...]  # of the nodes
+    scores: tuple[float, ...]  # by node
     root: int  # token
     root_len: int  # L
     accepted: Path  # drafts and bonus, never truncated
-    logprobs: tuple[float, ...]  # of the accepted tokens
+    logprobs: tuple[float, ...]  # by accepted token
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def draft(request: Request, tokens: list[int], root: Node) -> list[Node]:
         draft_prob_V = None
         ids = range(count)
         own_scores_K = torch.full((count,), 0.0 if config.score == "prob" else -torch.inf)
-        if len(features_LF) + len(rows) <= request.max_len:  # the last row stands below max_len
+        if len(features_LF) + len(rows) <= request.max_len:  # the last row has a position below max_len
             token_ids = [*tokens[1:], *(token for token, _ in rows)]
             hidden, logits = draft_forward(request, token_ids, features_LF, [hidden for _, hidden in rows])
             if request.draws_drafts:

@@ -212,7 +212,7 @@ def linear_onto(
 ) -> Rows:
     """Compute base + x Wᵀ (+ bias), [R, N], and prepare the next norm.
 
-    base and out may be columns of wider tensors.
+    base and out may be slices of wider tensors.
     """
     tiling, rows = streaming(rows, weight, batch_invariant)
     if tiling is None:

@@ -107,7 +107,7 @@ def rms_norm(
 ) -> torch.Tensor:
     """Compute x / √(mean x² + eps) · weight of rows [R, H], in f32 (Zhang & Sennrich 2019).
 
-    ids_R: indices into x, which is then a table. out may be columns of a wider tensor.
+    ids_R: indices into x, which is then a table. out may be a slice of a wider tensor.
     """
     out = x.new_empty(len(x) if ids_R is None else len(ids_R), x.shape[1]) if out is None else out
     if any(rows.stride(-1) != 1 for rows in (x, out)):
@@ -168,7 +168,7 @@ def embed(
 ) -> Rows:
     """Look up rows of an embedding table, and prepare the next norm.
 
-    out may be columns of a wider tensor.
+    out may be a slice of a wider tensor.
     """
     require_contiguous(table_VH=table_VH)
     num_rows = len(ids_R)
@@ -211,7 +211,7 @@ def _add_kernel(
 def add(x: torch.Tensor, delta: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """Compute x + delta, rows [R, H].
 
-    x and out may be columns of wider tensors.
+    x and out may be slices of wider tensors.
     """
     require_contiguous(delta=delta)
     out = torch.empty_like(delta) if out is None else out

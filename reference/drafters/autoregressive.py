@@ -24,7 +24,7 @@ class Drafts(NamedTuple):
 
     topk_scores: torch.Tensor  # f32 [R, K], each draft's probability or its logarithm
     topk_index: torch.Tensor  # i64 [R, K], target ids
-    draft_prob: torch.Tensor | None  # f32 [R, V], distribution that they were drawn from; None where verify reads none
+    draft_prob: torch.Tensor | None  # f32 [R, V], their distribution; None where verify does not read it
 
 
 class AutoregressiveDrafter:

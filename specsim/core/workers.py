@@ -55,7 +55,7 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def _begin(begin: Callable[[], object] | None) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for Windows, where nothing held it back
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for Windows, where no mask blocks it
     Thread(target=_end_with_parent, daemon=True).start()
     if begin is not None:
         begin()

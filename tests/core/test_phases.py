@@ -37,7 +37,7 @@ def assert_same(actual, expected):
         ours, theirs = getattr(actual, field.name), getattr(expected, field.name)
         if isinstance(theirs, Sampling):
             assert_same(ours, theirs)
-        elif theirs is None:  # biases that nobody has
+        elif theirs is None:  # biases that no request has
             assert ours is None or not ours.any()
         else:
             assert ours.dtype == theirs.dtype, field.name

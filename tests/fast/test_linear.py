@@ -68,7 +68,7 @@ def test_a_product_is_added_and_prepared_for_the_next_norm(
 ):
     """It is rounded before and after the sum.
 
-    base and out are columns of wider tensors. The parts of the squares add up.
+    base and out are slices of wider tensors. The parts of the squares add up.
     """
     x, weight = rows_and_weight(num_rows, size, inner, dtype)
     base, wide = torch.randn(num_rows, size + 3).to(dtype), torch.full((num_rows, size + 5), 9.0, dtype=dtype)

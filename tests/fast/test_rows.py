@@ -24,7 +24,7 @@ def assert_within(out: torch.Tensor, exact: torch.Tensor, roundings: int, scale:
 def test_fast_rms_norm_is_the_references(size, dtype, device, program_order):
     """Rows have widely different scales.
 
-    They are read from and written to columns of wider tensors.
+    They are read from and written to slices of wider tensors.
     """
     scale = torch.tensor([1e-3, 1.0, 30.0, 0.0, 1e-2])[:, None]
     wide, weight = (torch.randn(5, size + 4) * scale).to(dtype), torch.randn(size).to(dtype)

@@ -45,7 +45,7 @@ def build_rows(tokens, scores, parent_list, config: SpecConfig, seq_lens=None, b
     )
 
 
-# K = 2, S = 3. Candidates 0 and 1 hang from the root, 2 and 3 from 0, 4 and 5 from 1; the lanes of the last step are
+# K = 2, S = 3. Candidates 0 and 1 are below the root, 2 and 3 below 0, 4 and 5 below 1; the lanes of the last step are
 # 2 and 4, with children 6, 7 and 8, 9. The six best are 0, 1, 2, 4, 6 and 3:
 #
 #     root ─┬─ 0 (n1) ─┬─ 2 (n3) ─── 6 (n6)

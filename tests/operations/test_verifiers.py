@@ -71,7 +71,7 @@ def rounds_of(config: SpecConfig, size: int, vocab_size: int, padded: int):
     candidates, logits_BNV = drafted(config, batch, vocab_size)
     bonus, locations = torch.zeros(size, dtype=torch.int32), torch.zeros(size, config.num_draft_tokens).long()
     tree = build(candidates, bonus, batch.seq_lens, locations, config)
-    logits_BNV[size - padded :], tree.draft_tokens[size - padded :] = torch.nan, 2**40  # read by nobody
+    logits_BNV[size - padded :], tree.draft_tokens[size - padded :] = torch.nan, 2**40  # must not be read
     return batch, tree, logits_BNV.flatten(0, 1)
 
 
