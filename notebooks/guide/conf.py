@@ -26,6 +26,7 @@ exclude_patterns = ["generated"]  # parts that pages include
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 90
 highlight_language = "none"
+smartquotes = False  # --topk is no dash
 
 myst_heading_anchors = 4
 myst_url_schemes = ["http", "https", "mailto", SOURCE.removesuffix(":")]

@@ -45,7 +45,8 @@ def _modules(root: Path) -> dict[str, Path]:
 def _full_names(module: str, modules: Mapping[str, Module]) -> dict[str, str]:
     """Give the full name of each public class that a module defines or imports, so that signatures link to it."""
     own = {each.name: module for each in modules[module].members if isinstance(each, Class)}
-    own |= dict.fromkeys(modules[module].other_names, module)
+    own |= dict.fromkeys([each.name for each in modules[module].aliases], module)
+    own |= dict.fromkeys(modules[module].type_variables, module)
     homes = {name: _home(name, origin, modules) for name, origin in modules[module].imported.items()}
     return {name: f"{home}.{name}" for name, home in (homes | own).items() if home is not None}
 
@@ -127,6 +128,8 @@ def _module(name: str, modules: Mapping[str, Module], sources: Mapping[str, str]
         lines += [*_exports(module.imported, modules), ""]
     if module.constants:
         lines += [*_fields_table("constant", module.constants), ""]
+    for alias in module.aliases:
+        lines += [f"```{{py:type}} {alias.name}", f":canonical: {alias.value}", "", cell(alias.comment), "```", ""]
     for member in module.members:
         lines += [*(_class(member) if isinstance(member, Class) else _function(member)), ""]
     return lines
@@ -137,7 +140,7 @@ def _exports(imported: Mapping[str, str], modules: Mapping[str, Module]) -> list
     rows: list[tuple[str, ...]] = []
     for name, module in imported.items():
         home = _home(name, module, modules)
-        if home is not None and name not in modules[home].other_names:
+        if home is not None and any(each.name == name for each in modules[home].members):
             rows.append(
                 (f"{{py:obj}}`{name} <{home}.{name}>`", f"{{py:mod}}`{home}`", _first_line(modules[home], name))
             )
@@ -148,8 +151,8 @@ def _home(name: str, module: str | None, modules: Mapping[str, Module]) -> str |
     """Follow a name through the modules that import it to the one that defines it; None if no public one does."""
     if module is None or module not in modules:
         return None
-    names = {each.name for each in modules[module].members}
-    if name in names.union(modules[module].other_names):
+    defined = (*modules[module].members, *modules[module].aliases)
+    if name in {each.name for each in defined}.union(modules[module].type_variables):
         return module
     origin = modules[module].imported.get(name)
     return None if origin == module else _home(name, origin, modules)

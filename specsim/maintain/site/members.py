@@ -49,7 +49,8 @@ class Module:
     constants: tuple[Field, ...]
     members: tuple[Function | Class, ...]
     imported: dict[str, str]  # by name, the module that it comes from
-    other_names: tuple[str, ...]  # assigned, but no constants: aliases of types, type variables
+    aliases: tuple[Field, ...]  # of types
+    type_variables: tuple[str, ...]
 
 
 def read_module(path: Path, full_names: Mapping[str, str] | None = None) -> Module:
@@ -67,12 +68,17 @@ def read_module(path: Path, full_names: Mapping[str, str] | None = None) -> Modu
         tuple(each for each in assigned if each.name.isupper() and not each.name.startswith("_")),
         tuple(_members(tree.body, comments)),
         {alias.asname or alias.name: node.module or "" for node in imports for alias in node.names},
-        tuple(each.name for each in assigned if not each.name.isupper()),
+        tuple(each for each in assigned if not each.name.startswith("_") and _is_alias(each)),
+        tuple(each.name for each in assigned if each.value.startswith("TypeVar(")),
     )
 
 
+def _is_alias(field: Field) -> bool:
+    return field.name[0].isupper() and not field.name.isupper() and not field.value.startswith("TypeVar(")
+
+
 class _Qualifier(ast.NodeTransformer):
-    """Replacement of names in the annotations of functions by full ones."""
+    """Replacement of names in the annotations of functions and in aliases of types by full ones."""
 
     def __init__(self, full_names: Mapping[str, str]) -> None:
         self.full_names = full_names
@@ -86,9 +92,19 @@ class _Qualifier(ast.NodeTransformer):
         node.returns = self._full(node.returns)
         return node
 
+    def visit_Assign(self, node: ast.Assign) -> ast.Assign:
+        target = node.targets[0]
+        if isinstance(target, ast.Name) and target.id[0].isupper() and not target.id.isupper():  # an alias of a type
+            node.value = self._full(node.value) or node.value
+        return node
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        is_name = self.is_annotation and isinstance(node.value, str) and node.value in self.full_names
+        return self.visit_Name(ast.Name(str(node.value))) if is_name else node
+
     def visit_Name(self, node: ast.Name) -> ast.AST:
         full = self.full_names.get(node.id) if self.is_annotation else None
-        return node if full is None else ast.copy_location(ast.parse(full, mode="eval").body, node)
+        return node if full is None else ast.parse(full, mode="eval").body
 
     def _full(self, annotation: ast.expr | None) -> ast.expr | None:
         if annotation is None:
