@@ -45,8 +45,9 @@ def _page(name: str, command: Any, parent: Any) -> str:
 
 
 def _separated(text: str) -> str:
-    """Show an example (`Try: specsim ...`) as code."""
-    return re.sub(r"^(Try|Example):\s*(specsim .*)$", r"\1:\n\n    \2", text, flags=re.MULTILINE)
+    """Make code of the indented lines of a command's help, and of an example on a line of its own (`Try: ...`)."""
+    text = re.sub(r"^(Try|Example):\s*(specsim .*)$", r"\1:\n    \2", text, flags=re.MULTILINE)
+    return re.sub(r"^ +(?=\S)", "    ", text, flags=re.MULTILINE)
 
 
 def _options(command: Any, context: Any) -> dict[str, list[str]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from specsim.maintain.site.api import api_pages
 from specsim.maintain.site.commands import command_pages
 from specsim.maintain.site.links import Linker
+from specsim.maintain.site.schemas import schema_pages
 
 GUIDE = "notebooks/guide"
 PAGES = (
@@ -45,7 +46,7 @@ def stage(root: Path, source: Path) -> Iterator[tuple[str, str]]:
         texts[page], faults = linker.linked((root / file).read_text(encoding="utf-8"), file)
         yield from ((page, fault) for fault in faults)
     texts["papers/index.md"] += PAPERS
-    texts |= api_pages(root) | command_pages()
+    texts |= api_pages(root) | command_pages() | schema_pages(root / "specsim" / "cli" / "schemas")
     pictures = {path.relative_to(root).as_posix(): path for pattern in PICTURES for path in root.glob(pattern)}
     for page, text in texts.items():
         write_changed(source / page, text)
