@@ -28,6 +28,7 @@ maximum_signature_line_length = 90
 highlight_language = "none"
 smartquotes = False  # --topk is no dash
 
+myst_enable_extensions = ["attrs_block"]
 myst_heading_anchors = 4
 myst_url_schemes = ["http", "https", "mailto", SOURCE.removesuffix(":")]
 myst_links_external_new_tab = False

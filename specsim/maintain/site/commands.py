@@ -11,6 +11,8 @@ from specsim.maintain.site.docstrings import cell, code_cell, markdown, table
 
 _VALUES = re.compile(r"^(?P<text>.*?)\s*\[(?P<values>[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*)\]$", re.DOTALL)
 
+_TYPES = {"<int>": "integer", "<float>": "number", "<str>": "text", "<path>": "path"}
+
 
 def command_pages() -> dict[str, str]:
     """Write the list of all commands, and a page for each, by path in the site's source."""
@@ -70,10 +72,12 @@ def _row(names: str, text: str) -> tuple[str, ...]:
     parts = names.split(" ")
     words = [word for word in parts if word.startswith("-") or word == "/"]
     value = " ".join(word for word in parts if word not in words).strip("[]")
-    found = _VALUES.match(text)
-    text, values = (found["text"], found["values"]) if found else (text, "")
-    limits = cell(values.removeprefix("default: "))
+    limits: list[str] = []
+    while found := _VALUES.match(text):
+        text = found["text"]
+        limits += [found["values"].removeprefix("default: ")]
+    default_and_range = cell("; ".join(re.sub(r"^\((.*)\)$", r"\1", each) for each in limits))
     if not words:  # an argument
-        return code_cell(value), cell(text), "", limits
-    choices = ", ".join(code_cell(choice) for choice in value.split("|")) if "[" not in value else code_cell(value)
-    return code_cell(" ".join(words)), cell(text), choices, limits
+        return code_cell(value), cell(text), "", default_and_range
+    choices = ", ".join(_TYPES.get(each) or code_cell(each) for each in value.split("|"))
+    return code_cell(" ".join(words)), cell(text), choices, default_and_range

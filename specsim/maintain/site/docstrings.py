@@ -48,6 +48,6 @@ def code_cell(text: str) -> str:
 
 
 def table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-    """Write a table of cells."""
+    """Write a table of cells, of a class that the site's style knows."""
     lines = [headings, tuple("---" for _ in headings), *rows]
-    return [f"| {' | '.join(line)} |" for line in lines]
+    return ["{.generated}", *(f"| {' | '.join(line)} |" for line in lines)]
