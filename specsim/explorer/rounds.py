@@ -11,13 +11,13 @@ from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.display import figure
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError, require_choice
-from specsim.core.frames import data_frame
 from specsim.core.grammar import Grammar
 from specsim.core.metrics import Acceptance
 from specsim.core.pair import Pair
 from specsim.core.phases import Batch, DraftInput, Verdict, VerifyInput, VerifyOutput
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.explorer.recorder import Recorded, Recorder
+from specsim.serving.frames import data_frame
 from specsim.serving.generation import Generation, prepare
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions, check_device
 from specsim.core.errors import InputError, require_type
 from specsim.core.files import without_nan
-from specsim.core.frames import data_frame
 from specsim.core.grammar import Grammar, Grammars
 from specsim.core.metrics import Acceptance, acceptance
 from specsim.core.pair import Pair
 from specsim.core.synthetic_acceptance import SyntheticAcceptance, acceptance_json
 from specsim.models.load import load
+from specsim.serving.frames import data_frame
 from specsim.serving.requests import Request, make_requests
 from specsim.serving.scheduler import Scheduler
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from specsim.core.errors import InputError
 from specsim.core.files import write_whole
-from specsim.core.frames import data_frame, needs_pandas
+from specsim.serving.frames import data_frame, needs_pandas
 from specsim.serving.typed_json import read_typed
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Data frames of results, for specsim.serving and specsim.explorer. pandas is loaded when the first one is made."""
+"""Data frames of results. pandas is loaded when the first one is made."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
