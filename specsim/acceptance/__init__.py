@@ -1,1 +1,1 @@
-"""Studies, recordings and predictions of how many drafts are accepted."""
+"""Studies, recordings and predictions of acceptance."""

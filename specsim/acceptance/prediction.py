@@ -1,4 +1,4 @@
-"""Accept lengths predicted from one recording, and measured ones."""
+"""Accept lengths predicted from one recording, compared with measured ones."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -125,7 +125,7 @@ def predict(
 
 
 def show(predictions: Predictions, console: Console) -> None:
-    """Print a line a setting, and the errors."""
+    """Print a row per setting, and the errors."""
     heading(console, f"Accept lengths predicted from one recording ({setting(predictions.recorded)})")
     seconds = predictions.seconds
     paragraph(

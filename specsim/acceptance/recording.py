@@ -1,6 +1,6 @@
-"""Recordings, for the simulator, of a drafter's candidates at every position of the texts that its target writes.
+"""Recordings of a drafter's candidates at every position of its target's texts, for the simulator.
 
-The run accepts no draft, so that a round begins at every position; its tokens are the target's own, as ever.
+The run accepts no draft, so that a round begins at every position; its tokens are still the target's own.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from specsim.simulator.replay import Candidates
 
 
 class Recorder:
-    """An engine that keeps the candidates of every round, and otherwise is the given one."""
+    """A wrapper of an engine that keeps the candidates of every round."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -35,7 +35,7 @@ class Recorder:
         return getattr(self._engine, name)
 
     def advance(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> Advance:
-        """Run a round, keep its candidates, and hand out what a serving loop needs."""
+        """Run a round, keep its candidates, and return the result for a serving loop."""
         verify_input, output, next_input = self._engine.round(batch, draft_input, pools, reserved)
         if verify_input.candidates is not None:  # plain decoding has none
             self.rounds.append(verify_input.candidates)
@@ -51,9 +51,9 @@ def record(
 ) -> Candidates:
     """Record the candidates at `positions` positions of each prompt's greedy continuation, on the reference.
 
-    Position 0 follows the first new token. No end token ends a text. InputError for a prompt that leaves no room.
+    Position 0 follows the first new token. End tokens are ignored. InputError for a prompt that leaves no room.
     """
-    require(not config.is_plain, "num_steps", config.num_steps, "at least 1: plain decoding drafts nothing")
+    require(not config.is_plain, "num_steps", config.num_steps, "at least 1: plain decoding has no drafts")
     require(positions >= 1, "positions", positions, "at least 1")
     most = most_positions(pair, prompts, config)
     allowed = f"at most {most}, so that the longest prompt, its continuation and {config.num_steps} drafts fit"
@@ -63,7 +63,7 @@ def record(
     engine = load_engine(pair, config, EngineOptions("reference", dtype), acceptance=none_accepted)
     sampling = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
     requests = make_requests(pair, prompts, sampling, None, engine.config.length_limit)
-    recorder: Any = Recorder(engine)  # it passes on everything that a scheduler needs of an engine
+    recorder: Any = Recorder(engine)  # forwards all other attributes to the engine
     with torch.inference_mode():
         run_together(recorder, requests)
     rounds = recorder.rounds[:positions]

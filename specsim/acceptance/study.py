@@ -1,4 +1,4 @@
-"""The acceptance study: acceptance of a pair's drafters on its prompts, and targets for it."""
+"""Acceptance study: acceptance of a pair's drafters on its prompts, compared with targets."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -54,7 +54,7 @@ SETTINGS = (
 
 
 class Target(NamedTuple):
-    """The least accept length that a setting should reach."""
+    """A setting and the least accept length that it should reach."""
 
     setting: Setting
     accept_length: float
@@ -115,9 +115,10 @@ def measure(
     settings: Sequence[Setting] = SETTINGS,
     progress: bool = False,
 ) -> Study:
-    """Run every setting on all prompts. pairs: by drafter, all of the same target.
+    """Run every setting on all prompts.
 
-    In float64, so that rounding decides no greedy token. End tokens are ignored, so that every prompt weighs the same.
+    pairs: by drafter, all of the same target. In float64, so that rounding decides no greedy token. End tokens are
+    ignored, so that every prompt has the same weight.
     """
     bar = tqdm(total=len(settings) + 1, unit="run", disable=None if progress else True)
 
@@ -180,7 +181,7 @@ def _tree_checks(rows: Sequence[Measurement]) -> Iterator[Check]:
 
 
 def show(study: Study, console: Console) -> None:
-    """Print the study: one line a setting and group of prompts, then the checks."""
+    """Print the study: a row per setting and group of prompts, then the checks."""
     heading(console, f"Acceptance on {study.num_prompts} held-out prompts, {study.max_new_tokens} new tokens each")
     paragraph(
         console,

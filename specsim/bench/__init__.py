@@ -1,4 +1,4 @@
-"""Timings of the fast column on a GPU, each beside its bound and its rivals, none without its equality check."""
+"""Timings of the fast implementation on a GPU, with roofline bounds and baselines, after equality checks."""
 
 from specsim.bench.result import Result
 from specsim.bench.session import bench

@@ -8,7 +8,7 @@ import triton.language as tl
 
 
 class Tiling(NamedTuple):
-    """Work of a program."""
+    """Work of one program."""
 
     tile: int  # numbers
     tiles: int
@@ -28,7 +28,7 @@ def _sum_kernel(out_ptr, numbers_ptr, TILE: tl.constexpr, TILES_OF_PROGRAM: tl.c
 
 
 def partial_sums(numbers: torch.Tensor, tiling: Tiling) -> torch.Tensor:
-    """Sum, modulo 2³², tile · tiles i32 numbers each; they have to divide the tensor."""
+    """Sum tile · tiles i32 numbers per program, modulo 2³²; they have to divide the tensor."""
     programs = numbers.numel() // (tiling.tile * tiling.tiles)
     out = torch.empty(programs, dtype=torch.int32, device=numbers.device)
     options: dict[str, Any] = {"TILE": tiling.tile, "TILES_OF_PROGRAM": tiling.tiles, "num_warps": tiling.warps}

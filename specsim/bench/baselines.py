@@ -1,4 +1,4 @@
-"""transformers' own generation beside ours: eager, with a static cache, and assisted."""
+"""Generation by transformers as a baseline: eager, with a static cache, and assisted."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -26,7 +26,7 @@ from specsim.serving.scheduler import Scheduler
 
 EAGER = "transformers, eager"
 STATIC = "transformers, static cache, compiled"
-# An assistant has to be a causal language model, which an EAGLE head is not: it reads the target's features.
+# An assistant has to be a causal language model. An EAGLE head is not one: it reads the target's features.
 FIRST_LAYER = "transformers, assisted by the target's first layer"
 ITSELF = "transformers, assisted by the target itself"
 ASSISTANTS = (
@@ -43,14 +43,14 @@ SAMPLES = 3
 
 
 def shipped_rows(peaks: Peaks) -> Iterator[Row]:
-    """The shipped pair in float32, where tokens have to be equal."""
+    """Time the shipped pair in float32, where tokens have to be equal."""
     pair = load()
     prompt = pair.tokenizer.encode(load_prompts()[0]["text"])
     yield _row("shipped pair", pair, prompt, TINY_TOKENS, torch.float32, peaks)
 
 
 def shaped_rows(shape: str, peaks: Peaks) -> Iterator[Row]:
-    """A model of real shape in bf16."""
+    """Time a model of real shape in bf16."""
     pair = stacked(random_pair(shape, "cuda", torch.bfloat16))
     (prompt,) = random_prompts(1, LARGE_PROMPT, pair.target.config.vocab_size)
     yield _row(shape, pair, prompt, LARGE_TOKENS, torch.bfloat16, peaks)
@@ -59,13 +59,13 @@ def shaped_rows(shape: str, peaks: Peaks) -> Iterator[Row]:
 
 
 def attention_rows(peaks: Peaks) -> Iterator[Row]:
-    """Some points of tree attention, beside SDPA and flex_attention; the suite kernels has all of them."""
+    """Time some settings of tree attention, SDPA and flex_attention; the suite kernels has all of them."""
     for requests, nodes in ATTENTION:
         yield attention_row(requests, nodes, 16, peaks)
 
 
 def _row(name: str, pair: Pair, prompt: Sequence[int], count: int, dtype: torch.dtype, peaks: Peaks) -> Row:
-    """Microseconds a token of one request, prefill included, on the wall clock."""
+    """Time one request, prefill included, on the wall clock, in microseconds per token."""
     ours = {config: Ours(pair, config, prompt, count, dtype) for config in (EAGLE3, PLAIN)}
     expected = ours[PLAIN]()
     is_exact = dtype == torch.float32
@@ -117,7 +117,7 @@ class Ours:
 
 
 class TransformersModel:
-    """transformers' model of the same tensors, and its first layer alone under the same head."""
+    """The model of transformers with the same tensors, and its first layer under the same head."""
 
     def __init__(self, pair: Pair, prompt: Sequence[int], count: int, dtype: torch.dtype, device: str = "cuda") -> None:
         self._ids = torch.tensor([list(prompt)], device=device)
@@ -140,7 +140,7 @@ class TransformersModel:
 
 
 def _causal_model(pair: Pair, dtype: torch.dtype, device: str, layers: int | None) -> Any:
-    """transformers' causal model over these tensors, which it does not copy where they have its dtype and device."""
+    """Make the causal model of transformers over these tensors; it copies only those of another dtype or device."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     model = pair.target.config
@@ -165,7 +165,7 @@ def _causal_model(pair: Pair, dtype: torch.dtype, device: str, layers: int | Non
         made = LlamaForCausalLM(config)
     names = made.state_dict().keys()
     made.load_state_dict({name: pair.target.tensors[name].to(device, dtype) for name in names}, assign=True)
-    with torch.device(device):  # its frequencies are no tensor of a checkpoint
+    with torch.device(device):  # the frequencies are not in the checkpoint
         made.model.rotary_emb = type(made.model.rotary_emb)(config)
     made.generation_config.eos_token_id = None
     return made.eval()
@@ -180,7 +180,10 @@ def _same_tokens(found: list[int], expected: list[int]) -> Check:
 
 
 def _check_logits(pair: Pair, prompt: Sequence[int]) -> Callable[[list[int]], Check]:
-    """In bf16 tokens part at near ties: by plain torch in float32 each has to be the likeliest, but for rounding."""
+    """Check logits in bf16, where tokens may differ at near ties.
+
+    By plain torch in float32 each token has to be the likeliest, up to rounding.
+    """
 
     def check(found: list[int]) -> Check:
         device = pair.target.tensors["lm_head.weight"].device

@@ -1,4 +1,4 @@
-"""Operations of a round beside the model and the vocabulary: tree, walk, commit, preparation of draft-extend."""
+"""Operations of a round other than model and vocabulary: tree, walk, commit, preparation of draft-extend."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ MOST_US = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A round whose target forward has just run."""
+    """A round just after its target forward."""
 
     batch: Batch
     pools: KVPool
@@ -46,9 +46,10 @@ class Round:
 
 
 def make_round(model: ModelConfig, num_features: int, device: str = "cuda") -> Round:
-    """Make REQUESTS requests of SEQ_LEN tokens with KV of the model's shape; the target agrees with many drafts.
+    """Make REQUESTS requests of SEQ_LEN tokens with KV of the model's shape.
 
-    Verification has a vocabulary of VOCAB_SIZE tokens, so that what is timed of it is the walk and no pass.
+    The target agrees with many drafts. Verification has a vocabulary of only VOCAB_SIZE tokens, so that the walk
+    dominates its time.
     """
     from specsim.fast.verify import verify
     from specsim.reference import tree
@@ -84,7 +85,7 @@ def make_round(model: ModelConfig, num_features: int, device: str = "cuda") -> R
 
 
 def bookkeeping_rows(model: ModelConfig, num_features: int, peaks: Peaks) -> Iterator[Row]:
-    """Time each piece, then all of them one after the other."""
+    """Time each operation, then all of them in sequence."""
     case = make_round(model, num_features)
     accepted = float(case.verdict.num_accepted_drafts.float().mean())
     setting = {"requests": REQUESTS, "nodes": CONFIG.num_draft_tokens, "L": SEQ_LEN}
@@ -126,7 +127,7 @@ class Piece:
 
 
 def _once(check: Callable[[Any], Check]) -> Callable[[Any], Check]:
-    """Keep the first verdict of a check: a second run of a commit would find its own work."""
+    """Cache the first result of a check: a second run of a commit would find its own work."""
     found: list[Check] = []
 
     def judged(output: Any) -> Check:
@@ -138,7 +139,7 @@ def _once(check: Callable[[Any], Check]) -> Callable[[Any], Check]:
 
 
 def _pieces(case: Round) -> Iterator[Piece]:
-    """Give the pieces in the order of a round; a piece is judged before the next one runs."""
+    """Yield the operations in the order of a round; each is checked before the next one runs."""
     from specsim.fast import kv, tree
     from specsim.fast.extend import draft_extend_input
     from specsim.fast.verify import verify
@@ -211,7 +212,7 @@ def _check_extend(case: Round, found: DraftExtendInput) -> Check:
 
 
 def _commit_bound(case: Round) -> RooflineBound:
-    """Bound a commit by the keys and values of the drafts that are not in place yet, read and written."""
+    """Bound a commit: keys and values of the drafts that have to move, read and written."""
     path = case.verdict.accept_index.cpu()
     nodes = torch.where(path >= 0, path % CONFIG.num_draft_tokens, -1)
     moved = int(((nodes >= 0) & (nodes != torch.arange(path.shape[1]))).sum())

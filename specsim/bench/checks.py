@@ -1,4 +1,4 @@
-"""Equality checks: exact for integers, within a budget for floats; a failed one says where and what differs."""
+"""Equality checks: exact for integers, within a budget for floats; a failed one names the difference."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from specsim.bench.row import Check
 
 
 def equal(compared: str, found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> Check:
-    """Every tensor bit for bit; error: how many entries differ."""
+    """Compare every tensor bit for bit; error: number of entries that differ."""
     differing = 0
     first = ""
     for name, tensor in expected.items():
@@ -29,7 +29,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def within(compared: str, found: torch.Tensor, exact: torch.Tensor, budget: torch.Tensor | float) -> Check:
-    """Every entry as near to the exact one as the budget says; error: the largest share of it that is used."""
+    """Compare entries with exact ones within a budget; error: the largest error over its budget."""
     if found.shape != exact.shape:
         return Check(compared, float("inf"), 1, f"shape {tuple(found.shape)}, not {tuple(exact.shape)}")
     share = ((found.to(exact.dtype) - exact).abs() / budget).flatten()
@@ -42,7 +42,7 @@ def within(compared: str, found: torch.Tensor, exact: torch.Tensor, budget: torc
 
 
 def all_of(compared: str, *checks: Check) -> Check:
-    """One check of several: that which failed, else that whose error is largest against its limit."""
+    """Combine several checks: the failed one, else the one with the largest error over its limit."""
     worst = max(checks, key=lambda check: (not check.passed, check.error / check.limit if check.limit else check.error))
     difference = "" if worst.passed else f"{worst.compared}: {worst.difference or worst.error}"
     return Check(compared, worst.error, worst.limit, difference)

@@ -1,4 +1,4 @@
-"""Times on a GPU: graphs of many launches over inputs that no cache holds, and what the device does at its best."""
+"""GPU times, by graphs of many launches over uncached inputs, and measured peaks of the device."""
 
 import statistics
 import time
@@ -10,14 +10,14 @@ import torch
 from specsim.bench.roofline import Peaks
 from specsim.bench.row import Timing
 
-LEAST_LAUNCHES = 32  # of one graph, so that a replay is much longer than what an event costs
+LEAST_LAUNCHES = 32  # of one graph, so that a replay is much longer than the overhead of an event
 MOST_COPIES = 64
 SAMPLES = 15  # of a measured peak
 _NUMBERS = 2**30  # of four bytes
 
 
 def timing(samples_us: list[float]) -> Timing:
-    """Median and spread of samples."""
+    """Compute median and spread of samples."""
     median = statistics.median(samples_us)
     if len(samples_us) < 4:
         return Timing(median, 100 * (max(samples_us) - min(samples_us)) / median, len(samples_us))
@@ -32,7 +32,7 @@ def copies_of(input_bytes: int) -> int:
 
 
 def replayed(replay: Callable[[], object], samples: int, parts: int = 1) -> Timing:
-    """Time between events around each replay, a share of it if one holds several equal parts."""
+    """Time replays by events; parts: number of equal parts of a replay, the time of one is returned."""
     for _ in range(2):
         replay()
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(samples)]
@@ -45,7 +45,7 @@ def replayed(replay: Callable[[], object], samples: int, parts: int = 1) -> Timi
 
 
 def launched(run: Callable[[int], Any], copies: int, samples: int, least: int = LEAST_LAUNCHES) -> Timing:
-    """Time of one `run(i)`, i in turn 0 to copies - 1, launched at least so often from a graph."""
+    """Time one `run(i)` in a graph of at least `least` launches, i taking all values in turn."""
     from specsim.fast.runtime.graph import capture
 
     repeats = -(-least // copies)
@@ -60,14 +60,17 @@ def launched(run: Callable[[int], Any], copies: int, samples: int, least: int = 
 
 
 def walled(run: Callable[[], Any], samples: int, parts: int) -> Timing:
-    """Wall-clock time of a call until the device is done, a share of it if it has several equal parts."""
+    """Measure the wall-clock time of a call until the device is done.
+
+    parts: number of equal parts of the call; the time of one is returned.
+    """
     return in_turns({"": run}, samples, parts)[""]
 
 
 def in_turns(runs: Mapping[str, Callable[[], Any]], samples: int, parts: int = 1) -> dict[str, Timing]:
-    """Wall-clock times of several calls, one sample of each in turn: noise of the host meets all of them alike.
+    """Measure wall-clock times of several calls, one sample of each in turn, so that host noise affects all alike.
 
-    parts: equal parts of a call, of which the time of one is given.
+    parts: number of equal parts of a call; the time of one is returned.
     """
     found: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(samples):
@@ -81,14 +84,14 @@ def in_turns(runs: Mapping[str, Callable[[], Any]], samples: int, parts: int = 1
 
 
 def measure_peaks() -> Peaks:
-    """The best of some plain kernels: a sum over memory, a copy, a product of two matrices of random numbers.
+    """Measure the peaks of some plain kernels: a sum over memory, a copy, a product of two random matrices.
 
-    Of four gigabytes L2 keeps less than a fiftieth from one pass to the next.
+    Of four gigabytes the L2 cache keeps less than a fiftieth between passes.
     """
     numbers = torch.randint(-(2**31), 2**31 - 1, (_NUMBERS,), dtype=torch.int32, device="cuda")
     read = _read_rate(numbers)
     copy = torch.empty_like(numbers)
-    copied = launched(lambda _: torch.neg(numbers, out=copy), 1, SAMPLES, 2)  # a kernel: copy_ need not be one
+    copied = launched(lambda _: torch.neg(numbers, out=copy), 1, SAMPLES, 2)  # a kernel; copy_ may be none
     size = 8192
     left, right = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     product = replayed(lambda: torch.mm(left, right), SAMPLES)

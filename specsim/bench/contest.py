@@ -13,12 +13,12 @@ SAMPLES = 20
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """An implementation of an operation."""
+    """An implementation of an operation, ours or a baseline."""
 
     name: str
     run: Callable[[int], Any]  # launches the operation on input number i, without waiting for it
     check: Callable[[Any], Check]  # checks the result of run(0)
-    time: Callable[[], Timing] | None = None  # None: launched from a graph over all inputs in turn
+    time: Callable[[], Timing] | None = None  # None: in a graph over all inputs in turn
 
 
 Targets = Callable[[Mapping[str, float], RooflineBound, Peaks], Sequence[Target]]
@@ -40,7 +40,10 @@ def contest(
     set_targets: Targets | None = None,
     notes: Sequence[str] = (),
 ) -> Row:
-    """Check all, and time those that pass. A baseline that cannot run here becomes a note; ours has to run."""
+    """Check all contenders, and time those that pass.
+
+    A baseline that cannot run here becomes a note; ours has to run.
+    """
     checks: dict[str, Check] = {}
     timings: dict[str, Timing] = {}
     notes = list(notes)

@@ -1,7 +1,7 @@
-"""An independent forward in plain torch to check a round: none of the kernels, pages or graphs.
+"""Independent forward in plain torch that checks a round, without kernels, pages or graphs.
 
-Weights are cast tensor by tensor on their device, so that a bf16 model of real size runs in float32 too. It differs
-from the oracle's forward in its rows: a tree mask, and a prefix whose KV is given, as scenes with random KV need.
+Weights are cast tensor by tensor on their device, so a bf16 model of real size runs in float32 too. It differs from the
+oracle's forward in its rows: a tree mask, and a prefix with given KV, which scenes with random KV need.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -43,7 +43,7 @@ class Rows:
     """Rows of one request."""
 
     positions: torch.Tensor  # i64 [R]
-    seen: torch.Tensor  # bool [R, C + R], columns of the prefix and rows that each row sees
+    seen: torch.Tensor  # bool [R, C + R], visible columns of the prefix and rows, for each row
 
     @classmethod
     def causal(cls, count: int, device: torch.device | str) -> "Rows":
@@ -53,7 +53,7 @@ class Rows:
 
     @classmethod
     def tree(cls, prefix_len: int, positions: torch.Tensor, mask: torch.Tensor, with_prompt: bool) -> "Rows":
-        """Make the rows of nodes behind a prefix, which is either rows itself or given KV."""
+        """Make the rows of nodes after a prefix, which is either rows itself or given KV."""
         nodes = len(mask)
         behind = torch.cat([torch.ones(nodes, prefix_len, dtype=torch.bool, device=mask.device), mask], dim=1)
         if not with_prompt:
@@ -67,7 +67,7 @@ def target_forward(
     pair: Pair, ids: torch.Tensor, rows: Rows, dtype: torch.dtype, last: int, prefix: Prefix | None = None,
     feature_layers: tuple[int, ...] = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(logits [last, V] of the last rows, features [R, F]: what enters the feature layers) in dtype."""
+    """Compute (logits [last, V] of the last rows, features [R, F], the feature layers' inputs) in dtype."""
     from specsim.reference.layers import Weights, rms_norm
 
     model = pair.target.config
@@ -95,7 +95,7 @@ def eagle3_of(pair: Pair) -> DrafterCheckpoint:
 
 
 def eagle3_forward(pair: Pair, ids: torch.Tensor, features: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Compute the hidden state [H] of an EAGLE-3 head at the last of these rows; a row's feature is one behind."""
+    """Compute the hidden state [H] of an EAGLE-3 head at the last row; features are one row behind."""
     from specsim.reference.layers import Weights, rms_norm
 
     head = eagle3_of(pair)

@@ -27,18 +27,18 @@ def sameness_rows(quick: bool) -> Iterator[Row]:
     count = 8 if quick else TOGETHER
     texts = (TOGETHER * [each["text"] for each in load_prompts()])[:count]
     run = partial(_generate, pair)
-    company = run(texts)
+    batched = run(texts)
     again = run(texts)
-    yield _row("two runs", {"requests": count}, _equal("tokens and logprobs, bit for bit", company, again))
+    yield _row("two runs", {"requests": count}, _equal("tokens and logprobs, bit for bit", batched, again))
     places = range(min(ALONE, count))
     on_cpu = generate(pair, [texts[place] for place in places], EAGLE3, _PARAMS, request_ids=list(places))
     yield _row(
-        "GPU and CPU", {"requests": len(places)}, _same_tokens("tokens of the reference, float32", company, on_cpu)
+        "GPU and CPU", {"requests": len(places)}, _same_tokens("tokens of the reference, float32", batched, on_cpu)
     )
-    alone = [run([texts[place]], [place]) for place in places]
-    found = [_same_tokens(f"request {place}", company, each, place) for place, each in enumerate(alone)]
-    bits = sum(_equal("", company, each, place).passed for place, each in enumerate(alone))
-    note = f"logprobs are equal bit for bit too in {bits} of {len(alone)}"
+    solo = [run([texts[place]], [place]) for place in places]
+    found = [_same_tokens(f"request {place}", batched, each, place) for place, each in enumerate(solo)]
+    bits = sum(_equal("", batched, each, place).passed for place, each in enumerate(solo))
+    note = f"logprobs are equal bit for bit, too, in {bits} of {len(solo)}"
     yield _row("solo and batched", {"requests": count}, all_of("tokens", *found), (note,))
     yield from _invariant_rows(pair, texts, places)
 
@@ -79,7 +79,7 @@ def _same_tokens(compared: str, found: Generation, expected: Generation, first: 
 def _invariant_rows(pair: Pair, texts: Sequence[str], places: Sequence[int]) -> Iterator[Row]:
     """Compare solo and batched outputs under `batch_invariant`, bit for bit."""
     run = partial(_generate, pair, batch_invariant=True)
-    company = run(texts)
-    found = [_equal(f"request {place}", company, run([texts[place]], [place]), place) for place in places]
+    batched = run(texts)
+    found = [_equal(f"request {place}", batched, run([texts[place]], [place]), place) for place in places]
     compared = "tokens and logprobs solo and batched, bit for bit"
     yield _row("batch-invariant", {"requests": len(texts)}, all_of(compared, *found))

@@ -1,4 +1,4 @@
-"""Host side of a round: its time, its launches, and that it never waits for the device."""
+"""Host side of a round: its time, its launches, and a check that it never waits for the device."""
 
 import time
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ from specsim.bench.clock import timing
 from specsim.bench.row import OURS, Check, Row, Target, Timing
 from specsim.bench.scene import Scene
 
-CONSECUTIVE = 8  # rounds, one enqueued behind the other
+CONSECUTIVE = 8  # rounds, each enqueued before the last one has ended
 SAMPLES = 15
 MOST_HOST_US = 100.0
 
 
-def host_row(name: str, setting: Mapping[str, Any], scene: Scene, judged: Check) -> Row:
+def host_row(name: str, setting: Mapping[str, Any], scene: Scene, round_check: Check) -> Row:
     """Time the host on a checked round until all is enqueued, and check that it never waits."""
-    check = all_of("the round's own check, and that the host never waits", judged, _without_waiting(scene))
+    check = all_of("the round's own check, and that the host never waits", round_check, _without_waiting(scene))
     timings = {}
     targets = ()
     notes = ()
@@ -30,7 +30,7 @@ def host_row(name: str, setting: Mapping[str, Any], scene: Scene, judged: Check)
 
 
 def _without_waiting(scene: Scene) -> Check:
-    """CONSECUTIVE rounds under torch's sync debug mode, which raises where the host would wait for the device."""
+    """Check CONSECUTIVE rounds under torch's sync debug mode, which raises where the host would wait."""
     compared = f"no synchronisation in {CONSECUTIVE} consecutive rounds (torch's sync debug mode)"
     scene.rounds(CONSECUTIVE)
     torch.cuda.synchronize()
@@ -46,7 +46,10 @@ def _without_waiting(scene: Scene) -> Check:
 
 
 def host_times(scene: Scene) -> tuple[Timing, float]:
-    """Wall-clock time until a round is enqueued, of all but the first after the device was idle; and of the first."""
+    """Measure the wall-clock time until a round is enqueued: of later rounds, and of the first.
+
+    The first follows an idle device.
+    """
     first = []
     others = []
     for _ in range(SAMPLES):
@@ -61,7 +64,7 @@ def host_times(scene: Scene) -> tuple[Timing, float]:
 
 
 def launches(scene: Scene) -> tuple[float, float]:
-    """(graph launches, other launches and copies) a round, as torch's profiler counts calls of the CUDA runtime."""
+    """Count (graph launches, other launches and copies) a round by torch's profiler."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:

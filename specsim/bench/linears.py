@@ -17,7 +17,7 @@ FEW_ROWS = (1, 64)
 
 
 def shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
-    """(outputs, inputs) of the products that one forward consists of, projections of the same input as one."""
+    """List (outputs, inputs) of the products of one forward, with projections of the same input as one."""
     queries = model.num_heads * model.head_dim
     keys = model.num_kv_heads * model.head_dim
     return {
@@ -30,7 +30,7 @@ def shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def linear_rows(model: ModelConfig, peaks: Peaks, quick: bool) -> Iterator[Row]:
-    """Every product against torch's; both within the same budget of float64."""
+    """Time every product and torch's; both have the same budget around float64."""
     from specsim.fast.model.linear import linear
     from specsim.fast.model.rows import Rows
 
@@ -52,15 +52,16 @@ def linear_rows(model: ModelConfig, peaks: Peaks, quick: bool) -> Iterator[Row]:
 
 
 def product_bound(rows: int, outputs: int, inputs: int) -> RooflineBound:
-    """The weight, the rows and their products, bf16."""
+    """Bound a product by the weight, the rows and the results, bf16."""
     parts = Part("weight", 2 * outputs * inputs), Part("rows", 2 * rows * inputs), Part("products", 2 * rows * outputs)
     return RooflineBound(parts, 2 * rows * outputs * inputs)
 
 
 def check_product(x: torch.Tensor, weight: torch.Tensor) -> Callable[[torch.Tensor], Check]:
-    """A product of these, bf16, against float64: half a unit in the last place twice, of the entry and of its scale.
+    """Make a check of a bf16 product against float64.
 
-    The second leaves room for a library that adds parts of a sum in bf16; one missing summand in a thousand exceeds it.
+    The budget is twice half a unit in the last place, of the entry and of the products' scale. The second term leaves
+    room for a library that adds parts of a sum in bf16; one missing summand in a thousand exceeds it.
     """
     exact = torch.cat([x.double() @ part.double().T for part in weight.split(16384)], dim=1)
     budget = 2**-8 * (exact.abs() + exact.square().mean().sqrt())

@@ -1,4 +1,4 @@
-"""Times of the graph modes, in rounds of the shipped pair at one request."""
+"""Times of the graph modes: rounds of the shipped pair at one request."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ Rounds = list[list[int]]  # tokens of each round
 
 
 def mode_rows() -> Iterator[Row]:
-    """Plain decoding and the graph modes in float32 at one request, timed in turns after each passed its check."""
+    """Time plain decoding and the graph modes, in float32 at one request, each after its check."""
     pair = load()
     prompt = pair.tokenizer.encode(load_prompts()[0]["text"])
     plain = _scene(replace(pair, drafter=None), SpecConfig.plain(), "round", prompt)
@@ -37,7 +37,7 @@ def mode_rows() -> Iterator[Row]:
 
 
 def compared(scenes: Mapping[str, Scene], rounds: int) -> Iterator[Row]:
-    """Rows of the scenes by mode, plain decoding first: one that fails its check has no time."""
+    """Make a row per mode, plain decoding first; a mode that fails its check has no time."""
     found = {mode: _accepted(scene, rounds * (4 if mode == PLAIN else 1)) for mode, scene in scenes.items()}
     expected = list(chain.from_iterable(found[PLAIN]))
     first = next(tokens for mode, tokens in found.items() if mode != PLAIN)
@@ -80,5 +80,5 @@ def _scene(pair: Pair, config: SpecConfig, mode: Mode, prompt: Sequence[int]) ->
 
 
 def _accepted(scene: Scene, rounds: int) -> Rounds:
-    """Give the tokens of each of `rounds` rounds."""
+    """Collect the tokens of each of `rounds` rounds."""
     return [verdict.accepted_tokens()[0] for verdict in scene.following(rounds)]

@@ -1,4 +1,4 @@
-"""Trees of random form, and logits under which they are walked some way."""
+"""Random trees, and logits under which parts of them are accepted."""
 
 import torch
 
@@ -6,7 +6,7 @@ from specsim.core.phases import VerifyInput
 
 
 def random_parents(requests: int, nodes: int, depth: int, generator: torch.Generator) -> list[list[int]]:
-    """Parents of each tree's nodes: any earlier node above that depth, -1 for the root."""
+    """Draw the parents of each tree's nodes: any earlier node of less than that depth, -1 for the root."""
     trees = []
     for _ in range(requests):
         parents = [-1]
@@ -22,7 +22,7 @@ def random_parents(requests: int, nodes: int, depth: int, generator: torch.Gener
 def tree_input(
     parents: list[list[int]], seq_lens: torch.Tensor, draft_tokens: torch.Tensor, cache_locations: torch.Tensor
 ) -> VerifyInput:
-    """The verify input of these trees, on the CPU; draft_tokens, cache_locations: [B, N]."""
+    """Make the verify input of these trees, on the CPU; draft_tokens, cache_locations: [B, N]."""
     from specsim.reference.tree_links import depths_of, links
     from specsim.reference.tree_mask import visibility
 
@@ -42,7 +42,7 @@ def tree_input(
 
 
 def agree_with(logits_RV: torch.Tensor, verify_input: VerifyInput, share: float, generator: torch.Generator) -> None:
-    """Make the first child of so many of the nodes the likeliest token there, in place."""
+    """Make the first child of a share of the nodes the likeliest token there, in place."""
     tokens = verify_input.draft_tokens.cpu()
     first = verify_input.retrieve_next_token.cpu()
     chosen = (first >= 0) & (torch.rand(first.shape, generator=generator) < share)

@@ -1,4 +1,4 @@
-"""The result of a suite: its rows, what ran them, and whether it is complete."""
+"""Result of a suite: its rows, its environment, and whether it is complete."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,8 +11,9 @@ from specsim.core.json_schema import schema_name
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Result of a suite. finished: the groups of which all rows are there, and not only those that time allowed;
-    unfinished: how many rows, the last ones, are of no such group.
+    """Result of a suite of benchmarks.
+
+    unfinished: number of rows, the last ones, whose group is not complete.
     """
 
     options: Options
@@ -22,7 +23,7 @@ class Result:
     peaks: Peaks
     rows: tuple[Row, ...] = ()
     seconds: float = 0.0
-    finished: tuple[str, ...] = ()
+    finished: tuple[str, ...] = ()  # groups with all of their rows
     unfinished: int = 0
 
     @property
@@ -36,7 +37,7 @@ class Result:
         return all(row.passed for row in self.rows)
 
     def to_json(self) -> dict[str, Any]:
-        """A value that json can write."""
+        """Make a value that json can write."""
         return {
             "schema": schema_name("bench"),
             "suite": self.options.suite,

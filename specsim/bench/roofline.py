@@ -1,4 +1,4 @@
-"""Roofline bounds: the bytes and operations that cannot be avoided, and their time at the measured peaks."""
+"""Roofline bounds: unavoidable bytes and operations, and their time at the measured peaks."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -16,16 +16,16 @@ _KV = ("keys", "values")
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """Measured peaks of this run: bytes a second read and copied (read and written), bf16 operations a second."""
+    """Measured peaks of one run."""
 
-    read: float
-    copy: float
-    dense: float
+    read: float  # bytes/s
+    copy: float  # bytes/s, read and written
+    dense: float  # bf16 operations/s
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Bytes of one tensor, or of `count` alike whose name has a * for what differs."""
+    """Bytes of one tensor, or of `count` tensors whose names differ in a layer's number, written *."""
 
     tensor: str
     bytes: int
@@ -34,7 +34,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class RooflineBound:
-    """Bytes to read (and, where listed so, to write) and operations. operations: a product and a sum are two."""
+    """Bytes to read (or to write, where named so) and operations; a product and a sum are two."""
 
     parts: tuple[Part, ...]
     operations: int = 0
@@ -44,28 +44,28 @@ class RooflineBound:
         return sum(part.bytes for part in self.parts)
 
     def read_us(self, peaks: Peaks) -> float:
-        """Microseconds that the bytes take."""
+        """Compute the microseconds of the bytes."""
         return 1e6 * self.bytes / peaks.read
 
     def compute_us(self, peaks: Peaks) -> float:
-        """Microseconds that the operations take."""
+        """Compute the microseconds of the operations."""
         return 1e6 * self.operations / peaks.dense
 
     def us(self, peaks: Peaks) -> float:
-        """Microseconds: the larger of both."""
+        """Compute the larger of both times, in microseconds."""
         return max(self.read_us(peaks), self.compute_us(peaks))
 
     def __add__(self, other: "RooflineBound") -> "RooflineBound":
         return RooflineBound(_grouped((*self.parts, *other.parts)), self.operations + other.operations)
 
     def to_json(self) -> dict[str, Any]:
-        """A value that json can write."""
+        """Make a value that json can write."""
         parts = [{"tensor": part.tensor, "count": part.count, "bytes": part.bytes} for part in self.parts]
         return {"bytes": self.bytes, "operations": self.operations, "parts": parts}
 
 
 def _grouped(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """Parts whose names differ in a number of a layer only, as one."""
+    """Merge parts whose names differ only in the number of a layer."""
     groups: dict[str, Part] = {}
     for part in parts:
         name = re.sub(r"\.\d+\.", ".*.", part.tensor)
@@ -75,7 +75,7 @@ def _grouped(parts: Iterable[Part]) -> tuple[Part, ...]:
 
 
 def _weights(layout: Mapping[str, tuple[int, ...]], rows: int, itemsize: int, prefix: str = "") -> RooflineBound:
-    """Every tensor once, each matrix multiplied with so many rows; an embedding is read a row at a time."""
+    """Bound products of `rows` rows with all weights: each tensor is read once, an embedding row by row."""
     parts = []
     operations = 0
     for name, shape in layout.items():
@@ -89,14 +89,17 @@ def _weights(layout: Mapping[str, tuple[int, ...]], rows: int, itemsize: int, pr
 
 
 def _kv(name: str, model: ModelConfig, requests: int, rows: int, seq_len: int, itemsize: int) -> RooflineBound:
-    """Keys and values of every committed column, read by so many rows of each request."""
+    """Bound attention over the keys and values of all committed columns, for `rows` rows of each request."""
     numbers = model.num_layers * requests * seq_len * model.num_kv_heads * model.head_dim
     parts = tuple(Part(f"{name} KV of layer *, {which}", numbers * itemsize, model.num_layers) for which in _KV)
     return RooflineBound(parts, 4 * model.num_layers * requests * rows * seq_len * model.num_heads * model.head_dim)
 
 
 def forward_bound(model: ModelConfig, requests: int, rows: int, seq_len: int, itemsize: int = BF16) -> RooflineBound:
-    """One forward of the target over `rows` rows of every request: all weights once, and the KV of seq_len columns."""
+    """Bound one forward of the target over `rows` rows of every request.
+
+    All weights are read once, and the KV of seq_len columns of each request.
+    """
     weights = _weights(target_layout(model), requests * rows, itemsize)
     return weights + _kv("target", model, requests, rows, seq_len, itemsize)
 
@@ -104,7 +107,10 @@ def forward_bound(model: ModelConfig, requests: int, rows: int, seq_len: int, it
 def _draft_forward(
     drafter: DrafterConfig, target: ModelConfig, requests: int, rows: int, head_rows: int, seq_len: int, fuses: bool
 ) -> RooflineBound:  # fmt: skip
-    """One forward of an EAGLE head over `rows` rows of every request, its vocabulary read for `head_rows` of them."""
+    """Bound one forward of an EAGLE head over `rows` rows of every request.
+
+    Its vocabulary is read for `head_rows` of them.
+    """
     layout = {
         name: shape
         for name, shape in drafter_layout(drafter)[0].items()
@@ -126,10 +132,11 @@ def _draft_forward(
 def round_bound(
     model: ModelConfig, drafter: DrafterConfig | None, config: SpecConfig, requests: int, seq_len: int
 ) -> RooflineBound:
-    """A whole round in bf16: the verify forward, and the drafter's weights and KV once for each of its forwards.
+    """Bound a whole round in bf16.
 
-    These are num_steps - 1 steps of topk lanes and one draft-extend of num_steps + 1 rows, which alone reads fc of
-    EAGLE-3's features. No tensor is assumed to stay in a cache from one forward to the next.
+    It has the verify forward, and the drafter's weights and KV once per forward: num_steps - 1 steps of topk lanes and
+    one draft-extend of num_steps + 1 rows. Only draft-extend reads EAGLE-3's fc. No tensor is assumed to stay in a
+    cache between forwards.
     """
     bound = forward_bound(model, requests, config.num_draft_tokens, seq_len)
     if config.is_plain or drafter is None:

@@ -14,19 +14,20 @@ from specsim.bench.scene import Scene, with_graph
 from specsim.bench.verify_checks import LOGPROBS, check_verdict
 from specsim.core.phases import DraftInput, RoundOutput, State, VerifyInput
 
-# How much further from the exact our worst error, and the root of its mean square, may be than plain torch's in the
-# same type: both round as often, in another order.
+# Bounds for our worst error and the root of its mean square, over those of plain torch in the same type, which rounds
+# as often in another order.
 WORST = 3.0
 WHOLE = 2.0
-SMALLEST = torch.finfo(torch.float32).tiny  # below it a probability may be 0
+SMALLEST = torch.finfo(torch.float32).tiny  # smaller probabilities may be 0
 
 
 def check_round(scene: Scene, requests: Sequence[int] = (0,), with_eager: bool = True) -> Check:
-    """Check a round against an independent forward and the reference, and its graph against the eager kernels.
+    """Check a round by an independent forward and the reference, and its graph by the eager kernels.
 
-    Every tree is judged as laid out from its candidates; of these, the drafts that the round began with. Of the
-    requests given: the verdict, the target's logits, the next bonus token; of an EAGLE-3 head the next first drafts and
-    after a real prefill the hidden state. Drafts of later steps are not: a wrong one costs its acceptance.
+    All trees are compared with the reference's trees of the same candidates, and the candidates with the drafts at the
+    start of the round. For the given requests the verdict, the target's logits and the next bonus token are checked;
+    with an EAGLE-3 head also the next first drafts, and after a real prefill the hidden state. Drafts of later steps
+    are not checked: a wrong one only costs acceptance.
     """
     output = scene.round()
     verify_input = output.verify_input
@@ -66,7 +67,7 @@ def tensors_of(state: Any, name: str = "") -> dict[str, torch.Tensor]:
 
 
 def _trees(scene: Scene, verify_input: VerifyInput) -> list[Check]:
-    """Compare the round's first drafts with the candidates, and all trees with the reference's trees of these."""
+    """Compare the first drafts with the candidates, and all trees with the reference's."""
     from specsim.reference import tree
 
     batch = scene.batch
@@ -116,9 +117,9 @@ def _against_dense(scene: Scene, output: RoundOutput, request: int) -> list[Chec
 
 
 def _bonus_token(output: RoundOutput, request: int) -> Check:
-    """Compare the root of the next tree with the token after the last accepted node, which is checked elsewhere."""
+    """Compare the root of the next tree with the token after the last accepted node."""
     verdict = output.verify_output.verdict
-    last = verdict.accept_index[request].max().long()  # nodes of a path ascend
+    last = verdict.accept_index[request].max().long()  # nodes of a path are in ascending order
     found = output.draft_input.bonus_tokens[request]
     expected = verdict.predict[last]
     return equal(f"next bonus token of request {request}", {"token": found}, {"token": expected})
@@ -127,7 +128,7 @@ def _bonus_token(output: RoundOutput, request: int) -> Check:
 def _first_drafts(scene: Scene, output: RoundOutput, request: int) -> Check:
     """Compare the first drafts, by rank and score, with plain torch's logits of our hidden state.
 
-    Two logits may each be as far off as `near` lets those of the target be.
+    Two logits may each have the error that `near` allows those of the target.
     """
     compared = f"next first drafts of request {request} by plain torch"
     left = output.draft_input
@@ -154,7 +155,7 @@ def _first_drafts(scene: Scene, output: RoundOutput, request: int) -> Check:
 
 
 def _wider(scene: Scene) -> torch.dtype:
-    """Give the type that counts as exact beside the engine's."""
+    """Return the type that counts as exact for the engine's."""
     return torch.float64 if scene.engine.dtype == torch.float32 else torch.float32
 
 
@@ -182,7 +183,7 @@ def _hidden(scene: Scene, output: RoundOutput, request: int, ids: torch.Tensor, 
 
 
 def near(compared: str, ours: torch.Tensor, exact: torch.Tensor, rounded: torch.Tensor) -> Check:
-    """Bound our errors by WORST and WHOLE times those of plain torch in the same type, at worst and on the whole."""
+    """Bound our errors by multiples of plain torch's: the worst by WORST, the root mean square by WHOLE."""
     exact = exact.double()
     error = (rounded.double() - exact).abs()
     worst = within(f"{compared}, at worst", ours, exact, WORST * float(error.max()))

@@ -36,7 +36,7 @@ FORWARDS = ((8, 1.25), (64, 1.40))  # draft tokens and limit of verify forwards
 
 
 def round_rows(shape: str, peaks: Peaks, quick: bool) -> Iterator[Row]:
-    """Rounds at one request of SEQ_LEN tokens, on the device and on the host."""
+    """Time rounds at one request of SEQ_LEN tokens, on the device and on the host."""
     pair = stacked(random_pair(shape, "cuda", torch.bfloat16))
     for name, config, temperature, limit in ROUNDS[: 2 if quick else None]:
         scene = scene_of(pair, config, temperature)
@@ -50,7 +50,7 @@ def round_rows(shape: str, peaks: Peaks, quick: bool) -> Iterator[Row]:
 
 
 def forward_rows(shape: str, peaks: Peaks) -> Iterator[Row]:
-    """Verify forwards alone."""
+    """Time verify forwards without the rest of a round."""
     pair = stacked(random_pair(shape, "cuda", torch.bfloat16))
     for nodes, limit in FORWARDS:
         yield forward_row(pair, nodes, peaks, limit)
@@ -73,7 +73,7 @@ def scene_of(
     batch_invariant: bool = False,
     acceptance: SyntheticAcceptance | None = None,
 ) -> Scene:
-    """Requests of SEQ_LEN random tokens behind a real prefill, one graph a round."""
+    """Prefill requests of SEQ_LEN random tokens; rounds run in one graph."""
     plain = replace(pair, drafter=None) if config.is_plain else pair
     options = EngineOptions("fast", torch.bfloat16, "cuda", "round", requests, batch_invariant)
     engine = load_engine(plain, config, options, acceptance=acceptance)
@@ -82,7 +82,7 @@ def scene_of(
 
 
 def round_row(name: str, scene: Scene, peaks: Peaks, limit: float | None) -> Row:
-    """Device time a round of several that follow each other, what lies between two graphs included."""
+    """Time consecutive rounds on the device, gaps between graphs included, per round."""
     config = scene.engine.config
     pair = scene.pair
     bound = round_bound(pair.target.config, pair.drafter and pair.drafter.config, config, scene.batch.size, SEQ_LEN)
@@ -95,7 +95,7 @@ def round_row(name: str, scene: Scene, peaks: Peaks, limit: float | None) -> Row
 
 
 def synthetic_row(pair: Pair, peaks: Peaks) -> Row:
-    """The EAGLE-3 round where a schedule decides what is accepted: what a token costs at these rates."""
+    """Time the EAGLE-3 round under scheduled acceptance: the cost of a token at these rates."""
     acceptance = SyntheticAcceptance(RATES)
     scene = scene_of(pair, EAGLE3, acceptance=acceptance)
     row = round_row("EAGLE-3 round, synthetic acceptance", scene, peaks, None)
@@ -108,13 +108,14 @@ def synthetic_row(pair: Pair, peaks: Peaks) -> Row:
 
 
 def consecutive(scene: Scene) -> Timing:
-    """Time between events around CONSECUTIVE rounds, a round's share of it."""
+    """Time CONSECUTIVE rounds by events, per round."""
     return replayed(lambda: scene.rounds(CONSECUTIVE), SAMPLES, CONSECUTIVE)
 
 
 def launch_rows(shape: str) -> Iterator[Row]:
-    """Count the host's launches of a round in a profile. Last of all: a profiler that has run once slows later
-    launches.
+    """Count the host's launches of a round in a profile.
+
+    This group is the last: a profiler slows all later launches.
     """
     pair = stacked(random_pair(shape, "cuda", torch.bfloat16))
     for name, config, temperature, _ in ROUNDS[:2]:
@@ -131,9 +132,10 @@ def launch_rows(shape: str) -> Iterator[Row]:
 
 
 def forward_row(pair: Pair, nodes: int, peaks: Peaks, limit: float) -> Row:
-    """The target's forward over a tree, its logits included: what verification costs without the rest of a round.
+    """Time the target's forward over a tree, logits included, without the rest of a round.
 
-    Timed from a graph of its own; the round it is part of is judged, and its logits are that round's bit for bit.
+    It is timed in its own graph. The round that it belongs to is checked, and its logits have to equal that round's bit
+    for bit.
     """
     from specsim.fast.model.draft_metadata import tree_metadata
 
@@ -165,7 +167,7 @@ def forward_row(pair: Pair, nodes: int, peaks: Peaks, limit: float) -> Row:
 def invariance_row(pair: Pair, requests: int) -> Row:
     """Time a round with and without batch_invariant.
 
-    Judged as any round, and the first request in company against itself alone, bit for bit.
+    Both are checked like any round, and the first request has to be equal solo and batched, bit for bit.
     """
     scenes = {
         OURS: scene_of(pair, EAGLE3, requests=requests, batch_invariant=True),
@@ -188,7 +190,7 @@ def invariance_row(pair: Pair, requests: int) -> Row:
 
 
 def _first_request(scene: Scene) -> dict[str, torch.Tensor]:
-    """Give the results of a round for its first request."""
+    """Collect the results of a round for its first request."""
     output = scene.round()
     nodes = scene.engine.config.num_draft_tokens
     verdict = output.verify_output.verdict

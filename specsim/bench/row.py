@@ -1,4 +1,4 @@
-"""Rows of a benchmark: a time exists only where the equality check of its operation has passed."""
+"""Rows of a benchmark: a time exists only after the equality check of its operation has passed."""
 
 import math
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A figure and the most that it should be."""
+    """A figure and its upper limit."""
 
     name: str
     value: float
@@ -48,11 +48,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One operation under one setting. Raises ValueError for a timing of a contender without a passed check."""
+    """One operation under one setting.
+
+    Raises ValueError for a timing of a contender without a passed check.
+    """
 
     name: str
     setting: Mapping[str, Any]
-    checks: Mapping[str, Check]  # by contender, ours first
+    checks: Mapping[str, Check]  # by contender, ours first (ours, baselines)
     timings: Mapping[str, Timing] = field(default_factory=dict)  # by contender
     bound: RooflineBound | None = None  # bytes and operations that no implementation can avoid
     bound_us: float = math.nan  # their time at the measured peaks of this run

@@ -1,4 +1,4 @@
-"""Growth: plain decoding over many requests and long contexts, each point against its bound."""
+"""Growth of plain decoding and EAGLE-3 over requests and context, each setting with its roofline bound."""
 
 import gc
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ INVENTED = "KV is random, as is the first draft; pages are the pool's, no prompt
 
 
 def points(full: bool) -> list[tuple[int, int]]:
-    """(requests, length) of the grid, and of each number of requests the longest that fits."""
+    """List (requests, length) of the grid, and the longest length that fits, by number of requests."""
     requests, lengths = (ALL_REQUESTS, ALL_LENGTHS) if full else (REQUESTS, LENGTHS)
     grid = {(count, length) for count in requests for length in lengths if count * length <= MOST_TOKENS}
     corners = {(count, min(LONGEST, MOST_TOKENS // count // PAGE_SIZE * PAGE_SIZE)) for count in requests}
@@ -44,7 +44,7 @@ def points(full: bool) -> list[tuple[int, int]]:
 
 
 def scale_rows(name: str, config: SpecConfig, peaks: Peaks, full: bool, quick: bool) -> Iterator[Row]:
-    """Every point at which the columns of a round fit into the memory there is; quick: short ones."""
+    """Time every setting whose columns fit into the free memory; quick: only short ones."""
     of = shape(name)
     long = replace(of, config=replace(of.config, max_position_embeddings=LONGEST + PAGE_SIZE, rope_scaling={}))
     pair = stacked(random_pair(long, "cuda", torch.bfloat16, None if config.is_plain else "eagle3"))
@@ -56,7 +56,7 @@ def scale_rows(name: str, config: SpecConfig, peaks: Peaks, full: bool, quick: b
 
 
 def _rows_of(pair: Pair, config: SpecConfig, chosen: list[tuple[int, int]], peaks: Peaks) -> Iterator[Row]:
-    """One pool for all points, as large as the largest of those that fit into the memory there is."""
+    """Time settings in one pool, as large as the largest of those that fit into the free memory."""
     engine = load_engine(pair, config, EngineOptions("fast", torch.bfloat16, "cuda", "round"))
     slots = min(max(_slots(engine, *point) for point in chosen), _room(pair))
     chosen = [point for point in chosen if _slots(engine, *point) <= slots]
@@ -73,7 +73,7 @@ def _slots(engine: Engine, requests: int, length: int) -> int:
 
 
 def _room(pair: Pair) -> int:
-    """Slots that fit beside what a round needs: twelve gigabytes, for buffers and for judging."""
+    """Count the slots that fit, with twelve gigabytes left for the buffers and the check of a round."""
     models = [pair.target.config, *([pair.drafter.config.model] if pair.drafter else [])]
     numbers = sum(2 * model.num_layers * model.num_kv_heads * model.head_dim for model in models)
     torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Requests with committed KV, ready for rounds that can be timed."""
+"""Requests with committed KV, ready for timed rounds."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -16,12 +16,12 @@ from specsim.serving.generation import load_engine
 
 PLAIN = SpecConfig.plain()
 EAGLE3 = SpecConfig(topk=4, num_steps=3, num_draft_tokens=8)
-SLACK = 256  # tokens that a request may grow by while it is timed
+SLACK = 256  # tokens that a request may grow by during the timing
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """The inputs of a round."""
+    """Inputs of a round."""
 
     pair: Pair
     engine: Engine
@@ -35,7 +35,7 @@ class Scene:
         return self.engine.round(self.batch, self.draft_input, self.pools, reserved=True)
 
     def following(self, count: int) -> Iterator[Verdict]:
-        """Run `count` consecutive rounds, each enqueued without waiting for the one before."""
+        """Run `count` consecutive rounds, each enqueued without waiting for the last one."""
         batch = self.batch
         draft_input = self.draft_input
         for _ in range(count):
@@ -54,7 +54,7 @@ class Scene:
 
     @torch.inference_mode()
     def replay(self) -> None:
-        """Replay the round's graph alone, on the states in its buffers."""
+        """Replay only the round's graph, on the states in its buffers."""
         engine: Any = self.engine
         frames = engine._frames.values()  # only the fast engine has them
         frame = min((frame for frame in frames if frame.bucket >= self.batch.size), key=lambda frame: frame.bucket)
@@ -96,13 +96,13 @@ def invented(pair: Pair, engine: Engine, pools: KVPool, requests: int, seq_len: 
 
 
 def close(scene: Scene) -> None:
-    """Give the requests' columns back to their pools."""
+    """Release the requests' columns to their pools."""
     for row in scene.batch.req_pool_indices.tolist():
         scene.pools.close(row)
 
 
 def with_graph(scene: Scene, graph: Literal["eager", "step", "phase", "round"]) -> Scene:
-    """Give the same requests in the same pools another engine, in that graph mode."""
+    """Replace the engine by one in that graph mode; requests and pools stay."""
     old = scene.engine
     options = replace(old.options, graph=graph, bucket=scene.batch.size)
     engine = load_engine(scene.pair, old.config, options, acceptance=old.acceptance)
@@ -119,12 +119,12 @@ def _batch(engine: Engine, pools: KVPool, seq_lens: list[int], longest: int, tem
 
 
 def tree_of(config: SpecConfig) -> str:
-    """(topk, num_steps, num_draft_tokens) as a table shows them."""
+    """Print (topk, num_steps, num_draft_tokens) for a table."""
     return "plain" if config.is_plain else f"({config.topk}, {config.num_steps}, {config.num_draft_tokens})"
 
 
 def stacked(pair: Pair) -> Pair:
-    """Make the target's projections of the same input views of one tensor, so that no engine copies them.
+    """Replace the target's projections of the same input by views of one tensor, so that no engine copies them.
 
     The pair's own mapping is changed: no other holder of the pair keeps a second copy.
     """

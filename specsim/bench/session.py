@@ -1,4 +1,4 @@
-"""Running a suite: rows as they come, and what came of all of them."""
+"""Runs of suites: rows as they come, and the result of all of them."""
 
 import time
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from specsim.models.shapes import shape
 
 
 def check_options(options: Options) -> dict[str, Group]:
-    """The groups that will run. InputError for options that cannot be, and without a GPU."""
+    """Choose the groups to run; InputError for impossible options and without a GPU."""
     require_choice("suite", options.suite, SUITES)
     groups = SUITES[options.suite].groups
     chosen = {name: group for name, group in groups.items() if options.only in name}
@@ -34,7 +34,7 @@ def check_options(options: Options) -> dict[str, Group]:
 
 
 def bench(options: Options, command: str = "", json_file: Path | None = None, console: Console | None = None) -> Result:
-    """Run a suite; rows are shown, and json_file is written anew, as they come."""
+    """Run a suite; rows are printed, and json_file is rewritten, as they come."""
     groups = check_options(options)
     start = time.perf_counter()
     most = options.seconds or SUITES[options.suite].seconds
@@ -58,7 +58,7 @@ def bench(options: Options, command: str = "", json_file: Path | None = None, co
 
 
 def _rows(groups: dict[str, Group], options: Options, peaks: Peaks) -> Iterator[tuple[Row | None, str]]:
-    """Every row with its group's name, and None when a group is finished."""
+    """Yield every row with its group's name, and None when a group is finished."""
     for name, group in groups.items():
         yield from ((row, name) for row in group(options, peaks))
         yield None, name

@@ -1,4 +1,4 @@
-"""Rows and verdicts as a person reads them."""
+"""Printed form of rows and verdicts."""
 
 import math
 
@@ -11,7 +11,7 @@ from specsim.core.display import figure, paragraph, print_table
 
 
 def show_peaks(peaks: Peaks, console: Console) -> None:
-    """Show the peaks that this run measured."""
+    """Print the measured peaks of this run."""
     paragraph(
         console,
         f"Measured peaks of this run: {peaks.read / 1e12:.2f} TB/s read, {peaks.copy / 1e12:.2f} TB/s copied, "
@@ -20,19 +20,19 @@ def show_peaks(peaks: Peaks, console: Console) -> None:
 
 
 def setting_of(row: Row) -> str:
-    """A row's setting in words."""
+    """Print a row's setting."""
     values = {name: f"{value:,}" if type(value) is int else value for name, value in row.setting.items()}
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def microseconds(timing: Timing) -> str:
-    """A median with its spread."""
+    """Print a median with its spread."""
     digits = 1 if timing.median_us < 1000 else 0
     return f"{timing.median_us:,.{digits}f} us ±{timing.spread / 2:.1f} %"
 
 
 def show_row(row: Row, console: Console) -> None:
-    """A row in a few lines: no time of what was not shown to be equal."""
+    """Print a row in a few lines; only equal implementations have times."""
     out = console.out
     out(f"{row.name}: {setting_of(row)}", highlight=False)
     for name, check in row.checks.items():
@@ -74,7 +74,7 @@ def show(result: Result, console: Console) -> None:
     targets = [each for row in result.rows for each in row.targets]
     reached = sum(each.reached for each in targets)
     if not result.is_complete:
-        paragraph(console, f"Not all rows of the suite: {len(result.rows)} in {result.seconds:.0f} s.")
+        paragraph(console, f"The suite is not complete: {len(result.rows)} rows in {result.seconds:.0f} s.")
     failed = sum(not row.passed for row in result.rows)
     equal = "Every equality check passed" if result.passed else f"NOT EQUAL in {failed} of {len(result.rows)} rows"
     paragraph(console, f"{equal}; {reached} of {len(targets)} targets are reached.")

@@ -1,4 +1,4 @@
-"""Suites of benchmarks: the groups of rows that each has, made when they are asked for."""
+"""Suites of benchmarks: groups of rows, created on demand."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ from specsim.models.shapes import shape
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of a run. only: rows whose group's name holds this text; full: all points of a grid, quick: few."""
+    """Options of a run of a suite."""
 
     suite: str
     shape: str = "llama-3-8b"
-    only: str = ""
-    quick: bool = False
-    full: bool = False
-    seconds: float | None = None
+    only: str = ""  # part of the names of the groups to run
+    quick: bool = False  # few settings of a grid
+    full: bool = False  # all settings of a grid
+    seconds: float | None = None  # after which no further row is begun; None: the suite's
 
     @property
     def model(self) -> ModelConfig:

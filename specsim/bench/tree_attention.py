@@ -1,4 +1,4 @@
-"""Attention of tree nodes over a long paged prefix, against SDPA on gathered KV and flex_attention."""
+"""Attention of tree nodes over a long paged prefix, compared with SDPA on gathered KV and flex_attention."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +40,7 @@ Attend = Callable[[int], torch.Tensor]  # attention over the KV of a layer
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """Random trees over random KV, a layer of it for each of several calls; pages lie in a random order."""
+    """Random trees over random KV, one layer per call; pages lie in a random order."""
 
     batch: Batch
     verify_input: VerifyInput
@@ -51,7 +51,10 @@ class Trees:
 
 
 def trees(requests: int, nodes: int, page_size: int, layers: int, columns: int, device: str = "cuda") -> Trees:
-    """Nodes hang from random earlier ones. Their values are large, so that a wrong mask shows among so many keys."""
+    """Make trees whose nodes have random earlier parents.
+
+    Their values are large, so that a wrong mask shows among the many keys.
+    """
     generator = torch.Generator().manual_seed(requests * 1000 + nodes)
     prefix = columns - nodes
     kv = KVBuffer(KVLayout(layers, KV_HEADS, HEAD_DIM), requests * columns, torch.bfloat16, device)
@@ -72,7 +75,7 @@ def trees(requests: int, nodes: int, page_size: int, layers: int, columns: int, 
 
 
 def attention_rows(peaks: Peaks, quick: bool) -> Iterator[Row]:
-    """Every point of requests, nodes and page sizes."""
+    """Time every setting of requests, nodes and page sizes."""
     sizes = PAGE_SIZES[:1] if quick else PAGE_SIZES
     for requests in REQUESTS:
         for nodes in (1, 8, 64) if quick else NODES:
@@ -82,7 +85,7 @@ def attention_rows(peaks: Peaks, quick: bool) -> Iterator[Row]:
 
 
 def attention_row(requests: int, nodes: int, page_size: int, peaks: Peaks) -> Row:
-    """One point, everyone judged and timed."""
+    """Check and time all contenders in one setting."""
     bound = attention_bound(requests, nodes, COLUMNS)
     layers = copies_of(bound.bytes)
     case = trees(requests, nodes, page_size, layers, COLUMNS)
@@ -98,7 +101,7 @@ def attention_row(requests: int, nodes: int, page_size: int, peaks: Peaks) -> Ro
 
 
 def attention_bound(requests: int, nodes: int, columns: int) -> RooflineBound:
-    """Keys and values once, the queries and what comes of them; nodes are counted as if they all saw all columns."""
+    """Bound attention by keys, values, queries and outputs, as if every node saw all columns."""
     kv = 2 * requests * columns * KV_HEADS * HEAD_DIM
     rows = 2 * requests * nodes * HEADS * HEAD_DIM
     parts = Part("keys", kv), Part("values", kv), Part("queries", rows), Part("attended", rows)
@@ -106,7 +109,7 @@ def attention_bound(requests: int, nodes: int, columns: int) -> RooflineBound:
 
 
 def targets(requests: int, nodes: int, times: Mapping[str, float], bound: RooflineBound, peaks: Peaks) -> list[Target]:
-    """A share of what the device can do, as time over that of all of it, and to be faster than the others."""
+    """Set targets: a share of the device's peak, as time over the time at the peak, and the baselines' times."""
     if nodes <= FEW_NODES:
         share = SHARE_ALONE if requests == 1 else SHARE_TOGETHER
         found = [Target(f"time / bytes ({share:.0%} of read bandwidth)", times[OURS] / bound.read_us(peaks), 1 / share)]
@@ -117,7 +120,10 @@ def targets(requests: int, nodes: int, times: Mapping[str, float], bound: Roofli
 
 
 def ours(case: Trees) -> Attend:
-    """The fast column's kernel over pages; its metadata is made once a forward, not once a layer, and not counted."""
+    """Attend with the fast implementation's kernel over pages.
+
+    Its metadata is made once per forward, not per layer, and is not timed.
+    """
     from specsim.fast.attention import attention
     from specsim.fast.model.draft_metadata import tree_metadata
 
@@ -126,35 +132,35 @@ def ours(case: Trees) -> Attend:
 
 
 def _rows_of_group(case: Trees) -> torch.Tensor:
-    """The queries of a key head's group as rows of one head, [B, KV heads, N · group, D]."""
+    """Arrange the queries of a key head's group as rows of one head, [B, KV heads, N · group, D]."""
     requests, nodes = case.mask.shape[:2]
     query = case.query.view(requests, nodes, KV_HEADS, GROUP, HEAD_DIM)
     return query.permute(0, 2, 1, 3, 4).reshape(requests, KV_HEADS, nodes * GROUP, HEAD_DIM)
 
 
 def _flat(attended: torch.Tensor, nodes: int) -> torch.Tensor:
-    """[B, KV heads, N · group, D] back to [B·N, A, D]."""
+    """Arrange [B, KV heads, N · group, D] as [B·N, A, D]."""
     requests = len(attended)
     parts = attended.view(requests, KV_HEADS, nodes, GROUP, HEAD_DIM).permute(0, 2, 1, 3, 4)
     return parts.reshape(requests * nodes, HEADS, HEAD_DIM)
 
 
 def _gathered(case: Trees, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of every column, [B, KV heads, C, D] each."""
+    """Gather keys and values of every column, [B, KV heads, C, D] each."""
     kv = case.pools.target
     keys, values = (part[layer][case.slots].transpose(1, 2) for part in (kv.keys, kv.values))
     return keys, values
 
 
 def _seen(case: Trees) -> torch.Tensor:
-    """bool [B, N, C]: every node sees the prefix, and of the nodes what the mask says."""
+    """Make bool [B, N, C]: every node sees the prefix, and the nodes that the mask allows."""
     requests, nodes = case.mask.shape[:2]
     prefix = torch.ones(requests, nodes, case.slots.shape[1] - nodes, dtype=torch.bool, device=case.mask.device)
     return torch.cat([prefix, case.mask], dim=2)
 
 
 def sdpa(case: Trees) -> Attend:
-    """Gather, then attend with an explicit mask; a group's queries are rows of one head, so that no key is copied."""
+    """Gather, then attend with an explicit mask; queries of a group are rows, so keys are not copied."""
     query = _rows_of_group(case)
     nodes = case.mask.shape[1]
     mask = _seen(case).repeat_interleave(GROUP, dim=1)[:, None]
@@ -166,7 +172,7 @@ def sdpa(case: Trees) -> Attend:
 
 
 def flex(case: Trees) -> Attend:
-    """flex_attention, compiled, over KV that lies contiguous before the clock starts."""
+    """Attend with compiled flex_attention over KV that is contiguous before the clock starts."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     requests, nodes = case.mask.shape[:2]
@@ -195,7 +201,7 @@ def flex(case: Trees) -> Attend:
 def _flex_of(
     query: torch.Tensor, kv: tuple[torch.Tensor, ...], given: dict[str, Any]
 ) -> Callable[[tuple[torch.Tensor, ...]], torch.Tensor]:
-    """flex_attention as it compiles: its kernel for few queries has no configuration for many, its main one has."""
+    """Compile flex_attention for few queries, or where that fails with its main kernel."""
     from torch.nn.attention.flex_attention import flex_attention
 
     torch.compiler.reset()  # a function that has been compiled for eight shapes is compiled for no more
@@ -213,7 +219,7 @@ def _flex_of(
 
 
 def check_attention(case: Trees) -> Callable[[torch.Tensor], Check]:
-    """The first and the last request of layer 0 against float64.
+    """Make a check of the first and the last request of layer 0 against float64.
 
     The budget is four times the largest error of the same formula with weights and result rounded to bf16.
     """

@@ -45,7 +45,7 @@ def random_candidates(requests: int, config: SpecConfig, vocab_size: int, genera
 
 
 def same_tree(expected: VerifyInput, found: VerifyInput) -> Check:
-    """Compare a tree with the reference's, its candidates left out."""
+    """Compare a tree with the reference's, without its candidates."""
     names = {name: each for name, each in tensors_of(expected).items() if "candidates" not in name}
     return equal("the reference's tree", tensors_of(found), names)
 

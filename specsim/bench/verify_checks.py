@@ -1,4 +1,4 @@
-"""Checks of verdicts against the reference's under the same logits, in float64 on the CPU."""
+"""Checks of verdicts: comparison with the reference's, from the same logits, in float64 on the CPU."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -58,7 +58,7 @@ def _counts(found: Verdict) -> Check:
 
 
 def _nodes(accept_index: torch.Tensor, nodes: int) -> torch.Tensor:
-    """Node indices within each tree, -1 for none."""
+    """Convert to node indices within each tree, -1 for none."""
     return torch.where(accept_index >= 0, accept_index % nodes, -1).int()
 
 
@@ -71,7 +71,7 @@ def _tokens(
     logprobs_BW: torch.Tensor,
     exact_logprobs_BW: torch.Tensor,
 ) -> list[Check]:
-    """Tokens along the paths, the last of which may have been drawn, and their logprobs where they are the same."""
+    """Check the tokens along the paths, whose last may be sampled, and the logprobs of equal tokens."""
     from specsim.reference.sampling import target_prob
 
     off = ours_BN[exact_BN < 0]

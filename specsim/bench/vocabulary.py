@@ -41,7 +41,7 @@ IN_CACHE = "so few logits lie in the L2 cache, as in a round after the product t
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Trees to verify. logits: one [B·N, V] bf16 for each of several calls."""
+    """Trees to verify."""
 
     batch: Batch
     verify_input: VerifyInput
@@ -66,7 +66,7 @@ def vocabulary_rows(vocab_size: int, peaks: Peaks, quick: bool) -> Iterator[Row]
 def make_case(
     requests: int, config: SpecConfig, sampling: SamplingParams, vocab_size: int, scale: float, device: str = "cuda"
 ) -> Case:
-    """Random trees whose nodes the target often agrees with."""
+    """Make random trees whose nodes the target often agrees with."""
     generator = torch.Generator().manual_seed(requests + config.num_draft_tokens)
     nodes = config.num_draft_tokens
     pools = KVPool(KVBuffer(KVLayout(1, 1, 16), 16, torch.float32, device), None, 16, requests, MAX_LEN)

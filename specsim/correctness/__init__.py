@@ -1,1 +1,1 @@
-"""Checks that try to prove the engines wrong."""
+"""Checks that try to show the engines wrong."""

@@ -9,9 +9,10 @@ Item = TypeVar("Item")
 
 
 def covering(items: Iterable[Item], pairs_of: Callable[[Item], Iterable[Hashable]]) -> list[Item]:
-    """Choose items that together have every pair of all items; greedy, the first of equals.
+    """Choose items that together contain every pair of all items.
 
-    pairs_of: the pairs of one item. Items without a pair are all chosen.
+    The choice is greedy; among equals it takes the first. pairs_of: pairs of one item. Items without a pair are all
+    chosen.
     """
     pairs = [(item, frozenset(pairs_of(item))) for item in items]
     chosen = [item for item, own in pairs if not own]
@@ -24,11 +25,11 @@ def covering(items: Iterable[Item], pairs_of: Callable[[Item], Iterable[Hashable
 
 
 def pairwise(axes: Mapping[str, Sequence[Hashable]], is_valid: Callable[[Cell], bool] = lambda _: True) -> list[Cell]:
-    """Make cells over `axes` that contain every valid pair of values; greedy and deterministic.
+    """Make cells over `axes` that contain every valid pair of values.
 
-    The cells are built value by value, since their product is too large to choose from with `covering`. is_valid also
-    gets incomplete cells and has to accept those that can still become valid. Raises ValueError where a cell cannot be
-    completed.
+    Greedy and deterministic. Cells are built value by value, since the product of the axes is too large for `covering`.
+    is_valid also gets incomplete cells; it has to accept those that can still become valid. Raises ValueError where a
+    cell cannot be completed.
     """
     pairs = [
         pair
@@ -49,7 +50,7 @@ def pairwise(axes: Mapping[str, Sequence[Hashable]], is_valid: Callable[[Cell], 
 def _complete(
     cell: Cell, axes: Mapping[str, Sequence[Hashable]], uncovered: Mapping, is_valid: Callable[[Cell], bool]
 ) -> Cell:
-    """Fill the missing axes one by one with the value that covers most uncovered pairs, the first of equals."""
+    """Fill the missing axes one by one, each with the value that covers most uncovered pairs."""
     for axis in axes:
         if axis in cell:
             continue

@@ -1,4 +1,4 @@
-"""Map of the package: its folders as boxes, imports between them as arrows, and the levels that these make.
+"""Map of the package: folders as boxes, imports as arrows, and the resulting levels.
 
 python -m specsim.maintain.import_map [DEPTH]: folders at this depth below specsim, 1 unless given.
 """
@@ -23,7 +23,7 @@ class ImportMap:
 
     @property
     def num_arrows(self) -> int:
-        """Number of ordered pairs of boxes of which the first imports the second."""
+        """Number of ordered pairs of boxes in which the first imports the second."""
         return sum(map(len, self.arrows.values()))
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class ImportMap:
         height = max(self.levels.values(), default=0)
         circles = " → ".join(self.circle) or "none"
         total = f"{len(self.arrows)} boxes, {self.num_arrows} arrows, {height} levels, circles: {circles}"
-        return "\n".join(["level  folder: what it imports", *rows, "", total])
+        return "\n".join(["level  folder: its imports", *rows, "", total])
 
 
 def import_map(depth: int = 1, package: str = "specsim") -> ImportMap:
@@ -54,7 +54,7 @@ def _box(module: str, depth: int) -> str:
 
 
 def layered(arrows: Arrows) -> ImportMap:
-    """Give every box its level, or name one circle."""
+    """Compute every box's level, or find one circle."""
     try:
         order = tuple(TopologicalSorter(arrows).static_order())
     except CycleError as error:

@@ -23,8 +23,8 @@ GRID_HEADINGS = (
 )
 BENCH_HEADINGS = ("operation", "setting", "ours, us", "roofline, us", "ours / roofline", "target", "best baseline, us")
 SUITE_ORDER = ("round", "kernels", "scale", "baselines")
-MAX_ROWS = 8  # of one operation that are shown one by one
-# Texts of kept results, and the words of today's commands for the same thing.
+MAX_ROWS = 8  # of one operation that get a table row each
+# Texts in kept results, and today's words for them.
 RENAMED = {
     "time / floor": "time / roofline bound",
     "us in all": "total time, us",
@@ -36,32 +36,32 @@ PAGE_HEAD = "# Measured on GPUs\n\nWritten by `python -m specsim.maintain.tables
 
 
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    """Lines of a Markdown table."""
+    """Make the lines of a Markdown table."""
     lines = ["| " + " | ".join(headings) + " |", "|---" * len(headings) + "|"]
     return lines + ["| " + " | ".join(map(str, cells)) + " |" for cells in rows]
 
 
 def grids(folder: Path) -> str:
-    """Table of the kept differential grids, and the machine and versions of their runs."""
+    """Make the table of the kept differential grids, with the machine and versions of their runs."""
     results = _kept(folder, "diff-*.json")
     results.sort(key=lambda result: (result["num_cells"], result["dtype"] != "float32"))
     return "\n".join([*markdown(GRID_HEADINGS, map(_grid_cells, results)), "", _measured_on(results)]) + "\n"
 
 
 def proofs(folder: Path) -> str:
-    """Table of the other kept proofs, one row per command."""
+    """Make the table of the other kept proofs, one row per command."""
     results = {name: result for name in SUMMARIES for result in _kept(folder, f"{name}-cuda.json")}
     rows = [(f"`{result['command']}`", SUMMARIES[name](result)) for name, result in results.items()]
     return "\n".join([*markdown(("on a GPU", "result"), rows), "", _measured_on(results.values())]) + "\n"
 
 
 def performance(folder: Path) -> str:
-    """Tables of the kept benchmark rows that have a target, and of all baselines; empty where none is kept."""
+    """Make the tables of the kept benchmark rows with targets, and of all baselines; empty without any."""
     return _bench_tables(folder, only_targets=True)
 
 
 def bench_page(folder: Path) -> str:
-    """Page of all kept benchmark rows."""
+    """Make the page of all kept benchmark rows."""
     return PAGE_HEAD + _bench_tables(folder, only_targets=False)
 
 
@@ -70,7 +70,7 @@ def _kept(folder: Path, pattern: str) -> list[dict[str, Any]]:
 
 
 def changed_modules(result: Result) -> list[str]:
-    """Modules whose code is no longer what the result ran, or all where it does not say what it ran."""
+    """List the modules whose code has changed since the result, or all where it has no digests."""
     now = code_digests()
     names: set[str] = set()
     for run in result.get("runs", [result]):
@@ -80,13 +80,13 @@ def changed_modules(result: Result) -> list[str]:
 
 
 def stale(folder: Path) -> dict[str, list[str]]:
-    """Kept results of other code than today's, by file name, with the modules that changed."""
+    """List kept results whose code has changed, by file name, with the changed modules."""
     found = {path.name: changed_modules(json.loads(path.read_text("utf-8"))) for path in sorted(folder.glob("*.json"))}
     return {name: modules for name, modules in found.items() if modules}
 
 
 def _measured_on(results: Iterable[Result]) -> str:
-    """Sentence with the machine, the versions and the day of every run, and one on those that are stale."""
+    """Write the sentence with machine, versions and day of every run, and one about stale results."""
     results = list(results)
     dated = f"{_runs(run for result in results for run in result.get('runs', [result]))}"
     old = sorted(_subject(result) for result in results if changed_modules(result))
@@ -94,7 +94,7 @@ def _measured_on(results: Iterable[Result]) -> str:
 
 
 def _subject(result: Result) -> str:
-    """A result in a sentence: its command, or the suite whose runs it joins."""
+    """Name a result in a sentence: its command, or the suite whose runs it joins."""
     return f"`{result.get('command') or 'specsim bench --suite ' + result['suite']}`"
 
 
@@ -193,7 +193,7 @@ def _range(figures: Iterable[str]) -> str:
 
 
 def _bench_rows(rows: Iterable[Result]) -> Iterator[list[str]]:
-    """One line per row; an operation with more than MAX_ROWS settings has its best, median and worst."""
+    """Make a row per setting; an operation with more than MAX_ROWS settings has its best, median and worst."""
     operations: dict[str, list[Result]] = defaultdict(list)
     for row in rows:
         operations[row["name"]].append(row)

@@ -1,4 +1,4 @@
-"""GPU results kept in fast/measurements: whole runs of the fast implementation that passed."""
+"""GPU results kept in fast/measurements: complete, passed runs of the fast implementation."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def keep(paths: Sequence[Path], folder: Path) -> list[Path]:
     """Write results to `folder`; runs of one benchmark suite, each of some of its groups, become one file.
 
     Raises InputError for a part of a grid or of a suite, a quick run, a run without a GPU or of the reference, and one
-    that failed. Injected faults are kept as they were found: their row counts the found ones.
+    that failed. A result of injected faults is kept whatever it detected: its table row counts the detected ones.
     """
     kept: dict[str, Result] = {}
     suites: dict[str, list[Result]] = defaultdict(list)
@@ -54,7 +54,7 @@ def _suite_file(path: Path) -> str:
     faults = {
         "a quick run": result["is_quick"],
         "rows that are not equal": not result["passed"],
-        "a suite that there is not": result["suite"] not in SUITES,
+        "an unknown suite": result["suite"] not in SUITES,
         "one of a shape without a name": not re.fullmatch(r"[\w.-]+", result["shape"]),
     }
     _refuse(path, "the result of a whole suite that passed", faults)
@@ -63,9 +63,9 @@ def _suite_file(path: Path) -> str:
 
 
 def _joined(runs: Sequence[Result]) -> Result:
-    """One result of runs whose groups make up a suite.
+    """Join runs whose groups make up a suite.
 
-    Rows of a group that a time limit cut off are left out: another run has the whole group.
+    Rows of a group that a time limit cut off are dropped: another run has the whole group.
     """
     suite = runs[0]["suite"]
     groups = SUITES[suite].groups
@@ -83,11 +83,11 @@ def _joined(runs: Sequence[Result]) -> Result:
 
 
 def _proof(path: Path, result: Result) -> dict[str, Result]:
-    """File name and kept part of a proof's result: no cells of a grid, no programs of a soak."""
+    """Choose file name and kept part of a proof's result: no cells of a grid, no programs of a soak."""
     command = result["command"].removeprefix("specsim ").split(" ")[0]
     if command not in ("diff", *SUMMARIES) or "gpu" not in result["versions"]:
         *others, last = "diff", *SUMMARIES
-        raise InputError("file", str(path), f"what specsim {', '.join(others)} or {last} wrote on a GPU")
+        raise InputError("file", str(path), f"a result that specsim {', '.join(others)} or {last} wrote on a GPU")
     rows = [each for name in ("tests", "certificates") for each in result.get(name, ()) if not each.get("is_control")]
     passed = result.get("is_ok", True) and all(each["passed"] for each in result.get("outcomes", ()))
     faults = {

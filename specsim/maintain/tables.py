@@ -1,9 +1,8 @@
-"""Generated tables, each between its marks in a Markdown page: GPU results in README.md and in the guide, error
-ledgers in papers/.
+"""Generated tables between marks of Markdown pages: GPU results in README.md and the guide, error ledgers in papers/.
 
-python -m specsim.maintain.tables [RESULT ...] keeps these JSON results of GPU runs, writes every table and, into
-specsim/simulator/fitted.json, the parameters that the ledgers' fits found, and names the kept results whose code has
-changed since they were measured.
+python -m specsim.maintain.tables [RESULT ...] keeps these JSON results of GPU runs and writes every table. It also
+writes the parameters that the ledgers' fits found to specsim/simulator/fitted.json, and names the kept results whose
+code has changed since.
 """
 
 import json
@@ -34,7 +33,7 @@ def pages(root: Path = ROOT) -> list[Path]:
 
 
 def ledger(result: Reproduction) -> str:
-    """Targets of a reproduced table, every figure with its error, and the fitted parameters."""
+    """Write the targets of a reproduced table, every figure with its error, and the fitted parameters."""
     targets = [f"{each.name}: {each.value}, {'' if each.is_reached else 'not '}reached." for each in result.targets]
     lines = [*targets, "", *markdown(FIGURE_HEADINGS, [figure.cells() for figure in result.figures])]
     if result.parameters:
@@ -43,7 +42,7 @@ def ledger(result: Reproduction) -> str:
 
 
 def reproduced(name: str) -> Reproduction:
-    """The reproduction of the published table of this name."""
+    """Reproduce the published table of this name."""
     return reproduction(name)()
 
 

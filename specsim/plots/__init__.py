@@ -1,4 +1,4 @@
-"""Pictures of rounds and of servers. Needs matplotlib."""
+"""Pictures of rounds and of servers, by matplotlib."""
 
 from specsim.plots.batch import batch
 from specsim.plots.kv import Slot, kv_move, kv_pages, slots

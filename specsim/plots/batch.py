@@ -1,4 +1,4 @@
-"""A simulated batch in time: waiting and decoding of every request."""
+"""Timeline of a simulated batch: waiting and decoding of every request."""
 
 from specsim.core.errors import require, require_type
 from specsim.plots.chart import SIZE, new_chart
@@ -9,7 +9,7 @@ MOST = 200
 
 
 def batch(run: Run, first: int = 0, last: int | None = None) -> Picture:
-    """Draw a bar per request in seconds: from its sending to its first token, and on to its last.
+    """Draw a bar per request in seconds: from sending to its first token, and to its last.
 
     Requests first to last by number (None: the end); InputError for none of them, or more than 200. A cross marks a
     preempted request.

@@ -1,4 +1,4 @@
-"""Axes for figures about servers: one look for all of them."""
+"""Axes of charts about servers, all of one style."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from specsim.plots.sheet import EM, FONT, INK, Axes, FigureCanvasAgg, Picture
 
 SIZE = 8
 WIDTH = 7.2
-# Hues of Okabe and Ito, each with a dash of its own.
+# Hues of Okabe and Ito, each with its own dashes.
 LINES = (("#0072B2", "-"), ("#A35F00", "--"), ("#00664B", "-."), ("#A2487D", ":"), ("#1A1A1A", (0, (6, 1, 1, 1))))
 
 
@@ -21,7 +21,7 @@ class End(NamedTuple):
 
 
 def new_chart(title: str, x: str, y: str = "", height: float = 4.0, names: Iterable[str] = ()) -> tuple[Picture, Axes]:
-    """A figure with one pair of labelled axes, and room on the right for the names of lines."""
+    """Make a figure with labelled axes, and room on the right for the names of lines."""
     figure = Picture(figsize=(WIDTH, height), facecolor="white")
     FigureCanvasAgg(figure)
     longest = max(map(len, names), default=0)
@@ -43,7 +43,7 @@ def label_point(axes: Axes, x: float, y: float, text: str, color: str, offset: t
 
 
 def label_ends(axes: Axes, ends: Iterable[End]) -> None:
-    """Write the name of every line at its end, none over another and none over the axis."""
+    """Write the name of every line at its end, without overlap and below the axes' top."""
     pitch = 0.055 * axes.get_ylim()[1]
     low = -pitch / 2
     for end in sorted(ends):

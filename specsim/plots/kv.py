@@ -48,7 +48,7 @@ def slots(
     verdict: Verdict | None = None,
     committed: bool = True,
 ) -> list[Slot]:
-    """Every slot of the pools in a round of `batch`, whose seq_lens are those before the round.
+    """Find the content of every slot of the pools in a round of `batch`, given its seq_lens before the round.
 
     Without a tree: the draft lanes. With a tree: its nodes. With a verdict: the accepted nodes where the commit puts
     them, or (committed=False) where verify wrote them.
@@ -105,7 +105,7 @@ def kv_pages(
     verdict: Verdict | None = None,
     committed: bool = True,
 ) -> Picture:
-    """Draw a map of the pools, slot after slot, pages apart.
+    """Draw a map of the pools, slot by slot in pages.
 
     The owner stands above, the logical column in the cell, and below it the node or the lane that the slot serves. The
     arguments are those of `slots`.
@@ -143,7 +143,7 @@ def _owner(row: int, names: dict[int, int]) -> str:
 
 
 def _elided(lines: list[list[int]], found: list[Slot], names: dict[int, int]) -> Iterator[list[int] | str]:
-    """The lines; runs of unused slots, and three and more lines of one prefix, become a sentence."""
+    """Yield the lines; runs of unused slots, and three or more lines of one prefix, become a sentence."""
 
     def same(line: list[int]) -> object:
         kinds = {(found[slot].kind, found[slot].row) for slot in line}
@@ -182,7 +182,7 @@ def _pages_line(axes: Axes, line: dict[int, Slot], y: float, names: dict[int, in
 
 
 def kv_move(verify_input: VerifyInput, verdict: Verdict, decode: Decode, request: int = 0) -> Picture:
-    """Draw one request's commit: above, the tree's nodes in columns L…L+N-1; below, the accepted path in L…L+n."""
+    """Draw one request's commit: the tree's nodes in columns L…L+N-1, and the accepted path in L…L+n."""
     check_round(verify_input, verdict, request, decode)
     require_type("verdict", verdict, Verdict, "the verdict of a round's VerifyOutput")
     tokens = verify_input.draft_tokens[request].tolist()

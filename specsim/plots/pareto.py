@@ -1,4 +1,4 @@
-"""Throughput of a server against that of each request: a sweep's settings over loads, and their Pareto front."""
+"""Pareto chart: a server's throughput and that of each request, for a sweep's settings over loads."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ _FIGURES = {"model", "hardware", "concurrency", "rate", "Mean TPOT (ms)", "Outpu
 
 
 def pareto(rows: Sequence[Row]) -> Picture:
-    """Draw tokens a second of the server against those of one request (1 / TPOT), a line per setting over its loads.
+    """Draw the server's tokens a second over those of one request (1 / TPOT), a line per setting.
 
     rows: of specsim.simulator.sweep.Results; those without a TPOT (impossible, or of one token per request) are left
     out. The number at a point is its clients; a ring marks the Pareto front. InputError for no row, or more than five
@@ -47,7 +47,7 @@ def _line(axes: Axes, name: str, rows: list[Row], color: str, dash: Any) -> None
 
 
 def front(rows: Sequence[Row]) -> list[Row]:
-    """The Pareto front of rows with a TPOT: no other is better in one figure and not worse in the other."""
+    """Find the Pareto front of rows with a TPOT: each beats every other row in one of the figures."""
     kept: list[Row] = []
     for row in sorted(rows, key=lambda row: (-each(row), -everyone(row))):
         if not kept or everyone(row) > everyone(kept[-1]):
@@ -56,12 +56,12 @@ def front(rows: Sequence[Row]) -> list[Row]:
 
 
 def each(row: Row) -> float:
-    """Tokens a second of one request after its first token."""
+    """Compute the tokens a second of one request after its first token."""
     return 1e3 / row["Mean TPOT (ms)"]
 
 
 def everyone(row: Row) -> float:
-    """Tokens a second of the server."""
+    """Look up the tokens a second of the server."""
     return row["Output Throughput (tok/s)"]
 
 

@@ -1,4 +1,4 @@
-"""The timeline of a scheduler: the state of every request, step by step."""
+"""Timeline of a scheduler: the state of every request, step by step."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Parts of a picture: a sheet in inches, boxes and cells with a look, text, a legend.
+"""Parts of pictures: a sheet in inches, boxes and cells with a look, text, a legend.
 
 Every artist that stands for something carries it in its gid (`node:3`, `edge:0-3`, `slot:17:tree`).
 """
@@ -29,7 +29,7 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Colours and border of a kind of thing; borders differ, so that no colour is needed to tell kinds apart."""
+    """Fill and border of a kind of thing; borders differ, so colour is not needed."""
 
     meaning: str
     face: str
@@ -38,7 +38,7 @@ class Look:
     dashed: bool = False
 
 
-# Hues of Okabe and Ito: told apart with any colour vision.
+# Hues of Okabe and Ito, distinct with any colour vision.
 ACCEPTED = Look("accepted", "#BFE5D8", "#00664B", 2.0)
 DRAFT = Look("draft", "#FFFFFF", "#8A8A8A")
 BONUS = Look("bonus: the target's own next token", "#FBE0B0", "#A35F00", 2.0, dashed=True)
@@ -62,7 +62,7 @@ KINDS = {
 
 
 class Picture(Figure):
-    """A figure that a notebook shows by itself, without pyplot."""
+    """A figure that notebooks show without pyplot."""
 
     def _repr_png_(self) -> bytes:
         file = BytesIO()
@@ -71,7 +71,7 @@ class Picture(Figure):
 
 
 def new_sheet(width: float, height: float) -> tuple[Picture, Axes]:
-    """Axes over the whole figure in inches, y downwards."""
+    """Make axes over the whole figure in inches, y downwards."""
     figure = Picture(figsize=(width, height), facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.add_axes((0, 0, 1, 1))
@@ -81,7 +81,7 @@ def new_sheet(width: float, height: float) -> tuple[Picture, Axes]:
 
 
 def draw_text(axes: Axes, x: float, y: float, text: str, size: float = 8, color: str = INK, **options: Any) -> None:
-    """Write a text as it is: a dollar sign starts no formula."""
+    """Write a text literally: a dollar sign starts no formula."""
     options = {"va": "center", "family": FONT, "parse_math": False} | options
     axes.text(x, y, text, fontsize=size, color=color, **options)
 
@@ -118,7 +118,7 @@ def draw_legend(axes: Axes, y: float, looks: Sequence[Look], left: float = 0.2, 
 
 
 def shown(text: str, most: int = 14) -> str:
-    """The text of a token in a picture: blanks visible, at most `most` characters, only those of the font."""
+    """Format a token for a picture: visible blanks, at most `most` characters, only those of the font."""
     font = get_font(findfont(FontProperties(family=FONT)))
     pieces = []
     for character, run in groupby(text):

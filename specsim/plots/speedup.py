@@ -1,4 +1,4 @@
-"""Speed-up of speculation as a batch grows, and the batch where it turns into a loss."""
+"""Speed-up of speculation over batch size, and the batch where it falls below 1."""
 
 from collections.abc import Mapping
 from textwrap import fill

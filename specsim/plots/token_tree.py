@@ -1,4 +1,4 @@
-"""The token tree of a round and its mask."""
+"""Pictures of a round's token tree and of its mask."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ from specsim.plots.sheet import (
 
 
 def _places(parents: Sequence[int]) -> list[float]:
-    """Row of every node: leaves one below the other in order of a walk, a parent midway between its children."""
+    """Place every node in a row: leaves in walk order, a parent midway between its children."""
     children = [[node for node, parent in enumerate(parents) if parent == this] for this in range(len(parents))]
     rows = [0.0] * len(parents)
     ahead = [0]
@@ -46,7 +46,7 @@ def _places(parents: Sequence[int]) -> list[float]:
 
 
 def path_of(verdict: Verdict | None, request: int, num_nodes: int) -> list[int]:
-    """Accepted nodes of a request, root first; none without a verdict."""
+    """List the accepted nodes of a request, root first; none without a verdict."""
     if verdict is None:
         return []
     count = int(verdict.num_accepted_tokens[request])
@@ -54,7 +54,7 @@ def path_of(verdict: Verdict | None, request: int, num_nodes: int) -> list[int]:
 
 
 def check_round(verify_input: VerifyInput, verdict: Verdict | None, request: int, *decoders: Decode) -> None:
-    """Raise InputError for states of no round, for a request that it does not have, and for what decodes nothing."""
+    """Raise InputError for missing states of a round, an unknown request, and plain decoding."""
     require_type("verify_input", verify_input, VerifyInput, "the VerifyInput of a round, as an engine's draft gives it")
     if verdict is not None:
         require_type("verdict", verdict, Verdict, "the verdict of a round's VerifyOutput, or None")
@@ -64,7 +64,7 @@ def check_round(verify_input: VerifyInput, verdict: Verdict | None, request: int
 
 
 def tree(verify_input: VerifyInput, verdict: Verdict | None, decode: Decode, request: int = 0) -> Picture:
-    """Draw the token tree, root on the left: node, token and score in a box, the accepted path and its bonus marked.
+    """Draw the token tree from left to right, with the accepted path and its bonus marked.
 
     decode: token ids to text. The score is the drafter's probability, or its logarithm, of the path down to the node.
     """
@@ -112,7 +112,7 @@ def _score(score: float) -> str:
 
 
 def _levels(depths: list[int], texts: list[str]) -> tuple[list[float], list[float]]:
-    """Left and right edge of the boxes of every depth, wide enough for its longest text."""
+    """Compute the left and right edge of the boxes of every depth, wide enough for its longest text."""
     lefts = []
     rights = []
     for depth in range(max(depths) + 1):
@@ -148,7 +148,7 @@ def _edge(axes: Axes, start: tuple[float, float], end: tuple[float, float], look
 
 
 def mask(verify_input: VerifyInput, request: int = 0, decode: Decode | None = None) -> Picture:
-    """Draw the attention mask of verify: a row per node, a column per key; the prefix is drawn as one."""
+    """Draw the attention mask of verify: a row per node, a column per key, the prefix as one column."""
     check_round(verify_input, None, request, *([] if decode is None else [decode]))
     mask_NN = verify_input.mask[request].tolist()
     tokens = verify_input.draft_tokens[request].tolist()

@@ -1,6 +1,6 @@
-"""Simulator of servers that speculate: hardware, model shapes, cost of a round, checked against published tables.
+"""Simulator of speculating servers: hardware, model shapes and cost of a round, checked against published tables.
 
-Nothing here needs torch: figures in, figures out.
+Nothing here needs torch: it only takes and returns figures.
 """
 
 from specsim.simulator.cost import CostModel, Phases

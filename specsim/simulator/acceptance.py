@@ -1,7 +1,7 @@
-"""Acceptance distributions: how many drafts the rounds of a batch accept.
+"""Acceptance distributions: number of drafts that the rounds of a batch accept.
 
 A distribution is a function of named uniforms, not of a stream of random numbers. A request's rounds are the same in
-any batch. A chain of fewer drafts accepts the smaller of its length and of what a longer chain accepts.
+any batch. A shorter chain accepts what a longer one does, up to its own length.
 """
 
 from collections.abc import Callable
@@ -22,11 +22,11 @@ SCHEDULES = ("independent", "minimum-variance")
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Rounds about to be verified, one per request."""
+    """Rounds to be verified, one per request."""
 
     request_ids: np.ndarray  # int64 [B]
-    indices: np.ndarray  # int64 [B], rounds that the request has had
-    positions: np.ndarray  # int64 [B], tokens that the request has put out
+    indices: np.ndarray  # int64 [B], number of earlier rounds of the request
+    positions: np.ndarray  # int64 [B], number of earlier output tokens of the request
     uniforms: np.ndarray  # f64 [B] in [0, 1), named by request and position
 
 
@@ -35,11 +35,11 @@ class Acceptance(Protocol):
 
     @property
     def num_steps(self) -> int:
-        """Most drafts that a round may accept."""
+        """Largest number of drafts that a round may accept."""
         ...
 
     def accepted(self, rounds: Rounds) -> np.ndarray:
-        """Accepted drafts of every round, int64 [B] in [0, num_steps]."""
+        """Draw the accepted drafts of every round, int64 [B] in [0, num_steps]."""
         ...
 
 
@@ -48,12 +48,15 @@ class Distribution(Acceptance, Protocol):
     """Acceptance with a closed form."""
 
     def rates(self, num_steps: int | None = None) -> np.ndarray:
-        """Share of rounds, cut to num_steps if given, that accept at least 1, 2, ... drafts: unconditional, f64 [S]."""
+        """Compute the unconditional share of rounds that accept at least 1, 2, ... drafts, f64 [S].
+
+        num_steps: cuts rounds to that number of drafts.
+        """
         ...
 
 
 def accept_length(distribution: Distribution, num_steps: int | None = None) -> float:
-    """Mean tokens of a round, bonus included; num_steps as in Distribution.rates."""
+    """Compute the mean tokens of a round, bonus included; num_steps as in Distribution.rates."""
     return 1.0 + float(np.sum(distribution.rates(num_steps)))
 
 
@@ -61,11 +64,12 @@ def accept_length(distribution: Distribution, num_steps: int | None = None) -> f
 class PerPosition:
     """Acceptance with given unconditional rates by position.
 
-    Under `independent` a uniform decides every round. Under `minimum-variance` the rounds of a request follow the rates
+    Under `independent` each round has its own uniform. Under `minimum-variance` the rounds of a request follow the
+    rates
     as closely as whole numbers can (core.synthetic_acceptance).
     """
 
-    by_position: tuple[float, ...]  # share of the rounds that accept at least i + 1 drafts: it never grows
+    by_position: tuple[float, ...]  # share of the rounds that accept at least i + 1 drafts; never increases
     schedule: Literal["independent", "minimum-variance"] = "independent"
     seed: int = 0  # names the phases of minimum-variance
     _ascending: np.ndarray = field(init=False, repr=False, compare=False)
@@ -91,7 +95,7 @@ class PerPosition:
         return self.num_steps - self._ascending.searchsorted(rounds.uniforms, side="right")
 
     def _counts(self, rounds: Rounds, num_rounds: np.ndarray) -> np.ndarray:
-        """Drafts accepted in the first `num_rounds` rounds of each request: one rounding per position."""
+        """Count drafts accepted in the first `num_rounds` rounds of each request: one rounding per position."""
         names = keys(self.seed, Stream.PHASE, rounds.request_ids)
         total = np.zeros(len(num_rounds), dtype=np.int64)
         reached = num_rounds
@@ -105,13 +109,13 @@ class PerPosition:
 
 
 def iid(rate: float, num_steps: int) -> PerPosition:
-    """The same probability for every draft after an accepted one (Leviathan et al., arXiv 2211.17192)."""
+    """Accept every draft after an accepted one with the same probability (Leviathan et al., arXiv 2211.17192)."""
     rate = probability("rate", rate)
     return PerPosition(tuple(rate**step for step in range(1, require_int("num_steps", num_steps, 0) + 1)))
 
 
 def iid_of_length(length: float, num_steps: int) -> PerPosition:
-    """The i.i.d. distribution of this accept length, bonus included."""
+    """Find the i.i.d. distribution of this accept length, bonus included."""
     most = require_int("num_steps", num_steps, 0) + 1
     number("accept_length", length, 1, most)
     if length in (1, most):
@@ -121,7 +125,7 @@ def iid_of_length(length: float, num_steps: int) -> PerPosition:
 
 
 def steady(length: float, num_steps: int) -> PerPosition:
-    """The distribution of this accept length with the least variance: whole rates, a fraction, then zeros."""
+    """Find the distribution of this accept length with the least variance: whole rates, a fraction, then zeros."""
     number("accept_length", length, 1, require_int("num_steps", num_steps, 0) + 1)
     rates = tuple(float(np.clip(length - step, 0, 1)) for step in range(1, num_steps + 1))
     return PerPosition(rates, "minimum-variance")
@@ -158,7 +162,7 @@ class Mixture:
         return np.choose(self.kinds(rounds.request_ids), [part.accepted(rounds) for part in self.parts])
 
     def kinds(self, request_ids: np.ndarray) -> np.ndarray:
-        """Index of the part that each request follows, int64 [B]."""
+        """Choose the part that each request follows, int64 [B]."""
         ends = np.cumsum(self.weights) / np.sum(self.weights)
         found = np.searchsorted(ends, named_uniforms(keys(self.seed, Stream.PART, request_ids), 0), side="right")
         return np.minimum(found, len(self.parts) - 1)
@@ -166,10 +170,10 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Acceptance recorded of real requests, played back; requests and their ends wrap around.
+    """Recorded acceptance of real requests, played back; requests and their ends wrap around.
 
-    By `position` an entry is what a round that began there accepted, so that settings of fewer steps see the same
-    requests.
+    By `position` an entry is the number of drafts that a round from there accepted, so settings of fewer steps see the
+    same requests.
     """
 
     counts: tuple[np.ndarray, ...]  # accepted drafts of every recorded request, by round or by output position
@@ -199,13 +203,13 @@ class Recorded:
         return self._flat[self._starts[requests] + places % self._lengths[requests]]
 
     def rates(self, num_steps: int | None = None) -> np.ndarray:
-        """Unconditional rates over the rounds of one pass through every recorded request."""
+        """Compute unconditional rates over the rounds of one pass through every recorded request."""
         played = self._flat if self.by == "round" else np.concatenate([walk(each, num_steps) for each in self.counts])
         return np.array([(played >= step).mean() for step in range(1, self.num_steps + 1)])[:num_steps]
 
 
 def walk(by_position: np.ndarray, num_steps: int | None = None) -> np.ndarray:
-    """Accepted drafts of a request's rounds, given those of a round from every position.
+    """Compute the accepted drafts of a request's rounds, given those of a round from every position.
 
     num_steps: of a shorter chain, which accepts at most that many.
     """
@@ -220,7 +224,7 @@ def walk(by_position: np.ndarray, num_steps: int | None = None) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Callback:
-    """Acceptance by a function of the rounds: a verifier in the loop."""
+    """Acceptance computed by a function of the rounds, such as a verifier."""
 
     function: Callable[[Rounds], ArrayLike]  # integers [B]
     num_steps: int

@@ -1,4 +1,4 @@
-"""Identities of the acceptance in a benchmark's report."""
+"""Identities of the acceptance figures in a benchmark's report."""
 
 from itertools import pairwise
 
@@ -13,14 +13,17 @@ _RATE = "Spec Decode Accept Rate (%)"
 
 
 def num_drafts(report: Report) -> Rounded | None:
-    """Drafts of a round: (accept length - 1) / accept rate."""
+    """Derive the drafts of a round: (accept length - 1) / accept rate."""
     length = report.figure(_LENGTH)
     rate = report.figure(_RATE)
     return PERCENT * (length - ONE) / rate if length is not None and rate is not None and rate.value else None
 
 
 def check_rate(report: Report, stated: Stated) -> Verdicts:
-    """Compare accept length and rate: some number of drafts a round gives both, unless the report counts them."""
+    """Compare accept length and rate: some number of drafts a round has to give both.
+
+    The report may count the drafts itself.
+    """
     length = report.figure(_LENGTH)
     rate = report.figure(_RATE)
     if length is not None and length.high < 1:
@@ -47,7 +50,7 @@ def check_rate(report: Report, stated: Stated) -> Verdicts:
 
 
 def check_counts(report: Report, stated: Stated) -> Verdicts:
-    """Compare rounds, proposed drafts and accepted ones with each other and with the figures made of them."""
+    """Compare rounds, proposed and accepted drafts with each other, and with the figures made of them."""
     rounds = report.num_rounds
     drafts = report.num_drafts
     accepted = report.num_accepted_drafts

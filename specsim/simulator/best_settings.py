@@ -1,4 +1,4 @@
-"""The best settings of every load among the rows of a sweep."""
+"""Best settings of every load among the rows of a sweep."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from specsim.simulator.measurement import METRICS
 from specsim.simulator.replicates import EQUAL
 from specsim.simulator.sweep import FIELDS
 
-CHOSEN = (  # fields that a server's operator chooses; all others but the seed are its load
+CHOSEN = (  # fields that an operator chooses; the others, except the seed, are the load
     "topk",
     "num_steps",
     "num_draft_tokens",
@@ -27,10 +27,11 @@ Row = Mapping[str, Any]
 
 
 def rank_by_load(rows: Iterable[Row]) -> list[list[dict[str, Any]]]:
-    """Settings of every load, best first: rows of a sweep with means over seeds; rows with errors are left out.
+    """Rank the settings of every load, best first.
 
-    The best has the highest throughput, or the lowest mean latency where requests come at a rate. Settings within EQUAL
-    of it count as equal: they come first, the cheapest of them at the head.
+    A setting has the means of its rows over seeds; rows with errors are dropped. The best has the highest throughput,
+    or the lowest mean latency where requests arrive at a rate. Settings within EQUAL of it count as equal: they come
+    first, the cheapest of them at the head.
     """
     loads: dict[tuple, dict[tuple, list[Row]]] = {}
     for row in rows:
@@ -41,7 +42,7 @@ def rank_by_load(rows: Iterable[Row]) -> list[list[dict[str, Any]]]:
 
 
 def _means(rows: Sequence[Row]) -> dict[str, Any]:
-    """The row of a setting, its metrics means over seeds."""
+    """Make the row of a setting, with the means of its metrics over seeds."""
     known = {name: [row[name] for row in rows if row[name] is not None] for name in METRICS}
     return {**rows[0], **{name: float(np.mean(values)) if values else None for name, values in known.items()}}
 

@@ -1,4 +1,4 @@
-"""Fit of a cost's few physical parameters to measured times, with its errors on times that it did not see."""
+"""Fit of a cost's few physical parameters to measured times, with its errors on held-out times."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -17,8 +17,8 @@ CONFIDENCE = 0.95
 _LEAST = 1e-9  # seconds
 _MOST = 10.0
 _STARTS = (1.0, 1 / 3, 3.0)  # times the given start: maxima in a cost make local optima
-_STILL = 1e-8  # a derivative below it is none
-_WIDEST = 700.0  # logarithm of a factor that is as good as infinite
+_STILL = 1e-8  # smaller derivatives count as 0
+_WIDEST = 700.0  # logarithm of a factor that counts as infinite
 _UNITS = {
     "bandwidth": "of the peak",
     "compute": "of the peak",
@@ -41,7 +41,7 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One measured figure and the model's."""
+    """A measured figure and the model's."""
 
     label: str
     measured: float
@@ -56,12 +56,12 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A measured time, and the same time under a cost model."""
+    """A measured time, and a function for the same time under a cost model."""
 
     label: str
     seconds: float
     predict: Callable[[CostModel], float]
-    held_out: bool = False  # the fit does not see it
+    held_out: bool = False  # not used by the fit
 
     def __post_init__(self) -> None:
         positive(f"seconds of {self.label}", self.seconds)
@@ -79,7 +79,7 @@ class Calibration:
         return {each.name: each.value for each in self.parameters}
 
     def errors(self, held_out: bool) -> np.ndarray:
-        """Absolute relative errors of the cells that the fit saw, or of those it did not."""
+        """Absolute relative errors of the fitted cells, or of the held-out ones."""
         return np.array([abs(cell.error) for cell in self.cells if cell.held_out == held_out])
 
 
@@ -99,7 +99,7 @@ class Free(NamedTuple):
 
 
 def calibrate(cost: CostModel, measurements: Sequence[Timed], free: Sequence[str]) -> tuple[CostModel, Calibration]:
-    """The cost model with the fields `free` of its Efficiency fitted to the measurements that are not held out."""
+    """Fit the fields `free` of a cost model's Efficiency to the measurements that are not held out."""
     known = [field.name for field in fields(Efficiency)]
     for name in free:
         require_choice("free", name, known)
@@ -128,7 +128,7 @@ def fit(
     starts: Sequence[float] = _STARTS,
     tolerance: float = 1e-8,
 ) -> Calibration:
-    """Fit by least squares on logarithms, so that every cell counts by its relative error.
+    """Fit by least squares on logarithms, so that cells count by relative errors.
 
     predict: from values of the parameters to one positive figure per cell. step: of the derivatives, relative to the
     logarithm of a parameter; a simulated server answers in jumps and needs a large one. starts: factors of the given
@@ -169,7 +169,7 @@ def _free(name: str, start: float) -> Free:
 
 
 def _factors(jacobian: np.ndarray, residuals: np.ndarray) -> np.ndarray:
-    """Factor of every parameter's interval: linear theory about the optimum, inf for an undetermined parameter."""
+    """Compute the factor of every parameter's interval: linear theory about the optimum, inf if undetermined."""
     freedom = len(residuals) - jacobian.shape[1]
     factors = np.full(jacobian.shape[1], np.inf)
     moves = np.abs(jacobian).max(axis=0) > _STILL

@@ -1,4 +1,4 @@
-"""Settings of speculation that a plan tries, and the limits of what it tries."""
+"""Speculation settings that a plan tries, and the limits of the tried range."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ SIZES = (4, 8, 16, 32, 64)  # num_draft_tokens
 
 
 def candidates(cell: Cell) -> list[SpecConfig]:
-    """Plain decoding, every chain, and trees, no wider and no deeper than the shares."""
+    """List plain decoding, every chain, and trees, no wider and no deeper than the shares."""
     depth = len(cell.shares)
     width = min(map(len, cell.shares)) if takes_trees(cell) else 1
     page = cell.page_size
@@ -26,7 +26,7 @@ def candidates(cell: Cell) -> list[SpecConfig]:
 
 
 def takes_trees(cell: Cell) -> bool:
-    """Whether an engine takes trees: none does for latent attention on pages of more than one token."""
+    """Whether an engine takes trees: none does for latent attention on pages of several tokens."""
     return cell.page_size == 1 or not has_latent_attention(cell)
 
 
@@ -37,7 +37,7 @@ def has_latent_attention(cell: Cell) -> bool:
 
 
 def limits_reached(config: SpecConfig, tried: Sequence[SpecConfig]) -> dict[str, int]:
-    """Fields of a setting, with their values, that no tried setting of its kind exceeds: more might be better.
+    """Find the fields of a setting, with values, that no tried setting of its kind exceeds: more might be better.
 
     Chains are compared with chains, and trees with trees.
     """

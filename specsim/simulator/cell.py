@@ -1,4 +1,4 @@
-"""A cell of a plan or a sweep: one server under one load in plain values, which a file can hold."""
+"""Cells of plans and sweeps: one server under one load, in plain values that a file can hold."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -22,7 +22,7 @@ from specsim.simulator.workload import Length, Workload, closed_loop, poisson
 
 Shares = tuple[tuple[float, ...], ...]
 SCHEDULES = ("sync", "overlap")
-_SAYS = {"num_steps": "depth", "topk": "rank"}
+_AXES = {"num_steps": "depth", "topk": "rank"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +33,16 @@ class Cell:
     hardware: str = "H100-SXM"  # a name of hardware.csv
     tensor_parallel: int = 1
     drafter: str = "eagle3"  # eagle, eagle3 or mtp
-    draft_vocab: int = 32000  # tokens that eagle3 knows
+    draft_vocab: int = 32000  # vocabulary of eagle3
     topk: int = 1
     num_steps: int = 3  # 0: plain decoding
     num_draft_tokens: int | None = None  # None: the whole chain
     page_size: int = 16
     shares: Shares = DEFAULT.shares  # probability of acceptance by depth and rank (simulator.rank_by_depth)
     requests: int = 256
-    concurrency: int = 16  # clients of a closed loop, unless there is a rate
+    concurrency: int = 16  # clients of a closed loop, unused with a rate
     rate: float | None = None  # requests/s
-    # Requests of equal length march in step: their prompts come together, again and again.
+    # Requests of equal length stay synchronised: their prompts arrive together again and again.
     prompt_tokens: Length = (256, 768)
     output_tokens: Length = (128, 384)
     schedule: str = "overlap"
@@ -80,7 +80,7 @@ class Cell:
         return self.serving(self.option(self.config))
 
     def serving(self, option: Option) -> Scenario:
-        """The server under its load, with this setting and acceptance in place of its own."""
+        """Describe the server under its load with this setting and its acceptance."""
         require_int("draft_vocab", self.draft_vocab)
         target = model(self.model)
         head = drafter(self.drafter, target, self.draft_vocab if self.drafter == "eagle3" else None)
@@ -90,18 +90,18 @@ class Cell:
         return Scenario(target, hardware(self.hardware), head, option, self.workload, **settings)
 
     def _schedule(self, option: Option) -> Any:
-        """The schedule with this setting, which CostModel checks."""
+        """Choose the schedule for this setting, which CostModel checks."""
         if self.plain_schedule is None:
             return self.schedule
         require_choice("plain_schedule", self.plain_schedule, SCHEDULES)
         return self.plain_schedule if option.config.is_plain else self.schedule
 
     def option(self, config: SpecConfig) -> Option:
-        """A setting with the acceptance that follows from the shares."""
+        """Combine a setting with the acceptance that follows from the shares."""
         if config.is_plain:
             return Option.plain(config.page_size)
         for name, most in (("num_steps", len(self.shares)), ("topk", min(map(len, self.shares)))):
-            allowed = f"at most {most}: shares say no more of the acceptance by {_SAYS[name]}"
+            allowed = f"at most {most}: the shares give no acceptance beyond this {_AXES[name]}"
             require(getattr(config, name) <= most, name, getattr(config, name), allowed)
         return Option(config, rank_by_depth(self.shares, config))
 
@@ -114,7 +114,7 @@ class Cell:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Cell":
-        """The cell of a value that to_json made, read back from JSON."""
+        """Read the cell of a value that to_json made."""
         made: dict[str, Any] = {
             name: tuple(value[name]) if isinstance(value[name], list) else value[name]
             for name in ("prompt_tokens", "output_tokens")
@@ -123,7 +123,7 @@ class Cell:
         return cls(**value | made)
 
     def with_values(self, **values: Any) -> "Cell":
-        """The same cell but for some fields; InputError for an unknown field."""
+        """Replace some fields; InputError for an unknown one."""
         for name in values:
             require(name in self.__dataclass_fields__, "vary", name, ", ".join(self.__dataclass_fields__))
         return replace(self, **values)
@@ -138,7 +138,7 @@ _KINDS: dict[str, Any] = {
 
 
 def _checked(name: str, value: object, kinds: tuple[type, ...]) -> Any:
-    """A value of one of these types; where numbers are allowed a finite one, as float: 8 and 8.0 are one cell."""
+    """Check a value's type; numbers become finite floats where allowed, so that 8 and 8.0 are one cell."""
     if float in kinds and is_number(value):
         return float(value)
     if isinstance(value, kinds) and not isinstance(value, (float, bool)):
@@ -158,7 +158,7 @@ def _shares(rows: Any) -> Shares:
 
 
 def chain_shares(rates: Sequence[float]) -> Shares:
-    """Shares of a chain from unconditional rates by position, for best drafts only."""
+    """Make the shares of a chain from unconditional rates by position, for best drafts only."""
     for before, rate in pairwise((1.0, *rates)):
         if not 0 <= rate <= before:
             raise InputError("accept_rates", tuple(rates), "numbers from 0 to 1, none larger than the one before")
@@ -166,7 +166,10 @@ def chain_shares(rates: Sequence[float]) -> Shares:
 
 
 def read_shares(path: Path | str) -> Shares:
-    """Read the `shares` of a JSON file, as `specsim predict --json` writes them: a row per depth, a number per rank."""
+    """Read the `shares` of a JSON file, such as one of `specsim predict --json`.
+
+    They have a row per depth, and a number per rank.
+    """
     allowed = "a JSON object with `shares`, a row for each depth, of a number from 0 to 1 for each rank"
     value = read_json(Path(path), "accept", allowed)
     try:

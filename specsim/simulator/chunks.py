@@ -1,4 +1,4 @@
-"""Chunked prefill: the parts of prompts that a step takes."""
+"""Chunked prefill: the parts of prompts in a step."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,7 +15,7 @@ class Chunk(NamedTuple):
 
 
 def next_chunks(requests: Sequence[int], filled: np.ndarray, lengths: np.ndarray, most: int | None) -> list[Chunk]:
-    """Chunks of prompts for a step, at most `most` tokens, earlier requests first."""
+    """Choose chunks of prompts for a step, at most `most` tokens, earlier requests first."""
     left = most
     chunks = []
     for request in requests:
@@ -29,6 +29,6 @@ def next_chunks(requests: Sequence[int], filled: np.ndarray, lengths: np.ndarray
 
 
 def sizes(chunks: Sequence[Chunk]) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of each chunk, and those before it."""
+    """Count the tokens of each chunk, and those before it."""
     starts = np.array([chunk.start for chunk in chunks], dtype=np.int64)
     return np.array([chunk.end for chunk in chunks], dtype=np.int64) - starts, starts

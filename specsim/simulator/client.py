@@ -1,4 +1,4 @@
-"""The client that sends requests, and the front end that takes them in one after the other."""
+"""A client that sends requests, and a front end that takes them in one after the other."""
 
 import heapq
 from typing import NamedTuple
@@ -16,9 +16,9 @@ class Arrival(NamedTuple):
 
 
 class Client:
-    """The requests of a workload on their way to the scheduler, first come, first served.
+    """Requests of a workload on their way to the scheduler, first come, first served.
 
-    A request is sent at its time, but never more of them are under way than the workload's concurrency.
+    A request is sent at its time, but at most `concurrency` of them are in flight.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -33,7 +33,7 @@ class Client:
 
     @property
     def _sent(self) -> float:
-        """Time of the next request if none ends before; infinity where there is none, or all places are taken."""
+        """Time of the next request if none ends before; infinity if there is none or all places are taken."""
         if self._next == len(self._arrivals) or self._free_since == []:
             return np.inf
         return max(float(self._arrivals[self._next]), self._free_since[0] if self._free_since else 0.0)
@@ -44,7 +44,7 @@ class Client:
         return max(self._sent, self._idle) + self._intake + self._latency
 
     def due(self, now: float) -> list[Arrival]:
-        """Requests that have reached the scheduler since the last call and until now."""
+        """List the requests that reached the scheduler after the last call and until now."""
         requests = []
         while (there := self.next_time) <= now:
             requests.append(Arrival(self._sent, self._next))
@@ -55,6 +55,6 @@ class Client:
         return requests
 
     def ended(self, seconds: float) -> None:
-        """Free the place of a request that has ended."""
+        """Free the place of a finished request."""
         if self._free_since is not None:
             heapq.heappush(self._free_since, seconds)

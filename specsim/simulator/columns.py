@@ -6,14 +6,17 @@ from specsim.core.config import SpecConfig
 
 
 def round_columns(lengths: np.ndarray, config: SpecConfig) -> np.ndarray:
-    """Most columns that requests of these committed lengths [B] own in their next round, int64 [B]."""
+    """Compute the most columns, int64 [B], that requests of these lengths [B] own in their next round."""
     columns = _reach(lengths, config)
     page = config.page_size
     return -(-columns // page) * page if config.release == "finish" else columns
 
 
 def round_pages(lengths: np.ndarray, configs: tuple[SpecConfig, ...]) -> np.ndarray:
-    """Pages of these columns where any of several settings, all of one page size, may be the next; int64 [B]."""
+    """Compute the pages of these columns, int64 [B], where the next round may have any of several settings.
+
+    All settings have the same page size.
+    """
     columns = _reach(lengths, configs[0])
     for config in configs[1:]:
         columns = np.maximum(columns, _reach(lengths, config))
@@ -21,7 +24,7 @@ def round_pages(lengths: np.ndarray, configs: tuple[SpecConfig, ...]) -> np.ndar
 
 
 def _reach(lengths: np.ndarray, config: SpecConfig) -> np.ndarray:
-    """The same columns before rounding to whole pages."""
+    """Compute the same columns before rounding to whole pages."""
     if config.release == "finish":
         return lengths + 2 * config.need
     page = config.page_size

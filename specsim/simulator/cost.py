@@ -24,7 +24,7 @@ class Phases:
     draft: float
     verify: float
     extend: float
-    host: float  # the host's work that the device waits for
+    host: float  # host work that the device waits for
 
     @property
     def total(self) -> float:
@@ -32,10 +32,10 @@ class Phases:
 
 
 class _Slope(NamedTuple):
-    """Seconds that layers of one window add for each column they read."""
+    """Seconds that layers of one window add per column they read."""
 
     window: int | None
-    beyond: float  # columns read beyond the context
+    beyond: float  # columns read in addition to the context
     seconds: float
 
 
@@ -65,19 +65,19 @@ class _RoundParts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Seconds of prefills and rounds of a target, and a drafter, on `tensor_parallel` GPUs.
+    """Seconds of prefills and rounds of a target and a drafter on `tensor_parallel` GPUs.
 
-    A batch is padded to the next of the buckets; beyond the last one kernels are launched one by one.
+    A batch is padded to the next bucket; beyond the last bucket kernels are launched one by one.
     """
 
     hardware: Hardware
     model: Model
-    drafter: Drafter | None = None  # None with a config that drafts: proposals are looked up, which takes the host only
+    drafter: Drafter | None = None  # None with a config that drafts: prompt lookup, which takes host time only
     efficiency: Efficiency = field(default_factory=Efficiency)
     tensor_parallel: int = 1
     schedule: Literal["sync", "overlap"] = "overlap"  # sync: the device waits for the host; overlap: the longer counts
     buckets: tuple[int, ...] | None = None  # batch sizes of captured graphs, ascending; (): no graph; None: all sizes
-    draft_graph: bool = True  # drafting is in graphs, too
+    draft_graph: bool = True  # whether drafting is in graphs too
     dtype: Literal["bfloat16", "float16"] = "bfloat16"  # of activations, and of products with weights of 16 bits
     _parts: dict[tuple, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -94,11 +94,11 @@ class CostModel:
         self.hardware.flops(self.dtype)
 
     def round(self, contexts: np.ndarray, config: SpecConfig) -> float:
-        """Seconds of one round of requests with these committed lengths [B]; a plain config is one decode step."""
+        """Compute the seconds of one round of requests with these committed lengths [B]; plain: one decode step."""
         return self.phases(contexts, config).total
 
     def phases(self, contexts: np.ndarray, config: SpecConfig) -> Phases:
-        """Seconds of the same round by part."""
+        """Compute the seconds of the same round by part."""
         contexts = lengths("contexts", contexts)
         size = len(contexts)
         if not size:
@@ -111,11 +111,11 @@ class CostModel:
         return Phases(draft, verify, extend, self._exposed(size, draft + verify + extend))
 
     def prefill(self, new_tokens: np.ndarray, contexts: np.ndarray) -> float:
-        """Seconds of a step that prefills new_tokens [B] behind contexts [B], drafter and host included."""
+        """Compute the seconds of a step that prefills new_tokens [B] after contexts [B], drafter and host included."""
         return self.mixed(new_tokens, contexts, np.zeros(0), SpecConfig.plain())
 
     def mixed(self, new_tokens: np.ndarray, behind: np.ndarray, contexts: np.ndarray, config: SpecConfig) -> float:
-        """Seconds of a round of requests [B] whose forwards take chunks of other requests' prompts along.
+        """Compute the seconds of a round of requests [B] whose forwards include chunks of other requests' prompts.
 
         new_tokens, behind: tokens of each chunk and those before it. Without chunks it is a round. With them no graph
         fits: kernels are launched one by one, and weights are read once for both.
@@ -139,11 +139,11 @@ class CostModel:
 
     @property
     def launches(self) -> int:
-        """Kernels of one forward of the target."""
+        """Number of kernels of one forward of the target."""
         return self._forward(self.model).kernels
 
     def kv_slots(self, memory_share: float = 0.9) -> int:
-        """Tokens whose KV, the drafter's included, fits with the weights into this share of all GPUs' memory."""
+        """Count the tokens whose KV, with the drafter's, fits with the weights into this share of all GPUs' memory."""
         share("memory_share", memory_share)
         models = [self.model, *([self.drafter.model] if self.drafter else [])]
         room = memory_share * self.hardware.memory
@@ -161,7 +161,7 @@ class CostModel:
     def _taken_along(
         self, model: Model, new: np.ndarray, behind: np.ndarray, contexts: np.ndarray, rows: int, head_rows: int
     ) -> float:
-        """One forward of chunks and of `rows` rows of each running request."""
+        """Compute one forward of chunks and of `rows` rows of each running request."""
         forward = self._forward(model, graph=False)
         size = len(contexts)
         is_target = model is self.model
@@ -178,7 +178,7 @@ class CostModel:
         return max(device, forward.launching)
 
     def _known(self, key: tuple, make: Callable[[], Any]) -> Any:
-        """Cached result: a simulated server needs the same one again and again."""
+        """Return a cached result: a simulated server needs the same one again and again."""
         if key not in self._parts:
             if len(self._parts) >= MOST_PARTS:
                 self._parts.clear()
@@ -207,7 +207,7 @@ class CostModel:
     def _part(
         self, forward: Forward, size: int, rows: int, head_rows: int, beyond: float, times: int = 1, entry: bool = False
     ) -> _Part:
-        """`times` forwards of a batch; `rows` of each request, `head_rows` of them with logits."""
+        """Compute `times` forwards of a batch: `rows` of each request, `head_rows` of them with logits."""
         seconds = times * forward.products(size * rows, size * head_rows, entry)
         return _Part(seconds, _slopes(forward, rows, beyond, times), times * forward.launching)
 

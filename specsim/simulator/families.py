@@ -1,4 +1,4 @@
-"""Families of models whose config.json the simulator understands, by model_type."""
+"""Model families whose config.json the simulator understands, by model_type."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ WINDOWED = ("sliding_attention", "chunked_attention")
 class Family:
     """Fields in which the configs of a family differ from Llama's."""
 
-    products: int = 3  # of a feed-forward, the gate's included
+    products: int = 3  # of a feed-forward, that of its gate included
     has_experts: bool = False
     expert_width: str = "moe_intermediate_size"
     dense_width: str = "intermediate_size"
     shares_one: bool = False  # one shared expert of an expert's width in every layer of experts
-    full_every: int | None = None  # every n-th layer sees all columns, the others a window; None: all have the window
-    uses_window: bool = True  # whether sliding_window counts where use_sliding_window is missing
-    is_tied: bool = False  # whether the head is the embedding where tie_word_embeddings is missing
+    full_every: int | None = None  # only every n-th layer sees all columns; None: all layers have the window
+    uses_window: bool = True  # default of use_sliding_window
+    is_tied: bool = False  # default of tie_word_embeddings
 
 
 _DEEPSEEK = Family(has_experts=True)
@@ -73,19 +73,22 @@ _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """The family of a config; InputError for a model_type that is not understood, or is at odds with its experts."""
+    """Find the family of a config.
+
+    InputError for an unknown model_type, or one that contradicts the config's experts.
+    """
     name = config.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         raise InputError("model_type", name, f"one whose layers are understood: {', '.join(FAMILIES)}")
     family = FAMILIES[name]
     count = expert_count(config)
     if count and not family.has_experts:
-        raise InputError("model_type", name, f"a family of experts, of which the config has {count}")
+        raise InputError("model_type", name, f"a family with experts, since the config has {count}")
     if not count and family.has_experts:
         raise InputError("num_experts", count, f"an integer of at least 1 in a config of {name}")
     return family
 
 
 def expert_count(config: Mapping[str, Any]) -> Any:
-    """Experts of a layer, under any of the names of their field; None without any."""
+    """Read the number of a layer's experts, under any of the names of this field; None without any."""
     return next((config[field] for field in _COUNTS if config.get(field)), None)

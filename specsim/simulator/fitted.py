@@ -1,4 +1,4 @@
-"""Servers with the parameters that fits to published tables found, kept in fitted.json by specsim.maintain.tables."""
+"""Servers with the parameters that fits to published tables found, kept in fitted.json."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,10 @@ KEPT = Path(__file__).parent / "fitted.json"
 
 @dataclass(frozen=True, slots=True)
 class FittedServer:
-    """A server as the fit of a table describes it. Fields of Efficiency that it does not name have their defaults."""
+    """A server as a fit describes it.
+
+    Fields of Efficiency that it does not name have their defaults.
+    """
 
     table: str
     server: str  # of the table
@@ -36,12 +39,12 @@ class FittedServer:
 
 @cache
 def fitted_servers() -> tuple[FittedServer, ...]:
-    """The kept servers of all tables."""
+    """Read the kept servers of all tables."""
     return tuple(FittedServer(**value) for value in json.loads(KEPT.read_bytes()))
 
 
 def to_json(servers: Iterable[FittedServer]) -> list[dict[str, Any]]:
-    """A value that json can write, figures in four digits: a fit on another machine differs in later ones."""
+    """Make a value that json can write, with four digits: a fit on another machine differs in later ones."""
     return [
         asdict(each)
         | {

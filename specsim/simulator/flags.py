@@ -1,4 +1,4 @@
-"""Options of engines' servers that stand for a cell and a setting."""
+"""Options of engines' servers for a cell and a setting."""
 
 import json
 import shlex
@@ -11,7 +11,7 @@ from specsim.simulator.model import read_config
 
 
 def sglang_flags(cell: Cell, config: SpecConfig, draft: str = "DRAFT_MODEL") -> str:
-    """Options of `python -m sglang.launch_server`."""
+    """Make the options of `python -m sglang.launch_server`."""
     flags = [f"--tp-size {cell.tensor_parallel}", f"--page-size {config.page_size}"]
     if not config.is_plain:
         head = "" if cell.drafter == "mtp" else f" --speculative-draft-model-path {shlex.quote(draft)}"
@@ -28,7 +28,7 @@ def sglang_flags(cell: Cell, config: SpecConfig, draft: str = "DRAFT_MODEL") -> 
 
 
 def _tree_backend(cell: Cell) -> str:
-    """An attention backend that takes trees, which the one chosen by default may refuse.
+    """Name an attention backend that takes trees, which the default one may refuse.
 
     With pages of more than one token every release since sglang#9784 takes flashinfer, newer ones triton and fa3, too.
     flashinfer has no attention sinks (GPT-OSS) and no trees for latent attention.
@@ -39,7 +39,7 @@ def _tree_backend(cell: Cell) -> str:
 
 
 def vllm_flags(cell: Cell, config: SpecConfig, draft: str = "DRAFT_MODEL") -> str:
-    """Options of `vllm serve`, which drafts chains."""
+    """Make the options of `vllm serve`, which drafts chains."""
     flags = [f"--tensor-parallel-size {cell.tensor_parallel}", f"--block-size {config.page_size}"]
     require(config.topk == 1, "topk", config.topk, "1: vLLM drafts chains")
     if not config.is_plain:

@@ -1,4 +1,4 @@
-"""One forward of one model: its products, its attention, its launches and its exchanges between GPUs."""
+"""One forward of one model: products, attention, launches, and exchanges between GPUs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ HEAD_KERNELS = 4  # embedding, last norm, head, choice
 
 
 def padded(size: int, buckets: Sequence[int] | None) -> tuple[int, bool]:
-    """Rows that a batch runs with, and whether a graph holds them."""
+    """Find the rows that a batch is padded to, and whether a graph holds them."""
     if buckets is None:
         return size, True
     fitting = [bucket for bucket in buckets if bucket >= size]
@@ -41,16 +41,16 @@ class Forward:
 
     @property
     def kv_bytes(self) -> float:
-        """Bytes of a token's KV on one GPU: what cannot be split is held by each."""
+        """Bytes of a token's KV on one GPU; every GPU holds the parts that cannot be split."""
         return sum(group.count * self._kv_bytes(group) for group in self.model.layers)
 
     @property
     def launching(self) -> float:
-        """Seconds in which the host launches all kernels, the least of a forward; 0 in a graph."""
+        """Seconds of the host for launching all kernels, the least of a forward; 0 in a graph."""
         return 0.0 if self.graph else self.kernels * self.efficiency.launch
 
     def products(self, rows: float, head_rows: float, entry: bool = False) -> float:
-        """Seconds of all that does not read KV, gaps and exchanges included; entry: through fc too."""
+        """Compute the seconds of everything but reading KV, with gaps and exchanges; entry: through fc too."""
         model = self.model
         device = 0.0
         for group in model.layers:
@@ -62,7 +62,7 @@ class Forward:
         return device + self.kernels * self.efficiency.gap + self._exchanges(rows)
 
     def column_seconds(self, rows: float) -> dict[int | None, float]:
-        """Seconds that layers of each window take per column, with `rows` rows of a request looking at it.
+        """Compute the seconds per column of the layers of each window, for `rows` rows of a request.
 
         Scores and sums are computed in the activations' dtype, whatever the format of the weights or of the KV.
         """
@@ -73,7 +73,7 @@ class Forward:
         return seconds
 
     def chunk_attention(self, new_tokens: np.ndarray, contexts: np.ndarray) -> float:
-        """Seconds in which chunks of prompts [B] read themselves and the columns before them [B]."""
+        """Compute the seconds in which chunks of prompts [B] attend to themselves and the columns before them [B]."""
         seconds = 0.0
         seen = {}
         for group in self.model.layers:
@@ -101,12 +101,12 @@ class Forward:
         return self._seconds(nbytes, 2 * weights * rows / self.parallel, self._rate(format_))
 
     def _rate(self, format_: WeightFormat) -> float:
-        """Peak operations/s of products with weights of this format."""
+        """Look up the peak operations/s of products with weights of this format."""
         own = format_.dtype
         return self.hardware.flops(own if own is not None and own in self.hardware.peak_flops else self.dtype)
 
     def _seconds(self, nbytes: float, flops: float, rate: float) -> float:
-        """Seconds of reading and computing, the shorter of both partly hidden behind the longer."""
+        """Compute the seconds of reading and computing; the shorter is partly hidden behind the longer."""
         reading = nbytes / (self.hardware.bandwidth * self.efficiency.bandwidth)
         computing = flops / (rate * self.efficiency.compute)
         return max(reading, computing) + (1 - self.efficiency.overlap) * min(reading, computing)
@@ -116,11 +116,11 @@ class Forward:
 
     @property
     def kernels(self) -> int:
-        """Launches of one forward."""
+        """Number of launches of one forward."""
         return HEAD_KERNELS + sum(group.count * group.kernels for group in self.model.layers)
 
     def _exchanges(self, rows: float) -> float:
-        """Seconds of the ring sums over GPUs in every layer, and of gathering the logits."""
+        """Compute the seconds of the ring sums over GPUs in every layer, and of gathering the logits."""
         if self.parallel == 1:
             return 0.0
         count = 2 * self.model.num_layers + 1
@@ -129,7 +129,7 @@ class Forward:
 
 
 def _seen(new_tokens: np.ndarray, contexts: np.ndarray, window: int | None) -> tuple[float, float]:
-    """Pairs of a token and a column it sees, and columns that are read, of chunks behind their contexts."""
+    """Count pairs of a token and a column it sees, and columns read, of chunks after their contexts."""
     reach = contexts + (new_tokens + 1) / 2
     if window is None:
         return float(new_tokens @ reach), float(contexts.sum() + new_tokens.sum())

@@ -20,7 +20,7 @@ class Hardware:
     name: str
     peak_flops: Mapping[str, float] = field(hash=False)  # operations/s of dense matrix products by dtype (bfloat16, …)
     bandwidth: float  # bytes/s of its memory
-    memory: float  # bytes (a data sheet's GB are 2^30 of them)
+    memory: float  # bytes (a data sheet's GB is taken as 2^30 bytes)
     interconnect: float  # bytes/s in one direction to the other GPUs of the server
 
     def __post_init__(self) -> None:
@@ -32,16 +32,16 @@ class Hardware:
             positive(name, getattr(self, name))
 
     def flops(self, dtype: str) -> float:
-        """Peak rate of a dtype; InputError for a dtype without a figure."""
+        """Look up the peak rate of a dtype; InputError for a dtype without a figure."""
         if dtype not in self.peak_flops:
             raise InputError("dtype", dtype, f"{' or '.join(self.peak_flops)} on {self.name}")
         return self.peak_flops[dtype]
 
 
 def hardware(name: str) -> Hardware:
-    """The GPU of a name in hardware.csv, or of the beginning of a single one (`H100`), in any case of letters.
+    """Find a GPU by its name in hardware.csv, or by the beginning of one (`H100`); case does not matter.
 
-    InputError for any other name; a beginning of several lists them.
+    InputError for any other name; an ambiguous beginning lists its GPUs.
     """
     known = _known()
     if not isinstance(name, str):
@@ -58,7 +58,7 @@ def _beginning_with(words: list[str]) -> list[Hardware]:
 
 
 def names() -> tuple[str, ...]:
-    """The GPUs that hardware.csv knows."""
+    """List the GPUs in hardware.csv."""
     return tuple(gpu.name for gpu in _known().values())
 
 

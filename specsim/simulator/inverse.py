@@ -1,4 +1,4 @@
-"""The inverse problem: the cost of verify and draft from published accept lengths and times per token."""
+"""Inverse problem: cost of verify and draft from published accept lengths and times per token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,11 +26,11 @@ class Recovered:
     """Seconds of a round, recovered from published figures."""
 
     fixed: Interval  # verification, the first draft and the host
-    draft: Interval  # each further draft, with the cost of verifying it: K alone cannot tell them apart
+    draft: Interval  # each further draft, with its share of verification: num_drafts cannot separate the two
     worst: float  # largest relative difference between a published time per token and the recovered one
 
     def speedup(self, num_drafts: int, accept_length: float, plain: float) -> float:
-        """Speed-up over plain decoding at `plain` seconds per token."""
+        """Compute the speed-up over plain decoding at `plain` seconds per token."""
         return accept_length * plain / (self.fixed.value + num_drafts * self.draft.value)
 
 
@@ -55,7 +55,7 @@ def recover(num_drafts: Sequence[int], accept_lengths: Sequence[float], tpot: Se
 
 
 def least_bandwidth(model: Model, rows: tuple[int, int], seconds: tuple[float, float]) -> float:
-    """Bytes/s that a GPU reads, if a forward's growth from few rows to many were all reading of experts.
+    """Estimate the bytes/s that a GPU reads, if a forward's growth with rows were all reading of experts.
 
     rows, seconds: of two forwards, (fewer, more). Uniform routing; routing that favours some experts touches fewer of
     them and needs less. InputError for a model without experts, and for a second forward that is not larger and slower.

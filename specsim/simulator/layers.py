@@ -1,4 +1,4 @@
-"""Weights, KV and operations of one layer, read from a config.json of a family that is understood."""
+"""Weights, KV and operations of one layer, read from a config.json."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ from specsim.simulator.families import FULL, WINDOWED, Family, expert_count, fam
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """`count` equal layers."""
+    """A group of `count` equal layers."""
 
     count: int
     attention_weights: int  # all projections
     input_weights: int  # projections that read hidden states of width H (q, k and v)
-    kv_width: int  # numbers that a token keeps
-    kv_parts: int  # most GPUs that share them
+    kv_width: int  # numbers kept per token
+    kv_parts: int  # most GPUs that can share them
     pair_flops: int  # operations of one row with one column, scores and values
     window: int | None  # columns that a row sees, None for all
-    dense_weights: int  # feed-forward that every row runs through, shared experts and router included
-    parts: int  # most GPUs that share heads and feed-forward
-    experts: int = 0  # experts to choose from, 0 for none
+    dense_weights: int  # feed-forward for every row, shared experts and router included
+    parts: int  # most GPUs that can share heads and feed-forward
+    experts: int = 0  # experts per layer, 0 for none
     experts_per_token: int = 0
     expert_weights: int = 0  # of one expert
 
@@ -35,17 +35,17 @@ class Layers:
 
     @property
     def active_weights(self) -> int:
-        """Weights of one layer that one token runs through."""
+        """Weights of one layer that one token uses."""
         return self.attention_weights + self.dense_weights + self.experts_per_token * self.expert_weights
 
     @property
     def kernels(self) -> int:
-        """Launches of one layer: norm, qkv, rotation, attention, o, norm, and the feed-forward's products and gate."""
+        """Number of launches of one layer: norm, qkv, rotation, attention, o, norm, and the feed-forward."""
         return 6 + (6 if self.experts else 3)
 
 
 def layers_of(config: Mapping[str, Any]) -> tuple[Layers, ...]:
-    """The layers of a config.json, equal neighbours together; InputError names a field that is missing or wrong."""
+    """Read the layers of a config.json, equal neighbours grouped; InputError names a wrong or missing field."""
     family = family_of(config)
     attention = _latent_attention(config) if config.get("kv_lora_rank") else _attention(config)
     heads = config["num_attention_heads"]
@@ -61,7 +61,7 @@ def layers_of(config: Mapping[str, Any]) -> tuple[Layers, ...]:
 
 
 def _attention(config: Mapping[str, Any]) -> dict[str, int]:
-    """Fields of Layers: keys and values of every head."""
+    """Make the fields of Layers for keys and values of every head."""
     heads = whole("num_attention_heads", config.get("num_attention_heads"))
     hidden = config["hidden_size"]
     kv_heads = whole("num_key_value_heads", config.get("num_key_value_heads") or heads)
@@ -79,7 +79,7 @@ def _attention(config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _latent_attention(config: Mapping[str, Any]) -> dict[str, int]:
-    """Fields of Layers: one latent vector per token (MLA), from which scores and sums are taken directly."""
+    """Make the fields of Layers for one latent vector per token (MLA), used directly by scores and sums."""
     fields = ("num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     heads, rank, plain, rotated, value = (whole(name, config.get(name)) for name in fields)
     hidden = config["hidden_size"]
@@ -97,7 +97,7 @@ def _latent_attention(config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _windows(config: Mapping[str, Any], family: Family) -> list[int | None]:
-    """Columns that a row of each layer sees, None for all; in layers of chunks the most, those of a whole chunk."""
+    """List the columns that a row of each layer sees, None for all; in layers of chunks a whole chunk."""
     field = "attention_chunk_size" if config.get("attention_chunk_size") else "sliding_window"
     window = config.get(field) if config.get("use_sliding_window", family.uses_window) else None
     kinds = _kinds(config, family)
@@ -111,7 +111,7 @@ def _windows(config: Mapping[str, Any], family: Family) -> list[int | None]:
 
 
 def _kinds(config: Mapping[str, Any], family: Family) -> list[Any]:
-    """Kind of attention of every layer, in the words of layer_types."""
+    """List the kind of attention of every layer, in the words of layer_types."""
     if (kinds := _by_layer(config, "layer_types")) is not None:
         return kinds
     indices = range(config["num_hidden_layers"])
@@ -126,7 +126,7 @@ def _kinds(config: Mapping[str, Any], family: Family) -> list[Any]:
 
 
 def _sparse_layers(config: Mapping[str, Any], family: Family) -> list[bool]:
-    """Whether the feed-forward of each layer is made of experts."""
+    """Whether the feed-forward of each layer consists of experts."""
     indices = range(config["num_hidden_layers"])
     if not family.has_experts:
         return [False for _ in indices]
@@ -144,7 +144,7 @@ def _sparse_layers(config: Mapping[str, Any], family: Family) -> list[bool]:
 
 
 def _by_layer(config: Mapping[str, Any], field: str) -> list[Any] | None:
-    """A field with one entry for each layer, None where it is missing."""
+    """Read a field with one entry per layer, None where it is missing."""
     entries = _list(config, field)
     count = config["num_hidden_layers"]
     if entries is not None and len(entries) != count:
@@ -160,12 +160,12 @@ def _list(config: Mapping[str, Any], field: str) -> list[Any] | None:
 
 
 def _dense(config: Mapping[str, Any], family: Family) -> dict[str, int]:
-    """Fields of Layers: one feed-forward for all rows."""
+    """Make the fields of Layers for one feed-forward for all rows."""
     return {"dense_weights": family.products * config["hidden_size"] * _width(config, family.dense_width)}
 
 
 def _experts(config: Mapping[str, Any], family: Family) -> dict[str, int]:
-    """Fields of Layers: experts that rows choose, shared experts and the router."""
+    """Make the fields of Layers for chosen experts, shared experts and the router."""
     hidden = config["hidden_size"]
     experts = whole("num_experts", expert_count(config))
     chosen = whole("num_experts_per_tok", config.get("num_experts_per_tok"))

@@ -1,4 +1,4 @@
-"""Identities of a benchmark's report: figures that cannot be true, and others that follow from it."""
+"""Identities of a benchmark's report: figures that cannot be true, and others that follow."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from specsim.simulator.verdict import NOTHING_STATED, Stated, Verdict, Verdicts
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The verdict of an identity on one report."""
+    """Verdict of an identity on one report."""
 
     report: str  # its label
     identity: str
@@ -23,8 +23,8 @@ class Finding:
 def lint(report: Report, stated: Stated = NOTHING_STATED) -> list[Finding]:
     """Check every identity that the report has the figures for.
 
-    A mean TPOT or ITL of 0 counts as missing: clients write it where they measured nothing. A printed figure stands
-    for all numbers that print so.
+    A mean TPOT or ITL of 0 counts as missing: clients write it where they measured nothing. A printed figure stands for
+    all numbers that are printed alike.
     """
     return [
         Finding(report.label, identity, verdict, says)
@@ -55,6 +55,6 @@ DERIVED: dict[str, Callable[[Report], Rounded | None]] = {
 
 
 def derived(report: Report) -> dict[str, float | None]:
-    """Figures that follow: tokens of a prompt, of an output by rates and by times, drafts of a round, requests."""
+    """Derive further figures: tokens of a prompt, of an output by rates and by times, drafts, requests."""
     found = {name: derive(report) for name, derive in DERIVED.items()}
     return {name: None if figure is None else figure.value for name, figure in found.items()}

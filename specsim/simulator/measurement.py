@@ -1,4 +1,4 @@
-"""Results of benchmarks of servers, read from what vLLM's and SGLang's own benchmark clients write."""
+"""Results of server benchmarks, in the formats of vLLM's and SGLang's benchmark clients."""
 
 import math
 from collections.abc import Mapping
@@ -43,26 +43,26 @@ _RATES = "spec_decode_per_position_acceptance_rates"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The report of one run of a benchmark; None where it says nothing."""
+    """Report of one run of a benchmark; None for what it does not contain."""
 
     label: str
     figures: Mapping[str, float]  # by the names of METRICS
-    concurrency: int | None = None  # most requests under way
+    concurrency: int | None = None  # most requests in flight
     duration: float | None = None  # seconds
     completed: int | None = None  # requests
     input_tokens: int | None = None  # total
     output_tokens: int | None = None  # total
     rates_by_position: tuple[float, ...] = ()  # unconditional acceptance
-    rate: float | None = None  # requests/s that the client was set to, None also for no limit
-    num_rounds: int | None = None  # rounds that drafted
+    rate: float | None = None  # requests/s that the client was set to; None also for no limit
+    num_rounds: int | None = None  # rounds with drafts
     num_drafts: int | None = None  # proposed
     num_accepted_drafts: int | None = None
-    mean_in_flight: float | None = None  # requests under way on average, as the client measured
+    mean_in_flight: float | None = None  # requests in flight on average, as the client measured
     details: RequestDetails | None = None
     rounding: float = 0.0  # half of the last printed place of figures, duration, rates in percent; 0: more places
 
     def figure(self, name: str) -> Rounded | None:
-        """A figure with all numbers that are printed so."""
+        """Look up a figure, with all numbers that are printed alike."""
         value = self.figures.get(name)
         return None if value is None else Rounded.of(value, self.rounding)
 
@@ -79,7 +79,7 @@ def read_results(path: Path) -> list[Report]:
 
 
 def _report(value: Any, place: str, run: int) -> Report:
-    """One result, SGLang's if it has a mean E2E latency spelled out; `place` is named in errors."""
+    """Read one result, SGLang's if it spells out a mean E2E latency; errors name `place`."""
     require(isinstance(value, Mapping), "file", place, "a JSON object for each run")
     tool = "sglang" if "mean_e2e_latency_ms" in value else "vllm"
     names = {"sglang": _SGLANG, "vllm": _VLLM}[tool]
@@ -114,7 +114,7 @@ def _report(value: Any, place: str, run: int) -> Report:
 
 
 def _limit(value: Mapping, name: str, place: str) -> float | None:
-    """An option of the client: null, `inf` (a number or a text) and `trace` are no limit."""
+    """Read an option of the client: null, `inf` (a number or a text) and `trace` are no limit."""
     given = value.get(name)
     return None if given in (None, "inf", "trace", math.inf) else _number(value, name, place)
 

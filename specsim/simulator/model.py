@@ -17,7 +17,7 @@ from specsim.simulator.families import family_of
 from specsim.simulator.layers import Layers, layers_of
 from specsim.simulator.weight_format import FLOAT8, HALF, MXFP4, WeightFormat
 
-SKEW = 1.0  # with it vllm_41162's two models of experts are off by 2 and 4 %, with an even choice by 7
+SKEW = 1.0  # with it vllm_41162's two models of experts are off by 2 and 4 %, without skew by 7 %
 _FOLDERS = (Path(__file__).parent / "models", Path(__file__).parents[1] / "models" / "shapes" / "configs")
 _TRAINING = {"meta", "base", "instruct", "chat", "hf", "thinking", "2507"}  # words of hub ids that keep the shape
 _SAME_SHAPE = {
@@ -38,12 +38,12 @@ class Model:
     vocab_size: int
     layers: tuple[Layers, ...]  # groups of equal layers, in order
     head_weights: int  # product that makes logits
-    embedding_weights: int  # table of its own, 0 where the head serves as one
-    intermediate_size: int  # width of the feed-forward that the config names so: in some a dense one, in some an expert
-    entry_weights: int = 0  # product that a drafter's input passes through (fc)
-    weight_format: WeightFormat = HALF  # of the layers; the head and the embedding have 16 bits in any case
+    embedding_weights: int  # a separate table; 0 where the head is the table
+    intermediate_size: int  # width of the config's feed-forward: dense in some, an expert's in others
+    entry_weights: int = 0  # product on a drafter's input (fc)
+    weight_format: WeightFormat = HALF  # of the layers; the head and the embedding always have 16 bits
     expert_format: WeightFormat = HALF  # of the experts
-    kv_bytes: float = 2.0  # bytes of a number in the KV cache, whatever the weights' format
+    kv_bytes: float = 2.0  # bytes per number in the KV cache
     skew: float = SKEW  # unevenness of the choice of experts (expected_experts)
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class Model:
 
     @property
     def splits(self) -> tuple[int, ...]:
-        """Numbers of GPUs that it divides among: evenly, but KV heads may have equally many copies instead."""
+        """Numbers of GPUs that share it evenly; KV heads may have equally many copies instead."""
         most = gcd(*(group.parts for group in self.layers))
         kv_parts = {group.kv_parts for group in self.layers}
         counts = (count for count in range(1, most + 1) if most % count == 0)
@@ -68,13 +68,13 @@ class Model:
 
     @property
     def parameters(self) -> int:
-        """All weights, norms and biases left out."""
+        """Number of weights, norms and biases left out."""
         inside = sum(group.count * group.weights for group in self.layers)
         return inside + self.head_weights + self.embedding_weights + self.entry_weights
 
     @property
     def active_parameters(self) -> int:
-        """Weights of the products that one token runs through, the embedding's rows left out."""
+        """Number of weights in the products that one token uses, the embedding's rows left out."""
         inside = sum(group.count * group.active_weights for group in self.layers)
         return inside + self.head_weights + self.entry_weights
 
@@ -88,13 +88,13 @@ class Model:
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Bytes of KV that a token owns in all layers, windows or not."""
+        """Bytes of a token's KV in all layers, windowed or not."""
         return self.kv_bytes * sum(group.count * group.kv_width for group in self.layers)
 
 
 @dataclass(frozen=True, slots=True)
 class Drafter:
-    """A drafter: a model that runs forwards.
+    """A drafter that runs forwards.
 
     One that reads the target's hidden states (EAGLE, MTP) has its first draft from draft-extend, and num_steps - 1
     forwards make the others. A language model of its own runs num_steps forwards and catches up in the first of them.
@@ -104,16 +104,16 @@ class Drafter:
     is_feature: bool = True  # reads the target's hidden states
 
     def forwards(self, num_steps: int) -> int:
-        """Forwards of one drafting."""
+        """Number of forwards of one draft phase."""
         return max(num_steps - 1, 0) if self.is_feature else num_steps
 
 
 def expected_experts(experts: int, chosen: int, rows: float | np.ndarray, skew: float = 0.0) -> float | np.ndarray:
-    """Experts that `rows` tokens touch if each chooses `chosen` of `experts`: E(1 - mean of (1 - p)^n over experts).
+    """Compute the experts touched by `rows` tokens that choose `chosen` of `experts` each.
 
-    skew: 0, every expert is as likely as any other, p = k/E; above, p differs between experts with a beta distribution
-    of mean k/E and first parameter 1/skew. With skew 1 and k = 1 every division of tokens among experts is as likely as
-    any other.
+    It is E(1 - mean of (1 - p)^n over experts). With skew 0 every expert is equally likely, p = k/E. Above 0, p differs
+    between experts with a beta distribution of mean k/E and first parameter 1/skew. With skew 1 and k = 1 every
+    division of tokens among experts is equally likely.
     """
     number("rows", float(np.min(rows)))
     number("skew", skew)
@@ -125,9 +125,10 @@ def expected_experts(experts: int, chosen: int, rows: float | np.ndarray, skew: 
 
 
 def model(source: str | Path | Mapping[str, Any]) -> Model:
-    """The model of a shipped name, a hub id of the same shape, a config.json, a folder with one, or the dict of one.
+    """Load a model's shape.
 
-    InputError for a name that is not shipped, an unreadable file and a config that lacks or contradicts a field.
+    source: a shipped name, a hub id of the same shape, a config.json, a folder with one, or the dict of one. InputError
+    for a name that is not shipped, an unreadable file and a config that lacks or contradicts a field.
     """
     if isinstance(source, Mapping):
         return _model(str(source.get("name", source.get("model_type", "model"))), source)
@@ -135,7 +136,7 @@ def model(source: str | Path | Mapping[str, Any]) -> Model:
 
 
 def read_config(source: str | Path) -> tuple[str, dict[str, Any]]:
-    """Name and config.json of a shipped model, of such a file or of a folder with one; InputError as for model."""
+    """Read name and config.json of a shipped model, a file or a folder; InputError as for model."""
     allowed = f"{', '.join(names())}, a hub id of one of these shapes, or a config.json"
     if not isinstance(source, str | Path):
         raise InputError("model", source, allowed)
@@ -154,12 +155,12 @@ def read_config(source: str | Path) -> tuple[str, dict[str, Any]]:
 
 
 def names() -> tuple[str, ...]:
-    """Models whose configs are shipped."""
+    """List the models whose configs are shipped."""
     return tuple(sorted(_shipped()))
 
 
 def _same_shape(name: str) -> Path | None:
-    """The shipped config of a hub id's shape, whatever its owner, case, and words that only tell of its training."""
+    """Find the shipped config of a hub id's shape; owner, case and words about training are ignored."""
     words = name.rsplit("/", 1)[-1].lower().split("-")
     shape = "-".join(word for word in words if word not in _TRAINING)
     return _shipped().get(_SAME_SHAPE.get(shape, shape))
@@ -171,7 +172,7 @@ def _shipped() -> dict[str, Path]:
 
 
 def _model(name: str, source: Mapping[str, Any]) -> Model:
-    config = source.get("text_config") or source  # of a model that reads pictures, too: their encoder is left out
+    config = source.get("text_config") or source  # of a multimodal model; its encoder is left out
     if not isinstance(config, Mapping):
         raise InputError("text_config", config, "an object")
     for field in ("hidden_size", "vocab_size", "num_hidden_layers"):

@@ -1,4 +1,4 @@
-"""Parts of a simulated server: a cost, settings to choose from, and the policy that chooses."""
+"""Parts of a simulated server: a cost, settings to choose from, and a policy that chooses."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -33,7 +33,7 @@ class Option:
 
     @property
     def rates(self) -> np.ndarray:
-        """Share of rounds that accept at least 1, 2, ... drafts; InputError for acceptance without a closed form."""
+        """Share of rounds that accept at least 1, 2, ... drafts; InputError without a closed form."""
         if not isinstance(self.acceptance, Distribution):
             raise InputError("acceptance", self.acceptance, "a distribution with a closed form")
         return self.acceptance.rates(self.config.num_steps)
@@ -45,23 +45,23 @@ class Option:
 
     @classmethod
     def plain(cls, page_size: int = 16) -> "Option":
-        """Decoding without drafts."""
+        """Make the option without drafts."""
         return cls(SpecConfig.plain(page_size), PerPosition(()))
 
 
 class Policy(Protocol):
-    """Chooses one of the options for every round."""
+    """A choice of one of the options for every round."""
 
     def choose(self, contexts: np.ndarray) -> int:
-        """The number of an option, for requests of these committed lengths [B]."""
+        """Choose an option by number, for requests of these committed lengths [B]."""
         ...
 
     def observe(self, option: int, accepted: np.ndarray, seconds: float) -> None:
-        """Learn the accepted drafts [B] of a round of this option, and the seconds of its step."""
+        """Observe the accepted drafts [B] of a round of this option, and the seconds of its step."""
 
 
 class Always:
-    """The policy that has no choice."""
+    """The policy that always takes the same option."""
 
     def __init__(self, option: int = 0) -> None:
         self._option = option

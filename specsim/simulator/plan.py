@@ -1,4 +1,4 @@
-"""The best setting for a model, hardware and load: simulated under the load, computed for other batch sizes."""
+"""Best setting for a model, hardware and load: simulated under the load, computed for other batches."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -25,8 +25,8 @@ OBJECTIVES = {"throughput": THROUGHPUT, "latency": "Mean E2E Latency (ms)"}
 class Candidate:
     """A setting with its simulated metrics, means over its runs.
 
-    regret: how much longer the same tokens take than with the setting that needs least (throughput), or how much higher
-    the mean latency is than the lowest (latency), on the same requests; 0.05 is 5 %.
+    regret: relative extra time for the same tokens over the setting that needs least (throughput), or relative extra
+    mean latency over the lowest (latency), on the same requests; 0.05 is 5 %.
     """
 
     config: SpecConfig
@@ -44,14 +44,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class BatchChoice:
-    """The best setting of a server that always holds `batch` requests."""
+    """Best setting of a server that always holds `batch` requests."""
 
     batch: int
     config: SpecConfig
     tokens_per_s: float  # prompts included
     plain_tokens_per_s: float  # of plain decoding
     speedups: tuple[float, ...]  # over plain decoding, computed under the parameters of every fitted server
-    is_simulated: bool  # it is the plan's own load
+    is_simulated: bool  # whether it is the plan's own load
 
     @property
     def speedup(self) -> float:
@@ -59,7 +59,7 @@ class BatchChoice:
 
     @property
     def span(self) -> tuple[float, float]:
-        """Lowest and highest speed-up, its own and those of fitted servers."""
+        """Lowest and highest speed-up, over its own parameters and those of fitted servers."""
         return min(self.speedup, *self.speedups), max(self.speedup, *self.speedups)
 
 
@@ -75,7 +75,7 @@ class Plan:
 
     @property
     def best(self) -> Candidate:
-        """The cheapest setting, by draft tokens and steps, of those that are equal."""
+        """The cheapest of the equal settings, by draft tokens and steps."""
         return self.candidates[0]
 
     @property
@@ -92,7 +92,10 @@ class Plan:
         return next((each for each in self.candidates if each.config.is_plain), None)
 
     def over_plain(self, row: Candidate) -> float:
-        """Speed-up of a candidate over plain decoding, by the objective; InputError if that was not tried."""
+        """Compute a candidate's speed-up over plain decoding, by the objective.
+
+        InputError if plain decoding was not tried.
+        """
         if self.plain is None:
             raise InputError("configs", "without plain decoding", "plain decoding among them")
         cost = _cost(self.objective)
@@ -105,13 +108,13 @@ class Plan:
 
     @property
     def crossover(self) -> int | None:
-        """The smallest batch from which on plain decoding is best; None if it never is."""
+        """The smallest batch from which plain decoding is best; None if there is none."""
         plain = [choice.config.is_plain for choice in self.by_batch]
         start = len(plain) - next((index for index, is_plain in enumerate(reversed(plain)) if not is_plain), len(plain))
         return self.by_batch[start].batch if start < len(plain) else None
 
     def to_json(self, draft: str = "DRAFT_MODEL") -> dict[str, Any]:
-        """A value that json can write; draft: the drafter's name in the flags."""
+        """Make a value that json can write; draft: the drafter's name in the flags."""
         return {
             "cell": self.cell.to_json(),
             "objective": self.objective,
@@ -134,8 +137,8 @@ def plan(
 ) -> Plan:
     """Simulate the cell under every setting, several times, each time on the same requests and uniforms.
 
-    objective: unless given throughput, or latency where requests come at a rate, which fixes the throughput.
-    done: called after every run, of which there are configs · replicates.
+    objective: unless given throughput, or latency where requests arrive at a rate, which fixes the throughput. done:
+    called after each of the configs · replicates runs.
     """
     objective = objective or ("throughput" if cell.rate is None else "latency")
     require_choice("objective", objective, OBJECTIVES)
@@ -148,18 +151,21 @@ def plan(
 
 
 def _cost(objective: str) -> Callable[[Metrics], float]:
-    """Figure of a run that should be small."""
+    """Choose the figure of a run to minimise."""
     name = OBJECTIVES[objective]
     return lambda run: 1 / run[name] if objective == "throughput" else run[name]
 
 
 def _rank(row: Candidate) -> tuple[float, ...]:
-    """Order of candidates: those that are equally good by cheapness, then the others by regret."""
+    """Order candidates: the equal ones by cheapness, then the others by regret."""
     return (0, *cheapness(row.config)) if row.is_equal else (1, row.regret)
 
 
 def policies(cell: Cell, limit: int) -> dict[str, dict[str, float]]:
-    """Metrics of every policy over plain decoding and all chains, on equal traces; limit: of the off-switch."""
+    """Compute the metrics of every policy over plain decoding and all chains, on equal traces.
+
+    limit: batch size of the off-switch.
+    """
     allowed = f"{cell.schedule}, the schedule, with policies: their server turns drafting on and off"
     require(cell.plain_schedule in (None, cell.schedule), "plain_schedule", cell.plain_schedule, allowed)
     options = [cell.option(config) for config in candidates(cell) if config.topk == 1]
@@ -178,7 +184,7 @@ def policies(cell: Cell, limit: int) -> dict[str, dict[str, float]]:
 
 
 def _by_batch(cell: Cell, options: Sequence[Option], rows: Sequence[Candidate]) -> Iterator[BatchChoice]:
-    """The best setting of every batch size; at that of a closed loop's own batch it is the first row's."""
+    """Yield the best setting of every batch size; at the closed loop's own size it is the simulated one."""
     plain = Option.plain(cell.page_size)
     batches = {option: SteadyBatch.of(cell.serving(option)) for option in (plain, *options)}
     most = batches[plain].most_requests(plain)
@@ -200,7 +206,7 @@ def _by_batch(cell: Cell, options: Sequence[Option], rows: Sequence[Candidate]) 
 
 
 def _fitted_speedups(drafts: Scenario, plain: Scenario, requests: int) -> tuple[float, ...]:
-    """Speed-ups of a steady batch over plain decoding under the parameters of every fitted server."""
+    """Compute a steady batch's speed-ups over plain decoding under the parameters of every fitted server."""
     speedups = []
     for server in fitted_servers():
         pair = (with_parameters(drafts, server), with_parameters(plain, server))

@@ -1,7 +1,7 @@
 """Policies that choose a setting for every round, and their comparison on equal traces.
 
-The trace is the same for all: requests arrive alike, and their uniforms are named by request and position, so that a
-longer chain sees the same draws as a shorter one. Options are chains, plain decoding among them.
+Arrivals are the same for all policies. Uniforms are named by request and position, so a longer chain sees the same
+draws as a shorter one. Options are chains, plain decoding among them.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from specsim.simulator.results import Run
 from specsim.simulator.timeline import Prefill, simulate
 from specsim.simulator.workload import Workload
 
-PRIOR = 0.7  # assumed probability that a draft is accepted, before any round was observed
+PRIOR = 0.7  # assumed probability that a draft is accepted, before the first observation
 
 
 class OffSwitch:
-    """Speculate with option `on` in batches of at most `limit` requests, and take option `off` in larger ones."""
+    """Speculation with option `on` in batches of at most `limit` requests, option `off` in larger ones."""
 
     def __init__(self, limit: int, on: int = 1, off: int = 0) -> None:
         self._limit = count("limit", limit, 0)
@@ -36,9 +36,9 @@ class OffSwitch:
 
 
 class MovingAverage:
-    """The shortest chain at least `margin` drafts longer than what recent rounds accepted, else the longest.
+    """The shortest chain at least `margin` drafts longer than recent acceptance, else the longest.
 
-    The average is exponential, a round with `weight`. Engines that adapt to acceptance alone do this.
+    The average is exponential, a round with `weight`. Engines that adapt only to acceptance do this.
     """
 
     def __init__(self, options: Sequence[Option], weight: float = 0.1, margin: float = 0.75) -> None:
@@ -56,9 +56,9 @@ class MovingAverage:
 
 
 class Throughput:
-    """The option of most tokens a second in recent batches of about this size (to a factor of 2).
+    """The option with most tokens a second in recent batches of about this size (to a factor of 2).
 
-    Every `explore`-th round of a size tries its options in turn; until each was tried they come first.
+    Every `explore`-th round of a size tries its options in turn; untried options come first.
     """
 
     def __init__(self, options: Sequence[Option], weight: float = 0.1, explore: int = 20) -> None:
@@ -87,10 +87,10 @@ class Throughput:
 
 
 class Goodput:
-    """The option of most expected tokens a second (TurboSpec, arXiv 2406.14066).
+    """The option with most expected tokens a second (TurboSpec, arXiv 2406.14066).
 
     Tokens follow from recent acceptance rates, seconds from the cost model. Rates by position are exponential averages;
-    positions that no recent round reached continue as the last known one did. Rounds without drafts say nothing: the
+    positions that no recent round reached continue with the last known rate. Rounds without drafts observe nothing: the
     averages return to the prior, a tenth as fast, so that drafting is tried again.
     """
 
@@ -123,9 +123,9 @@ class Goodput:
 
 
 def policies(cost: Cost, options: Sequence[Option], limit: int) -> dict[str, Policy]:
-    """Policies by name: every option by itself, and one of each kind that chooses among all.
+    """Make policies by name: every option by itself, and one of each kind that chooses among all.
 
-    limit: of the off-switch, which goes between plain decoding and the longest chain.
+    limit: of the off-switch, between plain decoding and the longest chain.
     """
     lengths = [option.config.num_steps for option in options]
     require(0 in lengths, "options", f"{len(options)} chains", "chains and plain decoding (Option.plain)")
@@ -148,7 +148,7 @@ def compare(
     prefill: Prefill = "mixed",
     seed: int = 0,
 ) -> dict[str, Run]:
-    """A run of every policy on the same trace."""
+    """Run every policy on the same trace."""
     return {
         name: simulate(cost, options, workload, serving, prefill=prefill, policy=policy, seed=seed)
         for name, policy in policies(cost, options, limit).items()
@@ -160,16 +160,16 @@ def _name(steps: int) -> str:
 
 
 class _Chain(NamedTuple):
-    """An option that drafts."""
+    """An option with drafts."""
 
     num_steps: int
     option: int  # its number
 
 
 def _chains(options: Sequence[Option]) -> list[_Chain]:
-    """Options that draft, shortest first."""
+    """List the options with drafts, shortest first."""
     if any(option.config.topk != 1 for option in options):
-        raise InputError("options", "a tree", "chains: what a tree accepts says nothing of another")
+        raise InputError("options", "a tree", "chains: the acceptance of one tree does not give that of another")
     found = sorted(_Chain(option.config.num_steps, at) for at, option in enumerate(options) if option.config.num_steps)
     require(found, "options", f"{len(options)} settings", "at least one that drafts")
     return found

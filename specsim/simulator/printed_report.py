@@ -1,4 +1,4 @@
-"""Reports as `vllm bench serve` and `sglang.bench_serving` print them, also in the middle of a log."""
+"""Reports as `vllm bench serve` and `sglang.bench_serving` print them, also within a log."""
 
 import math
 import re
@@ -30,7 +30,7 @@ def is_printed(text: str) -> bool:
 
 
 def read_printed(text: str, place: str) -> list[Report]:
-    """The reports in a text, in order; InputError for one with a figure that is no number, or without figures."""
+    """Read the reports in a text, in order; InputError for a report without figures, or with another value as one."""
     blocks = HEADER.split(text)[1:]
     return [_report(_END.split(block)[0], place, run) for run, block in enumerate(blocks, start=1)]
 
@@ -60,14 +60,14 @@ def _report(block: str, place: str, run: int) -> Report:
 
 
 def _count(printed: dict[str, str], place: str, *names: str) -> int | None:
-    """The number of the first of these lines that is there."""
+    """Read the number of the first of these lines that exists."""
     numbers = (_number(printed, name, place) for name in names)
     number = next((each for each in numbers if each is not None), None)
     return None if number is None else int(number)
 
 
 def _number(printed: dict[str, str], name: str, place: str) -> float | None:
-    """The number of a line; None without one, and for a limit that is none."""
+    """Read the number of a line; None without the line, or where it names no limit."""
     text = printed.get(name)
     if text is None or text.lower() in ("not set", "none", "inf", "trace"):
         return None

@@ -11,9 +11,9 @@ _SIZE = PER_DOUBLING * 64 + 2
 
 
 class Quantiles:
-    """Counts and sums of positive values in bins 0.14 % wide; a bin's value is the mean of its values.
+    """Counts and sums of positive values in bins 0.14 % wide; a bin's value is their mean.
 
-    So equal values come back but for rounding, and no quantile is off by more than a bin. Values below 2^-40 or from
+    So equal values are exact up to rounding, and no quantile is off by more than a bin. Values below 2^-40 or from
     2^24 on share a bin each.
     """
 
@@ -34,7 +34,7 @@ class Quantiles:
         return float(self._sums.sum() / count) if count else math.nan
 
     def at(self, share: float) -> float:
-        """The quantile, interpolated between ranks as numpy's default does."""
+        """Compute the quantile, interpolated between ranks as numpy's default does."""
         count = int(self._counts.sum())
         if not count:
             return math.nan

@@ -1,4 +1,4 @@
-"""Trees under a rank-by-depth distribution: a draft's acceptance depends on its rank among siblings and its depth."""
+"""Trees under a rank-by-depth distribution: acceptance depends on a draft's rank and depth."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from specsim.simulator.bounds import probability
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The nodes of a tree below its root, by node number."""
+    """Nodes of a tree below its root, by node number."""
 
     parents: tuple[int, ...]  # node numbers, 0 the root
     ranks: tuple[int, ...]  # among siblings
@@ -31,10 +31,11 @@ class _Candidate(NamedTuple):
 
 
 def rank_by_depth(shares: Sequence[Sequence[float]], config: SpecConfig) -> PerPosition:
-    """Acceptance of the best tree, if draft r continues d accepted ones with probability shares[d][r].
+    """Compute the acceptance of the best tree.
 
-    A path of some depth is accepted if the tree holds it. Of all trees of its size within topk lanes this one accepts
-    most (Sequoia, arXiv 2402.12374); a drafter that knows more than the rank, how sure it is this time, does better.
+    Draft r continues d accepted ones with probability shares[d][r]. A path of some depth is accepted if the tree holds
+    it. Of all trees of its size within topk lanes this one accepts most (Sequoia, arXiv 2402.12374). A drafter that
+    knows more than the rank, such as its current confidence, does better.
     """
     _check(shares, config)
     rates = np.zeros(config.num_steps)
@@ -47,7 +48,7 @@ def rank_by_depth(shares: Sequence[Sequence[float]], config: SpecConfig) -> PerP
 
 
 def best_tree(shares: Sequence[Sequence[float]], config: SpecConfig) -> Tree:
-    """EAGLE-2's tree (arXiv 2406.16858), a node's score being the product of the shares along its path.
+    """Build EAGLE-2's tree (arXiv 2406.16858) with the product of the shares along a path as a node's score.
 
     topk lanes are expanded at every step, then the best num_draft_tokens - 1 candidates kept; ties go to the earlier.
     """

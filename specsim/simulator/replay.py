@@ -1,8 +1,8 @@
-"""Recorded drafts, replayed under a smaller setting: what would a narrower, shorter or smaller tree have accepted?
+"""Recorded drafts, replayed under a smaller setting: narrower, shorter or smaller trees.
 
-The trace holds, for every position of some texts that the target wrote greedily, all candidates that a drafter
-considered there under one large setting, with their scores. A smaller setting expands some of the same lanes, keeps
-some of the same candidates, and accepts those that are the text.
+The trace holds all candidates of a drafter under one large setting, with their scores, for every position of some texts
+that the target wrote greedily. A smaller setting expands some of the same lanes, keeps some of the same candidates, and
+accepts those that equal the text.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from specsim.simulator.acceptance import Recorded
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """All candidates of drafts from R positions, request after request.
+    """All candidates drafted from R positions, request after request.
 
     By level: K children of the root, then K children for each of K lanes.
     """
@@ -24,7 +24,7 @@ class Candidates:
     tokens: np.ndarray  # int [R, K + (S-1)K²]
     scores: np.ndarray  # f32 [R, K + (S-1)K²]
     parent_list: np.ndarray  # int [R, K(S-1)+1], flat index of the parent of each block of K siblings, -1 for the root
-    texts: tuple[np.ndarray, ...]  # every request's output; position p drafts what follows token p: n + S tokens for n
+    texts: tuple[np.ndarray, ...]  # every request's output; n + S tokens for n positions, p drafts what follows token p
     topk: int  # K of the recorded setting
     num_steps: int  # S of the recorded setting
 
@@ -47,19 +47,19 @@ class Candidates:
         return [len(text) - self.num_steps for text in self.texts]
 
     def accepted(self, config: SpecConfig) -> np.ndarray:
-        """Drafts that a round under this setting accepts, from every position: int64 [R]."""
+        """Count the drafts that a round under this setting accepts from every position: int64 [R]."""
         nodes = self._select(config, self._expand(config))
         return np.max(np.where(nodes & self._on_path(), self._depths(), 0), axis=1)
 
     def acceptance(self, config: SpecConfig) -> Recorded:
-        """Acceptance of the setting by request and position."""
+        """Compute the setting's acceptance by request and position."""
         ends = np.cumsum(self._lengths)[:-1]
         return Recorded(tuple(np.split(self.accepted(config), ends)), config.num_steps, by="position")
 
     def shares(self) -> np.ndarray:
-        """Share of the nodes on the target's path at each depth that it continues with their r-th best child.
+        """Compute how often the target's path continues with the r-th best child, by depth, f64 [S, K].
 
-        The root has depth 0; f64 [S, K].
+        It is the share of the nodes on the target's path at that depth; the root has depth 0.
         """
         on_path = self._on_path()
         expanded = self._blocks()
@@ -76,7 +76,7 @@ class Candidates:
         return shares
 
     def _on_path(self) -> np.ndarray:
-        """Whether a candidate and all above it are the text: bool [R, M]."""
+        """Mark candidates that, with all their ancestors, equal the text: bool [R, M]."""
         topk = self.topk
         is_text = self.tokens == self._following()[:, self._depths() - 1]
         for level in range(1, self.num_steps):
@@ -86,26 +86,26 @@ class Candidates:
         return is_text
 
     def _depths(self) -> np.ndarray:
-        """Depth of every candidate, 1 for the root's children: int64 [M]."""
+        """Compute the depth of every candidate, 1 for the root's children: int64 [M]."""
         deeper = np.repeat(np.arange(2, self.num_steps + 1), self.topk**2)
         return np.concatenate([np.full(self.topk, 1), deeper]).astype(np.int64)
 
     def _following(self) -> np.ndarray:
-        """The S tokens that a round from each position may accept: [R, S]."""
+        """Look up the S tokens that a round from each position may accept: [R, S]."""
         windows = [np.lib.stride_tricks.sliding_window_view(text[1:], self.num_steps) for text in self.texts]
         return np.concatenate(windows)
 
     def _blocks(self) -> np.ndarray:
-        """The block of children of every candidate, -1 for one that was not expanded: int64 [R, M]."""
+        """Find the block of children of every candidate, -1 where it was not expanded: int64 [R, M]."""
         block_of = np.full(self.tokens.shape, -1, dtype=np.int64)
         blocks = np.broadcast_to(np.arange(1, self.parent_list.shape[1]), self.parent_list[:, 1:].shape)
         np.put_along_axis(block_of, self.parent_list[:, 1:], blocks, axis=1)
         return block_of
 
     def _expand(self, config: SpecConfig) -> list[np.ndarray]:
-        """Candidates of a smaller setting by level, as flat indices of recorded ones: int64 [R, k], then [R, k²] each.
+        """Find the candidates of a smaller setting by level, as flat indices of recorded ones.
 
-        -1 where nothing was recorded, because the recorded lanes were others.
+        int64 [R, k], then [R, k²] each; -1 where nothing was recorded, because other lanes were expanded.
         """
         for name, most in (("topk", self.topk), ("num_steps", self.num_steps)):
             require(1 <= getattr(config, name) <= most, name, getattr(config, name), f"1 to {most}, the recorded one")
@@ -121,14 +121,14 @@ class Candidates:
         return levels
 
     def _best(self, flat: np.ndarray, count: int) -> np.ndarray:
-        """Places of the best scores, best first, ties to the lower place."""
+        """Find the places of the best scores, best first, ties to the lower place."""
         scores = np.where(flat >= 0, np.take_along_axis(self.scores, flat, axis=1), -np.inf)
         return np.argsort(-scores, axis=1, kind="stable")[:, :count]
 
     def _select(self, config: SpecConfig, levels: list[np.ndarray]) -> np.ndarray:
-        """Mask of the recorded candidates in the smaller setting's tree: bool [R, M]."""
+        """Mark the recorded candidates in the smaller setting's tree: bool [R, M]."""
         flat = np.concatenate(levels, axis=1)
         chosen = np.take_along_axis(flat, self._best(flat, config.num_draft_tokens - 1), axis=1)
         selected = np.zeros((self.num_positions, self.tokens.shape[1] + 1), dtype=bool)
         np.put_along_axis(selected, chosen, True, axis=1)
-        return selected[:, :-1]  # the last column took what was not recorded
+        return selected[:, :-1]  # the last column stands for candidates that were not recorded

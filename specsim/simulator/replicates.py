@@ -1,4 +1,4 @@
-"""Settings compared by several runs each, every run of one setting on the same requests as those of the others."""
+"""Settings compared by several runs each, on the same requests for all settings."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from specsim.simulator.cell import Cell
 from specsim.simulator.option import Option
 
 REPLICATES = 8
-EQUAL = 0.01  # smallest regret that counts: no cost model is exact to 1 %
-CHANCE = 0.03  # largest regret that is put down to chance, however large the spread
+EQUAL = 0.01  # smallest significant regret: no cost model is exact to 1 %
+CHANCE = 0.03  # largest regret that may be chance, however large the spread
 CONFIDENCE = 0.95
 
 Metrics = Mapping[str, float]
@@ -20,7 +20,7 @@ Metrics = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """The runs of one setting, compared with those of the best."""
+    """Runs of one setting, compared with those of the best."""
 
     option: Option
     metrics: dict[str, float]  # means over the runs
@@ -40,7 +40,7 @@ def run_replicates(
     cost: Callable[[Metrics], float],
     done: Callable[[], object] = lambda: None,
 ) -> list[Replicated]:
-    """Run every option `count` times; a run's arrivals, lengths and uniforms are those of the other options' run.
+    """Run every option `count` times; run i has the same arrivals, lengths and uniforms for all options.
 
     cost: figure of a run to compare by, less is better. done: called after every run.
     """
@@ -59,12 +59,12 @@ def run_replicates(
 
 
 def seeds(seed: int, count: int) -> list[int]:
-    """Seeds of the replicates of a seed: no two seeds share one."""
+    """Make the seeds of a seed's replicates: no two seeds share one."""
     return [(seed * count + replicate) % 2**64 for replicate in range(count)]
 
 
 def cheapness(config: SpecConfig) -> tuple[int, int, int]:
-    """Order of settings that are equally good: fewer draft tokens first, then fewer steps, then narrower ones."""
+    """Order equally good settings: fewer draft tokens first, then fewer steps, then narrower ones."""
     return config.num_draft_tokens, config.num_steps, config.topk
 
 
@@ -73,7 +73,10 @@ def _means(runs: Sequence[Metrics]) -> dict[str, float]:
 
 
 def _spread(costs: np.ndarray, best: np.ndarray) -> float | None:
-    """Half the width of the confidence interval of the mean of paired differences, relative to the mean of the best."""
+    """Compute half the width of the confidence interval of the regret.
+
+    It is that of the mean of paired differences, relative to the mean of the best.
+    """
     count = len(costs)
     if count == 1:
         return None

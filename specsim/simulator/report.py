@@ -1,4 +1,4 @@
-"""Reports of benchmarks: what clients write or print, or published tables with a metric and a value in each row."""
+"""Benchmark reports: what clients write or print, or published tables with metric and value columns."""
 
 import csv
 import math
@@ -13,10 +13,10 @@ from specsim.simulator.printed_report import is_printed, read_printed
 
 
 def read_reports(path: Path) -> list[Report]:
-    """Read the reports in a file: a CSV with columns metric and value, or what vLLM's or SGLang's client writes.
+    """Read the reports in a file: a CSV with columns metric and value, or the output of a client.
 
-    That is its JSON, or the text that it prints, also within a log. The other columns of a CSV name the run;
-    `concurrency` is read. InputError for any other file.
+    Output is the JSON that vLLM's or SGLang's client writes, or the text that it prints, also within a log. The other
+    columns of a CSV name the run; `concurrency` is read. InputError for any other file.
     """
     text = read_text(path, "file", "a UTF-8 file that can be read")
     if path.suffix.lower() == ".csv":
@@ -40,7 +40,7 @@ def _table(text: str, path: Path) -> list[Report]:
 
 
 def _rows(text: str, path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """Place and fields of every row; nothing of a table that lacks the two columns."""
+    """Yield place and fields of every row; nothing for a table without the two columns."""
     rows = csv.DictReader(StringIO(text, newline=""))
     try:
         if {"metric", "value"} <= set(rows.fieldnames or ()):

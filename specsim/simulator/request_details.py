@@ -1,4 +1,4 @@
-"""Figures of every request in a client's result, as vLLM's and SGLang's benchmarks write them on demand."""
+"""Figures of every request in a client's result, as vLLM's and SGLang's benchmarks can write them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ MILLISECONDS = 1e3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestDetails:
-    """Requests that succeeded; None where the result says nothing of it."""
+    """Successful requests; None for what the result does not contain."""
 
     completed: int
     input_tokens: int | None
@@ -22,7 +22,7 @@ class RequestDetails:
     latencies: Mapping[str, np.ndarray]  # f64, ms, by the names of measurement.LATENCIES
 
     def statistics(self) -> dict[str, float]:
-        """Means, medians and 99th percentiles by the names of measurement.METRICS."""
+        """Compute means, medians and 99th percentiles by the names of measurement.METRICS."""
         found = {}
         for what, values in self.latencies.items():
             found[f"Mean {what} (ms)"] = float(values.mean())
@@ -32,7 +32,7 @@ class RequestDetails:
 
 
 def read_details(result: Mapping[str, Any], place: str) -> RequestDetails | None:
-    """The details in a result; None where it has none. InputError for lists of other things than figures."""
+    """Read the details in a result; None without them, InputError for lists of other values."""
     lists = {name: _list(result, name, place) for name in ("ttfts", "itls", "latencies", "input_lens", "output_lens")}
     counts = {len(values) for values in lists.values() if values is not None}
     if not counts:
@@ -58,7 +58,7 @@ def read_details(result: Mapping[str, Any], place: str) -> RequestDetails | None
 
 
 def _succeeded(result: Mapping[str, Any], lengths: list | None, count: int) -> list[int]:
-    """Numbers of the requests whose figures count: without an error, or without that list with output."""
+    """List the requests that count: those without an error, or without that list those with output."""
     errors = result.get("errors")
     if isinstance(errors, list) and len(errors) == count:
         return [each for each in range(count) if not errors[each]]

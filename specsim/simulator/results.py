@@ -1,4 +1,4 @@
-"""Results of a simulated run: a row per request, the figures that benchmarks print, on demand a row per step."""
+"""Results of a simulated run: a row per request, the figures of benchmarks, and optionally a row per step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -21,7 +21,7 @@ class Step(NamedTuple):
     start: float  # seconds
     seconds: float
     running: int  # requests in its round
-    chunks: int  # of prompts
+    chunks: int  # number of chunks of prompts
     waiting: int  # requests without a place
     prompt_tokens: int  # in the chunks
     option: int  # of its round, -1 without one
@@ -30,7 +30,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """A workload served, arrays by request number."""
+    """A served workload, arrays by request number."""
 
     arrivals: np.ndarray  # f64 [R], seconds
     firsts: np.ndarray  # f64 [R], seconds of the first delivery
@@ -63,25 +63,25 @@ class Run:
 
     @property
     def tpot(self) -> np.ndarray:
-        """Seconds a token after the first; nan for a request of one token."""
+        """Seconds per token after the first; nan for a request of one token."""
         more = np.where(self.output_tokens > 1, self.output_tokens - 1, np.nan)
         return (self.lasts - self.firsts) / more
 
     @property
     def accept_length(self) -> float:
-        """Tokens of a round that drafted, bonus included; 1 where none did."""
+        """Mean tokens of a round with drafts, bonus included; 1 without such rounds."""
         rounds = sum(each.rounds for each in self._drafting)
         return 1 + sum(each.accepted for each in self._drafting) / rounds if rounds else 1.0
 
     @property
     def accept_rate(self) -> float:
-        """Accepted over proposed drafts; nan where none were proposed."""
+        """Accepted over proposed drafts; nan without proposed drafts."""
         proposed = sum(each.proposed for each in self._drafting)
         return sum(each.accepted for each in self._drafting) / proposed if proposed else float("nan")
 
     @property
     def _drafting(self) -> list["_Drafting"]:
-        """Totals of every option that drafts."""
+        """Totals of every option with drafts."""
         return [
             _Drafting(int(each.sum()), int(each @ np.arange(len(each))), int(each.sum()) * (len(each) - 1))
             for each in self.accepted_drafts
@@ -89,7 +89,7 @@ class Run:
         ]
 
     def metrics(self) -> dict[str, float]:
-        """Figures by the names of specsim.simulator.measurement.METRICS, as vLLM's benchmark defines them.
+        """Compute the figures of specsim.simulator.measurement.METRICS, as vLLM's benchmark defines them.
 
         ITL is over the deliveries of all requests, everything else over requests.
         """
@@ -121,7 +121,7 @@ class _Drafting(NamedTuple):
 
 
 class Ledger:
-    """The growing results of a run under way, arrays by request number as in Run."""
+    """Growing results of a running simulation, arrays by request number as in Run."""
 
     def __init__(self, workload: Workload, configs: tuple[SpecConfig, ...], log: bool) -> None:
         size = len(workload)
@@ -172,12 +172,12 @@ class Ledger:
             self.log.append(step)
 
     def run(self) -> Run:
-        """The results of the whole run."""
+        """Return the results of the whole run."""
         self._flush()
         return Run(**{field.name: getattr(self, field.name) for field in fields(Run)})
 
     def _gaps(self, gaps: np.ndarray) -> None:
-        """Buffer gaps: one call for many values is quicker than many for few."""
+        """Buffer gaps: one call for many values is faster than many calls for few."""
         if self._filled + len(gaps) > len(self._buffer):
             self._flush()
         if len(gaps) > len(self._buffer):

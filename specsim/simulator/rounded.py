@@ -1,4 +1,4 @@
-"""Numbers as they are printed: with all values that print so."""
+"""Printed numbers, each with all values that are printed alike."""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class Rounded:
 
     @classmethod
     def of(cls, value: float, half_unit: float = 0.0) -> "Rounded":
-        """A printed number; half_unit: half of the last printed place, 0 for one that is exact."""
+        """Make a printed number; half_unit: half of the last printed place, 0 for an exact number."""
         return cls(value, max(value - half_unit, 0.0), value + half_unit)
 
     def __add__(self, other: "Rounded") -> "Rounded":
@@ -33,12 +33,12 @@ class Rounded:
         return Rounded(_ratio(self.value, other.value), min(corners), max(corners))
 
     def equals(self, other: "Rounded", within: float) -> bool:
-        """Whether both may stand for one number; within: relative difference that is none."""
+        """Whether both may stand for one number; within: relative difference that is ignored."""
         gap = max(self.low - other.high, other.low - self.high)
         return gap <= within * max(abs(self.value), abs(other.value))
 
     def integers(self, within: float) -> range:
-        """Integers that it may stand for; empty for a number that is not finite."""
+        """List the integers that it may stand for; empty for a number that is not finite."""
         if not math.isfinite(self.low) or not math.isfinite(self.high):
             return range(0)
         margin = within * abs(self.value)

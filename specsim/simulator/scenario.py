@@ -1,4 +1,4 @@
-"""A server under a load, simulated with speculation and without."""
+"""A server under a load, simulated with and without speculation."""
 
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -33,7 +33,7 @@ class Scenario:
     workload: Workload
     tensor_parallel: int = 1  # one of model.splits
     schedule: Literal["sync", "overlap"] = "overlap"
-    graphs: Graphs = "all"  # forwards in graphs: all, those of the target (drafts launch kernel by kernel), or none
+    graphs: Graphs = "all"  # forwards in graphs: all, only the target's, or none
     prefill: Prefill = "mixed"
     max_running: int = 256  # most requests with a place
     chunk_tokens: int | None = 8192  # most prompt tokens of a step, None for no limit
@@ -49,7 +49,7 @@ class Scenario:
         require_choice("graphs", self.graphs, get_args(Graphs))
 
     def cost(self, option: Option) -> CostModel:
-        """Cost model of an option's rounds; without drafts no drafter is loaded."""
+        """Make the cost model of an option's rounds; without drafts no drafter is loaded."""
         drafter = None if option.config.is_plain else self.drafter
         return CostModel(
             self.hardware,
@@ -63,7 +63,7 @@ class Scenario:
         )
 
     def slots(self, option: Option) -> int:
-        """KV slots in the memory that the weights leave."""
+        """Count the KV slots in the memory that the weights leave."""
         return min(self.cost(option).kv_slots(self.memory_share), MOST_SLOTS)
 
     def _schedule(self, option: Option) -> Literal["sync", "overlap"]:
@@ -75,7 +75,7 @@ class Scenario:
         return simulate(self.cost(option), option, self.workload, serving, prefill=self.prefill, seed=self.seed)
 
     def serving(self, option: Option) -> ServingConfig:
-        """Settings of the server with this option; InputError if they cannot serve the workload."""
+        """Make the settings of the server with this option; InputError if they cannot serve the workload."""
         serving = ServingConfig(self._schedule(option), self.max_running, self.slots(option), self.chunk_tokens)
         try:
             check(self.cost(option), (option,), self.workload, serving, self.prefill)
@@ -88,19 +88,19 @@ class Scenario:
 
     @property
     def plain(self) -> Option:
-        """Decoding without drafts."""
+        """The option without drafts."""
         return Option.plain(self.option.config.page_size)
 
     def speedup(self, requests: int) -> float:
-        """Speed-up of decoding over plain decoding, at the same number of running requests."""
+        """Compute the speed-up of decoding over plain decoding, at the same number of running requests."""
         plain, drafts = (self.phases(option, requests).total for option in (self.plain, self.option))
         return self.option.accept_length * plain / drafts
 
     def crossover(self, most: int = MOST_REQUESTS) -> int | None:
-        """The smallest batch, up to `most`, at which drafts cost more than they bring; None where there is none."""
+        """Find the smallest batch, up to `most`, at which drafts cost more than they gain; None without one."""
         return next((size for size in range(1, most + 1) if self.speedup(size) < 1), None)
 
     def phases(self, option: Option, requests: int) -> Phases:
-        """Seconds of a round of `requests` requests, each in the middle of its mean output, by part."""
+        """Compute the seconds of a round of `requests` requests in the middle of their mean output, by part."""
         context = int(self.workload.prompt_tokens.mean() + self.workload.output_tokens.mean() / 2)
         return self.cost(option).phases(np.full(requests, context), option.config)

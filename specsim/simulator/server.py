@@ -1,4 +1,4 @@
-"""A simulated server under way: its requests, their columns, and the results that the host has not read yet."""
+"""A running simulated server: its requests, their columns, and results that the host has not read yet."""
 
 import heapq
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ PREFILLS = get_args(Prefill)
 
 @dataclass(frozen=True, slots=True)
 class _Results:
-    """Tokens of a step on their way to the host: first ones, or those of a round."""
+    """Tokens of a step on their way to the host: first tokens, or those of a round."""
 
     requests: np.ndarray  # int64 [B]
     seconds: float  # time at which the host can read them
@@ -32,7 +32,7 @@ class _Results:
 
 
 class Server:
-    """A run under way, arrays by request number."""
+    """A running simulation, arrays by request number."""
 
     def __init__(
         self,
@@ -57,11 +57,11 @@ class Server:
         self.keys = keys(seed, Stream.ROUND, np.arange(size))
         self.prompts = workload.prompt_tokens
         self.outputs = workload.output_tokens
-        self.left = self.outputs.copy()  # tokens still to come, as far as the host knows
-        self.lengths = self.prompts.copy()  # committed columns, filled or to be filled again, as far as the host knows
-        self.ahead = np.zeros(size, dtype=np.int64)  # the device's committed columns
+        self.left = self.outputs.copy()  # tokens still to come, known to the host
+        self.lengths = self.prompts.copy()  # committed columns, filled or to be filled again, known to the host
+        self.ahead = np.zeros(size, dtype=np.int64)  # committed columns on the device
         self.rounds = np.zeros(size, dtype=np.int64)
-        self.filled = np.zeros(size, dtype=np.int64)  # columns of a prefill that are done
+        self.filled = np.zeros(size, dtype=np.int64)  # prefilled columns
         self.client = Client(workload)
         self.ledger = Ledger(workload, self.configs, log)
         self.waiting: list[Arrival] = []  # a heap
@@ -69,7 +69,7 @@ class Server:
         self.prefilling: list[int] = []
         self.unread: list[_Results] = []
         self.now = 0.0  # start of the next step
-        self.planned = 0.0  # time until which its plan knows of arrivals
+        self.planned = 0.0  # arrivals up to this time are known to its plan
 
     def serve(self) -> Run:
         """Run until every request has ended."""
@@ -104,7 +104,7 @@ class Server:
             self.ledger.step(Step(start, seconds, running, len(chunks), waiting, prompt_tokens, option, pages))
 
     def _plan(self) -> int:
-        """Make room for the next round of requests with a place, and admit others; the pages that all need."""
+        """Reserve pages for the next round of running requests and admit others; returns the pages in use."""
         pages = self._pages()
         preempted = pages > self.num_pages
         while pages > self.num_pages:
@@ -126,11 +126,11 @@ class Server:
         return pages + self._pages_of(np.array(self.prefilling)) if self.prefilling else pages
 
     def _pages_of(self, requests: np.ndarray) -> int:
-        """Pages of the columns that requests need in their next round, as far as the host knows."""
+        """Count the pages of the columns that requests need in their next round, as known to the host."""
         return int(np.add.reduce(round_pages(self.lengths[requests], self.configs)))
 
     def _preempt(self) -> None:
-        """Preempt a victim: it waits, and will compute the KV of its known tokens again."""
+        """Preempt a victim: it waits, and computes the KV of its known tokens again."""
         sign = {"latest": 0, "shortest": -1, "longest": 1}[self.serving.preemption]
         placed = [*self.running.tolist(), *self.prefilling]
         self.filled[self.running] = self.lengths[self.running]
@@ -141,7 +141,7 @@ class Server:
         heapq.heappush(self.waiting, Arrival(float(self.ledger.arrivals[victim]), victim))
 
     def _launch(self, chunks: list[Chunk]) -> int:
-        """Run the step on the device; the option of its round, -1 without one."""
+        """Run the step on the device; returns the option of its round, -1 without one."""
         if self.mode == "mixed":
             return self._mixed(chunks)
         if chunks:
@@ -176,7 +176,7 @@ class Server:
         return option
 
     def _join(self, chunks: list[Chunk]) -> None:
-        """Make the first token of every complete prompt; its request runs from the next round on."""
+        """Produce the first token of every complete prompt; its request runs from the next round on."""
         for chunk in chunks:
             self.filled[chunk.request] = chunk.end
         whole = [chunk.request for chunk in chunks if chunk.end == self.lengths[chunk.request]]
@@ -215,7 +215,7 @@ class Server:
         self.unread = []
 
     def _read(self, results: _Results) -> None:
-        """Read tokens on the host; those beyond a request's end are dropped, and requests that have ended leave."""
+        """Read tokens on the host; drop those beyond a request's end, and remove ended requests."""
         requests = results.requests
         accepted = results.accepted
         left = self.left[requests]
@@ -239,7 +239,7 @@ class Server:
             self._end(len(ended), results.seconds)
 
     def _end(self, num_ended: int, seconds: float) -> None:
-        """Drop requests with all of their tokens, whether they run or wait since a preemption."""
+        """Remove requests that have all of their tokens, whether running or waiting after a preemption."""
         self.running = self.running[self.left[self.running] > 0]
         if self.waiting and self.lagging:
             self.waiting = [each for each in self.waiting if self.left[each.request]]

@@ -13,7 +13,7 @@ _SECOND = Rounded.of(1e3)  # ms
 
 
 def output_tokens(report: Report) -> Rounded | None:
-    """Tokens that a request puts out, by the throughputs, or by totals where these are printed with few digits."""
+    """Derive a request's output tokens from the throughputs, or from totals where these have few digits."""
     if report.rounding and report.completed and report.output_tokens is not None:
         return Rounded.of(report.output_tokens / report.completed)
     output = report.figure(_OUTPUT)
@@ -22,7 +22,7 @@ def output_tokens(report: Report) -> Rounded | None:
 
 
 def prompt_tokens(report: Report) -> Rounded | None:
-    """Tokens of a prompt, in the same way."""
+    """Derive a prompt's tokens in the same way."""
     if report.rounding and report.completed and report.input_tokens is not None:
         return Rounded.of(report.input_tokens / report.completed)
     total = report.figure(_TOTAL)
@@ -34,7 +34,7 @@ def prompt_tokens(report: Report) -> Rounded | None:
 
 
 def decoded_tokens(report: Report) -> Rounded | None:
-    """Tokens that a request puts out, by the latencies: E2E = TTFT + (L - 1) · TPOT."""
+    """Derive a request's output tokens from the latencies: E2E = TTFT + (L - 1) · TPOT."""
     ttft = report.figure("Mean TTFT (ms)")
     tpot = report.figure(_TPOT)
     e2e = report.figure(_E2E)
@@ -44,14 +44,17 @@ def decoded_tokens(report: Report) -> Rounded | None:
 
 
 def in_flight(report: Report) -> Rounded | None:
-    """Requests under way on average: Little's law."""
+    """Derive the requests in flight on average: Little's law."""
     requests = report.figure(_REQUESTS)
     e2e = report.figure(_E2E)
     return requests * e2e / _SECOND if requests is not None and e2e is not None else None
 
 
 def check_latency(report: Report, stated: Stated) -> Verdicts:
-    """Compare tokens by rate and by time: exact if all requests put out as many, else the mean of products."""
+    """Compare tokens by rate and by time: equal if all outputs have the same length.
+
+    Otherwise the mean of products differs from the product of means.
+    """
     by_rate = output_tokens(report)
     by_time = decoded_tokens(report)
     if by_time is not None and by_time.high < 1:
@@ -69,7 +72,7 @@ def check_latency(report: Report, stated: Stated) -> Verdicts:
 
 
 def check_in_flight(report: Report, _: Stated) -> Verdicts:
-    """Compare requests under way with the limit that the client kept, and with its own average."""
+    """Compare requests in flight with the client's limit, and with its own average."""
     under_way = in_flight(report)
     most = report.concurrency
     if under_way is None:
@@ -87,7 +90,7 @@ def check_in_flight(report: Report, _: Stated) -> Verdicts:
 
 
 def check_totals(report: Report, _: Stated) -> Verdicts:
-    """Compare throughputs times the duration with totals."""
+    """Compare throughputs times duration with totals."""
     totals = {_REQUESTS: report.completed, _OUTPUT: report.output_tokens}
     if report.input_tokens is not None and report.output_tokens is not None:
         totals[_TOTAL] = report.input_tokens + report.output_tokens
@@ -113,7 +116,7 @@ def check_order(report: Report, _: Stated) -> Verdicts:
 
 
 def check_delivery(report: Report, _: Stated) -> Verdicts:
-    """Compare gaps between deliveries with times per token: how many tokens come together."""
+    """Compare gaps between deliveries with times per token: number of tokens per delivery."""
     tpot = report.figure(_TPOT)
     itl = report.figure("Mean ITL (ms)")
     by_rate = output_tokens(report)

@@ -1,4 +1,4 @@
-"""Simulated servers and reproduced tables as text for people to read."""
+"""Printed form of simulated servers and reproduced tables."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -22,7 +22,7 @@ class Took:
     """Time of a simulation."""
 
     seconds: float  # on the clock
-    core_seconds: float  # of a core: fewer where other programs had it, too
+    core_seconds: float  # of a core; fewer than `seconds` where other programs ran too
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ class Comparison:
 
     scenario: Scenario
     runs: dict[str, Run]
-    took: dict[str, Took]  # by run; measured, so that it differs from one comparison to the next
-    ratios: dict[str, SpeedupRange]  # by metric, drafts over no drafts; none without drafts
+    took: dict[str, Took]  # by run; measured, so it varies
+    ratios: dict[str, SpeedupRange]  # by metric, drafts over no drafts; empty without drafts
 
     def to_json(self) -> dict[str, Any]:
-        """A value that json can write."""
+        """Make a value that json can write."""
         scenario = self.scenario
         return {
             "model": scenario.model.name,
@@ -55,7 +55,10 @@ class Comparison:
 
 
 def compare(scenario: Scenario) -> Comparison:
-    """Serve the workload in both ways, and a part of it by every fitted server for the ranges of their ratios."""
+    """Serve the workload with and without drafts.
+
+    Every fitted server serves a part of it, for the ranges of the ratios.
+    """
     options = {"no drafts": scenario.plain}
     if not scenario.option.config.is_plain:
         options["drafts"] = scenario.option
@@ -71,7 +74,7 @@ def compare(scenario: Scenario) -> Comparison:
 
 
 def show(comparison: Comparison, console: Console) -> None:
-    """Print both runs side by side, and the parts of a round with the accept length that pays for them by batch."""
+    """Print both runs side by side, and the parts of a round with its break-even accept length by batch."""
     scenario = comparison.scenario
     runs = comparison.runs
     gpus = f"{scenario.tensor_parallel} × {scenario.hardware.name}"
@@ -82,7 +85,8 @@ def show(comparison: Comparison, console: Console) -> None:
     print_table(console, headings, _metrics(comparison))
     if comparison.ratios:
         heading(console, "a round, in ms")
-        print_table(console, ("requests", "no drafts", *_PHASES, "pays above", "speed-up", "range"), _rounds(scenario))
+        columns = ("requests", "no drafts", *_PHASES, "break-even", "speed-up", "range")
+        print_table(console, columns, _rounds(scenario))
         console.print()
         paragraph(console, f"Ratios and speed-ups are {words}; {_ranges(scenario)}")
     took = ", ".join(
@@ -96,7 +100,7 @@ _PHASES = ("draft", "verify", "extend", "host")
 
 
 def _ranges(scenario: Scenario) -> str:
-    """Origin of the ranges."""
+    """Name the servers behind the ranges."""
     tables = ", ".join(dict.fromkeys(server.table for server in fitted_servers()))
     served = f", ratios over the first {MOST_REQUESTS:,} requests" if len(scenario.workload) > MOST_REQUESTS else ""
     return (
@@ -106,7 +110,7 @@ def _ranges(scenario: Scenario) -> str:
 
 
 def _rounds(scenario: Scenario) -> list[tuple[str, ...]]:
-    """Parts of a round by batch size, the accept length at which it costs what plain decoding does, the speed-up."""
+    """Make rows by batch size: parts of a round, break-even accept length, speed-up."""
     rows = []
     size = 1
     while size <= min(_MOST_BATCH, scenario.max_running):
@@ -120,7 +124,7 @@ def _rounds(scenario: Scenario) -> list[tuple[str, ...]]:
 
 
 def _metrics(comparison: Comparison) -> list[tuple[str, ...]]:
-    """Metrics of every run, and their ratio with its range."""
+    """Make rows of every metric: both runs, and their ratio with its range."""
     rows = []
     metrics = [run.metrics() for run in comparison.runs.values()]
     for name in metrics[0]:

@@ -1,4 +1,4 @@
-"""Range of a simulated speed-up: the same under the parameters of every server that a published table determined."""
+"""Range of a simulated speed-up under the parameters of all servers that published tables determine."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -9,17 +9,17 @@ from specsim.simulator.results import Run
 from specsim.simulator.scenario import Scenario
 from specsim.simulator.workload import Workload
 
-MOST_REQUESTS = 1000  # of a workload that is served again for a range
+MOST_REQUESTS = 1000  # requests of a workload that are served again for a range
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedupRange:
-    """A simulated speed-up with the lowest and the highest under any parameters, its own among them."""
+    """A simulated speed-up with its lowest and highest value under any parameters, its own included."""
 
     value: float
     lowest: float
     highest: float
-    calibration: str  # whose parameters the value has
+    calibration: str  # origin of the value's parameters
 
     def __str__(self) -> str:
         return f"{self.value:.2f} ({self.span}), {self.calibration}"
@@ -30,12 +30,12 @@ class SpeedupRange:
 
 
 def speedup_range(scenario: Scenario, requests: int) -> SpeedupRange:
-    """Speed-up of decoding with this number of running requests."""
+    """Compute the speed-up of decoding with this number of running requests, and its range."""
     return range_of(lambda server: server.speedup(requests), scenario)
 
 
 def range_of(speedup: Callable[[Scenario], float], scenario: Scenario) -> SpeedupRange:
-    """Any speed-up of a scenario, and its range."""
+    """Compute any speed-up of a scenario, and its range."""
     value = speedup(scenario)
     known = [value, *(speedup(with_parameters(scenario, server)) for server in fitted_servers())]
     return SpeedupRange(value, min(known), max(known), calibration(scenario))
@@ -57,9 +57,10 @@ def ratio_ranges(scenario: Scenario, plain: Run, drafts: Run) -> dict[str, Speed
 
 
 def with_parameters(scenario: Scenario, server: FittedServer) -> Scenario:
-    """The scenario on a server with fitted parameters, but for those that somebody gave it.
+    """Replace a scenario's parameters by a fitted server's, except those that the user gave.
 
-    A table's server that waits for its host, or launches kernels one by one, does so here: its parameters say how long.
+    If the table's server waits for its host, or launches kernels one by one, the result does too: the parameters
+    include these times.
     """
     model = scenario.model
     if server.skew is not None and model.skew == SKEW:
@@ -76,7 +77,7 @@ def with_parameters(scenario: Scenario, server: FittedServer) -> Scenario:
 
 
 def calibration(scenario: Scenario) -> str:
-    """Words that go beside a speed-up of the scenario: whose parameters it has."""
+    """Name the origin of a scenario's parameters, to be printed with its speed-ups."""
     given = scenario.efficiency.given
     if not given:
         return "uncalibrated, simulated"
@@ -90,7 +91,7 @@ def _served_ratios(scenario: Scenario) -> dict[str, float]:
 
 
 def _ratios(plain: Mapping[str, float], drafts: Mapping[str, float]) -> dict[str, float]:
-    """Ratios where both are numbers, and the first is above 0."""
+    """Compute ratios where both are numbers, and the first is above 0."""
     return {name: drafts[name] / value for name, value in plain.items() if value > 0 and drafts[name] >= 0}
 
 

@@ -1,4 +1,4 @@
-"""A steady batch: tokens a second of a server whose places are always taken, prompts included, in closed form."""
+"""Steady batch: tokens a second of a server whose places are always taken, prompts included, in closed form."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,10 @@ from specsim.simulator.scenario import Scenario
 
 @dataclass(frozen=True, slots=True)
 class SteadyBatch:
-    """A scenario's server that always holds equally many requests of mean lengths, the next for each that ends.
+    """A scenario's server that always holds equally many requests of mean lengths.
 
-    The simulation differs in that requests have lengths of their own, come and end together by chance, and that a run
-    begins and ends with an empty server.
+    A new one replaces each that ends. In the simulation lengths vary, requests start and end together by chance, and a
+    run begins and ends with an empty server.
     """
 
     scenario: Scenario
@@ -23,35 +23,35 @@ class SteadyBatch:
 
     @classmethod
     def of(cls, scenario: Scenario) -> "SteadyBatch":
-        """The steady batch of a scenario's mean lengths."""
+        """Make the steady batch of a scenario's mean lengths."""
         work = scenario.workload
         return cls(scenario, round(work.prompt_tokens.mean()), round(work.output_tokens.mean()))
 
     def most_requests(self, option: Option) -> int:
-        """Requests that have a place and KV slots until they end."""
+        """Count the requests that have a place and KV slots until they end."""
         config = option.config
         pages = int(round_pages(np.array([self.prompt_tokens + self.output_tokens]), (config,))[0])
         return max(1, min(self.scenario.max_running, self.scenario.slots(option) // (pages * config.page_size)))
 
     def tokens_per_s(self, option: Option, requests: int) -> float:
-        """Output tokens a second with this setting, of as many of the requests as have a place."""
+        """Compute the output tokens a second with this setting; requests beyond the places wait."""
         requests = min(requests, self.most_requests(option))
         return requests * self.output_tokens / self._seconds(option, requests)
 
     def _seconds(self, option: Option, requests: int) -> float:
-        """Seconds in which each place serves one request."""
+        """Compute the seconds in which each place serves one request."""
         scenario = self.scenario
         cost = scenario.cost(option)
         context = self.prompt_tokens + self.output_tokens // 2
         rounds = mean_rounds(option, self.output_tokens - 1) + (scenario.schedule == "overlap")
-        together = max(1, round(requests / (rounds + 1)))  # prompts of a step: one for each request that a round ends
+        together = max(1, round(requests / (rounds + 1)))  # prompts of a step: one per request that ends in a round
         chunks = self._chunks(together)
         prefills = requests / together
         round_seconds = cost.round(np.full(requests, context), option.config)
         alone = prefills * sum(cost.prefill(new, behind) for new, behind in chunks)
         if scenario.prefill != "mixed":
             return rounds * round_seconds + alone
-        # A step with chunks is a round of the others, so that a request takes part in all steps but its own prompt's.
+        # A step with chunks is a round of the others: a request takes part in all steps except its own prompt's.
         others = np.full(requests - together, context)
         mixed = prefills * sum(cost.mixed(new, behind, others, option.config) for new, behind in chunks)
         with_rounds = (prefills - 1) * len(chunks)
@@ -60,7 +60,7 @@ class SteadyBatch:
         return alone + rounds / with_rounds * (mixed - alone)
 
     def _chunks(self, together: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """New tokens and those before them of the steps that prefill equal prompts together."""
+        """Split equal prompts, prefilled together, into steps: new tokens, and those before them."""
         prompt = self.prompt_tokens
         most = max(1, (self.scenario.chunk_tokens or together * prompt) // together)
         starts = np.arange(0, prompt, most)
@@ -69,7 +69,7 @@ class SteadyBatch:
 
 
 def mean_rounds(option: Option, tokens: int) -> float:
-    """Mean rounds until a request has this many tokens, those of the last round that are too many dropped."""
+    """Compute the mean rounds until a request has this many tokens; surplus tokens of the last round are dropped."""
     rates = option.rates
     exactly = -np.diff([1.0, *rates, 0.0])  # share of rounds that accept 0, 1, ... drafts
     rounds = np.zeros(tokens + 1)

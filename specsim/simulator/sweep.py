@@ -1,4 +1,4 @@
-"""Sweep of many cells through an executor into one SQLite file, cell by cell: no written cell is ever lost."""
+"""Sweep of many cells through an executor into one SQLite file, cell by cell: no written cell is lost."""
 
 import json
 import os
@@ -25,12 +25,12 @@ COLUMNS = ("key", *FIELDS, *METRICS, "error", "seconds", "worker")
 
 
 def cells(base: Cell, vary: Mapping[str, Sequence[Any]]) -> list[Cell]:
-    """The base cell with every combination of these values of its fields."""
+    """Make cells of the base with every combination of these values of its fields."""
     return [base.with_values(**dict(zip(vary, values, strict=True))) for values in product(*vary.values())]
 
 
 def check(wanted: Sequence[Cell]) -> None:
-    """InputError, that of the first cell, if none of them is possible."""
+    """Raise the first cell's InputError if no cell is possible."""
     errors = []
     for cell in wanted:
         try:
@@ -43,7 +43,10 @@ def check(wanted: Sequence[Cell]) -> None:
 
 
 def key(cell: Cell) -> str:
-    """Name of a cell in a file: equal for equal cells; a model that is not shipped counts by its config."""
+    """Name a cell in a file: equal for equal cells.
+
+    A model that is not shipped counts by its config.
+    """
     value = cell.to_json()
     if cell.model not in names():
         with suppress(InputError):  # the cell is impossible until there is such a file
@@ -52,7 +55,7 @@ def key(cell: Cell) -> str:
 
 
 def run_cell(value: dict[str, Any]) -> dict[str, Any]:
-    """Metrics of a cell in JSON, or under `error` the reason it is impossible; with seconds and worker."""
+    """Compute a cell's metrics, or under `error` the reason it is impossible; with seconds and worker."""
     start = perf_counter()
     try:
         result = Cell.from_json(value).run().metrics() | {"error": None}
@@ -62,9 +65,10 @@ def run_cell(value: dict[str, Any]) -> dict[str, Any]:
 
 
 class Results:
-    """A SQLite file with a row per cell: its fields (JSON where SQLite has no type), METRICS, error, seconds, worker.
+    """A SQLite file with a row per cell: fields, METRICS, error, seconds, worker.
 
-    A row is written in one transaction, and stays whatever becomes of this program.
+    Fields are JSON where SQLite has no type. A row is written in one transaction, and stays whatever happens to this
+    program.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -100,7 +104,7 @@ class Results:
             self._file.execute(f"insert or replace into cells values ({', '.join('?' * len(COLUMNS))})", values)
 
     def rows(self, wanted: Iterable[str] | None = None) -> list[dict[str, Any]]:
-        """All rows, or those of some keys in their order."""
+        """Read all rows, or those of some keys in their order."""
         rows = [dict(zip(COLUMNS, row, strict=True)) for row in self._file.execute("select * from cells")]
         found = {row["key"]: row for row in rows}
         return rows if wanted is None else [found[each] for each in wanted]
@@ -111,7 +115,7 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Cells of a sweep."""
+    """Numbers of cells of a sweep."""
 
     simulated: int
     kept: int  # found in the file
@@ -120,7 +124,7 @@ class Counts:
 def sweep(
     wanted: Sequence[Cell], results: Results, executor: Executor, done: Callable[[], object] = lambda: None
 ) -> Counts:
-    """Run the cells that the file lacks, equal ones once, and write each as soon as it is done.
+    """Run the cells that the file lacks, equal ones once, and write each when it is done.
 
     done: called for every cell in the file, cells of earlier sweeps first.
     """
@@ -142,7 +146,7 @@ def sweep(
 
 
 def _plain(value: Any) -> Any:
-    """A value as SQLite holds it: nan is null there; tuples, objects, and integers beyond its 64 bits, are JSON."""
+    """Convert a value for SQLite: nan to null; tuples, objects and integers beyond 64 bits to JSON."""
     if isinstance(value, (tuple, list, dict)) or (isinstance(value, int) and not -(2**63) <= value < 2**63):
         return json.dumps(value)
     return None if isinstance(value, float) and value != value else value

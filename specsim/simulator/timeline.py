@@ -1,8 +1,8 @@
-"""Continuous batching on a clock: which request is served when, seconds of every step, time of every token.
+"""Continuous batching on a clock: order of service, seconds of every step, time of every token.
 
 Steps are those of serving.scheduler: arrivals, room for the next round (or preemption), admission, chunks of prompts,
 one round of the running requests. Under `overlap` a step is planned before the results of the one before it are known,
-so that a request that has ended takes part in one more round. The cost model gives the seconds of a step.
+so a request that has ended takes part in one more round. The cost model gives the seconds of a step.
 """
 
 from collections.abc import Sequence
@@ -29,12 +29,12 @@ def simulate(
     seed: int = 0,
     log: bool = False,
 ) -> Run:
-    """Serve a workload. The same arguments give the same run, to the last bit.
+    """Serve a workload; the same arguments give the same run, bit for bit.
 
-    prefill: prompts go through the round's own forward (`mixed`, as in vLLM), a forward of their own before the round,
-    which takes them along (`beside`, as in serving.scheduler), or one that rounds wait for (`first`, as in SGLang).
-    policy: chooses among several options. log: keep a record of every step. serving: unless given, 256 places, slots
-    for all, and the cost model's schedule.
+    prefill: prompts are processed in the round's own forward (`mixed`, as in vLLM), in a separate forward of the same
+    step before the round (`beside`, as in serving.scheduler), or in a forward that rounds wait for (`first`, as in
+    SGLang). policy: chooses among several options. log: keep a record of every step. serving: by default 256 places,
+    slots for all, and the cost model's schedule.
     """
     options = (options,) if isinstance(options, Option) else tuple(options)
     if serving is None:
@@ -44,7 +44,7 @@ def simulate(
 
 
 def check(cost: Cost, options: Sequence[Option], workload: Workload, serving: ServingConfig, prefill: str) -> None:
-    """InputError for a workload or a setting that simulate cannot serve."""
+    """Raise InputError for a workload or a setting that simulate cannot serve."""
     require_choice("prefill", prefill, PREFILLS)
     if not options or len({option.config.page_size for option in options}) != 1:
         raise InputError("options", f"{len(options)} settings", "at least one, all of one page_size")
@@ -52,10 +52,10 @@ def check(cost: Cost, options: Sequence[Option], workload: Workload, serving: Se
     schedule = getattr(cost, "schedule", serving.schedule)
     require(schedule == serving.schedule, "schedule", serving.schedule, f"that of the cost model, {schedule}")
     if serving.schedule == "overlap" and any(option.config.release == "round" for option in options):
-        raise InputError("schedule", "overlap", "sync with release 'round', as the host frees pages in a round")
+        raise InputError("schedule", "overlap", "sync with release 'round', which frees slots after every round")
     configs = tuple(option.config for option in options)
     page = configs[0].page_size
-    # Lanes' copies of a prefix's tail grow with it: a round from a page's last token may need most of all.
+    # Lanes' copies of a prefix's tail grow with it: a round from the last token of a page may need most pages.
     last = workload.prompt_tokens + np.maximum(workload.output_tokens - 2, 0)
     fullest = np.maximum(last - last % page - 1, workload.prompt_tokens)
     most = np.maximum(round_pages(last, configs), round_pages(fullest, configs)) * page

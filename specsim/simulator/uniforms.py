@@ -1,4 +1,4 @@
-"""Randomness of the simulator: uniforms that are named, not ordered, so that a request sees the same ones anywhere."""
+"""Randomness of the simulator: uniforms by name, not by order, so that a request always sees the same ones."""
 
 from enum import IntEnum
 
@@ -24,20 +24,20 @@ class Stream(IntEnum):
 
 
 def mix(words: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): a bijection of uint64 words."""
+    """Mix by the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), a bijection of uint64 words."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
 
 
 def keys(seed: int, stream: Stream, request_ids: np.ndarray) -> np.ndarray:
-    """Names of requests' uniforms of one stream, uint64; worth keeping where a request draws many."""
+    """Make names of requests' uniforms of one stream, uint64; keep them where a request draws many."""
     require_int("seed", seed, 0, _WORD)
     start = mix(np.array([(seed + (stream + 1) * _STEP) & _WORD], dtype=np.uint64))
     return mix(start + np.asarray(request_ids).astype(np.uint64) * _STRIDE)
 
 
 def named_uniforms(keys: np.ndarray, indices: np.ndarray | int) -> np.ndarray:
-    """Uniforms in [0, 1), float64, of the broadcast shape of keys and indices (integers of at least 0)."""
+    """Compute uniforms in [0, 1), float64, of the broadcast shape of keys and indices (integers of at least 0)."""
     words = mix(keys + (np.atleast_1d(indices).astype(np.uint64) + _ONE) * _STRIDE)
     return (words >> _LOST_BITS) * _UNIT

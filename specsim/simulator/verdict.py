@@ -1,4 +1,4 @@
-"""Verdicts on a report's figures, and what they are judged by."""
+"""Verdicts on a report's figures, and the settings that they need."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from specsim.simulator.rounded import Rounded
 
 Verdict = Literal["holds", "cannot be true", "follows"]
 Verdicts = Iterator[tuple[Verdict, str]]  # each with its reason, with figures
-EXACT = 1e-3  # relative: what rounding leaves of an identity where the printed places are not known
+EXACT = 1e-3  # relative error of an identity whose printed places are not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,6 @@ NOTHING_STATED = Stated()
 
 
 def identity(left: str, value: Rounded, right: str, other: Rounded) -> tuple[Verdict, str]:
-    """The verdict on two figures that have to be equal."""
+    """Compare two figures that have to be equal."""
     is_equal = value.equals(other, EXACT)
     return ("holds" if is_equal else "cannot be true"), f"{left} {value.value:g}, {right} {other.value:g}"

@@ -1,4 +1,4 @@
-"""Formats of weights: bytes of each, and the arithmetic that multiplies by them.
+"""Formats of weights: bytes of each, and the arithmetic of its products.
 
 Hardware without a rate for a format's dtype reads the weights as they are and widens them to the activations' dtype.
 """
@@ -10,16 +10,16 @@ from specsim.simulator.bounds import positive
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """The format in which the weights of products are stored."""
+    """Format in which the weights of products are stored."""
 
     name: str
-    bytes: float  # of a weight, its share of the scales included
-    dtype: str | None = None  # of its products, where the hardware has a rate for it; None: that of the activations
+    bytes: float  # per weight, scales included
+    dtype: str | None = None  # of the products, where the hardware has a rate for it; None: the activations'
 
     def __post_init__(self) -> None:
         positive("bytes", self.bytes)
 
 
 HALF = WeightFormat("16 bits", 2.0)
-FLOAT8 = WeightFormat("fp8", 1.0, "float8")  # activations are rounded to 8 bits, too; their scales are left out
+FLOAT8 = WeightFormat("fp8", 1.0, "float8")  # activations are rounded to 8 bits too; their scales are not counted
 MXFP4 = WeightFormat("mxfp4", 17 / 32)  # 4 bits, and 8 bits of scale for 32 weights; kernels widen it to 16 bits

@@ -1,4 +1,4 @@
-"""Workloads: times of requests, each with its prompt's tokens and the tokens that it puts out."""
+"""Workloads: arrival times of requests, with the tokens of each prompt and output."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,22 +13,22 @@ from specsim.simulator.bounds import LARGEST_COUNT, count, is_number, number, po
 from specsim.simulator.uniforms import Stream, keys, named_uniforms
 
 Length = int | tuple[int, int]
-LATEST = 1e9  # seconds, 32 years: later a double no longer tells a microsecond from the next
+LATEST = 1e9  # seconds, 32 years: beyond it a double cannot represent single microseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """Requests by number, in the order of their arrival.
 
-    Without arrivals_s it is a closed loop: the next request arrives as soon as fewer than `concurrency` are under way.
+    Without arrivals_s it is a closed loop: the next request arrives as soon as fewer than `concurrency` are in flight.
     """
 
     prompt_tokens: np.ndarray  # int64 [R]
     output_tokens: np.ndarray  # int64 [R]
     arrivals_s: np.ndarray | None = None  # f64 [R], seconds, ascending
-    concurrency: int | None = None  # most requests under way at the client; None, with arrivals_s: no limit
-    intake: float = 0.0  # seconds of the front end (a connection, a tokenizer) on each request before the next
-    latency: float = 0.0  # seconds of transport added to each request, many at a time
+    concurrency: int | None = None  # most requests in flight at the client; None, with arrivals_s: no limit
+    intake: float = 0.0  # seconds of the front end (connection, tokenizer) per request, one at a time
+    latency: float = 0.0  # seconds of transport added to each request, in parallel
 
     def __post_init__(self) -> None:
         for name in ("intake", "latency"):
@@ -57,16 +57,16 @@ class Workload:
 def closed_loop(
     num_requests: int, concurrency: int, prompt_tokens: Length, output_tokens: Length, seed: int = 0
 ) -> Workload:
-    """`concurrency` clients, each sending its next request when the one before has ended.
+    """Make `concurrency` clients; each sends its next request when its last one has ended.
 
-    Lengths: one for all, or (least, most) of which each request has a whole number at random, all equally likely.
+    Lengths: one for all, or (least, most), the bounds of a uniform integer for each request.
     """
     lengths = _drawn(num_requests, prompt_tokens, output_tokens, seed)
     return Workload(*lengths, concurrency=count("concurrency", concurrency))
 
 
 def poisson(num_requests: int, rate: float, prompt_tokens: Length, output_tokens: Length, seed: int = 0) -> Workload:
-    """Requests that come by themselves, `rate` of them a second on average."""
+    """Make requests that arrive at random, `rate` a second on average."""
     lengths = _drawn(num_requests, prompt_tokens, output_tokens, seed)
     arrivals = np.cumsum(-np.log1p(-_uniforms(num_requests, 2, seed)))  # at a rate of 1
     positive("rate", rate)
@@ -79,7 +79,7 @@ def poisson(num_requests: int, rate: float, prompt_tokens: Length, output_tokens
 def bursts(
     num_requests: int, size: int, every_s: float, prompt_tokens: Length, output_tokens: Length, seed: int = 0
 ) -> Workload:
-    """`size` requests at once, and again after every `every_s` seconds."""
+    """Make `size` requests at once, and again after every `every_s` seconds."""
     lengths = _drawn(num_requests, prompt_tokens, output_tokens, seed)
     waves = np.arange(num_requests) // count("size", size)
     return Workload(*lengths, arrivals_s=waves * positive("every_s", every_s))

@@ -133,7 +133,7 @@ INJECTED = {
     "lane_locations": ("append(req_to_token[row, length - tail : length]", "append(target[-1]", "source_cache_loc"),
     "shift_ids": ("first + 1 : first + length].clone()", "first : first + length - 1].clone()", "input_ids"),
     "tree_attention": ("q.shape[-1] ** 0.5).softmax", "q.shape[-1] ** 0.499).softmax", "o["),
-    "chain_rejection": ("(weights - draft).clamp(min=0)", "weights", "law: "),
+    "chain_rejection": ("(weights - draft).clamp(min=0)", "weights", "distribution: "),
 }
 
 
@@ -201,7 +201,7 @@ def test_the_pages_adapter_passes(tmp_path, capsys):
         (["--module", PLAIN, "--ops", "build_trees"], "ops is 'build_trees'; allowed: draft_topk, expand,"),
         (
             ["--module", "specsim.correctness.conformance.fast_verifiers", "--ops", "select"],
-            "a function for, here organize_draft_results",
+            "for this one it needs organize_draft_results",
         ),
         (["--module", PLAIN, "--device", "tpu"], "device is 'tpu'"),
         (["--module", PLAIN, "--json", "no/such/folder.json"], "json is"),
@@ -418,7 +418,7 @@ def test_number_and_device_of_results_are_checked():
         return call(lambda *arguments: change(topk(*arguments)), case, CPU).detail
 
     assert what(lambda results: results[:1]) == "topk_index: expected a tensor, found NoneType"
-    assert what(lambda results: (*results, 3)) == "what is returned: expected 2 (topk_p, topk_index), found 3"
+    assert what(lambda results: (*results, 3)) == "number of returned values: expected 2 (topk_p, topk_index), found 3"
     assert what(lambda results: results[0].to("meta")) == "topk_p: expected a tensor on cpu, found one on meta"
 
 

@@ -47,7 +47,7 @@ GOOD = CellResult("a", decisions=100, compared=WHOLE, coverage={"rounds": 1})
     [
         (outcome(replace(GOOD, mismatches=1)), "1 mismatches"),
         (outcome(replace(GOOD, coverage={})), "not covered: rounds"),
-        (outcome(replace(GOOD, compared={**WHOLE, "verify": 0})), "some phase was never compared to the end in a"),
+        (outcome(replace(GOOD, compared={**WHOLE, "verify": 0})), "some phase was never fully compared in a"),
         (
             outcome(replace(GOOD, within_rounding_error=3)),
             "3.00% of the decisions are within rounding error, more than 0.1%",
@@ -156,7 +156,7 @@ def test_bfloat16_may_leave_a_phase_undecided_and_says_so():
     assert result.failures() == []
     assert result.to_json()["incomplete_cells"] == ["a"]
     (reason,) = outcome(incomplete, dtype="bfloat16").failures()
-    assert reason == "compared to the end was only 0% of verify, less than 25%"
+    assert reason == "fully compared were only 0% of verify, less than 25%"
 
 
 def test_processes_that_share_the_cells_find_the_same():

@@ -85,7 +85,7 @@ def test_the_papers_example_of_block_verification():
     ("control", "distance"),
     [
         ("the uniform is used twice", Fraction(2, 27)),
-        ("draws named by position alone", Fraction(1, 18)),
+        ("draws named by position only", Fraction(1, 18)),
         ("noise shared by draft and recovery", Fraction(1, 40)),
         ("siblings share a uniform", Fraction(1, 64)),
         ("accept if target ≥ draft", Fraction(3, 8)),

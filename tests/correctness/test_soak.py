@@ -20,7 +20,7 @@ from specsim.core.phases import DraftInput
 from specsim.correctness.differential.pairs import make_pair
 from specsim.correctness.soak.coverage import REQUIRED, accepted_name, coverage_of, required
 from specsim.correctness.soak.programs import FAMILIES, KINDS, MOST_REQUESTS, Submission, draw, named
-from specsim.correctness.soak.session import LEAST_REQUESTS, SITUATIONS, Soak, soak
+from specsim.correctness.soak.session import LEAST_REQUESTS, REQUIRED_EVENTS, Soak, soak
 from specsim.correctness.soak.trial import ProgramResult
 from specsim.serving.admission import Admission
 from specsim.serving.generation import load_engine
@@ -282,7 +282,9 @@ def result_of(counts: dict[str, int], num_steps: int = 2) -> Soak:
     return Soak("specsim soak", "", "cpu", programs, 1.0, date="2026-01-01T00:00:00+00:00", versions={"python": "3"})
 
 
-ALL = dict.fromkeys((*SITUATIONS, *(accepted_name(count, 2) for count in range(3))), 1) | {"requests": LEAST_REQUESTS}
+ALL = dict.fromkeys((*REQUIRED_EVENTS, *(accepted_name(count, 2) for count in range(3))), 1) | {
+    "requests": LEAST_REQUESTS
+}
 
 
 def test_a_run_that_went_through_everything_passes():

@@ -154,14 +154,14 @@ def test_a_grid_is_a_row_with_its_shares(keep, grid_result):
 BOTH = {"is_ok": True, "failures": []}
 FAST = {"impl": "fast"}
 REFERENCE = {"impl": "reference"}
-NO_PROOF = "what specsim diff, sampling-test, certify"
+NO_PROOF = "a result that specsim diff, sampling-test, certify"
 REFUSED = [
     ("demo", {}, NO_PROOF),
     ("", {}, NO_PROOF),
     ("sampling-test", {"versions": {"torch": "2"}}, NO_PROOF),
-    ("certify", {"is_ok": False, "failures": ["no constant law"], "certificates": []}, "a run that failed"),
+    ("certify", {"is_ok": False, "failures": ["no constant distribution"], "certificates": []}, "a run that failed"),
     ("sampling-test", {"is_ok": False, "tests": [REFERENCE | {"is_control": True}]}, "a run that failed"),
-    ("certify", {"failures": ["no constant law"], "certificates": []}, "a run that failed"),
+    ("certify", {"failures": ["no constant distribution"], "certificates": []}, "a run that failed"),
     ("soak", {"is_ok": False, "failures": [], "missing": ["resumed"]}, "a run that failed"),
     ("conformance", {"outcomes": [{"passed": True}, {"passed": False}]}, "a run that failed"),
     ("sampling-test", BOTH | {"tests": [FAST, REFERENCE]}, "a run of the reference"),
@@ -291,7 +291,7 @@ def suite(monkeypatch):
         ("some", {}, "some; each of its groups once"),
         ("some some", {}, "some, some; each of its groups once"),
         ("some others", {"is_quick": True}, "a quick run"),
-        ("some others", {"suite": "nope"}, "a suite that there is not"),
+        ("some others", {"suite": "nope"}, "an unknown suite"),
         ("some others", {"shape": "../a/config.json"}, "a shape without a name"),
         ("some others", {"passed": False}, "not equal"),
     ],

@@ -29,7 +29,7 @@ def test_a_workload_is_served_in_both_ways_and_its_report_holds(made):
         assert [finding for finding in lint(known) if finding.verdict == "cannot be true"] == []
         assert metrics["Output Throughput (tok/s)"] * seconds == pytest.approx(40 * 30)
     assert "uncalibrated, simulated" in result["printed"]
-    assert "pays above" in result["printed"]
+    assert "break-even" in result["printed"]
 
 
 def test_only_the_time_of_simulating_differs_between_runs(made):

@@ -1,1 +1,1 @@
-"""Cases of the contract's operations that any kernels can be run against; README.md is their page."""
+"""Conformance cases of the contract's operations, for any kernels; README.md describes them."""

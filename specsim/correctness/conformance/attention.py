@@ -15,7 +15,10 @@ _EPS = 2.0**-23
 def attention_call(
     seq_lens: list[int], k: int, num_steps: int, num_nodes: int, heads: tuple[int, int], dim: int, mode: int
 ) -> Call:
-    """One call. heads: of queries and of keys. Slots lie anywhere in the buffer; unread ones hold NaN."""
+    """Make one call.
+
+    heads: of queries and of keys. Slots lie anywhere in the buffer; unread ones hold NaN.
+    """
     from specsim.reference.attention import AttentionMetadata, Keys, attention
     from specsim.reference.tree_mask import visibility
     from specsim.reference.tree_parents import parents_of
@@ -52,7 +55,7 @@ def attention_call(
 
 
 def _budget(query: torch.Tensor, kv: KVBuffer, columns: int) -> float:
-    """Bound on float32 rounding: a logit sums D products, a weight is its exponential, the output sums over columns."""
+    """Bound float32 rounding: a logit sums D products, its weight is an exponential, the output sums columns."""
     keys = kv.keys.nan_to_num(0)
     values = kv.values.nan_to_num(0)
     if not query.numel():

@@ -1,4 +1,4 @@
-"""Cases: the arguments of one call, and the results that are expected."""
+"""Cases: the arguments of one call, and its expected results."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -8,12 +8,12 @@ import torch
 
 from specsim.correctness.conformance.contract import BY_NAME
 
-DEVICE = object()  # an argument that stands for the device that the call is made on
+DEVICE = object()  # stands for the device of the call, as an argument
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """The distribution of a result, int32 [rows, width], whose rows are independent draws."""
+    """Distribution of a result, int32 [rows, width], whose rows are independent draws."""
 
     outcomes: Mapping[tuple[int, ...], float]  # probability of each row; they sum to one, all others are impossible
     rows: int
@@ -30,10 +30,10 @@ class Call:
     """One call of an operation."""
 
     arguments: Mapping[str, Any]  # by name, in the contract's order
-    expected: Mapping[str, torch.Tensor | list[torch.Tensor] | Distribution]  # results that are compared, by name
-    rows: Mapping[str, torch.Tensor] = field(default_factory=dict)  # by result, bool: rows that count; else all do
+    expected: Mapping[str, torch.Tensor | list[torch.Tensor] | Distribution]  # compared results, by name
+    rows: Mapping[str, torch.Tensor] = field(default_factory=dict)  # compared rows of a result, bool; default all
     tolerance: float = 0.0  # greatest difference of a result whose match is `close`
-    alternatives: tuple[Mapping[str, torch.Tensor], ...] = ()  # other results, all of which may replace `expected`
+    alternatives: tuple[Mapping[str, torch.Tensor], ...] = ()  # other accepted results, each as a whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +43,19 @@ class Case:
     operation: str
     name: str
     build: Callable[[], Call]  # makes the call, with the results of the reference implementation
-    may_refuse: bool = False  # whether an exception passes too, for input that the contract does not promise
-    perilous: bool = False  # whether an error may hang or end the process, so that the call gets one of its own
+    may_refuse: bool = False  # whether an exception passes too, for input that the contract excludes
+    perilous: bool = False  # whether an error may hang or end the process, so the call runs in its own
     # Adapts the call to the function, where a name stands for several conventions.
     adapt: Callable[[Callable[..., Any], Call], Call] | None = None
 
     @property
     def id(self) -> str:
-        """The name in a report."""
+        """The name printed in a report."""
         return f"{self.operation}: {self.name}"
 
 
 def strided(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor so that no two neighbours of a row are neighbours in memory."""
+    """Copy a tensor so that neighbours in a row are not neighbours in memory."""
     wide = torch.zeros(*tensor.shape[:-1], 2 * tensor.shape[-1], dtype=tensor.dtype)
     wide[..., ::2] = tensor
     return wide[..., ::2]
@@ -72,5 +72,5 @@ def replaced(call: Call, **changes: Any) -> Call:
 
 
 def integers(rows: Iterable[Any], dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    """A tensor of integers, possibly empty."""
+    """Make a tensor of integers, possibly empty."""
     return torch.tensor(list(rows), dtype=dtype)

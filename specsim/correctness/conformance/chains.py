@@ -1,4 +1,4 @@
-"""Cases of rejection sampling of chains: certain results, and distributions of the others."""
+"""Cases of rejection sampling of chains: certain results, and distributions of random ones."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ import torch
 from specsim.correctness.conformance.case import Call, Case, Distribution, arguments, integers, replaced
 
 ROWS = 4096  # draws from a distribution
-REGIONS = 8  # of a uniform; no breakpoint of the distributions below lies inside one
+REGIONS = 8  # of a uniform; the distributions below have no breakpoint inside one
 
 Rows = list[list[float]]
 
@@ -80,14 +80,14 @@ def _sure(*temperatures: float) -> Call:
     bonus = [7, 8, 9, 6]
     prob = [_PROB, _PROB, _PROB, _point(1), _PROB, _point(2)]
     draft_prob = [_PROB, _PROB, _PROB, _point(3), _PROB, _point(0)]
-    if 0.0 in temperatures:  # a greedy request asks for the best token alone
+    if 0.0 in temperatures:  # greedy requests need only the most probable token
         prob, draft_prob = (list(map(_point, own)) for own in ((0, 1, 2, 1, 2, 2), (0, 1, 2, 3, 2, 0)))
     rows = [[0, 1, 2, 7], [8], [1], [2, 2]]
     return chain_call(drafts, prob, draft_prob, bonus, _table(rows, 4), temperatures)
 
 
 def _sure_of_points(temperature: float) -> Call:
-    """Drafts without distributions, as those of a lookup."""
+    """Make drafts without distributions, as prompt lookup gives them."""
     drafts = [[1, 1], [1, 0]]
     prob = [_point(1), _point(1), _point(1), _point(3)]
     return chain_call(drafts, prob, None, [5, 6], _table([[1, 1, 5], [1, 3]], 3), [temperature])
@@ -96,7 +96,7 @@ def _sure_of_points(temperature: float) -> Call:
 def distribution_of(
     draft: list[int], prob: Rows, draft_prob: Rows, bonus: int, rows: int, num_regions: int = REGIONS
 ) -> Distribution:
-    """The distribution of that number of rows: the reference at one point of every region of the uniforms."""
+    """Enumerate the distribution of that number of rows: one call of the reference per region of the uniforms."""
     from specsim.reference.acceptance import rejection
     from specsim.reference.request_tree import Tree
     from specsim.reference.tree_links import links
@@ -129,7 +129,7 @@ _QUARTERS = [0.25, 0.25, 0.5, 0.0]
 
 
 def _spread(weights: list[float], width: int = 1030) -> list[float]:
-    """The same distribution on tokens at the edges of blocks."""
+    """Place the same distribution on tokens at the edges of blocks."""
     prob_V = [0.0] * width
     for token, weight in zip((0, 511, 512, width - 1), weights, strict=True):
         prob_V[token] = weight
@@ -137,7 +137,7 @@ def _spread(weights: list[float], width: int = 1030) -> list[float]:
 
 
 def _wide() -> Call:
-    """A vocabulary of 1030: tokens 0, 511, 512 and 1029 have mass; fewer rows keep it small."""
+    """Use a vocabulary of 1030: tokens 0, 511, 512 and 1029 have mass; fewer rows keep it small."""
     prob = [_spread(_PROB)]
     draft_prob = [_spread(_HALVES)]
     count = ROWS // 4
@@ -146,10 +146,10 @@ def _wide() -> Call:
 
 
 _SAMPLED = {
-    "one draft that is worth a quarter of its law": partial(sampled_call, [0], [_PROB], [_HALVES]),
+    "one draft that is with a quarter of its draft probability": partial(sampled_call, [0], [_PROB], [_HALVES]),
     "two drafts": partial(sampled_call, [0, 1], [_PROB, _UNIFORM], [_HALVES, [0.25, 0.5, 0.125, 0.125]]),
     "a draft that the target gives no mass": partial(sampled_call, [3, 0], [_PROB, _UNIFORM], [_HALVES, _UNIFORM]),
-    "drafts without laws": partial(sampled_call, [1, 2], [_PROB, _QUARTERS], None),
+    "drafts without distributions": partial(sampled_call, [1, 2], [_PROB, _QUARTERS], None),
     "a vocabulary of 1030": _wide,
 }
 
@@ -159,9 +159,9 @@ CASES = tuple(
         "chains of 3, 0, 1 and 2 drafts": partial(_sure, 1.0),
         "greedy chains": partial(_sure, 0.0),
         "greedy and sampled chains in one batch": partial(_sure, 0.0, 1.0, 1.0, 0.0),
-        "drafts without laws, sure": partial(_sure_of_points, 1.0),
-        "greedy drafts without laws": partial(_sure_of_points, 0.0),
-        **{f"law: {name}": build for name, build in _SAMPLED.items()},
+        "drafts without distributions, certain": partial(_sure_of_points, 1.0),
+        "greedy drafts without distributions": partial(_sure_of_points, 0.0),
+        **{f"distribution: {name}": build for name, build in _SAMPLED.items()},
         "no requests": lambda: chain_call([], [], [], [], _table([], 3)),
     }.items()
 )

@@ -1,4 +1,4 @@
-"""Comparison of results with the expected ones: the first difference."""
+"""Comparison of results with the expected ones, up to the first difference."""
 
 import math
 from collections import Counter
@@ -16,7 +16,7 @@ FALSE_ALARM = 1e-9  # bound on the probability that a correct sampler fails
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A difference of a result."""
+    """A difference in a result."""
 
     result: str  # its name
     index: tuple[int, ...] | None  # of the first wrong element, None for the whole result
@@ -31,7 +31,7 @@ class Difference:
 
 
 def difference(value: Value, found: Any, call: Call) -> Difference | None:
-    """The first difference of a result from what the call expects; None where there is none or nothing is expected."""
+    """Find the first difference between a result and the call's expectation; None without any."""
     if value.name not in call.expected:
         return None
     expected = call.expected[value.name]

@@ -1,4 +1,4 @@
-"""The table of operations: arguments and results of each, in the conventions in which its kernels are published.
+"""Table of operations: arguments and results of each, in the conventions of their published kernels.
 
 It is data: nothing is dispatched through it. An operation is called with its arguments by position.
 """
@@ -111,7 +111,7 @@ class Operation:
 
     @property
     def arguments(self) -> tuple[Value, ...]:
-        """Values that it is called with."""
+        """Values that it is called with, in order."""
         return tuple(value for value in self.values if value.role != "returned")
 
     @property
@@ -137,7 +137,7 @@ def _value(text: str, role: str) -> Value:
 def _fields(pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
     found = pattern.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} is not of the form of the table")
+        raise ValueError(f"{text!r} is not written as an entry of the table")
     return found.groups()
 
 

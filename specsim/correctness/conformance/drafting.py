@@ -1,4 +1,4 @@
-"""Cases of the draft loop: top-k of a row, one step of the lanes, choice of the tree's nodes."""
+"""Cases of the draft loop: top-k of a row, one step of the lanes, selection of the tree's nodes."""
 
 from functools import partial
 
@@ -25,7 +25,7 @@ _SPECIAL = {
 
 
 def topk_call(values: torch.Tensor, k: int) -> Call:
-    """One call on these rows."""
+    """Make one call with these rows."""
     from specsim.reference.sampling import topk
 
     topk_p, topk_index = topk(values, k)
@@ -60,7 +60,7 @@ _TOPK = (
 
 
 def step_call(made: Drafted, step: int, batch: int, k: int) -> Call:
-    """Step `step` of the loop: the drafter's proposals for the lanes of the step before."""
+    """Make step `step` of the loop: the drafter's proposals for the lanes of the step before."""
     hidden = torch.randn(batch * k if step else batch, 5, generator=torch.Generator().manual_seed(step))
     lanes = _lane_scores(made, step, k) if step else None
     expected = _next_lanes(made, step, hidden, k) if step else _root_lanes(made, hidden, k)
@@ -79,7 +79,7 @@ def _root_lanes(made: Drafted, hidden_BH: torch.Tensor, k: int) -> dict[str, tor
 
 
 def _lane_scores(made: Drafted, step: int, k: int) -> torch.Tensor:
-    """Scores of the lanes before a step: the best children of the step before it."""
+    """Compute the lanes' scores before a step: the best children of the step before it."""
     from specsim.reference.sampling import topk
 
     return topk(made.scores_by_step[step - 1].flatten(1), k)[0].contiguous()
@@ -118,7 +118,7 @@ _EXPAND = (
 
 
 def select_call(made: Drafted, num_nodes: int) -> Call:
-    """The nodes of a tree, chosen from the candidates of a loop."""
+    """Make a call that selects the nodes of a tree from the candidates of a loop."""
     picked = chosen(made, num_nodes)
     expected = {"top_scores_index": picked, "draft_tokens": made.tokens.gather(1, picked)}
     if len(made.probs) > 1:  # one step has no parents to name, and conventions differ

@@ -10,7 +10,7 @@ from specsim.correctness.conformance.slots import batch_of
 
 
 def shift_call(lens: list[int], next_tokens: list[int]) -> Call:
-    """Chunks of these lengths; the token after each is sampled or, unless the chunk is the last, known."""
+    """Make chunks of these lengths; the token after a chunk is sampled or, before the last, known."""
     from specsim.reference.extend import shift_left
 
     input_ids = torch.arange(100, 100 + sum(lens))
@@ -30,7 +30,10 @@ _SHIFT = (
 
 
 def bonus_call(paths: list[int], width: int, num_nodes: int) -> Call:
-    """One call on trees of num_nodes. paths: number of accepted nodes per request, with the root; width: of a row."""
+    """Make one call on trees of num_nodes.
+
+    paths: number of accepted nodes per request, with the root. width: of a row.
+    """
     from specsim.reference.extend import draft_extend_input
 
     batch = len(paths)

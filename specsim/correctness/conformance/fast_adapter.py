@@ -1,6 +1,6 @@
 """Adapter of the fast implementation: specsim conformance --module specsim.correctness.conformance.fast_adapter.
 
-It is also an example for kernels that take other states, or return their results in another form.
+It is also an example for kernels with other states or other forms of results.
 """
 
 from dataclasses import replace
@@ -19,13 +19,13 @@ from specsim.correctness.conformance.fast_verifiers import (
     verify_tree_greedy,
 )
 
-_FAR = 2**31 - 1  # a length limit that nothing reaches
+_FAR = 2**31 - 1  # no-op length limit
 
 __all__ = ["rejection_sample", "tree_speculative_sampling_target_only", "verify_tree_greedy"]  # re-exported
 
 
 def fast_topk(values: Tensor, topk: int, dim: int) -> tuple[Tensor, Tensor]:
-    """Look up the values at the kernel's indices; its probabilities are not read."""
+    """Look up the values at the kernel's indices; its probabilities are not used."""
     from specsim.fast.vocabulary.topk import draft_topk
 
     _, indices = draft_topk(values.contiguous(), topk, None)
@@ -35,7 +35,10 @@ def fast_topk(values: Tensor, topk: int, dim: int) -> tuple[Tensor, Tensor]:
 def select_top_k_tokens(
     i: int, topk_p: Tensor, topk_index: Tensor, hidden_states: Tensor, scores: Tensor | None, topk: int
 ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """One step of a loop of three: lanes before it are its first candidates, lanes after it the next block."""
+    """Run one step of a loop of three.
+
+    The lanes before it are its first candidates, the lanes after it the next block.
+    """
     from specsim.fast.drafting import expand
     from specsim.fast.lanes import start_lanes
 
@@ -115,14 +118,14 @@ def move_kv_cache_native(k_buffer: list[Tensor], v_buffer: list[Tensor], tgt_loc
 
 
 def _batch(seq_lens: list[int], device: torch.device, rows: list[int] | None = None) -> Batch:
-    """Requests of these lengths, in the first rows of the table unless others are named."""
+    """Make requests of these lengths, in the first rows of the table unless others are named."""
     requests = range(len(seq_lens))
     params = [SamplingParams()] * len(seq_lens)
     return Batch.of(requests, requests if rows is None else rows, seq_lens, params, vocab_size=1).to(device)
 
 
 def _pool(keys: Tensor, values: Tensor, table: Tensor) -> KVPool:
-    """A pool with this KV [layers, slots, heads, D] and this table of slots."""
+    """Make a pool with this KV [layers, slots, heads, D] and this table of slots."""
     buffer = KVBuffer(KVLayout(*keys[:, 0].shape), keys.shape[1], keys.dtype, keys.device)
     buffer.keys.copy_(keys)
     buffer.values.copy_(values)
@@ -135,7 +138,7 @@ def assign_extend_cache_locs_func(
     req_pool_indices: Tensor, req_to_token: Tensor, start_offset: Tensor, _end_offset: Tensor, _batch_size: int,
     draft_token_num: int, device: torch.device,
 ) -> Tensor:  # fmt: skip
-    """Locations of a tree's columns, from a table in the dtype of the implementation's pools."""
+    """Compute the locations of a tree's columns from a table in the pools' dtype."""
     from specsim.fast.kv import tree_locations
 
     config = SpecConfig(1, draft_token_num - 1, draft_token_num)
@@ -147,7 +150,7 @@ def assign_extend_cache_locs_func(
 def draft_lane_locations(
     req_pool_indices: Tensor, req_to_token: Tensor, seq_lens: Tensor, topk: int, num_steps: int, page_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Slots written by draft steps, and slots moved by the copy of tails in a pool of slot numbers."""
+    """List the slots that draft steps write, and those that copies of tails move."""
     from specsim.fast.kv import duplicate_tails
     from specsim.fast.lanes import Lanes
     from specsim.fast.model.draft_metadata import lane_metadata
@@ -177,7 +180,7 @@ def draft_lane_locations(
 def rotate_input_ids_triton(
     input_ids: Tensor, extend_start_loc: Tensor, extend_seq_lens: Tensor, topk_index: Tensor
 ) -> None:
-    """Shift chunks that stand one after the other, so that their starts and the last end give their places."""
+    """Shift adjacent chunks; their starts and the last end give their places."""
     from specsim.fast.extend import shift_left
 
     ends = torch.cat([extend_start_loc, (extend_start_loc + extend_seq_lens)[-1:]])
@@ -186,7 +189,7 @@ def rotate_input_ids_triton(
 
 
 def fill_bonus_tokens(accept_tokens: Tensor, accept_lens: Tensor, bonus_tokens: Tensor, accept_stride: int) -> None:
-    """Take the tokens of a row as the predictions of a chain, whose path they are."""
+    """Fill the bonus tokens of a chain whose predictions and path are the tokens of a row."""
     from specsim.fast.extend import draft_extend_input
 
     batch_size = len(accept_lens)
@@ -203,7 +206,7 @@ def tree_attention(
     q: Tensor, k_buffer: Tensor, v_buffer: Tensor, o: Tensor, kv_indptr: Tensor, kv_indices: Tensor,
     tree_mask: Tensor, tree_mask_mode: int, draft_token_num: int,
 ) -> None:  # fmt: skip
-    """Attend with every request's slots as a row of the table, the tree's after the prefix's."""
+    """Attend with every request's slots as a row of the table, the prefix's before the tree's."""
     from specsim.fast.attention import attention
     from specsim.fast.model.draft_metadata import tree_metadata
 

@@ -1,4 +1,4 @@
-"""The fast implementation's walk of trees under the public names of the verifiers."""
+"""The fast implementation's tree walks under the public names of the verifiers."""
 
 import math
 from typing import Any, NamedTuple
@@ -9,8 +9,8 @@ from torch import Tensor
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import Batch, Verdict, VerifyInput
 
-_UNIT = math.log2(math.e)  # the temperature at which 2^x is the weight of a logit x
-_FAR = 2**31 - 1  # a length limit that nothing reaches
+_UNIT = math.log2(math.e)  # at this temperature a logit x has weight 2^x
+_FAR = 2**31 - 1  # no-op length limit
 
 
 class Trees(NamedTuple):
@@ -25,7 +25,7 @@ def verify_tree_greedy(
     predicts: Tensor, accept_index: Tensor, accept_token_num: Tensor, candidates: Tensor, _retrive_index: Tensor,
     retrive_next_token: Tensor, retrive_next_sibling: Tensor, target_predict: Tensor,
 ) -> None:  # fmt: skip
-    """Renumber the tokens, so that a distribution over those that occur puts all its mass on the target's."""
+    """Renumber the tokens that occur, and give all mass to the target's."""
     known, numbers = torch.cat([candidates, target_predict]).unique(return_inverse=True)
     tokens, best = numbers.view(2, *candidates.shape)
     logits_BNV = torch.nn.functional.one_hot(best, max(1, len(known))).float()
@@ -60,7 +60,7 @@ def rejection_sample(
     draft_token_ids: Tensor, num_draft_tokens: list[int], max_spec_len: int, _cu_num_draft_tokens: Tensor,
     draft_probs: Tensor | None, target_probs: Tensor, bonus_token_ids: Tensor, sampling_metadata: Any,
 ) -> Tensor:  # fmt: skip
-    """Pad all chains to the longest; a request's length limit lets it accept its own drafts only.
+    """Pad all chains to the longest; each request's length limit admits only its own drafts.
 
     Uniforms are named by a seed from torch's generator.
     """
@@ -119,7 +119,7 @@ def _walk_batch(
 
 
 def verify_input(trees: Trees, draft_prob_BMV: Tensor | None = None) -> VerifyInput:
-    """The state that the kernels read; they do not read its other tensors."""
+    """Make the state that the kernels read, without the tensors that they do not read."""
     tokens, next_token, next_sibling = trees
     unread = tokens.new_empty(0)
     return VerifyInput(
@@ -137,7 +137,7 @@ def verify_input(trees: Trees, draft_prob_BMV: Tensor | None = None) -> VerifyIn
 
 
 def _uniforms_by_depth(trees: Trees, uniform_samples: Tensor, width: int) -> Tensor:
-    """One uniform per depth, as the implementation reads them: that of the first node found there."""
+    """Take one uniform per depth, as the implementation reads them: that of the first node found there."""
     uniforms = torch.full((len(uniform_samples), width), 0.5, device=uniform_samples.device)
     tables = zip(trees.next_token.tolist(), trees.next_sibling.tolist(), strict=True)
     for request, (children, siblings) in enumerate(tables):

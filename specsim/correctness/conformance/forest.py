@@ -1,4 +1,4 @@
-"""Trees of a batch, and the call of a verifier that walks them."""
+"""Trees of a batch, and calls of verifiers on them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Forest:
 
     @property
     def trees(self) -> "list[Tree]":
-        """Trees as the reference implementation walks them."""
+        """The trees in the reference's form."""
         from specsim.reference.request_tree import Tree
         from specsim.reference.tree_links import links
 
@@ -38,7 +38,7 @@ class Forest:
         return [Tree(tokens, parents, *links(parents), self.most) for parents, tokens in pairs]
 
     def call(self, operation: str, walked: Sequence[tuple[list[int], int]], *more: Any) -> Call:
-        """The call of a verifier that has to find these paths and bonus tokens; more: its further arguments."""
+        """Make the call of a verifier that has to find these paths and bonus tokens; more: further arguments."""
         from specsim.reference.tree_links import links
 
         batch, num_nodes = self.size
@@ -64,7 +64,7 @@ class Forest:
 
 
 def grown(batch: int, k: int, num_steps: int, num_nodes: int, most: int | None = None) -> Forest:
-    """Trees of a draft loop; most: drafts that may be accepted, all steps unless given."""
+    """Grow trees by a draft loop; most: drafts that may be accepted, all steps unless given."""
     from specsim.reference.tree_parents import parents_of
 
     made = drafted(batch, k, num_steps, seed=num_nodes)

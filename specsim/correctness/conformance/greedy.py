@@ -11,7 +11,7 @@ from specsim.correctness.conformance.forest import FLAT, Forest, grown
 
 
 def greedy_call(forest: Forest, best: list[list[int]]) -> Call:
-    """One call with these best tokens of the target after each node, by request."""
+    """Make one call in which these are the target's best tokens after each node, by request."""
     from specsim.reference.acceptance import greedy
 
     walked = []
@@ -25,7 +25,7 @@ def greedy_call(forest: Forest, best: list[list[int]]) -> Call:
 
 
 def _led(forest: Forest, seed: int) -> Call:
-    """Targets that often take one of a node's children, with equal probability for each."""
+    """Choose targets that often take one of a node's children, with equal probability for each."""
     generator = torch.Generator().manual_seed(seed)
     best = []
     for tree in forest.trees:
@@ -39,7 +39,7 @@ def _led(forest: Forest, seed: int) -> Call:
 
 
 def _by_hand(most: int = 2) -> Call:
-    """Every end of a walk over two levels."""
+    """Cover every end of a walk over two levels."""
     best = [
         [1, 3, 0, 2, 0, 0], [1, 0, 0, 2, 3, 0], [2, 0, 2, 0, 0, 1], [2, 0, 3, 0, 0, 1], [1, 1, 3, 0, 0, 1],
         [3, 3, 2, 0, 0, 1], [0, 0, 0, 0, 0, 0],
@@ -48,7 +48,7 @@ def _by_hand(most: int = 2) -> Call:
 
 
 def _roots() -> Call:
-    """Padded requests: the root has no child, whatever tokens the other nodes hold."""
+    """Pad requests: the root has no child, whatever tokens the other nodes hold."""
     from specsim.reference.acceptance import greedy
     from specsim.reference.request_tree import Tree
 
@@ -68,7 +68,7 @@ def _roots() -> Call:
 
 
 def _circle() -> Call:
-    """Three requests; the siblings of the middle one follow each other in a circle, and none is the target's."""
+    """Make three requests; the siblings of the middle one form a circle, and none is the target's."""
     forest = Forest([FLAT] * 3, [[0, 1, 2, 3, 0, 2]] * 3, 2)
     call = greedy_call(forest, [[1, 3, 0, 2, 0, 0], [3] * 6, [2, 0, 3, 0, 0, 1]])
     siblings = call.arguments["retrive_next_sibling"].clone()
@@ -79,7 +79,7 @@ def _circle() -> Call:
 
 
 def _wide_tokens() -> Call:
-    """Token ids that are equal as float32 and differ as integers."""
+    """Use token ids that are equal as float32 but differ as integers."""
     large = 2**24
     tokens = [[0, large, large + 1, large + 2, large + 3, 2**31 - 1]]
     return greedy_call(Forest([FLAT], tokens, 2), [[large + 1, 0, 2**31 - 1, 0, 0, large]])

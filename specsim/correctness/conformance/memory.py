@@ -1,4 +1,4 @@
-"""Memory of a call's tensors: each has its own on the device, between guard entries that nobody may write."""
+"""Memory of a call's tensors: each has its own, between guard entries that must not be written."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-MARGIN = 64  # entries before and after; a multiple of what vector loads are aligned to
+MARGIN = 64  # entries before and after a tensor; a multiple of the alignment of vector loads
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A tensor in memory of its own."""
+    """A tensor in its own memory."""
 
-    tensor: torch.Tensor  # which the function may have resized since
+    tensor: torch.Tensor  # the function may have resized it
     strides: tuple[int, ...]  # with which it was placed
     before: torch.Tensor  # copy of its entries when it was placed
     whole: torch.Tensor  # the memory, with the margins
@@ -69,7 +69,7 @@ def place_all(value: Any, device: torch.device) -> Any:
 
 
 def tensors(value: Any) -> Any:
-    """The argument as it is passed, with new lists and namespaces."""
+    """Make the argument to pass, with new lists and namespaces."""
     if isinstance(value, Placed):
         return value.tensor
     if isinstance(value, list):
@@ -80,7 +80,7 @@ def tensors(value: Any) -> Any:
 
 
 def pieces(value: Any) -> list[Placed]:
-    """The placed tensors of an argument."""
+    """List the placed tensors of an argument."""
     if isinstance(value, Placed):
         return [value]
     inside = vars(value).values() if isinstance(value, SimpleNamespace) else value if isinstance(value, list) else ()
@@ -88,7 +88,7 @@ def pieces(value: Any) -> list[Placed]:
 
 
 def outline(value: Any) -> Any:
-    """Contents of lists, dictionaries and namespaces, to be compared later: numbers by value, all else by identity."""
+    """Record lists, dictionaries and namespaces for a comparison: numbers by value, all else by identity."""
     if isinstance(value, SimpleNamespace):
         return outline(vars(value))
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Run one case in a process of its own.
+"""Run one case in its own process.
 
 python -m specsim.correctness.conformance.one_case MODULE OPERATION CASE DEVICE FILE
 """

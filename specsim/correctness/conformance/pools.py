@@ -1,4 +1,4 @@
-"""Candidates of a draft loop, for the cases that start from them."""
+"""Candidates of a draft loop, as input of other cases."""
 
 from dataclasses import dataclass
 
@@ -80,7 +80,7 @@ def _advance(made: Drafted, lanes_BK: torch.Tensor, batch: int, k: int) -> torch
 
 
 def chosen(made: Drafted, num_nodes: int) -> torch.Tensor:
-    """Indices [B, N-1] of the best candidates."""
+    """Select the indices [B, N-1] of the best candidates."""
     from specsim.reference.selection import select
 
     return select(made.scores, num_nodes - 1)

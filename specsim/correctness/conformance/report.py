@@ -1,4 +1,4 @@
-"""Report of a module's functions: a line for each operation, and each failed case."""
+"""Report on a module's functions: a row for each operation, and each failed case."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -50,7 +50,7 @@ class Report:
         return tuple(outcome for outcome in self.outcomes if not outcome.passed)
 
     def to_json(self) -> dict[str, Any]:
-        """Fields and verdicts, as --json writes them."""
+        """Make a value that json can write."""
         return asdict(self) | {"outcomes": [asdict(each) | {"passed": each.passed} for each in self.outcomes]}
 
     def show(self, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""Runs cases against a module's functions."""
+"""Runs of cases against a module's functions."""
 
 import importlib
 import importlib.util
@@ -30,7 +30,7 @@ Status = Literal["equal", "refused", "different", "raised", "ended"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of one case."""
+    """Outcome of one case."""
 
     operation: str
     case: str
@@ -80,7 +80,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def name_of(module: ModuleType, operation: Operation, device: str = "cpu") -> str | None:
-    """Name of the operation's function in the module, None where it has none.
+    """Find the name of the operation's function in the module, None where it has none.
 
     Names in _cpu are for the CPU only. InputError for a module that raises when its attribute is read.
     """
@@ -88,23 +88,27 @@ def name_of(module: ModuleType, operation: Operation, device: str = "cpu") -> st
     try:
         return next((name for name in names if callable(getattr(module, name, None))), None)
     except Exception as error:
-        allowed = f"a module that can be asked for {' or '.join(names)} ({_one_line(error)})"
+        allowed = f"a module whose attribute {' or '.join(names)} can be read ({_one_line(error)})"
         raise InputError("module", module.__name__, allowed) from error
 
 
 def function_of(module: ModuleType, operation: Operation, device: str = "cpu") -> Callable[..., Any] | None:
-    """The operation's function in the module, None where it has none."""
+    """Find the operation's function in the module, None where it has none."""
     name = name_of(module, operation, device)
     return None if name is None else getattr(module, name)
 
 
 def chosen_operations(module: ModuleType, names: Sequence[str] | None) -> list[Operation]:
-    """Operations to run: the named ones, each of which the module must have, or all that it has."""
+    """Choose the operations to run: the named ones, or all that the module has.
+
+    InputError for a named operation that the module lacks.
+    """
     for name in names or ():
         require(name in BY_NAME, "ops", name, ", ".join(BY_NAME))
         if name_of(module, BY_NAME[name]) is None:
             functions = " or ".join(BY_NAME[name].functions)
-            raise InputError("ops", name, f"operations that {module.__name__} has a function for, here {functions}")
+            allowed = f"an operation that {module.__name__} implements; for this one it needs {functions}"
+            raise InputError("ops", name, allowed)
     chosen = [BY_NAME[name] for name in dict.fromkeys(names)] if names else list(OPERATIONS)
     chosen = [operation for operation in chosen if name_of(module, operation) is not None]
     if not chosen:
@@ -114,7 +118,7 @@ def chosen_operations(module: ModuleType, names: Sequence[str] | None) -> list[O
 
 
 def run(module: str, case: Case, device: str) -> Outcome:
-    """Run one case, in this process or, if it is perilous, in one of its own."""
+    """Run one case, in this process or, if it is perilous, in its own."""
     if case.perilous:
         return _run_in_process(module, case, device)
     function = function_of(load_module(module), BY_NAME[case.operation], device)
@@ -163,12 +167,12 @@ def _defaults() -> Iterator[None]:
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Whether a caller can go on: not after an exit or an error that the GPU keeps."""
+    """Whether a caller can continue, which it cannot after an exit or an error that the GPU keeps."""
     return isinstance(error, Exception) and not isinstance(error, torch.AcceleratorError)
 
 
 def _first_wrong(operation: Operation, found: dict[str, Any], made: Call, device: torch.device) -> Difference | None:
-    """The first difference from the expected results, unless an alternative fits."""
+    """Find the first difference from the expected results, unless an alternative fits."""
     for name in made.expected:
         result = found.get(name)
         if isinstance(result, torch.Tensor) and result.device.type != device.type:
@@ -182,7 +186,7 @@ def _first_wrong(operation: Operation, found: dict[str, Any], made: Call, device
 
 
 def _results(operation: Operation, arguments: list[Any], returned: Any) -> dict[str, Any]:
-    """Results by name: arguments written in place, and returned values, nested or not."""
+    """Collect results by name: arguments written in place, and returned values, nested or not."""
     values = zip(operation.arguments, arguments, strict=True)
     found = {value.name: tensors(argument) for value, argument in values if value.role in ("out", "inout")}
     return found | dict(zip(_returned(operation), _flat(returned), strict=False))
@@ -193,12 +197,12 @@ def _returned(operation: Operation) -> list[str]:
 
 
 def _miscounted(operation: Operation, returned: Any) -> Difference | None:
-    """The difference of too many returned values, which callers cannot unpack; missing ones differ when compared."""
+    """Report too many returned values, which callers cannot unpack; missing ones differ when compared."""
     names = _returned(operation)
     count = len(_flat(returned))
     if not 0 < len(names) < count:
         return None
-    return Difference("what is returned", None, f"{len(names)} ({', '.join(names)})", str(count))
+    return Difference("number of returned values", None, f"{len(names)} ({', '.join(names)})", str(count))
 
 
 def _flat(returned: Any) -> list[Any]:
@@ -208,20 +212,23 @@ def _flat(returned: Any) -> list[Any]:
 
 
 def _misused(operation: Operation, arguments: list[Any], before: list[Any], after: list[Any]) -> Difference | None:
-    """A write out of bounds, a changed input, or a result in other memory. before, after: outlines of the call."""
+    """Find a write out of bounds, a changed input, or a result in other memory.
+
+    before, after: outlines of the call.
+    """
     for value, argument, then, now in zip(operation.arguments, arguments, before, after, strict=True):
         placed = pieces(argument)
         if any(each.is_overrun for each in placed):
-            return Difference(value.name, None, "nothing written beside the tensor", "a write out of bounds")
+            return Difference(value.name, None, "no write outside the tensor", "a write out of bounds")
         if value.role == "in" and (now != then or any(each.is_changed for each in placed)):
-            return Difference(value.name, None, "an input that stays as it is", "another content")
+            return Difference(value.name, None, "an unchanged input", "changed content")
         if value.role in ("out", "inout") and any(each.is_moved for each in placed):
-            return Difference(value.name, None, "a tensor that stays in its memory", "one in other memory")
+            return Difference(value.name, None, "a tensor in its own memory", "one in other memory")
     return None
 
 
 def _run_in_process(module: str, case: Case, device: str) -> Outcome:
-    """Run the case in a process of its own, which may hang or die."""
+    """Run the case in its own process, which may hang or die."""
     with tempfile.TemporaryDirectory() as folder:
         left = Path(folder) / "outcome.json"
         program = [sys.executable, "-m", "specsim.correctness.conformance.one_case"]

@@ -1,4 +1,4 @@
-"""Cases of slots: the commit of an accepted path, the columns of a tree, and the pages of draft lanes."""
+"""Cases of slots: commit of an accepted path, columns of a tree, pages of draft lanes."""
 
 from functools import partial
 
@@ -13,7 +13,7 @@ _LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=3)
 
 
 def made_pool(page_size: int, columns: list[int]) -> KVPool:
-    """A pool whose requests own that number of columns each, in pages anywhere; all entries of its KV differ."""
+    """Make a pool whose requests own that number of columns each, in scattered pages of distinct KV."""
     pages = sum(-(-count // page_size) for count in columns) + 3
     target = KVBuffer(_LAYOUT, pages * page_size, torch.float32)
     target.keys.copy_(torch.arange(target.keys.numel()).view_as(target.keys))
@@ -28,7 +28,7 @@ def made_pool(page_size: int, columns: list[int]) -> KVPool:
 
 
 def batch_of(seq_lens: list[int], rows: list[int]) -> Batch:
-    """Requests of these lengths in these rows of the table."""
+    """Make requests of these lengths in these rows of the table."""
     params = [SamplingParams()] * len(rows)
     return Batch.of(range(len(rows)), rows, seq_lens, params, vocab_size=8)
 
@@ -37,7 +37,7 @@ def batch_of(seq_lens: list[int], rows: list[int]) -> Batch:
 
 
 def move_call(page_size: int, seq_lens: list[int], paths: list[list[int]], num_nodes: int) -> Call:
-    """Requests whose accepted paths are these nodes of their trees."""
+    """Make requests whose accepted paths are these nodes of their trees."""
     from specsim.reference.kv import commit, tree_locations
 
     config = SpecConfig(topk=num_nodes - 1, num_steps=1, num_draft_tokens=num_nodes, page_size=page_size)
@@ -64,9 +64,9 @@ def _in_int32() -> Call:
 
 _MOVE = (
     Case("move_kv", "paths over page edges", lambda: move_call(4, [7, 3, 8], [[0, 2, 5], [0, 1], [0, 3, 4, 5]], 6)),
-    Case("move_kv", "what is read is written, too", lambda: move_call(1, [5], [[0, 2, 3, 4, 5, 6]], 7)),
-    Case("move_kv", "a chain, which is in its place", lambda: move_call(4, [6, 2], [[0, 1, 2, 3], [0, 1]], 4)),
-    Case("move_kv", "roots alone", lambda: move_call(2, [3, 4], [[0], [0]], 3)),
+    Case("move_kv", "slots that are both read and written", lambda: move_call(1, [5], [[0, 2, 3, 4, 5, 6]], 7)),
+    Case("move_kv", "a chain, already in its place", lambda: move_call(4, [6, 2], [[0, 1, 2, 3], [0, 1]], 4)),
+    Case("move_kv", "only roots", lambda: move_call(2, [3, 4], [[0], [0]], 3)),
     Case("move_kv", "no requests", lambda: move_call(4, [], [], 6)),
     Case("move_kv", "locations in int32", _in_int32, may_refuse=True),
 )
@@ -76,7 +76,7 @@ _MOVE = (
 
 
 def locations_call(page_size: int, seq_lens: list[int], rows: list[int], num_nodes: int) -> Call:
-    """One call on these rows of the request table, which is wider than any of them needs."""
+    """Make one call on these rows of the request table, which is wider than any of them needs."""
     from specsim.reference.kv import tree_locations
 
     pools = made_pool(page_size, [max(seq_lens, default=0) + num_nodes + 2] * (max(rows, default=0) + 1))
@@ -101,7 +101,7 @@ _LOCATIONS = (
 
 
 def lanes_call(page_size: int, k: int, num_steps: int, seq_lens: list[int]) -> Call:
-    """Requests of these lengths, whose rows of the table stand in the opposite order."""
+    """Make requests of these lengths, in reverse order in the table."""
     from specsim.core.columns import lane_columns, tail_columns
 
     nodes = num_steps + 1 if k == 1 else 2

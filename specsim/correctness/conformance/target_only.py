@@ -1,4 +1,4 @@
-"""Cases of target-only sampling: uniforms in every region and on every edge, thresholds, residuals without mass."""
+"""Cases of target-only sampling: uniforms in every region and on every edge, thresholds, empty residuals."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +19,7 @@ Row = list[float]
 def sampling_call(
     forest: Forest, prob_BNV: Tensor, uniforms_BW: Tensor, final_B: Tensor, single: float = 1.0, acc: float = 1.0
 ) -> Call:
-    """One call. uniforms_BW: a uniform for each depth, which every node of that depth has in uniform_samples."""
+    """Make one call; uniforms_BW has a uniform for each depth, used for every node of that depth."""
     from specsim.reference.acceptance import target_only
     from specsim.reference.tree_links import depths_of
 
@@ -34,14 +34,14 @@ def sampling_call(
 def _grid(
     uniforms: Row, finals: Row, weights: list[Row], parents: list[int] = FLAT, most: int = 2, **thresholds: float
 ) -> Call:
-    """A request for every choice of uniforms; weights: the distribution at each node."""
+    """Make a request for every choice of uniforms; weights: the distribution at each node."""
     return _requests(list(product(*[uniforms] * most, finals)), weights, parents, most, **thresholds)
 
 
 def _requests(
     chosen: list[tuple[float, ...]], weights: list[Row], parents: list[int] = FLAT, most: int = 2, **thresholds: float
 ) -> Call:
-    """A request for each of these uniforms, the final one last."""
+    """Make a request for each of these uniforms, the final one last."""
     batch = len(chosen)
     tokens = [0, 1, 2, 3, 0, 2][: len(parents)]
     uniforms_BW = torch.tensor([[*each[:-1], 0.5] for each in chosen], dtype=torch.float64).view(batch, most + 1)
@@ -58,7 +58,7 @@ _INSIDE = [0.1, 0.3, 0.7]  # a uniform in every region of these distributions
 
 
 def _edges() -> Call:
-    """Uniforms that equal the cumulative mass of the children, which accepts, and the next above, which does not."""
+    """Use uniforms equal to the children's cumulative mass, which accept, and the next above, which do not."""
     edges = [0.25, 0.375, 0.5, 0.625]
     uniforms = [LOWEST, *edges, *(edge + 2.0**-24 for edge in edges), HIGHEST]
     below = list(product((0.25, 0.5), uniforms))  # below the root's first child, and its second
@@ -67,12 +67,12 @@ def _edges() -> Call:
 
 
 def _no_chance() -> Call:
-    """Drafts of probability zero, which are never accepted and never drawn."""
+    """Use drafts of probability zero, which are never accepted and never drawn."""
     return _grid([LOWEST, HIGHEST], [LOWEST, HIGHEST], [[0.5, 0.0, 0.0, 0.5]] * 6)
 
 
 def _covered() -> Call:
-    """Children that hold all mass, whose float32 sum is less than the uniform: the whole distribution is drawn from.
+    """Use children that hold all mass, with a float32 sum below the uniform: the whole distribution is drawn from.
 
     An implementation that divides by the sum first accepts the last child, which is right too.
     """
@@ -85,7 +85,7 @@ def _covered() -> Call:
 
 
 def _unvisited() -> Call:
-    """NaN in the distributions of nodes that no walk reaches."""
+    """Put NaN in the distributions of nodes that no walk reaches."""
     prob_NV = torch.tensor([_PROBS[0], [0.0, 0.0, 0.0, 1.0], *[[float("nan")] * 4] * 4])
     prob_NV[3] = torch.tensor(_PROBS[1])
     call = _grid([0.2], _INSIDE, prob_NV.nan_to_num(0.25).tolist())
@@ -93,7 +93,7 @@ def _unvisited() -> Call:
 
 
 def _roots() -> Call:
-    """Padded requests: the root has no child, so that the bonus token comes from its whole distribution."""
+    """Pad requests: the root has no child, so the bonus token comes from its whole distribution."""
     from specsim.reference.sampling import inverse_cdf
 
     call = _grid([0.2], _INSIDE, _PROBS)
@@ -109,7 +109,7 @@ def _roots() -> Call:
 
 
 def _wide_vocabulary(vocab: int) -> Call:
-    """Probabilities in units of 2⁻¹⁶, so that float32 sums are exact in any order, and uniforms off their edges."""
+    """Use probabilities in units of 2⁻¹⁶, whose float32 sums are exact in any order, and uniforms off their edges."""
     generator = torch.Generator().manual_seed(vocab)
     forest = grown(6, 3, 2, 7)
     unit = 2.0**-16
@@ -123,7 +123,7 @@ def _wide_vocabulary(vocab: int) -> Call:
 
 
 def _off_edges(forest: Forest, prob_BNV: Tensor, uniforms: Tensor) -> Tensor:
-    """Final uniforms in the middle of a token's mass, in the residual as in the whole distribution."""
+    """Choose final uniforms in the middle of a token's mass, in the residual as in the whole distribution."""
     from specsim.reference.acceptance import target_only
 
     finals = []
@@ -148,14 +148,14 @@ CASES = (
     Case("verify_target_only", "children that cover the vocabulary", _covered),
     Case(
         "verify_target_only",
-        "full depth: the bonus comes from the whole law",
+        "full depth: the bonus comes from the whole distribution",
         lambda: _grid([LOWEST], _INSIDE, [_PROBS[0]] * 3, [-1, 0, 1]),
     ),
     Case("verify_target_only", "rows shorter than the tree is deep", lambda: _grid(_INSIDE, _INSIDE, _PROBS, most=1)),
     Case("verify_target_only", "threshold_acc 1/2", lambda: _grid(_INSIDE, [0.3], _PROBS, acc=0.5)),
     Case("verify_target_only", "threshold_acc 0", lambda: _grid(_INSIDE[1:], [0.3], _PROBS, acc=0.0)),
     Case("verify_target_only", "threshold_single 1/4", lambda: _grid(_INSIDE, [0.3], _PROBS, single=0.25)),
-    Case("verify_target_only", "NaN where no walk comes", _unvisited),
+    Case("verify_target_only", "NaN at unreached nodes", _unvisited),
     Case("verify_target_only", "padded requests", _roots),
     Case("verify_target_only", "a vocabulary of 33", partial(_wide_vocabulary, 33)),
     Case("verify_target_only", "a vocabulary of 2053", partial(_wide_vocabulary, 2053)),
@@ -164,6 +164,8 @@ CASES = (
         "no requests",
         lambda: sampling_call(Forest([], [], 2), torch.empty(0, 6, 4), torch.empty(0, 3), torch.empty(0)),
     ),
-    Case("verify_target_only", "laws with gaps", partial(_sampling_refusable, strided), may_refuse=True),
-    Case("verify_target_only", "laws in float64", partial(_sampling_refusable, Tensor.double), may_refuse=True),
+    Case("verify_target_only", "distributions with gaps", partial(_sampling_refusable, strided), may_refuse=True),
+    Case(
+        "verify_target_only", "distributions in float64", partial(_sampling_refusable, Tensor.double), may_refuse=True
+    ),
 )

@@ -1,4 +1,4 @@
-"""The cases as tests: pytest --pyargs specsim.correctness.conformance --impl my_kernels."""
+"""Conformance cases as tests: pytest --pyargs specsim.correctness.conformance --impl my_kernels."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Cases of build_tree: sizes on both sides of a word, every mask layout, ties, idle batches and malformed trees."""
+"""Cases of build_tree: sizes around a word, every mask layout, ties, empty batches, malformed trees."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -37,7 +37,10 @@ def tree_call(
     mode: int,
     rows: Sequence[int] = (),
 ) -> Call:
-    """One call; `rows` are the requests whose tree is well formed, all if empty."""
+    """Make one call.
+
+    `rows` are the requests whose tree is well formed, all if empty.
+    """
     from specsim.reference.tree_links import depths_of, links
     from specsim.reference.tree_mask import visibility
     from specsim.reference.tree_parents import parents_of
@@ -68,7 +71,7 @@ def tree_call(
 
 
 def _only(call: Call, kept: list[int], batch: int, num_nodes: int) -> Call:
-    """Compare the rows of well-formed requests; the mask of the tree has N² entries of each."""
+    """Compare only well-formed requests; in the mask of the tree each has N² entries."""
     well = torch.zeros(batch, dtype=torch.bool)
     well[kept] = True
     tables = dict.fromkeys(("retrive_index", "retrive_next_token", "retrive_next_sibling"), well)
@@ -83,7 +86,7 @@ def _grown(batch: int, k: int, num_steps: int, num_nodes: int, mode: int, coarse
 
 
 def _damaged(damage: Callable[[Tensor, Tensor], None]) -> Call:
-    """Three requests, the middle one malformed; the others have to be right."""
+    """Make three requests, the middle one malformed; the others have to be right."""
     made = drafted(3, 3, 3, seed=5)
     parent_list = made.parent_list.clone()
     selected_index = chosen(made, 8)
@@ -92,18 +95,18 @@ def _damaged(damage: Callable[[Tensor, Tensor], None]) -> Call:
 
 
 def _lose_parent(parent_list: Tensor, selected_index: Tensor) -> None:
-    """Nodes hang from a candidate that was not selected."""
+    """Give nodes a parent candidate that was not selected."""
     selected_index.copy_(integers([0, 1, 2, 3, 4, 5, 20]))
     parent_list[20 // 3] = next(flat for flat in range(3, 12) if flat not in selected_index.tolist())
 
 
 def _leave_pool(parent_list: Tensor, selected_index: Tensor) -> None:
-    """A candidate beyond the pool of 3 + 2 · 9."""
+    """Select a candidate beyond the pool of 3 + 2 · 9."""
     selected_index[-1] = 3 * len(parent_list)
 
 
 def _close_circle(parent_list: Tensor, selected_index: Tensor) -> None:
-    """Two candidates, each the other's parent."""
+    """Make two candidates each other's parent."""
     selected_index.copy_(integers([0, 1, 2, 3, 4, 12, 15]))
     parent_list[12 // 3] = 15
     parent_list[15 // 3] = 12

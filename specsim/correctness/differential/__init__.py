@@ -1,4 +1,4 @@
-"""The differential: proof that the fast implementation and the slow reference compute the same rounds."""
+"""The differential: the fast implementation and the reference compute the same rounds."""
 
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.grid_run import check, run_grid

@@ -14,7 +14,7 @@ GRAPHS = ("eager", "step", "phase", "round")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One setting, and how the implementations are compared in it."""
+    """One setting, and the way the implementations are compared in it."""
 
     id: str
     pair: str  # a name of differential.pairs
@@ -22,14 +22,14 @@ class Cell:
     sampling: tuple[SamplingParams, ...]  # one for each prompt
     config: SpecConfig = field(default_factory=SpecConfig)
     # `lockstep`: every phase starts from the reference's state and pools. `free`: each implementation keeps
-    # its own until a choice within rounding error parts them.
+    # its own until they diverge at a choice within rounding error.
     mode: Literal["lockstep", "free"] = "lockstep"
     graph: Literal["eager", "step", "phase", "round"] = "eager"  # of the fast implementation, as the bucket is
     bucket: int | None = None
     chunks: int = 1  # parts in which prompts are prefilled
-    rounds: int = 4  # after which the cell ends
+    rounds: int = 4  # after these the cell ends
     is_idle_too: bool = False  # whether a round of no request follows
-    request_ids: tuple[int, ...] | None = None  # one for each prompt; None: 0 and on
+    request_ids: tuple[int, ...] | None = None  # one for each prompt; None: 0, 1, ...
     grammars: Grammars = field(default_factory=dict, repr=False, hash=False)  # of requests, by their ids
 
     def __post_init__(self) -> None:

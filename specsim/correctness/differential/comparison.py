@@ -1,4 +1,4 @@
-"""Checks of values: each raises at the first difference, and counts itself if there is none."""
+"""Checks of values: each raises at the first difference, and is counted if there is none."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -10,14 +10,14 @@ import torch
 from specsim.core.phases import State
 from specsim.correctness.differential.budget import FLOAT32_EPS, budget, rms, rms_budget
 
-ENOUGH = 64  # entries for a root mean square that hardly varies
+ENOUGH = 64  # fewest entries of a meaningful root mean square
 T = TypeVar("T")
 U = TypeVar("U")
 
 
 @dataclass(eq=False)
 class Mismatch(Exception):
-    """The implementation under test is wrong about a request."""
+    """A field of a request that the implementation under test has wrong."""
 
     field: str
     reference: Any
@@ -26,14 +26,14 @@ class Mismatch(Exception):
 
 
 class WithinRoundingError(Exception):
-    """Rounding alone decided where a request went, so that implementations may differ from here on.
+    """A choice that rounding decided: the implementations may differ from here on.
 
     Raised after everything before the choice was found equal.
     """
 
 
 class Trio(NamedTuple, Generic[T]):
-    """The same thing of the three implementations."""
+    """One value of each of the three implementations."""
 
     reference: T  # in the precision under test
     exact: T  # the reference in float64
@@ -44,12 +44,12 @@ class Trio(NamedTuple, Generic[T]):
 
     @property
     def agree(self) -> bool:
-        """Whether all three are equal; of values that Python compares."""
+        """Whether all three are equal; for values that Python compares."""
         return self.fast == self.exact == self.reference
 
 
 def present(name: str, value: T | None) -> T:
-    """Give a field that every state has under this setting; Mismatch where it is missing."""
+    """Return a field that every state has under this setting; Mismatch where it is missing."""
     if value is None:
         raise Mismatch(f"{name} (type)", "a value", "None")
     return value
@@ -62,32 +62,32 @@ class Tally:
     decisions: int = 0  # choices that were compared
     within_rounding_error: int = 0  # choices that rounding decided
     max_logprob_error: float = 0.0
-    budgets: dict[str, float] = field(default_factory=dict)  # largest of each field
-    # The implementation under test is the reference with perturbed weights, and its errors are of interest as budgets.
+    budgets: dict[str, float] = field(default_factory=dict)  # of each field, the largest
+    # Set where the reference runs with perturbed weights: its errors become budgets.
     is_perturbation: bool = False
     fields: Counter = field(default_factory=Counter)  # comparisons of each field that had entries
     compared: Counter = field(default_factory=Counter)  # by phase, requests that were compared to its end
-    not_compared: Counter = field(default_factory=Counter)  # by phase, requests that rounding parted before its end
-    coverage: Counter = field(default_factory=Counter)  # situations met in what was compared
+    not_compared: Counter = field(default_factory=Counter)  # by phase, requests that diverged by rounding
+    coverage: Counter = field(default_factory=Counter)  # by name, cases that occurred in what was compared
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Checks of values, each of which raises Mismatch at the first difference."""
+    """Checks of values; each raises Mismatch at the first difference."""
 
     tally: Tally
     eps: float  # of the precision under test
 
     def same(self, name: str, reference: torch.Tensor, fast: torch.Tensor) -> None:
-        """Require every entry to be equal, and shape and type with them."""
+        """Require every entry to be equal, and the same shape and type."""
         self._alike(name, reference, fast)
         self._none_wrong(name, reference, fast, reference != fast)
 
     def close(self, name: str, values: Trio[torch.Tensor]) -> None:
-        """Require every entry of fast to be within the budget of exact's; not a number is never close.
+        """Require every entry of fast to be within the budget around exact; NaN is never close.
 
-        Errors that a drafter amplifies point in one direction, so that one row of the reference may be right by luck:
-        the budget is the largest that this field has had in the cell, its perturbation runs included.
+        A drafter amplifies errors in one direction, so one row of the reference may be right by luck. The budget is
+        therefore the largest that this field has had in the cell, its perturbation runs included.
         """
         self._alike(name, values.reference, values.fast)
         exact = values.exact.double()
@@ -100,18 +100,18 @@ class Comparison:
             self.require(f"{name} (rms)", rms(fast - exact) <= allowed, allowed, rms(fast - exact))
 
     def _largest(self, name: str, budgets: Iterable[float]) -> float:
-        """The largest budget of a name so far in the cell."""
+        """Update and return the largest budget of a name so far in the cell."""
         self.tally.budgets[name] = max(*budgets, self.tally.budgets.get(name, 0.0), 0.0)
         return self.tally.budgets[name]
 
     def within(self, name: str, expected: torch.Tensor, fast: torch.Tensor, allowed: float) -> None:
-        """Require every entry to be within a distance that was derived otherwise."""
+        """Require every entry to be within a distance that the caller derived."""
         expected = expected.double()
         fast = fast.double()
         self._none_wrong(name, expected, fast, ~((fast == expected) | ((fast - expected).abs() <= allowed)))
 
     def layout(self, prefix: str, reference: State, fast: State, varying: frozenset[str] = frozenset()) -> None:
-        """Require equal shapes and types in a whole state; the rows of varying fields follow from choices."""
+        """Require equal shapes and types in a whole state; fields in `varying` may differ in their number of rows."""
         for each in fields(reference):  # pyright: ignore[reportArgumentType]  # every State is a dataclass
             name = prefix + each.name
             ours = getattr(reference, each.name)
@@ -131,13 +131,13 @@ class Comparison:
         self.tally.fields[name] += 1
 
     def decided(self, choices: Trio[Any]) -> None:
-        """Count a choice that was found right; WithinRoundingError where the implementations chose differently."""
+        """Count a correct choice; WithinRoundingError where the implementations chose differently."""
         self.tally.decisions += 1
         if not choices.agree:
             raise WithinRoundingError
 
     def note_logprob_error(self, error: float) -> None:
-        """Keep the largest."""
+        """Keep the largest error."""
         self.tally.max_logprob_error = max(self.tally.max_logprob_error, error)
 
     def _alike(self, name: str, reference: torch.Tensor, fast: torch.Tensor) -> None:

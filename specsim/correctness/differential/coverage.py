@@ -1,4 +1,4 @@
-"""Situations that a grid has to have met before its silence means something."""
+"""Coverage of a grid: cases that it has to contain before a run without mismatches means anything."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from specsim.correctness.differential.step import ComparedRequest
 
 
 def note_round(request: ComparedRequest[VerifyOutput]) -> None:
-    """Count the situations of a verify phase whose request was compared."""
+    """Count the cases that a compared verify phase contains."""
     noted = request.check.tally.coverage
     config = request.config
     length = request.length
@@ -25,7 +25,7 @@ def note_round(request: ComparedRequest[VerifyOutput]) -> None:
 
 
 def required(cells: Sequence[Cell], impl: str) -> tuple[str, ...]:
-    """List the coverage that these cells owe together; only the fast implementation pads batches."""
+    """List the coverage that these cells have to reach together; only the fast implementation pads batches."""
     deepest = max((cell.config.num_steps for cell in cells), default=0)
     names = ["rounds", *(f"accepted {count}" for count in range(deepest + 1)), "rejections", "page crossings"]
     names += ["first column of a page", "last column of a page", "ties", "dropped rows"]

@@ -1,4 +1,4 @@
-"""Choices against logits: the distribution in float64, and the error of float32 arithmetic."""
+"""Choices checked against logits: the distribution in float64 and the error of float32 arithmetic."""
 
 import math
 from dataclasses import dataclass, replace
@@ -12,16 +12,16 @@ from specsim.correctness.differential.comparison import Mismatch, WithinRounding
 
 @dataclass(frozen=True, slots=True)
 class RowDistribution:
-    """The distribution of one row."""
+    """The distribution of one row of logits."""
 
     adjusted_V: torch.Tensor  # f64, logits after penalties and bias
     sampling: Sampling  # of one request
-    noise: float  # most that each logit may be off
+    noise: float  # bound on the error of each logit
     is_known: bool = False  # the logits are exact and nothing was added, so float32 keeps their order and ties
 
     @classmethod
     def of_own_logits(cls, logits_V: torch.Tensor, adjusted_V: torch.Tensor, sampling: Sampling) -> "RowDistribution":
-        """Make the distribution that an implementation has to follow from its own logits."""
+        """Make the distribution that an implementation has to follow, given its own logits."""
         return cls(adjusted_V, sampling, rounding(adjusted_V), torch.equal(logits_V.double(), adjusted_V))
 
     @property
@@ -30,13 +30,14 @@ class RowDistribution:
 
     @property
     def slack(self) -> float:
-        """Most that a sum of probabilities may be off: logits off by e change a probability by a factor of exp(2e / T)
-        at most, and float32 rounds the sum.
+        """Bound the error of a sum of probabilities.
+
+        An error of e in the logits changes a probability by at most a factor of exp(2e / T); float32 rounds the sum.
         """
         return 2 * self.noise / self.temperature + 16 * FLOAT32_EPS
 
     def prob(self, **changes: float) -> torch.Tensor:
-        """The distribution, f64 [V]; changes: parameters of the sampling."""
+        """Compute the probabilities, f64 [V]; changes: parameters of the sampling."""
         from specsim.reference.sampling import target_prob
 
         kept = {name: torch.full_like(getattr(self.sampling, name), value) for name, value in changes.items()}
@@ -48,18 +49,18 @@ class RowDistribution:
         return logprob(self.adjusted_V, self.sampling, 0, token)
 
     def logprob_slack(self, noise: float) -> float:
-        """Most that a logprob may be off where logits are off by noise; float32 rounds it too."""
+        """Bound the error of a logprob whose logits are off by at most `noise`; float32 rounds it too."""
         return 2 * noise / (self.temperature or 1.0) + 16 * FLOAT32_EPS * max(1.0, math.log(len(self.adjusted_V)))
 
     def compare_argmax(self, name: str, token: int, node: int) -> None:
-        """Greedy: the first of the largest, or where logits are not known one that rounding may have made it."""
+        """Require the first of the largest logits, or one that rounding may have made the largest."""
         largest = int((self.adjusted_V == self.adjusted_V.max()).nonzero()[0])
         margin = float(self.adjusted_V[largest] - self.adjusted_V[token])
         if token != largest and (self.is_known or not margin <= 2 * self.noise):
             raise Mismatch(name, largest, token, node)
 
     def compare_draw(self, name: str, weight_V: torch.Tensor, uniform: float, token: int, node: int | None) -> None:
-        """An inverse-CDF draw: the uniform lies in the token's share of the mass, or within the slack of it."""
+        """Require an inverse-CDF draw: the uniform lies in the token's share of the mass, or within the slack of it."""
         cdf_V = weight_V.cumsum(-1)
         at = uniform * float(cdf_V[-1])
         low = float(cdf_V[token] - weight_V[token])
@@ -68,13 +69,13 @@ class RowDistribution:
             self.deny(name, int((cdf_V > at).nonzero()[0]), token, node)
 
     def deny(self, name: str, expected: object, found: object, node: int | None) -> None:
-        """A choice that does not follow: wrong, unless rounding may have moved what the filters keep."""
+        """Reject a choice that does not follow, unless rounding may have moved the edge of a filter."""
         if self.is_fragile():
             raise WithinRoundingError
         raise Mismatch(name, expected, found, node)
 
     def is_fragile(self) -> bool:
-        """Whether a token stands so close to a filter's edge that rounding decides whether it is kept."""
+        """Whether rounding decides if a token near a filter's edge is kept."""
         top_p = float(self.sampling.top_p)
         min_p = float(self.sampling.min_p)
         return (
@@ -99,6 +100,6 @@ class RowDistribution:
 
 
 def rounding(adjusted_V: torch.Tensor) -> float:
-    """Bound the error of float32 arithmetic on logits that are known to the last bit."""
+    """Bound the error of float32 arithmetic on exactly known logits."""
     finite = adjusted_V[adjusted_V.isfinite()]
     return 16 * FLOAT32_EPS * float(finite.abs().max()) if len(finite) else 0.0

@@ -1,4 +1,4 @@
-"""The draft phase: everything the drafter considered, level by level, and the tree that was chosen from it."""
+"""Comparison of the draft phase: the candidates of every level, and the tree selected from them."""
 
 import torch
 
@@ -17,9 +17,10 @@ PARENTS = "candidates.parent_list"
 
 
 def compare_draft(request: ComparedRequest[VerifyInput], lanes: list[torch.Tensor]) -> None:
-    """Compare a request after the draft phase; its tree follows even from candidates that rounding decided.
+    """Compare a request after the draft phase.
 
-    lanes: every request's slots of draft lanes, none where the drafter has no KV.
+    The tree follows even from candidates that rounding decided. lanes: every request's slots of draft lanes, none where
+    the drafter has no KV.
     """
     try:
         _compare_candidates(request)
@@ -34,10 +35,11 @@ def compare_draft(request: ComparedRequest[VerifyInput], lanes: list[torch.Tenso
 
 
 def _compare_candidates(request: ComparedRequest[VerifyInput]) -> None:
-    """Compare in the order of cause and effect, so that the first choice that rounding decided ends the comparison.
+    """Compare level by level, so that the first choice that rounding decided ends the comparison.
 
     The drafts of a lane are ranked by logits, which only the reference shows. Lanes are ranked by scores, which every
-    implementation shows: they are held to exact's within the budget, and the choice to its own scores exactly.
+    implementation shows. The scores are compared with exact's within the budget; the choice has to follow exactly from
+    the implementation's own scores.
     """
     config = request.config
     check = request.check
@@ -63,13 +65,16 @@ def _compare_candidates(request: ComparedRequest[VerifyInput]) -> None:
 
 
 def _level(found: ComparedRequest[Candidates], index: int) -> slice:
-    """Entries of a level: 0 are the K children of the root, i the K² children of the K lanes chosen from level i-1."""
+    """Give the entries of a level.
+
+    Level 0 are the K children of the root, level i the K² children of K lanes of level i-1.
+    """
     k = found.config.topk
     return slice(k + (index - 1) * k * k, k + index * k * k) if index else slice(0, k)
 
 
 def _lanes(found: ComparedRequest[Candidates], index: int) -> Trio[torch.Tensor]:
-    """Flat indices of the parents of level `index` ≥ 1, best first."""
+    """Give the flat indices of the parents of level `index` ≥ 1, best first."""
     k = found.config.topk
     return found.field("parent_list").map(lambda parents: parents[1 + (index - 1) * k :][:k])
 
@@ -85,7 +90,7 @@ def _compare_lanes(found: ComparedRequest[Candidates], step: int) -> None:
 
 
 def _compare_children(found: ComparedRequest[Candidates], step: int, logits: Logits) -> None:
-    """A dropped lane proposes ids 0..K-1 with probability 0, and nothing is ranked."""
+    """Compare the children of every lane; a dropped lane proposes ids 0..K-1 with probability 0."""
     k = found.config.topk
     tokens = found.field("tokens").map(lambda tokens: tokens[_level(found, step)].view(k, k))
     if found.is_dropped(step):
@@ -95,9 +100,10 @@ def _compare_children(found: ComparedRequest[Candidates], step: int, logits: Log
 
 
 def _compare_scores(found: ComparedRequest[Candidates], index: int, noise: float) -> None:
-    """Compare a level's scores as logarithms; an implementation's own never exceed the parent's, best sibling first.
+    """Compare a level's scores as logarithms.
 
-    noise: most that the logarithms of a path's probabilities are off, together.
+    An implementation's own scores never exceed their parent's, and siblings are in descending order. noise: bound on
+    the error of the logarithms of a path's probabilities, together.
     """
     config = found.config
     level = _level(found, index)
@@ -116,13 +122,13 @@ def _compare_scores(found: ComparedRequest[Candidates], index: int, noise: float
 
 
 def _ties_at_an_edge(scores: torch.Tensor, count: int) -> bool:
-    """Whether equal scores had to be put in order among the `count` best or at their end."""
+    """Whether equal scores had to be ordered among the `count` best or at their end."""
     ordered = scores.sort(descending=True).values[: count + 1]
     return bool((ordered[1:] == ordered[:-1]).any())
 
 
 def _compare_tree(request: ComparedRequest[VerifyInput]) -> None:
-    """Require the tree that follows from the implementation's own candidates, to the bit: nothing is rounded here."""
+    """Require the tree that follows from the implementation's own candidates, bit for bit."""
     from specsim.reference.tree import build
     from specsim.reference.tree_parents import MalformedTree
 
@@ -144,7 +150,7 @@ def _compare_tree(request: ComparedRequest[VerifyInput]) -> None:
 
 
 def _compare_selection(request: ComparedRequest[VerifyInput]) -> None:
-    """Whether all implementations chose the same tree; each did right by its own scores."""
+    """Count the selected tree as a choice; each is right by its implementation's own scores."""
     exact = candidates(request).field("scores").exact
     request.check.tally.coverage["ties"] += _ties_at_an_edge(exact, request.config.num_draft_tokens - 1)
     i = request.index

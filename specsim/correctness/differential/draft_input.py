@@ -1,4 +1,4 @@
-"""Outputs of prefill and draft-extend: the first drafts of the next round, and after prefill the first token."""
+"""Comparison of prefill and draft-extend: the next round's first drafts and, after prefill, the first token."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def compare_prefill(request: ComparedRequest[PrefillOutput], logits: Logits) -> 
 
 
 def compare_draft_extend(request: ComparedRequest[DraftInput], rows: DraftExtendInput) -> None:
-    """Compare a request after draft-extend of these rows."""
+    """Compare a request after draft-extend over these rows."""
     compare_committed(request, "draft")
     _compare_draft_input(request, int(rows.bonus_tokens[request.index]))
 
@@ -55,13 +55,13 @@ def _compare_draft_input(request: ComparedRequest[DraftInput], bonus: int, prefi
 
 
 def first_draft_logits(request: ComparedRequest[DraftInput]) -> Logits:
-    """Logits [1, draft V] of a request's first drafts."""
+    """Compute the logits [1, draft V] of a request's first drafts."""
     pairs = zip(request.step.implementations[:2], request.field("hidden")[:2], strict=True)
     return Logits(*(each.engine.drafter.logits(present("hidden", hidden)[None]) for each, hidden in pairs))
 
 
 def prefill_logits(step: Step) -> Logits:
-    """Logits [B, V] after each chunk; its KV is written once more, with the same values."""
+    """Compute the logits [B, V] after each chunk; its KV is written again with the same values."""
     from specsim.reference.attention import prefill_metadata
 
     prefill = step.entered.reference
@@ -75,7 +75,7 @@ def prefill_logits(step: Step) -> Logits:
 
 
 def _adjusted(request: ComparedRequest[Any], engine: Engine, logits_BV: torch.Tensor) -> torch.Tensor:
-    """Logits f64 [V] after penalties, bias and grammar mask."""
+    """Compute the logits f64 [V] after penalties, bias and grammar mask."""
     from specsim.reference.sampling import adjust_logits
 
     batch = request.batch
@@ -86,7 +86,11 @@ def _adjusted(request: ComparedRequest[Any], engine: Engine, logits_BV: torch.Te
 
 
 def _compare_first_token(request: ComparedRequest[PrefillOutput], logits: Logits) -> None:
-    """Compare the token after the chunk with exact's adjusted logits: prefill does not show those under test."""
+    """Compare the token after the chunk with exact's adjusted logits.
+
+
+    Prefill does not return the logits of the implementation under test.
+    """
     from specsim.core.uniforms import first_uniforms
 
     check = request.check

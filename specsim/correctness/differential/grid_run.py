@@ -1,4 +1,4 @@
-"""Runs of cells: the engines of each, the oracle, and a file that grows with every cell."""
+"""Runs of a grid's cells: engines, oracle, and a JSON file that is rewritten after every cell."""
 
 import json
 import time
@@ -43,7 +43,7 @@ def check(
 ) -> CellResult:
     """Compare the implementations in one cell, and the reference with the oracle.
 
-    wrap: changes the implementation under test. pair: instead of the one that the cell names.
+    wrap: changes the implementation under test. pair: used instead of the cell's.
     """
     start = time.perf_counter()
     precision = getattr(torch, dtype)
@@ -69,10 +69,10 @@ def check(
 
 
 def perturbation_budgets(cell: Cell, pair: Pair, dtype: str) -> dict[str, float]:
-    """Budgets of every field from runs of the reference with every weight up to one ulp from the pair's.
+    """Measure budgets of every field by runs of the reference with every weight perturbed by up to one ulp.
 
-    The distance of such a run from the exact one is how far rounding carries in this cell: one reference alone may be
-    right by luck. The implementation under test has no part in it.
+    The distance of such a run from the exact one shows how far rounding carries in this cell. A single reference may be
+    right by luck. The implementation under test does not enter the budgets.
     """
     tally = Tally(is_perturbation=True)
     cell = replace(cell, rounds=2, is_idle_too=False)
@@ -103,7 +103,7 @@ def run_grid(
     json_file is rewritten after every cell; resume takes over the cells it holds.
     """
     if jobs < 1:
-        raise InputError("jobs", jobs, "at least 1")
+        raise InputError("jobs", jobs, "an integer of at least 1")
     if dtype not in DTYPES:
         raise InputError("dtype", dtype, " or ".join(DTYPES))
     if resume and json_file is None:
@@ -140,7 +140,7 @@ def run_grid(
 
 
 def _checked(cells: Sequence[Cell], jobs: int, impl: str, dtype: str, device: str) -> Iterator[CellResult]:
-    """Yield results as cells end; a process has one thread of its own."""
+    """Yield results as cells end; each process uses one thread."""
     if jobs == 1 or len(cells) == 1:
         yield from (check(cell, impl, dtype, device) for cell in cells)
         return

@@ -1,4 +1,4 @@
-"""The grids: which cells are compared, from seconds to every combination."""
+"""Grids of cells: from a few that take seconds to every combination."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,7 +23,7 @@ SAMPLINGS = {
         temperature=0.9, repetition_penalty=1.2, frequency_penalty=0.2, logit_bias={3: 1.5, 7: -2.0}, seed=4
     ),
 }
-# A chain has one width, a tree of one step at most topk + 1 nodes: such cells take what there is.
+# A chain has width 1, a tree of one step at most topk + 1 nodes: such cells take what is possible.
 AXES = {
     "topk": [1, 2, 4, 8, 16],
     "num_steps": [1, 2, 3, 5],
@@ -47,7 +47,7 @@ AXES = {
 }
 CROSSED = ("topk", "num_steps", "num_draft_tokens", "page_size", "batch")
 EXTRA = {"bucket": None, "idle": False, "verifier": "target_only"}
-NAMED = (*CROSSED, "sampling", "kind", "family")  # by every cell's id, default or not
+NAMED = (*CROSSED, "sampling", "kind", "family")  # in every cell's id, default or not
 DEFAULTS = {name: values[0] for name, values in AXES.items()}
 QUICK = (
     dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3),
@@ -61,7 +61,7 @@ QUICK = (
     dict(topk=4, num_steps=3, num_draft_tokens="most", page_size=4, batch=3, max_len="near", score="logprob"),
     dict(topk=4, num_steps=5, num_draft_tokens="most", page_size=16, family="twins", batch=3, graph="round"),
 )
-# The other verifiers: few requests, each in another graph mode.
+# The other verifiers: few requests each, in different graph modes.
 VERIFIERS = (
     dict(topk=1, num_steps=2, page_size=4, sampling="warm", verifier="rejection", max_len="near", mode="free"),
     dict(topk=1, num_steps=2, page_size=4, batch=3, sampling="mixed", verifier="block", graph="round", idle=True),
@@ -70,7 +70,7 @@ VERIFIERS = (
     dict(topk=2, num_steps=2, num_draft_tokens=5, page_size=4, sampling="warm", verifier="typical"),
 )
 DEEP = {"sampling": "warm", "threshold_acc": 0.1, "num_steps": 5, "num_draft_tokens": "most"}
-# Besides what is covered pairwise: equal logits, accepted paths as deep as trees get, plain decoding, mixed parameters.
+# Beyond the pairs: equal logits, deep accepted paths, plain decoding, mixed parameters.
 SPECIAL = (
     *(dict(QUICK[7], kind=kind, graph=graph) for kind in ("eagle", "eagle3") for graph in ("eager", "phase")),
     *(
@@ -92,7 +92,7 @@ SHIPPED = (
 
 
 def grid(name: str, dtype: str = "float32") -> tuple[Cell, ...]:
-    """The cells of a grid by its name; in bfloat16 with pairs whose margins its arithmetic keeps."""
+    """Make the cells of a grid by its name; in bfloat16 with pairs whose margins its arithmetic keeps."""
     if name not in GRIDS:
         raise InputError("grid", name, " or ".join(GRIDS))
     if name == "quick":
@@ -112,14 +112,15 @@ def _wide(family: str) -> str:
 
 
 def is_valid(setting: Mapping[str, Any]) -> bool:
-    """A chain goes with the narrowest tree; one graph for a whole round cannot move pages inside it."""
+    """Whether a setting is possible: a chain has the narrowest tree, one graph for a round cannot move pages."""
     is_chain_or_tree = setting.get("topk") != 1 or setting.get("num_draft_tokens", 2) == 2
     return is_chain_or_tree and (setting.get("graph"), setting.get("release")) != ("round", "round")
 
 
 def _crossed(covering: list[dict]) -> list[dict]:
-    """Every combination of the crossed axes, greedy and warm, once for every tree that comes of it; other settings are
-    taken in turn from the cells that cover their pairs.
+    """Make every combination of the crossed axes, greedy and warm, once for each tree that results.
+
+    Other settings are taken in turn from the cells that cover their pairs.
     """
     crossed = {}
     for *values, sampling in product(*(AXES[name] for name in CROSSED), ("greedy", "warm")):
@@ -130,7 +131,7 @@ def _crossed(covering: list[dict]) -> list[dict]:
 
 
 def cell_of(setting: Mapping[str, Any]) -> Cell:
-    """The cell of a setting; what it does not name has the first value of its axis."""
+    """Make the cell of a setting; an axis that it does not name has its first value."""
     values = {**DEFAULTS, **EXTRA, **setting}
     prompts = _prompts(values["page_size"], values["batch"])
     config = _config(values, max(map(len, prompts)))
@@ -188,14 +189,17 @@ def _width(values: Mapping[str, Any]) -> int:
 
 
 def _prompts(page_size: int, batch: int) -> tuple[tuple[int, ...], ...]:
-    """The first ends just before a page does, the next at its end."""
+    """Make prompts: the first ends just before a page does, the next at its end."""
     page = page_size if page_size >= 16 else 8
     lengths = [(page - 1, page, 5)[place % 3] for place in range(batch)]
     return tuple(tuple((7 * i + 3 * i * i + 11 * b) % VOCAB_SIZE for i in range(n)) for b, n in enumerate(lengths))
 
 
 def _sampling(name: str, batch: int) -> tuple[SamplingParams, ...]:
-    """The second request ends early, so that a batch shrinks; `mixed` gives every request its own parameters."""
+    """Make sampling parameters: the second request ends early, so that a batch shrinks.
+
+    `mixed` gives every request its own parameters.
+    """
     names = list(SAMPLINGS) if name == "mixed" else [name]
     limits = (12, 4, 9)
     return tuple(replace(SAMPLINGS[names[b % len(names)]], max_new_tokens=limits[b]) for b in range(batch))

@@ -1,4 +1,4 @@
-"""The implementations that a cell compares: the reference, its float64 self, and the one under test."""
+"""The implementations of a cell: the reference, the reference in float64, and the one under test."""
 
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -19,22 +19,22 @@ _HANDED_ON = {"prefill": "draft_input", "verify": "draft_extend_input", "round":
 
 @dataclass(slots=True)
 class Implementation:
-    """One engine with its pools, and the state that it enters the next phase with."""
+    """One engine with its pools, and the state that its next phase starts from."""
 
     engine: Any
     pools: KVPool
     dtype: torch.dtype
     device: torch.device | str = "cpu"
-    pads: bool = False  # whether it fills batches up
+    pads: bool = False  # whether it pads batches
     state: Any = None
 
     def take_over(self, other: "Implementation") -> None:
-        """Go on from where another implementation is: its state and everything its pools hold."""
+        """Copy another implementation's state and everything its pools hold."""
         self.pools.copy_(other.pools)
         self.state = deepcopy(other.state).to(self.device, self.dtype)
 
     def advance(self, phase: str, batch: Batch) -> Any:
-        """Run a phase (or a whole `round`) and keep what it leaves as the next one's state."""
+        """Run a phase (or a whole `round`) and keep its result as the next phase's state."""
         if self.pools.draft is not None and self.pools.draft.snapshot is not None:
             empty(self.pools.draft.snapshot)
         output = getattr(self.engine, phase)(batch.to(self.device), self.state, self.pools)
@@ -43,7 +43,7 @@ class Implementation:
 
 
 def empty(kv: KVBuffer) -> None:
-    """Leave no number in a buffer, so that what is not written shows."""
+    """Fill a buffer with NaN, so that unwritten slots show."""
     kv.keys.fill_(torch.nan)
     kv.values.fill_(torch.nan)
 
@@ -64,7 +64,7 @@ def load_implementations(
 def load_implementation(cell: Cell, pair: Pair, options: EngineOptions) -> Implementation:
     """Load one engine of a cell with its pools.
 
-    A whole round writes over the draft lanes before it ends, so that a snapshot is kept of their KV.
+    A whole round overwrites the draft lanes before it ends, so a snapshot of their KV is kept.
     """
     longest = max(len(p) + s.max_new_tokens for p, s in zip(cell.prompts, cell.sampling, strict=True))
     engine = load_engine(pair, cell.config, options, grammars=cell.grammars)

@@ -1,9 +1,9 @@
-"""Three engines side by side: the reference drives, its float64 self bounds rounding, the one under test follows.
+"""Three engines side by side: the reference drives, its float64 run bounds rounding, the one under test follows.
 
-A step is one phase, or a round in one graph. Before it all have the same state and the same KV; after it the reference
-and its float64 self say how large rounding errors are here, and everything that the implementation under test left is
-held against that: what it chose, what it wrote, and what it should not have touched. Then the reference's results are
-handed on, right or wrong: the oracle (specsim.correctness.differential.oracle) checks those.
+A step is one phase, or a round in one graph. Before it all engines have the same state and KV. After it the reference
+and its float64 run bound the rounding errors. Everything that the implementation under test produced is compared with
+them: what it chose, what it wrote, and what it should not have touched. Then the reference's results are handed on,
+right or wrong: the oracle (specsim.correctness.differential.oracle) checks those.
 """
 
 import traceback
@@ -32,27 +32,26 @@ PHASES = ("draft", "verify", "draft_extend")
 
 
 class Diverged(Exception):
-    """The implementation under test was wrong: what follows would say little."""
+    """A wrong implementation under test, after which no comparison is meaningful."""
 
 
 @dataclass(slots=True)
 class Lockstep:
-    """A cell that runs."""
+    """A running comparison of one cell."""
 
     cell: Cell
     pair: Pair
     implementations: Trio[Implementation]
     tally: Tally = field(default_factory=Tally)
     divergences: list[Divergence] = field(default_factory=list)
-    not_compared: set[int] = field(
-        default_factory=set
-    )  # places in the batch that rounding has parted from the reference
+    # places in the batch of requests that diverged by rounding
+    not_compared: set[int] = field(default_factory=set)
     round: int = 0
-    shown: Any = None  # state that the implementation under test left last
+    shown: Any = None  # state that the implementation under test returned last
     shown_copy: Any = None
 
     def run(self) -> None:
-        """Prefill, then rounds until every request has finished or the cell ends; the first divergence ends it too."""
+        """Run prefill, then rounds until every request has finished or the cell ends, or up to the first divergence."""
         cell = self.cell
         limit = self.implementations.reference.engine.config.max_len
         running = make_requests(self.pair, cell.prompts, list(cell.sampling), cell.request_ids, limit)
@@ -71,10 +70,10 @@ class Lockstep:
             pass
 
     def _round(self, running: list[Request], batch: Batch) -> Batch:
-        """The three phases, each one step; in graph mode `round` they are one step, compared after it.
+        """Run the three phases, each as one step; in graph mode `round` they are one step.
 
-        `lockstep` hands the reference's state and pools over before every step; `free` only to bring implementations
-        together again that rounding has parted.
+        `lockstep` hands the reference's state and pools over before every step. `free` does so only to realign
+        implementations that diverged by rounding.
         """
         outputs = {}
         for step in self._steps():
@@ -92,7 +91,7 @@ class Lockstep:
         return batch.after(verdict.num_accepted_tokens)
 
     def _step(self, phases: tuple[str, ...], batch: Batch) -> dict[str, Trio[Any]]:
-        """Advance every implementation, then compare what they left: outputs by phase."""
+        """Advance every implementation, then compare their outputs by phase."""
         reference, _, fast = self.implementations
         entered = self.implementations.map(lambda each: each.state)
         entered_copy = deepcopy(entered.fast)
@@ -100,8 +99,8 @@ class Lockstep:
         tables_before = deepcopy(reference.pools)
         call = phases[0] if len(phases) == 1 else "round"
         left: Any = Trio(*[self._advance(name, call, batch) for name in Trio._fields])
-        self._unchanged(call, "the state that it read", entered.fast, entered_copy)
-        self._unchanged(call, "a state that it had left before", self.shown, self.shown_copy)
+        self._unchanged(call, "its input state", entered.fast, entered_copy)
+        self._unchanged(call, "an earlier output state", self.shown, self.shown_copy)
         self.shown = left.fast
         self.shown_copy = deepcopy(left.fast)
         by_phase = [Trio(*states) for states in zip(*left, strict=True)] if call == "round" else [left]
@@ -114,7 +113,7 @@ class Lockstep:
         return outputs
 
     def _advance(self, name: str, call: str, batch: Batch) -> Any:
-        """Advance one implementation; an error is a divergence like any other, also where a reference raises it."""
+        """Advance one implementation; an error is a divergence, also where the reference raises it."""
         try:
             return getattr(self.implementations, name).advance(call, deepcopy(batch))
         except InputError:
@@ -143,7 +142,7 @@ class Lockstep:
         self.not_compared.clear()
 
     def _prefill(self, requests: list[Request]) -> Batch:
-        """Every prompt in as many parts as the cell says, over pools that hold no numbers yet."""
+        """Prefill every prompt in the cell's number of chunks, over pools filled with NaN."""
         lengths = [len(request.prompt_ids) for request in requests]
         rows: list[int] = []
         for each in self.implementations:
@@ -173,7 +172,7 @@ class Lockstep:
         return batch
 
     def _prefill_part(self, prompts: list[list[int]], part: int, batch: Batch) -> PrefillOutput:
-        """Prefill part `part` of every prompt; the token after it is known unless it is the last."""
+        """Prefill chunk `part` of every prompt; the token after it is known except after the last."""
         chunks = self.cell.chunks
         bounds = [(len(p) * part // chunks, len(p) * (part + 1) // chunks) for p in prompts]
         whole = PrefillInput.whole([p[low:high] for p, (low, high) in zip(prompts, bounds, strict=True)])
@@ -185,7 +184,7 @@ class Lockstep:
         return self._step(("prefill",), replace(batch, seq_lens=ends))["prefill"].reference
 
     def _drop_finished(self, running: list[Request], batch: Batch) -> tuple[list[Request], Batch]:
-        """Drop finished requests as generation does; every implementation closes the same rows."""
+        """Drop finished requests, as generation does; every implementation closes the same rows."""
         kept = [place for place, request in enumerate(running) if not request.finish_reason]
         places = torch.tensor(kept, dtype=torch.int64)
         for each in self.implementations:
@@ -205,19 +204,19 @@ class Lockstep:
             self._note([Found("close", None, Mismatch("page books", expected, found))])
 
     def _run_idle(self, batch: Batch) -> None:
-        """Run a round of no request: states of no row and of the right types, and nothing written."""
+        """Run a round of no request: its states have no rows and the right types, and it writes nothing."""
         for each in self.implementations:
             each.state = each.engine.drafter.idle()
         for step in self._steps():
             self._step(step, batch.filter(torch.empty(0, dtype=torch.int64)))
 
     def _steps(self) -> list[tuple[str, ...]]:
-        """The phases of a round by what is one call of an engine."""
+        """Group the phases of a round by calls of an engine."""
         return [PHASES] if self.cell.graph == "round" else [(phase,) for phase in PHASES]
 
 
 def _same_bits(first: Any, second: Any) -> bool:
-    """Whether two states hold the same, not-a-numbers included."""
+    """Whether two states are equal bit for bit, NaN included."""
     if isinstance(first, State):
         return all(_same_bits(getattr(first, each.name), getattr(second, each.name)) for each in fields(first))  # pyright: ignore[reportArgumentType]  # every State is a dataclass
     if isinstance(first, tuple):

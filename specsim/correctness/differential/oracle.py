@@ -1,4 +1,4 @@
-"""The reference against the oracle, end to end: what both implementations share cannot be seen by comparing them."""
+"""The reference compared with the oracle, end to end: it sees faults that both implementations share."""
 
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ ALLOWED = 2e-6  # logprobs are kept in float32
 
 
 def compare_with_oracle(cell: Cell, pair: Pair) -> list[Divergence]:
-    """Tokens, finish reasons, counters and logprobs of every request, in float64 from the same uniforms."""
+    """Compare tokens, finish reasons, counters and logprobs of every request, in float64 with the same uniforms."""
     from specsim.reference import oracle
 
     ids = cell.request_ids or tuple(range(len(cell.prompts)))
@@ -45,7 +45,7 @@ def compare_with_oracle(cell: Cell, pair: Pair) -> list[Divergence]:
 
 
 def draws(seed: int, request_id: int, vocab_size: int) -> "Draws":
-    """Give the engines' draws of a request in the form that the oracle takes."""
+    """Return the engines' uniforms of a request in the form that the oracle takes."""
     from specsim.reference.oracle import Draws
 
     bits = seed_bits(seed)

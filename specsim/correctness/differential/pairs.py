@@ -1,4 +1,4 @@
-"""The pairs of the differential, by name: small random ones, and the shipped one."""
+"""Pairs of the differential, by name: small random ones, and the shipped one."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,11 +17,12 @@ _WINDOW = {"mistral": 7}
 
 
 def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
-    """`kind-family`, such as `eagle3-qwen3`; with weights rounded to dtype, so that float64 runs have the same.
+    """Make the pair `kind-family`, such as `eagle3-qwen3`, with weights rounded to dtype.
 
-    `noisy`: a drafter most of whose hidden state comes from its layers, so that nothing in them is too small to show.
+    Float64 runs of the pair have the same weights. Other names of a kind or a family:
+    `noisy`: a drafter whose hidden state comes mostly from its layers, so that errors in them show.
     `wide`, `wide_qwen3`, `wide_mistral`: attention decides, and margins are wider than bfloat16 rounds (wide_pair).
-    `twins`: a target in which every odd token has the row of the even one before it in the head, so that logits tie.
+    `twins`: a target whose head has the same row for each odd token as for the even one before it, so that logits tie.
     `shipped`: the pair that comes with the package.
     """
     kind, _, family = name.partition("-")
@@ -40,12 +41,12 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
 
 
 def rounded(pair: Pair, dtype: torch.dtype) -> Pair:
-    """The pair with its weights as dtype holds them."""
+    """Round the pair's weights to dtype."""
     return _changed(pair, lambda _, tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
 
 def perturbed(pair: Pair, seed: int) -> Pair:
-    """The pair with every weight one unit in the last place up or down, or where it is, at random."""
+    """Move every weight by one unit in the last place up, down or not at all, at random."""
     generator = torch.Generator().manual_seed(seed)
 
     def perturb(_: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -59,14 +60,14 @@ def perturbed(pair: Pair, seed: int) -> Pair:
 
 
 def _with_twins(pair: Pair) -> Pair:
-    """The pair whose heads have every row twice."""
+    """Make heads in which every row occurs twice."""
     return _changed(
         pair, lambda name, head: head[torch.arange(len(head)) // 2 * 2] if name == "lm_head.weight" else head
     )
 
 
 def _changed(pair: Pair, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Pair:
-    """The pair with every tensor changed."""
+    """Change every tensor of the pair."""
 
     def tensors(each: TargetCheckpoint | DrafterCheckpoint) -> dict[str, torch.Tensor]:
         return {name: change(name, tensor) for name, tensor in each.tensors.items()}
@@ -76,7 +77,7 @@ def _changed(pair: Pair, change: Callable[[str, torch.Tensor], torch.Tensor]) ->
 
 
 def draft_ids(pair: Pair) -> torch.Tensor:
-    """Draft id of every target id, i64 [V], -1 for a token that the drafter cannot propose."""
+    """Make the table of draft ids by target id, i64 [V], -1 for a token that the drafter cannot propose."""
     vocab_size = pair.target.config.vocab_size
     d2t = pair.drafter and pair.drafter.tensors.get("d2t")
     if d2t is None:

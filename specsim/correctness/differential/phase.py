@@ -1,4 +1,4 @@
-"""Comparison of everything that one step left, phase by phase and request by request."""
+"""Comparison of a step's results, phase by phase and request by request."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from specsim.correctness.differential.step import ComparedRequest, Step
 from specsim.correctness.differential.verify import adjusted_logits, compare_verify
 
 BY_ROW = frozenset(f"draft_extend_input.{name}" for name in ("input_ids", "positions", "cache_locations", "hidden"))
-# By phase, the data that every request's comparison needs, made once for the step, and the comparison.
+# By phase: what every request's comparison needs, computed once for the step, and the comparison.
 COMPARISONS: dict[str, tuple[Callable[[Step], Any], Callable[[ComparedRequest, Any], None]]] = {
     "prefill": (prefill_logits, compare_prefill),
     "draft": (lane_slots, compare_draft),
@@ -31,8 +31,8 @@ class Found(NamedTuple):
 def compare_step(step: Step, not_compared: set[int]) -> Iterator[Found]:
     """Yield every request's first difference.
 
-    not_compared: places of requests that rounding has parted from the reference; those are not compared, and those that
-    join them are added.
+    not_compared: places of requests that diverged from the reference by rounding. They are skipped, and requests that
+    diverge in this step are added.
     """
     was_apart = set(not_compared)
     wrong = set()

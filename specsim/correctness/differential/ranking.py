@@ -1,4 +1,4 @@
-"""Rankings, by logits that are known in two precisions, or by the very scores that were ranked."""
+"""Rankings checked by logits known in two precisions, or by the ranked scores themselves."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from specsim.correctness.differential.step import ComparedRequest
 
 
 class Logits(NamedTuple):
-    """Logits of the same rows in two precisions; the implementation under test need not show its own."""
+    """Logits of the same rows in two precisions; those of the implementation under test are not needed."""
 
     reference: torch.Tensor
     exact: torch.Tensor
@@ -24,17 +24,18 @@ class Logits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Values that are known in two precisions, of which the best are chosen."""
+    """Values known in two precisions, ranked from the best down."""
 
     reference_V: torch.Tensor
     exact_V: torch.Tensor
-    noise: float  # most that a value may be off
+    noise: float  # bound on the error of a value
 
     def compare(self, check: Comparison, name: str, chosen: Trio[list[int]]) -> None:
-        """Require the best indices, best first: place by place a value may differ from exact's choice by noise.
+        """Require the best indices, best first.
 
-        Two values, each off by at most `noise`, change places only if they lie within twice that. Values that are equal
-        in both precisions are equal by construction, and then the lower index comes first, whatever the rounding.
+        At each place the value may differ from that of exact's choice by `noise`: two values, each off by at most
+        `noise`, change places only if they lie within twice that. Values that are equal in both precisions are equal by
+        construction; of these the lower index comes first, whatever the rounding.
         """
         for place, (found, best) in enumerate(zip(chosen.fast, chosen.exact, strict=True)):
             margin = abs(float(self.exact_V[found] - self.exact_V[best])) if found != best else 0.0
@@ -47,7 +48,7 @@ class Ranking:
         check.decided(chosen)
 
     def _equals(self, index: int) -> list[int]:
-        """Indices of the values that are equal to this one in both precisions."""
+        """List the indices whose values equal this one in both precisions."""
         equal = (self.reference_V == self.reference_V[index]) & (self.exact_V == self.exact_V[index])
         return equal.nonzero().flatten().tolist()
 
@@ -66,5 +67,5 @@ def compare_drafts(request: ComparedRequest[Any], name: str, drafts: Trio[torch.
 
 
 def log_scores(scores: torch.Tensor, score: str = "prob") -> torch.Tensor:
-    """Scores as sums of logarithms, float64: in them a wrong small probability shows as much as a large one."""
+    """Convert scores to sums of logarithms, float64, in which wrong small probabilities show as much as large ones."""
     return scores.double().log() if score == "prob" else scores.double()

@@ -1,4 +1,4 @@
-"""The result of a grid as a person reads it."""
+"""Printed result of a grid."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def show(result: GridResult, console: "Console") -> None:
-    """A short table, then the first divergence and the verdict in words."""
+    """Print a short table, then the first divergence and the verdict in words."""
     from specsim.core.display import figure, paragraph, print_table
 
     coverage = ", ".join(f"{name} {figure(count, 0)}" for name, count in result.coverage.items())

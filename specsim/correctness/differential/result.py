@@ -9,8 +9,8 @@ from specsim.core.json_schema import schema_name
 IDENTITY = ("grid", "fingerprint", "num_cells", "impl", "device", "dtype", "versions")  # kept by a resumed run
 PHASES = ("prefill", "draft", "verify", "draft_extend")
 MOST_WITHIN_ROUNDING = 0.001
-FEW = 2  # of the decisions in float32; a short run may have this many whatever its share
-LEAST_COMPARED = 0.25  # of the requests of each phase in bfloat16, whose rounding parts about half of them
+FEW = 2  # decisions in float32; a short run may have this many whatever its share
+LEAST_COMPARED = 0.25  # of the requests of each phase in bfloat16, where about half of them diverge by rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Divergence:
     round: int
     phase: str
     request: int | None  # place in the batch, None where a whole state is wrong
-    node: int | None  # first wrong entry of whatever the field counts (nodes, candidates, columns, rows), None for none
+    node: int | None  # first wrong entry of the field (a node, candidate, column or row), None for none
     field: str
     reference: Any
     fast: Any
@@ -35,10 +35,10 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """The result of one cell."""
+    """Results of one cell."""
 
     id: str
-    mismatches: int = 0  # requests a phase that differ
+    mismatches: int = 0  # wrong requests, summed over phases
     within_rounding_error: int = 0  # decisions
     decisions: int = 0
     max_logprob_error: float = 0.0
@@ -51,7 +51,7 @@ class CellResult:
 
     @property
     def is_empty(self) -> bool:
-        """Whether some phase was never compared in full: the cell then shows nothing."""
+        """Whether some phase was never fully compared: the cell then proves nothing."""
         return not self.mismatches and any(self.compared.get(phase, 0) == 0 for phase in PHASES)
 
     @classmethod
@@ -62,7 +62,7 @@ class CellResult:
 
 @dataclass(frozen=True, slots=True)
 class GridResult:
-    """The cells of a grid that have been run."""
+    """Results of a grid's cells, or of the part that has run."""
 
     grid: str
     fingerprint: str
@@ -73,7 +73,7 @@ class GridResult:
     versions: dict[str, str]
     date: str
     command: str
-    required: tuple[str, ...]  # coverage that the whole grid owes
+    required: tuple[str, ...]  # coverage that the whole grid has to reach
     cells: tuple[CellResult, ...]
 
     def total(self, name: str) -> int:
@@ -100,11 +100,11 @@ class GridResult:
 
     @property
     def incomplete_cells(self) -> list[str]:
-        """Cells in which rounding left some phase never compared to its end; bfloat16 has such cells."""
+        """List the cells in which rounding left some phase never fully compared; bfloat16 has such cells."""
         return [cell.id for cell in self.cells if cell.is_empty]
 
     def compared_share(self, phase: str) -> float:
-        """Share of a phase's requests that were compared to the end; 0 where there were none."""
+        """Share of a phase's requests that were fully compared; 0 where there were none."""
         compared, not_compared = (self.sum(name).get(phase, 0) for name in ("compared", "not_compared"))
         return compared / max(1, compared + not_compared)
 
@@ -113,12 +113,12 @@ class GridResult:
         return len(self.cells) == self.num_cells
 
     def failures(self) -> list[str]:
-        """Reasons why the implementations are not shown to be equal; only a whole grid owes coverage."""
+        """List the reasons why equality is not shown; only a whole grid has to reach its coverage."""
         reasons = []
         if mismatches := self.total("mismatches"):
             reasons.append(f"{mismatches} mismatches")
         if self.incomplete_cells and self.dtype == "float32":
-            reasons.append(f"some phase was never compared to the end in {', '.join(self.incomplete_cells)}")
+            reasons.append(f"some phase was never fully compared in {', '.join(self.incomplete_cells)}")
         allowed = max(FEW, MOST_WITHIN_ROUNDING * self.total("decisions"))
         if self.dtype == "float32" and self.total("within_rounding_error") > allowed:
             share = f"{self.within_rounding_share:.2%} of the decisions are within rounding error"
@@ -126,14 +126,14 @@ class GridResult:
         coarse = self.dtype != "float32" and self.is_complete
         shares = {phase: self.compared_share(phase) for phase in PHASES} if coarse else {}
         if few := [f"{share:.0%} of {phase}" for phase, share in shares.items() if share < LEAST_COMPARED]:
-            reasons.append(f"compared to the end was only {', '.join(few)}, less than {LEAST_COMPARED:.0%}")
+            reasons.append(f"fully compared were only {', '.join(few)}, less than {LEAST_COMPARED:.0%}")
         missing = [name for name in self.required if not self.coverage[name]] if self.is_complete else []
         if missing:
             reasons.append(f"not covered: {', '.join(missing)}")
         return reasons
 
     def to_json(self) -> dict[str, Any]:
-        """A value that json can write."""
+        """Make a value that json can write."""
         return {
             "schema": schema_name("diff"),
             **{name: getattr(self, name) for name in (*IDENTITY, "date", "command", "incomplete_cells")},

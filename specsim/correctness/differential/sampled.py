@@ -1,4 +1,4 @@
-"""Sampled drafts: the distribution that each was drawn from, by budget, and the draw that follows from it."""
+"""Comparison of sampled drafts: each one's distribution by budget, and the draw that follows from it."""
 
 import math
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ from specsim.correctness.differential.comparison import Mismatch, Trio, present
 from specsim.correctness.differential.ranking import Logits, compare_drafts, log_scores
 from specsim.correctness.differential.step import ComparedRequest
 
-LEAST = 1e-30  # below, float32 holds a probability with few bits or none
+LEAST = 1e-30  # smaller probabilities lose bits in float32, or are 0
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnRow:
-    """Drafts of one row, with what they were drawn from and by."""
+    """Drafts of one row, with their distribution and the place of their uniform."""
 
     name: str  # field of the tokens
     tokens: Trio[torch.Tensor]  # i64 [K], target ids
     draft_prob: Trio[torch.Tensor | None]  # [V], None where the verifier reads none
     logits: Logits  # [1, draft V]
     root_len: int  # L of the drafts' round
-    depth: int  # of their parent
+    depth: int  # of the drafts' parent
     lanes: range
 
     @property
@@ -56,7 +56,10 @@ def compare_draws(request: ComparedRequest[Any], row: DrawnRow) -> None:
 
 
 def _possible(request: ComparedRequest[Any], row: DrawnRow, lane: int, prob_V: torch.Tensor) -> torch.Tensor:
-    """Tokens that the lane's draw may have given, bool [V], where logarithms of probabilities are off by noise."""
+    """Find the tokens that the lane's draw may have given, bool [V].
+
+    The logarithms of their probabilities are off by at most the noise of the lane's logits.
+    """
     batch = request.batch
     noise = row.logits.log_noise(request)
     if request.config.verifier == "gumbel":
@@ -71,7 +74,7 @@ def _possible(request: ComparedRequest[Any], row: DrawnRow, lane: int, prob_V: t
 
 
 def compare_lanes(request: ComparedRequest[VerifyInput], first_logits: Logits) -> None:
-    """Compare a static tree's drafts: the first are those that were handed in, then one of every lane a step."""
+    """Compare a static tree's drafts: first those of the draft input, then one of every lane a step."""
     check = request.check
     k = request.config.topk
     found = candidates(request)
@@ -92,7 +95,7 @@ def compare_lanes(request: ComparedRequest[VerifyInput], first_logits: Logits) -
             row = DrawnRow(
                 name="candidates.tokens",
                 tokens=tokens.map(lambda own, i=at: own[i : i + 1]),
-                # of the lane's last token, the parent
+                # of the lane's last token, which is the parent
                 draft_prob=draft_prob.map(lambda prob_MV, node=at - k + 1: None if prob_MV is None else prob_MV[node]),
                 logits=Logits(*(each[lane, None] for each in lane_logits(found, step))),
                 root_len=request.length,
@@ -106,17 +109,17 @@ def compare_lanes(request: ComparedRequest[VerifyInput], first_logits: Logits) -
 
 
 def candidates(request: ComparedRequest[VerifyInput]) -> ComparedRequest[Candidates]:
-    """The request in the candidates that its trees were chosen from."""
+    """Give the request with the candidates that its tree was selected from."""
     return request.of(request.states.map(lambda tree: present("candidates", tree.candidates)))
 
 
 def lane_logits(found: ComparedRequest[Candidates], step: int) -> Logits:
-    """Logits [K, draft V] of the lanes' drafts of a step ≥ 1."""
+    """Compute the logits [K, draft V] of the lanes' drafts of a step ≥ 1."""
     return Logits(*(pool.draft_logits[step - 1][found.index] for pool in found.states[:2]))
 
 
 def _compare_child(request: ComparedRequest[VerifyInput], row: DrawnRow) -> None:
-    """Compare one lane's draft; a dropped lane proposes token 0, of a distribution of zeros."""
+    """Compare one lane's draft; a dropped lane proposes token 0 with a distribution of zeros."""
     if not request.is_dropped(row.depth):
         compare_draws(request, row)
         return

@@ -1,4 +1,4 @@
-"""The other verifiers: the reference's functions in float64, on the implementation's own distributions."""
+"""Comparison of the other verifiers: the reference's functions in float64 on the implementation's distributions."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,12 +11,12 @@ from specsim.correctness.differential.comparison import WithinRoundingError
 from specsim.correctness.differential.walk import Walk
 
 LEAST = 2.0**-24
-MOST = 1 - 2.0**-24  # of a uniform
-OF_ENTROPY = 30.0  # an entropy adds up the errors of log probabilities
+MOST = 1 - 2.0**-24  # the largest uniform
+OF_ENTROPY = 30.0  # factor for an entropy, which sums the errors of log probabilities
 
 
 def compare_accepted(walk: Walk) -> int:
-    """Compare path and bonus with those that follow, or that follow from distributions within rounding error.
+    """Require the path and bonus that follow from the distributions, up to their rounding error.
 
     Returns the number of choices.
     """
@@ -45,11 +45,11 @@ def compare_accepted(walk: Walk) -> int:
 
 
 def _moves(prob_NV: torch.Tensor, walk: Walk) -> Iterator[torch.Tensor]:
-    """Directions of probabilities, up (1) or down (-1), that make a path and its bonus likelier.
+    """Yield directions of probabilities, up (1) or down (-1), that make a path and its bonus likelier.
 
     They move the distributions of the first nodes of the path against all others, or the path's own tokens against the
-    rest of their distributions; and where the bonus is drawn, tokens up to it against those behind it. A residual of
-    small mass changes much with a small move.
+    rest of their distributions. Where the bonus is drawn, they move tokens up to it against those after it. A residual
+    of small mass changes much with a small move.
     """
     nodes = walk.nodes
     rows = [torch.zeros_like(prob_NV)]
@@ -76,7 +76,7 @@ def _settings(config: SpecConfig, slack: float) -> Iterator[SpecConfig]:
 
 
 def _deny(walk: Walk, path: tuple[int, ...], bonus: int) -> None:
-    """Name the first node at which the implementation did not go as expected."""
+    """Raise for the first node at which the implementation did not go as expected."""
     same = sum(a == b for a, b in zip(path, walk.nodes, strict=False))
     node = walk.nodes[same - 1]
     distribution = walk.distributions[node]

@@ -1,4 +1,4 @@
-"""KV and tables after a step: the slots that must have been written, those that must not, and their owners."""
+"""KV and tables after a step: slots that had to be written, slots that had to stay, and their owners."""
 
 from collections.abc import Iterator
 from copy import deepcopy
@@ -15,9 +15,9 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Writes(NamedTuple):
-    """Slots of one buffer of the pools under test that may differ between two moments of a step."""
+    """Slots of one buffer of the pools under test that may change within a part of a step."""
 
-    phase: str  # that ended at the second
+    phase: str  # it ends the part
     buffer: str
     before: KVBuffer
     after: KVBuffer
@@ -25,7 +25,10 @@ class Writes(NamedTuple):
 
 
 def permitted_writes(step: Step, not_compared: set[int]) -> Iterator[Writes]:
-    """Give what the step may write, in the draft buffer of a whole round its draft phase and the others apart."""
+    """Yield the slots that the step may write.
+
+    In graph mode `round` the draft buffer is given twice: for the draft phase and for the phases after it.
+    """
     before = step.pools_before
     after = step.pools.fast
     target, draft = _written_slots(step, not_compared)
@@ -44,7 +47,7 @@ def permitted_writes(step: Step, not_compared: set[int]) -> Iterator[Writes]:
 def _written_slots(step: Step, not_compared: set[int]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """List slots of the target and of the draft buffer that phases other than draft may write.
 
-    Of a left-out request these are all that its phases ever may.
+    For a request that is not compared these are all slots that its phases may ever write.
     """
     target = []
     draft = []
@@ -69,8 +72,8 @@ def _written_slots(step: Step, not_compared: set[int]) -> tuple[list[torch.Tenso
 def lane_slots(step: Step) -> list[torch.Tensor]:
     """List each request's slots of draft lanes and of the tail copies of lanes 1..K-1; none without draft KV.
 
-    Under release `round` lanes have been given back when the phase ends, so they are taken once more in a copy of the
-    books from before it.
+    Under release `round` the lanes are already released when the phase ends, so they are allocated again in a copy of
+    the page allocator from before the phase.
     """
     if step.pools.reference.draft is None:
         return []
@@ -87,13 +90,13 @@ def lane_slots(step: Step) -> list[torch.Tensor]:
 
 
 def tree_slots(request: ComparedRequest[Any]) -> torch.Tensor:
-    """Slots of the nodes that have one, and of the columns that the accepted path is moved to."""
+    """List the slots of the tree's nodes, and those of the columns that the accepted path is moved to."""
     nodes = request.step.trees.reference.cache_locations[request.nodes]
     return torch.cat([nodes[nodes >= 0], request.slots(torch.arange(request.length, request.end))])
 
 
 def extend_slots(request: ComparedRequest[Any]) -> torch.Tensor:
-    """Slots that draft-extend writes, junk rows of `fixed` included."""
+    """List the slots that draft-extend writes, padding rows of `fixed` included."""
     rows = present("draft_extend_input", request.step.extend_input)
     low, high = rows.row_starts[request.index : request.index + 2].tolist()
     slots = rows.cache_locations[low:high]
@@ -101,14 +104,14 @@ def extend_slots(request: ComparedRequest[Any]) -> torch.Tensor:
 
 
 def column_slots(request: ComparedRequest[Any], low: int, high: int) -> torch.Tensor:
-    """Slots that columns low..high-1 had before the step or have after it."""
+    """List the slots that columns low..high-1 had before the step or have after it."""
     both = (request.step.tables_before, request.step.pools.reference)
     slots = torch.cat([pools.req_to_token[request.row, low:high] for pools in both])
     return slots[slots >= 0].unique()
 
 
 def compare_kv(check: Comparison, buffer: str, buffers: Trio[KVBuffer], slots: torch.Tensor) -> None:
-    """Compare the content of these slots in their order; keys and values of every layer have a budget each."""
+    """Compare the content of these slots in order; keys and values of every layer have a budget each."""
     for name in ("keys", "values"):
         for layer in range(buffers.exact.keys.shape[0]):
             content = buffers.map(lambda kv, n=name, at=layer: getattr(kv, n)[at][slots.to(kv.keys.device)].cpu())
@@ -134,7 +137,7 @@ def compare_untouched(step: Step, writes: Writes) -> None:
 
 
 def _changed(before: KVBuffer, after: KVBuffer) -> torch.Tensor:
-    """bool [slots]: whether any bit of a slot differs; not-a-numbers are compared as bits too."""
+    """Mark changed slots, bool [slots]; NaN are compared as bits too."""
     bits = _BITS[before.keys.itemsize]
     pairs = ((before.keys, after.keys), (before.values, after.values))
     keys, values = ((old.view(bits) != new.view(bits)).any(-1).any(-1).any(0) for old, new in pairs)
@@ -151,7 +154,7 @@ def _owner(pools: KVPool, slot: int) -> str:
 
 
 def compare_tables(step: Step, not_compared: set[int]) -> None:
-    """Compare req_to_token and token_ids of every row but those whose requests were left out, and the page books."""
+    """Compare req_to_token and token_ids of the rows of all compared requests, and the page accounts."""
     reference, _, fast = step.pools
     skipped = {int(step.batch.req_pool_indices[index]) for index in not_compared}
     rows = [row for row in range(len(reference.req_to_token)) if row not in skipped]
@@ -162,7 +165,7 @@ def compare_tables(step: Step, not_compared: set[int]) -> None:
 
 
 def compare_books(reference: KVPool, fast: KVPool) -> tuple[bool, dict[str, int], dict[str, int] | str]:
-    """(whether every page is accounted for as in the reference, what the reference's audit says, what fast's does)."""
+    """Compare page accounts: (whether they are equal, the reference's audit, fast's audit or its error)."""
     expected = reference.audit()
     try:
         found = fast.audit()

@@ -1,4 +1,4 @@
-"""One step of a cell, and each of its requests: everything that the implementations read and left."""
+"""One step of a cell and each of its requests: inputs and outputs of the implementations."""
 
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -22,7 +22,7 @@ class Step:
     batch: Batch
     implementations: Trio[Implementation]  # after the step
     entered: Trio[Any]  # states that the step read
-    outputs: dict[str, Trio[Any]]  # by phase the states that it left, on the host
+    outputs: dict[str, Trio[Any]]  # states that the step returned, by phase, on the host
     pools_before: KVPool  # of the fast implementation, on its device
     tables_before: KVPool  # pools of the reference, for their tables
     draft_ids: torch.Tensor  # i64 [V], draft id of every target id, -1 for none
@@ -44,7 +44,7 @@ class Step:
 
     @property
     def drafted(self) -> Trio[KVBuffer | None]:
-        """Draft KV as the draft phase left it: a snapshot where draft-extend has written over it since."""
+        """Draft KV after the draft phase: a snapshot where draft-extend has overwritten it since."""
         kv = self.pools.map(lambda pools: pools.draft)
         return kv if self.last == "draft" else kv.map(lambda buffer: buffer and buffer.snapshot)
 
@@ -96,7 +96,7 @@ class ComparedRequest(Generic[S]):
 
     @property
     def batch(self) -> Batch:
-        """The batch of this request alone."""
+        """The batch that has only this request."""
         return self.step.batch.filter(torch.tensor([self.index]))
 
     @property

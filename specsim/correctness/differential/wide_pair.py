@@ -1,10 +1,10 @@
 """Pairs for 16-bit arithmetic: attention decides which token comes next, and no decision lies within rounding error.
 
 A hidden state has three parts. CODE holds ±1: the Hadamard code of the token. CONTEXT holds the codes that attention
-fetched from the tokens before it. SOFT holds ordinary numbers, made by other heads and the MLP. The head reads
-CODE and CONTEXT alone, all entries of which rounding scales alike, so that logits keep their distances: of the tokens
-in their ladder, and of sums of them along the paths of a tree. SOFT reaches the KV and the hidden states of the next
-layer, where a wrong scale is seen.
+fetched from the tokens before it. SOFT holds ordinary numbers, made by other heads and the MLP. The head reads only
+CODE and CONTEXT. Rounding scales all their entries alike, so logits keep their distances: those of the tokens in their
+ladder, and those of sums along the paths of a tree. SOFT reaches the KV and the hidden states of the next layer, where
+a wrong scale shows.
 """
 
 import torch
@@ -22,17 +22,17 @@ CONTEXT = slice(PART, 2 * PART)
 SOFT = slice(2 * PART, 3 * PART)
 HEAD = 16  # entries of a head
 SHAPE = {"hidden_size": 3 * PART, "num_heads": 8, "num_kv_heads": 4, "head_dim": HEAD, "vocab_size": 96}
-CLASSES = 5  # of tokens; those of one are followed by those of the next
+CLASSES = 5  # of tokens; tokens of one class are followed by tokens of the next
 CODES = 6  # of each class
 UNIT = 0.25  # of the ladders, in nats
-STEPS = (1.3, 4.7, 9.6, 14.9, 19.06)  # of the ladder of each class: sums of five ranks are all different
-NEAR = (9, 4, 2, 2, 1)  # ranks of each class with such steps, those after them have steps of FAR
+STEPS = (1.3, 4.7, 9.6, 14.9, 19.06)  # of each class's ladder; sums of five ranks are all different
+NEAR = (9, 4, 2, 2, 1)  # ranks of each class with such steps; later ones have steps of FAR
 FAR = 5.0
-OTHERS = 130.0  # units from which on tokens of other classes begin
-BONUS = (2.5, 0.6)  # units that the code of the token before, and of the one before that, adds
+OTHERS = 130.0  # units at which tokens of other classes begin
+BONUS = (2.5, 0.6)  # units added by the codes of the two tokens before
 SHARE = (2 / 3) ** 0.5  # root mean square of an embedding
 PEAK = 8.4  # of the queries and keys that find a token by its distance
-HARD = 3.6  # weight of the same in norms of queries and keys
+HARD = 3.6  # the same in norms of queries and keys
 SCALES = {"o_proj": 0.2, "down_proj": 0.33}  # of random weights, 1.2 / sqrt(inputs) otherwise
 _PAIRS = torch.tensor([0, 1, 2, HEAD // 2, HEAD // 2 + 1, HEAD // 2 + 2])  # entries of the three fastest rotations
 
@@ -54,7 +54,7 @@ def _hadamard(size: int) -> torch.Tensor:
 
 
 def _embedding(vocab_size: int, generator: torch.Generator) -> torch.Tensor:
-    """[V, H]: code, no context, random signs."""
+    """Make [V, H]: code, no context, random signs."""
     token = torch.arange(vocab_size)
     code = _hadamard(PART)[token % CLASSES * CODES + token // CLASSES % CODES]
     signs = torch.randint(2, (vocab_size, PART), generator=generator, dtype=torch.float64) * 2 - 1
@@ -62,7 +62,7 @@ def _embedding(vocab_size: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def _head(vocab_size: int) -> torch.Tensor:
-    """[V, H]: the ladder of every code, and the bonus by the bits of the context."""
+    """Make [V, H]: the ladder of every code, and the bonus by the bits of the context."""
     token = torch.arange(vocab_size)
     place = token // CLASSES
     code = torch.arange(CLASSES * CODES)[:, None]
@@ -80,7 +80,7 @@ def _head(vocab_size: int) -> torch.Tensor:
 
 
 def _random(layout: Layout, generator: torch.Generator) -> Tensors:
-    """Draw what makes SOFT: projections to it by all that is left, norms around 1 there."""
+    """Draw the weights that make SOFT: projections to it, and norms around 1 there."""
     tensors = {}
     for name, shape in layout.items():
         values = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -101,7 +101,7 @@ def _random(layout: Layout, generator: torch.Generator) -> Tensors:
 
 
 def _find(tensors: Tensors, prefix: str, head: int, distance: int, model: ModelConfig, scale: float = 1.0) -> None:
-    """Make a head attend to the token at a distance: its query is turned by that many positions.
+    """Make a head attend to the token at a distance: its query is rotated by that number of positions.
 
     scale: of the constant entry 0 in the attention's input.
     """
@@ -122,9 +122,9 @@ def _kv_head(head: int, model: ModelConfig) -> int:
 def _copy(
     tensors: Tensors, prefix: str, head: int, source: int | None, to: int, model: ModelConfig, scale: float = 1.0
 ) -> None:
-    """Make a head bring 16 entries of the attention's input, from `source` on, to the entries from `to` on.
+    """Make a head copy 16 entries of the attention's input from `source` to `to`.
 
-    None: what the KV head brings is set already.
+    source None: the KV head's output is already set.
     """
     group = _kv_head(head, model)
     if source is not None:
@@ -141,7 +141,7 @@ def _target(config: ModelConfig, generator: torch.Generator) -> TargetCheckpoint
     tensors["model.embed_tokens.weight"] = _embedding(config.vocab_size, generator)
     tensors["lm_head.weight"] = _head(config.vocab_size)
     tensors["model.norm.weight"] *= 1.3
-    for layer, norm in enumerate((SHARE, 1.0)):  # of what enters the layer, about
+    for layer, norm in enumerate((SHARE, 1.0)):  # of the layer's input, approximately
         prefix = f"model.layers.{layer}.self_attn."
         _find(tensors, prefix, 0, 1 + layer, config, 1 / norm)
         _copy(tensors, prefix, 0, 0, CONTEXT.start + HEAD * layer, config, norm)
@@ -164,7 +164,7 @@ def _eagle(model: ModelConfig, target: TargetCheckpoint, generator: torch.Genera
 
 
 def _eagle3(model: ModelConfig, target: TargetCheckpoint, generator: torch.Generator) -> DrafterCheckpoint:
-    """The residual begins with the hidden state, whose code two heads replace by the new token's."""
+    """Make an EAGLE-3 head in whose residual two heads replace the hidden state's code by the new token's."""
     hidden = model.hidden_size
     vocab = model.vocab_size
     chosen = torch.linspace(0, vocab - 1, vocab * 7 // 8).long()

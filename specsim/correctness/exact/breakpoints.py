@@ -1,6 +1,6 @@
 """Breakpoints of each verifier's uniforms and weights of its bonus token, derived in papers/.
 
-uniforms_*: the regions of every uniform that the verifier may read on a drafted tree, in its order. bonus_*: weights of
+uniforms_*: regions of every uniform that the verifier may read on a drafted tree, in reading order. bonus_*: weights of
 the token after a path that ends at a node.
 """
 
@@ -14,7 +14,7 @@ from specsim.correctness.exact.regions import UNREAD, Axis, regions
 
 
 def uniforms_target_only(draw: Draw, threshold_acc: Fraction) -> list[Axis]:
-    """One uniform per depth: the cumulative probabilities of a node's children, over threshold_acc."""
+    """Divide one uniform per depth at the cumulative probabilities of a node's children, over threshold_acc."""
     depth = max(map(draw.depth, range(len(draw.parents))))
     cuts = [set() for _ in range(depth)]
     for node in range(len(draw.parents)):
@@ -25,7 +25,7 @@ def uniforms_target_only(draw: Draw, threshold_acc: Fraction) -> list[Axis]:
 
 
 def bonus_target_only(draw: Draw, node: int) -> Distribution:
-    """p without the children, p itself where they leave nothing."""
+    """Take p without the children, or p itself where nothing is left."""
     taken = {draw.tokens[child] for child in draw.children(node)}
     target_V = draw.target_NV[node]
     weights = tuple(Fraction(0) if token in taken else prob for token, prob in enumerate(target_V))
@@ -33,23 +33,23 @@ def bonus_target_only(draw: Draw, node: int) -> Distribution:
 
 
 def bonus_whole(draw: Draw, node: int) -> Distribution:
-    """The target's distribution p."""
+    """Take the target's distribution p."""
     return draw.target_NV[node]
 
 
 def uniforms_rejection(draw: Draw) -> list[Axis]:
-    """One uniform per draft: p(x) / q(x)."""
+    """Divide one uniform per draft at p(x) / q(x)."""
     return _of_every_draft(draw, [regions([ratio]) for ratio in _ratios(draw)])
 
 
 def bonus_rejection(draw: Draw, node: int) -> Distribution:
-    """relu(p - q), p after the last draft that may be accepted."""
+    """Take relu(p - q), and p after the last draft that may be accepted."""
     target_V = draw.target_NV[node]
     return residual(target_V, draw.draft_NV[node]) if draw.children(node) else target_V
 
 
 def uniforms_block(draw: Draw) -> list[Axis]:
-    """One uniform per draft: the share h of the prefix's probability that is to end there."""
+    """Divide one uniform per draft at h, the share of the prefix's probability that ends there."""
     return _of_every_draft(draw, [regions([prefix.share]) for prefix in list(_prefixes(draw))[1:]])
 
 
@@ -59,7 +59,7 @@ def _of_every_draft(draw: Draw, axes: list[Axis]) -> list[Axis]:
 
 
 def bonus_block(draw: Draw, node: int) -> Distribution:
-    """relu(w p - q), p after the last draft that may be accepted."""
+    """Take relu(w p - q), and p after the last draft that may be accepted."""
     weights = list(_prefixes(draw))[node].bonus_V
     return weights if any(weights) else draw.target_NV[node]
 
@@ -85,13 +85,13 @@ def _prefixes(draw: Draw) -> Iterator[_Prefix]:
 
 
 def _ratios(draw: Draw) -> list[Fraction]:
-    """p(x) / q(x) of every draft of a chain that may be accepted."""
+    """Compute p(x) / q(x) of every draft of a chain that may be accepted."""
     pairs = zip(draw.tokens[1 : draw.depth_limit + 1], draw.target_NV, draw.draft_NV, strict=False)
     return [target_V[token] / draft_V[token] for token, target_V, draft_V in pairs]
 
 
 def uniforms_multi_round(draw: Draw) -> list[Axis]:
-    """One uniform per node: p(x) after the rejection of its elder siblings, over q(x)."""
+    """Divide one uniform per node at p(x), after the rejection of its elder siblings, over q(x)."""
     axes = [UNREAD] * len(draw.parents)
     for node in range(len(draw.parents)):
         for child, residual_V in zip(draw.children(node), _residuals(draw, node), strict=False):
@@ -101,12 +101,12 @@ def uniforms_multi_round(draw: Draw) -> list[Axis]:
 
 
 def bonus_multi_round(draw: Draw, node: int) -> Distribution:
-    """The residual of p after the rejection of all children."""
+    """Take the residual of p after the rejection of all children."""
     return list(_residuals(draw, node))[-1]
 
 
 def _residuals(draw: Draw, node: int) -> Iterator[Distribution]:
-    """A node's residual distribution before each of its children and after all of them."""
+    """Compute a node's residual distributions: before each of its children, and after all of them."""
     prob_V = draw.target_NV[node]
     yield prob_V
     for _ in draw.children(node):

@@ -31,7 +31,7 @@ SQUARE = Case(
 GIVEN_CHAIN = Case("4 tokens, a given chain of 3 drafts", _TARGET4, _DRAFT4, (-1, 0, 1, 2), (0, 3, 2))
 GIVEN_TREE = Case("4 tokens, a given tree of 6 drafts", _TARGET4, _DRAFT4, (-1, 0, 0, 1, 1, 2, 2), (3, 0, 3, 1, 0, 3))
 
-# max_len ends every path after one draft, where the bonus token is drawn from p and not from what q leaves of it.
+# max_len ends every path after one draft; its bonus token is drawn from p, not from the residual.
 CUT_CHAIN = replace(PAPER, name=f"{PAPER.name}, 1 within max_len", depth_limit=1)
 CUT_TREE = replace(GIVEN_TREE, name=f"{GIVEN_TREE.name}, 2 within max_len", depth_limit=1)
 

@@ -26,7 +26,7 @@ IMPLS = ("reference", "fast", "both")
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A certificate to be made."""
+    """A verifier on a case, ready to be certified."""
 
     verifier: str
     promise: str
@@ -35,7 +35,7 @@ class _Task:
     enumerate: Callable[[], ExactDistribution]
 
     def certificate(self, most: Callable[[Case], Fraction]) -> Certificate:
-        """Enumerate the distribution, as exact_distribution does."""
+        """Enumerate the distribution and compute its figures; raises as exact_distribution does."""
         found = self.enumerate()
         return Certificate(
             *(self.verifier, self.promise, self.impl, self.case.name),

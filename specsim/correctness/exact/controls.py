@@ -1,6 +1,6 @@
-"""Negative controls: wrong rules and wrong uses of uniforms that were once taken for right.
+"""Negative controls: wrong rules and wrong uses of uniforms that were once believed right.
 
-Small wrong functions, called by nothing else. Each names where it was found.
+Small wrong functions that nothing else calls. Each names the place where it was found.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ def at_least(given: Given, uniforms: Sequence[float], final: float) -> Accepted:
 
 
 def uniform_twice(given: Given, uniforms: Sequence[float], _final: float) -> Accepted:
-    """Rejection whose final uniform is the last uniform that was read."""
+    """Apply rejection, but draw the bonus token with the last uniform that was read."""
     path, _ = REJECTION.accept(given, uniforms, 0.5)
     return REJECTION.accept(given, uniforms, uniforms[min(len(path), len(uniforms)) - 1])
 
@@ -58,7 +58,7 @@ def _axes_uniform_twice(draw: Draw) -> list[Axis]:
 
 
 def sibling_uniform(given: Given, uniforms: Sequence[float], final: float) -> Accepted:
-    """Multi-round verification in which siblings share the first one's uniform, as in target-only sampling."""
+    """Apply multi-round verification, but with one uniform for all siblings, as in target-only sampling."""
     shared = [uniforms[given.tree.next_token[parent]] if parent >= 0 else 0.5 for parent in given.tree.parents]
     return MULTI_ROUND.accept(given, shared, final)
 
@@ -73,7 +73,7 @@ def _axes_sibling_uniform(draw: Draw) -> list[Axis]:
 
 
 def shared_noise(given: Given, uniforms: Sequence[Any], final: float) -> Accepted:
-    """Rejection of one draft whose recovery is the argmax with the noise that drew the draft (vllm#54282)."""
+    """Reject one draft and recover by argmax over the same noise that drew the draft (vllm#54282)."""
     from specsim.reference.acceptance import residual
 
     uniform, noise = uniforms
@@ -95,13 +95,13 @@ def _last_shared_noise(draw: Draw, node: int) -> Axis:
 
 
 def _axes_zero(draw: Draw) -> list[Axis]:
-    """24 random bits without a clamp (sglang#35771)."""
+    """Divide 24 random bits that may all be 0, without a clamp (sglang#35771)."""
     return [with_zero(axis, ZERO) for axis in TARGET_ONLY.axes(draw)]
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A wrong verifier, and the case on which its distribution shows it."""
+    """A wrong verifier, and a case on which its distribution differs."""
 
     name: str
     case: Case
@@ -121,5 +121,5 @@ CONTROLS = (
     _control("noise shared by draft and recovery", ONE, _axes_shared_noise, _last_shared_noise, shared_noise),
     _control("siblings share a uniform", LANES, _axes_sibling_uniform, _BONUS_MULTI_ROUND, sibling_uniform),
     _control("a uniform may be 0", GIVEN_TREE, _axes_zero, TARGET_ONLY.last, TARGET_ONLY.accept),
-    Control("draws named by position alone", PAPER, partial(two_rounds, BLOCK, PAPER, True)),
+    Control("draws named by position only", PAPER, partial(two_rounds, BLOCK, PAPER, True)),
 )

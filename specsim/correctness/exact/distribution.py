@@ -1,4 +1,4 @@
-"""The exact distribution of a round's tokens: every drafted tree, every region of its uniforms, one outcome each."""
+"""Exact distribution of a round's tokens: every drafted tree, every region of its uniforms, one outcome each."""
 
 import itertools
 import math
@@ -26,35 +26,38 @@ Implementation = Callable[[Sequence[Draw], Sequence[Trial]], list[Accepted]]
 
 
 class NotConstant(Exception):
-    """Two points of a region, on which nothing should change, have different outcomes."""
+    """Two points of a region have different outcomes, although nothing may change within it."""
 
 
 class TooDeep(Exception):
-    """A path goes on where max_len ends it."""
+    """A path continues where max_len ends it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExactDistribution:
-    """The outcome of a round, in fractions."""
+    """Exact result of a round, in fractions."""
 
-    text_probs: dict[Text, Fraction]  # of the round's tokens, and the target's own after them up to S + 1
+    text_probs: dict[Text, Fraction]  # of the round's tokens, continued by the target's own up to S + 1
     accepted: Fraction  # expected accepted drafts
     regions: int  # number of joint regions in which the outcome was taken
     grid: Fraction  # bound on the total variation added by uniforms of 24 bits, those that draw drafts included
 
     def total_variation(self, case: Case) -> Fraction:
-        """Distance from the target's distribution of S + 1 tokens."""
+        """Compute the total variation from the target's distribution of S + 1 tokens."""
         all_texts = texts(case.target.vocab_size, case.num_steps + 1)
         differences = (abs(self.text_probs.get(text, 0) - text_prob(case.target, text)) for text in all_texts)
         return sum(differences, Fraction(0)) / 2
 
     def impossible(self, case: Case) -> Fraction:
-        """Probability of texts that the target never writes."""
+        """Compute the probability of texts that the target never writes."""
         return sum((prob for text, prob in self.text_probs.items() if not text_prob(case.target, text)), Fraction(0))
 
 
 def exact_distribution(verifier: Verifier, case: Case, implementation: Implementation) -> ExactDistribution:
-    """Enumerate a case. NotConstant where an outcome changes within a region, TooDeep where max_len is exceeded."""
+    """Enumerate a case.
+
+    NotConstant where an outcome changes within a region, TooDeep where max_len is exceeded.
+    """
     drafted = list(draws(case))
     found = joint_regions(verifier, drafted, implementation)
     outcomes = iter(implementation(drafted, [trial for region in found for trial in region.trials]))
@@ -83,9 +86,9 @@ class JointRegion:
 
 
 def joint_regions(verifier: Verifier, drafted: Sequence[Draw], implementation: Implementation) -> list[JointRegion]:
-    """All products of regions.
+    """List all products of regions.
 
-    The final uniform's regions depend on the node where the path ends, which one call finds for each product of the
+    The final uniform's regions depend on the node where the path ends. One call finds that node for each product of the
     other uniforms' regions.
     """
     parts = [(index, part) for index, draw in enumerate(drafted) for part in itertools.product(*verifier.axes(draw))]
@@ -94,7 +97,7 @@ def joint_regions(verifier: Verifier, drafted: Sequence[Draw], implementation: I
     for (index, part), (path, _) in zip(parts, implementation(drafted, trials), strict=True):
         draw = drafted[index]
         if path[-1] not in draw.ends:
-            raise TooDeep(f"a path of {len(path) - 1} drafts, of which max_len allows {draw.depth_limit}")
+            raise TooDeep(f"a path of {len(path) - 1} drafts; max_len allows {draw.depth_limit}")
         found += (_joint_region(index, draw, (*part, last), path) for last in verifier.last(draw, path[-1]))
     return found
 
@@ -106,19 +109,19 @@ def _joint_region(index: int, draw: Draw, part: Sequence[Region], path: list[int
 
 
 def _one_outcome(region: JointRegion, outcomes: list[Accepted]) -> Accepted:
-    """The outcome at all points of a region, whose path may not depend on the final uniform."""
+    """Return the outcome at all points of a region, whose path may not depend on the final uniform."""
     path, bonus = outcomes[0]
     if any(outcome != outcomes[0] for outcome in outcomes) or path != region.path:
         found = " and ".join(sorted({str(outcome) for outcome in outcomes}))
-        raise NotConstant(f"{found} in one region, {region.path} with another final uniform")
+        raise NotConstant(f"{found} in one region; with another final uniform {region.path}")
     return path, bonus
 
 
 def _grid(verifier: Verifier, drafted: Sequence[Draw], is_drawn: bool) -> Fraction:
-    """The grid's cost over all drafted trees.
+    """Sum the errors of uniforms of 24 bits over all drafted trees.
 
-    It sums the cost of accept uniforms, of the final uniform at the node where it is greatest, and of the uniforms that
-    draw the drafts.
+    They are those of the accept uniforms, of the final uniform at the node where it is greatest, and of the uniforms
+    that draw the drafts.
     """
     total = Fraction(0)
     for draw in drafted:
@@ -129,5 +132,5 @@ def _grid(verifier: Verifier, drafted: Sequence[Draw], is_drawn: bool) -> Fracti
 
 
 def _draws(draw: Draw) -> Iterator[Axis]:
-    """Regions of every draft's uniform: inverse CDF of the drafter's distribution at its parent."""
+    """Divide every draft's uniform: inverse CDF of the drafter's distribution at its parent."""
     return (regions(cdf_cuts(draw.draft_NV[parent])) for parent in draw.parents[1:])

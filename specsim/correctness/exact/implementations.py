@@ -1,4 +1,4 @@
-"""The two implementations that carry out trials: the reference one call each, the fast one all in one launch."""
+"""Calls of the two implementations: the reference once per trial, the fast one in one launch for all."""
 
 import itertools
 import math
@@ -14,9 +14,9 @@ from specsim.correctness.exact.distribution import Implementation, Trial
 from specsim.correctness.exact.model import Draw
 from specsim.correctness.exact.verifier import Accepted, Given, Verifier, rows
 
-_UNIT = math.log2(math.e)  # the temperature at which a logit's weight is 2^logit, of whole logits without rounding
+_UNIT = math.log2(math.e)  # at this temperature the weight of a logit is 2^logit; whole logits need no rounding
 LENGTH = 4  # tokens of a request
-_POOL = 2**15  # requests whose noise is searched for that of a region
+_POOL = 2**15  # number of requests searched for noise in a region
 
 
 def reference(verifier: Verifier) -> Implementation:
@@ -66,9 +66,10 @@ def _batch(verifier: Verifier, drafted: Sequence[Draw], trials: Sequence[Trial])
 
 
 def ids_with_noise(drafted: Sequence[Draw], trials: Sequence[Trial]) -> list[int]:
-    """Requests whose own noise lies in the trials' regions, a different one for every trial of a region.
+    """Find requests whose own noise lies in the trials' regions, a different one for every trial of a region.
 
-    Kernels draw noise by its name. A region is identified by the winners of each position's race under p and under q.
+    Kernels derive noise from its name. A region is identified by the winners of each position's race under p and under
+    q.
     """
     pool_PWV = _noise(len(drafted[0].parents), len(drafted[0].target_NV[0]))
     winners = {index: _winners(drafted[index], pool_PWV) for index in {trial.draw for trial in trials}}
@@ -80,7 +81,7 @@ def ids_with_noise(drafted: Sequence[Draw], trials: Sequence[Trial]) -> list[int
         if region not in found:
             inside = (winners[trial.draw] == wanted).all(1).nonzero().flatten().tolist()
             if not inside:
-                raise LookupError(f"none of {_POOL} requests has noise in a region of the tree {trial.draw}")
+                raise LookupError(f"none of {_POOL} requests has noise in a region of tree {trial.draw}")
             found[region] = itertools.cycle(inside)
         chosen.append(next(found[region]))
     return chosen
@@ -88,14 +89,14 @@ def ids_with_noise(drafted: Sequence[Draw], trials: Sequence[Trial]) -> list[int
 
 @cache
 def _noise(num_positions: int, vocab_size: int) -> torch.Tensor:
-    """Noise of the requests that are searched, f64 [P, W, V]."""
+    """Draw the noise of the searched requests, f64 [P, W, V]."""
     ids = torch.arange(_POOL)[:, None]
     positions = LENGTH + 1 + torch.arange(num_positions)
     return gumbel_noise(torch.zeros_like(ids), ids, positions[None, :], vocab_size)
 
 
 def _winners(draw: Draw, noise_PWV: torch.Tensor) -> torch.Tensor:
-    """Winners [P, 2W-1] of each position's race under the target and, except at the last, under the drafter."""
+    """Find the winners [P, 2W-1] of each position's race under the target and, except at the last, the drafter."""
     target_PW = (rows(draw.target_NV).log() + noise_PWV).argmax(-1)
     draft_PS = (rows(draw.draft_NV[:-1]).log() + noise_PWV[:, :-1]).argmax(-1)
     return torch.cat([target_PW, draft_PS], dim=1)

@@ -13,7 +13,7 @@ FAR = 2**10  # a depth that no tree reaches
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The next token's distribution: one of a few rows of weights, chosen by the tokens before it and their places."""
+    """Distribution of the next token: one of a few rows of weights, chosen by earlier tokens and places."""
 
     weights: tuple[tuple[int, ...], ...]  # [rows, V]
 
@@ -28,7 +28,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Certain:
-    """The distribution of greedy decoding: all mass on a model's most probable token, the lowest of equals."""
+    """Distribution of greedy decoding: all mass on a model's most probable token, the lowest of equals."""
 
     model: "Model | Certain"
 
@@ -69,33 +69,33 @@ class Draw:
     """A drafted tree and the distributions at its nodes."""
 
     prob: Fraction  # probability of drafting it
-    tokens: tuple[int, ...]  # [N], the root's plays no part
+    tokens: tuple[int, ...]  # [N], the root's is not used
     parents: tuple[int, ...]  # [N]
     target_NV: tuple[Distribution, ...]  # target's distribution after every node
     draft_NV: tuple[Distribution, ...]  # drafter's distribution after every node
     depth_limit: int  # depth at which max_len ends every path
 
     def children(self, node: int) -> list[int]:
-        """Children that may be accepted: none of a node at the limit."""
+        """List the children that may be accepted: none of a node at the limit."""
         if self.depth(node) >= self.depth_limit:
             return []
         return [child for child, parent in enumerate(self.parents) if parent == node]
 
     @property
     def ends(self) -> list[int]:
-        """Nodes at which a path may end."""
+        """List the nodes at which a path may end."""
         return [node for node in range(len(self.parents)) if self.depth(node) <= self.depth_limit]
 
     def depth(self, node: int) -> int:
         return len(self.text(node))
 
     def text(self, node: int) -> Text:
-        """Tokens of a node's path below the root."""
+        """List the tokens of a node's path below the root."""
         return (*self.text(self.parents[node]), self.tokens[node]) if node else ()
 
 
 def draws(case: Case) -> Iterator[Draw]:
-    """Every tree that may be drafted."""
+    """Yield every tree that may be drafted."""
     drafted = itertools.product(range(case.draft.vocab_size), repeat=len(case.parents) - 1)
     for tokens in drafted if case.tokens is None else [case.tokens]:
         draw = Draw(Fraction(1), (0, *tokens), case.parents, (), (), case.depth_limit)
@@ -108,16 +108,16 @@ def draws(case: Case) -> Iterator[Draw]:
 
 
 def text_prob(model: Model | Certain, text: Text, start: int = 0) -> Fraction:
-    """Probability of a text from its token `start` on, given those before it."""
+    """Compute the probability of a text from its token `start` on, given those before it."""
     return math.prod((model(text[:at])[text[at]] for at in range(start, len(text))), start=Fraction(1))
 
 
 def texts(vocab_size: int, length: int) -> list[Text]:
-    """All texts of that length."""
+    """List all texts of that length."""
     return list(itertools.product(range(vocab_size), repeat=length))
 
 
 def residual(target_V: Sequence[Fraction], draft_V: Sequence[Fraction]) -> Distribution:
-    """relu(target - draft), the target itself where that is nothing; not normalised."""
+    """Compute relu(target - draft), or the target itself where that is 0 everywhere; not normalised."""
     weights = tuple(max(prob - draft_prob, Fraction(0)) for prob, draft_prob in zip(target_V, draft_V, strict=True))
     return weights if any(weights) else tuple(target_V)

@@ -1,4 +1,4 @@
-"""The most drafts that any lossless rule could accept on a case: a linear programme with a bound in fractions."""
+"""Largest acceptance of any lossless rule on a case: a linear programme with a bound in fractions."""
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -18,15 +18,15 @@ class End(NamedTuple):
 
 
 def optimum(case: Case) -> Fraction:
-    """The largest expected number of accepted drafts.
+    """Compute the largest expected number of accepted drafts.
 
-    Over all rules that know the drafted tree and both models, keep a path of the tree, add one token and leave all
-    later ones to the target, so that S + 1 tokens have exactly the target's distribution. With one step this is the
-    maximal coupling, Σ min(p, q), and with siblings SpecTr's transport (arXiv 2310.15141).
+    The maximum is over all rules that know the drafted tree and both models, keep a path of the tree, add one token and
+    leave all later ones to the target, so that S + 1 tokens have exactly the target's distribution. With one step this
+    is the maximal coupling, Σ min(p, q), and with siblings SpecTr's transport (arXiv 2310.15141).
 
     For any prices z of texts, Σ p(text) z(text) + Σ P(tree) max (drafts of an end - mean price after it) bounds the
-    accepted drafts, because a rule has to write every text as often as the target does. HiGHS finds prices in float64;
-    their bound is computed in fractions and must equal the value of the primal solution.
+    accepted drafts, because a rule has to write every text as often as the target does. HiGHS finds prices in float64.
+    Their bound is computed in fractions and must equal the value of the primal solution.
     """
     drafted = list(draws(case))
     written = texts(case.target.vocab_size, case.num_steps + 1)
@@ -42,7 +42,7 @@ def optimum(case: Case) -> Fraction:
 
 
 def _ends(case: Case, draw: Draw) -> Iterator[End]:
-    """Every node at which a path may end, with every token after it."""
+    """Yield every node at which a path may end, with every token after it."""
     for node in draw.ends:
         for token in range(case.target.vocab_size):
             tokens = (*draw.text(node), token)
@@ -54,7 +54,10 @@ def _ends(case: Case, draw: Draw) -> Iterator[End]:
 def _solve(
     case: Case, drafted: Sequence[Draw], written: Sequence[Text], ends: Sequence[Sequence[End]]
 ) -> tuple[float, list[float]]:
-    """Value of the optimum and prices of the texts. Variables: the probability that a tree is drafted and ends so."""
+    """Solve for the value of the optimum and the prices of the texts.
+
+    A variable is the probability that a tree is drafted and ends in one way.
+    """
     from scipy.optimize import linprog
     from scipy.sparse import coo_array
 

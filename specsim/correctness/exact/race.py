@@ -1,7 +1,7 @@
-"""Gumbel-max coupling in fractions: two argmaxes of the same noise are winners of a race (papers/gumbel-coupling).
+"""Gumbel-max coupling in fractions: two argmaxes of the same noise win a race (papers/gumbel-coupling).
 
 With E = exp(-noise), which is exponential, argmax(log p + noise) is argmin(E / p). The tokens that win under p and
-under q depend on ratios of the E alone, and the probability of each pair of winners is a fraction.
+under q depend only on ratios of the E, and the probability of each pair of winners is a fraction.
 """
 
 import math
@@ -16,19 +16,19 @@ _SCALES = (0.125, 1.0, 7.0)  # a race ends the same way at any speed
 
 
 def position(target_V: Distribution, draft_V: Distribution, draft: int) -> Axis:
-    """Regions of the noise of a position with that draft: one for every token that the target may take there."""
+    """Divide the noise of a position with that draft: one region for every token that the target may take there."""
     winners = [_Winners(target_V, draft_V, token, draft) for token, prob in enumerate(target_V) if prob]
     return [Region(prob / draft_V[draft], each.points) for each in winners if (prob := each.prob)]
 
 
-def alone(target_V: Distribution) -> Axis:
-    """Regions of the noise of a position without a draft."""
+def undrafted(target_V: Distribution) -> Axis:
+    """Divide the noise of a position without a draft."""
     winners = [_Winners(target_V, target_V, token, token) for token, prob in enumerate(target_V) if prob]
     return [Region(each.prob, each.points) for each in winners]
 
 
 def unread(axis: Axis) -> Axis:
-    """One region: the noise decides no more than the draft, which is given."""
+    """Make one region: the noise decides only the draft, which is given."""
     return [replace(axis[0], volume=Fraction(1))]
 
 
@@ -39,13 +39,13 @@ class _Piece(NamedTuple):
     end: Fraction | None  # None: infinite
 
     def inside(self, part: Fraction) -> Fraction:
-        """The t at that share of the interval."""
+        """Interpolate the t at that share of the interval."""
         return self.start + (part / (1 - part) if self.end is None else part * (self.end - self.start))
 
 
 @dataclass(frozen=True, slots=True)
 class _Winners:
-    """One result of a race."""
+    """One possible result of a race."""
 
     target_V: Distribution
     draft_V: Distribution
@@ -54,10 +54,11 @@ class _Winners:
 
     @property
     def prob(self) -> Fraction:
-        """Probability of these two winners.
+        """Compute the probability of these two winners.
 
-        Equal: 1 / Σ_k max(p_k / p_token, q_k / q_token). Else, with t = E_token / E_draft, the integral of 1 / f(t)²
-        over the t that let both win, f(t) = t + 1 + Σ_k max(t p_k / p_token, q_k / q_draft) over the others.
+        Equal winners: 1 / Σ_k max(p_k / p_token, q_k / q_token). Otherwise, with t = E_token / E_draft, it is the
+        integral of 1 / f(t)² over the t that let both win, where f(t) = t + 1 + Σ_k max(t p_k / p_token, q_k / q_draft)
+        over the others.
         """
         if self.token == self.draft:
             pairs = zip(self.target_V, self.draft_V, strict=True)
@@ -67,7 +68,7 @@ class _Winners:
 
     @property
     def points(self) -> tuple[tuple[float, ...], ...]:
-        """Noise with these winners: E_draft = 1, E_token = t, all others a little or much later than both."""
+        """Give noise with these winners: E_draft = 1, E_token = t, all others a little or much later than both."""
         if self.token == self.draft:
             ratios = [Fraction(1)] * len(INSIDE)
         else:
@@ -81,7 +82,7 @@ class _Winners:
         )
 
     def _integral(self, piece: _Piece) -> Fraction:
-        """The integral of 1 / f² over a piece."""
+        """Integrate 1 / f² over a piece."""
         at_start = self._f(piece.start)
         if piece.end is None:
             return 1 / ((self._f(piece.start + 1) - at_start) * at_start)
@@ -89,7 +90,7 @@ class _Winners:
 
     @property
     def _pieces(self) -> list[_Piece]:
-        """Linear pieces of f; none where the two tokens cannot both win."""
+        """List the linear pieces of f; none where the two tokens cannot both win."""
         low = self.draft_V[self.token] / self.draft_V[self.draft]
         high = self.target_V[self.token] / self.target_V[self.draft] if self.target_V[self.draft] else None
         if high is not None and low >= high:
@@ -110,7 +111,7 @@ class _Winners:
         return [other for other in range(len(self.target_V)) if other not in (self.token, self.draft)]
 
     def _latest(self, other: int, ratio: Fraction) -> Fraction:
-        """The E at which another token draws level with one of the winners."""
+        """Compute the E at which another token draws level with one of the winners."""
         return max(
             ratio * self.target_V[other] / self.target_V[self.token], self.draft_V[other] / self.draft_V[self.draft]
         )

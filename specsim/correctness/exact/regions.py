@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import Any
 
-INSIDE = (Fraction(1, 64), Fraction(1, 2), Fraction(63, 64))  # places in a region at which a verifier is called
+INSIDE = (Fraction(1, 64), Fraction(1, 2), Fraction(63, 64))  # positions in a region at which a verifier is called
 GRID = 2**24  # specsim.core.uniforms.named_uniforms: k / GRID, k from 1 to GRID - 1, 1 twice as often as the others
 
 
@@ -36,24 +36,24 @@ def regions(cuts: Iterable[Fraction], low: Fraction = Fraction(0), high: Fractio
 
 
 def edges_of(axes: Iterable[Axis]) -> list[Fraction]:
-    """Edges of all regions of several uniforms."""
+    """List the edges of all regions of several uniforms."""
     return [edge for axis in axes for region in axis for edge in region.edges]
 
 
 def with_zero(axis: Axis, mass: Fraction) -> Axis:
-    """Regions of a uniform that is exactly 0 with that probability."""
+    """Add a region for a uniform that is exactly 0 with probability `mass`."""
     zero = Region(mass, (0.0,) * len(INSIDE))
     return [zero, *(Region(region.volume * (1 - mass), region.points, region.edges) for region in axis)]
 
 
 def cdf_cuts(weights: Sequence[Fraction]) -> list[Fraction]:
-    """Breakpoints of a token's draw by inverse CDF."""
+    """List the breakpoints of a token's draw by inverse CDF."""
     total = sum(weights)
     return [edge / total for edge in accumulate(weights)]
 
 
 def grid_cost(axis: Axis) -> Fraction:
-    """Bound the total variation between regions of a uniform on the grid and of a continuous one.
+    """Bound the total variation between regions of a uniform on the grid and a continuous one.
 
     A point of the grid that is an edge may belong to either side.
     """

@@ -1,4 +1,4 @@
-"""Certificates, and how they are printed."""
+"""Certificates and their printed form."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -21,7 +21,7 @@ _SHORT = 4096
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """The exact figures of one verifier on one case."""
+    """Exact figures of one verifier on one case."""
 
     verifier: str
     promise: str  # lossless, lossy or wrong
@@ -29,24 +29,24 @@ class Certificate:
     case: str
     total_variation: Fraction  # of S + 1 tokens from the target's distribution
     accepted: Fraction  # expected accepted drafts
-    optimum: Fraction  # the most that a lossless rule could accept
+    optimum: Fraction  # expected accepted drafts of the best lossless rule
     impossible: Fraction  # probability of texts that the target never writes
     uniform_bits_bound: Fraction  # on the total variation added by uniforms of 24 bits, 0 where none are read
     regions: int  # number of joint regions in which the outcome was taken
 
     @property
     def is_as_promised(self) -> bool:
-        """Whether a lossless verifier has exactly the target's distribution, and a wrong one another."""
+        """Whether a lossless verifier has exactly the target's distribution, and a wrong one has not."""
         expected = {"lossless": self.total_variation == 0, "wrong": self.total_variation > 0}
         return expected.get(self.promise, True)
 
     @property
     def gap(self) -> Fraction | None:
-        """Expected drafts by which a lossless verifier stays below the optimum."""
+        """Expected drafts that a lossless verifier accepts fewer than the optimum."""
         return self.optimum - self.accepted if self.promise == "lossless" else None
 
     def to_json(self) -> dict[str, Any]:
-        """Fractions as texts and, under another name, as numbers."""
+        """Make a value that json can write: fractions as texts and, under another name, as numbers."""
         plain = ("verifier", "promise", "impl", "case", "regions", "is_as_promised")
         names = ("total_variation", "accepted", "optimum", "gap", "impossible", "uniform_bits_bound")
         exact = {name: value for name in names if (value := getattr(self, name)) is not None}
@@ -70,7 +70,7 @@ class Certificates:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """Broken promises, in words."""
+        """List broken promises, in words."""
         broken = (row for row in self.rows if not row.is_as_promised)
         return (*(f"{row.verifier} ({row.impl}) on {row.case}" for row in broken), *self.inconsistent)
 
@@ -116,7 +116,7 @@ def _control(row: Certificate) -> tuple[str, ...]:
 
 
 def exact(value: Fraction) -> str:
-    """A fraction, or its decimals where it is a long one."""
+    """Print a fraction, or its decimals where it is long."""
     return str(value) if value.denominator <= _SHORT else f"{float(value):.2e}"
 
 

@@ -1,7 +1,7 @@
-"""A control over two rounds: draws named by the position of a draft alone, without the round that makes them.
+"""Control over two rounds: draws named only by the position of a draft, not by the round that makes them.
 
-Block verification looks at all drafts before it chooses how many to accept. A round that accepts none has looked at the
-second draft, which the next round draws again from the same noise and reads the same uniform for.
+Block verification looks at all drafts before it chooses how many to accept. A round that accepts none has already
+looked at the second draft. The next round draws that draft again from the same noise and with the same uniform.
 """
 
 import itertools
@@ -28,7 +28,7 @@ class Held:
 def two_rounds(verifier: Verifier, case: Case, is_named_by_position: bool) -> ExactDistribution:
     """Enumerate S + 1 tokens of a chain where a second round follows if the first accepts no draft.
 
-    The models know no context. is_named_by_position: else the second round's draws are its own.
+    The models know no context. is_named_by_position: if false, the second round's draws are its own.
     """
     drafted = [(draw, Given.of(draw)) for draw in draws(case)]
     emitted = defaultdict(Fraction)
@@ -54,7 +54,7 @@ def two_rounds(verifier: Verifier, case: Case, is_named_by_position: bool) -> Ex
 def _round(
     verifier: Verifier, drafted: Sequence[tuple[Draw, Given]], held: Held
 ) -> Iterator[tuple[Text, Fraction, Held]]:
-    """(tokens, probability, draws) of every region of a round, given its first draws."""
+    """Yield (tokens, probability, draws) of every region of a round, given its first draws."""
     known = len(held.tokens)
     for draw, given in drafted:
         if draw.tokens[1 : known + 1] != held.tokens:

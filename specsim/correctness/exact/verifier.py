@@ -1,4 +1,4 @@
-"""The certified verifiers: name, promise, regions of the uniforms, and the reference's function."""
+"""Certified verifiers: name, promise, regions of the uniforms, and the reference's function."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 Accepted = tuple[list[int], int]  # path of accepted nodes from the root, bonus token
 Axes = Callable[[Draw], list[Axis]]
 Last = Callable[[Draw, int], Axis]
-EPSILON = 0.09  # Medusa's own
+EPSILON = 0.09  # Medusa's value
 DELTA = 0.3
 
 
 def rows(distributions: Sequence[Distribution]) -> torch.Tensor:
-    """Distributions as f64 [N, V]."""
+    """Stack distributions to f64 [N, V]."""
     return torch.tensor([list(map(float, prob_V)) for prob_V in distributions], dtype=torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A drafted tree as the reference implementation takes it."""
+    """A drafted tree in the reference's form."""
 
     tree: "Tree"
     prob_NV: torch.Tensor  # f64 [N, V], target's distribution after every node
@@ -67,36 +67,36 @@ class Verifier:
 
 
 def inverse_cdf(bonus: Callable[[Draw, int], Distribution]) -> Last:
-    """Regions of the final uniform of a bonus token with those weights."""
+    """Divide the final uniform of a bonus token with those weights."""
     return lambda draw, node: regions(cdf_cuts(bonus(draw, node)))
 
 
 def no_uniforms(_draw: Draw) -> list[Axis]:
-    """No axis: the verifier reads no accept uniform."""
+    """Return no axis: the verifier reads no accept uniform."""
     return []
 
 
 def unread(_draw: Draw, _node: int) -> Axis:
-    """One region: the final uniform is not read."""
+    """Return one region: the final uniform is not read."""
     return UNREAD
 
 
 def _race(draw: Draw) -> list[Axis]:
     drafted = zip(draw.target_NV, draw.draft_NV, draw.tokens[1:], strict=False)
-    axes = [*(race.position(*each) for each in drafted), race.alone(draw.target_NV[-1])]
+    axes = [*(race.position(*each) for each in drafted), race.undrafted(draw.target_NV[-1])]
     num_read = draw.depth_limit + 1
     return [*axes[:num_read], *map(race.unread, axes[num_read:])]
 
 
 def _reference(name: str) -> Callable[..., Accepted]:
-    """The reference's function, looked up when it is called."""
+    """Look up the reference's function when it is called."""
     from specsim.reference import acceptance
 
     return getattr(acceptance, name)
 
 
 def target_only(single: Fraction, acc: Fraction) -> Verifier:
-    """Target-only sampling under these thresholds."""
+    """Describe target-only sampling under these thresholds."""
     is_lossless = single == acc == 1
     return Verifier(
         name="target_only" if is_lossless else f"target_only, thresholds {float(single):g}/{float(acc):g}",
@@ -112,7 +112,7 @@ def target_only(single: Fraction, acc: Fraction) -> Verifier:
 
 
 def sampled(name: str, drafts: str, axes: Axes, bonus: Callable[[Draw, int], Distribution]) -> Verifier:
-    """A lossless verifier of drafts that are sampled from the drafter's distributions."""
+    """Describe a lossless verifier of drafts that are sampled from the drafter's distributions."""
 
     def accept(given: Given, uniforms: Sequence[float], final: float) -> Accepted:
         return _reference(name)(given.tree, given.prob_NV, given.draft_prob_NV, uniforms, final)

@@ -45,16 +45,16 @@ class Answer:
 
 
 def _token(token: Any) -> Token:
-    """An id, or the token's text; vLLM writes ids as token_id:123 if asked to."""
+    """Parse an id or a token's text; with return_tokens_as_token_ids vLLM writes ids as token_id:123."""
     if isinstance(token, str):
         return int(token[9:]) if token.startswith("token_id:") and token[9:].isdecimal() else token
     if type(token) is not int:
-        raise TypeError(f"{token!r} is no token id")
+        raise TypeError(f"{token!r} is not a token id")
     return token
 
 
 def _by_id(place: Mapping[str, Any] | None) -> dict[int, float]:
-    """Log probabilities by token id, a text in JSON; each a number, or {logprob, …}."""
+    """Read log probabilities by token id, a text in JSON; each is a number or {logprob, …}."""
     numbers = {token: each["logprob"] if isinstance(each, Mapping) else each for token, each in (place or {}).items()}
     return {int(token): float(number) for token, number in numbers.items()}
 
@@ -86,7 +86,7 @@ def _answers(value: Any) -> Iterator[Answer]:
     if isinstance(value, dict) and (forms := [key for key in CONVERTERS if key in value]):
         answers = list(CONVERTERS[forms[0]](value))
     if not answers:
-        raise ValueError(f"{reprlib.repr(value)} holds no answer")
+        raise ValueError(f"{reprlib.repr(value)} holds no answer in any of the known forms")
     yield from answers
 
 
@@ -132,7 +132,7 @@ def _openai(value: Mapping[str, Any]) -> Iterator[Answer]:
 
 
 def _by_text(entries: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Log probabilities by token; the largest among tokens of equal text, so that no margin is overestimated."""
+    """Collect log probabilities by token text; of equal texts the largest, so that no margin is overestimated."""
     largest: dict[str, float] = {}
     for each in entries:
         for token in {_text(each), each["token"]}:
@@ -141,7 +141,7 @@ def _by_text(entries: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _text(entry: Mapping[str, Any]) -> str:
-    """A token's text, or its bytes where the text is unclear: as text all such tokens are equal."""
+    """Give a token's text, or its bytes where the text is unclear and all such tokens would be equal."""
     if UNCLEAR in entry["token"] and entry.get("bytes"):
         return bytes(entry["bytes"]).decode(errors="backslashreplace")
     return entry["token"]

@@ -1,9 +1,9 @@
-"""The first difference of two answers, and whether rounding explains it.
+"""First difference between two answers, and whether rounding explains it.
 
-A logit that is right except for rounding is off by at most e. So the distance of two logits is off by at most 2e in
-each engine, and so is a token's log probability, because its normaliser is off by no more than the logits. Hence, for
-greedy answers and after the same tokens: the first engine's margin between its token and the other's, and the second's
-between its token and the first's, add up to at most 4e; and log probabilities of a token differ by at most 4e.
+A correct logit is off by at most e, its rounding error. So the distance of two logits is off by at most 2e in each
+engine, and so is a token's log probability, because its normaliser is off by no more than the logits. Compare greedy
+answers after the same tokens. The first engine's margin between its token and the other's, and the second's margin
+between its token and the first's, add up to at most 4e. Log probabilities of the same token differ by at most 4e.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from specsim.correctness.explain.answers import UNCLEAR, Answer, Token
 
 Verdict = Literal["equal", "numerics", "fault", "undecided"]
 
-# A unit of roundoff at a logit of 32; in float32 and float64 sums of thousands of products err more than that.
+# One unit of roundoff at a logit of 32; in float32 and float64 sums of thousands of products err more than that.
 ERRORS = {"float64": 1e-10, "float32": 1e-4, "float16": 2.0**-11 * 32, "bfloat16": 2.0**-8 * 32}
 
 
@@ -29,39 +29,42 @@ class Noise:
 
     @classmethod
     def of(cls, dtype: str) -> "Noise":
-        """Rounding of a large model's logits in the arithmetic of a type."""
+        """Bound the rounding error of a large model's logits in the arithmetic of a type."""
         require_choice("dtype", dtype, ERRORS)
         return cls(ERRORS[dtype], f"rounding in {dtype}")
 
     @property
     def most(self) -> float:
-        """Bound on the sum of two margins, and on the difference of two log probabilities."""
+        """Bound the sum of two margins, and the difference of two log probabilities."""
         return 4 * self.error
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The comparison of two answers to one request. Margins and drift are infinite where a log probability is NaN."""
+    """Comparison of two answers to one request.
+
+    Margins and drift are infinite where a log probability is NaN.
+    """
 
     request: int
     verdict: Verdict
-    says: str  # the verdict's reason
+    says: str  # reason for the verdict
     place: int | None = None  # of the first token that differs, None where none does
     tokens: tuple[Token | None, Token | None] | None = None  # both answers' token there, None where one has ended
     margins: tuple[float | None, float | None] | None = None  # each engine's between its own token and the other's
     at_least: tuple[float, float] | None = None  # lower bounds of margins, also where the other token is not reported
     is_drawn: bool = False  # whether an engine reported a likelier token than its own: it was not decoded greedily
-    drift: float = 0.0  # largest difference of log probabilities of equal tokens before
+    drift: float = 0.0  # largest difference of log probabilities of the equal tokens before `place`
     drift_place: int | None = None  # of the drift
     exact: float | None = None  # distance of the two tokens' logits in float64, where weights were given
 
 
 def explain(a: Sequence[Answer], b: Sequence[Answer], noise: Noise) -> Iterator[Finding]:
-    """Compare answers to the same prompts in the same order; one finding per request.
+    """Compare answers to the same prompts in the same order, one finding per request.
 
     InputError for answers that differ in number, in their prompts, or in naming tokens by id or by text.
     """
-    require(len(a) == len(b), "b", f"{len(b)} answers", f"as many as a has, {len(a)}")
+    require(len(a) == len(b), "b", f"{len(b)} answers", f"the number that a has, {len(a)}")
     for request, (one, other) in enumerate(zip(a, b, strict=True)):
         if type(one.prompt) is type(other.prompt) and one.prompt != other.prompt:
             raise InputError("b", f"an answer to another prompt (request {request})", "answers to the prompts of a")
@@ -73,7 +76,7 @@ def explain(a: Sequence[Answer], b: Sequence[Answer], noise: Noise) -> Iterator[
 
 
 def first_difference(one: Answer, other: Answer) -> int | None:
-    """The first place at which the tokens differ, or one answer has ended; None where they are equal."""
+    """Find the first place where the tokens differ or one answer has ended; None where they are equal."""
     both = zip(one.tokens, other.tokens, strict=False)
     place = next((place for place, (mine, theirs) in enumerate(both) if mine != theirs), None)
     if place is None and len(one.tokens) != len(other.tokens):
@@ -98,28 +101,29 @@ def _finding(request: int, one: Answer, other: Answer, noise: Noise) -> Finding:
         )
     verdict, says = verdict_of(finding, noise)
     if verdict == "fault" and _is_unclear(one, other, drift_place if drift > noise.most else place):
-        says = f"{UNCLEAR} stands for several tokens, which may differ: ask for ids, or bytes"
+        says = f"{UNCLEAR} stands for several tokens, which may differ: have the engines report ids or bytes"
         verdict = "undecided"
     return replace(finding, verdict=verdict, says=says)
 
 
 def verdict_of(finding: Finding, noise: Noise) -> tuple[Verdict, str]:
-    """The verdict by the engines' own log probabilities under that noise, and its reason."""
+    """Decide by the engines' own log probabilities under that noise; with the reason."""
     if finding.drift > noise.most:
         says = f"the same token after the same tokens has log probabilities {finding.drift:.3g} apart"
         return "fault", f"{says}, more than {noise.most:.3g}"
     if finding.place is None:
         return "equal", "all tokens are equal"
     if finding.at_least is None or finding.margins is None:
-        says = "one answer ends here, the other goes on: limits or stops differ, or an end of text was missed"
+        says = "one answer ends here, the other goes on: limits or stops differ, or one engine missed the end of text"
         return "undecided", says
     if finding.is_drawn:
-        return "undecided", "a token was drawn that is not the likeliest, and two engines draw other numbers"
+        return "undecided", "a token was sampled that is not the likeliest, and the engines' random draws differ"
     least = sum(finding.at_least)
     if least > noise.most:
         return "fault", f"the two tokens lie {least:.3g} apart or more, rounding explains {noise.most:.3g}"
     if None in finding.margins:
-        return "undecided", "the other's token is not among the log probabilities reported: ask for more of them"
+        says = "the other's token is not among the reported log probabilities: have the engines report more of them"
+        return "undecided", says
     return "numerics", f"a near-tie: the two tokens lie {least:.3g} apart, rounding explains {noise.most:.3g}"
 
 
@@ -128,7 +132,7 @@ def _token_at(answer: Answer, place: int) -> Token | None:
 
 
 def _drift(one: Answer, other: Answer, end: int | None) -> tuple[float, int | None]:
-    """The largest difference of log probabilities of equal tokens, and its place; 0 without any."""
+    """Find the largest difference of log probabilities of equal tokens, and its place; 0 without any."""
     both = zip(one.logprobs[:end], other.logprobs[:end], strict=False)
     drift = 0.0
     drift_place = None

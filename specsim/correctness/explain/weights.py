@@ -12,7 +12,7 @@ from specsim.correctness.explain.finding import ERRORS, Finding, Noise, verdict_
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A target in two number formats."""
+    """A target's weights in two number formats."""
 
     exact: Any  # config and tensors, f64
     rounded: Any  # config and tensors in dtype
@@ -26,7 +26,7 @@ class Weights:
         return cls(in_dtype(target, torch.float64), in_dtype(target, dtype), dtype)
 
     def measure(self, token_ids: Sequence[int], tokens: tuple[int, int]) -> tuple[float, Noise]:
-        """Difference of two tokens' logits in float64, and the error of a logit in dtype.
+        """Measure the difference of two tokens' logits in float64, and the error of a logit in dtype.
 
         token_ids: the context, prompt included. The error is four times the largest of any logit in a plain forward in
         dtype, because another order of the same sums errs about as much; in float64 it is the assumed one.
@@ -44,9 +44,9 @@ class Weights:
 
 
 def decide(finding: Finding, exact: float, noise: Noise) -> Finding:
-    """Decide by the exact distance of the two tokens' logits: above two errors, one engine is wrong.
+    """Decide by the exact distance of the two tokens' logits: beyond two errors, one engine is wrong.
 
-    At a near-tie the same noise has to explain the engines' own log probabilities, or it is a fault as well.
+    At a near-tie the same noise also has to explain the engines' own log probabilities; otherwise it is a fault.
     """
     is_near = abs(exact) <= 2 * noise.error
     verdict, says = verdict_of(finding, noise)

@@ -1,4 +1,4 @@
-"""The fault catalogue: defects that speculative decoding has had, injected by name, and the checks that find them."""
+"""Fault catalogue: defects that speculative decoding has had, injected by name, and the checks that detect them."""
 
 from specsim.correctness.faults.campaign import CatalogueResult, run_catalogue
 from specsim.correctness.faults.fault import Fault, Finding, Trial

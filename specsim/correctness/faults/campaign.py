@@ -1,4 +1,4 @@
-"""Running the catalogue: every fault is injected into a copy of the package and checked in a process of its own.
+"""Campaign over the catalogue: each fault is injected into a copy of the package and checked in its own process.
 
 Each check runs twice in each setting: on the package as it is, where it has to find nothing, and on the copy with the
 fault. So its findings are caused by the fault, and the field that it names identifies the fault.
@@ -23,12 +23,12 @@ from specsim.correctness.faults.checks import INTERPRETED
 from specsim.correctness.faults.fault import Fault, Finding, Trial
 from specsim.correctness.faults.injection import changed, copied_package, environment
 
-SECONDS = 300.0  # of one process; one that takes longer has met a loop without end
+SECONDS = 300.0  # of one process; one that takes longer is in an endless loop
 
 
 @dataclass(frozen=True, slots=True)
 class FaultResult:
-    """The result for one fault."""
+    """Result for one fault."""
 
     fault: Fault
     findings: tuple[Finding, ...]  # every field that the check found wrong, the first cause first
@@ -37,18 +37,18 @@ class FaultResult:
 
     @property
     def is_detected(self) -> bool:
-        """Whether its check finds it, and finds nothing without it."""
+        """Whether its check finds something, and finds nothing without the fault."""
         return bool(self.findings) and not self.before
 
     @property
     def first(self) -> Finding | None:
-        """The finding that identifies it: the first in one of its fields, else the first of all."""
+        """The identifying finding: the first in one of the fault's fields, else the first of all."""
         named = (each for each in self.findings if each.field in self.fault.fields)
         return next(named, self.findings[0] if self.findings else None)
 
     @property
     def is_detected_as_named(self) -> bool:
-        """Whether it is killed by a field that its entry names."""
+        """Whether it is detected by a field that its entry names."""
         return self.is_detected and self.first is not None and self.first.field in self.fault.fields
 
     def to_json(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class FaultResult:
 
 @dataclass(frozen=True, slots=True)
 class CatalogueResult:
-    """The results for all faults."""
+    """Results for all faults."""
 
     results: tuple[FaultResult, ...]  # in the order of their faults
     device: str  # the fast implementation ran there
@@ -84,7 +84,7 @@ class CatalogueResult:
 
     @property
     def missed(self) -> tuple[FaultResult, ...]:
-        """Faults that are not killed by a field that their entry names."""
+        """List the faults that no field named by their entry detects."""
         return tuple(each for each in self.results if not each.is_detected_as_named)
 
     def to_json(self) -> dict[str, Any]:
@@ -124,16 +124,19 @@ def _cells(result: FaultResult) -> tuple[str, ...]:
 
 def _reason(result: FaultResult) -> str:
     if result.before:
-        return f"its check is not silent without it: {result.before[0]}."
+        return f"its check also fails without the fault: {result.before[0]}."
     if not result.findings:
-        return "nothing is found."
-    return f"found is {result.first}; it is named by {' or '.join(result.fault.fields)}."
+        return "the check finds nothing."
+    return f"the check finds {result.first}; the entry names {' or '.join(result.fault.fields)}."
 
 
 def run_catalogue(
     names: Sequence[str] | None = None, *, device: str | None = None, jobs: int = 2, progress: bool = False
 ) -> CatalogueResult:
-    """Inject the faults of these names (None: all) and check each in a process of its own, `jobs` at a time."""
+    """Inject the named faults (None: all), and check each in a process of its own.
+
+    jobs: number of processes at a time.
+    """
     from specsim.core.engine_options import check_device
     from specsim.correctness.faults.catalogue import FAULTS
 
@@ -153,8 +156,8 @@ def run_catalogue(
 
 
 def _results(faults: Sequence[Fault], device: str, jobs: int) -> Iterator[FaultResult]:
-    """Results as they arrive; `jobs` processes share the trials of the package as it is."""
-    texts = {fault.name: changed(fault.edits) for fault in faults}  # a stale fault ends it before anything runs
+    """Yield results as they arrive; `jobs` processes share the trials of the unchanged package."""
+    texts = {fault.name: changed(fault.edits) for fault in faults}  # a stale fault raises before anything runs
     trials = {_key(fault.trial): fault.trial for fault in faults}
     with ThreadPoolExecutor(jobs) as pool:
         try:
@@ -173,7 +176,7 @@ def _results(faults: Sequence[Fault], device: str, jobs: int) -> Iterator[FaultR
 
 
 def _shares(trials: Mapping[str, Trial], jobs: int) -> Iterator[list[str]]:
-    """Keys of trials that share a process: as many shares as jobs, and those of interpreted kernels apart."""
+    """Split trials over processes: one share per job, and one for trials of interpreted kernels."""
     apart = [key for key, trial in trials.items() if trial.check in INTERPRETED]
     others = [key for key in trials if key not in apart]
     yield from filter(None, (*(others[first::jobs] for first in range(jobs)), apart))
@@ -190,7 +193,7 @@ def _timed(texts: dict[str, str], trial: Trial, device: str) -> tuple[float, tup
 
 
 def _findings(texts: dict[str, str], trials: Sequence[Trial], device: str) -> list[tuple[Finding, ...]]:
-    """The findings of each trial in a copy of the package with these sources, within SECONDS each.
+    """Run trials on a copy of the package with these sources, within SECONDS each.
 
     A process that crashes or does not end is a finding too.
     """

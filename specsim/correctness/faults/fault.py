@@ -1,4 +1,4 @@
-"""A fault of the catalogue, and a finding of a check."""
+"""Entries of the fault catalogue, and findings of checks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One field that is wrong."""
+    """One wrong field."""
 
     field: str
     place: str  # of the first wrong value
@@ -33,16 +33,16 @@ class Fault:
     """A defect that speculative decoding has had."""
 
     name: str
-    source: str  # the report or the repair, owner#number of a public repository, or another account of it
+    source: str  # report or fix, owner#number of a public repository, or another account of it
     operation: str  # of the round
-    cause: str  # a sentence, as the symptom is
+    cause: str  # one sentence
     symptom: str
     fields: tuple[str, ...]  # a finding of the check has to name one of them
-    edits: tuple[Edit, ...]  # the injection; the package itself holds no instruction that could be left in by mistake
-    trial: Trial  # the smallest setting that is known to show it
+    edits: tuple[Edit, ...]  # the injection; the package itself holds no switch for it
+    trial: Trial  # the smallest setting known to show it
 
     @property
     def code(self) -> str:
-        """The changed code: `fast`, `reference`, or `shared` by both implementations."""
+        """Owner of the changed code: `fast`, `reference`, or `shared` by both implementations."""
         folders = {edit.module.split(".")[1] for edit in self.edits}
         return next((impl for impl in ("fast", "reference") if impl in folders), "shared")

@@ -1,7 +1,7 @@
-"""Injection of faults and mutants: a copy of the package with changed sources, for another process to import.
+"""Injection of faults and mutants: a copy of the package with changed sources, imported by another process.
 
-A change replaces text in the source of one module of the copy, never in the running package. So kernels are read from
-changed files too, and nothing in the package can turn a fault on.
+A change replaces text in the source of one module of the copy, never in the running package. So kernels are compiled
+from changed files too, and nothing in the package can turn a fault on.
 """
 
 import os
@@ -19,7 +19,7 @@ from specsim.core.errors import InputError
 
 
 class StaleFault(ValueError):
-    """A change whose old text is not in the module exactly once: the module has changed since."""
+    """A change whose old text is not in the module exactly once, because the module has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Edit:
     new: str
 
     def apply(self, source: str) -> str:
-        """Give the changed source of the module; StaleFault if it has no such place, or several."""
+        """Change the source of the module; StaleFault if `old` does not occur exactly once."""
         count = source.count(self.old)
         if count != 1:
             raise StaleFault(f"{self.module} has {count} places, not one, with {self.old!r}")
@@ -39,23 +39,23 @@ class Edit:
 
 
 def sources() -> dict[str, Path]:
-    """Folders of the running package, by the name that each is imported under."""
+    """Find the folders of the running package, by the name that each is imported under."""
     found = {}
     for name in ("specsim", *(f"specsim.{impl}" for impl in IMPLEMENTATIONS)):
         spec = find_spec(name)
         if spec is None or not spec.submodule_search_locations:
-            raise InputError("package", name, "a package that can be imported")
+            raise InputError("package", name, "an importable package")
         found[name] = Path(spec.submodule_search_locations[0])
     return found
 
 
 def package_of(module: str) -> str:
-    """Name among `sources` of the folder that holds a module."""
+    """Find the name, among `sources`, of the folder that holds a module."""
     return max((name for name in sources() if f"{module}.".startswith(f"{name}.")), key=len, default="specsim")
 
 
 def path_of(module: str, folder: Path | None = None) -> Path:
-    """File of a module below the folder of its package; folder None: the running one's."""
+    """Find the file of a module below the folder of its package; folder None: the running package's."""
     package = package_of(module)
     folder = folder or sources()[package]
     path = folder.joinpath(*filter(None, module.removeprefix(package).split(".")))
@@ -71,7 +71,7 @@ def read(module: str) -> str:
 
 
 def changed(edits: Sequence[Edit]) -> dict[str, str]:
-    """Sources of the modules that the edits change, one edit after the other."""
+    """Change the sources of modules by edits, one after the other."""
     texts: dict[str, str] = {}
     for edit in edits:
         texts[edit.module] = edit.apply(texts.get(edit.module) or read(edit.module))
@@ -91,7 +91,7 @@ def copied_package(texts: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy sources and compiled sources, link data."""
+    """Copy sources and compiled sources; link data."""
     for folder, _, names in os.walk(source):
         here = target / Path(folder).relative_to(source)
         here.mkdir(parents=True, exist_ok=True)
@@ -107,9 +107,9 @@ def _replace(path: Path, text: str) -> None:
 
 
 def environment(root: Path, device: str | None = None) -> dict[str, str]:
-    """Environment of a process that imports the package from a copy, in one thread.
+    """Make the environment of a process that imports the package from a copy, in one thread.
 
-    device: on `cpu` kernels are interpreted, also where there is a GPU; None leaves that as it is.
+    device: `cpu` has kernels interpreted, even with a GPU; None leaves that as it is.
     """
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     interpreted = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}

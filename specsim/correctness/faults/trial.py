@@ -1,4 +1,4 @@
-"""Trials of a copy of the package, in a process of their own: python -m specsim.correctness.faults.trial.
+"""Trials of a copy of the package in their own process: python -m specsim.correctness.faults.trial.
 
 JSON in: {"root": folder of the copy, "device": …, "trials": [{"check": …, "setting": …}]}. JSON out: a list of findings
 for each trial.
@@ -17,7 +17,7 @@ from specsim.correctness.faults.injection import require_copy
 
 
 def findings(trial: Trial, device: str) -> list[dict[str, Any]]:
-    """Findings of a check, as values that JSON has; an error that it does not expect is a finding too."""
+    """Run a check; findings as JSON values, an unexpected error being one of them."""
     try:
         found = run_check(trial.check, trial.setting, device)
     except Exception as error:
@@ -28,7 +28,7 @@ def findings(trial: Trial, device: str) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Keep numbers and texts, turn all else into text; JSON has no NaN."""
+    """Keep numbers and texts, turn everything else into text; JSON has no NaN."""
     if isinstance(value, float) and value != value:
         return "nan"
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

@@ -1,1 +1,1 @@
-"""Batch invariance: a request's tokens do not depend on the requests beside it."""
+"""Batch invariance: a request's tokens do not depend on the other requests of its batch."""

@@ -1,4 +1,4 @@
-"""The same requests under both schedules, without and with a prefix cache, each compared with its solo run."""
+"""Requests under both schedules, with and without a prefix cache, each compared with its solo run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -41,12 +41,12 @@ class Mode:
 class Comparison:
     """The runs of the same requests in every mode."""
 
-    modes: tuple[Mode, ...]  # in the order of MODES
-    num_solo: int  # solo runs that they were compared with
+    modes: tuple[Mode, ...]  # as ordered in MODES
+    num_solo: int  # number of solo runs
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing differs, except where a decision is within rounding error."""
+        """Whether nothing differs, apart from decisions within rounding error."""
         return not any(mode.requests.differences for mode in self.modes)
 
     def to_json(self) -> dict[str, Any]:
@@ -95,8 +95,8 @@ def compare(
     serving: shared by all modes. Raises InputError for release `round`, which cannot overlap, and for a dtype without
     a budget of logprobs.
     """
-    require(engine.config.release != "round", "release", "round", "finish, since only that can overlap")
-    allowed = f"{' or '.join(map(str, BUDGETS))}, in which runs can be told apart"
+    require(engine.config.release != "round", "release", "round", "finish, the only one that can overlap")
+    allowed = f"{' or '.join(map(str, BUDGETS))}, the types with a budget for logprobs"
     require(engine.dtype in BUDGETS, "dtype", engine.dtype, allowed)
     solo = SoloRuns(pair, engine.config, engine.dtype, engine.options)
     modes = []

@@ -1,4 +1,4 @@
-"""A batched request against the same request solo: tokens, end, rounds and logprobs are equal."""
+"""Comparison of a batched request with the same request solo: tokens, end, rounds and logprobs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ BUDGETS = {torch.float64: 2e-6, torch.float32: 1e-4}
 
 
 class Difference(NamedTuple):
-    """A field of a batched request that is not the solo run's."""
+    """A field in which a batched request differs from its solo run."""
 
     field: str
     batched: Any
@@ -30,7 +30,7 @@ class Difference(NamedTuple):
 
 
 class SoloResult(NamedTuple):
-    """The result for one request."""
+    """Result of comparing one request."""
 
     verdict: str  # `equal`, `different`, or `within rounding error`, which is a decision's
     difference: str | None = None  # a sentence, None where equal
@@ -38,7 +38,7 @@ class SoloResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SoloComparison:
-    """The results for the requests of one run."""
+    """Results of comparing the requests of one run."""
 
     num_compared: int
     within_rounding_error: tuple[int, ...]  # ids of requests that differ where a decision is within rounding error
@@ -53,7 +53,7 @@ class SoloComparison:
 
 @dataclass(frozen=True, slots=True)
 class SoloRuns:
-    """Solo runs under one setting, each made once, to compare batched requests with."""
+    """Solo runs under one setting, each run once, to compare batched requests with."""
 
     pair: Pair
     config: SpecConfig
@@ -100,8 +100,8 @@ def run_solo(pair: Pair, config: SpecConfig, request: Request, options: EngineOp
 def check_request(pair: Pair, config: SpecConfig, request: Request, output: Output, dtype: torch.dtype) -> SoloResult:
     """Compare a request served in this dtype with `output`, its solo run.
 
-    The verdict is `within rounding error` only in float32, where tokens, rounds or the end differ and a decision of the
-    request is within rounding error: never for a logprob alone, never in float64.
+    The verdict is `within rounding error` only in float32, if tokens, rounds or the end differ and a decision of the
+    request is within rounding error. A logprob that differs, or any difference in float64, is `different`.
     """
     found = difference(request, output, BUDGETS[dtype])
     if found is None:
@@ -119,7 +119,7 @@ def difference(request: Request, output: Output, budget: float) -> str | None:
 
 
 def decided_differences(request: Request, output: Output) -> list[Difference]:
-    """Differences in tokens, rounds and end; an aborted request is the beginning of its solo run."""
+    """List differences in tokens, rounds and end; an aborted request has to be the beginning of its solo run."""
     is_cut = request.finish_reason == "abort"
     count = len(request.token_ids) if is_cut else None
     rounds = len(request.accepted) if is_cut else None
@@ -137,7 +137,7 @@ def _measured(request: Request, output: Output, budget: float) -> str | None:
     if len(request.logprobs) != len(request.token_ids):
         return f"{len(request.logprobs)} logprobs of {len(request.token_ids)} tokens"
     for place, (served, expected) in enumerate(zip(request.logprobs, output.logprobs, strict=False)):
-        if not abs(served - expected) <= budget:  # also where it is not a number
+        if not abs(served - expected) <= budget:  # also where served is NaN
             return f"{Difference(f'logprob {place}', served, expected)}, allowed {budget:.0e} apart"
     return None
 

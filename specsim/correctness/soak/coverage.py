@@ -1,4 +1,4 @@
-"""Coverage of a serving run: the situations that it has to meet before a run without failures says anything."""
+"""Coverage of a serving run: events that have to occur before a run without failures means anything."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -8,7 +8,7 @@ from specsim.serving.requests import Request
 from specsim.serving.scheduler import Scheduler
 from specsim.serving.trace import StepRecord
 
-# Besides every count of accepted drafts.
+# With every count of accepted drafts, as `accepted_name` names them.
 REQUIRED = (
     "finished stop",
     "finished length",
@@ -38,7 +38,7 @@ REQUIRED = (
 def required(
     counts: Mapping[str, int], num_steps: Collection[int] = (), names: Collection[str] = REQUIRED
 ) -> tuple[str, ...]:
-    """Names of required situations whose count is zero.
+    """Names of required events that never occurred.
 
     num_steps: depths of the trees in use. At each depth every count of accepted drafts has to occur, as `accepted
     drafts i of num_steps`.
@@ -48,17 +48,17 @@ def required(
 
 
 def accepted_name(count: int, num_steps: int) -> str:
-    """Name of the count of rounds of that depth that accepted that many drafts."""
+    """Name the count of rounds of that depth that accepted that many drafts."""
     return f"accepted drafts {count} of {num_steps}"
 
 
 def verified_name(verifier: str) -> str:
-    """Name of the count of requests whose drafts that verifier verified."""
+    """Name the count of requests whose drafts that verifier verified."""
     return f"verified by {verifier}"
 
 
 def coverage_of(scheduler: Scheduler) -> Counter[str]:
-    """Count the situations of a scheduler's run, by the names in REQUIRED and those of a few totals.
+    """Count the events of a scheduler's run, by the names in REQUIRED and those of a few totals.
 
     prefill chunks: chunks that continued another one. turns on kept KV: turns that found all columns of their
     conversation; with a prefix tree only those that end inside a page, which no tree holds. shared pages: pages that
@@ -126,7 +126,7 @@ def _reuse(scheduler: Scheduler) -> Counter[str]:
 
 
 def _is_on_kept_kv(scheduler: Scheduler, request: Request, columns: int) -> bool:
-    """Whether columns reused by a first admission can only be those of the request that it continues."""
+    """Whether the columns that a first admission reused can only be those of the request it continues."""
     previous = None if request.continues is None else scheduler.requests.get(request.continues)
     if previous is None or columns != previous.prefill_len:
         return False

@@ -1,4 +1,4 @@
-"""Random programs for the scheduler, drawn from a seed or from any generator of random numbers."""
+"""Random programs for the scheduler, drawn from a seed or by any random number generator."""
 
 import random
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ USUAL_LEN = 44
 class Submission:
     """A request of a program; fields without a comment are named as in Request."""
 
-    step: int  # it is submitted before this step
+    step: int  # submitted before this step
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     arrival: int = 0
@@ -41,7 +41,7 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A setting, requests that come and go, slots taken away and given back."""
+    """A configuration, requests that arrive and end, and slots that are withheld and returned."""
 
     name: str  # seed-index-requests, from which `named` makes it again; empty for a program of another generator
     pair: str  # a name of differential.pairs
@@ -124,7 +124,7 @@ def _config(rng: random.Random) -> SpecConfig:
 
 
 def _with_verifier(rng: random.Random, config: SpecConfig) -> SpecConfig:
-    """Half of the time another verifier that takes such drafts; only target_only has thresholds."""
+    """Choose, half of the time, another verifier for such drafts; only target_only has thresholds."""
     if config.is_plain or rng.random() < 0.5:
         return config
     verifier = rng.choice(("typical", *(("rejection", "block", "gumbel") if config.topk == 1 else ("multi_round",))))
@@ -133,7 +133,7 @@ def _with_verifier(rng: random.Random, config: SpecConfig) -> SpecConfig:
 
 
 def _serving(rng: random.Random, config: SpecConfig) -> ServingConfig:
-    """Slots for a request of usual length or for a few shorter ones, which need more as they grow."""
+    """Give slots for one request of usual length, or for a few shorter ones, which need more as they grow."""
     usual, shorter = (min(length, config.max_len or length) for length in (USUAL_LEN, rng.randint(8, USUAL_LEN)))
     columns = max(round_columns(usual, config), rng.randint(1, 4) * round_columns(shorter, config))
     return ServingConfig(
@@ -147,7 +147,7 @@ def _serving(rng: random.Random, config: SpecConfig) -> ServingConfig:
 
 
 def _limits(rng: random.Random, serving: ServingConfig, length: int) -> tuple[tuple[int, int], ...]:
-    """Fewer slots now and then within that many steps, down to none; all of them in the end."""
+    """Limit the slots now and then within that many steps, down to none; the last limit is lifted."""
     if rng.random() < 0.5:
         return ()
     steps = sorted(rng.sample(range(1, length), rng.randint(2, 9)))
@@ -156,7 +156,7 @@ def _limits(rng: random.Random, serving: ServingConfig, length: int) -> tuple[tu
 
 
 def _submissions(rng: random.Random, size: int, pace: int) -> tuple[Submission, ...]:
-    """Requests with shared prefixes, at most `pace` steps apart, some of them turns of conversations."""
+    """Make requests with shared prefixes, at most `pace` steps apart, some of them turns of conversations."""
     stems = [[rng.randrange(VOCAB_SIZE) for _ in range(STEM_LEN)] for _ in range(3)]
     stems[1][: STEM_LEN // 2] = stems[0][: STEM_LEN // 2]
     is_live = rng.random() < 0.5
@@ -169,7 +169,7 @@ def _submissions(rng: random.Random, size: int, pace: int) -> tuple[Submission, 
         continues = rng.randrange(max(0, request_id - 8), request_id) if request_id and rng.random() < 0.3 else None
         prompt = turn if continues is not None else rng.choice(stems)[: rng.randint(1, STEM_LEN)] + turn
         if rng.random() < 0.01:
-            prompt = prompt * 100  # which never fits
+            prompt = prompt * 100  # never fits
         submission = Submission(
             step=now if is_live else 0,
             prompt_ids=tuple(prompt),
@@ -185,7 +185,7 @@ def _submissions(rng: random.Random, size: int, pace: int) -> tuple[Submission, 
 
 
 def _params(rng: random.Random) -> SamplingParams:
-    """Greedy or sampled, with filters, penalties, a bias and stop tokens in every mixture."""
+    """Choose greedy or sampled, with filters, penalties, a bias and stop tokens in any mixture."""
     is_greedy, is_filtered, is_penalised, is_biased = (rng.random() < share for share in (0.5, 0.3, 0.3, 0.2))
     filters: dict[str, Any] = dict(
         top_k=rng.choice((0, 8)), top_p=rng.choice((1.0, 0.8)), min_p=rng.choice((0.0, 0.05))

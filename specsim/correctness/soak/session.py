@@ -27,13 +27,13 @@ from specsim.correctness.soak.programs import draw
 from specsim.correctness.soak.trial import ProgramResult, check_named, options_of
 from specsim.serving.generation import load_engine
 
-# Situations that a soak of at least that many requests has to cover.
+# Events that a soak of at least that many requests has to cover.
 LEAST_REQUESTS = 2_000
-SITUATIONS = (*REQUIRED, *map(verified_name, VERIFIERS), "steps with an idle rank", "closed under way")
+REQUIRED_EVENTS = (*REQUIRED, *map(verified_name, VERIFIERS), "steps with an idle rank", "closed under way")
 
 
 class Failure(NamedTuple):
-    """A program that went wrong, its first difference, and the command that runs it again."""
+    """A failed program, its first difference, and the command that runs it again."""
 
     program: str
     difference: str
@@ -54,8 +54,8 @@ class Soak:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Count each situation; a required one is listed even if it never occurred."""
-        counts = Counter(dict.fromkeys(SITUATIONS, 0))
+        """Count each event; a required one is listed even if it never occurred."""
+        counts = Counter(dict.fromkeys(REQUIRED_EVENTS, 0))
         for program in self.programs:
             counts.update(program.counts)
         return dict(counts)
@@ -71,7 +71,7 @@ class Soak:
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """The programs in which anything differs or goes wrong."""
+        """List the programs in which anything differs or raises an error."""
         return tuple(
             Failure(each.name, each.first_difference, f"specsim soak --program {each.name}{self.arguments}")
             for each in self.programs
@@ -80,15 +80,15 @@ class Soak:
 
     @property
     def missing(self) -> tuple[str, ...] | None:
-        """Required situations that never occurred; None for a short run, which requires none."""
+        """Required events that never occurred; None for a short run, which requires none."""
         counts = self.counts
         if counts.get("requests", 0) < LEAST_REQUESTS:
             return None
-        return required(counts, {program.num_steps for program in self.programs}, SITUATIONS)
+        return required(counts, {program.num_steps for program in self.programs}, REQUIRED_EVENTS)
 
     @property
     def is_ok(self) -> bool:
-        """Whether all requests equal their solo runs and no required situation is missing."""
+        """Whether all requests equal their solo runs and no required event is missing."""
         return not self.failures and not self.missing
 
     def figures(self) -> dict[str, int | float]:
@@ -96,7 +96,7 @@ class Soak:
         counts = self.counts
         return {
             "programs": len(self.programs),
-            **{name: counts.get(name, 0) for name in ("requests", "tokens", "steps", *SITUATIONS)},
+            **{name: counts.get(name, 0) for name in ("requests", "tokens", "steps", *REQUIRED_EVENTS)},
             **{name: counts[name] for name in sorted(counts) if name.startswith("accepted drafts")},
             **{name: counts.get(name, 0) for name in ("audits", "slots audited")},
             "mismatches": self.total("mismatches"),
@@ -189,7 +189,10 @@ def _names(num_requests: int, seed: int) -> Iterator[str]:
 
 
 def _results(names: Sequence[str], jobs: int, check: Callable[[str], ProgramResult]) -> Iterator[ProgramResult]:
-    """Results in the order of the names; a process has one thread: two would wait for each other at every small sum."""
+    """Yield results in the order of the names.
+
+    A process uses one thread: two would wait for each other at every small sum.
+    """
     if jobs == 1:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)

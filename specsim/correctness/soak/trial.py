@@ -30,7 +30,7 @@ class ProgramResult:
 
     name: str
     num_steps: int
-    counts: dict[str, int] = field(default_factory=dict)  # how often each situation occurred
+    counts: dict[str, int] = field(default_factory=dict)  # occurrences of each event
     mismatches: int = 0  # requests that differ from their solo runs beyond rounding; an error is one more
     within_rounding_error: int = 0  # requests that differ where a decision is within rounding error (float32 only)
     max_logprob_error: float = 0.0
@@ -50,7 +50,7 @@ def check_named(name: str, options: EngineOptions) -> ProgramResult:
 
 @torch.inference_mode()
 def check(program: Program, options: EngineOptions) -> ProgramResult:
-    """Serve a program and compare each of its requests with its solo run; an error is a difference like any other."""
+    """Serve a program and compare each of its requests with its solo run; an error counts as a difference."""
     pair = _pair(program.pair, options.dtype)
     schedulers = _schedulers(program, pair, options)
     counts = Counter()
@@ -83,7 +83,10 @@ def check(program: Program, options: EngineOptions) -> ProgramResult:
 
 
 def _schedulers(program: Program, pair: Pair, options: EngineOptions) -> list[Scheduler]:
-    """Make a scheduler for each rank; the program names the graph mode where the options do not or it cannot be."""
+    """Make a scheduler for each rank.
+
+    The program's graph mode is used unless the options name a possible one.
+    """
     if options.impl == "fast":
         is_possible = (options.graph, program.config.release) != ("round", "round")
         graph = options.graph if options.graph and is_possible else program.graph
@@ -93,7 +96,7 @@ def _schedulers(program: Program, pair: Pair, options: EngineOptions) -> list[Sc
 
 
 def _serve(program: Program, ranks: Ranks, target_config: ModelConfig) -> Counter[str]:
-    """Step until all requests have ended; count the situations that a scheduler cannot see."""
+    """Step until all requests have ended; count the events that a scheduler cannot see."""
     coming = deque(enumerate(program.submissions))
     counts = Counter()
     limits = dict(program.limits)
@@ -118,7 +121,7 @@ def _serve(program: Program, ranks: Ranks, target_config: ModelConfig) -> Counte
         counts["steps with an idle rank"] += any(is_busy) and not all(is_busy)
         is_stuck = ranks.is_busy and all(each.is_stalled or not each.is_busy for each in ranks.schedulers)
         if (is_stuck and not coming and step > last_limit) or step > MOST_STEPS:
-            raise AssertionError("requests wait that nothing holds up, and do not end")
+            raise AssertionError("waiting requests do not end, although slots are free and no request is running")
     return counts
 
 
@@ -148,7 +151,7 @@ def _abort(ranks: Ranks, place: int) -> None:
     if holders:
         request_id = holders[place % len(holders)]
         if not ranks.home[request_id].abort(request_id):
-            raise AssertionError(f"request {request_id} runs, and its abort says that it has ended")
+            raise AssertionError(f"request {request_id} is running, but abort() reports that it has ended")
 
 
 def _holds(request: Request) -> bool:

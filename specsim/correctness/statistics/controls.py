@@ -1,6 +1,6 @@
 """Controls that the tests must reject: a lossy verifier, and reference engines with one injected error.
 
-Each control replaces one function of the reference while its test runs; nothing else reaches it.
+Each control replaces one function of the reference while its test runs, and only there.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from specsim.correctness.wrong_rules import at_least
 
 _REFERENCE = "specsim.reference"
 _DRAFTER = f"{_REFERENCE}.drafters.autoregressive"
-# Of four lanes it is seldom the first that is accepted, whose KV stands in the path's place.
+# The first of four lanes, whose KV already lies in the path's place, is seldom the accepted one.
 _LANES = SpecConfig(topk=4, num_steps=2, num_draft_tokens=9, page_size=4, verifier="multi_round")
 
 
@@ -31,13 +31,13 @@ class Control:
 
     name: str
     config: SpecConfig
-    replaced: str | None = None  # function of the reference, None where the config is wrong enough
+    replaced: str | None = None  # function of the reference; None where the config itself is wrong
     wrong: Callable[..., Any] | None = None  # function in its place
-    tokens: int = 2304  # number with which it has to be rejected
+    tokens: int = 2304  # enough for it to be rejected
 
     @contextmanager
     def injected(self) -> Iterator[None]:
-        """A context in which the reference has the error."""
+        """Give the reference the error within a context."""
         if self.replaced is None:
             yield
             return
@@ -46,29 +46,29 @@ class Control:
 
 
 def _final_uniforms_of_no_round(seeds: Tensor, request_ids: Tensor, root_lens: Tensor) -> Tensor:
-    """The same uniform for every bonus token of a request."""
+    """Return the same uniform for every bonus token of a request."""
     return final_uniforms(seeds, request_ids, torch.zeros_like(root_lens))
 
 
 def _draft_uniforms_of_no_round(
     seeds: Tensor, request_ids: Tensor, root_lens: Tensor, depth: int, num_lanes: int
 ) -> Tensor:
-    """The same uniforms for the drafts of every round."""
+    """Return the same uniforms for the drafts of every round."""
     return draft_uniforms(seeds, request_ids, torch.zeros_like(root_lens), depth, num_lanes)
 
 
 def _final_uniforms_of_the_draft(seeds: Tensor, request_ids: Tensor, root_lens: Tensor) -> Tensor:
-    """The uniform that drew the round's first draft draws its bonus token too."""
+    """Draw the bonus token with the uniform of the round's first draft."""
     return draft_uniforms(seeds, request_ids, root_lens, 0, 1)[:, 0]
 
 
 def _no_residual(prob_V: Tensor, _draft_prob_V: Tensor) -> Tensor:
-    """The target's own distribution after a rejection, as if nothing had been rejected."""
+    """Return the target's own distribution after a rejection, as if nothing had been rejected."""
     return prob_V
 
 
 def _no_commit(_batch: Batch, _locations: Tensor, _verdict: Verdict, _pools: KVPool) -> None:
-    """The accepted path's KV stays where the tree wrote it."""
+    """Leave the accepted path's KV where the tree wrote it."""
 
 
 _REJECTION = CONFIGS["rejection"]

@@ -1,4 +1,4 @@
-"""The distribution of plain decoding of a small-vocabulary model, in float64 numpy, without any code of an engine."""
+"""Distribution of plain decoding of a small-vocabulary model, in float64 numpy, without any engine code."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +12,10 @@ from specsim.correctness.statistics.small_vocabulary import SmallVocabulary
 def next_distribution(
     model: SmallVocabulary, text: Sequence[int], prompt_len: int, params: SamplingParams
 ) -> np.ndarray:
-    """Distribution f64 [V] of the token after a text of at least two tokens, the first `prompt_len` of them given."""
+    """Compute the distribution f64 [V] of the next token of a text.
+
+    The text has at least two tokens, the first `prompt_len` of them given.
+    """
     logits_V = model.logits(*text[-2:])
     for token in set(text):
         factor = params.repetition_penalty
@@ -30,7 +33,7 @@ def next_distribution(
 
 
 def _nucleus(ranked: list[int], prob_V: np.ndarray, top_p: float) -> list[int]:
-    """The fewest of the most likely tokens whose mass reaches top_p."""
+    """Choose the fewest of the most likely tokens whose mass reaches top_p."""
     before = 0.0
     for place, token in enumerate(ranked):
         if before >= top_p < 1:
@@ -40,6 +43,6 @@ def _nucleus(ranked: list[int], prob_V: np.ndarray, top_p: float) -> list[int]:
 
 
 def draft_distribution(model: SmallVocabulary, last: int, temperature: float) -> np.ndarray:
-    """The drafter's distribution f64 [V] after the last token."""
+    """Compute the drafter's distribution f64 [V] after the last token."""
     weight_V = np.exp((model.draft_VV[:, last] - model.draft_VV[:, last].max()) / temperature)
     return weight_V / weight_V.sum()

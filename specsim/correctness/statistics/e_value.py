@@ -1,18 +1,19 @@
 """E-values against the hypothesis that tokens follow known distributions: rarely large for a correct engine.
 
-Let tokens x_1, x_2, ... have known distributions p_t given all that came before. The probability that another
-distribution, chosen before x_t is seen, gave to the tokens, divided by the one that p gave them, has the mean 1: each
-factor has, given the past. So has any mean of such ratios (Robbins, Ann. Math. Statist. 41, 1970), and by Markov's
-inequality it reaches 1/a with a probability of at most a. This is exact for any number of tokens, however rare a cell
-is and in whatever order contexts occur; chi-square's tail, shown besides, is a limit. The alternatives to p are:
+Let tokens x_1, x_2, ... have known distributions p_t given all that came before. Choose another distribution before x_t
+is drawn, and divide the probability that it gives the tokens by that of p. The ratio has mean 1, because each factor
+has, given the past. So has any mean of such ratios (Robbins, Ann. Math. Statist. 41, 1970). By Markov's inequality it
+reaches 1/a with a probability of at most a. This is exact for any number of tokens, however rare a cell is and in
+whatever order contexts occur; the tail of chi-square, which is also shown, is a limit. The alternatives to p are:
 
-- in each context a distribution drawn around p (Dirichlet of weight · p): the ratio is the Dirichlet-multinomial
-  distribution over the multinomial one, and its logarithm near half of what G² exceeds its degrees of freedom by;
+- in each context a distribution drawn around p (Dirichlet of weight · p). The ratio is the Dirichlet-multinomial
+distribution over the multinomial one. Its logarithm is near half of the amount by which G² exceeds its degrees of
+freedom;
 - p with the odds of some marked tokens changed: those that the drafter rates higher than the target does, and those
-  that the text holds already.
+that the text holds already.
 
 The first kind is applied to all tokens, and to those that begin a round, which is known before they are drawn. Later
-tokens of a round are not tested alone: their existence depends on the drafts.
+tokens of a round are not tested separately: their existence depends on the drafts.
 """
 
 from dataclasses import dataclass
@@ -51,7 +52,10 @@ class ChiSquare(NamedTuple):
 
 
 def ln_e_value(sample: Sample) -> float:
-    """Natural logarithm of the e-value, the mean of all ratios; infinite if a token has no probability."""
+    """Compute the natural logarithm of the e-value, the mean of all ratios.
+
+    It is infinite if a token has probability 0.
+    """
     if (_of_tokens(sample, sample.prob_nV) == 0).any():
         return np.inf
     everywhere = np.ones(len(sample), dtype=bool)
@@ -66,10 +70,10 @@ def ln_e_value(sample: Sample) -> float:
 
 
 def chi_square(sample: Sample) -> ChiSquare:
-    """Chi-square over contexts of equal distribution.
+    """Compute chi-square over contexts of equal distribution.
 
-    Cells that expect fewer than 5 tokens are merged within their context, and left out where all of them together
-    expect fewer.
+    Cells that expect fewer than 5 tokens are merged within their context, and dropped where all of them together expect
+    fewer.
     """
     count_GV, prob_GV = _counts(sample, sample.distribution_ids, np.ones(len(sample), dtype=bool))
     statistic = 0.0
@@ -89,7 +93,7 @@ def _of_tokens(sample: Sample, of_nV: np.ndarray) -> np.ndarray:
 
 
 def _counts(sample: Sample, contexts: np.ndarray, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Counts and distributions [G, V] of the contexts of the kept tokens."""
+    """Count the kept tokens by context, with the contexts' distributions [G, V]."""
     _, first, place = np.unique(contexts[kept], return_index=True, return_inverse=True)
     vocab = sample.prob_nV.shape[1]
     counts = np.bincount(place * vocab + sample.token[kept], minlength=len(first) * vocab)
@@ -97,7 +101,7 @@ def _counts(sample: Sample, contexts: np.ndarray, kept: np.ndarray) -> tuple[np.
 
 
 def _around(count_GV: np.ndarray, prob_GV: np.ndarray) -> list[float]:
-    """ln of Dirichlet-multinomial over multinomial, for every weight."""
+    """Compute ln of Dirichlet-multinomial over multinomial, for every weight."""
     occurs = count_GV > 0
     count = count_GV[occurs]
     prob = prob_GV[occurs]
@@ -110,7 +114,7 @@ def _around(count_GV: np.ndarray, prob_GV: np.ndarray) -> list[float]:
 
 
 def _tilted(sample: Sample, marked_nV: np.ndarray) -> list[float]:
-    """ln of the ratio where marked tokens have e^θ times their odds against the others, for every θ."""
+    """Compute ln of the ratio where marked tokens have e^θ times their odds, for every θ."""
     mass = (sample.prob_nV * marked_nV).sum(1)
     num_marked = _of_tokens(sample, marked_nV).sum()
     return [float(odds * num_marked - np.log1p(mass * np.expm1(odds)).sum()) for odds in ODDS]

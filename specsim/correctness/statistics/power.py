@@ -8,16 +8,16 @@ from specsim.correctness.statistics.e_value import Sample, ln_e_value
 
 DRAWS = 16
 STEPS = 8
-SURELY = 2.33  # standard deviations below the mean, beyond which a normal distribution has 0.01
+SURELY = 2.33  # standard deviations above which a normal variable lies with probability 0.01
 
 
 def detectable_distance(sample: Sample, bound: float, seed: int = 0) -> float:
-    """The least total variation, averaged over the sample's contexts, that is detected with probability 0.99.
+    """Estimate the least total variation, averaged over contexts, that is detected with probability 0.99.
 
     Tokens are redrawn, in the same contexts, from mixtures of their distribution with one that has twice the
-    probability of every second token and none of the others: at the same distance chi-square has hardly any
-    alternative that is harder to detect. bound: the p-value below which a distribution is rejected. NaN where even the
-    full alternative is not detected.
+    probability of every second token and none of the others. At the same distance, hardly any alternative is harder to
+    detect for chi-square. bound: the p-value below which a distribution is rejected. NaN where even the full
+    alternative is not detected.
     """
     generator = np.random.default_rng(seed)
     wrong_nV = _halved(sample.prob_nV)
@@ -44,7 +44,7 @@ def _halved(prob_nV: np.ndarray) -> np.ndarray:
 
 
 def _is_detected(sample: Sample, mixed_nV: np.ndarray, bound: float, generator: np.random.Generator) -> bool:
-    """Whether the e-value of all but a hundredth of the samples, taken as normal, is large enough."""
+    """Whether the e-values of 99 % of samples, taken as normal, are large enough."""
     cdf_nV = mixed_nV.cumsum(1)
     found = []
     for _ in range(DRAWS):

@@ -1,4 +1,4 @@
-"""Results of sampling tests, and how they are printed."""
+"""Results of sampling tests and their printed form."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -16,7 +16,7 @@ INTRODUCTION = (
     "a round. p: an upper bound, for any number of tokens. Chi-square / df is near 1 for a correct engine. Detects: "
     "the least total variation, spread over all contexts, that the test would have rejected with probability 0.99."
 )
-COLUMNS = ("verifier", "impl", "sampling", "tokens", "borders", "length", "chi²/df", "p at most", "detects")
+COLUMNS = ("verifier", "impl", "sampling", "tokens", "round starts", "length", "chi²/df", "p at most", "detects")
 CONTROL_COLUMNS = ("control", "tokens", "chi²/df", "p at most")
 
 
@@ -28,7 +28,7 @@ class Row:
     impl: str
     sampling: str
     tokens: int
-    round_starts: int  # tokens that begin a round after another
+    round_starts: int  # tokens that begin a round, the first of each request excepted
     accept_length: float  # mean tokens per round
     ln_e_value: float  # natural logarithm of the e-value
     chi_square: ChiSquare
@@ -38,7 +38,7 @@ class Row:
 
     @property
     def p_value(self) -> float:
-        """An upper bound, for any number of tokens."""
+        """Upper bound of the p-value, for any number of tokens."""
         return math.exp(min(0.0, -self.ln_e_value))
 
     @property
@@ -46,7 +46,7 @@ class Row:
         return self.p_value < self.bound
 
     def to_json(self) -> dict[str, Any]:
-        """Fields and verdict; write_json writes the infinite e-value of a token without probability as null."""
+        """Make a value that json can write; write_json turns an infinite e-value into null."""
         found = asdict(self) | {"chi_square": self.chi_square._asdict()}
         return found | {"p_value": self.p_value, "is_rejected": self.is_rejected}
 
@@ -64,7 +64,7 @@ class SamplingTests:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """Distributions that are rejected and controls that are not, in words."""
+        """List rejected distributions and controls that are not rejected, in words."""
         return tuple(
             f"{row.name} ({row.impl}), {row.sampling}" for row in self.rows if row.is_rejected != row.is_control
         )
@@ -96,7 +96,7 @@ def _control(row: Row) -> tuple[str, ...]:
 
 
 def _ratio(row: Row) -> str:
-    """Chi-square over its degrees of freedom; `-` where there are too few tokens for any."""
+    """Print chi-square over its degrees of freedom; `-` where there are too few tokens."""
     found = row.chi_square
     return f"{found.statistic / found.degrees_of_freedom:.2f}" if found.degrees_of_freedom else "-"
 
@@ -108,6 +108,6 @@ def _verdict(found: SamplingTests) -> str:
     summary = f"{count} in {found.seconds:.0f} s, seed {found.seed}. {bounds} with a probability of at most "
     summary += f"{found.false_alarm:.0e}. "
     if found.failures:
-        return f"{summary}Not as it should be: {'; '.join(found.failures)}."
+        return f"{summary}Not as expected: {'; '.join(found.failures)}."
     wrong = len(found.rows) - len(tests)
     return f"{summary}None is rejected." + (f" All {wrong} controls are." if wrong else "")

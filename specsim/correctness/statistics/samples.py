@@ -1,4 +1,4 @@
-"""Tokens of a running engine, served in large batches like any requests, and the distribution of each."""
+"""Tokens of a running engine, served in large batches, and the distribution of each."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +16,12 @@ from specsim.correctness.statistics.small_vocabulary import SmallVocabulary
 from specsim.serving.generation import Output, generate
 
 BATCH = 96
-GPU_BATCH = 1024  # every batch captures its graphs again, which takes a GPU seconds
+GPU_BATCH = 1024  # each batch captures its own graphs, which takes a GPU seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests of an engine."""
+    """Requests for an engine."""
 
     config: SpecConfig
     settings: Sequence[Setting]
@@ -31,7 +31,7 @@ class Load:
 
     @property
     def batch(self) -> int:
-        """Requests at once."""
+        """Number of requests that run at once."""
         return GPU_BATCH if self.engine.device == "cuda" else BATCH
 
     @property
@@ -41,12 +41,12 @@ class Load:
 
     @property
     def total(self) -> int:
-        """New tokens of all requests."""
+        """Number of new tokens of all requests."""
         return sum(count * each.num_tokens for count, each in zip(self.requests, self.settings, strict=True))
 
 
 def outputs(model: SmallVocabulary, load: Load, progress: Callable[[int], Any]) -> dict[str, list[Output]]:
-    """Outputs of a load by the names of settings.
+    """Run a load; outputs by the names of settings.
 
     Requests of all settings share batches, and no two share an id. progress: called with numbers of new tokens.
     """
@@ -67,7 +67,7 @@ def outputs(model: SmallVocabulary, load: Load, progress: Callable[[int], Any]) 
 
 
 def sample(model: SmallVocabulary, setting: Setting, found: Sequence[Output]) -> Sample:
-    """The tokens of a setting's outputs with their distributions."""
+    """Collect the tokens of a setting's outputs with their distributions."""
     params = setting.sampling(0)
     tokens = []
     pasts = []
@@ -93,13 +93,13 @@ def sample(model: SmallVocabulary, setting: Setting, found: Sequence[Output]) ->
 
 
 def _numbered(values: Sequence[Any]) -> np.ndarray:
-    """Numbers of values in the order of their first occurrence, equal for equal ones."""
+    """Number the values in the order of their first occurrence, equal values equally."""
     numbers = {}
     return np.array([numbers.setdefault(value, len(numbers)) for value in values])
 
 
 def _relevant(text: tuple[int, ...], prompt_len: int, params: SamplingParams) -> tuple[int, ...]:
-    """The tokens that decide a distribution: the last two, with penalties the others too, in any order."""
+    """Select the tokens that decide a distribution: the last two, and with penalties all others in any order."""
     if params.repetition_penalty == 1 and not params.presence_penalty and not params.frequency_penalty:
         return text[-2:]
     prompt = text[:prompt_len]
@@ -108,14 +108,14 @@ def _relevant(text: tuple[int, ...], prompt_len: int, params: SamplingParams) ->
 
 
 def _firsts(output: Output) -> set[int]:
-    """Places of the tokens that are the first of a round."""
+    """Find the places of the tokens that begin a round."""
     return set((1 + np.cumsum((0, *output.num_accepted_tokens_per_round[:-1]))).tolist())
 
 
 def _marks(
     model: SmallVocabulary, prob_nV: np.ndarray, pasts: Sequence[tuple[int, ...]], params: SamplingParams
 ) -> np.ndarray:
-    """Tokens that the drafter rates higher than the target does, and tokens that the past holds: bool [2, n, V]."""
+    """Mark tokens that the drafter rates higher than the target, and tokens of the past: bool [2, n, V]."""
     draft_of = cache(lambda last: draft_distribution(model, last, params.temperature))
     overrated = np.stack([draft_of(past[-1]) for past in pasts]) > prob_nV
     held = np.zeros_like(overrated)

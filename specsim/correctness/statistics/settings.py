@@ -1,4 +1,4 @@
-"""Settings of the tests: a tree for every verifier, and sampling parameters whose distribution is known."""
+"""Settings of the tests: a tree for every verifier, and sampling parameters with a known distribution."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,17 +23,17 @@ class Setting:
     name: str
     params: dict[str, Any] = field(default_factory=dict)  # of SamplingParams, at temperature 1 unless given
     num_tokens: int = 24  # new tokens of a request
-    prompts: tuple[tuple[int, ...], ...] = tuple((token, 5 * token % 16) for token in range(16))  # taken in turn
+    prompts: tuple[tuple[int, ...], ...] = tuple((token, 5 * token % 16) for token in range(16))  # used in turn
 
     def sampling(self, seed: int) -> SamplingParams:
-        """Sampling parameters of a request."""
+        """Make the sampling parameters of a request."""
         params: dict[str, Any] = {"temperature": 1.0} | self.params
         return SamplingParams(**params, max_new_tokens=self.num_tokens, seed=seed)
 
 
 PENALTIES = {"repetition_penalty": 1.4, "presence_penalty": 0.3, "frequency_penalty": 0.4}
 PLAIN = Setting("T 1")
-# With penalties a distribution depends on the whole text; few tokens after one prompt make texts that occur again.
+# With penalties a distribution depends on the whole text: few tokens after one prompt make texts that recur.
 SETTINGS = (
     Setting("T 0.7", {"temperature": 0.7}),
     PLAIN,

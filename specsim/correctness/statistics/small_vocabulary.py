@@ -1,8 +1,8 @@
 """Small-vocabulary test models: ordinary checkpoints whose distributions depend on the last two tokens.
 
 The target is a decoder of one layer whose queries and keys are 0 and whose window is two: a row attends equally to
-itself and to the token before, from whose KV it reads that token's class. So slots, positions, windows and masks all
-enter the distribution. The drafter, an EAGLE head without attention, reads the last token alone.
+itself and to the token before, and reads that token's class from its KV. So slots, positions, windows and masks all
+enter the distribution. The drafter, an EAGLE head without attention, reads only the last token.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ CLASSES = 2  # the class of a token is its number modulo 2
 HIDDEN = 64
 EPS = 1e-6
 _OWN = VOCAB  # first feature of the own class
-_BEFORE = VOCAB + CLASSES  # first feature of the classes heard
+_BEFORE = VOCAB + CLASSES  # first feature of the attended classes
 _DRAFT = VOCAB + 2 * CLASSES  # first feature of the drafter's embedding
 _FORBIDDEN = -1e4
 _CONFIG = ModelConfig(
@@ -42,7 +42,7 @@ _CONFIG = ModelConfig(
 
 @dataclass(frozen=True, slots=True)
 class SmallVocabulary:
-    """Tables of logits, f64.
+    """Logit tables of a model, f64.
 
     The target's norm divides last_VV and before_VC by the root mean square of the features, which `logits` includes.
     """
@@ -52,7 +52,7 @@ class SmallVocabulary:
     draft_VV: np.ndarray  # [next token, last token], the drafter's logits
 
     def logits(self, before: int, last: int) -> np.ndarray:
-        """The target's logits f64 [V] after two tokens."""
+        """Compute the target's logits f64 [V] after two tokens."""
         heard_C = np.zeros(CLASSES)
         for token in (before, last):
             heard_C[token % CLASSES] += 0.5
@@ -60,7 +60,7 @@ class SmallVocabulary:
         return (self.last_VV[:, last] + self.before_VC @ heard_C) / scale / np.sqrt(HIDDEN)
 
     def pair(self) -> Pair:
-        """Checkpoints with float64 tensors."""
+        """Make checkpoints with float64 tensors."""
         head = DrafterConfig("eagle", _CONFIG, draft_vocab_size=VOCAB, target_hidden_size=HIDDEN)
         target = TargetCheckpoint(_CONFIG, self._target())
         return Pair(target, DrafterCheckpoint(head, _drafter(head)), None, "small vocabulary")
@@ -81,10 +81,10 @@ class SmallVocabulary:
 
 
 def opposed(seed: int = 0) -> SmallVocabulary:
-    """A drafter that prefers tokens of low target probability, and overrates the target's best token.
+    """Make a drafter that prefers tokens of low target probability and overrates the target's best token.
 
-    So some drafts are accepted, and uniforms decide which even where a filter leaves few tokens. Four kinds of last
-    token and three pairs of classes make twelve distributions, each of which occurs often.
+    So some drafts are accepted, and uniforms decide which ones even where a filter leaves few tokens. Four kinds of
+    last token and three pairs of classes make twelve distributions; each occurs often.
     """
     generator = np.random.default_rng(seed)
     last_VV = generator.normal(0, 0.9, (VOCAB, 4))[:, np.arange(VOCAB) // 4]
@@ -94,7 +94,7 @@ def opposed(seed: int = 0) -> SmallVocabulary:
 
 
 def dyadic() -> SmallVocabulary:
-    """Distributions uniform on 2 or 4 tokens: every sum of probabilities is exact in float32 in any order.
+    """Make distributions uniform on 2 or 4 tokens, whose float32 sums are exact in any order.
 
     A token is allowed where the bits of its number fit the tokens before it. The drafter knows bit 1, requires a bit 0
     that the target leaves open, and after some tokens a bit 2.
@@ -112,7 +112,7 @@ def dyadic() -> SmallVocabulary:
 
 
 def _drafter(config: DrafterConfig) -> dict[str, torch.Tensor]:
-    """An fc that passes on the embedding, placed where the target's features are 0; attention adds nothing."""
+    """Make an fc that passes on the embedding into features where the target has 0; attention adds nothing."""
     tensors = _blank(drafter_layout(config)[0])
     token = torch.arange(VOCAB)
     tensors["embed_tokens.weight"][token, _DRAFT + token] = 1.0
@@ -121,5 +121,5 @@ def _drafter(config: DrafterConfig) -> dict[str, torch.Tensor]:
 
 
 def _blank(layout: Layout) -> dict[str, torch.Tensor]:
-    """Tensors of a layout: norms are 1, all else is 0."""
+    """Make the tensors of a layout: norms are 1, all others 0."""
     return {name: torch.full(shape, float("norm" in name), dtype=torch.float64) for name, shape in layout.items()}

@@ -67,7 +67,7 @@ def _engines(impl: str, device: str | None) -> list[EngineOptions]:
 
 
 def _tests(name: str, load: Load, bound: float, progress: Callable[[int], Any]) -> Iterator[Row]:
-    """A row for each setting of a load."""
+    """Make a row for each setting of a load."""
     model = opposed()
     found = outputs(model, load, progress)
     for setting in load.settings:

@@ -1,8 +1,8 @@
-"""Mutation testing: do a module's tests notice a small change of its code?
+"""Mutation testing: runs of a module's tests over small changes of its code.
 
 python -m specsim.maintain.mutation.run_mutants --help
 
-Each mutant is injected into a copy of the package and tested by the test file of its module alone, in a checkout.
+Each mutant is injected into a copy of the package and tested only by the test file of its module, in a checkout.
 """
 
 import subprocess
@@ -26,7 +26,7 @@ from specsim.maintain.mutation.verdicts import Mutation, Verdict, show
 from specsim.maintain.results import read as read_result
 
 ROOT = Path(__file__).parents[3]
-# Modules that both implementations share, besides those of fast/.
+# Shared modules of both implementations; those of fast/ are mutated too.
 SHARED = (
     *(f"core.{name}" for name in ("columns", "config", "metrics", "phases", "pool", "uniforms")),
     *(f"serving.{name}" for name in ("admission", "prefix", "requests", "residents", "runner", "scheduler")),

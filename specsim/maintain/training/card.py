@@ -73,7 +73,7 @@ UNMEASURED = "`specsim accept` has not been run on this pair yet."
 
 
 def write_card(recipe: Recipe, folder: Path) -> str:
-    """Fill the card of the pair in `folder` from its manifest.json, training.json and, perhaps acceptance.json."""
+    """Fill the card of the pair in `folder` from manifest.json, training.json and, if present, acceptance.json."""
     manifest, figures = (json.loads((folder / f"{name}.json").read_text()) for name in ("manifest", "training"))
     accepted = folder / "acceptance.json"
     return CARD.format(
@@ -90,7 +90,7 @@ def write_card(recipe: Recipe, folder: Path) -> str:
 
 
 def _measured(study: dict) -> str:
-    """Tables of what `specsim accept` measured, and of the pair's targets."""
+    """Write the tables of the results of `specsim accept`, and of the pair's targets."""
     size = f"{study['num_prompts']} held-out prompts, {study['max_new_tokens']} new tokens each"
     headings = ("setting", "T", "accept length", "no loop", "accepted by position")
     checks = [

@@ -1,4 +1,4 @@
-"""Corpus of permissively licensed Python source of this machine, without duplicates, with whole files held out."""
+"""Corpus of permissively licensed Python source on this machine, without duplicates, with held-out files."""
 
 import hashlib
 import json

@@ -19,7 +19,7 @@ NUM_DRAFTS = 4
 
 
 class Continuation(NamedTuple):
-    """Token ids of a prompt and what the target wrote after it."""
+    """Token ids of a prompt and of the target's continuation."""
 
     tokens_C: torch.Tensor
     prompt_len: int
@@ -69,7 +69,7 @@ def continue_texts(
 def estimate(
     head: Head, target: LlamaForCausalLM, tokenizer: Tokenizer, texts: list[str], layers: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Summarise chains of 3 and 4 drafts at temperature 0 and 1, on all prompts and on those that do not loop."""
+    """Summarise chains of 3 and 4 drafts at temperature 0 and 1, with and without looping prompts."""
     torch.manual_seed(3)
     rows = []
     for temperature in (0, 1):

@@ -33,7 +33,7 @@ class Features:
 
 
 class UnrolledAttention(nn.Module):
-    """Attention of unrolled step i: row r is the draft i tokens after the root that row r of step 0 consumes.
+    """Attention of unrolled step i, whose row r is the draft i tokens after the root of row r.
 
     It sees the keys of step 0 at rows ≤ r (the committed prefix) and its own path, row r of steps 1..i.
     """

@@ -39,7 +39,7 @@ def _distributions(documents: Iterable[Document]) -> list[dict]:
 
 
 def follow_manifest(sources: list[Source], manifest: dict) -> tuple[list[Source], list[str]]:
-    """Choose the manifest's distributions among `sources`, and say which are missing or of another version."""
+    """Choose the manifest's distributions among `sources`; with those missing or of another version."""
     available = {source.name: source for source in sources}
     chosen = []
     differences = []
@@ -55,7 +55,7 @@ def follow_manifest(sources: list[Source], manifest: dict) -> tuple[list[Source]
 
 
 def compare_selection(manifest: dict, wanted: dict) -> list[str]:
-    """Say which part of a new selection is not the wanted manifest's, by its hash."""
+    """List the parts of a new selection whose hash is not the wanted manifest's."""
     return [
         f"{part}: {manifest[part]['files']} files, the manifest has {wanted[part]['files']} and another hash"
         for part in ("train", "heldout")

@@ -1,4 +1,4 @@
-"""Minimise a loss within a time budget: Muon for matrices inside layers, AdamW for the rest, one schedule for both."""
+"""Minimisation of a loss within a time budget: Muon for matrices in layers, AdamW for the rest."""
 
 from collections.abc import Callable
 from time import perf_counter
@@ -12,7 +12,10 @@ STEPS_A_REPORT = 10
 
 
 def learning_rate(progress: float) -> float:
-    """Give the share of the peak rate at `progress` (0 to 1): a warm-up, a plateau, and from one third a line to 0."""
+    """Compute the share of the peak learning rate at `progress` (0 to 1).
+
+    It warms up, stays constant, and from one third on falls linearly to 0.
+    """
     return min(1.0, (progress + 1e-4) / WARM_UP, 1.5 * max(0.0, 1 - progress))
 
 

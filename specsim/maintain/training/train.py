@@ -69,7 +69,7 @@ def _write_json(path: Path, content: object) -> None:
 
 
 def select_corpus(run: Run) -> None:
-    """Write the corpus and its manifest; say what differs from the manifest to follow."""
+    """Write the corpus and its manifest, and print the differences from the manifest to follow."""
     sources = find_sources()
     wanted = None
     differences = []

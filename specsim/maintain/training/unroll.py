@@ -1,4 +1,4 @@
-"""Unrolled training: a head is fed its own output, as at inference, and learns from the target at every step.
+"""Unrolled training: a head reads its own output, as at inference, and learns from the target at every step.
 
 B windows · C columns (tokens) of a window · R rows = C - unrolled steps · V vocabulary · H hidden · F target features.
 Source: EAGLE-3 (arXiv 2503.01840), training-time test; the regression term is EAGLE-1's (arXiv 2401.15077).
@@ -33,7 +33,7 @@ def read_features(target: LlamaForCausalLM, tokens_BC: torch.Tensor, layers: Seq
 
 
 def unroll(head: Head, features: Features, tokens_BC: torch.Tensor, steps: int) -> Iterator[Step]:
-    """Run the head step by step; row r of step i predicts token r + i + 2 from the true path."""
+    """Run the head step by step; row r of step i predicts token r + i + 2."""
     rows = tokens_BC.shape[1] - steps
     memory: Memory = []
     hidden_BRH = head.first_hidden(features)[:, :rows]
@@ -44,7 +44,7 @@ def unroll(head: Head, features: Features, tokens_BC: torch.Tensor, steps: int) 
 
 @torch.no_grad()
 def drafted_distribution(logits_BCV: torch.Tensor, vocabulary: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Restrict the target's distribution to a head's vocabulary, and tell whether its first choice is in it."""
+    """Restrict the target's distribution to a head's vocabulary; with whether its first choice is in it."""
     is_drafted_V = torch.zeros_like(logits_BCV[0, 0], dtype=torch.bool).index_fill(0, vocabulary, True)
     return logits_BCV[..., vocabulary].softmax(-1, dtype=torch.float32), is_drafted_V[logits_BCV.argmax(-1)]
 

@@ -22,13 +22,13 @@ FREE = ("bandwidth", "compute", "overlap", "gap")
 FITTED_REQUESTS = (1, 64)
 FITTED_LENGTHS = (1024, 4096)
 MOST_ERROR = 0.10
-TAKEN = {"host": 0.0, "host_request": 0.0}  # of the device alone, which replays a graph for every round
+TAKEN = {"host": 0.0, "host_request": 0.0}  # the device only: it replays a graph for every round
 DRAFT_VOCAB = 32000
 _TREES = {"plain": SpecConfig.plain(), "(4, 3, 8)": SpecConfig(4, 3, 8)}  # as specsim bench writes them
 
 
 def reproduce() -> Reproduction:
-    """Four parameters fitted to the corners of the grid; the other points predicted."""
+    """Fit four parameters to the corners of the grid, and predict the other points."""
     path = _kept()
     value = json.loads(path.read_bytes())
     rows = [row for row in value["rows"] if row["name"] == "growth" and "ours" in row["timings"]]
@@ -50,7 +50,7 @@ def reproduce() -> Reproduction:
 
 
 def _kept() -> Path:
-    """The kept result, in a checkout or in an installed package."""
+    """Find the kept result in a checkout or in an installed package."""
     package = Path(__file__).parents[2]
     for path in (package.parent / KEPT, package / KEPT):
         if path.is_file():

@@ -1,4 +1,4 @@
-"""The reproduction of a published table: figures side by side, fitted parameters, targets."""
+"""Reproduction of a published table: pairs of figures, fitted parameters, targets."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -21,7 +21,7 @@ class Figure:
     published: float
     simulated: float
     role: Role = "computed"
-    digits: int = 2  # that were published
+    digits: int = 2  # published decimals
 
     @property
     def error(self) -> float:
@@ -29,20 +29,20 @@ class Figure:
         return self.simulated / self.published - 1
 
     def cells(self) -> tuple[str, ...]:
-        """As a line of a table: setting, figure, published, simulated, error, role."""
+        """Make the cells of a table row: setting, figure, published, simulated, error, role."""
         values = (f"{value:.{self.digits}f}" for value in (self.published, self.simulated))
         error = f"{self.error:+.1%}"
         return (self.setting, self.quantity, *values, "0.0%" if error[1:] == "0.0%" else error, self.role)
 
     @property
     def is_as_printed(self) -> bool:
-        """Whether both are the same in the digits that were published."""
+        """Whether both are equal in the published digits."""
         return round(self.simulated + 1e-9, self.digits) == round(self.published, self.digits)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An accuracy that a reproduction has to reach."""
+    """A required accuracy of a reproduction."""
 
     name: str
     value: str  # the figure, and the least or most allowed
@@ -55,19 +55,19 @@ class Reproduction:
 
     name: str
     source: str
-    method: str  # with all that was fixed before any fit
+    method: str  # includes everything that was fixed before any fit
     figures: tuple[Figure, ...]
     parameters: tuple[Fitted, ...] = ()
     targets: tuple[Target, ...] = ()
     notes: tuple[str, ...] = ()  # conclusions
-    servers: tuple[FittedServer, ...] = ()  # with the parameters that were fitted
+    servers: tuple[FittedServer, ...] = ()  # with fitted parameters
 
     def errors(self, role: Role) -> np.ndarray:
         """Absolute relative errors of the figures in this role."""
         return np.array([abs(figure.error) for figure in self.figures if figure.role == role])
 
     def to_json(self) -> dict[str, Any]:
-        """A value that json can write."""
+        """Make a value that json can write."""
         return {
             "table": self.name,
             "source": self.source,
@@ -80,7 +80,7 @@ class Reproduction:
 
 
 def figures_of(calibration: Calibration, quantity: str, digits: int = 2, scale: float = 1.0) -> tuple[Figure, ...]:
-    """Figures of the cells of a calibration, times `scale`."""
+    """Make figures of the cells of a calibration, times `scale`."""
     return tuple(
         Figure(
             cell.label,
@@ -95,7 +95,7 @@ def figures_of(calibration: Calibration, quantity: str, digits: int = 2, scale: 
 
 
 def parameter_cells(fitted: Fitted) -> tuple[str, ...]:
-    """As a line of a table: parameter, value, from, to, unit; seconds as microseconds."""
+    """Make the cells of a table row: parameter, value, from, to, unit; seconds as microseconds."""
     scale, unit = (1e6, "µs") if fitted.unit == "s" else (1, fitted.unit)
     values = (f"{scale * value:.3g}" for value in (fitted.value, fitted.low, fitted.high))
     return (fitted.name, *values, unit)

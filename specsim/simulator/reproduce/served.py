@@ -36,7 +36,7 @@ class Pair:
     model: str
     drafter: str
     draft_vocab: int | None = None
-    filters: bool = False  # the target's own settings ask for top-p wherever it samples
+    filters: bool = False  # whether the target's own settings have top-p
 
 
 PAIRS = {
@@ -61,18 +61,18 @@ class Served:
         return f"{self.model}, T {self.temperature:.0f}, {self.clients} client{'s' * (self.clients > 1)}"
 
     def mean(self, name: str) -> float:
-        """Mean of a figure over the runs."""
+        """Compute the mean of a figure over the runs."""
         return float(np.mean([run[name] for run in self.runs.values()]))
 
     @property
     def prompt_tokens(self) -> float:
-        """Mean tokens of a request's prompt."""
+        """Derive the mean tokens of a request's prompt."""
         prompts = self.mean("Total Token Throughput (tok/s)") - self.mean("Output Throughput (tok/s)")
         return prompts / self.mean("Request Throughput (req/s)")
 
     @property
     def output_tokens(self) -> float:
-        """Mean tokens of a request's output."""
+        """Derive the mean tokens of a request's output."""
         return self.mean("Output Throughput (tok/s)") / self.mean("Request Throughput (req/s)")
 
 
@@ -87,7 +87,7 @@ def read() -> list[Served]:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """The requests of a cell's clients, and the acceptance of their drafts."""
+    """Requests of a cell's clients, and the acceptance of their drafts."""
 
     cell: Served
     workload: Workload
@@ -101,7 +101,7 @@ class Bench:
         return cls(cell, Workload(prompts, outputs, concurrency=cell.clients), Option(CONFIG, acceptance))
 
     def metrics(self, values: Mapping[str, float], filters: float = FILTERS) -> dict[str, float]:
-        """Figures of a server with these efficiencies, and this intake and latency of its front end."""
+        """Compute the figures of a server with these efficiencies, and this intake and latency of its front end."""
         pair = PAIRS[self.cell.model]
         target = replace(model(pair.model), skew=SKEW)
         given = {name: value for name, value in values.items() if name not in ("intake", "latency")}
@@ -117,7 +117,7 @@ class Bench:
 
 
 def _outputs(requests: int, mean: float) -> np.ndarray:
-    """Tokens of every output, of this mean: TOKENS, or about EARLY for some, evenly among the others."""
+    """Make the tokens of every output with this mean: TOKENS, or about EARLY for some, evenly spread."""
     outputs = np.full(requests, TOKENS)
     missing = round(requests * (TOKENS - mean))
     early = round(missing / (TOKENS - EARLY))
@@ -127,9 +127,10 @@ def _outputs(requests: int, mean: float) -> np.ndarray:
 
 
 def _matched(length: float, outputs: np.ndarray) -> Acceptance:
-    """Acceptance under which rounds of all requests together have this accept length, by their own uniforms.
+    """Find the acceptance under which the rounds of all requests together have this accept length.
 
-    Drafts are accepted alike, but none of an output that ends early.
+    Requests have their own uniforms. All drafts are accepted with the same probability, but none of an output that ends
+    early.
     """
     low = 1.0
     high = CONFIG.num_steps + 1.0
@@ -151,7 +152,7 @@ def _acceptance(length: float, outputs: np.ndarray) -> Acceptance:
 
 
 def _played(acceptance: Acceptance, outputs: np.ndarray) -> float:
-    """Accept length that a simulated server will count, seed 0."""
+    """Compute the accept length that a simulated server counts, seed 0."""
     requests = np.arange(len(outputs))
     names = keys(0, Stream.ROUND, requests)
     put_out = np.ones(len(outputs), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""sglang#6995: Llama-2-70B on two H20, requests a second of three ways to speculate and of none."""
+"""sglang#6995: Llama-2-70B on two H20, requests a second with three kinds of speculation and without."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -60,9 +60,9 @@ def _cost(kind: str | None, schedule: Schedule) -> CostModel:
 
 
 def requests_per_s(kind: str | None, config: SpecConfig, schedule: Schedule, running: int) -> Rate:
-    """Requests a second of a server that always has `running` requests, as a function of their accept length.
+    """Make a function of the accept length: requests a second of a server with `running` requests.
 
-    In the time of one request the server prefills it, and does a `running`-th of its rounds for each.
+    During one request the server prefills it, and runs a `running`-th of its rounds for each.
     """
     cost = _cost(kind, schedule)
     prefill = cost.prefill(np.array([TOKENS]), np.array([0]))
@@ -71,7 +71,7 @@ def requests_per_s(kind: str | None, config: SpecConfig, schedule: Schedule, run
 
 
 def _allowed(lengths: np.ndarray, base: float, none: float, modes: Mapping[Rate, float]) -> Fitted:
-    """Accept lengths at which every mode has its ratio to `none` within the limit, and its side of `none`."""
+    """Find the accept lengths at which every mode has its ratio to `none` within the limit, on the right side."""
     name = f"accept length, {'two' if len(modes) > 1 else 'four'} tokens"
     simulated = {published: np.array([rate(length) for length in lengths]) for rate, published in modes.items()}
     errors = np.max([np.abs(rates / base / (published / none) - 1) for published, rates in simulated.items()], axis=0)
@@ -133,7 +133,7 @@ def _limits(running: int) -> str:
 
 
 def _gap(pair: float, fused: float, running: int) -> str:
-    """Accept length and longer round that would make the two rows of two tokens exact."""
+    """Describe the accept length and the longer round that would make the two rows of two tokens exact."""
     cost = _cost("eagle", "overlap")
     prefill = cost.prefill(np.array([TOKENS]), np.array([0]))
     round_ = cost.round(np.full(running, TOKENS + TOKENS // 2), SpecConfig(1, 1, 2))
@@ -142,7 +142,7 @@ def _gap(pair: float, fused: float, running: int) -> str:
     return (
         f"To be exact in both rows of two tokens the accept length would be {length:.2f}, and a round that is not one "
         f"graph {(slower - round_) * 1e3:.0f} ms longer than one that is ({round_ * 1e3:.0f} ms); the cost of a host "
-        f"in step that is known from elsewhere, {SYNC_HOST * 1e3:.1f} ms, explains a part of that only."
+        f"in step that is known from elsewhere, {SYNC_HOST * 1e3:.1f} ms, explains only a part of that."
     )
 
 
@@ -169,7 +169,7 @@ ROUNDING = 0.005
 _METHOD = (
     "Two H20, tensor parallel 2, Llama-2-70B in bfloat16 with its EAGLE head; requests of 870 prompt and 870 output "
     "tokens on average. 1 parameter, the number of requests running, is fitted to 1 cell, the row without speculation; "
-    "the other 3 rows are held out, but for their accept lengths, which were not published: they are given as the "
-    "intervals in which the table can be had, one for both rows of two tokens. All else is the default of Efficiency, "
-    "but 1.1 ms of host a round where the schedule is in step (sglang#11398); one fused graph counts as overlapped."
+    "the other 3 rows are held out, except their accept lengths, which were not published: they are given as the "
+    "intervals that agree with the table, one for both rows of two tokens. All else is the default of Efficiency, "
+    "except 1.1 ms of host a round where the schedule is in step (sglang#11398); one fused graph counts as overlapped."
 )

@@ -1,4 +1,4 @@
-"""Spec-Bench: why Token Recycling wins against SpS on an A100, and loses on an RTX 3090."""
+"""Spec-Bench: Token Recycling beats SpS on an A100, and loses on an RTX 3090."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ GPUS = {"A100": "A100-80GB-SXM", "RTX3090": "RTX-3090"}
 NODES = {"Token Recycling": 80, "PLD": 10}
 LOOKED_UP = "Token Recycling"
 DRAFTED = "SpS"
-# As Spec-Bench runs them; those that draft forward by forward have SpS's own work besides that of a tree.
+# As Spec-Bench runs them; methods that draft forward by forward have SpS's own work in addition to a tree's.
 TREES = {"EAGLE": SpecConfig(4, 5, 26), "EAGLE-2": SpecConfig(10, 6, 60), "Medusa": SpecConfig(10, 4, 64)}
 WORK = {"EAGLE": (LOOKED_UP, DRAFTED), "EAGLE-2": (LOOKED_UP, DRAFTED), "Medusa": (LOOKED_UP,)}
 MEDUSA_HEADS = 4
@@ -45,7 +45,7 @@ Values = Mapping[str, float]
 
 
 def reproduce() -> Reproduction:
-    """Fitted on the 7B and 33B models; the 13B and PLD predicted, and methods that verify trees placed."""
+    """Fit on the 7B and 33B models; predict the 13B models, PLD, and methods that verify trees."""
     table = [row for row in rows("spec_bench") if row["method"] in (DRAFTED, *NODES)]
     trees = [row for row in rows("spec_bench") if row["method"] in TREES]
     calibration = _fit(table, FREE)
@@ -72,7 +72,7 @@ def reproduce() -> Reproduction:
 
 
 def _server(gpu: str, values: Values) -> FittedServer:
-    """One GPU beside its host, without the work that the table's methods add to a round."""
+    """Describe one GPU with its host, without the work that the table's methods add to a round."""
     found = {"overlap": values["overlap"], "launch": values[f"launch, {gpu}'s host"]}
     return FittedServer("spec_bench", gpu, found, TAKEN, "sync", "none")
 
@@ -83,7 +83,7 @@ def _fit(table: Sequence[Row], free: Mapping[str, Free]) -> Calibration:
 
 
 def speedup(row: Row, values: Values) -> float:
-    """Speed-up of one method on one GPU over plain decoding, every kernel launched by the host."""
+    """Compute the speed-up of one method on one GPU over plain decoding, every kernel launched by the host."""
     launch = values[f"launch, {row['gpu']}'s host"]
     efficiency = Efficiency(overlap=values.get("overlap", 1.0), launch=launch, **TAKEN)
     target = _model(f"vicuna-{row['model'].removeprefix('Vicuna-').lower()}-v1.3")
@@ -106,7 +106,7 @@ def _round(cost: CostModel, nodes: int) -> float:
 
 
 def _of_tree(cost: CostModel, method: str) -> float:
-    """Seconds of a round with a tree: of EAGLE's drafter, forward by forward, or of Medusa's heads."""
+    """Compute the seconds of a round with a tree: of EAGLE's drafter, forward by forward, or of Medusa's heads."""
     target = cost.model
     if method == "Medusa":
         heads = target.head_weights + MEDUSA_HEADS * (target.hidden_size**2 + target.head_weights)
@@ -121,7 +121,7 @@ def _placed(row: Row, values: Values) -> Figure:
 
 
 def _drafted(cost: CostModel, length: float) -> float:
-    """Seconds of a round of a number of drafts that is no integer on average."""
+    """Compute the seconds of a round whose mean number of drafts is no integer."""
     drafts = _mean_drafts(length)
     fewer = int(drafts)
     return (fewer + 1 - drafts) * _round(cost, fewer) + (drafts - fewer) * _round(cost, fewer + 1)
@@ -137,7 +137,7 @@ _model = cache(model)
 
 @cache
 def _mean_drafts(length: float) -> float:
-    """Mean drafts of a round of assisted generation, from its mean tokens.
+    """Compute the mean drafts of a round of assisted generation from its mean tokens.
 
     Its rule: two more drafts after a round that accepted all, one fewer (at least one) after any other. With every
     draft accepted alike, that is a Markov chain; the rate is the one that gives the published length.
@@ -153,7 +153,7 @@ class _Means(NamedTuple):
 
 
 def _chain(alpha: float) -> _Means:
-    """Mean drafts and tokens of a round at this rate of acceptance."""
+    """Compute the mean drafts and tokens of a round at this rate of acceptance."""
     drafts = np.arange(1, _MOST_DRAFTS + 1)
     every = alpha**drafts
     moves = np.zeros((_MOST_DRAFTS, _MOST_DRAFTS))
@@ -181,12 +181,13 @@ def _trees(trees: Sequence[Row], values: Values) -> str:
         errors = [abs(_placed(row, values).error) for row in trees if row["method"] == method]
         return f"{method} {np.mean(errors):.1%}"
 
-    alone = dict(values) | {f"{DRAFTED}'s own work": 0.0}
+    tree_only = dict(values) | {f"{DRAFTED}'s own work": 0.0}
+    drafted = (off(method, tree_only) for method in TREES if DRAFTED in WORK[method])
     return (
         "Methods that verify trees, placed with no parameter of their own, are off on average: "
         f"{', '.join(off(method, values) for method in TREES)}. Drafting step by step costs work of its own: with a "
-        f"tree's alone, tried first, {', '.join(off(method, alone) for method in TREES if DRAFTED in WORK[method])}. "
-        "Hydra is left out, since the table does not say which of its heads ran."
+        f"tree's work only, tried first, {', '.join(drafted)}. "
+        "Hydra is left out, since the table does not name the heads that ran."
     )
 
 
@@ -213,9 +214,9 @@ def _story(calibration: Calibration) -> str:
     return (
         f"A plain step of 7B takes the A100's host {hosts['A100']:.0f} ms of launching, more than its device needs for "
         f"81 rows: verifying Token Recycling's tree is free there, and SpS pays {own:.0f} launches of its own a round, "
-        f"{ours:.1f} ms. The host beside the RTX 3090 takes {hosts['RTX3090']:.0f} ms, less than the device needs to "
+        f"{ours:.1f} ms. The host of the RTX 3090 takes {hosts['RTX3090']:.0f} ms, less than the device needs to "
         f"read the weights, so SpS's own work weighs {theirs:.1f} ms of a longer step; and with a quarter of the "
-        "arithmetic 81 rows take as long as the reading, hidden in part only."
+        "arithmetic 81 rows take as long as the reading, only partly hidden."
     )
 
 

@@ -1,4 +1,4 @@
-"""The tables that can be reproduced, by name."""
+"""Reproducible tables, by name."""
 
 from collections.abc import Callable
 
@@ -18,6 +18,6 @@ TABLES: dict[str, Callable[[], Reproduction]] = {
 
 
 def reproduction(name: str) -> Callable[[], Reproduction]:
-    """The function that reproduces the table of this name."""
+    """Return the function that reproduces the table of this name."""
     require(name in TABLES, "table", name, ", ".join(TABLES))
     return TABLES[name]

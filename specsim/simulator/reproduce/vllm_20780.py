@@ -1,4 +1,4 @@
-"""vllm#20780: time a token of EAGLE-1 and EAGLE-3 on Llama-3.1-8B, one request, 2 to 7 drafts."""
+"""vllm#20780: time per token of EAGLE-1 and EAGLE-3 on Llama-3.1-8B, one request, 2 to 7 drafts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -34,7 +34,7 @@ FREE = {"bandwidth": Free(0.7, 0.3, 1.0)} | {
 
 
 def reproduce() -> Reproduction:
-    """Fitted on plain decoding and K = 2, 4, 7; K = 3, 5, 6 predicted."""
+    """Fit on plain decoding and K = 2, 4, 7; predict K = 3, 5, 6."""
     table = rows("vllm_20780")
     cells = {_label(row): Observed(_tpot(row), int(row["num_drafts"]) not in FITTED_DRAFTS) for row in table}
     costs = _costs()
@@ -58,7 +58,7 @@ def reproduce() -> Reproduction:
 
 
 def _costs() -> dict[str, CostModel]:
-    """Cost by method; vLLM launched these drafters one kernel at a time, and waited for their tokens."""
+    """Make the cost model of each method; vLLM launched these drafters kernel by kernel, without overlap."""
     target = model("llama-3.1-8b")
     heads = {"eagle1": drafter("eagle", target), "eagle3": drafter("eagle3", target, DRAFT_VOCAB)}
     plain = CostModel(hardware("H100-SXM"), target, schedule="sync", draft_graph=False)
@@ -66,7 +66,7 @@ def _costs() -> dict[str, CostModel]:
 
 
 def _predict(row: Mapping[str, str], costs: Mapping[str, CostModel], values: Mapping[str, float]) -> float:
-    """Seconds per token."""
+    """Predict the seconds per token."""
     drafts = int(row["num_drafts"])
     efficiency = Efficiency(**TAKEN, **_found(row["method"], values))
     config = SpecConfig(1, drafts, drafts + 1) if drafts else SpecConfig.plain()
@@ -74,7 +74,7 @@ def _predict(row: Mapping[str, str], costs: Mapping[str, CostModel], values: Map
 
 
 def _found(method: str, values: Mapping[str, float]) -> dict[str, float]:
-    """Fitted fields of Efficiency; rows without drafts wait for no host."""
+    """Select the fitted fields of Efficiency; rows without drafts wait for no host."""
     own = {name: values.get(f"{name}, {method}", 0.0) for name in ("launch", "host")}
     return {"bandwidth": values["bandwidth"], **own}
 

@@ -33,12 +33,12 @@ FREE = {
     "latency": Free(3e-3, 1e-5, 5e-2),
 }
 FREE_OF_EXPERTS = Free(0.5, 0.02, 1.0)
-_STEP = 1e-2  # simulated servers answer in jumps
+_STEP = 1e-2  # simulated servers respond in jumps
 _TOLERANCE = 1e-3
 
 
 def reproduce() -> Reproduction:
-    """Fitted on 1 and 64 clients at T = 0; 16 clients, and all of T = 1, predicted."""
+    """Fit on 1 and 64 clients at T = 0; predict 16 clients, and all of T = 1."""
     cells = read()
     values: dict[str, dict[str, float]] = {}
     parameters = []
@@ -60,12 +60,12 @@ def reproduce() -> Reproduction:
 
 
 def is_fitted(cell: Served) -> bool:
-    """Whether the fit sees a cell; all others are held out."""
+    """Whether the fit uses a cell; all others are held out."""
     return cell.temperature == 0 and cell.clients in FITTED_CLIENTS
 
 
 def side_by_side(bench: Bench, values: Mapping[str, float]) -> list[Figure]:
-    """Figures of every run of a cell, against the simulated server."""
+    """Compare the figures of every run of a cell with the simulated server's."""
     cell = bench.cell
     simulated = bench.metrics(values)
     role = "fitted" if is_fitted(cell) else "held out"
@@ -77,14 +77,14 @@ def side_by_side(bench: Bench, values: Mapping[str, float]) -> list[Figure]:
 
 
 def _given(name: str, values: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Parameters that a fit takes from earlier fits."""
+    """Select the parameters that a fit takes from earlier fits."""
     if name in DENSE:
         return {}
     return {"compute": float(np.exp(np.mean([np.log(values[dense]["compute"]) for dense in DENSE])))}
 
 
 def experts_field(name: str) -> str:
-    """The field of Efficiency for the speed of a model's experts."""
+    """Name the field of Efficiency for the speed of a model's experts."""
     return "mxfp4_experts" if model(PAIRS[name].model).expert_format == MXFP4 else "experts"
 
 
@@ -97,7 +97,7 @@ def _server(name: str, values: Mapping[str, float]) -> FittedServer:
 
 
 def _fit(benches: Sequence[Bench], given: Mapping[str, float]) -> tuple[dict[str, float], tuple[Fitted, ...]]:
-    """Values of one model's parameters, and those fitted."""
+    """Fit one model's parameters; returns all values, and the fitted ones."""
     seen = [bench for bench in benches if is_fitted(bench.cell)]
 
     def predict(values: Mapping[str, float]) -> list[float]:
@@ -147,7 +147,7 @@ def _without_filters(name: str, benches: Sequence[Bench], values: Mapping[str, f
 
 
 def _repeats(cells: Sequence[Served]) -> str:
-    """Difference between the two runs of a cell: the precision of a single run."""
+    """Describe the difference between the two runs of a cell: the precision of a single run."""
     pairs = [cell.runs for cell in cells if len(cell.runs) == 2]
     apart = {
         name: np.array([abs(runs["after"][name] / runs["before"][name] - 1) for runs in pairs]) for name in QUANTITIES
@@ -161,7 +161,7 @@ def _repeats(cells: Sequence[Served]) -> str:
 
 
 def _misfit(cells: Sequence[Served], figures: Sequence[Figure]) -> str:
-    """The common part of the held-out errors."""
+    """Describe the common part of the held-out errors."""
     rounds = [
         each.error
         for each in figures
@@ -170,25 +170,26 @@ def _misfit(cells: Sequence[Served], figures: Sequence[Figure]) -> str:
     slow = [run["P99 TTFT (ms)"] for cell in cells if not is_fitted(cell) for run in cell.runs.values()]
     held_up = [each for each in slow if each > HELD_UP_MS]
     return (
-        f"What is left: with 16 clients the ITL of dense models is {min(rounds):+.0%} to {max(rounds):+.0%} off, as if "
-        "more of their reading and computing were hidden at 64 rows; and TTFT is too low in the "
-        f"{len(held_up)} runs in which some requests waited for more than a second (P99), of which no law here knows."
+        f"Remaining errors: with 16 clients the ITL of dense models is {min(rounds):+.0%} to {max(rounds):+.0%} off, "
+        "as if more of their reading and computing were hidden at 64 rows; and TTFT is too low in the "
+        f"{len(held_up)} runs in which some requests waited for more than a second (P99); the model does not cover it."
     )
 
 
 _METHOD = (
     "Four models on a B200, which the pull request does not name (its reads are too fast for an H200), three drafts; "
     "10 requests a client, as in vllm#38496, with the prompt, output and accept lengths of the table; one simulated "
-    "server a cell, beside both of its runs. {parameters} parameters, 4 a model: the gap between kernels; the share of "
-    "the arithmetic or, for models of experts, which take that share from the dense ones, the share of other products' "
-    "speed that those of experts reach; and what a request takes the front end, one at a time and besides. Fitted to "
-    "{fitted} cells (T = 0 with 1 and 64 clients); {held_out} held out (T = 0 with 16, all of T = 1). From elsewhere: "
+    "server a cell, compared with both of its runs. {parameters} parameters, 4 a model: the gap between kernels; the "
+    "share of the arithmetic or, for models of experts, which take that share from the dense ones, the share of other "
+    "products' speed that those of experts reach; and the front end's time for a request, sequential and parallel. "
+    "Fitted to {fitted} cells (T = 0 with 1 and 64 clients); {held_out} held out (T = 0 with 16, all of T = 1). "
+    "From elsewhere: "
     "a third of the shorter of reading and computing is hidden (spec_bench, fast_rounds); filters take 0.31 ms a step "
-    "at T = 1 with models that ask for top-p by themselves, Llama-3 and Qwen3 (vllm#40376). Assumed: 0.8 of the "
+    "at T = 1 with models whose own settings have top-p, Llama-3 and Qwen3 (vllm#40376). Assumed: 0.8 of the "
     "bandwidth, 5 µs of the host a launch in steps that take chunks of prompts along, 0.5 ms of it a step."
 )
 _CHOICES = (
     "No parameter has seen a held-out cell. But the form of the model was chosen by someone who had seen their errors: "
-    "the filters, the uneven choice of experts (a beta law, skew 1) and experts of a speed of their own came after "
-    "trials without them (papers/vllm-41162)."
+    "the filters, the uneven choice of experts (a beta distribution, skew 1) and a separate speed of experts came "
+    "after trials without them (papers/vllm-41162)."
 )

@@ -1,4 +1,4 @@
-"""The faults, by the operation that each is of."""
+"""All faults, grouped by operation."""
 
 from specsim.correctness.faults.catalogue import drafting, serving, slots, trees, verification
 from specsim.correctness.faults.fault import Fault

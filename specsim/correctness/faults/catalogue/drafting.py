@@ -1,4 +1,4 @@
-"""Faults of drafting: most leave tokens right, and only fewer drafts are accepted."""
+"""Faults of drafting: most leave tokens right and only lower the number of accepted drafts."""
 
 from specsim.correctness.faults.fault import Fault, Trial
 from specsim.correctness.faults.injection import Edit
@@ -28,8 +28,8 @@ FAULTS = (
         name="draft-kv-not-reparented",
         source="sgl-project/sglang#7523",
         operation="drafting",
-        cause="a lane that is re-parented goes on with its own KV where that of its true ancestors is asked for",
-        symptom="from the third step of a tree on a draft attends to tokens that are not on its path",
+        cause="a lane with a new parent continues on its own KV instead of that of its true ancestors",
+        symptom="from the third step of a tree on, a draft attends to tokens that are not on its path",
         fields=("draft logits",),
         edits=(
             Edit(
@@ -44,8 +44,8 @@ FAULTS = (
         name="replay-runs-later-steps",
         source="sgl-project/sglang#25077",
         operation="graph",
-        cause="the metadata of all draft steps is made before the first is replayed, so that each sees the last one's",
-        symptom="replayed steps write to the slots and stand at the positions of a later step",
+        cause="all draft steps' metadata is made before the first replay, so each step reads that of the last one",
+        symptom="replayed steps use the slots and positions of a later step",
         fields=("draft slots", "draft positions", "draft logits"),
         edits=(
             Edit(
@@ -62,8 +62,8 @@ FAULTS = (
         name="metadata-not-rebuilt",
         source="vllm-project/vllm#41162",
         operation="graph",
-        cause="from one draft step to the next lengths and positions advance, and the map to slots does not",
-        symptom="every draft step writes over the KV of the first",
+        cause="between draft steps, lengths and positions advance, but the map to slots does not",
+        symptom="every draft step overwrites the KV of the first",
         fields=("draft slots",),
         edits=(
             Edit(
@@ -78,7 +78,7 @@ FAULTS = (
         name="swa-window-stale",
         source="vllm-project/vllm#41162, sgl-project/sglang#9279",
         operation="attention",
-        cause="where the sliding window starts is computed once, before the draft loop",
+        cause="the start of the sliding window is computed once, before the draft loop",
         symptom="once a request is as long as the window, later draft steps see too many of the oldest keys",
         fields=("draft logits",),
         edits=(
@@ -98,8 +98,8 @@ FAULTS = (
         name="draft-seq-len-with-rejected",
         source="vllm-project/vllm#26498",
         operation="drafting",
-        cause="the length that the drafter goes on from counts the drafts that were rejected",
-        symptom="from the second round on drafts stand too far on, and attend to KV of tokens that were thrown away",
+        cause="the sequence length of the drafter counts rejected drafts",
+        symptom="from the second round on, draft positions are too large, and drafts attend to KV of rejected tokens",
         fields=("draft logits",),
         edits=(
             Edit(
@@ -117,7 +117,7 @@ FAULTS = (
         source="vllm-project/vllm#14464",
         operation="model",
         cause="the hidden state that a draft step hands to the next lacks the residual",
-        symptom="the first draft is right, and each after it is made from a state that the head was not trained on",
+        symptom="the first draft is right, later ones are made from a state that the head was not trained on",
         fields=("draft logits",),
         edits=(
             Edit(
@@ -135,9 +135,9 @@ FAULTS = (
     ),
     Fault(
         name="aux-layer-off-by-one",
-        source="SafeAILab/EAGLE and sgl-project/SpecForge, which count feature layers in two ways",
+        source="SafeAILab/EAGLE and sgl-project/SpecForge, which count feature layers differently",
         operation="model",
-        cause="EAGLE-3's features are taken as they leave a layer, where the head was trained on what enters it",
+        cause="EAGLE-3's features are taken from a layer's output, but the head was trained on its input",
         symptom="tokens stay right, and acceptance is low from the first draft on",
         fields=("draft logits",),
         edits=(
@@ -150,8 +150,8 @@ FAULTS = (
         name="draft-vocab-offset-as-index",
         source="NVIDIA-NeMo/Automodel#2447",
         operation="drafting",
-        cause="d2t, which holds how far a target id lies from its draft id, is read as if it held target ids",
-        symptom="tokens stay right, and next to no draft is accepted",
+        cause="d2t, which holds the difference of target id and draft id, is read as if it held target ids",
+        symptom="tokens stay right; almost no draft is accepted",
         fields=("draft_input.topk_index", "candidates.tokens"),
         edits=(
             Edit(
@@ -166,7 +166,7 @@ FAULTS = (
         name="chain-differs-from-tree-of-one",
         source="NVIDIA/TensorRT-LLM#15842",
         operation="drafting",
-        cause="the quick path of a chain does not hand the hidden state on as the path of trees does",
+        cause="the fast path of a chain does not pass on the hidden state, which the path of trees does",
         symptom="a chain proposes other drafts than a tree of width one, and fewer are accepted",
         fields=("candidates.tokens", "candidates.scores"),
         edits=(

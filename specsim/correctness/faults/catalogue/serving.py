@@ -1,11 +1,11 @@
-"""Faults of what both columns share: states between rounds, the server, randomness. Columns agree about all of them."""
+"""Faults of shared code: states between rounds, the server, randomness. Both implementations have them."""
 
 from specsim.correctness.faults.fault import Fault, Trial
 from specsim.correctness.faults.injection import Edit
 
 TREE = dict(impl="reference", topk=2, num_steps=3, num_draft_tokens=5, page_size=1, batch=3)
 RUNNER = "specsim.serving.runner"
-# Two of three requests give way before step 3, and resume from step 8 on.
+# Two of three requests are preempted before step 3 and resume from step 8 on.
 PREEMPTED = dict(max_new_tokens=12, slots=96, limits=[[3, 34], [8, 96]])
 
 FAULTS = (
@@ -13,8 +13,8 @@ FAULTS = (
         name="filter-slices",
         source="sgl-project/sglang#9252",
         operation="phases",
-        cause="when requests have finished, the draft state of as many as are left is kept, whosever it is",
-        symptom="a request goes on from the drafts and the root of another",
+        cause="when requests finish, the first rows of the draft state are kept, whichever requests they belong to",
+        symptom="a request continues from the drafts and the root of another",
         fields=("draft state",),
         edits=(
             Edit(
@@ -29,8 +29,8 @@ FAULTS = (
         name="empty-batch-keeps-verify-state",
         source="sgl-project/sglang#24859",
         operation="phases",
-        cause="when the last request has finished its state stays where an empty one should be installed",
-        symptom="the next request is merged behind a row that belongs to nobody",
+        cause="after the last request has finished, its state stays instead of an empty one",
+        symptom="the next request is merged after a row of no request",
         fields=("next merge",),
         edits=(Edit(RUNNER, "if kept else self._engine.drafter.idle()", "if kept else self._draft_input"),),
         trial=Trial("batched", TREE | dict(batch=2, arrivals=[0, 30])),
@@ -39,8 +39,8 @@ FAULTS = (
         name="preempt-keeps-draft-state",
         source="sgl-project/sglang#2711",
         operation="scheduler",
-        cause="a request that resumes after a preemption is given the draft state with which it first began",
-        symptom="it goes on from a root that it has long passed",
+        cause="a request that resumes after a preemption gets its first draft state again",
+        symptom="it continues from an old root",
         fields=("tokens",),
         edits=(
             Edit(
@@ -61,8 +61,8 @@ FAULTS = (
         name="tokens-after-eos",
         source="sgl-project/sglang#33758",
         operation="scheduler",
-        cause="the length cap is looked at before stop tokens, and these only at the end of an accepted path",
-        symptom="tokens behind a stop token are kept, and the reason given is the length",
+        cause="the length limit is checked before stop tokens, and stop tokens only at the end of an accepted path",
+        symptom="tokens after a stop token are kept, and the finish reason is length",
         fields=("tokens", "finish reason"),
         edits=(
             Edit(
@@ -84,10 +84,10 @@ FAULTS = (
     ),
     Fault(
         name="seed-by-row",
-        source="vllm-project/vllm#11123 and others of its kind",
+        source="vllm-project/vllm#11123 and similar reports",
         operation="uniforms",
         cause="uniforms are named by a request's row in the batch, not by the request",
-        symptom="with the same seed a request gives other tokens in a batch than alone",
+        symptom="with the same seed, a request gets other tokens in a batch than solo",
         fields=("tokens",),
         edits=(
             Edit(
@@ -102,8 +102,8 @@ FAULTS = (
         name="dict-order-rows",
         source="vllm-project/vllm#14645",
         operation="scheduler",
-        cause="results are handed out in the order of a table of requests, not in that of the batch",
-        symptom="a request is given tokens of another",
+        cause="results are assigned in the order of a table of requests, not of the batch",
+        symptom="a request gets tokens of another",
         fields=("tokens",),
         edits=(
             Edit(
@@ -119,8 +119,8 @@ FAULTS = (
         name="uniform-reused-for-final",
         source="review of sgl-project/sglang#7163",
         operation="verify",
-        cause="the last draw of a round takes the uniform that decided over the first draft",
-        symptom="both columns and the oracle agree, and what is drawn after a rejection is biased",
+        cause="the last draw of a round uses the uniform that decided about the first draft",
+        symptom="both implementations and the oracle agree, but tokens drawn after a rejection are biased",
         fields=("distribution",),
         edits=(Edit("specsim.core.uniforms", "    FINAL = 2\n", "    FINAL = 1\n"),),
         trial=Trial("distribution", dict(impl="reference", n=4000)),
@@ -129,8 +129,8 @@ FAULTS = (
         name="gumbel-noise-shared",
         source="vllm-project/vllm#54282, vllm-project/vllm#47386",
         operation="sampling",
-        cause="what replaces a rejected draft is drawn with the noise that the draft was drawn with",
-        symptom="both columns agree; the more the drafter differs from the target, the more the output is biased",
+        cause="the replacement of a rejected draft is drawn with the noise of the draft",
+        symptom="both implementations agree; the bias of the output grows with the distance of drafter and target",
         fields=("distribution",),
         edits=(Edit("specsim.core.uniforms", "    DRAFT = 4\n", "    DRAFT = 2\n"),),
         trial=Trial("distribution", dict(impl="reference", n=4000, verifier="rejection")),

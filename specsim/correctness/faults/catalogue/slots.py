@@ -1,4 +1,4 @@
-"""Faults of KV slots: what lies where, who owns it, what is moved when."""
+"""Faults of KV slots: placement, ownership and moves."""
 
 from specsim.correctness.faults.fault import Fault, Trial
 from specsim.correctness.faults.injection import Edit
@@ -13,7 +13,7 @@ FAULTS = (
         source="sgl-project/sglang#7725",
         operation="kv",
         cause="each lane's page table points at a copy of the prefix's tail, which holds no KV",
-        symptom="tokens stay right; all lanes but the first attend to whatever those slots held",
+        symptom="tokens stay right; all lanes but the first attend to old content of those slots",
         fields=("draft KV of copied tails",),
         edits=(
             Edit(
@@ -42,10 +42,10 @@ FAULTS = (
     ),
     Fault(
         name="kv-move-overlap",
-        source="inferred: what an accepted path's move comes to without a gather before its scatter",
+        source="inferred: the move of an accepted path without a gather before its scatter",
         operation="kv",
         cause="accepted slots are moved one by one from the last, so that some are overwritten before they are read",
-        symptom="the KV of a deep path is that of other nodes, where a slot is both a source and a target",
+        symptom="where a slot is both source and destination, a deep path gets the KV of other nodes",
         fields=("target keys", "target values"),
         edits=(
             Edit(
@@ -81,7 +81,7 @@ FAULTS = (
         source="sgl-project/sglang#27338",
         operation="kv",
         cause="the buffer of the draft lanes' slots is sized without the number of lanes",
-        symptom="large batches, wide trees and long requests write beside it",
+        symptom="large batches, wide trees and long requests write outside it",
         fields=("out of bounds",),
         edits=(
             Edit(
@@ -96,8 +96,8 @@ FAULTS = (
         name="accept-index-overrun",
         source="sgl-project/sglang#26866",
         operation="verify",
-        cause="accepted paths are read as if they were as long as trees are wide",
-        symptom="with more than one lane what lies behind the paths is taken for nodes",
+        cause="accepted paths are read with the width of a tree",
+        symptom="with more than one lane, memory after the paths is read as nodes",
         fields=("out of bounds",),
         edits=(
             Edit(
@@ -112,8 +112,8 @@ FAULTS = (
         name="padded-seq-len-one",
         source="vllm-project/vllm#45005",
         operation="attention",
-        cause="rows that pad a batch have one key, in a block that does not exist",
-        symptom="attention reads in front of the table of slots",
+        cause="padding rows have one key, in a block that does not exist",
+        symptom="attention reads before the start of the slot table",
         fields=("out of bounds",),
         edits=(
             Edit(
@@ -134,7 +134,7 @@ FAULTS = (
         source="sgl-project/sglang#26972",
         operation="kv",
         cause="a row of the request table is as wide as the longest request, without the columns of draft lanes",
-        symptom="near the length limit lanes are written beyond the row's end",
+        symptom="near the length limit, lanes are written beyond the row's end",
         fields=("out of bounds",),
         edits=(
             Edit(
@@ -150,7 +150,7 @@ FAULTS = (
         source="sgl-project/sglang#7239",
         operation="attention",
         cause="the draft lanes' slots are written in one order of dimensions and read in another",
-        symptom="of equal requests two together get fewer drafts accepted than one alone",
+        symptom="two equal requests in a batch get fewer drafts accepted than one solo",
         fields=("draft tokens", "counters"),
         edits=(
             Edit(
@@ -165,7 +165,7 @@ FAULTS = (
         name="padded-row-writes",
         source="vllm-project/vllm#47066, sgl-project/sglang#18647",
         operation="graph",
-        cause="a row that pads a batch keeps the index of a request that lives",
+        cause="a padding row keeps the index of a running request",
         symptom="the first request's KV and tokens are overwritten whenever the batch is padded",
         fields=("target KV", "draft KV"),
         edits=(Edit("specsim.fast.runtime.padding", '    "req_pool_indices": -1,\n', '    "req_pool_indices": 0,\n'),),
@@ -177,7 +177,7 @@ FAULTS = (
         name="pages-not-released",
         source="sgl-project/sglang#7112",
         operation="kv",
-        cause="what is given back after a round is rounded down to pages, and the page at the edge is forgotten",
+        cause="slots released after a round are rounded down to pages, which misses the page at the edge",
         symptom="a page leaks every round, until none is left",
         fields=("allocator balance",),
         edits=(

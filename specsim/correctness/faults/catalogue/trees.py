@@ -1,4 +1,4 @@
-"""Faults of trees: which candidates form one, and what is taken for one."""
+"""Faults of trees: selection of candidates, and checks of parent lists."""
 
 from specsim.correctness.faults.fault import Fault, Trial
 from specsim.correctness.faults.injection import Edit
@@ -9,7 +9,7 @@ FAULTS = (
         source="sgl-project/sglang#36201",
         operation="tree",
         cause="a parent that was not selected is accepted, and ancestors are walked without a bound",
-        symptom="a parent list that is no tree is verified as if it were one, or verification never ends",
+        symptom="a malformed parent list is verified as a tree, or verification never ends",
         fields=("malformed trees",),
         edits=(
             Edit(
@@ -25,7 +25,7 @@ FAULTS = (
         source="SafeAILab/EAGLE, whose tree is looked up by searchsorted among the selected",
         operation="drafting",
         cause="of candidates with equal scores the later ones are selected, a child without its parent among them",
-        symptom="a node hangs from another node than the one it was drafted after",
+        symptom="a node gets another parent than the one it was drafted after",
         fields=("tree",),
         edits=(
             Edit(

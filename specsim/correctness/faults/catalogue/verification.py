@@ -1,4 +1,4 @@
-"""Faults of verification and of what it leaves: tokens, logprobs, counters, the drafter's next input."""
+"""Faults of verification and its outputs: tokens, logprobs, counters, the drafter's next input."""
 
 from specsim.correctness.faults.fault import Fault, Trial
 from specsim.correctness.faults.injection import Edit
@@ -16,8 +16,8 @@ FAULTS = (
         name="bonus-stride",
         source="sgl-project/sglang#26866",
         operation="verify",
-        cause="the bonus token is looked up with rows of a tree's nodes, where a path has one more than steps",
-        symptom="all requests but the first go on from another token than the target gave",
+        cause="the bonus token is indexed with rows of num_draft_tokens, but a path has num_steps + 1",
+        symptom="all requests but the first continue from another token than the target's",
         fields=("draft_extend_input.bonus_tokens",),
         edits=(
             Edit(EXTEND, "    batch_size,\n    width,\n", "    batch_size,\n    width,\n    num_nodes,\n"),
@@ -40,7 +40,7 @@ FAULTS = (
         source="sgl-project/sglang#26866, sgl-project/sglang#15360",
         operation="extend",
         cause="tokens and features of the accepted path are taken in the tree's order",
-        symptom="with more than one lane the drafter goes on from siblings that were rejected",
+        symptom="with more than one lane, the drafter continues from rejected siblings",
         fields=("draft_extend_input.input_ids", "draft_extend_input.hidden"),
         edits=(
             Edit(
@@ -55,7 +55,7 @@ FAULTS = (
         name="drafter-keeps-draft-features",
         source="vllm-project/vllm#14649",
         operation="extend",
-        cause="the drafter's KV of accepted drafts stays as its own features made it, not the target's",
+        cause="the drafter keeps the KV of accepted drafts that its own features made, instead of the target's",
         symptom="tokens stay right; the further a request goes, the fewer drafts are accepted",
         fields=("draft keys", "draft values"),
         edits=(
@@ -76,8 +76,8 @@ FAULTS = (
         name="counter-mutated",
         source="sgl-project/sglang#23962",
         operation="phases",
-        cause="the number of accepted drafts is raised in place, to become that of accepted tokens",
-        symptom="whoever reads it later in the round takes the bonus token for a draft",
+        cause="the number of accepted drafts is incremented in place to get the number of accepted tokens",
+        symptom="later readers of the counter in the round take the bonus token for a draft",
         fields=("num_accepted_drafts", "draft_extend_input.num_accepted_drafts"),
         edits=(
             Edit(
@@ -91,7 +91,7 @@ FAULTS = (
     ),
     Fault(
         name="logprob-after-compaction",
-        source="sgl-project/sglang#26866 and what else is gathered along a path",
+        source="sgl-project/sglang#26866 and other gathers along a path",
         operation="verify",
         cause="rows are compacted to the accepted path, and logprobs then gathered from them by nodes of the tree",
         symptom="tokens stay right; with more than one lane logprobs are those of other nodes",
@@ -132,7 +132,7 @@ FAULTS = (
         source="vllm-project/vllm#30846",
         operation="sampling",
         cause="top-k and top-p change the logits in place before logprobs are read from them",
-        symptom="tokens stay right; with filters logprobs are normalised over what these have kept",
+        symptom="tokens stay right; with filters, logprobs are normalised over the kept tokens",
         fields=("logprobs",),
         edits=(
             Edit(
@@ -148,7 +148,7 @@ FAULTS = (
         source="SGLang's eagle_sample, before parameters were repeated for every node",
         operation="sampling",
         cause="penalties of B requests are applied to the first B of the B·N rows",
-        symptom="most nodes of every tree are judged without penalties, or with another request's",
+        symptom="most nodes of every tree are verified without penalties, or with those of another request",
         fields=("processed logits",),
         edits=(
             Edit(
@@ -166,7 +166,7 @@ FAULTS = (
         source="SafeAILab/EAGLE#215",
         operation="verify",
         cause="when every draft was accepted the last token is drawn without temperature and top-p",
-        symptom="the better the drafter, the more tokens are of another law",
+        symptom="the better the drafter, the more tokens follow another distribution",
         fields=("distribution",),
         edits=(
             Edit(
@@ -198,8 +198,8 @@ FAULTS = (
         name="logits-column-copied",
         source="vllm-project/vllm#41162",
         operation="sampling",
-        cause="the laws of later draft steps are written to what advanced indexing gives, which is a copy",
-        symptom="drafts after the first are judged by a law that they were not drawn from",
+        cause="the distributions of later draft steps are written to the result of advanced indexing, a copy",
+        symptom="drafts after the first are verified with a distribution that they were not drawn from",
         fields=("draft_prob",),
         edits=(
             Edit(

@@ -1,4 +1,4 @@
-"""Checks: each takes a setting and gives every field that is wrong, the first cause first."""
+"""Checks: each takes a setting and returns its findings, one per wrong field, the first cause first."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -9,11 +9,11 @@ from specsim.correctness.faults.fault import Finding
 
 CHECKS = ("differential", "oracle", "batched", "distribution", "trees", "memory")
 
-INTERPRETED = ("memory",)  # checks that watch Triton's interpreter, also where there is a GPU
+INTERPRETED = ("memory",)  # checks that need Triton's interpreter, even with a GPU
 
 
 def run_check(name: str, setting: Mapping[str, Any], device: str) -> list[Finding]:
-    """Give the findings of the check of that name."""
+    """Run the check of that name."""
     require_choice("check", name, CHECKS)
     run: Callable[..., list[Finding]] = import_module(f"specsim.correctness.faults.checks.{name}").check
     return run(dict(setting), device)

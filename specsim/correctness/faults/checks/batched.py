@@ -1,7 +1,7 @@
-"""Requests of a batch against each of them solo, or against the same batch without padding.
+"""Comparison of a batch's requests with their solo runs, or of the batch with the same one without padding.
 
-Compared are tokens, rounds, drafts, the state that a round starts from, and the KV that it leaves; slots are audited
-after every step. So it sees faults that both implementations share, and faults that only a batch shows.
+Compared are tokens, rounds, drafts, the state at the start of a round, and the KV after it; slots are audited after
+every step. So it detects faults that both implementations share, and faults that only a batch shows.
 """
 
 from collections.abc import Sequence
@@ -26,22 +26,22 @@ from specsim.serving.requests import Request, make_requests
 from specsim.serving.scheduler import Scheduler
 
 OWN = ("impl", "arrivals", "ids", "limits", "against", "schedule", "prefix_cache", "max_running", "slots", "prompts")
-ALLOWED = {torch.float64: 1e-6, torch.float32: 1e-3}  # of every compared value; a fault is no subtlety
+ALLOWED = {torch.float64: 1e-6, torch.float32: 1e-3}  # of every compared value; faults cause larger errors
 ERRORS = {"AssertionError": "allocator balance", "Misfit": "next merge", "OutOfSlots": "out of bounds"}
 FIELDS = {"token_ids": "tokens", "finish_reason": "finish reason"}
 Notes = dict[tuple[int, int], dict[str, torch.Tensor]]
 
 
 class Misfit(Exception):
-    """A draft input with other rows than its batch."""
+    """A draft input whose rows are not those of its batch."""
 
 
 @dataclass(slots=True)
 class NotingEngine:
-    """An engine whose rounds are noted."""
+    """An engine that records its rounds."""
 
     engine: Engine
-    notes: Notes = field(default_factory=dict)  # by (request id, number of its rounds before)
+    notes: Notes = field(default_factory=dict)  # by (request id, number of its earlier rounds)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
@@ -72,7 +72,7 @@ class NotingEngine:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A cell's requests, and how they are served."""
+    """The requests of a cell, and the way they are served."""
 
     pair: Pair
     case: Cell
@@ -93,7 +93,7 @@ class Run:
         return NotingEngine(load_engine(self.pair, self.case.config, options))
 
     def batched(self, bucket: int | None, found: dict[str, Finding]) -> tuple[list[Request], Notes]:
-        """Serve all requests together as the setting says; an error becomes a finding."""
+        """Serve all requests together in the given setting; an error becomes a finding."""
         engine = self.engine(bucket)
         requests = self.requests(engine.config.max_len)
         longest = max(len(request.prompt_ids) + request.max_tokens for request in requests)
@@ -116,7 +116,7 @@ class Run:
         return requests, engine.notes
 
     def solo(self) -> tuple[list[Request], Notes]:
-        """Serve every request by itself, one after the other on one engine."""
+        """Serve every request by itself, one after the other on the same engine."""
         engine = self.engine(None)
         requests = self.requests(engine.config.max_len)
         for request in requests:
@@ -130,11 +130,11 @@ class Run:
 
 @torch.inference_mode()
 def check(setting: dict[str, Any], device: str) -> list[Finding]:
-    """Serve a cell's requests in a batch and compare them with solo runs or with the exact batch.
+    """Serve a cell's requests in a batch, and compare them with solo runs or with an unpadded batch.
 
-    setting: of a cell (checks.cells), and impl; against `alone` or `exact`; of every request when it arrives, its id,
-    and a prompt that is `own` or `equal`; of the server schedule, prefix_cache, max_running, slots, limits [(step,
-    slots)].
+    setting: of a cell (checks.cells) and impl; against `exact` (no padding), else solo runs; of every request its
+    arrival, its id, and a prompt that is `own` or `equal`; of the server schedule, prefix_cache, max_running, slots,
+    limits [(step, slots)].
     """
     case = cell({name: value for name, value in setting.items() if name not in OWN})
     if setting.get("prompts") == "equal":
@@ -146,7 +146,7 @@ def check(setting: dict[str, Any], device: str) -> list[Finding]:
     run = Run(make_pair(case.pair, options.dtype), case, setting, options)
     found: dict[str, Finding] = {}
     served, notes = run.batched(case.bucket, found)
-    if found:  # an error ended it
+    if found:  # ended by an error
         return list(found.values())
     expected, right_notes = run.batched(len(case.prompts), {}) if setting.get("against") == "exact" else run.solo()
     _compare_notes(right_notes, notes, ALLOWED[options.dtype], found)
@@ -166,7 +166,7 @@ def _compare_notes(expected: Notes, notes: Notes, allowed: float, found: dict[st
 
 
 def _first_wrong(right: torch.Tensor, own: torch.Tensor, allowed: float) -> tuple[Any, Any] | None:
-    """Both values where they first differ, or all of them where those are few; None where they agree."""
+    """Return both values where they first differ, or all values where there are few; None where they agree."""
     if right.shape != own.shape:
         return str(tuple(right.shape)), str(tuple(own.shape))
     if not right.is_floating_point():

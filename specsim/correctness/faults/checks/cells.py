@@ -1,4 +1,4 @@
-"""Cells of the differential, by settings that also say how requests end."""
+"""Cells of the differential from settings that also name how requests end."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,8 +10,10 @@ OWN = ("rounds", "stop_token_ids", "max_new_tokens", "temperature", "verifier")
 
 
 def cell(setting: dict[str, Any]) -> Cell:
-    """Make the cell of a setting: axes of the grids, rounds, verifier (with the width that it needs), and of every
-    request stop_token_ids, max_new_tokens, temperature.
+    """Make the cell of a setting.
+
+    The setting has axes of the grids, rounds, the verifier (with the width that it needs), and of every request
+    stop_token_ids, max_new_tokens and temperature.
     """
     axes = {name: value for name, value in setting.items() if name not in OWN}
     case = cell_of(axes)

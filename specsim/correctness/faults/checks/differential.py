@@ -1,6 +1,6 @@
-"""The fast implementation against the reference, phase by phase, and inside the draft phase forward by forward.
+"""Comparison of fast with the reference, phase by phase, and within the draft phase forward by forward.
 
-A wrong drafter does not change tokens, it only has fewer drafts accepted. So the inputs of its forwards (positions,
+A wrong drafter does not change tokens; fewer of its drafts are accepted. So the inputs of its forwards (positions,
 slots, copies of the prefix's tail) and their logits are compared too, and the logits after penalties and bias.
 """
 
@@ -23,11 +23,11 @@ from specsim.correctness.faults.checks.hooks import Forward, HeadHook, hooked
 from specsim.correctness.faults.fault import Finding
 
 PHASES = ("prefill", "draft", "verify", "draft_extend", "round")
-BUDGETS = 16  # of rounding: a fault is no subtlety
+BUDGETS = 16  # multiple of the rounding budgets; faults cause larger errors
 
 
 class Watched:
-    """The fast engine; each phase is compared as soon as it has ended, after the references' phases."""
+    """The fast engine; after each phase it is compared with the references."""
 
     def __init__(self, implementations: Trio[Implementation], hooks: Trio[HeadHook | None]) -> None:
         self._implementations = implementations
@@ -62,7 +62,7 @@ class Watched:
             self._compare_processed(place, batch, state, output)
 
     def _compare_tails(self, place: str, batch: Batch) -> None:
-        """Under release `finish`, where lanes are still owned when the phase has ended."""
+        """Compare the copied tails under release `finish`, where lanes still own slots after the phase."""
         config = self._engine.config
         pools = self._implementations.map(lambda each: each.pools)
         if config.release == "round":

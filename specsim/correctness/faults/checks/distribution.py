@@ -1,10 +1,10 @@
-"""The distribution of the tokens that a verifier emits, against the target's distribution at the same nodes.
+"""Comparison of a verifier's tokens with the target's distribution at the same nodes.
 
-Each of n requests has the same tree and logits, and draws of its own name. The joint distribution of the first two
-tokens is known: the first has the root's distribution p, and one that is a child of the root is followed by one of that
-child's distribution. Where drafts are sampled, from a distribution opposed to the target's, only the first token is
-compared. By Weissman et al. (2003) a correct sample of n from k values lies further than sqrt(2 (k ln 2 - ln a) / n)
-from its distribution, in the sum of absolute differences, with a probability of at most a.
+Each of n requests has the same tree and logits, and uniforms under its own name. The joint distribution of the first
+two tokens is known. The first has the root's distribution p; if it is a child of the root, the second has that child's
+distribution. Sampled drafts come from a distribution opposed to the target's; then only the first token is compared. By
+Weissman et al. (2003), the sum of absolute differences between a correct sample of n from k values and its distribution
+exceeds sqrt(2 (k ln 2 - ln a) / n) with a probability of at most a.
 """
 
 import math
@@ -55,13 +55,13 @@ def check(setting: dict[str, Any], device: str) -> list[Finding]:
 
 
 def _config(verifier: str) -> SpecConfig:
-    """One step with two children, or with one where drafts are sampled."""
+    """Make a setting of one step with two children, or with one where drafts are sampled."""
     topk = 1 if verifier in ("rejection", "block", "gumbel") else 2
     return replace(SpecConfig(topk, 1, topk + 1, page_size=1, max_len=64), verifier=verifier)
 
 
 def _distribution(params: SamplingParams, config: SpecConfig) -> dict[tuple[int, ...], float]:
-    """Probabilities of the first token, and of the second where the first is a deterministic child of the root."""
+    """Compute the probabilities of the first token and, after a deterministic child of the root, the second."""
     from specsim.reference.sampling import target_prob
 
     sampling = Batch.of([0], [0], [LENGTH], [params], VOCAB).sampling
@@ -76,7 +76,7 @@ def _distribution(params: SamplingParams, config: SpecConfig) -> dict[tuple[int,
 
 
 def _sampled(batch: Batch, config: SpecConfig) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Drafts i64 [B, K] and their distribution f32 [B, 1, V], opposed to the target's."""
+    """Draw drafts i64 [B, K] from a distribution f32 [B, 1, V] opposed to the target's."""
     from specsim.reference.drafting import draft_distribution, draft_topk, sampled
 
     logits_BV = -torch.tensor(LOGITS[0]).expand(batch.size, -1)

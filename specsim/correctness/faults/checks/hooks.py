@@ -23,7 +23,7 @@ class Forward:
 
 
 class HeadHook:
-    """A drafter's head that keeps its forwards in `seen`."""
+    """A drafter's head that records its forwards in `seen`."""
 
     def __init__(self, head: Any) -> None:
         self._head = head
@@ -35,7 +35,7 @@ class HeadHook:
 
     def forward(self, input_ids: torch.Tensor, hidden: torch.Tensor, metadata: Any, kv: Any) -> torch.Tensor:
         out = self._head.forward(input_ids, hidden, metadata, kv)
-        # In a graph the copies are recorded with the rest, so that every replay makes them again.
+        # In a graph the copies are captured too, so that every replay repeats them.
         self.recorded.append(Forward(metadata.positions.clone(), metadata.slots.clone()))
         return out
 
@@ -46,7 +46,7 @@ class HeadHook:
         return out
 
     def take(self) -> list[Forward]:
-        """Give the forwards since the last call."""
+        """Return the forwards since the last call."""
         seen = [*self.seen, *(each.copy() for each in self.recorded)]
         self.seen = []
         self.recorded = []
@@ -54,7 +54,7 @@ class HeadHook:
 
 
 class HookedGraph:
-    """A graph whose replays show their forwards to a hook."""
+    """A graph that shows the forwards of its replays to a hook."""
 
     def __init__(self, graph: Any, hook: HeadHook, forwards: list[Forward]) -> None:
         self._graph = graph

@@ -1,6 +1,6 @@
-"""Every address that a kernel reads or writes, checked against the tensors of its launch.
+"""Check of every address that a kernel reads or writes against the tensors of its launch.
 
-The kernels run under Triton's interpreter, also where there is a GPU (there compute-sanitizer does it: make sanitize).
+The kernels run under Triton's interpreter, even with a GPU (there compute-sanitizer does it: make sanitize).
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ class Guard:
         self._ends = np.maximum.accumulate(np.array([end for _, end in spans], np.uint64)) if spans else self._starts
 
     def inside(self, pointers: np.ndarray, mask: np.ndarray, what: str) -> np.ndarray:
-        """Give the mask without addresses outside all tensors."""
+        """Remove addresses outside all tensors from the mask, and record the first."""
         place = np.searchsorted(self._starts, pointers, side="right").astype(np.int64) - 1
         is_inside = (place >= 0) & (pointers < self._ends[np.maximum(place, 0)]) if len(self._starts) else mask & False
         wrong = mask.astype(bool) & ~is_inside
@@ -94,7 +94,10 @@ def guarded() -> Iterator[Guard]:
 
 
 def check(setting: dict[str, Any], _device: str) -> list[Finding]:
-    """Serve the requests of a cell to their ends; setting: see checks.cells. A table's end is a bound too."""
+    """Serve the requests of a cell to their ends; a table's end is a bound too.
+
+    setting: see checks.cells.
+    """
     from specsim.correctness.differential.pairs import make_pair
     from specsim.serving.generation import generate
 
@@ -105,5 +108,5 @@ def check(setting: dict[str, Any], _device: str) -> list[Finding]:
             options = EngineOptions("fast", device="cpu", graph=case.graph, bucket=case.bucket)
             generate(pair, case.prompts, case.config, case.sampling, engine=options)
         except (OutOfSlots, IndexError) as error:
-            guard.first = guard.first or Finding(FIELD, type(error).__name__, "columns that there are", str(error))
+            guard.first = guard.first or Finding(FIELD, type(error).__name__, "existing columns", str(error))
     return [guard.first] if guard.first else []

@@ -1,4 +1,4 @@
-"""The reference against the oracle: comparing implementations does not see what both share."""
+"""Comparison of the reference with the oracle: it detects faults that both implementations share."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Trees of made-up candidate pools: with many equal scores, and with parent lists that are no tree.
+"""Trees of synthetic candidate pools: with many equal scores, and with malformed parent lists.
 
 `is_tree` defines a tree here, independently of both implementations.
 """
@@ -19,14 +19,14 @@ CONFIG = SpecConfig(topk=3, num_steps=3, num_draft_tokens=8, page_size=1)
 
 
 def is_tree(chosen: list[int], parent_list: list[int], k: int) -> bool:
-    """Whether every candidate is chosen once and, unless it hangs from the root, after its parent."""
+    """Whether every candidate is chosen once and after its parent, or hangs from the root."""
     blocks = [flat // k for flat in chosen]
     known = len(set(chosen)) == len(chosen) and all(0 <= block < len(parent_list) for block in blocks)
     return known and all(not block or parent_list[block] in chosen[:i] for i, block in enumerate(blocks))
 
 
 def check(setting: dict[str, Any], device: str) -> list[Finding]:
-    """Build or check that many (`count`) pools, `tied` or `malformed`, by the code of `impl`."""
+    """Check `count` pools, `tied` or `malformed`, with the code of `impl`."""
     rng = random.Random(0)
     pools = [_pool(rng) for _ in range(setting["count"])]
     if setting["pools"] == "tied":
@@ -37,7 +37,7 @@ def check(setting: dict[str, Any], device: str) -> list[Finding]:
 
 
 def _pool(rng: random.Random) -> Pool:
-    """Scores of a few values only, none above its parent's, and the parents of every block."""
+    """Make scores of a few values, none above its parent's, and the parents of every block."""
     k = CONFIG.topk
     scores = sorted(rng.choices((1.0, 0.5, 0.25), k=k), reverse=True)
     parents = [-1]
@@ -53,7 +53,7 @@ def _pool(rng: random.Random) -> Pool:
 
 
 def _tied(pools: list[Pool], impl: str, device: str) -> Finding | None:
-    """Tokens are the candidates' own indices, so that a built tree shows the chosen ones."""
+    """Build trees with candidates' own indices as tokens, so that they show the chosen ones."""
     tree = import_module(f"specsim.{impl}.tree")
     malformed = import_module(f"specsim.{impl}.tree_parents").MalformedTree
     shape = (len(pools), CONFIG.num_draft_tokens)
@@ -77,7 +77,7 @@ def _tied(pools: list[Pool], impl: str, device: str) -> Finding | None:
 
 
 def _malformed(rng: random.Random, pools: list[Pool], impl: str, device: str) -> Finding | None:
-    """Whether the check agrees with `is_tree` about every choice from a pool that may have been spoiled."""
+    """Whether the check agrees with `is_tree` about every choice, half of them damaged."""
     parents = import_module(f"specsim.{impl}.tree_parents")
     count = CONFIG.num_draft_tokens - 1
     drawn = [_spoiled(rng, *pool, count) for pool in pools]
@@ -95,7 +95,7 @@ def _word(accepted: bool) -> str:
 
 
 def _spoiled(rng: random.Random, scores: list[float], parents: list[int], count: int) -> tuple[list[int], list[int]]:
-    """A right choice, half of them with one entry of the parents or of the choice drawn again."""
+    """Make a correct choice, and in half of the cases change one entry of the parents or of the choice."""
     chosen = sorted(sorted(range(len(scores)), key=lambda flat: (-scores[flat], flat))[:count])
     parents = list(parents)
     if rng.random() < 0.5:
