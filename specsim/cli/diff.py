@@ -130,14 +130,14 @@ def _diff(given: dict[str, Any]) -> None:
     if name is not None:
         for key, parameter in signature(diff).parameters.items():
             if key not in (*run, "grid", "cell") and given[key] != parameter.default:
-                raise InputError(key, given[key], f"{parameter.default}, the default, with a grid")
+                raise InputError(key, given[key], f"only {parameter.default}, the default, with --grid")
         cells = differential.grid(name, given["dtype"])
         if given["cell"] is not None:
             name = "one cell"
             cells = tuple(each for each in cells if each.id == given["cell"])
             require(cells, "cell", given["cell"], f"the name of a cell of the grid {given['grid']}")
     elif given["cell"] is not None:
-        raise InputError("cell", given["cell"], "a name together with the grid that the cell is of")
+        raise InputError("cell", given["cell"], "the name of a cell, together with its --grid")
     else:
         for key, known in (("drafter", KINDS), ("family", FAMILIES)):
             require_choice(key, given[key], known)

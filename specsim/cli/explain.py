@@ -113,7 +113,7 @@ def _measured(finding: "Finding", answer: "Answer", weights: "Weights") -> "Find
     if finding.verdict == "equal" or finding.is_drawn or not isinstance(a, int) or not isinstance(b, int):
         return finding
     if not (isinstance(answer.prompt, tuple) and answer.prompt):
-        raise InputError("a", "answers without prompt_token_ids", "answers with them, where the target is given")
+        raise InputError("a", "answers without prompt_token_ids", "answers with prompt_token_ids, which --target needs")
     vocab_size = weights.exact.config.vocab_size
 
     def checked(name: str, token: int | str) -> int:

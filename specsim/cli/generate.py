@@ -144,15 +144,20 @@ def _check_filters(sampling: SamplingParams) -> None:
 
 def _check_prompt(given: dict[str, Any]) -> None:
     """Refuse a text with random weights, and a length without them."""
-    has_shape = given["shape"] is not None
-    for name in ("prompt", "prompt_file") if has_shape else ("prompt_length",):
-        require(given[name] is None, name, str(given[name]), f"none {'with' if has_shape else 'without'} --shape")
+    if given["shape"] is None:
+        length = given["prompt_length"]
+        require(length is None, "prompt_length", length, "nothing without --shape, which has random prompts")
+        return
+    for name in ("prompt", "prompt_file"):
+        if given[name] is not None:
+            raise options.exclusive(name, given[name], "--shape")
 
 
 def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
     """Give the text of an option, or the first shipped prompt."""
     if prompt_file is not None:
-        require(prompt is None, "prompt_file", str(prompt_file), "one of --prompt and --prompt-file")
+        if prompt is not None:
+            raise options.exclusive("prompt_file", prompt_file, "--prompt")
         return _read_prompt_file(prompt_file)
     if prompt is None:
         from specsim.models.shipped import load_prompts
@@ -178,12 +183,13 @@ def _constraint(given: dict[str, Any]) -> tuple[str, Any] | None:
         return None
     if given["accept_rates"] is not None:
         name = "json_schema" if pattern is None else "regex"
-        raise InputError(name, str(given[name]), "none with --accept-rates, which asks no target")
+        raise options.exclusive(name, given[name], "--accept-rates")
     from specsim.core.files import read_json
 
     if file is None:
         return "regex", pattern
-    require(pattern is None, "json_schema", str(file), "one of --regex and --json-schema")
+    if pattern is not None:
+        raise options.exclusive("json_schema", file, "--regex")
     return "json_schema", read_json(file, "json_schema", "a file with a JSON schema")
 
 

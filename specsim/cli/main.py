@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except RuntimeError as error:
         if not any(text in str(error) for text in ("allocate memory", "out of memory")):
             raise
-        _fail(InputError("the memory of this setting", "more than there is", "smaller pages, trees or lengths"))
+        _fail("not enough memory for this setting; use smaller pages, trees, batches or lengths")
 
 
 def _sentence(error: Any, words: Sequence[str]) -> InputError | str:

@@ -90,7 +90,7 @@ class PairGroup:
             return None
         rates = options.accepted_shares(self.accept_rates)
         if self.drafter == "none":
-            raise InputError("accept_rates", self.accept_rates, "none with drafter none, which drafts nothing")
+            raise options.exclusive("accept_rates", self.accept_rates, "--drafter none")
         schedule: Any = self.accept_schedule  # which SyntheticAcceptance checks
         with options.told_as(rates="accept_rates", schedule="accept_schedule"):  # run has a --schedule of its own
             return SyntheticAcceptance(rates, schedule).fit(num_steps)
@@ -106,7 +106,7 @@ class PairGroup:
             return load(self.target, self.draft, drafter, draft_fields)
         for name in ("target", "draft", "draft_field"):
             if value := getattr(self, name):
-                raise InputError(name, str(value), "none with --shape, whose weights are random")
+                raise options.exclusive(name, value, "--shape")
         from specsim.models.shapes import random_pair, shape
 
         of = shape(self.shape)

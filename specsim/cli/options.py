@@ -204,6 +204,13 @@ def told_as(**names: str) -> Iterator[None]:
         raise InputError(names.get(error.name, error.name), error.value, error.allowed) from error
 
 
+def exclusive(name: str, value: object, other: str) -> InputError:
+    """Make the error of an option that another one excludes; other: as it is written, with its dashes."""
+    option = f"--{name.replace('_', '-')}"
+    shown = value if isinstance(value, (int, float)) else str(value)
+    return InputError(name, shown, f"nothing with {other}: leave out {option} or {other}")
+
+
 def accepted_shares(text: str) -> tuple[float, ...]:
     """Parse the numbers of --accept-rates."""
     try:

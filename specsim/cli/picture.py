@@ -17,5 +17,7 @@ def png(name: str, shown: Any) -> bytes:
     try:
         from specsim import plots
     except ImportError as error:
-        raise InputError("plot", "a picture", f"none without matplotlib ({error})") from error
+        raise InputError(
+            "plot", "a picture", f"nothing without matplotlib; install it: pip install 'specsim[notebooks]' ({error})"
+        ) from error
     return getattr(plots, name)(shown)._repr_png_()

@@ -150,7 +150,7 @@ def _check_run(given: dict[str, Any]) -> None:
     source = given["requests"]
     check_files({"requests": source}, json=given["json_file"], trace=trace)
     if given["shape"] is not None and source is None:
-        raise InputError("requests", "the shipped texts", "a file with prompt_ids: a --shape has no tokenizer")
+        raise InputError("requests", "the shipped texts", "a file with prompt_ids, as --shape has no tokenizer")
     if given["compare"]:
         defaults = {"schedule": _SERVING.schedule, "prefix_cache": _SERVING.prefix_cache}
         for name, only in (defaults | {"trace": None, "accept_rates": None}).items():

@@ -130,7 +130,7 @@ def cell(given: dict[str, Any]) -> "Cell":
     for name in ("prompt_tokens", "output_tokens"):
         values[name] = length(name, values[name])
     if given["accept"] is not None and given["accept_rates"] is not None:
-        raise InputError("accept_rates", given["accept_rates"], "none with --accept")
+        raise options.exclusive("accept_rates", given["accept_rates"], "--accept")
     if given["accept"] is not None:
         values["shares"] = read_shares(given["accept"])
     elif given["accept_rates"] is not None:
@@ -186,7 +186,7 @@ def check_one_load(given: Mapping[str, Any]) -> None:
     """InputError for more than one option among workload, rate and concurrency."""
     first, *others = [name for name in ("workload", "rate", "concurrency") if given.get(name) is not None] or [""]
     if others:
-        raise InputError(first, str(given[first]), f"one of it and {', '.join(others)}")
+        raise options.exclusive(first, given[first], f"--{others[0]}")
 
 
 def length(name: str, text: str) -> int | tuple[int, int]:

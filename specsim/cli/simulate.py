@@ -104,7 +104,7 @@ def simulate(
         return
     scenario = _scenario(given)
     if plot and scenario.option.config.is_plain:
-        raise InputError("plot", str(plot), "none without drafts")
+        raise InputError("plot", str(plot), "nothing with --drafter none, which has no speed-up to draw")
     picture = png("speedup", {scenario.hardware.name: scenario}) if plot else b""
     compared = compare(scenario)
     try:
@@ -118,7 +118,7 @@ def _check_default(names: Iterable[str], given: dict[str, Any], why: str) -> Non
     """InputError for an option that would be ignored."""
     for name in names:
         default = signature(simulate).parameters[name].default
-        require(given[name] == default, name, str(given[name]), f"{default}, the default, {why}")
+        require(given[name] == default, name, str(given[name]), f"only {default}, the default, {why}")
 
 
 def _scenario(given: dict[str, Any]) -> "Scenario":

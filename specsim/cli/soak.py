@@ -49,7 +49,7 @@ def soak(
     drawn = {"num_requests": requests, "seed": seed}
     drawn = {name: value for name, value in drawn.items() if value is not None}
     if program is not None and drawn:
-        raise InputError("program", program, "alone, without --requests and --seed, which its name holds")
+        raise InputError("program", program, "nothing with --requests or --seed, which are parts of the program's name")
     arguments = {"impl": impl, "device": device, "graph": graph, "jobs": jobs, "program": program}
     result = soak(**drawn, progress=True, **arguments)
     options.report("soak", result.show, result.to_json(), json_file, result.is_ok)

@@ -105,7 +105,7 @@ def sweep(
         try:
             counts = run(wanted, results, executor, bar.update)
         except BrokenExecutor as error:
-            allowed = f"fewer: one was ended from outside; what is in {out} stays"
+            allowed = f"fewer: a process was ended from outside, as for lack of memory; finished cells stay in {out}"
             raise InputError("jobs", jobs or os.cpu_count(), allowed) from error
         except KeyboardInterrupt:
             bar.close()
@@ -201,11 +201,12 @@ def _executor(jobs: int | None, cluster: str | None) -> Iterator[Executor]:
         with Workers(jobs or os.cpu_count() or 1) as executor:
             yield executor
         return
-    require(jobs is None, "jobs", jobs, "none with --cluster, whose workers are its own")
+    if jobs is not None:
+        raise options.exclusive("jobs", jobs, "--cluster")
     try:
         from distributed import Client
     except ImportError as error:
-        allowed = f"none, unless Dask is installed by: pip install 'specsim[cluster]' ({error})"
+        allowed = f"nothing without Dask; install it: pip install 'specsim[cluster]' ({error})"
         raise InputError("cluster", cluster, allowed) from error
     try:
         client = Client(cluster, timeout=10)

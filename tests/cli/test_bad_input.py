@@ -109,7 +109,7 @@ def test_bad_input_is_one_sentence(call, tiny, bad_files, arguments, name, asser
         ("--drafter medusa", "drafter is 'medusa'; allowed: eagle or eagle3 or none"),
         ("--temperature warm", "temperature is 'warm'; allowed: a number"),
         ("--drafter none --topk 2", "topk is 2; allowed: only 4, the default, with drafter none"),
-        ("--prompt-length 5", "prompt_length is '5'; allowed: none without --shape"),
+        ("--prompt-length 5", "prompt_length is 5; allowed: nothing without --shape, which has random prompts"),
         (
             "--accept-rates 0.5,x",
             "accept_rates is '0.5,x'; allowed: numbers with commas between them, such as 0.8,0.6,0.4",

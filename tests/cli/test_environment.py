@@ -91,7 +91,7 @@ def test_too_little_memory_is_told(call, monkeypatch, assert_one_sentence):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 10 bytes")
 
     monkeypatch.setattr(sys.modules["specsim.serving.generation"], "generate", fail)
-    assert_one_sentence(call(*FEW), "the memory of this setting")
+    assert_one_sentence(call(*FEW), "not enough memory")
 
 
 def test_errors_of_the_program_itself_are_not_hidden(monkeypatch):

@@ -166,7 +166,7 @@ def test_generate_takes_an_expression_or_a_schema(tmp_path, capsys):
     [
         (
             ("--regex", "a", "--json-schema", "a.json"),
-            "json_schema is 'a.json'; allowed: one of --regex and --json-schema",
+            "json_schema is 'a.json'; allowed: nothing with --regex: leave out --json-schema or --regex",
         ),
         (("--json-schema", "no.json"), "json_schema is 'no.json'; allowed: a file with a JSON schema (No such file"),
         (("--json-schema", __file__), "a file with a JSON schema (no JSON: Extra data"),

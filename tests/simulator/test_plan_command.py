@@ -108,7 +108,7 @@ def test_efficiency_and_schedules_are_taken(command, tmp_path):
         (["--drafter", "oracle"], "drafter", "oracle"),
         (["--accept-rates", "0.5,0.9"], "accept_rates", (0.5, 0.9)),
         (["--accept", "/nowhere.json"], "accept", "/nowhere.json"),
-        (["--rate", "3", "--concurrency", "5"], "rate", "3.0"),
+        (["--rate", "3", "--concurrency", "5"], "rate", 3.0),
         (["--rate", "-1"], "rate", -1.0),
         (["--memory-share", "0.1"], "tensor_parallel", 1),
         (["--replicates", "0"], "replicates", 0),

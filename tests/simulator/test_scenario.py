@@ -82,7 +82,7 @@ def test_settings_reach_the_simulated_server(made):
         (["--num-steps", "3", "--accept-rates", "0.5,0.4"], "accept_rates", "0.5,0.4"),
         (["--plain-schedule", "never"], "plain_schedule", "never"),
         (["--concurrency", "0"], "concurrency", 0),
-        (["--rate", "3"], "rate", "3.0"),
+        (["--rate", "3"], "rate", 3.0),
         (["--drafter", "none", "--num-steps", "5"], "num_steps", "5"),
         (["--drafter", "none", "--topk", "0"], "topk", "0"),
         (["--drafter", "none", "--accept-rates", "foo"], "accept_rates", "foo"),
