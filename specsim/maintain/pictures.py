@@ -1,28 +1,24 @@
-"""Pictures of the front page: a token tree of the shipped pair, and round time against the roofline bound.
+"""Pictures of README and the guide: rounds of the shipped pair, and round time against the roofline bound.
 
-python -m specsim.maintain.pictures [FOLDER] writes both as SVG, into notebooks/guide/images/ unless told otherwise.
+python -m specsim.maintain.pictures [FOLDER] writes them as SVG, into notebooks/guide/images/ unless a folder is given.
 """
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from io import StringIO
-from itertools import islice
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from specsim.bench.row import OURS
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.pair import Pair
-from specsim.core.phases import Batch, PrefillInput, Verdict, VerifyInput
+from specsim.explorer.rounds import trace
 from specsim.models.load import load
 from specsim.models.shipped import load_prompts
-from specsim.plots import tree
+from specsim.plots import acceptance
 from specsim.plots.chart import LINES, End, label_ends, new_chart
 from specsim.plots.sheet import Picture
-from specsim.serving.generation import load_engine
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "notebooks" / "guide" / "images"
@@ -30,34 +26,31 @@ SCALE = ROOT / "fast" / "measurements" / "bench-scale.json"
 CONTEXT = 1024  # tokens of each request's KV in the chart
 PROMPT = 0  # of the shipped ones
 ROUND = 1  # the round that is drawn, counted from 0
+TRACED = ["def count(n):\n    while n", "def read(path):\n    with open("]  # prompts of the page on specsim.trace
 REQUEST_TICKS = (1, 4, 16, 64, 256)
 MILLISECOND_TICKS = (4, 8, 16, 32, 64)
 NAMES = {"plain": "one token a round", "(4, 3, 8)": "tree of 8 tokens"}
 
 
-def rounds(pair: Pair, prompt_ids: Sequence[int]) -> Iterator[tuple[VerifyInput, Verdict]]:
-    """Run greedy rounds of one request: the tree of each, and its accepted path."""
-    engine = load_engine(pair, SpecConfig())
-    pools = engine.make_pools(1, engine.config.reserved_columns(engine.config.length_limit))
-    row = pools.open()
-    pools.reserve(row, len(prompt_ids))
-    batch = Batch.of([0], [row], [len(prompt_ids)], [SamplingParams()], engine.target.config.vocab_size)
-    draft_input = engine.prefill(batch, PrefillInput.whole([prompt_ids]), pools).draft_input
-    while True:
-        verify_input = engine.draft(batch, draft_input, pools)
-        output = engine.verify(batch, verify_input, pools)
-        yield verify_input, output.verdict
-        draft_input = engine.draft_extend(batch, output.draft_extend_input, pools)
-        batch = batch.after(output.verdict.num_accepted_tokens)
-
-
 def token_tree(pair: Pair) -> Picture:
     """Draw the tree of a round of the shipped pair, with its accepted path and the bonus token."""
-    assert pair.tokenizer is not None
-    prompt_ids = pair.tokenizer.encode(load_prompts()[PROMPT]["text"])
-    with torch.inference_mode():
-        verify_input, verdict = next(islice(rounds(pair, prompt_ids), ROUND, None))
-    return tree(verify_input, verdict, pair.tokenizer.decode)
+    prompt = load_prompts()[PROMPT]["text"]
+    return trace(pair, prompt, SpecConfig(), SamplingParams(max_new_tokens=16))[ROUND].tree()
+
+
+def of_a_trace(pair: Pair) -> dict[str, Picture]:
+    """Draw what the guide's page on specsim.trace shows, by the names of its files."""
+    config = SpecConfig(topk=4, num_steps=3, num_draft_tokens=8, page_size=4)
+    sampling = SamplingParams(max_new_tokens=24)
+    rounds = trace(pair, TRACED, config, sampling)
+    chain = trace(pair, TRACED, SpecConfig(topk=1, num_steps=3), sampling)
+    return {
+        "trace-tree": rounds[0].tree(1),
+        "trace-mask": rounds[0].mask(1),
+        "trace-draft": rounds[0].kv("draft"),
+        "trace-commit": rounds[0].kv("commit"),
+        "trace-acceptance": acceptance({"tree of 8": rounds.acceptance, "chain of 3": chain.acceptance}),
+    }
 
 
 def round_time(result: Mapping[str, Any]) -> Picture:
@@ -88,7 +81,7 @@ def round_time(result: Mapping[str, Any]) -> Picture:
 
 
 def svg(picture: Picture) -> str:
-    """SVG of a picture, the same whenever the picture is: no date, no random names."""
+    """Make the SVG of a picture: equal for equal pictures, without a date or random names."""
     from matplotlib import rc_context
 
     file = StringIO()
@@ -98,10 +91,12 @@ def svg(picture: Picture) -> str:
 
 
 def write(folder: Path) -> None:
-    """Write both pictures into a folder."""
+    """Write all pictures into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
+    pair = load()
     result = json.loads(SCALE.read_text(encoding="utf-8"))
-    for name, picture in (("token-tree", token_tree(load())), ("round-time", round_time(result))):
+    pictures = {"token-tree": token_tree(pair), "round-time": round_time(result), **of_a_trace(pair)}
+    for name, picture in pictures.items():
         (folder / f"{name}.svg").write_text(svg(picture), encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Pictures of the front page: the committed files are what the command draws."""
+"""Pictures of README and the guide: the committed files are what the command draws."""
 
 import re
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 
 from specsim.maintain import pictures
 
-NAMES = ("token-tree.svg", "round-time.svg")
-MOST_BYTES = 80_000
+NAMES = sorted(path.name for path in pictures.IMAGES.glob("*.svg"))
+MOST_BYTES = 120_000
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +22,10 @@ def drawn(tmp_path_factory) -> Path:
 def texts(path: Path) -> list[str]:
     """Texts of a picture; glyphs are drawn as outlines, each text named in a comment."""
     return re.findall(r"<!-- (.+?) -->", path.read_text(encoding="utf-8"))
+
+
+def test_every_picture_is_committed(drawn):
+    assert sorted(path.name for path in drawn.iterdir()) == NAMES != []
 
 
 @pytest.mark.parametrize("name", NAMES)
