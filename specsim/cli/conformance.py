@@ -34,7 +34,7 @@ def conformance(
 
     Examples:
       specsim conformance --module my_kernels.py
-      specsim conformance --module specsim.fast --ops build_tree --device cpu
+      specsim conformance --module my_kernels.py --ops build_tree,verify_greedy
     """
     given = locals()
     from specsim.core.engine_options import check_device
