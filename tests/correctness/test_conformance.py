@@ -300,7 +300,7 @@ MADE = Call(
     arguments("bonus_tokens", torch.arange(6).int(), torch.tensor([1, 3]).int(), torch.tensor([-7, -7]).int(), 3),
     {"bonus_tokens": torch.tensor([0, 5]).int()},
 )
-CHANGED = "expected an input that stays as it is, found another content"
+CHANGED = "expected an unchanged input, found changed content"
 
 
 def right(tokens, lens, out, stride):
@@ -321,9 +321,9 @@ def raising(*arguments):
     raise ValueError("not contiguous")
 
 
-def test_writes_beside_the_result_are_found():
+def test_writes_outside_the_result_are_found():
     assert outcome_of(right, MADE).status == "equal"
-    assert outcome_of(beside, MADE).detail.endswith("nothing written beside the tensor, found a write out of bounds")
+    assert outcome_of(beside, MADE).detail.endswith("no write outside the tensor, found a write out of bounds")
     assert outcome_of(in_its_input, MADE).detail == f"accept_lens: {CHANGED}"
     assert outcome_of(raising, MADE).status == "raised"
     assert outcome_of(raising, MADE, may_refuse=True).status == "refused"
@@ -354,7 +354,7 @@ def test_metadata_and_lists_are_inputs_too(change):
     assert found == f"{name}: {CHANGED}"
 
 
-def test_a_write_beside_a_tensor_of_the_metadata_is_found():
+def test_a_write_outside_a_metadata_tensor_is_found():
     made = cases_of("chain_rejection")[0].build()
 
     def writing(*arguments):
@@ -387,7 +387,7 @@ def test_a_result_in_other_memory_is_not_written_in_place():
         out.data = own
 
     found = outcome_of(swapping, MADE).detail
-    assert found == "bonus_tokens: expected a tensor that stays in its memory, found one in other memory"
+    assert found == "bonus_tokens: expected a tensor in its own memory, found one in other memory"
 
 
 class Stop(BaseException):

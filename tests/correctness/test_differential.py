@@ -48,7 +48,7 @@ def test_fast_equals_reference(cell):
 
 @pytest.mark.parametrize("mode", ["lockstep", "free"])
 @pytest.mark.parametrize("graph", ["eager", "round"])
-def test_requests_that_rounding_parted_come_back_together(near_twins, mode, graph):
+def test_requests_that_diverged_by_rounding_are_realigned(near_twins, mode, graph):
     result = check(replace(near_twins, mode=mode, graph=graph, rounds=6), "reference")
     assert (result.mismatches, result.first_divergence) == (0, None)
     assert result.within_rounding_error > 0
@@ -82,7 +82,7 @@ def test_the_oracle_sees_what_implementations_share(verifier, topk, monkeypatch)
     assert {each.phase for each in compare_with_oracle(cell, pair)} == {"oracle against reference"}
 
 
-def test_a_state_overwritten_with_what_compares_as_equal_is_seen():
+def test_a_state_overwritten_with_equal_values_is_detected():
     zeros = torch.zeros(2)
     assert not _same_bits(zeros, torch.tensor([0.0, torch.nan]))
     assert _same_bits(torch.tensor([torch.nan]), torch.tensor([torch.nan]))

@@ -30,7 +30,7 @@ COVERING = grid("pairwise")
 pytestmark = pytest.mark.usefixtures("budgets_once")
 
 
-# What a grid says of itself.
+# The printed result of a grid.
 
 
 def outcome(*cells, **changes):
@@ -148,7 +148,7 @@ def test_a_divergence_survives_the_file(tmp_path):
     assert value["first_divergence"]["field"] == "scores"
 
 
-def test_bfloat16_may_leave_a_phase_undecided_and_says_so():
+def test_bfloat16_may_leave_a_phase_incomplete_and_reports_it():
     incomplete = replace(
         GOOD, compared={**WHOLE, "verify": 0}, not_compared={"verify": WHOLE["verify"]}, within_rounding_error=1
     )
@@ -164,7 +164,7 @@ def test_processes_that_share_the_cells_find_the_same():
     assert [replace(cell, seconds=0.0) for cell in shared.cells] == [replace(cell, seconds=0.0) for cell in alone.cells]
 
 
-def test_a_grid_says_what_ran_and_when():
+def test_a_grid_reports_its_settings_and_date():
     result = run_grid("g", TWO[:1], impl="reference").to_json()
     assert result["command"] == "specsim diff --grid g --device cpu --dtype float32"
     assert datetime.fromisoformat(result["date"]) <= datetime.now(UTC)
@@ -296,7 +296,7 @@ def test_diff_puts_every_other_request_under_an_expression(call, monkeypatch):
     assert 0 < cell.grammars[2].matcher().allowed().sum() < 20
 
 
-def test_diff_fails_on_a_mismatch_and_says_where(call, monkeypatch):
+def test_diff_fails_on_a_mismatch_and_names_its_place(call, monkeypatch):
     wrong = replace(GOOD, mismatches=1, first_divergence=Divergence("a", 1, "draft", 0, 0, "positions", 15, 16))
     monkeypatch.setattr(running, "check", lambda cell, *_: replace(wrong, id=cell.id))
     status, out, _ = call("--impl", "reference")

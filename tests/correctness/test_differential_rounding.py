@@ -78,7 +78,7 @@ def test_values_equal_in_both_precisions_go_by_index(fast, error):
             rank(fast, tied)
 
 
-def test_values_equal_in_one_precision_only_may_go_either_way():
+def test_values_equal_in_only_one_precision_may_swap():
     tied, apart = torch.tensor([1.0, 1.0, -9.0], dtype=torch.float64), torch.tensor([1.0, 1.1, -9.0])
     with pytest.raises(WithinRoundingError):
         rank([1, 0], tied, apart)

@@ -46,7 +46,7 @@ def spoiler(path: str, place: tuple[int, ...]):
     return spoil
 
 
-NOT_COMPARED = {"draft_logits", "draft_prob"}  # the reference's alone, and what deterministic drafts have not
+NOT_COMPARED = {"draft_logits", "draft_prob"}  # the reference's only, and absent for deterministic drafts
 NESTED = {
     "candidates": Candidates,
     "verdict": Verdict,
@@ -201,7 +201,7 @@ def test_faults_of_meaning_are_named(check_spoiled, cell, phase, spoil, field):
     assert (first.phase, first.field) == (phase, field)
 
 
-def test_a_divergence_says_everything_in_words(check_spoiled):
+def test_a_divergence_is_printed_in_full(check_spoiled):
     first = check_spoiled(CELL, "draft", first_entry("positions")).first_divergence
     assert (first.round, first.request, first.node) == (1, 0, 0)
     assert str(first) == f"{CELL.id}: round 1, draft, request 0, entry 0: positions is 8, the reference has 7"

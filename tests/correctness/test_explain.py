@@ -15,7 +15,7 @@ from specsim.correctness.explain.weights import Weights, decide
 from specsim.models.load import load
 from specsim.reference.oracle_forward import target_forward
 
-NOISE = Noise(0.01, "said so")  # so that 0.04 is the most
+NOISE = Noise(0.01, "given")  # so 0.04 is the bound
 
 
 def answer(tokens, logprobs, top=None, prompt=None) -> Answer:
@@ -221,7 +221,7 @@ def chat(tmp_path, *places: list[tuple[str, float, list[int] | None]]) -> Answer
     return found
 
 
-def test_bytes_tell_tokens_of_one_text_apart(tmp_path):
+def test_bytes_distinguish_tokens_of_equal_text(tmp_path):
     a = chat(tmp_path, [("A", -0.69, [65]), ("\ufffd", -0.70, [240]), ("\ufffd", -9.0, [241])])
     near = chat(tmp_path, [("\ufffd", -0.69, [240]), ("A", -0.70, [65])])
     far = chat(tmp_path, [("\ufffd", -0.69, [241]), ("A", -0.70, [65])])
@@ -312,7 +312,7 @@ def test_weights_do_not_excuse_drift_or_large_margins():
     apart = one(*parted(0.5, 0.0))
     for finding in (drifted, apart):
         decided = decide(finding, 0.0, NOISE)
-        assert (decided.verdict, decided.says) == ("fault", f"{finding.says} (said so)")
+        assert (decided.verdict, decided.says) == ("fault", f"{finding.says} (given)")
         assert decide(finding, 0.0, Noise(3.0, "coarser")).verdict == "numerics"
     assert "b is wrong" in decide(drifted, 0.03, NOISE).says
 

@@ -131,7 +131,7 @@ def test_an_error_is_a_finding(monkeypatch):
     assert (found["field"], found["found"].split(":")[0]) == ("error", "ZeroDivisionError")
 
 
-# Checks. `exhibit` runs every setting without its fault too.
+# Checks. `run_catalogue` runs every setting without its fault too.
 
 
 def fields_of(name: str, **setting) -> list[str]:
@@ -146,7 +146,7 @@ def test_pools_of_equal_scores_prefer_the_lower_index(monkeypatch):
     assert fields_of("trees", pools="tied", impl="reference", count=50) == ["tree"]
 
 
-def test_parent_lists_are_fuzzed_in_both_ways(monkeypatch):
+def test_valid_and_malformed_parent_lists_are_fuzzed(monkeypatch):
     from specsim.reference import tree_parents
 
     assert fields_of("trees", pools="malformed", impl="reference", count=200) == []
@@ -218,7 +218,7 @@ def test_the_command_shows_and_writes_every_result(tmp_path, capsys, monkeypatch
     missed = replace(catalogue, results=(replace(catalogue.results[0], findings=()),))
     monkeypatch.setattr("specsim.correctness.faults.run_catalogue", lambda names, **options: missed)
     assert status(["faults"]) == 1
-    assert "nothing is found" in capsys.readouterr().out
+    assert "the check finds nothing" in capsys.readouterr().out
 
 
 def main_ok(arguments: list[str]) -> None:
@@ -258,7 +258,7 @@ def test_nothing_of_the_package_knows_of_faults():
     assert specsim.__file__ == str(path_of("specsim"))
 
 
-def test_a_fault_of_a_kernel_is_killed_as_named():
+def test_a_fault_of_a_kernel_is_detected_as_named():
     catalogue = running.run_catalogue(["tail-indices-moved-not-kv"], jobs=1, device="cpu")
     assert catalogue.missed == ()
     assert catalogue.results[0].fault.code == "fast"

@@ -41,7 +41,7 @@ def test_a_request_that_gave_the_same_has_no_difference():
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "named"),
     [
         ({"token_ids": lambda ids: [*ids[:-1], ids[-1] ^ 1]}, "token_ids is"),
         ({"token_ids": lambda ids: ids[:-1]}, "token_ids is"),
@@ -53,8 +53,8 @@ def test_a_request_that_gave_the_same_has_no_difference():
         ({"logprobs": lambda values: values[:1]}, "1 logprobs of 6 tokens"),
     ],
 )
-def test_whatever_differs_is_told(changes, told):
-    assert told in difference(*ended(**changes), BUDGET)
+def test_every_difference_is_named(changes, named):
+    assert named in difference(*ended(**changes), BUDGET)
 
 
 def test_a_logprob_within_the_budget_is_the_same():
@@ -69,7 +69,7 @@ def test_an_aborted_request_is_compared_as_far_as_it_came():
     assert "token_ids is" in difference(*ended(**wrong, **aborted), BUDGET)
 
 
-def test_what_a_request_gives_alone_depends_on_its_id():
+def test_solo_output_depends_on_the_request_id():
     request, output = ended()
     request.request_id = 8
     assert run_solo(PAIR, CONFIG, request).token_ids != output.token_ids
@@ -113,9 +113,9 @@ def judged(dtype, **changes) -> SoloResult:
 
 
 @pytest.mark.parametrize("dtype", BUDGETS)
-def test_what_is_equal_is_judged_so_whatever_can_be_called(monkeypatch, dtype):
+def test_equal_requests_are_equal_whatever_the_rounding(monkeypatch, dtype):
     monkeypatch.setattr(
-        specsim.correctness.invariance.solo, "is_within_rounding_error", lambda *_: pytest.fail("not asked for")
+        specsim.correctness.invariance.solo, "is_within_rounding_error", lambda *_: pytest.fail("not needed")
     )
     assert judged(dtype) == SoloResult("equal")
     assert judged(dtype, logprobs=lambda values: [value + BUDGETS[dtype] / 2 for value in values]).verdict == "equal"
@@ -133,7 +133,7 @@ def test_only_a_decision_in_float32_is_excused(monkeypatch, name, dtype, is_clos
 
 @pytest.mark.parametrize("dtype", BUDGETS)
 @pytest.mark.parametrize("change", NO_DECISION.values(), ids=list(NO_DECISION))
-def test_logprobs_alone_are_never_excused(monkeypatch, change, dtype):
+def test_wrong_logprobs_are_never_excused(monkeypatch, change, dtype):
     monkeypatch.setattr(specsim.correctness.invariance.solo, "is_within_rounding_error", lambda *_: True)
     found = judged(dtype, logprobs=change)
     assert found.verdict == "different"

@@ -1,4 +1,4 @@
-"""The soak itself: it passes what is right, names what is wrong and repeats it, and takes no silence for an answer."""
+"""The soak: it passes correct engines, names and repeats faults, and requires its coverage."""
 
 import io
 import json
@@ -72,13 +72,13 @@ def test_its_figures_are_shown_and_written(small):
     assert (value["date"], value["versions"]) == (small.date, small.versions)
     text = shown(small)
     assert all(name in text for name in value["figures"])
-    assert text.endswith("All 150 requests give what they give alone, and all slots are accounted for.\n")
+    assert text.endswith("All 150 requests equal their solo runs, and all slots are accounted for.\n")
 
 
 def test_results_do_not_depend_on_processes():
-    alone, shared = (soak(16, seed=15, jobs=jobs) for jobs in (1, 2))
-    assert len(alone.programs) > 2
-    assert alone.programs == shared.programs
+    single, shared = (soak(16, seed=15, jobs=jobs) for jobs in (1, 2))
+    assert len(single.programs) > 2
+    assert single.programs == shared.programs
 
 
 # Programs.
@@ -176,7 +176,7 @@ def resume_with_old_drafts(monkeypatch):
 
 
 def draw_again_on_resumption(monkeypatch):
-    """A resumed request samples its last token anew."""
+    """A resumed request samples its last token again."""
     preempt = Admission._preempt
 
     def wrong(self, request):
@@ -237,11 +237,11 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(("plant", "shown_by"), FAULTS.items(), ids=[plant.__name__ for plant in FAULTS])
-def test_a_planted_fault_is_found_and_repeats_by_its_name(plant, shown_by, monkeypatch, capsys):
+@pytest.mark.parametrize(("inject", "shown_by"), FAULTS.items(), ids=[inject.__name__ for inject in FAULTS])
+def test_an_injected_fault_is_found_and_repeats_by_its_name(inject, shown_by, monkeypatch, capsys):
     name, seen = shown_by
-    with monkeypatch.context() as planted:
-        plant(planted)
+    with monkeypatch.context() as patched:
+        inject(patched)
         result = soak(program=name)
         assert not result.is_ok
         ((program, difference, command),) = result.failures
@@ -264,7 +264,7 @@ def test_a_failure_is_shown_with_the_command_that_repeats_it(monkeypatch):
     text = shown(result)
     assert f"{failure.program}: step" in text
     assert f"    {failure.command}\n" in text
-    assert text.endswith("Not shown: that requests give what they give alone.\n")
+    assert text.endswith("Not shown: that all requests equal their solo runs.\n")
     assert result.to_json()["failures"][0] == failure._asdict()
 
 
@@ -274,7 +274,7 @@ def test_requests_that_wait_for_ever_are_a_failure(monkeypatch):
     assert "do not end" in failure.difference
 
 
-# Silence is no answer.
+# Coverage is required.
 
 
 def result_of(counts: dict[str, int], num_steps: int = 2) -> Soak:
@@ -295,11 +295,11 @@ def test_a_run_that_went_through_everything_passes():
 
 
 @pytest.mark.parametrize("name", sorted(ALL.keys() - {"requests"}))
-def test_a_required_situation_that_never_happens_fails(name):
+def test_a_required_event_that_never_occurs_fails(name):
     result = result_of(ALL | {name: 0})
     assert not result.is_ok
     assert result.missing == (name,)
-    assert f"Never happened: {name}." in shown(result)
+    assert f"Not covered: {name}." in shown(result)
     assert json.loads(json.dumps(result.to_json()))["missing"] == [name]
 
 
@@ -400,10 +400,8 @@ def test_preempted_in_a_chunk_is_who_had_columns_and_not_all():
     assert (counts["preempted"], counts["preempted in a page"], counts["preempted in a chunk"]) == (4, 3, 2)
 
 
-def test_situations_of_a_trace_by_hand():
-    """A result of the same step is none that was unread, one that was dropped none that was cut, and who was preempted
-    begins anew.
-    """
+def test_events_of_a_trace_by_hand():
+    """Results of the same step were not unread, dropped results were not cut, and preempted requests restart."""
     scheduler, _ = served([asked(1, 2, 3)], ServingConfig())
     idle, gone = replace(scheduler.trace.records[0], **dict.fromkeys(EVENTS, ())), (Preemption(0, 4, False, False),)
     events = [
@@ -439,8 +437,8 @@ def test_what_nobody_may_read_is_poisoned():
 # Rounding, and what cannot run.
 
 
-def alter_alone(monkeypatch, **changes):
-    """Requests give something else alone, and all their decisions are too close to call."""
+def alter_solo(monkeypatch, **changes):
+    """Change the solo outputs, and let all their decisions be within rounding error."""
     run_solo = solo.run_solo
 
     def wrong(*arguments):
@@ -453,7 +451,7 @@ def alter_alone(monkeypatch, **changes):
 
 def test_only_float32_may_leave_a_difference_undecided(monkeypatch, device):
     pytest.importorskip("triton")
-    alter_alone(monkeypatch, token_ids=lambda ids: (*ids[:-1], ids[-1] ^ 1))
+    alter_solo(monkeypatch, token_ids=lambda ids: (*ids[:-1], ids[-1] ^ 1))
     exact, rounded = soak(program="0-0-1"), soak(program="0-0-1", impl="fast", device=device, graph="eager")
     assert (exact.total("mismatches"), exact.total("within_rounding_error")) == (1, 0)
     assert (rounded.total("mismatches"), rounded.total("within_rounding_error")) == (0, 1)
@@ -462,9 +460,9 @@ def test_only_float32_may_leave_a_difference_undecided(monkeypatch, device):
     assert rounded.command == f"specsim soak --program 0-0-1 --impl fast --device {device} --graph eager"
 
 
-def test_a_logprob_alone_is_never_left_undecided(monkeypatch, device):
+def test_a_wrong_logprob_is_never_within_rounding_error(monkeypatch, device):
     pytest.importorskip("triton")
-    alter_alone(monkeypatch, logprobs=lambda values: tuple(value + 1 for value in values))
+    alter_solo(monkeypatch, logprobs=lambda values: tuple(value + 1 for value in values))
     result = soak(program="0-0-1", impl="fast", device=device, graph="eager")
     assert (result.total("mismatches"), result.total("within_rounding_error")) == (1, 0)
     assert "logprob 0 is" in result.failures[0].difference
