@@ -65,6 +65,19 @@ def link_sources(app: Sphinx, tree: nodes.document, docname: str) -> None:
             node["refuri"] = f"{page}#{symbol}" if symbol else page
 
 
+def describe_pictures(app: Sphinx, tree: nodes.document, docname: str) -> None:
+    """Give pictures of notebooks the code that draws them as alternative text; any other needs its own."""
+    for node in tree.findall(nodes.image):
+        cell = node.parent
+        while cell is not None and "cell" not in cell.get("classes", ()):
+            cell = cell.parent
+        code = cell and next(iter(cell.findall(nodes.literal_block)), None)
+        if code:
+            node["alt"] = f"Picture drawn by {code.astext().splitlines()[-1]}"
+        elif not node.get("alt"):
+            logging.getLogger(__name__).warning("picture without alternative text: %s", node["uri"], location=node)
+
+
 def write_source_pages(app: Sphinx, error: Exception | None) -> None:
     """Write a page for every source file that a page links to, without the theme's navigation."""
     if error is None and app.builder.format == "html":
@@ -76,4 +89,5 @@ def setup(app: Sphinx) -> None:
     """Register the parts of the build that are ours."""
     app.connect("builder-inited", write_source)
     app.connect("doctree-resolved", link_sources)
+    app.connect("doctree-resolved", describe_pictures)
     app.connect("build-finished", write_source_pages)

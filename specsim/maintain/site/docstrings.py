@@ -3,16 +3,14 @@
 import re
 
 _CODE = re.compile(r"(`[^`\n]+`)")
-_SPECIAL = re.compile(r"([\\*_<>\[\]{}#|])")
+_SPECIAL = re.compile(r"([\\`*_<>\[\]{}#|])")
 _BULLET = re.compile(r"^( {0,3})([-*]) ")
 
 
 def escaped(text: str) -> str:
     """Escape what Markdown would read as mark-up; code between backticks stays."""
     parts = _CODE.split(text)
-    return "".join(
-        part if index % 2 else _SPECIAL.sub(r"\\\1", part.replace("`", "\\`")) for index, part in enumerate(parts)
-    )
+    return "".join(part if index % 2 else _SPECIAL.sub(r"\\\1", part) for index, part in enumerate(parts))
 
 
 def markdown(docstring: str) -> str:

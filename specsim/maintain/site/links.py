@@ -9,9 +9,10 @@ from pathlib import Path
 from specsim.maintain.site.symbols import definitions
 
 SOURCE = "source:"  # scheme of links to source files, which conf.py turns into links to their pages
-# A fenced block, an indented line, code within a line, or the target of a link or picture.
+# A fenced block, an indented line, code within a paragraph, or the target of a link or picture.
 _PARTS = re.compile(
-    r"^ *(?P<fence>`{3,}|~{3,}).*?^ *(?P=fence)[`~]*[ ]*$|^(?: {4}|\t)[^\n]*$|(?P<tick>`+)(?!`)[^`]+(?P=tick)(?!`)"
+    r"^ *(?P<fence>`{3,}|~{3,})[^`\n]*\n.*?^ *(?P=fence)[`~]*[ ]*$|^(?: {4}|\t)[^\n]*$"
+    r"|(?<!`)(?P<tick>`+)(?!`)(?:(?!\n\n).)+?(?<!`)(?P=tick)(?!`)"
     r"|(?<=\]\()(?P<target>[^)\s]+)(?=[)\s])",
     re.MULTILINE | re.DOTALL,
 )

@@ -5,6 +5,7 @@ import io
 import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 
@@ -59,18 +60,25 @@ def read_module(path: Path, full_names: Mapping[str, str] | None = None) -> Modu
     tree = ast.parse(source)
     if full_names:
         _Qualifier(full_names).visit(tree)
-    comments = _Comments(source)
+    comments = _comments(source)
     for_types = [each for node in tree.body if isinstance(node, ast.If) for each in node.body]
     imports = [node for node in (*tree.body, *for_types) if isinstance(node, ast.ImportFrom) and node.module]
     assigned = tuple(_fields(tree.body, comments))
     return Module(
-        ast.get_docstring(tree) or "",
+        _docstring(tree),
         tuple(each for each in assigned if each.name.isupper() and not each.name.startswith("_")),
         tuple(_members(tree.body, comments)),
         {alias.asname or alias.name: node.module or "" for node in imports for alias in node.names},
         tuple(each for each in assigned if not each.name.startswith("_") and _is_alias(each)),
         tuple(each.name for each in assigned if each.value.startswith("TypeVar(")),
     )
+
+
+def _docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> str:
+    """Give a docstring without the indentation of its place: a formula after the first line keeps its own."""
+    first, *rest = (ast.get_docstring(node, clean=False) or "").split("\n")
+    indent = " " * (0 if isinstance(node, ast.Module) else node.col_offset + 4)
+    return "\n".join([first, *(line.removeprefix(indent) for line in rest)]).strip()
 
 
 def _is_alias(field: Field) -> bool:
@@ -138,6 +146,9 @@ class _Comments:
         return " ".join(text for text in ends or above if not text.startswith(("noqa", "pyright:", "type:")))
 
 
+_comments = lru_cache(maxsize=None)(_Comments)
+
+
 def _members(body: Sequence[ast.stmt], comments: _Comments) -> Iterator[Function | Class]:
     for node in body:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
@@ -156,7 +167,7 @@ def _class(node: ast.ClassDef, comments: _Comments) -> Class:
             methods.setdefault(each.name, _function(each, "method"))
     fields = tuple(each for each in _fields(node.body, comments) if not each.name.startswith("_"))
     bases = tuple(map(ast.unparse, node.bases))
-    return Class(node.name, bases, signature, ast.get_docstring(node) or "", fields, tuple(methods.values()))
+    return Class(node.name, bases, signature, _docstring(node), fields, tuple(methods.values()))
 
 
 def _fields(body: Sequence[ast.stmt], comments: _Comments) -> Iterator[Field]:
@@ -181,7 +192,7 @@ def _function(node: ast.FunctionDef, kind: str) -> Function:
     else:
         parameters = _parameters(node, skip_first=kind in ("method", "classmethod"))
         signature = parameters + (f" -> {result}" if result else "")
-    return Function(kind, node.name, signature, ast.get_docstring(node) or "", decorators)
+    return Function(kind, node.name, signature, _docstring(node), decorators)
 
 
 def _parameters(node: ast.FunctionDef, skip_first: bool) -> str:
