@@ -22,7 +22,11 @@ def api_pages(root: Path) -> dict[str, str]:
     pages = {_page(name): _folder_page(name, modules, sources) for name in folders}
     operations = sorted({operation for name in modules if (operation := _operation(name))})
     for operation in operations:
-        pages[f"api/operations/{operation}.md"] = _operation_page(operation, modules, sources)
+        page = _operation_page(operation, modules, sources)
+        test = f"tests/operations/test_{operation}.py"
+        if (root / test).is_file():
+            page += f"## Tests\n\nSource: [`{test}`]({SOURCE}{test})\n"
+        pages[f"api/operations/{operation}.md"] = page
     pages["api/operations/index.md"] = _operations_page(operations, modules)
     pages["api/specsim.md"] = _package_page(root, modules)
     pages["api/index.md"] = _index(modules)
