@@ -46,7 +46,7 @@ def explain(
 ) -> None:
     """Tell rounding from faults where two engines differ.
 
-    For each request, the first token at which the answers differ is judged by the margin between the two tokens.
+    For each request, the verdict depends on the margin between the two tokens at the first difference.
 
     Exit status: 0 if rounding explains every difference, 1 if one is a fault, 2 for bad input.
 

@@ -140,7 +140,7 @@ def _typed(name: str) -> str:
 
 
 def _described(text: str) -> str:
-    """Join a range at the end of a text to the default after it, and drop parentheses around a default in words."""
+    """Join a range at the end of a text to its default, and drop parentheses around a default in words."""
     text = text.replace(r"\[", "[")  # some versions of typer escape it for rich
     text = re.sub(r"\[(.*?; )?default: \((.*)\)((?:; required)?\])$", r"[\1default: \2\3", text)
     return re.sub(r"\[([^\]]*)\]  \[default: (.*)\]$", r"[default: \2; \1]", text)

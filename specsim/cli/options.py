@@ -24,7 +24,7 @@ _Settings = TypeVar("_Settings", SpecConfig, SamplingParams, ServingConfig)
 
 
 def option(group: str, text: str, *names: str, **settings: Any) -> Any:
-    """Make an option of a group of --help; a range at the end of its text stands in brackets: [at least 1]."""
+    """Make an option of a group of --help; its text may end with a range in brackets: [at least 1]."""
     return typer.Option(*names, help=text, rich_help_panel=group, **settings)
 
 
@@ -244,7 +244,7 @@ def command(function: Callable, given: dict[str, Any], without: Collection[str] 
 def report(
     output: str, show: Callable[["Console"], object], value: dict[str, Any], json_file: Path | None, is_ok: bool = True
 ) -> None:
-    """Print a result and write it as JSON with the name of its schema; exit status 1 unless it is as it should be."""
+    """Print a result and write it as JSON with its schema's name; exit with status 1 unless is_ok."""
     from specsim.core.display import stdout_console
     from specsim.core.files import write_json
 

@@ -192,8 +192,8 @@ def show_batches(found: "Plan", console: "Console") -> None:
     console.print()
     paragraph(
         console,
-        "Computed: a server that always holds so many requests of mean length, the next for each that ends; like the "
-        "simulation with its prompts, without the run's beginning and end. Range: under the parameters of the "
+        "Computed: a server that always holds this number of requests of mean length; each finished request is "
+        "replaced. Prompts are included, the run's beginning and end are not. Range: with the parameters of the "
         f"{len(fitted_servers())} servers that published tables determine ({tables}).",
     )
 

@@ -54,7 +54,7 @@ def of_a_trace(pair: Pair) -> dict[str, Picture]:
 
 
 def round_time(result: Mapping[str, Any]) -> Picture:
-    """Draw the time of a round by batch size with its roofline bound, from a kept result of `bench --suite scale`."""
+    """Draw the time of a round and its roofline bound by batch size, from a kept `bench --suite scale` result."""
     run = result["runs"][0]
     title = f"Time of a round: {result['shape']}, bfloat16, {CONTEXT:,} tokens of context, {run['versions']['gpu']}"
     labels = [f"{name}, {what}" for name in NAMES.values() for what in ("measured", "bound")]

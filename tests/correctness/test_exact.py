@@ -332,8 +332,9 @@ def test_grid_cost_bounds_any_assignment_of_its_edges(cut):
 
 
 def test_grid_cost_counts_uniforms_read_and_uniforms_of_drafts():
-    """One draft, p = (1/2, 1/2), q = (3/4, 1/4): the draw's cut at 3/4 and the bonus' at 1/2 are points of the grid and
-    cost one each, the uniform's at 2/3 of token 0 less.
+    """With p = (1/2, 1/2) and q = (3/4, 1/4), two of the breakpoints are points of the grid.
+
+    The breakpoints 3/4 of the draw and 1/2 of the bonus token cost one each; 2/3 of token 0's uniform costs less.
     """
     case = Case("", Model(((1, 1),)), Model(((3, 1),)), (-1, 0))
     point = Fraction(1, 2**24)
@@ -401,7 +402,7 @@ def test_winners_agree_as_often_as_the_coupling_promises(pair):
 
 
 def test_a_race_of_three_against_its_integral():
-    """p = (1/2, 1/4, 1/4), q = (1/4, 1/4, 1/2): the pair (0, 2) is E_0 / E_2 in (1/2, 2), E_1 later than both."""
+    """The pair (0, 2) wins if E_0 / E_2 is in (1/2, 2) and E_1 is later than both."""
     target_V, draft_V = (tuple(Fraction(n, 4) for n in row) for row in ((2, 1, 1), (1, 1, 2)))
     (value,) = [
         v

@@ -14,4 +14,4 @@ def pytest_addoption(parser: "pytest.Parser") -> None:
     group = parser.getgroup("specsim", "specsim.correctness.conformance")
     group.addoption("--impl", metavar="MODULE", help="module whose functions are run against the cases")
     group.addoption("--impl-ops", metavar="A,B", help="only these operations (default: all that the module has)")
-    group.addoption("--impl-device", metavar="cpu|cuda", help="where they run (default: a GPU if there is one)")
+    group.addoption("--impl-device", metavar="cpu|cuda", help="device of the cases (default: a GPU if there is one)")

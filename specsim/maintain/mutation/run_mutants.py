@@ -174,8 +174,8 @@ def _tested(texts: dict[str, str], tests: Iterable[Path], limit: float) -> Outco
 
 
 def command(
-    count: Annotated[int, typer.Option("--mutants", help="How many are drawn.")] = 300,
-    seed: Annotated[int, typer.Option(help="Names the sample.")] = 0,
+    count: Annotated[int, typer.Option("--mutants", help="Number of mutants.")] = 300,
+    seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
     only: Annotated[str, typer.Option(help="Modules, with commas between them.", show_default="all")] = "",
     again: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A result, whose survivors are tested again.")

@@ -64,7 +64,7 @@ def _sentence(words: str) -> str:
 
 
 def _field(hint: Any, given: str | Schema) -> Schema:
-    """Make the schema of a field; a figure whose description names NaN or infinity is null where it is not finite."""
+    """Make the schema of a field; figures described with NaN or infinity are null where they are not finite."""
     if not isinstance(given, str):
         return given
     made = _typed(hint, given)

@@ -152,7 +152,7 @@ def _exports(imported: Mapping[str, str], modules: Mapping[str, Module]) -> list
 
 
 def _home(name: str, module: str | None, modules: Mapping[str, Module]) -> str | None:
-    """Follow a name through the modules that import it to the one that defines it; None if no public one does."""
+    """Find the public module that defines a name, through the modules that import it; None without one."""
     if module is None or module not in modules:
         return None
     defined = (*modules[module].members, *modules[module].aliases)

@@ -47,7 +47,7 @@ def _page(name: str, command: Any, parent: Any) -> str:
 
 
 def _separated(text: str) -> str:
-    """Make code of the indented lines of a command's help, and of an example on a line of its own (`Try: ...`)."""
+    """Make code of the indented lines of a command's help, and of lines that begin with `Try:`."""
     text = re.sub(r"^(Try|Example):\s*(specsim .*)$", r"\1:\n    \2", text, flags=re.MULTILINE)
     return re.sub(r"^ +(?=\S)", "    ", text, flags=re.MULTILINE)
 

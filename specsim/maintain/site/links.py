@@ -1,4 +1,4 @@
-"""Links of a page, by one rule: a link to a page of the site stays one, and a link to another file shows its source."""
+"""Links of a page: links to pages of the site stay, and links to other files show their source."""
 
 import posixpath
 import re

@@ -29,7 +29,7 @@ def _page(schema: Mapping[str, Any]) -> str:
 
 
 def _rows(schema: Mapping[str, Any], key: str) -> Iterator[tuple[str, ...]]:
-    """Give a row for each key of a value and of the values in it: a.b, a[].b of an array, a.* for any key."""
+    """Give a row for each key of a value: a.b if nested, a[].b in arrays, a.* for any key."""
     required = schema.get("required", ())
     for name, each in schema.get("properties", {}).items():
         yield from _value(each, f"{key}.{name}".removeprefix("."), name in required)

@@ -32,7 +32,7 @@ PICTURES = (f"{GUIDE}/**/*.png", f"{GUIDE}/**/*.svg")
 
 
 def page_paths(root: Path) -> Mapping[str, str]:
-    """Give the path of each page in the site's source by its path in the repository; the guide's are at the top."""
+    """Map each page's path in the repository to its path in the site; the guide's pages are at the top."""
     files = [path.relative_to(root).as_posix() for pattern in PAGES for path in sorted(root.glob(pattern))]
     return {file: file.removeprefix(f"{GUIDE}/") for file in files}
 
