@@ -156,4 +156,5 @@ def _check_run(given: dict[str, Any]) -> None:
         for name, only in (defaults | {"trace": None, "accept_rates": None}).items():
             require(given[name] == only, name, str(given[name]), f"only {only}, the default, with --compare")
     if trace is not None:
-        Trace().to_parquet()
+        with options.told_as(table="trace"):
+            Trace().to_parquet()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.special import betaln
 
-from specsim.core.errors import InputError, require, require_type
+from specsim.core.errors import InputError, require
 from specsim.core.files import read_json
 from specsim.simulator.bounds import number, positive, whole
 from specsim.simulator.families import family_of
@@ -150,7 +150,7 @@ def read_config(source: str | Path) -> tuple[str, dict[str, Any]]:
         raise InputError("model", str(source), allowed) from error
     require(is_there, "model", str(source), "a folder with a config.json" if is_folder else allowed)
     config = read_json(path, "model", "a config.json that can be read and holds a JSON object")
-    require_type("model", config, dict, f"a JSON object in {path}")
+    require(isinstance(config, dict), "model", str(path), "a config.json that holds a JSON object")
     return path.stem if path.stem != "config" else path.parent.name, config
 
 

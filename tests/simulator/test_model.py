@@ -41,7 +41,7 @@ def test_a_hub_id_of_another_shape_is_refused(written):
     [
         (b'{"hidden_size": 4,', "no JSON"),
         (b"\xff", "invalid start byte"),
-        (b"[1]", "a JSON object in"),
+        (b"[1]", "holds a JSON object"),
         (None, "folder"),
     ],
 )

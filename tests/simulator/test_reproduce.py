@@ -282,8 +282,10 @@ def test_an_unknown_model_table_or_file_is_refused(tmp_path):
     with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("model", "gpt-9")):
         model("gpt-9")
     for text in ("[]", "[" * 100_000):
-        (tmp_path / "config.json").write_text(text)
-        with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("model", str(tmp_path))):
+        (path := tmp_path / "config.json").write_text(text)
+        with pytest.raises(
+            InputError, check=lambda error, path=path: (error.name, error.value) == ("model", str(path))
+        ):
             model(tmp_path)
     with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("table", "x")):
         reproduction("x")
