@@ -30,7 +30,7 @@ def recorded(new_tokens=NEW_TOKENS):
 
 
 @pytest.mark.parametrize("config", SMALLER)
-def test_every_round_of_a_smaller_setting_is_foretold(config):
+def test_every_round_of_a_smaller_setting_is_predicted(config):
     """Drafts of a node that attends to its ancestors do not depend on the other lanes."""
     config = replace(config, draft_kv="ancestor")
     params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
@@ -51,7 +51,7 @@ def test_shares_are_those_of_the_first_draft():
     assert 0 < first < 1
 
 
-def test_predictions_stand_beside_runs(capsys):
+def test_predictions_are_shown_with_runs(capsys):
     found = predict(synthetic_pair("eagle3"), PROMPTS, 12, [SpecConfig(1, 2, 3), SpecConfig(2, 2, 5)], LARGE)
     assert found.mean_error < 0.03
     show(found, stdout_console())
@@ -74,7 +74,7 @@ def test_thirty_settings_lie_within_the_recorded_one():
     assert RECORDED not in SETTINGS
 
 
-def test_what_cannot_be_recorded_is_refused():
+def test_impossible_recordings_are_refused():
     with pytest.raises(InputError, check=lambda error: error.name == "num_steps"):
         record(synthetic_pair("eagle3"), PROMPTS, SpecConfig.plain(), 8)
     with pytest.raises(InputError, check=lambda error: error.name == "prompt"):
@@ -88,7 +88,7 @@ def test_what_cannot_be_recorded_is_refused():
         record(synthetic_pair("eagle3"), [], LARGE, 4)
 
 
-def test_what_cannot_be_predicted_is_refused():
+def test_impossible_predictions_are_refused():
     with pytest.raises(InputError, check=lambda error: error.name == "max_new_tokens"):
         predict(synthetic_pair("eagle3"), PROMPTS, 1, SMALLER, LARGE)
     with pytest.raises(InputError, check=lambda error: error.name == "settings"):

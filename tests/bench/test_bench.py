@@ -49,7 +49,7 @@ def entered(name: str, check: Check, us: float | None) -> Contender:
     return Contender(name, lambda index: None, lambda _: check, never if us is None else lambda: Timing(us, 2.0, 9))
 
 
-def test_a_planted_difference_is_named_and_nothing_is_timed():
+def test_an_injected_difference_is_named_and_not_timed():
     row = contest("op", {"rows": 8}, [entered(OURS, FAILED, None), entered("library", PASSED, 7.0)], BOUND, PEAKS)
     assert not row.passed
     assert row.targets == ()
@@ -63,7 +63,7 @@ def test_a_planted_difference_is_named_and_nothing_is_timed():
 BOUND = RooflineBound((Part("weight", 4_000_000),), 1_000_000)  # 4 us
 
 
-def test_a_rivals_difference_costs_it_its_time():
+def test_a_baseline_that_differs_gets_no_time():
     contenders = [entered(OURS, PASSED, 6.0), entered("library", FAILED, None)]
     row = contest("op", {}, contenders, BOUND, PEAKS, set_targets=roofline_target(1.25))
     assert not row.passed
@@ -72,7 +72,7 @@ def test_a_rivals_difference_costs_it_its_time():
     assert "time / roofline bound: 1.50; target 1.25, NOT reached" in text_of(row)
 
 
-def test_a_rival_that_cannot_run_is_told_of_and_we_have_to_run():
+def test_a_baseline_that_cannot_run_is_noted_and_ours_has_to_run():
     def broken(index: int) -> None:
         raise RuntimeError("no such kernel\nand more")
 
@@ -121,7 +121,7 @@ def test_within_names_the_worst_entry_and_takes_no_nan():
     assert not within("x", torch.ones(2), exact, 0.1).passed
 
 
-def test_of_several_checks_one_that_failed_speaks():
+def test_several_checks_report_the_failed_one():
     small = Check("b", 0.5, 0, "")
     for checks in ((Check("a", 0.9, 1), small), (small, Check("a", 0.9, 1)), (Check("a", 0.9, 1), FAILED)):
         assert not all_of("all", *checks).passed
@@ -148,7 +148,7 @@ def few_columns(monkeypatch) -> None:
 
 @interpreted
 @pytest.mark.parametrize(("requests", "nodes"), [(1, 1), (2, 5)])
-def test_attention_is_judged_and_a_wrong_mask_is_found(few_columns, requests, nodes):
+def test_attention_is_checked_and_a_wrong_mask_is_found(few_columns, requests, nodes):
     from specsim.bench.tree_attention import check_attention, ours, sdpa, trees
 
     case = trees(requests, nodes, 4, 2, 48, "cpu")
@@ -163,7 +163,7 @@ def test_attention_is_judged_and_a_wrong_mask_is_found(few_columns, requests, no
 
 @interpreted
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_k": 9, "top_p": 0.9}], ids=["greedy", "filters"])
-def test_verdicts_are_judged_and_a_planted_one_is_found(sampling):
+def test_verdicts_are_checked_and_an_injected_fault_is_found(sampling):
     from specsim.bench.verify_checks import check_verdict
     from specsim.bench.vocabulary import make_case
     from specsim.fast.verify import verify
@@ -190,7 +190,7 @@ def test_verdicts_are_judged_and_a_planted_one_is_found(sampling):
     assert "counts of accepted: tokens" in judged(counted).difference
 
 
-def test_transformers_is_given_the_same_model_and_is_judged():
+def test_transformers_gets_the_same_model_and_is_checked():
     from specsim.bench.baselines import TransformersModel, _check_logits, _same_tokens
 
     pair, prompt = rounded(synthetic_pair("eagle3", "llama"), torch.float32), [5, 9, 2, 11]

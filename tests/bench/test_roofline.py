@@ -28,7 +28,7 @@ def parts_of(bound: RooflineBound) -> dict[str, tuple[int, int]]:
     return {part.tensor: (part.count, part.bytes) for part in bound.parts}
 
 
-def test_floor_of_a_forward_by_hand():
+def test_bound_of_a_forward_by_hand():
     bound = forward_bound(MODEL, requests=2, rows=3, seq_len=8)
     assert parts_of(bound) == {
         "model.embed_tokens.weight": (1, 2 * 6 * 4),  # the rows that are looked up
@@ -43,7 +43,7 @@ def test_floor_of_a_forward_by_hand():
     assert bound.operations == 2 * 6 * products + 4 * attended
 
 
-def test_floor_of_a_plain_decode_of_llama_3_8b():
+def test_bound_of_a_plain_decode_of_llama_3_8b():
     from specsim.models.shapes import shape
 
     model = shape("llama-3-8b").config
@@ -53,7 +53,7 @@ def test_floor_of_a_plain_decode_of_llama_3_8b():
     assert bound.bytes == pytest.approx(15.0e9 + 0.134e9, rel=1e-2)
 
 
-def test_floor_of_a_round_reads_the_drafter_once_a_forward():
+def test_bound_of_a_round_reads_the_drafter_once_a_forward():
     bound = parts_of(round_bound(MODEL, HEAD, TREE, requests=1, seq_len=8))
     target = parts_of(forward_bound(MODEL, 1, 5, 8))
     assert {name: bound[name] for name in target} == target
@@ -82,7 +82,7 @@ def test_a_plain_round_is_a_forward():
     assert round_bound(MODEL, None, SpecConfig.plain(), 3, 8) == forward_bound(MODEL, 3, 1, 8)
 
 
-def test_time_of_a_floor_is_the_larger_of_bytes_and_operations():
+def test_time_of_a_bound_is_the_larger_of_bytes_and_operations():
     peaks = Peaks(read=2e6, copy=1.0, dense=5e6)
     assert RooflineBound((Part("a", 4), Part("b", 6)), 5).us(peaks) == 5
     assert RooflineBound((Part("a", 4),), 100).us(peaks) == 20

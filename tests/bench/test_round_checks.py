@@ -46,7 +46,7 @@ def scene_of(config, monkeypatch):
 
 
 @interpreted
-def test_a_round_is_judged_by_an_independent_forward(scene):
+def test_a_round_is_checked_by_an_independent_forward(scene):
     from specsim.bench.round_checks import check_round
 
     check = check_round(scene, (0, 1))
@@ -119,7 +119,7 @@ def test_differences_injected_into_a_round_are_found(scene, planted, monkeypatch
 
 
 @interpreted
-def test_log_probabilities_of_first_drafts_are_judged(monkeypatch):
+def test_log_probabilities_of_first_drafts_are_checked(monkeypatch):
     from specsim.bench.round_checks import check_round
 
     scene = scene_of(replace(TREE, score="logprob"), monkeypatch)
@@ -154,7 +154,7 @@ def test_a_graph_that_differs_from_eager_kernels_is_found(scene, monkeypatch):
 
 
 @interpreted
-def test_requests_on_random_kv_are_judged_too(monkeypatch):
+def test_requests_on_random_kv_are_checked_too(monkeypatch):
     from specsim.bench.round_checks import check_round
     from specsim.bench.scene import close, invented, stacked
     from specsim.serving.generation import load_engine

@@ -81,7 +81,7 @@ def test_a_failed_check_is_exit_status_1(suite, capsys):
     assert "NOT EQUAL in 1 of 2 rows" in out
 
 
-def test_what_time_cuts_off_is_a_part(suite):
+def test_a_run_that_a_time_limit_ends_is_incomplete(suite):
     suite(*ROWS)
     result = bench(Options("kernels", seconds=1e-9))
     assert (result.rows, result.finished, result.is_complete) == (ROWS[:1], (), False)
@@ -90,7 +90,7 @@ def test_what_time_cuts_off_is_a_part(suite):
     assert not bench(Options("kernels", quick=True)).is_complete
 
 
-def test_rows_of_a_group_that_time_cut_off_are_not_kept(suite, tmp_path, monkeypatch):
+def test_rows_of_an_incomplete_group_are_not_kept(suite, tmp_path, monkeypatch):
     suite()
     groups = {"some": lambda *given: iter(ROWS[:1]), "others": lambda *given: iter(ROWS[::-1])}
     for module in (run, kept_results):

@@ -37,7 +37,7 @@ def test_a_ledger_is_that_of_its_reproduction(name):
     assert differences(kept(name), ledger(reproduction(name)())) == []
 
 
-def test_trees_of_4_requests_are_slower_as_the_notes_say():
+def test_trees_of_4_requests_are_slower_as_quoted_in_notes():
     lines = [line.strip("| ").split(" | ") for line in kept("fast_rounds").splitlines()]
     of_four = {line[0]: float(line[4].rstrip("%")) for line in lines if line[0].startswith("(4, 3, 8), 4 requests")}
     short = [f"(4, 3, 8), 4 requests, L {length}" for length in (1024, 4096, 16384)]
@@ -54,7 +54,7 @@ def slow_ledger():
     return figures, {line[0]: float(line[1]) * units[line[4]] for line in lines if len(line) == 5 and line[4] in units}
 
 
-def test_the_servers_of_a_ledger_come_to_its_figures_again(slow_ledger):
+def test_the_servers_of_a_ledger_reproduce_its_figures(slow_ledger):
     """Every figure of one model follows from its parameters, which are kept with three digits."""
     figures, parameters = slow_ledger
     model = "Qwen3 8B"

@@ -65,7 +65,7 @@ def test_a_mutant_changes_its_place_and_no_other():
         assert SOURCE.splitlines()[each.line - 1] not in changed.splitlines() or each.old in ("live", "x")
 
 
-def test_texts_and_tuning_are_left_alone():
+def test_texts_and_tuning_are_not_mutated():
     olds = {each.old for each in mutants("m", SOURCE)}
     assert not {"1", "2", "3", "4", "128", "n - 1"} & olds
 

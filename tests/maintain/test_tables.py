@@ -170,13 +170,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("command", "change", "reason"), REFUSED)
-def test_what_proves_nothing_of_fast_is_not_kept(keep, command, change, reason):
+def test_results_that_do_not_prove_fast_are_not_kept(keep, command, change, reason):
     with pytest.raises(InputError, check=is_about(reason)):
         keep({"command": f"specsim {command}".rstrip()} | ON_GPU | change)
 
 
 @pytest.mark.parametrize(("command", "rows"), [("sampling-test", "tests"), ("certify", "certificates")])
-def test_a_proof_of_fast_alone_is_kept(keep, command, rows):
+def test_a_proof_of_only_fast_is_kept(keep, command, rows):
     assert keep({"command": f"specsim {command} --impl both"} | ON_GPU | BOTH | {rows: [FAST]})
 
 

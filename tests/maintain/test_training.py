@@ -90,7 +90,7 @@ def test_shipped_pair_is_small():
     assert sum(path.stat().st_size for path in TINY.rglob("*") if path.is_file()) <= 19_000_000
 
 
-def test_shipped_draft_vocabulary_maps_both_ways():
+def test_shipped_draft_vocabulary_maps_in_both_directions():
     tensors = _tensors(TINY / "eagle3")
     assert tensors["d2t"].dtype == torch.int64
     assert tensors["t2d"].dtype == torch.bool
@@ -183,7 +183,7 @@ def test_corpus_holds_out_whole_files_without_near_duplicates(sources, tmp_path)
     assert read_documents(tmp_path / "train.jsonl") == corpus.train
 
 
-def test_manifest_is_followed_and_differences_are_said(sources):
+def test_manifest_is_followed_and_differences_are_reported(sources):
     manifest = make_manifest(build_corpus(sources, heldout_one_in=4), 4)
     assert follow_manifest(sources, manifest) == (sources, [])
     newer = replace(sources[0], version="2.0", paths=sources[0].paths[12:])

@@ -200,7 +200,7 @@ def test_tree_shows_every_token_score_position_and_the_bonus(played):
 
 
 @pytest.mark.parametrize(("score", "kind"), [("prob", "probability"), ("logprob", "log probability")])
-def test_tree_says_of_which_kind_its_scores_are(score, kind):
+def test_tree_names_the_kind_of_its_scores(score, kind):
     played = play(replace(SETTINGS["the demo's"], score=score))
     expected = f"in a box: node, token, the drafter's {kind} of the path from the root"
     assert expected in texts(plots.tree(played.tree, played.output, decode))
@@ -235,7 +235,7 @@ def test_parents_stand_between_their_children(played):
         assert min(children) <= rows[node] <= max(children)
 
 
-def test_mask_draws_what_the_mask_says(played):
+def test_mask_draws_every_entry_of_the_mask(played):
     mask_NN = played.tree.mask[1].tolist()
     figure, size = plots.mask(played.tree, 1), len(mask_NN)
     sees = {(row, column) for row in range(size) for column in range(size) if mask_NN[row][column]}
@@ -261,7 +261,7 @@ def test_every_slot_has_the_owner_and_the_column_of_the_table(played):
     assert sum(slot.kind == "free" for slot in found) == played.pools.audit()["free"]
 
 
-def test_lanes_and_tails_stand_where_the_pool_says(played):
+def test_lanes_and_tails_are_drawn_in_their_slots(played):
     config = played.config
     for request, (row, length) in enumerate(played.batch.rows_and_lens if config.num_steps else []):
         held = {slot.column: slot for slot in played.lanes if slot.row == row}
@@ -316,7 +316,7 @@ def test_a_map_names_the_requests_and_rows_that_it_was_not_given():
 
 
 @pytest.mark.parametrize(("length", "told"), [(300, 288), (108, 96), (76, 0)])
-def test_three_lines_and_more_of_a_prefix_are_told_in_a_sentence(length, told):
+def test_three_or_more_lines_of_a_prefix_become_a_sentence(length, told):
     """A line of the picture has 32 slots."""
     config = SpecConfig(page_size=8)
     engine = load_engine(synthetic_pair("eagle3"), config)
@@ -380,7 +380,7 @@ def test_a_picture_shows_itself_in_a_notebook_without_pyplot():
     assert done.returncode == 0, done.stderr
 
 
-def test_without_matplotlib_the_error_says_what_to_install():
+def test_without_matplotlib_the_error_names_the_install_command():
     code = "import sys\nsys.modules['matplotlib'] = None\nimport specsim.plots"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "ImportError: specsim.plots needs matplotlib: pip install" in done.stderr
@@ -497,7 +497,7 @@ def test_speedup_draws_scenarios_and_their_crossovers(servers):
     assert {"H20", "H100-SXM", str(size)} <= {text.get_text() for text in figure.findobj(Text)}
 
 
-def test_speedup_says_whose_parameters_and_draws_their_range(servers):
+def test_speedup_names_its_parameters_and_draws_their_range(servers):
     figure = plots.speedup({"H20": servers["H20"]}, most=16)
     (band,) = [each for each in figure.axes[0].collections if each.get_gid() == "range:H20"]
     corners = {(x, round(y, 9)) for x, y in band.get_paths()[0].vertices.tolist()}

@@ -59,7 +59,7 @@ def test_a_held_out_cell_does_not_move_the_fit():
     assert values[0] == values[1]
 
 
-def test_intervals_of_a_fit_cover_the_truth_as_often_as_they_say():
+def test_intervals_of_a_fit_have_their_nominal_coverage():
     """In 60 fits of 8 cells with 5 % noise, 95 % intervals miss 0 to 15 % (p < 1e-3 on each side)."""
     rng, missed = np.random.default_rng(3), 0
     scale = np.linspace(1, 3, 8)
@@ -106,7 +106,7 @@ def test_two_points_leave_no_interval():
             recover(drafts, lengths, times)
 
 
-def test_experts_that_more_rows_touch_tell_the_bandwidth():
+def test_experts_that_more_rows_use_reveal_the_bandwidth():
     """A cost bound by reading grows only by these experts, without KV and logits."""
     moe = model("glm-4.7-flash")
     perfect = Efficiency(1, 1, 1, mxfp4_experts=1, gap=0, launch=0, host=0, host_request=0, collective=0)
@@ -123,7 +123,7 @@ def test_the_gpu_of_vllm_41162_reads_faster_than_an_h200():
         assert least_bandwidth(model("glm-4.7-flash"), (4, 64), tuple(gaps)) > 1.5 * hardware("H200").bandwidth
 
 
-def test_a_bandwidth_of_what_does_not_grow_is_refused():
+def test_a_bandwidth_without_growing_reads_is_refused():
     with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("model", "llama-3-8b")):
         least_bandwidth(LLAMA, (4, 64), (1.0, 2.0))
     with pytest.raises(InputError, check=lambda error: error.name == "seconds"):

@@ -30,7 +30,7 @@ def test_lengths_are_spread_by_default(command, means):
     assert [np.mean(each) for each in lengths] == list(means)
 
 
-def test_requests_of_the_default_lengths_do_not_march_in_step():
+def test_requests_of_the_default_lengths_do_not_synchronise():
     plain = Cell(requests=64, num_steps=0)
     equal = plain.with_values(prompt_tokens=512, output_tokens=256)
     spread, together = (cell.run().metrics()["Mean TTFT (ms)"] for cell in (plain, equal))
@@ -81,7 +81,7 @@ def test_shares_of_a_chain_give_its_rates_back():
         {"shares": 0.5},
     ],
 )
-def test_what_is_no_acceptance_is_refused(tmp_path, value):
+def test_values_that_are_no_acceptance_are_refused(tmp_path, value):
     path = tmp_path / "shares.json"
     for other in ({"rates": [[0.5]]}, [[0.5]]):
         path.write_text(json.dumps(other))

@@ -37,7 +37,7 @@ def test_eagle_heads_of_expert_models_are_one_dense_layer():
     assert eagle3.layers[0].kernels == model("llama-3-8b").layers[0].kernels
 
 
-def test_a_head_may_be_wider_than_the_config_says():
+def test_a_head_may_be_wider_than_the_config():
     """SpecForge's configs/qwen3-235B-A22B-eagle3.json has 24576."""
     target = model(QWEN)
     usual, wide = (drafter("eagle3", target, VOCAB, width).model for width in (None, 24576))

@@ -67,7 +67,7 @@ def test_layers_are_those_of_transformers(name):
     assert [group.window for group in ours.layers for _ in range(group.count)] == expected
 
 
-def test_llama_4_has_as_many_active_weights_as_its_name_says():
+def test_llama_4_has_the_active_weights_of_its_name():
     scout = {
         "model_type": "llama4_text",
         "hidden_size": 5120,
@@ -91,7 +91,7 @@ def test_llama_4_has_as_many_active_weights_as_its_name_says():
         assert sum(group.count for group in target.layers if group.window is None) == 12
 
 
-def test_formats_and_ties_may_stand_beside_the_text_config():
+def test_formats_and_ties_may_be_outside_the_text_config():
     text = SMALL | {"model_type": "qwen3"}
     inside, outside = (
         model({"text_config": text | each[0]} | each[1])

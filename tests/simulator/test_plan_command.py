@@ -47,7 +47,7 @@ def test_the_off_switch_is_off_from_the_crossover_on(command, tmp_path):
         assert f"off above {most}" in value["policies"]
 
 
-def test_plan_says_what_it_assumes_and_what_regret_is(command):
+def test_plan_prints_its_assumptions_and_defines_regret(command):
     said = text(command("plan", *QUICK))
     assert "Uncalibrated, simulated: means of 1 × 12 requests" in said
     assert "Regret: additional time for the same tokens over that of the quickest setting." in said
@@ -70,7 +70,7 @@ def test_a_best_setting_on_the_edge_is_called_so(command):
     assert "on the edge" not in text(command("plan", *QUICK, "--accept-rates", "0.9,0.1,0.0"))
 
 
-def test_trees_that_no_engine_takes_are_left_out_aloud(command):
+def test_trees_that_no_engine_takes_are_named_and_left_out(command):
     words = ["--model", "glm-4.7-flash", *QUICK]
     said = text(command("plan", *words))
     assert "No trees were tried: engines take them for latent attention with --page-size 1 only." in said

@@ -26,7 +26,7 @@ def read(tmp_path, text):
 @pytest.mark.parametrize("num_drafts", [1, 3, 7])
 @pytest.mark.parametrize("round_seconds", [0.008, 0.8, 8.0])
 @pytest.mark.parametrize("seed", range(3))
-def test_what_a_client_prints_is_never_called_impossible(log, tmp_path, tool, lengths, num_drafts, round_seconds, seed):
+def test_printed_reports_are_never_called_impossible(log, tmp_path, tool, lengths, num_drafts, round_seconds, seed):
     """Rates down to one request in some minutes, printed as 0.02 requests per second."""
     served = log(num_drafts, lengths, seed, round_seconds)
     (report,) = read(tmp_path, served.printed(tool))

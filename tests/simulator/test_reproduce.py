@@ -46,7 +46,7 @@ def test_a_reproduction_survives_json(made, name):
 
 
 @pytest.mark.parametrize("name", HELD_OUT)
-def test_cells_and_parameters_are_as_many_as_the_method_says(made, name):
+def test_numbers_of_cells_and_parameters_match_the_method(made, name):
     result = made[name]
     figures, held_out = HELD_OUT[name]
     assert (len(result.figures), len(result.errors("held out"))) == (figures, held_out)
@@ -132,7 +132,7 @@ def test_assisted_generation_has_the_means_of_its_markov_chain():
     assert tokens == pytest.approx(np.mean(given), rel=0.03)
 
 
-def test_figures_that_notes_quote_are_those_that_commands_say(made):
+def test_figures_quoted_in_notes_are_those_of_the_commands(made):
     """Figures in papers/ equal those that each command prints below its table."""
     said = {name: " ".join(made[name].notes) for name in ("sglang_6995", "spec_bench")}
     assert re.findall(r"not one graph (\d+) ms longer", said["sglang_6995"]) == ["31"]
@@ -144,7 +144,7 @@ def test_figures_that_notes_quote_are_those_that_commands_say(made):
     assert [round(float(each)) for each in alone] == [14, 15]
 
 
-def test_the_best_times_of_a_token_are_as_far_apart_as_notes_say(made):
+def test_the_best_times_per_token_differ_as_quoted_in_notes(made):
     best = {
         name: min(each.published for each in made["vllm_20780"].figures if each.setting.startswith(name))
         for name in ("eagle1", "eagle3")

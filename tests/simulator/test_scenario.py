@@ -19,7 +19,7 @@ def made(command, tmp_path):
     return simulate
 
 
-def test_a_workload_is_served_in_both_ways_and_its_report_holds(made):
+def test_a_workload_is_served_with_and_without_drafts(made):
     result = made()
     assert list(result["runs"]) == ["no drafts", "drafts"]
     for metrics in result["runs"].values():
@@ -47,7 +47,7 @@ def _of(report):
     return report.concurrency, report.duration, report.completed, report.input_tokens, report.output_tokens
 
 
-def test_drafts_that_are_all_accepted_pay_what_a_round_says(made):
+def test_drafts_that_are_all_accepted_gain_as_a_round_predicts(made):
     alone = ("--requests", "2", "--concurrency", "1", "--prompt-tokens", "1", "--output-tokens", "401")
     result = made("--accept-rates", "1,1,1", *alone)
     ratio = result["runs"]["no drafts"]["Mean TPOT (ms)"] / result["runs"]["drafts"]["Mean TPOT (ms)"]
@@ -116,7 +116,7 @@ def test_a_picture_of_a_sweep_is_png_too(command, tmp_path):
     assert command(*words).refuses("plot", "cells.svg")
 
 
-def test_too_few_slots_are_said_with_the_request_that_needs_more(command):
+def test_too_few_slots_name_the_request_that_needs_more(command):
     ended = command(*SMALL, "--prompt-tokens", "10000000")
     assert ended.refuses("tensor_parallel", 1)
     assert "and enough KV slots: at least 10000032, which request 0 needs" in ended.err
@@ -139,7 +139,7 @@ def test_a_file_of_requests_excludes_options_of_requests(command, tmp_path):
     assert command("simulate", *words).refuses("output_tokens", "5")
 
 
-def test_a_picture_is_written_beside_the_table(command, tmp_path):
+def test_a_picture_is_written_with_the_table(command, tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "speedup.png"
     assert command(*SMALL, "--plot", str(path)).status == 0

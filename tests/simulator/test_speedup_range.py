@@ -170,7 +170,7 @@ def test_graphs_reach_the_cost():
         scenario(graphs="some")
 
 
-def test_every_field_of_efficiency_says_where_it_comes_from():
+def test_every_field_of_efficiency_names_its_source():
     """Every default comes from a kept fit, or a comment says that it does not."""
     fitted = {name for each in fitted_servers() for name in each.found}
     others = {field.name for field in fields(Efficiency)} - fitted
@@ -180,7 +180,7 @@ def test_every_field_of_efficiency_says_where_it_comes_from():
 SMALL = ["simulate", "--requests", "20", "--prompt-tokens", "60", "--output-tokens", "10", "--concurrency", "8"]
 
 
-def test_the_command_says_whose_parameters_and_their_range(command, tmp_path):
+def test_the_command_names_the_parameters_and_their_range(command, tmp_path):
     path = tmp_path / "result.json"
     ended = command(*SMALL, "--json", str(path))
     result = json.loads(path.read_text())
