@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from specsim.simulator.published_acceptance import PublishedAcceptance
 
 Model = Annotated[str, option("Model", "Shipped name, hub id of a shipped shape, or a config.json.")]
-Hardware = Annotated[str, option("Hardware", "GPU; for the list of names give a wrong one.")]
+Hardware = Annotated[
+    str,
+    option(
+        "Hardware",
+        "GPU: A100-40GB-SXM, A100-80GB-SXM, H20, H100-SXM, H200, B200, RTX-3090 or RTX-4090; H100 is enough.",
+        metavar="NAME",
+    ),
+]
 TensorParallel = Annotated[int, option("Hardware", "GPUs that share the model by tensor parallelism. [at least 1]")]
 DraftVocab = Annotated[int, option("Model", "Vocabulary of an eagle3 drafter, in tokens. [at least 1]")]
 Requests = Annotated[int, option("Load", "Number of requests. [at least 1]")]
@@ -63,8 +70,8 @@ Efficiency = Annotated[
     list[str] | None,
     option(
         "Hardware",
-        "Set one parameter of the cost model, such as bandwidth=0.7; may be repeated. For the list of names give a "
-        "wrong one.",
+        "Set a parameter of the cost model: bandwidth, compute, overlap, experts, mxfp4_experts, gap, launch, host, "
+        "host_request, collective or filters. May be repeated.",
         metavar="NAME=NUMBER",
     ),
 ]

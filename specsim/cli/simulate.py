@@ -28,7 +28,8 @@ def simulate(
         str | None,
         option(
             "Published table",
-            "Reproduce this published table, without other options; for the list of names give a wrong one.",
+            "Reproduce a published table, without other options: fast_rounds, leviathan_table1, leviathan_table4, "
+            "sglang_6995, spec_bench, vllm_20780 or vllm_41162.",
             metavar="NAME",
             show_default=False,
         ),

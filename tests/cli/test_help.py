@@ -2,12 +2,16 @@
 
 import re
 import shlex
+from dataclasses import fields
 
 import pytest
 from typer.main import get_command
 
 from specsim.cli.help import COMMON, OPTION_GROUPS, GenerateHelp, summary
 from specsim.cli.main import COMMANDS, app
+from specsim.simulator.efficiency import Efficiency
+from specsim.simulator.hardware import names
+from specsim.simulator.reproduce.tables import TABLES
 
 PROGRAM = get_command(app)
 NAMES = [each.__name__.replace("_", "-") for commands in COMMANDS.values() for each in commands]
@@ -99,3 +103,18 @@ def test_a_default_and_a_range_share_a_bracket(call):
     assert "--topk INTEGER Draft tokens kept at each step; 1 makes a chain." in words
     assert "[default: 4; at least 1]" in words
     assert "[default: num_steps + 1 for a chain, 8 for a tree, or what fits; at least 2]" in words
+
+
+@pytest.mark.parametrize(
+    ("before", "names"),
+    [
+        ("GPU: ", names()),
+        ("other options: ", TABLES),
+        ("cost model: ", [field.name for field in fields(Efficiency)]),
+    ],
+)
+def test_help_lists_all_names(call, before, names):
+    """Help loads no simulator, so its lists are written by hand."""
+    shown = " ".join(call("simulate", "--help")[1].split()).split(before)[1]
+    listed = re.split(r"[;.] ", shown)[0]
+    assert sorted(re.split(", | or ", listed)) == sorted(names)
