@@ -1,4 +1,4 @@
-"""Equality checks and contests of a benchmark: no figure without a passed check."""
+"""Equality checks and contests of a benchmark: no time without a passed check."""
 
 import io
 import math
@@ -23,7 +23,7 @@ from specsim.models.synthetic_pair import synthetic_pair
 PEAKS = Peaks(read=1e12, copy=1e12, dense=1e12)
 PASSED, FAILED = Check("numbers", 0.0, 0), Check("numbers", 1.0, 0, "entry 3: 1, not 2")
 TREE = SpecConfig(topk=2, num_steps=3, num_draft_tokens=5, page_size=4)
-# Their columns stand on the CPU, where kernels run only if they are interpreted.
+# Their tensors are on the CPU, where kernels run only if they are interpreted.
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels of this machine run on its GPU")
 
 

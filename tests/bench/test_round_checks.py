@@ -1,4 +1,4 @@
-"""Checks of rounds on Triton's interpreter: right ones pass, injected differences are found."""
+"""Checks of rounds on Triton's interpreter: correct rounds pass, injected differences are found."""
 
 import math
 from dataclasses import replace
@@ -25,7 +25,7 @@ MODEL = ModelConfig(
 )  # fmt: skip
 PEAKS = Peaks(read=1e12, copy=1e12, dense=1e12)
 TREE = SpecConfig(topk=2, num_steps=3, num_draft_tokens=5, page_size=4)
-# Their columns stand on the CPU, where kernels run only if they are interpreted.
+# Their tensors are on the CPU, where kernels run only if they are interpreted.
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels of this machine run on its GPU")
 
 
@@ -54,7 +54,7 @@ def test_a_round_is_checked_by_an_independent_forward(scene):
     scene.rounds(2)
     scene.again(1)
     scene.replay()
-    assert check_round(scene, (1,)).passed  # what was timed has changed nothing
+    assert check_round(scene, (1,)).passed  # timed runs have changed nothing
 
 
 @interpreted
@@ -75,7 +75,7 @@ def test_synthetic_acceptance_is_checked_by_its_schedule():
     assert not check_round(scene, with_eager=False).passed  # the target would have accepted less
 
 
-# A tensor of a round, what is written over an entry of it, and what the check says of it.
+# A tensor of a round, an entry with its wrong value, and the expected text of the check.
 PLANTED = {
     "logits": ("verify_output.target_logits", (3, 5), lambda value: value + 0.5, "logits of request 0"),
     "hidden": ("draft_input.hidden", (0, 1), lambda value: value + 0.5, "hidden state of request 0"),
@@ -128,7 +128,7 @@ def test_log_probabilities_of_first_drafts_are_checked(monkeypatch):
     check = check_round(scene, (0, 1), with_eager=False)
     assert check.passed, check
     with torch.inference_mode():
-        output.draft_input.topk_scores[1, 0] -= 0.1  # as a probability a tenth less
+        output.draft_input.topk_scores[1, 0] -= 0.1  # a probability a tenth smaller
     check = check_round(scene, (0, 1), with_eager=False)
     assert "log probabilities: entry 0" in check.difference
 

@@ -185,7 +185,7 @@ def test_a_message_of_several_lines_stands_under_its_case(capsys):
 
 
 def test_the_pages_adapter_passes(tmp_path, capsys):
-    """A malformed tree, which is called in a process of its own, included."""
+    """Every case, a malformed tree in its own process included."""
     (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert command("--module", module_of(source, tmp_path), "--device", "cpu") == 0
     assert "Wrong" not in capsys.readouterr().out
@@ -248,7 +248,7 @@ def test_a_module_that_fails_to_make_a_function_is_bad_input(tmp_path):
 
 
 def test_a_modules_own_defaults_do_not_reach_the_cases():
-    """Cases and memory are made as torch starts."""
+    """Cases and memory are made under torch's default settings."""
     topk = function_of(load_module(PLAIN), BY_NAME["draft_topk"])
     torch.set_default_dtype(torch.float64)
     torch.set_default_device("meta")

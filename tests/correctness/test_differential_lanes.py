@@ -16,7 +16,7 @@ from specsim.fast.model.draft_metadata import lane_metadata
 
 pytestmark = pytest.mark.usefixtures("budgets_once")
 DEEP = replace(cell_of(dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3)), id="two draft layers")
-# A tree of one step runs no draft forward, so that nobody reads the copied tails.
+# A tree of one step runs no draft forward, so the copied tails are not read.
 FLAT = replace(cell_of(dict(topk=2, num_steps=1, page_size=4, batch=1)), id="two draft layers, one step")
 
 
@@ -120,7 +120,7 @@ def test_lane_kv_that_no_score_shows_is_named(graph, mode, spoil, field, place):
 
 @pytest.mark.parametrize("mode", ["lockstep", "free"])
 def test_a_round_that_shows_no_lane_kv_is_a_divergence(check_changed, mode):
-    """Even if an earlier round has shown some."""
+    """It is reported even if an earlier round has shown some."""
     rounds = 0
 
     def run(own, batch, state, pools):

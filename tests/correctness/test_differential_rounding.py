@@ -54,7 +54,7 @@ def test_the_budget_is_measured_between_the_references():
 
 
 def test_the_budget_of_a_log_probability_is_that_of_all_logits():
-    """Even if the compared probabilities are right."""
+    """The largest error decides, even if the compared probabilities are right."""
     reference, exact = torch.tensor([[1.0, 2.0, 9.5]]), torch.tensor([[1.0, 2.0, 9.0]], dtype=torch.float64)
     assert log_prob_budget(reference, exact, 0.0) == 4.0
 
@@ -144,7 +144,7 @@ def test_a_filters_edge_within_noise_makes_a_draw_uncertain(params, close, clear
         sound.deny("field", 0, 3, 0)
 
 
-def test_scores_are_held_to_their_own_size():
+def test_small_scores_are_compared_as_closely_as_large_ones():
     """Scores are compared as logarithms, so equal relative errors of 1e-9 and 1 count equally."""
     right = torch.tensor([1.0, 1e-9])
     wrong = torch.tensor([1.0, 1.01e-9])

@@ -108,7 +108,7 @@ def test_draws_named_by_position_only_harm_block_verification():
 
 
 def test_typical_acceptance_of_a_given_tree_by_hand():
-    """It always takes one path, so its distribution is that path's and the target's token after it."""
+    """The rule always takes one path, so its distribution is that path's and the target's next token."""
     found = distribution_of("typical", GIVEN_TREE)
     (draw,) = draws(GIVEN_TREE)
     path, _ = acceptance.typical(Given.of(draw).tree, Given.of(draw).prob_NV, 0.09, 0.3, 0.5)
@@ -129,7 +129,7 @@ SHAPES = {"given": [(-1, 0, 0, 1), (-1, 0, 1)], "chain": [(-1, 0), (-1, 0, 1)], 
 
 @pytest.mark.parametrize("name", [name for name, each in BY_NAME.items() if each.promise == "lossless"])
 @given(data=st.data())
-@settings(max_examples=6, deadline=None)  # also when new examples are looked for
+@settings(max_examples=6, deadline=None)  # in searches for new examples too
 def test_lossless_verifiers_are_lossless_for_any_models(name, data):
     drafts = BY_NAME[name].drafts
     vocab_size = data.draw(st.integers(2, 3))
@@ -194,7 +194,7 @@ def test_a_wrong_verifier_is_not_certified(name, case, text, instead, monkeypatc
 
 
 def test_regions_of_another_verifier_are_refused():
-    """Breakpoints of another verifier: an outcome changes where it should not."""
+    """Breakpoints of another verifier: an outcome changes inside a region."""
     other = replace(BY_NAME["rejection"], axes=lambda draw: [UNREAD] * 2)
     with pytest.raises(NotConstant):
         exact_distribution(other, PAPER, implementations.reference(other))
@@ -205,7 +205,7 @@ def test_regions_of_another_verifier_are_refused():
 
 @pytest.mark.parametrize("name", ["greedy", "typical", "gumbel", "block"])
 def test_a_path_beyond_max_len_is_refused(name):
-    """Whatever its distribution, which may be the target's."""
+    """The error is reported whatever the distribution, which may be the target's."""
     (case,) = cases_of({"": (CUT_TREE if BY_NAME[name].drafts == "given" else CUT_CHAIN,)}, "", name == "greedy")
     far = replace(BY_NAME[name], accept=lambda given, *drawn: BY_NAME[name].accept(unlimited(given), *drawn))
     with pytest.raises(TooDeep):
@@ -253,7 +253,7 @@ def test_fast_and_reference_have_equal_distributions(name):
 
 @pytest.mark.parametrize(("name", "case"), [("multi_round", LANES), ("block", CHAIN), ("gumbel", CHAIN)])
 def test_fast_and_reference_have_equal_outcomes(name, case):
-    """A dozen regions of all."""
+    """Select a dozen of all regions."""
     drafted = list(draws(case))
     verifier = BY_NAME[name]
     found = joint_regions(verifier, drafted, implementations.reference(verifier))
@@ -277,7 +277,7 @@ def test_cases_left_out_of_the_fast_implementation_are_named(capsys):
 
 
 def test_requests_are_found_whose_noise_lies_in_a_region():
-    """The kernels' noise is named, not given: every region of a race has requests of its own."""
+    """The kernels derive noise from names: every region of a race has its own requests."""
     drafted = list(draws(PAPER))
     reference = implementations.reference(BY_NAME["gumbel"])
     trials = [trial for region in joint_regions(BY_NAME["gumbel"], drafted, reference) for trial in region.trials]
@@ -435,7 +435,7 @@ def test_the_optimum_of_two_siblings_by_hand():
 
 
 def test_prices_that_prove_nothing_are_refused(monkeypatch):
-    """All drafts of texts without prices could be accepted."""
+    """Texts without prices would allow all drafts to be accepted."""
     solve = optimum_module._solve
 
     def free(case, drafted, written, ends):

@@ -72,7 +72,7 @@ def test_drift_before_the_first_difference_is_a_fault():
 
 
 def test_a_nan_differs_from_every_log_probability():
-    """At any place, whatever else differs; log probabilities of minus infinity are equal."""
+    """NaN is found at any place, whatever else differs; equal minus infinities are equal."""
     sound = answer([5, 6], [-0.1, -0.2])
     for logprobs in ([nan, -0.2], [-0.1, nan], [nan, -9.0]):
         assert one(answer([5, 6], logprobs), sound).verdict == "fault"
@@ -272,7 +272,7 @@ def test_an_entry_without_an_answer_is_refused(entry, tmp_path):
             read_answers(tmp_path / name, "a")
 
 
-def test_lines_end_at_line_feeds_alone(tmp_path):
+def test_lines_end_only_at_line_feeds(tmp_path):
     """A text may contain U+2028 and U+0085."""
     line = json.dumps(OURS | {"text": "a\u2028b\u0085c"}, ensure_ascii=False)
     (tmp_path / "a.jsonl").write_bytes(f"{line}\r\n\r\n{line}".encode())

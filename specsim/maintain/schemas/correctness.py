@@ -248,7 +248,7 @@ def soak() -> Schema:
         "One workload.",
         name="Name of the workload: seed, index and number of requests.",
         num_steps="Depth of its trees.",
-        counts=table("Occurrences of each required case.", _COUNT),
+        counts=table("Occurrences of each event.", _COUNT),
         mismatches="Requests that differ from their solo runs beyond rounding; an error counts as one.",
         within_rounding_error="Requests that differ where a decision is within rounding error.",
         max_logprob_error="Largest error of a log-probability.",
@@ -261,9 +261,11 @@ def soak() -> Schema:
             "device": DEVICE,
             "versions": VERSIONS,
             "date": DATE,
-            "is_ok": flag("Whether all requests equal their solo runs and every required case occurred."),
+            "is_ok": flag("Whether all requests equal their solo runs and every required event occurred."),
             "figures": table("Figures of the printed table by name; times in seconds.", number("A figure.")),
-            "missing": nullable(array("Required cases that never occurred; null for a short run.", text("A case."))),
+            "missing": nullable(
+                array("Required events that never occurred; null for a short run.", text("An event."))
+            ),
             "failures": array("Workloads that went wrong.", failure),
             "programs": array("All workloads.", program),
         },
