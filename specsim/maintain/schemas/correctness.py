@@ -263,9 +263,7 @@ def soak() -> Schema:
             "date": DATE,
             "is_ok": flag("Whether all requests equal their solo runs and every required event occurred."),
             "figures": table("Figures of the printed table by name; times in seconds.", number("A figure.")),
-            "missing": nullable(
-                array("Required events that never occurred; null for a short run.", text("An event."))
-            ),
+            "missing": nullable(array("Required events that never occurred; null for a short run.", text("An event."))),
             "failures": array("Workloads that went wrong.", failure),
             "programs": array("All workloads.", program),
         },
