@@ -111,7 +111,7 @@ def test_a_write_to_the_state_that_was_read_is_caught(check_changed):
         state.topk_scores[0, 0] = 0.5
         return output
 
-    assert check_changed(CELL, draft=draft).first_divergence.field == "the state that it read"
+    assert check_changed(CELL, draft=draft).first_divergence.field == "its input state"
 
 
 def test_a_write_to_a_state_left_before_is_caught(check_changed):
@@ -126,4 +126,4 @@ def test_a_write_to_a_state_left_before_is_caught(check_changed):
         return own(batch, state, pools)
 
     result = check_changed(CELL, verify=verify, draft_extend=draft_extend)
-    assert result.first_divergence.field == "a state that it had left before"
+    assert result.first_divergence.field == "an earlier output state"
