@@ -16,7 +16,7 @@ MILLISECONDS = 1e3
 
 
 class Step(NamedTuple):
-    """One step."""
+    """One step of a simulated server."""
 
     start: float  # seconds
     seconds: float

@@ -1,7 +1,7 @@
-"""The verify phase: the target's logits by budget, and the walk from the implementation's own logits.
+"""Comparison of the verify phase: the target's logits by budget, and the walk from the own logits.
 
-An implementation whose logits are within the budget and whose choices follow from *them* is right, whatever it chose.
-So a choice is never excused by the precision of the model, only by that of float32 arithmetic on probabilities.
+An implementation is right if its logits are within the budget and its choices follow from *its own* logits.
+So a choice is never excused by the model's precision, only by that of float32 arithmetic on probabilities.
 """
 
 import torch
@@ -19,7 +19,7 @@ COUNTERS = ("num_accepted_drafts", "num_accepted_tokens")
 
 
 def adjusted_logits(step: Step) -> torch.Tensor:
-    """Logits under test of every node after penalties, bias and grammar mask, f64 [B, N, V]."""
+    """Compute every node's logits under test after penalties, bias and grammar mask, f64 [B, N, V]."""
     from specsim.reference.verify import node_logits
 
     batch = step.batch
@@ -40,7 +40,7 @@ def compare_verify(request: ComparedRequest[VerifyOutput], adjusted_BNV: torch.T
 
 
 def _compare_logits(request: ComparedRequest[VerifyOutput]) -> None:
-    """Compare rows of the target; a node at or beyond max_len has no slot, and its logits mean nothing."""
+    """Compare the target's logits of all nodes with a slot; those at or beyond max_len have none."""
     live = request.step.trees.reference.cache_locations[request.nodes] >= 0
     logits = request.states.map(lambda output: output.target_logits[request.nodes][live])
     request.check.close("target_logits", logits)
@@ -114,7 +114,7 @@ def _compare_sampled(walk: Walk, depth: int) -> int:
 
 
 def _compare_logprobs(walk: Walk) -> None:
-    """Require those of the implementation's own logits by float32's rounding, 0 past the path."""
+    """Require the logprobs of the implementation's own logits up to float32 rounding, 0 past the path."""
     fast = walk.request.states.fast.verdict.logprobs[walk.request.index]
     expected = torch.zeros(len(fast), dtype=torch.float64)
     path = [walk.distributions[node] for node in walk.nodes]
@@ -125,7 +125,7 @@ def _compare_logprobs(walk: Walk) -> None:
 
 
 def _compare_paths(request: ComparedRequest[VerifyOutput]) -> None:
-    """Whether all implementations went the same way; logprobs then are comparable."""
+    """Stop where rounding changed the path; on equal paths note the largest logprob error."""
     verdicts = request.of(request.states.map(lambda output: output.verdict))
     paths = verdicts.states.map(
         lambda verdict: (verdict.accept_index[request.index].tolist(), verdict.predict[request.nodes].tolist())
@@ -137,7 +137,7 @@ def _compare_paths(request: ComparedRequest[VerifyOutput]) -> None:
 
 
 def _compare_extend_input(request: ComparedRequest[VerifyOutput]) -> None:
-    """Compare the accepted rows; those past the path (`fixed`) mean nothing."""
+    """Compare the accepted rows; padding past the path (`fixed`) is not compared."""
     check = request.check
     inputs = request.of(request.states.map(lambda output: output.draft_extend_input))
     prefix = "draft_extend_input."

@@ -1,4 +1,4 @@
-"""The walk through one request's tree that the implementation under test reports."""
+"""Reported walk of the implementation under test through one request's tree."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -31,7 +31,7 @@ class Walk:
         return [*(self.tree.tokens[node] for node in self.nodes[1:]), self.bonus]
 
     def children(self, depth: int) -> list[int]:
-        """Children of the path's node at a depth that may be accepted at all."""
+        """List the children of the path's node at a depth that may be accepted."""
         return list(self.tree.children(self.nodes[depth])) if depth < self.tree.depth_limit else []
 
     def accepted(self, depth: int) -> int | None:
@@ -39,7 +39,7 @@ class Walk:
 
 
 def reported_walk(request: ComparedRequest[VerifyOutput], adjusted_NV: torch.Tensor) -> Walk:
-    """Read the path in accept_index, which goes from the root, child by child, no deeper than is allowed, then -1."""
+    """Read the path in accept_index: from the root, child by child, within the allowed depth, then -1."""
     from specsim.reference.request_tree import trees
 
     step = request.step

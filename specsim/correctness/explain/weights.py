@@ -20,7 +20,7 @@ class Weights:
 
     @classmethod
     def of(cls, target: TargetCheckpoint, dtype: torch.dtype) -> "Weights":
-        """Convert a loaded target."""
+        """Convert a loaded target to both formats."""
         from specsim.reference.oracle_forward import in_dtype
 
         return cls(in_dtype(target, torch.float64), in_dtype(target, dtype), dtype)
