@@ -38,6 +38,7 @@ class Output:
     finish_reason: str  # stop or length
     num_accepted_tokens_per_round: tuple[int, ...]  # of whole rounds, even where the output ends inside one
     prompt_token_ids: tuple[int, ...] = ()
+    temperature: float = 0.0  # sampling temperature; 0 is greedy
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -245,4 +246,5 @@ def _output(request: Request) -> Output:
         finish_reason=request.finish_reason or "",
         num_accepted_tokens_per_round=tuple(request.accepted),
         prompt_token_ids=tuple(request.prompt_ids),
+        temperature=request.params.temperature,
     )

@@ -184,6 +184,7 @@ def _output(request: Request) -> dict[str, Any]:
         "num_accepted_tokens_per_round": request.accepted,
         "prompt_tokens": len(request.prompt_ids),
         "prompt_token_ids": request.prompt_ids,
+        "temperature": request.params.temperature,
         "num_reused": request.num_reused,
         "num_preemptions": request.num_preemptions,
         "emissions": request.emissions,

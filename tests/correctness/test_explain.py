@@ -109,6 +109,16 @@ def test_a_drawn_token_and_an_early_end_are_undecided():
     assert (finding.verdict, finding.place, finding.tokens) == ("undecided", 1, (None, 6))
 
 
+@pytest.mark.parametrize(("temperature", "verdict"), [(0.0, "fault"), (0.7, "undecided")])
+def test_an_answer_of_ours_says_if_it_was_sampled(temperature, verdict, tmp_path):
+    """Without alternatives a sampled token would be a fault, as soon as the weights decide."""
+    ours = {"token_ids": [8], "logprobs": [-3.0], "prompt_token_ids": [1], "temperature": temperature}
+    (tmp_path / "a.json").write_text(json.dumps({"outputs": [ours]}))
+    (one_answer,) = read_answers(tmp_path / "a.json", "a")
+    finding = one(one_answer, answer([9], [-0.1], [{8: -9.0}]))
+    assert (finding.is_drawn, finding.verdict) == (temperature > 0, verdict)
+
+
 def test_a_token_below_any_reported_one_was_drawn():
     """Even if the other engine's token is not reported; a tie does not count, nor does its own token."""
     b = answer([7], [-0.05], [{1: -4.0, 2: -6.0}])

@@ -23,6 +23,7 @@ class Answer:
     logprobs: tuple[float | None, ...]  # natural logarithms, None where not given
     top: tuple[Mapping[Token, float], ...] = field(repr=False)  # reported log probabilities, the chosen token's too
     prompt: tuple[int, ...] | str | None = field(default=None, repr=False)  # token ids, or the text
+    is_sampled: bool = False  # as the file says; otherwise a likelier token shows it
 
     @classmethod
     def of(
@@ -30,6 +31,7 @@ class Answer:
         chosen: Sequence[tuple[Any, Any]],
         top: Sequence[Mapping[Any, Any] | None] | None = None,
         prompt: list[int] | str | None = None,
+        is_sampled: bool = False,
     ) -> Self:
         """Make an answer of pairs (token, log probability), and the log probabilities reported at each place."""
         tokens = tuple(_token(token) for token, _ in chosen)
@@ -41,7 +43,8 @@ class Answer:
         for token, logprob, place in zip(tokens, logprobs, reported, strict=True):
             if logprob is not None:
                 place.setdefault(token, logprob)
-        return cls(tokens, logprobs, tuple(reported), tuple(prompt) if isinstance(prompt, list) else prompt)
+        known = tuple(prompt) if isinstance(prompt, list) else prompt
+        return cls(tokens, logprobs, tuple(reported), known, is_sampled)
 
 
 def _token(token: Any) -> Token:
@@ -91,10 +94,11 @@ def _answers(value: Any) -> Iterator[Answer]:
 
 
 def _ours(value: Mapping[str, Any]) -> Iterator[Answer]:
-    """Convert specsim's form: token_ids with logprobs, a number each, and optional top_logprobs by token id."""
+    """Convert specsim's form: token_ids with logprobs, a number each, and optional top_logprobs and temperature."""
     top = value.get("top_logprobs")
     chosen = list(zip(value["token_ids"], value["logprobs"], strict=True))
-    yield Answer.of(chosen, top and list(map(_by_id, top)), value.get("prompt_token_ids"))
+    is_sampled = float(value.get("temperature") or 0) > 0
+    yield Answer.of(chosen, top and list(map(_by_id, top)), value.get("prompt_token_ids"), is_sampled)
 
 
 def _outputs(value: Mapping[str, Any]) -> Iterator[Answer]:

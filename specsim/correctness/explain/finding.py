@@ -53,7 +53,7 @@ class Finding:
     tokens: tuple[Token | None, Token | None] | None = None  # both answers' token there, None where one has ended
     margins: tuple[float | None, float | None] | None = None  # each engine's between its own token and the other's
     at_least: tuple[float, float] | None = None  # lower bounds of margins, also where the other token is not reported
-    is_drawn: bool = False  # whether an engine reported a likelier token than its own: it was not decoded greedily
+    is_drawn: bool = False  # whether an engine sampled: its file says so, or reports a likelier token than its own
     drift: float = 0.0  # largest difference of log probabilities of the equal tokens before `place`
     drift_place: int | None = None  # of the drift
     exact: float | None = None  # distance of the two tokens' logits in float64, where weights were given
@@ -117,7 +117,7 @@ def verdict_of(finding: Finding, noise: Noise) -> tuple[Verdict, str]:
         says = "one answer ends here, the other goes on: limits or stops differ, or one engine missed the end of text"
         return "undecided", says
     if finding.is_drawn:
-        return "undecided", "a token was sampled that is not the likeliest, and the engines' random draws differ"
+        return "undecided", "an answer was sampled, and engines draw different random numbers"
     least = sum(finding.at_least)
     if least > noise.most:
         return "fault", f"the two tokens lie {least:.3g} apart or more, rounding explains {noise.most:.3g}"
@@ -174,7 +174,9 @@ def _margin(mine: Answer, theirs: Answer, place: int) -> _Margin:
 
 
 def _is_drawn(answer: Answer, place: int) -> bool:
-    """Whether another token is reported as likelier than the one at that place."""
+    """Check whether the answer was sampled: it says so, or reports another token as likelier than its own."""
+    if answer.is_sampled:
+        return True
     own = answer.logprobs[place]
     others = (value for token, value in answer.top[place].items() if token != answer.tokens[place])
     return own is not None and any(value > own for value in others)

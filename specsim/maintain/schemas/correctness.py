@@ -171,7 +171,7 @@ def explain() -> Schema:
             )
         ),
         at_least=nullable(array("Lower bounds of the margins.", nullable(number("A bound.")), 2)),
-        is_drawn="Whether an engine did not decode greedily: it reported a likelier token than its own.",
+        is_drawn="Whether an engine sampled: its file says so, or reports a likelier token than its own.",
         drift=nullable(number("Largest difference of log-probabilities of the equal tokens before that place.")),
         drift_place="Place of the drift; null for none.",
         exact=nullable(number("Distance of the two tokens' logits in float64; null without --target.")),

@@ -34,6 +34,7 @@ _TEXTS = {
         whole("1 to num_steps + 1."),
     ),
     "prompt_token_ids": array("Tokens of the prompt.", _TOKEN),
+    "temperature": number("Sampling temperature; 0 is greedy."),
 }
 _SPEED = {
     "tokens": whole("New tokens of all requests."),
@@ -159,6 +160,7 @@ def _output() -> Schema:
             "num_accepted_tokens_per_round": _TEXTS["num_accepted_tokens_per_round"],
             "prompt_tokens": whole("Number of prompt tokens."),
             "prompt_token_ids": _TEXTS["prompt_token_ids"],
+            "temperature": _TEXTS["temperature"],
             "num_reused": whole("Prompt tokens whose KV the prefix cache had."),
             "num_preemptions": whole("Number of preemptions."),
             "emissions": array(
