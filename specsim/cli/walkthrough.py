@@ -36,7 +36,8 @@ specsim generate --help                    trees, drafters, sampling, penalties,
 specsim diff --grid quick                  both implementations compared under more settings
 specsim accept                             acceptance over all shipped prompts (minutes)
 reference/engine.py                        the round as code: draft, verify, draft_extend
-reference/tree.py, fast/tree.py            how a tree is laid out: to be read, and in kernels"""
+reference/tree.py, fast/tree.py            the layout of a tree, in PyTorch and in Triton
+notebooks/guide/getting-started.md         the guide; make docs builds it as a site"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def _introduce(pair: Any, console: Console) -> None:
     paragraph(
         console,
         "A small drafter proposes a tree of tokens; the target checks the whole tree in one forward pass and "
-        "keeps the path that it would have written itself, plus one more token, the bonus.",
+        "keeps the path that it would have generated itself, plus one more token, the bonus.",
     )
     console.print()
     console.print(f"target   {_summary(pair.target, pair.target.config)}")
@@ -239,13 +240,13 @@ def _show_implementations(pair: Any, prompts: Sequence[str], console: Console) -
         return True
     paragraph(
         console,
-        f"One graph a round, replayed for a greedy and a sampled request {NO_GPU * (not torch.cuda.is_available())}"
-        "against the reference: trees, logits, accepted paths, tokens, logprobs and every KV slot, with float64 as "
-        "arbiter.",
+        f"One graph per round, replayed for a greedy and a sampled request {NO_GPU * (not torch.cuda.is_available())}"
+        "and compared with the reference: trees, logits, accepted paths, tokens, logprobs and every KV slot. A float64 "
+        "run shows which differences rounding explains.",
     )
     console.print()
     counts = (result.coverage.get("rounds", 0), result.decisions, result.within_rounding_error, result.mismatches)
-    columns = ("requests x rounds", "decisions", "too close to call", "mismatches", "largest logprob error")
+    columns = ("requests x rounds", "decisions", "within rounding error", "mismatches", "largest logprob error")
     print_table(console, columns, [(*map(str, counts), f"{result.max_logprob_error:.0e}")])
     same = not result.mismatches
     verdict = "equal" if same else f"NOT equal; {result.first_divergence}"
