@@ -2,7 +2,7 @@
 
 import importlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -149,6 +149,7 @@ def generate(
     engine: EngineOptions | None = None,
     acceptance: SyntheticAcceptance | None = None,
     progress: bool = False,
+    watch: Callable[[Engine], Engine] | None = None,
 ) -> Generation:
     """Continue every prompt (text or token ids) with the pair under one setting, all prompts in one batch.
 
@@ -156,52 +157,10 @@ def generate(
     decoding for a pair without a drafter. sampling: one for all prompts or one each. request_ids (default 0, 1, ...)
     name the random streams, so a request with the same id, seed and prompt gives the same tokens in any batch. engine,
     acceptance: see load_engine. grammars: constraints of the outputs (core.grammar, serving.guidance), one for all
-    prompts or one each, None for an unconstrained output. Raises InputError for an empty or too long prompt and for
-    token ids outside the vocabulary.
+    prompts or one each, None for an unconstrained output. watch: gives the engine that runs in place of the one made
+    here, for instance one that records its rounds. Raises InputError for an empty or too long prompt and for token ids
+    outside the vocabulary.
     """
-    prepared = prepare(
-        pair,
-        prompts,
-        config,
-        sampling,
-        grammars=grammars,
-        request_ids=request_ids,
-        engine=engine,
-        acceptance=acceptance,
-    )
-    return prepared.run(prepared.engine, progress)
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """The engine and the requests of a generation that has not started."""
-
-    pair: Pair
-    config: SpecConfig
-    engine: Engine
-    requests: list[Request]
-
-    def run(self, engine: Engine, progress: bool = False) -> Generation:
-        """Run the requests to their ends on the prepared engine, or on one that records it."""
-        start = time.perf_counter()
-        with torch.inference_mode():
-            run_together(engine, self.requests, progress)
-        seconds = time.perf_counter() - start
-        return Generation(tuple(map(_output, self.requests)), self.config, seconds, engine.acceptance)
-
-
-def prepare(
-    pair: Pair | str,
-    prompts: str | Sequence[str] | Sequence[Sequence[int]],
-    config: SpecConfig | None = None,
-    sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-    *,
-    grammars: Grammar | Sequence[Grammar | None] | None = None,
-    request_ids: Sequence[int] | None = None,
-    engine: EngineOptions | None = None,
-    acceptance: SyntheticAcceptance | None = None,
-) -> Prepared:
-    """Check the arguments of generate, and make the engine and the requests."""
     pair = load(pair) if isinstance(pair, str) else pair
     require_type("pair", pair, Pair, "a Pair, such as specsim.load returns, or the name of the shipped pair, tiny")
     config = (SpecConfig() if pair.drafter else SpecConfig.plain()) if config is None else config
@@ -209,7 +168,14 @@ def prepare(
     most = config.within(pair.target.config.max_position_embeddings).length_limit
     requests = make_requests(pair, prompts, sampling, request_ids, most)
     named = _by_request(grammars, requests)
-    return Prepared(pair, config, load_engine(pair, config, engine, acceptance=acceptance, grammars=named), requests)
+    running = load_engine(pair, config, engine, acceptance=acceptance, grammars=named)
+    if watch is not None:
+        running = watch(running)
+    start = time.perf_counter()
+    with torch.inference_mode():
+        run_together(running, requests, progress)
+    seconds = time.perf_counter() - start
+    return Generation(tuple(map(_output, requests)), config, seconds, acceptance)
 
 
 def _by_request(grammars: Grammar | Sequence[Grammar | None] | None, requests: list[Request]) -> Grammars:
